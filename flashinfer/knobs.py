@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every environment variable the package reads, declared once.
+
+Read a setting as an attribute, ``knobs.jit_verbose``: the environment is consulted at that moment, so nothing is
+frozen at import. ``flashinfer show-config`` and the table in the docs are printed from these declarations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Generic, Iterator, Optional, TypeVar, overload
+
+__all__ = ["Knob", "Knobs", "knobs"]
+
+T = TypeVar("T")
+
+
+def _flag(text: str) -> bool:
+    """``1``-style switches: empty, 0, false, no and off mean off."""
+    return text.strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def _is_set(text: str) -> bool:
+    """Switches that any non-empty value turns on."""
+    return text != ""
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+def _words(text: str) -> list[str]:
+    """Shell-style split; broken quoting falls back to a plain split with a warning."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        warnings.warn(f"cannot parse {text!r} shell-style ({error}); splitting at white space", stacklevel=2)
+        return text.split()
+
+
+class Knob(Generic[T]):
+    """One variable: its name, how its text is parsed, the value when unset, one line of documentation."""
+
+    def __init__(self, variable: str, parse: Callable[[str], T], default: T, doc: str, group: str) -> None:
+        self.variable, self.parse, self.default, self.doc, self.group = variable, parse, default, doc, group
+        self.attribute = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.attribute = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Knob[T]: ...
+    @overload
+    def __get__(self, instance: Knobs, owner: type) -> T: ...
+    def __get__(self, instance: Optional[Knobs], owner: type) -> Any:
+        if instance is None:
+            return self
+        text = os.environ.get(self.variable)
+        if text is None:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            warnings.warn(f"{self.variable}={text!r} is ignored ({error}); using {self.default!r}", stacklevel=2)
+            return self.default
+
+
+class Knobs:
+    """All settings. Group names are the headings of ``show-config``."""
+
+    # compiler
+    nvcc = Knob("FLASHINFER_NVCC", str, "", "nvcc binary; default: found through CUDA_HOME, PATH, pip", "compiler")
+    nvcc_launcher = Knob("FLASHINFER_NVCC_LAUNCHER", str, "", "prefix of nvcc commands, such as ccache", "compiler")
+    cxx_launcher = Knob("FLASHINFER_CXX_LAUNCHER", str, "", "prefix of host compiler commands", "compiler")
+    cxx = Knob("CXX", str, "", "host compiler; default: c++ or g++ or clang++ on PATH", "compiler")
+    cc = Knob("CC", str, "", "host compiler that nvcc drives (-ccbin)", "compiler")
+    cuda_home = Knob("CUDA_HOME", str, "", "CUDA toolkit directory (CUDA_PATH is the second spelling)", "compiler")
+    cuda_path = Knob("CUDA_PATH", str, "", "CUDA toolkit directory when CUDA_HOME is unset", "compiler")
+    extra_cflags = Knob("FLASHINFER_EXTRA_CFLAGS", _words, [], "appended to host compiler flags", "compiler")
+    extra_cuda_cflags = Knob("FLASHINFER_EXTRA_CUDAFLAGS", _words, [], "appended to nvcc flags", "compiler")
+    extra_ldflags = Knob("FLASHINFER_EXTRA_LDFLAGS", _words, [], "appended to link flags", "compiler")
+    nvcc_threads = Knob("FLASHINFER_NVCC_THREADS", _positive_int, 1, "nvcc --threads=N, helps several targets", "compiler")
+    max_jobs = Knob[Optional[int]](
+        "MAX_JOBS", _positive_int, None, "parallel compile jobs; default: cores, bounded by free memory", "compiler"
+    )
+
+    # JIT
+    cuda_arch_list = Knob(
+        "FLASHINFER_CUDA_ARCH_LIST", str, "", "CUDA targets, e.g. '8.0 9.0a'; default: the GPUs present", "jit"
+    )
+    workspace_base = Knob[Optional[Path]](
+        "FLASHINFER_WORKSPACE_BASE", Path, None, "root of .cache/flashinfer; default: the home directory", "jit"
+    )
+    disable_jit = Knob("FLASHINFER_DISABLE_JIT", _is_set, False, "any value: never compile, only load", "jit")
+    jit_verbose = Knob("FLASHINFER_JIT_VERBOSE", _flag, False, "1 shows the build commands and their output", "jit")
+    jit_debug = Knob("FLASHINFER_JIT_DEBUG", _flag, False, "1 builds with -O0 and debug symbols", "jit")
+    jit_lineinfo = Knob("FLASHINFER_JIT_LINEINFO", _flag, False, "1 adds -lineinfo for profilers", "jit")
+    disable_version_check = Knob(
+        "FLASHINFER_DISABLE_VERSION_CHECK", _is_set, False, "any value: load companion packages of other versions", "jit"
+    )
+    logging_level = Knob("FLASHINFER_LOGGING_LEVEL", str, "INFO", "Python log level of the JIT and the loaders", "jit")
+
+    # API logging and dumps
+    log_level = Knob("FLASHINFER_LOGLEVEL", int, 0, "API log: 0 off, 1 names, 3 arguments, 5 statistics, 10 dumps", "log")
+    log_dest = Knob("FLASHINFER_LOGDEST", str, "stdout", "stdout, stderr or a file; %i becomes the process id", "log")
+    dump_dir = Knob("FLASHINFER_DUMP_DIR", Path, Path("flashinfer_dumps"), "where level 10 writes tensors", "log")
+    dump_include = Knob("FLASHINFER_DUMP_INCLUDE", str, "", "comma list of wildcards: log and dump only these APIs", "log")
+    dump_exclude = Knob("FLASHINFER_DUMP_EXCLUDE", str, "", "comma list of wildcards: leave these APIs out", "log")
+    dump_max_count = Knob("FLASHINFER_DUMP_MAX_COUNT", int, 1000, "dumps per process", "log")
+    dump_max_size_gb = Knob("FLASHINFER_DUMP_MAX_SIZE_GB", float, 20.0, "bytes dumped per process, in GB", "log")
+    dump_safetensors = Knob("FLASHINFER_DUMP_SAFETENSORS", _flag, False, "1 writes .safetensors instead of .pt", "log")
+
+    # traces
+    trace_dump = Knob("FLASHINFER_TRACE_DUMP", _flag, False, "write a definition JSON per unique shape called", "trace")
+    trace_dump_dir = Knob("FLASHINFER_TRACE_DUMP_DIR", Path, Path("."), "where the definitions go", "trace")
+
+    # families
+    use_cuda_norm = Knob(
+        "FLASHINFER_USE_CUDA_NORM", _flag, False, "accepted for compatibility: norms always use the CUDA kernels", "ops"
+    )
+
+    @classmethod
+    def all(cls) -> list[Knob[Any]]:
+        return [k for k in vars(cls).values() if isinstance(k, Knob)]
+
+    @contextlib.contextmanager
+    def override(self, **values: Optional[str]) -> Iterator[None]:
+        """Set variables by attribute name for the length of a ``with`` block; ``None`` unsets one."""
+        names = {getattr(type(self), k).variable: v for k, v in values.items()}
+        saved = {name: os.environ.get(name) for name in names}
+        try:
+            for name, value in names.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+            yield
+        finally:
+            for name, value in saved.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+knobs = Knobs()
