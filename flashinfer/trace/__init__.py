@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Definitions of calls: what shapes and dtypes an API was used with, and what it must compute.
+
+template.py     what an API takes and returns, in named axes
+definition.py   template + arguments of one call -> definition (a dict, written as JSON)
+source.py       a Python function and what it uses -> self-contained text
+check.py        tolerances and comparison of outputs
+solution.py     kernels written for a definition
+templates/      the templates and references, one module per family
+"""
+
+from .check import default_check, default_tolerances, standard_check
+from .solution import BuildSpec, Solution, SourceFile, SupportedBindings, SupportedLanguages
+from .template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
+
+__all__ = [
+    "BuildSpec",
+    "Const",
+    "Scalar",
+    "Solution",
+    "SourceFile",
+    "SupportedBindings",
+    "SupportedLanguages",
+    "Tensor",
+    "TraceDispatch",
+    "TraceTemplate",
+    "Var",
+    "default_check",
+    "default_tolerances",
+    "standard_check",
+]

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates and references of ``flashinfer.norm``.
+
+All arithmetic is fp32 with one rounding at the end, except where a comment says otherwise. The diffusion-transformer
+ops have files of their own and are gathered here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Union
+
+import torch
+
+from ..check import default_check
+from ..template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var, by_rank
+from .norm_dit import (
+    fused_dit_gate_residual_layernorm_gamma_beta_trace,
+    fused_dit_gate_residual_layernorm_scale_shift_trace,
+    fused_dit_residual_layernorm_scale_shift_trace,
+)
+from .norm_rope import fused_qk_rmsnorm_rope_trace
+from .shared import normalize, to_fp8
+
+__all__ = [
+    "fused_add_rmsnorm_quant_trace",
+    "fused_add_rmsnorm_trace",
+    "fused_dit_gate_residual_layernorm_gamma_beta_trace",
+    "fused_dit_gate_residual_layernorm_scale_shift_trace",
+    "fused_dit_residual_layernorm_scale_shift_trace",
+    "fused_qk_rmsnorm_rope_trace",
+    "fused_rmsnorm_silu_trace",
+    "gemma_fused_add_rmsnorm_trace",
+    "gemma_rmsnorm_trace",
+    "layernorm_quant_trace",
+    "layernorm_trace",
+    "rmsnorm_quant_trace",
+    "rmsnorm_trace",
+]
+
+
+def _rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return (normalize(input.float(), eps) * weight.float()).to(input.dtype)
+
+
+def _gemma_rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return (normalize(input.float(), eps) * (1 + weight.float())).to(input.dtype)
+
+
+def _fused_add_rmsnorm_reference(
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = input.float() + residual.float()  # normalised as it is; only the stored residual is rounded
+    output = normalize(total, eps) * weight.float()
+    return output.to(input.dtype), total.to(residual.dtype)
+
+
+def _gemma_fused_add_rmsnorm_reference(
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fused_add_rmsnorm_reference(input, residual, 1 + weight.float(), eps)
+
+
+def _quantize(x: torch.Tensor, scale: Union[torch.Tensor, float], dtype: torch.dtype) -> torch.Tensor:
+    # The kernels multiply by the rounded reciprocal; dividing would round some values the other way.
+    inverse = torch.as_tensor(scale, dtype=torch.float32, device=x.device).reshape(()).reciprocal()
+    return to_fp8(x * inverse, dtype)
+
+
+def _rmsnorm_quant_reference(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    scale: Union[torch.Tensor, float],
+    eps: float = 1e-6,
+    out_dtype: torch.dtype = torch.float8_e4m3fn,
+) -> torch.Tensor:
+    return _quantize(normalize(input.float(), eps) * weight.float(), scale, out_dtype)
+
+
+def _fused_add_rmsnorm_quant_reference(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: Union[torch.Tensor, float],
+    eps: float = 1e-6,
+    out_dtype: torch.dtype = torch.float8_e4m3fn,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = input.float() + residual.float()
+    return _quantize(normalize(total, eps) * weight.float(), scale, out_dtype), total.to(residual.dtype)
+
+
+def _layernorm_reference(
+    input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6
+) -> torch.Tensor:
+    x = input.float()
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return (normalize(centred, eps) * gemma + beta).to(input.dtype)
+
+
+def _layernorm_quant_reference(
+    input: torch.Tensor,
+    gemma: torch.Tensor,
+    beta: torch.Tensor,
+    scale: Union[torch.Tensor, float],
+    eps: float = 1e-6,
+    out_dtype: torch.dtype = torch.float8_e4m3fn,
+) -> torch.Tensor:
+    # Two roundings by contract: to the input's dtype, then to fp8.
+    return _quantize(_layernorm_reference(input, gemma, beta, eps).float(), scale, out_dtype)
+
+
+def _fused_rmsnorm_silu_reference(
+    input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out_dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
+    y = normalize(input.float(), eps) * weight.float()
+    y = y * torch.sigmoid(y)
+    return to_fp8(y, out_dtype) if out_dtype.itemsize == 1 else y.to(out_dtype)
+
+
+def _fp8_check(reference_outputs: Any, actual_outputs: Any) -> bool:
+    # A value near the middle of two fp8 neighbours may fall to either side; a neighbour is up to 12.5 % away.
+    return default_check(reference_outputs, actual_outputs, max_mismatch_pct=1.0, min_cos_sim=None)
+
+
+_ROWS = {"batch_size": Var("rows, each normalised on its own"), "hidden_size": Const(abbrev="h")}
+_HEADS = {"batch_size": Var(), "num_heads": Var(), "head_dim": Const("normalised dimension", abbrev="d")}
+_MATRIX = ("batch_size", "hidden_size")
+_VECTOR = ("hidden_size",)
+_INPUT = Tensor(_MATRIX)
+_RESIDUAL = Tensor(_MATRIX, description="replaced by input + residual")
+_RESIDUAL_OUT = Tensor(_MATRIX, param="residual", dtype_from="residual", description="input + residual")
+_WEIGHT = Tensor(_VECTOR)
+_EPS = Scalar()
+_SCALE = Tensor((), dtype="float32", description="the result is divided by it before the conversion to fp8")
+_FP8_OUT = Tensor(_MATRIX, param="out", dtype_from="out", dtype="float8_e4m3fn")
+
+
+def _rmsnorm_templates(prefix: str, reference: Callable[..., Any], description: str) -> TraceDispatch:
+    heads = ("batch_size", "num_heads", "head_dim")
+    return by_rank(
+        "input",
+        {
+            2: TraceTemplate(
+                "rmsnorm",
+                axes=_ROWS,
+                inputs={"input": _INPUT, "weight": _WEIGHT, "eps": _EPS},
+                outputs={"out": Tensor(_MATRIX, param="out", dtype_from="input")},
+                name_prefix=prefix,
+                reference=reference,
+                description=description,
+            ),
+            3: TraceTemplate(
+                "rmsnorm",
+                axes=_HEADS,
+                inputs={"input": Tensor(heads), "weight": Tensor(("head_dim",)), "eps": _EPS},
+                outputs={"out": Tensor(heads, param="out", dtype_from="input")},
+                name_prefix=f"{prefix}_heads",
+                reference=reference,
+                description=f"{description} Every head is normalised on its own.",
+            ),
+        },
+    )
+
+
+rmsnorm_trace = _rmsnorm_templates("rmsnorm", _rmsnorm_reference, "x / rms(x) * weight.")
+gemma_rmsnorm_trace = _rmsnorm_templates("gemma_rmsnorm", _gemma_rmsnorm_reference, "x / rms(x) * (1 + weight).")
+
+
+def _fused_add_template(prefix: str, reference: Callable[..., Any], description: str) -> TraceTemplate:
+    return TraceTemplate(
+        "rmsnorm",
+        axes=_ROWS,
+        inputs={"input": _INPUT, "residual": _RESIDUAL, "weight": _WEIGHT, "eps": _EPS},
+        outputs={"out": Tensor(_MATRIX, param="input", dtype_from="input"), "residual_out": _RESIDUAL_OUT},
+        name_prefix=prefix,
+        reference=reference,
+        description=description,
+    )
+
+
+fused_add_rmsnorm_trace = _fused_add_template(
+    "fused_add_rmsnorm", _fused_add_rmsnorm_reference, "s = input + residual; s / rms(s) * weight, in place."
+)
+gemma_fused_add_rmsnorm_trace = _fused_add_template(
+    "gemma_fused_add_rmsnorm",
+    _gemma_fused_add_rmsnorm_reference,
+    "s = input + residual; s / rms(s) * (1 + weight), in place.",
+)
+
+rmsnorm_quant_trace = TraceTemplate(
+    "rmsnorm",
+    axes=_ROWS,
+    inputs={"input": _INPUT, "weight": _WEIGHT, "scale": _SCALE, "eps": _EPS},
+    outputs={"out": _FP8_OUT},
+    name_prefix="rmsnorm_quant",
+    reference=_rmsnorm_quant_reference,
+    check=_fp8_check,
+    description="x / rms(x) * weight, quantised to fp8.",
+)
+fused_add_rmsnorm_quant_trace = TraceTemplate(
+    "rmsnorm",
+    axes=_ROWS,
+    inputs={"input": _INPUT, "residual": _RESIDUAL, "weight": _WEIGHT, "scale": _SCALE, "eps": _EPS},
+    outputs={"out": _FP8_OUT, "residual_out": _RESIDUAL_OUT},
+    name_prefix="fused_add_rmsnorm_quant",
+    reference=_fused_add_rmsnorm_quant_reference,
+    check=_fp8_check,
+    description="s = input + residual, in place; s / rms(s) * weight, quantised to fp8.",
+)
+
+_GAMMA = Tensor(_VECTOR, dtype="float32", description="gamma; the API spells it so")
+_BETA = Tensor(_VECTOR, dtype="float32")
+layernorm_trace = TraceTemplate(
+    "layernorm",
+    axes=_ROWS,
+    inputs={"input": _INPUT, "gemma": _GAMMA, "beta": _BETA, "eps": _EPS},
+    outputs={"out": Tensor(_MATRIX, dtype_from="input")},
+    reference=_layernorm_reference,
+    description="(x - mean) / std * gemma + beta.",
+)
+layernorm_quant_trace = TraceTemplate(
+    "layernorm",
+    axes=_ROWS,
+    inputs={"input": _INPUT, "gemma": _GAMMA, "beta": _BETA, "scale": _SCALE, "eps": _EPS},
+    outputs={"out": _FP8_OUT},
+    name_prefix="layernorm_quant",
+    reference=_layernorm_quant_reference,
+    check=_fp8_check,
+    description="(x - mean) / std * gemma + beta, rounded to the input's dtype, then quantised to fp8.",
+)
+
+fused_rmsnorm_silu_trace = TraceTemplate(
+    "rmsnorm",
+    axes=_ROWS,
+    inputs={"input": _INPUT, "weight": _WEIGHT, "eps": _EPS},
+    outputs={"out": Tensor(_MATRIX, param="out", dtype_from="out")},
+    name_prefix="fused_rmsnorm_silu",
+    reference=_fused_rmsnorm_silu_reference,
+    description="silu(x / rms(x) * weight).",
+)
