@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows over threads, and scratch memory for them.
+// torch ships a libgomp of its own and loads it globally before any module of ours, so its symbols win over those of
+// the system's: one thread pool serves both, and torch.set_num_threads limits the kernels too.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace flashinfer {
+namespace cpu {
+
+/// Elements below which a second thread costs more than it brings (waking it takes some microseconds).
+constexpr int64_t ELEMENTS_PER_THREAD = 32768;
+
+/// body(begin, end) over contiguous shares of [0, rows), one per thread; each row has `row_size` elements.
+/// Each thread calls the body once, so per-thread scratch is a local variable of it.
+template <typename Body>
+inline void ParallelFor(int64_t rows, int64_t row_size, const Body& body) {
+  if (rows <= 0) return;
+#if defined(_OPENMP)
+  int64_t threads = rows * row_size / ELEMENTS_PER_THREAD;
+  if (threads > rows) threads = rows;
+  if (threads > omp_get_max_threads()) threads = omp_get_max_threads();
+  if (threads > 1 && !omp_in_parallel()) {
+#pragma omp parallel num_threads(static_cast<int>(threads))
+    {
+      const int64_t team = omp_get_num_threads(), rank = omp_get_thread_num();  // the team may be smaller than asked
+      body(rows * rank / team, rows * (rank + 1) / team);
+    }
+    return;
+  }
+#endif
+  body(int64_t{0}, rows);
+}
+
+/// Uninitialised floats, aligned to a cache line and padded to a multiple of it.
+class Scratch {
+ public:
+  explicit Scratch(int64_t size)
+      : data_(static_cast<float*>(::operator new((size + 15) / 16 * LINE, std::align_val_t{LINE}))) {}
+  ~Scratch() { ::operator delete(data_, std::align_val_t{LINE}); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  float& operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  static constexpr size_t LINE = 64;
+  float* data_;
+};
+
+}  // namespace cpu
+}  // namespace flashinfer

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// One SIMD register of floats, and how the storage types get into it and out of it.
+// Vec is a vector of the compiler's (GCC and Clang: + - * / < ?: and literals work lane by lane), as wide as the widest
+// register the target has; without SIMD the same code is lowered to scalars. Only half precision is spelled with
+// intrinsics: no compiler finds F16C by itself before GCC 13.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#include "scalar.h"
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace flashinfer {
+namespace cpu {
+
+#if defined(__AVX512F__)
+constexpr int VEC_BYTES = 64;
+#elif defined(__AVX__)
+constexpr int VEC_BYTES = 32;
+#else
+constexpr int VEC_BYTES = 16;
+#endif
+
+constexpr int LANES = VEC_BYTES / 4;
+
+typedef float Vec __attribute__((vector_size(VEC_BYTES)));
+typedef int32_t IntVec __attribute__((vector_size(VEC_BYTES)));
+typedef uint32_t UintVec __attribute__((vector_size(VEC_BYTES)));
+template <typename Storage>
+struct Packed {  ///< LANES stored numbers, side by side
+  typedef Storage type __attribute__((vector_size(LANES * sizeof(Storage))));
+};
+
+inline Vec Broadcast(float x) { return Vec{} + x; }
+
+inline Vec Load(const float* from) {
+  Vec v;
+  std::memcpy(&v, from, sizeof(v));
+  return v;
+}
+
+inline void Store(float* to, const Vec& v) { std::memcpy(to, &v, sizeof(v)); }
+
+template <typename Storage>
+inline UintVec Widen(const Storage* from) {
+  typename Packed<Storage>::type packed;
+  std::memcpy(&packed, from, sizeof(packed));
+  return __builtin_convertvector(packed, UintVec);
+}
+
+#if defined(__AVX512F__)
+// One instruction, which GCC 12 does not find: it widens two halves and joins them. Here and below "maskz" with every
+// lane on, because the plain forms make GCC 12 warn about its own header.
+inline UintVec Widen(const uint16_t* from) {
+  const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return reinterpret_cast<UintVec>(_mm512_maskz_cvtepu16_epi32(0xFFFF, packed));
+}
+#endif
+
+template <typename Format>
+inline Vec Load(const SmallFloat<Format>* from) {
+  // By way of signed integers, which AVX2 can convert.
+  return Decode<Format, Vec>(Widen(&from->bits), [](const UintVec& value) {
+    return __builtin_convertvector(reinterpret_cast<IntVec>(value), Vec);
+  });
+}
+
+template <typename Format>
+inline void Store(SmallFloat<Format>* to, const Vec& v) {
+  using PackedT = typename Packed<typename Format::Storage>::type;
+  const PackedT packed = __builtin_convertvector(Encode<Format, UintVec>(v), PackedT);
+  std::memcpy(to, &packed, sizeof(packed));
+}
+
+#if defined(__AVX512F__)
+inline Vec Load(const float16* from) {
+  const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return reinterpret_cast<Vec>(_mm512_maskz_cvtph_ps(0xFFFF, packed));
+}
+inline void Store(float16* to, const Vec& v) {
+  const __m512 x = reinterpret_cast<__m512>(v);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtps_ph(0xFFFF, x, _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__F16C__)
+inline Vec Load(const float16* from) {
+  return reinterpret_cast<Vec>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+inline void Store(float16* to, const Vec& v) {
+  const __m256 x = reinterpret_cast<__m256>(v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+#endif
+
+/// The lanes an iteration works on: all of them, or (at the end of a row) the first `count`.
+struct AllLanes {};
+struct SomeLanes {
+  int count;
+};
+
+/// body(i, lanes) for each register's worth of [0, n). The body is generic over lanes, so the tail is separate code and
+/// the main loop has no masks.
+template <typename Body>
+inline void ForEachVec(int64_t n, Body&& body) {
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) body(i, AllLanes{});
+  if (i < n) body(i, SomeLanes{static_cast<int>(n - i)});
+}
+
+template <typename T>
+inline Vec Load(const T* from, AllLanes) {
+  return Load(from);
+}
+
+/// The unused lanes read as 0.
+template <typename T>
+inline Vec Load(const T* from, SomeLanes lanes) {
+  T padded[LANES] = {};
+  std::memcpy(padded, from, lanes.count * sizeof(T));
+  return Load(padded);
+}
+
+template <typename T>
+inline void Store(T* to, const Vec& v, AllLanes) {
+  Store(to, v);
+}
+
+template <typename T>
+inline void Store(T* to, const Vec& v, SomeLanes lanes) {
+  T padded[LANES];
+  Store(padded, v);
+  std::memcpy(to, padded, lanes.count * sizeof(T));
+}
+
+/// v as T would hold it.
+template <typename T>
+inline Vec Round(const Vec& v) {
+  T stored[LANES];
+  Store(stored, v);
+  return Load(stored);
+}
+
+/// v with the unused lanes set to 0.
+inline Vec Keep(const Vec& v, AllLanes) { return v; }
+inline Vec Keep(const Vec& v, SomeLanes lanes) {
+  float padded[LANES];
+  Store(padded, v);
+  return Load(padded, lanes);
+}
+
+/// Sum of N lanes, upper half onto lower half; N is a power of two.
+template <int N>
+inline float SumLanes(const float* lane) {
+  if constexpr (N == 1) {
+    return lane[0];
+  } else {
+    float sum[N / 2];
+    for (int i = 0; i < N / 2; ++i) sum[i] = lane[i] + lane[i + N / 2];
+    return SumLanes<N / 2>(sum);
+  }
+}
+
+inline float ReduceSum(const Vec& v) {
+  float lane[LANES];
+  Store(lane, v);
+  return SumLanes<LANES>(lane);
+}
+
+/// A sum over many registers. Two halves that take turns: one alone would wait for the adder at each step.
+class RunningSum {
+ public:
+  void Add(const Vec& v) {
+    const Vec next = first_ + v;
+    first_ = second_;
+    second_ = next;
+  }
+  float Total() const { return ReduceSum(first_ + second_); }
+
+ private:
+  Vec first_{}, second_{};
+};
+
+/// e^x to about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2. Saturates to 0 and infinity; NaN stays NaN.
+inline Vec Exp(const Vec& x) {
+  const Vec low = Broadcast(-104.0f), high = Broadcast(89.0f);  // past the ends of the float range
+  const Vec clamped = x < low ? low : (x > high ? high : x);
+  const Vec magic = Broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec n = (clamped * 1.44269504f + magic) - magic;
+  const Vec r = (clamped - n * 0.693145752f) - n * 1.42860682e-6f;  // ln(2) in two parts: n times the first is exact
+  Vec e = Broadcast(1.0f / 5040);                                   // Taylor to r^7: the remainder is 6e-9
+  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) e = e * r + c;
+  // 2^n in two factors, since n reaches 129 and -150 where a float's exponent does not.
+  const IntVec exponent = __builtin_convertvector(n, IntVec), half = exponent >> 1;
+  return e * BitCast<Vec>((half + 127) << 23) * BitCast<Vec>((exponent - half + 127) << 23);
+}
+
+}  // namespace cpu
+}  // namespace flashinfer
