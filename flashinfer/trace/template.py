@@ -93,7 +93,8 @@ class TraceTemplate:
         Start of the definition's name; ``op_type`` when omitted.
     reference
         Plain torch function of the inputs that returns the outputs, new values of mutated arguments included. A
-        parameter that is no input must be named after a ``Const`` axis, or ``<output>_dtype``: the definition fixes both.
+        parameter that is no input has a default, or is named after a ``Const`` axis or ``<output>_dtype``, whose values
+        the definition fixes.
     check
         ``check(reference_outputs, actual_outputs) -> bool`` where ``default_check`` is too strict.
     init
@@ -160,7 +161,7 @@ def by_rank(param: str, templates: Mapping[int, TraceTemplate]) -> TraceDispatch
     """Choose by the number of dimensions of one tensor argument."""
 
     def choose(**arguments: Any) -> TraceTemplate:
-        rank = getattr(arguments.get(param), "ndim", None)
+        rank = getattr(arguments.get(param), "ndim", -1)
         if rank not in templates:
             raise ArgumentError(f"fi_trace: {param} has rank {rank}, expected one of {sorted(templates)}")
         return templates[rank]

@@ -12,7 +12,7 @@ from typing import Any, Callable, Union
 import torch
 
 from ..check import default_check
-from ..template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var, by_rank
+from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var, by_rank
 from .norm_dit import (
     fused_dit_gate_residual_layernorm_gamma_beta_trace,
     fused_dit_gate_residual_layernorm_scale_shift_trace,
@@ -121,8 +121,12 @@ def _fp8_check(reference_outputs: Any, actual_outputs: Any) -> bool:
     return default_check(reference_outputs, actual_outputs, max_mismatch_pct=1.0, min_cos_sim=None)
 
 
-_ROWS = {"batch_size": Var("rows, each normalised on its own"), "hidden_size": Const(abbrev="h")}
-_HEADS = {"batch_size": Var(), "num_heads": Var(), "head_dim": Const("normalised dimension", abbrev="d")}
+_ROWS: dict[str, Axis] = {"batch_size": Var("rows, each normalised on its own"), "hidden_size": Const(abbrev="h")}
+_HEADS: dict[str, Axis] = {
+    "batch_size": Var(),
+    "num_heads": Var(),
+    "head_dim": Const("normalised dimension", abbrev="d"),
+}
 _MATRIX = ("batch_size", "hidden_size")
 _VECTOR = ("hidden_size",)
 _INPUT = Tensor(_MATRIX)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates and references of the LayerNorms of diffusion transformers (formula: include/flashinfer/dit_layernorm.h)."""
+"""Templates and references of diffusion transformers' LayerNorms; formula in include/flashinfer/dit_layernorm.h."""
 
 from __future__ import annotations
 
@@ -99,17 +99,18 @@ def _scale_shift_reference(
 
 
 def _dit_arguments(
-    names: tuple[str, ...], batch_size: int, seq_len: int, hidden_size: int = 3072, device: str = "cpu"
+    names: tuple[str, ...], rank: int, batch_size: int, seq_len: int, hidden_size: int = 3072, device: str = "cpu"
 ) -> dict[str, Any]:
     """Random tensors for the given parameters; gate, scale and shift are slices of one buffer, as the op asks."""
     shape = (batch_size, seq_len, hidden_size)
-    modulation = torch.randn(batch_size, seq_len, 6, hidden_size, device=device).to(torch.bfloat16)
+    tokens = (batch_size, seq_len) if rank == 3 else (batch_size * seq_len,)
+    shift, scale, gate = torch.randn(*tokens, 6, hidden_size, device=device).to(torch.bfloat16).unbind(-2)[:3]
     made = {
         "input": torch.randn(shape, device=device).to(torch.bfloat16),
         "residual": torch.randn(shape, device=device).to(torch.bfloat16),
-        "gate": modulation[:, :, 2],
-        "scale": modulation[:, :, 1],
-        "shift": modulation[:, :, 0],
+        "gate": gate,
+        "scale": scale,
+        "shift": shift,
         "gamma": torch.randn(hidden_size, device=device),
         "beta": torch.randn(hidden_size, device=device),
     }
@@ -152,7 +153,7 @@ def _dit_template(rank: int, stem: str, names: tuple[str, ...], reference: Calla
         },
         name_prefix=stem if rank == 3 else f"{stem}_flat",
         reference=reference,
-        init=functools.partial(_dit_arguments, names),
+        init=functools.partial(_dit_arguments, names, rank),
         constraints=["num_tokens == batch_size * seq_len"] if rank == 2 else None,
         description="Gated residual, LayerNorm, then a modulation per channel or per token.",
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Template and reference of ``fused_qk_rmsnorm_rope``: RMSNorm over all heads of q and k, then a 3-D rotary embedding."""
+"""Template and reference of ``fused_qk_rmsnorm_rope``: RMSNorm over all heads of q and of k, then 3-D RoPE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["fused_qk_rmsnorm_rope_trace"]
 
 
 def _frequencies(channels: int, base: float, factor: float, low: float, high: float) -> torch.Tensor:
-    """base^(-2 i / channels) for one spatial axis. YaRN: divided by ``factor`` above index high, blended from low on."""
+    """base^(-2 i / channels) for one spatial axis. YaRN divides by ``factor``: not at index low, fully from high on."""
     index = torch.arange(channels // 2, dtype=torch.float64)
     frequency = base ** (-2 * index / channels)
     if factor == 1:
@@ -129,10 +129,7 @@ def _qk_template(rank: int, fp8: bool) -> TraceTemplate:
             "output_quant_scale": Scalar(),
             "v_quant_scale": Scalar(),
         },
-        outputs={
-            f"{x}_out": Tensor((*tokens, f"num_heads_{x}", "head_dim"), param=f"{x}_out", **dtype)
-            for x in "qkv"
-        },
+        outputs={f"{x}_out": Tensor((*tokens, f"num_heads_{x}", "head_dim"), param=f"{x}_out", **dtype) for x in "qkv"},
         name_prefix=prefix,
         reference=_fused_qk_rmsnorm_rope_reference,
         constraints=[

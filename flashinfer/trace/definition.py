@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A template and the arguments of one call become a definition in the schema of flashinfer-bench.
+
+Only shapes, dtypes and Python numbers are read, so tensors may live on any device, ``meta`` included.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Mapping, Optional
+
+import torch
+
+from ..errors import ArgumentError
+from .source import function_source, run_source
+from .template import Axis, Const, Scalar, Tensor, TraceTemplate, Value
+
+__all__ = ["axis_values", "definition", "definition_name"]
+
+Arguments = Mapping[str, Any]
+
+_FLOATS = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1")
+_SCHEMA_DTYPES = (*_FLOATS, "int64", "int32", "int16", "int8", "bool")
+# The schema has no word for these: the nearest one is written, and the truth in the description.
+_SUBSTITUTES = {
+    "float64": "float32",
+    "float4_e2m1fn_x2": "float4_e2m1",
+    "uint8": "int8",
+    "uint16": "int16",
+    "uint32": "int32",
+    "uint64": "int64",
+    "float8_e8m0fnu": "int8",
+}
+
+
+def definition(
+    template: TraceTemplate, arguments: Arguments, *, api: str, name: Optional[str] = None
+) -> dict[str, Any]:
+    """The definition of a call.
+
+    Parameters
+    ----------
+    template
+        What the API computes.
+    arguments
+        Arguments of the call by parameter name; also values of axes that no argument tells.
+    api
+        ``module.qualname`` of the API, kept as a tag.
+    name
+        Overrides the name made of the const axes.
+    """
+    values = axis_values(template, arguments)
+    inputs = {key: _input_entry(template, key, arguments) for key in template.inputs}
+    outputs = {key: _output_entry(template, key, arguments) for key in template.outputs}
+    fixed: dict[str, Any] = {axis: values[axis] for axis, kind in template.axes.items() if isinstance(kind, Const)}
+    fixed |= {f"{key}_dtype": _output_dtype(template, spec, arguments) for key, spec in template.outputs.items()}
+    result = {
+        "name": name or _name(template, values),
+        "description": template.description,
+        "op_type": template.op_type,
+        "tags": [f"fi_api:{api}", *(template.tags or ())],
+        "axes": {axis: _axis_entry(kind, values.get(axis)) for axis, kind in template.axes.items()},
+        "constraints": list(template.constraints or ()),
+        "inputs": inputs,
+        "outputs": outputs,
+        "reference": run_source(template, fixed),
+    }
+    if template.check is not None:
+        result["check"] = function_source(template.check, "check")
+    if template.init is not None:
+        result["init"] = function_source(template.init, "init")
+    return result
+
+
+def definition_name(template: TraceTemplate, arguments: Arguments) -> str:
+    return _name(template, axis_values(template, arguments))
+
+
+def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]:
+    """Values of the axes, each from the first that knows it: the template, a required tensor, a number of the axis'
+    name among the inputs, an optional tensor, any argument of that name. Variable axes may stay unknown."""
+    known = {
+        axis: (kind.value, "the template")
+        for axis, kind in template.axes.items()
+        if isinstance(kind, Const) and kind.value is not None
+    }
+
+    def learn(axis: str, value: int, source: str) -> None:
+        expected, origin = known.setdefault(axis, (value, source))
+        if value != expected:
+            raise ArgumentError(f"{template.prefix}: {source} = {value}, expected {axis} = {expected} (from {origin})")
+
+    def learn_tensors(optional: bool) -> None:
+        for name, spec, value in _tensors(template, arguments):
+            if spec.optional == optional:
+                for i, (axis, size) in enumerate(zip(spec.dim_names, _fit(template, name, spec, value), strict=True)):
+                    learn(axis, int(size), f"{name}.shape[{i}]")
+
+    learn_tensors(optional=False)
+    for name, spec in template.inputs.items():
+        number = _argument(name, spec, arguments)
+        if isinstance(spec, Scalar) and name in template.axes and number is not None:
+            learn(name, int(number), name)
+    learn_tensors(optional=True)
+    for axis, kind in template.axes.items():
+        number = arguments.get(axis)
+        if axis not in known and isinstance(number, int):
+            learn(axis, number, axis)
+        if axis not in known and isinstance(kind, Const):
+            raise ArgumentError(f"{template.prefix}: no argument tells the size of {axis}, expected one that does")
+    return {axis: value for axis, (value, _) in known.items()}
+
+
+def _name(template: TraceTemplate, values: Mapping[str, int]) -> str:
+    parts = [template.prefix]
+    for axis, kind in template.axes.items():
+        if isinstance(kind, Const) and kind.abbrev != "":
+            parts.append(f"{axis if kind.abbrev is None else kind.abbrev}{values[axis]}")
+    return "_".join(parts)
+
+
+def _argument(name: str, spec: Value, arguments: Arguments) -> Any:
+    value = arguments.get(spec.param or name)
+    if isinstance(spec, Tensor) and spec.tuple_idx is not None and isinstance(value, (tuple, list)):
+        return value[spec.tuple_idx]
+    return value
+
+
+def _tensors(template: TraceTemplate, arguments: Arguments) -> Iterator[tuple[str, Tensor, Any]]:
+    """The tensor inputs that the call has. A number may stand for a 0-d tensor."""
+    for name, spec in template.inputs.items():
+        if isinstance(spec, Tensor):
+            value = _argument(name, spec, arguments)
+            if value is not None:
+                yield name, spec, value
+            elif not spec.optional:
+                raise ArgumentError(f"{template.prefix}: {spec.param or name} is missing, expected a tensor")
+
+
+def _fit(template: TraceTemplate, name: str, spec: Tensor, value: Any) -> tuple[int, ...]:
+    """Shape without the leading dimensions of size one that the template does not have."""
+    shape = tuple(getattr(value, "shape", ()))
+    extra = len(shape) - len(spec.dim_names)
+    if extra < 0 or any(size != 1 for size in shape[:extra]):
+        raise ArgumentError(f"{template.prefix}: {name} has shape {shape}, expected ({', '.join(spec.dim_names)})")
+    return shape[extra:]
+
+
+def _axis_entry(kind: Axis, value: Optional[int]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"type": "const", "value": value} if isinstance(kind, Const) else {"type": "var"}
+    return entry | ({"description": kind.description} if kind.description else {})
+
+
+def _input_entry(template: TraceTemplate, name: str, arguments: Arguments) -> dict[str, Any]:
+    spec = template.inputs[name]
+    if isinstance(spec, Scalar):
+        return _entry(None, spec.dtype, spec)
+    dtype = getattr(_argument(name, spec, arguments), "dtype", None) or spec.dtype
+    return _entry(spec.dim_names, dtype or _neighbour_dtype(template, spec, arguments), spec)
+
+
+def _output_entry(template: TraceTemplate, name: str, arguments: Arguments) -> dict[str, Any]:
+    spec = template.outputs[name]
+    shape = spec.dim_names if isinstance(spec, Tensor) else None
+    entry = _entry(shape, _output_dtype(template, spec, arguments), spec)
+    return entry | ({"param": spec.param} if spec.param else {})
+
+
+def _output_dtype(template: TraceTemplate, spec: Value, arguments: Arguments) -> torch.dtype:
+    if isinstance(spec, Scalar):
+        return getattr(torch, spec.dtype)
+    if spec.dtype_from is not None:
+        source = template.inputs.get(spec.dtype_from)
+        tensor = _argument(spec.dtype_from, source, arguments) if source else arguments.get(spec.dtype_from)
+        dtype = getattr(tensor, "dtype", None)
+        if dtype is not None:
+            return dtype
+    return getattr(torch, spec.dtype) if spec.dtype else _neighbour_dtype(template, spec, arguments)
+
+
+def _neighbour_dtype(template: TraceTemplate, spec: Tensor, arguments: Arguments) -> torch.dtype:
+    """That of the first input with a common axis."""
+    for _, other, value in _tensors(template, arguments):
+        if set(other.dim_names) & set(spec.dim_names):
+            return value.dtype
+    return torch.float32
+
+
+def _entry(shape: Any, dtype: Any, spec: Value) -> dict[str, Any]:
+    spelled = str(dtype).removeprefix("torch.")
+    word = spelled if spelled in _SCHEMA_DTYPES else _SUBSTITUTES.get(spelled)
+    if word is None:
+        raise ArgumentError(f"fi_trace: dtype {spelled} has no word in the schema, expected one of {_SCHEMA_DTYPES}")
+    entry: dict[str, Any] = {"shape": None if shape is None else list(shape), "dtype": word}
+    if spec.optional:
+        entry["optional"] = True
+    notes = [spec.description] if spec.description else []
+    if word != spelled:
+        notes.append(f"really {spelled}")
+    return entry | ({"description": "; ".join(notes)} if notes else {})

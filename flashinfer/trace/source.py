@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions as self-contained text: their source, that of the helpers they call, and the imports these need."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+import types
+from typing import Any, Callable, Mapping
+
+import torch
+
+from ..errors import ArgumentError
+from .template import TraceTemplate
+
+__all__ = ["function_source", "run_source"]
+
+
+def run_source(template: TraceTemplate, fixed: Mapping[str, Any]) -> str:
+    """Text that defines ``run(<inputs in order>)``, which calls the template's reference.
+
+    ``fixed`` holds what the definition decides by itself, const axes and output dtypes; a reference parameter of such a
+    name is bound to that value.
+    """
+    if template.reference is None:
+        signature = ", ".join(template.inputs)
+        return f'def run({signature}):\n    raise RuntimeError("{template.prefix} has no reference")\n'
+    parameters = inspect.signature(template.reference).parameters
+    unknown = [name for name in template.inputs if name not in parameters]
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in {*template.inputs, *fixed}]
+    if unknown or missing:
+        raise ArgumentError(
+            f"{template.prefix}: the reference lacks the inputs {unknown} and needs {missing}, which are no inputs"
+        )
+    passed = [f"{name}={name}" for name in parameters if name in template.inputs]
+    passed += [
+        f"{name}={_literal(fixed[name])}" for name in parameters if name in fixed and name not in template.inputs
+    ]
+    head = f"def run({', '.join(_with_defaults(template.inputs, parameters))}):"
+    return f"{_text(template.reference)}\n\n\n{head}\n    return {template.reference.__name__}({', '.join(passed)})\n"
+
+
+def function_source(func: Callable[..., Any], name: str) -> str:
+    """Text that defines ``func`` under the given name; a ``functools.partial`` keeps its arguments."""
+    if not isinstance(func, functools.partial):
+        return f"{_text(func)}\n\n\n{name} = {func.__name__}\n"
+    arguments = [_literal(value) for value in func.args]
+    arguments += [f"{key}={_literal(value)}" for key, value in func.keywords.items()]
+    call = ", ".join([func.func.__name__, *arguments])
+    return f"{_text(func.func, 'import functools')}\n\n\n{name} = functools.partial({call})\n"
+
+
+def _with_defaults(names: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Python wants parameters with a default at the end, so an earlier one loses it."""
+    result: list[str] = []
+    trailing = True
+    for name in reversed(list(names)):
+        default = parameters[name].default
+        trailing = trailing and default is not inspect.Parameter.empty
+        result.append(f"{name}={_literal(default)}" if trailing else name)
+    return result[::-1]
+
+
+@functools.cache
+def _text(func: Callable[..., Any], *imports: str) -> str:
+    needed = set(imports)
+    definitions: dict[str, str] = {}
+    _collect(func, needed, definitions)
+    blocks = ["from __future__ import annotations", *(["\n".join(sorted(needed))] if needed else [])]
+    return "\n\n".join(blocks) + "\n\n\n" + "\n\n\n".join(definitions.values())
+
+
+def _collect(func: Callable[..., Any], imports: set[str], definitions: dict[str, str]) -> None:
+    """Add the function after everything it uses."""
+    if func.__code__.co_freevars or "<" in func.__name__:
+        raise ArgumentError(f"{func.__qualname__} cannot be written as text, expected a function of a module")
+    source = textwrap.dedent(inspect.getsource(func)).rstrip()
+    for name in _global_names(source, func):
+        value = func.__globals__[name]
+        if name in definitions or value is func:
+            continue
+        if isinstance(value, types.ModuleType):
+            imports.add(f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}"))
+        elif isinstance(value, types.FunctionType) and _package(value) == _package(func):
+            _collect(value, imports, definitions)
+        elif hasattr(value, "__module__") and hasattr(value, "__qualname__"):
+            imports.add(f"from {value.__module__} import {value.__qualname__}")
+        else:
+            definitions[name] = f"{name} = {_literal(value)}"
+    definitions[func.__name__] = source
+
+
+def _package(func: Callable[..., Any]) -> str:
+    """Helpers of the same package are copied into the text, others imported."""
+    return func.__module__.rpartition(".")[0]
+
+
+def _global_names(source: str, func: Callable[..., Any]) -> list[str]:
+    """Global names that the function reads, annotations included."""
+    local = {*func.__code__.co_varnames, *func.__code__.co_cellvars}
+    names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    return [name for name in sorted(names - local) if name in func.__globals__]
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str, tuple)):
+        return repr(value)
+    raise ArgumentError(f"{value!r} cannot be written as text, expected a number, a string, a dtype or None")
