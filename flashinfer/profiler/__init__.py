@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time goes: a labelled region of a program, or the inside of a kernel.
+
+``profile_kernel`` times what runs inside a ``with`` block. ``export_to_perfetto_trace`` turns the buffer that an
+instrumented kernel filled into a timeline.
+"""
+
+from .region import KernelProfile, profile_kernel
+from .trace import EventType, Tag, decode_tag, export_to_perfetto_trace
+
+__all__ = ["EventType", "KernelProfile", "Tag", "decode_tag", "export_to_perfetto_trace", "profile_kernel"]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``profile_kernel``: NVTX range and elapsed time of a labelled block."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Iterator, Optional
+
+import torch
+
+__all__ = ["KernelProfile", "profile_kernel"]
+
+
+class KernelProfile:
+    """Result of :func:`profile_kernel`, complete once its block has ended.
+
+    Attributes
+    ----------
+    label : str
+        The label of the block.
+    device : str
+        ``"cuda"`` when the time is between two CUDA events, ``"cpu"`` when it is wall time.
+    """
+
+    def __init__(self, label: str, events: Optional[tuple[torch.cuda.Event, torch.cuda.Event]]) -> None:
+        self.label = label
+        self.device = "cpu" if events is None else "cuda"
+        self._events = events
+        self._start = 0.0
+        self._ended = False
+        self._elapsed_ms: Optional[float] = None
+
+    def _begin(self) -> None:
+        if self._events:
+            self._events[0].record()
+        self._start = time.perf_counter()
+
+    def _end(self) -> None:
+        if self._events:
+            self._events[1].record()  # the time is known once the GPU gets here
+        else:
+            self._elapsed_ms = (time.perf_counter() - self._start) * 1e3
+        self._ended = True
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Milliseconds; waits for the GPU on first use."""
+        if not self._ended:
+            raise RuntimeError(f"profile_kernel: {self.label!r} has not ended, expected to be read after its block")
+        if self._elapsed_ms is None:
+            assert self._events is not None
+            begin, end = self._events
+            end.synchronize()
+            self._elapsed_ms = begin.elapsed_time(end)
+        return self._elapsed_ms
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds."""
+        return self.elapsed_ms / 1e3
+
+    def __str__(self) -> str:
+        return f"[profile] {self.label}: {self.elapsed_ms:.3f} ms ({self.device})"
+
+    def __repr__(self) -> str:
+        return f"KernelProfile(label={self.label!r}, device={self.device!r})"
+
+
+@contextlib.contextmanager
+def profile_kernel(label: str, verbose: bool = True) -> Iterator[KernelProfile]:
+    """Time the work of a block and mark it for Nsight.
+
+    With a GPU the block becomes an NVTX range, and its time is that between two CUDA events on the current stream;
+    inside a graph capture, where events cannot be read, only the range is made and the time is wall time. Without a
+    GPU the time is wall time.
+
+    Parameters
+    ----------
+    label : str
+        Name of the range and of the result.
+    verbose : bool
+        Print a line when the block ends, which waits for the GPU. False prints nothing and does not wait.
+
+    Yields
+    ------
+    KernelProfile
+        Read ``elapsed_ms`` after the block.
+
+    Examples
+    --------
+    >>> with profile_kernel("square", verbose=False) as profile:
+    ...     y = torch.ones(8).square()
+    >>> profile.elapsed_ms > 0
+    True
+    """
+    has_gpu = torch.cuda.is_available()
+    events = None
+    if has_gpu and not torch.cuda.is_current_stream_capturing():
+        events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+    profile = KernelProfile(label, events)
+    with torch.cuda.nvtx.range(label) if has_gpu else contextlib.nullcontext():
+        profile._begin()
+        try:
+            yield profile
+        finally:
+            profile._end()
+    if verbose:
+        print(profile)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work of an attention call, to turn a time into TFLOP/s and TB/s. Times are in milliseconds."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import ArgumentError
+
+__all__ = [
+    "attention_flops",
+    "attention_flops_with_actual_seq_lens",
+    "attention_tb_per_sec",
+    "attention_tb_per_sec_with_actual_seq_lens",
+    "attention_tflops_per_sec",
+    "attention_tflops_per_sec_with_actual_seq_lens",
+]
+
+
+def _pairs_times_two(qo_len: int, kv_len: int, causal: bool) -> int:
+    """Twice the number of (query, key) pairs that are scored; causal queries are the last ones of the sequence."""
+    if not causal:
+        return 2 * qo_len * kv_len
+    if qo_len > kv_len:
+        raise ArgumentError(f"attention_flops: qo_seqlen is {qo_len}, expected at most kv_seqlen = {kv_len} (causal)")
+    return (2 * kv_len - qo_len) * qo_len
+
+
+def attention_flops(
+    batch_size: int,
+    qo_seqlen: int,
+    kv_seqlen: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    num_qo_heads: int,
+    causal: bool,
+) -> int:
+    """Floating-point operations of ``batch_size`` equal requests: ``2 * pairs * heads * (head_dim_qk + head_dim_vo)``.
+
+    Causal: ``2 * pairs`` is ``(2 * kv_seqlen - qo_seqlen) * qo_seqlen``; more queries than keys is a ``ValueError``.
+    """
+    return batch_size * _pairs_times_two(qo_seqlen, kv_seqlen, causal) * num_qo_heads * (head_dim_qk + head_dim_vo)
+
+
+def attention_flops_with_actual_seq_lens(
+    actual_seq_lens_q: torch.Tensor,
+    actual_seq_lens_kv: torch.Tensor,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    num_qo_heads: int,
+    causal: bool,
+) -> int:
+    """Like :func:`attention_flops`, summed over requests of the given lengths."""
+    lengths = zip(_ints(actual_seq_lens_q), _ints(actual_seq_lens_kv), strict=True)
+    return sum(attention_flops(1, q, kv, head_dim_qk, head_dim_vo, num_qo_heads, causal) for q, kv in lengths)
+
+
+def attention_tflops_per_sec(
+    batch_size: int,
+    qo_seqlen: int,
+    kv_seqlen: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    num_qo_heads: int,
+    causal: bool,
+    time: float,
+) -> float:
+    """TFLOP/s of a call that took ``time`` milliseconds; 0 where no time is known."""
+    flops = attention_flops(batch_size, qo_seqlen, kv_seqlen, head_dim_qk, head_dim_vo, num_qo_heads, causal)
+    return _per_second(flops, time)
+
+
+def attention_tflops_per_sec_with_actual_seq_lens(
+    actual_seq_lens_q: torch.Tensor,
+    actual_seq_lens_kv: torch.Tensor,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    num_qo_heads: int,
+    causal: bool,
+    ms: float,
+) -> float:
+    """TFLOP/s of a ragged call that took ``ms`` milliseconds."""
+    return _per_second(
+        attention_flops_with_actual_seq_lens(
+            actual_seq_lens_q, actual_seq_lens_kv, head_dim_qk, head_dim_vo, num_qo_heads, causal
+        ),
+        ms,
+    )
+
+
+def attention_tb_per_sec(
+    batch_size: int,
+    qo_seqlen: int,
+    kv_seqlen: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    time: float,
+    q_dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    o_dtype: torch.dtype = torch.bfloat16,
+) -> float:
+    """Decimal TB/s of a call that took ``time`` milliseconds, q, k, v and the output counted once each."""
+    return attention_tb_per_sec_with_actual_seq_lens(
+        torch.tensor([qo_seqlen * batch_size]),
+        torch.tensor([kv_seqlen * batch_size]),
+        head_dim_qk,
+        head_dim_vo,
+        num_qo_heads,
+        num_kv_heads,
+        time,
+        q_dtype,
+        kv_dtype,
+        o_dtype,
+    )
+
+
+def attention_tb_per_sec_with_actual_seq_lens(
+    actual_seq_lens_q: torch.Tensor,
+    actual_seq_lens_kv: torch.Tensor,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    time: float,
+    q_dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    o_dtype: torch.dtype = torch.bfloat16,
+) -> float:
+    """Like :func:`attention_tb_per_sec` for requests of the given lengths."""
+    q_tokens, kv_tokens = sum(_ints(actual_seq_lens_q)), sum(_ints(actual_seq_lens_kv))
+    q_bytes = q_tokens * num_qo_heads * (head_dim_qk * q_dtype.itemsize + head_dim_vo * o_dtype.itemsize)
+    kv_bytes = kv_tokens * num_kv_heads * (head_dim_qk + head_dim_vo) * kv_dtype.itemsize
+    return _per_second(q_bytes + kv_bytes, time)
+
+
+def _ints(lengths: torch.Tensor) -> list[int]:
+    return torch.as_tensor(lengths).flatten().tolist()
+
+
+def _per_second(amount: int, ms: float) -> float:
+    """Tera-units per second."""
+    return amount / ms / 1e9 if ms > 0 else 0.0

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test shares: the devices present, repeatable random numbers, and skips for what a machine lacks."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+import pytest
+import torch
+
+from flashinfer.errors import MissingJITCacheError
+from flashinfer.testing import set_seed
+
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+_missing_modules: list[str] = []
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device of this machine; an op test that takes it runs once per device."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Each test starts from the same seed, whichever tests ran before it."""
+    set_seed(0)
+
+
+def _is_cuda_out_of_memory(error: BaseException) -> bool:
+    """torch has an exception of its own; native code reports a RuntimeError with CUDA's text."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and "cuda" in text and "out of memory" in text
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Skip, not fail, where the GPU is too small or ``FLASHINFER_DISABLE_JIT`` forbids building a module."""
+    try:
+        return (yield)
+    except MissingJITCacheError as error:
+        _missing_modules.append(f"{item.nodeid}: {error}")
+        pytest.skip(f"module is not pre-built: {error}")
+    except Exception as error:
+        if not _is_cuda_out_of_memory(error):
+            raise
+        torch.cuda.empty_cache()
+        pytest.skip(f"CUDA out of memory: {error}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _missing_modules:
+        terminalreporter.section("modules missing from the JIT cache")
+        for line in _missing_modules:
+            terminalreporter.line(line)
