@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``flashinfer`` command (also ``python -m flashinfer``). No subcommand needs a GPU, nvcc or a network to start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Callable, Iterable, Optional, Sequence
+
+import click
+from tabulate import tabulate
+
+from .errors import BackendSupportedError
+from .jit import JitSpec, clear_cache_dir, cpp_ext, current_compilation_context, jit_spec_registry
+from .jit import env as jit_env
+from .knobs import knobs
+from .version import __git_commit__, __version__
+
+as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for scripts.")
+
+
+class _Commands(click.Group):
+    """Failures the user can act on become one line on stderr and exit code 1, not a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (RuntimeError, OSError, ValueError, ImportError, BackendSupportedError) as error:
+            if isinstance(error, (click.exceptions.Exit, click.Abort)):  # click's own are RuntimeErrors too
+                raise
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="flashinfer")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Inspect and manage compiled kernels."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+# ------------------------------------------------------------------------------------------------ configuration
+
+
+def _config() -> dict[str, dict[str, Any]]:
+    """Everything ``show-config`` tells, section by section. Guarded: a broken part must not hide the others."""
+    return {
+        "Versions": {
+            "flashinfer": f"{__version__} ({__git_commit__[:12]})",
+            "flashinfer-jit-cache": _companion("flashinfer_jit_cache"),
+            "flashinfer-cubin": _companion("flashinfer_cubin"),
+            "torch": _try(_torch_text),
+        },
+        "Toolchain": {
+            "nvcc": _try(cpp_ext.find_nvcc) or "not found: CPU modules and pre-built CUDA modules only",
+            "CUDA": _try(_cuda_text),
+            "host compiler": _try(cpp_ext.find_cxx) or "not found",
+            "CUDA targets": _try(_targets_text),
+        },
+        "Directories": {
+            "cache": _try(lambda: jit_env.FLASHINFER_CACHE_DIR),
+            "modules": _try(lambda: jit_env.FLASHINFER_JIT_DIR),
+            "generated sources": _try(lambda: jit_env.FLASHINFER_GEN_SRC_DIR),
+            "csrc": _try(lambda: jit_env.FLASHINFER_CSRC_DIR),
+            "include": _try(lambda: jit_env.FLASHINFER_INCLUDE_DIR),
+            "pre-built modules": _try(lambda: jit_env.FLASHINFER_AOT_DIR),
+            "cubins": _try(lambda: jit_env.FLASHINFER_CUBIN_DIR),
+        },
+        "Modules": _module_totals(),
+        "Settings": {knob.variable: getattr(knobs, knob.attribute) for knob in knobs.all()},
+    }
+
+
+def _try(probe: Callable[[], Any]) -> Any:
+    try:
+        return probe()
+    except Exception as error:
+        return f"unknown ({error})"
+
+
+def _companion(package: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package.replace("_", "-"))
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cuda_text() -> str:
+    major, minor = cpp_ext.get_cuda_version()
+    return f"{major}.{minor}" if major else "none"
+
+
+def _torch_text() -> str:
+    import torch
+
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return f"{torch.__version__}, " + (", ".join(devices) if devices else "no GPU")
+
+
+def _targets_text() -> str:
+    targets = sorted(current_compilation_context.TARGET_CUDA_ARCHS)
+    return " ".join(f"{major}.{minor}" for major, minor in targets) or "none (no GPU, no FLASHINFER_CUDA_ARCH_LIST)"
+
+
+def _module_totals() -> dict[str, Any]:
+    def count() -> dict[str, int]:
+        _register_modules()
+        return jit_spec_registry.get_stats()
+
+    totals = _try(count)
+    return totals if isinstance(totals, dict) else {"total": totals}
+
+
+@main.command("show-config")
+@as_json
+def show_config(json_: bool) -> None:
+    """Versions, toolchain, directories and every setting."""
+    config = _config()
+    if json_:
+        _echo_json(config)
+        return
+    for title, facts in config.items():
+        if title == "Settings":
+            rows = [(k.variable, facts[k.variable], "" if facts[k.variable] == k.default else "*") for k in knobs.all()]
+            click.echo(f"Settings (* = not the default)\n{_table(rows)}\n")
+        else:
+            click.echo(f"{title}\n{_table(facts.items())}\n")
+
+
+@main.command("collect-env")
+@as_json
+def collect_env(json_: bool) -> None:
+    """A report about this machine to paste into a bug report."""
+    from .collect_env import collect_env_info, format_report
+
+    report = collect_env_info()
+    if json_:
+        _echo_json(report)
+    else:
+        click.echo(format_report(report))
+
+
+# ------------------------------------------------------------------------------------------------ modules
+
+
+def _register_modules() -> None:
+    """Make the specs of every family known, which compiles nothing."""
+    from .aot import register_default_modules
+
+    register_default_modules()
+
+
+def _specs(names: Sequence[str] = ()) -> list[JitSpec]:
+    _register_modules()
+    specs = jit_spec_registry.get_all_specs()
+    unknown = [name for name in names if name not in specs]
+    if unknown:
+        raise click.ClickException(f"unknown module {', '.join(unknown)}; known: {', '.join(sorted(specs))}")
+    return [specs[name] for name in names or sorted(specs)]
+
+
+def _state(spec: JitSpec) -> str:
+    if spec.is_aot:
+        return "pre-built"
+    return "compiled" if spec.is_compiled else "not compiled"
+
+
+def _describe(spec: JitSpec) -> dict[str, Any]:
+    state = _state(spec)
+    return {
+        "name": spec.name,
+        "backend": spec.backend,
+        "state": state,
+        "library": spec.get_library_path() if state != "not compiled" else None,
+        "reason": spec.staleness() if state == "not compiled" else None,
+        "sources": list(spec.sources),
+    }
+
+
+@main.command("list-modules")
+@click.argument("name", required=False)
+@as_json
+def list_modules(name: Optional[str], json_: bool) -> None:
+    """The modules that can be built, or all about one."""
+    specs = _specs([name] if name else [])
+    if json_:
+        _echo_json([_describe(spec) for spec in specs])
+    elif name:
+        click.echo(_table(_describe(specs[0]).items()))
+    else:
+        click.echo("\n".join(spec.name for spec in specs))
+
+
+_FILTERS: dict[str, tuple[str, ...]] = {
+    "all": ("pre-built", "compiled", "not compiled"),
+    "aot": ("pre-built",),
+    "jit": ("compiled",),
+    "compiled": ("pre-built", "compiled"),
+    "not-compiled": ("not compiled",),
+}
+
+
+@main.command("module-status")
+@click.option("--detailed", is_flag=True, help="Add the library, or why it would be built.")
+@click.option("--filter", "filter_", type=click.Choice(list(_FILTERS)), default="all", show_default=True)
+@as_json
+def module_status(detailed: bool, filter_: str, json_: bool) -> None:
+    """Which modules are ready to load."""
+    rows = [row for row in map(_describe, _specs()) if row["state"] in _FILTERS[filter_]]
+    if json_:
+        _echo_json(rows)
+        return
+    columns = ["name", "backend", "state"]
+    table = [[row[c] for c in columns] + ([row["library"] or row["reason"]] if detailed else []) for row in rows]
+    if table:
+        click.echo(_table(table, headers=columns + (["library, or why not"] if detailed else [])))
+    ready = sum(row["state"] != "not compiled" for row in rows)
+    click.echo(f"{len(rows)} modules, {ready} ready")
+
+
+@main.command()
+@click.argument("names", nargs=-1)
+@click.option("--device", help="cpu or cuda; default: what this machine has.")
+def warmup(names: tuple[str, ...], device: Optional[str]) -> None:
+    """Build modules (default: all for this device) before a server needs them."""
+    from . import warmup as warm_up
+
+    warm_up(list(names) or None, device=device)
+
+
+@main.command("clear-cache")
+def clear_cache() -> None:
+    """Delete the compiled modules of this version; they are built again on demand."""
+    folder = jit_env.FLASHINFER_WORKSPACE_DIR.parent
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    clear_cache_dir()
+    if folder.exists():
+        raise click.ClickException(f"could not delete all of {folder}")
+    click.echo(f"deleted {folder} ({size / 2**20:.1f} MiB)")
+
+
+@main.command("export-compile-commands")
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The same as PATH.")
+def export_compile_commands(path: Optional[Path], output: Optional[Path]) -> None:
+    """Write a compilation database for clangd (default: compile_commands.json here)."""
+    target = output or path or Path("compile_commands.json")
+    entries: list[dict[str, str]] = []
+    left_out: list[str] = []
+    for spec in _specs():
+        try:
+            entries += spec.get_compile_commands()
+        except RuntimeError as error:  # no nvcc, or no target: the CPU modules can still be browsed
+            left_out.append(f"{spec.name}: {error}")
+    for line in left_out:
+        click.echo(f"left out {line}", err=True)
+    if not entries:
+        raise click.ClickException("no module could be described, nothing written")
+    target.write_text(json.dumps(entries, indent=2) + "\n")
+    click.echo(f"wrote {len(entries)} entries to {target}")
+
+
+@main.command()
+@click.option("--dir", "directory", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--device", default=None, help="cpu or cuda; default: what this machine has.")
+def replay(directory: Path, device: Optional[str]) -> None:
+    """Run dumped calls again and compare with what they returned (see FLASHINFER_LOGLEVEL=10)."""
+    import torch
+
+    from .dump import replay_main
+
+    code = replay_main(directory, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    click.get_current_context().exit(code)
+
+
+# ------------------------------------------------------------------------------------------------ output
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "\n".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _table(rows: Iterable[Sequence[Any]], headers: Sequence[str] = ()) -> str:
+    return tabulate([[_text(cell) for cell in row] for row in rows], headers, tablefmt="plain", disable_numparse=True)
+
+
+def _echo_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, default=str))
+
+
+if __name__ == "__main__":
+    main(prog_name="flashinfer")

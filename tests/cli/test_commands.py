@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``flashinfer`` command on a machine without GPU and without nvcc. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import flashinfer
+from flashinfer.__main__ import main
+from flashinfer.jit import env as jit_env
+from flashinfer.jit import jit_spec_registry
+from flashinfer.knobs import knobs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Calls a command with an empty cache, no nvcc and no targets, whatever this machine has."""
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    monkeypatch.setenv("FLASHINFER_NVCC", "/nonexistent/nvcc")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments, code=0):
+        result = CliRunner().invoke(main, list(arguments))
+        assert result.exit_code == code, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return result.output
+
+    return call
+
+
+def test_no_arguments_print_help(run):
+    text = run()
+    assert "Usage" in text
+    for command in ("show-config", "module-status", "warmup", "replay"):
+        assert command in text
+
+
+def test_runs_as_a_python_module():
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "flashinfer", "--version"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"flashinfer, version {flashinfer.__version__}"
+
+
+def test_unknown_command_fails(run):
+    assert "No such command" in run("frobnicate", code=2)
+
+
+# ------------------------------------------------------------------------------------------------ show-config
+
+
+def test_show_config_names_every_setting(run, tmp_path):
+    text = run("show-config")
+    for knob in knobs.all():
+        assert knob.variable in text
+    assert str(tmp_path / ".cache" / "flashinfer") in text
+    assert "not found" in text  # nvcc
+    assert str(jit_env.FLASHINFER_CUBIN_DIR) in text
+
+
+def test_show_config_marks_what_was_set(run, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_JIT_VERBOSE", "1")
+    line = next(line for line in run("show-config").splitlines() if line.startswith("FLASHINFER_JIT_VERBOSE"))
+    assert line.split() == ["FLASHINFER_JIT_VERBOSE", "True", "*"]
+
+
+def test_show_config_json(run):
+    config = json.loads(run("show-config", "--json"))
+    assert config["Versions"]["flashinfer"].startswith(flashinfer.__version__)
+    assert config["Modules"]["total"] == config["Modules"]["not_compiled"] > 0
+    assert set(config["Settings"]) == {knob.variable for knob in knobs.all()}
+
+
+def test_show_config_survives_a_broken_part(run, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "pascal")
+    assert "unknown (" in run("show-config")
+
+
+# ------------------------------------------------------------------------------------------------ modules
+
+
+def test_list_modules(run):
+    names = run("list-modules").split()
+    assert names == sorted(names)
+    assert {"norm", "norm_cpu"} <= set(names)
+
+
+def test_list_one_module(run):
+    text = run("list-modules", "norm")
+    assert "not compiled" in text
+    assert "norm_jit_binding.cu" in text
+    described = json.loads(run("list-modules", "norm_cpu", "--json"))
+    assert described[0]["backend"] == "cpu"
+    assert described[0]["state"] == "not compiled"
+
+
+def test_list_unknown_module_fails(run):
+    text = run("list-modules", "nrom", code=1)
+    assert "unknown module nrom; known:" in text
+    assert "norm" in text
+
+
+@pytest.mark.parametrize("which", ["all", "aot", "jit", "compiled", "not-compiled"])
+def test_module_status_filters(run, which):
+    rows = json.loads(run("module-status", "--filter", which, "--json"))
+    assert bool(rows) == (which in ("all", "not-compiled"))
+    assert "ready" in run("module-status", "--filter", which)
+
+
+def test_module_status_knows_pre_built_modules(run, tmp_path, monkeypatch):
+    library = tmp_path / "aot" / "norm" / "norm.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"")
+    monkeypatch.setattr(jit_env, "FLASHINFER_AOT_DIR", tmp_path / "aot", raising=False)
+    rows = json.loads(run("module-status", "--filter", "aot", "--json"))
+    assert [row["name"] for row in rows] == ["norm"]
+    assert rows[0]["state"] == "pre-built"
+    assert rows[0]["library"] == str(library)
+
+
+def test_module_status_detailed_says_why(run):
+    assert "library, or why not" in run("module-status", "--detailed")
+
+
+def test_warmup_passes_its_arguments_on(run, monkeypatch):
+    calls = []
+    monkeypatch.setattr(flashinfer, "warmup", lambda names=None, device=None: calls.append((names, device)))
+    run("warmup")
+    run("warmup", "norm_cpu", "--device", "cpu")
+    assert calls == [(None, None), (["norm_cpu"], "cpu")]
+
+
+def test_warmup_failure_is_one_line_and_exit_code_1(run, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    text = run("warmup", "norm_cpu", "--device", "cpu", code=1)
+    assert text.startswith("Error: ")
+    assert "FLASHINFER_DISABLE_JIT" in text
+
+
+def test_clear_cache(run, tmp_path):
+    module = jit_env.FLASHINFER_JIT_DIR / "norm"
+    module.mkdir(parents=True)
+    (module / "norm.so").write_bytes(bytes(2**20))
+    assert "1.0 MiB" in run("clear-cache")
+    assert not jit_env.FLASHINFER_WORKSPACE_DIR.parent.exists()
+    assert "0.0 MiB" in run("clear-cache")  # nothing there is no failure
+
+
+@pytest.mark.parametrize("arguments", [("cc.json",), ("-o", "cc.json"), ()])
+def test_export_compile_commands(run, tmp_path, arguments):
+    """Without nvcc the CPU modules are described and the others named as left out."""
+    text = run("export-compile-commands", *arguments)
+    assert "left out norm" in text
+    entries = json.loads((tmp_path / (arguments[-1] if arguments else "compile_commands.json")).read_text())
+    assert any(entry["file"].endswith("norm.cu") for entry in entries)
+    assert all({"directory", "command", "file"} <= set(entry) for entry in entries)
+
+
+def test_commands_compile_nothing(run, tmp_path):
+    for command in ("list-modules", "module-status", "show-config", "export-compile-commands"):
+        run(command)
+    assert not list(tmp_path.rglob("*.so"))
+    assert jit_spec_registry.get_stats()["compiled"] == 0
+
+
+# ------------------------------------------------------------------------------------------------ replay
+
+
+def test_replay_needs_an_existing_directory(run):
+    assert "does not exist" in run("replay", "--dir", "nowhere", code=2)
+
+
+def test_replay_of_an_empty_directory_fails(run, tmp_path):
+    assert "no dump" in run("replay", "--dir", str(tmp_path), code=2)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wheels, sdists and editable installs are built from a copy of the tree and looked into. Nothing is compiled."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from .tree import ROOT, copy_tree, listing
+
+VERSION = (ROOT / "version.txt").read_text().strip()
+
+
+def build(tree: Path, hook: str, out: Path) -> Path:
+    """Call one PEP 517 hook as a front end does: in a process of its own, standing in the tree."""
+    out.mkdir(parents=True, exist_ok=True)
+    code = f"import build_backend; print('built:' + build_backend.{hook}({str(out)!r}))"
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tree, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out / re.findall(r"^built:(.+)$", done.stdout, re.M)[0]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    return copy_tree(tmp_path_factory.mktemp("packaging") / "tree")
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, tmp_path_factory):
+    before = listing(tree)
+    path = build(tree, "build_wheel", tmp_path_factory.mktemp("wheel"))
+    assert listing(tree) == before, "building a wheel changed the checkout"
+    return path
+
+
+def test_version_scheme():
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.post1)?", VERSION)
+
+
+def test_requirements_agree_with_pyproject():
+    tomllib = pytest.importorskip("tomllib", reason="in the standard library from Python 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == project["dependencies"]
+    assert project["name"] == "flashinfer-python"
+    assert project["requires-python"] == ">=3.10"
+
+
+def test_wheel_contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        for folder in ("csrc", "include"):
+            for path in listing(ROOT / folder):
+                shipped = f"flashinfer/data/{folder}/{path}"
+                assert archive.read(shipped) == (ROOT / folder / path).read_bytes(), shipped
+        modules = {str(p.relative_to(ROOT)) for p in (ROOT / "flashinfer").rglob("*.py") if "data" not in p.parts}
+        assert modules <= names
+        assert "flashinfer/py.typed" in names
+        assert "flashinfer/data/cutlass/README.md" in names
+        assert {name.split("/")[0] for name in names} == {"flashinfer", f"flashinfer_python-{VERSION}.dist-info"}
+        assert not [name for name in names if name.endswith((".so", ".o", ".pyc"))], "nothing compiled is shipped"
+        info = f"flashinfer_python-{VERSION}.dist-info"
+        assert "flashinfer = flashinfer.__main__:main" in archive.read(f"{info}/entry_points.txt").decode()
+        metadata = archive.read(f"{info}/METADATA").decode()
+    assert "Name: flashinfer-python" in metadata
+    assert "Requires-Python: >=3.10" in metadata
+
+
+def test_wheel_is_not_tied_to_a_platform(wheel):
+    assert wheel.name == f"flashinfer_python-{VERSION}-py3-none-any.whl"
+
+
+def test_sdist_keeps_the_commit_it_was_made_from(tree, tmp_path):
+    """An unpacked sdist has no git, so the file it ships is the only witness of the commit."""
+    meta = tree / "flashinfer" / "_build_meta.py"
+    meta.write_text(f'__version__ = "{VERSION}"\n__git_commit__ = "abc123"\n')
+    try:
+        sdist = build(tree, "build_sdist", tmp_path / "sdist")
+    finally:
+        meta.unlink()
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / f"flashinfer_python-{VERSION}"
+    assert listing(unpacked / "csrc") == listing(ROOT / "csrc")
+    wheel = build(unpacked, "build_wheel", tmp_path / "wheel")
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read("flashinfer/_build_meta.py").decode()
+        assert "abc123" in text
+        assert f'__version__ = "{VERSION}"' in text
+
+
+def test_editable_install_links_the_sources(tmp_path):
+    tree = copy_tree(tmp_path / "tree")
+    stale = tree / "flashinfer" / "data" / "csrc"  # left by hand or by an older install; a link takes its place
+    stale.mkdir(parents=True)
+    (stale / "old.cu").write_text("")
+    build(tree, "build_editable", tmp_path / "out")
+    for name, folder in {"csrc": "csrc", "include": "include", "cutlass": "3rdparty/cutlass"}.items():
+        link = tree / "flashinfer" / "data" / name
+        assert link.is_symlink()
+        assert link.resolve() == (tree / folder).resolve()
+        assert not os.path.isabs(os.readlink(link)), "a relative link survives moving the checkout"
+    assert f'__version__ = "{VERSION}"' in (tree / "flashinfer" / "_build_meta.py").read_text()
+
+
+def test_commit_comes_from_git(tmp_path):
+    tree = copy_tree(tmp_path / "tree")
+    git = ["git", "-C", str(tree), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "chore: start"], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    build(tree, "build_editable", tmp_path / "out")
+    assert f'__git_commit__ = "{head}"' in (tree / "flashinfer" / "_build_meta.py").read_text()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules about the sources that a text search can check."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from .tree import ROOT
+
+HEADERS = sorted(p for p in (ROOT / "include").rglob("*") if p.suffix in (".h", ".cuh", ".hpp", ".inl"))
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+def code_of(path):
+    """The text without comments, so that a comment may name what the code must not use."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
+
+
+@pytest.mark.parametrize("path", HEADERS, ids=relative)
+def test_headers_know_no_framework(path):
+    found = re.findall(r'#\s*include\s*[<"]((?:torch|ATen|c10|pybind11|tvm|dlpack)[/.][^>"]*)', code_of(path))
+    assert not found, f"{relative(path)} includes {found}; kernels take raw pointers and a stream"
+
+
+@pytest.mark.parametrize("path", HEADERS, ids=relative)
+def test_inline_assembly_lives_in_ptx(path):
+    if path.parent.name != "ptx":
+        found = re.findall(r"\b(?:__)?asm(?:__)?\b", code_of(path))
+        assert not found, f"{relative(path)} has inline assembly; wrap the instruction under include/flashinfer/ptx/"
+
+
+def test_csrc_has_no_inline_assembly():
+    guilty = [relative(p) for p in sorted((ROOT / "csrc").rglob("*.cu")) if re.search(r"\basm\b", code_of(p))]
+    assert not guilty
+
+
+def test_every_source_states_its_license():
+    sources = [p for d in ("flashinfer", "csrc", "include") for p in (ROOT / d).rglob("*")]
+    sources = [p for p in sources if p.suffix in (".py", ".cu", ".cuh", ".h", ".cpp") and "data" not in p.parts]
+    missing = [
+        relative(p)
+        for p in sorted(sources)
+        if p.name != "_build_meta.py" and p.stat().st_size and "SPDX-License-Identifier" not in p.read_text()[:200]
+    ]
+    assert not missing
