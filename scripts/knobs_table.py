@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write docs/environment.md from the declarations in flashinfer/knobs.py.
+
+python scripts/knobs_table.py            print the page
+python scripts/knobs_table.py --write    store it; tests/docs fails while the stored page is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "environment.md"
+
+# Heading of each group of knobs, in the order of the page. A group without one gets its own name.
+HEADINGS = {
+    "jit": "Building and caching modules",
+    "compiler": "Compilers and flags",
+    "log": "API logging and dumps",
+    "trace": "Traces",
+    "ops": "Operators",
+}
+
+INTRODUCTION = """# Environment variables
+
+Written by `python scripts/knobs_table.py --write` from [knobs.py](../flashinfer/knobs.py): edit there, not here.
+`flashinfer show-config` prints the values in force. A variable is read when it matters, not at import, except for those
+of logging and traces, which decide whether a function is wrapped at all. A value that cannot be read is ignored with a
+warning.
+"""
+
+
+def _default(value: object) -> str:
+    if value in (None, "", []):
+        return ""
+    return f"`{int(value) if isinstance(value, bool) else value}`"
+
+
+def render() -> str:
+    """The page as text."""
+    sys.path.insert(0, str(ROOT))
+    from flashinfer.knobs import knobs
+
+    groups = dict.fromkeys([*HEADINGS, *(knob.group for knob in knobs.all())])
+    parts = [INTRODUCTION]
+    for group in groups:
+        members = [knob for knob in knobs.all() if knob.group == group]
+        if members:
+            rows = [f"| `{k.variable}` | {_default(k.default)} | {k.doc} |" for k in members]
+            heading = HEADINGS.get(group, group.capitalize())
+            table = ["| variable | default | effect |", "|---|---|---|", *rows]
+            parts.append("\n".join([f"## {heading}", "", *table, ""]))
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"store the page in {PAGE.relative_to(ROOT)}")
+    if parser.parse_args().write:
+        PAGE.write_text(render())
+    else:
+        print(render(), end="")
+
+
+if __name__ == "__main__":
+    main()

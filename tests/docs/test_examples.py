@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples, the demo and the code in the documentation do what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from .documents import ROOT
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Runs Python from the checkout with a cache that is empty at first and shared by the tests of this file."""
+    cache = tmp_path_factory.mktemp("cache")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_WORKSPACE_BASE": str(cache)}
+
+    def call(*arguments):
+        done = subprocess.run([sys.executable, *arguments], env=env, cwd=cache, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    call.cache = cache
+    return call
+
+
+def test_demo_is_cold_once(run):
+    """The first run compiles and says so, the second finds the module."""
+    first = run(str(ROOT / "examples" / "demo.py"))
+    assert "cold: compiled in" in first
+    assert str(run.cache) in first
+    assert first.count("agrees with torch") == 3
+    assert re.search(r"flashinfer +[\d.]+ us +[\d.]+ GB/s", first)
+    assert "warm: found in the cache" in run(str(ROOT / "examples" / "demo.py"))
+
+
+def test_quickstart(run):
+    text = run(str(ROOT / "examples" / "quickstart.py"))
+    assert "agrees with torch" in text
+    assert str(run.cache) in text
+
+
+def test_readme_example(run):
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(code) == 1
+    assert float(run("-c", code[0])) == pytest.approx(1.0, abs=0.05)
+
+
+def test_columns_list_the_files_of_a_family(run):
+    script = str(ROOT / "scripts" / "columns.py")
+    assert "norm" in run(script)
+    column = run(script, "norm")
+    for file in (
+        "csrc/norm.cu",
+        "include/flashinfer/norm.cuh",
+        "include/flashinfer/norm_cpu.h",
+        "csrc/norm_jit_binding.cu",
+    ):
+        assert file in column
+
+
+def test_columns_refuse_an_unknown_family():
+    command = [sys.executable, str(ROOT / "scripts" / "columns.py"), "nrom"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "columns: family is 'nrom', expected one of" in done.stderr
+
+
+def test_included_code_is_current():
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "include_code.py")], capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}run python scripts/include_code.py --write"
