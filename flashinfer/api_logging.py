@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``@flashinfer_api``: the decorator of every public function, and the API log behind it.
+
+level 0   nothing: the decorated name is the plain function
+      1   one line with the API name, before the call
+      3   + arguments before the call, results after it (shape, stride, dtype, device, ...)
+      5   + min, max, mean, NaN and Inf counts
+     10   + tensor dumps (``flashinfer.dump``)
+
+``FLASHINFER_LOGLEVEL`` and the other variables are read once, when this module is imported. What is known about a call
+is on disk before the call starts, so it survives a crash inside. A failure of the log never reaches the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import logging
+import os
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, Optional, TextIO, TypeVar
+
+import torch
+
+from .describe import Statistics, describe, skipped_statistics, tensor_statistics
+from .dump import clear_graph_dumps, flush_graph_dumps, graph, replay_from_dump, replay_sequence
+from .dump.replay import register_api, wraps
+from .dump.writer import ApiCall, CallDump, Dumper, DumpSettings
+from .knobs import knobs
+
+__all__ = [
+    "LogSettings",
+    "clear_graph_dumps",
+    "flashinfer_api",
+    "flush_graph_dumps",
+    "make_api_decorator",
+    "replay_from_dump",
+    "replay_sequence",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_log = logging.getLogger("flashinfer.api")
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """Everything the decorator needs to know, fixed when a function is decorated."""
+
+    level: int = 0
+    dest: str = "stdout"
+    dump: DumpSettings = field(default_factory=DumpSettings)
+    trace_dump: bool = False
+
+    @classmethod
+    def from_knobs(cls) -> LogSettings:
+        return cls(knobs.log_level, knobs.log_dest, DumpSettings.from_knobs(), knobs.trace_dump)
+
+
+class _Destination(logging.Handler):
+    """stdout, stderr or an appended file, opened at the first line and again after a fork (``%i``: process id)."""
+
+    def __init__(self, dest: str) -> None:
+        super().__init__()
+        self.dest = dest
+        self._file: Optional[TextIO] = None
+        self._pid = 0
+        self._broken = False
+        self.setFormatter(logging.Formatter("[%(asctime)s.%(msecs)03d] %(message)s", "%Y-%m-%d %H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            stream = self._stream()
+            stream.write(self.format(record) + "\n")
+            stream.flush()
+            if stream is self._file:
+                with contextlib.suppress(OSError):  # a pipe or /dev/null cannot be synced
+                    os.fsync(stream.fileno())
+        except Exception as error:
+            if not self._broken and sys.stderr is not None:
+                self._broken = True
+                print(f"flashinfer.api: cannot log to {self.dest} ({error}); the calls go on unlogged", file=sys.stderr)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        super().close()
+
+    def _stream(self) -> TextIO:
+        if self.dest in ("stdout", "stderr"):
+            return getattr(sys, self.dest)  # looked up each time: programs and tests replace it
+        if self._file is None or self._pid != os.getpid():
+            self._pid = os.getpid()
+            path = Path(self.dest.replace("%i", str(self._pid)))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")  # noqa: SIM115 - stays open, opening it anew for every line is slow
+        return self._file
+
+
+def _set_destination(dest: str) -> None:
+    """Point the logger at ``dest``; handlers added by the user stay."""
+    for handler in [h for h in _log.handlers if isinstance(h, _Destination)]:
+        _log.removeHandler(handler)
+        handler.close()
+    _log.addHandler(_Destination(dest))
+    _log.setLevel(logging.INFO)
+    _log.propagate = False
+
+
+@contextlib.contextmanager
+def _harmless(what: str) -> Iterator[None]:
+    """Turn a failure of the log into a line of the log."""
+    try:
+        yield
+    except Exception as error:
+        _log.warning("%s failed: %s: %s", what, type(error).__name__, error)
+
+
+class _ApiLog:
+    """The log of all functions decorated with one set of settings."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        self.settings = settings
+        self._dumper = Dumper(settings.dump) if settings.level >= 10 else None
+        self._counters: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        self._banner_due = True
+
+    def wrap(self, func: F) -> F:
+        is_traced = self.settings.trace_dump and hasattr(func, "_trace_template")
+        if self.settings.level <= 0 and not is_traced:
+            return func
+        signature: Optional[inspect.Signature] = None
+        with _harmless("reading the signature"):
+            signature = inspect.signature(func)
+
+        @functools.wraps(func)
+        def logged(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # values do not exist yet, and the log would break the graph
+                return func(*args, **kwargs)
+            if is_traced:
+                with _harmless("the trace dump"):
+                    from .fi_trace import dump_call
+
+                    dump_call(func, args, kwargs)
+            if self.settings.level <= 0:
+                return func(*args, **kwargs)
+            call, dump = None, None
+            with _harmless("logging the call"):
+                call = self._new_call(func, logged, args, kwargs)
+                dump = self._before(call, signature)
+            try:
+                result = func(*args, **kwargs)
+            except Exception as error:
+                with _harmless("logging the exception"):
+                    self._failed(call, dump, error)
+                raise
+            with _harmless("logging the result"):
+                self._after(call, dump, signature, result)
+            return result
+
+        return logged  # type: ignore[return-value]
+
+    def _new_call(self, func: Any, logged: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ApiCall:
+        owner = args[0] if args and _is_method_of(logged, args[0]) else None
+        name = func.__name__ if owner is None else f"{type(owner).__name__}.{func.__name__}"
+        passed = args if owner is None else args[1:]
+        return ApiCall(name, func, next(self._counters[name]), owner, passed, kwargs, graph.is_capturing())
+
+    def _before(self, call: ApiCall, signature: Optional[inspect.Signature]) -> Optional[CallDump]:
+        if self._banner_due:
+            self._banner_due = False
+            _log.info(_banner())
+        head = f"{call.name} called (call {call.sequence})"
+        if not self._is_detailed(call):
+            _log.info(head)
+            return None
+        lines = [head, *self._describe_arguments(call, signature)]
+        _log.info("\n".join(lines))
+        if self._dumper is None:
+            return None
+        with _harmless("the dump of the inputs"):
+            dump = self._dumper.begin(call)
+            if dump is not None:
+                _log.info("%s dumped to %s", call.name, dump.directory)
+            return dump
+        return None
+
+    def _after(
+        self, call: Optional[ApiCall], dump: Optional[CallDump], signature: Optional[inspect.Signature], result: Any
+    ) -> None:
+        if call is None or not self._is_detailed(call):
+            return
+        lines = [f"{call.name} returned (call {call.sequence})", *describe("result", result, self._statistics(call))]
+        if result is None and self.settings.level >= 5:  # the results are among the arguments
+            lines += ["  arguments after the call:", *self._describe_arguments(call, signature)]
+        _log.info("\n".join(lines))
+        if self._dumper is not None and dump is not None:
+            self._dumper.end(dump, result)
+
+    def _failed(self, call: Optional[ApiCall], dump: Optional[CallDump], error: Exception) -> None:
+        if call is not None and self._is_detailed(call):
+            _log.info("%s raised (call %d): %s: %s", call.name, call.sequence, type(error).__name__, error)
+            if self._dumper is not None and dump is not None:
+                self._dumper.fail(dump, error)
+
+    def _is_detailed(self, call: ApiCall) -> bool:
+        return self.settings.level >= 3 and self.settings.dump.selects(call.name)
+
+    def _statistics(self, call: ApiCall) -> Optional[Statistics]:
+        if self.settings.level < 5:
+            return None
+        return skipped_statistics if call.is_capturing else tensor_statistics
+
+    def _describe_arguments(self, call: ApiCall, signature: Optional[inspect.Signature]) -> list[str]:
+        values, defaults = _bind(call, signature)
+        lines = [] if call.owner is None else [f"  self: object at {id(call.owner):#x}"]
+        for name, value in values.items():
+            lines += describe(name, value, self._statistics(call))
+        for name, value in defaults.items():
+            lines += describe(name, value, note=" (default)")
+        return lines
+
+
+def _bind(call: ApiCall, signature: Optional[inspect.Signature]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Passed and defaulted arguments by parameter name; a call that does not fit the signature keeps positions."""
+    owner = () if call.owner is None else (call.owner,)
+    try:
+        if signature is None:
+            raise TypeError("no signature")
+        bound = signature.bind(*owner, *call.args, **call.kwargs)
+    except TypeError:
+        return {f"arg_{i}": value for i, value in enumerate(call.args)} | dict(call.kwargs), {}
+    names = list(bound.arguments)[len(owner) :]
+    defaults = {
+        name: parameter.default
+        for name, parameter in signature.parameters.items()
+        if name not in bound.arguments and parameter.default is not inspect.Parameter.empty
+    }
+    return {name: bound.arguments[name] for name in names}, defaults
+
+
+def _is_method_of(logged: Callable[..., Any], owner: object) -> bool:
+    """Whether the class of ``owner``, or a base of it, defines ``logged`` as a method."""
+    return any(wraps(vars(cls).get(logged.__name__), logged) for cls in type(owner).__mro__)
+
+
+def _banner() -> str:
+    """What the calls run on. Naming the GPUs would initialise CUDA, so that waits for a process that uses them."""
+    lines = ["flashinfer API log"]
+    with _harmless("the version"):
+        from .version import __version__
+
+        lines.append(f"  flashinfer {__version__}, pid {os.getpid()}, Python {sys.version.split()[0]}")
+    with _harmless("the torch version"):
+        lines.append(f"  torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {_cudnn_version()}")
+    with _harmless("the list of GPUs"):
+        count = torch.cuda.device_count()
+        lines.append(f"  GPUs: {count}")
+        for index in range(count if torch.cuda.is_initialized() else 0):
+            major, minor = torch.cuda.get_device_capability(index)
+            lines.append(f"    {index}: {torch.cuda.get_device_name(index)}, sm_{major}{minor}")
+    return "\n".join(lines)
+
+
+def _cudnn_version() -> Optional[int]:
+    return torch.backends.cudnn.version() if torch.cuda.is_initialized() else None
+
+
+def make_api_decorator(settings: LogSettings) -> Callable[..., Any]:
+    """A decorator like :func:`flashinfer_api` with explicit settings; the last one made decides where the log goes."""
+    _set_destination(settings.dest)
+    log = _ApiLog(settings)
+    if settings.level >= 10:
+        graph.install_graph_hooks()
+        _log.warning(
+            "FLASHINFER_LOGLEVEL=%d writes every argument and result of the API to %s: model weights and user data "
+            "included, readable by whoever can read that directory",
+            settings.level,
+            settings.dump.directory,
+        )
+
+    def decorator(func: Optional[F] = None, *, trace: Any = None) -> Any:
+        if func is None:
+            return functools.partial(decorator, trace=trace)
+        register_api(func)
+        if trace is not None:
+            from .fi_trace import attach_fi_trace
+
+            attach_fi_trace(func, trace)
+        return log.wrap(func)
+
+    return decorator
+
+
+_decorate = make_api_decorator(LogSettings.from_knobs())
+
+
+def flashinfer_api(func: Optional[Callable[..., Any]] = None, *, trace: Any = None) -> Any:
+    """Mark a public function: log its calls, attach its trace template.
+
+    Usable bare or with arguments. With the log and trace dumps off, the very function is returned.
+
+    Parameters
+    ----------
+    func : callable
+        The function, when used without parentheses.
+    trace : TraceTemplate or callable, optional
+        Template attached as ``func.fi_trace``; see ``flashinfer.fi_trace``.
+
+    Examples
+    --------
+    >>> @flashinfer_api
+    ... def twice(x):
+    ...     return 2 * x
+    >>> twice(4)
+    8
+    """
+    return _decorate(func, trace=trace)

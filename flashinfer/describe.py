@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text form of API arguments for the log: layout of tensors (level 3) and their statistics (level 5)."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any, Callable, Iterator, Optional
+
+import torch
+
+__all__ = ["describe", "describe_tensor", "skipped_statistics", "tensor_statistics"]
+
+_MAX_TEXT = 200  # characters of one string or number list
+_MAX_ITEMS = 16  # entries of one container
+_MAX_DEPTH = 4
+_CHUNK = 1 << 24  # elements; a float32 copy of a whole KV cache could exhaust the device the log is meant to debug
+
+Statistics = Callable[[torch.Tensor], str]
+
+
+def describe(
+    name: str, value: Any, statistics: Optional[Statistics] = None, note: str = "", depth: int = 1
+) -> list[str]:
+    """One or more indented lines for ``name``; ``statistics`` adds a line below every tensor."""
+    head = f"{'  ' * depth}{name}: "
+    if isinstance(value, torch.Tensor):
+        lines = [f"{head}{describe_tensor(value)}{note}"]
+        return lines if statistics is None else [*lines, f"{'  ' * (depth + 1)}{statistics(value)}"]
+    if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
+        kind = f"{type(value).__name__} of {len(value)}"
+        entries = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+        if all(isinstance(item, (bool, int, float, str, type(None))) for _, item in entries):
+            return [f"{head}{kind} {_clip(repr(value))}{note}"]
+        if depth >= _MAX_DEPTH:
+            return [f"{head}{kind} ...{note}"]
+        lines = [f"{head}{kind}{note}"]
+        for key, item in entries[:_MAX_ITEMS]:
+            lines += describe(f"[{key!r}]", item, statistics, depth=depth + 1)
+        return lines if len(entries) <= _MAX_ITEMS else [*lines, f"{'  ' * (depth + 1)}... {len(entries)} in all"]
+    return [f"{head}{_describe_scalar(value)}{note}"]
+
+
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """Shape, stride, dtype, device, requires_grad and contiguity; reads no values."""
+    strided = tensor.layout is torch.strided
+    stride = tuple(tensor.stride()) if strided else tensor.layout
+    return (
+        f"Tensor shape={tuple(tensor.shape)} stride={stride} dtype={tensor.dtype} device={tensor.device} "
+        f"requires_grad={tensor.requires_grad} contiguous={strided and tensor.is_contiguous()}"
+    )
+
+
+def _describe_scalar(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name} ({value.value!r})"
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return _clip(repr(value))
+    if isinstance(value, (torch.dtype, torch.device, torch.Size)):
+        return str(value)
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+        return f"{value.__module__}.{value.__qualname__}"
+    # repr() of an unknown object may print the tensors it holds, which synchronises.
+    return f"{type(value).__module__}.{type(value).__qualname__} object at {id(value):#x}"
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}... ({len(text)} characters)"
+
+
+def skipped_statistics(tensor: torch.Tensor) -> str:
+    """Stands in for :func:`tensor_statistics` where reading values is illegal."""
+    return "statistics skipped: a CUDA graph is being captured"
+
+
+def tensor_statistics(tensor: torch.Tensor) -> str:
+    """``min= max= mean=`` of the finite elements, plus ``nan= inf=`` counts for floating dtypes; never raises.
+
+    The extremes leave NaN and infinities out because the counts already report them, and a single NaN would
+    otherwise hide the range of everything else.
+    """
+    try:
+        return _statistics(tensor)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"statistics unavailable ({_clip(reason)})"
+
+
+@torch.no_grad()
+def _statistics(tensor: torch.Tensor) -> str:
+    if tensor.numel() == 0:
+        return "empty"
+    if tensor.is_complex():
+        return "statistics unavailable (complex)"
+    is_float = tensor.is_floating_point()
+    low, high, total, finite, nans, infs = math.inf, -math.inf, 0.0, 0, 0, 0
+    for part in _chunks(tensor.detach()):
+        if is_float:
+            values = part if part.dtype in (torch.float32, torch.float64) else part.float()
+            nans += int(values.isnan().sum())
+            infs += int(values.isinf().sum())
+            values = values[values.isfinite()]
+        else:
+            values = part.to(torch.int64)
+        if values.numel():
+            low, high = min(low, values.min().item()), max(high, values.max().item())
+            total += values.sum(dtype=torch.float64).item()
+            finite += values.numel()
+    if finite == 0:
+        text = "min=nan max=nan mean=nan"
+    else:
+        spread = f"min={low:.6g} max={high:.6g}" if is_float else f"min={low} max={high}"
+        text = f"{spread} mean={total / finite:.6g}"
+    return f"{text} nan={nans} inf={infs}" if is_float else text
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Pieces of at most ``_CHUNK`` elements cut along the leading dimensions, without copying."""
+    if tensor.numel() <= _CHUNK:
+        yield tensor
+        return
+    rows = max(1, _CHUNK // max(1, tensor.numel() // tensor.shape[0]))
+    for part in tensor.split(rows):
+        yield from _chunks(part if part.numel() <= _CHUNK else part[0])

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments <-> JSON plus a flat dict of tensors, and host copies that keep the layout of a tensor."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import math
+import numbers
+import sys
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import torch
+
+__all__ = [
+    "Encoder",
+    "class_path",
+    "decode",
+    "describe_layout",
+    "host_copy",
+    "load_class",
+    "tensor_bytes",
+    "with_layout",
+]
+
+
+def class_path(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def load_class(path: str) -> Any:
+    """The class named by :func:`class_path`. Metadata is data: only modules of this package are ever imported."""
+    module_name, _, qualname = path.partition(":")
+    if module_name == "flashinfer" or module_name.startswith("flashinfer."):
+        importlib.import_module(module_name)
+    value: Any = sys.modules.get(module_name)
+    if value is None:
+        raise RuntimeError(f"replay: module {module_name} is not imported, expected it loaded (for {qualname})")
+    for part in qualname.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, type):
+        raise RuntimeError(f"replay: {path} is {value!r}, expected a class")
+    return value
+
+
+class Encoder:
+    """Collects the tensors of nested arguments under flat keys and turns everything else into JSON.
+
+    A tensor object met twice gets one key, so a replay passes one tensor twice (``out=input`` stays in place).
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._key_of: dict[int, str] = {}
+
+    def encode(self, value: Any, key: str) -> dict[str, Any]:
+        if isinstance(value, torch.Tensor):
+            return {"type": "tensor", "key": self._add(value, key)}
+        if isinstance(value, enum.Enum):
+            return {"type": "enum", "class": class_path(type(value)), "name": value.name}
+        if value is None or isinstance(value, (bool, str)):
+            return {"type": "value", "value": value}
+        if isinstance(value, numbers.Integral):
+            return {"type": "value", "value": int(value)}
+        if isinstance(value, numbers.Real):
+            number = float(value)
+            if math.isfinite(number):
+                return {"type": "value", "value": number}
+            return {"type": "float", "value": str(number)}  # JSON has no spelling for these
+        if isinstance(value, (torch.dtype, torch.device)):
+            return {"type": f"torch.{type(value).__name__}", "value": str(value)}
+        if isinstance(value, torch.Size):
+            return {"type": "torch.Size", "value": list(value)}
+        if isinstance(value, (list, tuple)):
+            kind = "list" if isinstance(value, list) else "tuple"
+            encoded = {"type": kind, "items": [self.encode(item, f"{key}_{i}") for i, item in enumerate(value)]}
+            return {**encoded, "class": class_path(type(value))} if hasattr(value, "_fields") else encoded
+        if isinstance(value, dict):
+            items = [[self.encode(k, f"{key}_key"), self.encode(v, f"{key}_{k}")] for k, v in value.items()]
+            return {"type": "dict", "items": items}
+        return {"type": "object", "class": class_path(type(value)), "id": id(value), "argument": key}
+
+    def _add(self, tensor: torch.Tensor, key: str) -> str:
+        known = self._key_of.get(id(tensor))
+        if known is not None:
+            return known
+        while key in self.tensors:  # kwargs x=(t,) and x_0=u would otherwise share kwarg_x_0
+            key += "_"
+        self.tensors[key] = tensor
+        self._key_of[id(tensor)] = key
+        return key
+
+
+def decode(
+    encoded: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    place: Callable[[torch.device], torch.device],
+    find_object: Callable[[Mapping[str, Any]], Any],
+) -> Any:
+    """Inverse of :meth:`Encoder.encode`; ``place`` maps recorded devices, ``find_object`` supplies foreign objects."""
+    kind, value = encoded["type"], encoded.get("value")
+    if kind == "tensor":
+        return tensors[encoded["key"]]
+    if kind == "value":
+        return value
+    if kind == "float":
+        return float(str(value))
+    if kind == "torch.dtype":
+        return getattr(torch, str(value).removeprefix("torch."))
+    if kind == "torch.device":
+        return place(torch.device(str(value)))
+    if kind == "torch.Size":
+        return torch.Size(value or [])
+    if kind == "enum":
+        cls = load_class(encoded["class"])
+        if not issubclass(cls, enum.Enum):
+            raise RuntimeError(f"replay: {encoded['class']} is {cls!r}, expected an Enum")
+        return cls[encoded["name"]]
+    if kind in ("list", "tuple"):
+        items = [decode(item, tensors, place, find_object) for item in encoded["items"]]
+        if "class" in encoded:
+            cls = load_class(encoded["class"])
+            if not (issubclass(cls, tuple) and hasattr(cls, "_fields")):
+                raise RuntimeError(f"replay: {encoded['class']} is {cls!r}, expected a named tuple")
+            return cls(*items)
+        return items if kind == "list" else tuple(items)
+    if kind == "dict":
+        pairs = [[decode(part, tensors, place, find_object) for part in pair] for pair in encoded["items"]]
+        return dict(pairs)
+    return find_object(encoded)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def describe_layout(tensor: torch.Tensor) -> dict[str, Any]:
+    """The ``tensor_details`` entry of one tensor."""
+    stride = list(tensor.stride()) if tensor.layout is torch.strided else None
+    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "stride": stride, "device": str(tensor.device)}
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A private CPU copy with the strides of ``tensor``.
+
+    Views that skip most of their memory (one column of a wide matrix) are packed instead: keeping the gaps would write
+    far more than the values. The true strides are in the metadata, and a replay restores them from there.
+    """
+    source = tensor.detach()
+    if source.layout is not torch.strided:
+        return source.cpu().clone()
+    shape, stride = tuple(source.shape), tuple(source.stride())
+    if _extent(_base_shape(shape, stride), stride) > 2 * source.numel():
+        return source.cpu().contiguous().clone()
+    return with_layout(source, shape, stride, torch.device("cpu"))
+
+
+def with_layout(
+    source: torch.Tensor, shape: Sequence[int], stride: Optional[Sequence[int]], device: torch.device
+) -> torch.Tensor:
+    """A copy of ``source`` on ``device`` with exactly these strides; broadcast (stride 0) dimensions stay broadcast."""
+    if stride is None:
+        return source.to(device)
+    base = _base_shape(shape, stride)
+    for dim, size in enumerate(base):
+        source = source.narrow(dim, 0, size)
+    # Bytes, because some packed dtypes cannot be filled; zeros, because the gaps end up in a file.
+    storage = torch.zeros(_extent(base, stride) * source.element_size(), dtype=torch.uint8, device=device)
+    target = storage.view(source.dtype).as_strided(base, stride)
+    target.copy_(source)
+    return target.expand(shape)
+
+
+def _base_shape(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    return [min(size, 1) if step == 0 else size for size, step in zip(shape, stride, strict=True)]
+
+
+def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements between the first and the last one, both included."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

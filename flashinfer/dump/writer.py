@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes one directory per API call (log level 10): inputs before the call, outputs after it.
+
+    <dir>/<YYYYmmdd_HHMMSS_mmm>_pid<PID>_<api>_call<NNNN>/{inputs.pt, outputs.pt, metadata.jsonl}
+    <dir>/session.jsonl                                    every record of every call
+
+Names sort in call order within a process, which is what a sequence replay relies on.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import logging
+import os
+import platform
+import re
+import threading
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional
+
+import torch
+
+from ..knobs import knobs
+from . import files, graph
+from .codec import Encoder, class_path, describe_layout, host_copy, tensor_bytes
+
+__all__ = ["ApiCall", "CallDump", "DumpSettings", "Dumper"]
+
+_log = logging.getLogger("flashinfer.api")
+
+
+@dataclass(frozen=True)
+class DumpSettings:
+    """The ``FLASHINFER_DUMP_*`` variables."""
+
+    directory: Path = Path("flashinfer_dumps")
+    include: str = ""
+    exclude: str = ""
+    max_count: int = 1000
+    max_size_gb: float = 20.0
+    safetensors: bool = False
+
+    @classmethod
+    def from_knobs(cls) -> DumpSettings:
+        return cls(
+            directory=knobs.dump_dir,
+            include=knobs.dump_include,
+            exclude=knobs.dump_exclude,
+            max_count=knobs.dump_max_count,
+            max_size_gb=knobs.dump_max_size_gb,
+            safetensors=knobs.dump_safetensors,
+        )
+
+    def selects(self, name: str) -> bool:
+        """Whether the include list (when there is one) names this API and the exclude list does not."""
+        return (not self.include.strip() or _matches(name, self.include)) and not _matches(name, self.exclude)
+
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern.strip()) for pattern in patterns.split(",") if pattern.strip())
+
+
+@dataclass
+class ApiCall:
+    """One call in flight. ``args`` excludes ``owner``, the object whose method is called."""
+
+    name: str
+    func: Callable[..., Any]
+    sequence: int
+    owner: Optional[object]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    is_capturing: bool
+
+
+@dataclass
+class CallDump:
+    """State between the inputs and the outputs of one dumped call."""
+
+    directory: Path
+    record: dict[str, Any]
+    inputs: dict[str, torch.Tensor]
+    before: dict[str, torch.Tensor] = field(default_factory=dict)  # host copies, to find what the call changed
+
+
+class Dumper:
+    """Applies the caps and writes the files. One per decorator; safe to use from several threads."""
+
+    def __init__(self, settings: DumpSettings) -> None:
+        self.settings = settings
+        self._root = settings.directory.absolute()  # the program may change its directory later
+        self._lock = threading.Lock()
+        self._count = self._bytes = self._last_ms = 0
+        self._format: Optional[str] = None
+
+    def begin(self, call: ApiCall) -> Optional[CallDump]:
+        """Save the inputs; ``None`` when a cap drops this dump. During a capture only references are kept."""
+        encoder = Encoder()
+        args = [encoder.encode(value, f"arg_{i}") for i, value in enumerate(call.args)]
+        kwargs = {name: encoder.encode(value, f"kwarg_{name}") for name, value in call.kwargs.items()}
+        inputs = encoder.tensors
+        size = 0 if call.is_capturing else sum(map(tensor_bytes, inputs.values()))
+        if not self._admit(call.name) or not self.reserve(size, call.name):
+            return None
+
+        directory, timestamp = self._new_directory(call)
+        record = {
+            "function_name": call.name,
+            "module": call.func.__module__,
+            "qualname": call.func.__qualname__,
+            "call_sequence": call.sequence,
+            "timestamp": timestamp,
+            "process_id": os.getpid(),
+            "input_metadata": {"args": args, "kwargs": kwargs},
+            "output_metadata": {},
+            "tensor_info": {"inputs": {key: tensor_bytes(t) for key, t in inputs.items()}, "outputs": {}},
+            "tensor_details": {"inputs": {key: describe_layout(t) for key, t in inputs.items()}, "outputs": {}},
+            "tensor_format": self.tensor_format,
+            "function_signature": _signature_text(call.func),
+            "versions": _versions(),
+            "execution_status": "graph_capture_pending_flush" if call.is_capturing else "inputs_saved",
+            "graph_capture": call.is_capturing,
+            "dump_dir": str(directory),
+        }
+        if call.owner is not None:
+            record |= {"self_id": id(call.owner), "self_class": class_path(type(call.owner))}
+        dump = CallDump(directory, record, inputs)
+        if not call.is_capturing:
+            dump.before = {key: host_copy(tensor) for key, tensor in inputs.items()}
+            files.save_tensors(directory, "inputs", dump.before, self.tensor_format)
+        self.write_record(dump)
+        return dump
+
+    def end(self, dump: CallDump, result: Any) -> None:
+        """Save the results and every argument the call changed (destination-passing and in-place functions)."""
+        encoder = Encoder()
+        encoded = encoder.encode(result, "result")
+        outputs = dict(encoder.tensors)
+        owners = {id(tensor): key for key, tensor in dump.inputs.items()}
+        aliases = {key: owners[id(tensor)] for key, tensor in outputs.items() if id(tensor) in owners}
+        dump.record["output_metadata"] = {"result": encoded, "mutated": [], "result_aliases": aliases}
+        if dump.record["graph_capture"]:
+            self._describe_outputs(dump, outputs)
+            self.write_record(dump)
+            graph.hold(self, dump, outputs)
+            return
+        saved = {key: host_copy(tensor) for key, tensor in outputs.items()}
+        for key, tensor in dump.inputs.items():
+            if key not in aliases.values():
+                after = host_copy(tensor)
+                if not _same_bytes(dump.before[key], after):
+                    outputs[key], saved[key] = tensor, after
+                    dump.record["output_metadata"]["mutated"].append(key)
+        self._describe_outputs(dump, outputs)
+        dump.record["execution_status"] = "completed"
+        fits = self.reserve(sum(map(tensor_bytes, saved.values())), dump.record["function_name"])
+        dump.record["outputs_saved"] = fits
+        if fits:
+            files.save_tensors(dump.directory, "outputs", saved, self.tensor_format)
+        self.write_record(dump)
+
+    def fail(self, dump: CallDump, error: BaseException) -> None:
+        """The call raised: the state stays ``inputs_saved``, with the reason."""
+        dump.record["error"] = f"{type(error).__name__}: {error}"
+        self.write_record(dump)
+
+    def write_record(self, dump: CallDump) -> None:
+        files.append_record(dump.directory / files.METADATA, dump.record)
+        files.append_record(self._root / files.SESSION, dump.record)
+
+    @property
+    def tensor_format(self) -> str:
+        if self._format is None:
+            self._format = files.tensor_format(self.settings.safetensors)
+        return self._format
+
+    def reserve(self, size: int, name: str) -> bool:
+        """Count ``size`` bytes against the cap; past it, warn and refuse."""
+        limit = self.settings.max_size_gb * 1e9
+        with self._lock:
+            fits = self._bytes + size <= limit
+            self._bytes += size if fits else 0
+        if not fits:
+            cap = f"FLASHINFER_DUMP_MAX_SIZE_GB={self.settings.max_size_gb}"
+            _warn(f"dump of {name} dropped: {size} bytes would pass {cap}")
+        return fits
+
+    def _admit(self, name: str) -> bool:
+        with self._lock:
+            fits = self._count < self.settings.max_count
+            self._count += fits
+        if not fits:
+            _warn(f"dump of {name} dropped: FLASHINFER_DUMP_MAX_COUNT={self.settings.max_count} is reached")
+        return fits
+
+    def _new_directory(self, call: ApiCall) -> tuple[Path, str]:
+        # Two calls in one millisecond would sort by API name: plan() after run(). Each call gets its own millisecond.
+        with self._lock:
+            self._last_ms = moment = max(time.time_ns() // 1_000_000, self._last_ms + 1)
+        clock = time.localtime(moment // 1000)
+        stamp = f"{time.strftime('%Y%m%d_%H%M%S', clock)}_{moment % 1000:03d}"
+        api = re.sub(r"[^\w.-]", "_", call.name)
+        directory = self._root / f"{stamp}_pid{os.getpid()}_{api}_call{call.sequence:04d}"
+        directory.mkdir(parents=True)
+        return directory, f"{time.strftime('%Y-%m-%dT%H:%M:%S', clock)}.{moment % 1000:03d}"
+
+    @staticmethod
+    def _describe_outputs(dump: CallDump, outputs: Mapping[str, torch.Tensor]) -> None:
+        dump.record["tensor_info"]["outputs"] = {key: tensor_bytes(t) for key, t in outputs.items()}
+        dump.record["tensor_details"]["outputs"] = {key: describe_layout(t) for key, t in outputs.items()}
+
+
+def _same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bitwise, so that NaN equals itself and packed dtypes compare."""
+    if left.shape != right.shape or left.layout is not torch.strided:
+        return False
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right)))
+
+
+def _signature_text(func: Callable[..., Any]) -> str:
+    try:
+        return str(inspect.signature(func))
+    except (TypeError, ValueError):
+        return "(...)"
+
+
+def _versions() -> dict[str, Optional[str]]:
+    from ..version import __version__
+
+    return {
+        "flashinfer": __version__,
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
+
+
+def _warn(text: str) -> None:
+    _log.warning(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=2)

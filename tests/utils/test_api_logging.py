@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API log: levels, destinations, and that it neither costs anything when off nor breaks a call when on."""
+
+import enum
+import logging
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import timeit
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashinfer import api_logging, describe, fi_trace
+from flashinfer.api_logging import LogSettings, flashinfer_api, make_api_decorator
+from flashinfer.dump import DumpSettings, graph
+from flashinfer.knobs import knobs
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Color(enum.Enum):
+    RED = 3
+
+
+class Log:
+    """A decorator whose output can be read back."""
+
+    def __init__(self, tmp_path, level, **dump):
+        self.path = tmp_path / "api.log"
+        dump_settings = DumpSettings(directory=tmp_path / "dumps", **dump)
+        self.decorate = make_api_decorator(LogSettings(level=level, dest=str(self.path), dump=dump_settings))
+
+    @property
+    def text(self):
+        return self.path.read_text() if self.path.exists() else ""
+
+
+@pytest.fixture
+def log(tmp_path):
+    yield lambda level, **dump: Log(tmp_path, level, **dump)
+    api_logging._set_destination(knobs.log_dest)
+
+
+def plain(x, factor=2.0, *, mode=None):
+    return x * factor
+
+
+def test_level_0_returns_the_function_itself(log):
+    off = log(0)
+    assert off.decorate(plain) is plain
+    assert off.decorate()(plain) is plain
+    seconds = [min(timeit.repeat(lambda f=f: f(1), number=20000)) for f in (plain, off.decorate(plain))]
+    print(f"call: plain {seconds[0] / 20000 * 1e9:.0f} ns, decorated at level 0 {seconds[1] / 20000 * 1e9:.0f} ns")
+    assert off.text == ""
+
+
+def test_settings_come_from_the_variables():
+    with knobs.override(log_level="5", log_dest="stderr", dump_include="a*", dump_max_count="7", trace_dump="1"):
+        settings = LogSettings.from_knobs()
+    assert (settings.level, settings.dest, settings.trace_dump) == (5, "stderr", True)
+    assert (settings.dump.include, settings.dump.max_count) == ("a*", 7)
+    with knobs.override(**dict.fromkeys(["log_level", "log_dest", "trace_dump", "dump_dir"])):
+        assert LogSettings.from_knobs() == LogSettings()
+        assert LogSettings().dump == DumpSettings(Path("flashinfer_dumps"), "", "", 1000, 20.0, False)
+
+
+def test_decorator_keeps_the_signature_and_works_bare_and_called(log):
+    on = log(1)
+    for wrapped in (on.decorate(plain), on.decorate()(plain)):
+        assert wrapped is not plain and wrapped.__wrapped__ is plain and wrapped.__name__ == "plain"
+        assert wrapped(3, factor=2) == 6
+    assert flashinfer_api()(plain)(2) == 4
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_level_1_is_one_line_per_call(log, level):
+    on = log(level)
+    func = on.decorate(plain)
+    func(torch.ones(3))
+    func(torch.ones(3))
+    calls = [line for line in on.text.splitlines() if "plain" in line]
+    assert [re.sub(r"^\[[-\d]+ [\d:.]+\] ", "", line) for line in calls] == [
+        "plain called (call 1)",
+        "plain called (call 2)",
+    ]
+    assert "shape" not in on.text
+
+
+def test_the_name_is_logged_before_a_call_that_raises(log):
+    on = log(1)
+
+    @on.decorate
+    def broken(x):
+        assert "broken called" in on.text  # on disk before the body runs
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        broken(1)
+    assert "raised" not in on.text
+
+
+def test_level_3_describes_arguments_and_results(log):
+    on = log(3)
+
+    @on.decorate
+    def op(x, pair, color, *, dtype, eps=1e-6, out=None):
+        before = on.text
+        assert (
+            "x: Tensor shape=(2, 3) stride=(1, 2) dtype=torch.float16 device=cpu requires_grad=False contiguous=False"
+            in before
+        )
+        assert "returned" not in before
+        return x, {"count": 4}
+
+    x = torch.zeros(3, 2, dtype=torch.float16).T
+    op(x, [torch.ones(1), "s"], Color.RED, dtype=torch.bfloat16)
+    for line in (
+        "  pair: list of 2",
+        "    [0]: Tensor shape=(1,)",
+        "    [1]: 's'",
+        "  color: Color.RED (3)",
+        "  dtype: torch.bfloat16",
+        "  eps: 1e-06 (default)",
+        "  out: None (default)",
+        "op returned (call 1)\n  result: tuple of 2\n    [0]: Tensor shape=(2, 3)",
+        "    [1]: dict of 1 {'count': 4}",
+    ):
+        assert line in on.text
+    assert "min=" not in on.text
+
+
+def test_level_3_tells_how_a_call_failed_even_with_wrong_arguments(log):
+    on = log(3)
+    with pytest.raises(TypeError):
+        on.decorate(plain)(torch.ones(2), wrong=5)
+    assert "arg_0: Tensor shape=(2,)" in on.text and "wrong: 5" in on.text
+    assert "plain raised (call 1): TypeError" in on.text
+
+
+def test_level_5_adds_statistics(log):
+    on = log(5)
+
+    @on.decorate
+    def in_place(x, index):
+        x.add_(1)
+
+    x = torch.tensor([1.0, -3.0, float("nan"), float("inf"), float("-inf"), 5.0])
+    in_place(x, torch.tensor([1, 2, 6]))
+    before, after = on.text.split("in_place returned")
+    assert "min=-3 max=5 mean=1 nan=1 inf=2" in before
+    assert "min=1 max=6 mean=3\n" in before  # integers have no NaN
+    assert "result: None" in after and "min=-2 max=6 mean=2 nan=1 inf=2" in after  # the result is in an argument
+
+
+@pytest.mark.parametrize(
+    "tensor, text",
+    [
+        (torch.empty(0, 3), "empty"),
+        (torch.tensor(2.5, dtype=torch.bfloat16, requires_grad=True), "min=2.5 max=2.5 mean=2.5 nan=0 inf=0"),
+        (torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn), "min=-2 max=1 mean=-0.5 nan=0 inf=0"),
+        (torch.tensor([True, False]), "min=0 max=1 mean=0.5"),
+        (torch.full((2,), float("nan")), "min=nan max=nan mean=nan nan=2 inf=0"),
+        (torch.ones(2, dtype=torch.complex64), "statistics unavailable (complex)"),
+    ],
+)
+def test_statistics(tensor, text):
+    assert describe.tensor_statistics(tensor) == text
+
+
+def test_statistics_of_a_large_tensor_are_taken_in_pieces(monkeypatch):
+    monkeypatch.setattr(describe, "_CHUNK", 10)
+    for shape in [(35,), (2, 3, 7), (7, 3), (1, 40)]:
+        x = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
+        assert all(part.numel() <= 10 for part in describe._chunks(x))
+        n = x.numel()
+        assert describe.tensor_statistics(x) == f"min=0 max={n - 1} mean={(n - 1) / 2:g} nan=0 inf=0"
+    assert describe.tensor_statistics(torch.empty(3, device="meta")).startswith("statistics unavailable (")
+
+
+def test_objects_are_named_but_not_printed():
+    class Holder:
+        def __repr__(self):
+            raise AssertionError("repr may synchronise")
+
+    assert re.fullmatch(r"  h: .*Holder object at 0x[0-9a-f]+", describe.describe("h", Holder())[0])
+    assert len(describe.describe("s", "y" * 5000)[0]) < 300
+    many = describe.describe("list", [torch.ones(1)] * 100)
+    assert len(many) < 20 and many[-1] == "    ... 100 in all"
+    assert describe.describe("f", plain)[0].endswith("test_api_logging.plain")
+
+
+def test_statistics_are_skipped_during_a_capture(log, monkeypatch):
+    on = log(5)
+    monkeypatch.setattr(graph, "is_capturing", lambda: True)
+    on.decorate(plain)(torch.ones(2))
+    assert on.text.count("statistics skipped: a CUDA graph is being captured") == 2  # argument and result
+    assert "min=" not in on.text
+
+
+def test_capture_probe_never_raises(monkeypatch):
+    assert graph.is_capturing() is False  # a CPU build of torch raises when it is asked directly
+
+    def broken():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", broken)
+    assert graph.is_capturing() is False
+
+
+def test_filters_reduce_a_call_to_its_name(log):
+    on = log(5, include="pla*,keep", exclude="*_secret")
+
+    def plain_secret(x):
+        return x
+
+    def other(x):
+        return x
+
+    for func in (plain, plain_secret, other):
+        on.decorate(func)(torch.ones(2))
+    assert all(f"{name} called" in on.text for name in ("plain", "plain_secret", "other"))
+    assert on.text.count("min=") == 2 and "plain_secret returned" not in on.text and "other returned" not in on.text
+
+
+def test_patterns_are_case_sensitive():
+    settings = DumpSettings(include=" Batch*.run , rms?orm", exclude="*Wrapper.plan")
+    names = ["BatchX.run", "batchX.run", "rmsnorm", "rmsorm", "BatchWrapper.plan"]
+    assert [settings.selects(name) for name in names] == [True, False, True, False, False]
+    assert DumpSettings(include="*", exclude="a, ,").selects("b") and not DumpSettings(exclude="a").selects("a")
+
+
+def test_methods_carry_the_class_name(log):
+    on = log(1)
+
+    class Wrapper:
+        @on.decorate
+        def __init__(self, n):
+            self.n = n
+
+        @on.decorate
+        def run(self, x):
+            return self.n + x
+
+    class Derived(Wrapper):
+        pass
+
+    @on.decorate
+    def run(x):
+        return x
+
+    assert Derived(1).run(2) == 3
+    run(Wrapper(5))  # an instance as a plain argument makes no method
+    names = re.findall(r"\] (\S+) called", on.text)
+    assert names == ["Derived.__init__", "Derived.run", "Wrapper.__init__", "run"]
+
+
+def test_banner_is_written_once(log):
+    on = log(1)
+    for func in (on.decorate(plain), on.decorate(lambda x: x)):
+        func(1)
+    assert on.text.count("flashinfer API log") == 1 and on.text.startswith("[")
+    assert f"torch {torch.__version__}, CUDA" in on.text and "GPUs: " in on.text
+
+
+def test_a_broken_banner_is_one_line(log, monkeypatch):
+    on = log(1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)
+    assert on.decorate(plain)(2) == 4
+    assert "the list of GPUs failed: ZeroDivisionError" in on.text and "plain called" in on.text
+
+
+def test_failures_of_the_log_do_not_reach_the_caller(log, monkeypatch, tmp_path, capsys):
+    on = log(3)
+    monkeypatch.setattr(api_logging, "describe", lambda *a, **k: 1 / 0)
+    assert on.decorate(plain)(2) == 4
+    assert "logging the call failed: ZeroDivisionError" in on.text
+    assert "logging the result failed: ZeroDivisionError" in on.text
+
+    (tmp_path / "file").touch()
+    make = make_api_decorator(LogSettings(level=1, dest=str(tmp_path / "file" / "below.log")))
+    func = make(plain)
+    assert func(2) == func(2) == 4
+    assert capsys.readouterr().err.count("flashinfer.api: cannot log to") == 1
+
+
+@pytest.mark.parametrize("dest", ["stdout", "stderr"])
+def test_standard_streams(log, capsys, dest):
+    func = make_api_decorator(LogSettings(level=1, dest=dest))(plain)
+    func(1)
+    captured = capsys.readouterr()
+    assert "plain called" in getattr(captured, dest.removeprefix("std"))
+
+
+def test_file_is_appended_and_named_after_the_process(log, tmp_path):
+    target = tmp_path / "new" / "log_%i.txt"
+    for _ in range(2):
+        make_api_decorator(LogSettings(level=1, dest=str(target)))(plain)(1)
+    text = (tmp_path / "new" / f"log_{os.getpid()}.txt").read_text()
+    assert text.count("plain called (call 1)") == 2
+
+
+def test_own_logger_is_not_propagated(log):
+    on = log(1)
+    logger = logging.getLogger("flashinfer.api")
+    mine = logging.NullHandler()
+    logger.addHandler(mine)
+    make_api_decorator(LogSettings(level=1, dest=str(on.path)))
+    ours = [handler for handler in logger.handlers if isinstance(handler, api_logging._Destination)]
+    assert mine in logger.handlers and len(ours) == 1 and logger.propagate is False
+    logger.removeHandler(mine)
+
+
+def test_torch_compile_sees_the_plain_function(log):
+    on = log(5)
+    compiled = torch.compile(on.decorate(plain), fullgraph=True, backend="eager")
+    assert compiled(torch.ones(2)).tolist() == [2, 2] and on.text == ""
+
+
+def test_trace_is_attached_and_dumped_without_a_log(log, monkeypatch):
+    seen = []
+
+    def attach(func, template):
+        func._trace_template = template
+
+    def dump_call(func, args, kwargs):
+        seen.append((func, args, kwargs))
+        raise RuntimeError("must not reach the caller")
+
+    monkeypatch.setattr(fi_trace, "attach_fi_trace", attach)
+    monkeypatch.setattr(fi_trace, "dump_call", dump_call)
+
+    def traced(x, y=0):
+        return x + y
+
+    off = make_api_decorator(LogSettings(dest="stderr"))
+    assert off(traced, trace="template") is traced and traced._trace_template == "template"
+    dumping = make_api_decorator(LogSettings(dest="stderr", trace_dump=True))
+    assert dumping(plain) is plain  # has no template
+    assert dumping(trace="t2")(traced)(1, y=2) == 3
+    assert seen == [(traced, (1,), {"y": 2})]
+
+
+CRASH = """
+    import os, signal, sys
+    import torch
+    from flashinfer.api_logging import flashinfer_api
+    from flashinfer.dump import graph
+
+    os.environ["FLASHINFER_LOGLEVEL"] = "0"          # too late: settings were read at import
+
+    @flashinfer_api
+    def op(x, how):
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x * 2
+
+    def child(body):
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            body()
+            sys.exit(0)                              # runs the exit hooks
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), pid
+
+    def captured(number):
+        graph.is_capturing = lambda: True
+        op(torch.full((2,), number), how="capture")
+        graph.is_capturing = lambda: False
+
+    def terminated():
+        captured(6.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    x = torch.tensor([1.5, -2.5])
+    print(*child(lambda: op(x, how="kill")), *child(terminated), *child(lambda: captured(7.0)))
+"""
+
+
+def test_a_killed_process_leaves_its_inputs(tmp_path):
+    """One process with three children: killed inside the op, terminated and ended with graph dumps pending."""
+    variables = {
+        "FLASHINFER_LOGLEVEL": "10",
+        "FLASHINFER_LOGDEST": str(tmp_path / "log_%i.txt"),
+        "FLASHINFER_DUMP_DIR": str(tmp_path / "dumps"),
+        "PYTHONPATH": str(Path(api_logging.__file__).parents[1]),
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CRASH)], env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    killed, killed_pid, terminated, terminated_pid, ended, ended_pid = map(int, run.stdout.split())
+    assert (killed, terminated, ended) == (-9, -15, 0)
+
+    text = (tmp_path / f"log_{killed_pid}.txt").read_text()
+    assert "x: Tensor shape=(2,)" in text and "min=-2.5 max=1.5 mean=-0.5 nan=0 inf=0" in text and "how: 'kill'" in text
+    assert "op returned" not in text
+    result = api_logging.replay_from_dump(
+        next((tmp_path / "dumps").glob(f"*_pid{killed_pid}_op_call0001")), device="cpu"
+    )
+    assert result["metadata"]["execution_status"] == "inputs_saved"
+    assert torch.equal(result["args"][0], torch.tensor([1.5, -2.5])) and result["kwargs"] == {"how": "kill"}
+
+    for pid, value in ((terminated_pid, 6.0), (ended_pid, 7.0)):
+        snapshot = next((tmp_path / "dumps").glob(f"*_pid{pid}_op_call0001/graph_flushes/flush_0000"))
+        assert torch.load(snapshot / "outputs.pt")["result"].tolist() == [2 * value] * 2
+    assert "user data" in "".join(path.read_text() for path in tmp_path.glob("log_*.txt"))
+
+
+@needs_cuda
+def test_level_5_inside_a_capture(log):
+    on = log(5)
+    func = on.decorate(plain)
+    x = torch.ones(8, device="cuda")
+    func(x)  # outside: statistics
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        y = func(x)
+    x.fill_(3)
+    captured.replay()
+    torch.cuda.synchronize()
+    assert y.eq(6).all()
+    assert on.text.count("statistics skipped") == 2 and on.text.count("min=") == 2
+    assert torch.cuda.get_device_name(0) in on.text

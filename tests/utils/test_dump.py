@@ -1,0 +1,622 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dumps and their replay: what is on disk, the caps, in-place functions, objects, CUDA graphs."""
+
+import collections
+import enum
+import gc
+import json
+import re
+import warnings
+
+import pytest
+import torch
+
+from flashinfer import api_logging
+from flashinfer.api_logging import LogSettings, make_api_decorator
+from flashinfer.dump import (
+    DumpSettings,
+    clear_graph_dumps,
+    codec,
+    files,
+    flush_graph_dumps,
+    graph,
+    replay,
+    replay_from_dump,
+    replay_main,
+    replay_sequence,
+)
+from flashinfer.knobs import knobs
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+class Mode(enum.IntEnum):
+    FAST = 4
+
+
+class Dumps:
+    """A decorator at level 10 and its dump directory."""
+
+    def __init__(self, tmp_path, **settings):
+        self.root = tmp_path / "dumps"
+        self.log = tmp_path / "api.log"
+        dump = DumpSettings(directory=self.root, **settings)
+        self.api = make_api_decorator(LogSettings(level=10, dest=str(self.log), dump=dump))
+
+    @property
+    def directories(self):
+        return sorted(path for path in self.root.iterdir() if path.is_dir())
+
+    @property
+    def text(self):
+        return self.log.read_text()
+
+
+@pytest.fixture
+def dumps(tmp_path):
+    yield lambda **settings: Dumps(tmp_path, **settings)
+    api_logging._set_destination(knobs.log_dest)
+    clear_graph_dumps()
+
+
+def scaled_sum(x, pair, *, factor=1.0, mode=None, dtype=None):
+    return (x + pair[0]) * factor, x.sum()
+
+
+def add_in_place(input, residual, weight):
+    residual += input
+    input.copy_(residual * weight)
+
+
+def write_out(x, out=None):
+    out.copy_(x + 1)
+    return out
+
+
+class Accumulator:
+    """Stands for a wrapper object: state set by ``plan``, used by ``run``."""
+
+    def __init__(self, start):
+        self.start = start
+
+    def plan(self, step):
+        self.step = step
+
+    def run(self, x):
+        return x * self.step + self.start
+
+    def run_twice(self, x, other):
+        return other.run(self.run(x))
+
+
+@pytest.fixture
+def wrapper_class(monkeypatch):
+    """``Accumulator`` with its methods decorated; undone afterwards."""
+
+    def decorate(api):
+        for name in ("__init__", "plan", "run", "run_twice"):
+            monkeypatch.setattr(Accumulator, name, api(getattr(Accumulator, name)))
+        return Accumulator
+
+    return decorate
+
+
+def test_one_directory_per_call(dumps):
+    on = dumps()
+    scaled = on.api(scaled_sum)
+    x, pair = torch.arange(6.0).reshape(2, 3), (torch.ones(3), 7)
+    result = scaled(x, pair, factor=2.0, mode=Mode.FAST, dtype=torch.float16)
+    scaled(x, pair)
+    first, second = on.directories
+    assert re.fullmatch(r"\d{8}_\d{6}_\d{3}_pid\d+_scaled_sum_call0001", first.name)
+    assert second.name.endswith("_scaled_sum_call0002")
+
+    inputs, outputs = torch.load(first / "inputs.pt"), torch.load(first / "outputs.pt")
+    assert inputs.keys() == {"arg_0", "arg_1_0"} and torch.equal(inputs["arg_0"], x)
+    assert outputs.keys() == {"result_0", "result_1"} and torch.equal(outputs["result_0"], result[0])
+
+    states = [json.loads(line) for line in (first / "metadata.jsonl").read_text().splitlines()]
+    assert [state["execution_status"] for state in states] == ["inputs_saved", "completed"]
+    record = states[-1]
+    common = (
+        "function_name module call_sequence timestamp process_id dump_dir versions function_signature graph_capture"
+    )
+    tensors = "input_metadata output_metadata tensor_info tensor_details tensor_format execution_status"
+    assert record.keys() >= {*common.split(" "), *tensors.split(" ")}
+    assert (record["function_name"], record["module"], record["call_sequence"]) == ("scaled_sum", __name__, 1)
+    assert record["tensor_info"]["inputs"] == {"arg_0": 24, "arg_1_0": 12}
+    details = {"shape": [2, 3], "dtype": "torch.float32", "stride": [3, 1], "device": "cpu"}
+    assert record["tensor_details"]["inputs"]["arg_0"] == details
+    assert record["function_signature"] == "(x, pair, *, factor=1.0, mode=None, dtype=None)"
+    assert "self_id" not in record and record["graph_capture"] is False and record["dump_dir"] == str(first)
+    session = [json.loads(line) for line in (on.root / "session.jsonl").read_text().splitlines()]
+    assert [(s["call_sequence"], s["execution_status"]) for s in session] == [
+        (1, "inputs_saved"),
+        (1, "completed"),
+        (2, "inputs_saved"),
+        (2, "completed"),
+    ]
+    assert f"dumped to {first}" in on.text and "user data" in on.text
+
+
+def test_inputs_are_synced_before_the_call(dumps, monkeypatch):
+    on = dumps()
+    synced = []
+    monkeypatch.setattr(files.os, "fsync", lambda descriptor: synced.append(descriptor))
+
+    @on.api
+    def op(x):
+        (directory,) = on.directories
+        assert (directory / "inputs.pt").exists() and files.read_record(directory)["execution_status"] == "inputs_saved"
+        assert len(synced) >= 4  # tensors, their directory, both records (and the log)
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        op(torch.ones(2))
+    record = files.read_record(on.directories[0])
+    assert (record["execution_status"], record["error"]) == ("inputs_saved", "ValueError: inside")
+
+
+def test_filters(dumps):
+    on = dumps(include="scaled*,write*", exclude="*_out")
+    x = torch.ones(2)
+    on.api(scaled_sum)(x, (x,))
+    on.api(write_out)(x, out=torch.empty(2))
+    on.api(add_in_place)(x, x.clone(), x.clone())
+    assert [re.sub(r".*pid\d+_", "", path.name) for path in on.directories] == ["scaled_sum_call0001"]
+
+
+def test_count_cap(dumps):
+    on = dumps(max_count=2)
+    scaled = on.api(scaled_sum)
+    x = torch.ones(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaled(x, (x,))
+        scaled(x, (x,))
+    with pytest.warns(RuntimeWarning, match="scaled_sum dropped: FLASHINFER_DUMP_MAX_COUNT=2 is reached"):
+        assert scaled(x, (x,))[1] == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a warning turned into an error is a failure of the log, not of the call
+        assert scaled(x, (x,))[1] == 2
+    assert len(on.directories) == 2 and "FLASHINFER_DUMP_MAX_COUNT=2" in on.text
+
+
+def test_size_cap(dumps):
+    on = dumps(max_size_gb=1000 * 1e-9)
+    write = on.api(write_out)
+    write(torch.ones(25), out=torch.zeros(25))  # 200 bytes in, 100 out
+    with pytest.warns(RuntimeWarning, match="8000 bytes would pass FLASHINFER_DUMP_MAX_SIZE_GB="):
+        write(torch.ones(1000), out=torch.zeros(1000))
+    with pytest.warns(RuntimeWarning, match="280 bytes"):  # 560 fit, their result does not
+        write(torch.ones(70), out=torch.zeros(70))
+    small, cut = on.directories
+    assert (small / "outputs.pt").exists() and not (cut / "outputs.pt").exists()
+    assert files.read_record(cut)["outputs_saved"] is False
+    result = replay_from_dump(cut, compare_outputs=True, device="cpu", run=True)
+    assert "comparison_match" not in result and torch.equal(result["execution_result"], torch.full((70,), 2.0))
+
+
+def test_safetensors(dumps):
+    pytest.importorskip("safetensors")
+    on = dumps(safetensors=True)
+    base = torch.arange(12.0).reshape(3, 4)
+    on.api(scaled_sum)(base.T[:, :2], (torch.ones(1).expand(4, 2),))
+    (directory,) = on.directories
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "inputs.safetensors",
+        "metadata.jsonl",
+        "outputs.safetensors",
+    ]
+    result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
+    assert result["comparison_match"] and result["metadata"]["tensor_format"] == "safetensors"
+    assert result["args"][0].stride() == (1, 4)  # the file is packed, the metadata is not
+
+
+def test_safetensors_missing_falls_back(dumps, monkeypatch):
+    on = dumps(safetensors=True)
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
+    on.api(scaled_sum)(torch.ones(2), (1,))
+    assert (on.directories[0] / "inputs.pt").exists()
+    assert "safetensors is not installed, writing .pt files instead" in on.text
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.arange(24.0).reshape(4, 6)[:, ::2],
+        torch.arange(100.0).reshape(10, 10)[:, 3],  # skips most of its memory: packed
+        torch.arange(3.0)[None, :, None].expand(4, 3, 2),
+        torch.tensor(5),
+        torch.empty(0, 4),
+        torch.ones(3).to(torch.float8_e4m3fn),
+        torch.arange(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+    ids=lambda t: f"{t.dtype}-{tuple(t.shape)}",
+)
+def test_host_copies_keep_values_and_layout(tensor):
+    copy = codec.host_copy(tensor)
+    assert copy.shape == tensor.shape and copy.dtype == tensor.dtype and not copy.requires_grad
+    as_bytes = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (copy, tensor)]
+    assert torch.equal(*as_bytes)
+    assert copy.untyped_storage().nbytes() <= 2 * codec.tensor_bytes(tensor)
+    restored = codec.with_layout(copy, tensor.shape, tensor.stride(), torch.device("cpu"))
+    assert restored.stride() == tensor.stride() or tensor.numel() == 0
+    if tensor.numel():
+        assert restored.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+
+
+def test_arguments_survive_the_round_trip():
+    t = torch.ones(2)
+    value = {
+        "plain": [None, True, 3, 2.5, "s", float("inf")],
+        "pair": Pair(t, (t, torch.zeros(1))),
+        5: Mode.FAST,
+        "torch": (torch.bfloat16, torch.device("cpu"), torch.Size([2, 3])),
+    }
+    encoder = codec.Encoder()
+    encoded = json.loads(json.dumps(encoder.encode(value, "arg_0")))
+    assert encoder.tensors.keys() == {"arg_0_pair_0", "arg_0_pair_1_1"}  # one key per tensor object
+    back = codec.decode(encoded, encoder.tensors, lambda device: device, lambda encoded: None)
+    assert back["plain"] == value["plain"] and back["torch"] == value["torch"] and back[5] is Mode.FAST
+    assert isinstance(back["pair"], Pair) and back["pair"].left is back["pair"].right[0] is t
+
+
+def test_colliding_names_get_their_own_key():
+    encoder = codec.Encoder()
+    keys = [encoder.encode(torch.ones(1), "kwarg_x_0")["key"] for _ in range(2)]
+    assert len(set(keys)) == 2
+
+
+def test_replay_matches_and_detects_changes(dumps, monkeypatch):
+    on = dumps()
+    on.api(scaled_sum)(torch.ones(2, 3), (torch.ones(3),), factor=3.0)
+    (directory,) = on.directories
+    loaded = replay_from_dump(str(directory), device="cpu")
+    assert loaded.keys() == {"args", "kwargs", "metadata"} and loaded["kwargs"] == {"factor": 3.0}
+    assert replay_from_dump(directory, compare_outputs=True, device="cpu")["expected_tensors"].keys() == {
+        "result_0",
+        "result_1",
+    }
+    result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
+    assert result["comparison_match"] is True and torch.equal(result["execution_result"][0], torch.full((2, 3), 6.0))
+
+    key = (__name__, "scaled_sum")
+    monkeypatch.setitem(replay._apis, key, lambda x, pair, factor: (x * 6.1, x.sum()))
+    result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
+    assert result["comparison_match"] is False
+    assert result["comparison_details"] == ["result[0] differs in 6 of 6 elements, largest difference 0.1"]
+    monkeypatch.setitem(replay._apis, key, lambda x, pair, factor: 1 / 0)
+    result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
+    assert result["execution_error"] == "ZeroDivisionError: division by zero" and "comparison_match" not in result
+
+
+@pytest.mark.parametrize(
+    "expected, actual, same",
+    [
+        (1.0, 1.0005, True),
+        (1.0, 1.1, False),
+        ("a", "a", True),
+        (None, 0, False),
+        ([1, 2], (1, 2), True),
+        ([1, 2], [1], False),
+        ({"a": 1}, {"b": 1}, False),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0005, float("nan")]), True),
+        (torch.tensor([10000]), torch.tensor([10001]), False),  # integers are exact
+        (torch.ones(2), torch.ones(3), False),
+        (torch.ones(2), torch.ones(2).half(), False),
+        (torch.ones(2).to(torch.float8_e5m2), torch.ones(2).to(torch.float8_e5m2), True),
+        *[
+            (
+                *(torch.tensor([v], dtype=torch.uint8).view(torch.float4_e2m1fn_x2) for v in values),
+                values[0] == values[1],
+            )
+            for values in ((3, 3), (3, 4))
+        ],
+    ],
+)
+def test_comparison(expected, actual, same):
+    assert (replay._compare(expected, actual, "result") == []) is same
+
+
+def test_in_place_functions_are_compared_through_their_arguments(dumps, monkeypatch):
+    on = dumps()
+    x, residual, weight = torch.full((2, 4), 3.0), torch.ones(2, 4), torch.full((4,), float("nan"))
+    weight[0] = 2.0
+    assert on.api(add_in_place)(x, residual, weight=weight) is None
+    (directory,) = on.directories
+    outputs, record = torch.load(directory / "outputs.pt"), files.read_record(directory)
+    assert outputs.keys() == {"arg_0", "arg_1"} and record["output_metadata"]["mutated"] == ["arg_0", "arg_1"]
+    assert torch.load(directory / "inputs.pt")["arg_0"][0, 0] == 3  # the value before the call
+    result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
+    assert result["comparison_match"] and result["execution_result"] is None
+
+    def forgets_input(input, residual, weight):
+        residual += input
+
+    monkeypatch.setitem(replay._apis, (__name__, "add_in_place"), forgets_input)
+    result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
+    assert result["comparison_details"] == ["arg_0 differs in 8 of 8 elements, largest difference nan"]
+
+
+def test_a_destination_that_is_returned_is_saved_once(dumps):
+    on = dumps()
+    x = torch.ones(3)
+    on.api(write_out)(x, out=x)  # in place: one tensor object twice
+    (directory,) = on.directories
+    assert torch.load(directory / "inputs.pt").keys() == {"arg_0"} and torch.load(directory / "outputs.pt").keys() == {
+        "result"
+    }
+    result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
+    assert result["comparison_match"] and result["args"][0] is result["kwargs"]["out"]
+
+
+def test_objects_are_rebuilt_in_a_sequence(dumps, wrapper_class):
+    on = dumps()
+    cls = wrapper_class(on.api)
+    one, two = cls(1.0), cls(start=2.0)
+    one.plan(3)
+    two.plan(5)
+    assert two.run(torch.ones(2)).tolist() == [7, 7]
+    assert one.run_twice(torch.ones(1), other=two).tolist() == [22]  # also records the two inner calls
+    results = replay_sequence(on.root, device="cpu")
+    assert [r["metadata"]["function_name"] for r in results] == [
+        f"Accumulator.{name}" for name in ["__init__", "__init__", "plan", "plan", "run", "run_twice", "run", "run"]
+    ]
+    assert all(r["comparison_match"] for r in results)
+    assert results[0]["metadata"]["self_id"] == id(one)
+
+    run = next(path for path in on.directories if "run_call" in path.name)
+    alone = replay_from_dump(run, device="cpu", run=True)
+    assert "unknown, expected a dump of its __init__ before" in alone["execution_error"]
+    record = files.read_record(run)
+    ready = object.__new__(Accumulator)
+    ready.start, ready.step = 2.0, 5
+    registry = {(record["process_id"], record["self_id"]): ready}
+    assert replay_from_dump(run, True, "cpu", True, registry)["comparison_match"]
+
+
+def test_calls_within_one_millisecond_keep_their_order(dumps, monkeypatch):
+    on = dumps()
+    monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_000_000_000)
+    functions = [type(plain)(plain.__code__, globals(), name) for name in ("zeta", "alpha", "midway")]
+    for func in functions:
+        on.api(func)(torch.ones(1))
+    assert [re.search(r"pid\d+_(\w+)_call", path.name)[1] for path in on.directories] == ["zeta", "alpha", "midway"]
+
+
+def plain(x):
+    return x
+
+
+def test_replay_calls_only_known_functions(dumps, tmp_path):
+    on = dumps()
+    on.api(plain)(torch.ones(1))
+    (directory,) = on.directories
+    record = files.read_record(directory)
+    for module, qualname in (("os", "getcwd"), ("flashinfer.knobs", "Knobs.all")):
+        files.append_record(directory / "metadata.jsonl", {**record, "module": module, "qualname": qualname})
+        result = replay_from_dump(directory, device="cpu", run=True)
+        assert f"{module}.{qualname} is no known API" in result["execution_error"]
+    with pytest.raises(RuntimeError, match="is not imported"):
+        codec.load_class("this_module_is_not_there:Thing")
+
+
+def test_unrecorded_arguments_are_named(dumps):
+    on = dumps()
+
+    @on.api
+    def sample(x, generator):
+        return x
+
+    sample(torch.ones(1), generator=torch.Generator())
+    result = replay_from_dump(on.directories[0], compare_outputs=True, device="cpu", run=True)
+    assert "kwarg_generator (torch:Generator) is unknown" in result["execution_error"].replace("torch._C", "torch")
+
+
+def test_a_torn_record_falls_back_to_the_line_before(tmp_path):
+    (tmp_path / "metadata.jsonl").write_text('{"execution_status": "inputs_saved"}\n{"execution_st')
+    assert files.read_record(tmp_path) == {"execution_status": "inputs_saved"}
+    (tmp_path / "metadata.jsonl").write_text("{")
+    with pytest.raises(RuntimeError, match="no complete line"):
+        files.read_record(tmp_path)
+
+
+def test_replay_main_reports_and_returns_a_code(dumps, monkeypatch, capsys, tmp_path):
+    on = dumps()
+
+    @on.api
+    def fails(x):
+        raise ValueError("always")
+
+    @on.api
+    def steady(x):
+        return x + 1
+
+    with pytest.raises(ValueError):
+        fails(torch.ones(1))
+    steady(torch.ones(1))
+    assert replay_main(on.root, "cpu") == 0
+    out = capsys.readouterr().out
+    assert (
+        re.search(r"same error +fails +1 ", out)
+        and re.search(r"match +steady +1 ", out)
+        and "2 replayed, 0 failed" in out
+    )
+
+    key = next(key for key in replay._apis if key[1].endswith("steady"))
+    monkeypatch.setitem(replay._apis, key, lambda x: x)
+    assert replay_main(on.root, "cpu") == 1
+    assert "result differs in 1 of 1 elements" in capsys.readouterr().out
+    assert replay_main(on.directories[1], "cpu") == 1  # a single dump
+    (on.directories[0] / "inputs.pt").write_bytes(b"torn")
+    assert replay_main(str(on.root), "cpu") == 1
+    assert re.search(r"ERROR +\?", capsys.readouterr().out)
+    assert replay_main(tmp_path / "nothing", "cpu") == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_default_device_falls_back_to_the_recorded_one(dumps):
+    on = dumps()
+    on.api(plain)(torch.ones(1))
+    on.api(plain)(torch.ones(1))
+    results = replay_sequence(on.root)
+    assert [r["args"][0].device.type for r in results] == ["cpu", "cpu"] and results[0]["comparison_match"]
+    assert on.text.count("replay: CUDA is not available") == 1
+
+
+def test_dump_failures_do_not_reach_the_caller(dumps, monkeypatch):
+    on = dumps()
+    monkeypatch.setattr(files, "save_tensors", lambda *args: 1 / 0)
+    assert on.api(plain)(torch.ones(1)) == 1
+    assert "the dump of the inputs failed: ZeroDivisionError" in on.text
+
+
+class FakeGraph:
+    """A graph on the CPU: records functions during the capture, runs them at replay."""
+
+    def __init__(self):
+        self.work = []
+
+    def capture_begin(self, pool=None):
+        graph.is_capturing = lambda: True
+
+    def capture_end(self):
+        graph.is_capturing = lambda: False
+
+    def replay(self):
+        for func in self.work:
+            func()
+
+
+@pytest.fixture
+def graph_class(monkeypatch):
+    monkeypatch.setattr(graph, "is_capturing", lambda: False)
+    monkeypatch.setattr(graph, "_install_exit_hooks", lambda: None)
+    cls = type("Graph", (FakeGraph,), dict(vars(FakeGraph)))
+    graph.install_graph_hooks(cls)
+    graph.install_graph_hooks(cls)  # a second time does nothing
+    assert cls.replay.__wrapped__ is FakeGraph.replay
+    return cls
+
+
+@pytest.fixture
+def fake_graph(graph_class):
+    return graph_class()
+
+
+def test_captured_calls_are_written_at_replay(dumps, fake_graph):
+    on = dumps()
+    x, out = torch.zeros(3), torch.zeros(3)
+
+    @on.api
+    def enqueue(x, out):
+        fake_graph.work.append(lambda: torch.add(x, 1, out=out))
+        return out.view(3)
+
+    fake_graph.capture_begin(pool=None)
+    enqueue(x, out=out)
+    assert flush_graph_dumps() == 0 and "not flushed: a CUDA graph is being captured" in on.text
+    fake_graph.capture_end()
+    (directory,) = on.directories
+    assert [path.name for path in directory.iterdir()] == ["metadata.jsonl"]
+    assert files.read_record(directory)["execution_status"] == "graph_capture_pending_flush"
+    with pytest.raises(RuntimeError, match="never flushed"):
+        replay_from_dump(directory, device="cpu")
+
+    for value in (4.0, 9.0):
+        x.fill_(value)
+        fake_graph.replay()
+    flushes = sorted((directory / "graph_flushes").iterdir())
+    assert [path.name for path in flushes] == ["flush_0000", "flush_0001"]
+    for path, value in zip(flushes, (4.0, 9.0), strict=True):
+        assert torch.load(path / "inputs.pt")["arg_0"].tolist() == [value] * 3
+        assert torch.load(path / "outputs.pt")["result"].tolist() == [value + 1] * 3
+    record = files.read_record(directory)
+    assert (record["execution_status"], record["graph_capture"], record["replays_seen"]) == ("completed", True, 2)
+    assert replay_from_dump(directory, device="cpu")["args"][0].tolist() == [9.0] * 3  # the last snapshot
+
+    assert flush_graph_dumps(synchronize=False) == 1 and len(list((directory / "graph_flushes").iterdir())) == 3
+    assert clear_graph_dumps() == 1 and clear_graph_dumps() == 0 and flush_graph_dumps() == 0
+
+
+def test_captured_in_place_calls_have_nothing_to_compare(dumps, fake_graph):
+    on = dumps()
+    fake_graph.capture_begin()
+    on.api(write_out)(torch.ones(2), out=torch.zeros(2))
+    on.api(add_in_place)(torch.ones(2), torch.ones(2), torch.ones(2))
+    fake_graph.capture_end()
+    fake_graph.replay()
+    assert ["comparison_match" in result for result in replay_sequence(on.root, "cpu")] == [False, False]
+    assert replay_main(on.root, "cpu") == 0
+
+
+def test_a_deleted_graph_releases_its_tensors(dumps, graph_class):
+    on = dumps()
+    captured = graph_class()
+    captured.capture_begin()
+    on.api(plain)(torch.ones(1))
+    captured.capture_end()
+    graph_class().replay()  # another graph, without calls of its own
+    assert not list(on.root.glob("*/graph_flushes"))
+    del captured
+    gc.collect()
+    assert clear_graph_dumps() == 0
+
+
+def test_graph_snapshots_obey_the_size_cap(dumps, fake_graph):
+    on = dumps(max_size_gb=20e-9)
+    fake_graph.capture_begin()
+    on.api(plain)(torch.ones(2))  # 8 bytes in, 8 out
+    fake_graph.capture_end()
+    fake_graph.replay()
+    with pytest.warns(RuntimeWarning, match="16 bytes would pass"):
+        fake_graph.replay()
+    assert len(list(on.root.glob("*/graph_flushes/*"))) == 1
+
+
+def test_a_failing_flush_does_not_break_the_replay(dumps, fake_graph, monkeypatch):
+    on = dumps()
+    ran = []
+    fake_graph.work.append(lambda: ran.append(1))
+    monkeypatch.setattr(graph, "_flush_replayed", lambda g: 1 / 0)
+    fake_graph.replay()
+    assert ran == [1] and "not flushed after a replay: ZeroDivisionError" in on.text
+
+
+@needs_cuda
+def test_cuda_graph_dumps(dumps):
+    on = dumps()
+    double = on.api(lambda x: (x + x) * 1)
+    x = torch.ones(8, device="cuda")
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        y = double(x)
+        double(y)  # an intermediate as input: its memory must not be reused
+    for value in (2.0, 3.0):
+        x.fill_(value)
+        captured.replay()
+    first, second = on.directories
+    for directory, factor in ((first, 2), (second, 4)):
+        flushes = sorted((directory / "graph_flushes").iterdir())
+        values = [torch.load(path / "outputs.pt")["result"][0].item() for path in flushes]
+        assert values == [2.0 * factor, 3.0 * factor]
+        result = replay_from_dump(directory, compare_outputs=True, run=True)
+        assert result["comparison_match"] and result["args"][0].is_cuda
+    assert flush_graph_dumps() == 2
+    del captured, y
+    assert clear_graph_dumps() == 0  # released with the graph
+
+
+@needs_cuda
+def test_cuda_dumps_and_devices(dumps):
+    on = dumps()
+    on.api(scaled_sum)(torch.ones(2, 3, device="cuda").T, (torch.tensor(2.0),))
+    result = replay_from_dump(on.directories[0], compare_outputs=True, run=True)
+    assert result["comparison_match"] and result["args"][0].is_cuda and result["args"][0].stride() == (1, 3)
+    assert result["args"][1][0].device.type == "cpu"  # host tensors beside CUDA ones stay where they were
+    assert replay_from_dump(on.directories[0], True, "cpu", True)["comparison_match"]
