@@ -98,7 +98,7 @@ class _Destination(logging.Handler):
             self._pid = os.getpid()
             path = Path(self.dest.replace("%i", str(self._pid)))
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8")  # noqa: SIM115 - stays open, opening it anew for every line is slow
+            self._file = path.open("a", encoding="utf-8")
         return self._file
 
 
