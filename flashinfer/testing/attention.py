@@ -37,7 +37,7 @@ def attention_flops(
 ) -> int:
     """Floating-point operations of ``batch_size`` equal requests: ``2 * pairs * heads * (head_dim_qk + head_dim_vo)``.
 
-    Causal: ``2 * pairs`` is ``(2 * kv_seqlen - qo_seqlen) * qo_seqlen``; more queries than keys is a ``ValueError``.
+    Causal: ``2 * pairs`` is taken as ``(2 * kv_seqlen - qo_seqlen) * qo_seqlen``; ``qo > kv``: ``ValueError``.
     """
     return batch_size * _pairs_times_two(qo_seqlen, kv_seqlen, causal) * num_qo_heads * (head_dim_qk + head_dim_vo)
 

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmark cases: the registry that ``bench_<stem>.py`` files fill and ``flashinfer_benchmark.py`` walks.
+
+    @case("clamp", grid(rows=[1, 4096], cols=[4096, 16384], dtype=[bf16]))
+    def clamp(rows, cols, dtype):
+        x, y = rand(rows, cols, dtype), empty(rows, cols, dtype)
+        return Bench(run=lambda: flashinfer.clamp(x, -1, 1, out=y), baseline=lambda: torch.clamp(x, -1, 1, out=y),
+                     bytes=nbytes(x, y))
+
+A case builds its tensors and says what to run; ``measure.py`` owns warm-up, cold cache, median and peak, ``report.py``
+the printing. Every file runs on its own: ``python benchmarks/bench_norm.py -k rmsnorm --device cpu --json out.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import itertools
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
+
+import torch
+
+from flashinfer.testing import count_bytes as nbytes
+
+__all__ = [
+    "CASES", "Bench", "Case", "bf16", "case", "e4m3", "empty", "fp16", "fp32", "grid", "load_cases", "main", "nbytes",
+    "rand",
+]  # fmt: skip
+
+bf16, fp16, fp32, e4m3 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+
+Point = dict[str, Any]
+Run = Callable[..., Any]
+
+
+@dataclass
+class Bench:
+    """One thing to measure, its tensors made.
+
+    Attributes
+    ----------
+    run : callable, or mapping from backend name to callable
+        Called as ``run(*args)``. A plain callable is the backend named after the device.
+    args : sequence
+        Arguments of ``run``, ``baseline`` and ``reference``. Tensors passed here, rather than captured by a closure,
+        can be rotated inside a CUDA graph and copied for the check.
+    baseline : callable, optional
+        The same result from torch alone.
+    bytes, flops : int
+        Least memory traffic (each input read once, each output written once), and operations; 0 where it is no measure.
+    flops_dtype : torch.dtype
+        Operand dtype of the matrix product that the operations are compared with.
+    reference : callable, optional
+        Expected result for ``--refcheck``: the reference of the op's trace template.
+    results : sequence of int
+        Positions in ``args`` that hold the result of an in-place op; empty when ``run`` returns it.
+    """
+
+    run: Union[Run, Mapping[str, Run]]
+    args: Sequence[Any] = ()
+    baseline: Optional[Run] = None
+    bytes: int = 0
+    flops: int = 0
+    flops_dtype: torch.dtype = bf16
+    reference: Optional[Run] = None
+    results: Sequence[int] = ()
+
+    def backends(self, device: str) -> dict[str, Run]:
+        """Every backend that can be asked for; torch is the baseline."""
+        found = dict(self.run) if isinstance(self.run, Mapping) else {device: self.run}
+        return {**found, "torch": self.baseline} if self.baseline else found
+
+
+@dataclass
+class Case:
+    """A registered benchmark: a build function and the points to build on each device."""
+
+    name: str
+    build: Callable[..., Bench]
+    points: dict[str, list[Point]] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Parameter -> default of ``build``; ``inspect.Parameter.empty`` where it has none."""
+        return {name: p.default for name, p in inspect.signature(self.build).parameters.items()}
+
+    def make(self, device: str, point: Mapping[str, Any], seed: int = 0) -> Bench:
+        """Build with tensors on ``device`` and the same random numbers every time."""
+        torch.manual_seed(seed)
+        with torch.device(device):
+            return self.build(**point)
+
+
+CASES: dict[str, Case] = {}
+
+
+def grid(**axes: Iterable[Any]) -> list[Point]:
+    """All combinations of the axes, the last one varying fastest; add two grids to get both."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def case(
+    name: str,
+    points: Sequence[Point] = (),
+    *,
+    cpu: Optional[Sequence[Point]] = None,
+    cuda: Optional[Sequence[Point]] = None,
+) -> Callable[[Callable[..., Bench]], Callable[..., Bench]]:
+    """Register a build function under ``name``.
+
+    Parameters
+    ----------
+    name : str
+        The routine's name: that of the API function, where there is one.
+    points : list of dict
+        Arguments of the build function, for every device.
+    cpu, cuda : list of dict, optional
+        Instead of ``points`` on that device; ``[]`` where the op does not run.
+    """
+
+    def register(build: Callable[..., Bench]) -> Callable[..., Bench]:
+        if name in CASES and CASES[name].build.__module__ != build.__module__:
+            raise ValueError(f"case: name is {name!r}, expected one that {CASES[name].build.__module__} has not taken")
+        per_device = {"cpu": points if cpu is None else cpu, "cuda": points if cuda is None else cuda}
+        CASES[name] = Case(name, build, {device: list(chosen) for device, chosen in per_device.items()})
+        return build
+
+    return register
+
+
+def _shape_and_dtype(spec: Sequence[Any]) -> tuple[tuple[int, ...], torch.dtype]:
+    return (tuple(spec[:-1]), spec[-1]) if isinstance(spec[-1], torch.dtype) else (tuple(spec), fp32)
+
+
+def rand(*spec: Any) -> torch.Tensor:
+    """Normal random numbers on the case's device: ``rand(rows, cols, dtype)``."""
+    shape, dtype = _shape_and_dtype(spec)
+    return torch.randn(shape).to(dtype)
+
+
+def empty(*spec: Any) -> torch.Tensor:
+    """Uninitialised memory on the case's device: ``empty(rows, cols, dtype)``."""
+    shape, dtype = _shape_and_dtype(spec)
+    return torch.empty(shape, dtype=dtype)
+
+
+def load_cases() -> dict[str, Case]:
+    """Import every ``bench_*.py`` beside this file and return what they registered."""
+    folder = Path(__file__).parent
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    for path in sorted(folder.glob("bench_*.py")):
+        importlib.import_module(path.stem)
+    return CASES
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def selected(cases: Iterable[Case], words: str) -> Iterator[Case]:
+    """Cases whose name contains one of the comma-separated words; all for an empty string."""
+    wanted = [word for word in words.split(",") if word]
+    return (c for c in cases if not wanted or any(word in c.name for word in wanted))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> list[Any]:
+    """Command line of a single ``bench_<stem>.py``: run the cases registered so far, a line each."""
+    import measure
+    import report
+
+    parser = argparse.ArgumentParser(description="Benchmark of one family; flashinfer_benchmark.py has more options.")
+    parser.add_argument("-k", default="", metavar="WORDS", help="comma list; a case runs if its name contains one")
+    parser.add_argument("--device", default=default_device(), choices=["cpu", "cuda"])
+    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    parser.add_argument("--num_iters", type=int, help="timed iterations; default: what fits the time budget")
+    parser.add_argument("--cuda_graph", action="store_true", help="time inside a CUDA graph instead of with events")
+    args = parser.parse_args(argv)
+
+    settings = measure.Settings(device=args.device, num_iters=args.num_iters, cuda_graph=args.cuda_graph)
+    report.print_header(settings)
+    results = []
+    for chosen in selected(list(CASES.values()), args.k):
+        if not chosen.points[args.device]:
+            print(f"{chosen.name}: no {args.device} kernel, skipped")
+        for point in chosen.points[args.device]:
+            bench = chosen.make(args.device, point)
+            results.append(measure.measure(chosen.name, point, bench, settings))
+            print(report.line(results[-1]), flush=True)
+            del bench  # the next point may need the memory
+    if args.json:
+        report.write_json(args.json, settings, results)
+    return results
