@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exports of a scale module.
+#include "tvm_ffi_utils.h"
+
+void scale(TensorView input, TensorView output, double factor);
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, scale);

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+// What launchers and bindings share: tensor views, argument checks with good error texts, dtype dispatch, stream.
+// Compiles with nvcc and with the host compiler; only csrc includes it. Two TVM-FFI headers, not the umbrella: each
+// translation unit pays for them.
+#pragma once
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#endif
+#include <flashinfer/backend.h>
+
+// ------------------------------------------------------------------------------------------------ tensors
+
+namespace flashinfer {
+namespace ffi {
+
+/// A borrowed tensor argument. Adds a typed data_ptr<T>() to the stock view.
+class TensorView : public tvm::ffi::TensorView {
+ public:
+  using tvm::ffi::TensorView::TensorView;
+  TensorView(const tvm::ffi::TensorView& view) : tvm::ffi::TensorView(view) {}  // NOLINT(*)
+
+  void* data_ptr() const { return static_cast<char*>(tvm::ffi::TensorView::data_ptr()) + byte_offset(); }
+
+  template <typename T>
+  T* data_ptr() const {
+    return static_cast<T*>(data_ptr());
+  }
+};
+
+}  // namespace ffi
+}  // namespace flashinfer
+
+namespace tvm {
+namespace ffi {
+
+/// Arguments convert to our view exactly as they do to the stock one.
+template <>
+struct TypeTraits<flashinfer::ffi::TensorView> : public TypeTraits<TensorView> {
+  using Self = flashinfer::ffi::TensorView;
+  static Self CopyFromAnyViewAfterCheck(const TVMFFIAny* src) {
+    return Self(TypeTraits<TensorView>::CopyFromAnyViewAfterCheck(src));
+  }
+  static std::optional<Self> TryCastFromAnyView(const TVMFFIAny* src) {
+    auto view = TypeTraits<TensorView>::TryCastFromAnyView(src);
+    return view ? std::optional<Self>(Self(*view)) : std::nullopt;
+  }
+};
+
+}  // namespace ffi
+}  // namespace tvm
+
+using flashinfer::ffi::TensorView;
+using tvm::ffi::Optional;
+using tvm::ffi::Tensor;
+
+constexpr DLDataType dl_float64{kDLFloat, 64, 1};
+constexpr DLDataType dl_float32{kDLFloat, 32, 1};
+constexpr DLDataType dl_float16{kDLFloat, 16, 1};
+constexpr DLDataType dl_bfloat16{kDLBfloat, 16, 1};
+constexpr DLDataType dl_float8_e4m3fn{kDLFloat8_e4m3fn, 8, 1};
+constexpr DLDataType dl_float8_e5m2{kDLFloat8_e5m2, 8, 1};
+constexpr DLDataType dl_int32{kDLInt, 32, 1};
+constexpr DLDataType dl_int64{kDLInt, 64, 1};
+constexpr DLDataType dl_uint8{kDLUInt, 8, 1};
+constexpr DLDataType dl_bool{kDLBool, 8, 1};
+
+/// One integer per dtype, for switch statements.
+constexpr int64_t encode_dlpack_dtype(DLDataType t) {
+  return (int64_t(t.code) << 32) | (int64_t(t.bits) << 16) | int64_t(t.lanes);
+}
+
+inline bool SameDevice(DLDevice a, DLDevice b) { return a.device_type == b.device_type && a.device_id == b.device_id; }
+
+/// The dtype as a Python user spells it.
+inline std::string DTypeName(DLDataType t) {
+  switch (encode_dlpack_dtype(t)) {
+    case encode_dlpack_dtype(dl_float64): return "float64";
+    case encode_dlpack_dtype(dl_float32): return "float32";
+    case encode_dlpack_dtype(dl_float16): return "float16";
+    case encode_dlpack_dtype(dl_bfloat16): return "bfloat16";
+    case encode_dlpack_dtype(dl_float8_e4m3fn): return "float8_e4m3fn";
+    case encode_dlpack_dtype(dl_float8_e5m2): return "float8_e5m2";
+    case encode_dlpack_dtype(dl_int32): return "int32";
+    case encode_dlpack_dtype(dl_int64): return "int64";
+    case encode_dlpack_dtype(dl_uint8): return "uint8";
+    case encode_dlpack_dtype(dl_bool): return "bool";
+    default: return "dtype(code=" + std::to_string(t.code) + ", bits=" + std::to_string(t.bits) + ")";
+  }
+}
+
+inline std::string DeviceName(DLDevice d) {
+  switch (d.device_type) {
+    case kDLCPU: return "cpu";
+    case kDLCUDA: return "cuda:" + std::to_string(d.device_id);
+    default: return "device type " + std::to_string(int(d.device_type));
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ stream, device
+
+/// The caller's current stream on `device`.
+inline flashinfer::Stream get_stream(DLDevice device) {
+  return static_cast<flashinfer::Stream>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+}
+
+inline Tensor alloc_tensor(tvm::ffi::ShapeView shape, DLDataType dtype, DLDevice device) {
+  return Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, shape, dtype, device);
+}
+
+#ifdef FLASHINFER_CPU
+struct DeviceGuard {
+  explicit DeviceGuard(DLDevice) {}
+};
+#else
+inline flashinfer::Stream get_current_stream() {
+  int device = 0;
+  cudaGetDevice(&device);
+  return get_stream(DLDevice{kDLCUDA, device});
+}
+
+/// Makes the tensors' device current for the launch: it need not be the one torch left current.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(DLDevice device) {
+    cudaGetDevice(&previous_);
+    if (previous_ != device.device_id) cudaSetDevice(device.device_id);
+    changed_ = previous_ != device.device_id;
+  }
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+#endif
+
+/// Turn a kernel entry's status into an exception that names the op.
+inline void CheckStatus(const char* op, flashinfer::Status status) {
+#ifdef FLASHINFER_CPU
+  if (status != 0) TVM_FFI_THROW(RuntimeError) << op << ": CPU kernel failed with status " << status;
+#else
+  if (status != cudaSuccess) TVM_FFI_THROW(RuntimeError) << op << ": CUDA error: " << cudaGetErrorString(status);
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------ checks
+
+/// Argument checks that read like a table and cost a few comparisons:
+///   Expect("rmsnorm", "weight", weight).same_device(input, "input").rank(1).dim(0, hidden, "input.shape[1]");
+/// A failed one throws `rmsnorm: weight.shape[0] = 4000, expected 4096 (input.shape[1])`.
+class Expect {
+ public:
+  Expect(const char* op, const char* name, const TensorView& tensor) : op_(op), name_(name), t_(tensor) {}
+
+  /// On the kind of device this module was built for.
+  const Expect& on_device() const {
+#ifdef FLASHINFER_CPU
+    if (t_.device().device_type != kDLCPU) Fail(" is on " + DeviceName(t_.device()) + ", expected cpu");
+#else
+    if (t_.device().device_type != kDLCUDA) Fail(" is on " + DeviceName(t_.device()) + ", expected a CUDA device");
+#endif
+    return *this;
+  }
+  const Expect& same_device(const TensorView& other, const char* of) const {
+    if (!SameDevice(t_.device(), other.device())) {
+      Fail(" is on " + DeviceName(t_.device()) + ", expected " + DeviceName(other.device()) + " (the device of " + of + ")");
+    }
+    return *this;
+  }
+  const Expect& rank(int low, int high) const {
+    if (t_.ndim() < low || t_.ndim() > high) {
+      Fail(" has " + std::to_string(t_.ndim()) + " dimensions, expected " + std::to_string(low) +
+           (high != low ? " to " + std::to_string(high) : ""));
+    }
+    return *this;
+  }
+  const Expect& rank(int n) const { return rank(n, n); }
+  const Expect& dim(int index, int64_t expected, const char* because) const {
+    if (t_.size(index) != expected) {
+      Fail(".shape[" + std::to_string(index) + "] = " + std::to_string(t_.size(index)) + ", expected " +
+           std::to_string(expected) + " (" + because + ")");
+    }
+    return *this;
+  }
+  const Expect& numel(int64_t expected) const {
+    if (t_.numel() != expected) {
+      Fail(" has " + std::to_string(t_.numel()) + " elements, expected " + std::to_string(expected));
+    }
+    return *this;
+  }
+  const Expect& same_shape(const TensorView& other, const char* of) const {
+    bool equal = t_.ndim() == other.ndim();
+    for (int i = 0; equal && i < t_.ndim(); ++i) equal = t_.size(i) == other.size(i);
+    if (!equal) Fail(" has shape " + Shape(t_) + ", expected " + Shape(other) + " (the shape of " + of + ")");
+    return *this;
+  }
+  const Expect& dtype(std::initializer_list<DLDataType> allowed) const {
+    std::string names;
+    for (DLDataType d : allowed) {
+      if (encode_dlpack_dtype(d) == encode_dlpack_dtype(t_.dtype())) return *this;
+    }
+    for (DLDataType d : allowed) names += (names.empty() ? "" : " or ") + DTypeName(d);
+    Fail(" has dtype " + DTypeName(t_.dtype()) + ", expected " + names + ": " + name_ + " must be " + names);
+  }
+  const Expect& same_dtype(const TensorView& other, const char* of) const {
+    if (encode_dlpack_dtype(other.dtype()) != encode_dlpack_dtype(t_.dtype())) {
+      Fail(" has dtype " + DTypeName(t_.dtype()) + ", expected " + DTypeName(other.dtype()) + " (the dtype of " + of + ")");
+    }
+    return *this;
+  }
+  const Expect& last_dim_contiguous() const {
+    if (t_.size(-1) > 1 && t_.stride(-1) != 1) {
+      Fail(".stride(-1) = " + std::to_string(t_.stride(-1)) + ", expected 1 (the last dimension must be contiguous)");
+    }
+    return *this;
+  }
+  const Expect& contiguous() const {
+    if (!t_.IsContiguous()) Fail(" has strides of a view: " + std::string(name_) + " must be contiguous");
+    return *this;
+  }
+
+ private:
+  [[noreturn]] void Fail(const std::string& text) const { TVM_FFI_THROW(ArgumentError) << op_ << ": " << name_ << text; }
+  static std::string Shape(const TensorView& t) {
+    std::string text = "(";
+    for (int i = 0; i < t.ndim(); ++i) text += (i ? ", " : "") + std::to_string(t.size(i));
+    return text + ")";
+  }
+
+  const char* op_;
+  const char* name_;
+  const TensorView& t_;
+};
+
+// The macro spellings that published launchers use. They name the argument by its C++ spelling.
+#define CHECK_CPU(x)                                 \
+  do {                                               \
+    if ((x).device().device_type != kDLCPU)          \
+      TVM_FFI_THROW(ArgumentError) << #x " is on " << DeviceName((x).device()) << ", expected a CPU tensor"; \
+  } while (0)
+#define CHECK_CUDA(x)                                \
+  do {                                               \
+    if ((x).device().device_type != kDLCUDA)         \
+      TVM_FFI_THROW(ArgumentError) << #x " is on " << DeviceName((x).device()) << ", expected a CUDA tensor"; \
+  } while (0)
+#define CHECK_CONTIGUOUS(x)                          \
+  do {                                               \
+    if (!(x).IsContiguous()) TVM_FFI_THROW(ArgumentError) << #x " must be contiguous"; \
+  } while (0)
+#define CHECK_LAST_DIM_CONTIGUOUS(x) Expect(__func__, #x, x).last_dim_contiguous()
+#define CHECK_INPUT(x)   \
+  do {                   \
+    CHECK_CUDA(x);       \
+    CHECK_CONTIGUOUS(x); \
+  } while (0)
+#define CHECK_LAST_DIM_CONTIGUOUS_INPUT(x) \
+  do {                                     \
+    CHECK_CUDA(x);                         \
+    CHECK_LAST_DIM_CONTIGUOUS(x);          \
+  } while (0)
+#define CHECK_INPUT_TYPE(x, expected) Expect(__func__, #x, x).dtype({expected})
+#define CHECK_INPUT_AND_TYPE(x, expected) \
+  do {                                    \
+    CHECK_INPUT(x);                       \
+    CHECK_INPUT_TYPE(x, expected);        \
+  } while (0)
+#define CHECK_MAYBE_INPUT_TYPE(x, expected) \
+  do {                                      \
+    if ((x).has_value()) CHECK_INPUT_TYPE((x).value(), expected); \
+  } while (0)
+#define CHECK_DIM(n, x) Expect(__func__, #x, x).rank(n)
+#define CHECK_SHAPE(a, b) Expect(__func__, #a, a).same_shape(b, #b)
+#define CHECK_SAME_DTYPE(a, b) Expect(__func__, #a, a).same_dtype(b, #b)
+#define CHECK_DEVICE(a, b) Expect(__func__, #a, a).same_device(b, #b)
+
+// ------------------------------------------------------------------------------------------------ dtype dispatch
+
+/// Names a C++ type in a generic lambda: `[&](auto tag) { using T = typename decltype(tag)::type; ... }`.
+template <typename T>
+struct TypeTag {
+  using type = T;
+};
+
+/// Call `f` with the element type of a float32, float16 or bfloat16 tensor (checked before with Expect).
+template <typename F>
+void DispatchFloat(DLDataType dtype, F&& f) {
+  switch (encode_dlpack_dtype(dtype)) {
+    case encode_dlpack_dtype(dl_float32): return f(TypeTag<float>{});
+    case encode_dlpack_dtype(dl_float16): return f(TypeTag<flashinfer::float16_t>{});
+    case encode_dlpack_dtype(dl_bfloat16): return f(TypeTag<flashinfer::bfloat16_t>{});
+    default: TVM_FFI_THROW(ArgumentError) << "no kernel for dtype " << DTypeName(dtype);
+  }
+}
+
+// The published macro family: DISPATCH_DLPACK_DTYPE_TO_CTYPE_<set>(dtype, TypeName, [&] { ...; return true; }).
+#define FLASHINFER_DISPATCH_CASE(dl, T, NAME, ...) \
+  case encode_dlpack_dtype(dl): {                  \
+    using NAME [[maybe_unused]] = T;               \
+    return __VA_ARGS__();                          \
+  }
+#define FLASHINFER_DISPATCH(dtype, CASES)                                                                     \
+  [&]() -> bool {                                                                                             \
+    switch (encode_dlpack_dtype(dtype)) {                                                                     \
+      CASES                                                                                                   \
+      default:                                                                                                \
+        TVM_FFI_THROW(ArgumentError) << __func__ << ": no kernel for " << DTypeName(dtype) << " (dtype code " \
+                                     << int((dtype).code) << ", " << int((dtype).bits) << " bits)";           \
+    }                                                                                                         \
+    return false;                                                                                             \
+  }()
+#define FLASHINFER_CASES_FP16(NAME, ...)                                            \
+  FLASHINFER_DISPATCH_CASE(dl_float16, flashinfer::float16_t, NAME, __VA_ARGS__) \
+  FLASHINFER_DISPATCH_CASE(dl_bfloat16, flashinfer::bfloat16_t, NAME, __VA_ARGS__)
+#define FLASHINFER_CASES_FP32(NAME, ...) FLASHINFER_DISPATCH_CASE(dl_float32, float, NAME, __VA_ARGS__)
+#define FLASHINFER_CASES_FP8(NAME, ...)                                                        \
+  FLASHINFER_DISPATCH_CASE(dl_float8_e4m3fn, flashinfer::float8_e4m3_t, NAME, __VA_ARGS__) \
+  FLASHINFER_DISPATCH_CASE(dl_float8_e5m2, flashinfer::float8_e5m2_t, NAME, __VA_ARGS__)
+
+#define DISPATCH_DLPACK_DTYPE_TO_CTYPE_FP16(dtype, NAME, ...) \
+  FLASHINFER_DISPATCH(dtype, FLASHINFER_CASES_FP16(NAME, __VA_ARGS__))
+#define DISPATCH_DLPACK_DTYPE_TO_CTYPE_FP8(dtype, NAME, ...) \
+  FLASHINFER_DISPATCH(dtype, FLASHINFER_CASES_FP8(NAME, __VA_ARGS__))
+#define DISPATCH_DLPACK_DTYPE_TO_CTYPE_FP16_FP8(dtype, NAME, ...) \
+  FLASHINFER_DISPATCH(dtype, FLASHINFER_CASES_FP16(NAME, __VA_ARGS__) FLASHINFER_CASES_FP8(NAME, __VA_ARGS__))
+#define DISPATCH_DLPACK_DTYPE_TO_CTYPE_FP32_FP16(dtype, NAME, ...) \
+  FLASHINFER_DISPATCH(dtype, FLASHINFER_CASES_FP32(NAME, __VA_ARGS__) FLASHINFER_CASES_FP16(NAME, __VA_ARGS__))
+#define DISPATCH_DLPACK_DTYPE_TO_CTYPE(dtype, NAME, ...)                                                         \
+  FLASHINFER_DISPATCH(dtype, FLASHINFER_CASES_FP32(NAME, __VA_ARGS__) FLASHINFER_CASES_FP16(NAME, __VA_ARGS__) \
+                                 FLASHINFER_CASES_FP8(NAME, __VA_ARGS__))
+#define DISPATCH_DLPACK_IDTYPE_TO_CTYPE(dtype, NAME, ...)                                              \
+  FLASHINFER_DISPATCH(dtype, FLASHINFER_DISPATCH_CASE(dl_int32, int32_t, NAME, __VA_ARGS__)          \
+                                 FLASHINFER_DISPATCH_CASE(dl_int64, int64_t, NAME, __VA_ARGS__))
+#define DISPATCH_BOOL(expr, NAME, ...)  \
+  [&]() -> bool {                       \
+    if (expr) {                         \
+      constexpr bool NAME = true;       \
+      return __VA_ARGS__();             \
+    } else {                            \
+      constexpr bool NAME = false;      \
+      return __VA_ARGS__();             \
+    }                                   \
+  }()

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels for LLM serving, compiled on first use for the device that is there.
+
+Importing this package compiles nothing, writes nothing and touches no GPU.
+"""
+
+from . import jit as jit
+from .errors import *
+from .fi_trace import fi_trace as fi_trace
+from .norm import *
+from .scale import *
+from .version import __git_commit__ as __git_commit__
+from .version import __git_version__ as __git_version__
+from .version import __version__ as __version__
+from .warmup import *

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Just-in-time compilation: from sources to loaded modules. See docs/architecture.md."""
+
+from . import cpp_ext as cpp_ext
+from . import env as env
+from . import utils as utils
+from .context import current_compilation_context as current_compilation_context
+from .core import JitSpec as JitSpec
+from .core import JitSpecNvcc as JitSpecNvcc
+from .core import JitSpecRegistry as JitSpecRegistry
+from .core import JitSpecStatus as JitSpecStatus
+from .core import MissingJITCacheError as MissingJITCacheError
+from .core import build_jit_specs as build_jit_specs
+from .core import clear_cache_dir as clear_cache_dir
+from .core import gen_jit_spec as gen_jit_spec
+from .core import jit_spec_registry as jit_spec_registry
+from .norm import gen_norm_module as gen_norm_module
+from .scale import gen_scale_module as gen_scale_module
+from .utils import write_if_different as write_if_different

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Building modules so that nobody ever loads half of one.
+
+Each module has an advisory lock; sources are generated, compiled and linked inside it, in a private directory, and
+published by renaming: objects, library, then the manifest that makes the library trusted. A builder that dies leaves a
+private directory that the next holder of the lock deletes. A warm start takes no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Iterator, Optional, Sequence, Union
+
+from filelock import FileLock, Timeout
+
+from ..errors import MissingJITCacheError
+from ..knobs import knobs
+from .cpp_ext import ninja_text, parent_ninja_text, run_ninja
+from .manifest import manifest_path, write_manifest
+from .progress import ProgressBar, ProgressLine
+from .utils import write_atomically, write_if_different
+
+if TYPE_CHECKING:
+    from .core import JitSpec
+
+Progress = Callable[[Sequence[str]], Union[ProgressLine, ProgressBar]]
+
+_PRIVATE_PREFIX = ".build-"
+_ERROR_LINE = re.compile(r"error[ :#]|error\b.*:|undefined reference|No space left|cannot find|Killed|fatal", re.IGNORECASE)
+
+
+def ensure_built(
+    specs: Sequence[JitSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine, force: bool = False
+) -> None:
+    """Build those of ``specs`` that are not fresh, all in one ninja graph."""
+    pending = sorted((s for s in specs if force or not s.is_fresh()), key=lambda s: str(s.lock_path))
+    if not pending:
+        return
+    if knobs.disable_jit:
+        raise MissingJITCacheError(
+            f"{pending[0].name}: not in the cache ({pending[0].staleness()}) nor pre-built, and FLASHINFER_DISABLE_JIT is set",
+            pending[0],
+        )
+    with contextlib.ExitStack() as locks:
+        for spec in pending:  # in one order for everybody, so that two groups cannot wait for each other
+            locks.enter_context(_lock(spec))
+        pending = [s for s in pending if force or not s.is_fresh()]
+        if pending:
+            _build_locked(pending, knobs.jit_verbose if verbose is None else verbose, progress)
+
+
+@contextlib.contextmanager
+def _explain_os_error(spec: JitSpec) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(
+            f"{spec.name}: cannot write to the cache directory {spec.build_dir} ({error.strerror or error}); "
+            "free space there or set FLASHINFER_WORKSPACE_BASE to another directory"
+        ) from error
+
+
+@contextlib.contextmanager
+def _lock(spec: JitSpec) -> Iterator[None]:
+    with _explain_os_error(spec):
+        spec.build_dir.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(str(spec.lock_path))
+        try:
+            lock.acquire(timeout=2)
+        except Timeout:
+            print(f"flashinfer: waiting for another process to build {spec.name}", file=sys.stderr, flush=True)
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build_locked(specs: Sequence[JitSpec], verbose: bool, progress: Progress) -> None:
+    private = {}
+    try:
+        for spec in specs:
+            with _explain_os_error(spec):
+                private[spec] = _prepare(spec)
+        first = private[specs[0]]
+        ninja_file = first / "build.ninja"
+        if len(specs) > 1:
+            ninja_file = first / "all.ninja"
+            with _explain_os_error(specs[0]):
+                write_atomically(ninja_file, parent_ninja_text(private.values()))
+        failed = []
+        with progress([s.name for s in specs]) as shown:
+            _, log = run_ninja(first, ninja_file, verbose, shown.step)
+            for spec in specs:
+                if (private[spec] / spec.library_name).exists():
+                    with _explain_os_error(spec):
+                        _publish(spec, private[spec])
+                else:
+                    failed.append(spec)
+            if failed:
+                raise RuntimeError(_failure(failed, log))
+    finally:
+        for directory in private.values():
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _prepare(spec: JitSpec) -> Path:
+    """Write the generated sources and the ninja files; return a fresh private directory."""
+    for stale in spec.build_dir.glob(_PRIVATE_PREFIX + "*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    for path, text in spec.generated.items():
+        write_if_different(path, text)
+    spec.write_ninja()
+    directory = Path(tempfile.mkdtemp(prefix=_PRIVATE_PREFIX, dir=spec.build_dir))
+    write_atomically(directory / "build.ninja", ninja_text(spec, directory))
+    return directory
+
+
+def _publish(spec: JitSpec, private: Path) -> None:
+    library = spec.jit_library_path
+    manifest_path(library).unlink(missing_ok=True)
+    for path in private.glob("*.o"):
+        os.replace(path, spec.build_dir / path.name)
+    os.replace(private / spec.library_name, library)
+    write_manifest(spec, private, library)
+
+
+def _failure(failed: Sequence[JitSpec], log: str) -> str:
+    """One message: which module, the first compiler error, where the log is, how to repeat the build."""
+    spec = failed[0]
+    log_path = spec.build_dir / "build.log"
+    where = str(log_path)
+    try:
+        write_atomically(log_path, log)
+    except OSError as error:
+        where = f"(not written: {error.strerror})"
+    lines = [line.strip() for line in log.splitlines()]
+    first = next((line for line in lines if _ERROR_LINE.search(line) and not line.startswith("FAILED")), lines[-1] if lines else "")
+    names = ", ".join(s.name for s in failed)
+    return (
+        f"Ninja build failed for {names}: {first}\n  full log: {where}\n"
+        f"  repeat:   ninja -v -C {spec.build_dir}"
+    )

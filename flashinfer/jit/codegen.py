@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps every generator of ours shares: find the sources of a stem, render templates, describe the module.
+
+A stem ``op`` has a launcher ``csrc/op.cu``, a binding ``csrc/op_jit_binding.cu`` and kernels in
+``include/flashinfer/op.cuh`` and ``op_cpu.h``.
+
+* CPU: the host compiler takes launcher and binding; the launcher includes the kernels.
+* CUDA: the host compiler takes them too, against declarations only (3 s each instead of 9 s under nvcc, whose front end
+  is slow on the TVM-FFI headers); the kernels come from units rendered from ``csrc/op_kernels.jinja``, one per
+  element type, which nvcc compiles in parallel.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional
+
+from . import env as jit_env
+from .core import JitSpec, gen_jit_spec
+
+__all__ = ["module_cache", "render", "stage"]
+
+
+def render(template: str, **values: Any) -> str:
+    """Render ``csrc/<template>`` with jinja; a name the template asks for and nobody gave is an error."""
+    import jinja2
+
+    text = (jit_env.FLASHINFER_CSRC_DIR / template).read_text()
+    return jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(text).render(values)
+
+
+def stage(
+    stem: str,
+    *,
+    backend: str,
+    name: Optional[str] = None,
+    kernels: Mapping[str, Mapping[str, Any]],
+    config: Optional[Mapping[str, Any]] = None,
+) -> JitSpec:
+    """Describe the module of one stem.
+
+    ``kernels`` maps the name of each CUDA kernel unit to the values its template is rendered with; ``config``, if given,
+    renders ``csrc/<stem>_customize_config.jinja`` to ``<stem>_config.inc``, which the launcher includes. The name of a
+    CPU module ends in ``_cpu``.
+    """
+    name = name or stem
+    name = f"{name}_cpu" if backend == "cpu" else name
+    csrc = jit_env.FLASHINFER_CSRC_DIR
+    sources = [csrc / f"{stem}.cu", csrc / f"{stem}_jit_binding.cu"]
+    directory = jit_env.gen_src_dir(backend) / name
+    units = {
+        directory / f"{stem}_{unit}.cu": render(f"{stem}_kernels.jinja", **values)
+        for unit, values in kernels.items()
+        if backend == "cuda"
+    }
+    inc = {directory / f"{stem}_config.inc": render(f"{stem}_customize_config.jinja", **config)} if config else {}
+    return gen_jit_spec(
+        name,
+        [*sources, *units],
+        extra_include_paths=[directory] if config else [],
+        backend=backend,
+        host_sources=frozenset(sources),
+        generated={**units, **inc},
+    )
+
+
+def module_cache(generate: Callable[..., JitSpec]) -> Callable[..., Any]:
+    """``get_<op>_module`` of a generator: builds and loads on the first call, a dictionary look-up afterwards."""
+
+    @functools.cache
+    def get_module(*key: Any) -> Any:
+        return generate(*key).build_and_load()
+
+    get_module.__name__ = generate.__name__.replace("gen_", "get_", 1)
+    get_module.__doc__ = f"The loaded module of ``{generate.__name__}``, built on first use."
+    return get_module

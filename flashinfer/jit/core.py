@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JitSpec, the description of one compiled module, and the registry of those made so far. Nothing about any op."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Optional, Sequence, Union
+
+from ..errors import ArgumentError, MissingJITCacheError
+from . import env as jit_env
+from .build import Progress, ensure_built
+from .context import current_compilation_context
+from .cpp_ext import Commands, ninja_text, translation_units
+from .manifest import staleness
+from .progress import ProgressLine
+from .utils import write_if_different
+
+__all__ = [
+    "JitSpec",
+    "JitSpecNvcc",
+    "JitSpecRegistry",
+    "JitSpecStatus",
+    "MissingJITCacheError",
+    "build_jit_specs",
+    "check_cuda_arch",
+    "clear_cache_dir",
+    "gen_jit_spec",
+    "jit_spec_registry",
+    "write_if_different",
+]
+
+logger = logging.getLogger("flashinfer.jit")
+
+
+@dataclass(eq=False)
+class JitSpec:
+    """One module: what to compile and how. Making one touches no disk; ``build_and_load`` does the work."""
+
+    name: str
+    sources: list[Path]
+    extra_cflags: list[str] = field(default_factory=list)
+    extra_cuda_cflags: list[str] = field(default_factory=list)
+    extra_ldflags: list[str] = field(default_factory=list)
+    extra_include_dirs: list[Path] = field(default_factory=list)
+    is_class: bool = False
+    needs_device_linking: bool = False
+    backend: str = "cuda"  #: "cuda" or "cpu"
+    host_sources: frozenset[Path] = frozenset()  #: ``.cu`` files without device code: the host compiler takes them
+    generated: Mapping[Path, str] = field(default_factory=dict)  #: sources written inside the build lock
+    supported_major_versions: Optional[list[int]] = None  #: limits the targets to these majors
+
+    def __post_init__(self) -> None:
+        self._found: Optional[Path] = None
+
+    # paths ------------------------------------------------------------------------------------
+
+    @property
+    def library_name(self) -> str:
+        return f"{self.name}.so"
+
+    @property
+    def build_dir(self) -> Path:
+        return jit_env.jit_dir(self.backend) / self.name
+
+    @property
+    def ninja_path(self) -> Path:
+        return self.build_dir / "build.ninja"
+
+    @property
+    def jit_library_path(self) -> Path:
+        return self.build_dir / self.library_name
+
+    @property
+    def lock_path(self) -> Path:
+        return jit_env.jit_dir(self.backend) / f"{self.name}.lock"
+
+    @property
+    def aot_path(self) -> Path:
+        return jit_env.FLASHINFER_AOT_DIR / self.name / self.library_name
+
+    def get_library_path(self) -> Path:
+        """The library that ``load`` would open."""
+        return self.aot_path if self.is_aot else (self._found or self.jit_library_path)
+
+    def get_object_paths(self) -> list[Path]:
+        return [self.build_dir / unit.object_name for unit in translation_units(self)]
+
+    # state ------------------------------------------------------------------------------------
+
+    @property
+    def is_aot(self) -> bool:
+        return self.aot_path.exists()
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.is_aot or self.is_fresh()
+
+    @property
+    def is_ninja_generated(self) -> bool:
+        return self.ninja_path.exists()
+
+    def staleness(self) -> Optional[str]:
+        """None when a fresh library is in the cache, else why not."""
+        if self.backend == "cuda" and not current_compilation_context.TARGET_CUDA_ARCHS:
+            return "no CUDA target"
+        reason: Optional[str] = "not built"
+        for directory in jit_env.read_dirs(self.backend):
+            library = directory / self.name / self.library_name
+            reason = staleness(self, library)
+            if reason is None:
+                self._found = library
+                return None
+        return reason
+
+    def is_fresh(self) -> bool:
+        return self.staleness() is None
+
+    def source_text(self, source: Path) -> str:
+        return self.generated[source] if source in self.generated else source.read_text(errors="replace")
+
+    # life cycle -------------------------------------------------------------------------------
+
+    def write_ninja(self) -> None:
+        """Write ``build.ninja`` into the module's directory, if its text changed."""
+        write_if_different(self.ninja_path, ninja_text(self, self.build_dir))
+
+    def get_compile_commands(self) -> list[dict[str, str]]:
+        """Entries of a compilation database, for editors and clangd."""
+        commands = Commands(self)
+        return [
+            {
+                "directory": str(self.build_dir),
+                "command": f"{commands.compile(unit)} -c {unit.source} -o {self.build_dir / unit.object_name}",
+                "file": str(unit.source),
+            }
+            for unit in commands.units
+        ]
+
+    def build(self, verbose: Optional[bool] = None, need_lock: bool = True) -> None:
+        """Compile the module unless it is fresh. ``need_lock`` is accepted for compatibility: the lock is always taken."""
+        check_target(self)
+        ensure_built([self], verbose)
+
+    def load(self, so_path: Union[str, Path, None] = None) -> Any:
+        """Open the built library; its exported functions are attributes of the result."""
+        return _load_library(Path(so_path) if so_path is not None else self.get_library_path())
+
+    def try_load(self) -> Optional[Any]:
+        """The module when it is pre-built or fresh in the cache, else None. Compiles nothing."""
+        if self.is_aot:
+            try:
+                return self.load(self.aot_path)
+            except Exception as error:
+                logger.warning("pre-built %s cannot be loaded (%s); compiling it instead", self.aot_path, error)
+        return self.load(self._found) if self.is_fresh() else None
+
+    def build_and_load(self) -> Any:
+        """Return the loaded module: pre-built, else fresh in the cache, else compiled now."""
+        try:
+            module = self.try_load()
+            if module is not None:
+                return module
+        except Exception as error:  # fresh by content, yet not loadable here: other system libraries, say
+            logger.warning("cached %s cannot be loaded (%s); building it again", self.name, error)
+            ensure_built([self], force=True)
+        check_target(self)
+        ensure_built([self])
+        return self.load(self._found or self.jit_library_path)
+
+
+#: Published callers name the nvcc-built kind explicitly.
+JitSpecNvcc = JitSpec
+
+
+def _load_library(path: Path) -> Any:
+    import tvm_ffi
+
+    tvm_ffi.register_error("ArgumentError", ArgumentError)
+    return tvm_ffi.load_module(str(path))
+
+
+# ------------------------------------------------------------------------------------------------ registry
+
+
+@dataclass(frozen=True)
+class JitSpecStatus:
+    """One row of ``flashinfer module-status``."""
+
+    name: str
+    created_at: datetime.datetime
+    is_compiled: bool
+    library_path: Optional[Path]
+    sources: list[Path]
+    needs_device_linking: bool
+
+    @property
+    def status(self) -> str:
+        return "Compiled" if self.is_compiled else "Not Compiled"
+
+
+class JitSpecRegistry:
+    """Every spec made in this process, by name."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, tuple[JitSpec, datetime.datetime]] = {}
+
+    def register(self, spec: JitSpec) -> None:
+        self._specs[spec.name] = (spec, datetime.datetime.now())
+
+    def get_all_specs(self) -> dict[str, JitSpec]:
+        return {name: spec for name, (spec, _) in self._specs.items()}
+
+    def get_spec_status(self, name: str) -> Optional[JitSpecStatus]:
+        if name not in self._specs:
+            return None
+        spec, created = self._specs[name]
+        compiled = spec.is_compiled
+        library = spec.get_library_path() if compiled else None
+        return JitSpecStatus(name, created, compiled, library, list(spec.sources), spec.needs_device_linking)
+
+    def get_all_statuses(self) -> list[JitSpecStatus]:
+        return [status for name in self._specs if (status := self.get_spec_status(name)) is not None]
+
+    def get_stats(self) -> dict[str, int]:
+        compiled = sum(status.is_compiled for status in self.get_all_statuses())
+        return {"total": len(self._specs), "compiled": compiled, "not_compiled": len(self._specs) - compiled}
+
+
+jit_spec_registry = JitSpecRegistry()
+
+
+# ------------------------------------------------------------------------------------------------ making and building
+
+
+def check_cuda_arch() -> None:
+    """Refuse targets that are all older than Turing."""
+    targets = current_compilation_context.TARGET_CUDA_ARCHS
+    newest = max((major * 10 + int("".join(c for c in minor if c.isdigit())) for major, minor in targets), default=None)
+    if newest is not None and newest < 75:
+        raise RuntimeError(f"FlashInfer requires GPUs with sm75 or higher, found {sorted(targets)}")
+
+
+def check_target(spec: JitSpec) -> None:
+    if spec.backend == "cuda" and not current_compilation_context.TARGET_CUDA_ARCHS:
+        raise RuntimeError(
+            f"{spec.name}: no CUDA target to compile for: no GPU is visible and FLASHINFER_CUDA_ARCH_LIST is not set "
+            "(FlashInfer requires GPUs with sm75 or higher)"
+        )
+
+
+def gen_jit_spec(
+    name: str,
+    sources: Sequence[Union[str, Path]],
+    extra_cflags: Optional[list[str]] = None,
+    extra_cuda_cflags: Optional[list[str]] = None,
+    extra_ldflags: Optional[list[str]] = None,
+    extra_include_paths: Optional[Sequence[Union[str, Path]]] = None,
+    needs_device_linking: bool = False,
+    **more: Any,
+) -> JitSpec:
+    """Describe a module and register it. ``more`` passes on the fields of JitSpec that only generators of ours use."""
+    spec = JitSpec(
+        name=name,
+        sources=[Path(source) for source in sources],
+        extra_cflags=list(extra_cflags or []),
+        extra_cuda_cflags=list(extra_cuda_cflags or []),
+        extra_ldflags=list(extra_ldflags or []),
+        extra_include_dirs=[Path(path) for path in extra_include_paths or []],
+        needs_device_linking=needs_device_linking,
+        **more,
+    )
+    if spec.backend == "cuda":
+        check_cuda_arch()
+    jit_spec_registry.register(spec)
+    return spec
+
+
+def build_jit_specs(
+    specs: Iterable[JitSpec], verbose: bool = False, skip_prebuilt: bool = True, progress: Progress = ProgressLine
+) -> None:
+    """Build many modules in parallel, as one ninja graph; those that are pre-built or fresh are left alone."""
+    wanted = [spec for spec in specs if not (skip_prebuilt and spec.is_aot)]
+    for spec in wanted:
+        check_target(spec)
+    ensure_built(wanted, verbose or None, progress)
+
+
+def clear_cache_dir() -> None:
+    """Delete every compiled module and generated source of this version, for all targets."""
+    shutil.rmtree(jit_env.FLASHINFER_WORKSPACE_DIR.parent, ignore_errors=True)

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a JitSpec to compiler command lines: translation units, flags, the text of ``build.ninja``, running ninja."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Iterable, Optional, Sequence
+
+from ..knobs import knobs
+from . import env as jit_env
+from .context import current_compilation_context
+from .toolchain import (  # noqa: F401  (the contract looks for the discovery functions here)
+    NO_CXX,
+    NO_NVCC,
+    find_cxx,
+    find_ninja,
+    find_nvcc,
+    get_cuda_path,
+    get_cuda_version,
+    identify,
+    job_count,
+    tvm_ffi_paths,
+)
+
+if TYPE_CHECKING:
+    from .core import JitSpec
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_HELPER_HEADER = "tvm_ffi_utils.h"
+
+
+def is_cuda_version_at_least(version: str) -> bool:
+    wanted = tuple(int(part) for part in version.split(".")[:2])
+    return get_cuda_version() >= wanted
+
+
+# ------------------------------------------------------------------------------------------------ units
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One object file: its source, the tool that compiles it, and whether the helper header is included for it."""
+
+    source: Path
+    tool: str  # "nvcc" or "cxx"
+    needs_helper: bool
+
+    @property
+    def object_name(self) -> str:
+        suffix = ".cuda.o" if self.source.suffix == ".cu" else ".o"
+        return f"{self.source.parent.name}_{self.source.stem}{suffix}"
+
+
+def translation_units(spec: JitSpec) -> list[Unit]:
+    """The sources to compile, each once.
+
+    A listed source that another listed source includes (a binding including its launcher) is a dependency of that
+    one, not a unit. A unit that speaks TVM-FFI without including the helper header gets it through ``-include``: the
+    add-a-kernel tutorial's launcher is written so.
+    """
+    texts = {source: spec.source_text(source) for source in spec.sources}
+    by_path = {os.path.normpath(source): source for source in texts}
+    included = set()
+    for source, text in texts.items():
+        for name in _INCLUDE.findall(text):
+            target = by_path.get(os.path.normpath(source.parent / name))
+            if target is not None and target != source:
+                included.add(target)
+    units = []
+    for source, text in texts.items():
+        if source in included:
+            continue
+        uses_nvcc = spec.backend == "cuda" and source.suffix == ".cu" and source not in spec.host_sources
+        speaks_ffi = "TensorView" in text or "TVM_FFI_" in text or any(_includes(text, s) for s in included)
+        needs_helper = speaks_ffi and _needs_preinclude(text)
+        units.append(Unit(source, "nvcc" if uses_nvcc else "cxx", needs_helper))
+    return units
+
+
+def _includes(text: str, source: Path) -> bool:
+    return any(Path(name).name == source.name for name in _INCLUDE.findall(text))
+
+
+def _needs_preinclude(text: str) -> bool:
+    """The helper header does not stand before everything else the unit includes."""
+    names = _INCLUDE.findall(text)
+    return not names or Path(names[0]).name != _HELPER_HEADER
+
+
+# ------------------------------------------------------------------------------------------------ flags
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Flags of one module. Directories appear as ``{tokens}`` so that the manifest does not depend on where they are."""
+
+    host: tuple[str, ...]
+    cuda: tuple[str, ...]
+    link: tuple[str, ...]
+
+
+def flag_tokens(spec: JitSpec) -> dict[str, str]:
+    """What the ``{tokens}`` of this module's flags and manifest paths stand for on this machine."""
+    include, lib = tvm_ffi_paths()
+    tokens = {
+        "include": str(jit_env.FLASHINFER_INCLUDE_DIR),
+        "csrc": str(jit_env.FLASHINFER_CSRC_DIR),
+        "gen": str(jit_env.gen_src_dir(spec.backend)),
+        "tvm_ffi_include": str(include),
+        "tvm_ffi_lib": str(lib),
+    }
+    if spec.backend == "cuda" and find_nvcc() is not None:
+        tokens["cuda"] = get_cuda_path()
+    return tokens
+
+
+def tokenise(path: str, tokens: dict[str, str]) -> str:
+    """Spell a path through the deepest token that contains it."""
+    for name, directory in sorted(tokens.items(), key=lambda item: -len(item[1])):
+        if path.startswith(directory + "/"):
+            return "{%s}%s" % (name, path[len(directory) :])
+    return path
+
+
+def expand(text: str, tokens: dict[str, str]) -> str:
+    """The reverse; a token nobody knows stays as it is."""
+    return re.sub(r"\{(\w+)\}", lambda m: tokens.get(m[1], m[0]), text)
+
+
+def module_flags(spec: JitSpec) -> Flags:
+    debug, tokens = knobs.jit_debug, flag_tokens(spec)
+    extra = [f"-I{tokenise(str(directory), tokens)}" for directory in spec.extra_include_dirs]
+    optimise = ["-O0", "-g"] if debug else ["-O3", "-DNDEBUG"]
+    search = ["-I{include}", "-I{csrc}", *extra, "-isystem", "{tvm_ffi_include}"]
+    standard = [] if any(f.startswith("-std=") for f in spec.extra_cflags) else ["-std=c++17"]
+
+    # Hidden: two modules define the same flashinfer:: templates for different element types.
+    host = [*search, *standard, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-switch-bool", *optimise]
+    link = ["-shared", "-Wl,-z,defs", "-L{tvm_ffi_lib}", "-ltvm_ffi"]
+    cuda: list[str] = []
+    if spec.backend == "cpu":
+        host += ["-DFLASHINFER_CPU", "-march=native", "-fopenmp"]
+        link += ["-fopenmp"]
+    else:
+        host += ["-isystem", "{cuda}/include"]
+        cuda = [*search, *_cuda_flags(spec, debug)]
+        link += ["-L{cuda}/lib64", "-L{cuda}/lib", "-Wl,-rpath,{cuda}/lib64", "-Wl,-rpath,{cuda}/lib", "-l:libcudart.so.{cudart}"]
+    return Flags(
+        host=(*host, *spec.extra_cflags, *knobs.extra_cflags),
+        cuda=(*cuda, *spec.extra_cuda_cflags, *knobs.extra_cuda_cflags) if cuda else (),
+        link=(*link, *spec.extra_ldflags, *knobs.extra_ldflags),
+    )
+
+
+def _cuda_flags(spec: JitSpec, debug: bool) -> list[str]:
+    flags = [] if any(f.startswith(("-std=", "--std=")) for f in spec.extra_cuda_cflags) else ["-std=c++17"]
+    flags += ["-Xcompiler=-fPIC,-fvisibility=hidden", "-Xfatbin=-compress-all", f"--threads={knobs.nvcc_threads}"]
+    flags += [f"-DFLASHINFER_ENABLE_{name}" for name in ("F16", "BF16", "FP8_E4M3", "FP8_E5M2")]
+    # No -use_fast_math: it flushes subnormals everywhere; kernels name the approximate instructions they want.
+    if debug:
+        flags += ["-O0", "-g", "-G", "-lineinfo", "-Xptxas=-v"]
+    else:
+        flags += ["-O3", "-DNDEBUG"]
+    if knobs.jit_lineinfo and not debug:
+        flags += ["-lineinfo"]
+    if knobs.cc:
+        flags += ["-ccbin", knobs.cc]
+    targets = current_compilation_context.get_nvcc_flags_list(spec.supported_major_versions)
+    if any("-gencode" in f or f.startswith(("-arch", "--gpu-architecture")) for f in spec.extra_cuda_cflags):
+        targets = [f for f in targets if "-gencode" not in f]  # the module names its own targets
+    return flags + targets
+
+
+# ------------------------------------------------------------------------------------------------ command lines
+
+
+def _join(flags: Sequence[str], tokens: dict[str, str]) -> str:
+    return shlex.join(expand(flag, tokens) for flag in flags)
+
+
+class Commands:
+    """The command lines of one module. Needs the compilers of the spec's backend."""
+
+    def __init__(self, spec: JitSpec) -> None:
+        self.spec, self.units = spec, translation_units(spec)
+        self.flags, self.tokens = module_flags(spec), flag_tokens(spec)
+        cxx, nvcc = find_cxx(), find_nvcc() if spec.backend == "cuda" else None
+        if cxx is None:
+            raise RuntimeError(f"{spec.name}: {NO_CXX}")
+        if spec.backend == "cuda":
+            if nvcc is None:
+                raise RuntimeError(f"{spec.name}: {NO_NVCC}")
+            self.tokens["cudart"] = str(get_cuda_version()[0])
+        self.cxx = f"{knobs.cxx_launcher} {shlex.quote(str(cxx))}".strip()
+        self.nvcc = f"{knobs.nvcc_launcher} {shlex.quote(str(nvcc))}".strip()
+
+    def compile(self, unit: Unit) -> str:
+        """Everything before ``-c source -o object``."""
+        helper = ["-include", "{csrc}/" + _HELPER_HEADER] if unit.needs_helper else []
+        if unit.tool == "nvcc":
+            return f"{self.nvcc} {_join([*helper, *self.flags.cuda], self.tokens)}"
+        return f"{self.cxx} -x c++ {_join([*helper, *self.flags.host], self.tokens)}"
+
+    def link(self) -> tuple[str, str]:
+        """What stands before and after the object files."""
+        if self.spec.needs_device_linking:
+            return f"{self.nvcc} -ccbin {shlex.quote(str(find_cxx()))}", _join(_for_nvcc(self.flags.link), self.tokens)
+        return self.cxx, _join(self.flags.link, self.tokens)
+
+
+def _for_nvcc(flags: Sequence[str]) -> list[str]:
+    """Link flags in the form nvcc takes: ``-Wl`` and ``-l:`` words travel behind ``-Xlinker``."""
+    words: list[str] = []
+    for flag in flags:
+        if flag.startswith("-Wl,"):
+            words += [word for part in flag[4:].split(",") for word in ("-Xlinker", part)]
+        elif flag.startswith("-l:"):
+            words += ["-Xlinker", flag]
+        else:
+            words.append(flag)
+    return words
+
+
+def _ninja_path(path: Path) -> str:
+    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def ninja_text(spec: JitSpec, out_dir: Path) -> str:
+    """``build.ninja`` of one module with all outputs in ``out_dir``."""
+    commands = Commands(spec)
+    before, after = (part.replace("$", "$$") for part in commands.link())
+    lines = [
+        "ninja_required_version = 1.5",
+        "rule compile",
+        "  command = $compiler -MMD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        f"  description = {spec.name}: $what",
+        "rule link",
+        f"  command = {before} $in -o $out {after}",
+        f"  description = {spec.name}: link",
+    ]
+    objects = []
+    for unit in commands.units:
+        objects.append(_ninja_path(out_dir / unit.object_name))
+        lines += [
+            f"build {objects[-1]}: compile {_ninja_path(unit.source)}",
+            f"  compiler = {commands.compile(unit).replace('$', '$$')}",
+            f"  what = {unit.source.name}",
+        ]
+    library = _ninja_path(out_dir / spec.library_name)
+    lines += [f"build {library}: link {' '.join(objects)}", f"default {library}", ""]
+    return "\n".join(lines)
+
+
+def parent_ninja_text(directories: Iterable[Path]) -> str:
+    """A graph of several modules, each with its own ``build.ninja``."""
+    return "".join(f"subninja {_ninja_path(directory / 'build.ninja')}\n" for directory in directories)
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+def run_ninja(
+    workdir: Path,
+    ninja_file: Path,
+    verbose: bool,
+    on_step: Optional[Callable[[int, int, str], None]] = None,
+) -> tuple[int, str]:
+    """Run ninja; return its exit status and everything it printed.
+
+    ``on_step(done, total, description)`` is called for each finished step.
+    """
+    command = [find_ninja(), "-C", str(workdir), "-f", str(ninja_file), "-j", str(job_count()), "-k", "0"]
+    if verbose:
+        command.append("-v")
+    environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
+    log = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.append(line)
+            if verbose:
+                print(line, end="", flush=True)
+            match = re.match(r"\[(\d+)/(\d+)\] (.*)", line)
+            if match and on_step is not None:
+                on_step(int(match[1]), int(match[2]), match[3])
+    return process.returncode, "".join(log)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where things live. Read every name as an attribute of this module (``jit_env.FLASHINFER_JIT_DIR``).
+
+The directories are computed when they are read, so importing touches no disk and no GPU, a changed environment is
+seen at once, and AOT can rebind a name by assigning to it. Nothing here creates a directory.
+
+    FLASHINFER_CACHE_DIR       <base>/.cache/flashinfer
+    FLASHINFER_WORKSPACE_DIR   <cache>/<version>/<arch tag>
+    FLASHINFER_JIT_DIR         <workspace>/cached_ops        one directory per module
+    FLASHINFER_GEN_SRC_DIR     <workspace>/generated         rendered and copied sources
+    FLASHINFER_CSRC_DIR, FLASHINFER_INCLUDE_DIR              sources shipped with the package, read only
+    FLASHINFER_AOT_DIR                                       pre-built modules, read only
+    FLASHINFER_CUBIN_DIR                                     downloaded binaries
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import platform
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Optional
+
+from ..knobs import knobs
+from ..version import __version__
+from .context import current_compilation_context
+
+logger = logging.getLogger("flashinfer.jit")
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+if TYPE_CHECKING:
+    FLASHINFER_CACHE_DIR: Path
+    FLASHINFER_WORKSPACE_DIR: Path
+    FLASHINFER_JIT_DIR: Path
+    FLASHINFER_GEN_SRC_DIR: Path
+    FLASHINFER_CSRC_DIR: Path
+    FLASHINFER_INCLUDE_DIR: Path
+    FLASHINFER_AOT_DIR: Path
+    FLASHINFER_CUBIN_DIR: Path
+
+
+# ------------------------------------------------------------------------------------------------ cache base
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # no HOME and no passwd entry
+        return Path("/nonexistent")
+
+
+def _temporary_base() -> Path:
+    """Last resort: a directory of this user alone, because modules found there are loaded into the process."""
+    return Path(tempfile.gettempdir()) / f"flashinfer-{os.getuid()}"
+
+
+def _is_writable(path: Path) -> bool:
+    while not path.exists():
+        path = path.parent
+    return os.access(path, os.W_OK) and path.is_dir()
+
+
+def _is_private(path: Path) -> bool:
+    """Nobody else can plant a module in ``path``."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return True
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+@functools.cache
+def _warn_fallback(wanted: str, used: str) -> None:
+    logger.warning("cache directory %s is not writable; building in %s (set FLASHINFER_WORKSPACE_BASE)", wanted, used)
+
+
+def preferred_base() -> Path:
+    """The base directory asked for, writable or not: warm modules load from it even when it is read-only."""
+    return knobs.workspace_base or _home()
+
+
+def writable_base() -> Path:
+    """The first of ``FLASHINFER_WORKSPACE_BASE``, home, a temporary directory that can be written."""
+    wanted = preferred_base()
+    for base in (wanted, _home()):
+        if _is_writable(base / ".cache" / "flashinfer"):
+            if base != wanted:
+                _warn_fallback(str(wanted), str(base))
+            return base
+    base = _temporary_base()
+    if not _is_private(base):
+        raise RuntimeError(f"cache directory {base} belongs to someone else; set FLASHINFER_WORKSPACE_BASE")
+    _warn_fallback(str(wanted), str(base))
+    return base
+
+
+# ------------------------------------------------------------------------------------------------ arch tags
+
+
+@functools.cache
+def cpu_arch_tag() -> str:
+    """``cpu-x86_64-avx512-3f2a1c``: machine, widest vector set, and a hash of all feature flags.
+
+    CPU modules are built with ``-march=native``, so a home directory shared by different machines needs one
+    directory for each instruction set.
+    """
+    machine, flags = platform.machine(), ""
+    try:
+        with open("/proc/cpuinfo") as f:
+            for line in f:
+                if line.split(":")[0].strip().lower() in ("flags", "features"):
+                    flags = " ".join(sorted(line.split(":", 1)[1].split()))
+                    break
+    except OSError:
+        pass
+    known = ("avx512_bf16", "avx512f", "avx2", "sve2", "sve", "asimd", "sse2")
+    level = next((k for k in known if k in flags.split()), "generic").replace("_", "")
+    return f"cpu-{machine}-{level}-{sha256(flags.encode()).hexdigest()[:6]}"
+
+
+def cuda_arch_tag() -> str:
+    """Sorted targets joined by ``_`` (``80_90a``); empty without targets."""
+    targets = sorted(current_compilation_context.TARGET_CUDA_ARCHS)
+    return "_".join(f"{major}{minor}" for major, minor in targets)
+
+
+def arch_tag(backend: Optional[str] = None) -> str:
+    """Tag of one backend's directory; by default CUDA's, or the CPU's on a machine without CUDA targets."""
+    if backend == "cpu":
+        return cpu_arch_tag()
+    return cuda_arch_tag() or cpu_arch_tag()
+
+
+def cache_dir(base: Path) -> Path:
+    return base / ".cache" / "flashinfer"
+
+
+def jit_dir(backend: str) -> Path:
+    """``cached_ops`` of a backend. AOT rebinds ``FLASHINFER_JIT_DIR``, which then holds for every backend."""
+    rebound = globals().get("FLASHINFER_JIT_DIR")
+    return rebound or cache_dir(writable_base()) / __version__ / arch_tag(backend) / "cached_ops"
+
+
+def gen_src_dir(backend: str) -> Path:
+    rebound = globals().get("FLASHINFER_GEN_SRC_DIR")
+    return rebound or cache_dir(writable_base()) / __version__ / arch_tag(backend) / "generated"
+
+
+def read_dirs(backend: str) -> list[Path]:
+    """Directories a finished module may be in, best first."""
+    dirs = [cache_dir(preferred_base()) / __version__ / arch_tag(backend) / "cached_ops", jit_dir(backend)]
+    return dirs[:1] if dirs[0] == dirs[1] else dirs
+
+
+# ------------------------------------------------------------------------------------------------ package data
+
+
+def _package_data(name: str) -> Path:
+    installed = _PACKAGE / "data" / name
+    return installed if installed.exists() else _PACKAGE.parent / name
+
+
+def _companion(package: str) -> Optional[str]:
+    """Version of a companion package, or None when it is absent or of another release."""
+    if importlib.util.find_spec(package) is None:
+        return None
+    version = str(getattr(importlib.import_module(package), "__version__", "unknown"))
+    if knobs.disable_version_check or __version__ == "0.0.0+unknown" or version.split("+")[0] == __version__.split("+")[0]:
+        return version
+    _warn_companion(package, version)
+    return None
+
+
+@functools.cache
+def _warn_companion(package: str, version: str) -> None:
+    logger.warning(
+        "%s %s is ignored: flashinfer is %s. Install the matching release, or set FLASHINFER_DISABLE_VERSION_CHECK=1",
+        *(package, version, __version__),
+    )
+
+
+def has_flashinfer_jit_cache() -> bool:
+    """Whether the companion package of pre-built modules is installed."""
+    return importlib.util.find_spec("flashinfer_jit_cache") is not None
+
+
+def has_flashinfer_cubin() -> bool:
+    """Whether the companion package of kernel binaries is installed."""
+    return importlib.util.find_spec("flashinfer_cubin") is not None
+
+
+def _aot_dir() -> Path:
+    if _companion("flashinfer_jit_cache"):
+        return Path(importlib.import_module("flashinfer_jit_cache").get_jit_cache_dir())
+    return _package_data("aot") if (_PACKAGE / "data" / "aot").exists() else _PACKAGE / "data" / "aot"
+
+
+def _cubin_dir() -> Path:
+    if knobs.cubin_dir:
+        return knobs.cubin_dir
+    if _companion("flashinfer_cubin"):
+        return Path(importlib.import_module("flashinfer_cubin").get_cubin_dir())
+    return cache_dir(preferred_base()) / "cubins"
+
+
+_COMPUTED: dict[str, Callable[[], Path]] = {
+    "FLASHINFER_CACHE_DIR": lambda: cache_dir(writable_base()),
+    "FLASHINFER_WORKSPACE_DIR": lambda: cache_dir(writable_base()) / __version__ / arch_tag(),
+    "FLASHINFER_JIT_DIR": lambda: cache_dir(writable_base()) / __version__ / arch_tag() / "cached_ops",
+    "FLASHINFER_GEN_SRC_DIR": lambda: cache_dir(writable_base()) / __version__ / arch_tag() / "generated",
+    "FLASHINFER_CSRC_DIR": lambda: _package_data("csrc"),
+    "FLASHINFER_INCLUDE_DIR": lambda: _package_data("include"),
+    "FLASHINFER_AOT_DIR": _aot_dir,
+    "FLASHINFER_CUBIN_DIR": _cubin_dir,
+}
+
+
+def __getattr__(name: str) -> Path:
+    if name in _COMPUTED:
+        return _COMPUTED[name]()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is this ``.so`` fresh? A manifest beside each library answers from content, never from modification times.
+
+A module is fresh when its manifest equals what a build would record now: package version, targets, flags, the SHA-256
+of every source and of every header the compiler's dep-file named, the compilers' versions and the library itself.
+Directories are stored as ``{tokens}``, so a moved package, a second spelling of the toolkit path or a restored cache
+stays fresh. Compilers that are not on this machine are not asked for: loading needs none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+from ..version import __version__
+from . import env as jit_env
+from .cpp_ext import expand, flag_tokens, module_flags, tokenise, translation_units
+from .toolchain import binary_stamp, find_cxx, find_nvcc, identify
+from .utils import write_atomically
+
+if TYPE_CHECKING:
+    from .core import JitSpec
+
+SCHEMA = 1
+
+
+def manifest_path(library: Path) -> Path:
+    return library.with_suffix(".manifest.json")
+
+
+def _digest(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+def identity(spec: JitSpec) -> dict[str, Any]:
+    """Everything that decides the result except file contents and compiler versions."""
+    import tvm_ffi
+
+    flags, tokens = module_flags(spec), flag_tokens(spec)
+    return {
+        "schema": SCHEMA,
+        "name": spec.name,
+        "version": __version__,
+        "arch": jit_env.arch_tag(spec.backend),
+        "tvm_ffi": tvm_ffi.__version__,
+        "flags": {"host": list(flags.host), "cuda": list(flags.cuda), "link": list(flags.link)},
+        "device_link": spec.needs_device_linking,
+        "units": [[tokenise(str(u.source), tokens), u.tool, u.needs_helper] for u in translation_units(spec)],
+    }
+
+
+def _compilers(spec: JitSpec) -> dict[str, Optional[Path]]:
+    found = {"cxx": find_cxx()}
+    if spec.backend == "cuda":
+        found["nvcc"] = find_nvcc()
+    return found
+
+
+def _dep_files(private: Path) -> set[str]:
+    """Paths named by the dep-files of a build (make syntax: ``target: a b \\`` with escaped blanks)."""
+    paths = set()
+    for depfile in private.glob("*.d"):
+        text = depfile.read_text().replace("\\\n", " ")
+        for word in re.findall(r"(?:\\ |\S)+", text.split(": ", 1)[-1]):
+            paths.add(os.path.normpath(word.replace("\\ ", " ")))
+    return paths
+
+
+def write_manifest(spec: JitSpec, private: Path, library: Path) -> None:
+    """Record how ``library`` came to be. Called after it has been published."""
+    tokens = flag_tokens(spec)
+    paths = _dep_files(private) | {str(source) for source in spec.sources}
+    manifest = {
+        **identity(spec),
+        "files": {tokenise(p, tokens): _digest(_content(spec, Path(p))) for p in sorted(paths)},
+        "compilers": {
+            tool: {"version": identify(path).version, "stamp": binary_stamp(path)}
+            for tool, path in _compilers(spec).items()
+            if path is not None
+        },
+        "library": _digest(library.read_bytes()),
+    }
+    write_atomically(manifest_path(library), json.dumps(manifest, indent=1) + "\n")
+
+
+def _content(spec: JitSpec, path: Path) -> bytes:
+    """Content a build would see: a source that is generated during the build counts as its text."""
+    return spec.generated[path].encode() if path in spec.generated else path.read_bytes()
+
+
+def staleness(spec: JitSpec, library: Path) -> Optional[str]:
+    """None when ``library`` is fresh, else the first reason why it is not."""
+    try:
+        manifest = json.loads(manifest_path(library).read_bytes())
+    except (OSError, ValueError):
+        return "not built"
+    try:
+        now = identity(spec)
+    except OSError as error:
+        return f"source missing: {error}"
+    for key, value in now.items():
+        if manifest.get(key) != value:
+            return f"{key} changed"
+    tokens = flag_tokens(spec)
+    for path, digest in manifest["files"].items():
+        try:
+            if _digest(_content(spec, Path(expand(path, tokens)))) != digest:
+                return f"{path} changed"
+        except OSError:
+            return f"{path} is gone"
+    for tool, path in _compilers(spec).items():
+        recorded = manifest["compilers"].get(tool, {})
+        if path is None or (binary_stamp(path) is not None and binary_stamp(path) == recorded.get("stamp")):
+            continue
+        if identify(path).version != recorded.get("version"):
+            return f"{tool} changed"
+    try:
+        if _digest(library.read_bytes()) != manifest["library"]:
+            return "library changed"
+    except OSError:
+        return "library missing"
+    return None

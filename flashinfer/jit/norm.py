@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modules of the norm family: one per stem and backend; element types are dispatched inside."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from .codegen import stage
+from .core import JitSpec
+
+__all__ = ["gen_dit_layernorm_module", "gen_norm_module", "gen_norm_modules", "gen_qk_rmsnorm_rope_module"]
+
+
+def gen_norm_module(backend: str = "cuda") -> JitSpec:
+    """RMSNorm and LayerNorm with their fused and quantising forms."""
+    units = {dtype: {"entry": "rmsnorm", "dtype": dtype} for dtype in ("float16_t", "bfloat16_t", "float")}
+    return stage("norm", backend=backend, kernels={**units, "layernorm": {"entry": "layernorm"}})
+
+
+def gen_dit_layernorm_module(backend: str = "cuda") -> JitSpec:
+    """The fused LayerNorms of diffusion transformers."""
+    return stage("dit_layernorm", backend=backend, kernels={"bfloat16_t": {}})
+
+
+def gen_qk_rmsnorm_rope_module() -> JitSpec:
+    """QK RMSNorm with 3-D rotary embedding; CUDA only."""
+    return stage("qk_rmsnorm_rope", backend="cuda", kernels={"bfloat16_t": {}})
+
+
+def gen_norm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
+    """What AOT pre-builds and what a warm-up of the family loads."""
+    yield gen_norm_module(backend)
+    yield gen_dit_layernorm_module(backend)
+    if backend == "cuda":
+        yield gen_qk_rmsnorm_rope_module()

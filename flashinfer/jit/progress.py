@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user sees while modules build: nothing for the first second, then one line on stderr."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Optional, Sequence
+
+QUIET_SECONDS = 1.0
+
+
+class ProgressLine:
+    """``flashinfer: building norm, step 2 of 6, 3.4 s``; rewritten in place on a terminal, two lines elsewhere."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.label = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        self.done, self.total = 0, 0
+        self.start = time.monotonic()
+        self._finished = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+
+    def __enter__(self) -> ProgressLine:
+        self._thread = threading.Thread(target=self._show, daemon=True)
+        self._thread.start()
+        return self
+
+    def step(self, done: int, total: int, description: str) -> None:
+        self.done, self.total = done, total
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    def _text(self) -> str:
+        steps = f", step {self.done} of {self.total}" if self.total else ""
+        return f"flashinfer: building {self.label}{steps}, {self.seconds:.1f} s"
+
+    def _show(self) -> None:
+        if self._finished.wait(QUIET_SECONDS):
+            return
+        terminal = sys.stderr.isatty()
+        print(self._text(), end="" if terminal else "\n", file=sys.stderr, flush=True)
+        while terminal and not self._finished.wait(0.2):
+            print("\r" + self._text(), end="", file=sys.stderr, flush=True)
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        self._finished.set()
+        assert self._thread is not None
+        self._thread.join()
+        if self.seconds >= QUIET_SECONDS:
+            end = "\r" if sys.stderr.isatty() else ""
+            word = "built" if kind is None else "failed to build"
+            print(f"{end}flashinfer: {word} {self.label} in {self.seconds:.1f} s      ", file=sys.stderr, flush=True)
+
+
+class ProgressBar:
+    """The same events as a tqdm bar, for warm-up and AOT builds of many modules."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=None, desc=f"building {len(names)} modules", unit="step", file=sys.stderr)
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def step(self, done: int, total: int, description: str) -> None:
+        self.bar.total = total
+        self.bar.set_postfix_str(description, refresh=False)
+        self.bar.update(done - self.bar.n)
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        self.bar.close()

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which compilers this machine has: nvcc and its toolkit, the host compiler, ninja, the TVM-FFI headers.
+
+    nvcc           $FLASHINFER_NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin, PATH, /usr/local/cuda, pip's nvidia-cuda-nvcc
+    host compiler  $CXX, then c++, g++, clang++ on PATH
+
+Everything is looked up when asked; nothing here is needed to load a module that is already built.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Optional
+
+from ..knobs import knobs
+
+NO_NVCC = (
+    "cannot find nvcc: looked at $FLASHINFER_NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin, PATH, /usr/local/cuda and the pip "
+    "package nvidia-cuda-nvcc. Install the CUDA toolkit or `pip install nvidia-cuda-nvcc nvidia-cuda-runtime "
+    "nvidia-cuda-crt nvidia-nvvm nvidia-cuda-cccl`. CPU modules and pre-built CUDA modules work without it."
+)
+NO_CXX = "cannot find a host C++ compiler: looked at $CXX, then c++, g++ and clang++ on PATH (apt-get install g++)"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler binary and what it calls itself."""
+
+    path: Path
+    version: str  #: last line(s) of ``--version``, without any path
+
+
+# ------------------------------------------------------------------------------------------------ CUDA
+
+
+def _pip_toolkits() -> Iterator[Path]:
+    """Toolkit trees that pip's ``nvidia-*`` packages unpack into the namespace package ``nvidia``."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        for name in ("cu13", "cuda_nvcc"):
+            yield Path(root) / name
+
+
+def _nvcc_candidates() -> Iterator[Path]:
+    if knobs.nvcc:
+        yield Path(shutil.which(knobs.nvcc) or knobs.nvcc)
+        return
+    for home in (knobs.cuda_home, knobs.cuda_path):
+        if home:
+            yield Path(home) / "bin" / "nvcc"
+    on_path = shutil.which("nvcc")
+    if on_path:
+        yield Path(on_path)
+    yield Path("/usr/local/cuda/bin/nvcc")
+    for toolkit in _pip_toolkits():
+        yield toolkit / "bin" / "nvcc"
+
+
+def find_nvcc() -> Optional[Path]:
+    """The nvcc to use, or None."""
+    return next((p for p in _nvcc_candidates() if os.access(p, os.X_OK) and p.is_file()), None)
+
+
+@functools.cache
+def _toolkit_of(nvcc: Path) -> Path:
+    """Toolkit directory of an nvcc. A wrapper script outside its toolkit is asked where it leads."""
+    for home in (knobs.cuda_home, knobs.cuda_path, str(nvcc.resolve().parent.parent)):
+        if home and (Path(home) / "include" / "cuda_runtime.h").exists():
+            return Path(home)
+    dry_run = subprocess.run(
+        [str(nvcc), "--dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=False
+    )
+    match = re.search(r"_HERE_=(\S+)", dry_run.stderr + dry_run.stdout)
+    if match and (Path(match[1]).parent / "include" / "cuda_runtime.h").exists():
+        return Path(match[1]).parent
+    return nvcc.resolve().parent.parent
+
+
+def get_cuda_path() -> str:
+    """The CUDA toolkit directory; RuntimeError when there is none."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError(NO_NVCC)
+    return str(_toolkit_of(nvcc))
+
+
+def get_cuda_version() -> tuple[int, int]:
+    """(major, minor) of nvcc, else of the toolkit torch was built with; (0, 0) when neither is known."""
+    nvcc = find_nvcc()
+    if nvcc is not None:
+        match = re.search(r"release (\d+)\.(\d+)", identify(nvcc).version)
+        if match:
+            return int(match[1]), int(match[2])
+    import torch
+
+    parts = (torch.version.cuda or "0.0").split(".")
+    return int(parts[0]), int(parts[1])
+
+
+# ------------------------------------------------------------------------------------------------ host
+
+
+def find_cxx() -> Optional[Path]:
+    """The host C++ compiler, or None."""
+    for name in [knobs.cxx] if knobs.cxx else ["c++", "g++", "clang++"]:
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    return None
+
+
+def find_ninja() -> str:
+    """The ninja binary: the pip package's, else one on PATH."""
+    spec = importlib.util.find_spec("ninja")
+    if spec is not None:
+        import ninja
+
+        binary = Path(getattr(ninja, "BIN_DIR", "")) / "ninja"
+        if binary.exists():
+            return str(binary)
+    found = shutil.which("ninja")
+    if found is None:
+        raise RuntimeError("cannot find ninja: `pip install ninja`")
+    return found
+
+
+@functools.cache
+def tvm_ffi_paths() -> tuple[Path, Path]:
+    """(include directory, library directory) of apache-tvm-ffi."""
+    from tvm_ffi import libinfo
+
+    return Path(libinfo.find_include_path()), Path(libinfo.find_libtvm_ffi()).parent
+
+
+# ------------------------------------------------------------------------------------------------ identity
+
+
+@functools.cache
+def _version_text(path: Path) -> str:
+    output = subprocess.run([str(path), "--version"], capture_output=True, text=True, check=False).stdout
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    if any("release" in line for line in lines):  # nvcc: copyright lines first, release and build last
+        return " ".join(lines[-2:])
+    # gcc and clang: "g++ (Debian 12.2.0-14) 12.2.0"; drop argv[0], which is a path or an alias
+    return re.sub(r"^\S+ ", "", lines[0]) if lines else "unknown"
+
+
+def identify(path: Path) -> Compiler:
+    """Ask a compiler for its version (once per process)."""
+    return Compiler(path, _version_text(path))
+
+
+def binary_stamp(path: Path) -> Optional[list]:
+    """Path, size and mtime of a compiler binary: equal stamps spare asking for its version at every warm start.
+
+    None for a script: what it runs can change while the script stays the same.
+    """
+    try:
+        resolved = path.resolve()
+        with open(resolved, "rb") as f:
+            if f.read(2) == b"#!":
+                return None
+        status = resolved.stat()
+        return [str(resolved), status.st_size, status.st_mtime_ns]
+    except OSError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------ parallelism
+
+
+def _available_bytes() -> int:
+    """Memory that can still be had, within this container's limit."""
+    try:
+        with open("/proc/meminfo") as f:
+            info = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in f}
+        available = info["MemAvailable"]
+    except (OSError, KeyError, ValueError, IndexError):
+        return 1 << 40
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if limit.isdigit():
+            available = min(available, int(limit) - used)
+    except (OSError, ValueError):
+        pass
+    return available
+
+
+def job_count() -> int:
+    """``MAX_JOBS``, else one job per usable core as long as each has 1.5 GiB (the peak of nvcc on our units)."""
+    if knobs.max_jobs is not None:
+        return knobs.max_jobs
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, _available_bytes() // (3 << 29)))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers of module generators: atomic conditional writes and the C++ names of torch dtypes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Union
+
+import torch
+
+__all__ = [
+    "dtype_map",
+    "filename_safe_dtype_map",
+    "write_atomically",
+    "write_if_different",
+]
+
+
+def write_atomically(path: Path, content: Union[str, bytes]) -> None:
+    """Write through a temporary file in the same directory, so that no reader ever sees half of it."""
+    data = content.encode() if isinstance(content, str) else content
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_if_different(path: Union[str, Path], content: str) -> None:
+    """Store ``content`` at ``path`` unless it is there already; parents are made, an equal file keeps its mtime."""
+    path = Path(path)
+    try:
+        if path.read_bytes() == content.encode():
+            return
+    except OSError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
+
+
+#: C++ element type, as the templates of ``include/flashinfer`` name it.
+dtype_map = {
+    torch.float16: "flashinfer::float16_t",
+    torch.bfloat16: "flashinfer::bfloat16_t",
+    torch.float8_e4m3fn: "flashinfer::float8_e4m3_t",
+    torch.float8_e5m2: "flashinfer::float8_e5m2_t",
+    torch.float32: "float",
+    torch.int8: "int8_t",
+    torch.uint8: "uint8_t",
+    torch.int32: "int32_t",
+    torch.uint32: "uint32_t",
+    torch.int64: "int64_t",
+    torch.uint64: "uint64_t",
+}
+
+#: Short names for URIs.
+filename_safe_dtype_map = {
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+    torch.float32: "f32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int32: "i32",
+    torch.uint32: "u32",
+    torch.int64: "i64",
+    torch.uint64: "u64",
+}

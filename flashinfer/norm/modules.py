@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled modules of the family, and what its functions share on the Python side."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Optional, Union
+
+import torch
+
+from .. import utils
+from ..errors import ArgumentError
+from ..jit.codegen import module_cache
+from ..jit.norm import gen_dit_layernorm_module, gen_norm_module, gen_qk_rmsnorm_rope_module
+
+get_norm_module = module_cache(gen_norm_module)
+get_dit_layernorm_module = module_cache(gen_dit_layernorm_module)
+get_qk_rmsnorm_rope_module = module_cache(gen_qk_rmsnorm_rope_module)
+
+
+def use_pdl(input: torch.Tensor, enable_pdl: Optional[bool]) -> bool:
+    """Programmatic dependent launch where the device has it, unless the caller said no."""
+    if enable_pdl is False or not input.is_cuda:
+        return False
+    return utils.device_support_pdl(input.device)
+
+
+def scale_tensor(op: str, scale: Union[torch.Tensor, float], input: torch.Tensor) -> torch.Tensor:
+    """A quantisation scale as a one-element float32 tensor on the input's device."""
+    if not isinstance(scale, torch.Tensor):
+        warnings.warn(
+            f"{op}: a float scale is deprecated, pass a float32 tensor of one element", FutureWarning, stacklevel=3
+        )
+        return torch.tensor([scale], dtype=torch.float32, device=input.device)
+    if scale.shape not in ((), (1,)):
+        raise ArgumentError(f"{op}: scale has shape {tuple(scale.shape)}, expected () or (1,): scale must be a scalar tensor")
+    return scale.to(device=input.device, dtype=torch.float32)

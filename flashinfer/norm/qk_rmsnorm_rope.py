@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm of q and k with 3-D rotary embedding, from a packed qkv tensor. CUDA only."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..errors import ArgumentError
+from ..ops import register_custom_op
+from ..trace.templates.norm import fused_qk_rmsnorm_rope_trace
+from .modules import get_qk_rmsnorm_rope_module
+
+HEAD_DIMS = (64, 128, 256)
+MAX_HEADS = 32
+
+
+@register_custom_op("flashinfer::fused_qk_rmsnorm_rope", mutates_args=("q_out", "k_out", "v_out"), device_types="cuda")
+def _qk_rmsnorm_rope(
+    q_out: torch.Tensor,
+    k_out: torch.Tensor,
+    v_out: torch.Tensor,
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    ppf: int,
+    pph: int,
+    ppw: int,
+    num_frame_channels: int,
+    num_height_channels: int,
+    num_width_channels: int,
+    head_dim: int,
+    eps: float,
+    base: float,
+    interleave: bool,
+    factor: float,
+    low: float,
+    high: float,
+    attention_factor: float,
+    is_qk_norm: bool,
+    qk_scale: float,
+    v_scale: float,
+) -> None:
+    tokens = qkv.numel() // qkv.shape[-1]
+    get_qk_rmsnorm_rope_module().qk_rmsnorm_rope(
+        *(out.view(tokens, -1, head_dim) for out in (q_out, k_out, v_out)),
+        *(qkv.view(tokens, -1), q_weight, k_weight, ppf, pph, ppw),
+        *(num_frame_channels, num_height_channels, num_width_channels, head_dim, eps, base, interleave),
+        *(factor, low, high, attention_factor, is_qk_norm, qk_scale, v_scale),
+    )
+
+
+def _expect(condition: bool, text: str) -> None:
+    if not condition:
+        raise ArgumentError(f"fused_qk_rmsnorm_rope: {text}")
+
+
+@flashinfer_api(trace=fused_qk_rmsnorm_rope_trace)
+def fused_qk_rmsnorm_rope(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    *,
+    ppf: int,
+    pph: int,
+    ppw: int,
+    num_frame_channels: int,
+    num_height_channels: int,
+    num_width_channels: int,
+    num_heads_q: int,
+    num_heads_k: int,
+    num_heads_v: int,
+    head_dim: int,
+    eps: float = 1e-6,
+    base: float = 10000.0,
+    interleave: bool = True,
+    factor: float = 1.0,
+    low: float = 0.0,
+    high: float = 0.0,
+    attention_factor: float = 1.0,
+    is_qk_norm: bool = True,
+    output_fp8: bool = False,
+    output_quant_scale: float = 1.0,
+    v_quant_scale: float = 1.0,
+    q_out: Optional[torch.Tensor] = None,
+    k_out: Optional[torch.Tensor] = None,
+    v_out: Optional[torch.Tensor] = None,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    r"""RMSNorm over all heads of q, and of k, then rotary embedding by (frame, height, width); v is copied.
+
+    Parameters
+    ----------
+    qkv : torch.Tensor
+        ``(batch, ppf * pph * ppw, (num_heads_q + num_heads_k + num_heads_v) * head_dim)``, or 2-D with the first two
+        dimensions flattened; bfloat16, contiguous, CUDA. Columns are q, k, v, heads inside each.
+    q_weight, k_weight : torch.Tensor
+        ``(num_heads * head_dim,)`` bfloat16.
+    ppf, pph, ppw : int
+        Frames, rows and columns of a sequence; token ``t`` is at ``(t // (pph*ppw), t % (pph*ppw) // ppw, t % ppw)``.
+    num_frame_channels, num_height_channels, num_width_channels : int
+        Even; how many of a head's channels turn with each axis, in this order. They sum to ``head_dim``.
+    head_dim : int
+        64, 128 or 256; at most 32 heads each.
+    interleave : bool
+        Pairs ``(2i, 2i + 1)``, or ``(i, i + head_dim / 2)`` when False.
+    factor, low, high, attention_factor : float
+        YaRN: frequencies are blended with ``frequency / factor`` by a ramp from ``low`` to ``high`` over the pair index,
+        and the result is multiplied by ``attention_factor``. ``factor`` 1 is plain rotation.
+    is_qk_norm : bool
+        False leaves out the norm and the weights.
+    output_fp8 : bool
+        float8_e4m3fn outputs: q and k times ``output_quant_scale``, v times ``v_quant_scale``, saturated.
+    q_out, k_out, v_out : Optional[torch.Tensor]
+        Written and returned when given.
+
+    Returns
+    -------
+    Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+        ``(batch, seq, heads, head_dim)``, or ``(tokens, heads, head_dim)`` for 2-D input.
+    """
+    heads = (num_heads_q, num_heads_k, num_heads_v)
+    _expect(qkv.is_cuda, f"qkv is on {qkv.device}, expected a CUDA device")
+    _expect(qkv.dtype == torch.bfloat16, f"qkv has dtype {qkv.dtype}, expected torch.bfloat16")
+    _expect(qkv.ndim in (2, 3), f"qkv has {qkv.ndim} dimensions, expected 2 or 3")
+    _expect(qkv.is_contiguous(), f"qkv has strides {qkv.stride()}, expected contiguous")
+    _expect(head_dim in HEAD_DIMS, f"head_dim is {head_dim}, expected one of {HEAD_DIMS}")
+    _expect(0 < min(heads) and max(heads) <= MAX_HEADS, f"heads are {heads}, expected 1 to {MAX_HEADS} each")
+    columns = sum(heads) * head_dim
+    _expect(qkv.shape[-1] == columns, f"qkv.shape[-1] = {qkv.shape[-1]}, expected {columns} (all heads * head_dim)")
+    _expect(min(ppf, pph, ppw) > 0, f"ppf, pph, ppw are {ppf, pph, ppw}, expected positive")
+    seq = ppf * pph * ppw
+    if qkv.ndim == 3:
+        _expect(qkv.shape[1] == seq, f"qkv.shape[1] = {qkv.shape[1]}, expected {seq} (ppf * pph * ppw)")
+    else:
+        _expect(qkv.shape[0] % seq == 0, f"qkv.shape[0] = {qkv.shape[0]}, expected a multiple of {seq} (ppf * pph * ppw)")
+    channels = (num_frame_channels, num_height_channels, num_width_channels)
+    _expect(
+        all(c >= 0 and c % 2 == 0 for c in channels) and sum(channels) == head_dim,
+        f"channels are {channels}, expected even numbers that sum to head_dim = {head_dim}",
+    )
+    _expect(factor != 1.0 or attention_factor == 1.0, f"attention_factor is {attention_factor}, expected 1 (factor is 1)")
+    for name, weight, n in (("q_weight", q_weight, num_heads_q), ("k_weight", k_weight, num_heads_k)):
+        fits = weight.dtype == torch.bfloat16 and weight.numel() == n * head_dim and weight.device == qkv.device
+        _expect(
+            fits and weight.is_contiguous(),
+            f"{name} is {tuple(weight.shape)} {weight.dtype} on {weight.device}, expected ({n * head_dim},) torch.bfloat16 "
+            f"on {qkv.device}",
+        )
+    dtype = torch.float8_e4m3fn if output_fp8 else torch.bfloat16
+    outs = []
+    for name, out, n in (("q_out", q_out, num_heads_q), ("k_out", k_out, num_heads_k), ("v_out", v_out, num_heads_v)):
+        shape = (*qkv.shape[:-1], n, head_dim)
+        if out is None:
+            out = torch.empty(shape, dtype=dtype, device=qkv.device)
+        fits = out.shape == shape and out.dtype == dtype and out.device == qkv.device and out.is_contiguous()
+        _expect(
+            fits,
+            f"{name} is {tuple(out.shape)} {out.dtype} on {out.device}, expected contiguous {shape} {dtype} on {qkv.device}",
+        )
+        outs.append(out)
+    _qk_rmsnorm_rope(
+        *(*outs, qkv, q_weight, k_weight, ppf, pph, ppw, *channels, head_dim, eps, base, interleave),
+        *(factor, low, high, attention_factor, is_qk_norm, output_quant_scale, v_quant_scale),
+    )
+    return outs[0], outs[1], outs[2]

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scale: multiply every element by a number. The op of the add-a-kernel tutorial (docs/adding_an_op.md)."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from .api_logging import flashinfer_api
+from .arch import TURING_ON
+from .backends import backend_requirement, supported_compute_capability
+from .errors import ArgumentError
+from .jit.codegen import module_cache
+from .jit.scale import gen_scale_module
+from .ops import register_custom_op
+from .trace.templates.scale import scale_trace
+
+__all__ = ["scale"]
+
+get_scale_module = module_cache(gen_scale_module)
+
+_DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+@supported_compute_capability(TURING_ON)
+def _check_scale(input: torch.Tensor, factor: float, out: Optional[torch.Tensor] = None) -> bool:
+    if not input.is_cuda:
+        raise ArgumentError(f"scale: input is on {input.device}, expected a CUDA device")
+    if input.dtype not in _DTYPE_NAMES:
+        raise ArgumentError(f"scale: input has dtype {input.dtype}, expected float16, bfloat16 or float32")
+    if out is not None:
+        if out.shape != input.shape:
+            raise ArgumentError(f"scale: out has shape {tuple(out.shape)}, expected {tuple(input.shape)}")
+        if out.dtype != input.dtype:
+            raise ArgumentError(f"scale: out has dtype {out.dtype}, expected {input.dtype}")
+        if out.device != input.device:
+            raise ArgumentError(f"scale: out is on {out.device}, expected {input.device}")
+    return True
+
+
+@register_custom_op("flashinfer::scale", mutates_args=("out",))
+def _scale(out: torch.Tensor, input: torch.Tensor, factor: float) -> None:
+    name = _DTYPE_NAMES[input.dtype]
+    get_scale_module(name, name).run(input, out, factor)
+
+
+@flashinfer_api(trace=scale_trace)
+@backend_requirement(backend_checks={}, common_check=_check_scale)
+def scale(input: torch.Tensor, factor: float, out: Optional[torch.Tensor] = None) -> torch.Tensor:
+    r"""Multiply every element of ``input`` by ``factor``, in float32, rounded once.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        CUDA tensor, contiguous; float16, bfloat16 or float32, any shape.
+    factor : float
+        The number.
+    out : Optional[torch.Tensor]
+        Written and returned when given: shape, dtype and device of ``input``. May be ``input`` itself.
+
+    Returns
+    -------
+    torch.Tensor
+        ``input * factor``, same shape and dtype.
+
+    Examples
+    --------
+    >>> x = torch.randn(4, 1024, dtype=torch.float16, device="cuda")
+    >>> y = flashinfer.scale(x, 3.14)
+    """
+    if out is None:
+        out = torch.empty_like(input)
+    _scale(out, input, float(factor))
+    return out

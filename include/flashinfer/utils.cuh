@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every kernel header shares: block reductions, launching, small integer helpers.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend.h"
+
+// Entries that are not templates: inline for whoever includes a kernel header; a unit that other units link against
+// defines this empty before including it.
+#ifndef FLASHINFER_INLINE
+#define FLASHINFER_INLINE inline
+#endif
+
+namespace flashinfer {
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// Smallest power of two that is >= x.
+constexpr int NextPowerOfTwo(int x) {
+  int p = 1;
+  while (p < x) p *= 2;
+  return p;
+}
+
+inline bool IsAligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+/// Sum over groups of WIDTH neighbouring lanes (WIDTH a power of two); every lane gets the result.
+__device__ __forceinline__ float GroupSum(float x, int width) {
+  for (int offset = width / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+}
+
+/// Sum over the block, one barrier: each warp leaves one number, every thread adds them up in the same order.
+/// `scratch` holds 32 floats; a second reduction needs another scratch or a barrier in between.
+__device__ __forceinline__ float BlockSum(float x, float* scratch) {
+  x = GroupSum(x, 32);
+  const int warps = (blockDim.x + 31) / 32;
+  if (warps == 1) return x;
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+  __syncthreads();
+  return GroupSum(threadIdx.x % 32 < warps ? scratch[threadIdx.x % 32] : 0.f, 32);
+}
+
+/// Launch with or without programmatic dependent launch.
+template <typename... Params, typename... Args>
+cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, bool enable_pdl, cudaStream_t stream, Args&&... args) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = enable_pdl ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
+}  // namespace flashinfer

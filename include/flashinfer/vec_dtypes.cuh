@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vectors of elements in registers: wide loads and stores, conversion to and from float.
+//   Vec<T, N>   N elements, aligned to the size of the whole vector (at most 16 bytes)
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "ptx/ld_st.cuh"
+
+namespace flashinfer {
+
+/// The unsigned type that moves BYTES at once.
+template <int BYTES>
+struct Word;
+template <>
+struct Word<16> {
+  using type = uint4;
+};
+template <>
+struct Word<8> {
+  using type = uint2;
+};
+template <>
+struct Word<4> {
+  using type = uint32_t;
+};
+template <>
+struct Word<2> {
+  using type = uint16_t;
+};
+template <>
+struct Word<1> {
+  using type = uint8_t;
+};
+
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec {
+  using Bits = typename Word<sizeof(T) * N>::type;
+  T data[N];
+
+  __device__ __forceinline__ T& operator[](int i) { return data[i]; }
+  __device__ __forceinline__ const T& operator[](int i) const { return data[i]; }
+
+  __device__ __forceinline__ static Vec Load(const T* p) {
+    Vec v;
+    *reinterpret_cast<Bits*>(&v) = *reinterpret_cast<const Bits*>(p);
+    return v;
+  }
+  /// Load data that is read once (see ptx::LoadStream).
+  __device__ __forceinline__ static Vec LoadStream(const T* p) {
+    if constexpr (sizeof(T) * N == 16) {
+      Vec v;
+      *reinterpret_cast<uint4*>(&v) = ptx::LoadStream(reinterpret_cast<const uint4*>(p));
+      return v;
+    } else {
+      return Load(p);
+    }
+  }
+  __device__ __forceinline__ void Store(T* p) const {
+    *reinterpret_cast<Bits*>(p) = *reinterpret_cast<const Bits*>(this);
+  }
+  __device__ __forceinline__ static Vec Zero() {
+    Vec v;
+    *reinterpret_cast<Bits*>(&v) = Bits{};
+    return v;
+  }
+};
+
+template <typename T, int N>
+using vec_t = Vec<T, N>;
+
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+__device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
+__device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T>
+__device__ __forceinline__ T FromFloat(float x);
+template <>
+__device__ __forceinline__ float FromFloat<float>(float x) {
+  return x;
+}
+template <>
+__device__ __forceinline__ __half FromFloat<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+/// Round N floats to T; pairs convert in one instruction where the chip has it.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> RoundTo(const float (&x)[N]) {
+  Vec<T, N> out;
+  if constexpr (N % 2 == 0 && sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      if constexpr (std::is_same_v<T, __half>) {
+        *reinterpret_cast<__half2*>(&out.data[i]) = __floats2half2_rn(x[i], x[i + 1]);
+      } else {
+        *reinterpret_cast<__nv_bfloat162*>(&out.data[i]) = __floats2bfloat162_rn(x[i], x[i + 1]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.data[i] = FromFloat<T>(x[i]);
+  }
+  return out;
+}
+
+/// Saturate N floats to fp8 (448 or 57344) with round-to-nearest-even. NaN stays NaN.
+template <int N>
+__device__ __forceinline__ Vec<uint8_t, N> RoundToFp8(const float (&x)[N], __nv_fp8_interpretation_t kind) {
+  Vec<uint8_t, N> out;
+  if constexpr (N % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const uint16_t pair = __nv_cvt_float2_to_fp8x2(make_float2(x[i], x[i + 1]), __NV_SATFINITE, kind);
+      *reinterpret_cast<uint16_t*>(&out.data[i]) = pair;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.data[i] = __nv_cvt_float_to_fp8(x[i], __NV_SATFINITE, kind);
+  }
+  return out;
+}
+
+}  // namespace flashinfer
