@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPUs we compile for, and the nvcc flags that say so.
+
+Targets come from ``FLASHINFER_CUDA_ARCH_LIST``, else from the GPUs that are visible. A target is ``(major, minor)``
+with the minor as text, because it carries nvcc's suffix: ``a`` runs on exactly that capability and may use its special
+instructions, ``f`` and no suffix run on the same major from that minor on.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Iterable, Optional
+
+import torch
+
+from .knobs import knobs
+
+__all__ = [
+    "CompilationContext",
+    "sm100a_nvcc_flags",
+    "sm100f_nvcc_flags",
+    "sm103a_nvcc_flags",
+    "sm110a_nvcc_flags",
+    "sm120a_nvcc_flags",
+    "sm120f_nvcc_flags",
+    "sm121a_nvcc_flags",
+    "sm90a_nvcc_flags",
+]
+
+logger = logging.getLogger("flashinfer.jit")
+
+Target = tuple[int, str]
+
+COMMON_NVCC_FLAGS = ["-DFLASHINFER_ENABLE_FP8_E8M0", "-DFLASHINFER_ENABLE_FP4_E2M1"]
+
+_TOKEN = re.compile(r"(\d{1,2})\.(\d)([af]?)")
+
+
+def _gencode(target: Target) -> str:
+    name = f"{target[0]}{target[1]}"
+    return f"-gencode=arch=compute_{name},code=sm_{name}"
+
+
+sm90a_nvcc_flags = [_gencode((9, "0a")), *COMMON_NVCC_FLAGS]
+sm100a_nvcc_flags = [_gencode((10, "0a")), *COMMON_NVCC_FLAGS]
+sm100f_nvcc_flags = [_gencode((10, "0f")), *COMMON_NVCC_FLAGS]
+sm103a_nvcc_flags = [_gencode((10, "3a")), *COMMON_NVCC_FLAGS]
+sm110a_nvcc_flags = [_gencode((11, "0a")), *COMMON_NVCC_FLAGS]
+sm120a_nvcc_flags = [_gencode((12, "0a")), *COMMON_NVCC_FLAGS]
+sm120f_nvcc_flags = [_gencode((12, "0f")), *COMMON_NVCC_FLAGS]
+sm121a_nvcc_flags = [_gencode((12, "1a")), *COMMON_NVCC_FLAGS]
+
+
+def _cuda_has_families() -> bool:
+    """Whether the compiler knows ``f`` targets and sm_121: CUDA 12.9 on. Yes where there is no CUDA to ask."""
+    from .jit.cpp_ext import get_cuda_version
+
+    version = get_cuda_version()
+    return version == (0, 0) or version >= (12, 9)
+
+
+def _with_suffix(major: int, minor: int) -> Target:
+    """Targets without a letter get the one that unlocks most of the chip."""
+    if major < 9:
+        return (major, str(minor))
+    if (major, minor) == (12, 0):
+        return (12, "0f" if _cuda_has_families() else "0a")
+    if (major, minor) == (12, 1) and not _cuda_has_families():
+        raise RuntimeError("the CUDA target 12.1 needs CUDA 12.9 or newer")
+    return (major, f"{minor}a")
+
+
+def _parse(text: str) -> set[Target]:
+    targets = set()
+    for token in re.split(r"[\s,;]+", text.strip(" \t\r\n,;")):
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            raise ValueError(
+                f"FLASHINFER_CUDA_ARCH_LIST: target is {token!r}, expected major.minor with an optional letter a or f, "
+                f"such as '8.0 9.0a 12.0f' (separated by spaces, commas or semicolons)"
+            )
+        major, minor, letter = int(match[1]), int(match[2]), match[3]
+        targets.add((major, f"{minor}{letter}") if letter else _with_suffix(major, minor))
+    return targets
+
+
+class CompilationContext:
+    """The targets of this process. Making one reads nothing; the first use of ``TARGET_CUDA_ARCHS`` does."""
+
+    def __init__(self) -> None:
+        self._known: Optional[tuple[str, set[Target]]] = None  # the list's text, and what it meant
+        self._warned = False
+
+    @property
+    def TARGET_CUDA_ARCHS(self) -> set[Target]:
+        """Targets such as ``{(8, '0'), (9, '0a')}``.
+
+        Read again when ``FLASHINFER_CUDA_ARCH_LIST`` changes, and as long as no GPU was found: a process may ask
+        before its GPU is usable.
+        """
+        text = knobs.cuda_arch_list.strip(" \t\r\n,;")
+        if self._known is None or self._known[0] != text or not self._known[1]:
+            self._known = (text, _parse(text) if text else self._detect())
+        return self._known[1]
+
+    @TARGET_CUDA_ARCHS.setter
+    def TARGET_CUDA_ARCHS(self, targets: Iterable[Target]) -> None:
+        self._known = (knobs.cuda_arch_list.strip(" \t\r\n,;"), set(targets))
+
+    def _detect(self) -> set[Target]:
+        try:
+            if torch.cuda.is_available():
+                gpus = range(torch.cuda.device_count())
+                return {_with_suffix(*torch.cuda.get_device_capability(gpu)) for gpu in gpus}
+            reason = "no GPU is visible"
+        except (RuntimeError, AssertionError) as error:  # torch's ways to say: forked, driver too old, no CUDA
+            reason = str(error).splitlines()[0]
+        if not self._warned:
+            self._warned = True
+            logger.warning("no CUDA target: %s. Set FLASHINFER_CUDA_ARCH_LIST, such as '9.0a', to compile.", reason)
+        return set()
+
+    def get_nvcc_flags_list(
+        self, supported_major_versions: Optional[list[int]] = None, map_sm107_to_100f: bool = False
+    ) -> list[str]:
+        """Flags for every target, or for those whose major is listed.
+
+        Parameters
+        ----------
+        supported_major_versions : Optional[List[int]]
+            Majors the kernel is written for, such as ``arch.HOPPER_ON_MAJORS``; ``None`` takes every target.
+        map_sm107_to_100f : bool
+            Compile 10.7 as the family target 10.0f, for compilers that do not know it.
+
+        Returns
+        -------
+        List[str]
+            One ``-gencode`` per target in ascending order, then the defines that every CUDA source gets.
+        """
+        targets = {
+            target
+            for target in self.TARGET_CUDA_ARCHS
+            if supported_major_versions is None or target[0] in supported_major_versions
+        }
+        if map_sm107_to_100f:
+            targets = {(10, "0f") if (t[0], t[1][:1]) == (10, "7") else t for t in targets}
+        if not targets:
+            present = " ".join(f"{major}.{minor}" for major, minor in sorted(self.TARGET_CUDA_ARCHS)) or "none"
+            raise RuntimeError(
+                f"No supported CUDA architectures found for major versions {supported_major_versions}. "
+                f"Targets: {present} (from FLASHINFER_CUDA_ARCH_LIST, else the visible GPUs)."
+            )
+        return [_gencode(target) for target in sorted(targets)] + COMMON_NVCC_FLAGS
