@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks and conversions of a tensor's shape, dtype and device."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence, Union
+
+import torch
+
+from .errors import ArgumentError
+
+__all__ = ["canonicalize_torch_dtype", "check_shape_dtype_device", "is_float8"]
+
+
+def is_float8(x: torch.Tensor) -> bool:
+    """Whether the elements are one of the two 8-bit floats kernels take, e4m3 or e5m2."""
+    return x.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def canonicalize_torch_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
+    """``"float16"`` or ``torch.float16`` as a ``torch.dtype``."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"dtype is {dtype!r}, expected a torch.dtype or the name of one")
+    return found
+
+
+def check_shape_dtype_device(
+    x: torch.Tensor,
+    expected_shape: Optional[Sequence[int]],
+    expected_dtype: Optional[torch.dtype],
+    expected_device: Optional[torch.device],
+    name: str,
+) -> None:
+    """Raise ``ArgumentError``, calling ``x`` by ``name``, when it is not as expected; None accepts anything."""
+    if expected_shape is not None and tuple(x.shape) != tuple(expected_shape):
+        raise ArgumentError(f"{name}: shape is {tuple(x.shape)}, expected {tuple(expected_shape)}")
+    if expected_dtype is not None and x.dtype != expected_dtype:
+        raise ArgumentError(f"{name}: dtype is {x.dtype}, expected {expected_dtype}")
+    if expected_device is not None and x.device != expected_device:
+        raise ArgumentError(f"{name}: device is {x.device}, expected {expected_device}")

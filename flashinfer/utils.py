@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facade: the names published code imports from ``flashinfer.utils``, each defined in a module of its own.
+
+Serving engines and tests replace ``get_compute_capability``, ``device_support_pdl`` and ``is_sm90a_supported`` here, so
+our own code reads a probe as an attribute of this module at the time of a call: ``utils.device_support_pdl(x.device)``.
+"""
+
+from typing import Any
+
+from .arch import device_support_pdl as device_support_pdl
+from .arch import get_compute_capability as get_compute_capability
+from .arch import get_default_generators as get_default_generators
+from .arch import get_device_index as get_device_index
+from .arch import get_device_name as get_device_name
+from .arch import get_device_properties as get_device_properties
+from .arch import get_device_sm_count as get_device_sm_count
+from .arch import get_gpu_memory_bandwidth as get_gpu_memory_bandwidth
+from .arch import get_shared_bytes_per_block_optin as get_shared_bytes_per_block_optin
+from .arch import is_cvt_rs_supported as is_cvt_rs_supported
+from .arch import is_sm12x_supported as is_sm12x_supported
+from .arch import is_sm90a_supported as is_sm90a_supported
+from .arch import is_sm100a_supported as is_sm100a_supported
+from .arch import is_sm100f_supported as is_sm100f_supported
+from .arch import is_sm110a_supported as is_sm110a_supported
+from .arch import is_sm120a_supported as is_sm120a_supported
+from .arch import is_sm120f_supported as is_sm120f_supported
+from .arch import is_sm121a_supported as is_sm121a_supported
+from .backends import backend_requirement as backend_requirement
+from .backends import supported_compute_capability as supported_compute_capability
+from .errors import BackendSupportedError as BackendSupportedError
+from .errors import GPUArchitectureError as GPUArchitectureError
+from .errors import LibraryError as LibraryError
+from .integers import calculate_tile_tokens_dim as calculate_tile_tokens_dim
+from .integers import ceil_div as ceil_div
+from .integers import last_positive_power_of_2 as last_positive_power_of_2
+from .integers import next_positive_power_of_2 as next_positive_power_of_2
+from .integers import round_up as round_up
+from .layouts import MaskMode as MaskMode
+from .layouts import PosEncodingMode as PosEncodingMode
+from .layouts import TensorLayout as TensorLayout
+from .layouts import get_alibi_slopes as get_alibi_slopes
+from .layouts import get_indptr as get_indptr
+from .log_level import LogLevel as LogLevel
+from .log_level import set_log_level as set_log_level
+from .ops import register_custom_op as register_custom_op
+from .ops import register_fake_op as register_fake_op
+from .packages import get_cuda_python_version as get_cuda_python_version
+from .packages import has_cuda_cudart as has_cuda_cudart
+from .packages import version_at_least as version_at_least
+from .tensor_checks import canonicalize_torch_dtype as canonicalize_torch_dtype
+from .tensor_checks import check_shape_dtype_device as check_shape_dtype_device
+from .tensor_checks import is_float8 as is_float8
+
+_FROM_JIT_ENV = ("has_flashinfer_cubin", "has_flashinfer_jit_cache")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM_JIT_ENV:  # on use: the generators in flashinfer.jit import this module
+        from .jit import env
+
+        return getattr(env, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
