@@ -37,7 +37,7 @@ __all__ = [
 
 Template = Union[TraceTemplate, Callable[..., TraceTemplate]]
 
-traced_functions: dict[str, Callable[..., Any]] = {}  # every API with a template, by module and name
+traced_functions: dict[str, Callable[..., Any]] = {}  # every API with a template, by public name
 _registered: dict[str, Template] = {}  # templates of functions that are not ours
 _dumped: set[Path] = set()
 _failed: set[str] = set()
@@ -140,7 +140,11 @@ def _choose(spec: Template, arguments: dict[str, Any]) -> TraceTemplate:
 
 
 def _qualname(func: Callable[..., Any]) -> str:
-    return f"{getattr(func, '__module__', '')}.{getattr(func, '__qualname__', repr(func))}"
+    """Where users find the function. A family's files are its own affair: its package exports what they define."""
+    module = getattr(func, "__module__", None) or ""
+    if module.startswith(f"{__package__}."):
+        module = ".".join(module.split(".")[:2])
+    return f"{module}.{getattr(func, '__qualname__', repr(func))}"
 
 
 @functools.cache

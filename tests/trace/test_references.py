@@ -16,11 +16,6 @@ ROWS, HIDDEN = 5, 96
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def rand(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(shape).to(dtype)
 

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call of every API, as definitions. Writes to ``fi_trace_out`` beside this file, or to the folder given:
+
+    python tests/trace/example.py [folder]
+
+No GPU is needed: a trace reads shapes and dtypes, so meta tensors do. The files are committed, and a test compares
+them with what this program writes; run it again after changing a template or a reference. It writes
+
+    fused_add_rmsnorm_h4096.json
+    fused_add_rmsnorm_quant_h4096.json
+    fused_dit_gate_residual_layernorm_gamma_beta_h3072.json
+    fused_dit_gate_residual_layernorm_scale_shift_flat_h3072.json
+    fused_dit_gate_residual_layernorm_scale_shift_h3072.json
+    fused_dit_residual_layernorm_scale_shift_h3072.json
+    fused_qk_rmsnorm_rope_flat_q4_k2_v2_d64_f16_h24_w24.json
+    fused_qk_rmsnorm_rope_fp8_q24_k24_v24_d128_f44_h42_w42.json
+    fused_qk_rmsnorm_rope_q24_k24_v24_d128_f44_h42_w42.json
+    fused_rmsnorm_silu_h5120.json
+    gemma_fused_add_rmsnorm_h2304.json
+    gemma_rmsnorm_h2304.json
+    layernorm_h1280.json
+    layernorm_quant_h1280.json
+    rmsnorm_h4096.json
+    rmsnorm_heads_d128.json
+    rmsnorm_quant_h4096.json
+    scale_2d.json
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import torch
+
+import flashinfer
+
+OUT = Path(__file__).parent / "fi_trace_out"
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def fp32(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="meta")
+
+
+def fp8(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """API and arguments, at sizes of published models."""
+    norm = flashinfer.norm
+    x, w = bf16(16, 4096), bf16(4096)
+    yield norm.rmsnorm, {"input": x, "weight": w}
+    yield norm.rmsnorm, {"input": bf16(16, 32, 128), "weight": bf16(128)}
+    yield norm.fused_add_rmsnorm, {"input": x, "residual": x, "weight": w}
+    yield norm.rmsnorm_quant, {"out": fp8(16, 4096), "input": x, "weight": w, "scale": fp32(1)}
+    yield (
+        norm.fused_add_rmsnorm_quant,
+        {
+            "out": fp8(16, 4096, dtype=torch.float8_e5m2),
+            "input": x,
+            "residual": x,
+            "weight": w,
+            "scale": fp32(),
+        },
+    )
+    x, w = bf16(16, 2304), bf16(2304)
+    yield norm.gemma_rmsnorm, {"input": x, "weight": w}
+    yield norm.gemma_fused_add_rmsnorm, {"input": x, "residual": x, "weight": w}
+    x, w = bf16(64, 1280), fp32(1280)
+    yield norm.layernorm, {"input": x, "gemma": w, "beta": w}
+    yield norm.layernorm_quant, {"out": fp8(64, 1280), "input": x, "gemma": w, "beta": w, "scale": fp32(1)}
+    yield norm.fused_rmsnorm_silu, {"input": bf16(64, 5120), "weight": bf16(5120)}
+    yield from dit_calls()
+    yield from rope_calls()
+    yield flashinfer.scale, {"input": bf16(128, 1024), "factor": 3.14}
+
+
+def dit_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    norm = flashinfer.norm
+    x, rows, w = bf16(2, 256, 3072), bf16(2, 256, 6, 3072)[:, :, 0], fp32(3072)
+    yield (
+        norm.fused_dit_gate_residual_layernorm_gamma_beta,
+        {"input": x, "residual": x, "gate": rows, "gamma": w, "beta": w},
+    )
+    gated = {"input": x, "residual": x, "gate": rows, "scale": rows, "shift": rows}
+    yield norm.fused_dit_gate_residual_layernorm_scale_shift, gated
+    flat = {name: bf16(512, 6, 3072)[:, 0] for name in ("gate", "scale", "shift")}
+    yield norm.fused_dit_gate_residual_layernorm_scale_shift, gated | flat
+    yield norm.fused_dit_residual_layernorm_scale_shift, {"input": x, "scale": rows, "shift": rows, "residual": x}
+
+
+def rope_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    patches = {"ppf": 3, "pph": 30, "ppw": 52}
+    channels = {"num_frame_channels": 44, "num_height_channels": 42, "num_width_channels": 42}
+    heads = {"num_heads_q": 24, "num_heads_k": 24, "num_heads_v": 24, "head_dim": 128}
+    call = {"qkv": bf16(1, 4680, 9216), "q_weight": bf16(3072), "k_weight": bf16(3072), **patches, **channels, **heads}
+    yield flashinfer.norm.fused_qk_rmsnorm_rope, call
+    yield flashinfer.norm.fused_qk_rmsnorm_rope, call | {"output_fp8": True}
+    channels = {"num_frame_channels": 16, "num_height_channels": 24, "num_width_channels": 24}
+    heads = {"num_heads_q": 4, "num_heads_k": 2, "num_heads_v": 2, "head_dim": 64}
+    flat = {"qkv": bf16(9360, 512), "q_weight": bf16(256), "k_weight": bf16(128)}
+    yield flashinfer.norm.fused_qk_rmsnorm_rope, {**flat, **patches, **channels, **heads}
+
+
+def main(folder: Path = OUT) -> None:
+    for api, arguments in calls():
+        api.fi_trace(save_dir=folder, **arguments)
+
+
+if __name__ == "__main__":
+    main(*(Path(argument) for argument in sys.argv[1:2]))
