@@ -11,7 +11,6 @@ from typing import Any, Callable, Union
 
 import torch
 
-from ..check import default_check
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var, by_rank
 from .norm_dit import (
     fused_dit_gate_residual_layernorm_gamma_beta_trace,
@@ -19,7 +18,7 @@ from .norm_dit import (
     fused_dit_residual_layernorm_scale_shift_trace,
 )
 from .norm_rope import fused_qk_rmsnorm_rope_trace
-from .shared import normalize, to_fp8
+from .shared import fp8_check, normalize, to_fp8
 
 __all__ = [
     "fused_add_rmsnorm_quant_trace",
@@ -116,11 +115,6 @@ def _fused_rmsnorm_silu_reference(
     return to_fp8(y, out_dtype) if out_dtype.itemsize == 1 else y.to(out_dtype)
 
 
-def _fp8_check(reference_outputs: Any, actual_outputs: Any) -> bool:
-    # A value near the middle of two fp8 neighbours may fall to either side; a neighbour is up to 12.5 % away.
-    return default_check(reference_outputs, actual_outputs, max_mismatch_pct=1.0, min_cos_sim=None)
-
-
 _ROWS: dict[str, Axis] = {"batch_size": Var("rows, each normalised on its own"), "hidden_size": Const(abbrev="h")}
 _HEADS: dict[str, Axis] = {
     "batch_size": Var(),
@@ -197,7 +191,7 @@ rmsnorm_quant_trace = TraceTemplate(
     outputs={"out": _FP8_OUT},
     name_prefix="rmsnorm_quant",
     reference=_rmsnorm_quant_reference,
-    check=_fp8_check,
+    check=fp8_check,
     description="x / rms(x) * weight, quantised to fp8.",
 )
 fused_add_rmsnorm_quant_trace = TraceTemplate(
@@ -207,7 +201,7 @@ fused_add_rmsnorm_quant_trace = TraceTemplate(
     outputs={"out": _FP8_OUT, "residual_out": _RESIDUAL_OUT},
     name_prefix="fused_add_rmsnorm_quant",
     reference=_fused_add_rmsnorm_quant_reference,
-    check=_fp8_check,
+    check=fp8_check,
     description="s = input + residual, in place; s / rms(s) * weight, quantised to fp8.",
 )
 
@@ -228,7 +222,7 @@ layernorm_quant_trace = TraceTemplate(
     outputs={"out": _FP8_OUT},
     name_prefix="layernorm_quant",
     reference=_layernorm_quant_reference,
-    check=_fp8_check,
+    check=fp8_check,
     description="(x - mean) / std * gemma + beta, rounded to the input's dtype, then quantised to fp8.",
 )
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError
+from ..check import default_check
 from ..template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
-from .shared import normalize, to_fp8
+from .shared import fp8_check, normalize, to_fp8
 
 __all__ = ["fused_qk_rmsnorm_rope_trace"]
 
@@ -90,6 +91,11 @@ def _fused_qk_rmsnorm_rope_reference(
     return embedded(q, q_weight), embedded(k, k_weight), stored(v, v_quant_scale).contiguous()
 
 
+def _bf16_check(reference_outputs: Any, actual_outputs: Any) -> bool:
+    # The rounding before the rotation may fall either way: one step below |x| = 4 is 0.016, and a pair has two.
+    return default_check(reference_outputs, actual_outputs, atol=0.05)
+
+
 def _qk_template(rank: int, fp8: bool) -> TraceTemplate:
     tokens = ("batch_size", "seq_len") if rank == 3 else ("num_tokens",)
     dtype: dict[str, Any] = {"dtype": "float8_e4m3fn"} if fp8 else {"dtype_from": "qkv"}
@@ -132,6 +138,7 @@ def _qk_template(rank: int, fp8: bool) -> TraceTemplate:
         outputs={f"{x}_out": Tensor((*tokens, f"num_heads_{x}", "head_dim"), param=f"{x}_out", **dtype) for x in "qkv"},
         name_prefix=prefix,
         reference=_fused_qk_rmsnorm_rope_reference,
+        check=fp8_check if fp8 else _bf16_check,
         constraints=[
             "qkv_dim == (num_heads_q + num_heads_k + num_heads_v) * head_dim",
             "q_dim == num_heads_q * head_dim",
