@@ -31,5 +31,5 @@ def test_models_are_frozen():
 def test_entry_point():
     with pytest.raises(ArgumentError, match="expected 'file::function'"):
         BuildSpec("cuda", [], "main.cu")
-    with pytest.raises(ArgumentError, match="entry_point names 'main.cu', expected one of the sources"):
+    with pytest.raises(ArgumentError, match=r"entry_point names 'main.cu', expected one of the sources"):
         Solution("fast", "rmsnorm_h4096", "me", SPEC, [SourceFile("other.cu", "...")])
