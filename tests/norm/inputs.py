@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs that the norm tests share."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+# rows x hidden: nothing to do, one element, sizes that no vector width divides, one past a tile, one warp, one block,
+# more rows than threads, rows too long for one pass of a block and for the L1 cache.
+SHAPES = [
+    (0, 128),
+    (1, 1),
+    (99, 1),
+    (7, 111),
+    (99, 128),
+    (7, 129),
+    (99, 500),
+    (1, 1024),
+    (7, 3072),
+    (99, 4096),
+    (1, 8192),
+    (7, 16384),
+    (1, 65536 + 8),
+]
+
+
+def randn(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.randn(*shape, device=device).to(dtype)
+
+
+def view_of_wider(x: torch.Tensor, pad: int = 3, offset: int = 1) -> torch.Tensor:
+    """The same values as columns of a wider buffer. The odd defaults leave no row aligned to more than an element."""
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + pad), 7.0, device=x.device).to(x.dtype)
+    view = wide[..., offset : offset + x.shape[-1]]
+    view.copy_(x)
+    return view
+
+
+def gaps_are_untouched(view: torch.Tensor) -> bool:
+    """Whether the columns around a ``view_of_wider`` still hold what it put there."""
+    wide = view._base
+    return int((wide.float() == 7.0).sum()) >= wide.numel() - view.numel()

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only CUDA has: SiLU after the norm, graphs, streams, the old build recipe."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import flashinfer
+from flashinfer.jit import current_compilation_context, env
+from flashinfer.jit.core import gen_jit_spec
+from flashinfer.jit.cpp_ext import find_nvcc
+from flashinfer.knobs import knobs
+from flashinfer.norm import fused_add_rmsnorm, fused_rmsnorm_silu, layernorm, rmsnorm, rmsnorm_quant
+from flashinfer.testing import assert_close
+from flashinfer.trace.templates.norm import fused_add_rmsnorm_trace, fused_rmsnorm_silu_trace, rmsnorm_trace
+
+from .inputs import SHAPES, randn, view_of_wider
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def arguments(rows=7, hidden=500, device="cuda", dtype=BF16):
+    return randn(rows, hidden, dtype=dtype, device=device), randn(hidden, dtype=dtype, device=device)
+
+
+# fused_rmsnorm_silu ---------------------------------------------------------------------------------------------------
+
+
+@needs_cuda
+@pytest.mark.parametrize("out_dtype", [None, BF16, FP8], ids=str)
+@pytest.mark.parametrize("rows, hidden", SHAPES)
+def test_silu(rows, hidden, out_dtype):
+    x, w = arguments(rows, hidden)
+    if out_dtype == FP8 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("fp8 output needs SM89")
+    out = None if out_dtype is None else torch.empty(rows, hidden, dtype=out_dtype, device="cuda")
+    actual = fused_rmsnorm_silu(x, w, 1e-5, out=out)
+    assert out is None or actual is out
+    assert_close(actual, fused_rmsnorm_silu_trace.reference(x, w, 1e-5, out_dtype=out_dtype or BF16))
+
+
+@needs_cuda
+def test_silu_of_strided_rows():
+    x, w = arguments()
+    assert_close(fused_rmsnorm_silu(view_of_wider(x), w), fused_rmsnorm_silu_trace.reference(x, w))
+
+
+def test_silu_of_a_cpu_tensor():
+    with pytest.raises(ValueError, match="fused_rmsnorm_silu: input is on cpu, expected a CUDA device"):
+        fused_rmsnorm_silu(*arguments(device="cpu"))
+
+
+def empty(*shape, dtype=BF16):
+    return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+BAD_SILU = {
+    "rank": (lambda: (empty(2, 7, 500), empty(500)), ValueError, "input is 3-D torch.bfloat16, expected 2-D"),
+    "dtype": (lambda: (empty(7, 500, dtype=torch.float16), empty(500)), ValueError, "expected 2-D torch.bfloat16"),
+    "weight": (lambda: (empty(7, 500), empty(499)), ValueError, "weight is (499,) torch.bfloat16, expected (500,)"),
+    "out shape": (lambda: (empty(7, 500), empty(500), 1e-6, empty(7, 400)), ValueError, "out has shape (7, 400)"),
+    "out dtype": (
+        lambda: (empty(7, 500), empty(500), 1e-6, empty(7, 500, dtype=torch.float16)),
+        ValueError,
+        "out has dtype torch.float16, expected torch.bfloat16 or torch.float8_e4m3fn",
+    ),
+    "out of SM89": (
+        lambda: (empty(7, 500), empty(500), 1e-6, empty(7, 500, dtype=FP8)),
+        RuntimeError,
+        "float8_e4m3fn output needs SM89, this is SM80",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SILU)
+def test_bad_silu_arguments(case, monkeypatch):
+    """On tensors that claim to be on an SM80 GPU: the checks come before anything touches one."""
+    monkeypatch.setattr(flashinfer.utils, "get_compute_capability", lambda device: (8, 0))
+    make, kind, text = BAD_SILU[case]
+    with FakeTensorMode(), pytest.raises(kind, match=re.escape(text)):
+        fused_rmsnorm_silu(*make())
+
+
+# graphs and streams ---------------------------------------------------------------------------------------------------
+
+
+@needs_cuda
+@pytest.mark.parametrize("enable_pdl", [False, True])
+def test_graph_capture(enable_pdl):
+    x, w = arguments(99, 4096)
+    residual, out = torch.randn_like(x), torch.empty_like(x)
+    quantised, scale = torch.empty_like(x, dtype=FP8), torch.tensor(0.5, device="cuda")
+
+    def step():
+        rmsnorm(x, w, out=out, enable_pdl=enable_pdl)
+        fused_add_rmsnorm(out, residual, w, enable_pdl=enable_pdl)
+        rmsnorm_quant(quantised, out, w, scale, enable_pdl=enable_pdl)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # builds and loads the module outside of the capture
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    x.normal_()
+    residual.normal_()
+    expected, total = fused_add_rmsnorm_trace.reference(rmsnorm_trace.reference(x, w), residual, w)
+    graph.replay()
+    assert_close(out, expected)
+    assert_close(residual, total)
+
+
+@needs_cuda
+def test_runs_on_the_current_stream():
+    x, w = arguments(99, 4096)
+    expected = rmsnorm_trace.reference(torch.ones_like(x), w)
+    rmsnorm(x, w)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # on any other stream the norm would overtake the fill
+        x.fill_(1.0)
+        out = rmsnorm(x, w)
+    stream.synchronize()
+    assert_close(out, expected)
+
+
+@needs_cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_runs_on_the_tensors_device():
+    x, w = arguments(device="cuda:1")
+    with torch.cuda.device(0):
+        assert_close(rmsnorm(x, w), rmsnorm_trace.reference(x, w))
+
+
+# settings and recipes -------------------------------------------------------------------------------------------------
+
+
+@needs_cuda
+def test_use_cuda_norm_changes_nothing():
+    x, w = arguments(99, 4096)
+    gamma, beta = (torch.randn(4096, device="cuda") for _ in range(2))
+    expected = rmsnorm(x, w), layernorm(x, gamma, beta)
+    with knobs.override(use_cuda_norm="1"):
+        actual = rmsnorm(x, w), layernorm(x, gamma, beta)
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+def test_norm_compilation_without_fp8():
+    """The published recipe: launcher and binding through nvcc, with bfloat16 as the only extra type."""
+    if find_nvcc() is None or not current_compilation_context.TARGET_CUDA_ARCHS:
+        pytest.skip("needs nvcc, and a GPU or FLASHINFER_CUDA_ARCH_LIST to say for what")
+    spec = gen_jit_spec(
+        "norm_without_fp8",
+        [env.FLASHINFER_CSRC_DIR / "norm.cu", env.FLASHINFER_CSRC_DIR / "flashinfer_norm_binding.cu"],
+        extra_cuda_cflags=["-DENABLE_BF16"],
+    )
+    assert spec.build_and_load() is not None

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller sees who passes a wrong tensor: the op, the argument, what it is and what was expected."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import flashinfer.norm
+from flashinfer.errors import ArgumentError
+
+FP16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
+
+# For each op: the arguments of a good call, name -> (shape, dtype).
+RMSNORM = {"input": ((4, 4096), FP16), "weight": ((4096,), FP16)}
+FUSED_ADD = {"input": ((4, 4096), FP16), "residual": ((4, 4096), FP16), "weight": ((4096,), FP16)}
+LAYERNORM = {"input": ((4, 4096), BF16), "gemma": ((4096,), torch.float32), "beta": ((4096,), torch.float32)}
+OUT = {"out": ((4, 4096), FP8)}
+SCALE = {"scale": ((1,), torch.float32)}
+GOOD = {
+    "rmsnorm": {**RMSNORM, "out": ((4, 4096), FP16)},
+    "gemma_rmsnorm": {**RMSNORM, "out": ((4, 4096), FP16)},
+    "fused_add_rmsnorm": FUSED_ADD,
+    "gemma_fused_add_rmsnorm": FUSED_ADD,
+    "rmsnorm_quant": {**OUT, **RMSNORM, **SCALE},
+    "fused_add_rmsnorm_quant": {**OUT, **FUSED_ADD, **SCALE},
+    "layernorm": LAYERNORM,
+    "layernorm_quant": {**OUT, **LAYERNORM, **SCALE},
+}
+
+# (ops, argument, (shape, dtype) or what to do to the good tensor, text)
+RMS = [op for op in GOOD if "rmsnorm" in op]
+RESIDUAL = [op for op in GOOD if "fused_add" in op]
+WITH_OUT = ["rmsnorm", "gemma_rmsnorm"]
+QUANT = [op for op in GOOD if "quant" in op]
+LAYER = ["layernorm", "layernorm_quant"]
+BAD = [
+    (RMS, "weight", ((4000,), FP16), "weight.shape[0] = 4000, expected 4096"),
+    (RMS, "weight", ((1, 4096), FP16), "weight has 2 dimensions, expected 1"),
+    (RMS, "weight", ((4096,), BF16), "weight has dtype bfloat16, expected float16"),
+    (RMS, "weight", lambda t: t.repeat(2)[::2], "weight must be contiguous"),
+    (RMS, "input", ((4096,), FP16), "input has 1 dimensions, expected 2"),
+    (RMS, "input", ((1, 2, 3, 4096), FP16), "input has 4 dimensions, expected 2"),
+    (RMS, "input", ((4, 4096), torch.int32), "input has dtype int32, expected float16"),
+    (RMS, "input", lambda t: t.repeat(1, 2)[:, ::2], "input.stride(-1) = 2, expected 1"),
+    (WITH_OUT, "out", ((4, 4000), FP16), "out has shape (4, 4000), expected (4, 4096)"),
+    (WITH_OUT, "out", ((5, 4096), FP16), "out has shape (5, 4096), expected (4, 4096)"),
+    (WITH_OUT, "out", ((4, 4096), BF16), "out has dtype bfloat16, expected float16"),
+    (WITH_OUT, "out", lambda t: t.repeat(1, 2)[:, ::2], "out.stride(-1) = 2, expected 1"),
+    (RESIDUAL, "residual", ((3, 4096), FP16), "residual has shape (3, 4096), expected (4, 4096)"),
+    (RESIDUAL, "residual", ((4, 4096), BF16), "residual has dtype bfloat16, expected float16"),
+    (RESIDUAL, "residual", lambda t: t.repeat(1, 2)[:, ::2], "residual.stride(-1) = 2, expected 1"),
+    (QUANT, "out", ((4, 4096), FP16), "out has dtype float16, expected float8_e4m3fn or float8_e5m2"),
+    (QUANT, "out", ((4, 4000), FP8), "out has shape (4, 4000), expected (4, 4096)"),
+    (QUANT, "scale", ((2,), torch.float32), "scale must be a scalar tensor"),
+    (LAYER, "input", ((4, 4096), FP16), "input must be bfloat16"),
+    (LAYER, "input", ((4, 2, 4096), BF16), "input has 3 dimensions, expected 2"),
+    (LAYER, "input", lambda t: t.repeat(1, 2)[:, :4096], "input must be contiguous"),
+    (LAYER, "gemma", ((4000,), torch.float32), "gemma.shape[0] = 4000, expected 4096"),
+    (LAYER, "gemma", ((4096,), BF16), "gemma has dtype bfloat16, expected float32"),
+    (LAYER, "beta", ((1, 4096), torch.float32), "beta has 2 dimensions, expected 1"),
+]
+CASES = [
+    pytest.param(op, argument, change, text, id=f"{op}-{text}") for ops, argument, change, text in BAD for op in ops
+]
+
+
+def make(op, device):
+    return {name: torch.ones(shape, device=device).to(dtype) for name, (shape, dtype) in GOOD[op].items()}
+
+
+@pytest.mark.parametrize("op", GOOD)
+def test_the_table_starts_from_good_calls(device, op):
+    getattr(flashinfer.norm, op)(**make(op, device))
+
+
+@pytest.mark.parametrize("op, argument, change, text", CASES)
+def test_bad_argument(device, op, argument, change, text):
+    arguments = make(op, device)
+    good = arguments[argument]
+    arguments[argument] = change(good) if callable(change) else torch.ones(change[0], device=device).to(change[1])
+    with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
+        getattr(flashinfer.norm, op)(**arguments)
+    assert str(caught.value).startswith(f"{op}: ")
+
+
+@pytest.mark.parametrize(
+    "op, argument", [(op, name) for op, names in GOOD.items() for name in names if name != "scale"]
+)
+def test_other_device(device, op, argument):
+    """A tensor that is elsewhere; scale is exempt, it is moved."""
+    if torch.device(device).type == "cpu":
+        pytest.skip("a CPU alone has no other device")
+    arguments = make(op, device)
+    arguments[argument] = arguments[argument].cpu()
+    with pytest.raises(RuntimeError, match=f"{op}: "):
+        getattr(flashinfer.norm, op)(**arguments)
