@@ -118,7 +118,7 @@ def test_capability_is_refused(pretend):
 
 def test_cpu_tensor_is_refused_by_a_cuda_api():
     for error in (ValueError, AssertionError):
-        with pytest.raises(error, match="clamp: a tensor is on cpu, expected a CUDA device"):
+        with pytest.raises(error, match="clamp: x is on cpu, expected a CUDA device"):
             clamp(torch.ones(2), 0.0)
     with pytest.raises(ValueError, match="CUDA"):
         matmul(torch.ones(2), backend="old")
@@ -184,7 +184,7 @@ def test_cpu_is_a_capability():
     assert shift(torch.ones(1), 2).tolist() == [3]
     with pytest.raises(BackendSupportedError, match="backend 'fast' with capability cpu; usable here: plain"):
         shift(torch.ones(1), 2, backend="fast")
-    with pytest.raises(ValueError, match="shift: a tensor is on meta, expected the CPU or a CUDA device"):
+    with pytest.raises(ValueError, match="shift: x is on meta, expected the CPU or a CUDA device"):
         shift(torch.ones(1, device="meta"), 2)
     assert shift.is_compute_capability_supported(CPU) and not matmul.is_compute_capability_supported(CPU)
 
