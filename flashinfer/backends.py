@@ -89,7 +89,7 @@ class SuitableBackends(Sequence[str]):
         self.current, self.begin, self.end = current, begin, end
 
     def __getitem__(self, index: Any) -> Any:
-        return self.current()[index]
+        return list(self.current())[index]
 
     def __len__(self) -> int:
         return len(self.current())
