@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 from pathlib import Path
 from typing import Any, Callable, Iterable, Optional, Sequence
@@ -147,10 +149,18 @@ def collect_env(json_: bool) -> None:
 
 
 def _register_modules() -> None:
-    """Make the specs of every family known, which compiles nothing."""
-    from .aot import register_default_modules
+    """Make the specs of every family known, which compiles nothing.
+
+    A generator that takes a backend has a CPU module besides the CUDA one that is built ahead of time.
+    """
+    from .aot import FAMILIES, register_default_modules
 
     register_default_modules()
+    for family in FAMILIES:
+        for name, generate in vars(importlib.import_module(f"flashinfer.jit.{family}")).items():
+            is_generator = name.startswith("gen_") and name.endswith("_module")
+            if is_generator and "backend" in inspect.signature(generate).parameters:
+                generate(backend="cpu")
 
 
 def _specs(names: Sequence[str] = ()) -> list[JitSpec]:
@@ -228,7 +238,9 @@ def warmup(names: tuple[str, ...], device: Optional[str]) -> None:
     """Build modules (default: all for this device) before a server needs them."""
     from . import warmup as warm_up
 
-    warm_up(list(names) or None, device=device)
+    report = warm_up(list(names) or None, device=device)
+    built = f"built {', '.join(report.built)}" if report.built else "nothing to build"
+    click.echo(f"{len(report.modules)} modules ready in {report.seconds:.1f} s, {built}")
 
 
 @main.command("clear-cache")

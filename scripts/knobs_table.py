@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "environment.md"
@@ -32,10 +33,11 @@ warning.
 """
 
 
-def _default(value: object) -> str:
-    if value in (None, "", []):
+def _default(knob: Any) -> str:
+    """The value in force when the variable is unset; empty for "none" and for switches that any text turns on."""
+    if knob.default in (None, "", []) or (knob.default is False and knob.parse("0")):
         return ""
-    return f"`{int(value) if isinstance(value, bool) else value}`"
+    return f"`{int(knob.default) if isinstance(knob.default, bool) else knob.default}`"
 
 
 def render() -> str:
@@ -48,7 +50,7 @@ def render() -> str:
     for group in groups:
         members = [knob for knob in knobs.all() if knob.group == group]
         if members:
-            rows = [f"| `{k.variable}` | {_default(k.default)} | {k.doc} |" for k in members]
+            rows = [f"| `{k.variable}` | {_default(k)} | {k.doc} |" for k in members]
             heading = HEADINGS.get(group, group.capitalize())
             table = ["| variable | default | effect |", "|---|---|---|", *rows]
             parts.append("\n".join([f"## {heading}", "", *table, ""]))

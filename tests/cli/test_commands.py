@@ -133,8 +133,13 @@ def test_module_status_detailed_says_why(run):
 
 def test_warmup_passes_its_arguments_on(run, monkeypatch):
     calls = []
-    monkeypatch.setattr(flashinfer, "warmup", lambda names=None, device=None: calls.append((names, device)))
-    run("warmup")
+
+    def warmup(names=None, device=None):
+        calls.append((names, device))
+        return flashinfer.WarmupReport(("norm", "norm_cpu"), ("norm_cpu",), 2.5)
+
+    monkeypatch.setattr(flashinfer, "warmup", warmup)
+    assert run("warmup") == "2 modules ready in 2.5 s, built norm_cpu\n"
     run("warmup", "norm_cpu", "--device", "cpu")
     assert calls == [(None, None), (["norm_cpu"], "cpu")]
 

@@ -6,39 +6,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 
-from .tree import ROOT, copy_tree, listing
+from .tree import ROOT, build, copy_tree, listing
 
 VERSION = (ROOT / "version.txt").read_text().strip()
-
-
-def build(tree: Path, hook: str, out: Path) -> Path:
-    """Call one PEP 517 hook as a front end does: in a process of its own, standing in the tree."""
-    out.mkdir(parents=True, exist_ok=True)
-    code = f"import build_backend; print('built:' + build_backend.{hook}({str(out)!r}))"
-    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tree, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return out / re.findall(r"^built:(.+)$", done.stdout, re.M)[0]
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    return copy_tree(tmp_path_factory.mktemp("packaging") / "tree")
-
-
-@pytest.fixture(scope="module")
-def wheel(tree, tmp_path_factory):
-    before = listing(tree)
-    path = build(tree, "build_wheel", tmp_path_factory.mktemp("wheel"))
-    assert listing(tree) == before, "building a wheel changed the checkout"
-    return path
 
 
 def test_version_scheme():

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,3 +45,13 @@ def listing(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
+
+
+def build(tree: Path, hook: str, out: Path) -> Path:
+    """Call one PEP 517 hook as a front end does: in a process of its own, standing in the tree."""
+    out.mkdir(parents=True, exist_ok=True)
+    code = f"import build_backend; print('built:' + build_backend.{hook}({str(out)!r}))"
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tree, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out / re.findall(r"^built:(.+)$", done.stdout, re.M)[0]
