@@ -85,8 +85,9 @@ inline void LayerNormRows(const LayerNormParams& p) {
       const float rstd = 1.0f / std::sqrt(squares.Total() / p.hidden + p.eps);
 
       ForEachVec(p.hidden, [&](int64_t i, auto lanes) {
-        const Vec y = (Load(&row[i]) - mean) * rstd * Load(p.gamma + i, lanes) + Load(p.beta + i, lanes);
-        Store(out + i, Round<bfloat16>(y) * factor, lanes);  // the fp8 kinds convert the bfloat16 result
+        Vec y = (Load(&row[i]) - mean) * rstd * Load(p.gamma + i, lanes) + Load(p.beta + i, lanes);
+        if constexpr (sizeof(DTypeOut) == 1) y = Round<bfloat16>(y) * factor;  // fp8 of the bfloat16 result
+        Store(out + i, y, lanes);
       });
     }
   });

@@ -61,11 +61,15 @@ inline UintVec Widen(const uint16_t* from) {
 #endif
 
 template <typename Format>
-inline Vec Load(const SmallFloat<Format>* from) {
+inline Vec DecodeLanes(const UintVec& bits) {
   // By way of signed integers, which AVX2 can convert.
-  return Decode<Format, Vec>(Widen(&from->bits), [](const UintVec& value) {
-    return __builtin_convertvector(reinterpret_cast<IntVec>(value), Vec);
-  });
+  return Decode<Format, Vec>(
+      bits, [](const UintVec& value) { return __builtin_convertvector(reinterpret_cast<IntVec>(value), Vec); });
+}
+
+template <typename Format>
+inline Vec Load(const SmallFloat<Format>* from) {
+  return DecodeLanes<Format>(Widen(&from->bits));
 }
 
 template <typename Format>
@@ -137,9 +141,7 @@ inline void Store(T* to, const Vec& v, SomeLanes lanes) {
 /// v as T would hold it.
 template <typename T>
 inline Vec Round(const Vec& v) {
-  T stored[LANES];
-  Store(stored, v);
-  return Load(stored);
+  return DecodeLanes<typename T::Format>(Encode<typename T::Format, UintVec>(v));
 }
 
 /// v with the unused lanes set to 0.
