@@ -83,10 +83,12 @@ class Knobs:
     cc = Knob("CC", str, "", "host compiler that nvcc drives (-ccbin)", "compiler")
     cuda_home = Knob("CUDA_HOME", str, "", "CUDA toolkit directory (CUDA_PATH is the second spelling)", "compiler")
     cuda_path = Knob("CUDA_PATH", str, "", "CUDA toolkit directory when CUDA_HOME is unset", "compiler")
-    extra_cflags = Knob("FLASHINFER_EXTRA_CFLAGS", _words, [], "appended to host compiler flags", "compiler")
-    extra_cuda_cflags = Knob("FLASHINFER_EXTRA_CUDAFLAGS", _words, [], "appended to nvcc flags", "compiler")
-    extra_ldflags = Knob("FLASHINFER_EXTRA_LDFLAGS", _words, [], "appended to link flags", "compiler")
-    nvcc_threads = Knob("FLASHINFER_NVCC_THREADS", _positive_int, 1, "nvcc --threads=N, helps several targets", "compiler")
+    extra_cflags = Knob[list[str]]("FLASHINFER_EXTRA_CFLAGS", _words, [], "appended to host compiler flags", "compiler")
+    extra_cuda_cflags = Knob[list[str]]("FLASHINFER_EXTRA_CUDAFLAGS", _words, [], "appended to nvcc flags", "compiler")
+    extra_ldflags = Knob[list[str]]("FLASHINFER_EXTRA_LDFLAGS", _words, [], "appended to link flags", "compiler")
+    nvcc_threads = Knob(
+        "FLASHINFER_NVCC_THREADS", _positive_int, 1, "nvcc --threads=N, helps several targets", "compiler"
+    )
     max_jobs = Knob[Optional[int]](
         "MAX_JOBS", _positive_int, None, "parallel compile jobs; default: cores, bounded by free memory", "compiler"
     )
@@ -103,15 +105,26 @@ class Knobs:
     jit_debug = Knob("FLASHINFER_JIT_DEBUG", _flag, False, "1 builds with -O0 and debug symbols", "jit")
     jit_lineinfo = Knob("FLASHINFER_JIT_LINEINFO", _flag, False, "1 adds -lineinfo for profilers", "jit")
     disable_version_check = Knob(
-        "FLASHINFER_DISABLE_VERSION_CHECK", _is_set, False, "any value: load companion packages of other versions", "jit"
+        "FLASHINFER_DISABLE_VERSION_CHECK",
+        _is_set,
+        False,
+        "any value: load companion packages of other versions",
+        "jit",
+    )
+    cubin_dir = Knob[Optional[Path]](
+        "FLASHINFER_CUBIN_DIR", Path, None, "kernel binaries; default: the companion package, else the cache", "jit"
     )
     logging_level = Knob("FLASHINFER_LOGGING_LEVEL", str, "INFO", "Python log level of the JIT and the loaders", "jit")
 
     # API logging and dumps
-    log_level = Knob("FLASHINFER_LOGLEVEL", int, 0, "API log: 0 off, 1 names, 3 arguments, 5 statistics, 10 dumps", "log")
+    log_level = Knob(
+        "FLASHINFER_LOGLEVEL", int, 0, "API log: 0 off, 1 names, 3 arguments, 5 statistics, 10 dumps", "log"
+    )
     log_dest = Knob("FLASHINFER_LOGDEST", str, "stdout", "stdout, stderr or a file; %i becomes the process id", "log")
     dump_dir = Knob("FLASHINFER_DUMP_DIR", Path, Path("flashinfer_dumps"), "where level 10 writes tensors", "log")
-    dump_include = Knob("FLASHINFER_DUMP_INCLUDE", str, "", "comma list of wildcards: log and dump only these APIs", "log")
+    dump_include = Knob(
+        "FLASHINFER_DUMP_INCLUDE", str, "", "comma list of wildcards: log and dump only these APIs", "log"
+    )
     dump_exclude = Knob("FLASHINFER_DUMP_EXCLUDE", str, "", "comma list of wildcards: leave these APIs out", "log")
     dump_max_count = Knob("FLASHINFER_DUMP_MAX_COUNT", int, 1000, "dumps per process", "log")
     dump_max_size_gb = Knob("FLASHINFER_DUMP_MAX_SIZE_GB", float, 20.0, "bytes dumped per process, in GB", "log")
