@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from harness import Bench, bf16, case, e4m3, empty, fp16, fp32, grid, main, nbytes, rand
 
 import flashinfer.norm as norm
+from flashinfer.testing import Tolerance
 from flashinfer.trace.templates import norm as templates
 
 # A decode batch, one step of a large batch, long prompts of a 7B and of a 400B model, and a width no vector divides.
@@ -244,6 +245,8 @@ def fused_qk_rmsnorm_rope(batch_size: int, seq_len: int, num_heads: int) -> Benc
         run=lambda *inputs: norm.fused_qk_rmsnorm_rope(*inputs, **shape),
         args=(qkv, q_weight, k_weight),
         reference=lambda *inputs: templates.fused_qk_rmsnorm_rope_trace.reference(*inputs, **shape),
+        # The norm is rounded to bf16 before the rotation: one step of a large element (2^-6 at 4) reaches its partner.
+        tolerance=Tolerance(1e-2, 4e-2),
         bytes=2 * nbytes(qkv) + nbytes(q_weight, k_weight),
     )
 

@@ -12,18 +12,26 @@ from report import device_name, show_point
 __all__ = ["plot"]
 
 
+def _label(result: Result) -> str:
+    return f"{result.routine} {show_point(result.point)} {result.backend}"
+
+
 def _bars(axes: Any, results: Sequence[Result], device: str) -> None:
     """Bandwidth of each case, torch's beside it, the measured copy as a line."""
-    peak = peak_of(device).bytes_per_sec / 1e12
+    peak = peak_of(device).bytes_per_sec
+    unit, name = (1e12, "TB/s") if peak >= 1e11 else (1e9, "GB/s")
     rows = range(len(results))
-    axes.barh([y - 0.2 for y in rows], [r.tb_per_sec for r in results], height=0.4, label="flashinfer", color="#2a7f62")
-    torch_rates = [r.bytes / r.baseline.median / 1e12 if r.baseline else 0.0 for r in results]
+    rates = [r.bytes / r.time.median / unit for r in results]
+    torch_rates = [r.bytes / r.baseline.median / unit if r.baseline else 0.0 for r in results]
+    axes.barh([y - 0.2 for y in rows], rates, height=0.4, label="flashinfer", color="#2a7f62")
     if any(torch_rates):
         axes.barh([y + 0.2 for y in rows], torch_rates, height=0.4, label="torch", color="#c8c8c8")
-    axes.axvline(peak, color="black", linestyle="--", linewidth=1, label=f"measured copy, {peak:.3g} TB/s")
-    axes.set_yticks(list(rows), [f"{r.routine} {show_point(r.point)} {r.backend}" for r in results], fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel("TB/s")
+    axes.axvline(
+        peak / unit, color="black", linestyle="--", linewidth=1, label=f"measured copy, {peak / unit:.3g} {name}"
+    )
+    axes.set_yticks(list(rows), [_label(r) for r in results], fontsize=7)
+    axes.set_ylim(len(results) + 0.9, -0.6)  # the first case on top, room for the legend below the last
+    axes.set_xlabel(name)
     axes.legend(loc="lower right", fontsize=8)
 
 
@@ -38,7 +46,7 @@ def _roofline(axes: Any, results: Sequence[Result], device: str) -> None:
     edges = [min([ridge, *intensity]) / 4, ridge, max([ridge, *intensity]) * 4]
     axes.loglog(edges, [min(flops, bandwidth * x) for x in edges], "k--", linewidth=1, label="measured peak")
     for x, result in zip(intensity, results, strict=True):
-        axes.plot(x, result.tflops, "o", label=f"{result.routine} {show_point(result.point)} {result.backend}")
+        axes.plot(x, result.tflops, "o", label=_label(result))
     axes.set_xlabel("operations per byte")
     axes.set_ylabel("TFLOP/s")
     axes.legend(fontsize=6)
@@ -54,9 +62,9 @@ def plot(path: Union[str, Path], results: Sequence[Result]) -> None:
     import matplotlib.pyplot as plt
 
     device = results[0].device
-    moving = [r for r in results if r.bytes and not r.flops]
-    computing = [r for r in results if r.bytes and r.flops]
-    panels = [(_bars, moving, 0.35 * len(moving)), (_roofline, computing, 5.0)]
+    ours = [r for r in results if r.bytes and r.backend != "torch"]  # the baseline is drawn beside each of them
+    moving, computing = [r for r in ours if not r.flops], [r for r in ours if r.flops]
+    panels = [(_bars, moving, 0.35 * (len(moving) + 1.5)), (_roofline, computing, 5.0)]
     panels = [panel for panel in panels if panel[1]]
     if not panels:
         raise RuntimeError("--plot: no case counts bytes, expected at least one")
@@ -66,7 +74,7 @@ def plot(path: Union[str, Path], results: Sequence[Result]) -> None:
     )
     for (draw, chosen, _), ax in zip(panels, axes[:, 0], strict=True):
         draw(ax, chosen, device)
-    figure.suptitle(device_name(device))
+    axes[0, 0].set_title(device_name(device))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -58,7 +58,7 @@ def shared_parser() -> argparse.ArgumentParser:
     p = _Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )  # abbreviations would swallow flags of the routine
-    p.add_argument("-R", "--routine", help="name of the case; --list shows them")
+    p.add_argument("-R", "--routine", help="name of the case, or all; --list shows them")
     p.add_argument("--list", action="store_true", help="print the routines, their devices and flags")
     p.add_argument("--testlist", metavar="FILE", help="run one command per line; # begins a comment line")
     p.add_argument("--device", default=default_device(), choices=["cpu", "cuda"])
@@ -73,6 +73,7 @@ def shared_parser() -> argparse.ArgumentParser:
     p.add_argument("--enable_pdl", action="store_true", help="programmatic dependent launch, in routines that have it")
     p.add_argument("--random_seed", type=int, default=42)
     p.add_argument("--output_path", metavar="CSV", help="write a row per backend")
+    p.add_argument("--json", metavar="FILE", help="write all results, in the form of benchmarks/results/")
     p.add_argument("--plot", metavar="FILE", help="write a chart; needs matplotlib")
     p.add_argument("--case_tag", help="text for the case_tag column")
     p.add_argument("--generate_repro_command", action="store_true", help="print the command that repeats each result")
@@ -157,11 +158,14 @@ def _checked(case: Case, bench: Bench, backend: str, args: argparse.Namespace) -
             print(f"[REFCHECK] {backend} agrees with the reference")
 
 
+def settings_of(args: argparse.Namespace) -> Settings:
+    cuda_graph, cupti = not args.no_cuda_graph, not args.use_cuda_events
+    return Settings(args.device, args.dry_run_iters, args.num_iters, cuda_graph, cupti)
+
+
 def run_point(case: Case, point: dict[str, Any], args: argparse.Namespace, columns: list[str]) -> list[Result]:
     """Check and time the asked backends on one point; one CSV row each."""
-    settings = Settings(
-        args.device, args.dry_run_iters, args.num_iters, not args.no_cuda_graph, cupti=not args.use_cuda_events
-    )
+    settings = settings_of(args)
     bench = case.make(args.device, point, args.random_seed)
     available = bench.backends(args.device)
     if args.verbose:
@@ -177,7 +181,7 @@ def run_point(case: Case, point: dict[str, Any], args: argparse.Namespace, colum
             print(f"[WARNING] {case.name}: backend {backend!r} is skipped, expected one of {list(available)}")
             continue
         try:
-            if args.refcheck:
+            if args.refcheck and backend != "torch":  # the baseline rounds where the op does not
                 _checked(case, bench, backend, args)
             result = measure(case.name, point, bench, settings, backend)
         except BackendSupportedError as error:
@@ -205,12 +209,21 @@ def run_command(args: argparse.Namespace, flags: Sequence[str], cases: dict[str,
     """Run one command: a routine, with the flags that are its own."""
     if args.routine is None:
         raise UsageError("--routine is missing, expected a name from --list")
-    if args.routine not in cases:
-        raise UsageError(f"--routine is {args.routine!r}, expected one of {', '.join(cases)}")
     if args.use_cupti:
         warnings.warn("--use_cupti is deprecated: CUPTI is used wherever it is installed", stacklevel=2)
-    case, columns = cases[args.routine], report.csv_columns(cases.values())
-    return [r for p in points_to_run(case, args, flags) for r in run_point(case, p, args, columns)]
+    if args.routine == "all":
+        if flags:
+            raise UsageError(f"{flags[0]} belongs to a routine, expected none with --routine all")
+        chosen = [case for case in cases.values() if case.points[args.device]]
+    elif args.routine in cases:
+        chosen = [cases[args.routine]]
+    else:
+        raise UsageError(f"--routine is {args.routine!r}, expected all or one of {', '.join(cases)}")
+    columns, results = report.csv_columns(cases.values()), []
+    for case in chosen:
+        for point in points_to_run(case, args, flags):
+            results += run_point(case, point, args, columns)
+    return results
 
 
 def run_testlist(path: str, outer: argparse.Namespace, cases: dict[str, Case]) -> tuple[list[Result], int]:
@@ -253,6 +266,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except UsageError as error:
         print(f"flashinfer_benchmark.py: {error}", file=sys.stderr)
         return 2
+    if args.json:
+        report.write_json(args.json, settings_of(args), results)
     if args.plot and results:
         from chart import plot
 

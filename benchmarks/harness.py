@@ -24,6 +24,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequenc
 
 import torch
 
+from flashinfer.testing import Tolerance
 from flashinfer.testing import count_bytes as nbytes
 
 __all__ = [
@@ -58,6 +59,8 @@ class Bench:
         Expected result for ``--refcheck``: the reference of the op's trace template.
     results : sequence of int
         Positions in ``args`` that hold the result of an in-place op; empty when ``run`` returns it.
+    tolerance : Tolerance, optional
+        Of the check, instead of that of the result's dtype; say why where you pass one.
     """
 
     run: Union[Run, Mapping[str, Run]]
@@ -68,6 +71,7 @@ class Bench:
     flops_dtype: torch.dtype = bf16
     reference: Optional[Run] = None
     results: Sequence[int] = ()
+    tolerance: Optional[Tolerance] = None
 
     def backends(self, device: str) -> dict[str, Run]:
         """Every backend that can be asked for; torch is the baseline."""

@@ -12,7 +12,7 @@ from typing import Any, Mapping, Optional
 import torch
 from harness import Bench, Run
 
-from flashinfer.testing import BenchTime, assert_close, bench_gpu_time, summarize
+from flashinfer.testing import BenchTime, assert_close, bench_cpu_time, bench_gpu_time, summarize
 from flashinfer.testing.cold_cache import copy_inputs
 from flashinfer.testing.cupti import cupti_problem
 
@@ -69,15 +69,15 @@ class Result:
 
 
 def time_run(run: Run, args: Any, settings: Settings, cold: bool = True) -> BenchTime:
-    on_gpu = settings.device == "cuda"
+    counts = {"dry_run_iters": settings.dry_run_iters, "repeat_iters": settings.num_iters, "dry_run_time_ms": 20}
+    if settings.device == "cpu":
+        return summarize(bench_cpu_time(run, **counts, repeat_time_ms=1000, input_args=args, cold_cache=cold))
     times = bench_gpu_time(
         run,
-        dry_run_iters=settings.dry_run_iters,
-        repeat_iters=settings.num_iters,
-        dry_run_time_ms=20,
-        repeat_time_ms=60 if on_gpu else 1000,
+        **counts,
+        repeat_time_ms=60,
         enable_cupti=settings.timer == "CUPTI",
-        use_cuda_graph=on_gpu and settings.cuda_graph,
+        use_cuda_graph=settings.cuda_graph,
         input_args=args,
         cold_l2_cache=cold,
     )
@@ -166,4 +166,5 @@ def check(bench: Bench, run: Run, name: str) -> None:
     if bench.results:
         actual = tuple(mine[i] for i in bench.results)
         expected = expected if isinstance(expected, tuple) else (expected,)
-    assert_close(actual, expected, name=name)
+    rtol, atol = bench.tolerance or (None, None)
+    assert_close(actual, expected, rtol, atol, name=name)

@@ -76,7 +76,7 @@ def perf_line(result: Result) -> str:
     """The line of the unified benchmark."""
     return (
         f"[PERF] {result.backend} :: median time {result.time.median * 1e3:.4f} ms; std {result.time.std * 1e3:.4f} ms;"
-        f" achieved tflops {result.tflops:.3f} TFLOPs/sec; achieved tb_per_sec {result.tb_per_sec:.3f} TB/sec"
+        f" achieved tflops {result.tflops:.4g} TFLOPs/sec; achieved tb_per_sec {result.tb_per_sec:.4g} TB/sec"
     )
 
 

@@ -99,11 +99,14 @@ def profile_kernel(label: str, verbose: bool = True) -> Iterator[KernelProfile]:
     if has_gpu and not torch.cuda.is_current_stream_capturing():
         events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
     profile = KernelProfile(label, events)
-    with torch.cuda.nvtx.range(label) if has_gpu else contextlib.nullcontext():
-        profile._begin()
-        try:
-            yield profile
-        finally:
-            profile._end()
+    if has_gpu:
+        torch.cuda.nvtx.range_push(label)  # nvtx.range() would take braces in the label for a format
+    profile._begin()
+    try:
+        yield profile
+    finally:
+        profile._end()
+        if has_gpu:
+            torch.cuda.nvtx.range_pop()
     if verbose:
         print(profile)

@@ -2,6 +2,7 @@
 """benchmarks/flashinfer_benchmark.py on invented routines: flags, output, CSV, test lists, checks."""
 
 import csv
+import json
 
 import pytest
 import torch
@@ -65,6 +66,14 @@ def test_all_points_run_without_flags(capsys):
     assert "achieved tflops" in out and out.rstrip().endswith("TB/sec")
 
 
+def test_all_routines_run_where_they_have_a_kernel(capsys, tmp_path):
+    path = tmp_path / "all.json"
+    code, out, _ = run(capsys, "-R", "all", "--json", str(path), *QUICK)
+    assert code == 0 and out.count("[PERF]") == 3
+    assert [r["routine"] for r in json.loads(path.read_text())["results"]] == ["negate", "negate", "double"]
+    assert "belongs to a routine" in run(capsys, "-R", "all", "--n", "3", *QUICK)[2]
+
+
 def test_flags_describe_one_point(capsys):
     code, out, _ = run(capsys, "--routine", "negate", "--batch_size", "5", "--input_dtype", "fp16", "-vv", *QUICK)
     assert code == 0 and out.count("[PERF]") == 1
@@ -92,13 +101,14 @@ def test_refcheck(capsys):
         command.main([*wrong, "--refcheck"])
     code, out, _ = run(capsys, *wrong, "--refcheck", "--allow_output_mismatch")
     assert code == 0 and "[WARNING] output mismatch: negate cpu" in out and "[PERF]" in out
+    assert run(capsys, *wrong, "--refcheck", "--backends", "torch")[0] == 0  # not held against the op
     assert "has no reference" in run(capsys, "-R", "double", "--refcheck", *QUICK)[1]
 
 
 @pytest.mark.parametrize(
     "words, text",
     [
-        (["-R", "nothing"], "--routine is 'nothing', expected one of negate, double, gpu_only"),
+        (["-R", "nothing"], "--routine is 'nothing', expected all or one of negate, double, gpu_only"),
         ([], "--routine is missing"),
         (
             ["-R", "negate", "--page_size", "16"],

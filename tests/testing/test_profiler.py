@@ -114,3 +114,31 @@ def test_an_unused_buffer_gives_an_empty_trace(tmp_path):
     path = tmp_path / "trace.json"
     export_to_perfetto_trace(_signed([HEADER, 0, 0]), [], path)
     assert json.loads(path.read_text())["traceEvents"] == []
+
+
+def test_gpu_region_is_an_nvtx_range_between_events(monkeypatch, capsys):
+    """Without a GPU at hand: what is called, in which order."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("record")
+
+        def synchronize(self):
+            log.append("synchronize")
+
+        def elapsed_time(self, end):
+            return 1.5
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda label: log.append(label))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: log.append("pop"))
+    with profile_kernel("step {0}"):
+        log.append("work")
+    assert log == ["step {0}", "record", "work", "record", "pop", "synchronize"]
+    assert capsys.readouterr().out == "[profile] step {0}: 1.500 ms (cuda)\n"

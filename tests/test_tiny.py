@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Smoke test for a laptop without a GPU: every function of every family once, in seconds.
+
+The family tests go through shapes, dtypes and errors; this file only says whether an installation works.
+"""
+
+import functools
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.testing import assert_close
+from flashinfer.trace.templates import norm as templates
+
+ROWS, HIDDEN = 3, 40
+rand = functools.partial(torch.randn, dtype=torch.bfloat16)
+fp8_out = functools.partial(torch.empty, ROWS, HIDDEN, dtype=torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "gemma_rmsnorm"])
+def test_rmsnorm(name):
+    x, w = rand(ROWS, HIDDEN), rand(HIDDEN)
+    assert_close(getattr(flashinfer, name)(x, w), getattr(templates, f"{name}_trace").reference(x, w))
+
+
+@pytest.mark.parametrize("name", ["fused_add_rmsnorm", "gemma_fused_add_rmsnorm"])
+def test_fused_add(name):
+    x, residual, w = rand(ROWS, HIDDEN), rand(ROWS, HIDDEN), rand(HIDDEN)
+    expected = getattr(templates, f"{name}_trace").reference(x, residual, w)
+    getattr(flashinfer, name)(x, residual, w)
+    assert_close((x, residual), expected)
+
+
+def test_rmsnorm_quant():
+    x, w, scale, out = rand(ROWS, HIDDEN), rand(HIDDEN), torch.tensor([0.25]), fp8_out()
+    flashinfer.rmsnorm_quant(out, x, w, scale)
+    assert_close(out, templates.rmsnorm_quant_trace.reference(x, w, scale))
+
+
+def test_fused_add_rmsnorm_quant():
+    x, residual, w, scale, out = rand(ROWS, HIDDEN), rand(ROWS, HIDDEN), rand(HIDDEN), torch.tensor([0.25]), fp8_out()
+    expected = templates.fused_add_rmsnorm_quant_trace.reference(x, residual, w, scale)
+    flashinfer.fused_add_rmsnorm_quant(out, x, residual, w, scale)
+    assert_close((out, residual), expected)
+
+
+def test_layernorm():
+    x, gamma, beta = rand(ROWS, HIDDEN), torch.randn(HIDDEN), torch.randn(HIDDEN)
+    assert_close(flashinfer.layernorm(x, gamma, beta), templates.layernorm_trace.reference(x, gamma, beta))
+
+
+def test_layernorm_quant():
+    x, gamma, beta, scale, out = (
+        rand(ROWS, HIDDEN),
+        torch.randn(HIDDEN),
+        torch.randn(HIDDEN),
+        torch.tensor(0.5),
+        fp8_out(),
+    )
+    flashinfer.layernorm_quant(out, x, gamma, beta, scale)
+    assert_close(out, templates.layernorm_quant_trace.reference(x, gamma, beta, scale))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fused_dit_gate_residual_layernorm_gamma_beta",
+        "fused_dit_gate_residual_layernorm_scale_shift",
+        "fused_dit_residual_layernorm_scale_shift",
+    ],
+)
+def test_dit_layernorm(name):
+    template = getattr(templates, f"{name}_trace")
+    inputs = template.init(batch_size=1, seq_len=2)
+    assert_close(getattr(flashinfer, name)(**inputs), template.reference(**inputs))
+
+
+def _qk_rmsnorm_rope():
+    channels = {"num_frame_channels": 16, "num_height_channels": 24, "num_width_channels": 24, "head_dim": 64}
+    heads = {"num_heads_q": 1, "num_heads_k": 1, "num_heads_v": 1}
+    qkv, weight = rand(1, 4, 3 * 64), rand(64)
+    return flashinfer.fused_qk_rmsnorm_rope(qkv, weight, weight, ppf=1, pph=2, ppw=2, **channels, **heads)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda: flashinfer.scale(torch.ones(4), 2.0), id="scale"),
+        pytest.param(lambda: flashinfer.fused_rmsnorm_silu(rand(ROWS, HIDDEN), rand(HIDDEN)), id="fused_rmsnorm_silu"),
+        pytest.param(_qk_rmsnorm_rope, id="fused_qk_rmsnorm_rope"),
+    ],
+)
+def test_cuda_only_ops_say_so(call):
+    with pytest.raises((ValueError, RuntimeError), match="CUDA"):
+        call()
