@@ -105,7 +105,10 @@ class Peak:
 
     @functools.cached_property
     def bytes_per_sec(self) -> float:
-        """A copy far larger than any cache, bytes read plus bytes written."""
+        """A copy far larger than any cache, bytes read plus bytes written.
+
+        An in-place op on a CPU may exceed it: a line that was just read is written without being fetched again.
+        """
         size = 1 << 30 if self.device == "cuda" else 256 << 20
         source = torch.ones(size // 4, device=self.device)  # written once, so that its pages exist
         target = torch.ones_like(source)

@@ -82,7 +82,7 @@ def perf_line(result: Result) -> str:
 
 def _row(result: Result) -> dict[str, Any]:
     row: dict[str, Any] = {"routine": result.routine, "backend": result.backend}
-    row |= {key: show(value) for key, value in result.point.items()}
+    row |= {key: show(value) if isinstance(value, torch.dtype) else value for key, value in result.point.items()}
     row |= {"us": round(result.time.median * 1e6, 2), "std_us": round(result.time.std * 1e6, 2)}
     known = {
         "tb_s": result.tb_per_sec or None,

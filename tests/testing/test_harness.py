@@ -155,7 +155,13 @@ def test_main_prints_a_line_per_point_and_writes_json(tmp_path, capsys, monkeypa
     written = json.loads(path.read_text())
     assert written["timer"] == "host clock"
     first = written["results"][0]
-    assert first["routine"] == "copy" and first["dtype"] == "bf16" and first["us"] > 0 and "peak_fraction" in first
+    assert (
+        first["routine"] == "copy"
+        and first["dtype"] == "bf16"
+        and first["n"] == 8
+        and first["us"] > 0
+        and "peak_fraction" in first
+    )
 
 
 def test_peak_is_measured(monkeypatch):
