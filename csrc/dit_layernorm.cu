@@ -25,8 +25,10 @@ const flashinfer::bfloat16_t* Modulation(const char* op, const char* name, const
   const TensorView view = t.value();
   Expect(op, name, view).same_device(input, "input").dtype({dl_bfloat16}).rank(2, 3).last_dim_contiguous();
   Expect(op, name, view).numel(input.numel());
-  if (view.stride(-2) != stride && view.size(-2) > 1) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has row stride " << view.stride(-2) << ", expected row stride " << stride;
+  const bool batches_follow = view.ndim() == 2 || view.size(0) == 1 || view.stride(0) == view.size(1) * stride;
+  if ((view.stride(-2) != stride && view.size(-2) > 1) || !batches_follow) {
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has row stride " << view.stride(-2) << ", expected row stride " << stride
+                                 << " throughout";
   }
   return view.data_ptr<flashinfer::bfloat16_t>();
 }

@@ -6,6 +6,7 @@
 #if defined(FLASHINFER_CPU)
 #include <flashinfer/norm_cpu.h>
 #elif defined(__CUDACC__)
+#include <flashinfer/layernorm.cuh>
 #include <flashinfer/norm.cuh>
 #endif
 // clang-format on

@@ -103,8 +103,10 @@ def _per_device(probe: Callable[[int], T]) -> Callable[[Device], T]:
 
     @functools.wraps(probe)
     def cached(device: Device) -> T:
-        if device in answers:
+        try:
             return answers[device]
+        except KeyError:
+            pass
         try:
             index = get_device_index(device)
         except ArgumentError as error:

@@ -25,8 +25,6 @@ _DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.floa
 
 @supported_compute_capability(TURING_ON)
 def _check_scale(input: torch.Tensor, factor: float, out: Optional[torch.Tensor] = None) -> bool:
-    if not input.is_cuda:
-        raise ArgumentError(f"scale: input is on {input.device}, expected a CUDA device")
     if input.dtype not in _DTYPE_NAMES:
         raise ArgumentError(f"scale: input has dtype {input.dtype}, expected float16, bfloat16 or float32")
     if out is not None:

@@ -11,10 +11,20 @@ from .core import JitSpec
 __all__ = ["gen_dit_layernorm_module", "gen_norm_module", "gen_norm_modules", "gen_qk_rmsnorm_rope_module"]
 
 
+# Template arguments of NormForm in include/flashinfer/norm.h: fp8 output, residual, silu.
+_FORMS = {"plain": ("false, false, false", "true, false, false"), "residual": ("false, true, false", "true, true, false")}
+_SILU_FORMS = ("false, false, true", "true, false, true")
+
+
 def gen_norm_module(backend: str = "cuda") -> JitSpec:
     """RMSNorm and LayerNorm with their fused and quantising forms."""
-    units = {dtype: {"entry": "rmsnorm", "dtype": dtype} for dtype in ("float16_t", "bfloat16_t", "float")}
-    return stage("norm", backend=backend, kernels={**units, "layernorm": {"entry": "layernorm"}})
+    units: dict[str, dict] = {
+        f"{dtype}_{name}": {"dtype": dtype, "forms": forms}
+        for dtype in ("float16_t", "bfloat16_t", "float")
+        for name, forms in _FORMS.items()
+    }
+    units["bfloat16_t_silu"] = {"dtype": "bfloat16_t", "forms": _SILU_FORMS}
+    return stage("norm", backend=backend, kernels={**units, "layernorm": {}})
 
 
 def gen_dit_layernorm_module(backend: str = "cuda") -> JitSpec:

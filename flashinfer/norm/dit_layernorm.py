@@ -16,7 +16,7 @@ from ..trace.templates.norm import (
     fused_dit_gate_residual_layernorm_scale_shift_trace,
     fused_dit_residual_layernorm_scale_shift_trace,
 )
-from .modules import get_dit_layernorm_module
+from .modules import backend_of, get_dit_layernorm_module
 
 HIDDEN = 3072
 MODULATION_STRIDE = 6 * HIDDEN  # gate, scale and shift are slices of one (batch, seq, 6, hidden) buffer
@@ -39,7 +39,7 @@ def _dit_layernorm(
     input_scale: Optional[torch.Tensor],
     eps: float,
 ) -> None:
-    get_dit_layernorm_module(input.device.type).dit_layernorm(
+    get_dit_layernorm_module(backend_of(input)).dit_layernorm(
         *(norm_out, residual_out, input, residual, gate, gate_bias, scale, scale_bias, shift, shift_bias, gamma, beta),
         *(input_scale, MODULATION_STRIDE, eps),
     )
@@ -74,7 +74,8 @@ def _run(
     if sf_out is not None:
         raise ArgumentError(f"{op}: sf_out is given, expected None (only quantised output has scale factors)")
     for name, tensor in (modulation or {}).items():
-        if tensor.ndim not in (2, 3) or tensor.stride(-1) != 1 or tensor.stride(-2) != MODULATION_STRIDE:
+        rows_in_line = tensor.ndim == 2 or tensor.shape[0] == 1 or tensor.stride(0) == tensor.shape[1] * MODULATION_STRIDE
+        if tensor.ndim not in (2, 3) or tensor.stride(-1) != 1 or tensor.stride(-2) != MODULATION_STRIDE or not rows_in_line:
             raise ArgumentError(
                 f"{op}: {name} has strides {tensor.stride()}, expected 2-D or 3-D with row stride {MODULATION_STRIDE} "
                 f"(a slice of a (batch, seq, 6, {HIDDEN}) buffer)"

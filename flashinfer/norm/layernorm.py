@@ -10,13 +10,13 @@ import torch
 from ..api_logging import flashinfer_api
 from ..ops import register_custom_op, register_fake_op
 from ..trace.templates.norm import layernorm_quant_trace, layernorm_trace
-from .modules import get_norm_module, scale_tensor
+from .modules import backend_of, get_norm_module, scale_tensor
 
 
 @register_custom_op("flashinfer::layernorm", mutates_args=())
 def _layernorm(input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty_like(input)
-    get_norm_module(input.device.type).layernorm(out, input, gemma, beta, eps)
+    get_norm_module(backend_of(input)).layernorm(out, input, gemma, beta, eps)
     return out
 
 
@@ -29,7 +29,7 @@ def _layernorm_fake(input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor
 def _layernorm_quant(
     out: torch.Tensor, input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, scale: torch.Tensor, eps: float
 ) -> None:
-    get_norm_module(input.device.type).layernorm_quant(out, input, gemma, beta, scale, eps)
+    get_norm_module(backend_of(input)).layernorm_quant(out, input, gemma, beta, scale, eps)
 
 
 @flashinfer_api(trace=layernorm_trace)

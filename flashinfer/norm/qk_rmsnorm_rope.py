@@ -43,10 +43,11 @@ def _qk_rmsnorm_rope(
     qk_scale: float,
     v_scale: float,
 ) -> None:
-    tokens = qkv.numel() // qkv.shape[-1]
+    if qkv.numel() == 0:
+        return
     get_qk_rmsnorm_rope_module().qk_rmsnorm_rope(
-        *(out.view(tokens, -1, head_dim) for out in (q_out, k_out, v_out)),
-        *(qkv.view(tokens, -1), q_weight, k_weight, ppf, pph, ppw),
+        *(out.flatten(0, -3) for out in (q_out, k_out, v_out)),
+        *(qkv.flatten(0, -2), q_weight, k_weight, ppf, pph, ppw),
         *(num_frame_channels, num_height_channels, num_width_channels, head_dim, eps, base, interleave),
         *(factor, low, high, attention_factor, is_qk_norm, qk_scale, v_scale),
     )
@@ -150,10 +151,9 @@ def fused_qk_rmsnorm_rope(
         )
     dtype = torch.float8_e4m3fn if output_fp8 else torch.bfloat16
     outs = []
-    for name, out, n in (("q_out", q_out, num_heads_q), ("k_out", k_out, num_heads_k), ("v_out", v_out, num_heads_v)):
+    for name, given, n in (("q_out", q_out, num_heads_q), ("k_out", k_out, num_heads_k), ("v_out", v_out, num_heads_v)):
         shape = (*qkv.shape[:-1], n, head_dim)
-        if out is None:
-            out = torch.empty(shape, dtype=dtype, device=qkv.device)
+        out = torch.empty(shape, dtype=dtype, device=qkv.device) if given is None else given
         fits = out.shape == shape and out.dtype == dtype and out.device == qkv.device and out.is_contiguous()
         _expect(
             fits,

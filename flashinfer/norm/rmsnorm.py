@@ -20,7 +20,7 @@ from ..trace.templates.norm import (
     rmsnorm_quant_trace,
     rmsnorm_trace,
 )
-from .modules import get_norm_module, scale_tensor, use_pdl
+from .modules import backend_of, get_norm_module, scale_tensor, use_pdl
 
 
 # Destination-passing ops: what torch.compile sees, and what eager calls directly.
@@ -30,14 +30,14 @@ from .modules import get_norm_module, scale_tensor, use_pdl
 def _rmsnorm(
     out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: Optional[bool]
 ) -> None:
-    get_norm_module(input.device.type).rmsnorm(out, input, weight, eps, 0.0, use_pdl(input, enable_pdl))
+    get_norm_module(backend_of(input)).rmsnorm(out, input, weight, eps, 0.0, use_pdl(input, enable_pdl))
 
 
 @register_custom_op("flashinfer::gemma_rmsnorm", mutates_args=("out",))
 def _gemma_rmsnorm(
     out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: Optional[bool]
 ) -> None:
-    get_norm_module(input.device.type).rmsnorm(out, input, weight, eps, 1.0, use_pdl(input, enable_pdl))
+    get_norm_module(backend_of(input)).rmsnorm(out, input, weight, eps, 1.0, use_pdl(input, enable_pdl))
 
 
 @register_custom_op("flashinfer::fused_add_rmsnorm", mutates_args=("input", "residual"))
@@ -45,7 +45,7 @@ def _fused_add_rmsnorm(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: Optional[bool]
 ) -> None:
     pdl = use_pdl(input, enable_pdl)
-    get_norm_module(input.device.type).fused_add_rmsnorm(input, residual, weight, eps, 0.0, pdl)
+    get_norm_module(backend_of(input)).fused_add_rmsnorm(input, residual, weight, eps, 0.0, pdl)
 
 
 @register_custom_op("flashinfer::gemma_fused_add_rmsnorm", mutates_args=("input", "residual"))
@@ -53,7 +53,7 @@ def _gemma_fused_add_rmsnorm(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: Optional[bool]
 ) -> None:
     pdl = use_pdl(input, enable_pdl)
-    get_norm_module(input.device.type).fused_add_rmsnorm(input, residual, weight, eps, 1.0, pdl)
+    get_norm_module(backend_of(input)).fused_add_rmsnorm(input, residual, weight, eps, 1.0, pdl)
 
 
 @register_custom_op("flashinfer::rmsnorm_quant", mutates_args=("out",))
@@ -66,7 +66,7 @@ def _rmsnorm_quant(
     enable_pdl: Optional[bool],
 ) -> None:
     pdl = use_pdl(input, enable_pdl)
-    get_norm_module(input.device.type).rmsnorm_quant(out, input, weight, scale, eps, pdl)
+    get_norm_module(backend_of(input)).rmsnorm_quant(out, input, weight, scale, eps, pdl)
 
 
 @register_custom_op("flashinfer::fused_add_rmsnorm_quant", mutates_args=("out", "residual"))
@@ -80,12 +80,12 @@ def _fused_add_rmsnorm_quant(
     enable_pdl: Optional[bool],
 ) -> None:
     pdl = use_pdl(input, enable_pdl)
-    get_norm_module(input.device.type).fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps, pdl)
+    get_norm_module(backend_of(input)).fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps, pdl)
 
 
 @register_custom_op("flashinfer::fused_rmsnorm_silu", mutates_args=("out",))
 def _fused_rmsnorm_silu(out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    get_norm_module(input.device.type).rmsnorm_silu(out, input, weight, eps)
+    get_norm_module(backend_of(input)).rmsnorm_silu(out, input, weight, eps)
 
 
 # The public functions.

@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// RMSNorm and LayerNorm on CUDA (formulas and parameters: norm.h). Bound by DRAM: each row is read once and written once.
+// RMSNorm on CUDA (formulas and parameters: norm.h). Bound by DRAM: each row is read once and written once.
 //
-// A row belongs to a group of threads: 1 to 32 lanes of a warp for rows up to 2 KB, a whole block beyond. Thread t of a
-// group of G holds the vectors t, t + G, t + 2G, ... of its row in registers (VEC elements each, 16 bytes when everything
-// is aligned, else one element); what does not fit there is read again from L2 after the reduction.
+// Three RMSNorm kernels, by the length of a row:
+//   lanes   up to 2 KB    1 to 32 lanes of a warp hold a row in registers; no shared memory, no barrier
+//   block   up to 32 KB   a block holds a row, two 16-byte vectors per thread, one barrier
+//   long    beyond, and rows that are not 16-byte aligned: a block per row, which it reads again from L2
 //
-//   rows <= 512 B   NVEC 1, 4 rows per group in flight        (qk-norm: many short rows)
-//   rows <= 1 KB    NVEC 2, 2 rows per group
-//   rows <= 2 KB    NVEC 4, a warp per row
-//   longer          a block per row, NVEC 4 (2 for few rows: latency), up to 1024 threads
-//   unaligned       a block per row, one element per access
+// H200, bf16, L2 flushed, what was tried for 16384 x 4096 (a device-to-device copy of the size: 67.5 us): two vectors per
+// thread and weights fetched after the reduction (32 registers, every thread slot of the SM in use) 70.3 us; four vectors
+// 72; one vector 80; a warp per row 77; persistent blocks with the next row prefetched into registers 79, or into
+// shared memory by bulk copies 75, whatever the depth. Rows per lane group for 524288 x 128: two 68.5 us, four 71, one 82.
 //
-// Weights are read once per row through L1, which the row itself bypasses.
+// Weights go through L1, which the rows bypass; a prefetch at the start hides their latency without holding registers.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
 #pragma once
-#include <algorithm>
-
 #include "norm.h"
 #include "ptx/pdl.cuh"
 #include "utils.cuh"
@@ -24,135 +22,197 @@
 namespace flashinfer {
 namespace norm {
 
-constexpr int64_t FEW_ROWS = 1024;  // up to here a call is latency, not bandwidth
-
-
-__device__ __forceinline__ int64_t RowOffset(int64_t row, int64_t heads, RowStride stride) {
+/// Offset of a row. The host folds heads into rows where the strides allow it, so that most calls multiply only.
+__device__ __forceinline__ int64_t RowOffset(uint32_t row, uint32_t heads, RowStride stride) {
   if (heads == 1) return row * stride.batch;
   return row / heads * stride.batch + row % heads * stride.head;
 }
 
-__device__ __forceinline__ __nv_fp8_interpretation_t Fp8Kind(NormOut kind) {
-  return kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2;
+/// The rows a thread works on, and how it loads, finishes and stores a vector of them.
+template <typename T, typename F, int VEC>
+struct Row {
+  using V = Vec<T, VEC>;
+  const RMSNormParams<T>& p;
+  const T* input;
+  T* residual;
+  int64_t out;
+
+  __device__ __forceinline__ Row(const RMSNormParams<T>& params, uint32_t row)
+      : p(params),
+        input(p.input + RowOffset(row, p.heads, p.input_stride)),
+        residual(F::RESIDUAL ? p.residual + RowOffset(row, p.heads, p.residual_stride) : nullptr),
+        out(RowOffset(row, p.heads, p.out_stride)) {}
+
+  /// Write one vector of the result; `s` holds the values before normalisation.
+  __device__ __forceinline__ void Finish(int64_t column, float (&s)[VEC], float rstd, const V& weight, float inv_scale) const {
+    if constexpr (F::RESIDUAL) RoundTo<T, VEC>(s).Store(residual + column);
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) {
+      s[i] = s[i] * rstd * (p.weight_bias + ToFloat(weight[i]));
+      if constexpr (F::SILU) s[i] = s[i] / (1.f + __expf(-s[i]));
+      if constexpr (F::QUANT) s[i] *= inv_scale;
+    }
+    if constexpr (F::QUANT) {
+      const auto kind = p.out_kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2;
+      RoundToFp8<VEC>(s, kind).Store(static_cast<uint8_t*>(p.out) + out + column);
+    } else {
+      RoundTo<T, VEC>(s).Store(static_cast<T*>(p.out) + out + column);
+    }
+  }
+};
+
+/// Values of a vector as fp32, the residual added.
+template <typename F, typename T, int VEC>
+__device__ __forceinline__ void Values(const Vec<T, VEC>& x, const Vec<T, VEC>& add, float (&s)[VEC]) {
+#pragma unroll
+  for (int i = 0; i < VEC; ++i) s[i] = F::RESIDUAL ? ToFloat(x[i]) + ToFloat(add[i]) : ToFloat(x[i]);
 }
 
-/// Store VEC results as T, or as fp8 after the scale.
-template <typename T, bool QUANT, int VEC>
-__device__ __forceinline__ void StoreRow(void* out, int64_t offset, float (&y)[VEC], float inv_scale, NormOut kind) {
-  if constexpr (QUANT) {
+template <int VEC>
+__device__ __forceinline__ float SumOfSquares(const float (&s)[VEC], float sum) {
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) y[i] *= inv_scale;
-    RoundToFp8<VEC>(y, Fp8Kind(kind)).Store(static_cast<uint8_t*>(out) + offset);
-  } else {
-    RoundTo<T, VEC>(y).Store(static_cast<T*>(out) + offset);
+  for (int i = 0; i < VEC; ++i) sum += s[i] * s[i];
+  return sum;
+}
+
+template <typename F>
+__device__ __forceinline__ float InverseScale(const float* scale) {
+  return F::QUANT && scale != nullptr ? 1.f / *scale : 1.f;
+}
+
+/// blockDim.x lanes of a warp hold ROWS rows, NVEC vectors each. The rows of a block interleave: one instruction of a
+/// warp covers neighbouring rows.
+template <typename T, typename F, int VEC, int NVEC, int ROWS>
+__global__ void RMSNormLanesKernel(const __grid_constant__ RMSNormParams<T> p) {
+  using V = Vec<T, VEC>;
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
+  const uint64_t once = ptx::EvictFirst();
+  const uint32_t first = blockIdx.x * blockDim.y * ROWS + threadIdx.y;
+  auto column_of = [&](int v) { return int(threadIdx.x + v * blockDim.x) * VEC; };
+
+  V x[ROWS][NVEC], add[F::RESIDUAL ? ROWS : 1][F::RESIDUAL ? NVEC : 1], w[NVEC];
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    const uint32_t index = first + r * blockDim.y;
+    const Row<T, F, VEC> row(p, index);
+#pragma unroll
+    for (int v = 0; v < NVEC; ++v) {
+      const bool inside = index < p.num_rows && column_of(v) < p.hidden;
+      x[r][v] = inside ? V::LoadOnce(row.input + column_of(v), once) : V::Zero();
+      if constexpr (F::RESIDUAL) add[r][v] = inside ? V::LoadOnce(row.residual + column_of(v), once) : V::Zero();
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < NVEC; ++v) w[v] = column_of(v) < p.hidden ? V::Load(p.weight + column_of(v)) : V::Zero();
+  const float inv_scale = InverseScale<F>(p.scale);
+
+  float sum[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    sum[r] = 0.f;
+#pragma unroll
+    for (int v = 0; v < NVEC; ++v) {
+      float s[VEC];
+      Values<F>(x[r][v], add[F::RESIDUAL ? r : 0][F::RESIDUAL ? v : 0], s);
+      sum[r] = SumOfSquares(s, sum[r]);
+    }
+  }
+  for (int offset = blockDim.x / 2; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], offset);
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    const uint32_t index = first + r * blockDim.y;
+    if (index >= p.num_rows) return;
+    const Row<T, F, VEC> row(p, index);
+    const float rstd = rsqrtf(sum[r] / float(p.hidden) + p.eps);
+#pragma unroll
+    for (int v = 0; v < NVEC; ++v) {
+      if (column_of(v) < p.hidden) {
+        float s[VEC];
+        Values<F>(x[r][v], add[F::RESIDUAL ? r : 0][F::RESIDUAL ? v : 0], s);
+        row.Finish(column_of(v), s, rstd, w[v], inv_scale);
+      }
+    }
   }
 }
 
-/// One group of threads normalises ROWS rows. BLOCK_ROW: the group is the block (blockDim.y == 1), and rows longer than
-/// its registers are allowed; otherwise it is blockDim.x lanes of a warp and the row must fit.
-template <typename T, bool QUANT, bool RESIDUAL, int VEC, int NVEC, int ROWS, bool BLOCK_ROW>
-__global__ void RMSNormKernel(const __grid_constant__ RMSNormParams<T> p) {
+/// A block holds one row, NVEC vectors per thread.
+template <typename T, typename F, int VEC, int NVEC>
+__global__ void __launch_bounds__(1024, F::RESIDUAL || F::SILU ? 1 : 2) RMSNormBlockKernel(const __grid_constant__ RMSNormParams<T> p) {
+  using V = Vec<T, VEC>;
   __shared__ float scratch[32];
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
+  const uint64_t once = ptx::EvictFirst();
+  const Row<T, F, VEC> row(p, blockIdx.x);
+  auto column_of = [&](int v) { return int(threadIdx.x + v * blockDim.x) * VEC; };
 
-  const int lane = threadIdx.x;
-  const int step = blockDim.x * VEC;
-  const int64_t first = (int64_t(blockIdx.x) * blockDim.y + threadIdx.y) * ROWS;
-  const float inv_scale = QUANT && p.scale != nullptr ? 1.f / *p.scale : 1.f;
-
-  // Issue every load of the row before the first use.
-  Vec<T, VEC> x[ROWS][NVEC], add[RESIDUAL ? ROWS : 1][RESIDUAL ? NVEC : 1], w[NVEC];
+  V x[NVEC], add[F::RESIDUAL ? NVEC : 1];
 #pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    const bool valid = first + r < p.num_rows;
-    const T* row = p.input + RowOffset(first + r, p.heads, p.input_stride);
-    const T* other = RESIDUAL ? p.residual + RowOffset(first + r, p.heads, p.residual_stride) : nullptr;
-#pragma unroll
-    for (int v = 0; v < NVEC; ++v) {
-      const int64_t column = lane * VEC + int64_t(v) * step;
-      const bool inside = valid && column < p.hidden;
-      x[r][v] = inside ? Vec<T, VEC>::LoadStream(row + column) : Vec<T, VEC>::Zero();
-      if constexpr (RESIDUAL) add[r][v] = inside ? Vec<T, VEC>::LoadStream(other + column) : Vec<T, VEC>::Zero();
-    }
+  for (int v = 0; v < NVEC; ++v) {
+    const bool inside = column_of(v) < p.hidden;
+    x[v] = inside ? V::LoadOnce(row.input + column_of(v), once) : V::Zero();
+    if constexpr (F::RESIDUAL) add[v] = inside ? V::LoadOnce(row.residual + column_of(v), once) : V::Zero();
   }
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
-    const int64_t column = lane * VEC + int64_t(v) * step;
-    w[v] = column < p.hidden ? Vec<T, VEC>::Load(p.weight + column) : Vec<T, VEC>::Zero();
+    if (column_of(v) < p.hidden) ptx::PrefetchL1(p.weight + column_of(v));
   }
+  const float inv_scale = InverseScale<F>(p.scale);
 
+  float sum = 0.f;
 #pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    const int64_t row = first + r;
-    const T* input = p.input + RowOffset(row, p.heads, p.input_stride);
-    T* residual = RESIDUAL ? p.residual + RowOffset(row, p.heads, p.residual_stride) : nullptr;
-    const int64_t out = RowOffset(row, p.heads, p.out_stride);
-
-    auto value = [&](int v, int i) {
-      if constexpr (RESIDUAL) return ToFloat(x[r][v][i]) + ToFloat(add[r][v][i]);
-      return ToFloat(x[r][v][i]);
-    };
-    float sum = 0.f;
+  for (int v = 0; v < NVEC; ++v) {
+    float s[VEC];
+    Values<F>(x[v], add[F::RESIDUAL ? v : 0], s);
+    sum = SumOfSquares(s, sum);
+  }
+  const float rstd = rsqrtf(BlockSum(sum, scratch) / float(p.hidden) + p.eps);
 #pragma unroll
-    for (int v = 0; v < NVEC; ++v) {
-#pragma unroll
-      for (int i = 0; i < VEC; ++i) sum += value(v, i) * value(v, i);
-    }
-    if constexpr (BLOCK_ROW) {
-      for (int64_t column = lane * VEC + int64_t(NVEC) * step; column < p.hidden; column += step) {
-        const auto tail = Vec<T, VEC>::Load(input + column);
-        const auto more = RESIDUAL ? Vec<T, VEC>::Load(residual + column) : Vec<T, VEC>::Zero();
-#pragma unroll
-        for (int i = 0; i < VEC; ++i) {
-          const float s = RESIDUAL ? ToFloat(tail[i]) + ToFloat(more[i]) : ToFloat(tail[i]);
-          sum += s * s;
-        }
-      }
-      sum = BlockSum(sum, scratch);
-    } else {
-      sum = GroupSum(sum, blockDim.x);
-      if (row >= p.num_rows) continue;  // not return: lanes of other groups still shuffle
-    }
-    const float rstd = rsqrtf(sum / float(p.hidden) + p.eps);
-
-    auto finish = [&](int64_t column, float (&s)[VEC], const Vec<T, VEC>& weight) {
-      if constexpr (RESIDUAL) RoundTo<T, VEC>(s).Store(residual + column);
-#pragma unroll
-      for (int i = 0; i < VEC; ++i) {
-        s[i] = s[i] * rstd * (p.weight_bias + ToFloat(weight[i]));
-        if (p.silu) s[i] = s[i] / (1.f + __expf(-s[i]));
-      }
-      StoreRow<T, QUANT, VEC>(p.out, out + column, s, inv_scale, p.out_kind);
-    };
-#pragma unroll
-    for (int v = 0; v < NVEC; ++v) {
-      const int64_t column = lane * VEC + int64_t(v) * step;
-      if (column < p.hidden) {
-        float s[VEC];
-#pragma unroll
-        for (int i = 0; i < VEC; ++i) s[i] = value(v, i);
-        finish(column, s, w[v]);
-      }
-    }
-    if constexpr (BLOCK_ROW) {
-      for (int64_t column = lane * VEC + int64_t(NVEC) * step; column < p.hidden; column += step) {
-        const auto tail = Vec<T, VEC>::Load(input + column);
-        const auto more = RESIDUAL ? Vec<T, VEC>::Load(residual + column) : Vec<T, VEC>::Zero();
-        float s[VEC];
-#pragma unroll
-        for (int i = 0; i < VEC; ++i) s[i] = RESIDUAL ? ToFloat(tail[i]) + ToFloat(more[i]) : ToFloat(tail[i]);
-        finish(column, s, Vec<T, VEC>::Load(p.weight + column));
-      }
+  for (int v = 0; v < NVEC; ++v) {
+    if (column_of(v) < p.hidden) {
+      float s[VEC];
+      Values<F>(x[v], add[F::RESIDUAL ? v : 0], s);
+      row.Finish(column_of(v), s, rstd, V::Load(p.weight + column_of(v)), inv_scale);
     }
   }
 }
 
-template <typename T, bool QUANT, bool RESIDUAL, int VEC, int NVEC, int ROWS, bool BLOCK_ROW>
-cudaError_t LaunchRMSNorm(const RMSNormParams<T>& p, dim3 block, cudaStream_t stream) {
-  const int64_t blocks = CeilDiv(p.num_rows, int64_t(block.y) * ROWS);
-  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  return Launch(RMSNormKernel<T, QUANT, RESIDUAL, VEC, NVEC, ROWS, BLOCK_ROW>, dim3(blocks), block, p.enable_pdl, stream, p);
+/// A block reads its row twice; any length, any alignment (VEC 1).
+template <typename T, typename F, int VEC>
+__global__ void __launch_bounds__(1024) RMSNormLongKernel(const __grid_constant__ RMSNormParams<T> p) {
+  using V = Vec<T, VEC>;
+  __shared__ float scratch[32];
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
+  const Row<T, F, VEC> row(p, blockIdx.x);
+  const int64_t begin = threadIdx.x * VEC, step = blockDim.x * VEC;
+  const float inv_scale = InverseScale<F>(p.scale);
+  auto load = [&](int64_t column, float (&s)[VEC]) {
+    Values<F>(V::Load(row.input + column), F::RESIDUAL ? V::Load(row.residual + column) : V::Zero(), s);
+  };
+
+  float sum = 0.f, s[VEC];
+  for (int64_t column = begin; column < p.hidden; column += step) {
+    load(column, s);
+    sum = SumOfSquares(s, sum);
+  }
+  const float rstd = rsqrtf(BlockSum(sum, scratch) / float(p.hidden) + p.eps);
+  for (int64_t column = begin; column < p.hidden; column += step) {
+    load(column, s);
+    row.Finish(column, s, rstd, V::Load(p.weight + column), inv_scale);
+  }
+}
+
+template <typename T, typename F, int VEC, int NVEC, int ROWS>
+cudaError_t LaunchLanes(const RMSNormParams<T>& p, int lanes, cudaStream_t stream) {
+  constexpr int THREADS = 128;  // larger blocks wait for their slowest warp, smaller ones run out of block slots
+  const int rows = THREADS / lanes * ROWS;
+  return Launch(RMSNormLanesKernel<T, F, VEC, NVEC, ROWS>, dim3(CeilDiv(p.num_rows, rows)), dim3(lanes, THREADS / lanes),
+                p.enable_pdl, stream, p);
 }
 
 template <typename T>
@@ -164,115 +224,40 @@ bool CanVectorise(const RMSNormParams<T>& p, int vec) {
          (p.residual == nullptr || (IsAligned(p.residual, 16) && strides_divide(p.residual_stride)));
 }
 
-template <typename T, bool QUANT, bool RESIDUAL>
-cudaError_t DispatchRMSNorm(const RMSNormParams<T>& p, cudaStream_t stream) {
-  constexpr int VEC = 16 / sizeof(T);
-  constexpr int WARP_BLOCK = 128;  // threads of a block whose warps work alone
-  auto threads_for = [&](int vec, int nvec) { return int(std::min<int64_t>(1024, CeilDiv(p.hidden, vec * nvec * 32) * 32)); };
-  if (!CanVectorise(p, VEC)) {
-    return LaunchRMSNorm<T, QUANT, RESIDUAL, 1, 8, 1, true>(p, dim3(threads_for(1, 8)), stream);
+/// Heads that follow each other at the distance of rows are rows.
+template <typename T>
+RMSNormParams<T> FoldHeads(RMSNormParams<T> p) {
+  auto folds = [&](RowStride s) { return s.batch == p.heads * s.head; };
+  if (p.heads > 1 && folds(p.input_stride) && folds(p.out_stride) && (p.residual == nullptr || folds(p.residual_stride))) {
+    p.input_stride.batch = p.input_stride.head;
+    p.out_stride.batch = p.out_stride.head;
+    p.residual_stride.batch = p.residual_stride.head;
+    p.heads = 1;
   }
-  const int64_t vectors = p.hidden / VEC;
-  if (vectors <= 32) {
-    const int lanes = NextPowerOfTwo(int(vectors));
-    return LaunchRMSNorm<T, QUANT, RESIDUAL, VEC, 1, 4, false>(p, dim3(lanes, WARP_BLOCK / lanes), stream);
-  }
-  if (vectors <= 64) return LaunchRMSNorm<T, QUANT, RESIDUAL, VEC, 2, 2, false>(p, dim3(32, WARP_BLOCK / 32), stream);
-  if (vectors <= 128) return LaunchRMSNorm<T, QUANT, RESIDUAL, VEC, 4, 1, false>(p, dim3(32, WARP_BLOCK / 32), stream);
-  if (p.num_rows <= FEW_ROWS) return LaunchRMSNorm<T, QUANT, RESIDUAL, VEC, 2, 1, true>(p, dim3(threads_for(VEC, 2)), stream);
-  return LaunchRMSNorm<T, QUANT, RESIDUAL, VEC, 4, 1, true>(p, dim3(threads_for(VEC, 4)), stream);
-}
-
-/// Mean first, then the variance around it, both from registers.
-template <bool QUANT, int VEC, int NVEC>
-__global__ void LayerNormKernel(const __grid_constant__ LayerNormParams p) {
-  using T = __nv_bfloat16;
-  __shared__ float scratch[2][32];
-  const int step = blockDim.x * VEC;
-  const int begin = threadIdx.x * VEC;
-  const int64_t row = blockIdx.x;
-  const T* input = p.input + row * p.input_stride;
-  const float inv_scale = QUANT ? 1.f / *p.scale : 1.f;
-
-  Vec<T, VEC> x[NVEC];
-#pragma unroll
-  for (int v = 0; v < NVEC; ++v) {
-    const int64_t column = begin + int64_t(v) * step;
-    x[v] = column < p.hidden ? Vec<T, VEC>::LoadStream(input + column) : Vec<T, VEC>::Zero();
-  }
-  const int64_t tail = begin + int64_t(NVEC) * step;
-
-  float sum = 0.f;
-#pragma unroll
-  for (int v = 0; v < NVEC; ++v) {
-#pragma unroll
-    for (int i = 0; i < VEC; ++i) sum += ToFloat(x[v][i]);
-  }
-  for (int64_t column = tail; column < p.hidden; column += step) {
-    const auto more = Vec<T, VEC>::Load(input + column);
-#pragma unroll
-    for (int i = 0; i < VEC; ++i) sum += ToFloat(more[i]);
-  }
-  const float mean = BlockSum(sum, scratch[0]) / float(p.hidden);
-
-  float square = 0.f;
-#pragma unroll
-  for (int v = 0; v < NVEC; ++v) {
-    if (begin + int64_t(v) * step < p.hidden) {
-#pragma unroll
-      for (int i = 0; i < VEC; ++i) square += (ToFloat(x[v][i]) - mean) * (ToFloat(x[v][i]) - mean);
-    }
-  }
-  for (int64_t column = tail; column < p.hidden; column += step) {
-    const auto more = Vec<T, VEC>::Load(input + column);
-#pragma unroll
-    for (int i = 0; i < VEC; ++i) square += (ToFloat(more[i]) - mean) * (ToFloat(more[i]) - mean);
-  }
-  const float rstd = rsqrtf(BlockSum(square, scratch[1]) / float(p.hidden) + p.eps);
-
-  auto finish = [&](int64_t column, const Vec<T, VEC>& value) {
-    float y[VEC];
-#pragma unroll
-    for (int i = 0; i < VEC; ++i) {
-      y[i] = (ToFloat(value[i]) - mean) * rstd * p.gamma[column + i] + p.beta[column + i];
-      if constexpr (QUANT) y[i] = ToFloat(FromFloat<T>(y[i]));  // the contract quantises the bfloat16 result
-    }
-    StoreRow<T, QUANT, VEC>(p.out, row * p.out_stride + column, y, inv_scale, p.out_kind);
-  };
-#pragma unroll
-  for (int v = 0; v < NVEC; ++v) {
-    const int64_t column = begin + int64_t(v) * step;
-    if (column < p.hidden) finish(column, x[v]);
-  }
-  for (int64_t column = tail; column < p.hidden; column += step) finish(column, Vec<T, VEC>::Load(input + column));
-}
-
-template <bool QUANT>
-cudaError_t DispatchLayerNorm(const LayerNormParams& p, cudaStream_t stream) {
-  constexpr int VEC = 8;
-  const bool vectorise = p.hidden % VEC == 0 && p.input_stride % VEC == 0 && p.out_stride % VEC == 0 &&
-                         IsAligned(p.input, 16) && IsAligned(p.out, QUANT ? 8 : 16);
-  auto threads_for = [&](int elements) { return dim3(std::min<int64_t>(1024, CeilDiv(p.hidden, elements * 32) * 32)); };
-  if (vectorise) return Launch(LayerNormKernel<QUANT, VEC, 2>, dim3(p.num_rows), threads_for(2 * VEC), false, stream, p);
-  return Launch(LayerNormKernel<QUANT, 1, 8>, dim3(p.num_rows), threads_for(8), false, stream, p);
+  return p;
 }
 
 }  // namespace norm
 
-template <typename T>
-Status RMSNorm(const RMSNormParams<T>& p, Stream stream) {
-  if (p.num_rows == 0 || p.hidden == 0) return cudaSuccess;
-  const bool quant = p.out_kind != NormOut::kSame, residual = p.residual != nullptr;
-  if (quant && residual) return norm::DispatchRMSNorm<T, true, true>(p, stream);
-  if (quant) return norm::DispatchRMSNorm<T, true, false>(p, stream);
-  if (residual) return norm::DispatchRMSNorm<T, false, true>(p, stream);
-  return norm::DispatchRMSNorm<T, false, false>(p, stream);
-}
-
-FLASHINFER_INLINE Status LayerNorm(const LayerNormParams& p, Stream stream) {
-  if (p.num_rows == 0 || p.hidden == 0) return cudaSuccess;
-  if (p.num_rows > INT32_MAX) return cudaErrorInvalidValue;
-  return p.out_kind == NormOut::kSame ? norm::DispatchLayerNorm<false>(p, stream) : norm::DispatchLayerNorm<true>(p, stream);
+template <typename T, typename F>
+Status RMSNormOf(const RMSNormParams<T>& params, Stream stream) {
+  using namespace norm;
+  if (params.num_rows == 0 || params.hidden == 0) return cudaSuccess;
+  if (params.num_rows > INT32_MAX) return cudaErrorInvalidValue;
+  const RMSNormParams<T> p = FoldHeads(params);
+  constexpr int VEC = 16 / sizeof(T), NVEC = 2;
+  const dim3 rows(p.num_rows);
+  if (!CanVectorise(p, VEC)) {
+    return Launch(RMSNormLongKernel<T, F, 1>, rows, dim3(BlockThreads(p.hidden, 4)), p.enable_pdl, stream, p);
+  }
+  const int64_t vectors = p.hidden / VEC;
+  if (vectors <= 32) return LaunchLanes<T, F, VEC, 1, 2>(p, NextPowerOfTwo(int(vectors)), stream);
+  if (vectors <= 64) return LaunchLanes<T, F, VEC, 2, 1>(p, 32, stream);
+  if (vectors <= 128) return LaunchLanes<T, F, VEC, 4, 1>(p, 32, stream);
+  if (vectors <= 1024 * NVEC) {
+    return Launch(RMSNormBlockKernel<T, F, VEC, NVEC>, rows, dim3(BlockThreads(p.hidden, VEC * NVEC)), p.enable_pdl, stream, p);
+  }
+  return Launch(RMSNormLongKernel<T, F, VEC>, rows, dim3(1024), p.enable_pdl, stream, p);
 }
 
 }  // namespace flashinfer

@@ -2,9 +2,11 @@
 // RMSNorm and LayerNorm over the last dimension: parameters and entries, shared by both backends.
 //   rmsnorm    y = x * rsqrt(mean(x^2) + eps) * (weight_bias + w)      then silu if asked, then out
 //   layernorm  y = (x - mean) * rsqrt(var + eps) * gamma + beta
-// Defined in norm.cuh (CUDA) and norm_cpu.h (CPU). All arithmetic is fp32 with one rounding at the end.
+// Defined in norm.cuh and layernorm.cuh (CUDA), norm_cpu.h (CPU). All arithmetic is fp32 with one rounding at the end.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
 #pragma once
+#include <type_traits>
+
 #include "backend.h"
 
 namespace flashinfer {
@@ -40,6 +42,33 @@ struct RMSNormParams {
 
 template <typename T>
 Status RMSNorm(const RMSNormParams<T>& params, Stream stream);
+
+#ifndef FLASHINFER_CPU
+/// What is done to a row besides normalising it; each combination is a set of kernels and a unit of compilation.
+template <bool QUANT_, bool RESIDUAL_, bool SILU_>
+struct NormForm {
+  static constexpr bool QUANT = QUANT_, RESIDUAL = RESIDUAL_, SILU = SILU_;
+};
+
+/// RMSNorm of one form. Defined in norm.cuh; the launcher needs the declaration only.
+template <typename T, typename F>
+Status RMSNormOf(const RMSNormParams<T>& params, Stream stream);
+
+template <typename T>
+Status RMSNorm(const RMSNormParams<T>& p, Stream stream) {
+  const bool quant = p.out_kind != NormOut::kSame;
+  if (p.silu) {
+    if constexpr (std::is_same_v<T, bfloat16_t>) {  // the only element type that has it
+      return quant ? RMSNormOf<T, NormForm<true, false, true>>(p, stream) : RMSNormOf<T, NormForm<false, false, true>>(p, stream);
+    }
+    return cudaErrorNotSupported;
+  }
+  if (p.residual != nullptr) {
+    return quant ? RMSNormOf<T, NormForm<true, true, false>>(p, stream) : RMSNormOf<T, NormForm<false, true, false>>(p, stream);
+  }
+  return quant ? RMSNormOf<T, NormForm<true, false, false>>(p, stream) : RMSNormOf<T, NormForm<false, false, false>>(p, stream);
+}
+#endif
 
 struct LayerNormParams {
   const bfloat16_t* input;

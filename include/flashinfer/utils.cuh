@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backend.h"
@@ -24,23 +25,29 @@ constexpr int NextPowerOfTwo(int x) {
   return p;
 }
 
+/// Threads of a block that covers `hidden` with `elements` per thread, in whole warps.
+inline int BlockThreads(int64_t hidden, int elements) {
+  return int(std::min<int64_t>(1024, CeilDiv(hidden, int64_t(elements) * 32) * 32));
+}
+
 inline bool IsAligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
-/// Sum over groups of WIDTH neighbouring lanes (WIDTH a power of two); every lane gets the result.
+/// Sum over groups of `width` neighbouring lanes (a power of two); every lane gets the result.
 __device__ __forceinline__ float GroupSum(float x, int width) {
   for (int offset = width / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
   return x;
 }
 
-/// Sum over the block, one barrier: each warp leaves one number, every thread adds them up in the same order.
-/// `scratch` holds 32 floats; a second reduction needs another scratch or a barrier in between.
+/// Sum over the block with one barrier: each warp leaves one number and every warp adds them all, in the same order.
+/// `scratch` holds 32 floats; a second reduction needs another scratch.
 __device__ __forceinline__ float BlockSum(float x, float* scratch) {
   x = GroupSum(x, 32);
-  const int warps = (blockDim.x + 31) / 32;
-  if (warps == 1) return x;
+  const int warps = blockDim.x / 32;
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
   __syncthreads();
-  return GroupSum(threadIdx.x % 32 < warps ? scratch[threadIdx.x % 32] : 0.f, 32);
+  const int width = warps <= 1 ? 1 : 2 << (31 - __clz(warps - 1));  // smallest power of two that holds all warps
+  const int i = threadIdx.x % width;
+  return GroupSum(i < warps ? scratch[i] : 0.f, width);
 }
 
 /// Launch with or without programmatic dependent launch.

@@ -50,11 +50,11 @@ struct alignas(sizeof(T) * N) Vec {
     *reinterpret_cast<Bits*>(&v) = *reinterpret_cast<const Bits*>(p);
     return v;
   }
-  /// Load data that is read once (see ptx::LoadStream).
-  __device__ __forceinline__ static Vec LoadStream(const T* p) {
+  /// Load data that is read once; `policy` comes from ptx::EvictFirst().
+  __device__ __forceinline__ static Vec LoadOnce(const T* p, uint64_t policy) {
     if constexpr (sizeof(T) * N == 16) {
       Vec v;
-      *reinterpret_cast<uint4*>(&v) = ptx::LoadStream(reinterpret_cast<const uint4*>(p));
+      *reinterpret_cast<uint4*>(&v) = ptx::LoadOnce(reinterpret_cast<const uint4*>(p), policy);
       return v;
     } else {
       return Load(p);
