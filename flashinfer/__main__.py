@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 from pathlib import Path
 from typing import Any, Callable, Iterable, Optional, Sequence
@@ -149,18 +147,12 @@ def collect_env(json_: bool) -> None:
 
 
 def _register_modules() -> None:
-    """Make the specs of every family known, which compiles nothing.
+    """Make the modules of every family and backend known, which compiles nothing."""
+    from .aot import FAMILIES, gen_family_modules
 
-    A generator that takes a backend has a CPU module besides the CUDA one that is built ahead of time.
-    """
-    from .aot import FAMILIES, register_default_modules
-
-    register_default_modules()
     for family in FAMILIES:
-        for name, generate in vars(importlib.import_module(f"flashinfer.jit.{family}")).items():
-            is_generator = name.startswith("gen_") and name.endswith("_module")
-            if is_generator and "backend" in inspect.signature(generate).parameters:
-                generate(backend="cpu")
+        for backend in ("cuda", "cpu"):
+            list(gen_family_modules(family, backend))
 
 
 def _specs(names: Sequence[str] = ()) -> list[JitSpec]:
