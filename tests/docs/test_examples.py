@@ -19,8 +19,9 @@ def run(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_WORKSPACE_BASE": str(cache)}
 
-    def call(*arguments):
-        done = subprocess.run([sys.executable, *arguments], env=env, cwd=cache, capture_output=True, text=True)
+    def call(*arguments, **variables):
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, env={**env, **variables}, cwd=cache, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -48,6 +49,13 @@ def test_readme_example(run):
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(code) == 1
     assert float(run("-c", code[0])) == pytest.approx(1.0, abs=0.05)
+
+
+def test_dump_and_replay(run):
+    """The recipe of the debug-cuda-crash skill, on a program that does not crash."""
+    variables = {"FLASHINFER_LOGLEVEL": "10", "FLASHINFER_DUMP_DIR": "dumps", "FLASHINFER_DUMP_INCLUDE": "rmsnorm*"}
+    run(str(ROOT / "examples" / "quickstart.py"), **variables)
+    assert "1 replayed, 0 failed" in run("-m", "flashinfer", "replay", "--dir", "dumps")
 
 
 def test_columns_list_the_files_of_a_family(run):
