@@ -63,7 +63,7 @@ class Knob(Generic[T]):
         if instance is None:
             return self
         text = os.environ.get(self.variable)
-        if text is None:
+        if not text:  # set to nothing means unset
             return self.default
         try:
             return self.parse(text)

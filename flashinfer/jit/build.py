@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -21,8 +22,9 @@ from filelock import FileLock, Timeout
 
 from ..errors import MissingJITCacheError
 from ..knobs import knobs
-from .cpp_ext import ninja_text, parent_ninja_text, run_ninja
-from .manifest import manifest_path, write_manifest
+from . import env as jit_env
+from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, run_ninja
+from .manifest import manifest_path, source_digests, write_manifest
 from .progress import ProgressBar, ProgressLine
 from .utils import write_atomically, write_if_different
 
@@ -32,27 +34,40 @@ if TYPE_CHECKING:
 Progress = Callable[[Sequence[str]], Union[ProgressLine, ProgressBar]]
 
 _PRIVATE_PREFIX = ".build-"
-_ERROR_LINE = re.compile(r"error[ :#]|error\b.*:|undefined reference|No space left|cannot find|Killed|fatal", re.IGNORECASE)
+_ERROR_LINE = re.compile(
+    r"error[ :#]|error\b.*:|undefined reference|No space left|cannot find|Killed|fatal", re.IGNORECASE
+)
 
 
 def ensure_built(
     specs: Sequence[JitSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine, force: bool = False
 ) -> None:
     """Build those of ``specs`` that are not fresh, all in one ninja graph."""
-    pending = sorted((s for s in specs if force or not s.is_fresh()), key=lambda s: str(s.lock_path))
-    if not pending:
+    by_lock = {str(s.lock_path): s for s in specs if force or not s.is_fresh()}  # a module named twice is built once
+    if not by_lock:
         return
+    pending = [by_lock[lock] for lock in sorted(by_lock)]
     if knobs.disable_jit:
         raise MissingJITCacheError(
-            f"{pending[0].name}: not in the cache ({pending[0].staleness()}) nor pre-built, and FLASHINFER_DISABLE_JIT is set",
+            f"{pending[0].name}: no usable module in the cache ({pending[0].staleness() or 'it does not load'}) "
+            "nor pre-built, and FLASHINFER_DISABLE_JIT is set",
             pending[0],
         )
+    for spec in pending:
+        _check_sources(spec)
+    jit_env.check_base()
     with contextlib.ExitStack() as locks:
         for spec in pending:  # in one order for everybody, so that two groups cannot wait for each other
             locks.enter_context(_lock(spec))
         pending = [s for s in pending if force or not s.is_fresh()]
         if pending:
             _build_locked(pending, knobs.jit_verbose if verbose is None else verbose, progress)
+
+
+def _check_sources(spec: JitSpec) -> None:
+    for source in spec.sources:
+        if source not in spec.generated and not source.is_file():
+            raise RuntimeError(f"{spec.name}: source {source} does not exist")
 
 
 @contextlib.contextmanager
@@ -83,11 +98,12 @@ def _lock(spec: JitSpec) -> Iterator[None]:
 
 
 def _build_locked(specs: Sequence[JitSpec], verbose: bool, progress: Progress) -> None:
-    private = {}
+    private, sources = {}, {}
     try:
         for spec in specs:
             with _explain_os_error(spec):
                 private[spec] = _prepare(spec)
+            sources[spec] = source_digests(spec)
         first = private[specs[0]]
         ninja_file = first / "build.ninja"
         if len(specs) > 1:
@@ -100,7 +116,7 @@ def _build_locked(specs: Sequence[JitSpec], verbose: bool, progress: Progress) -
             for spec in specs:
                 if (private[spec] / spec.library_name).exists():
                     with _explain_os_error(spec):
-                        _publish(spec, private[spec])
+                        _publish(spec, private[spec], sources[spec])
                 else:
                     failed.append(spec)
             if failed:
@@ -122,13 +138,13 @@ def _prepare(spec: JitSpec) -> Path:
     return directory
 
 
-def _publish(spec: JitSpec, private: Path) -> None:
+def _publish(spec: JitSpec, private: Path, sources: dict[str, str]) -> None:
     library = spec.jit_library_path
     manifest_path(library).unlink(missing_ok=True)
     for path in private.glob("*.o"):
         os.replace(path, spec.build_dir / path.name)
     os.replace(private / spec.library_name, library)
-    write_manifest(spec, private, library)
+    write_manifest(spec, private, library, sources)
 
 
 def _failure(failed: Sequence[JitSpec], log: str) -> str:
@@ -140,10 +156,14 @@ def _failure(failed: Sequence[JitSpec], log: str) -> str:
         write_atomically(log_path, log)
     except OSError as error:
         where = f"(not written: {error.strerror})"
-    lines = [line.strip() for line in log.splitlines()]
-    first = next((line for line in lines if _ERROR_LINE.search(line) and not line.startswith("FAILED")), lines[-1] if lines else "")
     names = ", ".join(s.name for s in failed)
-    return (
-        f"Ninja build failed for {names}: {first}\n  full log: {where}\n"
-        f"  repeat:   ninja -v -C {spec.build_dir}"
-    )
+    repeat = shlex.join([find_ninja(), "-v", "-C", str(spec.build_dir)])
+    return f"Ninja build failed for {names}: {_first_error(log)}\n  full log: {where}\n  repeat:   {repeat}"
+
+
+def _first_error(log: str) -> str:
+    """The first line that looks like a complaint. ninja prints ``FAILED: target`` and the command, then the output."""
+    lines = [line.strip() for line in log.splitlines()]
+    pairs = zip(["", *lines[:-1]], lines, strict=True)
+    said = [line for before, line in pairs if not line.startswith("FAILED: ") and not before.startswith("FAILED: ")]
+    return next((line for line in said if _ERROR_LINE.search(line)), said[-1] if said else "no output")

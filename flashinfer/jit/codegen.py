@@ -13,7 +13,6 @@ A stem ``op`` has a launcher ``csrc/op.cu``, a binding ``csrc/op_jit_binding.cu`
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
 
 from . import env as jit_env
@@ -27,7 +26,8 @@ def render(template: str, **values: Any) -> str:
     import jinja2
 
     text = (jit_env.FLASHINFER_CSRC_DIR / template).read_text()
-    return jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(text).render(values)
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(text).render(values)
 
 
 def stage(
@@ -40,9 +40,9 @@ def stage(
 ) -> JitSpec:
     """Describe the module of one stem.
 
-    ``kernels`` maps the name of each CUDA kernel unit to the values its template is rendered with; ``config``, if given,
-    renders ``csrc/<stem>_customize_config.jinja`` to ``<stem>_config.inc``, which the launcher includes. The name of a
-    CPU module ends in ``_cpu``.
+    ``kernels`` maps the name of each CUDA kernel unit to the values its template is rendered with; ``config``, if
+    given, renders ``csrc/<stem>_customize_config.jinja`` to ``<stem>_config.inc``, which the launcher includes. The
+    name of a CPU module ends in ``_cpu``.
     """
     name = name or stem
     name = f"{name}_cpu" if backend == "cpu" else name

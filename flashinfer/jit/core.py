@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import logging
 import shutil
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence, Union
@@ -141,7 +142,7 @@ class JitSpec:
         ]
 
     def build(self, verbose: Optional[bool] = None, need_lock: bool = True) -> None:
-        """Compile the module unless it is fresh. ``need_lock`` is accepted for compatibility: the lock is always taken."""
+        """Compile the module unless it is fresh. The lock is always taken; ``need_lock`` is there for old callers."""
         check_target(self)
         ensure_built([self], verbose)
 
@@ -167,6 +168,7 @@ class JitSpec:
         except Exception as error:  # fresh by content, yet not loadable here: other system libraries, say
             logger.warning("cached %s cannot be loaded (%s); building it again", self.name, error)
             ensure_built([self], force=True)
+            return self.load(self.jit_library_path)
         check_target(self)
         ensure_built([self])
         return self.load(self._found or self.jit_library_path)
@@ -176,11 +178,22 @@ class JitSpec:
 JitSpecNvcc = JitSpec
 
 
+_loaded: dict[Path, tuple[int, int]] = {}  #: device and inode of each library when it was first loaded
+
+
 def _load_library(path: Path) -> Any:
     import tvm_ffi
 
     tvm_ffi.register_error("ArgumentError", ArgumentError)
-    return tvm_ffi.load_module(str(path))
+    status = path.stat()
+    file = (status.st_dev, status.st_ino)
+    if _loaded.setdefault(path, file) == file:
+        return tvm_ffi.load_module(str(path))
+    # Rebuilt in the life of this process: the dynamic linker knows the old library by this name, so give it another.
+    with tempfile.TemporaryDirectory() as directory:
+        alias = Path(directory) / path.name
+        alias.symlink_to(path.absolute())
+        return tvm_ffi.load_module(str(alias))
 
 
 # ------------------------------------------------------------------------------------------------ registry
@@ -265,11 +278,11 @@ def gen_jit_spec(
     """Describe a module and register it. ``more`` passes on the fields of JitSpec that only generators of ours use."""
     spec = JitSpec(
         name=name,
-        sources=[Path(source) for source in sources],
+        sources=[Path(source).absolute() for source in sources],  # ninja runs elsewhere
         extra_cflags=list(extra_cflags or []),
         extra_cuda_cflags=list(extra_cuda_cflags or []),
         extra_ldflags=list(extra_ldflags or []),
-        extra_include_dirs=[Path(path) for path in extra_include_paths or []],
+        extra_include_dirs=[Path(path).absolute() for path in extra_include_paths or []],
         needs_device_linking=needs_device_linking,
         **more,
     )

@@ -97,7 +97,7 @@ def _needs_preinclude(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Flags:
-    """Flags of one module. Directories appear as ``{tokens}`` so that the manifest does not depend on where they are."""
+    """Flags of one module. Directories appear as ``{tokens}``: the manifest must not depend on where they are."""
 
     host: tuple[str, ...]
     cuda: tuple[str, ...]
@@ -123,7 +123,7 @@ def tokenise(path: str, tokens: dict[str, str]) -> str:
     """Spell a path through the deepest token that contains it."""
     for name, directory in sorted(tokens.items(), key=lambda item: -len(item[1])):
         if path.startswith(directory + "/"):
-            return "{%s}%s" % (name, path[len(directory) :])
+            return f"{{{name}}}{path[len(directory) :]}"
     return path
 
 
@@ -149,7 +149,13 @@ def module_flags(spec: JitSpec) -> Flags:
     else:
         host += ["-isystem", "{cuda}/include"]
         cuda = [*search, *_cuda_flags(spec, debug)]
-        link += ["-L{cuda}/lib64", "-L{cuda}/lib", "-Wl,-rpath,{cuda}/lib64", "-Wl,-rpath,{cuda}/lib", "-l:libcudart.so.{cudart}"]
+        link += [
+            "-L{cuda}/lib64",
+            "-L{cuda}/lib",
+            "-Wl,-rpath,{cuda}/lib64",
+            "-Wl,-rpath,{cuda}/lib",
+            "-l:libcudart.so.{cudart}",
+        ]
     return Flags(
         host=(*host, *spec.extra_cflags, *knobs.extra_cflags),
         cuda=(*cuda, *spec.extra_cuda_cflags, *knobs.extra_cuda_cflags) if cuda else (),
@@ -159,7 +165,7 @@ def module_flags(spec: JitSpec) -> Flags:
 
 def _cuda_flags(spec: JitSpec, debug: bool) -> list[str]:
     flags = [] if any(f.startswith(("-std=", "--std=")) for f in spec.extra_cuda_cflags) else ["-std=c++17"]
-    flags += ["-Xcompiler=-fPIC,-fvisibility=hidden", "-Xfatbin=-compress-all", f"--threads={knobs.nvcc_threads}"]
+    flags += ["-Xcompiler=-fPIC,-fvisibility=hidden", "-Xfatbin=-compress-all"]
     flags += [f"-DFLASHINFER_ENABLE_{name}" for name in ("F16", "BF16", "FP8_E4M3", "FP8_E5M2")]
     # No -use_fast_math: it flushes subnormals everywhere; kernels name the approximate instructions they want.
     if debug:
@@ -203,13 +209,16 @@ class Commands:
         """Everything before ``-c source -o object``."""
         helper = ["-include", "{csrc}/" + _HELPER_HEADER] if unit.needs_helper else []
         if unit.tool == "nvcc":
-            return f"{self.nvcc} {_join([*helper, *self.flags.cuda], self.tokens)}"
+            threads = f"--threads={knobs.nvcc_threads}"  # here, not in the flags: it does not change the result
+            return f"{self.nvcc} {threads} {_join([*helper, *self.flags.cuda], self.tokens)}"
         return f"{self.cxx} -x c++ {_join([*helper, *self.flags.host], self.tokens)}"
 
     def link(self) -> tuple[str, str]:
         """What stands before and after the object files."""
         if self.spec.needs_device_linking:
-            return f"{self.nvcc} -ccbin {shlex.quote(str(find_cxx()))}", _join(_for_nvcc(self.flags.link), self.tokens)
+            targets = [f for f in self.flags.cuda if "-gencode" in f or f.startswith(("-arch", "--gpu-architecture"))]
+            flags = _join([*targets, *_for_nvcc(self.flags.link)], self.tokens)
+            return f"{self.nvcc} -ccbin {shlex.quote(str(find_cxx()))}", flags
         return self.cxx, _join(self.flags.link, self.tokens)
 
 
@@ -240,8 +249,9 @@ def ninja_text(spec: JitSpec, out_dir: Path) -> str:
         "  command = $compiler -MMD -MF $out.d -c $in -o $out",
         "  depfile = $out.d",
         f"  description = {spec.name}: $what",
+        # Renamed when complete: a linker that is killed leaves half a library, which must not look like one.
         "rule link",
-        f"  command = {before} $in -o $out {after}",
+        f"  command = {before} $in -o $out.part {after} && mv -f $out.part $out",
         f"  description = {spec.name}: link",
     ]
     objects = []
@@ -278,7 +288,7 @@ def run_ninja(
     command = [find_ninja(), "-C", str(workdir), "-f", str(ninja_file), "-j", str(job_count()), "-k", "0"]
     if verbose:
         command.append("-v")
-    environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
+    environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}  # the failure report looks for "error"
     log = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment

@@ -2,7 +2,8 @@
 """Where things live. Read every name as an attribute of this module (``jit_env.FLASHINFER_JIT_DIR``).
 
 The directories are computed when they are read, so importing touches no disk and no GPU, a changed environment is
-seen at once, and AOT can rebind a name by assigning to it. Nothing here creates a directory.
+seen at once, and AOT can rebind a name by assigning to it. Nothing here creates a directory, but for the temporary
+one of last resort, which must be ours from the start.
 
     FLASHINFER_CACHE_DIR       <base>/.cache/flashinfer
     FLASHINFER_WORKSPACE_DIR   <cache>/<version>/<arch tag>
@@ -15,21 +16,27 @@ seen at once, and AOT can rebind a name by assigning to it. Nothing here creates
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
 import os
 import platform
+import stat
 import tempfile
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Callable, Iterator, Optional
 
 from ..knobs import knobs
 from ..version import __version__
 from .context import current_compilation_context
 
 logger = logging.getLogger("flashinfer.jit")
+try:
+    logger.setLevel(knobs.logging_level.upper())
+except ValueError:
+    logger.warning("FLASHINFER_LOGGING_LEVEL=%s is ignored: no such level of Python's logging", knobs.logging_level)
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -56,22 +63,30 @@ def _home() -> Path:
 
 def _temporary_base() -> Path:
     """Last resort: a directory of this user alone, because modules found there are loaded into the process."""
-    return Path(tempfile.gettempdir()) / f"flashinfer-{os.getuid()}"
+    try:
+        parent = Path(tempfile.gettempdir())
+    except FileNotFoundError:  # nothing at all can be written: modules that are there still load
+        parent = Path("/tmp")
+    base = parent / f"flashinfer-{os.getuid()}"
+    with contextlib.suppress(OSError):
+        base.mkdir(mode=0o700)
+    return base
 
 
 def _is_writable(path: Path) -> bool:
-    while not path.exists():
+    """Whether ``path`` can be made or written. ``os.path`` because a home of somebody else is no error, only a no."""
+    while not os.path.lexists(path) and path != path.parent:
         path = path.parent
-    return os.access(path, os.W_OK) and path.is_dir()
+    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
 
 
 def _is_private(path: Path) -> bool:
     """Nobody else can plant a module in ``path``."""
     try:
         status = path.lstat()
-    except FileNotFoundError:
-        return True
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 @functools.cache
@@ -81,22 +96,26 @@ def _warn_fallback(wanted: str, used: str) -> None:
 
 def preferred_base() -> Path:
     """The base directory asked for, writable or not: warm modules load from it even when it is read-only."""
-    return knobs.workspace_base or _home()
+    return (knobs.workspace_base or _home()).absolute()
 
 
 def writable_base() -> Path:
     """The first of ``FLASHINFER_WORKSPACE_BASE``, home, a temporary directory that can be written."""
-    wanted = preferred_base()
-    for base in (wanted, _home()):
-        if _is_writable(base / ".cache" / "flashinfer"):
-            if base != wanted:
-                _warn_fallback(str(wanted), str(base))
+    for base in (preferred_base(), _home()):
+        if _is_writable(cache_dir(base)):
             return base
-    base = _temporary_base()
-    if not _is_private(base):
-        raise RuntimeError(f"cache directory {base} belongs to someone else; set FLASHINFER_WORKSPACE_BASE")
-    _warn_fallback(str(wanted), str(base))
-    return base
+    return _temporary_base()
+
+
+def check_base() -> None:
+    """Before a build: say where it goes if not where it was asked to, and refuse a directory others can write."""
+    if "FLASHINFER_JIT_DIR" in globals():
+        return
+    wanted, base = preferred_base(), writable_base()
+    if base not in (wanted, _home()) and not _is_private(base):
+        raise RuntimeError(f"cache directory {base} is not ours alone; set FLASHINFER_WORKSPACE_BASE to another place")
+    if base != wanted:
+        _warn_fallback(str(cache_dir(wanted)), str(cache_dir(base)))
 
 
 # ------------------------------------------------------------------------------------------------ arch tags
@@ -151,10 +170,15 @@ def gen_src_dir(backend: str) -> Path:
     return rebound or cache_dir(writable_base()) / __version__ / arch_tag(backend) / "generated"
 
 
-def read_dirs(backend: str) -> list[Path]:
+def read_dirs(backend: str) -> Iterator[Path]:
     """Directories a finished module may be in, best first."""
-    dirs = [cache_dir(preferred_base()) / __version__ / arch_tag(backend) / "cached_ops", jit_dir(backend)]
-    return dirs[:1] if dirs[0] == dirs[1] else dirs
+    if "FLASHINFER_JIT_DIR" not in globals():
+        bases = [preferred_base(), writable_base()]
+        for base in dict.fromkeys(bases):
+            if base in (bases[0], _home()) or _is_private(base):
+                yield cache_dir(base) / __version__ / arch_tag(backend) / "cached_ops"
+    else:
+        yield jit_dir(backend)
 
 
 # ------------------------------------------------------------------------------------------------ package data
@@ -170,7 +194,11 @@ def _companion(package: str) -> Optional[str]:
     if importlib.util.find_spec(package) is None:
         return None
     version = str(getattr(importlib.import_module(package), "__version__", "unknown"))
-    if knobs.disable_version_check or __version__ == "0.0.0+unknown" or version.split("+")[0] == __version__.split("+")[0]:
+    if (
+        knobs.disable_version_check
+        or __version__ == "0.0.0+unknown"
+        or version.split("+")[0] == __version__.split("+")[0]
+    ):
         return version
     _warn_companion(package, version)
     return None

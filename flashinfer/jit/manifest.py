@@ -70,13 +70,24 @@ def _dep_files(private: Path) -> set[str]:
     return paths
 
 
-def write_manifest(spec: JitSpec, private: Path, library: Path) -> None:
-    """Record how ``library`` came to be. Called after it has been published."""
-    tokens = flag_tokens(spec)
-    paths = _dep_files(private) | {str(source) for source in spec.sources}
+def source_digests(spec: JitSpec) -> dict[str, str]:
+    """Content of the listed sources. Taken before the compiler reads them."""
+    return {os.path.normpath(source): _digest(_content(spec, source)) for source in spec.sources}
+
+
+def write_manifest(spec: JitSpec, private: Path, library: Path, sources: dict[str, str]) -> None:
+    """Record how ``library`` came to be. Called after it has been published.
+
+    ``sources`` are the digests from before the build. A header is known only afterwards; one that was edited in the
+    meantime is recorded without a digest, so that the module is built again at the next use.
+    """
+    tokens, began = flag_tokens(spec), (private / "build.ninja").stat().st_mtime
+    files = dict(sources)
+    for path in _dep_files(private) - set(files):
+        files[path] = "" if os.stat(path).st_mtime > began else _digest(_content(spec, Path(path)))
     manifest = {
         **identity(spec),
-        "files": {tokenise(p, tokens): _digest(_content(spec, Path(p))) for p in sorted(paths)},
+        "files": {tokenise(path, tokens): files[path] for path in sorted(files)},
         "compilers": {
             tool: {"version": identify(path).version, "stamp": binary_stamp(path)}
             for tool, path in _compilers(spec).items()
@@ -92,11 +103,20 @@ def _content(spec: JitSpec, path: Path) -> bytes:
     return spec.generated[path].encode() if path in spec.generated else path.read_bytes()
 
 
-def staleness(spec: JitSpec, library: Path) -> Optional[str]:
-    """None when ``library`` is fresh, else the first reason why it is not."""
+def _read_manifest(library: Path) -> Optional[dict[str, Any]]:
+    """None when there is no manifest, or none that we wrote."""
     try:
         manifest = json.loads(manifest_path(library).read_bytes())
     except (OSError, ValueError):
+        return None
+    complete = isinstance(manifest, dict) and {"files", "compilers", "library"} <= manifest.keys()
+    return manifest if complete else None
+
+
+def staleness(spec: JitSpec, library: Path) -> Optional[str]:
+    """None when ``library`` is fresh, else the first reason why it is not."""
+    manifest = _read_manifest(library)
+    if manifest is None:
         return "not built"
     try:
         now = identity(spec)

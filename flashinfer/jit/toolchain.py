@@ -50,14 +50,14 @@ def _pip_toolkits() -> Iterator[Path]:
 
 def _nvcc_candidates() -> Iterator[Path]:
     if knobs.nvcc:
-        yield Path(shutil.which(knobs.nvcc) or knobs.nvcc)
+        yield Path(shutil.which(knobs.nvcc) or knobs.nvcc).absolute()
         return
     for home in (knobs.cuda_home, knobs.cuda_path):
         if home:
-            yield Path(home) / "bin" / "nvcc"
+            yield Path(home).absolute() / "bin" / "nvcc"
     on_path = shutil.which("nvcc")
     if on_path:
-        yield Path(on_path)
+        yield Path(on_path).absolute()
     yield Path("/usr/local/cuda/bin/nvcc")
     for toolkit in _pip_toolkits():
         yield toolkit / "bin" / "nvcc"
@@ -68,16 +68,20 @@ def find_nvcc() -> Optional[Path]:
     return next((p for p in _nvcc_candidates() if os.access(p, os.X_OK) and p.is_file()), None)
 
 
-@functools.cache
 def _toolkit_of(nvcc: Path) -> Path:
-    """Toolkit directory of an nvcc. A wrapper script outside its toolkit is asked where it leads."""
     for home in (knobs.cuda_home, knobs.cuda_path, str(nvcc.resolve().parent.parent)):
         if home and (Path(home) / "include" / "cuda_runtime.h").exists():
-            return Path(home)
+            return Path(home).absolute()
+    return _toolkit_behind(nvcc)
+
+
+@functools.cache
+def _toolkit_behind(nvcc: Path) -> Path:
+    """A wrapper script outside its toolkit is asked where it leads."""
     dry_run = subprocess.run(
         [str(nvcc), "--dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=False
     )
-    match = re.search(r"_HERE_=(\S+)", dry_run.stderr + dry_run.stdout)
+    match = re.search(r"_HERE_=(.+)", dry_run.stderr + dry_run.stdout)
     if match and (Path(match[1]).parent / "include" / "cuda_runtime.h").exists():
         return Path(match[1]).parent
     return nvcc.resolve().parent.parent
@@ -112,7 +116,7 @@ def find_cxx() -> Optional[Path]:
     for name in [knobs.cxx] if knobs.cxx else ["c++", "g++", "clang++"]:
         found = shutil.which(name)
         if found:
-            return Path(found)
+            return Path(found).absolute()  # ninja runs it from another directory
     return None
 
 
@@ -160,12 +164,12 @@ def identify(path: Path) -> Compiler:
 def binary_stamp(path: Path) -> Optional[list]:
     """Path, size and mtime of a compiler binary: equal stamps spare asking for its version at every warm start.
 
-    None for a script: what it runs can change while the script stays the same.
+    None for a script or a compiler cache: what it runs can change while it stays the same.
     """
     try:
         resolved = path.resolve()
         with open(resolved, "rb") as f:
-            if f.read(2) == b"#!":
+            if f.read(2) == b"#!" or resolved.name in ("ccache", "distcc", "icecc", "sccache"):
                 return None
         status = resolved.stat()
         return [str(resolved), status.st_size, status.st_mtime_ns]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many builders on one cache, and builders that die."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from filelock import FileLock
+
+from flashinfer.jit import build_jit_specs, gen_jit_spec
+from flashinfer.jit import env as jit_env
+
+from .toolbox import TINY, fake_cxx, in_processes
+
+
+def wait_for(path, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def test_cold_processes_build_each_module_once(workshop):
+    names = ["first", "second", "third"]
+
+    def build(index):
+        order = names[index % 3 :] + names[: index % 3]
+        return [workshop.spec(name).build_and_load().answer() for name in order]
+
+    for name in names:
+        workshop.source(name)
+    assert in_processes(8, build) == [[42, 42, 42]] * 8
+    assert len(workshop.calls) == 2 * len(names)
+
+
+def test_cold_processes_with_generated_sources(workshop):
+    """Sources are rendered inside the lock: nobody compiles half a file, nobody invalidates a peer's module."""
+    generated = jit_env.gen_src_dir("cpu") / "op" / "op.cpp"
+
+    def build(index):
+        header = generated.with_name("answer.h")
+        text = TINY + "// filler\n" * 20000
+        spec = gen_jit_spec("op", [generated], backend="cpu", generated={generated: text, header: "#define ANSWER 7\n"})
+        return spec.build_and_load().answer()
+
+    assert in_processes(8, build) == [7] * 8
+    assert len(workshop.calls) == 2
+
+
+def test_threads_of_one_process(workshop):
+    workshop.source()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: workshop.spec().build_and_load().answer(), range(8)))
+    assert answers == [42] * 8
+    assert len(workshop.calls) == 2
+
+
+def test_groups_in_opposite_order(workshop):
+    """Each takes several locks; one order for everybody, or they wait for each other."""
+    names = ["a", "b", "c"]
+    for name in names:
+        workshop.source(name)
+
+    def build(index):
+        build_jit_specs([workshop.spec(name) for name in (names if index % 2 else names[::-1])])
+        return True
+
+    assert in_processes(6, build) == [True] * 6
+    assert len(workshop.calls) == 2 * len(names)
+
+
+def test_module_named_twice_in_a_group(workshop):
+    """A second lock on the same module would wait for the first, held by ourselves."""
+    workshop.source()
+    assert in_processes(1, lambda _: build_jit_specs([workshop.spec(), workshop.spec()])) == [None]
+    assert len(workshop.calls) == 2
+
+
+@pytest.mark.parametrize("step", ["compile", "link"])
+def test_killed_builder_leaves_nothing_that_is_trusted(workshop, tmp_path, step):
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    pattern = "*-shared*" if step == "link" else "*-c*"
+    wait = f'case "$*" in {pattern}) touch {begun}; while [ ! -e {go} ]; do sleep 0.02; done;; esac'
+    fake_cxx(workshop.cxx, before=wait)
+    spec = workshop.spec()
+    builder = multiprocessing.get_context("fork").Process(target=spec.build)
+    builder.start()
+    wait_for(begun)
+    os.kill(builder.pid, signal.SIGKILL)
+    builder.join()
+    go.touch()  # its orphaned compiler goes on
+
+    assert list(spec.build_dir.glob(".build-*"))
+    assert not spec.jit_library_path.exists()
+    assert not spec.is_fresh()
+    assert spec.build_and_load().answer() == 42
+    assert spec.is_fresh()
+    assert {p.name for p in spec.build_dir.iterdir()} == {"build.ninja", "src_tiny.o", "tiny.so", "tiny.manifest.json"}
+
+
+def test_death_between_library_and_manifest(workshop, monkeypatch):
+    """The manifest comes last; a library without one is not trusted."""
+    spec = workshop.spec()
+    monkeypatch.setattr("flashinfer.jit.build.write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        spec.build()
+    assert spec.jit_library_path.exists()
+    assert spec.staleness() == "not built"
+
+
+def test_old_module_stays_loadable_while_a_new_one_is_built(workshop, tmp_path):
+    """Publishing renames: who has the old library open keeps it, who opens it gets one or the other, never half."""
+    spec = workshop.spec()
+    spec.build()
+    old = spec.jit_library_path.open("rb")
+    size = os.fstat(old.fileno()).st_size
+    workshop.set_answer(43)
+    spec.build()
+    assert os.fstat(old.fileno()).st_ino != spec.jit_library_path.stat().st_ino
+    assert len(old.read()) == size
+
+
+def test_warm_start_takes_no_lock(workshop):
+    spec = workshop.spec()
+    spec.build()
+    with FileLock(str(spec.lock_path)):
+        assert workshop.spec().build_and_load().answer() == 42
+    spec.lock_path.unlink()
+    assert workshop.spec().build_and_load().answer() == 42
+    assert not spec.lock_path.exists()
+
+
+def test_waiting_says_so(workshop, capfd):
+    spec = workshop.spec()
+    spec.build_dir.mkdir(parents=True)
+    with FileLock(str(spec.lock_path)) as lock, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(spec.build_and_load)
+        deadline = time.monotonic() + 10
+        said = ""
+        while "waiting for another process to build tiny" not in said and time.monotonic() < deadline:
+            time.sleep(0.05)
+            said += capfd.readouterr().err
+        assert said.count("waiting for another process to build tiny") == 1
+        lock.release()
+        assert waiting.result().answer() == 42
