@@ -93,8 +93,13 @@ def get_device_index(device: Device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _per_device(probe: Callable[[int], T]) -> Callable[[Device], T]:
+_RAISE: Any = object()
+
+
+def _per_device(probe: Callable[[int], T], otherwise: T = _RAISE) -> Callable[[Device], T]:
     """Make a probe of a device index take any spelling of a device and remember its answer.
+
+    ``otherwise`` is the answer for a device that is not CUDA; without it, such a device is an error.
 
     Written by hand because ``functools.cache`` would remember "cuda" as whichever GPU was current at that time, and
     because ``device.type`` costs 0.4 us: a device that was seen costs one dictionary look-up.
@@ -110,6 +115,8 @@ def _per_device(probe: Callable[[int], T]) -> Callable[[Device], T]:
         try:
             index = get_device_index(device)
         except ArgumentError as error:
+            if otherwise is not _RAISE:
+                return otherwise
             raise ArgumentError(f"{probe.__name__}: {error}") from None
         key = torch.device("cuda", index)
         if key not in answers:
@@ -171,18 +178,10 @@ def get_default_generators(device: Device) -> torch.Generator:
     return _cuda_generator(device)
 
 
-@_per_device
-def _starts_kernels_early(index: int) -> bool:
-    return torch.cuda.get_device_capability(index)[0] >= 9
-
-
-@traced_as_constant
-def device_support_pdl(device: Device) -> bool:
+@functools.partial(_per_device, otherwise=False)
+def device_support_pdl(index: int) -> bool:
     """Whether programmatic dependent launch exists there: capability 9.0 on. False for a device that is not CUDA."""
-    try:
-        return _starts_kernels_early(device)
-    except ArgumentError:
-        return False
+    return torch.cuda.get_device_capability(index)[0] >= 9
 
 
 def _target(device: Optional[Device], cuda: tuple[int, int]) -> tuple[int, int]:

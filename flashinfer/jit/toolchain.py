@@ -28,6 +28,8 @@ NO_NVCC = (
 )
 NO_CXX = "cannot find a host C++ compiler: looked at $CXX, then c++, g++ and clang++ on PATH (apt-get install g++)"
 
+_SYSTEM_TOOLKIT = Path("/usr/local/cuda")
+
 
 @dataclass(frozen=True)
 class Compiler:
@@ -58,7 +60,7 @@ def _nvcc_candidates() -> Iterator[Path]:
     on_path = shutil.which("nvcc")
     if on_path:
         yield Path(on_path).absolute()
-    yield Path("/usr/local/cuda/bin/nvcc")
+    yield _SYSTEM_TOOLKIT / "bin" / "nvcc"
     for toolkit in _pip_toolkits():
         yield toolkit / "bin" / "nvcc"
 
@@ -180,17 +182,20 @@ def binary_stamp(path: Path) -> Optional[list]:
 # ------------------------------------------------------------------------------------------------ parallelism
 
 
+def _read(path: str) -> str:
+    return Path(path).read_text()
+
+
 def _available_bytes() -> int:
     """Memory that can still be had, within this container's limit."""
     try:
-        with open("/proc/meminfo") as f:
-            info = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in f}
+        info = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in _read("/proc/meminfo").splitlines()}
         available = info["MemAvailable"]
     except (OSError, KeyError, ValueError, IndexError):
         return 1 << 40
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        limit = _read("/sys/fs/cgroup/memory.max").strip()
+        used = int(_read("/sys/fs/cgroup/memory.current"))
         if limit.isdigit():
             available = min(available, int(limit) - used)
     except (OSError, ValueError):

@@ -25,9 +25,7 @@ def backend_of(input: torch.Tensor) -> str:
 
 def use_pdl(input: torch.Tensor, enable_pdl: Optional[bool]) -> bool:
     """Programmatic dependent launch where the device has it, unless the caller said no."""
-    if enable_pdl is False or not input.is_cuda:
-        return False
-    return utils.device_support_pdl(input.device)
+    return input.is_cuda and enable_pdl is not False and utils.device_support_pdl(input.device)
 
 
 def scale_tensor(op: str, scale: Union[torch.Tensor, float], input: torch.Tensor) -> torch.Tensor:

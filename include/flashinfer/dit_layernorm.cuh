@@ -20,15 +20,14 @@ __global__ void DitLayerNormKernel(const __grid_constant__ DitLayerNormParams p)
   const int64_t base = row * p.hidden, modulation = row * p.modulation_stride;
   const float input_scale = p.input_scale != nullptr ? *p.input_scale : 1.f;
   auto column_of = [&](int v) { return (int(threadIdx.x) + v * int(blockDim.x)) * VEC; };
-  const uint64_t once = ptx::EvictFirst();
-  auto load = [&](const __nv_bfloat16* p, int64_t offset) { return p != nullptr ? V::LoadOnce(p + offset, once) : V::Zero(); };
+  auto load = [&](const __nv_bfloat16* p, int64_t offset) { return p != nullptr ? V::Load(p + offset) : V::Zero(); };
 
   V x[NVEC], add[NVEC], gate[NVEC], scale[NVEC], shift[NVEC];
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
     const int c = column_of(v);
     const bool inside = c < p.hidden;
-    x[v] = inside ? V::LoadOnce(p.input + base + c, once) : V::Zero();
+    x[v] = inside ? V::Load(p.input + base + c) : V::Zero();
     add[v] = inside ? load(p.residual, base + c) : V::Zero();
     gate[v] = inside ? load(p.gate, modulation + c) : V::Zero();
     scale[v] = inside ? load(p.scale, modulation + c) : V::Zero();

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(1024) LayerNormKernel(const __grid_constant__ 
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
     const int64_t column = begin + int64_t(v) * step;
-    x[v] = column < p.hidden ? Vec<T, VEC>::LoadOnce(input + column, ptx::EvictFirst()) : Vec<T, VEC>::Zero();
+    x[v] = column < p.hidden ? Vec<T, VEC>::Load(input + column) : Vec<T, VEC>::Zero();
   }
   const int64_t tail = begin + int64_t(NVEC) * step;
 

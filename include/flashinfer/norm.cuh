@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMSNorm on CUDA (formulas and parameters: norm.h). Bound by DRAM: each row is read once and written once.
 //
-// Three RMSNorm kernels, by the length of a row:
+// Three kernels, by the length of a row:
 //   lanes   up to 2 KB    1 to 32 lanes of a warp hold a row in registers; no shared memory, no barrier
 //   block   up to 32 KB   a block holds a row, two 16-byte vectors per thread, one barrier
 //   long    beyond, and rows that are not 16-byte aligned: a block per row, which it reads again from L2
 //
-// H200, bf16, L2 flushed, what was tried for 16384 x 4096 (a device-to-device copy of the size: 67.5 us): two vectors per
-// thread and weights fetched after the reduction (32 registers, every thread slot of the SM in use) 70.3 us; four vectors
-// 72; one vector 80; a warp per row 77; persistent blocks with the next row prefetched into registers 79, or into
-// shared memory by bulk copies 75, whatever the depth. Rows per lane group for 524288 x 128: two 68.5 us, four 71, one 82.
-//
-// Weights go through L1, which the rows bypass; a prefetch at the start hides their latency without holding registers.
+// What matters, measured on an H200 (bf16, L2 flushed; a device-to-device copy of 16384 x 4096 takes 67.5 us):
+// * Bytes in flight have an optimum, about 48 KB per SM, and small blocks beat large ones. 16384 x 4096: two vectors per
+//   thread 68.8 us; four 70.7; one 78; a warp per row 77; persistent blocks with the next row prefetched into registers 79,
+//   or into shared memory by bulk copies 75, at any depth. 524288 x 128: two rows per lane group 67; four 71; one 82.
+// * Plain loads: `L1::no_allocate` cost 4 us, L2 eviction hints gained nothing, `prefetch.global.L1` of the weights cost 18.
+// * Instructions before the first load count: a division by the number of heads in the row offset cost 6 us on short rows
+//   and 0.25 us of 5.4 on small batches. Hence heads in the grid, 32-bit columns, clamped instead of guarded loads.
+// * Weights loaded before the reduction save their latency (0.5 us of 5.9 for 128 x 8192) and cost registers, so
+//   occupancy: only while the batch fits on the chip at once.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
 #pragma once
 #include "norm.h"
@@ -22,41 +25,57 @@
 namespace flashinfer {
 namespace norm {
 
-/// Offset of a row. The host folds heads into rows where the strides allow it, so that most calls multiply only.
-__device__ __forceinline__ int64_t RowOffset(uint32_t row, uint32_t heads, RowStride stride) {
-  if (heads == 1) return row * stride.batch;
-  return row / heads * stride.batch + row % heads * stride.head;
-}
+/// RMSNormParams in the form the kernels want: 32-bit sizes, heads in the grid.
+template <typename T>
+struct RowArgs {
+  const T* input;
+  T* residual;
+  const T* weight;
+  void* out;
+  const float* scale;
+  RowStride input_stride, residual_stride, out_stride;
+  uint32_t batch;  // rows of one head
+  int hidden;
+  float inv_hidden, eps, weight_bias;
+  NormOut out_kind;
+};
 
-/// The rows a thread works on, and how it loads, finishes and stores a vector of them.
+/// Index of this block among those of its head: the grid is (heads, y, z), and may have a few blocks too many.
+__device__ __forceinline__ uint32_t BlockOfHead() { return blockIdx.z * gridDim.y + blockIdx.y; }
+
+/// One row: where it is, and how a vector of it is finished.
 template <typename T, typename F, int VEC>
 struct Row {
   using V = Vec<T, VEC>;
-  const RMSNormParams<T>& p;
+  const RowArgs<T>& a;
   const T* input;
   T* residual;
   int64_t out;
 
-  __device__ __forceinline__ Row(const RMSNormParams<T>& params, uint32_t row)
-      : p(params),
-        input(p.input + RowOffset(row, p.heads, p.input_stride)),
-        residual(F::RESIDUAL ? p.residual + RowOffset(row, p.heads, p.residual_stride) : nullptr),
-        out(RowOffset(row, p.heads, p.out_stride)) {}
+  __device__ __forceinline__ Row(const RowArgs<T>& args, uint32_t row)
+      : a(args),
+        input(a.input + Offset(row, a.input_stride)),
+        residual(F::RESIDUAL ? a.residual + Offset(row, a.residual_stride) : nullptr),
+        out(Offset(row, a.out_stride)) {}
+
+  __device__ __forceinline__ static int64_t Offset(uint32_t row, RowStride stride) {
+    return row * stride.batch + blockIdx.x * stride.head;
+  }
 
   /// Write one vector of the result; `s` holds the values before normalisation.
   __device__ __forceinline__ void Finish(int64_t column, float (&s)[VEC], float rstd, const V& weight, float inv_scale) const {
     if constexpr (F::RESIDUAL) RoundTo<T, VEC>(s).Store(residual + column);
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-      s[i] = s[i] * rstd * (p.weight_bias + ToFloat(weight[i]));
+      s[i] = s[i] * rstd * (a.weight_bias + ToFloat(weight[i]));
       if constexpr (F::SILU) s[i] = s[i] / (1.f + __expf(-s[i]));
       if constexpr (F::QUANT) s[i] *= inv_scale;
     }
     if constexpr (F::QUANT) {
-      const auto kind = p.out_kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2;
-      RoundToFp8<VEC>(s, kind).Store(static_cast<uint8_t*>(p.out) + out + column);
+      const auto kind = a.out_kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2;
+      RoundToFp8<VEC>(s, kind).Store(static_cast<uint8_t*>(a.out) + out + column);
     } else {
-      RoundTo<T, VEC>(s).Store(static_cast<T*>(p.out) + out + column);
+      RoundTo<T, VEC>(s).Store(static_cast<T*>(a.out) + out + column);
     }
   }
 };
@@ -68,8 +87,10 @@ __device__ __forceinline__ void Values(const Vec<T, VEC>& x, const Vec<T, VEC>& 
   for (int i = 0; i < VEC; ++i) s[i] = F::RESIDUAL ? ToFloat(x[i]) + ToFloat(add[i]) : ToFloat(x[i]);
 }
 
-template <int VEC>
-__device__ __forceinline__ float SumOfSquares(const float (&s)[VEC], float sum) {
+template <typename F, typename T, int VEC>
+__device__ __forceinline__ float SumOfSquares(const Vec<T, VEC>& x, const Vec<T, VEC>& add) {
+  float s[VEC], sum = 0.f;
+  Values<F>(x, add, s);
 #pragma unroll
   for (int i = 0; i < VEC; ++i) sum += s[i] * s[i];
   return sum;
@@ -81,31 +102,35 @@ __device__ __forceinline__ float InverseScale(const float* scale) {
 }
 
 /// blockDim.x lanes of a warp hold ROWS rows, NVEC vectors each. The rows of a block interleave: one instruction of a
-/// warp covers neighbouring rows.
+/// warp covers neighbouring rows. What lies outside is read from the nearest place inside and left out of the sum.
 template <typename T, typename F, int VEC, int NVEC, int ROWS>
-__global__ void RMSNormLanesKernel(const __grid_constant__ RMSNormParams<T> p) {
+__global__ void __launch_bounds__(128) RMSNormLanesKernel(const __grid_constant__ RowArgs<T> a) {
   using V = Vec<T, VEC>;
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  const uint64_t once = ptx::EvictFirst();
-  const uint32_t first = blockIdx.x * blockDim.y * ROWS + threadIdx.y;
-  auto column_of = [&](int v) { return int(threadIdx.x + v * blockDim.x) * VEC; };
+  const uint32_t first = BlockOfHead() * blockDim.y * ROWS + threadIdx.y;
+  int column[NVEC];
+  bool inside[NVEC];
+#pragma unroll
+  for (int v = 0; v < NVEC; ++v) {
+    const int wanted = int(threadIdx.x + v * blockDim.x) * VEC;
+    inside[v] = wanted < a.hidden;
+    column[v] = min(wanted, a.hidden - VEC);
+  }
 
   V x[ROWS][NVEC], add[F::RESIDUAL ? ROWS : 1][F::RESIDUAL ? NVEC : 1], w[NVEC];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
-    const uint32_t index = first + r * blockDim.y;
-    const Row<T, F, VEC> row(p, index);
+    const Row<T, F, VEC> row(a, min(first + r * blockDim.y, a.batch - 1));
 #pragma unroll
     for (int v = 0; v < NVEC; ++v) {
-      const bool inside = index < p.num_rows && column_of(v) < p.hidden;
-      x[r][v] = inside ? V::LoadOnce(row.input + column_of(v), once) : V::Zero();
-      if constexpr (F::RESIDUAL) add[r][v] = inside ? V::LoadOnce(row.residual + column_of(v), once) : V::Zero();
+      x[r][v] = V::Load(row.input + column[v]);
+      if constexpr (F::RESIDUAL) add[r][v] = V::Load(row.residual + column[v]);
     }
   }
 #pragma unroll
-  for (int v = 0; v < NVEC; ++v) w[v] = column_of(v) < p.hidden ? V::Load(p.weight + column_of(v)) : V::Zero();
-  const float inv_scale = InverseScale<F>(p.scale);
+  for (int v = 0; v < NVEC; ++v) w[v] = V::Load(a.weight + column[v]);
+  const float inv_scale = InverseScale<F>(a.scale);
 
   float sum[ROWS];
 #pragma unroll
@@ -113,9 +138,8 @@ __global__ void RMSNormLanesKernel(const __grid_constant__ RMSNormParams<T> p) {
     sum[r] = 0.f;
 #pragma unroll
     for (int v = 0; v < NVEC; ++v) {
-      float s[VEC];
-      Values<F>(x[r][v], add[F::RESIDUAL ? r : 0][F::RESIDUAL ? v : 0], s);
-      sum[r] = SumOfSquares(s, sum[r]);
+      const float part = SumOfSquares<F>(x[r][v], add[F::RESIDUAL ? r : 0][F::RESIDUAL ? v : 0]);
+      sum[r] += inside[v] ? part : 0.f;
     }
   }
   for (int offset = blockDim.x / 2; offset > 0; offset /= 2) {
@@ -125,94 +149,97 @@ __global__ void RMSNormLanesKernel(const __grid_constant__ RMSNormParams<T> p) {
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
     const uint32_t index = first + r * blockDim.y;
-    if (index >= p.num_rows) return;
-    const Row<T, F, VEC> row(p, index);
-    const float rstd = rsqrtf(sum[r] / float(p.hidden) + p.eps);
+    if (index >= a.batch) return;
+    const Row<T, F, VEC> row(a, index);
+    const float rstd = rsqrtf(sum[r] * a.inv_hidden + a.eps);
 #pragma unroll
     for (int v = 0; v < NVEC; ++v) {
-      if (column_of(v) < p.hidden) {
-        float s[VEC];
-        Values<F>(x[r][v], add[F::RESIDUAL ? r : 0][F::RESIDUAL ? v : 0], s);
-        row.Finish(column_of(v), s, rstd, w[v], inv_scale);
-      }
+      float s[VEC];
+      Values<F>(x[r][v], add[F::RESIDUAL ? r : 0][F::RESIDUAL ? v : 0], s);
+      if (inside[v]) row.Finish(column[v], s, rstd, w[v], inv_scale);
     }
   }
 }
 
-/// A block holds one row, NVEC vectors per thread.
-template <typename T, typename F, int VEC, int NVEC>
-__global__ void __launch_bounds__(1024, F::RESIDUAL || F::SILU ? 1 : 2) RMSNormBlockKernel(const __grid_constant__ RMSNormParams<T> p) {
+/// Most threads of a block that holds a row.
+constexpr int BlockLimit(int nvec) { return nvec == 2 ? 512 : 1024; }
+
+/// A block holds one row, NVEC vectors per thread. EARLY: weights are loaded with the row (see the top).
+template <typename T, typename F, int VEC, int NVEC, bool EARLY>
+__global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && !EARLY ? 3 : 1)
+    RMSNormBlockKernel(const __grid_constant__ RowArgs<T> a) {
   using V = Vec<T, VEC>;
   __shared__ float scratch[32];
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  const uint64_t once = ptx::EvictFirst();
-  const Row<T, F, VEC> row(p, blockIdx.x);
-  auto column_of = [&](int v) { return int(threadIdx.x + v * blockDim.x) * VEC; };
+  if (BlockOfHead() >= a.batch) return;
+  const Row<T, F, VEC> row(a, BlockOfHead());
+  int column[NVEC];
+  bool inside[NVEC];
+#pragma unroll
+  for (int v = 0; v < NVEC; ++v) {
+    const int wanted = int(threadIdx.x + v * blockDim.x) * VEC;
+    inside[v] = wanted < a.hidden;
+    column[v] = min(wanted, a.hidden - VEC);
+  }
 
-  V x[NVEC], add[F::RESIDUAL ? NVEC : 1];
+  V x[NVEC], add[F::RESIDUAL ? NVEC : 1], w[EARLY ? NVEC : 1];
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
-    const bool inside = column_of(v) < p.hidden;
-    x[v] = inside ? V::LoadOnce(row.input + column_of(v), once) : V::Zero();
-    if constexpr (F::RESIDUAL) add[v] = inside ? V::LoadOnce(row.residual + column_of(v), once) : V::Zero();
+    x[v] = V::Load(row.input + column[v]);
+    if constexpr (F::RESIDUAL) add[v] = V::Load(row.residual + column[v]);
   }
+  if constexpr (EARLY) {
 #pragma unroll
-  for (int v = 0; v < NVEC; ++v) {
-    if (column_of(v) < p.hidden) ptx::PrefetchL1(p.weight + column_of(v));
+    for (int v = 0; v < NVEC; ++v) w[v] = V::Load(a.weight + column[v]);
   }
-  const float inv_scale = InverseScale<F>(p.scale);
+  const float inv_scale = InverseScale<F>(a.scale);
 
   float sum = 0.f;
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
-    float s[VEC];
-    Values<F>(x[v], add[F::RESIDUAL ? v : 0], s);
-    sum = SumOfSquares(s, sum);
+    const float part = SumOfSquares<F>(x[v], add[F::RESIDUAL ? v : 0]);
+    sum += inside[v] ? part : 0.f;
   }
-  const float rstd = rsqrtf(BlockSum(sum, scratch) / float(p.hidden) + p.eps);
+  const float rstd = rsqrtf(BlockSum(sum, scratch) * a.inv_hidden + a.eps);
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
-    if (column_of(v) < p.hidden) {
-      float s[VEC];
-      Values<F>(x[v], add[F::RESIDUAL ? v : 0], s);
-      row.Finish(column_of(v), s, rstd, V::Load(p.weight + column_of(v)), inv_scale);
-    }
+    float s[VEC];
+    Values<F>(x[v], add[F::RESIDUAL ? v : 0], s);
+    if (inside[v]) row.Finish(column[v], s, rstd, EARLY ? w[EARLY ? v : 0] : V::Load(a.weight + column[v]), inv_scale);
   }
 }
 
 /// A block reads its row twice; any length, any alignment (VEC 1).
 template <typename T, typename F, int VEC>
-__global__ void __launch_bounds__(1024) RMSNormLongKernel(const __grid_constant__ RMSNormParams<T> p) {
+__global__ void __launch_bounds__(1024) RMSNormLongKernel(const __grid_constant__ RowArgs<T> a, int64_t hidden) {
   using V = Vec<T, VEC>;
   __shared__ float scratch[32];
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  const Row<T, F, VEC> row(p, blockIdx.x);
+  if (BlockOfHead() >= a.batch) return;
+  const Row<T, F, VEC> row(a, BlockOfHead());
   const int64_t begin = threadIdx.x * VEC, step = blockDim.x * VEC;
-  const float inv_scale = InverseScale<F>(p.scale);
-  auto load = [&](int64_t column, float (&s)[VEC]) {
-    Values<F>(V::Load(row.input + column), F::RESIDUAL ? V::Load(row.residual + column) : V::Zero(), s);
-  };
+  const float inv_scale = InverseScale<F>(a.scale);
+  auto residual_at = [&](int64_t column) { return F::RESIDUAL ? V::Load(row.residual + column) : V::Zero(); };
 
-  float sum = 0.f, s[VEC];
-  for (int64_t column = begin; column < p.hidden; column += step) {
-    load(column, s);
-    sum = SumOfSquares(s, sum);
+  float sum = 0.f;
+  for (int64_t column = begin; column < hidden; column += step) {
+    sum += SumOfSquares<F>(V::Load(row.input + column), residual_at(column));
   }
-  const float rstd = rsqrtf(BlockSum(sum, scratch) / float(p.hidden) + p.eps);
-  for (int64_t column = begin; column < p.hidden; column += step) {
-    load(column, s);
-    row.Finish(column, s, rstd, V::Load(p.weight + column), inv_scale);
+  const float rstd = rsqrtf(BlockSum(sum, scratch) * a.inv_hidden + a.eps);
+  for (int64_t column = begin; column < hidden; column += step) {
+    float s[VEC];
+    Values<F>(V::Load(row.input + column), residual_at(column), s);
+    row.Finish(column, s, rstd, V::Load(a.weight + column), inv_scale);
   }
 }
 
-template <typename T, typename F, int VEC, int NVEC, int ROWS>
-cudaError_t LaunchLanes(const RMSNormParams<T>& p, int lanes, cudaStream_t stream) {
-  constexpr int THREADS = 128;  // larger blocks wait for their slowest warp, smaller ones run out of block slots
-  const int rows = THREADS / lanes * ROWS;
-  return Launch(RMSNormLanesKernel<T, F, VEC, NVEC, ROWS>, dim3(CeilDiv(p.num_rows, rows)), dim3(lanes, THREADS / lanes),
-                p.enable_pdl, stream, p);
+/// The grid of `blocks` blocks for each head.
+inline dim3 HeadGrid(int64_t heads, int64_t blocks) {
+  constexpr int64_t MAX_Y = 65535;
+  const int64_t z = CeilDiv(blocks, MAX_Y);
+  return dim3(heads, CeilDiv(blocks, z), z);
 }
 
 template <typename T>
@@ -226,15 +253,12 @@ bool CanVectorise(const RMSNormParams<T>& p, int vec) {
 
 /// Heads that follow each other at the distance of rows are rows.
 template <typename T>
-RMSNormParams<T> FoldHeads(RMSNormParams<T> p) {
+void FoldHeads(RMSNormParams<T>& p) {
   auto folds = [&](RowStride s) { return s.batch == p.heads * s.head; };
   if (p.heads > 1 && folds(p.input_stride) && folds(p.out_stride) && (p.residual == nullptr || folds(p.residual_stride))) {
-    p.input_stride.batch = p.input_stride.head;
-    p.out_stride.batch = p.out_stride.head;
-    p.residual_stride.batch = p.residual_stride.head;
+    for (RowStride* stride : {&p.input_stride, &p.out_stride, &p.residual_stride}) stride->batch = stride->head;
     p.heads = 1;
   }
-  return p;
 }
 
 }  // namespace norm
@@ -242,22 +266,39 @@ RMSNormParams<T> FoldHeads(RMSNormParams<T> p) {
 template <typename T, typename F>
 Status RMSNormOf(const RMSNormParams<T>& params, Stream stream) {
   using namespace norm;
-  if (params.num_rows == 0 || params.hidden == 0) return cudaSuccess;
-  if (params.num_rows > INT32_MAX) return cudaErrorInvalidValue;
-  const RMSNormParams<T> p = FoldHeads(params);
-  constexpr int VEC = 16 / sizeof(T), NVEC = 2;
-  const dim3 rows(p.num_rows);
-  if (!CanVectorise(p, VEC)) {
-    return Launch(RMSNormLongKernel<T, F, 1>, rows, dim3(BlockThreads(p.hidden, 4)), p.enable_pdl, stream, p);
-  }
+  constexpr int VEC = 16 / sizeof(T);
+  RMSNormParams<T> p = params;
+  if (p.num_rows == 0 || p.hidden == 0) return cudaSuccess;
+  FoldHeads(p);
+  if (p.num_rows > INT32_MAX) return cudaErrorInvalidValue;
+  const int64_t batch = p.num_rows / p.heads;
+  const RowArgs<T> a{p.input, p.residual, p.weight, p.out, p.scale, p.input_stride, p.residual_stride, p.out_stride,
+                     uint32_t(batch), int(std::min<int64_t>(p.hidden, INT32_MAX)), 1.f / float(p.hidden), p.eps, p.weight_bias, p.out_kind};
+
+  auto lanes_kernel = [&](auto kernel, int lanes, int rows) {
+    constexpr int THREADS = 128;  // larger blocks wait for their slowest warp, smaller ones run out of block slots
+    const dim3 block(lanes, THREADS / lanes);
+    return Launch(kernel, HeadGrid(p.heads, CeilDiv(batch, int64_t(block.y) * rows)), block, p.enable_pdl, stream, a);
+  };
+  auto block_kernel = [&](auto kernel, int threads, auto... more) {
+    return Launch(kernel, HeadGrid(p.heads, batch), dim3(threads), p.enable_pdl, stream, a, more...);
+  };
+
+  if (!CanVectorise(p, VEC)) return block_kernel(RMSNormLongKernel<T, F, 1>, BlockThreads(p.hidden, 4), p.hidden);
   const int64_t vectors = p.hidden / VEC;
-  if (vectors <= 32) return LaunchLanes<T, F, VEC, 1, 2>(p, NextPowerOfTwo(int(vectors)), stream);
-  if (vectors <= 64) return LaunchLanes<T, F, VEC, 2, 1>(p, 32, stream);
-  if (vectors <= 128) return LaunchLanes<T, F, VEC, 4, 1>(p, 32, stream);
-  if (vectors <= 1024 * NVEC) {
-    return Launch(RMSNormBlockKernel<T, F, VEC, NVEC>, rows, dim3(BlockThreads(p.hidden, VEC * NVEC)), p.enable_pdl, stream, p);
+  if (vectors <= 32) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 1, 2>, NextPowerOfTwo(int(vectors)), 2);
+  if (vectors <= 64) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 2, 1>, 32, 1);
+  if (vectors <= 128) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 4, 1>, 32, 1);
+  const int two = BlockThreads(p.hidden, VEC * 2), four = BlockThreads(p.hidden, VEC * 4);
+  if (vectors > BlockLimit(4) * 4) return block_kernel(RMSNormLongKernel<T, F, VEC>, 1024, p.hidden);
+  if constexpr (F::RESIDUAL) {  // two streams: more bytes per thread pay
+    return block_kernel(RMSNormBlockKernel<T, F, VEC, 4, false>, four);
+  } else {
+    constexpr int64_t ONE_WAVE = 132 * 1024;  // threads that run at once with the registers of EARLY
+    if (vectors > BlockLimit(2) * 2) return block_kernel(RMSNormBlockKernel<T, F, VEC, 4, false>, four);
+    if (p.num_rows * two <= ONE_WAVE) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, true>, two);
+    return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, false>, two);
   }
-  return Launch(RMSNormLongKernel<T, F, VEC>, rows, dim3(1024), p.enable_pdl, stream, p);
 }
 
 }  // namespace flashinfer

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(QK_THREADS) QkRMSNormRopeKernel(const __grid_c
 
   const __nv_bfloat16* v = row + q_width + k_width;
   for (int c = threadIdx.x * VEC; c < v_width; c += blockDim.x * VEC) {
-    const auto x = Vec<__nv_bfloat16, VEC>::LoadOnce(v + c, ptx::EvictFirst());
+    const auto x = Vec<__nv_bfloat16, VEC>::Load(v + c);
     if constexpr (FP8) {
       float y[VEC];
 #pragma unroll

@@ -12,7 +12,7 @@ template <typename T, int VEC>
 __global__ void ScaleKernel(const T* input, T* output, float factor, int64_t n) {
   const int64_t begin = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * VEC;
   if (begin + VEC <= n) {
-    const auto x = Vec<T, VEC>::LoadOnce(input + begin, ptx::EvictFirst());
+    const auto x = Vec<T, VEC>::Load(input + begin);
     float y[VEC];
 #pragma unroll
     for (int i = 0; i < VEC; ++i) y[i] = ToFloat(x[i]) * factor;

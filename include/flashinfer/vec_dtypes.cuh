@@ -9,8 +9,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ptx/ld_st.cuh"
-
 namespace flashinfer {
 
 /// The unsigned type that moves BYTES at once.
@@ -49,16 +47,6 @@ struct alignas(sizeof(T) * N) Vec {
     Vec v;
     *reinterpret_cast<Bits*>(&v) = *reinterpret_cast<const Bits*>(p);
     return v;
-  }
-  /// Load data that is read once; `policy` comes from ptx::EvictFirst().
-  __device__ __forceinline__ static Vec LoadOnce(const T* p, uint64_t policy) {
-    if constexpr (sizeof(T) * N == 16) {
-      Vec v;
-      *reinterpret_cast<uint4*>(&v) = ptx::LoadOnce(reinterpret_cast<const uint4*>(p), policy);
-      return v;
-    } else {
-      return Load(p);
-    }
   }
   __device__ __forceinline__ void Store(T* p) const {
     *reinterpret_cast<Bits*>(p) = *reinterpret_cast<const Bits*>(this);

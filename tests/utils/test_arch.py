@@ -27,7 +27,7 @@ TARGETS = ["sm90a", "sm100a", "sm100f", "sm110a", "sm120a", "sm120f", "sm121a", 
 def gpu(monkeypatch):
     """gpu((9, 0), cuda="12.8"): two GPUs of that capability, the second one current; counts the questions asked."""
     asked = []
-    memoised = [getattr(arch, name) for name in PROBES] + [arch._starts_kernels_early, arch._cuda_generator]
+    memoised = [getattr(arch, name) for name in PROBES] + [arch.device_support_pdl, arch._cuda_generator]
 
     def install(capability, cuda="13.0"):
         properties = SimpleNamespace(
