@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .core import JitSpec
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_FFI = re.compile(r"\bTensorView\b|\bTVM_FFI_")
 _HELPER_HEADER = "tvm_ffi_utils.h"
 
 
@@ -65,25 +66,24 @@ def translation_units(spec: JitSpec) -> list[Unit]:
     """
     texts = {source: spec.source_text(source) for source in spec.sources}
     by_path = {os.path.normpath(source): source for source in texts}
-    included = set()
-    for source, text in texts.items():
-        for name in _INCLUDE.findall(text):
-            target = by_path.get(os.path.normpath(source.parent / name))
-            if target is not None and target != source:
-                included.add(target)
+    includes: dict[Path, list[Path]] = {
+        source: [
+            by_path[path]
+            for name in _INCLUDE.findall(text)
+            if (path := os.path.normpath(source.parent / name)) in by_path
+        ]
+        for source, text in texts.items()
+    }
+    included = {part for source, parts in includes.items() for part in parts if part != source}
     units = []
     for source, text in texts.items():
         if source in included:
             continue
         uses_nvcc = spec.backend == "cuda" and source.suffix == ".cu" and source not in spec.host_sources
-        speaks_ffi = "TensorView" in text or "TVM_FFI_" in text or any(_includes(text, s) for s in included)
+        speaks_ffi = any(_FFI.search(texts[part]) for part in (source, *includes[source]))
         needs_helper = speaks_ffi and _needs_preinclude(text)
         units.append(Unit(source, "nvcc" if uses_nvcc else "cxx", needs_helper))
     return units
-
-
-def _includes(text: str, source: Path) -> bool:
-    return any(Path(name).name == source.name for name in _INCLUDE.findall(text))
 
 
 def _needs_preinclude(text: str) -> bool:

@@ -77,7 +77,7 @@ def fake_toolkit(root: Path, version: str = "13.0", build: str = "1") -> Path:
     (root / "lib64").mkdir()
     name = f"libcudart.so.{version.split('.')[0]}"
     command = [REAL_CXX, "-shared", "-x", "c", "/dev/null", f"-Wl,-soname,{name}", "-o", str(root / "lib64" / name)]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, env={"PATH": os.defpath})  # some tests have emptied theirs
     return root
 
 

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in ``build.ninja``: flags, their variables, units, job counts."""
+
+from __future__ import annotations
+
+import shlex
+from types import SimpleNamespace
+
+import pytest
+
+from flashinfer.jit import cpp_ext, gen_jit_spec, toolchain
+from flashinfer.jit.context import current_compilation_context
+
+from .toolbox import TINY
+
+
+def commands(spec) -> SimpleNamespace:
+    """Words of the compile and link commands, by tool."""
+    found = SimpleNamespace(cuda=[], host=[], link=[])
+    for line in cpp_ext.ninja_text(spec, spec.build_dir).splitlines():
+        key, _, value = line.strip().partition(" = ")
+        if key == "compiler":
+            (found.host if " -x c++ " in value else found.cuda).extend(shlex.split(value))
+        elif key == "command" and "-shared" in value:
+            found.link.extend(shlex.split(value))
+    return found
+
+
+@pytest.fixture
+def op(workshop, toolkit):
+    """A CUDA module with a device and a host source; calling it describes it under the present environment."""
+    device, host = workshop.source("op", ".cu"), workshop.source("binding", ".cpp", "int x;\n")
+    return lambda **more: gen_jit_spec("op", [device, host], **more)
+
+
+def test_defaults(op, toolkit):
+    found = commands(op())
+    assert found.cuda[0] == str(toolkit / "bin" / "nvcc")
+    for flags in (found.cuda, found.host):
+        assert {"-std=c++17", "-O3", "-DNDEBUG"} <= set(flags)
+        assert "-g" not in flags
+    defines = {f"-DFLASHINFER_ENABLE_{name}" for name in ("F16", "BF16", "FP8_E4M3", "FP8_E5M2")}
+    assert defines | {"-gencode=arch=compute_90a,code=sm_90a", "--threads=1"} <= set(found.cuda)
+    assert {"-Wl,-z,defs", "-l:libcudart.so.13", f"-L{toolkit}/lib64"} <= set(found.link)
+    assert "-use_fast_math" not in found.cuda
+
+
+def test_debug(op, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_JIT_DEBUG", "1")
+    found = commands(op())
+    assert {"-O0", "-g", "-G", "-lineinfo"} <= set(found.cuda)
+    assert {"-O0", "-g"} <= set(found.host)
+    assert not {"-O3", "-DNDEBUG"} & {*found.cuda, *found.host}
+
+
+def test_lineinfo(op, monkeypatch):
+    assert "-lineinfo" not in commands(op()).cuda
+    monkeypatch.setenv("FLASHINFER_JIT_LINEINFO", "1")
+    assert commands(op()).cuda.count("-lineinfo") == 1
+    assert "-O3" in commands(op()).cuda
+
+
+def test_nvcc_threads(op, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_NVCC_THREADS", "4")
+    assert "--threads=4" in commands(op()).cuda
+    for bad in ("0", "many"):
+        monkeypatch.setenv("FLASHINFER_NVCC_THREADS", bad)
+        with pytest.warns(UserWarning, match="FLASHINFER_NVCC_THREADS"):
+            assert "--threads=1" in commands(op()).cuda
+
+
+def test_launchers(op, toolkit, workshop, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_NVCC_LAUNCHER", "ccache --fast")
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", "sccache")
+    found = commands(op())
+    assert found.cuda[:3] == ["ccache", "--fast", str(toolkit / "bin" / "nvcc")]
+    assert found.host[:2] == ["sccache", str(workshop.cxx)]
+    assert found.link[found.link.index("sccache") + 1] == str(workshop.cxx)
+
+
+def test_extra_flags_reach_their_lines_last(op, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O1 -DTEXT='a b'")
+    monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", "-O2")
+    monkeypatch.setenv("FLASHINFER_EXTRA_LDFLAGS", "-lm")
+    found = commands(op(extra_cflags=["-DH"], extra_cuda_cflags=["-DC"], extra_ldflags=["-lL"]))
+    assert found.host[-3:] == ["-DH", "-O1", "-DTEXT=a b"]
+    assert found.cuda[-2:] == ["-DC", "-O2"]
+    assert found.link[found.link.index("-lL") + 1] == "-lm"
+
+
+def test_broken_quoting_is_split_at_blanks(op, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-DA='x -DB")
+    with pytest.warns(UserWarning, match="splitting at white space"):
+        assert commands(op()).host[-2:] == ["-DA='x", "-DB"]
+
+
+def test_extra_flags_with_shell_characters_survive_the_build(workshop, monkeypatch):
+    """Through ninja ($) and the shell (quotes) to the compiler."""
+    workshop.set_answer("sizeof(TEXT)")
+    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", """'-DTEXT="a $b & c"'""")
+    assert workshop.spec().build_and_load().answer() == len("a $b & c") + 1
+
+
+def test_compiler_of_nvcc(op, monkeypatch):
+    monkeypatch.setenv("CC", "/opt/gcc")
+    found = commands(op())
+    assert found.cuda[found.cuda.index("-ccbin") + 1] == "/opt/gcc"
+    assert "-ccbin" not in found.host
+
+
+def test_standard_of_the_module_wins(op):
+    found = commands(op(extra_cflags=["-std=c++20"], extra_cuda_cflags=["-std=c++20"]))
+    for flags in (found.host, found.cuda):
+        assert [f for f in flags if f.startswith("-std")] == ["-std=c++20"]
+
+
+def test_targets(op, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a 8.0")
+
+    def targets(spec):
+        return [word.rpartition("sm_")[2] for word in commands(spec).cuda if "gencode" in word]
+
+    assert targets(op()) == ["80", "90a"]
+    assert targets(op(extra_cuda_cflags=["-gencode=arch=compute_100a,code=sm_100a"])) == ["100a"]
+    own = current_compilation_context.get_nvcc_flags_list(supported_major_versions=[9, 10])
+    assert targets(op(extra_cuda_cflags=own)) == ["90a"]
+    assert targets(op(supported_major_versions=[8])) == ["80"]
+
+
+def test_device_linking_goes_through_nvcc_for_the_same_targets(op, toolkit, workshop):
+    link = commands(op(needs_device_linking=True)).link
+    assert str(toolkit / "bin" / "nvcc") in link
+    assert link[link.index("-ccbin") + 1] == str(workshop.cxx)
+    assert "-gencode=arch=compute_90a,code=sm_90a" in link
+    assert not [word for word in link if word.startswith("-Wl,")]
+
+
+# ------------------------------------------------------------------------------------------------ units
+
+
+def units(spec) -> dict:
+    return {u.source.name: u for u in cpp_ext.translation_units(spec)}
+
+
+def test_included_source_is_not_a_unit(workshop, toolkit):
+    launcher, binding = workshop.source("op", ".cu"), workshop.source("op_jit_binding", ".cu", '#include "op.cu"\n')
+    spec = gen_jit_spec("op", [launcher, binding])
+    assert list(units(spec)) == ["op_jit_binding.cu"]
+    assert spec.build_and_load().answer() == 42
+    launcher.write_text(TINY.replace("= ANSWER", "= 1"))
+    assert spec.build_and_load().answer() == 1  # and still a dependency
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("int x;", False),
+        ("void f(TensorView x);", True),
+        ("void f() { TVM_FFI_THROW(ValueError); }", True),
+        ('#include "tvm_ffi_utils.h"\nvoid f(TensorView x);', False),
+        ('#include "other.cuh"\n#include "tvm_ffi_utils.h"\nvoid f(TensorView x);', True),
+    ],
+)
+def test_who_gets_the_helper_header(workshop, toolkit, text, expected):
+    spec = gen_jit_spec("op", [workshop.source("op", ".cu", text)])
+    assert units(spec)["op.cu"].needs_helper is expected
+    assert ("-include" in commands(spec).cuda) is expected
+
+
+def test_host_sources_go_to_the_host_compiler(workshop, toolkit):
+    source = workshop.source("op", ".cu")
+    spec = gen_jit_spec("op", [source], host_sources=frozenset([source]))
+    assert units(spec)["op.cu"].tool == "cxx"
+    assert spec.get_object_paths()[0].name == "src_op.cuda.o"
+    assert spec.build_and_load().answer() == 42
+
+
+# ------------------------------------------------------------------------------------------------ jobs
+
+
+@pytest.mark.parametrize("jobs", ["1", "7"])
+def test_max_jobs(workshop, monkeypatch, jobs):
+    seen = []
+    real = cpp_ext.subprocess.Popen
+    monkeypatch.setattr(
+        cpp_ext.subprocess, "Popen", lambda command, **more: seen.append(command) or real(command, **more)
+    )
+    monkeypatch.setenv("MAX_JOBS", jobs)
+    workshop.spec().build()
+    assert seen[0][seen[0].index("-j") + 1] == jobs
+
+
+@pytest.mark.parametrize(
+    "cores, gigabytes, jobs",
+    [(16, 256, 16), (16, 6, 4), (16, 0.2, 1), (1, 256, 1)],
+    ids=["cores", "memory", "little memory", "one core"],
+)
+def test_jobs_are_bounded_by_cores_and_memory(monkeypatch, cores, gigabytes, jobs):
+    monkeypatch.setattr(toolchain.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(toolchain, "_available_bytes", lambda: int(gigabytes * 2**30))
+    assert toolchain.job_count() == jobs
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "all"])
+def test_bad_max_jobs_is_ignored(monkeypatch, jobs):
+    monkeypatch.setenv("MAX_JOBS", jobs)
+    with pytest.warns(UserWarning, match="MAX_JOBS"):
+        assert toolchain.job_count() >= 1

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user sees while modules build."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+
+import pytest
+
+from flashinfer.jit import build_jit_specs, progress
+
+from .toolbox import fake_cxx
+
+
+@pytest.fixture
+def slow(workshop, monkeypatch):
+    """Steps of 0.3 s where 0.2 s is the longest silence."""
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.2)
+    fake_cxx(workshop.cxx, before="sleep 0.3")
+    return workshop
+
+
+def test_one_second_of_silence():
+    assert progress.QUIET_SECONDS == 1.0
+
+
+def test_quick_build_says_nothing(workshop, capfd):
+    workshop.spec().build()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_slow_build_says_what_and_how_long(slow, capfd):
+    slow.spec().build()
+    out, err = capfd.readouterr()
+    assert out == ""
+    first, last = err.splitlines()
+    assert re.fullmatch(r"flashinfer: building tiny(, step \d of 2)?, \d\.\d s", first)
+    assert re.fullmatch(r"flashinfer: built tiny in \d\.\d s *", last)
+
+
+def test_slow_build_that_fails(slow, capfd):
+    with pytest.raises(RuntimeError, match="Ninja build failed"):
+        slow.spec(text="#error no").build()
+    assert "flashinfer: failed to build tiny in" in capfd.readouterr().err
+
+
+def test_warm_start_says_nothing(slow, capfd):
+    slow.spec().build()
+    capfd.readouterr()
+    slow.spec().build_and_load()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_long_group_is_abbreviated(slow, capfd):
+    build_jit_specs([slow.spec(name) for name in "abcde"])
+    assert "building a, b, c and 2 more" in capfd.readouterr().err
+
+
+def test_terminal_shows_steps_in_place(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress.ProgressLine(["norm"]) as line:
+        line.step(1, 4, "norm.cu")
+        time.sleep(0.4)
+    text = sys.stderr.getvalue()
+    assert "\rflashinfer: building norm, step 1 of 4" in text
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize("how", ["variable", "argument"])
+def test_verbose_shows_commands(workshop, monkeypatch, capfd, how):
+    if how == "variable":
+        monkeypatch.setenv("FLASHINFER_JIT_VERBOSE", "1")
+        workshop.spec().build()
+    else:
+        workshop.spec().build(verbose=True)
+    out = capfd.readouterr().out
+    assert f"{workshop.cxx} -x c++" in out
+    assert "-shared" in out
+    assert "-O3" in out  # verbose is not debug
+
+
+def test_argument_beats_the_variable(workshop, monkeypatch, capfd):
+    monkeypatch.setenv("FLASHINFER_JIT_VERBOSE", "1")
+    workshop.spec().build(verbose=False)
+    assert capfd.readouterr().out == ""

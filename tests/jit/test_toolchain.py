@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where compilers are found, in which order, and what is said when there is none."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashinfer.jit import toolchain
+from flashinfer.jit.cpp_ext import get_cuda_path, get_cuda_version, is_cuda_version_at_least
+
+from .toolbox import executable, fake_nvcc, fake_toolkit
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch, tmp_path):
+    """Nothing on PATH, no /usr/local/cuda, no pip package."""
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(toolchain, "_SYSTEM_TOOLKIT", tmp_path / "none")
+    monkeypatch.setattr(toolchain, "_pip_toolkits", lambda: iter(()))
+
+
+def test_nothing():
+    assert toolchain.find_nvcc() is None
+    assert toolchain.find_cxx() is None
+    with pytest.raises(
+        RuntimeError, match=r"cannot find nvcc: looked at \$FLASHINFER_NVCC.*pip install nvidia-cuda-nvcc"
+    ):
+        get_cuda_path()
+
+
+def test_order(monkeypatch, tmp_path):
+    """Each place beats those before it in this test."""
+    pip, system = fake_toolkit(tmp_path / "pip"), fake_toolkit(tmp_path / "system")
+    monkeypatch.setattr(toolchain, "_pip_toolkits", lambda: iter([pip]))
+    assert get_cuda_path() == str(pip)
+    monkeypatch.setattr(toolchain, "_SYSTEM_TOOLKIT", system)
+    assert get_cuda_path() == str(system)
+    on_path = fake_toolkit(tmp_path / "on_path")
+    monkeypatch.setenv("PATH", str(on_path / "bin"))
+    assert get_cuda_path() == str(on_path)
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        home = fake_toolkit(tmp_path / variable)
+        monkeypatch.setenv(variable, str(home))
+        assert get_cuda_path() == str(home)
+        assert toolchain.find_nvcc() == home / "bin" / "nvcc"
+    chosen = fake_nvcc(tmp_path / "mine" / "nvcc")
+    monkeypatch.setenv("FLASHINFER_NVCC", str(chosen))
+    assert toolchain.find_nvcc() == chosen
+    assert get_cuda_path() == str(tmp_path / "CUDA_HOME")  # the toolkit is still the one asked for
+
+
+def test_chosen_nvcc_that_does_not_exist_is_not_replaced(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_HOME", str(fake_toolkit(tmp_path / "cuda")))
+    monkeypatch.setenv("FLASHINFER_NVCC", str(tmp_path / "typo"))
+    assert toolchain.find_nvcc() is None
+
+
+def test_chosen_nvcc_by_name(monkeypatch, tmp_path):
+    nvcc = fake_nvcc(tmp_path / "path" / "nvcc-13")
+    monkeypatch.setenv("FLASHINFER_NVCC", "nvcc-13")
+    assert toolchain.find_nvcc() == nvcc
+
+
+def test_home_without_nvcc_is_passed_over(monkeypatch, tmp_path):
+    """CUDA_HOME left behind by another installation."""
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "gone"))
+    toolkit = fake_toolkit(tmp_path / "cuda")
+    monkeypatch.setenv("PATH", str(toolkit / "bin"))
+    assert get_cuda_path() == str(toolkit)
+
+
+def test_wrapper_script_is_asked_for_its_toolkit(monkeypatch, tmp_path):
+    """/usr/local/bin/nvcc as a script that calls the real one."""
+    toolkit = fake_toolkit(tmp_path / "real toolkit")
+    say = f'echo "#\\$ _SPACE_= " >&2; echo "#\\$ _HERE_={toolkit}/bin" >&2'
+    wrapper = executable(tmp_path / "path" / "nvcc", f'#!/bin/sh\ncase "$*" in *--dryrun*) {say};; esac\n')
+    assert toolchain.find_nvcc() == wrapper
+    assert get_cuda_path() == str(toolkit)
+
+
+def test_pip_package(monkeypatch, tmp_path):
+    """The tree that nvidia-cuda-nvcc unpacks: site-packages/nvidia/cu13/bin/nvcc, a namespace package."""
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(toolchain, "_SYSTEM_TOOLKIT", tmp_path / "none")
+    toolkit = fake_toolkit(tmp_path / "site" / "nvidia" / "cu13")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    for name in [n for n in sys.modules if n.partition(".")[0] == "nvidia"]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.invalidate_caches()
+    assert toolchain.find_nvcc() == toolkit / "bin" / "nvcc"
+    assert get_cuda_path() == str(toolkit)
+
+
+def test_version(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHINFER_NVCC", str(fake_nvcc(tmp_path / "nvcc", version="12.9")))
+    assert get_cuda_version() == (12, 9)
+    assert is_cuda_version_at_least("12.9")
+    assert is_cuda_version_at_least("12.10") is False
+    assert is_cuda_version_at_least("13.0") is False
+
+
+@pytest.mark.parametrize("of_torch, expected", [("12.8", (12, 8)), (None, (0, 0))])
+def test_version_without_nvcc_is_torchs(monkeypatch, of_torch, expected):
+    monkeypatch.setattr(torch.version, "cuda", of_torch)
+    assert get_cuda_version() == expected
+
+
+def test_host_compiler(monkeypatch, tmp_path):
+    for name in ("clang++", "g++", "c++"):
+        found = executable(tmp_path / "path" / name, "#!/bin/sh\n")
+        assert toolchain.find_cxx() == found
+    monkeypatch.setenv("CXX", "g++")
+    assert toolchain.find_cxx() == tmp_path / "path" / "g++"
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    assert toolchain.find_cxx() is None
+
+
+def test_ninja(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match="cannot find ninja"):
+        toolchain.find_ninja()
+    ninja = executable(tmp_path / "path" / "ninja", "#!/bin/sh\n")
+    assert toolchain.find_ninja() == str(ninja)
+
+
+@pytest.mark.parametrize(
+    "limit, used, expected",
+    [("max", "0", 8 << 30), (str(4 << 30), str(1 << 30), 3 << 30), (str(64 << 30), "0", 8 << 30)],
+    ids=["no limit", "container", "generous container"],
+)
+def test_memory_within_a_container(monkeypatch, tmp_path, limit, used, expected):
+    files = {
+        "/proc/meminfo": f"MemTotal: 99 kB\nMemAvailable: {8 << 20} kB\n",
+        "/sys/fs/cgroup/memory.max": limit,
+        "/sys/fs/cgroup/memory.current": used,
+    }
+    monkeypatch.setattr(toolchain, "_read", lambda path: files[path])
+    assert toolchain._available_bytes() == expected
+
+
+def test_memory_of_an_unknown_system(monkeypatch):
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(toolchain, "_read", missing)
+    assert toolchain._available_bytes() > 1 << 36
+    monkeypatch.undo()
+    assert toolchain._available_bytes() < 1 << 46
+
+
+def test_spelling_of_versions_has_no_path(tmp_path):
+    compiler = executable(tmp_path / "c++", f"#!/bin/sh\necho '{tmp_path}/c++ (Debian) 12.2.0'\n")
+    assert toolchain.identify(compiler).version == "(Debian) 12.2.0"
+    silent = executable(tmp_path / "silent", "#!/bin/sh\n")
+    assert toolchain.identify(silent).version == "unknown"
+    assert isinstance(toolchain.identify(Path(compiler)).path, Path)
