@@ -12,7 +12,8 @@
 
 namespace {
 
-const float* FloatRow(const char* op, const char* name, const TensorView& input, const Optional<TensorView>& t, int64_t n) {
+const float* FloatRow(const char* op, const char* name, const TensorView& input, const Optional<TensorView>& t,
+                      int64_t n) {
   if (!t.has_value()) return nullptr;
   const TensorView view = t.value();
   Expect(op, name, view).same_device(input, "input").dtype({dl_float32}).contiguous().numel(n);
@@ -27,8 +28,8 @@ const flashinfer::bfloat16_t* Modulation(const char* op, const char* name, const
   Expect(op, name, view).numel(input.numel());
   const bool batches_follow = view.ndim() == 2 || view.size(0) == 1 || view.stride(0) == view.size(1) * stride;
   if ((view.stride(-2) != stride && view.size(-2) > 1) || !batches_follow) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has row stride " << view.stride(-2) << ", expected row stride " << stride
-                                 << " throughout";
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has row stride " << view.stride(-2)
+                                 << ", expected row stride " << stride << " throughout";
   }
   return view.data_ptr<flashinfer::bfloat16_t>();
 }
@@ -43,8 +44,16 @@ void dit_layernorm(TensorView norm_out, TensorView residual_out, TensorView inpu
                    int64_t modulation_stride, double eps) {
   const char* op = "fused_dit_layernorm";
   Expect(op, "input", input).on_device().rank(3).dtype({dl_bfloat16}).contiguous();
-  Expect(op, "norm_out", norm_out).same_device(input, "input").same_dtype(input, "input").same_shape(input, "input").contiguous();
-  Expect(op, "residual_out", residual_out).same_device(input, "input").same_dtype(input, "input").same_shape(input, "input").contiguous();
+  Expect(op, "norm_out", norm_out)
+      .same_device(input, "input")
+      .same_dtype(input, "input")
+      .same_shape(input, "input")
+      .contiguous();
+  Expect(op, "residual_out", residual_out)
+      .same_device(input, "input")
+      .same_dtype(input, "input")
+      .same_shape(input, "input")
+      .contiguous();
   flashinfer::DitLayerNormParams p{};
   p.hidden = input.size(2);
   p.num_rows = input.size(0) * input.size(1);
@@ -55,7 +64,11 @@ void dit_layernorm(TensorView norm_out, TensorView residual_out, TensorView inpu
   p.residual_out = residual_out.data_ptr<flashinfer::bfloat16_t>();
   if (residual.has_value()) {
     const TensorView view = residual.value();
-    Expect(op, "residual", view).same_device(input, "input").same_dtype(input, "input").same_shape(input, "input").contiguous();
+    Expect(op, "residual", view)
+        .same_device(input, "input")
+        .same_dtype(input, "input")
+        .same_shape(input, "input")
+        .contiguous();
     p.residual = view.data_ptr<flashinfer::bfloat16_t>();
   }
   p.gate = Modulation(op, "gate", input, gate, modulation_stride);

@@ -87,12 +87,17 @@ void RunRMSNorm(const char* op, const TensorView& out, const TensorView& input, 
   });
 }
 
-void RunLayerNorm(const char* op, const TensorView& out, const TensorView& input, const TensorView& gamma, const TensorView& beta,
-                  const TensorView* scale, double eps) {
+void RunLayerNorm(const char* op, const TensorView& out, const TensorView& input, const TensorView& gamma,
+                  const TensorView& beta, const TensorView* scale, double eps) {
   Expect(op, "input", input).on_device().rank(2).dtype({dl_bfloat16}).contiguous();
   const int64_t hidden = input.size(1);
   for (auto [name, t] : {std::pair{"gemma", &gamma}, std::pair{"beta", &beta}}) {
-    Expect(op, name, *t).same_device(input, "input").dtype({dl_float32}).rank(1).dim(0, hidden, "input.shape[1]").contiguous();
+    Expect(op, name, *t)
+        .same_device(input, "input")
+        .dtype({dl_float32})
+        .rank(1)
+        .dim(0, hidden, "input.shape[1]")
+        .contiguous();
   }
   Expect(op, "out", out).same_device(input, "input").same_shape(input, "input").last_dim_contiguous();
   if (scale != nullptr) {
@@ -150,6 +155,7 @@ void layernorm(TensorView out, TensorView input, TensorView gamma, TensorView be
   RunLayerNorm("layernorm", out, input, gamma, beta, nullptr, eps);
 }
 
-void layernorm_quant(TensorView out, TensorView input, TensorView gamma, TensorView beta, TensorView scale, double eps) {
+void layernorm_quant(TensorView out, TensorView input, TensorView gamma, TensorView beta, TensorView scale,
+                     double eps) {
   RunLayerNorm("layernorm_quant", out, input, gamma, beta, &scale, eps);
 }

@@ -31,8 +31,16 @@ void qk_rmsnorm_rope(TensorView q_out, TensorView k_out, TensorView v_out, Tenso
     columns += t->size(1) * head_dim;
   }
   Expect(op, "qkv", qkv).dim(1, columns, "(num_heads_q + num_heads_k + num_heads_v) * head_dim");
-  Expect(op, "q_weight", q_weight).same_device(qkv, "qkv").dtype({dl_bfloat16}).contiguous().numel(q_out.size(1) * head_dim);
-  Expect(op, "k_weight", k_weight).same_device(qkv, "qkv").dtype({dl_bfloat16}).contiguous().numel(k_out.size(1) * head_dim);
+  Expect(op, "q_weight", q_weight)
+      .same_device(qkv, "qkv")
+      .dtype({dl_bfloat16})
+      .contiguous()
+      .numel(q_out.size(1) * head_dim);
+  Expect(op, "k_weight", k_weight)
+      .same_device(qkv, "qkv")
+      .dtype({dl_bfloat16})
+      .contiguous()
+      .numel(k_out.size(1) * head_dim);
 
   flashinfer::QkRMSNormRopeParams p{};
   p.qkv = qkv.data_ptr<flashinfer::bfloat16_t>();

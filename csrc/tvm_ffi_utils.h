@@ -86,25 +86,39 @@ inline bool SameDevice(DLDevice a, DLDevice b) { return a.device_type == b.devic
 /// The dtype as a Python user spells it.
 inline std::string DTypeName(DLDataType t) {
   switch (encode_dlpack_dtype(t)) {
-    case encode_dlpack_dtype(dl_float64): return "float64";
-    case encode_dlpack_dtype(dl_float32): return "float32";
-    case encode_dlpack_dtype(dl_float16): return "float16";
-    case encode_dlpack_dtype(dl_bfloat16): return "bfloat16";
-    case encode_dlpack_dtype(dl_float8_e4m3fn): return "float8_e4m3fn";
-    case encode_dlpack_dtype(dl_float8_e5m2): return "float8_e5m2";
-    case encode_dlpack_dtype(dl_int32): return "int32";
-    case encode_dlpack_dtype(dl_int64): return "int64";
-    case encode_dlpack_dtype(dl_uint8): return "uint8";
-    case encode_dlpack_dtype(dl_bool): return "bool";
-    default: return "dtype(code=" + std::to_string(t.code) + ", bits=" + std::to_string(t.bits) + ")";
+    case encode_dlpack_dtype(dl_float64):
+      return "float64";
+    case encode_dlpack_dtype(dl_float32):
+      return "float32";
+    case encode_dlpack_dtype(dl_float16):
+      return "float16";
+    case encode_dlpack_dtype(dl_bfloat16):
+      return "bfloat16";
+    case encode_dlpack_dtype(dl_float8_e4m3fn):
+      return "float8_e4m3fn";
+    case encode_dlpack_dtype(dl_float8_e5m2):
+      return "float8_e5m2";
+    case encode_dlpack_dtype(dl_int32):
+      return "int32";
+    case encode_dlpack_dtype(dl_int64):
+      return "int64";
+    case encode_dlpack_dtype(dl_uint8):
+      return "uint8";
+    case encode_dlpack_dtype(dl_bool):
+      return "bool";
+    default:
+      return "dtype(code=" + std::to_string(t.code) + ", bits=" + std::to_string(t.bits) + ")";
   }
 }
 
 inline std::string DeviceName(DLDevice d) {
   switch (d.device_type) {
-    case kDLCPU: return "cpu";
-    case kDLCUDA: return "cuda:" + std::to_string(d.device_id);
-    default: return "device type " + std::to_string(int(d.device_type));
+    case kDLCPU:
+      return "cpu";
+    case kDLCUDA:
+      return "cuda:" + std::to_string(d.device_id);
+    default:
+      return "device type " + std::to_string(int(d.device_type));
   }
 }
 
@@ -179,7 +193,8 @@ class Expect {
   }
   const Expect& same_device(const TensorView& other, const char* of) const {
     if (!SameDevice(t_.device(), other.device())) {
-      Fail(" is on " + DeviceName(t_.device()) + ", expected " + DeviceName(other.device()) + " (the device of " + of + ")");
+      Fail(" is on " + DeviceName(t_.device()) + ", expected " + DeviceName(other.device()) + " (the device of " + of +
+           ")");
     }
     return *this;
   }
@@ -220,7 +235,8 @@ class Expect {
   }
   const Expect& same_dtype(const TensorView& other, const char* of) const {
     if (encode_dlpack_dtype(other.dtype()) != encode_dlpack_dtype(t_.dtype())) {
-      Fail(" has dtype " + DTypeName(t_.dtype()) + ", expected " + DTypeName(other.dtype()) + " (the dtype of " + of + ")");
+      Fail(" has dtype " + DTypeName(t_.dtype()) + ", expected " + DTypeName(other.dtype()) + " (the dtype of " + of +
+           ")");
     }
     return *this;
   }
@@ -236,7 +252,9 @@ class Expect {
   }
 
  private:
-  [[noreturn]] void Fail(const std::string& text) const { TVM_FFI_THROW(ArgumentError) << op_ << ": " << name_ << text; }
+  [[noreturn]] void Fail(const std::string& text) const {
+    TVM_FFI_THROW(ArgumentError) << op_ << ": " << name_ << text;
+  }
   static std::string Shape(const TensorView& t) {
     std::string text = "(";
     for (int i = 0; i < t.ndim(); ++i) text += (i ? ", " : "") + std::to_string(t.size(i));
@@ -249,18 +267,18 @@ class Expect {
 };
 
 // The macro spellings that published launchers use. They name the argument by its C++ spelling.
-#define CHECK_CPU(x)                                 \
-  do {                                               \
-    if ((x).device().device_type != kDLCPU)          \
+#define CHECK_CPU(x)                                                                                         \
+  do {                                                                                                       \
+    if ((x).device().device_type != kDLCPU)                                                                  \
       TVM_FFI_THROW(ArgumentError) << #x " is on " << DeviceName((x).device()) << ", expected a CPU tensor"; \
   } while (0)
-#define CHECK_CUDA(x)                                \
-  do {                                               \
-    if ((x).device().device_type != kDLCUDA)         \
+#define CHECK_CUDA(x)                                                                                         \
+  do {                                                                                                        \
+    if ((x).device().device_type != kDLCUDA)                                                                  \
       TVM_FFI_THROW(ArgumentError) << #x " is on " << DeviceName((x).device()) << ", expected a CUDA tensor"; \
   } while (0)
-#define CHECK_CONTIGUOUS(x)                          \
-  do {                                               \
+#define CHECK_CONTIGUOUS(x)                                                            \
+  do {                                                                                 \
     if (!(x).IsContiguous()) TVM_FFI_THROW(ArgumentError) << #x " must be contiguous"; \
   } while (0)
 #define CHECK_LAST_DIM_CONTIGUOUS(x) Expect(__func__, #x, x).last_dim_contiguous()
@@ -280,8 +298,8 @@ class Expect {
     CHECK_INPUT(x);                       \
     CHECK_INPUT_TYPE(x, expected);        \
   } while (0)
-#define CHECK_MAYBE_INPUT_TYPE(x, expected) \
-  do {                                      \
+#define CHECK_MAYBE_INPUT_TYPE(x, expected)                       \
+  do {                                                            \
     if ((x).has_value()) CHECK_INPUT_TYPE((x).value(), expected); \
   } while (0)
 #define CHECK_DIM(n, x) Expect(__func__, #x, x).rank(n)
@@ -301,10 +319,14 @@ struct TypeTag {
 template <typename F>
 void DispatchFloat(DLDataType dtype, F&& f) {
   switch (encode_dlpack_dtype(dtype)) {
-    case encode_dlpack_dtype(dl_float32): return f(TypeTag<float>{});
-    case encode_dlpack_dtype(dl_float16): return f(TypeTag<flashinfer::float16_t>{});
-    case encode_dlpack_dtype(dl_bfloat16): return f(TypeTag<flashinfer::bfloat16_t>{});
-    default: TVM_FFI_THROW(ArgumentError) << "no kernel for dtype " << DTypeName(dtype);
+    case encode_dlpack_dtype(dl_float32):
+      return f(TypeTag<float>{});
+    case encode_dlpack_dtype(dl_float16):
+      return f(TypeTag<flashinfer::float16_t>{});
+    case encode_dlpack_dtype(dl_bfloat16):
+      return f(TypeTag<flashinfer::bfloat16_t>{});
+    default:
+      TVM_FFI_THROW(ArgumentError) << "no kernel for dtype " << DTypeName(dtype);
   }
 }
 
@@ -324,11 +346,11 @@ void DispatchFloat(DLDataType dtype, F&& f) {
     }                                                                                                         \
     return false;                                                                                             \
   }()
-#define FLASHINFER_CASES_FP16(NAME, ...)                                            \
+#define FLASHINFER_CASES_FP16(NAME, ...)                                         \
   FLASHINFER_DISPATCH_CASE(dl_float16, flashinfer::float16_t, NAME, __VA_ARGS__) \
   FLASHINFER_DISPATCH_CASE(dl_bfloat16, flashinfer::bfloat16_t, NAME, __VA_ARGS__)
 #define FLASHINFER_CASES_FP32(NAME, ...) FLASHINFER_DISPATCH_CASE(dl_float32, float, NAME, __VA_ARGS__)
-#define FLASHINFER_CASES_FP8(NAME, ...)                                                        \
+#define FLASHINFER_CASES_FP8(NAME, ...)                                                    \
   FLASHINFER_DISPATCH_CASE(dl_float8_e4m3fn, flashinfer::float8_e4m3_t, NAME, __VA_ARGS__) \
   FLASHINFER_DISPATCH_CASE(dl_float8_e5m2, flashinfer::float8_e5m2_t, NAME, __VA_ARGS__)
 
@@ -340,19 +362,19 @@ void DispatchFloat(DLDataType dtype, F&& f) {
   FLASHINFER_DISPATCH(dtype, FLASHINFER_CASES_FP16(NAME, __VA_ARGS__) FLASHINFER_CASES_FP8(NAME, __VA_ARGS__))
 #define DISPATCH_DLPACK_DTYPE_TO_CTYPE_FP32_FP16(dtype, NAME, ...) \
   FLASHINFER_DISPATCH(dtype, FLASHINFER_CASES_FP32(NAME, __VA_ARGS__) FLASHINFER_CASES_FP16(NAME, __VA_ARGS__))
-#define DISPATCH_DLPACK_DTYPE_TO_CTYPE(dtype, NAME, ...)                                                         \
+#define DISPATCH_DLPACK_DTYPE_TO_CTYPE(dtype, NAME, ...)                                                       \
   FLASHINFER_DISPATCH(dtype, FLASHINFER_CASES_FP32(NAME, __VA_ARGS__) FLASHINFER_CASES_FP16(NAME, __VA_ARGS__) \
                                  FLASHINFER_CASES_FP8(NAME, __VA_ARGS__))
-#define DISPATCH_DLPACK_IDTYPE_TO_CTYPE(dtype, NAME, ...)                                              \
-  FLASHINFER_DISPATCH(dtype, FLASHINFER_DISPATCH_CASE(dl_int32, int32_t, NAME, __VA_ARGS__)          \
+#define DISPATCH_DLPACK_IDTYPE_TO_CTYPE(dtype, NAME, ...)                                   \
+  FLASHINFER_DISPATCH(dtype, FLASHINFER_DISPATCH_CASE(dl_int32, int32_t, NAME, __VA_ARGS__) \
                                  FLASHINFER_DISPATCH_CASE(dl_int64, int64_t, NAME, __VA_ARGS__))
-#define DISPATCH_BOOL(expr, NAME, ...)  \
-  [&]() -> bool {                       \
-    if (expr) {                         \
-      constexpr bool NAME = true;       \
-      return __VA_ARGS__();             \
-    } else {                            \
-      constexpr bool NAME = false;      \
-      return __VA_ARGS__();             \
-    }                                   \
+#define DISPATCH_BOOL(expr, NAME, ...) \
+  [&]() -> bool {                      \
+    if (expr) {                        \
+      constexpr bool NAME = true;      \
+      return __VA_ARGS__();            \
+    } else {                           \
+      constexpr bool NAME = false;     \
+      return __VA_ARGS__();            \
+    }                                  \
   }()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Building everything ahead of time: the list of families, and the build that packages them.
 
-    FLASHINFER_CUDA_ARCH_LIST="8.0 9.0a" python -m flashinfer.aot --out-dir aot
+FLASHINFER_CUDA_ARCH_LIST="8.0 9.0a" python -m flashinfer.aot --out-dir aot
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .jit.progress import ProgressBar
 from .jit.scale import gen_scale_modules as gen_scale_modules
 from .knobs import knobs
 
-#: Families, in the order of the docs. ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` below what AOT builds.
+#: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` here what AOT builds.
 FAMILIES = ("scale", "norm")
 
 
@@ -74,7 +74,9 @@ def compile_and_package_modules(
         ``{"families": [...]}`` limits what is built.
     """
     if not knobs.cuda_arch_list:
-        raise RuntimeError("aot: FLASHINFER_CUDA_ARCH_LIST is not set, expected the targets to build for, e.g. '8.0 9.0a'")
+        raise RuntimeError(
+            "aot: FLASHINFER_CUDA_ARCH_LIST is not set, expected the targets to build for, e.g. '8.0 9.0a'"
+        )
     rebound: dict[str, Path] = {
         "FLASHINFER_JIT_DIR": build_dir / "cached_ops",
         "FLASHINFER_GEN_SRC_DIR": build_dir / "generated",

@@ -12,7 +12,10 @@ __all__ = ["gen_dit_layernorm_module", "gen_norm_module", "gen_norm_modules", "g
 
 
 # Template arguments of NormForm in include/flashinfer/norm.h: fp8 output, residual, silu.
-_FORMS = {"plain": ("false, false, false", "true, false, false"), "residual": ("false, true, false", "true, true, false")}
+_FORMS = {
+    "plain": ("false, false, false", "true, false, false"),
+    "residual": ("false, true, false", "true, true, false"),
+}
 _SILU_FORMS = ("false, false, true", "true, false, true")
 
 

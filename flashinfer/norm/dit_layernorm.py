@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 
@@ -60,22 +60,31 @@ def _run(
     residual: Optional[torch.Tensor] = None,
     modulation: Optional[dict] = None,
     bias: Optional[dict] = None,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Check what the three forms share and launch."""
     if use_nvfp4 and use_mxfp8:
         raise ArgumentError(f"{op}: use_nvfp4 and use_mxfp8 are both set: Cannot use both, expected at most one")
     if input.ndim != 3 or input.shape[-1] != HIDDEN:
         raise ArgumentError(f"{op}: input has shape {tuple(input.shape)}, expected (batch, seq, {HIDDEN})")
     if use_nvfp4 and global_scaling_factor is None:
-        raise ArgumentError(f"{op}: global_scaling_factor is None, expected a float32 tensor (because use_nvfp4 is set)")
+        raise ArgumentError(
+            f"{op}: global_scaling_factor is None, expected a float32 tensor (because use_nvfp4 is set)"
+        )
     if use_nvfp4 or use_mxfp8:
         where = "the CPU" if not input.is_cuda else "SM{}{}".format(*utils.get_compute_capability(input.device))
         raise RuntimeError(f"{op}: quantised output needs an SM100 kernel, this is {where}")
     if sf_out is not None:
         raise ArgumentError(f"{op}: sf_out is given, expected None (only quantised output has scale factors)")
     for name, tensor in (modulation or {}).items():
-        rows_in_line = tensor.ndim == 2 or tensor.shape[0] == 1 or tensor.stride(0) == tensor.shape[1] * MODULATION_STRIDE
-        if tensor.ndim not in (2, 3) or tensor.stride(-1) != 1 or tensor.stride(-2) != MODULATION_STRIDE or not rows_in_line:
+        rows_in_line = (
+            tensor.ndim == 2 or tensor.shape[0] == 1 or tensor.stride(0) == tensor.shape[1] * MODULATION_STRIDE
+        )
+        if (
+            tensor.ndim not in (2, 3)
+            or tensor.stride(-1) != 1
+            or tensor.stride(-2) != MODULATION_STRIDE
+            or not rows_in_line
+        ):
             raise ArgumentError(
                 f"{op}: {name} has strides {tensor.stride()}, expected 2-D or 3-D with row stride {MODULATION_STRIDE} "
                 f"(a slice of a (batch, seq, 6, {HIDDEN}) buffer)"
@@ -113,7 +122,7 @@ def fused_dit_gate_residual_layernorm_gamma_beta(
     residual_out: Optional[torch.Tensor] = None,
     norm_out: Optional[torch.Tensor] = None,
     sf_out: Optional[torch.Tensor] = None,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Gated residual, then LayerNorm with gain and offset.
 
     ``r = residual + input * (gate + gate_bias)``; ``norm_out = layernorm(r) * gamma + beta``, all in float32 from the
@@ -179,11 +188,11 @@ def fused_dit_gate_residual_layernorm_scale_shift(
     residual_out: Optional[torch.Tensor] = None,
     norm_out: Optional[torch.Tensor] = None,
     sf_out: Optional[torch.Tensor] = None,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Gated residual, then LayerNorm with per-token scale and shift.
 
-    ``norm_out = layernorm(r) * (1 + scale + scale_bias) + (shift + shift_bias)``; ``scale`` and ``shift`` are strided like
-    ``gate``. Everything else as in :func:`fused_dit_gate_residual_layernorm_gamma_beta`.
+    ``norm_out = layernorm(r) * (1 + scale + scale_bias) + (shift + shift_bias)``; ``scale`` and ``shift`` are strided
+    like ``gate``. Everything else as in :func:`fused_dit_gate_residual_layernorm_gamma_beta`.
     """
     return _run(
         "fused_dit_gate_residual_layernorm_scale_shift",
@@ -219,7 +228,7 @@ def fused_dit_residual_layernorm_scale_shift(
     residual_out: Optional[torch.Tensor] = None,
     norm_out: Optional[torch.Tensor] = None,
     sf_out: Optional[torch.Tensor] = None,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Residual without a gate, ``r = residual + input`` (``input`` alone when None), then scale and shift as in
     :func:`fused_dit_gate_residual_layernorm_scale_shift`."""
     return _run(

@@ -36,5 +36,7 @@ def scale_tensor(op: str, scale: Union[torch.Tensor, float], input: torch.Tensor
         )
         return torch.tensor([scale], dtype=torch.float32, device=input.device)
     if scale.shape not in ((), (1,)):
-        raise ArgumentError(f"{op}: scale has shape {tuple(scale.shape)}, expected () or (1,): scale must be a scalar tensor")
+        raise ArgumentError(
+            f"{op}: scale has shape {tuple(scale.shape)}, expected () or (1,): scale must be a scalar tensor"
+        )
     return scale.to(device=input.device, dtype=torch.float32)

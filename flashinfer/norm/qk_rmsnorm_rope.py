@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 
@@ -88,7 +88,7 @@ def fused_qk_rmsnorm_rope(
     q_out: Optional[torch.Tensor] = None,
     k_out: Optional[torch.Tensor] = None,
     v_out: Optional[torch.Tensor] = None,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     r"""RMSNorm over all heads of q, and of k, then rotary embedding by (frame, height, width); v is copied.
 
     Parameters
@@ -107,8 +107,8 @@ def fused_qk_rmsnorm_rope(
     interleave : bool
         Pairs ``(2i, 2i + 1)``, or ``(i, i + head_dim / 2)`` when False.
     factor, low, high, attention_factor : float
-        YaRN: frequencies are blended with ``frequency / factor`` by a ramp from ``low`` to ``high`` over the pair index,
-        and the result is multiplied by ``attention_factor``. ``factor`` 1 is plain rotation.
+        YaRN: frequencies are blended with ``frequency / factor`` by a ramp from ``low`` to ``high`` over the pair
+        index, and the result is multiplied by ``attention_factor``. ``factor`` 1 is plain rotation.
     is_qk_norm : bool
         False leaves out the norm and the weights.
     output_fp8 : bool
@@ -127,7 +127,7 @@ def fused_qk_rmsnorm_rope(
     _expect(qkv.ndim in (2, 3), f"qkv has {qkv.ndim} dimensions, expected 2 or 3")
     _expect(qkv.is_contiguous(), f"qkv has strides {qkv.stride()}, expected contiguous")
     _expect(head_dim in HEAD_DIMS, f"head_dim is {head_dim}, expected one of {HEAD_DIMS}")
-    _expect(0 < min(heads) and max(heads) <= MAX_HEADS, f"heads are {heads}, expected 1 to {MAX_HEADS} each")
+    _expect(min(heads) > 0 and max(heads) <= MAX_HEADS, f"heads are {heads}, expected 1 to {MAX_HEADS} each")
     columns = sum(heads) * head_dim
     _expect(qkv.shape[-1] == columns, f"qkv.shape[-1] = {qkv.shape[-1]}, expected {columns} (all heads * head_dim)")
     _expect(min(ppf, pph, ppw) > 0, f"ppf, pph, ppw are {ppf, pph, ppw}, expected positive")
@@ -135,19 +135,23 @@ def fused_qk_rmsnorm_rope(
     if qkv.ndim == 3:
         _expect(qkv.shape[1] == seq, f"qkv.shape[1] = {qkv.shape[1]}, expected {seq} (ppf * pph * ppw)")
     else:
-        _expect(qkv.shape[0] % seq == 0, f"qkv.shape[0] = {qkv.shape[0]}, expected a multiple of {seq} (ppf * pph * ppw)")
+        _expect(
+            qkv.shape[0] % seq == 0, f"qkv.shape[0] = {qkv.shape[0]}, expected a multiple of {seq} (ppf * pph * ppw)"
+        )
     channels = (num_frame_channels, num_height_channels, num_width_channels)
     _expect(
         all(c >= 0 and c % 2 == 0 for c in channels) and sum(channels) == head_dim,
         f"channels are {channels}, expected even numbers that sum to head_dim = {head_dim}",
     )
-    _expect(factor != 1.0 or attention_factor == 1.0, f"attention_factor is {attention_factor}, expected 1 (factor is 1)")
+    _expect(
+        factor != 1.0 or attention_factor == 1.0, f"attention_factor is {attention_factor}, expected 1 (factor is 1)"
+    )
     for name, weight, n in (("q_weight", q_weight, num_heads_q), ("k_weight", k_weight, num_heads_k)):
         fits = weight.dtype == torch.bfloat16 and weight.numel() == n * head_dim and weight.device == qkv.device
         _expect(
             fits and weight.is_contiguous(),
-            f"{name} is {tuple(weight.shape)} {weight.dtype} on {weight.device}, expected ({n * head_dim},) torch.bfloat16 "
-            f"on {qkv.device}",
+            f"{name} is {tuple(weight.shape)} {weight.dtype} on {weight.device}, expected ({n * head_dim},) "
+            f"torch.bfloat16 on {qkv.device}",
         )
     dtype = torch.float8_e4m3fn if output_fp8 else torch.bfloat16
     outs = []
@@ -157,11 +161,34 @@ def fused_qk_rmsnorm_rope(
         fits = out.shape == shape and out.dtype == dtype and out.device == qkv.device and out.is_contiguous()
         _expect(
             fits,
-            f"{name} is {tuple(out.shape)} {out.dtype} on {out.device}, expected contiguous {shape} {dtype} on {qkv.device}",
+            f"{name} is {tuple(out.shape)} {out.dtype} on {out.device}, expected contiguous {shape} {dtype} "
+            f"on {qkv.device}",
         )
         outs.append(out)
+    q, k, v = outs
     _qk_rmsnorm_rope(
-        *(*outs, qkv, q_weight, k_weight, ppf, pph, ppw, *channels, head_dim, eps, base, interleave),
-        *(factor, low, high, attention_factor, is_qk_norm, output_quant_scale, v_quant_scale),
+        q,
+        k,
+        v,
+        qkv,
+        q_weight,
+        k_weight,
+        ppf,
+        pph,
+        ppw,
+        num_frame_channels,
+        num_height_channels,
+        num_width_channels,
+        head_dim,
+        eps,
+        base,
+        interleave,
+        factor,
+        low,
+        high,
+        attention_factor,
+        is_qk_norm,
+        output_quant_scale,
+        v_quant_scale,
     )
-    return outs[0], outs[1], outs[2]
+    return q, k, v

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple, Union
+from typing import Optional, Union
 
 import torch
 
@@ -21,7 +21,6 @@ from ..trace.templates.norm import (
     rmsnorm_trace,
 )
 from .modules import backend_of, get_norm_module, scale_tensor, use_pdl
-
 
 # Destination-passing ops: what torch.compile sees, and what eager calls directly.
 
@@ -247,7 +246,7 @@ def _check_silu(input: torch.Tensor, weight: torch.Tensor, out: Optional[torch.T
         return
     major, minor = utils.get_compute_capability(input.device)
     if out.dtype == getattr(torch, "float4_e2m1fn_x2", None):
-        raise RuntimeError(f"{op}: float4_e2m1fn_x2 output needs an SM100 kernel, this is SM{major}{minor}: use bfloat16 or float8_e4m3fn")
+        raise RuntimeError(f"{op}: float4_e2m1fn_x2 output needs an SM100 kernel, this is SM{major}{minor}")
     if out.dtype not in _SILU_OUT_DTYPES:
         raise ArgumentError(f"{op}: out has dtype {out.dtype}, expected torch.bfloat16 or torch.float8_e4m3fn")
     if out.dtype == torch.float8_e4m3fn and major * 10 + minor < 89:
@@ -263,7 +262,7 @@ def fused_rmsnorm_silu(
     eps: float = 1e-6,
     out: Optional[torch.Tensor] = None,
     block_scale: Optional[torch.Tensor] = None,
-) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
+) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     r"""SiLU of the RMSNorm, ``y * sigmoid(y)`` with ``y = rmsnorm(input, weight)``. CUDA only.
 
     Parameters

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fused LayerNorm of diffusion transformers on CUDA (formula and parameters: dit_layernorm.h).
-// A block per row, NVEC 16-byte vectors per thread; r stays in registers as fp32. Bound by DRAM: up to five reads and two
-// writes of the row. Every term that may be absent is a uniform branch on a null pointer.
+// A block per row, NVEC 16-byte vectors per thread; r stays in registers as fp32. Bound by DRAM: up to five reads and
+// two writes of the row. Every term that may be absent is a uniform branch on a null pointer.
 //   test  pytest tests/norm/test_dit_layernorm.py      bench  python benchmarks/bench_norm.py
 #pragma once
 #include "dit_layernorm.h"

@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(1024) LayerNormKernel(const __grid_constant__ 
     if constexpr (QUANT) {
 #pragma unroll
       for (int i = 0; i < VEC; ++i) y[i] *= inv_scale;
-      RoundToFp8<VEC>(y, p.out_kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2).Store(static_cast<uint8_t*>(p.out) + out);
+      RoundToFp8<VEC>(y, p.out_kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2)
+          .Store(static_cast<uint8_t*>(p.out) + out);
     } else {
       RoundTo<T, VEC>(y).Store(static_cast<T*>(p.out) + out);
     }
@@ -86,7 +87,8 @@ cudaError_t DispatchLayerNorm(const LayerNormParams& p, cudaStream_t stream) {
   const bool vectorise = p.hidden % VEC == 0 && p.input_stride % VEC == 0 && p.out_stride % VEC == 0 &&
                          IsAligned(p.input, 16) && IsAligned(p.out, QUANT ? 8 : 16);
   const dim3 rows(p.num_rows);
-  if (vectorise) return Launch(LayerNormKernel<QUANT, VEC, 2>, rows, dim3(BlockThreads(p.hidden, 2 * VEC)), false, stream, p);
+  if (vectorise)
+    return Launch(LayerNormKernel<QUANT, VEC, 2>, rows, dim3(BlockThreads(p.hidden, 2 * VEC)), false, stream, p);
   return Launch(LayerNormKernel<QUANT, 1, 8>, rows, dim3(BlockThreads(p.hidden, 8)), false, stream, p);
 }
 
@@ -95,7 +97,8 @@ cudaError_t DispatchLayerNorm(const LayerNormParams& p, cudaStream_t stream) {
 FLASHINFER_INLINE Status LayerNorm(const LayerNormParams& p, Stream stream) {
   if (p.num_rows == 0 || p.hidden == 0) return cudaSuccess;
   if (p.num_rows > INT32_MAX) return cudaErrorInvalidValue;
-  return p.out_kind == NormOut::kSame ? norm::DispatchLayerNorm<false>(p, stream) : norm::DispatchLayerNorm<true>(p, stream);
+  return p.out_kind == NormOut::kSame ? norm::DispatchLayerNorm<false>(p, stream)
+                                      : norm::DispatchLayerNorm<true>(p, stream);
 }
 
 }  // namespace flashinfer

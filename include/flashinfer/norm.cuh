@@ -7,12 +7,13 @@
 //   long    beyond, and rows that are not 16-byte aligned: a block per row, which it reads again from L2
 //
 // What matters, measured on an H200 (bf16, L2 flushed; a device-to-device copy of 16384 x 4096 takes 67.5 us):
-// * Bytes in flight have an optimum, about 48 KB per SM, and small blocks beat large ones. 16384 x 4096: two vectors per
-//   thread 68.8 us; four 70.7; one 78; a warp per row 77; persistent blocks with the next row prefetched into registers 79,
-//   or into shared memory by bulk copies 75, at any depth. 524288 x 128: two rows per lane group 67; four 71; one 82.
-// * Plain loads: `L1::no_allocate` cost 4 us, L2 eviction hints gained nothing, `prefetch.global.L1` of the weights cost 18.
-// * Instructions before the first load count: a division by the number of heads in the row offset cost 6 us on short rows
-//   and 0.25 us of 5.4 on small batches. Hence heads in the grid, 32-bit columns, clamped instead of guarded loads.
+// * Bytes in flight have an optimum, about 48 KB per SM, and small blocks beat large ones. 16384 x 4096: two vectors
+//   per thread 68.8 us; four 70.7; one 78; a warp per row 77; persistent blocks with the next row prefetched into
+//   registers 79, or into shared memory by bulk copies 75, at any depth. 524288 x 128: two rows per lane group 67 us;
+//   four 71; one 82.
+// * Plain loads: `L1::no_allocate` cost 4 us, L2 eviction hints gained nothing, prefetching weights to L1 cost 18.
+// * Instructions before the first load count: a division by the number of heads in the row offset cost 6 us on short
+//   rows and 0.25 us of 5.4 on small batches. Hence heads in the grid, 32-bit columns, clamped instead of guarded loads.
 // * Weights loaded before the reduction save their latency (0.5 us of 5.9 for 128 x 8192) and cost registers, so
 //   occupancy: only while the batch fits on the chip at once.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
@@ -63,7 +64,8 @@ struct Row {
   }
 
   /// Write one vector of the result; `s` holds the values before normalisation.
-  __device__ __forceinline__ void Finish(int64_t column, float (&s)[VEC], float rstd, const V& weight, float inv_scale) const {
+  __device__ __forceinline__ void Finish(int64_t column, float (&s)[VEC], float rstd, const V& weight,
+                                         float inv_scale) const {
     if constexpr (F::RESIDUAL) RoundTo<T, VEC>(s).Store(residual + column);
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
@@ -255,7 +257,8 @@ bool CanVectorise(const RMSNormParams<T>& p, int vec) {
 template <typename T>
 void FoldHeads(RMSNormParams<T>& p) {
   auto folds = [&](RowStride s) { return s.batch == p.heads * s.head; };
-  if (p.heads > 1 && folds(p.input_stride) && folds(p.out_stride) && (p.residual == nullptr || folds(p.residual_stride))) {
+  if (p.heads > 1 && folds(p.input_stride) && folds(p.out_stride) &&
+      (p.residual == nullptr || folds(p.residual_stride))) {
     for (RowStride* stride : {&p.input_stride, &p.out_stride, &p.residual_stride}) stride->batch = stride->head;
     p.heads = 1;
   }
@@ -272,8 +275,20 @@ Status RMSNormOf(const RMSNormParams<T>& params, Stream stream) {
   FoldHeads(p);
   if (p.num_rows > INT32_MAX) return cudaErrorInvalidValue;
   const int64_t batch = p.num_rows / p.heads;
-  const RowArgs<T> a{p.input, p.residual, p.weight, p.out, p.scale, p.input_stride, p.residual_stride, p.out_stride,
-                     uint32_t(batch), int(std::min<int64_t>(p.hidden, INT32_MAX)), 1.f / float(p.hidden), p.eps, p.weight_bias, p.out_kind};
+  const RowArgs<T> a{p.input,
+                     p.residual,
+                     p.weight,
+                     p.out,
+                     p.scale,
+                     p.input_stride,
+                     p.residual_stride,
+                     p.out_stride,
+                     uint32_t(batch),
+                     int(std::min<int64_t>(p.hidden, INT32_MAX)),
+                     1.f / float(p.hidden),
+                     p.eps,
+                     p.weight_bias,
+                     p.out_kind};
 
   auto lanes_kernel = [&](auto kernel, int lanes, int rows) {
     constexpr int THREADS = 128;  // larger blocks wait for their slowest warp, smaller ones run out of block slots

@@ -59,14 +59,17 @@ Status RMSNorm(const RMSNormParams<T>& p, Stream stream) {
   const bool quant = p.out_kind != NormOut::kSame;
   if (p.silu) {
     if constexpr (std::is_same_v<T, bfloat16_t>) {  // the only element type that has it
-      return quant ? RMSNormOf<T, NormForm<true, false, true>>(p, stream) : RMSNormOf<T, NormForm<false, false, true>>(p, stream);
+      return quant ? RMSNormOf<T, NormForm<true, false, true>>(p, stream)
+                   : RMSNormOf<T, NormForm<false, false, true>>(p, stream);
     }
     return cudaErrorNotSupported;
   }
   if (p.residual != nullptr) {
-    return quant ? RMSNormOf<T, NormForm<true, true, false>>(p, stream) : RMSNormOf<T, NormForm<false, true, false>>(p, stream);
+    return quant ? RMSNormOf<T, NormForm<true, true, false>>(p, stream)
+                 : RMSNormOf<T, NormForm<false, true, false>>(p, stream);
   }
-  return quant ? RMSNormOf<T, NormForm<true, false, false>>(p, stream) : RMSNormOf<T, NormForm<false, false, false>>(p, stream);
+  return quant ? RMSNormOf<T, NormForm<true, false, false>>(p, stream)
+               : RMSNormOf<T, NormForm<false, false, false>>(p, stream);
 }
 #endif
 

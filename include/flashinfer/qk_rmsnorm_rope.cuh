@@ -35,8 +35,9 @@ __device__ __forceinline__ float PairAngle(const QkRMSNormRopeParams& p, int i, 
 
 /// Normalise and rotate the heads of q or k.
 template <bool FP8>
-__device__ __forceinline__ void RotateHeads(const QkRMSNormRopeParams& p, const __nv_bfloat16* in, const __nv_bfloat16* weight,
-                                            void* out, int64_t out_offset, int heads, float* scratch, const float2* turn) {
+__device__ __forceinline__ void RotateHeads(const QkRMSNormRopeParams& p, const __nv_bfloat16* in,
+                                            const __nv_bfloat16* weight, void* out, int64_t out_offset, int heads,
+                                            float* scratch, const float2* turn) {
   constexpr int VEC = 8;
   using V = Vec<__nv_bfloat16, VEC>;
   const int d = p.head_dim, half = d / 2, width = heads * d, per_head = half / VEC;
@@ -119,7 +120,8 @@ __global__ void __launch_bounds__(QK_THREADS) QkRMSNormRopeKernel(const __grid_c
   }
   __syncthreads();
 
-  const int q_width = p.num_heads_q * p.head_dim, k_width = p.num_heads_k * p.head_dim, v_width = p.num_heads_v * p.head_dim;
+  const int q_width = p.num_heads_q * p.head_dim, k_width = p.num_heads_k * p.head_dim,
+            v_width = p.num_heads_v * p.head_dim;
   const __nv_bfloat16* row = p.qkv + token * (q_width + k_width + v_width);
   RotateHeads<FP8>(p, row, p.q_weight, p.q_out, token * q_width, p.num_heads_q, scratch[0], turn);
   RotateHeads<FP8>(p, row + q_width, p.k_weight, p.k_out, token * k_width, p.num_heads_k, scratch[1], turn);

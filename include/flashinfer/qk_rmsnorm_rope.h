@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMSNorm over all heads of q (and of k) of a packed qkv row, then 3-D rotary embedding; v is copied. CUDA only.
 //   token t of a sequence: frame = t / (pph * ppw), height = t % (pph * ppw) / ppw, width = t % ppw
-//   pair i of a head (0 <= i < D / 2) turns by pos(axis of channel 2i) * freq(i); elements (2i, 2i + 1) when interleaved,
-//   (i, i + D / 2) otherwise.
-//   freq(i) = base^(-2 j / n), j the pair's index inside its axis' block of n channels; YaRN blends freq and freq / factor.
+//   pair i of a head (0 <= i < D / 2) turns by pos(axis of channel 2i) * freq(i); elements (2i, 2i + 1) when
+//   interleaved, (i, i + D / 2) otherwise.
+//   freq(i) = base^(-2 j / n), j the pair's index inside its axis' block of n channels; YaRN blends it with freq / factor
 //   test  pytest tests/norm/test_qk_rmsnorm_rope.py      bench  python benchmarks/bench_norm.py
 #pragma once
 #include "backend.h"

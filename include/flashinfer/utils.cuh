@@ -52,7 +52,8 @@ __device__ __forceinline__ float BlockSum(float x, float* scratch) {
 
 /// Launch with or without programmatic dependent launch.
 template <typename... Params, typename... Args>
-cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, bool enable_pdl, cudaStream_t stream, Args&&... args) {
+cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, bool enable_pdl, cudaStream_t stream,
+                   Args&&... args) {
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
