@@ -20,7 +20,7 @@ from .jit.progress import ProgressBar
 from .jit.scale import gen_scale_modules as gen_scale_modules
 from .knobs import knobs
 
-#: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` here what AOT builds.
+#: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
 FAMILIES = ("scale", "norm")
 
 
