@@ -77,6 +77,7 @@ def compile_and_package_modules(
         raise RuntimeError(
             "aot: FLASHINFER_CUDA_ARCH_LIST is not set, expected the targets to build for, e.g. '8.0 9.0a'"
         )
+    build_dir = build_dir.absolute()  # ninja runs elsewhere
     rebound: dict[str, Path] = {
         "FLASHINFER_JIT_DIR": build_dir / "cached_ops",
         "FLASHINFER_GEN_SRC_DIR": build_dir / "generated",
@@ -104,7 +105,7 @@ def main(argv: Optional[list[str]] = None) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="show the commands")
     args = parser.parse_args(argv)
     specs = compile_and_package_modules(
-        args.out_dir, args.build_dir.absolute(), config={"families": args.family or FAMILIES}, verbose=args.verbose
+        args.out_dir, args.build_dir, config={"families": args.family or FAMILIES}, verbose=args.verbose
     )
     where: Union[Path, str] = args.out_dir or args.build_dir
     print(f"built {len(specs)} modules for {os.environ['FLASHINFER_CUDA_ARCH_LIST']} in {where}")

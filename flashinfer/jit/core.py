@@ -18,7 +18,7 @@ from .context import current_compilation_context
 from .cpp_ext import Commands, ninja_text, translation_units
 from .manifest import staleness
 from .progress import ProgressLine
-from .utils import write_if_different
+from .utils import is_whole_library, write_if_different
 
 __all__ = [
     "JitSpec",
@@ -185,6 +185,8 @@ def _load_library(path: Path) -> Any:
     import tvm_ffi
 
     tvm_ffi.register_error("ArgumentError", ArgumentError)
+    if not is_whole_library(path):
+        raise RuntimeError(f"{path} is not a complete shared library")
     status = path.stat()
     file = (status.st_dev, status.st_ino)
     if _loaded.setdefault(path, file) == file:

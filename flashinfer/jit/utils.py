@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import tempfile
 from pathlib import Path
 from typing import Union
@@ -13,6 +14,7 @@ import torch
 __all__ = [
     "dtype_map",
     "filename_safe_dtype_map",
+    "is_whole_library",
     "write_atomically",
     "write_if_different",
 ]
@@ -41,6 +43,16 @@ def write_if_different(path: Union[str, Path], content: str) -> None:
     except OSError:
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
+
+
+def is_whole_library(path: Path) -> bool:
+    """Whether an ELF file is as long as its header says: the dynamic linker maps a truncated one and dies of SIGBUS."""
+    with open(path, "rb") as f:
+        header = f.read(64)
+    if len(header) < 64 or header[:5] != b"\x7fELF\2":  # 64-bit
+        return False
+    (table,), (entry, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
+    return table + entry * count <= path.stat().st_size  # the section table is last in the file
 
 
 #: C++ element type, as the templates of ``include/flashinfer`` name it.

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules built ahead of time: which are loaded, which companion packages count, and the build that makes them."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashinfer import aot
+from flashinfer.jit import build_jit_specs
+from flashinfer.jit import env as jit_env
+
+from .toolbox import TINY, calls
+
+
+@pytest.fixture
+def prebuilt(workshop, tmp_path, monkeypatch):
+    """``op`` pre-built with the answer 1; its source says 42. No target, no nvcc."""
+    op = workshop.spec("op", text=TINY.replace("= ANSWER", "= 1"))
+    op.build()
+    folder = tmp_path / "aot"
+    (folder / "op").mkdir(parents=True)
+    shutil.copy(op.jit_library_path, folder / "op" / "op.so")
+    shutil.rmtree(workshop.base / ".cache")
+    workshop.source("op")
+    workshop.log_length = len(workshop.calls)
+    monkeypatch.setitem(vars(jit_env), "FLASHINFER_AOT_DIR", folder)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return folder / "op" / "op.so"
+
+
+def test_prebuilt_is_preferred(workshop, prebuilt, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    for backend in ("cpu", "cuda"):
+        spec = workshop.spec("op", backend)
+        assert spec.is_aot
+        assert spec.is_compiled
+        assert spec.get_library_path() == prebuilt
+        assert spec.build_and_load().answer() == 1
+    assert len(workshop.calls) == workshop.log_length
+    assert list(workshop.base.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", [0, 40, 2000, -1])
+def test_broken_prebuilt_module_is_built_instead(workshop, prebuilt, caplog, keep):
+    """Truncated anywhere: the dynamic linker would kill the process (SIGBUS), so it is not asked."""
+    prebuilt.write_bytes(prebuilt.read_bytes()[:keep])
+    assert workshop.spec("op").build_and_load().answer() == 42
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"pre-built {prebuilt} cannot be loaded" in record.getMessage()
+    assert len(workshop.calls) == workshop.log_length + 2
+
+
+def test_prebuilt_module_of_another_machine(workshop, prebuilt, caplog):
+    """Complete, but for another processor: the number in bytes 18 and 19 of an ELF file."""
+    content = prebuilt.read_bytes()
+    prebuilt.write_bytes(content[:18] + b"\x28\x00" + content[20:])
+    assert workshop.spec("op").build_and_load().answer() == 42
+    assert "cannot be loaded" in caplog.text
+
+
+def test_groups_leave_prebuilt_modules_alone(workshop, prebuilt):
+    specs = [workshop.spec("op"), workshop.spec("other")]
+    build_jit_specs(specs)
+    assert len(workshop.calls) == workshop.log_length + 2
+    assert not specs[0].jit_library_path.exists()
+    build_jit_specs(specs, skip_prebuilt=False)
+    assert specs[0].jit_library_path.exists()
+
+
+# ------------------------------------------------------------------------------------------------ companions
+
+RULES = [
+    ("0.6.10", True),
+    ("0.6.10+cu130", True),
+    ("0.6.1", False),
+    ("0.6.100", False),
+    ("0.6.10.post1", False),
+    ("0.6.9+cu130", False),
+]
+
+
+@pytest.fixture
+def companion(tmp_path, monkeypatch):
+    """Installs a fake companion package of a given version; flashinfer itself is 0.6.10."""
+    monkeypatch.setattr(jit_env, "__version__", "0.6.10")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+    def install(package: str, version: str) -> str:
+        folder = tmp_path / "site" / package
+        folder.mkdir(parents=True)
+        text = f"__version__ = {version!r}\n"
+        text += "".join(
+            f"def {name}(): return {str(folder / 'data')!r}\n" for name in ("get_jit_cache_dir", "get_cubin_dir")
+        )
+        (folder / "__init__.py").write_text(text)
+        monkeypatch.delitem(sys.modules, package, raising=False)
+        importlib.invalidate_caches()
+        return str(folder / "data")
+
+    yield install
+    for package in ("flashinfer_jit_cache", "flashinfer_cubin"):
+        sys.modules.pop(package, None)
+
+
+@pytest.mark.parametrize("version, matches", RULES)
+@pytest.mark.parametrize("package, name", [("flashinfer_jit_cache", "AOT"), ("flashinfer_cubin", "CUBIN")])
+def test_companion_version(companion, caplog, package, name, version, matches):
+    data = companion(package, version)
+    for _ in range(2):
+        assert (str(getattr(jit_env, f"FLASHINFER_{name}_DIR")) == data) is matches
+    warnings = [r.getMessage() for r in caplog.records]
+    assert len(warnings) == (0 if matches else 1)
+    if not matches:
+        assert f"{package} {version} is ignored: flashinfer is 0.6.10" in warnings[0]
+        assert "FLASHINFER_DISABLE_VERSION_CHECK" in warnings[0]
+
+
+def test_version_check_can_be_disabled(companion, monkeypatch, caplog):
+    data = companion("flashinfer_jit_cache", "0.5.0")
+    monkeypatch.setenv("FLASHINFER_DISABLE_VERSION_CHECK", "1")
+    assert str(jit_env.FLASHINFER_AOT_DIR) == data
+    assert not caplog.records
+
+
+def test_development_version_takes_any_companion(companion, monkeypatch):
+    data = companion("flashinfer_jit_cache", "0.5.0")
+    monkeypatch.setattr(jit_env, "__version__", "0.0.0+unknown")
+    assert str(jit_env.FLASHINFER_AOT_DIR) == data
+
+
+def test_probes_for_companions(companion):
+    assert not jit_env.has_flashinfer_jit_cache()
+    assert not jit_env.has_flashinfer_cubin()
+    companion("flashinfer_jit_cache", "0.6.10")
+    companion("flashinfer_cubin", "0.6.10")
+    assert jit_env.has_flashinfer_jit_cache()
+    assert jit_env.has_flashinfer_cubin()
+
+
+def test_cubin_directory(companion, workshop, monkeypatch, tmp_path):
+    assert str(jit_env.FLASHINFER_CUBIN_DIR) == f"{workshop.base}/.cache/flashinfer/cubins"
+    companion("flashinfer_cubin", "0.6.10")
+    monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(tmp_path / "mine"))
+    assert tmp_path / "mine" == jit_env.FLASHINFER_CUBIN_DIR
+
+
+# ------------------------------------------------------------------------------------------------ building them
+
+
+@pytest.fixture
+def family(workshop, toolkit, monkeypatch):
+    """The scale family, replaced by two modules that a fake nvcc can compile."""
+    specs = lambda backend="cuda": (workshop.spec(name, backend) for name in ("one", "two"))  # noqa: E731
+    monkeypatch.setattr(aot, "gen_scale_modules", specs)
+    return workshop
+
+
+def package(tmp_path, **more):
+    config = {"families": ["scale"]}
+    return aot.compile_and_package_modules(tmp_path / "out", tmp_path / "build", config=config, **more)
+
+
+def listing(folder) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_package(family, tmp_path, toolkit):
+    specs = package(tmp_path)
+    assert [s.name for s in specs] == ["one", "two"]
+    assert listing(tmp_path / "out") == {"one/one.so", "two/two.so"}
+    assert list(family.base.iterdir()) == []  # the user's cache is not touched
+    assert jit_env.FLASHINFER_JIT_DIR.is_relative_to(family.base)
+    assert len(calls(toolkit / "bin" / "nvcc")) == 2
+    package(tmp_path)
+    assert len(calls(toolkit / "bin" / "nvcc")) == 2
+
+
+def test_package_is_what_gets_loaded(family, tmp_path, monkeypatch):
+    package(tmp_path)
+    monkeypatch.setitem(vars(jit_env), "FLASHINFER_AOT_DIR", tmp_path / "out")
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    assert family.spec("one", "cuda").build_and_load().answer() == 42
+
+
+def test_package_from_a_warm_cache(family, tmp_path):
+    """A module that the user's cache has already is still built into the package."""
+    family.spec("one", "cuda").build()
+    package(tmp_path)
+    assert listing(tmp_path / "out") == {"one/one.so", "two/two.so"}
+
+
+def test_package_with_relative_directories(family, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    aot.compile_and_package_modules(Path("out"), Path("build"), config={"families": ["scale"]})
+    assert listing(tmp_path / "out") == {"one/one.so", "two/two.so"}
+
+
+def test_package_skips_what_is_prebuilt(family, tmp_path, monkeypatch):
+    package(tmp_path)
+    shutil.rmtree(tmp_path / "build")
+    monkeypatch.setitem(vars(jit_env), "FLASHINFER_AOT_DIR", tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "two")
+    aot.compile_and_package_modules(tmp_path / "more", tmp_path / "build", config={"families": ["scale"]})
+    assert listing(tmp_path / "more") == {"two/two.so"}
+    package(tmp_path, skip_prebuilt=False)
+    assert listing(tmp_path / "out") == {"one/one.so", "two/two.so"}
+
+
+def test_failed_package_leaves_the_directories_as_they_were(family, tmp_path):
+    family.spec("two", "cuda", text="#error no")
+    with pytest.raises(RuntimeError, match="Ninja build failed for two"):
+        package(tmp_path)
+    assert jit_env.FLASHINFER_JIT_DIR.is_relative_to(family.base)
+    assert "FLASHINFER_GEN_SRC_DIR" not in vars(jit_env)
+
+
+def test_package_without_an_output_folder(family, tmp_path):
+    aot.compile_and_package_modules(None, tmp_path / "build", config={"families": ["scale"]})
+    assert (tmp_path / "build" / "cached_ops" / "one" / "one.so").exists()
+
+
+def test_project_root(family, tmp_path):
+    """Sources of another tree."""
+    seen = []
+
+    def scale(backend):
+        seen.extend([jit_env.FLASHINFER_CSRC_DIR, jit_env.FLASHINFER_INCLUDE_DIR])
+        yield family.spec("one", "cuda")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aot, "gen_scale_modules", scale)
+        package(tmp_path, project_root=tmp_path / "tree")
+    assert seen == [tmp_path / "tree" / "csrc", tmp_path / "tree" / "include"]
+    assert "FLASHINFER_CSRC_DIR" not in vars(jit_env)
+
+
+def test_targets_must_be_named(family, tmp_path, monkeypatch):
+    monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST")
+    with pytest.raises(RuntimeError, match="FLASHINFER_CUDA_ARCH_LIST is not set"):
+        package(tmp_path)
+
+
+def test_command(family, tmp_path, capsys):
+    aot.main(["--out-dir", str(tmp_path / "out"), "--build-dir", str(tmp_path / "build"), "--family", "scale"])
+    assert "built 2 modules for 9.0a" in capsys.readouterr().out
+    assert listing(tmp_path / "out") == {"one/one.so", "two/two.so"}
+
+
+def test_families_and_their_generators(toolkit):
+    for family in aot.FAMILIES:
+        names = [spec.name for spec in getattr(aot, f"gen_{family}_modules")()]
+        assert names
+        assert len(set(names)) == len(names)
+    assert aot.register_default_modules() == len(aot.gen_all_modules())
