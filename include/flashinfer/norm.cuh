@@ -306,14 +306,13 @@ Status RMSNormOf(const RMSNormParams<T>& params, Stream stream) {
   if (vectors <= 128) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 4, 1>, 32, 1);
   const int two = BlockThreads(p.hidden, VEC * 2), four = BlockThreads(p.hidden, VEC * 4);
   if (vectors > BlockLimit(4) * 4) return block_kernel(RMSNormLongKernel<T, F, VEC>, 1024, p.hidden);
-  if constexpr (F::RESIDUAL) {  // two streams: more bytes per thread pay
-    return block_kernel(RMSNormBlockKernel<T, F, VEC, 4, false>, four);
-  } else {
-    constexpr int64_t ONE_WAVE = 132 * 1024;  // threads that run at once with the registers of EARLY
-    if (vectors > BlockLimit(2) * 2) return block_kernel(RMSNormBlockKernel<T, F, VEC, 4, false>, four);
-    if (p.num_rows * two <= ONE_WAVE) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, true>, two);
-    return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, false>, two);
+  constexpr int64_t ONE_WAVE = 132 * 1024;  // threads that run at once with the registers of EARLY
+  const bool fits_two = vectors <= BlockLimit(2) * 2;
+  if (fits_two && p.num_rows * two <= ONE_WAVE) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, true>, two);
+  if constexpr (!F::RESIDUAL) {  // with a residual there are two streams, and more bytes per thread pay
+    if (fits_two) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, false>, two);
   }
+  return block_kernel(RMSNormBlockKernel<T, F, VEC, 4, false>, four);
 }
 
 }  // namespace flashinfer
