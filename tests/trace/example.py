@@ -6,6 +6,7 @@
 No GPU is needed: a trace reads shapes and dtypes, so meta tensors do. The files are committed, and a test compares
 them with what this program writes; run it again after changing a template or a reference. It writes
 
+    concat_mla_k_h128_n128_r64.json
     fused_add_rmsnorm_h4096.json
     fused_add_rmsnorm_quant_h4096.json
     fused_dit_gate_residual_layernorm_gamma_beta_h3072.json
@@ -16,6 +17,8 @@ them with what this program writes; run it again after changing a template or a 
     fused_qk_rmsnorm_rope_fp8_q24_k24_v24_d128_f44_h42_w42.json
     fused_qk_rmsnorm_rope_q24_k24_v24_d128_f44_h42_w42.json
     fused_rmsnorm_silu_h5120.json
+    gelu_and_mul_d4096.json
+    gelu_tanh_and_mul_d9216.json
     gemma_fused_add_rmsnorm_h2304.json
     gemma_rmsnorm_h2304.json
     layernorm_h1280.json
@@ -24,6 +27,9 @@ them with what this program writes; run it again after changing a template or a 
     rmsnorm_heads_d128.json
     rmsnorm_quant_h4096.json
     scale_2d.json
+    silu_and_mul_3d_d14336.json
+    silu_and_mul_d14336.json
+    swiglu_2d.json
 """
 
 from __future__ import annotations
@@ -79,6 +85,16 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from dit_calls()
     yield from rope_calls()
     yield flashinfer.scale, {"input": bf16(128, 1024), "factor": 3.14}
+    yield from activation_calls()
+    yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
+
+
+def activation_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    yield flashinfer.silu_and_mul, {"input": bf16(16, 2 * 14336)}
+    yield flashinfer.silu_and_mul, {"input": bf16(4, 16, 2 * 14336)}
+    yield flashinfer.gelu_and_mul, {"input": bf16(16, 2 * 4096)}
+    yield flashinfer.gelu_tanh_and_mul, {"input": bf16(16, 2 * 9216)}
+    yield flashinfer.swiglu, {"x": bf16(16, 14336), "gate": bf16(16, 14336)}
 
 
 def dit_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The path under which published code imports ops of DeepSeek-V3; each belongs to the family of its kind."""
+
+from .concat_ops import concat_mla_k as concat_mla_k

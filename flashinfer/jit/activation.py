@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module of the activation family: one per backend; activations and element types are dispatched inside."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ..errors import ArgumentError
+from .codegen import stage
+from .core import JitSpec
+
+__all__ = ["gen_act_and_mul_module", "gen_activation_modules"]
+
+_NAMES = ("silu", "gelu", "gelu_tanh")
+
+
+def gen_activation_module(backend: str = "cuda") -> JitSpec:
+    """The gated activations and ``swiglu``."""
+    return stage("activation", backend=backend, kernels={t: {"dtype": t} for t in ("float16_t", "bfloat16_t", "float")})
+
+
+def gen_act_and_mul_module(act_func_name: str, backend: str = "cuda") -> JitSpec:
+    """The module with ``<act_func_name>_and_mul``: "silu", "gelu" or "gelu_tanh". They share one, which builds faster."""
+    if act_func_name not in _NAMES:
+        raise ArgumentError(
+            f"gen_act_and_mul_module: act_func_name is {act_func_name!r}, expected one of {', '.join(_NAMES)}"
+        )
+    return gen_activation_module(backend)
+
+
+def gen_activation_modules(backend: str = "cuda") -> Iterator[JitSpec]:
+    """What AOT pre-builds and what a warm-up of the family loads."""
+    yield gen_activation_module(backend)

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module of the concat family: one per backend; element sizes are dispatched inside."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from .codegen import stage
+from .core import JitSpec
+
+__all__ = ["gen_concat_mla_module", "gen_concat_ops_modules"]
+
+
+def gen_concat_mla_module(backend: str = "cuda") -> JitSpec:
+    """Keys of multi-head latent attention from their two parts."""
+    return stage("concat_mla", backend=backend, kernels={"kernel": {}})
+
+
+def gen_concat_ops_modules(backend: str = "cuda") -> Iterator[JitSpec]:
+    """What AOT pre-builds and what a warm-up of the family loads."""
+    yield gen_concat_mla_module(backend)

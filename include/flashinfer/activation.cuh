@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gated activations on CUDA (formulas and parameters: activation.h). Three elements of memory per result and about ten
+// instructions, two of them special functions: bound by DRAM.
+//
+// A thread makes one 16-byte vector of the output from two loads that are issued together. The grid is (chunks of a row,
+// rows), so no thread divides; short rows share a block. Rows aligned to 8 bytes only (an odd half width) take vectors
+// of that size, anything else single elements.
+//   test  pytest tests/activation      bench  python benchmarks/bench_activation.py
+#pragma once
+#include "activation.h"
+#include "ptx/pdl.cuh"
+#include "utils.cuh"
+#include "vec_dtypes.cuh"
+
+namespace flashinfer {
+namespace activation {
+
+/// The fast exponential and division: relative errors stay below 1e-6 times the exponent, far from what 16 bits show.
+/// e^-x beyond the float range is infinite and the quotient 0, as it should be.
+template <Activation ACT>
+__device__ __forceinline__ float Activate(float x) {
+  if constexpr (ACT == Activation::kSigmoid) {
+    return __fdividef(1.f, 1.f + __expf(-x));
+  } else if constexpr (ACT == Activation::kSilu) {
+    return __fdividef(x, 1.f + __expf(-x));
+  } else if constexpr (ACT == Activation::kGeluTanh) {
+    return __fdividef(x, 1.f + __expf(-x * (GELU_TANH_LINEAR + GELU_TANH_CUBIC * x * x)));
+  } else {
+    const float z = fabsf(x) * SQRT_HALF;
+    const float t = __fdividef(1.f, 1.f + ERFC_SLOPE * z);
+    const float series = t * (ERFC_1 + t * (ERFC_2 + t * (ERFC_3 + t * (ERFC_4 + t * ERFC_5))));
+    const float tail = 0.5f * series * __expf(-z * z);
+    return x * (x < 0.f ? tail : 1.f - tail);
+  }
+}
+
+/// Block (lanes, rows), grid (chunks, y, z): y and z together count the row groups.
+template <Activation ACT, typename T, int VEC>
+__global__ void __launch_bounds__(128) ActAndMulKernel(const __grid_constant__ ActAndMulParams<T> p) {
+  using V = Vec<T, VEC>;
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
+  const int64_t row = int64_t(blockIdx.z * gridDim.y + blockIdx.y) * blockDim.y + threadIdx.y;
+  const int64_t column = int64_t(blockIdx.x * blockDim.x + threadIdx.x) * VEC;
+  if (row >= p.rows || column >= p.columns) return;
+  const T* gate = p.gate + row * p.gate_stride + column;
+  const T* up = p.up + row * p.up_stride + column;
+  T* out = p.out + row * p.out_stride + column;
+  if (VEC == 1 || column + VEC <= p.columns) {
+    const V g = V::Load(gate), u = V::Load(up);
+    float y[VEC];
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) y[i] = Activate<ACT>(ToFloat(g[i])) * ToFloat(u[i]);
+    RoundTo<T, VEC>(y).Store(out);
+  } else {
+    for (int i = 0; i < p.columns - column; ++i) out[i] = FromFloat<T>(Activate<ACT>(ToFloat(gate[i])) * ToFloat(up[i]));
+  }
+}
+
+/// Whether every row of all three arrays starts at a multiple of `vec` elements.
+template <typename T>
+bool CanVectorise(const ActAndMulParams<T>& p, int vec) {
+  const size_t bytes = vec * sizeof(T);
+  const bool rows_align = p.rows == 1 || (p.gate_stride % vec == 0 && p.up_stride % vec == 0 && p.out_stride % vec == 0);
+  return rows_align && IsAligned(p.gate, bytes) && IsAligned(p.up, bytes) && IsAligned(p.out, bytes);
+}
+
+}  // namespace activation
+
+template <Activation ACT, typename T>
+Status ActAndMul(const ActAndMulParams<T>& p, Stream stream) {
+  using namespace activation;
+  constexpr int VEC = 16 / sizeof(T);
+  constexpr int64_t THREADS = 128, MAX_Y = 65535;  // of a block; of the second axis of a grid
+  if (p.rows == 0 || p.columns == 0) return cudaSuccess;
+  auto launch = [&](auto kernel, int vec) {
+    const int64_t vectors = CeilDiv(p.columns, vec), chunks = CeilDiv(vectors, THREADS);
+    const int64_t lanes = chunks == 1 ? vectors : THREADS;
+    const int64_t groups = CeilDiv(p.rows, THREADS / lanes), z = CeilDiv(groups, MAX_Y);
+    if (chunks > INT32_MAX || z > MAX_Y) return cudaErrorInvalidValue;
+    const dim3 grid(chunks, CeilDiv(groups, z), z), block(lanes, THREADS / lanes);
+    return Launch(kernel, grid, block, p.enable_pdl, stream, p);
+  };
+  if (CanVectorise(p, VEC)) return launch(ActAndMulKernel<ACT, T, VEC>, VEC);
+  if (CanVectorise(p, VEC / 2)) return launch(ActAndMulKernel<ACT, T, VEC / 2>, VEC / 2);
+  return launch(ActAndMulKernel<ACT, T, 1>, 1);
+}
+
+}  // namespace flashinfer
