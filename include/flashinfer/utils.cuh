@@ -30,6 +30,19 @@ inline int BlockThreads(int64_t hidden, int elements) {
   return int(std::min<int64_t>(1024, CeilDiv(hidden, int64_t(elements) * 32) * 32));
 }
 
+/// n / divisor for n < 2^31 in a multiplication and a shift: magic = ceil(2^(31 + s) / divisor) with divisor <= 2^s is off by
+/// less than 2^s / 2^(31 + s) of its value, too little to reach the next integer.
+struct FastDivisor {
+  uint32_t divisor, magic, shift;
+
+  FastDivisor() = default;
+  explicit FastDivisor(uint32_t d) : divisor(d), magic(0), shift(0) {  // magic 0: divide by one
+    while (d > (uint64_t{2} << shift)) ++shift;
+    if (d > 1) magic = uint32_t(((uint64_t{1} << (32 + shift)) + d - 1) / d);
+  }
+  __device__ __forceinline__ uint32_t Divide(uint32_t n) const { return magic == 0 ? n : __umulhi(n, magic) >> shift; }
+};
+
 inline bool IsAligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 /// Sum over groups of `width` neighbouring lanes (a power of two); every lane gets the result.
