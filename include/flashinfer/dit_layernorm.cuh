@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fused LayerNorm of diffusion transformers on CUDA (formula and parameters: dit_layernorm.h).
-// A block per row, NVEC 16-byte vectors per thread; r stays in registers as fp32. Bound by DRAM: up to five reads and
-// two writes of the row. Every term that may be absent is a uniform branch on a null pointer.
+// A block per row, NVEC vectors per thread (16 bytes, or one element where something is not aligned); r stays in
+// registers as fp32. Bound by DRAM: up to five reads and two writes of the row. Every term that may be absent is a uniform branch on a null pointer.
 //   test  pytest tests/norm/test_dit_layernorm.py      bench  python benchmarks/bench_norm.py
 #pragma once
 #include "dit_layernorm.h"
@@ -11,9 +11,8 @@
 namespace flashinfer {
 namespace norm {
 
-template <int NVEC>
-__global__ void DitLayerNormKernel(const __grid_constant__ DitLayerNormParams p) {
-  constexpr int VEC = 8;
+template <int VEC, int NVEC>
+__global__ void __launch_bounds__(256) DitLayerNormKernel(const __grid_constant__ DitLayerNormParams p) {
   using V = Vec<__nv_bfloat16, VEC>;
   __shared__ float scratch[2][32];
   const int64_t row = blockIdx.x;
@@ -34,15 +33,26 @@ __global__ void DitLayerNormKernel(const __grid_constant__ DitLayerNormParams p)
     shift[v] = inside ? load(p.shift, modulation + c) : V::Zero();
   }
 
+  // A row of floats that may be absent.
+  auto floats = [&](const float* p, int c, float (&y)[VEC]) {
+    if (p != nullptr) {
+      LoadFloats(p + c, y);
+    } else {
+#pragma unroll
+      for (int i = 0; i < VEC; ++i) y[i] = 0.f;
+    }
+  };
+
   float r[NVEC][VEC], sum = 0.f, square = 0.f;
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
     const int c = column_of(v);
     if (c >= p.hidden) continue;
+    float bias[VEC];
+    floats(p.gate_bias, c, bias);
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-      const float bias = p.gate_bias != nullptr ? p.gate_bias[c + i] : 0.f;
-      const float g = p.gate != nullptr ? ToFloat(gate[v][i]) + bias : 1.f;
+      const float g = p.gate != nullptr ? ToFloat(gate[v][i]) + bias[i] : 1.f;
       r[v][i] = ToFloat(add[v][i]) + ToFloat(x[v][i]) * g * input_scale;
       sum += r[v][i];
       square += r[v][i] * r[v][i];
@@ -57,17 +67,16 @@ __global__ void DitLayerNormKernel(const __grid_constant__ DitLayerNormParams p)
   for (int v = 0; v < NVEC; ++v) {
     const int c = column_of(v);
     if (c >= p.hidden) continue;
-    float y[VEC];
+    float y[VEC], gain[VEC], offset[VEC];
+    floats(p.gamma != nullptr ? p.gamma : p.scale_bias, c, gain);
+    floats(p.gamma != nullptr ? p.beta : p.shift_bias, c, offset);
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-      const float n = (r[v][i] - mean) * rstd;
-      if (p.gamma != nullptr) {
-        y[i] = n * p.gamma[c + i] + p.beta[c + i];
-      } else {
-        const float scale_bias = p.scale_bias != nullptr ? p.scale_bias[c + i] : 0.f;
-        const float shift_bias = p.shift_bias != nullptr ? p.shift_bias[c + i] : 0.f;
-        y[i] = n * (1.f + ToFloat(scale[v][i]) + scale_bias) + (ToFloat(shift[v][i]) + shift_bias);
+      if (p.gamma == nullptr) {
+        gain[i] += 1.f + ToFloat(scale[v][i]);
+        offset[i] += ToFloat(shift[v][i]);
       }
+      y[i] = (r[v][i] - mean) * rstd * gain[i] + offset[i];
     }
     RoundTo<__nv_bfloat16, VEC>(y).Store(p.norm_out + base + c);
   }
@@ -75,13 +84,20 @@ __global__ void DitLayerNormKernel(const __grid_constant__ DitLayerNormParams p)
 
 }  // namespace norm
 
-/// `hidden` must be a multiple of 8 and at most 24576; rows 16-byte aligned.
+/// `hidden` may be at most 6144.
 FLASHINFER_INLINE Status DitLayerNorm(const DitLayerNormParams& p, Stream stream) {
-  constexpr int NVEC = 3;
+  constexpr int ELEMENTS = 24;  // per thread
   if (p.num_rows == 0) return cudaSuccess;
-  if (p.hidden % 8 != 0 || p.hidden > 1024 * NVEC * 8 || p.num_rows > INT32_MAX) return cudaErrorInvalidValue;
-  const int threads = int(CeilDiv(p.hidden, 8 * NVEC * 32) * 32);
-  return Launch(norm::DitLayerNormKernel<NVEC>, dim3(p.num_rows), dim3(threads), false, stream, p);
+  if (p.hidden > 256 * ELEMENTS || p.num_rows > INT32_MAX) return cudaErrorInvalidValue;
+  bool aligned = p.hidden % 8 == 0 && p.modulation_stride % 8 == 0;
+  for (const void* pointer :
+       {(const void*)p.input, (const void*)p.residual, (const void*)p.gate, (const void*)p.scale, (const void*)p.shift,
+        (const void*)p.gate_bias, (const void*)p.scale_bias, (const void*)p.shift_bias, (const void*)p.gamma,
+        (const void*)p.beta, (const void*)p.residual_out, (const void*)p.norm_out}) {
+    aligned = aligned && IsAligned(pointer, 16);
+  }
+  auto kernel = aligned ? norm::DitLayerNormKernel<8, ELEMENTS / 8> : norm::DitLayerNormKernel<1, ELEMENTS>;
+  return Launch(kernel, dim3(p.num_rows), dim3(BlockThreads(p.hidden, ELEMENTS)), false, stream, p);
 }
 
 }  // namespace flashinfer

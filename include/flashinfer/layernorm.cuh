@@ -57,10 +57,12 @@ __global__ void __launch_bounds__(1024) LayerNormKernel(const __grid_constant__ 
   const float rstd = rsqrtf(BlockSum(square, scratch[1]) / float(p.hidden) + p.eps);
 
   auto finish = [&](int64_t column, const Vec<T, VEC>& value) {
-    float y[VEC];
+    float y[VEC], gamma[VEC], beta[VEC];
+    LoadFloats(p.gamma + column, gamma);
+    LoadFloats(p.beta + column, beta);
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-      y[i] = (ToFloat(value[i]) - mean) * rstd * p.gamma[column + i] + p.beta[column + i];
+      y[i] = (ToFloat(value[i]) - mean) * rstd * gamma[i] + beta[i];
       if constexpr (QUANT) y[i] = ToFloat(FromFloat<T>(y[i]));  // the contract quantises the bfloat16 result
     }
     const int64_t out = row * p.out_stride + column;
@@ -85,7 +87,8 @@ template <bool QUANT>
 cudaError_t DispatchLayerNorm(const LayerNormParams& p, cudaStream_t stream) {
   constexpr int VEC = 8;
   const bool vectorise = p.hidden % VEC == 0 && p.input_stride % VEC == 0 && p.out_stride % VEC == 0 &&
-                         IsAligned(p.input, 16) && IsAligned(p.out, QUANT ? 8 : 16);
+                         IsAligned(p.input, 16) && IsAligned(p.out, QUANT ? 8 : 16) && IsAligned(p.gamma, 16) &&
+                         IsAligned(p.beta, 16);
   const dim3 rows(p.num_rows);
   if (vectorise)
     return Launch(LayerNormKernel<QUANT, VEC, 2>, rows, dim3(BlockThreads(p.hidden, 2 * VEC)), false, stream, p);

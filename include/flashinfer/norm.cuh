@@ -309,7 +309,7 @@ Status RMSNormOf(const RMSNormParams<T>& params, Stream stream) {
   constexpr int64_t ONE_WAVE = 132 * 1024;  // threads that run at once with the registers of EARLY
   const bool fits_two = vectors <= BlockLimit(2) * 2;
   if (fits_two && p.num_rows * two <= ONE_WAVE) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, true>, two);
-  if constexpr (!F::RESIDUAL) {  // with a residual there are two streams, and more bytes per thread pay
+  if constexpr (!F::RESIDUAL && !F::QUANT) {  // where reads outweigh writes, or are two streams, four vectors pay
     if (fits_two) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, false>, two);
   }
   return block_kernel(RMSNormBlockKernel<T, F, VEC, 4, false>, four);

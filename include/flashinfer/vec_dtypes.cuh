@@ -80,6 +80,18 @@ __device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
+/// N floats, four at a time where N allows it (`p` is then 16-byte aligned).
+template <int N>
+__device__ __forceinline__ void LoadFloats(const float* p, float (&x)[N]) {
+  constexpr int WIDTH = N % 4 == 0 ? 4 : 1;
+#pragma unroll
+  for (int i = 0; i < N; i += WIDTH) {
+    const auto part = Vec<float, WIDTH>::Load(p + i);
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) x[i + j] = part[j];
+  }
+}
+
 /// Round N floats to T; pairs convert in one instruction where the chip has it.
 template <typename T, int N>
 __device__ __forceinline__ Vec<T, N> RoundTo(const float (&x)[N]) {
