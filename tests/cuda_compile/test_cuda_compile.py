@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA code compiles: everything AOT builds for Hopper, without register spills, and samples for other chips."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashinfer import aot
+from flashinfer.jit import gen_jit_spec
+from flashinfer.jit.core import _load_library
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: ptxas names the kernel and the bytes, and fails.
+NO_SPILLS = "-Xptxas=--warn-on-spills -Xptxas=--warning-as-error"
+
+SPILLING = """
+__global__ void __launch_bounds__(1024, 2) Spill(float* x) {
+  float v[64], sum = 0;
+#pragma unroll
+  for (int i = 0; i < 64; ++i) v[i] = x[threadIdx.x + 1024 * i];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 64; ++i) sum += v[i] * v[(i + 1) % 64];
+  x[threadIdx.x] = sum;
+#pragma unroll
+  for (int i = 0; i < 64; ++i) x[threadIdx.x + 1024 * i] += v[63 - i];
+}
+"""
+
+
+def libraries(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def expected(family: str) -> set[str]:
+    return {f"{spec.name}/{spec.name}.so" for spec in aot.gen_family_modules(family)}
+
+
+def test_scale_by_command(hopper, tmp_path):
+    """``python -m flashinfer.aot``, in a process of its own as a packager runs it."""
+    command = [sys.executable, "-m", "flashinfer.aot", "--family", "scale", "--out-dir", "out"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_EXTRA_CUDAFLAGS": NO_SPILLS}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "built 3 modules for 9.0a in out" in done.stdout
+    assert libraries(tmp_path / "out") == expected("scale")
+    for name in expected("scale"):
+        assert callable(_load_library(tmp_path / "out" / name).run)
+
+
+@pytest.mark.parametrize("family", [family for family in aot.FAMILIES if family != "scale"])
+def test_family(hopper, tmp_path, monkeypatch, family):
+    monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
+    aot.compile_and_package_modules(tmp_path / "out", tmp_path / "build", config={"families": [family]})
+    assert libraries(tmp_path / "out") == expected(family)
+    for name in expected(family):
+        _load_library(tmp_path / "out" / name)
+
+
+def test_spills_would_be_noticed(hopper, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
+    source = tmp_path / "spill.cu"
+    source.write_text(SPILLING)
+    with pytest.raises(RuntimeError, match=r"Registers are spilled to local memory in function '.*Spill"):
+        gen_jit_spec("spill", [source]).build()
+
+
+def test_other_targets(hopper, monkeypatch):
+    """Turing to Blackwell: a kernel unit of each launcher, all in one module; they need no launcher to link."""
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "7.5 8.0 8.9 10.0a 12.0a")
+    specs = aot.gen_all_modules()
+    generated = {path: text for spec in specs for path, text in spec.generated.items()}
+    unit_of = {spec.sources[0].stem: source for spec in specs for source in spec.sources if source in spec.generated}
+    assert {"scale", "norm"} <= unit_of.keys()
+    includes = [path.parent for path in generated if path.suffix == ".inc"]
+    gen_jit_spec("samples", list(unit_of.values()), generated=generated, extra_include_paths=includes).build()
+
+
+def test_device_linking(hopper, tmp_path):
+    """A device function of another unit: linked by nvcc, for the targets the units were compiled for."""
+    caller, callee = tmp_path / "caller.cu", tmp_path / "callee.cu"
+    caller.write_text(
+        "__device__ int f(int);\n__global__ void K(int* x) { *x = f(*x); }\nvoid Run(int* x) { K<<<1, 1>>>(x); }\n"
+    )
+    callee.write_text("__device__ int f(int x) { return x + 1; }\n")
+    spec = gen_jit_spec("linked", [caller, callee], extra_cuda_cflags=["-rdc=true"], needs_device_linking=True)
+    spec.build()
+    library = spec.jit_library_path.read_bytes()
+    assert b"sm_90a" in library
+    assert b"sm_75" not in library  # nvcc's default, for which it would link without a word
