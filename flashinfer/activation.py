@@ -145,8 +145,8 @@ def swiglu(x: torch.Tensor, gate: torch.Tensor, out: Optional[torch.Tensor] = No
     Parameters
     ----------
     x : torch.Tensor
-        Any shape; float16, bfloat16 or float32. Fastest when contiguous or a column slice of a contiguous tensor, such as
-        a half of a packed projection.
+        Any shape; float16, bfloat16 or float32. Taken as it lies when contiguous or a slice of columns, such as half of
+        a packed projection; copied first otherwise.
     gate : torch.Tensor
         Shape, dtype and device of ``x``, its own strides.
     out : Optional[torch.Tensor]

@@ -26,7 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "shared": ("include/flashinfer/**/{stem}.h",),
     "trace": ("flashinfer/trace/templates/{family}.py",),
     "test": ("tests/{family}/test_{stem}*.py", "tests/test_{stem}.py"),
-    "bench": ("benchmarks/bench_{stem}.py",),
+    "bench": ("benchmarks/bench_{stem}.py", "benchmarks/bench_{family}.py"),
 }
 
 

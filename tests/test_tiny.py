@@ -11,7 +11,9 @@ import torch
 
 import flashinfer
 from flashinfer.testing import assert_close
+from flashinfer.trace.templates import activation as activation_templates
 from flashinfer.trace.templates import norm as templates
+from flashinfer.trace.templates.concat_ops import concat_mla_k_trace
 
 ROWS, HIDDEN = 3, 40
 rand = functools.partial(torch.randn, dtype=torch.bfloat16)
@@ -74,6 +76,23 @@ def test_dit_layernorm(name):
     template = getattr(templates, f"{name}_trace")
     inputs = template.init(batch_size=1, seq_len=2)
     assert_close(getattr(flashinfer, name)(**inputs), template.reference(**inputs))
+
+
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"])
+def test_act_and_mul(name):
+    x = rand(ROWS, 2 * HIDDEN)
+    assert_close(getattr(flashinfer, name)(x), getattr(activation_templates, f"{name}_trace").reference(x))
+
+
+def test_swiglu():
+    x, gate = rand(ROWS, HIDDEN), rand(ROWS, HIDDEN)
+    assert_close(flashinfer.swiglu(x, gate), activation_templates.swiglu_trace.reference(x, gate))
+
+
+def test_concat_mla_k():
+    k, k_nope, k_rope = rand(ROWS, 128, 192), rand(ROWS, 128, 128), rand(ROWS, 1, 64)
+    flashinfer.concat_mla_k(k, k_nope, k_rope)
+    assert torch.equal(k, concat_mla_k_trace.reference(k_nope, k_rope))
 
 
 def _qk_rmsnorm_rope():

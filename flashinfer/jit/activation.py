@@ -9,7 +9,7 @@ from ..errors import ArgumentError
 from .codegen import stage
 from .core import JitSpec
 
-__all__ = ["gen_act_and_mul_module", "gen_activation_modules"]
+__all__ = ["gen_act_and_mul_module", "gen_activation_module", "gen_activation_modules"]
 
 _NAMES = ("silu", "gelu", "gelu_tanh")
 
@@ -20,7 +20,7 @@ def gen_activation_module(backend: str = "cuda") -> JitSpec:
 
 
 def gen_act_and_mul_module(act_func_name: str, backend: str = "cuda") -> JitSpec:
-    """The module with ``<act_func_name>_and_mul``: "silu", "gelu" or "gelu_tanh". They share one, which builds faster."""
+    """The module with ``<act_func_name>_and_mul``: "silu", "gelu" or "gelu_tanh". One module has all three."""
     if act_func_name not in _NAMES:
         raise ArgumentError(
             f"gen_act_and_mul_module: act_func_name is {act_func_name!r}, expected one of {', '.join(_NAMES)}"

@@ -34,26 +34,38 @@ __device__ __forceinline__ float Activate(float x) {
   }
 }
 
+/// ActAndMulParams in the form the kernel wants: 32-bit counts, columns in vectors.
+template <typename T>
+struct RowArgs {
+  const T* gate;
+  const T* up;
+  T* out;
+  int64_t gate_stride, up_stride, out_stride;
+  uint32_t rows, vectors;
+  int last;  // elements of the last vector of a row
+};
+
 /// Block (lanes, rows), grid (chunks, y, z): y and z together count the row groups.
 template <Activation ACT, typename T, int VEC>
-__global__ void __launch_bounds__(128) ActAndMulKernel(const __grid_constant__ ActAndMulParams<T> p) {
+__global__ void __launch_bounds__(128) ActAndMulKernel(const __grid_constant__ RowArgs<T> a) {
   using V = Vec<T, VEC>;
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  const int64_t row = int64_t(blockIdx.z * gridDim.y + blockIdx.y) * blockDim.y + threadIdx.y;
-  const int64_t column = int64_t(blockIdx.x * blockDim.x + threadIdx.x) * VEC;
-  if (row >= p.rows || column >= p.columns) return;
-  const T* gate = p.gate + row * p.gate_stride + column;
-  const T* up = p.up + row * p.up_stride + column;
-  T* out = p.out + row * p.out_stride + column;
-  if (VEC == 1 || column + VEC <= p.columns) {
+  const uint32_t row = (blockIdx.z * gridDim.y + blockIdx.y) * blockDim.y + threadIdx.y;
+  const uint32_t vector = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row >= a.rows || vector >= a.vectors) return;
+  const int64_t column = int64_t(vector) * VEC;
+  const T* gate = a.gate + row * a.gate_stride + column;
+  const T* up = a.up + row * a.up_stride + column;
+  T* out = a.out + row * a.out_stride + column;
+  if (VEC == 1 || a.last == VEC || vector + 1 < a.vectors) {
     const V g = V::Load(gate), u = V::Load(up);
     float y[VEC];
 #pragma unroll
     for (int i = 0; i < VEC; ++i) y[i] = Activate<ACT>(ToFloat(g[i])) * ToFloat(u[i]);
     RoundTo<T, VEC>(y).Store(out);
   } else {
-    for (int i = 0; i < p.columns - column; ++i) out[i] = FromFloat<T>(Activate<ACT>(ToFloat(gate[i])) * ToFloat(up[i]));
+    for (int i = 0; i < a.last; ++i) out[i] = FromFloat<T>(Activate<ACT>(ToFloat(gate[i])) * ToFloat(up[i]));
   }
 }
 
@@ -61,7 +73,8 @@ __global__ void __launch_bounds__(128) ActAndMulKernel(const __grid_constant__ A
 template <typename T>
 bool CanVectorise(const ActAndMulParams<T>& p, int vec) {
   const size_t bytes = vec * sizeof(T);
-  const bool rows_align = p.rows == 1 || (p.gate_stride % vec == 0 && p.up_stride % vec == 0 && p.out_stride % vec == 0);
+  const bool rows_align =
+      p.rows == 1 || (p.gate_stride % vec == 0 && p.up_stride % vec == 0 && p.out_stride % vec == 0);
   return rows_align && IsAligned(p.gate, bytes) && IsAligned(p.up, bytes) && IsAligned(p.out, bytes);
 }
 
@@ -77,9 +90,18 @@ Status ActAndMul(const ActAndMulParams<T>& p, Stream stream) {
     const int64_t vectors = CeilDiv(p.columns, vec), chunks = CeilDiv(vectors, THREADS);
     const int64_t lanes = chunks == 1 ? vectors : THREADS;
     const int64_t groups = CeilDiv(p.rows, THREADS / lanes), z = CeilDiv(groups, MAX_Y);
-    if (chunks > INT32_MAX || z > MAX_Y) return cudaErrorInvalidValue;
+    if (vectors > INT32_MAX || p.rows > INT32_MAX) return cudaErrorInvalidValue;
+    const RowArgs<T> a{p.gate,
+                       p.up,
+                       p.out,
+                       p.gate_stride,
+                       p.up_stride,
+                       p.out_stride,
+                       uint32_t(p.rows),
+                       uint32_t(vectors),
+                       int(p.columns - (vectors - 1) * vec)};
     const dim3 grid(chunks, CeilDiv(groups, z), z), block(lanes, THREADS / lanes);
-    return Launch(kernel, grid, block, p.enable_pdl, stream, p);
+    return Launch(kernel, grid, block, p.enable_pdl, stream, a);
   };
   if (CanVectorise(p, VEC)) return launch(ActAndMulKernel<ACT, T, VEC>, VEC);
   if (CanVectorise(p, VEC / 2)) return launch(ActAndMulKernel<ACT, T, VEC / 2>, VEC / 2);

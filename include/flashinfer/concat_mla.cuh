@@ -17,8 +17,8 @@ template <typename Word, int ELEMENT_SIZE>
 struct Tile {
   static constexpr int NOPE_WORDS = MLA_NOPE_DIM * ELEMENT_SIZE / int(sizeof(Word));
   static constexpr int K_WORDS = MLA_K_DIM * ELEMENT_SIZE / int(sizeof(Word));
-  static constexpr int HEADS = THREADS / K_WORDS;       // of a block
-  static constexpr int BLOCKS = MLA_HEADS / HEADS;      // of a token; a power of two, so no division is left
+  static constexpr int HEADS = THREADS / K_WORDS;   // of a block
+  static constexpr int BLOCKS = MLA_HEADS / HEADS;  // of a token; a power of two, so no division is left
   static_assert(HEADS * K_WORDS == THREADS && BLOCKS * HEADS == MLA_HEADS, "blocks cover a token exactly");
 };
 
@@ -44,7 +44,8 @@ cudaError_t Run(const ConcatMlaKParams& p, cudaStream_t stream) {
 }
 
 inline bool IsAlignedTo16(const ConcatMlaKParams& p) {
-  const int64_t strides = p.k_token_stride | p.k_head_stride | p.nope_token_stride | p.nope_head_stride | p.rope_token_stride;
+  const int64_t strides =
+      p.k_token_stride | p.k_head_stride | p.nope_token_stride | p.nope_head_stride | p.rope_token_stride;
   return strides % 16 == 0 && IsAligned(p.k, 16) && IsAligned(p.nope, 16) && IsAligned(p.rope, 16);
 }
 

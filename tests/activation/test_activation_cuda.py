@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only CUDA has: graphs, streams, large grids."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer.activation import gelu_and_mul, silu_and_mul, swiglu
+from flashinfer.testing import assert_close
+from flashinfer.trace.templates.activation import gelu_and_mul_trace, silu_and_mul_trace, swiglu_trace
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+@pytest.mark.parametrize("enable_pdl", [False, None])
+def test_graph_capture(enable_pdl):
+    x, gate, out = randn(99, 2 * 4096), randn(99, 2048), torch.empty(99, 4096, device="cuda", dtype=torch.bfloat16)
+    second = torch.empty_like(gate)
+
+    def step():
+        silu_and_mul(x, out=out, enable_pdl=enable_pdl)
+        gelu_and_mul(out, out=second, enable_pdl=enable_pdl)
+        swiglu(second, gate, out=second)
+
+    step()  # builds and loads the module outside of the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    x.normal_()
+    graph.replay()
+    first = silu_and_mul_trace.reference(x)
+    assert_close(out, first)
+    assert_close(second, swiglu_trace.reference(gelu_and_mul_trace.reference(first), gate), rtol=2e-2, atol=2e-2)
+
+
+def test_runs_on_the_current_stream():
+    x = randn(99, 2 * 4096)
+    silu_and_mul(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # on any other stream the activation would overtake the fill
+        x.fill_(1.0)
+        out = silu_and_mul(x)
+    stream.synchronize()
+    assert_close(out, silu_and_mul_trace.reference(torch.ones_like(x)))
+
+
+@pytest.mark.parametrize("half", [2056, 8], ids=["chunks", "shared blocks"])
+def test_more_rows_than_one_grid_axis(half):
+    """Beyond 65535 row groups the grid has a third axis, and a group too many when it does not divide."""
+    rows = 70001 if half > 1024 else 65535 * 128 + 7
+    x = randn(rows, 2 * half)
+    guard = torch.full((rows + 2, half), 7.0, dtype=torch.bfloat16, device="cuda")
+    silu_and_mul(x, out=guard[1:-1])
+    assert (guard[0] == 7).all() and (guard[-1] == 7).all()
+    assert_close(guard[1:41], silu_and_mul_trace.reference(x[:40]))
+    assert_close(guard[-41:-1], silu_and_mul_trace.reference(x[-40:]))
+
+
+def test_more_than_2_31_elements():
+    x = torch.empty(90_000, 2 * 12288, device="cuda", dtype=torch.float16)
+    x[:4], x[-4:] = randn(4, 2 * 12288, dtype=torch.float16), randn(4, 2 * 12288, dtype=torch.float16)
+    out = silu_and_mul(x)
+    for rows in (slice(0, 4), slice(-4, None)):
+        assert_close(out[rows], silu_and_mul_trace.reference(x[rows]))
+
+
+def test_swiglu_of_more_than_2_31_elements():
+    x = torch.ones(2**31 + 11, device="cuda", dtype=torch.float16)
+    x[-20:] = randn(20, dtype=torch.float16)
+    assert_close(swiglu(x, x)[-20:], swiglu_trace.reference(x[-20:], x[-20:]))

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller sees who passes a wrong tensor: the op, the argument, what it is and what was expected."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.errors import ArgumentError
+
+FP16, BF16 = torch.float16, torch.bfloat16
+ACT_AND_MUL = ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]
+GOOD = {
+    **{op: {"input": ((4, 256), FP16), "out": ((4, 128), FP16)} for op in ACT_AND_MUL},
+    "swiglu": {"x": ((4, 128), FP16), "gate": ((4, 128), FP16), "out": ((4, 128), FP16)},
+}
+
+# (ops, argument, (shape, dtype) or what to do to the good tensor, text)
+BAD = [
+    (ACT_AND_MUL, "input", ((4, 255), FP16), "input.shape[-1] = 255, expected a multiple of 8 (16 bytes of float16)"),
+    (ACT_AND_MUL, "input", ((4, 250), FP16), "input.shape[-1] = 250, expected a multiple of 8"),
+    (ACT_AND_MUL, "input", ((4, 254), torch.float32), "input.shape[-1] = 254, expected a multiple of 4"),
+    (ACT_AND_MUL, "input", ((4, 256), torch.int32), "input has dtype int32, expected float16"),
+    (ACT_AND_MUL, "input", ((4, 256), torch.float64), "input has dtype float64, expected float16"),
+    (ACT_AND_MUL, "input", lambda t: t.repeat(1, 2)[:, ::2], "input.stride(-1) = 2, expected 1"),
+    (ACT_AND_MUL, "out", ((4, 127), FP16), "out.shape[1] = 127, expected 128 (half of input.shape[-1])"),
+    (ACT_AND_MUL, "out", ((4, 256), FP16), "out.shape[1] = 256, expected 128 (half of input.shape[-1])"),
+    (ACT_AND_MUL, "out", ((5, 128), FP16), "out.shape[0] = 5, expected 4 (that of input)"),
+    (ACT_AND_MUL, "out", ((1, 4, 128), FP16), "out has 3 dimensions, expected 2"),
+    (ACT_AND_MUL, "out", ((512,), FP16), "out has 1 dimensions, expected 2"),
+    (ACT_AND_MUL, "out", ((4, 128), BF16), "out has dtype bfloat16, expected float16"),
+    (ACT_AND_MUL, "out", lambda t: t.repeat(1, 2)[:, ::2], "out.stride(-1) = 2, expected 1"),
+    (["swiglu"], "x", ((4, 128), torch.int32), "x has dtype int32, expected float16"),
+    (["swiglu"], "gate", ((4, 127), FP16), "gate has shape (4, 127), expected (4, 128) (the shape of x)"),
+    (["swiglu"], "gate", ((128,), FP16), "gate has shape (128), expected (4, 128) (the shape of x)"),
+    (["swiglu"], "gate", ((4, 128), BF16), "gate has dtype bfloat16, expected float16"),
+    (["swiglu"], "out", ((4, 64), FP16), "out has shape (4, 64), expected (4, 128)"),
+    (["swiglu"], "out", lambda t: t.repeat(1, 2)[:, ::2], "out.stride(-1) = 2, expected 1"),
+]
+CASES = [pytest.param(op, argument, bad, text, id=f"{op}-{text}") for ops, argument, bad, text in BAD for op in ops]
+
+
+def make(op, device):
+    return {name: torch.ones(shape, device=device).to(dtype) for name, (shape, dtype) in GOOD[op].items()}
+
+
+@pytest.mark.parametrize("op", GOOD)
+def test_the_table_starts_from_good_calls(device, op):
+    getattr(flashinfer, op)(**make(op, device))
+
+
+@pytest.mark.parametrize("op, argument, bad, text", CASES)
+def test_bad_argument(device, op, argument, bad, text):
+    arguments = make(op, device)
+    good = arguments[argument]
+    arguments[argument] = bad(good) if callable(bad) else torch.ones(bad[0], device=device).to(bad[1])
+    with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
+        getattr(flashinfer, op)(**arguments)
+    assert str(caught.value).startswith(f"{op}: ")
+
+
+@pytest.mark.parametrize("op", ACT_AND_MUL)
+def test_misaligned_width_without_out(device, op):
+    with pytest.raises(ValueError, match="expected a multiple of 8"):
+        getattr(flashinfer, op)(torch.ones(3, 15, device=device, dtype=FP16))
+
+
+@pytest.mark.parametrize("op", ACT_AND_MUL)
+def test_no_dimension(device, op):
+    with pytest.raises(ArgumentError, match=f"{op}: input has 0 dimensions, expected at least 1"):
+        getattr(flashinfer, op)(torch.ones((), device=device, dtype=FP16))
+
+
+def test_rows_at_several_distances(device):
+    x = torch.ones(3, 5, 256, device=device, dtype=FP16)
+    with pytest.raises(ArgumentError, match=re.escape("silu_and_mul: input.stride(0) = 256, expected 3840")):
+        flashinfer.silu_and_mul(x.transpose(0, 1)[:4])
+
+
+def test_swiglu_out_of_scattered_rows(device):
+    x = torch.ones(3, 5, 4, device=device)
+    with pytest.raises(ArgumentError, match="swiglu: out has strides"):
+        flashinfer.swiglu(x, x, out=torch.ones(5, 3, 4, device=device).transpose(0, 1))
+
+
+def test_unknown_activation():
+    with pytest.raises(ArgumentError, match="act_func_name is 'relu', expected one of silu, gelu, gelu_tanh"):
+        flashinfer.activation.gen_act_and_mul_module("relu")
+
+
+@pytest.mark.parametrize("op, argument", [(op, name) for op, names in GOOD.items() for name in names])
+def test_other_device(device, op, argument):
+    if device == "cpu":
+        pytest.skip("a CPU alone has no other device")
+    arguments = make(op, device)
+    arguments[argument] = arguments[argument].cpu()
+    with pytest.raises(RuntimeError, match=f"{op}: "):
+        getattr(flashinfer, op)(**arguments)
