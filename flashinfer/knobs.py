@@ -135,6 +135,9 @@ class Knobs:
     trace_dump_dir = Knob("FLASHINFER_TRACE_DUMP_DIR", Path, Path("."), "where the definitions go", "trace")
 
     # families
+    validate_inputs = Knob(
+        "FLASHINFER_VALIDATE_INPUTS", _flag, False, "1 checks values of index tensors on the host; waits for the GPU", "ops"
+    )
     use_cuda_norm = Knob(
         "FLASHINFER_USE_CUDA_NORM", _flag, False, "accepted for compatibility: norms always use the CUDA kernels", "ops"
     )

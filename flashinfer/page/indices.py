@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the tokens of a ragged batch go."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..ops import register_custom_op
+from ..tensor_checks import check_shape_dtype_device
+from ..trace.templates.page import get_batch_indices_positions_trace, get_seq_lens_trace
+from .modules import as_int32, backend_of, get_page_module
+
+
+@register_custom_op("flashinfer::get_batch_indices_positions", mutates_args=("batch_indices", "positions"))
+def _get_batch_indices_positions(
+    append_indptr: torch.Tensor, seq_lens: torch.Tensor, batch_indices: torch.Tensor, positions: torch.Tensor
+) -> None:
+    get_page_module(backend_of(append_indptr)).get_batch_indices_positions(
+        as_int32(append_indptr), as_int32(seq_lens), batch_indices, positions
+    )
+
+
+@flashinfer_api(trace=get_batch_indices_positions_trace)
+def get_batch_indices_positions(
+    append_indptr: torch.Tensor,
+    seq_lens: torch.Tensor,
+    nnz: int,
+    batch_indices: Optional[torch.Tensor] = None,
+    positions: Optional[torch.Tensor] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    r"""Request and position of each appended token.
+
+    Parameters
+    ----------
+    append_indptr : torch.Tensor
+        ``(batch_size + 1,)``; rows ``append_indptr[b]`` to ``append_indptr[b + 1]`` belong to request ``b``.
+    seq_lens : torch.Tensor
+        ``(batch_size,)`` lengths after the append; see :func:`get_seq_lens`.
+    nnz : int
+        Number of rows.
+    batch_indices, positions : Optional[torch.Tensor]
+        ``(nnz,)`` int32 buffers to write to, such as those of a captured graph.
+
+    Returns
+    -------
+    Tuple[torch.Tensor, torch.Tensor]
+        ``batch_indices`` and ``positions``, int32 ``(nnz,)``: row ``t`` of request ``b`` has position
+        ``t + seq_lens[b] - append_indptr[b + 1]``. Rows of no request have -1 and 0: an append skips them.
+
+    Examples
+    --------
+    >>> flashinfer.get_batch_indices_positions(torch.tensor([0, 3, 5]), torch.tensor([3, 8]), 6)
+    (tensor([ 0,  0,  0,  1,  1, -1], dtype=torch.int32), tensor([0, 1, 2, 6, 7, 0], dtype=torch.int32))
+    """
+    device = append_indptr.device
+    if batch_indices is None:
+        batch_indices = torch.empty(nnz, dtype=torch.int32, device=device)
+    else:
+        check_shape_dtype_device(
+            batch_indices, (nnz,), torch.int32, device, "get_batch_indices_positions: batch_indices"
+        )
+    if positions is None:
+        positions = torch.empty(nnz, dtype=torch.int32, device=device)
+    else:
+        check_shape_dtype_device(positions, (nnz,), torch.int32, device, "get_batch_indices_positions: positions")
+    _get_batch_indices_positions(append_indptr, seq_lens, batch_indices, positions)
+    return batch_indices, positions
+
+
+@flashinfer_api(trace=get_seq_lens_trace)
+def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
+    r"""Tokens of each request in a paged cache. Works on any device, without a compiled module.
+
+    Parameters
+    ----------
+    kv_indptr : torch.Tensor
+        ``(batch_size + 1,)`` where each request's pages begin.
+    kv_last_page_len : torch.Tensor
+        ``(batch_size,)`` entries in use of the last page; 0 for a request without pages.
+    page_size : int
+        Tokens per page.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(batch_size,)``: ``max(pages - 1, 0) * page_size + kv_last_page_len``.
+    """
+    full_pages = torch.clamp(kv_indptr[1:] - kv_indptr[:-1] - 1, min=0)
+    return full_pages * page_size + kv_last_page_len

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled modules of the family, and what its functions share on the Python side."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple, Union
+
+import torch
+
+from ..errors import ArgumentError
+from ..jit.codegen import module_cache
+from ..jit.page import gen_page_module, gen_page_nvfp4_module
+from ..knobs import knobs
+
+get_page_module = module_cache(gen_page_module)
+get_page_nvfp4_module = module_cache(gen_page_nvfp4_module)
+
+#: Whether CUDA calls check the values of their index tensors. Read at import: asking the environment takes a microsecond.
+VALIDATE = knobs.validate_inputs
+
+PagedCache = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+
+_IS_HND = {"NHD": False, "HND": True}
+
+
+def backend_of(input: torch.Tensor) -> str:
+    """Which module serves a tensor. (``input.device.type`` says the same in 0.5 us instead of 0.05.)"""
+    return "cuda" if input.is_cuda else "cpu"
+
+
+def as_int32(indices: torch.Tensor) -> torch.Tensor:
+    """The indices as kernels read them: the very tensor when it is int32 already."""
+    return indices if indices.dtype is torch.int32 else indices.to(torch.int32)
+
+
+def is_hnd(op: str, kv_layout: str) -> bool:
+    if kv_layout not in _IS_HND:
+        raise KeyError(f"{op}: kv_layout is {kv_layout!r}, expected 'NHD' or 'HND'")
+    return _IS_HND[kv_layout]
+
+
+def halves(op: str, name: str, cache: PagedCache) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """Keys and values of a pair; a cache that holds both comes back whole, with None: the launcher splits it for free."""
+    if isinstance(cache, torch.Tensor):
+        return cache, None
+    if not isinstance(cache, tuple):
+        raise KeyError(f"{op}: {name} is a {type(cache).__name__}, expected a tensor or a tuple of two")
+    if len(cache) != 2:
+        raise ArgumentError(f"{op}: {name} has {len(cache)} tensors, expected 2 (keys and values)")
+    return cache

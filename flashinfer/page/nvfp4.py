@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Appending keys and values to a paged cache in NVFP4: 4-bit codes, a scale per 16 of them, a global scale."""
+
+from __future__ import annotations
+
+import math
+from typing import Optional, Tuple, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..arch import AMPERE_ON, CPU
+from ..backends import backend_requirement, supported_compute_capability
+from ..errors import ArgumentError
+from ..ops import register_custom_op
+from ..trace.templates.page import (
+    nvfp4_quantize_append_paged_kv_cache_trace,
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace,
+)
+from . import modules
+from .modules import PagedCache, as_int32, backend_of, get_page_nvfp4_module, halves, is_hnd
+
+_TABLE, _MAPPING = "nvfp4_quantize_append_paged_kv_cache", "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
+_CACHES = ("cache", "value_cache", "sf", "value_sf")
+
+Scale = Union[float, torch.Tensor]
+
+
+@register_custom_op(f"flashinfer::{_TABLE}", mutates_args=_CACHES)
+def _append(
+    append_key: torch.Tensor,
+    append_value: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    cache: torch.Tensor,
+    value_cache: Optional[torch.Tensor],
+    sf: torch.Tensor,
+    value_sf: Optional[torch.Tensor],
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    k_scale: float,
+    v_scale: float,
+    is_hnd: bool,
+) -> None:
+    get_page_nvfp4_module(backend_of(append_key)).nvfp4_quantize_append_paged_kv_cache(
+        append_key,
+        append_value,
+        as_int32(batch_indices),
+        as_int32(positions),
+        cache,
+        value_cache,
+        sf,
+        value_sf,
+        as_int32(kv_indices),
+        as_int32(kv_indptr),
+        k_scale,
+        v_scale,
+        is_hnd,
+        modules.VALIDATE,
+    )
+
+
+@register_custom_op(f"flashinfer::{_MAPPING}", mutates_args=_CACHES)
+def _append_mapped(
+    append_key: torch.Tensor,
+    append_value: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    cache: torch.Tensor,
+    value_cache: Optional[torch.Tensor],
+    sf: torch.Tensor,
+    value_sf: Optional[torch.Tensor],
+    k_scale: float,
+    v_scale: float,
+    k_scale_tensor: Optional[torch.Tensor],
+    v_scale_tensor: Optional[torch.Tensor],
+    is_hnd: bool,
+) -> None:
+    get_page_nvfp4_module(backend_of(append_key)).nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+        append_key,
+        append_value,
+        slot_mapping,
+        cache,
+        value_cache,
+        sf,
+        value_sf,
+        k_scale,
+        v_scale,
+        k_scale_tensor,
+        v_scale_tensor,
+        is_hnd,
+    )
+
+
+def _positive(op: str, name: str, scale: float) -> float:
+    if not (math.isfinite(scale) and scale > 0):
+        raise ArgumentError(f"{op}: {name} is {scale}, expected a positive finite number")
+    return scale
+
+
+def _scale(name: str, scale: Scale, rows: torch.Tensor) -> Tuple[float, Optional[torch.Tensor]]:
+    """A global scale as a number, or as a tensor on the rows' device, which the kernel reads."""
+    if not isinstance(scale, torch.Tensor):
+        return _positive(_MAPPING, name, float(scale)), None
+    if scale.numel() != 1 or scale.dtype != torch.float32:
+        raise ArgumentError(
+            f"{_MAPPING}: {name} is {tuple(scale.shape)} {scale.dtype}, expected one element of torch.float32"
+        )
+    if scale.device == rows.device:
+        if modules.VALIDATE and rows.is_cuda and not torch.cuda.is_current_stream_capturing():
+            _positive(_MAPPING, name, float(scale))
+        return 1.0, scale
+    if rows.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ArgumentError(
+            f"{_MAPPING}: {name} is on {scale.device}, expected a contiguous tensor on {rows.device} (a graph is captured)"
+        )
+    return _positive(_MAPPING, name, float(scale)), None
+
+
+@supported_compute_capability([CPU, *AMPERE_ON])
+def _check_device(append_key: torch.Tensor, *args: object, **kwargs: object) -> bool:
+    return True  # the launcher checks the rest
+
+
+@flashinfer_api(trace=nvfp4_quantize_append_paged_kv_cache_trace)
+@backend_requirement(backend_checks={}, common_check=_check_device)
+def nvfp4_quantize_append_paged_kv_cache(
+    append_key: torch.Tensor,
+    append_value: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    paged_kv_cache: PagedCache,
+    kv_cache_sf: PagedCache,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    k_scale: float,
+    v_scale: float,
+    kv_layout: str = "NHD",
+) -> None:
+    r"""Quantise keys and values to NVFP4 and write them into their pages.
+
+    Each 16 elements of a head share ``sf = e4m3(max|x| / (6 * scale))`` and become ``e2m1(x / (sf * scale))``, both rounded
+    to nearest even; all zero where ``sf`` is. Compute capability 8.0 on, or CPU.
+
+    Parameters
+    ----------
+    append_key, append_value : torch.Tensor
+        ``(nnz, num_kv_heads, head_dim)`` float16 or bfloat16; ``head_dim`` is a multiple of 16.
+    paged_kv_cache : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+        uint8, in the forms of :func:`append_paged_kv_cache`, with ``head_dim / 2`` bytes per head: two codes a byte, the
+        low nibble first.
+    kv_cache_sf : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+        float8_e4m3fn, in the same forms, with ``head_dim / 16`` scales per head.
+    k_scale, v_scale : float
+        Global scales of keys and values, positive and finite: ``x`` is about ``code * sf * scale``.
+    batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len, kv_layout
+        As in :func:`append_paged_kv_cache`, rows without a slot included.
+    """
+    cache, value_cache = halves(_TABLE, "paged_kv_cache", paged_kv_cache)
+    sf, value_sf = halves(_TABLE, "kv_cache_sf", kv_cache_sf)
+    _append(
+        append_key,
+        append_value,
+        batch_indices,
+        positions,
+        cache,
+        value_cache,
+        sf,
+        value_sf,
+        kv_indices,
+        kv_indptr,
+        _positive(_TABLE, "k_scale", float(k_scale)),
+        _positive(_TABLE, "v_scale", float(v_scale)),
+        is_hnd(_TABLE, kv_layout),
+    )
+
+
+@flashinfer_api(trace=nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace)
+@backend_requirement(backend_checks={}, common_check=_check_device)
+def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+    append_key: torch.Tensor,
+    append_value: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    paged_kv_cache: PagedCache,
+    kv_cache_sf: PagedCache,
+    k_scale: Scale,
+    v_scale: Scale,
+    kv_layout: str = "NHD",
+) -> None:
+    r"""Quantise keys and values to NVFP4 and write each row to the slot that is given for it.
+
+    The format is that of :func:`nvfp4_quantize_append_paged_kv_cache`, as are the parameters not named here.
+
+    Parameters
+    ----------
+    append_key, append_value : torch.Tensor
+        At least as many rows as ``slot_mapping`` has entries; further ones are ignored.
+    slot_mapping : torch.Tensor
+        ``(nnz,)`` int32 or int64: ``page * page_size + entry``. Rows with a slot outside of the cache, such as -1, are
+        skipped.
+    k_scale, v_scale : Union[float, torch.Tensor]
+        Positive and finite numbers, or float32 tensors of one element. A tensor on the device of the rows is read when the
+        kernel runs, so that a captured graph follows it; while one is captured, tensors must be on that device.
+    """
+    cache, value_cache = halves(_MAPPING, "paged_kv_cache", paged_kv_cache)
+    sf, value_sf = halves(_MAPPING, "kv_cache_sf", kv_cache_sf)
+    k_number, k_tensor = _scale("k_scale", k_scale, append_key)
+    v_number, v_tensor = _scale("v_scale", v_scale, append_key)
+    _append_mapped(
+        append_key,
+        append_value,
+        slot_mapping,
+        cache,
+        value_cache,
+        sf,
+        value_sf,
+        k_number,
+        v_number,
+        k_tensor,
+        v_tensor,
+        is_hnd(_MAPPING, kv_layout),
+    )

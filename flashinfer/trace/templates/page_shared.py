@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the templates of ``flashinfer.page`` share: axes, index tensors, and the slots they name."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+
+from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Var
+
+__all__ = ["CACHE_AXES", "TABLES", "append_init", "by_cache_form", "cache_dims", "slots_of", "write_slots"]
+
+CACHE_AXES: dict[str, Axis] = {
+    "nnz": Var("rows"),
+    "num_kv_heads": Const(abbrev="h"),
+    "head_dim": Const(abbrev="d"),
+    "num_pages": Var(),
+    "kv": Const("keys, then values", abbrev="", value=2),
+    "page_size": Const(abbrev="ps"),
+    "num_kv_indices": Var(),
+    "len_indptr": Var("batch_size + 1"),
+    "batch_size": Var(),
+}
+TABLES: dict[str, Tensor] = {
+    "batch_indices": Tensor(("nnz",), dtype="int32", description="request of each row; negative: the row is skipped"),
+    "positions": Tensor(("nnz",), dtype="int32", description="place of each row in its request"),
+    "kv_indices": Tensor(("num_kv_indices",), dtype="int32", description="pages of all requests"),
+    "kv_indptr": Tensor(("len_indptr",), dtype="int32", description="where each request's pages begin"),
+    "kv_last_page_len": Tensor(("batch_size",), dtype="int32", description="entries in use of the last page"),
+}
+
+
+def cache_dims(layout: str, pair: bool, head_dim: str) -> tuple[str, ...]:
+    """Axes of a cache that holds keys and values, or of one of a pair."""
+    inner = ("page_size", "num_kv_heads") if layout == "NHD" else ("num_kv_heads", "page_size")
+    return ("num_pages", *(() if pair else ("kv",)), *inner, head_dim)
+
+
+def by_cache_form(make: Callable[[str, bool], TraceTemplate]) -> TraceDispatch:
+    """Choose among ``make(layout, pair)`` by the layout and the type of the cache."""
+    templates = {(layout, pair): make(layout, pair) for layout in ("NHD", "HND") for pair in (False, True)}
+
+    def choose(**arguments: Any) -> TraceTemplate:
+        return templates[arguments.get("kv_layout", "NHD"), isinstance(arguments.get("paged_kv_cache"), tuple)]
+
+    return TraceDispatch(choose, tuple(templates.values()))
+
+
+def slots_of(
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    page_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows that are written, and the page and the entry of each."""
+    rows = torch.nonzero(batch_indices >= 0).flatten()
+    positions = positions[rows].long()
+    pages = kv_indices[kv_indptr[batch_indices[rows].long()].long() + positions // page_size].long()
+    return rows, pages, positions % page_size
+
+
+def write_slots(
+    cache: torch.Tensor, slots: tuple[torch.Tensor, torch.Tensor, torch.Tensor], values: torch.Tensor, entry_axis: int
+) -> None:
+    """Rows of values into their slots of a cache, as bytes: torch cannot index every dtype."""
+    rows, pages, entries = slots
+    values = values.contiguous().view(torch.uint8)
+    cache.view(torch.uint8).movedim(entry_axis, 1)[pages, entries] = values[rows]
+
+
+def append_init(
+    nnz: int, batch_size: int, num_pages: int, page_size: int, num_kv_indices: int, device: str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """Pages in any order, shared out evenly; the rows are the last tokens of their requests, the first row is skipped."""
+    pages_each, rows_each = num_kv_indices // batch_size, -(-nnz // batch_size)
+    order = torch.randperm(num_pages, device=device)[:num_kv_indices]
+    row = torch.arange(nnz, device=device)
+    batch_indices = row // rows_each
+    positions = pages_each * page_size - rows_each + row % rows_each
+    batch_indices[:1] = -1
+    return {
+        "batch_indices": batch_indices.to(torch.int32),
+        "positions": positions.to(torch.int32),
+        "kv_indices": order.to(torch.int32),
+        "kv_indptr": torch.arange(batch_size + 1, dtype=torch.int32, device=device) * pages_each,
+        "kv_last_page_len": torch.full((batch_size,), page_size, dtype=torch.int32, device=device),
+    }

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels that append to a paged cache share: where a row goes, and which thread handles what.
+#pragma once
+#include <cassert>
+
+#include "page.h"
+#include "utils.cuh"
+
+namespace flashinfer {
+namespace page {
+
+constexpr int THREADS = 128;
+
+/// PageTable in the form the kernels want.
+struct TableArgs {
+  const int32_t *batch_indices, *positions, *kv_indices, *kv_indptr;
+  int32_t batch_size, num_indices, num_pages;
+  FastDivisor page_size;
+};
+
+inline TableArgs MakeTable(const PageTable& t) {
+  auto clamp = [](int64_t n) { return int32_t(std::min<int64_t>(n, INT32_MAX)); };
+  return {t.batch_indices, t.positions, t.kv_indices, t.kv_indptr, clamp(t.batch_size), clamp(t.num_indices), clamp(t.num_pages),
+          FastDivisor(uint32_t(t.page_size))};
+}
+
+struct DeviceSlot {
+  int32_t page;  // -1: none
+  int32_t entry;
+};
+
+/// The slot of a row whose request and position are loaded. A row without one is skipped, or stops a debug build.
+__device__ __forceinline__ DeviceSlot SlotOf(const TableArgs& t, int32_t batch, int32_t position) {
+  constexpr DeviceSlot NONE{-1, 0};
+  if (batch < 0) return NONE;
+  bool found = batch < t.batch_size && position >= 0;
+  assert(found && "batch_indices or positions out of range");
+  if (!found) return NONE;
+  const int32_t begin = t.kv_indptr[batch], end = min(t.kv_indptr[batch + 1], t.num_indices);
+  const int32_t index = t.page_size.Divide(position);
+  found = begin >= 0 && index < end - begin;
+  assert(found && "position beyond the pages of its request");
+  if (!found) return NONE;
+  const int32_t page = t.kv_indices[begin + index];
+  found = uint32_t(page) < uint32_t(t.num_pages);
+  assert(found && "kv_indices names a page outside of the cache");
+  return found ? DeviceSlot{page, position - index * int32_t(t.page_size.divisor)} : NONE;
+}
+
+/// The grid for rows of `units` by `heads` by `rows`: whole tokens per block where they fit.
+struct Shape {
+  dim3 grid, block;
+  Shape(int64_t units, int64_t heads, int64_t rows) {
+    const int64_t x = std::min<int64_t>(units, THREADS);
+    const int64_t head_blocks = CeilDiv(heads, THREADS / x);
+    const int64_t y = CeilDiv(heads, head_blocks);
+    const int64_t z = std::min<int64_t>({THREADS / (x * y), 64, rows});
+    block = dim3(x, y, z);
+    grid = dim3(CeilDiv(rows, z), head_blocks);
+  }
+};
+
+__device__ __forceinline__ uint32_t RowOfThread() { return blockIdx.x * blockDim.z + threadIdx.z; }
+__device__ __forceinline__ uint32_t HeadOfThread() { return blockIdx.y * blockDim.y + threadIdx.y; }
+
+}  // namespace page
+}  // namespace flashinfer
