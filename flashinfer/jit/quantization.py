@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modules of the quantization family: one per stem and backend; element types are dispatched inside."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from .codegen import stage
+from .core import JitSpec
+
+__all__ = [
+    "gen_fp4_kv_dequantization_module",
+    "gen_mx_quantization_module",
+    "gen_nvfp4_kv_module",
+    "gen_packbits_module",
+    "gen_quantization_modules",
+]
+
+
+def gen_packbits_module(backend: str = "cuda") -> JitSpec:
+    """Truth values to bits, flat and by segment."""
+    units: dict[str, dict] = {
+        "elements": {"elements": ("uint8_t", "uint16_t", "uint32_t", "uint64_t"), "indices": ()},
+        "segments": {"elements": (), "indices": ("int32_t", "int64_t")},
+    }
+    return stage("packbits", backend=backend, kernels=units)
+
+
+def gen_nvfp4_kv_module(backend: str = "cuda") -> JitSpec:
+    """NVFP4 key-value caches to 16 bits."""
+    return stage("nvfp4_kv", backend=backend, kernels={t: {"dtype": t} for t in ("float16_t", "bfloat16_t")})
+
+
+def gen_fp4_kv_dequantization_module() -> JitSpec:
+    """The published name of :func:`gen_nvfp4_kv_module`."""
+    return gen_nvfp4_kv_module()
+
+
+def gen_mx_quantization_module(backend: str = "cuda") -> JitSpec:
+    """MXFP8 quantisation and the layout of block scales; on the CPU also the dequantisers."""
+    units: dict[str, dict] = {
+        "inputs": {"inputs": ("float", "float16_t", "bfloat16_t"), "scales": ()},
+        "scales": {"inputs": (), "scales": ("uint8_t", "uint16_t")},
+    }
+    return stage("mx_quantization", backend=backend, kernels=units)
+
+
+def gen_quantization_modules(backend: str = "cuda") -> Iterator[JitSpec]:
+    """What AOT pre-builds and what a warm-up of the family loads."""
+    yield gen_packbits_module(backend)
+    yield gen_nvfp4_kv_module(backend)
+    yield gen_mx_quantization_module(backend)

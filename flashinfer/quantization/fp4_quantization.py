@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FP4 (e2m1) with block scales: dequantisation on the host, and the layouts of scales and weights."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..errors import ArgumentError
+from ..jit.core import JitSpec
+from ..jit.quantization import gen_mx_quantization_module
+from ..ops import register_custom_op
+from ..trace.templates.quantization import (
+    block_scale_interleave_trace,
+    e2m1_and_ufp8sf_scale_to_float_trace,
+    mxfp4_dequantize_host_trace,
+    mxfp4_dequantize_trace,
+    shuffle_matrix_a_trace,
+    shuffle_matrix_sf_a_trace,
+)
+from .fp8_quantization import dequantize_blocks
+from .layout import SfLayout, scale_count
+from .modules import backend_of, get_mx_quantization_module
+
+
+def gen_fp4_quantization_sm90_module() -> JitSpec:
+    """The module that serves FP4 and MXFP8 on SM90; its kernels are the same for every architecture."""
+    return gen_mx_quantization_module("cuda")
+
+
+def get_fp4_quantization_module(backend: str = "100") -> Any:
+    """The loaded module; ``backend`` is an architecture such as "90", and all of them have the same kernels."""
+    return get_mx_quantization_module("cuda")
+
+
+@register_custom_op("flashinfer::block_scale_interleave", mutates_args=("out",))
+def _block_scale_interleave(out: torch.Tensor, unswizzled_sf: torch.Tensor) -> None:
+    get_mx_quantization_module(backend_of(unswizzled_sf)).block_scale_interleave(out, unswizzled_sf)
+
+
+@flashinfer_api(trace=block_scale_interleave_trace)
+def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
+    r"""Bring row-major block scales into the 128 x 4 layout of block-scaled matrix units, padded with zeros.
+
+    Parameters
+    ----------
+    unswizzled_sf : torch.Tensor
+        ``(rows, cols)`` or ``(experts, rows, cols)``, uint8 or bfloat16, on a CPU or CUDA device.
+
+    Returns
+    -------
+    torch.Tensor
+        One-dimensional, same dtype: ``round_up(rows, 128) * round_up(cols, 4)`` scales for each expert. Scale ``(r, c)``
+        of an expert is at ``(r / 128) * 128 * P + (c / 4) * 512 + (r % 32) * 16 + ((r % 128) / 32) * 4 + c % 4`` with
+        ``P = round_up(cols, 4)`` and integer divisions.
+    """
+    if unswizzled_sf.ndim not in (2, 3):
+        raise ArgumentError(
+            f"block_scale_interleave: unswizzled_sf has {unswizzled_sf.ndim} dimensions, expected 2 or 3"
+        )
+    rows, cols = unswizzled_sf.shape[-2:]
+    experts = unswizzled_sf.shape[0] if unswizzled_sf.ndim == 3 else 1
+    out = unswizzled_sf.new_empty(experts * scale_count(rows, cols, SfLayout.layout_128x4))
+    _block_scale_interleave(out, unswizzled_sf.contiguous())
+    return out
+
+
+nvfp4_block_scale_interleave = block_scale_interleave
+
+
+@flashinfer_api(trace=e2m1_and_ufp8sf_scale_to_float_trace)
+def e2m1_and_ufp8sf_scale_to_float(
+    e2m1_tensor: torch.Tensor,
+    ufp8_scale_tensor: torch.Tensor,
+    global_scale_tensor: Optional[torch.Tensor] = None,
+    sf_vec_size: int = 16,
+    ufp8_type: int = 1,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
+) -> torch.Tensor:
+    r"""FP4 with 8-bit block scales to float32 on the host: ``e2m1 * scale * global``.
+
+    Parameters
+    ----------
+    e2m1_tensor : torch.Tensor
+        ``(m, k / 2)`` uint8, the even element in the low nibble. CUDA tensors are copied to the host.
+    ufp8_scale_tensor : torch.Tensor
+        uint8 scale bytes, one for ``sf_vec_size`` elements, in the layout that the flags name.
+    global_scale_tensor : Optional[torch.Tensor]
+        One float32 factor; default 1.
+    sf_vec_size : int
+        Elements that share a scale; ``k`` is a multiple.
+    ufp8_type : int
+        1: scales are e4m3; 0: they are ue8m0, ``2^(byte - 127)``.
+    is_sf_swizzled_layout : bool
+        Whether the scales are in tiles of 128 x 4, or of 8 x 4 when ``is_sf_8x4_layout``; else row by row.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(m, k)`` float32 on the CPU.
+    """
+    op = "e2m1_and_ufp8sf_scale_to_float"
+    if e2m1_tensor.ndim != 2:
+        raise ArgumentError(f"{op}: e2m1_tensor has {e2m1_tensor.ndim} dimensions, expected 2")
+    if ufp8_type not in (0, 1):
+        raise ArgumentError(f"{op}: ufp8_type is {ufp8_type}, expected 0 (ue8m0) or 1 (e4m3)")
+    swizzled = SfLayout.layout_8x4 if is_sf_8x4_layout else SfLayout.layout_128x4
+    layout = swizzled if is_sf_swizzled_layout else SfLayout.layout_linear
+    rows, half = e2m1_tensor.shape
+    out = torch.empty((rows, half * 2), dtype=torch.float32, device="cpu")
+    dequantize_blocks(
+        *(out, e2m1_tensor.cpu().contiguous(), ufp8_scale_tensor.cpu().contiguous()),
+        None if global_scale_tensor is None else global_scale_tensor.cpu(),
+        *(sf_vec_size, True, ufp8_type == 1, int(layout), op),
+    )
+    return out
+
+
+@flashinfer_api(trace=mxfp4_dequantize_trace)
+def mxfp4_dequantize(
+    a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: SfLayout = SfLayout.layout_128x4
+) -> torch.Tensor:
+    r"""MXFP4 (e2m1, a ue8m0 scale for 32 elements) to float32 on the host.
+
+    Parameters
+    ----------
+    a_fp4 : torch.Tensor
+        ``(m, k / 2)`` uint8, the even element in the low nibble.
+    a_sf : torch.Tensor
+        uint8 scale bytes in ``sfLayout``.
+    sfLayout : SfLayout
+        Layout of the scales.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(m, k)`` float32 on the CPU.
+    """
+    is_swizzled, is_8x4 = sfLayout != SfLayout.layout_linear, sfLayout == SfLayout.layout_8x4
+    return e2m1_and_ufp8sf_scale_to_float(a_fp4, a_sf, None, 32, 0, is_swizzled, is_8x4)
+
+
+@flashinfer_api(trace=mxfp4_dequantize_host_trace)
+def mxfp4_dequantize_host(weight: torch.Tensor, scale: torch.Tensor, group_size: int = 32) -> torch.Tensor:
+    r"""MXFP4 weights with row-major scales to float32 on the host.
+
+    Parameters
+    ----------
+    weight : torch.Tensor
+        ``(..., k / 2)`` uint8, the even element in the low nibble.
+    scale : torch.Tensor
+        ``(..., k / group_size)`` uint8, ue8m0.
+    group_size : int
+        Elements that share a scale.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(..., k)`` float32 on the CPU.
+    """
+    out = torch.empty((*weight.shape[:-1], weight.shape[-1] * 2), dtype=torch.float32, device="cpu")
+    rows = weight.numel() // max(weight.shape[-1], 1)
+    dequantize_blocks(
+        *(out, weight.cpu().reshape(rows, weight.shape[-1]), scale.cpu().contiguous(), None),
+        *(group_size, True, False, int(SfLayout.layout_linear), "mxfp4_dequantize_host"),
+    )
+    return out
+
+
+def _shuffled_rows(op: str, x: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
+    """Within 16 rows, those with even index first; within 32 (tiles that 128 divides), each fourth one first."""
+    step = 4 if epilogue_tile_m % 128 == 0 else 2
+    if x.ndim != 2 or x.shape[0] % (8 * step) != 0:
+        raise ArgumentError(
+            f"{op}: input_tensor has shape {tuple(x.shape)}, expected 2 dimensions and rows in blocks of {8 * step} "
+            f"(epilogue_tile_m is {epilogue_tile_m})"
+        )
+    return x.reshape(-1, 8, step, x.shape[1]).transpose(1, 2).reshape(x.shape)
+
+
+@flashinfer_api(trace=shuffle_matrix_a_trace)
+def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
+    r"""Reorder the rows of a weight for kernels whose epilogue works on transposed tiles.
+
+    In each block of 16 rows, row ``2 i + j`` goes to ``8 j + i``; when 128 divides ``epilogue_tile_m``, in each block of 32,
+    row ``4 i + j`` goes to ``8 j + i``.
+
+    Parameters
+    ----------
+    input_tensor : torch.Tensor
+        ``(m, k)``, any dtype and device; ``m`` a multiple of the block.
+    epilogue_tile_m : int
+        Rows of the kernel's tile.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(m, k)``, a copy.
+    """
+    return _shuffled_rows("shuffle_matrix_a", input_tensor, epilogue_tile_m)
+
+
+@flashinfer_api(trace=shuffle_matrix_sf_a_trace)
+def shuffle_matrix_sf_a(input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16) -> torch.Tensor:
+    r"""Reorder block scales as :func:`shuffle_matrix_a` does the weight, then :func:`block_scale_interleave`.
+
+    Parameters
+    ----------
+    input_tensor : torch.Tensor
+        ``(m, cols)`` uint8 or bfloat16 scales, ``m`` a multiple of 128.
+    epilogue_tile_m : int
+        Rows of the kernel's tile.
+    num_elts_per_sf : int
+        Elements that share a scale, 16 or 32. The order does not depend on it.
+
+    Returns
+    -------
+    torch.Tensor
+        One-dimensional, as :func:`block_scale_interleave` returns it.
+    """
+    op = "shuffle_matrix_sf_a"
+    if num_elts_per_sf not in (16, 32):
+        raise ArgumentError(f"{op}: num_elts_per_sf is {num_elts_per_sf}, expected 16 or 32")
+    if input_tensor.shape[0] % 128 != 0:
+        raise ArgumentError(f"{op}: input_tensor.shape[0] = {input_tensor.shape[0]}, expected a multiple of 128")
+    return block_scale_interleave(_shuffled_rows(op, input_tensor, epilogue_tile_m))

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MXFP8: fp8 e4m3 in blocks of 32 that share a power of two."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import torch
+
+from .. import utils
+from ..api_logging import flashinfer_api
+from ..errors import ArgumentError, BackendSupportedError
+from ..ops import register_custom_op
+from ..trace.templates.quantization import mxfp8_dequantize_host_trace, mxfp8_quantize_trace
+from .layout import SfLayout, chosen_layout, scale_count
+from .modules import backend_of, get_mx_quantization_module
+
+BLOCK = 32
+
+
+@register_custom_op("flashinfer::mxfp8_quantize", mutates_args=("out", "scales"))
+def _mxfp8_quantize(
+    out: torch.Tensor, scales: torch.Tensor, input: torch.Tensor, layout: int, enable_pdl: bool
+) -> None:
+    get_mx_quantization_module(backend_of(input)).mxfp8_quantize(out, scales, input, layout, enable_pdl)
+
+
+@register_custom_op("flashinfer::dequantize_blocks", mutates_args=("out",), device_types="cpu")
+def dequantize_blocks(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    scales: torch.Tensor,
+    global_scale: Optional[torch.Tensor],
+    block_size: int,
+    is_e2m1: bool,
+    is_scale_e4m3: bool,
+    layout: int,
+    op: str,
+) -> None:
+    """fp8 or fp4 blocks to float32, on the host; ``op`` is the name that errors begin with."""
+    get_mx_quantization_module("cpu").dequantize(
+        out, input, scales, global_scale, block_size, is_e2m1, is_scale_e4m3, layout, op
+    )
+
+
+@flashinfer_api(trace=mxfp8_quantize_trace)
+def mxfp8_quantize(
+    input: torch.Tensor,
+    is_sf_swizzled_layout: bool = True,
+    alignment: int = 32,
+    enable_pdl: Optional[bool] = None,
+    backend: str = "cuda",
+    sf_swizzle_layout: Optional[SfLayout] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    r"""Quantise to MXFP8: e4m3 values and one power-of-two scale (ue8m0) for each 32 elements of a row.
+
+    Per block ``t = amax / 448`` in float32; the scale is the least ``2^(byte - 127)`` that is not below ``t`` (at most
+    ``2^127``), and a value is ``x / scale`` saturated and rounded to nearest even. A block of zeros has byte 0.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``(m, k)`` float32, float16 or bfloat16 on a CPU or CUDA device, ``k`` a multiple of 32.
+    is_sf_swizzled_layout : bool
+        Scales in the 128 x 4 layout, or linear; ``sf_swizzle_layout`` overrides it.
+    alignment : int
+        ``k`` must be a multiple of this multiple of 32.
+    enable_pdl : Optional[bool]
+        Programmatic dependent launch; default: where the device has it.
+    backend : str
+        ``"cuda"``; on the CPU it has no meaning.
+    sf_swizzle_layout : Optional[SfLayout]
+        Layout of the scales. 8 x 4 on CUDA only.
+
+    Returns
+    -------
+    Tuple[torch.Tensor, torch.Tensor]
+        The e4m3 bytes, uint8 ``(m, k)``, and the scale bytes, uint8, one-dimensional: ``m * k / 32`` of them, or with the
+        padding of the layout, which is zero.
+    """
+    op = "mxfp8_quantize"
+    if backend != "cuda":
+        raise BackendSupportedError(f"{op}: backend is {backend!r}, expected 'cuda'; usable here: cuda")
+    if input.ndim != 2:
+        raise ArgumentError(f"{op}: input has {input.ndim} dimensions, expected 2")
+    if alignment < BLOCK or alignment % BLOCK != 0:
+        raise ArgumentError(f"{op}: alignment is {alignment}, expected a multiple of {BLOCK}")
+    if input.shape[1] % alignment != 0:
+        raise ArgumentError(f"{op}: input.shape[1] = {input.shape[1]}, expected a multiple of alignment = {alignment}")
+    layout = chosen_layout(op, is_sf_swizzled_layout, sf_swizzle_layout)
+    if layout == SfLayout.layout_8x4 and not input.is_cuda:
+        raise ArgumentError(f"{op}: sf_swizzle_layout is layout_8x4, expected layout_128x4 or layout_linear on the CPU")
+    rows, cols = input.shape
+    out = torch.empty((rows, cols), dtype=torch.uint8, device=input.device)
+    scales = torch.empty(scale_count(rows, cols // BLOCK, layout), dtype=torch.uint8, device=input.device)
+    use_pdl = input.is_cuda and enable_pdl is not False and utils.device_support_pdl(input.device)
+    _mxfp8_quantize(out, scales, input.contiguous(), int(layout), use_pdl)
+    return out, scales
+
+
+@flashinfer_api(trace=mxfp8_dequantize_host_trace)
+def mxfp8_dequantize_host(
+    input: torch.Tensor,
+    scale_tensor: torch.Tensor,
+    is_sf_swizzled_layout: bool = True,
+    sf_swizzle_layout: Optional[SfLayout] = None,
+) -> torch.Tensor:
+    r"""MXFP8 to float32 on the host: ``e4m3 * 2^(byte - 127)``.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``(m, k)`` uint8 (or float8_e4m3fn), ``k`` a multiple of 32. A CUDA tensor is copied to the host.
+    scale_tensor : torch.Tensor
+        uint8 scale bytes in the layout that the other arguments name, as :func:`mxfp8_quantize` returns them.
+    is_sf_swizzled_layout, sf_swizzle_layout
+        As in :func:`mxfp8_quantize`; every layout is read.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(m, k)`` float32 on the CPU.
+    """
+    op = "mxfp8_dequantize_host"
+    layout = chosen_layout(op, is_sf_swizzled_layout, sf_swizzle_layout)
+    out = torch.empty(input.shape, dtype=torch.float32, device="cpu")
+    dequantize_blocks(
+        *(out, input.cpu().contiguous(), scale_tensor.cpu().contiguous(), None),
+        *(BLOCK, False, False, int(layout), op),
+    )
+    return out

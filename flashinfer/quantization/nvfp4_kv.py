@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVFP4 key-value caches back to 16 bits: e2m1 values, an e4m3 scale for 16 of them, one global scale."""
+
+from __future__ import annotations
+
+from typing import Tuple, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..errors import ArgumentError
+from ..ops import register_custom_op
+from ..trace.templates.quantization import nvfp4_kv_dequantize_paged_trace, nvfp4_kv_dequantize_trace
+from .modules import backend_of, get_nvfp4_kv_module
+
+KVPair = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+
+
+@register_custom_op("flashinfer::nvfp4_kv_dequantize", mutates_args=("out",))
+def _nvfp4_kv_dequantize(
+    out: torch.Tensor, fp4_data: torch.Tensor, block_scales: torch.Tensor, global_scale: torch.Tensor
+) -> None:
+    get_nvfp4_kv_module(backend_of(fp4_data)).nvfp4_kv_dequantize(out, fp4_data, block_scales, global_scale)
+
+
+@register_custom_op("flashinfer::nvfp4_kv_dequantize_paged", mutates_args=("output_k", "output_v"))
+def _nvfp4_kv_dequantize_paged(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_sf: torch.Tensor,
+    v_sf: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    output_k: torch.Tensor,
+    output_v: torch.Tensor,
+    is_hnd: bool,
+) -> None:
+    get_nvfp4_kv_module(backend_of(k_cache)).nvfp4_kv_dequantize_paged(
+        *(k_cache, v_cache, k_sf, v_sf, block_tables, seq_lens, k_scale, v_scale, output_k, output_v, is_hnd)
+    )
+
+
+@flashinfer_api(trace=nvfp4_kv_dequantize_trace)
+def nvfp4_kv_dequantize(
+    fp4_data: torch.Tensor,
+    block_scales: torch.Tensor,
+    global_scale: torch.Tensor,
+    output_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    r"""NVFP4 to 16 bits: ``e2m1 * scale * global_scale``, in float32 from left to right, rounded once.
+
+    Parameters
+    ----------
+    fp4_data : torch.Tensor
+        ``(m, k / 2)`` uint8 on a CPU or CUDA device, the even element in the low nibble; ``k`` a multiple of 16.
+    block_scales : torch.Tensor
+        ``(m, k / 16)`` float8_e4m3fn, or the same bytes as uint8.
+    global_scale : torch.Tensor
+        One float32 element on the same device.
+    output_dtype : torch.dtype
+        bfloat16 or float16.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(m, k)`` of ``output_dtype``.
+    """
+    op = "nvfp4_kv_dequantize"
+    if fp4_data.ndim != 2:
+        raise ArgumentError(f"{op}: fp4_data has {fp4_data.ndim} dimensions, expected 2")
+    if output_dtype not in (torch.bfloat16, torch.float16):
+        raise ArgumentError(f"{op}: output_dtype is {output_dtype}, expected torch.bfloat16 or torch.float16")
+    rows, half = fp4_data.shape
+    out = torch.empty((rows, half * 2), dtype=output_dtype, device=fp4_data.device)
+    _nvfp4_kv_dequantize(out, fp4_data.contiguous(), block_scales.contiguous(), global_scale)
+    return out
+
+
+def _key_and_value(op: str, name: str, pair: KVPair) -> Tuple[torch.Tensor, torch.Tensor]:
+    """The two halves of a cache: a tuple, or a tensor whose second dimension counts them."""
+    if isinstance(pair, torch.Tensor):
+        if pair.ndim != 5 or pair.shape[1] != 2:
+            raise ArgumentError(f"{op}: {name} has shape {tuple(pair.shape)}, expected (pages, 2, ., ., .) or a tuple")
+        return pair[:, 0], pair[:, 1]
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ArgumentError(f"{op}: {name} is {type(pair).__name__}, expected a tensor or a tuple of two")
+    return pair[0], pair[1]
+
+
+@flashinfer_api(trace=nvfp4_kv_dequantize_paged_trace)
+def nvfp4_kv_dequantize_paged(
+    paged_kv_cache: KVPair,
+    kv_cache_sf: KVPair,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    output_k: torch.Tensor,
+    output_v: torch.Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    r"""Gather a paged NVFP4 cache into dense 16-bit keys and values.
+
+    ``output[b, s] = cache[block_tables[b, s // page_size], s % page_size]`` for ``s < seq_lens[b]``; what lies beyond is
+    left as it is.
+
+    Parameters
+    ----------
+    paged_kv_cache : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+        Keys and values as a tuple, or stacked ``(pages, 2, ...)``. Each uint8 ``(pages, page_size, heads, d / 2)`` for
+        NHD, ``(pages, heads, page_size, d / 2)`` for HND, with any strides but the last, which is 1. The head
+        dimensions of keys and values may differ.
+    kv_cache_sf : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+        Their scales in the same form, last dimension ``d / 16``: float8_e4m3fn, or the same bytes as uint8.
+    block_tables : torch.Tensor
+        ``(batch, columns)`` int32 or int64: pages of each request, enough columns for ``output_k.shape[1]`` tokens.
+        Only entries of tokens below ``seq_lens`` are read; they must be pages of the cache.
+    seq_lens : torch.Tensor
+        ``(batch,)`` int32.
+    k_scale, v_scale : torch.Tensor
+        Global scales, one float32 element each, on the device of the cache.
+    output_k, output_v : torch.Tensor
+        ``(batch, seq, heads, d)`` float16 or bfloat16, written; may be empty.
+    kv_layout : str
+        ``"NHD"`` or ``"HND"``.
+    """
+    op = "nvfp4_kv_dequantize_paged"
+    if kv_layout not in ("NHD", "HND"):
+        raise ArgumentError(f"{op}: kv_layout is {kv_layout!r}, expected 'NHD' or 'HND'")
+    for scale in (k_scale, v_scale):
+        if not isinstance(scale, torch.Tensor) or scale.numel() != 1:
+            raise ArgumentError(f"{op}: k_scale and v_scale must be scalar tensors, expected one float32 element each")
+    k_cache, v_cache = _key_and_value(op, "paged_kv_cache", paged_kv_cache)
+    k_sf, v_sf = _key_and_value(op, "kv_cache_sf", kv_cache_sf)
+    _nvfp4_kv_dequantize_paged(
+        *(k_cache, v_cache, k_sf, v_sf, block_tables, seq_lens, k_scale, v_scale, output_k, output_v),
+        kv_layout == "HND",
+    )
