@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Special functions of the hardware (PTX ISA: Floating Point Instructions, "ex2" and "rcp"). With .ftz each is a single
+// instruction; the intrinsics __expf and __fdividef wrap theirs in tests and scalings for subnormal numbers.
+#pragma once
+
+namespace flashinfer {
+namespace ptx {
+
+/// 2^x to 2 ulp. Results below 2^-126 are 0, above the range infinite; NaN stays NaN.
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// 1 / x to 1 ulp. The reciprocal of infinity, and what would be below 2^-126, is 0.
+__device__ __forceinline__ float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace ptx
+}  // namespace flashinfer
