@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller sees who passes a wrong tensor, and rows that have no slot: never a byte outside of the cache."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import flashinfer.page
+from flashinfer.errors import ArgumentError
+
+from .inputs import make_batch
+
+BF16, FP16, U8, E4M3 = torch.bfloat16, torch.float16, torch.uint8, torch.float8_e4m3fn
+PAGE, HEADS, DIM = 8, 4, 64
+
+# For each op: shape and dtype of the arguments of a good call that are no index tensors. PAGES stands for their number.
+PAGES = -1
+KEYS = {"append_key": ((23, HEADS, DIM), BF16), "append_value": ((23, HEADS, DIM), BF16)}
+NVFP4 = {
+    **KEYS,
+    "paged_kv_cache": ((PAGES, 2, PAGE, HEADS, DIM // 2), U8),
+    "kv_cache_sf": ((PAGES, 2, PAGE, HEADS, DIM // 16), E4M3),
+    "k_scale": 0.5,
+    "v_scale": 2.0,
+}
+TABLE, MAPPED = "nvfp4_quantize_append_paged_kv_cache", "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
+GOOD = {
+    "append_paged_kv_cache": {**KEYS, "paged_kv_cache": ((PAGES, 2, PAGE, HEADS, DIM), BF16)},
+    "append_paged_mla_kv_cache": {
+        "append_ckv": ((23, 512), BF16),
+        "append_kpe": ((23, 64), BF16),
+        "ckv_cache": ((PAGES, PAGE, 512), BF16),
+        "kpe_cache": ((PAGES, PAGE, 64), BF16),
+    },
+    TABLE: NVFP4,
+    MAPPED: NVFP4,
+}
+APPEND, MLA = ["append_paged_kv_cache"], ["append_paged_mla_kv_cache"]
+BY_TABLE = ["append_paged_kv_cache", "append_paged_mla_kv_cache", TABLE]
+KV = ["append_paged_kv_cache", TABLE, MAPPED]
+QUANT = [TABLE, MAPPED]
+
+
+def make(op, device):
+    batch = make_batch([21, 6], [20, 3], PAGE, device)
+    arguments = {}
+    for name, spec in GOOD[op].items():
+        if isinstance(spec, float):
+            arguments[name] = spec
+            continue
+        shape = [batch.num_pages if size == PAGES else size for size in spec[0]]
+        arguments[name] = torch.ones(shape, device=device).to(spec[1])
+    if op == MAPPED:
+        return arguments | {"slot_mapping": torch.arange(23, device=device)}
+    names = ("batch_indices", "positions", "kv_indices", "kv_indptr", "kv_last_page_len")
+    return arguments | {name: getattr(batch, name) for name in names}
+
+
+def ones(*shape, dtype=BF16):
+    return lambda t: torch.ones(shape, dtype=torch.float32, device=t.device).to(dtype)
+
+
+# (ops, argument, what to do to the good value, text)
+BAD = [
+    (KV, "append_key", ones(23, 64), "append_key has 2 dimensions, expected 3"),
+    (KV, "append_key", lambda t: t.repeat(1, 1, 2)[..., ::2], "append_key.stride(-1) = 2, expected 1"),
+    (KV, "append_value", ones(22, HEADS, DIM), "append_value.shape[0] = 22, expected 23"),
+    (KV, "append_value", ones(23, 5, DIM), "append_value.shape[1] = 5, expected 4"),
+    (KV, "append_value", ones(23, HEADS, DIM, dtype=FP16), "append_value has dtype float16, expected bfloat16"),
+    (APPEND, "append_value", ones(23, HEADS, 32), "paged_kv_cache has 64 elements per head, expected 32"),
+    (APPEND, "append_key", ones(23, HEADS, 0), "append_key.shape[2] = 0, expected at least 1"),
+    (APPEND, "paged_kv_cache", lambda t: t.half(), "paged_kv_cache has dtype float16, expected bfloat16"),
+    (APPEND, "paged_kv_cache", lambda t: (t[:, 0], t[:, 1].half()), "paged_kv_cache[1] has dtype float16"),
+    (KV, "paged_kv_cache", lambda t: t[0, 0], "paged_kv_cache has 3 dimensions, expected 4 to 5"),
+    (KV, "paged_kv_cache", lambda t: t[:, :1], "paged_kv_cache.shape[1] = 1, expected 2 (keys and values)"),
+    (KV, "paged_kv_cache", lambda t: (t[:, 0],), "paged_kv_cache has 1 tensors, expected 2"),
+    (KV, "paged_kv_cache", lambda t: (t, t), "paged_kv_cache[0] has 5 dimensions, expected 3 to 4"),
+    (KV, "paged_kv_cache", lambda t: t[:, :, :, :3], "has 3 heads, expected 4"),
+    (KV, "paged_kv_cache", lambda t: t[..., :16], "has 16 elements per head, expected"),
+    (KV, "paged_kv_cache", lambda t: (t[:, 0], t[1:, 1]), "pages, expected"),
+    (KV, "paged_kv_cache", lambda t: (t[:, 0], t[:, 1, :4]), "has 4 tokens per page, expected 8"),
+    (KV, "paged_kv_cache", lambda t: t[:, :, :0], "has 0 tokens per page, expected 1 (or more)"),
+    (APPEND, "paged_kv_cache", lambda t: t.repeat(1, 1, 1, 1, 2)[..., ::2], "paged_kv_cache.stride(-1) = 2, expected 1"),
+    (BY_TABLE, "batch_indices", lambda t: t[1:], "batch_indices.shape[0] = 22, expected 23"),
+    (BY_TABLE, "positions", lambda t: t[1:], "positions.shape[0] = 22, expected 23"),
+    (BY_TABLE, "positions", lambda t: t.repeat(2)[::2], "positions must be contiguous"),
+    (BY_TABLE, "kv_indptr", lambda t: t[:0], "kv_indptr is empty, expected batch_size + 1 entries"),
+    (BY_TABLE, "kv_indices", lambda t: t.view(1, -1), "kv_indices has 2 dimensions, expected 1"),
+    (MLA, "append_kpe", ones(22, 64), "append_kpe.shape[0] = 22, expected 23"),
+    (MLA, "append_kpe", ones(23, 0), "append_kpe.shape[1] = 0, expected at least 1"),
+    (MLA, "append_kpe", ones(23, 64, dtype=FP16), "append_kpe has dtype float16, expected bfloat16"),
+    (MLA, "ckv_cache", lambda t: t[..., :500], "ckv_cache.shape[2] = 500, expected 512"),
+    (MLA, "ckv_cache", lambda t: t[0], "ckv_cache has 2 dimensions, expected 3"),
+    (MLA, "ckv_cache", lambda t: t.half(), "ckv_cache has dtype float16, expected bfloat16"),
+    (MLA, "kpe_cache", lambda t: t[1:], "kpe_cache.shape[0] ="),
+    (MLA, "kpe_cache", lambda t: t[:, 1:], "kpe_cache.shape[1] = 7, expected 8"),
+    (QUANT, "append_key", ones(23, HEADS, DIM, dtype=torch.float32), "append_key must be float16 or bfloat16"),
+    (QUANT, "append_value", ones(23, HEADS, 32), "append_value.shape[2] = 32, expected 64"),
+    (QUANT, "paged_kv_cache", lambda t: t.to(torch.int8), "expected uint8: paged_kv_cache must be uint8"),
+    (QUANT, "kv_cache_sf", lambda t: t.view(U8), "kv_cache_sf has dtype uint8, expected float8_e4m3fn"),
+    (QUANT, "kv_cache_sf", lambda t: t[..., :2], "kv_cache_sf (keys) has 2 elements per head, expected 4"),
+    (QUANT, "kv_cache_sf", lambda t: t.repeat(1, 1, 1, 1, 2)[..., ::2], "innermost stride must be 1"),
+    (QUANT, "k_scale", lambda s: 0.0, "k_scale is 0.0, expected a positive finite number"),
+    (QUANT, "v_scale", lambda s: float("inf"), "v_scale is inf, expected a positive finite number"),
+    (QUANT, "v_scale", lambda s: float("nan"), "v_scale is nan, expected a positive finite number"),
+    ([MAPPED], "slot_mapping", lambda t: t.repeat(2), "append_key.shape[0] = 23, expected at least 46"),
+    ([MAPPED], "slot_mapping", lambda t: t.float(), "slot_mapping has dtype float32, expected int32 or int64"),
+    ([MAPPED], "k_scale", lambda s: torch.ones(2), "k_scale is (2,) torch.float32, expected one element"),
+    ([MAPPED], "k_scale", lambda s: torch.ones(1).half(), "k_scale is (1,) torch.float16, expected one element"),
+    ([MAPPED], "v_scale", lambda s: torch.tensor(-1.0), "expected a positive finite number"),
+]  # fmt: skip
+CASES = [pytest.param(op, name, change, text, id=f"{op}-{name}-{text[:30]}") for ops, name, change, text in BAD for op in ops]
+
+
+@pytest.mark.parametrize("op", GOOD)
+def test_the_table_starts_from_good_calls(device, op):
+    getattr(flashinfer.page, op)(**make(op, device))
+
+
+@pytest.mark.parametrize("op, argument, change, text", CASES)
+def test_bad_argument(device, op, argument, change, text):
+    arguments = make(op, device)
+    arguments[argument] = change(arguments[argument])
+    with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
+        getattr(flashinfer.page, op)(**arguments)
+    assert str(caught.value).startswith(f"{op}: ")
+
+
+@pytest.mark.parametrize("op", KV)
+def test_words_and_types(device, op):
+    arguments = make(op, device)
+    with pytest.raises(KeyError, match="kv_layout is 'DHN', expected 'NHD' or 'HND'"):
+        getattr(flashinfer.page, op)(**arguments, kv_layout="DHN")
+    arguments["paged_kv_cache"] = list(arguments["paged_kv_cache"].unbind(1))
+    with pytest.raises(KeyError, match="paged_kv_cache is a list, expected a tensor or a tuple of two"):
+        getattr(flashinfer.page, op)(**arguments)
+
+
+def test_nvfp4_needs_blocks_of_sixteen(device):
+    for op in QUANT:
+        arguments = make(op, device) | {n: ones(23, HEADS, 24)(torch.ones(1, device=device)) for n in KEYS}
+        with pytest.raises(ValueError, match="append_key.shape\\[2\\] = 24, expected a multiple of 16"):
+            getattr(flashinfer.page, op)(**arguments)
+
+
+def test_bad_buffers(device):
+    indptr, lengths = torch.tensor([0, 3, 5], device=device), torch.tensor([3, 8], device=device)
+    good = torch.empty(6, dtype=torch.int32, device=device)
+    for batch_indices, positions, text in (
+        (good[1:], good, "batch_indices: shape is (5,), expected (6,)"),
+        (good.long(), good, "batch_indices: dtype is torch.int64, expected torch.int32"),
+        (good, good[1:], "positions: shape is (5,), expected (6,)"),
+        (good, good.float(), "positions: dtype is torch.float32, expected torch.int32"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"get_batch_indices_positions: {text}")):
+            flashinfer.page.get_batch_indices_positions(indptr, lengths, 6, batch_indices, positions)
+    with pytest.raises(ArgumentError, match="append_indptr.shape\\[0\\] = 3, expected 2"):
+        flashinfer.page.get_batch_indices_positions(indptr, lengths[1:], 6)
+
+
+# Rows without a slot --------------------------------------------------------------------------------------------------
+
+
+def put(index, value):
+    def change(tensor):
+        tensor[index] = value
+        return tensor
+
+    return change
+
+
+# Requests of 21 and 6 tokens: 3 pages and 1; rows 0 to 19 belong to the first.
+NO_SLOT = [
+    ("batch_indices", put(20, 2), "batch_indices[20] = 2, expected less than 2 (kv_indptr has 2 requests)"),
+    ("positions", put(5, -1), "positions[5] = -1, expected 0 to 23 (request 0 has 3 pages of 8 tokens)"),
+    ("positions", put(5, 24), "positions[5] = 24, expected 0 to 23 (request 0 has 3 pages of 8 tokens)"),
+    ("positions", put(21, 8), "positions[21] = 8, expected 0 to 7 (request 1 has 1 pages of 8 tokens)"),
+    ("positions", put(21, 2**31 - 1), "positions[21] = 2147483647, expected 0 to 7"),
+    ("kv_indices", put(1, 6), "kv_indices[1] = 6, expected 0 to 5 (the cache has 6 pages)"),
+    ("kv_indices", put(3, -7), "kv_indices[3] = -7, expected 0 to 5 (the cache has 6 pages)"),
+    ("kv_indptr", put(1, 9), "kv_indptr[0] to kv_indptr[1] = 0 to 9, expected within 0 to 4 (the length of kv_indices)"),
+    ("kv_indptr", put(0, -3), "kv_indptr[0] to kv_indptr[1] = -3 to 3, expected within 0 to 4"),
+]
+ROWS = pytest.mark.parametrize("argument, change, text", NO_SLOT, ids=[text for _, _, text in NO_SLOT])
+
+
+@ROWS
+@pytest.mark.parametrize("op", BY_TABLE)
+def test_validation_names_the_row_and_writes_nothing(device, op, argument, change, text, monkeypatch):
+    monkeypatch.setattr(flashinfer.page.modules, "VALIDATE", True)  # the CPU checks without being asked
+    arguments = make(op, device)
+    getattr(flashinfer.page, op)(**arguments)
+    caches = {name: t.clone() for name, t in arguments.items() if "cache" in name}
+    change(arguments[argument])
+    for name in arguments:
+        if name.startswith("append"):
+            arguments[name] = arguments[name] * 2
+    with pytest.raises(ArgumentError, match=re.escape(f"{op}: {text}")):
+        getattr(flashinfer.page, op)(**arguments)
+    assert all(torch.equal(arguments[name].view(U8), before.view(U8)) for name, before in caches.items())
+
+
+@ROWS
+@pytest.mark.parametrize("op", BY_TABLE)
+def test_unchecked_rows_without_a_slot_are_skipped(device, op, argument, change, text):
+    """CUDA without validation: the other rows arrive, and nothing around the cache changes."""
+    if device == "cpu":
+        pytest.skip("the CPU always checks")
+    arguments = make(op, device)
+    guarded = {}
+    for name, tensor in arguments.items():
+        if "cache" in name:
+            guard = torch.full((tensor.shape[0] + 2, *tensor.shape[1:]), 7, dtype=torch.float32, device=device).to(tensor.dtype)
+            guarded[name], arguments[name] = guard, guard[1:-1]
+    change(arguments[argument])
+    getattr(flashinfer.page, op)(**arguments)
+    torch.cuda.synchronize()
+    for guard in guarded.values():
+        assert (guard[0].float() == 7).all() and (guard[-1].float() == 7).all()
+        assert (guard.float() != 7).any()
+
+
+def test_knob(monkeypatch):
+    from flashinfer.knobs import knobs
+
+    assert not knobs.validate_inputs
+    with knobs.override(validate_inputs="1"):
+        assert knobs.validate_inputs
