@@ -26,10 +26,10 @@ FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 def expected_cache(k, v, batch, cache, layout):
     """What the references of the four templates say."""
     template = append_paged_kv_cache_trace(paged_kv_cache=cache, kv_layout=layout)
-    entry_axis = template.axes["entry_axis"].value
+    heads_first = template.axes["heads_first"].value
     caches = cache if isinstance(cache, tuple) else (cache,)
     caches = tuple(t.contiguous() for t in caches)
-    return template.reference(k, v, *batch.rows, *caches, *batch.table, entry_axis=entry_axis)
+    return template.reference(k, v, *batch.rows, *caches, *batch.table, heads_first=heads_first)
 
 
 def check_append(k, v, batch, cache, layout):

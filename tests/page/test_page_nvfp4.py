@@ -34,7 +34,7 @@ def expected_caches(trace, rows, where, caches, scales, table, layout):
     """References of the pair forms want four tensors, those of the combined form two."""
     template = trace(paged_kv_cache=caches[0], kv_layout=layout)
     flat = [t.contiguous() for cache in caches for t in (cache if isinstance(cache, tuple) else (cache,))]
-    result = template.reference(*rows, *where, *flat, *table, *scales, entry_axis=template.axes["entry_axis"].value)
+    result = template.reference(*rows, *where, *flat, *table, *scales, heads_first=template.axes["heads_first"].value)
     return result if len(result) == 2 else (result[:2], result[2:])
 
 

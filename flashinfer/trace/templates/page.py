@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Templates and references of ``flashinfer.page``.
 
-A cache comes as one tensor or as a pair, in one of two layouts. Templates of either form share a reference; the const axis
-``entry_axis``, the dimension of the cache that counts the tokens of a page, tells it the layout.
+A cache comes as one tensor or as a pair, in one of two layouts. Templates of either form share a reference, which the const
+axis ``heads_first`` tells the layout.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .page_nvfp4 import (
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace,
 )
 from .page_shared import (
-    CACHE_AXES,
     TABLES,
     append_init,
     by_cache_form,
+    cache_axes,
     cache_dims,
     slots_of,
     write_slots,
@@ -43,12 +43,12 @@ def _append_reference(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
-    entry_axis: int,
+    heads_first: int,
 ) -> torch.Tensor:
-    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, paged_kv_cache.shape[entry_axis])
+    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, paged_kv_cache.shape[3 if heads_first else 2])
     cache = paged_kv_cache.clone()
     for half, rows in enumerate((append_key, append_value)):
-        write_slots(cache[:, half], slots, rows, entry_axis - 1)
+        write_slots(cache[:, half], slots, rows, heads_first)
     return cache
 
 
@@ -62,12 +62,12 @@ def _append_pair_reference(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
-    entry_axis: int,
+    heads_first: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, k_cache.shape[entry_axis])
+    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, k_cache.shape[2 if heads_first else 1])
     k_cache, v_cache = k_cache.clone(), v_cache.clone()
-    write_slots(k_cache, slots, append_key, entry_axis)
-    write_slots(v_cache, slots, append_value, entry_axis)
+    write_slots(k_cache, slots, append_key, heads_first)
+    write_slots(v_cache, slots, append_value, heads_first)
     return k_cache, v_cache
 
 
@@ -84,8 +84,8 @@ def _append_mla_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, ckv_cache.shape[1])
     ckv_cache, kpe_cache = ckv_cache.clone(), kpe_cache.clone()
-    write_slots(ckv_cache, slots, append_ckv, 1)
-    write_slots(kpe_cache, slots, append_kpe, 1)
+    write_slots(ckv_cache, slots, append_ckv, 0)
+    write_slots(kpe_cache, slots, append_kpe, 0)
     return ckv_cache, kpe_cache
 
 
@@ -116,12 +116,9 @@ def _append_template(layout: str, pair: bool) -> TraceTemplate:
         f"{name}_out": Tensor(dims, param="paged_kv_cache", tuple_idx=i if pair else None, dtype_from="append_key")
         for i, name in enumerate(names)
     }
-    axes: dict[str, Axis] = {**CACHE_AXES, "entry_axis": Const(value=dims.index("page_size"), abbrev="")}
-    if pair:
-        axes.pop("kv")
     return TraceTemplate(
         "append_paged_kv_cache",
-        axes=axes,
+        axes=cache_axes(layout, pair),
         inputs={
             "append_key": rows,
             "append_value": rows,
@@ -150,8 +147,8 @@ append_paged_mla_kv_cache_trace = TraceTemplate(
         "head_dim_kpe": Const(abbrev="kpe"),
         "num_pages": Var(),
         "page_size": Const(abbrev="ps"),
-        "num_kv_indices": Var(),
-        "len_indptr": Var("batch_size + 1"),
+        "num_indices": Var(),
+        "indptr_len": Var("batch_size + 1"),
         "batch_size": Var(),
     },
     inputs={
@@ -191,9 +188,9 @@ def _indices_init(batch_size: int, nnz: int, device: str = "cpu") -> dict[str, t
 
 get_batch_indices_positions_trace = TraceTemplate(
     "get_batch_indices_positions",
-    axes={"len_indptr": Var("batch_size + 1"), "batch_size": Var(), "nnz": Var("rows")},
+    axes={"indptr_len": Var("batch_size + 1"), "batch_size": Var(), "nnz": Var("rows")},
     inputs={
-        "append_indptr": Tensor(("len_indptr",), dtype="int32"),
+        "append_indptr": Tensor(("indptr_len",), dtype="int32"),
         "seq_lens": Tensor(("batch_size",), dtype="int32", description="lengths after the append"),
         "nnz": Scalar("int32"),
     },
@@ -208,7 +205,7 @@ get_batch_indices_positions_trace = TraceTemplate(
 
 get_seq_lens_trace = TraceTemplate(
     "get_seq_lens",
-    axes={"len_indptr": Var("batch_size + 1"), "batch_size": Var()},
+    axes={"indptr_len": Var("batch_size + 1"), "batch_size": Var()},
     inputs={
         "kv_indptr": TABLES["kv_indptr"],
         "kv_last_page_len": TABLES["kv_last_page_len"],

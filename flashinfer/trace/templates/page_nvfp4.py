@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Value, Var
-from .page_shared import CACHE_AXES, TABLES, append_init, by_cache_form, cache_dims, slots_of, write_slots
+from .page_shared import TABLES, append_init, by_cache_form, cache_axes, cache_dims, slots_of, write_slots
 from .shared import to_fp8
 
 __all__ = [
@@ -43,13 +43,13 @@ def write_nvfp4(
     slots: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     values: torch.Tensor,
     scale: torch.Tensor,
-    entry_axis: int,
+    heads_first: int,
 ) -> None:
     """Rows of values, quantised, into their slots."""
     scale = torch.as_tensor(scale, dtype=torch.float32, device=values.device).reshape(())
     codes, scales = quantize_nvfp4(values, scale)
-    write_slots(cache, slots, codes, entry_axis)
-    write_slots(sf, slots, scales, entry_axis)
+    write_slots(cache, slots, codes, heads_first)
+    write_slots(sf, slots, scales, heads_first)
 
 
 def _append_reference(
@@ -64,12 +64,12 @@ def _append_reference(
     kv_last_page_len: torch.Tensor,
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
-    entry_axis: int,
+    heads_first: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, paged_kv_cache.shape[entry_axis])
+    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, paged_kv_cache.shape[3 if heads_first else 2])
     cache, sf = paged_kv_cache.clone(), kv_cache_sf.clone()
-    write_nvfp4(cache[:, 0], sf[:, 0], slots, append_key, k_scale, entry_axis - 1)
-    write_nvfp4(cache[:, 1], sf[:, 1], slots, append_value, v_scale, entry_axis - 1)
+    write_nvfp4(cache[:, 0], sf[:, 0], slots, append_key, k_scale, heads_first)
+    write_nvfp4(cache[:, 1], sf[:, 1], slots, append_value, v_scale, heads_first)
     return cache, sf
 
 
@@ -87,12 +87,12 @@ def _append_pair_reference(
     kv_last_page_len: torch.Tensor,
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
-    entry_axis: int,
+    heads_first: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, k_cache.shape[entry_axis])
+    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, k_cache.shape[2 if heads_first else 1])
     k_cache, v_cache, k_sf, v_sf = k_cache.clone(), v_cache.clone(), k_sf.clone(), v_sf.clone()
-    write_nvfp4(k_cache, k_sf, slots, append_key, k_scale, entry_axis)
-    write_nvfp4(v_cache, v_sf, slots, append_value, v_scale, entry_axis)
+    write_nvfp4(k_cache, k_sf, slots, append_key, k_scale, heads_first)
+    write_nvfp4(v_cache, v_sf, slots, append_value, v_scale, heads_first)
     return k_cache, v_cache, k_sf, v_sf
 
 
@@ -104,12 +104,12 @@ def _mapped_reference(
     kv_cache_sf: torch.Tensor,
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
-    entry_axis: int,
+    heads_first: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    slots = mapped_slots(slot_mapping, paged_kv_cache.shape[0], paged_kv_cache.shape[entry_axis])
+    slots = mapped_slots(slot_mapping, paged_kv_cache.shape[0], paged_kv_cache.shape[3 if heads_first else 2])
     cache, sf = paged_kv_cache.clone(), kv_cache_sf.clone()
-    write_nvfp4(cache[:, 0], sf[:, 0], slots, append_key, k_scale, entry_axis - 1)
-    write_nvfp4(cache[:, 1], sf[:, 1], slots, append_value, v_scale, entry_axis - 1)
+    write_nvfp4(cache[:, 0], sf[:, 0], slots, append_key, k_scale, heads_first)
+    write_nvfp4(cache[:, 1], sf[:, 1], slots, append_value, v_scale, heads_first)
     return cache, sf
 
 
@@ -123,22 +123,21 @@ def _mapped_pair_reference(
     v_sf: torch.Tensor,
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
-    entry_axis: int,
+    heads_first: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    slots = mapped_slots(slot_mapping, k_cache.shape[0], k_cache.shape[entry_axis])
+    slots = mapped_slots(slot_mapping, k_cache.shape[0], k_cache.shape[2 if heads_first else 1])
     k_cache, v_cache, k_sf, v_sf = k_cache.clone(), v_cache.clone(), k_sf.clone(), v_sf.clone()
-    write_nvfp4(k_cache, k_sf, slots, append_key, k_scale, entry_axis)
-    write_nvfp4(v_cache, v_sf, slots, append_value, v_scale, entry_axis)
+    write_nvfp4(k_cache, k_sf, slots, append_key, k_scale, heads_first)
+    write_nvfp4(v_cache, v_sf, slots, append_value, v_scale, heads_first)
     return k_cache, v_cache, k_sf, v_sf
 
 
 def _axes(layout: str, pair: bool) -> dict[str, Axis]:
-    entry = cache_dims(layout, pair, "head_bytes").index("page_size")
-    axes: dict[str, Axis] = {**CACHE_AXES, "entry_axis": Const(value=entry, abbrev="")}
-    axes |= {"head_bytes": Const("head_dim / 2", abbrev=""), "head_scales": Const("head_dim / 16", abbrev="")}
-    if pair:
-        axes.pop("kv")
-    return axes
+    sizes: dict[str, Axis] = {
+        "head_bytes": Const("head_dim / 2", abbrev=""),
+        "head_scales": Const("head_dim / 16", abbrev=""),
+    }
+    return {**cache_axes(layout, pair), **sizes}
 
 
 def _caches(layout: str, pair: bool, suffix: str = "") -> dict[str, Value]:
@@ -193,7 +192,7 @@ def _mapped_init(num_slots: int, num_pages: int, page_size: int, device: str = "
 def _mapped_template(layout: str, pair: bool) -> TraceTemplate:
     prefix = f"nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_{layout.lower()}{'_pair' if pair else ''}"
     axes = _axes(layout, pair)
-    for unused in ("num_kv_indices", "len_indptr", "batch_size"):
+    for unused in ("num_indices", "indptr_len", "batch_size"):
         axes.pop(unused)
     return TraceTemplate(
         "append_paged_kv_cache",

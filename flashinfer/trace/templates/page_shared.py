@@ -9,26 +9,30 @@ import torch
 
 from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Var
 
-__all__ = ["CACHE_AXES", "TABLES", "append_init", "by_cache_form", "cache_dims", "slots_of", "write_slots"]
+__all__ = ["TABLES", "append_init", "by_cache_form", "cache_axes", "cache_dims", "slots_of", "write_slots"]
 
-CACHE_AXES: dict[str, Axis] = {
-    "nnz": Var("rows"),
-    "num_kv_heads": Const(abbrev="h"),
-    "head_dim": Const(abbrev="d"),
-    "num_pages": Var(),
-    "kv": Const("keys, then values", abbrev="", value=2),
-    "page_size": Const(abbrev="ps"),
-    "num_kv_indices": Var(),
-    "len_indptr": Var("batch_size + 1"),
-    "batch_size": Var(),
-}
 TABLES: dict[str, Tensor] = {
     "batch_indices": Tensor(("nnz",), dtype="int32", description="request of each row; negative: the row is skipped"),
     "positions": Tensor(("nnz",), dtype="int32", description="place of each row in its request"),
-    "kv_indices": Tensor(("num_kv_indices",), dtype="int32", description="pages of all requests"),
-    "kv_indptr": Tensor(("len_indptr",), dtype="int32", description="where each request's pages begin"),
+    "kv_indices": Tensor(("num_indices",), dtype="int32", description="pages of all requests"),
+    "kv_indptr": Tensor(("indptr_len",), dtype="int32", description="where each request's pages begin"),
     "kv_last_page_len": Tensor(("batch_size",), dtype="int32", description="entries in use of the last page"),
 }
+
+
+def cache_axes(layout: str, pair: bool) -> dict[str, Axis]:
+    return {
+        "nnz": Var("rows"),
+        "num_kv_heads": Const(abbrev="h"),
+        "head_dim": Const(abbrev="d"),
+        "num_pages": Var(),
+        **({} if pair else {"kv": Const("keys, then values", abbrev="", value=2)}),
+        "page_size": Const(abbrev="ps"),
+        "num_indices": Var("pages of all requests"),
+        "indptr_len": Var("batch_size + 1"),
+        "batch_size": Var(),
+        "heads_first": Const("1 for the layout HND", abbrev="", value=int(layout == "HND")),
+    }
 
 
 def cache_dims(layout: str, pair: bool, head_dim: str) -> tuple[str, ...]:
@@ -62,20 +66,20 @@ def slots_of(
 
 
 def write_slots(
-    cache: torch.Tensor, slots: tuple[torch.Tensor, torch.Tensor, torch.Tensor], values: torch.Tensor, entry_axis: int
+    cache: torch.Tensor, slots: tuple[torch.Tensor, torch.Tensor, torch.Tensor], values: torch.Tensor, heads_first: int
 ) -> None:
     """Rows of values into their slots of a cache, as bytes: torch cannot index every dtype."""
     rows, pages, entries = slots
     values = values.contiguous().view(torch.uint8)
-    cache.view(torch.uint8).movedim(entry_axis, 1)[pages, entries] = values[rows]
+    cache.view(torch.uint8).movedim(2 if heads_first else 1, 1)[pages, entries] = values[rows]
 
 
 def append_init(
-    nnz: int, batch_size: int, num_pages: int, page_size: int, num_kv_indices: int, device: str = "cpu"
+    nnz: int, batch_size: int, num_pages: int, page_size: int, num_indices: int, device: str = "cpu"
 ) -> dict[str, torch.Tensor]:
     """Pages in any order, shared out evenly; the rows are the last tokens of their requests, the first row is skipped."""
-    pages_each, rows_each = num_kv_indices // batch_size, -(-nnz // batch_size)
-    order = torch.randperm(num_pages, device=device)[:num_kv_indices]
+    pages_each, rows_each = num_indices // batch_size, -(-nnz // batch_size)
+    order = torch.randperm(num_pages, device=device)[:num_indices]
     row = torch.arange(nnz, device=device)
     batch_indices = row // rows_each
     positions = pages_each * page_size - rows_each + row % rows_each
