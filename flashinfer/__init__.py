@@ -10,10 +10,12 @@ from .concat_ops import *
 from .errors import *
 from .fi_trace import fi_trace as fi_trace
 from .norm import *
+from .page import *
 from .quantization import *
 from .quantization import get_fp4_quantization_module as get_fp4_quantization_module
 from .quantization import nvfp4_block_scale_interleave as nvfp4_block_scale_interleave
 from .quantization.blackwell import *
+from .rope import *
 from .scale import *
 from .version import __git_commit__ as __git_commit__
 from .version import __git_version__ as __git_version__

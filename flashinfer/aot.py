@@ -18,13 +18,15 @@ from .jit import env as jit_env
 from .jit.activation import gen_activation_modules as gen_activation_modules
 from .jit.concat_ops import gen_concat_ops_modules as gen_concat_ops_modules
 from .jit.norm import gen_norm_modules as gen_norm_modules
+from .jit.page import gen_page_modules as gen_page_modules
 from .jit.progress import ProgressBar
 from .jit.quantization import gen_quantization_modules as gen_quantization_modules
+from .jit.rope import gen_rope_modules as gen_rope_modules
 from .jit.scale import gen_scale_modules as gen_scale_modules
 from .knobs import knobs
 
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
-FAMILIES = ("scale", "norm", "activation", "concat_ops", "quantization")
+FAMILIES = ("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization")
 
 
 def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:

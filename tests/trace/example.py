@@ -6,6 +6,20 @@
 No GPU is needed: a trace reads shapes and dtypes, so meta tensors do. The files are committed, and a test compares
 them with what this program writes; run it again after changing a template or a reference. It writes
 
+    append_paged_kv_cache_hnd_pair_h8_d128_ps16.json
+    append_paged_kv_cache_nhd_h8_d128_ps16.json
+    append_paged_mla_kv_cache_ckv512_kpe64_ps64.json
+    apply_llama31_rope_h32_kv8_d128.json
+    apply_llama31_rope_inplace_h32_kv8_d128.json
+    apply_llama31_rope_pos_ids_h32_kv8_d128.json
+    apply_llama31_rope_pos_ids_inplace_h32_kv8_d128.json
+    apply_rope_h32_kv8_d128.json
+    apply_rope_inplace_h32_kv8_d128.json
+    apply_rope_pos_ids_h32_kv8_d128.json
+    apply_rope_pos_ids_inplace_h32_kv8_d128.json
+    apply_rope_with_cos_sin_cache_heads_h32_kv8_d128_r64.json
+    apply_rope_with_cos_sin_cache_inplace_q4096_k1024_d128_r64.json
+    apply_rope_with_cos_sin_cache_q4096_k1024_d128_r64.json
     concat_mla_k_h128_n128_r64.json
     fused_add_rmsnorm_h4096.json
     fused_add_rmsnorm_quant_h4096.json
@@ -21,11 +35,23 @@ them with what this program writes; run it again after changing a template or a 
     gelu_tanh_and_mul_d9216.json
     gemma_fused_add_rmsnorm_h2304.json
     gemma_rmsnorm_h2304.json
+    get_batch_indices_positions.json
+    get_seq_lens.json
     layernorm_h1280.json
     layernorm_quant_h1280.json
+    mla_rope_quantize_fp8_h128_r64.json
+    nvfp4_quantize_append_paged_kv_cache_hnd_pair_h8_d128_ps16.json
+    nvfp4_quantize_append_paged_kv_cache_nhd_h8_d128_ps16.json
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_hnd_pair_h8_d128_ps16.json
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_nhd_h8_d128_ps16.json
     rmsnorm_h4096.json
     rmsnorm_heads_d128.json
     rmsnorm_quant_h4096.json
+    rope_quantize_fp8_append_paged_gqa_hnd_h32_kv8_r64_ps16.json
+    rope_quantize_fp8_append_paged_gqa_nhd_h32_kv8_r64_ps16.json
+    rope_quantize_fp8_append_paged_mla_h128_r64_ps16.json
+    rope_quantize_fp8_gqa_h32_kv8_r64.json
+    rope_quantize_fp8_h128_r64.json
     scale_2d.json
     silu_and_mul_3d_d14336.json
     silu_and_mul_d14336.json
@@ -84,6 +110,8 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield norm.fused_rmsnorm_silu, {"input": bf16(64, 5120), "weight": bf16(5120)}
     yield from dit_calls()
     yield from rope_calls()
+    yield from position_calls()
+    yield from page_calls()
     yield flashinfer.scale, {"input": bf16(128, 1024), "factor": 3.14}
     yield from activation_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
@@ -122,6 +150,65 @@ def rope_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     heads = {"num_heads_q": 4, "num_heads_k": 2, "num_heads_v": 2, "head_dim": 64}
     flat = {"qkv": bf16(9360, 512), "q_weight": bf16(256), "k_weight": bf16(128)}
     yield flashinfer.norm.fused_qk_rmsnorm_rope, {**flat, **patches, **channels, **heads}
+
+
+def int32(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int32, device="meta")
+
+
+def position_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Llama 3's heads, then DeepSeek's."""
+    rope = flashinfer.rope
+    heads = {"q": bf16(99, 32, 128), "k": bf16(99, 8, 128)}
+    ragged = {"indptr": int32(8), "offsets": int32(7)}
+    for place, where in (("", ragged), ("_pos_ids", {"pos_ids": int32(99)})):
+        for model in ("rope", "llama31_rope"):
+            yield getattr(rope, f"apply_{model}{place}"), heads | where
+            yield getattr(rope, f"apply_{model}{place}_inplace"), heads | where
+    flat = {"query": bf16(99, 4096), "key": bf16(99, 1024), "head_size": 128, "cos_sin_cache": fp32(8192, 64)}
+    flat |= {"positions": int32(99)}
+    yield rope.apply_rope_with_cos_sin_cache, flat
+    yield rope.apply_rope_with_cos_sin_cache_inplace, flat
+    yield rope.apply_rope_with_cos_sin_cache, flat | {"query": heads["q"], "key": heads["k"]}
+
+    table = {"cos_sin_cache": fp32(8192, 64), "pos_ids": int32(99)}
+    mla = {"q_rope": bf16(99, 128, 64), "k_rope": bf16(99, 64), "q_nope": bf16(99, 128, 512), "k_nope": bf16(99, 512)}
+    gqa = {f"q_{part}": bf16(99, 32, 64) for part in ("rope", "nope")}
+    gqa |= {f"k_{part}": bf16(99, 8, 64) for part in ("rope", "nope")}
+    yield rope.rope_quantize_fp8, mla | table
+    yield rope.rope_quantize_fp8, gqa | table
+    yield rope.mla_rope_quantize_fp8, mla | table
+    pages = {"kv_indices": int32(40), "kv_indptr": int32(8), "batch_indices": int32(99), "positions": int32(99)}
+    append, values = rope.rope_quantize_fp8_append_paged_kv_cache, {"v": bf16(99, 8, 128)}
+    yield append, {**mla, "v": None, **table, **pages, "paged_kv_cache": (fp8(50, 16, 512), fp8(50, 16, 64))}
+    for layout, shape in (("NHD", (50, 16, 8, 128)), ("HND", (50, 8, 16, 128))):
+        caches = {"paged_kv_cache": (fp8(*shape), fp8(*shape)), "kv_layout": layout}
+        yield append, {**gqa, **values, **table, **pages, **caches}
+
+
+def page_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Seven requests that append 99 tokens: Llama 3's heads, then DeepSeek's."""
+    page = flashinfer.page
+    rows = {"append_key": bf16(99, 8, 128), "append_value": bf16(99, 8, 128)}
+    where = {"batch_indices": int32(99), "positions": int32(99)}
+    table = {"kv_indices": int32(40), "kv_indptr": int32(8), "kv_last_page_len": int32(7)}
+    yield page.append_paged_kv_cache, {**rows, **where, "paged_kv_cache": bf16(50, 2, 16, 8, 128), **table}
+    pair = {"paged_kv_cache": (bf16(50, 8, 16, 128), bf16(50, 8, 16, 128)), "kv_layout": "HND"}
+    yield page.append_paged_kv_cache, {**rows, **where, **pair, **table}
+    mla = {"append_ckv": bf16(99, 512), "append_kpe": bf16(99, 64)}
+    caches = {"ckv_cache": bf16(50, 64, 512), "kpe_cache": bf16(50, 64, 64)}
+    yield page.append_paged_mla_kv_cache, {**mla, **where, **caches, **table}
+    codes = torch.empty(50, 2, 16, 8, 64, dtype=torch.uint8, device="meta")
+    quantised = {"paged_kv_cache": codes, "kv_cache_sf": fp8(50, 2, 16, 8, 8), "k_scale": 0.5, "v_scale": 0.5}
+    yield page.nvfp4_quantize_append_paged_kv_cache, {**rows, **where, **quantised, **table}
+    slots = {"slot_mapping": int32(99)}
+    yield page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping, {**rows, **slots, **quantised}
+    scales = {"kv_cache_sf": (fp8(50, 8, 16, 8), fp8(50, 8, 16, 8)), "k_scale": 0.5, "v_scale": 0.5}
+    pair = {"paged_kv_cache": (codes[:, 0].transpose(1, 2), codes[:, 1].transpose(1, 2)), "kv_layout": "HND", **scales}
+    yield page.nvfp4_quantize_append_paged_kv_cache, {**rows, **where, **pair, **table}
+    yield page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping, {**rows, **slots, **pair}
+    yield page.get_batch_indices_positions, {"append_indptr": int32(8), "seq_lens": int32(7), "nnz": 99}
+    yield page.get_seq_lens, {"kv_indptr": int32(8), "kv_last_page_len": int32(7), "page_size": 16}
 
 
 def main(folder: Path = OUT) -> None:

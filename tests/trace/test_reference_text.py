@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 import torch
@@ -17,9 +17,26 @@ from flashinfer.trace import default_check
 from . import example
 
 # Sizes of variable axes and values of numbers without a default; seq_len = ppf * pph * ppw.
-SIZES = {"batch_size": 2, "seq_len": 24, "num_tokens": 48, "num_heads": 3, "dim0": 3, "dim1": 129}
-NUMBERS = {"ppf": 2, "pph": 3, "ppw": 4, "factor": 3.14}
+SIZES = {"nnz": 9, "batch_size": 2, "seq_len": 24, "num_tokens": 48, "num_heads": 3, "dim0": 3, "dim1": 129}
+# A ragged batch, and a paged cache with some of its pages in use; head_dim = rope_dim + k_nope_dim.
+SIZES |= {
+    "indptr_len": 3,
+    "max_position": 64,
+    "q_nope_dim": 32,
+    "k_nope_dim": 32,
+    "head_dim": 96,
+    "v_heads": 1,
+    "v_dim": 80,
+}
+SIZES |= {"num_pages": 7, "num_indices": 4, "num_slots": 8}
+NUMBERS = {"nnz": 9, "page_size": 16, "ppf": 2, "pph": 3, "ppw": 4, "factor": 3.14}
 CUDA_ONLY = {"scale", "fused_rmsnorm_silu", "fused_qk_rmsnorm_rope"}
+
+
+def dtype_of(entry: dict[str, Any]) -> torch.dtype:
+    """The schema has no word for some; the truth is then in the description."""
+    _, marker, truth = entry.get("description", "").rpartition("really ")
+    return getattr(torch, truth if marker else entry["dtype"])
 
 
 class Call:
@@ -28,6 +45,9 @@ class Call:
     def __init__(self, definition: dict[str, Any], device: str) -> None:
         self.definition, self.device = definition, device
         self.api = traced_functions[definition["tags"][0].removeprefix("fi_api:")]
+        templates = getattr(self.api._trace_template, "templates", (self.api._trace_template,))
+        named = [template for template in templates if definition["name"].startswith(template.prefix)]
+        self.template = max(named, key=lambda template: len(template.prefix))
         self.name = self.api.__name__
         self.text = self._function("reference", "run")
         self.axes = {name: axis.get("value", SIZES.get(name)) for name, axis in definition["axes"].items()}
@@ -40,15 +60,16 @@ class Call:
 
     def _tensor(self, entry: dict[str, Any]) -> torch.Tensor:
         shape = [self.axes[axis] for axis in entry["shape"]]
-        return torch.rand(shape, device=self.device).add(0.5).to(getattr(torch, entry["dtype"]))
+        return torch.rand(shape, device=self.device).add(0.5).to(dtype_of(entry))
 
     def _inputs(self) -> dict[str, Any]:
         defaults = inspect.signature(self.text).parameters
         made: dict[str, Any] = {}
         if "init" in self.definition:
-            made = self._function("init", "init")(
-                batch_size=self.axes["batch_size"], seq_len=self.axes["seq_len"], device=self.device
-            )
+            init = self._function("init", "init")
+            known = {name for name, size in self.axes.items() if size is not None}
+            sizes = {name: self.axes[name] for name in inspect.signature(init).parameters if name in known}
+            made = init(**sizes, device=self.device)
         for name, entry in self.definition["inputs"].items():
             if name not in made and entry["shape"] is not None:
                 made[name] = self._tensor(entry)
@@ -65,19 +86,34 @@ class Call:
 
     def actual(self) -> dict[str, torch.Tensor]:
         parameters = inspect.signature(self.api).parameters
-        arguments = {
-            name: value.clone() if name in self._overwritten() else value for name, value in self.inputs.items()
-        }
+        arguments: dict[str, Any] = {}
+        for name, value in self.inputs.items():
+            spec = self.template.inputs[name]
+            parameter = spec.param or name
+            value = value.clone() if parameter in self._overwritten() else value
+            if getattr(spec, "tuple_idx", None) is None:
+                arguments[parameter] = value
+            else:  # elements of a tuple are inputs of their own, in its order
+                arguments[parameter] = (*arguments.get(parameter, ()), value)
         arguments |= {name: self.axes[name] for name in self.axes if name in parameters and name not in arguments}
+        if self.axes.get("heads_first"):
+            arguments["kv_layout"] = "HND"
         for entry in self.definition["outputs"].values():
             buffer = entry.get("param")
             if buffer and buffer not in arguments and parameters[buffer].default is inspect.Parameter.empty:
                 arguments[buffer] = self._tensor(entry)
         result = self.api(**arguments)
-        if result is None:
-            return {name: arguments[entry["param"]] for name, entry in self.definition["outputs"].items()}
-        result = result if isinstance(result, tuple) else (result,)
-        return dict(zip(self.definition["outputs"], result, strict=True))
+        returned = iter(() if result is None else result if isinstance(result, tuple) else (result,))
+        return {name: self._output(self.template.outputs[name], arguments, returned) for name in self.template.outputs}
+
+    @staticmethod
+    def _output(spec: Any, arguments: dict[str, Any], returned: Iterator[torch.Tensor]) -> torch.Tensor:
+        """What the call returned, as long as it returned something; then what it wrote to its arguments."""
+        value = next(returned, None)
+        if value is not None:
+            return value
+        index = getattr(spec, "tuple_idx", None)
+        return arguments[spec.param] if index is None else arguments[spec.param][index]
 
     def _overwritten(self) -> set[str]:
         return {entry.get("param") for entry in self.definition["outputs"].values()}
@@ -96,7 +132,7 @@ def test_text_returns_what_the_definition_says(path, device):
     for name, value in call.expected().items():
         entry = call.definition["outputs"][name]
         assert list(value.shape) == [call.axes[axis] for axis in entry["shape"]]
-        assert value.dtype == getattr(torch, entry["dtype"])
+        assert value.dtype == dtype_of(entry)
 
 
 @FILES
@@ -104,8 +140,9 @@ def test_text_is_the_reference(path, device):
     call = load(path, device)
     template = call.api._trace_template
     reference = template.reference
-    fixed = {name: call.axes[name] for name in inspect.signature(reference).parameters if name in call.axes}
-    dtypes = {f"{n}_dtype": getattr(torch, e["dtype"]) for n, e in call.definition["outputs"].items()}
+    known = call.axes.keys() - call.inputs.keys()
+    fixed = {name: call.axes[name] for name in inspect.signature(reference).parameters if name in known}
+    dtypes = {f"{n}_dtype": dtype_of(e) for n, e in call.definition["outputs"].items()}
     fixed |= {name: dtypes[name] for name in inspect.signature(reference).parameters if name in dtypes}
     outputs = reference(**call.inputs, **fixed)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of the rotary embedding: argument checks, dtype dispatch, stream.
+#include "tvm_ffi_utils.h"
+// clang-format off
+#include <flashinfer/rope.h>
+#if defined(FLASHINFER_CPU)
+#include <flashinfer/rope_cpu.h>
+#elif defined(__CUDACC__)
+#include <flashinfer/rope.cuh>
+#endif
+// clang-format on
+#include <cmath>
+
+using flashinfer::RopeOut;
+using flashinfer::RopeParams;
+using flashinfer::RopeSegment;
+
+namespace {
+
+/// The stride that matters: a dimension of size one has none (and exporters write what they like there).
+int64_t StrideOf(const TensorView& t, int dim) { return t.size(dim) > 1 ? t.stride(dim) : 0; }
+
+/// A tensor (tokens, heads, width), or (tokens, width) with one head, that is read and written token by token.
+RopeSegment SegmentOf(const TensorView& in, const TensorView& out, bool rotated, double scale = 1) {
+  const bool heads = in.ndim() == 3;
+  RopeSegment s{};
+  s.in = in.data_ptr();
+  s.out = out.data_ptr();
+  s.heads = heads ? in.size(1) : 1;
+  s.width = in.size(-1);
+  s.rotated = rotated;
+  s.in_token = StrideOf(in, 0);
+  s.in_head = heads ? StrideOf(in, 1) : 0;
+  s.out_row = StrideOf(out, 0);
+  s.out_head = heads ? StrideOf(out, 1) : 0;
+  s.scale = static_cast<float>(scale);
+  return s;
+}
+
+void AddSegment(RopeParams& p, const RopeSegment& segment) {
+  if (segment.heads > 0 && segment.width > 0) p.segments[p.num_segments++] = segment;
+}
+
+const Expect& Positions(const Expect& expect, const TensorView& like) {
+  return expect.same_device(like, "q").dtype({dl_int32, dl_int64}).rank(1).contiguous();
+}
+
+void SetPosIds(const char* op, const char* name, RopeParams& p, const TensorView& pos_ids, const TensorView& q) {
+  Positions(Expect(op, name, pos_ids), q).dim(0, q.size(0), "the number of tokens");
+  p.positions.pos_ids = pos_ids.data_ptr();
+  p.positions.wide = pos_ids.dtype().bits == 64;
+}
+
+void SetRagged(const char* op, RopeParams& p, const TensorView& indptr, const TensorView& offsets,
+               const TensorView& q) {
+  Positions(Expect(op, "offsets", offsets), q);
+  Positions(Expect(op, "indptr", indptr), q)
+      .same_dtype(offsets, "offsets")
+      .dim(0, offsets.size(0) + 1, "offsets.shape[0] + 1");
+  p.positions.indptr = indptr.data_ptr();
+  p.positions.offsets = offsets.data_ptr();
+  p.positions.requests = offsets.size(0);
+  p.positions.wide = indptr.dtype().bits == 64;
+}
+
+void SetRotaryDim(const char* op, const char* name, RopeParams& p, int64_t rotary_dim, int64_t width) {
+  int64_t limit = width;
+#ifndef FLASHINFER_CPU
+  limit = std::min(limit, flashinfer::MAX_ROTARY_DIM);
+#endif
+  if (rotary_dim <= 0 || rotary_dim % 2 != 0 || rotary_dim > limit) {
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " is " << rotary_dim << ", expected an even number from 2 to "
+                                 << limit << " (columns of a head are rotated in pairs)";
+  }
+  p.rotary_dim = rotary_dim;
+}
+
+/// Cosines and sines from a table; the width of its rows is the number of rotated columns.
+void SetCache(const char* op, RopeParams& p, const TensorView& cache, const TensorView& q, int64_t width) {
+  Expect(op, "cos_sin_cache", cache).same_device(q, "q").dtype({dl_float32}).rank(2).last_dim_contiguous();
+  SetRotaryDim(op, "cos_sin_cache.shape[1]", p, cache.size(1), width);
+  p.angles.cache = cache.data_ptr<float>();
+  p.angles.cache_rows = cache.size(0);
+  p.angles.cache_stride = StrideOf(cache, 0);
+  if (p.tokens > 0 && cache.size(0) == 0) {
+    TVM_FFI_THROW(ArgumentError) << op << ": cos_sin_cache has no rows, expected one for each position";
+  }
+}
+
+#ifdef FLASHINFER_CPU
+/// What a GPU cannot refuse, a CPU can: indices that leave their tensors.
+void CheckIndices(const char* op, const RopeParams& p, int64_t requests, int64_t entries, int64_t pages) {
+  auto expect = [op](const char* name, int64_t token, int64_t value, int64_t limit) {
+    if (value < 0 || value >= limit) {
+      TVM_FFI_THROW(ArgumentError) << op << ": " << name << " of token " << token << " is " << value
+                                   << ", expected 0 to " << limit - 1;
+    }
+  };
+  for (int64_t token = 0; token < p.tokens; ++token) {
+    if (p.pages.batch_indices != nullptr) {
+      const int64_t request = p.pages.batch_indices[token];
+      if (request < 0) continue;
+      expect("batch_indices", token, request, requests);
+      const int64_t entry = int64_t{p.pages.kv_indptr[request]} + p.pages.positions[token] / p.pages.page_size;
+      expect("the page list entry", token, entry, entries);
+      expect("the page", token, p.pages.kv_indices[entry], pages);
+    }
+    if (p.angles.cache != nullptr) {
+      expect("the position", token, flashinfer::cpu::IndexAt(p.positions.pos_ids, token, p.positions.wide),
+             p.angles.cache_rows);
+    }
+  }
+}
+#else
+void CheckIndices(const char*, const RopeParams&, int64_t, int64_t, int64_t) {}
+#endif
+
+void Run(const char* op, const RopeParams& p, const TensorView& q) {
+  DeviceGuard guard(q.device());
+  DispatchFloat(q.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    CheckStatus(op, flashinfer::Rope<T>(p, get_stream(q.device())));
+  });
+}
+
+void ExpectHeads(const char* op, const char* name, const TensorView& t, const TensorView& q, int low, int high) {
+  Expect(op, name, t)
+      .same_device(q, "q")
+      .same_dtype(q, "q")
+      .rank(low, high)
+      .dim(0, q.size(0), "the number of tokens")
+      .last_dim_contiguous();
+}
+
+// ---------------------------------------------------------------------------------------------- rotation alone
+
+struct Frequencies {
+  double scale, theta, ramp = 0, shift = 0;
+};
+
+Frequencies Llama31(double scale, double theta, double low, double high, double old_context_len) {
+  constexpr double TURN = 6.283185307179586;
+  return {scale, theta, old_context_len / (TURN * (high - low)), -1 / (high / low - 1)};
+}
+
+/// q and k, rotated by angles from positions; q_rope may be q, and k_rope k.
+RopeParams PairOfHeads(const char* op, const TensorView& q, const TensorView& k, const TensorView& q_rope,
+                       const TensorView& k_rope, int64_t rotary_dim, bool interleave, const Frequencies& f) {
+  Expect(op, "q", q).on_device().rank(3).dtype({dl_float16, dl_bfloat16, dl_float32}).last_dim_contiguous();
+  ExpectHeads(op, "k", k, q, 3, 3);
+  Expect(op, "k", k).dim(2, q.size(2), "q.shape[2]");
+  ExpectHeads(op, "q_rope", q_rope, q, 3, 3);
+  ExpectHeads(op, "k_rope", k_rope, q, 3, 3);
+  Expect(op, "q_rope", q_rope).same_shape(q, "q");
+  Expect(op, "k_rope", k_rope).same_shape(k, "k");
+  RopeParams p{};
+  p.tokens = q.size(0);
+  p.interleave = interleave;
+  SetRotaryDim(op, "rotary_dim", p, rotary_dim < 0 ? q.size(2) : rotary_dim, q.size(2));
+  p.angles.log2_step = 2 * std::log2(f.theta) / double(p.rotary_dim);
+  p.angles.inv_scale = 1 / f.scale;
+  p.angles.ramp = f.ramp;
+  p.angles.shift = f.shift;
+  AddSegment(p, SegmentOf(q, q_rope, true));
+  AddSegment(p, SegmentOf(k, k_rope, true));
+  return p;
+}
+
+// ---------------------------------------------------------------------------------------------- with quantisation
+
+struct Scales {
+  double q, kv;
+};
+
+/// What both quantising forms check of their inputs and of the outputs for q, which become segments.
+RopeParams QuantizeQuery(const char* op, const TensorView& q_rope, const TensorView& k_rope,
+                         const Optional<TensorView>& q_nope, const Optional<TensorView>& k_nope,
+                         const TensorView& q_rope_out, const TensorView& q_nope_out, const TensorView& cos_sin_cache,
+                         const TensorView& pos_ids, bool interleave) {
+  Expect(op, "q_rope", q_rope).on_device().rank(3).dtype({dl_float16, dl_bfloat16, dl_float32}).last_dim_contiguous();
+  ExpectHeads(op, "k_rope", k_rope, q_rope, 2, 3);
+  Expect(op, "k_rope", k_rope).dim(-1, q_rope.size(2), "q_rope.shape[2]");
+  if (q_nope.has_value()) {
+    ExpectHeads(op, "q_nope", q_nope.value(), q_rope, 3, 3);
+    Expect(op, "q_nope", q_nope.value()).dim(1, q_rope.size(1), "q_rope.shape[1]");
+    Expect(op, "q_nope_out", q_nope_out).same_shape(q_nope.value(), "q_nope");
+  }
+  if (k_nope.has_value()) {
+    ExpectHeads(op, "k_nope", k_nope.value(), q_rope, k_rope.ndim(), k_rope.ndim());
+    if (k_rope.ndim() == 3) Expect(op, "k_nope", k_nope.value()).dim(1, k_rope.size(1), "k_rope.shape[1]");
+  }
+  Expect(op, "q_rope_out", q_rope_out)
+      .same_device(q_rope, "q_rope")
+      .dtype({dl_float8_e4m3fn, dl_float8_e5m2})
+      .same_shape(q_rope, "q_rope")
+      .last_dim_contiguous();
+  Expect(op, "q_nope_out", q_nope_out)
+      .same_device(q_rope, "q_rope")
+      .same_dtype(q_rope_out, "q_rope_out")
+      .last_dim_contiguous();
+  RopeParams p{};
+  p.tokens = q_rope.size(0);
+  p.interleave = interleave;
+  p.out_kind = q_rope_out.dtype().code == kDLFloat8_e4m3fn ? RopeOut::kE4M3 : RopeOut::kE5M2;
+  SetPosIds(op, "pos_ids", p, pos_ids, q_rope);
+  SetCache(op, p, cos_sin_cache, q_rope, q_rope.size(2));
+  Expect(op, "cos_sin_cache", cos_sin_cache).dim(1, q_rope.size(2), "q_rope.shape[2]");
+  return p;
+}
+
+/// One tensor of the keys or values into a cache: `column` says where in the entry of a head it begins.
+RopeSegment CacheSegment(const TensorView& in, const TensorView& cache, int64_t column, bool heads_first, bool rotated,
+                         double scale) {
+  const int entry_dim = cache.ndim() == 4 && heads_first ? 2 : 1;
+  RopeSegment s = SegmentOf(in, in, rotated, scale);
+  s.out = cache.data_ptr<char>() + column;
+  s.paged = true;
+  s.out_row = StrideOf(cache, 0);
+  s.out_entry = StrideOf(cache, entry_dim);
+  s.out_head = cache.ndim() == 4 ? StrideOf(cache, 3 - entry_dim) : 0;
+  return s;
+}
+
+}  // namespace
+
+void apply_rope(TensorView q, TensorView k, TensorView q_rope, TensorView k_rope, TensorView indptr, TensorView offsets,
+                int64_t rotary_dim, bool interleave, double rope_scale, double rope_theta) {
+  const char* op = "apply_rope";
+  RopeParams p = PairOfHeads(op, q, k, q_rope, k_rope, rotary_dim, interleave, {rope_scale, rope_theta});
+  SetRagged(op, p, indptr, offsets, q);
+  Run(op, p, q);
+}
+
+void apply_rope_pos_ids(TensorView q, TensorView k, TensorView q_rope, TensorView k_rope, TensorView pos_ids,
+                        int64_t rotary_dim, bool interleave, double rope_scale, double rope_theta) {
+  const char* op = "apply_rope_pos_ids";
+  RopeParams p = PairOfHeads(op, q, k, q_rope, k_rope, rotary_dim, interleave, {rope_scale, rope_theta});
+  SetPosIds(op, "pos_ids", p, pos_ids, q);
+  Run(op, p, q);
+}
+
+void apply_llama31_rope(TensorView q, TensorView k, TensorView q_rope, TensorView k_rope, TensorView indptr,
+                        TensorView offsets, int64_t rotary_dim, bool interleave, double rope_scale, double rope_theta,
+                        double low_freq_factor, double high_freq_factor, double old_context_len) {
+  const char* op = "apply_llama31_rope";
+  const Frequencies f = Llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len);
+  RopeParams p = PairOfHeads(op, q, k, q_rope, k_rope, rotary_dim, interleave, f);
+  SetRagged(op, p, indptr, offsets, q);
+  Run(op, p, q);
+}
+
+void apply_llama31_rope_pos_ids(TensorView q, TensorView k, TensorView q_rope, TensorView k_rope, TensorView pos_ids,
+                                int64_t rotary_dim, bool interleave, double rope_scale, double rope_theta,
+                                double low_freq_factor, double high_freq_factor, double old_context_len) {
+  const char* op = "apply_llama31_rope_pos_ids";
+  const Frequencies f = Llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len);
+  RopeParams p = PairOfHeads(op, q, k, q_rope, k_rope, rotary_dim, interleave, f);
+  SetPosIds(op, "pos_ids", p, pos_ids, q);
+  Run(op, p, q);
+}
+
+void apply_rope_pos_ids_cos_sin_cache(TensorView query, TensorView key, TensorView query_out, TensorView key_out,
+                                      int64_t head_size, TensorView cos_sin_cache, TensorView positions,
+                                      bool interleave) {
+  const char* op = "apply_rope_with_cos_sin_cache";
+  Expect(op, "query", query).on_device().rank(2, 3).dtype({dl_float16, dl_bfloat16, dl_float32}).last_dim_contiguous();
+  ExpectHeads(op, "key", key, query, 2, 3);
+  Expect(op, "query_out", query_out).same_shape(query, "query").same_dtype(query, "query").last_dim_contiguous();
+  Expect(op, "key_out", key_out).same_shape(key, "key").same_dtype(query, "query").last_dim_contiguous();
+  RopeParams p{};
+  p.tokens = query.size(0);
+  p.interleave = interleave;
+  SetPosIds(op, "positions", p, positions, query);
+  SetCache(op, p, cos_sin_cache, query, head_size);
+  for (auto [name, in, out] : {std::tuple{"query", &query, &query_out}, std::tuple{"key", &key, &key_out}}) {
+    RopeSegment segment = SegmentOf(*in, *out, true);
+    if (segment.width % head_size != 0 || (in->ndim() == 3 && segment.width != head_size)) {
+      TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[-1] = " << segment.width << ", expected "
+                                   << (in->ndim() == 3 ? "" : "a multiple of ") << head_size << " (head_size)";
+    }
+    if (in->ndim() == 2) {  // the heads lie side by side
+      segment.heads = segment.width / head_size;
+      segment.in_head = segment.out_head = head_size;
+      segment.width = head_size;
+    }
+    AddSegment(p, segment);
+  }
+  CheckIndices(op, p, 0, 0, 0);
+  Run(op, p, query);
+}
+
+void rope_quantize(TensorView q_rope, TensorView k_rope, Optional<TensorView> q_nope, Optional<TensorView> k_nope,
+                   TensorView q_rope_out, TensorView k_rope_out, TensorView q_nope_out, TensorView k_nope_out,
+                   TensorView cos_sin_cache, TensorView pos_ids, double quant_scale_q, double quant_scale_kv,
+                   bool interleave, bool enable_pdl) {
+  const char* op = "rope_quantize_fp8";
+  RopeParams p =
+      QuantizeQuery(op, q_rope, k_rope, q_nope, k_nope, q_rope_out, q_nope_out, cos_sin_cache, pos_ids, interleave);
+  for (auto [name, out] : {std::pair{"k_rope_out", &k_rope_out}, std::pair{"k_nope_out", &k_nope_out}}) {
+    Expect(op, name, *out).same_device(q_rope, "q_rope").same_dtype(q_rope_out, "q_rope_out").last_dim_contiguous();
+  }
+  Expect(op, "k_rope_out", k_rope_out).same_shape(k_rope, "k_rope");
+  if (k_nope.has_value()) Expect(op, "k_nope_out", k_nope_out).same_shape(k_nope.value(), "k_nope");
+  p.enable_pdl = enable_pdl;
+  AddSegment(p, SegmentOf(q_rope, q_rope_out, true, quant_scale_q));
+  AddSegment(p, SegmentOf(k_rope, k_rope_out, true, quant_scale_kv));
+  if (q_nope.has_value()) AddSegment(p, SegmentOf(q_nope.value(), q_nope_out, false, quant_scale_q));
+  if (k_nope.has_value()) AddSegment(p, SegmentOf(k_nope.value(), k_nope_out, false, quant_scale_kv));
+  CheckIndices(op, p, 0, 0, 0);
+  Run(op, p, q_rope);
+}
+
+void rope_quantize_append_paged_kv_cache(TensorView q_rope, TensorView k_rope, Optional<TensorView> q_nope,
+                                         Optional<TensorView> k_nope, Optional<TensorView> v, TensorView q_rope_out,
+                                         TensorView q_nope_out, TensorView first_cache, TensorView second_cache,
+                                         TensorView cos_sin_cache, TensorView pos_ids, TensorView kv_indices,
+                                         TensorView kv_indptr, TensorView batch_indices, TensorView positions,
+                                         int64_t page_size, bool heads_first, double quant_scale_q,
+                                         double quant_scale_kv, bool interleave, bool enable_pdl) {
+  const char* op = "rope_quantize_fp8_append_paged_kv_cache";
+  RopeParams p =
+      QuantizeQuery(op, q_rope, k_rope, q_nope, k_nope, q_rope_out, q_nope_out, cos_sin_cache, pos_ids, interleave);
+  p.enable_pdl = enable_pdl;
+  const bool mla = k_rope.ndim() == 2;
+  const int64_t rope_dim = k_rope.size(-1), nope_dim = k_nope.has_value() ? k_nope.value().size(-1) : 0;
+  const int page_dim = !mla && heads_first ? 2 : 1;
+  for (auto [name, cache, width, because] :
+       {std::tuple{mla ? "ckv_cache" : "k_cache", &first_cache, mla ? nope_dim : rope_dim + nope_dim,
+                   mla ? "the width of k_nope" : "the widths of k_rope and k_nope"},
+        std::tuple{mla ? "kpe_cache" : "v_cache", &second_cache, mla ? rope_dim : v.value().size(-1),
+                   mla ? "the width of k_rope" : "the width of v"}}) {
+    Expect(op, name, *cache)
+        .same_device(q_rope, "q_rope")
+        .same_dtype(q_rope_out, "q_rope_out")
+        .rank(mla ? 3 : 4)
+        .dim(page_dim, page_size, "page_size")
+        .dim(-1, width, because)
+        .last_dim_contiguous();
+    if (!mla) Expect(op, name, *cache).dim(3 - page_dim, k_rope.size(1), "k_rope.shape[1]");
+  }
+  for (auto [name, t] : {std::pair{"kv_indices", &kv_indices}, std::pair{"kv_indptr", &kv_indptr},
+                         std::pair{"batch_indices", &batch_indices}, std::pair{"positions", &positions}}) {
+    Expect(op, name, *t).same_device(q_rope, "q_rope").dtype({dl_int32}).rank(1).contiguous();
+  }
+  Expect(op, "batch_indices", batch_indices).dim(0, p.tokens, "the number of tokens");
+  Expect(op, "positions", positions).dim(0, p.tokens, "the number of tokens");
+  p.pages = {batch_indices.data_ptr<int32_t>(), positions.data_ptr<int32_t>(), kv_indptr.data_ptr<int32_t>(),
+             kv_indices.data_ptr<int32_t>(), int32_t(page_size)};
+
+  const TensorView& rope_cache = mla ? second_cache : first_cache;
+  AddSegment(p, SegmentOf(q_rope, q_rope_out, true, quant_scale_q));
+  AddSegment(p, CacheSegment(k_rope, rope_cache, 0, heads_first, true, quant_scale_kv));
+  if (q_nope.has_value()) AddSegment(p, SegmentOf(q_nope.value(), q_nope_out, false, quant_scale_q));
+  if (k_nope.has_value()) {
+    AddSegment(p, CacheSegment(k_nope.value(), first_cache, mla ? 0 : rope_dim, heads_first, false, quant_scale_kv));
+  }
+  if (!mla) {
+    ExpectHeads(op, "v", v.value(), q_rope, 3, 3);
+    Expect(op, "v", v.value()).dim(1, k_rope.size(1), "k_rope.shape[1]");
+    AddSegment(p, CacheSegment(v.value(), second_cache, 0, heads_first, false, quant_scale_kv));
+  }
+  CheckIndices(op, p, kv_indptr.size(0) - 1, kv_indices.size(0), first_cache.size(0));
+  Run(op, p, q_rope);
+}

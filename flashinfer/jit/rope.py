@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module of the rope family: one per backend; element types are dispatched inside."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from .codegen import stage
+from .core import JitSpec
+
+__all__ = ["gen_rope_module", "gen_rope_modules"]
+
+
+def gen_rope_module(backend: str = "cuda") -> JitSpec:
+    """Rotary position embedding in all its forms."""
+    units = {
+        f"{dtype}_{name}": {"dtype": dtype, "quant": quant}
+        for dtype in ("float16_t", "bfloat16_t", "float")
+        for name, quant in (("same", "false"), ("fp8", "true"))
+    }
+    return stage("rope", backend=backend, kernels=units)
+
+
+def gen_rope_modules(backend: str = "cuda") -> Iterator[JitSpec]:
+    """What AOT pre-builds and what a warm-up of the family loads."""
+    yield gen_rope_module(backend)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary embedding by a table of cosines and sines."""
+
+from __future__ import annotations
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..ops import register_custom_op
+from ..trace.templates.rope import (
+    apply_rope_with_cos_sin_cache_inplace_trace,
+    apply_rope_with_cos_sin_cache_trace,
+)
+from .modules import check_table, module_for
+
+
+@register_custom_op("flashinfer::apply_rope_pos_ids_cos_sin_cache", mutates_args=("query_out", "key_out"))
+def _apply_rope_pos_ids_cos_sin_cache(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    query_out: torch.Tensor,
+    key_out: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    interleave: bool,
+) -> None:
+    module_for(query).apply_rope_pos_ids_cos_sin_cache(
+        query, key, query_out, key_out, head_size, cos_sin_cache, positions, interleave
+    )
+
+
+def _tokens(x: torch.Tensor, positions: torch.Tensor, head_size: int) -> torch.Tensor:
+    """A view with one row, or one row of heads, per token. The usual shapes are taken as they are."""
+    if x.ndim == 2 or (x.ndim == 3 and x.shape[2] == head_size and x.shape[0] == positions.shape[0]):
+        return x
+    return x.view(positions.shape[0], -1, head_size)
+
+
+@flashinfer_api(trace=apply_rope_with_cos_sin_cache_trace)
+def apply_rope_with_cos_sin_cache(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Rotary embedding whose cosines and sines are rows of a table.
+
+    Parameters
+    ----------
+    positions : torch.Tensor
+        ``(nnz,)`` int32 or int64: the row of the table for each token.
+    query, key : torch.Tensor
+        ``(nnz, num_heads * head_size)``, or any shape that can be viewed as ``(nnz, num_heads, head_size)``; float16,
+        bfloat16 or float32. The heads of a token lie side by side; tokens have any stride.
+    head_size : int
+        Columns of a head.
+    cos_sin_cache : torch.Tensor
+        ``(max_position, rotary_dim)`` float32: ``rotary_dim / 2`` cosines, then as many sines. The first ``rotary_dim``
+        columns of each head are rotated, the others copied.
+    is_neox : bool
+        Pairs are ``(j, j + rotary_dim / 2)``; otherwise ``(2j, 2j + 1)``.
+
+    Returns
+    -------
+    tuple[torch.Tensor, torch.Tensor]
+        query and key rotated: new tensors of the same shapes.
+
+    Examples
+    --------
+    >>> angle = torch.arange(100)[:, None] * 1e4 ** (-torch.arange(0, 128, 2) / 128)
+    >>> table = torch.cat([angle.cos(), angle.sin()], dim=-1)
+    >>> q, k = torch.randn(5, 32 * 128), torch.randn(5, 8 * 128)
+    >>> q_rope, k_rope = flashinfer.apply_rope_with_cos_sin_cache(torch.arange(5), q, k, 128, table)
+    """
+    check_table("apply_rope_with_cos_sin_cache", cos_sin_cache)
+    query_out, key_out = torch.empty_like(query), torch.empty_like(key)
+    _apply_rope_pos_ids_cos_sin_cache(
+        *(_tokens(x, positions, head_size) for x in (query, key, query_out, key_out)),
+        head_size, cos_sin_cache, positions, not is_neox,
+    )  # fmt: skip
+    return query_out, key_out
+
+
+@flashinfer_api(trace=apply_rope_with_cos_sin_cache_inplace_trace)
+def apply_rope_with_cos_sin_cache_inplace(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool = True,
+) -> None:
+    r""":func:`apply_rope_with_cos_sin_cache` that overwrites query and key."""
+    check_table("apply_rope_with_cos_sin_cache_inplace", cos_sin_cache)
+    q, k = _tokens(query, positions, head_size), _tokens(key, positions, head_size)
+    _apply_rope_pos_ids_cos_sin_cache(q, k, q, k, head_size, cos_sin_cache, positions, not is_neox)

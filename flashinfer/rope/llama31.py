@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary embedding as Llama 3.1 has it: low frequencies are stretched, high ones are kept."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..ops import register_custom_op
+from ..trace.templates.rope import (
+    apply_llama31_rope_inplace_trace,
+    apply_llama31_rope_pos_ids_inplace_trace,
+    apply_llama31_rope_pos_ids_trace,
+    apply_llama31_rope_trace,
+)
+from .modules import columns, module_for
+
+
+@register_custom_op("flashinfer::apply_llama31_rope", mutates_args=("q_rope", "k_rope"))
+def _apply_llama31_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_rope: torch.Tensor,
+    k_rope: torch.Tensor,
+    indptr: torch.Tensor,
+    offsets: torch.Tensor,
+    rotary_dim: int,
+    interleave: bool,
+    rope_scale: float,
+    rope_theta: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    old_context_len: float,
+) -> None:
+    module_for(q).apply_llama31_rope(
+        q, k, q_rope, k_rope, indptr, offsets, rotary_dim, interleave,
+        rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
+    )  # fmt: skip
+
+
+@register_custom_op("flashinfer::apply_llama31_rope_pos_ids", mutates_args=("q_rope", "k_rope"))
+def _apply_llama31_rope_pos_ids(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_rope: torch.Tensor,
+    k_rope: torch.Tensor,
+    pos_ids: torch.Tensor,
+    rotary_dim: int,
+    interleave: bool,
+    rope_scale: float,
+    rope_theta: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    old_context_len: float,
+) -> None:
+    module_for(q).apply_llama31_rope_pos_ids(
+        q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave,
+        rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
+    )  # fmt: skip
+
+
+@flashinfer_api(trace=apply_llama31_rope_trace)
+def apply_llama31_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    indptr: torch.Tensor,
+    offsets: torch.Tensor,
+    rotary_dim: Optional[int] = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Llama 3.1's rotary embedding of a ragged batch.
+
+    As :func:`flashinfer.apply_rope`, but a frequency ``f`` that completes less than ``low_freq_factor`` turns over
+    ``old_context_len`` positions is divided by ``rope_scale``, one with more than ``high_freq_factor`` turns is kept,
+    and between them the two are blended: ``(1 - s) * f / rope_scale + s * f`` with
+    ``s = (old_context_len * f / (2 * pi) - low) / (high - low)``.
+
+    Parameters
+    ----------
+    q, k, indptr, offsets, rotary_dim, interleave, rope_theta
+        As in :func:`flashinfer.apply_rope`.
+    rope_scale : float
+        How far low frequencies are stretched.
+    low_freq_factor, high_freq_factor : float
+        Turns over the old context below which a frequency is stretched, and above which it is kept.
+    old_context_len : int
+        Context the model was trained on first.
+
+    Returns
+    -------
+    tuple[torch.Tensor, torch.Tensor]
+        q and k rotated: new tensors of the same shapes.
+    """
+    q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
+    _apply_llama31_rope(
+        q, k, q_rope, k_rope, indptr, offsets, columns(rotary_dim), interleave,
+        rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
+    )  # fmt: skip
+    return q_rope, k_rope
+
+
+@flashinfer_api(trace=apply_llama31_rope_inplace_trace)
+def apply_llama31_rope_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    indptr: torch.Tensor,
+    offsets: torch.Tensor,
+    rotary_dim: Optional[int] = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+) -> None:
+    r""":func:`apply_llama31_rope` that overwrites q and k."""
+    _apply_llama31_rope(
+        q, k, q, k, indptr, offsets, columns(rotary_dim), interleave,
+        rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
+    )  # fmt: skip
+
+
+@flashinfer_api(trace=apply_llama31_rope_pos_ids_trace)
+def apply_llama31_rope_pos_ids(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pos_ids: torch.Tensor,
+    rotary_dim: Optional[int] = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Llama 3.1's rotary embedding of tokens whose positions are given.
+
+    ``pos_ids`` is ``(nnz,)``, int32 or int64; everything else as in :func:`apply_llama31_rope`.
+    """
+    q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
+    _apply_llama31_rope_pos_ids(
+        q, k, q_rope, k_rope, pos_ids, columns(rotary_dim), interleave,
+        rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
+    )  # fmt: skip
+    return q_rope, k_rope
+
+
+@flashinfer_api(trace=apply_llama31_rope_pos_ids_inplace_trace)
+def apply_llama31_rope_pos_ids_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pos_ids: torch.Tensor,
+    rotary_dim: Optional[int] = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+) -> None:
+    r""":func:`apply_llama31_rope_pos_ids` that overwrites q and k."""
+    _apply_llama31_rope_pos_ids(
+        q, k, q, k, pos_ids, columns(rotary_dim), interleave,
+        rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
+    )  # fmt: skip

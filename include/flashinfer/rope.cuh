@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rotary position embedding on CUDA (formulas and parameters: rope.h). Bound by DRAM: one kernel serves every form.
+//
+// A thread owns an item: two 16-byte vectors of one head, columns c and c + R/2, so that the pairs of either style are in
+// its registers. The items of all segments of a token (q and k, or also their unrotated parts and v) are numbered
+// through and dealt to blocks of at most 160 threads: 40 heads of 128 are two blocks, without an idle lane.
+// * Both loads are issued first. While they fly, each block works out the cosines and sines of its token once, R/2
+//   threads one each, into shared memory; the other warps wait at the barrier with their loads in flight.
+// * Frequency and angle are fp64 (some 40 instructions of a thread, hidden behind the loads): reduced to a turn, an angle
+//   needs no slow path for large positions, and the error does not grow with them.
+// * Divisions are multiplications by a reciprocal, tokens are in the grid.
+//   test  pytest tests/rope      bench  python benchmarks/bench_rope.py
+#pragma once
+#include "ptx/pdl.cuh"
+#include "rope.h"
+#include "utils.cuh"
+#include "vec_dtypes.cuh"
+
+namespace flashinfer {
+namespace rope {
+
+constexpr int MAX_THREADS = 160;
+
+/// A segment in the form the kernel wants: 32-bit sizes, items instead of heads and columns.
+template <typename T>
+struct Part {
+  const T* in;
+  void* out;
+  int64_t in_token, in_head, out_row, out_entry, out_head;
+  uint32_t first;          // number of its first item; no item reaches that of an unused part
+  FastDivisor per_head;    // items of a head: `pairs` rotated ones, then those of the tail, which is copied
+  int pairs, tail, width;  // the tail is [tail, width)
+  float scale;
+  bool paged;
+};
+
+template <typename T>
+struct Args {
+  Part<T> parts[RopeParams::MAX_SEGMENTS];
+  uint32_t tokens, items, rotated_items;  // items of rotated parts come first
+  int half;                               // R / 2
+  bool interleave;
+  RopePositions positions;
+  RopeAngles angles;
+  RopePages pages;
+  FastDivisor page_size;
+  RopeOut out_kind;
+};
+
+__device__ __forceinline__ int64_t IndexAt(const void* values, int64_t i, bool wide) {
+  return wide ? static_cast<const int64_t*>(values)[i] : static_cast<const int32_t*>(values)[i];
+}
+
+/// Position of a token in its request, or false when no request holds it. A warp searches together, 32 ways at a time.
+__device__ __forceinline__ bool RaggedPosition(const RopePositions& p, int64_t token, int64_t& position) {
+  if (token < IndexAt(p.indptr, 0, p.wide) || token >= IndexAt(p.indptr, p.requests, p.wide)) return false;
+  const int lane = threadIdx.x % 32;
+  int64_t begin = 0, count = p.requests;  // the last of these requests that starts at the token or before it
+  while (count > 1) {
+    const int64_t step = (count + 31) / 32;
+    const bool starts_before = lane * step < count && IndexAt(p.indptr, begin + lane * step, p.wide) <= token;
+    const int last = 31 - __clz(__ballot_sync(0xffffffffu, starts_before));
+    begin += last * step;
+    count = min(step, count - last * step);
+  }
+  position = IndexAt(p.offsets, begin, p.wide) + token - IndexAt(p.indptr, begin, p.wide);
+  return true;
+}
+
+/// Cosine and sine of pair j at a position.
+__device__ __forceinline__ void CosSin(const RopeAngles& a, int half, int64_t position, int j, float& cosine,
+                                       float& sine) {
+  if (a.cache != nullptr) {
+    // A kernel cannot refuse a position, but it can stay inside of the table.
+    const float* row = a.cache + max(int64_t(0), min(position, a.cache_rows - 1)) * a.cache_stride;
+    cosine = row[j];
+    sine = row[half + j];
+    return;
+  }
+  constexpr double INVERSE_TURN = 0.15915494309189535;
+  const double frequency = exp2(-j * a.log2_step);
+  const double smooth = fmin(fmax(a.ramp * frequency + a.shift, 0.), 1.);
+  const double turns = position * (frequency * ((1. - smooth) * a.inv_scale + smooth) * INVERSE_TURN);
+  sincospif(2.f * float(turns - rint(turns)), &sine, &cosine);
+}
+
+__device__ __forceinline__ void Rotate(float& first, float& second, float cosine, float sine) {
+  const float x = first;
+  first = x * cosine - second * sine;
+  second = second * cosine + x * sine;
+}
+
+template <typename T, bool QUANT, int VEC>
+__device__ __forceinline__ void StoreRounded(void* out, int64_t offset, float (&y)[VEC], float scale, RopeOut kind) {
+  if constexpr (QUANT) {
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) y[i] *= scale;
+    RoundToFp8<VEC>(y, kind == RopeOut::kE4M3 ? __NV_E4M3 : __NV_E5M2).Store(static_cast<uint8_t*>(out) + offset);
+  } else {
+    RoundTo<T, VEC>(y).Store(static_cast<T*>(out) + offset);
+  }
+}
+
+/// Rotate two vectors; the table holds the cosines of the token and, MAX_ROTARY_DIM / 2 behind them, the sines.
+template <int VEC>
+__device__ __forceinline__ void RotateVectors(float (&x)[VEC], float (&y)[VEC], const float* table, int c0, int c1,
+                                              bool interleave) {
+  constexpr int HALF_VEC = VEC / 2, SINES = MAX_ROTARY_DIM / 2;
+  using V = Vec<float, HALF_VEC>;
+  const int j0 = interleave ? c0 / 2 : c0, j1 = interleave ? c1 / 2 : c0 + HALF_VEC;
+  const V cosine[2] = {V::Load(table + j0), V::Load(table + j1)};
+  const V sine[2] = {V::Load(table + SINES + j0), V::Load(table + SINES + j1)};
+  if (interleave) {
+#pragma unroll
+    for (int i = 0; i < HALF_VEC; ++i) {
+      Rotate(x[2 * i], x[2 * i + 1], cosine[0][i], sine[0][i]);
+      Rotate(y[2 * i], y[2 * i + 1], cosine[1][i], sine[1][i]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) {
+      Rotate(x[i], y[i], cosine[i / HALF_VEC][i % HALF_VEC], sine[i / HALF_VEC][i % HALF_VEC]);
+    }
+  }
+}
+
+template <typename T, bool QUANT, int VEC>
+__global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant__ Args<T> a) {
+  using V = Vec<T, VEC>;
+  __shared__ alignas(16) float table[MAX_ROTARY_DIM];
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
+  const uint32_t token = blockIdx.z * gridDim.y + blockIdx.y;  // the grid may have a few blocks too many
+  if (token >= a.tokens) return;
+  const uint32_t block_item = blockIdx.x * blockDim.x, item = min(block_item + threadIdx.x, a.items - 1);
+
+  int index = 0;
+#pragma unroll
+  for (int i = 1; i < RopeParams::MAX_SEGMENTS; ++i) index += item >= a.parts[i].first;
+  const Part<T>& part = a.parts[index];
+  const uint32_t local = item - part.first;
+  const uint32_t head = part.per_head.Divide(local);
+  const int column = int(local - head * part.per_head.divisor);
+  const bool rotated = column < part.pairs;
+  int c0 = column * VEC, c1 = c0 + a.half;
+  if (VEC == 1 && a.interleave) {
+    c0 = 2 * column;
+    c1 = c0 + 1;
+  }
+  if (!rotated) {  // the tail, from both ends: an odd number of vectors has its middle one copied twice
+    c0 = part.tail + (column - part.pairs) * VEC;
+    c1 = part.width - (column - part.pairs + 1) * VEC;
+  }
+  const T* in = part.in + token * part.in_token + head * part.in_head;
+  const V in0 = V::Load(in + c0), in1 = V::Load(in + c1);
+
+  int64_t row = token, entry = 0;
+  if (QUANT && a.pages.batch_indices != nullptr) {
+    const int request = a.pages.batch_indices[token];
+    if (request < 0) return;
+    if (part.paged) {
+      const uint32_t slot = a.pages.positions[token], page = a.page_size.Divide(slot);
+      row = a.pages.kv_indices[a.pages.kv_indptr[request] + page];
+      entry = slot - page * a.page_size.divisor;
+    }
+  }
+
+  if (block_item < a.rotated_items) {
+    int64_t position;
+    if (a.positions.pos_ids != nullptr) {
+      position = IndexAt(a.positions.pos_ids, token, a.positions.wide);
+    } else if (!RaggedPosition(a.positions, token, position)) {
+      return;
+    }
+    for (int j = threadIdx.x; j < a.half; j += blockDim.x) {
+      CosSin(a.angles, a.half, position, j, table[j], table[MAX_ROTARY_DIM / 2 + j]);
+    }
+    __syncthreads();
+  }
+  if (block_item + threadIdx.x >= a.items) return;
+
+  float x[VEC], y[VEC];
+#pragma unroll
+  for (int i = 0; i < VEC; ++i) {
+    x[i] = ToFloat(in0[i]);
+    y[i] = ToFloat(in1[i]);
+  }
+  if (rotated) {
+    if constexpr (VEC == 1) {
+      Rotate(x[0], y[0], table[column], table[MAX_ROTARY_DIM / 2 + column]);
+    } else {
+      RotateVectors<VEC>(x, y, table, c0, c1, a.interleave);
+    }
+  }
+  const int64_t out = row * part.out_row + entry * part.out_entry + head * part.out_head;
+  StoreRounded<T, QUANT, VEC>(part.out, out + c0, x, part.scale, a.out_kind);
+  StoreRounded<T, QUANT, VEC>(part.out, out + c1, y, part.scale, a.out_kind);
+}
+
+inline bool CanVectorise(const RopeParams& p, int vec) {
+  if (p.rotary_dim % (2 * vec) != 0) return false;
+  const size_t out_bytes = p.out_kind == RopeOut::kSame ? 16 : vec;
+  for (const RopeSegment* s = p.segments; s < p.segments + p.num_segments; ++s) {
+    for (int64_t size : {s->width, s->in_token, s->in_head, s->out_row, s->out_entry, s->out_head}) {
+      if (size % vec != 0) return false;
+    }
+    if (!IsAligned(s->in, 16) || !IsAligned(s->out, out_bytes)) return false;
+  }
+  return true;
+}
+
+/// Number the items of all segments; false when there are more of them than 32-bit arithmetic can tell apart.
+template <typename T>
+bool DealItems(const RopeParams& p, int vec, Args<T>& a) {
+  int64_t items = 0;
+  for (int i = 0; i < RopeParams::MAX_SEGMENTS; ++i) {
+    Part<T>& part = a.parts[i];
+    part.first = i < p.num_segments ? uint32_t(items) : UINT32_MAX;
+    if (i >= p.num_segments) continue;
+    const RopeSegment& s = p.segments[i];
+    const int64_t rotary = s.rotated ? p.rotary_dim : 0, pairs = rotary / (2 * vec);
+    const int64_t per_head = pairs + (s.InPlace() ? 0 : CeilDiv(s.width - rotary, 2 * vec));
+    if (items + per_head * s.heads > INT32_MAX) return false;
+    part.in = static_cast<const T*>(s.in);
+    part.out = s.out;
+    part.in_token = s.in_token;
+    part.in_head = s.in_head;
+    part.out_row = s.out_row;
+    part.out_entry = s.out_entry;
+    part.out_head = s.out_head;
+    part.per_head = FastDivisor(uint32_t(per_head));
+    part.pairs = int(pairs);
+    part.tail = int(rotary);
+    part.width = int(s.width);
+    part.scale = s.scale;
+    part.paged = s.paged;
+    items += per_head * s.heads;
+    if (s.rotated) a.rotated_items = uint32_t(items);
+  }
+  a.items = uint32_t(items);
+  return true;
+}
+
+}  // namespace rope
+
+template <typename T, bool QUANT>
+Status RopeOf(const RopeParams& p, Stream stream) {
+  using namespace rope;
+  constexpr int VEC = 16 / sizeof(T);
+  constexpr int64_t MAX_Y = 65535;
+  if (p.tokens > INT32_MAX || p.rotary_dim > MAX_ROTARY_DIM) return cudaErrorInvalidValue;
+  const bool vectorised = CanVectorise(p, VEC);
+  Args<T> a{};
+  if (!DealItems(p, vectorised ? VEC : 1, a)) return cudaErrorInvalidValue;
+  if (p.tokens == 0 || a.items == 0) return cudaSuccess;
+  a.tokens = uint32_t(p.tokens);
+  a.half = int(p.rotary_dim / 2);
+  a.interleave = p.interleave;
+  a.positions = p.positions;
+  a.angles = p.angles;
+  a.pages = p.pages;
+  a.page_size = FastDivisor(uint32_t(std::max(p.pages.page_size, 1)));
+  a.out_kind = p.out_kind;
+  const int64_t blocks = CeilDiv(a.items, MAX_THREADS), threads = CeilDiv(CeilDiv(a.items, blocks), 32) * 32;
+  const int64_t z = CeilDiv(p.tokens, MAX_Y);
+  const dim3 grid(CeilDiv(a.items, threads), CeilDiv(p.tokens, z), z);
+  auto kernel = vectorised ? RopeKernel<T, QUANT, VEC> : RopeKernel<T, QUANT, 1>;
+  return Launch(kernel, grid, dim3(threads), p.enable_pdl, stream, a);
+}
+
+}  // namespace flashinfer
