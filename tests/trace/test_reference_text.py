@@ -138,8 +138,7 @@ def test_text_returns_what_the_definition_says(path, device):
 @FILES
 def test_text_is_the_reference(path, device):
     call = load(path, device)
-    template = call.api._trace_template
-    reference = template.reference
+    reference = call.template.reference
     known = call.axes.keys() - call.inputs.keys()
     fixed = {name: call.axes[name] for name in inspect.signature(reference).parameters if name in known}
     dtypes = {f"{n}_dtype": dtype_of(e) for n, e in call.definition["outputs"].items()}
