@@ -18,17 +18,21 @@ void mxfp8_quantize(TensorView out, TensorView scales, TensorView input, int64_t
   const char* op = "mxfp8_quantize";
   Expect(op, "input", input).on_device().dtype({dl_float16, dl_bfloat16, dl_float32}).rank(2).contiguous();
   if (input.size(1) % MX_BLOCK != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": input.shape[1] = " << input.size(1) << ", expected a multiple of " << MX_BLOCK
-                                 << " (elements that share a scale)";
+    TVM_FFI_THROW(ArgumentError) << op << ": input.shape[1] = " << input.size(1) << ", expected a multiple of "
+                                 << MX_BLOCK << " (elements that share a scale)";
   }
   const ScaleGrid grid{input.size(0), input.size(1) / MX_BLOCK, ScaleLayout(layout)};
-  Expect(op, "out", out).same_device(input, "input").dtype({dl_uint8, dl_float8_e4m3fn}).same_shape(input, "input").contiguous();
+  Expect(op, "out", out)
+      .same_device(input, "input")
+      .dtype({dl_uint8, dl_float8_e4m3fn})
+      .same_shape(input, "input")
+      .contiguous();
   Expect(op, "scales", scales).same_device(input, "input").dtype({dl_uint8}).rank(1).contiguous().numel(grid.Size());
   DeviceGuard guard(input.device());
   DispatchFloat(input.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const flashinfer::Mxfp8QuantizeParams<T> p{input.data_ptr<T>(), out.data_ptr<uint8_t>(), scales.data_ptr<uint8_t>(), grid,
-                                               enable_pdl};
+    const flashinfer::Mxfp8QuantizeParams<T> p{input.data_ptr<T>(), out.data_ptr<uint8_t>(), scales.data_ptr<uint8_t>(),
+                                               grid, enable_pdl};
     CheckStatus(op, flashinfer::Mxfp8Quantize<T>(p, get_stream(input.device())));
   });
 }
@@ -52,8 +56,8 @@ void block_scale_interleave(TensorView out, TensorView unswizzled_sf) {
 }
 
 #ifdef FLASHINFER_CPU
-void dequantize(TensorView out, TensorView input, TensorView scales, Optional<TensorView> global_scale, int64_t block_size,
-                bool is_e2m1, bool is_scale_e4m3, int64_t layout, tvm::ffi::String op_name) {
+void dequantize(TensorView out, TensorView input, TensorView scales, Optional<TensorView> global_scale,
+                int64_t block_size, bool is_e2m1, bool is_scale_e4m3, int64_t layout, tvm::ffi::String op_name) {
   const char* op = op_name.c_str();
   Expect(op, "input", input).on_device().dtype({dl_uint8, dl_float8_e4m3fn}).rank(2).contiguous();
   const int64_t rows = input.size(0), cols = input.size(1) * (is_e2m1 ? 2 : 1);
@@ -63,19 +67,19 @@ void dequantize(TensorView out, TensorView input, TensorView scales, Optional<Te
   }
   const ScaleGrid grid{rows, cols / block_size, ScaleLayout(layout)};
   Expect(op, "scales", scales).on_device().dtype({dl_uint8, dl_float8_e4m3fn}).contiguous().numel(grid.Size());
-  if (global_scale.has_value()) Expect(op, "global_scale", global_scale.value()).on_device().dtype({dl_float32}).numel(1);
+  if (global_scale.has_value())
+    Expect(op, "global_scale", global_scale.value()).on_device().dtype({dl_float32}).numel(1);
   Expect(op, "out", out).on_device().dtype({dl_float32}).contiguous().numel(rows * cols);
-  const flashinfer::DequantizeParams p{
-      input.data_ptr<uint8_t>(),
-      scales.data_ptr<uint8_t>(),
-      global_scale.has_value() ? global_scale.value().data_ptr<float>() : nullptr,
-      out.data_ptr<float>(),
-      rows,
-      cols,
-      block_size,
-      is_e2m1 ? flashinfer::BlockFormat::kE2M1 : flashinfer::BlockFormat::kE4M3,
-      is_scale_e4m3 ? flashinfer::ScaleFormat::kE4M3 : flashinfer::ScaleFormat::kE8M0,
-      ScaleLayout(layout)};
+  const flashinfer::DequantizeParams p{input.data_ptr<uint8_t>(),
+                                       scales.data_ptr<uint8_t>(),
+                                       global_scale.has_value() ? global_scale.value().data_ptr<float>() : nullptr,
+                                       out.data_ptr<float>(),
+                                       rows,
+                                       cols,
+                                       block_size,
+                                       is_e2m1 ? flashinfer::BlockFormat::kE2M1 : flashinfer::BlockFormat::kE4M3,
+                                       is_scale_e4m3 ? flashinfer::ScaleFormat::kE4M3 : flashinfer::ScaleFormat::kE8M0,
+                                       ScaleLayout(layout)};
   CheckStatus(op, flashinfer::Dequantize(p, nullptr));
 }
 #endif

@@ -37,7 +37,11 @@ struct Part {
 };
 
 void CheckPart(const char* op, const Part& part, const TensorView& data, const TensorView& out, Axes axes) {
-  Expect(op, part.data_name, part.data).same_device(data, "the key cache").dtype({dl_uint8}).rank(4).last_dim_contiguous();
+  Expect(op, part.data_name, part.data)
+      .same_device(data, "the key cache")
+      .dtype({dl_uint8})
+      .rank(4)
+      .last_dim_contiguous();
   Expect(op, part.scales_name, part.scales)
       .same_device(data, "the key cache")
       .dtype({dl_float8_e4m3fn, dl_uint8})
@@ -65,8 +69,9 @@ void CheckPart(const char* op, const Part& part, const TensorView& data, const T
 
 template <typename T>
 Nvfp4Pages<T> PagesOf(const Part& part, Axes axes) {
-  return {part.data.data_ptr<uint8_t>(), part.scales.data_ptr<uint8_t>(), part.scale.data_ptr<float>(),
-          part.out.data_ptr<T>(),        StrideOf(part.data, axes),       StrideOf(part.scales, axes),
+  return {part.data.data_ptr<uint8_t>(), part.scales.data_ptr<uint8_t>(),
+          part.scale.data_ptr<float>(),  part.out.data_ptr<T>(),
+          StrideOf(part.data, axes),     StrideOf(part.scales, axes),
           StrideOf(part.out, {1, 2}),    part.out.size(3)};
 }
 
@@ -88,7 +93,11 @@ void nvfp4_kv_dequantize(TensorView out, TensorView fp4_data, TensorView block_s
       .dim(0, rows, "fp4_data.shape[0]")
       .dim(1, cols / BLOCK, "one scale for 16 elements");
   Expect(op, "global_scale", global_scale).same_device(fp4_data, "fp4_data").dtype({dl_float32}).numel(1);
-  Expect(op, "out", out).same_device(fp4_data, "fp4_data").dtype({dl_float16, dl_bfloat16}).contiguous().numel(rows * cols);
+  Expect(op, "out", out)
+      .same_device(fp4_data, "fp4_data")
+      .dtype({dl_float16, dl_bfloat16})
+      .contiguous()
+      .numel(rows * cols);
   DeviceGuard guard(fp4_data.device());
   DispatchHalf(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -128,8 +137,8 @@ void nvfp4_kv_dequantize_paged(TensorView k_cache, TensorView v_cache, TensorVie
   if (output_k.numel() == 0 && output_v.numel() == 0) return;
   if (block_tables.size(1) * page_size < max_seq_len) {
     TVM_FFI_THROW(ArgumentError) << op << ": block_tables column count insufficient: " << block_tables.size(1)
-                                 << " pages of " << page_size << " tokens, expected enough for output_k.shape[1] = "
-                                 << max_seq_len;
+                                 << " pages of " << page_size
+                                 << " tokens, expected enough for output_k.shape[1] = " << max_seq_len;
   }
   DeviceGuard guard(k_cache.device());
   DispatchHalf(output_k.dtype(), [&](auto tag) {

@@ -20,11 +20,14 @@ BitOrder OrderOf(bool is_little) { return is_little ? BitOrder::kLittle : BitOrd
 uint64_t MaskOf(DLDataType dtype) {
   const uint64_t all = dtype.bits == 64 ? ~uint64_t{0} : (uint64_t{1} << dtype.bits) - 1;
   switch (dtype.code) {
-    case kDLComplex: return 0x7FFFFFFF7FFFFFFFull;
+    case kDLComplex:
+      return 0x7FFFFFFF7FFFFFFFull;
     case kDLInt:
     case kDLUInt:
-    case kDLBool: return all;
-    default: return all >> 1;
+    case kDLBool:
+      return all;
+    default:
+      return all >> 1;
   }
 }
 
@@ -47,14 +50,20 @@ void packbits(TensorView out, TensorView x, bool is_little) {
   Expect(op, "x", x).on_device().contiguous();
   Expect(op, "out", out).same_device(x, "x").dtype({dl_uint8}).rank(1).contiguous().numel((x.numel() + 7) / 8);
   DeviceGuard guard(x.device());
-  const flashinfer::PackbitsParams p{x.data_ptr(), out.data_ptr<uint8_t>(), x.numel(), MaskOf(x.dtype()), OrderOf(is_little)};
+  const flashinfer::PackbitsParams p{x.data_ptr(), out.data_ptr<uint8_t>(), x.numel(), MaskOf(x.dtype()),
+                                     OrderOf(is_little)};
   const auto stream = get_stream(x.device());
   switch (x.dtype().bits) {
-    case 8: return CheckStatus(op, flashinfer::Packbits<uint8_t>(p, stream));
-    case 16: return CheckStatus(op, flashinfer::Packbits<uint16_t>(p, stream));
-    case 32: return CheckStatus(op, flashinfer::Packbits<uint32_t>(p, stream));
-    case 64: return CheckStatus(op, flashinfer::Packbits<uint64_t>(p, stream));
-    default: TVM_FFI_THROW(ArgumentError) << op << ": x has dtype " << DTypeName(x.dtype()) << ", expected 8 to 64 bits";
+    case 8:
+      return CheckStatus(op, flashinfer::Packbits<uint8_t>(p, stream));
+    case 16:
+      return CheckStatus(op, flashinfer::Packbits<uint16_t>(p, stream));
+    case 32:
+      return CheckStatus(op, flashinfer::Packbits<uint32_t>(p, stream));
+    case 64:
+      return CheckStatus(op, flashinfer::Packbits<uint64_t>(p, stream));
+    default:
+      TVM_FFI_THROW(ArgumentError) << op << ": x has dtype " << DTypeName(x.dtype()) << ", expected 8 to 64 bits";
   }
 }
 
@@ -80,10 +89,14 @@ void segment_packbits(TensorView out, TensorView x, TensorView indptr, TensorVie
   DeviceGuard guard(x.device());
   DispatchIndex(indptr.dtype(), [&](auto tag) {
     using IdType = typename decltype(tag)::type;
-    const flashinfer::SegmentPackbitsParams<IdType> p{
-        x.data_ptr<uint8_t>(),   indptr.data_ptr<IdType>(), new_indptr.data_ptr<int32_t>(),
-        out.data_ptr<uint8_t>(), x.numel(),                 out.numel(),
-        indptr.size(0) - 1,      OrderOf(is_little)};
+    const flashinfer::SegmentPackbitsParams<IdType> p{x.data_ptr<uint8_t>(),
+                                                      indptr.data_ptr<IdType>(),
+                                                      new_indptr.data_ptr<int32_t>(),
+                                                      out.data_ptr<uint8_t>(),
+                                                      x.numel(),
+                                                      out.numel(),
+                                                      indptr.size(0) - 1,
+                                                      OrderOf(is_little)};
     CheckStatus(op, flashinfer::SegmentPackbits<IdType>(p, get_stream(x.device())));
   });
 }

@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(THREADS) Mxfp8QuantizeKernel(const __grid_cons
 template <typename U, bool VECTOR>
 __global__ void __launch_bounds__(256) InterleaveKernel(const __grid_constant__ InterleaveParams<U> p) {
   using Four = Vec<U, 4>;
-  const int64_t col = (int64_t(blockIdx.x) * 8 + threadIdx.x % 8) * 4, row = int64_t(blockIdx.y) * 128 + threadIdx.x / 8;
+  const int64_t col = (int64_t(blockIdx.x) * 8 + threadIdx.x % 8) * 4,
+                row = int64_t(blockIdx.y) * 128 + threadIdx.x / 8;
   if (col >= p.grid.PaddedCols()) return;
   for (int64_t batch = blockIdx.z; batch < p.batch_size; batch += gridDim.z) {
     const U* input = p.input + batch * p.grid.rows * p.grid.cols + col;

@@ -83,7 +83,7 @@ FLASHINFER_HOST_DEVICE inline uint32_t InverseScaleBits(uint32_t byte) {
 }
 
 #ifdef FLASHINFER_CPU
-enum class BlockFormat : int { kE2M1, kE4M3 };       ///< of the elements; two e2m1 to a byte
+enum class BlockFormat : int { kE2M1, kE4M3 };  ///< of the elements; two e2m1 to a byte
 enum class ScaleFormat : int { kE8M0 = 0, kE4M3 = 1 };
 
 /// out = element * scale * global, rows x cols.

@@ -30,7 +30,9 @@ __device__ __forceinline__ void Decode(uint32_t word, float scale, float global,
   }
 }
 
-__device__ __forceinline__ float DecodeScale(uint8_t byte) { return __half2float(__half(__nv_cvt_fp8_to_halfraw(byte, __NV_E4M3))); }
+__device__ __forceinline__ float DecodeScale(uint8_t byte) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(byte, __NV_E4M3)));
+}
 
 /// One vector of output from its word and scale. ALIGNED: the word to 4 bytes and the output to 16.
 template <typename T, bool ALIGNED>
@@ -77,7 +79,8 @@ __global__ void __launch_bounds__(THREADS)
     const uint32_t index = grid.page_shift >= 0 ? token >> grid.page_shift : token / uint32_t(p.page_size);
     const uint32_t slot = token - index * uint32_t(p.page_size);
     const int64_t page = p.block_tables[request * p.table_stride + index];
-    const uint8_t* data = part.data + page * part.data_stride.page + slot * part.data_stride.token + head * part.data_stride.head;
+    const uint8_t* data =
+        part.data + page * part.data_stride.page + slot * part.data_stride.token + head * part.data_stride.head;
     const uint8_t* scales =
         part.scales + page * part.scale_stride.page + slot * part.scale_stride.token + head * part.scale_stride.head;
     T* out = part.out + request * part.out_stride.page + token * part.out_stride.token + head * part.out_stride.head;
@@ -91,7 +94,8 @@ template <typename T>
 bool IsPartAligned(const Nvfp4Pages<T>& part) {
   if (part.head_dim == 0) return true;
   auto divides = [](const PageStride& s, int n) { return s.page % n == 0 && s.token % n == 0 && s.head % n == 0; };
-  return IsAligned(part.data, 4) && IsAligned(part.out, 16) && divides(part.data_stride, 4) && divides(part.out_stride, VEC);
+  return IsAligned(part.data, 4) && IsAligned(part.out, 16) && divides(part.data_stride, 4) &&
+         divides(part.out_stride, VEC);
 }
 
 }  // namespace nvfp4

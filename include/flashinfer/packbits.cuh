@@ -96,7 +96,8 @@ __device__ __forceinline__ int64_t BlockScan(int64_t x, int64_t* scratch) {
 constexpr int SCAN_THREADS = 256;
 
 template <typename IdType>
-__global__ void __launch_bounds__(SCAN_THREADS) PackedIndptrKernel(const __grid_constant__ PackedIndptrParams<IdType> p) {
+__global__ void __launch_bounds__(SCAN_THREADS)
+    PackedIndptrKernel(const __grid_constant__ PackedIndptrParams<IdType> p) {
   __shared__ int64_t scratch[32];
   __shared__ int64_t carry;
   bool bad = p.indptr[0] < 0 || p.indptr[p.num_segments] > p.size;
@@ -182,7 +183,8 @@ Status Packbits(const PackbitsParams& p, Stream stream) {
   if (p.size == 0) return cudaSuccess;
   const int64_t blocks = CeilDiv(p.size, int64_t(packing::THREADS) * ELEMENTS);
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  auto kernel = IsAligned(p.input, 16) ? packing::PackbitsKernel<U, ELEMENTS, true> : packing::PackbitsKernel<U, ELEMENTS, false>;
+  auto kernel =
+      IsAligned(p.input, 16) ? packing::PackbitsKernel<U, ELEMENTS, true> : packing::PackbitsKernel<U, ELEMENTS, false>;
   return Launch(kernel, dim3(blocks), dim3(packing::THREADS), false, stream, p);
 }
 

@@ -14,9 +14,9 @@ enum class BitOrder : int { kBig, kLittle };  ///< element 0 in bit 7 (as numpy 
 
 struct PackbitsParams {
   const void* input;
-  uint8_t* out;         ///< ceil(size / 8)
-  int64_t size;         ///< elements
-  uint64_t mask;        ///< bits that make an element non-zero
+  uint8_t* out;   ///< ceil(size / 8)
+  int64_t size;   ///< elements
+  uint64_t mask;  ///< bits that make an element non-zero
   BitOrder bit_order;
 };
 
@@ -43,8 +43,8 @@ struct SegmentPackbitsParams {
   const IdType* indptr;
   const int32_t* new_indptr;
   uint8_t* out;
-  int64_t size;          ///< elements of input
-  int64_t num_bytes;     ///< of out
+  int64_t size;       ///< elements of input
+  int64_t num_bytes;  ///< of out
   int64_t num_segments;
   BitOrder bit_order;
 };

@@ -21,7 +21,8 @@ constexpr uint64_t Gather(BitOrder order) { return order == BitOrder::kBig ? GAT
 /// The byte that eight bytes pack to.
 inline uint8_t PackWord(uint64_t word, uint64_t gather) {
   constexpr uint64_t LOW = 0x7F7F7F7F7F7F7F7Full, ONES = 0x0101010101010101ull;
-  const uint64_t ones = ((((word & LOW) + LOW) | word) >> 7) & ONES;  // the addition carries into bit 7 of a non-zero byte
+  const uint64_t ones =
+      ((((word & LOW) + LOW) | word) >> 7) & ONES;  // the addition carries into bit 7 of a non-zero byte
   return static_cast<uint8_t>((ones * gather) >> 56);
 }
 

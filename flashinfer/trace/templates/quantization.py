@@ -219,7 +219,7 @@ def _mxfp4_init(num_rows: int, num_bytes: int = 64, device: Any = "cpu") -> dict
 
 def _mxfp4_dequantize_host_reference(weight: torch.Tensor, scale: torch.Tensor, group_size: int = 32) -> torch.Tensor:
     values = e2m1_values(weight)
-    return values * scale_values(scale, False).reshape(*values.shape[:-1], -1).repeat_interleave(group_size, dim=-1)
+    return values * scale_values(scale, False).repeat_interleave(group_size, dim=-1)
 
 
 def _mxfp4_host_init(num_rows: int, num_bytes: int = 64, device: Any = "cpu") -> dict[str, Any]:

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that must import everywhere, and what those say that need a Blackwell GPU."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.errors import BackendSupportedError
+from flashinfer.quantization import blackwell
+from flashinfer.quantization.nvfp4_quantization_utils import (
+    NVFP44Over6Config,
+    NVFP44Over6ErrMode,
+    env_flag_enabled,
+    nvfp4_e4m3_max,
+)
+
+TOP_LEVEL = [*flashinfer.quantization.__all__, *blackwell.__all__, "nvfp4_block_scale_interleave"]
+UNSUPPORTED = [
+    name for name, value in vars(blackwell).items() if inspect.isfunction(value) and value.__name__ == name
+    and value.__code__.co_name == "unsupported"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOP_LEVEL)
+def test_top_level(name):
+    assert getattr(flashinfer, name) is getattr(flashinfer.quantization, name)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_needs_blackwell(name):
+    with pytest.raises(BackendSupportedError, match=rf"^{name}: needs .*(SM1\d\d|cuda\.tile)") as caught:
+        getattr(blackwell, name)(torch.ones(4))
+    assert isinstance(caught.value, RuntimeError)
+    assert getattr(flashinfer.quantization, name) is getattr(blackwell, name)
+
+
+def test_all_of_them_are_covered():
+    assert len(UNSUPPORTED) == 23
+    assert set(blackwell.__all__) <= set(UNSUPPORTED)
+
+
+def test_paths_of_published_code():
+    import flashinfer.fp4_quantization as fp4
+    import flashinfer.fp8_quantization as fp8
+
+    for name in TOP_LEVEL:
+        assert getattr(fp4, name) is getattr(flashinfer, name)
+    assert fp4.fp4_quantize is flashinfer.fp4_quantize
+    assert fp8.mxfp8_quantize is flashinfer.mxfp8_quantize
+    assert fp8.get_mxfp8_quantization_sm100_module is blackwell.get_mxfp8_quantization_sm100_module
+
+
+def test_modules():
+    assert flashinfer.fp4_quantization.gen_fp4_quantization_sm90_module().name == "mx_quantization"
+    assert flashinfer.jit.gen_fp4_kv_dequantization_module().name == "nvfp4_kv"
+
+
+def test_layout_names_are_code():
+    for layout in flashinfer.SfLayout:
+        assert eval(repr(layout), {"SfLayout": flashinfer.SfLayout}) is layout
+    assert [int(layout) for layout in flashinfer.SfLayout] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("b, m, k", [(2, 100, 200), (1, 128, 256), (3, 129, 127)])
+def test_shapes_of_grouped_mxfp8(b, m, k):
+    module = flashinfer.fp8_quantization.get_mxfp8_grouped_quantization_module()
+    values, scales = module._fake_mxfp8_grouped_quantize(torch.empty(b, m, k), torch.empty(b, dtype=torch.int32))
+    pk, pm = -(-k // 128) * 128, -(-m // 128) * 128
+    assert values.shape == (m, pk, b) and values.stride() == (pk, 1, m * pk) and values.dtype == torch.float8_e4m3fn
+    assert scales.shape == (32, 4, pm // 128, 4, pk // 128, b) and scales.dtype == torch.uint8
+    with pytest.raises(RuntimeError, match="SM100"):
+        module.mxfp8_grouped_quantize(torch.empty(b, m, k), torch.empty(b))
+
+
+def test_4over6_settings(monkeypatch):
+    config = NVFP44Over6Config()
+    assert (config.e4m3_max, config.err_mode, config.err_use_fast_math) == (448, NVFP44Over6ErrMode.MAE, False)
+    assert nvfp4_e4m3_max(None) == 448 and nvfp4_e4m3_max(NVFP44Over6Config(e4m3_max=256)) == 256
+    for text, expected in (("1", True), ("true", True), ("0", False), ("off", False), ("", False)):
+        monkeypatch.setenv("QUANTIZATION_TEST_FLAG", text)
+        assert env_flag_enabled("QUANTIZATION_TEST_FLAG") is expected
