@@ -8,7 +8,7 @@ MXFP8 quantisation, which need no such hardware, are in the other modules.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Callable, NoReturn, Tuple
+from typing import Any, Callable, NoReturn
 
 import torch
 
@@ -74,7 +74,7 @@ gen_fp4_quantization_sm120f_module = _needs_gpu("gen_fp4_quantization_sm120f_mod
 gen_fp4_quantization_sm121_module = _needs_gpu("gen_fp4_quantization_sm121_module", "SM121")
 
 
-def _fake_mxfp8_grouped_quantize(a: torch.Tensor, mask: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+def _fake_mxfp8_grouped_quantize(a: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes of the grouped quantisation of ``(batch, m, k)``; the values are not computed.
 
     Returns e4m3 ``(m, k', batch)`` with strides ``(k', 1, m * k')`` and uint8 scales

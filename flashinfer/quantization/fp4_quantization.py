@@ -52,9 +52,9 @@ def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
     Returns
     -------
     torch.Tensor
-        One-dimensional, same dtype: ``round_up(rows, 128) * round_up(cols, 4)`` scales for each expert. Scale ``(r, c)``
-        of an expert is at ``(r / 128) * 128 * P + (c / 4) * 512 + (r % 32) * 16 + ((r % 128) / 32) * 4 + c % 4`` with
-        ``P = round_up(cols, 4)`` and integer divisions.
+        One-dimensional, same dtype: ``round_up(rows, 128) * P`` scales for each expert, ``P = round_up(cols, 4)``.
+        Scale ``(r, c)`` of an expert is, with integer divisions, at
+        ``(r / 128) * 128 * P + (c / 4) * 512 + (r % 32) * 16 + ((r % 128) / 32) * 4 + c % 4``.
     """
     if unswizzled_sf.ndim not in (2, 3):
         raise ArgumentError(
@@ -111,11 +111,9 @@ def e2m1_and_ufp8sf_scale_to_float(
     layout = swizzled if is_sf_swizzled_layout else SfLayout.layout_linear
     rows, half = e2m1_tensor.shape
     out = torch.empty((rows, half * 2), dtype=torch.float32, device="cpu")
-    dequantize_blocks(
-        *(out, e2m1_tensor.cpu().contiguous(), ufp8_scale_tensor.cpu().contiguous()),
-        None if global_scale_tensor is None else global_scale_tensor.cpu(),
-        *(sf_vec_size, True, ufp8_type == 1, int(layout), op),
-    )
+    data, scales = e2m1_tensor.cpu().contiguous(), ufp8_scale_tensor.cpu().contiguous()
+    factor = None if global_scale_tensor is None else global_scale_tensor.cpu()
+    dequantize_blocks(out, data, scales, factor, sf_vec_size, True, ufp8_type == 1, int(layout), op)
     return out
 
 
@@ -162,11 +160,10 @@ def mxfp4_dequantize_host(weight: torch.Tensor, scale: torch.Tensor, group_size:
         ``(..., k)`` float32 on the CPU.
     """
     out = torch.empty((*weight.shape[:-1], weight.shape[-1] * 2), dtype=torch.float32, device="cpu")
-    rows = weight.numel() // max(weight.shape[-1], 1)
-    dequantize_blocks(
-        *(out, weight.cpu().reshape(rows, weight.shape[-1]), scale.cpu().contiguous(), None),
-        *(group_size, True, False, int(SfLayout.layout_linear), "mxfp4_dequantize_host"),
-    )
+    data = weight.cpu().reshape(weight.numel() // max(weight.shape[-1], 1), weight.shape[-1])
+    layout = int(SfLayout.layout_linear)
+    op = "mxfp4_dequantize_host"
+    dequantize_blocks(out, data, scale.cpu().contiguous(), None, group_size, True, False, layout, op)
     return out
 
 
@@ -185,8 +182,8 @@ def _shuffled_rows(op: str, x: torch.Tensor, epilogue_tile_m: int) -> torch.Tens
 def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
     r"""Reorder the rows of a weight for kernels whose epilogue works on transposed tiles.
 
-    In each block of 16 rows, row ``2 i + j`` goes to ``8 j + i``; when 128 divides ``epilogue_tile_m``, in each block of 32,
-    row ``4 i + j`` goes to ``8 j + i``.
+    In each block of 16 rows, row ``2 i + j`` goes to ``8 j + i``; when 128 divides ``epilogue_tile_m``, in each block
+    of 32, row ``4 i + j`` goes to ``8 j + i``.
 
     Parameters
     ----------

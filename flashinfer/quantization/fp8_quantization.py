@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 
@@ -51,7 +51,7 @@ def mxfp8_quantize(
     enable_pdl: Optional[bool] = None,
     backend: str = "cuda",
     sf_swizzle_layout: Optional[SfLayout] = None,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Quantise to MXFP8: e4m3 values and one power-of-two scale (ue8m0) for each 32 elements of a row.
 
     Per block ``t = amax / 448`` in float32; the scale is the least ``2^(byte - 127)`` that is not below ``t`` (at most
@@ -74,9 +74,9 @@ def mxfp8_quantize(
 
     Returns
     -------
-    Tuple[torch.Tensor, torch.Tensor]
-        The e4m3 bytes, uint8 ``(m, k)``, and the scale bytes, uint8, one-dimensional: ``m * k / 32`` of them, or with the
-        padding of the layout, which is zero.
+    tuple[torch.Tensor, torch.Tensor]
+        The e4m3 bytes, uint8 ``(m, k)``, and the scale bytes, uint8, one-dimensional: ``m * k / 32`` of them, and
+        the padding of the layout, which is zero.
     """
     op = "mxfp8_quantize"
     if backend != "cuda":
@@ -124,8 +124,6 @@ def mxfp8_dequantize_host(
     op = "mxfp8_dequantize_host"
     layout = chosen_layout(op, is_sf_swizzled_layout, sf_swizzle_layout)
     out = torch.empty(input.shape, dtype=torch.float32, device="cpu")
-    dequantize_blocks(
-        *(out, input.cpu().contiguous(), scale_tensor.cpu().contiguous(), None),
-        *(BLOCK, False, False, int(layout), op),
-    )
+    data, scales = input.cpu().contiguous(), scale_tensor.cpu().contiguous()
+    dequantize_blocks(out, data, scales, None, BLOCK, False, False, int(layout), op)
     return out

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Tuple, Union
+from typing import Union
 
 import torch
 
@@ -13,7 +13,7 @@ from ..ops import register_custom_op
 from ..trace.templates.quantization import nvfp4_kv_dequantize_paged_trace, nvfp4_kv_dequantize_trace
 from .modules import backend_of, get_nvfp4_kv_module
 
-KVPair = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+KVPair = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
 @register_custom_op("flashinfer::nvfp4_kv_dequantize", mutates_args=("out",))
@@ -78,7 +78,7 @@ def nvfp4_kv_dequantize(
     return out
 
 
-def _key_and_value(op: str, name: str, pair: KVPair) -> Tuple[torch.Tensor, torch.Tensor]:
+def _key_and_value(op: str, name: str, pair: KVPair) -> tuple[torch.Tensor, torch.Tensor]:
     """The two halves of a cache: a tuple, or a tensor whose second dimension counts them."""
     if isinstance(pair, torch.Tensor):
         if pair.ndim != 5 or pair.shape[1] != 2:
@@ -103,8 +103,8 @@ def nvfp4_kv_dequantize_paged(
 ) -> None:
     r"""Gather a paged NVFP4 cache into dense 16-bit keys and values.
 
-    ``output[b, s] = cache[block_tables[b, s // page_size], s % page_size]`` for ``s < seq_lens[b]``; what lies beyond is
-    left as it is.
+    ``output[b, s] = cache[block_tables[b, s // page_size], s % page_size]`` for ``s < seq_lens[b]``; what lies beyond
+    is left as it is.
 
     Parameters
     ----------

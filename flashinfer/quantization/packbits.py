@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Tuple
-
 import torch
 
 from ..api_logging import flashinfer_api
@@ -43,7 +41,7 @@ def _packbits_fake(x: torch.Tensor, is_little: bool) -> torch.Tensor:
 
 
 @register_custom_op("flashinfer::segment_packbits", mutates_args=())
-def _segment_packbits(x: torch.Tensor, indptr: torch.Tensor, is_little: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+def _segment_packbits(x: torch.Tensor, indptr: torch.Tensor, is_little: bool) -> tuple[torch.Tensor, torch.Tensor]:
     module = get_packbits_module(backend_of(x))
     new_indptr = torch.empty_like(indptr, dtype=torch.int32)
     count = torch.empty((), dtype=torch.int64, device=x.device)
@@ -60,7 +58,7 @@ def _segment_packbits(x: torch.Tensor, indptr: torch.Tensor, is_little: bool) ->
 
 
 @register_fake_op("flashinfer::segment_packbits")
-def _segment_packbits_fake(x: torch.Tensor, indptr: torch.Tensor, is_little: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+def _segment_packbits_fake(x: torch.Tensor, indptr: torch.Tensor, is_little: bool) -> tuple[torch.Tensor, torch.Tensor]:
     size = torch.library.get_ctx().new_dynamic_size()
     return x.new_empty(size, dtype=torch.uint8), torch.empty_like(indptr, dtype=torch.int32)
 
@@ -93,7 +91,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
 
 
 @flashinfer_api(trace=segment_packbits_trace)
-def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big") -> Tuple[torch.Tensor, torch.Tensor]:
+def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big") -> tuple[torch.Tensor, torch.Tensor]:
     r"""Pack each segment of ``x`` on its own: every segment starts on a byte and is padded with zeros to a whole one.
 
     On CUDA the call waits for the device once, because the size of the result depends on ``indptr``; so it cannot be

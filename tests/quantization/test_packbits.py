@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -123,7 +124,7 @@ def make_segments(lengths, device, first=0, rest=0, index_dtype=torch.int32):
 
 def of_segments(x, indptr, bitorder):
     edges = indptr.tolist()
-    parts = [of_numpy(x[a:b], bitorder) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [of_numpy(x[a:b], bitorder) for a, b in itertools.pairwise(edges)]
     offsets = np.cumsum([0, *(len(part) for part in parts)])
     return torch.cat([torch.empty(0, dtype=torch.uint8), *parts]), torch.tensor(offsets, dtype=torch.int32)
 

@@ -20,7 +20,9 @@ them with what this program writes; run it again after changing a template or a 
     apply_rope_with_cos_sin_cache_heads_h32_kv8_d128_r64.json
     apply_rope_with_cos_sin_cache_inplace_q4096_k1024_d128_r64.json
     apply_rope_with_cos_sin_cache_q4096_k1024_d128_r64.json
+    block_scale_interleave.json
     concat_mla_k_h128_n128_r64.json
+    e2m1_and_ufp8sf_scale_to_float.json
     fused_add_rmsnorm_h4096.json
     fused_add_rmsnorm_quant_h4096.json
     fused_dit_gate_residual_layernorm_gamma_beta_h3072.json
@@ -40,10 +42,17 @@ them with what this program writes; run it again after changing a template or a 
     layernorm_h1280.json
     layernorm_quant_h1280.json
     mla_rope_quantize_fp8_h128_r64.json
+    mxfp4_dequantize.json
+    mxfp4_dequantize_host.json
+    mxfp8_dequantize_host.json
+    mxfp8_quantize.json
+    nvfp4_kv_dequantize.json
+    nvfp4_kv_dequantize_paged_ps16_h8_dk128_dv128.json
     nvfp4_quantize_append_paged_kv_cache_hnd_pair_h8_d128_ps16.json
     nvfp4_quantize_append_paged_kv_cache_nhd_h8_d128_ps16.json
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_hnd_pair_h8_d128_ps16.json
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_nhd_h8_d128_ps16.json
+    packbits.json
     rmsnorm_h4096.json
     rmsnorm_heads_d128.json
     rmsnorm_quant_h4096.json
@@ -53,6 +62,9 @@ them with what this program writes; run it again after changing a template or a 
     rope_quantize_fp8_gqa_h32_kv8_r64.json
     rope_quantize_fp8_h128_r64.json
     scale_2d.json
+    segment_packbits.json
+    shuffle_matrix_a.json
+    shuffle_matrix_sf_a.json
     silu_and_mul_3d_d14336.json
     silu_and_mul_d14336.json
     swiglu_2d.json
@@ -114,6 +126,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from page_calls()
     yield flashinfer.scale, {"input": bf16(128, 1024), "factor": 3.14}
     yield from activation_calls()
+    yield from quantization_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
 
 
@@ -123,6 +136,32 @@ def activation_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield flashinfer.gelu_and_mul, {"input": bf16(16, 2 * 4096)}
     yield flashinfer.gelu_tanh_and_mul, {"input": bf16(16, 2 * 9216)}
     yield flashinfer.swiglu, {"x": bf16(16, 14336), "gate": bf16(16, 14336)}
+
+
+def uint8(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.uint8, device="meta")
+
+
+def quantization_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    q = flashinfer.quantization
+    mask = torch.empty(1024 * 1024, dtype=torch.bool, device="meta")
+    yield q.packbits, {"x": mask}
+    yield q.segment_packbits, {"x": mask, "indptr": torch.empty(9, dtype=torch.int32, device="meta")}
+    yield q.mxfp8_quantize, {"input": bf16(256, 4096)}
+    yield q.mxfp8_dequantize_host, {"input": uint8(256, 4096), "scale_tensor": uint8(256 * 128)}
+    yield q.e2m1_and_ufp8sf_scale_to_float, {"e2m1_tensor": uint8(256, 2048), "ufp8_scale_tensor": uint8(256 * 256)}
+    yield q.mxfp4_dequantize, {"a_fp4": uint8(256, 2048), "a_sf": uint8(256 * 128)}
+    yield q.mxfp4_dequantize_host, {"weight": uint8(256, 2048), "scale": uint8(256, 128)}
+    yield q.block_scale_interleave, {"unswizzled_sf": uint8(4096, 256)}
+    yield q.shuffle_matrix_a, {"input_tensor": uint8(4096, 2048), "epilogue_tile_m": 128}
+    yield q.shuffle_matrix_sf_a, {"input_tensor": uint8(4096, 256), "epilogue_tile_m": 128}
+    yield q.nvfp4_kv_dequantize, {"fp4_data": uint8(4096, 64), "block_scales": fp8(4096, 8), "global_scale": fp32(1)}
+    pages, requests = (512, 2, 16, 8), {"seq_lens": torch.empty(4, dtype=torch.int32, device="meta")}
+    requests["block_tables"] = torch.empty((4, 128), dtype=torch.int32, device="meta")
+    scales = {"k_scale": fp32(1), "v_scale": fp32(1)}
+    outputs = {name: bf16(4, 2048, 8, 128) for name in ("output_k", "output_v")}
+    caches = {"paged_kv_cache": uint8(*pages, 64), "kv_cache_sf": fp8(*pages, 8)}
+    yield q.nvfp4_kv_dequantize_paged, {**caches, **requests, **scales, **outputs}
 
 
 def dit_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Optional
 
 import torch
@@ -44,7 +45,7 @@ def _packbits_little_reference(x: torch.Tensor) -> torch.Tensor:
 
 def _segment_packbits_reference(x: torch.Tensor, indptr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     edges = indptr.tolist()
-    parts = [_packbits_reference(x[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [_packbits_reference(x[a:b]) for a, b in itertools.pairwise(edges)]
     packed = torch.cat(parts) if parts else x.new_empty(0, dtype=torch.uint8)
     lengths = torch.tensor([0, *(part.numel() for part in parts)], device=x.device)
     return packed, lengths.cumsum(0).to(torch.int32)
@@ -72,7 +73,7 @@ def _packbits_template(order: str, rank: int) -> TraceTemplate:
         outputs={"packed": Tensor(("num_bytes",), dtype="uint8")},
         name_prefix=f"packbits{'' if order == 'big' else '_little'}{'' if rank == 1 else f'_{rank}d'}",
         reference=_packbits_reference if order == "big" else _packbits_little_reference,
-        description=f"Elements that are not zero, as bits; the first of eight is the {'high' if order == 'big' else 'low'}est.",
+        description=f"Elements that are not zero, as bits, the {'highest' if order == 'big' else 'lowest'} bit first.",
     )
 
 

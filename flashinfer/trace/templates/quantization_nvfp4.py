@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -194,10 +194,9 @@ def _paged_template(prefix: str, layout: str, stacked: bool) -> TraceTemplate:
             for i, part in enumerate("kv"):
                 dims = ("num_pages", *order, f"{part}_{last}")
                 cache[f"{part}_{name}"] = Tensor(dims, param=param, tuple_idx=i, dtype=dtype)
-    used = set() if stacked else {"two"}
-    used |= {"v_bytes", "v_scales"} if stacked else set()
+    unused = {"v_bytes", "v_scales"} if stacked else {"two"}
     outputs = {part: ("batch_size", "max_seq_len", "num_heads", f"{part}_head_dim") for part in "kv"}
-    references = {
+    references: dict[tuple[bool, str], Callable[..., Any]] = {
         (True, "NHD"): _paged_nhd_reference,
         (True, "HND"): _paged_hnd_reference,
         (False, "NHD"): _pair_nhd_reference,
@@ -205,7 +204,7 @@ def _paged_template(prefix: str, layout: str, stacked: bool) -> TraceTemplate:
     }
     return TraceTemplate(
         "dequantize",
-        axes={name: axis for name, axis in _PAGED_AXES.items() if name not in used},
+        axes={name: axis for name, axis in _PAGED_AXES.items() if name not in unused},
         inputs={
             **cache,
             "block_tables": Tensor(("batch_size", "num_columns"), dtype="int32", description="pages of a request"),
