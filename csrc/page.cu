@@ -37,9 +37,9 @@ CacheView LatentView(const char* op, const char* name, const TensorView& t, cons
 
 }  // namespace
 
-void append_paged_kv_cache(TensorView append_key, TensorView append_value, TensorView batch_indices, TensorView positions,
-                           TensorView cache, Optional<TensorView> value_cache, TensorView kv_indices, TensorView kv_indptr,
-                           bool is_hnd, bool validate) {
+void append_paged_kv_cache(TensorView append_key, TensorView append_value, TensorView batch_indices,
+                           TensorView positions, TensorView cache, Optional<TensorView> value_cache,
+                           TensorView kv_indices, TensorView kv_indptr, bool is_hnd, bool validate) {
   const char* op = "append_paged_kv_cache";
   Expect(op, "append_key", append_key).on_device();
   ExpectRows(op, "append_key", append_key, append_key);
@@ -62,9 +62,9 @@ void append_paged_kv_cache(TensorView append_key, TensorView append_value, Tenso
   Append(op, append_key, params, validate);
 }
 
-void append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe, TensorView batch_indices, TensorView positions,
-                               TensorView ckv_cache, TensorView kpe_cache, TensorView kv_indices, TensorView kv_indptr,
-                               bool validate) {
+void append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe, TensorView batch_indices,
+                               TensorView positions, TensorView ckv_cache, TensorView kpe_cache, TensorView kv_indices,
+                               TensorView kv_indptr, bool validate) {
   const char* op = "append_paged_mla_kv_cache";
   Expect(op, "append_ckv", append_ckv).on_device().rank(2).last_dim_contiguous();
   Expect(op, "append_kpe", append_kpe)
@@ -83,14 +83,16 @@ void append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe, Ten
       .dim(1, ckv.page_size, "ckv_cache.shape[1]");
   if (ckv.page_size < 1) FailSize(op, "ckv_cache", "tokens per page", 0, 1, "or more");
   AppendParams params{};
-  params.table = TableOf(op, {batch_indices, positions, kv_indices, kv_indptr}, append_ckv, ckv.num_pages, ckv.page_size);
+  params.table =
+      TableOf(op, {batch_indices, positions, kv_indices, kv_indptr}, append_ckv, ckv.num_pages, ckv.page_size);
   params.num_heads = 1;
   params.key = PartOf(append_ckv, ckv);
   params.value = PartOf(append_kpe, kpe);
   Append(op, append_ckv, params, validate);
 }
 
-void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, TensorView batch_indices, TensorView positions) {
+void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, TensorView batch_indices,
+                                 TensorView positions) {
   const char* op = "get_batch_indices_positions";
   Expect(op, "append_indptr", append_indptr).on_device().dtype({dl_int32}).rank(1).contiguous();
   for (auto [name, t] : {std::pair{"seq_lens", &seq_lens}, std::pair{"batch_indices", &batch_indices},

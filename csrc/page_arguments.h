@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launchers of the page family share: the forms of a paged cache, the tables of a batch, and the check of their values.
+// What the launchers of the page family share: forms of a paged cache, tables of a batch, the check of their values.
 #pragma once
 #include <flashinfer/page.h>
 
@@ -19,14 +19,17 @@ struct CacheView {
   SlotStride stride;
 };
 
-/// `t` is one tensor of a pair, (pages, page_size, heads, dim) with NHD and (pages, heads, page_size, dim) with HND; or, when
-/// `half` is 0 (keys) or 1 (values), both in one, with a dimension of two after the first. Pages of one token may lack theirs.
-inline CacheView ViewOf(const char* op, const char* name, const TensorView& t, bool is_hnd, int half, bool packed_scales = false) {
+/// `t` is one tensor of a pair, (pages, page_size, heads, dim) with NHD and (pages, heads, page_size, dim) with HND; or,
+/// when `half` is 0 (keys) or 1 (values), both in one, with a dimension of two after the first. Pages of one token may
+/// lack their dimension.
+inline CacheView ViewOf(const char* op, const char* name, const TensorView& t, bool is_hnd, int half,
+                        bool packed_scales = false) {
   const int first = half < 0 ? 1 : 2;
   Expect(op, name, t).rank(first + 2, first + 3);
   if (half >= 0) Expect(op, name, t).dim(1, 2, "keys and values");
   const int64_t item = t.dtype().bits * t.dtype().lanes / 8;
-  CacheView view{t.data_ptr<char>() + (half == 1 ? t.stride(1) * item : 0), t.size(0), 1, 0, t.size(-1), {t.stride(0), 0, 0}};
+  CacheView view{
+      t.data_ptr<char>() + (half == 1 ? t.stride(1) * item : 0), t.size(0), 1, 0, t.size(-1), {t.stride(0), 0, 0}};
   int head = first;
   if (t.ndim() == first + 3) {
     const int entry = is_hnd ? first + 1 : first;
@@ -46,17 +49,20 @@ inline CacheView ViewOf(const char* op, const char* name, const TensorView& t, b
 
 [[noreturn]] inline void FailSize(const char* op, const char* name, const char* what, int64_t size, int64_t expected,
                                   const char* because) {
-  TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has " << size << " " << what << ", expected " << expected << " ("
-                               << because << ")";
+  TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has " << size << " " << what << ", expected " << expected
+                               << " (" << because << ")";
 }
 
 /// A cache takes rows of `num_heads` x `head_dim`; `twin` is the cache of the keys, whose pages it shares.
-inline void ExpectSizes(const char* op, const char* name, const CacheView& cache, const CacheView& twin, int64_t num_heads,
-                        int64_t head_dim) {
+inline void ExpectSizes(const char* op, const char* name, const CacheView& cache, const CacheView& twin,
+                        int64_t num_heads, int64_t head_dim) {
   if (cache.num_heads != num_heads) FailSize(op, name, "heads", cache.num_heads, num_heads, "those of append_key");
-  if (cache.head_dim != head_dim) FailSize(op, name, "elements per head", cache.head_dim, head_dim, "from the appended rows");
-  if (cache.num_pages != twin.num_pages) FailSize(op, name, "pages", cache.num_pages, twin.num_pages, "those of the keys");
-  if (cache.page_size != twin.page_size) FailSize(op, name, "tokens per page", cache.page_size, twin.page_size, "those of the keys");
+  if (cache.head_dim != head_dim)
+    FailSize(op, name, "elements per head", cache.head_dim, head_dim, "from the appended rows");
+  if (cache.num_pages != twin.num_pages)
+    FailSize(op, name, "pages", cache.num_pages, twin.num_pages, "those of the keys");
+  if (cache.page_size != twin.page_size)
+    FailSize(op, name, "tokens per page", cache.page_size, twin.page_size, "those of the keys");
   if (cache.page_size < 1) FailSize(op, name, "tokens per page", cache.page_size, 1, "or more");
 }
 
@@ -81,14 +87,16 @@ struct IndexTensors {
 };
 
 /// The table of a batch that appends `rows` to pages like those of `cache`.
-inline PageTable TableOf(const char* op, const IndexTensors& in, const TensorView& rows, int64_t num_pages, int64_t page_size) {
+inline PageTable TableOf(const char* op, const IndexTensors& in, const TensorView& rows, int64_t num_pages,
+                         int64_t page_size) {
   ExpectIndices(op, "batch_indices", in.batch_indices, rows);
   ExpectIndices(op, "positions", in.positions, rows);
   ExpectIndices(op, "kv_indices", in.kv_indices, rows);
   ExpectIndices(op, "kv_indptr", in.kv_indptr, rows);
   Expect(op, "batch_indices", in.batch_indices).dim(0, rows.size(0), "the number of appended rows");
   Expect(op, "positions", in.positions).dim(0, rows.size(0), "the number of appended rows");
-  if (in.kv_indptr.size(0) < 1) TVM_FFI_THROW(ArgumentError) << op << ": kv_indptr is empty, expected batch_size + 1 entries";
+  if (in.kv_indptr.size(0) < 1)
+    TVM_FFI_THROW(ArgumentError) << op << ": kv_indptr is empty, expected batch_size + 1 entries";
   if (rows.size(0) > std::numeric_limits<int32_t>::max()) {
     TVM_FFI_THROW(ArgumentError) << op << ": " << rows.size(0) << " rows to append, expected fewer than 2^31";
   }
@@ -108,13 +116,14 @@ inline PageTable TableOf(const char* op, const IndexTensors& in, const TensorVie
 [[noreturn]] inline void FailRow(const char* op, const PageTable& t, int64_t row, RowFault fault) {
   const int64_t batch = t.batch_indices[row], position = t.positions[row];
   if (fault == RowFault::kBatch) {
-    TVM_FFI_THROW(ArgumentError) << op << ": batch_indices[" << row << "] = " << batch << ", expected less than " << t.batch_size
-                                 << " (kv_indptr has " << t.batch_size << " requests)";
+    TVM_FFI_THROW(ArgumentError) << op << ": batch_indices[" << row << "] = " << batch << ", expected less than "
+                                 << t.batch_size << " (kv_indptr has " << t.batch_size << " requests)";
   }
   const int64_t begin = t.kv_indptr[batch], end = t.kv_indptr[batch + 1];
   if (fault == RowFault::kIndptr) {
-    TVM_FFI_THROW(ArgumentError) << op << ": kv_indptr[" << batch << "] to kv_indptr[" << batch + 1 << "] = " << begin << " to "
-                                 << end << ", expected within 0 to " << t.num_indices << " (the length of kv_indices)";
+    TVM_FFI_THROW(ArgumentError) << op << ": kv_indptr[" << batch << "] to kv_indptr[" << batch + 1 << "] = " << begin
+                                 << " to " << end << ", expected within 0 to " << t.num_indices
+                                 << " (the length of kv_indices)";
   }
   if (fault == RowFault::kPosition) {
     TVM_FFI_THROW(ArgumentError) << op << ": positions[" << row << "] = " << position << ", expected 0 to "
@@ -139,7 +148,7 @@ inline void CheckRows(const char* op, const PageTable& t) {
 /// Always: it costs a few nanoseconds a row, of a copy that takes hundreds.
 inline void Validate(const char* op, const PageTable& table, bool, Stream) { CheckRows(op, table); }
 #else
-/// Where asked for: copies the tables to the host and waits for them. A stream that is being captured cannot be waited for.
+/// Where asked for: copies the tables to the host and waits for them, which a stream that is being captured forbids.
 inline void Validate(const char* op, PageTable table, bool validate, Stream stream) {
   if (!validate) return;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -147,8 +156,9 @@ inline void Validate(const char* op, PageTable table, bool validate, Stream stre
   if (capture != cudaStreamCaptureStatusNone) return;
   std::vector<int32_t> host(2 * table.num_rows + table.num_indices + table.batch_size + 1);
   int32_t* next = host.data();
-  for (auto [pointer, size] : {std::pair{&table.batch_indices, table.num_rows}, std::pair{&table.positions, table.num_rows},
-                               std::pair{&table.kv_indices, table.num_indices}, std::pair{&table.kv_indptr, table.batch_size + 1}}) {
+  for (auto [pointer, size] :
+       {std::pair{&table.batch_indices, table.num_rows}, std::pair{&table.positions, table.num_rows},
+        std::pair{&table.kv_indices, table.num_indices}, std::pair{&table.kv_indptr, table.batch_size + 1}}) {
     CheckStatus(op, cudaMemcpyAsync(next, *pointer, size * sizeof(int32_t), cudaMemcpyDeviceToHost, stream));
     *pointer = next;
     next += size;

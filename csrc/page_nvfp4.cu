@@ -20,12 +20,13 @@ using namespace flashinfer::page;
 namespace {
 
 /// One of the four cache tensors: codes or scales, of keys or values.
-CacheView View(const char* op, const char* name, const TensorView& t, const TensorView& rows, bool is_hnd, int half, bool scales) {
+CacheView View(const char* op, const char* name, const TensorView& t, const TensorView& rows, bool is_hnd, int half,
+               bool scales) {
   Expect(op, name, t).same_device(rows, "append_key").dtype({scales ? dl_float8_e4m3fn : dl_uint8});
   return ViewOf(op, name, t, is_hnd, half, scales);
 }
 
-/// Codes and scales of the keys (half 0) or the values (half 1); `pair` holds the values where they are tensors of their own.
+/// Codes and scales of the keys (half 0) or the values (half 1).
 struct HalfCache {
   CacheView codes, scales;
 };
@@ -37,7 +38,8 @@ struct CacheTensors {
 
 HalfCache HalfOf(const char* op, const CacheTensors& c, const TensorView& rows, bool is_hnd, int half) {
   auto view = [&](const TensorView& one, const Optional<TensorView>& second, bool scales) {
-    if (!second.has_value()) return View(op, scales ? "kv_cache_sf" : "paged_kv_cache", one, rows, is_hnd, half, scales);
+    if (!second.has_value())
+      return View(op, scales ? "kv_cache_sf" : "paged_kv_cache", one, rows, is_hnd, half, scales);
     const char* names[2][2] = {{"paged_kv_cache[0]", "paged_kv_cache[1]"}, {"kv_cache_sf[0]", "kv_cache_sf[1]"}};
     const TensorView t = half == 0 ? one : second.value();
     return View(op, names[scales][half], t, rows, is_hnd, -1, scales);
@@ -66,8 +68,8 @@ Nvfp4Part<T> PartOf(const TensorView& rows, const HalfCache& cache, const Global
 
 /// Both forms; `table` and `mapping` are filled in by what finds the slots, once the pages are known.
 template <typename Place>
-void Append(const char* op, const TensorView& key, const TensorView& value, const CacheTensors& caches, const GlobalScale& k_scale,
-            const GlobalScale& v_scale, bool is_hnd, const Place& place) {
+void Append(const char* op, const TensorView& key, const TensorView& value, const CacheTensors& caches,
+            const GlobalScale& k_scale, const GlobalScale& v_scale, bool is_hnd, const Place& place) {
   Expect(op, "append_key", key).on_device().dtype({dl_float16, dl_bfloat16});
   ExpectRows(op, "append_key", key, key);
   ExpectRows(op, "append_value", value, key);
@@ -116,24 +118,31 @@ void Append(const char* op, const TensorView& key, const TensorView& value, cons
 }  // namespace
 
 void nvfp4_quantize_append_paged_kv_cache(TensorView append_key, TensorView append_value, TensorView batch_indices,
-                                          TensorView positions, TensorView cache, Optional<TensorView> value_cache, TensorView sf,
-                                          Optional<TensorView> value_sf, TensorView kv_indices, TensorView kv_indptr,
-                                          double k_scale, double v_scale, bool is_hnd, bool validate) {
+                                          TensorView positions, TensorView cache, Optional<TensorView> value_cache,
+                                          TensorView sf, Optional<TensorView> value_sf, TensorView kv_indices,
+                                          TensorView kv_indptr, double k_scale, double v_scale, bool is_hnd,
+                                          bool validate) {
   auto place = [&](const char* op, const CacheView& pages, flashinfer::Stream stream, PageTable* table, SlotMapping*) {
-    *table = TableOf(op, {batch_indices, positions, kv_indices, kv_indptr}, append_key, pages.num_pages, pages.page_size);
+    *table =
+        TableOf(op, {batch_indices, positions, kv_indices, kv_indptr}, append_key, pages.num_pages, pages.page_size);
     Validate(op, *table, validate, stream);
   };
-  Append("nvfp4_quantize_append_paged_kv_cache", append_key, append_value, {cache, sf, value_cache, value_sf}, {k_scale, {}},
-         {v_scale, {}}, is_hnd, place);
+  Append("nvfp4_quantize_append_paged_kv_cache", append_key, append_value, {cache, sf, value_cache, value_sf},
+         {k_scale, {}}, {v_scale, {}}, is_hnd, place);
 }
 
-void nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(TensorView append_key, TensorView append_value, TensorView slot_mapping,
-                                                            TensorView cache, Optional<TensorView> value_cache, TensorView sf,
-                                                            Optional<TensorView> value_sf, double k_scale, double v_scale,
-                                                            Optional<TensorView> k_scale_tensor,
+void nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(TensorView append_key, TensorView append_value,
+                                                            TensorView slot_mapping, TensorView cache,
+                                                            Optional<TensorView> value_cache, TensorView sf,
+                                                            Optional<TensorView> value_sf, double k_scale,
+                                                            double v_scale, Optional<TensorView> k_scale_tensor,
                                                             Optional<TensorView> v_scale_tensor, bool is_hnd) {
   auto place = [&](const char* op, const CacheView& pages, flashinfer::Stream, PageTable* table, SlotMapping* mapping) {
-    Expect(op, "slot_mapping", slot_mapping).same_device(append_key, "append_key").dtype({dl_int32, dl_int64}).rank(1).contiguous();
+    Expect(op, "slot_mapping", slot_mapping)
+        .same_device(append_key, "append_key")
+        .dtype({dl_int32, dl_int64})
+        .rank(1)
+        .contiguous();
     if (append_key.size(0) < slot_mapping.size(0)) {
       TVM_FFI_THROW(ArgumentError) << op << ": append_key.shape[0] = " << append_key.size(0) << ", expected at least "
                                    << slot_mapping.size(0) << " (slot_mapping.shape[0])";
@@ -145,6 +154,6 @@ void nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(TensorView append_ke
     table->num_rows = slot_mapping.size(0);
     *mapping = {slot_mapping.data_ptr(), slot_mapping.dtype().bits == 64, num_slots, pages.page_size};
   };
-  Append("nvfp4_quantize_append_paged_kv_cache_with_slot_mapping", append_key, append_value, {cache, sf, value_cache, value_sf},
-         {k_scale, k_scale_tensor}, {v_scale, v_scale_tensor}, is_hnd, place);
+  Append("nvfp4_quantize_append_paged_kv_cache_with_slot_mapping", append_key, append_value,
+         {cache, sf, value_cache, value_sf}, {k_scale, k_scale_tensor}, {v_scale, v_scale_tensor}, is_hnd, place);
 }

@@ -103,15 +103,15 @@ def append_paged_kv_cache(
 
     Notes
     -----
-    Index tensors that are not int32 are converted; on the fast path nothing is copied. A row that has no slot (a position
-    beyond the pages of its request, a page outside of the cache) is an error on the CPU, and nothing is written. On CUDA
-    such a row is skipped; with ``FLASHINFER_VALIDATE_INPUTS=1`` it is an error there too, at the price of waiting for
-    the GPU, and a module built with ``FLASHINFER_JIT_DEBUG=1`` stops at a device assertion.
+    Index tensors that are not int32 are converted; otherwise nothing is copied. A row that has no slot (a position
+    beyond the pages of its request, a page outside of the cache) is an error on the CPU, and nothing is written. On
+    CUDA such a row is skipped; with ``FLASHINFER_VALIDATE_INPUTS=1`` at import it is an error there too, at the price
+    of waiting for the GPU, and a module built with ``FLASHINFER_JIT_DEBUG=1`` stops at a device assertion.
 
     Examples
     --------
-    >>> k, v = torch.randn(2, 5, 8, 128)                                # five tokens: three of request 0, two of request 1
-    >>> cache = torch.zeros(4, 2, 16, 8, 128)                           # four pages of 16 tokens
+    >>> k, v = torch.randn(2, 5, 8, 128)  # five tokens: three of request 0, two of request 1
+    >>> cache = torch.zeros(4, 2, 16, 8, 128)  # four pages of 16 tokens
     >>> indptr, indices, last = torch.tensor([0, 1, 2]), torch.tensor([3, 0]), torch.tensor([3, 2])
     >>> lengths = flashinfer.get_seq_lens(indptr, last, 16)
     >>> b, p = flashinfer.get_batch_indices_positions(torch.tensor([0, 3, 5]), lengths, 5)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 
@@ -30,7 +30,7 @@ def get_batch_indices_positions(
     nnz: int,
     batch_indices: Optional[torch.Tensor] = None,
     positions: Optional[torch.Tensor] = None,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Request and position of each appended token.
 
     Parameters

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple, Union
+from typing import Optional, Union
 
 import torch
 
@@ -15,10 +15,10 @@ from ..knobs import knobs
 get_page_module = module_cache(gen_page_module)
 get_page_nvfp4_module = module_cache(gen_page_nvfp4_module)
 
-#: Whether CUDA calls check the values of their index tensors. Read at import: asking the environment takes a microsecond.
+#: Whether CUDA calls check the values of their index tensors. Read at import: to ask at each call takes a microsecond.
 VALIDATE = knobs.validate_inputs
 
-PagedCache = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 _IS_HND = {"NHD": False, "HND": True}
 
@@ -39,8 +39,8 @@ def is_hnd(op: str, kv_layout: str) -> bool:
     return _IS_HND[kv_layout]
 
 
-def halves(op: str, name: str, cache: PagedCache) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-    """Keys and values of a pair; a cache that holds both comes back whole, with None: the launcher splits it for free."""
+def halves(op: str, name: str, cache: PagedCache) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """Keys and values of a pair; a cache that holds both comes back whole: the launcher splits it for free."""
     if isinstance(cache, torch.Tensor):
         return cache, None
     if not isinstance(cache, tuple):

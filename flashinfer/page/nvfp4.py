@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional, Tuple, Union
+from typing import Optional, Union
 
 import torch
 
@@ -97,7 +97,7 @@ def _positive(op: str, name: str, scale: float) -> float:
     return scale
 
 
-def _scale(name: str, scale: Scale, rows: torch.Tensor) -> Tuple[float, Optional[torch.Tensor]]:
+def _scale(name: str, scale: Scale, rows: torch.Tensor) -> tuple[float, Optional[torch.Tensor]]:
     """A global scale as a number, or as a tensor on the rows' device, which the kernel reads."""
     if not isinstance(scale, torch.Tensor):
         return _positive(_MAPPING, name, float(scale)), None
@@ -111,7 +111,8 @@ def _scale(name: str, scale: Scale, rows: torch.Tensor) -> Tuple[float, Optional
         return 1.0, scale
     if rows.is_cuda and torch.cuda.is_current_stream_capturing():
         raise ArgumentError(
-            f"{_MAPPING}: {name} is on {scale.device}, expected a contiguous tensor on {rows.device} (a graph is captured)"
+            f"{_MAPPING}: {name} is on {scale.device}, expected a contiguous tensor on {rows.device} "
+            "(a graph is being captured)"
         )
     return _positive(_MAPPING, name, float(scale)), None
 
@@ -139,16 +140,16 @@ def nvfp4_quantize_append_paged_kv_cache(
 ) -> None:
     r"""Quantise keys and values to NVFP4 and write them into their pages.
 
-    Each 16 elements of a head share ``sf = e4m3(max|x| / (6 * scale))`` and become ``e2m1(x / (sf * scale))``, both rounded
-    to nearest even; all zero where ``sf`` is. Compute capability 8.0 on, or CPU.
+    Each 16 elements of a head share ``sf = e4m3(max|x| / (6 * scale))`` and become ``e2m1(x / (sf * scale))``, both
+    rounded to nearest even; all zero where ``sf`` is. Compute capability 8.0 on, or CPU.
 
     Parameters
     ----------
     append_key, append_value : torch.Tensor
         ``(nnz, num_kv_heads, head_dim)`` float16 or bfloat16; ``head_dim`` is a multiple of 16.
     paged_kv_cache : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
-        uint8, in the forms of :func:`append_paged_kv_cache`, with ``head_dim / 2`` bytes per head: two codes a byte, the
-        low nibble first.
+        uint8, in the forms of :func:`append_paged_kv_cache`, with ``head_dim / 2`` bytes per head: two codes a byte,
+        the low nibble first.
     kv_cache_sf : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
         float8_e4m3fn, in the same forms, with ``head_dim / 16`` scales per head.
     k_scale, v_scale : float
@@ -199,8 +200,8 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
         ``(nnz,)`` int32 or int64: ``page * page_size + entry``. Rows with a slot outside of the cache, such as -1, are
         skipped.
     k_scale, v_scale : Union[float, torch.Tensor]
-        Positive and finite numbers, or float32 tensors of one element. A tensor on the device of the rows is read when the
-        kernel runs, so that a captured graph follows it; while one is captured, tensors must be on that device.
+        Positive and finite numbers, or float32 tensors of one element. A tensor on the device of the rows is read when
+        the kernel runs, so that a captured graph follows it; while one is captured, tensors must be on that device.
     """
     cache, value_cache = halves(_MAPPING, "paged_kv_cache", paged_kv_cache)
     sf, value_sf = halves(_MAPPING, "kv_cache_sf", kv_cache_sf)

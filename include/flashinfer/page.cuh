@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Appending to a paged KV cache on CUDA (layouts and parameters: page.h). Bound by DRAM: rows are read once, slots written once.
+// Appending to a paged KV cache on CUDA (layouts and parameters: page.h). Bound by DRAM: one read, one write per byte.
 //
-// A block of about 128 threads is (units of a row, heads, tokens), so no thread divides to find out what it copies; a unit is
-// the widest power of two up to 16 bytes that divides every address. Each thread moves one unit of the keys and the same one
-// of the values: their loads are on the way while the three dependent loads of the page look-up (row -> request -> page)
-// take their turns. The lanes of a token look up the same page, which costs one broadcast, no shared memory and no barrier.
+// A block of about 128 threads is (units of a row, heads, tokens), so no thread divides to find out what it copies; a
+// unit is 16, 4, 2 or 1 bytes, whatever divides every address. Each thread moves one unit of the keys and the same one of
+// the values: their loads are on the way while the three dependent loads of the page look-up (row -> request -> page)
+// take their turns. The lanes of a token look up the same page: a broadcast, no shared memory, no barrier.
 //   test  pytest tests/page      bench  python benchmarks/bench_page.py
 #pragma once
 #include "page.h"
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(THREADS) AppendKernel(const __grid_constant__ 
   }
 }
 
-/// Request of each row by binary search. Most batches fit into shared memory, where a step takes a tenth of its time in L2.
+/// Request of each row by binary search. Most batches fit into shared memory, where a step is faster than in L2.
 constexpr int SHARED_REQUESTS = 1024;
 
 template <bool SHARED>
@@ -98,15 +98,16 @@ __global__ void __launch_bounds__(THREADS) BatchIndicesKernel(const __grid_const
 
 /// Bytes that divide every address of a part, as a mask of low bits.
 inline uint64_t AddressBits(const AppendPart& p) {
-  return reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.cache) | p.row_stride.token | p.row_stride.head |
-         p.cache_stride.page | p.cache_stride.entry | p.cache_stride.head | p.row_bytes;
+  return reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.cache) | p.row_stride.token |
+         p.row_stride.head | p.cache_stride.page | p.cache_stride.entry | p.cache_stride.head | p.row_bytes;
 }
 
 template <int BYTES>
 cudaError_t LaunchAppend(const AppendParams& p, cudaStream_t stream) {
   const int64_t units = std::max(p.key.row_bytes, p.value.row_bytes) / BYTES;
   const Shape shape(units, p.num_heads, p.table.num_rows);
-  const AppendArgs args{MakeTable(p.table), p.key, p.value, uint32_t(p.table.num_rows), uint32_t(p.num_heads), uint32_t(units)};
+  const AppendArgs args{MakeTable(p.table),    p.key,          p.value, uint32_t(p.table.num_rows),
+                        uint32_t(p.num_heads), uint32_t(units)};
   return Launch(AppendKernel<BYTES>, shape.grid, shape.block, false, stream, args);
 }
 
@@ -123,7 +124,8 @@ FLASHINFER_INLINE Status AppendPaged(const AppendParams& p, Stream stream) {
 
 FLASHINFER_INLINE Status BatchIndicesPositions(const BatchIndicesParams& p, Stream stream) {
   if (p.num_rows == 0) return cudaSuccess;
-  auto kernel = p.batch_size <= page::SHARED_REQUESTS ? page::BatchIndicesKernel<true> : page::BatchIndicesKernel<false>;
+  auto kernel =
+      p.batch_size <= page::SHARED_REQUESTS ? page::BatchIndicesKernel<true> : page::BatchIndicesKernel<false>;
   return Launch(kernel, dim3(CeilDiv(p.num_rows, page::THREADS)), dim3(page::THREADS), false, stream, p);
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Appending to a paged KV cache: parameters and entries, shared by both backends.
 //   append   row t of the keys (values) goes to cache[kv_indices[kv_indptr[b] + pos / page_size]][pos % page_size],
-//            where b = batch_indices[t] and pos = positions[t]; rows with b < 0 are skipped. Bytes move, nothing is converted.
+//            where b = batch_indices[t] and pos = positions[t]; rows with b < 0 are skipped. Nothing is converted.
 //   indices  b and pos of each row of a ragged batch, from append_indptr and the lengths after the append
-// Defined in page.cuh (CUDA) and page_cpu.h (CPU). No build writes outside of the cache: a row without a slot is an error
-// found beforehand on the CPU; on CUDA it is skipped, and a debug build (FLASHINFER_JIT_DEBUG=1) stops at an assertion.
+// Defined in page.cuh (CUDA) and page_cpu.h (CPU). No build writes outside of the cache: a row without a slot is an
+// error found beforehand on the CPU; on CUDA it is skipped, or stops a debug build (FLASHINFER_JIT_DEBUG=1) at an assert.
 //   test  pytest tests/page      bench  python benchmarks/bench_page.py
 #pragma once
 #include "backend.h"

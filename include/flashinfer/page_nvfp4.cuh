@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Appending to a paged KV cache in NVFP4 on CUDA (formulas and parameters: page_nvfp4.h).
-// A thread quantises one block of 16 keys and the same block of the values: 64 bytes read, 18 written, no exchange between
-// threads. Blocks of threads are (blocks of a head, heads, tokens), as in page_table.cuh. Divisions are IEEE's: a product with the
-// reciprocal would round some ties the other way.
+// A thread quantises one block of 16 keys and the same block of the values: 64 bytes read, 18 written, no exchange
+// between threads, which are arranged as in page.cuh. Divisions are IEEE's: a product with the reciprocal would round
+// some ties the other way.
 //   test  pytest tests/page/test_page_nvfp4.py      bench  python benchmarks/bench_page_nvfp4.py
 #pragma once
 #include "page_nvfp4.h"
@@ -34,8 +34,8 @@ template <>
 struct Place<true> {
   MappingArgs mapping;
   __device__ __forceinline__ DeviceSlot Find(uint32_t row) const {
-    const int64_t slot =
-        mapping.is_int64 ? static_cast<const int64_t*>(mapping.slots)[row] : static_cast<const int32_t*>(mapping.slots)[row];
+    const int64_t slot = mapping.is_int64 ? static_cast<const int64_t*>(mapping.slots)[row]
+                                          : static_cast<const int32_t*>(mapping.slots)[row];
     if (slot < 0 || slot >= mapping.num_slots) return {-1, 0};
     const int32_t page = mapping.page_size.Divide(uint32_t(slot));
     return {page, int32_t(slot) - page * int32_t(mapping.page_size.divisor)};
@@ -54,7 +54,7 @@ __device__ __forceinline__ uint32_t RoundToE2M1(float magnitude) {
   const float x = fminf(magnitude, 6.f);
   const uint32_t bits = __float_as_uint(x);
   const uint32_t normal = ((bits + ((bits >> 22) & 1) + 0x1FFFFF) >> 22) - 252;  // keeps one mantissa bit
-  const uint32_t small = __float_as_uint(x + 4194304.f) - 0x4A800000;  // 2^22, whose last bit is one half
+  const uint32_t small = __float_as_uint(x + 4194304.f) - 0x4A800000;            // 2^22, whose last bit is one half
   return x < 1.f ? small : normal;
 }
 
@@ -127,7 +127,8 @@ cudaError_t LaunchNvfp4Append(const Nvfp4AppendParams<T>& p, const Place<MAPPED>
   const int64_t blocks = p.head_dim / NVFP4_BLOCK;
   const Shape shape(blocks, p.num_heads, p.table.num_rows);
   const bool aligned = IsAligned(p.key) && IsAligned(p.value);
-  const Nvfp4Args<T, MAPPED> args{place, p.key, p.value, uint32_t(p.table.num_rows), uint32_t(p.num_heads), uint32_t(blocks)};
+  const Nvfp4Args<T, MAPPED> args{place,           p.key, p.value, uint32_t(p.table.num_rows), uint32_t(p.num_heads),
+                                  uint32_t(blocks)};
   auto kernel = aligned ? Nvfp4AppendKernel<T, MAPPED, true> : Nvfp4AppendKernel<T, MAPPED, false>;
   return Launch(kernel, shape.grid, shape.block, false, stream, args);
 }

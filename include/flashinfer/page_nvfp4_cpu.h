@@ -57,7 +57,8 @@ inline void QuantizeNvfp4Row(const Nvfp4Part<T>& part, const Nvfp4AppendParams<T
 }
 
 inline Slot MappedSlot(const SlotMapping& m, int64_t row) {
-  const int64_t slot = m.is_int64 ? static_cast<const int64_t*>(m.slots)[row] : static_cast<const int32_t*>(m.slots)[row];
+  const int64_t slot =
+      m.is_int64 ? static_cast<const int64_t*>(m.slots)[row] : static_cast<const int32_t*>(m.slots)[row];
   if (slot < 0 || slot >= m.num_slots) return {-1, 0};
   return {slot / m.page_size, slot % m.page_size};
 }

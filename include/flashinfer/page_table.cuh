@@ -20,8 +20,8 @@ struct TableArgs {
 
 inline TableArgs MakeTable(const PageTable& t) {
   auto clamp = [](int64_t n) { return int32_t(std::min<int64_t>(n, INT32_MAX)); };
-  return {t.batch_indices, t.positions, t.kv_indices, t.kv_indptr, clamp(t.batch_size), clamp(t.num_indices), clamp(t.num_pages),
-          FastDivisor(uint32_t(t.page_size))};
+  return {t.batch_indices,     t.positions,          t.kv_indices,       t.kv_indptr,
+          clamp(t.batch_size), clamp(t.num_indices), clamp(t.num_pages), FastDivisor(uint32_t(t.page_size))};
 }
 
 struct DeviceSlot {

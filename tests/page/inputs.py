@@ -49,7 +49,9 @@ def make_batch(lengths, appended, page_size, device, spare_pages=2, padding=0):
     seq_lens = flashinfer.get_seq_lens(indptr, last, page_size)
     assert seq_lens.tolist() == list(lengths)
     nnz = sum(appended) + padding
-    return Batch(*flashinfer.get_batch_indices_positions(append_indptr, seq_lens, nnz), indices, indptr, last, num_pages)
+    return Batch(
+        *flashinfer.get_batch_indices_positions(append_indptr, seq_lens, nnz), indices, indptr, last, num_pages
+    )
 
 
 def randn(*shape, dtype, device):

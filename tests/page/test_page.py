@@ -61,9 +61,7 @@ def test_reference_row_by_row():
 def test_append(device, layout, form, dtype):
     batch = make_batch([37, 0, 16, 3], [5, 0, 16, 3], 16, device, padding=2)
     k, v = (randn(batch.nnz, 8, 128, dtype=dtype, device=device) for _ in range(2))
-    check_append(
-        k, v, batch, make_cache(layout, form, batch.num_pages, 16, 8, 128, dtype=dtype, device=device), layout
-    )
+    check_append(k, v, batch, make_cache(layout, form, batch.num_pages, 16, 8, 128, dtype=dtype, device=device), layout)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 5, 16, 64, 127])
@@ -108,7 +106,10 @@ def test_strided_cache(device, layout, form, pad):
     cache = make_cache(layout, form, batch.num_pages, 8, 4, 64, dtype=BF16, device=device, pad=pad)
     before = check_append(k, v, batch, cache, layout)
     gaps = [t.view(BF16)[..., 64:] for t in before], [t.view(BF16)[..., 64:] for t in whole(cache)]
-    assert all(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in zip(*gaps, strict=True))
+    assert all(
+        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+        for a, b in zip(*gaps, strict=True)
+    )
 
 
 def test_keys_and_values_of_other_strides_and_sizes(device):
@@ -183,7 +184,9 @@ def test_rows_of_no_request_are_skipped(device):
     assert torch.equal(cache, before)
 
 
-@pytest.mark.parametrize("ckv_dim, kpe_dim, dtype", [(512, 64, BF16), (512, 64, FP8[0]), (33, 7, FP16), (16, 128, FP32)])
+@pytest.mark.parametrize(
+    "ckv_dim, kpe_dim, dtype", [(512, 64, BF16), (512, 64, FP8[0]), (33, 7, FP16), (16, 128, FP32)]
+)
 @pytest.mark.parametrize("page_size", [1, 7, 64])
 def test_mla(device, ckv_dim, kpe_dim, dtype, page_size):
     batch = make_batch([37, 0, 16, 3], [5, 0, 16, 3], page_size, device, padding=2)
@@ -234,7 +237,7 @@ def test_seq_lens(device, dtype):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_batch_and_cache(device, data):
-    """Batch, page size, row size, dtype, layout, form, gaps: every slot as the reference has it, every gap as it was."""
+    """Batch, page size, row size, dtype, layout, form: every slot as the reference has it, every gap as it was."""
     lengths = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=4), label="lengths")
     appended = [data.draw(st.integers(0, length), label="appended") for length in lengths]
     page_size = data.draw(st.integers(1, 20), label="page_size")

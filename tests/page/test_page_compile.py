@@ -102,7 +102,10 @@ def test_capture_wants_scales_on_the_device():
     by_slot(**tensors)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), pytest.raises(ValueError, match="scale is on cpu, expected a contiguous tensor on cuda"):
+    with (
+        torch.cuda.graph(graph),
+        pytest.raises(ValueError, match="scale is on cpu, expected a contiguous tensor on cuda"),
+    ):
         by_slot(**tensors | {"scale": torch.full((1,), 0.1)})
 
 

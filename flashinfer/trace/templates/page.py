@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Templates and references of ``flashinfer.page``.
 
-A cache comes as one tensor or as a pair, in one of two layouts. Templates of either form share a reference, which the const
-axis ``heads_first`` tells the layout.
+A cache comes as one tensor or as a pair, in one of two layouts. Templates of either form share a reference, which the
+const axis ``heads_first`` tells the layout.
 """
 
 from __future__ import annotations
 
 import torch
 
-from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
+from ..template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .page_nvfp4 import (
     nvfp4_quantize_append_paged_kv_cache_trace,
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace,
@@ -109,9 +109,7 @@ def _append_template(layout: str, pair: bool) -> TraceTemplate:
     rows = Tensor(("nnz", "num_kv_heads", "head_dim"))
     dims = cache_dims(layout, pair, "head_dim")
     names = ("k_cache", "v_cache") if pair else ("paged_kv_cache",)
-    caches = {
-        name: Tensor(dims, param="paged_kv_cache", tuple_idx=i if pair else None) for i, name in enumerate(names)
-    }
+    caches = {name: Tensor(dims, param="paged_kv_cache", tuple_idx=i if pair else None) for i, name in enumerate(names)}
     outputs = {
         f"{name}_out": Tensor(dims, param="paged_kv_cache", tuple_idx=i if pair else None, dtype_from="append_key")
         for i, name in enumerate(names)
@@ -163,12 +161,8 @@ append_paged_mla_kv_cache_trace = TraceTemplate(
         "kv_last_page_len": TABLES["kv_last_page_len"],
     },
     outputs={
-        "ckv_cache_out": Tensor(
-            ("num_pages", "page_size", "head_dim_ckv"), param="ckv_cache", dtype_from="append_ckv"
-        ),
-        "kpe_cache_out": Tensor(
-            ("num_pages", "page_size", "head_dim_kpe"), param="kpe_cache", dtype_from="append_kpe"
-        ),
+        "ckv_cache_out": Tensor(("num_pages", "page_size", "head_dim_ckv"), param="ckv_cache", dtype_from="append_ckv"),
+        "kpe_cache_out": Tensor(("num_pages", "page_size", "head_dim_kpe"), param="kpe_cache", dtype_from="append_kpe"),
     },
     reference=_append_mla_reference,
     init=append_init,

@@ -77,7 +77,7 @@ def write_slots(
 def append_init(
     nnz: int, batch_size: int, num_pages: int, page_size: int, num_indices: int, device: str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Pages in any order, shared out evenly; the rows are the last tokens of their requests, the first row is skipped."""
+    """Pages in any order, shared out evenly; rows are the last tokens of their requests, the first row is skipped."""
     pages_each, rows_each = num_indices // batch_size, -(-nnz // batch_size)
     order = torch.randperm(num_pages, device=device)[:num_indices]
     row = torch.arange(nnz, device=device)
