@@ -13,6 +13,7 @@ import tempfile
 import pytest
 
 from flashinfer.jit import env as jit_env
+from flashinfer.jit import manifest
 
 from .toolbox import ROOT, in_processes, run_python
 
@@ -104,6 +105,21 @@ def test_warm_module_in_an_unwritable_cache(workshop, homes, monkeypatch, caplog
     assert workshop.spec().build_and_load().answer() == 43
     assert len(workshop.calls) == 4
     assert len(warnings_in(caplog)) == 1
+
+
+def test_unloadable_module_in_an_unwritable_cache(workshop, homes, monkeypatch, caplog):
+    """The manifest vouches for it, this machine cannot open it, nobody can replace it: use one built elsewhere."""
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(homes / "image"))
+    spec = workshop.spec()
+    spec.build()
+    library = spec.jit_library_path
+    path, digest = manifest.manifest_path(library), manifest._digest(library.read_bytes())
+    library.write_bytes(b"junk")
+    path.write_text(path.read_text().replace(digest, manifest._digest(b"junk")))
+    wanted = homes / "image" / ".cache" / "flashinfer"
+    monkeypatch.setattr(jit_env, "_is_writable", lambda path: path != wanted)
+    assert workshop.spec().build_and_load().answer() == 42
+    assert "cached tiny cannot be loaded" in caplog.text
 
 
 def test_level_of_the_log(workshop, homes):

@@ -18,6 +18,7 @@ def families(workshop, monkeypatch):
     def generator(*names):
         return lambda backend="cuda": (workshop.spec(name) for name in names if backend == "cpu")
 
+    monkeypatch.setattr(aot, "FAMILIES", ("scale", "norm"))
     monkeypatch.setattr(aot, "gen_norm_modules", generator("one", "two"))
     monkeypatch.setattr(aot, "gen_scale_modules", generator("three"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -139,7 +139,8 @@ def in_processes(count: int, function: Callable[[int], Any]) -> list[Any]:
     """
     context = multiprocessing.get_context("fork")
     start, results = context.Event(), context.Queue()
-    processes = [context.Process(target=_call, args=(function, i, start, results)) for i in range(count)]
+    arguments = [(function, i, start, results) for i in range(count)]
+    processes = [context.Process(target=_call, args=each, daemon=True) for each in arguments]
     for process in processes:
         process.start()
     start.set()
