@@ -19,9 +19,8 @@ struct CacheView {
   SlotStride stride;
 };
 
-/// `t` is one tensor of a pair, (pages, page_size, heads, dim) with NHD and (pages, heads, page_size, dim) with HND; or,
-/// when `half` is 0 (keys) or 1 (values), both in one, with a dimension of two after the first. Pages of one token may
-/// lack their dimension.
+/// `t` is one of a pair, NHD (pages, page_size, heads, dim) or HND (pages, heads, page_size, dim); or, when `half` is 0
+/// (keys) or 1 (values), both in one, with a dimension of two after the first. Pages of one token may lack theirs.
 inline CacheView ViewOf(const char* op, const char* name, const TensorView& t, bool is_hnd, int half,
                         bool packed_scales = false) {
   const int first = half < 0 ? 1 : 2;

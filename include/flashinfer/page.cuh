@@ -2,8 +2,8 @@
 // Appending to a paged KV cache on CUDA (layouts and parameters: page.h). Bound by DRAM: one read, one write per byte.
 //
 // A block of about 128 threads is (units of a row, heads, tokens), so no thread divides to find out what it copies; a
-// unit is 16, 4, 2 or 1 bytes, whatever divides every address. Each thread moves one unit of the keys and the same one of
-// the values: their loads are on the way while the three dependent loads of the page look-up (row -> request -> page)
+// unit is 16, 4, 2 or 1 bytes, whatever divides every address. Each thread moves one unit of the keys and the same one
+// of the values: their loads are on the way while the three dependent loads of the look-up (row -> request -> page)
 // take their turns. The lanes of a token look up the same page: a broadcast, no shared memory, no barrier.
 //   test  pytest tests/page      bench  python benchmarks/bench_page.py
 #pragma once

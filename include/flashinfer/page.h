@@ -4,7 +4,7 @@
 //            where b = batch_indices[t] and pos = positions[t]; rows with b < 0 are skipped. Nothing is converted.
 //   indices  b and pos of each row of a ragged batch, from append_indptr and the lengths after the append
 // Defined in page.cuh (CUDA) and page_cpu.h (CPU). No build writes outside of the cache: a row without a slot is an
-// error found beforehand on the CPU; on CUDA it is skipped, or stops a debug build (FLASHINFER_JIT_DEBUG=1) at an assert.
+// error found beforehand on the CPU; on CUDA it is skipped, or stops a debug build (FLASHINFER_JIT_DEBUG=1).
 //   test  pytest tests/page      bench  python benchmarks/bench_page.py
 #pragma once
 #include "backend.h"

@@ -30,8 +30,8 @@ inline int BlockThreads(int64_t hidden, int elements) {
   return int(std::min<int64_t>(1024, CeilDiv(hidden, int64_t(elements) * 32) * 32));
 }
 
-/// n / divisor for n < 2^31 in a multiplication and a shift: magic = ceil(2^(31 + s) / divisor), with divisor <= 2^s, makes
-/// the quotient too large by less than n / 2^31 / divisor, which never reaches the next integer.
+/// n / divisor for n < 2^31 in a multiplication and a shift: magic = ceil(2^(31 + s) / divisor), with divisor <= 2^s,
+/// makes the quotient too large by less than n / 2^31 / divisor, which never reaches the next integer.
 struct FastDivisor {
   uint32_t divisor, magic, shift;
 
