@@ -12,6 +12,18 @@
 namespace flashinfer {
 namespace cpu {
 
+/// Largest of N lanes, upper half against lower half; N is a power of two.
+template <int N>
+inline float MaxLanes(const float* lane) {
+  if constexpr (N == 1) {
+    return lane[0];
+  } else {
+    float most[N / 2];
+    for (int i = 0; i < N / 2; ++i) most[i] = lane[i] > lane[i + N / 2] ? lane[i] : lane[i + N / 2];
+    return MaxLanes<N / 2>(most);
+  }
+}
+
 /// Largest magnitude of a block. NaN counts for nothing.
 template <typename T>
 inline float BlockMaximum(const T* x) {
@@ -20,10 +32,9 @@ inline float BlockMaximum(const T* x) {
     const Vec magnitude = BitCast<Vec>(BitCast<UintVec>(Load(x + i)) & 0x7FFFFFFFu);
     most = magnitude > most ? magnitude : most;
   }
-  float lanes[LANES], result = 0.0f;
+  float lanes[LANES];
   Store(lanes, most);
-  for (const float lane : lanes) result = lane > result ? lane : result;
-  return result;
+  return MaxLanes<LANES>(lanes);
 }
 
 /// Zeros where the padding of a swizzled layout is: columns of the last tile, rows after the last one.
@@ -89,24 +100,24 @@ Status Mxfp8Quantize(const Mxfp8QuantizeParams<T>& p, Stream) {
 template <typename U>
 Status BlockScaleInterleave(const InterleaveParams<U>& p, Stream) {
   const int64_t tiles = p.grid.PaddedRows() / 128, cols = p.grid.PaddedCols(), whole = p.grid.cols / 4 * 4;
+  const U zeros[4] = {};
   cpu::ParallelFor(p.batch_size * tiles, 128 * cols, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t batch = t / tiles, first = t % tiles * 128;
       const U* input = p.input + batch * p.grid.rows * p.grid.cols;
-      U* out = p.out + batch * p.grid.Size();
-      for (int64_t row = first; row < first + 128; ++row) {
-        const bool inside = row < p.grid.rows;
+      U* out = p.out + batch * p.grid.Size() + first * cols;
+      for (int64_t r = 0; r < 32; ++r) {  // four rows at once: their scales lie side by side
         for (int64_t col = 0; col < cols; col += 4) {
-          U four[4] = {};
-          if (inside) {  // the constant size of the usual case is one load
-            const U* from = input + row * p.grid.cols + col;
-            if (col < whole) {
-              std::memcpy(four, from, sizeof(four));
+          U* to = out + col * 128 + r * 16;
+          for (int64_t row = first + r; row < first + 128; row += 32, to += 4) {
+            const U* from = row < p.grid.rows ? input + row * p.grid.cols + col : zeros;
+            if (col < whole || from == zeros) {
+              std::memcpy(to, from, sizeof(zeros));  // a constant size is one load and one store
             } else {
-              std::memcpy(four, from, static_cast<size_t>(p.grid.cols - whole) * sizeof(U));
+              std::memcpy(to, zeros, sizeof(zeros));
+              std::memcpy(to, from, static_cast<size_t>(p.grid.cols - whole) * sizeof(U));
             }
           }
-          std::memcpy(out + p.grid.Index(row, col), four, sizeof(four));
         }
       }
     }

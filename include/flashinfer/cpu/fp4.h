@@ -24,8 +24,9 @@ typedef uint64_t WideVec __attribute__((vector_size(VEC_BYTES)));
 inline Vec LoadE2M1(const uint8_t* from) {
   uint64_t bytes = 0;
   std::memcpy(&bytes, from, LANES / 2);
-  WideVec lanes;
-  for (int i = 0; i < LANES / 2; ++i) lanes[i] = bytes >> (8 * i);
+  WideVec shifts;
+  for (int i = 0; i < LANES / 2; ++i) shifts[i] = 8 * i;  // folded to a constant
+  WideVec lanes = (WideVec{} + bytes) >> shifts;
   // A byte becomes two 32-bit lanes, in each the magnitude at the bottom and the sign in bit 7.
   lanes = (lanes & 0x07) | ((lanes & 0x08) << 4) | ((lanes & 0x70) << 28) | ((lanes & 0x80) << 32);
   return DecodeLanes<E2M1Format>(reinterpret_cast<UintVec>(lanes));
