@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rotary position embedding on CUDA (formulas and parameters: rope.h). Bound by DRAM: one kernel serves every form.
 //
-// A thread owns an item: two 16-byte vectors of one head, columns c and c + R/2, so that the pairs of either style are in
-// its registers. The items of all segments of a token (q and k, or also their unrotated parts and v) are numbered
-// through and dealt to blocks of at most 160 threads: 40 heads of 128 are two blocks, without an idle lane.
-// * Both loads are issued first. While they fly, each block works out the cosines and sines of its token once, R/2
-//   threads one each, into shared memory; the other warps wait at the barrier with their loads in flight.
-// * Frequency and angle are fp64 (some 40 instructions of a thread, hidden behind the loads): reduced to a turn, an angle
-//   needs no slow path for large positions, and the error does not grow with them.
+// An item is two 16-byte vectors of one head, columns c and c + R/2, so that the pairs of either style are in the
+// registers of one thread. The items of all segments of a token (q and k, or also their unrotated parts and v) are
+// numbered through and dealt to blocks of at most 96 threads, one or two per thread.
+// * The loads of the items are issued first. While they fly, each block works out the cosines and sines of its token
+//   once, R/2 threads one each, into shared memory; the other warps wait at the barrier with their loads in flight.
+// * A cos/sin cache is read by each thread for itself instead: 93 us, against 106 through shared memory, because the
+//   chain position -> row is two loads long already (H200, 16384 tokens of 32 + 8 heads of 128, bf16).
+// * Two items per thread, 86.3 us with frequencies; one item 88.4; one block of 320 threads per token 96.
+// * Frequency and angle are fp64 (some 40 instructions of a thread, hidden behind the loads): reduced to a turn, an
+//   angle needs no slow path for large positions, and the error does not grow with them.
 // * Divisions are multiplications by a reciprocal, tokens are in the grid.
 //   test  pytest tests/rope      bench  python benchmarks/bench_rope.py
 #pragma once
@@ -19,7 +22,7 @@
 namespace flashinfer {
 namespace rope {
 
-constexpr int MAX_THREADS = 160;
+constexpr int MAX_THREADS = 96;
 
 /// A segment in the form the kernel wants: 32-bit sizes, items instead of heads and columns.
 template <typename T>
@@ -40,6 +43,7 @@ struct Args {
   uint32_t tokens, items, rotated_items;  // items of rotated parts come first
   int half;                               // R / 2
   bool interleave;
+  bool read_cache;  // cosines and sines come straight from the table
   RopePositions positions;
   RopeAngles angles;
   RopePages pages;
@@ -67,12 +71,16 @@ __device__ __forceinline__ bool RaggedPosition(const RopePositions& p, int64_t t
   return true;
 }
 
+/// Row of the cos/sin table. A kernel cannot refuse a position, but it can stay inside of the table.
+__device__ __forceinline__ const float* CacheRow(const RopeAngles& a, int64_t position) {
+  return a.cache + max(int64_t(0), min(position, a.cache_rows - 1)) * a.cache_stride;
+}
+
 /// Cosine and sine of pair j at a position.
 __device__ __forceinline__ void CosSin(const RopeAngles& a, int half, int64_t position, int j, float& cosine,
                                        float& sine) {
   if (a.cache != nullptr) {
-    // A kernel cannot refuse a position, but it can stay inside of the table.
-    const float* row = a.cache + max(int64_t(0), min(position, a.cache_rows - 1)) * a.cache_stride;
+    const float* row = CacheRow(a, position);
     cosine = row[j];
     sine = row[half + j];
     return;
@@ -101,15 +109,15 @@ __device__ __forceinline__ void StoreRounded(void* out, int64_t offset, float (&
   }
 }
 
-/// Rotate two vectors; the table holds the cosines of the token and, MAX_ROTARY_DIM / 2 behind them, the sines.
+/// Rotate two vectors; the table holds the cosines of the token and, `sines` behind them, the sines.
 template <int VEC>
-__device__ __forceinline__ void RotateVectors(float (&x)[VEC], float (&y)[VEC], const float* table, int c0, int c1,
-                                              bool interleave) {
-  constexpr int HALF_VEC = VEC / 2, SINES = MAX_ROTARY_DIM / 2;
+__device__ __forceinline__ void RotateVectors(float (&x)[VEC], float (&y)[VEC], const float* table, int sines, int c0,
+                                              int c1, bool interleave) {
+  constexpr int HALF_VEC = VEC / 2;
   using V = Vec<float, HALF_VEC>;
   const int j0 = interleave ? c0 / 2 : c0, j1 = interleave ? c1 / 2 : c0 + HALF_VEC;
   const V cosine[2] = {V::Load(table + j0), V::Load(table + j1)};
-  const V sine[2] = {V::Load(table + SINES + j0), V::Load(table + SINES + j1)};
+  const V sine[2] = {V::Load(table + sines + j0), V::Load(table + sines + j1)};
   if (interleave) {
 #pragma unroll
     for (int i = 0; i < HALF_VEC; ++i) {
@@ -124,77 +132,104 @@ __device__ __forceinline__ void RotateVectors(float (&x)[VEC], float (&y)[VEC], 
   }
 }
 
-template <typename T, bool QUANT, int VEC>
+/// What a thread does for one item: two vectors of a head.
+template <typename T, int VEC>
+struct Item {
+  const Part<T>* part;
+  uint32_t head;
+  int column, c0, c1;
+  Vec<T, VEC> in0, in1;
+
+  /// Find an item by its number and send off its loads.
+  __device__ __forceinline__ Item(const Args<T>& a, uint32_t token, uint32_t number) {
+    int index = 0;
+#pragma unroll
+    for (int i = 1; i < RopeParams::MAX_SEGMENTS; ++i) index += number >= a.parts[i].first;
+    part = &a.parts[index];
+    const uint32_t local = number - part->first;
+    head = part->per_head.Divide(local);
+    column = int(local - head * part->per_head.divisor);
+    c0 = column * VEC, c1 = c0 + a.half;
+    if (VEC == 1 && a.interleave) {
+      c0 = 2 * column;
+      c1 = c0 + 1;
+    }
+    if (!Rotated()) {  // the tail, from both ends: an odd number of vectors has its middle one copied twice
+      c0 = part->tail + (column - part->pairs) * VEC;
+      c1 = part->width - (column - part->pairs + 1) * VEC;
+    }
+    const T* in = part->in + token * part->in_token + head * part->in_head;
+    in0 = Vec<T, VEC>::Load(in + c0);
+    in1 = Vec<T, VEC>::Load(in + c1);
+  }
+  __device__ __forceinline__ bool Rotated() const { return column < part->pairs; }
+
+  template <bool QUANT>
+  __device__ __forceinline__ void Finish(const Args<T>& a, const float* table, int sines, int64_t row,
+                                         int64_t entry) const {
+    float x[VEC], y[VEC];
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) {
+      x[i] = ToFloat(in0[i]);
+      y[i] = ToFloat(in1[i]);
+    }
+    if (Rotated()) {
+      if constexpr (VEC == 1) {
+        Rotate(x[0], y[0], table[column], table[sines + column]);
+      } else {
+        RotateVectors<VEC>(x, y, table, sines, c0, c1, a.interleave);
+      }
+    }
+    const int64_t out = row * part->out_row + entry * part->out_entry + head * part->out_head;
+    StoreRounded<T, QUANT, VEC>(part->out, out + c0, x, part->scale, a.out_kind);
+    StoreRounded<T, QUANT, VEC>(part->out, out + c1, y, part->scale, a.out_kind);
+  }
+};
+
+template <typename T, bool QUANT, int VEC, int ITEMS>
 __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant__ Args<T> a) {
-  using V = Vec<T, VEC>;
   __shared__ alignas(16) float table[MAX_ROTARY_DIM];
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
   const uint32_t token = blockIdx.z * gridDim.y + blockIdx.y;  // the grid may have a few blocks too many
   if (token >= a.tokens) return;
-  const uint32_t block_item = blockIdx.x * blockDim.x, item = min(block_item + threadIdx.x, a.items - 1);
+  const uint32_t block_item = blockIdx.x * blockDim.x * ITEMS;
+  auto number_of = [&](int k) { return block_item + threadIdx.x + k * blockDim.x; };
+  auto item_of = [&](int k) { return Item<T, VEC>(a, token, min(number_of(k), a.items - 1)); };
+  int64_t position = 0;
+  if (a.positions.pos_ids != nullptr) position = IndexAt(a.positions.pos_ids, token, a.positions.wide);
+  const Item<T, VEC> first = item_of(0), second = item_of(ITEMS - 1);
 
-  int index = 0;
-#pragma unroll
-  for (int i = 1; i < RopeParams::MAX_SEGMENTS; ++i) index += item >= a.parts[i].first;
-  const Part<T>& part = a.parts[index];
-  const uint32_t local = item - part.first;
-  const uint32_t head = part.per_head.Divide(local);
-  const int column = int(local - head * part.per_head.divisor);
-  const bool rotated = column < part.pairs;
-  int c0 = column * VEC, c1 = c0 + a.half;
-  if (VEC == 1 && a.interleave) {
-    c0 = 2 * column;
-    c1 = c0 + 1;
-  }
-  if (!rotated) {  // the tail, from both ends: an odd number of vectors has its middle one copied twice
-    c0 = part.tail + (column - part.pairs) * VEC;
-    c1 = part.width - (column - part.pairs + 1) * VEC;
-  }
-  const T* in = part.in + token * part.in_token + head * part.in_head;
-  const V in0 = V::Load(in + c0), in1 = V::Load(in + c1);
-
-  int64_t row = token, entry = 0;
+  int64_t row = token, entry = 0;  // of a slot
   if (QUANT && a.pages.batch_indices != nullptr) {
     const int request = a.pages.batch_indices[token];
     if (request < 0) return;
-    if (part.paged) {
-      const uint32_t slot = a.pages.positions[token], page = a.page_size.Divide(slot);
-      row = a.pages.kv_indices[a.pages.kv_indptr[request] + page];
-      entry = slot - page * a.page_size.divisor;
-    }
+    const uint32_t slot = a.pages.positions[token], page = a.page_size.Divide(slot);
+    row = a.pages.kv_indices[a.pages.kv_indptr[request] + page];
+    entry = slot - page * a.page_size.divisor;
   }
 
-  if (block_item < a.rotated_items) {
-    int64_t position;
-    if (a.positions.pos_ids != nullptr) {
-      position = IndexAt(a.positions.pos_ids, token, a.positions.wide);
-    } else if (!RaggedPosition(a.positions, token, position)) {
-      return;
-    }
+  const float* angles = table;
+  int sines = MAX_ROTARY_DIM / 2;
+  if (a.read_cache) {  // every thread reads what it needs of the row: no barrier, and the heads find it in L1
+    angles = CacheRow(a.angles, position);
+    sines = a.half;
+  } else if (block_item < a.rotated_items) {
+    if (a.positions.pos_ids == nullptr && !RaggedPosition(a.positions, token, position)) return;
     for (int j = threadIdx.x; j < a.half; j += blockDim.x) {
       CosSin(a.angles, a.half, position, j, table[j], table[MAX_ROTARY_DIM / 2 + j]);
     }
     __syncthreads();
   }
-  if (block_item + threadIdx.x >= a.items) return;
-
-  float x[VEC], y[VEC];
-#pragma unroll
-  for (int i = 0; i < VEC; ++i) {
-    x[i] = ToFloat(in0[i]);
-    y[i] = ToFloat(in1[i]);
-  }
-  if (rotated) {
-    if constexpr (VEC == 1) {
-      Rotate(x[0], y[0], table[column], table[MAX_ROTARY_DIM / 2 + column]);
+  auto finish = [&](const Item<T, VEC>& item) {
+    if (QUANT && item.part->paged) {
+      item.template Finish<QUANT>(a, angles, sines, row, entry);
     } else {
-      RotateVectors<VEC>(x, y, table, c0, c1, a.interleave);
+      item.template Finish<QUANT>(a, angles, sines, token, 0);
     }
-  }
-  const int64_t out = row * part.out_row + entry * part.out_entry + head * part.out_head;
-  StoreRounded<T, QUANT, VEC>(part.out, out + c0, x, part.scale, a.out_kind);
-  StoreRounded<T, QUANT, VEC>(part.out, out + c1, y, part.scale, a.out_kind);
+  };
+  if (number_of(0) < a.items) finish(first);
+  if (ITEMS == 2 && number_of(1) < a.items) finish(second);
 }
 
 inline bool CanVectorise(const RopeParams& p, int vec) {
@@ -261,10 +296,18 @@ Status RopeOf(const RopeParams& p, Stream stream) {
   a.pages = p.pages;
   a.page_size = FastDivisor(uint32_t(std::max(p.pages.page_size, 1)));
   a.out_kind = p.out_kind;
-  const int64_t blocks = CeilDiv(a.items, MAX_THREADS), threads = CeilDiv(CeilDiv(a.items, blocks), 32) * 32;
+  const bool aligned_cache = IsAligned(p.angles.cache, 16) && p.angles.cache_stride % 4 == 0;
+  a.read_cache = vectorised && p.angles.cache != nullptr && p.positions.pos_ids != nullptr && aligned_cache;
+  // Two items per thread pay when there is bandwidth to fill: many tokens of many heads.
+  const bool two = vectorised && p.tokens >= 1024 && a.items > 160;
+  const int64_t per_thread = two ? 2 : 1;
+  const int64_t blocks = CeilDiv(a.items, MAX_THREADS * per_thread);
+  const int64_t threads = CeilDiv(CeilDiv(a.items, blocks * per_thread), 32) * 32;
   const int64_t z = CeilDiv(p.tokens, MAX_Y);
-  const dim3 grid(CeilDiv(a.items, threads), CeilDiv(p.tokens, z), z);
-  auto kernel = vectorised ? RopeKernel<T, QUANT, VEC> : RopeKernel<T, QUANT, 1>;
+  const dim3 grid(CeilDiv(a.items, threads * per_thread), CeilDiv(p.tokens, z), z);
+  auto kernel = two          ? RopeKernel<T, QUANT, VEC, 2>
+                : vectorised ? RopeKernel<T, QUANT, VEC, 1>
+                             : RopeKernel<T, QUANT, 1, 1>;
   return Launch(kernel, grid, dim3(threads), p.enable_pdl, stream, a);
 }
 
