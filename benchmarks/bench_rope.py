@@ -183,6 +183,8 @@ def rope_quantize_fp8(enable_pdl: Optional[bool] = None, **shape: int) -> Bench:
 def rope_quantize_fp8_append_paged_kv_cache(**shape: int) -> Bench:
     """Every token is the first of its own request, in a page of 16."""
     parts, page_size = _parts(**shape), 16
+    reference = quantize_templates.rope_quantize_fp8_append_paged_kv_cache_trace.reference
+    assert reference is not None
     nnz, heads = shape["nnz"], shape["num_kv_heads"]
     head_dim = shape["rope_dim"] + shape["nope_dim"]
     v = rand(nnz, heads, head_dim, bf16) if heads else None
@@ -198,11 +200,9 @@ def rope_quantize_fp8_append_paged_kv_cache(**shape: int) -> Bench:
         ),
         args=(*caches, *values, token.flip(0).contiguous(), kv_indptr, token, first),
         results=(0, 1),
-        reference=lambda first_cache, second_cache, *inputs: (
-            quantize_templates.rope_quantize_fp8_append_paged_kv_cache_trace.reference(
-                *inputs[:4], v, *inputs[4:6], first_cache, second_cache, *inputs[6:]
-            )[2:]
-        ),
+        reference=lambda first_cache, second_cache, *inputs: reference(
+            *inputs[:4], v, *inputs[4:6], first_cache, second_cache, *inputs[6:]
+        )[2:],
         bytes=_quantize_bytes(parts, *(() if v is None else (v,))),
     )
 

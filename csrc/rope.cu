@@ -1,136 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of the rotary embedding: argument checks, dtype dispatch, stream.
-#include "tvm_ffi_utils.h"
-// clang-format off
-#include <flashinfer/rope.h>
-#if defined(FLASHINFER_CPU)
-#include <flashinfer/rope_cpu.h>
-#elif defined(__CUDACC__)
-#include <flashinfer/rope.cuh>
-#endif
-// clang-format on
 #include <cmath>
+#include <tuple>
+
+#include "rope_arguments.h"
 
 using flashinfer::RopeOut;
 using flashinfer::RopeParams;
 using flashinfer::RopeSegment;
+using namespace flashinfer::rope;  // NOLINT(build/namespaces)
 
 namespace {
-
-/// The stride that matters: a dimension of size one has none (and exporters write what they like there).
-int64_t StrideOf(const TensorView& t, int dim) { return t.size(dim) > 1 ? t.stride(dim) : 0; }
-
-/// A tensor (tokens, heads, width), or (tokens, width) with one head, that is read and written token by token.
-RopeSegment SegmentOf(const TensorView& in, const TensorView& out, bool rotated, double scale = 1) {
-  const bool heads = in.ndim() == 3;
-  RopeSegment s{};
-  s.in = in.data_ptr();
-  s.out = out.data_ptr();
-  s.heads = heads ? in.size(1) : 1;
-  s.width = in.size(-1);
-  s.rotated = rotated;
-  s.in_token = StrideOf(in, 0);
-  s.in_head = heads ? StrideOf(in, 1) : 0;
-  s.out_row = StrideOf(out, 0);
-  s.out_head = heads ? StrideOf(out, 1) : 0;
-  s.scale = static_cast<float>(scale);
-  return s;
-}
-
-void AddSegment(RopeParams& p, const RopeSegment& segment) {
-  if (segment.heads > 0 && segment.width > 0) p.segments[p.num_segments++] = segment;
-}
-
-const Expect& Positions(const Expect& expect, const TensorView& like) {
-  return expect.same_device(like, "q").dtype({dl_int32, dl_int64}).rank(1).contiguous();
-}
-
-void SetPosIds(const char* op, const char* name, RopeParams& p, const TensorView& pos_ids, const TensorView& q) {
-  Positions(Expect(op, name, pos_ids), q).dim(0, q.size(0), "the number of tokens");
-  p.positions.pos_ids = pos_ids.data_ptr();
-  p.positions.wide = pos_ids.dtype().bits == 64;
-}
-
-void SetRagged(const char* op, RopeParams& p, const TensorView& indptr, const TensorView& offsets,
-               const TensorView& q) {
-  Positions(Expect(op, "offsets", offsets), q);
-  Positions(Expect(op, "indptr", indptr), q)
-      .same_dtype(offsets, "offsets")
-      .dim(0, offsets.size(0) + 1, "offsets.shape[0] + 1");
-  p.positions.indptr = indptr.data_ptr();
-  p.positions.offsets = offsets.data_ptr();
-  p.positions.requests = offsets.size(0);
-  p.positions.wide = indptr.dtype().bits == 64;
-}
-
-void SetRotaryDim(const char* op, const char* name, RopeParams& p, int64_t rotary_dim, int64_t width) {
-  int64_t limit = width;
-#ifndef FLASHINFER_CPU
-  limit = std::min(limit, flashinfer::MAX_ROTARY_DIM);
-#endif
-  if (rotary_dim <= 0 || rotary_dim % 2 != 0 || rotary_dim > limit) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " is " << rotary_dim << ", expected an even number from 2 to "
-                                 << limit << " (columns of a head are rotated in pairs)";
-  }
-  p.rotary_dim = rotary_dim;
-}
-
-/// Cosines and sines from a table; the width of its rows is the number of rotated columns.
-void SetCache(const char* op, RopeParams& p, const TensorView& cache, const TensorView& q, int64_t width) {
-  Expect(op, "cos_sin_cache", cache).same_device(q, "q").dtype({dl_float32}).rank(2).last_dim_contiguous();
-  SetRotaryDim(op, "cos_sin_cache.shape[1]", p, cache.size(1), width);
-  p.angles.cache = cache.data_ptr<float>();
-  p.angles.cache_rows = cache.size(0);
-  p.angles.cache_stride = StrideOf(cache, 0);
-  if (p.tokens > 0 && cache.size(0) == 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": cos_sin_cache has no rows, expected one for each position";
-  }
-}
-
-#ifdef FLASHINFER_CPU
-/// What a GPU cannot refuse, a CPU can: indices that leave their tensors.
-void CheckIndices(const char* op, const RopeParams& p, int64_t requests, int64_t entries, int64_t pages) {
-  auto expect = [op](const char* name, int64_t token, int64_t value, int64_t limit) {
-    if (value < 0 || value >= limit) {
-      TVM_FFI_THROW(ArgumentError) << op << ": " << name << " of token " << token << " is " << value
-                                   << ", expected 0 to " << limit - 1;
-    }
-  };
-  for (int64_t token = 0; token < p.tokens; ++token) {
-    if (p.pages.batch_indices != nullptr) {
-      const int64_t request = p.pages.batch_indices[token];
-      if (request < 0) continue;
-      expect("batch_indices", token, request, requests);
-      const int64_t entry = int64_t{p.pages.kv_indptr[request]} + p.pages.positions[token] / p.pages.page_size;
-      expect("the page list entry", token, entry, entries);
-      expect("the page", token, p.pages.kv_indices[entry], pages);
-    }
-    if (p.angles.cache != nullptr) {
-      expect("the position", token, flashinfer::cpu::IndexAt(p.positions.pos_ids, token, p.positions.wide),
-             p.angles.cache_rows);
-    }
-  }
-}
-#else
-void CheckIndices(const char*, const RopeParams&, int64_t, int64_t, int64_t) {}
-#endif
-
-void Run(const char* op, const RopeParams& p, const TensorView& q) {
-  DeviceGuard guard(q.device());
-  DispatchFloat(q.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    CheckStatus(op, flashinfer::Rope<T>(p, get_stream(q.device())));
-  });
-}
-
-void ExpectHeads(const char* op, const char* name, const TensorView& t, const TensorView& q, int low, int high) {
-  Expect(op, name, t)
-      .same_device(q, "q")
-      .same_dtype(q, "q")
-      .rank(low, high)
-      .dim(0, q.size(0), "the number of tokens")
-      .last_dim_contiguous();
-}
 
 // ---------------------------------------------------------------------------------------------- rotation alone
 

@@ -77,10 +77,8 @@ def apply_rope_with_cos_sin_cache(
     """
     check_table("apply_rope_with_cos_sin_cache", cos_sin_cache)
     query_out, key_out = torch.empty_like(query), torch.empty_like(key)
-    _apply_rope_pos_ids_cos_sin_cache(
-        *(_tokens(x, positions, head_size) for x in (query, key, query_out, key_out)),
-        head_size, cos_sin_cache, positions, not is_neox,
-    )  # fmt: skip
+    q, k, q_out, k_out = (_tokens(x, positions, head_size) for x in (query, key, query_out, key_out))
+    _apply_rope_pos_ids_cos_sin_cache(q, k, q_out, k_out, head_size, cos_sin_cache, positions, not is_neox)
     return query_out, key_out
 
 

@@ -33,8 +33,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleave: bo
     x, tail = x.float().split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
     cos, sin = (t.float().view(t.shape[0], *(1,) * (x.ndim - 2), t.shape[1]) for t in (cos, sin))
     first, second = (x[..., 0::2], x[..., 1::2]) if interleave else x.chunk(2, dim=-1)
-    turned = first * cos - second * sin, second * cos + first * sin
-    turned = torch.stack(turned, dim=-1).flatten(-2) if interleave else torch.cat(turned, dim=-1)
+    pair = first * cos - second * sin, second * cos + first * sin
+    turned = torch.stack(pair, dim=-1).flatten(-2) if interleave else torch.cat(pair, dim=-1)
     return torch.cat([turned, tail], dim=-1)
 
 
