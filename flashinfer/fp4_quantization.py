@@ -2,6 +2,7 @@
 """The path under which published code imports the FP4 functions of :mod:`flashinfer.quantization`."""
 
 from .quantization import *  # noqa: F403
+from .quantization import gen_fp4_quantization_module as gen_fp4_quantization_module
 from .quantization import gen_fp4_quantization_sm90_module as gen_fp4_quantization_sm90_module
 from .quantization import gen_fp4_quantization_sm100_module as gen_fp4_quantization_sm100_module
 from .quantization import gen_fp4_quantization_sm103_module as gen_fp4_quantization_sm103_module

@@ -13,7 +13,7 @@ A stem ``op`` has a launcher ``csrc/op.cu``, a binding ``csrc/op_jit_binding.cu`
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from . import env as jit_env
 from .core import JitSpec, gen_jit_spec
@@ -37,6 +37,7 @@ def stage(
     name: Optional[str] = None,
     kernels: Mapping[str, Mapping[str, Any]],
     config: Optional[Mapping[str, Any]] = None,
+    extra_cuda_cflags: Sequence[str] = (),
 ) -> JitSpec:
     """Describe the module of one stem.
 
@@ -58,6 +59,7 @@ def stage(
     return gen_jit_spec(
         name,
         [*sources, *units],
+        extra_cuda_cflags=list(extra_cuda_cflags),
         extra_include_paths=[directory] if config else [],
         backend=backend,
         host_sources=frozenset(sources),

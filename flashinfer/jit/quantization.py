@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Iterator, Sequence
 
 from .codegen import stage
 from .core import JitSpec
 
 __all__ = [
     "gen_fp4_kv_dequantization_module",
+    "gen_fp4_quantization_module",
     "gen_mx_quantization_module",
     "gen_nvfp4_kv_module",
     "gen_packbits_module",
@@ -36,13 +37,21 @@ def gen_fp4_kv_dequantization_module() -> JitSpec:
     return gen_nvfp4_kv_module()
 
 
+_MX_UNITS: dict[str, dict] = {
+    "inputs": {"inputs": ("float", "float16_t", "bfloat16_t"), "scales": ()},
+    "scales": {"inputs": (), "scales": ("uint8_t", "uint16_t")},
+}
+
+
 def gen_mx_quantization_module(backend: str = "cuda") -> JitSpec:
     """MXFP8 quantisation and the layout of block scales; on the CPU also the dequantisers."""
-    units: dict[str, dict] = {
-        "inputs": {"inputs": ("float", "float16_t", "bfloat16_t"), "scales": ()},
-        "scales": {"inputs": (), "scales": ("uint8_t", "uint16_t")},
-    }
-    return stage("mx_quantization", backend=backend, kernels=units)
+    return stage("mx_quantization", backend=backend, kernels=_MX_UNITS)
+
+
+def gen_fp4_quantization_module(nvcc_flags: Sequence[str], device_arch: str) -> JitSpec:
+    """The CUDA module above compiled with flags of the caller's, for callers that build one per architecture."""
+    name = f"fp4_quantization_{device_arch}"
+    return stage("mx_quantization", backend="cuda", name=name, kernels=_MX_UNITS, extra_cuda_cflags=nvcc_flags)
 
 
 def gen_quantization_modules(backend: str = "cuda") -> Iterator[JitSpec]:

@@ -4,6 +4,7 @@
 ``blackwell`` holds the names that need a Blackwell GPU; they can be imported from here too.
 """
 
+from ..jit.quantization import gen_fp4_quantization_module as gen_fp4_quantization_module
 from ..jit.quantization import gen_mx_quantization_module as gen_mx_quantization_module
 from ..jit.quantization import gen_nvfp4_kv_module as gen_nvfp4_kv_module
 from ..jit.quantization import gen_packbits_module as gen_packbits_module

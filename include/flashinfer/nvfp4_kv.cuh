@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(THREADS) Nvfp4DequantizeKernel(const __grid_co
 
 /// What the paged kernel needs besides the parameters.
 struct PagedGrid {
-  int tiles;       // of tokens
-  int page_shift;  // log2(page_size), or -1
+  uint32_t tiles;  // of tokens
+  FastDivisor page_size;
 };
 
 template <typename T, typename IdType, bool ALIGNED>
@@ -76,8 +76,7 @@ __global__ void __launch_bounds__(THREADS)
   const uint32_t token = tile * blockDim.y + threadIdx.y, head = blockIdx.y, vectors = uint32_t(part.head_dim) / VEC;
   for (int64_t request = blockIdx.z; request < p.batch_size; request += gridDim.z) {
     if (int64_t(token) >= min(int64_t(p.seq_lens[request]), p.max_seq_len)) continue;
-    const uint32_t index = grid.page_shift >= 0 ? token >> grid.page_shift : token / uint32_t(p.page_size);
-    const uint32_t slot = token - index * uint32_t(p.page_size);
+    const uint32_t index = grid.page_size.Divide(token), slot = token - index * grid.page_size.divisor;
     const int64_t page = p.block_tables[request * p.table_stride + index];
     const uint8_t* data =
         part.data + page * part.data_stride.page + slot * part.data_stride.token + head * part.data_stride.head;
@@ -116,12 +115,10 @@ Status Nvfp4DequantizePaged(const Nvfp4PagedParams<T, IdType>& p, Stream stream)
   using namespace nvfp4;
   const int64_t head_dim = std::max(p.parts[0].head_dim, p.parts[1].head_dim);
   if (p.batch_size == 0 || p.max_seq_len == 0 || p.num_heads == 0 || head_dim == 0) return cudaSuccess;
-  if (p.max_seq_len > INT32_MAX || p.num_heads > 65535) return cudaErrorInvalidValue;
+  if (p.max_seq_len > INT32_MAX / 2 || p.page_size > INT32_MAX || p.num_heads > 65535) return cudaErrorInvalidValue;
   const int lanes = int(std::min<int64_t>(head_dim / VEC, THREADS));
   const dim3 block(lanes, THREADS / lanes);
-  int shift = 0;
-  while ((int64_t{1} << shift) < p.page_size) ++shift;
-  const PagedGrid grid{int(CeilDiv(p.max_seq_len, block.y)), (int64_t{1} << shift) == p.page_size ? shift : -1};
+  const PagedGrid grid{uint32_t(CeilDiv(p.max_seq_len, block.y)), FastDivisor(uint32_t(p.page_size))};
   const dim3 blocks(2 * grid.tiles, unsigned(p.num_heads), unsigned(std::min<int64_t>(p.batch_size, 65535)));
   const bool aligned = IsPartAligned(p.parts[0]) && IsPartAligned(p.parts[1]);
   auto kernel = aligned ? Nvfp4PagedKernel<T, IdType, true> : Nvfp4PagedKernel<T, IdType, false>;

@@ -56,6 +56,8 @@ def test_paths_of_published_code():
 
 def test_modules():
     assert flashinfer.fp4_quantization.gen_fp4_quantization_sm90_module().name == "mx_quantization"
+    spec = flashinfer.fp4_quantization.gen_fp4_quantization_module(["-DANY=1"], "90")
+    assert spec.name == "fp4_quantization_90" and "-DANY=1" in spec.extra_cuda_cflags
     assert flashinfer.jit.gen_fp4_kv_dequantization_module().name == "nvfp4_kv"
 
 
