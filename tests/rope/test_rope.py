@@ -149,6 +149,14 @@ def test_numbers_of_tokens_and_heads(device, nnz, num_q, num_k):
     check("apply_rope_pos_ids", q, k, pos_ids=torch.arange(nnz, device=device))
 
 
+@on_both_styles
+@pytest.mark.parametrize("form", ["apply_rope", "apply_rope_pos_ids"])
+def test_many_tokens(device, form, interleave):
+    """Enough of them for the CUDA kernel to take two items per thread, a number of heads that leaves some idle."""
+    q, k = heads(1100, 128, torch.bfloat16, device, 24, 3)
+    check(form, q, k, **places(form, 1100, device), interleave=interleave)
+
+
 def test_no_requests(device):
     q, k = heads(0, 64, torch.float32, device)
     indptr, offsets = torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(0, dtype=torch.int32, device=device)

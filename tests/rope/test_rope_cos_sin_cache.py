@@ -52,6 +52,13 @@ def test_positions(device, nnz, dtype):
     check(torch.arange(nnz, dtype=dtype, device=device), query, key, 64, table(64, 40, device), True)
 
 
+@pytest.mark.parametrize("is_neox", [True, False])
+def test_many_tokens(device, is_neox):
+    """Enough of them for the CUDA kernel to take two items per thread; the last columns of a head are copied."""
+    query, key = (randn(1100, heads * 160, dtype=torch.bfloat16, device=device) for heads in (24, 3))
+    check(torch.arange(1100, device=device), query, key, 160, table(128, 1100, device), is_neox)
+
+
 @pytest.mark.parametrize("shape", [(6, 4, 64), (2, 3, 256), (2, 3, 4, 64)], ids=str)
 def test_shapes_that_are_rows_of_heads(device, shape):
     query, key = randn(*shape, dtype=torch.float32, device=device), randn(6, 64, dtype=torch.float32, device=device)
