@@ -13,6 +13,7 @@ import flashinfer
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates import activation as activation_templates
 from flashinfer.trace.templates import norm as templates
+from flashinfer.trace.templates import quantization as quantization_templates
 from flashinfer.trace.templates.concat_ops import concat_mla_k_trace
 
 ROWS, HIDDEN = 3, 40
@@ -93,6 +94,44 @@ def test_concat_mla_k():
     k, k_nope, k_rope = rand(ROWS, 128, 192), rand(ROWS, 128, 128), rand(ROWS, 1, 64)
     flashinfer.concat_mla_k(k, k_nope, k_rope)
     assert torch.equal(k, concat_mla_k_trace.reference(k_nope, k_rope))
+
+
+@pytest.mark.parametrize(
+    "name, sizes",
+    [
+        ("segment_packbits", {"num_bits": 45}),
+        ("mxfp8_quantize", {"num_rows": 3}),
+        ("mxfp8_dequantize_host", {"num_rows": 3}),
+        ("e2m1_and_ufp8sf_scale_to_float", {"num_rows": 3}),
+        ("mxfp4_dequantize", {"num_rows": 3}),
+        ("mxfp4_dequantize_host", {"num_rows": 3}),
+        ("nvfp4_kv_dequantize", {"num_rows": 3}),
+    ],
+)
+def test_quantization(name, sizes):
+    template = getattr(quantization_templates, f"{name}_trace")
+    inputs = template.init(**sizes)
+    assert_close(getattr(flashinfer, name)(**inputs), template.reference(**inputs))
+
+
+def test_nvfp4_kv_dequantize_paged():
+    template = quantization_templates.nvfp4_kv_dequantize_paged_trace
+    inputs = template.init(batch_size=2)
+    expected = template.reference(**inputs)
+    flashinfer.nvfp4_kv_dequantize_paged(**inputs)
+    assert_close((inputs["output_k"], inputs["output_v"]), expected)
+
+
+def test_bits_and_layouts():
+    x = torch.randint(0, 256, (128, 5), dtype=torch.uint8)
+    for name, arguments in (
+        ("packbits", (x,)),
+        ("block_scale_interleave", (x,)),
+        ("shuffle_matrix_a", (x, 64)),
+        ("shuffle_matrix_sf_a", (x, 128)),
+    ):
+        reference = getattr(quantization_templates, f"{name}_trace").reference
+        assert_close(getattr(flashinfer, name)(*arguments), reference(*arguments))
 
 
 def _qk_rmsnorm_rope():
