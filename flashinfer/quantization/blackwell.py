@@ -25,6 +25,7 @@ __all__ = [
     "nvfp4_quantize_paged_kv_cache",
     "scaled_fp4_grouped_quantize",
     "silu_and_mul_nvfp4_quantize",
+    "silu_and_mul_scaled_nvfp4_experts_quantize",
 ]
 
 
@@ -56,6 +57,7 @@ nvfp4_quantize = _needs_gpu("nvfp4_quantize")
 nvfp4_quantize_paged_kv_cache = _needs_gpu("nvfp4_quantize_paged_kv_cache")
 scaled_fp4_grouped_quantize = _needs_gpu("scaled_fp4_grouped_quantize")
 silu_and_mul_nvfp4_quantize = _needs_gpu("silu_and_mul_nvfp4_quantize")
+silu_and_mul_scaled_nvfp4_experts_quantize = _needs_gpu("silu_and_mul_scaled_nvfp4_experts_quantize")
 
 # Not at top level.
 per_token_group_quant_8bit = _needs("per_token_group_quant_8bit", "the package cuda.tile")

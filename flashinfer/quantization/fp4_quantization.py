@@ -21,7 +21,7 @@ from ..trace.templates.quantization import (
     shuffle_matrix_sf_a_trace,
 )
 from .fp8_quantization import dequantize_blocks
-from .layout import SfLayout, scale_count
+from .layout import SfLayout, chosen_layout, scale_count
 from .modules import backend_of, get_mx_quantization_module
 
 
@@ -70,6 +70,26 @@ def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
 nvfp4_block_scale_interleave = block_scale_interleave
 
 
+def _fp4_to_float(
+    op: str,
+    name: str,
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    global_scale: Optional[torch.Tensor],
+    block_size: int,
+    is_scale_e4m3: bool,
+    layout: SfLayout,
+) -> torch.Tensor:
+    """FP4 matrix to float32 on the host; ``name`` is what the caller calls ``data``."""
+    if data.ndim != 2:
+        raise ArgumentError(f"{op}: {name} has {data.ndim} dimensions, expected 2")
+    out = torch.empty((data.shape[0], data.shape[1] * 2), dtype=torch.float32, device="cpu")
+    factor = None if global_scale is None else global_scale.cpu()
+    data, scales = data.cpu().contiguous(), scales.cpu().contiguous()
+    dequantize_blocks(out, data, scales, factor, block_size, True, is_scale_e4m3, int(layout), op)
+    return out
+
+
 @flashinfer_api(trace=e2m1_and_ufp8sf_scale_to_float_trace)
 def e2m1_and_ufp8sf_scale_to_float(
     e2m1_tensor: torch.Tensor,
@@ -103,18 +123,12 @@ def e2m1_and_ufp8sf_scale_to_float(
         ``(m, k)`` float32 on the CPU.
     """
     op = "e2m1_and_ufp8sf_scale_to_float"
-    if e2m1_tensor.ndim != 2:
-        raise ArgumentError(f"{op}: e2m1_tensor has {e2m1_tensor.ndim} dimensions, expected 2")
     if ufp8_type not in (0, 1):
         raise ArgumentError(f"{op}: ufp8_type is {ufp8_type}, expected 0 (ue8m0) or 1 (e4m3)")
     swizzled = SfLayout.layout_8x4 if is_sf_8x4_layout else SfLayout.layout_128x4
     layout = swizzled if is_sf_swizzled_layout else SfLayout.layout_linear
-    rows, half = e2m1_tensor.shape
-    out = torch.empty((rows, half * 2), dtype=torch.float32, device="cpu")
-    data, scales = e2m1_tensor.cpu().contiguous(), ufp8_scale_tensor.cpu().contiguous()
-    factor = None if global_scale_tensor is None else global_scale_tensor.cpu()
-    dequantize_blocks(out, data, scales, factor, sf_vec_size, True, ufp8_type == 1, int(layout), op)
-    return out
+    scales = (ufp8_scale_tensor, global_scale_tensor, sf_vec_size)
+    return _fp4_to_float(op, "e2m1_tensor", e2m1_tensor, *scales, ufp8_type == 1, layout)
 
 
 @flashinfer_api(trace=mxfp4_dequantize_trace)
@@ -137,8 +151,8 @@ def mxfp4_dequantize(
     torch.Tensor
         ``(m, k)`` float32 on the CPU.
     """
-    is_swizzled, is_8x4 = sfLayout != SfLayout.layout_linear, sfLayout == SfLayout.layout_8x4
-    return e2m1_and_ufp8sf_scale_to_float(a_fp4, a_sf, None, 32, 0, is_swizzled, is_8x4)
+    layout = chosen_layout("mxfp4_dequantize", True, sfLayout)
+    return _fp4_to_float("mxfp4_dequantize", "a_fp4", a_fp4, a_sf, None, 32, False, layout)
 
 
 @flashinfer_api(trace=mxfp4_dequantize_host_trace)

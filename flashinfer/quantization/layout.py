@@ -35,10 +35,10 @@ def scale_count(rows: int, cols: int, layout: SfLayout) -> int:
 
 
 def chosen_layout(op: str, is_sf_swizzled_layout: bool, sf_swizzle_layout: Optional[SfLayout]) -> SfLayout:
-    """The layout that the two arguments of the MXFP8 functions ask for."""
+    """The layout asked for: by name, or without one by the flag."""
     if sf_swizzle_layout is None:
         return SfLayout.layout_128x4 if is_sf_swizzled_layout else SfLayout.layout_linear
     try:
         return SfLayout(sf_swizzle_layout)
     except ValueError:
-        raise ArgumentError(f"{op}: sf_swizzle_layout is {sf_swizzle_layout!r}, expected an SfLayout") from None
+        raise ArgumentError(f"{op}: the layout is {sf_swizzle_layout!r}, expected an SfLayout") from None

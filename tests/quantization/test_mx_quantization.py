@@ -271,7 +271,7 @@ BAD = [
     (mxfp8_quantize, (f32(4, 96), True, 48), {}, "alignment is 48, expected a multiple of 32"),
     (mxfp8_quantize, (f32(32),), {}, "input has 1 dimensions, expected 2"),
     (mxfp8_quantize, (f32(4, 32).int(),), {}, "input has dtype int32, expected float16 or bfloat16 or float32"),
-    (mxfp8_quantize, (f32(4, 32),), {"sf_swizzle_layout": 3}, "sf_swizzle_layout is 3, expected an SfLayout"),
+    (mxfp8_quantize, (f32(4, 32),), {"sf_swizzle_layout": 3}, "the layout is 3, expected an SfLayout"),
     (mxfp8_dequantize_host, (u8(4, 40), u8(512)), {}, "rows have 40 elements, expected a multiple of 32"),
     (mxfp8_dequantize_host, (u8(4, 64), u8(511)), {}, "scales has 511 elements, expected 512"),
     (mxfp8_dequantize_host, (f32(4, 64), u8(512)), {}, "input has dtype float32, expected uint8"),
@@ -281,6 +281,8 @@ BAD = [
     (e2m1_and_ufp8sf_scale_to_float, (u8(4, 16), u8(512)), {"ufp8_type": 2}, "ufp8_type is 2, expected 0 (ue8m0) or 1"),
     (e2m1_and_ufp8sf_scale_to_float, (u8(4, 16), u8(512), f32(2)), {}, "global_scale has 2 elements, expected 1"),
     (e2m1_and_ufp8sf_scale_to_float, (u8(16), u8(512)), {}, "e2m1_tensor has 1 dimensions, expected 2"),
+    (mxfp4_dequantize, (u8(16), u8(512)), {}, "a_fp4 has 1 dimensions, expected 2"),
+    (mxfp4_dequantize, (u8(4, 16), u8(512), 7), {}, "the layout is 7, expected an SfLayout"),
     (mxfp4_dequantize_host, (u8(4, 16), u8(4, 2)), {}, "scales has 8 elements, expected 4"),
     (
         mxfp4_dequantize_host,
