@@ -7,7 +7,7 @@ void gelu_and_mul(TensorView out, TensorView input, bool enable_pdl);
 void gelu_tanh_and_mul(TensorView out, TensorView input, bool enable_pdl);
 void swiglu(TensorView out, TensorView x, TensorView gate);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, silu_and_mul);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_and_mul, gelu_and_mul);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_tanh_and_mul, gelu_tanh_and_mul);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(swiglu, swiglu);
+FLASHINFER_EXPORT(silu_and_mul, silu_and_mul)
+FLASHINFER_EXPORT(gelu_and_mul, gelu_and_mul)
+FLASHINFER_EXPORT(gelu_tanh_and_mul, gelu_tanh_and_mul)
+FLASHINFER_EXPORT(swiglu, swiglu)

@@ -4,4 +4,4 @@
 
 void concat_mla_k(TensorView k, TensorView k_nope, TensorView k_rope);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(concat_mla_k, concat_mla_k);
+FLASHINFER_EXPORT(concat_mla_k, concat_mla_k)

@@ -8,4 +8,4 @@ void dit_layernorm(TensorView norm_out, TensorView residual_out, TensorView inpu
                    Optional<TensorView> gamma, Optional<TensorView> beta, Optional<TensorView> input_scale,
                    int64_t modulation_stride, double eps);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(dit_layernorm, dit_layernorm);
+FLASHINFER_EXPORT(dit_layernorm, dit_layernorm)

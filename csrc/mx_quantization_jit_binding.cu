@@ -5,12 +5,12 @@
 void mxfp8_quantize(TensorView out, TensorView scales, TensorView input, int64_t layout, bool enable_pdl);
 void block_scale_interleave(TensorView out, TensorView unswizzled_sf);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(mxfp8_quantize, mxfp8_quantize);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(block_scale_interleave, block_scale_interleave);
+FLASHINFER_EXPORT(mxfp8_quantize, mxfp8_quantize)
+FLASHINFER_EXPORT(block_scale_interleave, block_scale_interleave)
 
 #ifdef FLASHINFER_CPU
 void dequantize(TensorView out, TensorView input, TensorView scales, Optional<TensorView> global_scale,
                 int64_t block_size, bool is_e2m1, bool is_scale_e4m3, int64_t layout, tvm::ffi::String op_name);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(dequantize, dequantize);
+FLASHINFER_EXPORT(dequantize, dequantize)
 #endif

@@ -12,10 +12,10 @@ void rmsnorm_silu(TensorView out, TensorView input, TensorView weight, double ep
 void layernorm(TensorView out, TensorView input, TensorView gamma, TensorView beta, double eps);
 void layernorm_quant(TensorView out, TensorView input, TensorView gamma, TensorView beta, TensorView scale, double eps);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rmsnorm, rmsnorm);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_add_rmsnorm, fused_add_rmsnorm);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rmsnorm_quant, rmsnorm_quant);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_add_rmsnorm_quant, fused_add_rmsnorm_quant);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rmsnorm_silu, rmsnorm_silu);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(layernorm, layernorm);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(layernorm_quant, layernorm_quant);
+FLASHINFER_EXPORT(rmsnorm, rmsnorm)
+FLASHINFER_EXPORT(fused_add_rmsnorm, fused_add_rmsnorm)
+FLASHINFER_EXPORT(rmsnorm_quant, rmsnorm_quant)
+FLASHINFER_EXPORT(fused_add_rmsnorm_quant, fused_add_rmsnorm_quant)
+FLASHINFER_EXPORT(rmsnorm_silu, rmsnorm_silu)
+FLASHINFER_EXPORT(layernorm, layernorm)
+FLASHINFER_EXPORT(layernorm_quant, layernorm_quant)

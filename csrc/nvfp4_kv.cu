@@ -23,7 +23,8 @@ void DispatchHalf(DLDataType dtype, F&& f) {
   return f(TypeTag<flashinfer::float16_t>{});
 }
 
-/// Axes of a cache (pages, page_size, heads, dim), or with heads before page_size; of an output (batch, seq, heads, dim).
+/// Axes of a cache (pages, page_size, heads, dim), or with heads before page_size; of an output (batch, seq, heads,
+/// dim).
 struct Axes {
   int token, head;
 };

@@ -7,5 +7,5 @@ void nvfp4_kv_dequantize_paged(TensorView k_cache, TensorView v_cache, TensorVie
                                TensorView block_tables, TensorView seq_lens, TensorView k_scale, TensorView v_scale,
                                TensorView output_k, TensorView output_v, bool is_hnd);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_kv_dequantize, nvfp4_kv_dequantize);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_kv_dequantize_paged, nvfp4_kv_dequantize_paged);
+FLASHINFER_EXPORT(nvfp4_kv_dequantize, nvfp4_kv_dequantize)
+FLASHINFER_EXPORT(nvfp4_kv_dequantize_paged, nvfp4_kv_dequantize_paged)

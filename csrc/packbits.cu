@@ -16,7 +16,8 @@ namespace {
 
 BitOrder OrderOf(bool is_little) { return is_little ? BitOrder::kLittle : BitOrder::kBig; }
 
-/// Bits of an element that make it non-zero: all of them, less the sign of a float (of both floats of a complex number).
+/// Bits of an element that make it non-zero: all of them, less the sign of a float (of both floats of a complex
+/// number).
 uint64_t MaskOf(DLDataType dtype) {
   const uint64_t all = dtype.bits == 64 ? ~uint64_t{0} : (uint64_t{1} << dtype.bits) - 1;
   switch (dtype.code) {

@@ -11,6 +11,6 @@ void append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe, Ten
 void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, TensorView batch_indices,
                                  TensorView positions);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(append_paged_kv_cache, append_paged_kv_cache);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(append_paged_mla_kv_cache, append_paged_mla_kv_cache);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(get_batch_indices_positions, get_batch_indices_positions);
+FLASHINFER_EXPORT(append_paged_kv_cache, append_paged_kv_cache)
+FLASHINFER_EXPORT(append_paged_mla_kv_cache, append_paged_mla_kv_cache)
+FLASHINFER_EXPORT(get_batch_indices_positions, get_batch_indices_positions)

@@ -14,6 +14,6 @@ void nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(TensorView append_ke
                                                             double v_scale, Optional<TensorView> k_scale_tensor,
                                                             Optional<TensorView> v_scale_tensor, bool is_hnd);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_quantize_append_paged_kv_cache, nvfp4_quantize_append_paged_kv_cache);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,
-                              nvfp4_quantize_append_paged_kv_cache_with_slot_mapping);
+FLASHINFER_EXPORT(nvfp4_quantize_append_paged_kv_cache, nvfp4_quantize_append_paged_kv_cache)
+FLASHINFER_EXPORT(nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,
+                  nvfp4_quantize_append_paged_kv_cache_with_slot_mapping)

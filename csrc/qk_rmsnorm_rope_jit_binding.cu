@@ -8,4 +8,4 @@ void qk_rmsnorm_rope(TensorView q_out, TensorView k_out, TensorView v_out, Tenso
                      bool interleave, double factor, double low, double high, double attention_factor, bool is_qk_norm,
                      double qk_scale, double v_scale);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(qk_rmsnorm_rope, qk_rmsnorm_rope);
+FLASHINFER_EXPORT(qk_rmsnorm_rope, qk_rmsnorm_rope)

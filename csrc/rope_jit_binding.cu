@@ -27,10 +27,10 @@ void rope_quantize_append_paged_kv_cache(TensorView q_rope, TensorView k_rope, O
                                          int64_t page_size, bool heads_first, double quant_scale_q,
                                          double quant_scale_kv, bool interleave, bool enable_pdl);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(apply_rope, apply_rope);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(apply_rope_pos_ids, apply_rope_pos_ids);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(apply_llama31_rope, apply_llama31_rope);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(apply_llama31_rope_pos_ids, apply_llama31_rope_pos_ids);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(apply_rope_pos_ids_cos_sin_cache, apply_rope_pos_ids_cos_sin_cache);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rope_quantize, rope_quantize);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rope_quantize_append_paged_kv_cache, rope_quantize_append_paged_kv_cache);
+FLASHINFER_EXPORT(apply_rope, apply_rope)
+FLASHINFER_EXPORT(apply_rope_pos_ids, apply_rope_pos_ids)
+FLASHINFER_EXPORT(apply_llama31_rope, apply_llama31_rope)
+FLASHINFER_EXPORT(apply_llama31_rope_pos_ids, apply_llama31_rope_pos_ids)
+FLASHINFER_EXPORT(apply_rope_pos_ids_cos_sin_cache, apply_rope_pos_ids_cos_sin_cache)
+FLASHINFER_EXPORT(rope_quantize, rope_quantize)
+FLASHINFER_EXPORT(rope_quantize_append_paged_kv_cache, rope_quantize_append_paged_kv_cache)

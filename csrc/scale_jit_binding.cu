@@ -4,4 +4,4 @@
 
 void scale(TensorView input, TensorView output, double factor);
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, scale);
+FLASHINFER_EXPORT(run, scale)

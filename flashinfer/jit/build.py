@@ -18,8 +18,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterator, Optional, Sequence, Union
 
-from filelock import FileLock, Timeout
-
 from ..errors import MissingJITCacheError
 from ..knobs import knobs
 from . import env as jit_env
@@ -83,6 +81,8 @@ def _explain_os_error(spec: JitSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock(spec: JitSpec) -> Iterator[None]:
+    from filelock import FileLock, Timeout  # 20 ms of import that a warm start does not need
+
     with _explain_os_error(spec):
         spec.build_dir.mkdir(parents=True, exist_ok=True)
         lock = FileLock(str(spec.lock_path))

@@ -211,9 +211,7 @@ class Commands:
         if unit.tool == "nvcc":
             threads = f"--threads={knobs.nvcc_threads}"  # here, not in the flags: it does not change the result
             return f"{self.nvcc} {threads} {_join([*helper, *self.flags.cuda], self.tokens)}"
-        # Bindings are glue: -Og compiles them in a third of the time of -O3 (rope: 3.6 s for 10.6) and calls as fast.
-        level = ["-Og"] if unit.source.stem.endswith("_jit_binding") else []
-        return f"{self.cxx} -x c++ {_join([*helper, *self.flags.host, *level], self.tokens)}"
+        return f"{self.cxx} -x c++ {_join([*helper, *self.flags.host], self.tokens)}"
 
     def link(self) -> tuple[str, str]:
         """What stands before and after the object files."""
