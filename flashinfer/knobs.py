@@ -136,7 +136,11 @@ class Knobs:
 
     # families
     validate_inputs = Knob(
-        "FLASHINFER_VALIDATE_INPUTS", _flag, False, "1 at import: check index values on the host, which waits for the GPU", "ops"
+        "FLASHINFER_VALIDATE_INPUTS",
+        _flag,
+        False,
+        "1 at import: check index values on the host, which waits for the GPU",
+        "ops",
     )
     use_cuda_norm = Knob(
         "FLASHINFER_USE_CUDA_NORM", _flag, False, "accepted for compatibility: norms always use the CUDA kernels", "ops"

@@ -22,7 +22,7 @@ inline int64_t IndexAt(const void* values, int64_t i, bool wide) {
 }
 
 /// Position of a token, or false when no request holds it.
-inline bool PositionOf(const RopePositions& p, int64_t token, int64_t& position) {
+inline bool TokenPosition(const RopePositions& p, int64_t token, int64_t& position) {
   if (p.pos_ids != nullptr) {
     position = IndexAt(p.pos_ids, token, p.wide);
     return true;
@@ -158,7 +158,7 @@ inline void RopeTokens(const RopeParams& p) {
     Rotation rotation(p.rotary_dim, p.interleave, p.angles, turns);
     for (int64_t token = begin; token < end; ++token) {
       int64_t position, page = 0, entry = 0;
-      if (!PositionOf(p.positions, token, position)) continue;
+      if (!TokenPosition(p.positions, token, position)) continue;
       if (p.pages.batch_indices != nullptr) {
         const int64_t request = p.pages.batch_indices[token], slot = p.pages.positions[token];
         if (request < 0) continue;
