@@ -166,9 +166,16 @@ __global__ void __launch_bounds__(128) RMSNormLanesKernel(const __grid_constant_
 /// Most threads of a block that holds a row.
 constexpr int BlockLimit(int nvec) { return nvec == 2 ? 512 : 1024; }
 
+/// Blocks of 512 threads that registers must leave room for (SM75 has 1024 threads per SM, later chips 1536 or more).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int LATE_BLOCKS = 2;
+#else
+constexpr int LATE_BLOCKS = 3;
+#endif
+
 /// A block holds one row, NVEC vectors per thread. EARLY: weights are loaded with the row (see the top).
 template <typename T, typename F, int VEC, int NVEC, bool EARLY>
-__global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && !EARLY ? 3 : 1)
+__global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && !EARLY ? LATE_BLOCKS : 1)
     RMSNormBlockKernel(const __grid_constant__ RowArgs<T> a) {
   using V = Vec<T, VEC>;
   __shared__ float scratch[32];
