@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA has: SiLU after the norm, graphs, streams, the old build recipe."""
+"""What only CUDA has: SiLU after the norm, graphs, streams."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashinfer
-from flashinfer.jit import current_compilation_context, env
-from flashinfer.jit.core import gen_jit_spec
-from flashinfer.jit.cpp_ext import find_nvcc
 from flashinfer.knobs import knobs
 from flashinfer.norm import fused_add_rmsnorm, fused_rmsnorm_silu, layernorm, rmsnorm, rmsnorm_quant
 from flashinfer.testing import assert_close
@@ -150,18 +147,6 @@ def test_use_cuda_norm_changes_nothing():
     with knobs.override(use_cuda_norm="1"):
         actual = rmsnorm(x, w), layernorm(x, gamma, beta)
     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
-
-
-def test_norm_compilation_without_fp8():
-    """The published recipe: launcher and binding through nvcc, with bfloat16 as the only extra type."""
-    if find_nvcc() is None or not current_compilation_context.TARGET_CUDA_ARCHS:
-        pytest.skip("needs nvcc, and a GPU or FLASHINFER_CUDA_ARCH_LIST to say for what")
-    spec = gen_jit_spec(
-        "norm_without_fp8",
-        [env.FLASHINFER_CSRC_DIR / "norm.cu", env.FLASHINFER_CSRC_DIR / "flashinfer_norm_binding.cu"],
-        extra_cuda_cflags=["-DENABLE_BF16"],
-    )
-    assert spec.build_and_load() is not None
 
 
 @needs_cuda
