@@ -9,6 +9,7 @@ import torch
 
 from . import utils
 from .api_logging import flashinfer_api
+from .dispatch import backend_of
 from .errors import ArgumentError
 from .jit.activation import gen_act_and_mul_module as gen_act_and_mul_module
 from .jit.activation import gen_activation_module
@@ -50,17 +51,17 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
 
 @register_custom_op("flashinfer::silu_and_mul", mutates_args=("out",))
 def _silu_and_mul(out: torch.Tensor, input: torch.Tensor, enable_pdl: Optional[bool]) -> None:
-    _get_module("cuda" if input.is_cuda else "cpu").silu_and_mul(out, input, _use_pdl(input, enable_pdl))
+    _get_module(backend_of(input)).silu_and_mul(out, input, _use_pdl(input, enable_pdl))
 
 
 @register_custom_op("flashinfer::gelu_and_mul", mutates_args=("out",))
 def _gelu_and_mul(out: torch.Tensor, input: torch.Tensor, enable_pdl: Optional[bool]) -> None:
-    _get_module("cuda" if input.is_cuda else "cpu").gelu_and_mul(out, input, _use_pdl(input, enable_pdl))
+    _get_module(backend_of(input)).gelu_and_mul(out, input, _use_pdl(input, enable_pdl))
 
 
 @register_custom_op("flashinfer::gelu_tanh_and_mul", mutates_args=("out",))
 def _gelu_tanh_and_mul(out: torch.Tensor, input: torch.Tensor, enable_pdl: Optional[bool]) -> None:
-    _get_module("cuda" if input.is_cuda else "cpu").gelu_tanh_and_mul(out, input, _use_pdl(input, enable_pdl))
+    _get_module(backend_of(input)).gelu_tanh_and_mul(out, input, _use_pdl(input, enable_pdl))
 
 
 @register_custom_op("flashinfer::swiglu", mutates_args=("out",))
@@ -70,7 +71,7 @@ def _swiglu(out: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> None:
         if rows.data_ptr() != out.data_ptr():
             raise ArgumentError(f"swiglu: out has strides {out.stride()}, expected those of rows at one distance")
         out, x, gate = rows, _as_rows(x), _as_rows(gate)
-    _get_module("cuda" if x.is_cuda else "cpu").swiglu(out, x, gate)
+    _get_module(backend_of(x)).swiglu(out, x, gate)
 
 
 # The public functions.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from .api_logging import flashinfer_api
+from .dispatch import backend_of
 from .errors import BackendSupportedError
 from .jit.codegen import module_cache
 from .jit.concat_ops import gen_concat_mla_module
@@ -19,7 +20,7 @@ get_concat_mla_module = module_cache(gen_concat_mla_module)
 
 @register_custom_op("flashinfer::concat_mla_k", mutates_args=("k",))
 def _concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
-    get_concat_mla_module("cuda" if k.is_cuda else "cpu").concat_mla_k(k, k_nope, k_rope)
+    get_concat_mla_module(backend_of(k)).concat_mla_k(k, k_nope, k_rope)
 
 
 @flashinfer_api(trace=concat_mla_k_trace)

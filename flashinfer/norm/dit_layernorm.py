@@ -9,6 +9,7 @@ import torch
 
 from .. import utils
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.norm import (
@@ -16,7 +17,7 @@ from ..trace.templates.norm import (
     fused_dit_gate_residual_layernorm_scale_shift_trace,
     fused_dit_residual_layernorm_scale_shift_trace,
 )
-from .modules import backend_of, get_dit_layernorm_module
+from .modules import get_dit_layernorm_module
 
 HIDDEN = 3072
 MODULATION_STRIDE = 6 * HIDDEN  # gate, scale and shift are slices of one (batch, seq, 6, hidden) buffer

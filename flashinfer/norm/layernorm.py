@@ -8,9 +8,10 @@ from typing import Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..ops import register_custom_op, register_fake_op
 from ..trace.templates.norm import layernorm_quant_trace, layernorm_trace
-from .modules import backend_of, get_norm_module, scale_tensor
+from .modules import get_norm_module, scale_tensor
 
 
 @register_custom_op("flashinfer::layernorm", mutates_args=())

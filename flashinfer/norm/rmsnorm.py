@@ -9,6 +9,7 @@ import torch
 
 from .. import utils
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of, use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.norm import (
@@ -20,7 +21,7 @@ from ..trace.templates.norm import (
     rmsnorm_quant_trace,
     rmsnorm_trace,
 )
-from .modules import backend_of, get_norm_module, scale_tensor, use_pdl
+from .modules import get_norm_module, scale_tensor
 
 # Destination-passing ops: what torch.compile sees, and what eager calls directly.
 

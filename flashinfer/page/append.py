@@ -8,10 +8,11 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..ops import register_custom_op
 from ..trace.templates.page import append_paged_kv_cache_trace, append_paged_mla_kv_cache_trace
 from . import modules
-from .modules import PagedCache, as_int32, backend_of, get_page_module, halves, is_hnd
+from .modules import PagedCache, as_int32, get_page_module, halves, is_hnd
 
 
 @register_custom_op("flashinfer::append_paged_kv_cache", mutates_args=("cache", "value_cache"))

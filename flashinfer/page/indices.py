@@ -8,10 +8,11 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..ops import register_custom_op
 from ..tensor_checks import check_shape_dtype_device
 from ..trace.templates.page import get_batch_indices_positions_trace, get_seq_lens_trace
-from .modules import as_int32, backend_of, get_page_module
+from .modules import as_int32, get_page_module
 
 
 @register_custom_op("flashinfer::get_batch_indices_positions", mutates_args=("batch_indices", "positions"))

@@ -23,11 +23,6 @@ PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 _IS_HND = {"NHD": False, "HND": True}
 
 
-def backend_of(input: torch.Tensor) -> str:
-    """Which module serves a tensor. (``input.device.type`` says the same in 0.5 us instead of 0.05.)"""
-    return "cuda" if input.is_cuda else "cpu"
-
-
 def as_int32(indices: torch.Tensor) -> torch.Tensor:
     """The indices as kernels read them: the very tensor when it is int32 already."""
     return indices if indices.dtype is torch.int32 else indices.to(torch.int32)

@@ -11,6 +11,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..arch import AMPERE_ON, CPU
 from ..backends import backend_requirement, supported_compute_capability
+from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.page import (
@@ -18,7 +19,7 @@ from ..trace.templates.page import (
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace,
 )
 from . import modules
-from .modules import PagedCache, as_int32, backend_of, get_page_nvfp4_module, halves, is_hnd
+from .modules import PagedCache, as_int32, get_page_nvfp4_module, halves, is_hnd
 
 _TABLE, _MAPPING = "nvfp4_quantize_append_paged_kv_cache", "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
 _CACHES = ("cache", "value_cache", "sf", "value_sf")

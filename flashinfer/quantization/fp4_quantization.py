@@ -8,6 +8,7 @@ from typing import Any, Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..jit.core import JitSpec
 from ..jit.quantization import gen_mx_quantization_module
@@ -22,7 +23,7 @@ from ..trace.templates.quantization import (
 )
 from .fp8_quantization import dequantize_blocks
 from .layout import SfLayout, chosen_layout, scale_count
-from .modules import backend_of, get_mx_quantization_module
+from .modules import get_mx_quantization_module
 
 
 def gen_fp4_quantization_sm90_module() -> JitSpec:

@@ -9,11 +9,12 @@ import torch
 
 from .. import utils
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..errors import ArgumentError, BackendSupportedError
 from ..ops import register_custom_op
 from ..trace.templates.quantization import mxfp8_dequantize_host_trace, mxfp8_quantize_trace
 from .layout import SfLayout, chosen_layout, scale_count
-from .modules import backend_of, get_mx_quantization_module
+from .modules import get_mx_quantization_module
 
 BLOCK = 32
 

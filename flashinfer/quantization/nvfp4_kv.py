@@ -8,10 +8,11 @@ from typing import Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.quantization import nvfp4_kv_dequantize_paged_trace, nvfp4_kv_dequantize_trace
-from .modules import backend_of, get_nvfp4_kv_module
+from .modules import get_nvfp4_kv_module
 
 KVPair = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 

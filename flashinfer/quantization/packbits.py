@@ -6,10 +6,11 @@ from __future__ import annotations
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op, register_fake_op
 from ..trace.templates.quantization import packbits_trace, segment_packbits_trace
-from .modules import backend_of, get_packbits_module
+from .modules import get_packbits_module
 
 _IS_LITTLE = {"big": False, "little": True}
 

@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 import torch
 
+from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..jit.codegen import module_cache
 from ..jit.rope import gen_rope_module
@@ -15,8 +16,8 @@ get_rope_module = module_cache(gen_rope_module)
 
 
 def module_for(q: torch.Tensor) -> Any:
-    """The module that serves a tensor. (``q.device.type`` would cost 0.5 us.)"""
-    return get_rope_module("cuda" if q.is_cuda else "cpu")
+    """The module that serves a tensor."""
+    return get_rope_module(backend_of(q))
 
 
 def columns(rotary_dim: Optional[int]) -> int:
