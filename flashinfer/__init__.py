@@ -12,6 +12,7 @@ _gc.disable()
 try:
     from . import jit as jit
     from .activation import *
+    from .cascade import *
     from .concat_ops import *
     from .errors import *
     from .fi_trace import fi_trace as fi_trace

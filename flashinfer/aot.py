@@ -16,6 +16,7 @@ from typing import Iterable, Iterator, Optional, Union
 from .jit import JitSpec, build_jit_specs
 from .jit import env as jit_env
 from .jit.activation import gen_activation_modules as gen_activation_modules
+from .jit.cascade import gen_cascade_modules as gen_cascade_modules
 from .jit.concat_ops import gen_concat_ops_modules as gen_concat_ops_modules
 from .jit.norm import gen_norm_modules as gen_norm_modules
 from .jit.page import gen_page_modules as gen_page_modules
@@ -26,7 +27,7 @@ from .jit.scale import gen_scale_modules as gen_scale_modules
 from .knobs import knobs
 
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
-FAMILIES = ("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization")
+FAMILIES = ("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade")
 
 
 def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:

@@ -12,6 +12,7 @@ import torch
 import flashinfer
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates import activation as activation_templates
+from flashinfer.trace.templates import cascade as cascade_templates
 from flashinfer.trace.templates import norm as templates
 from flashinfer.trace.templates import quantization as quantization_templates
 from flashinfer.trace.templates.concat_ops import concat_mla_k_trace
@@ -94,6 +95,16 @@ def test_concat_mla_k():
     k, k_nope, k_rope = rand(ROWS, 128, 192), rand(ROWS, 128, 128), rand(ROWS, 1, 64)
     flashinfer.concat_mla_k(k, k_nope, k_rope)
     assert torch.equal(k, concat_mla_k_trace.reference(k_nope, k_rope))
+
+
+def test_merge_states():
+    v, s = rand(ROWS, 2, 3, HIDDEN), torch.randn(ROWS, 2, 3)
+    expected = cascade_templates.merge_states_trace.reference(v, s)
+    assert_close(flashinfer.merge_states(v, s), expected)
+    (v_a, v_b), (s_a, s_b) = v.unbind(1), s.unbind(1)
+    assert_close(flashinfer.merge_state(v_a, s_a, v_b, s_b), expected)
+    flashinfer.merge_state_in_place(v_a, s_a, v_b, s_b)
+    assert_close((v_a, s_a), expected)
 
 
 @pytest.mark.parametrize(

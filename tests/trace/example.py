@@ -41,6 +41,9 @@ them with what this program writes; run it again after changing a template or a 
     get_seq_lens.json
     layernorm_h1280.json
     layernorm_quant_h1280.json
+    merge_state_h32_d128.json
+    merge_state_in_place_h32_d128.json
+    merge_states_h32_d128.json
     mla_rope_quantize_fp8_h128_r64.json
     mxfp4_dequantize.json
     mxfp4_dequantize_host.json
@@ -127,6 +130,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield flashinfer.scale, {"input": bf16(128, 1024), "factor": 3.14}
     yield from activation_calls()
     yield from quantization_calls()
+    yield from cascade_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
 
 
@@ -136,6 +140,13 @@ def activation_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield flashinfer.gelu_and_mul, {"input": bf16(16, 2 * 4096)}
     yield flashinfer.gelu_tanh_and_mul, {"input": bf16(16, 2 * 9216)}
     yield flashinfer.swiglu, {"x": bf16(16, 14336), "gate": bf16(16, 14336)}
+
+
+def cascade_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    v, s = bf16(16, 32, 128), fp32(16, 32)
+    yield flashinfer.merge_state, {"v_a": v, "s_a": s, "v_b": v, "s_b": s}
+    yield flashinfer.merge_state_in_place, {"v": v, "s": s, "v_other": v, "s_other": s}
+    yield flashinfer.merge_states, {"v": bf16(16, 8, 32, 128), "s": fp32(16, 8, 32)}
 
 
 def uint8(*shape: int) -> torch.Tensor:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merging attention over parts of the keys into attention over all of them.
+
+A state is the output ``v`` of attention over some keys, and ``s``, the logarithm to base 2 of the sum of ``exp(logit)``
+over them, which attention returns as its LSE. No keys at all is ``s = -inf``.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from .api_logging import flashinfer_api
+from .errors import ArgumentError
+from .jit.cascade import gen_cascade_module
+from .jit.codegen import module_cache
+from .ops import register_custom_op
+from .trace.templates.cascade import merge_state_in_place_trace, merge_state_trace, merge_states_trace
+
+__all__ = ["merge_state", "merge_state_in_place", "merge_states"]
+
+get_cascade_module = module_cache(gen_cascade_module)
+
+
+def _as_float(s: torch.Tensor) -> torch.Tensor:
+    return s if s.dtype is torch.float32 else s.float()
+
+
+# Destination-passing ops: what torch.compile sees, and what eager calls directly.
+
+
+@register_custom_op("flashinfer::merge_state", mutates_args=("v", "s"))
+def _merge_state(
+    v: torch.Tensor, s: torch.Tensor, v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
+) -> None:
+    get_cascade_module("cuda" if v_a.is_cuda else "cpu").merge_state(v, s, v_a, _as_float(s_a), v_b, _as_float(s_b))
+
+
+@register_custom_op("flashinfer::merge_state_in_place", mutates_args=("v", "s"))
+def _merge_state_in_place(
+    v: torch.Tensor, s: torch.Tensor, v_other: torch.Tensor, s_other: torch.Tensor, mask: Optional[torch.Tensor]
+) -> None:
+    scores = _as_float(s)
+    module = get_cascade_module("cuda" if v.is_cuda else "cpu")
+    module.merge_state_in_place(v, scores, v_other, _as_float(s_other), mask)
+    if scores is not s:
+        s.copy_(scores)
+
+
+@register_custom_op("flashinfer::merge_states", mutates_args=("v_merged", "s_merged"))
+def _merge_states(v_merged: torch.Tensor, s_merged: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> None:
+    get_cascade_module("cuda" if v.is_cuda else "cpu").merge_states(v_merged, s_merged, v, _as_float(s))
+
+
+# The public functions.
+
+
+@flashinfer_api(trace=merge_state_trace)
+def merge_state(
+    v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Attention over two sets of keys from attention over each of them.
+
+    ``s = log2(2^s_a + 2^s_b)`` and ``v = 2^(s_a - s) v_a + 2^(s_b - s) v_b``, in float32, ``v`` rounded once. A state
+    with ``s = -inf`` adds nothing, whatever its ``v`` holds; two of them merge to ``v = 0`` and ``s = -inf``.
+
+    Parameters
+    ----------
+    v_a : torch.Tensor
+        ``(seq_len, num_heads, head_dim)``, float16, bfloat16 or float32. Here and below the last dimension of a ``v``
+        is contiguous, all others have any stride.
+    s_a : torch.Tensor
+        ``(seq_len, num_heads)``, base 2. Converted to float32 where it has another dtype.
+    v_b : torch.Tensor
+        Shape and dtype of ``v_a``.
+    s_b : torch.Tensor
+        As ``s_a``.
+
+    Returns
+    -------
+    v : torch.Tensor
+        Shape and dtype of ``v_a``.
+    s : torch.Tensor
+        ``(seq_len, num_heads)``, float32.
+
+    Examples
+    --------
+    >>> v_a, v_b = torch.randn(2, 7, 32, 128).bfloat16()
+    >>> s_a, s_b = torch.randn(2, 7, 32)
+    >>> v, s = flashinfer.merge_state(v_a, s_a, v_b, s_b)
+    """
+    v, s = v_a.new_empty(v_a.shape), v_a.new_empty(v_a.shape[:-1], dtype=torch.float32)
+    _merge_state(v, s, v_a, s_a, v_b, s_b)
+    return v, s
+
+
+@flashinfer_api(trace=merge_state_in_place_trace)
+def merge_state_in_place(
+    v: torch.Tensor,
+    s: torch.Tensor,
+    v_other: torch.Tensor,
+    s_other: torch.Tensor,
+    mask: Optional[torch.Tensor] = None,
+) -> None:
+    r""":func:`merge_state` of ``(v, s)`` and ``(v_other, s_other)``, written to ``v`` and ``s``.
+
+    Parameters
+    ----------
+    v : torch.Tensor
+        ``(seq_len, num_heads, head_dim)``, float16, bfloat16 or float32; read and written.
+    s : torch.Tensor
+        ``(seq_len, num_heads)``, base 2; read and written. Float32 unless you can spare a copy.
+    v_other : torch.Tensor
+        Shape and dtype of ``v``.
+    s_other : torch.Tensor
+        ``(seq_len, num_heads)``, base 2.
+    mask : Optional[torch.Tensor]
+        ``(seq_len,)``, bool or uint8. Rows where it is 0 keep their ``v`` and ``s``.
+
+    Examples
+    --------
+    >>> v, v_other = torch.randn(2, 7, 32, 128).bfloat16()
+    >>> s, s_other = torch.randn(2, 7, 32)
+    >>> flashinfer.merge_state_in_place(v, s, v_other, s_other, mask=torch.arange(7) < 4)
+    """
+    _merge_state_in_place(v, s, v_other, s_other, mask)
+
+
+@flashinfer_api(trace=merge_states_trace)
+def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Attention over many sets of keys from attention over each of them: :func:`merge_state` of a whole dimension.
+
+    Parameters
+    ----------
+    v : torch.Tensor
+        ``(seq_len, num_states, num_heads, head_dim)``, float16, bfloat16 or float32. The last dimension is contiguous,
+        the others have any stride.
+    s : torch.Tensor
+        ``(seq_len, num_states, num_heads)``, base 2. Converted to float32 where it has another dtype.
+
+    Returns
+    -------
+    v_merged : torch.Tensor
+        ``(seq_len, num_heads, head_dim)``, dtype of ``v``. Zeros where there is no state, or none but ``s = -inf``.
+    s_merged : torch.Tensor
+        ``(seq_len, num_heads)``, float32.
+
+    Examples
+    --------
+    >>> v, s = torch.randn(7, 4, 32, 128).bfloat16(), torch.randn(7, 4, 32)
+    >>> v_merged, s_merged = flashinfer.merge_states(v, s)
+    """
+    if v.ndim != 4:
+        raise ArgumentError(f"merge_states: v has {v.ndim} dimensions, expected 4")
+    seq_len, _, num_heads, head_dim = v.shape
+    v_merged = v.new_empty((seq_len, num_heads, head_dim))
+    s_merged = v.new_empty((seq_len, num_heads), dtype=torch.float32)
+    _merge_states(v_merged, s_merged, v, s)
+    return v_merged, s_merged

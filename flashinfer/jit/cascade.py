@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module of the cascade family: one per backend; element types are dispatched inside."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from .codegen import stage
+from .core import JitSpec
+
+__all__ = ["gen_cascade_module", "gen_cascade_modules"]
+
+
+def gen_cascade_module(backend: str = "cuda") -> JitSpec:
+    """The merges of attention states."""
+    return stage("cascade", backend=backend, kernels={t: {"dtype": t} for t in ("float16_t", "bfloat16_t", "float")})
+
+
+def gen_cascade_modules(backend: str = "cuda") -> Iterator[JitSpec]:
+    """What AOT pre-builds and what a warm-up of the family loads."""
+    yield gen_cascade_module(backend)

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merging attention over parts of the keys: parameters and entries, shared by both backends.
+//   A state is the output v of attention over some keys and its score s = log2(sum of e^logit) over them. The state of
+//   their union has  s = log2(sum_i 2^s_i)  and  v = sum_i 2^(s_i - s) v_i. No keys at all is s = -inf, and v = 0 then:
+//   such a state adds nothing, whatever its v holds.
+// Defined in cascade.cuh (CUDA) and cascade_cpu.h (CPU). Arithmetic is fp32 with one rounding, of the result.
+//   test  pytest tests/cascade      bench  python benchmarks/bench_cascade.py
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "backend.h"
+
+namespace flashinfer {
+
+/// States of (row, head). Strides are in elements; the elements of a v follow each other. T may be const.
+template <typename T>
+struct AttentionStates {
+  T* v;
+  std::conditional_t<std::is_const_v<T>, const float, float>* s;
+  int64_t v_row_stride, v_head_stride;
+  int64_t s_row_stride, s_head_stride;
+};
+
+/// `out` may be `a` or `b`.
+template <typename T>
+struct MergeStateParams {
+  AttentionStates<const T> a, b;
+  AttentionStates<T> out;
+  const uint8_t* mask;  ///< one byte per row, or null: rows with 0 are left as they are
+  int64_t mask_stride;
+  int64_t rows, heads;
+  int64_t head_dim;  ///< at least 1
+};
+
+/// `out` overlaps nothing of `in`.
+template <typename T>
+struct MergeStatesParams {
+  AttentionStates<const T> in;
+  AttentionStates<T> out;
+  int64_t v_state_stride, s_state_stride;  ///< between the states of one row
+  int64_t num_states;                      ///< 0 gives the state of no keys
+  int64_t rows, heads, head_dim;
+};
+
+template <typename T>
+Status MergeState(const MergeStateParams<T>& params, Stream stream);
+
+template <typename T>
+Status MergeStates(const MergeStatesParams<T>& params, Stream stream);
+
+}  // namespace flashinfer

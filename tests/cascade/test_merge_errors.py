@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller sees who passes a wrong tensor: the op, the argument, what it is and what was expected."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.errors import ArgumentError
+
+FP16, FP32 = torch.float16, torch.float32
+V, S = ((4, 2, 64), FP16), ((4, 2), FP32)
+GOOD = {
+    "merge_state": {"v_a": V, "s_a": S, "v_b": V, "s_b": S},
+    "merge_state_in_place": {"v": V, "s": S, "v_other": V, "s_other": S, "mask": ((4,), torch.bool)},
+    "merge_states": {"v": ((4, 3, 2, 64), FP16), "s": ((4, 3, 2), FP32)},
+}
+
+
+def every_other(t):
+    return t.repeat_interleave(2, dim=-1)[..., ::2]
+
+
+# (op, argument, (shape, dtype) or what to do to the good tensor, text)
+BAD = [
+    ("merge_state", "v_a", ((4, 64), FP16), "v_a has 2 dimensions, expected 3"),
+    ("merge_state", "v_a", ((4, 2, 64), torch.int32), "v_a has dtype int32, expected float16"),
+    ("merge_state", "v_a", every_other, "v_a.stride(-1) = 2, expected 1"),
+    ("merge_state", "v_b", ((4, 2, 32), FP16), "v_b has shape (4, 2, 32), expected (4, 2, 64) (the shape of v_a)"),
+    ("merge_state", "v_b", ((4, 2, 64), FP32), "v_b has dtype float32, expected float16 (the dtype of v_a)"),
+    ("merge_state", "v_b", every_other, "v_b.stride(-1) = 2, expected 1"),
+    ("merge_state", "s_a", ((4, 3), FP32), "s_a.shape[1] = 3, expected 2 (that of v_a)"),
+    ("merge_state", "s_b", ((5, 2), FP32), "s_b.shape[0] = 5, expected 4 (that of v_b)"),
+    ("merge_state", "s_b", ((4, 2, 1), FP32), "s_b has 3 dimensions, expected 2"),
+    ("merge_state_in_place", "v", ((4, 2, 64), torch.float64), "v has dtype float64, expected float16"),
+    ("merge_state_in_place", "v", every_other, "v.stride(-1) = 2, expected 1"),
+    ("merge_state_in_place", "v", ((64,), FP16), "v has 1 dimensions, expected 3"),
+    ("merge_state_in_place", "v_other", ((4, 3, 64), FP16), "v_other has shape (4, 3, 64), expected (4, 2, 64)"),
+    ("merge_state_in_place", "s", ((3, 2), FP32), "s.shape[0] = 3, expected 4 (that of v)"),
+    ("merge_state_in_place", "s_other", ((4,), FP32), "s_other has 1 dimensions, expected 2"),
+    ("merge_state_in_place", "mask", ((3,), torch.bool), "mask.shape[0] = 3, expected 4 (v.shape[0])"),
+    ("merge_state_in_place", "mask", ((4, 2), torch.bool), "mask has 2 dimensions, expected 1"),
+    ("merge_state_in_place", "mask", ((4,), torch.int32), "mask has dtype int32, expected bool or uint8"),
+    ("merge_states", "v", ((4, 2, 64), FP16), "v has 3 dimensions, expected 4"),
+    ("merge_states", "v", ((4, 3, 2, 64), torch.int32), "v has dtype int32, expected float16"),
+    ("merge_states", "v", every_other, "v.stride(-1) = 2, expected 1"),
+    ("merge_states", "s", ((4, 2, 2), FP32), "s.shape[1] = 2, expected 3 (that of v)"),
+    ("merge_states", "s", ((4, 3), FP32), "s has 2 dimensions, expected 3"),
+]
+
+
+def make(op, device):
+    return {name: torch.ones(shape, device=device).to(dtype) for name, (shape, dtype) in GOOD[op].items()}
+
+
+@pytest.mark.parametrize("op", GOOD)
+def test_the_table_starts_from_good_calls(device, op):
+    getattr(flashinfer, op)(**make(op, device))
+
+
+@pytest.mark.parametrize("op, argument, bad, text", [pytest.param(*row, id=f"{row[0]}-{row[3]}") for row in BAD])
+def test_bad_argument(device, op, argument, bad, text):
+    arguments = make(op, device)
+    good = arguments[argument]
+    arguments[argument] = bad(good) if callable(bad) else torch.ones(bad[0], device=device).to(bad[1])
+    with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
+        getattr(flashinfer, op)(**arguments)
+    assert str(caught.value).startswith(f"{op}: ")
+
+
+def test_heads_without_elements(device):
+    v, s = torch.ones(4, 3, 2, 0, device=device), torch.ones(4, 3, 2, device=device)
+    with pytest.raises(ArgumentError, match=re.escape("merge_states: v.shape[-1] = 0, expected at least 1")):
+        flashinfer.merge_states(v, s)
+
+
+@pytest.mark.parametrize("op, argument", [(op, name) for op, names in GOOD.items() for name in names])
+def test_other_device(device, op, argument):
+    if device == "cpu":
+        pytest.skip("a CPU alone has no other device")
+    arguments = make(op, device)
+    arguments[argument] = arguments[argument].cpu()
+    with pytest.raises(RuntimeError, match=f"{op}: "):
+        getattr(flashinfer, op)(**arguments)
