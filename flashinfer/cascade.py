@@ -12,6 +12,7 @@ from typing import Optional
 import torch
 
 from .api_logging import flashinfer_api
+from .dispatch import backend_of
 from .errors import ArgumentError
 from .jit.cascade import gen_cascade_module
 from .jit.codegen import module_cache
@@ -34,7 +35,7 @@ def _as_float(s: torch.Tensor) -> torch.Tensor:
 def _merge_state(
     v: torch.Tensor, s: torch.Tensor, v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> None:
-    get_cascade_module("cuda" if v_a.is_cuda else "cpu").merge_state(v, s, v_a, _as_float(s_a), v_b, _as_float(s_b))
+    get_cascade_module(backend_of(v_a)).merge_state(v, s, v_a, _as_float(s_a), v_b, _as_float(s_b))
 
 
 @register_custom_op("flashinfer::merge_state_in_place", mutates_args=("v", "s"))
@@ -42,7 +43,7 @@ def _merge_state_in_place(
     v: torch.Tensor, s: torch.Tensor, v_other: torch.Tensor, s_other: torch.Tensor, mask: Optional[torch.Tensor]
 ) -> None:
     scores = _as_float(s)
-    module = get_cascade_module("cuda" if v.is_cuda else "cpu")
+    module = get_cascade_module(backend_of(v))
     module.merge_state_in_place(v, scores, v_other, _as_float(s_other), mask)
     if scores is not s:
         s.copy_(scores)
@@ -50,7 +51,7 @@ def _merge_state_in_place(
 
 @register_custom_op("flashinfer::merge_states", mutates_args=("v_merged", "s_merged"))
 def _merge_states(v_merged: torch.Tensor, s_merged: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> None:
-    get_cascade_module("cuda" if v.is_cuda else "cpu").merge_states(v_merged, s_merged, v, _as_float(s))
+    get_cascade_module(backend_of(v)).merge_states(v_merged, s_merged, v, _as_float(s))
 
 
 # The public functions.
