@@ -26,9 +26,10 @@ for family in FAMILIES:
 json.dump(seconds, open(sys.argv[1], "w"), indent=1)
 PYTHON
 
-tests="tests/utils tests/testing tests/trace tests/test_scale.py tests/test_tiny.py"
-for family in $families; do [ -d "tests/$family" ] && tests="$tests tests/$family"; done
-timeout "${TEST_S:-300}" python3 -m pytest -q -p no:cacheprovider $tests > "$results/tests.txt" 2>&1
+of_families=tests/test_scale.py
+for family in $families; do [ -d "tests/$family" ] && of_families="$of_families tests/$family"; done
+timeout "${TEST_S:-300}" python3 -m pytest -q -p no:cacheprovider tests/utils tests/testing tests/trace tests/test_tiny.py \
+  $of_families > "$results/tests.txt" 2>&1
 echo "tests: exit $?"
 tail -n 15 "$results/tests.txt"
 
@@ -36,8 +37,7 @@ status=0
 for tool in memcheck racecheck; do
   command -v compute-sanitizer > /dev/null || break
   timeout "${SANITIZE_S:-90}" compute-sanitizer --tool $tool --error-exitcode 9 python3 -m pytest -q -x -p no:cacheprovider \
-    tests/norm tests/activation tests/page tests/rope tests/quantization \
-    -k "cuda and not compile and not graph and not property and not offset and not grid" > "$results/$tool.txt" 2>&1
+    $of_families -k "cuda and not compile and not graph and not property and not offset and not grid" > "$results/$tool.txt" 2>&1
   code=$?
   [ $code -eq 9 ] && status=9
   echo "$tool: exit $code (124: out of time, no error so far)"
