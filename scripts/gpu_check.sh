@@ -30,10 +30,10 @@ of_families=tests/test_scale.py
 for family in $families; do [ -d "tests/$family" ] && of_families="$of_families tests/$family"; done
 timeout "${TEST_S:-300}" python3 -m pytest -q -p no:cacheprovider tests/utils tests/testing tests/trace tests/test_tiny.py \
   $of_families > "$results/tests.txt" 2>&1
-echo "tests: exit $?"
+status=$?
+echo "tests: exit $status"
 tail -n 15 "$results/tests.txt"
 
-status=0
 for tool in memcheck racecheck; do
   command -v compute-sanitizer > /dev/null || break
   timeout "${SANITIZE_S:-90}" compute-sanitizer --tool $tool --error-exitcode 9 python3 -m pytest -q -x -p no:cacheprovider \
