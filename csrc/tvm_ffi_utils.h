@@ -128,7 +128,7 @@ namespace flashinfer {
 namespace ffi {
 
 /// Argument `i` of a call as a T. One function per type and not inlined: the stock export unpacks every argument of
-/// every function in line, which took g++ 10 s for the seven exports of rope. This takes 1.7 s; calls cost the same.
+/// every function in line, which took g++ 10 s for the seven exports of rope. This takes 1.7 s, and 0.02 us of a call.
 template <typename T>
 __attribute__((noinline)) T Argument(const char* function, const TVMFFIAny* args, int i) {
   std::optional<T> value = tvm::ffi::TypeTraits<T>::TryCastFromAnyView(args + i);

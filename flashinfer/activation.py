@@ -37,6 +37,7 @@ def _half_of(op: str, input: torch.Tensor) -> torch.Tensor:
 
 
 def _use_pdl(input: torch.Tensor, enable_pdl: Optional[bool]) -> bool:
+    """As ``dispatch.use_pdl``, but a caller's True is passed on to any CUDA device: the contract of this family."""
     return input.is_cuda and (utils.device_support_pdl(input.device) if enable_pdl is None else enable_pdl)
 
 

@@ -225,7 +225,7 @@ def has_flashinfer_cubin() -> bool:
 def _aot_dir() -> Path:
     if _companion("flashinfer_jit_cache"):
         return Path(importlib.import_module("flashinfer_jit_cache").get_jit_cache_dir())
-    return _package_data("aot") if (_PACKAGE / "data" / "aot").exists() else _PACKAGE / "data" / "aot"
+    return _PACKAGE / "data" / "aot"
 
 
 def _cubin_dir() -> Path:

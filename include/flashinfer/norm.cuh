@@ -3,7 +3,8 @@
 //
 // Three kernels, by the length of a row:
 //   lanes   up to 2 KB    1 to 32 lanes of a warp hold a row in registers; no shared memory, no barrier
-//   block   up to 32 KB   a block holds a row, two 16-byte vectors per thread, one barrier
+//   block   up to 64 KB   a block holds a row, one barrier: two 16-byte vectors per thread up to 16 KB, four beyond
+//                         and, for large batches, where reads outweigh writes (residual, fp8 output)
 //   long    beyond, and rows that are not 16-byte aligned: a block per row, which it reads again from L2
 //
 // What matters, measured on an H200 (bf16, L2 flushed; a device-to-device copy of 16384 x 4096 takes 67.5 us):
@@ -13,7 +14,7 @@
 //   four 71; one 82.
 // * Plain loads: `L1::no_allocate` cost 4 us, L2 eviction hints gained nothing, prefetching weights to L1 cost 18.
 // * Instructions before the first load count: a division by the number of heads in the row offset cost 6 us on short
-//   rows and 0.25 us of 5.4 on small batches. Hence heads in the grid, 32-bit columns, clamped instead of guarded loads.
+//   rows and 0.25 us of 5.4 on small batches. Hence heads in the grid, 32-bit columns, clamped not guarded loads.
 // * Weights loaded before the reduction save their latency (0.5 us of 5.9 for 128 x 8192) and cost registers, so
 //   occupancy: only while the batch fits on the chip at once.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
