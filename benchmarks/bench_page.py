@@ -88,7 +88,7 @@ def append_paged_mla_kv_cache(num_tokens: int, page_size: int) -> Bench:
 
 
 def _torch_indices(indptr: torch.Tensor, lengths: torch.Tensor, nnz: int) -> tuple[torch.Tensor, torch.Tensor]:
-    row = torch.arange(nnz, dtype=torch.int32)
+    row = torch.arange(nnz, dtype=torch.int32, device=indptr.device)
     b = torch.searchsorted(indptr[1:], row, right=True)
     return b.int(), row + lengths[b] - indptr[b + 1]
 
