@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Iterator
 
 import pytest
@@ -14,6 +16,28 @@ from flashinfer.testing import set_seed
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 _missing_modules: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "of the k parametrisations of a test run about F * sqrt(k), the same ones every time"
+    parser.addoption("--sample", type=float, metavar="F", help=text)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """``--sample``, for tools that slow the tests down a hundredfold. Chooses among what -k and -m left."""
+    factor = config.getoption("sample")
+    if not factor:
+        return
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = set()
+    for name, same in tests.items():
+        count = min(len(same), math.ceil(factor * math.sqrt(len(same))))
+        kept.update(random.Random(name).sample(same, count))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.fixture(params=DEVICES)

@@ -34,24 +34,31 @@ def test_device(device):
 """
 
 
+def run_pytest(folder, text, *options):
+    shutil.copy(ROOT / "tests" / "conftest.py", folder)
+    (folder / "test_sample.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "-v", "--rootdir", folder, folder]
+    return subprocess.run([*map(str, command), *options], capture_output=True, text=True, cwd=ROOT).stdout
+
+
 def test_skips_seed_and_device(tmp_path):
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "test_sample.py").write_text(SAMPLE)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-rs",
-        "-v",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    out = done.stdout
+    out = run_pytest(tmp_path, SAMPLE)
     assert "test_other_errors_fail FAILED" in out and "1 failed" in out and "3 skipped" in out, out
     assert "CUDA out of memory: tried to allocate 80 GiB" in out
     assert "modules missing from the JIT cache" in out and "norm is not built" in out
     assert "test_device[cpu] PASSED" in out and "test_seed[2] PASSED" in out
+
+
+def test_sample(tmp_path):
+    text = """
+import pytest
+
+def test_alone(): pass
+
+@pytest.mark.parametrize("i", range(100))
+def test_many(i): pass
+"""
+    first, second = (run_pytest(tmp_path, text, "--sample", "0.5") for _ in range(2))
+    assert "6 passed, 95 deselected" in first and "test_alone PASSED" in first
+    names = [{line.split()[0] for line in out.splitlines() if "PASSED" in line} for out in (first, second)]
+    assert len(names[0]) == 6 and names[0] == names[1]
