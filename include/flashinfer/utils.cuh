@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backend.h"
+#include "host_device.h"
 
 // Entries that are not templates: inline for whoever includes a kernel header; a unit that other units link against
 // defines this empty before including it.
@@ -29,19 +30,6 @@ constexpr int NextPowerOfTwo(int x) {
 inline int BlockThreads(int64_t hidden, int elements) {
   return int(std::min<int64_t>(1024, CeilDiv(hidden, int64_t(elements) * 32) * 32));
 }
-
-/// n / divisor for n < 2^31 in a multiplication and a shift: magic = ceil(2^(31 + s) / divisor), with divisor <= 2^s,
-/// makes the quotient too large by less than n / 2^31 / divisor, which never reaches the next integer.
-struct FastDivisor {
-  uint32_t divisor, magic, shift;
-
-  FastDivisor() = default;
-  explicit FastDivisor(uint32_t d) : divisor(d), magic(0), shift(0) {  // magic 0: divide by one
-    while (d > (uint64_t{2} << shift)) ++shift;
-    if (d > 1) magic = uint32_t(((uint64_t{1} << (32 + shift)) + d - 1) / d);
-  }
-  __device__ __forceinline__ uint32_t Divide(uint32_t n) const { return magic == 0 ? n : __umulhi(n, magic) >> shift; }
-};
 
 inline bool IsAligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 

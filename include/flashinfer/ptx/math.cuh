@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Special functions of the hardware (PTX ISA: Floating Point Instructions, "ex2" and "rcp"). With .ftz each is a single
+// Special functions of the hardware (PTX ISA: Floating Point Instructions, "ex2", "rcp" and "tanh"). With .ftz each is a single
 // instruction; the intrinsics __expf and __fdividef wrap theirs in tests and scalings for subnormal numbers.
 #pragma once
 
@@ -17,6 +17,13 @@ __device__ __forceinline__ float Exp2(float x) {
 __device__ __forceinline__ float Reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// tanh to a relative error of 2^-11.
+__device__ __forceinline__ float Tanh(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

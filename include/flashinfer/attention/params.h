@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an attention kernel is given: tensors, the work list and where partial results go. Plain host header, shared by
+// the planner, the launchers and the kernels of every backend.
+//
+// A tile is TILE rows of one KV head: row r of a request is query token r / group, query head kv_head * group + r % group,
+// so that the heads which share keys and values read them once. A work item is a tile and a range of keys. An item that
+// covers all keys of its tile writes the result; others write a partial state (normalised output and base-2 score) to a
+// slot, and the merge adds the slots of a tile in order. The order never depends on timing: results are reproducible.
+#pragma once
+#include <cstdint>
+
+#include "../backend.h"
+#include "../host_device.h"
+
+namespace flashinfer {
+
+enum class MaskMode : int32_t { kNone = 0, kCausal = 1, kCustom = 2, kMultiItemScoring = 3 };
+enum class PosEncodingMode : int32_t { kNone = 0, kRoPELlama = 1, kALiBi = 2 };
+
+/// Tensors of one attention call. Strides are in elements; the last dimension of each is contiguous.
+/// A generated struct adds what a variant declares (csrc/attention_config.jinja).
+template <typename DTypeQ_, typename DTypeKV_, typename DTypeO_, typename IdType_ = int32_t>
+struct AttentionParams {
+  using DTypeQ = DTypeQ_;
+  using DTypeKV = DTypeKV_;  ///< uint8_t: two E2M1 codes a byte with scales in k_sf and v_sf (NVFP4)
+  using DTypeO = DTypeO_;
+  using IdType = IdType_;
+  static constexpr int HEAD_DIM_PE = 0;     ///< last columns of q and k that lie in tensors of their own (MlaParams)
+  static constexpr bool SHARED_KV = false;  ///< v is the first columns of k
+
+  DTypeQ* q;  ///< [tokens, num_qo_heads, head_dim_qk]
+  DTypeKV* k;
+  DTypeKV* v;
+  DTypeO* o;   ///< [tokens, num_qo_heads, head_dim_vo]
+  float* lse;  ///< [tokens, num_qo_heads] contiguous, or null
+  int64_t q_stride_n, q_stride_h;
+  int64_t o_stride_n, o_stride_h;
+  int64_t k_stride_page, k_stride_n, k_stride_h;  ///< stride_n: between tokens (of a page)
+  int64_t v_stride_page, v_stride_n, v_stride_h;
+
+  // Scale factors of an NVFP4 cache: e4m3, one per 16 elements of a head.
+  const uint8_t* k_sf;
+  const uint8_t* v_sf;
+  int64_t k_sf_stride_page, k_sf_stride_n, k_sf_stride_h;
+  int64_t v_sf_stride_page, v_sf_stride_n, v_sf_stride_h;
+
+  // Lengths of the requests. Kernels take them from the work items; variants through get_qo_len and get_kv_len.
+  const IdType* qo_indptr;      ///< [batch + 1], or null: one request of qo_len rows
+  const IdType* kv_indptr;      ///< [batch + 1] pages (paged) or tokens (ragged), or null: one request of kv_len keys
+  const IdType* kv_indices;     ///< page table, null unless paged
+  const IdType* last_page_len;  ///< [batch], or null
+  const IdType* kv_lens;        ///< [batch], or null: instead of last_page_len
+  int32_t qo_len, kv_len;
+  FastDivisor page_size;
+  FastDivisor group;  ///< query heads per KV head
+  int32_t num_qo_heads, num_kv_heads;
+  int32_t window_left;  ///< keys left of the diagonal that are visible, negative: all
+  int32_t mask_mode;
+  float out_scale;  ///< multiplies the output
+
+  FLASHINFER_HD uint32_t get_qo_len(uint32_t batch_idx) const {
+    return qo_indptr != nullptr ? uint32_t(qo_indptr[batch_idx + 1] - qo_indptr[batch_idx]) : uint32_t(qo_len);
+  }
+  FLASHINFER_HD uint32_t get_kv_len(uint32_t batch_idx) const {
+    if (kv_lens != nullptr) return uint32_t(kv_lens[batch_idx]);
+    if (kv_indptr == nullptr) return uint32_t(kv_len);
+    const int32_t n = int32_t(kv_indptr[batch_idx + 1] - kv_indptr[batch_idx]);
+    if (last_page_len == nullptr) return uint32_t(n);
+    return n <= 0 ? 0u : uint32_t((n - 1) * int32_t(page_size.divisor) + int32_t(last_page_len[batch_idx]));
+  }
+};
+
+/// Latent attention: one key for all heads, [k | k_pe], whose first part is the value too.
+template <typename DTypeQ, typename DTypeKV, typename DTypeO, typename IdType = int32_t>
+struct MlaParams : AttentionParams<DTypeQ, DTypeKV, DTypeO, IdType> {
+  static constexpr bool SHARED_KV = true;
+  DTypeQ* q_pe;
+  DTypeKV* k_pe;
+  int64_t q_pe_stride_n, q_pe_stride_h;
+  int64_t k_pe_stride_page, k_pe_stride_n;
+};
+
+/// A tile and the keys [kv_start, kv_end) it attends to here.
+struct alignas(16) WorkItem {
+  int32_t request;
+  int32_t kv_head;    ///< negative: the item stands for one of each KV head
+  int32_t qo_begin;   ///< first row of the request in q
+  int32_t qo_len;     ///< its tokens
+  int32_t kv_begin;   ///< first entry of its page table (paged) or first token (ragged)
+  int32_t kv_len;     ///< its keys; negative: known on the device only (AttentionParams::get_kv_len)
+  int32_t row_begin;  ///< first row of the tile
+  int32_t kv_start, kv_end;
+  int32_t slot;  ///< where the partial state goes (+ KV head if kv_head < 0); negative: the result is complete
+  int32_t unused[2];
+};
+
+/// Slots first_slot + i * step of one tile, i < count, make its result.
+struct alignas(16) MergeItem {
+  int32_t kv_head;  ///< negative: one of each KV head, from first_slot + head
+  int32_t qo_begin, qo_len;
+  int32_t row_begin;
+  int32_t first_slot, count, step;
+  int32_t unused;
+};
+
+/// Work for one launch. Counts that change between replays of a CUDA graph are read from device memory.
+struct WorkList {
+  const WorkItem* items;        ///< null: one request cut evenly (the fields under `uniform`)
+  const int32_t* block_indptr;  ///< items of block i; null: block i does item i / heads for head i % heads
+  const int32_t* num_items;
+  const MergeItem* merges;
+  const int32_t* num_merges;
+  int32_t blocks;        ///< of the launch; upper bound in a CUDA graph
+  int32_t merge_blocks;  ///< likewise; 0: nothing was split
+  float* partial_o;      ///< [slot][TILE][head_dim_vo]
+  float* partial_lse;    ///< [slot][TILE]
+  struct {
+    int32_t tiles, chunks, chunk_size;  ///< block = ((tile * chunks) + chunk) * heads + head, last tile first
+  } uniform;
+};
+
+}  // namespace flashinfer

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+// The work planner: a batch of (queries, keys) becomes lists of work items (params.h). Host C++ without CUDA, shared by
+// both backends. It reads host arrays, writes into one buffer that is copied to the device in one go, and takes
+// O(requests * heads + blocks) integer steps.
+//
+// Requests of few rows (decode) go to the narrow list: all keys of the batch, one KV head after the other, are cut into
+// equal shares, one per resident block, across the borders of requests. Any skew of lengths is balanced, a block has at
+// most two partial tiles, and the number of slots is bounded. Requests of many rows go to the wide list: one block per
+// tile and head, longest first; keys are split only where tiles are too few to fill the device.
+//   test  pytest tests/attention/test_plan.py
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "params.h"
+
+namespace flashinfer {
+namespace attention {
+
+constexpr int32_t GRANULE = 64;  // keys; shares are multiples of it
+constexpr int32_t PLAN_INFO_SIZE = 15;
+
+struct PlanInput {
+  int32_t batch_size;
+  const int32_t* qo_indptr;  ///< [batch + 1], or null: `uniform_qo_len` rows each
+  int32_t uniform_qo_len;
+  const int32_t* kv_indptr;  ///< [batch + 1] pages or tokens
+  const int32_t* kv_lens;    ///< [batch] keys, or null: every page may be full and the device knows (decode)
+  int32_t page_size;         ///< 1 for ragged keys
+  int32_t num_qo_heads, num_kv_heads, head_dim_vo;
+  bool causal;
+  int32_t window_left;
+  int32_t fixed_split;  ///< keys per split, or <= 0. With it, or without splits, a request's items ignore the batch
+  bool disable_split;
+  bool cuda_graph;
+  int32_t max_rows;       ///< of q in any plan of this graph
+  int32_t narrow_tile;    ///< rows of the tiles of either list; 0: the backend has none
+  int32_t narrow_blocks;  ///< blocks resident at once
+  int32_t wide_tiles[2];  ///< ascending; the second may be 0
+  int32_t wide_blocks[2];
+};
+
+/// Where things are. Int offsets are in bytes from the start of the int workspace, float ones of the float workspace.
+struct PlanInfo {
+  int64_t int_bytes;
+  int64_t float_bytes;
+  int64_t cuda_graph;
+  int64_t tile;  ///< rows of a tile of the list with the larger tiles; index 3 of what Python sees
+  int64_t narrow_items, narrow_indptr, narrow_merges, narrow_blocks, narrow_merge_blocks;
+  int64_t wide_items, wide_merges, wide_blocks, wide_merge_blocks;
+  int64_t narrow_partial, wide_partial;
+
+  void ToArray(int64_t* out) const { std::memcpy(out, this, sizeof(PlanInfo)); }
+  static PlanInfo FromArray(const int64_t* in) {
+    PlanInfo info;
+    std::memcpy(&info, in, sizeof(PlanInfo));
+    return info;
+  }
+};
+static_assert(sizeof(PlanInfo) == PLAN_INFO_SIZE * sizeof(int64_t), "what Python stores");
+
+/// Counts at the start of the int workspace, which kernels read.
+struct PlanHeader {
+  int32_t narrow_items, narrow_merges, wide_items, wide_merges;
+};
+
+struct PlanOutput {
+  PlanInfo info;
+  std::vector<WorkItem> narrow, wide;
+  std::vector<int32_t> narrow_indptr;  ///< empty: one item per block
+  std::vector<MergeItem> narrow_merges, wide_merges;
+  std::vector<WorkItem> tiles;  ///< scratch
+  int32_t narrow_slots, wide_slots;
+
+  void Clear() {
+    narrow.clear(), wide.clear(), narrow_indptr.clear(), narrow_merges.clear(), wide_merges.clear();
+    narrow_slots = wide_slots = 0;
+  }
+};
+
+inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t AlignUp(int64_t a) { return DivideUp(a, 16) * 16; }
+
+/// Fills a PlanOutput, which is best kept for the next plan: growing its lists costs more than planning.
+class Planner {
+ public:
+  Planner(const PlanInput& in, PlanOutput& out)
+      : in_(in), group_(in.num_qo_heads / std::max(in.num_kv_heads, 1)), out_(out) {}
+
+  void Run() {
+    out_.Clear();
+    ChooseWideTile();
+    if (in_.fixed_split > 0 || in_.disable_split) {
+      PlanFixed();
+    } else {
+      PlanNarrow();
+      PlanWide();
+    }
+    Layout();
+  }
+
+  /// Copy the lists to `buffer`, which holds info.int_bytes.
+  static void Write(const PlanOutput& out, char* buffer) {
+    const PlanHeader header{int32_t(out.narrow.size()), int32_t(out.narrow_merges.size()), int32_t(out.wide.size()),
+                            int32_t(out.wide_merges.size())};
+    std::memcpy(buffer, &header, sizeof(header));
+    Put(buffer + out.info.narrow_items, out.narrow);
+    Put(buffer + out.info.narrow_merges, out.narrow_merges);
+    Put(buffer + out.info.wide_items, out.wide);
+    Put(buffer + out.info.wide_merges, out.wide_merges);
+    if (out.info.narrow_indptr > 0) {
+      int32_t* indptr = reinterpret_cast<int32_t*>(buffer + out.info.narrow_indptr);
+      Put(reinterpret_cast<char*>(indptr), out.narrow_indptr);
+      const int32_t last = out.narrow_indptr.empty() ? 0 : out.narrow_indptr.back();
+      for (int64_t i = out.narrow_indptr.size(); i <= out.info.narrow_blocks; ++i) indptr[i] = last;
+    }
+  }
+
+ private:
+  template <typename T>
+  static void Put(char* to, const std::vector<T>& list) {
+    if (!list.empty()) std::memcpy(to, list.data(), list.size() * sizeof(T));
+  }
+
+  int32_t QoBegin(int32_t b) const { return in_.qo_indptr != nullptr ? in_.qo_indptr[b] : b * in_.uniform_qo_len; }
+  int32_t QoLen(int32_t b) const {
+    return in_.qo_indptr != nullptr ? in_.qo_indptr[b + 1] - in_.qo_indptr[b] : in_.uniform_qo_len;
+  }
+  int32_t KvLen(int32_t b) const {
+    if (in_.kv_lens != nullptr) return in_.kv_lens[b];
+    return (in_.kv_indptr[b + 1] - in_.kv_indptr[b]) * in_.page_size;
+  }
+  bool IsNarrow(int64_t rows) const {
+    return in_.narrow_tile > 0 && (in_.wide_tiles[0] == 0 || rows <= in_.narrow_tile);
+  }
+
+  /// A tile of a request: what its items have in common.
+  WorkItem Tile(int32_t b, int32_t row_begin) const {
+    WorkItem item{};
+    item.request = b;
+    item.kv_head = -1;
+    item.qo_begin = QoBegin(b);
+    item.qo_len = QoLen(b);
+    item.kv_begin = in_.kv_indptr != nullptr ? in_.kv_indptr[b] : 0;
+    item.kv_len = in_.kv_lens != nullptr ? in_.kv_lens[b] : -1;
+    item.row_begin = row_begin;
+    item.slot = -1;
+    return item;
+  }
+
+  /// Set the keys that any row of the tile can see.
+  void SetRange(WorkItem& item, int32_t tile) const {
+    const int64_t kv_len = KvLen(item.request), qo_len = item.qo_len, shift = kv_len - qo_len;
+    const int64_t first = item.row_begin / group_;
+    const int64_t last = std::min<int64_t>(qo_len, DivideUp(item.row_begin + tile, group_)) - 1;
+    int64_t start = 0, end = kv_len;
+    if (in_.causal) end = std::clamp<int64_t>(last + shift + 1, 0, kv_len);
+    // Without the exact length (a page may be partly filled) the window could start up to a page earlier.
+    const int64_t slack = in_.kv_lens != nullptr ? 0 : in_.page_size;
+    if (in_.window_left >= 0) start = std::clamp<int64_t>(first + shift - in_.window_left - slack, 0, end);
+    item.kv_start = int32_t(start / GRANULE * GRANULE);
+    item.kv_end = int32_t(std::max<int64_t>(end, item.kv_start));
+  }
+
+  void ChooseWideTile() {
+    wide_tile_ = in_.wide_tiles[0];
+    wide_blocks_ = in_.wide_blocks[0];
+    if (in_.wide_tiles[1] == 0) return;
+    int64_t rows = 0, tiles = 0;  // take large tiles once half of the rows they pad would be used
+    if (in_.cuda_graph) {
+      rows = int64_t(in_.max_rows) * group_;
+      tiles = in_.batch_size;
+    } else {
+      for (int32_t b = 0; b < in_.batch_size; ++b) {
+        const int64_t n = int64_t(QoLen(b)) * group_;
+        if (!IsNarrow(n)) rows += n, ++tiles;
+      }
+    }
+    if (rows > tiles * in_.wide_tiles[0]) {
+      wide_tile_ = in_.wide_tiles[1];
+      wide_blocks_ = in_.wide_blocks[1];
+    }
+  }
+
+  template <typename F>
+  void ForEachTile(bool narrow, const F& f) const {
+    const int32_t tile = narrow ? in_.narrow_tile : wide_tile_;
+    for (int32_t b = 0; b < in_.batch_size; ++b) {
+      const int32_t rows = QoLen(b) * group_;
+      if (rows <= 0 || IsNarrow(rows) != narrow) continue;
+      for (int32_t row = 0; row < rows; row += tile) {
+        WorkItem item = Tile(b, row);
+        SetRange(item, tile);
+        f(item);
+      }
+    }
+  }
+
+  static MergeItem MergeOf(const WorkItem& item, int32_t first_slot, int32_t count, int32_t step) {
+    return MergeItem{item.kv_head, item.qo_begin, item.qo_len, item.row_begin, first_slot, count, step, 0};
+  }
+
+  /// Equal shares over the resident blocks.
+  void PlanNarrow() {
+    constexpr int64_t PIECE_COST = 1;  // granules that starting a piece costs
+    constexpr int64_t MIN_PIECE = 2;   // granules; a smaller rest is not worth a piece
+    int64_t total = 0;
+    const int32_t heads = in_.num_kv_heads;
+    std::vector<WorkItem>& tiles = out_.tiles;
+    tiles.clear();
+    ForEachTile(true, [&](const WorkItem& item) {
+      tiles.push_back(item);
+      total += (DivideUp(item.kv_end - item.kv_start, GRANULE) + PIECE_COST) * heads;
+    });
+    if (tiles.empty()) return;
+    const int64_t blocks = std::max(in_.narrow_blocks, 1);
+    std::vector<WorkItem>& items = out_.narrow;
+    std::vector<int32_t>& indptr = out_.narrow_indptr;
+    items.reserve(tiles.size() * heads + blocks);
+    indptr.push_back(0);
+    int64_t share = 0, used = 0;
+    // Each block gets its part of what is left, so that the cost of cuts made on the way is shared by all.
+    auto next_share = [&] {
+      used = 0;
+      share = std::max<int64_t>(DivideUp(total, blocks + 1 - int64_t(indptr.size())), PIECE_COST + MIN_PIECE);
+    };
+    next_share();
+    for (WorkItem& tile : tiles) {
+      const int64_t granules = DivideUp(tile.kv_end - tile.kv_start, GRANULE);
+      for (int32_t head = 0; head < heads; ++head) {
+        tile.kv_head = head;
+        int64_t done = 0;
+        const size_t first = items.size();
+        do {
+          const bool last_block = int64_t(indptr.size()) >= blocks;
+          const int64_t left = granules - done;
+          if (!last_block && used > 0 && share - used < PIECE_COST + std::min(MIN_PIECE, left)) {
+            indptr.push_back(int32_t(items.size()));
+            next_share();
+            continue;
+          }
+          const int64_t room = std::max<int64_t>(share - used - PIECE_COST, MIN_PIECE);
+          const int64_t take = !last_block && left >= room + MIN_PIECE ? room : left;
+          WorkItem item = tile;
+          item.kv_start = int32_t(tile.kv_start + done * GRANULE);
+          done += take;
+          if (done < granules) {
+            item.kv_end = int32_t(tile.kv_start + done * GRANULE);
+            total += PIECE_COST;
+          }
+          items.push_back(item);
+          used += take + PIECE_COST;
+          total -= take + PIECE_COST;
+        } while (done < granules);
+        SetSlots(items, first, out_.narrow_merges, out_.narrow_slots, 1);
+      }
+    }
+    indptr.push_back(int32_t(items.size()));
+  }
+
+  /// Give slots to the items from `first` on if they are several: the pieces of one tile.
+  static void SetSlots(std::vector<WorkItem>& items, size_t first, std::vector<MergeItem>& merges, int32_t& slots,
+                       int32_t step) {
+    const int32_t count = int32_t(items.size() - first);
+    if (count < 2) return;
+    merges.push_back(MergeOf(items[first], slots, count, step));
+    for (size_t i = first; i < items.size(); ++i, slots += step) items[i].slot = slots;
+  }
+
+  void PlanWide() {
+    std::vector<WorkItem>& tiles = out_.tiles;
+    tiles.clear();
+    ForEachTile(false, [&](const WorkItem& item) { tiles.push_back(item); });
+    if (tiles.empty()) return;
+    const int64_t blocks = std::max(wide_blocks_, 1), heads = in_.num_kv_heads;
+    int32_t longest = 0;
+    for (const WorkItem& t : tiles) longest = std::max(longest, t.kv_end - t.kv_start);
+    int64_t chunk = longest;
+    if (int64_t(tiles.size()) * heads < blocks) {  // the smallest chunk that still fits in one wave
+      int64_t low = 4, high = std::max<int64_t>(DivideUp(longest, GRANULE), 4);
+      while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        int64_t count = 0;
+        for (const WorkItem& t : tiles) {
+          count += std::max<int64_t>(1, DivideUp(t.kv_end - t.kv_start, middle * GRANULE));
+        }
+        if (count * heads > blocks) {
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+      chunk = low * GRANULE;
+    }
+    CutTiles(tiles, chunk, 0, out_.wide, out_.wide_merges, out_.wide_slots);
+  }
+
+  /// Splits that depend on nothing but the request itself.
+  void PlanFixed() {
+    for (const bool narrow : {true, false}) {
+      std::vector<WorkItem>& tiles = out_.tiles;
+      tiles.clear();
+      if (narrow ? in_.narrow_tile > 0 : wide_tile_ > 0) {
+        ForEachTile(narrow, [&](const WorkItem& item) { tiles.push_back(item); });
+      }
+      const int64_t chunk = in_.disable_split ? INT32_MAX : in_.fixed_split;
+      CutTiles(tiles, chunk, in_.disable_split ? 0 : in_.fixed_split, narrow ? out_.narrow : out_.wide,
+               narrow ? out_.narrow_merges : out_.wide_merges, narrow ? out_.narrow_slots : out_.wide_slots);
+    }
+  }
+
+  /// Cut tiles into chunks, each an item for every head, longest first. `grid` > 0: cuts are at its multiples.
+  void CutTiles(const std::vector<WorkItem>& tiles, int64_t chunk, int32_t grid, std::vector<WorkItem>& items,
+                std::vector<MergeItem>& merges, int32_t& slots) const {
+    items.reserve(tiles.size());
+    for (const WorkItem& tile : tiles) {
+      const size_t first = items.size();
+      int64_t start = tile.kv_start;
+      do {
+        int64_t end = grid > 0 ? (start / grid + 1) * grid : start + chunk;
+        end = std::min<int64_t>(end, tile.kv_end);
+        WorkItem item = tile;
+        item.kv_start = int32_t(start);
+        item.kv_end = int32_t(end);
+        items.push_back(item);
+        start = end;
+      } while (start < tile.kv_end);
+      SetSlots(items, first, merges, slots, in_.num_kv_heads);
+    }
+    std::stable_sort(items.begin(), items.end(), [](const WorkItem& a, const WorkItem& b) {
+      return a.kv_end - a.kv_start > b.kv_end - b.kv_start;
+    });
+  }
+
+  /// Sizes and offsets. In a CUDA graph they depend on the frozen sizes only, so that a later plan fits the launch.
+  void Layout() {
+    PlanInfo& info = out_.info;
+    const int64_t heads = in_.num_kv_heads;
+    int64_t narrow_items = out_.narrow.size(), wide_items = out_.wide.size();
+    int64_t narrow_merges = out_.narrow_merges.size(), wide_merges = out_.wide_merges.size();
+    int64_t narrow_slots = out_.narrow_slots, wide_slots = out_.wide_slots;
+    const bool shares = !(in_.fixed_split > 0 || in_.disable_split);
+    int64_t narrow_blocks = shares ? std::max<int64_t>(out_.narrow_indptr.size(), 1) - 1 : narrow_items * heads;
+    if (in_.cuda_graph) {
+      const bool narrow_only = in_.wide_tiles[0] == 0;
+      const int64_t rows = int64_t(in_.max_rows) * group_;
+      const int64_t narrow_tiles =
+          in_.narrow_tile == 0 ? 0 : in_.batch_size + (narrow_only ? rows / in_.narrow_tile : 0);
+      const int64_t wide_tiles = narrow_only ? 0 : in_.batch_size + rows / wide_tile_;
+      if (shares) {
+        narrow_blocks = in_.narrow_tile == 0 ? 0 : in_.narrow_blocks;
+        narrow_items = narrow_tiles * heads + narrow_blocks;
+        narrow_slots = 2 * narrow_blocks;
+        narrow_merges = narrow_blocks;
+        wide_items = wide_tiles + wide_blocks_;
+        wide_slots = 2 * wide_blocks_ + heads;
+        wide_merges = std::min<int64_t>(wide_tiles, wide_blocks_);
+      } else {
+        // Splits of a fixed size grow with the keys; these plans keep what the first one needed.
+        narrow_items = std::max(narrow_items, narrow_tiles);
+        narrow_blocks = narrow_items * heads;
+        wide_items = std::max(wide_items, wide_tiles);
+      }
+    }
+    int64_t at = AlignUp(sizeof(PlanHeader));
+    auto place = [&at](int64_t bytes) {
+      const int64_t offset = at;
+      at = AlignUp(at + bytes);
+      return offset;
+    };
+    info.cuda_graph = in_.cuda_graph;
+    info.tile = wide_items > 0 ? wide_tile_ : in_.narrow_tile;
+    info.narrow_items = place(narrow_items * sizeof(WorkItem));
+    info.narrow_indptr = shares ? place((narrow_blocks + 1) * sizeof(int32_t)) : 0;
+    info.narrow_merges = place(narrow_merges * sizeof(MergeItem));
+    info.wide_items = place(wide_items * sizeof(WorkItem));
+    info.wide_merges = place(wide_merges * sizeof(MergeItem));
+    info.narrow_blocks = narrow_blocks;
+    info.wide_blocks = wide_items * heads;
+    info.narrow_merge_blocks = narrow_merges * (shares ? 1 : heads);
+    info.wide_merge_blocks = wide_merges * heads;
+    info.int_bytes = at;
+    at = 0;
+    info.narrow_partial = place(narrow_slots * in_.narrow_tile * (in_.head_dim_vo + 1) * sizeof(float));
+    info.wide_partial = place(wide_slots * wide_tile_ * (in_.head_dim_vo + 1) * sizeof(float));
+    info.float_bytes = at;
+  }
+
+  const PlanInput& in_;
+  const int32_t group_;
+  int32_t wide_tile_ = 0, wide_blocks_ = 0;
+  PlanOutput& out_;
+};
+
+}  // namespace attention
+}  // namespace flashinfer

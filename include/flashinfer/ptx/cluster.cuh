@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Clusters of blocks that see each other's shared memory (PTX ISA: "barrier.cluster", "mapa", "st.shared::cluster"), SM90
+// and later. Before, a block is a cluster of one and nothing needs to be done.
+#pragma once
+#include <cstdint>
+
+namespace flashinfer {
+namespace ptx {
+
+/// Number of this block in its cluster.
+__device__ __forceinline__ uint32_t ClusterRank() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+#else
+  return 0;
+#endif
+}
+
+/// Blocks of this cluster.
+__device__ __forceinline__ uint32_t ClusterSize() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t size;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+#else
+  return 1;
+#endif
+}
+
+/// Every thread of the cluster arrives; what it wrote before is visible to those that have waited.
+__device__ __forceinline__ void ClusterArrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void ClusterWait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/// Store to where `local`, an address in shared memory, is in block `rank` of the cluster.
+__device__ __forceinline__ void StoreShared(uint32_t* local, uint32_t rank, uint32_t value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const uint32_t address = uint32_t(__cvta_generic_to_shared(local));
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
+#else
+  *local = value;
+#endif
+}
+
+}  // namespace ptx
+}  // namespace flashinfer
