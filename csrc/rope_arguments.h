@@ -77,7 +77,11 @@ inline void SetRotaryDim(const char* op, const char* name, RopeParams& p, int64_
 
 /// Cosines and sines from a table; the width of its rows is the number of rotated columns.
 inline void SetCache(const char* op, RopeParams& p, const TensorView& cache, const TensorView& q, int64_t width) {
-  Expect(op, "cos_sin_cache", cache).same_device(q, "q").dtype({dl_float32}).rank(2).last_dim_contiguous();
+  if (encode_dlpack_dtype(cache.dtype()) != encode_dlpack_dtype(dl_float32)) {  // the text is the contract's
+    TVM_FFI_THROW(ArgumentError) << op << ": cos_sin_cache has dtype " << DTypeName(cache.dtype())
+                                 << ": cos_sin_cache should be float32";
+  }
+  Expect(op, "cos_sin_cache", cache).same_device(q, "q").rank(2).last_dim_contiguous();
   SetRotaryDim(op, "cos_sin_cache.shape[1]", p, cache.size(1), width);
   p.angles.cache = cache.data_ptr<float>();
   p.angles.cache_rows = cache.size(0);

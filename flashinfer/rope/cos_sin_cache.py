@@ -6,12 +6,13 @@ from __future__ import annotations
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..ops import register_custom_op
 from ..trace.templates.rope import (
     apply_rope_with_cos_sin_cache_inplace_trace,
     apply_rope_with_cos_sin_cache_trace,
 )
-from .modules import check_table, module_for
+from .modules import get_rope_module
 
 
 @register_custom_op("flashinfer::apply_rope_pos_ids_cos_sin_cache", mutates_args=("query_out", "key_out"))
@@ -25,9 +26,10 @@ def _apply_rope_pos_ids_cos_sin_cache(
     positions: torch.Tensor,
     interleave: bool,
 ) -> None:
-    module_for(query).apply_rope_pos_ids_cos_sin_cache(
-        query, key, query_out, key_out, head_size, cos_sin_cache, positions, interleave
-    )
+    get_rope_module(backend_of(query)).apply_rope_pos_ids_cos_sin_cache(
+        query, key, None if query_out is query else query_out, None if key_out is key else key_out,
+        head_size, cos_sin_cache, positions, interleave,
+    )  # fmt: skip
 
 
 def _tokens(x: torch.Tensor, positions: torch.Tensor, head_size: int) -> torch.Tensor:
@@ -75,7 +77,6 @@ def apply_rope_with_cos_sin_cache(
     >>> q, k = torch.randn(5, 32 * 128), torch.randn(5, 8 * 128)
     >>> q_rope, k_rope = flashinfer.apply_rope_with_cos_sin_cache(torch.arange(5), q, k, 128, table)
     """
-    check_table("apply_rope_with_cos_sin_cache", cos_sin_cache)
     query_out, key_out = torch.empty_like(query), torch.empty_like(key)
     q, k, q_out, k_out = (_tokens(x, positions, head_size) for x in (query, key, query_out, key_out))
     _apply_rope_pos_ids_cos_sin_cache(q, k, q_out, k_out, head_size, cos_sin_cache, positions, not is_neox)
@@ -92,6 +93,6 @@ def apply_rope_with_cos_sin_cache_inplace(
     is_neox: bool = True,
 ) -> None:
     r""":func:`apply_rope_with_cos_sin_cache` that overwrites query and key."""
-    check_table("apply_rope_with_cos_sin_cache_inplace", cos_sin_cache)
-    q, k = _tokens(query, positions, head_size), _tokens(key, positions, head_size)
+    q = query if query.ndim == 2 else _tokens(query, positions, head_size)
+    k = key if key.ndim == 2 else _tokens(key, positions, head_size)
     _apply_rope_pos_ids_cos_sin_cache(q, k, q, k, head_size, cos_sin_cache, positions, not is_neox)

@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..ops import register_custom_op
 from ..trace.templates.rope import (
     apply_llama31_rope_inplace_trace,
@@ -15,7 +16,7 @@ from ..trace.templates.rope import (
     apply_llama31_rope_pos_ids_trace,
     apply_llama31_rope_trace,
 )
-from .modules import columns, module_for
+from .modules import columns, get_rope_module
 
 
 @register_custom_op("flashinfer::apply_llama31_rope", mutates_args=("q_rope", "k_rope"))
@@ -34,8 +35,9 @@ def _apply_llama31_rope(
     high_freq_factor: float,
     old_context_len: float,
 ) -> None:
-    module_for(q).apply_llama31_rope(
-        q, k, q_rope, k_rope, indptr, offsets, rotary_dim, interleave,
+    get_rope_module(backend_of(q)).apply_llama31_rope(
+        q, k, None if q_rope is q else q_rope, None if k_rope is k else k_rope,
+        indptr, offsets, rotary_dim, interleave,
         rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
     )  # fmt: skip
 
@@ -55,8 +57,9 @@ def _apply_llama31_rope_pos_ids(
     high_freq_factor: float,
     old_context_len: float,
 ) -> None:
-    module_for(q).apply_llama31_rope_pos_ids(
-        q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave,
+    get_rope_module(backend_of(q)).apply_llama31_rope_pos_ids(
+        q, k, None if q_rope is q else q_rope, None if k_rope is k else k_rope,
+        pos_ids, rotary_dim, interleave,
         rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..ops import register_custom_op
 from ..trace.templates.rope import (
     apply_rope_inplace_trace,
@@ -15,7 +16,7 @@ from ..trace.templates.rope import (
     apply_rope_pos_ids_trace,
     apply_rope_trace,
 )
-from .modules import columns, module_for
+from .modules import columns, get_rope_module
 
 
 @register_custom_op("flashinfer::apply_rope", mutates_args=("q_rope", "k_rope"))
@@ -31,7 +32,10 @@ def _apply_rope(
     rope_scale: float,
     rope_theta: float,
 ) -> None:
-    module_for(q).apply_rope(q, k, q_rope, k_rope, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta)
+    get_rope_module(backend_of(q)).apply_rope(
+        q, k, None if q_rope is q else q_rope, None if k_rope is k else k_rope,
+        indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta,
+    )  # fmt: skip
 
 
 @register_custom_op("flashinfer::apply_rope_pos_ids", mutates_args=("q_rope", "k_rope"))
@@ -46,7 +50,10 @@ def _apply_rope_pos_ids(
     rope_scale: float,
     rope_theta: float,
 ) -> None:
-    module_for(q).apply_rope_pos_ids(q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave, rope_scale, rope_theta)
+    get_rope_module(backend_of(q)).apply_rope_pos_ids(
+        q, k, None if q_rope is q else q_rope, None if k_rope is k else k_rope,
+        pos_ids, rotary_dim, interleave, rope_scale, rope_theta,
+    )  # fmt: skip
 
 
 @flashinfer_api(trace=apply_rope_trace)

@@ -9,10 +9,11 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..errors import ArgumentError, LibraryError
 from ..ops import register_custom_op
 from ..trace.templates.rope_quantize import mla_rope_quantize_fp8_trace, rope_quantize_fp8_trace
-from .modules import check_table, module_for
+from .modules import get_rope_module
 
 Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -34,7 +35,7 @@ def _rope_quantize(
     interleave: bool,
     enable_pdl: bool,
 ) -> None:
-    module_for(q_rope).rope_quantize(
+    get_rope_module(backend_of(q_rope)).rope_quantize(
         q_rope, k_rope, q_nope, k_nope, q_rope_out, k_rope_out, q_nope_out, k_nope_out,
         cos_sin_cache, pos_ids, quant_scale_q, quant_scale_kv, interleave, enable_pdl,
     )  # fmt: skip
@@ -102,7 +103,6 @@ def _quantize(
     k_nope_out: Optional[torch.Tensor],
     enable_pdl: bool,
 ) -> Quantized:
-    check_table(op, cos_sin_cache)
     dtype = target_dtype(quantize_dtype, q_rope_out, k_rope_out, q_nope_out, k_nope_out)
     q_rope_out = output(op, "q_rope_out", q_rope_out, q_rope, q_rope, dtype)
     k_rope_out = output(op, "k_rope_out", k_rope_out, k_rope, k_rope, dtype)

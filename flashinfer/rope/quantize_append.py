@@ -8,10 +8,11 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.rope_quantize import rope_quantize_fp8_append_paged_kv_cache_trace
-from .modules import check_table, module_for
+from .modules import get_rope_module
 from .quantize import output, target_dtype
 
 _OP = "rope_quantize_fp8_append_paged_kv_cache"
@@ -44,7 +45,7 @@ def _rope_quantize_append_paged_kv_cache(
     interleave: bool,
     enable_pdl: bool,
 ) -> None:
-    module_for(q_rope).rope_quantize_append_paged_kv_cache(
+    get_rope_module(backend_of(q_rope)).rope_quantize_append_paged_kv_cache(
         q_rope, k_rope, q_nope, k_nope, v, q_rope_out, q_nope_out, first_cache, second_cache, cos_sin_cache, pos_ids,
         kv_indices, kv_indptr, batch_indices, positions, page_size, heads_first, quant_scale_q, quant_scale_kv,
         interleave, enable_pdl,
@@ -140,7 +141,6 @@ def rope_quantize_fp8_append_paged_kv_cache(
     tuple[torch.Tensor, torch.Tensor]
         ``q_rope_out, q_nope_out``.
     """
-    check_table(_OP, cos_sin_cache)
     if kv_layout not in ("NHD", "HND"):
         raise ArgumentError(f"{_OP}: kv_layout is {kv_layout!r}, expected 'NHD' or 'HND'")
     dtype = target_dtype(quantize_dtype, q_rope_out, q_nope_out)
