@@ -57,6 +57,7 @@ struct AttentionParams {
   int32_t window_left;  ///< keys left of the diagonal that are visible, negative: all
   int32_t mask_mode;
   float out_scale;  ///< multiplies the output
+  float lse_scale;  ///< multiplies what is written to lse: 1, or ln(2) for natural logarithms
 
   FLASHINFER_HD uint32_t get_qo_len(uint32_t batch_idx) const {
     return qo_indptr != nullptr ? uint32_t(qo_indptr[batch_idx + 1] - qo_indptr[batch_idx]) : uint32_t(qo_len);
@@ -90,8 +91,9 @@ struct alignas(16) WorkItem {
   int32_t kv_len;     ///< its keys; negative: known on the device only (AttentionParams::get_kv_len)
   int32_t row_begin;  ///< first row of the tile
   int32_t kv_start, kv_end;
-  int32_t slot;  ///< where the partial state goes (+ KV head if kv_head < 0); negative: the result is complete
-  int32_t unused[2];
+  int32_t slot;      ///< where the partial state goes (+ KV head if kv_head < 0); negative: the result is complete
+  int32_t is_first;  ///< 1 if no other item of the tile comes before it
+  int32_t unused;
 };
 
 /// Slots first_slot + i * step of one tile, i < count, make its result.

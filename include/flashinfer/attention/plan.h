@@ -147,6 +147,7 @@ class Planner {
     item.kv_len = in_.kv_lens != nullptr ? in_.kv_lens[b] : -1;
     item.row_begin = row_begin;
     item.slot = -1;
+    item.is_first = 1;
     return item;
   }
 
@@ -168,6 +169,7 @@ class Planner {
     wide_tile_ = in_.wide_tiles[0];
     wide_blocks_ = in_.wide_blocks[0];
     if (in_.wide_tiles[1] == 0) return;
+    if (in_.fixed_split > 0 || in_.disable_split) return;  // the choice below would depend on the batch
     int64_t rows = 0, tiles = 0;  // take large tiles once half of the rows they pad would be used
     if (in_.cuda_graph) {
       rows = int64_t(in_.max_rows) * group_;
@@ -233,16 +235,16 @@ class Planner {
         tile.kv_head = head;
         int64_t done = 0;
         const size_t first = items.size();
-        do {
+        do {  // at least one item, so that a tile without keys gets its zeros
           const bool last_block = int64_t(indptr.size()) >= blocks;
           const int64_t left = granules - done;
           if (!last_block && used > 0 && share - used < PIECE_COST + std::min(MIN_PIECE, left)) {
             indptr.push_back(int32_t(items.size()));
             next_share();
-            continue;
           }
+          const bool can_cut = int64_t(indptr.size()) < blocks;
           const int64_t room = std::max<int64_t>(share - used - PIECE_COST, MIN_PIECE);
-          const int64_t take = !last_block && left >= room + MIN_PIECE ? room : left;
+          const int64_t take = can_cut && left >= room + MIN_PIECE ? room : left;
           WorkItem item = tile;
           item.kv_start = int32_t(tile.kv_start + done * GRANULE);
           done += take;
@@ -266,7 +268,10 @@ class Planner {
     const int32_t count = int32_t(items.size() - first);
     if (count < 2) return;
     merges.push_back(MergeOf(items[first], slots, count, step));
-    for (size_t i = first; i < items.size(); ++i, slots += step) items[i].slot = slots;
+    for (size_t i = first; i < items.size(); ++i, slots += step) {
+      items[i].slot = slots;
+      items[i].is_first = i == first;
+    }
   }
 
   void PlanWide() {
