@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies to shared memory that do not wait (PTX ISA: Data Movement, "cp.async"). Before SM80 they are plain copies.
+#pragma once
+#include <cstdint>
+
+namespace flashinfer {
+namespace ptx {
+
+/// 16 bytes from global memory, or zeros if not `valid`: then `from` is not read.
+__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
+#else
+  const uint4 x = valid ? *static_cast<const uint4*>(from) : uint4{};
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
+#endif
+}
+
+/// 16 bytes from registers.
+__device__ __forceinline__ void StoreShared16(uint32_t to, const uint4& x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
+}
+
+__device__ __forceinline__ void CopyCommit() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/// Wait until at most N committed groups of this thread are under way.
+template <int N>
+__device__ __forceinline__ void CopyWait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+}  // namespace ptx
+}  // namespace flashinfer
