@@ -37,10 +37,14 @@ CacheView LatentView(const char* op, const char* name, const TensorView& t, cons
 
 }  // namespace
 
-void append_paged_kv_cache(TensorView append_key, TensorView append_value, TensorView batch_indices,
-                           TensorView positions, TensorView cache, Optional<TensorView> value_cache,
-                           TensorView kv_indices, TensorView kv_indptr, bool is_hnd, bool validate) {
+// The appends return false, having done nothing, when an index tensor is not int32: the caller converts and tries again.
+
+bool append_paged_kv_cache(TensorView append_key, TensorView append_value, TensorView cache,
+                           Optional<TensorView> value_cache, bool is_hnd, bool validate, TensorView batch_indices,
+                           TensorView positions, TensorView kv_indices, TensorView kv_indptr) {
   const char* op = "append_paged_kv_cache";
+  const IndexTensors indices{batch_indices, positions, kv_indices, kv_indptr};
+  if (!indices.AreInt32()) return false;
   Expect(op, "append_key", append_key).on_device();
   ExpectRows(op, "append_key", append_key, append_key);
   ExpectRows(op, "append_value", append_value, append_key);
@@ -55,17 +59,20 @@ void append_paged_kv_cache(TensorView append_key, TensorView append_value, Tenso
   ExpectSizes(op, key_name, k, k, append_key.size(1), append_key.size(2));
   ExpectSizes(op, value_name, v, k, append_key.size(1), append_value.size(2));
   AppendParams params{};
-  params.table = TableOf(op, {batch_indices, positions, kv_indices, kv_indptr}, append_key, k.num_pages, k.page_size);
+  params.table = TableOf(op, indices, append_key, k.num_pages, k.page_size);
   params.num_heads = append_key.size(1);
   params.key = PartOf(append_key, k);
   params.value = PartOf(append_value, v);
   Append(op, append_key, params, validate);
+  return true;
 }
 
-void append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe, TensorView batch_indices,
-                               TensorView positions, TensorView ckv_cache, TensorView kpe_cache, TensorView kv_indices,
-                               TensorView kv_indptr, bool validate) {
+bool append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe, TensorView ckv_cache, TensorView kpe_cache,
+                               bool validate, TensorView batch_indices, TensorView positions, TensorView kv_indices,
+                               TensorView kv_indptr) {
   const char* op = "append_paged_mla_kv_cache";
+  const IndexTensors indices{batch_indices, positions, kv_indices, kv_indptr};
+  if (!indices.AreInt32()) return false;
   Expect(op, "append_ckv", append_ckv).on_device().rank(2).last_dim_contiguous();
   Expect(op, "append_kpe", append_kpe)
       .same_device(append_ckv, "append_ckv")
@@ -83,12 +90,12 @@ void append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe, Ten
       .dim(1, ckv.page_size, "ckv_cache.shape[1]");
   if (ckv.page_size < 1) FailSize(op, "ckv_cache", "tokens per page", 0, 1, "or more");
   AppendParams params{};
-  params.table =
-      TableOf(op, {batch_indices, positions, kv_indices, kv_indptr}, append_ckv, ckv.num_pages, ckv.page_size);
+  params.table = TableOf(op, indices, append_ckv, ckv.num_pages, ckv.page_size);
   params.num_heads = 1;
   params.key = PartOf(append_ckv, ckv);
   params.value = PartOf(append_kpe, kpe);
   Append(op, append_ckv, params, validate);
+  return true;
 }
 
 void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, TensorView batch_indices,

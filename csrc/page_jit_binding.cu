@@ -2,12 +2,12 @@
 // Exports of the page module.
 #include "tvm_ffi_utils.h"
 
-void append_paged_kv_cache(TensorView append_key, TensorView append_value, TensorView batch_indices,
-                           TensorView positions, TensorView cache, Optional<TensorView> value_cache,
-                           TensorView kv_indices, TensorView kv_indptr, bool is_hnd, bool validate);
-void append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe, TensorView batch_indices,
-                               TensorView positions, TensorView ckv_cache, TensorView kpe_cache, TensorView kv_indices,
-                               TensorView kv_indptr, bool validate);
+bool append_paged_kv_cache(TensorView append_key, TensorView append_value, TensorView cache,
+                           Optional<TensorView> value_cache, bool is_hnd, bool validate, TensorView batch_indices,
+                           TensorView positions, TensorView kv_indices, TensorView kv_indptr);
+bool append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe, TensorView ckv_cache, TensorView kpe_cache,
+                               bool validate, TensorView batch_indices, TensorView positions, TensorView kv_indices,
+                               TensorView kv_indptr);
 void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, TensorView batch_indices,
                                  TensorView positions);
 

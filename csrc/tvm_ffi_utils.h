@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #ifdef __CUDACC__
@@ -140,28 +141,33 @@ __attribute__((noinline)) T Argument(const char* function, const TVMFFIAny* args
   return *std::move(value);
 }
 
-template <typename... Args, size_t... I>
-void CallWith(const char* function, void (*f)(Args...), const TVMFFIAny* args, int count, std::index_sequence<I...>) {
+template <typename R, typename... Args, size_t... I>
+R CallWith(const char* function, R (*f)(Args...), const TVMFFIAny* args, int count, std::index_sequence<I...>) {
   if (count != int(sizeof...(Args))) {
     TVM_FFI_THROW(TypeError) << function << ": got " << count << " arguments, expected " << sizeof...(Args);
   }
-  f(Argument<std::decay_t<Args>>(function, args, I)...);
+  return f(Argument<std::decay_t<Args>>(function, args, I)...);
 }
 
-template <typename... Args>
-void Call(const char* function, void (*f)(Args...), const TVMFFIAny* args, int count) {
-  CallWith(function, f, args, count, std::index_sequence_for<Args...>{});
+template <typename R, typename... Args>
+void Call(const char* function, R (*f)(Args...), const TVMFFIAny* args, int count, TVMFFIAny* result) {
+  constexpr std::index_sequence_for<Args...> indices;
+  if constexpr (std::is_void_v<R>) {
+    CallWith(function, f, args, count, indices);
+  } else {
+    tvm::ffi::TypeTraits<R>::MoveToAny(CallWith(function, f, args, count, indices), result);
+  }
 }
 
 }  // namespace ffi
 }  // namespace flashinfer
 
-/// Export a function that returns nothing. The stock TVM_FFI_DLL_EXPORT_TYPED_FUNC works as well, for any function.
-#define FLASHINFER_EXPORT(name, function)                                                                       \
-  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny*) { \
-    TVM_FFI_SAFE_CALL_BEGIN();                                                                                  \
-    flashinfer::ffi::Call(#name, function, args, count);                                                        \
-    TVM_FFI_SAFE_CALL_END();                                                                                    \
+/// Export a function that returns nothing or a number. The stock TVM_FFI_DLL_EXPORT_TYPED_FUNC works as well.
+#define FLASHINFER_EXPORT(name, function)                                                                              \
+  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) { \
+    TVM_FFI_SAFE_CALL_BEGIN();                                                                                         \
+    flashinfer::ffi::Call(#name, function, args, count, result);                                                       \
+    TVM_FFI_SAFE_CALL_END();                                                                                           \
   }
 
 // ------------------------------------------------------------------------------------------------ stream, device

@@ -33,8 +33,8 @@ def _half_of(op: str, input: torch.Tensor) -> torch.Tensor:
     shape = input.shape
     if not shape:
         raise ArgumentError(f"{op}: input has 0 dimensions, expected at least 1")
-    *leading, width = shape  # rather than a slice, which makes another torch.Size: 0.2 us
-    return input.new_empty((*leading, width // 2))
+    *leading, width = shape
+    return input.new_empty(*leading, width // 2)  # sizes in a tuple take 0.4 us more, a slice of the shape 0.2
 
 
 def _use_pdl(input: torch.Tensor, enable_pdl: Optional[bool]) -> bool:

@@ -27,18 +27,10 @@ def _append_paged_kv_cache(
     kv_indptr: torch.Tensor,
     is_hnd: bool,
 ) -> None:
-    get_page_module(backend_of(append_key)).append_paged_kv_cache(
-        append_key,
-        append_value,
-        as_int32(batch_indices),
-        as_int32(positions),
-        cache,
-        value_cache,
-        as_int32(kv_indices),
-        as_int32(kv_indptr),
-        is_hnd,
-        modules.VALIDATE,
-    )
+    append = get_page_module(backend_of(append_key)).append_paged_kv_cache
+    table = (batch_indices, positions, kv_indices, kv_indptr)
+    if not append(append_key, append_value, cache, value_cache, is_hnd, modules.VALIDATE, *table):  # not int32
+        append(append_key, append_value, cache, value_cache, is_hnd, modules.VALIDATE, *as_int32(*table))
 
 
 @register_custom_op("flashinfer::append_paged_mla_kv_cache", mutates_args=("ckv_cache", "kpe_cache"))
@@ -52,17 +44,10 @@ def _append_paged_mla_kv_cache(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
 ) -> None:
-    get_page_module(backend_of(append_ckv)).append_paged_mla_kv_cache(
-        append_ckv,
-        append_kpe,
-        as_int32(batch_indices),
-        as_int32(positions),
-        ckv_cache,
-        kpe_cache,
-        as_int32(kv_indices),
-        as_int32(kv_indptr),
-        modules.VALIDATE,
-    )
+    append = get_page_module(backend_of(append_ckv)).append_paged_mla_kv_cache
+    table = (batch_indices, positions, kv_indices, kv_indptr)
+    if not append(append_ckv, append_kpe, ckv_cache, kpe_cache, modules.VALIDATE, *table):  # not int32
+        append(append_ckv, append_kpe, ckv_cache, kpe_cache, modules.VALIDATE, *as_int32(*table))
 
 
 @flashinfer_api(trace=append_paged_kv_cache_trace)
@@ -118,7 +103,8 @@ def append_paged_kv_cache(
     >>> b, p = flashinfer.get_batch_indices_positions(torch.tensor([0, 3, 5]), lengths, 5)
     >>> flashinfer.append_paged_kv_cache(k, v, b, p, cache, indices, indptr, last)
     """
-    cache, value_cache = halves("append_paged_kv_cache", "paged_kv_cache", paged_kv_cache)
+    op = "append_paged_kv_cache"
+    cache, value_cache = halves(op, "paged_kv_cache", paged_kv_cache)
     _append_paged_kv_cache(
         append_key,
         append_value,
@@ -128,7 +114,7 @@ def append_paged_kv_cache(
         value_cache,
         kv_indices,
         kv_indptr,
-        is_hnd("append_paged_kv_cache", kv_layout),
+        is_hnd(op, kv_layout),
     )
 
 

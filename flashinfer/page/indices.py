@@ -20,8 +20,15 @@ def _get_batch_indices_positions(
     append_indptr: torch.Tensor, seq_lens: torch.Tensor, batch_indices: torch.Tensor, positions: torch.Tensor
 ) -> None:
     get_page_module(backend_of(append_indptr)).get_batch_indices_positions(
-        as_int32(append_indptr), as_int32(seq_lens), batch_indices, positions
+        *as_int32(append_indptr, seq_lens), batch_indices, positions
     )
+
+
+def _buffer(name: str, buffer: Optional[torch.Tensor], nnz: int, like: torch.Tensor) -> torch.Tensor:
+    if buffer is None:
+        return like.new_empty(nnz, dtype=torch.int32)  # torch.empty with a device: 0.2 us more
+    check_shape_dtype_device(buffer, (nnz,), torch.int32, like.device, f"get_batch_indices_positions: {name}")
+    return buffer
 
 
 @flashinfer_api(trace=get_batch_indices_positions_trace)
@@ -56,17 +63,8 @@ def get_batch_indices_positions(
     >>> flashinfer.get_batch_indices_positions(torch.tensor([0, 3, 5]), torch.tensor([3, 8]), 6)
     (tensor([ 0,  0,  0,  1,  1, -1], dtype=torch.int32), tensor([0, 1, 2, 6, 7, 0], dtype=torch.int32))
     """
-    device = append_indptr.device
-    if batch_indices is None:
-        batch_indices = torch.empty(nnz, dtype=torch.int32, device=device)
-    else:
-        check_shape_dtype_device(
-            batch_indices, (nnz,), torch.int32, device, "get_batch_indices_positions: batch_indices"
-        )
-    if positions is None:
-        positions = torch.empty(nnz, dtype=torch.int32, device=device)
-    else:
-        check_shape_dtype_device(positions, (nnz,), torch.int32, device, "get_batch_indices_positions: positions")
+    batch_indices = _buffer("batch_indices", batch_indices, nnz, append_indptr)
+    positions = _buffer("positions", positions, nnz, append_indptr)
     _get_batch_indices_positions(append_indptr, seq_lens, batch_indices, positions)
     return batch_indices, positions
 

@@ -20,12 +20,16 @@ VALIDATE = knobs.validate_inputs
 
 PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
+_INT32 = torch.int32
 _IS_HND = {"NHD": False, "HND": True}
 
 
-def as_int32(indices: torch.Tensor) -> torch.Tensor:
-    """The indices as kernels read them: the very tensor when it is int32 already."""
-    return indices if indices.dtype is torch.int32 else indices.to(torch.int32)
+def as_int32(*indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The indices as kernels read them: the very tensors when they are int32 already."""
+    for tensor in indices:
+        if tensor.dtype is not _INT32:
+            return tuple(tensor.to(_INT32) for tensor in indices)
+    return indices
 
 
 def is_hnd(op: str, kv_layout: str) -> bool:

@@ -43,22 +43,11 @@ def _append(
     v_scale: float,
     is_hnd: bool,
 ) -> None:
+    b, p, indices, indptr = as_int32(batch_indices, positions, kv_indices, kv_indptr)
     get_page_nvfp4_module(backend_of(append_key)).nvfp4_quantize_append_paged_kv_cache(
-        append_key,
-        append_value,
-        as_int32(batch_indices),
-        as_int32(positions),
-        cache,
-        value_cache,
-        sf,
-        value_sf,
-        as_int32(kv_indices),
-        as_int32(kv_indptr),
-        k_scale,
-        v_scale,
-        is_hnd,
-        modules.VALIDATE,
-    )
+        append_key, append_value, b, p, cache, value_cache, sf, value_sf, indices, indptr,
+        k_scale, v_scale, is_hnd, modules.VALIDATE,
+    )  # fmt: skip
 
 
 @register_custom_op(f"flashinfer::{_MAPPING}", mutates_args=_CACHES)
