@@ -118,3 +118,34 @@ void merge_states(TensorView v_merged, TensorView s_merged, TensorView v, Tensor
     CheckStatus(op, MergeStates<T>(p, get_stream(v.device())));
   });
 }
+
+void variable_length_merge_states(TensorView v_merged, TensorView s_merged, TensorView v, TensorView s,
+                                  TensorView indptr) {
+  const char* op = "variable_length_merge_states";
+  Expect(op, "v", v).on_device().rank(3).dtype({dl_float16, dl_bfloat16, dl_float32});
+  CheckState(op, {"v", v}, {"s", s});
+  Expect(op, "indptr", indptr).same_device(v, "v").dtype({dl_int32}).rank(1).contiguous();
+  Expect(op, "v_merged", v_merged)
+      .same_device(v, "v")
+      .same_dtype(v, "v")
+      .rank(3)
+      .dim(0, indptr.size(0) - 1, "indptr.shape[0] - 1")
+      .dim(1, v.size(1), "v.shape[1]")
+      .dim(2, v.size(2), "v.shape[2]");
+  CheckState(op, {"v_merged", v_merged}, {"s_merged", s_merged});
+  DispatchFloat(v.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    MergeStatesParams<T> p{};
+    p.in = StatesOf<const T>(v, s);
+    p.v_state_stride = p.in.v_row_stride;
+    p.s_state_stride = p.in.s_row_stride;
+    p.in.v_row_stride = p.in.s_row_stride = 0;
+    p.out = StatesOf<T>(v_merged, s_merged);
+    p.indptr = indptr.data_ptr<int32_t>();
+    p.rows = v_merged.size(0);
+    p.heads = v.size(1);
+    p.head_dim = v.size(2);
+    DeviceGuard guard(v.device());
+    CheckStatus(op, MergeStates<T>(p, get_stream(v.device())));
+  });
+}

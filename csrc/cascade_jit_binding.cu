@@ -6,7 +6,10 @@ void merge_state(TensorView v, TensorView s, TensorView v_a, TensorView s_a, Ten
 void merge_state_in_place(TensorView v, TensorView s, TensorView v_other, TensorView s_other,
                           Optional<TensorView> mask);
 void merge_states(TensorView v_merged, TensorView s_merged, TensorView v, TensorView s);
+void variable_length_merge_states(TensorView v_merged, TensorView s_merged, TensorView v, TensorView s,
+                                  TensorView indptr);
 
 FLASHINFER_EXPORT(merge_state, merge_state)
 FLASHINFER_EXPORT(merge_state_in_place, merge_state_in_place)
 FLASHINFER_EXPORT(merge_states, merge_states)
+FLASHINFER_EXPORT(variable_length_merge_states, variable_length_merge_states)

@@ -86,9 +86,15 @@ __global__ void __launch_bounds__(THREADS)
   using V = Vec<T, VEC>;
   const Place at(head_groups);
   if (at.row >= p.rows || at.head >= p.heads) return;
-  const float* const first_s = ScoreOf(p.in, at);
-  const T* const first_v = RowOfV(p.in, at);
-  const int num_states = int(p.num_states), head_dim = int(p.head_dim);
+  int64_t begin = 0;
+  int num_states = int(p.num_states);
+  if (p.indptr != nullptr) {
+    begin = p.indptr[at.row];
+    num_states = p.indptr[at.row + 1] - int(begin);
+  }
+  const float* const first_s = ScoreOf(p.in, at) + begin * p.s_state_stride;
+  const T* const first_v = RowOfV(p.in, at) + begin * p.v_state_stride;
+  const int head_dim = int(p.head_dim);
   float maximum, total;  // the same in every turn of the loop, and thread 0 has one at least
   for (int i = threadIdx.x * VEC; i < head_dim; i += blockDim.x * VEC) {
     maximum = -INFINITY, total = 0.f;

@@ -39,7 +39,8 @@ struct MergeStatesParams {
   AttentionStates<const T> in;
   AttentionStates<T> out;
   int64_t v_state_stride, s_state_stride;  ///< between the states of one row
-  int64_t num_states;                      ///< 0 gives the state of no keys
+  int64_t num_states;                      ///< of each row; 0 gives the state of no keys
+  const int32_t* indptr;                   ///< or [rows + 1]: the states of each row in `in`, whose row strides are 0
   int64_t rows, heads, head_dim;
 };
 

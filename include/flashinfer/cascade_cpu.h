@@ -72,24 +72,33 @@ Status MergeState(const MergeStateParams<T>& p, Stream) {
 template <typename T>
 Status MergeStates(const MergeStatesParams<T>& p, Stream) {
   using namespace cpu;
-  ParallelFor(p.rows * p.heads, p.head_dim * std::max<int64_t>(p.num_states, 1), [&](int64_t begin, int64_t end) {
-    const Scratch weights(p.num_states), sums(p.head_dim);
+  int64_t most_states = p.num_states;
+  if (p.indptr != nullptr) {
+    for (int64_t row = 0; row < p.rows; ++row) {
+      most_states = std::max<int64_t>(most_states, p.indptr[row + 1] - p.indptr[row]);
+    }
+  }
+  ParallelFor(p.rows * p.heads, p.head_dim * std::max<int64_t>(most_states, 1), [&](int64_t begin, int64_t end) {
+    const Scratch weights(most_states), sums(p.head_dim);
     float *weight = &weights[0], *sum = &sums[0];
     for (int64_t piece = begin; piece < end; ++piece) {
       const int64_t row = piece / p.heads, head = piece % p.heads;
-      const float* s = &ScoreOf(p.in, row, head);
+      const int64_t first = p.indptr != nullptr ? p.indptr[row] : 0;
+      const int64_t num_states = p.indptr != nullptr ? p.indptr[row + 1] - first : p.num_states;
+      const float* s = &ScoreOf(p.in, row, head) + first * p.s_state_stride;
+      const T* first_v = RowOfV(p.in, row, head) + first * p.v_state_stride;
       float maximum = -std::numeric_limits<float>::infinity();
-      for (int64_t i = 0; i < p.num_states; ++i) {
+      for (int64_t i = 0; i < num_states; ++i) {
         weight[i] = s[i * p.s_state_stride];
         maximum = std::fmax(maximum, weight[i]);
       }
-      const float total = ScoresToWeights(weight, p.num_states, ScoreBase(maximum));
+      const float total = ScoresToWeights(weight, num_states, ScoreBase(maximum));
       ScoreOf(p.out, row, head) = maximum + std::log2(total);
       std::fill(sum, sum + p.head_dim, 0.0f);
-      for (int64_t state = 0; state < p.num_states; ++state) {
+      for (int64_t state = 0; state < num_states; ++state) {
         if (weight[state] == 0.0f) continue;  // its v may be anything, even NaN
         const float factor = weight[state] / total;
-        const T* v = RowOfV(p.in, row, head) + state * p.v_state_stride;
+        const T* v = first_v + state * p.v_state_stride;
         ForEachVec(p.head_dim, [&](int64_t i, auto lanes) {
           Store(sum + i, Load(sum + i, lanes) + factor * Load(v + i, lanes), lanes);
         });

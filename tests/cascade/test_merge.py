@@ -9,9 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flashinfer
+import flashinfer.triton.cascade
 from flashinfer.cascade import merge_state, merge_state_in_place, merge_states
+from flashinfer.cascade.merge import variable_length_merge_states
 from flashinfer.testing import assert_close
-from flashinfer.trace.templates.cascade import merge_state_in_place_trace, merge_state_trace, merge_states_trace
+from flashinfer.trace.templates.cascade import (
+    merge_state_in_place_trace,
+    merge_state_trace,
+    merge_states_trace,
+    variable_length_merge_states_trace,
+)
 
 from .inputs import DTYPES, heads_first, states, view_of_wider
 
@@ -203,3 +210,29 @@ def test_names():
 
 def test_module_has_the_merges(device):
     assert hasattr(flashinfer.cascade.get_cascade_module(device), "merge_states")
+
+
+@on_any_dtype
+@pytest.mark.parametrize("lengths", [[], [0], [3, 0, 1, 100, 5], [1] * 40], ids=str)
+@pytest.mark.parametrize("shape", [(5, 128), (2, 41), (1, 2056)], ids=str)
+def test_variable_length_merge_states(device, shape, lengths, dtype):
+    v, s = states(sum(lengths), *shape, dtype=dtype, device=device)
+    indptr = torch.tensor([0, *lengths]).cumsum(0).to(device)  # int64: converted
+    merged = variable_length_merge_states(v, s, indptr)
+    assert merged[0].shape == (len(lengths), *shape) and merged[1].shape == (len(lengths), shape[0])
+    assert_close(merged, variable_length_merge_states_trace.reference(v, s, indptr))
+    wide = view_of_wider(heads_first(v), 8, 3), heads_first(s)
+    assert_close(variable_length_merge_states(*wide, indptr.int()), merged)
+
+
+def test_variable_lengths_that_are_equal_are_merge_states(device):
+    v, s = states(6, 4, 3, 64, dtype=torch.bfloat16, device=device)
+    s[1], s[2, :3], v[2, :3] = -INF, -INF, torch.nan
+    indptr = torch.arange(0, 25, 4, dtype=torch.int32, device=device)
+    merged = variable_length_merge_states(v.flatten(0, 1), s.flatten(0, 1), indptr)
+    assert all(torch.equal(x, y) for x, y in zip(merged, merge_states(v, s), strict=True))
+
+
+def test_triton_names():
+    names = ("merge_state", "merge_state_in_place", "merge_states", "variable_length_merge_states")
+    assert all(getattr(flashinfer.triton.cascade, name) is getattr(flashinfer.cascade.merge, name) for name in names)

@@ -71,6 +71,7 @@ them with what this program writes; run it again after changing a template or a 
     silu_and_mul_3d_d14336.json
     silu_and_mul_d14336.json
     swiglu_2d.json
+    variable_length_merge_states_h32_d128.json
 """
 
 from __future__ import annotations
@@ -147,6 +148,8 @@ def cascade_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield flashinfer.merge_state, {"v_a": v, "s_a": s, "v_b": v, "s_b": s}
     yield flashinfer.merge_state_in_place, {"v": v, "s": s, "v_other": v, "s_other": s}
     yield flashinfer.merge_states, {"v": bf16(16, 8, 32, 128), "s": fp32(16, 8, 32)}
+    segments = {"v": bf16(99, 32, 128), "s": fp32(99, 32), "indptr": int32(17)}
+    yield flashinfer.variable_length_merge_states, segments
 
 
 def uint8(*shape: int) -> torch.Tensor:

@@ -9,7 +9,12 @@ import torch
 
 from ..template import Axis, Const, Tensor, TraceTemplate, Var
 
-__all__ = ["merge_state_in_place_trace", "merge_state_trace", "merge_states_trace"]
+__all__ = [
+    "merge_state_in_place_trace",
+    "merge_state_trace",
+    "merge_states_trace",
+    "variable_length_merge_states_trace",
+]
 
 
 def _merge_states_reference(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,6 +48,19 @@ def _merge_state_in_place_reference(
         return merged, score
     keep = mask == 0
     return torch.where(keep.view(-1, 1, 1), v, merged), torch.where(keep.view(-1, 1), s, score)
+
+
+def _variable_length_merge_states_reference(
+    v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = indptr.shape[0] - 1
+    merged = v.new_zeros(rows, *v.shape[1:])
+    scores = s.new_full((rows, s.shape[1]), -torch.inf).float()
+    for row, (begin, end) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
+        if end > begin:
+            v_row, s_row = _merge_states_reference(v[begin:end].unsqueeze(0), s[begin:end].unsqueeze(0))
+            merged[row], scores[row] = v_row[0], s_row[0]
+    return merged, scores
 
 
 _AXES: dict[str, Axis] = {"seq_len": Var(), "num_heads": Const(abbrev="h"), "head_dim": Const(abbrev="d")}
@@ -94,4 +112,19 @@ merge_states_trace = TraceTemplate(
     name_prefix="merge_states",
     reference=_merge_states_reference,
     description="Attention over many sets of keys from attention over each of them.",
+)
+
+variable_length_merge_states_trace = TraceTemplate(
+    "cascade",
+    axes={**_AXES, "nnz": Var("states of all rows"), "len_indptr": Var("seq_len + 1")},
+    inputs={
+        "v": Tensor(("nnz", "num_heads", "head_dim")),
+        "s": Tensor(("nnz", "num_heads"), dtype="float32", description=_SCORE),
+        "indptr": Tensor(("len_indptr",), dtype="int32", description="where the states of each row begin"),
+    },
+    outputs={"v_merged": Tensor(_V, dtype_from="v"), "s_merged": Tensor(_S, dtype="float32")},
+    name_prefix="variable_length_merge_states",
+    reference=_variable_length_merge_states_reference,
+    constraints=["len_indptr == seq_len + 1"],
+    description="Attention over many sets of keys from attention over each of them, a number of sets for every row.",
 )

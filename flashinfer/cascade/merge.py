@@ -11,15 +11,20 @@ from typing import Optional
 
 import torch
 
-from .api_logging import flashinfer_api
-from .dispatch import backend_of
-from .errors import ArgumentError
-from .jit.cascade import gen_cascade_module
-from .jit.codegen import module_cache
-from .ops import register_custom_op
-from .trace.templates.cascade import merge_state_in_place_trace, merge_state_trace, merge_states_trace
+from ..api_logging import flashinfer_api
+from ..dispatch import backend_of
+from ..errors import ArgumentError
+from ..jit.cascade import gen_cascade_module
+from ..jit.codegen import module_cache
+from ..ops import register_custom_op
+from ..trace.templates.cascade import (
+    merge_state_in_place_trace,
+    merge_state_trace,
+    merge_states_trace,
+    variable_length_merge_states_trace,
+)
 
-__all__ = ["merge_state", "merge_state_in_place", "merge_states"]
+__all__ = ["get_cascade_module", "merge_state", "merge_state_in_place", "merge_states", "variable_length_merge_states"]
 
 get_cascade_module = module_cache(gen_cascade_module)
 
@@ -52,6 +57,14 @@ def _merge_state_in_place(
 @register_custom_op("flashinfer::merge_states", mutates_args=("v_merged", "s_merged"))
 def _merge_states(v_merged: torch.Tensor, s_merged: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> None:
     get_cascade_module(backend_of(v)).merge_states(v_merged, s_merged, v, _as_float(s))
+
+
+@register_custom_op("flashinfer::variable_length_merge_states", mutates_args=("v_merged", "s_merged"))
+def _variable_length_merge_states(
+    v_merged: torch.Tensor, s_merged: torch.Tensor, v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor
+) -> None:
+    module = get_cascade_module(backend_of(v))
+    module.variable_length_merge_states(v_merged, s_merged, v, _as_float(s), indptr)
 
 
 # The public functions.
@@ -158,4 +171,46 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
     v_merged = v.new_empty((seq_len, num_heads, head_dim))
     s_merged = v.new_empty((seq_len, num_heads), dtype=torch.float32)
     _merge_states(v_merged, s_merged, v, s)
+    return v_merged, s_merged
+
+
+@flashinfer_api(trace=variable_length_merge_states_trace)
+def variable_length_merge_states(
+    v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r""":func:`merge_states` where every row has a number of states of its own.
+
+    Published as ``flashinfer.triton.cascade.variable_length_merge_states``.
+
+    Parameters
+    ----------
+    v : torch.Tensor
+        ``(nnz, num_heads, head_dim)``, float16, bfloat16 or float32: the states of all rows, one row after the other.
+    s : torch.Tensor
+        ``(nnz, num_heads)``, base 2. Converted to float32 where it has another dtype.
+    indptr : torch.Tensor
+        ``(seq_len + 1,)``, int32 on the device of ``v``: the states of row ``i`` are ``indptr[i]`` to ``indptr[i + 1]``.
+
+    Returns
+    -------
+    v_merged : torch.Tensor
+        ``(seq_len, num_heads, head_dim)``, dtype of ``v``. Zeros where a row has no state, or none but ``s = -inf``.
+    s_merged : torch.Tensor
+        ``(seq_len, num_heads)``, float32.
+
+    Examples
+    --------
+    >>> v, s = torch.randn(7, 32, 128).bfloat16(), torch.randn(7, 32)
+    >>> v_merged, s_merged = variable_length_merge_states(v, s, torch.tensor([0, 3, 3, 7], dtype=torch.int32))
+    """
+    if v.ndim != 3:
+        raise ArgumentError(f"variable_length_merge_states: v has {v.ndim} dimensions, expected 3")
+    if indptr.ndim != 1 or indptr.shape[0] == 0:
+        shape = tuple(indptr.shape)
+        raise ArgumentError(f"variable_length_merge_states: indptr has shape {shape}, expected (seq_len + 1,)")
+    _, num_heads, head_dim = v.shape
+    rows = indptr.shape[0] - 1
+    v_merged = v.new_empty((rows, num_heads, head_dim))
+    s_merged = v.new_empty((rows, num_heads), dtype=torch.float32)
+    _variable_length_merge_states(v_merged, s_merged, v, s, indptr.to(torch.int32))
     return v_merged, s_merged

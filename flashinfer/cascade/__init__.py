@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over parts of the keys, merged into attention over all of them."""
+
+from ..jit.cascade import gen_cascade_module as gen_cascade_module
+from .merge import get_cascade_module as get_cascade_module
+from .merge import merge_state, merge_state_in_place, merge_states, variable_length_merge_states
+
+__all__ = ["merge_state", "merge_state_in_place", "merge_states", "variable_length_merge_states"]
