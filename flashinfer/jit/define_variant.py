@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention variants written in Python. See docs/attention_variants.md."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import math
+from typing import Any, Callable, Mapping, Optional
+
+import torch
+
+from .variant_cpp import HELPERS, CppWriter, Typed
+from .variant_expression import Expression, evaluate, parse_function
+
+__all__ = ["AttentionVariant", "define_variant"]
+
+#: Parameters that the kernel knows; functions may ask for them by name.
+_FROM_KERNEL = {
+    "qo_len": Typed("int32_t(qo_len)", "int"),
+    "kv_len": Typed("int32_t(kv_len)", "int"),
+    "batch_idx": Typed("int32_t(batch_idx)", "int"),
+    "qo_head_idx": Typed("int32_t(qo_head_idx)", "int"),
+    "kv_head_idx": Typed("int32_t(kv_head_idx)", "int"),
+}
+_OF_RUN = ("q", "k", "v", "kv_layout", "sm_scale", "window_left", "return_lse")
+_MASK_MODES = {"NON_CAUSAL": 0, "CAUSAL": 1, "CUSTOM": 2}
+_SCALARS = {
+    "int": ("int64_t", "int32_t(params.arg_{})"),
+    "float": ("double", "float(params.arg_{})"),
+    "bool": ("int64_t", "(params.arg_{} != 0)"),
+}
+
+_STRUCT = """
+struct {name} : AttentionVariantBase {{
+  static constexpr bool use_softmax = true;
+  uint32_t qo_len, kv_len, window_left;
+  float sm_scale_log2;
+
+  template <typename Params>
+  __device__ __host__ {name}(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {{
+    qo_len = params.get_qo_len(batch_idx);
+    kv_len = params.get_kv_len(batch_idx);
+    window_left = params.window_left >= 0 ? uint32_t(params.window_left) : kv_len;
+    sm_scale_log2 = {scale};
+  }}
+{helpers}{hooks}}};
+"""
+_TRANSFORM = """
+  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {{
+    const float scaled = float(logits) * float(params.sm_scale);
+    return {text};
+  }})
+"""
+_MASK = """
+  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {{ return {text}; }})
+"""
+
+
+def define_variant(
+    *,
+    mask_mode: str = "CUSTOM",
+    mask_fn: Optional[Callable[..., bool]] = None,
+    logits_fn: Optional[Callable[..., float]] = None,
+) -> AttentionVariant:
+    """Attention with a mask, or logits, of your own, from plain Python functions that are translated to C++.
+
+    Parameters
+    ----------
+    mask_mode : str
+        ``"CUSTOM"`` or ``"NON_CAUSAL"``: ``mask_fn`` alone decides. ``"CAUSAL"``: keys right of the diagonal, which
+        ends at the last query and the last key, are hidden too.
+    mask_fn : callable, optional
+        ``f(q_idx, kv_idx, ...) -> bool``, True where the query sees the key. The first two parameters are positions in
+        ``q`` and in ``k``.
+    logits_fn : callable, optional
+        ``f(logit, q_idx, kv_idx, ...) -> float``: the logit that replaces ``sm_scale * (q . k)``.
+
+    Further parameters called ``qo_len``, ``kv_len``, ``batch_idx``, ``qo_head_idx`` or ``kv_head_idx`` are filled in by
+    the kernel. All others are arguments of :meth:`AttentionVariant.run`, int, float or bool by annotation, default or
+    the value that is passed; changing a value compiles nothing.
+
+    A function may use arithmetic, comparisons, ``and``/``or``/``not``, conditional expressions, local names, ``if`` and
+    ``return``, ``abs``, ``min``, ``max``, ``int``, ``float``, ``bool``, ``math.exp``/``log``/``sqrt``/``tanh``, and
+    numbers from around it.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Something else is used; the text names it.
+
+    Examples
+    --------
+    >>> def sliding(q_idx, kv_idx, window_size):
+    ...     return kv_idx <= q_idx and q_idx - kv_idx < window_size
+    >>> variant = define_variant(mask_fn=sliding)
+    >>> out = variant.run(q, k, v, window_size=256)  # doctest: +SKIP
+    """
+    op = "define_variant"
+    if mask_mode not in _MASK_MODES:
+        raise ValueError(f"{op}: mask_mode is {mask_mode!r}, expected one of {', '.join(map(repr, _MASK_MODES))}")
+    if mask_fn is None and logits_fn is None:
+        raise ValueError(f"{op}: mask_fn and logits_fn are None, expected a function for one of them")
+    return AttentionVariant(
+        _MASK_MODES[mask_mode] == 1,
+        None if mask_fn is None else _Hook(mask_fn, ("q_idx", "kv_idx"), "bool"),
+        None if logits_fn is None else _Hook(logits_fn, ("logit", "q_idx", "kv_idx"), "float"),
+    )
+
+
+class _Hook:
+    """A parsed function. ``leading`` says what its first parameters are, ``result`` the kind of what it returns."""
+
+    def __init__(self, function: Callable[..., Any], leading: tuple[str, ...], result: str) -> None:
+        self.where = f"define_variant: {getattr(function, '__name__', function)}"
+        self.tree: Expression = parse_function(function, "define_variant")
+        self.result = result
+        self.extra: dict[str, inspect.Parameter] = {}
+        parameters = list(inspect.signature(function).parameters.values())
+        if len(parameters) < len(leading):
+            raise TypeError(
+                f"{self.where} has {len(parameters)} parameters, expected {', '.join(leading)} and then its own"
+            )
+        self.leading = {p.name: name for p, name in zip(parameters, leading, strict=False)}
+        for parameter in parameters:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise ValueError(f"{self.where}: *{parameter.name} is not supported in a variant")
+            if parameter.name in self.leading or parameter.name in _FROM_KERNEL:
+                continue
+            if parameter.name in _OF_RUN:
+                raise ValueError(
+                    f"{self.where}: the parameter {parameter.name} is not supported, run() has one already"
+                )
+            self.extra[parameter.name] = parameter
+
+    def cpp(self, kinds: Mapping[str, str]) -> str:
+        """C++ of the result, for run-time parameters of these kinds."""
+        texts = {
+            "logit": Typed("scaled", "float"),
+            "q_idx": Typed("int32_t(qo_idx)", "int"),
+            "kv_idx": Typed("int32_t(kv_idx)", "int"),
+        }
+        names = {name: texts[role] for name, role in self.leading.items()} | _FROM_KERNEL
+        names |= {name: Typed(_SCALARS[kinds[name]][1].format(name), kinds[name]) for name in self.extra}
+        writer = CppWriter(names, self.where)
+        typed = writer.write(self.tree)
+        if (typed.kind == "bool") != (self.result == "bool"):
+            writer.refuse("the result", typed.kind, "a truth value" if self.result == "bool" else "a number")
+        return typed.text if self.result == "bool" else typed.as_float()
+
+    def evaluate(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return evaluate(self.tree, {**values, **{name: values[role] for name, role in self.leading.items()}})
+
+
+class AttentionVariant:
+    """What :func:`define_variant` returns: :meth:`run` on the device, :meth:`reference` in torch, :meth:`source`."""
+
+    def __init__(self, causal: bool, mask: Optional[_Hook], logits: Optional[_Hook]) -> None:
+        self._causal, self._mask, self._logits = causal, mask, logits
+        self._hooks = [hook for hook in (mask, logits) if hook is not None]
+        self._extra = {name: p for hook in self._hooks for name, p in hook.extra.items()}
+        self._source = functools.cache(self._write)
+        declared = {name: self._declared_kind(p) for name, p in self._extra.items()}
+        if None not in declared.values():
+            self.source(**declared)  # type: ignore[arg-type]  # mistakes are reported where the function is
+
+    @staticmethod
+    def _declared_kind(parameter: inspect.Parameter) -> Optional[str]:
+        for kind in (bool, int, float):
+            if parameter.annotation in (kind, kind.__name__) or type(parameter.default) is kind:
+                return kind.__name__
+        return None
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the run-time parameters."""
+        return tuple(self._extra)
+
+    def source(self, **kinds: str) -> str:
+        """C++ of the variant struct. ``kinds`` says ``"int"``, ``"float"`` or ``"bool"`` for each parameter."""
+        return self._source(tuple(kinds[name] for name in self._extra))
+
+    def _write(self, kinds: tuple[str, ...]) -> str:
+        of = dict(zip(self._extra, kinds, strict=True))
+        hooks, scale = "", "float(params.sm_scale) * math::log2e"
+        if self._logits is not None:
+            hooks, scale = _TRANSFORM.format(text=self._logits.cpp(of)), "math::log2e"
+        if self._mask is not None:
+            text = self._mask.cpp(of)
+            # The diagonal is part of the mask: a mask that is always asked runs in CUSTOM mode.
+            diagonal = "(int64_t(kv_idx) + qo_len <= int64_t(qo_idx) + kv_len)"
+            hooks += _MASK.format(text=f"{diagonal} && {text}" if self._causal else text)
+        return _STRUCT.format(name="DefinedVariant", scale=scale, helpers=HELPERS, hooks=hooks)
+
+    def _arguments(self, given: Mapping[str, Any]) -> tuple[tuple[str, ...], list[Any]]:
+        """Kinds and values of the run-time parameters."""
+        unknown = sorted(set(given) - set(self._extra))
+        if unknown:
+            raise TypeError(f"run: unknown argument {unknown[0]}, expected {', '.join(self._extra) or 'none'}")
+        kinds, values = [], []
+        for name, parameter in self._extra.items():
+            value = given.get(name, parameter.default)
+            if value is parameter.empty:
+                raise TypeError(f"run: {name} is missing, expected a number (the variant's functions use it)")
+            kind = self._declared_kind(parameter) or type(value).__name__
+            if type(value).__name__ not in {"float": ("int", "float")}.get(kind, (kind,)) or kind not in _SCALARS:
+                expected = kind if kind in _SCALARS else "int, float or bool"
+                raise TypeError(f"run: {name} is {value!r}, expected {expected}")
+            if kind == "int" and not -(2**31) < value < 2**31:
+                raise ValueError(f"run: {name} is {value}, expected 32 bits at most")
+            kinds.append(kind)
+            values.append(int(value) if kind == "bool" else value)
+        return tuple(kinds), values
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        kv_layout: str = "NHD",
+        sm_scale: Optional[float] = None,
+        window_left: int = -1,
+        return_lse: bool = False,
+        **parameters: Any,
+    ) -> Any:
+        """Attention of ``q`` ``[qo_len, num_qo_heads, head_dim]`` over ``k`` and ``v``, as in single prefill.
+
+        Parameters
+        ----------
+        sm_scale : float, optional
+            1 / sqrt(head_dim) if None.
+        window_left : int
+            Keys left of the diagonal that are visible besides what the mask says; -1: all.
+        return_lse : bool
+            Also return the base-2 LSE.
+        **parameters
+            Values of the functions' own parameters.
+
+        Returns
+        -------
+        torch.Tensor or tuple of torch.Tensor
+            ``[qo_len, num_qo_heads, head_dim_vo]`` in the dtype of ``q``, and the LSE if asked for. Queries that see
+            nothing get 0 and -inf.
+        """
+        from ..prefill import single_prefill_with_kv_cache_with_jit_module
+
+        kinds, values = self._arguments(parameters)
+        module = _module(
+            "cuda" if q.is_cuda else "cpu", q.dtype, k.dtype, q.shape[-1], v.shape[-1], self._source(kinds),
+            tuple(self._extra), kinds,
+        )  # fmt: skip
+        scale = 1 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
+        mask_mode = _MASK_MODES["CUSTOM"] if self._mask is not None else int(self._causal)
+        return single_prefill_with_kv_cache_with_jit_module(
+            module, q, k, v, *values, scale,
+            kv_layout=kv_layout, mask_mode=mask_mode, window_left=window_left, return_lse=return_lse,
+        )  # fmt: skip
+
+    def reference(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: Optional[float] = None, **parameters: Any
+    ) -> torch.Tensor:
+        """The same attention from torch operations, in float32, for checking; ``k`` and ``v`` are NHD."""
+        (qo_len, heads, head_dim), (kv_len, kv_heads, _) = q.shape, k.shape
+        group = heads // kv_heads
+        values = self._values(qo_len, kv_len, heads, group, parameters, q.device)
+        k, v = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
+        logits = torch.einsum("qhd,khd->hqk", q.float(), k)
+        logits = logits * (1 / math.sqrt(head_dim) if sm_scale is None else sm_scale)
+        if self._logits is not None:
+            logits = self._logits.evaluate({**values, "logit": logits}).expand_as(logits).float()
+        if self._causal:
+            logits = logits.masked_fill(values["kv_idx"] + qo_len > values["q_idx"] + kv_len, -math.inf)
+        if self._mask is not None:
+            logits = logits.masked_fill(~self._mask.evaluate(values), -math.inf)
+        return torch.einsum("hqk,khd->qhd", torch.softmax(logits, dim=-1).nan_to_num(0), v).to(q.dtype)
+
+    def _values(
+        self, qo_len: int, kv_len: int, heads: int, group: int, parameters: Mapping[str, Any], device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        """Everything a function may name, shaped to broadcast to ``[heads, qo_len, kv_len]``."""
+        head = torch.arange(heads, device=device)[:, None, None]
+        values = {
+            "q_idx": torch.arange(qo_len, device=device)[:, None],
+            "kv_idx": torch.arange(kv_len, device=device),
+            "qo_head_idx": head,
+            "kv_head_idx": head // group,
+        }
+        values |= {name: torch.tensor(n, device=device) for name, n in (("qo_len", qo_len), ("kv_len", kv_len))}
+        values["batch_idx"] = torch.tensor(0, device=device)
+        dtypes = {"int": torch.int64, "float": torch.float32, "bool": torch.bool}
+        for name, kind, value in zip(self._extra, *self._arguments(parameters), strict=True):
+            values[name] = torch.tensor(value, dtype=dtypes[kind], device=device)
+        return values
+
+
+@functools.cache
+def _module(
+    device: str,
+    dtype_q: torch.dtype,
+    dtype_kv: torch.dtype,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    source: str,
+    names: tuple[str, ...],
+    kinds: tuple[str, ...],
+) -> Any:
+    """Build (or load) the module of a variant; its name is a hash of all that decides its code."""
+    from .attention import gen_customize_single_prefill_module
+
+    identity = repr((dtype_q, dtype_kv, head_dim_qk, head_dim_vo, source, names, kinds))
+    uri = f"defined_variant_{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    scalars = [f"arg_{name}" for name in names] + ["sm_scale"]
+    dtypes = [_SCALARS[kind][0] for kind in kinds] + ["double"]
+    spec = gen_customize_single_prefill_module(
+        "fa2", uri, dtype_q, dtype_kv, dtype_q, head_dim_qk, head_dim_vo,
+        [], [], scalars, dtypes, "DefinedVariant", source, device=device,
+    )  # fmt: skip
+    return spec.build_and_load()
