@@ -136,9 +136,7 @@ class _Parser:
         if self.function.__name__ == "<lambda>":
             if not isinstance(node, ast.Lambda) or node.lineno != line:
                 return False
-        elif not isinstance(node, ast.FunctionDef):
-            return False
-        elif (node.decorator_list[0].lineno if node.decorator_list else node.lineno) != line:
+        elif not isinstance(node, ast.FunctionDef) or _first_line(node) != line:
             return False
         a = node.args
         arguments = [*a.posonlyargs, *a.args, *([a.vararg] if a.vararg else []), *a.kwonlyargs]
@@ -232,6 +230,10 @@ class _Parser:
         if not isinstance(value, (bool, int, float)):
             self.refuse(node, f"a value of type {type(value).__name__}")
         return Expression("constant", value=value)
+
+
+def _first_line(node: ast.FunctionDef) -> int:
+    return node.decorator_list[0].lineno if node.decorator_list else node.lineno
 
 
 def _floor_divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
