@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One signature for every attention API: ``call(batch, what, layout=, page_size=, form=, ...) -> (out, lse)``.
+
+``what`` is an Attention, or one for each request where their masks differ; everything else in it must be the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Optional, Sequence
+
+import torch
+
+import flashinfer
+
+from .inputs import Batch, to_layout
+from .reference import Attention, Result
+
+What = Attention | Sequence[Attention]
+
+#: Largest difference of outputs and scores from the reference, relative and absolute. P is rounded to the dtype of V
+#: on CUDA; scores are sums in float32 everywhere.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+@functools.cache
+def workspace(device: str) -> torch.Tensor:
+    """Shared by all calls; filled with what no result may contain."""
+    return torch.full((64 << 20,), 0x7F, dtype=torch.uint8, device=device)
+
+
+def first(what: What) -> Attention:
+    return what if isinstance(what, Attention) else what[0]
+
+
+def settings(what: What) -> dict[str, Any]:
+    """Arguments that every API spells the same way."""
+    one = first(what)
+    return {
+        "pos_encoding_mode": "ROPE_LLAMA" if one.rope else "ALIBI" if one.alibi else "NONE",
+        "window_left": one.window_left,
+        "logits_soft_cap": one.logits_soft_cap or None,
+        "sm_scale": one.sm_scale,
+        "rope_scale": one.rope_scale if one.rope else None,
+        "rope_theta": one.rope_theta if one.rope else None,
+    }
+
+
+def scales(what: What) -> dict[str, float]:
+    """``q_scale``, ``k_scale``, ``v_scale`` that are not 1."""
+    one = first(what)
+    return {name: value for name in ("q_scale", "k_scale", "v_scale") if (value := getattr(one, name)) != 1}
+
+
+def masks(what: What) -> Optional[torch.Tensor]:
+    """The masks of all requests, flat."""
+    each = [what] if isinstance(what, Attention) else what
+    if each[0].mask is None:
+        return None
+    return torch.cat([one.mask.reshape(-1) for one in each if one.mask is not None])
+
+
+def items(what: What, device: str) -> dict[str, Any]:
+    """Arguments of multi-item scoring."""
+    each = [what] if isinstance(what, Attention) else what
+    if each[0].prefix_len is None:
+        return {}
+    places = [one.token_pos for one in each if one.token_pos is not None]
+    width = max(len(x) for x in places)
+    table = torch.zeros(len(each), width, dtype=torch.int32)
+    for row, place in zip(table, places, strict=True):
+        row[: len(place)] = place
+    return {
+        "prefix_len_ptr": torch.tensor([one.prefix_len for one in each], dtype=torch.int32).to(torch.uint32).to(device),
+        "token_pos_in_items_ptr": table.to(torch.uint16).reshape(-1).to(device),
+        "token_pos_in_items_len": width,
+        "max_item_len_ptr": torch.tensor([int(x.max()) for x in places], dtype=torch.int32).to(torch.uint16).to(device),
+    }
+
+
+def single_decode(batch: Batch, what: What, *, layout: str = "NHD", tensor_cores: bool = False, **_: Any) -> Result:
+    k, v = batch.dense(layout)
+    o, lse = flashinfer.single_decode_with_kv_cache(
+        batch.q[0], k, v, layout, use_tensor_cores=tensor_cores, return_lse=True, **settings(what), **scales(what)
+    )
+    return o[None], lse[None]
+
+
+def single_prefill(batch: Batch, what: What, *, layout: str = "NHD", **_: Any) -> Result:
+    k, v = batch.dense(layout)
+    factors = None if batch.k_sf is None else tuple(to_layout(x, layout) for x in (batch.k_sf, batch.v_sf))
+    one = first(what)
+    return flashinfer.single_prefill_with_kv_cache(
+        batch.q,
+        *(k, v),
+        custom_mask=one.mask,
+        causal=one.causal,
+        kv_layout=layout,
+        kv_cache_sf=factors,
+        return_lse=True,
+        **settings(what),
+        **scales(what),
+    )
+
+
+def batch_decode(
+    batch: Batch,
+    what: What,
+    *,
+    layout: str = "NHD",
+    page_size: int = 4,
+    form: str = "pair",
+    tensor_cores: bool = False,
+    plan: Optional[dict[str, Any]] = None,
+    **_: Any,
+) -> Result:
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        workspace(batch.device), layout, use_tensor_cores=tensor_cores
+    )
+    pages = batch.pages(page_size)
+    q_len = batch.qo_lens[0] if batch.qo_lens else 1
+    wrapper.plan(
+        *pages.table,
+        *batch.heads,
+        batch.head_dim_qk,
+        page_size,
+        q_data_type=batch.dtype,
+        kv_data_type=batch.kv_dtype,
+        q_len_per_req=q_len,
+        **settings(what),
+        **(plan or {}),
+    )
+    factors = None if batch.k_sf is None else batch.cache_sf(pages, layout)
+    cache = batch.cache(pages, layout, form)
+    return wrapper.run(batch.q, cache, kv_cache_sf=factors, return_lse=True, **scales(what))
+
+
+def tensor_core_decode(batch: Batch, what: What, **options: Any) -> Result:
+    return batch_decode(batch, what, tensor_cores=True, **options)
+
+
+def paged_prefill(
+    batch: Batch,
+    what: What,
+    *,
+    layout: str = "NHD",
+    page_size: int = 4,
+    form: str = "pair",
+    plan: Optional[dict[str, Any]] = None,
+    **_: Any,
+) -> Result:
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(batch.device), layout)
+    pages = batch.pages(page_size)
+    wrapper.plan(
+        batch.qo_indptr,
+        *pages.table,
+        *batch.heads,
+        batch.head_dim_qk,
+        page_size,
+        head_dim_vo=batch.head_dim_vo,
+        custom_mask=masks(what),
+        causal=first(what).causal,
+        q_data_type=batch.dtype,
+        kv_data_type=batch.kv_dtype,
+        **settings(what),
+        **items(what, batch.device),
+        **(plan or {}),
+    )
+    factors = None if batch.k_sf is None else batch.cache_sf(pages, layout)
+    cache = batch.cache(pages, layout, form)
+    return wrapper.run(batch.q, cache, kv_cache_sf=factors, return_lse=True, **scales(what))
+
+
+def ragged_prefill(
+    batch: Batch, what: What, *, layout: str = "NHD", plan: Optional[dict[str, Any]] = None, **_: Any
+) -> Result:
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(batch.device), layout)
+    wrapper.plan(
+        batch.qo_indptr,
+        batch.kv_indptr,
+        *batch.heads,
+        batch.head_dim_qk,
+        batch.head_dim_vo,
+        custom_mask=masks(what),
+        causal=first(what).causal,
+        q_data_type=batch.dtype,
+        kv_data_type=batch.kv_dtype,
+        **settings(what),
+        **items(what, batch.device),
+        **(plan or {}),
+    )
+    factors = None if batch.k_sf is None else tuple(to_layout(x, layout) for x in (batch.k_sf, batch.v_sf))
+    return wrapper.run(batch.q, *batch.dense(layout), kv_cache_sf=factors, return_lse=True, **scales(what))
+
+
+def batch_attention(
+    batch: Batch, what: What, *, layout: str = "NHD", page_size: int = 4, form: str = "pair", **_: Any
+) -> Result:
+    one = first(what)
+    wrapper = flashinfer.BatchAttention(layout, device=batch.device)
+    pages = batch.pages(page_size)
+    wrapper.plan(
+        batch.qo_indptr,
+        *(pages.indptr, pages.indices, pages.lens),
+        *batch.heads,
+        *(batch.head_dim_qk, batch.head_dim_vo),
+        page_size,
+        causal=one.causal,
+        sm_scale=one.sm_scale,
+        logits_soft_cap=one.logits_soft_cap or None,
+        q_data_type=batch.dtype,
+        kv_data_type=batch.kv_dtype,
+    )
+    factors = None if batch.k_sf is None else batch.cache_sf(pages, layout)
+    cap = one.logits_soft_cap
+    given = {name: value for name, value in scales(what).items() if name != "q_scale"}
+    return wrapper.run(batch.q, batch.cache(pages, layout, form), logits_soft_cap=cap, kv_cache_sf=factors, **given)
+
+
+def attention_sink(
+    batch: Batch, what: What, *, layout: str = "NHD", page_size: int = 4, form: str = "pair", **_: Any
+) -> Result:
+    one = first(what)
+    wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(
+        workspace(batch.device),
+        layout,
+        q_data_type=batch.dtype,
+        kv_data_type=batch.kv_dtype,
+        head_dim_qk=batch.head_dim_qk,
+        head_dim_vo=batch.head_dim_vo,
+        window_left=one.window_left,
+    )
+    pages = batch.pages(page_size)
+    wrapper.plan(
+        batch.qo_indptr,
+        *pages.table,
+        *batch.heads,
+        batch.head_dim_qk,
+        page_size,
+        head_dim_vo=batch.head_dim_vo,
+        causal=one.causal,
+        window_left=one.window_left,
+        q_data_type=batch.dtype,
+        kv_data_type=batch.kv_dtype,
+    )
+    scale = batch.head_dim_qk**-0.5 if one.sm_scale is None else one.sm_scale
+    return wrapper.run(batch.q, batch.cache(pages, layout, form), one.sinks, scale, return_lse=True)
+
+
+def check(got: Result, expected: Result, dtype: torch.dtype, factor: float = 1.0) -> None:
+    """Outputs and scores are what the reference says, and no NaN is anywhere."""
+    tolerance = TOLERANCES[dtype] * factor
+    o, lse = got
+    assert o.shape == expected[0].shape and lse.shape == expected[1].shape
+    torch.testing.assert_close(o.float(), expected[0], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(lse, expected[1], rtol=min(tolerance, 2e-3), atol=min(tolerance, 2e-3))
