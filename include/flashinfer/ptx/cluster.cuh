@@ -42,6 +42,28 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
+/// Wait for every thread of the cluster, or of the block where there are no clusters, and see what it wrote before.
+__device__ __forceinline__ void ClusterSync() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  ClusterArrive();
+  ClusterWait();
+#else
+  __syncthreads();
+#endif
+}
+
+/// Where the variable `local`, in shared memory, is in block `rank` of the cluster: to load from and to store to.
+template <typename T>
+__device__ __forceinline__ T* InBlock(T* local, uint32_t rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint64_t address;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(local), "r"(rank));
+  return reinterpret_cast<T*>(address);
+#else
+  return local;
+#endif
+}
+
 /// Store to where `local`, an address in shared memory, is in block `rank` of the cluster.
 __device__ __forceinline__ void StoreShared(uint32_t* local, uint32_t rank, uint32_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
