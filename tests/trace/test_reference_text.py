@@ -31,6 +31,7 @@ SIZES |= {
 SIZES |= {"num_pages": 7, "num_indices": 4, "num_slots": 8, "num_states": 5}
 SIZES |= {"num_bits": 45, "num_rows": 128, "num_cols": 128}
 NUMBERS = {"epilogue_tile_m": 128, "nnz": 9, "page_size": 16, "ppf": 2, "pph": 3, "ppw": 4, "factor": 3.14}
+NUMBERS |= {"k_scale": 0.5, "v_scale": 0.25}
 CUDA_ONLY = {"scale", "fused_rmsnorm_silu", "fused_qk_rmsnorm_rope"}
 
 
@@ -85,7 +86,8 @@ class Call:
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return dict(zip(self.definition["outputs"], outputs, strict=True))
 
-    def actual(self) -> dict[str, torch.Tensor]:
+    def arguments(self) -> dict[str, Any]:
+        """What the API is called with; copies of the tensors it writes to."""
         parameters = inspect.signature(self.api).parameters
         arguments: dict[str, Any] = {}
         for name, value in self.inputs.items():
@@ -103,7 +105,13 @@ class Call:
             buffer = entry.get("param")
             if buffer and buffer not in arguments and parameters[buffer].default is inspect.Parameter.empty:
                 arguments[buffer] = self._tensor(entry)
-        result = self.api(**arguments)
+        return arguments
+
+    def actual(self) -> dict[str, torch.Tensor]:
+        arguments = self.arguments()
+        return self.outputs(arguments, self.api(**arguments))
+
+    def outputs(self, arguments: dict[str, Any], result: Any) -> dict[str, torch.Tensor]:
         returned = iter(() if result is None else result if isinstance(result, tuple) else (result,))
         return {name: self._output(self.template.outputs[name], arguments, returned) for name in self.template.outputs}
 

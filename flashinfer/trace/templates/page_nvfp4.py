@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Value, Var
+from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Value, Var
 from .page_shared import TABLES, append_init, by_cache_form, cache_axes, cache_dims, slots_of, write_slots
 from .shared import to_fp8
 
@@ -62,8 +62,8 @@ def _append_reference(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
-    k_scale: torch.Tensor,
-    v_scale: torch.Tensor,
+    k_scale: float,
+    v_scale: float,
     heads_first: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, paged_kv_cache.shape[3 if heads_first else 2])
@@ -85,8 +85,8 @@ def _append_pair_reference(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
-    k_scale: torch.Tensor,
-    v_scale: torch.Tensor,
+    k_scale: float,
+    v_scale: float,
     heads_first: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, k_cache.shape[2 if heads_first else 1])
@@ -154,7 +154,6 @@ def _caches(layout: str, pair: bool, suffix: str = "") -> dict[str, Value]:
 
 
 _ROWS = Tensor(("nnz", "num_kv_heads", "head_dim"))
-_SCALES: dict[str, Value] = {"k_scale": Tensor((), dtype="float32"), "v_scale": Tensor((), dtype="float32")}
 _DESCRIPTION = "Quantise keys and values to NVFP4 and write them into"
 
 
@@ -172,7 +171,8 @@ def _table_template(layout: str, pair: bool) -> TraceTemplate:
             "kv_indices": TABLES["kv_indices"],
             "kv_indptr": TABLES["kv_indptr"],
             "kv_last_page_len": TABLES["kv_last_page_len"],
-            **_SCALES,
+            "k_scale": Scalar(),
+            "v_scale": Scalar(),
         },
         outputs=_caches(layout, pair, "_out"),
         name_prefix=prefix,
@@ -202,7 +202,8 @@ def _mapped_template(layout: str, pair: bool) -> TraceTemplate:
             "append_value": _ROWS,
             "slot_mapping": Tensor(("num_slots",), dtype="int32", description="page * page_size + entry"),
             **_caches(layout, pair),
-            **_SCALES,
+            "k_scale": Tensor((), dtype="float32"),
+            "v_scale": Tensor((), dtype="float32"),
         },
         outputs=_caches(layout, pair, "_out"),
         name_prefix=prefix,

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every traced function in a graph of torch.compile and in a CUDA graph: the same bits as the eager call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .test_reference_text import CUDA_ONLY, FILES, load
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+_ON_THE_HOST = "computes on the host"
+NO_CUDA_GRAPH = {
+    "segment_packbits": "the size of the result depends on values",
+    "e2m1_and_ufp8sf_scale_to_float": _ON_THE_HOST,
+    "mxfp4_dequantize": _ON_THE_HOST,
+    "mxfp4_dequantize_host": _ON_THE_HOST,
+    "mxfp8_dequantize_host": _ON_THE_HOST,
+}
+
+
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, value in expected.items():
+        assert actual[name].dtype == value.dtype and actual[name].shape == value.shape, name
+        assert torch.equal(actual[name].contiguous().view(torch.uint8), value.contiguous().view(torch.uint8)), name
+
+
+@FILES
+def test_torch_compile(path, device):
+    call = load(path, device)
+    if device == "cpu" and call.name in CUDA_ONLY:
+        pytest.skip(f"{call.name} needs a GPU")
+    torch.compiler.reset()
+    compiled = torch.compile(call.api, fullgraph=True, backend="aot_eager")
+    arguments = call.arguments()
+    assert_same(call.outputs(arguments, compiled(**arguments)), call.actual())
+
+
+@needs_cuda
+@FILES
+def test_cuda_graph(path):
+    call = load(path, "cuda")
+    if call.name in NO_CUDA_GRAPH:
+        pytest.skip(f"{call.name}: {NO_CUDA_GRAPH[call.name]}")
+    expected = call.actual()  # builds and loads the module, which a capture must not
+    arguments = call.arguments()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call.api(**arguments)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_same(call.outputs(arguments, result), expected)
