@@ -5,6 +5,7 @@ from . import cpp_ext as cpp_ext
 from . import env as env
 from . import utils as utils
 from .activation import gen_act_and_mul_module as gen_act_and_mul_module
+from .attention import *
 from .cascade import gen_cascade_module as gen_cascade_module
 from .context import current_compilation_context as current_compilation_context
 from .core import JitSpec as JitSpec

@@ -81,6 +81,10 @@ struct MlaParams : AttentionParams<DTypeQ, DTypeKV, DTypeO, IdType> {
   int64_t k_pe_stride_page, k_pe_stride_n;
 };
 
+namespace attention {
+constexpr int32_t GRANULE = 64;  ///< items start at multiples of so many keys
+}
+
 /// A tile and the keys [kv_start, kv_end) it attends to here.
 struct alignas(16) WorkItem {
   int32_t request;

@@ -19,7 +19,6 @@
 namespace flashinfer {
 namespace attention {
 
-constexpr int32_t GRANULE = 64;  // keys; shares are multiples of it
 constexpr int32_t PLAN_INFO_SIZE = 15;
 
 struct PlanInput {
@@ -129,8 +128,8 @@ class Planner {
     return in_.qo_indptr != nullptr ? in_.qo_indptr[b + 1] - in_.qo_indptr[b] : in_.uniform_qo_len;
   }
   int32_t KvLen(int32_t b) const {
-    if (in_.kv_lens != nullptr) return in_.kv_lens[b];
-    return (in_.kv_indptr[b + 1] - in_.kv_indptr[b]) * in_.page_size;
+    const int32_t room = (in_.kv_indptr[b + 1] - in_.kv_indptr[b]) * in_.page_size;
+    return in_.kv_lens != nullptr ? std::min(in_.kv_lens[b], room) : room;  // without pages there are no keys
   }
   bool IsNarrow(int64_t rows) const {
     return in_.narrow_tile > 0 && (in_.wide_tiles[0] == 0 || rows <= in_.narrow_tile);
@@ -144,7 +143,7 @@ class Planner {
     item.qo_begin = QoBegin(b);
     item.qo_len = QoLen(b);
     item.kv_begin = in_.kv_indptr != nullptr ? in_.kv_indptr[b] : 0;
-    item.kv_len = in_.kv_lens != nullptr ? in_.kv_lens[b] : -1;
+    item.kv_len = in_.kv_lens != nullptr ? KvLen(b) : -1;
     item.row_begin = row_begin;
     item.slot = -1;
     item.is_first = 1;

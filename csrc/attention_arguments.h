@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arguments of the run() functions of attention modules. Their number depends on the variant, so they are taken one by
+// one, and the tail is read by the generated ReadExtras (csrc/attention_config.jinja).
+#pragma once
+#include "tvm_ffi_utils.h"
+// clang-format off
+#include <tvm/ffi/container/array.h>
+
+#include <type_traits>
+#include "attention_params.inc"
+// clang-format on
+
+namespace flashinfer {
+namespace attention {
+
+using Numbers = tvm::ffi::Array<int64_t>;
+
+/// A cursor over the arguments of a call.
+class Arguments {
+ public:
+  Arguments(const char* function, const TVMFFIAny* args, int count) : function_(function), args_(args), count_(count) {}
+
+  void ExpectCount(int fixed) const {
+    if (count_ != fixed + NUM_EXTRAS) {
+      TVM_FFI_THROW(TypeError) << function_ << ": got " << count_ << " arguments, expected " << fixed << " and "
+                               << NUM_EXTRAS << " of the variant";
+    }
+  }
+
+  template <typename T>
+  T Next() {
+    return ffi::Argument<T>(function_, args_, next_++);
+  }
+
+  const char* function() const { return function_; }
+
+ private:
+  const char* function_;
+  const TVMFFIAny* args_;
+  int count_, next_ = 0;
+};
+
+/// What ReadExtras takes the variant's parameters from.
+class ExtrasReader {
+ public:
+  /// `layout` and `is_paged` say how scale factors lie; `q` is on the device of all tensors.
+  ExtrasReader(Arguments& args, const TensorView& q, int64_t layout, bool is_paged)
+      : args_(args), q_(q), layout_(layout), is_paged_(is_paged) {}
+
+  /// Address of a tensor whose elements are as large as T; null if it may be absent and is.
+  template <typename T>
+  T* Pointer(const char* name, bool is_optional) {
+    const Optional<TensorView> tensor = args_.Next<Optional<TensorView>>();
+    last_ = tensor;
+    if (!tensor.has_value()) {
+      if (!is_optional) {
+        TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name << " is None, expected a tensor (only names "
+                                     << "that start with maybe are optional)";
+      }
+      return nullptr;
+    }
+    if ((*tensor).dtype().bits != 8 * sizeof(T)) {
+      TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name << " has dtype " << DTypeName((*tensor).dtype())
+                                   << ", expected " << 8 * sizeof(T) << " bits an element";
+    }
+    Expect(args_.function(), name, *tensor).same_device(q_, "q");
+    return (*tensor).data_ptr<T>();
+  }
+
+  template <typename T>
+  T Scalar(const char*) {
+    if constexpr (std::is_floating_point_v<T>) {
+      return T(args_.Next<double>());
+    } else {
+      return T(args_.Next<int64_t>());
+    }
+  }
+
+  /// Where the tensor just taken has the scale factors of a cache.
+  void ScaleFactors(const char* name, const uint8_t*& sf, int64_t& page, int64_t& n, int64_t& h) const {
+    if (!last_.has_value()) {
+      TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name << " is None, expected a tensor (kv_cache_sf: a "
+                                   << "uint8 cache has scale factors)";
+    }
+    const TensorView& t = *last_;
+    Expect(args_.function(), name, t).rank(is_paged_ ? 4 : 3);
+    if (t.stride(-1) != 1) {
+      TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name << ".stride(-1) = " << t.stride(-1)
+                                   << ", expected 1: innermost stride must be 1";
+    }
+    const int first = is_paged_ ? 1 : 0;
+    sf = t.data_ptr<uint8_t>();
+    page = is_paged_ ? t.stride(0) : 0;
+    n = t.stride(first + (layout_ == 0 ? 0 : 1));
+    h = t.stride(first + (layout_ == 0 ? 1 : 0));
+  }
+
+ private:
+  Arguments& args_;
+  const TensorView& q_;
+  const int64_t layout_;
+  const bool is_paged_;
+  Optional<TensorView> last_;
+};
+
+template <typename... Args, size_t... I>
+Numbers CallForNumbers(const char* function, Numbers (*f)(Args...), const TVMFFIAny* args, int count,
+                       std::index_sequence<I...>) {
+  if (count != int(sizeof...(Args))) {
+    TVM_FFI_THROW(TypeError) << function << ": got " << count << " arguments, expected " << sizeof...(Args);
+  }
+  return f(ffi::Argument<std::decay_t<Args>>(function, args, I)...);
+}
+
+template <typename... Args>
+Numbers CallForNumbers(const char* function, Numbers (*f)(Args...), const TVMFFIAny* args, int count) {
+  return CallForNumbers(function, f, args, count, std::index_sequence_for<Args...>{});
+}
+
+}  // namespace attention
+}  // namespace flashinfer
+
+/// Export a function of an Arguments cursor.
+#define FLASHINFER_EXPORT_RUN(name, function)                                                                   \
+  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny*) { \
+    TVM_FFI_SAFE_CALL_BEGIN();                                                                                  \
+    flashinfer::attention::Arguments cursor(#name, args, count);                                                \
+    function(cursor);                                                                                           \
+    TVM_FFI_SAFE_CALL_END();                                                                                    \
+  }
+
+/// Export a function that returns a list of numbers.
+#define FLASHINFER_EXPORT_PLAN(name, function)                                                                         \
+  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) { \
+    TVM_FFI_SAFE_CALL_BEGIN();                                                                                         \
+    *reinterpret_cast<tvm::ffi::Any*>(result) = flashinfer::attention::CallForNumbers(#name, function, args, count);   \
+    TVM_FFI_SAFE_CALL_END();                                                                                           \
+  }

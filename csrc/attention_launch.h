@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// run() of attention modules: tensors become Params, a plan becomes work lists, lists are launched.
+#pragma once
+#include "attention_plan.h"
+
+namespace flashinfer {
+namespace attention {
+
+// ------------------------------------------------------------------------------------------------ tensors
+
+template <typename T>
+constexpr DLDataType DL_TYPE = dl_uint8;
+template <>
+inline constexpr DLDataType DL_TYPE<float> = dl_float32;
+template <>
+inline constexpr DLDataType DL_TYPE<float16_t> = dl_float16;
+template <>
+inline constexpr DLDataType DL_TYPE<bfloat16_t> = dl_bfloat16;
+template <>
+inline constexpr DLDataType DL_TYPE<float8_e4m3_t> = dl_float8_e4m3fn;
+template <>
+inline constexpr DLDataType DL_TYPE<float8_e5m2_t> = dl_float8_e5m2;
+
+constexpr bool IS_NVFP4 = std::is_same_v<Params::DTypeKV, uint8_t>;
+
+/// Columns of a tensor that holds `head_dim` numbers a head: two numbers share a byte of an NVFP4 cache.
+constexpr int64_t Stored(int64_t head_dim) { return IS_NVFP4 ? head_dim / 2 : head_dim; }
+
+/// q and o are [tokens, heads, head_dim], or [heads, head_dim] for one token; lse has one number for each head of them.
+inline void SetQueries(Params& p, const char* op, const TensorView& q, const TensorView& o,
+                       const Optional<TensorView>& lse) {
+  const int heads = q.ndim() - 2;
+  Expect(op, "q", q).on_device().dtype({DL_TYPE<Params::DTypeQ>}).last_dim_contiguous();
+  Expect(op, "q", q).dim(-1, Params::HEAD_DIM_QK - Params::HEAD_DIM_PE, "head_dim_qk of the module");
+  Expect(op, "out", o).same_device(q, "q").dtype({DL_TYPE<Params::DTypeO>}).rank(q.ndim()).last_dim_contiguous();
+  Expect(op, "out", o).dim(-1, Params::HEAD_DIM_VO, "head_dim_vo of the module").dim(0, q.size(0), "q.shape[0]");
+  Expect(op, "out", o).dim(heads, q.size(heads), "heads of q");
+  p.q = q.data_ptr<Params::DTypeQ>();
+  p.o = o.data_ptr<Params::DTypeO>();
+  p.q_stride_n = heads == 0 ? 0 : q.stride(0);
+  p.o_stride_n = heads == 0 ? 0 : o.stride(0);
+  p.q_stride_h = q.stride(heads);
+  p.o_stride_h = o.stride(heads);
+  p.num_qo_heads = int32_t(q.size(heads));
+  if (lse.has_value()) {
+    Expect(op, "lse", *lse).same_device(q, "q").dtype({dl_float32}).contiguous();
+    Expect(op, "lse", *lse).numel((heads == 0 ? 1 : q.size(0)) * p.num_qo_heads);
+    p.lse = (*lse).data_ptr<float>();
+  }
+  p.out_scale = 1.f;
+  p.lse_scale = 1.f;
+}
+
+inline void SetHeads(Params& p, const char* op, int64_t num_kv_heads) {
+  if (num_kv_heads <= 0 || p.num_qo_heads % num_kv_heads != 0) {
+    TVM_FFI_THROW(ArgumentError) << op << ": q has " << p.num_qo_heads << " heads, expected a multiple of "
+                                 << num_kv_heads << " (the heads of k)";
+  }
+  p.num_kv_heads = int32_t(num_kv_heads);
+  p.group = FastDivisor(uint32_t(p.num_qo_heads / num_kv_heads));
+}
+
+/// k and v are pages [page, page_size, heads, head_dim] (layout 0) or [page, heads, page_size, head_dim]; without the
+/// first dimension if not paged.
+inline void SetKeys(Params& p, const char* op, const TensorView& q, const TensorView& k, const TensorView& v,
+                    int64_t layout, bool is_paged) {
+  const int first = is_paged ? 1 : 0, n = first + (layout == 0 ? 0 : 1), h = first + (layout == 0 ? 1 : 0);
+  const DLDataType dtype = DL_TYPE<Params::DTypeKV>;
+  Expect(op, "k", k).same_device(q, "q").dtype({dtype}).rank(first + 3).last_dim_contiguous();
+  Expect(op, "v", v).same_device(q, "q").dtype({dtype}).rank(first + 3).last_dim_contiguous();
+  Expect(op, "k", k).dim(-1, Stored(Params::HEAD_DIM_QK), "head_dim_qk of the module");
+  Expect(op, "v", v).dim(-1, Stored(Params::HEAD_DIM_VO), "head_dim_vo of the module");
+  for (int i = 0; i < first + 2; ++i) Expect(op, "v", v).dim(i, k.size(i), "that of k");
+  SetHeads(p, op, k.size(h));
+  p.k = k.data_ptr<Params::DTypeKV>();
+  p.v = v.data_ptr<Params::DTypeKV>();
+  p.k_stride_page = is_paged ? k.stride(0) : 0;
+  p.v_stride_page = is_paged ? v.stride(0) : 0;
+  p.k_stride_n = k.stride(n);
+  p.v_stride_n = v.stride(n);
+  p.k_stride_h = k.stride(h);
+  p.v_stride_h = v.stride(h);
+  p.kv_len = int32_t(k.size(n));
+  p.page_size = FastDivisor(is_paged ? uint32_t(k.size(n)) : 1);
+}
+
+/// Address of int32 numbers on the device of q, at least `count` of them.
+inline const int32_t* Indices(const char* op, const char* name, const TensorView& t, const TensorView& q,
+                              int64_t count) {
+  Expect(op, name, t).same_device(q, "q").dtype({dl_int32}).rank(1).contiguous();
+  if (t.size(0) < count) {
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has " << t.size(0) << " elements, expected at least "
+                                 << count;
+  }
+  return t.data_ptr<int32_t>();
+}
+
+// ------------------------------------------------------------------------------------------------ plans
+
+inline PlanInfo ReadPlan(const char* op, const Numbers& numbers) {
+  if (numbers.size() != PLAN_INFO_SIZE) {
+    TVM_FFI_THROW(ArgumentError) << op << ": plan_info has " << numbers.size() << " numbers, expected "
+                                 << PLAN_INFO_SIZE << " (what plan() returned)";
+  }
+  int64_t values[PLAN_INFO_SIZE];
+  for (int i = 0; i < PLAN_INFO_SIZE; ++i) values[i] = numbers[i];
+  return PlanInfo::FromArray(values);
+}
+
+/// Partial states of `bytes` bytes: outputs, then scores.
+inline void SetPartials(WorkList& work, char* at, int64_t bytes, int64_t tile) {
+  const int64_t slots = bytes / int64_t(sizeof(float)) / (tile * (Params::HEAD_DIM_VO + 1));
+  work.partial_o = reinterpret_cast<float*>(at);
+  work.partial_lse = work.partial_o + slots * tile * Params::HEAD_DIM_VO;
+}
+
+inline WorkList NarrowList(const PlanInfo& info, char* int_ws, char* float_ws) {
+  const PlanHeader* header = reinterpret_cast<const PlanHeader*>(int_ws);
+  WorkList work{};
+  work.items = reinterpret_cast<const WorkItem*>(int_ws + info.narrow_items);
+  if (info.narrow_indptr > 0) work.block_indptr = reinterpret_cast<const int32_t*>(int_ws + info.narrow_indptr);
+  work.num_items = &header->narrow_items;
+  work.merges = reinterpret_cast<const MergeItem*>(int_ws + info.narrow_merges);
+  work.num_merges = &header->narrow_merges;
+  work.blocks = int32_t(info.narrow_blocks);
+  work.merge_blocks = int32_t(info.narrow_merge_blocks);
+  SetPartials(work, float_ws + info.narrow_partial, info.wide_partial - info.narrow_partial, NARROW_TILE);
+  return work;
+}
+
+inline WorkList WideList(const PlanInfo& info, char* int_ws, char* float_ws) {
+  const PlanHeader* header = reinterpret_cast<const PlanHeader*>(int_ws);
+  WorkList work{};
+  work.items = reinterpret_cast<const WorkItem*>(int_ws + info.wide_items);
+  work.num_items = &header->wide_items;
+  work.merges = reinterpret_cast<const MergeItem*>(int_ws + info.wide_merges);
+  work.num_merges = &header->wide_merges;
+  work.blocks = int32_t(info.wide_blocks);
+  work.merge_blocks = int32_t(info.wide_merge_blocks);
+  SetPartials(work, float_ws + info.wide_partial, info.float_bytes - info.wide_partial, info.tile);
+  return work;
+}
+
+// ------------------------------------------------------------------------------------------------ launches
+
+/// f(tile) with the number of rows as a constant.
+template <bool HAS_WIDE, typename F>
+Status DispatchTile(int64_t tile, const F& f) {
+  if constexpr (HAS_WIDE) {
+    if constexpr (HasWidestTile(Params::HEAD_DIM_VO)) {
+      if (tile == WIDEST_TILE) return f(std::integral_constant<int, WIDEST_TILE>{});
+    }
+    if (tile == WIDE_TILE) return f(std::integral_constant<int, WIDE_TILE>{});
+  }
+  return f(std::integral_constant<int, NARROW_TILE>{});
+}
+
+/// Where a launch goes and how.
+struct LaunchSite {
+  const char* op;
+  bool enable_pdl;
+  Stream stream;
+};
+
+template <bool HAS_WIDE, bool PAGED, bool ALL_MASKED>
+void LaunchList(const LaunchSite& site, const Params& params, const WorkList& work, int64_t tile) {
+  if (work.blocks == 0) return;
+  CheckStatus(site.op, DispatchTile<HAS_WIDE>(tile, [&](auto rows) {
+                constexpr int TILE = decltype(rows)::value;
+                return LaunchAttention<Params, TILE, PAGED, ALL_MASKED>(params, work, site.enable_pdl, site.stream);
+              }));
+}
+
+template <bool HAS_WIDE>
+void LaunchMerges(const LaunchSite& site, const Params& params, const WorkList& work, int64_t tile) {
+  if (work.merge_blocks == 0) return;
+  CheckStatus(site.op, DispatchTile<HAS_WIDE>(tile, [&](auto rows) {
+                constexpr int TILE = decltype(rows)::value;
+                return LaunchMerge<Params, TILE>(params, work, site.enable_pdl, site.stream);
+              }));
+}
+
+/// f(all_masked): whether the variant's mask is asked for each pair. `wants_all` cannot be had of a module without it.
+template <typename F>
+void DispatchMask(const char* op, bool wants_all, const F& f) {
+  if constexpr (HAS_ALL_MASKED) {
+    if (wants_all || !HAS_EDGE_MASKED) return f(std::true_type{});
+  } else if (wants_all) {
+    TVM_FFI_THROW(ArgumentError) << op << ": a mask was given, expected none (the variant declares no "
+                                 << "maybe_custom_mask)";
+  }
+  if constexpr (HAS_EDGE_MASKED) f(std::false_type{});
+}
+
+/// Everything of a plan: lists first, then merges.
+template <bool HAS_WIDE, bool PAGED>
+void RunPlan(const LaunchSite& site, const Params& params, const PlanInfo& info, const TensorView& float_ws,
+             const TensorView& int_ws, bool all_masked) {
+  CheckSize(site.op, "float_workspace_buffer", float_ws, info.float_bytes);
+  CheckSize(site.op, "int_workspace_buffer", int_ws, info.int_bytes);
+  const WorkList narrow = NarrowList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
+  const WorkList wide = WideList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
+  DispatchMask(site.op, all_masked, [&](auto masked) {
+    constexpr bool ALL_MASKED = decltype(masked)::value;
+    LaunchList<false, PAGED, ALL_MASKED>(site, params, narrow, NARROW_TILE);
+    if constexpr (HAS_WIDE) LaunchList<true, PAGED, ALL_MASKED>(site, params, wide, info.tile);
+  });
+  LaunchMerges<false>(site, params, narrow, NARROW_TILE);
+  if constexpr (HAS_WIDE) LaunchMerges<true>(site, params, wide, info.tile);
+}
+
+/// One request, cut evenly if its tiles are too few to fill the device. Partial states go to `tmp`.
+template <bool HAS_WIDE>
+void RunUniform(const LaunchSite& site, const Params& params, const TensorView& tmp, bool all_masked) {
+  const int64_t rows = int64_t(params.qo_len) * params.group.divisor, heads = params.num_kv_heads;
+  if (rows == 0) return;
+  int64_t tile = NARROW_TILE, blocks = CachedBlocks<NARROW_TILE>();
+  if constexpr (HAS_WIDE) {
+    if (rows > NARROW_TILE) tile = WIDE_TILE, blocks = CachedBlocks<WIDE_TILE>();
+    if constexpr (HasWidestTile(Params::HEAD_DIM_VO)) {
+      if (rows > WIDE_TILE) tile = WIDEST_TILE, blocks = CachedBlocks<WIDEST_TILE>();
+    }
+  }
+  constexpr int64_t SMALLEST_CHUNK = 4 * GRANULE;
+  const int64_t tiles = DivideUp(rows, tile), slot_bytes = tile * (Params::HEAD_DIM_VO + 1) * int64_t(sizeof(float));
+  int64_t chunks = std::min(blocks / (tiles * heads), ByteSize(tmp) / (tiles * heads * slot_bytes));
+  chunks = std::max<int64_t>(std::min(chunks, DivideUp(params.kv_len, SMALLEST_CHUNK)), 1);
+  const int64_t chunk_size = std::max<int64_t>(DivideUp(DivideUp(params.kv_len, chunks), GRANULE) * GRANULE, GRANULE);
+  chunks = std::max<int64_t>(DivideUp(params.kv_len, chunk_size), 1);
+  WorkList work{};
+  work.blocks = int32_t(tiles * chunks * heads);
+  work.merge_blocks = chunks > 1 ? int32_t(tiles * heads) : 0;
+  work.uniform = {int32_t(tiles), int32_t(chunks), int32_t(chunk_size)};
+  SetPartials(work, tmp.data_ptr<char>(), chunks > 1 ? work.blocks * slot_bytes : 0, tile);
+  DispatchMask(site.op, all_masked,
+               [&](auto masked) { LaunchList<HAS_WIDE, false, decltype(masked)::value>(site, params, work, tile); });
+  LaunchMerges<HAS_WIDE>(site, params, work, tile);
+}
+
+template <typename P, typename = void>
+struct HasMask : std::false_type {};
+template <typename P>
+struct HasMask<P, decltype(void(P::maybe_custom_mask))> : std::true_type {};
+template <typename P, typename = void>
+struct HasPrefix : std::false_type {};
+template <typename P>
+struct HasPrefix<P, decltype(void(P::maybe_prefix_len_ptr), void(P::maybe_token_pos_in_items_ptr))> : std::true_type {};
+
+/// Multi-item scoring overrides other masks.
+template <typename P>
+void SetMaskMode(P& p, const char* op, int64_t mask_mode) {
+  p.mask_mode = int32_t(mask_mode);
+  if (mask_mode < 0 || mask_mode > int64_t(MaskMode::kMultiItemScoring)) {
+    TVM_FFI_THROW(ArgumentError) << op << ": mask_mode = " << mask_mode << ", expected 0 to 3";
+  }
+  if (mask_mode != int64_t(MaskMode::kMultiItemScoring)) return;
+  bool has_items = false;
+  if constexpr (HasPrefix<P>::value) {
+    has_items = p.maybe_prefix_len_ptr != nullptr && p.maybe_token_pos_in_items_ptr != nullptr;
+  }
+  if constexpr (HasMask<P>::value) p.maybe_custom_mask = nullptr;
+  if (!has_items) {
+    TVM_FFI_THROW(ArgumentError) << op << ": prefix_len_ptr or token_pos_in_items_ptr is None, expected tensors "
+                                 << "(multi-item scoring)";
+  }
+}
+
+/// Whether a mask mode asks the variant for each pair.
+inline bool WantsAll(int64_t mask_mode) {
+  return mask_mode == int64_t(MaskMode::kCustom) || mask_mode == int64_t(MaskMode::kMultiItemScoring);
+}
+
+}  // namespace attention
+}  // namespace flashinfer

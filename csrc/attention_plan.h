@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// plan() of the batch modules: checks of the host arrays, the planner, one copy to the int workspace.
+#pragma once
+#include "attention_arguments.h"
+// clang-format off
+#include <flashinfer/attention/plan.h>
+#ifdef FLASHINFER_CPU
+#include "attention_variant.inc"
+#include <flashinfer/attention/cpu.h>
+#else
+#include <flashinfer/attention/entry.h>
+
+#include <map>
+#include <mutex>
+#endif
+// clang-format on
+
+namespace flashinfer {
+namespace attention {
+
+/// Buffers that a plan goes to.
+struct PlanBuffers {
+  TensorView float_ws, int_ws, pinned;
+};
+
+inline int64_t ByteSize(const TensorView& t) { return t.numel() * ((t.dtype().bits * t.dtype().lanes + 7) / 8); }
+
+/// Address of int32 numbers on the host, at least `count` of them.
+inline const int32_t* HostArray(const char* op, const char* name, const TensorView& t, int64_t count) {
+  if (t.device().device_type != kDLCPU && t.device().device_type != kDLCUDAHost) {
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " is on " << DeviceName(t.device()) << ", expected cpu";
+  }
+  Expect(op, name, t).dtype({dl_int32}).contiguous();
+  if (t.numel() < count) {
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has " << t.numel() << " elements, expected at least "
+                                 << count;
+  }
+  return t.data_ptr<int32_t>();
+}
+
+/// Blocks that the current device runs at once; asked once per device.
+template <int TILE>
+int CachedBlocks() {
+#ifdef FLASHINFER_CPU
+  return ResidentBlocks<Params, TILE>();
+#else
+  constexpr int DEVICES = 64;
+  static int cached[DEVICES] = {};
+  int device = 0;
+  cudaGetDevice(&device);
+  if (device < 0 || device >= DEVICES) return ResidentBlocks<Params, TILE>();
+  if (cached[device] == 0) cached[device] = ResidentBlocks<Params, TILE>();
+  return cached[device];
+#endif
+}
+
+/// The tiles that kernels of this module exist for.
+template <bool HAS_WIDE>
+void SetTiles(PlanInput& in) {
+  in.head_dim_vo = Params::HEAD_DIM_VO;
+  in.narrow_tile = NARROW_TILE;
+  in.narrow_blocks = CachedBlocks<NARROW_TILE>();
+  if constexpr (HAS_WIDE) {
+    in.wide_tiles[0] = WIDE_TILE;
+    in.wide_blocks[0] = CachedBlocks<WIDE_TILE>();
+    if constexpr (HasWidestTile(Params::HEAD_DIM_VO)) {
+      in.wide_tiles[1] = WIDEST_TILE;
+      in.wide_blocks[1] = CachedBlocks<WIDEST_TILE>();
+    }
+  }
+}
+
+inline void CheckInput(const char* op, const PlanInput& in) {
+  auto fail = [&](const std::string& text) { TVM_FFI_THROW(ArgumentError) << op << ": " << text; };
+  if (in.num_kv_heads <= 0 || in.num_qo_heads <= 0 || in.num_qo_heads % in.num_kv_heads != 0) {
+    fail("num_qo_heads = " + std::to_string(in.num_qo_heads) +
+         ", expected a multiple of num_kv_heads = " + std::to_string(in.num_kv_heads));
+  }
+  if (in.page_size <= 0) fail("page_size = " + std::to_string(in.page_size) + ", expected at least 1");
+  for (int32_t b = 0; b < in.batch_size; ++b) {
+    const int64_t pages = int64_t(in.kv_indptr[b + 1]) - in.kv_indptr[b];
+    const int64_t rows = in.qo_indptr != nullptr ? int64_t(in.qo_indptr[b + 1]) - in.qo_indptr[b] : 0;
+    const int64_t keys = in.kv_lens != nullptr ? in.kv_lens[b] : 0;
+    if (rows < 0 || pages < 0 || keys < 0) {
+      fail("request " + std::to_string(b) + " has " + std::to_string(rows) + " rows, " + std::to_string(pages) +
+           " pages and " + std::to_string(keys) + " keys, expected none to be negative (indptr must not decrease)");
+    }
+    if (pages > 0 && keys > pages * in.page_size) {
+      fail("request " + std::to_string(b) + " has " + std::to_string(keys) + " keys, expected at most " +
+           std::to_string(pages * in.page_size) + " (its pages)");
+    }
+  }
+}
+
+/// Plan into the list that is kept for it: growing it costs more than planning.
+inline PlanOutput& RunPlanner(const char* op, const PlanInput& in) {
+  static thread_local PlanOutput out;
+  CheckInput(op, in);
+  Planner(in, out).Run();
+  return out;
+}
+
+inline Numbers WorkspaceSize(const char* op, const PlanInput& in) {
+  const PlanInfo& info = RunPlanner(op, in).info;
+  return Numbers{info.float_bytes, info.int_bytes};
+}
+
+inline void CheckSize(const char* op, const char* name, const TensorView& buffer, int64_t needed) {
+  if (ByteSize(buffer) < needed) {
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has " << ByteSize(buffer) << " bytes, expected at least "
+                                 << needed << " (what this plan needs)";
+  }
+}
+
+#ifndef FLASHINFER_CPU
+/// The pinned buffer is free again once the copy of the plan before has happened. Waits for that one only, which in
+/// a serving loop is a step behind the kernels.
+inline cudaEvent_t PinnedEvent(const void* pinned, int device) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, cudaEvent_t> events;
+  std::lock_guard<std::mutex> lock(mutex);
+  cudaEvent_t& event = events[{pinned, device}];
+  if (event == nullptr) cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  return event;
+}
+#endif
+
+inline Numbers MakePlan(const char* op, const PlanInput& in, const PlanBuffers& to) {
+  const PlanOutput& out = RunPlanner(op, in);
+  const PlanInfo& info = out.info;
+  CheckSize(op, "float_workspace_buffer", to.float_ws, info.float_bytes);
+  CheckSize(op, "int_workspace_buffer", to.int_ws, info.int_bytes);
+#ifdef FLASHINFER_CPU
+  Planner::Write(out, to.int_ws.data_ptr<char>());
+#else
+  CheckSize(op, "pinned int_workspace_buffer", to.pinned, info.int_bytes);
+  const cudaEvent_t event = PinnedEvent(to.pinned.data_ptr(), to.int_ws.device().device_id);
+  const Stream stream = get_stream(to.int_ws.device());
+  CheckStatus(op, cudaEventSynchronize(event));
+  Planner::Write(out, to.pinned.data_ptr<char>());
+  CheckStatus(
+      op, cudaMemcpyAsync(to.int_ws.data_ptr(), to.pinned.data_ptr(), info.int_bytes, cudaMemcpyHostToDevice, stream));
+  CheckStatus(op, cudaEventRecord(event, stream));
+#endif
+  int64_t numbers[PLAN_INFO_SIZE];
+  info.ToArray(numbers);
+  return Numbers(numbers, numbers + PLAN_INFO_SIZE);
+}
+
+}  // namespace attention
+}  // namespace flashinfer

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of a batch_decode module: a few tokens of each request, keys in pages.
+#include "attention_launch.h"
+
+using namespace flashinfer;
+using namespace flashinfer::attention;
+
+namespace {
+
+constexpr const char* OP = "batch_decode";
+
+PlanInput InputOf(int64_t batch_size, int64_t q_len, int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
+                  bool enable_cuda_graph, int64_t window_left) {
+  PlanInput in{};
+  in.batch_size = int32_t(batch_size);
+  in.uniform_qo_len = int32_t(q_len);
+  in.page_size = int32_t(page_size);
+  in.num_qo_heads = int32_t(num_qo_heads);
+  in.num_kv_heads = int32_t(num_kv_heads);
+  in.causal = q_len > 1;
+  in.window_left = int32_t(window_left);
+  in.cuda_graph = enable_cuda_graph;
+  in.max_rows = int32_t(batch_size * q_len);
+  SetTiles<false>(in);
+  return in;
+}
+
+/// Lengths are known on the device only: each request has what its last page says there.
+PlanInput InputOf(const TensorView& indptr, int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads,
+                  int64_t page_size, bool enable_cuda_graph, int64_t window_left) {
+  PlanInput in = InputOf(batch_size, 1, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph, window_left);
+  in.kv_indptr = HostArray(OP, "indptr", indptr, batch_size + 1);
+  return in;
+}
+
+PlanInput InputOf(const TensorView& kv_indptr, const TensorView& kv_lens, int64_t q_len, int64_t num_qo_heads,
+                  int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph, int64_t window_left,
+                  int64_t fixed_split_size, bool disable_split_kv) {
+  const int64_t batch_size = kv_lens.numel();
+  PlanInput in = InputOf(batch_size, q_len, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph, window_left);
+  in.kv_indptr = HostArray(OP, "kv_indptr", kv_indptr, batch_size + 1);
+  in.kv_lens = HostArray(OP, "kv_lens", kv_lens, batch_size);
+  in.fixed_split = int32_t(fixed_split_size);
+  in.disable_split = disable_split_kv;
+  return in;
+}
+
+}  // namespace
+
+Numbers batch_decode_plan(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView indptr,
+                          int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
+                          bool enable_cuda_graph, int64_t window_left, double, int64_t, int64_t, TensorView,
+                          TensorView) {
+  DeviceGuard guard(int_ws.device());
+  return MakePlan(OP,
+                  InputOf(indptr, batch_size, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph, window_left),
+                  {float_ws, int_ws, pinned});
+}
+
+Numbers batch_decode_plan_with_lens(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView kv_indptr,
+                                    TensorView kv_lens, int64_t q_len, int64_t num_qo_heads, int64_t num_kv_heads,
+                                    int64_t page_size, bool enable_cuda_graph, int64_t window_left,
+                                    int64_t fixed_split_size, bool disable_split_kv) {
+  DeviceGuard guard(int_ws.device());
+  return MakePlan(OP,
+                  InputOf(kv_indptr, kv_lens, q_len, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph,
+                          window_left, fixed_split_size, disable_split_kv),
+                  {float_ws, int_ws, pinned});
+}
+
+Numbers batch_decode_workspace_size(TensorView indptr, int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads,
+                                    int64_t page_size, bool enable_cuda_graph, int64_t window_left, double, int64_t,
+                                    int64_t, TensorView, TensorView) {
+  return WorkspaceSize(
+      OP, InputOf(indptr, batch_size, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph, window_left));
+}
+
+Numbers batch_decode_workspace_size_with_lens(TensorView kv_indptr, TensorView kv_lens, int64_t q_len,
+                                              int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
+                                              bool enable_cuda_graph, int64_t window_left, int64_t fixed_split_size,
+                                              bool disable_split_kv) {
+  return WorkspaceSize(OP, InputOf(kv_indptr, kv_lens, q_len, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph,
+                                   window_left, fixed_split_size, disable_split_kv));
+}
+
+/// run(float_ws, int_ws, plan_info, q, k_cache, v_cache, kv_indptr, kv_indices, last_page_len, o, lse | None, layout,
+/// window_left, enable_pdl, *extras)
+void batch_decode_run(Arguments& args) {
+  args.ExpectCount(14);
+  const TensorView float_ws = args.Next<TensorView>(), int_ws = args.Next<TensorView>();
+  const PlanInfo info = ReadPlan(OP, args.Next<Numbers>());
+  const TensorView q = args.Next<TensorView>(), k = args.Next<TensorView>(), v = args.Next<TensorView>();
+  const TensorView kv_indptr = args.Next<TensorView>(), kv_indices = args.Next<TensorView>();
+  const TensorView last_page_len = args.Next<TensorView>(), o = args.Next<TensorView>();
+  const Optional<TensorView> lse = args.Next<Optional<TensorView>>();
+  const int64_t layout = args.Next<int64_t>(), window_left = args.Next<int64_t>();
+  const bool enable_pdl = args.Next<bool>();
+  Params p{};
+  Expect(OP, "q", q).rank(3);
+  SetQueries(p, OP, q, o, lse);
+  SetKeys(p, OP, q, k, v, layout, true);
+  ExtrasReader reader(args, q, layout, true);
+  ReadExtras(p, reader);
+  const int64_t batch_size = kv_indptr.numel() - 1;
+  p.kv_indptr = Indices(OP, "kv_indptr", kv_indptr, q, 1);
+  p.kv_indices = Indices(OP, "kv_indices", kv_indices, q, 0);
+  p.last_page_len = Indices(OP, "kv_last_page_len", last_page_len, q, batch_size);
+  p.qo_len = batch_size > 0 ? int32_t(q.size(0) / batch_size) : 0;
+  p.window_left = int32_t(window_left);
+  p.mask_mode = int32_t(p.qo_len > 1 ? MaskMode::kCausal : MaskMode::kNone);
+  if (p.qo_len * batch_size != q.size(0)) {
+    TVM_FFI_THROW(ArgumentError) << OP << ": q.shape[0] = " << q.size(0) << ", expected a multiple of " << batch_size
+                                 << " (the requests of kv_indptr)";
+  }
+  DeviceGuard guard(q.device());
+  RunPlan<false, true>({OP, enable_pdl, get_stream(q.device())}, p, info, float_ws, int_ws, false);
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of a batch_prefill module: any number of tokens of each request, keys in pages or in rows.
+#include "attention_launch.h"
+
+using namespace flashinfer;
+using namespace flashinfer::attention;
+
+namespace {
+
+constexpr const char* OP = "batch_prefill";
+
+PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, const TensorView& kv_lens,
+                  int64_t total_num_rows, int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads,
+                  int64_t page_size, bool enable_cuda_graph, bool causal, int64_t window_left, int64_t fixed_split_size,
+                  bool disable_split_kv) {
+  PlanInput in{};
+  in.batch_size = int32_t(batch_size);
+  in.qo_indptr = HostArray(OP, "qo_indptr", qo_indptr, batch_size + 1);
+  in.kv_indptr = HostArray(OP, "kv_indptr", kv_indptr, batch_size + 1);
+  in.kv_lens = HostArray(OP, "kv_lens", kv_lens, batch_size);
+  in.page_size = int32_t(page_size);
+  in.num_qo_heads = int32_t(num_qo_heads);
+  in.num_kv_heads = int32_t(num_kv_heads);
+  in.causal = causal;
+  in.window_left = int32_t(window_left);
+  in.fixed_split = fixed_split_size > 0 ? int32_t(fixed_split_size * page_size) : 0;
+  in.disable_split = disable_split_kv;
+  in.cuda_graph = enable_cuda_graph;
+  in.max_rows = int32_t(total_num_rows);
+  SetTiles<true>(in);
+  return in;
+}
+
+/// What both runs take after q, k and v have been set.
+struct Rest {
+  int64_t mask_mode, layout, window_left;
+  bool enable_pdl;
+};
+
+Rest NextRest(Arguments& args) {
+  Rest rest{};
+  rest.mask_mode = args.Next<int64_t>();
+  rest.layout = args.Next<int64_t>();
+  rest.window_left = args.Next<int64_t>();
+  rest.enable_pdl = args.Next<bool>();
+  return rest;
+}
+
+/// Tensors and everything that pages and rows have in common.
+Params ParamsOf(Arguments& args, const TensorView& q, const TensorView& k, const TensorView& v,
+                const TensorView& qo_indptr, const TensorView& kv_indptr, const TensorView& o,
+                const Optional<TensorView>& lse, const Rest& rest, bool is_paged) {
+  Params p{};
+  Expect(OP, "q", q).rank(3);
+  SetQueries(p, OP, q, o, lse);
+  SetKeys(p, OP, q, k, v, rest.layout, is_paged);
+  p.qo_indptr = Indices(OP, "qo_indptr", qo_indptr, q, 1);
+  p.kv_indptr = Indices(OP, "kv_indptr", kv_indptr, q, qo_indptr.size(0));
+  p.window_left = int32_t(rest.window_left);
+  ExtrasReader reader(args, q, rest.layout, is_paged);
+  ReadExtras(p, reader);
+  SetMaskMode(p, OP, rest.mask_mode);
+  return p;
+}
+
+}  // namespace
+
+Numbers batch_prefill_plan(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView qo_indptr,
+                           TensorView kv_indptr, TensorView kv_lens, int64_t total_num_rows, int64_t batch_size,
+                           int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph,
+                           int64_t, int64_t, bool causal, int64_t window_left, int64_t fixed_split_size,
+                           bool disable_split_kv, int64_t, int64_t) {
+  DeviceGuard guard(int_ws.device());
+  return MakePlan(OP,
+                  InputOf(qo_indptr, kv_indptr, kv_lens, total_num_rows, batch_size, num_qo_heads, num_kv_heads,
+                          page_size, enable_cuda_graph, causal, window_left, fixed_split_size, disable_split_kv),
+                  {float_ws, int_ws, pinned});
+}
+
+Numbers batch_prefill_workspace_size(TensorView qo_indptr, TensorView kv_indptr, TensorView kv_lens,
+                                     int64_t total_num_rows, int64_t batch_size, int64_t num_qo_heads,
+                                     int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph, int64_t, int64_t,
+                                     bool causal, int64_t window_left, int64_t fixed_split_size, bool disable_split_kv,
+                                     int64_t, int64_t) {
+  return WorkspaceSize(
+      OP, InputOf(qo_indptr, kv_indptr, kv_lens, total_num_rows, batch_size, num_qo_heads, num_kv_heads, page_size,
+                  enable_cuda_graph, causal, window_left, fixed_split_size, disable_split_kv));
+}
+
+/// paged_run(float_ws, int_ws, plan_info, q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, last_page_len, o,
+/// lse | None, mask_mode, layout, window_left, enable_pdl, *extras)
+void batch_prefill_paged_run(Arguments& args) {
+  args.ExpectCount(16);
+  const TensorView float_ws = args.Next<TensorView>(), int_ws = args.Next<TensorView>();
+  const PlanInfo info = ReadPlan(OP, args.Next<Numbers>());
+  const TensorView q = args.Next<TensorView>(), k = args.Next<TensorView>(), v = args.Next<TensorView>();
+  const TensorView qo_indptr = args.Next<TensorView>(), kv_indptr = args.Next<TensorView>();
+  const TensorView kv_indices = args.Next<TensorView>(), last_page_len = args.Next<TensorView>();
+  const TensorView o = args.Next<TensorView>();
+  const Optional<TensorView> lse = args.Next<Optional<TensorView>>();
+  const Rest rest = NextRest(args);
+  Params p = ParamsOf(args, q, k, v, qo_indptr, kv_indptr, o, lse, rest, true);
+  p.kv_indices = Indices(OP, "kv_indices", kv_indices, q, 0);
+  p.last_page_len = Indices(OP, "kv_last_page_len", last_page_len, q, qo_indptr.size(0) - 1);
+  DeviceGuard guard(q.device());
+  RunPlan<true, true>({OP, rest.enable_pdl, get_stream(q.device())}, p, info, float_ws, int_ws,
+                      WantsAll(rest.mask_mode));
+}
+
+/// ragged_run(float_ws, int_ws, plan_info, q, k, v, qo_indptr, kv_indptr, o, lse | None, mask_mode, layout,
+/// window_left, enable_pdl, *extras)
+void batch_prefill_ragged_run(Arguments& args) {
+  args.ExpectCount(14);
+  const TensorView float_ws = args.Next<TensorView>(), int_ws = args.Next<TensorView>();
+  const PlanInfo info = ReadPlan(OP, args.Next<Numbers>());
+  const TensorView q = args.Next<TensorView>(), k = args.Next<TensorView>(), v = args.Next<TensorView>();
+  const TensorView qo_indptr = args.Next<TensorView>(), kv_indptr = args.Next<TensorView>();
+  const TensorView o = args.Next<TensorView>();
+  const Optional<TensorView> lse = args.Next<Optional<TensorView>>();
+  const Rest rest = NextRest(args);
+  const Params p = ParamsOf(args, q, k, v, qo_indptr, kv_indptr, o, lse, rest, false);
+  DeviceGuard guard(q.device());
+  RunPlan<true, false>({OP, rest.enable_pdl, get_stream(q.device())}, p, info, float_ws, int_ws,
+                       WantsAll(rest.mask_mode));
+}

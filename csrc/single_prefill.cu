@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launcher of a single_prefill module: many tokens of one request.
+#include "attention_launch.h"
+
+using namespace flashinfer;
+using namespace flashinfer::attention;
+
+/// run(q, k, v, tmp, o, lse | None, mask_mode, layout, window_left, *extras). tmp is scratch memory.
+void single_prefill_run(Arguments& args) {
+  args.ExpectCount(9);
+  const char* op = "single_prefill";
+  const TensorView q = args.Next<TensorView>(), k = args.Next<TensorView>(), v = args.Next<TensorView>();
+  const TensorView tmp = args.Next<TensorView>(), o = args.Next<TensorView>();
+  const Optional<TensorView> lse = args.Next<Optional<TensorView>>();
+  const int64_t mask_mode = args.Next<int64_t>(), layout = args.Next<int64_t>(), window_left = args.Next<int64_t>();
+  Params p{};
+  Expect(op, "q", q).rank(3);
+  SetQueries(p, op, q, o, lse);
+  SetKeys(p, op, q, k, v, layout, false);
+  ExtrasReader reader(args, q, layout, false);
+  ReadExtras(p, reader);
+  p.qo_len = int32_t(q.size(0));
+  p.window_left = int32_t(window_left);
+  SetMaskMode(p, op, mask_mode);
+  DeviceGuard guard(q.device());
+  RunUniform<true>({op, false, get_stream(q.device())}, p, tmp, WantsAll(mask_mode));
+}

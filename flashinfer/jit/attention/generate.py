@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the description of an attention module to its sources.
+
+Every module is made the same way, built-in or a user's. Two files are rendered: ``attention_params.inc`` (the struct
+that kernels are given, and how run() fills it; host code) and ``attention_variant.inc`` (the variant). The launcher
+``csrc/<kind>.cu`` is compiled against the first. On the CPU it includes the kernels and the variant too; for CUDA one
+unit per kernel does (``csrc/attention_kernels.jinja``), so that they compile in parallel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Optional
+
+import torch
+
+from ...errors import ArgumentError
+from .. import env as jit_env
+from ..codegen import render
+from ..context import current_compilation_context
+from ..core import JitSpec, gen_jit_spec
+from ..utils import dtype_map
+from .variants import NVFP4_TENSORS, VariantParams
+
+__all__ = ["AttentionModule", "resolve_device"]
+
+_FLOATS = {"cpu": (torch.float16, torch.bfloat16, torch.float32), "cuda": (torch.float16, torch.bfloat16)}
+_STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8)  # keys and values only
+_NARROW_TILE, _WIDE_TILE, _WIDEST_TILE = 16, 64, 128  # entry.h
+
+
+def resolve_device(device: Optional[str]) -> str:
+    """What a module is built for when the caller did not say: CUDA if there is a target, else the CPU."""
+    if device is None:
+        return "cuda" if current_compilation_context.TARGET_CUDA_ARCHS else "cpu"
+    return device
+
+
+@dataclass(frozen=True)
+class AttentionModule:
+    """Identity of one module."""
+
+    kind: str  #: stem in csrc: single_decode, single_prefill, batch_decode, batch_prefill or batch_mla
+    uri: str
+    dtype_q: torch.dtype
+    dtype_kv: torch.dtype
+    dtype_o: torch.dtype
+    head_dim_qk: int
+    head_dim_vo: int
+    params: VariantParams
+    variant_name: str
+    variant_decl: str = ""
+    idtype: torch.dtype = torch.int32
+    pos_encoding_mode: int = 0
+    head_dim_pe: int = 0  #: columns of q and k that lie in tensors of their own (latent attention)
+    device: str = "cuda"
+
+    def __post_init__(self) -> None:
+        floats = _FLOATS[self.device]
+        for name, dtype, allowed in (
+            ("dtype_q", self.dtype_q, floats),
+            ("dtype_kv", self.dtype_kv, floats + _STORED),
+            ("dtype_o", self.dtype_o, floats),
+            ("idtype", self.idtype, (torch.int32,)),
+        ):
+            if dtype not in allowed:
+                names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
+                raise ArgumentError(f"{self.kind}: {name} is {dtype}, expected one of {names} on {self.device}")
+        tensors = dict(self.params.tensors)
+        if self.is_nvfp4 and not all(name in tensors for name, _ in NVFP4_TENSORS):
+            raise ArgumentError(
+                f"{self.kind}: the tensors of {self.variant_name} are {list(tensors)}, expected maybe_k_cache_sf and "
+                "maybe_v_cache_sf among them (a uint8 cache has scale factors)"
+            )
+
+    @property
+    def is_nvfp4(self) -> bool:
+        return self.dtype_kv == torch.uint8
+
+    @property
+    def name(self) -> str:
+        return f"{self.uri}_cpu" if self.device == "cpu" else self.uri
+
+    # which kernels there are ------------------------------------------------------------------
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        if self.kind.endswith("decode"):
+            return (_NARROW_TILE,)
+        return (_NARROW_TILE, _WIDE_TILE, _WIDEST_TILE)[: 3 if self.head_dim_vo <= 256 else 2]
+
+    @property
+    def paged(self) -> tuple[bool, ...]:
+        if self.kind == "batch_prefill":
+            return (True, False)
+        return (self.kind.startswith("batch"),)
+
+    @property
+    def masks(self) -> tuple[bool, ...]:
+        """Values of ALL_MASKED. Decoding asks a user's mask for each key; latent attention has no masks of users."""
+        if self.kind.endswith("decode"):
+            return (bool(self.variant_decl),)
+        needs_mask = "use_custom_mask" in self.variant_name
+        has_mask = any(name == "maybe_custom_mask" for name, _ in self.params.tensors)
+        return (False,) if self.kind == "batch_mla" or (needs_mask and not has_mask) else (False, True)
+
+    def header(self, tile: int) -> str:
+        return "narrow" if tile == _NARROW_TILE and self.head_dim_vo <= 256 else "wide"
+
+    # sources ----------------------------------------------------------------------------------
+
+    def _config(self) -> str:
+        return render(
+            "attention_config.jinja",
+            base="AttentionParams" if self.kind != "batch_mla" else "MlaParams",
+            dtype_q=dtype_map[self.dtype_q],
+            dtype_kv=dtype_map[self.dtype_kv],
+            dtype_o=dtype_map[self.dtype_o],
+            idtype=dtype_map[self.idtype],
+            head_dim_qk=self.head_dim_qk,
+            head_dim_vo=self.head_dim_vo,
+            head_dim_pe=self.head_dim_pe,
+            pos_encoding_mode=self.pos_encoding_mode,
+            tensors=self.params.tensors,
+            scalars=self.params.scalars,
+            edge_masked=str(False in self.masks),
+            all_masked=str(True in self.masks),
+            nvfp4=self.is_nvfp4,
+        )
+
+    def _units(self) -> Iterator[tuple[str, str]]:
+        """Name and text of each CUDA unit."""
+        for tile in self.tiles:
+            for paged in self.paged:
+                for mask in self.masks:
+                    is_first = paged == self.paged[0] and mask == self.masks[0]
+                    name = f"{tile}_{'paged' if paged else 'ragged'}{'_masked' if mask else ''}"
+                    yield (
+                        name,
+                        render(
+                            "attention_kernels.jinja",
+                            header=self.header(tile),
+                            launches=[(tile, str(paged), str(mask))],
+                            resident=[tile] if is_first else [],
+                            merges=[],
+                        ),
+                    )
+        yield "merge", render("attention_kernels.jinja", header="merge", launches=[], resident=[], merges=self.tiles)
+
+    def spec(self) -> JitSpec:
+        """Describe the module; nothing is written before it is built."""
+        csrc, directory = jit_env.FLASHINFER_CSRC_DIR, jit_env.gen_src_dir(self.device) / self.name
+        launchers = [csrc / f"{self.kind}.cu", csrc / f"{self.kind}_jit_binding.cu"]
+        units: dict[Path, str] = {}
+        if self.device == "cuda":
+            units = {directory / f"{self.kind}_{unit}.cu": text for unit, text in self._units()}
+        variant = render("attention_variant.jinja", variant_decl=self.variant_decl, variant_name=self.variant_name)
+        return gen_jit_spec(
+            self.name,
+            [*launchers, *units],
+            extra_include_paths=[directory],
+            backend=self.device,
+            host_sources=frozenset(launchers),
+            generated={
+                **units,
+                directory / "attention_params.inc": self._config(),
+                directory / "attention_variant.inc": variant,
+            },
+        )

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variants as C++ text: the built-in one with its parameters, and attention sinks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["DECODE", "PREFILL", "NVFP4_TENSORS", "VariantParams", "attention_sink_decl", "default_variant_name"]
+
+
+@dataclass(frozen=True)
+class VariantParams:
+    """What a variant declares beyond the tensors of every attention call; order is that of the arguments of run()."""
+
+    tensors: tuple[tuple[str, str], ...] = field(default=())  #: (name, C++ element type)
+    scalars: tuple[tuple[str, str], ...] = field(default=())  #: (name, C++ type)
+
+
+_SCALARS = tuple((name, "double") for name in ("logits_soft_cap", "sm_scale", "rope_rcp_scale", "rope_rcp_theta"))
+
+DECODE = VariantParams((("maybe_alibi_slopes", "float"),), _SCALARS)
+PREFILL = VariantParams(
+    (
+        ("maybe_custom_mask", "uint8_t"),
+        ("maybe_mask_indptr", "int32_t"),
+        ("maybe_alibi_slopes", "float"),
+        ("maybe_prefix_len_ptr", "uint32_t"),
+        ("maybe_token_pos_in_items_ptr", "uint16_t"),
+        ("maybe_max_item_len_ptr", "uint16_t"),
+    ),
+    (*_SCALARS, ("token_pos_in_items_len", "int64_t")),
+)
+
+#: Scale factors of an NVFP4 cache, appended to the tensors when the cache is uint8.
+NVFP4_TENSORS = (("maybe_k_cache_sf", "uint8_t"), ("maybe_v_cache_sf", "uint8_t"))
+
+
+def default_variant_name(custom_mask: str, use_logits_soft_cap: bool, use_alibi: bool) -> str:
+    """The built-in variant. Windows are the kernels' business, so that argument is always false."""
+    return f"DefaultAttention<{custom_mask}, false, {str(use_logits_soft_cap).lower()}, {str(use_alibi).lower()}>"
+
+
+_SINK = r"""
+// A logit of each head that has no value: it takes its part of the denominator.
+struct AttentionSink : AttentionVariantBase {
+  static constexpr bool use_softmax = true;
+
+  uint32_t window_left, qo_len, kv_len;
+  float sm_scale_log2;
+
+  template <typename Params>
+  __device__ __host__ AttentionSink(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
+    qo_len = params.get_qo_len(batch_idx);
+    kv_len = params.get_kv_len(batch_idx);
+    window_left = params.window_left >= 0 ? uint32_t(params.window_left) : kv_len;
+    sm_scale_log2 = float(params.sm_scale) * math::log2e;
+  }
+
+  REGISTER_M_D_UPDATE(params, kv_tile_idx, qo_head_idx, m, d, scale, {
+    if (kv_tile_idx == 0) {
+      const float sink = params.sink[qo_head_idx] * math::log2e;
+      if (sink != -math::inf) {
+        const float larger = sink > m ? sink : m;
+        scale = math::ptx_exp2(m - larger);
+        d = d * scale + math::ptx_exp2(sink - larger);
+        m = larger;
+      }
+    }
+  })
+};
+"""
+
+#: Source of the variant ``AttentionSink`` by backend, with the tensor ``sink`` and the scalar ``sm_scale``. One struct
+#: serves all of them.
+attention_sink_decl = {"fa2": _SINK, "fa3": _SINK}
