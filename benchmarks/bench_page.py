@@ -110,5 +110,22 @@ def get_batch_indices_positions(batch_size: int, num_tokens: int) -> Bench:
     )
 
 
+def _torch_lengths(indptr: torch.Tensor, last: torch.Tensor, page_size: int) -> torch.Tensor:
+    return torch.where(indptr.diff() > 0, indptr.diff() - 1, 0) * page_size + last
+
+
+@case("get_seq_lens", grid(batch_size=[16, 256]))
+def get_seq_lens(batch_size: int) -> Bench:
+    indptr = torch.arange(batch_size + 1, dtype=torch.int32) * 4
+    last = torch.full((batch_size,), 3, dtype=torch.int32)
+    return Bench(
+        run=page.get_seq_lens,
+        args=(indptr, last, 16),
+        baseline=_torch_lengths,
+        reference=templates.get_seq_lens_trace.reference,
+        bytes=nbytes(indptr, last, last),
+    )
+
+
 if __name__ == "__main__":
     main()

@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-import flashinfer
 from flashinfer.aot import FAMILIES
+from flashinfer.fi_trace import traced_functions
 
 from .benchmark_path import BENCHMARKS  # isort: skip
 import harness
@@ -19,9 +19,10 @@ def test_every_family_has_a_benchmark():
     assert [family for family in FAMILIES if not (BENCHMARKS / f"bench_{family}.py").exists()] == []
 
 
-def test_every_norm_function_has_a_case():
-    functions = [name for name in flashinfer.norm.__all__ if callable(getattr(flashinfer.norm, name))]
-    assert [name for name in functions if "norm" in name and name not in CASES] == []
+@pytest.mark.parametrize("family", ["activation", "concat_ops", "norm", "page", "quantization", "rope", "scale"])
+def test_every_function_has_a_case(family):
+    names = [name.rpartition(".")[2] for name in traced_functions if name.startswith(f"flashinfer.{family}.")]
+    assert names and [name for name in names if name not in CASES] == []
 
 
 @pytest.mark.parametrize("name", CASES)

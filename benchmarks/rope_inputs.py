@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks of the rotary embedding share: positions, a table of angles, the rotation as models write it."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["position_table", "random_positions", "rotated"]
+
+MAX_POSITION = 32768
+
+
+def position_table(rotary_dim: int) -> torch.Tensor:
+    angle = torch.arange(MAX_POSITION)[:, None] * 1e4 ** (-torch.arange(0, rotary_dim, 2) / rotary_dim)
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+def random_positions(nnz: int) -> torch.Tensor:
+    return torch.randint(0, MAX_POSITION, (nnz,), dtype=torch.int32)
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """As models write it in torch: in the dtype of x, cosines and sines repeated for both halves."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
