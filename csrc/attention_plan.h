@@ -70,6 +70,32 @@ void SetTiles(PlanInput& in) {
   }
 }
 
+/// Requests of equal numbers of rows and pages, whose keys only the device knows.
+template <bool HAS_WIDE>
+struct UniformInput {
+  PlanInput plan{};
+
+  UniformInput(int64_t batch_size, int64_t q_len, int64_t pages_per_request, int64_t max_kv_len, int64_t num_qo_heads,
+               int64_t num_kv_heads, int64_t page_size, bool causal)
+      : indptr_(batch_size + 1) {
+    for (int64_t b = 0; b <= batch_size; ++b) indptr_[b] = int32_t(b * pages_per_request);
+    plan.batch_size = int32_t(batch_size);
+    plan.uniform_qo_len = int32_t(q_len);
+    plan.kv_indptr = indptr_.data();
+    plan.max_kv_len = int32_t(max_kv_len);
+    plan.page_size = int32_t(page_size);
+    plan.num_qo_heads = int32_t(num_qo_heads);
+    plan.num_kv_heads = int32_t(num_kv_heads);
+    plan.causal = causal;
+    plan.window_left = -1;
+    plan.max_rows = int32_t(batch_size * q_len);
+    SetTiles<HAS_WIDE>(plan);
+  }
+
+ private:
+  std::vector<int32_t> indptr_;
+};
+
 inline void CheckInput(const char* op, const PlanInput& in) {
   auto fail = [&](const std::string& text) { TVM_FFI_THROW(ArgumentError) << op << ": " << text; };
   if (in.num_kv_heads <= 0 || in.num_qo_heads <= 0 || in.num_qo_heads % in.num_kv_heads != 0) {

@@ -20,6 +20,12 @@ Numbers batch_decode_workspace_size_with_lens(TensorView kv_indptr, TensorView k
                                               int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
                                               bool enable_cuda_graph, int64_t window_left, int64_t fixed_split_size,
                                               bool disable_split_kv);
+Numbers batch_decode_plan_uniform(TensorView float_ws, TensorView int_ws, TensorView pinned, int64_t batch_size,
+                                  int64_t q_len, int64_t pages_per_request, int64_t max_kv_len, int64_t num_qo_heads,
+                                  int64_t num_kv_heads, int64_t page_size, bool causal);
+Numbers batch_decode_uniform_workspace_size(int64_t batch_size, int64_t q_len, int64_t pages_per_request,
+                                            int64_t max_kv_len, int64_t num_qo_heads, int64_t num_kv_heads,
+                                            int64_t page_size, bool causal);
 void batch_decode_run(flashinfer::attention::Arguments& args);
 
 FLASHINFER_EXPORT_PLAN(plan, batch_decode_plan)
@@ -35,4 +41,6 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_workspace_size(void*, const TVMFFIAn
                               : CallForNumbers("workspace_size", batch_decode_workspace_size_with_lens, args, count);
   TVM_FFI_SAFE_CALL_END();
 }
+FLASHINFER_EXPORT_PLAN(plan_uniform, batch_decode_plan_uniform)
+FLASHINFER_EXPORT_PLAN(uniform_workspace_size, batch_decode_uniform_workspace_size)
 FLASHINFER_EXPORT_RUN(run, batch_decode_run)

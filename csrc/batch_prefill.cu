@@ -87,6 +87,23 @@ Numbers batch_prefill_workspace_size(TensorView qo_indptr, TensorView kv_indptr,
                   enable_cuda_graph, causal, window_left, fixed_split_size, disable_split_kv));
 }
 
+Numbers batch_prefill_plan_uniform(TensorView float_ws, TensorView int_ws, TensorView pinned, int64_t batch_size,
+                                   int64_t q_len, int64_t pages_per_request, int64_t max_kv_len, int64_t num_qo_heads,
+                                   int64_t num_kv_heads, int64_t page_size, bool causal) {
+  DeviceGuard guard(int_ws.device());
+  const UniformInput<true> in(batch_size, q_len, pages_per_request, max_kv_len, num_qo_heads, num_kv_heads, page_size,
+                              causal);
+  return MakePlan(OP, in.plan, {float_ws, int_ws, pinned});
+}
+
+Numbers batch_prefill_uniform_workspace_size(int64_t batch_size, int64_t q_len, int64_t pages_per_request,
+                                             int64_t max_kv_len, int64_t num_qo_heads, int64_t num_kv_heads,
+                                             int64_t page_size, bool causal) {
+  const UniformInput<true> in(batch_size, q_len, pages_per_request, max_kv_len, num_qo_heads, num_kv_heads, page_size,
+                              causal);
+  return WorkspaceSize(OP, in.plan);
+}
+
 /// paged_run(float_ws, int_ws, plan_info, q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, last_page_len, o,
 /// lse | None, mask_mode, layout, window_left, enable_pdl, *extras)
 void batch_prefill_paged_run(Arguments& args) {

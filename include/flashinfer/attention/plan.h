@@ -26,7 +26,8 @@ struct PlanInput {
   const int32_t* qo_indptr;  ///< [batch + 1], or null: `uniform_qo_len` rows each
   int32_t uniform_qo_len;
   const int32_t* kv_indptr;  ///< [batch + 1] pages or tokens
-  const int32_t* kv_lens;    ///< [batch] keys, or null: every page may be full and the device knows (decode)
+  const int32_t* kv_lens;    ///< [batch] keys, or null: every page may be full and the device knows
+  int32_t max_kv_len;        ///< without kv_lens: keys that no request exceeds; 0: those of its pages
   int32_t page_size;         ///< 1 for ragged keys
   int32_t num_qo_heads, num_kv_heads, head_dim_vo;
   bool causal;
@@ -128,8 +129,9 @@ class Planner {
     return in_.qo_indptr != nullptr ? in_.qo_indptr[b + 1] - in_.qo_indptr[b] : in_.uniform_qo_len;
   }
   int32_t KvLen(int32_t b) const {
-    const int32_t room = (in_.kv_indptr[b + 1] - in_.kv_indptr[b]) * in_.page_size;
-    return in_.kv_lens != nullptr ? std::min(in_.kv_lens[b], room) : room;  // without pages there are no keys
+    const int64_t room = (int64_t(in_.kv_indptr[b + 1]) - in_.kv_indptr[b]) * in_.page_size;  // no pages, no keys
+    if (in_.kv_lens != nullptr) return int32_t(std::min<int64_t>(in_.kv_lens[b], room));
+    return int32_t(in_.max_kv_len > 0 ? std::min<int64_t>(in_.max_kv_len, room) : room);
   }
   bool IsNarrow(int64_t rows) const {
     return in_.narrow_tile > 0 && (in_.wide_tiles[0] == 0 || rows <= in_.narrow_tile);
@@ -309,8 +311,8 @@ class Planner {
       if (narrow ? in_.narrow_tile > 0 : wide_tile_ > 0) {
         ForEachTile(narrow, [&](const WorkItem& item) { tiles.push_back(item); });
       }
-      const int64_t chunk = in_.disable_split ? INT32_MAX : in_.fixed_split;
-      CutTiles(tiles, chunk, in_.disable_split ? 0 : in_.fixed_split, narrow ? out_.narrow : out_.wide,
+      const int64_t grid = in_.disable_split ? 0 : DivideUp(in_.fixed_split, GRANULE) * GRANULE;
+      CutTiles(tiles, INT32_MAX, int32_t(grid), narrow ? out_.narrow : out_.wide,
                narrow ? out_.narrow_merges : out_.wide_merges, narrow ? out_.narrow_slots : out_.wide_slots);
     }
   }

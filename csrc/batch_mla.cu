@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of a batch_mla module: latent attention over pages; one key for all heads, whose first part is the value.
+#include "attention_launch.h"
+
+using namespace flashinfer;
+using namespace flashinfer::attention;
+
+namespace {
+
+constexpr const char* OP = "batch_mla";
+constexpr int64_t ANY_PAGE_SIZE = int64_t{1} << 30;  // lengths are given, so a plan can do without it
+
+PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, const TensorView& kv_lens,
+                  int64_t num_heads, bool causal, int64_t page_size, bool enable_cuda_graph, int64_t max_rows) {
+  const int64_t batch_size = kv_lens.numel();
+  PlanInput in{};
+  in.batch_size = int32_t(batch_size);
+  in.qo_indptr = HostArray(OP, "qo_indptr", qo_indptr, batch_size + 1);
+  in.kv_indptr = HostArray(OP, "kv_indptr", kv_indptr, batch_size + 1);
+  in.kv_lens = HostArray(OP, "kv_len_arr", kv_lens, batch_size);
+  in.page_size = int32_t(page_size);
+  in.num_qo_heads = int32_t(num_heads);
+  in.num_kv_heads = 1;
+  in.causal = causal;
+  in.window_left = -1;
+  in.cuda_graph = enable_cuda_graph;
+  in.max_rows = int32_t(max_rows >= 0 ? max_rows : in.qo_indptr[batch_size]);
+  SetTiles<true>(in);
+  return in;
+}
+
+/// The columns of q and k that have tensors of their own.
+void SetRotary(Params& p, const TensorView& q, const Optional<TensorView>& q_pe, const TensorView& ckv,
+               const Optional<TensorView>& kpe) {
+  if constexpr (Params::HEAD_DIM_PE > 0) {
+    if (!q_pe.has_value() || !kpe.has_value()) {
+      TVM_FFI_THROW(ArgumentError) << OP << ": q_pe or kpe_cache is None, expected tensors";
+    }
+    const char* because = "head_dim_kpe of the module";
+    Expect(OP, "q_pe", *q_pe).same_device(q, "q_nope").same_dtype(q, "q_nope").rank(3).last_dim_contiguous();
+    Expect(OP, "q_pe", *q_pe).dim(0, q.size(0), "q_nope.shape[0]").dim(1, q.size(1), "q_nope.shape[1]");
+    Expect(OP, "q_pe", *q_pe).dim(2, Params::HEAD_DIM_PE, because);
+    Expect(OP, "kpe_cache", *kpe).same_device(q, "q_nope").same_dtype(ckv, "ckv_cache").rank(3).last_dim_contiguous();
+    Expect(OP, "kpe_cache", *kpe).dim(0, ckv.size(0), "ckv_cache.shape[0]").dim(1, ckv.size(1), "ckv_cache.shape[1]");
+    Expect(OP, "kpe_cache", *kpe).dim(2, Params::HEAD_DIM_PE, because);
+    p.q_pe = (*q_pe).data_ptr<Params::DTypeQ>();
+    p.k_pe = (*kpe).data_ptr<Params::DTypeKV>();
+    p.q_pe_stride_n = (*q_pe).stride(0);
+    p.q_pe_stride_h = (*q_pe).stride(1);
+    p.k_pe_stride_page = (*kpe).stride(0);
+    p.k_pe_stride_n = (*kpe).stride(1);
+  }
+}
+
+}  // namespace
+
+Numbers batch_mla_plan(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView qo_indptr,
+                       TensorView kv_indptr, TensorView kv_lens, int64_t num_heads, int64_t, bool causal) {
+  DeviceGuard guard(int_ws.device());
+  return MakePlan(OP, InputOf(qo_indptr, kv_indptr, kv_lens, num_heads, causal, ANY_PAGE_SIZE, false, -1),
+                  {float_ws, int_ws, pinned});
+}
+
+Numbers batch_mla_plan_ext(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView qo_indptr,
+                           TensorView kv_indptr, TensorView kv_lens, int64_t num_heads, int64_t, bool causal,
+                           int64_t page_size, bool enable_cuda_graph, int64_t max_rows) {
+  DeviceGuard guard(int_ws.device());
+  return MakePlan(OP, InputOf(qo_indptr, kv_indptr, kv_lens, num_heads, causal, page_size, enable_cuda_graph, max_rows),
+                  {float_ws, int_ws, pinned});
+}
+
+void batch_mla_run(TensorView float_ws, TensorView int_ws, Numbers plan_info, TensorView q_nope,
+                   Optional<TensorView> q_pe, TensorView ckv_cache, Optional<TensorView> kpe_cache,
+                   TensorView kv_indices, TensorView o, Optional<TensorView> lse, int64_t mask_mode, int64_t num_heads,
+                   int64_t page_size, double sm_scale, bool return_lse_base_on_e, bool enable_pdl) {
+  const PlanInfo info = ReadPlan(OP, plan_info);
+  Params p{};
+  Expect(OP, "q_nope", q_nope).rank(3).dim(1, num_heads, "num_heads");
+  SetQueries(p, OP, q_nope, o, lse);
+  Expect(OP, "ckv_cache", ckv_cache)
+      .same_device(q_nope, "q_nope")
+      .dtype({DL_TYPE<Params::DTypeKV>})
+      .rank(3)
+      .dim(1, page_size, "page_size")
+      .dim(2, Params::HEAD_DIM_VO, "head_dim_ckv of the module")
+      .last_dim_contiguous();
+  SetHeads(p, OP, 1);
+  p.k = p.v = ckv_cache.data_ptr<Params::DTypeKV>();
+  p.k_stride_page = p.v_stride_page = ckv_cache.stride(0);
+  p.k_stride_n = p.v_stride_n = ckv_cache.stride(1);
+  p.page_size = FastDivisor(uint32_t(page_size));
+  SetRotary(p, q_nope, q_pe, ckv_cache, kpe_cache);
+  p.kv_indices = Indices(OP, "kv_indices", kv_indices, q_nope, 0);
+  p.window_left = -1;
+  p.mask_mode = int32_t(mask_mode);
+  p.sm_scale = sm_scale;
+  if (return_lse_base_on_e) p.lse_scale = 0.693147180559945309417f;
+  DeviceGuard guard(q_nope.device());
+  RunPlan<true, true>({OP, enable_pdl, get_stream(q_nope.device())}, p, info, float_ws, int_ws, false);
+}
