@@ -14,10 +14,13 @@ try:
     from .activation import *
     from .cascade import *
     from .concat_ops import *
+    from .decode import *
+    from .decode import fast_decode_plan as fast_decode_plan
     from .errors import *
     from .fi_trace import fi_trace as fi_trace
     from .norm import *
     from .page import *
+    from .prefill import *
     from .quantization import *
     from .quantization import get_fp4_quantization_module as get_fp4_quantization_module
     from .quantization import nvfp4_block_scale_interleave as nvfp4_block_scale_interleave

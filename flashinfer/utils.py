@@ -25,6 +25,12 @@ from .arch import is_sm110a_supported as is_sm110a_supported
 from .arch import is_sm120a_supported as is_sm120a_supported
 from .arch import is_sm120f_supported as is_sm120f_supported
 from .arch import is_sm121a_supported as is_sm121a_supported
+from .attention_rules import check_trtllm_gen_sm107_only_feature as check_trtllm_gen_sm107_only_feature
+from .attention_rules import determine_attention_backend as determine_attention_backend
+from .attention_rules import determine_mla_backend as determine_mla_backend
+from .attention_rules import is_cutlass_backend_supported as is_cutlass_backend_supported
+from .attention_rules import is_fa3_backend_supported as is_fa3_backend_supported
+from .attention_rules import is_fa3_prefill_head_dim_supported as is_fa3_prefill_head_dim_supported
 from .backends import backend_requirement as backend_requirement
 from .backends import supported_compute_capability as supported_compute_capability
 from .errors import BackendSupportedError as BackendSupportedError

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and values out of the forms in which callers hold a cache."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+
+from ..errors import ArgumentError
+
+__all__ = ["PagedCache", "scale_factors", "unpack_paged_cache"]
+
+PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+_UINT8 = torch.uint8
+
+
+def unpack_paged_cache(
+    op: str, cache: PagedCache, layout: int, name: str = "paged_kv_cache"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a paged cache, 4-D each, without a copy.
+
+    One tensor holds keys at 0 and values at 1 of its second dimension. A cache without the page dimension has pages of
+    one token.
+    """
+    if isinstance(cache, torch.Tensor):
+        if cache.ndim == 4:
+            cache = cache.unsqueeze(-2 if layout else -3)
+        elif cache.ndim != 5:
+            raise ArgumentError(f"{op}: {name} has {cache.ndim} dimensions, expected 5 (or 4 with pages of one token)")
+        if cache.shape[1] != 2:
+            raise ArgumentError(f"{op}: {name}.shape[1] is {cache.shape[1]}, expected 2 (keys and values)")
+        k, v = cache.unbind(1)
+        return k, v
+    if not isinstance(cache, tuple):
+        raise KeyError(f"{op}: {name} is a {type(cache).__name__}, expected a tensor or a tuple of two")
+    if len(cache) != 2:
+        raise ArgumentError(f"{op}: {name} has {len(cache)} tensors, expected 2 (keys and values)")
+    k, v = cache
+    if k.ndim == 3 and v.ndim == 3:
+        at = -2 if layout else -3
+        k, v = k.unsqueeze(at), v.unsqueeze(at)
+    elif k.ndim != 4 or v.ndim != 4:
+        raise ArgumentError(f"{op}: {name} has {k.ndim} and {v.ndim} dimensions, expected 4 (or 3, pages of one token)")
+    return k, v
+
+
+def scale_factors(
+    op: str, k: torch.Tensor, kv_cache_sf: Optional[PagedCache], layout: int, paged: bool
+) -> tuple[torch.Tensor, ...]:
+    """Scale factors of an NVFP4 cache as bytes; nothing for other caches."""
+    if k.dtype is not _UINT8:
+        return ()
+    if kv_cache_sf is None:
+        raise ArgumentError(f"{op}: kv_cache_sf is None, expected the scale factors of a uint8 (NVFP4) cache")
+    if paged:
+        factors = unpack_paged_cache(op, kv_cache_sf, layout, "kv_cache_sf")
+    elif isinstance(kv_cache_sf, tuple) and len(kv_cache_sf) == 2:
+        factors = kv_cache_sf
+    else:
+        raise ArgumentError(f"{op}: kv_cache_sf is a {type(kv_cache_sf).__name__}, expected a tuple of two tensors")
+    for factor in factors:
+        if factor.stride(-1) != 1:
+            raise ArgumentError(f"{op}: kv_cache_sf has stride {factor.stride(-1)}, innermost stride must be 1")
+    return tuple(factor.view(_UINT8) for factor in factors)

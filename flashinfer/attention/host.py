@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index arrays where they are needed: on the host for planning, on the device for kernels."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+import torch
+
+from ..errors import ArgumentError
+
+__all__ = ["kv_lens_of_pages", "range_buffer", "segment_lens", "to_device", "to_host"]
+
+_INT32 = torch.int32
+
+
+def to_host(*tensors: Optional[torch.Tensor]) -> list[Optional[np.ndarray]]:
+    """int32 arrays on the host. What lies on a device comes in one copy, whatever the number of tensors."""
+    on_device = [t for t in tensors if t is not None and t.device.type != "cpu"]
+    if len(on_device) > 1:
+        together = torch.cat([t.reshape(-1) for t in on_device]).cpu()
+        copies = list(together.split([t.numel() for t in on_device]))
+    else:
+        copies = [t.cpu() for t in on_device]
+    copies.reverse()
+    arrays: list[Optional[np.ndarray]] = []
+    for t in tensors:
+        if t is None:
+            arrays.append(None)
+            continue
+        if t.device.type != "cpu":
+            t = copies.pop()
+        arrays.append(t.to(_INT32).contiguous().numpy())
+    return arrays
+
+
+def to_device(x: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+    """int32 on the device; the very tensor when it is that already."""
+    return x.to(device=device, dtype=_INT32, non_blocking=non_blocking)
+
+
+def segment_lens(op: str, name: str, indptr: np.ndarray) -> np.ndarray:
+    """Differences of offsets, which may not fall."""
+    if indptr.ndim != 1 or indptr.size == 0:
+        raise ArgumentError(f"{op}: {name} has shape {indptr.shape}, expected (batch_size + 1,)")
+    lens = indptr[1:] - indptr[:-1]
+    if lens.size and lens.min() < 0:
+        raise ArgumentError(f"{op}: {name} falls, expected offsets that rise")
+    return lens
+
+
+def kv_lens_of_pages(op: str, name: str, indptr: np.ndarray, last_page_len: np.ndarray, page_size: int) -> np.ndarray:
+    """Keys of each request: full pages and the last one. No pages, no keys, whatever ``last_page_len`` says."""
+    pages = segment_lens(op, name, indptr)
+    if last_page_len.shape != pages.shape:
+        raise ArgumentError(f"{op}: last_page_len has shape {last_page_len.shape}, expected {pages.shape} (batch size)")
+    return np.where(pages > 0, (pages - 1) * page_size + last_page_len, 0).astype(np.int32)
+
+
+_ranges: dict[torch.device, torch.Tensor] = {}
+
+
+def range_buffer(size: int, device: torch.device) -> torch.Tensor:
+    """``[0, 1, ..., size - 1]``, int32, a view of one growing tensor per device."""
+    known = _ranges.get(device)
+    if known is None or known.numel() < size:
+        known = torch.arange(max(size, 1024), dtype=_INT32, device=device)
+        _ranges[device] = known
+    return known[:size]

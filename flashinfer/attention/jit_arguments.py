@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of customised modules: which come from the wrapper, which from the caller of ``run``."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional, Sequence
+
+import torch
+
+from ..errors import ArgumentError
+
+__all__ = ["JitArguments"]
+
+
+class JitArguments:
+    """The additional parameters that ``jit_args`` declare: tensors, their types, scalars, theirs, from index 7 on.
+
+    A tensor that the wrapper knows is taken from it. The others, and then the scalars, are the caller's, in the order
+    of their declaration; a tensor that was left out is null, a scalar that was left out is derived where its name says
+    how.
+    """
+
+    def __init__(self, jit_args: Sequence[Any], known_tensors: Sequence[str]) -> None:
+        self.tensors = list(jit_args[7])
+        self.scalars = list(jit_args[9])
+        self._scalar_types = list(jit_args[10])
+        self._known = frozenset(known_tensors)
+
+    def split(
+        self, op: str, args: Sequence[Any], derived: Mapping[str, float]
+    ) -> tuple[list[Optional[torch.Tensor]], list[Any]]:
+        """The caller's tensors and every scalar."""
+        rest = list(args)
+        tensors: list[Optional[torch.Tensor]] = []
+        for name in self.tensors:
+            if name not in self._known:
+                given = bool(rest) and (rest[0] is None or isinstance(rest[0], torch.Tensor))
+                tensors.append(rest.pop(0) if given else None)
+        missing = self.scalars[len(rest) :]
+        for name in missing:
+            if name not in derived:
+                raise ArgumentError(f"{op}: scalar {name!r} is missing, expected it among the positional arguments")
+        return tensors, [*rest, *(derived[name] for name in missing)]
+
+    def all_tensors(
+        self, given: Sequence[Optional[torch.Tensor]], known: Mapping[str, Optional[torch.Tensor]]
+    ) -> list[Optional[torch.Tensor]]:
+        """Tensors in the order of declaration."""
+        callers = iter(given)
+        return [known.get(name) if name in self._known else next(callers) for name in self.tensors]
+
+    def typed(self, scalars: Sequence[float]) -> list[Any]:
+        """Numbers as declared: what passed through a compiled graph has become floats."""
+        kinds = [*self._scalar_types, *([""] * len(scalars))]
+        return [int(x) if "int" in kind else x for x, kind in zip(scalars, kinds, strict=False)]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Custom masks of a batch in the form kernels read: bits, every request starting on a byte."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+import torch
+
+from ..dispatch import backend_of
+from ..errors import ArgumentError
+from ..quantization.modules import get_packbits_module
+from ..quantization.packbits import packbits
+
+__all__ = ["byte_offsets", "pack_batch_mask", "pack_mask"]
+
+_LITTLE = True  # element n is bit n % 8 of byte n // 8
+
+
+def pack_mask(op: str, mask: torch.Tensor, qo_len: int, kv_len: int) -> torch.Tensor:
+    """Bits of one request's mask."""
+    if mask.numel() != qo_len * kv_len:
+        raise ArgumentError(f"{op}: custom_mask has shape {tuple(mask.shape)}, expected ({qo_len}, {kv_len})")
+    return packbits(mask.to(torch.bool), bitorder="little")
+
+
+def byte_offsets(qo_lens: np.ndarray, kv_lens: np.ndarray) -> np.ndarray:
+    """``(batch_size + 1,)`` int32: where each request's bits begin."""
+    sizes = (qo_lens.astype(np.int64) * kv_lens + 7) // 8
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise ArgumentError(f"plan: the custom mask has {offsets[-1]} bytes when packed, expected less than 2^31")
+    return offsets.astype(np.int32)
+
+
+def pack_batch_mask(
+    op: str,
+    custom_mask: Optional[torch.Tensor],
+    packed_custom_mask: Optional[torch.Tensor],
+    qo_lens: np.ndarray,
+    kv_lens: np.ndarray,
+    device: torch.device,
+    non_blocking: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bits and byte offsets on the device. Sizes come from the host's lengths, so nothing waits for the GPU."""
+    offsets = byte_offsets(qo_lens, kv_lens)
+    bytes_indptr = torch.from_numpy(offsets).to(device, non_blocking=non_blocking)
+    if packed_custom_mask is not None:
+        if packed_custom_mask.numel() < offsets[-1]:
+            raise ArgumentError(
+                f"{op}: packed_custom_mask has {packed_custom_mask.numel()} bytes, expected {offsets[-1]} "
+                "(each request's qo_len * kv_len bits, rounded up to bytes)"
+            )
+        return packed_custom_mask.to(device, non_blocking=non_blocking).contiguous().view(-1), bytes_indptr
+    assert custom_mask is not None
+    flat = _as_bool(custom_mask.to(device, non_blocking=non_blocking))
+    elements = np.concatenate([[0], np.cumsum(qo_lens.astype(np.int64) * kv_lens)])
+    if flat.numel() != elements[-1]:
+        raise ArgumentError(
+            f"{op}: custom_mask has {flat.numel()} elements, expected {elements[-1]} (sum of qo_len * kv_len)"
+        )
+    packed = flat.new_empty(int(offsets[-1]), dtype=torch.uint8)
+    elements_indptr = torch.from_numpy(elements).to(device, non_blocking=non_blocking)
+    get_packbits_module(backend_of(flat)).segment_packbits(packed, flat, elements_indptr, bytes_indptr, _LITTLE)
+    return packed, bytes_indptr
+
+
+def _as_bool(mask: torch.Tensor) -> torch.Tensor:
+    flat = mask.contiguous().view(-1)
+    return flat if flat.dtype in (torch.bool, torch.uint8) else flat.to(torch.bool)

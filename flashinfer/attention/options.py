@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Words and defaults of the attention calls, turned into what modules take."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Optional, Union
+
+import torch
+
+from ..errors import ArgumentError
+from ..layouts import MaskMode, PosEncodingMode, TensorLayout, get_alibi_slopes
+from ..tensor_checks import canonicalize_torch_dtype
+
+__all__ = [
+    "ALIBI",
+    "CAUSAL",
+    "CUSTOM",
+    "FP8",
+    "MULTI_ITEM",
+    "NON_CAUSAL",
+    "Dtypes",
+    "alibi_slopes",
+    "default_scale",
+    "layout_code",
+    "pos_encoding_code",
+    "resolve_backend",
+    "resolve_dtypes",
+]
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+NON_CAUSAL, CAUSAL = MaskMode.NON_CAUSAL.value, MaskMode.CAUSAL.value
+CUSTOM, MULTI_ITEM = MaskMode.CUSTOM.value, MaskMode.MULTIITEMSCORING.value
+ALIBI = PosEncodingMode.ALIBI.value
+
+_LAYOUTS = {layout.name: layout.value for layout in TensorLayout}
+_POS_ENCODINGS = {mode.name: mode.value for mode in PosEncodingMode}
+_PEERS = ("fa3", "cudnn", "trtllm-gen", "cute-dsl", "cutlass", "fmha_v2")
+
+
+def layout_code(op: str, kv_layout: str) -> int:
+    if kv_layout not in _LAYOUTS:
+        raise KeyError(f"{op}: kv_layout is {kv_layout!r}, expected one of {', '.join(_LAYOUTS)}")
+    return _LAYOUTS[kv_layout]
+
+
+def pos_encoding_code(op: str, mode: str) -> int:
+    if mode not in _POS_ENCODINGS:
+        raise KeyError(f"{op}: pos_encoding_mode is {mode!r}, expected one of {', '.join(_POS_ENCODINGS)}")
+    return _POS_ENCODINGS[mode]
+
+
+def resolve_backend(op: str, backend: str) -> str:
+    """The backend that serves the call. ``fa2`` is the portable algorithm, on the GPU as on the CPU."""
+    if backend in ("auto", "fa2"):
+        return "fa2"
+    if backend in _PEERS:
+        raise NotImplementedError(f"{op}: backend is {backend!r}, which does not exist here; usable: fa2")
+    raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto' or 'fa2'")
+
+
+def default_scale(sm_scale: Optional[float], head_dim: int) -> float:
+    return 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """``q``, ``kv`` and ``o`` as planned; ``compute`` is the q of the module, 16 bits where the caller's has 8."""
+
+    q: torch.dtype
+    kv: torch.dtype
+    o: torch.dtype
+    compute: torch.dtype
+
+
+Dtype = Union[torch.dtype, str, None]
+
+
+def resolve_dtypes(op: str, q: Dtype, kv: Dtype, o: Dtype, data: Dtype = None) -> Dtypes:
+    """Fill in what was left out: q <- data, kv <- data <- q, o <- q (bfloat16 for 8-bit queries)."""
+    q = canonicalize_torch_dtype(q if q is not None else data)  # type: ignore[arg-type]
+    kv = canonicalize_torch_dtype(kv if kv is not None else data if data is not None else q)
+    if o is None:
+        o = torch.bfloat16 if q in FP8 else q
+    o = canonicalize_torch_dtype(o)
+    if o.itemsize < 2:
+        raise ArgumentError(f"{op}: o_data_type is {o}, expected a 16-bit type (no backend here writes 8-bit outputs)")
+    return Dtypes(q, kv, o, o if q in FP8 else q)
+
+
+@functools.cache
+def alibi_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
+    return get_alibi_slopes(num_heads, device)

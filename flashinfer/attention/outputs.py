@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers that results go to: made here, or the caller's after a look at them."""
+
+from __future__ import annotations
+
+import math
+from typing import Optional, Sequence
+
+import torch
+
+from ..errors import ArgumentError
+
+__all__ = ["LSE_BASES", "finish_lse", "lse_buffer", "output_buffer"]
+
+#: Base of a returned LSE -> what to multiply the base-2 one by.
+LSE_BASES = {"log2": 1.0, "ln": math.log(2)}
+_FLOAT32 = torch.float32
+
+
+def _check(op: str, name: str, x: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor) -> None:
+    if tuple(x.shape) != tuple(shape):
+        raise ArgumentError(f"{op}: Invalid shape of {name}: {tuple(x.shape)}, expected {tuple(shape)}")
+    if x.dtype != dtype:
+        raise ArgumentError(f"{op}: Invalid dtype of {name}: {x.dtype}, expected {dtype}")
+    if x.device != like.device:
+        raise ArgumentError(f"{op}: Invalid device of {name}: {x.device}, expected {like.device}")
+
+
+def output_buffer(
+    op: str, out: Optional[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor
+) -> torch.Tensor:
+    if out is None:
+        return like.new_empty(shape, dtype=dtype)
+    _check(op, "out", out, shape, dtype, like)
+    return out
+
+
+def lse_buffer(op: str, lse: Optional[torch.Tensor], shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    if lse is None:
+        return like.new_empty(shape, dtype=_FLOAT32)
+    _check(op, "lse", lse, shape, _FLOAT32, like)
+    return lse
+
+
+def finish_lse(
+    op: str, lse: torch.Tensor, lse_base: str, lse_layout: str, given: Optional[torch.Tensor]
+) -> torch.Tensor:
+    """The LSE ``(tokens, heads)`` of a kernel in another base, or with heads first and in the caller's buffer."""
+    if lse_base not in LSE_BASES:
+        raise ArgumentError(f"{op}: lse_base is {lse_base!r}, expected 'log2' or 'ln'")
+    if lse_base == "ln":
+        lse.mul_(LSE_BASES["ln"])
+    if lse_layout == "NH":
+        return lse
+    if lse_layout != "HN":
+        raise ArgumentError(f"{op}: lse_layout is {lse_layout!r}, expected 'NH' or 'HN'")
+    if given is None:
+        return lse.T.contiguous()
+    _check(op, "lse", given, lse.T.shape, _FLOAT32, lse)
+    if not given.is_contiguous():
+        raise ArgumentError(f"{op}: lse has strides {given.stride()}, expected a contiguous tensor (lse_layout='HN')")
+    return given.copy_(lse.T)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration scales: ``value = stored * scale``. Those of q and k scale the logits, those of v the output."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+
+__all__ = ["Scale", "convert_fp8_query", "scale_logits", "scale_output", "scale_output_per_head"]
+
+Scale = Union[float, torch.Tensor, None]
+
+
+def scale_logits(q: torch.Tensor, sm_scale: float, q_scale: Scale, k_scale: Scale) -> tuple[torch.Tensor, float]:
+    """Fold the scales of q and k into ``sm_scale``; tensors multiply q, because reading one would wait for the GPU."""
+    for scale in (q_scale, k_scale):
+        if scale is None:
+            continue
+        if isinstance(scale, torch.Tensor):
+            q = (q * scale).to(q.dtype)
+        else:
+            sm_scale *= scale
+    return q, sm_scale
+
+
+def scale_output(out: torch.Tensor, v_scale: Scale) -> None:
+    """Multiply in place, by a number or a tensor of one element."""
+    if v_scale is not None and not (isinstance(v_scale, float) and v_scale == 1.0):
+        out.mul_(v_scale)
+
+
+def _per_head(scale: Scale, num_heads: int, like: torch.Tensor) -> Optional[torch.Tensor]:
+    """``(num_heads, 1)`` float32, each scale repeated for its group of heads; None for no scale."""
+    if scale is None:
+        return None
+    if not isinstance(scale, torch.Tensor):
+        return torch.full((num_heads, 1), scale, dtype=torch.float32, device=like.device)
+    scale = scale.to(device=like.device, dtype=torch.float32).reshape(-1)
+    return scale.repeat_interleave(num_heads // scale.numel()).unsqueeze(-1)
+
+
+def convert_fp8_query(q: torch.Tensor, scale_q: Scale, scale_k: Scale, dtype: torch.dtype) -> torch.Tensor:
+    """8-bit queries as 16-bit ones with the scales of each head of q and k in them.
+
+    Every 8-bit float is exact in 16 bits; only the product with the scales is rounded.
+    """
+    result = q.to(torch.float32)
+    for scale in (_per_head(scale_q, q.shape[-2], q), _per_head(scale_k, q.shape[-2], q)):
+        if scale is not None:
+            result = result * scale
+    return result.to(dtype)
+
+
+def scale_output_per_head(out: torch.Tensor, scale_v: Scale) -> None:
+    scale = _per_head(scale_v, out.shape[-2], out)
+    if scale is not None:
+        out.mul_(scale)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of one request: the ops behind ``single_decode_with_kv_cache`` and ``single_prefill_with_kv_cache``."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from ..dispatch import backend_of
+from ..ops import register_custom_op
+from .modules import get_single_decode_module, get_single_prefill_module
+from .options import ALIBI, alibi_slopes
+
+__all__ = ["SINGLE_KERNEL_TMP_SIZE", "scratch", "single_decode", "single_prefill"]
+
+SINGLE_KERNEL_TMP_SIZE = 32 << 20
+
+
+def scratch(q: torch.Tensor) -> torch.Tensor:
+    """Room for partial results. Made for each call: torch.compile forbids tensors kept between graphs."""
+    return q.new_empty(SINGLE_KERNEL_TMP_SIZE, dtype=torch.uint8)
+
+
+def _slopes(q: torch.Tensor, pos_encoding: int) -> Optional[torch.Tensor]:
+    return alibi_slopes(q.shape[-2], q.device) if pos_encoding == ALIBI else None
+
+
+@register_custom_op("flashinfer::single_decode", mutates_args=("out", "lse"))
+def single_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: Optional[torch.Tensor],
+    layout: int,
+    pos_encoding: int,
+    window_left: int,
+    logits_soft_cap: float,
+    sm_scale: float,
+    rope_scale: float,
+    rope_theta: float,
+) -> None:
+    get_single_decode_module(
+        q.dtype, k.dtype, out.dtype, q.shape[-1], v.shape[-1], pos_encoding, window_left >= 0, logits_soft_cap > 0,
+        device=backend_of(q),
+    ).run(
+        q, k, v, scratch(q), out, lse, layout, window_left,
+        _slopes(q, pos_encoding), logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta,
+    )  # fmt: skip
+
+
+@register_custom_op("flashinfer::single_prefill", mutates_args=("out", "lse"))
+def single_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: Optional[torch.Tensor],
+    packed_custom_mask: Optional[torch.Tensor],
+    k_sf: Optional[torch.Tensor],
+    v_sf: Optional[torch.Tensor],
+    mask_mode: int,
+    layout: int,
+    pos_encoding: int,
+    use_fp16_qk_reduction: bool,
+    window_left: int,
+    logits_soft_cap: float,
+    sm_scale: float,
+    rope_scale: float,
+    rope_theta: float,
+) -> None:
+    factors: tuple[Any, ...] = () if k_sf is None else (k_sf, v_sf)
+    get_single_prefill_module(
+        "fa2", q.dtype, k.dtype, out.dtype, q.shape[-1], out.shape[-1], pos_encoding, window_left >= 0,
+        logits_soft_cap > 0, use_fp16_qk_reduction, device=backend_of(q),
+    ).run(
+        q, k, v, scratch(q), out, lse, mask_mode, layout, window_left,
+        packed_custom_mask, None, _slopes(q, pos_encoding), None, None, None, *factors,
+        logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta, 0,
+    )  # fmt: skip

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the planned wrappers share: workspaces, the native plan and launch, and how ``torch.compile`` sees them."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, Optional, Sequence
+
+import numpy as np
+import torch
+
+from ..errors import ArgumentError
+from ..ops import register_custom_op
+from .jit_arguments import JitArguments
+from .modules import device_kind
+from .options import Dtypes, layout_code, pos_encoding_code
+
+__all__ = ["PlannedWrapper", "run_planned"]
+
+_INT_WORKSPACE_BYTES = 8 << 20
+
+_wrappers: weakref.WeakValueDictionary[int, PlannedWrapper] = weakref.WeakValueDictionary()
+_handles = itertools.count()
+
+
+class PlannedWrapper:
+    """Base of the batch wrappers. A subclass plans with ``_native_plan`` and launches in ``_launch``.
+
+    Names with an underscore that serving engines read or write keep their published meaning; ``run`` reads them anew at
+    each call, because those engines replace ``plan``.
+    """
+
+    _known_tensors: Sequence[str] = ()
+    _fixed_batch_size: int
+    _batch_size: int
+    _num_qo_heads: int
+    _num_kv_heads: int
+    _planned: Any  #: what the native plan was given, for a plan with other parameters
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        use_cuda_graph: bool,
+        backend: str,
+        jit_args: Optional[Sequence[Any]],
+    ) -> None:
+        self._op = type(self).__name__
+        self._kv_layout = kv_layout
+        self._layout = layout_code(self._op, kv_layout)
+        self._use_cuda_graph = use_cuda_graph
+        self._backend = backend
+        self._jit = None if jit_args is None else JitArguments(jit_args, self._known_tensors)
+        self._jit_module: Any = None
+        self._cached_module: Any = None
+        self._plan_info: Any = None
+        self._plan_copied: Optional[torch.cuda.Event] = None
+        self.device = float_workspace_buffer.device
+        self._device_kind = device_kind(self.device)
+        int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+        self._set_workspaces(float_workspace_buffer, int_workspace)
+        self._handle = next(_handles)
+        _wrappers[self._handle] = self
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
+        """Use other workspaces from the next ``plan`` on.
+
+        Parameters
+        ----------
+        float_workspace_buffer : torch.Tensor
+            Any dtype; on the device of the first one, aligned to 16 bytes.
+        int_workspace_buffer : torch.Tensor
+            Likewise.
+        """
+        self._set_workspaces(float_workspace_buffer, int_workspace_buffer)
+
+    def _set_workspaces(self, float_workspace: torch.Tensor, int_workspace: torch.Tensor) -> None:
+        self._float_workspace_buffer = float_workspace
+        self._int_workspace_buffer = int_workspace
+        self._check_alignment()
+        self._pin_memory_int_workspace_buffer = torch.empty(
+            int_workspace.shape, dtype=int_workspace.dtype, pin_memory=self._device_kind == "cuda"
+        )
+
+    def _check_alignment(self) -> None:
+        for name in ("float_workspace_buffer", "int_workspace_buffer"):
+            buffer = getattr(self, f"_{name}")
+            if buffer.numel() and buffer.data_ptr() % 16:
+                raise ArgumentError(
+                    f"{self._op}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}"
+                )
+
+    def _native_plan(self, entry: Any, *args: Any) -> Any:
+        """Call a native plan. It fills the pinned buffer and copies it to the device without waiting.
+
+        The pinned buffer may only be written again once that copy has run; a device that is a plan behind is waited
+        for here, nothing else is.
+        """
+        if self._plan_copied is not None:
+            self._plan_copied.synchronize()
+        info = entry(
+            self._float_workspace_buffer,
+            self._int_workspace_buffer,
+            self._pin_memory_int_workspace_buffer,
+            *(torch.from_numpy(arg) if isinstance(arg, np.ndarray) else arg for arg in args),
+        )
+        if self._device_kind == "cuda":
+            if self._plan_copied is None:
+                self._plan_copied = torch.cuda.Event()
+            self._plan_copied.record(torch.cuda.current_stream(self.device))
+        return info
+
+    def _set_parameters(
+        self,
+        pos_encoding_mode: str,
+        window_left: int,
+        logits_soft_cap: Optional[float],
+        sm_scale: Optional[float],
+        rope_scale: Optional[float],
+        rope_theta: Optional[float],
+    ) -> None:
+        self._pos_encoding = pos_encoding_code(self._op, pos_encoding_mode)
+        self._pos_encoding_mode = pos_encoding_mode
+        self._window_left = window_left
+        self._logits_soft_cap = logits_soft_cap or 0.0
+        self._sm_scale = sm_scale
+        self._rope_scale = rope_scale
+        self._rope_theta = rope_theta
+
+    def _derived_scalars(self, sm_scale: float) -> dict[str, float]:
+        """Scalars that a variant may declare and a caller need not pass; the first four are those of every module."""
+        return {
+            "logits_soft_cap": self._logits_soft_cap or 0.0,
+            "sm_scale": sm_scale,
+            "rope_rcp_scale": 1.0 / (self._rope_scale or 1.0),
+            "rope_rcp_theta": 1.0 / (self._rope_theta or 1e4),
+        }
+
+    def _check_dtypes(self, q: torch.Tensor, k: torch.Tensor) -> None:
+        if q.dtype is not self._cached_q_data_type:
+            raise ArgumentError(
+                f"{self._op}.run: The dtype of q {q.dtype} does not match the q_data_type {self._cached_q_data_type} "
+                "given to plan()"
+            )
+        if k.dtype is not self._cached_kv_data_type:
+            raise ArgumentError(
+                f"{self._op}.run: The dtype of k {k.dtype} does not match the kv_data_type {self._cached_kv_data_type} "
+                "given to plan()"
+            )
+
+    def _store_dtypes(self, dtypes: Dtypes) -> None:
+        self._dtypes = dtypes
+        self._cached_q_data_type = dtypes.q
+        self._cached_kv_data_type = dtypes.kv
+        self._cached_o_data_type = dtypes.o
+        self._is_nvfp4 = dtypes.kv == torch.uint8
+
+    def _require_plan(self) -> None:
+        if self._plan_info is None:
+            raise ArgumentError(f"{self._op}.run: plan() was not called, expected it before run()")
+
+    def _refuse_capture(self) -> None:
+        """A graph that captured this wrapper's own buffers would go on reading them after they are replaced."""
+        if not self._use_cuda_graph and self._device_kind == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise ArgumentError(
+                f"{self._op}.run: is being captured in a CUDA graph, expected a wrapper made with use_cuda_graph=True "
+                "(the next plan() of this one would not reach the graph)"
+            )
+
+    def _launch(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: Optional[torch.Tensor],
+        tensors: Sequence[Optional[torch.Tensor]],
+        scalars: Sequence[float],
+        enable_pdl: Optional[bool],
+    ) -> None:
+        raise AssertionError("a subclass launches")
+
+    def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
+        """Nothing to build: one module serves keys and values of equal and of different strides."""
+        if self._plan_info is None or self._jit is not None:
+            raise RuntimeError(
+                f"{self._op}.prewarm_paged_kv_stride_variant: expected a planned wrapper without jit_args"
+            )
+
+
+@register_custom_op("flashinfer::run_planned", mutates_args=("out", "lse"))
+def run_planned(
+    handle: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: Optional[torch.Tensor],
+    tensors: list[Optional[torch.Tensor]],
+    scalars: list[float],
+    enable_pdl: Optional[bool],
+) -> None:
+    """Launch what the wrapper with this handle has planned: a compiled graph holds the handle, not the plan."""
+    _wrappers[handle]._launch(q, k, v, out, lse, tensors, scalars, enable_pdl)

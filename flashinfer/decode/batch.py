@@ -1,0 +1,693 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode attention for a batch of requests over a paged cache."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Optional, Sequence, Union
+
+import numpy as np
+import torch
+
+from ..api_logging import flashinfer_api
+from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
+from ..attention.host import kv_lens_of_pages, range_buffer, segment_lens, to_device, to_host
+from ..attention.modules import (
+    get_batch_decode_module,
+    get_batch_prefill_module,
+    get_customize_batch_decode_module,
+    get_customize_batch_prefill_module,
+)
+from ..attention.options import (
+    ALIBI,
+    CAUSAL,
+    FP8,
+    NON_CAUSAL,
+    Dtypes,
+    alibi_slopes,
+    default_scale,
+    resolve_backend,
+    resolve_dtypes,
+)
+from ..attention.outputs import lse_buffer, output_buffer
+from ..attention.scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
+from ..attention.wrapper import PlannedWrapper, run_planned
+from ..dispatch import use_pdl
+from ..errors import ArgumentError
+from ..trace.templates.decode import batch_decode_trace
+
+Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+#: Options that plan() of older releases took by position, in their order.
+_LEGACY_OPTIONS = (
+    "pos_encoding_mode",
+    "window_left",
+    "logits_soft_cap",
+    "q_data_type",
+    "kv_data_type",
+    "o_data_type",
+    "data_type",
+    "sm_scale",
+    "rope_scale",
+    "rope_theta",
+    "non_blocking",
+    "block_tables",
+    "seq_lens",
+    "fixed_split_size",
+    "disable_split_kv",
+    "q_len_per_req",
+)
+
+
+class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
+    r"""Attention of one query token (or a few, see ``q_len_per_req``) of each request over its pages.
+
+    ``plan`` once per batch, ``run`` once per layer.
+
+    Parameters
+    ----------
+    float_workspace_buffer : torch.Tensor
+        Scratch for partial results, any dtype, 16-byte aligned; its device is where everything runs. 128 MiB is ample;
+        :meth:`workspace_size` tells what a batch needs.
+    kv_layout : str
+        ``"NHD"`` or ``"HND"``: order of tokens and heads inside a page.
+    use_cuda_graph : bool
+        Whether ``run`` will be captured. Batch size is then fixed by the buffers below, which ``plan`` writes to.
+    use_tensor_cores : bool
+        Use the kernels of the prefill family: needed for ``q_len_per_req > 1`` and ``fixed_split_size``.
+    paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer : Optional[torch.Tensor]
+        int32 ``(batch_size + 1,)``, ``(most pages of any batch,)``, ``(batch_size,)``; with ``use_cuda_graph`` only.
+    backend : str
+        ``"auto"`` or ``"fa2"``.
+    jit_args : Optional[List[Any]]
+        Arguments of ``gen_customize_batch_decode_module`` (with tensor cores: of ``gen_customize_batch_prefill_module``
+        without the backend) that describe a variant of one's own.
+
+    Examples
+    --------
+    >>> indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([4, 0, 2])  # two requests, on pages 4 and 0, and on 2
+    >>> last_page_len = torch.tensor([5, 16])
+    >>> wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8))
+    >>> wrapper.plan(indptr, indices, last_page_len, 8, 2, 64, 16)
+    >>> q, cache = torch.randn(2, 8, 64).half(), torch.randn(6, 2, 16, 2, 64).half()
+    >>> o = wrapper.run(q, cache)
+    """
+
+    _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
+
+    @flashinfer_api(trace=None)
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Optional[torch.Tensor] = None,
+        paged_kv_indices_buffer: Optional[torch.Tensor] = None,
+        paged_kv_last_page_len_buffer: Optional[torch.Tensor] = None,
+        backend: str = "auto",
+        jit_args: Optional[Sequence[Any]] = None,
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args)
+        self._use_tensor_cores = use_tensor_cores
+        if jit_args is not None:
+            self._jit_module = (
+                get_customize_batch_prefill_module("fa2", *jit_args, device=self._device_kind)
+                if use_tensor_cores
+                else get_customize_batch_decode_module(*jit_args, device=self._device_kind)
+            )
+        self._fixed_batch_size = 0
+        if use_cuda_graph:
+            buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+            if not all(isinstance(buffer, torch.Tensor) for buffer in buffers):
+                raise ArgumentError(
+                    f"{self._op}: paged_kv_indptr_buffer, paged_kv_indices_buffer or paged_kv_last_page_len_buffer is "
+                    "missing, expected all three (use_cuda_graph=True)"
+                )
+            self._fixed_batch_size = len(paged_kv_last_page_len_buffer)  # type: ignore[arg-type]
+            if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:  # type: ignore[arg-type]
+                raise ArgumentError(
+                    f"{self._op}: paged_kv_indptr_buffer has {len(paged_kv_indptr_buffer)} elements, "  # type: ignore[arg-type]
+                    f"expected {self._fixed_batch_size + 1} (one more than paged_kv_last_page_len_buffer)"
+                )
+        self._paged_kv_indptr_buf = paged_kv_indptr_buffer
+        self._paged_kv_indices_buf = paged_kv_indices_buffer
+        self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buffer
+        self._qo_indptr_buf: Optional[torch.Tensor] = None
+        self._custom_mask_buf: Optional[torch.Tensor] = None
+        self._mask_indptr_buf: Optional[torch.Tensor] = None
+        self._planned_q_len: Optional[int] = None
+
+    @property
+    def use_tensor_cores(self) -> bool:
+        return self._use_tensor_cores
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *deprecated_positional_args: Any,
+        **kwargs: Any,
+    ) -> None:
+        r"""Prepare ``run`` for a batch: choose the module, cut the work, copy the page tables.
+
+        Parameters
+        ----------
+        indptr : torch.Tensor
+            ``(batch_size + 1,)``; request ``i`` owns the pages ``indices[indptr[i]:indptr[i + 1]]``. On the host,
+            nothing waits for the GPU; on the device, one copy to the host is made.
+        indices : torch.Tensor
+            ``(>= indptr[-1],)`` pages.
+        last_page_len : torch.Tensor
+            ``(batch_size,)`` entries in use of each request's last page, from 1 to ``page_size``.
+        num_qo_heads, num_kv_heads, head_dim, page_size : int
+            ``num_qo_heads`` is a multiple of ``num_kv_heads``.
+        pos_encoding_mode : str
+            ``"NONE"``, ``"ROPE_LLAMA"`` (rotate q and k here) or ``"ALIBI"``.
+        window_left : int
+            Keys left of the query's own that are visible, -1 for all.
+        window_right : int
+            0; anything else is a ``NotImplementedError``.
+        logits_soft_cap : Optional[float]
+            ``cap * tanh(logit / cap)``; None or 0 for none.
+        q_data_type, kv_data_type, o_data_type, data_type : Union[str, torch.dtype, None]
+            ``q_data_type`` is ``"float16"`` unless given; the other two follow it. ``data_type`` is that of keys and
+            values where ``kv_data_type`` is None.
+        sm_scale : Optional[float]
+            1 / sqrt(head_dim) if None.
+        rope_scale, rope_theta : Optional[float]
+            1 and 1e4 if None.
+        non_blocking : bool
+            Whether copies to the device may overlap with what the host does next.
+        block_tables : Optional[torch.Tensor]
+            Kept as ``_block_tables``.
+        seq_lens : Optional[torch.Tensor]
+            ``(batch_size,)`` keys of each request, instead of what ``last_page_len`` says.
+        fixed_split_size : Optional[int]
+            Pages that one piece of work covers. With it, or with ``disable_split_kv``, the result of a request does not
+            depend on the others, to the last bit.
+        disable_split_kv : bool
+            Never divide the keys of a request.
+        q_len_per_req : int
+            Query tokens of each request, its last ones; they see each other causally. More than 1 needs tensor cores.
+        """
+        extra = len(deprecated_positional_args)
+        if extra:
+            if extra > len(_LEGACY_OPTIONS):
+                raise TypeError(
+                    f"{self._op}.plan: takes at most {len(_LEGACY_OPTIONS)} options by position, {extra} were given"
+                )
+            warnings.warn(
+                f"{self._op}.plan: {', '.join(_LEGACY_OPTIONS[:extra])} given positionally, expected by keyword",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            for name, value in zip(_LEGACY_OPTIONS, deprecated_positional_args, strict=False):
+                if name in kwargs:
+                    raise TypeError(f"{self._op}.plan: got multiple values for argument {name!r}")
+                kwargs[name] = value
+        self._plan_impl(indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **kwargs)
+
+    @flashinfer_api(trace=None)
+    def _plan_impl(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        window_right: int = 0,
+        logits_soft_cap: Optional[float] = None,
+        q_data_type: Optional[Union[str, torch.dtype]] = "float16",
+        kv_data_type: Optional[Union[str, torch.dtype]] = None,
+        o_data_type: Optional[Union[str, torch.dtype]] = None,
+        data_type: Optional[Union[str, torch.dtype]] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        non_blocking: bool = True,
+        block_tables: Optional[torch.Tensor] = None,
+        seq_lens: Optional[torch.Tensor] = None,
+        fixed_split_size: Optional[int] = None,
+        disable_split_kv: bool = False,
+        q_len_per_req: int = 1,
+    ) -> None:
+        op = f"{self._op}.plan"
+        if window_right != 0:
+            raise NotImplementedError(f"{op}: window_right is {window_right}, expected 0 (fa2 has no right window)")
+        dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type, data_type)
+        self._check_alignment()
+        self._check_options(op, q_len_per_req, fixed_split_size)
+        batch_size = len(last_page_len)
+        self._check_buffers(op, batch_size, len(indices))
+        indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req)
+        self._backend = resolve_backend(op, self._backend)
+
+        self._store_tables(indptr, indices, last_page_len, non_blocking)
+        self._store_options(
+            batch_size, num_qo_heads, num_kv_heads, head_dim, page_size, q_len_per_req, dtypes,
+            pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta,
+        )  # fmt: skip
+        self._block_tables = block_tables
+        self._planned = (indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or self._is_nvfp4)
+        self._cached_module = self._module()
+        self._plan_work()
+
+    def _check_options(self, op: str, q_len_per_req: int, fixed_split_size: Optional[int]) -> None:
+        if q_len_per_req < 1:
+            raise ArgumentError(f"{op}: q_len_per_req is {q_len_per_req}, expected at least 1")
+        if fixed_split_size is not None and not self._use_tensor_cores:
+            raise ArgumentError(f"{op}: fixed_split_size is {fixed_split_size}, expected None without use_tensor_cores")
+        if q_len_per_req > 1:
+            if not self._use_tensor_cores:
+                raise ArgumentError(f"{op}: q_len_per_req is {q_len_per_req}, expected 1 without use_tensor_cores=True")
+            if self._backend not in ("auto", "fa2"):
+                raise NotImplementedError(
+                    f"{op}: q_len_per_req is {q_len_per_req}, which backend {self._backend!r} lacks; usable: fa2"
+                )
+        if self._use_cuda_graph and self._planned_q_len not in (None, q_len_per_req):
+            raise ArgumentError(
+                f"{op}: q_len_per_req is {q_len_per_req}, expected {self._planned_q_len} "
+                "(frozen by the first plan, use_cuda_graph=True)"
+            )
+
+    def _check_buffers(self, op: str, batch_size: int, num_indices: int) -> None:
+        if not self._use_cuda_graph:
+            return
+        if batch_size != self._fixed_batch_size:
+            raise ArgumentError(
+                f"{op}: the batch size is {batch_size}, expected {self._fixed_batch_size} (fixed by the buffers)"
+            )
+        assert self._paged_kv_indices_buf is not None
+        if num_indices > len(self._paged_kv_indices_buf):
+            raise ArgumentError(
+                f"{op}: indices has {num_indices} elements, expected at most {len(self._paged_kv_indices_buf)} "
+                "(length of paged_kv_indices_buffer)"
+            )
+
+    @staticmethod
+    def _lengths(
+        op: str,
+        indptr: torch.Tensor,
+        last_page_len: torch.Tensor,
+        seq_lens: Optional[torch.Tensor],
+        page_size: int,
+        q_len_per_req: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Page offsets and keys of each request on the host, in at most one copy from the device."""
+        indptr_host, lens = to_host(indptr, last_page_len if seq_lens is None else seq_lens)
+        assert indptr_host is not None and lens is not None
+        if seq_lens is None:
+            kv_lens = kv_lens_of_pages(op, "indptr", indptr_host, lens, page_size)
+        else:
+            kv_lens = lens.reshape(-1)
+            if kv_lens.shape != segment_lens(op, "indptr", indptr_host).shape:
+                raise ArgumentError(f"{op}: seq_lens has shape {lens.shape}, expected ({len(indptr_host) - 1},)")
+        if q_len_per_req > 1 and kv_lens.size and kv_lens.min() < q_len_per_req:
+            raise ArgumentError(
+                f"{op}: a request has {kv_lens.min()} keys, expected at least q_len_per_req = {q_len_per_req} "
+                "(its first query would have an empty KV range)"
+            )
+        return indptr_host, kv_lens
+
+    def _store_tables(
+        self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, non_blocking: bool
+    ) -> None:
+        if self._use_cuda_graph:
+            assert self._paged_kv_indptr_buf is not None and self._paged_kv_indices_buf is not None
+            assert self._paged_kv_last_page_len_buf is not None
+            self._paged_kv_indptr_buf.copy_(indptr, non_blocking=non_blocking)
+            self._paged_kv_indices_buf[: len(indices)].copy_(indices, non_blocking=non_blocking)
+            self._paged_kv_last_page_len_buf.copy_(last_page_len, non_blocking=non_blocking)
+        else:
+            self._paged_kv_indptr_buf = to_device(indptr, self.device, non_blocking)
+            self._paged_kv_indices_buf = to_device(indices, self.device, non_blocking)
+            self._paged_kv_last_page_len_buf = to_device(last_page_len, self.device, non_blocking)
+
+    def _store_options(
+        self,
+        batch_size: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        q_len_per_req: int,
+        dtypes: Dtypes,
+        pos_encoding_mode: str,
+        window_left: int,
+        logits_soft_cap: Optional[float],
+        sm_scale: Optional[float],
+        rope_scale: Optional[float],
+        rope_theta: Optional[float],
+    ) -> None:
+        if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
+            raise ArgumentError(
+                f"{self._op}.plan: num_qo_heads is {num_qo_heads}, expected a multiple of num_kv_heads = {num_kv_heads}"
+            )
+        self._batch_size = batch_size
+        self._num_qo_heads, self._num_kv_heads = num_qo_heads, num_kv_heads
+        self._head_dim, self._page_size = head_dim, page_size
+        self._planned_q_len = q_len_per_req
+        self._store_dtypes(dtypes)
+        inner = (page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size)
+        self._page_shape = torch.Size(inner)
+        if self._use_tensor_cores:
+            rows = range_buffer(batch_size + 1, self.device)
+            if not self._use_cuda_graph or self._qo_indptr_buf is None:
+                self._qo_indptr_buf = rows * q_len_per_req  # of its own: a graph keeps the address
+        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+
+    def _module(self) -> Any:
+        if self._jit_module is not None:
+            return self._jit_module
+        d = self._dtypes
+        tail = (
+            torch.int32,
+            self._head_dim,
+            self._head_dim,
+            self._pos_encoding,
+            self._window_left >= 0,
+            self._logits_soft_cap > 0,
+        )
+        if self._use_tensor_cores:
+            return get_batch_prefill_module("fa2", d.compute, d.kv, d.o, *tail, False, device=self._device_kind)
+        return get_batch_decode_module(d.compute, d.kv, d.o, *tail, device=self._device_kind)
+
+    def _work(self) -> tuple[Any, ...]:
+        """Arguments of the native plan after the workspaces."""
+        indptr, kv_lens, fixed_split_size, disable_split_kv = self._planned
+        batch_size, q_len = len(indptr) - 1, self._planned_q_len
+        if self._use_tensor_cores:
+            assert q_len is not None
+            qo_indptr = np.arange(batch_size + 1, dtype=np.int32) * q_len
+            return (
+                *(qo_indptr, indptr, kv_lens, batch_size * q_len, batch_size),
+                *(self._num_qo_heads, self._num_kv_heads, self._page_size, self._use_cuda_graph),
+                *(self._head_dim, self._head_dim, q_len > 1, self._window_left),
+                *(fixed_split_size, disable_split_kv, 0, q_len),
+            )
+        return (
+            *(indptr, kv_lens, q_len, self._num_qo_heads, self._num_kv_heads, self._page_size),
+            *(self._use_cuda_graph, self._window_left, fixed_split_size, disable_split_kv),
+        )
+
+    def _plan_work(self) -> None:
+        module = self._cached_module
+        self._plan_info = self._native_plan(
+            module.plan if self._use_tensor_cores else module.plan_with_lens, *self._work()
+        )
+
+    def workspace_size(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        q_data_type: Optional[Union[str, torch.dtype]] = "float16",
+        kv_data_type: Optional[Union[str, torch.dtype]] = None,
+        o_data_type: Optional[Union[str, torch.dtype]] = None,
+        data_type: Optional[Union[str, torch.dtype]] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        block_tables: Optional[torch.Tensor] = None,
+        seq_lens: Optional[torch.Tensor] = None,
+        fixed_split_size: Optional[int] = None,
+        disable_split_kv: bool = False,
+        q_len_per_req: int = 1,
+    ) -> tuple[int, int]:
+        """Bytes of float and of int workspace that ``plan`` with the same arguments needs. Changes nothing.
+
+        Returns
+        -------
+        Tuple[int, int]
+        """
+        op = f"{self._op}.workspace_size"
+        dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type, data_type)
+        self._check_alignment()
+        self._check_options(op, q_len_per_req, fixed_split_size)
+        self._check_buffers(op, len(last_page_len), len(indices))
+        indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req)
+        resolve_backend(op, self._backend)
+        probe = object.__new__(type(self))
+        probe.__dict__.update(self.__dict__)
+        probe._store_options(
+            len(last_page_len), num_qo_heads, num_kv_heads, head_dim, page_size, q_len_per_req, dtypes,
+            pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta,
+        )  # fmt: skip
+        probe._planned = (indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or probe._is_nvfp4)
+        arguments = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in probe._work())
+        float_bytes, int_bytes = probe._module().workspace_size(*arguments)
+        return int(float_bytes), int(int_bytes)
+
+    @flashinfer_api(trace=batch_decode_trace)
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        *args: Any,
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        out: Optional[torch.Tensor] = None,
+        lse: Optional[torch.Tensor] = None,
+        return_lse: bool = False,
+        enable_pdl: Optional[bool] = None,
+        window_left: Optional[int] = None,
+        sinks: Optional[torch.Tensor] = None,
+        q_len_per_req: Optional[int] = None,
+        skip_softmax_threshold_scale_factor: Optional[float] = None,
+        kv_cache_sf: Optional[PagedCache] = None,
+    ) -> Result:
+        r"""Attention of the planned batch.
+
+        Parameters
+        ----------
+        q : torch.Tensor
+            ``(batch_size * q_len_per_req, num_qo_heads, head_dim)``, request after request.
+        paged_kv_cache : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+            ``(num_pages, 2, page_size, num_kv_heads, head_dim)`` with keys before values, or a tuple of two without the
+            second dimension; heads before entries with ``"HND"``. Without the page dimension, pages hold one token.
+        *args
+            Parameters of a variant given as ``jit_args``; with 8-bit queries, scales of q, k and v, per head or not.
+        q_scale, k_scale, v_scale : Union[float, torch.Tensor, None]
+            What stored values are multiplied by.
+        out, lse : Optional[torch.Tensor]
+            Where the results go.
+        return_lse : bool
+            Also return the logarithm to base 2 of the sum of ``exp(logit)``, float32 ``(tokens, num_qo_heads)``.
+        enable_pdl : Optional[bool]
+            Programmatic dependent launch; where the device has it if None.
+        window_left : Optional[int]
+            That of ``plan``, if given.
+        sinks, skip_softmax_threshold_scale_factor
+            Of other backends; ignored.
+        q_len_per_req : Optional[int]
+            Deprecated: ``plan`` knows.
+        kv_cache_sf : Optional[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]]
+            Scale factors of a uint8 (NVFP4) cache, one e4m3 number for 16 elements, in the form of the cache.
+
+        Returns
+        -------
+        Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+            ``(tokens, num_qo_heads, head_dim)``, and the LSE. A request without keys has output 0 and LSE -inf.
+        """
+        op = self._op
+        self._require_plan()
+        k, v = unpack_paged_cache(op, paged_kv_cache, self._layout)
+        self._check_dtypes(q, k)
+        rows, num_qo_heads, head_dim = q.shape
+        if rows != self._batch_size * self._planned_q_len or q_len_per_req is not None:  # type: ignore[operator]
+            self._check_rows(rows, q_len_per_req)
+        if num_qo_heads != self._num_qo_heads or k.shape[1:3] != self._page_shape:
+            self._refuse_shapes(q, k)
+        if window_left is not None and window_left != self._window_left:
+            raise ArgumentError(f"{op}: window_left is {window_left}, expected {self._window_left} (as planned)")
+
+        sm_scale = default_scale(self._sm_scale, head_dim)
+        fp8 = self._jit is None and q.dtype in FP8
+        if fp8:
+            scale_q, scale_k, scale_v = args or (None, None, None)
+            q = convert_fp8_query(q, scale_q, scale_k, self._dtypes.compute)
+        if q_scale is not None or k_scale is not None:
+            q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
+        tensors: Sequence[Optional[torch.Tensor]] = scale_factors(op, k, kv_cache_sf, self._layout, True)
+        scalars: Sequence[Any] = (sm_scale,)
+        if self._jit is not None:
+            tensors, scalars = self._jit.split(op, args, self._derived_scalars(sm_scale))
+        elif args and not fp8:
+            raise ArgumentError(f"{op}: {len(args)} more positional arguments, expected none (no jit_args)")
+        value_dim = v.shape[-1] * 2 if self._is_nvfp4 else v.shape[-1]
+        out = output_buffer(op, out, (rows, num_qo_heads, value_dim), self._cached_o_data_type, q)
+        lse = lse_buffer(op, lse, (rows, num_qo_heads), q) if return_lse else None
+        run_planned(self._handle, q, k, v, out, lse, tensors, scalars, enable_pdl)  # type: ignore[arg-type]
+        if fp8:
+            scale_output_per_head(out, scale_v)
+        if v_scale is not None:
+            scale_output(out, v_scale)
+        return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+    def _check_rows(self, rows: int, q_len_per_req: Optional[int]) -> None:
+        implied = rows // max(self._batch_size, 1)
+        if q_len_per_req is not None:
+            warnings.warn(
+                f"{self._op}.run: q_len_per_req is deprecated, plan() knows it", DeprecationWarning, stacklevel=3
+            )
+        if rows != self._batch_size * self._planned_q_len or q_len_per_req not in (None, implied):  # type: ignore[operator]
+            raise ArgumentError(
+                f"{self._op}: q has {rows} rows, expected {self._batch_size} * {self._planned_q_len} "
+                f"(batch size * q_len_per_req; q_len_per_req={q_len_per_req} was given)"
+            )
+
+    def _refuse_shapes(self, q: torch.Tensor, k: torch.Tensor) -> None:
+        raise ArgumentError(
+            f"{self._op}: q has shape {tuple(q.shape)} and keys {tuple(k.shape)}, expected {self._num_qo_heads} query "
+            f"heads and {self._kv_layout} pages of {self._page_size} tokens by {self._num_kv_heads} heads (as planned)"
+        )
+
+    def _launch(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: Optional[torch.Tensor],
+        tensors: Sequence[Optional[torch.Tensor]],
+        scalars: Sequence[float],
+        enable_pdl: Optional[bool],
+    ) -> None:
+        self._refuse_capture()
+        pdl = use_pdl(q, enable_pdl)
+        slopes = alibi_slopes(self._num_qo_heads, q.device) if self._pos_encoding == ALIBI else None
+        if self._jit is not None:
+            known = {
+                "maybe_custom_mask": self._custom_mask_buf,
+                "maybe_mask_indptr": self._mask_indptr_buf,
+                "maybe_alibi_slopes": slopes,
+            }
+            extras: tuple[Any, ...] = (*self._jit.all_tensors(tensors, known), *self._jit.typed(scalars))
+        else:
+            numbers = self._derived_scalars(scalars[0]).values()
+            if self._use_tensor_cores:
+                extras = (None, None, slopes, None, None, None, *tensors, *numbers, 0)
+            else:
+                extras = (slopes, *tensors, *numbers)
+        where = (self._float_workspace_buffer, self._int_workspace_buffer, self._plan_info, q, k, v)
+        table = (self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf)
+        if self._use_tensor_cores:
+            mask_mode = CAUSAL if self._planned_q_len > 1 else NON_CAUSAL  # type: ignore[operator]
+            self._cached_module.paged_run(
+                *where, self._qo_indptr_buf, *table, out, lse, mask_mode, self._layout, self._window_left, pdl, *extras
+            )
+            return
+        if k.stride() != v.stride():
+            raise ArgumentError(
+                f"{self._op}: keys have strides {k.stride()} and values {v.stride()}; they must have identical strides "
+                "without use_tensor_cores=True"
+            )
+        self._cached_module.run(*where, *table, out, lse, self._layout, self._window_left, pdl, *extras)
+
+    # Names of older releases.
+
+    begin_forward = plan
+
+    def end_forward(self) -> None:
+        """Does nothing; older programs call it."""
+
+    def run_return_lse(self, *args: Any, **kwargs: Any) -> Result:
+        """:meth:`run` with ``return_lse=True``."""
+        return self.run(*args, return_lse=True, **kwargs)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        pos_encoding_mode: str = "NONE",
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        *,
+        return_lse: bool = False,
+    ) -> Result:
+        """:meth:`run` with parameters that replace those of ``plan``, the ones left out included."""
+        self._require_plan()
+        planned = self._pos_encoding, self._window_left, self._logits_soft_cap > 0
+        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        if planned != (self._pos_encoding, self._window_left, self._logits_soft_cap > 0):
+            self._cached_module = self._module()
+            self._plan_work()
+        return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+
+    def forward_return_lse(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        pos_encoding_mode: str = "NONE",
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+    ) -> Result:
+        """:meth:`forward` that returns the LSE too."""
+        return self.forward(
+            q, paged_kv_cache, pos_encoding_mode, q_scale, k_scale, v_scale, window_left, logits_soft_cap, sm_scale,
+            rope_scale, rope_theta, return_lse=True,
+        )  # fmt: skip
+
+
+class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """:class:`BatchDecodeWithPagedKVCacheWrapper` for capture in a CUDA graph.
+
+    Parameters
+    ----------
+    workspace_buffer : torch.Tensor
+        As ``float_workspace_buffer`` there.
+    indptr_buffer, indices_buffer, last_page_len_buffer : torch.Tensor
+        int32; the batch size is fixed by the last of them.
+    kv_layout : str
+    use_tensor_cores : bool
+    """
+
+    def __init__(
+        self,
+        workspace_buffer: torch.Tensor,
+        indptr_buffer: torch.Tensor,
+        indices_buffer: torch.Tensor,
+        last_page_len_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_tensor_cores: bool = False,
+    ) -> None:
+        super().__init__(
+            workspace_buffer,
+            kv_layout,
+            use_cuda_graph=True,
+            use_tensor_cores=use_tensor_cores,
+            paged_kv_indptr_buffer=indptr_buffer,
+            paged_kv_indices_buffer=indices_buffer,
+            paged_kv_last_page_len_buffer=last_page_len_buffer,
+        )

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan that copies less, for engines that write the page tables themselves."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import numpy as np
+import torch
+
+from ..attention.host import kv_lens_of_pages, range_buffer, segment_lens, to_host
+from ..attention.options import resolve_dtypes
+from ..errors import ArgumentError
+from .batch import BatchDecodeWithPagedKVCacheWrapper
+
+Dtype = Optional[Union[str, torch.dtype]]
+
+
+def fast_decode_plan(
+    self: BatchDecodeWithPagedKVCacheWrapper,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    pos_encoding_mode: str = "NONE",
+    window_left: int = -1,
+    logits_soft_cap: Optional[float] = None,
+    q_data_type: Dtype = None,
+    kv_data_type: Dtype = None,
+    data_type: Dtype = None,
+    sm_scale: Optional[float] = None,
+    rope_scale: Optional[float] = None,
+    rope_theta: Optional[float] = None,
+    non_blocking: bool = True,
+    fixed_split_size: Optional[int] = None,
+    disable_split_kv: bool = False,
+    q_len_per_req: int = 1,
+    global_override_indptr_cpu: Optional[torch.Tensor] = None,
+) -> None:
+    """Plan again with the module of an earlier ``plan``, without copying the page table.
+
+    Bind it to a wrapper: ``wrapper.plan = functools.partial(fast_decode_plan, wrapper)``. With CUDA graphs the caller
+    has written the wrapper's buffers already; otherwise the tensors given here are used as they are.
+
+    Parameters
+    ----------
+    self : BatchDecodeWithPagedKVCacheWrapper
+        A wrapper that ``plan`` has prepared once.
+    global_override_indptr_cpu : Optional[torch.Tensor]
+        ``indptr`` on the host, which saves the copy.
+    indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left, \
+logits_soft_cap, q_data_type, kv_data_type, data_type, sm_scale, rope_scale, rope_theta, non_blocking, \
+fixed_split_size, disable_split_kv, q_len_per_req
+        As in :meth:`BatchDecodeWithPagedKVCacheWrapper.plan`. With ``page_size`` 1 all ``last_page_len`` are 1.
+    """
+    op = "fast_decode_plan"
+    if q_len_per_req > 1 and self._backend == "auto":
+        raise ArgumentError(f"{op}: q_len_per_req is {q_len_per_req}, expected a prior plan of this wrapper")
+    if self._cached_module is None:
+        raise ArgumentError(f"{op}: the wrapper has no module, expected a prior plan of this wrapper")
+    batch_size = len(last_page_len)
+    self._check_options(op, q_len_per_req, fixed_split_size)
+    self._check_buffers(op, batch_size, len(indices))
+    q_data_type = q_data_type if q_data_type is not None else data_type or "float16"
+    dtypes = resolve_dtypes(op, q_data_type, kv_data_type, self._cached_o_data_type, data_type)
+    if (dtypes.q, dtypes.kv) != (self._cached_q_data_type, self._cached_kv_data_type):
+        raise ArgumentError(
+            f"{op}: dtypes of q and kv are {dtypes.q} and {dtypes.kv}, expected {self._cached_q_data_type} and "
+            f"{self._cached_kv_data_type} (of the prior plan, whose module is used)"
+        )
+    on_host = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
+    indptr_host, last = to_host(on_host, None if page_size == 1 else last_page_len)
+    assert indptr_host is not None
+    if last is None:
+        kv_lens = np.ascontiguousarray(segment_lens(op, "indptr", indptr_host))
+    else:
+        kv_lens = kv_lens_of_pages(op, "indptr", indptr_host, last, page_size)
+    if q_len_per_req > 1 and kv_lens.size and kv_lens.min() < q_len_per_req:
+        raise ArgumentError(f"{op}: a request has an empty KV range, expected at least {q_len_per_req} keys each")
+
+    if not self._use_cuda_graph:
+        self._paged_kv_indptr_buf = indptr
+        self._paged_kv_indices_buf = indices
+        self._paged_kv_last_page_len_buf = last_page_len
+    elif q_len_per_req > 1 and self._qo_indptr_buf is not None:
+        self._qo_indptr_buf.copy_(range_buffer(batch_size + 1, self.device) * q_len_per_req)
+    self._store_options(
+        batch_size, num_qo_heads, num_kv_heads, head_dim, page_size, q_len_per_req, dtypes,
+        pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta,
+    )  # fmt: skip
+    self._planned = (indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or self._is_nvfp4)
+    try:
+        self._plan_work()
+    except Exception as error:
+        raise RuntimeError(f"Error in standard plan: {error}") from error

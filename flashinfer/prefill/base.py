@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the two batch wrappers of prefill share: options, masks, the module, and how it is called."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional, Sequence, Union
+
+import numpy as np
+import torch
+
+from ..attention.masks import pack_batch_mask
+from ..attention.modules import get_batch_prefill_module, get_customize_batch_prefill_module
+from ..attention.options import (
+    ALIBI,
+    CAUSAL,
+    CUSTOM,
+    FP8,
+    MULTI_ITEM,
+    NON_CAUSAL,
+    Dtypes,
+    alibi_slopes,
+    default_scale,
+    resolve_backend,
+)
+from ..attention.outputs import finish_lse, lse_buffer, output_buffer
+from ..attention.scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
+from ..attention.wrapper import PlannedWrapper, run_planned
+from ..dispatch import use_pdl
+from ..errors import ArgumentError
+
+__all__ = ["BatchPrefillWrapper", "Result"]
+
+Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+
+class BatchPrefillWrapper(PlannedWrapper):
+    """Base of the paged and the ragged wrapper."""
+
+    _causal: bool
+    _module_key: tuple[Dtypes, int, int, bool]
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        use_cuda_graph: bool,
+        custom_mask_buf: Optional[torch.Tensor],
+        mask_indptr_buf: Optional[torch.Tensor],
+        backend: str,
+        jit_args: Optional[Sequence[Any]],
+        jit_kwargs: Optional[Mapping[str, Any]],
+        variant_owns_mask: bool,
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args)
+        if variant_owns_mask and jit_args is None:
+            raise ArgumentError(f"{self._op}: variant_owns_mask is True, expected jit_args too (a variant with a mask)")
+        self._variant_owns_mask = variant_owns_mask
+        if jit_args is not None:
+            self._backend = resolve_backend(self._op, backend)
+            self._jit_module = get_customize_batch_prefill_module(
+                self._backend, *jit_args, device=self._device_kind, **(jit_kwargs or {})
+            )
+        self._custom_mask_buf = custom_mask_buf
+        self._mask_indptr_buf = mask_indptr_buf
+        self._max_total_num_rows: Optional[int] = None
+        self._qo_indptr_last: Optional[int] = None
+        self._prefix_len_ptr: Optional[torch.Tensor] = None
+        self._token_pos_in_items_ptr: Optional[torch.Tensor] = None
+        self._token_pos_in_items_len: Optional[int] = 0
+        self._max_item_len_ptr: Optional[torch.Tensor] = None
+        self._block_tables: Optional[torch.Tensor] = None
+        self._max_q_len: Optional[int] = None
+        self._max_kv_len: Optional[int] = None
+
+    def _require_graph_buffers(self, **buffers: Optional[torch.Tensor]) -> None:
+        missing = [name for name, buffer in buffers.items() if not isinstance(buffer, torch.Tensor)]
+        if missing:
+            raise ArgumentError(f"{self._op}: {missing[0]} is missing, expected a tensor (use_cuda_graph=True)")
+
+    # plan -------------------------------------------------------------------------------------
+
+    def _check_heads(self, op: str, num_qo_heads: int, num_kv_heads: int) -> None:
+        if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
+            raise ArgumentError(
+                f"{op}: num_qo_heads is {num_qo_heads}, expected a multiple of num_kv_heads = {num_kv_heads}"
+            )
+
+    def _check_rows(self, op: str, batch_size: int, rows: int) -> None:
+        """Frozen sizes of a CUDA graph."""
+        if not self._use_cuda_graph:
+            return
+        if batch_size != self._fixed_batch_size:
+            raise ArgumentError(
+                f"{op}: the batch size is {batch_size}, expected {self._fixed_batch_size} (fixed by the buffers)"
+            )
+        if self._max_total_num_rows is not None and rows > self._max_total_num_rows:
+            raise ArgumentError(
+                f"{op}: q has {rows} rows, expected at most {self._max_total_num_rows} (those of the first plan)"
+            )
+
+    def _store_mask(
+        self,
+        op: str,
+        custom_mask: Optional[torch.Tensor],
+        packed_custom_mask: Optional[torch.Tensor],
+        qo_lens: np.ndarray,
+        kv_lens: np.ndarray,
+        non_blocking: bool,
+    ) -> None:
+        if custom_mask is None and packed_custom_mask is None:
+            if not self._use_cuda_graph:
+                self._custom_mask_buf = self._mask_indptr_buf = None
+            return
+        packed, offsets = pack_batch_mask(
+            op, custom_mask, packed_custom_mask, qo_lens, kv_lens, self.device, non_blocking
+        )
+        if not self._use_cuda_graph:
+            self._custom_mask_buf, self._mask_indptr_buf = packed, offsets
+            return
+        self._require_graph_buffers(custom_mask_buf=self._custom_mask_buf, mask_indptr_buf=self._mask_indptr_buf)
+        assert self._custom_mask_buf is not None and self._mask_indptr_buf is not None
+        if len(packed) > len(self._custom_mask_buf) or len(offsets) > len(self._mask_indptr_buf):
+            raise ArgumentError(
+                f"{op}: the mask needs {len(packed)} bytes and {len(offsets)} offsets, expected at most "
+                f"{len(self._custom_mask_buf)} and {len(self._mask_indptr_buf)} (custom_mask_buf and mask_indptr_buf)"
+            )
+        self._custom_mask_buf[: len(packed)].copy_(packed, non_blocking=non_blocking)
+        self._mask_indptr_buf[: len(offsets)].copy_(offsets, non_blocking=non_blocking)
+
+    def _store_items(
+        self,
+        prefix_len_ptr: Optional[torch.Tensor],
+        token_pos_in_items_ptr: Optional[torch.Tensor],
+        token_pos_in_items_len: Optional[int],
+        max_item_len_ptr: Optional[torch.Tensor],
+    ) -> None:
+        """Multi-item scoring: lengths of the prefixes, and the place of each later token inside its item."""
+
+        def stored(x: Optional[torch.Tensor], dtype: torch.dtype) -> Optional[torch.Tensor]:
+            if x is None:
+                return None
+            x = x.to(self.device).reshape(-1)
+            return x.contiguous() if x.dtype == dtype else x.to(torch.int64).to(dtype)
+
+        self._prefix_len_ptr = stored(prefix_len_ptr, torch.uint32)
+        self._token_pos_in_items_ptr = stored(token_pos_in_items_ptr, torch.uint16)
+        self._token_pos_in_items_len = token_pos_in_items_len
+        self._max_item_len_ptr = stored(max_item_len_ptr, torch.uint16)
+
+    def _select_module(self, dtypes: Dtypes, head_dim_qk: int, head_dim_vo: int, use_fp16_qk_reduction: bool) -> None:
+        """The module for what is planned; a legacy ``forward`` comes back here with other parameters."""
+        self._module_key = (dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
+        if self._jit_module is not None:
+            self._cached_module = self._jit_module
+            return
+        self._cached_module = get_batch_prefill_module(
+            self._backend, dtypes.compute, dtypes.kv, dtypes.o, torch.int32, head_dim_qk, head_dim_vo,
+            self._pos_encoding, self._window_left >= 0, bool(self._logits_soft_cap), use_fp16_qk_reduction,
+            device=self._device_kind,
+        )  # fmt: skip
+
+    def _plan_work(self) -> None:
+        self._plan_info = self._native_plan(self._cached_module.plan, *self._work())
+
+    def _work(self) -> tuple[Any, ...]:
+        """Arguments of the native plan after the workspaces."""
+        before, after = self._planned
+        return (*before, self._mask_mode() in (CAUSAL, MULTI_ITEM), self._window_left, *after)
+
+    def _mask_mode(self) -> int:
+        if self._prefix_len_ptr is not None:
+            return MULTI_ITEM
+        if self._custom_mask_buf is not None or self._variant_owns_mask:
+            return CUSTOM
+        return CAUSAL if self._causal else NON_CAUSAL
+
+    def _replace_parameters(
+        self,
+        causal: bool,
+        pos_encoding_mode: str,
+        use_fp16_qk_reduction: bool,
+        window_left: int,
+        logits_soft_cap: Optional[float],
+        sm_scale: Optional[float],
+        rope_scale: Optional[float],
+        rope_theta: Optional[float],
+    ) -> None:
+        """What ``forward`` of older releases does before it runs: its arguments replace those of the plan."""
+        self._require_plan()
+        planned = (self._causal, self._pos_encoding, self._window_left, bool(self._logits_soft_cap))
+        self._causal = causal
+        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        if planned != (self._causal, self._pos_encoding, self._window_left, bool(self._logits_soft_cap)):
+            self._select_module(*self._module_key)
+            self._plan_work()
+
+    def _native_workspace_size(self) -> tuple[int, int]:
+        arguments = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in self._work())
+        float_bytes, int_bytes = self._cached_module.workspace_size(*arguments)
+        return int(float_bytes), int(int_bytes)
+
+    # run --------------------------------------------------------------------------------------
+
+    def _check_query(self, q: torch.Tensor) -> None:
+        if self._qo_indptr_last is not None and q.shape[0] != self._qo_indptr_last:
+            raise ArgumentError(
+                f"{self._op}.run: q has {q.shape[0]} rows, expected {self._qo_indptr_last} (qo_indptr[-1] of plan())"
+            )
+        if q.shape[1] != self._num_qo_heads:
+            raise ArgumentError(
+                f"{self._op}.run: q has {q.shape[1]} heads, expected {self._num_qo_heads} (num_qo_heads of plan())"
+            )
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        args: Sequence[Any],
+        factors: Sequence[Optional[torch.Tensor]],
+        q_scale: Scale,
+        k_scale: Scale,
+        v_scale: Scale,
+        out: Optional[torch.Tensor],
+        lse: Optional[torch.Tensor],
+        return_lse: bool,
+        enable_pdl: Optional[bool],
+        lse_base: str,
+        lse_layout: str,
+    ) -> Result:
+        op = self._op
+        rows, num_qo_heads, head_dim = q.shape
+        sm_scale = default_scale(self._sm_scale, head_dim)
+        fp8 = self._jit is None and q.dtype in FP8
+        scale_v: Scale = None
+        if fp8:
+            scale_q, scale_k, scale_v = args or (None, None, None)
+            q = convert_fp8_query(q, scale_q, scale_k, self._dtypes.compute)
+        if q_scale is not None or k_scale is not None:
+            q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
+        scalars: Sequence[Any] = (sm_scale,)
+        if self._jit is not None:
+            derived: dict[str, Any] = {
+                **self._derived_scalars(sm_scale),
+                "scale_q_scalar": 1.0 if q_scale is None else q_scale,
+                "scale_k_scalar": 1.0 if k_scale is None else k_scale,
+                "scale_v_scalar": 1.0 if v_scale is None else v_scale,
+                "token_pos_in_items_len": self._token_pos_in_items_len or 0,
+            }
+            given, scalars = self._jit.split(op, args, derived)
+            factors = [*given, *factors]
+        elif args and not fp8:
+            raise ArgumentError(f"{op}.run: {len(args)} more positional arguments, expected none (no jit_args)")
+        value_dim = v.shape[-1] * 2 if self._is_nvfp4 else v.shape[-1]
+        out = output_buffer(op, out, (rows, num_qo_heads, value_dim), self._cached_o_data_type, q)
+        score = None
+        if return_lse:
+            score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)
+        run_planned(self._handle, q, k, v, out, score, factors, scalars, enable_pdl)  # type: ignore[arg-type]
+        if fp8:
+            scale_output_per_head(out, scale_v)
+        if v_scale is not None:
+            scale_output(out, v_scale)
+        if score is None:
+            return out
+        if lse_base != "log2" or lse_layout != "NH":
+            score = finish_lse(op, score, lse_base, lse_layout, lse)
+        return out, score
+
+    def _extras(
+        self, q: torch.Tensor, tensors: Sequence[Optional[torch.Tensor]], scalars: Sequence[float]
+    ) -> tuple[Any, ...]:
+        """Additional parameters of the module, in its order."""
+        slopes = alibi_slopes(self._num_qo_heads, q.device) if self._pos_encoding == ALIBI else None
+        state = (
+            self._custom_mask_buf,
+            self._mask_indptr_buf,
+            slopes,
+            self._prefix_len_ptr,
+            self._token_pos_in_items_ptr,
+            self._max_item_len_ptr,
+        )
+        if self._jit is None:
+            numbers = self._derived_scalars(scalars[0]).values()
+            return (*state, *tensors, *numbers, self._token_pos_in_items_len or 0)
+        factors = tensors[len(tensors) - 2 :] if self._is_nvfp4 else (None, None)
+        names = (
+            "maybe_custom_mask",
+            "maybe_mask_indptr",
+            "maybe_alibi_slopes",
+            "maybe_prefix_len_ptr",
+            "maybe_token_pos_in_items_ptr",
+            "maybe_max_item_len_ptr",
+            "maybe_k_cache_sf",
+            "maybe_v_cache_sf",
+        )
+        known = dict(zip(names, (*state, *factors), strict=True))
+        return (*self._jit.all_tensors(tensors, known), *self._jit.typed(scalars))
+
+    def _launch_on(
+        self,
+        entry: Any,
+        tables: Sequence[Optional[torch.Tensor]],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: Optional[torch.Tensor],
+        tensors: Sequence[Optional[torch.Tensor]],
+        scalars: Sequence[float],
+        enable_pdl: Optional[bool],
+    ) -> None:
+        self._refuse_capture()
+        entry(
+            self._float_workspace_buffer,
+            self._int_workspace_buffer,
+            self._plan_info,
+            q,
+            k,
+            v,
+            *tables,
+            out,
+            lse,
+            self._mask_mode(),
+            self._layout,
+            self._window_left,
+            use_pdl(q, enable_pdl),
+            *self._extras(q, tensors, scalars),
+        )

@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill and append attention for a batch of requests over a paged cache."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional, Sequence, Union
+
+import numpy as np
+import torch
+
+from ..api_logging import flashinfer_api
+from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
+from ..attention.host import kv_lens_of_pages, segment_lens, to_device, to_host
+from ..attention.options import resolve_backend, resolve_dtypes
+from ..attention.scales import Scale
+from ..attention_rules import check_trtllm_gen_sm107_only_feature
+from ..errors import ArgumentError
+from ..trace.templates.prefill import paged_prefill_trace
+from .base import BatchPrefillWrapper, Result
+
+Dtype = Optional[Union[str, torch.dtype]]
+
+
+class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
+    r"""Attention of any number of query tokens of each request over its pages.
+
+    The queries of a request are its last tokens, whose keys are in the cache already. ``plan`` once per batch, ``run``
+    once per layer.
+
+    Parameters
+    ----------
+    float_workspace_buffer : torch.Tensor
+        Scratch for partial results, any dtype, 16-byte aligned; its device is where everything runs.
+    kv_layout : str
+        ``"NHD"`` or ``"HND"``: order of tokens and heads inside a page.
+    use_cuda_graph : bool
+        Whether ``run`` will be captured. Batch size is then fixed by the buffers below, which ``plan`` writes to, and
+        the first plan has the most query rows of all.
+    qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf : Optional[torch.Tensor]
+        int32 ``(batch_size + 1,)``, ``(batch_size + 1,)``, ``(most pages,)``, ``(batch_size,)``; with
+        ``use_cuda_graph`` only.
+    custom_mask_buf, mask_indptr_buf : Optional[torch.Tensor]
+        uint8 bytes of the largest packed mask and int32 ``(batch_size + 1,)``; with ``use_cuda_graph`` and masks.
+    backend : str
+        ``"auto"`` or ``"fa2"``.
+    jit_args, jit_kwargs
+        Arguments of ``gen_customize_batch_prefill_module`` after the backend: a variant of one's own.
+    variant_owns_mask : bool
+        That variant's mask is asked for every pair of query and key, and nothing else masks but the window.
+
+    Examples
+    --------
+    >>> qo_indptr, kv_indptr = torch.tensor([0, 3, 5]), torch.tensor([0, 2, 3])
+    >>> indices, last_page_len = torch.tensor([4, 0, 2]), torch.tensor([5, 16])
+    >>> wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8))
+    >>> wrapper.plan(qo_indptr, kv_indptr, indices, last_page_len, 8, 2, 64, 16, causal=True)
+    >>> q, cache = torch.randn(5, 8, 64).half(), torch.randn(6, 2, 16, 2, 64).half()
+    >>> o = wrapper.run(q, cache)
+    """
+
+    _known_tensors = (
+        "maybe_custom_mask",
+        "maybe_mask_indptr",
+        "maybe_alibi_slopes",
+        "maybe_prefix_len_ptr",
+        "maybe_token_pos_in_items_ptr",
+        "maybe_max_item_len_ptr",
+        "maybe_k_cache_sf",
+        "maybe_v_cache_sf",
+    )
+
+    @flashinfer_api(trace=None)
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Optional[torch.Tensor] = None,
+        paged_kv_indptr_buf: Optional[torch.Tensor] = None,
+        paged_kv_indices_buf: Optional[torch.Tensor] = None,
+        paged_kv_last_page_len_buf: Optional[torch.Tensor] = None,
+        custom_mask_buf: Optional[torch.Tensor] = None,
+        mask_indptr_buf: Optional[torch.Tensor] = None,
+        backend: str = "auto",
+        jit_args: Optional[Sequence[Any]] = None,
+        jit_kwargs: Optional[Mapping[str, Any]] = None,
+        variant_owns_mask: bool = False,
+    ) -> None:
+        super().__init__(
+            float_workspace_buffer, kv_layout, use_cuda_graph, custom_mask_buf, mask_indptr_buf, backend, jit_args,
+            jit_kwargs, variant_owns_mask,
+        )  # fmt: skip
+        self._fixed_batch_size = 0
+        if use_cuda_graph:
+            self._require_graph_buffers(
+                qo_indptr_buf=qo_indptr_buf,
+                paged_kv_indptr_buf=paged_kv_indptr_buf,
+                paged_kv_indices_buf=paged_kv_indices_buf,
+                paged_kv_last_page_len_buf=paged_kv_last_page_len_buf,
+            )
+            assert qo_indptr_buf is not None and paged_kv_indptr_buf is not None
+            assert paged_kv_last_page_len_buf is not None
+            self._fixed_batch_size = len(qo_indptr_buf) - 1
+            if len(paged_kv_indptr_buf) != self._fixed_batch_size + 1:
+                raise ArgumentError(
+                    f"{self._op}: paged_kv_indptr_buf has {len(paged_kv_indptr_buf)} elements, "
+                    f"expected {self._fixed_batch_size + 1} (length of qo_indptr_buf)"
+                )
+            if len(paged_kv_last_page_len_buf) != self._fixed_batch_size:
+                raise ArgumentError(
+                    f"{self._op}: paged_kv_last_page_len_buf has {len(paged_kv_last_page_len_buf)} elements, "
+                    f"expected {self._fixed_batch_size} (one less than qo_indptr_buf)"
+                )
+        self._qo_indptr_buf = qo_indptr_buf
+        self._paged_kv_indptr_buf = paged_kv_indptr_buf
+        self._paged_kv_indices_buf = paged_kv_indices_buf
+        self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buf
+
+    @flashinfer_api(trace=None)
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: Optional[int] = None,
+        custom_mask: Optional[torch.Tensor] = None,
+        packed_custom_mask: Optional[torch.Tensor] = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: Optional[float] = None,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        q_data_type: Union[str, torch.dtype] = "float16",
+        kv_data_type: Dtype = None,
+        o_data_type: Dtype = None,
+        non_blocking: bool = True,
+        prefix_len_ptr: Optional[torch.Tensor] = None,
+        token_pos_in_items_ptr: Optional[torch.Tensor] = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: Optional[torch.Tensor] = None,
+        seq_lens: Optional[torch.Tensor] = None,
+        seq_lens_q: Optional[torch.Tensor] = None,
+        block_tables: Optional[torch.Tensor] = None,
+        max_token_per_sequence: Optional[int] = None,
+        max_sequence_kv: Optional[int] = None,
+        fixed_split_size: Optional[int] = None,
+        disable_split_kv: bool = False,
+        uniform_q_len: Optional[int] = None,
+    ) -> None:
+        r"""Prepare ``run`` for a batch: choose the module, cut the work, pack the mask, copy the page tables.
+
+        Parameters
+        ----------
+        qo_indptr : torch.Tensor
+            ``(batch_size + 1,)``; request ``i`` has the rows ``qo_indptr[i]`` to ``qo_indptr[i + 1]`` of q. When these
+            arrays are on the host, nothing waits for the GPU; on the device, one copy to the host is made.
+        paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len : torch.Tensor
+            Page table, as in :meth:`BatchDecodeWithPagedKVCacheWrapper.plan`.
+        num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo : int
+            ``head_dim_vo`` is ``head_dim_qk`` if None.
+        custom_mask : Optional[torch.Tensor]
+            bool, True where a query sees a key: of each request the rows ``(qo_len, kv_len)``, all in one flat tensor.
+            Replaces ``causal``.
+        packed_custom_mask : Optional[torch.Tensor]
+            uint8 bits of the same, lowest bit first, each request starting on a byte; wins over ``custom_mask``.
+        causal : bool
+            A query sees keys up to its own position, the last query all of them.
+        pos_encoding_mode : str
+            ``"NONE"``, ``"ROPE_LLAMA"`` (rotate q and k here) or ``"ALIBI"``.
+        use_fp16_qk_reduction : bool
+            A permission that is not used: products are summed in float32.
+        sm_scale : Optional[float]
+            1 / sqrt(head_dim_qk) if None.
+        window_left : int
+            Keys left of the query's own that are visible, -1 for all.
+        logits_soft_cap : Optional[float]
+            ``cap * tanh(logit / cap)``; None or 0 for none.
+        rope_scale, rope_theta : Optional[float]
+            1 and 1e4 if None.
+        q_data_type, kv_data_type, o_data_type : Union[str, torch.dtype, None]
+            The last two follow the first.
+        non_blocking : bool
+            Whether copies to the device may overlap with what the host does next.
+        prefix_len_ptr : Optional[torch.Tensor]
+            uint32 ``(batch_size,)``: multi-item scoring. Keys before it are seen by all later queries, which see no
+            other item. Replaces ``causal`` and the masks.
+        token_pos_in_items_ptr : Optional[torch.Tensor]
+            uint16; for each position from the prefix on, the place inside its item, 0 for delimiters; requests are
+            padded to ``token_pos_in_items_len``.
+        max_item_len_ptr : Optional[torch.Tensor]
+            A hint that is not needed.
+        seq_lens : Optional[torch.Tensor]
+            ``(batch_size,)`` keys of each request, instead of what ``paged_kv_last_page_len`` says.
+        seq_lens_q, max_token_per_sequence, max_sequence_kv
+            Of other backends; ignored.
+        block_tables : Optional[torch.Tensor]
+            Kept as ``_block_tables``.
+        fixed_split_size : Optional[int]
+            Pages that one piece of work covers. With it, or with ``disable_split_kv``, the result of a request does not
+            depend on the others, to the last bit.
+        disable_split_kv : bool
+            Never divide the keys of a request.
+        uniform_q_len : Optional[int]
+            Query tokens of every request, where all have as many: a hint.
+        """
+        op = f"{self._op}.plan"
+        dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type)
+        self._check_alignment()
+        self._check_heads(op, num_qo_heads, num_kv_heads)
+        qo_host, kv_host, qo_lens, kv_lens = self._lengths(
+            op, qo_indptr, paged_kv_indptr, paged_kv_last_page_len, seq_lens, page_size
+        )
+        batch_size, rows = len(qo_lens), int(qo_host[-1])
+        self._check_rows(op, batch_size, rows)
+        self._check_pages(op, len(paged_kv_indices))
+        backend = resolve_backend(op, self._backend)
+        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
+        self._store_items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+
+        self._backend = backend
+        self._store_dtypes(dtypes)
+        self._causal = causal
+        self._block_tables = block_tables
+        self._batch_size, self._num_qo_heads, self._num_kv_heads = batch_size, num_qo_heads, num_kv_heads
+        self._page_size = page_size
+        self._page_shape = torch.Size((page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size))
+        self._qo_indptr_last = rows
+        self._max_q_len = int(qo_lens.max(initial=0))
+        self._max_kv_len = int(kv_lens.max(initial=0))
+        if self._use_cuda_graph and self._max_total_num_rows is None:
+            self._max_total_num_rows = rows
+        self._store_tables(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, non_blocking)
+        self._plan_arrays(
+            qo_host, kv_host, kv_lens, head_dim_qk, head_dim_vo, fixed_split_size, disable_split_kv, uniform_q_len
+        )
+        self._select_module(dtypes, head_dim_qk, head_dim_vo or head_dim_qk, use_fp16_qk_reduction)
+        self._plan_work()
+
+    def _plan_arrays(
+        self,
+        qo_indptr: np.ndarray,
+        kv_indptr: np.ndarray,
+        kv_lens: np.ndarray,
+        head_dim_qk: int,
+        head_dim_vo: Optional[int],
+        fixed_split_size: Optional[int],
+        disable_split_kv: bool,
+        uniform_q_len: Optional[int],
+    ) -> None:
+        self._planned = (
+            (
+                *(qo_indptr, kv_indptr, kv_lens, self._max_total_num_rows or self._qo_indptr_last, self._batch_size),
+                *(self._num_qo_heads, self._num_kv_heads, self._page_size, self._use_cuda_graph),
+                *(head_dim_qk, head_dim_vo or head_dim_qk),
+            ),
+            (fixed_split_size or -1, bool(disable_split_kv) or self._is_nvfp4, 0, uniform_q_len or 0),
+        )
+
+    @staticmethod
+    def _lengths(
+        op: str,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        last_page_len: torch.Tensor,
+        seq_lens: Optional[torch.Tensor],
+        page_size: int,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Offsets and lengths on the host, in at most one copy from the device."""
+        qo_host, kv_host, lens = to_host(qo_indptr, kv_indptr, last_page_len if seq_lens is None else seq_lens)
+        assert qo_host is not None and kv_host is not None and lens is not None
+        qo_lens, pages = segment_lens(op, "qo_indptr", qo_host), segment_lens(op, "paged_kv_indptr", kv_host)
+        if pages.shape != qo_lens.shape:
+            raise ArgumentError(
+                f"{op}: paged_kv_indptr has {len(kv_host)} elements, expected {len(qo_host)} (length of qo_indptr)"
+            )
+        if seq_lens is None:
+            return qo_host, kv_host, qo_lens, kv_lens_of_pages(op, "paged_kv_indptr", kv_host, lens, page_size)
+        if lens.size != pages.size:
+            raise ArgumentError(f"{op}: seq_lens has {lens.size} elements, expected {pages.size} (batch size)")
+        return qo_host, kv_host, qo_lens, lens.reshape(-1)
+
+    def _check_pages(self, op: str, num_indices: int) -> None:
+        if self._use_cuda_graph and num_indices > len(self._paged_kv_indices_buf):  # type: ignore[arg-type]
+            raise ArgumentError(
+                f"{op}: paged_kv_indices has {num_indices} elements, expected at most "
+                f"{len(self._paged_kv_indices_buf)} (length of paged_kv_indices_buf)"  # type: ignore[arg-type]
+            )
+
+    def _store_tables(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        non_blocking: bool,
+    ) -> None:
+        if self._use_cuda_graph:
+            for buffer, given in (
+                (self._qo_indptr_buf, qo_indptr),
+                (self._paged_kv_indptr_buf, kv_indptr),
+                (self._paged_kv_indices_buf, kv_indices),
+                (self._paged_kv_last_page_len_buf, last_page_len),
+            ):
+                assert buffer is not None
+                buffer[: len(given)].copy_(given, non_blocking=non_blocking)
+        else:
+            self._qo_indptr_buf = to_device(qo_indptr, self.device, non_blocking)
+            self._paged_kv_indptr_buf = to_device(kv_indptr, self.device, non_blocking)
+            self._paged_kv_indices_buf = to_device(kv_indices, self.device, non_blocking)
+            self._paged_kv_last_page_len_buf = to_device(last_page_len, self.device, non_blocking)
+
+    def workspace_size(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: Optional[int] = None,
+        custom_mask: Optional[torch.Tensor] = None,
+        packed_custom_mask: Optional[torch.Tensor] = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: Optional[float] = None,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        q_data_type: Union[str, torch.dtype] = "float16",
+        kv_data_type: Dtype = None,
+        o_data_type: Dtype = None,
+        prefix_len_ptr: Optional[torch.Tensor] = None,
+        token_pos_in_items_ptr: Optional[torch.Tensor] = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: Optional[torch.Tensor] = None,
+        seq_lens: Optional[torch.Tensor] = None,
+        seq_lens_q: Optional[torch.Tensor] = None,
+        block_tables: Optional[torch.Tensor] = None,
+        max_token_per_sequence: Optional[int] = None,
+        max_sequence_kv: Optional[int] = None,
+        fixed_split_size: Optional[int] = None,
+        disable_split_kv: bool = False,
+        uniform_q_len: Optional[int] = None,
+    ) -> tuple[int, int]:
+        """Bytes of float and of int workspace that ``plan`` with the same arguments needs. Changes nothing.
+
+        Returns
+        -------
+        Tuple[int, int]
+        """
+        op = f"{self._op}.workspace_size"
+        dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type)
+        self._check_alignment()
+        self._check_heads(op, num_qo_heads, num_kv_heads)
+        qo_host, kv_host, qo_lens, kv_lens = self._lengths(
+            op, qo_indptr, paged_kv_indptr, paged_kv_last_page_len, seq_lens, page_size
+        )
+        self._check_rows(op, len(qo_lens), int(qo_host[-1]))
+        self._check_pages(op, len(paged_kv_indices))
+        probe = object.__new__(type(self))
+        probe.__dict__.update(self.__dict__)
+        probe._backend = resolve_backend(op, self._backend)
+        probe._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        probe._store_dtypes(dtypes)
+        has_mask = custom_mask is not None or packed_custom_mask is not None
+        probe._causal = causal and not has_mask
+        probe._prefix_len_ptr = prefix_len_ptr
+        probe._batch_size, probe._num_qo_heads, probe._num_kv_heads = len(qo_lens), num_qo_heads, num_kv_heads
+        probe._page_size, probe._qo_indptr_last = page_size, int(qo_host[-1])
+        probe._plan_arrays(
+            qo_host, kv_host, kv_lens, head_dim_qk, head_dim_vo, fixed_split_size, disable_split_kv, uniform_q_len
+        )
+        probe._select_module(dtypes, head_dim_qk, head_dim_vo or head_dim_qk, use_fp16_qk_reduction)
+        return probe._native_workspace_size()
+
+    @flashinfer_api(trace=paged_prefill_trace)
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        *args: Any,
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        out: Optional[torch.Tensor] = None,
+        lse: Optional[torch.Tensor] = None,
+        return_lse: bool = False,
+        enable_pdl: Optional[bool] = None,
+        window_left: Optional[int] = None,
+        sinks: Optional[torch.Tensor] = None,
+        kv_cache_sf: Optional[PagedCache] = None,
+        skip_softmax_threshold_scale_factor: Optional[float] = None,
+        use_fp16_softmax: Optional[bool] = None,
+        uses_spcompress: Optional[bool] = None,
+        lse_base: str = "log2",
+        lse_layout: str = "NH",
+    ) -> Result:
+        r"""Attention of the planned batch.
+
+        Parameters
+        ----------
+        q : torch.Tensor
+            ``(qo_indptr[-1], num_qo_heads, head_dim_qk)``.
+        paged_kv_cache : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+            ``(num_pages, 2, page_size, num_kv_heads, head_dim)`` with keys before values, or a tuple of two without the
+            second dimension; heads before entries with ``"HND"``. Without the page dimension, pages hold one token.
+        *args
+            Parameters of a variant given as ``jit_args``; with 8-bit queries, scales of q, k and v, per head or not.
+        q_scale, k_scale, v_scale : Union[float, torch.Tensor, None]
+            What stored values are multiplied by.
+        out, lse : Optional[torch.Tensor]
+            Where the results go.
+        return_lse : bool
+            Also return the logarithm to base 2 of the sum of ``exp(logit)``, float32 ``(tokens, num_qo_heads)``.
+        enable_pdl : Optional[bool]
+            Programmatic dependent launch; where the device has it if None.
+        window_left : Optional[int]
+            That of ``plan``, if given.
+        sinks, skip_softmax_threshold_scale_factor
+            Of other backends; ignored.
+        kv_cache_sf : Optional[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]]
+            Scale factors of a uint8 (NVFP4) cache, one e4m3 number for 16 elements, in the form of the cache.
+        use_fp16_softmax, uses_spcompress : Optional[bool]
+            Of other GPUs; true is a ``ValueError``.
+        lse_base : str
+            ``"log2"`` or ``"ln"``.
+        lse_layout : str
+            ``"NH"`` or ``"HN"``: heads first, contiguous.
+
+        Returns
+        -------
+        Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+            ``(tokens, num_qo_heads, head_dim_vo)``, and the LSE. A query that sees no key has output 0 and LSE -inf.
+        """
+        self._require_plan()
+        if use_fp16_softmax or uses_spcompress:
+            check_trtllm_gen_sm107_only_feature(use_fp16_softmax, "use_fp16_softmax", self.device)
+            check_trtllm_gen_sm107_only_feature(uses_spcompress, "uses_spcompress", self.device)
+        k, v = unpack_paged_cache(self._op, paged_kv_cache, self._layout)
+        self._check_dtypes(q, k)
+        self._check_query(q)
+        if k.shape[1:3] != self._page_shape:
+            raise ArgumentError(
+                f"{self._op}.run: keys have shape {tuple(k.shape)}, expected {self._kv_layout} pages of "
+                f"{self._page_size} tokens by {self._num_kv_heads} heads (as planned)"
+            )
+        if window_left is not None and window_left != self._window_left:
+            raise ArgumentError(
+                f"{self._op}.run: window_left is {window_left}, expected {self._window_left} (as planned)"
+            )
+        factors = scale_factors(self._op, k, kv_cache_sf, self._layout, True)
+        return self._attend(
+            q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout
+        )
+
+    def _launch(self, q: torch.Tensor, *args: Any) -> None:
+        tables = (
+            self._qo_indptr_buf,
+            self._paged_kv_indptr_buf,
+            self._paged_kv_indices_buf,
+            self._paged_kv_last_page_len_buf,
+        )
+        self._launch_on(self._cached_module.paged_run, tables, q, *args)
+
+    # Names of older releases.
+
+    begin_forward = plan
+
+    def end_forward(self) -> None:
+        """Does nothing; older programs call it."""
+
+    def run_return_lse(self, *args: Any, **kwargs: Any) -> Result:
+        """:meth:`run` with ``return_lse=True``."""
+        return self.run(*args, return_lse=True, **kwargs)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        *,
+        return_lse: bool = False,
+    ) -> Result:
+        """:meth:`run` with parameters that replace those of ``plan``, the ones left out included."""
+        self._replace_parameters(
+            causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale, rope_scale,
+            rope_theta,
+        )  # fmt: skip
+        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+
+    def forward_return_lse(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+    ) -> Result:
+        """:meth:`forward` that returns the LSE too."""
+        return self.forward(
+            q, paged_kv_cache, causal, pos_encoding_mode, use_fp16_qk_reduction, k_scale, v_scale, window_left,
+            logits_soft_cap, sm_scale, rope_scale, rope_theta, return_lse=True,
+        )  # fmt: skip

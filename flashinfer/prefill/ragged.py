@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill attention for a batch of requests whose keys lie one request after the other."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional, Sequence, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..attention.cache import PagedCache, scale_factors
+from ..attention.host import segment_lens, to_device, to_host
+from ..attention.options import resolve_backend, resolve_dtypes
+from ..attention.scales import Scale
+from ..errors import ArgumentError
+from ..trace.templates.prefill import ragged_prefill_trace
+from .base import BatchPrefillWrapper, Result
+
+Dtype = Optional[Union[str, torch.dtype]]
+
+
+class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
+    r"""Attention of the query tokens of each request over its own keys, without pages.
+
+    ``plan`` once per batch, ``run`` once per layer.
+
+    Parameters
+    ----------
+    float_workspace_buffer : torch.Tensor
+        Scratch for partial results, any dtype, 16-byte aligned; its device is where everything runs.
+    kv_layout : str
+        ``"NHD"`` or ``"HND"``: order of tokens and heads in keys and values.
+    use_cuda_graph : bool
+        Whether ``run`` will be captured. Batch size is then fixed by the buffers below, which ``plan`` writes to, and
+        the first plan has the most query rows of all.
+    qo_indptr_buf, kv_indptr_buf : Optional[torch.Tensor]
+        int32 ``(batch_size + 1,)``; with ``use_cuda_graph`` only.
+    custom_mask_buf, mask_indptr_buf : Optional[torch.Tensor]
+        uint8 bytes of the largest packed mask and int32 ``(batch_size + 1,)``; with ``use_cuda_graph`` and masks.
+    backend : str
+        ``"auto"`` or ``"fa2"``.
+    jit_args, jit_kwargs
+        Arguments of ``gen_customize_batch_prefill_module`` after the backend: a variant of one's own.
+    variant_owns_mask : bool
+        That variant's mask is asked for every pair of query and key, and nothing else masks but the window.
+
+    Examples
+    --------
+    >>> qo_indptr, kv_indptr = torch.tensor([0, 3, 5]), torch.tensor([0, 7, 16])
+    >>> wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8))
+    >>> wrapper.plan(qo_indptr, kv_indptr, 8, 2, 64, causal=True)
+    >>> o = wrapper.run(torch.randn(5, 8, 64).half(), *torch.randn(2, 16, 2, 64).half())
+    """
+
+    _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
+
+    @flashinfer_api(trace=None)
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Optional[torch.Tensor] = None,
+        kv_indptr_buf: Optional[torch.Tensor] = None,
+        custom_mask_buf: Optional[torch.Tensor] = None,
+        mask_indptr_buf: Optional[torch.Tensor] = None,
+        backend: str = "auto",
+        jit_args: Optional[Sequence[Any]] = None,
+        jit_kwargs: Optional[Mapping[str, Any]] = None,
+        variant_owns_mask: bool = False,
+    ) -> None:
+        super().__init__(
+            float_workspace_buffer, kv_layout, use_cuda_graph, custom_mask_buf, mask_indptr_buf, backend, jit_args,
+            jit_kwargs, variant_owns_mask,
+        )  # fmt: skip
+        self._fixed_batch_size = 0
+        if use_cuda_graph:
+            self._require_graph_buffers(qo_indptr_buf=qo_indptr_buf, kv_indptr_buf=kv_indptr_buf)
+            assert qo_indptr_buf is not None and kv_indptr_buf is not None
+            self._fixed_batch_size = len(qo_indptr_buf) - 1
+            if len(kv_indptr_buf) != len(qo_indptr_buf):
+                raise ArgumentError(
+                    f"{self._op}: kv_indptr_buf has {len(kv_indptr_buf)} elements, "
+                    f"expected {len(qo_indptr_buf)} (length of qo_indptr_buf)"
+                )
+        self._qo_indptr_buf = qo_indptr_buf
+        self._kv_indptr_buf = kv_indptr_buf
+
+    @flashinfer_api(trace=None)
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: Optional[int] = None,
+        custom_mask: Optional[torch.Tensor] = None,
+        packed_custom_mask: Optional[torch.Tensor] = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        q_data_type: Union[str, torch.dtype] = "float16",
+        kv_data_type: Dtype = None,
+        o_data_type: Dtype = None,
+        non_blocking: bool = True,
+        prefix_len_ptr: Optional[torch.Tensor] = None,
+        token_pos_in_items_ptr: Optional[torch.Tensor] = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: Optional[torch.Tensor] = None,
+        fixed_split_size: Optional[int] = None,
+        disable_split_kv: bool = False,
+        seq_lens: Optional[torch.Tensor] = None,
+        seq_lens_q: Optional[torch.Tensor] = None,
+        max_token_per_sequence: Optional[int] = None,
+        max_sequence_kv: Optional[int] = None,
+        v_indptr: Optional[torch.Tensor] = None,
+        o_indptr: Optional[torch.Tensor] = None,
+        uniform_q_len: Optional[int] = None,
+    ) -> None:
+        r"""Prepare ``run`` for a batch: choose the module, cut the work, pack the mask.
+
+        Parameters
+        ----------
+        qo_indptr, kv_indptr : torch.Tensor
+            ``(batch_size + 1,)``; request ``i`` has the rows ``qo_indptr[i]`` to ``qo_indptr[i + 1]`` of q and
+            ``kv_indptr[i]`` to ``kv_indptr[i + 1]`` of k and v. When they are on the host, nothing waits for the GPU;
+            on the device, one copy to the host is made.
+        num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo : int
+            ``head_dim_vo`` is ``head_dim_qk`` if None.
+        fixed_split_size : Optional[int]
+            Keys that one piece of work covers. With it, or with ``disable_split_kv``, the result of a request does not
+            depend on the others, to the last bit.
+        seq_lens, seq_lens_q, max_token_per_sequence, max_sequence_kv, v_indptr, o_indptr
+            Of other backends; ignored.
+        custom_mask, packed_custom_mask, causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, \
+logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type, kv_data_type, o_data_type, non_blocking, \
+prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, disable_split_kv, uniform_q_len
+            As in :meth:`BatchPrefillWithPagedKVCacheWrapper.plan`.
+        """
+        op = f"{self._op}.plan"
+        dtypes = resolve_dtypes(op, q_data_type, kv_data_type, None if _is_byte(o_data_type) else o_data_type)
+        self._check_alignment()
+        self._check_heads(op, num_qo_heads, num_kv_heads)
+        if len(kv_indptr) != len(qo_indptr):
+            raise ArgumentError(
+                f"{op}: kv_indptr has {len(kv_indptr)} elements, expected {len(qo_indptr)} (length of qo_indptr)"
+            )
+        qo_host, kv_host = to_host(qo_indptr, kv_indptr)
+        assert qo_host is not None and kv_host is not None
+        qo_lens, kv_lens = segment_lens(op, "qo_indptr", qo_host), segment_lens(op, "kv_indptr", kv_host)
+        batch_size, rows = len(qo_lens), int(qo_host[-1])
+        self._check_rows(op, batch_size, rows)
+        backend = resolve_backend(op, self._backend)
+        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
+        self._store_items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+
+        self._backend = backend
+        self._store_dtypes(dtypes)
+        self._causal = causal
+        self._batch_size, self._num_qo_heads, self._num_kv_heads = batch_size, num_qo_heads, num_kv_heads
+        self._qo_indptr_last, self._kv_indptr_last = rows, int(kv_host[-1])
+        self._max_q_len = int(qo_lens.max(initial=0))
+        self._max_kv_len = int(kv_lens.max(initial=0))
+        if self._use_cuda_graph:
+            if self._max_total_num_rows is None:
+                self._max_total_num_rows = rows
+            assert self._qo_indptr_buf is not None and self._kv_indptr_buf is not None
+            self._qo_indptr_buf.copy_(qo_indptr, non_blocking=non_blocking)
+            self._kv_indptr_buf.copy_(kv_indptr, non_blocking=non_blocking)
+        else:
+            self._qo_indptr_buf = to_device(qo_indptr, self.device, non_blocking)
+            self._kv_indptr_buf = to_device(kv_indptr, self.device, non_blocking)
+        head_dim_vo = head_dim_vo or head_dim_qk
+        self._planned = (
+            (
+                *(qo_host, kv_host, kv_lens, self._max_total_num_rows or rows, batch_size, num_qo_heads, num_kv_heads),
+                *(1, self._use_cuda_graph, head_dim_qk, head_dim_vo),
+            ),
+            (fixed_split_size or -1, bool(disable_split_kv) or self._is_nvfp4, 0, uniform_q_len or 0),
+        )
+        self._select_module(dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
+        self._plan_work()
+
+    @flashinfer_api(trace=ragged_prefill_trace)
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *args: Any,
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        o_scale: Scale = None,
+        out: Optional[torch.Tensor] = None,
+        lse: Optional[torch.Tensor] = None,
+        return_lse: bool = False,
+        enable_pdl: Optional[bool] = None,
+        kv_cache_sf: Optional[PagedCache] = None,
+        lse_base: str = "log2",
+        lse_layout: str = "NH",
+    ) -> Result:
+        r"""Attention of the planned batch.
+
+        Parameters
+        ----------
+        q : torch.Tensor
+            ``(qo_indptr[-1], num_qo_heads, head_dim_qk)``.
+        k, v : torch.Tensor
+            ``(kv_indptr[-1], num_kv_heads, head_dim)``, or with heads first (``"HND"``). Any strides but the last.
+        *args
+            Parameters of a variant given as ``jit_args``; with 8-bit queries, scales of q, k and v, per head or not.
+        q_scale, k_scale, v_scale : Union[float, torch.Tensor, None]
+            What stored values are multiplied by.
+        o_scale
+            Of other backends; ignored.
+        out, lse, return_lse, enable_pdl, lse_base, lse_layout
+            As in :meth:`BatchPrefillWithPagedKVCacheWrapper.run`.
+        kv_cache_sf : Optional[Tuple[torch.Tensor, torch.Tensor]]
+            Scale factors of uint8 (NVFP4) keys and values, one e4m3 number for 16 elements.
+
+        Returns
+        -------
+        Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+            ``(tokens, num_qo_heads, head_dim_vo)``, and the LSE. A query that sees no key has output 0 and LSE -inf.
+        """
+        self._require_plan()
+        self._check_dtypes(q, k)
+        self._check_query(q)
+        tokens, heads = (k.shape[0], k.shape[1]) if self._layout == 0 else (k.shape[1], k.shape[0])
+        if heads != self._num_kv_heads or tokens < self._kv_indptr_last:
+            raise ArgumentError(
+                f"{self._op}.run: k has {tokens} tokens of {heads} heads, expected {self._kv_indptr_last} "
+                f"(kv_indptr[-1]) of {self._num_kv_heads} (as planned)"
+            )
+        factors = scale_factors(self._op, k, kv_cache_sf, self._layout, False)
+        return self._attend(
+            q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout
+        )
+
+    def _launch(self, q: torch.Tensor, *args: Any) -> None:
+        self._launch_on(self._cached_module.ragged_run, (self._qo_indptr_buf, self._kv_indptr_buf), q, *args)
+
+    # Names of older releases.
+
+    begin_forward = plan
+
+    def end_forward(self) -> None:
+        """Does nothing; older programs call it."""
+
+    def run_return_lse(self, *args: Any, **kwargs: Any) -> Result:
+        """:meth:`run` with ``return_lse=True``."""
+        return self.run(*args, return_lse=True, **kwargs)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        *,
+        return_lse: bool = False,
+    ) -> Result:
+        """:meth:`run` with parameters that replace those of ``plan``, the ones left out included."""
+        self._replace_parameters(
+            causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale, rope_scale,
+            rope_theta,
+        )  # fmt: skip
+        return self.run(q, k, v, return_lse=return_lse)
+
+    def forward_return_lse(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+    ) -> Result:
+        """:meth:`forward` that returns the LSE too."""
+        return self.forward(
+            q, k, v, causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale,
+            rope_scale, rope_theta, return_lse=True,
+        )  # fmt: skip
+
+
+def _is_byte(dtype: Dtype) -> bool:
+    """Whether an 8-bit output was asked for: published callers plan it for 8-bit queries and mean bfloat16."""
+    return "float8" in str(dtype)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill attention of one request."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Optional, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..attention.cache import scale_factors
+from ..attention.masks import pack_mask
+from ..attention.options import (
+    CAUSAL,
+    CUSTOM,
+    FP8,
+    NON_CAUSAL,
+    default_scale,
+    layout_code,
+    pos_encoding_code,
+    resolve_backend,
+)
+from ..attention.scales import (
+    Scale,
+    convert_fp8_query,
+    scale_logits,
+    scale_output,
+    scale_output_per_head,
+)
+from ..attention.single import scratch, single_prefill
+from ..errors import ArgumentError
+from ..trace.templates.prefill import single_prefill_trace
+
+Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+
+@flashinfer_api(trace=single_prefill_trace)
+def single_prefill_with_kv_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale_q: Scale = None,
+    scale_k: Scale = None,
+    scale_v: Scale = None,
+    o_dtype: Optional[torch.dtype] = None,
+    custom_mask: Optional[torch.Tensor] = None,
+    packed_custom_mask: Optional[torch.Tensor] = None,
+    causal: bool = False,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    use_fp16_qk_reduction: bool = False,
+    sm_scale: Optional[float] = None,
+    window_left: int = -1,
+    logits_soft_cap: Optional[float] = None,
+    rope_scale: Optional[float] = None,
+    rope_theta: Optional[float] = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+    kv_cache_sf: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+) -> Result:
+    r"""Attention of the last tokens of one request over its keys.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        ``(qo_len, num_qo_heads, head_dim_qk)``, float16, bfloat16, an 8-bit float, or float32 on the CPU. Any strides
+        but the last.
+    k, v : torch.Tensor
+        ``(kv_len, num_kv_heads, head_dim)``, or ``(num_kv_heads, kv_len, head_dim)`` with ``"HND"``; v may have another
+        head dimension. dtype of q, an 8-bit float, or uint8 (NVFP4, see ``kv_cache_sf``).
+    scale_q, scale_k, scale_v : Union[float, torch.Tensor, None]
+        With 8-bit q only: ``(num_qo_heads,)``, ``(num_kv_heads,)``, ``(num_kv_heads,)``, what stored values are
+        multiplied by.
+    o_dtype : Optional[torch.dtype]
+        dtype of q if None (bfloat16 for 8-bit q).
+    custom_mask : Optional[torch.Tensor]
+        ``(qo_len, kv_len)`` bool, True where a query sees a key. Replaces ``causal``.
+    packed_custom_mask : Optional[torch.Tensor]
+        uint8 bits of the same, lowest bit first; wins over ``custom_mask``.
+    causal : bool
+        A query sees keys up to its own position, the last query all of them.
+    kv_layout : str
+        ``"NHD"`` or ``"HND"``.
+    pos_encoding_mode : str
+        ``"NONE"``, ``"ROPE_LLAMA"`` (rotate q and k here) or ``"ALIBI"``.
+    use_fp16_qk_reduction : bool
+        A permission that is not used: products are summed in float32.
+    sm_scale : Optional[float]
+        1 / sqrt(head_dim_qk) if None.
+    window_left : int
+        Keys left of the query's own that are visible, -1 for all.
+    logits_soft_cap : Optional[float]
+        ``cap * tanh(logit / cap)``; None or 0 for none.
+    rope_scale, rope_theta : Optional[float]
+        1 and 1e4 if None.
+    backend : str
+        ``"auto"`` or ``"fa2"``.
+    return_lse : bool
+        Also return the logarithm to base 2 of the sum of ``exp(logit)``.
+    kv_cache_sf : Optional[Tuple[torch.Tensor, torch.Tensor]]
+        Scale factors of uint8 (NVFP4) keys and values, one e4m3 number for 16 elements.
+    k_scale, v_scale : Union[float, torch.Tensor, None]
+        What stored keys and values are multiplied by.
+
+    Returns
+    -------
+    Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+        ``(qo_len, num_qo_heads, head_dim_vo)``, and the LSE, float32 ``(qo_len, num_qo_heads)``. A query that sees no
+        key has output 0 and LSE -inf.
+
+    Examples
+    --------
+    >>> q, k, v = torch.randn(7, 32, 128).half(), torch.randn(99, 8, 128).half(), torch.randn(99, 8, 128).half()
+    >>> o = flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True)
+    """
+    op = "single_prefill_with_kv_cache"
+    layout, pos_encoding = layout_code(op, kv_layout), pos_encoding_code(op, pos_encoding_mode)
+    resolve_backend(op, backend)
+    if q.ndim != 3 or k.ndim != 3 or v.ndim != 3:
+        raise ArgumentError(f"{op}: q, k, v have {q.ndim}, {k.ndim}, {v.ndim} dimensions, expected 3 each")
+    qo_len, num_qo_heads, head_dim = q.shape
+    fp8 = q.dtype in FP8
+    o_dtype = o_dtype or (torch.bfloat16 if fp8 else q.dtype)
+    if fp8:
+        _check_fp8(op, q, k, v, window_left, o_dtype)
+        q = convert_fp8_query(q, scale_q, scale_k, o_dtype)
+    if packed_custom_mask is None and custom_mask is not None:
+        packed_custom_mask = pack_mask(op, custom_mask, qo_len, k.shape[layout])
+    mask_mode = CUSTOM if packed_custom_mask is not None else CAUSAL if causal else NON_CAUSAL
+    q, sm_scale = scale_logits(q, default_scale(sm_scale, head_dim), None, k_scale)
+    k_sf, v_sf = scale_factors(op, k, kv_cache_sf, layout, False) or (None, None)
+    out = q.new_empty((qo_len, num_qo_heads, v.shape[-1] * (1 if k_sf is None else 2)), dtype=o_dtype)
+    lse = q.new_empty((qo_len, num_qo_heads), dtype=torch.float32) if return_lse else None
+    single_prefill(
+        q, k, v, out, lse, packed_custom_mask, k_sf, v_sf, mask_mode, layout, pos_encoding, use_fp16_qk_reduction,
+        window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0, rope_theta or 1e4,
+    )  # fmt: skip
+    if fp8:
+        scale_output_per_head(out, scale_v)
+    scale_output(out, v_scale)
+    return out if lse is None else (out, lse)
+
+
+def _check_fp8(
+    op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window_left: int, o_dtype: torch.dtype
+) -> None:
+    if window_left != -1:
+        raise ArgumentError(f"{op}: window_left is {window_left}, expected -1 (8-bit q)")
+    if k.dtype != q.dtype or v.dtype != q.dtype:
+        raise ArgumentError(f"{op}: k and v are {k.dtype} and {v.dtype}, expected {q.dtype} (8-bit q)")
+    if k.shape[-1] != q.shape[-1] or v.shape[-1] != q.shape[-1]:
+        raise ArgumentError(
+            f"{op}: head dimensions of k and v are {k.shape[-1]} and {v.shape[-1]}, expected {q.shape[-1]} (8-bit q)"
+        )
+    if o_dtype.itemsize < 2:
+        raise ArgumentError(f"{op}: o_dtype is {o_dtype}, expected a 16-bit type")
+
+
+single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_kv_cache, return_lse=True)
+
+
+def single_prefill_with_kv_cache_with_jit_module(
+    jit_module: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *args: Any,
+    kv_layout: str = "NHD",
+    mask_mode: int = NON_CAUSAL,
+    window_left: int = -1,
+    return_lse: bool = False,
+) -> Result:
+    """Prefill attention of one request by a module of ``gen_customize_single_prefill_module``.
+
+    Parameters
+    ----------
+    jit_module
+        The loaded module.
+    q, k, v : torch.Tensor
+        As in :func:`single_prefill_with_kv_cache`.
+    *args
+        The additional tensors and scalars of the variant, in the order of their declaration.
+    kv_layout : str
+    mask_mode : int
+        A value of ``flashinfer.utils.MaskMode``.
+    window_left : int
+    return_lse : bool
+
+    Returns
+    -------
+    Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+        ``(qo_len, num_qo_heads, head_dim of v)`` in the dtype of q, and the LSE.
+    """
+    layout = layout_code("single_prefill_with_kv_cache_with_jit_module", kv_layout)
+    out = q.new_empty((q.shape[0], q.shape[1], v.shape[-1]))
+    lse = q.new_empty((q.shape[0], q.shape[1]), dtype=torch.float32) if return_lse else None
+    jit_module.run(q, k, v, scratch(q), out, lse, mask_mode, layout, window_left, *args)
+    return out if lse is None else (out, lse)

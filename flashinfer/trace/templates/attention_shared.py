@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the templates of decode and prefill share: axes of caches and page tables, and the choice among forms."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Var
+
+__all__ = ["PAGE_TABLE", "by_layout_and_lse", "by_wrapper", "cache_inputs", "heads", "paged_axes"]
+
+#: Known to ``plan``, not to ``run``: a trace of ``run`` describes them and leaves their sizes open.
+PAGE_TABLE: dict[str, Tensor] = {
+    "kv_indptr": Tensor(("indptr_len",), dtype="int32", optional=True, description="where each request's pages begin"),
+    "kv_indices": Tensor(("num_indices",), dtype="int32", optional=True, description="pages of all requests"),
+    "kv_last_page_len": Tensor(
+        ("batch_size",), dtype="int32", optional=True, description="entries in use of the last page"
+    ),
+}
+
+
+def heads(layout: str) -> dict[str, Axis]:
+    return {
+        "num_qo_heads": Const(abbrev="h"),
+        "num_kv_heads": Const(abbrev="kv"),
+        "head_dim": Const(abbrev="d"),
+        "heads_first": Const("1 for the layout HND", abbrev="", value=int(layout == "HND")),
+    }
+
+
+def paged_axes(layout: str, pair: bool) -> dict[str, Axis]:
+    return {
+        **heads(layout),
+        "page_size": Const(abbrev="ps"),
+        "num_pages": Var(),
+        "indptr_len": Var("batch_size + 1"),
+        "num_indices": Var("pages of all requests"),
+        "batch_size": Var(),
+        **({} if pair else {"kv": Const("keys, then values", abbrev="", value=2)}),
+    }
+
+
+def cache_inputs(layout: str, pair: bool) -> dict[str, Tensor]:
+    inner = ("page_size", "num_kv_heads") if layout == "NHD" else ("num_kv_heads", "page_size")
+    if not pair:
+        return {"paged_kv_cache": Tensor(("num_pages", "kv", *inner, "head_dim"))}
+    dims = ("num_pages", *inner, "head_dim")
+    return {name: Tensor(dims, param="paged_kv_cache", tuple_idx=i) for i, name in enumerate(("k_cache", "v_cache"))}
+
+
+def by_layout_and_lse(make: Callable[[str, bool], TraceTemplate]) -> TraceDispatch:
+    """Choose among ``make(layout, return_lse)`` by the arguments of a function."""
+    templates = {(layout, lse): make(layout, lse) for layout in ("NHD", "HND") for lse in (False, True)}
+
+    def choose(**arguments: Any) -> TraceTemplate:
+        return templates[arguments.get("kv_layout", "NHD"), bool(arguments.get("return_lse"))]
+
+    return TraceDispatch(choose, tuple(templates.values()))
+
+
+def by_wrapper(make: Callable[[str, bool], TraceTemplate]) -> TraceDispatch:
+    """Choose among ``make(layout, pair)`` by the layout of the wrapper and the form of its cache."""
+    templates = {(layout, pair): make(layout, pair) for layout in ("NHD", "HND") for pair in (False, True)}
+
+    def choose(**arguments: Any) -> TraceTemplate:
+        layout = getattr(arguments.get("self"), "_kv_layout", "NHD")
+        return templates[layout, isinstance(arguments.get("paged_kv_cache"), tuple)]
+
+    return TraceDispatch(choose, tuple(templates.values()))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates and references of ``flashinfer.decode``."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from ..template import Scalar, Tensor, TraceTemplate, Var
+from .attention import attention_reference, paged_attention_reference
+from .attention_shared import PAGE_TABLE, by_layout_and_lse, by_wrapper, cache_inputs, heads, paged_axes
+
+__all__ = ["batch_decode_trace", "single_decode_trace"]
+
+
+def _single_decode_lse_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads_first: int,
+    window_left: int = -1,
+    logits_soft_cap: Optional[float] = None,
+    sm_scale: Optional[float] = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if heads_first:
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+    out, lse = attention_reference(q[None], k, v, False, window_left, logits_soft_cap, sm_scale)
+    return out[0], lse[0]
+
+
+def _single_decode_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads_first: int,
+    window_left: int = -1,
+    logits_soft_cap: Optional[float] = None,
+    sm_scale: Optional[float] = None,
+) -> torch.Tensor:
+    return _single_decode_lse_reference(q, k, v, heads_first, window_left, logits_soft_cap, sm_scale)[0]
+
+
+def _single_decode(layout: str, return_lse: bool) -> TraceTemplate:
+    rows = ("kv_len", "num_kv_heads", "head_dim") if layout == "NHD" else ("num_kv_heads", "kv_len", "head_dim")
+    out = {"out": Tensor(("num_qo_heads", "head_dim"), dtype_from="q")}
+    lse = {"lse": Tensor(("num_qo_heads",), dtype="float32", description="log2 of the sum of exp(logit)")}
+    return TraceTemplate(
+        "single_decode",
+        axes={**heads(layout), "kv_len": Var()},
+        inputs={
+            "q": Tensor(("num_qo_heads", "head_dim")),
+            "k": Tensor(rows),
+            "v": Tensor(rows),
+            "window_left": Scalar("int32", optional=True),
+            "logits_soft_cap": Scalar(optional=True),
+            "sm_scale": Scalar(optional=True),
+        },
+        outputs={**out, **(lse if return_lse else {})},
+        name_prefix=f"single_decode_{layout.lower()}{'_lse' if return_lse else ''}",
+        reference=_single_decode_lse_reference if return_lse else _single_decode_reference,
+        description="Attention of one query token over the keys of its request.",
+    )
+
+
+def _batch_decode_reference(
+    q: torch.Tensor,
+    paged_kv_cache: torch.Tensor,
+    heads_first: int,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    sm_scale: Optional[float] = None,
+) -> torch.Tensor:
+    k_cache, v_cache = paged_kv_cache.unbind(1)
+    return _batch_decode_pair_reference(
+        q, k_cache, v_cache, heads_first, kv_indptr, kv_indices, kv_last_page_len, sm_scale
+    )
+
+
+def _batch_decode_pair_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    heads_first: int,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    sm_scale: Optional[float] = None,
+) -> torch.Tensor:
+    batch_size = len(kv_last_page_len)
+    qo_indptr = torch.arange(batch_size + 1) * (q.shape[0] // max(batch_size, 1))
+    return paged_attention_reference(
+        q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, True, sm_scale, heads_first
+    )
+
+
+def _batch_decode(layout: str, pair: bool) -> TraceTemplate:
+    return TraceTemplate(
+        "batch_decode",
+        axes={**paged_axes(layout, pair), "num_rows": Var("batch_size * q_len_per_req")},
+        inputs={
+            "q": Tensor(("num_rows", "num_qo_heads", "head_dim")),
+            **cache_inputs(layout, pair),
+            **PAGE_TABLE,
+            "sm_scale": Scalar(optional=True),
+        },
+        outputs={"o": Tensor(("num_rows", "num_qo_heads", "head_dim"), dtype_from="q")},
+        name_prefix=f"batch_decode_paged_{layout.lower()}{'_pair' if pair else ''}",
+        reference=_batch_decode_pair_reference if pair else _batch_decode_reference,
+        description="Attention of one query token, or a few, of each request over its pages.",
+    )
+
+
+single_decode_trace = by_layout_and_lse(_single_decode)
+batch_decode_trace = by_wrapper(_batch_decode)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates and references of ``flashinfer.prefill``."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
+from .attention import attention_reference, paged_attention_reference, ragged_attention_reference
+from .attention_shared import PAGE_TABLE, by_layout_and_lse, by_wrapper, cache_inputs, heads, paged_axes
+
+__all__ = ["paged_prefill_trace", "ragged_prefill_trace", "single_prefill_trace"]
+
+
+def _single_prefill_lse_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads_first: int,
+    causal: bool = False,
+    sm_scale: Optional[float] = None,
+    window_left: int = -1,
+    logits_soft_cap: Optional[float] = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if heads_first:
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+    return attention_reference(q, k, v, causal, window_left, logits_soft_cap, sm_scale)
+
+
+def _single_prefill_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads_first: int,
+    causal: bool = False,
+    sm_scale: Optional[float] = None,
+    window_left: int = -1,
+    logits_soft_cap: Optional[float] = None,
+) -> torch.Tensor:
+    return _single_prefill_lse_reference(q, k, v, heads_first, causal, sm_scale, window_left, logits_soft_cap)[0]
+
+
+def _kv(layout: str, length: str, head_dim: str) -> Tensor:
+    return Tensor((length, "num_kv_heads", head_dim) if layout == "NHD" else ("num_kv_heads", length, head_dim))
+
+
+def _axes(layout: str) -> dict[str, Axis]:
+    return {**heads(layout), "head_dim_vo": Const("of v and the output", abbrev="dv")}
+
+
+def _single_prefill(layout: str, return_lse: bool) -> TraceTemplate:
+    out = {"out": Tensor(("qo_len", "num_qo_heads", "head_dim_vo"), dtype_from="q")}
+    lse = {"lse": Tensor(("qo_len", "num_qo_heads"), dtype="float32", description="log2 of the sum of exp(logit)")}
+    return TraceTemplate(
+        "single_prefill",
+        axes={**_axes(layout), "qo_len": Var(), "kv_len": Var()},
+        inputs={
+            "q": Tensor(("qo_len", "num_qo_heads", "head_dim")),
+            "k": _kv(layout, "kv_len", "head_dim"),
+            "v": _kv(layout, "kv_len", "head_dim_vo"),
+            "causal": Scalar("bool", optional=True),
+            "sm_scale": Scalar(optional=True),
+            "window_left": Scalar("int32", optional=True),
+            "logits_soft_cap": Scalar(optional=True),
+        },
+        outputs={**out, **(lse if return_lse else {})},
+        name_prefix=f"single_prefill_{layout.lower()}{'_lse' if return_lse else ''}",
+        reference=_single_prefill_lse_reference if return_lse else _single_prefill_reference,
+        description="Attention of the last tokens of one request over its keys.",
+    )
+
+
+def _paged_prefill_reference(
+    q: torch.Tensor,
+    paged_kv_cache: torch.Tensor,
+    heads_first: int,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    causal: bool = False,
+    sm_scale: Optional[float] = None,
+) -> torch.Tensor:
+    k_cache, v_cache = paged_kv_cache.unbind(1)
+    return paged_attention_reference(
+        q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, causal, sm_scale, heads_first
+    )
+
+
+def _paged_prefill_pair_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    heads_first: int,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    causal: bool = False,
+    sm_scale: Optional[float] = None,
+) -> torch.Tensor:
+    return paged_attention_reference(
+        q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, causal, sm_scale, heads_first
+    )
+
+
+_QO_INDPTR = Tensor(("indptr_len",), dtype="int32", optional=True, description="where each request's rows begin")
+
+
+def _paged_prefill(layout: str, pair: bool) -> TraceTemplate:
+    return TraceTemplate(
+        "batch_prefill",
+        axes={**paged_axes(layout, pair), "num_rows": Var("query tokens of all requests")},
+        inputs={
+            "q": Tensor(("num_rows", "num_qo_heads", "head_dim")),
+            **cache_inputs(layout, pair),
+            "qo_indptr": _QO_INDPTR,
+            **PAGE_TABLE,
+            "causal": Scalar("bool", optional=True),
+            "sm_scale": Scalar(optional=True),
+        },
+        outputs={"o": Tensor(("num_rows", "num_qo_heads", "head_dim"), dtype_from="q")},
+        name_prefix=f"batch_prefill_paged_{layout.lower()}{'_pair' if pair else ''}",
+        reference=_paged_prefill_pair_reference if pair else _paged_prefill_reference,
+        description="Attention of the last tokens of each request over its pages.",
+    )
+
+
+def _ragged_prefill_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads_first: int,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    causal: bool = False,
+    sm_scale: Optional[float] = None,
+) -> torch.Tensor:
+    if heads_first:
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+    return ragged_attention_reference(q, k, v, qo_indptr, kv_indptr, causal, sm_scale)
+
+
+def _ragged_prefill(layout: str) -> TraceTemplate:
+    return TraceTemplate(
+        "batch_prefill",
+        axes={
+            **_axes(layout),
+            "num_rows": Var("query tokens of all requests"),
+            "num_keys": Var("keys of all requests"),
+            "indptr_len": Var("batch_size + 1"),
+        },
+        inputs={
+            "q": Tensor(("num_rows", "num_qo_heads", "head_dim")),
+            "k": _kv(layout, "num_keys", "head_dim"),
+            "v": _kv(layout, "num_keys", "head_dim_vo"),
+            "qo_indptr": _QO_INDPTR,
+            "kv_indptr": Tensor(
+                ("indptr_len",), dtype="int32", optional=True, description="where each request's keys begin"
+            ),
+            "causal": Scalar("bool", optional=True),
+            "sm_scale": Scalar(optional=True),
+        },
+        outputs={"o": Tensor(("num_rows", "num_qo_heads", "head_dim_vo"), dtype_from="q")},
+        name_prefix=f"batch_prefill_ragged_{layout.lower()}",
+        reference=_ragged_prefill_reference,
+        description="Attention of the last tokens of each request over its keys.",
+    )
+
+
+_RAGGED = {layout: _ragged_prefill(layout) for layout in ("NHD", "HND")}
+
+
+def _choose_ragged(**arguments: Any) -> TraceTemplate:
+    return _RAGGED[getattr(arguments.get("self"), "_kv_layout", "NHD")]
+
+
+single_prefill_trace = by_layout_and_lse(_single_prefill)
+paged_prefill_trace = by_wrapper(_paged_prefill)
+ragged_prefill_trace = TraceDispatch(_choose_ragged, tuple(_RAGGED.values()))

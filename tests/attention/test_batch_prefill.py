@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The batch prefill wrappers: results, options of plan and run, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flashinfer import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
+
+from .inputs import FORMS, LAYOUTS, Batch, Pages
+from .reference import Attention
+from .test_batch_decode import F16, close, workspace
+
+QO_LENS, KV_LENS = [1, 17, 40, 3], [9, 33, 97, 130]
+
+
+def batch_of(device: str, qo_lens=QO_LENS, kv_lens=KV_LENS, **options) -> Batch:
+    return Batch(qo_lens, kv_lens, device=device, **options)
+
+
+def paged(batch: Batch, pages: Pages, layout: str = "NHD", **options) -> BatchPrefillWithPagedKVCacheWrapper:
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(batch.device), layout)
+    wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, batch.head_dim_qk, pages.page_size, **options)
+    return wrapper
+
+
+def ragged(batch: Batch, layout: str = "NHD", **options) -> BatchPrefillWithRaggedKVCacheWrapper:
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace(batch.device), layout)
+    wrapper.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, batch.head_dim_qk, **options)
+    return wrapper
+
+
+def both(batch: Batch, what, **options):
+    """Results of either wrapper."""
+    pages = batch.pages(8)
+    yield paged(batch, pages, **options).run(batch.q, batch.cache(pages), return_lse=True), batch.expected(what)
+    yield ragged(batch, **options).run(batch.q, *batch.dense(), return_lse=True), batch.expected(what)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_layouts_and_forms(device, layout, form):
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    wrapper = paged(batch, pages, layout, causal=True)
+    cache = batch.cache(pages, layout, form)
+    close(wrapper.run(batch.q, cache, return_lse=True), batch.expected(Attention(causal=True)))
+    out = torch.empty_like(batch.q)
+    assert wrapper.run(batch.q, cache, out=out) is out
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ragged_layouts_and_strides(device, layout):
+    batch = batch_of(device)
+    wrapper = ragged(batch, layout, causal=True)
+    k, v = batch.dense(layout)
+    expected = batch.expected(Attention(causal=True))
+    close(wrapper.run(batch.q, k, v, return_lse=True), expected)
+    joined = torch.cat([k, v], dim=-1)
+    close(wrapper.run(batch.q, joined[..., :64], joined[..., 64:], return_lse=True), expected)
+    wide = torch.cat([batch.q, batch.q], dim=1)[:, : batch.num_qo_heads]
+    close(wrapper.run(wide, k, v, return_lse=True), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True, "window_left": 11},
+        {"window_left": 0},
+        {"causal": True, "sm_scale": 0.3, "use_fp16_qk_reduction": True},
+    ],
+)
+def test_options(device, options):
+    known = {k: v for k, v in options.items() if k != "use_fp16_qk_reduction"}
+    for got, expected in both(batch_of(device), Attention(**known), **options):
+        close(got, expected)
+
+
+@pytest.mark.parametrize(
+    "options, what",
+    [
+        ({"logits_soft_cap": 5.0}, {"logits_soft_cap": 5.0}),
+        ({"pos_encoding_mode": "ALIBI"}, {"alibi": True}),
+        ({"pos_encoding_mode": "ROPE_LLAMA", "rope_theta": 1e3}, {"rope": True, "rope_theta": 1e3}),
+    ],
+)
+def test_compiled_options(device, options, what):
+    for got, expected in both(batch_of(device), Attention(causal=True, **what), causal=True, **options):
+        close(got, expected, 1e-2)
+
+
+def test_more_queries_than_keys(device):
+    batch = batch_of(device, [9, 5], [4, 0])
+    for got, expected in both(batch, Attention(causal=True), causal=True):
+        close(got, expected)
+        assert (got[0][:5] == 0).all() and (got[1][:5] == -torch.inf).all()
+
+
+def test_values_of_another_head_dimension(device):
+    batch = batch_of(device, head_dim_qk=128, head_dim_vo=64)
+    for got, expected in both(batch, Attention(), head_dim_vo=64):
+        close(got, expected)
+
+
+def masks_of(batch: Batch) -> list[torch.Tensor]:
+    masks = [torch.rand(q, k) < 0.5 for q, k in zip(batch.qo_lens, batch.kv_lens, strict=True)]
+    masks[0][:] = False  # a row that sees nothing
+    return masks
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_custom_masks_replace_causal(device, packed):
+    batch = batch_of(device)
+    masks = masks_of(batch)
+    flat = torch.cat([mask.flatten() for mask in masks]).to(device)
+    what = [Attention(mask=mask, window_left=25) for mask in masks]
+    if packed:
+        pieces = [np.packbits(mask.numpy().flatten(), bitorder="little") for mask in masks]
+        given = {"packed_custom_mask": torch.from_numpy(np.concatenate(pieces)).to(device), "custom_mask": ~flat}
+    else:
+        given = {"custom_mask": flat}
+    for got, expected in both(batch, what, causal=True, window_left=25, **given):
+        close(got, expected)
+
+
+def test_a_plan_without_mask_forgets_the_last_one(device):
+    batch = batch_of(device)
+    flat = torch.cat([mask.flatten() for mask in masks_of(batch)]).to(device)
+    wrapper = ragged(batch, custom_mask=flat)
+    assert wrapper._custom_mask_buf is not None and wrapper._mask_indptr_buf is not None
+    wrapper.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, 64, causal=True)
+    assert wrapper._custom_mask_buf is None
+    close(wrapper.run(batch.q, *batch.dense(), return_lse=True), batch.expected(Attention(causal=True)))
+
+
+def test_multi_item_scoring(device):
+    prefixes, items = [5, 8], [[3, 4], [2, 6, 1]]
+    places = [[0] + [t for n in lens for t in [*range(1, n + 1), 0]] for lens in items]
+    kv_lens = [p + len(x) for p, x in zip(prefixes, places, strict=True)]
+    batch = batch_of(device, [kv_lens[0], kv_lens[1] - 4], kv_lens)
+    width = max(map(len, places))
+    table = torch.zeros(2, width, dtype=torch.int32)
+    for row, place in enumerate(places):
+        table[row, : len(place)] = torch.tensor(place)
+    what = [Attention(prefix_len=p, token_pos=torch.tensor(x)) for p, x in zip(prefixes, places, strict=True)]
+    options = {
+        "prefix_len_ptr": torch.tensor(prefixes, dtype=torch.int32, device=device).to(torch.uint32),
+        "token_pos_in_items_ptr": table.flatten().to(torch.uint16).to(device),
+        "token_pos_in_items_len": width,
+        "max_item_len_ptr": torch.tensor([4, 6], dtype=torch.int32, device=device).to(torch.uint16),
+    }
+    for got, expected in both(batch, what, **options):
+        close(got, expected)
+
+
+@pytest.mark.parametrize("fixed", [{"fixed_split_size": 3}, {"disable_split_kv": True}])
+def test_fixed_splits_do_not_depend_on_the_batch(device, fixed):
+    batch = batch_of(device, [30, 2], [40, 300])
+    pages = batch.pages(8)
+    cache = batch.cache(pages)
+    out, _ = paged(batch, pages, causal=True, **fixed).run(batch.q, cache, return_lse=True)
+    alone = BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+    first, last = pages.indptr_host[1:3]
+    table = (torch.tensor([0, last - first]), pages.indices[first:last], pages.last_page_len[1:])
+    alone.plan(torch.tensor([0, 2]), *table, *batch.heads, 64, 8, causal=True, **fixed)
+    assert torch.equal(alone.run(batch.q[30:], cache), out[30:])
+
+
+def test_seq_lens_replace_last_page_len(device):
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+    wrong = torch.ones_like(pages.last_page_len)
+    wrapper.plan(batch.qo_indptr, pages.indptr, pages.indices, wrong, *batch.heads, 64, 8, seq_lens=pages.lens)
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_scales(device, as_tensor):
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    scales = {"q_scale": 0.5, "k_scale": 3.0, "v_scale": 2.0}
+    expected = batch.expected(Attention(**scales))
+    given = {k: torch.tensor([v], device=device) for k, v in scales.items()} if as_tensor else scales
+    close(paged(batch, pages).run(batch.q, batch.cache(pages), return_lse=True, **given), expected, 5e-3)
+    close(ragged(batch).run(batch.q, *batch.dense(), return_lse=True, **given), expected, 5e-3)
+
+
+def test_fp8_queries(device):
+    fp8 = torch.float8_e4m3fn
+    batch = batch_of(device, dtype=fp8)
+    pages = batch.pages(8)
+    options = {"q_data_type": fp8, "kv_data_type": fp8, "o_data_type": F16, "causal": True}
+    expected = batch.expected(Attention(causal=True, q_scale=0.5, k_scale=2.0, v_scale=3.0))
+    heads = [torch.full((n,), s, device=device) for n, s in ((4, 0.5), (2, 2.0), (2, 3.0))]
+    for scales in (heads, (0.5, 2.0, 3.0)):
+        got = paged(batch, pages, **options).run(batch.q, batch.cache(pages), *scales, return_lse=True)
+        close(got, expected, 1e-2)
+        close(ragged(batch, **options).run(batch.q, *batch.dense(), *scales, return_lse=True), expected, 1e-2)
+    wrapper = ragged(batch, q_data_type=fp8, kv_data_type=fp8, o_data_type=fp8)
+    assert wrapper._cached_o_data_type == torch.bfloat16
+
+
+def test_nvfp4(device):
+    batch = batch_of(device, kv_dtype=torch.uint8)
+    pages = batch.pages(8)
+    expected = batch.expected(Attention(causal=True, k_scale=0.5, v_scale=0.25))
+    options = {"q_data_type": F16, "kv_data_type": torch.uint8, "causal": True}
+    scales = {"k_scale": 0.5, "v_scale": 0.25, "return_lse": True}
+    wrapper = paged(batch, pages, **options)
+    close(wrapper.run(batch.q, batch.cache(pages), kv_cache_sf=batch.cache_sf(pages), **scales), expected, 1e-2)
+    with pytest.raises(ValueError, match="kv_cache_sf"):
+        wrapper.run(batch.q, batch.cache(pages))
+    wrapper = ragged(batch, **options)
+    close(wrapper.run(batch.q, *batch.dense(), kv_cache_sf=(batch.k_sf, batch.v_sf), **scales), expected, 1e-2)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_bases_and_layouts_of_the_lse(device, given):
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    _, lse = batch.expected()
+    wrapper = paged(batch, pages)
+    shapes = {"NH": lse.shape, "HN": lse.T.shape}
+    for layout, shape in shapes.items():
+        for base, factor in (("log2", 1.0), ("ln", math.log(2))):
+            buffer = torch.empty(shape, device=device) if given else None
+            options = {"return_lse": True, "lse": buffer, "lse_base": base, "lse_layout": layout}
+            _, got = wrapper.run(batch.q, batch.cache(pages), **options)
+            assert got.is_contiguous() and (buffer is None or got is buffer)
+            torch.testing.assert_close(got, (lse if layout == "NH" else lse.T) * factor, rtol=2e-3, atol=2e-3)
+    for options, text in (
+        ({"lse_base": "log10"}, "lse_base"),
+        ({"lse_layout": "H"}, "lse_layout"),
+        ({"lse_layout": "HN", "lse": torch.empty(lse.shape, device=device).T}, "contiguous"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            wrapper.run(batch.q, batch.cache(pages), return_lse=True, **options)
+
+
+def test_workspace_size_is_enough(device):
+    batch = batch_of(device, [1, 40], [4096, 97])
+    pages = batch.pages(16)
+    arguments = (batch.qo_indptr, *pages.table, *batch.heads, 64, 16)
+    for options in ({"causal": True}, {"fixed_split_size": 8}):
+        probe = BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+        sizes = probe.workspace_size(*arguments, **options)
+        assert probe._plan_info is None and sizes[1] > 0 and (sizes[0] > 0 or "fixed_split_size" not in options)
+        wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+        wrapper.reset_workspace_buffer(*(torch.empty(n, dtype=torch.uint8, device=device) for n in sizes))
+        wrapper.plan(*arguments, **options)
+        expected = batch.expected(Attention(causal=options.get("causal", False)))
+        close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), expected)
+
+
+def test_legacy_forward_replaces_the_parameters(device):
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    cache, dense = batch.cache(pages), batch.dense()
+    wrappers = (
+        (paged(batch, pages, causal=True, window_left=5), (cache,)),
+        (ragged(batch, causal=True, window_left=5), dense),
+    )
+    for wrapper, kv in wrappers:
+        close((wrapper.forward(batch.q, *kv), batch.expected()[1]), batch.expected())
+        got = wrapper.forward_return_lse(batch.q, *kv, causal=True, window_left=9)
+        close(got, batch.expected(Attention(causal=True, window_left=9)))
+        close(wrapper.run_return_lse(batch.q, *kv), batch.expected(Attention(causal=True, window_left=9)))
+        wrapper.end_forward()
+
+
+def test_attributes_that_engines_use(device):
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    wrapper = paged(batch, pages, causal=True)
+    assert wrapper._backend == "fa2" and wrapper._causal and wrapper._logits_soft_cap == 0.0
+    assert wrapper._qo_indptr_last == sum(QO_LENS) and wrapper._batch_size == len(QO_LENS)
+    assert (wrapper._max_q_len, wrapper._max_kv_len) == (max(QO_LENS), max(KV_LENS))
+    assert wrapper._qo_indptr_buf.tolist() == batch.qo_indptr_host
+    assert wrapper._max_total_num_rows is None and len(wrapper._plan_info) == 15
+    wrapper.prewarm_paged_kv_stride_variant()
+    with pytest.raises(RuntimeError):
+        BatchPrefillWithPagedKVCacheWrapper(workspace(device)).prewarm_paged_kv_stride_variant()
+
+
+def graph_buffers(device: str, batch_size: int = 4, pages: int = 64) -> list[torch.Tensor]:
+    sizes = (batch_size + 1, batch_size + 1, pages, batch_size)
+    return [torch.zeros(n, dtype=torch.int32, device=device) for n in sizes]
+
+
+def test_graph_mode_of_the_paged_wrapper(device):
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    masks = masks_of(batch)
+    flat = torch.cat([mask.flatten() for mask in masks]).to(device)
+    mask_buffers = torch.zeros(4096, dtype=torch.uint8, device=device), torch.zeros(5, dtype=torch.int32, device=device)
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(device), "NHD", True, *graph_buffers(device), *mask_buffers)
+    arguments = (batch.qo_indptr, *pages.table, *batch.heads, 64, 8)
+    wrapper.plan(*arguments, custom_mask=flat)
+    assert wrapper._custom_mask_buf is mask_buffers[0] and wrapper._max_total_num_rows == sum(QO_LENS)
+    expected = batch.expected([Attention(mask=mask) for mask in masks])
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), expected)
+    more = batch_of(device, [41, 17, 40, 3])
+    with pytest.raises(ValueError, match="expected at most 61"):
+        wrapper.plan(more.qo_indptr, *pages.table, *batch.heads, 64, 8)
+    with pytest.raises(ValueError, match="batch size is 3, expected 4"):
+        wrapper.plan(batch.qo_indptr[:4], pages.indptr[:4], pages.indices, pages.last_page_len[:3], 4, 2, 64, 8)
+    with pytest.raises(ValueError, match="at most 64"):
+        wrapper.plan(batch.qo_indptr, pages.indptr, pages.indices.repeat(9), pages.last_page_len, 4, 2, 64, 8)
+    bare = BatchPrefillWithPagedKVCacheWrapper(workspace(device), "NHD", True, *graph_buffers(device))
+    with pytest.raises(ValueError, match="custom_mask_buf is missing"):
+        bare.plan(*arguments, custom_mask=flat)
+    bare.plan(*arguments, causal=True)
+    close(bare.run(batch.q, batch.cache(pages), return_lse=True), batch.expected(Attention(causal=True)))
+
+
+def test_graph_mode_of_the_ragged_wrapper(device):
+    batch = batch_of(device)
+    buffers = graph_buffers(device)[:2]
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace(device), "NHD", True, *buffers)
+    wrapper.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, 64, causal=True)
+    close(wrapper.run(batch.q, *batch.dense(), return_lse=True), batch.expected(Attention(causal=True)))
+    fewer = batch_of(device, [1, 2, 3, 4], [50, 2, 9, 4])
+    wrapper.plan(fewer.qo_indptr, fewer.kv_indptr, *batch.heads, 64, causal=True)
+    close(wrapper.run(fewer.q, *fewer.dense(), return_lse=True), fewer.expected(Attention(causal=True)))
+    assert wrapper._kv_indptr_buf is buffers[1] and buffers[1].tolist() == fewer.kv_indptr_host
+
+
+def test_bad_graph_buffers(device):
+    buffers = graph_buffers(device)
+    make = BatchPrefillWithPagedKVCacheWrapper
+    with pytest.raises(ValueError, match="paged_kv_last_page_len_buf is missing"):
+        make(workspace(device), "NHD", True, *buffers[:3])
+    with pytest.raises(ValueError, match="paged_kv_indptr_buf has 4 elements, expected 5"):
+        make(workspace(device), "NHD", True, buffers[0], buffers[1][:4], *buffers[2:])
+    with pytest.raises(ValueError, match="paged_kv_last_page_len_buf has 3 elements, expected 4"):
+        make(workspace(device), "NHD", True, *buffers[:3], buffers[3][:3])
+    with pytest.raises(ValueError, match="kv_indptr_buf is missing"):
+        BatchPrefillWithRaggedKVCacheWrapper(workspace(device), "NHD", True, buffers[0])
+    with pytest.raises(ValueError, match="kv_indptr_buf has 4 elements, expected 5"):
+        BatchPrefillWithRaggedKVCacheWrapper(workspace(device), "NHD", True, buffers[0], buffers[1][:4])
+
+
+@pytest.mark.parametrize(
+    "options, error, text",
+    [
+        ({"pos_encoding_mode": "SINE"}, KeyError, "SINE"),
+        ({"custom_mask": torch.ones(3, dtype=torch.bool)}, ValueError, "custom_mask has 3 elements, expected"),
+        ({"packed_custom_mask": torch.ones(3, dtype=torch.uint8)}, ValueError, "packed_custom_mask has 3 bytes"),
+        ({"kv_data_type": 3}, TypeError, "3"),
+    ],
+)
+def test_bad_plans(options, error, text):
+    batch = batch_of("cpu")
+    for plan in (lambda **o: paged(batch, batch.pages(8), **o), lambda **o: ragged(batch, **o)):
+        with pytest.raises(error, match=text):
+            plan(**options)
+
+
+def test_bad_plans_of_each():
+    batch = batch_of("cpu")
+    pages = batch.pages(8)
+    with pytest.raises(ValueError, match="kv_indptr has 4 elements, expected 5"):
+        wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace("cpu"))
+        wrapper.plan(batch.qo_indptr, batch.kv_indptr[:-1], *batch.heads, 64)
+    with pytest.raises(ValueError, match="paged_kv_indptr has 4 elements, expected 5"):
+        wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace("cpu"))
+        wrapper.plan(batch.qo_indptr, pages.indptr[:-1], pages.indices, pages.last_page_len[:-1], 4, 2, 64, 8)
+    with pytest.raises(AssertionError, match="16-bit"):
+        paged(batch, pages, o_data_type=torch.float8_e4m3fn)
+    for backend in ("fa3", "cudnn", "trtllm-gen"):
+        wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace("cpu"), backend=backend)
+        with pytest.raises(NotImplementedError, match="usable: fa2"):
+            wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 8)
+    with pytest.raises(ValueError, match="16-byte aligned"):
+        BatchPrefillWithPagedKVCacheWrapper(workspace("cpu")[4:])
+    with pytest.raises(ValueError, match="variant_owns_mask"):
+        BatchPrefillWithPagedKVCacheWrapper(workspace("cpu"), variant_owns_mask=True)
+
+
+def test_bad_runs(device):
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    cache, (k, v) = batch.cache(pages), batch.dense()
+    one, two = paged(batch, pages, window_left=3), ragged(batch)
+    for run, error, text in (
+        (lambda: one.run(batch.q.float(), cache), ValueError, "dtype of q .* does not match the q_data_type"),
+        (lambda: one.run(batch.q, (cache[0].float(), cache[1])), ValueError, "does not match the kv_data_type"),
+        (lambda: one.run(batch.q[1:], cache), ValueError, "q has 60 rows, expected 61"),
+        (lambda: one.run(batch.q[:, :2], cache), ValueError, "q has 2 heads, expected 4"),
+        (lambda: one.run(batch.q, list(cache)), KeyError, "list"),
+        (lambda: one.run(batch.q, tuple(x.transpose(1, 2) for x in cache)), ValueError, "pages of 8 tokens"),
+        (lambda: one.run(batch.q, cache, window_left=4), AssertionError, "window_left is 4, expected 3"),
+        (lambda: one.run(batch.q, cache, out=batch.q.float()), ValueError, "Invalid dtype of out"),
+        (lambda: one.run(batch.q, cache, use_fp16_softmax=True), ValueError, "use_fp16_softmax"),
+        (lambda: two.run(batch.q[1:], k, v), ValueError, "q has 60 rows, expected 61"),
+        (lambda: two.run(batch.q, k[1:], v[1:]), ValueError, "k has 268 tokens of 2 heads, expected 269"),
+        (lambda: two.run(batch.q.float(), k, v), ValueError, "dtype of q"),
+        (lambda: two.run(batch.q, k, v, 3.0), ValueError, "expected none"),
+    ):
+        with pytest.raises(error, match=text):
+            run()
