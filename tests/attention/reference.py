@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention as its contract says it: float64 and whole matrices of logits. What every attention test compares with.
 
-One request at a time; queries and keys are ``[tokens, heads, head_dim]``. ``ragged`` cuts a batch into requests; keys in
-pages are those that inputs.py put there.
+One request at a time; queries and keys are ``[tokens, heads, head_dim]``. ``ragged`` cuts a batch into requests; keys
+in pages are those that inputs.py put there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrappers in CUDA graphs: a replay follows the latest plan, whatever lengths the captured one had."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+
+from . import calls
+from .inputs import Batch
+from .reference import Attention
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+
+PAGE_SIZE = 16
+MAX_PAGES = 512
+DECODE_LENGTHS = [[40, 40, 40, 40], [1, 2, 3, 4], [3000, 1, 500, 17], [16, 4096, 2000, 900]]
+
+
+def empty(*shape, dtype=torch.int32):
+    return torch.zeros(*shape, dtype=dtype, device="cuda")
+
+
+def capture(run):
+    """A graph of ``run``, after the warm-up that loads modules."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    return graph, result
+
+
+def fill(cache, batch, pages, order):
+    """Keys of ``batch`` into a pool that keeps its address."""
+    for pool, rows in zip(cache, (batch.k, batch.v), strict=True):
+        pool.fill_(torch.nan)
+        pool[: pages.num_pages].copy_(pages.scatter(rows, order))
+
+
+@pytest.mark.parametrize("tensor_cores", [False, True])
+@pytest.mark.parametrize("q_len", [1, 3])
+def test_decode(tensor_cores, q_len):
+    if q_len > 1 and not tensor_cores:
+        pytest.skip("several tokens per request need tensor cores")
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        calls.workspace("cuda"),
+        "NHD",
+        use_cuda_graph=True,
+        use_tensor_cores=tensor_cores,
+        paged_kv_indptr_buffer=empty(5),
+        paged_kv_indices_buffer=empty(MAX_PAGES),
+        paged_kv_last_page_len_buffer=empty(4),
+    )
+    q = empty(4 * q_len, 8, 64, dtype=torch.float16)
+    cache = tuple(empty(MAX_PAGES + 3, PAGE_SIZE, 2, 64, dtype=torch.float16) for _ in range(2))
+    what = Attention(causal=q_len > 1)
+    graph = None
+    for lengths in DECODE_LENGTHS:
+        batch = Batch([q_len] * 4, [max(n, q_len) for n in lengths], 8, 2, 64, device="cuda")
+        pages = batch.pages(PAGE_SIZE)
+        wrapper.plan(*pages.table, *batch.heads, 64, PAGE_SIZE, q_data_type=torch.float16, q_len_per_req=q_len)
+        q.copy_(batch.q)
+        fill(cache, batch, pages, "NHD")
+        if graph is None:
+            graph, result = capture(lambda: wrapper.run(q, cache, return_lse=True))
+        graph.replay()
+        calls.check(result, batch.expected(what), torch.float16)
+
+
+PREFILL_LENGTHS = [
+    ([100, 1, 60, 95], [300, 20, 61, 95]),  # the first plan sets the rows of all others
+    ([1, 1, 1, 1], [4000, 7, 0, 16]),
+    ([0, 256, 0, 0], [5, 256, 0, 1]),
+    ([64, 64, 64, 64], [64, 1000, 65, 129]),
+]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_paged_prefill(masked):
+    masks = {"custom_mask_buf": empty(1 << 20, dtype=torch.uint8), "mask_indptr_buf": empty(5)} if masked else {}
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+        calls.workspace("cuda"),
+        "HND",
+        use_cuda_graph=True,
+        qo_indptr_buf=empty(5),
+        paged_kv_indptr_buf=empty(5),
+        paged_kv_indices_buf=empty(MAX_PAGES),
+        paged_kv_last_page_len_buf=empty(4),
+        **masks,
+    )
+    q = empty(256, 8, 64, dtype=torch.float16)
+    cache = tuple(empty(MAX_PAGES + 3, 2, PAGE_SIZE, 64, dtype=torch.float16) for _ in range(2))
+    graph = None
+    for qo_lens, kv_lens in PREFILL_LENGTHS:
+        batch = Batch(qo_lens, kv_lens, 8, 2, 64, device="cuda")
+        pages, rows = batch.pages(PAGE_SIZE), sum(qo_lens)
+        what = Attention(causal=True)
+        if masked:
+            what = [
+                Attention(mask=torch.rand(a, b, device="cuda") < 0.5) for a, b in zip(qo_lens, kv_lens, strict=True)
+            ]
+        wrapper.plan(
+            batch.qo_indptr,
+            *pages.table,
+            *batch.heads,
+            64,
+            PAGE_SIZE,
+            causal=not masked,
+            custom_mask=calls.masks(what),
+            q_data_type=torch.float16,
+        )
+        q[:rows].copy_(batch.q)
+        fill(cache, batch, pages, "HND")
+        if graph is None:
+            graph, (o, lse) = capture(lambda: wrapper.run(q, cache, return_lse=True))
+        graph.replay()
+        calls.check((o[:rows], lse[:rows]), batch.expected(what), torch.float16)
+
+
+def test_ragged_prefill():
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
+        calls.workspace("cuda"), use_cuda_graph=True, qo_indptr_buf=empty(5), kv_indptr_buf=empty(5)
+    )
+    q, k, v = (empty(n, heads, 64, dtype=torch.float16) for n, heads in ((256, 8), (4096, 2), (4096, 2)))
+    graph = None
+    for qo_lens, kv_lens in PREFILL_LENGTHS:
+        batch = Batch(qo_lens, kv_lens, 8, 2, 64, device="cuda")
+        wrapper.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, 64, causal=True, q_data_type=torch.float16)
+        for buffer, rows in ((q, batch.q), (k, batch.k), (v, batch.v)):
+            buffer.fill_(torch.nan)[: len(rows)].copy_(rows)
+        if graph is None:
+            graph, (o, lse) = capture(lambda: wrapper.run(q, k, v, return_lse=True))
+        graph.replay()
+        rows = sum(qo_lens)
+        calls.check((o[:rows], lse[:rows]), batch.expected(Attention(causal=True)), torch.float16)
+
+
+def test_single_requests_can_be_captured():
+    batch = Batch([1], [777], 8, 2, 64, device="cuda")
+    for call in (calls.single_decode, calls.single_prefill):
+        graph, result = capture(lambda call=call: call(batch, Attention()))
+        result[0].zero_()
+        graph.replay()
+        calls.check(result, batch.expected(), torch.float16)
+
+
+def test_other_wrappers_refuse_to_be_captured():
+    batch = Batch([1, 1], [20, 30], 8, 2, 64, device="cuda")
+    pages = batch.pages(PAGE_SIZE)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(calls.workspace("cuda"))
+    wrapper.plan(*pages.table, *batch.heads, 64, PAGE_SIZE, q_data_type=torch.float16)
+    cache = batch.cache(pages)
+    with pytest.raises(ValueError, match="expected a wrapper made with use_cuda_graph=True"):
+        capture(lambda: wrapper.run(batch.q, cache))

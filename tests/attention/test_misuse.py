@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the planned wrappers refuse, and what they say: arguments of plan and run, run before plan, frozen sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+
+from . import calls
+from .inputs import Batch, int32
+
+Decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper
+Paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper
+Ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper
+
+PAGE_SIZE = 4
+
+
+class Scene:
+    """A wrapper with arguments that are right; a case changes one of them."""
+
+    def __init__(self, kind, device, decode_q_len=1, **constructor):
+        decode = kind is Decode
+        self.batch = Batch([decode_q_len] * 2 if decode else [3, 5], [7, 9], device=device)
+        self.pages = self.batch.pages(PAGE_SIZE)
+        self.wrapper = kind(calls.workspace(device), **constructor)
+        tables = {
+            Decode: dict(zip(("indptr", "indices", "last_page_len"), self.pages.table, strict=True)),
+            Paged: dict(
+                zip(("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"),
+                    (self.batch.qo_indptr, *self.pages.table), strict=True)
+            ),
+            Ragged: {"qo_indptr": self.batch.qo_indptr, "kv_indptr": self.batch.kv_indptr},
+        }[kind]  # fmt: skip
+        self.planned = {**tables, "num_qo_heads": 4, "num_kv_heads": 2, "q_data_type": torch.float16}
+        self.planned |= {"head_dim" if decode else "head_dim_qk": 64} | (
+            {} if kind is Ragged else {"page_size": PAGE_SIZE}
+        )
+        if kind is Ragged:
+            self.given = {"q": self.batch.q, "k": self.batch.k, "v": self.batch.v}
+        else:
+            self.given = {"q": self.batch.q, "paged_kv_cache": self.batch.cache(self.pages, form="combined")}
+
+    def plan(self, **changes):
+        arguments = {**self.planned, **changes}
+        if isinstance(self.wrapper, Decode):  # the first seven are positional by contract
+            names = ("indptr", "indices", "last_page_len", "num_qo_heads", "num_kv_heads", "head_dim", "page_size")
+            first = [arguments.pop(name) for name in names]
+            return self.wrapper.plan(*first, **arguments)
+        return self.wrapper.plan(**arguments)
+
+    def run(self, **changes):
+        arguments = {**self.given, **changes}
+        first = [arguments.pop(name) for name in self.given]
+        return self.wrapper.run(*first, **arguments)
+
+
+kinds = pytest.mark.parametrize("kind", [Decode, Paged, Ragged], ids=lambda kind: kind.__name__)
+paged_kinds = pytest.mark.parametrize("kind", [Decode, Paged], ids=lambda kind: kind.__name__)
+prefill_kinds = pytest.mark.parametrize("kind", [Paged, Ragged], ids=lambda kind: kind.__name__)
+
+
+@kinds
+def test_run_before_plan(device, kind):
+    with pytest.raises(ValueError, match=r"plan\(\) was not called, expected it before run"):
+        Scene(kind, device).run()
+
+
+@kinds
+def test_words(device, kind):
+    with pytest.raises(KeyError, match="kv_layout is 'HDN', expected one of NHD, HND"):
+        kind(calls.workspace(device), "HDN")
+    with pytest.raises(KeyError, match="pos_encoding_mode is 'ROPE', expected one of NONE, ROPE_LLAMA, ALIBI"):
+        Scene(kind, device).plan(pos_encoding_mode="ROPE")
+    with pytest.raises(NotImplementedError, match=r"backend is 'fa3'.*usable: fa2"):
+        Scene(kind, device, backend="fa3").plan()
+    with pytest.raises(ValueError, match="backend is 'fa9', expected 'auto' or 'fa2'"):
+        Scene(kind, device, backend="fa9").plan()
+    with pytest.raises(TypeError):
+        Scene(kind, device).plan(q_data_type=16)
+
+
+@kinds
+def test_heads(device, kind):
+    with pytest.raises(ValueError, match="num_qo_heads is 5, expected a multiple of num_kv_heads = 2"):
+        Scene(kind, device).plan(num_qo_heads=5)
+
+
+@kinds
+def test_dtypes_of_run(device, kind):
+    scene = Scene(kind, device)
+    scene.plan()
+    with pytest.raises(ValueError, match=r"The dtype of q .*bfloat16 does not match the q_data_type .*float16"):
+        scene.run(q=scene.batch.q.bfloat16())
+    cache = {"paged_kv_cache": scene.given["paged_kv_cache"].bfloat16()} if kind is not Ragged else {}
+    cache = cache or {name: scene.given[name].bfloat16() for name in ("k", "v")}
+    with pytest.raises(ValueError, match=r"The dtype of k .*bfloat16 does not match the kv_data_type .*float16"):
+        scene.run(**cache)
+
+
+@kinds
+def test_buffers_of_the_caller(device, kind):
+    scene = Scene(kind, device)
+    scene.plan()
+    o, lse = scene.run(return_lse=True)
+    for name, bad in (
+        ("shape", {"out": o[:-1]}),
+        ("dtype", {"out": o.bfloat16()}),
+        ("shape", {"lse": lse[:, :-1], "return_lse": True}),
+        ("dtype", {"lse": lse.half(), "return_lse": True}),
+        ("device", {"out": torch.empty_like(o, device="meta")}),
+    ):
+        with pytest.raises(ValueError, match=f"Invalid {name} of {next(iter(bad))}"):
+            scene.run(**bad)
+    out, score = torch.full_like(o, torch.nan), torch.full_like(lse, torch.nan)
+    result = scene.run(out=out, lse=score, return_lse=True)
+    assert result[0].data_ptr() == out.data_ptr() and result[1].data_ptr() == score.data_ptr()
+    assert torch.equal(out, o) and torch.equal(score, lse)
+
+
+@prefill_kinds
+def test_rows_of_prefill(device, kind):
+    scene = Scene(kind, device)
+    scene.plan()
+    with pytest.raises(ValueError, match=r"q has 7 rows, expected 8"):
+        scene.run(q=scene.batch.q[:7])
+    with pytest.raises(ValueError, match="custom_mask has 5 elements, expected 66"):
+        scene.plan(custom_mask=torch.ones(5, dtype=torch.bool, device=device))
+
+
+def test_indptrs_of_different_lengths(device):
+    with pytest.raises(ValueError, match="kv_indptr has 2 elements, expected 3"):
+        Scene(Ragged, device).plan(kv_indptr=int32([0, 7], device))
+    with pytest.raises(ValueError, match="paged_kv_indptr has 2 elements, expected 3"):
+        Scene(Paged, device).plan(paged_kv_indptr=int32([0, 2], device))
+    with pytest.raises(ValueError, match="qo_indptr falls, expected offsets that rise"):
+        Scene(Paged, device).plan(qo_indptr=int32([0, 9, 8], device))
+
+
+@paged_kinds
+def test_caches(device, kind):
+    scene = Scene(kind, device)
+    scene.plan()
+    whole = scene.given["paged_kv_cache"]
+    with pytest.raises(KeyError, match="is a list, expected a tensor or a tuple of two"):
+        scene.run(paged_kv_cache=list(whole.unbind(1)))
+    with pytest.raises(KeyError):
+        scene.run(paged_kv_cache=None)
+    with pytest.raises(ValueError, match=r"has 3 dimensions, expected 5"):
+        scene.run(paged_kv_cache=whole[0, 0])
+    with pytest.raises(ValueError, match=r"NHD pages of 4 tokens"):
+        scene.run(paged_kv_cache=whole[:, :, :3])
+    with pytest.raises(AssertionError, match=r"window_left is 3, expected -1 \(as planned"):
+        scene.run(window_left=3)
+
+
+def test_pages_of_one_token_need_no_page_dimension(device):
+    for layout in ("NHD", "HND"):
+        batch = Batch([1, 1], [7, 9], device=device)
+        pages = batch.pages(1)
+        wrapper = Decode(calls.workspace(device), layout)
+        wrapper.plan(*pages.table, *batch.heads, 64, 1, q_data_type=torch.float16)
+        k, v = (pages.scatter(x, layout).squeeze(2 if layout == "HND" else 1) for x in (batch.k, batch.v))
+        for cache in ((k, v), torch.stack([k, v], dim=1)):
+            calls.check(wrapper.run(batch.q, cache, return_lse=True), batch.expected(), batch.dtype)
+
+
+def test_decode_options(device):
+    with pytest.raises(ValueError, match="fixed_split_size is 2, expected None without use_tensor_cores"):
+        Scene(Decode, device).plan(fixed_split_size=2)
+    with pytest.raises(ValueError, match="q_len_per_req is 2, expected 1 without use_tensor_cores"):
+        Scene(Decode, device).plan(q_len_per_req=2)
+    with pytest.raises(ValueError, match="q_len_per_req is 0, expected at least 1"):
+        Scene(Decode, device).plan(q_len_per_req=0)
+    with pytest.raises(ValueError, match="empty KV range"):
+        Scene(Decode, device, use_tensor_cores=True).plan(q_len_per_req=8)
+    with pytest.raises(NotImplementedError, match="window_right is 1, expected 0"):
+        Scene(Decode, device).plan(window_right=1)
+    scene = Scene(Decode, device)
+    scene.plan()
+    with pytest.raises(ValueError, match=r"q has 4 rows, expected 2 \* 1 .batch size \* q_len_per_req"):
+        scene.run(q=scene.batch.q.repeat(2, 1, 1))
+
+
+def test_legacy_positions_of_decode(device):
+    scene = Scene(Decode, device)
+    first = [*scene.pages.table, 4, 2, 64, PAGE_SIZE]
+    with pytest.warns(DeprecationWarning, match="positionally"):
+        scene.wrapper.plan(*first, "NONE", -1, None, torch.float16)
+    calls.check(scene.run(return_lse=True), scene.batch.expected(), torch.float16)
+    with pytest.raises(TypeError, match="at most 16"):
+        scene.wrapper.plan(*first, *[None] * 17)
+    with pytest.raises(TypeError, match=r"multiple values.*window_left"), pytest.warns(DeprecationWarning):
+        scene.wrapper.plan(*first, "NONE", -1, window_left=3)
+
+
+def test_workspaces(device):
+    unaligned = torch.empty(1 << 20, dtype=torch.uint8, device=device)[1:]
+    for kind in (Decode, Paged):
+        with pytest.raises(ValueError, match="float_workspace_buffer must be 16-byte aligned"):
+            kind(unaligned)
+    scene = Scene(Paged, device)
+    big = Batch([1, 1], [4000, 4000], 4, 2, device=device)
+    scene.wrapper.reset_workspace_buffer(*(torch.empty(n, dtype=torch.uint8, device=device) for n in (64, 8 << 20)))
+    with pytest.raises(ValueError, match=r"float.*workspace.*64"):
+        names = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+        tables = dict(zip(names, big.pages(PAGE_SIZE).table, strict=True))
+        scene.plan(qo_indptr=big.qo_indptr, **tables, fixed_split_size=4)
+
+
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_workspace_size_is_enough(device, tensor_cores):
+    batch = Batch([1] * 3, [4000, 1, 700], device=device)
+    pages = batch.pages(PAGE_SIZE)
+    plan = (*pages.table, *batch.heads, 64, PAGE_SIZE)
+    wrapper = Decode(calls.workspace(device), use_tensor_cores=tensor_cores)
+    sizes = wrapper.workspace_size(*plan, q_data_type=torch.float16)
+    assert wrapper._plan_info is None and all(n >= 0 for n in sizes)
+    buffers = (torch.full((n,), 0x7F, dtype=torch.uint8, device=device) for n in sizes)
+    wrapper.reset_workspace_buffer(*buffers)
+    wrapper.plan(*plan, q_data_type=torch.float16)
+    assert len(wrapper._plan_info) == 15
+    calls.check(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected(), batch.dtype)
+
+
+def graph_buffers(kind, device):
+    names = {
+        Decode: ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer"),
+        Paged: ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf"),
+        Ragged: ("qo_indptr_buf", "kv_indptr_buf"),
+    }[kind]
+    sizes = {name: 3 if "indptr" in name else 8 if "indices" in name else 2 for name in names}
+    return {name: torch.zeros(size, dtype=torch.int32, device=device) for name, size in sizes.items()}
+
+
+@kinds
+def test_frozen_sizes(device, kind):
+    """Plans for CUDA graphs, which the CPU makes too."""
+    buffers = graph_buffers(kind, device)
+    for name in buffers:
+        with pytest.raises(ValueError, match="missing, expected"):
+            kind(calls.workspace(device), use_cuda_graph=True, **{k: v for k, v in buffers.items() if k != name})
+    short = next(reversed(buffers))
+    if kind is Decode:
+        with pytest.raises(ValueError, match="has 3 elements, expected 2"):
+            kind(calls.workspace(device), use_cuda_graph=True, **{**buffers, short: buffers[short][:1]})
+    scene = Scene(kind, device, use_cuda_graph=True, **buffers)
+    scene.plan()
+    calls.check(scene.run(return_lse=True), scene.batch.expected(), torch.float16)
+    one = {name: value[:-1] for name, value in scene.planned.items() if "indptr" in name or "last_page_len" in name}
+    with pytest.raises(ValueError, match=r"the batch size is 1, expected 2 \(fixed by the buffers"):
+        scene.plan(**one)
+    if kind is not Ragged:
+        indices = next(name for name in scene.planned if "indices" in name)
+        with pytest.raises(ValueError, match=r"has 9 elements, expected at most\s+8"):
+            scene.plan(**{indices: int32(range(9), device)})
+    if kind is not Decode:
+        with pytest.raises(ValueError, match=r"q has 9 rows, expected at most 8 \(those of the first plan"):
+            scene.plan(qo_indptr=int32([0, 3, 9], device))
+
+
+@prefill_kinds
+def test_masks_of_graphs_need_buffers(device, kind):
+    scene = Scene(kind, device, use_cuda_graph=True, **graph_buffers(kind, device))
+    with pytest.raises(ValueError, match="custom_mask_buf is missing, expected a tensor"):
+        scene.plan(custom_mask=torch.ones(66, dtype=torch.bool, device=device))
