@@ -3,13 +3,10 @@
 #pragma once
 #include "attention_arguments.h"
 // clang-format off
-#include <flashinfer/attention/plan.h>
-#ifdef FLASHINFER_CPU
-#include "attention_variant.inc"
-#include <flashinfer/attention/cpu.h>
-#else
 #include <flashinfer/attention/entry.h>
+#include <flashinfer/attention/plan.h>
 
+#ifndef FLASHINFER_CPU
 #include <map>
 #include <mutex>
 #endif

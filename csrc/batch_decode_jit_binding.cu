@@ -1,32 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exports of a batch_decode module.
-#include "attention_arguments.h"
-
-using flashinfer::attention::Numbers;
-
-Numbers batch_decode_plan(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView indptr,
-                          int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
-                          bool enable_cuda_graph, int64_t window_left, double logits_soft_cap, int64_t head_dim_qk,
-                          int64_t head_dim_vo, TensorView empty_q, TensorView empty_kv);
-Numbers batch_decode_plan_with_lens(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView kv_indptr,
-                                    TensorView kv_lens, int64_t q_len, int64_t num_qo_heads, int64_t num_kv_heads,
-                                    int64_t page_size, bool enable_cuda_graph, int64_t window_left,
-                                    int64_t fixed_split_size, bool disable_split_kv);
-Numbers batch_decode_workspace_size(TensorView indptr, int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads,
-                                    int64_t page_size, bool enable_cuda_graph, int64_t window_left,
-                                    double logits_soft_cap, int64_t head_dim_qk, int64_t head_dim_vo,
-                                    TensorView empty_q, TensorView empty_kv);
-Numbers batch_decode_workspace_size_with_lens(TensorView kv_indptr, TensorView kv_lens, int64_t q_len,
-                                              int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
-                                              bool enable_cuda_graph, int64_t window_left, int64_t fixed_split_size,
-                                              bool disable_split_kv);
-Numbers batch_decode_plan_uniform(TensorView float_ws, TensorView int_ws, TensorView pinned, int64_t batch_size,
-                                  int64_t q_len, int64_t pages_per_request, int64_t max_kv_len, int64_t num_qo_heads,
-                                  int64_t num_kv_heads, int64_t page_size, bool causal);
-Numbers batch_decode_uniform_workspace_size(int64_t batch_size, int64_t q_len, int64_t pages_per_request,
-                                            int64_t max_kv_len, int64_t num_qo_heads, int64_t num_kv_heads,
-                                            int64_t page_size, bool causal);
-void batch_decode_run(flashinfer::attention::Arguments& args);
+// Exports of a batch_decode module. One unit with the launcher: each pays for the TVM-FFI headers.
+#include "batch_decode.cu"
 
 FLASHINFER_EXPORT_PLAN(plan, batch_decode_plan)
 FLASHINFER_EXPORT_PLAN(plan_with_lens, batch_decode_plan_with_lens)

@@ -8,7 +8,7 @@ None.
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
 
@@ -33,9 +33,8 @@ __all__ = [
 
 def _pairs(what: str, names: Sequence[str], types: Sequence[str]) -> tuple[tuple[str, str], ...]:
     if len(names) != len(types):
-        raise ArgumentError(
-            f"additional_{what}_dtypes has {len(types)} entries, expected {len(names)} (that of additional_{what}_names)"
-        )
+        because = f"those of additional_{what}_names"
+        raise ArgumentError(f"additional_{what}_dtypes has {len(types)} entries, expected {len(names)} ({because})")
     for name in names:
         if not name.isidentifier():
             raise ArgumentError(f"additional_{what}_names has {name!r}, expected the name of a variable")
@@ -218,7 +217,14 @@ def gen_batch_prefill_attention_sink_module(
     check_backend("gen_batch_prefill_attention_sink_module", backend)
     dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim_qk, head_dim_vo)
     name = get_batch_prefill_uri(backend, *dtypes, *dims, pos_encoding_mode, use_sliding_window, False, False)
-    variant = (["sink"], ["float"], ["sm_scale"], ["double"], "AttentionSink", attention_sink_decl[backend])
+    variant: tuple[Any, ...] = (
+        ["sink"],
+        ["float"],
+        ["sm_scale"],
+        ["double"],
+        "AttentionSink",
+        attention_sink_decl[backend],
+    )
     return gen_customize_batch_prefill_module(
         backend, f"{name}_attention_sink", *dtypes, *dims, *variant, pos_encoding_mode, device=device
     )

@@ -3,15 +3,15 @@
 
 Every module is made the same way, built-in or a user's. Two files are rendered: ``attention_params.inc`` (the struct
 that kernels are given, and how run() fills it; host code) and ``attention_variant.inc`` (the variant). The launcher
-``csrc/<kind>.cu`` is compiled against the first. On the CPU it includes the kernels and the variant too; for CUDA one
-unit per kernel does (``csrc/attention_kernels.jinja``), so that they compile in parallel.
+``csrc/<kind>.cu`` is compiled against the first. Kernels come from units of their own that include the second
+(``csrc/attention_kernels.jinja``): one for the CPU, one per kernel for CUDA, so that they compile in parallel.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Iterator, Optional
+from typing import Any, Iterable, Optional
 
 import torch
 
@@ -106,7 +106,7 @@ class AttentionModule:
         return (False,) if self.kind == "batch_mla" or (needs_mask and not has_mask) else (False, True)
 
     def header(self, tile: int) -> str:
-        return "narrow" if tile == _NARROW_TILE and self.head_dim_vo <= 256 else "wide"
+        return "narrow.cuh" if tile == _NARROW_TILE and self.head_dim_vo <= 256 else "wide.cuh"
 
     # sources ----------------------------------------------------------------------------------
 
@@ -129,32 +129,34 @@ class AttentionModule:
             nvfp4=self.is_nvfp4,
         )
 
-    def _units(self) -> Iterator[tuple[str, str]]:
-        """Name and text of each CUDA unit."""
-        for tile in self.tiles:
-            for paged in self.paged:
-                for mask in self.masks:
-                    is_first = paged == self.paged[0] and mask == self.masks[0]
-                    name = f"{tile}_{'paged' if paged else 'ragged'}{'_masked' if mask else ''}"
-                    yield (
-                        name,
-                        render(
-                            "attention_kernels.jinja",
-                            header=self.header(tile),
-                            launches=[(tile, str(paged), str(mask))],
-                            resident=[tile] if is_first else [],
-                            merges=[],
-                        ),
-                    )
-        yield "merge", render("attention_kernels.jinja", header="merge", launches=[], resident=[], merges=self.tiles)
+    def _unit(
+        self,
+        header: str,
+        launches: Iterable[tuple[int, bool, bool]] = (),
+        resident: Iterable[int] = (),
+        merges: Iterable[int] = (),
+    ) -> str:
+        """Text of a unit that instantiates kernels of ``header`` for (tile, paged, masked), and the functions by tile."""
+        named = [(tile, str(paged), str(mask)) for tile, paged, mask in launches]
+        return render("attention_kernels.jinja", header=header, launches=named, resident=resident, merges=merges)
+
+    def _units(self) -> dict[str, str]:
+        """Name and text of each kernel unit."""
+        kernels = list(itertools.product(self.tiles, self.paged, self.masks))
+        if self.device == "cpu":
+            return {f"{self.kind}_cpu.cpp": self._unit("cpu.h", kernels, self.tiles, self.tiles)}
+        units = {f"{self.kind}_merge.cu": self._unit("merge.cuh", merges=self.tiles)}
+        for tile, paged, mask in kernels:
+            resident = (tile,) if (paged, mask) == (self.paged[0], self.masks[0]) else ()
+            name = f"{self.kind}_{tile}_{'paged' if paged else 'ragged'}{'_masked' if mask else ''}.cu"
+            units[name] = self._unit(self.header(tile), [(tile, paged, mask)], resident)
+        return units
 
     def spec(self) -> JitSpec:
         """Describe the module; nothing is written before it is built."""
         csrc, directory = jit_env.FLASHINFER_CSRC_DIR, jit_env.gen_src_dir(self.device) / self.name
         launchers = [csrc / f"{self.kind}.cu", csrc / f"{self.kind}_jit_binding.cu"]
-        units: dict[Path, str] = {}
-        if self.device == "cuda":
-            units = {directory / f"{self.kind}_{unit}.cu": text for unit, text in self._units()}
+        units = {directory / name: text for name, text in self._units().items()}
         variant = render("attention_variant.jinja", variant_decl=self.variant_decl, variant_name=self.variant_name)
         return gen_jit_spec(
             self.name,

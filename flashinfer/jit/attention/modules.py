@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Optional
+from typing import Any, Iterator, Optional
 
 import torch
 
@@ -127,7 +127,7 @@ def gen_single_prefill_module(
     """Many tokens of one request."""
     check_backend("gen_single_prefill_module", backend)
     dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
-    flags = (pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction)
+    flags: tuple[Any, ...] = (pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction)
     return AttentionModule(
         "single_prefill",
         get_single_prefill_uri(backend, *dtypes, *dims, *flags),
@@ -157,7 +157,7 @@ def gen_batch_prefill_module(
     """Any number of tokens of each request, keys in pages or in rows."""
     check_backend("gen_batch_prefill_module", backend)
     dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
-    flags = (pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction)
+    flags: tuple[Any, ...] = (pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction)
     return AttentionModule(
         "batch_prefill",
         get_batch_prefill_uri(backend, *dtypes, dtype_idx, *dims, *flags),
@@ -238,7 +238,7 @@ def gen_pod_module(
 ) -> JitSpec:
     """Prefill together with decoding: the module of batch prefill."""
     dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim, head_dim)
-    flags = (pos_encoding_mode_p, use_sliding_window_p, use_logits_soft_cap_p, use_fp16_qk_reduction)
+    flags: tuple[Any, ...] = (pos_encoding_mode_p, use_sliding_window_p, use_logits_soft_cap_p, use_fp16_qk_reduction)
     return gen_batch_prefill_module("fa2", *dtypes, *dims, *flags, device=device)
 
 
