@@ -217,16 +217,19 @@ def gen_batch_prefill_attention_sink_module(
     check_backend("gen_batch_prefill_attention_sink_module", backend)
     dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim_qk, head_dim_vo)
     name = get_batch_prefill_uri(backend, *dtypes, *dims, pos_encoding_mode, use_sliding_window, False, False)
-    variant: tuple[Any, ...] = (
-        ["sink"],
-        ["float"],
-        ["sm_scale"],
-        ["double"],
-        "AttentionSink",
-        attention_sink_decl[backend],
-    )
+    sink: dict[str, Any] = {
+        "additional_tensor_names": ["sink"],
+        "additional_tensor_dtypes": ["float"],
+        "additional_scalar_names": ["sm_scale"],
+        "additional_scalar_dtypes": ["double"],
+        "variant_decl": attention_sink_decl[backend],
+    }
     return gen_customize_batch_prefill_module(
-        backend, f"{name}_attention_sink", *dtypes, *dims, *variant, pos_encoding_mode, device=device
+        *(backend, f"{name}_attention_sink", *dtypes, *dims),
+        variant_name="AttentionSink",
+        pos_encoding_mode=pos_encoding_mode,
+        device=device,
+        **sink,
     )
 
 

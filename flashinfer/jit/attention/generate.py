@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Iterable, Optional
+from typing import Iterable, Optional
 
 import torch
 
@@ -136,7 +136,7 @@ class AttentionModule:
         resident: Iterable[int] = (),
         merges: Iterable[int] = (),
     ) -> str:
-        """Text of a unit that instantiates kernels of ``header`` for (tile, paged, masked), and the functions by tile."""
+        """Text of a unit that instantiates kernels of ``header`` for (tile, paged, masked), and functions by tile."""
         named = [(tile, str(paged), str(mask)) for tile, paged, mask in launches]
         return render("attention_kernels.jinja", header=header, launches=named, resident=resident, merges=merges)
 

@@ -238,8 +238,8 @@ def gen_pod_module(
 ) -> JitSpec:
     """Prefill together with decoding: the module of batch prefill."""
     dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim, head_dim)
-    flags: tuple[Any, ...] = (pos_encoding_mode_p, use_sliding_window_p, use_logits_soft_cap_p, use_fp16_qk_reduction)
-    return gen_batch_prefill_module("fa2", *dtypes, *dims, *flags, device=device)
+    flags = (use_sliding_window_p, use_logits_soft_cap_p, use_fp16_qk_reduction)
+    return gen_batch_prefill_module("fa2", *dtypes, *dims, pos_encoding_mode_p, *flags, device=device)
 
 
 gen_batch_pod_module = gen_pod_module
