@@ -105,8 +105,12 @@ class AttentionModule:
         has_mask = any(name == "maybe_custom_mask" for name, _ in self.params.tensors)
         return (False,) if self.kind == "batch_mla" or (needs_mask and not has_mask) else (False, True)
 
-    def header(self, tile: int) -> str:
-        return "narrow.cuh" if tile == _NARROW_TILE and self.head_dim_vo <= 256 else "wide.cuh"
+    def resident_kernel(self, tile: int, paged: bool, mask: bool) -> str:
+        """The function that tells how many blocks of a CUDA kernel are resident at once (launch.cuh)."""
+        flags = f"{str(paged).lower()}, {str(mask).lower()}"
+        if tile == _NARROW_TILE and self.head_dim_vo <= 256 and self.kind != "batch_mla":
+            return f"ResidentNarrow<Params, {flags}>"
+        return f"ResidentWide<Params, {tile}, {flags}>"
 
     # sources ----------------------------------------------------------------------------------
 
@@ -133,7 +137,7 @@ class AttentionModule:
         self,
         header: str,
         launches: Iterable[tuple[int, bool, bool]] = (),
-        resident: Iterable[int] = (),
+        resident: Iterable[tuple[int, str]] = (),
         merges: Iterable[int] = (),
     ) -> str:
         """Text of a unit that instantiates kernels of ``header`` for (tile, paged, masked), and functions by tile."""
@@ -144,12 +148,13 @@ class AttentionModule:
         """Name and text of each kernel unit."""
         kernels = list(itertools.product(self.tiles, self.paged, self.masks))
         if self.device == "cpu":
-            return {f"{self.kind}_cpu.cpp": self._unit("cpu.h", kernels, self.tiles, self.tiles)}
+            return {f"{self.kind}_cpu.cpp": self._unit("cpu.h", kernels, [(t, "") for t in self.tiles], self.tiles)}
         units = {f"{self.kind}_merge.cu": self._unit("merge.cuh", merges=self.tiles)}
         for tile, paged, mask in kernels:
-            resident = (tile,) if (paged, mask) == (self.paged[0], self.masks[0]) else ()
+            is_first = (paged, mask) == (self.paged[0], self.masks[0])
+            resident = [(tile, self.resident_kernel(tile, paged, mask))] if is_first else []
             name = f"{self.kind}_{tile}_{'paged' if paged else 'ragged'}{'_masked' if mask else ''}.cu"
-            units[name] = self._unit(self.header(tile), [(tile, paged, mask)], resident)
+            units[name] = self._unit("launch.cuh", [(tile, paged, mask)], resident)
         return units
 
     def spec(self) -> JitSpec:
