@@ -12,25 +12,32 @@ _gc.disable()
 try:
     from . import jit as jit
     from .activation import *
+    from .attention import *
+    from .attention.blackwell import *
     from .cascade import *
     from .concat_ops import *
     from .decode import *
     from .decode import fast_decode_plan as fast_decode_plan
     from .errors import *
     from .fi_trace import fi_trace as fi_trace
+    from .mla import *
     from .norm import *
     from .page import *
+    from .pod import *
     from .prefill import *
+    from .prefill import trtllm_fmha_v2_prefill as trtllm_fmha_v2_prefill
     from .quantization import *
     from .quantization import get_fp4_quantization_module as get_fp4_quantization_module
     from .quantization import nvfp4_block_scale_interleave as nvfp4_block_scale_interleave
     from .quantization.blackwell import *
     from .rope import *
     from .scale import *
+    from .sparse import *
     from .version import __git_commit__ as __git_commit__
     from .version import __git_version__ as __git_version__
     from .version import __version__ as __version__
     from .warmup import *
+    from .xqa import xqa as xqa
 finally:
     if _gc_was_enabled:
         _gc.enable()

@@ -189,7 +189,7 @@ def variable_length_merge_states(
     s : torch.Tensor
         ``(nnz, num_heads)``, base 2. Converted to float32 where it has another dtype.
     indptr : torch.Tensor
-        ``(seq_len + 1,)``, int32 on the device of ``v``: the states of row ``i`` are ``indptr[i]`` to ``indptr[i + 1]``.
+        ``(seq_len + 1,)``, on the device of ``v``: row ``i`` has the states ``indptr[i]`` to ``indptr[i + 1]``.
 
     Returns
     -------

@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attention: one query token (or a few) of each request over all its keys."""
 
+from typing import Any
+
+from ..attention.blackwell import DECODE_NAMES as _DECODE
+from ..attention.blackwell import MLA_NAMES as _MLA
+from ..attention.decode_front_doors import trtllm_batch_decode_with_kv_cache as trtllm_batch_decode_with_kv_cache
+from ..attention.decode_front_doors import xqa_batch_decode_with_kv_cache as xqa_batch_decode_with_kv_cache
 from ..attention.host import range_buffer as _get_range_buf  # noqa: F401, older releases of SGLang import it
 from ..attention.modules import get_batch_decode_jit_module as get_batch_decode_jit_module
 from ..attention.modules import get_batch_decode_module as get_batch_decode_module
@@ -15,3 +21,11 @@ __all__ = [
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "single_decode_with_kv_cache",
 ]
+
+_BLACKWELL = _DECODE | _MLA  # published releases have the latent ones here too
+
+
+def __getattr__(name: str) -> Any:
+    if name in _BLACKWELL:
+        return _BLACKWELL[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and append attention: many query tokens of each request over its keys."""
 
+from typing import Any
+
+from ..attention.blackwell import PREFILL_NAMES as _BLACKWELL
+from ..attention.fmha_v2 import get_trtllm_fmha_v2_module as get_trtllm_fmha_v2_module
+from ..attention.fmha_v2 import trtllm_fmha_v2_prefill as trtllm_fmha_v2_prefill
 from ..attention.modules import get_batch_prefill_jit_module as get_batch_prefill_jit_module
 from ..attention.modules import get_batch_prefill_module as get_batch_prefill_module
 from ..attention.modules import get_customize_batch_prefill_module as get_customize_batch_prefill_module
@@ -17,3 +22,9 @@ __all__ = [
     "single_prefill_with_kv_cache",
     "single_prefill_with_kv_cache_return_lse",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _BLACKWELL:
+        return _BLACKWELL[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

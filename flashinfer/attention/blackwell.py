@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of attention that serving engines import and that only Blackwell GPUs can serve.
+
+They are no implementations: each can be imported, and a call says what it would need.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NoReturn
+
+from ..errors import BackendSupportedError
+
+#: What the top level publishes; ``flashinfer.decode``, ``prefill``, ``mla``, ``xqa`` and ``msa_ops`` have the rest.
+__all__ = [
+    "nvfp4_attention_sm120_fwd",
+    "nvfp4_attention_sm120_quantize_qkv",
+    "trtllm_sage_attention_quantize",
+    "xqa_mla",
+]
+
+
+class BlackwellOnlyError(BackendSupportedError, ValueError, RuntimeError):
+    """Callers probe such names with any of these types."""
+
+
+def _name(name: str, needs: str) -> Callable[..., NoReturn]:
+    """A function that can be imported and whose call says what is missing."""
+
+    def unsupported(*args: Any, **kwargs: Any) -> NoReturn:
+        raise BlackwellOnlyError(f"{name}: needs {needs}, expected a call only where that is present")
+
+    unsupported.__name__ = unsupported.__qualname__ = name
+    unsupported.__doc__ = f"Not available here: needs {needs}."
+    return unsupported
+
+
+_SM100 = "an SM100 or SM103 GPU (Blackwell) and kernels for it, which this package does not have"
+_SM120 = "an SM120 or SM121 GPU and kernels for it, which this package does not have"
+
+
+def _names(needs: str, *names: str) -> dict[str, Callable[..., NoReturn]]:
+    return {name: _name(name, needs) for name in names}
+
+
+DECODE_NAMES = _names(
+    _SM100,
+    "TrtllmGenDecodeModule",
+    "get_prims_ts_batch_decode_workspace_size",
+    "get_trtllm_gen_decode_module",
+    "get_trtllm_gen_fmha_module",
+    "prims_ts_batch_decode_with_kv_cache",
+)
+PREFILL_NAMES = {
+    **_names(
+        _SM100,
+        "fmha_varlen",
+        "fmha_varlen_plan",
+        "get_fmha_module",
+        "get_trtllm_gen_fmha_module",
+        "get_trtllm_gen_prefill_module",
+        "trtllm_batch_context_with_kv_cache",
+        "trtllm_ragged_attention_deepseek",
+    ),
+    **_names(_SM120, "fmha_v2_prefill_deepseek", "fmha_v2_prefill_sm120", "get_trtllm_fmha_v2_sm120_module"),
+}
+MLA_NAMES = {
+    **_names(
+        _SM100,
+        "CuteDslMlaDecodeRunner",
+        "DSV4HCAMetadata",
+        "TrtllmGenMlaDecodeRunner",
+        "batch_decode_sparse_mla_dsv4",
+        "convert_compressed_page_aligned_sparse_indices_to_hca_metadata",
+        "get_mla_module",
+        "get_prims_ts_batch_decode_mla_workspace_size",
+        "get_trtllm_gen_fmha_module",
+        "prims_ts_batch_decode_with_kv_cache_mla",
+        "trtllm_batch_decode_sparse_mla_dsv4",
+        "trtllm_batch_decode_with_kv_cache_mla",
+    ),
+    **_names(_SM120, "xqa_batch_decode_with_kv_cache_mla"),
+}
+XQA_NAMES = _names(_SM120, "get_xqa_module_mla", "xqa_mla")
+MSA_NAMES = _names(
+    _SM120,
+    "msa_proxy_score",
+    "msa_proxy_score_fp4",
+    "msa_sparse_attention",
+    "msa_sparse_decode_attention",
+    "msa_topk_select",
+)
+nvfp4_attention_sm120_fwd = _name("nvfp4_attention_sm120_fwd", _SM120)
+nvfp4_attention_sm120_quantize_qkv = _name("nvfp4_attention_sm120_quantize_qkv", _SM120)
+trtllm_sage_attention_quantize = _name("trtllm_sage_attention_quantize", _SM100)
+xqa_mla = XQA_NAMES["xqa_mla"]

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over a cache that is addressed by a table of pages for each request: what the calls without plan share.
+
+No call here waits for the GPU: a page table is an array of indices as it stands, a request's row begins at a multiple
+of its width, and lengths stay where they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import torch
+
+from ..dispatch import backend_of, use_pdl
+from ..errors import ArgumentError
+from ..jit.attention.front_doors import draft_decl
+from ..jit.attention.variants import attention_sink_decl
+from ..jit.utils import filename_safe_dtype_map as _short
+from .modules import (
+    get_batch_decode_module,
+    get_batch_prefill_module,
+    get_customize_batch_decode_module,
+    get_customize_batch_prefill_module,
+)
+from .options import CAUSAL, CUSTOM, FP8, layout_code
+from .scales import Scale, scale_logits, scale_output
+from .uniform_plan import UniformSizes, uniform_plan
+
+__all__ = ["as_int32", "attend_block_tables", "split_cache", "to_output"]
+
+_NO_ROPE = (1.0, 1.0)
+
+
+def split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values, 4-D. One tensor has both in its second dimension, or one that serves as both."""
+    if isinstance(kv_cache, torch.Tensor):
+        if kv_cache.ndim != 5 or kv_cache.shape[1] not in (1, 2):
+            shape = tuple(kv_cache.shape)
+            raise ArgumentError(f"{op}: kv_cache has shape {shape}, expected 5 dimensions, the second of size 1 or 2")
+        return kv_cache[:, 0], kv_cache[:, -1]
+    if not isinstance(kv_cache, (tuple, list)) or len(kv_cache) != 2:
+        raise ArgumentError(f"{op}: kv_cache is a {type(kv_cache).__name__}, expected a tensor or a tuple of two")
+    return kv_cache[0], kv_cache[1]
+
+
+def to_output(result: torch.Tensor, out: torch.Tensor, scale: Scale) -> None:
+    """Write ``result * scale`` to ``out``, which may be the result itself or have 8 bits."""
+    if out.dtype in FP8:
+        wide = result.float()
+        scale_output(wide, scale)
+        limit = torch.finfo(out.dtype).max
+        out.copy_(wide.clamp_(-limit, limit))
+        return
+    if out.data_ptr() != result.data_ptr():
+        out.copy_(result)
+    scale_output(out, scale)
+
+
+def _check(
+    op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: torch.Tensor, seq_lens: torch.Tensor
+) -> None:
+    if q.dtype in FP8 or k.dtype == torch.uint8:
+        raise ArgumentError(
+            f"{op}: q is {q.dtype} and the cache {k.dtype}, expected 16-bit queries and a cache of 16 bits or FP8 "
+            "(NVFP4 caches need SM12x)"
+        )
+    if k.ndim != 4 or v.shape[:3] != k.shape[:3]:
+        raise ArgumentError(f"{op}: k has shape {tuple(k.shape)} and v {tuple(v.shape)}, expected 4 equal dimensions")
+    if tables.ndim != 2:
+        raise ArgumentError(f"{op}: block_tables has shape {tuple(tables.shape)}, expected (batch_size, pages)")
+    if seq_lens.numel() != tables.shape[0]:
+        raise ArgumentError(f"{op}: seq_lens has {seq_lens.numel()} elements, expected {tables.shape[0]} (batch size)")
+
+
+def attend_block_tables(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    workspace: torch.Tensor,
+    *,
+    kv_layout: str,
+    sm_scale: Union[float, torch.Tensor],
+    q_scale: Scale = None,
+    k_scale: Scale = None,
+    window_left: int = -1,
+    sinks: Optional[torch.Tensor] = None,
+    q_len: int = 1,
+    draft_mask: Optional[torch.Tensor] = None,
+    out: Optional[torch.Tensor] = None,
+    enable_pdl: Optional[bool] = None,
+) -> torch.Tensor:
+    """Attention of ``q_len`` rows of each request, the last of its sequence.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        ``(batch_size * q_len, num_qo_heads, head_dim)``.
+    k, v : torch.Tensor
+        Pages, 4-D in ``kv_layout``.
+    block_tables, seq_lens : torch.Tensor
+        ``(batch_size, pages)`` and ``batch_size`` lengths, on the device.
+    max_seq_len : int
+        Keys that no request exceeds.
+    draft_mask : Optional[torch.Tensor]
+        ``(batch_size * q_len, words)`` uint16: bit ``j`` of a row says whether it sees row ``j`` of its request. Causal
+        without it.
+    out : Optional[torch.Tensor]
+        Shape of ``q``, where the result goes.
+    """
+    _check(op, q, k, v, block_tables, seq_lens)
+    layout = layout_code(op, kv_layout)
+    batch_size, pages = block_tables.shape
+    if q.shape[0] != batch_size * q_len:
+        raise ArgumentError(f"{op}: q has {q.shape[0]} rows, expected {batch_size * q_len} ({batch_size} requests)")
+    page_size, num_kv_heads = (k.shape[1], k.shape[2]) if layout == 0 else (k.shape[2], k.shape[1])
+    causal = q_len > 1 and draft_mask is None
+    sizes = UniformSizes(batch_size, q_len, pages, page_size, max_seq_len, q.shape[1], num_kv_heads, causal)
+    if isinstance(sm_scale, torch.Tensor):
+        q, sm_scale = scale_logits(q, 1.0, sm_scale, None)
+    q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
+    out = q.new_empty((*q.shape[:2], v.shape[-1])) if out is None else out
+    if sinks is not None:
+        sinks = sinks.reshape(-1).float()
+    module, extras = _module_of(q, k, v, sm_scale, sinks, q_len, draft_mask)
+    plan = uniform_plan(op, module, q.device, workspace, sizes)
+    indices = as_int32(block_tables).reshape(-1)
+    last_page_len = as_int32(seq_lens).reshape(-1) - (pages - 1) * page_size  # every request owns its whole row
+    tables = (plan.kv_indptr, indices, last_page_len)
+    head = (workspace, plan.int_workspace, plan.info, q, k, v)
+    tail = (layout, window_left, use_pdl(q, enable_pdl), *extras)
+    if q_len == 1:
+        module.run(*head, *tables, out, None, *tail)
+    else:
+        mask_mode = CUSTOM if draft_mask is not None else CAUSAL
+        module.paged_run(*head, plan.qo_indptr, *tables, out, None, mask_mode, *tail)
+    return out
+
+
+def as_int32(x: torch.Tensor) -> torch.Tensor:
+    """Lengths and page ids in the type of kernels; torch has no arithmetic on uint32."""
+    return x.view(torch.int32) if x.dtype == torch.uint32 else x.to(torch.int32)
+
+
+def _module_of(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sm_scale: float,
+    sinks: Optional[torch.Tensor],
+    q_len: int,
+    draft_mask: Optional[torch.Tensor],
+) -> tuple[Any, tuple[Any, ...]]:
+    """The module that serves a call, and the last arguments of its run()."""
+    device = backend_of(q)
+    dtypes, dims = (q.dtype, k.dtype, q.dtype, torch.int32), (q.shape[-1], v.shape[-1])
+    name = f"q_{_short[q.dtype]}_kv_{_short[k.dtype]}_head_dim_qk_{dims[0]}_head_dim_vo_{dims[1]}"
+    if draft_mask is not None:
+        tensors, types = ("maybe_sink", "draft_mask"), ("float", "uint16_t")
+        declared: tuple[Any, ...] = (
+            tensors,
+            types,
+            ("sm_scale", "draft_words"),
+            ("double", "int64_t"),
+            "DraftAttention",
+            draft_decl,
+        )
+        module = get_customize_batch_prefill_module(
+            "fa2", f"batch_prefill_drafts_{name}", *dtypes, *dims, *declared, device=device
+        )
+        return module, (sinks, draft_mask, sm_scale, draft_mask.shape[-1])
+    if sinks is not None:
+        declared = (("sink",), ("float",), ("sm_scale",), ("double",), "AttentionSink", attention_sink_decl["fa2"])
+        if q_len == 1:
+            uri = f"batch_decode_attention_sink_{name}"
+            return get_customize_batch_decode_module(uri, *dtypes, *dims, *declared, device=device), (sinks, sm_scale)
+        uri = f"batch_prefill_attention_sink_{name}_posenc_0"
+        module = get_customize_batch_prefill_module("fa2", uri, *dtypes, *dims, *declared, device=device)
+        return module, (sinks, sm_scale)
+    scalars = (0.0, sm_scale, *_NO_ROPE)
+    if q_len == 1:
+        return get_batch_decode_module(*dtypes, *dims, 0, False, False, device=device), (None, *scalars)
+    module = get_batch_prefill_module("fa2", *dtypes, *dims, 0, False, False, False, device=device)
+    return module, (*(None,) * 6, *scalars, 0)

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding over page tables with the interfaces of XQA and TensorRT-LLM, served by our own kernels."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..errors import ArgumentError
+from ..trace.templates.xqa import trtllm_batch_decode_trace, xqa_batch_decode_trace
+from .block_tables import attend_block_tables, split_cache, to_output
+
+__all__ = ["trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"]
+
+_SEMAPHORE_BYTES = 8 << 20
+Factor = Union[float, torch.Tensor]
+KVCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+
+def _scratch(workspace: torch.Tensor) -> torch.Tensor:
+    """What lies behind the semaphores of the published kernels, which callers keep at zero."""
+    flat = workspace.view(-1).view(torch.uint8)
+    return flat[_SEMAPHORE_BYTES:] if flat.numel() > _SEMAPHORE_BYTES else flat
+
+
+def _decode(
+    op: str,
+    query: torch.Tensor,
+    kv_cache: KVCache,
+    workspace: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    bmm1_scale: Factor,
+    bmm2_scale: Factor,
+    out: torch.Tensor,
+    q_len: int,
+    mask: Optional[torch.Tensor],
+    **options: Any,
+) -> torch.Tensor:
+    if q_len < 1:
+        raise ArgumentError(f"{op}: q_len_per_req is {q_len}, expected at least 1")
+    k, v = split_cache(op, kv_cache)
+    rows = query.reshape(-1, *query.shape[-2:])
+    flat = out.view(-1, *out.shape[-2:])
+    result = attend_block_tables(
+        op,
+        rows,
+        k,
+        v,
+        block_tables,
+        seq_lens,
+        max_seq_len,
+        _scratch(workspace),
+        sm_scale=bmm1_scale,
+        q_len=q_len,
+        draft_mask=mask.reshape(rows.shape[0], -1) if mask is not None and q_len > 1 else None,
+        out=flat if flat.dtype == query.dtype else None,
+        **options,
+    )
+    to_output(result, flat, bmm2_scale)
+    return out
+
+
+@flashinfer_api(trace=xqa_batch_decode_trace)
+def xqa_batch_decode_with_kv_cache(
+    query: torch.Tensor,
+    kv_cache: KVCache,
+    workspace_buffer: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    bmm1_scale: Factor = 1.0,
+    bmm2_scale: Factor = 1.0,
+    window_left: int = -1,
+    out: Optional[torch.Tensor] = None,
+    sinks: Optional[torch.Tensor] = None,
+    kv_layout: str = "NHD",
+    enable_pdl: Optional[bool] = None,
+    q_len_per_req: int = 1,
+    o_scale: float = 1.0,
+    mask: Optional[torch.Tensor] = None,
+    kv_cache_sf: Optional[KVCache] = None,
+    q_cu_seq_lens: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    r"""Attention of the last tokens of each request over a paged cache.
+
+    ``out = softmax(bmm1_scale * q . k) v * bmm2_scale``. Nothing is planned after the first call with the same sizes,
+    and nothing waits for the GPU, so calls can be captured in a CUDA graph; call once before the capture.
+
+    Parameters
+    ----------
+    query : torch.Tensor
+        ``(batch_size * q_len_per_req, num_qo_heads, head_dim)``, float16 or bfloat16.
+    kv_cache : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+        Pages of keys and values, 4-D each, or 5-D with both in the second dimension; if that has size 1, keys are
+        values too. dtype of ``query`` or float8_e4m3fn.
+    workspace_buffer : torch.Tensor
+        Scratch; its first 8 MiB are left as they are.
+    block_tables : torch.Tensor
+        ``(batch_size, max_pages)`` int32 page ids.
+    seq_lens : torch.Tensor
+        ``(batch_size,)`` int32 or uint32 on the device: keys of each request, the new tokens included.
+    max_seq_len : int
+        Keys that no request exceeds. A tight bound is a better plan.
+    bmm1_scale, bmm2_scale : Union[float, torch.Tensor]
+        Scale of the logits (``1 / sqrt(head_dim)`` and the scales of q and k), and of the output.
+    window_left : int
+        Keys left of a token that it sees; negative: all.
+    out : Optional[torch.Tensor]
+        Where the result goes; float8_e4m3fn too.
+    sinks : Optional[torch.Tensor]
+        ``(num_qo_heads,)`` float32 logits that add to the denominator of the softmax.
+    kv_layout : str
+        ``"NHD"`` or ``"HND"``.
+    enable_pdl : Optional[bool]
+        Programmatic dependent launch; None where the device has it.
+    q_len_per_req : int
+        New tokens of each request.
+    o_scale : float
+        The output is divided by it.
+    mask : Optional[torch.Tensor]
+        ``(batch_size, q_len_per_req, 2 * ceil(q_len_per_req / 32))`` uint16: which new tokens a new token sees; causal
+        without it.
+    kv_cache_sf : Optional[Tuple[torch.Tensor, torch.Tensor]]
+        Scale factors of an NVFP4 cache, which needs SM12x.
+    q_cu_seq_lens : Optional[torch.Tensor]
+        ``(batch_size + 1,)`` where requests have different numbers of new tokens; see :func:`flashinfer.xqa`.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape of ``query``.
+    """
+    op = "xqa_batch_decode_with_kv_cache"
+    if q_cu_seq_lens is not None:
+        return _ragged(query, kv_cache, workspace_buffer, block_tables, seq_lens, bmm1_scale, bmm2_scale, window_left,
+                       out, sinks, kv_layout, enable_pdl, q_len_per_req, o_scale, mask, q_cu_seq_lens)  # fmt: skip
+    return _decode(
+        op,
+        query,
+        kv_cache,
+        workspace_buffer,
+        block_tables,
+        seq_lens,
+        max_seq_len,
+        bmm1_scale,
+        bmm2_scale / o_scale,
+        torch.empty_like(query) if out is None else out,
+        q_len_per_req,
+        mask,
+        window_left=window_left,
+        sinks=sinks,
+        kv_layout=kv_layout,
+        enable_pdl=enable_pdl,
+    )
+
+
+def _ragged(
+    query: torch.Tensor,
+    kv_cache: KVCache,
+    workspace: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    bmm1_scale: Factor,
+    bmm2_scale: Factor,
+    window_left: int,
+    out: Optional[torch.Tensor],
+    sinks: Optional[torch.Tensor],
+    kv_layout: str,
+    enable_pdl: Optional[bool],
+    q_len: int,
+    o_scale: float,
+    mask: Optional[torch.Tensor],
+    q_cu_seq_lens: torch.Tensor,
+) -> torch.Tensor:
+    """Through xqa(), whose scale of values is that of keys: the one of the output makes up for it."""
+    from ..xqa import xqa
+
+    k, v = split_cache("xqa_batch_decode_with_kv_cache", kv_cache)
+    page_size, heads = (k.shape[1], k.shape[2]) if kv_layout == "NHD" else (k.shape[2], k.shape[1])
+    out = torch.empty_like(query) if out is None else out
+    xqa(
+        query,
+        k,
+        v,
+        block_tables,
+        seq_lens,
+        out,
+        _scratch(workspace),
+        workspace,
+        heads,
+        page_size,
+        sinks=sinks,
+        q_scale=bmm1_scale * query.shape[-1] ** 0.5,
+        sliding_win_size=window_left + 1,
+        kv_layout=kv_layout,
+        enable_pdl=enable_pdl,
+        rcp_out_scale=bmm2_scale / o_scale,
+        q_seq_len=q_len,
+        mask=mask,
+        q_cu_seq_lens=q_cu_seq_lens,
+    )
+    return out
+
+
+@flashinfer_api(trace=trtllm_batch_decode_trace)
+def trtllm_batch_decode_with_kv_cache(
+    query: torch.Tensor,
+    kv_cache: KVCache,
+    workspace_buffer: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    bmm1_scale: Factor = 1.0,
+    bmm2_scale: Factor = 1.0,
+    window_left: int = -1,
+    out: Optional[torch.Tensor] = None,
+    out_dtype: Union[torch.dtype, str, None] = None,
+    o_sf_scale: Optional[float] = None,
+    o_sf_vec_size: Optional[int] = None,
+    sinks: Optional[torch.Tensor] = None,
+    kv_layout: str = "HND",
+    enable_pdl: Optional[bool] = None,
+    backend: str = "auto",
+    q_len_per_req: int = 1,
+    o_scale: float = 1.0,
+    mask: Optional[torch.Tensor] = None,
+    max_q_len: Optional[int] = None,
+    cum_seq_lens_q: Optional[torch.Tensor] = None,
+    skip_softmax_threshold_scale_factor: Optional[float] = None,
+    kv_cache_sf: Optional[KVCache] = None,
+    uses_shared_paged_kv_idx: bool = True,
+    lse: Optional[torch.Tensor] = None,
+    return_lse: bool = False,
+    bmm1_scale_log2: Optional[torch.Tensor] = None,
+    multi_ctas_kv_counter_buffer: Optional[torch.Tensor] = None,
+    enable_block_sparse_attention: bool = False,
+    bf16q_fp8kv_transform_mode: Optional[str] = None,
+) -> torch.Tensor:
+    r""":func:`xqa_batch_decode_with_kv_cache` with more arguments and HND caches by default.
+
+    Parameters
+    ----------
+    query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, bmm1_scale, bmm2_scale, window_left, \
+    sinks, kv_layout, enable_pdl, q_len_per_req, o_scale, mask
+        As in :func:`xqa_batch_decode_with_kv_cache`; ``kv_layout`` is ``"HND"`` unless said otherwise.
+    out : Optional[torch.Tensor]
+        Where the result goes.
+    out_dtype : Optional[Union[torch.dtype, str]]
+        dtype of the result: that of ``out`` or of ``query`` if None; float8_e4m3fn too.
+    backend : str
+        ``"auto"`` or ``"xqa"``. ``"trtllm-gen"`` needs SM100.
+    skip_softmax_threshold_scale_factor, multi_ctas_kv_counter_buffer
+        Ignored: hints for kernels of SM100.
+    o_sf_scale, o_sf_vec_size, max_q_len, cum_seq_lens_q, uses_shared_paged_kv_idx, bmm1_scale_log2, \
+    enable_block_sparse_attention, bf16q_fp8kv_transform_mode, lse, return_lse
+        Need SM100; refused here unless they have their defaults.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape of ``query``.
+    """
+    op = "trtllm_batch_decode_with_kv_cache"
+    _check_backend(op, backend)
+    for name, value, default in (
+        ("o_sf_scale", o_sf_scale, None),
+        ("o_sf_vec_size", o_sf_vec_size, None),
+        ("max_q_len", max_q_len, None),
+        ("cum_seq_lens_q", cum_seq_lens_q, None),
+        ("uses_shared_paged_kv_idx", uses_shared_paged_kv_idx, True),
+        ("bmm1_scale_log2", bmm1_scale_log2, None),
+        ("enable_block_sparse_attention", enable_block_sparse_attention, False),
+        ("bf16q_fp8kv_transform_mode", bf16q_fp8kv_transform_mode, None),
+    ):
+        if value is not default:
+            raise ArgumentError(f"{op}: {name} is given, expected {default} (backend xqa has no such feature)")
+    if return_lse or lse is not None:
+        raise NotImplementedError(f"{op}: return_lse or lse is given, which backend xqa does not have")
+    if out_dtype == "nvfp4" or (out_dtype is not None and not isinstance(out_dtype, torch.dtype)):
+        raise ArgumentError(f"{op}: out_dtype is {out_dtype!r}, expected a torch.dtype (NVFP4 outputs need SM100)")
+    if out is not None and not isinstance(out, torch.Tensor):
+        raise ArgumentError(f"{op}: out is a {type(out).__name__}, expected a tensor (NVFP4 outputs need SM100)")
+    if out is None:
+        out = torch.empty_like(query, dtype=out_dtype)
+    elif out_dtype is not None and out.dtype != out_dtype:
+        raise ArgumentError(f"{op}: out has dtype {out.dtype}, expected {out_dtype} (out_dtype)")
+    return _decode(
+        op,
+        query,
+        kv_cache,
+        workspace_buffer,
+        block_tables,
+        seq_lens,
+        max_seq_len,
+        bmm1_scale,
+        bmm2_scale / o_scale,
+        out,
+        q_len_per_req,
+        mask,
+        window_left=window_left,
+        sinks=sinks,
+        kv_layout=kv_layout,
+        enable_pdl=enable_pdl,
+    )
+
+
+def _check_backend(op: str, backend: str) -> None:
+    if backend == "trtllm-gen":
+        raise ArgumentError(f"{op}: backend is 'trtllm-gen', which needs SM100; usable: xqa")
+    if backend not in ("auto", "xqa"):
+        raise KeyError(f"{op}: backend is {backend!r}, expected 'auto' or 'xqa'")

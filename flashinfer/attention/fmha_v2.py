@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill with the interface of TensorRT-LLM's fused attention, served by our own kernels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, Optional, Sequence, Union
+
+import numpy as np
+import torch
+
+from ..api_logging import flashinfer_api
+from ..dispatch import backend_of, use_pdl
+from ..errors import ArgumentError
+from ..jit.attention.front_doors import prompt_decl
+from ..jit.utils import filename_safe_dtype_map as _short
+from .block_tables import to_output
+from .host import to_host
+from .modules import get_batch_prefill_module, get_customize_batch_prefill_module
+from .options import CAUSAL, CUSTOM, FP8, NON_CAUSAL, alibi_slopes
+from .scales import scale_logits
+
+__all__ = ["trtllm_fmha_v2_prefill"]
+
+_OP = "trtllm_fmha_v2_prefill"
+_HEAD_DIMS = (64, 128, 256)
+_INT_WORKSPACE_BYTES = 8 << 20
+Factor = Union[float, torch.Tensor]
+Inputs = Union[torch.Tensor, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """Queries and keys of a call. ``tables`` are page ids of keys; without it keys are rows."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    layout: int = 0
+    tables: Optional[torch.Tensor] = None
+
+    @property
+    def page_size(self) -> int:
+        return 1 if self.tables is None else self.k.shape[1 if self.layout == 0 else 2]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a row sees, and how logits are made."""
+
+    mask_mode: str
+    window_left: int
+    chunk: int
+    soft_cap: float
+    alibi: bool
+    sinks: Optional[torch.Tensor]
+    stats: bool
+
+    @property
+    def needs_variant(self) -> bool:
+        return self.sinks is not None or self.chunk > 0 or self.stats
+
+
+def _pair(name: str, qkv: Any, count: int) -> Sequence[Any]:
+    if not isinstance(qkv, (tuple, list)) or len(qkv) != count:
+        raise ArgumentError(f"{_OP}: qkv is a {type(qkv).__name__}, expected a tuple of {count} (input_layout {name})")
+    return qkv
+
+
+def _expect_rank(name: str, x: torch.Tensor, rank: int) -> None:
+    if x.ndim != rank:
+        raise ArgumentError(f"{_OP}: {name} has {x.ndim} dimensions, expected {rank}")
+
+
+def _unpack(qkv: Inputs, input_layout: str, block_tables: Optional[torch.Tensor], batch_size: int) -> _Prompt:
+    name = input_layout.upper()
+    if name == "PACKED_QKV":
+        if not isinstance(qkv, torch.Tensor):
+            raise ArgumentError(f"{_OP}: qkv is a {type(qkv).__name__}, expected a tensor (input_layout PACKED_QKV)")
+        _expect_rank("qkv", qkv, 4)
+        q, k, v = qkv.unbind(1)
+        return _Prompt(q, k, v)
+    if name == "CONTIGUOUS_Q_KV":
+        q, kv = _pair(name, qkv, 2)
+        _expect_rank("q", q, 3)
+        _expect_rank("kv", kv, 4)
+        return _Prompt(q, *kv.unbind(1))
+    if name == "SEPARATE_Q_K_V":
+        q, k, v = _pair(name, qkv, 3)
+        for what, x in (("q", q), ("k", k), ("v", v)):
+            _expect_rank(what, x, 3)
+        return _Prompt(q, k, v)
+    if name in ("Q_PAGED_KV_NHD", "Q_PAGED_KV_HND"):
+        q, cache = _pair(name, qkv, 2)
+        _expect_rank("q", q, 3)
+        return _unpack_pages(q, cache, int(name.endswith("HND")), block_tables, batch_size)
+    raise ArgumentError(
+        f"{_OP}: input_layout is {input_layout!r}, expected PACKED_QKV, CONTIGUOUS_Q_KV, SEPARATE_Q_K_V, "
+        "Q_PAGED_KV_NHD or Q_PAGED_KV_HND"
+    )
+
+
+def _unpack_pages(
+    q: torch.Tensor, cache: Any, layout: int, block_tables: Optional[torch.Tensor], batch_size: int
+) -> _Prompt:
+    if block_tables is None:
+        raise ArgumentError(f"{_OP}: block_tables is None, expected a tensor (keys are in pages)")
+    if block_tables.dtype != torch.int32:
+        raise ArgumentError(f"{_OP}: block_tables is {block_tables.dtype}, expected torch.int32")
+    if block_tables.shape[0] != batch_size:
+        raise ArgumentError(f"{_OP}: block_tables has {block_tables.shape[0]} rows, expected {batch_size} (batch_size)")
+    if isinstance(cache, torch.Tensor):
+        _expect_rank("the cache", cache, 5)
+        if block_tables.ndim != 2:
+            raise ArgumentError(
+                f"{_OP}: block_tables has {block_tables.ndim} dimensions, expected 2 for one cache of both"
+            )
+        return _Prompt(q, cache[:, 0], cache[:, 1], layout, block_tables)
+    k, v = _pair("Q_PAGED_KV", cache, 2)
+    _expect_rank("k", k, 4)
+    _expect_rank("v", v, 4)
+    if block_tables.ndim != 3 or block_tables.shape[1] != 2:
+        raise ArgumentError(
+            f"{_OP}: block_tables has shape {tuple(block_tables.shape)}, expected (batch_size, 2, pages) "
+            "for separate caches"
+        )
+    return _Prompt(q, *_blocks(k, v), layout, block_tables)
+
+
+def _blocks(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both caches with pages counted in blocks, as their tables do.
+
+    A table counts blocks of one page of keys from the start of ``k``, for values too, and a page of values lies as far
+    from its page of keys as ``v`` does from ``k``. So the number of a block of keys finds the values from the start of
+    ``v``.
+    """
+    block = k[0].numel()
+    if k.shape != v.shape or not (k[0].is_contiguous() and v[0].is_contiguous()):
+        raise ArgumentError(
+            f"{_OP}: k has strides {k.stride()} and v {v.stride()}, expected equal caches, contiguous pages"
+        )
+    count = min((x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()) // block for x in (k, v))
+    first, second = (x.as_strided((count, *x.shape[1:]), (block, *x.stride()[1:])) for x in (k, v))
+    return first, second
+
+
+def _check(prompt: _Prompt, options: _Options, input_layout: str) -> None:
+    q, head_dim = prompt.q, prompt.q.shape[-1]
+    if head_dim not in _HEAD_DIMS:
+        raise ArgumentError(f"{_OP}: head_dim is {head_dim}, expected one of {_HEAD_DIMS}")
+    if prompt.k.dtype != q.dtype:
+        raise ArgumentError(f"{_OP}: q is {q.dtype} and k {prompt.k.dtype}, expected the same")
+    if input_layout.upper() == "SEPARATE_Q_K_V" and (q.dtype in FP8 or options.soft_cap):
+        raise ArgumentError(f"{_OP}: SEPARATE_Q_K_V has neither FP8 inputs nor a soft cap")
+    if options.mask_mode not in ("causal", "sliding_window", "chunked", "padding"):
+        raise ArgumentError(
+            f"{_OP}: mask_mode is {options.mask_mode!r}, expected causal, sliding_window, chunked or padding"
+        )
+    if options.mask_mode == "padding" and (options.window_left >= 0 or options.chunk):
+        raise ArgumentError(f"{_OP}: mask_mode is 'padding', expected neither window_left nor chunked_attention_size")
+    if options.mask_mode == "chunked" and (options.chunk < 1 or options.chunk & (options.chunk - 1)):
+        raise ArgumentError(f"{_OP}: chunked_attention_size is {options.chunk}, expected a power of two")
+    if options.stats and input_layout.upper() != "CONTIGUOUS_Q_KV":
+        raise ArgumentError(f"{_OP}: save_softmax_stats with {input_layout}, expected CONTIGUOUS_Q_KV")
+
+
+@flashinfer_api
+def trtllm_fmha_v2_prefill(
+    qkv: Inputs,
+    input_layout: str,
+    workspace_buffer: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    bmm1_scale: Factor,
+    bmm2_scale: Factor,
+    batch_size: int,
+    cum_seq_lens_q: torch.Tensor,
+    cum_seq_lens_kv: torch.Tensor,
+    block_tables: Optional[torch.Tensor] = None,
+    out: Optional[torch.Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+    sinks: Optional[torch.Tensor] = None,
+    pos_encoding_mode: Optional[str] = None,
+    logits_soft_cap_scale: Optional[float] = None,
+    mask_mode: str = "causal",
+    window_left: int = -1,
+    chunked_attention_size: int = 0,
+    save_softmax_stats: bool = False,
+    skip_softmax_threshold_scale_factor: float = 0,
+) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    r"""Attention of prompts: ``out = softmax(bmm1_scale * q . k) v * bmm2_scale``.
+
+    The lengths decide what is launched, so they are copied to the host, once, which waits for the GPU. Queries may be
+    the end of a longer sequence (chunked prefill): the right ends of queries and keys are aligned.
+
+    Parameters
+    ----------
+    qkv : Union[torch.Tensor, Tuple]
+        By ``input_layout``: ``PACKED_QKV`` ``(tokens, 3, heads, head_dim)``; ``CONTIGUOUS_Q_KV`` q ``(tokens, heads,
+        head_dim)`` and ``(kv_tokens, 2, kv_heads, head_dim)``; ``SEPARATE_Q_K_V`` q, k, v; ``Q_PAGED_KV_NHD`` and
+        ``_HND`` q and a paged cache ``(pages, 2, ...)``, or q and two caches of one allocation. float16, bfloat16 or
+        float8_e4m3fn.
+    workspace_buffer : torch.Tensor
+        Scratch.
+    seq_lens : torch.Tensor
+        ``(batch_size,)``: keys of each request.
+    max_q_len, max_kv_len : int
+        Ignored: the lengths say it.
+    bmm1_scale, bmm2_scale : Union[float, torch.Tensor]
+        Scale of the logits, scale of the output.
+    cum_seq_lens_q, cum_seq_lens_kv : torch.Tensor
+        ``(batch_size + 1,)``: rows of q, and of k and v where these are not in pages.
+    block_tables : Optional[torch.Tensor]
+        ``(batch_size, pages)`` int32; ``(batch_size, 2, pages)`` for two caches.
+    out : Optional[torch.Tensor]
+        Where the result goes.
+    out_dtype : Optional[torch.dtype]
+        Its dtype: that of q if None.
+    sinks : Optional[torch.Tensor]
+        ``(heads,)`` float32 logits that add to the denominator of the softmax.
+    pos_encoding_mode : Optional[str]
+        ``"alibi"`` or none.
+    logits_soft_cap_scale : Optional[float]
+        ``cap * tanh(logit / cap)``.
+    mask_mode : str
+        ``causal``, ``sliding_window`` (causal, with ``window_left``), ``chunked`` (causal inside chunks of
+        ``chunked_attention_size`` keys) or ``padding`` (everything).
+    save_softmax_stats : bool
+        Whether to return the largest logit and the sum of exponentials of each row too.
+    skip_softmax_threshold_scale_factor : float
+        Ignored.
+
+    Returns
+    -------
+    out : torch.Tensor
+        ``(tokens, heads, head_dim)``.
+    stats : torch.Tensor
+        With ``save_softmax_stats``: ``(tokens, heads, 2)`` float32. The first number is the largest ``q . k /
+        sqrt(head_dim)`` (with a soft cap, the largest capped logit divided by ``sqrt(head_dim)``), the second the sum
+        of the exponentials.
+    """
+    prompt = _unpack(qkv, input_layout, block_tables, batch_size)
+    mode = mask_mode.lower()
+    options = _Options(
+        mask_mode=mode,
+        window_left=window_left if mode in ("sliding_window", "padding") else -1,
+        chunk=chunked_attention_size if mode in ("chunked", "padding") else 0,
+        soft_cap=logits_soft_cap_scale or 0.0,
+        alibi=(pos_encoding_mode or "").lower() == "alibi",
+        sinks=None if sinks is None else sinks.reshape(-1).float(),
+        stats=save_softmax_stats,
+    )
+    _check(prompt, options, input_layout)
+    q = prompt.q
+    if out is None:
+        out = q.new_empty((*q.shape[:2], prompt.v.shape[-1]), dtype=out_dtype or q.dtype)
+    stats = q.new_zeros((*q.shape[:2], 2), dtype=torch.float32) if save_softmax_stats else None
+    rows, begins, lengths = to_host(cum_seq_lens_q, cum_seq_lens_kv, seq_lens)
+    assert rows is not None and begins is not None and lengths is not None
+    if not (rows.size == begins.size == lengths.size + 1 == batch_size + 1):
+        raise ArgumentError(
+            f"{_OP}: cum_seq_lens_q, cum_seq_lens_kv, seq_lens have {rows.size}, {begins.size}, {lengths.size} "
+            f"elements, expected {batch_size + 1}, {batch_size + 1}, {batch_size} (batch_size)"
+        )
+    to_output(_attend(prompt, options, rows, begins, lengths, workspace_buffer, bmm1_scale, stats), out, bmm2_scale)
+    return out if stats is None else (out, stats)
+
+
+def _attend(
+    prompt: _Prompt,
+    options: _Options,
+    rows: np.ndarray,
+    begins: np.ndarray,
+    lengths: np.ndarray,
+    workspace: torch.Tensor,
+    bmm1_scale: Factor,
+    stats: Optional[torch.Tensor],
+) -> torch.Tensor:
+    q, device = prompt.q, prompt.q.device
+    dtype = torch.bfloat16 if q.dtype in FP8 else q.dtype
+    q = q.to(dtype)  # every 8-bit float is exact in 16 bits
+    q, sm_scale = scale_logits(q, 1.0, bmm1_scale, None)
+    module, extras = _module_of(prompt, options, dtype, sm_scale, stats)
+    if prompt.tables is not None:
+        pages = prompt.tables.shape[-1]
+        begins = (np.arange(lengths.size + 1) * pages).astype(np.int32)
+    layout_heads = prompt.k.shape[-2] if prompt.layout == 0 else prompt.k.shape[-3]
+    int_workspace, pinned = _workspaces(device)
+    causal = options.mask_mode != "padding"
+    info = module.plan(
+        workspace, int_workspace, pinned,
+        *(torch.from_numpy(x) for x in (rows, begins, lengths)),
+        int(rows[-1]), lengths.size, q.shape[1], layout_heads, prompt.page_size, False, q.shape[-1], prompt.v.shape[-1],
+        causal, options.window_left, -1, options.stats, 0, 0,
+    )  # fmt: skip
+    out = q.new_empty((*q.shape[:2], prompt.v.shape[-1]))
+    qo_indptr, kv_indptr = (torch.from_numpy(x).to(device, non_blocking=True) for x in (rows, begins))
+    mask = CUSTOM if options.chunk else CAUSAL if causal else NON_CAUSAL
+    tail = (out, None, mask, prompt.layout, options.window_left, use_pdl(q, None), *extras)
+    head = (workspace, int_workspace, info, q, prompt.k, prompt.v, qo_indptr, kv_indptr)
+    if prompt.tables is None:
+        module.ragged_run(*head, *tail)
+    else:
+        tables = prompt.tables if prompt.tables.ndim == 2 else prompt.tables[:, 0].contiguous()
+        last = torch.from_numpy(lengths - (pages - 1) * prompt.page_size).to(device, non_blocking=True)
+        module.paged_run(*head, tables.reshape(-1), last, *tail)
+    return out
+
+
+@functools.cache
+def _workspaces(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where plans go; the next one waits until the last has been copied."""
+    on_cuda = device.type == "cuda"
+    int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return int_workspace, torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=on_cuda)
+
+
+def _module_of(
+    prompt: _Prompt, options: _Options, dtype: torch.dtype, sm_scale: float, stats: Optional[torch.Tensor]
+) -> tuple[Any, tuple[Any, ...]]:
+    """The module that serves a call, and the last arguments of its runs."""
+    k, v = prompt.k, prompt.v
+    device, slopes = backend_of(k), None
+    dtypes, dims = (dtype, k.dtype, dtype, torch.int32), (k.shape[-1], v.shape[-1])
+    if options.alibi:
+        slopes = alibi_slopes(prompt.q.shape[1], prompt.q.device)
+    if not options.needs_variant:
+        flags = (2 if options.alibi else 0, False, options.soft_cap > 0, False)
+        module = get_batch_prefill_module("fa2", *dtypes, *dims, *flags, device=device)
+        return module, (None, None, slopes, None, None, None, options.soft_cap, sm_scale, 1.0, 1.0, 0)
+    flags = (options.soft_cap > 0, options.alibi, options.chunk > 0, options.stats)
+    words = ", ".join(str(flag).lower() for flag in flags)
+    uri = (
+        f"batch_prefill_prompt_q_{_short[dtype]}_kv_{_short[k.dtype]}_head_dim_{dims[0]}_{dims[1]}"
+        f"_cap_{flags[0]}_alibi_{flags[1]}_chunks_{flags[2]}_stats_{flags[3]}"
+    )
+    tensors = ("maybe_sink", "maybe_alibi_slopes", "maybe_stats")
+    scalars = ("sm_scale", "logits_soft_cap", "chunk_mask", "stats_scale")
+    types = (("float",) * 3, scalars, ("double", "double", "int64_t", "double"))
+    module = get_customize_batch_prefill_module(
+        "fa2", uri, *dtypes, *dims, tensors, *types, f"PromptAttention<{words}>", prompt_decl, device=device
+    )
+    root = math.sqrt(prompt.q.shape[-1])
+    stats_scale = 1.0 / root if options.soft_cap else 1.0 / (sm_scale * root)
+    return module, (options.sinks, slopes, stats, sm_scale, options.soft_cap, -options.chunk, stats_scale)
+
+
+def get_trtllm_fmha_v2_module(
+    input_layout: str, input_dtype: torch.dtype, output_dtype: Optional[torch.dtype] = None
+) -> Any:
+    """The module behind such a call for heads of 128 columns: that of batch prefill, whatever the layout."""
+    dtype = torch.bfloat16 if input_dtype in FP8 else input_dtype
+    return get_batch_prefill_module("fa2", dtype, input_dtype, dtype, torch.int32, 128, 128, 0, False, False, False)

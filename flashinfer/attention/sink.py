@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention with sinks: a logit of each head that takes part in the softmax and has no value."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..errors import ArgumentError
+from ..jit.attention.variants import attention_sink_decl
+from ..jit.utils import filename_safe_dtype_map
+from ..layouts import PosEncodingMode
+from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from ..tensor_checks import canonicalize_torch_dtype
+from .options import pos_encoding_code
+
+__all__ = ["BatchAttentionWithAttentionSinkWrapper"]
+
+_OP = "BatchAttentionWithAttentionSinkWrapper"
+_BACKENDS = ("auto", "fa2", "fa3")
+
+
+class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
+    r"""Paged prefill and decoding with attention sinks, as in gpt-oss.
+
+    ``out = sum_j exp(x_j) v_j / (exp(sink) + sum_j exp(x_j))`` with the logits ``x_j`` and ``sink`` in natural
+    logarithms; ``sm_scale`` does not scale the sink. The LSE contains it.
+
+    Plan it as :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper` without a custom mask, and run it as
+    ``run(q, paged_kv_cache, sink, sm_scale)``: ``sink`` is ``(num_qo_heads,)`` float32.
+
+    Parameters
+    ----------
+    float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, \
+    paged_kv_last_page_len_buf, custom_mask_buf, mask_indptr_buf
+        As for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+    backend : str
+        ``"auto"`` or ``"fa2"``.
+    pos_encoding_mode : str
+        ``"NONE"`` or ``"ROPE_LLAMA"``.
+    use_fp16_qk_reduction : bool
+        Accepted; products are accumulated in float32.
+    q_data_type, kv_data_type : Union[str, torch.dtype]
+        Of the queries (and the output) and of the cache.
+    head_dim_qk, head_dim_vo : int
+        Head dimensions.
+    window_left : int
+        Whether there will be a sliding window; its size is an argument of ``plan``.
+
+    Examples
+    --------
+    >>> workspace = torch.empty(32 << 20, dtype=torch.uint8)
+    >>> wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(workspace)
+    >>> rows = torch.tensor([0, 5, 6], dtype=torch.int32)
+    >>> pages, last = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([4, 7], dtype=torch.int32)
+    >>> types = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
+    >>> wrapper.plan(rows, pages, torch.arange(3).int(), last, 32, 8, 128, 16, causal=True, **types)
+    >>> q, cache = torch.randn(6, 32, 128).bfloat16(), torch.randn(3, 2, 16, 8, 128).bfloat16()
+    >>> out = wrapper.run(q, cache, torch.zeros(32), 128**-0.5)
+    """
+
+    @flashinfer_api
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Optional[torch.Tensor] = None,
+        paged_kv_indptr_buf: Optional[torch.Tensor] = None,
+        paged_kv_indices_buf: Optional[torch.Tensor] = None,
+        paged_kv_last_page_len_buf: Optional[torch.Tensor] = None,
+        custom_mask_buf: Optional[torch.Tensor] = None,
+        mask_indptr_buf: Optional[torch.Tensor] = None,
+        backend: str = "auto",
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        q_data_type: Union[str, torch.dtype] = torch.bfloat16,
+        kv_data_type: Union[str, torch.dtype] = torch.bfloat16,
+        head_dim_qk: int = 128,
+        head_dim_vo: int = 128,
+        window_left: int = -1,
+    ) -> None:
+        if backend not in _BACKENDS:
+            raise ArgumentError(f"{_OP}: backend is {backend!r}, expected one of {', '.join(_BACKENDS)}")
+        mode = pos_encoding_code(_OP, pos_encoding_mode)
+        if mode == PosEncodingMode.ALIBI.value:
+            raise ArgumentError(f"{_OP}: pos_encoding_mode is 'ALIBI', expected 'NONE' or 'ROPE_LLAMA'")
+        scalars = ["sm_scale"] if mode == 0 else ["sm_scale", "rope_rcp_scale", "rope_rcp_theta"]
+        q, kv = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
+        uri = (
+            f"batch_prefill_attention_sink_q_{filename_safe_dtype_map[q]}_kv_{filename_safe_dtype_map[kv]}"
+            f"_head_dim_qk_{head_dim_qk}_head_dim_vo_{head_dim_vo}_posenc_{mode}"
+        )
+        jit_args: list[Any] = [
+            uri, q, kv, q, torch.int32, head_dim_qk, head_dim_vo,
+            ["sink"], ["float"], scalars, ["double"] * len(scalars),
+            "AttentionSink", attention_sink_decl["fa2"],
+        ]  # fmt: skip
+        super().__init__(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph=use_cuda_graph,
+            qo_indptr_buf=qo_indptr_buf,
+            paged_kv_indptr_buf=paged_kv_indptr_buf,
+            paged_kv_indices_buf=paged_kv_indices_buf,
+            paged_kv_last_page_len_buf=paged_kv_last_page_len_buf,
+            custom_mask_buf=custom_mask_buf,
+            mask_indptr_buf=mask_indptr_buf,
+            backend=backend,
+            jit_args=jit_args,
+            jit_kwargs={"pos_encoding_mode": mode, "use_sliding_window": window_left >= 0},
+        )

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for calls without ``plan()``, whose lengths only the device knows.
+
+Such a call says how many requests there are, how many rows each has and how many keys any may have. That is enough for
+a plan: work is laid out for the longest request there may be, and kernels end where a request really does. A plan is
+made once for each set of sizes and kept, so that later calls do no planning, copy nothing and can be captured.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Hashable
+
+import torch
+
+from ..errors import ArgumentError
+
+__all__ = ["UniformPlan", "UniformSizes", "uniform_plan"]
+
+_KEPT = 256  # plans; one is a few tens of kilobytes
+
+
+@dataclass(frozen=True)
+class UniformSizes:
+    """What a plan depends on."""
+
+    batch_size: int
+    q_len: int
+    pages_per_request: int
+    page_size: int
+    max_kv_len: int
+    num_qo_heads: int
+    num_kv_heads: int
+    causal: bool
+
+
+@dataclass(frozen=True, eq=False)
+class UniformPlan:
+    """A plan with the buffers it lives in, and the offsets that kernels want."""
+
+    info: Any
+    int_workspace: torch.Tensor
+    pinned: torch.Tensor
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+
+
+_plans: OrderedDict[Hashable, UniformPlan] = OrderedDict()
+_captured: dict[Hashable, UniformPlan] = {}  # graphs hold the addresses of these
+
+
+def _rounded(max_kv_len: int) -> int:
+    """Up to an eighth more: a request that grows by a token needs no new plan, and few blocks go without work."""
+    step = max(64, 1 << max(max_kv_len.bit_length() - 4, 0))
+    return -(-max_kv_len // step) * step
+
+
+def uniform_plan(
+    op: str, module: Any, device: torch.device, float_workspace: torch.Tensor, sizes: UniformSizes
+) -> UniformPlan:
+    """The plan for ``sizes``, made if it is not known yet.
+
+    Making one waits for the current stream, so that any stream may use it afterwards.
+    """
+    capacity = sizes.pages_per_request * sizes.page_size
+    max_kv_len = min(_rounded(min(sizes.max_kv_len, capacity)), capacity)
+    key = (id(module), device, max_kv_len, sizes)
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    plan = _plans.get(key) or _captured.get(key)
+    if plan is None:
+        if capturing:
+            raise ArgumentError(
+                f"{op}: is being captured in a CUDA graph with sizes it was not called with before, expected a call "
+                "before the capture (it makes the plan that the graph replays)"
+            )
+        plan = _make(module, device, float_workspace, sizes, max_kv_len)
+        _plans[key] = plan
+        if len(_plans) > _KEPT:
+            _plans.popitem(last=False)
+    elif capturing:
+        _captured[key] = plan
+    else:
+        _touch(key)
+    return plan
+
+
+def _touch(key: Hashable) -> None:
+    if key in _plans:
+        _plans.move_to_end(key)
+
+
+def _make(
+    module: Any, device: torch.device, float_workspace: torch.Tensor, sizes: UniformSizes, max_kv_len: int
+) -> UniformPlan:
+    arguments = (
+        sizes.batch_size,
+        sizes.q_len,
+        sizes.pages_per_request,
+        max_kv_len,
+        sizes.num_qo_heads,
+        sizes.num_kv_heads,
+        sizes.page_size,
+        sizes.causal,
+    )
+    int_bytes = max(int(module.uniform_workspace_size(*arguments)[1]), 16)
+    on_cuda = device.type == "cuda"
+    int_workspace = torch.empty(int_bytes, dtype=torch.uint8, device=device)
+    pinned = torch.empty(int_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+    offsets = torch.arange(sizes.batch_size + 1, dtype=torch.int32, device=device)
+    info = module.plan_uniform(float_workspace, int_workspace, pinned, *arguments)
+    plan = UniformPlan(info, int_workspace, pinned, offsets * sizes.q_len, offsets * sizes.pages_per_request)
+    if on_cuda:
+        torch.cuda.current_stream(device).synchronize()
+    return plan

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over prefixes that requests share at several levels, each level read once for all that share it."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..attention.cache import PagedCache
+from ..errors import ArgumentError
+from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from .merge import merge_state_in_place
+
+__all__ = ["MultiLevelCascadeAttentionWrapper"]
+
+_OP = "MultiLevelCascadeAttentionWrapper"
+Tensors = Sequence[torch.Tensor]
+
+
+def _check_lengths(where: str, expected: int, **lists: Sequence[Any]) -> None:
+    for name, values in lists.items():
+        if len(values) != expected:
+            raise ArgumentError(f"{_OP}.{where}: {name} has {len(values)} elements, expected {expected} (num_levels)")
+
+
+class MultiLevelCascadeAttentionWrapper:
+    r"""Attention whose keys are cut into levels: a prompt that all requests share, prefixes of groups, their own keys.
+
+    Each level is a batch of its own over the same queries: ``qo_indptr_arr[level]`` says which rows share the keys of
+    an entry. A level reads the keys of an entry once for all its rows, and the results of the levels are merged by
+    their scores. Level 0 is shared most; the last holds what belongs to a single request.
+
+    Parameters
+    ----------
+    num_levels : int
+        How many levels there are.
+    float_workspace_buffer : torch.Tensor
+        Scratch that all levels use, one after the other; its device is that of the wrapper. 128 MiB are plenty.
+    kv_layout : str
+        ``"NHD"`` or ``"HND"``.
+    use_cuda_graph : bool
+        Whether ``run`` will be captured; then the four lists of buffers are needed, one tensor per level in each, as
+        for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+    qo_indptr_buf_arr, paged_kv_indptr_buf_arr, paged_kv_indices_buf_arr, paged_kv_last_page_len_buf_arr
+        Buffers of each level, in CUDA graph mode.
+
+    Examples
+    --------
+    Seven requests that share a prompt of 64 tokens, with 10 tokens each after it.
+
+    >>> wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, torch.empty(32 << 20, dtype=torch.uint8))
+    >>> cache = torch.randn(4 + 7, 2, 16, 8, 128).half()
+    >>> shared = torch.tensor([0, 7]), torch.tensor([0, 4]), torch.arange(4), torch.tensor([16])
+    >>> own = torch.arange(8), torch.arange(8), torch.arange(4, 11), torch.full((7,), 10)
+    >>> wrapper.plan(*([a.int(), b.int()] for a, b in zip(shared, own)), 32, 8, 128, 16)
+    >>> wrapper.run(torch.randn(7, 32, 128).half(), cache).shape
+    torch.Size([7, 32, 128])
+    """
+
+    @flashinfer_api
+    def __init__(
+        self,
+        num_levels: int,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf_arr: Optional[Tensors] = None,
+        paged_kv_indptr_buf_arr: Optional[Tensors] = None,
+        paged_kv_indices_buf_arr: Optional[Tensors] = None,
+        paged_kv_last_page_len_buf_arr: Optional[Tensors] = None,
+    ) -> None:
+        if num_levels < 1:
+            raise ArgumentError(f"{_OP}: num_levels is {num_levels}, expected at least 1")
+        self._use_cuda_graph = use_cuda_graph
+        buffers: list[tuple[Optional[torch.Tensor], ...]] = [(None,) * 4] * num_levels
+        if use_cuda_graph:
+            given = {
+                "qo_indptr_buf_arr": qo_indptr_buf_arr,
+                "paged_kv_indptr_buf_arr": paged_kv_indptr_buf_arr,
+                "paged_kv_indices_buf_arr": paged_kv_indices_buf_arr,
+                "paged_kv_last_page_len_buf_arr": paged_kv_last_page_len_buf_arr,
+            }
+            _check_lengths("__init__", num_levels, **{name: values or () for name, values in given.items()})
+            buffers = list(zip(*(values or () for values in given.values()), strict=True))
+        self._batch_prefill_wrappers = [
+            BatchPrefillWithPagedKVCacheWrapper(
+                float_workspace_buffer,
+                kv_layout,
+                use_cuda_graph=use_cuda_graph,
+                qo_indptr_buf=qo_indptr,
+                paged_kv_indptr_buf=kv_indptr,
+                paged_kv_indices_buf=kv_indices,
+                paged_kv_last_page_len_buf=last_page_len,
+            )
+            for qo_indptr, kv_indptr, kv_indices, last_page_len in buffers
+        ]
+        self._num_levels = num_levels
+        self._float_workspace_buffer = float_workspace_buffer
+        self._kv_layout = kv_layout
+        self.device = float_workspace_buffer.device
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffers: Tensors) -> None:
+        """Use other workspaces from the next ``plan`` on: one for scratch, and one for the plan of each level."""
+        _check_lengths("reset_workspace_buffer", self._num_levels, int_workspace_buffers=int_workspace_buffers)
+        self._float_workspace_buffer = float_workspace_buffer
+        for wrapper, int_workspace in zip(self._batch_prefill_wrappers, int_workspace_buffers, strict=True):
+            wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace)
+
+    @flashinfer_api
+    def plan(
+        self,
+        qo_indptr_arr: Tensors,
+        paged_kv_indptr_arr: Tensors,
+        paged_kv_indices_arr: Tensors,
+        paged_kv_last_page_len: Tensors,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: Optional[float] = None,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        q_data_type: Union[str, torch.dtype] = "float16",
+        kv_data_type: Union[str, torch.dtype, None] = None,
+    ) -> None:
+        """Plan every level. The first four arguments are lists with one tensor per level, level 0 shared most.
+
+        Parameters
+        ----------
+        qo_indptr_arr : List[torch.Tensor]
+            ``(entries + 1,)`` of each level: rows of ``q`` that share the keys of an entry.
+        paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len : List[torch.Tensor]
+            Page tables of each level, into one cache.
+        causal : bool
+            Whether the last level is causal. The others are keys before all queries and never are.
+
+        The other arguments are those of :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`, for all levels.
+        """
+        tables = (qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len)
+        names = ("qo_indptr_arr", "paged_kv_indptr_arr", "paged_kv_indices_arr", "paged_kv_last_page_len")
+        _check_lengths("plan", self._num_levels, **dict(zip(names, tables, strict=True)))
+        last = self._num_levels - 1
+        for level, (wrapper, *table) in enumerate(zip(self._batch_prefill_wrappers, *tables, strict=True)):
+            wrapper.plan(
+                *table,
+                num_qo_heads,
+                num_kv_heads,
+                head_dim,
+                page_size,
+                causal=causal and level == last,
+                pos_encoding_mode=pos_encoding_mode,
+                use_fp16_qk_reduction=use_fp16_qk_reduction,
+                sm_scale=sm_scale,
+                window_left=window_left,
+                logits_soft_cap=logits_soft_cap,
+                rope_scale=rope_scale,
+                rope_theta=rope_theta,
+                q_data_type=q_data_type,
+                kv_data_type=kv_data_type,
+            )
+
+    begin_forward = plan
+
+    @flashinfer_api
+    def run(self, q: torch.Tensor, paged_kv_cache: PagedCache) -> torch.Tensor:
+        """Attention of ``q`` over the keys of all levels.
+
+        Parameters
+        ----------
+        q : torch.Tensor
+            ``(rows, num_qo_heads, head_dim)``.
+        paged_kv_cache : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+            The cache that all levels index.
+
+        Returns
+        -------
+        torch.Tensor
+            ``(rows, num_qo_heads, head_dim)``.
+        """
+        *shared, own = self._batch_prefill_wrappers
+        out, lse = own.run(q, paged_kv_cache, return_lse=True)
+        for wrapper in shared:
+            merge_state_in_place(out, lse, *wrapper.run(q, paged_kv_cache, return_lse=True))
+        return out
+
+    forward = run
+
+    def end_forward(self) -> None:
+        """Nothing to do; published callers have it."""
+
+    def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
+        """Nothing to build: one module serves keys and values of equal and of different strides."""
+        for wrapper in self._batch_prefill_wrappers:
+            wrapper.prewarm_paged_kv_stride_variant(variant)

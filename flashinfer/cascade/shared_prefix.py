@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One prefix that all requests share, in dense tensors, and the keys of each request in pages.
+
+Older than :class:`flashinfer.MultiLevelCascadeAttentionWrapper`, which has any number of levels and keeps all of them
+in one cache.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..attention.cache import PagedCache
+from ..decode import BatchDecodeWithPagedKVCacheWrapper
+from ..prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
+from .merge import merge_state_in_place
+
+__all__ = ["BatchDecodeWithSharedPrefixPagedKVCacheWrapper", "BatchPrefillWithSharedPrefixPagedKVCacheWrapper"]
+
+
+class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
+    r"""Decoding of requests that share a prefix: the queries of all of them read it together.
+
+    Parameters
+    ----------
+    float_workspace_buffer : torch.Tensor
+        Scratch; its device is that of the wrapper.
+    kv_layout : str
+        ``"NHD"`` or ``"HND"``, of the cache and of the shared keys and values.
+
+    Examples
+    --------
+    >>> wrapper = flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper(torch.empty(32 << 20, dtype=torch.uint8))
+    >>> pages = torch.arange(8, dtype=torch.int32)
+    >>> wrapper.begin_forward(pages, pages[:7], torch.full((7,), 10, dtype=torch.int32), 32, 8, 128, 16)
+    >>> shared = torch.randn(64, 8, 128).half()
+    >>> q, cache = torch.randn(7, 32, 128).half(), torch.randn(7, 2, 16, 8, 128).half()
+    >>> wrapper.forward(q, shared, shared, cache).shape
+    torch.Size([7, 32, 128])
+    """
+
+    @flashinfer_api
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+        self._batch_decode_wrapper = BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+        self._kv_layout = kv_layout
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
+        """Use other workspaces from the next ``begin_forward`` on."""
+        self._batch_decode_wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+
+    @flashinfer_api
+    def begin_forward(
+        self,
+        unique_kv_indptr: torch.Tensor,
+        unique_kv_indices: torch.Tensor,
+        unique_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        data_type: Union[str, torch.dtype] = "float16",
+    ) -> None:
+        """Plan the part of each request: the first three arguments are its page table, without the prefix."""
+        self._batch_decode_wrapper.plan(
+            unique_kv_indptr,
+            unique_kv_indices,
+            unique_kv_last_page_len,
+            num_qo_heads,
+            num_kv_heads,
+            head_dim,
+            page_size,
+            pos_encoding_mode="NONE",
+            q_data_type=data_type,
+            kv_data_type=data_type,
+        )
+
+    @flashinfer_api
+    def forward(
+        self, q: torch.Tensor, k_shared: torch.Tensor, v_shared: torch.Tensor, unique_kv_cache: PagedCache
+    ) -> torch.Tensor:
+        """Attention of one token per request over the prefix and the request's own keys.
+
+        Parameters
+        ----------
+        q : torch.Tensor
+            ``(batch_size, num_qo_heads, head_dim)``.
+        k_shared, v_shared : torch.Tensor
+            ``(shared_len, num_kv_heads, head_dim)``, or ``(num_kv_heads, shared_len, head_dim)`` for HND.
+        unique_kv_cache : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+            The paged cache of the rest.
+
+        Returns
+        -------
+        torch.Tensor
+            ``(batch_size, num_qo_heads, head_dim)``.
+        """
+        out, lse = single_prefill_with_kv_cache(
+            q, k_shared, v_shared, causal=False, kv_layout=self._kv_layout, return_lse=True
+        )
+        merge_state_in_place(out, lse, *self._batch_decode_wrapper.run(q, unique_kv_cache, return_lse=True))
+        return out
+
+    def end_forward(self) -> None:
+        """Nothing to do; published callers have it."""
+
+
+class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
+    r"""Prefill or append of float16 requests that share a prefix: the queries of all of them read it together.
+
+    Parameters
+    ----------
+    float_workspace_buffer : torch.Tensor
+        Scratch; its device is that of the wrapper.
+    kv_layout : str
+        ``"NHD"`` or ``"HND"``, of the cache and of the shared keys and values.
+    """
+
+    @flashinfer_api
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+        self._batch_prefill_wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+        self._kv_layout = kv_layout
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
+        """Use other workspaces from the next ``begin_forward`` on."""
+        self._batch_prefill_wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+
+    @flashinfer_api
+    def begin_forward(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+    ) -> None:
+        """Remember the part of each request; it is planned by ``forward``, which knows whether it is causal."""
+        self._table = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        self._sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        self._planned: Optional[tuple] = None
+
+    @flashinfer_api
+    def forward(
+        self,
+        q: torch.Tensor,
+        k_shared: torch.Tensor,
+        v_shared: torch.Tensor,
+        unique_kv_cache: PagedCache,
+        causal: bool = False,
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+    ) -> torch.Tensor:
+        """Attention over the prefix, all of which every row sees, and the request's own keys.
+
+        Parameters
+        ----------
+        q : torch.Tensor
+            ``(rows, num_qo_heads, head_dim)``.
+        k_shared, v_shared : torch.Tensor
+            ``(shared_len, num_kv_heads, head_dim)``, or ``(num_kv_heads, shared_len, head_dim)`` for HND.
+        unique_kv_cache : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+            The paged cache of the rest.
+        causal : bool
+            Whether the request's own keys are seen causally.
+
+        Returns
+        -------
+        torch.Tensor
+            ``(rows, num_qo_heads, head_dim)``.
+        """
+        options = {
+            "causal": causal,
+            "use_fp16_qk_reduction": use_fp16_qk_reduction,
+            "sm_scale": sm_scale,
+            "rope_scale": rope_scale,
+            "rope_theta": rope_theta,
+        }
+        key = (q.dtype, *options.values())
+        if self._planned != key:
+            self._batch_prefill_wrapper.plan(*self._table, *self._sizes, q_data_type=q.dtype, **options)
+            self._planned = key
+        out, lse = self._batch_prefill_wrapper.run(q, unique_kv_cache, return_lse=True)
+        shared = single_prefill_with_kv_cache(
+            q,
+            k_shared,
+            v_shared,
+            causal=False,
+            kv_layout=self._kv_layout,
+            use_fp16_qk_reduction=use_fp16_qk_reduction,
+            sm_scale=sm_scale,
+            rope_scale=rope_scale,
+            rope_theta=rope_theta,
+            return_lse=True,
+        )
+        merge_state_in_place(out, lse, *shared)
+        return out
+
+    def end_forward(self) -> None:
+        """Nothing to do; published callers have it."""

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention (MLA): all heads share one compressed key, which is the value too."""
+
+from typing import Any
+
+from ..attention.blackwell import MLA_NAMES as _BLACKWELL
+from ._core import BatchMLAPagedAttentionWrapper
+from ._core import get_batch_mla_module as get_batch_mla_module
+from .dimensions import MLAHeadDimensions as MLAHeadDimensions
+from .dimensions import MLALayerDimensions as MLALayerDimensions
+from .legacy import BatchDecodeMlaWithPagedKVCacheWrapper
+
+__all__ = ["BatchDecodeMlaWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _BLACKWELL:
+        return _BLACKWELL[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

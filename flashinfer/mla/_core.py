@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention (MLA, with the projections absorbed into the queries) over a paged cache."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any, Optional, Sequence, Union
+
+import numpy as np
+import torch
+
+from ..api_logging import flashinfer_api
+from ..attention.host import range_buffer, to_device, to_host
+from ..attention.options import CAUSAL, NON_CAUSAL
+from ..attention.outputs import lse_buffer, output_buffer
+from ..attention.wrapper import PlannedWrapper, run_planned
+from ..dispatch import use_pdl
+from ..errors import ArgumentError
+from ..jit.attention import gen_batch_mla_module
+from ..tensor_checks import canonicalize_torch_dtype
+from ..utils import get_compute_capability
+from .scales import LatentScales
+
+__all__ = ["BatchMLAPagedAttentionWrapper", "get_batch_mla_module"]
+
+_KV_DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float32)
+_FP8 = torch.float8_e4m3fn
+_HOPPER = 9
+
+
+@functools.cache
+def get_batch_mla_module(backend: str, *args: Any, device: str = "cuda") -> Any:
+    """The module of latent attention, built and loaded on first use. Arguments are those of its generator."""
+    return gen_batch_mla_module(backend, *args, device=device).build_and_load()  # type: ignore[misc]
+
+
+class BatchMLAPagedAttentionWrapper(PlannedWrapper):
+    r"""Attention of DeepSeek's models over their compressed cache.
+
+    All heads share one key for each token, the concatenation of ``ckv`` and ``kpe``, and ``ckv`` is its value too:
+    ``out[h] = sum_j softmax_j(sm_scale * (q_nope[h] . ckv_j + q_pe[h] . kpe_j)) ckv_j``.
+
+    Parameters
+    ----------
+    float_workspace_buffer : torch.Tensor
+        Scratch, any dtype, aligned to 16 bytes; 128 MiB are plenty. Its device is that of the wrapper.
+    use_cuda_graph : bool
+        Whether ``run`` will be captured; then the next four arguments are needed and fix the batch size.
+    qo_indptr, kv_indptr, kv_indices, kv_len_arr : Optional[torch.Tensor]
+        int32 buffers that ``plan`` writes to in CUDA graph mode: ``(batch_size + 1,)`` twice, as many page ids as there
+        may ever be, ``(batch_size,)``.
+    backend : str
+        ``"auto"`` or ``"fa2"``.
+
+    Examples
+    --------
+    One new token of two requests with 20 and 7 keys.
+
+    >>> wrapper = flashinfer.BatchMLAPagedAttentionWrapper(torch.empty(32 << 20, dtype=torch.uint8))
+    >>> rows, pages = torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3])
+    >>> types = (torch.bfloat16, torch.bfloat16)
+    >>> wrapper.plan(rows, pages, torch.arange(3), torch.tensor([20, 7]), 16, 512, 64, 16, True, 192**-0.5, *types)
+    >>> q_nope, q_pe = torch.randn(2, 16, 512).bfloat16(), torch.randn(2, 16, 64).bfloat16()
+    >>> ckv, kpe = torch.randn(3, 16, 512).bfloat16(), torch.randn(3, 16, 64).bfloat16()
+    >>> wrapper.run(q_nope, q_pe, ckv, kpe).shape
+    torch.Size([2, 16, 512])
+    """
+
+    _blackwell_auto_fallback_warned = False
+
+    @flashinfer_api
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: Optional[torch.Tensor] = None,
+        kv_indptr: Optional[torch.Tensor] = None,
+        kv_indices: Optional[torch.Tensor] = None,
+        kv_len_arr: Optional[torch.Tensor] = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            float_workspace_buffer, "NHD", use_cuda_graph, self._resolve(float_workspace_buffer, backend), None
+        )
+        self._qo_indptr_buf = qo_indptr
+        self._kv_indptr_buf = kv_indptr
+        self._kv_indices_buf = kv_indices
+        self._kv_len_arr_buf = kv_len_arr
+        self._fixed_batch_size = 0
+        self._max_total_num_rows: Optional[int] = None
+        if use_cuda_graph:
+            self._fixed_batch_size = self._check_graph_buffers()
+
+    @classmethod
+    def _resolve(cls, workspace: torch.Tensor, backend: str) -> str:
+        op = cls.__name__
+        is_blackwell = workspace.is_cuda and get_compute_capability(workspace.device)[0] >= 10
+        if backend == "auto" and is_blackwell and not cls._blackwell_auto_fallback_warned:
+            cls._blackwell_auto_fallback_warned = True
+            warnings.warn(f"{op}: the kernels behind 'auto' are not Blackwell-native", UserWarning, stacklevel=4)
+        if backend in ("auto", "fa2"):
+            return "fa2"
+        if backend == "fa3":
+            raise NotImplementedError(f"{op}: backend is 'fa3', which does not exist here; usable: fa2")
+        needs = " (cutlass needs SM100)" if backend == "cutlass" else ""
+        raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto' or 'fa2'{needs}")
+
+    def _check_graph_buffers(self) -> int:
+        names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
+        for name in names:
+            if not isinstance(getattr(self, f"_{name}_buf"), torch.Tensor):
+                raise ArgumentError(f"{self._op}: {name} is None, expected a tensor (use_cuda_graph=True)")
+        batch_size = self._kv_len_arr_buf.numel()  # type: ignore[union-attr]
+        for name in names[:2]:
+            length = getattr(self, f"_{name}_buf").numel()
+            if length != batch_size + 1:
+                raise ArgumentError(
+                    f"{self._op}: {name} has {length} elements, expected {batch_size + 1} (batch_size + 1)"
+                )
+        return batch_size
+
+    @flashinfer_api
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_len_arr: torch.Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: Union[str, torch.dtype],
+        kv_data_type: Union[str, torch.dtype],
+        use_profiler: bool = False,
+    ) -> None:
+        """Plan a batch. Index arrays that lie on the GPU are copied to the host in one go, which waits for it.
+
+        Parameters
+        ----------
+        qo_indptr : torch.Tensor
+            ``(batch_size + 1,)``: rows of the queries of each request.
+        kv_indptr : torch.Tensor
+            ``(batch_size + 1,)`` or longer: where the pages of each request begin in ``kv_indices``.
+        kv_indices : torch.Tensor
+            Page ids; may be longer than needed.
+        kv_len_arr : torch.Tensor
+            ``(batch_size,)``: keys of each request, 0 allowed.
+        num_heads : int
+            Query heads.
+        head_dim_ckv, head_dim_kpe : int
+            512 and 64, or 0 where positions are not encoded.
+        page_size : int
+            Tokens of a page.
+        causal : bool
+            Whether row ``i`` sees keys up to ``i + kv_len - qo_len`` only.
+        sm_scale : float
+            That of the heads before absorption: ``1 / sqrt(128 + 64)``.
+        q_data_type, kv_data_type : Union[str, torch.dtype]
+            float16 or bfloat16; a float8_e4m3fn cache goes with bfloat16 queries.
+        use_profiler : bool
+            Whether ``run`` will be given a profiler buffer. Kernels here write no events into it.
+        """
+        q_dtype, kv_dtype = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
+        self._check_types(q_dtype, kv_dtype, head_dim_ckv, head_dim_kpe)
+        rows, pages, lengths = self._host_tables(qo_indptr, kv_indptr, kv_len_arr, page_size)
+        used = int(pages[-1]) if pages.size else 0
+        if kv_indices.numel() < used:
+            raise ArgumentError(f"{self._op}.plan: kv_indices has {kv_indices.numel()} elements, expected {used}")
+        if self._use_cuda_graph:
+            self._fill_graph_buffers(rows, pages, kv_indices, lengths)
+        else:
+            self._kv_indices_buf = to_device(kv_indices, self.device, True)
+            self._kv_len_arr_buf = to_device(kv_len_arr, self.device, True)
+        self._cached_q_data_type, self._cached_kv_data_type = q_dtype, kv_dtype
+        self._dims = (head_dim_ckv, head_dim_kpe)
+        self._cached_module = self._module(kv_dtype)
+        self._causal, self._page_size, self._sm_scale = causal, page_size, sm_scale
+        self._num_heads, self._num_rows = num_heads, int(rows[-1])
+        self._use_profiler = use_profiler
+        self._plan_info = self._native_plan(
+            self._cached_module.plan_ext,
+            rows,
+            pages,
+            lengths,
+            num_heads,
+            head_dim_ckv,
+            causal,
+            page_size,
+            self._use_cuda_graph,
+            self._max_total_num_rows or self._num_rows,
+        )
+
+    def _module(self, kv_dtype: torch.dtype) -> Any:
+        q_dtype = self._cached_q_data_type
+        types = (q_dtype, kv_dtype, q_dtype, torch.int32)
+        return get_batch_mla_module(self._backend, *types, *self._dims, False, device=self._device_kind)
+
+    def _check_types(self, q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> None:
+        op = f"{self._op}.plan"
+        if kv not in _KV_DTYPES:
+            raise ArgumentError(f"{op}: kv_data_type is {kv}, expected float16, bfloat16 or float8_e4m3fn")
+        if head_dim_kpe < 0:
+            raise ArgumentError(f"{op}: head_dim_kpe is {head_dim_kpe}, expected 0 or more")
+        if kv != _FP8:
+            return
+        if self._device_kind == "cuda" and get_compute_capability(self.device)[0] != _HOPPER:
+            raise ArgumentError(f"{op}: kv_data_type is {kv}, expected 16 bits (8 bits need an SM90 device)")
+        if q != torch.bfloat16:
+            raise ArgumentError(f"{op}: q_data_type is {q}, an FP8 cache needs q_data_type=torch.bfloat16")
+        if head_dim_ckv != 512 or head_dim_kpe not in (0, 64):
+            raise ArgumentError(
+                f"{op}: head_dim_ckv and head_dim_kpe are {head_dim_ckv} and {head_dim_kpe}, expected 512 and 0 or 64 "
+                "for an FP8 cache"
+            )
+
+    def _host_tables(
+        self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_len_arr: torch.Tensor, page_size: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows, pages and keys. Pages end where the keys do: what a request owns beyond them does not matter."""
+        op = f"{self._op}.plan"
+        rows, begins, lengths = to_host(qo_indptr, kv_indptr, kv_len_arr)
+        assert rows is not None and begins is not None and lengths is not None
+        batch_size = lengths.size
+        if rows.size != batch_size + 1:
+            raise ArgumentError(f"{op}: qo_indptr has {rows.size} elements, expected {batch_size + 1} (batch_size + 1)")
+        if begins.size < batch_size + 1:
+            raise ArgumentError(f"{op}: kv_indptr has {begins.size} elements, expected at least {batch_size + 1}")
+        if page_size < 1:
+            raise ArgumentError(f"{op}: page_size is {page_size}, expected at least 1")
+        begins = begins[: batch_size + 1]
+        if lengths.size and lengths.min() < 0:
+            raise ArgumentError(f"{op}: kv_len_arr has {lengths.min()}, expected 0 or more")
+        return rows, begins, lengths
+
+    def _fill_graph_buffers(
+        self, rows: np.ndarray, pages: np.ndarray, kv_indices: torch.Tensor, lengths: np.ndarray
+    ) -> None:
+        """Captured kernels go on reading these addresses."""
+        op = f"{self._op}.plan"
+        if lengths.size != self._fixed_batch_size:
+            raise ArgumentError(
+                f"{op}: the batch has {lengths.size} requests, expected {self._fixed_batch_size} (CUDA graph buffers)"
+            )
+        if self._max_total_num_rows is None:
+            self._max_total_num_rows = int(rows[-1])
+        elif rows[-1] > self._max_total_num_rows:
+            raise ArgumentError(
+                f"{op}: {rows[-1]} rows, expected at most {self._max_total_num_rows} (the first plan's)"
+            )
+        assert self._kv_indices_buf is not None
+        count = kv_indices.numel()
+        if count > self._kv_indices_buf.numel():
+            raise ArgumentError(
+                f"{op}: kv_indices has {count} elements, expected at most {self._kv_indices_buf.numel()} (its buffer)"
+            )
+        for buffer, values in (
+            (self._qo_indptr_buf, torch.from_numpy(rows)),
+            (self._kv_indptr_buf, torch.from_numpy(pages)),
+            (self._kv_len_arr_buf, torch.from_numpy(lengths)),
+        ):
+            assert buffer is not None
+            buffer.copy_(values, non_blocking=True)
+        self._kv_indices_buf[:count].copy_(kv_indices, non_blocking=True)
+
+    @flashinfer_api
+    def run(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+        out: Optional[torch.Tensor] = None,
+        lse: Optional[torch.Tensor] = None,
+        return_lse: bool = False,
+        profiler_buffer: Optional[torch.Tensor] = None,
+        kv_len: Optional[torch.Tensor] = None,
+        page_table: Optional[torch.Tensor] = None,
+        return_lse_base_on_e: bool = False,
+        o_scale: Optional[float] = None,
+        *,
+        ckv_scale: Optional[float] = None,
+        ckv_scale_arr: Optional[torch.Tensor] = None,
+        kpe_scale: Optional[float] = None,
+    ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Attention of the planned batch.
+
+        Parameters
+        ----------
+        q_nope : torch.Tensor
+            ``(rows, num_heads, head_dim_ckv)``.
+        q_pe : torch.Tensor
+            ``(rows, num_heads, head_dim_kpe)``.
+        ckv_cache : torch.Tensor
+            ``(num_pages, page_size, head_dim_ckv)``.
+        kpe_cache : torch.Tensor
+            ``(num_pages, page_size, head_dim_kpe)``.
+        out, lse : Optional[torch.Tensor]
+            Where results go.
+        return_lse : bool
+            Whether to return the LSE too.
+        profiler_buffer : Optional[torch.Tensor]
+            Needed after ``plan(use_profiler=True)``; left as it is.
+        kv_len, page_table : Optional[torch.Tensor]
+            Arguments of another backend; ignored.
+        return_lse_base_on_e : bool
+            Natural logarithms instead of base 2 in the LSE.
+        o_scale : Optional[float]
+            Argument of another backend; must be None.
+        ckv_scale, kpe_scale : Optional[float]
+            Scales of an FP8 cache: value = stored * scale.
+        ckv_scale_arr : Optional[torch.Tensor]
+            Instead of ``ckv_scale``: ``(num_pages, page_size, head_dim_ckv // 128)`` float32, a scale of each token and
+            128 columns. The pages of the batch are converted to bfloat16 before the kernel runs.
+
+        Returns
+        -------
+        out : torch.Tensor
+            ``(rows, num_heads, head_dim_ckv)``, dtype of the queries. Zeros where a request has no keys.
+        lse : torch.Tensor
+            ``(rows, num_heads)`` float32, with ``return_lse``.
+        """
+        op = f"{self._op}.run"
+        self._require_plan()
+        self._check_run(op, q_nope, q_pe, ckv_cache, kpe_cache)
+        if self._use_profiler and profiler_buffer is None:
+            raise ArgumentError(f"{op}: profiler_buffer is None, expected a tensor (use_profiler was planned)")
+        if o_scale is not None:
+            raise ArgumentError(f"{op}: o_scale is only supported with the cutlass backend, expected None")
+        scales = LatentScales.of(op, ckv_cache, ckv_scale, ckv_scale_arr, kpe_scale)
+        out = output_buffer(op, out, q_nope.shape, q_nope.dtype, q_nope)
+        if return_lse or lse is not None:
+            lse = lse_buffer(op, lse, q_nope.shape[:2], q_nope)
+        indices, sm_scale = self._kv_indices_buf, self._sm_scale
+        assert indices is not None and sm_scale is not None
+        if scales is not None:
+            q_pe, sm_scale = scales.fold(q_pe, sm_scale)
+            if scales.per_token is not None:
+                ckv_cache, kpe_cache = scales.gather(ckv_cache, kpe_cache, indices, q_nope.dtype)
+                indices = range_buffer(indices.numel(), self.device)
+        tensors: list[Optional[torch.Tensor]] = [q_pe, indices]
+        numbers = [sm_scale, float(return_lse_base_on_e)]
+        run_planned(self._handle, q_nope, ckv_cache, kpe_cache, out, lse, tensors, numbers, None)
+        if scales is not None and scales.ckv != 1.0:
+            out.mul_(scales.ckv)
+        return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+    def _check_run(self, op: str, q_nope: Any, q_pe: Any, ckv_cache: Any, kpe_cache: Any) -> None:
+        named = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv_cache, "kpe_cache": kpe_cache}
+        for name, tensor in named.items():
+            expected = self._cached_q_data_type if name.startswith("q") else self._cached_kv_data_type
+            if tensor.dtype != expected:
+                raise ArgumentError(f"{op}: {name}.dtype is {tensor.dtype}, expected {expected} (as planned)")
+        rows = q_nope.shape[0]
+        if self._use_cuda_graph:
+            assert self._max_total_num_rows is not None
+            if rows > self._max_total_num_rows:
+                raise ArgumentError(f"{op}: q_nope has {rows} rows, expected at most {self._max_total_num_rows}")
+        elif rows != self._num_rows:
+            raise ArgumentError(f"{op}: q_nope has {rows} rows, expected {self._num_rows} (qo_indptr[-1])")
+        if q_nope.shape[1] != self._num_heads:
+            raise ArgumentError(f"{op}: q_nope has {q_nope.shape[1]} heads, expected {self._num_heads} (as planned)")
+
+    def _launch(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: Optional[torch.Tensor],
+        tensors: Sequence[Optional[torch.Tensor]],
+        scalars: Sequence[float],
+        enable_pdl: Optional[bool],
+    ) -> None:
+        module = self._cached_module
+        if k.dtype != self._cached_kv_data_type:  # converted: plans do not depend on the dtype of the cache
+            module = self._module(k.dtype)
+        q_pe, indices = tensors
+        sm_scale, natural = scalars
+        module.run(
+            self._float_workspace_buffer,
+            self._int_workspace_buffer,
+            self._plan_info,
+            q,
+            q_pe,
+            k,
+            v,
+            indices,
+            out,
+            lse,
+            CAUSAL if self._causal else NON_CAUSAL,
+            self._num_heads,
+            self._page_size,
+            sm_scale,
+            bool(natural),
+            use_pdl(q, enable_pdl),
+        )

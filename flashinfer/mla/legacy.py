@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The older wrapper of latent decoding, which published releases have for SM80 only."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..attention.host import kv_lens_of_pages, to_host
+from ..attention.scales import Scale, scale_logits, scale_output
+from ..errors import ArgumentError, GPUArchitectureError
+from ..tensor_checks import canonicalize_torch_dtype
+from ..utils import get_compute_capability
+from ._core import BatchMLAPagedAttentionWrapper
+
+__all__ = ["BatchDecodeMlaWithPagedKVCacheWrapper"]
+
+_OP = "BatchDecodeMlaWithPagedKVCacheWrapper"
+
+
+class BatchDecodeMlaWithPagedKVCacheWrapper:
+    r"""Latent decoding of one token per request; :class:`flashinfer.BatchMLAPagedAttentionWrapper` replaces it.
+
+    Runs on SM80 GPUs, as published, and on the CPU; elsewhere ``run`` raises ``GPUArchitectureError``. Keys and queries
+    have their positions encoded: nothing is rotated here.
+
+    Parameters
+    ----------
+    float_workspace_buffer : torch.Tensor
+        Scratch; its device is that of the wrapper.
+    use_cuda_graph : bool
+        Whether ``run`` will be captured; then the three buffers are needed.
+    use_tensor_cores : bool
+        Ignored.
+    paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer : Optional[torch.Tensor]
+        Buffers of CUDA graph mode: ``(batch_size + 1,)``, page ids, ``(batch_size,)``, int32.
+    """
+
+    @flashinfer_api
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Optional[torch.Tensor] = None,
+        paged_kv_indices_buffer: Optional[torch.Tensor] = None,
+        paged_kv_last_page_len_buffer: Optional[torch.Tensor] = None,
+    ) -> None:
+        self.device = float_workspace_buffer.device
+        self._use_cuda_graph = use_cuda_graph
+        rows = None if paged_kv_indptr_buffer is None else torch.empty_like(paged_kv_indptr_buffer)
+        self._wrapper = BatchMLAPagedAttentionWrapper(
+            float_workspace_buffer,
+            use_cuda_graph,
+            rows,
+            paged_kv_indptr_buffer,
+            paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer,
+            backend="fa2",
+        )
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
+        """Use other workspaces from the next ``plan`` on."""
+        self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+
+    @flashinfer_api
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        head_dim_compressed_kv: int,
+        page_size: int,
+        sm_scale: float,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        data_type: Union[str, torch.dtype] = "float16",
+        q_data_type: Union[str, torch.dtype, None] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+    ) -> None:
+        """Plan a batch of one token per request.
+
+        Parameters
+        ----------
+        indptr, indices, last_page_len : torch.Tensor
+            Page table.
+        num_qo_heads, head_dim_compressed_kv, page_size : int
+            Sizes; the encoded part of a head has an eighth of the compressed columns.
+        sm_scale : float
+            That of the heads before absorption.
+        window_left, logits_soft_cap
+            -1 and None: latent attention has neither windows nor caps.
+        data_type, q_data_type : Union[str, torch.dtype]
+            Of the cache, and of the queries if they differ.
+        rope_scale, rope_theta : Optional[float]
+            Ignored.
+        """
+        if window_left >= 0 or logits_soft_cap:
+            raise ArgumentError(
+                f"{_OP}.plan: window_left is {window_left} and logits_soft_cap {logits_soft_cap}, expected -1 and None"
+            )
+        pages, last = to_host(indptr, last_page_len)
+        assert pages is not None and last is not None
+        lengths = kv_lens_of_pages(f"{_OP}.plan", "indptr", pages, last, page_size)
+        kv_dtype = canonicalize_torch_dtype(data_type)
+        self._batch_size = lengths.size
+        self._wrapper.plan(
+            torch.arange(lengths.size + 1, dtype=torch.int32),
+            torch.from_numpy(pages),
+            indices,
+            torch.from_numpy(lengths),
+            num_qo_heads,
+            head_dim_compressed_kv,
+            head_dim_compressed_kv // 8,
+            page_size,
+            False,
+            sm_scale,
+            kv_dtype if q_data_type is None else q_data_type,
+            kv_dtype,
+        )
+        self._sm_scale = sm_scale
+
+    @flashinfer_api
+    def run(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        paged_ckv_cache: torch.Tensor,
+        paged_kpe_cache: torch.Tensor,
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        out: Optional[torch.Tensor] = None,
+        lse: Optional[torch.Tensor] = None,
+        return_lse: bool = False,
+        enable_pdl: bool = False,
+    ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Attention of the planned batch.
+
+        Parameters
+        ----------
+        q_nope, q_pe : torch.Tensor
+            ``(batch_size, num_qo_heads, head_dim_compressed_kv)`` and the encoded part.
+        paged_ckv_cache, paged_kpe_cache : torch.Tensor
+            ``(num_pages, page_size, ...)``.
+        q_scale, k_scale, v_scale : Optional[Union[float, torch.Tensor]]
+            Scales of the stored values.
+        out, lse : Optional[torch.Tensor]
+            Where results go.
+        return_lse : bool
+            Whether to return the LSE too, ``(batch_size, num_qo_heads)``, base 2.
+
+        Returns
+        -------
+        torch.Tensor
+            Shape of ``q_nope``.
+        """
+        if q_nope.is_cuda and get_compute_capability(q_nope.device) != (8, 0):
+            raise GPUArchitectureError(f"{_OP}.run: needs SM80; BatchMLAPagedAttentionWrapper runs on every GPU")
+        if q_nope.shape[0] != self._batch_size:
+            raise ArgumentError(
+                f"{_OP}.run: q_nope has {q_nope.shape[0]} rows, expected {self._batch_size} (batch size)"
+            )
+        wrapper = self._wrapper
+        scaled_nope, sm_scale = scale_logits(q_nope, self._sm_scale, q_scale, k_scale)
+        if scaled_nope is not q_nope:  # a scale was a tensor
+            q_pe = scale_logits(q_pe, 1.0, q_scale, k_scale)[0]
+        wrapper._sm_scale = sm_scale
+        result = wrapper.run(scaled_nope, q_pe, paged_ckv_cache, paged_kpe_cache, out, lse, return_lse)
+        scale_output(result[0] if return_lse else result, v_scale)
+        return result
+
+    def run_return_lse(self, *args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:
+        """``run`` with ``return_lse=True``."""
+        return self.run(*args, **kwargs, return_lse=True)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales of an FP8 latent cache, folded into the queries, the logits and the output."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+
+from ..errors import ArgumentError
+
+__all__ = ["LatentScales"]
+
+_FP8 = torch.float8_e4m3fn
+_BLOCK = 128  # columns of ckv that share a scale of a token
+
+
+def _positive(op: str, name: str, scale: object) -> float:
+    if not isinstance(scale, (int, float)) or not math.isfinite(scale) or scale <= 0:
+        raise ArgumentError(f"{op}: {name} is {scale!r}, expected a finite number above 0 (the cache is FP8)")
+    return float(scale)
+
+
+@dataclass(frozen=True)
+class LatentScales:
+    """``ckv`` and ``kpe`` multiply the whole cache; with ``per_token``, ``ckv`` is 1."""
+
+    ckv: float
+    kpe: float
+    per_token: Optional[torch.Tensor]
+
+    @staticmethod
+    def of(
+        op: str,
+        ckv_cache: torch.Tensor,
+        ckv_scale: Optional[float],
+        ckv_scale_arr: Optional[torch.Tensor],
+        kpe_scale: Optional[float],
+    ) -> Optional[LatentScales]:
+        """The scales of a call; None for a cache that needs none."""
+        if ckv_cache.dtype != _FP8:
+            for name, scale in (("ckv_scale", ckv_scale), ("ckv_scale_arr", ckv_scale_arr), ("kpe_scale", kpe_scale)):
+                if scale is not None:
+                    raise ArgumentError(f"{op}: {name} is given, expected None (the cache is {ckv_cache.dtype})")
+            return None
+        if (ckv_scale is None) == (ckv_scale_arr is None):
+            raise ArgumentError(f"{op}: Exactly one of ckv_scale or ckv_scale_arr is needed for an FP8 cache")
+        kpe = _positive(op, "kpe_scale", kpe_scale)
+        if ckv_scale_arr is None:
+            return LatentScales(_positive(op, "ckv_scale", ckv_scale), kpe, None)
+        shape = (*ckv_cache.shape[:-1], ckv_cache.shape[-1] // _BLOCK)
+        if tuple(ckv_scale_arr.shape) != shape:
+            raise ArgumentError(f"{op}: Invalid shape of ckv_scale_arr: {tuple(ckv_scale_arr.shape)}, expected {shape}")
+        if ckv_scale_arr.dtype != torch.float32 or not ckv_scale_arr.is_contiguous():
+            raise ArgumentError(f"{op}: ckv_scale_arr is {ckv_scale_arr.dtype}, expected contiguous float32")
+        if ckv_scale_arr.device != ckv_cache.device:
+            raise ArgumentError(f"{op}: ckv_scale_arr is on {ckv_scale_arr.device}, expected {ckv_cache.device}")
+        return LatentScales(1.0, kpe, ckv_scale_arr)
+
+    def fold(self, q_pe: torch.Tensor, sm_scale: float) -> tuple[torch.Tensor, float]:
+        """Queries and ``sm_scale`` that give the logits of the unscaled cache.
+
+        ``sm_scale`` takes the scale of ckv, exactly; q_pe takes what differs, and is rounded if anything does.
+        """
+        if self.per_token is not None:  # gather() has multiplied both caches
+            return q_pe, sm_scale
+        if self.kpe != self.ckv and q_pe.numel():
+            q_pe = q_pe * (self.kpe / self.ckv)
+        return q_pe, sm_scale * self.ckv
+
+    def gather(
+        self, ckv_cache: torch.Tensor, kpe_cache: torch.Tensor, indices: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pages in ``indices``, one after the other, with all scales in them.
+
+        Entries of ``indices`` past the last request may be anything: they are read as some page and not used.
+        """
+        assert self.per_token is not None
+        pages = indices.long().clamp(0, max(ckv_cache.shape[0] - 1, 0))
+        scale = self.per_token[pages].repeat_interleave(_BLOCK, dim=-1)
+        return (ckv_cache[pages].float() * scale).to(dtype), (kpe_cache[pages].float() * self.kpe).to(dtype)

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill together with decoding.
+
+Both parts go to the current stream one right after the other: two launches, the second of which starts as soon as the
+blocks of the first leave room. A single kernel for both would save the gap of a launch, and be another kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Optional, Sequence, Union
+
+import torch
+
+from .api_logging import flashinfer_api
+from .attention.cache import PagedCache
+from .attention.scales import Scale
+from .decode import BatchDecodeWithPagedKVCacheWrapper
+from .errors import ArgumentError
+from .jit.attention import gen_batch_pod_module, gen_pod_module
+from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
+
+__all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
+
+Dtype = Union[str, torch.dtype]
+
+
+@functools.cache
+def get_pod_module(*args: Any) -> Any:
+    """The module that serves both parts, built and loaded on first use."""
+    return gen_pod_module(*args).build_and_load()
+
+
+@functools.cache
+def get_batch_pod_module(*args: Any) -> Any:
+    """As :func:`get_pod_module`."""
+    return gen_batch_pod_module(*args).build_and_load()
+
+
+class PODWithPagedKVCacheWrapper:
+    r"""One request that prefills and a batch that decodes, in one call.
+
+    Parameters
+    ----------
+    float_workspace_buffer : torch.Tensor
+        Scratch of both parts; its device is that of the wrapper.
+    kv_layout : str
+        Of the paged cache: ``"NHD"`` or ``"HND"``.
+    use_cuda_graph, paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
+        As for :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper`.
+    jit_args : Optional[List]
+        Ignored.
+
+    Examples
+    --------
+    >>> wrapper = flashinfer.PODWithPagedKVCacheWrapper(torch.empty(32 << 20, dtype=torch.uint8))
+    >>> pages = torch.arange(8, dtype=torch.int32)
+    >>> wrapper.plan(pages, pages[:7], torch.full((7,), 10, dtype=torch.int32), 32, 8, 128, 16)
+    >>> q_p, kv_p = torch.randn(20, 32, 128).half(), torch.randn(20, 8, 128).half()
+    >>> q_d, cache = torch.randn(7, 32, 128).half(), torch.randn(7, 2, 16, 8, 128).half()
+    >>> out_p, out_d = wrapper.run(q_p, kv_p, kv_p, q_d, cache, causal_p=True)
+    """
+
+    @flashinfer_api
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        paged_kv_indptr_buffer: Optional[torch.Tensor] = None,
+        paged_kv_indices_buffer: Optional[torch.Tensor] = None,
+        paged_kv_last_page_len_buffer: Optional[torch.Tensor] = None,
+        jit_args: Optional[Sequence[Any]] = None,
+    ) -> None:
+        self._decode = BatchDecodeWithPagedKVCacheWrapper(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph=use_cuda_graph,
+            use_tensor_cores=True,
+            paged_kv_indptr_buffer=paged_kv_indptr_buffer,
+            paged_kv_indices_buffer=paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
+        )
+        self.device = float_workspace_buffer.device
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._decode.is_cuda_graph_enabled
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
+        """Use other workspaces from the next ``plan`` on."""
+        self._decode.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+
+    @flashinfer_api
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        q_data_type: Dtype = "float16",
+        kv_data_type: Optional[Dtype] = None,
+        data_type: Optional[Dtype] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        non_blocking: bool = True,
+    ) -> None:
+        """Plan the decoding part; arguments as for :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper`."""
+        self._decode.plan(
+            indptr,
+            indices,
+            last_page_len,
+            num_qo_heads,
+            num_kv_heads,
+            head_dim,
+            page_size,
+            pos_encoding_mode=pos_encoding_mode,
+            window_left=window_left,
+            q_data_type=q_data_type,
+            kv_data_type=kv_data_type,
+            data_type=data_type,
+            sm_scale=sm_scale,
+            rope_scale=rope_scale,
+            rope_theta=rope_theta,
+            non_blocking=non_blocking,
+        )
+
+    begin_forward = plan
+
+    @flashinfer_api
+    def run(
+        self,
+        q_p: torch.Tensor,
+        k_p: torch.Tensor,
+        v_p: torch.Tensor,
+        q_d: torch.Tensor,
+        paged_kv_cache_d: PagedCache,
+        custom_mask_p: Optional[torch.Tensor] = None,
+        packed_custom_mask_p: Optional[torch.Tensor] = None,
+        causal_p: bool = False,
+        kv_layout_p: str = "NHD",
+        pos_encoding_mode_p: str = "NONE",
+        sm_scale_p: Optional[float] = None,
+        window_left_p: int = -1,
+        rope_scale_p: Optional[float] = None,
+        rope_theta_p: Optional[float] = None,
+        return_lse_p: bool = False,
+        custom_mask_d: Optional[torch.Tensor] = None,
+        packed_custom_mask_d: Optional[torch.Tensor] = None,
+        causal_d: bool = False,
+        kv_layout_d: str = "NHD",
+        pos_encoding_mode_d: str = "NONE",
+        sm_scale_d: Optional[float] = None,
+        window_left_d: int = -1,
+        rope_scale_d: Optional[float] = None,
+        rope_theta_d: Optional[float] = None,
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        return_lse_d: bool = False,
+        use_fp16_qk_reduction: bool = False,
+        enable_pdl: Optional[bool] = None,
+        *args: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention of both parts.
+
+        Parameters
+        ----------
+        q_p, k_p, v_p : torch.Tensor
+            The request that prefills, dense: arguments of :func:`flashinfer.single_prefill_with_kv_cache`, as are all
+            that end in ``_p``.
+        q_d : torch.Tensor
+            ``(batch_size, num_qo_heads, head_dim)``.
+        paged_kv_cache_d : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+            Cache of the requests that decode.
+        q_scale, k_scale, v_scale : Optional[Union[float, torch.Tensor]]
+            Scales of the decoding part.
+
+        All that end in ``_d`` are ignored: the plan says how to decode. No LSE is returned.
+
+        Returns
+        -------
+        Tuple[torch.Tensor, torch.Tensor]
+            Outputs of the two parts.
+        """
+        out_p = single_prefill_with_kv_cache(
+            q_p,
+            k_p,
+            v_p,
+            custom_mask=custom_mask_p,
+            packed_custom_mask=packed_custom_mask_p,
+            causal=causal_p,
+            kv_layout=kv_layout_p,
+            pos_encoding_mode=pos_encoding_mode_p,
+            use_fp16_qk_reduction=use_fp16_qk_reduction,
+            sm_scale=sm_scale_p,
+            window_left=window_left_p,
+            rope_scale=rope_scale_p,
+            rope_theta=rope_theta_p,
+        )
+        out_d = self._decode.run(
+            q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, enable_pdl=enable_pdl
+        )
+        return out_p, out_d
+
+    def end_forward(self) -> None:
+        """Nothing to do; published callers have it."""
+
+
+class BatchPODWithPagedKVCacheWrapper:
+    r"""A batch that prefills and a batch that decodes, in one call; both in paged caches.
+
+    Parameters
+    ----------
+    float_workspace_buffer : torch.Tensor
+        Scratch; each part gets half of it. Its device is that of the wrapper.
+    kv_layout : str
+        ``"NHD"`` or ``"HND"``.
+    """
+
+    @flashinfer_api
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+        flat = float_workspace_buffer.view(-1).view(torch.uint8)
+        half = flat.numel() // 32 * 16
+        self._prefill = BatchPrefillWithPagedKVCacheWrapper(flat[:half], kv_layout)
+        self._decode = BatchPrefillWithPagedKVCacheWrapper(flat[half:], kv_layout)
+        self.device = float_workspace_buffer.device
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return False
+
+    @flashinfer_api
+    def plan(
+        self,
+        qo_indptr_p: torch.Tensor,
+        kv_indptr_p: torch.Tensor,
+        kv_indices_p: torch.Tensor,
+        last_page_len_p: torch.Tensor,
+        qo_indptr_d: torch.Tensor,
+        kv_indptr_d: torch.Tensor,
+        kv_indices_d: torch.Tensor,
+        last_page_len_d: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        q_data_type: Dtype = "float16",
+        kv_data_type: Optional[Dtype] = None,
+        data_type: Optional[Dtype] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        non_blocking: bool = True,
+    ) -> None:
+        """Plan both parts: page tables as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`, one for each."""
+        kv_data_type = kv_data_type if kv_data_type is not None else data_type
+        self._sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        self._options: dict[str, Any] = {
+            "pos_encoding_mode": pos_encoding_mode,
+            "window_left": window_left,
+            "q_data_type": q_data_type,
+            "kv_data_type": kv_data_type,
+            "sm_scale": sm_scale,
+            "rope_scale": rope_scale,
+            "rope_theta": rope_theta,
+            "non_blocking": non_blocking,
+        }
+        self._table_p = (qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p)
+        self._plan_prefill(causal=False)
+        table_d = (qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d)
+        self._decode.plan(*table_d, *self._sizes, **self._options)
+
+    begin_forward = plan
+
+    def _plan_prefill(self, **mask: Any) -> None:
+        self._prefill.plan(*self._table_p, *self._sizes, **self._options, **mask)
+        self._planned_causal: Optional[bool] = mask.get("causal")
+
+    @flashinfer_api
+    def run(
+        self,
+        q_p: torch.Tensor,
+        paged_kv_cache_p: PagedCache,
+        q_d: torch.Tensor,
+        paged_kv_cache_d: PagedCache,
+        custom_mask_p: Optional[torch.Tensor] = None,
+        packed_custom_mask_p: Optional[torch.Tensor] = None,
+        causal_p: bool = False,
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        return_lse: bool = False,
+        use_fp16_qk_reduction: bool = False,
+        enable_pdl: Optional[bool] = None,
+    ) -> Union[
+        tuple[torch.Tensor, torch.Tensor],
+        tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    ]:
+        """Attention of both parts.
+
+        Parameters
+        ----------
+        q_p, q_d : torch.Tensor
+            Queries of the parts, ``(rows, num_qo_heads, head_dim)``.
+        paged_kv_cache_p, paged_kv_cache_d : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+            Their caches.
+        custom_mask_p, packed_custom_mask_p, causal_p
+            What the part that prefills sees. The first call with another value of ``causal_p``, and every call with a
+            mask, plans that part anew.
+        q_scale, k_scale, v_scale : Optional[Union[float, torch.Tensor]]
+            Scales of both parts.
+        return_lse : bool
+            Whether to return the LSE too.
+
+        Returns
+        -------
+        outputs : Tuple[torch.Tensor, torch.Tensor]
+            Those of the two parts.
+        lses : Tuple[torch.Tensor, torch.Tensor]
+            With ``return_lse``.
+        """
+        if not hasattr(self, "_options"):
+            raise ArgumentError("BatchPODWithPagedKVCacheWrapper.run: plan() was not called, expected it before run()")
+        if custom_mask_p is not None or packed_custom_mask_p is not None:
+            self._plan_prefill(custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p)
+        elif self._planned_causal != causal_p:
+            self._plan_prefill(causal=causal_p)
+        scales: dict[str, Any] = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "enable_pdl": enable_pdl}
+        out_p, lse_p = self._prefill.run(q_p, paged_kv_cache_p, return_lse=True, **scales)
+        out_d, lse_d = self._decode.run(q_d, paged_kv_cache_d, return_lse=True, **scales)
+        return ((out_p, out_d), (lse_p, lse_d)) if return_lse else (out_p, out_d)
+
+    def end_forward(self) -> None:
+        """Nothing to do; published callers have it."""

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention whose pattern is a matrix of equal blocks (BSR), the same for all heads.
+
+A row of blocks is a request over a paged cache: its queries are R rows of q, its pages are the blocks of C keys in its
+list. So the planner balances rows with many blocks against rows with few, and every feature of paged attention is
+there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+
+from ..api_logging import flashinfer_api
+from ..attention.host import to_host
+from ..attention.scales import Scale
+from ..errors import ArgumentError
+from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+
+__all__ = ["BlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
+
+_OP = "BlockSparseAttentionWrapper"
+Dtype = Union[str, torch.dtype]
+Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+
+def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.Tensor:
+    r"""Masks of blocks as masks of rows of blocks.
+
+    Parameters
+    ----------
+    mask : torch.Tensor
+        ``(nnz, R, C)``: a mask of each block.
+    indptr : torch.Tensor
+        ``(rows of blocks + 1,)``.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(nnz * R * C,)``: for each row of blocks its ``R`` rows over the keys of all its blocks.
+    """
+    _, rows, columns = mask.shape
+    (offsets,) = to_host(indptr)
+    assert offsets is not None
+    counts = torch.from_numpy(offsets[1:] - offsets[:-1]).long().to(mask.device)
+    # Element (block, r, c) of a row of blocks with n blocks goes to r * n * C + (block - first) * C + c.
+    nnz = int(offsets[-1])
+    first = torch.from_numpy(offsets[:-1].astype(np.int64)).to(mask.device).repeat_interleave(counts, output_size=nnz)
+    width = (counts * columns).repeat_interleave(counts, output_size=nnz)
+    block = torch.arange(nnz, device=mask.device) - first
+    at = (first * rows * columns + block * columns)[:, None] + torch.arange(rows, device=mask.device) * width[:, None]
+    at = at[:, :, None] + torch.arange(columns, device=mask.device)
+    flat = torch.empty(nnz * rows * columns, dtype=mask.dtype, device=mask.device)
+    flat[at.reshape(-1)] = mask[:nnz].reshape(-1)
+    return flat
+
+
+class BlockSparseAttentionWrapper:
+    r"""Attention of ``M`` queries to ``N`` keys where only listed blocks of ``R`` queries and ``C`` keys are computed.
+
+    Parameters
+    ----------
+    float_workspace_buffer : torch.Tensor
+        Scratch; its device is that of the wrapper.
+    backend : str
+        ``"auto"`` or ``"fa2"``.
+
+    Examples
+    --------
+    Two rows of blocks: the first sees block 0, the second blocks 0 and 2.
+
+    >>> wrapper = flashinfer.BlockSparseAttentionWrapper(torch.empty(32 << 20, dtype=torch.uint8))
+    >>> indptr, indices = torch.tensor([0, 1, 3], dtype=torch.int32), torch.tensor([0, 0, 2], dtype=torch.int32)
+    >>> wrapper.plan(indptr, indices, 32, 48, 16, 16, 8, 8, 64)
+    >>> q, k, v = torch.randn(32, 8, 64).half(), torch.randn(48, 8, 64).half(), torch.randn(48, 8, 64).half()
+    >>> wrapper.run(q, k, v).shape
+    torch.Size([32, 8, 64])
+    """
+
+    @flashinfer_api
+    def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
+        if backend.startswith("vsa"):
+            raise ArgumentError(f"{_OP}: backend is {backend!r}, which needs a Blackwell GPU; expected 'auto' or 'fa2'")
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, "NHD", backend=backend)
+        self.device = float_workspace_buffer.device
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
+        """Use other workspaces from the next ``plan`` on."""
+        self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+
+    @flashinfer_api
+    def plan(
+        self,
+        indptr: Optional[torch.Tensor],
+        indices: Optional[torch.Tensor],
+        M: int,
+        N: int,
+        R: int,
+        C: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask: Optional[torch.Tensor] = None,
+        packed_mask: Optional[torch.Tensor] = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        q_data_type: Dtype = "float16",
+        kv_data_type: Optional[Dtype] = None,
+        o_data_type: Dtype = "float16",
+        non_blocking: bool = True,
+        block_mask: Optional[torch.Tensor] = None,
+    ) -> None:
+        """Plan a pattern. Arrays that lie on the GPU are copied to the host, which waits for it.
+
+        Parameters
+        ----------
+        indptr : torch.Tensor
+            ``(ceil(M / R) + 1,)``: where the blocks of each row begin in ``indices``.
+        indices : torch.Tensor
+            ``(nnz,)``: columns of the blocks.
+        M, N : int
+            Queries and keys; ``C`` divides ``N``, and the last row of blocks may have fewer than ``R`` queries.
+        R, C : int
+            Queries and keys of a block.
+        mask : Optional[torch.Tensor]
+            ``(nnz, R, C)`` bool: what is visible inside the blocks, instead of ``causal``.
+        packed_mask : Optional[torch.Tensor]
+            The same in bits, little end first: ``convert_bsr_mask_layout(mask, indptr)``, each row of blocks from a
+            byte on.
+        causal : bool
+            Causal over the keys that a row of blocks has, right ends aligned.
+        o_data_type : Union[str, torch.dtype]
+            dtype of the output.
+        block_mask : Optional[torch.Tensor]
+            Argument of other backends; must be None.
+
+        The other arguments are those of :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+        """
+        op = f"{_OP}.plan"
+        if block_mask is not None:
+            raise ArgumentError(f"{op}: block_mask is given, expected None (indptr and indices are the pattern)")
+        if indptr is None or indices is None:
+            raise ArgumentError(f"{op}: indptr or indices is None, expected tensors")
+        if min(M, N) < 0 or min(R, C) < 1 or N % C:
+            raise ArgumentError(f"{op}: M, N, R, C are {M}, {N}, {R}, {C}, expected blocks that divide the {N} keys")
+        offsets, columns = to_host(indptr, indices)
+        assert offsets is not None and columns is not None
+        block_rows = -(-M // R)
+        if offsets.size != block_rows + 1:
+            raise ArgumentError(
+                f"{op}: indptr has {offsets.size} elements, expected {block_rows + 1} (ceil(M / R) + 1)"
+            )
+        used = columns[: offsets[-1]]
+        if used.size and (used.max() >= N // C or used.min() < 0):
+            raise ArgumentError(f"{op}: indices out of bound, expected columns of blocks from 0 to {N // C - 1}")
+        rows = np.minimum(np.arange(block_rows + 1, dtype=np.int64) * R, M).astype(np.int32)
+        if mask is not None:
+            mask = self._row_masks(op, mask, indptr, offsets, M, R)
+        self._wrapper.plan(
+            torch.from_numpy(rows),
+            torch.from_numpy(offsets),
+            indices,
+            torch.full((block_rows,), C, dtype=torch.int32),
+            num_qo_heads,
+            num_kv_heads,
+            head_dim,
+            C,
+            custom_mask=mask,
+            packed_custom_mask=packed_mask,
+            causal=causal,
+            pos_encoding_mode=pos_encoding_mode,
+            use_fp16_qk_reduction=use_fp16_qk_reduction,
+            sm_scale=sm_scale,
+            logits_soft_cap=logits_soft_cap,
+            rope_scale=rope_scale,
+            rope_theta=rope_theta,
+            q_data_type=q_data_type,
+            kv_data_type=kv_data_type,
+            o_data_type=o_data_type,
+            non_blocking=non_blocking,
+        )
+        self._shape = (M, N, C)
+
+    begin_forward = plan
+
+    @staticmethod
+    def _row_masks(
+        op: str, mask: torch.Tensor, indptr: torch.Tensor, offsets: np.ndarray, M: int, R: int
+    ) -> torch.Tensor:
+        """Masks of the rows of blocks, the last one without the queries that are not there."""
+        if mask.ndim != 3 or mask.shape[0] < offsets[-1] or mask.shape[1] != R:
+            raise ArgumentError(f"{op}: mask has shape {tuple(mask.shape)}, expected ({offsets[-1]}, {R}, C)")
+        flat = convert_bsr_mask_layout(mask, indptr)
+        missing = -M % R  # rows of the last row of blocks
+        surplus = missing * int(offsets[-1] - offsets[-2]) * mask.shape[2] if missing else 0
+        return flat[: flat.numel() - surplus]
+
+    @flashinfer_api
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale_q: Scale = None,
+        scale_k: Scale = None,
+        scale_v: Scale = None,
+        out: Optional[torch.Tensor] = None,
+        lse: Optional[torch.Tensor] = None,
+        return_lse: bool = False,
+        enable_pdl: Optional[bool] = None,
+    ) -> Result:
+        """Attention with the planned pattern.
+
+        Parameters
+        ----------
+        q : torch.Tensor
+            ``(M, num_qo_heads, head_dim)``.
+        k, v : torch.Tensor
+            ``(N, num_kv_heads, head_dim)``.
+        scale_q, scale_k, scale_v : Optional[torch.Tensor]
+            Scales of each head of 8-bit queries, keys and values.
+        out, lse : Optional[torch.Tensor]
+            Where results go.
+        return_lse : bool
+            Whether to return the LSE too.
+
+        Returns
+        -------
+        out : torch.Tensor
+            ``(M, num_qo_heads, head_dim)``. Zeros where a row has no blocks.
+        lse : torch.Tensor
+            ``(M, num_qo_heads)`` float32, base 2, with ``return_lse``.
+        """
+        if not hasattr(self, "_shape"):
+            raise ArgumentError(f"{_OP}.run: plan() was not called, expected it before run()")
+        _, N, C = self._shape
+        for name, x in (("k", k), ("v", v)):
+            if x.ndim != 3 or x.shape[0] != N:
+                raise ArgumentError(
+                    f"{_OP}.run: {name} has shape {tuple(x.shape)}, expected ({N}, num_kv_heads, head_dim)"
+                )
+        pages = tuple(x.unflatten(0, (N // C, C)) for x in (k, v))
+        scales: tuple[Any, ...] = (scale_q, scale_k, scale_v) if q.dtype.itemsize == 1 else ()
+        return self._wrapper.run(q, pages, *scales, out=out, lse=lse, return_lse=return_lse, enable_pdl=enable_pdl)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale_q: Scale = None,
+        scale_k: Scale = None,
+        scale_v: Scale = None,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+    ) -> Result:
+        """``run`` after replacing what ``plan`` was told; kept for published callers."""
+        wrapper = self._wrapper
+        wrapper._replace_parameters(
+            wrapper._causal,
+            pos_encoding_mode,
+            use_fp16_qk_reduction,
+            -1,
+            logits_soft_cap,
+            sm_scale,
+            rope_scale,
+            rope_theta,
+        )
+        return self.run(q, k, v, scale_q, scale_k, scale_v)
+
+    def end_forward(self) -> None:
+        """Nothing to do; published callers have it."""

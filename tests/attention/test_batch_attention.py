@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BatchAttention and attention sinks: mixed batches, their options, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer import BatchAttention, BatchAttentionWithAttentionSinkWrapper
+from flashinfer.errors import ArgumentError
+
+from .inputs import LAYOUTS, Batch, strided
+from .reference import Attention
+from .test_batch_decode import F16, close, workspace
+
+QO_LENS, KV_LENS = [1, 17, 40, 0, 3, 9], [9, 33, 97, 12, 130, 4]  # the last one has more rows than keys
+
+
+def planned(batch: Batch, pages, layout="NHD", **options) -> BatchAttention:
+    attention = BatchAttention(layout, device=batch.device)
+    dims = (*batch.heads, batch.head_dim_qk, batch.head_dim_vo, pages.page_size)
+    types = {"q_data_type": batch.dtype, "kv_data_type": batch.kv_dtype}
+    attention.plan(batch.qo_indptr, pages.indptr, pages.indices, pages.lens, *dims, **types, **options)
+    return attention
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_mixed_batch(device, layout, causal):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    pages = batch.pages(8)
+    attention = planned(batch, pages, layout, causal=causal)
+    expected = batch.expected(Attention(causal=causal))
+    cache = batch.cache(pages, layout, "combined")
+    close(attention.run(batch.q, cache), expected)
+    close(attention.run(strided(batch.q, 16), cache), expected)
+    out, lse = torch.empty_like(batch.q), torch.empty(batch.q.shape[:2], device=device)
+    result = attention.run(batch.q, cache, out=out, lse=lse)
+    assert result[0] is out and result[1] is lse
+
+
+@pytest.mark.parametrize("heads", [(7, 1), (8, 1), (4, 4)], ids=str)
+def test_groups(device, heads):
+    batch = Batch(QO_LENS, KV_LENS, *heads, device=device)
+    pages = batch.pages(1)
+    close(planned(batch, pages, causal=True).run(batch.q, batch.cache(pages)), batch.expected(Attention(causal=True)))
+
+
+def test_soft_cap_and_scales(device):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    pages = batch.pages(8)
+    attention = planned(batch, pages, logits_soft_cap=2.0, sm_scale=0.3)
+    expected = batch.expected(Attention(logits_soft_cap=2.0, sm_scale=0.3, k_scale=0.5, v_scale=2.0))
+    for cap in (0.0, 2.0):
+        close(attention.run(batch.q, batch.cache(pages), k_scale=0.5, v_scale=2.0, logits_soft_cap=cap), expected)
+
+
+def test_pages_beyond_the_keys(device):
+    """A request may own more pages than its keys fill."""
+    batch = Batch([5], [9], device=device)
+    pages = batch.pages(8, spare=3)
+    indices = torch.cat([pages.indices, torch.zeros_like(pages.indices)])
+    attention = BatchAttention(device=device)
+    indptr = torch.tensor([0, 4], dtype=torch.int32, device=device)
+    attention.plan(batch.qo_indptr, indptr, indices, pages.lens, 4, 2, 64, 64, 8, q_data_type=F16, kv_data_type=F16)
+    close(attention.run(batch.q, batch.cache(pages)), batch.expected())
+
+
+def test_workspaces_have_their_published_names(device):
+    attention = BatchAttention(device=device)
+    assert attention.float_workspace_buffer.nbytes == 384 << 20
+    assert attention.int_workspace_buffer.nbytes == attention.page_locked_int_workspace_buffer.nbytes == 8 << 20
+
+
+def test_what_batch_attention_refuses(device):
+    batch = Batch([2], [9], device=device)
+    pages = batch.pages(8)
+    attention = planned(batch, pages, use_profiler=True)
+    with pytest.raises(ValueError, match="profiler_buffer is None"):
+        attention.run(batch.q, batch.cache(pages))
+    buffer = torch.zeros(16, dtype=torch.uint64, device=device)
+    with pytest.raises(ValueError, match=r"logits_soft_cap is 3\.0, expected 0"):
+        attention.run(batch.q, batch.cache(pages), logits_soft_cap=3.0, profiler_buffer=buffer)
+    tables = (batch.qo_indptr, pages.indptr, pages.indices)
+    with pytest.raises(ValueError, match="head_dim is 512 and 64, expected at most 256"):
+        attention.plan(*tables, pages.lens, 4, 2, 512, 64, 8)
+    with pytest.raises(ArgumentError, match=r"kv_len_arr\[0\] is 17, expected at most 16"):
+        attention.plan(*tables, pages.lens + 8, 4, 2, 64, 64, 8)
+    with pytest.raises(ArgumentError, match=r"kv_len_arr has shape \(2,\), expected \(1,\)"):
+        attention.plan(*tables, pages.lens.repeat(2), 4, 2, 64, 64, 8)
+
+
+# Attention sinks ---------------------------------------------------------------------------------
+
+
+def sink_wrapper(batch: Batch, pages, layout="NHD", window_left=-1, **options):
+    types = {"q_data_type": batch.dtype, "kv_data_type": batch.kv_dtype}
+    dims = {"head_dim_qk": 64, "head_dim_vo": 64}
+    wrapper = BatchAttentionWithAttentionSinkWrapper(
+        workspace(batch.device), layout, window_left=window_left, **types, **dims
+    )
+    tables = (batch.qo_indptr, *pages.table)
+    wrapper.plan(*tables, *batch.heads, 64, pages.page_size, window_left=window_left, **types, **options)
+    return wrapper
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("causal, window_left", [(False, -1), (True, -1), (True, 6)])
+def test_sinks(device, layout, causal, window_left):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    pages = batch.pages(8)
+    sinks = torch.tensor([0.5, -3.0, 4.0, -torch.inf], device=device)
+    wrapper = sink_wrapper(batch, pages, layout, window_left, causal=causal)
+    expected = batch.expected(Attention(causal=causal, window_left=window_left, sinks=sinks, sm_scale=0.2))
+    cache = batch.cache(pages, layout, "combined")
+    close(wrapper.run(batch.q, cache, sinks, 0.2, return_lse=True), expected)
+    assert isinstance(wrapper, flashinfer.BatchPrefillWithPagedKVCacheWrapper)
+
+
+def test_sinks_count_once_however_keys_are_split(device):
+    batch = Batch([1, 1], [3000, 100], device=device)
+    pages = batch.pages(16)
+    sinks = torch.tensor([3.0, 5.0, 1.0, 0.0], device=device)
+    expected = batch.expected(Attention(sinks=sinks))
+    for options in ({}, {"fixed_split_size": 8}, {"disable_split_kv": True}):
+        wrapper = sink_wrapper(batch, pages, **options)
+        close(wrapper.run(batch.q, batch.cache(pages), sinks, 64**-0.5, return_lse=True), expected)
+
+
+def test_what_sinks_refuse(device):
+    with pytest.raises(AssertionError, match="backend is 'cudnn', expected one of auto, fa2, fa3"):
+        BatchAttentionWithAttentionSinkWrapper(workspace(device), backend="cudnn")
+    with pytest.raises(ArgumentError, match="pos_encoding_mode is 'ALIBI'"):
+        BatchAttentionWithAttentionSinkWrapper(workspace(device), pos_encoding_mode="ALIBI")
+    with pytest.raises(KeyError, match="pos_encoding_mode is 'rope'"):
+        BatchAttentionWithAttentionSinkWrapper(workspace(device), pos_encoding_mode="rope")

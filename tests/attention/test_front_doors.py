@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding over tables of pages through the calls that other libraries named: xqa and trtllm."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.decode import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
+from flashinfer.errors import ArgumentError
+
+from .inputs import LAYOUTS, Batch
+from .reference import Attention
+
+KV_LENS = [1, 54, 0, 130]
+PAGE = 16
+F16, FP8 = torch.float16, torch.float8_e4m3fn
+SCALE = 64**-0.5
+
+
+def workspace(device: str) -> torch.Tensor:
+    return torch.zeros(32 << 20, dtype=torch.uint8, device=device)
+
+
+def close(out: torch.Tensor, expected, tolerance: float = 2e-3) -> None:
+    torch.testing.assert_close(out.float().reshape(expected[0].shape), expected[0], rtol=tolerance, atol=tolerance)
+
+
+class Tables:
+    """A batch, its cache, and a table of pages for each request."""
+
+    def __init__(self, device: str, layout: str = "NHD", q_len: int = 1, kv_lens=KV_LENS, **options) -> None:
+        self.batch = Batch([q_len] * len(kv_lens), kv_lens, device=device, **options)
+        self.pages = self.batch.pages(PAGE)
+        self.cache = self.batch.cache(self.pages, layout, "combined")
+        self.tables = self.pages.block_tables()
+        self.workspace = workspace(device)
+
+    @property
+    def decode(self) -> tuple:
+        """Arguments of the batch calls up to max_seq_len."""
+        lens = self.pages.lens
+        return self.batch.q, self.cache, self.workspace, self.tables, lens, max(self.batch.kv_lens)
+
+    def xqa(self, output: torch.Tensor, layout: str = "NHD", q=None, **options) -> None:
+        lens = self.pages.lens.unsqueeze(1)
+        q = self.batch.q.unsqueeze(1) if q is None else q
+        semaphores = torch.zeros(1024, dtype=torch.int32, device=output.device)
+        k, v = self.cache.unbind(1)
+        heads = self.batch.num_kv_heads
+        arguments = (q, k, v, self.tables, lens.view(torch.uint32), output, self.workspace, semaphores, heads, PAGE)
+        flashinfer.xqa(*arguments, kv_layout=layout, **options)
+        assert not semaphores.any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("window_left", [-1, 6])
+def test_decode(device, layout, window_left):
+    call = Tables(device, layout)
+    expected = call.batch.expected(Attention(window_left=window_left, sm_scale=0.2, v_scale=2.0))
+    options = {"bmm1_scale": 0.2, "bmm2_scale": 2.0, "window_left": window_left, "kv_layout": layout}
+    for decode in (xqa_batch_decode_with_kv_cache, trtllm_batch_decode_with_kv_cache):
+        out = decode(*call.decode, **options)
+        assert out.shape == call.batch.q.shape
+        close(out, expected)
+    pair = (call.batch.q, tuple(call.cache.unbind(1)), *call.decode[2:])
+    target = torch.empty_like(call.batch.q)
+    assert trtllm_batch_decode_with_kv_cache(*pair, **options, out=target) is target
+    close(target, expected)
+    assert not call.workspace[: 8 << 20].any()
+
+
+def test_layout_of_trtllm_is_heads_first(device):
+    call = Tables(device, "HND")
+    close(trtllm_batch_decode_with_kv_cache(*call.decode, bmm1_scale=SCALE), call.batch.expected())
+
+
+def test_one_tensor_for_keys_and_values(device):
+    call = Tables(device)
+    call.batch.v = call.batch.k
+    shared = (call.batch.q, call.cache[:, :1], *call.decode[2:])
+    close(xqa_batch_decode_with_kv_cache(*shared, bmm1_scale=SCALE), call.batch.expected())
+
+
+def test_scales_in_tensors(device):
+    call = Tables(device)
+    scales = {name: torch.tensor(x, device=device) for name, x in (("bmm1_scale", 0.25), ("bmm2_scale", 2.0))}
+    expected = call.batch.expected(Attention(sm_scale=0.25, v_scale=4.0))
+    close(xqa_batch_decode_with_kv_cache(*call.decode, **scales, o_scale=0.5), expected, 4e-3)
+
+
+def test_lengths_change_and_the_plan_stays(device):
+    """What a graph replays: only device memory differs between calls."""
+    from flashinfer.attention import uniform_plan
+
+    call = Tables(device, kv_lens=[120, 130])
+    out = torch.empty_like(call.batch.q)
+    query, cache, scratch, tables, lens, max_seq_len = call.decode
+    lens, tables = lens.clone(), tables.clone()
+
+    def step() -> None:
+        xqa_batch_decode_with_kv_cache(query, cache, scratch, tables, lens, max_seq_len, SCALE, out=out)
+
+    step()
+    plans = len(uniform_plan._plans)
+    if device == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+    for kv_lens in ([5, 130], [0, 1], [120, 64]):
+        lens.copy_(torch.tensor(kv_lens))
+        graph.replay() if device == "cuda" else step()
+        for i, n in enumerate(kv_lens):
+            k, v = (x[call.batch.kv_indptr_host[i] :][:n] for x in (call.batch.k, call.batch.v))
+            close(out[i], [Attention()(query[i : i + 1], k, v)[0][0]])
+    assert len(uniform_plan._plans) == plans
+
+
+def test_sinks(device):
+    call = Tables(device)
+    sinks = torch.tensor([1.0, -2.0, 3.0, 0.5], device=device)
+    expected = call.batch.expected(Attention(sinks=sinks))
+    close(xqa_batch_decode_with_kv_cache(*call.decode, bmm1_scale=SCALE, sinks=sinks), expected)
+    out = torch.empty_like(call.batch.q).unsqueeze(1)
+    call.xqa(out, sinks=sinks.view(2, 2))
+    close(out, expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_xqa(device, layout):
+    call = Tables(device, layout)
+    for window in (0, 7):
+        out = torch.empty_like(call.batch.q).unsqueeze(1)
+        call.xqa(out, layout, q_scale=0.5, kv_scale=2.0, sliding_win_size=window, rcp_out_scale=0.25)
+        close(out, call.batch.expected(Attention(window_left=window - 1, v_scale=0.5)))
+    out = torch.empty_like(call.batch.q).unsqueeze(1)
+    call.xqa(out, layout, kv_scale=torch.tensor(2.0, device=device))
+    close(out, call.batch.expected(Attention(k_scale=2.0, v_scale=2.0)), 4e-3)
+
+
+def test_fp8_cache_and_output(device):
+    call = Tables(device, kv_dtype=FP8)
+    expected = call.batch.expected(Attention(k_scale=0.5, v_scale=0.5))
+    out = torch.empty_like(call.batch.q).unsqueeze(1)
+    call.xqa(out, kv_scale=0.5)
+    close(out, expected, 1e-2)
+    out8 = torch.empty_like(out, dtype=FP8)
+    call.xqa(out8, kv_scale=0.5, rcp_out_scale=2.0)
+    close(out8, [2 * expected[0]], 0.15)
+    decode = (call.batch.q, call.cache.transpose(2, 3), *call.decode[2:])
+    out8 = trtllm_batch_decode_with_kv_cache(*decode, bmm1_scale=SCALE / 2, bmm2_scale=1e4, out_dtype=FP8)
+    assert out8.dtype == FP8 and not out8.float().isnan().any() and out8.float().abs().max() == 448  # saturates
+
+
+# Draft tokens ------------------------------------------------------------------------------------
+
+
+def packed(visible: torch.Tensor) -> torch.Tensor:
+    """``[..., tokens]`` bits as uint16, a multiple of two words."""
+    tokens = visible.shape[-1]
+    words = 2 * math.ceil(tokens / 32)
+    bits = torch.nn.functional.pad(visible.int(), (0, 16 * words - tokens)).unflatten(-1, (words, 16))
+    numbers = (bits << torch.arange(16, device=visible.device)).sum(-1)
+    return numbers.to(torch.int32).to(torch.uint16)
+
+
+@pytest.mark.parametrize("q_len", [2, 5, 33])
+def test_causal_drafts(device, q_len):
+    call = Tables(device, q_len=q_len, kv_lens=[40, 54, 130])
+    expected = call.batch.expected(Attention(causal=True, window_left=20))
+    options = {"bmm1_scale": SCALE, "q_len_per_req": q_len, "window_left": 20}
+    close(xqa_batch_decode_with_kv_cache(*call.decode, **options), expected)
+    causal = torch.ones(q_len, q_len, device=device).tril().bool().expand(3, -1, -1)
+    close(xqa_batch_decode_with_kv_cache(*call.decode, **options, mask=packed(causal)), expected)
+
+
+@pytest.mark.parametrize("use_sinks", [False, True])
+def test_trees_of_drafts(device, use_sinks):
+    q_len, kv_lens = 5, [40, 54, 130, 5]
+    call = Tables(device, q_len=q_len, kv_lens=kv_lens)
+    visible = torch.rand(4, q_len, q_len, device=device) < 0.5
+    sinks = torch.tensor([1.0, -2.0, 3.0, 0.5], device=device) if use_sinks else None
+    before = [torch.ones(q_len, n - q_len, dtype=torch.bool) for n in kv_lens]
+    masks = [torch.cat([x, y.cpu()], 1) for x, y in zip(before, visible, strict=True)]
+    expected = call.batch.expected([Attention(mask=mask, sinks=sinks) for mask in masks])
+    options = {"sinks": sinks, "mask": packed(visible)}
+    close(xqa_batch_decode_with_kv_cache(*call.decode, bmm1_scale=SCALE, q_len_per_req=q_len, **options), expected)
+    q = call.batch.q.view(4, 1, q_len, 4, 64)
+    out = torch.empty_like(q)
+    call.xqa(out, q=q, q_seq_len=q_len, **options)
+    close(out, expected)
+
+
+def test_different_numbers_of_drafts(device):
+    counts, kv_lens = [3, 0, 1, 3], [40, 9, 130, 5]
+    call = Tables(device, kv_lens=kv_lens)
+    batch = Batch(counts, kv_lens, device=device)
+    batch.k, batch.v = call.batch.k, call.batch.v
+    visible = torch.ones(3, 3, device=device).tril().bool()
+    mask = packed(torch.cat([visible[:n] for n in counts]))
+    out = torch.empty_like(batch.q)
+    call.xqa(out, q=batch.q, q_seq_len=3, mask=mask, q_cu_seq_lens=batch.qo_indptr)
+    expected = batch.expected(Attention(causal=True))
+    close(out, expected)
+    decode = (batch.q, *call.decode[1:])
+    options = {"bmm1_scale": SCALE, "q_len_per_req": 3, "mask": mask, "q_cu_seq_lens": batch.qo_indptr}
+    close(xqa_batch_decode_with_kv_cache(*decode, **options), expected)
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+BAD_TRTLLM = [
+    ({"backend": "fa2"}, KeyError, "backend is 'fa2', expected 'auto' or 'xqa'"),
+    ({"backend": "trtllm-gen"}, ValueError, "which needs SM100"),
+    ({"o_sf_scale": 1.0}, ValueError, "o_sf_scale is given, expected None"),
+    ({"max_q_len": 3}, ValueError, "max_q_len is given"),
+    ({"uses_shared_paged_kv_idx": False}, ValueError, "uses_shared_paged_kv_idx is given, expected True"),
+    ({"enable_block_sparse_attention": True}, ValueError, "enable_block_sparse_attention is given"),
+    ({"bf16q_fp8kv_transform_mode": "x"}, ValueError, "bf16q_fp8kv_transform_mode is given"),
+    ({"return_lse": True}, NotImplementedError, "return_lse or lse is given"),
+    ({"out_dtype": "nvfp4"}, ValueError, "NVFP4 outputs need SM100"),
+    ({"q_len_per_req": 0}, ValueError, "q_len_per_req is 0"),
+    ({"q_len_per_req": 2}, ValueError, "q has 4 rows, expected 8"),
+    ({"kv_layout": "HDN"}, KeyError, "kv_layout is 'HDN'"),
+]
+
+
+@pytest.mark.parametrize("change, error, text", BAD_TRTLLM, ids=[text for *_, text in BAD_TRTLLM])
+def test_bad_trtllm(device, change, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        trtllm_batch_decode_with_kv_cache(*Tables(device, "HND").decode, **change)
+
+
+def test_bad_xqa(device):
+    call = Tables(device)
+    out = torch.empty_like(call.batch.q).unsqueeze(1)
+    with pytest.raises(AssertionError, match="mask is None, expected a tensor"):
+        call.xqa(out, q_seq_len=2)
+    with pytest.raises(ValueError, match=r"output is torch\.float8_e4m3fn"):
+        call.xqa(out.to(FP8))
+    query, cache, *rest = call.decode
+    with pytest.raises(ArgumentError, match="kv_cache has shape"):
+        xqa_batch_decode_with_kv_cache(query, cache[:, 0], *rest)
+    with pytest.raises(ArgumentError, match="seq_lens has 3 elements, expected 4"):
+        xqa_batch_decode_with_kv_cache(query, cache, *rest[:2], rest[2][:3], rest[3])
+    with pytest.raises(ArgumentError, match="NVFP4 caches need SM12x"):
+        xqa_batch_decode_with_kv_cache(query, cache.view(torch.uint8), *rest)
+    for page_size, head_dim, text in ((8, 64, "page_size is 8, expected one of"), (16, 24, "head_dim is 24, expected")):
+        q = torch.empty(4, 1, 4, head_dim, dtype=F16, device=device)
+        with pytest.raises(ValueError, match=text):
+            flashinfer.xqa(q, q, q, q, q, q, q, q, 2, page_size)

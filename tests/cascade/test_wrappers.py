@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention in levels is attention over all keys: shared prefixes in pages and in dense tensors."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.errors import ArgumentError
+
+from ..attention.inputs import LAYOUTS, Pages, int32, offsets, randn, to_layout
+from ..attention.reference import Attention
+
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 8
+SHARED = 40  # keys of the prefix
+OWN = [5, 1, 0, 17]  # keys of each request after it
+GROUP = [9, 3]  # keys that the first two and the last two requests share besides
+
+
+def workspace(device, mib: int = 32) -> torch.Tensor:
+    return torch.empty(mib << 20, dtype=torch.uint8, device=device)
+
+
+class Tree:
+    """Requests, the keys they share at each level, and a cache with all of them."""
+
+    def __init__(self, device: str, layout: str, levels: list[list[int]], rows: list[list[int]]) -> None:
+        flat = [n for level in levels for n in level]
+        self.pages = Pages(flat, PAGE, device)
+        self.k, self.v = (randn(sum(flat), KV_HEADS, DIM, dtype=torch.float16, device=device) for _ in range(2))
+        self.cache = torch.stack([self.pages.scatter(x, layout) for x in (self.k, self.v)], dim=1)
+        self.at, self.first, self.levels = offsets(flat), offsets([len(level) for level in levels]), levels
+        self.qo_indptr = [int32(offsets(lens), device) for lens in rows]
+        self.rows = rows
+        self.q = randn(sum(rows[-1]), HEADS, DIM, dtype=torch.float16, device=device)
+
+    def tables(self) -> list[list[torch.Tensor]]:
+        """One list per argument of plan, one tensor per level."""
+        tables = []
+        for begin, end in zip(self.first[:-1], self.first[1:], strict=True):
+            indptr = self.pages.indptr[begin : end + 1]
+            tables.append((indptr - indptr[0], self.pages.indices[indptr[0] :], self.pages.last_page_len[begin:end]))
+        return [list(x) for x in zip(*tables, strict=True)]
+
+    def entry(self, level: int, row: int) -> int:
+        """Which entry of a level has this row of q."""
+        return next(i for i, end in enumerate(offsets(self.rows[level])[1:]) if row < end)
+
+    def expected(self, causal: bool) -> torch.Tensor:
+        out, row = [], 0
+        for request, length in enumerate(self.rows[-1]):
+            if length == 0:
+                continue
+            parts = [self.first[level] + self.entry(level, row) for level in range(len(self.levels) - 1)]
+            parts.append(self.first[-2] + request)
+            k, v = (torch.cat([x[self.at[i] : self.at[i + 1]] for i in parts]) for x in (self.k, self.v))
+            out.append(Attention(causal=causal)(self.q[row : row + length], k, v)[0])
+            row += length
+        return torch.cat(out)
+
+
+def close(out: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(out.float(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "levels, rows",
+    [
+        ([[SHARED], OWN], [[4], [1, 1, 1, 1]]),
+        ([[SHARED], GROUP, OWN], [[4], [2, 2], [1, 1, 1, 1]]),
+        ([[SHARED], [20, 7, 9]], [[30], [20, 3, 7]]),
+        ([[30, 12]], [[7, 12]]),
+    ],
+    ids=["decode", "three levels", "append", "one level"],
+)
+def test_levels_are_attention_over_all_keys(device, layout, causal, levels, rows):
+    tree = Tree(device, layout, levels, rows)
+    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(levels), workspace(device), layout)
+    wrapper.plan(tree.qo_indptr, *tree.tables(), HEADS, KV_HEADS, DIM, PAGE, causal=causal)
+    if causal and rows[-1] == [1, 1, 1, 1]:
+        causal = False  # one row sees all its keys
+    close(wrapper.run(tree.q, tree.cache), tree.expected(causal))
+
+
+def test_aliases_and_workspaces(device):
+    tree = Tree(device, "NHD", [[SHARED], OWN], [[4], [1, 1, 1, 1]])
+    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(device, 1))
+    wrapper.reset_workspace_buffer(workspace(device), [workspace(device, 8), workspace(device, 8)])
+    assert wrapper.begin_forward.__func__ is wrapper.plan.__func__
+    wrapper.begin_forward(tree.qo_indptr, *tree.tables(), HEADS, KV_HEADS, DIM, PAGE, sm_scale=0.5)
+    expected = wrapper.run(tree.q, tree.cache)
+    assert torch.equal(wrapper.forward(tree.q, (tree.cache[:, 0], tree.cache[:, 1])), expected)
+    wrapper.end_forward()
+    wrapper.prewarm_paged_kv_stride_variant()
+    assert not wrapper.is_cuda_graph_enabled
+
+
+def test_cuda_graph_mode(device):
+    tree = Tree(device, "NHD", [[SHARED], OWN], [[4], [1, 1, 1, 1]])
+    rows, *tables = (list(x) for x in (tree.qo_indptr, *tree.tables()))
+    buffers = [[torch.zeros_like(x) for x in y] for y in (rows, *tables)]
+    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(device), "NHD", True, *buffers)
+    wrapper.plan(rows, *tables, HEADS, KV_HEADS, DIM, PAGE)
+    expected = tree.expected(False)
+    if device == "cpu":
+        return close(wrapper.run(tree.q, tree.cache), expected)
+    wrapper.run(tree.q, tree.cache)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = wrapper.run(tree.q, tree.cache)
+    out.zero_()
+    graph.replay()
+    close(out, expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_shared_prefix_decode(device, layout):
+    tree = Tree(device, layout, [[SHARED], OWN], [[4], [1, 1, 1, 1]])
+    wrapper = flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper(workspace(device), layout)
+    wrapper.begin_forward(*(x[1] for x in tree.tables()), HEADS, KV_HEADS, DIM, PAGE)
+    k, v = (to_layout(x[:SHARED], layout) for x in (tree.k, tree.v))
+    close(wrapper.forward(tree.q, k, v, tree.cache), tree.expected(False))
+    wrapper.end_forward()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_shared_prefix_prefill(device, layout, causal):
+    tree = Tree(device, layout, [[SHARED], [20, 7, 9]], [[30], [20, 3, 7]])
+    wrapper = flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper(workspace(device), layout)
+    wrapper.begin_forward(tree.qo_indptr[1], *(x[1] for x in tree.tables()), HEADS, KV_HEADS, DIM, PAGE)
+    k, v = (to_layout(x[:SHARED], layout) for x in (tree.k, tree.v))
+    for _ in range(2):  # the second one has its plan
+        close(wrapper.forward(tree.q, k, v, tree.cache, causal=causal), tree.expected(causal))
+
+
+def test_wrong_numbers_of_levels(device):
+    tree = Tree(device, "NHD", [[SHARED], OWN], [[4], [1, 1, 1, 1]])
+    make = flashinfer.MultiLevelCascadeAttentionWrapper
+    with pytest.raises(ArgumentError, match="num_levels is 0, expected at least 1"):
+        make(0, workspace(device))
+    with pytest.raises(ArgumentError, match="qo_indptr_buf_arr has 0 elements, expected 2"):
+        make(2, workspace(device), use_cuda_graph=True)
+    wrapper = make(2, workspace(device))
+    with pytest.raises(ValueError, match=re.escape("plan: qo_indptr_arr has 1 elements, expected 2 (num_levels)")):
+        wrapper.plan(tree.qo_indptr[:1], *tree.tables(), HEADS, KV_HEADS, DIM, PAGE)
+    with pytest.raises(ValueError, match="int_workspace_buffers has 1 elements, expected 2"):
+        wrapper.reset_workspace_buffer(workspace(device), [workspace(device)])

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention: values, caches in 8 bits, batches in CUDA graphs, and what the wrappers refuse."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import warnings
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer import BatchMLAPagedAttentionWrapper
+from flashinfer.errors import ArgumentError
+from flashinfer.mla import _core
+
+from ..attention.inputs import Pages, int32, offsets, randn
+from ..attention.reference import Attention, split
+
+F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
+CKV, KPE, HEADS = 512, 64, 16
+SCALE = 1 / math.sqrt(128 + 64)
+# One token, several, none, more rows than keys, no keys, keys over more than one tile.
+QO_LENS, KV_LENS = [1, 5, 0, 17, 2, 1], [33, 97, 4, 12, 0, 300]
+
+
+def workspace(device: str) -> torch.Tensor:
+    return torch.empty(32 << 20, dtype=torch.int8, device=device)
+
+
+class Latent:
+    """Queries and a paged cache whose unused entries are NaN."""
+
+    def __init__(
+        self, device, page_size=16, qo_lens=QO_LENS, kv_lens=KV_LENS, kpe=KPE, dtype=F16, kv_dtype=None, heads=HEADS
+    ):
+        self.device, self.dtype, self.kv_dtype, self.heads = device, dtype, kv_dtype or dtype, heads
+        self.page_size, self.qo_lens, self.kv_lens, self.kpe_dim = page_size, qo_lens, kv_lens, kpe
+        self.q_nope = randn(sum(qo_lens), heads, CKV, dtype=dtype, device=device)
+        self.q_pe = randn(sum(qo_lens), heads, kpe, dtype=dtype, device=device)
+        self.ckv = randn(sum(kv_lens), 1, CKV, dtype=self.kv_dtype, device=device)
+        self.kpe = randn(sum(kv_lens), 1, kpe, dtype=self.kv_dtype, device=device)
+        self.pages = Pages(kv_lens, page_size, device)
+        self.caches = tuple(self.pages.scatter(x, "NHD").squeeze(2) for x in (self.ckv, self.kpe))
+        self.qo_indptr = int32(offsets(qo_lens), device)
+
+    @property
+    def tables(self):
+        return self.qo_indptr, self.pages.indptr, self.pages.indices, self.pages.lens
+
+    def plan(self, wrapper, causal=False, **options):
+        sizes = (self.heads, CKV, self.kpe_dim, self.page_size)
+        wrapper.plan(*self.tables, *sizes, causal, SCALE, self.dtype, self.kv_dtype, **options)
+        return wrapper
+
+    def wrapper(self, causal=False, **options):
+        return self.plan(BatchMLAPagedAttentionWrapper(workspace(self.device)), causal, **options)
+
+    @property
+    def arguments(self):
+        return self.q_nope, self.q_pe, *self.caches
+
+    def expected(self, causal=False, ckv=None, kpe=None):
+        ckv, kpe = (self.ckv if ckv is None else ckv).float(), (self.kpe if kpe is None else kpe).float()
+        q, k = torch.cat([self.q_nope, self.q_pe], -1), torch.cat([ckv, kpe], -1)
+        what, rows, keys = Attention(causal=causal, sm_scale=SCALE), offsets(self.qo_lens), offsets(self.kv_lens)
+        parts = zip(split(q, rows), split(k, keys), split(ckv, keys), strict=True)
+        results = [what(*part) for part in parts if len(part[0])]
+        return tuple(torch.cat(x) for x in zip(*results, strict=True))
+
+
+def close(result, expected, tolerance=2e-3):
+    torch.testing.assert_close(result[0].float(), expected[0], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(result[1], expected[1], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("causal", [False, True])
+def test_latent_attention(device, page_size, causal):
+    batch = Latent(device, page_size)
+    wrapper = batch.wrapper(causal)
+    expected = batch.expected(causal)
+    close(wrapper.run(*batch.arguments, return_lse=True), expected)
+    out, lse = torch.empty_like(batch.q_nope), torch.empty(batch.q_nope.shape[:2], device=device)
+    result = wrapper.run(*batch.arguments, out=out, lse=lse, return_lse=True, return_lse_base_on_e=True)
+    assert result[0] is out and result[1] is lse
+    close((out, lse / math.log(2)), expected)
+
+
+@pytest.mark.parametrize("heads", [1, 16, 128])
+def test_decode_batch(device, heads):
+    batch = Latent(device, 32, [1] * 4, [700, 1, 64, 0], heads=heads)
+    close(batch.wrapper(True).run(*batch.arguments, return_lse=True), batch.expected())
+
+
+def test_tables_longer_than_needed(device):
+    batch = Latent(device)
+    wrapper = BatchMLAPagedAttentionWrapper(workspace(device))
+    rows, pages, indices, lens = batch.tables
+    pages, indices = torch.cat([pages, pages[-1:] + 7]), torch.cat([indices, indices])
+    wrapper.plan(rows, pages, indices, lens, HEADS, CKV, KPE, 16, False, SCALE, F16, F16)
+    close(wrapper.run(*batch.arguments, return_lse=True), batch.expected())
+
+
+def test_without_positions(device):
+    batch = Latent(device, kpe=0)
+    close(batch.wrapper().run(*batch.arguments, return_lse=True), batch.expected())
+
+
+@pytest.mark.parametrize("ckv_scale, kpe_scale", [(1.0, 1.0), (0.5, 0.25)])
+def test_fp8_cache(device, ckv_scale, kpe_scale):
+    batch = Latent(device, dtype=BF16, kv_dtype=FP8)
+    result = batch.wrapper().run(*batch.arguments, return_lse=True, ckv_scale=ckv_scale, kpe_scale=kpe_scale)
+    close(result, batch.expected(ckv=batch.ckv.float() * ckv_scale, kpe=batch.kpe.float() * kpe_scale), 2e-2)
+
+
+def test_fp8_cache_with_scales_of_tokens(device):
+    batch = Latent(device, dtype=BF16, kv_dtype=FP8)
+    scales = 0.25 + torch.rand(sum(KV_LENS), CKV // 128, device=device)
+    ckv = batch.ckv.float() * scales.repeat_interleave(128, -1).unsqueeze(1)
+    array = scatter_rows(batch.pages, scales)
+    result = batch.wrapper().run(*batch.arguments, return_lse=True, ckv_scale_arr=array, kpe_scale=0.5)
+    close(result, batch.expected(ckv=ckv, kpe=batch.kpe.float() * 0.5), 2e-2)
+
+
+def scatter_rows(pages: Pages, rows: torch.Tensor) -> torch.Tensor:
+    """Rows of all requests in pages, NaN elsewhere."""
+    return pages.scatter(rows.unsqueeze(1), "NHD").squeeze(2)
+
+
+def graph_wrapper(batch: Latent) -> BatchMLAPagedAttentionWrapper:
+    rows, pages, _, lens = batch.tables
+    indices = torch.zeros(200, dtype=torch.int32, device=batch.device)
+    buffers = (torch.empty_like(rows), torch.empty_like(pages), indices, torch.empty_like(lens))
+    return BatchMLAPagedAttentionWrapper(workspace(batch.device), True, *buffers)
+
+
+def test_cuda_graph_mode(device):
+    first = Latent(device, 16, [2, 2, 2], [300, 5, 64])
+    wrapper = first.plan(graph_wrapper(first), True)
+    close(wrapper.run(*first.arguments, return_lse=True), first.expected(True))
+    second = Latent(device, 16, [2, 1, 2], [4, 400, 63])
+    if device == "cpu":
+        second.plan(wrapper, True)
+        return close(wrapper.run(*second.arguments, return_lse=True), second.expected(True))
+    caches = [torch.zeros(200, 16, n, dtype=F16, device=device) for n in (CKV, KPE)]
+    queries = [x.clone() for x in (first.q_nope, first.q_pe)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = wrapper.run(*queries, *caches, return_lse=True)
+    second.plan(wrapper, True)
+    for buffer, values in zip((*queries, *caches), second.arguments, strict=True):
+        buffer[: len(values)].copy_(values)
+    graph.replay()
+    rows = len(second.q_nope)
+    close((out[:rows], lse[:rows]), second.expected(True))
+
+
+def test_torch_compile(device):
+    batch = Latent(device)
+    wrapper = batch.wrapper()
+    compiled = torch.compile(lambda *x: wrapper.run(*x) * 2, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(*batch.arguments), wrapper.run(*batch.arguments) * 2)
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+BAD_PLANS = [
+    ({"kv_data_type": torch.int8}, "kv_data_type is torch.int8, expected float16, bfloat16 or float8_e4m3fn"),
+    ({"head_dim_kpe": -1}, "head_dim_kpe is -1, expected 0 or more"),
+    ({"kv_data_type": FP8}, "q_data_type=torch.bfloat16"),
+    ({"kv_data_type": FP8, "q_data_type": BF16, "head_dim_ckv": 256}, "expected 512 and 0 or 64 for an FP8 cache"),
+    ({"kv_data_type": FP8, "q_data_type": BF16, "head_dim_kpe": 32}, "expected 512 and 0 or 64 for an FP8 cache"),
+    ({"qo_indptr": torch.zeros(3, dtype=torch.int32)}, "qo_indptr has 3 elements, expected 7 (batch_size + 1)"),
+    ({"kv_indptr": torch.zeros(3, dtype=torch.int32)}, "kv_indptr has 3 elements, expected at least 7"),
+    ({"kv_indices": torch.zeros(3, dtype=torch.int32)}, "kv_indices has 3 elements, expected"),
+    ({"page_size": 0}, "page_size is 0, expected at least 1"),
+]
+
+
+def plan_arguments(batch: Latent):
+    names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
+    sizes = {"num_heads": HEADS, "head_dim_ckv": CKV, "head_dim_kpe": KPE, "page_size": 16}
+    types = {"q_data_type": F16, "kv_data_type": F16}
+    return {**dict(zip(names, batch.tables, strict=True)), **sizes, "causal": False, "sm_scale": SCALE, **types}
+
+
+@pytest.mark.parametrize("change, text", BAD_PLANS, ids=[text for _, text in BAD_PLANS])
+def test_bad_plan(device, change, text):
+    wrapper = BatchMLAPagedAttentionWrapper(workspace(device))
+    with pytest.raises(ValueError, match=re.escape(text)):
+        wrapper.plan(**(plan_arguments(Latent(device)) | change))
+
+
+def test_bad_runs(device):
+    batch = Latent(device)
+    wrapper = BatchMLAPagedAttentionWrapper(workspace(device))
+    with pytest.raises(ArgumentError, match=r"plan\(\) was not called"):
+        wrapper.run(*batch.arguments)
+    batch.plan(wrapper)
+    for i, name in enumerate(("q_nope", "q_pe", "ckv_cache", "kpe_cache")):
+        arguments = list(batch.arguments)
+        arguments[i] = arguments[i].to(BF16)
+        with pytest.raises(ValueError, match=re.escape(f"{name}.dtype is torch.bfloat16, expected torch.float16")):
+            wrapper.run(*arguments)
+    with pytest.raises(ValueError, match="o_scale is only supported with the cutlass"):
+        wrapper.run(*batch.arguments, o_scale=1.0)
+    with pytest.raises(ValueError, match="ckv_scale is given, expected None"):
+        wrapper.run(*batch.arguments, ckv_scale=1.0)
+    with pytest.raises(ValueError, match="q_nope has 25 rows, expected 26"):
+        wrapper.run(batch.q_nope[1:], batch.q_pe[1:], *batch.caches)
+    batch.plan(wrapper, use_profiler=True)
+    with pytest.raises(ValueError, match="profiler_buffer is None"):
+        wrapper.run(*batch.arguments)
+
+
+def test_bad_scales(device):
+    batch = Latent(device, dtype=BF16, kv_dtype=FP8)
+    wrapper = batch.wrapper()
+    array = torch.ones(*batch.caches[0].shape[:2], 4, device=device)
+    bad = [
+        ({"kpe_scale": 1.0}, "Exactly one of ckv_scale or ckv_scale_arr"),
+        ({"ckv_scale": 1.0, "ckv_scale_arr": array, "kpe_scale": 1.0}, "Exactly one of ckv_scale or ckv_scale_arr"),
+        ({"ckv_scale_arr": array[..., :3], "kpe_scale": 1.0}, "Invalid shape of ckv_scale_arr"),
+        ({"ckv_scale_arr": array.double(), "kpe_scale": 1.0}, "expected contiguous float32"),
+        ({"ckv_scale": 1.0}, "kpe_scale is None, expected a finite number above 0"),
+        ({"ckv_scale": 0.0, "kpe_scale": 1.0}, "ckv_scale is 0.0, expected a finite number above 0"),
+        ({"ckv_scale": math.inf, "kpe_scale": 1.0}, "ckv_scale is inf, expected a finite number above 0"),
+    ]
+    for scales, text in bad:
+        with pytest.raises(ValueError, match=text):
+            wrapper.run(*batch.arguments, **scales)
+    parameters = inspect.signature(BatchMLAPagedAttentionWrapper.run).parameters
+    scales = ("ckv_scale", "ckv_scale_arr", "kpe_scale")
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in scales)
+
+
+def test_bad_wrappers(device):
+    batch = Latent(device, 16, [2, 2], [30, 5])
+    with pytest.raises(ArgumentError, match="kv_indices is None, expected a tensor"):
+        BatchMLAPagedAttentionWrapper(workspace(device), True, batch.qo_indptr, batch.pages.indptr)
+    with pytest.raises(ArgumentError, match="backend is 'cutlass', expected 'auto' or 'fa2'"):
+        BatchMLAPagedAttentionWrapper(workspace(device), backend="cutlass")
+    wrapper = batch.plan(graph_wrapper(batch))
+    for qo_lens, kv_lens, text in (
+        ([2], [30], "the batch has 1 requests, expected 2"),
+        ([2, 3], [30, 5], "5 rows, expected at most 4"),
+        ([2, 2], [4000, 5], "kv_indices has 251 elements, expected at most 200"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Latent(device, 16, qo_lens, kv_lens).plan(wrapper)
+
+
+def test_warning_on_blackwell(monkeypatch):
+    class Buffer:
+        is_cuda, device = True, torch.device("cuda")
+
+    monkeypatch.setattr(_core, "get_compute_capability", lambda device: (10, 0))
+    monkeypatch.setattr(BatchMLAPagedAttentionWrapper, "_blackwell_auto_fallback_warned", False)
+    with pytest.warns(UserWarning, match="not Blackwell-native"):
+        assert BatchMLAPagedAttentionWrapper._resolve(Buffer(), "auto") == "fa2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BatchMLAPagedAttentionWrapper._resolve(Buffer(), "auto")
+
+
+# The older wrapper -------------------------------------------------------------------------------
+
+
+def test_legacy_wrapper(device):
+    batch = Latent(device, 16, [1] * 3, [33, 97, 0])
+    wrapper = flashinfer.BatchDecodeMlaWithPagedKVCacheWrapper(workspace(device))
+    wrapper.plan(*batch.pages.table, HEADS, CKV, 16, SCALE, data_type=F16)
+    if device == "cuda" and torch.cuda.get_device_capability() != (8, 0):
+        with pytest.raises(flashinfer.GPUArchitectureError, match="needs SM80"):
+            wrapper.run(*batch.arguments)
+        return
+    close(wrapper.run(*batch.arguments, return_lse=True), batch.expected())
+    close(wrapper.run_return_lse(*batch.arguments), batch.expected())
+    doubled = wrapper.run(*batch.arguments, q_scale=torch.tensor(2.0, device=device), k_scale=0.5, v_scale=2.0)
+    torch.testing.assert_close(doubled.float(), 2 * batch.expected()[0], rtol=4e-3, atol=4e-3)
+    with pytest.raises(ValueError, match="q_nope has 2 rows, expected 3"):
+        wrapper.run(batch.q_nope[:2], batch.q_pe[:2], *batch.caches)
+    with pytest.raises(ArgumentError, match="window_left is 5"):
+        wrapper.plan(*batch.pages.table, HEADS, CKV, 16, SCALE, window_left=5)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patterns of equal blocks against attention with the same pattern as a mask."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.errors import ArgumentError
+from flashinfer.sparse import convert_bsr_mask_layout
+
+from ..attention.inputs import offsets, randn
+from ..attention.reference import Attention
+from ..attention.test_batch_decode import close, workspace
+
+HEADS, KV_HEADS, DIM = 4, 2, 64
+
+
+def pattern_of(M: int, N: int, R: int, C: int, density: float):
+    """A random pattern: offsets and columns of its blocks, and the mask they mean."""
+    blocks = torch.rand(-(-M // R), N // C) < density
+    blocks[0] = False  # a row without blocks
+    indptr = torch.tensor(offsets(blocks.sum(1).tolist()), dtype=torch.int32)
+    indices = blocks.nonzero()[:, 1].int()
+    dense = blocks.repeat_interleave(R, 0)[:M].repeat_interleave(C, 1)
+    return indptr, indices, dense
+
+
+def tensors(M: int, N: int, device: str):
+    q = randn(M, HEADS, DIM, dtype=torch.float16, device=device)
+    return q, *(randn(N, KV_HEADS, DIM, dtype=torch.float16, device=device) for _ in range(2))
+
+
+@pytest.mark.parametrize("R", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("C", [1, 16, 20])
+def test_pattern(device, R, C):
+    M, N = 95, 120 if C == 20 else 128
+    indptr, indices, dense = pattern_of(M, N, R, C, 0.4)
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
+    wrapper.plan(indptr.to(device), indices.to(device), M, N, R, C, HEADS, KV_HEADS, DIM)
+    q, k, v = tensors(M, N, device)
+    expected = Attention(mask=dense)(q, k, v)
+    close(wrapper.run(q, k, v, return_lse=True), expected)
+    out = torch.empty_like(q)
+    assert wrapper.run(q, k, v, out=out) is out
+    assert (out[:R] == 0).all()
+
+
+@pytest.mark.parametrize("R, C", [(16, 16), (7, 4)])
+def test_masks_inside_blocks(device, R, C):
+    M, N = 40, 64
+    indptr, indices, dense = pattern_of(M, N, R, C, 0.5)
+    mask = torch.rand(len(indices), R, C) < 0.5
+    for row, (begin, end) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
+        for i in range(begin, end):
+            keys = slice(int(indices[i]) * C, int(indices[i] + 1) * C)
+            rows = slice(row * R, min((row + 1) * R, M))
+            dense[rows, keys] = mask[i][: rows.stop - rows.start]
+    q, k, v = tensors(M, N, device)
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
+    sizes = (M, N, R, C, HEADS, KV_HEADS, DIM)
+    wrapper.plan(indptr.to(device), indices.to(device), *sizes, mask=mask.to(device), sm_scale=0.3)
+    close(wrapper.run(q, k, v, return_lse=True), Attention(mask=dense, sm_scale=0.3)(q, k, v))
+    if M % R == 0:
+        flat = convert_bsr_mask_layout(mask, indptr)
+        per_row = (indptr[1:] - indptr[:-1]).long() * R * C
+        packed, _ = flashinfer.segment_packbits(flat, torch.tensor(offsets(per_row.tolist())), bitorder="little")
+        wrapper.plan(indptr, indices, *sizes, packed_mask=packed.to(device), sm_scale=0.3)
+        close(wrapper.run(q, k, v, return_lse=True), Attention(mask=dense, sm_scale=0.3)(q, k, v))
+
+
+def test_convert_bsr_mask_layout(device):
+    indptr, R, C = torch.tensor([0, 2, 2, 5]), 3, 4
+    mask = torch.rand(5, R, C, device=device) < 0.5
+    rows = [mask[a:b].transpose(0, 1).reshape(-1) for a, b in ((0, 2), (2, 2), (2, 5))]
+    assert torch.equal(convert_bsr_mask_layout(mask, indptr), torch.cat(rows))
+
+
+def test_causal_and_legacy_names(device):
+    indptr, indices = torch.tensor([0, 1, 3]), torch.tensor([0, 0, 1])
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
+    wrapper.begin_forward(indptr, indices, 32, 32, 16, 16, HEADS, KV_HEADS, DIM, causal=True)
+    q, k, v = tensors(32, 32, device)
+    close(wrapper.run(q, k, v, return_lse=True), Attention(causal=True)(q, k, v))
+    out = wrapper.forward(q, k, v, sm_scale=0.5)
+    torch.testing.assert_close(out.float(), Attention(causal=True, sm_scale=0.5)(q, k, v)[0], rtol=1e-3, atol=1e-3)
+    wrapper.end_forward()
+
+
+PLAN = {"indptr": torch.tensor([0, 1, 2]), "indices": torch.tensor([0, 1]), "M": 32, "N": 32, "R": 16, "C": 16}
+BAD = [
+    ({"block_mask": torch.ones(1)}, "block_mask is given, expected None"),
+    ({"indptr": None}, "indptr or indices is None"),
+    ({"indices": torch.tensor([0, 2])}, "indices out of bound"),
+    ({"N": 31}, "expected blocks that divide the 31 keys"),
+    ({"M": 33}, "indptr has 3 elements, expected 4 (ceil(M / R) + 1)"),
+    ({"mask": torch.ones(2, 8, 16)}, "mask has shape (2, 8, 16), expected (2, 16, C)"),
+]
+
+
+@pytest.mark.parametrize("change, text", BAD, ids=[text for _, text in BAD])
+def test_bad_plan(device, change, text):
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
+    with pytest.raises(ValueError, match=re.escape(text)):
+        wrapper.plan(**(PLAN | change), num_qo_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM)
+
+
+def test_bad_run(device):
+    q, k, v = tensors(32, 32, device)
+    with pytest.raises(ArgumentError, match=r"vsa_sm100.*needs a Blackwell GPU"):
+        flashinfer.BlockSparseAttentionWrapper(workspace(device), backend="vsa_sm100")
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
+    with pytest.raises(ArgumentError, match=r"plan\(\) was not called"):
+        wrapper.run(q, k, v)
+    wrapper.plan(**PLAN, num_qo_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM)
+    with pytest.raises(
+        ArgumentError, match=re.escape("k has shape (31, 2, 64), expected (32, num_kv_heads, head_dim)")
+    ):
+        wrapper.run(q, k[:31], v)
