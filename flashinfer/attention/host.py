@@ -17,7 +17,7 @@ _INT32 = torch.int32
 
 def to_host(*tensors: Optional[torch.Tensor]) -> list[Optional[np.ndarray]]:
     """int32 arrays on the host. What lies on a device comes in one copy, whatever the number of tensors."""
-    on_device = [t for t in tensors if t is not None and t.device.type != "cpu"]
+    on_device = [t for t in tensors if t is not None and t.is_cuda]
     if len(on_device) > 1:
         together = torch.cat([t.reshape(-1) for t in on_device]).cpu()
         copies = list(together.split([t.numel() for t in on_device]))
@@ -29,7 +29,7 @@ def to_host(*tensors: Optional[torch.Tensor]) -> list[Optional[np.ndarray]]:
         if t is None:
             arrays.append(None)
             continue
-        if t.device.type != "cpu":
+        if t.is_cuda:
             t = copies.pop()
         arrays.append(t.to(_INT32).contiguous().numpy())
     return arrays

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrappers and single requests with variants of one's own: who supplies which parameter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.attention.jit_arguments import JitArguments
+from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, single_decode_with_kv_cache_with_jit_module
+from flashinfer.jit.attention import gen_customize_single_decode_module, gen_customize_single_prefill_module
+from flashinfer.prefill import (
+    BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
+    single_prefill_with_kv_cache_with_jit_module,
+)
+
+from .inputs import Batch
+from .reference import Attention
+from .test_batch_decode import F16, close, workspace
+
+# Logits times a number per head, and a mask that hides keys whose index is a multiple of `stride`.
+DECL = r"""
+struct Gain : AttentionVariantBase {
+  static constexpr bool use_softmax = true;
+  uint32_t window_left, qo_len, kv_len;
+  float sm_scale_log2;
+
+  template <typename Params>
+  __device__ __host__ Gain(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
+    qo_len = params.get_qo_len(batch_idx);
+    kv_len = params.get_kv_len(batch_idx);
+    window_left = params.window_left >= 0 ? params.window_left : kv_len;
+    sm_scale_log2 = params.sm_scale * math::log2e;
+  }
+
+  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    return params.gain[qo_head_idx] * logits;
+  });
+
+  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    return params.stride == 0 || kv_idx % params.stride != 0;
+  })
+};
+"""
+TENSORS, SCALARS = (["gain"], ["float"]), (["stride", "sm_scale"], ["int64_t", "double"])
+VARIANT = (*TENSORS, *SCALARS, "Gain", DECL)
+
+
+def arguments(uri: str) -> tuple:
+    return (uri, F16, F16, F16, torch.int32, 64, 64, *VARIANT)
+
+
+def expected_of(batch: Batch, gain: torch.Tensor, stride: int):
+    scaled = batch.q
+    batch.q = (batch.q.float() * gain[:, None]).to(torch.float64)
+    masks = [(torch.arange(k) % stride != 0).expand(q, k) for q, k in zip(batch.qo_lens, batch.kv_lens, strict=True)]
+    result = batch.expected([Attention(mask=mask) for mask in masks])
+    batch.q = scaled
+    return result
+
+
+def test_decode_wrapper_takes_parameters_in_order(device):
+    batch = Batch([1, 1], [40, 97], device=device)
+    pages = batch.pages(8)
+    gain = torch.rand(4, device=device) + 0.5
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace(device), jit_args=arguments("test_gain_decode"))
+    wrapper.plan(*pages.table, *batch.heads, 64, 8)
+    got = wrapper.run(batch.q, batch.cache(pages), gain, 3, 0.125, return_lse=True)
+    close(got, expected_of(batch, gain, 3), 5e-3)
+    derived = wrapper.run(batch.q, batch.cache(pages), gain, 3)
+    assert torch.equal(derived, got[0])
+    with pytest.raises(ValueError, match="'stride' is missing"):
+        wrapper.run(batch.q, batch.cache(pages), gain)
+
+
+def test_prefill_wrappers_with_a_mask_of_the_variant(device):
+    batch = Batch([9, 30], [40, 97], device=device)
+    pages = batch.pages(8)
+    gain = torch.rand(4, device=device) + 0.5
+    expected = expected_of(batch, gain, 3)
+    options = {"jit_args": arguments("test_gain_prefill"), "variant_owns_mask": True}
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(device), **options)
+    wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 8)
+    close(wrapper.run(batch.q, batch.cache(pages), gain, 3, return_lse=True), expected, 5e-3)
+    with pytest.raises(RuntimeError):
+        wrapper.prewarm_paged_kv_stride_variant()
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace(device), **options)
+    wrapper.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, 64)
+    close(wrapper.run(batch.q, *batch.dense(), gain, 3, 0.125, return_lse=True), expected, 5e-3)
+
+    def step(q, k, v):
+        return wrapper.run(q, k, v, gain, 3, 0.125)
+
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(batch.q, *batch.dense()), step(batch.q, *batch.dense()))
+
+
+def test_single_requests(device):
+    gain = torch.rand(4, device=device) + 0.5
+    dtypes = (F16, F16, F16, 64, 64)
+    module = gen_customize_single_decode_module("test_gain_single", *dtypes, *VARIANT, device=device).build_and_load()
+    batch = Batch([1], [97], device=device)
+    k, v = batch.dense("HND")
+    out = single_decode_with_kv_cache_with_jit_module(module, batch.q[0], k, v, gain, 3, 0.125, kv_layout="HND")
+    expected = expected_of(batch, gain, 3)
+    close((out[None], expected[1]), expected, 5e-3)
+    module = gen_customize_single_prefill_module(
+        "fa2", "test_gain_single_prefill", *dtypes, *VARIANT, device=device
+    ).build_and_load()
+    batch = Batch([20], [97], device=device)
+    extras = {"mask_mode": flashinfer.utils.MaskMode.CUSTOM.value, "return_lse": True}
+    got = single_prefill_with_kv_cache_with_jit_module(module, batch.q, *batch.dense(), gain, 3, 0.125, **extras)
+    close(got, expected_of(batch, gain, 3), 5e-3)
+
+
+def test_known_tensors_do_not_consume_arguments():
+    names = ["maybe_custom_mask", "sink", "maybe_alibi_slopes", "maybe_other"]
+    jit = JitArguments(
+        ("uri", *[None] * 6, names, ["float"] * 4, ["n", "sm_scale"], ["int32_t", "double"]),
+        ["maybe_custom_mask", "maybe_alibi_slopes"],
+    )
+    sink = torch.zeros(2)
+    tensors, scalars = jit.split("run", (sink, 7), {"sm_scale": 0.5})
+    assert tensors == [sink, None] and scalars == [7, 0.5]
+    every = jit.all_tensors(tensors, {"maybe_custom_mask": None, "maybe_alibi_slopes": sink})
+    assert every == [None, sink, sink, None]
+    assert jit.typed([7.0, 0.5]) == [7, 0.5] and isinstance(jit.typed([7.0, 0.5])[0], int)
+    with pytest.raises(ValueError, match="'n' is missing"):
+        jit.split("run", (sink,), {"sm_scale": 0.5})
