@@ -33,6 +33,7 @@ try:
     from .rope import *
     from .scale import *
     from .sparse import *
+    from .topk import *
     from .version import __git_commit__ as __git_commit__
     from .version import __git_version__ as __git_version__
     from .version import __version__ as __version__

@@ -24,10 +24,11 @@ from .jit.progress import ProgressBar
 from .jit.quantization import gen_quantization_modules as gen_quantization_modules
 from .jit.rope import gen_rope_modules as gen_rope_modules
 from .jit.scale import gen_scale_modules as gen_scale_modules
+from .jit.topk import gen_topk_modules as gen_topk_modules
 from .knobs import knobs
 
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
-FAMILIES = ("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade")
+FAMILIES = ("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "topk")
 
 
 def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:

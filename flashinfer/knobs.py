@@ -146,6 +146,14 @@ class Knobs:
         "FLASHINFER_USE_CUDA_NORM", _flag, False, "accepted for compatibility: norms always use the CUDA kernels", "ops"
     )
 
+    topk_algo = Knob(
+        "FLASHINFER_TOPK_ALGO",
+        str,
+        "",
+        "blocks per row of top-k: filtered: one, multi_cta: a cluster; default (and clusters): by the batch",
+        "ops",
+    )
+
     @classmethod
     def all(cls) -> list[Knob[Any]]:
         return [k for k in vars(cls).values() if isinstance(k, Knob)]

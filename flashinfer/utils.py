@@ -33,6 +33,8 @@ from .attention_rules import is_fa3_backend_supported as is_fa3_backend_supporte
 from .attention_rules import is_fa3_prefill_head_dim_supported as is_fa3_prefill_head_dim_supported
 from .backends import backend_requirement as backend_requirement
 from .backends import supported_compute_capability as supported_compute_capability
+from .cache_buffers import _cache_buf as _cache_buf
+from .cache_buffers import _get_cache_buf as _get_cache_buf
 from .errors import BackendSupportedError as BackendSupportedError
 from .errors import GPUArchitectureError as GPUArchitectureError
 from .errors import LibraryError as LibraryError

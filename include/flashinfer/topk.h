@@ -30,24 +30,24 @@ struct TopKParams {
   int32_t width;  ///< columns of the input
   int32_t k;      ///< at least 1; slots of the outputs
 
-  const int32_t* lengths;              ///< of windows, one per `next_n` rows, or null: whole rows
-  const int32_t* row_starts;           ///< of windows, one per row, or null: 0
-  int32_t next_n = 1;                  ///< rows of a request; the last sees lengths[request], each before it one less
-  int32_t compress_ratio = 1;          ///< columns are lengths divided by this
-  bool prefer_large_indices = false;   ///< among equal values at the end of the selection
-  TopKOrder order = TopKOrder::kAny;   ///< of a window longer than k, or, by value, of any
+  const int32_t* lengths;             ///< of windows, one per `next_n` rows, or null: whole rows
+  const int32_t* row_starts;          ///< of windows, one per row, or null: 0
+  int32_t next_n = 1;                 ///< rows of a request; the last sees lengths[request], each before it one less
+  int32_t compress_ratio = 1;         ///< columns are lengths divided by this
+  bool prefer_large_indices = false;  ///< among equal values at the end of the selection
+  TopKOrder order = TopKOrder::kAny;  ///< of a window longer than k, or, by value, of any
 
   // Outputs: (rows, k) each, contiguous. Slots that are left over get -1, and 0 in `values`.
-  T* values;             ///< or null
-  int64_t* indices;      ///< column within the window; or null
-  int32_t* transformed;  ///< offsets[row] + column, or its slot in the page table; or null
-  int32_t* raw_indices;  ///< column within the window; or null
-  const int32_t* offsets;                 ///< or null: 0
-  const int32_t* page_table;              ///< or null: no page table
+  T* values;                  ///< or null
+  int64_t* indices;           ///< column within the window; or null
+  int32_t* transformed;       ///< offsets[row] + column, or its slot in the page table; or null
+  int32_t* raw_indices;       ///< column within the window; or null
+  const int32_t* offsets;     ///< or null: 0
+  const int32_t* page_table;  ///< or null: no page table
   int64_t page_table_stride;
-  const int32_t* row_to_batch;            ///< row of the page table, or null: the same
-  const int32_t* page_table_row_starts;   ///< entry of a window's first page, or null: as row_starts
-  int32_t page_shift;                     ///< log2 of the page size
+  const int32_t* row_to_batch;           ///< row of the page table, or null: the same
+  const int32_t* page_table_row_starts;  ///< entry of a window's first page, or null: as row_starts
+  int32_t page_shift;                    ///< log2 of the page size
 
   // How the CUDA kernel works; results do not depend on it.
   int32_t capacity;        ///< elements a block keeps in shared memory

@@ -13,7 +13,7 @@ constexpr uint32_t NAN_KEY = 0xFFC00000u;  // the largest key, above that of inf
 
 struct Scratch {
   uint32_t bins[BINS];
-  uint32_t warps[2][32];       // a number or two of each warp
+  uint32_t warps[2][32];         // a number or two of each warp
   uint32_t bin, larger, inside;  // what FindBin found
   uint32_t count, taken;
   uint32_t cluster_counts[8];

@@ -71,6 +71,10 @@ them with what this program writes; run it again after changing a template or a 
     silu_and_mul_3d_d14336.json
     silu_and_mul_d14336.json
     swiglu_2d.json
+    top_k_page_table_transform_n131072_k2048.json
+    top_k_ragged_transform_n131072_k2048.json
+    top_k_v128256_k50.json
+    top_k_varlen_n131072_k2048.json
     variable_length_merge_states_h32_d128.json
 """
 
@@ -132,6 +136,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from activation_calls()
     yield from quantization_calls()
     yield from cascade_calls()
+    yield from topk_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
 
 
@@ -150,6 +155,16 @@ def cascade_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield flashinfer.merge_states, {"v": bf16(16, 8, 32, 128), "s": fp32(16, 8, 32)}
     segments = {"v": bf16(99, 32, 128), "s": fp32(99, 32), "indptr": int32(17)}
     yield flashinfer.variable_length_merge_states, segments
+
+
+def topk_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """A vocabulary, then the indexer of sparse attention."""
+    yield flashinfer.top_k, {"input": fp32(64, 128256), "k": 50}
+    scores, rows, table = fp32(64, 131072), int32(64), int32(64, 131072)
+    windows = {"input": scores, "lengths": rows, "k": 2048}
+    yield flashinfer.top_k_page_table_transform, {**windows, "src_page_table": table}
+    yield flashinfer.top_k_ragged_transform, {**windows, "offsets": rows}
+    yield flashinfer.top_k_varlen, {"logits": scores, "seq_lens": rows, "top_k": 2048}
 
 
 def uint8(*shape: int) -> torch.Tensor:

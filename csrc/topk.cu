@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of top-k selection: argument checks, dtype dispatch, stream.
+#include "tvm_ffi_utils.h"
+// clang-format off
+#include <flashinfer/topk.h>
+#if defined(FLASHINFER_CPU)
+#include <flashinfer/topk_cpu.h>
+#elif defined(__CUDACC__)
+#include <flashinfer/topk.cuh>
+#endif
+// clang-format on
+
+using namespace flashinfer;
+
+namespace {
+
+/// What all of them share: input, k, order, and how the CUDA kernel works.
+struct Common {
+  const char* op;
+  const char* name;  ///< of the input
+  const TensorView& input;
+  int64_t k, order;
+  bool prefer_large_indices;
+  int64_t capacity, blocks_per_row;
+};
+
+/// A contiguous int32 tensor with one number for each of `count` rows, or null.
+const int32_t* RowNumbers(const Common& c, const char* name, const Optional<TensorView>& t, int64_t count) {
+  if (!t.has_value()) return nullptr;
+  const std::string because = std::string(c.name) + ".shape[0]" + (count == c.input.size(0) ? "" : " / next_n");
+  Expect(c.op, name, *t)
+      .same_device(c.input, c.name)
+      .dtype({dl_int32})
+      .rank(1)
+      .dim(0, count, because.c_str())
+      .contiguous();
+  return (*t).data_ptr<int32_t>();
+}
+
+/// An output (rows, k), or null.
+template <typename T>
+T* Output(const Common& c, const char* name, const Optional<TensorView>& t, DLDataType dtype) {
+  if (!t.has_value()) return nullptr;
+  Expect(c.op, name, *t)
+      .same_device(c.input, c.name)
+      .dtype({dtype})
+      .rank(2)
+      .dim(0, c.input.size(0), "rows")
+      .dim(1, c.k, "k")
+      .contiguous();
+  return static_cast<T*>((*t).data_ptr());
+}
+
+template <typename Fill>
+void Run(const Common& c, const Fill& fill) {
+  Expect(c.op, c.name, c.input).on_device().rank(2).dtype({dl_float32, dl_float16, dl_bfloat16}).last_dim_contiguous();
+  if (c.input.size(1) > INT32_MAX) {
+    TVM_FFI_THROW(ArgumentError) << c.op << ": " << c.name << ".shape[1] = " << c.input.size(1)
+                                 << ", expected less than 2^31";
+  }
+  if (c.k > INT32_MAX) {
+    TVM_FFI_THROW(ArgumentError) << c.op << ": k is " << c.k << ", expected less than 2^31";
+  }
+  DispatchFloat(c.input.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    TopKParams<T> p{};
+    p.input = c.input.data_ptr<T>();
+    p.row_stride = c.input.stride(0);
+    p.rows = c.input.size(0);
+    p.width = int32_t(c.input.size(1));
+    p.k = int32_t(c.k);
+    p.order = TopKOrder(c.order);
+    p.prefer_large_indices = c.prefer_large_indices;
+    p.capacity = int32_t(c.capacity);
+    p.blocks_per_row = int32_t(c.blocks_per_row);
+    fill(p);
+    DeviceGuard guard(c.input.device());
+    CheckStatus(c.op, TopK<T>(p, get_stream(c.input.device())));
+  });
+}
+
+}  // namespace
+
+void top_k(TensorView values, TensorView indices, TensorView input, int64_t k, int64_t order, bool prefer_large_indices,
+           int64_t capacity, int64_t blocks_per_row) {
+  const Common c{"top_k", "input", input, k, order, prefer_large_indices, capacity, blocks_per_row};
+  Run(c, [&](auto& p) {
+    p.values = Output<std::remove_pointer_t<decltype(p.values)>>(c, "values", values, input.dtype());
+    p.indices = Output<int64_t>(c, "indices", indices, dl_int64);
+  });
+}
+
+void top_k_page_table_transform(TensorView out, Optional<TensorView> out_raw_indices, TensorView input,
+                                TensorView src_page_table, TensorView lengths, Optional<TensorView> row_to_batch,
+                                Optional<TensorView> row_starts, Optional<TensorView> page_table_row_starts, int64_t k,
+                                int64_t page_shift, int64_t order, bool prefer_large_indices, int64_t capacity,
+                                int64_t blocks_per_row) {
+  const char* op = "top_k_page_table_transform";
+  const Common c{op, "input", input, k, order, prefer_large_indices, capacity, blocks_per_row};
+  Run(c, [&](auto& p) {
+    Expect(op, "src_page_table", src_page_table)
+        .same_device(input, "input")
+        .dtype({dl_int32})
+        .rank(2)
+        .last_dim_contiguous();
+    p.page_table = src_page_table.data_ptr<int32_t>();
+    p.page_table_stride = src_page_table.stride(0);
+    p.page_shift = int32_t(page_shift);
+    p.lengths = RowNumbers(c, "lengths", lengths, p.rows);
+    p.row_to_batch = RowNumbers(c, "row_to_batch", row_to_batch, p.rows);
+    p.row_starts = RowNumbers(c, "row_starts", row_starts, p.rows);
+    p.page_table_row_starts = RowNumbers(c, "page_table_row_starts", page_table_row_starts, p.rows);
+    p.transformed = Output<int32_t>(c, "out", out, dl_int32);
+    p.raw_indices = Output<int32_t>(c, "out_raw_indices", out_raw_indices, dl_int32);
+  });
+}
+
+void top_k_ragged_transform(TensorView out, TensorView input, TensorView offsets, TensorView lengths,
+                            Optional<TensorView> row_starts, int64_t k, int64_t order, bool prefer_large_indices,
+                            int64_t capacity, int64_t blocks_per_row) {
+  const Common c{"top_k_ragged_transform", "input", input, k, order, prefer_large_indices, capacity, blocks_per_row};
+  Run(c, [&](auto& p) {
+    Expect(c.op, "input", input).contiguous();
+    p.offsets = RowNumbers(c, "offsets", offsets, p.rows);
+    p.lengths = RowNumbers(c, "lengths", lengths, p.rows);
+    p.row_starts = RowNumbers(c, "row_starts", row_starts, p.rows);
+    p.transformed = Output<int32_t>(c, "out", out, dl_int32);
+  });
+}
+
+void top_k_varlen(TensorView out_indices, Optional<TensorView> out_values, TensorView logits, TensorView seq_lens,
+                  int64_t k, int64_t compress_ratio, int64_t next_n, int64_t capacity, int64_t blocks_per_row) {
+  const char* op = "top_k_varlen";
+  if (next_n < 1 || next_n > INT32_MAX || compress_ratio < 1 || compress_ratio > INT32_MAX) {
+    TVM_FFI_THROW(ArgumentError) << op << ": next_n is " << next_n << " and compress_ratio " << compress_ratio
+                                 << ", expected both at least 1";
+  }
+  const Common c{op, "logits", logits, k, int64_t(TopKOrder::kByIndex), false, capacity, blocks_per_row};
+  Run(c, [&](auto& p) {
+    if (p.rows % next_n != 0) {
+      TVM_FFI_THROW(ArgumentError) << op << ": logits.shape[0] = " << p.rows
+                                   << ", expected a multiple of next_n = " << next_n;
+    }
+    p.next_n = int32_t(next_n);
+    p.compress_ratio = int32_t(compress_ratio);
+    p.lengths = RowNumbers(c, "seq_lens", seq_lens, p.rows / next_n);
+    p.transformed = Output<int32_t>(c, "out_indices", out_indices, dl_int32);
+    p.values = Output<std::remove_pointer_t<decltype(p.values)>>(c, "out_values", out_values, logits.dtype());
+  });
+}

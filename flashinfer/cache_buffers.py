@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scratch memory that outlives a call: one buffer per name and device, which grows and is never given back."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["_cache_buf", "_get_cache_buf"]
+
+_cache_buf: dict[tuple[str, torch.device], torch.Tensor] = {}
+
+
+def _get_cache_buf(name: str, bytes: int, device: torch.device, zero_init: bool = False) -> torch.Tensor:
+    """The uint8 buffer called ``name``, of at least ``bytes`` bytes; a new one (zeros, if asked) only to grow."""
+    key = (name, device)
+    buffer = _cache_buf.get(key)
+    if buffer is None or buffer.numel() < bytes:
+        allocate = torch.zeros if zero_init else torch.empty
+        buffer = _cache_buf[key] = allocate(bytes, dtype=torch.uint8, device=device)
+    return buffer

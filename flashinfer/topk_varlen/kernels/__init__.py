@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of kernels that only Blackwell GPUs run."""

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration that callers of the Blackwell kernel "gvr" build; it is checked here and used by no kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import ArgumentError
+
+__all__ = ["GvrTopKLBConfig"]
+
+
+def _is_power_of_two(x: int, low: int, high: int) -> bool:
+    return low <= x <= high and x & (x - 1) == 0
+
+
+@dataclass(frozen=True)
+class GvrTopKLBConfig:
+    """How rows are spread over clusters."""
+
+    max_batch_size: int = 1024
+    cluster_size: int = 8
+    num_threads: int = 1024
+
+    def __post_init__(self) -> None:
+        if not _is_power_of_two(self.max_batch_size, 64, 1024):
+            raise ArgumentError(
+                f"GvrTopKLBConfig: max_batch_size is {self.max_batch_size}, expected a power of 2 in [64, 1024]"
+            )
+        if not _is_power_of_two(self.cluster_size, 1, 16):
+            raise ArgumentError(
+                f"GvrTopKLBConfig: cluster_size is {self.cluster_size}, expected one of 1, 2, 4, 8 and 16"
+            )
+        if not 32 <= self.num_threads <= 1024 or self.num_threads % 32:
+            raise ArgumentError(
+                f"GvrTopKLBConfig: num_threads is {self.num_threads}, expected whole warps, 1024 threads at most"
+            )

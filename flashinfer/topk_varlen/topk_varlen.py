@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``top_k_varlen``: the selection a sparse-attention indexer makes, one row per token of a decode step."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..arch import BLACKWELL, CPU, TURING_ON
+from ..backends import backend_requirement, supported_compute_capability
+from ..dispatch import backend_of
+from ..errors import ArgumentError
+from ..ops import register_custom_op
+from ..topk_plan import get_topk_module, plan
+from ..trace.templates.topk import top_k_varlen_trace
+
+__all__ = ["top_k_varlen"]
+
+_BACKENDS = ("gvr", "radix", "radix_cutlass")  # best first
+
+
+def _n_is_256bit_aligned(dtype: torch.dtype, n: int) -> bool:
+    """Whether rows of ``n`` elements are whole 32-byte words."""
+    return n * dtype.itemsize % 32 == 0
+
+
+@register_custom_op("flashinfer::top_k_varlen", mutates_args=("out_indices", "out_values"))
+def _top_k_varlen(
+    out_indices: torch.Tensor,
+    out_values: Optional[torch.Tensor],
+    logits: torch.Tensor,
+    seq_lens: torch.Tensor,
+    top_k: int,
+    compress_ratio: int,
+    next_n: int,
+) -> None:
+    get_topk_module(backend_of(logits)).top_k_varlen(
+        out_indices, out_values, logits, seq_lens, top_k, compress_ratio, next_n, *plan(logits, top_k)
+    )
+
+
+def _check_arguments(
+    logits: torch.Tensor,
+    seq_lens: torch.Tensor,
+    top_k: int,
+    pre_idx: Optional[torch.Tensor] = None,
+    compress_ratio: int = 1,
+    next_n: int = 1,
+    return_values: bool = False,
+    out_indices: Optional[torch.Tensor] = None,
+    out_values: Optional[torch.Tensor] = None,
+    backend: str = "auto",
+    load_balance: bool = True,
+    workspace: Optional[torch.Tensor] = None,
+) -> bool:
+    if logits.ndim != 2:
+        raise ArgumentError(f"top_k_varlen: logits has {logits.ndim} dimensions, expected 2")
+    if seq_lens.dtype is not torch.int32:
+        raise ArgumentError(f"top_k_varlen: seq_lens has dtype {seq_lens.dtype}, expected torch.int32")
+    if top_k < 1:
+        raise ArgumentError(f"top_k_varlen: top_k is {top_k}, expected at least 1")
+    return True
+
+
+@supported_compute_capability([CPU, *TURING_ON])
+def _check_radix_cutlass(logits: torch.Tensor, *args: object, **kwargs: object) -> bool:
+    return True
+
+
+@supported_compute_capability(BLACKWELL)
+def _check_blackwell(logits: torch.Tensor, *args: object, **kwargs: object) -> bool:
+    raise ArgumentError("top_k_varlen: backend needs kernels for Blackwell GPUs, expected 'radix_cutlass' or 'auto'")
+
+
+def _top_k_varlen_heuristic(
+    suitable: Sequence[str], logits: torch.Tensor, seq_lens: torch.Tensor, top_k: int, *args: object, **kwargs: object
+) -> list[str]:
+    """The suitable backends, best first."""
+    return [backend for backend in _BACKENDS if backend in suitable]
+
+
+@flashinfer_api(trace=top_k_varlen_trace)
+@backend_requirement(
+    backend_checks={"radix_cutlass": _check_radix_cutlass, "radix": _check_blackwell, "gvr": _check_blackwell},
+    common_check=_check_arguments,
+    heuristic_func=_top_k_varlen_heuristic,
+)
+def top_k_varlen(
+    logits: torch.Tensor,
+    seq_lens: torch.Tensor,
+    top_k: int,
+    pre_idx: Optional[torch.Tensor] = None,
+    compress_ratio: int = 1,
+    next_n: int = 1,
+    return_values: bool = False,
+    out_indices: Optional[torch.Tensor] = None,
+    out_values: Optional[torch.Tensor] = None,
+    backend: str = "auto",
+    load_balance: bool = True,
+    workspace: Optional[torch.Tensor] = None,
+) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+    r"""Columns of the k largest logits of rows of various lengths.
+
+    Row ``q * next_n + t`` is token ``t`` of the ``next_n`` that request ``q`` decodes in this step. It looks at its
+    first ``(seq_lens[q] - next_n + t + 1) // compress_ratio`` columns. Indices ascend; ``-1`` fills what is left.
+
+    Parameters
+    ----------
+    logits : torch.Tensor
+        ``(requests * next_n, max_len)``, float32, float16 or bfloat16, last dimension contiguous.
+    seq_lens : torch.Tensor
+        ``(requests,)``, int32, contiguous.
+    top_k : int
+        At least 1.
+    pre_idx : Optional[torch.Tensor]
+        The selection of the step before, from which other backends start; not needed here.
+    compress_ratio : int
+        Tokens that share a column.
+    next_n : int
+        Rows of a request.
+    return_values : bool
+        Also return the logits; 0 where the index is -1.
+    out_indices : Optional[torch.Tensor]
+        ``(rows, top_k)``, int32, contiguous; written and returned.
+    out_values : Optional[torch.Tensor]
+        ``(rows, top_k)``, dtype of ``logits``, contiguous; written and returned.
+    backend : str
+        "radix_cutlass" everywhere; "radix" and "gvr" need a Blackwell GPU. "auto" takes what is there.
+    load_balance, workspace
+        Accepted for compatibility: rows are balanced by the hardware and nothing is kept between calls.
+
+    Returns
+    -------
+    indices : torch.Tensor
+        ``(rows, top_k)``, int32.
+    values : Optional[torch.Tensor]
+        ``(rows, top_k)``, or None.
+
+    Examples
+    --------
+    >>> logits, seq_lens = torch.randn(4, 8192), torch.tensor([5000, 100], dtype=torch.int32)
+    >>> indices, values = flashinfer.top_k_varlen(logits, seq_lens, 2048, next_n=2, return_values=True)
+    """
+    shape = (logits.shape[0], top_k)
+    if out_indices is None:
+        out_indices = logits.new_empty(shape, dtype=torch.int32)
+    if out_values is None and return_values:
+        out_values = logits.new_empty(shape)
+    _top_k_varlen(out_indices, out_values, logits, seq_lens, top_k, compress_ratio, next_n)
+    return out_indices, out_values

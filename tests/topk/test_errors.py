@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller sees who passes something wrong: the op, the argument, what it is and what was expected."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.errors import ArgumentError, BackendSupportedError
+
+FP32, INT32 = torch.float32, torch.int32
+INPUT, ROWS, OUT = ((4, 100), FP32), ((4,), INT32), ((4, 8), INT32)
+GOOD = {
+    "top_k": {"input": INPUT, "k": 8},
+    "top_k_page_table_transform": {
+        "input": INPUT,
+        "src_page_table": ((4, 100), INT32),
+        "lengths": ROWS,
+        "k": 8,
+        "row_to_batch": ROWS,
+        "row_starts": ROWS,
+        "page_table_row_starts": ROWS,
+        "out": OUT,
+        "out_raw_indices": OUT,
+    },
+    "top_k_ragged_transform": {"input": INPUT, "offsets": ROWS, "lengths": ROWS, "k": 8, "row_starts": ROWS},
+    "top_k_varlen": {"logits": INPUT, "seq_lens": ROWS, "top_k": 8, "out_indices": OUT, "out_values": ((4, 8), FP32)},
+}
+PAGED, RAGGED, VARLEN = "top_k_page_table_transform", "top_k_ragged_transform", "top_k_varlen"
+
+
+def every_other(t):
+    return t.repeat_interleave(2, dim=-1)[..., ::2]
+
+
+def columns_of_wider(t):
+    return torch.cat([t, t], dim=-1)[..., : t.shape[-1]]
+
+
+# (op, argument, (shape, dtype) or what to do to the good tensor or another value, text)
+BAD = [
+    ("top_k", "input", ((100,), FP32), "input has 1 dimensions, expected 2"),
+    ("top_k", "input", ((4, 100), torch.float64), "input has dtype float64, expected float32"),
+    ("top_k", "input", ((4, 100), INT32), "input has dtype int32, expected float32"),
+    ("top_k", "input", every_other, "input.stride(-1) = 2, expected 1"),
+    ("top_k", "k", 0, "k is 0, expected at least 1"),
+    ("top_k", "k", -3, "k is -3, expected at least 1"),
+    ("top_k", "tie_break", 3, "tie_break is 3, expected a TopKTieBreak"),
+    (PAGED, "input", ((2, 4, 100), FP32), "input has 3 dimensions, expected 2"),
+    (PAGED, "src_page_table", ((100,), INT32), "src_page_table has 1 dimensions, expected 2"),
+    (PAGED, "src_page_table", ((4, 100), torch.int64), "src_page_table has dtype int64, expected int32"),
+    (PAGED, "lengths", ((3,), INT32), "lengths.shape[0] = 3, expected 4 (input.shape[0])"),
+    (PAGED, "lengths", ((4,), torch.int64), "lengths has dtype int64, expected int32"),
+    (PAGED, "row_to_batch", ((4, 1), INT32), "row_to_batch has 2 dimensions, expected 1"),
+    (PAGED, "row_starts", every_other, "row_starts must be contiguous"),
+    (PAGED, "page_table_row_starts", ((5,), INT32), "page_table_row_starts.shape[0] = 5, expected 4"),
+    (PAGED, "k", 0, "k is 0, expected at least 1"),
+    (PAGED, "k", 9, "out.shape[1] = 8, expected 9 (k)"),
+    (PAGED, "page_size", 0, "page_size is 0, expected a power of two"),
+    (PAGED, "page_size", 48, "page_size is 48, expected a power of two"),
+    (PAGED, "page_size", 1 << 31, "page_size is 2147483648, expected a power of two"),
+    (PAGED, "tie_break", -1, "tie_break is -1"),
+    (PAGED, "out", ((4, 9), INT32), "out.shape[1] = 9, expected 8 (k)"),
+    (PAGED, "out", ((3, 8), INT32), "out.shape[0] = 3, expected 4"),
+    (PAGED, "out", ((4, 8), torch.int64), "out has dtype int64, expected int32"),
+    (PAGED, "out", columns_of_wider, "out must be contiguous"),
+    (PAGED, "out_raw_indices", columns_of_wider, "out_raw_indices must be contiguous"),
+    (RAGGED, "input", columns_of_wider, "input must be contiguous"),
+    (RAGGED, "offsets", ((4,), torch.int64), "offsets has dtype int64, expected int32"),
+    (RAGGED, "lengths", ((4, 1), INT32), "lengths has 2 dimensions, expected 1"),
+    (RAGGED, "k", -1, "k is -1, expected at least 1"),
+    (VARLEN, "logits", ((100,), FP32), "logits has 1 dimensions, expected 2"),
+    (VARLEN, "seq_lens", ((4,), torch.int64), "seq_lens has dtype torch.int64, expected torch.int32"),
+    (VARLEN, "seq_lens", ((3,), INT32), "seq_lens.shape[0] = 3, expected 4"),
+    (VARLEN, "top_k", 0, "top_k is 0, expected at least 1"),
+    (VARLEN, "next_n", 0, "next_n is 0 and compress_ratio 1, expected both at least 1"),
+    (VARLEN, "next_n", 3, "logits.shape[0] = 4, expected a multiple of next_n = 3"),
+    (VARLEN, "compress_ratio", 0, "compress_ratio 0, expected both at least 1"),
+    (VARLEN, "out_indices", ((4, 8), torch.int64), "out_indices has dtype int64, expected int32"),
+    (VARLEN, "out_values", ((4, 8), torch.float16), "out_values has dtype float16, expected float32"),
+]
+
+
+def make(op, device):
+    def build(good):
+        return torch.ones(good[0], device=device).to(good[1]) if isinstance(good, tuple) else good
+
+    return {name: build(good) for name, good in GOOD[op].items()}
+
+
+@pytest.mark.parametrize("op", GOOD)
+def test_the_table_starts_from_good_calls(device, op):
+    getattr(flashinfer, op)(**make(op, device))
+
+
+@pytest.mark.parametrize("op, argument, bad, text", [pytest.param(*row, id=f"{row[0]}-{row[3]}") for row in BAD])
+def test_bad_argument(device, op, argument, bad, text):
+    arguments = make(op, device)
+    if callable(bad):
+        arguments[argument] = bad(arguments[argument])
+    else:
+        arguments[argument] = torch.ones(bad[0], device=device).to(bad[1]) if isinstance(bad, tuple) else bad
+    with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
+        getattr(flashinfer, op)(**arguments)
+    assert str(caught.value).startswith(f"{op}: ")
+
+
+def test_pages_need_their_own_starts(device):
+    arguments = make(PAGED, device) | {"page_size": 16, "page_table_row_starts": None}
+    with pytest.raises(ValueError, match="page_table_row_starts is None, expected a tensor"):
+        flashinfer.top_k_page_table_transform(**arguments)
+
+
+@pytest.mark.parametrize("backend", ["gvr", "radix", "no_such_backend"])
+def test_backends_of_other_devices(device, backend):
+    with pytest.raises(BackendSupportedError, match=f"does not support backend '{backend}'"):
+        flashinfer.top_k_varlen(**make(VARLEN, device), backend=backend)
+
+
+@pytest.mark.parametrize("op, argument", [(op, n) for op, g in GOOD.items() for n in g if isinstance(g[n], tuple)])
+def test_other_device(device, op, argument):
+    if device == "cpu":
+        pytest.skip("a CPU alone has no other device")
+    arguments = make(op, device)
+    arguments[argument] = arguments[argument].cpu()
+    with pytest.raises(RuntimeError, match=f"{op}: "):
+        getattr(flashinfer, op)(**arguments)
