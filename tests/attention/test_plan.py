@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work planner: every key of every tile exactly once, balanced, within its buffers, and the same in a graph."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Optional, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashinfer.jit import gen_jit_spec
+
+from .inputs import int32, offsets
+
+GRANULE = 64
+ITEM = np.dtype(
+    [
+        (name, "<i4")
+        for name in [
+            "request",
+            "kv_head",
+            "qo_begin",
+            "qo_len",
+            "kv_begin",
+            "kv_len",
+            "row_begin",
+            "kv_start",
+            "kv_end",
+            "slot",
+        ]
+    ]
+    + [("is_first", "<i4"), ("unused", "<i4")]
+)
+MERGE = np.dtype(
+    [(name, "<i4") for name in ["kv_head", "qo_begin", "qo_len", "row_begin", "first_slot", "count", "step", "unused"]]
+)
+INFO = [
+    "int_bytes",
+    "float_bytes",
+    "cuda_graph",
+    "tile",
+    "narrow_items",
+    "narrow_indptr",
+    "narrow_merges",
+    "narrow_blocks",
+    "narrow_merge_blocks",
+    "wide_items",
+    "wide_merges",
+    "wide_blocks",
+    "wide_merge_blocks",
+    "narrow_partial",
+    "wide_partial",
+]
+
+
+@functools.cache
+def module() -> Any:
+    source = Path(__file__).parent / "planner_module.cu"
+    return gen_jit_spec("test_attention_planner_cpu", [source], backend="cpu").build_and_load()
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is planned. ``kv_lens`` is known to the planner unless ``hides_lens``."""
+
+    qo_lens: Sequence[int]
+    kv_lens: Sequence[int]
+    page_size: int = 1
+    heads: tuple[int, int] = (8, 2)
+    causal: bool = False
+    window_left: int = -1
+    fixed_split: int = -1
+    disable_split: bool = False
+    graph: bool = False
+    max_rows: Optional[int] = None
+    hides_lens: bool = False
+    narrow_blocks: int = 132
+    wide_tiles: tuple[int, int] = (64, 128)
+    wide_blocks: tuple[int, int] = (264, 132)
+    head_dim: int = 128
+
+    @property
+    def group(self) -> int:
+        return self.heads[0] // self.heads[1]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        pages = [-(-n // self.page_size) for n in self.kv_lens]
+        rows = sum(self.qo_lens) if self.max_rows is None else self.max_rows
+        numbers = (0, 0, self.page_size, *self.heads, self.head_dim, self.causal, self.window_left, self.fixed_split)
+        numbers += (self.disable_split, self.graph, rows, 16, self.narrow_blocks, *self.wide_tiles, *self.wide_blocks)
+        lens = None if self.hides_lens else int32(self.kv_lens, "cpu")
+        return int32(offsets(self.qo_lens), "cpu"), int32(offsets(pages), "cpu"), lens, [int(n) for n in numbers]
+
+
+@dataclass
+class Work:
+    """One list of a plan, read back."""
+
+    tile: int
+    items: np.ndarray
+    merges: np.ndarray
+    indptr: Optional[np.ndarray]
+    blocks: int
+    merge_blocks: int
+    slots: int
+
+
+@dataclass
+class Plan:
+    case: Case
+    info: dict[str, int] = field(init=False)
+    narrow: Work = field(init=False)
+    wide: Work = field(init=False)
+
+    def __post_init__(self) -> None:
+        buffer = torch.full((64 << 20,), 0x55, dtype=torch.uint8)
+        self.info = dict(zip(INFO, module().plan(*self.case.arguments, buffer), strict=True))
+        self.raw = buffer.numpy()[: self.info["int_bytes"]]
+        counts = self.raw[:16].view("<i4")
+        info = self.info
+        bounds = (info["narrow_indptr"] or info["narrow_merges"], info["wide_items"], info["wide_merges"])
+        self.narrow = self._work("narrow", 16, counts[0], counts[1], (bounds[0], bounds[1]))
+        self.wide = self._work("wide", info["tile"], counts[2], counts[3], (bounds[2], info["int_bytes"]))
+        if info["narrow_indptr"]:
+            self.narrow.indptr = self._read(info["narrow_indptr"], np.dtype("<i4"), info["narrow_blocks"] + 1)
+
+    def _read(self, at: int, dtype: np.dtype, count: int) -> np.ndarray:
+        return self.raw[at : at + count * dtype.itemsize].view(dtype)
+
+    def _work(self, name: str, tile: int, items: int, merges: int, ends: tuple[int, int]) -> Work:
+        info = self.info
+        first, second = info[f"{name}_items"], info[f"{name}_merges"]
+        assert first + items * ITEM.itemsize <= ends[0] and second + merges * MERGE.itemsize <= ends[1]
+        partial = info["narrow_partial"], info["wide_partial"], info["float_bytes"]
+        bytes_ = partial[1] - partial[0] if name == "narrow" else partial[2] - partial[1]
+        return Work(
+            tile,
+            self._read(first, ITEM, items),
+            self._read(second, MERGE, merges),
+            None,
+            info[f"{name}_blocks"],
+            info[f"{name}_merge_blocks"],
+            bytes_ // 4 // (tile * (self.case.head_dim + 1)),
+        )
+
+    @property
+    def lists(self) -> tuple[Work, Work]:
+        return self.narrow, self.wide
+
+
+def heads_of(item: np.void, count: int) -> range:
+    return range(count) if item["kv_head"] < 0 else range(item["kv_head"], item["kv_head"] + 1)
+
+
+def check(plan: Plan) -> None:
+    """Pieces of a tile follow each other without gaps and cover what its rows may see; slots and merges agree."""
+    case, seen = plan.case, {}
+    for work in plan.lists:
+        slots: dict[int, tuple[Any, ...]] = {}
+        for item in work.items:
+            b = item["request"]
+            assert item["qo_begin"] == sum(case.qo_lens[:b]) and item["qo_len"] == case.qo_lens[b]
+            assert item["kv_begin"] == sum(-(-n // case.page_size) for n in case.kv_lens[:b])
+            assert item["kv_len"] == (-1 if case.hides_lens else case.kv_lens[b])
+            assert item["kv_start"] % GRANULE == 0 and item["kv_start"] <= item["kv_end"]
+            assert item["row_begin"] % work.tile == 0
+            for head in heads_of(item, case.heads[1]):
+                slot = int(item["slot"]) + (head if item["kv_head"] < 0 else 0) if item["slot"] >= 0 else -1
+                piece = (int(item["kv_start"]), int(item["kv_end"]), slot, int(item["is_first"]))
+                seen.setdefault((int(b), head, int(item["row_begin"]), work.tile), []).append(piece)
+                if slot >= 0:
+                    assert slot < work.slots and slot not in slots
+                    slots[slot] = (int(b), head, int(item["row_begin"]))
+        merged = set()
+        for merge in work.merges:
+            for head in heads_of(merge, case.heads[1]):
+                first = int(merge["first_slot"]) + (head if merge["kv_head"] < 0 else 0)
+                own = [first + i * int(merge["step"]) for i in range(merge["count"])]
+                tiles = {slots[slot] for slot in own}
+                assert len(tiles) == 1 and len(own) > 1
+                b, tile_head, row = tiles.pop()
+                assert (tile_head, row) == (head, merge["row_begin"]) and merge["qo_len"] == case.qo_lens[b]
+                pieces = sorted(seen[b, head, row, work.tile])
+                assert [p[2] for p in pieces] == own  # in the order of the keys
+                merged.update(own)
+        assert merged == set(slots)
+        assert len(work.merges) <= work.merge_blocks
+    expected = {
+        (b, head, row, tile)
+        for b, rows in enumerate(n * case.group for n in case.qo_lens)
+        for tile in [16 if rows <= 16 or not case.wide_tiles[0] else plan.info["tile"]]
+        for row in range(0, rows, tile)
+        for head in range(case.heads[1])
+    }
+    assert set(seen) == expected
+    for (b, _, row, tile), pieces in seen.items():
+        pieces.sort()
+        assert [p[3] for p in pieces] == [1] + [0] * (len(pieces) - 1)
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
+        assert len(pieces) == 1 or all(start < end for start, end, *_ in pieces)
+        begin, end = visible(case, b, row, tile)
+        assert end <= begin or (pieces[0][0] <= begin and pieces[-1][1] >= end)
+        assert pieces[-1][1] <= (-(-case.kv_lens[b] // case.page_size)) * case.page_size
+
+
+def visible(case: Case, b: int, row: int, tile: int) -> tuple[int, int]:
+    """Keys between the first and the last that any row of the tile may see."""
+    qo_len, kv_len = case.qo_lens[b], case.kv_lens[b]
+    first, last = row // case.group, min(qo_len, -(-(row + tile) // case.group)) - 1
+    begin = max(0, first + kv_len - qo_len - case.window_left) if case.window_left >= 0 else 0
+    end = min(kv_len, max(0, last + kv_len - qo_len + 1)) if case.causal else kv_len
+    return begin, end
+
+
+lengths = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 3000)), max_size=9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths,
+    st.sampled_from([1, 16]),
+    st.sampled_from([(8, 2), (5, 5), (32, 1)]),
+    st.booleans(),
+    st.sampled_from([-1, 0, 100]),
+    st.sampled_from([{}, {"fixed_split": 100}, {"disable_split": True}, {"graph": True}]),
+    st.sampled_from([(1, 1, 1), (7, 5, 3), (132, 264, 132)]),
+)
+def test_every_key_once(
+    lens: Any, page_size: int, heads: Any, causal: bool, window: int, options: Any, blocks: Any
+) -> None:
+    qo_lens, kv_lens = [a for a, _ in lens], [b for _, b in lens]
+    case = Case(qo_lens, kv_lens, page_size, heads, causal, window, narrow_blocks=blocks[0], wide_blocks=blocks[1:])
+    check(Plan(replace(case, **options)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=40), st.booleans(), st.sampled_from([-1, 70]))
+def test_decode(kv_lens: list[int], hides_lens: bool, window: int) -> None:
+    case = Case([1] * len(kv_lens), kv_lens, 16, (16, 2), window_left=window, wide_tiles=(0, 0), hides_lens=hides_lens)
+    check(Plan(case))
+
+
+@pytest.mark.parametrize(
+    "kv_lens",
+    [[4096] * 64, [100000] + [50] * 63, list(range(1, 8000, 31)), [20000]],
+    ids=["even", "skew", "ramp", "one"],
+)
+def test_shares_are_balanced(kv_lens: list[int]) -> None:
+    plan = Plan(Case([1] * len(kv_lens), kv_lens, 16, wide_tiles=(0, 0)))
+    check(plan)
+    assert plan.narrow.indptr is not None
+    keys = plan.narrow.items["kv_end"] - plan.narrow.items["kv_start"]
+    cost = -(-keys // GRANULE) + 1
+    loads = [cost[a:b].sum() for a, b in zip(plan.narrow.indptr[:-1], plan.narrow.indptr[1:], strict=True)]
+    assert len(loads) <= 132
+    assert max(loads) <= sum(loads) / min(132, sum(loads) / 3) + 3
+
+
+def test_long_prompts_fill_the_device() -> None:
+    """One tile per head would leave most blocks idle; pieces are of equal size."""
+    plan = Plan(Case([32], [30000], causal=True))
+    check(plan)
+    keys = plan.wide.items["kv_end"] - plan.wide.items["kv_start"]
+    assert 0.8 * 132 <= len(keys) * 2 <= 264 and keys.max() - np.sort(keys)[1] <= GRANULE
+
+
+@pytest.mark.parametrize("options", [{}, {"disable_split": True}])
+def test_graphs_have_one_layout(options: dict[str, bool]) -> None:
+    """Everything a captured launch took from the first plan holds for later ones."""
+    infos = []
+    for qo_lens, kv_lens in [([1] * 8, [1] * 8), ([1, 0, 30, 1, 1, 1, 1, 5], [9000] * 8), ([40] + [0] * 7, [70] * 8)]:
+        plan = Plan(Case(qo_lens, kv_lens, 16, causal=True, graph=True, max_rows=40, **options))
+        check(plan)
+        infos.append(plan.info)
+    assert infos[0] == infos[1] == infos[2]
+
+
+@pytest.mark.parametrize("options", [{"fixed_split": 200}, {"disable_split": True}])
+def test_fixed_splits_ignore_the_batch(options: dict[str, Any]) -> None:
+    def pieces(case: Case, request: int) -> list[tuple[int, ...]]:
+        plan = Plan(case)
+        check(plan)
+        names = ["kv_head", "row_begin", "kv_start", "kv_end"]
+        return sorted((*map(int, i[names]), w.tile) for w in plan.lists for i in w.items if i["request"] == request)
+
+    alone = Case([70], [3000], causal=True, **options)
+    crowd = Case([1, 70, 400], [9000, 3000, 400], causal=True, **options)
+    assert pieces(alone, 0) == pieces(crowd, 1)
+
+
+def test_a_plan_takes_microseconds() -> None:
+    """30 us on a quiet core; the bound here allows for a busy one."""
+    kv_lens = [1000 + 37 * i for i in range(256)]
+    case = Case([1] * 256, kv_lens, 16, (32, 8), wide_tiles=(0, 0))
+    nanoseconds = module().time(*case.arguments, torch.empty(8 << 20, dtype=torch.uint8))
+    assert nanoseconds < 150_000, f"{nanoseconds / 1e3:.1f} us"
+    assert math.isfinite(nanoseconds)
