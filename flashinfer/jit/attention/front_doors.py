@@ -50,6 +50,7 @@ struct DraftAttention : AttentionVariantBase {"""
   REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
     const int32_t draft = int32_t(kv_idx) - (int32_t(kv_len) - int32_t(qo_len));
     if (draft < 0) return true;
+    if (qo_idx >= qo_len || uint32_t(draft) >= qo_len) return false;  // tiles are longer than requests
     const int64_t row = int64_t(params.qo_indptr[batch_idx]) + qo_idx;
     return ((params.draft_mask[row * params.draft_words + (draft >> 4)] >> (draft & 15)) & 1) != 0;
   })
@@ -106,10 +107,12 @@ struct PromptAttention : AttentionVariantBase {"""
     + r"""
   REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, {
     if constexpr (use_stats) {
-      const int64_t row = int64_t(params.qo_indptr[batch_idx]) + qo_idx;
-      float* stats = params.maybe_stats + (row * params.num_qo_heads + qo_head_idx) * 2;
-      stats[0] = m * math::loge2 * float(params.stats_scale);
-      stats[1] = d;
+      if (qo_idx < qo_len) {  // tiles are longer than requests
+        const int64_t row = int64_t(params.qo_indptr[batch_idx]) + qo_idx;
+        float* stats = params.maybe_stats + (row * params.num_qo_heads + qo_head_idx) * 2;
+        stats[0] = m * math::loge2 * float(params.stats_scale);
+        stats[1] = d;
+      }
     }
     return (m != -math::inf) ? output * math::ptx_rcp(d) : 0.f;
   })

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill with the interface of TensorRT-LLM's fused attention: layouts, masks, statistics, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+
+from flashinfer import trtllm_fmha_v2_prefill
+from flashinfer.errors import ArgumentError
+
+from .inputs import Batch, int32, offsets
+from .reference import Attention
+
+F16, FP8 = torch.float16, torch.float8_e4m3fn
+QO_LENS, KV_LENS = [17, 1, 40, 3], [33, 9, 97, 3]
+SCALE = 64**-0.5
+PAGE = 16
+
+
+def workspace(device: str) -> torch.Tensor:
+    return torch.empty(32 << 20, dtype=torch.uint8, device=device)
+
+
+def prefill(batch: Batch, qkv, layout: str, scale: float = SCALE, out_scale: float = 1.0, **options):
+    lens = int32(batch.kv_lens, batch.device)
+    sizes = (max(batch.qo_lens), max(batch.kv_lens), scale, out_scale, len(batch.qo_lens))
+    return trtllm_fmha_v2_prefill(
+        qkv, layout, workspace(batch.device), lens, *sizes, batch.qo_indptr, batch.kv_indptr, **options
+    )
+
+
+def contiguous(batch: Batch):
+    return batch.q, torch.stack([batch.k, batch.v], dim=1)
+
+
+def close(out: torch.Tensor, expected, tolerance: float = 2e-3) -> None:
+    torch.testing.assert_close(out.float(), expected[0], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("layout", ["CONTIGUOUS_Q_KV", "SEPARATE_Q_K_V", "Q_PAGED_KV_NHD", "Q_PAGED_KV_HND"])
+@pytest.mark.parametrize("mask_mode", ["causal", "PADDING"])
+def test_layouts(device, layout, mask_mode):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    options: dict = {"mask_mode": mask_mode}
+    qkv = contiguous(batch)
+    if layout == "SEPARATE_Q_K_V":
+        qkv = (batch.q, batch.k, batch.v)
+    elif layout.startswith("Q_PAGED"):
+        pages = batch.pages(PAGE)
+        qkv = (batch.q, batch.cache(pages, layout[-3:], "combined"))
+        options["block_tables"] = pages.block_tables()
+    expected = batch.expected(Attention(causal=mask_mode == "causal", sm_scale=0.2, v_scale=2.0))
+    close(prefill(batch, qkv, layout, 0.2, 2.0, **options), expected)
+    out = torch.empty_like(batch.q)
+    assert prefill(batch, qkv, layout, 0.2, 2.0, **options, out=out) is out
+    close(out, expected)
+
+
+def test_packed_layout(device):
+    batch = Batch(QO_LENS, QO_LENS, 2, 2, device=device)
+    packed = torch.stack([batch.q, batch.k, batch.v], dim=1)
+    close(prefill(batch, packed, "PACKED_QKV"), batch.expected(Attention(causal=True)))
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_caches_of_one_allocation(device, interleaved):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    pages = batch.pages(PAGE)
+    k, v = batch.cache(pages, "HND", "combined").unbind(1)
+    pool = torch.stack([k, v], dim=1 if interleaved else 0)
+    k, v = (pool[:, 0], pool[:, 1]) if interleaved else (pool[0], pool[1])
+    tables = pages.block_tables()
+    offset = torch.stack([2 * tables, 2 * tables + 1] if interleaved else [tables, tables + len(k)], dim=1)
+    out = prefill(batch, (batch.q, (k, v)), "Q_PAGED_KV_HND", block_tables=offset)
+    close(out, batch.expected(Attention(causal=True)))
+
+
+def test_windows_caps_and_slopes(device):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    qkv = contiguous(batch)
+    out = prefill(batch, qkv, "CONTIGUOUS_Q_KV", mask_mode="sliding_window", window_left=7)
+    close(out, batch.expected(Attention(causal=True, window_left=7)))
+    out = prefill(batch, qkv, "CONTIGUOUS_Q_KV", logits_soft_cap_scale=2.0)
+    close(out, batch.expected(Attention(causal=True, logits_soft_cap=2.0)))
+    out = prefill(batch, qkv, "CONTIGUOUS_Q_KV", pos_encoding_mode="alibi")
+    close(out, batch.expected(Attention(causal=True, alibi=True)))
+
+
+def chunk_mask(qo_len: int, kv_len: int, chunk: int) -> torch.Tensor:
+    position = torch.arange(qo_len)[:, None] + kv_len - qo_len
+    key = torch.arange(kv_len)
+    return (key <= position) & (key >= position // chunk * chunk)
+
+
+def test_chunks_and_sinks(device):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    sinks = torch.tensor([1.0, -2.0, 3.0, 0.5], device=device)
+    masks = [chunk_mask(q, kv, 16) for q, kv in zip(QO_LENS, KV_LENS, strict=True)]
+    options = {"mask_mode": "chunked", "chunked_attention_size": 16}
+    close(
+        prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", **options),
+        batch.expected([Attention(mask=m) for m in masks]),
+    )
+    out = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", **options, sinks=sinks)
+    close(out, batch.expected([Attention(mask=m, sinks=sinks) for m in masks]))
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_statistics(device, cap):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    q_scale = 0.5
+    options = {"save_softmax_stats": True, "logits_soft_cap_scale": cap, "sinks": torch.zeros(4, device=device)}
+    out, stats = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", SCALE * q_scale, **options)
+    what = Attention(causal=True, q_scale=q_scale, logits_soft_cap=cap or 0.0, sinks=torch.zeros(4))
+    expected = batch.expected(what)
+    close(out, expected)
+    assert stats.shape == (*batch.q.shape[:2], 2)
+    largest, total = stats.unbind(-1)
+    lse = largest * (q_scale if cap is None else 8.0) + total.log()
+    torch.testing.assert_close(lse, expected[1] * math.log(2), rtol=1e-3, atol=1e-3)
+    first = (batch.q[17].float() * batch.k[33:42].float().repeat_interleave(2, 1)).sum(-1) * SCALE  # row 0 of request 1
+    if cap is None:
+        torch.testing.assert_close(largest[17], first.amax(0).clamp(min=0), rtol=1e-3, atol=1e-3)  # the sink is 0
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, F16, FP8], ids=str)
+def test_fp8(device, out_dtype):
+    batch = Batch(QO_LENS, KV_LENS, kv_dtype=FP8, device=device)
+    batch.q = batch.q.to(FP8)
+    expected = batch.expected(Attention(causal=True, v_scale=0.5))
+    out = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", SCALE, 0.5, out_dtype=out_dtype)
+    assert out.dtype == out_dtype
+    close(out, expected, 0.1 if out_dtype == FP8 else 4e-2)
+
+
+BAD = [
+    ({"input_layout": "QKV"}, "input_layout is 'QKV', expected PACKED_QKV"),
+    ({"input_layout": "PACKED_QKV"}, "qkv is a tuple, expected a tensor"),
+    ({"input_layout": "SEPARATE_Q_K_V"}, "qkv is a tuple, expected a tuple of 3"),
+    ({"input_layout": "Q_PAGED_KV_NHD"}, "block_tables is None"),
+    ({"input_layout": "Q_PAGED_KV_NHD", "block_tables": torch.zeros(4, 3)}, "block_tables is torch.float32"),
+    (
+        {"input_layout": "Q_PAGED_KV_NHD", "block_tables": int32([0], "cpu")[None]},
+        "block_tables has 1 rows, expected 4",
+    ),
+    ({"mask_mode": "full"}, "mask_mode is 'full', expected causal"),
+    ({"mask_mode": "padding", "window_left": 3}, "mask_mode is 'padding', expected neither"),
+    ({"mask_mode": "padding", "chunked_attention_size": 16}, "mask_mode is 'padding', expected neither"),
+    ({"mask_mode": "chunked", "chunked_attention_size": 24}, "chunked_attention_size is 24, expected a power of two"),
+    ({"batch_size": 3}, "have 5, 5, 4 elements, expected 4, 4, 3"),
+]
+
+
+@pytest.mark.parametrize("change, text", BAD, ids=[text for _, text in BAD])
+def test_bad_arguments(device, change, text):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    arguments = {
+        "qkv": contiguous(batch),
+        "input_layout": "CONTIGUOUS_Q_KV",
+        "workspace_buffer": workspace(device),
+        "seq_lens": int32(KV_LENS, device),
+        "max_q_len": 40,
+        "max_kv_len": 97,
+        "bmm1_scale": SCALE,
+        "bmm2_scale": 1.0,
+        "batch_size": 4,
+        "cum_seq_lens_q": int32(offsets(QO_LENS), device),
+        "cum_seq_lens_kv": int32(offsets(KV_LENS), device),
+    }
+    with pytest.raises(ValueError, match=re.escape(text)):
+        trtllm_fmha_v2_prefill(**(arguments | change))
+
+
+def test_bad_ranks(device):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    q, kv = contiguous(batch)
+    for qkv, layout, text in (
+        ((q, kv[:, 0]), "CONTIGUOUS_Q_KV", "kv has 3 dimensions, expected 4"),
+        ((q[0], kv), "CONTIGUOUS_Q_KV", "q has 2 dimensions, expected 3"),
+        (kv[:, 0], "PACKED_QKV", "qkv has 3 dimensions, expected 4"),
+        ((q.to(FP8), batch.k.to(FP8), batch.v.to(FP8)), "SEPARATE_Q_K_V", "SEPARATE_Q_K_V has neither FP8 inputs"),
+        ((q[..., :32], kv[..., :32]), "CONTIGUOUS_Q_KV", "head_dim is 32, expected one of"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            prefill(batch, qkv, layout)
+    with pytest.raises(ArgumentError, match="save_softmax_stats with SEPARATE_Q_K_V"):
+        prefill(batch, (q, batch.k, batch.v), "SEPARATE_Q_K_V", save_softmax_stats=True)
