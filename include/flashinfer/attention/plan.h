@@ -66,16 +66,44 @@ struct PlanHeader {
   int32_t narrow_items, narrow_merges, wide_items, wide_merges;
 };
 
+/// What a vector does, less its initialisation: a list that was long once takes long lists at no cost.
+template <typename T>
+class List {
+ public:
+  void Clear() { size_ = 0; }
+  void Reserve(size_t room) {
+    if (room > storage_.size()) storage_.resize(room);
+  }
+  void Push(const T& value) {
+    if (size_ == storage_.size()) storage_.resize(2 * size_ + 64);
+    storage_[size_++] = value;
+  }
+  void Resize(size_t size) {
+    Reserve(size);
+    size_ = size;
+  }
+  size_t Size() const { return size_; }
+  T& operator[](size_t i) { return storage_[i]; }
+  T* begin() { return storage_.data(); }
+  T* end() { return storage_.data() + size_; }
+  const T* begin() const { return storage_.data(); }
+  const T* end() const { return storage_.data() + size_; }
+
+ private:
+  std::vector<T> storage_;
+  size_t size_ = 0;
+};
+
 struct PlanOutput {
   PlanInfo info;
-  std::vector<WorkItem> narrow, wide;
-  std::vector<int32_t> narrow_indptr;  ///< empty: one item per block
-  std::vector<MergeItem> narrow_merges, wide_merges;
-  std::vector<WorkItem> tiles;  ///< scratch
+  List<WorkItem> narrow, wide;
+  List<int32_t> narrow_indptr;  ///< empty: one item per block
+  List<MergeItem> narrow_merges, wide_merges;
+  List<WorkItem> tiles, sorted;  ///< scratch
   int32_t narrow_slots, wide_slots;
 
   void Clear() {
-    narrow.clear(), wide.clear(), narrow_indptr.clear(), narrow_merges.clear(), wide_merges.clear();
+    narrow.Clear(), wide.Clear(), narrow_indptr.Clear(), narrow_merges.Clear(), wide_merges.Clear();
     narrow_slots = wide_slots = 0;
   }
 };
@@ -103,8 +131,8 @@ class Planner {
 
   /// Copy the lists to `buffer`, which holds info.int_bytes.
   static void Write(const PlanOutput& out, char* buffer) {
-    const PlanHeader header{int32_t(out.narrow.size()), int32_t(out.narrow_merges.size()), int32_t(out.wide.size()),
-                            int32_t(out.wide_merges.size())};
+    const PlanHeader header{int32_t(out.narrow.Size()), int32_t(out.narrow_merges.Size()), int32_t(out.wide.Size()),
+                            int32_t(out.wide_merges.Size())};
     std::memcpy(buffer, &header, sizeof(header));
     Put(buffer + out.info.narrow_items, out.narrow);
     Put(buffer + out.info.narrow_merges, out.narrow_merges);
@@ -113,15 +141,15 @@ class Planner {
     if (out.info.narrow_indptr > 0) {
       int32_t* indptr = reinterpret_cast<int32_t*>(buffer + out.info.narrow_indptr);
       Put(reinterpret_cast<char*>(indptr), out.narrow_indptr);
-      const int32_t last = out.narrow_indptr.empty() ? 0 : out.narrow_indptr.back();
-      for (int64_t i = out.narrow_indptr.size(); i <= out.info.narrow_blocks; ++i) indptr[i] = last;
+      const int32_t last = int32_t(out.narrow.Size());
+      for (int64_t i = out.narrow_indptr.Size(); i <= out.info.narrow_blocks; ++i) indptr[i] = last;
     }
   }
 
  private:
   template <typename T>
-  static void Put(char* to, const std::vector<T>& list) {
-    if (!list.empty()) std::memcpy(to, list.data(), list.size() * sizeof(T));
+  static void Put(char* to, const List<T>& list) {
+    if (list.Size() > 0) std::memcpy(to, list.begin(), list.Size() * sizeof(T));
   }
 
   int32_t QoBegin(int32_t b) const { return in_.qo_indptr != nullptr ? in_.qo_indptr[b] : b * in_.uniform_qo_len; }
@@ -211,39 +239,45 @@ class Planner {
     constexpr int64_t MIN_PIECE = 2;   // granules; a smaller rest is not worth a piece
     int64_t total = 0;
     const int32_t heads = in_.num_kv_heads;
-    std::vector<WorkItem>& tiles = out_.tiles;
-    tiles.clear();
+    List<WorkItem>& tiles = out_.tiles;
+    tiles.Clear();
     ForEachTile(true, [&](const WorkItem& item) {
-      tiles.push_back(item);
-      total += (DivideUp(item.kv_end - item.kv_start, GRANULE) + PIECE_COST) * heads;
+      tiles.Push(item);
+      total += (Granules(item) + PIECE_COST) * heads;
     });
-    if (tiles.empty()) return;
+    if (tiles.Size() == 0) return;
     const int64_t blocks = std::max(in_.narrow_blocks, 1);
-    std::vector<WorkItem>& items = out_.narrow;
-    std::vector<int32_t>& indptr = out_.narrow_indptr;
-    items.reserve(tiles.size() * heads + blocks);
-    indptr.push_back(0);
+    List<WorkItem>& items = out_.narrow;
+    List<int32_t>& indptr = out_.narrow_indptr;
+    items.Reserve(tiles.Size() * heads + blocks);
+    indptr.Push(0);
     int64_t share = 0, used = 0;
     // Each block gets its part of what is left, so that the cost of cuts made on the way is shared by all.
     auto next_share = [&] {
       used = 0;
-      share = std::max<int64_t>(DivideUp(total, blocks + 1 - int64_t(indptr.size())), PIECE_COST + MIN_PIECE);
+      share = std::max<int64_t>(DivideUp(total, blocks + 1 - int64_t(indptr.Size())), PIECE_COST + MIN_PIECE);
     };
     next_share();
     for (WorkItem& tile : tiles) {
-      const int64_t granules = DivideUp(tile.kv_end - tile.kv_start, GRANULE);
+      const int64_t granules = Granules(tile);
       for (int32_t head = 0; head < heads; ++head) {
         tile.kv_head = head;
+        if (granules > 0 && used + PIECE_COST + granules <= share) {  // the common case: no cut
+          items.Push(tile);
+          used += granules + PIECE_COST;
+          total -= granules + PIECE_COST;
+          continue;
+        }
         int64_t done = 0;
-        const size_t first = items.size();
+        const size_t first = items.Size();
         do {  // at least one item, so that a tile without keys gets its zeros
-          const bool last_block = int64_t(indptr.size()) >= blocks;
           const int64_t left = granules - done;
-          if (!last_block && used > 0 && share - used < PIECE_COST + std::min(MIN_PIECE, left)) {
-            indptr.push_back(int32_t(items.size()));
+          const bool is_full = used > 0 && share - used < PIECE_COST + std::min(MIN_PIECE, left);
+          if (is_full && int64_t(indptr.Size()) < blocks) {
+            indptr.Push(int32_t(items.Size()));
             next_share();
           }
-          const bool can_cut = int64_t(indptr.size()) < blocks;
+          const bool can_cut = int64_t(indptr.Size()) < blocks;
           const int64_t room = std::max<int64_t>(share - used - PIECE_COST, MIN_PIECE);
           const int64_t take = can_cut && left >= room + MIN_PIECE ? room : left;
           WorkItem item = tile;
@@ -253,102 +287,108 @@ class Planner {
             item.kv_end = int32_t(tile.kv_start + done * GRANULE);
             total += PIECE_COST;
           }
-          items.push_back(item);
+          items.Push(item);
           used += take + PIECE_COST;
           total -= take + PIECE_COST;
         } while (done < granules);
         SetSlots(items, first, out_.narrow_merges, out_.narrow_slots, 1);
       }
     }
-    indptr.push_back(int32_t(items.size()));
+    indptr.Push(int32_t(items.Size()));
   }
 
+  static int64_t Granules(const WorkItem& item) { return DivideUp(item.kv_end - item.kv_start, GRANULE); }
+
   /// Give slots to the items from `first` on if they are several: the pieces of one tile.
-  static void SetSlots(std::vector<WorkItem>& items, size_t first, std::vector<MergeItem>& merges, int32_t& slots,
-                       int32_t step) {
-    const int32_t count = int32_t(items.size() - first);
+  static void SetSlots(List<WorkItem>& items, size_t first, List<MergeItem>& merges, int32_t& slots, int32_t step) {
+    const int32_t count = int32_t(items.Size() - first);
     if (count < 2) return;
-    merges.push_back(MergeOf(items[first], slots, count, step));
-    for (size_t i = first; i < items.size(); ++i, slots += step) {
+    merges.Push(MergeOf(items[first], slots, count, step));
+    for (size_t i = first; i < items.Size(); ++i, slots += step) {
       items[i].slot = slots;
       items[i].is_first = i == first;
     }
   }
 
   void PlanWide() {
-    std::vector<WorkItem>& tiles = out_.tiles;
-    tiles.clear();
-    ForEachTile(false, [&](const WorkItem& item) { tiles.push_back(item); });
-    if (tiles.empty()) return;
+    List<WorkItem>& tiles = out_.tiles;
+    tiles.Clear();
+    ForEachTile(false, [&](const WorkItem& item) { tiles.Push(item); });
+    if (tiles.Size() == 0) return;
     const int64_t blocks = std::max(wide_blocks_, 1), heads = in_.num_kv_heads;
-    int32_t longest = 0;
-    for (const WorkItem& t : tiles) longest = std::max(longest, t.kv_end - t.kv_start);
+    int64_t longest = 1;
+    for (const WorkItem& t : tiles) longest = std::max(longest, Granules(t));
     int64_t chunk = longest;
-    if (int64_t(tiles.size()) * heads < blocks) {  // the smallest chunk that still fits in one wave
-      int64_t low = 4, high = std::max<int64_t>(DivideUp(longest, GRANULE), 4);
-      while (low < high) {
-        const int64_t middle = (low + high) / 2;
+    if (int64_t(tiles.Size()) * heads < blocks) {  // the smallest chunk that still fits in one wave
+      int64_t low = std::min<int64_t>(4, longest);
+      while (low < chunk) {
+        const int64_t middle = (low + chunk) / 2;
         int64_t count = 0;
-        for (const WorkItem& t : tiles) {
-          count += std::max<int64_t>(1, DivideUp(t.kv_end - t.kv_start, middle * GRANULE));
-        }
+        for (const WorkItem& t : tiles) count += std::max<int64_t>(1, DivideUp(Granules(t), middle));
         if (count * heads > blocks) {
           low = middle + 1;
         } else {
-          high = middle;
+          chunk = middle;
         }
       }
-      chunk = low * GRANULE;
     }
-    CutTiles(tiles, chunk, 0, out_.wide, out_.wide_merges, out_.wide_slots);
+    CutTiles(chunk * GRANULE, false, out_.wide, out_.wide_merges, out_.wide_slots);
   }
 
-  /// Splits that depend on nothing but the request itself.
+  /// Splits that depend on nothing but the request itself: at multiples of a size.
   void PlanFixed() {
+    const int64_t size = in_.disable_split ? INT32_MAX : DivideUp(in_.fixed_split, GRANULE) * GRANULE;
     for (const bool narrow : {true, false}) {
-      std::vector<WorkItem>& tiles = out_.tiles;
-      tiles.clear();
+      out_.tiles.Clear();
       if (narrow ? in_.narrow_tile > 0 : wide_tile_ > 0) {
-        ForEachTile(narrow, [&](const WorkItem& item) { tiles.push_back(item); });
+        ForEachTile(narrow, [&](const WorkItem& item) { out_.tiles.Push(item); });
       }
-      const int64_t grid = in_.disable_split ? 0 : DivideUp(in_.fixed_split, GRANULE) * GRANULE;
-      CutTiles(tiles, INT32_MAX, int32_t(grid), narrow ? out_.narrow : out_.wide,
-               narrow ? out_.narrow_merges : out_.wide_merges, narrow ? out_.narrow_slots : out_.wide_slots);
+      CutTiles(size, true, narrow ? out_.narrow : out_.wide, narrow ? out_.narrow_merges : out_.wide_merges,
+               narrow ? out_.narrow_slots : out_.wide_slots);
     }
   }
 
-  /// Cut tiles into chunks, each an item for every head, longest first. `grid` > 0: cuts are at its multiples.
-  void CutTiles(const std::vector<WorkItem>& tiles, int64_t chunk, int32_t grid, std::vector<WorkItem>& items,
-                std::vector<MergeItem>& merges, int32_t& slots) const {
-    items.reserve(tiles.size());
-    for (const WorkItem& tile : tiles) {
-      const size_t first = items.size();
+  /// Cut the tiles after each `size` keys, or `at_multiples` of it; each piece is an item for every head.
+  void CutTiles(int64_t size, bool at_multiples, List<WorkItem>& items, List<MergeItem>& merges, int32_t& slots) {
+    List<WorkItem>& pieces = out_.sorted;
+    pieces.Clear();
+    for (const WorkItem& tile : out_.tiles) {
+      const size_t first = pieces.Size();
       int64_t start = tile.kv_start;
       do {
-        int64_t end = grid > 0 ? (start / grid + 1) * grid : start + chunk;
-        end = std::min<int64_t>(end, tile.kv_end);
         WorkItem item = tile;
         item.kv_start = int32_t(start);
-        item.kv_end = int32_t(end);
-        items.push_back(item);
-        start = end;
+        start = std::min<int64_t>(at_multiples ? (start / size + 1) * size : start + size, tile.kv_end);
+        item.kv_end = int32_t(start);
+        pieces.Push(item);
       } while (start < tile.kv_end);
-      SetSlots(items, first, merges, slots, in_.num_kv_heads);
+      SetSlots(pieces, first, merges, slots, in_.num_kv_heads);
     }
-    std::stable_sort(items.begin(), items.end(), [](const WorkItem& a, const WorkItem& b) {
-      return a.kv_end - a.kv_start > b.kv_end - b.kv_start;
-    });
+    Sort(pieces, items);
+  }
+
+  /// Longest first, to a granule or (long ones) a 1/1023 of the longest; equal ones in their order.
+  static void Sort(const List<WorkItem>& from, List<WorkItem>& to) {
+    constexpr int BUCKETS = 1024;
+    int32_t longest = 0, begin[BUCKETS + 1] = {};
+    for (const WorkItem& item : from) longest = std::max(longest, item.kv_end - item.kv_start);
+    const int32_t width = std::max(GRANULE, longest / (BUCKETS - 1) + 1);
+    auto bucket = [&](const WorkItem& item) { return (longest - (item.kv_end - item.kv_start)) / width; };
+    for (const WorkItem& item : from) ++begin[bucket(item) + 1];
+    for (int i = 0; i < BUCKETS; ++i) begin[i + 1] += begin[i];
+    to.Resize(from.Size());
+    for (const WorkItem& item : from) to[begin[bucket(item)]++] = item;
   }
 
   /// Sizes and offsets. In a CUDA graph they depend on the frozen sizes only, so that a later plan fits the launch.
   void Layout() {
     PlanInfo& info = out_.info;
     const int64_t heads = in_.num_kv_heads;
-    int64_t narrow_items = out_.narrow.size(), wide_items = out_.wide.size();
-    int64_t narrow_merges = out_.narrow_merges.size(), wide_merges = out_.wide_merges.size();
+    int64_t narrow_items = out_.narrow.Size(), wide_items = out_.wide.Size();
+    int64_t narrow_merges = out_.narrow_merges.Size(), wide_merges = out_.wide_merges.Size();
     int64_t narrow_slots = out_.narrow_slots, wide_slots = out_.wide_slots;
     const bool shares = !(in_.fixed_split > 0 || in_.disable_split);
-    int64_t narrow_blocks = shares ? std::max<int64_t>(out_.narrow_indptr.size(), 1) - 1 : narrow_items * heads;
+    int64_t narrow_blocks = shares ? std::max<int64_t>(out_.narrow_indptr.Size(), 1) - 1 : narrow_items * heads;
     if (in_.cuda_graph) {
       const bool narrow_only = in_.wide_tiles[0] == 0;
       const int64_t rows = int64_t(in_.max_rows) * group_;

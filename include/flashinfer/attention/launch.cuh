@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernel serves a tile: definitions of what entry.h declares.
+#pragma once
+#include "narrow.cuh"
+#include "wide.cuh"
+
+namespace flashinfer {
+namespace attention {
+
+/// Narrow tiles whose output fits into a warp's registers.
+template <typename Params, int TILE>
+inline constexpr bool SERVED_BY_NARROW = TILE == NARROW_TILE && Params::HEAD_DIM_VO <= 256 && !Params::SHARED_KV;
+
+template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
+Status LaunchAttention(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
+  if constexpr (SERVED_BY_NARROW<Params, TILE>) {
+    return LaunchNarrow<Params, PAGED, ALL_MASKED>(params, work, enable_pdl, stream);
+  } else {
+    return LaunchWide<Params, TILE, PAGED, ALL_MASKED>(params, work, enable_pdl, stream);
+  }
+}
+
+}  // namespace attention
+}  // namespace flashinfer

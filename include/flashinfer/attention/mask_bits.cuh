@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packed custom masks, a word of bits at a time, and which steps of a tile they hide or leave whole.
+#pragma once
+#include "tile.cuh"
+
+namespace flashinfer {
+namespace attention {
+
+/// Whether the variant's mask is the packed one that `MaskBits` can read.
+template <typename Variant>
+inline constexpr bool HAS_MASK_BITS = false;
+template <bool SLIDING_WINDOW, bool SOFT_CAP, bool ALIBI>
+inline constexpr bool HAS_MASK_BITS<DefaultAttention<true, SLIDING_WINDOW, SOFT_CAP, ALIBI>> = true;
+
+/// Visibility of keys [key, key + count), count <= 64, to a query token; other bits are 0. Reads whole aligned words
+/// that hold at least one of the bits.
+__device__ __forceinline__ uint64_t MaskBits(const uint8_t* mask, int kv_len, int qo_idx, int key, int count) {
+  if (count <= 0) return 0;
+  const int64_t bit = int64_t(qo_idx) * kv_len + key;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(mask + (bit >> 3));
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t{3});
+  const int shift = int(address & 3) * 8 + int(bit & 7), needed = (shift + count + 31) / 32;
+  const uint32_t w0 = words[0], w1 = needed > 1 ? words[1] : 0, w2 = needed > 2 ? words[2] : 0;
+  const uint64_t bits = uint64_t(__funnelshift_r(w0, w1, shift)) | uint64_t(__funnelshift_r(w1, w2, shift)) << 32;
+  return count < 64 ? bits & ((uint64_t{1} << count) - 1) : bits;
+}
+
+/// For each step of keys: is any pair of the tile visible, are all? Steps beyond the table count as mixed.
+struct MaskClasses {
+  static constexpr int BYTES = 1024;
+  uint8_t* table;
+  int start, keys, known = 0;
+  bool no_mask = false;
+
+  __device__ __forceinline__ MaskClasses(uint8_t* table, int start, int keys)
+      : table(table), start(start), keys(keys) {}
+
+  /// All threads of the block call it; tokens [first, last] are those of the tile.
+  __device__ __forceinline__ void Classify(const uint8_t* mask, const WorkItem& item, int first, int last) {
+    no_mask = mask == nullptr;
+    if (no_mask) return;
+    known = min(BYTES, (item.kv_end - item.kv_start + keys - 1) / keys);
+    for (int step = threadIdx.x; step < known; step += blockDim.x) {
+      const int key = start + step * keys, count = min(keys, item.kv_len - key);
+      const uint64_t whole = count < 64 ? (uint64_t{1} << max(count, 0)) - 1 : ~uint64_t{0};
+      uint64_t any = 0, all = whole;
+#pragma unroll 4
+      for (int token = first; token <= last; ++token) {
+        const uint64_t bits = MaskBits(mask, item.kv_len, token, key, count);
+        any |= bits;
+        all &= bits;
+      }
+      table[step] = (any != 0 ? 1 : 0) | (all == whole ? 2 : 0);
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ bool IsEmpty(int token) const {
+    const int step = (token - start) / keys;
+    return step < known && (table[step] & 1) == 0;
+  }
+  __device__ __forceinline__ bool IsFull(int token) const {
+    const int step = (token - start) / keys;
+    return no_mask || (step < known && (table[step] & 2) != 0);
+  }
+};
+
+}  // namespace attention
+}  // namespace flashinfer

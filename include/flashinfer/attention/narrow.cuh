@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of few query rows over many keys: decode. Bound by the reading of keys and values.
+//
+// A block of 4 warps walks the items of its share. Every warp streams its own keys, 16 of each 64, through a private ring
+// in shared memory and keeps its own maximum, sum and output, so that warps never wait for each other; at the end of an
+// item they merge through shared memory. The copies run ahead across items: while one is finished and the query of the
+// next is fetched, its first keys are already under way. Scores and outputs come from tensor cores with the (up to 16)
+// rows of the tile as M; at one row in use that is 1/16 of their work and still 8 times what memory can feed.
+//   test  pytest tests/attention      bench  python benchmarks/bench_decode.py
+#pragma once
+#include "tile.cuh"
+
+namespace flashinfer {
+namespace attention {
+namespace narrow {
+
+constexpr int WARPS = 4;
+constexpr int THREADS = WARPS * 32;
+constexpr int KEYS = 16;  // of a warp per step
+constexpr int STEP = WARPS * KEYS;
+
+template <typename Params, int STAGES_>
+struct Traits {
+  using T = typename Params::DTypeQ;
+  using KV = SharedKV<Params>;
+  static constexpr int STAGES = STAGES_;
+  static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
+  static constexpr bool FP8 = IS_FP8<KV>;
+  using KLayout = RowLayout<D_QK* int(sizeof(KV))>;
+  using VLayout = RowLayout<D_VO* int(sizeof(KV))>;
+  static constexpr int K_BYTES = KEYS * KLayout::PITCH, V_BYTES = KEYS * VLayout::PITCH;
+  static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
+  static constexpr int RING_BYTES = WARPS * STAGES * STAGE_BYTES;
+  static constexpr int MERGE_PITCH = D_VO + 4;  // floats; rows start in different banks
+  // A query of up to 192 columns goes on to registers, through the memory that merges its results at the end; a wider one
+  // (it would spill) stays in shared memory of its own.
+  static constexpr bool Q_IN_REGISTERS = D_QK <= 192;
+  using QLayout = RowLayout<D_QK* int(sizeof(T))>;
+  static constexpr int Q_BYTES = NARROW_TILE * QLayout::PITCH,
+                       ROWS_BYTES = NARROW_TILE * MERGE_PITCH * int(sizeof(float));
+  static constexpr int MERGE_ROWS = Q_IN_REGISTERS && Q_BYTES > ROWS_BYTES ? Q_BYTES : ROWS_BYTES;
+  static constexpr int MERGE_BYTES = MERGE_ROWS + 2 * WARPS * NARROW_TILE * int(sizeof(float));
+  static constexpr int SHARED_BYTES = RING_BYTES + MERGE_BYTES + (Q_IN_REGISTERS ? 0 : Q_BYTES);
+};
+
+/// Blocks per SM and stages of the ring: as many blocks as have enough stages each (one block has what fits).
+template <typename Params>
+struct Shape {
+  static constexpr int STAGE = Traits<Params, 1>::RING_BYTES, REST = Traits<Params, 1>::SHARED_BYTES - STAGE;
+  static constexpr int StagesOf(int blocks) { return (SharedLimit() / blocks - 1024 * (blocks > 1) - REST) / STAGE; }
+#ifdef FI_NB
+  static constexpr int BLOCKS = FI_NB;
+#else
+  static constexpr int BLOCKS = Params::HEAD_DIM_VO <= 128 && StagesOf(3) >= 4 ? 3 : (StagesOf(2) >= 2 ? 2 : 1);
+#endif
+  static constexpr int FIT = StagesOf(BLOCKS), STAGES = FIT > 6 ? 6 : FIT;
+  static_assert(STAGES >= 1, "heads this large do not fit into shared memory");
+};
+
+/// The copying side of a warp: which keys of which item come next.
+template <typename Params, typename Tr, bool PAGED>
+struct Producer {
+  const Params& p;
+  const WorkList& work;
+  int next_item, end_item;
+  WorkItem item;
+  int token;  // first key of the next copy, for this warp
+  int page;   // page table entry of key token + lane
+  uint32_t ring;
+
+  __device__ __forceinline__ Producer(const Params& p, const WorkList& work, int2 items, uint32_t ring)
+      : p(p), work(work), next_item(items.x), end_item(items.y), ring(ring) {
+    item.kv_end = 0;
+    token = 0;
+    NextItem();
+  }
+
+  __device__ __forceinline__ void NextItem() {
+    while (token >= item.kv_end && next_item < end_item) {
+      item = GetItem<NARROW_TILE>(p, work, next_item++);
+      token = item.kv_start + int(threadIdx.x / 32) * KEYS;
+    }
+    LoadPage();
+  }
+  __device__ __forceinline__ void LoadPage() {
+    const int lane = threadIdx.x % 32;
+    page = token < item.kv_end ? PageOf<PAGED>(p, item, token + lane % KEYS) : 0;
+  }
+
+  /// Start copying the next keys into `stage`, if there are any.
+  __device__ __forceinline__ void Issue(int stage) {
+    if (token < item.kv_end) {
+      const int lane = threadIdx.x % 32;
+      const RowOffsets<Params> row = RowOf<PAGED>(p, item, token + lane % KEYS, page);
+      const uint32_t k_to = ring + stage * Tr::STAGE_BYTES, v_to = k_to + Tr::K_BYTES;
+      CopyRows<typename Tr::KLayout>(k_to, p.k, row.k, p.k_sf, p.k_sf_stride_page, p.k_sf_stride_n, p.k_sf_stride_h);
+      CopyRows<typename Tr::VLayout>(v_to, p.v, row.v, p.v_sf, p.v_sf_stride_page, p.v_sf_stride_n, p.v_sf_stride_h);
+      token += STEP;
+      if (token < item.kv_end) {
+        LoadPage();
+      } else {
+        NextItem();
+      }
+    }
+    ptx::CopyCommit();
+  }
+
+  template <typename Layout>
+  __device__ __forceinline__ void CopyRows(uint32_t to, const typename Params::DTypeKV* data, RowOffset<Params> offset,
+                                           const uint8_t* sf, int64_t sf_page, int64_t sf_n, int64_t sf_h) {
+    const int lane = threadIdx.x % 32;
+    constexpr int TOTAL = KEYS * Layout::CHUNKS, EACH = (TOTAL + 31) / 32;
+    [[maybe_unused]] int64_t sf_offset = 0;
+    if constexpr (IS_FP4<typename Params::DTypeKV>) {
+      const int at = token + lane % KEYS;
+      if constexpr (PAGED) {
+        sf_offset = page * sf_page + (at - int64_t(p.page_size.Divide(at)) * p.page_size.divisor) * sf_n;
+      } else {
+        sf_offset = (int64_t(item.kv_begin) + at) * sf_n;
+      }
+      sf_offset += item.kv_head * sf_h;
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const int id = i * 32 + lane, row = id / Layout::CHUNKS, chunk = id % Layout::CHUNKS;
+      const char* from = RowAt<Params>(data, __shfl_sync(0xffffffffu, offset, row % KEYS));
+      const bool valid = token + row < item.kv_end;
+      if constexpr (IS_FP4<typename Params::DTypeKV>) {
+        const int64_t scales = __shfl_sync(0xffffffffu, sf_offset, row % KEYS);
+        if (TOTAL % 32 == 0 || row < KEYS) {
+          ExpandChunk<typename Tr::T>(to + Layout::Offset(row, chunk), from, sf + scales, chunk, valid);
+        }
+      } else if (TOTAL % 32 == 0 || row < KEYS) {
+        ptx::CopyAsync16(to + Layout::Offset(row, chunk), from + chunk * 16, valid);
+      }
+    }
+  }
+};
+
+/// The computing side of a warp: one item at a time.
+template <typename Params, typename Variant, typename Tr, bool ALL_MASKED>
+struct Consumer {
+  using T = typename Tr::T;
+  static constexpr int K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_VO / 16;
+
+  const Params& p;
+  Variant variant;
+  WorkItem item;
+  uint32_t q[Tr::Q_IN_REGISTERS ? K_STEPS : 1][4];
+  float o[2 * N_BLOCKS][4];
+  float m[2], d[2];
+  int first[2], end[2];      // keys that each of the lane's rows may see
+  int full_begin, full_end;  // keys that all rows see
+
+  __device__ __forceinline__ Consumer(const Params& p, const WorkItem& item)
+      : p(p), variant(p, item.request, nullptr), item(item) {}
+
+  __device__ __forceinline__ int Row(int i) const { return int(threadIdx.x % 32) / 4 + 8 * i; }
+  __device__ __forceinline__ int TokenOf(int row) const {
+    return min(int(p.group.Divide(item.row_begin + row)), item.qo_len - 1);
+  }
+  __device__ __forceinline__ int HeadOf(int row) const {
+    const int at = item.row_begin + row;
+    return item.kv_head * int(p.group.divisor) + at - int(p.group.Divide(at)) * int(p.group.divisor);
+  }
+
+  __device__ __forceinline__ void Start(char* q_shared) {
+    const int lane = threadIdx.x % 32, c = lane % 4;
+    // The previous item is done with this memory: the merge of its results ended with a barrier.
+    StageQuery<NARROW_TILE, THREADS, typename Tr::QLayout, Tr::FP8>(QueryReader<Params, Variant>{p, variant, item},
+                                                                    q_shared);
+    __syncthreads();
+    if constexpr (Tr::Q_IN_REGISTERS) {
+      const uint32_t tile = ptx::SharedAddress(q_shared);
+#pragma unroll
+      for (int k = 0; k < K_STEPS; ++k) {
+        ptx::LdMatrix(q[k], tile + Tr::QLayout::Offset(lane % 16, 2 * k + lane / 16));
+      }
+    }
+    const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
+    full_begin = mask.First(TokenOf(NARROW_TILE - 1));
+    full_end = min(mask.End(TokenOf(0)), item.kv_end);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      first[i] = mask.First(TokenOf(Row(i)));
+      end[i] = min(mask.End(TokenOf(Row(i))), item.kv_end);
+      m[i] = -math::inf;
+      d[i] = 0.f;
+      float scale = 1.f;
+      if (item.is_first && threadIdx.x < 32) {
+        variant.update_m_d(p, 0, HeadOf(Row(i)), m[i], d[i], scale);
+        if (c != 0) d[i] = 0.f;  // d is summed over the lanes of a row
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2 * N_BLOCKS; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] = 0.f;
+    }
+  }
+
+  __device__ __forceinline__ void Scores(float (&s)[2][4], [[maybe_unused]] int token, uint32_t k_tile,
+                                         uint32_t q_tile) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = 0.f;
+    }
+    auto query = [&](int k, uint32_t (&a)[4]) {
+      if constexpr (Tr::Q_IN_REGISTERS) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = q[k][i];
+      } else {
+        ptx::LdMatrix(a, q_tile + Tr::QLayout::Offset(lane % 16, 2 * k + lane / 16));
+      }
+    };
+    if constexpr (CHANGES_KEYS<Params>) {
+      KeyFragments<Params, Variant, typename Tr::KV, typename Tr::KLayout> keys{p, variant, k_tile};
+      constexpr bool ROPE = Params::POS_ENCODING == PosEncodingMode::kRoPELlama;
+#pragma unroll
+      for (int k = 0; k < (ROPE ? K_STEPS / 2 : K_STEPS); ++k) {
+        uint32_t a[4], b[4], b_other[4];
+        keys.Load(b, k);
+        if constexpr (ROPE) {
+          keys.Load(b_other, k + K_STEPS / 2);
+          keys.Rotate(b, b_other, token, k);
+          query(k + K_STEPS / 2, a);
+          ptx::Mma<T>(s[0], a, b_other[0], b_other[1]);
+          ptx::Mma<T>(s[1], a, b_other[2], b_other[3]);
+        }
+        query(k, a);
+        ptx::Mma<T>(s[0], a, b[0], b[1]);
+        ptx::Mma<T>(s[1], a, b[2], b[3]);
+      }
+    } else if constexpr (Tr::FP8) {
+      const int row = lane % 16;
+#pragma unroll
+      for (int k = 0; k < K_STEPS; k += 2) {
+        uint32_t b[4];
+        const int chunk = K_STEPS % 2 == 0 ? k + lane / 16 : min(k + lane / 16, K_STEPS - 1);
+        ptx::LdMatrix(b, k_tile + Tr::KLayout::Offset(row, chunk));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (k + half >= K_STEPS) break;
+          uint32_t a[4];
+          query(k + half, a);
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            uint32_t even, odd;
+            ExpandFp8<T, typename Tr::KV>(b[2 * half + n], even, odd);
+            ptx::Mma<T>(s[n], a, odd, even);
+          }
+        }
+      }
+    } else {
+      const int row = lane % 8 + lane / 16 * 8;
+#pragma unroll
+      for (int k = 0; k < K_STEPS; ++k) {
+        uint32_t a[4], b[4];
+        ptx::LdMatrix(b, k_tile + Tr::KLayout::Offset(row, 2 * k + lane / 8 % 2));
+        query(k, a);
+        ptx::Mma<T>(s[0], a, b[0], b[1]);
+        ptx::Mma<T>(s[1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  /// Keys [token, token + 16) of the tile in `stage`.
+  __device__ __forceinline__ void Step(int token, uint32_t k_tile, uint32_t v_tile, uint32_t q_tile) {
+    const int lane = threadIdx.x % 32, c = lane % 4;
+    float s[2][4];
+    Scores(s, token, k_tile, q_tile);
+    const bool masked = ALL_MASKED || token < full_begin || token + KEYS > full_end;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = Row(i / 2), key = token + 8 * n + 2 * c + i % 2;
+        const int qo_idx = TokenOf(row), head = HeadOf(row);
+        float x = variant.LogitsTransform(p, s[n][i], item.request, qo_idx, key, head, item.kv_head);
+        bool visible = true;
+        if (masked) {
+          visible = key >= first[i / 2] && key < end[i / 2];
+          if constexpr (ALL_MASKED) {
+            visible = visible && variant.LogitsMask(p, item.request, qo_idx, key, head, item.kv_head);
+            if (visible && p.mask_mode == int32_t(MaskMode::kMultiItemScoring)) {
+              visible = VisibleInItem(p, item.request, item.qo_len, item.kv_len, qo_idx, key);
+            }
+          }
+        }
+        if constexpr (Variant::use_softmax) {
+          s[n][i] = visible ? x * variant.sm_scale_log2 : -math::inf;
+        } else {
+          s[n][i] = visible ? x : 0.f;
+        }
+      }
+    }
+    if constexpr (Variant::use_softmax) Softmax(s);
+    uint32_t a[4] = {Pack<T>(s[0][0], s[0][1]), Pack<T>(s[0][2], s[0][3]), Pack<T>(s[1][0], s[1][1]),
+                     Pack<T>(s[1][2], s[1][3])};
+    if constexpr (Tr::FP8) {
+      const int row = lane % 16;
+#pragma unroll
+      for (int n = 0; n < N_BLOCKS; n += 2) {
+        uint32_t b[4];
+        const int chunk = N_BLOCKS % 2 == 0 ? n + lane / 16 : min(n + lane / 16, N_BLOCKS - 1);
+        ptx::LdMatrixTrans(b, v_tile + Tr::VLayout::Offset(row, chunk));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (n + half >= N_BLOCKS) break;
+          uint32_t even[2], odd[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) ExpandFp8<T, typename Tr::KV>(b[2 * half + i], even[i], odd[i]);
+          ptx::Mma<T>(o[2 * (n + half)], a, even[0], even[1]);
+          ptx::Mma<T>(o[2 * (n + half) + 1], a, odd[0], odd[1]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < N_BLOCKS; ++n) {
+        uint32_t b[4];
+        ptx::LdMatrixTrans(b, v_tile + Tr::VLayout::Offset(lane % 16, 2 * n + lane / 16));
+        ptx::Mma<T>(o[2 * n], a, b[0], b[1]);
+        ptx::Mma<T>(o[2 * n + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Softmax(float (&s)[2][4]) {
+    float scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float x = fmaxf(fmaxf(s[0][2 * i], s[0][2 * i + 1]), fmaxf(s[1][2 * i], s[1][2 * i + 1]));
+      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+      const float next = fmaxf(m[i], x), base = next == -math::inf ? 0.f : next;
+      scale[i] = ptx::Exp2(m[i] - base);
+      m[i] = next;
+      d[i] *= scale[i];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int j = 2 * i; j < 2 * i + 2; ++j) {
+          s[n][j] = ptx::Exp2(s[n][j] - base);
+          d[i] += s[n][j];
+        }
+      }
+    }
+    if (__any_sync(0xffffffffu, scale[0] != 1.f || scale[1] != 1.f)) {
+#pragma unroll
+      for (int n = 0; n < 2 * N_BLOCKS; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[n][i] *= scale[i / 2];
+      }
+    }
+  }
+
+  /// Merge the warps' results and write them. All threads of the block call it.
+  __device__ __forceinline__ void Finish(const WorkList& work, float* merge) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 4;
+    float* m_of = merge + Tr::MERGE_ROWS / sizeof(float);  // [warp][row]
+    float* d_of = m_of + WARPS * NARROW_TILE;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      d[i] = GroupSum(d[i], 4);
+      if (c == 0) {
+        m_of[warp * NARROW_TILE + Row(i)] = m[i];
+        d_of[warp * NARROW_TILE + Row(i)] = d[i];
+      }
+    }
+    __syncthreads();
+    float scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float top = -math::inf;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) top = fmaxf(top, m_of[w * NARROW_TILE + Row(i)]);
+      scale[i] = !Variant::use_softmax ? 1.f : (m[i] == -math::inf ? 0.f : ptx::Exp2(m[i] - top));
+    }
+    for (int w = 0; w < WARPS; ++w) {  // one after the other: the order of sums is fixed
+      if (w == warp) {
+#pragma unroll
+        for (int n = 0; n < N_BLOCKS; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            // Columns of a lane in the two accumulators of 16 columns (see Step).
+            const int d0 = 16 * n + (Tr::FP8 ? 4 * c : 2 * c), step = Tr::FP8 ? 2 : 1, other = Tr::FP8 ? 1 : 8;
+            float* to = merge + Row(i) * Tr::MERGE_PITCH + d0;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#pragma unroll
+              for (int j = 0; j < 2; ++j) {
+                float& sum = to[half * other + j * step];
+                const float x = o[2 * n + half][2 * i + j] * scale[i];
+                sum = w == 0 ? x : sum + x;
+              }
+            }
+          }
+        }
+      }
+      __syncthreads();
+    }
+    Write(work, merge, m_of, d_of);
+    __syncthreads();  // the next item overwrites what is read here
+  }
+
+  __device__ __forceinline__ void Write(const WorkList& work, const float* merge, const float* m_of,
+                                        const float* d_of) {
+    const int rows = min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int row = warp; row < rows; row += WARPS) {
+      float top = -math::inf, total = 0.f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) top = fmaxf(top, m_of[w * NARROW_TILE + row]);
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) {
+        const float x = m_of[w * NARROW_TILE + row];
+        total += x == -math::inf ? 0.f : d_of[w * NARROW_TILE + row] * ptx::Exp2(x - top);
+      }
+      if constexpr (!Variant::use_softmax) top = 0.f, total = 1.f;
+      const int token = p.group.Divide(item.row_begin + row), head = HeadOf(row);
+      const float lse = total > 0.f ? top + __log2f(total) : -math::inf;
+      const float* from = merge + row * Tr::MERGE_PITCH;
+      const bool partial = item.slot >= 0;
+      const int64_t slot_row = int64_t(item.slot) * NARROW_TILE + row, n = int64_t(item.qo_begin) + token;
+      for (int i = lane * 4; i < Tr::D_VO; i += 128) {
+        const float4 x = *reinterpret_cast<const float4*>(from + i);
+        float y[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          y[j] = variant.OutputTransform(p, y[j], item.request, token, head, top, total, 1.f);
+        }
+        if (partial) {
+          *reinterpret_cast<float4*>(work.partial_o + slot_row * Tr::D_VO + i) = make_float4(y[0], y[1], y[2], y[3]);
+        } else {
+          typename Params::DTypeO* to = p.o + n * p.o_stride_n + head * p.o_stride_h + i;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) to[j] = FromFloat<typename Params::DTypeO>(y[j] * p.out_scale);
+        }
+      }
+      if (lane == 0) {
+        if (partial) {
+          work.partial_lse[slot_row] = lse;
+        } else if (p.lse != nullptr) {
+          p.lse[n * p.num_qo_heads + head] = lse * p.lse_scale;
+        }
+      }
+    }
+  }
+};
+
+template <typename Params, typename Variant, int STAGES, bool PAGED, bool ALL_MASKED>
+__global__ void __launch_bounds__(THREADS, Shape<Params>::BLOCKS)
+    NarrowKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work) {
+  using Tr = Traits<Params, STAGES>;
+  extern __shared__ __align__(128) char shared[];
+  ptx::GridDependencyWait();
+  const int2 items = ItemsOfBlock(p, work);
+  const uint32_t ring = ptx::SharedAddress(shared) + (threadIdx.x / 32) * (STAGES * Tr::STAGE_BYTES);
+  float* merge = reinterpret_cast<float*>(shared + Tr::RING_BYTES);
+  char* q_shared = shared + Tr::RING_BYTES + (Tr::Q_IN_REGISTERS ? 0 : Tr::MERGE_BYTES);
+  Producer<Params, Tr, PAGED> producer(p, work, items, ring);
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; ++stage) producer.Issue(stage);
+  int stage = 0;
+  for (int index = items.x; index < items.y; ++index) {
+    Consumer<Params, Variant, Tr, ALL_MASKED> consumer(p, GetItem<NARROW_TILE>(p, work, index));
+    consumer.Start(q_shared);
+    for (int token = consumer.item.kv_start + int(threadIdx.x / 32) * KEYS; token < consumer.item.kv_end;
+         token += STEP) {
+      if constexpr (STAGES == 1) {
+        __syncwarp();
+        producer.Issue(0);
+        ptx::CopyWait<0>();
+        __syncwarp();
+      } else {
+        ptx::CopyWait<STAGES - 2>();
+        __syncwarp();  // all lanes' copies have landed, and all have read the stage that is overwritten now
+        producer.Issue(stage == 0 ? STAGES - 1 : stage - 1);
+      }
+      const uint32_t k_tile = ring + stage * Tr::STAGE_BYTES;
+      consumer.Step(token, k_tile, k_tile + Tr::K_BYTES, ptx::SharedAddress(q_shared));
+      stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+    consumer.Finish(work, merge);
+  }
+  ptx::LaunchDependents();
+}
+
+template <typename Params, bool PAGED, bool ALL_MASKED>
+constexpr auto KernelOf() {
+  return NarrowKernel<Params, Variant<ALL_MASKED>, Shape<Params>::STAGES, PAGED, ALL_MASKED>;
+}
+
+}  // namespace narrow
+
+template <typename Params, bool PAGED, bool ALL_MASKED>
+int ResidentNarrow() {
+  return ResidentBlocksOf<narrow::KernelOf<Params, PAGED, ALL_MASKED>(), narrow::THREADS,
+                          narrow::Traits<Params, narrow::Shape<Params>::STAGES>::SHARED_BYTES>();
+}
+
+template <typename Params, bool PAGED, bool ALL_MASKED>
+Status LaunchNarrow(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
+  if (work.blocks == 0) return cudaSuccess;
+  if (!RowsAligned(params)) return cudaErrorMisalignedAddress;
+  constexpr int BYTES = narrow::Traits<Params, narrow::Shape<Params>::STAGES>::SHARED_BYTES;
+  return LaunchBlocks<narrow::KernelOf<Params, PAGED, ALL_MASKED>(), narrow::THREADS, BYTES>(work.blocks, enable_pdl,
+                                                                                             stream, params, work);
+}
+
+}  // namespace attention
+}  // namespace flashinfer

@@ -1,0 +1,590 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of many query rows: prefill, and heads too large for narrow.cuh. Bound by tensor cores, and by shared memory
+// which feeds them.
+//
+// A block takes a tile of rows; each warp has MT * 16 of them and all keys, so that softmax needs no exchange between
+// warps. Where a warp's registers cannot hold the output of its rows, WD warps share them and take a part of the value
+// columns each (all of them compute the scores). Two buffers of keys and values: one is filled while the other is used,
+// with one barrier per step. With MT = 2 a key fragment is used for two products per load, without which reading shared
+// memory (128 B a clock) would take longer than the products.
+//   test  pytest tests/attention      bench  python benchmarks/bench_prefill.py
+#pragma once
+#include "mask_bits.cuh"
+#include "tile.cuh"
+
+namespace flashinfer {
+namespace attention {
+namespace wide {
+
+template <typename Params_, int TILE_>
+struct Traits {
+  using Params = Params_;
+  using T = typename Params::DTypeQ;
+  using KV = SharedKV<Params>;
+  static constexpr int TILE = TILE_;
+  static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
+  static constexpr bool FP8 = IS_FP8<KV>;
+  static constexpr int WD = D_VO <= 256 ? 1 : (TILE == NARROW_TILE ? 4 : 2);
+#ifdef FI_MT
+  static constexpr int MT = TILE == WIDEST_TILE && D_VO <= 128 ? FI_MT : 1;
+#else
+  static constexpr int MT = TILE == WIDEST_TILE && D_VO <= 128 ? 2 : 1;
+#endif
+#ifdef FI_QREG
+  static constexpr bool Q_IN_REGISTERS = MT == 1 && D_QK <= 128;
+#else
+  static constexpr bool Q_IN_REGISTERS = false;
+#endif
+  static constexpr int WM = TILE / (16 * MT);
+  static constexpr int WARPS = WM * WD, THREADS = WARPS * 32;
+  static constexpr int D_WARP = (D_VO / 16 + WD - 1) / WD * 16;  // value columns of a warp
+  using KLayout = RowLayout<D_QK* int(sizeof(KV))>;
+  using VLayout = std::conditional_t<Params::SHARED_KV, KLayout, RowLayout<D_VO* int(sizeof(KV))>>;
+  using QLayout = RowLayout<D_QK* int(sizeof(T))>;
+  using OLayout = RowLayout<D_VO* int(sizeof(T))>;
+  static constexpr int Q_BYTES = TILE * (QLayout::PITCH > OLayout::PITCH ? QLayout::PITCH : OLayout::PITCH);
+  static constexpr int ROW_BYTES = KLayout::PITCH + (Params::SHARED_KV ? 0 : VLayout::PITCH);
+  // Keys of a step: as many as fit into a third (MT = 2: with two blocks per SM) or all of the shared memory.
+  static constexpr int BUDGET =
+      (MT == 2 || TILE == WIDE_TILE ? SharedLimit() / 2 - 1024 : SharedLimit()) - Q_BYTES - 4096;
+  static constexpr int ALONE = SharedLimit() - Q_BYTES - 4096;
+  static constexpr int FIT = (BUDGET >= 64 * ROW_BYTES ? BUDGET : ALONE) / (2 * ROW_BYTES);
+  static constexpr int KEYS = FIT >= 64 ? 64 : (FIT >= 32 ? 32 : 16);
+#ifdef FI_SUB
+  static constexpr int SUB_KEYS = FI_SUB < KEYS ? FI_SUB : KEYS;
+#else
+  static constexpr int SUB_KEYS = MT == 2 && KEYS > 32 ? 32 : KEYS;  // whose scores are in registers at once
+#endif
+  static_assert(FIT >= 16, "heads this large do not fit into shared memory");
+  static constexpr int K_BYTES = KEYS * KLayout::PITCH, V_BYTES = Params::SHARED_KV ? 0 : KEYS * VLayout::PITCH;
+  static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
+  static constexpr int OFFSET_BYTES = 2 * KEYS * int(sizeof(RowOffsets<Params>));  // of the rows of the next two steps
+  static constexpr int CLASS_BYTES = MaskClasses::BYTES;
+  static constexpr int SHARED_BYTES = Q_BYTES + 2 * STAGE_BYTES + OFFSET_BYTES + CLASS_BYTES;
+#ifdef FI_BPS
+  static constexpr int BLOCKS_PER_SM = TILE == WIDEST_TILE ? FI_BPS : 3;
+#else
+  static constexpr int BLOCKS_PER_SM = THREADS == 128 && SHARED_BYTES <= SharedLimit() / 2 - 1024 ? 2 : 1;
+#endif
+};
+
+/// Keys and values into shared memory, by all threads of the block.
+template <typename Tr, bool PAGED>
+struct Loader {
+  using Params = typename Tr::Params;
+  const Params& p;
+  const WorkItem& item;
+  RowOffsets<Params>* offsets;  // [2][KEYS], in shared memory: where the rows of a step are
+  int page;                     // of key `threadIdx.x` of the step after the next, on its way
+
+  /// Threads below KEYS each follow one row; their page table entries are asked for a step before they are used.
+  __device__ __forceinline__ void AskPage(int token) {
+    if (PAGED && threadIdx.x < Tr::KEYS) page = PageOf<PAGED>(p, item, token + int(threadIdx.x));
+  }
+  __device__ __forceinline__ void StoreOffset(int token, int buffer) {
+    if (threadIdx.x < Tr::KEYS) {
+      offsets[buffer * Tr::KEYS + threadIdx.x] = RowOf<PAGED>(p, item, token + int(threadIdx.x), page);
+    }
+  }
+
+  __device__ __forceinline__ void Issue(int token, int buffer, uint32_t to) {
+    Copy<typename Tr::KLayout, true>(token, buffer, to);
+    if constexpr (!Params::SHARED_KV) Copy<typename Tr::VLayout, false>(token, buffer, to + Tr::K_BYTES);
+    ptx::CopyCommit();
+  }
+
+  template <typename Layout, bool KEY>
+  __device__ __forceinline__ void Copy(int token, int buffer, uint32_t to) {
+    constexpr int TOTAL = Tr::KEYS * Layout::CHUNKS;
+#pragma unroll
+    for (int i = 0; i < (TOTAL + Tr::THREADS - 1) / Tr::THREADS; ++i) {
+      const int id = i * Tr::THREADS + int(threadIdx.x), row = id / Layout::CHUNKS, chunk = id % Layout::CHUNKS;
+      if (TOTAL % Tr::THREADS != 0 && id >= TOTAL) break;
+      const bool valid = token + row < item.kv_end;
+      const RowOffsets<Params> at = offsets[buffer * Tr::KEYS + row];
+      const uint32_t target = to + Layout::Offset(row, chunk);
+      if constexpr (Params::SHARED_KV) {
+        constexpr int LATENT = Tr::D_VO * int(sizeof(typename Tr::KV)) / 16;  // chunks from k, the others from k_pe
+        const char* from = chunk < LATENT ? RowAt<Params>(p.k, at.k) + 16 * chunk
+                                          : RowAt<Params>(p.k_pe, at.v) + 16 * (chunk - LATENT);
+        ptx::CopyAsync16(target, from, valid);
+      } else {
+        const char* from = KEY ? RowAt<Params>(p.k, at.k) : RowAt<Params>(p.v, at.v);
+        if constexpr (IS_FP4<typename Params::DTypeKV>) {
+          const int64_t sf = ScaleOffset<KEY>(token + row);
+          ExpandChunk<typename Tr::T>(target, from, (KEY ? p.k_sf : p.v_sf) + sf, chunk, valid);
+        } else {
+          ptx::CopyAsync16(target, from + 16 * chunk, valid);
+        }
+      }
+    }
+  }
+
+  template <bool KEY>
+  __device__ __forceinline__ int64_t ScaleOffset(int token) const {
+    const int64_t page_stride = KEY ? p.k_sf_stride_page : p.v_sf_stride_page,
+                  n = KEY ? p.k_sf_stride_n : p.v_sf_stride_n;
+    const int64_t head = item.kv_head * (KEY ? p.k_sf_stride_h : p.v_sf_stride_h);
+    if constexpr (PAGED) {
+      const int index = p.page_size.Divide(token);
+      if (token >= item.kv_end) return 0;
+      return p.kv_indices[item.kv_begin + index] * page_stride + (token - index * int(p.page_size.divisor)) * n + head;
+    } else {
+      return (int64_t(item.kv_begin) + token) * n + head;
+    }
+  }
+};
+
+template <typename Tr, typename Variant, bool ALL_MASKED>
+struct Consumer {
+  using Params = typename Tr::Params;
+  using T = typename Tr::T;
+  static constexpr int MT = Tr::MT, K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_WARP / 16, KEY_BLOCKS = Tr::SUB_KEYS / 16;
+
+  const Params& p;
+  Variant variant;
+  const WorkItem& item;
+  int row0, column0;  // of the warp in the tile
+  uint32_t q[Tr::Q_IN_REGISTERS ? K_STEPS : 1][MT][4];
+  float o[MT][2 * N_BLOCKS][4];
+  float m[MT][2], d[MT][2];
+  int full_begin, full_end;  // keys that all rows see
+
+  __device__ __forceinline__ Consumer(const Params& p, const WorkItem& item)
+      : p(p), variant(p, item.request, nullptr), item(item) {
+    const int warp = threadIdx.x / 32;
+    row0 = warp % Tr::WM * (16 * MT);
+    column0 = warp / Tr::WM * Tr::D_WARP;
+  }
+
+  __device__ __forceinline__ int Row(int t, int i) const { return row0 + 16 * t + int(threadIdx.x % 32) / 4 + 8 * i; }
+  __device__ __forceinline__ int TokenOf(int row) const {
+    return min(int(p.group.Divide(item.row_begin + row)), item.qo_len - 1);
+  }
+  __device__ __forceinline__ int HeadOf(int row) const {
+    const int at = item.row_begin + row;
+    return item.kv_head * int(p.group.divisor) + at - int(p.group.Divide(at)) * int(p.group.divisor);
+  }
+
+  __device__ __forceinline__ void LoadQuery(char* q_shared) {
+    StageQuery<Tr::TILE, Tr::THREADS, typename Tr::QLayout, Tr::FP8>(QueryReader<Params, Variant>{p, variant, item},
+                                                                     q_shared);
+  }
+
+  __device__ __forceinline__ void Start(uint32_t q_tile) {
+    if constexpr (Tr::Q_IN_REGISTERS) {
+#pragma unroll
+      for (int k = 0; k < K_STEPS; ++k) ReadQ(q[k], q_tile, k);
+    }
+    const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
+    full_begin = mask.First(TokenOf(Tr::TILE - 1));
+    full_end = min(mask.End(TokenOf(0)), item.kv_end);
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        m[t][i] = -math::inf;
+        d[t][i] = 0.f;
+        float scale = 1.f;
+        if (item.is_first) variant.update_m_d(p, 0, HeadOf(Row(t, i)), m[t][i], d[t][i], scale);
+        if (threadIdx.x % 4 != 0) d[t][i] = 0.f;  // it is summed over the lanes of a row
+      }
+#pragma unroll
+      for (int n = 0; n < 2 * N_BLOCKS; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[t][n][i] = 0.f;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void LoadA(uint32_t (&a)[MT][4], uint32_t q_tile, int k) const {
+    if constexpr (Tr::Q_IN_REGISTERS) {
+#pragma unroll
+      for (int i = 0; i < 4 * MT; ++i) a[i / 4][i % 4] = q[k][i / 4][i % 4];
+      return;
+    }
+    ReadQ(a, q_tile, k);
+  }
+  __device__ __forceinline__ void ReadQ(uint32_t (&a)[MT][4], uint32_t q_tile, int k) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+      ptx::LdMatrix(a[t], q_tile + Tr::QLayout::Offset(row0 + 16 * t + lane % 16, 2 * k + lane / 16));
+    }
+  }
+
+  __device__ __forceinline__ void Scores(float (&s)[MT][2 * KEY_BLOCKS][4], [[maybe_unused]] int token, uint32_t q_tile,
+                                         uint32_t k_tile) {
+    [[maybe_unused]] const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int n = 0; n < 2 * KEY_BLOCKS; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[t][n][i] = 0.f;
+      }
+    }
+    auto multiply = [&](int n, const uint32_t (&a)[MT][4], uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3) {
+#pragma unroll
+      for (int t = 0; t < MT; ++t) {
+        ptx::Mma<T>(s[t][2 * n], a[t], b0, b1);
+        ptx::Mma<T>(s[t][2 * n + 1], a[t], b2, b3);
+      }
+    };
+    if constexpr (CHANGES_KEYS<Params>) {
+      constexpr bool ROPE = Params::POS_ENCODING == PosEncodingMode::kRoPELlama;
+      for (int k = 0; k < (ROPE ? K_STEPS / 2 : K_STEPS); ++k) {
+        uint32_t a[MT][4], a_other[MT][4];
+        LoadA(a, q_tile, k);
+        if constexpr (ROPE) LoadA(a_other, q_tile, k + K_STEPS / 2);
+#pragma unroll
+        for (int n = 0; n < KEY_BLOCKS; ++n) {
+          KeyFragments<Params, Variant, typename Tr::KV, typename Tr::KLayout> keys{
+              p, variant, k_tile + n * 16 * Tr::KLayout::PITCH};
+          uint32_t b[4], b_other[4];
+          keys.Load(b, k);
+          if constexpr (ROPE) {
+            keys.Load(b_other, k + K_STEPS / 2);
+            keys.Rotate(b, b_other, token + 16 * n, k);
+            multiply(n, a_other, b_other[0], b_other[1], b_other[2], b_other[3]);
+          }
+          multiply(n, a, b[0], b[1], b[2], b[3]);
+        }
+      }
+    } else if constexpr (Tr::FP8) {
+#pragma unroll
+      for (int k = 0; k < K_STEPS; k += 2) {
+        uint32_t a[2][MT][4];
+        LoadA(a[0], q_tile, k);
+        if (k + 1 < K_STEPS) LoadA(a[1], q_tile, k + 1);
+        const int chunk = K_STEPS % 2 == 0 ? k + lane / 16 : min(k + lane / 16, K_STEPS - 1);
+#pragma unroll
+        for (int n = 0; n < KEY_BLOCKS; ++n) {
+          uint32_t b[4];
+          ptx::LdMatrix(b, k_tile + Tr::KLayout::Offset(16 * n + lane % 16, chunk));
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (k + half >= K_STEPS) break;
+            uint32_t even[2], odd[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) ExpandFp8<T, typename Tr::KV>(b[2 * half + i], even[i], odd[i]);
+            multiply(n, a[half], odd[0], even[0], odd[1], even[1]);
+          }
+        }
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < K_STEPS; ++k) {
+        uint32_t a[MT][4];
+        LoadA(a, q_tile, k);
+#pragma unroll
+        for (int n = 0; n < KEY_BLOCKS; ++n) {
+          uint32_t b[4];
+          ptx::LdMatrix(b, k_tile + Tr::KLayout::Offset(16 * n + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
+          multiply(n, a, b[0], b[1], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  /// Hooks on the logits, and -inf (0 without softmax) where a pair is not visible.
+  template <bool MASKED>
+  __device__ __forceinline__ void Transform(float (&s)[MT][2 * KEY_BLOCKS][4], int token) {
+    const int c = threadIdx.x % 4;
+    const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = Row(t, i), qo_idx = TokenOf(row), head = HeadOf(row);
+        const int first = MASKED ? mask.First(qo_idx) : 0, end = MASKED ? min(mask.End(qo_idx), item.kv_end) : 0;
+        [[maybe_unused]] uint64_t bits = ~uint64_t{0};
+        if constexpr (MASKED && ALL_MASKED && HAS_MASK_BITS<Variant>) {
+          if (variant.custom_mask_ptr != nullptr) {
+            bits =
+                MaskBits(variant.custom_mask_ptr, item.kv_len, qo_idx, token, min(Tr::SUB_KEYS, item.kv_len - token));
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < 2 * KEY_BLOCKS; ++n) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const int at = 8 * n + 2 * c + j, key = token + at;
+            float& x = s[t][n][2 * i + j];
+            x = variant.LogitsTransform(p, x, item.request, qo_idx, key, head, item.kv_head);
+            if constexpr (MASKED) {
+              bool visible = key >= first && key < end;
+              if constexpr (ALL_MASKED) {
+                if constexpr (HAS_MASK_BITS<Variant>) {
+                  visible = visible && ((bits >> at) & 1) != 0;
+                } else {
+                  visible = visible && variant.LogitsMask(p, item.request, qo_idx, key, head, item.kv_head);
+                }
+                if (visible && p.mask_mode == int32_t(MaskMode::kMultiItemScoring)) {
+                  visible = VisibleInItem(p, item.request, item.qo_len, item.kv_len, qo_idx, key);
+                }
+              } else {
+                visible = visible && variant.LogitsMask(p, item.request, qo_idx, key, head, item.kv_head);
+              }
+              if (!visible) x = Variant::use_softmax ? -math::inf : 0.f;
+            }
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Softmax(float (&s)[MT][2 * KEY_BLOCKS][4]) {
+    const float log2_scale = variant.sm_scale_log2;
+    float scale[MT][2];
+    bool grown = false;
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float x = -math::inf;
+#pragma unroll
+        for (int n = 0; n < 2 * KEY_BLOCKS; ++n) x = fmaxf(x, fmaxf(s[t][n][2 * i], s[t][n][2 * i + 1]));
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+        const float next = fmaxf(m[t][i], x * log2_scale), base = next == -math::inf ? 0.f : next;
+        scale[t][i] = ptx::Exp2(m[t][i] - base);
+        grown = grown || next != m[t][i];
+        m[t][i] = next;
+        float sum = 0.f;
+#pragma unroll
+        for (int n = 0; n < 2 * KEY_BLOCKS; ++n) {
+#pragma unroll
+          for (int j = 2 * i; j < 2 * i + 2; ++j) {
+            s[t][n][j] = ptx::Exp2(fmaf(s[t][n][j], log2_scale, -base));
+            sum += s[t][n][j];
+          }
+        }
+        d[t][i] = d[t][i] * scale[t][i] + sum;
+      }
+    }
+    if (__any_sync(0xffffffffu, grown)) {
+#pragma unroll
+      for (int t = 0; t < MT; ++t) {
+#pragma unroll
+        for (int n = 0; n < 2 * N_BLOCKS; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[t][n][i] *= scale[t][i / 2];
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Values(const float (&s)[MT][2 * KEY_BLOCKS][4], uint32_t v_tile) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < KEY_BLOCKS; ++k) {
+      uint32_t a[MT][4];
+#pragma unroll
+      for (int t = 0; t < MT; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          a[t][i] = Pack<T>(s[t][2 * k + i / 2][i % 2 * 2], s[t][2 * k + i / 2][i % 2 * 2 + 1]);
+        }
+      }
+      if constexpr (Tr::FP8) {
+#pragma unroll
+        for (int n = 0; n < N_BLOCKS; n += 2) {
+          uint32_t b[4];
+          const int block = column0 / 16 + (N_BLOCKS % 2 == 0 ? n + lane / 16 : min(n + lane / 16, N_BLOCKS - 1));
+          ptx::LdMatrixTrans(b, v_tile + Tr::VLayout::Offset(16 * k + lane % 16, block));
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (n + half >= N_BLOCKS) break;
+            uint32_t even[2], odd[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) ExpandFp8<T, typename Tr::KV>(b[2 * half + i], even[i], odd[i]);
+#pragma unroll
+            for (int t = 0; t < MT; ++t) {
+              ptx::Mma<T>(o[t][2 * (n + half)], a[t], even[0], even[1]);
+              ptx::Mma<T>(o[t][2 * (n + half) + 1], a[t], odd[0], odd[1]);
+            }
+          }
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < N_BLOCKS; ++n) {
+          uint32_t b[4];
+          ptx::LdMatrixTrans(b, v_tile + Tr::VLayout::Offset(16 * k + lane % 16, column0 / 8 + 2 * n + lane / 16));
+#pragma unroll
+          for (int t = 0; t < MT; ++t) {
+            ptx::Mma<T>(o[t][2 * n], a[t], b[0], b[1]);
+            ptx::Mma<T>(o[t][2 * n + 1], a[t], b[2], b[3]);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Step(int token, bool masked, uint32_t q_tile, uint32_t k_tile, uint32_t v_tile) {
+    float s[MT][2 * KEY_BLOCKS][4];
+    Scores(s, token, q_tile, k_tile);
+    if (masked) {
+      Transform<true>(s, token);
+    } else {
+      Transform<false>(s, token);
+    }
+    if constexpr (Variant::use_softmax) Softmax(s);
+    Values(s, v_tile);
+  }
+
+  /// Normalise and write. Results go through shared memory (where the query was) to be stored 16 bytes at a time.
+  __device__ __forceinline__ void Finish(const WorkList& work, char* shared_o) {
+    const int c = threadIdx.x % 4;
+    const bool partial = item.slot >= 0;
+    const int rows = min(Tr::TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = Row(t, i), qo_idx = TokenOf(row), head = HeadOf(row);
+        float total = GroupSum(d[t][i], 4), top = m[t][i];
+        if constexpr (!Variant::use_softmax) top = 0.f, total = 1.f;
+        const float lse = total > 0.f ? top + __log2f(total) : -math::inf;
+        const int64_t slot_row = int64_t(item.slot) * Tr::TILE + row;
+        if (c == 0 && column0 == 0 && row < rows) {
+          if (partial) {
+            work.partial_lse[slot_row] = lse;
+          } else if (p.lse != nullptr) {
+            p.lse[(int64_t(item.qo_begin) + qo_idx) * p.num_qo_heads + head] = lse * p.lse_scale;
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < N_BLOCKS; ++n) {
+          float x[4];  // in the order of the lane's columns: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float y = Tr::FP8 ? o[t][2 * n + j % 2][2 * i + j / 2] : o[t][2 * n + j / 2][2 * i + j % 2];
+            x[j] = variant.OutputTransform(p, y, item.request, qo_idx, head, top, total, 1.f);
+          }
+          const int column = column0 + 16 * n + (Tr::FP8 ? 4 * c : 2 * c), second = Tr::FP8 ? 2 : 8;
+          if (Tr::D_VO % Tr::D_WARP != 0 && column >= Tr::D_VO) continue;
+          if (partial) {
+            if (row < rows) {
+              float* to = work.partial_o + slot_row * Tr::D_VO + column;
+              *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
+              *reinterpret_cast<float2*>(to + second) = make_float2(x[2], x[3]);
+            }
+          } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const int at = column + half * second;
+              *reinterpret_cast<uint32_t*>(shared_o + Tr::OLayout::Offset(row, at / 8) + at % 8 * 2) =
+                  Pack<typename Params::DTypeO>(x[2 * half] * p.out_scale, x[2 * half + 1] * p.out_scale);
+            }
+          }
+        }
+      }
+    }
+    if (partial) return;
+    __syncthreads();
+    constexpr int CHUNKS = Tr::D_VO / 8;
+    for (int id = threadIdx.x; id < rows * CHUNKS; id += Tr::THREADS) {
+      const int row = id / CHUNKS, chunk = id % CHUNKS;
+      const uint4 x = *reinterpret_cast<const uint4*>(shared_o + Tr::OLayout::Offset(row, chunk));
+      typename Params::DTypeO* to = p.o +
+                                    (int64_t(item.qo_begin) + p.group.Divide(item.row_begin + row)) * p.o_stride_n +
+                                    HeadOf(row) * p.o_stride_h + 8 * chunk;
+      *reinterpret_cast<uint4*>(to) = x;
+    }
+  }
+};
+
+template <typename Params, typename Variant, int TILE, bool PAGED, bool ALL_MASKED>
+__global__ void __launch_bounds__(Traits<Params, TILE>::THREADS, Traits<Params, TILE>::BLOCKS_PER_SM)
+    WideKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work) {
+  using Tr = Traits<Params, TILE>;
+  extern __shared__ __align__(128) char shared[];
+  char* const stages = shared + Tr::Q_BYTES;
+  auto* const offsets = reinterpret_cast<RowOffsets<Params>*>(stages + 2 * Tr::STAGE_BYTES);
+  uint8_t* const classes = reinterpret_cast<uint8_t*>(offsets + 2 * Tr::KEYS);
+  const uint32_t q_tile = ptx::SharedAddress(shared), ring = ptx::SharedAddress(stages);
+  ptx::GridDependencyWait();
+  const int2 items = ItemsOfBlock(p, work);
+  for (int index = items.x; index < items.y; ++index) {
+    const WorkItem item = GetItem<TILE>(p, work, index);
+    Loader<Tr, PAGED> loader{p, item, offsets, 0};
+    Consumer<Tr, Variant, ALL_MASKED> consumer(p, item);
+    // Where a step starts, skipping those of which a custom mask hides everything.
+    MaskClasses mask_classes(classes, item.kv_start, Tr::KEYS);
+    if constexpr (ALL_MASKED && HAS_MASK_BITS<Variant>) {
+      mask_classes.Classify(consumer.variant.custom_mask_ptr, item, consumer.TokenOf(0), consumer.TokenOf(TILE - 1));
+    }
+    auto next_step = [&](int token) {
+      if constexpr (ALL_MASKED && HAS_MASK_BITS<Variant>) {
+        while (token < item.kv_end && mask_classes.IsEmpty(token)) token += Tr::KEYS;
+      }
+      return token;
+    };
+    int token = next_step(item.kv_start), following = next_step(token + Tr::KEYS);
+    loader.AskPage(token);
+    loader.StoreOffset(token, 0);
+    loader.AskPage(following);
+    consumer.LoadQuery(shared);
+    __syncthreads();
+    if (token < item.kv_end) loader.Issue(token, 0, ring);
+    consumer.Start(q_tile);
+    loader.StoreOffset(following, 1);
+    int buffer = 0;
+    while (token < item.kv_end) {
+      const int after = next_step(following + Tr::KEYS);
+      loader.AskPage(after);
+      ptx::CopyWait<0>();
+      __syncthreads();  // keys and values have landed; the other buffer and its offsets are free
+      if (following < item.kv_end) loader.Issue(following, buffer ^ 1, ring + (buffer ^ 1) * Tr::STAGE_BYTES);
+      bool masked = token < consumer.full_begin || token + Tr::KEYS > consumer.full_end;
+      if constexpr (ALL_MASKED) {
+        if constexpr (HAS_MASK_BITS<Variant>) {
+          masked = masked || !mask_classes.IsFull(token) || p.mask_mode == int32_t(MaskMode::kMultiItemScoring);
+        } else {
+          masked = true;
+        }
+      }
+      const uint32_t k_tile = ring + buffer * Tr::STAGE_BYTES;
+      const uint32_t v_tile = Params::SHARED_KV ? k_tile : k_tile + Tr::K_BYTES;
+#ifdef FI_UNROLL
+#pragma unroll
+#else
+#pragma unroll 1
+#endif
+      for (int sub = 0; sub < Tr::KEYS; sub += Tr::SUB_KEYS) {
+        consumer.Step(token + sub, masked, q_tile, k_tile + sub * Tr::KLayout::PITCH,
+                      v_tile + sub * Tr::VLayout::PITCH);
+      }
+      loader.StoreOffset(after, buffer);  // its step was issued before the barrier above
+      token = following;
+      following = after;
+      buffer ^= 1;
+    }
+    consumer.Finish(work, shared);
+    __syncthreads();  // the next item overwrites what is read here
+  }
+  ptx::LaunchDependents();
+}
+
+}  // namespace wide
+
+template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
+int ResidentWide() {
+  using Tr = wide::Traits<Params, TILE>;
+  return ResidentBlocksOf<wide::WideKernel<Params, Variant<ALL_MASKED>, TILE, PAGED, ALL_MASKED>, Tr::THREADS,
+                          Tr::SHARED_BYTES>();
+}
+
+template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
+Status LaunchWide(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
+  if (work.blocks == 0) return cudaSuccess;
+  if (!RowsAligned(params)) return cudaErrorMisalignedAddress;
+  using Tr = wide::Traits<Params, TILE>;
+  return LaunchBlocks<wide::WideKernel<Params, Variant<ALL_MASKED>, TILE, PAGED, ALL_MASKED>, Tr::THREADS,
+                      Tr::SHARED_BYTES>(work.blocks, enable_pdl, stream, params, work);
+}
+
+}  // namespace attention
+}  // namespace flashinfer
