@@ -31,6 +31,7 @@ try:
     from .quantization import nvfp4_block_scale_interleave as nvfp4_block_scale_interleave
     from .quantization.blackwell import *
     from .rope import *
+    from .sampling import *
     from .scale import *
     from .sparse import *
     from .topk import *

@@ -23,12 +23,13 @@ from .jit.page import gen_page_modules as gen_page_modules
 from .jit.progress import ProgressBar
 from .jit.quantization import gen_quantization_modules as gen_quantization_modules
 from .jit.rope import gen_rope_modules as gen_rope_modules
+from .jit.sampling import gen_sampling_modules as gen_sampling_modules
 from .jit.scale import gen_scale_modules as gen_scale_modules
 from .jit.topk import gen_topk_modules as gen_topk_modules
 from .knobs import knobs
 
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
-FAMILIES = ("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "topk")
+FAMILIES = ("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk")
 
 
 def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:

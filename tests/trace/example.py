@@ -21,6 +21,7 @@ them with what this program writes; run it again after changing a template or a 
     apply_rope_with_cos_sin_cache_inplace_q4096_k1024_d128_r64.json
     apply_rope_with_cos_sin_cache_q4096_k1024_d128_r64.json
     block_scale_interleave.json
+    chain_speculative_sampling_v128256.json
     concat_mla_k_h128_n128_r64.json
     e2m1_and_ufp8sf_scale_to_float.json
     fused_add_rmsnorm_h4096.json
@@ -44,6 +45,7 @@ them with what this program writes; run it again after changing a template or a 
     merge_state_h32_d128.json
     merge_state_in_place_h32_d128.json
     merge_states_h32_d128.json
+    min_p_sampling_from_probs_v128256.json
     mla_rope_quantize_fp8_h128_r64.json
     mxfp4_dequantize.json
     mxfp4_dequantize_host.json
@@ -64,17 +66,27 @@ them with what this program writes; run it again after changing a template or a 
     rope_quantize_fp8_append_paged_mla_h128_r64_ps16.json
     rope_quantize_fp8_gqa_h32_kv8_r64.json
     rope_quantize_fp8_h128_r64.json
+    sampling_from_logits_v128256.json
+    sampling_from_probs_v128256.json
     scale_2d.json
     segment_packbits.json
     shuffle_matrix_a.json
     shuffle_matrix_sf_a.json
     silu_and_mul_3d_d14336.json
     silu_and_mul_d14336.json
+    softmax_v128256.json
     swiglu_2d.json
+    top_k_mask_logits_v128256.json
     top_k_page_table_transform_n131072_k2048.json
     top_k_ragged_transform_n131072_k2048.json
+    top_k_renorm_probs_v128256.json
+    top_k_sampling_from_probs_v128256.json
+    top_k_top_p_sampling_from_logits_v128256.json
+    top_k_top_p_sampling_from_probs_v128256.json
     top_k_v128256_k50.json
     top_k_varlen_n131072_k2048.json
+    top_p_renorm_probs_v128256.json
+    top_p_sampling_from_probs_v128256.json
     variable_length_merge_states_h32_d128.json
 """
 
@@ -136,6 +148,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from activation_calls()
     yield from quantization_calls()
     yield from cascade_calls()
+    yield from sampling_calls()
     yield from topk_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
 
@@ -169,6 +182,24 @@ def topk_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
 
 def uint8(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.uint8, device="meta")
+
+
+def sampling_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Llama 3's vocabulary."""
+    s, x = flashinfer.sampling, fp32(64, 128256)
+    yield s.sampling_from_probs, {"probs": x}
+    yield s.sampling_from_logits, {"logits": x}
+    yield s.top_p_sampling_from_probs, {"probs": x, "top_p": 0.9}
+    yield s.top_k_sampling_from_probs, {"probs": x, "top_k": 50}
+    yield s.min_p_sampling_from_probs, {"probs": x, "min_p": 0.1}
+    yield s.top_k_top_p_sampling_from_probs, {"probs": x, "top_k": 50, "top_p": 0.9}
+    yield s.top_k_top_p_sampling_from_logits, {"logits": x, "top_k": 50, "top_p": 0.9}
+    yield s.softmax, {"logits": x}
+    yield s.top_p_renorm_probs, {"probs": x, "top_p": 0.9}
+    yield s.top_k_renorm_probs, {"probs": x, "top_k": 50}
+    yield s.top_k_mask_logits, {"logits": bf16(64, 128256), "top_k": 50}
+    drafts = {"draft_probs": fp32(64, 4, 128256), "target_probs": fp32(64, 5, 128256)}
+    yield s.chain_speculative_sampling, {**drafts, "draft_token_ids": int32(64, 4)}
 
 
 def quantization_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

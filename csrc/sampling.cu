@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of sampling: argument checks, dtype dispatch, stream.
+#include "tvm_ffi_utils.h"
+// clang-format off
+#include <flashinfer/sampling.h>
+#if defined(FLASHINFER_CPU)
+#include <flashinfer/sampling_cpu.h>
+#elif defined(__CUDACC__)
+#include <flashinfer/sampling_draw.cuh>
+#include <flashinfer/sampling_rows.cuh>
+#include <flashinfer/sampling_speculative.cuh>
+#include <flashinfer/sampling_table.cuh>
+#endif
+// clang-format on
+
+using namespace flashinfer;
+
+namespace {
+
+constexpr DLDataType dl_uint64{kDLUInt, 64, 1};
+
+/// What Python asks for, by number; and which function its user called.
+enum Method { kFromAll, kFromMinP, kFromTopP, kFromTopK, kFromJoint, kFromTopKFirst };
+
+const char* NameOf(int64_t method, bool is_logits) {
+  switch (method) {
+    case kFromAll:
+      return is_logits ? "sampling_from_logits" : "sampling_from_probs";
+    case kFromMinP:
+      return "min_p_sampling_from_probs";
+    case kFromTopP:
+      return "top_p_sampling_from_probs";
+    case kFromTopK:
+      return "top_k_sampling_from_probs";
+    default:
+      return is_logits ? "top_k_top_p_sampling_from_logits" : "top_k_top_p_sampling_from_probs";
+  }
+}
+
+/// A tensor of rows: floats on this backend's device, columns next to each other.
+void CheckRows(const char* op, const char* name, const TensorView& t, std::initializer_list<DLDataType> dtypes) {
+  Expect(op, name, t).on_device().dtype(dtypes).rank(2).last_dim_contiguous();
+  if (t.size(1) < 1 || t.size(1) > sampling::MAX_VOCAB) {
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[1] = " << t.size(1) << ", expected 1 to "
+                                 << sampling::MAX_VOCAB;
+  }
+}
+
+template <typename T>
+PerRow<T> Constant(T value) {
+  return {nullptr, value, 1};
+}
+
+/// A parameter that Python has checked to be 1-D: contiguous, and of at least one element where it is read.
+template <typename T>
+PerRow<T> Parameter(const char* op, const char* name, const Optional<TensorView>& values, T value, DLDataType dtype,
+                    const TensorView& input) {
+  if (!values.has_value()) return Constant(value);
+  Expect(op, name, *values).same_device(input, "the input").dtype({dtype}).rank(1).contiguous();
+  return {(*values).template data_ptr<T>(), value, (*values).size(0)};
+}
+
+PerRow<uint64_t> Seed(const char* op, const char* name, const Optional<TensorView>& values, int64_t value,
+                      const TensorView& input) {
+  if (!values.has_value()) return Constant(uint64_t(value));
+  Expect(op, name, *values).same_device(input, "the input").dtype({dl_int64, dl_uint64}).rank(1).contiguous();
+  return {(*values).data_ptr<uint64_t>(), 0, (*values).size(0)};
+}
+
+FilterParams FilterOf(Filter filter, PerRow<int32_t> top_k, PerRow<float> top_p, bool by_output) {
+  return {filter, top_k, top_p, by_output, by_output};
+}
+
+FilterParams TopK(PerRow<int32_t> top_k, bool by_output) {
+  return FilterOf(Filter::kBoth, top_k, Constant(1.f), by_output);
+}
+
+FilterParams TopP(PerRow<float> top_p) { return FilterOf(Filter::kBoth, Constant(INT32_MAX), top_p, false); }
+
+template <typename T>
+RowParams<T> RowsOf(const TensorView& out, const TensorView& input) {
+  RowParams<T> p{};
+  p.input = input.data_ptr<T>();
+  p.out = out.data_ptr<T>();
+  p.input_stride = input.stride(0);
+  p.out_stride = out.stride(0);
+  p.rows = input.size(0);
+  p.vocab = input.size(1);
+  return p;
+}
+
+}  // namespace
+
+void softmax(TensorView out, TensorView logits, Optional<TensorView> temperatures, double temperature,
+             bool enable_pdl) {
+  const char* op = "softmax";
+  CheckRows(op, "logits", logits, {dl_float32});
+  Expect(op, "out", out).same_device(logits, "logits").dtype({dl_float32}).same_shape(logits, "logits").contiguous();
+  RowParams<float> p = RowsOf<float>(out, logits);
+  p.temperature = Parameter<float>(op, "temperature", temperatures, float(temperature), dl_float32, logits);
+  p.enable_pdl = enable_pdl;
+  if (p.rows == 0) return;
+  DeviceGuard guard(logits.device());
+  CheckStatus(op, SoftmaxRows<float>(p, get_stream(logits.device())));
+}
+
+void sample(TensorView out, Optional<TensorView> valid, TensorView input, Optional<TensorView> indices, bool is_logits,
+            int64_t method, Optional<TensorView> top_ks, int64_t top_k, Optional<TensorView> top_ps, double top_p,
+            Optional<TensorView> seeds, int64_t seed, Optional<TensorView> offsets, int64_t offset) {
+  const char *op = NameOf(method, is_logits), *name = is_logits ? "logits" : "probs";
+  CheckRows(op, name, input, {dl_float32});
+  SampleParams p{};
+  p.input = input.data_ptr<float>();
+  p.row_stride = input.stride(0);
+  p.rows = p.batch = input.size(0);
+  p.vocab = input.size(1);
+  p.is_logits = is_logits;
+  if (indices.has_value()) {
+    Expect(op, "indices", *indices).same_device(input, name).dtype({dl_int32, dl_int64}).rank(1).contiguous();
+    p.indices = (*indices).data_ptr();
+    p.wide = (*indices).dtype().bits == 64;
+    p.batch = (*indices).size(0);
+    if (p.rows == 0 && p.batch > 0) {
+      TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[0] = 0, expected rows for " << p.batch
+                                   << " indices";
+    }
+  }
+  Expect(op, "out", out)
+      .same_device(input, name)
+      .dtype({p.wide ? dl_int64 : dl_int32})
+      .rank(1)
+      .dim(0, p.batch, "one for each output")
+      .contiguous();
+  p.out = out.data_ptr();
+  if (valid.has_value()) {
+    Expect(op, "valid", *valid)
+        .same_device(input, name)
+        .dtype({dl_bool})
+        .rank(1)
+        .dim(0, p.batch, "one for each output");
+    p.valid = static_cast<uint8_t*>((*valid).data_ptr());
+  }
+  if (p.batch == 0) return;
+  const auto k =
+      Parameter<int32_t>(op, "top_k", top_ks, int32_t(top_k < INT32_MAX ? top_k : INT32_MAX), dl_int32, input);
+  const char* const second = method == kFromMinP ? "min_p" : "top_p";
+  const auto probability = Parameter<float>(op, second, top_ps, float(top_p), dl_float32, input);
+  switch (method) {
+    case kFromAll:
+      p.filter = FilterOf(Filter::kNone, Constant(0), Constant(0.f), false);
+      break;
+    case kFromMinP:
+      p.filter = FilterOf(Filter::kMinP, Constant(0), probability, true);
+      break;
+    case kFromTopP:
+      p.filter = TopP(probability);
+      break;
+    case kFromTopK:
+      p.filter = TopK(k, true);
+      break;
+    default:
+      p.filter = FilterOf(method == kFromJoint ? Filter::kBoth : Filter::kTopKFirst, k, probability, false);
+  }
+  p.random = {Seed(op, "seed", seeds, seed, input), Seed(op, "offset", offsets, offset, input)};
+  DeviceGuard guard(input.device());
+  const Stream stream = get_stream(input.device());
+  if (const int64_t words = SampleTableSize(p)) {
+    const Tensor table = alloc_tensor({words}, dl_int64, input.device());
+    CheckStatus(op, SampleByTable(p, static_cast<uint64_t*>(table.data_ptr()), stream));
+  } else if (p.filter.filter == Filter::kBoth || p.filter.filter == Filter::kTopKFirst) {
+    CheckStatus(op, Sample<true>(p, stream));
+  } else {
+    CheckStatus(op, Sample<false>(p, stream));
+  }
+}
+
+void top_p_renorm_probs(TensorView out, TensorView probs, Optional<TensorView> top_ps, double top_p) {
+  const char* op = "top_p_renorm_probs";
+  CheckRows(op, "probs", probs, {dl_float32});
+  Expect(op, "out", out).same_device(probs, "probs").dtype({dl_float32}).same_shape(probs, "probs").contiguous();
+  RowParams<float> p = RowsOf<float>(out, probs);
+  p.filter = TopP(Parameter<float>(op, "top_p", top_ps, float(top_p), dl_float32, probs));
+  if (p.rows == 0) return;
+  DeviceGuard guard(probs.device());
+  CheckStatus(op, RenormRows<float>(p, get_stream(probs.device())));
+}
+
+void top_k_renorm_probs(TensorView out, TensorView probs, Optional<TensorView> top_ks, int64_t top_k) {
+  const char* op = "top_k_renorm_probs";
+  CheckRows(op, "probs", probs, {dl_float32, dl_float16, dl_bfloat16});
+  Expect(op, "out", out).same_device(probs, "probs").same_dtype(probs, "probs").same_shape(probs, "probs").contiguous();
+  const auto k =
+      Parameter<int32_t>(op, "top_k", top_ks, int32_t(top_k < INT32_MAX ? top_k : INT32_MAX), dl_int32, probs);
+  DispatchFloat(probs.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    RowParams<T> p = RowsOf<T>(out, probs);
+    p.filter = TopK(k, false);
+    if (p.rows == 0) return;
+    DeviceGuard guard(probs.device());
+    CheckStatus(op, RenormRows<T>(p, get_stream(probs.device())));
+  });
+}
+
+void top_k_mask_logits(TensorView out, TensorView logits, Optional<TensorView> top_ks, int64_t top_k) {
+  const char* op = "top_k_mask_logits";
+  CheckRows(op, "logits", logits, {dl_float32, dl_float16, dl_bfloat16});
+  Expect(op, "out", out).same_device(logits, "logits").same_dtype(logits, "logits").same_shape(logits, "logits");
+  Expect(op, "out", out).contiguous();
+  const auto k =
+      Parameter<int32_t>(op, "top_k", top_ks, int32_t(top_k < INT32_MAX ? top_k : INT32_MAX), dl_int32, logits);
+  DispatchFloat(logits.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    RowParams<T> p = RowsOf<T>(out, logits);
+    p.filter = TopK(k, false);
+    if (p.rows == 0) return;
+    DeviceGuard guard(logits.device());
+    CheckStatus(op, MaskRows<T>(p, get_stream(logits.device())));
+  });
+}
+
+void chain_speculative_sampling(TensorView out, TensorView accepted, TensorView emitted, TensorView draft_probs,
+                                TensorView draft_token_ids, TensorView target_probs, Optional<TensorView> seeds,
+                                int64_t seed, Optional<TensorView> offsets, int64_t offset) {
+  const char* op = "chain_speculative_sampling";
+  Expect(op, "target_probs", target_probs).on_device().dtype({dl_float32}).rank(3).contiguous();
+  Expect(op, "draft_probs", draft_probs).same_device(target_probs, "target_probs").dtype({dl_float32}).rank(3);
+  const int64_t batch = draft_probs.size(0), drafts = draft_probs.size(1), vocab = draft_probs.size(2);
+  Expect(op, "draft_probs", draft_probs).contiguous();
+  Expect(op, "target_probs", target_probs)
+      .dim(0, batch, "draft_probs.shape[0]")
+      .dim(1, drafts + 1, "draft_probs.shape[1] + 1")
+      .dim(2, vocab, "draft_probs.shape[2]");
+  if (vocab < 1 || vocab > sampling::MAX_VOCAB) {
+    TVM_FFI_THROW(ArgumentError) << op << ": draft_probs.shape[2] = " << vocab << ", expected 1 to "
+                                 << sampling::MAX_VOCAB;
+  }
+  Expect(op, "draft_token_ids", draft_token_ids)
+      .same_device(target_probs, "target_probs")
+      .dtype({dl_int32})
+      .rank(2)
+      .dim(0, batch, "draft_probs.shape[0]")
+      .dim(1, drafts, "draft_probs.shape[1]")
+      .contiguous();
+  Expect(op, "out", out).same_device(target_probs, "target_probs").dtype({dl_int32}).rank(2).contiguous();
+  for (const TensorView* counter : {&accepted, &emitted}) {
+    Expect(op, counter == &accepted ? "maybe_output_accepted_token_num" : "maybe_output_emitted_draft_token_num",
+           *counter)
+        .same_device(target_probs, "target_probs")
+        .dtype({dl_int32})
+        .rank(1)
+        .dim(0, batch, "draft_probs.shape[0]")
+        .contiguous();
+  }
+  SpeculativeParams p{};
+  p.draft_probs = draft_probs.data_ptr<float>();
+  p.draft_ids = draft_token_ids.data_ptr<int32_t>();
+  p.target_probs = target_probs.data_ptr<float>();
+  p.out = out.data_ptr<int32_t>();
+  p.accepted = accepted.data_ptr<int32_t>();
+  p.emitted = emitted.data_ptr<int32_t>();
+  p.batch = batch;
+  p.drafts = drafts;
+  p.vocab = vocab;
+  p.random = {Seed(op, "seed", seeds, seed, target_probs), Seed(op, "offset", offsets, offset, target_probs)};
+  if (batch == 0) return;
+  DeviceGuard guard(target_probs.device());
+  CheckStatus(op, ChainSpeculativeSample(p, get_stream(target_probs.device())));
+}

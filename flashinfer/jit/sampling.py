@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module of the sampling family: one per backend."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+from .codegen import stage
+from .core import JitSpec
+
+__all__ = ["gen_sampling_module", "gen_sampling_modules"]
+
+
+def _units() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Kernel units, each small enough to compile in a few seconds."""
+    for search in ("false", "true"):
+        instances = [f"Sample<{search}>(const SampleParams&, Stream)"]
+        yield f"draw_{search}", {"header": "draw", "instances": instances}
+    yield "table", {"header": "table", "instances": []}
+    yield "speculative", {"header": "speculative", "instances": []}
+    yield "softmax", {"header": "rows", "instances": ["SoftmaxRows<float>(const RowParams<float>&, Stream)"]}
+    for dtype in ("float", "float16_t", "bfloat16_t"):
+        for function in ("RenormRows", "MaskRows"):
+            instances = [f"{function}<{dtype}>(const RowParams<{dtype}>&, Stream)"]
+            yield f"{function}_{dtype}", {"header": "rows", "instances": instances}
+
+
+def gen_sampling_module(backend: str = "cuda") -> JitSpec:
+    """Draws, renormalisation, masks, softmax."""
+    return stage("sampling", backend=backend, kernels=dict(_units()))
+
+
+def gen_sampling_modules(backend: str = "cuda") -> Iterator[JitSpec]:
+    """What AOT pre-builds and what a warm-up of the family loads."""
+    yield gen_sampling_module(backend)

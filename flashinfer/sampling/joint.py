@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drawing tokens from what top-k and top-p keep, one after the other or both at once."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..errors import ArgumentError
+from ..trace.templates.sampling import top_k_top_p_sampling_from_logits_trace, top_k_top_p_sampling_from_probs_trace
+from .draw import Samples, _samples
+from .modules import FROM_JOINT, FROM_TOP_K_FIRST, draw
+from .random_stream import Number
+
+_METHODS = {"top_k_first": FROM_TOP_K_FIRST, "joint": FROM_JOINT}
+
+
+def _method(filter_apply_order: str) -> int:
+    if filter_apply_order not in _METHODS:
+        raise ArgumentError(f"Invalid filter_apply_order: {filter_apply_order!r}, expected 'top_k_first' or 'joint'")
+    return _METHODS[filter_apply_order]
+
+
+@flashinfer_api(trace=top_k_top_p_sampling_from_logits_trace)
+def top_k_top_p_sampling_from_logits(
+    logits: torch.Tensor,
+    top_k: Union[torch.Tensor, int],
+    top_p: Union[torch.Tensor, float],
+    indices: Optional[torch.Tensor] = None,
+    filter_apply_order: str = "top_k_first",
+    deterministic: bool = True,
+    generator: Optional[torch.Generator] = None,
+    check_nan: bool = False,
+    seed: Optional[Number] = None,
+    offset: Optional[Number] = None,
+) -> torch.Tensor:
+    r"""Draw a token of each row from what top-k and top-p keep of ``softmax(logits)``, without the probabilities in
+    between.
+
+    Parameters
+    ----------
+    logits : torch.Tensor
+        ``(rows, vocab)``.
+    top_k, top_p
+        As for :func:`top_k_sampling_from_probs` and :func:`top_p_sampling_from_probs`; tensors are by row of logits.
+    indices, deterministic, generator, check_nan, seed, offset
+        As for :func:`sampling_from_logits`.
+    filter_apply_order : str
+        ``"top_k_first"``: ``top_p`` is of the probability of what top-k keeps. ``"joint"``: of the whole row.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(batch,)``, dtype of ``indices``, int32 without.
+
+    Examples
+    --------
+    >>> tokens = flashinfer.top_k_top_p_sampling_from_logits(torch.randn(4, 128256), 50, 0.9)
+    """
+    return draw(
+        "top_k_top_p_sampling_from_logits", _method(filter_apply_order), logits, True, indices, top_k, top_p, generator,
+        check_nan, seed, offset, 32, False,
+    )[0]  # fmt: skip
+
+
+@flashinfer_api(trace=top_k_top_p_sampling_from_probs_trace)
+def top_k_top_p_sampling_from_probs(
+    probs: torch.Tensor,
+    top_k: Union[torch.Tensor, int],
+    top_p: Union[torch.Tensor, float],
+    indices: Optional[torch.Tensor] = None,
+    filter_apply_order: str = "top_k_first",
+    deterministic: bool = True,
+    generator: Optional[torch.Generator] = None,
+    check_nan: bool = False,
+    seed: Optional[Number] = None,
+    offset: Optional[Number] = None,
+    return_valid: bool = False,
+) -> Samples:
+    r"""Draw a token of each row from what top-k and top-p keep.
+
+    Parameters
+    ----------
+    probs : torch.Tensor
+        ``(rows, vocab)``, each row summing up to 1.
+    top_k, top_p
+        As for :func:`top_k_sampling_from_probs` and :func:`top_p_sampling_from_probs`; tensors are by row of ``probs``.
+    indices, deterministic, generator, check_nan, seed, offset, return_valid
+        As for :func:`sampling_from_probs`.
+    filter_apply_order : str
+        ``"top_k_first"``: ``top_p`` is of the probability of what top-k keeps. ``"joint"``: of the whole row.
+
+    Returns
+    -------
+    torch.Tensor, or a pair of them
+        As for :func:`sampling_from_probs`.
+
+    Examples
+    --------
+    >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
+    >>> tokens = flashinfer.top_k_top_p_sampling_from_probs(probs, 50, 0.9)
+    """
+    return _samples(draw(
+        "top_k_top_p_sampling_from_probs", _method(filter_apply_order), probs, False, indices, top_k, top_p, generator,
+        check_nan, seed, offset, 32, return_valid,
+    ))  # fmt: skip

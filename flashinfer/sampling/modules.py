@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled module of the family, its ops, and what the functions share on the Python side."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+
+from ..dispatch import backend_of
+from ..errors import ArgumentError
+from ..jit.codegen import module_cache
+from ..jit.sampling import gen_sampling_module
+from ..ops import register_custom_op
+from .random_stream import Number, as_int64, get_seed_and_offset, stream_arguments
+
+get_native_module = module_cache(gen_sampling_module)
+
+# Which columns a draw may take; csrc/sampling.cu has the same list.
+FROM_ALL, FROM_MIN_P, FROM_TOP_P, FROM_TOP_K, FROM_JOINT, FROM_TOP_K_FIRST = range(6)
+
+NO_LIMIT = 2**31 - 1
+
+
+def as_float(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype is torch.float32 else x.float()
+
+
+def per_row(
+    value: Union[torch.Tensor, float], dtype: torch.dtype, input: torch.Tensor
+) -> tuple[Optional[torch.Tensor], Union[float, int]]:
+    """A sampling parameter as tensor, or as number: ``(tensor, 0)`` or ``(None, number)``."""
+    if not isinstance(value, torch.Tensor):
+        return None, value
+    if value.ndim == 0:
+        raise ArgumentError(
+            "Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter, but got a 0-dimensional "
+            "tensor"
+        )
+    if value.ndim > 1:
+        raise ArgumentError(
+            f"Expected a 1D tensor or scalar for the sampling parameter, but got a {value.ndim}D tensor"
+        )
+    if value.shape[0] != input.shape[0]:
+        raise ArgumentError(
+            f"Sampling parameter tensor batch size mismatch: expected length {input.shape[0]}, the rows of the input, "
+            f"got {value.shape[0]}"
+        )
+    return value.to(device=input.device, dtype=dtype).contiguous(), 0
+
+
+def check_no_nan(x: torch.Tensor, name: str) -> None:
+    if torch.any(torch.isnan(x)):
+        raise ArgumentError(f"Input {name} contains NaN.")
+
+
+@register_custom_op("flashinfer::sampling_draw", mutates_args=("out", "valid"))
+def _draw(
+    out: torch.Tensor,
+    valid: Optional[torch.Tensor],
+    input: torch.Tensor,
+    indices: Optional[torch.Tensor],
+    is_logits: bool,
+    method: int,
+    top_ks: Optional[torch.Tensor],
+    top_k: int,
+    top_ps: Optional[torch.Tensor],
+    top_p: float,
+    seeds: Optional[torch.Tensor],
+    seed: Optional[int],
+    offsets: Optional[torch.Tensor],
+    offset: Optional[int],
+    increment: int,
+) -> None:
+    if seed is None:
+        seed, offset = get_seed_and_offset(increment, None, input.device)
+        seed = as_int64(seed)
+    get_native_module(backend_of(input)).sample(
+        out, valid, input, indices, is_logits, method, top_ks, top_k, top_ps, top_p, seeds, seed, offsets, offset
+    )
+
+
+def draw(
+    op: str,
+    method: int,
+    input: torch.Tensor,
+    is_logits: bool,
+    indices: Optional[torch.Tensor],
+    top_k: Union[torch.Tensor, int],
+    top_p: Union[torch.Tensor, float],
+    generator: Optional[torch.Generator],
+    check_nan: bool,
+    seed: Optional[Number],
+    offset: Optional[Number],
+    increment: int,
+    return_valid: bool,
+) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """One token per output, and whether there was one to draw. ``increment`` is per output."""
+    if check_nan:
+        check_no_nan(input, "logits" if is_logits else "probs")
+    input = as_float(input)
+    top_ks, k = per_row(top_k, torch.int32, input)
+    top_ps, p = per_row(top_p, torch.float32, input)
+    batch = input.shape[0]
+    dtype = torch.int32
+    if indices is not None:
+        indices = indices.contiguous()
+        batch, dtype = indices.shape[0], indices.dtype
+    stream = stream_arguments(op, seed, offset, generator, batch * increment, input, batch)
+    out = torch.empty(batch, dtype=dtype, device=input.device)
+    valid = torch.empty(batch, dtype=torch.bool, device=input.device) if return_valid else None
+    _draw(out, valid, input, indices, is_logits, method, top_ks, int(k), top_ps, float(p), *stream, batch * increment)
+    return out, valid

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where random numbers come from: a pair (seed, offset), given by the caller or taken from a generator.
+
+A draw is a function of seed, offset and the number of the output row (Philox4x32-10), so a pair names a reproducible
+set of draws, on any device.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+
+from ..arch import get_default_generators
+from ..errors import ArgumentError
+
+__all__ = ["Number", "get_seed_and_offset", "stream_arguments"]
+
+Number = Union[int, torch.Tensor]
+
+
+def get_seed_and_offset(
+    increment: int, generator: Optional[torch.Generator] = None, device: Optional[torch.device] = None
+) -> tuple[int, int]:
+    """Take ``increment`` random numbers from a generator.
+
+    The state of a CUDA generator is a seed and an offset. The offset moves on by ``increment``, rounded up to a
+    multiple of 4, and the pair of the seed and the new offset is what is used. A CPU generator has no such pair: a
+    63-bit seed is drawn from it, which moves it on by one draw whatever the increment, and the offset is 0.
+
+    Parameters
+    ----------
+    increment : int
+        How many numbers the caller may use.
+    generator : Optional[torch.Generator]
+        Default: the one torch draws from on ``device``.
+    device : Optional[torch.device]
+        Default: the CPU.
+
+    Returns
+    -------
+    seed, offset : int
+    """
+    if generator is None:
+        generator = get_default_generators("cpu" if device is None else device)
+    if generator.device.type != "cuda":
+        drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
+        return int(drawn), 0
+    offset = generator.get_offset() + (increment + 3) // 4 * 4
+    generator.set_offset(offset)
+    return generator.initial_seed(), offset
+
+
+def stream_arguments(
+    op: str,
+    seed: Optional[Number],
+    offset: Optional[Number],
+    generator: Optional[torch.Generator],
+    increment: int,
+    input: torch.Tensor,
+    batch: int,
+) -> tuple[Optional[torch.Tensor], Optional[int], Optional[torch.Tensor], Optional[int]]:
+    """``seed`` and ``offset`` as tensor and number each. All None leaves it to the op to ask the default generator."""
+    if seed is None or offset is None:
+        if generator is None:
+            return None, None, None, None
+        seed, offset = get_seed_and_offset(increment, generator)
+    if isinstance(seed, torch.Tensor) != isinstance(offset, torch.Tensor):
+        raise ArgumentError(
+            f"{op}: seed is a {type(seed).__name__} and offset a {type(offset).__name__}: seed and offset must both be "
+            "tensors or both be scalars"
+        )
+    if isinstance(seed, torch.Tensor):
+        assert isinstance(offset, torch.Tensor)
+        _check_tensor(op, "seed", seed, input, batch)
+        _check_tensor(op, "offset", offset, input, batch)
+        return seed.contiguous(), 0, offset.contiguous(), 0
+    assert isinstance(offset, int)
+    return None, as_int64(seed), None, as_int64(offset)
+
+
+def as_int64(x: int) -> int:
+    """The number with the same 64 bits that a signed integer can hold."""
+    x &= 0xFFFFFFFFFFFFFFFF
+    return x - 0x10000000000000000 if x >= 0x8000000000000000 else x
+
+
+def _check_tensor(op: str, name: str, t: torch.Tensor, input: torch.Tensor, batch: int) -> None:
+    if t.device != input.device:
+        raise ArgumentError(f"{op}: {name} is on {t.device}, expected {input.device} (the device of the input)")
+    if t.dtype not in (torch.int64, torch.uint64):
+        raise ArgumentError(f"{op}: {name} has dtype {t.dtype}, expected int64 or uint64")
+    if t.ndim != 1 or t.shape[0] not in (1, batch):
+        raise ArgumentError(f"{op}: {name} has shape {tuple(t.shape)}, expected (1,) or ({batch},)")

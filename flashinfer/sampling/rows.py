@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Softmax, and rows with what a filter drops set to 0 or ``-inf``."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..dispatch import backend_of, use_pdl
+from ..ops import register_custom_op
+from ..trace.templates.sampling import (
+    softmax_trace,
+    top_k_mask_logits_trace,
+    top_k_renorm_probs_trace,
+    top_p_renorm_probs_trace,
+)
+from .modules import as_float, get_native_module, per_row
+
+
+@register_custom_op("flashinfer::softmax", mutates_args=("out",))
+def _softmax(
+    out: torch.Tensor,
+    logits: torch.Tensor,
+    temperatures: Optional[torch.Tensor],
+    temperature: float,
+    enable_pdl: Optional[bool],
+) -> None:
+    module = get_native_module(backend_of(logits))
+    module.softmax(out, logits, temperatures, temperature, use_pdl(logits, enable_pdl))
+
+
+@register_custom_op("flashinfer::top_p_renorm_probs", mutates_args=("out",))
+def _top_p_renorm_probs(out: torch.Tensor, probs: torch.Tensor, top_ps: Optional[torch.Tensor], top_p: float) -> None:
+    get_native_module(backend_of(probs)).top_p_renorm_probs(out, probs, top_ps, top_p)
+
+
+@register_custom_op("flashinfer::top_k_renorm_probs", mutates_args=("out",))
+def _top_k_renorm_probs(out: torch.Tensor, probs: torch.Tensor, top_ks: Optional[torch.Tensor], top_k: int) -> None:
+    get_native_module(backend_of(probs)).top_k_renorm_probs(out, probs, top_ks, top_k)
+
+
+@register_custom_op("flashinfer::top_k_mask_logits", mutates_args=("out",))
+def _top_k_mask_logits(out: torch.Tensor, logits: torch.Tensor, top_ks: Optional[torch.Tensor], top_k: int) -> None:
+    get_native_module(backend_of(logits)).top_k_mask_logits(out, logits, top_ks, top_k)
+
+
+@flashinfer_api(trace=softmax_trace)
+def softmax(
+    logits: torch.Tensor,
+    temperature: Optional[Union[torch.Tensor, float]] = None,
+    enable_pdl: Optional[bool] = None,
+) -> torch.Tensor:
+    r"""``softmax(logits / temperature)`` of each row, in float32.
+
+    ``-inf`` gives exactly 0, in a row of nothing else too. A NaN gives NaN in its column; the others sum up to 1.
+
+    Parameters
+    ----------
+    logits : torch.Tensor
+        ``(rows, vocab)``. Computed in float32; other dtypes are converted. The last dimension is contiguous.
+    temperature : Optional[Union[torch.Tensor, float]]
+        A number, or ``(rows,)`` for each row. None is 1; 0 gives equal probabilities.
+    enable_pdl : Optional[bool]
+        Programmatic dependent launch; None: where the device has it.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(rows, vocab)``, float32.
+
+    Examples
+    --------
+    >>> probs = flashinfer.softmax(torch.randn(4, 128256), temperature=0.7)
+    """
+    logits = as_float(logits)
+    temperatures, value = (None, 1.0) if temperature is None else per_row(temperature, torch.float32, logits)
+    out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    _softmax(out, logits, temperatures, float(value), enable_pdl)
+    return out
+
+
+@flashinfer_api(trace=top_p_renorm_probs_trace)
+def top_p_renorm_probs(
+    probs: torch.Tensor, top_p: Union[torch.Tensor, float], is_deterministic: bool = False
+) -> torch.Tensor:
+    r"""Set to 0 what top-p does not keep and divide the rest by its sum.
+
+    Parameters
+    ----------
+    probs : torch.Tensor
+        ``(rows, vocab)``, each row summing up to 1. Computed in float32; other dtypes are converted.
+    top_p : Union[torch.Tensor, float]
+        As for :func:`top_p_sampling_from_probs`.
+    is_deterministic : bool
+        Accepted for compatibility. Results never depend on scheduling.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(rows, vocab)``, float32. A row without a positive number gives 0.
+
+    Examples
+    --------
+    >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
+    >>> kept = flashinfer.top_p_renorm_probs(probs, 0.9)
+    """
+    probs = as_float(probs)
+    top_ps, value = per_row(top_p, torch.float32, probs)
+    out = torch.empty(probs.shape, dtype=torch.float32, device=probs.device)
+    _top_p_renorm_probs(out, probs, top_ps, float(value))
+    return out
+
+
+@flashinfer_api(trace=top_k_renorm_probs_trace)
+def top_k_renorm_probs(
+    probs: torch.Tensor, top_k: Union[torch.Tensor, int], is_deterministic: bool = False
+) -> torch.Tensor:
+    r"""Set to 0 what is below the ``top_k``-th largest of a row and divide the rest by its sum.
+
+    Parameters
+    ----------
+    probs : torch.Tensor
+        ``(rows, vocab)``, float32, float16 or bfloat16. Need not be normalised.
+    top_k : Union[torch.Tensor, int]
+        A number, or ``(rows,)`` for each row; see :func:`top_k_sampling_from_probs`.
+    is_deterministic : bool
+        Accepted for compatibility. Results never depend on scheduling.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(rows, vocab)``, dtype of ``probs``. A row without a positive number gives 0.
+
+    Examples
+    --------
+    >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
+    >>> kept = flashinfer.top_k_renorm_probs(probs, 50)
+    """
+    top_ks, value = per_row(top_k, torch.int32, probs)
+    out = torch.empty(probs.shape, dtype=probs.dtype, device=probs.device)
+    _top_k_renorm_probs(out, probs, top_ks, int(value))
+    return out
+
+
+@flashinfer_api(trace=top_k_mask_logits_trace)
+def top_k_mask_logits(logits: torch.Tensor, top_k: Union[torch.Tensor, int]) -> torch.Tensor:
+    r"""Set to ``-inf`` what is below the ``top_k``-th largest logit of a row; its equals are kept.
+
+    Parameters
+    ----------
+    logits : torch.Tensor
+        ``(rows, vocab)``, float32, float16 or bfloat16. NaN counts as larger than anything.
+    top_k : Union[torch.Tensor, int]
+        A number, or ``(rows,)`` for each row; see :func:`top_k_sampling_from_probs`.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(rows, vocab)``, dtype of ``logits``.
+
+    Examples
+    --------
+    >>> masked = flashinfer.top_k_mask_logits(torch.randn(4, 128256), 50)
+    """
+    top_ks, value = per_row(top_k, torch.int32, logits)
+    out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    _top_k_mask_logits(out, logits, top_ks, int(value))
+    return out
+
+
+top_p_renorm_prob, top_k_renorm_prob = top_p_renorm_probs, top_k_renorm_probs

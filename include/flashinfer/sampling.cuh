@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sampling on CUDA (definitions and parameters: sampling.h): what the kernels share. A cluster of up to 8 blocks of 256
+// threads works on a row, which it holds in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an SM, so
+// that one loads while others compute. Bound by DRAM for large batches, by the barriers of the cluster for small ones.
+//   sampling_row.cuh     the row: load, walk, sum up, draw         sampling_draw.cuh   kernels that write tokens
+//   sampling_select.cuh  the threshold of top-k and top-p          sampling_rows.cuh   kernels that write rows
+//   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
+#pragma once
+#include "ptx/pdl.cuh"
+#include "sampling_row.cuh"
+#include "sampling_select.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+template <typename T>
+__device__ __forceinline__ T ValueOf(const PerRow<T>& parameter, int64_t row) {
+  if (parameter.values == nullptr) return parameter.value;
+  return parameter.values[min(row, parameter.count - 1)];
+}
+
+struct Limits {
+  Wanted wanted;
+  bool top_k_first;
+  float top_p;
+  __device__ __forceinline__ bool AnyOf() const {
+    return wanted.count != ~uint32_t{0} || wanted.quanta != UNLIMITED || top_k_first;
+  }
+};
+
+/// What a filter wants of one row. `total_mass` is that of logits, which are not normalised; 0 for probabilities.
+__device__ __forceinline__ Limits LimitsOf(const FilterParams& filter, int64_t row, int64_t output, int vocab, int emax,
+                                           uint64_t total_mass) {
+  const int top_k = ValueOf(filter.top_k, filter.top_k_by_output ? output : row);
+  const float top_p = ValueOf(filter.top_p, filter.top_p_by_output ? output : row);
+  Limits limits;
+  limits.wanted.count = top_k >= vocab ? ~uint32_t{0} : uint32_t(max(top_k, 1));
+  limits.top_k_first = filter.filter == Filter::kTopKFirst && !(top_p >= 1.f);
+  limits.top_p = top_p;
+  limits.wanted.quanta = filter.filter == Filter::kTopKFirst ? UNLIMITED
+                         : total_mass != 0                   ? QuantaLimitOf(top_p, total_mass >> 9)
+                                                             : QuantaLimit(top_p, emax);
+  return limits;
+}
+
+// ------------------------------------------------------------------------------------------------ launching
+
+struct Geometry {
+  int cluster, threads;
+  bool is_resident;
+  size_t shared_bytes;
+};
+
+/// What the launches need to know of a device, asked once.
+struct Device {
+  int multiprocessors = 0, shared_bytes = 0;
+  bool has_clusters = false;
+
+  static const Device& Current(cudaError_t& status) {
+    static Device devices[64];
+    int id = 0;
+    status = cudaGetDevice(&id);
+    if (status == cudaSuccess && id >= 64) status = cudaErrorInvalidDevice;
+    if (status != cudaSuccess) return devices[0];
+    Device& device = devices[id];
+    if (device.multiprocessors == 0) {
+      int major = 0, count = 0;
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
+      cudaDeviceGetAttribute(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+      status = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, id);
+      device.has_clusters = major >= 9;
+      device.multiprocessors = count;
+    }
+    return device;
+  }
+};
+
+/// How to spread rows of `vocab` columns. The result does not depend on it.
+inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bool has_cluster_code) {
+  Geometry g{1, 256, true, 0};
+  const auto slice = [&] { return (CeilDiv(vocab, g.cluster) + 3) / 4 * 4; };
+  if (device.has_clusters && has_cluster_code) {
+    // At most 16K columns, so that three blocks share an SM; fewer while SMs would idle.
+    while (g.cluster < MAX_CLUSTER &&
+           (slice() > 16384 || (slice() > 2048 && rows * g.cluster < 2 * device.multiprocessors))) {
+      g.cluster *= 2;
+    }
+  }
+  g.shared_bytes = sizeof(Shared) + slice() * sizeof(float);
+  if (int64_t(g.shared_bytes) > device.shared_bytes) g = {1, 512, false, sizeof(Shared)};
+  return g;
+}
+
+/// Whether KERNEL was compiled for SM90 or later, where its cluster instructions are not left out; and let it use as
+/// much shared memory as the device has. Asked once per kernel and device.
+template <auto KERNEL>
+cudaError_t PrepareKernel(const Device& device, bool& has_cluster_code) {
+  static int known[64];  // 0: not asked, 1: no clusters, 2: clusters
+  int id = 0;
+  cudaError_t status = cudaGetDevice(&id);
+  if (status != cudaSuccess) return status;
+  if (known[id] == 0) {
+    cudaFuncAttributes attributes;
+    status = cudaFuncGetAttributes(&attributes, KERNEL);
+    if (status != cudaSuccess) return status;
+    const int most = device.shared_bytes - int(attributes.sharedSizeBytes);
+    status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    if (status != cudaSuccess) return status;
+    known[id] = attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90 ? 2 : 1;
+  }
+  has_cluster_code = known[id] == 2;
+  return cudaSuccess;
+}
+
+/// One cluster for each of `rows`.
+template <typename Params>
+cudaError_t LaunchClusters(void (*kernel)(Params), const Geometry& g, int64_t rows, bool enable_pdl, Stream stream,
+                           const Params& params) {
+  if (rows * g.cluster > INT32_MAX) return cudaErrorInvalidValue;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = g.cluster;
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(rows * g.cluster));
+  config.blockDim = dim3(g.threads);
+  config.dynamicSmemBytes = g.shared_bytes;
+  config.stream = stream;
+  config.attrs = g.cluster > 1 ? attributes : attributes + 1;
+  config.numAttrs = g.cluster > 1 ? 1 : 0;
+  if (enable_pdl) {
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    ++config.numAttrs;
+  }
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
+/// Launch RESIDENT, or STREAMING where no cluster can hold a row.
+template <auto RESIDENT, auto STREAMING, typename Params>
+cudaError_t LaunchRows(int64_t rows, int64_t vocab, bool enable_pdl, Stream stream, const Params& params) {
+  cudaError_t status;
+  const Device& device = Device::Current(status);
+  if (status != cudaSuccess) return status;
+  bool has_cluster_code = false;
+  status = PrepareKernel<RESIDENT>(device, has_cluster_code);
+  if (status != cudaSuccess) return status;
+  const Geometry g = GeometryOf(rows, vocab, device, has_cluster_code);
+  return LaunchClusters(g.is_resident ? RESIDENT : STREAMING, g, rows, enable_pdl, stream, params);
+}
+
+}  // namespace sampling
+}  // namespace flashinfer

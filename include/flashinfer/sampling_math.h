@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of sampling, one definition for both backends. Every sum over a row is a sum of integers, which has no
+// order: whatever the number of threads, the same row and the same random bits give the same token, on CPU and GPU.
+//
+//   weight  a probability, or e^(logit - max); anything that is not > 0 (NaN too) counts as 0
+//   key     bits of a weight: as integers they are ordered as the weights are
+//   emax    biased exponent of the row's largest weight: what fixed-point numbers are relative to
+//   mass    of 4 neighbouring columns: their float sum (a + b) + (c + d), in units of 2^-40 of 2^(emax - 127)
+//           what a draw and a normaliser add up
+//   quantum of one weight: rounded to units of 2^-31 of 2^(emax - 127), 32 bits. What the search for a top-p threshold
+//           adds up: unlike masses, quanta of any subset of the columns can be added
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "philox.h"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int ONE = 127;  // emax of weights in [1, 2)
+constexpr uint64_t UNLIMITED = ~uint64_t{0};
+
+FLASHINFER_HD uint32_t Bits(float x) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(x);
+#else
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+#endif
+}
+
+FLASHINFER_HD float FromBits(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+#endif
+}
+
+/// x if it is > 0, else +0.
+FLASHINFER_HD float Positive(float x) {
+#ifdef __CUDA_ARCH__
+  return fmaxf(x, 0.f);  // one instruction; NaN and -0 become +0
+#else
+  return x > 0.f ? x : 0.f;
+#endif
+}
+
+/// An integer ordered as any float is, not only positive ones; NaN without sign is above infinity.
+FLASHINFER_HD uint32_t OrderedKey(float x) {
+  const uint32_t bits = Bits(x);
+  return bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
+}
+
+FLASHINFER_HD int BiasedExponent(float x) { return int(Bits(x) >> 23 & 0xFFu); }
+
+/// e^(x * factor - shift), to 2 ulp, for arguments <= 0 (or hardly above); 0 below e^-87, and for x = -inf. NaN stays NaN.
+/// Fused multiply-adds and nothing else, so that both backends round alike.
+FLASHINFER_HD float ExpWeight(float x, float factor, float shift) {
+  const float d = fmaf(x, factor, -shift);
+  const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+  const float t = fmaf(d, 1.44269504f, magic), n = t - magic;
+  const float r = fmaf(n, -1.42860682e-6f, fmaf(n, -0.693145752f, d));  // ln(2) in two parts
+  float e = fmaf(1.f / 5040, r, 1.f / 720);
+  e = fmaf(e, r, 1.f / 120);
+  e = fmaf(e, r, 1.f / 24);
+  e = fmaf(e, r, 1.f / 6);
+  e = fmaf(e, r, 0.5f);
+  e = fmaf(e, r, 1.f);
+  e = fmaf(e, r, 1.f);
+  const float power = FromBits((Bits(t) + 127u) << 23);
+  const float weight = e * power;
+  return d < -87.f || x == -INFINITY ? 0.f : weight;
+}
+
+/// Mass of a sum of four weights. Sums that emax does not allow (only weights above 1 where emax is fixed) count as 2^4.
+FLASHINFER_HD uint64_t MassOf(float sum, int emax) {
+  const uint32_t bits = Bits(sum);
+  const uint32_t exponent = bits >> 23, fraction = bits & 0x7FFFFFu;
+  const int shift = emax + 3 - int(exponent);
+  const uint32_t significand = exponent == 0 ? fraction << 1 : shift < 0 ? 0x1000000u : fraction | 0x800000u;
+  return (uint64_t(significand) << 20) >> (shift < 0 ? 0 : shift > 63 ? 63 : shift);
+}
+
+FLASHINFER_HD float Sum4(float a, float b, float c, float d) { return (a + b) + (c + d); }
+
+/// 2^exponent, 0 below the normal numbers.
+FLASHINFER_HD float PowerOf2(int exponent) { return exponent < -126 ? 0.f : FromBits(uint32_t(exponent + 127) << 23); }
+
+/// Multiplies a weight by 2^31 / 2^(emax - 127), in two steps because one factor may be out of a float's range.
+struct Scale {
+  float first, second;
+
+  FLASHINFER_HD explicit Scale(int emax)
+      : first(emax < 64 ? 1.8446744e19f : 1.f),
+        second(PowerOf2(31 + ONE - (emax < 1 ? 1 : emax) - (emax < 64 ? 64 : 0))) {}
+  FLASHINFER_HD float operator()(float weight) const { return weight * first * second; }
+};
+
+FLASHINFER_HD uint32_t QuantumOf(float weight, const Scale& scale) {
+#ifdef __CUDA_ARCH__
+  return __float2uint_rn(scale(weight));
+#else
+  const float x = scale(weight);
+  return x < 4294967296.f ? uint32_t(int64_t(nearbyintf(x))) : ~uint32_t{0};
+#endif
+}
+
+/// Quanta that the probability top_p is worth: columns are kept while those above them have less. At least 1, which keeps
+/// the largest; unlimited from 1 on. Without a `total` the row is taken as normalised.
+FLASHINFER_HD uint64_t QuantaLimit(float top_p, int emax) {
+  if (top_p >= 1.f) return UNLIMITED;
+  const double limit = top_p > 0.f ? ceil(ldexp(double(top_p), 31 + ONE - (emax < 1 ? 1 : emax))) : 1.;
+  return limit < 9e18 ? uint64_t(limit) : UNLIMITED;
+}
+FLASHINFER_HD uint64_t QuantaLimitOf(float top_p, uint64_t total) {
+  if (top_p >= 1.f) return UNLIMITED;
+  return top_p > 0.f && total > 0 ? uint64_t(ceil(double(top_p) * double(total))) : 1;
+}
+
+/// Which unit of mass is drawn: 1 to `total`, all equally likely.
+FLASHINFER_HD uint64_t TargetOf(uint64_t random, uint64_t total) {
+#ifdef __CUDA_ARCH__
+  return __umul64hi(random, total) + 1;
+#else
+  return uint64_t((static_cast<unsigned __int128>(random) * total) >> 64) + 1;
+#endif
+}
+constexpr uint64_t MASS_OF_ONE = uint64_t{1} << 40;  // of the weight 1 where emax is ONE
+
+/// The column of four that unit `target` of their mass belongs to: the first whose running sum reaches it, else the last
+/// positive one.
+FLASHINFER_HD int ColumnOf(const float (&weight)[4], uint64_t target, int emax) {
+  int chosen = 0;
+  float running = 0.f;
+  bool found = false;
+  for (int i = 0; i < 4; ++i) {
+    if (weight[i] > 0.f && !found) {
+      running += weight[i];
+      chosen = i;
+      found = MassOf(running, emax) >= target;
+    }
+  }
+  return chosen;
+}
+
+/// The smallest weight that min_p keeps.
+FLASHINFER_HD float MinPThreshold(float min_p, float largest) { return (min_p < 1.f ? min_p : 1.f) * largest; }
+
+}  // namespace sampling
+}  // namespace flashinfer

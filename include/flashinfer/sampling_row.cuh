@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row of weights held by a cluster of blocks: how it is loaded, walked, summed up and drawn from.
+//
+// Each block owns a slice of the row, in shared memory (RESIDENT: the row is read from DRAM once, whatever is asked of it)
+// or, where no cluster can hold the row, in global memory. Within the slice each warp owns a contiguous segment, so the
+// masses of segments, which every block gets from every other, are the prefix sums that a draw needs.
+#pragma once
+#include "ptx/cluster.cuh"
+#include "sampling.h"
+#include "sampling_math.h"
+#include "utils.cuh"
+#include "vec_dtypes.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int MAX_CLUSTER = 8;
+constexpr int MAX_WARPS = 16;
+constexpr int SEGMENTS = 64;  // blocks times warps, at most
+constexpr int BINS = 2048;    // of the first histogram
+constexpr int LIST = 768;     // weights near the threshold that a block can set aside
+constexpr int IN_FLIGHT = 8;  // vectors that a thread loads before it uses the first
+/// Threads of a block; and blocks that should fit an SM, which their shared memory allows for a vocabulary of 128K.
+constexpr int Threads(bool is_resident) { return is_resident ? 256 : 512; }
+constexpr int Blocks(bool is_resident) { return is_resident ? 3 : 1; }
+constexpr int WARP_COLUMNS = 128;  // columns a warp takes at a time, four per lane
+
+/// Where a search stands: keys from `low` to `high` (inclusive) hold the threshold.
+struct Bracket {
+  uint32_t low, high;
+  uint32_t count_above;  // columns above `high`
+  uint32_t is_open;      // nothing is above `high`
+};
+
+/// The shared memory of a block, before its slice.
+struct Shared {
+  uint64_t segment_mass[SEGMENTS];
+  int32_t segment_last[SEGMENTS];  // start of the last group of four with a positive weight, or -1
+  float largest[MAX_CLUSTER];
+  uint64_t scratch[3][MAX_WARPS];
+  uint64_t quanta_above;  // of the columns of this block above the bracket
+  uint64_t kept_quanta;   // of the columns that the search kept
+  Bracket bracket;
+  uint32_t threshold;  // key
+  uint32_t first_bin, last_bin;
+  uint32_t listed;  // columns of this block inside the bracket, of which the first LIST are in `list`
+  int32_t flag;
+  alignas(16) uint32_t histogram[BINS];
+  uint32_t list[LIST];
+};
+
+__device__ __forceinline__ uint64_t WarpSum(uint64_t x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+}
+
+__device__ __forceinline__ uint64_t WarpInclusiveScan(uint64_t x) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const uint64_t below = __shfl_up_sync(0xffffffffu, x, offset);
+    if (lane >= offset) x += below;
+  }
+  return x;
+}
+
+__device__ __forceinline__ int WarpMax(int x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  return x;
+}
+
+__device__ __forceinline__ float WarpMax(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  return x;
+}
+
+/// The slice of a row that this block owns.
+template <bool RESIDENT, typename T = float>
+struct Slice {
+  float* held;          // RESIDENT: padded to a multiple of four with what weighs nothing
+  const T* global;      // the slice's first column otherwise
+  const T* minus;       // null, or what is subtracted from each of them; `vectorised` is false then
+  int begin, size;      // columns [begin, begin + size) of the row; begin is a multiple of four
+  bool vectorised;      // `global` may be read four columns at a time
+  bool exponentiate;    // columns are logits still
+  float factor, shift;  // of the logits
+
+  /// Four columns from `i` on, as they are; columns past the end weigh nothing.
+  __device__ __forceinline__ void Read(int i, float (&x)[4]) const {
+    if constexpr (RESIDENT) {
+      const float4 v = *reinterpret_cast<const float4*>(held + i);
+      x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+    } else if (vectorised && i + 4 <= size) {
+      const auto v = Vec<T, 4>::Load(global + i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = ToFloat(v[j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        x[j] = i + j < size ? ToFloat(global[i + j]) : -INFINITY;
+        if (minus != nullptr && i + j < size) x[j] -= ToFloat(minus[i + j]);
+      }
+    }
+  }
+  __device__ __forceinline__ float Weight(float x) const {
+    if (!RESIDENT && exponentiate) x = ExpWeight(x, factor, shift);
+    return Positive(x);
+  }
+
+  /// f(i, x) for each group of four columns of this warp's segment; i counts from the start of the slice.
+  template <typename F>
+  __device__ __forceinline__ void ForEachGroup(const F& f) const {
+    const int segment = SegmentSize(), end = min(size, (int(threadIdx.x / 32) + 1) * segment);
+#pragma unroll 4
+    for (int i = threadIdx.x / 32 * segment + threadIdx.x % 32 * 4; i < end; i += WARP_COLUMNS) {
+      float x[4];
+      Read(i, x);
+      f(i, x);
+    }
+  }
+  __device__ __forceinline__ int SegmentSize() const {
+    const int warps = blockDim.x / 32;
+    return (size + warps * WARP_COLUMNS - 1) / (warps * WARP_COLUMNS) * WARP_COLUMNS;
+  }
+};
+
+/// Columns of each block of the cluster; the last ones may get fewer, or none.
+__device__ __forceinline__ int SliceSize(int vocab, int blocks) { return ((vocab + blocks - 1) / blocks + 3) & ~3; }
+
+/// This block's slice of a row that starts at `row`, not loaded yet.
+template <bool RESIDENT, typename T>
+__device__ __forceinline__ Slice<RESIDENT, T> SliceOf(const T* row, int vocab, float* held, bool vectorised) {
+  const int stride = SliceSize(vocab, ptx::ClusterSize());
+  Slice<RESIDENT, T> slice;
+  slice.begin = min(int(ptx::ClusterRank()) * stride, vocab);
+  slice.size = min(stride, vocab - slice.begin);
+  slice.held = held;
+  slice.global = row + slice.begin;
+  slice.minus = nullptr;
+  slice.vectorised = vectorised;
+  slice.exponentiate = false;
+  slice.factor = slice.shift = 0.f;
+  return slice;
+}
+
+/// Walk this block's slice of a row, and keep it where it is RESIDENT. `value(i)` is column i of the row, `values4(i, x)`
+/// four of them where `vectorised`. Returns the largest `measure(x)` of the slice.
+template <bool RESIDENT, typename T, typename Value, typename Values4, typename Measure>
+__device__ __forceinline__ float LoadSlice(const Slice<RESIDENT, T>& slice, float pad, const Value& value,
+                                           const Values4& values4, const Measure& measure) {
+  float largest = -INFINITY;
+  const int step = blockDim.x * 4;
+  for (int base = threadIdx.x * 4; base < slice.size; base += step * IN_FLIGHT) {
+    float x[IN_FLIGHT][4];
+#pragma unroll
+    for (int j = 0; j < IN_FLIGHT; ++j) {
+      const int i = base + j * step;
+      if (slice.vectorised && i + 4 <= slice.size) {
+        values4(slice.begin + i, x[j]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[j][e] = i + e < slice.size ? value(slice.begin + i + e) : pad;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < IN_FLIGHT; ++j) {
+      const int i = base + j * step;
+      if (i < slice.size) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) largest = fmaxf(largest, measure(x[j][e]));
+        if constexpr (RESIDENT)
+          *reinterpret_cast<float4*>(slice.held + i) = make_float4(x[j][0], x[j][1], x[j][2], x[j][3]);
+      }
+    }
+  }
+  return largest;
+}
+
+/// The largest over the cluster. Waits for all its blocks, and for their slices to be loaded.
+__device__ __forceinline__ float ClusterMax(float x, Shared& shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, blocks = ptx::ClusterSize();
+  float* const by_warp = reinterpret_cast<float*>(shared.scratch[0]);
+  x = WarpMax(x);
+  if (lane == 0) by_warp[warp] = x;
+  ptx::ClusterWait();  // for the arrival at the start: every block runs, and this one's warps have written
+  __syncthreads();
+  if (warp == 0) {
+    x = WarpMax(lane < int(blockDim.x) / 32 ? by_warp[lane] : -INFINITY);
+    if (lane < blocks) ptx::InBlock(shared.largest, lane)[ptx::ClusterRank()] = x;
+  }
+  ptx::ClusterSync();
+  x = shared.largest[0];
+  for (int i = 1; i < blocks; ++i) x = fmaxf(x, shared.largest[i]);
+  return x;
+}
+
+/// Replace logits by their weights, once and for all where the slice is resident.
+template <bool RESIDENT, typename T>
+__device__ __forceinline__ void Exponentiate(Slice<RESIDENT, T>& slice, float factor, float largest) {
+  slice.factor = factor, slice.shift = largest;
+  slice.exponentiate = true;
+  if constexpr (RESIDENT) {
+    slice.ForEachGroup([&](int i, float (&x)[4]) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = ExpWeight(x[j], factor, largest);
+      *reinterpret_cast<float4*>(slice.held + i) = make_float4(x[0], x[1], x[2], x[3]);
+    });
+  }
+}
+
+/// Weights of a group that are at least `threshold`, the others 0; returns their sum.
+template <bool RESIDENT, typename T>
+__device__ __forceinline__ float KeptWeights(const Slice<RESIDENT, T>& slice, float threshold, float (&x)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float weight = slice.Weight(x[j]);
+    x[j] = weight >= threshold ? weight : 0.f;
+  }
+  return Sum4(x[0], x[1], x[2], x[3]);
+}
+
+/// Sum up the masses of what is kept, by segment, and tell every block of the cluster.
+template <bool RESIDENT, typename T>
+__device__ __forceinline__ void ShareMasses(const Slice<RESIDENT, T>& slice, float threshold, int emax,
+                                            Shared& shared) {
+  uint64_t mass = 0;
+  int last = -1;
+  slice.ForEachGroup([&](int i, float (&x)[4]) {
+    const float sum = KeptWeights(slice, threshold, x);
+    mass += MassOf(sum, emax);
+    if (sum > 0.f) last = slice.begin + i;
+  });
+  mass = WarpSum(mass);
+  last = WarpMax(last);
+  const int lane = threadIdx.x % 32, segment = ptx::ClusterRank() * (blockDim.x / 32) + threadIdx.x / 32;
+  if (lane < int(ptx::ClusterSize())) {
+    ptx::InBlock(shared.segment_mass, lane)[segment] = mass;
+    ptx::InBlock(shared.segment_last, lane)[segment] = last;
+  }
+  ptx::ClusterSync();
+}
+
+/// Total over the segments, and what lies in segments before this warp's.
+__device__ __forceinline__ uint64_t TotalMass(const Shared& shared, uint64_t& before) {
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32, count = ptx::ClusterSize() * warps;
+  const int mine = ptx::ClusterRank() * warps + threadIdx.x / 32;
+  const uint64_t a = lane < count ? shared.segment_mass[lane] : 0;
+  const uint64_t b = lane + 32 < count ? shared.segment_mass[lane + 32] : 0;
+  before = WarpSum((lane < mine ? a : 0) + (lane + 32 < mine ? b : 0));
+  return WarpSum(a + b);
+}
+
+/// Find the column that `target` belongs to; the warp that owns it calls found(column), in one lane. A target above the
+/// total is the last positive column. Without any, found(-1) in one lane of the cluster.
+template <bool RESIDENT, typename T, typename Found>
+__device__ __forceinline__ void FindColumn(const Slice<RESIDENT, T>& slice, float threshold, int emax, uint64_t target,
+                                           uint64_t before, uint64_t total, const Shared& shared, const Found& found) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int count = ptx::ClusterSize() * warps, mine = ptx::ClusterRank() * warps + warp;
+  if (target > total) {
+    int last = lane < count ? shared.segment_last[lane] : -1;
+    if (lane + 32 < count) last = max(last, shared.segment_last[lane + 32]);
+    last = WarpMax(last);
+    if (last < 0) {
+      if (mine == 0 && lane == 0) found(-1);
+    } else if (last == shared.segment_last[mine] && lane == 0) {
+      float x[4];
+      slice.Read(last - slice.begin, x);
+      KeptWeights(slice, threshold, x);
+      found(last + (x[3] > 0.f ? 3 : x[2] > 0.f ? 2 : x[1] > 0.f ? 1 : 0));
+    }
+    return;
+  }
+  if (target <= before || target > before + shared.segment_mass[mine]) return;
+  const int segment = slice.SegmentSize(), end = min(slice.size, (warp + 1) * segment);
+  for (int base = warp * segment; base < end; base += WARP_COLUMNS) {
+    const int i = base + lane * 4;
+    float x[4] = {};
+    uint64_t mass = 0;
+    if (i < end) {
+      slice.Read(i, x);
+      mass = MassOf(KeptWeights(slice, threshold, x), emax);
+    }
+    const uint64_t through = before + WarpInclusiveScan(mass);
+    const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
+    if (reached != 0) {
+      if (lane == __ffs(reached) - 1) found(slice.begin + i + ColumnOf(x, target - (through - mass), emax));
+      return;
+    }
+    before = __shfl_sync(0xffffffffu, through, 31);
+  }
+}
+
+}  // namespace sampling
+}  // namespace flashinfer

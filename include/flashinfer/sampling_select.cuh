@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threshold of top-k and top-p over a row held by a cluster, exact and in a bounded number of steps:
+//   1. each block counts its columns in bins of keys, 64 to an octave, downwards from the largest;
+//   2. block 0 adds up the counts and brackets the threshold. By count that is one bin. By mass it may be a few: a column
+//      weighs something between the edges of its bin, which are 1.6 % apart;
+//   3. each block sets aside its columns within the bracket and sums up the quanta of those above;
+//   4. block 0 finds the threshold among what was set aside, by histograms of exact quanta, nine bits of the key a turn.
+// Steps 1 and 3 walk the whole slice, 4 some hundred columns. A block with more of them in the bracket (ties, say) lets
+// block 0 walk its slice instead.
+#pragma once
+#include "sampling_row.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int BIN_SHIFT = 17;
+constexpr int FINE_BITS = 9, FINE_BINS = 1 << FINE_BITS;
+constexpr uint32_t OPEN_COUNT = 2048;  // so few columns down to the bracket's end are all set aside
+
+/// Which columns to keep: those with fewer than `count` columns above them, and less than `quanta` quanta.
+struct Wanted {
+  uint32_t count;
+  uint64_t quanta;
+};
+
+/// SIGNED: columns are any floats, to be ranked; otherwise weights, of which only positive ones count.
+template <bool SIGNED, bool RESIDENT, typename T>
+__device__ __forceinline__ uint32_t KeyOf(const Slice<RESIDENT, T>& slice, float x) {
+  if constexpr (SIGNED) return OrderedKey(x);
+  return Bits(slice.Weight(x));
+}
+
+/// Exclusive prefix sums over the block, of N numbers at once.
+template <int N>
+__device__ __forceinline__ void BlockExclusiveScan(uint64_t (&x)[N], uint64_t (&scratch)[3][MAX_WARPS]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t through[N];
+  __syncthreads();  // scratch may be in use
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    through[n] = WarpInclusiveScan(x[n]);
+    if (lane == 31) scratch[n][warp] = through[n];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    uint64_t before = through[n] - x[n];
+    for (int w = 0; w < warp; ++w) before += scratch[n][w];
+    x[n] = before;
+  }
+}
+
+/// Step 2, by block 0: `shared.bracket` of every block.
+template <bool SIGNED>
+__device__ __forceinline__ void FindBracket(uint32_t top, const Wanted& wanted, const Scale& scale, Shared& shared) {
+  constexpr int MOST = BINS / 256;  // bins of a thread, if there are no more than 256 threads
+  const int mine = BINS / blockDim.x, first = threadIdx.x * mine, blocks = ptx::ClusterSize();
+  uint32_t count[MOST] = {};
+  for (int block = 0; block < blocks; ++block) {
+    const uint32_t* from = ptx::InBlock(shared.histogram, block) + first;
+#pragma unroll
+    for (int i = 0; i < MOST; ++i) {
+      if (i < mine) count[i] += from[i];
+    }
+  }
+  // Columns, and the least and the most quanta that they can have.
+  const auto edge = [&](int bin) { return (int64_t(top) - (int64_t(bin) << BIN_SHIFT)); };
+  const auto quantum = [&](int64_t key) { return key > 0 ? uint64_t(QuantumOf(FromBits(uint32_t(key)), scale)) : 0; };
+  const auto least = [&](int bin) { return SIGNED || bin == BINS - 1 ? 0 : quantum(edge(bin + 1) + 1); };
+  const auto most = [&](int bin) { return SIGNED ? 0 : quantum(edge(bin)); };
+  uint64_t sum[3] = {};
+#pragma unroll
+  for (int i = 0; i < MOST; ++i) {
+    if (i < mine && count[i] != 0) {
+      sum[0] += count[i];
+      sum[1] += count[i] * least(first + i);
+      sum[2] += count[i] * most(first + i);
+    }
+  }
+  if (threadIdx.x == 0) shared.first_bin = shared.last_bin = BINS - 1;
+  BlockExclusiveScan(sum, shared.scratch);
+  uint64_t columns = sum[0];
+#pragma unroll
+  for (int i = 0; i < MOST; ++i) {
+    if (i < mine && count[i] != 0) {
+      columns += count[i];
+      sum[1] += count[i] * least(first + i);
+      sum[2] += count[i] * most(first + i);
+      if (columns >= wanted.count || sum[2] >= wanted.quanta) atomicMin(&shared.first_bin, uint32_t(first + i));
+      if (columns >= wanted.count || sum[1] >= wanted.quanta) atomicMin(&shared.last_bin, uint32_t(first + i));
+    }
+  }
+  __syncthreads();
+  // The thread that owns the bracket's first bin knows what is above it; the one that owns the last, what is within.
+  const int from = shared.first_bin, to = shared.last_bin;
+  uint32_t* const above = &shared.bracket.count_above;
+  columns = sum[0];
+#pragma unroll
+  for (int i = 0; i < MOST; ++i) {
+    if (i < mine) {
+      if (first + i == from) *above = uint32_t(columns);
+      columns += count[i];
+      if (first + i == to) shared.bracket.is_open = columns <= OPEN_COUNT;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < blocks) {
+    Bracket bracket;
+    bracket.is_open = shared.bracket.is_open;
+    bracket.count_above = bracket.is_open ? 0 : *above;
+    bracket.high = from == 0 || bracket.is_open ? ~uint32_t{0} : uint32_t(edge(from));
+    if (bracket.high == ~uint32_t{0}) bracket.is_open = 1, bracket.count_above = 0;
+    const int64_t low = to == BINS - 1 ? 0 : edge(to + 1) + 1;
+    bracket.low = low < 1 ? (SIGNED ? 0 : 1) : uint32_t(low);
+    __syncwarp(blocks == 1 ? 1u : (1u << blocks) - 1);  // all have read this block's bracket before it is replaced
+    *ptx::InBlock(&shared.bracket, threadIdx.x) = bracket;
+  }
+}
+
+/// f(key) of every column of the cluster within [low, high], by the threads of one block.
+template <bool SIGNED, bool RESIDENT, typename T, typename F>
+__device__ __forceinline__ void ForEachListed(const Slice<RESIDENT, T>& slice, int vocab, uint32_t low, uint32_t high,
+                                              Shared& shared, const F& f) {
+  const int blocks = ptx::ClusterSize(), stride = SliceSize(vocab, blocks);
+  for (int block = 0; block < blocks; ++block) {
+    const int listed = *ptx::InBlock(&shared.listed, block);
+    if (listed <= LIST) {
+      const uint32_t* list = ptx::InBlock(shared.list, block);
+      for (int i = threadIdx.x; i < listed; i += blockDim.x) {
+        const uint32_t key = list[i];
+        if (key >= low && key <= high) f(key);
+      }
+    } else {
+      const int size = min(stride, vocab - min(block * stride, vocab));
+      for (int i = threadIdx.x; i < size; i += blockDim.x) {
+        const float x = RESIDENT ? ptx::InBlock(slice.held, block)[i] : ToFloat(slice.global[i]);
+        const uint32_t key = KeyOf<SIGNED>(slice, x);
+        if (key >= low && key <= high) f(key);
+      }
+    }
+  }
+}
+
+struct Found {
+  uint32_t key;          // the threshold
+  uint64_t kept_quanta;  // of all columns at or above it
+};
+
+/// Step 4, by block 0: the key in [low, high] that `wanted` ends at, or `low` if all of them are wanted. `count` and
+/// `quanta` are what is above `high`.
+template <bool SIGNED, bool RESIDENT, typename T>
+__device__ __forceinline__ Found FindKey(const Slice<RESIDENT, T>& slice, int vocab, uint32_t low, uint32_t high,
+                                         uint64_t count, uint64_t quanta, const Wanted& wanted, const Scale& scale,
+                                         Shared& shared) {
+  uint32_t* const counts = shared.histogram;
+  auto* const masses = reinterpret_cast<unsigned long long*>(shared.histogram + FINE_BINS);
+  constexpr int MOST = FINE_BINS / 256;
+  const int mine = FINE_BINS / blockDim.x, first = threadIdx.x * mine;
+  for (int turn = 0; turn < 4; ++turn) {  // 9 bits each
+    const uint32_t range = high - low;
+    const int shift = max(0, 32 - __clz(range) - FINE_BITS);
+    for (int i = threadIdx.x; i < FINE_BINS; i += blockDim.x) counts[i] = 0, masses[i] = 0;
+    if (threadIdx.x == 0) shared.first_bin = FINE_BINS;
+    __syncthreads();
+    ForEachListed<SIGNED>(slice, vocab, low, high, shared, [&](uint32_t key) {
+      const uint32_t bin = (high - key) >> shift;
+      atomicAdd(counts + bin, 1u);
+      if constexpr (!SIGNED) atomicAdd(masses + bin, static_cast<unsigned long long>(QuantumOf(FromBits(key), scale)));
+    });
+    __syncthreads();
+    uint64_t sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < MOST; ++i) {
+      if (i < mine) sum[0] += counts[first + i], sum[1] += masses[first + i];
+    }
+    BlockExclusiveScan(sum, shared.scratch);
+    sum[0] += count, sum[1] += quanta;
+    uint64_t through[2] = {sum[0], sum[1]};
+#pragma unroll
+    for (int i = 0; i < MOST; ++i) {
+      if (i < mine) {
+        through[0] += counts[first + i], through[1] += masses[first + i];
+        if (through[0] >= wanted.count || through[1] >= wanted.quanta)
+          atomicMin(&shared.first_bin, uint32_t(first + i));
+      }
+    }
+    __syncthreads();
+    const uint32_t bin = min(shared.first_bin, uint32_t(range >> shift));  // all wanted: the lowest
+    // What is above the bin becomes what is above the next bracket; its owner tells.
+#pragma unroll
+    for (int i = 0; i < MOST; ++i) {
+      if (i < mine) {
+        if (uint32_t(first + i) == bin) {
+          shared.scratch[2][0] = sum[0], shared.scratch[2][1] = sum[1];
+          shared.scratch[2][2] = sum[1] + masses[first + i];
+        }
+        sum[0] += counts[first + i], sum[1] += masses[first + i];
+      }
+    }
+    __syncthreads();
+    count = shared.scratch[2][0], quanta = shared.scratch[2][1];
+    const uint64_t kept = shared.scratch[2][2];
+    high -= bin << shift;
+    if (shift == 0) return {high, kept};
+    const uint32_t width = (uint32_t{1} << shift) - 1;
+    if (high - low > width) low = high - width;
+    __syncthreads();
+  }
+  return {low, quanta};  // not reached: 4 turns of 9 bits cover 32
+}
+
+/// The key of the smallest column to keep. With `top_k_first`, top_p is of the columns that top-k keeps, not of the row.
+template <bool SIGNED, bool RESIDENT, typename T>
+__device__ __forceinline__ uint32_t FindThreshold(const Slice<RESIDENT, T>& slice, int vocab, uint32_t top, int emax,
+                                                  Wanted wanted, bool top_k_first, float top_p, Shared& shared) {
+  const Scale scale(emax);
+  const bool is_leader = ptx::ClusterRank() == 0;
+  uint32_t threshold = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    for (int i = threadIdx.x; i < BINS; i += blockDim.x) shared.histogram[i] = 0;
+    if (threadIdx.x == 0) shared.listed = 0;
+    __syncthreads();
+    slice.ForEachGroup([&](int, float (&x)[4]) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t key = KeyOf<SIGNED>(slice, x[j]);
+        const uint32_t below = key < top ? (top - key) >> BIN_SHIFT : 0;
+        if (SIGNED || key != 0) atomicAdd(shared.histogram + min(below, uint32_t(BINS - 1)), 1u);
+      }
+    });
+    ptx::ClusterSync();
+    if (is_leader) FindBracket<SIGNED>(top, wanted, scale, shared);
+    ptx::ClusterSync();
+
+    const Bracket bracket = shared.bracket;
+    uint64_t quanta = 0;
+    slice.ForEachGroup([&](int, float (&x)[4]) {
+      uint32_t within = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t key = KeyOf<SIGNED>(slice, x[j]);
+        x[j] = FromBits(key);
+        if (key > bracket.high) {
+          if constexpr (!SIGNED) quanta += QuantumOf(x[j], scale);
+        } else if (key >= bracket.low) {
+          within |= 1u << j;
+        }
+      }
+      if (within != 0) {
+        uint32_t at = atomicAdd(&shared.listed, uint32_t(__popc(within)));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (within >> j & 1) {
+            if (at < LIST) shared.list[at] = Bits(x[j]);
+            ++at;
+          }
+        }
+      }
+    });
+    quanta = WarpSum(quanta);
+    if (threadIdx.x % 32 == 0) shared.scratch[0][threadIdx.x / 32] = quanta;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int w = 1; w < int(blockDim.x) / 32; ++w) quanta += shared.scratch[0][w];
+      shared.quanta_above = quanta;
+    }
+    ptx::ClusterSync();
+
+    const bool is_open = bracket.is_open;
+    if (is_leader) {
+      uint64_t above = 0;
+      for (uint32_t block = 0; block < ptx::ClusterSize(); ++block) above += *ptx::InBlock(&shared.quanta_above, block);
+      const uint32_t high = is_open ? max(top, bracket.low) : bracket.high;  // NaN of a SIGNED row is above top
+      Found found = FindKey<SIGNED>(slice, vocab, bracket.low, SIGNED && is_open ? ~uint32_t{0} : high,
+                                    bracket.count_above, above, wanted, scale, shared);
+      if (!SIGNED && top_k_first && is_open && pass == 0) {
+        const Wanted rest{~uint32_t{0}, QuantaLimitOf(top_p, found.kept_quanta)};
+        found = FindKey<SIGNED>(slice, vocab, found.key, high, 0, 0, rest, scale, shared);
+      }
+      if (threadIdx.x < ptx::ClusterSize()) {
+        *ptx::InBlock(&shared.threshold, threadIdx.x) = found.key;
+        *ptx::InBlock(&shared.kept_quanta, threadIdx.x) = found.kept_quanta;
+      }
+    }
+    ptx::ClusterSync();
+    threshold = max(threshold, shared.threshold);
+    if (SIGNED || !top_k_first || is_open || pass == 1) break;
+    wanted = {~uint32_t{0}, QuantaLimitOf(top_p, shared.kept_quanta)};
+    __syncthreads();  // all have read the bracket and the result
+  }
+  return threshold;
+}
+
+}  // namespace sampling
+}  // namespace flashinfer

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many draws from few rows (definitions and parameters: sampling.h). A block per row puts the threshold and the masses of
+// segments of 1024 columns into a table; then a warp per output reads the table, 1 KB of a vocabulary of 128256, and one
+// segment of the row.
+#pragma once
+#include "sampling_draw.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+struct TableParams {
+  SampleParams sample;
+  uint64_t* table;
+};
+
+/// A block per row: header (threshold and emax; largest logit), then the mass of each segment.
+__global__ void __launch_bounds__(512, 1) PrepareTableKernel(const __grid_constant__ TableParams t) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const SampleParams& p = t.sample;
+  ptx::ClusterArrive();
+  const int64_t row = blockIdx.x;
+  const float* const input = p.input + row * p.row_stride;
+  auto slice = SliceOf<false>(input, int(p.vocab), nullptr, reinterpret_cast<uintptr_t>(input) % 16 == 0);
+  const Ready ready = PrepareRow<true>(p, row, row, slice, shared);
+  uint64_t* const table = t.table + row * TableStride(p.vocab);
+  if (threadIdx.x == 0) {
+    table[0] = uint64_t(ready.emax) << 32 | Bits(ready.threshold);
+    table[1] = Bits(slice.shift);
+  }
+  const int lane = threadIdx.x % 32;
+  for (int begin = threadIdx.x / 32 * TABLE_SEGMENT; begin < slice.size; begin += blockDim.x / 32 * TABLE_SEGMENT) {
+    uint64_t mass = 0;
+    for (int i = begin + lane * 4; i < min(begin + TABLE_SEGMENT, slice.size); i += WARP_COLUMNS) {
+      float x[4];
+      slice.Read(i, x);
+      mass += MassOf(KeptWeights(slice, ready.threshold, x), ready.emax);
+    }
+    mass = WarpSum(mass);
+    if (lane == 0) table[TABLE_HEADER + begin / TABLE_SEGMENT] = mass;
+  }
+}
+
+/// A warp per output.
+__global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableParams t) {
+  const SampleParams& p = t.sample;
+  const int lane = threadIdx.x % 32;
+  const int64_t output = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+  if (output >= p.batch) return;
+  const int64_t row = InputRow(p, output);
+  const float* const input = p.input + row * p.row_stride;
+  const uint64_t* const table = t.table + row * TableStride(p.vocab);
+  const int segments = int(TableStride(p.vocab)) - TABLE_HEADER, vocab = int(p.vocab);
+  const float threshold = FromBits(uint32_t(table[0]));
+  const int emax = int(table[0] >> 32);
+  Slice<false> slice{nullptr,     input, nullptr,
+                     0,           vocab, reinterpret_cast<uintptr_t>(input) % 16 == 0,
+                     p.is_logits, 1.f,   FromBits(uint32_t(table[1]))};
+
+  uint64_t total = MASS_OF_ONE;
+  if (p.filter.filter != Filter::kNone || p.is_logits) {
+    total = 0;
+    for (int s = lane; s < segments; s += 32) total += table[TABLE_HEADER + s];
+    total = WarpSum(total);
+  }
+  const uint64_t random = RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);
+  const uint64_t target = TargetOf(random, total);
+  uint64_t before = 0;
+  int segment = -1;
+  for (int first = 0; first < segments; first += 32) {
+    const uint64_t mass = first + lane < segments ? table[TABLE_HEADER + first + lane] : 0;
+    const uint64_t through = before + WarpInclusiveScan(mass);
+    const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
+    if (reached != 0) {
+      segment = first + __ffs(reached) - 1;
+      before = __shfl_sync(0xffffffffu, through - mass, segment - first);
+      break;
+    }
+    before = __shfl_sync(0xffffffffu, through, 31);
+  }
+  if (segment < 0) {  // rounding: the last positive column, looked for from the end
+    int last = -1;
+    for (int base = (vocab - 1) / WARP_COLUMNS * WARP_COLUMNS; base >= 0 && last < 0; base -= WARP_COLUMNS) {
+      const int i = base + lane * 4;
+      float x[4] = {};
+      if (i < vocab) slice.Read(i, x);
+      if (i < vocab && KeptWeights(slice, threshold, x) > 0.f) {
+        last = i + (x[3] > 0.f ? 3 : x[2] > 0.f ? 2 : x[1] > 0.f ? 1 : 0);
+      }
+      last = WarpMax(last);
+    }
+    if (lane == 0) WriteToken(p, output, last);
+    return;
+  }
+  for (int base = segment * TABLE_SEGMENT; base < min(vocab, (segment + 1) * TABLE_SEGMENT); base += WARP_COLUMNS) {
+    const int i = base + lane * 4;
+    float x[4] = {};
+    uint64_t mass = 0;
+    if (i < vocab) {
+      slice.Read(i, x);
+      mass = MassOf(KeptWeights(slice, threshold, x), emax);
+    }
+    const uint64_t through = before + WarpInclusiveScan(mass);
+    const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
+    if (reached != 0) {
+      if (lane == __ffs(reached) - 1) WriteToken(p, output, i + ColumnOf(x, target - (through - mass), emax));
+      return;
+    }
+    before = __shfl_sync(0xffffffffu, through, 31);
+  }
+}
+
+}  // namespace sampling
+
+FLASHINFER_INLINE Status SampleByTable(const SampleParams& p, uint64_t* table, Stream stream) {
+  using namespace sampling;
+  const TableParams t{p, table};
+  const int64_t blocks = CeilDiv(p.batch, 8);
+  if (blocks > INT32_MAX || p.rows > INT32_MAX) return cudaErrorInvalidValue;
+  const Status status = LaunchClusters(PrepareTableKernel, {1, 512, false, sizeof(Shared)}, p.rows, false, stream, t);
+  if (status != cudaSuccess) return status;
+  return LaunchClusters(DrawKernel, {1, 256, false, 0}, blocks, false, stream, t);
+}
+
+}  // namespace flashinfer

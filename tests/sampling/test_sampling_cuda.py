@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only CUDA has: graphs, streams, millions of outputs, rows that no cluster can hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+
+from .inputs import CASES, function, kept, probs, rows_for
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("name, parameters", CASES, ids=str)
+def test_graph_capture(name, parameters):
+    """Seeds are read when the graph is replayed."""
+    x = rows_for(name, 40, 5000, "cuda")
+    seed, offset = torch.tensor([1], device="cuda"), torch.tensor([0], device="cuda")
+
+    def step():
+        return function(name)(x, **parameters, seed=seed, offset=offset)
+
+    step()  # builds and loads the module outside of the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens = step()
+    for value in (3, 4):
+        seed.fill_(value)
+        x.copy_(rows_for(name, 40, 5000, "cuda"))
+        graph.replay()
+        assert torch.equal(tokens, function(name)(x, **parameters, seed=value, offset=0))
+
+
+def test_graph_capture_of_rows():
+    x = torch.randn(40, 5000, device="cuda")
+
+    def step():
+        p = flashinfer.softmax(x, 0.7)
+        return flashinfer.top_p_renorm_probs(p, 0.5), flashinfer.top_k_mask_logits(x, 7)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    x.normal_()
+    graph.replay()
+    assert all(torch.equal(one, other) for one, other in zip(result, step(), strict=True))
+
+
+def test_runs_on_the_current_stream():
+    p = probs(64, 5000, "cuda")
+    flashinfer.top_k_sampling_from_probs(p, 3)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # on any other stream the draw would overtake the fill
+        p.zero_()
+        p[:, 77] = 1
+        tokens = flashinfer.top_k_sampling_from_probs(p, 3)
+    stream.synchronize()
+    assert (tokens == 77).all()
+
+
+def test_millions_of_outputs():
+    p = probs(1, 128256, "cuda")
+    indices = torch.zeros(5_000_000, dtype=torch.int32, device="cuda")
+    for name, parameters in CASES:
+        x = p.log() if name.endswith("logits") else p
+        tokens = function(name)(x, **parameters, indices=indices)
+        counts = torch.bincount(tokens, minlength=128256).double()
+        expected = kept(name, x, **parameters)[0]
+        # Columns at a threshold may fall to either side of it.
+        assert counts[expected == 0].sum() < 1e-4 * len(indices)
+        assert torch.nn.functional.cosine_similarity(counts, expected, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("name, parameters", CASES, ids=str)
+def test_rows_that_no_cluster_can_hold(name, parameters):
+    x = rows_for(name, 2, 700_001, "cuda")
+    tokens = function(name)(x, **parameters, seed=1, offset=0)
+    assert torch.equal(tokens.cpu(), function(name)(x.cpu(), **parameters, seed=1, offset=0))
+
+
+def test_large_rows_of_rows():
+    x = torch.randn(2, 700_001, device="cuda")
+    for one, other in (
+        (flashinfer.softmax(x, 0.5), flashinfer.softmax(x.cpu(), 0.5)),
+        (flashinfer.top_k_mask_logits(x.half(), 9), flashinfer.top_k_mask_logits(x.half().cpu(), 9)),
+        (flashinfer.top_p_renorm_probs(x.softmax(-1), 0.9), flashinfer.top_p_renorm_probs(x.softmax(-1).cpu(), 0.9)),
+    ):
+        assert torch.equal(one.cpu(), other)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 1024])
+def test_batches_do_not_change_a_row(rows):
+    p = probs(rows, 32000, "cuda")
+    tokens = flashinfer.top_k_top_p_sampling_from_probs(p, 40, 0.9, seed=3, offset=0)
+    again = flashinfer.top_k_top_p_sampling_from_probs(p.cpu(), 40, 0.9, seed=3, offset=0)
+    assert torch.equal(tokens.cpu(), again)
+
+
+def test_more_than_2_31_elements():
+    p = torch.zeros(17_000, 128256, device="cuda")
+    p[:, 5] = 1
+    p[-1, 5], p[-1, 128255] = 0, 1
+    tokens = flashinfer.top_p_sampling_from_probs(p, 0.9)
+    assert (tokens[:-1] == 5).all() and tokens[-1] == 128255
