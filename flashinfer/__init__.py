@@ -16,6 +16,7 @@ try:
     from .attention.blackwell import *
     from .cascade import *
     from .concat_ops import *
+    from .cudnn import *
     from .decode import *
     from .decode import fast_decode_plan as fast_decode_plan
     from .errors import *

@@ -15,6 +15,7 @@ from ..jit import attention as jit_attention
 
 __all__ = [
     "get_batch_decode_jit_module",
+    "get_batch_decode_mla_module",
     "get_batch_decode_module",
     "get_batch_prefill_jit_module",
     "get_batch_prefill_module",
@@ -56,6 +57,11 @@ def get_single_prefill_module(backend: str, *args: Any, device: str = "cuda") ->
 @functools.cache
 def get_batch_decode_module(*args: Any, device: str = "cuda") -> Any:
     return _jit.gen_batch_decode_module(*args, device=device).build_and_load()
+
+
+@functools.cache
+def get_batch_decode_mla_module(*args: Any, device: str = "cuda") -> Any:
+    return jit_attention.gen_batch_decode_mla_module(*args, device=device).build_and_load()
 
 
 @functools.cache

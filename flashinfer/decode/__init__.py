@@ -9,6 +9,7 @@ from ..attention.decode_front_doors import trtllm_batch_decode_with_kv_cache as 
 from ..attention.decode_front_doors import xqa_batch_decode_with_kv_cache as xqa_batch_decode_with_kv_cache
 from ..attention.host import range_buffer as _get_range_buf  # noqa: F401, older releases of SGLang import it
 from ..attention.modules import get_batch_decode_jit_module as get_batch_decode_jit_module
+from ..attention.modules import get_batch_decode_mla_module as get_batch_decode_mla_module
 from ..attention.modules import get_batch_decode_module as get_batch_decode_module
 from ..attention.modules import get_single_decode_module as get_single_decode_module
 from .batch import BatchDecodeWithPagedKVCacheWrapper, CUDAGraphBatchDecodeWithPagedKVCacheWrapper

@@ -19,6 +19,7 @@ from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from ..jit.attention import gen_batch_mla_module
 from ..tensor_checks import canonicalize_torch_dtype
+from ..trace.templates.mla import mla_paged_trace
 from ..utils import get_compute_capability
 from .scales import LatentScales
 
@@ -266,7 +267,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             buffer.copy_(values, non_blocking=True)
         self._kv_indices_buf[:count].copy_(kv_indices, non_blocking=True)
 
-    @flashinfer_api
+    @flashinfer_api(trace=mla_paged_trace)
     def run(
         self,
         q_nope: torch.Tensor,

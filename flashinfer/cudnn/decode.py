@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding by cuDNN over a paged cache."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..errors import ArgumentError
+from .graph import Operand, frontend, run_sdpa
+
+__all__ = ["cudnn_batch_decode_with_kv_cache"]
+
+_OP = "cudnn_batch_decode_with_kv_cache"
+
+
+@flashinfer_api
+def cudnn_batch_decode_with_kv_cache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    workspace_buffer: torch.Tensor,
+    *,
+    max_sequence_kv: int,
+    actual_seq_lens_kv: Optional[torch.Tensor] = None,
+    block_tables: Optional[torch.Tensor] = None,
+    is_cuda_graph_compatible: bool = False,
+    batch_offsets_q: Optional[torch.Tensor] = None,
+    batch_offsets_o: Optional[torch.Tensor] = None,
+    batch_offsets_k: Optional[torch.Tensor] = None,
+    batch_offsets_v: Optional[torch.Tensor] = None,
+    out: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    r"""Attention of one token per request by cuDNN. Needs its frontend; :mod:`flashinfer.decode` needs none.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        ``(batch_size, num_qo_heads, head_dim)``, float16 or bfloat16.
+    k_cache, v_cache : torch.Tensor
+        ``(num_pages, num_kv_heads, page_size, head_dim)``.
+    scale : float
+        Of the logits.
+    workspace_buffer : torch.Tensor
+        Scratch.
+    max_sequence_kv : int
+        Keys that no request exceeds.
+    actual_seq_lens_kv : torch.Tensor
+        ``(batch_size, 1, 1, 1)`` int32: keys of each request.
+    block_tables : torch.Tensor
+        ``(batch_size, pages)`` int32.
+    is_cuda_graph_compatible : bool
+        Accepted: every call can be captured once its graph is built.
+    batch_offsets_q, batch_offsets_o, batch_offsets_k, batch_offsets_v : Optional[torch.Tensor]
+        Accepted; rows lie one after the other.
+    out : Optional[torch.Tensor]
+        Where the result goes.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape of ``q``.
+    """
+    frontend(_OP)
+    if q.ndim != 3 or k_cache.ndim != 4:
+        raise ArgumentError(f"{_OP}: q has {q.ndim} dimensions and k_cache {k_cache.ndim}, expected 3 and 4")
+    if block_tables is None or actual_seq_lens_kv is None:
+        raise ArgumentError(f"{_OP}: block_tables or actual_seq_lens_kv is None, expected tensors")
+    out = torch.empty_like(q) if out is None else out
+    batch_size = q.shape[0]
+    tensors = {
+        "q": q,
+        "k": k_cache,
+        "v": v_cache,
+        "out": out,
+        "table_k": block_tables.view(batch_size, 1, -1, 1),
+        "table_v": block_tables.view(batch_size, 1, -1, 1),
+        "seq_len_q": torch.ones(batch_size, 1, 1, 1, dtype=torch.int32, device=q.device),
+        "seq_len_kv": actual_seq_lens_kv.view(batch_size, 1, 1, 1).to(torch.int32),
+    }
+    described = {name: Operand.of(x.unsqueeze(2)) for name, x in (("q", q), ("out", out))}
+    run_sdpa(_OP, tensors, described, scale, False, max_sequence_kv, workspace_buffer)
+    return out

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cuDNN graph of one attention call: described by shapes, built once for each, run many times."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+
+from ..errors import ArgumentError, LibraryError
+
+__all__ = ["Operand", "SdpaShapes", "frontend", "run_sdpa"]
+
+_DTYPES = {
+    torch.float16: "HALF",
+    torch.bfloat16: "BFLOAT16",
+    torch.float32: "FLOAT",
+    torch.int32: "INT32",
+    torch.int64: "INT64",
+}
+
+
+def frontend(op: str) -> Any:
+    """The package of cuDNN's frontend."""
+    try:
+        import cudnn
+    except ImportError as error:
+        raise LibraryError(
+            f"{op}: the package cudnn is missing, expected nvidia-cudnn-frontend to be installed (the wrappers of "
+            "flashinfer.decode and flashinfer.prefill need no such package)"
+        ) from error
+    return cudnn
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as a graph sees it. Every tensor has four dimensions there."""
+
+    dim: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(x: torch.Tensor, dim: Optional[tuple[int, ...]] = None, stride: Optional[tuple[int, ...]] = None) -> Operand:
+        return Operand(dim or tuple(x.shape), stride or tuple(x.stride()), x.dtype)
+
+
+@dataclass(frozen=True)
+class SdpaShapes:
+    """Identity of a graph. What is None is no part of it; ``operands`` are named as in ``run_sdpa``."""
+
+    operands: tuple[tuple[str, Operand], ...]
+    scale: float
+    causal: bool
+    max_seq_len_kv: Optional[int]
+    device: int
+
+
+@functools.cache
+def _handle(device: int) -> Any:
+    import cudnn
+
+    with torch.cuda.device(device):
+        return cudnn.create_handle()
+
+
+@functools.lru_cache(maxsize=256)
+def _build(shapes: SdpaShapes) -> tuple[Any, dict[str, Any]]:
+    import cudnn
+
+    def kind(dtype: torch.dtype) -> Any:
+        return getattr(cudnn.data_type, _DTYPES[dtype])
+
+    described = dict(shapes.operands)
+    graph = cudnn.pygraph(
+        io_data_type=kind(described["q"].dtype),
+        intermediate_data_type=cudnn.data_type.FLOAT,
+        compute_data_type=cudnn.data_type.FLOAT,
+        handle=_handle(shapes.device),
+    )
+
+    def tensor(name: str) -> Any:
+        x = described[name]
+        return graph.tensor(name=name, dim=list(x.dim), stride=list(x.stride), data_type=kind(x.dtype))
+
+    outputs = ("out", "stats")
+    tensors = {name: tensor(name) for name in described if name not in outputs}
+    for name, offsets in (("q", "offsets_q"), ("k", "offsets_k"), ("v", "offsets_v")):
+        if offsets in tensors:
+            tensors[name].set_ragged_offset(tensors[offsets])
+    pages = {}
+    if "table_k" in tensors:
+        pages = {
+            "paged_attention_k_table": tensors["table_k"],
+            "paged_attention_v_table": tensors["table_v"],
+            "paged_attention_max_seq_len_kv": shapes.max_seq_len_kv,
+        }
+    out, stats = graph.sdpa(
+        name="sdpa",
+        q=tensors["q"],
+        k=tensors["k"],
+        v=tensors["v"],
+        is_inference="stats" not in described,
+        attn_scale=shapes.scale,
+        use_causal_mask_bottom_right=shapes.causal,
+        use_padding_mask=True,
+        seq_len_q=tensors["seq_len_q"],
+        seq_len_kv=tensors["seq_len_kv"],
+        **pages,
+    )
+    for name, result, offsets in (("out", out, "offsets_o"), ("stats", stats, "offsets_stats")):
+        if name in described:
+            x = described[name]
+            result.set_output(True).set_dim(list(x.dim)).set_stride(list(x.stride)).set_data_type(kind(x.dtype))
+            if offsets in tensors:
+                result.set_ragged_offset(tensors[offsets])
+            tensors[name] = result
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    graph.check_support()
+    graph.build_plans()
+    return graph, tensors
+
+
+def _expect_cuda(op: str, device: torch.device) -> int:
+    if device.type != "cuda":
+        raise ArgumentError(f"{op}: q is on {device}, expected a CUDA device (cuDNN has no CPU kernels)")
+    return device.index or 0
+
+
+def run_sdpa(
+    op: str,
+    tensors: dict[str, torch.Tensor],
+    described: dict[str, Operand],
+    scale: float,
+    causal: bool,
+    max_seq_len_kv: Optional[int],
+    workspace: torch.Tensor,
+) -> None:
+    """Run the graph for these shapes on the current stream.
+
+    ``tensors`` has q, k, v, seq_len_q, seq_len_kv and out; table_k and table_v for pages; stats for a LSE; offsets_*
+    where rows of requests follow each other. ``described`` says how a graph sees those that are not 4-D themselves.
+    """
+    cudnn = frontend(op)
+    device = tensors["q"].device
+    index = _expect_cuda(op, device)
+    operands = tuple((name, described.get(name) or Operand.of(x)) for name, x in sorted(tensors.items()))
+    shapes = SdpaShapes(operands, scale, causal, max_seq_len_kv, index)
+    graph, known = _build(shapes)
+    handle = _handle(shapes.device)
+    cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream(device).cuda_stream)
+    needed = graph.get_workspace_size()
+    if workspace.nbytes < needed:
+        raise ArgumentError(f"{op}: workspace_buffer has {workspace.nbytes} bytes, expected {needed} (what cuDNN asks)")
+    graph.execute({known[name]: x for name, x in tensors.items()}, workspace, handle=handle)
