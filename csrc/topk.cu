@@ -54,9 +54,9 @@ T* Output(const Common& c, const char* name, const Optional<TensorView>& t, DLDa
 template <typename Fill>
 void Run(const Common& c, const Fill& fill) {
   Expect(c.op, c.name, c.input).on_device().rank(2).dtype({dl_float32, dl_float16, dl_bfloat16}).last_dim_contiguous();
-  if (c.input.size(1) > INT32_MAX) {
+  if (c.input.size(1) > int64_t{1} << 30) {
     TVM_FFI_THROW(ArgumentError) << c.op << ": " << c.name << ".shape[1] = " << c.input.size(1)
-                                 << ", expected less than 2^31";
+                                 << ", expected at most 2^30";
   }
   if (c.k > INT32_MAX) {
     TVM_FFI_THROW(ArgumentError) << c.op << ": k is " << c.k << ", expected less than 2^31";

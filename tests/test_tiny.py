@@ -15,6 +15,7 @@ from flashinfer.trace.templates import activation as activation_templates
 from flashinfer.trace.templates import cascade as cascade_templates
 from flashinfer.trace.templates import norm as templates
 from flashinfer.trace.templates import quantization as quantization_templates
+from flashinfer.trace.templates import topk as topk_templates
 from flashinfer.trace.templates.concat_ops import concat_mla_k_trace
 
 ROWS, HIDDEN = 3, 40
@@ -123,6 +124,15 @@ def test_quantization(name, sizes):
     template = getattr(quantization_templates, f"{name}_trace")
     inputs = template.init(**sizes)
     assert_close(getattr(flashinfer, name)(**inputs), template.reference(**inputs))
+
+
+def test_top_k():
+    for name in ("top_k", "top_k_page_table_transform", "top_k_ragged_transform", "top_k_varlen"):
+        template = getattr(topk_templates, f"{name}_trace")
+        inputs = {key: value for key, value in template.init().items() if key in template.inputs}
+        inputs["top_k" if name == "top_k_varlen" else "k"] = 5
+        result, expected = getattr(flashinfer, name)(**inputs), template.reference(**inputs)
+        assert_close(result[0] if name == "top_k_varlen" else result, expected)
 
 
 def test_nvfp4_kv_dequantize_paged():

@@ -10,6 +10,8 @@
 // it up to six times. A k for which shared memory is too small takes that way always, and lists by index.
 //   test  pytest tests/topk      bench  python benchmarks/bench_topk.py
 #pragma once
+#include <mutex>
+
 #include "ptx/cluster.cuh"
 #include "topk.h"
 #include "topk_select.cuh"
@@ -20,17 +22,16 @@ namespace flashinfer {
 namespace topk {
 
 constexpr int MAX_THREADS = 512;
-constexpr int UNROLL = 4;        // vectors a thread loads before it uses the first
 constexpr int GROUP_SIZE = 16;   // samples of a group
 constexpr int SAMPLE_BITS = 10;  // last bits of the sampled threshold that do not matter
 
 /// Last bits of a key that say nothing, because the element type has fewer.
 template <typename T>
-constexpr int LOW_BITS = 0;
+inline constexpr int LOW_BITS = 0;
 template <>
-constexpr int LOW_BITS<__half> = 13;
+inline constexpr int LOW_BITS<__half> = 13;
 template <>
-constexpr int LOW_BITS<__nv_bfloat16> = 16;
+inline constexpr int LOW_BITS<__nv_bfloat16> = 16;
 
 /// A block's shared memory: the scratch, then `capacity` keys and as many indices, then a place for each of the k.
 struct Shared {
@@ -50,8 +51,9 @@ struct Shared {
 };
 
 /// body(valid, vector, index of its first element) over the share of block `part` of a row, in whole warps. What lies
-/// before the first and after the last 16-byte boundary comes as vectors of one element.
-template <typename T, typename Body>
+/// before the first and after the last 16-byte boundary comes as vectors of one element. A thread loads UNROLL vectors
+/// before it uses the first.
+template <int UNROLL, typename T, typename Body>
 __device__ __forceinline__ void ForEachVector(const T* row, int length, int part, int parts, const Body& body) {
   constexpr int VEC = 16 / sizeof(T);
   const int head = min(length, int((16 - (reinterpret_cast<uintptr_t>(row) & 15)) & 15) / int(sizeof(T)));
@@ -88,15 +90,22 @@ __device__ __forceinline__ float SampleThreshold(Scratch& s, const T* row, int l
   const int head = int((16 - (reinterpret_cast<uintptr_t>(row) & 15)) & 15) / int(sizeof(T));
   const int vectors = (length - head) / VEC;
   const float share = float(k) / float(length);
-  const int each = share < 0.08f ? GROUP_SIZE / VEC : 1;  // vectors; large groups would almost all have one of the k
-  float largest = -INFINITY;
-  for (int u = 0; u < each; ++u) {
-    // Pairs of vectors, which are a sector of DRAM, evenly over the row.
-    const uint32_t sample = u * blockDim.x + threadIdx.x, samples = each * blockDim.x;
-    const int at = min(int(uint64_t(sample / 2) * uint32_t(vectors) * 2 / samples + sample % 2), vectors - 1);
-    const auto x = Vec<T, VEC>::Load(row + head + at * VEC);
+  // Large groups would almost all have one of the k where k is a large share.
+  constexpr int MOST = GROUP_SIZE / VEC;
+  const int each = share < 0.08f ? MOST : 1, log_samples = __ffs(each * int(blockDim.x)) - 1;
+  Vec<T, VEC> x[MOST];
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) largest = fmaxf(largest, ToFloat(x[i]));
+  for (int u = 0; u < MOST; ++u) {
+    // Pairs of vectors, which are a sector of DRAM, evenly over the row.
+    const uint32_t sample = min(u, each - 1) * blockDim.x + threadIdx.x;
+    const uint32_t at = uint32_t(uint64_t(sample / 2) * uint32_t(2 * vectors) >> log_samples) + sample % 2;
+    x[u] = Vec<T, VEC>::Load(row + head + min(int(at), vectors - 1) * VEC);
+  }
+  float largest = -INFINITY;
+#pragma unroll
+  for (int u = 0; u < MOST; ++u) {
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) largest = fmaxf(largest, ToFloat(x[u][i]));
   }
   const float miss = exp2f(float(each * VEC) * log2f(1.f - share)), mean = float(blockDim.x) * (1.f - miss);
   const uint32_t want = uint32_t(mean + 4.f * sqrtf(mean * miss)) + 3;
@@ -144,7 +153,7 @@ template <typename T>
 __device__ __forceinline__ Selection SelectFromRow(Scratch& s, const TopKParams<T>& p, const T* row, int length,
                                                    int k) {
   return SelectLargest(s, 0u, NAN_KEY, uint32_t(k), LOW_BITS<T>, length, p.prefer_large_indices, [&](const auto& body) {
-    ForEachVector(row, length, 0, 1, [&](bool valid, const auto& x, int index) {
+    ForEachVector<2>(row, length, 0, 1, [&](bool valid, const auto& x, int index) {
 #pragma unroll
       for (int i = 0; i < int(sizeof(x) / sizeof(T)); ++i) body(valid, KeyOf(ToFloat(x[i])), uint32_t(index + i));
     });
@@ -227,7 +236,7 @@ __global__ void __launch_bounds__(MAX_THREADS, 2) TopKKernel(const __grid_consta
   __syncthreads();
   const float threshold = length <= p.capacity ? -INFINITY : SampleThreshold(s, data, length, k);
   const uint32_t capacity = p.capacity;
-  ForEachVector(data, length, rank, size, [&](bool valid, const auto& x, int index) {
+  ForEachVector<4>(data, length, int(rank), int(size), [&](bool valid, const auto& x, int index) {
     constexpr int N = sizeof(x) / sizeof(T);
     uint32_t hits = 0;
 #pragma unroll
@@ -254,7 +263,7 @@ __global__ void __launch_bounds__(MAX_THREADS, 2) TopKKernel(const __grid_consta
     chosen = SelectFromRow(s, p, data, length, k);
     if (threadIdx.x == 0) s.count = 0;
     __syncthreads();
-    ForEachVector(data, length, 0, 1, [&](bool valid, const auto& x, int index) {
+    ForEachVector<2>(data, length, 0, 1, [&](bool valid, const auto& x, int index) {
 #pragma unroll
       for (int i = 0; i < int(sizeof(x) / sizeof(T)); ++i) {
         const uint32_t key = KeyOf(ToFloat(x[i]));
@@ -289,6 +298,43 @@ inline int BlocksPerRow(int64_t rows, int width, int processors) {
   return blocks;
 }
 
+/// What the launch needs to know of the current device, and the kernel's permission to use all its shared memory.
+struct Device {
+  int processors = 0;
+  bool has_clusters = false;  ///< the kernel was compiled for SM90 or later
+  cudaError_t status = cudaSuccess;
+};
+
+template <typename T>
+Device MakeDevice(int index) {
+  Device device;
+  int shared = 0;
+  cudaFuncAttributes attributes{};
+  const auto note = [&](cudaError_t status) { device.status = device.status != cudaSuccess ? device.status : status; };
+  note(cudaDeviceGetAttribute(&device.processors, cudaDevAttrMultiProcessorCount, index));
+  note(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
+  note(cudaFuncGetAttributes(&attributes, TopKKernel<T>));
+  note(cudaFuncSetAttribute(TopKKernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  note(cudaFuncSetAttribute(TopKKernel<T>, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
+  device.has_clusters = attributes.ptxVersion >= 90;
+  return device;
+}
+
+template <typename T>
+const Device& CurrentDevice() {
+  constexpr int REMEMBERED = 16;
+  static std::once_flag once[REMEMBERED];
+  static Device devices[REMEMBERED];
+  int index = 0;
+  cudaGetDevice(&index);
+  if (index < REMEMBERED) {
+    std::call_once(once[index], [index] { devices[index] = MakeDevice<T>(index); });
+    return devices[index];
+  }
+  static thread_local Device other;
+  return other = MakeDevice<T>(index);
+}
+
 }  // namespace topk
 
 template <typename T>
@@ -299,29 +345,19 @@ Status TopK(const TopKParams<T>& params, Stream stream) {
   const int most = std::min(p.k, p.width);  // that a row can yield
   p.capacity = p.capacity < most ? 0 : std::min(p.capacity, p.width);
   if (p.capacity == 0 && p.order == TopKOrder::kByValue) return cudaErrorInvalidValue;
-  int device = 0, processors = 0;
-  cudaGetDevice(&device);
-  if (auto status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)) return status;
-  static const bool has_clusters = [] {  // compiled for SM90 or later
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, TopKKernel<T>) == cudaSuccess && attributes.ptxVersion >= 90;
-  }();
-  int blocks = p.blocks_per_row > 0 ? p.blocks_per_row : BlocksPerRow(p.rows, p.width, processors);
-  if (!has_clusters || p.capacity == 0) blocks = 1;
+  const Device& device = CurrentDevice<T>();
+  if (device.status != cudaSuccess) return device.status;
+  int blocks = p.blocks_per_row > 0 ? p.blocks_per_row : BlocksPerRow(p.rows, p.width, device.processors);
+  if (!device.has_clusters || p.capacity == 0) blocks = 1;
   if (p.rows > INT32_MAX / blocks) return cudaErrorInvalidValue;
-  const size_t bytes = Shared::Bytes(p.capacity, most);
-  if (bytes > 48 * 1024) {
-    const auto status = cudaFuncSetAttribute(TopKKernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
-    if (status != cudaSuccess) return status;
-  }
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {unsigned(blocks), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(p.rows * blocks));
   // Four blocks of 256 fill a processor, and all rows of a large batch are in flight; a row alone is faster with 512.
-  config.blockDim = dim3(p.k > 2048 || p.rows * blocks <= 2 * processors ? MAX_THREADS : MAX_THREADS / 2);
-  config.dynamicSmemBytes = bytes;
+  config.blockDim = dim3(p.k > 2048 || p.rows * blocks <= 2 * device.processors ? MAX_THREADS : MAX_THREADS / 2);
+  config.dynamicSmemBytes = Shared::Bytes(p.capacity, most);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = blocks > 1 ? 1 : 0;

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From logits to tokens as a pipeline: processors say what is to be done, ops do it, and rules fuse ops.
+
+>>> from flashinfer.logits_processor import LogitsPipe, Sample, Softmax, Temperature, TopP
+>>> pipe = LogitsPipe([Temperature(), Softmax(), TopP(), Sample()])
+>>> tokens = pipe(torch.randn(4, 128256), temperature=0.7, top_p=0.9)
+
+A pipeline knows for each step whether it has logits, probabilities or token indices in hand (:class:`TensorType`), so a
+nonsensical order is refused when the pipeline is made. Two fused ops then do the work of the five steps above.
+"""
+
+from .compiler import CompileError, Compiler, compile_pipeline
+from .fusion_rules import FusionRule
+from .legalization import LegalizationError, legalize_processors
+from .op import Op, ParameterizedOp
+from .pipeline import LogitsPipe
+from .processors import LogitsProcessor, MinP, Sample, Softmax, Temperature, TopK, TopP
+from .types import TaggedTensor, TensorType
+
+__all__ = [
+    "CompileError",
+    "Compiler",
+    "FusionRule",
+    "LegalizationError",
+    "LogitsPipe",
+    "LogitsProcessor",
+    "MinP",
+    "Op",
+    "ParameterizedOp",
+    "Sample",
+    "Softmax",
+    "TaggedTensor",
+    "Temperature",
+    "TensorType",
+    "TopK",
+    "TopP",
+    "compile_pipeline",
+    "legalize_processors",
+]

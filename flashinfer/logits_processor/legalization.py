@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processors to ops: each gets the type that the one before it made."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from .op import Op
+from .processors import LogitsProcessor
+from .types import TensorType
+
+__all__ = ["LegalizationError", "infer_initial_type", "legalize_processors"]
+
+
+class LegalizationError(Exception):
+    """A processor was put where it cannot be."""
+
+
+def legalize_processors(
+    processors: Sequence[LogitsProcessor], initial_type: TensorType = TensorType.LOGITS
+) -> list[Op]:
+    """The ops of a list of processors that starts from a tensor of ``initial_type``."""
+    ops: list[Op] = []
+    for i, processor in enumerate(processors):
+        try:
+            ops += processor.legalize(ops[-1].OUT if ops else initial_type)
+        except ValueError as error:
+            raise LegalizationError(f"processor {i}: {error}") from error
+    return ops
+
+
+def _accepts(processor: LogitsProcessor, input_type: TensorType) -> bool:
+    try:
+        processor.legalize(input_type)
+    except ValueError:
+        return False
+    return True
+
+
+def infer_initial_type(processor: LogitsProcessor) -> TensorType:
+    """What the first processor must be given, if it takes one type only."""
+    accepted = [t for t in (TensorType.LOGITS, TensorType.PROBS) if _accepts(processor, t)]
+    if len(accepted) != 1:
+        raise LegalizationError(
+            f"the input type cannot be inferred: {processor!r} takes "
+            f"{' and '.join(t.name for t in accepted) or 'neither logits nor probabilities'}, expected input_type"
+        )
+    return accepted[0]

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps a pipeline executes: functions from one type of tensor to another."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Mapping
+
+from ..errors import ArgumentError
+from .types import TaggedTensor, TensorType
+
+__all__ = ["Op", "ParameterizedOp"]
+
+
+class Op(ABC):
+    """A step. A subclass says what it takes (``IN``) and what it makes (``OUT``).
+
+    Every op of a pipeline is offered all keyword arguments of the call and takes those it knows.
+    """
+
+    IN: TensorType
+    OUT: TensorType
+
+    @abstractmethod
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        """Process a tensor of type ``IN``."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def _data(self, tensor: TaggedTensor) -> Any:
+        """The plain tensor, if it is of the right type."""
+        if tensor.type is not self.IN:
+            raise ArgumentError(
+                f"{type(self).__name__}: the input is of type {tensor.type.name}, expected {self.IN.name}"
+            )
+        return tensor.data
+
+
+class ParameterizedOp(Op):
+    """A step with parameters, of which the constructor takes defaults."""
+
+    def __init__(self, **default_params: Any) -> None:
+        self.default_params = default_params
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.default_params.items())})"
+
+    def _get_param(self, name: str, kwargs: Mapping[str, Any], required: bool = True) -> Any:
+        """What the call says, else what the constructor said, else None, which a required parameter must not be."""
+        value = kwargs.get(name)
+        if value is None:
+            value = self.default_params.get(name)
+        if value is None and required:
+            raise ArgumentError(f"{type(self).__name__}: {name} is missing, expected it in the call of the pipeline")
+        return value

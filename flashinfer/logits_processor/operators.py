@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops: one for each processor and type of input, and fused ones that do the work of several.
+
+A fused op keeps the defaults of the ops it replaces. It draws what they would have drawn from the same seed and offset;
+how far a CUDA generator moves on is up to the function of :mod:`flashinfer.sampling` that is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Union
+
+import torch
+
+from .. import sampling
+from ..errors import ArgumentError
+from .op import ParameterizedOp
+from .types import TaggedTensor, TensorType
+
+__all__ = [
+    "FusedProbsMinPSampleOp",
+    "FusedProbsTopKSampleOp",
+    "FusedProbsTopKTopPSampleOp",
+    "FusedProbsTopPSampleOp",
+    "FusedTemperatureSoftmaxOp",
+    "LogitsSampleOp",
+    "LogitsTopKOp",
+    "MinPOp",
+    "ProbsSampleOp",
+    "ProbsTopKOp",
+    "SoftmaxOp",
+    "TemperatureOp",
+    "TopPOp",
+]
+
+Parameter = Union[int, float, torch.Tensor]
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def _per_row(x: torch.Tensor, parameter: Parameter) -> Parameter:
+    """A number for each row of ``x``, as a column; whatever else is left as it is."""
+    if isinstance(parameter, torch.Tensor) and parameter.ndim == 1 and len(parameter) == len(x):
+        return parameter.unsqueeze(-1)
+    return parameter
+
+
+class _FilterOp(ParameterizedOp):
+    """What reads the parameters of filters; a number must be in range, a tensor is left to the kernel."""
+
+    def _temperature(self, kwargs: Mapping[str, Any]) -> Parameter:
+        value = self._get_param("temperature", kwargs)
+        if not isinstance(value, torch.Tensor) and not (_is_number(value) and value > 0):
+            raise ArgumentError(f"{type(self).__name__}: temperature is {value!r}, expected a positive float")
+        return value
+
+    def _top_k(self, kwargs: Mapping[str, Any]) -> Union[int, torch.Tensor]:
+        value = self._get_param("top_k", kwargs)
+        if not isinstance(value, torch.Tensor) and not (_is_number(value) and value == int(value) and value > 0):
+            raise ArgumentError(f"{type(self).__name__}: top_k is {value!r}, expected a positive integer")
+        return value
+
+    def _share(self, name: str, kwargs: Mapping[str, Any]) -> Union[float, torch.Tensor]:
+        value = self._get_param(name, kwargs)
+        if not isinstance(value, torch.Tensor) and not (_is_number(value) and 0 < value <= 1):
+            raise ArgumentError(f"{type(self).__name__}: {name} is {value!r}, expected a float in (0, 1]")
+        return value
+
+
+class TemperatureOp(_FilterOp):
+    """Divide logits by the temperature."""
+
+    IN = OUT = TensorType.LOGITS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        x = self._data(tensor)
+        return TaggedTensor.logits(x / _per_row(x, self._temperature(kwargs)))
+
+
+class SoftmaxOp(ParameterizedOp):
+    """Logits to probabilities, in float32."""
+
+    IN, OUT = TensorType.LOGITS, TensorType.PROBS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        return TaggedTensor.probs(torch.softmax(self._data(tensor), dim=-1, dtype=torch.float32))
+
+
+class LogitsTopKOp(_FilterOp):
+    """-inf for all but the k largest logits."""
+
+    IN = OUT = TensorType.LOGITS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        return TaggedTensor.logits(sampling.top_k_mask_logits(self._data(tensor), self._top_k(kwargs)))
+
+
+class ProbsTopKOp(_FilterOp):
+    """0 for all but the k largest probabilities, which are normalised."""
+
+    IN = OUT = TensorType.PROBS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        return TaggedTensor.probs(sampling.top_k_renorm_probs(self._data(tensor), self._top_k(kwargs)))
+
+
+class TopPOp(_FilterOp):
+    """0 for all but the likeliest tokens that have ``top_p`` together; these are normalised."""
+
+    IN = OUT = TensorType.PROBS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        deterministic = bool(self._get_param("is_deterministic", kwargs, required=False))
+        return TaggedTensor.probs(
+            sampling.top_p_renorm_probs(self._data(tensor), self._share("top_p", kwargs), deterministic)
+        )
+
+
+class MinPOp(_FilterOp):
+    """0 for tokens less likely than ``min_p`` times the likeliest; the others are normalised."""
+
+    IN = OUT = TensorType.PROBS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        probs = self._data(tensor)
+        least = _per_row(probs, self._share("min_p", kwargs)) * probs.amax(dim=-1, keepdim=True)
+        kept = probs.masked_fill(probs < least, 0)
+        return TaggedTensor.probs(kept / kept.sum(dim=-1, keepdim=True))
+
+
+class _SampleOp(_FilterOp):
+    """What hands the arguments of a draw on."""
+
+    OUT = TensorType.INDICES
+
+    def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {
+            name: self._get_param(name, kwargs, required=False)
+            for name in ("indices", "generator", "seed", "offset", "check_nan", "deterministic")
+        }
+        arguments["check_nan"] = bool(arguments["check_nan"])
+        if kwargs.get("is_deterministic") is not None:
+            arguments["deterministic"] = kwargs["is_deterministic"]
+        arguments["deterministic"] = arguments["deterministic"] is not False
+        return arguments
+
+
+class LogitsSampleOp(_SampleOp):
+    """Draw a token from logits."""
+
+    IN = TensorType.LOGITS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        return TaggedTensor.indices(sampling.sampling_from_logits(self._data(tensor), **self._arguments(kwargs)))
+
+
+class ProbsSampleOp(_SampleOp):
+    """Draw a token from probabilities."""
+
+    IN = TensorType.PROBS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        return TaggedTensor.indices(sampling.sampling_from_probs(self._data(tensor), **self._arguments(kwargs)))
+
+
+class FusedTemperatureSoftmaxOp(_FilterOp):
+    """:class:`TemperatureOp`, then :class:`SoftmaxOp`."""
+
+    IN, OUT = TensorType.LOGITS, TensorType.PROBS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        temperature = self._temperature(kwargs)
+        if isinstance(temperature, torch.Tensor):
+            temperature = temperature.reshape(-1)  # per row, however it was to be broadcast
+        enable_pdl = self._get_param("enable_pdl", kwargs, required=False)
+        return TaggedTensor.probs(sampling.softmax(self._data(tensor), temperature, enable_pdl))
+
+
+class FusedProbsTopKSampleOp(_SampleOp):
+    """:class:`ProbsTopKOp`, then :class:`ProbsSampleOp`."""
+
+    IN = TensorType.PROBS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        top_k, arguments = self._top_k(kwargs), self._arguments(kwargs)
+        return TaggedTensor.indices(sampling.top_k_sampling_from_probs(self._data(tensor), top_k, **arguments))
+
+
+class FusedProbsTopPSampleOp(_SampleOp):
+    """:class:`TopPOp`, then :class:`ProbsSampleOp`."""
+
+    IN = TensorType.PROBS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        top_p, arguments = self._share("top_p", kwargs), self._arguments(kwargs)
+        return TaggedTensor.indices(sampling.top_p_sampling_from_probs(self._data(tensor), top_p, **arguments))
+
+
+class FusedProbsMinPSampleOp(_SampleOp):
+    """:class:`MinPOp`, then :class:`ProbsSampleOp`."""
+
+    IN = TensorType.PROBS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        min_p, arguments = self._share("min_p", kwargs), self._arguments(kwargs)
+        return TaggedTensor.indices(sampling.min_p_sampling_from_probs(self._data(tensor), min_p, **arguments))
+
+
+class FusedProbsTopKTopPSampleOp(_SampleOp):
+    """A draw of what passes both filters, each applied to the probabilities as they come ("joint")."""
+
+    IN = TensorType.PROBS
+
+    def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
+        samples = sampling.top_k_top_p_sampling_from_probs(
+            self._data(tensor),
+            self._top_k(kwargs),
+            self._share("top_p", kwargs),
+            filter_apply_order="joint",
+            **self._arguments(kwargs),
+        )
+        return TaggedTensor.indices(samples)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold for a list of ops before it is compiled."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Callable, Sequence
+
+from .op import Op
+from .operators import SoftmaxOp
+from .types import TensorType
+
+__all__ = ["CompileError", "ValidityCheck", "default_validity_checks"]
+
+
+class CompileError(Exception):
+    """A list of ops that makes no pipeline."""
+
+
+#: Raises :class:`CompileError`.
+ValidityCheck = Callable[[Sequence[Op]], None]
+
+
+def check_not_empty(ops: Sequence[Op]) -> None:
+    if not ops:
+        raise CompileError("there are no ops, expected at least one")
+
+
+def check_one_softmax(ops: Sequence[Op]) -> None:
+    count = sum(isinstance(op, SoftmaxOp) for op in ops)
+    if count > 1:
+        raise CompileError(f"there are {count} softmax ops, expected one at most")
+
+
+def check_indices_are_last(ops: Sequence[Op]) -> None:
+    for i, op in enumerate(ops[:-1]):
+        if op.OUT is TensorType.INDICES:
+            raise CompileError(f"op {i + 1} ({ops[i + 1]!r}) follows {op!r}, expected nothing after a draw")
+
+
+def check_types_match(ops: Sequence[Op]) -> None:
+    for i, (op, following) in enumerate(pairwise(ops)):
+        if op.OUT is not following.IN:
+            raise CompileError(
+                f"op {i + 1} ({following!r}) takes {following.IN.name}, expected {op.OUT.name}, which {op!r} makes"
+            )
+
+
+def check_first_op(ops: Sequence[Op]) -> None:
+    if ops and ops[0].IN not in (TensorType.LOGITS, TensorType.PROBS):
+        raise CompileError(f"op 0 ({ops[0]!r}) takes {ops[0].IN.name}, expected LOGITS or PROBS")
+
+
+def default_validity_checks() -> list[ValidityCheck]:
+    """In the order in which they are made."""
+    return [check_not_empty, check_one_softmax, check_indices_are_last, check_types_match, check_first_op]

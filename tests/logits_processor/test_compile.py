@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types, legalisation, validity and fusion: which pipelines can be made, and of which ops."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import flashinfer.logits_processor as lp
+from flashinfer.logits_processor import (
+    CompileError,
+    Compiler,
+    FusionRule,
+    LegalizationError,
+    LogitsPipe,
+    MinP,
+    Op,
+    Sample,
+    Softmax,
+    TaggedTensor,
+    Temperature,
+    TensorType,
+    TopK,
+    TopP,
+    compile_pipeline,
+    legalize_processors,
+)
+from flashinfer.logits_processor import operators as ops
+
+LOGITS, PROBS, INDICES = TensorType
+
+
+def names(made):
+    return [type(op).__name__ for op in made]
+
+
+@pytest.mark.parametrize(
+    "processor, legal",
+    [
+        (Temperature(), {LOGITS: "TemperatureOp"}),
+        (Softmax(), {LOGITS: "SoftmaxOp"}),
+        (TopK(), {LOGITS: "LogitsTopKOp", PROBS: "ProbsTopKOp"}),
+        (TopP(), {PROBS: "TopPOp"}),
+        (MinP(), {PROBS: "MinPOp"}),
+        (Sample(), {LOGITS: "LogitsSampleOp", PROBS: "ProbsSampleOp"}),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("input_type", TensorType)
+def test_legalisation(processor, legal, input_type):
+    if input_type in legal:
+        assert names(processor.legalize(input_type)) == [legal[input_type]]
+    else:
+        with pytest.raises(ValueError, match=f"the input is of type {input_type.name}, expected"):
+            processor.legalize(input_type)
+        with pytest.raises(LegalizationError, match="processor 0: "):
+            legalize_processors([processor], input_type)
+
+
+# Fusion: by pair, by three with the guard, and not at all.
+FUSED = [
+    ([Temperature(), Softmax()], ["FusedTemperatureSoftmaxOp"]),
+    ([Temperature(), Softmax(), TopK(), Sample()], ["FusedTemperatureSoftmaxOp", "FusedProbsTopKSampleOp"]),
+    ([Softmax(), TopP(), Sample()], ["SoftmaxOp", "FusedProbsTopPSampleOp"]),
+    ([Softmax(), MinP(), Sample()], ["SoftmaxOp", "FusedProbsMinPSampleOp"]),
+    ([Softmax(), TopK(), TopP(), Sample()], ["SoftmaxOp", "ProbsTopKOp", "FusedProbsTopPSampleOp"]),
+    ([Softmax(), TopK(joint_topk_topp=True), TopP(), Sample()], ["SoftmaxOp", "FusedProbsTopKTopPSampleOp"]),
+    ([Softmax(), TopK(), TopP()], ["SoftmaxOp", "ProbsTopKOp", "TopPOp"]),
+    ([Temperature(), TopK(), Softmax(), Sample()], ["TemperatureOp", "LogitsTopKOp", "SoftmaxOp", "ProbsSampleOp"]),
+]
+
+
+@pytest.mark.parametrize("processors, expected", FUSED, ids=str)
+def test_fusion(processors, expected):
+    pipe = LogitsPipe(processors)
+    assert names(pipe.compiled_ops) == expected
+    assert len(pipe.ops) == len(pipe.processors) == len(processors) and pipe.initial_type is LOGITS
+    lazy = LogitsPipe(processors, compile=False)
+    assert lazy.compiled_ops is None
+    lazy.compile()
+    assert names(lazy.compiled_ops) == expected
+
+
+@pytest.mark.parametrize(
+    "processors, text",
+    [
+        ([Softmax(), Temperature()], "processor 1: Temperature: the input is of type PROBS, expected LOGITS"),
+        ([Softmax(), Softmax()], "processor 1: Softmax"),
+        ([Softmax(), Sample(), TopP()], "processor 2: TopP: the input is of type INDICES, expected PROBS"),
+        ([Temperature(), TopP()], "processor 1: TopP: the input is of type LOGITS"),
+        ([TopK(), Sample()], "the input type cannot be inferred: TopK"),
+        ([Sample()], "takes LOGITS and PROBS, expected input_type"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("compile", [False, True])
+def test_pipelines_that_cannot_be(processors, text, compile):
+    with pytest.raises(ValueError, match=f"Pipeline creation failed: .*{text}"):
+        LogitsPipe(processors, compile=compile)
+
+
+def test_no_processors():
+    with pytest.raises(ValueError, match="processors is empty"):
+        LogitsPipe([])
+
+
+@pytest.mark.parametrize(
+    "made, text",
+    [
+        ([], "there are no ops"),
+        ([ops.SoftmaxOp(), ops.SoftmaxOp()], "there are 2 softmax ops"),
+        ([ops.ProbsSampleOp(), ops.TopPOp()], "expected nothing after a draw"),
+        ([ops.SoftmaxOp(), ops.TemperatureOp()], "takes LOGITS, expected PROBS"),
+    ],
+    ids=["empty", "two softmax", "after a draw", "types"],
+)
+def test_validity(made, text):
+    with pytest.raises(CompileError, match=text):
+        compile_pipeline(made)
+
+
+class OfIndices(Op):
+    IN = OUT = INDICES
+
+    def __call__(self, tensor, **kwargs):
+        return TaggedTensor.indices(tensor.data + 1)
+
+
+def test_first_op_takes_logits_or_probs():
+    with pytest.raises(CompileError, match="takes INDICES, expected LOGITS or PROBS"):
+        Compiler().compile([OfIndices()])
+
+
+def test_custom_rules_and_checks():
+    class Negate(ops.TopPOp):
+        def __call__(self, tensor, **kwargs):
+            return TaggedTensor.probs(-tensor.data)
+
+    rule = FusionRule((ops.SoftmaxOp, ops.TopPOp), lambda found: True, lambda found: SoftmaxOfZeros(), 50)
+
+    class SoftmaxOfZeros(ops.SoftmaxOp):
+        def __call__(self, tensor, **kwargs):
+            return TaggedTensor.probs(torch.full_like(tensor.data, 1 / tensor.shape[1]))
+
+    assert FusionRule((ops.TopPOp,), all, all).prio == 0
+    pipe = LogitsPipe([Softmax(), TopP(), Sample()], custom_fusion_rules=[rule])
+    assert names(pipe.compiled_ops) == ["SoftmaxOfZeros", "ProbsSampleOp"]  # found further left than the default rule
+
+    def at_most_two(made):
+        if len(made) > 2:
+            raise CompileError("too long")
+
+    with pytest.raises(ValueError, match="Pipeline creation failed: too long"):
+        LogitsPipe([Softmax(), TopP(), Sample()], custom_validity_checks=[at_most_two])
+    assert names(compile_pipeline([Negate()])) == ["Negate"]
+
+
+def test_rules_that_never_end():
+    rule = FusionRule((ops.TopPOp,), lambda found: True, lambda found: ops.TopPOp())
+    with pytest.raises(CompileError, match="fusion did not end"):
+        compile_pipeline([ops.TopPOp()], [rule])
+    with pytest.raises(CompileError, match="empty pattern"):
+        Compiler().register_fusion_rule(FusionRule((), lambda found: True, lambda found: found[0]))
+
+
+BAD = [
+    ([Temperature()], {}, "0 (TemperatureOp): TemperatureOp: temperature is missing"),
+    ([Temperature()], {"temperature": 0.0}, "temperature is 0.0, expected a positive float"),
+    ([Temperature(), Softmax()], {"temperature": -1.0}, "0 (FusedTemperatureSoftmaxOp): "),
+    ([Temperature()], {"temperature": "warm"}, "temperature is 'warm', expected a positive float"),
+    ([Softmax(), TopK()], {}, "1 (ProbsTopKOp): ProbsTopKOp: top_k is missing"),
+    ([Softmax(), TopK()], {"top_k": 0}, "top_k is 0, expected a positive integer"),
+    ([Softmax(), TopK()], {"top_k": 1.5}, "top_k is 1.5, expected a positive integer"),
+    ([Softmax(), TopP()], {"top_p": 0.0}, "top_p is 0.0, expected a float in (0, 1]"),
+    ([Softmax(), TopP()], {"top_p": 1.1}, "top_p is 1.1, expected a float in (0, 1]"),
+    ([Softmax(), TopP(), Sample()], {"top_p": 2}, "1 (FusedProbsTopPSampleOp): "),
+    ([Softmax(), MinP()], {"min_p": 0.0}, "min_p is 0.0, expected a float in (0, 1]"),
+    ([Softmax(), MinP(), Sample()], {}, "min_p is missing"),
+]
+
+
+@pytest.mark.parametrize("processors, parameters, text", BAD, ids=[row[2] for row in BAD])
+def test_bad_parameters(processors, parameters, text):
+    with pytest.raises(ValueError) as caught:
+        LogitsPipe(processors)(torch.randn(2, 8), **parameters)
+    assert str(caught.value).startswith("Error executing operator ") and text in str(caught.value)
+
+
+def test_ops_check_the_type():
+    with pytest.raises(ValueError, match="SoftmaxOp: the input is of type PROBS, expected LOGITS"):
+        ops.SoftmaxOp()(TaggedTensor.probs(torch.ones(1, 1)))
+
+
+def test_tagged_tensor():
+    x = torch.randn(3, 4)
+    tagged = TaggedTensor.probs(x)
+    assert tagged == TaggedTensor(x, PROBS) or tagged.type is PROBS
+    assert (tagged.shape, tagged.dtype, tagged.device) == (x.shape, x.dtype, x.device)
+    assert tagged.size() == x.size() and tagged.size(1) == 4
+    assert TaggedTensor.logits(x).type is LOGITS and TaggedTensor.indices(x).type is INDICES
+    total = torch.add(tagged, tagged)
+    assert type(total) is torch.Tensor and torch.equal(total, x + x)
+    assert torch.equal(torch.cat([tagged, x]), torch.cat([x, x]))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tagged.type = LOGITS
+
+
+def test_names():
+    assert set(lp.__all__) <= vars(lp).keys() and len(lp.__all__) == 18
+    assert repr(LogitsPipe([TopP(top_p=0.5), Sample()])).startswith("LogitsPipe([TopP(top_p=0.5), Sample(")
