@@ -14,7 +14,8 @@ DRAWN = 1_000_000
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
-    """Standard deviations by which the statistic exceeds its mean; cells below 5 are put together."""
+    """Standard deviations of a normal variable as unlikely as the statistic (Wilson and Hilferty, 1931); cells below 5
+    are put together."""
     small = expected < 5
     counts = torch.cat([counts[~small], counts[small].sum().view(1)])
     expected = torch.cat([expected[~small], expected[small].sum().view(1)])
@@ -23,7 +24,8 @@ def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
     if degrees < 1:
         return 0.0
     statistic = float(((counts - expected)[cells].square() / expected[cells]).sum())
-    return (statistic - degrees) / math.sqrt(2 * degrees)
+    variance = 2 / (9 * degrees)
+    return ((statistic / degrees) ** (1 / 3) - 1 + variance) / math.sqrt(variance)
 
 
 @pytest.mark.parametrize("name, parameters", CASES, ids=str)

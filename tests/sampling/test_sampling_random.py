@@ -10,7 +10,7 @@ import flashinfer
 from flashinfer.sampling import get_seed_and_offset
 from flashinfer.trace.templates.sampling_shared import random_words
 
-from .inputs import CASES, DRAWS, function, probs, rows_for
+from .inputs import CASES, DRAWS, function, kept, probs, rows_for
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_same_seed_same_tokens(device, name, parameters):
 
     base = draw(1, 0)
     assert torch.equal(draw(1, 0), base)
-    if parameters.get("top_k") != 1:
+    if ((kept(name, x, **parameters) > 0).sum(dim=-1) > 1).sum() > 50:  # not greedy
         assert not torch.equal(draw(2, 0), base) and not torch.equal(draw(1, 4), base)
     one = torch.tensor([1], device=device), torch.tensor([0], device=device)
     assert torch.equal(draw(*one), base)

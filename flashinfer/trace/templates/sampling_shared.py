@@ -28,7 +28,7 @@ def random_words(seed: Parameter, offset: Parameter, rows: torch.Tensor) -> list
     key = torch.as_tensor(seed, device=rows.device).long().expand(rows.shape)
     at = torch.as_tensor(offset, device=rows.device).long().expand(rows.shape)
     k0, k1 = key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF
-    c = [at & 0xFFFFFFFF, (at >> 32) & 0xFFFFFFFF, rows & 0xFFFFFFFF, rows >> 32]
+    c = [at & 0xFFFFFFFF, (at >> 32) & 0xFFFFFFFF, rows & 0xFFFFFFFF, (rows >> 32) & 0xFFFFFFFF]
     for _ in range(10):
         high_a, low_a = multiply_words(0xD2511F53, c[0])
         high_b, low_b = multiply_words(0xCD9E8D57, c[2])
