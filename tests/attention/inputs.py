@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Sequence
 
 import torch
@@ -113,6 +113,8 @@ class Batch:
     kv_dtype: torch.dtype | None = None
     device: str = "cpu"
     amplitude: float = 1.0
+    shared_prefix: int = 0  #: keys that all requests have in common
+    latent: bool = False  #: values are the first columns of keys
 
     def __post_init__(self) -> None:
         self.head_dim_vo = self.head_dim_vo or self.head_dim_qk
@@ -123,6 +125,11 @@ class Batch:
         self.q = (self.amplitude * torch.randn(*shape, device=self.device)).to(self.dtype)
         self.k, self.k_sf = self._rows(self.head_dim_qk)
         self.v, self.v_sf = self._rows(self.head_dim_vo)
+        for rows in (self.k, self.v):
+            for start in self.kv_indptr_host[1:-1]:
+                rows[start : start + self.shared_prefix] = rows[: self.shared_prefix]
+        if self.latent:
+            self.v = self.k[..., : self.head_dim_vo]
 
     def _rows(self, head_dim: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Keys or values as stored, and the scale factors of NVFP4 (bytes: two codes each)."""
@@ -132,6 +139,15 @@ class Batch:
         codes = torch.randint(0, 256, (*shape, head_dim // 2), dtype=torch.uint8, device=self.device)
         factors = 0.1 + torch.rand(*shape, head_dim // 16, device=self.device)
         return codes, factors.to(torch.float8_e4m3fn)
+
+    def part(self, begin: int, end: int) -> Batch:
+        """Requests ``begin`` to ``end`` as a batch of their own."""
+        rows, keys = (slice(x[begin], x[end]) for x in (self.qo_indptr_host, self.kv_indptr_host))
+        some = replace(self, qo_lens=self.qo_lens[begin:end], kv_lens=self.kv_lens[begin:end], shared_prefix=0)
+        some.q, some.k, some.v = self.q[rows], self.k[keys], self.v[keys]
+        if self.k_sf is not None and self.v_sf is not None:
+            some.k_sf, some.v_sf = self.k_sf[keys], self.v_sf[keys]
+        return some
 
     @property
     def heads(self) -> tuple[int, int]:

@@ -36,7 +36,7 @@ class Attention:
     sinks : torch.Tensor, optional
         ``[num_qo_heads]`` logits without a value, added to the denominator.
     mask : torch.Tensor, optional
-        ``[qo_len, kv_len]`` bool, True: visible. Replaces ``causal``; the window holds too.
+        ``[qo_len, kv_len]`` bool, or one for each query head, True: visible. Replaces ``causal``; the window holds too.
     prefix_len, token_pos : int and torch.Tensor, optional
         Multi-item scoring: keys that every item sees, and for each later position the place inside its item, 0 for
         the delimiters. Replaces ``causal`` and ``mask``.

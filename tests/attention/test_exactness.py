@@ -27,14 +27,6 @@ def bits(x):
     return x.contiguous().view(torch.uint8)
 
 
-def part(batch, request):
-    """One request of a batch as a batch of its own."""
-    rows, keys = (slice(*x[request : request + 2]) for x in (batch.qo_indptr_host, batch.kv_indptr_host))
-    alone = make_batch(batch.device, [batch.qo_lens[request]], [batch.kv_lens[request]], batch.heads)
-    alone.q, alone.k, alone.v = batch.q[rows], batch.k[keys], batch.v[keys]
-    return alone
-
-
 @pytest.mark.parametrize("call", BATCHED, ids=name_of)
 def test_repeated_runs_agree_to_the_bit(device, call):
     decode = call in BATCHED[:2]
@@ -54,7 +46,7 @@ def test_a_request_does_not_depend_on_its_batch(device, call, split):
     o, lse = call(batch, what, page_size=16, plan=split)
     calls.check((o, lse), batch.expected(what), batch.dtype)
     for request, (a, b) in enumerate(zip(offsets(qo_lens), offsets(qo_lens)[1:], strict=False)):
-        alone = call(part(batch, request), what, page_size=16, plan=split)
+        alone = call(batch.part(request, request + 1), what, page_size=16, plan=split)
         assert torch.equal(bits(alone[0]), bits(o[a:b])) and torch.equal(bits(alone[1]), bits(lse[a:b]))
 
 
