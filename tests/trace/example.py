@@ -76,10 +76,6 @@ them with what this program writes; run it again after changing a template or a 
     silu_and_mul_d14336.json
     softmax_v128256.json
     swiglu_2d.json
-    top_k_page_table_transform_n131072_k2048.json
-    top_k_ragged_transform_n131072_k2048.json
-    top_k_v128256_k50.json
-    top_k_varlen_n131072_k2048.json
     top_k_mask_logits_v128256.json
     top_k_page_table_transform_n131072_k2048.json
     top_k_ragged_transform_n131072_k2048.json
