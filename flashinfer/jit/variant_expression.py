@@ -69,7 +69,7 @@ _WORDS = {
     ast.Is: "`is`",
     ast.IsNot: "`is not`",
     ast.In: "`in`",
-    ast.NotIn: "`not in`",
+    ast.NotIn: "`not in`",  # codespell:ignore notin
     ast.MatMult: "`@`",
     ast.Expr: "an expression statement",
     ast.Pass: "`pass`",
