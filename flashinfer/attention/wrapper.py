@@ -132,15 +132,6 @@ class PlannedWrapper:
         self._rope_scale = rope_scale
         self._rope_theta = rope_theta
 
-    def _derived_scalars(self, sm_scale: float) -> dict[str, float]:
-        """Scalars that a variant may declare and a caller need not pass; the first four are those of every module."""
-        return {
-            "logits_soft_cap": self._logits_soft_cap or 0.0,
-            "sm_scale": sm_scale,
-            "rope_rcp_scale": 1.0 / (self._rope_scale or 1.0),
-            "rope_rcp_theta": 1.0 / (self._rope_theta or 1e4),
-        }
-
     def _check_dtypes(self, q: torch.Tensor, k: torch.Tensor) -> None:
         if q.dtype is not self._cached_q_data_type:
             raise ArgumentError(

@@ -10,33 +10,15 @@ import numpy as np
 import torch
 
 from ..api_logging import flashinfer_api
+from ..attention.attend import Result
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
-from ..attention.host import kv_lens_of_pages, range_buffer, segment_lens, to_device, to_host
-from ..attention.modules import (
-    get_batch_decode_module,
-    get_batch_prefill_module,
-    get_customize_batch_decode_module,
-    get_customize_batch_prefill_module,
-)
-from ..attention.options import (
-    ALIBI,
-    CAUSAL,
-    FP8,
-    NON_CAUSAL,
-    Dtypes,
-    alibi_slopes,
-    default_scale,
-    resolve_backend,
-    resolve_dtypes,
-)
-from ..attention.outputs import lse_buffer, output_buffer
-from ..attention.scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
-from ..attention.wrapper import PlannedWrapper, run_planned
+from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
+from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
+from ..attention.scales import Scale
 from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from ..trace.templates.decode import batch_decode_trace
-
-Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+from .planning import DecodePlanner
 
 #: Options that plan() of older releases took by position, in their order.
 _LEGACY_OPTIONS = (
@@ -59,7 +41,7 @@ _LEGACY_OPTIONS = (
 )
 
 
-class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
+class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
     r"""Attention of one query token (or a few, see ``q_len_per_req``) of each request over its pages.
 
     ``plan`` once per batch, ``run`` once per layer.
@@ -263,150 +245,6 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
         self._cached_module = self._module()
         self._plan_work()
 
-    def _check_options(self, op: str, q_len_per_req: int, fixed_split_size: Optional[int]) -> None:
-        if q_len_per_req < 1:
-            raise ArgumentError(f"{op}: q_len_per_req is {q_len_per_req}, expected at least 1")
-        if fixed_split_size is not None and not self._use_tensor_cores:
-            raise ArgumentError(f"{op}: fixed_split_size is {fixed_split_size}, expected None without use_tensor_cores")
-        if q_len_per_req > 1:
-            if not self._use_tensor_cores:
-                raise ArgumentError(f"{op}: q_len_per_req is {q_len_per_req}, expected 1 without use_tensor_cores=True")
-            if self._backend not in ("auto", "fa2"):
-                raise NotImplementedError(
-                    f"{op}: q_len_per_req is {q_len_per_req}, which backend {self._backend!r} lacks; usable: fa2"
-                )
-        if self._use_cuda_graph and self._planned_q_len not in (None, q_len_per_req):
-            raise ArgumentError(
-                f"{op}: q_len_per_req is {q_len_per_req}, expected {self._planned_q_len} "
-                "(frozen by the first plan, use_cuda_graph=True)"
-            )
-
-    def _check_buffers(self, op: str, batch_size: int, num_indices: int) -> None:
-        if not self._use_cuda_graph:
-            return
-        if batch_size != self._fixed_batch_size:
-            raise ArgumentError(
-                f"{op}: the batch size is {batch_size}, expected {self._fixed_batch_size} (fixed by the buffers)"
-            )
-        assert self._paged_kv_indices_buf is not None
-        if num_indices > len(self._paged_kv_indices_buf):
-            raise ArgumentError(
-                f"{op}: indices has {num_indices} elements, expected at most {len(self._paged_kv_indices_buf)} "
-                "(length of paged_kv_indices_buffer)"
-            )
-
-    @staticmethod
-    def _lengths(
-        op: str,
-        indptr: torch.Tensor,
-        last_page_len: torch.Tensor,
-        seq_lens: Optional[torch.Tensor],
-        page_size: int,
-        q_len_per_req: int,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Page offsets and keys of each request on the host, in at most one copy from the device."""
-        indptr_host, lens = to_host(indptr, last_page_len if seq_lens is None else seq_lens)
-        assert indptr_host is not None and lens is not None
-        if seq_lens is None:
-            kv_lens = kv_lens_of_pages(op, "indptr", indptr_host, lens, page_size)
-        else:
-            kv_lens = lens.reshape(-1)
-            if kv_lens.shape != segment_lens(op, "indptr", indptr_host).shape:
-                raise ArgumentError(f"{op}: seq_lens has shape {lens.shape}, expected ({len(indptr_host) - 1},)")
-        if q_len_per_req > 1 and kv_lens.size and kv_lens.min() < q_len_per_req:
-            raise ArgumentError(
-                f"{op}: a request has {kv_lens.min()} keys, expected at least q_len_per_req = {q_len_per_req} "
-                "(its first query would have an empty KV range)"
-            )
-        return indptr_host, kv_lens
-
-    def _store_tables(
-        self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, non_blocking: bool
-    ) -> None:
-        if self._use_cuda_graph:
-            assert self._paged_kv_indptr_buf is not None and self._paged_kv_indices_buf is not None
-            assert self._paged_kv_last_page_len_buf is not None
-            self._paged_kv_indptr_buf.copy_(indptr, non_blocking=non_blocking)
-            self._paged_kv_indices_buf[: len(indices)].copy_(indices, non_blocking=non_blocking)
-            self._paged_kv_last_page_len_buf.copy_(last_page_len, non_blocking=non_blocking)
-        else:
-            self._paged_kv_indptr_buf = to_device(indptr, self.device, non_blocking)
-            self._paged_kv_indices_buf = to_device(indices, self.device, non_blocking)
-            self._paged_kv_last_page_len_buf = to_device(last_page_len, self.device, non_blocking)
-
-    def _store_options(
-        self,
-        batch_size: int,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        q_len_per_req: int,
-        dtypes: Dtypes,
-        pos_encoding_mode: str,
-        window_left: int,
-        logits_soft_cap: Optional[float],
-        sm_scale: Optional[float],
-        rope_scale: Optional[float],
-        rope_theta: Optional[float],
-    ) -> None:
-        if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
-            raise ArgumentError(
-                f"{self._op}.plan: num_qo_heads is {num_qo_heads}, expected a multiple of num_kv_heads = {num_kv_heads}"
-            )
-        self._batch_size = batch_size
-        self._num_qo_heads, self._num_kv_heads = num_qo_heads, num_kv_heads
-        self._head_dim, self._page_size = head_dim, page_size
-        self._planned_q_len = q_len_per_req
-        self._store_dtypes(dtypes)
-        inner = (page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size)
-        self._page_shape = torch.Size(inner)
-        if self._use_tensor_cores:
-            rows = range_buffer(batch_size + 1, self.device)
-            if not self._use_cuda_graph or self._qo_indptr_buf is None:
-                self._qo_indptr_buf = rows * q_len_per_req  # of its own: a graph keeps the address
-        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
-
-    def _module(self) -> Any:
-        if self._jit_module is not None:
-            return self._jit_module
-        d = self._dtypes
-        tail = (
-            torch.int32,
-            self._head_dim,
-            self._head_dim,
-            self._pos_encoding,
-            self._window_left >= 0,
-            self._logits_soft_cap > 0,
-        )
-        if self._use_tensor_cores:
-            return get_batch_prefill_module("fa2", d.compute, d.kv, d.o, *tail, False, device=self._device_kind)
-        return get_batch_decode_module(d.compute, d.kv, d.o, *tail, device=self._device_kind)
-
-    def _work(self) -> tuple[Any, ...]:
-        """Arguments of the native plan after the workspaces."""
-        indptr, kv_lens, fixed_split_size, disable_split_kv = self._planned
-        batch_size, q_len = len(indptr) - 1, self._planned_q_len
-        if self._use_tensor_cores:
-            assert q_len is not None
-            qo_indptr = np.arange(batch_size + 1, dtype=np.int32) * q_len
-            return (
-                *(qo_indptr, indptr, kv_lens, batch_size * q_len, batch_size),
-                *(self._num_qo_heads, self._num_kv_heads, self._page_size, self._use_cuda_graph),
-                *(self._head_dim, self._head_dim, q_len > 1, self._window_left),
-                *(fixed_split_size, disable_split_kv, 0, q_len),
-            )
-        return (
-            *(indptr, kv_lens, q_len, self._num_qo_heads, self._num_kv_heads, self._page_size),
-            *(self._use_cuda_graph, self._window_left, fixed_split_size, disable_split_kv),
-        )
-
-    def _plan_work(self) -> None:
-        module = self._cached_module
-        self._plan_info = self._native_plan(
-            module.plan if self._use_tensor_cores else module.plan_with_lens, *self._work()
-        )
-
     def workspace_size(
         self,
         indptr: torch.Tensor,
@@ -512,46 +350,35 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
         self._require_plan()
         k, v = unpack_paged_cache(op, paged_kv_cache, self._layout)
         self._check_dtypes(q, k)
-        rows, num_qo_heads, head_dim = q.shape
-        if rows != self._batch_size * self._planned_q_len or q_len_per_req is not None:  # type: ignore[operator]
+        rows = q.shape[0]
+        if q_len_per_req is not None or rows != self._num_requests() * self._planned_q_len:  # type: ignore[operator]
             self._check_rows(rows, q_len_per_req)
-        if num_qo_heads != self._num_qo_heads or k.shape[1:3] != self._page_shape:
+        if q.shape[1] != self._num_qo_heads or k.shape[1:3] != self._page_shape:
             self._refuse_shapes(q, k)
         if window_left is not None and window_left != self._window_left:
             raise ArgumentError(f"{op}: window_left is {window_left}, expected {self._window_left} (as planned)")
+        if not self._use_tensor_cores and isinstance(paged_kv_cache, tuple) and k.stride() != v.stride():
+            raise ArgumentError(
+                f"{op}: keys have strides {k.stride()} and values {v.stride()}; they must have identical strides "
+                "without use_tensor_cores=True"
+            )
+        factors = scale_factors(op, k, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
+        return self._attend(q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
 
-        sm_scale = default_scale(self._sm_scale, head_dim)
-        fp8 = self._jit is None and q.dtype in FP8
-        if fp8:
-            scale_q, scale_k, scale_v = args or (None, None, None)
-            q = convert_fp8_query(q, scale_q, scale_k, self._dtypes.compute)
-        if q_scale is not None or k_scale is not None:
-            q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
-        tensors: Sequence[Optional[torch.Tensor]] = scale_factors(op, k, kv_cache_sf, self._layout, True)
-        scalars: Sequence[Any] = (sm_scale,)
-        if self._jit is not None:
-            tensors, scalars = self._jit.split(op, args, self._derived_scalars(sm_scale))
-        elif args and not fp8:
-            raise ArgumentError(f"{op}: {len(args)} more positional arguments, expected none (no jit_args)")
-        value_dim = v.shape[-1] * 2 if self._is_nvfp4 else v.shape[-1]
-        out = output_buffer(op, out, (rows, num_qo_heads, value_dim), self._cached_o_data_type, q)
-        lse = lse_buffer(op, lse, (rows, num_qo_heads), q) if return_lse else None
-        run_planned(self._handle, q, k, v, out, lse, tensors, scalars, enable_pdl)  # type: ignore[arg-type]
-        if fp8:
-            scale_output_per_head(out, scale_v)
-        if v_scale is not None:
-            scale_output(out, v_scale)
-        return (out, lse) if return_lse else out  # type: ignore[return-value]
+    def _num_requests(self) -> int:
+        """Of the current page table, which engines may have replaced without a ``plan``."""
+        return self._paged_kv_last_page_len_buf.shape[0]  # type: ignore[union-attr]
 
     def _check_rows(self, rows: int, q_len_per_req: Optional[int]) -> None:
-        implied = rows // max(self._batch_size, 1)
+        requests = self._num_requests()
+        implied = rows // max(requests, 1)
         if q_len_per_req is not None:
             warnings.warn(
                 f"{self._op}.run: q_len_per_req is deprecated, plan() knows it", DeprecationWarning, stacklevel=3
             )
-        if rows != self._batch_size * self._planned_q_len or q_len_per_req not in (None, implied):  # type: ignore[operator]
+        if rows != requests * self._planned_q_len or q_len_per_req not in (None, implied):  # type: ignore[operator]
             raise ArgumentError(
-                f"{self._op}: q has {rows} rows, expected {self._batch_size} * {self._planned_q_len} "
+                f"{self._op}: q has {rows} rows, expected {requests} * {self._planned_q_len} "
                 f"(batch size * q_len_per_req; q_len_per_req={q_len_per_req} was given)"
             )
 
@@ -583,7 +410,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
             }
             extras: tuple[Any, ...] = (*self._jit.all_tensors(tensors, known), *self._jit.typed(scalars))
         else:
-            numbers = self._derived_scalars(scalars[0]).values()
+            numbers = self._numbers(scalars[0])
             if self._use_tensor_cores:
                 extras = (None, None, slopes, None, None, None, *tensors, *numbers, 0)
             else:
@@ -596,11 +423,6 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
                 *where, self._qo_indptr_buf, *table, out, lse, mask_mode, self._layout, self._window_left, pdl, *extras
             )
             return
-        if k.stride() != v.stride():
-            raise ArgumentError(
-                f"{self._op}: keys have strides {k.stride()} and values {v.stride()}; they must have identical strides "
-                "without use_tensor_cores=True"
-            )
         self._cached_module.run(*where, *table, out, lse, self._layout, self._window_left, pdl, *extras)
 
     # Names of older releases.

@@ -3,37 +3,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
 
+from ..attention.attend import AttentionWrapper, Result
 from ..attention.masks import pack_batch_mask
 from ..attention.modules import get_batch_prefill_module, get_customize_batch_prefill_module
 from ..attention.options import (
     ALIBI,
     CAUSAL,
     CUSTOM,
-    FP8,
     MULTI_ITEM,
     NON_CAUSAL,
     Dtypes,
     alibi_slopes,
-    default_scale,
     resolve_backend,
 )
-from ..attention.outputs import finish_lse, lse_buffer, output_buffer
-from ..attention.scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
-from ..attention.wrapper import PlannedWrapper, run_planned
+from ..attention.scales import Scale
 from ..dispatch import use_pdl
 from ..errors import ArgumentError
 
 __all__ = ["BatchPrefillWrapper", "Result"]
 
-Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
-
-class BatchPrefillWrapper(PlannedWrapper):
+class BatchPrefillWrapper(AttentionWrapper):
     """Base of the paged and the ragged wrapper."""
 
     _causal: bool
@@ -211,61 +206,9 @@ class BatchPrefillWrapper(PlannedWrapper):
                 f"{self._op}.run: q has {q.shape[1]} heads, expected {self._num_qo_heads} (num_qo_heads of plan())"
             )
 
-    def _attend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        args: Sequence[Any],
-        factors: Sequence[Optional[torch.Tensor]],
-        q_scale: Scale,
-        k_scale: Scale,
-        v_scale: Scale,
-        out: Optional[torch.Tensor],
-        lse: Optional[torch.Tensor],
-        return_lse: bool,
-        enable_pdl: Optional[bool],
-        lse_base: str,
-        lse_layout: str,
-    ) -> Result:
-        op = self._op
-        rows, num_qo_heads, head_dim = q.shape
-        sm_scale = default_scale(self._sm_scale, head_dim)
-        fp8 = self._jit is None and q.dtype in FP8
-        scale_v: Scale = None
-        if fp8:
-            scale_q, scale_k, scale_v = args or (None, None, None)
-            q = convert_fp8_query(q, scale_q, scale_k, self._dtypes.compute)
-        if q_scale is not None or k_scale is not None:
-            q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
-        scalars: Sequence[Any] = (sm_scale,)
-        if self._jit is not None:
-            derived: dict[str, Any] = {
-                **self._derived_scalars(sm_scale),
-                "scale_q_scalar": 1.0 if q_scale is None else q_scale,
-                "scale_k_scalar": 1.0 if k_scale is None else k_scale,
-                "scale_v_scalar": 1.0 if v_scale is None else v_scale,
-                "token_pos_in_items_len": self._token_pos_in_items_len or 0,
-            }
-            given, scalars = self._jit.split(op, args, derived)
-            factors = [*given, *factors]
-        elif args and not fp8:
-            raise ArgumentError(f"{op}.run: {len(args)} more positional arguments, expected none (no jit_args)")
-        value_dim = v.shape[-1] * 2 if self._is_nvfp4 else v.shape[-1]
-        out = output_buffer(op, out, (rows, num_qo_heads, value_dim), self._cached_o_data_type, q)
-        score = None
-        if return_lse:
-            score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)
-        run_planned(self._handle, q, k, v, out, score, factors, scalars, enable_pdl)  # type: ignore[arg-type]
-        if fp8:
-            scale_output_per_head(out, scale_v)
-        if v_scale is not None:
-            scale_output(out, v_scale)
-        if score is None:
-            return out
-        if lse_base != "log2" or lse_layout != "NH":
-            score = finish_lse(op, score, lse_base, lse_layout, lse)
-        return out, score
+    def _derived_scalars(self, sm_scale: float, q_scale: Scale, k_scale: Scale, v_scale: Scale) -> dict[str, Any]:
+        derived = super()._derived_scalars(sm_scale, q_scale, k_scale, v_scale)
+        return {**derived, "token_pos_in_items_len": self._token_pos_in_items_len or 0}
 
     def _extras(
         self, q: torch.Tensor, tensors: Sequence[Optional[torch.Tensor]], scalars: Sequence[float]
@@ -281,8 +224,7 @@ class BatchPrefillWrapper(PlannedWrapper):
             self._max_item_len_ptr,
         )
         if self._jit is None:
-            numbers = self._derived_scalars(scalars[0]).values()
-            return (*state, *tensors, *numbers, self._token_pos_in_items_len or 0)
+            return (*state, *tensors, *self._numbers(scalars[0]), self._token_pos_in_items_len or 0)
         factors = tensors[len(tensors) - 2 :] if self._is_nvfp4 else (None, None)
         names = (
             "maybe_custom_mask",

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``run`` of the wrappers for queries, keys and values, after they have looked at their own arguments."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Union
+
+import torch
+
+from ..errors import ArgumentError
+from .options import FP8, default_scale
+from .outputs import finish_lse, lse_buffer, output_buffer
+from .scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
+from .wrapper import PlannedWrapper, run_planned
+
+__all__ = ["AttentionWrapper", "Result"]
+
+Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class AttentionWrapper(PlannedWrapper):
+    """Base of the decode and prefill wrappers."""
+
+    def _numbers(self, sm_scale: float) -> tuple[float, float, float, float]:
+        """The scalars that every built-in module declares."""
+        return (
+            self._logits_soft_cap or 0.0,
+            sm_scale,
+            1.0 / (self._rope_scale or 1.0),
+            1.0 / (self._rope_theta or 1e4),
+        )
+
+    def _derived_scalars(self, sm_scale: float, q_scale: Scale, k_scale: Scale, v_scale: Scale) -> dict[str, Any]:
+        """Scalars that a variant may declare and a caller need not pass."""
+        cap, sm_scale, rope_rcp_scale, rope_rcp_theta = self._numbers(sm_scale)
+        return {
+            "logits_soft_cap": cap,
+            "sm_scale": sm_scale,
+            "rope_rcp_scale": rope_rcp_scale,
+            "rope_rcp_theta": rope_rcp_theta,
+            "scale_q_scalar": 1.0 if q_scale is None else q_scale,
+            "scale_k_scalar": 1.0 if k_scale is None else k_scale,
+            "scale_v_scalar": 1.0 if v_scale is None else v_scale,
+        }
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        args: Sequence[Any],
+        factors: Sequence[Optional[torch.Tensor]],
+        q_scale: Scale,
+        k_scale: Scale,
+        v_scale: Scale,
+        out: Optional[torch.Tensor],
+        lse: Optional[torch.Tensor],
+        return_lse: bool,
+        enable_pdl: Optional[bool],
+        lse_base: str = "log2",
+        lse_layout: str = "NH",
+    ) -> Result:
+        op = self._op
+        rows, num_qo_heads, head_dim = q.shape
+        sm_scale = default_scale(self._sm_scale, head_dim)
+        scale_v: Scale = None
+        if self._jit is None and args:
+            q, scale_v = self._convert(q, args)
+        elif self._jit is None and q.dtype in FP8:
+            q = q.to(self._dtypes.compute)
+        if q_scale is not None or k_scale is not None:
+            q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
+        scalars: Sequence[Any] = (sm_scale,)
+        if self._jit is not None:
+            given, scalars = self._jit.split(op, args, self._derived_scalars(sm_scale, q_scale, k_scale, v_scale))
+            factors = [*given, *factors]
+        value_dim = v.shape[-1] * 2 if self._is_nvfp4 else v.shape[-1]
+        out = output_buffer(op, out, (rows, num_qo_heads, value_dim), self._cached_o_data_type, q)
+        score = None
+        if return_lse:
+            score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)
+        if _is_compiling():
+            run_planned(self._handle, q, k, v, out, score, list(factors), list(scalars), enable_pdl)
+        else:
+            self._launch(q, k, v, out, score, factors, scalars, enable_pdl)
+        if scale_v is not None:
+            scale_output_per_head(out, scale_v)
+        if v_scale is not None:
+            scale_output(out, v_scale)
+        if score is None:
+            return out
+        if lse_base != "log2" or lse_layout != "NH":
+            score = finish_lse(op, score, lse_base, lse_layout, lse)
+        return out, score
+
+    def _convert(self, q: torch.Tensor, args: Sequence[Any]) -> tuple[torch.Tensor, Scale]:
+        """8-bit queries as 16-bit ones; positional arguments are the scales of q, k and v."""
+        if q.dtype not in FP8:
+            raise ArgumentError(f"{self._op}.run: {len(args)} more positional arguments, expected none (no jit_args)")
+        if len(args) != 3:
+            raise ArgumentError(f"{self._op}.run: {len(args)} scales, expected 3 (of q, k and v)")
+        scale_q, scale_k, scale_v = args
+        return convert_fp8_query(q, scale_q, scale_k, self._dtypes.compute), scale_v

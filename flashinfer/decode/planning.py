@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planning of batch decode: checks, lengths, page tables, the module and its arguments."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy as np
+import torch
+
+from ..attention.attend import AttentionWrapper
+from ..attention.host import kv_lens_of_pages, range_buffer, segment_lens, to_device, to_host
+from ..attention.modules import get_batch_decode_module, get_batch_prefill_module
+from ..attention.options import Dtypes
+from ..errors import ArgumentError
+
+__all__ = ["DecodePlanner"]
+
+
+class DecodePlanner(AttentionWrapper):
+    """What ``plan``, ``workspace_size`` and ``fast_decode_plan`` of the decode wrapper share."""
+
+    _use_tensor_cores: bool
+    _head_dim: int
+    _page_size: int
+    _planned_q_len: Optional[int]
+    _paged_kv_indptr_buf: Optional[torch.Tensor]
+    _paged_kv_indices_buf: Optional[torch.Tensor]
+    _paged_kv_last_page_len_buf: Optional[torch.Tensor]
+    _qo_indptr_buf: Optional[torch.Tensor]
+
+    def _check_options(self, op: str, q_len_per_req: int, fixed_split_size: Optional[int]) -> None:
+        if q_len_per_req < 1:
+            raise ArgumentError(f"{op}: q_len_per_req is {q_len_per_req}, expected at least 1")
+        if fixed_split_size is not None and not self._use_tensor_cores:
+            raise ArgumentError(f"{op}: fixed_split_size is {fixed_split_size}, expected None without use_tensor_cores")
+        if q_len_per_req > 1:
+            if not self._use_tensor_cores:
+                raise ArgumentError(f"{op}: q_len_per_req is {q_len_per_req}, expected 1 without use_tensor_cores=True")
+            if self._backend not in ("auto", "fa2"):
+                raise NotImplementedError(
+                    f"{op}: q_len_per_req is {q_len_per_req}, which backend {self._backend!r} lacks; usable: fa2"
+                )
+        if self._use_cuda_graph and self._planned_q_len not in (None, q_len_per_req):
+            raise ArgumentError(
+                f"{op}: q_len_per_req is {q_len_per_req}, expected {self._planned_q_len} "
+                "(frozen by the first plan, use_cuda_graph=True)"
+            )
+
+    def _check_buffers(self, op: str, batch_size: int, num_indices: int) -> None:
+        if not self._use_cuda_graph:
+            return
+        if batch_size != self._fixed_batch_size:
+            raise ArgumentError(
+                f"{op}: the batch size is {batch_size}, expected {self._fixed_batch_size} (fixed by the buffers)"
+            )
+        assert self._paged_kv_indices_buf is not None
+        if num_indices > len(self._paged_kv_indices_buf):
+            raise ArgumentError(
+                f"{op}: indices has {num_indices} elements, expected at most {len(self._paged_kv_indices_buf)} "
+                "(length of paged_kv_indices_buffer)"
+            )
+
+    @staticmethod
+    def _lengths(
+        op: str,
+        indptr: torch.Tensor,
+        last_page_len: torch.Tensor,
+        seq_lens: Optional[torch.Tensor],
+        page_size: int,
+        q_len_per_req: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Page offsets and keys of each request on the host, in at most one copy from the device."""
+        indptr_host, lens = to_host(indptr, last_page_len if seq_lens is None else seq_lens)
+        assert indptr_host is not None and lens is not None
+        if seq_lens is None:
+            kv_lens = kv_lens_of_pages(op, "indptr", indptr_host, lens, page_size)
+        else:
+            kv_lens = lens.reshape(-1)
+            if kv_lens.shape != segment_lens(op, "indptr", indptr_host).shape:
+                raise ArgumentError(f"{op}: seq_lens has shape {lens.shape}, expected ({len(indptr_host) - 1},)")
+        if q_len_per_req > 1 and kv_lens.size and kv_lens.min() < q_len_per_req:
+            raise ArgumentError(
+                f"{op}: a request has {kv_lens.min()} keys, expected at least q_len_per_req = {q_len_per_req} "
+                "(its first query would have an empty KV range)"
+            )
+        return indptr_host, kv_lens
+
+    def _store_tables(
+        self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, non_blocking: bool
+    ) -> None:
+        if self._use_cuda_graph:
+            assert self._paged_kv_indptr_buf is not None and self._paged_kv_indices_buf is not None
+            assert self._paged_kv_last_page_len_buf is not None
+            self._paged_kv_indptr_buf.copy_(indptr, non_blocking=non_blocking)
+            self._paged_kv_indices_buf[: len(indices)].copy_(indices, non_blocking=non_blocking)
+            self._paged_kv_last_page_len_buf.copy_(last_page_len, non_blocking=non_blocking)
+        else:
+            self._paged_kv_indptr_buf = to_device(indptr, self.device, non_blocking)
+            self._paged_kv_indices_buf = to_device(indices, self.device, non_blocking)
+            self._paged_kv_last_page_len_buf = to_device(last_page_len, self.device, non_blocking)
+
+    def _store_options(
+        self,
+        batch_size: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        q_len_per_req: int,
+        dtypes: Dtypes,
+        pos_encoding_mode: str,
+        window_left: int,
+        logits_soft_cap: Optional[float],
+        sm_scale: Optional[float],
+        rope_scale: Optional[float],
+        rope_theta: Optional[float],
+    ) -> None:
+        if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
+            raise ArgumentError(
+                f"{self._op}.plan: num_qo_heads is {num_qo_heads}, expected a multiple of num_kv_heads = {num_kv_heads}"
+            )
+        self._batch_size = batch_size
+        self._num_qo_heads, self._num_kv_heads = num_qo_heads, num_kv_heads
+        self._head_dim, self._page_size = head_dim, page_size
+        self._planned_q_len = q_len_per_req
+        self._store_dtypes(dtypes)
+        inner = (page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size)
+        self._page_shape = torch.Size(inner)
+        if self._use_tensor_cores:
+            rows = range_buffer(batch_size + 1, self.device)
+            if not self._use_cuda_graph or self._qo_indptr_buf is None:
+                self._qo_indptr_buf = rows * q_len_per_req  # of its own: a graph keeps the address
+        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+
+    def _module(self) -> Any:
+        if self._jit_module is not None:
+            return self._jit_module
+        d = self._dtypes
+        tail = (
+            torch.int32,
+            self._head_dim,
+            self._head_dim,
+            self._pos_encoding,
+            self._window_left >= 0,
+            self._logits_soft_cap > 0,
+        )
+        if self._use_tensor_cores:
+            return get_batch_prefill_module("fa2", d.compute, d.kv, d.o, *tail, False, device=self._device_kind)
+        return get_batch_decode_module(d.compute, d.kv, d.o, *tail, device=self._device_kind)
+
+    def _work(self) -> tuple[Any, ...]:
+        """Arguments of the native plan after the workspaces."""
+        indptr, kv_lens, fixed_split_size, disable_split_kv = self._planned
+        batch_size, q_len = len(indptr) - 1, self._planned_q_len
+        if self._use_tensor_cores:
+            assert q_len is not None
+            qo_indptr = np.arange(batch_size + 1, dtype=np.int32) * q_len
+            return (
+                *(qo_indptr, indptr, kv_lens, batch_size * q_len, batch_size),
+                *(self._num_qo_heads, self._num_kv_heads, self._page_size, self._use_cuda_graph),
+                *(self._head_dim, self._head_dim, q_len > 1, self._window_left),
+                *(fixed_split_size, disable_split_kv, 0, q_len),
+            )
+        return (
+            *(indptr, kv_lens, q_len, self._num_qo_heads, self._num_kv_heads, self._page_size),
+            *(self._use_cuda_graph, self._window_left, fixed_split_size, disable_split_kv),
+        )
+
+    def _plan_work(self) -> None:
+        module = self._cached_module
+        self._plan_info = self._native_plan(
+            module.plan if self._use_tensor_cores else module.plan_with_lens, *self._work()
+        )
