@@ -7,6 +7,7 @@ of its width, and lengths stay where they are.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional, Union
 
 import torch
@@ -127,9 +128,7 @@ def attend_block_tables(
         sinks = sinks.reshape(-1).float()
     module, extras = _module_of(q, k, v, sm_scale, sinks, q_len, draft_mask)
     plan = uniform_plan(op, module, q.device, workspace, sizes)
-    indices = as_int32(block_tables).reshape(-1)
-    last_page_len = as_int32(seq_lens).reshape(-1) - (pages - 1) * page_size  # every request owns its whole row
-    tables = (plan.kv_indptr, indices, last_page_len)
+    tables = (plan.kv_indptr, as_int32(block_tables).reshape(-1), as_int32(seq_lens).reshape(-1))
     head = (workspace, plan.int_workspace, plan.info, q, k, v)
     tail = (layout, window_left, use_pdl(q, enable_pdl), *extras)
     if q_len == 1:
@@ -145,6 +144,30 @@ def as_int32(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int32) if x.dtype == torch.uint32 else x.to(torch.int32)
 
 
+@functools.cache
+def _get_module(kind: str, q: torch.dtype, kv: torch.dtype, head_dim_qk: int, head_dim_vo: int, device: str) -> Any:
+    """The module of a kind of call: "decode" of one row or "prefill" of several, with sinks or masks of drafts."""
+    types, dims = (q, kv, q, torch.int32), (head_dim_qk, head_dim_vo)
+    name = f"q_{_short[q]}_kv_{_short[kv]}_head_dim_qk_{head_dim_qk}_head_dim_vo_{head_dim_vo}"
+    sink = (("sink",), ("float",), ("sm_scale",), ("double",), "AttentionSink", attention_sink_decl["fa2"])
+    if kind == "decode":
+        return get_batch_decode_module(*types, *dims, 0, False, False, device=device)
+    if kind == "prefill":
+        return get_batch_prefill_module("fa2", *types, *dims, 0, False, False, False, device=device)
+    if kind == "decode_sinks":
+        uri = f"batch_decode_attention_sink_{name}"
+        return get_customize_batch_decode_module(uri, *types, *dims, *sink, device=device)
+    if kind == "prefill_sinks":
+        uri = f"batch_prefill_attention_sink_{name}_posenc_0"
+        return get_customize_batch_prefill_module("fa2", uri, *types, *dims, *sink, device=device)
+    tensors = (("maybe_sink", "draft_mask"), ("float", "uint16_t"))
+    scalars = (("sm_scale", "draft_words"), ("double", "int64_t"))
+    variant = (*tensors, *scalars, "DraftAttention", draft_decl)
+    return get_customize_batch_prefill_module(
+        "fa2", f"batch_prefill_drafts_{name}", *types, *dims, *variant, device=device
+    )
+
+
 def _module_of(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -155,33 +178,12 @@ def _module_of(
     draft_mask: Optional[torch.Tensor],
 ) -> tuple[Any, tuple[Any, ...]]:
     """The module that serves a call, and the last arguments of its run()."""
-    device = backend_of(q)
-    dtypes, dims = (q.dtype, k.dtype, q.dtype, torch.int32), (q.shape[-1], v.shape[-1])
-    name = f"q_{_short[q.dtype]}_kv_{_short[k.dtype]}_head_dim_qk_{dims[0]}_head_dim_vo_{dims[1]}"
+    identity = (q.dtype, k.dtype, q.shape[-1], v.shape[-1], backend_of(q))
     if draft_mask is not None:
-        tensors, types = ("maybe_sink", "draft_mask"), ("float", "uint16_t")
-        declared: tuple[Any, ...] = (
-            tensors,
-            types,
-            ("sm_scale", "draft_words"),
-            ("double", "int64_t"),
-            "DraftAttention",
-            draft_decl,
-        )
-        module = get_customize_batch_prefill_module(
-            "fa2", f"batch_prefill_drafts_{name}", *dtypes, *dims, *declared, device=device
-        )
-        return module, (sinks, draft_mask, sm_scale, draft_mask.shape[-1])
+        return _get_module("drafts", *identity), (sinks, draft_mask, sm_scale, draft_mask.shape[-1])
+    kind = "decode" if q_len == 1 else "prefill"
     if sinks is not None:
-        declared = (("sink",), ("float",), ("sm_scale",), ("double",), "AttentionSink", attention_sink_decl["fa2"])
-        if q_len == 1:
-            uri = f"batch_decode_attention_sink_{name}"
-            return get_customize_batch_decode_module(uri, *dtypes, *dims, *declared, device=device), (sinks, sm_scale)
-        uri = f"batch_prefill_attention_sink_{name}_posenc_0"
-        module = get_customize_batch_prefill_module("fa2", uri, *dtypes, *dims, *declared, device=device)
-        return module, (sinks, sm_scale)
-    scalars = (0.0, sm_scale, *_NO_ROPE)
-    if q_len == 1:
-        return get_batch_decode_module(*dtypes, *dims, 0, False, False, device=device), (None, *scalars)
-    module = get_batch_prefill_module("fa2", *dtypes, *dims, 0, False, False, False, device=device)
-    return module, (*(None,) * 6, *scalars, 0)
+        return _get_module(f"{kind}_sinks", *identity), (sinks, sm_scale)
+    extras = (None,) if q_len == 1 else (None,) * 6
+    items = () if q_len == 1 else (0,)
+    return _get_module(kind, *identity), (*extras, 0.0, sm_scale, *_NO_ROPE, *items)

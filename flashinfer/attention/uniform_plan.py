@@ -8,9 +8,10 @@ made once for each set of sizes and kept, so that later calls do no planning, co
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Hashable
+from typing import Any, Hashable, NamedTuple
 
 import torch
 
@@ -21,8 +22,7 @@ __all__ = ["UniformPlan", "UniformSizes", "uniform_plan"]
 _KEPT = 256  # plans; one is a few tens of kilobytes
 
 
-@dataclass(frozen=True)
-class UniformSizes:
+class UniformSizes(NamedTuple):
     """What a plan depends on."""
 
     batch_size: int
@@ -37,7 +37,12 @@ class UniformSizes:
 
 @dataclass(frozen=True, eq=False)
 class UniformPlan:
-    """A plan with the buffers it lives in, and the offsets that kernels want."""
+    """A plan with the buffers it lives in, and the offsets that kernels want.
+
+    Kernels take a request's keys from its work items, and their number from ``(pages - 1) * page_size +
+    last_page_len``. With one page for each request in ``kv_indptr``, lengths can stand for ``last_page_len`` as they
+    are.
+    """
 
     info: Any
     int_workspace: torch.Tensor
@@ -64,8 +69,8 @@ def uniform_plan(
     Making one waits for the current stream, so that any stream may use it afterwards.
     """
     capacity = sizes.pages_per_request * sizes.page_size
-    max_kv_len = min(_rounded(min(sizes.max_kv_len, capacity)), capacity)
-    key = (id(module), device, max_kv_len, sizes)
+    sizes = sizes._replace(max_kv_len=min(_rounded(min(sizes.max_kv_len, capacity)), capacity))
+    key = (id(module), device, sizes)
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     plan = _plans.get(key) or _captured.get(key)
     if plan is None:
@@ -74,7 +79,7 @@ def uniform_plan(
                 f"{op}: is being captured in a CUDA graph with sizes it was not called with before, expected a call "
                 "before the capture (it makes the plan that the graph replays)"
             )
-        plan = _make(module, device, float_workspace, sizes, max_kv_len)
+        plan = _make(module, device, float_workspace, sizes)
         _plans[key] = plan
         if len(_plans) > _KEPT:
             _plans.popitem(last=False)
@@ -90,26 +95,25 @@ def _touch(key: Hashable) -> None:
         _plans.move_to_end(key)
 
 
-def _make(
-    module: Any, device: torch.device, float_workspace: torch.Tensor, sizes: UniformSizes, max_kv_len: int
-) -> UniformPlan:
+def _make(module: Any, device: torch.device, float_workspace: torch.Tensor, sizes: UniformSizes) -> UniformPlan:
     arguments = (
         sizes.batch_size,
         sizes.q_len,
         sizes.pages_per_request,
-        max_kv_len,
+        sizes.max_kv_len,
         sizes.num_qo_heads,
         sizes.num_kv_heads,
         sizes.page_size,
         sizes.causal,
     )
-    int_bytes = max(int(module.uniform_workspace_size(*arguments)[1]), 16)
     on_cuda = device.type == "cuda"
-    int_workspace = torch.empty(int_bytes, dtype=torch.uint8, device=device)
-    pinned = torch.empty(int_bytes, dtype=torch.uint8, pin_memory=on_cuda)
-    offsets = torch.arange(sizes.batch_size + 1, dtype=torch.int32, device=device)
-    info = module.plan_uniform(float_workspace, int_workspace, pinned, *arguments)
-    plan = UniformPlan(info, int_workspace, pinned, offsets * sizes.q_len, offsets * sizes.pages_per_request)
-    if on_cuda:
-        torch.cuda.current_stream(device).synchronize()
+    with torch.cuda.device(device) if on_cuda else contextlib.nullcontext():
+        int_bytes = max(int(module.uniform_workspace_size(*arguments)[1]), 16)
+        int_workspace = torch.empty(int_bytes, dtype=torch.uint8, device=device)
+        pinned = torch.empty(int_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+        offsets = torch.arange(sizes.batch_size + 1, dtype=torch.int32, device=device)
+        info = module.plan_uniform(float_workspace, int_workspace, pinned, *arguments)
+        plan = UniformPlan(info, int_workspace, pinned, offsets * sizes.q_len, offsets)
+        if on_cuda:
+            torch.cuda.current_stream(device).synchronize()
     return plan

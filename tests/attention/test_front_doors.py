@@ -118,6 +118,8 @@ def test_lengths_change_and_the_plan_stays(device):
             k, v = (x[call.batch.kv_indptr_host[i] :][:n] for x in (call.batch.k, call.batch.v))
             close(out[i], [Attention()(query[i : i + 1], k, v)[0][0]])
     assert len(uniform_plan._plans) == plans
+    xqa_batch_decode_with_kv_cache(query, cache, scratch, tables, lens, max_seq_len + 1, SCALE)
+    assert len(uniform_plan._plans) == plans  # a request that grows by a token needs no other plan
 
 
 def test_sinks(device):
