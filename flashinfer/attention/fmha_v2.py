@@ -14,7 +14,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..dispatch import backend_of, use_pdl
 from ..errors import ArgumentError
-from ..jit.attention.front_doors import prompt_decl
+from ..jit.attention.front_doors import gen_fmha_v2_module, prompt_decl
 from ..jit.utils import filename_safe_dtype_map as _short
 from .block_tables import to_output
 from .host import to_host
@@ -348,9 +348,9 @@ def _module_of(
     return module, (options.sinks, slopes, stats, sm_scale, options.soft_cap, -options.chunk, stats_scale)
 
 
+@functools.cache
 def get_trtllm_fmha_v2_module(
     input_layout: str, input_dtype: torch.dtype, output_dtype: Optional[torch.dtype] = None
 ) -> Any:
-    """The module behind such a call for heads of 128 columns: that of batch prefill, whatever the layout."""
-    dtype = torch.bfloat16 if input_dtype in FP8 else input_dtype
-    return get_batch_prefill_module("fa2", dtype, input_dtype, dtype, torch.int32, 128, 128, 0, False, False, False)
+    """The module behind such a call for heads of 128 columns, built and loaded on first use."""
+    return gen_fmha_v2_module(input_layout, input_dtype, output_dtype).build_and_load()

@@ -3,5 +3,6 @@
 
 from . import variants as variants
 from .customize import *
+from .front_doors import *
 from .modules import *
 from .uri import *

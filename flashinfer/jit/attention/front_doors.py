@@ -3,7 +3,52 @@
 
 from __future__ import annotations
 
-__all__ = ["draft_decl", "prompt_decl"]
+from typing import Any, Callable, NoReturn, Optional
+
+import torch
+
+from ...errors import BackendSupportedError
+from ..core import JitSpec
+from .modules import gen_batch_prefill_module
+
+__all__ = [
+    "gen_cudnn_fmha_module",
+    "gen_fmha_cutlass_sm100a_module",
+    "gen_fmha_v2_module",
+    "gen_nvfp4_attention_sm120_module",
+    "gen_trtllm_fmha_v2_sm120_module",
+    "gen_trtllm_gen_fmha_module",
+]
+
+
+def gen_fmha_v2_module(
+    input_layout: str,
+    input_dtype: torch.dtype,
+    output_dtype: Optional[torch.dtype] = None,
+    device: Optional[str] = None,
+) -> JitSpec:
+    """The module behind ``trtllm_fmha_v2_prefill`` for heads of 128 columns: that of batch prefill, for all layouts."""
+    dtype = torch.bfloat16 if input_dtype.itemsize == 1 else input_dtype
+    types = (dtype, input_dtype, dtype, torch.int32)
+    return gen_batch_prefill_module("fa2", *types, 128, 128, 0, False, False, False, device=device)
+
+
+def _absent(name: str, reason: str) -> Callable[..., NoReturn]:
+    """A generator that published code imports and that this package has no sources for."""
+
+    def generate(*args: Any, **kwargs: Any) -> NoReturn:
+        raise BackendSupportedError(f"{name}: there is no such module here ({reason})")
+
+    generate.__name__ = generate.__qualname__ = name
+    generate.__doc__ = f"Not available here: {reason}."
+    return generate
+
+
+gen_cudnn_fmha_module = _absent("gen_cudnn_fmha_module", "flashinfer.cudnn uses the package of cuDNN's frontend")
+gen_fmha_cutlass_sm100a_module = _absent("gen_fmha_cutlass_sm100a_module", "it needs SM100")
+gen_trtllm_gen_fmha_module = _absent("gen_trtllm_gen_fmha_module", "it needs SM100")
+gen_trtllm_fmha_v2_sm120_module = _absent("gen_trtllm_fmha_v2_sm120_module", "it needs SM120")
+gen_nvfp4_attention_sm120_module = _absent("gen_nvfp4_attention_sm120_module", "it needs SM120")
 
 _HEAD = r"""
   static constexpr bool use_softmax = true;

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that serving engines import: present everywhere, and clear where a GPU or a package is missing."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.errors import BackendSupportedError
+
+BLACKWELL = {
+    "flashinfer": ["nvfp4_attention_sm120_fwd", "trtllm_sage_attention_quantize", "xqa_mla"],
+    "flashinfer.decode": ["trtllm_batch_decode_with_kv_cache_mla", "prims_ts_batch_decode_with_kv_cache"],
+    "flashinfer.prefill": [
+        "fmha_v2_prefill_deepseek",
+        "fmha_v2_prefill_sm120",
+        "fmha_varlen",
+        "trtllm_batch_context_with_kv_cache",
+        "trtllm_ragged_attention_deepseek",
+    ],
+    "flashinfer.mla": [
+        "trtllm_batch_decode_with_kv_cache_mla",
+        "xqa_batch_decode_with_kv_cache_mla",
+        "DSV4HCAMetadata",
+    ],
+    "flashinfer.msa_ops": ["msa_topk_select"],
+    "flashinfer.nvfp4_attention_sm120": ["nvfp4_attention_sm120_quantize_qkv"],
+    "flashinfer.jit": ["gen_trtllm_gen_fmha_module", "gen_cudnn_fmha_module"],
+}
+
+
+@pytest.mark.parametrize("module, name", [(module, name) for module, names in BLACKWELL.items() for name in names])
+def test_names_without_kernels(module, name):
+    function = getattr(importlib.import_module(module), name)
+    assert function.__name__ == name and function.__doc__.startswith("Not available here")
+    with pytest.raises(BackendSupportedError, match=f"^{name}: ") as caught:
+        function(1, any_argument=2)
+    assert module == "flashinfer.jit" or isinstance(caught.value, (ValueError, RuntimeError))
+
+
+@pytest.mark.parametrize("module", ["decode", "prefill", "mla", "msa_ops"])
+def test_other_names_are_missing(module):
+    module = importlib.import_module(f"flashinfer.{module}")
+    assert not hasattr(module, "no_such_name")
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        _ = module.no_such_name
+
+
+def test_names_that_hide_their_modules():
+    assert callable(flashinfer.xqa) and importlib.import_module("flashinfer.xqa").xqa is flashinfer.xqa
+    assert flashinfer.trtllm_fmha_v2_prefill is flashinfer.prefill.trtllm_fmha_v2_prefill
+
+
+def test_modules_behind_other_names():
+    spec = flashinfer.jit.gen_fmha_v2_module("PACKED_QKV", torch.float8_e4m3fn, device="cpu")
+    assert spec.name.startswith("batch_prefill") and "e4m3" in spec.name
+    sizes = flashinfer.mla.MLAHeadDimensions(128, 64, 128, 512)
+    assert flashinfer.mla.MLALayerDimensions(sizes, 16).head_dimensions.kv_lora_rank == 512
