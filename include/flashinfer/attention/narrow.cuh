@@ -31,16 +31,17 @@ struct Traits {
   static constexpr int K_BYTES = KEYS * KLayout::PITCH, V_BYTES = KEYS * VLayout::PITCH;
   static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
   static constexpr int RING_BYTES = WARPS * STAGES * STAGE_BYTES;
-  static constexpr int MERGE_PITCH = D_VO + 4;  // floats; rows start in different banks
-  // A query of up to 192 columns goes on to registers, through the memory that merges its results at the end; a wider one
-  // (it would spill) stays in shared memory of its own.
+  // A query of up to 192 columns goes on from shared memory to registers; a wider one (it would spill) stays there.
   static constexpr bool Q_IN_REGISTERS = D_QK <= 192;
   using QLayout = RowLayout<D_QK* int(sizeof(T))>;
   static constexpr int Q_BYTES = NARROW_TILE * QLayout::PITCH,
-                       ROWS_BYTES = NARROW_TILE * MERGE_PITCH * int(sizeof(float));
-  static constexpr int MERGE_ROWS = Q_IN_REGISTERS && Q_BYTES > ROWS_BYTES ? Q_BYTES : ROWS_BYTES;
-  static constexpr int MERGE_BYTES = MERGE_ROWS + 2 * WARPS * NARROW_TILE * int(sizeof(float));
-  static constexpr int SHARED_BYTES = RING_BYTES + MERGE_BYTES + (Q_IN_REGISTERS ? 0 : Q_BYTES);
+                       STATS_BYTES = (2 * NARROW_TILE + 1) * WARPS * int(sizeof(float));
+  static constexpr int SHARED_BYTES = RING_BYTES + Q_BYTES + STATS_BYTES;
+  // Outputs of a warp are merged through the stage of its ring that is free, so many rows at a time.
+  static constexpr int MERGE_ROWS = STAGE_BYTES / (D_VO * int(sizeof(float))) >= NARROW_TILE ? NARROW_TILE
+                                    : STAGE_BYTES / (D_VO * int(sizeof(float))) >= 8         ? 8
+                                                                                             : 4;
+  static_assert(MERGE_ROWS * D_VO * int(sizeof(float)) <= STAGE_BYTES, "fp8 keys narrower than values");
 };
 
 /// Blocks per SM and stages of the ring: as many blocks as have enough stages each (one block has what fits).
@@ -48,11 +49,7 @@ template <typename Params>
 struct Shape {
   static constexpr int STAGE = Traits<Params, 1>::RING_BYTES, REST = Traits<Params, 1>::SHARED_BYTES - STAGE;
   static constexpr int StagesOf(int blocks) { return (SharedLimit() / blocks - 1024 * (blocks > 1) - REST) / STAGE; }
-#ifdef FI_NB
-  static constexpr int BLOCKS = FI_NB;
-#else
   static constexpr int BLOCKS = Params::HEAD_DIM_VO <= 128 && StagesOf(3) >= 4 ? 3 : (StagesOf(2) >= 2 ? 2 : 1);
-#endif
   static constexpr int FIT = StagesOf(BLOCKS), STAGES = FIT > 6 ? 6 : FIT;
   static_assert(STAGES >= 1, "heads this large do not fit into shared memory");
 };
@@ -61,46 +58,46 @@ struct Shape {
 template <typename Params, typename Tr, bool PAGED>
 struct Producer {
   const Params& p;
+  const RowStrides<Params>& strides;
   const WorkList& work;
-  int next_item, end_item;
+  int next_item, end_item, warp;
   WorkItem item;
   int token;  // first key of the next copy, for this warp
   int page;   // page table entry of key token + lane
   uint32_t ring;
 
-  __device__ __forceinline__ Producer(const Params& p, const WorkList& work, int2 items, uint32_t ring)
-      : p(p), work(work), next_item(items.x), end_item(items.y), ring(ring) {
-    item.kv_end = 0;
-    token = 0;
-    NextItem();
+  __device__ __forceinline__ Producer(const Params& p, const RowStrides<Params>& strides, const WorkList& work,
+                                      const WorkItem& first, int2 items, int warp, uint32_t ring)
+      : p(p),
+        strides(strides),
+        work(work),
+        next_item(items.x + 1),
+        end_item(items.y),
+        warp(warp),
+        item(first),
+        ring(ring) {
+    token = item.kv_start + warp * KEYS;
+    AskPage();
   }
 
-  __device__ __forceinline__ void NextItem() {
+  /// Go on to the item that has the next keys, and ask for their entries of the page table.
+  __device__ __forceinline__ void AskPage() {
     while (token >= item.kv_end && next_item < end_item) {
-      item = GetItem<NARROW_TILE>(p, work, next_item++);
-      token = item.kv_start + int(threadIdx.x / 32) * KEYS;
+      item = ListItem(p, work, next_item++);
+      token = item.kv_start + warp * KEYS;
     }
-    LoadPage();
-  }
-  __device__ __forceinline__ void LoadPage() {
-    const int lane = threadIdx.x % 32;
-    page = token < item.kv_end ? PageOf<PAGED>(p, item, token + lane % KEYS) : 0;
+    page = PageOf<PAGED>(p, item, token + int(threadIdx.x % 32) % KEYS);
   }
 
   /// Start copying the next keys into `stage`, if there are any.
   __device__ __forceinline__ void Issue(int stage) {
     if (token < item.kv_end) {
-      const int lane = threadIdx.x % 32;
-      const RowOffsets<Params> row = RowOf<PAGED>(p, item, token + lane % KEYS, page);
+      const RowOffsets<Params> row = RowOf<PAGED>(p, strides, item, token + int(threadIdx.x % 32) % KEYS, page);
       const uint32_t k_to = ring + stage * Tr::STAGE_BYTES, v_to = k_to + Tr::K_BYTES;
       CopyRows<typename Tr::KLayout>(k_to, p.k, row.k, p.k_sf, p.k_sf_stride_page, p.k_sf_stride_n, p.k_sf_stride_h);
       CopyRows<typename Tr::VLayout>(v_to, p.v, row.v, p.v_sf, p.v_sf_stride_page, p.v_sf_stride_n, p.v_sf_stride_h);
       token += STEP;
-      if (token < item.kv_end) {
-        LoadPage();
-      } else {
-        NextItem();
-      }
+      AskPage();
     }
     ptx::CopyCommit();
   }
@@ -166,7 +163,7 @@ struct Consumer {
 
   __device__ __forceinline__ void Start(char* q_shared) {
     const int lane = threadIdx.x % 32, c = lane % 4;
-    // The previous item is done with this memory: the merge of its results ended with a barrier.
+    // The previous item is done with this memory: its last step came before the barriers of its merge.
     StageQuery<NARROW_TILE, THREADS, typename Tr::QLayout, Tr::FP8>(QueryReader<Params, Variant>{p, variant, item},
                                                                     q_shared);
     __syncthreads();
@@ -356,11 +353,15 @@ struct Consumer {
     }
   }
 
-  /// Merge the warps' results and write them. All threads of the block call it.
-  __device__ __forceinline__ void Finish(const WorkList& work, float* merge) {
+  /// Merge the warps' results and write them. All threads of the block call it; stage `free_stage` of this warp's ring
+  /// is one that no copy targets.
+  __device__ __forceinline__ void Finish(const WorkList& work, char* rings, int free_stage, float* stats) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 4;
-    float* m_of = merge + Tr::MERGE_ROWS / sizeof(float);  // [warp][row]
-    float* d_of = m_of + WARPS * NARROW_TILE;
+    float* m_of = stats;  // [warp][row]
+    float* d_of = stats + WARPS * NARROW_TILE;
+    int* buffer_of = reinterpret_cast<int*>(d_of + WARPS * NARROW_TILE);  // bytes from `rings`, for each warp
+    const int buffer = (warp * Tr::STAGES + free_stage) * Tr::STAGE_BYTES;
+    if (lane == 0) buffer_of[warp] = buffer;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       d[i] = GroupSum(d[i], 4);
@@ -369,82 +370,78 @@ struct Consumer {
         d_of[warp * NARROW_TILE + Row(i)] = d[i];
       }
     }
-    __syncthreads();
-    float scale[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float top = -math::inf;
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) top = fmaxf(top, m_of[w * NARROW_TILE + Row(i)]);
-      scale[i] = !Variant::use_softmax ? 1.f : (m[i] == -math::inf ? 0.f : ptx::Exp2(m[i] - top));
-    }
-    for (int w = 0; w < WARPS; ++w) {  // one after the other: the order of sums is fixed
-      if (w == warp) {
-#pragma unroll
-        for (int n = 0; n < N_BLOCKS; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            // Columns of a lane in the two accumulators of 16 columns (see Step).
-            const int d0 = 16 * n + (Tr::FP8 ? 4 * c : 2 * c), step = Tr::FP8 ? 2 : 1, other = Tr::FP8 ? 1 : 8;
-            float* to = merge + Row(i) * Tr::MERGE_PITCH + d0;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-#pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                float& sum = to[half * other + j * step];
-                const float x = o[2 * n + half][2 * i + j] * scale[i];
-                sum = w == 0 ? x : sum + x;
-              }
-            }
-          }
-        }
-      }
+    const int rows = min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
+#pragma unroll 1
+    for (int begin = 0; begin < rows; begin += Tr::MERGE_ROWS) {
+      __syncwarp();
+      Spread(reinterpret_cast<float*>(rings + buffer), begin, rows);
       __syncthreads();
+      Write(work, m_of, d_of, rings, buffer_of, begin, min(rows, begin + Tr::MERGE_ROWS));
+      __syncthreads();  // what is read here is overwritten next, by copies or other rows
     }
-    Write(work, merge, m_of, d_of);
-    __syncthreads();  // the next item overwrites what is read here
   }
 
-  __device__ __forceinline__ void Write(const WorkList& work, const float* merge, const float* m_of,
-                                        const float* d_of) {
-    const int rows = min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int row = warp; row < rows; row += WARPS) {
-      float top = -math::inf, total = 0.f;
+  /// Column of row `row` in the merge buffer: rows start in different banks.
+  static __device__ __forceinline__ int Swizzled(int row, int column) { return column ^ ((row & 3) * 8); }
+
+  /// This warp's output of rows [begin, begin + MERGE_ROWS) as floats.
+  __device__ __forceinline__ void Spread(float* to, int begin, int rows) {
+    const int c = threadIdx.x % 4;
 #pragma unroll
-      for (int w = 0; w < WARPS; ++w) top = fmaxf(top, m_of[w * NARROW_TILE + row]);
+    for (int i = 0; i < 2; ++i) {
+      const int row = Row(i) - begin;
+      if (row < 0 || row >= Tr::MERGE_ROWS || Row(i) >= rows) continue;
+#pragma unroll
+      for (int n = 0; n < N_BLOCKS; ++n) {
+        // The lane's columns of 16: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9 (see Step).
+        float x[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[j] = Tr::FP8 ? o[2 * n + j % 2][2 * i + j / 2] : o[2 * n + j / 2][2 * i + j % 2];
+        const int column = 16 * n + (Tr::FP8 ? 4 * c : 2 * c), second = Tr::FP8 ? 2 : 8;
+        float* line = to + row * Tr::D_VO;
+        *reinterpret_cast<float2*>(line + Swizzled(row, column)) = make_float2(x[0], x[1]);
+        *reinterpret_cast<float2*>(line + Swizzled(row, column + second)) = make_float2(x[2], x[3]);
+      }
+    }
+  }
+
+  /// Rows [begin, end): the sum over warps, in their order.
+  __device__ __forceinline__ void Write(const WorkList& work, const float* m_of, const float* d_of, const char* rings,
+                                        const int* buffer_of, int begin, int end) {
+    constexpr int VECTORS = Tr::D_VO / 4;
+#pragma unroll 1
+    for (int id = threadIdx.x; id < (end - begin) * VECTORS; id += THREADS) {
+      const int row = id / VECTORS, column = id % VECTORS * 4, at = begin + row;
+      float top = -math::inf, total = 0.f, scale[WARPS], y[4] = {};
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) top = fmaxf(top, m_of[w * NARROW_TILE + at]);
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) {
-        const float x = m_of[w * NARROW_TILE + row];
-        total += x == -math::inf ? 0.f : d_of[w * NARROW_TILE + row] * ptx::Exp2(x - top);
+        const float x = m_of[w * NARROW_TILE + at];
+        scale[w] = !Variant::use_softmax ? 1.f : (x == -math::inf ? 0.f : ptx::Exp2(x - top));
+        total += d_of[w * NARROW_TILE + at] * scale[w];
+        const float4 part = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(rings + buffer_of[w]) +
+                                                             row * Tr::D_VO + Swizzled(row, column));
+        y[0] += part.x * scale[w];
+        y[1] += part.y * scale[w];
+        y[2] += part.z * scale[w];
+        y[3] += part.w * scale[w];
       }
       if constexpr (!Variant::use_softmax) top = 0.f, total = 1.f;
-      const int token = p.group.Divide(item.row_begin + row), head = HeadOf(row);
+      const int token = p.group.Divide(item.row_begin + at), head = HeadOf(at);
       const float lse = total > 0.f ? top + __log2f(total) : -math::inf;
-      const float* from = merge + row * Tr::MERGE_PITCH;
       const bool partial = item.slot >= 0;
-      const int64_t slot_row = int64_t(item.slot) * NARROW_TILE + row, n = int64_t(item.qo_begin) + token;
-      for (int i = lane * 4; i < Tr::D_VO; i += 128) {
-        const float4 x = *reinterpret_cast<const float4*>(from + i);
-        float y[4] = {x.x, x.y, x.z, x.w};
+      const int64_t slot_row = int64_t(item.slot) * NARROW_TILE + at, n = int64_t(item.qo_begin) + token;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          y[j] = variant.OutputTransform(p, y[j], item.request, token, head, top, total, 1.f);
-        }
-        if (partial) {
-          *reinterpret_cast<float4*>(work.partial_o + slot_row * Tr::D_VO + i) = make_float4(y[0], y[1], y[2], y[3]);
-        } else {
-          typename Params::DTypeO* to = p.o + n * p.o_stride_n + head * p.o_stride_h + i;
-#pragma unroll
-          for (int j = 0; j < 4; ++j) to[j] = FromFloat<typename Params::DTypeO>(y[j] * p.out_scale);
-        }
-      }
-      if (lane == 0) {
-        if (partial) {
-          work.partial_lse[slot_row] = lse;
-        } else if (p.lse != nullptr) {
-          p.lse[n * p.num_qo_heads + head] = lse * p.lse_scale;
-        }
+      for (int j = 0; j < 4; ++j) y[j] = variant.OutputTransform(p, y[j], item.request, token, head, top, total, 1.f);
+      if (partial) {
+        *reinterpret_cast<float4*>(work.partial_o + slot_row * Tr::D_VO + column) = make_float4(y[0], y[1], y[2], y[3]);
+        if (column == 0) work.partial_lse[slot_row] = lse;
+      } else {
+        RoundTo<typename Params::DTypeO, 4>(
+            {y[0] * p.out_scale, y[1] * p.out_scale, y[2] * p.out_scale, y[3] * p.out_scale})
+            .Store(p.o + n * p.o_stride_n + head * p.o_stride_h + column);
+        if (column == 0 && p.lse != nullptr) p.lse[n * p.num_qo_heads + head] = lse * p.lse_scale;
       }
     }
   }
@@ -452,23 +449,31 @@ struct Consumer {
 
 template <typename Params, typename Variant, int STAGES, bool PAGED, bool ALL_MASKED>
 __global__ void __launch_bounds__(THREADS, Shape<Params>::BLOCKS)
-    NarrowKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work) {
+    NarrowKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work,
+                 const __grid_constant__ RowStrides<Params> strides) {
   using Tr = Traits<Params, STAGES>;
   extern __shared__ __align__(128) char shared[];
   ptx::GridDependencyWait();
   const int2 items = ItemsOfBlock(p, work);
-  const uint32_t ring = ptx::SharedAddress(shared) + (threadIdx.x / 32) * (STAGES * Tr::STAGE_BYTES);
-  float* merge = reinterpret_cast<float*>(shared + Tr::RING_BYTES);
-  char* q_shared = shared + Tr::RING_BYTES + (Tr::Q_IN_REGISTERS ? 0 : Tr::MERGE_BYTES);
-  Producer<Params, Tr, PAGED> producer(p, work, items, ring);
-#pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage) producer.Issue(stage);
+  if (items.x >= items.y) return;
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);  // tells the compiler that it is uniform
+  const uint32_t ring_address = ptx::SharedAddress(shared) + warp * (STAGES * Tr::STAGE_BYTES);
+  char* const q_shared = shared + Tr::RING_BYTES;
+  float* const stats = reinterpret_cast<float*>(q_shared + Tr::Q_BYTES);
+  WorkItem item = FirstItem<NARROW_TILE>(p, work, items.x);
+  Producer<Params, Tr, PAGED> producer(p, strides, work, item, items, warp, ring_address);
   int stage = 0;
+#pragma unroll 1
   for (int index = items.x; index < items.y; ++index) {
-    Consumer<Params, Variant, Tr, ALL_MASKED> consumer(p, GetItem<NARROW_TILE>(p, work, index));
+    if (index > items.x) item = ListItem(p, work, index);
+    Consumer<Params, Variant, Tr, ALL_MASKED> consumer(p, item);
     consumer.Start(q_shared);
-    for (int token = consumer.item.kv_start + int(threadIdx.x / 32) * KEYS; token < consumer.item.kv_end;
-         token += STEP) {
+    if (index == items.x) {  // after the query was asked for, so that it arrives together with the page table
+#pragma unroll 1
+      for (int i = 0; i < STAGES - 1; ++i) producer.Issue(i);
+    }
+#pragma unroll 1
+    for (int token = item.kv_start + warp * KEYS; token < item.kv_end; token += STEP) {
       if constexpr (STAGES == 1) {
         __syncwarp();
         producer.Issue(0);
@@ -479,11 +484,12 @@ __global__ void __launch_bounds__(THREADS, Shape<Params>::BLOCKS)
         __syncwarp();  // all lanes' copies have landed, and all have read the stage that is overwritten now
         producer.Issue(stage == 0 ? STAGES - 1 : stage - 1);
       }
-      const uint32_t k_tile = ring + stage * Tr::STAGE_BYTES;
+      const uint32_t k_tile = ring_address + stage * Tr::STAGE_BYTES;
       consumer.Step(token, k_tile, k_tile + Tr::K_BYTES, ptx::SharedAddress(q_shared));
       stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
-    consumer.Finish(work, merge);
+    // The stage before the next one is free: it was used last, and is filled when the next step starts.
+    consumer.Finish(work, shared, stage == 0 ? STAGES - 1 : stage - 1, stats);
   }
   ptx::LaunchDependents();
 }
@@ -506,8 +512,8 @@ Status LaunchNarrow(const Params& params, const WorkList& work, bool enable_pdl,
   if (work.blocks == 0) return cudaSuccess;
   if (!RowsAligned(params)) return cudaErrorMisalignedAddress;
   constexpr int BYTES = narrow::Traits<Params, narrow::Shape<Params>::STAGES>::SHARED_BYTES;
-  return LaunchBlocks<narrow::KernelOf<Params, PAGED, ALL_MASKED>(), narrow::THREADS, BYTES>(work.blocks, enable_pdl,
-                                                                                             stream, params, work);
+  return LaunchBlocks<narrow::KernelOf<Params, PAGED, ALL_MASKED>(), narrow::THREADS, BYTES>(
+      work.blocks, enable_pdl, stream, params, work, RowStrides<Params>(params));
 }
 
 }  // namespace attention

@@ -168,21 +168,37 @@ __device__ __forceinline__ uint4 ExpandFp4(uint32_t codes, uint8_t scale_bits) {
 }
 
 /// Where the row of a token starts in k and v: in units of 16 bytes, which every row starts at a multiple of
-/// (RowsAligned), or in bytes (NVFP4). SHARED_KV: v is the row of k_pe.
+/// (RowsAligned), or in bytes (NVFP4). 32 bits reach 64 GiB. SHARED_KV: v is the row of k_pe.
 template <typename Params>
 using RowOffset = std::conditional_t<IS_FP4<typename Params::DTypeKV>, int64_t, uint32_t>;
 template <typename Params>
 struct RowOffsets {
   RowOffset<Params> k, v;
 };
+
+/// Strides in these units, computed once on the host: the kernels' address arithmetic is 32 bits wide.
 template <typename Params>
-__device__ __forceinline__ RowOffset<Params> InUnits(int64_t elements) {
-  if constexpr (IS_FP4<typename Params::DTypeKV>) {
-    return elements;
-  } else {
-    return uint32_t(elements / int64_t(16 / sizeof(typename Params::DTypeKV)));
+struct RowStrides {
+  RowOffset<Params> k_page, k_n, k_h, v_page, v_n, v_h;
+
+  explicit RowStrides(const Params& p) {
+    constexpr int64_t UNIT = IS_FP4<typename Params::DTypeKV> ? 1 : 16 / sizeof(typename Params::DTypeKV);
+    auto in_units = [](int64_t stride) { return RowOffset<Params>(stride / UNIT); };
+    k_page = in_units(p.k_stride_page);
+    k_n = in_units(p.k_stride_n);
+    k_h = in_units(p.k_stride_h);
+    if constexpr (Params::SHARED_KV) {
+      v_page = in_units(p.k_pe_stride_page);
+      v_n = in_units(p.k_pe_stride_n);
+      v_h = 0;
+    } else {
+      v_page = in_units(p.v_stride_page);
+      v_n = in_units(p.v_stride_n);
+      v_h = in_units(p.v_stride_h);
+    }
   }
-}
+};
+
 template <typename Params>
 __device__ __forceinline__ const char* RowAt(const typename Params::DTypeKV* data, RowOffset<Params> offset) {
   constexpr int64_t UNIT = IS_FP4<typename Params::DTypeKV> ? 1 : 16;
@@ -191,21 +207,18 @@ __device__ __forceinline__ const char* RowAt(const typename Params::DTypeKV* dat
 
 /// `page` is the token's entry of the page table.
 template <bool PAGED, typename Params>
-__device__ __forceinline__ RowOffsets<Params> RowOf(const Params& p, const WorkItem& item, int token, int page) {
+__device__ __forceinline__ RowOffsets<Params> RowOf(const Params& p, const RowStrides<Params>& strides,
+                                                    const WorkItem& item, int token, int page) {
+  using Offset = RowOffset<Params>;
+  const Offset head = Offset(item.kv_head);
   if constexpr (PAGED) {
-    const int entry = token - int(p.page_size.Divide(token)) * int(p.page_size.divisor);
-    const int64_t k = page * p.k_stride_page + entry * p.k_stride_n + item.kv_head * p.k_stride_h;
-    if constexpr (Params::SHARED_KV) {
-      return {InUnits<Params>(k), InUnits<Params>(page * p.k_pe_stride_page + entry * p.k_pe_stride_n)};
-    } else {
-      return {InUnits<Params>(k),
-              InUnits<Params>(page * p.v_stride_page + entry * p.v_stride_n + item.kv_head * p.v_stride_h)};
-    }
+    const Offset entry = Offset(token - int(p.page_size.Divide(token)) * int(p.page_size.divisor));
+    return {Offset(page) * strides.k_page + entry * strides.k_n + head * strides.k_h,
+            Offset(page) * strides.v_page + entry * strides.v_n + head * strides.v_h};
   } else {
     static_assert(!Params::SHARED_KV, "latent caches are paged");
-    const int64_t row = int64_t(item.kv_begin) + token;
-    return {InUnits<Params>(row * p.k_stride_n + item.kv_head * p.k_stride_h),
-            InUnits<Params>(row * p.v_stride_n + item.kv_head * p.v_stride_h)};
+    const Offset row = Offset(item.kv_begin) + Offset(token);
+    return {row * strides.k_n + head * strides.k_h, row * strides.v_n + head * strides.v_h};
   }
 }
 
@@ -234,51 +247,56 @@ __device__ __forceinline__ void ExpandChunk(uint32_t to, const char* row, const 
   ptx::StoreShared16(to, x);
 }
 
-/// Item `index` of a block, completed: its head, and its length where only the device knows it.
+/// An item of one request cut evenly (WorkList::uniform).
 template <int TILE, typename Params>
-__device__ __forceinline__ WorkItem GetItem(const Params& p, const WorkList& work, int index) {
+__device__ __forceinline__ WorkItem UniformItem(const Params& p, const WorkList& work, int index) {
   WorkItem item;
-  if (work.items == nullptr) {
-    const int heads = p.num_kv_heads, unit = index / heads;
-    const int tile = work.uniform.tiles - 1 - unit / work.uniform.chunks, chunk = unit % work.uniform.chunks;
-    item.request = item.qo_begin = item.kv_begin = 0;
-    item.qo_len = p.qo_len;
-    item.kv_len = p.kv_len;
-    item.kv_head = index - unit * heads;
-    item.row_begin = tile * TILE;
-    item.kv_start = chunk * work.uniform.chunk_size;
-    item.kv_end = min(p.kv_len, item.kv_start + work.uniform.chunk_size);
-    item.is_first = chunk == 0;
-    item.slot = work.uniform.chunks > 1 ? (tile * work.uniform.chunks + chunk) * heads + item.kv_head : -1;
-    // Keys that no row of the tile sees.
-    const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
-    const int first = p.group.Divide(item.row_begin);
-    const int last = min(int(p.group.Divide(item.row_begin + TILE - 1)), item.qo_len - 1);
-    item.kv_start = max(item.kv_start, mask.First(first) / GRANULE * GRANULE);
-    item.kv_end = min(item.kv_end, mask.End(last));
-  } else {
-    const bool per_head = work.block_indptr == nullptr;
-    const int heads = p.num_kv_heads, unit = per_head ? index / heads : index;
-    const int4* from = reinterpret_cast<const int4*>(work.items + unit);
-    int4* to = reinterpret_cast<int4*>(&item);
+  const int heads = p.num_kv_heads, unit = index / heads;
+  const int tile = work.uniform.tiles - 1 - unit / work.uniform.chunks, chunk = unit % work.uniform.chunks;
+  item.request = item.qo_begin = item.kv_begin = 0;
+  item.qo_len = p.qo_len;
+  item.kv_len = p.kv_len;
+  item.kv_head = index - unit * heads;
+  item.row_begin = tile * TILE;
+  item.is_first = chunk == 0;
+  item.slot = work.uniform.chunks > 1 ? (tile * work.uniform.chunks + chunk) * heads + item.kv_head : -1;
+  // Keys that some row of the tile sees.
+  const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
+  const int first = p.group.Divide(item.row_begin);
+  const int last = min(int(p.group.Divide(item.row_begin + TILE - 1)), item.qo_len - 1);
+  item.kv_start = max(chunk * work.uniform.chunk_size, mask.First(first) / GRANULE * GRANULE);
+  item.kv_end = min(min(p.kv_len, (chunk + 1) * work.uniform.chunk_size), mask.End(last));
+  return item;
+}
+
+/// Item `index` of a list whose items name their head, with its length where only the device knows it.
+template <typename Params>
+__device__ __forceinline__ WorkItem ListItem(const Params& p, const WorkList& work, int index) {
+  WorkItem item;
+  const int4* from = reinterpret_cast<const int4*>(work.items + index);
+  int4* to = reinterpret_cast<int4*>(&item);
 #pragma unroll
-    for (int i = 0; i < int(sizeof(WorkItem) / sizeof(int4)); ++i) to[i] = __ldg(from + i);
-    if (per_head) {
-      item.kv_head = index - unit * heads;
-      if (item.slot >= 0) item.slot += item.kv_head;
-    }
-    if (item.kv_len < 0) {
-      item.kv_len = int(p.get_kv_len(item.request));
-      item.kv_end = min(item.kv_end, item.kv_len);
-      // A window ends where the keys do, which the planner did not know.
-      const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
-      item.kv_start = max(item.kv_start, mask.First(p.group.Divide(item.row_begin)) / GRANULE * GRANULE);
-    }
+  for (int i = 0; i < int(sizeof(WorkItem) / sizeof(int4)); ++i) to[i] = __ldg(from + i);
+  if (item.kv_len < 0) {
+    item.kv_len = int(p.get_kv_len(item.request));
+    item.kv_end = min(item.kv_end, item.kv_len);
   }
   return item;
 }
 
-/// The items of this block: [begin, end) of GetItem.
+/// The first item of a block, in any kind of list.
+template <int TILE, typename Params>
+__device__ __forceinline__ WorkItem FirstItem(const Params& p, const WorkList& work, int index) {
+  if (work.items == nullptr) return UniformItem<TILE>(p, work, index);
+  if (work.block_indptr != nullptr) return ListItem(p, work, index);
+  const int heads = p.num_kv_heads, unit = index / heads;
+  WorkItem item = ListItem(p, work, unit);
+  item.kv_head = index - unit * heads;
+  if (item.slot >= 0) item.slot += item.kv_head;
+  return item;
+}
+
+/// The items of this block: [begin, end). More than one only in lists with block_indptr.
 template <typename Params>
 __device__ __forceinline__ int2 ItemsOfBlock(const Params& p, const WorkList& work) {
   const int block = blockIdx.x;
@@ -351,10 +369,11 @@ struct QueryReader {
 template <int TILE, int THREADS, typename Layout, bool FP8, typename Params, typename Variant>
 __device__ __forceinline__ void StageQuery(const QueryReader<Params, Variant>& query, char* to) {
   using T = typename Params::DTypeQ;
-  constexpr int CHUNKS = Params::HEAD_DIM_QK / 8;
-#pragma unroll 4
-  for (int id = threadIdx.x; id < TILE * CHUNKS; id += THREADS) {
-    const int row = id / CHUNKS, chunk = id % CHUNKS;
+  constexpr int CHUNKS = Params::HEAD_DIM_QK / 8, TURNS = (TILE * CHUNKS + THREADS - 1) / THREADS;
+#pragma unroll TURNS < 4 ? TURNS : 4
+  for (int turn = 0; turn < TURNS; ++turn) {
+    const int id = turn * THREADS + int(threadIdx.x), row = id / CHUNKS, chunk = id % CHUNKS;
+    if (TILE * CHUNKS % THREADS != 0 && id >= TILE * CHUNKS) break;
     float x[8];
     query.Read(x, row, 8 * chunk);
     if constexpr (FP8) {

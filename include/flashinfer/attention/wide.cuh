@@ -25,16 +25,7 @@ struct Traits {
   static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
   static constexpr bool FP8 = IS_FP8<KV>;
   static constexpr int WD = D_VO <= 256 ? 1 : (TILE == NARROW_TILE ? 4 : 2);
-#ifdef FI_MT
-  static constexpr int MT = TILE == WIDEST_TILE && D_VO <= 128 ? FI_MT : 1;
-#else
   static constexpr int MT = TILE == WIDEST_TILE && D_VO <= 128 ? 2 : 1;
-#endif
-#ifdef FI_QREG
-  static constexpr bool Q_IN_REGISTERS = MT == 1 && D_QK <= 128;
-#else
-  static constexpr bool Q_IN_REGISTERS = false;
-#endif
   static constexpr int WM = TILE / (16 * MT);
   static constexpr int WARPS = WM * WD, THREADS = WARPS * 32;
   static constexpr int D_WARP = (D_VO / 16 + WD - 1) / WD * 16;  // value columns of a warp
@@ -50,22 +41,13 @@ struct Traits {
   static constexpr int ALONE = SharedLimit() - Q_BYTES - 4096;
   static constexpr int FIT = (BUDGET >= 64 * ROW_BYTES ? BUDGET : ALONE) / (2 * ROW_BYTES);
   static constexpr int KEYS = FIT >= 64 ? 64 : (FIT >= 32 ? 32 : 16);
-#ifdef FI_SUB
-  static constexpr int SUB_KEYS = FI_SUB < KEYS ? FI_SUB : KEYS;
-#else
-  static constexpr int SUB_KEYS = MT == 2 && KEYS > 32 ? 32 : KEYS;  // whose scores are in registers at once
-#endif
   static_assert(FIT >= 16, "heads this large do not fit into shared memory");
   static constexpr int K_BYTES = KEYS * KLayout::PITCH, V_BYTES = Params::SHARED_KV ? 0 : KEYS * VLayout::PITCH;
   static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
   static constexpr int OFFSET_BYTES = 2 * KEYS * int(sizeof(RowOffsets<Params>));  // of the rows of the next two steps
   static constexpr int CLASS_BYTES = MaskClasses::BYTES;
   static constexpr int SHARED_BYTES = Q_BYTES + 2 * STAGE_BYTES + OFFSET_BYTES + CLASS_BYTES;
-#ifdef FI_BPS
-  static constexpr int BLOCKS_PER_SM = TILE == WIDEST_TILE ? FI_BPS : 3;
-#else
   static constexpr int BLOCKS_PER_SM = THREADS == 128 && SHARED_BYTES <= SharedLimit() / 2 - 1024 ? 2 : 1;
-#endif
 };
 
 /// Keys and values into shared memory, by all threads of the block.
@@ -73,6 +55,7 @@ template <typename Tr, bool PAGED>
 struct Loader {
   using Params = typename Tr::Params;
   const Params& p;
+  const RowStrides<Params>& strides;
   const WorkItem& item;
   RowOffsets<Params>* offsets;  // [2][KEYS], in shared memory: where the rows of a step are
   int page;                     // of key `threadIdx.x` of the step after the next, on its way
@@ -83,7 +66,7 @@ struct Loader {
   }
   __device__ __forceinline__ void StoreOffset(int token, int buffer) {
     if (threadIdx.x < Tr::KEYS) {
-      offsets[buffer * Tr::KEYS + threadIdx.x] = RowOf<PAGED>(p, item, token + int(threadIdx.x), page);
+      offsets[buffer * Tr::KEYS + threadIdx.x] = RowOf<PAGED>(p, strides, item, token + int(threadIdx.x), page);
     }
   }
 
@@ -139,13 +122,12 @@ template <typename Tr, typename Variant, bool ALL_MASKED>
 struct Consumer {
   using Params = typename Tr::Params;
   using T = typename Tr::T;
-  static constexpr int MT = Tr::MT, K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_WARP / 16, KEY_BLOCKS = Tr::SUB_KEYS / 16;
+  static constexpr int MT = Tr::MT, K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_WARP / 16, KEY_BLOCKS = Tr::KEYS / 16;
 
   const Params& p;
   Variant variant;
   const WorkItem& item;
   int row0, column0;  // of the warp in the tile
-  uint32_t q[Tr::Q_IN_REGISTERS ? K_STEPS : 1][MT][4];
   float o[MT][2 * N_BLOCKS][4];
   float m[MT][2], d[MT][2];
   int full_begin, full_end;  // keys that all rows see
@@ -171,11 +153,7 @@ struct Consumer {
                                                                      q_shared);
   }
 
-  __device__ __forceinline__ void Start(uint32_t q_tile) {
-    if constexpr (Tr::Q_IN_REGISTERS) {
-#pragma unroll
-      for (int k = 0; k < K_STEPS; ++k) ReadQ(q[k], q_tile, k);
-    }
+  __device__ __forceinline__ void Start() {
     const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
     full_begin = mask.First(TokenOf(Tr::TILE - 1));
     full_end = min(mask.End(TokenOf(0)), item.kv_end);
@@ -198,14 +176,6 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void LoadA(uint32_t (&a)[MT][4], uint32_t q_tile, int k) const {
-    if constexpr (Tr::Q_IN_REGISTERS) {
-#pragma unroll
-      for (int i = 0; i < 4 * MT; ++i) a[i / 4][i % 4] = q[k][i / 4][i % 4];
-      return;
-    }
-    ReadQ(a, q_tile, k);
-  }
-  __device__ __forceinline__ void ReadQ(uint32_t (&a)[MT][4], uint32_t q_tile, int k) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
@@ -301,8 +271,7 @@ struct Consumer {
         [[maybe_unused]] uint64_t bits = ~uint64_t{0};
         if constexpr (MASKED && ALL_MASKED && HAS_MASK_BITS<Variant>) {
           if (variant.custom_mask_ptr != nullptr) {
-            bits =
-                MaskBits(variant.custom_mask_ptr, item.kv_len, qo_idx, token, min(Tr::SUB_KEYS, item.kv_len - token));
+            bits = MaskBits(variant.custom_mask_ptr, item.kv_len, qo_idx, token, min(Tr::KEYS, item.kv_len - token));
           }
         }
 #pragma unroll
@@ -498,7 +467,8 @@ struct Consumer {
 
 template <typename Params, typename Variant, int TILE, bool PAGED, bool ALL_MASKED>
 __global__ void __launch_bounds__(Traits<Params, TILE>::THREADS, Traits<Params, TILE>::BLOCKS_PER_SM)
-    WideKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work) {
+    WideKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work,
+               const __grid_constant__ RowStrides<Params> strides) {
   using Tr = Traits<Params, TILE>;
   extern __shared__ __align__(128) char shared[];
   char* const stages = shared + Tr::Q_BYTES;
@@ -508,8 +478,8 @@ __global__ void __launch_bounds__(Traits<Params, TILE>::THREADS, Traits<Params, 
   ptx::GridDependencyWait();
   const int2 items = ItemsOfBlock(p, work);
   for (int index = items.x; index < items.y; ++index) {
-    const WorkItem item = GetItem<TILE>(p, work, index);
-    Loader<Tr, PAGED> loader{p, item, offsets, 0};
+    const WorkItem item = index == items.x ? FirstItem<TILE>(p, work, index) : ListItem(p, work, index);
+    Loader<Tr, PAGED> loader{p, strides, item, offsets, 0};
     Consumer<Tr, Variant, ALL_MASKED> consumer(p, item);
     // Where a step starts, skipping those of which a custom mask hides everything.
     MaskClasses mask_classes(classes, item.kv_start, Tr::KEYS);
@@ -522,22 +492,29 @@ __global__ void __launch_bounds__(Traits<Params, TILE>::THREADS, Traits<Params, 
       }
       return token;
     };
-    int token = next_step(item.kv_start), following = next_step(token + Tr::KEYS);
-    loader.AskPage(token);
-    loader.StoreOffset(token, 0);
+    // A turn computes step `token` while `following` is copied and the page table for the one after it is read. The first
+    // turn only copies.
+    int token = item.kv_end, following = next_step(item.kv_start), buffer = 1;
     loader.AskPage(following);
     consumer.LoadQuery(shared);
-    __syncthreads();
-    if (token < item.kv_end) loader.Issue(token, 0, ring);
-    consumer.Start(q_tile);
-    loader.StoreOffset(following, 1);
-    int buffer = 0;
-    while (token < item.kv_end) {
+    loader.StoreOffset(following, 0);
+    bool starting = true;
+#pragma unroll 1
+    while (starting || token < item.kv_end) {
       const int after = next_step(following + Tr::KEYS);
       loader.AskPage(after);
       ptx::CopyWait<0>();
       __syncthreads();  // keys and values have landed; the other buffer and its offsets are free
       if (following < item.kv_end) loader.Issue(following, buffer ^ 1, ring + (buffer ^ 1) * Tr::STAGE_BYTES);
+      if (starting) {
+        starting = false;
+        consumer.Start();
+        loader.StoreOffset(after, buffer);
+        token = following;
+        following = after;
+        buffer ^= 1;
+        continue;
+      }
       bool masked = token < consumer.full_begin || token + Tr::KEYS > consumer.full_end;
       if constexpr (ALL_MASKED) {
         if constexpr (HAS_MASK_BITS<Variant>) {
@@ -548,15 +525,7 @@ __global__ void __launch_bounds__(Traits<Params, TILE>::THREADS, Traits<Params, 
       }
       const uint32_t k_tile = ring + buffer * Tr::STAGE_BYTES;
       const uint32_t v_tile = Params::SHARED_KV ? k_tile : k_tile + Tr::K_BYTES;
-#ifdef FI_UNROLL
-#pragma unroll
-#else
-#pragma unroll 1
-#endif
-      for (int sub = 0; sub < Tr::KEYS; sub += Tr::SUB_KEYS) {
-        consumer.Step(token + sub, masked, q_tile, k_tile + sub * Tr::KLayout::PITCH,
-                      v_tile + sub * Tr::VLayout::PITCH);
-      }
+      consumer.Step(token, masked, q_tile, k_tile, v_tile);
       loader.StoreOffset(after, buffer);  // its step was issued before the barrier above
       token = following;
       following = after;
@@ -583,7 +552,7 @@ Status LaunchWide(const Params& params, const WorkList& work, bool enable_pdl, S
   if (!RowsAligned(params)) return cudaErrorMisalignedAddress;
   using Tr = wide::Traits<Params, TILE>;
   return LaunchBlocks<wide::WideKernel<Params, Variant<ALL_MASKED>, TILE, PAGED, ALL_MASKED>, Tr::THREADS,
-                      Tr::SHARED_BYTES>(work.blocks, enable_pdl, stream, params, work);
+                      Tr::SHARED_BYTES>(work.blocks, enable_pdl, stream, params, work, RowStrides<Params>(params));
 }
 
 }  // namespace attention
