@@ -148,7 +148,8 @@ inline cudaEvent_t PinnedEvent(const void* pinned, int device) {
 }
 #endif
 
-inline Numbers MakePlan(const char* op, const PlanInput& in, const PlanBuffers& to) {
+inline Numbers MakePlan(const char* op, PlanInput in, const PlanBuffers& to) {
+  in.float_bytes = ByteSize(to.float_ws);
   const PlanOutput& out = RunPlanner(op, in);
   const PlanInfo& info = out.info;
   CheckSize(op, "float_workspace_buffer", to.float_ws, info.float_bytes);

@@ -44,11 +44,18 @@ def fill(cache, batch, pages, order):
         pool[: pages.num_pages].copy_(pages.scatter(rows, order))
 
 
-@pytest.mark.parametrize("tensor_cores", [False, True])
-@pytest.mark.parametrize("q_len", [1, 3])
-def test_decode(tensor_cores, q_len):
-    if q_len > 1 and not tensor_cores:
-        pytest.skip("several tokens per request need tensor cores")
+@pytest.mark.parametrize(
+    "tensor_cores, q_len, split",
+    [
+        (False, 1, {}),
+        (False, 1, {"disable_split_kv": True}),
+        (True, 1, {}),
+        (True, 3, {}),
+        (True, 1, {"fixed_split_size": 8}),
+        (True, 3, {"disable_split_kv": True}),
+    ],
+)
+def test_decode(tensor_cores, q_len, split):
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
         calls.workspace("cuda"),
         "NHD",
@@ -65,7 +72,7 @@ def test_decode(tensor_cores, q_len):
     for lengths in DECODE_LENGTHS:
         batch = Batch([q_len] * 4, [max(n, q_len) for n in lengths], 8, 2, 64, device="cuda")
         pages = batch.pages(PAGE_SIZE)
-        wrapper.plan(*pages.table, *batch.heads, 64, PAGE_SIZE, q_data_type=torch.float16, q_len_per_req=q_len)
+        wrapper.plan(*pages.table, *batch.heads, 64, PAGE_SIZE, q_data_type=torch.float16, q_len_per_req=q_len, **split)
         q.copy_(batch.q)
         fill(cache, batch, pages, "NHD")
         if graph is None:
@@ -82,8 +89,8 @@ PREFILL_LENGTHS = [
 ]
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_paged_prefill(masked):
+@pytest.mark.parametrize("masked, split", [(False, {}), (True, {}), (False, {"fixed_split_size": 8})])
+def test_paged_prefill(masked, split):
     masks = {"custom_mask_buf": empty(1 << 20, dtype=torch.uint8), "mask_indptr_buf": empty(5)} if masked else {}
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
         calls.workspace("cuda"),
@@ -115,6 +122,7 @@ def test_paged_prefill(masked):
             causal=not masked,
             custom_mask=calls.masks(what),
             q_data_type=torch.float16,
+            **split,
         )
         q[:rows].copy_(batch.q)
         fill(cache, batch, pages, "HND")

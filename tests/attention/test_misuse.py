@@ -266,3 +266,33 @@ def test_masks_of_graphs_need_buffers(device, kind):
     scene = Scene(kind, device, use_cuda_graph=True, **graph_buffers(kind, device))
     with pytest.raises(ValueError, match="custom_mask_buf is missing, expected a tensor"):
         scene.plan(custom_mask=torch.ones(66, dtype=torch.bool, device=device))
+
+
+@pytest.mark.parametrize("split", [{}, {"disable_split_kv": True}, {"fixed_split_size": 16}], ids=str)
+@pytest.mark.parametrize("tensor_cores", [False, True])
+@kinds
+def test_a_graph_fits_every_plan(device, kind, split, tensor_cores):
+    """What a captured launch relies on is the same for all lengths."""
+    if tensor_cores != ("fixed_split_size" in split) if kind is Decode else tensor_cores:
+        pytest.skip("no such option, or the same as another one")
+    buffers = graph_buffers(kind, device)
+    for name in buffers:
+        if "indices" in name:
+            buffers[name] = torch.zeros(4096, dtype=torch.int32, device=device)
+    options = {"use_tensor_cores": tensor_cores} if kind is Decode else {}
+    wrapper = kind(calls.workspace(device), use_cuda_graph=True, **buffers, **options)
+    first = None
+    for qo_lens, kv_lens in (([90, 60], [300, 64]), ([1, 1], [5, 0]), ([0, 150], [1, 7000]), ([75, 75], [4000, 3000])):
+        batch = Batch([1, 1] if kind is Decode else qo_lens, kv_lens, device=device)
+        pages = batch.pages(PAGE_SIZE)
+        tables = {
+            Decode: pages.table,
+            Paged: (batch.qo_indptr, *pages.table),
+            Ragged: (batch.qo_indptr, batch.kv_indptr),
+        }
+        sizes = (*batch.heads, 64) if kind is Ragged else (*batch.heads, 64, PAGE_SIZE)
+        wrapper.plan(*tables[kind], *sizes, q_data_type=torch.float16, **split)
+        first = first or list(wrapper._plan_info)
+        assert list(wrapper._plan_info) == first
+        cache = (batch.k, batch.v) if kind is Ragged else (batch.cache(pages),)
+        calls.check(wrapper.run(batch.q, *cache, return_lse=True), batch.expected(), torch.float16)

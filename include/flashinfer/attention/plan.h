@@ -36,6 +36,7 @@ struct PlanInput {
   bool disable_split;
   bool cuda_graph;
   int32_t max_rows;       ///< of q in any plan of this graph
+  int64_t float_bytes;    ///< of the float workspace, 0 if unknown: what fixed splits of a graph may grow to
   int32_t narrow_tile;    ///< rows of the tiles of either list; 0: the backend has none
   int32_t narrow_blocks;  ///< blocks resident at once
   int32_t wide_tiles[2];  ///< ascending; the second may be 0
@@ -380,6 +381,20 @@ class Planner {
     for (const WorkItem& item : from) to[begin[bucket(item)]++] = item;
   }
 
+  int64_t SlotBytes(int64_t tile) const { return tile * (in_.head_dim_vo + 1) * int64_t(sizeof(float)); }
+
+  /// Pieces of a fixed size become more as keys do. A graph has room for as many as the float workspace holds: a quarter
+  /// of it is for the narrow list, the rest for the wide one.
+  void ShareRoom(int64_t& narrow_slots, int64_t& wide_slots, bool narrow_only) const {
+    const int64_t narrow = SlotBytes(in_.narrow_tile), wide = SlotBytes(wide_tile_);
+    int64_t room =
+        narrow_only ? narrow_slots * narrow : std::max(4 * narrow_slots * narrow, DivideUp(4 * wide_slots * wide, 3));
+    room = std::max(room, in_.float_bytes);
+    const int64_t part = narrow_only ? room : room / 4;
+    narrow_slots = narrow > 0 ? part / narrow : 0;
+    wide_slots = narrow_only ? 0 : (room - part) / wide;
+  }
+
   /// Sizes and offsets. In a CUDA graph they depend on the frozen sizes only, so that a later plan fits the launch.
   void Layout() {
     PlanInfo& info = out_.info;
@@ -404,10 +419,12 @@ class Planner {
         wide_slots = 2 * wide_blocks_ + heads;
         wide_merges = std::min<int64_t>(wide_tiles, wide_blocks_);
       } else {
-        // Splits of a fixed size grow with the keys; these plans keep what the first one needed.
-        narrow_items = std::max(narrow_items, narrow_tiles);
+        if (in_.fixed_split > 0) ShareRoom(narrow_slots, wide_slots, narrow_only);
+        narrow_items = narrow_tiles + narrow_slots / heads;
         narrow_blocks = narrow_items * heads;
-        wide_items = std::max(wide_items, wide_tiles);
+        narrow_merges = std::min(narrow_tiles, narrow_slots / heads);
+        wide_items = wide_tiles + wide_slots / heads;
+        wide_merges = std::min(wide_tiles, wide_slots / heads);
       }
     }
     int64_t at = AlignUp(sizeof(PlanHeader));
@@ -429,8 +446,8 @@ class Planner {
     info.wide_merge_blocks = wide_merges * heads;
     info.int_bytes = at;
     at = 0;
-    info.narrow_partial = place(narrow_slots * in_.narrow_tile * (in_.head_dim_vo + 1) * sizeof(float));
-    info.wide_partial = place(wide_slots * wide_tile_ * (in_.head_dim_vo + 1) * sizeof(float));
+    info.narrow_partial = place(narrow_slots * SlotBytes(in_.narrow_tile));
+    info.wide_partial = place(wide_slots * SlotBytes(wide_tile_));
     info.float_bytes = at;
   }
 
