@@ -7,13 +7,11 @@
 
 #include "../cpu/fp4.h"
 #include "../cpu/parallel.h"
+#include "cpu_gemm.h"
 #include "params.h"
 
 namespace flashinfer {
 namespace attention {
-
-using cpu::LANES;
-using cpu::Vec;
 
 /// Floats of a row in scratch memory: whole registers, the last of them filled up with zeros.
 constexpr int Padded(int head_dim) { return (head_dim + LANES - 1) / LANES * LANES; }
@@ -34,9 +32,17 @@ inline void LoadRowNvfp4(const uint8_t* codes, const uint8_t* factors, int n, fl
   }
 }
 
+/// Ask for a row that will be read soon. Keys of a head are far from each other; the hardware does not see the pattern.
+template <int BYTES>
+inline void Prefetch(const void* row) {
+  for (int at = 0; at < BYTES; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
+}
+
 /// Where the key or value of a position is.
 template <typename Params, bool PAGED>
 struct KeyAddress {
+  static constexpr bool IS_NVFP4 = std::is_same_v<typename Params::DTypeKV, uint8_t>;
+  static constexpr int PE = Params::HEAD_DIM_PE, K_COLUMNS = Params::HEAD_DIM_QK - PE;
   const Params& params;
   int64_t kv_begin;
   int32_t kv_head;
@@ -49,55 +55,85 @@ struct KeyAddress {
       return (kv_begin + j) * stride_n + kv_head * stride_h;
     }
   }
+  auto* Key(int32_t j) const {
+    return params.k + Offset(j, params.k_stride_page, params.k_stride_n, params.k_stride_h);
+  }
+  auto* Value(int32_t j) const {
+    return params.v + Offset(j, params.v_stride_page, params.v_stride_n, params.v_stride_h);
+  }
 
   void LoadKey(int32_t j, float* to) const {
-    constexpr int PE = Params::HEAD_DIM_PE, D = Params::HEAD_DIM_QK - PE;
-    const int64_t at = Offset(j, params.k_stride_page, params.k_stride_n, params.k_stride_h);
-    if constexpr (std::is_same_v<typename Params::DTypeKV, uint8_t>) {
-      LoadRowNvfp4(params.k + at,
-                   params.k_sf + Offset(j, params.k_sf_stride_page, params.k_sf_stride_n, params.k_sf_stride_h), D, to);
+    if constexpr (IS_NVFP4) {
+      const int64_t at = Offset(j, params.k_sf_stride_page, params.k_sf_stride_n, params.k_sf_stride_h);
+      LoadRowNvfp4(Key(j), params.k_sf + at, K_COLUMNS, to);
     } else {
-      LoadRow(params.k + at, D, to);
+      LoadRow(Key(j), K_COLUMNS, to);
     }
-    if constexpr (PE > 0)
-      LoadRow(params.k_pe + Offset(j, params.k_pe_stride_page, params.k_pe_stride_n, 0), PE, to + D);
+    if constexpr (PE > 0) {
+      LoadRow(params.k_pe + Offset(j, params.k_pe_stride_page, params.k_pe_stride_n, 0), PE, to + K_COLUMNS);
+    }
   }
 
   void LoadValue(int32_t j, float* to) const {
-    const int64_t at = Offset(j, params.v_stride_page, params.v_stride_n, params.v_stride_h);
-    if constexpr (std::is_same_v<typename Params::DTypeKV, uint8_t>) {
-      LoadRowNvfp4(params.v + at,
-                   params.v_sf + Offset(j, params.v_sf_stride_page, params.v_sf_stride_n, params.v_sf_stride_h),
-                   Params::HEAD_DIM_VO, to);
+    if constexpr (IS_NVFP4) {
+      const int64_t at = Offset(j, params.v_sf_stride_page, params.v_sf_stride_n, params.v_sf_stride_h);
+      LoadRowNvfp4(Value(j), params.v_sf + at, Params::HEAD_DIM_VO, to);
     } else {
-      LoadRow(params.v + at, Params::HEAD_DIM_VO, to);
+      LoadRow(Value(j), Params::HEAD_DIM_VO, to);
     }
+  }
+
+  void PrefetchRow(int32_t j) const {
+    constexpr int SIZE = sizeof(typename Params::DTypeKV), PACKED = IS_NVFP4 ? 2 : 1;
+    Prefetch<K_COLUMNS * SIZE / PACKED>(Key(j));
+    if constexpr (!Params::SHARED_KV) Prefetch<Params::HEAD_DIM_VO * SIZE / PACKED>(Value(j));
   }
 };
 
-/// Rotation of (d, d + D / 2) by position * rcp_scale * rcp_theta^(2d / D).
+/// Rotation of (d, d + D / 2) by position * rcp_scale * rcp_theta^(2d / D), for one position after the other: the next
+/// angle is one rotation further, which costs a few multiplications instead of a sine and a cosine.
 template <int D>
 class Rotation {
  public:
-  Rotation(double rcp_scale, double rcp_theta) : frequency_(D / 2), cos_(D / 2), sin_(D / 2) {
-    for (int d = 0; d < D / 2; ++d) frequency_[d] = float(rcp_scale * std::pow(rcp_theta, 2.0 * d / D));
+  template <typename Params>
+  explicit Rotation(const Params& params) {
+    for (int d = 0; d < D / 2; ++d) {
+      frequency_[d] = params.rope_rcp_scale * std::pow(params.rope_rcp_theta, 2.0 * d / D);
+      step_cos_[d] = float(std::cos(frequency_[d]));
+      step_sin_[d] = float(std::sin(frequency_[d]));
+    }
   }
 
-  void Apply(int32_t position, float* row) const {
+  void Seek(int32_t position) {
     for (int d = 0; d < D / 2; ++d) {
       const double angle = double(position) * frequency_[d];
       cos_[d] = float(std::cos(angle));
       sin_[d] = float(std::sin(angle));
     }
+  }
+  void Apply(float* row) const {
     for (int d = 0; d < D / 2; ++d) {
       const float x = row[d], y = row[d + D / 2];
       row[d] = x * cos_[d] - y * sin_[d];
       row[d + D / 2] = y * cos_[d] + x * sin_[d];
     }
   }
+  void Advance() {
+    for (int d = 0; d < D / 2; ++d) {
+      const float c = cos_[d], s = sin_[d];
+      cos_[d] = c * step_cos_[d] - s * step_sin_[d];
+      sin_[d] = s * step_cos_[d] + c * step_sin_[d];
+    }
+  }
 
  private:
-  cpu::Scratch frequency_, cos_, sin_;
+  double frequency_[D / 2];
+  float step_cos_[D / 2], step_sin_[D / 2], cos_[D / 2], sin_[D / 2];
+};
+
+struct NoRotation {
+  template <typename Params>
+  explicit NoRotation(const Params&) {}
 };
 
 }  // namespace attention
