@@ -31,7 +31,7 @@ SIZES |= {
 SIZES |= {"num_pages": 7, "num_indices": 4, "num_slots": 8, "num_states": 5}
 SIZES |= {"num_bits": 45, "num_rows": 128, "num_cols": 128}
 NUMBERS = {"epilogue_tile_m": 128, "nnz": 9, "page_size": 16, "ppf": 2, "pph": 3, "ppw": 4, "factor": 3.14}
-NUMBERS |= {"k_scale": 0.5, "v_scale": 0.25}
+NUMBERS |= {"k_scale": 0.5, "v_scale": 0.25, "top_k": 50, "top_p": 0.9}
 CUDA_ONLY = {"scale", "fused_rmsnorm_silu", "fused_qk_rmsnorm_rope"}
 
 

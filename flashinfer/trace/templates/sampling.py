@@ -4,7 +4,8 @@ but for rounding: it adds floats where they add integers."""
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, Optional, Union
+import functools
+from typing import Any, Callable, Mapping, Optional, Union
 
 import torch
 
@@ -153,6 +154,33 @@ def _chain_speculative_sampling_reference(
     return out, accepted, emitted
 
 
+def _drawing_init(
+    batch_size: int = 4, vocab_size: int = 128256, device: str = "cpu", rows: str = "probs", **parameters: float
+) -> dict[str, Any]:
+    """Normalised rows, and a seed: without one, no two calls agree."""
+    x = 3 * torch.randn(batch_size, vocab_size, device=device)
+    return {rows: torch.softmax(x, dim=-1) if rows == "probs" else x, **parameters, "seed": 42, "offset": 0}
+
+
+def _chain_speculative_sampling_init(
+    batch_size: int = 4, vocab_size: int = 128256, num_drafts: int = 3, device: str = "cpu"
+) -> dict[str, Any]:
+    """A draft that the target agrees with now and then."""
+    draft = torch.softmax(3 * torch.randn(batch_size, num_drafts, vocab_size, device=device), dim=-1)
+    target = torch.softmax(3 * torch.randn(batch_size, num_drafts + 1, vocab_size, device=device), dim=-1)
+    target[:, :num_drafts] = (target[:, :num_drafts] + draft) / 2
+    counters = torch.zeros(2, batch_size, dtype=torch.int32, device=device)
+    return {
+        "draft_probs": draft,
+        "draft_token_ids": draft.argmax(dim=-1).int(),
+        "target_probs": target,
+        "maybe_output_accepted_token_num": counters[0],
+        "maybe_output_emitted_draft_token_num": counters[1],
+        "seed": 42,
+        "offset": 0,
+    }
+
+
 _AXES: dict[str, Axis] = {"batch_size": Var(), "vocab_size": Const(abbrev="v")}
 _ROWS = Tensor(("batch_size", "vocab_size"))
 _SEEDS: dict[str, Value] = {
@@ -164,8 +192,13 @@ _ORDER = Scalar("int32", optional=True, description="'top_k_first' or 'joint'")
 
 
 def _drawing(
-    name: str, inputs: Mapping[str, Value], reference: Callable[..., torch.Tensor], description: str
+    name: str,
+    inputs: Mapping[str, Value],
+    reference: Callable[..., torch.Tensor],
+    description: str,
+    **numbers: float,
 ) -> TraceTemplate:
+    """A template of a draw; ``numbers`` are what its init gives to scalars."""
     return TraceTemplate(
         "sampling",
         axes=_AXES,
@@ -174,6 +207,7 @@ def _drawing(
         name_prefix=name,
         reference=reference,
         check=same_shapes,
+        init=functools.partial(_drawing_init, rows=next(iter(inputs)), **numbers),
         description=description,
     )
 
@@ -189,30 +223,37 @@ top_p_sampling_from_probs_trace = _drawing(
     {"probs": _ROWS, "top_p": _TOP_P},
     _top_p_sampling_reference,
     "A token of each row, from its most likely ones that have top_p together.",
+    top_p=0.9,
 )
 top_k_sampling_from_probs_trace = _drawing(
     "top_k_sampling_from_probs",
     {"probs": _ROWS, "top_k": _TOP_K},
     _top_k_sampling_reference,
     "A token of each row, from its k most likely ones.",
+    top_k=50,
 )
 min_p_sampling_from_probs_trace = _drawing(
     "min_p_sampling_from_probs",
     {"probs": _ROWS, "min_p": _TOP_P},
     _min_p_sampling_reference,
     "A token of each row, from those at least min_p times as likely as the most likely one.",
+    min_p=0.1,
 )
 top_k_top_p_sampling_from_probs_trace = _drawing(
     "top_k_top_p_sampling_from_probs",
     {"probs": _ROWS, "top_k": _TOP_K, "top_p": _TOP_P, "filter_apply_order": _ORDER},
     _top_k_top_p_sampling_reference,
     "A token of each row, from what top-k and top-p keep.",
+    top_k=50,
+    top_p=0.9,
 )
 top_k_top_p_sampling_from_logits_trace = _drawing(
     "top_k_top_p_sampling_from_logits",
     {"logits": _ROWS, "top_k": _TOP_K, "top_p": _TOP_P, "filter_apply_order": _ORDER},
     _top_k_top_p_sampling_from_logits_reference,
     "A token of each row of logits, from what top-k and top-p keep.",
+    top_k=50,
+    top_p=0.9,
 )
 
 
@@ -284,6 +325,7 @@ chain_speculative_sampling_trace = TraceTemplate(
     name_prefix="chain_speculative_sampling",
     reference=_chain_speculative_sampling_reference,
     check=same_shapes,
+    init=_chain_speculative_sampling_init,
     constraints=("num_targets == num_drafts + 1",),
     description="Accepts drafted tokens as long as the target model agrees and emits one token more.",
 )

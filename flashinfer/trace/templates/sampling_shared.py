@@ -77,7 +77,8 @@ def keep_top_p(probs: torch.Tensor, top_p: Parameter) -> torch.Tensor:
 
 def same_shapes(reference_outputs: Any, actual_outputs: Any) -> bool:
     """Two draws need not agree, unless both were given seed and offset."""
-    pairs = [(reference_outputs, actual_outputs)]
+    if isinstance(reference_outputs, dict):
+        return all(same_shapes(value, actual_outputs[name]) for name, value in reference_outputs.items())
     if isinstance(reference_outputs, (tuple, list)):
-        pairs = list(zip(reference_outputs, actual_outputs, strict=True))
-    return all(one.shape == other.shape for one, other in pairs)
+        return all(same_shapes(*pair) for pair in zip(reference_outputs, actual_outputs, strict=True))
+    return reference_outputs.shape == actual_outputs.shape
