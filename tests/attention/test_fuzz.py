@@ -27,7 +27,12 @@ MODULES = {
 CASES = {"cpu": 60, "cuda": 300}
 
 lengths = st.one_of(st.integers(0, 9), st.integers(10, 150), st.sampled_from([63, 64, 65, 127, 128, 129, 257, 600]))
+LONG = st.sampled_from([1000, 4097, 9001])  # many splits; the CPU has no blocks to fill
 few_rows = st.one_of(st.integers(0, 5), st.integers(6, 40), st.sampled_from([63, 64, 65, 130]))
+
+
+def keys(device: str) -> st.SearchStrategy[int]:
+    return lengths if device == "cpu" else st.one_of(lengths, lengths, LONG)
 
 
 def cases(device: str) -> int:
@@ -89,7 +94,7 @@ def fuzz(test: Callable[..., None]) -> Callable[..., None]:
 
 @fuzz
 def test_single_decode(device, draw):
-    batch = draw_batch(draw, device, [1], [draw(lengths, label="kv_len")])
+    batch = draw_batch(draw, device, [1], [draw(keys(device), label="kv_len")])
     what = Attention(window_left=draw_window(draw))
     options = draw_options(draw)
     got = calls.single_decode(batch, what, tensor_cores=draw(st.booleans(), label="tensor cores"), **options)
@@ -98,7 +103,7 @@ def test_single_decode(device, draw):
 
 @fuzz
 def test_single_prefill(device, draw):
-    batch = draw_batch(draw, device, [draw(few_rows, label="qo_len")], [draw(lengths, label="kv_len")])
+    batch = draw_batch(draw, device, [draw(few_rows, label="qo_len")], [draw(keys(device), label="kv_len")])
     what = draw_what(draw, batch)
     one = calls.first(what)
     one = one.with_(prefix_len=None, token_pos=None)  # this call has no items
@@ -107,7 +112,7 @@ def test_single_prefill(device, draw):
 
 @fuzz
 def test_batch_decode(device, draw):
-    kv_lens = draw(st.lists(lengths, min_size=1, max_size=7), label="kv_lens")
+    kv_lens = draw(st.lists(keys(device), min_size=1, max_size=7), label="kv_lens")
     batch = draw_batch(draw, device, [1] * len(kv_lens), kv_lens)
     what = Attention(window_left=draw_window(draw))
     got = calls.batch_decode(batch, what, **draw_options(draw, FORMS[:2]), plan=draw_split(draw, fixed=False))
@@ -116,7 +121,7 @@ def test_batch_decode(device, draw):
 
 @fuzz
 def test_tensor_core_decode(device, draw):
-    kv_lens = draw(st.lists(lengths, min_size=1, max_size=7), label="kv_lens")
+    kv_lens = draw(st.lists(keys(device), min_size=1, max_size=7), label="kv_lens")
     most = max(1, min(kv_lens))
     q_len = draw(st.integers(1, min(most, 5)), label="q_len_per_req")
     batch = draw_batch(draw, device, [q_len] * len(kv_lens), kv_lens)
@@ -127,7 +132,7 @@ def test_tensor_core_decode(device, draw):
 
 @fuzz
 def test_paged_prefill(device, draw):
-    requests = draw(st.lists(st.tuples(few_rows, lengths), min_size=1, max_size=5), label="requests")
+    requests = draw(st.lists(st.tuples(few_rows, keys(device)), min_size=1, max_size=5), label="requests")
     batch = draw_batch(draw, device, *(list(x) for x in zip(*requests, strict=True)))
     what = draw_what(draw, batch)
     got = calls.paged_prefill(batch, what, **draw_options(draw), plan=draw_split(draw, fixed=True))
@@ -136,7 +141,7 @@ def test_paged_prefill(device, draw):
 
 @fuzz
 def test_ragged_prefill(device, draw):
-    requests = draw(st.lists(st.tuples(few_rows, lengths), min_size=1, max_size=5), label="requests")
+    requests = draw(st.lists(st.tuples(few_rows, keys(device)), min_size=1, max_size=5), label="requests")
     batch = draw_batch(draw, device, *(list(x) for x in zip(*requests, strict=True)))
     what = draw_what(draw, batch)
     got = calls.ragged_prefill(batch, what, **draw_options(draw), plan=draw_split(draw, fixed=True))

@@ -150,6 +150,31 @@ def test_ragged_prefill():
         calls.check((o[:rows], lse[:rows]), batch.expected(Attention(causal=True)), torch.float16)
 
 
+@pytest.mark.parametrize("q_len", [1, 3])
+def test_latent_attention(q_len):
+    """Lengths beyond those of the captured plan, and requests without keys."""
+    shape = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim_qk": 576, "head_dim_vo": 512, "latent": True}
+    buffers = {"qo_indptr": empty(5), "kv_indptr": empty(5), "kv_indices": empty(MAX_PAGES), "kv_len_arr": empty(4)}
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(calls.workspace("cuda"), use_cuda_graph=True, **buffers)
+    q = empty(4 * q_len, 16, 576, dtype=torch.float16)
+    ckv, kpe = (empty(MAX_PAGES + 3, PAGE_SIZE, n, dtype=torch.float16) for n in (512, 64))
+    scale, graph = 192**-0.5, None
+    what = Attention(causal=True, sm_scale=scale)
+    for lengths in DECODE_LENGTHS:
+        batch = Batch([q_len] * 4, [max(n, q_len) for n in lengths], device="cuda", **shape)
+        pages = batch.pages(PAGE_SIZE)
+        tables = (batch.qo_indptr, pages.indptr, pages.indices, pages.lens)
+        wrapper.plan(*tables, 16, 512, 64, PAGE_SIZE, True, scale, torch.float16, torch.float16)
+        q.copy_(batch.q)
+        for pool, rows in ((ckv, batch.k[..., :512]), (kpe, batch.k[..., 512:])):
+            pool.fill_(torch.nan)
+            pool[: pages.num_pages].copy_(pages.scatter(rows.contiguous(), "NHD").squeeze(2))
+        if graph is None:
+            graph, result = capture(lambda: wrapper.run(q[..., :512], q[..., 512:], ckv, kpe, return_lse=True))
+        graph.replay()
+        calls.check(result, batch.expected(what), torch.float16)
+
+
 def test_single_requests_can_be_captured():
     batch = Batch([1], [777], 8, 2, 64, device="cuda")
     for call in (calls.single_decode, calls.single_prefill):
