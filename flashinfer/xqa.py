@@ -180,7 +180,7 @@ def _ragged_drafts(
         at = (begins[:, None] + torch.arange(count, device=rows.device)).reshape(-1)
         drafts = mask.view(torch.int16)[at].view(torch.uint16)
         result[at] = attend_block_tables(
-            "xqa", rows[at], k_cache, v_cache, page_table[requests], as_int32(seq_lens).reshape(-1)[requests],
+            "xqa", rows[at], k_cache, v_cache, page_table[requests], as_int32(seq_lens)[requests],
             max_seq_len, workspace, q_len=count, draft_mask=drafts if count > 1 else None, **common,
         )  # fmt: skip
     return result

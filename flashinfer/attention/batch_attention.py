@@ -11,6 +11,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from ..trace.templates.batch_attention import batch_attention_trace
 from .cache import PagedCache
 from .host import segment_lens, to_host
 from .scales import Scale
@@ -129,7 +130,7 @@ class BatchAttention:
         self._has_soft_cap = bool(logits_soft_cap)
         self._use_profiler = use_profiler
 
-    @flashinfer_api
+    @flashinfer_api(trace=batch_attention_trace)
     def run(
         self,
         q: torch.Tensor,

@@ -29,6 +29,7 @@ from .uniform_plan import UniformSizes, uniform_plan
 
 __all__ = ["as_int32", "attend_block_tables", "split_cache", "to_output"]
 
+_INT32 = torch.int32
 _NO_ROPE = (1.0, 1.0)
 
 
@@ -52,7 +53,7 @@ def to_output(result: torch.Tensor, out: torch.Tensor, scale: Scale) -> None:
         limit = torch.finfo(out.dtype).max
         out.copy_(wide.clamp_(-limit, limit))
         return
-    if out.data_ptr() != result.data_ptr():
+    if out is not result:
         out.copy_(result)
     scale_output(out, scale)
 
@@ -122,13 +123,14 @@ def attend_block_tables(
     sizes = UniformSizes(batch_size, q_len, pages, page_size, max_seq_len, q.shape[1], num_kv_heads, causal)
     if isinstance(sm_scale, torch.Tensor):
         q, sm_scale = scale_logits(q, 1.0, sm_scale, None)
-    q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
+    if q_scale is not None or k_scale is not None:
+        q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
     out = q.new_empty((*q.shape[:2], v.shape[-1])) if out is None else out
     if sinks is not None:
-        sinks = sinks.reshape(-1).float()
+        sinks = sinks.reshape(-1).float()  # no copy where they are that already
     module, extras = _module_of(q, k, v, sm_scale, sinks, q_len, draft_mask)
     plan = uniform_plan(op, module, q.device, workspace, sizes)
-    tables = (plan.kv_indptr, as_int32(block_tables).reshape(-1), as_int32(seq_lens).reshape(-1))
+    tables = (plan.kv_indptr, as_int32(block_tables), as_int32(seq_lens))
     head = (workspace, plan.int_workspace, plan.info, q, k, v)
     tail = (layout, window_left, use_pdl(q, enable_pdl), *extras)
     if q_len == 1:
@@ -140,8 +142,12 @@ def attend_block_tables(
 
 
 def as_int32(x: torch.Tensor) -> torch.Tensor:
-    """Lengths and page ids in the type of kernels; torch has no arithmetic on uint32."""
-    return x.view(torch.int32) if x.dtype == torch.uint32 else x.to(torch.int32)
+    """Lengths and page ids in the type of kernels, one after the other."""
+    if x.dtype is torch.uint32:
+        x = x.view(_INT32)
+    elif x.dtype is not _INT32:
+        x = x.to(_INT32)
+    return x if x.ndim == 1 else x.reshape(-1)
 
 
 @functools.cache

@@ -21,7 +21,9 @@ KVCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 def _scratch(workspace: torch.Tensor) -> torch.Tensor:
     """What lies behind the semaphores of the published kernels, which callers keep at zero."""
-    flat = workspace.view(-1).view(torch.uint8)
+    flat = workspace
+    if flat.ndim != 1 or flat.dtype is not torch.uint8:
+        flat = flat.view(-1).view(torch.uint8)
     return flat[_SEMAPHORE_BYTES:] if flat.numel() > _SEMAPHORE_BYTES else flat
 
 
@@ -43,8 +45,8 @@ def _decode(
     if q_len < 1:
         raise ArgumentError(f"{op}: q_len_per_req is {q_len}, expected at least 1")
     k, v = split_cache(op, kv_cache)
-    rows = query.reshape(-1, *query.shape[-2:])
-    flat = out.view(-1, *out.shape[-2:])
+    rows = query if query.ndim == 3 else query.reshape(-1, *query.shape[-2:])
+    flat = out if out.ndim == 3 else out.view(-1, *out.shape[-2:])
     result = attend_block_tables(
         op,
         rows,

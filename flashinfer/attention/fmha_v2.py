@@ -265,7 +265,8 @@ def trtllm_fmha_v2_prefill(
             f"{_OP}: cum_seq_lens_q, cum_seq_lens_kv, seq_lens have {rows.size}, {begins.size}, {lengths.size} "
             f"elements, expected {batch_size + 1}, {batch_size + 1}, {batch_size} (batch_size)"
         )
-    to_output(_attend(prompt, options, rows, begins, lengths, workspace_buffer, bmm1_scale, stats), out, bmm2_scale)
+    result = _attend(prompt, options, rows, begins, lengths, workspace_buffer, bmm1_scale, stats, out)
+    to_output(result, out, bmm2_scale)
     return out if stats is None else (out, stats)
 
 
@@ -278,7 +279,9 @@ def _attend(
     workspace: torch.Tensor,
     bmm1_scale: Factor,
     stats: Optional[torch.Tensor],
+    target: torch.Tensor,
 ) -> torch.Tensor:
+    """The result before ``bmm2_scale``, in ``target`` if kernels can write its dtype."""
     q, device = prompt.q, prompt.q.device
     dtype = torch.bfloat16 if q.dtype in FP8 else q.dtype
     q = q.to(dtype)  # every 8-bit float is exact in 16 bits
@@ -288,7 +291,8 @@ def _attend(
         pages = prompt.tables.shape[-1]
         begins = (np.arange(lengths.size + 1) * pages).astype(np.int32)
     layout_heads = prompt.k.shape[-2] if prompt.layout == 0 else prompt.k.shape[-3]
-    int_workspace, pinned = _workspaces(device)
+    int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    pinned = _pinned(device.type)
     causal = options.mask_mode != "padding"
     info = module.plan(
         workspace, int_workspace, pinned,
@@ -296,7 +300,10 @@ def _attend(
         int(rows[-1]), lengths.size, q.shape[1], layout_heads, prompt.page_size, False, q.shape[-1], prompt.v.shape[-1],
         causal, options.window_left, -1, options.stats, 0, 0,
     )  # fmt: skip
-    out = q.new_empty((*q.shape[:2], prompt.v.shape[-1]))
+    shape = (*q.shape[:2], prompt.v.shape[-1])
+    if tuple(target.shape) != shape:
+        raise ArgumentError(f"{_OP}: out has shape {tuple(target.shape)}, expected {shape}")
+    out = target if target.dtype == dtype else q.new_empty(shape)
     qo_indptr, kv_indptr = (torch.from_numpy(x).to(device, non_blocking=True) for x in (rows, begins))
     mask = CUSTOM if options.chunk else CAUSAL if causal else NON_CAUSAL
     tail = (out, None, mask, prompt.layout, options.window_left, use_pdl(q, None), *extras)
@@ -311,11 +318,9 @@ def _attend(
 
 
 @functools.cache
-def _workspaces(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where plans go; the next one waits until the last has been copied."""
-    on_cuda = device.type == "cuda"
-    int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    return int_workspace, torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=on_cuda)
+def _pinned(device_type: str) -> torch.Tensor:
+    """Where plans are written before they are copied; the next one waits until the last has been."""
+    return torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=device_type == "cuda")
 
 
 def _module_of(

@@ -18,6 +18,7 @@ from ..attention.host import to_host
 from ..attention.scales import Scale
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from ..trace.templates.sparse import block_sparse_trace
 
 __all__ = ["BlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
 
@@ -202,7 +203,7 @@ class BlockSparseAttentionWrapper:
         surplus = missing * int(offsets[-1] - offsets[-2]) * mask.shape[2] if missing else 0
         return flat[: flat.numel() - surplus]
 
-    @flashinfer_api
+    @flashinfer_api(trace=block_sparse_trace)
     def run(
         self,
         q: torch.Tensor,

@@ -14,6 +14,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from ..trace.templates.sparse import variable_block_sparse_trace
 
 __all__ = ["VariableBlockSparseAttentionWrapper"]
 
@@ -120,7 +121,7 @@ class VariableBlockSparseAttentionWrapper:
 
     begin_forward = plan
 
-    @flashinfer_api
+    @flashinfer_api(trace=variable_block_sparse_trace)
     def run(
         self,
         q: torch.Tensor,

@@ -145,7 +145,7 @@ class TraceDispatch:
     choose: Callable[..., TraceTemplate]
     templates: Sequence[TraceTemplate]
 
-    def __call__(self, **arguments: Any) -> TraceTemplate:
+    def __call__(self, /, **arguments: Any) -> TraceTemplate:  # a method has an argument of that name too
         return self.choose(**arguments)
 
     @property

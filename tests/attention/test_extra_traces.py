@@ -14,8 +14,11 @@ from flashinfer.decode import trtllm_batch_decode_with_kv_cache, xqa_batch_decod
 
 from ..mla.test_mla import F16, SCALE, Latent
 from ..mla.test_mla import close as close_latent
+from ..sparse import test_block, test_variable
 from ..trace.schema import validate
-from .test_front_doors import Tables, close
+from . import test_batch_attention as mixed
+from .inputs import Batch
+from .test_front_doors import Tables, close, workspace
 
 
 def run_definition(definition: dict[str, Any], arguments: dict[str, Any]) -> Any:
@@ -68,3 +71,39 @@ def test_latent_attention():
     assert result.dtype == F16
     out, lse = wrapper.run(*batch.arguments, return_lse=True)
     close_latent((out, lse), (result.float(), lse))
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("form", ["combined", "pair"])
+def test_batch_attention(layout, form):
+    batch = Batch(mixed.QO_LENS, mixed.KV_LENS)
+    pages = batch.pages(8)
+    attention, cache = mixed.planned(batch, pages, layout, causal=True), batch.cache(pages, layout, form)
+    definition = attention.run.fi_trace(attention, q=batch.q, kv_cache=cache)
+    k, v = cache if form == "pair" else cache.unbind(1)
+    tables = {"qo_indptr": batch.qo_indptr, "kv_indptr": pages.indptr, "kv_indices": pages.indices}
+    options = {"kv_len_arr": pages.lens, "causal": True, "sm_scale": None}
+    inputs = {"q": batch.q, "kv_cache": cache, "k_cache": k, "v_cache": v, **tables, **options}
+    out, lse = run_definition(definition, inputs)
+    close_latent(attention.run(batch.q, cache), (out.float(), lse))
+
+
+def test_block_sparse():
+    indptr, indices, _ = test_block.pattern_of(40, 64, 16, 8, 0.5)
+    q, k, v = test_block.tensors(40, 64, "cpu")
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace("cpu"))
+    wrapper.plan(indptr, indices, 40, 64, 16, 8, 4, 2, 64)
+    definition = wrapper.run.fi_trace(wrapper, q=q, k=k, v=v)
+    inputs = {"q": q, "k": k, "v": v, "indptr": indptr, "indices": indices, "R": 16, "C": 8, "sm_scale": None}
+    close(wrapper.run(q, k, v), [run_definition(definition, inputs).float()])
+
+
+def test_variable_block_sparse():
+    pattern = torch.rand(2, 3, 4) < 0.5
+    rows, columns = (torch.tensor([test_variable.cut(n, parts) for _ in range(2)]) for n, parts in ((30, 3), (50, 4)))
+    q, k, v = (torch.randn(heads, n, 64).half() for heads, n in ((4, 30), (2, 50), (2, 50)))
+    wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace("cpu"))
+    wrapper.plan(pattern, rows, columns, 4, 2, 64)
+    definition = wrapper.run.fi_trace(wrapper, q=q, k=k, v=v)
+    inputs = {"block_mask_map": pattern, "block_row_sz": rows, "block_col_sz": columns, "sm_scale": None}
+    close(wrapper.run(q, k, v), [run_definition(definition, {"q": q, "k": k, "v": v, **inputs}).float()])
