@@ -163,3 +163,31 @@ def test_frequencies(device):
         counts = torch.bincount(tokens, minlength=64)
         assert (counts[mask[0] == 0] == 0).all()
         assert torch.cosine_similarity(counts.float(), mask[0], dim=0) > 0.999
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torch_compile(logits, backend):
+    pipe = LogitsPipe([Temperature(), Softmax(), TopP(), Sample()])
+
+    def model(x):
+        return pipe(2 * x, temperature=0.7, top_p=0.9, **STREAM) + 1
+
+    assert torch.equal(torch.compile(model, fullgraph=True, backend=backend)(logits), model(logits))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_graph():
+    logits = torch.randn(ROWS, VOCAB, device="cuda")
+    stream = {name: torch.tensor([value], device="cuda") for name, value in STREAM.items()}
+    pipe = LogitsPipe([Temperature(), Softmax(), TopK(), TopP(), Sample()])
+    parameters = per_row(PARAMETERS, "cuda")
+    pipe(logits, **parameters, **stream)  # builds and loads the modules outside of the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens = pipe(logits, **parameters, **stream)
+    for offset in (0, 4, 8):
+        logits.normal_()
+        stream["offset"].fill_(offset)
+        graph.replay()
+        assert torch.equal(tokens, pipe(logits, **parameters, **stream))
