@@ -381,8 +381,11 @@ struct Consumer {
     }
   }
 
-  /// Column of row `row` in the merge buffer: rows start in different banks.
-  static __device__ __forceinline__ int Swizzled(int row, int column) { return column ^ ((row & 3) * 8); }
+  /// Where column `column` of row `row` is in the merge buffer: rows start in different banks, where they can be
+  /// permuted within themselves.
+  static __device__ __forceinline__ int Swizzled(int row, int column) {
+    return Tr::D_VO % 32 == 0 ? column ^ ((row & 3) * 8) : column;
+  }
 
   /// This warp's output of rows [begin, begin + MERGE_ROWS) as floats.
   __device__ __forceinline__ void Spread(float* to, int begin, int rows) {
