@@ -11,12 +11,15 @@ from flashinfer.knobs import knobs
 from ..conftest import DEVICES
 from . import matrix
 
+_MANY = 50  # cells; fewer build what they need one after the other
+
 
 @pytest.fixture(scope="session", autouse=True)
 def modules(request: pytest.FixtureRequest) -> None:
-    """Only where the whole table runs: a single test builds what it needs."""
-    cells = [
-        item for item in request.session.items if item.nodeid.partition("[")[0].endswith("test_matrix.py::test_cell")
-    ]
-    if len(cells) > 100 and not knobs.disable_jit:
-        build_jit_specs([spec for device in DEVICES for spec in matrix.specs(device)])
+    if knobs.disable_jit:
+        return
+    wanted = []
+    for device in DEVICES:
+        cells = [item for item in request.session.items if f"test_matrix.py::test_cell[{device}-" in item.nodeid]
+        wanted += matrix.specs(device) if len(cells) > _MANY else []
+    build_jit_specs(wanted)

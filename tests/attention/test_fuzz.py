@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from . import calls
-from .inputs import FORMS, LAYOUTS, Batch
+from .inputs import FORMS, LAYOUTS, Batch, strided
 from .reference import Attention
 
 #: dtype and head_dim of the modules.
@@ -43,7 +43,10 @@ def draw_batch(draw: Callable[..., Any], device: str, qo_lens: list[int], kv_len
     torch.manual_seed(draw(st.integers(0, 2**31), label="seed"))
     dtype, head_dim = draw(st.sampled_from(MODULES[device]), label="module")
     group, kv_heads = draw(st.integers(1, 16), label="group"), draw(st.integers(1, 3), label="kv heads")
-    return Batch(qo_lens, kv_lens, group * kv_heads, kv_heads, head_dim, dtype=dtype, device=device)
+    batch = Batch(qo_lens, kv_lens, group * kv_heads, kv_heads, head_dim, dtype=dtype, device=device)
+    if draw(st.booleans(), label="gaps in q"):
+        batch.q = strided(batch.q, 16)
+    return batch
 
 
 def draw_options(draw: Callable[..., Any], forms: list[str] = FORMS) -> dict[str, Any]:
