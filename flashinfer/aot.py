@@ -16,6 +16,8 @@ from typing import Iterable, Iterator, Optional, Union
 from .jit import JitSpec, build_jit_specs
 from .jit import env as jit_env
 from .jit.activation import gen_activation_modules as gen_activation_modules
+from .jit.attention import gen_decode_modules as gen_decode_modules
+from .jit.attention import gen_prefill_modules as gen_prefill_modules
 from .jit.cascade import gen_cascade_modules as gen_cascade_modules
 from .jit.concat_ops import gen_concat_ops_modules as gen_concat_ops_modules
 from .jit.norm import gen_norm_modules as gen_norm_modules
@@ -29,7 +31,10 @@ from .jit.topk import gen_topk_modules as gen_topk_modules
 from .knobs import knobs
 
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
-FAMILIES = ("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk")
+FAMILIES = (
+    *("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk"),
+    *("decode", "prefill"),
+)
 
 
 def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:

@@ -13,6 +13,7 @@ import measure
 
 CASES = harness.load_cases()
 SMALLER = {"nnz": 3, "batch_size": 2, "hidden_size": 136, "size": 1000, "num_heads": 2, "seq_len": 256}
+SMALLER |= {"s_qo": 20, "s_kv": 50}
 
 
 def test_every_family_has_a_benchmark():

@@ -74,6 +74,10 @@ them with what this program writes; run it again after changing a template or a 
     shuffle_matrix_sf_a.json
     silu_and_mul_3d_d14336.json
     silu_and_mul_d14336.json
+    single_decode_hnd_lse_h32_kv8_d128.json
+    single_decode_nhd_h32_kv8_d128.json
+    single_prefill_hnd_lse_h32_kv8_d128_dv128.json
+    single_prefill_nhd_h32_kv8_d128_dv128.json
     softmax_v128256.json
     swiglu_2d.json
     top_k_mask_logits_v128256.json
@@ -148,6 +152,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from activation_calls()
     yield from quantization_calls()
     yield from cascade_calls()
+    yield from attention_calls()
     yield from sampling_calls()
     yield from topk_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
@@ -178,6 +183,16 @@ def topk_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield flashinfer.top_k_page_table_transform, {**windows, "src_page_table": table}
     yield flashinfer.top_k_ragged_transform, {**windows, "offsets": rows}
     yield flashinfer.top_k_varlen, {"logits": scores, "seq_lens": rows, "top_k": 2048}
+
+
+def attention_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """One request with Llama 3's heads."""
+    kv = {name: bf16(4096, 8, 128) for name in ("k", "v")}
+    heads_first = {name: bf16(8, 4096, 128) for name in ("k", "v")} | {"kv_layout": "HND"}
+    yield flashinfer.single_decode_with_kv_cache, {"q": bf16(32, 128), **kv}
+    yield flashinfer.single_decode_with_kv_cache, {"q": bf16(32, 128), **heads_first, "return_lse": True}
+    yield flashinfer.single_prefill_with_kv_cache, {"q": bf16(512, 32, 128), **kv}
+    yield flashinfer.single_prefill_with_kv_cache, {"q": bf16(512, 32, 128), **heads_first, "return_lse": True}
 
 
 def uint8(*shape: int) -> torch.Tensor:

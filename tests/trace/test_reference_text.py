@@ -28,7 +28,7 @@ SIZES |= {
     "v_heads": 1,
     "v_dim": 80,
 }
-SIZES |= {"num_pages": 7, "num_indices": 4, "num_slots": 8, "num_states": 5}
+SIZES |= {"num_pages": 7, "num_indices": 4, "num_slots": 8, "num_states": 5, "qo_len": 5, "kv_len": 9}
 SIZES |= {"num_bits": 45, "num_rows": 128, "num_cols": 128}
 NUMBERS = {"epilogue_tile_m": 128, "nnz": 9, "page_size": 16, "ppf": 2, "pph": 3, "ppw": 4, "factor": 3.14}
 NUMBERS |= {"k_scale": 0.5, "v_scale": 0.25, "top_k": 50, "top_p": 0.9}
@@ -101,6 +101,8 @@ class Call:
         arguments |= {name: self.axes[name] for name in self.axes if name in parameters and name not in arguments}
         if self.axes.get("heads_first"):
             arguments["kv_layout"] = "HND"
+        if "return_lse" in parameters:
+            arguments["return_lse"] = "lse" in self.definition["outputs"]
         for entry in self.definition["outputs"].values():
             buffer = entry.get("param")
             if buffer and buffer not in arguments and parameters[buffer].default is inspect.Parameter.empty:

@@ -37,7 +37,7 @@ def attention_reference(
     lse = torch.logsumexp(logits, dim=-1)
     weights = torch.exp(logits - lse.masked_fill(lse == -math.inf, 0)[..., None])
     out = torch.einsum("hqk,khd->qhd", weights, values)
-    return out.to(q.dtype), lse.T / math.log(2)
+    return out.to(q.dtype), (lse / math.log(2)).T.contiguous()
 
 
 def ragged_attention_reference(

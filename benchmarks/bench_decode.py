@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks of ``flashinfer.decode``: keys and values are read once, so the figure to read is the fraction of peak.
+
+python benchmarks/bench_decode.py [-k Batch] [--device cpu] [--json FILE]
+
+The baseline is torch's attention on keys and values that were gathered from the pages beforehand.
+"""
+
+from __future__ import annotations
+
+import torch
+from attention_inputs import PagedBatch, attention_bytes, attention_flops, torch_attention, workspace
+from harness import Bench, bf16, case, e4m3, fp16, grid, main, rand
+
+import flashinfer
+from flashinfer.trace.templates.decode import batch_decode_trace, single_decode_trace
+
+HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim_qk": [128], "head_dim_vo": [128]}  # of an 8B model
+CUDA = grid(batch_size=[1, 16, 64, 256], s_kv=[1024, 8192], page_size=[16], dtype=[bf16], **HEADS)
+CUDA += grid(batch_size=[64], s_kv=[4096], page_size=[1, 64], dtype=[fp16], **HEADS)
+CPU = grid(batch_size=[1, 8], s_kv=[1024], page_size=[16], dtype=[bf16, fp16], **HEADS)
+ONE = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim": [128], "dtype": [bf16]}
+
+
+@case("BatchDecodeWithPagedKVCacheWrapper", cpu=CPU, cuda=CUDA)
+def batch_decode(
+    batch_size: int,
+    s_kv: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    page_size: int,
+    dtype: torch.dtype,
+    use_tensor_cores: bool = False,
+) -> Bench:
+    batch = PagedBatch(batch_size, s_kv, num_kv_heads, head_dim_qk, head_dim_vo, page_size, dtype)
+    q = rand(batch_size, num_qo_heads, head_dim_qk, dtype)
+    buffers = [x.clone() for x in batch.table]
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", q.is_cuda, use_tensor_cores, *buffers)
+    wrapper.plan(*batch.table, num_qo_heads, num_kv_heads, head_dim_qk, page_size, q_data_type=dtype)
+    reference = batch_decode_trace(paged_kv_cache=(batch.k_cache, batch.v_cache)).reference
+    return Bench(
+        run={"fa2": lambda q, k, v: wrapper.run(q, (k, v))},
+        args=(q, batch.k_cache, batch.v_cache),
+        baseline=lambda q, *_: torch_attention(q, batch.k, batch.v, causal=False),
+        reference=lambda q, k, v: reference(q, k, v, 0, *batch.table),
+        bytes=attention_bytes(q, batch.k, batch.v),
+        flops=attention_flops(batch_size, 1, s_kv, head_dim_qk, head_dim_vo, num_qo_heads, False),
+        flops_dtype=dtype,
+    )
+
+
+@case("single_decode_with_kv_cache", cpu=grid(s_kv=[1024, 8192], **ONE), cuda=grid(s_kv=[1024, 8192, 131072], **ONE))
+def single_decode(s_kv: int, num_qo_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Bench:
+    q = rand(num_qo_heads, head_dim, dtype)
+    k, v = (rand(s_kv, num_kv_heads, head_dim, dtype) for _ in range(2))
+    gathered = [x.transpose(0, 1).contiguous()[None] for x in (k, v)]
+    reference = single_decode_trace().reference
+    return Bench(
+        run={"fa2": flashinfer.single_decode_with_kv_cache},
+        args=(q, k, v),
+        baseline=lambda q, *_: torch_attention(q[None], *gathered, causal=False)[0],
+        reference=lambda q, k, v: reference(q, k, v, 0),
+        bytes=attention_bytes(q, k, v),
+        flops=attention_flops(1, 1, s_kv, head_dim, head_dim, num_qo_heads, False),
+        flops_dtype=dtype,
+    )
+
+
+@case("batch_decode_fp8_cache", cpu=grid(batch_size=[8], s_kv=[1024]), cuda=grid(batch_size=[64], s_kv=[8192]))
+def batch_decode_fp8(batch_size: int, s_kv: int) -> Bench:
+    """8-bit keys and values, 16-bit queries: half of the bytes. torch has no such attention."""
+    batch = PagedBatch(batch_size, s_kv, 8, 128, 128, 16, e4m3)
+    q = rand(batch_size, 32, 128, bf16)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", q.is_cuda, False, *batch.table)
+    wrapper.plan(*batch.table, 32, 8, 128, 16, q_data_type=bf16, kv_data_type=e4m3)
+    reference = batch_decode_trace(paged_kv_cache=(batch.k_cache, batch.v_cache)).reference
+    return Bench(
+        run={"fa2": lambda q, k, v: wrapper.run(q, (k, v))},
+        args=(q, batch.k_cache, batch.v_cache),
+        reference=lambda q, k, v: reference(q, k.to(bf16), v.to(bf16), 0, *batch.table),
+        bytes=attention_bytes(q, batch.k, batch.v),
+        flops=attention_flops(batch_size, 1, s_kv, 128, 128, 32, False),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks of ``flashinfer.prefill``: bound by the matrix units, so the figure to read is TFLOP/s.
+
+python benchmarks/bench_prefill.py [-k Paged] [--device cpu] [--json FILE]
+
+The baseline is torch's attention on keys and values that were gathered from the pages beforehand.
+"""
+
+from __future__ import annotations
+
+import torch
+from attention_inputs import PagedBatch, attention_bytes, attention_flops, torch_attention, workspace
+from harness import Bench, bf16, case, fp16, grid, main, rand
+
+import flashinfer
+from flashinfer.trace.templates.prefill import paged_prefill_trace, ragged_prefill_trace, single_prefill_trace
+
+HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim_qk": [128], "head_dim_vo": [128], "causal": [True]}
+CUDA = [p | {"s_kv": p["s_qo"]} for p in grid(batch_size=[1, 8], s_qo=[1024, 8192], dtype=[bf16, fp16], **HEADS)]
+CUDA += grid(batch_size=[16], s_qo=[128], s_kv=[8192], dtype=[bf16], **HEADS)  # a piece of a long prompt
+CPU = grid(batch_size=[1], s_qo=[1024], s_kv=[1024], dtype=[bf16, fp16], **HEADS)
+
+
+def _offsets(batch_size: int, length: int) -> torch.Tensor:
+    return torch.arange(batch_size + 1).int() * length
+
+
+@case(
+    "BatchPrefillWithPagedKVCacheWrapper",
+    cpu=[p | {"page_size": 16} for p in CPU],
+    cuda=[p | {"page_size": 16} for p in CUDA],
+)
+def paged_prefill(
+    batch_size: int,
+    s_qo: int,
+    s_kv: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    page_size: int,
+    causal: bool,
+    dtype: torch.dtype,
+) -> Bench:
+    batch = PagedBatch(batch_size, s_kv, num_kv_heads, head_dim_qk, head_dim_vo, page_size, dtype)
+    q = rand(batch_size * s_qo, num_qo_heads, head_dim_qk, dtype)
+    qo_indptr = _offsets(batch_size, s_qo)
+    buffers = [x.clone() for x in (qo_indptr, *batch.table)]
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", q.is_cuda, *buffers)
+    heads = (num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo)
+    wrapper.plan(qo_indptr, *batch.table, *heads, causal=causal, q_data_type=dtype)
+    reference = paged_prefill_trace(paged_kv_cache=(batch.k_cache, batch.v_cache)).reference
+    return Bench(
+        run={"fa2": lambda q, k, v: wrapper.run(q, (k, v))},
+        args=(q, batch.k_cache, batch.v_cache),
+        baseline=lambda q, *_: torch_attention(q, batch.k, batch.v, causal),
+        reference=lambda q, k, v: reference(q, k, v, 0, qo_indptr, *batch.table, causal),
+        bytes=attention_bytes(q, batch.k, batch.v),
+        flops=attention_flops(batch_size, s_qo, s_kv, head_dim_qk, head_dim_vo, num_qo_heads, causal),
+        flops_dtype=dtype,
+    )
+
+
+@case("BatchPrefillWithRaggedKVCacheWrapper", cpu=CPU, cuda=CUDA)
+def ragged_prefill(
+    batch_size: int,
+    s_qo: int,
+    s_kv: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    causal: bool,
+    dtype: torch.dtype,
+) -> Bench:
+    q = rand(batch_size * s_qo, num_qo_heads, head_dim_qk, dtype)
+    k = rand(batch_size * s_kv, num_kv_heads, head_dim_qk, dtype)
+    v = rand(batch_size * s_kv, num_kv_heads, head_dim_vo, dtype)
+    offsets = _offsets(batch_size, s_qo), _offsets(batch_size, s_kv)
+    buffers = [x.clone() for x in offsets]
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", q.is_cuda, *buffers)
+    heads = (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo)
+    wrapper.plan(*offsets, *heads, causal=causal, q_data_type=dtype)
+    reference = ragged_prefill_trace().reference
+    gathered = [x.view(batch_size, s_kv, *x.shape[1:]).transpose(1, 2).contiguous() for x in (k, v)]
+    return Bench(
+        run={"fa2": wrapper.run},
+        args=(q, k, v),
+        baseline=lambda q, *_: torch_attention(q, *gathered, causal),
+        reference=lambda q, k, v: reference(q, k, v, 0, *offsets, causal),
+        bytes=attention_bytes(q, k, v),
+        flops=attention_flops(batch_size, s_qo, s_kv, head_dim_qk, head_dim_vo, num_qo_heads, causal),
+        flops_dtype=dtype,
+    )
+
+
+ONE = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim": [128], "causal": [True, False], "dtype": [bf16]}
+
+
+@case("single_prefill_with_kv_cache", cpu=grid(s_qo=[1024], **ONE), cuda=grid(s_qo=[1024, 8192], **ONE))
+def single_prefill(
+    s_qo: int, num_qo_heads: int, num_kv_heads: int, head_dim: int, causal: bool, dtype: torch.dtype
+) -> Bench:
+    q = rand(s_qo, num_qo_heads, head_dim, dtype)
+    k, v = (rand(s_qo, num_kv_heads, head_dim, dtype) for _ in range(2))
+    gathered = [x.transpose(0, 1).contiguous()[None] for x in (k, v)]
+    reference = single_prefill_trace().reference
+    return Bench(
+        run={"fa2": lambda q, k, v: flashinfer.single_prefill_with_kv_cache(q, k, v, causal=causal)},
+        args=(q, k, v),
+        baseline=lambda q, *_: torch_attention(q, *gathered, causal),
+        reference=lambda q, k, v: reference(q, k, v, 0, causal),
+        bytes=attention_bytes(q, k, v),
+        flops=attention_flops(1, s_qo, s_qo, head_dim, head_dim, num_qo_heads, causal),
+        flops_dtype=dtype,
+    )
+
+
+if __name__ == "__main__":
+    main()
