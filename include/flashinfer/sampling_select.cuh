@@ -15,7 +15,7 @@ namespace sampling {
 
 constexpr int BIN_SHIFT = 17;
 constexpr int FINE_BITS = 9, FINE_BINS = 1 << FINE_BITS;
-constexpr uint32_t OPEN_COUNT = 2048;  // so few columns down to the bracket's end are all set aside
+constexpr uint32_t OPEN_COUNT = 1024;  // so few columns down to the bracket's end are all set aside
 
 /// Which columns to keep: those with fewer than `count` columns above them, and less than `quanta` quanta.
 struct Wanted {
@@ -56,11 +56,15 @@ __device__ __forceinline__ void FindBracket(uint32_t top, const Wanted& wanted, 
   constexpr int MOST = BINS / 256;  // bins of a thread, if there are no more than 256 threads
   const int mine = BINS / blockDim.x, first = threadIdx.x * mine, blocks = ptx::ClusterSize();
   uint32_t count[MOST] = {};
-  for (int block = 0; block < blocks; ++block) {
-    const uint32_t* from = ptx::InBlock(shared.histogram, block) + first;
+#pragma unroll 4
+  for (int block = 0; block < blocks; ++block) {  // four at a time: each load takes some 250 cycles
+    const auto* from = reinterpret_cast<const uint4*>(ptx::InBlock(shared.histogram, block) + first);
 #pragma unroll
-    for (int i = 0; i < MOST; ++i) {
-      if (i < mine) count[i] += from[i];
+    for (int i = 0; i < MOST; i += 4) {
+      if (i < mine) {
+        const uint4 four = from[i / 4];
+        count[i] += four.x, count[i + 1] += four.y, count[i + 2] += four.z, count[i + 3] += four.w;
+      }
     }
   }
   // Columns, and the least and the most quanta that they can have.
@@ -117,29 +121,61 @@ __device__ __forceinline__ void FindBracket(uint32_t top, const Wanted& wanted, 
   }
 }
 
-/// f(key) of every column of the cluster within [low, high], by the threads of one block.
-template <bool SIGNED, bool RESIDENT, typename T, typename F>
-__device__ __forceinline__ void ForEachListed(const Slice<RESIDENT, T>& slice, int vocab, uint32_t low, uint32_t high,
-                                              Shared& shared, const F& f) {
-  const int blocks = ptx::ClusterSize(), stride = SliceSize(vocab, blocks);
-  for (int block = 0; block < blocks; ++block) {
-    const int listed = *ptx::InBlock(&shared.listed, block);
-    if (listed <= LIST) {
-      const uint32_t* list = ptx::InBlock(shared.list, block);
-      for (int i = threadIdx.x; i < listed; i += blockDim.x) {
-        const uint32_t key = list[i];
-        if (key >= low && key <= high) f(key);
+/// What the blocks have set aside, for the threads of block 0. Each warp takes the list of one block (or a part of it) into
+/// registers; where that is too much, every walk reads the lists, or the slices of blocks whose list has overflowed.
+template <bool SIGNED, bool RESIDENT, typename T>
+struct Listed {
+  static constexpr int PER_LANE = 8;
+  const Slice<RESIDENT, T>& slice;
+  Shared& shared;
+  int vocab;
+  uint32_t keys[PER_LANE];
+  int count;              // of `keys`; -1: too many
+  uint64_t quanta_above;  // of all columns above the bracket
+
+  __device__ __forceinline__ Listed(const Slice<RESIDENT, T>& slice, int vocab, Shared& shared)
+      : slice(slice), shared(shared), vocab(vocab) {
+    const int blocks = ptx::ClusterSize(), parts = blockDim.x / 32 / blocks;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = warp % blocks, part = warp / blocks;
+    const int listed = lane < blocks ? int(*ptx::InBlock(&shared.listed, lane)) : 0;
+    quanta_above = WarpSum(lane < blocks ? *ptx::InBlock(&shared.quanta_above, lane) : 0);
+    count = -1;
+    if (WarpMax(listed) > min(LIST, PER_LANE * 32 * parts)) return;
+    const int mine = __shfl_sync(0xffffffffu, listed, block);
+    const uint32_t* list = ptx::InBlock(shared.list, block);
+    const int step = 32 * parts, from = part * 32 + lane;
+    count = mine > from ? (mine - from + step - 1) / step : 0;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; ++i) keys[i] = i < count ? list[from + i * step] : 0;
+  }
+
+  /// f(key) of each within [low, high].
+  template <typename F>
+  __device__ __forceinline__ void ForEach(uint32_t low, uint32_t high, const F& f) const {
+    if (count >= 0) {
+#pragma unroll
+      for (int i = 0; i < PER_LANE; ++i) {
+        if (i < count && keys[i] >= low && keys[i] <= high) f(keys[i]);
       }
-    } else {
-      const int size = min(stride, vocab - min(block * stride, vocab));
+      return;
+    }
+    const int blocks = ptx::ClusterSize(), stride = SliceSize(vocab, blocks);
+    for (int block = 0; block < blocks; ++block) {
+      const int listed = *ptx::InBlock(&shared.listed, block);
+      const bool has_list = listed <= LIST;
+      const int size = has_list ? listed : min(stride, vocab - min(block * stride, vocab));
       for (int i = threadIdx.x; i < size; i += blockDim.x) {
-        const float x = RESIDENT ? ptx::InBlock(slice.held, block)[i] : ToFloat(slice.global[i]);
-        const uint32_t key = KeyOf<SIGNED>(slice, x);
+        uint32_t key;
+        if (has_list) {
+          key = ptx::InBlock(shared.list, block)[i];
+        } else {
+          key = KeyOf<SIGNED>(slice, RESIDENT ? ptx::InBlock(slice.held, block)[i] : ToFloat(slice.global[i]));
+        }
         if (key >= low && key <= high) f(key);
       }
     }
   }
-}
+};
 
 struct Found {
   uint32_t key;          // the threshold
@@ -149,7 +185,7 @@ struct Found {
 /// Step 4, by block 0: the key in [low, high] that `wanted` ends at, or `low` if all of them are wanted. `count` and
 /// `quanta` are what is above `high`.
 template <bool SIGNED, bool RESIDENT, typename T>
-__device__ __forceinline__ Found FindKey(const Slice<RESIDENT, T>& slice, int vocab, uint32_t low, uint32_t high,
+__device__ __forceinline__ Found FindKey(const Listed<SIGNED, RESIDENT, T>& listed, uint32_t low, uint32_t high,
                                          uint64_t count, uint64_t quanta, const Wanted& wanted, const Scale& scale,
                                          Shared& shared) {
   uint32_t* const counts = shared.histogram;
@@ -162,7 +198,7 @@ __device__ __forceinline__ Found FindKey(const Slice<RESIDENT, T>& slice, int vo
     for (int i = threadIdx.x; i < FINE_BINS; i += blockDim.x) counts[i] = 0, masses[i] = 0;
     if (threadIdx.x == 0) shared.first_bin = FINE_BINS;
     __syncthreads();
-    ForEachListed<SIGNED>(slice, vocab, low, high, shared, [&](uint32_t key) {
+    listed.ForEach(low, high, [&](uint32_t key) {
       const uint32_t bin = (high - key) >> shift;
       atomicAdd(counts + bin, 1u);
       if constexpr (!SIGNED) atomicAdd(masses + bin, static_cast<unsigned long long>(QuantumOf(FromBits(key), scale)));
@@ -224,7 +260,7 @@ __device__ __forceinline__ uint32_t FindThreshold(const Slice<RESIDENT, T>& slic
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t key = KeyOf<SIGNED>(slice, x[j]);
-        const uint32_t below = key < top ? (top - key) >> BIN_SHIFT : 0;
+        const uint32_t below = SIGNED && key > top ? 0 : (top - key) >> BIN_SHIFT;
         if (SIGNED || key != 0) atomicAdd(shared.histogram + min(below, uint32_t(BINS - 1)), 1u);
       }
     });
@@ -268,14 +304,19 @@ __device__ __forceinline__ uint32_t FindThreshold(const Slice<RESIDENT, T>& slic
 
     const bool is_open = bracket.is_open;
     if (is_leader) {
-      uint64_t above = 0;
-      for (uint32_t block = 0; block < ptx::ClusterSize(); ++block) above += *ptx::InBlock(&shared.quanta_above, block);
-      const uint32_t high = is_open ? max(top, bracket.low) : bracket.high;  // NaN of a SIGNED row is above top
-      Found found = FindKey<SIGNED>(slice, vocab, bracket.low, SIGNED && is_open ? ~uint32_t{0} : high,
-                                    bracket.count_above, above, wanted, scale, shared);
-      if (!SIGNED && top_k_first && is_open && pass == 0) {
-        const Wanted rest{~uint32_t{0}, QuantaLimitOf(top_p, found.kept_quanta)};
-        found = FindKey<SIGNED>(slice, vocab, found.key, high, 0, 0, rest, scale, shared);
+      const Listed<SIGNED, RESIDENT, T> listed(slice, vocab, shared);
+      // Nothing is above an open bracket but, in a SIGNED row, NaN.
+      const uint32_t high = !is_open ? bracket.high : SIGNED ? ~uint32_t{0} : max(top, bracket.low);
+      Found found{bracket.low, 0};
+      uint64_t count = bracket.count_above, above = listed.quanta_above;
+      const int searches = !SIGNED && top_k_first && is_open && pass == 0 ? 2 : 1;
+#pragma unroll 1
+      for (int search = 0; search < searches; ++search) {
+        if (search == 1) {  // all that top-k keeps has been set aside
+          wanted = {~uint32_t{0}, QuantaLimitOf(top_p, found.kept_quanta)};
+          __syncthreads();
+        }
+        found = FindKey(listed, found.key, high, count, above, wanted, scale, shared);
       }
       if (threadIdx.x < ptx::ClusterSize()) {
         *ptx::InBlock(&shared.threshold, threadIdx.x) = found.key;
