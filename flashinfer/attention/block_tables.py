@@ -17,6 +17,7 @@ from ..errors import ArgumentError
 from ..jit.attention.front_doors import draft_decl
 from ..jit.attention.variants import attention_sink_decl
 from ..jit.utils import filename_safe_dtype_map as _short
+from ..ops import register_custom_op
 from .modules import (
     get_batch_decode_module,
     get_batch_prefill_module,
@@ -114,18 +115,43 @@ def attend_block_tables(
         Shape of ``q``, where the result goes.
     """
     _check(op, q, k, v, block_tables, seq_lens)
-    layout = layout_code(op, kv_layout)
+    if isinstance(sm_scale, torch.Tensor):
+        q, sm_scale = scale_logits(q, 1.0, sm_scale, None)
+    if q_scale is not None or k_scale is not None:
+        q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
+    out = q.new_empty((*q.shape[:2], v.shape[-1])) if out is None else out
+    _attend(
+        op, out, q, k, v, block_tables, seq_lens, workspace, sinks, draft_mask,
+        max_seq_len, layout_code(op, kv_layout), sm_scale, window_left, q_len, enable_pdl,
+    )  # fmt: skip
+    return out
+
+
+@register_custom_op("flashinfer::attend_block_tables", mutates_args=("out",))  # nobody reads the scratch
+def _attend(
+    op: str,
+    out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    workspace: torch.Tensor,
+    sinks: Optional[torch.Tensor],
+    draft_mask: Optional[torch.Tensor],
+    max_seq_len: int,
+    layout: int,
+    sm_scale: float,
+    window_left: int,
+    q_len: int,
+    enable_pdl: Optional[bool],
+) -> None:
     batch_size, pages = block_tables.shape
     if q.shape[0] != batch_size * q_len:
         raise ArgumentError(f"{op}: q has {q.shape[0]} rows, expected {batch_size * q_len} ({batch_size} requests)")
     page_size, num_kv_heads = (k.shape[1], k.shape[2]) if layout == 0 else (k.shape[2], k.shape[1])
     causal = q_len > 1 and draft_mask is None
     sizes = UniformSizes(batch_size, q_len, pages, page_size, max_seq_len, q.shape[1], num_kv_heads, causal)
-    if isinstance(sm_scale, torch.Tensor):
-        q, sm_scale = scale_logits(q, 1.0, sm_scale, None)
-    if q_scale is not None or k_scale is not None:
-        q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
-    out = q.new_empty((*q.shape[:2], v.shape[-1])) if out is None else out
     if sinks is not None:
         sinks = sinks.reshape(-1).float()  # no copy where they are that already
     module, extras = _module_of(q, k, v, sm_scale, sinks, q_len, draft_mask)
@@ -138,7 +164,6 @@ def attend_block_tables(
     else:
         mask_mode = CUSTOM if draft_mask is not None else CAUSAL
         module.paged_run(*head, plan.qo_indptr, *tables, out, None, mask_mode, *tail)
-    return out
 
 
 def as_int32(x: torch.Tensor) -> torch.Tensor:
