@@ -106,6 +106,8 @@ cudaError_t PrepareKernel(const Device& device, bool& has_cluster_code) {
     const int most = device.shared_bytes - int(attributes.sharedSizeBytes);
     status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
     if (status != cudaSuccess) return status;
+    status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    if (status != cudaSuccess) return status;
     known[id] = attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90 ? 2 : 1;
   }
   has_cluster_code = known[id] == 2;

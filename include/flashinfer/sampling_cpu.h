@@ -314,8 +314,7 @@ Status SoftmaxRows(const RowParams<T>& p, Stream) {
   ParallelFor(p.rows, p.vocab, [&](int64_t begin, int64_t end) {
     Row row(p.vocab);
     for (int64_t r = begin; r < end; ++r) {
-      const float temperature = ValueOf(p.temperature, r);
-      row.SetWeightsFromLogits(p.input + r * p.input_stride, temperature == 0.0f ? 0.0f : 1.0f / temperature, true);
+      row.SetWeightsFromLogits(p.input + r * p.input_stride, FactorOf(ValueOf(p.temperature, r)), true);
       const uint64_t total = row.SumUp(0.0f, ONE);
       const float normaliser = total == 0 ? 0.0f : 1099511627776.0f / float(total);
       const float* w = row.weights();

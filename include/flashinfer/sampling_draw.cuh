@@ -52,13 +52,10 @@ __device__ __forceinline__ Ready PrepareRow(const SampleParams& p, int64_t row, 
   largest = ClusterMax(largest, shared);
   uint64_t total = 0;
   if (p.is_logits) {
-    Exponentiate(slice, 1.f, largest);
+    ExponentiateAndShare(slice, 1.f, largest, shared);
     largest = 1.f;
-    if (SEARCH && p.filter.filter == Filter::kBoth) {
-      uint64_t before;
-      ShareMasses(slice, 0.f, ONE, shared);
-      total = TotalMass(shared, before);
-    }
+    uint64_t before;
+    if (SEARCH && p.filter.filter == Filter::kBoth) total = TotalMass(shared, before);
   } else {
     largest = Positive(largest);
     ready.emax = BiasedExponent(largest);
@@ -90,7 +87,8 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   auto slice = SliceOf<RESIDENT>(input, int(p.vocab), reinterpret_cast<float*>(memory + sizeof(Shared)),
                                  reinterpret_cast<uintptr_t>(input) % 16 == 0);
   const Ready ready = PrepareRow<SEARCH>(p, row, output, slice, shared);
-  ShareMasses(slice, ready.threshold, ready.emax, shared);
+  // Of logits without a filter, the masses have been shared.
+  if (!p.is_logits || p.filter.filter != Filter::kNone) ShareMasses(slice, ready.threshold, ready.emax, shared);
   uint64_t before;
   const uint64_t total = TotalMass(shared, before);
   const uint64_t random = RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);

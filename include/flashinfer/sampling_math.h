@@ -59,7 +59,7 @@ FLASHINFER_HD uint32_t OrderedKey(float x) {
 
 FLASHINFER_HD int BiasedExponent(float x) { return int(Bits(x) >> 23 & 0xFFu); }
 
-/// e^(x * factor - shift), to 2 ulp, for arguments <= 0 (or hardly above); 0 below e^-87, and for x = -inf. NaN stays NaN.
+/// e^(x * factor - shift), to 2 ulp, for exponents <= 0 (or hardly above); 0 below e^-87. NaN stays NaN.
 /// Fused multiply-adds and nothing else, so that both backends round alike.
 FLASHINFER_HD float ExpWeight(float x, float factor, float shift) {
   const float d = fmaf(x, factor, -shift);
@@ -75,8 +75,11 @@ FLASHINFER_HD float ExpWeight(float x, float factor, float shift) {
   e = fmaf(e, r, 1.f);
   const float power = FromBits((Bits(t) + 127u) << 23);
   const float weight = e * power;
-  return d < -87.f || x == -INFINITY ? 0.f : weight;
+  return d < -87.f ? 0.f : weight;
 }
+
+/// What logits are multiplied by. Temperature 0 stands for an infinite one, at which only -inf makes a difference.
+FLASHINFER_HD float FactorOf(float temperature) { return temperature == 0.f ? 1e-37f : 1.f / temperature; }
 
 /// Mass of a sum of four weights. Sums that emax does not allow (only weights above 1 where emax is fixed) count as 2^4.
 FLASHINFER_HD uint64_t MassOf(float sum, int emax) {

@@ -197,20 +197,6 @@ __device__ __forceinline__ float ClusterMax(float x, Shared& shared) {
   return x;
 }
 
-/// Replace logits by their weights, once and for all where the slice is resident.
-template <bool RESIDENT, typename T>
-__device__ __forceinline__ void Exponentiate(Slice<RESIDENT, T>& slice, float factor, float largest) {
-  slice.factor = factor, slice.shift = largest;
-  slice.exponentiate = true;
-  if constexpr (RESIDENT) {
-    slice.ForEachGroup([&](int i, float (&x)[4]) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) x[j] = ExpWeight(x[j], factor, largest);
-      *reinterpret_cast<float4*>(slice.held + i) = make_float4(x[0], x[1], x[2], x[3]);
-    });
-  }
-}
-
 /// Weights of a group that are at least `threshold`, the others 0; returns their sum.
 template <bool RESIDENT, typename T>
 __device__ __forceinline__ float KeptWeights(const Slice<RESIDENT, T>& slice, float threshold, float (&x)[4]) {
@@ -220,6 +206,18 @@ __device__ __forceinline__ float KeptWeights(const Slice<RESIDENT, T>& slice, fl
     x[j] = weight >= threshold ? weight : 0.f;
   }
   return Sum4(x[0], x[1], x[2], x[3]);
+}
+
+/// Tell every block of the cluster the mass of this warp's segment, and where its last positive group starts.
+__device__ __forceinline__ void ShareSegment(uint64_t mass, int last, Shared& shared) {
+  mass = WarpSum(mass);
+  last = WarpMax(last);
+  const int lane = threadIdx.x % 32, segment = ptx::ClusterRank() * (blockDim.x / 32) + threadIdx.x / 32;
+  if (lane < int(ptx::ClusterSize())) {
+    ptx::InBlock(shared.segment_mass, lane)[segment] = mass;
+    ptx::InBlock(shared.segment_last, lane)[segment] = last;
+  }
+  ptx::ClusterSync();
 }
 
 /// Sum up the masses of what is kept, by segment, and tell every block of the cluster.
@@ -233,14 +231,30 @@ __device__ __forceinline__ void ShareMasses(const Slice<RESIDENT, T>& slice, flo
     mass += MassOf(sum, emax);
     if (sum > 0.f) last = slice.begin + i;
   });
-  mass = WarpSum(mass);
-  last = WarpMax(last);
-  const int lane = threadIdx.x % 32, segment = ptx::ClusterRank() * (blockDim.x / 32) + threadIdx.x / 32;
-  if (lane < int(ptx::ClusterSize())) {
-    ptx::InBlock(shared.segment_mass, lane)[segment] = mass;
-    ptx::InBlock(shared.segment_last, lane)[segment] = last;
+  ShareSegment(mass, last, shared);
+}
+
+/// Replace logits by their weights, once and for all where the slice is resident, and share the masses of all of them.
+template <bool RESIDENT, typename T>
+__device__ __forceinline__ void ExponentiateAndShare(Slice<RESIDENT, T>& slice, float factor, float largest,
+                                                     Shared& shared) {
+  slice.factor = factor, slice.shift = largest;
+  slice.exponentiate = true;
+  if constexpr (!RESIDENT) {
+    ShareMasses(slice, 0.f, ONE, shared);
+    return;
   }
-  ptx::ClusterSync();
+  uint64_t mass = 0;
+  int last = -1;
+  slice.ForEachGroup([&](int i, float (&x)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[j] = ExpWeight(x[j], factor, largest);
+    *reinterpret_cast<float4*>(slice.held + i) = make_float4(x[0], x[1], x[2], x[3]);
+    const float sum = Sum4(Positive(x[0]), Positive(x[1]), Positive(x[2]), Positive(x[3]));
+    mass += MassOf(sum, ONE);
+    if (sum > 0.f) last = slice.begin + i;
+  });
+  ShareSegment(mass, last, shared);
 }
 
 /// Total over the segments, and what lies in segments before this warp's.
@@ -275,16 +289,25 @@ __device__ __forceinline__ void FindColumn(const Slice<RESIDENT, T>& slice, floa
     return;
   }
   if (target <= before || target > before + shared.segment_mass[mine]) return;
-  const int segment = slice.SegmentSize(), end = min(slice.size, (warp + 1) * segment);
-  for (int base = warp * segment; base < end; base += WARP_COLUMNS) {
+  // Each lane sums up a contiguous part of the segment; then the lanes share out the part that holds the target.
+  const int segment = slice.SegmentSize(), end = min(slice.size, (warp + 1) * segment), part = segment / 32;
+  const auto mass_of = [&](int i, float (&x)[4]) {
+    if (i >= end) return uint64_t{0};
+    slice.Read(i, x);
+    return MassOf(KeptWeights(slice, threshold, x), emax);
+  };
+  float x[4] = {};
+  uint64_t mass = 0;
+  const int begin = warp * segment + lane * part;
+  for (int i = begin; i < min(begin + part, end); i += 4) mass += mass_of(i, x);
+  uint64_t through = before + WarpInclusiveScan(mass);
+  const int owner = __ffs(__ballot_sync(0xffffffffu, through >= target)) - 1;
+  before = __shfl_sync(0xffffffffu, through - mass, owner);
+  const int from = warp * segment + owner * part;
+  for (int base = from; base < from + part; base += WARP_COLUMNS) {
     const int i = base + lane * 4;
-    float x[4] = {};
-    uint64_t mass = 0;
-    if (i < end) {
-      slice.Read(i, x);
-      mass = MassOf(KeptWeights(slice, threshold, x), emax);
-    }
-    const uint64_t through = before + WarpInclusiveScan(mass);
+    mass = i < from + part ? mass_of(i, x) : 0;
+    through = before + WarpInclusiveScan(mass);
     const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
     if (reached != 0) {
       if (lane == __ffs(reached) - 1) found(slice.begin + i + ColumnOf(x, target - (through - mass), emax));

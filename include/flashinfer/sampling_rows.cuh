@@ -21,10 +21,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   auto slice = SliceOf<RESIDENT>(input, vocab, reinterpret_cast<float*>(memory + sizeof(Shared)),
                                  reinterpret_cast<uintptr_t>(input) % sizeof(Vec<T, 4>) == 0);
   float factor = 1.f;
-  if (OP == RowOp::kSoftmax) {
-    const float temperature = ValueOf(p.temperature, row);
-    factor = temperature == 0.f ? 0.f : 1.f / temperature;
-  }
+  if (OP == RowOp::kSoftmax) factor = FactorOf(ValueOf(p.temperature, row));
   float largest = LoadSlice(
       slice, OP == RowOp::kRenorm ? 0.f : -INFINITY, [&](int i) { return ToFloat(input[i]); },
       [&](int i, float (&x)[4]) {
@@ -41,7 +38,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   float normaliser = 1.f;
   Scale scale(ONE);
   if constexpr (OP == RowOp::kSoftmax) {
-    Exponentiate(slice, factor, largest);
+    ExponentiateAndShare(slice, factor, largest, shared);
   } else if constexpr (OP == RowOp::kRenorm) {
     largest = Positive(largest);
     emax = BiasedExponent(largest);
@@ -58,8 +55,8 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
       threshold = FindThreshold<true>(slice, vocab, OrderedKey(largest), emax, wanted, false, 1.f, shared);
     }
   }
+  if constexpr (OP == RowOp::kRenorm) ShareMasses(slice, FromBits(threshold), emax, shared);
   if constexpr (OP != RowOp::kMaskLogits) {
-    ShareMasses(slice, FromBits(threshold), emax, shared);
     uint64_t before;
     const uint64_t total = TotalMass(shared, before);
     // 2^40 is the mass of 1; a scaled weight is 2^31 times what its mass is relative to.
