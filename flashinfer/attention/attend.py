@@ -23,6 +23,18 @@ _is_compiling = torch.compiler.is_compiling
 class AttentionWrapper(PlannedWrapper):
     """Base of the decode and prefill wrappers."""
 
+    _head_dim_vo: int
+
+    def _expected_rows(self) -> Optional[int]:
+        """Rows that q must have; None: any number."""
+        raise AssertionError("a subclass knows")
+
+    def _refuse_query(self, q: torch.Tensor) -> None:
+        raise ArgumentError(
+            f"{self._op}.run: q has {q.shape[0]} rows, expected {self._expected_rows()} (of plan()), and "
+            f"{q.shape[1]} heads, expected {self._num_qo_heads}"
+        )
+
     def _numbers(self, sm_scale: float) -> tuple[float, float, float, float]:
         """The scalars that every built-in module declares."""
         return (
@@ -63,7 +75,13 @@ class AttentionWrapper(PlannedWrapper):
         lse_layout: str = "NH",
     ) -> Result:
         op = self._op
-        rows, num_qo_heads, head_dim = q.shape
+        shape = q.shape
+        if len(shape) != 3:
+            raise ArgumentError(f"{op}.run: q has {len(shape)} dimensions, expected 3 (rows, num_qo_heads, head_dim)")
+        rows, num_qo_heads, head_dim = shape
+        expected = self._expected_rows()
+        if num_qo_heads != self._num_qo_heads or (expected is not None and rows != expected):
+            self._refuse_query(q)
         sm_scale = default_scale(self._sm_scale, head_dim)
         scale_v: Scale = None
         if self._jit is None and args:
@@ -76,8 +94,7 @@ class AttentionWrapper(PlannedWrapper):
         if self._jit is not None:
             given, scalars = self._jit.split(op, args, self._derived_scalars(sm_scale, q_scale, k_scale, v_scale))
             factors = [*given, *factors]
-        value_dim = v.shape[-1] * 2 if self._is_nvfp4 else v.shape[-1]
-        out = output_buffer(op, out, (rows, num_qo_heads, value_dim), self._cached_o_data_type, q)
+        out = output_buffer(op, out, (rows, num_qo_heads, self._head_dim_vo), self._cached_o_data_type, q)
         score = None
         if return_lse:
             score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)

@@ -21,6 +21,7 @@ class JitArguments:
     """
 
     def __init__(self, jit_args: Sequence[Any], known_tensors: Sequence[str]) -> None:
+        self.head_dim_vo = int(jit_args[6])
         self.tensors = list(jit_args[7])
         self.scalars = list(jit_args[9])
         self._scalar_types = list(jit_args[10])

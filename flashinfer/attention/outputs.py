@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional, Sequence
+from typing import Optional
 
 import torch
 
@@ -17,8 +17,8 @@ LSE_BASES = {"log2": 1.0, "ln": math.log(2)}
 _FLOAT32 = torch.float32
 
 
-def _check(op: str, name: str, x: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor) -> None:
-    if tuple(x.shape) != tuple(shape):
+def _check(op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor) -> None:
+    if x.shape != shape:  # torch.Size is a tuple
         raise ArgumentError(f"{op}: Invalid shape of {name}: {tuple(x.shape)}, expected {tuple(shape)}")
     if x.dtype != dtype:
         raise ArgumentError(f"{op}: Invalid dtype of {name}: {x.dtype}, expected {dtype}")
@@ -27,7 +27,7 @@ def _check(op: str, name: str, x: torch.Tensor, shape: Sequence[int], dtype: tor
 
 
 def output_buffer(
-    op: str, out: Optional[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor
+    op: str, out: Optional[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor
 ) -> torch.Tensor:
     if out is None:
         return like.new_empty(shape, dtype=dtype)
@@ -35,7 +35,7 @@ def output_buffer(
     return out
 
 
-def lse_buffer(op: str, lse: Optional[torch.Tensor], shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+def lse_buffer(op: str, lse: Optional[torch.Tensor], shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     if lse is None:
         return like.new_empty(shape, dtype=_FLOAT32)
     _check(op, "lse", lse, shape, _FLOAT32, like)

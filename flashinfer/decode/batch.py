@@ -350,11 +350,13 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         self._require_plan()
         k, v = unpack_paged_cache(op, paged_kv_cache, self._layout)
         self._check_dtypes(q, k)
-        rows = q.shape[0]
-        if q_len_per_req is not None or rows != self._num_requests() * self._planned_q_len:  # type: ignore[operator]
-            self._check_rows(rows, q_len_per_req)
-        if q.shape[1] != self._num_qo_heads or k.shape[1:3] != self._page_shape:
-            self._refuse_shapes(q, k)
+        if q_len_per_req is not None:
+            self._check_q_len(q, q_len_per_req)
+        if k.shape[1:3] != self._page_shape:
+            raise ArgumentError(
+                f"{op}: keys have shape {tuple(k.shape)}, expected {self._kv_layout} pages of {self._page_size} tokens "
+                f"by {self._num_kv_heads} heads (as planned)"
+            )
         if window_left is not None and window_left != self._window_left:
             raise ArgumentError(f"{op}: window_left is {window_left}, expected {self._window_left} (as planned)")
         if not self._use_tensor_cores and isinstance(paged_kv_cache, tuple) and k.stride() != v.stride():
@@ -365,28 +367,22 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         factors = scale_factors(op, k, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
         return self._attend(q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
 
-    def _num_requests(self) -> int:
-        """Of the current page table, which engines may have replaced without a ``plan``."""
-        return self._paged_kv_last_page_len_buf.shape[0]  # type: ignore[union-attr]
+    def _expected_rows(self) -> Optional[int]:
+        """By the current page table, which engines may have replaced without a ``plan``."""
+        return self._paged_kv_last_page_len_buf.shape[0] * self._planned_q_len  # type: ignore[union-attr, operator]
 
-    def _check_rows(self, rows: int, q_len_per_req: Optional[int]) -> None:
-        requests = self._num_requests()
-        implied = rows // max(requests, 1)
-        if q_len_per_req is not None:
-            warnings.warn(
-                f"{self._op}.run: q_len_per_req is deprecated, plan() knows it", DeprecationWarning, stacklevel=3
-            )
-        if rows != requests * self._planned_q_len or q_len_per_req not in (None, implied):  # type: ignore[operator]
-            raise ArgumentError(
-                f"{self._op}: q has {rows} rows, expected {requests} * {self._planned_q_len} "
-                f"(batch size * q_len_per_req; q_len_per_req={q_len_per_req} was given)"
-            )
-
-    def _refuse_shapes(self, q: torch.Tensor, k: torch.Tensor) -> None:
+    def _refuse_query(self, q: torch.Tensor) -> None:
         raise ArgumentError(
-            f"{self._op}: q has shape {tuple(q.shape)} and keys {tuple(k.shape)}, expected {self._num_qo_heads} query "
-            f"heads and {self._kv_layout} pages of {self._page_size} tokens by {self._num_kv_heads} heads (as planned)"
+            f"{self._op}.run: q has {q.shape[0]} rows of {q.shape[1]} heads, expected {self._expected_rows()} rows "
+            f"(q_len_per_req = {self._planned_q_len} of each request) of {self._num_qo_heads} query heads (as planned)"
         )
+
+    def _check_q_len(self, q: torch.Tensor, q_len_per_req: int) -> None:
+        warnings.warn(f"{self._op}.run: q_len_per_req is deprecated, plan() knows it", DeprecationWarning, stacklevel=3)
+        if q.shape[0] != self._paged_kv_last_page_len_buf.shape[0] * q_len_per_req:  # type: ignore[union-attr]
+            raise ArgumentError(
+                f"{self._op}.run: q_len_per_req is {q_len_per_req}, expected {self._planned_q_len} (as planned)"
+            )
 
     def _launch(
         self,

@@ -123,6 +123,7 @@ class DecodePlanner(AttentionWrapper):
         self._batch_size = batch_size
         self._num_qo_heads, self._num_kv_heads = num_qo_heads, num_kv_heads
         self._head_dim, self._page_size = head_dim, page_size
+        self._head_dim_vo = head_dim if self._jit is None else self._jit.head_dim_vo
         self._planned_q_len = q_len_per_req
         self._store_dtypes(dtypes)
         inner = (page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size)

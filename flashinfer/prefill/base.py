@@ -145,6 +145,7 @@ class BatchPrefillWrapper(AttentionWrapper):
     def _select_module(self, dtypes: Dtypes, head_dim_qk: int, head_dim_vo: int, use_fp16_qk_reduction: bool) -> None:
         """The module for what is planned; a legacy ``forward`` comes back here with other parameters."""
         self._module_key = (dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
+        self._head_dim_vo = head_dim_vo
         if self._jit_module is not None:
             self._cached_module = self._jit_module
             return
@@ -196,15 +197,8 @@ class BatchPrefillWrapper(AttentionWrapper):
 
     # run --------------------------------------------------------------------------------------
 
-    def _check_query(self, q: torch.Tensor) -> None:
-        if self._qo_indptr_last is not None and q.shape[0] != self._qo_indptr_last:
-            raise ArgumentError(
-                f"{self._op}.run: q has {q.shape[0]} rows, expected {self._qo_indptr_last} (qo_indptr[-1] of plan())"
-            )
-        if q.shape[1] != self._num_qo_heads:
-            raise ArgumentError(
-                f"{self._op}.run: q has {q.shape[1]} heads, expected {self._num_qo_heads} (num_qo_heads of plan())"
-            )
+    def _expected_rows(self) -> Optional[int]:
+        return self._qo_indptr_last
 
     def _derived_scalars(self, sm_scale: float, q_scale: Scale, k_scale: Scale, v_scale: Scale) -> dict[str, Any]:
         derived = super()._derived_scalars(sm_scale, q_scale, k_scale, v_scale)

@@ -451,7 +451,6 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             check_trtllm_gen_sm107_only_feature(uses_spcompress, "uses_spcompress", self.device)
         k, v = unpack_paged_cache(self._op, paged_kv_cache, self._layout)
         self._check_dtypes(q, k)
-        self._check_query(q)
         if k.shape[1:3] != self._page_shape:
             raise ArgumentError(
                 f"{self._op}.run: keys have shape {tuple(k.shape)}, expected {self._kv_layout} pages of "

@@ -233,7 +233,6 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         """
         self._require_plan()
         self._check_dtypes(q, k)
-        self._check_query(q)
         tokens, heads = (k.shape[0], k.shape[1]) if self._layout == 0 else (k.shape[1], k.shape[0])
         if heads != self._num_kv_heads or tokens < self._kv_indptr_last:
             raise ArgumentError(

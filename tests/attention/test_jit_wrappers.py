@@ -118,7 +118,7 @@ def test_single_requests(device):
 def test_known_tensors_do_not_consume_arguments():
     names = ["maybe_custom_mask", "sink", "maybe_alibi_slopes", "maybe_other"]
     jit = JitArguments(
-        ("uri", *[None] * 6, names, ["float"] * 4, ["n", "sm_scale"], ["int32_t", "double"]),
+        ("uri", *[0] * 6, names, ["float"] * 4, ["n", "sm_scale"], ["int32_t", "double"]),
         ["maybe_custom_mask", "maybe_alibi_slopes"],
     )
     sink = torch.zeros(2)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which published backend could serve a call, and the traces of the wrappers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, utils
+from flashinfer.fi_trace import fi_trace
+
+F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
+HOPPER = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    "arguments, dims, backend",
+    [
+        ((0, False, False, F16, F16), (), "fa3"),
+        ((0, False, False, FP8, FP8), (128, 128), "fa3"),
+        ((0, False, False, BF16, BF16), (192, 128), "fa3"),
+        ((0, False, False, BF16, BF16), (96, 96), "fa2"),
+        ((0, False, False, BF16, BF16), (128, 64), "fa2"),
+        ((1, False, False, F16, F16), (), "fa2"),
+        ((2, False, False, F16, F16), (), "fa2"),
+        ((0, True, False, F16, F16), (), "fa2"),
+        ((0, False, True, F16, F16), (), "fa2"),
+        ((0, False, False, F16, FP8), (), "fa2"),
+        ((0, False, False, F16, torch.uint8), (), "fa2"),
+    ],
+)
+def test_rules_on_hopper_and_elsewhere(monkeypatch, arguments, dims, backend):
+    named = dict(zip(("head_dim_qk", "head_dim_vo"), dims, strict=False))
+    monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: True)
+    assert utils.determine_attention_backend(HOPPER, *arguments, **named) == backend
+    assert utils.determine_mla_backend(HOPPER) == "fa3"
+    assert not dims or utils.is_fa3_prefill_head_dim_supported(*dims) == (backend == "fa3")
+    assert dims or utils.is_fa3_backend_supported(*arguments) == (backend == "fa3")
+    monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: False)
+    assert utils.determine_attention_backend(HOPPER, *arguments, **named) == "fa2"
+    assert utils.determine_mla_backend(HOPPER) == "fa2"
+
+
+def test_cutlass_has_no_8_bit_floats():
+    assert utils.is_cutlass_backend_supported(0, False, False, F16, F16)
+    assert not utils.is_cutlass_backend_supported(0, False, False, FP8, FP8)
+
+
+@pytest.mark.parametrize("layout, name", [("NHD", "nhd_pair"), ("HND", "hnd_pair")])
+def test_trace_of_a_wrapper_knows_its_layout(layout, name):
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(torch.empty(16, dtype=torch.uint8), layout)
+    shape = (5, 16, 2, 64) if layout == "NHD" else (5, 2, 16, 64)
+    cache = (torch.empty(shape, device="meta"), torch.empty(shape, device="meta"))
+    made = fi_trace(wrapper.run, q=torch.empty(3, 4, 64, device="meta"), paged_kv_cache=cache)
+    assert made["name"] == f"batch_decode_paged_{name}_h4_kv2_d64_ps16"
+    assert made["tags"] == ["fi_api:flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper.run"]
+    assert made["inputs"]["kv_indptr"]["optional"]
+
+
+def test_trace_of_the_ragged_wrapper():
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(torch.empty(16, dtype=torch.uint8))
+    q, k, v = (torch.empty(9, heads, dim, device="meta") for heads, dim in ((4, 192), (2, 192), (2, 128)))
+    made = fi_trace(wrapper.run, q=q, k=k, v=v)
+    assert made["name"] == "batch_prefill_ragged_nhd_h4_kv2_d192_dv128"
