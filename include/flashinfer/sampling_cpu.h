@@ -27,18 +27,44 @@ inline T ValueOf(const PerRow<T>& parameter, int64_t row) {
   return parameter.values == nullptr ? parameter.value : parameter.values[std::min(row, parameter.count - 1)];
 }
 
-inline float LargestOf(const float* x, int64_t n) {
+/// The largest of n numbers times `factor`; NaN is left out.
+inline float LargestOf(const float* x, int64_t n, float factor) {
   Vec largest = Broadcast(MINUS_INF);
   ForEachVec(n, [&](int64_t i, auto lanes) {
-    Vec v = Load(x + i, lanes);
+    Vec v = Load(x + i, lanes) * factor;
     if constexpr (std::is_same_v<decltype(lanes), SomeLanes>) {
       for (int lane = lanes.count; lane < LANES; ++lane) v[lane] = MINUS_INF;
     }
-    largest = v > largest ? v : largest;  // NaN is no larger
+    largest = v > largest ? v : largest;
   });
   float result = largest[0];
   for (int i = 1; i < LANES; ++i) result = largest[i] > result ? largest[i] : result;
   return result;
+}
+
+typedef double DoubleVec __attribute__((vector_size(2 * VEC_BYTES)));
+typedef int64_t LongVec __attribute__((vector_size(2 * VEC_BYTES)));
+
+/// v with lanes i and i ^ BIT exchanged.
+template <int BIT>
+inline Vec SwapLanes(const Vec& v) {
+  IntVec from;
+  for (int i = 0; i < LANES; ++i) from[i] = i ^ BIT;
+  return __builtin_shuffle(v, from);
+}
+
+/// Sum4 of each group of four lanes, in all of them.
+inline Vec SumGroups(const Vec& v) {
+  const Vec pairs = v + SwapLanes<1>(v);
+  return pairs + SwapLanes<2>(pairs);
+}
+
+/// Lane i of vector i % 4.
+inline Vec Interleave(const Vec (&v)[4]) {
+  IntVec lane;
+  for (int i = 0; i < LANES; ++i) lane[i] = i % 4;
+  const Vec low = lane == 0 ? v[0] : v[1], high = lane == 2 ? v[2] : v[3];
+  return lane < 2 ? low : high;
 }
 
 /// Where the columns of a row that a filter keeps begin.
@@ -47,29 +73,29 @@ struct Threshold {
   uint64_t kept_quanta;  // of all columns at or above it
 };
 
-/// Finds thresholds. Made once per thread: the histogram alone has 1.5 MB.
+/// Finds thresholds. Made once per thread: the histogram has 200 KB.
 class Selector {
  public:
   /// The key that has fewer than `count` of the n keys above it and less than `quanta` quanta; the smallest if none has
   /// more. Keys of 0 do not count, unless the keys are SIGNED, which have no quanta.
   template <bool SIGNED>
   Threshold Find(const uint32_t* keys, int64_t n, uint64_t count, uint64_t quanta, const Scale& scale) {
-    constexpr int SHIFT = 16;
+    constexpr int SHIFT = 18;
     if (counts_.empty()) {
       counts_.resize(1 << (32 - SHIFT));
       quanta_.resize(1 << (32 - SHIFT));
     }
-    uint32_t top = 0, bottom = ~uint32_t{0};
-    for (int64_t i = 0; i < n; ++i) {
-      if (SIGNED || keys[i] != 0) {
-        const uint32_t bin = keys[i] >> SHIFT;
-        ++counts_[bin];
-        if (!SIGNED) quanta_[bin] += QuantumOf(FromBits(keys[i]), scale);
-        top = std::max(top, bin);
-        bottom = std::min(bottom, bin);
-      }
+    uint32_t* const counts = counts_.data();
+    uint64_t* const masses = quanta_.data();
+    for (int64_t i = 0; i < n; ++i) ++counts[keys[i] >> SHIFT];
+    if (!SIGNED) {
+      for (int64_t i = 0; i < n; ++i) masses[keys[i] >> SHIFT] += QuantumOf(FromBits(keys[i]), scale);
+      counts[0] -= std::count(keys, keys + n, 0);
     }
-    if (bottom == ~uint32_t{0}) return {1, 0};
+    uint32_t top = uint32_t(counts_.size()) - 1, bottom = 0;
+    while (top > 0 && counts[top] == 0) --top;
+    while (bottom < top && counts[bottom] == 0) ++bottom;
+    if (counts[top] == 0) return {1, 0};
     uint64_t above = 0, quanta_above = 0;
     uint32_t bin = top;
     for (; bin > bottom && above + counts_[bin] < count && quanta_above + quanta_[bin] < quanta; --bin) {
@@ -126,7 +152,8 @@ inline float FilterThreshold(const FilterParams& filter, int64_t row, int64_t ou
 /// A row of weights and what a draw needs of it. One per thread.
 class Row {
  public:
-  explicit Row(int64_t vocab) : n_(vocab), padded_((vocab + LANES - 1) / LANES * LANES), weights_(padded_) {
+  explicit Row(int64_t vocab)
+      : n_(vocab), padded_((vocab + 4 * LANES - 1) / (4 * LANES) * (4 * LANES)), weights_(padded_) {
     segments_.resize((vocab + MASS_SEGMENT - 1) / MASS_SEGMENT);
     for (int64_t i = vocab; i < padded_; ++i) weights_[i] = 0.0f;
   }
@@ -156,16 +183,13 @@ class Row {
   void SetWeightsFromLogits(const T* x, float factor, bool keep_nan) {
     float *w = weights(), *logits = w;
     ForEachVec(n_, [&](int64_t i, auto lanes) { Store(logits + i, Load(x + i, lanes)); });
-    float largest = MINUS_INF;
-    if (factor == 1.0f) {
-      largest = LargestOf(logits, n_);
-    } else {
-      for (int64_t i = 0; i < n_; ++i) largest = logits[i] * factor > largest ? logits[i] * factor : largest;
-    }
+    const float largest = LargestOf(logits, n_, factor);
+    if (keep_nan) {
 #pragma omp simd
-    for (int64_t i = 0; i < n_; ++i) {
-      const float weight = ExpWeight(logits[i], factor, largest);
-      w[i] = keep_nan ? weight : Positive(weight);
+      for (int64_t i = 0; i < n_; ++i) w[i] = ExpWeight(logits[i], factor, largest);
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < n_; ++i) w[i] = Positive(ExpWeight(logits[i], factor, largest));
     }
     for (int64_t i = n_; i < padded_; ++i) w[i] = 0.0f;
   }
@@ -178,7 +202,7 @@ class Row {
     // Units of mass per unit of weight: a power of two, in which a double is exact; then cut off as MassOf does.
     const double unit = std::ldexp(1.0, 40 + ONE - emax);
     for (size_t s = 0; s < segments_.size(); ++s) {
-      const int64_t begin = int64_t(s) * MASS_SEGMENT, end = std::min(begin + MASS_SEGMENT, (n_ + 3) / 4 * 4);
+      const int64_t begin = int64_t(s) * MASS_SEGMENT, end = std::min(begin + MASS_SEGMENT, padded_);
       segments_[s] = emax > 0 && emax < 250 ? SumSegment(begin, end, unit) : SumSegmentExactly(begin, end);
       total_ += segments_[s];
     }
@@ -210,16 +234,21 @@ class Row {
   }
 
   uint64_t SumSegment(int64_t begin, int64_t end, double unit) const {
-    const float *w = &weights_[0], threshold = threshold_, limit = PowerOf2(emax_ - ONE + 4);
-    int64_t mass = 0;
-#pragma omp simd reduction(+ : mass)
-    for (int64_t i = begin; i < end; i += 4) {
-      float group[4];
-      for (int j = 0; j < 4; ++j) group[j] = w[i + j] >= threshold && w[i + j] > 0.0f ? w[i + j] : 0.0f;
-      const float sum = Sum4(group[0], group[1], group[2], group[3]);
-      mass += int64_t(double(sum < limit ? sum : limit) * unit);
+    const float* w = &weights_[0];
+    const Vec low = Broadcast(threshold_), limit = Broadcast(PowerOf2(emax_ - ONE + 4)), zero{};
+    LongVec mass{};
+    for (int64_t i = begin; i < end; i += 4 * LANES) {
+      Vec sums[4];
+      for (int j = 0; j < 4; ++j) {
+        const Vec weight = Load(w + i + j * LANES), positive = weight > zero ? weight : zero;
+        sums[j] = SumGroups(weight >= low ? positive : zero);
+      }
+      const Vec sum = Interleave(sums), limited = sum < limit ? sum : limit;
+      mass += __builtin_convertvector(__builtin_convertvector(limited, DoubleVec) * unit, LongVec);
     }
-    return uint64_t(mass);
+    int64_t total = 0;
+    for (int i = 0; i < LANES; ++i) total += mass[i];
+    return uint64_t(total);
   }
 
   uint64_t SumSegmentExactly(int64_t begin, int64_t end) const {
