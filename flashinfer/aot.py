@@ -17,6 +17,7 @@ from .jit import JitSpec, build_jit_specs
 from .jit import env as jit_env
 from .jit.activation import gen_activation_modules as gen_activation_modules
 from .jit.attention import gen_decode_modules as gen_decode_modules
+from .jit.attention import gen_mla_modules as gen_mla_modules
 from .jit.attention import gen_prefill_modules as gen_prefill_modules
 from .jit.cascade import gen_cascade_modules as gen_cascade_modules
 from .jit.concat_ops import gen_concat_ops_modules as gen_concat_ops_modules
@@ -33,7 +34,7 @@ from .knobs import knobs
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
 FAMILIES = (
     *("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk"),
-    *("decode", "prefill"),
+    *("decode", "prefill", "mla"),
 )
 
 

@@ -61,7 +61,7 @@ class PODWithPagedKVCacheWrapper:
     >>> out_p, out_d = wrapper.run(q_p, kv_p, kv_p, q_d, cache, causal_p=True)
     """
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -91,7 +91,7 @@ class PODWithPagedKVCacheWrapper:
         """Use other workspaces from the next ``plan`` on."""
         self._decode.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def plan(
         self,
         indptr: torch.Tensor,
@@ -133,7 +133,7 @@ class PODWithPagedKVCacheWrapper:
 
     begin_forward = plan
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def run(
         self,
         q_p: torch.Tensor,
@@ -224,7 +224,7 @@ class BatchPODWithPagedKVCacheWrapper:
         ``"NHD"`` or ``"HND"``.
     """
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         flat = float_workspace_buffer.view(-1).view(torch.uint8)
         half = flat.numel() // 32 * 16
@@ -236,7 +236,7 @@ class BatchPODWithPagedKVCacheWrapper:
     def is_cuda_graph_enabled(self) -> bool:
         return False
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def plan(
         self,
         qo_indptr_p: torch.Tensor,
@@ -285,7 +285,7 @@ class BatchPODWithPagedKVCacheWrapper:
         self._prefill.plan(*self._table_p, *self._sizes, **self._options, **mask)
         self._planned_causal: Optional[bool] = mask.get("causal")
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def run(
         self,
         q_p: torch.Tensor,

@@ -47,7 +47,7 @@ class BatchAttention:
     >>> out, lse = attention.run(q, cache)
     """
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(self, kv_layout: str = "NHD", device: Union[str, torch.device] = "cuda") -> None:
         self.device = torch.device(device)
         self.float_workspace_buffer = torch.empty(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
@@ -57,7 +57,7 @@ class BatchAttention:
         self._kv_layout = kv_layout
         self._use_profiler = False
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def plan(
         self,
         qo_indptr: torch.Tensor,

@@ -166,7 +166,7 @@ def _check(prompt: _Prompt, options: _Options, input_layout: str) -> None:
         raise ArgumentError(f"{_OP}: save_softmax_stats with {input_layout}, expected CONTIGUOUS_Q_KV")
 
 
-@flashinfer_api
+@flashinfer_api(trace=None)
 def trtllm_fmha_v2_prefill(
     qkv: Inputs,
     input_layout: str,

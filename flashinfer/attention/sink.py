@@ -61,7 +61,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     >>> out = wrapper.run(q, cache, torch.zeros(32), 128**-0.5)
     """
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,

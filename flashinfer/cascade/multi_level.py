@@ -59,7 +59,7 @@ class MultiLevelCascadeAttentionWrapper:
     torch.Size([7, 32, 128])
     """
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(
         self,
         num_levels: int,
@@ -112,7 +112,7 @@ class MultiLevelCascadeAttentionWrapper:
         for wrapper, int_workspace in zip(self._batch_prefill_wrappers, int_workspace_buffers, strict=True):
             wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace)
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def plan(
         self,
         qo_indptr_arr: Tensors,
@@ -172,7 +172,7 @@ class MultiLevelCascadeAttentionWrapper:
 
     begin_forward = plan
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def run(self, q: torch.Tensor, paged_kv_cache: PagedCache) -> torch.Tensor:
         """Attention of ``q`` over the keys of all levels.
 

@@ -41,7 +41,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
     torch.Size([7, 32, 128])
     """
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         self._batch_decode_wrapper = BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._kv_layout = kv_layout
@@ -50,7 +50,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         """Use other workspaces from the next ``begin_forward`` on."""
         self._batch_decode_wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def begin_forward(
         self,
         unique_kv_indptr: torch.Tensor,
@@ -76,7 +76,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
             kv_data_type=data_type,
         )
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def forward(
         self, q: torch.Tensor, k_shared: torch.Tensor, v_shared: torch.Tensor, unique_kv_cache: PagedCache
     ) -> torch.Tensor:
@@ -117,7 +117,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         ``"NHD"`` or ``"HND"``, of the cache and of the shared keys and values.
     """
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         self._batch_prefill_wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._kv_layout = kv_layout
@@ -126,7 +126,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         """Use other workspaces from the next ``begin_forward`` on."""
         self._batch_prefill_wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def begin_forward(
         self,
         qo_indptr: torch.Tensor,
@@ -143,7 +143,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         self._sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
         self._planned: Optional[tuple] = None
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def forward(
         self,
         q: torch.Tensor,

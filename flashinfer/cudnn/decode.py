@@ -16,7 +16,7 @@ __all__ = ["cudnn_batch_decode_with_kv_cache"]
 _OP = "cudnn_batch_decode_with_kv_cache"
 
 
-@flashinfer_api
+@flashinfer_api(trace=None)
 def cudnn_batch_decode_with_kv_cache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -33,7 +33,7 @@ def _offsets(given: Optional[torch.Tensor], lengths: torch.Tensor, row: int, uni
     return given.reshape(-1, 1, 1, 1)
 
 
-@flashinfer_api
+@flashinfer_api(trace=None)
 def cudnn_batch_prefill_with_kv_cache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

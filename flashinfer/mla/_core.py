@@ -70,7 +70,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
 
     _blackwell_auto_fallback_warned = False
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -121,7 +121,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 )
         return batch_size
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def plan(
         self,
         qo_indptr: torch.Tensor,

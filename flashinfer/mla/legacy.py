@@ -38,7 +38,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
         Buffers of CUDA graph mode: ``(batch_size + 1,)``, page ids, ``(batch_size,)``, int32.
     """
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -69,7 +69,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
         """Use other workspaces from the next ``plan`` on."""
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def plan(
         self,
         indptr: torch.Tensor,
@@ -128,7 +128,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
         )
         self._sm_scale = sm_scale
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def run(
         self,
         q_nope: torch.Tensor,

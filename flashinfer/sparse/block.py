@@ -80,7 +80,7 @@ class BlockSparseAttentionWrapper:
     torch.Size([32, 8, 64])
     """
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         if backend.startswith("vsa"):
             raise ArgumentError(f"{_OP}: backend is {backend!r}, which needs a Blackwell GPU; expected 'auto' or 'fa2'")
@@ -91,7 +91,7 @@ class BlockSparseAttentionWrapper:
         """Use other workspaces from the next ``plan`` on."""
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def plan(
         self,
         indptr: Optional[torch.Tensor],

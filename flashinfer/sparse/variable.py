@@ -44,7 +44,7 @@ class VariableBlockSparseAttentionWrapper:
     torch.Size([4, 10, 64])
     """
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, "NHD", backend=backend)
         self.device = float_workspace_buffer.device
@@ -53,7 +53,7 @@ class VariableBlockSparseAttentionWrapper:
         """Use other workspaces from the next ``plan`` on."""
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
-    @flashinfer_api
+    @flashinfer_api(trace=None)
     def plan(
         self,
         block_mask_map: torch.Tensor,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flashinfer.jit import attention, gen_jit_spec
+from flashinfer.jit.attention.front_doors import draft_decl, prompt_decl
 
 from .test_cuda_compile import NO_SPILLS
 
@@ -38,3 +39,25 @@ def test_units(hopper, monkeypatch, target, which):
     host = frozenset(source for source in sources if source not in generated)
     spec = gen_jit_spec(f"{name}_sample", sources, generated=generated, extra_include_paths=[folder], host_sources=host)
     spec.build()
+
+
+def test_variants_of_front_doors(hopper):
+    """Masks of draft tokens; chunks, caps, slopes and statistics of prompts; latent attention. A unit of each."""
+    types, dims = (F16, F16, F16, I32), (128, 128)
+    tensors, scalars = ("maybe_sink", "draft_mask"), ("sm_scale", "draft_words")
+    drafts = attention.gen_customize_batch_prefill_module(
+        "fa2", "drafts", *types, *dims, tensors, ("float", "uint16_t"), scalars, ("double", "int64_t"),
+        "DraftAttention", draft_decl, device="cuda",
+    )  # fmt: skip
+    tensors = ("maybe_sink", "maybe_alibi_slopes", "maybe_stats")
+    scalars = ("sm_scale", "logits_soft_cap", "chunk_mask", "stats_scale")
+    numbers = ("double", "double", "int64_t", "double")
+    prompt = attention.gen_customize_batch_prefill_module(
+        "fa2", "prompt", *types, *dims, tensors, ("float",) * 3, scalars, numbers,
+        "PromptAttention<true, true, true, true>", prompt_decl, device="cuda",
+    )  # fmt: skip
+    latent = attention.gen_batch_mla_module("fa2", *types, 512, 64, False, device="cuda")
+    for spec, unit in ((drafts, "16_paged_masked"), (prompt, "64_ragged_masked"), (latent, "64_paged")):
+        sources = [source for source in spec.sources if source.stem.endswith(f"_{unit}")]
+        folder = next(iter(spec.generated)).parent
+        gen_jit_spec(f"{spec.name}_sample", sources, generated=spec.generated, extra_include_paths=[folder]).build()
