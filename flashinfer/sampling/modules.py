@@ -30,7 +30,7 @@ def per_row(
     value: Union[torch.Tensor, float], dtype: torch.dtype, input: torch.Tensor
 ) -> tuple[Optional[torch.Tensor], Union[float, int]]:
     """A sampling parameter as tensor, or as number: ``(tensor, 0)`` or ``(None, number)``."""
-    if not isinstance(value, torch.Tensor):
+    if type(value) is float or type(value) is int or not isinstance(value, torch.Tensor):  # isinstance takes 0.2 us
         return None, value
     if value.ndim == 0:
         raise ArgumentError(
@@ -101,13 +101,12 @@ def draw(
     input = as_float(input)
     top_ks, k = per_row(top_k, torch.int32, input)
     top_ps, p = per_row(top_p, torch.float32, input)
-    batch = input.shape[0]
-    dtype = torch.int32
+    batch, dtype = input.size(0), torch.int32
     if indices is not None:
         indices = indices.contiguous()
-        batch, dtype = indices.shape[0], indices.dtype
+        batch, dtype = indices.size(0), indices.dtype
     stream = stream_arguments(op, seed, offset, generator, batch * increment, input, batch)
-    out = torch.empty(batch, dtype=dtype, device=input.device)
-    valid = torch.empty(batch, dtype=torch.bool, device=input.device) if return_valid else None
+    out = input.new_empty(batch, dtype=dtype)
+    valid = input.new_empty(batch, dtype=torch.bool) if return_valid else None
     _draw(out, valid, input, indices, is_logits, method, top_ks, int(k), top_ps, float(p), *stream, batch * increment)
     return out, valid

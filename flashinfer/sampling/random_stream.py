@@ -65,6 +65,8 @@ def stream_arguments(
         if generator is None:
             return None, None, None, None
         seed, offset = get_seed_and_offset(increment, generator)
+    if type(seed) is int and type(offset) is int:
+        return None, as_int64(seed), None, as_int64(offset)
     if isinstance(seed, torch.Tensor) != isinstance(offset, torch.Tensor):
         raise ArgumentError(
             f"{op}: seed is a {type(seed).__name__} and offset a {type(offset).__name__}: seed and offset must both be "
@@ -76,11 +78,13 @@ def stream_arguments(
         _check_tensor(op, "offset", offset, input, batch)
         return seed.contiguous(), 0, offset.contiguous(), 0
     assert isinstance(offset, int)
-    return None, as_int64(seed), None, as_int64(offset)
+    return None, as_int64(int(seed)), None, as_int64(int(offset))
 
 
 def as_int64(x: int) -> int:
     """The number with the same 64 bits that a signed integer can hold."""
+    if -0x8000000000000000 <= x < 0x8000000000000000:
+        return x
     x &= 0xFFFFFFFFFFFFFFFF
     return x - 0x10000000000000000 if x >= 0x8000000000000000 else x
 

@@ -76,7 +76,7 @@ def softmax(
     """
     logits = as_float(logits)
     temperatures, value = (None, 1.0) if temperature is None else per_row(temperature, torch.float32, logits)
-    out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
     _softmax(out, logits, temperatures, float(value), enable_pdl)
     return out
 
@@ -108,7 +108,7 @@ def top_p_renorm_probs(
     """
     probs = as_float(probs)
     top_ps, value = per_row(top_p, torch.float32, probs)
-    out = torch.empty(probs.shape, dtype=torch.float32, device=probs.device)
+    out = torch.empty_like(probs, memory_format=torch.contiguous_format)
     _top_p_renorm_probs(out, probs, top_ps, float(value))
     return out
 
@@ -139,7 +139,7 @@ def top_k_renorm_probs(
     >>> kept = flashinfer.top_k_renorm_probs(probs, 50)
     """
     top_ks, value = per_row(top_k, torch.int32, probs)
-    out = torch.empty(probs.shape, dtype=probs.dtype, device=probs.device)
+    out = torch.empty_like(probs, memory_format=torch.contiguous_format)
     _top_k_renorm_probs(out, probs, top_ks, int(value))
     return out
 
@@ -165,7 +165,7 @@ def top_k_mask_logits(logits: torch.Tensor, top_k: Union[torch.Tensor, int]) -> 
     >>> masked = flashinfer.top_k_mask_logits(torch.randn(4, 128256), 50)
     """
     top_ks, value = per_row(top_k, torch.int32, logits)
-    out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
     _top_k_mask_logits(out, logits, top_ks, int(value))
     return out
 

@@ -183,13 +183,13 @@ class Row {
   void SetWeightsFromLogits(const T* x, float factor, bool keep_nan) {
     float *w = weights(), *logits = w;
     ForEachVec(n_, [&](int64_t i, auto lanes) { Store(logits + i, Load(x + i, lanes)); });
-    const float largest = LargestOf(logits, n_, factor);
+    const float shift = ShiftOf(LargestOf(logits, n_, factor));
     if (keep_nan) {
 #pragma omp simd
-      for (int64_t i = 0; i < n_; ++i) w[i] = ExpWeight(logits[i], factor, largest);
+      for (int64_t i = 0; i < n_; ++i) w[i] = ExpWeight(logits[i], factor, shift);
     } else {
 #pragma omp simd
-      for (int64_t i = 0; i < n_; ++i) w[i] = Positive(ExpWeight(logits[i], factor, largest));
+      for (int64_t i = 0; i < n_; ++i) w[i] = Positive(ExpWeight(logits[i], factor, shift));
     }
     for (int64_t i = n_; i < padded_; ++i) w[i] = 0.0f;
   }

@@ -81,6 +81,9 @@ FLASHINFER_HD float ExpWeight(float x, float factor, float shift) {
 /// What logits are multiplied by. Temperature 0 stands for an infinite one, at which only -inf makes a difference.
 FLASHINFER_HD float FactorOf(float temperature) { return temperature == 0.f ? 1e-37f : 1.f / temperature; }
 
+/// What is subtracted from them: the largest, or 0 where that is -inf and the difference would be NaN.
+FLASHINFER_HD float ShiftOf(float largest) { return largest == -INFINITY ? 0.f : largest; }
+
 /// Mass of a sum of four weights. Sums that emax does not allow (only weights above 1 where emax is fixed) count as 2^4.
 FLASHINFER_HD uint64_t MassOf(float sum, int emax) {
   const uint32_t bits = Bits(sum);

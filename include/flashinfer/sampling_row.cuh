@@ -238,7 +238,8 @@ __device__ __forceinline__ void ShareMasses(const Slice<RESIDENT, T>& slice, flo
 template <bool RESIDENT, typename T>
 __device__ __forceinline__ void ExponentiateAndShare(Slice<RESIDENT, T>& slice, float factor, float largest,
                                                      Shared& shared) {
-  slice.factor = factor, slice.shift = largest;
+  const float shift = ShiftOf(largest);
+  slice.factor = factor, slice.shift = shift;
   slice.exponentiate = true;
   if constexpr (!RESIDENT) {
     ShareMasses(slice, 0.f, ONE, shared);
@@ -248,7 +249,7 @@ __device__ __forceinline__ void ExponentiateAndShare(Slice<RESIDENT, T>& slice, 
   int last = -1;
   slice.ForEachGroup([&](int i, float (&x)[4]) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) x[j] = ExpWeight(x[j], factor, largest);
+    for (int j = 0; j < 4; ++j) x[j] = ExpWeight(x[j], factor, shift);
     *reinterpret_cast<float4*>(slice.held + i) = make_float4(x[0], x[1], x[2], x[3]);
     const float sum = Sum4(Positive(x[0]), Positive(x[1]), Positive(x[2]), Positive(x[3]));
     mass += MassOf(sum, ONE);

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
       if constexpr (OP == RowOp::kMaskLogits) {
         x[j] = OrderedKey(x[j]) >= threshold ? x[j] : -INFINITY;
       } else if constexpr (OP == RowOp::kSoftmax) {
-        const float weight = RESIDENT ? x[j] : ExpWeight(x[j], factor, largest);
+        const float weight = RESIDENT ? x[j] : ExpWeight(x[j], factor, slice.shift);
         x[j] = weight * normaliser;  // NaN stays NaN
       } else {
         const float weight = Positive(x[j]);
