@@ -372,9 +372,10 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         return self._paged_kv_last_page_len_buf.shape[0] * self._planned_q_len  # type: ignore[union-attr, operator]
 
     def _refuse_query(self, q: torch.Tensor) -> None:
+        requests = self._paged_kv_last_page_len_buf.shape[0]  # type: ignore[union-attr]
         raise ArgumentError(
-            f"{self._op}.run: q has {q.shape[0]} rows of {q.shape[1]} heads, expected {self._expected_rows()} rows "
-            f"(q_len_per_req = {self._planned_q_len} of each request) of {self._num_qo_heads} query heads (as planned)"
+            f"{self._op}.run: q has {q.shape[0]} rows, expected {requests} * {self._planned_q_len} (batch size * "
+            f"q_len_per_req), and {q.shape[1]} heads, expected {self._num_qo_heads} query heads (as planned)"
         )
 
     def _check_q_len(self, q: torch.Tensor, q_len_per_req: int) -> None:
