@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small serving engine on flashinfer: continuous batching over a paged cache, on a GPU or on the CPU.
+
+python examples/serve.py                    a random model and a byte tokenizer; what ``make demo`` runs
+python examples/serve.py --model DIR        a Hugging Face checkpoint of the Llama architecture
+
+Read it in this order. ``Request`` is what a user sends. ``Engine.step`` is one forward pass: of the prompts that wait
+to be read, or else of the last token of every running request. ``Batch`` is what the kernels see of either: rows of
+tokens and a page table. ``DecodeGraph`` is a decode step as a CUDA graph. ``serve`` feeds the engine as requests
+arrive. The model is in serve_model.py, tokenizers and printing in serve_text.py, the report in serve_report.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import time
+from collections import deque
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Callable, Iterable, Optional, Sequence
+
+import torch
+from serve_model import Llama, LlamaConfig, load_checkpoint, random_weights
+from serve_report import Step, device_name, table, write_timeline
+from serve_text import PROMPTS, ByteTokenizer, CheckpointTokenizer, TextStream, Tokenizer
+
+import flashinfer
+from flashinfer.jit import JitSpec, build_jit_specs, gen_batch_decode_module, gen_batch_prefill_module
+from flashinfer.jit.activation import gen_activation_module
+from flashinfer.jit.norm import gen_norm_module
+from flashinfer.jit.page import gen_page_module
+from flashinfer.jit.rope import gen_rope_module
+from flashinfer.jit.sampling import gen_sampling_module
+
+WORKSPACE_BYTES = 128 << 20
+NO_TOP_K = 2**31 - 1
+PADDING_PAGE = 0  # belongs to no request: rows that only fill up a CUDA graph write here
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to pick a token. Temperature 0 takes the most likely one, whatever the rest says."""
+
+    temperature: float = 0.0
+    top_k: int = NO_TOP_K
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, and what has become of it."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    arrival: float = 0.0
+
+    tokens: list[int] = field(init=False)  #: the prompt and what follows
+    pages: list[int] = field(default_factory=list)
+    num_cached: int = 0  #: tokens whose keys and values are in the pages
+    first_token_at: Optional[float] = None
+    finished_at: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def max_length(self) -> int:
+        return len(self.prompt) + self.max_new_tokens
+
+    @property
+    def num_uncached(self) -> int:
+        """1 while text is generated: the latest token. More while the prompt is being read."""
+        return len(self.tokens) - self.num_cached
+
+
+@dataclass
+class Batch:
+    """Tokens of a forward pass as rows, request after request, with the page table *after* they are appended."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    batch_indices: torch.Tensor
+    last_rows: torch.Tensor
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_last_page_len: torch.Tensor
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    seed: torch.Tensor
+    offset: torch.Tensor
+
+    @staticmethod
+    def of(chunks: Sequence[tuple[Request, int]], page_size: int) -> Batch:
+        """The next ``n`` tokens of each request. Built on the host, where the wrappers plan without waiting."""
+        starts = [request.num_cached for request, _ in chunks]
+        ends = [request.num_cached + n for request, n in chunks]
+        pages = [request.pages[: -(-end // page_size)] for (request, _), end in zip(chunks, ends, strict=True)]
+        qo_indptr = [0, *itertools.accumulate(n for _, n in chunks)]
+        kv_indptr = [0, *itertools.accumulate(map(len, pages))]
+        sampling = [request.sampling for request, _ in chunks]
+
+        def ints(values: Iterable[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.tensor(list(values), dtype=dtype)
+
+        rows = list(zip(chunks, starts, ends, strict=True))
+        return Batch(
+            tokens=ints(t for (request, _), start, end in rows for t in request.tokens[start:end]),
+            positions=ints(p for _, start, end in rows for p in range(start, end)),
+            batch_indices=ints(i for i, (_, n) in enumerate(chunks) for _ in range(n)),
+            last_rows=ints([end - 1 for end in qo_indptr[1:]]),
+            qo_indptr=ints(qo_indptr),
+            kv_indptr=ints(kv_indptr),
+            kv_indices=ints(page for table in pages for page in table),
+            kv_last_page_len=ints([(end - 1) % page_size + 1 for end in ends]),
+            temperature=torch.tensor([s.temperature for s in sampling]),
+            top_k=ints([s.top_k for s in sampling]),
+            top_p=torch.tensor([s.top_p for s in sampling]),
+            seed=ints([s.seed for s in sampling], torch.int64),
+            offset=ints(ends, torch.int64),  # the place of the token to draw: each has random numbers of its own
+        )
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(*(getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)))
+
+    @property
+    def page_table(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.kv_indptr, self.kv_indices, self.kv_last_page_len
+
+
+def sample(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """A token of each row of ``(batch, vocab_size)`` logits, by its own parameters. Does not wait for the GPU."""
+    greedy = batch.temperature == 0
+    scaled = logits / torch.where(greedy, 1.0, batch.temperature)[:, None]
+    drawn = flashinfer.top_k_top_p_sampling_from_logits(
+        scaled, batch.top_k, batch.top_p, seed=batch.seed, offset=batch.offset
+    )
+    return torch.where(greedy, logits.argmax(dim=-1), drawn)
+
+
+class Engine:
+    """Runs requests together, each at its own pace: they join and leave the batch between any two steps.
+
+    Parameters
+    ----------
+    model : Llama
+    num_pages, page_size : int
+        Size of the cache, ``page_size`` tokens a page. A request reserves on admission what it may need at most, so no
+        running request is ever stopped for want of pages; those who find too few wait.
+    max_batch_size : int
+        Most requests that run at once.
+    max_prefill_tokens : int
+        Most prompt tokens of one step; longer prompts take several. Bounds the pause that a prompt imposes on others.
+    disable_split_kv : bool
+        Attention never divides the keys of a request, so that its result does not depend on the rest of the batch, to
+        the last bit. Slower for a few long requests on a GPU. (Matrix products have such a dependence of their own.)
+    use_cuda_graphs : Optional[bool]
+        For decode steps; default: on a GPU.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        num_pages: int = 512,
+        page_size: int = 16,
+        max_batch_size: int = 16,
+        max_prefill_tokens: int = 2048,
+        disable_split_kv: bool = False,
+        use_cuda_graphs: Optional[bool] = None,
+    ) -> None:
+        self.model, self.page_size, self.num_pages = model, page_size, num_pages
+        self.max_batch_size, self.max_prefill_tokens = max_batch_size, max_prefill_tokens
+        self.disable_split_kv = disable_split_kv
+        self.cache = model.new_cache(num_pages, page_size)
+        self.free_pages = [page for page in reversed(range(num_pages)) if page != PADDING_PAGE]
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.steps: list[Step] = []
+        self.start = time.perf_counter()
+
+        # Scratch is dead after each launch, so all wrappers share it.
+        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=model.device)
+        self.prefill_attention = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace)
+        self.decode_attention = flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace)
+        self.graphs: dict[int, DecodeGraph] = {}
+        if model.device.type == "cuda" if use_cuda_graphs is None else use_cuda_graphs:
+            self._capture_graphs()
+
+    def _capture_graphs(self) -> None:
+        """One graph for each power of two up to the batch size. Large ones first: the small ones reuse their memory."""
+        sizes = {min(2**i, self.max_batch_size) for i in range(self.max_batch_size.bit_length() + 1)}
+        pool = None
+        for size in sorted(sizes, reverse=True):
+            self.graphs[size] = DecodeGraph(self, size, pool)
+            pool = self.graphs[size].graph.pool()
+
+    def now(self) -> float:
+        """Seconds since the engine was made, or since ``start`` was set."""
+        return time.perf_counter() - self.start
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+        longest = min(self.model.config.max_length, (self.num_pages - 1) * self.page_size)
+        if not request.prompt or request.max_new_tokens < 1 or request.max_length > longest:
+            raise ValueError(
+                f"submit: the prompt has {len(request.prompt)} tokens and max_new_tokens is {request.max_new_tokens}, "
+                f"expected at least 1 of each and at most {longest} together (the model's length and the cache)"
+            )
+        self.waiting.append(request)
+
+    def _admit(self) -> None:
+        """First come, first served: whoever does not fit holds up the rest, or large requests would starve."""
+        while self.waiting and len(self.running) < self.max_batch_size:
+            request = self.waiting[0]
+            needed = -(-request.max_length // self.page_size)
+            if needed > len(self.free_pages):
+                return
+            request.pages = [self.free_pages.pop() for _ in range(needed)]
+            self.running.append(self.waiting.popleft())
+
+    def step(self) -> list[Request]:
+        """One forward pass; returns the requests that have a new token."""
+        self._admit()
+        start = self.now()
+        prompts = [request for request in self.running if request.num_uncached > 1]
+        chunks = self._cut(prompts) if prompts else [(request, 1) for request in self.running]
+        tokens = self.prefill(chunks) if prompts else self.decode(chunks)
+        now = self.now()
+        self.steps.append(Step("prefill" if prompts else "decode", start, now, tuple(chunks)))
+        advanced = []
+        for (request, n), token in zip(chunks, tokens, strict=True):
+            request.num_cached += n
+            if request.num_uncached == 0:  # the prompt may have more chunks to come
+                self._append(request, token, now)
+                advanced.append(request)
+        return advanced
+
+    def _cut(self, prompts: list[Request]) -> list[tuple[Request, int]]:
+        """What of the prompts the next step reads."""
+        chunks, budget = [], self.max_prefill_tokens
+        for request in prompts:
+            n = min(request.num_uncached, budget)
+            if n:
+                chunks.append((request, n))
+            budget -= n
+        return chunks
+
+    def _append(self, request: Request, token: int, now: float) -> None:
+        request.tokens.append(token)
+        if request.first_token_at is None:
+            request.first_token_at = now
+        if token in self.model.config.eos_tokens or len(request.tokens) == request.max_length:
+            request.finished_at = now
+            self.running.remove(request)
+            self.free_pages += request.pages
+
+    def prefill(self, chunks: Sequence[tuple[Request, int]]) -> list[int]:
+        batch = Batch.of(chunks, self.page_size)
+        self.prefill_attention.plan(batch.qo_indptr, *batch.page_table, *self._heads(), causal=True, **self._options())
+        return self.run(batch.to(self.model.device), self.prefill_attention).tolist()
+
+    def decode(self, chunks: Sequence[tuple[Request, int]]) -> list[int]:
+        if self.graphs:
+            size = min(size for size in self.graphs if size >= len(chunks))
+            return self.graphs[size].replay(self.padded(chunks, size)).tolist()[: len(chunks)]
+        batch = Batch.of(chunks, self.page_size)
+        self.plan_decode(self.decode_attention, batch)
+        return self.run(batch.to(self.model.device), self.decode_attention).tolist()
+
+    def padded(self, chunks: Sequence[tuple[Request, int]], size: int) -> Batch:
+        """A batch of exactly ``size`` requests: made-up ones of a token, on the padding page, follow the real."""
+        filler = Request([0], 1, pages=[PADDING_PAGE])
+        return Batch.of([*chunks, *[(filler, 1)] * (size - len(chunks))], self.page_size)
+
+    def plan_decode(self, attention: flashinfer.BatchDecodeWithPagedKVCacheWrapper, batch: Batch) -> None:
+        attention.plan(*batch.page_table, *self._heads(), **self._options())
+
+    def _heads(self) -> tuple[int, int, int, int]:
+        config = self.model.config
+        return config.num_qo_heads, config.num_kv_heads, config.head_dim, self.page_size
+
+    def _options(self) -> dict[str, object]:
+        return {"q_data_type": self.model.dtype, "disable_split_kv": self.disable_split_kv}
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, attention: object) -> torch.Tensor:
+        """The next token of each request, on the device."""
+        return sample(self.model.forward(batch, self.cache, attention), batch)
+
+
+class DecodeGraph:
+    """A decode step of a fixed batch size: hundreds of launches captured once, replayed as one.
+
+    A graph reads and writes the addresses it was captured with. So inputs are copied into the tensors of
+    ``self.batch``; the page table among them is written by the wrapper's ``plan``, as is what the plan decides.
+    """
+
+    def __init__(self, engine: Engine, size: int, pool: Optional[Any]) -> None:
+        host = engine.padded([], size)
+        device = engine.model.device
+        self.engine = engine
+        self.batch = host.to(device)
+        self.batch.kv_indices = torch.zeros(engine.num_pages + size, dtype=torch.int32, device=device)
+        self.attention = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            engine.workspace, "NHD", True, False, *self.batch.page_table
+        )
+        engine.plan_decode(self.attention, host)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # loads modules and lets libraries allocate, which a capture may not
+            engine.run(self.batch, self.attention)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.tokens = engine.run(self.batch, self.attention)
+
+    def replay(self, host: Batch) -> torch.Tensor:
+        """The next tokens of a batch of this size; overwritten by the next replay of any graph."""
+        for name in ("tokens", "positions", "temperature", "top_k", "top_p", "seed", "offset"):
+            getattr(self.batch, name).copy_(getattr(host, name), non_blocking=True)
+        self.engine.plan_decode(self.attention, host)
+        self.graph.replay()
+        return self.tokens
+
+
+def kernel_specs(model: Llama) -> list[JitSpec]:
+    """Every module that serving this model takes, to be built up front and in parallel."""
+    backend, head_dim = model.device.type, model.config.head_dim
+    key = (model.dtype, model.dtype, model.dtype, torch.int32, head_dim, head_dim, 0, False, False)
+    elementwise = [gen_norm_module, gen_rope_module, gen_page_module, gen_activation_module, gen_sampling_module]
+    return [
+        *(gen(backend) for gen in elementwise),
+        gen_batch_decode_module(*key, device=backend),
+        gen_batch_prefill_module("fa2", *key, False, device=backend),
+    ]
+
+
+def build_kernels(model: Llama) -> tuple[int, float]:
+    """Build what is not in the cache. Returns how many modules that were, and the seconds."""
+    start = time.perf_counter()
+    missing = [spec for spec in kernel_specs(model) if not spec.is_compiled]
+    build_jit_specs(missing)
+    return len(missing), time.perf_counter() - start
+
+
+def serve(engine: Engine, requests: Sequence[Request], on_token: Callable[[Request], None]) -> None:
+    """Submit each request when it arrives and run the engine until all are done; time starts now."""
+    coming = deque(sorted(requests, key=lambda request: request.arrival))
+    engine.start = time.perf_counter()
+    while coming or engine.is_busy:
+        while coming and coming[0].arrival <= engine.now():
+            engine.submit(coming.popleft())
+        if not engine.is_busy:
+            time.sleep(max(coming[0].arrival - engine.now(), 0))
+            continue
+        for request in engine.step():
+            on_token(request)
+
+
+def make_requests(tokenizer: Tokenizer, arguments: argparse.Namespace) -> list[Request]:
+    """Prompts with exponential gaps between them. Every other one is greedy."""
+    gaps = random.Random(arguments.seed)
+    prompts = Path(arguments.prompts).read_text().splitlines() if arguments.prompts else PROMPTS
+    requests, arrival = [], 0.0
+    for i, prompt in zip(range(arguments.requests), itertools.cycle(prompts), strict=False):
+        sampling = Sampling(0.8, 50, 0.95, seed=arguments.seed + i) if i % 2 else Sampling()
+        requests.append(Request(tokenizer.encode(prompt), arguments.max_new_tokens, sampling, arrival))
+        arrival += gaps.expovariate(arguments.rate)
+    return requests
+
+
+def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
+    """The model and its tokenizer. GPUs take bfloat16, the CPU float32, unless told otherwise."""
+    device = torch.device(arguments.device)
+    on_gpu = device.type == "cuda"
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else torch.bfloat16 if on_gpu else torch.float32
+    if arguments.model:
+        folder = Path(arguments.model)
+        return Llama(*load_checkpoint(folder, device), dtype, device), CheckpointTokenizer(folder)
+    config = LlamaConfig(256, 2048, 5504, 16, 16, 4, 128) if on_gpu else LlamaConfig()
+    return Llama(config, random_weights(config, device), dtype, device), ByteTokenizer()
+
+
+def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", metavar="DIR", help="Hugging Face checkpoint: config.json, *.safetensors, tokenizer")
+    parser.add_argument("--prompts", metavar="FILE", help="one prompt per line, instead of a few built-in ones")
+    parser.add_argument("--requests", type=int, default=24, metavar="N")
+    parser.add_argument("--rate", type=float, default=20.0, metavar="R", help="requests per second, on average")
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
+    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="most requests at once")
+    parser.add_argument("--pages", type=int, default=512, metavar="N", help="pages of 16 tokens in the cache")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"])
+    parser.add_argument("--no-graphs", action="store_true", help="decode without CUDA graphs")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--timeline", type=Path, default=Path("serve_timeline.png"), metavar="FILE")
+    return parser.parse_args(argv)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    arguments = parse_arguments(argv)
+    model, tokenizer = load(arguments)
+    builds, build_seconds = build_kernels(model)
+    start = time.perf_counter()
+    graphs = False if arguments.no_graphs else None
+    engine = Engine(model, arguments.pages, max_batch_size=arguments.batch_size, use_cuda_graphs=graphs)
+    capture_seconds = time.perf_counter() - start
+    requests = make_requests(tokenizer, arguments)
+    print(f"{len(requests)} requests, about {arguments.rate:g} per second, on {device_name(model.device)}\n")
+    serve(engine, requests, TextStream(engine.now, tokenizer, requests))
+    facts = {
+        "device": device_name(model.device),
+        "model": f"{model.config.num_parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}",
+        "kernel builds": f"{builds} modules in {build_seconds:.1f} s" + ("" if builds else ": all in the cache"),
+        "CUDA graphs": f"{len(engine.graphs)} in {capture_seconds:.1f} s" if engine.graphs else "none",
+    }
+    print(f"\n{table(engine.steps, requests, facts)}")
+    write_timeline(arguments.timeline, engine.steps, requests)
+    print(f"timeline of the batch: {arguments.timeline}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model that ``serve.py`` serves: Llama on flashinfer's kernels, from random weights or a Hugging Face checkpoint.
+
+Matrix products are torch's; everything between them is flashinfer's: norms, rotary embedding, the paged cache,
+attention, the gated activation. A forward pass takes the tokens of many requests as rows of one matrix.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Mapping, Optional, Protocol, Union
+
+import torch
+from torch.nn.functional import embedding, linear
+
+import flashinfer
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How positions turn queries and keys. ``llama3``: low and high frequency factor and old length of Llama 3.1."""
+
+    theta: float = 10000.0
+    scale: float = 1.0
+    llama3: Optional[tuple[float, float, int]] = None
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> Rope:
+        """From config.json, whose names for it changed with the releases."""
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        theta = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind == "default":
+            return Rope(theta)
+        if kind == "linear":
+            return Rope(theta, rope["factor"])
+        if kind == "llama3":
+            old_length = rope["original_max_position_embeddings"]
+            return Rope(theta, rope["factor"], (rope["low_freq_factor"], rope["high_freq_factor"], old_length))
+        raise ValueError(f"config.json: rope_type is {kind!r}, expected 'default', 'linear' or 'llama3'")
+
+    def rotate(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
+        """In place; rows of ``(rows, heads, head_dim)`` at the given positions."""
+        options: dict[str, Any] = {"rope_scale": self.scale, "rope_theta": self.theta}
+        if self.llama3 is None:
+            flashinfer.apply_rope_pos_ids_inplace(q, k, positions, **options)
+            return
+        low, high, old_length = self.llama3
+        options |= {"low_freq_factor": low, "high_freq_factor": high, "old_context_len": old_length}
+        flashinfer.apply_llama31_rope_pos_ids_inplace(q, k, positions, **options)
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Sizes of the model. The defaults are of a toy that a laptop serves."""
+
+    vocab_size: int = 256
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    num_layers: int = 4
+    num_qo_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    max_length: int = 2048
+    eps: float = 1e-5
+    rope: Rope = Rope()
+    eos_tokens: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> LlamaConfig:
+        """From the fields of a Hugging Face config.json."""
+        if config.get("model_type") != "llama":
+            raise ValueError(f"config.json: model_type is {config.get('model_type')!r}, expected 'llama'")
+        if config.get("hidden_act", "silu") != "silu":
+            raise ValueError(f"config.json: hidden_act is {config['hidden_act']!r}, expected 'silu'")
+        heads = config["num_attention_heads"]
+        eos = config.get("eos_token_id")
+        return LlamaConfig(
+            vocab_size=config["vocab_size"],
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_layers=config["num_hidden_layers"],
+            num_qo_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            max_length=config.get("max_position_embeddings", 2048),
+            eps=config.get("rms_norm_eps", 1e-6),
+            rope=Rope.of(config),
+            eos_tokens=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_qo_heads + self.num_kv_heads)
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        return self.num_layers * (attention + mlp) + 2 * self.vocab_size * self.hidden_size
+
+
+Weights = Mapping[str, torch.Tensor]  #: by the names they have in Hugging Face checkpoints
+
+
+def random_weights(config: LlamaConfig, device: Union[str, torch.device], seed: int = 0) -> Weights:
+    """Weights of a model that knows nothing, but has logits of a sensible size."""
+    generator = torch.Generator(device).manual_seed(seed)
+    query_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    shapes = {"model.embed_tokens": (config.vocab_size, hidden), "lm_head": (config.vocab_size, hidden)}
+    norms = ["model.norm"]
+    for i in range(config.num_layers):
+        layer = f"model.layers.{i}"
+        norms += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
+        shapes |= {
+            f"{layer}.self_attn.q_proj": (query_size, hidden),
+            f"{layer}.self_attn.k_proj": (kv_size, hidden),
+            f"{layer}.self_attn.v_proj": (kv_size, hidden),
+            f"{layer}.self_attn.o_proj": (hidden, query_size),
+            f"{layer}.mlp.gate_proj": (inner, hidden),
+            f"{layer}.mlp.up_proj": (inner, hidden),
+            f"{layer}.mlp.down_proj": (hidden, inner),
+        }
+    weights = {f"{name}.weight": torch.ones(hidden, device=device) for name in norms}
+    for name, shape in shapes.items():
+        weight = torch.randn(shape, generator=generator, device=device)
+        weights[f"{name}.weight"] = weight if name == "model.embed_tokens" else weight * shape[1] ** -0.5
+    return weights
+
+
+def load_checkpoint(folder: Path, device: Union[str, torch.device]) -> tuple[LlamaConfig, Weights]:
+    """Configuration and weights of a folder that ``save_pretrained`` wrote or the Hub has."""
+    from safetensors.torch import load_file
+
+    config = LlamaConfig.of(json.loads((folder / "config.json").read_text()))
+    weights: dict[str, torch.Tensor] = {}
+    for shard in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(shard, device=str(device))
+    if not weights:
+        raise ValueError(f"{folder}: has no *.safetensors, expected the weights there")
+    return config, weights
+
+
+class Rows(Protocol):
+    """What a forward pass reads of a batch; ``serve.Batch`` is one. All on the model's device."""
+
+    tokens: torch.Tensor  #: ``(rows,)``
+    positions: torch.Tensor  #: ``(rows,)`` place of each token in its request
+    batch_indices: torch.Tensor  #: ``(rows,)`` request of each token
+    last_rows: torch.Tensor  #: ``(batch,)`` the last row of each request, whose logits are wanted
+    kv_indptr: torch.Tensor  #: ``(batch + 1,)`` where each request's pages begin in kv_indices
+    kv_indices: torch.Tensor  #: pages of all requests
+    kv_last_page_len: torch.Tensor  #: ``(batch,)`` tokens in the last page, those of this pass included
+
+
+class Linear:
+    """One or more projections of the same input as one matrix product."""
+
+    def __init__(self, weights: Weights, prefix: str, *names: str) -> None:
+        def stacked(kind: str) -> torch.Tensor:
+            return torch.cat([weights[f"{prefix}.{name}.{kind}"] for name in names])
+
+        self.weight = stacked("weight")
+        self.bias = stacked("bias") if f"{prefix}.{names[0]}.bias" in weights else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class Layer:
+    """Attention and MLP of one layer. The norm before each is the model's business: it is fused with the addition."""
+
+    def __init__(self, config: LlamaConfig, weights: Weights, index: int) -> None:
+        prefix = f"model.layers.{index}"
+        self.config = config
+        self.input_norm = weights[f"{prefix}.input_layernorm.weight"]
+        self.post_attention_norm = weights[f"{prefix}.post_attention_layernorm.weight"]
+        self.qkv = Linear(weights, f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj")
+        self.out = Linear(weights, f"{prefix}.self_attn", "o_proj")
+        self.gate_up = Linear(weights, f"{prefix}.mlp", "gate_proj", "up_proj")
+        self.down = Linear(weights, f"{prefix}.mlp", "down_proj")
+
+    def attend(self, x: torch.Tensor, rows: Rows, cache: torch.Tensor, attention: Any) -> torch.Tensor:
+        """Write the new keys and values to their pages, then let the queries see all of their request's."""
+        config = self.config
+        heads = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
+        q, k, v = self.qkv(x).view(len(x), -1, config.head_dim).split(heads, dim=1)
+        config.rope.rotate(q, k, rows.positions)
+        flashinfer.append_paged_kv_cache(
+            k, v, rows.batch_indices, rows.positions, cache, rows.kv_indices, rows.kv_indptr, rows.kv_last_page_len
+        )
+        return self.out(attention.run(q, cache).view(len(x), -1))
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(flashinfer.silu_and_mul(self.gate_up(x)))
+
+
+class Llama:
+    """A decoder of the Llama architecture.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+    weights : Mapping[str, torch.Tensor]
+        By their names in Hugging Face checkpoints. Without ``lm_head.weight``, the embedding serves for it.
+    dtype : torch.dtype
+        What to compute in: float16 or bfloat16, float32 on the CPU.
+    device : Union[str, torch.device]
+    """
+
+    def __init__(
+        self, config: LlamaConfig, weights: Weights, dtype: torch.dtype, device: Union[str, torch.device]
+    ) -> None:
+        weights = {name: weight.detach().to(device, dtype) for name, weight in weights.items()}
+        self.config, self.dtype, self.device = config, dtype, torch.device(device)
+        self.embedding = weights["model.embed_tokens.weight"]
+        self.layers = [Layer(config, weights, i) for i in range(config.num_layers)]
+        self.norm = weights["model.norm.weight"]
+        self.head = weights.get("lm_head.weight", self.embedding)
+
+    def new_cache(self, num_pages: int, page_size: int) -> torch.Tensor:
+        """Pages for keys and values: ``(layers, pages, 2, page_size, num_kv_heads, head_dim)``, uninitialised."""
+        c = self.config
+        shape = (c.num_layers, num_pages, 2, page_size, c.num_kv_heads, c.head_dim)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def forward(self, rows: Rows, cache: torch.Tensor, attention: Any) -> torch.Tensor:
+        """Logits ``(batch, vocab_size)`` of the last row of each request, float32.
+
+        ``attention`` is a wrapper that was planned for these rows. ``cache`` is that of :meth:`new_cache`.
+        """
+        eps = self.config.eps
+        residual = embedding(rows.tokens, self.embedding)
+        x = flashinfer.rmsnorm(residual, self.layers[0].input_norm, eps)
+        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        for layer, pages, next_norm in zip(self.layers, cache, next_norms, strict=True):
+            x = layer.attend(x, rows, pages, attention)
+            flashinfer.fused_add_rmsnorm(x, residual, layer.post_attention_norm, eps)
+            x = layer.mlp(x)
+            flashinfer.fused_add_rmsnorm(x, residual, next_norm, eps)
+        return linear(x[rows.last_rows], self.head).float()

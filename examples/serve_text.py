@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text for ``serve.py``: tokenizers, prompts to begin with, and printing what is generated as it comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Protocol, Sequence
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: list[int]) -> str: ...
+
+
+class ByteTokenizer:
+    """A token is a byte of UTF-8. What a random model makes of them is mostly no text; a dot stands for the rest."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(c if c.isprintable() and c != "\ufffd" else "·" for c in bytes(tokens).decode(errors="replace"))
+
+
+class CheckpointTokenizer:
+    """The tokenizer.json of a checkpoint; needs the package ``tokenizers``, which ``transformers`` brings."""
+
+    def __init__(self, folder: Path) -> None:
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens)
+
+
+class TextStream:
+    """Prints text as it is generated: a line whenever a request has another ``width`` characters, or is done."""
+
+    def __init__(
+        self, now: Callable[[], float], tokenizer: Tokenizer, requests: Sequence[Any], width: int = 20
+    ) -> None:
+        self.now, self.tokenizer, self.width = now, tokenizer, width
+        self.number = {id(request): i for i, request in enumerate(requests)}
+        self.printed = [0] * len(requests)
+
+    def __call__(self, request: Any) -> None:
+        number, done = self.number[id(request)], request.finished_at is not None
+        text = self.tokenizer.decode(request.output)
+        piece = text[self.printed[number] :]
+        incomplete = len(piece) < self.width or piece.endswith("\ufffd")  # a character may have more bytes to come
+        if incomplete and not done:
+            return
+        self.printed[number] = len(text)
+        end = f"  [{len(request.output)} tokens]" if done else ""
+        print(f"{self.now():7.3f} s  #{number:<3} {piece!r}{end}", flush=True)
+
+
+PROMPTS = [
+    "The cache is cut into pages, and a request",
+    "Once upon a time there was a kernel that",
+    "def attention(q, k, v):\n    ",
+    "To be, or not to be, that is",
+    "A queue of prompts arrives over time; some are short. Others go on for a while, so that reading them takes longer "
+    "than a single decode step, and the engine may cut them into pieces. This is one of the others: it is there to",
+    "1, 1, 2, 3, 5, 8, 13,",
+]
