@@ -199,6 +199,7 @@ def _drawing(
     **numbers: float,
 ) -> TraceTemplate:
     """A template of a draw; ``numbers`` are what its init gives to scalars."""
+    bound: dict[str, Any] = {"rows": next(iter(inputs)), **numbers}
     return TraceTemplate(
         "sampling",
         axes=_AXES,
@@ -207,7 +208,7 @@ def _drawing(
         name_prefix=name,
         reference=reference,
         check=same_shapes,
-        init=functools.partial(_drawing_init, rows=next(iter(inputs)), **numbers),
+        init=functools.partial(_drawing_init, **bound),
         description=description,
     )
 
