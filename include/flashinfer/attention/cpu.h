@@ -33,9 +33,8 @@ WorkItem UniformItem(const Params& params, const WorkList& work, int32_t tile_ro
   return item;
 }
 
-template <typename Params, typename Variant, bool PAGED>
+template <typename Runner, typename Params>
 void RunWork(const Params& params, const WorkList& work, int32_t tile) {
-  using Runner = TileRunner<Params, Variant, PAGED>;
   const int32_t heads = params.num_kv_heads;
   int32_t blocks = work.blocks;
   if (work.items != nullptr && work.block_indptr == nullptr) blocks = std::min(blocks, *work.num_items * heads);
@@ -124,7 +123,10 @@ int ResidentBlocks() {
 
 template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
 Status LaunchAttention(const Params& params, const WorkList& work, bool, Stream) {
-  RunWork<Params, Variant<ALL_MASKED>, PAGED>(params, work, TILE);
+  using V = Variant<ALL_MASKED>;
+  ChooseProducts<Params, V, PAGED>([&](auto* products) {
+    RunWork<TileRunner<Params, V, PAGED, std::remove_pointer_t<decltype(products)>>>(params, work, TILE);
+  });
   return 0;
 }
 

@@ -2,6 +2,9 @@
 // The two matrix products of attention on the CPU, in registers: a few rows times a few vectors of columns at a time, so
 // that each load feeds several multiplications. Sizes suit 32 registers of 512 bits, or 16 shorter ones.
 #pragma once
+#include <type_traits>
+#include <utility>
+
 #include "../cpu/vec.h"
 
 namespace flashinfer {
@@ -76,11 +79,21 @@ inline void ForEachRows(int rows, const F& f) {
 
 // ------------------------------------------------------------------------------------------------ transposition
 
+/// Lanes I of a and b, one after the other.
+template <int... I>
+inline Vec Shuffle(const Vec& a, const Vec& b) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, cpu::IntVec{I...});
+#endif
+}
+
 /// One step of a transposition: blocks of H lanes of `a` and `b` change places.
 template <int H, size_t... L>
 inline void SwapBlocks(Vec& a, Vec& b, std::index_sequence<L...>) {
-  const Vec low = __builtin_shufflevector(a, b, (L & H ? LANES + L - H : L)...);
-  b = __builtin_shufflevector(a, b, (L & H ? LANES + L : L + H)...);
+  const Vec low = Shuffle<(L & H ? LANES + L - H : L)...>(a, b);
+  b = Shuffle<(L & H ? LANES + L : L + H)...>(a, b);
   a = low;
 }
 
@@ -92,11 +105,11 @@ inline void TransposeStep(Vec* rows) {
   if constexpr (2 * H < LANES) TransposeStep<2 * H>(rows);
 }
 
-/// LANES rows of `depth` floats become columns of [depth][BLOCK_KEYS].
-inline void TransposeRows(const float* from, int ld, int depth, float* to) {
+/// LANES rows of `depth` floats, or other words, become columns of [depth][BLOCK_KEYS].
+inline void TransposeRows(const float* const* from, int depth, float* to) {
   for (int d = 0; d < depth; d += LANES) {
     Vec rows[LANES];
-    for (int i = 0; i < LANES; ++i) rows[i] = cpu::Load(from + i * ld + d);
+    for (int i = 0; i < LANES; ++i) rows[i] = cpu::Load(from[i] + d);
     TransposeStep<1>(rows);
     for (int i = 0; i < LANES; ++i) cpu::Store(to + (d + i) * BLOCK_KEYS, rows[i]);
   }
@@ -106,23 +119,34 @@ inline void TransposeRows(const float* from, int ld, int depth, float* to) {
 
 /// 2^x for x <= 0 to 2 ulp; what would be below 2^-126 is 0.
 inline Vec Exp2(const Vec& x) {
-  const Vec clamped = x < -126.5f ? cpu::Broadcast(-126.5f) : x;
-  const Vec magic = cpu::Broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Vec n = (clamped + magic) - magic, r = clamped - n;
+  const Vec low = cpu::Broadcast(-127.f), clamped = x < low ? low : x;
+  // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits; so is the bias of an exponent.
+  const Vec magic = cpu::Broadcast(12582912.f + 127.f), shifted = clamped + magic, r = clamped - (shifted - magic);
   Vec e = cpu::Broadcast(1.5403530e-4f);  // the series of 2^r, ln(2)^k / k!
   for (const float c : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f}) e = e * r + c;
-  const cpu::IntVec power = (__builtin_convertvector(n, cpu::IntVec) + 127) << 23;
-  const Vec result = e * cpu::BitCast<Vec>(power);
-  return x < -126.f ? Vec{} : result;
+  return e * cpu::BitCast<Vec>(cpu::BitCast<cpu::UintVec>(shifted) << 23);
 }
 
-inline float ReduceMax(const Vec& v) {
-  float lane[LANES];
-  cpu::Store(lane, v);
-  for (int half = LANES / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+template <int H, size_t... L>
+inline Vec SwapHalves(const Vec& v, std::index_sequence<L...>) {
+  return Shuffle<(L ^ H)...>(v, v);
+}
+
+/// op over all lanes, in each of them.
+template <int H = LANES / 2, typename Op>
+inline Vec ReduceLanes(const Vec& v, const Op& op) {
+  const Vec both = op(v, SwapHalves<H>(v, std::make_index_sequence<LANES>{}));
+  if constexpr (H > 1) {
+    return ReduceLanes<H / 2>(both, op);
+  } else {
+    return both;
   }
-  return lane[0];
+}
+
+inline Vec Max(const Vec& a, const Vec& b) { return a > b ? a : b; }
+inline float ReduceMax(const Vec& v) { return ReduceLanes(v, Max)[0]; }
+inline float ReduceSum(const Vec& v) {
+  return ReduceLanes(v, [](const Vec& a, const Vec& b) { return a + b; })[0];
 }
 
 }  // namespace attention

@@ -58,6 +58,7 @@ struct KeyAddress {
   auto* Key(int32_t j) const {
     return params.k + Offset(j, params.k_stride_page, params.k_stride_n, params.k_stride_h);
   }
+  auto* RotaryKey(int32_t j) const { return params.k_pe + Offset(j, params.k_pe_stride_page, params.k_pe_stride_n, 0); }
   auto* Value(int32_t j) const {
     return params.v + Offset(j, params.v_stride_page, params.v_stride_n, params.v_stride_h);
   }
@@ -69,9 +70,7 @@ struct KeyAddress {
     } else {
       LoadRow(Key(j), K_COLUMNS, to);
     }
-    if constexpr (PE > 0) {
-      LoadRow(params.k_pe + Offset(j, params.k_pe_stride_page, params.k_pe_stride_n, 0), PE, to + K_COLUMNS);
-    }
+    if constexpr (PE > 0) LoadRow(RotaryKey(j), PE, to + K_COLUMNS);
   }
 
   void LoadValue(int32_t j, float* to) const {
