@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Philox4x32-10 (Salmon et al., SC'11): random words as a function of a key and a counter, the same on CPU and GPU. There
-// is no state to keep: a draw of output row `row` at position `offset` of the stream of `seed` can be made again, anywhere.
-//   test  pytest tests/sampling/test_philox.py
+// Philox4x32-10 (Salmon et al., SC'11): random words as a function of a key and a counter, the same on CPU and GPU.
+// There is no state to keep: a draw of output row `row` at position `offset` of the stream of `seed` can be made
+// again, anywhere.
+//   test  pytest tests/sampling/test_sampling_random.py
 #pragma once
 #include <cstdint>
 

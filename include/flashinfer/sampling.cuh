@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling on CUDA (definitions and parameters: sampling.h): what the kernels share. A cluster of up to 8 blocks of 256
-// threads works on a row, which it holds in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an SM, so
-// that one loads while others compute. Bound by DRAM for large batches, by the barriers of the cluster for small ones.
+// threads works on a row, which it holds in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an
+// SM, so that one loads while others compute. Bound by DRAM for large batches, by the barriers of the cluster for
+// small ones.
 //   sampling_row.cuh     the row: load, walk, sum up, draw         sampling_draw.cuh   kernels that write tokens
 //   sampling_select.cuh  the threshold of top-k and top-p          sampling_rows.cuh   kernels that write rows
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py

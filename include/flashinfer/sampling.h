@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling from rows of probabilities or logits: parameters and entries, shared by both backends.
-//   A draw takes 64 random bits r(seed, offset, output row) and the masses m of the columns a filter keeps, in the order
-//   of the columns: the first column whose running sum reaches 1 + floor(r * sum(m) / 2^64). No filter: of the mass of 1
-//   instead of sum(m), and the last positive column where the sum stays below.
-//   Filters keep the columns at or above a threshold, found exactly (no rejection, no loop that depends on the draw):
+//   A draw takes 64 random bits r(seed, offset, output row) and the masses m of the columns a filter keeps, in the
+//   order of the columns: the first column whose running sum reaches 1 + floor(r * sum(m) / 2^64). No filter: of the
+//   mass of 1 instead of sum(m), and the last positive column where the sum stays below. Filters keep the columns at
+//   or above a threshold, found exactly (no rejection, no loop that depends on the draw):
 //     top-k   fewer than k columns are above it         top-p   the columns above it have less than top_p
 //     min-p   it is min_p times the largest
 // Arithmetic: sampling_math.h. Defined in sampling*.cuh (CUDA) and sampling_cpu.h (CPU).
@@ -89,7 +89,8 @@ struct RowParams {
   bool enable_pdl;
 };
 
-/// e^(x / temperature), divided by the sum. A row of -inf gives 0; a NaN gives NaN in its column and is left out of the sum.
+/// e^(x / temperature), divided by the sum. A row of -inf gives 0; a NaN gives NaN in its column and is left out of
+/// the sum.
 template <typename T>
 Status SoftmaxRows(const RowParams<T>& params, Stream stream);
 

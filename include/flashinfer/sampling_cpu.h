@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling on the CPU (definitions and parameters: sampling.h, arithmetic: sampling_math.h). Outputs over threads.
-//   Sums are of integers, so this draws what the CUDA kernels draw, though it finds thresholds in its own way: a histogram
-//   of the upper half of the keys, then a sort of the columns in the bin that holds the threshold.
+//   Sums are of integers, so this draws what the CUDA kernels draw, though it finds thresholds in its own way: a
+//   histogram of the upper half of the keys, then a sort of the columns in the bin that holds the threshold.
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py --device cpu
 #pragma once
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel that draws a token for each output (definitions and parameters: sampling.h), a cluster for each: load the row,
-// find the threshold, sum up masses, draw.
+// The kernel that draws a token for each output (definitions and parameters: sampling.h), a cluster for each: load
+// the row, find the threshold, sum up masses, draw.
 #pragma once
 #include "sampling.cuh"
 

@@ -84,7 +84,8 @@ FLASHINFER_HD float FactorOf(float temperature) { return temperature == 0.f ? 1e
 /// What is subtracted from them: the largest, or 0 where that is -inf and the difference would be NaN.
 FLASHINFER_HD float ShiftOf(float largest) { return largest == -INFINITY ? 0.f : largest; }
 
-/// Mass of a sum of four weights. Sums that emax does not allow (only weights above 1 where emax is fixed) count as 2^4.
+/// Mass of a sum of four weights. Sums that emax does not allow (only weights above 1 where emax is fixed) count as
+/// 2^4.
 FLASHINFER_HD uint64_t MassOf(float sum, int emax) {
   const uint32_t bits = Bits(sum);
   const uint32_t exponent = bits >> 23, fraction = bits & 0x7FFFFFu;
@@ -117,8 +118,8 @@ FLASHINFER_HD uint32_t QuantumOf(float weight, const Scale& scale) {
 #endif
 }
 
-/// Quanta that the probability top_p is worth: columns are kept while those above them have less. At least 1, which keeps
-/// the largest; unlimited from 1 on. Without a `total` the row is taken as normalised.
+/// Quanta that the probability top_p is worth: columns are kept while those above them have less. At least 1, which
+/// keeps the largest; unlimited from 1 on. Without a `total` the row is taken as normalised.
 FLASHINFER_HD uint64_t QuantaLimit(float top_p, int emax) {
   if (top_p >= 1.f) return UNLIMITED;
   const double limit = top_p > 0.f ? ceil(ldexp(double(top_p), 31 + ONE - (emax < 1 ? 1 : emax))) : 1.;
@@ -139,8 +140,8 @@ FLASHINFER_HD uint64_t TargetOf(uint64_t random, uint64_t total) {
 }
 constexpr uint64_t MASS_OF_ONE = uint64_t{1} << 40;  // of the weight 1 where emax is ONE
 
-/// The column of four that unit `target` of their mass belongs to: the first whose running sum reaches it, else the last
-/// positive one.
+/// The column of four that unit `target` of their mass belongs to: the first whose running sum reaches it, else the
+/// last positive one.
 FLASHINFER_HD int ColumnOf(const float (&weight)[4], uint64_t target, int emax) {
   int chosen = 0;
   float running = 0.f;

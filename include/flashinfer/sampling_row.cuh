@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A row of weights held by a cluster of blocks: how it is loaded, walked, summed up and drawn from.
 //
-// Each block owns a slice of the row, in shared memory (RESIDENT: the row is read from DRAM once, whatever is asked of it)
-// or, where no cluster can hold the row, in global memory. Within the slice each warp owns a contiguous segment, so the
-// masses of segments, which every block gets from every other, are the prefix sums that a draw needs.
+// Each block owns a slice of the row, in shared memory (RESIDENT: the row is read from DRAM once, whatever is asked
+// of it) or, where no cluster can hold the row, in global memory. Within the slice each warp owns a contiguous
+// segment, so the masses of segments, which every block gets from every other, are the prefix sums that a draw needs.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "sampling.h"
@@ -146,8 +146,8 @@ __device__ __forceinline__ Slice<RESIDENT, T> SliceOf(const T* row, int vocab, f
   return slice;
 }
 
-/// Walk this block's slice of a row, and keep it where it is RESIDENT. `value(i)` is column i of the row, `values4(i, x)`
-/// four of them where `vectorised`. Returns the largest `measure(x)` of the slice.
+/// Walk this block's slice of a row, and keep it where it is RESIDENT. `value(i)` is column i of the row, `values4(i,
+/// x)` four of them where `vectorised`. Returns the largest `measure(x)` of the slice.
 template <bool RESIDENT, typename T, typename Value, typename Values4, typename Measure>
 __device__ __forceinline__ float LoadSlice(const Slice<RESIDENT, T>& slice, float pad, const Value& value,
                                            const Values4& values4, const Measure& measure) {

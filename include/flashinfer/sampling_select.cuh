@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The threshold of top-k and top-p over a row held by a cluster, exact and in a bounded number of steps:
 //   1. each block counts its columns in bins of keys, 64 to an octave, downwards from the largest;
-//   2. block 0 adds up the counts and brackets the threshold. By count that is one bin. By mass it may be a few: a column
-//      weighs something between the edges of its bin, which are 1.6 % apart;
+//   2. block 0 adds up the counts and brackets the threshold. By count that is one bin. By mass it may be a few: a
+//      column weighs something between the edges of its bin, which are 1.6 % apart;
 //   3. each block sets aside its columns within the bracket and sums up the quanta of those above;
-//   4. block 0 finds the threshold among what was set aside, by histograms of exact quanta, nine bits of the key a turn.
+//   4. block 0 finds the threshold among what was set aside, by histograms of exact quanta, nine bits of the
+//      key a turn.
 // Steps 1 and 3 walk the whole slice, 4 some hundred columns. A block with more of them in the bracket (ties, say) lets
 // block 0 walk its slice instead.
 #pragma once
@@ -121,8 +122,9 @@ __device__ __forceinline__ void FindBracket(uint32_t top, const Wanted& wanted, 
   }
 }
 
-/// What the blocks have set aside, for the threads of block 0. Each warp takes the list of one block (or a part of it) into
-/// registers; where that is too much, every walk reads the lists, or the slices of blocks whose list has overflowed.
+/// What the blocks have set aside, for the threads of block 0. Each warp takes the list of one block (or a part of
+/// it) into registers; where that is too much, every walk reads the lists, or the slices of blocks whose list has
+/// overflowed.
 template <bool SIGNED, bool RESIDENT, typename T>
 struct Listed {
   static constexpr int PER_LANE = 8;
@@ -245,7 +247,8 @@ __device__ __forceinline__ Found FindKey(const Listed<SIGNED, RESIDENT, T>& list
   return {low, quanta};  // not reached: 4 turns of 9 bits cover 32
 }
 
-/// The key of the smallest column to keep. With `top_k_first`, top_p is of the columns that top-k keeps, not of the row.
+/// The key of the smallest column to keep. With `top_k_first`, top_p is of the columns that top-k keeps, not of the
+/// row.
 template <bool SIGNED, bool RESIDENT, typename T>
 __device__ __forceinline__ uint32_t FindThreshold(const Slice<RESIDENT, T>& slice, int vocab, uint32_t top, int emax,
                                                   Wanted wanted, bool top_k_first, float top_p, Shared& shared) {

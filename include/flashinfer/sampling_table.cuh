@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many draws from few rows (definitions and parameters: sampling.h). A block per row puts the threshold and the masses of
-// segments of 1024 columns into a table; then a warp per output reads the table, 1 KB of a vocabulary of 128256, and one
-// segment of the row.
+// Many draws from few rows (definitions and parameters: sampling.h). A block per row puts the threshold and the
+// masses of segments of 1024 columns into a table; then a warp per output reads the table, 1 KB of a vocabulary of
+// 128256, and one segment of the row.
 #pragma once
 #include "sampling_draw.cuh"
 
