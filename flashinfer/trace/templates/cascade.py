@@ -63,6 +63,19 @@ def _variable_length_merge_states_reference(
     return merged, scores
 
 
+def _variable_length_merge_states_init(
+    seq_len: int, num_heads: int, head_dim: int, device: str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """Row i has i % 4 states."""
+    lengths = torch.arange(seq_len) % 4
+    nnz = int(lengths.sum())
+    return {
+        "v": torch.randn(nnz, num_heads, head_dim, device=device).bfloat16(),
+        "s": torch.randn(nnz, num_heads, device=device),
+        "indptr": torch.cat([torch.zeros(1), lengths.cumsum(0)]).int().to(device),
+    }
+
+
 _AXES: dict[str, Axis] = {"seq_len": Var(), "num_heads": Const(abbrev="h"), "head_dim": Const(abbrev="d")}
 _V, _S = ("seq_len", "num_heads", "head_dim"), ("seq_len", "num_heads")
 _SCORE = "log2 of the sum of exp(logit) over the keys"
@@ -125,6 +138,7 @@ variable_length_merge_states_trace = TraceTemplate(
     outputs={"v_merged": Tensor(_V, dtype_from="v"), "s_merged": Tensor(_S, dtype="float32")},
     name_prefix="variable_length_merge_states",
     reference=_variable_length_merge_states_reference,
+    init=_variable_length_merge_states_init,
     constraints=["len_indptr == seq_len + 1"],
     description="Attention over many sets of keys from attention over each of them, a number of sets for every row.",
 )
