@@ -125,6 +125,8 @@ def test_other_device(device, op, argument):
     if device == "cpu":
         pytest.skip("a CPU alone has no other device")
     arguments = make(op, device)
+    if sum(isinstance(x, torch.Tensor) for x in arguments.values()) == 1:
+        pytest.skip("the only tensor: it decides where the call runs")
     arguments[argument] = arguments[argument].cpu()
     with pytest.raises(RuntimeError, match=f"{op}: "):
         getattr(flashinfer, op)(**arguments)

@@ -21,7 +21,9 @@ def _select(scores: torch.Tensor, k: int, tie_break: int) -> torch.Tensor:
     indices among equals, anything else small ones."""
     if tie_break == 2:
         return len(scores) - 1 - _select(scores.flip(0), k, 1).flip(0)
-    return torch.sort(scores.float(), descending=True, stable=True).indices[:k].sort().values
+    # A NaN of either sign is the largest; torch.sort on CUDA places them by their bits.
+    scores = torch.where(scores.isnan(), torch.nan, scores.float())
+    return torch.sort(scores, descending=True, stable=True).indices[:k].sort().values
 
 
 def _top_k_reference(
@@ -33,7 +35,8 @@ def _top_k_reference(
         indices[row] = _select(input[row], k, tie_break)
     values = input.gather(1, indices)
     if sorted:
-        order = torch.sort(values.float(), dim=1, descending=True, stable=True).indices
+        numbers = torch.where(values.isnan(), torch.nan, values.float())
+        order = torch.sort(numbers, dim=1, descending=True, stable=True).indices
         values, indices = values.gather(1, order), indices.gather(1, order)
     return values, indices
 
