@@ -61,7 +61,7 @@ def get_batch_decode_module(*args: Any, device: str = "cuda") -> Any:
 
 @functools.cache
 def get_batch_decode_mla_module(*args: Any, device: str = "cuda") -> Any:
-    return jit_attention.gen_batch_decode_mla_module(*args, device=device).build_and_load()
+    return jit_attention.gen_batch_decode_mla_module(*args, device=device).build_and_load()  # type: ignore[misc]
 
 
 @functools.cache

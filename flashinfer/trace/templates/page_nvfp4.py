@@ -42,12 +42,12 @@ def write_nvfp4(
     sf: torch.Tensor,
     slots: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     values: torch.Tensor,
-    scale: torch.Tensor,
+    scale: "torch.Tensor | float",
     heads_first: int,
 ) -> None:
     """Rows of values, quantised, into their slots."""
-    scale = torch.as_tensor(scale, dtype=torch.float32, device=values.device).reshape(())
-    codes, scales = quantize_nvfp4(values, scale)
+    factor = torch.as_tensor(scale, dtype=torch.float32, device=values.device).reshape(())
+    codes, scales = quantize_nvfp4(values, factor)
     write_slots(cache, slots, codes, heads_first)
     write_slots(sf, slots, scales, heads_first)
 
