@@ -370,15 +370,22 @@ def serve(engine: Engine, requests: Sequence[Request], on_token: Callable[[Reque
             on_token(request)
 
 
+def warm_up(engine: Engine) -> None:
+    """Serve something first: modules are loaded and libraries wake up on first use, which is nobody's waiting time."""
+    serve(engine, [Request([0, 0], 2)], lambda request: None)
+    engine.steps.clear()
+
+
 def make_requests(tokenizer: Tokenizer, arguments: argparse.Namespace) -> list[Request]:
-    """Prompts with exponential gaps between them. Every other one is greedy."""
-    gaps = random.Random(arguments.seed)
+    """Prompts with exponential gaps between them, for texts of different lengths. Every other one is greedy."""
+    numbers = random.Random(arguments.seed)
     prompts = Path(arguments.prompts).read_text().splitlines() if arguments.prompts else PROMPTS
     requests, arrival = [], 0.0
     for i, prompt in zip(range(arguments.requests), itertools.cycle(prompts), strict=False):
         sampling = Sampling(0.8, 50, 0.95, seed=arguments.seed + i) if i % 2 else Sampling()
-        requests.append(Request(tokenizer.encode(prompt), arguments.max_new_tokens, sampling, arrival))
-        arrival += gaps.expovariate(arguments.rate)
+        length = numbers.randint(-(-arguments.max_new_tokens // 2), arguments.max_new_tokens)
+        requests.append(Request(tokenizer.encode(prompt), length, sampling, arrival))
+        arrival += numbers.expovariate(arguments.rate)
     return requests
 
 
@@ -420,6 +427,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     engine = Engine(model, arguments.pages, max_batch_size=arguments.batch_size, use_cuda_graphs=graphs)
     capture_seconds = time.perf_counter() - start
     requests = make_requests(tokenizer, arguments)
+    warm_up(engine)
     print(f"{len(requests)} requests, about {arguments.rate:g} per second, on {device_name(model.device)}\n")
     serve(engine, requests, TextStream(engine.now, tokenizer, requests))
     facts = {

@@ -96,7 +96,7 @@ def plot(path: Path, steps: Sequence[Step], requests: Sequence[Any]) -> None:
         bars.broken_barh([(start, end - start)], (number - 0.4, 0.8), color=colours[kind], linewidth=0)
     bars.set(ylabel="request", title="what each request was doing")
     bars.invert_yaxis()
-    bars.legend(handles=[Patch(color=colour, label=kind) for kind, colour in colours.items()], loc="upper right")
+    bars.legend(handles=[Patch(color=colour, label=kind) for kind, colour in colours.items()], loc="lower left")
     load.stairs([len(s.chunks) for s in steps], [s.start for s in steps] + [steps[-1].end], fill=True, color="0.6")
     load.set(xlabel="seconds", ylabel="batch size")
     figure.savefig(path, dpi=110)
