@@ -114,7 +114,8 @@ class TileRunner {
     const uint32_t request = uint32_t(item.request), token = uint32_t(token_[r]), head = uint32_t(head_[r]);
     const int32_t first = std::min(std::max(mask.First(token_[r]) - j, 0), BLOCK_KEYS);
     const int32_t end = std::max(std::min(mask.End(token_[r]) - j, count), first);
-    float* s = s_ + r * BLOCK_KEYS;
+    float s[BLOCK_KEYS];  // local, so that no store to it can change what the hooks read: loops of them become SIMD
+    std::copy_n(s_ + r * BLOCK_KEYS, BLOCK_KEYS, s);
     for (int32_t i = 0; i < count; ++i) {
       s[i] = variant.LogitsTransform(params_, s[i], request, token, uint32_t(j + i), head, uint32_t(kv_head));
     }
@@ -136,17 +137,18 @@ class TileRunner {
       Normalise(r, s);
     } else {
       scale_[r] = 1.f;
+      std::copy_n(s, BLOCK_KEYS, s_ + r * BLOCK_KEYS);
     }
   }
 
-  void Normalise(int32_t r, float* s) {
+  void Normalise(int32_t r, const float* s) {
     Vec largest = cpu::Load(s);
     for (int i = LANES; i < BLOCK_KEYS; i += LANES) largest = Max(largest, cpu::Load(s + i));
     const float m = std::max(m_[r], ReduceMax(largest)), base = m == -math::inf ? 0.f : m;
     Vec sum{};
     for (int i = 0; i < BLOCK_KEYS; i += LANES) {
       const Vec p = Exp2(cpu::Load(s + i) - base);
-      cpu::Store(s + i, p);
+      cpu::Store(s_ + r * BLOCK_KEYS + i, p);
       sum += p;
     }
     scale_[r] = m == m_[r] ? 1.f : std::exp2(m_[r] - base);
