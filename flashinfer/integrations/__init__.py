@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our kernels behind interfaces of other packages. Importing this needs none of them."""

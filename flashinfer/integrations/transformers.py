@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of Hugging Face ``transformers`` on our kernels.
+
+>>> from flashinfer.integrations import transformers as flashinfer_transformers
+>>> flashinfer_transformers.register()
+>>> model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="flashinfer")
+
+``transformers`` keeps keys and values of a batch as ``(batch, num_kv_heads, kv_len, head_dim)``. That is a paged cache
+in the HND layout whose pages are as long as the sequences, so attention reads it where it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+
+from ..errors import ArgumentError, LibraryError
+from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+
+__all__ = ["attention", "register"]
+
+_OP = "flashinfer.integrations.transformers"
+_WORKSPACE_BYTES = 128 << 20
+
+
+class _PlannedAttention:
+    """A wrapper, and what it was planned for: the layers of a model ask for the same plan one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
+        self._key: Optional[tuple[Any, ...]] = None
+        self._mask: Optional[torch.Tensor] = None
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: Optional[torch.Tensor],
+        causal: bool,
+        sm_scale: Optional[float],
+        soft_cap: Optional[float],
+    ) -> torch.Tensor:
+        """``(batch, q_len, heads, dim)`` of q in that shape, and of k and v as ``transformers`` has them."""
+        batch, q_len, num_qo_heads, _ = q.shape
+        version = None if mask is None or mask.is_inference() else mask._version  # moves on when it is written to
+        key = (*q.shape, *k.shape, v.shape[-1], q.dtype, k.dtype, causal, sm_scale, soft_cap, version)
+        if key != self._key or mask is not self._mask:
+            self._plan(q, k, v, mask, causal, sm_scale, soft_cap)
+            self._key, self._mask = key, mask
+        out = self._wrapper.run(q.reshape(batch * q_len, num_qo_heads, -1), (k, v))
+        assert isinstance(out, torch.Tensor)
+        return out.view(batch, q_len, num_qo_heads, -1)
+
+    def _plan(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: Optional[torch.Tensor],
+        causal: bool,
+        sm_scale: Optional[float],
+        soft_cap: Optional[float],
+    ) -> None:
+        batch, q_len, num_qo_heads, head_dim = q.shape
+        num_kv_heads, kv_len = k.shape[1:3]
+        self._key = None  # nothing is planned if this fails
+        pages = torch.arange(batch + 1, dtype=torch.int32)
+        self._wrapper.plan(
+            pages * q_len,
+            pages,
+            pages[:-1],
+            torch.full((batch,), kv_len, dtype=torch.int32),
+            num_qo_heads,
+            num_kv_heads,
+            head_dim,
+            kv_len,
+            head_dim_vo=v.shape[-1],
+            custom_mask=None if mask is None else _as_rows(mask, batch, q_len, kv_len),
+            causal=causal,
+            sm_scale=sm_scale,
+            logits_soft_cap=soft_cap,
+            q_data_type=q.dtype,
+            kv_data_type=k.dtype,
+        )
+
+
+def _as_rows(mask: torch.Tensor, batch: int, q_len: int, kv_len: int) -> torch.Tensor:
+    """The mask of ``transformers`` in the form of ours: of each request ``q_len`` rows of ``kv_len``, all flat."""
+    if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1:
+        raise ArgumentError(
+            f"{_OP}: attention_mask has dtype {mask.dtype} and shape {tuple(mask.shape)}, expected torch.bool and "
+            f"({batch}, 1, {q_len}, {kv_len}) (one mask for all heads, True where a query sees a key)"
+        )
+    return mask[:, 0, :, :kv_len].expand(batch, q_len, kv_len).reshape(-1)
+
+
+_planned: dict[tuple[torch.device, bool], _PlannedAttention] = {}
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Optional[torch.Tensor],
+    dropout: float = 0.0,
+    scaling: Optional[float] = None,
+    is_causal: Optional[bool] = None,
+    softcap: Optional[float] = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    r"""What a model calls in each layer. For inference: there is no dropout and no gradient.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The layer; its ``is_causal`` counts where the argument is None.
+    query : torch.Tensor
+        ``(batch, num_qo_heads, q_len, head_dim)``.
+    key, value : torch.Tensor
+        ``(batch, num_kv_heads, kv_len, head_dim)``; heads are not repeated, any strides but the last.
+    attention_mask : Optional[torch.Tensor]
+        bool ``(batch, 1, q_len, kv_len)``, True where a query sees a key; windows and padding are in it. None where
+        causality is all there is, or nothing.
+    dropout : float
+        0.
+    scaling : Optional[float]
+        1 / sqrt(head_dim) if None.
+    is_causal : Optional[bool]
+        Without a mask, whether a query sees keys up to its own position only.
+    softcap : Optional[float]
+        ``cap * tanh(logit / cap)`` of the logits.
+    **kwargs
+        What ``transformers`` tells every implementation. ``sliding_window`` is in the mask already; sinks (``s_aux``)
+        and ``position_bias`` are refused.
+
+    Returns
+    -------
+    Tuple[torch.Tensor, None]
+        ``(batch, q_len, num_qo_heads, head_dim)``, and no attention weights: they never exist. A query that sees no
+        key has output 0.
+    """
+    _refuse_what_is_missing(query, dropout, kwargs)
+    q_len, kv_len = query.shape[2], key.shape[2]
+    causal = (
+        attention_mask is None
+        and q_len > 1
+        and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    )
+    if causal and kv_len > q_len:  # a static cache before its first use: what follows the queries is empty
+        key, value = key[:, :, :q_len], value[:, :, :q_len]
+    # Masked and plain layers alternate in models with windows; each kind keeps its plan.
+    kind = (query.device, attention_mask is None)
+    if kind not in _planned:
+        _planned[kind] = _PlannedAttention(query.device)
+    out = _planned[kind].run(query.transpose(1, 2), key, value, attention_mask, causal, scaling, softcap)
+    return out, None
+
+
+def _refuse_what_is_missing(query: torch.Tensor, dropout: float, kwargs: dict[str, Any]) -> None:
+    if dropout:
+        raise ArgumentError(f"{_OP}: dropout is {dropout}, expected 0 (call model.eval(): this is for inference)")
+    if query.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(f"{_OP}: query requires a gradient, expected torch.no_grad() (this is for inference)")
+    for name in ("s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ArgumentError(f"{_OP}: {name} is given, expected None (attn_implementation='eager' has it)")
+
+
+def register(name: str = "flashinfer") -> None:
+    """Make ``attn_implementation=name`` known to ``transformers``. Calling it again changes nothing.
+
+    Parameters
+    ----------
+    name : str
+        What models will call it.
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface, modeling_utils
+        from transformers.masking_utils import sdpa_mask
+    except ImportError as error:
+        raise LibraryError(f"{_OP}: the package transformers is missing or too old, expected release 5") from error
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(
+        name, sdpa_mask
+    )  # None where causality is all there is, else one bool for each pair
+    load = getattr(modeling_utils, "lazy_import_flash_attention", None)
+    if "flash" in name and load is not None and name not in getattr(load, "names_to_skip", ()):
+        modeling_utils.lazy_import_flash_attention = _skipping(load, name)
+
+
+def _skipping(load: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """``load``, but for our name. ``transformers`` takes every name with "flash" in it for a build of that package, and
+    a model that asks for it would fail to load."""
+
+    def lazy_import_flash_attention(implementation: Optional[str], *args: Any, **kwargs: Any) -> Any:
+        return None if implementation == name else load(implementation, *args, **kwargs)
+
+    lazy_import_flash_attention.names_to_skip = (*getattr(load, "names_to_skip", ()), name)  # type: ignore[attr-defined]
+    return lazy_import_flash_attention

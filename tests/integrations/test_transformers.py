@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of ``transformers`` on our attention give what they give on torch's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flashinfer.integrations.transformers import attention, register
+from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from flashinfer.testing import assert_close
+
+LAYER = SimpleNamespace(is_causal=True)
+
+
+def qkv(device, q_len, kv_len, batch=2):
+    shapes = [(batch, q_len, 4, 64), (batch, kv_len, 2, 64), (batch, kv_len, 2, 64)]
+    return [torch.randn(shape, device=device).half().transpose(1, 2) for shape in shapes]  # as projections leave them
+
+
+def expected(q, k, v, mask, **options):
+    k, v = (x.float().repeat_interleave(2, dim=1) for x in (k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q.float(), k, v, attn_mask=mask, **options)
+    return out.transpose(1, 2).to(q.dtype)
+
+
+@pytest.mark.parametrize("q_len, kv_len, causal", [(9, 9, True), (1, 20, False), (5, 30, False)])
+def test_without_a_mask(device, q_len, kv_len, causal):
+    q, k, v = qkv(device, q_len, kv_len)
+    out, weights = attention(LAYER, q, k, v, None, is_causal=causal, scaling=0.2)
+    assert weights is None
+    assert_close(out, expected(q, k, v, None, is_causal=causal, scale=0.2))
+
+
+def test_with_a_mask(device):
+    q, k, v = qkv(device, 6, 20)
+    mask = torch.rand(2, 1, 6, 20, device=device) < 0.5
+    mask[..., 0] = True
+    assert_close(attention(LAYER, q, k, v, mask)[0], expected(q, k, v, mask))
+    mask[..., 1] = False  # the plan of the first call holds the mask as it was
+    assert_close(attention(LAYER, q, k, v, mask)[0], expected(q, k, v, mask))
+
+
+def test_a_cache_longer_than_its_contents(device):
+    """``transformers`` leaves out the mask of the first pass through a static cache."""
+    q, k, v = qkv(device, 7, 16)
+    out = attention(LAYER, q, k, v, None)[0]
+    assert_close(out, expected(q, k[:, :, :7], v[:, :, :7], None, is_causal=True))
+
+
+def test_soft_cap(device):
+    q, k, v = qkv(device, 3, 8)
+    cap, k_heads, v_heads = 2.0, *(x.float().repeat_interleave(2, dim=1) for x in (k, v))
+    logits = cap * torch.tanh(q.float() @ k_heads.transpose(2, 3) / 8 / cap)
+    out = attention(LAYER, q, k, v, None, is_causal=False, softcap=cap)[0]
+    assert_close(out, (logits.softmax(-1) @ v_heads).transpose(1, 2).half())
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"dropout": 0.1}, "dropout is 0.1, expected 0"),
+        ({"s_aux": torch.zeros(4)}, "s_aux is given, expected None"),
+        ({"attention_mask": torch.zeros(2, 1, 3, 8)}, "dtype torch.float32 .* expected torch.bool"),
+        ({"attention_mask": torch.ones(2, 4, 3, 8, dtype=torch.bool)}, "one mask for all heads"),
+    ],
+    ids=["dropout", "sinks", "additive mask", "mask per head"],
+)
+def test_what_is_refused(change, text):
+    q, k, v = qkv("cpu", 3, 8)
+    with pytest.raises(ValueError, match=text):
+        attention(LAYER, q, k, v, **{"attention_mask": None, **change})
+
+
+def test_gradients_are_refused():
+    q, k, v = qkv("cpu", 3, 8)
+    with pytest.raises(ValueError, match="query requires a gradient"):
+        attention(LAYER, q.requires_grad_(), k, v, None)
+
+
+# Whole models ---------------------------------------------------------------------------------
+
+SIZES = {
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    module = pytest.importorskip("transformers", reason="models come from transformers")
+    register()
+    register()  # as two libraries of one program might
+    return module
+
+
+@pytest.fixture(params=["llama", "mistral"])
+def pair(request, transformers, tmp_path):
+    """A model with torch's attention, and the same one from its checkpoint with ours. Mistral has a window of 8."""
+    config = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig}[request.param]
+    options = {"sliding_window": 8} if request.param == "mistral" else {}
+    torch.manual_seed(0)
+    auto = transformers.AutoModelForCausalLM
+    theirs = auto.from_config(config(**SIZES, **options, initializer_range=0.1), attn_implementation="sdpa").eval()
+    theirs.save_pretrained(tmp_path)
+    ours = auto.from_pretrained(tmp_path, attn_implementation="flashinfer", dtype=torch.float32).eval()
+    assert ours.config._attn_implementation == "flashinfer"
+    return theirs, ours
+
+
+def left_padded(lengths):
+    tokens = torch.randint(1, 256, (len(lengths), max(lengths)))
+    mask = torch.arange(max(lengths)) >= max(lengths) - torch.tensor(lengths)[:, None]
+    return {"input_ids": tokens * mask, "attention_mask": mask.long()}
+
+
+@torch.no_grad()
+def test_logits(pair):
+    theirs, ours = pair
+    for lengths in ([7, 7], [20, 3, 11]):
+        batch = left_padded(lengths)
+        is_token = batch["attention_mask"].bool()  # what stands at padded places is of no use to anyone
+        assert_close(ours(**batch).logits[is_token], theirs(**batch).logits[is_token], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_greedy_text(pair, cache):
+    theirs, ours = pair
+    batch = left_padded([20, 3, 11])
+    options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache, "disable_compile": True}
+    assert torch.equal(ours.generate(**batch, **options), theirs.generate(**batch, **options))
+
+
+@torch.no_grad()
+def test_layers_share_a_plan(pair, monkeypatch):
+    plans = []
+    plan = BatchPrefillWithPagedKVCacheWrapper.plan
+    monkeypatch.setattr(
+        BatchPrefillWithPagedKVCacheWrapper, "plan", lambda *a, **options: plans.append(plan(*a, **options))
+    )
+    pair[1](**left_padded([5, 9]))
+    assert len(plans) == 1
