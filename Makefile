@@ -1,4 +1,5 @@
-# make demo   set up .venv if needed, then compile and run a kernel on whatever device is there
+# make demo   set up .venv if needed, then serve a small model on whatever device is there
+#             DEMO_ARGS="--model DIR" serves a checkpoint; python examples/serve.py --help has the rest
 # make test   set up .venv if needed, then run the tests
 # make lint   pre-commit over the whole tree
 #
@@ -12,6 +13,7 @@ VENV_FLAGS ?=
 # An exact release: an open range would replace a torch that already works by the newest one. The package itself asks >= 2.8.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 
 READY := $(VENV)/.ready
 export PATH := $(abspath $(VENV)/bin):$(PATH)
@@ -19,7 +21,7 @@ export PATH := $(abspath $(VENV)/bin):$(PATH)
 .PHONY: demo test lint setup clean
 
 demo: setup
-	python examples/demo.py
+	python examples/serve.py $(DEMO_ARGS)
 
 test: setup
 	python -m pytest $(PYTEST_ARGS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``make demo`` runs: compile the norm kernels, check them against torch, time both.
+"""Compile the norm kernels, check them against torch, time both.
 
 python examples/demo.py      run it twice: the second time the module comes from the cache
 """

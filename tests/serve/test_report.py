@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table and the picture that examples/serve.py ends with."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from .examples_path import EXAMPLES as EXAMPLES  # isort: skip
+from serve_report import COLOURS, Step, paint, spans, table, write_png, write_timeline
+
+ONE = SimpleNamespace(arrival=0.0, first_token_at=1.0, finished_at=3.0)
+TWO = SimpleNamespace(arrival=0.5, first_token_at=2.0, finished_at=4.0)
+REQUESTS = [ONE, TWO]
+STEPS = [
+    Step("prefill", 0.0, 1.0, ((ONE, 10),)),
+    Step("prefill", 1.0, 2.0, ((TWO, 30),)),
+    Step("decode", 2.0, 3.0, ((ONE, 1), (TWO, 1))),
+    Step("decode", 3.0, 4.0, ((TWO, 1),)),
+]
+
+
+def read_png(path):
+    """The pixels of an RGB image whose rows have no filter; checks lengths and checksums on the way."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    chunks, at = {}, 8
+    while at < len(data):
+        (length,) = struct.unpack_from(">I", data, at)
+        body = data[at + 4 : at + 8 + length]
+        assert struct.unpack_from(">I", data, at + 8 + length) == (zlib.crc32(body),)
+        chunks[body[:4]] = body[4:]
+        at += 12 + length
+    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
+    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
+    assert not rows[:, 0].any()
+    return rows[:, 1:].reshape(height, width, 3)
+
+
+def test_table():
+    text = table(STEPS, REQUESTS, {"device": "a toaster"})
+    assert "a toaster" in text
+    assert "prefill                   20 tokens/s (40 in 2.00 s, 2 steps)" in text
+    assert "decode                    2 tokens/s (3 in 2.00 s, 2 steps)" in text
+    assert "time to first token       median 1250.0 ms, worst 1500.0 ms" in text
+    assert "requests per decode step  1.5" in text
+
+
+def test_spans_begin_with_waiting():
+    assert [span for span in spans(STEPS, REQUESTS) if span[0] == 1] == [
+        (1, "waiting", 0.5, 1.0),
+        (1, "prefill", 1.0, 2.0),
+        (1, "decode", 2.0, 3.0),
+        (1, "decode", 3.0, 4.0),
+    ]
+
+
+def test_png_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write_timeline(tmp_path / "timeline.png", STEPS, REQUESTS)
+    image = read_png(tmp_path / "timeline.png")
+    middle = image.shape[1] // 8  # half a second into four
+    assert tuple(image[image.shape[0] // 4, middle]) == COLOURS["prefill"]
+    assert tuple(image[-7, 2 * middle - 3]) == COLOURS["waiting"]
+    assert tuple(image[-7, -1]) == COLOURS["decode"]
+
+
+def test_png_with_matplotlib(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="draws the better picture")
+    write_timeline(tmp_path / "timeline.png", STEPS, REQUESTS)
+    image = pyplot.imread(tmp_path / "timeline.png")
+    for colour in COLOURS.values():
+        assert (np.abs(image[..., :3] - np.array(colour) / 255) < 0.01).all(axis=-1).any()
+
+
+def test_png_is_read_by_others(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="reads PNG")
+    image = paint(list(spans(STEPS, REQUESTS)), 2, width=50)
+    write_png(tmp_path / "image.png", image)
+    assert np.array_equal(np.round(255 * pyplot.imread(tmp_path / "image.png")).astype(np.uint8), image)

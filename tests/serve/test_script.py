@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/serve.py as ``make demo`` runs it, and with a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from .examples_path import EXAMPLES
+
+CHECK_MODULES = """
+import sys
+import serve
+from flashinfer.jit import jit_spec_registry
+
+arguments = sys.argv[1:]
+serve.main(arguments)
+expected = {spec.name for spec in serve.kernel_specs(serve.load(serve.parse_arguments(arguments))[0])}
+assert set(jit_spec_registry.get_all_specs()) == expected, "modules that were not built up front"
+"""
+
+
+def run(folder, *arguments):
+    env = {**os.environ, "PYTHONPATH": f"{EXAMPLES.parent}{os.pathsep}{EXAMPLES}"}
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_random_model(tmp_path, device):
+    """The text of all requests is printed, then the table; nothing was compiled that was not announced."""
+    options = ["--requests", "7", "--max-new-tokens", "6", "--rate", "1000", "--batch-size", "3", "--device", device]
+    text = run(tmp_path, "-c", CHECK_MODULES, *options)
+    assert len(re.findall(r"s  #\d .*\[[3-6] tokens\]", text)) == 7
+    for name in ("device", "model", "kernel builds", "CUDA graphs", "prefill", "decode", "time to first token"):
+        assert re.search(rf"^{name} +\S", text, re.M), name
+    assert (tmp_path / "serve_timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_checkpoint(tmp_path):
+    """Written by transformers, with a tokenizer of words; prompts from a file."""
+    transformers = pytest.importorskip("transformers", reason="writes the checkpoint")
+    tokenizers = pytest.importorskip("tokenizers", reason="reads tokenizer.json")
+    pytest.importorskip("safetensors", reason="checkpoints are safetensors")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.LlamaConfig(**sizes, **heads, bos_token_id=None, eos_token_id=None)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    words = {f"word{i}": i for i in range(64)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="word0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "prompts.txt").write_text("word1 word2 word3\nword4\n")
+    options = ["--model", "model", "--prompts", "prompts.txt", "--requests", "3", "--max-new-tokens", "2"]
+    text = run(tmp_path, str(EXAMPLES / "serve.py"), *options, "--device", "cpu", "--timeline", "picture.png")
+    assert len(re.findall(r"'word\d+(?: word\d+)?'  \[[12] tokens\]", text)) == 3
+    assert (tmp_path / "picture.png").exists()
