@@ -140,7 +140,7 @@ class Batch:
 def sample(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     """A token of each row of ``(batch, vocab_size)`` logits, by its own parameters. Does not wait for the GPU."""
     greedy = batch.temperature == 0
-    scaled = logits / torch.where(greedy, 1.0, batch.temperature)[:, None]
+    scaled = logits / batch.temperature.masked_fill(greedy, 1.0)[:, None]
     drawn = flashinfer.top_k_top_p_sampling_from_logits(
         scaled, batch.top_k, batch.top_p, seed=batch.seed, offset=batch.offset
     )
@@ -301,6 +301,19 @@ class Engine:
         return sample(self.model.forward(batch, self.cache, attention), batch)
 
 
+def capture(step: Callable[[], torch.Tensor], pool: Optional[Any]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A graph of ``step``, and its result, which every replay writes anew. ``pool`` is memory of an earlier graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # loads modules and lets libraries allocate, which a capture may not
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = step()
+    return graph, result
+
+
 class DecodeGraph:
     """A decode step of a fixed batch size: hundreds of launches captured once, replayed as one.
 
@@ -318,14 +331,7 @@ class DecodeGraph:
             engine.workspace, "NHD", True, False, *self.batch.page_table
         )
         engine.plan_decode(self.attention, host)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # loads modules and lets libraries allocate, which a capture may not
-            engine.run(self.batch, self.attention)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.tokens = engine.run(self.batch, self.attention)
+        self.graph, self.tokens = capture(lambda: engine.run(self.batch, self.attention), pool)
 
     def replay(self, host: Batch) -> torch.Tensor:
         """The next tokens of a batch of this size; overwritten by the next replay of any graph."""

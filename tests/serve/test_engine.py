@@ -117,10 +117,33 @@ def test_requests_beyond_the_cache_are_refused(model):
         Engine(model, num_pages=3).submit(Request([1] * 30, 3))
 
 
+class FakeGraph:
+    """Runs the step again and keeps the address of its result, as a graph does."""
+
+    def __init__(self, step):
+        self.step, self.result = step, step()
+
+    @torch.inference_mode()
+    def replay(self):
+        self.result.copy_(self.step())
+
+    def pool(self):
+        return None
+
+
+def test_padding_of_graphs(model, alone, monkeypatch):
+    """The buffers of graphs, on any machine: three requests in a graph of four, five in one of six."""
+    monkeypatch.setattr("serve.capture", lambda step, pool: ((graph := FakeGraph(step)), graph.result))
+    engine = Engine(model, max_batch_size=6, use_cuda_graphs=True)
+    assert sorted(engine.graphs) == [1, 2, 4, 6]
+    assert run(engine, make_requests()) == alone
+    assert run(engine, make_requests()[2:]) == alone[2:]
+
+
 @pytest.mark.parametrize("rope", [Rope(), Rope(5e5, 8.0, (1.0, 4.0, 64))], ids=["plain", "llama3"])
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_devices_agree(rope):
-    """Logits after the prompt, and after one more token, in float16 and in float32."""
+    """Logits after prompts, one of them a single token and so a decode step, in float16 and in float32."""
     config = LlamaConfig(num_layers=2, rope=rope)
     logits = {}
     for device in ("cpu", "cuda"):
