@@ -20,9 +20,10 @@ class Arguments {
  public:
   Arguments(const char* function, const TVMFFIAny* args, int count) : function_(function), args_(args), count_(count) {}
 
+  /// `fixed` more, and those of the variant.
   void ExpectCount(int fixed) const {
-    if (count_ != fixed + NUM_EXTRAS) {
-      TVM_FFI_THROW(TypeError) << function_ << ": got " << count_ << " arguments, expected " << fixed << " and "
+    if (count_ - next_ != fixed + NUM_EXTRAS) {
+      TVM_FFI_THROW(TypeError) << function_ << ": got " << count_ << " arguments, expected " << next_ + fixed << " and "
                                << NUM_EXTRAS << " of the variant";
     }
   }
@@ -30,6 +31,13 @@ class Arguments {
   template <typename T>
   T Next() {
     return ffi::Argument<T>(function_, args_, next_++);
+  }
+
+  /// `rest` more, and none of the variant.
+  void ExpectLast(int rest) const {
+    if (count_ != next_ + rest) {
+      TVM_FFI_THROW(TypeError) << function_ << ": got " << count_ << " arguments, expected " << next_ + rest;
+    }
   }
 
   const char* function() const { return function_; }

@@ -192,21 +192,43 @@ void DispatchMask(const char* op, bool wants_all, const F& f) {
   if constexpr (HAS_EDGE_MASKED) f(std::false_type{});
 }
 
+/// A call that has been checked. Callers may keep it (csrc/attention_record.h).
+struct CheckedCall {
+  Params params;
+  WorkList narrow, wide;
+  int64_t tile;  ///< rows of a tile of `wide`
+  DLDevice device;
+  int32_t rows, layout;
+  bool is_paged, all_masked, enable_pdl;
+};
+
+/// The call whose tensors are in `params`; the caller adds layout, is_paged and enable_pdl.
+inline CheckedCall CallOf(const char* op, const Params& params, const PlanInfo& info, const TensorView& float_ws,
+                          const TensorView& int_ws, const TensorView& q) {
+  CheckSize(op, "float_workspace_buffer", float_ws, info.float_bytes);
+  CheckSize(op, "int_workspace_buffer", int_ws, info.int_bytes);
+  CheckedCall call{};
+  call.params = params;
+  call.narrow = NarrowList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
+  call.wide = WideList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
+  call.tile = info.tile;
+  call.device = q.device();
+  call.rows = int32_t(q.size(0));
+  return call;
+}
+
 /// Everything of a plan: lists first, then merges.
 template <bool HAS_WIDE, bool PAGED>
-void RunPlan(const LaunchSite& site, const Params& params, const PlanInfo& info, const TensorView& float_ws,
-             const TensorView& int_ws, bool all_masked) {
-  CheckSize(site.op, "float_workspace_buffer", float_ws, info.float_bytes);
-  CheckSize(site.op, "int_workspace_buffer", int_ws, info.int_bytes);
-  const WorkList narrow = NarrowList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
-  const WorkList wide = WideList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
-  DispatchMask(site.op, all_masked, [&](auto masked) {
+void Launch(const char* op, const CheckedCall& call) {
+  const DeviceGuard guard(call.device);
+  const LaunchSite site{op, call.enable_pdl, get_stream(call.device)};
+  DispatchMask(op, call.all_masked, [&](auto masked) {
     constexpr bool ALL_MASKED = decltype(masked)::value;
-    LaunchList<false, PAGED, ALL_MASKED>(site, params, narrow, NARROW_TILE);
-    if constexpr (HAS_WIDE) LaunchList<true, PAGED, ALL_MASKED>(site, params, wide, info.tile);
+    LaunchList<false, PAGED, ALL_MASKED>(site, call.params, call.narrow, NARROW_TILE);
+    if constexpr (HAS_WIDE) LaunchList<true, PAGED, ALL_MASKED>(site, call.params, call.wide, call.tile);
   });
-  LaunchMerges<false>(site, params, narrow, NARROW_TILE);
-  if constexpr (HAS_WIDE) LaunchMerges<true>(site, params, wide, info.tile);
+  LaunchMerges<false>(site, call.params, call.narrow, NARROW_TILE);
+  if constexpr (HAS_WIDE) LaunchMerges<true>(site, call.params, call.wide, call.tile);
 }
 
 /// One request, cut evenly if its tiles are too few to fill the device. Partial states go to `tmp`.

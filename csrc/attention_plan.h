@@ -136,15 +136,39 @@ inline void CheckSize(const char* op, const char* name, const TensorView& buffer
 }
 
 #ifndef FLASHINFER_CPU
-/// The pinned buffer is free again once the copy of the plan before has happened. Waits for that one only, which in
-/// a serving loop is a step behind the kernels.
-inline cudaEvent_t PinnedEvent(const void* pinned, int device) {
+/// Halves of a pinned buffer, written in turn: one is free again once the copy of the plan before the last has run.
+/// Waits for that one only; in a serving loop it is long past.
+struct PinnedHalves {
+  cudaEvent_t copied[2] = {};
+  int turn = 0;
+};
+
+inline PinnedHalves& HalvesOf(const void* pinned, int device) {
   static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, cudaEvent_t> events;
+  static std::map<std::pair<const void*, int>, PinnedHalves> all;
   std::lock_guard<std::mutex> lock(mutex);
-  cudaEvent_t& event = events[{pinned, device}];
-  if (event == nullptr) cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-  return event;
+  PinnedHalves& halves = all[{pinned, device}];
+  for (cudaEvent_t& event : halves.copied) {
+    if (event == nullptr) cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  }
+  return halves;
+}
+
+/// Write the plan to a half of the pinned buffer, or to all of it if it is long, and copy it without waiting.
+inline void CopyPlan(const char* op, const PlanOutput& out, const PlanBuffers& to) {
+  const int64_t bytes = out.info.int_bytes, half = ByteSize(to.pinned) / 32 * 16;
+  PinnedHalves& halves = HalvesOf(to.pinned.data_ptr(), to.int_ws.device().device_id);
+  const bool is_long = bytes > half;
+  const int turn = is_long ? 0 : halves.turn;
+  CheckStatus(op, cudaEventSynchronize(halves.copied[turn]));
+  if (is_long) CheckStatus(op, cudaEventSynchronize(halves.copied[1]));
+  char* const from = to.pinned.data_ptr<char>() + turn * half;
+  Planner::Write(out, from);
+  const Stream stream = get_stream(to.int_ws.device());
+  CheckStatus(op, cudaMemcpyAsync(to.int_ws.data_ptr(), from, bytes, cudaMemcpyHostToDevice, stream));
+  CheckStatus(op, cudaEventRecord(halves.copied[turn], stream));
+  if (is_long) CheckStatus(op, cudaEventRecord(halves.copied[1], stream));
+  halves.turn = 1 - turn;
 }
 #endif
 
@@ -158,13 +182,7 @@ inline Numbers MakePlan(const char* op, PlanInput in, const PlanBuffers& to) {
   Planner::Write(out, to.int_ws.data_ptr<char>());
 #else
   CheckSize(op, "pinned int_workspace_buffer", to.pinned, info.int_bytes);
-  const cudaEvent_t event = PinnedEvent(to.pinned.data_ptr(), to.int_ws.device().device_id);
-  const Stream stream = get_stream(to.int_ws.device());
-  CheckStatus(op, cudaEventSynchronize(event));
-  Planner::Write(out, to.pinned.data_ptr<char>());
-  CheckStatus(
-      op, cudaMemcpyAsync(to.int_ws.data_ptr(), to.pinned.data_ptr(), info.int_bytes, cudaMemcpyHostToDevice, stream));
-  CheckStatus(op, cudaEventRecord(event, stream));
+  CopyPlan(op, out, to);
 #endif
   int64_t numbers[PLAN_INFO_SIZE];
   info.ToArray(numbers);

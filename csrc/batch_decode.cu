@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_decode module: a few tokens of each request, keys in pages.
-#include "attention_launch.h"
+#include "attention_record.h"
 
 using namespace flashinfer;
 using namespace flashinfer::attention;
@@ -33,13 +33,14 @@ PlanInput InputOf(const TensorView& indptr, int64_t batch_size, int64_t num_qo_h
   return in;
 }
 
-PlanInput InputOf(const TensorView& kv_indptr, const TensorView& kv_lens, int64_t q_len, int64_t num_qo_heads,
+/// Without kv_lens, as above.
+PlanInput InputOf(const TensorView& kv_indptr, const Optional<TensorView>& kv_lens, int64_t q_len, int64_t num_qo_heads,
                   int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph, int64_t window_left,
                   int64_t fixed_split_size, bool disable_split_kv) {
-  const int64_t batch_size = kv_lens.numel();
+  const int64_t batch_size = kv_lens.has_value() ? (*kv_lens).numel() : kv_indptr.numel() - 1;
   PlanInput in = InputOf(batch_size, q_len, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph, window_left);
   in.kv_indptr = HostArray(OP, "kv_indptr", kv_indptr, batch_size + 1);
-  in.kv_lens = HostArray(OP, "kv_lens", kv_lens, batch_size);
+  if (kv_lens.has_value()) in.kv_lens = HostArray(OP, "kv_lens", *kv_lens, batch_size);
   in.fixed_split = int32_t(fixed_split_size);
   in.disable_split = disable_split_kv;
   return in;
@@ -58,9 +59,9 @@ Numbers batch_decode_plan(TensorView float_ws, TensorView int_ws, TensorView pin
 }
 
 Numbers batch_decode_plan_with_lens(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView kv_indptr,
-                                    TensorView kv_lens, int64_t q_len, int64_t num_qo_heads, int64_t num_kv_heads,
-                                    int64_t page_size, bool enable_cuda_graph, int64_t window_left,
-                                    int64_t fixed_split_size, bool disable_split_kv) {
+                                    Optional<TensorView> kv_lens, int64_t q_len, int64_t num_qo_heads,
+                                    int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph,
+                                    int64_t window_left, int64_t fixed_split_size, bool disable_split_kv) {
   DeviceGuard guard(int_ws.device());
   return MakePlan(OP,
                   InputOf(kv_indptr, kv_lens, q_len, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph,
@@ -75,7 +76,7 @@ Numbers batch_decode_workspace_size(TensorView indptr, int64_t batch_size, int64
       OP, InputOf(indptr, batch_size, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph, window_left));
 }
 
-Numbers batch_decode_workspace_size_with_lens(TensorView kv_indptr, TensorView kv_lens, int64_t q_len,
+Numbers batch_decode_workspace_size_with_lens(TensorView kv_indptr, Optional<TensorView> kv_lens, int64_t q_len,
                                               int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
                                               bool enable_cuda_graph, int64_t window_left, int64_t fixed_split_size,
                                               bool disable_split_kv) {
@@ -100,9 +101,7 @@ Numbers batch_decode_uniform_workspace_size(int64_t batch_size, int64_t q_len, i
   return WorkspaceSize(OP, in.plan);
 }
 
-/// run(float_ws, int_ws, plan_info, q, k_cache, v_cache, kv_indptr, kv_indices, last_page_len, o, lse | None, layout,
-/// window_left, enable_pdl, *extras)
-void batch_decode_run(Arguments& args) {
+static CheckedCall Check(Arguments& args) {
   args.ExpectCount(14);
   const TensorView float_ws = args.Next<TensorView>(), int_ws = args.Next<TensorView>();
   const PlanInfo info = ReadPlan(OP, args.Next<Numbers>());
@@ -129,6 +128,27 @@ void batch_decode_run(Arguments& args) {
     TVM_FFI_THROW(ArgumentError) << OP << ": q.shape[0] = " << q.size(0) << ", expected a multiple of " << batch_size
                                  << " (the requests of kv_indptr)";
   }
-  DeviceGuard guard(q.device());
-  RunPlan<false, true>({OP, enable_pdl, get_stream(q.device())}, p, info, float_ws, int_ws, false);
+  CheckedCall call = CallOf(OP, p, info, float_ws, int_ws, q);
+  call.layout = int32_t(layout);
+  call.is_paged = true;
+  call.enable_pdl = enable_pdl;
+  return call;
+}
+
+/// run(float_ws, int_ws, plan_info, q, k_cache, v_cache, kv_indptr, kv_indices, last_page_len, o, lse | None, layout,
+/// window_left, enable_pdl, *extras)
+void batch_decode_run(Arguments& args) { Launch<false, true>(OP, Check(args)); }
+
+/// record_run(record, is_capturable, *what run takes)
+void batch_decode_record_run(Arguments& args) {
+  const Recorder recorder(args);
+  const CheckedCall call = Check(args);
+  Launch<false, true>(OP, call);
+  recorder.Keep(call);
+}
+
+/// rerun(record, q, k_cache, v_cache | None, o, lse | None, sm_scale, enable_pdl)
+void batch_decode_rerun(Arguments& args) {
+  constexpr bool SAME_STRIDES = true;
+  Launch<false, true>(OP, Repeat(OP, args, SAME_STRIDES));
 }

@@ -18,3 +18,5 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_workspace_size(void*, const TVMFFIAn
 FLASHINFER_EXPORT_PLAN(plan_uniform, batch_decode_plan_uniform)
 FLASHINFER_EXPORT_PLAN(uniform_workspace_size, batch_decode_uniform_workspace_size)
 FLASHINFER_EXPORT_RUN(run, batch_decode_run)
+FLASHINFER_EXPORT_RUN(record_run, batch_decode_record_run)
+FLASHINFER_EXPORT_RUN(rerun, batch_decode_rerun)

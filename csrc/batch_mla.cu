@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_mla module: latent attention over pages; one key for all heads, whose first part is the value.
-#include "attention_launch.h"
+#include "attention_record.h"
 
 using namespace flashinfer;
 using namespace flashinfer::attention;
@@ -70,13 +70,14 @@ Numbers batch_mla_plan_ext(TensorView float_ws, TensorView int_ws, TensorView pi
                   {float_ws, int_ws, pinned});
 }
 
-void batch_mla_run(TensorView float_ws, TensorView int_ws, Numbers plan_info, TensorView q_nope,
-                   Optional<TensorView> q_pe, TensorView ckv_cache, Optional<TensorView> kpe_cache,
-                   TensorView kv_indices, TensorView o, Optional<TensorView> lse, int64_t mask_mode, int64_t num_heads,
-                   int64_t page_size, double sm_scale, bool return_lse_base_on_e, bool enable_pdl) {
-  const PlanInfo info = ReadPlan(OP, plan_info);
-  Params p{};
+namespace {
+
+/// The tensors of a call. Everything else in `p` has been set, or is after it.
+void SetTensors(Params& p, const TensorView& q_nope, const Optional<TensorView>& q_pe, const TensorView& ckv_cache,
+                const Optional<TensorView>& kpe_cache, const TensorView& o, const Optional<TensorView>& lse,
+                int64_t num_heads, int64_t page_size, double sm_scale, bool return_lse_base_on_e) {
   Expect(OP, "q_nope", q_nope).rank(3).dim(1, num_heads, "num_heads");
+  p.lse = nullptr;
   SetQueries(p, OP, q_nope, o, lse);
   Expect(OP, "ckv_cache", ckv_cache)
       .same_device(q_nope, "q_nope")
@@ -89,13 +90,63 @@ void batch_mla_run(TensorView float_ws, TensorView int_ws, Numbers plan_info, Te
   p.k = p.v = ckv_cache.data_ptr<Params::DTypeKV>();
   p.k_stride_page = p.v_stride_page = ckv_cache.stride(0);
   p.k_stride_n = p.v_stride_n = ckv_cache.stride(1);
-  p.page_size = FastDivisor(uint32_t(page_size));
   SetRotary(p, q_nope, q_pe, ckv_cache, kpe_cache);
+  p.sm_scale = sm_scale;
+  if (return_lse_base_on_e) p.lse_scale = 0.693147180559945309417f;
+}
+
+CheckedCall Check(const TensorView& float_ws, const TensorView& int_ws, const Numbers& plan_info,
+                  const TensorView& q_nope, const Optional<TensorView>& q_pe, const TensorView& ckv_cache,
+                  const Optional<TensorView>& kpe_cache, const TensorView& kv_indices, const TensorView& o,
+                  const Optional<TensorView>& lse, int64_t mask_mode, int64_t num_heads, int64_t page_size,
+                  double sm_scale, bool return_lse_base_on_e, bool enable_pdl) {
+  const PlanInfo info = ReadPlan(OP, plan_info);
+  Params p{};
+  SetTensors(p, q_nope, q_pe, ckv_cache, kpe_cache, o, lse, num_heads, page_size, sm_scale, return_lse_base_on_e);
+  p.page_size = FastDivisor(uint32_t(page_size));
   p.kv_indices = Indices(OP, "kv_indices", kv_indices, q_nope, 0);
   p.window_left = -1;
   p.mask_mode = int32_t(mask_mode);
-  p.sm_scale = sm_scale;
-  if (return_lse_base_on_e) p.lse_scale = 0.693147180559945309417f;
-  DeviceGuard guard(q_nope.device());
-  RunPlan<true, true>({OP, enable_pdl, get_stream(q_nope.device())}, p, info, float_ws, int_ws, false);
+  CheckedCall call = CallOf(OP, p, info, float_ws, int_ws, q_nope);
+  call.enable_pdl = enable_pdl;
+  return call;
+}
+
+}  // namespace
+
+void batch_mla_run(TensorView float_ws, TensorView int_ws, Numbers plan_info, TensorView q_nope,
+                   Optional<TensorView> q_pe, TensorView ckv_cache, Optional<TensorView> kpe_cache,
+                   TensorView kv_indices, TensorView o, Optional<TensorView> lse, int64_t mask_mode, int64_t num_heads,
+                   int64_t page_size, double sm_scale, bool return_lse_base_on_e, bool enable_pdl) {
+  Launch<true, true>(OP, Check(float_ws, int_ws, plan_info, q_nope, q_pe, ckv_cache, kpe_cache, kv_indices, o, lse,
+                               mask_mode, num_heads, page_size, sm_scale, return_lse_base_on_e, enable_pdl));
+}
+
+/// run() whose call is kept in `record` for rerun().
+void batch_mla_record_run(TensorView record, TensorView float_ws, TensorView int_ws, Numbers plan_info,
+                          TensorView q_nope, Optional<TensorView> q_pe, TensorView ckv_cache,
+                          Optional<TensorView> kpe_cache, TensorView kv_indices, TensorView o, Optional<TensorView> lse,
+                          int64_t mask_mode, int64_t num_heads, int64_t page_size, double sm_scale,
+                          bool return_lse_base_on_e, bool enable_pdl) {
+  void* const to = RecordAddress(OP, record);
+  const CheckedCall call = Check(float_ws, int_ws, plan_info, q_nope, q_pe, ckv_cache, kpe_cache, kv_indices, o, lse,
+                                 mask_mode, num_heads, page_size, sm_scale, return_lse_base_on_e, enable_pdl);
+  Launch<true, true>(OP, call);
+  WriteRecord(to, call, true);
+}
+
+/// The call of a record with other tensors of equal shapes.
+void batch_mla_rerun(TensorView record, TensorView q_nope, Optional<TensorView> q_pe, TensorView ckv_cache,
+                     Optional<TensorView> kpe_cache, TensorView o, Optional<TensorView> lse, double sm_scale,
+                     bool return_lse_base_on_e, bool enable_pdl) {
+  CheckedCall call = ReadRecord(OP, record).call;
+  Params& p = call.params;
+  SetTensors(p, q_nope, q_pe, ckv_cache, kpe_cache, o, lse, p.num_qo_heads, p.page_size.divisor, sm_scale,
+             return_lse_base_on_e);
+  if (lse.has_value()) Expect(OP, "lse", *lse).rank(2).dim(0, q_nope.size(0), "q_nope.shape[0]");
+  if (!SameDevice(q_nope.device(), call.device) || q_nope.size(0) != call.rows) {
+    TVM_FFI_THROW(ArgumentError) << OP << ": q_nope differs from the one recorded, expected the same shape";
+  }
+  call.enable_pdl = enable_pdl;
+  Launch<true, true>(OP, call);
 }

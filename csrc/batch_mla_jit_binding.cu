@@ -5,3 +5,5 @@
 FLASHINFER_EXPORT_PLAN(plan, batch_mla_plan)
 FLASHINFER_EXPORT_PLAN(plan_ext, batch_mla_plan_ext)
 FLASHINFER_EXPORT(run, batch_mla_run)
+FLASHINFER_EXPORT(record_run, batch_mla_record_run)
+FLASHINFER_EXPORT(rerun, batch_mla_rerun)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_prefill module: any number of tokens of each request, keys in pages or in rows.
-#include "attention_launch.h"
+#include "attention_record.h"
 
 using namespace flashinfer;
 using namespace flashinfer::attention;
@@ -9,7 +9,8 @@ namespace {
 
 constexpr const char* OP = "batch_prefill";
 
-PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, const TensorView& kv_lens,
+/// Without kv_lens, each request has what its last page says on the device.
+PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, const Optional<TensorView>& kv_lens,
                   int64_t total_num_rows, int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads,
                   int64_t page_size, bool enable_cuda_graph, bool causal, int64_t window_left, int64_t fixed_split_size,
                   bool disable_split_kv) {
@@ -17,7 +18,7 @@ PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, cons
   in.batch_size = int32_t(batch_size);
   in.qo_indptr = HostArray(OP, "qo_indptr", qo_indptr, batch_size + 1);
   in.kv_indptr = HostArray(OP, "kv_indptr", kv_indptr, batch_size + 1);
-  in.kv_lens = HostArray(OP, "kv_lens", kv_lens, batch_size);
+  if (kv_lens.has_value()) in.kv_lens = HostArray(OP, "kv_lens", *kv_lens, batch_size);
   in.page_size = int32_t(page_size);
   in.num_qo_heads = int32_t(num_qo_heads);
   in.num_kv_heads = int32_t(num_kv_heads);
@@ -66,10 +67,10 @@ Params ParamsOf(Arguments& args, const TensorView& q, const TensorView& k, const
 }  // namespace
 
 Numbers batch_prefill_plan(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView qo_indptr,
-                           TensorView kv_indptr, TensorView kv_lens, int64_t total_num_rows, int64_t batch_size,
-                           int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph,
-                           int64_t, int64_t, bool causal, int64_t window_left, int64_t fixed_split_size,
-                           bool disable_split_kv, int64_t, int64_t) {
+                           TensorView kv_indptr, Optional<TensorView> kv_lens, int64_t total_num_rows,
+                           int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
+                           bool enable_cuda_graph, int64_t, int64_t, bool causal, int64_t window_left,
+                           int64_t fixed_split_size, bool disable_split_kv, int64_t, int64_t) {
   DeviceGuard guard(int_ws.device());
   return MakePlan(OP,
                   InputOf(qo_indptr, kv_indptr, kv_lens, total_num_rows, batch_size, num_qo_heads, num_kv_heads,
@@ -77,7 +78,7 @@ Numbers batch_prefill_plan(TensorView float_ws, TensorView int_ws, TensorView pi
                   {float_ws, int_ws, pinned});
 }
 
-Numbers batch_prefill_workspace_size(TensorView qo_indptr, TensorView kv_indptr, TensorView kv_lens,
+Numbers batch_prefill_workspace_size(TensorView qo_indptr, TensorView kv_indptr, Optional<TensorView> kv_lens,
                                      int64_t total_num_rows, int64_t batch_size, int64_t num_qo_heads,
                                      int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph, int64_t, int64_t,
                                      bool causal, int64_t window_left, int64_t fixed_split_size, bool disable_split_kv,
@@ -104,9 +105,17 @@ Numbers batch_prefill_uniform_workspace_size(int64_t batch_size, int64_t q_len, 
   return WorkspaceSize(OP, in.plan);
 }
 
-/// paged_run(float_ws, int_ws, plan_info, q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, last_page_len, o,
-/// lse | None, mask_mode, layout, window_left, enable_pdl, *extras)
-void batch_prefill_paged_run(Arguments& args) {
+namespace {
+
+CheckedCall Complete(CheckedCall call, const Rest& rest, bool is_paged) {
+  call.layout = int32_t(rest.layout);
+  call.is_paged = is_paged;
+  call.all_masked = WantsAll(rest.mask_mode);
+  call.enable_pdl = rest.enable_pdl;
+  return call;
+}
+
+CheckedCall CheckPaged(Arguments& args) {
   args.ExpectCount(16);
   const TensorView float_ws = args.Next<TensorView>(), int_ws = args.Next<TensorView>();
   const PlanInfo info = ReadPlan(OP, args.Next<Numbers>());
@@ -119,14 +128,10 @@ void batch_prefill_paged_run(Arguments& args) {
   Params p = ParamsOf(args, q, k, v, qo_indptr, kv_indptr, o, lse, rest, true);
   p.kv_indices = Indices(OP, "kv_indices", kv_indices, q, 0);
   p.last_page_len = Indices(OP, "kv_last_page_len", last_page_len, q, qo_indptr.size(0) - 1);
-  DeviceGuard guard(q.device());
-  RunPlan<true, true>({OP, rest.enable_pdl, get_stream(q.device())}, p, info, float_ws, int_ws,
-                      WantsAll(rest.mask_mode));
+  return Complete(CallOf(OP, p, info, float_ws, int_ws, q), rest, true);
 }
 
-/// ragged_run(float_ws, int_ws, plan_info, q, k, v, qo_indptr, kv_indptr, o, lse | None, mask_mode, layout,
-/// window_left, enable_pdl, *extras)
-void batch_prefill_ragged_run(Arguments& args) {
+CheckedCall CheckRagged(Arguments& args) {
   args.ExpectCount(14);
   const TensorView float_ws = args.Next<TensorView>(), int_ws = args.Next<TensorView>();
   const PlanInfo info = ReadPlan(OP, args.Next<Numbers>());
@@ -136,7 +141,41 @@ void batch_prefill_ragged_run(Arguments& args) {
   const Optional<TensorView> lse = args.Next<Optional<TensorView>>();
   const Rest rest = NextRest(args);
   const Params p = ParamsOf(args, q, k, v, qo_indptr, kv_indptr, o, lse, rest, false);
-  DeviceGuard guard(q.device());
-  RunPlan<true, false>({OP, rest.enable_pdl, get_stream(q.device())}, p, info, float_ws, int_ws,
-                       WantsAll(rest.mask_mode));
+  return Complete(CallOf(OP, p, info, float_ws, int_ws, q), rest, false);
+}
+
+}  // namespace
+
+/// paged_run(float_ws, int_ws, plan_info, q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, last_page_len, o,
+/// lse | None, mask_mode, layout, window_left, enable_pdl, *extras)
+void batch_prefill_paged_run(Arguments& args) { Launch<true, true>(OP, CheckPaged(args)); }
+
+/// ragged_run(float_ws, int_ws, plan_info, q, k, v, qo_indptr, kv_indptr, o, lse | None, mask_mode, layout,
+/// window_left, enable_pdl, *extras)
+void batch_prefill_ragged_run(Arguments& args) { Launch<true, false>(OP, CheckRagged(args)); }
+
+/// record_paged_run(record, is_capturable, *what paged_run takes)
+void batch_prefill_record_paged_run(Arguments& args) {
+  const Recorder recorder(args);
+  const CheckedCall call = CheckPaged(args);
+  Launch<true, true>(OP, call);
+  recorder.Keep(call);
+}
+
+/// record_ragged_run(record, is_capturable, *what ragged_run takes)
+void batch_prefill_record_ragged_run(Arguments& args) {
+  const Recorder recorder(args);
+  const CheckedCall call = CheckRagged(args);
+  Launch<true, false>(OP, call);
+  recorder.Keep(call);
+}
+
+/// rerun(record, q, k, v | None, o, lse | None, sm_scale, enable_pdl)
+void batch_prefill_rerun(Arguments& args) {
+  const CheckedCall call = Repeat(OP, args, false);
+  if (call.is_paged) {
+    Launch<true, true>(OP, call);
+  } else {
+    Launch<true, false>(OP, call);
+  }
 }

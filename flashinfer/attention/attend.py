@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Callable, ClassVar, Optional, Sequence, Union
 
 import torch
 
+from .. import utils
+from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from .options import FP8, default_scale
 from .outputs import finish_lse, lse_buffer, output_buffer
+from .records import CallRecord, is_misaligned, record_memory, unchanged
 from .scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
 from .wrapper import PlannedWrapper, run_planned
 
@@ -18,12 +21,45 @@ __all__ = ["AttentionWrapper", "Result"]
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 _is_compiling = torch.compiler.is_compiling
+_FLOAT32 = torch.float32
 
 
 class AttentionWrapper(PlannedWrapper):
     """Base of the decode and prefill wrappers."""
 
     _head_dim_vo: int
+
+    #: Attributes that ``run`` reads, ``_sm_scale`` aside: objects and numbers.
+    _objects: ClassVar[tuple[str, ...]] = (
+        "_plan_info",
+        "_cached_module",
+        "_float_workspace_buffer",
+        "_int_workspace_buffer",
+        "_cached_q_data_type",
+        "_cached_kv_data_type",
+        "_cached_o_data_type",
+        "_qo_indptr_buf",
+        "_custom_mask_buf",
+        "_mask_indptr_buf",
+    )
+    _numbers_read: ClassVar[tuple[str, ...]] = (
+        "_window_left",
+        "_logits_soft_cap",
+        "_rope_scale",
+        "_rope_theta",
+        "_pos_encoding",
+        "_num_qo_heads",
+        "_num_kv_heads",
+        "_layout",
+        "_use_cuda_graph",
+    )
+    _unchanged: ClassVar[Callable[[Any, Sequence[Any]], bool]]
+    _record: Optional[CallRecord] = None
+    _record_memory: Any = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._unchanged = unchanged(cls._objects, cls._numbers_read)
 
     def _expected_rows(self) -> Optional[int]:
         """Rows that q must have; None: any number."""
@@ -83,6 +119,7 @@ class AttentionWrapper(PlannedWrapper):
         if num_qo_heads != self._num_qo_heads or (expected is not None and rows != expected):
             self._refuse_query(q)
         sm_scale = default_scale(self._sm_scale, head_dim)
+        is_kept = self._jit is None and not args and not self._is_nvfp4 and q.dtype is self._dtypes.compute
         scale_v: Scale = None
         if self._jit is None and args:
             q, scale_v = self._convert(q, args)
@@ -100,6 +137,8 @@ class AttentionWrapper(PlannedWrapper):
             score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)
         if _is_compiling():
             run_planned(self._handle, q, k, v, out, score, list(factors), list(scalars), enable_pdl)
+        elif is_kept:
+            self._launch_kept(q, k, v, out, score, sm_scale, enable_pdl)
         else:
             self._launch(q, k, v, out, score, factors, scalars, enable_pdl)
         if scale_v is not None:
@@ -111,6 +150,78 @@ class AttentionWrapper(PlannedWrapper):
         if lse_base != "log2" or lse_layout != "NH":
             score = finish_lse(op, score, lse_base, lse_layout, lse)
         return out, score
+
+    def _launch_kept(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: Optional[torch.Tensor],
+        sm_scale: float,
+        enable_pdl: Optional[bool],
+    ) -> None:
+        """:meth:`_launch` that keeps what was found out for :meth:`_repeat`."""
+        self._refuse_capture()
+        self._record = None
+        if self._record_memory is None:
+            self._record_memory = record_memory()
+        module, name, args = self._native_call(q, k, v, out, lse, (), (sm_scale,), use_pdl(q, enable_pdl))
+        try:
+            getattr(module, f"record_{name}")(self._record_memory, self._use_cuda_graph, *args)
+        except RuntimeError as error:
+            if not is_misaligned(error):
+                raise
+            self._launch(q, k, v, out, lse, (), (sm_scale,), enable_pdl)
+            return
+        state = tuple(getattr(self, name) for name in (*self._objects, *self._numbers_read))
+        self._record = CallRecord(module, self._record_memory, state, out, default_scale(None, q.shape[2]))
+
+    def _repeat(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: Optional[torch.Tensor],
+        q_scale: Scale,
+        k_scale: Scale,
+        v_scale: Scale,
+        out: Optional[torch.Tensor],
+        lse: Optional[torch.Tensor],
+        return_lse: bool,
+        enable_pdl: Optional[bool],
+    ) -> Optional[Result]:
+        """The call before with other tensors; None if it was another call. Without ``v``, ``k`` is a cache of both.
+
+        Tensors that do not fit are refused by the native call; the caller then takes the long way, which says why.
+        """
+        record = self._record
+        if record is None or not self._unchanged(record.state) or record.pdl_probe is not utils.device_support_pdl:
+            return None
+        sm_scale = self._sm_scale
+        if sm_scale is None:
+            sm_scale = record.default_scale
+        if q_scale is not None:
+            if type(q_scale) is not float:
+                return None
+            sm_scale *= q_scale
+        if k_scale is not None:
+            if type(k_scale) is not float:
+                return None
+            sm_scale *= k_scale
+        if out is None:
+            out = torch.empty(*record.shape, dtype=record.dtype, device=record.device)
+        if not return_lse:
+            lse = None
+        elif lse is None:
+            lse = torch.empty(*record.shape[:2], dtype=_FLOAT32, device=record.device)
+        try:
+            record.rerun(record.memory, q, k, v, out, lse, sm_scale, record.pdl and enable_pdl is not False)
+        except Exception:
+            self._record = None
+            return None
+        if v_scale is not None:
+            scale_output(out, v_scale)
+        return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _convert(self, q: torch.Tensor, args: Sequence[Any]) -> tuple[torch.Tensor, Scale]:
         """8-bit queries as 16-bit ones; positional arguments are the scales of q, k and v."""

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Optional
+import functools
+from typing import Any, Iterable, Optional
 
 import numpy as np
 import torch
 
 from ..errors import ArgumentError
 
-__all__ = ["kv_lens_of_pages", "range_buffer", "segment_lens", "to_device", "to_host"]
+__all__ = ["as_tensors", "kv_lens_of_pages", "range_buffer", "rows_on_host", "segment_lens", "to_device", "to_host"]
 
 _INT32 = torch.int32
 
@@ -31,12 +32,27 @@ def to_host(*tensors: Optional[torch.Tensor]) -> list[Optional[np.ndarray]]:
             continue
         if t.is_cuda:
             t = copies.pop()
-        arrays.append(t.to(_INT32).contiguous().numpy())
+        if t.dtype is not _INT32 or not t.is_contiguous():
+            t = t.to(_INT32).contiguous()
+        arrays.append(t.numpy())
     return arrays
+
+
+def as_tensors(args: Iterable[Any]) -> list[Any]:
+    """Arguments of a native function, arrays among them as tensors."""
+    return [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in args]
+
+
+@functools.lru_cache(maxsize=64)
+def rows_on_host(batch_size: int, rows: int) -> np.ndarray:
+    """``[0, rows, 2 * rows, ...]``, one more than there are requests. Read-only."""
+    return np.arange(batch_size + 1, dtype=np.int32) * np.int32(rows)
 
 
 def to_device(x: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
     """int32 on the device; the very tensor when it is that already."""
+    if x.dtype is _INT32 and x.device == device:
+        return x
     return x.to(device=device, dtype=_INT32, non_blocking=non_blocking)
 
 

@@ -11,6 +11,7 @@ from ..dispatch import backend_of
 from ..ops import register_custom_op
 from .modules import get_single_decode_module, get_single_prefill_module
 from .options import ALIBI, alibi_slopes
+from .records import aligned, is_misaligned
 
 __all__ = ["SINGLE_KERNEL_TMP_SIZE", "scratch", "single_decode", "single_prefill"]
 
@@ -20,6 +21,36 @@ SINGLE_KERNEL_TMP_SIZE = 32 << 20
 def scratch(q: torch.Tensor) -> torch.Tensor:
     """Room for partial results. Made for each call: torch.compile forbids tensors kept between graphs."""
     return q.new_empty(SINGLE_KERNEL_TMP_SIZE, dtype=torch.uint8)
+
+
+_SMALLEST_CHUNK, _LARGEST_TILE = 256, 128  # keys and rows (csrc/attention_launch.h, RunUniform)
+
+
+def _scratch_for(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, layout: int) -> torch.Tensor:
+    """What the call can use of it: a state of each row and each chunk of keys that may be cut off; mostly little."""
+    kv_len, heads = (k.shape[0], k.shape[1]) if layout == 0 else (k.shape[1], k.shape[0])
+    chunks = -(-kv_len // _SMALLEST_CHUNK)
+    if chunks < 2:
+        return out  # nothing will be cut
+    rows = -(-out.numel() // (out.shape[-1] * max(heads, 1)) // _LARGEST_TILE) * _LARGEST_TILE
+    size = heads * chunks * rows * (out.shape[-1] + 1) * 4
+    return torch.empty(min(size, SINGLE_KERNEL_TMP_SIZE), dtype=torch.uint8, device=q.device)
+
+
+def _launch(
+    entry: Any, layout: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *rest: Any
+) -> None:
+    """Launch on tensors as they are, or on copies of those whose rows the kernels cannot read."""
+    try:
+        entry(q, k, v, _scratch_for(q, k, out, layout), out, *rest)
+    except RuntimeError as error:
+        if not is_misaligned(error):
+            raise
+        result = aligned(out)
+        assert result is not None
+        entry(aligned(q), aligned(k), aligned(v), _scratch_for(q, k, out, layout), result, *rest)
+        if result is not out:
+            out.copy_(result)
 
 
 def _slopes(q: torch.Tensor, pos_encoding: int) -> Optional[torch.Tensor]:
@@ -41,11 +72,12 @@ def single_decode(
     rope_scale: float,
     rope_theta: float,
 ) -> None:
-    get_single_decode_module(
+    module = get_single_decode_module(
         q.dtype, k.dtype, out.dtype, q.shape[-1], v.shape[-1], pos_encoding, window_left >= 0, logits_soft_cap > 0,
         device=backend_of(q),
-    ).run(
-        q, k, v, scratch(q), out, lse, layout, window_left,
+    )  # fmt: skip
+    _launch(
+        module.run, layout, q, k, v, out, lse, layout, window_left,
         _slopes(q, pos_encoding), logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta,
     )  # fmt: skip
 
@@ -71,11 +103,12 @@ def single_prefill(
     rope_theta: float,
 ) -> None:
     factors: tuple[Any, ...] = () if k_sf is None else (k_sf, v_sf)
-    get_single_prefill_module(
+    module = get_single_prefill_module(
         "fa2", q.dtype, k.dtype, out.dtype, q.shape[-1], out.shape[-1], pos_encoding, window_left >= 0,
         logits_soft_cap > 0, use_fp16_qk_reduction, device=backend_of(q),
-    ).run(
-        q, k, v, scratch(q), out, lse, mask_mode, layout, window_left,
+    )  # fmt: skip
+    _launch(
+        module.run, layout, q, k, v, out, lse, mask_mode, layout, window_left,
         packed_custom_mask, None, _slopes(q, pos_encoding), None, None, None, *factors,
         logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta, 0,
     )  # fmt: skip

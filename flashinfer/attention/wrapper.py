@@ -7,14 +7,15 @@ import itertools
 import weakref
 from typing import Any, Optional, Sequence
 
-import numpy as np
 import torch
 
+from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from .jit_arguments import JitArguments
 from .modules import device_kind
 from .options import Dtypes, layout_code, pos_encoding_code
+from .records import aligned, is_misaligned
 
 __all__ = ["PlannedWrapper", "run_planned"]
 
@@ -25,7 +26,7 @@ _handles = itertools.count()
 
 
 class PlannedWrapper:
-    """Base of the batch wrappers. A subclass plans with ``_native_plan`` and launches in ``_launch``.
+    """Base of the batch wrappers. A subclass plans with ``_native_plan`` and says what is launched in ``_native_call``.
 
     Names with an underscore that serving engines read or write keep their published meaning; ``run`` reads them anew at
     each call, because those engines replace ``plan``.
@@ -55,13 +56,17 @@ class PlannedWrapper:
         self._jit_module: Any = None
         self._cached_module: Any = None
         self._plan_info: Any = None
-        self._plan_copied: Optional[torch.cuda.Event] = None
+        self._planner: Any = None  #: the native plan that the pinned buffer was last given to
         self.device = float_workspace_buffer.device
         self._device_kind = device_kind(self.device)
         int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         self._set_workspaces(float_workspace_buffer, int_workspace)
         self._handle = next(_handles)
         _wrappers[self._handle] = self
+
+    @property
+    def _is_capturable(self) -> bool:
+        return self._use_cuda_graph
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -88,32 +93,30 @@ class PlannedWrapper:
         )
 
     def _check_alignment(self) -> None:
-        for name in ("float_workspace_buffer", "int_workspace_buffer"):
-            buffer = getattr(self, f"_{name}")
-            if buffer.numel() and buffer.data_ptr() % 16:
-                raise ArgumentError(
-                    f"{self._op}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}"
-                )
+        if self._float_workspace_buffer.data_ptr() % 16 or self._int_workspace_buffer.data_ptr() % 16:
+            for name in ("float_workspace_buffer", "int_workspace_buffer"):
+                buffer = getattr(self, f"_{name}")
+                if buffer.numel() and buffer.data_ptr() % 16:
+                    raise ArgumentError(
+                        f"{self._op}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}"
+                    )
 
     def _native_plan(self, entry: Any, *args: Any) -> Any:
-        """Call a native plan. It fills the pinned buffer and copies it to the device without waiting.
+        """Call a native plan. It fills a part of the pinned buffer and copies it to the device without waiting.
 
-        The pinned buffer may only be written again once that copy has run; a device that is a plan behind is waited
-        for here, nothing else is.
+        A part is written again once its copy has run, of which a module knows by itself; modules do not know of each
+        other's copies.
         """
-        if self._plan_copied is not None:
-            self._plan_copied.synchronize()
-        info = entry(
+        if entry is not self._planner:
+            if self._planner is not None and self._device_kind == "cuda":
+                torch.cuda.synchronize(self.device)
+            self._planner = entry
+        return entry(
             self._float_workspace_buffer,
             self._int_workspace_buffer,
             self._pin_memory_int_workspace_buffer,
-            *(torch.from_numpy(arg) if isinstance(arg, np.ndarray) else arg for arg in args),
+            *args,
         )
-        if self._device_kind == "cuda":
-            if self._plan_copied is None:
-                self._plan_copied = torch.cuda.Event()
-            self._plan_copied.record(torch.cuda.current_stream(self.device))
-        return info
 
     def _set_parameters(
         self,
@@ -157,11 +160,25 @@ class PlannedWrapper:
 
     def _refuse_capture(self) -> None:
         """A graph that captured this wrapper's own buffers would go on reading them after they are replaced."""
-        if not self._use_cuda_graph and self._device_kind == "cuda" and torch.cuda.is_current_stream_capturing():
+        if not self._is_capturable and self._device_kind == "cuda" and torch.cuda.is_current_stream_capturing():
             raise ArgumentError(
                 f"{self._op}.run: is being captured in a CUDA graph, expected a wrapper made with use_cuda_graph=True "
                 "(the next plan() of this one would not reach the graph)"
             )
+
+    def _native_call(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: Optional[torch.Tensor],
+        tensors: Sequence[Optional[torch.Tensor]],
+        scalars: Sequence[Any],
+        enable_pdl: bool,
+    ) -> tuple[Any, str, tuple[Any, ...]]:
+        """The module, the name of its function and the arguments of a launch."""
+        raise AssertionError("a subclass knows")
 
     def _launch(
         self,
@@ -171,10 +188,24 @@ class PlannedWrapper:
         out: torch.Tensor,
         lse: Optional[torch.Tensor],
         tensors: Sequence[Optional[torch.Tensor]],
-        scalars: Sequence[float],
+        scalars: Sequence[Any],
         enable_pdl: Optional[bool],
     ) -> None:
-        raise AssertionError("a subclass launches")
+        """Launch on tensors as they are, or on copies of those whose rows the kernels cannot read."""
+        self._refuse_capture()
+        pdl = use_pdl(q, enable_pdl)
+        try:
+            module, name, args = self._native_call(q, k, v, out, lse, tensors, scalars, pdl)
+            getattr(module, name)(*args)
+        except RuntimeError as error:
+            if not is_misaligned(error):
+                raise
+            q, k, v, result = (aligned(x) for x in (q, k, v, out))  # type: ignore[assignment]
+            tensors = [aligned(x) for x in tensors]
+            module, name, args = self._native_call(q, k, v, result, lse, tensors, scalars, pdl)  # type: ignore[arg-type]
+            getattr(module, name)(*args)
+            if result is not out:
+                out.copy_(result)  # type: ignore[arg-type]
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
         """Nothing to build: one module serves keys and values of equal and of different strides."""

@@ -6,19 +6,20 @@ from __future__ import annotations
 import warnings
 from typing import Any, Optional, Sequence, Union
 
-import numpy as np
 import torch
 
 from ..api_logging import flashinfer_api
 from ..attention.attend import Result
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
+from ..attention.host import as_tensors
 from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
 from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
-from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from ..trace.templates.decode import batch_decode_trace
 from .planning import DecodePlanner
+
+_is_compiling = torch.compiler.is_compiling
 
 #: Options that plan() of older releases took by position, in their order.
 _LEGACY_OPTIONS = (
@@ -230,9 +231,10 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type, data_type)
         self._check_alignment()
         self._check_options(op, q_len_per_req, fixed_split_size)
-        batch_size = len(last_page_len)
-        self._check_buffers(op, batch_size, len(indices))
-        indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req)
+        batch_size = last_page_len.shape[0]
+        self._check_buffers(op, batch_size, indices.shape[0])
+        is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
+        indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
         self._backend = resolve_backend(op, self._backend)
 
         self._store_tables(indptr, indices, last_page_len, non_blocking)
@@ -281,7 +283,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         self._check_alignment()
         self._check_options(op, q_len_per_req, fixed_split_size)
         self._check_buffers(op, len(last_page_len), len(indices))
-        indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req)
+        is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
+        indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
         resolve_backend(op, self._backend)
         probe = object.__new__(type(self))
         probe.__dict__.update(self.__dict__)
@@ -290,8 +293,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta,
         )  # fmt: skip
         probe._planned = (indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or probe._is_nvfp4)
-        arguments = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in probe._work())
-        float_bytes, int_bytes = probe._module().workspace_size(*arguments)
+        float_bytes, int_bytes = probe._module().workspace_size(*as_tensors(probe._work()))
         return int(float_bytes), int(int_bytes)
 
     @flashinfer_api(trace=batch_decode_trace)
@@ -347,6 +349,12 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             ``(tokens, num_qo_heads, head_dim)``, and the LSE. A request without keys has output 0 and LSE -inf.
         """
         op = self._op
+        if not args and window_left is None and q_len_per_req is None and kv_cache_sf is None and not _is_compiling():
+            is_pair = type(paged_kv_cache) is tuple and len(paged_kv_cache) == 2
+            keys, values = paged_kv_cache if is_pair else (paged_kv_cache, None)  # type: Any, Any
+            result = self._repeat(q, keys, values, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
+            if result is not None:
+                return result
         self._require_plan()
         k, v = unpack_paged_cache(op, paged_kv_cache, self._layout)
         self._check_dtypes(q, k)
@@ -385,7 +393,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
                 f"{self._op}.run: q_len_per_req is {q_len_per_req}, expected {self._planned_q_len} (as planned)"
             )
 
-    def _launch(
+    def _native_call(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -393,11 +401,9 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         out: torch.Tensor,
         lse: Optional[torch.Tensor],
         tensors: Sequence[Optional[torch.Tensor]],
-        scalars: Sequence[float],
-        enable_pdl: Optional[bool],
-    ) -> None:
-        self._refuse_capture()
-        pdl = use_pdl(q, enable_pdl)
+        scalars: Sequence[Any],
+        enable_pdl: bool,
+    ) -> tuple[Any, str, tuple[Any, ...]]:
         slopes = alibi_slopes(self._num_qo_heads, q.device) if self._pos_encoding == ALIBI else None
         if self._jit is not None:
             known = {
@@ -413,14 +419,12 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             else:
                 extras = (slopes, *tensors, *numbers)
         where = (self._float_workspace_buffer, self._int_workspace_buffer, self._plan_info, q, k, v)
-        table = (self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf)
-        if self._use_tensor_cores:
-            mask_mode = CAUSAL if self._planned_q_len > 1 else NON_CAUSAL  # type: ignore[operator]
-            self._cached_module.paged_run(
-                *where, self._qo_indptr_buf, *table, out, lse, mask_mode, self._layout, self._window_left, pdl, *extras
-            )
-            return
-        self._cached_module.run(*where, *table, out, lse, self._layout, self._window_left, pdl, *extras)
+        table = (self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf, out, lse)
+        tail = (self._layout, self._window_left, enable_pdl, *extras)
+        if not self._use_tensor_cores:
+            return self._cached_module, "run", (*where, *table, *tail)
+        mask_mode = CAUSAL if self._planned_q_len > 1 else NON_CAUSAL  # type: ignore[operator]
+        return self._cached_module, "paged_run", (*where, self._qo_indptr_buf, *table, mask_mode, *tail)
 
     # Names of older releases.
 

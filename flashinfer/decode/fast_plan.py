@@ -8,7 +8,7 @@ from typing import Optional, Union
 import numpy as np
 import torch
 
-from ..attention.host import kv_lens_of_pages, range_buffer, segment_lens, to_host
+from ..attention.host import range_buffer, segment_lens, to_host
 from ..attention.options import resolve_dtypes
 from ..errors import ArgumentError
 from .batch import BatchDecodeWithPagedKVCacheWrapper
@@ -72,13 +72,17 @@ fixed_split_size, disable_split_kv, q_len_per_req
             f"{self._cached_kv_data_type} (of the prior plan, whose module is used)"
         )
     on_host = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
-    indptr_host, last = to_host(on_host, None if page_size == 1 else last_page_len)
-    assert indptr_host is not None
-    if last is None:
+    is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
+    kv_lens: Optional[np.ndarray]
+    if page_size == 1:
+        (indptr_host,) = to_host(on_host)
+        assert indptr_host is not None
         kv_lens = np.ascontiguousarray(segment_lens(op, "indptr", indptr_host))
     else:
-        kv_lens = kv_lens_of_pages(op, "indptr", indptr_host, last, page_size)
-    if q_len_per_req > 1 and kv_lens.size and kv_lens.min() < q_len_per_req:
+        indptr_host, kv_lens = self._lengths(
+            op, on_host, last_page_len, None, page_size, 1, is_exact or q_len_per_req > 1
+        )
+    if q_len_per_req > 1 and kv_lens is not None and kv_lens.size and kv_lens.min() < q_len_per_req:
         raise ArgumentError(f"{op}: a request has an empty KV range, expected at least {q_len_per_req} keys each")
 
     if not self._use_cuda_graph:

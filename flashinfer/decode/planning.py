@@ -9,7 +9,15 @@ import numpy as np
 import torch
 
 from ..attention.attend import AttentionWrapper
-from ..attention.host import kv_lens_of_pages, range_buffer, segment_lens, to_device, to_host
+from ..attention.host import (
+    as_tensors,
+    kv_lens_of_pages,
+    range_buffer,
+    rows_on_host,
+    segment_lens,
+    to_device,
+    to_host,
+)
 from ..attention.modules import get_batch_decode_module, get_batch_prefill_module
 from ..attention.options import Dtypes
 from ..errors import ArgumentError
@@ -19,6 +27,15 @@ __all__ = ["DecodePlanner"]
 
 class DecodePlanner(AttentionWrapper):
     """What ``plan``, ``workspace_size`` and ``fast_decode_plan`` of the decode wrapper share."""
+
+    _objects = (
+        *AttentionWrapper._objects,
+        "_paged_kv_indptr_buf",
+        "_paged_kv_indices_buf",
+        "_paged_kv_last_page_len_buf",
+        "_page_shape",
+    )
+    _numbers_read = (*AttentionWrapper._numbers_read, "_planned_q_len")
 
     _use_tensor_cores: bool
     _head_dim: int
@@ -69,8 +86,22 @@ class DecodePlanner(AttentionWrapper):
         seq_lens: Optional[torch.Tensor],
         page_size: int,
         q_len_per_req: int,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Page offsets and keys of each request on the host, in at most one copy from the device."""
+        is_exact: bool,
+    ) -> tuple[np.ndarray, Optional[np.ndarray]]:
+        """Page offsets and keys of each request on the host, in at most one copy from the device.
+
+        Keys are None if pages are enough to plan by: the device knows how full the last ones are, and to ask it would
+        mean to wait. ``is_exact``: splits must not depend on that.
+        """
+        if last_page_len.is_cuda and seq_lens is None and not (indptr.is_cuda or is_exact or q_len_per_req > 1):
+            (indptr_host,) = to_host(indptr)
+            assert indptr_host is not None
+            pages = segment_lens(op, "indptr", indptr_host)
+            if last_page_len.shape != pages.shape:
+                raise ArgumentError(
+                    f"{op}: last_page_len has shape {tuple(last_page_len.shape)}, expected {pages.shape} (batch size)"
+                )
+            return indptr_host, None
         indptr_host, lens = to_host(indptr, last_page_len if seq_lens is None else seq_lens)
         assert indptr_host is not None and lens is not None
         if seq_lens is None:
@@ -130,7 +161,9 @@ class DecodePlanner(AttentionWrapper):
         self._page_shape = torch.Size(inner)
         if self._use_tensor_cores:
             rows = range_buffer(batch_size + 1, self.device)
-            if not self._use_cuda_graph or self._qo_indptr_buf is None:
+            if not self._use_cuda_graph and q_len_per_req == 1:
+                self._qo_indptr_buf = rows
+            elif not self._use_cuda_graph or self._qo_indptr_buf is None:
                 self._qo_indptr_buf = rows * q_len_per_req  # of its own: a graph keeps the address
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
 
@@ -156,7 +189,7 @@ class DecodePlanner(AttentionWrapper):
         batch_size, q_len = len(indptr) - 1, self._planned_q_len
         if self._use_tensor_cores:
             assert q_len is not None
-            qo_indptr = np.arange(batch_size + 1, dtype=np.int32) * q_len
+            qo_indptr = rows_on_host(batch_size, q_len)
             return (
                 *(qo_indptr, indptr, kv_lens, batch_size * q_len, batch_size),
                 *(self._num_qo_heads, self._num_kv_heads, self._page_size, self._use_cuda_graph),
@@ -171,5 +204,5 @@ class DecodePlanner(AttentionWrapper):
     def _plan_work(self) -> None:
         module = self._cached_module
         self._plan_info = self._native_plan(
-            module.plan if self._use_tensor_cores else module.plan_with_lens, *self._work()
+            module.plan if self._use_tensor_cores else module.plan_with_lens, *as_tensors(self._work())
         )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..attention.attend import AttentionWrapper, Result
+from ..attention.host import as_tensors
 from ..attention.masks import pack_batch_mask
 from ..attention.modules import get_batch_prefill_module, get_customize_batch_prefill_module
 from ..attention.options import (
@@ -22,7 +23,6 @@ from ..attention.options import (
     resolve_backend,
 )
 from ..attention.scales import Scale
-from ..dispatch import use_pdl
 from ..errors import ArgumentError
 
 __all__ = ["BatchPrefillWrapper", "Result"]
@@ -30,6 +30,14 @@ __all__ = ["BatchPrefillWrapper", "Result"]
 
 class BatchPrefillWrapper(AttentionWrapper):
     """Base of the paged and the ragged wrapper."""
+
+    _objects = (
+        *AttentionWrapper._objects,
+        "_prefix_len_ptr",
+        "_token_pos_in_items_ptr",
+        "_max_item_len_ptr",
+    )
+    _numbers_read = (*AttentionWrapper._numbers_read, "_token_pos_in_items_len", "_causal", "_qo_indptr_last")
 
     _causal: bool
     _module_key: tuple[Dtypes, int, int, bool]
@@ -156,7 +164,7 @@ class BatchPrefillWrapper(AttentionWrapper):
         )  # fmt: skip
 
     def _plan_work(self) -> None:
-        self._plan_info = self._native_plan(self._cached_module.plan, *self._work())
+        self._plan_info = self._native_plan(self._cached_module.plan, *as_tensors(self._work()))
 
     def _work(self) -> tuple[Any, ...]:
         """Arguments of the native plan after the workspaces."""
@@ -191,8 +199,7 @@ class BatchPrefillWrapper(AttentionWrapper):
             self._plan_work()
 
     def _native_workspace_size(self) -> tuple[int, int]:
-        arguments = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in self._work())
-        float_bytes, int_bytes = self._cached_module.workspace_size(*arguments)
+        float_bytes, int_bytes = self._cached_module.workspace_size(*as_tensors(self._work()))
         return int(float_bytes), int(int_bytes)
 
     # run --------------------------------------------------------------------------------------
@@ -233,9 +240,8 @@ class BatchPrefillWrapper(AttentionWrapper):
         known = dict(zip(names, (*state, *factors), strict=True))
         return (*self._jit.all_tensors(tensors, known), *self._jit.typed(scalars))
 
-    def _launch_on(
+    def _call_with(
         self,
-        entry: Any,
         tables: Sequence[Optional[torch.Tensor]],
         q: torch.Tensor,
         k: torch.Tensor,
@@ -243,11 +249,11 @@ class BatchPrefillWrapper(AttentionWrapper):
         out: torch.Tensor,
         lse: Optional[torch.Tensor],
         tensors: Sequence[Optional[torch.Tensor]],
-        scalars: Sequence[float],
-        enable_pdl: Optional[bool],
-    ) -> None:
-        self._refuse_capture()
-        entry(
+        scalars: Sequence[Any],
+        enable_pdl: bool,
+    ) -> tuple[Any, ...]:
+        """Arguments of a native run."""
+        return (
             self._float_workspace_buffer,
             self._int_workspace_buffer,
             self._plan_info,
@@ -260,6 +266,6 @@ class BatchPrefillWrapper(AttentionWrapper):
             self._mask_mode(),
             self._layout,
             self._window_left,
-            use_pdl(q, enable_pdl),
+            enable_pdl,
             *self._extras(q, tensors, scalars),
         )

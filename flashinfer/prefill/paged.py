@@ -20,6 +20,8 @@ from .base import BatchPrefillWrapper, Result
 
 Dtype = Optional[Union[str, torch.dtype]]
 
+_is_compiling = torch.compiler.is_compiling
+
 
 class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     r"""Attention of any number of query tokens of each request over its pages.
@@ -58,6 +60,13 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     >>> o = wrapper.run(q, cache)
     """
 
+    _objects = (
+        *BatchPrefillWrapper._objects,
+        "_paged_kv_indptr_buf",
+        "_paged_kv_indices_buf",
+        "_paged_kv_last_page_len_buf",
+        "_page_shape",
+    )
     _known_tensors = (
         "maybe_custom_mask",
         "maybe_mask_indptr",
@@ -445,6 +454,21 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
             ``(tokens, num_qo_heads, head_dim_vo)``, and the LSE. A query that sees no key has output 0 and LSE -inf.
         """
+        if not (
+            args
+            or window_left is not None
+            or kv_cache_sf is not None
+            or use_fp16_softmax
+            or uses_spcompress
+            or lse_base != "log2"
+            or lse_layout != "NH"
+            or _is_compiling()
+        ):
+            is_pair = type(paged_kv_cache) is tuple and len(paged_kv_cache) == 2
+            keys, values = paged_kv_cache if is_pair else (paged_kv_cache, None)  # type: Any, Any
+            result = self._repeat(q, keys, values, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
+            if result is not None:
+                return result
         self._require_plan()
         if use_fp16_softmax or uses_spcompress:
             check_trtllm_gen_sm107_only_feature(use_fp16_softmax, "use_fp16_softmax", self.device)
@@ -465,14 +489,14 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout
         )
 
-    def _launch(self, q: torch.Tensor, *args: Any) -> None:
+    def _native_call(self, *args: Any) -> tuple[Any, str, tuple[Any, ...]]:
         tables = (
             self._qo_indptr_buf,
             self._paged_kv_indptr_buf,
             self._paged_kv_indices_buf,
             self._paged_kv_last_page_len_buf,
         )
-        self._launch_on(self._cached_module.paged_run, tables, q, *args)
+        return self._cached_module, "paged_run", self._call_with(tables, *args)
 
     # Names of older releases.
 

@@ -18,6 +18,8 @@ from .base import BatchPrefillWrapper, Result
 
 Dtype = Optional[Union[str, torch.dtype]]
 
+_is_compiling = torch.compiler.is_compiling
+
 
 class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     r"""Attention of the query tokens of each request over its own keys, without pages.
@@ -52,6 +54,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     >>> o = wrapper.run(torch.randn(5, 8, 64).half(), *torch.randn(2, 16, 2, 64).half())
     """
 
+    _objects = (*BatchPrefillWrapper._objects, "_kv_indptr_buf")
+    _numbers_read = (*BatchPrefillWrapper._numbers_read, "_kv_indptr_last")
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
     @flashinfer_api(trace=None)
@@ -231,6 +235,10 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
             ``(tokens, num_qo_heads, head_dim_vo)``, and the LSE. A query that sees no key has output 0 and LSE -inf.
         """
+        if not (args or kv_cache_sf is not None or lse_base != "log2" or lse_layout != "NH" or _is_compiling()):
+            result = self._repeat(q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
+            if result is not None:
+                return result
         self._require_plan()
         self._check_dtypes(q, k)
         tokens, heads = (k.shape[0], k.shape[1]) if self._layout == 0 else (k.shape[1], k.shape[0])
@@ -244,8 +252,9 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout
         )
 
-    def _launch(self, q: torch.Tensor, *args: Any) -> None:
-        self._launch_on(self._cached_module.ragged_run, (self._qo_indptr_buf, self._kv_indptr_buf), q, *args)
+    def _native_call(self, *args: Any) -> tuple[Any, str, tuple[Any, ...]]:
+        tables = (self._qo_indptr_buf, self._kv_indptr_buf)
+        return self._cached_module, "ragged_run", self._call_with(tables, *args)
 
     # Names of older releases.
 

@@ -71,28 +71,36 @@ struct PlanHeader {
 template <typename T>
 class List {
  public:
+  List() = default;
+  List(const List&) = delete;
+  List& operator=(const List&) = delete;
+
   void Clear() { size_ = 0; }
   void Reserve(size_t room) {
-    if (room > storage_.size()) storage_.resize(room);
+    if (room <= capacity_) return;
+    storage_.resize(room);
+    data_ = storage_.data();
+    capacity_ = room;
   }
-  void Push(const T& value) {
-    if (size_ == storage_.size()) storage_.resize(2 * size_ + 64);
-    storage_[size_++] = value;
+  T& Push(const T& value) {
+    if (size_ == capacity_) Reserve(2 * size_ + 64);
+    return data_[size_++] = value;
   }
   void Resize(size_t size) {
     Reserve(size);
     size_ = size;
   }
   size_t Size() const { return size_; }
-  T& operator[](size_t i) { return storage_[i]; }
-  T* begin() { return storage_.data(); }
-  T* end() { return storage_.data() + size_; }
-  const T* begin() const { return storage_.data(); }
-  const T* end() const { return storage_.data() + size_; }
+  T& operator[](size_t i) { return data_[i]; }
+  T* begin() { return data_; }
+  T* end() { return data_ + size_; }
+  const T* begin() const { return data_; }
+  const T* end() const { return data_ + size_; }
 
  private:
   std::vector<T> storage_;
-  size_t size_ = 0;
+  T* data_ = nullptr;
+  size_t size_ = 0, capacity_ = 0;
 };
 
 struct PlanOutput {
@@ -259,12 +267,12 @@ class Planner {
       share = std::max<int64_t>(DivideUp(total, blocks + 1 - int64_t(indptr.Size())), PIECE_COST + MIN_PIECE);
     };
     next_share();
-    for (WorkItem& tile : tiles) {
+    for (const WorkItem& tile : tiles) {
       const int64_t granules = Granules(tile);
       for (int32_t head = 0; head < heads; ++head) {
-        tile.kv_head = head;
+        // Items are completed where they are: a copy of what was just written in parts waits for those writes.
         if (granules > 0 && used + PIECE_COST + granules <= share) {  // the common case: no cut
-          items.Push(tile);
+          items.Push(tile).kv_head = head;
           used += granules + PIECE_COST;
           total -= granules + PIECE_COST;
           continue;
@@ -281,14 +289,14 @@ class Planner {
           const bool can_cut = int64_t(indptr.Size()) < blocks;
           const int64_t room = std::max<int64_t>(share - used - PIECE_COST, MIN_PIECE);
           const int64_t take = can_cut && left >= room + MIN_PIECE ? room : left;
-          WorkItem item = tile;
+          WorkItem& item = items.Push(tile);
+          item.kv_head = head;
           item.kv_start = int32_t(tile.kv_start + done * GRANULE);
           done += take;
           if (done < granules) {
             item.kv_end = int32_t(tile.kv_start + done * GRANULE);
             total += PIECE_COST;
           }
-          items.Push(item);
           used += take + PIECE_COST;
           total -= take + PIECE_COST;
         } while (done < granules);

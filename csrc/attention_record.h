@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Records: a checked call that its caller keeps. A later call with the same plan, tables and parameters gives q, k, v,
+// o and lse only, which is most of what a call costs on the host.
+#pragma once
+#include <cstring>
+
+#include "attention_launch.h"
+
+namespace flashinfer {
+namespace attention {
+
+/// What a record holds. Plain bytes: it lives in a tensor of the caller.
+struct Record {
+  int64_t bytes;  ///< sizeof(Record) once it was written
+  CheckedCall call;
+  bool is_capturable;
+};
+static_assert(std::is_trivially_copyable_v<Record>, "kept as bytes");
+
+/// Address of a record: a CPU tensor of bytes, large enough.
+inline void* RecordAddress(const char* op, const TensorView& t) {
+  if (t.device().device_type != kDLCPU || t.numel() < int64_t(sizeof(Record)) || t.dtype().bits != 8) {
+    TVM_FFI_THROW(ArgumentError) << op << ": record has " << t.numel() << " elements, expected " << sizeof(Record)
+                                 << " bytes on the CPU";
+  }
+  return t.data_ptr();
+}
+
+inline void WriteRecord(void* to, const CheckedCall& call, bool is_capturable) {
+  const Record record{sizeof(Record), call, is_capturable};
+  std::memcpy(to, &record, sizeof(Record));
+}
+
+inline Record ReadRecord(const char* op, const TensorView& from) {
+  Record record;
+  std::memcpy(&record, RecordAddress(op, from), sizeof(Record));
+  if (record.bytes != sizeof(Record)) {
+    TVM_FFI_THROW(ArgumentError) << op << ": the record is empty, expected what record_run wrote";
+  }
+  return record;
+}
+
+/// Takes the first two arguments of a function that records: the record, and whether repetitions may be captured.
+class Recorder {
+ public:
+  explicit Recorder(Arguments& args)
+      : to_(RecordAddress(args.function(), args.Next<TensorView>())), is_capturable_(args.Next<bool>()) {}
+
+  void Keep(const CheckedCall& call) const { WriteRecord(to_, call, is_capturable_); }
+
+ private:
+  void* const to_;
+  const bool is_capturable_;
+};
+
+/// Keys or values as pages, in any form that a cache has: half of a tensor that holds both, with or without the
+/// dimension of a page's tokens.
+class Pages {
+ public:
+  /// `half` is 0 for keys and 1 for values of a tensor of both, -1 for a tensor of one.
+  Pages(const TensorView& t, int half, int64_t layout) {
+    const int rank = half < 0 ? t.ndim() : t.ndim() - 1;
+    if ((rank != 3 && rank != 4) || (half >= 0 && t.size(1) != 2)) {
+      TVM_FFI_THROW(ArgumentError) << "a cache of " << t.ndim() << " dimensions, expected pages";
+    }
+    const int one = rank == 4 ? -1 : layout == 0 ? 1 : 2;  // where a page's only token goes
+    for (int from = 0, to = 0; to < 4; ++to) {
+      if (to == one) {
+        shape_[to] = strides_[to] = 1;
+        continue;
+      }
+      shape_[to] = t.size(from);
+      strides_[to] = t.stride(from);
+      from += from == 0 && half >= 0 ? 2 : 1;
+    }
+    view_.data = t.data_ptr();
+    if (half > 0) view_.data = static_cast<char*>(view_.data) + t.stride(1) * ((t.dtype().bits + 7) / 8);
+    view_.device = t.device();
+    view_.ndim = 4;
+    view_.dtype = t.dtype();
+    view_.shape = shape_;
+    view_.strides = strides_;
+  }
+  Pages(const Pages&) = delete;
+
+  TensorView view() const { return TensorView(tvm::ffi::TensorView(&view_)); }
+
+ private:
+  int64_t shape_[4], strides_[4];
+  DLTensor view_{};
+};
+
+template <typename P, typename = void>
+struct HasScale : std::false_type {};
+template <typename P>
+struct HasScale<P, decltype(void(P::sm_scale))> : std::true_type {};
+
+inline void RefuseCapture(const char* op, Stream stream) {
+#ifndef FLASHINFER_CPU
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) {
+    TVM_FFI_THROW(ArgumentError) << op << ": is being captured, expected a record for that";
+  }
+#endif
+}
+
+/// rerun(record, q, k, v | None, o, lse | None, sm_scale, enable_pdl): the call of the record with these tensors, of
+/// equal shapes. Without v, k holds both. Whatever differs is an error, after which the caller makes the whole call.
+template <typename P = Params>
+CheckedCall Repeat(const char* op, Arguments& args, bool same_strides) {
+  args.ExpectLast(8);
+  Record record = ReadRecord(op, args.Next<TensorView>());
+  const TensorView q = args.Next<TensorView>(), k = args.Next<TensorView>();
+  const Optional<TensorView> v = args.Next<Optional<TensorView>>();
+  const TensorView o = args.Next<TensorView>();
+  const Optional<TensorView> lse = args.Next<Optional<TensorView>>();
+  const double sm_scale = args.Next<double>();
+  CheckedCall& call = record.call;
+  if (!call.is_paged && !v.has_value()) TVM_FFI_THROW(ArgumentError) << op << ": v is None, expected a tensor";
+  P& p = call.params;
+  const P before = p;
+  Expect(op, "q", q).rank(3);
+  p.lse = nullptr;
+  SetQueries(p, op, q, o, lse);
+  if (lse.has_value()) Expect(op, "lse", *lse).rank(2).dim(0, q.size(0), "q.shape[0]");
+  if (call.is_paged) {
+    const Pages keys(k, v.has_value() ? -1 : 0, call.layout);
+    const Pages values(v.has_value() ? *v : k, v.has_value() ? -1 : 1, call.layout);
+    SetKeys(p, op, q, keys.view(), values.view(), call.layout, true);
+  } else {
+    SetKeys(p, op, q, k, *v, call.layout, false);
+  }
+  if constexpr (HasScale<P>::value) p.sm_scale = sm_scale;
+  call.enable_pdl = args.Next<bool>();
+  if (!SameDevice(q.device(), call.device) || q.size(0) != call.rows || p.num_qo_heads != before.num_qo_heads ||
+      p.num_kv_heads != before.num_kv_heads || p.kv_len != before.kv_len ||
+      (same_strides &&
+       (p.k_stride_page != p.v_stride_page || p.k_stride_n != p.v_stride_n || p.k_stride_h != p.v_stride_h))) {
+    TVM_FFI_THROW(ArgumentError) << op << ": tensors differ from those recorded, expected the same shapes";
+  }
+  if (!record.is_capturable) RefuseCapture(op, get_stream(call.device));
+  return call;
+}
+
+}  // namespace attention
+}  // namespace flashinfer

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of ``run`` that are kept: the next call with the same plan, tables and parameters gives new tensors only.
+
+Looking at a dozen tensors and numbers is most of what a launch costs on the host. A wrapper keeps what the native call
+made of them, and the objects it was made from: serving engines replace attributes and ``plan``, so each call compares
+them by identity. Tables are read where they were; a tensor whose storage is replaced in place is not noticed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+import tvm_ffi
+
+from .. import utils
+
+__all__ = ["CallRecord", "aligned", "is_misaligned", "unchanged"]
+
+_RECORD_BYTES = 2048
+_ROW_ALIGNMENT = 16  # bytes
+
+
+def unchanged(objects: Sequence[str], numbers: Sequence[str]) -> Callable[[Any, Sequence[Any]], bool]:
+    """Whether attributes are those of a tuple (``state_of``): the same objects, equal numbers. Code made once: looking
+    at twenty names takes 0.5 us, and three times that in a loop."""
+    tests = [f"self.{name} is state[{i}]" for i, name in enumerate(objects)]
+    tests += [f"self.{name} == state[{i}]" for i, name in enumerate(numbers, len(objects))]
+    return eval(f"lambda self, state: {' and '.join(tests)}")
+
+
+class CallRecord:
+    """What ``rerun`` of a module needs, and what it was made from."""
+
+    __slots__ = ("default_scale", "device", "dtype", "memory", "pdl", "pdl_probe", "rerun", "shape", "state")
+
+    def __init__(
+        self, module: Any, memory: Any, state: tuple[Any, ...], out: torch.Tensor, default_scale: float
+    ) -> None:
+        self.rerun = module.rerun
+        self.memory = memory
+        self.state = state
+        self.shape = tuple(out.shape)
+        self.dtype = out.dtype
+        self.device = out.device
+        self.default_scale = default_scale
+        self.pdl_probe = utils.device_support_pdl  # engines replace it
+        self.pdl = out.is_cuda and self.pdl_probe(out.device)
+
+
+def record_memory() -> Any:
+    """A tensor that native code writes a record to; of the FFI's type, because it is passed at each call."""
+    return tvm_ffi.from_dlpack(torch.zeros(_RECORD_BYTES, dtype=torch.uint8))
+
+
+def is_misaligned(error: RuntimeError) -> bool:
+    """Whether a launch was refused because rows do not start at multiples of 16 bytes. Nothing has run then."""
+    return "misaligned address" in str(error)
+
+
+def aligned(x: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """The tensor, or a contiguous copy if its rows do not start at multiples of 16 bytes."""
+    if x is None:
+        return None
+    steps = [x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:-1])]
+    if all(step % _ROW_ALIGNMENT == 0 for step in steps):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of run() that are kept: what a repetition takes over, what makes it another call, and rows out of line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.attention import records
+
+from .inputs import FORMS, LAYOUTS, Batch
+from .test_batch_decode import close, decode_batch, planned, workspace
+from .test_batch_prefill import paged, ragged
+
+
+def counted(wrapper, monkeypatch):
+    """Calls that went the long way."""
+    calls = []
+    original = wrapper._launch_kept
+    monkeypatch.setattr(wrapper, "_launch_kept", lambda *a: calls.append(a) or original(*a))
+    return calls
+
+
+@pytest.mark.parametrize("tensor_cores", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", FORMS[:2])
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_decode_repeats(device, monkeypatch, layout, form, page_size, tensor_cores):
+    batch = decode_batch(device)
+    pages = batch.pages(page_size)
+    wrapper = planned(batch, pages, layout, tensor_cores)
+    long_way = counted(wrapper, monkeypatch)
+    cache = batch.cache(pages, layout, form)
+    first = wrapper.run(batch.q, cache, return_lse=True)
+    out, lse = torch.empty_like(first[0]), torch.empty_like(first[1])
+    for repetition in (
+        wrapper.run(batch.q, cache, return_lse=True),
+        wrapper.run(batch.q, cache, out=out, lse=lse, return_lse=True, q_scale=0.5, k_scale=2.0),
+        (wrapper.run(batch.q, cache), first[1]),
+        (wrapper.run(batch.q, cache, v_scale=2.0) / 2, first[1]),
+    ):
+        assert torch.equal(repetition[0], first[0]) and torch.equal(repetition[1], first[1])
+    if page_size == 1:  # the dimension of a page's tokens may be absent
+        at = -3 if layout == "NHD" else -2
+        short = tuple(x.squeeze(at) for x in cache) if isinstance(cache, tuple) else cache.squeeze(at)
+        assert torch.equal(wrapper.run(batch.q, short), first[0])
+    other = torch.randn_like(batch.q)
+    assert not torch.equal(wrapper.run(other, cache), first[0])
+    assert len(long_way) == 1
+    close(first, batch.expected())
+
+
+def test_prefill_repeats(device, monkeypatch):
+    batch = Batch([5, 20], [40, 97], device=device)
+    pages = batch.pages(8)
+    for wrapper, keys in ((paged(batch, pages), [batch.cache(pages)]), (ragged(batch), batch.dense())):
+        long_way = counted(wrapper, monkeypatch)
+        results = [wrapper.run(batch.q, *keys, return_lse=True) for _ in range(3)]
+        assert len(long_way) == 1
+        for result in results:
+            close(result, batch.expected())
+        natural = wrapper.run(batch.q, *keys, return_lse=True, lse_base="ln")[1]
+        torch.testing.assert_close(natural, results[0][1] * 0.6931472)
+
+
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_attributes_are_read_at_each_call(device, tensor_cores):
+    """Engines replace them without a plan."""
+    batch, other = decode_batch(device), decode_batch(device)
+    pages, other_pages = batch.pages(8), other.pages(8)
+    wrapper = planned(batch, pages, tensor_cores=tensor_cores)
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+    wrapper._paged_kv_indices_buf = other_pages.indices
+    close(wrapper.run(other.q, other.cache(other_pages), return_lse=True), other.expected())
+    wrapper._paged_kv_indices_buf = pages.indices
+    cache = batch.cache(pages)
+    before = wrapper.run(batch.q, cache)
+    wrapper._sm_scale = 0.01
+    assert not torch.equal(wrapper.run(batch.q, cache), before)
+    wrapper._sm_scale = None
+    wrapper._window_left = 7
+    assert not torch.equal(wrapper.run(batch.q, cache), before)
+    wrapper._window_left = -1
+    wrapper._float_workspace_buffer = workspace(device)
+    assert torch.equal(wrapper.run(batch.q, cache), before)
+
+
+def test_what_does_not_fit_is_refused_after_a_call_too(device):
+    batch = decode_batch(device)
+    pages = batch.pages(8)
+    wrapper = planned(batch, pages)
+    cache = batch.cache(pages, "NHD", "combined")
+    wrapper.run(batch.q, cache)
+    for q, given, options, text in (
+        (batch.q[1:], cache, {}, "q has 3 rows"),
+        (batch.q[:, :2], cache, {}, "2 heads"),
+        (batch.q.float(), cache, {}, "does not match the q_data_type"),
+        (batch.q, cache[:, :, :4], {}, "as planned"),
+        (batch.q, cache[:, 0], {}, "expected"),
+        (batch.q, cache, {"out": torch.empty_like(batch.q[1:])}, "Invalid shape of out"),
+        (batch.q, cache, {"lse": torch.empty(2, device=device), "return_lse": True}, "Invalid shape of lse"),
+        (batch.q, cache, {"window_left": 5}, "window_left"),
+    ):
+        with pytest.raises(Exception, match=text):
+            wrapper.run(q, given, **options)
+        assert wrapper.run(batch.q, cache).shape == batch.q.shape
+    with pytest.raises(KeyError):
+        wrapper.run(batch.q, list(cache.unbind(1)))
+
+
+def odd(x: torch.Tensor) -> torch.Tensor:
+    """The same values in rows that start anywhere."""
+    return torch.nn.functional.pad(x, (1, 2))[..., 1 : 1 + x.shape[-1]]
+
+
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_rows_out_of_line(device, tensor_cores):
+    """CUDA kernels read 16 bytes at a time; other rows are copied first."""
+    batch = decode_batch(device)
+    pages = batch.pages(8)
+    wrapper = planned(batch, pages, tensor_cores=tensor_cores)
+    k, v = batch.cache(pages)
+    out = odd(torch.empty_like(batch.q))
+    for _ in range(2):
+        close(wrapper.run(odd(batch.q), (odd(k), odd(v)), out=out, return_lse=True), batch.expected())
+    close((out, wrapper.run(batch.q, (k, v), return_lse=True)[1]), batch.expected())
+    one = Batch([1], [50], device=device)
+    keys, values = (odd(x) for x in one.dense())
+    got = flashinfer.single_prefill_with_kv_cache(odd(one.q), keys, values, return_lse=True)
+    close(got, one.expected())
+    got = flashinfer.single_decode_with_kv_cache(odd(one.q)[0], keys, values)
+    torch.testing.assert_close(got.float(), one.expected()[0][0], rtol=2e-3, atol=2e-3)
+
+
+def test_a_refused_launch_is_repeated_with_copies():
+    """As on a GPU, by a module that refuses like one."""
+    batch = decode_batch("cpu")
+    pages = batch.pages(8)
+    wrapper = planned(batch, pages)
+    module = wrapper._cached_module
+
+    class Strict:
+        def __getattr__(self, name):
+            def call(*args):
+                tensors = [a for a in args if isinstance(a, torch.Tensor)]
+                if any(records.aligned(t) is not t for t in tensors):
+                    raise RuntimeError("batch_decode: CUDA error: misaligned address")
+                return getattr(module, name)(*args)
+
+            return call
+
+    wrapper._cached_module = Strict()
+    k, v = batch.cache(pages)
+    out = odd(torch.empty_like(batch.q))
+    _, lse = wrapper.run(odd(batch.q), (odd(k), odd(v)), out=out, return_lse=True)
+    close((out, lse), batch.expected())
+
+
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_plan_without_lengths(device, tensor_cores):
+    """Pages on the host are enough to plan by; the device knows how full they are."""
+    batch = decode_batch(device, kv_lens=[1, 54, 97, 130, 700])
+    pages = batch.pages(16)
+    wrapper = planned(batch, pages, tensor_cores=tensor_cores)
+    exact = wrapper._planned
+    assert exact[1] is not None
+    wrapper._planned = (exact[0], None, *exact[2:])
+    wrapper._plan_work()
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+    wrapper.plan(pages.indptr.cpu(), pages.indices, pages.last_page_len, *batch.heads, 64, 16)
+    assert (wrapper._planned[1] is None) == (device == "cuda")
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
