@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any, Callable, Optional, Sequence
 
 import torch
-import tvm_ffi
 
 from .. import utils
 
-__all__ = ["CallRecord", "aligned", "is_misaligned", "unchanged"]
+__all__ = ["CallRecord", "aligned", "is_misaligned", "record_memory", "unchanged"]
 
 _RECORD_BYTES = 2048
 _ROW_ALIGNMENT = 16  # bytes
@@ -50,6 +49,8 @@ class CallRecord:
 
 def record_memory() -> Any:
     """A tensor that native code writes a record to; of the FFI's type, because it is passed at each call."""
+    import tvm_ffi
+
     return tvm_ffi.from_dlpack(torch.zeros(_RECORD_BYTES, dtype=torch.uint8))
 
 
