@@ -2,9 +2,10 @@
 // Sampling on CUDA (definitions and parameters: sampling.h): what the kernels share. A cluster of up to 8 blocks of 256
 // threads works on a row, which it holds in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an
 // SM, so that one loads while others compute. Bound by DRAM for large batches, by the barriers of the cluster for
-// small ones.
+// small ones. Filters of probabilities mostly need no row held: a block reads it once and lists what may be kept.
 //   sampling_row.cuh     the row: load, walk, sum up, draw         sampling_draw.cuh   kernels that write tokens
 //   sampling_select.cuh  the threshold of top-k and top-p          sampling_rows.cuh   kernels that write rows
+//   sampling_list.cuh    rows that are read once and not held
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "ptx/pdl.cuh"
@@ -92,6 +93,23 @@ inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bo
   return g;
 }
 
+constexpr int SURVIVORS = 12288;     // columns that a block which does not hold its row can list: two blocks fit an SM
+constexpr int LISTED_VOCAB = 8192;   // from so many columns on that pays
+constexpr int DRAW_SEGMENTS = 1024;  // of a row that is not held, whose masses take the place of the histogram
+
+struct alignas(8) Survivor {
+  uint32_t key;
+  int column;
+};
+
+/// Whether a list can be expected to hold what a filter keeps.
+inline bool IsListed(const FilterParams& f) {
+  if (f.filter == Filter::kNone) return false;
+  if (f.filter == Filter::kMinP) return f.top_p.values != nullptr || f.top_p.value > 0.f;
+  return f.top_k.values != nullptr || f.top_k.value <= SURVIVORS / 2 ||
+         (f.filter == Filter::kBoth && (f.top_p.values != nullptr || f.top_p.value < 1.f));
+}
+
 /// Whether KERNEL was compiled for SM90 or later, where its cluster instructions are not left out; and let it use as
 /// much shared memory as the device has. Asked once per kernel and device.
 template <auto KERNEL>
@@ -150,6 +168,25 @@ cudaError_t LaunchRows(int64_t rows, int64_t vocab, bool enable_pdl, Stream stre
   if (status != cudaSuccess) return status;
   const Geometry g = GeometryOf(rows, vocab, device, has_cluster_code);
   return LaunchClusters(g.is_resident ? RESIDENT : STREAMING, g, rows, enable_pdl, stream, params);
+}
+
+/// The same; STREAMING reads a row once, a block each, where that pays.
+template <auto RESIDENT, auto STREAMING, typename Params>
+cudaError_t LaunchFilter(int64_t rows, int64_t vocab, bool enable_pdl, Stream stream, const Params& params,
+                         bool in_one_read) {
+  cudaError_t status;
+  const Device& device = Device::Current(status);
+  if (status != cudaSuccess) return status;
+  const size_t bytes = sizeof(Shared) + SURVIVORS * sizeof(Survivor);
+  if (!in_one_read || vocab < LISTED_VOCAB || int64_t(bytes) > device.shared_bytes) {
+    return LaunchRows<RESIDENT, STREAMING>(rows, vocab, enable_pdl, stream, params);
+  }
+  bool has_cluster_code = false;
+  status = PrepareKernel<STREAMING>(device, has_cluster_code);
+  if (status != cudaSuccess) return status;
+  Params listed = params;
+  listed.filter.in_one_read = true;
+  return LaunchClusters(STREAMING, {1, Threads(false), false, bytes}, rows, enable_pdl, stream, listed);
 }
 
 }  // namespace sampling

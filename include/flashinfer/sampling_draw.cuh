@@ -2,7 +2,7 @@
 // The kernel that draws a token for each output (definitions and parameters: sampling.h), a cluster for each: load
 // the row, find the threshold, sum up masses, draw.
 #pragma once
-#include "sampling.cuh"
+#include "sampling_list.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -76,6 +76,28 @@ __device__ __forceinline__ Ready PrepareRow(const SampleParams& p, int64_t row, 
   return ready;
 }
 
+/// Draw from a row of probabilities that is read once; false where that cannot be done.
+template <bool SEARCH, typename Random, typename F>
+__device__ __forceinline__ bool DrawInOneRead(const SampleParams& p, int64_t row, int64_t output,
+                                              const Slice<false>& slice, const Random& random, const F& found,
+                                              Shared& shared) {
+  if (!SEARCH && p.filter.filter == Filter::kNone) {
+    ptx::ClusterWait();  // for the arrival at the start
+    DrawColumn(slice, 0.f, ONE, random(), true, found, shared);
+    return true;
+  }
+  Kept kept;
+  const float min_p = SEARCH ? 0.f : ValueOf(p.filter.top_p, p.filter.top_p_by_output ? output : row);
+  const auto limits_of = [&](int emax) { return LimitsOf(p.filter, row, output, slice.size, emax, 0); };
+  auto* const list = reinterpret_cast<Survivor*>(&shared + 1);
+  const bool is_found = FindAmongSurvivors<false, SEARCH>(slice, min_p, limits_of, list, [](int) {}, shared, kept);
+  __syncthreads();
+  if (!is_found) return false;
+  ptx::ClusterWait();
+  DrawSurvivor(slice, kept, random(), found, shared);
+  return true;
+}
+
 template <bool SEARCH, bool RESIDENT>
 __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
     SampleKernel(const __grid_constant__ SampleParams p) {
@@ -86,16 +108,28 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   const float* const input = p.input + row * p.row_stride;
   auto slice = SliceOf<RESIDENT>(input, int(p.vocab), reinterpret_cast<float*>(memory + sizeof(Shared)),
                                  reinterpret_cast<uintptr_t>(input) % 16 == 0);
+  const auto random = [&] {
+    return RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);
+  };
+  const auto write = [&](int column) { WriteToken(p, output, column); };
+  if constexpr (!RESIDENT) {
+    if (p.filter.in_one_read && DrawInOneRead<SEARCH>(p, row, output, slice, random, write, shared)) return;
+  }
   const Ready ready = PrepareRow<SEARCH>(p, row, output, slice, shared);
+  if constexpr (!RESIDENT) {
+    if (p.filter.in_one_read) {  // or not much more
+      __syncthreads();
+      DrawColumn(slice, ready.threshold, ready.emax, random(), false, write, shared);
+      return;
+    }
+  }
   // Of logits without a filter, the masses have been shared.
   if (!p.is_logits || p.filter.filter != Filter::kNone) ShareMasses(slice, ready.threshold, ready.emax, shared);
   uint64_t before;
   const uint64_t total = TotalMass(shared, before);
-  const uint64_t random = RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);
   const bool is_plain = p.filter.filter == Filter::kNone && !p.is_logits;
-  const uint64_t target = TargetOf(random, is_plain ? MASS_OF_ONE : total);
-  FindColumn(slice, ready.threshold, ready.emax, target, before, total, shared,
-             [&](int column) { WriteToken(p, output, column); });
+  const uint64_t target = TargetOf(random(), is_plain ? MASS_OF_ONE : total);
+  FindColumn(slice, ready.threshold, ready.emax, target, before, total, shared, write);
 }
 
 }  // namespace sampling
@@ -104,7 +138,10 @@ template <bool SEARCH>
 Status Sample(const SampleParams& p, Stream stream) {
   using namespace sampling;
   if (p.batch == 0) return cudaSuccess;
-  return LaunchRows<SampleKernel<SEARCH, true>, SampleKernel<SEARCH, false>>(p.batch, p.vocab, false, stream, p);
+  // Few rows without a filter are faster held by clusters.
+  const bool in_one_read = !p.is_logits && (p.filter.filter == Filter::kNone ? p.batch >= 32 : IsListed(p.filter));
+  return LaunchFilter<SampleKernel<SEARCH, true>, SampleKernel<SEARCH, false>>(p.batch, p.vocab, false, stream, p,
+                                                                               in_one_read);
 }
 
 }  // namespace flashinfer

@@ -22,7 +22,7 @@ constexpr int LIST = 768;     // weights near the threshold that a block can set
 constexpr int IN_FLIGHT = 8;  // vectors that a thread loads before it uses the first
 /// Threads of a block; and blocks that should fit an SM, which their shared memory allows for a vocabulary of 128K.
 constexpr int Threads(bool is_resident) { return is_resident ? 256 : 512; }
-constexpr int Blocks(bool is_resident) { return is_resident ? 3 : 1; }
+constexpr int Blocks(bool is_resident) { return is_resident ? 3 : 2; }
 constexpr int WARP_COLUMNS = 128;  // columns a warp takes at a time, four per lane
 
 /// Where a search stands: keys from `low` to `high` (inclusive) hold the threshold.

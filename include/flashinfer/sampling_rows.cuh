@@ -1,12 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that write rows: softmax, renormalisation, masks (definitions and parameters: sampling.h). A cluster per row.
 #pragma once
-#include "sampling.cuh"
+#include "sampling_list.cuh"
 
 namespace flashinfer {
 namespace sampling {
 
 enum class RowOp { kSoftmax, kRenorm, kMaskLogits };
+
+/// Write what is not kept while the row is read, then what is kept; false where that cannot be done.
+template <typename T, RowOp OP>
+__device__ __forceinline__ bool WriteInOneRead(const RowParams<T>& p, int64_t row, const Slice<false, T>& slice,
+                                               Shared& shared) {
+  constexpr bool SIGNED = OP == RowOp::kMaskLogits;
+  T* const out = p.out + row * p.out_stride;
+  const bool vectorised = reinterpret_cast<uintptr_t>(out) % sizeof(Vec<T, 4>) == 0;
+  const auto limits_of = [&](int emax) {
+    Limits limits = LimitsOf(p.filter, row, row, slice.size, emax, 0);
+    if (SIGNED) limits.wanted.quanta = UNLIMITED;
+    return limits;
+  };
+  const float rest = SIGNED ? -INFINITY : 0.f;
+  const auto clear = [&](int i) {
+    if (vectorised && i + 4 <= slice.size) {
+      const float x[4] = {rest, rest, rest, rest};
+      RoundTo<T, 4>(x).Store(out + i);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (i + j < slice.size) out[i + j] = FromFloat<T>(rest);
+      }
+    }
+  };
+  Kept kept;
+  auto* const list = reinterpret_cast<Survivor*>(&shared + 1);
+  const bool is_found = FindAmongSurvivors<SIGNED, true>(slice, 0.f, limits_of, list, clear, shared, kept);
+  __syncthreads();
+  if (!is_found) return false;
+  ptx::ClusterWait();  // for the arrival at the start
+  ptx::LaunchDependents();
+  float normaliser = 1.f;
+  const Scale scale(kept.emax);
+  if constexpr (!SIGNED) {
+    uint64_t total = 0;
+    ForEachMass(slice, kept, [&](int, uint64_t mass) { total += mass; });
+    total = WarpSum(total);
+    if (threadIdx.x % 32 == 0) shared.scratch[0][threadIdx.x / 32] = total;
+    __syncthreads();
+    total = 0;
+    for (int w = 0; w < int(blockDim.x) / 32; ++w) total += shared.scratch[0][w];
+    normaliser = total == 0 ? 0.f : 512.f / __ull2float_rn(total);
+  }
+  for (int i = threadIdx.x; i < kept.survivors.count; i += blockDim.x) {
+    const Survivor survivor = list[i];
+    if (survivor.key < kept.threshold) continue;
+    const float value = KeyValue<SIGNED>(survivor.key);
+    out[survivor.column] = FromFloat<T>(SIGNED ? value : scale(value) * normaliser);
+  }
+  return true;
+}
 
 template <typename T, RowOp OP, bool RESIDENT>
 __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
@@ -20,6 +72,9 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   const T* const input = p.input + row * p.input_stride;
   auto slice = SliceOf<RESIDENT>(input, vocab, reinterpret_cast<float*>(memory + sizeof(Shared)),
                                  reinterpret_cast<uintptr_t>(input) % sizeof(Vec<T, 4>) == 0);
+  if constexpr (!RESIDENT && OP != RowOp::kSoftmax) {
+    if (p.filter.in_one_read && WriteInOneRead<T, OP>(p, row, slice, shared)) return;
+  }
   float factor = 1.f;
   if (OP == RowOp::kSoftmax) factor = FactorOf(ValueOf(p.temperature, row));
   float largest = LoadSlice(
@@ -102,15 +157,15 @@ Status SoftmaxRows(const RowParams<T>& p, Stream stream) {
 template <typename T>
 Status RenormRows(const RowParams<T>& p, Stream stream) {
   using namespace sampling;
-  return LaunchRows<RowsKernel<T, RowOp::kRenorm, true>, RowsKernel<T, RowOp::kRenorm, false>>(p.rows, p.vocab,
-                                                                                               p.enable_pdl, stream, p);
+  return LaunchFilter<RowsKernel<T, RowOp::kRenorm, true>, RowsKernel<T, RowOp::kRenorm, false>>(
+      p.rows, p.vocab, p.enable_pdl, stream, p, p.out != p.input && IsListed(p.filter));
 }
 
 template <typename T>
 Status MaskRows(const RowParams<T>& p, Stream stream) {
   using namespace sampling;
-  return LaunchRows<RowsKernel<T, RowOp::kMaskLogits, true>, RowsKernel<T, RowOp::kMaskLogits, false>>(
-      p.rows, p.vocab, p.enable_pdl, stream, p);
+  return LaunchFilter<RowsKernel<T, RowOp::kMaskLogits, true>, RowsKernel<T, RowOp::kMaskLogits, false>>(
+      p.rows, p.vocab, p.enable_pdl, stream, p, p.out != p.input && IsListed(p.filter));
 }
 
 }  // namespace flashinfer

@@ -186,10 +186,9 @@ struct Found {
 
 /// Step 4, by block 0: the key in [low, high] that `wanted` ends at, or `low` if all of them are wanted. `count` and
 /// `quanta` are what is above `high`.
-template <bool SIGNED, bool RESIDENT, typename T>
-__device__ __forceinline__ Found FindKey(const Listed<SIGNED, RESIDENT, T>& listed, uint32_t low, uint32_t high,
-                                         uint64_t count, uint64_t quanta, const Wanted& wanted, const Scale& scale,
-                                         Shared& shared) {
+template <bool SIGNED, typename List>
+__device__ __forceinline__ Found FindKey(const List& listed, uint32_t low, uint32_t high, uint64_t count,
+                                         uint64_t quanta, const Wanted& wanted, const Scale& scale, Shared& shared) {
   uint32_t* const counts = shared.histogram;
   auto* const masses = reinterpret_cast<unsigned long long*>(shared.histogram + FINE_BINS);
   constexpr int MOST = FINE_BINS / 256;
@@ -319,7 +318,7 @@ __device__ __forceinline__ uint32_t FindThreshold(const Slice<RESIDENT, T>& slic
           wanted = {~uint32_t{0}, QuantaLimitOf(top_p, found.kept_quanta)};
           __syncthreads();
         }
-        found = FindKey(listed, found.key, high, count, above, wanted, scale, shared);
+        found = FindKey<SIGNED>(listed, found.key, high, count, above, wanted, scale, shared);
       }
       if (threadIdx.x < ptx::ClusterSize()) {
         *ptx::InBlock(&shared.threshold, threadIdx.x) = found.key;

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threshold of a filter in one read of the row, by one block and without holding the row:
+//   1. 2048 columns are sampled for a bound, which the threshold is most likely not below;
+//   2. the row is read, and its columns from the bound on, the survivors, are listed in shared memory;
+//   3. the threshold is found among the survivors. It is exact if the filter's limit is reached there. If not, or if
+//      there are too many survivors, the caller searches the row (sampling_select.cuh).
+#pragma once
+#include "sampling.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int BATCH = 6;              // vectors that a thread loads before it uses the first; more would spill
+constexpr float DEVIATIONS = 4.f;     // standard deviations of what a sample says that a bound stays away
+constexpr float LEAST_SAMPLES = 4.f;  // samples above a bound by mass
+
+/// The column or weight that a key belongs to.
+template <bool SIGNED>
+__device__ __forceinline__ float KeyValue(uint32_t key) {
+  return FromBits(!SIGNED ? key : key >> 31 ? key ^ 0x80000000u : ~key);
+}
+
+struct Survivors {
+  const Survivor* list;
+  int count;
+  template <typename F>
+  __device__ __forceinline__ void ForEach(uint32_t low, uint32_t high, const F& f) const {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      const uint32_t key = list[i].key;
+      if (key >= low && key <= high) f(key);
+    }
+  }
+};
+
+/// What a filter keeps of a row.
+struct Kept {
+  Survivors survivors;  // among them all that is kept
+  uint32_t threshold;   // key
+  int emax;
+};
+
+/// The sums over the block of three numbers, to every thread. Calls that follow each other take another `turn`.
+__device__ __forceinline__ void BlockSums(float (&x)[3], int turn, Shared& shared) {
+  float* const by_warp = reinterpret_cast<float*>(shared.scratch) + turn % 2 * 3 * MAX_WARPS;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+#pragma unroll
+  for (int n = 0; n < 3; ++n) {
+    x[n] = GroupSum(x[n], 32);
+    if (lane == 0) by_warp[n * MAX_WARPS + warp] = x[n];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < 3; ++n) x[n] = GroupSum(lane < warps ? by_warp[n * MAX_WARPS + lane] : 0.f, 32);
+}
+
+/// A key that the row probably has `count` columns at or above, or less than `rest` below; 1 where the sample has no
+/// such key. 0 where there would be too many survivors.
+template <bool SIGNED, typename T>
+__device__ __forceinline__ uint32_t SampledBound(const Slice<false, T>& slice, uint32_t count, float rest,
+                                                 Shared& shared) {
+  float x[4], sums[3] = {};
+  slice.Read(int(uint64_t(threadIdx.x) * (slice.size / 4) / blockDim.x) * 4, x);
+  const float columns_each = float(slice.size) / float(4 * blockDim.x), mean = float(count) / columns_each;
+  const float wanted = mean + DEVIATIONS * sqrtf(mean) + 3.f;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) sums[0] += KeyOf<SIGNED>(slice, x[e]) > 0 ? 1.f : 0.f;
+  BlockSums(sums, 0, shared);
+  float samples = sums[0];
+  uint32_t low = 0, high = 1 << 16;  // the upper half of keys: low is low enough, high is not
+  for (int turn = 1; turn <= 16; ++turn) {
+    const uint32_t middle = (low + high) / 2;
+    sums[0] = sums[1] = sums[2] = 0.f;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (KeyOf<SIGNED>(slice, x[e]) >> 16 >= middle) {
+        sums[0] += 1.f;
+      } else if (!SIGNED) {
+        const float weight = Positive(x[e]);
+        sums[1] += weight;
+        sums[2] = fmaf(weight, weight, sums[2]);
+      }
+    }
+    BlockSums(sums, turn, shared);
+    const bool has_mass = sums[0] >= LEAST_SAMPLES && columns_each * (sums[1] + DEVIATIONS * sqrtf(sums[2])) <= rest;
+    if (sums[0] >= wanted || has_mass) {
+      low = middle;
+      samples = sums[0];
+    } else {
+      high = middle;
+    }
+  }
+  if (samples * columns_each > float(SURVIVORS)) return 0;
+  if (SIGNED && (low < 0x0080u || low > 0xFF80u)) return 0;  // as low as -inf, or NaN
+  return max(low << 16, 1u);
+}
+
+/// Step 2. `visit(i)` is called for each group of four columns. Returns how many there are, listed if they fit.
+template <bool SIGNED, typename T, typename Visit>
+__device__ __forceinline__ int ListSurvivors(const Slice<false, T>& slice, uint32_t bound, Survivor* list,
+                                             const Visit& visit, Shared& shared) {
+  const int step = blockDim.x * 4, lane = threadIdx.x % 32;
+  const float least = KeyValue<SIGNED>(bound);
+  if (threadIdx.x == 0) shared.listed = 0;
+  __syncthreads();
+  for (int base = 0; base < slice.size; base += step * BATCH) {  // in whole warps
+    const int first = base + threadIdx.x * 4;
+    float x[BATCH][4];
+#pragma unroll
+    for (int j = 0; j < BATCH; ++j) slice.Read(first + j * step, x[j]);
+    uint32_t taken = 0;
+#pragma unroll
+    for (int j = 0; j < BATCH; ++j) {
+      visit(first + j * step);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        // NaN is the largest of SIGNED columns, and no weight. Past the end there is -inf.
+        if (SIGNED ? !(x[j][e] < least) : x[j][e] >= least) taken |= 1u << (j * 4 + e);
+      }
+    }
+    if (__ballot_sync(0xffffffffu, taken != 0) == 0) continue;
+    const uint32_t mine = __popc(taken);
+    uint32_t at = mine;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const uint32_t below = __shfl_up_sync(0xffffffffu, at, offset);
+      if (lane >= offset) at += below;
+    }
+    uint32_t end = 0;
+    if (lane == 31) end = atomicAdd(&shared.listed, at) + at;
+    const uint32_t all = __shfl_sync(0xffffffffu, at, 31);
+    end = __shfl_sync(0xffffffffu, end, 31);
+    if (end > SURVIVORS) continue;
+    at += end - all - mine;
+#pragma unroll
+    for (int j = 0; j < BATCH; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (taken >> (j * 4 + e) & 1) {
+          list[at++] = {SIGNED ? OrderedKey(x[j][e]) : Bits(x[j][e]), first + j * step + e};
+        }
+      }
+    }
+  }
+  __syncthreads();
+  return int(shared.listed);
+}
+
+/// All steps; false where the row has to be searched. `limits_of(emax)` is what the filter wants; without a
+/// SEARCH it is `min_p`.
+template <bool SIGNED, bool SEARCH, typename T, typename LimitsOf, typename Visit>
+__device__ __forceinline__ bool FindAmongSurvivors(const Slice<false, T>& slice, float min_p, const LimitsOf& limits_of,
+                                                   Survivor* list, const Visit& visit, Shared& shared, Kept& kept) {
+  Limits limits = limits_of(ONE);
+  float rest = limits.wanted.quanta == UNLIMITED ? -1.f : 1.f - limits.top_p;
+  if (!SEARCH) {
+    if (!(min_p > 0.f)) return false;
+    limits.wanted.count = 1;
+    rest = -1.f;
+  }
+  uint32_t bound = SampledBound<SIGNED>(slice, limits.wanted.count, rest, shared);
+  if (bound == 0) return false;
+  // The largest is not below that bound.
+  if (!SEARCH && bound > 1) bound = max(Bits(MinPThreshold(min_p, FromBits(bound))), 1u);
+  const int count = ListSurvivors<SIGNED>(slice, bound, list, visit, shared);
+  if (count == 0 || count > SURVIVORS) return false;
+  kept.survivors = {list, count};
+
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  uint32_t largest = 0;
+  kept.survivors.ForEach(bound, ~uint32_t{0}, [&](uint32_t key) { largest = max(largest, key); });
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+  }
+  if (lane == 0) shared.scratch[0][threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (int w = 0; w < warps; ++w) largest = max(largest, uint32_t(shared.scratch[0][w]));
+  kept.emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
+  if constexpr (!SEARCH) {
+    kept.threshold = Bits(MinPThreshold(min_p, FromBits(largest)));
+    return kept.threshold >= bound;
+  } else {
+    const Scale scale(kept.emax);
+    limits = limits_of(kept.emax);
+    uint64_t columns = 0, quanta = 0;
+    kept.survivors.ForEach(bound, ~uint32_t{0}, [&](uint32_t key) {
+      ++columns;
+      if constexpr (!SIGNED) quanta += QuantumOf(FromBits(key), scale);
+    });
+    columns = WarpSum(columns), quanta = WarpSum(quanta);
+    if (lane == 0) shared.scratch[1][threadIdx.x / 32] = columns, shared.scratch[2][threadIdx.x / 32] = quanta;
+    __syncthreads();
+    columns = quanta = 0;
+    for (int w = 0; w < warps; ++w) columns += shared.scratch[1][w], quanta += shared.scratch[2][w];
+    __syncthreads();
+    // From 1 on, all weights are among the survivors.
+    if (bound > 1 && columns < limits.wanted.count && quanta < limits.wanted.quanta) return false;
+    Found result{bound, 0};
+    const int searches = !SIGNED && limits.top_k_first ? 2 : 1;
+#pragma unroll 1
+    for (int search = 0; search < searches; ++search) {
+      if (search == 1) {
+        limits.wanted = {~uint32_t{0}, QuantaLimitOf(limits.top_p, result.kept_quanta)};
+        __syncthreads();
+      }
+      result = FindKey<SIGNED>(kept.survivors, result.key, largest, 0, 0, limits.wanted, scale, shared);
+    }
+    kept.threshold = result.key;
+    __syncthreads();
+    return true;
+  }
+}
+
+/// f(first column of the group, mass) of each group of four columns with some that are kept.
+template <typename T, typename F>
+__device__ __forceinline__ void ForEachMass(const Slice<false, T>& slice, const Kept& kept, const F& f) {
+  constexpr int GATHER = 4;  // groups that a thread loads before it uses the first
+  const float threshold = FromBits(kept.threshold);
+  for (int base = threadIdx.x; base < kept.survivors.count; base += blockDim.x * GATHER) {
+    int column[GATHER];
+    float x[GATHER][4];
+#pragma unroll
+    for (int j = 0; j < GATHER; ++j) {
+      const int i = base + j * int(blockDim.x);
+      column[j] = -1;
+      if (i < kept.survivors.count && kept.survivors.list[i].key >= kept.threshold) {
+        column[j] = kept.survivors.list[i].column;
+      }
+      slice.Read(max(column[j], 0) & ~3, x[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < GATHER; ++j) {
+      const float sum = KeptWeights(slice, threshold, x[j]);
+      // The first of them that is kept stands for the group.
+      const int first = x[j][0] > 0.f ? 0 : x[j][1] > 0.f ? 1 : x[j][2] > 0.f ? 2 : 3;
+      if (column[j] >= 0 && column[j] % 4 == first) f(column[j] & ~3, MassOf(sum, kept.emax));
+    }
+  }
+}
+
+/// The last positive column that is at or above `threshold`; -1 if there is none. By one warp.
+__device__ __forceinline__ int LastPositive(const Slice<false>& slice, float threshold) {
+  int last = -1;
+  for (int base = (slice.size - 1) / WARP_COLUMNS * WARP_COLUMNS; base >= 0 && last < 0; base -= WARP_COLUMNS) {
+    const int i = base + threadIdx.x % 32 * 4;
+    float x[4];
+    slice.Read(i, x);
+    if (KeptWeights(slice, threshold, x) > 0.f) last = i + (x[3] > 0.f ? 3 : x[2] > 0.f ? 2 : x[1] > 0.f ? 1 : 0);
+    last = WarpMax(last);
+  }
+  return last;
+}
+
+/// Masses of segments of a row that is not held, and the draw.
+struct Segments {
+  static_assert(sizeof(Shared::histogram) == DRAW_SEGMENTS * sizeof(unsigned long long));
+  static constexpr int COLUMNS = BATCH * WARP_COLUMNS;  // that a warp reads at a time
+  Shared& shared;
+  unsigned long long* masses;
+
+  __device__ __forceinline__ explicit Segments(Shared& shared)
+      : shared(shared), masses(reinterpret_cast<unsigned long long*>(shared.histogram)) {
+    for (int i = threadIdx.x; i < DRAW_SEGMENTS; i += blockDim.x) masses[i] = 0;
+    __syncthreads();
+  }
+
+  /// Columns of a segment; a row has up to DRAW_SEGMENTS.
+  static __device__ __forceinline__ int Size(int vocab) {
+    return (vocab + DRAW_SEGMENTS * COLUMNS - 1) / (DRAW_SEGMENTS * COLUMNS) * COLUMNS;
+  }
+
+  /// Call found(column), in one lane, of a draw by 64 random bits: of the total, or of what 1 weighs if `is_plain`.
+  template <typename F>
+  __device__ __forceinline__ void Draw(const Slice<false>& slice, float threshold, int emax, uint64_t random,
+                                       bool is_plain, const F& found) {
+    __syncthreads();
+    const int each = DRAW_SEGMENTS / blockDim.x, lane = threadIdx.x % 32, size = Size(slice.size);
+    uint64_t sum = 0;
+    for (int i = 0; i < each; ++i) sum += masses[threadIdx.x * each + i];
+    uint64_t before[1] = {sum};
+    BlockExclusiveScan(before, shared.scratch);
+    if (threadIdx.x == blockDim.x - 1) shared.scratch[1][0] = before[0] + sum;
+    if (threadIdx.x == 0) shared.flag = -1;
+    __syncthreads();
+    const uint64_t target = TargetOf(random, is_plain ? MASS_OF_ONE : shared.scratch[1][0]);
+    if (target > before[0] && target <= before[0] + sum) {
+      int segment = threadIdx.x * each;
+      while (target > before[0] + masses[segment]) before[0] += masses[segment++];
+      shared.flag = segment;
+      shared.scratch[1][1] = before[0];
+    }
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    if (shared.flag < 0) {  // rounding
+      const int last = LastPositive(slice, threshold);
+      if (lane == 0) found(last);
+      return;
+    }
+    uint64_t through = shared.scratch[1][1];
+    for (int base = shared.flag * size; base < slice.size; base += COLUMNS) {
+      float x[BATCH][4];
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) slice.Read(base + j * WARP_COLUMNS + lane * 4, x[j]);
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) {
+        const uint64_t mass = MassOf(KeptWeights(slice, threshold, x[j]), emax);
+        const uint64_t until = through + WarpInclusiveScan(mass);
+        const uint32_t reached = __ballot_sync(0xffffffffu, until >= target);
+        if (reached != 0) {
+          const int i = base + j * WARP_COLUMNS + lane * 4;
+          if (lane == __ffs(reached) - 1) found(i + ColumnOf(x[j], target - (until - mass), emax));
+          return;
+        }
+        through = __shfl_sync(0xffffffffu, until, 31);
+      }
+    }
+  }
+};
+
+/// Draw one of the columns that are kept.
+template <typename F>
+__device__ __forceinline__ void DrawSurvivor(const Slice<false>& slice, const Kept& kept, uint64_t random,
+                                             const F& found, Shared& shared) {
+  Segments segments(shared);
+  const int size = Segments::Size(slice.size);
+  ForEachMass(slice, kept, [&](int column, uint64_t mass) {
+    atomicAdd(segments.masses + column / size, static_cast<unsigned long long>(mass));
+  });
+  segments.Draw(slice, FromBits(kept.threshold), kept.emax, random, false, found);
+}
+
+/// Draw a column of the row that is at or above `threshold`.
+template <typename F>
+__device__ __forceinline__ void DrawColumn(const Slice<false>& slice, float threshold, int emax, uint64_t random,
+                                           bool is_plain, const F& found, Shared& shared) {
+  Segments segments(shared);
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32, size = Segments::Size(slice.size);
+  for (int base = threadIdx.x / 32 * Segments::COLUMNS; base < slice.size; base += warps * Segments::COLUMNS) {
+    float x[BATCH][4];
+#pragma unroll
+    for (int j = 0; j < BATCH; ++j) slice.Read(base + j * WARP_COLUMNS + lane * 4, x[j]);
+    uint64_t mass = 0;
+#pragma unroll
+    for (int j = 0; j < BATCH; ++j) mass += MassOf(KeptWeights(slice, threshold, x[j]), emax);
+    mass = WarpSum(mass);
+    if (lane == 0) atomicAdd(segments.masses + base / size, static_cast<unsigned long long>(mass));
+  }
+  segments.Draw(slice, threshold, emax, random, is_plain, found);
+}
+
+}  // namespace sampling
+}  // namespace flashinfer
