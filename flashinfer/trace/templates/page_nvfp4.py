@@ -42,7 +42,7 @@ def write_nvfp4(
     sf: torch.Tensor,
     slots: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     values: torch.Tensor,
-    scale: "torch.Tensor | float",
+    scale: torch.Tensor | float,
     heads_first: int,
 ) -> None:
     """Rows of values, quantised, into their slots."""
