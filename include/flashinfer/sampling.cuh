@@ -102,12 +102,15 @@ struct alignas(8) Survivor {
   int column;
 };
 
-/// Whether a list can be expected to hold what a filter keeps.
-inline bool IsListed(const FilterParams& f) {
+/// Whether a list can be expected to hold what a filter keeps, and rows are many enough: a row in one block is read once,
+/// few rows spread over clusters are faster. Measured on the H200 (vocabulary 128256, us at 1 / 64 / 512 rows, list
+/// against clusters): top_k 42 / 49 / 133 against 30 / 72 / 388; top_p 67 / 77 / 211 against 32 / 76 / 411; min_p
+/// 33 / 39 / 112 against 12 / 29 / 132.
+inline bool IsListed(const FilterParams& f, int64_t rows) {
   if (f.filter == Filter::kNone) return false;
-  if (f.filter == Filter::kMinP) return f.top_p.values != nullptr || f.top_p.value > 0.f;
-  return f.top_k.values != nullptr || f.top_k.value <= SURVIVORS / 2 ||
-         (f.filter == Filter::kBoth && (f.top_p.values != nullptr || f.top_p.value < 1.f));
+  if (f.filter == Filter::kMinP) return rows >= 256 && (f.top_p.values != nullptr || f.top_p.value > 0.f);
+  if (f.top_k.values != nullptr || f.top_k.value <= SURVIVORS / 2) return rows >= 32;
+  return rows >= 128 && f.filter == Filter::kBoth && (f.top_p.values != nullptr || f.top_p.value < 1.f);
 }
 
 /// Whether KERNEL was compiled for SM90 or later, where its cluster instructions are not left out; and let it use as

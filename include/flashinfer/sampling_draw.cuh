@@ -139,7 +139,8 @@ Status Sample(const SampleParams& p, Stream stream) {
   using namespace sampling;
   if (p.batch == 0) return cudaSuccess;
   // Few rows without a filter are faster held by clusters.
-  const bool in_one_read = !p.is_logits && (p.filter.filter == Filter::kNone ? p.batch >= 32 : IsListed(p.filter));
+  const bool in_one_read =
+      !p.is_logits && (p.filter.filter == Filter::kNone ? p.batch >= 32 : IsListed(p.filter, p.batch));
   return LaunchFilter<SampleKernel<SEARCH, true>, SampleKernel<SEARCH, false>>(p.batch, p.vocab, false, stream, p,
                                                                                in_one_read);
 }

@@ -158,14 +158,14 @@ template <typename T>
 Status RenormRows(const RowParams<T>& p, Stream stream) {
   using namespace sampling;
   return LaunchFilter<RowsKernel<T, RowOp::kRenorm, true>, RowsKernel<T, RowOp::kRenorm, false>>(
-      p.rows, p.vocab, p.enable_pdl, stream, p, p.out != p.input && IsListed(p.filter));
+      p.rows, p.vocab, p.enable_pdl, stream, p, p.out != p.input && IsListed(p.filter, p.rows));
 }
 
 template <typename T>
 Status MaskRows(const RowParams<T>& p, Stream stream) {
   using namespace sampling;
   return LaunchFilter<RowsKernel<T, RowOp::kMaskLogits, true>, RowsKernel<T, RowOp::kMaskLogits, false>>(
-      p.rows, p.vocab, p.enable_pdl, stream, p, p.out != p.input && IsListed(p.filter));
+      p.rows, p.vocab, p.enable_pdl, stream, p, p.out != p.input && IsListed(p.filter, p.rows));
 }
 
 }  // namespace flashinfer

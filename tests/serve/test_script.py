@@ -26,7 +26,8 @@ assert set(jit_spec_registry.get_all_specs()) == expected, "modules that were no
 
 
 def run(folder, *arguments):
-    env = {**os.environ, "PYTHONPATH": f"{EXAMPLES.parent}{os.pathsep}{EXAMPLES}"}
+    path = [str(EXAMPLES.parent), str(EXAMPLES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run([sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
