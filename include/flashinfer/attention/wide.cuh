@@ -24,7 +24,7 @@ struct Traits {
   static constexpr int TILE = TILE_;
   static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
   static constexpr bool FP8 = IS_FP8<KV>;
-  static constexpr int WD = D_VO <= 256 ? 1 : (TILE == NARROW_TILE ? 4 : 2);
+  static constexpr int WD = TILE == NARROW_TILE ? 4 : (D_VO <= 256 ? 1 : 2);
   static constexpr int MT = TILE == WIDEST_TILE && D_VO <= 128 ? 2 : 1;
   static constexpr int WM = TILE / (16 * MT);
   static constexpr int WARPS = WM * WD, THREADS = WARPS * 32;
@@ -35,13 +35,14 @@ struct Traits {
   using OLayout = RowLayout<D_VO* int(sizeof(T))>;
   static constexpr int Q_BYTES = TILE * (QLayout::PITCH > OLayout::PITCH ? QLayout::PITCH : OLayout::PITCH);
   static constexpr int ROW_BYTES = KLayout::PITCH + (Params::SHARED_KV ? 0 : VLayout::PITCH);
-  // Keys of a step: as many as fit into a third (MT = 2: with two blocks per SM) or all of the shared memory.
+  // Keys of a step: what lets two blocks of 4 warps share an SM if those are at least 32, else what one block can have.
   static constexpr int BUDGET =
       (MT == 2 || TILE == WIDE_TILE ? SharedLimit() / 2 - 1024 : SharedLimit()) - Q_BYTES - 4096;
   static constexpr int ALONE = SharedLimit() - Q_BYTES - 4096;
   static constexpr int FIT = (BUDGET >= 64 * ROW_BYTES ? BUDGET : ALONE) / (2 * ROW_BYTES);
   static constexpr int KEYS = FIT >= 64 ? 64 : (FIT >= 32 ? 32 : 16);
   static_assert(FIT >= 16, "heads this large do not fit into shared memory");
+  static_assert(THREADS >= KEYS, "a thread follows each row of a step");
   static constexpr int K_BYTES = KEYS * KLayout::PITCH, V_BYTES = Params::SHARED_KV ? 0 : KEYS * VLayout::PITCH;
   static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
   static constexpr int OFFSET_BYTES = 2 * KEYS * int(sizeof(RowOffsets<Params>));  // of the rows of the next two steps
