@@ -57,9 +57,15 @@ def test_scale_by_command(hopper, tmp_path):
 OTHERS = [family for family in aot.FAMILIES if family not in ("scale", "decode", "prefill", "mla")]  # test_attention.py
 
 
+#: Kernels that spill, and why they may. Sampling reads a row in one block of 512 threads, two to an SM: 64 registers, of
+#: which 8 to 76 bytes spill outside of the loop over the row. With that, 512 rows take 133 us (top_k), without 388.
+SPILLS_MEASURED = ("sampling",)
+
+
 @pytest.mark.parametrize("family", OTHERS)
 def test_family(hopper, tmp_path, monkeypatch, family):
-    monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
+    if family not in SPILLS_MEASURED:
+        monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
     aot.compile_and_package_modules(tmp_path / "out", tmp_path / "build", config={"families": [family]})
     assert libraries(tmp_path / "out") == expected(family)
     for name in expected(family):
