@@ -217,9 +217,27 @@ inline CheckedCall CallOf(const char* op, const Params& params, const PlanInfo& 
   return call;
 }
 
+template <typename P, typename = void>
+struct HasScale : std::false_type {};
+template <typename P>
+struct HasScale<P, decltype(void(P::sm_scale))> : std::true_type {};
+
+/// Kernels take the largest q.k for the largest logit and -inf times the scale for -inf: neither holds unless it is
+/// positive.
+template <typename P = Params>
+void CheckScale(const char* op, const P& params) {
+  if constexpr (HasScale<P>::value) {
+    if (!(params.sm_scale > 0)) {
+      TVM_FFI_THROW(ArgumentError) << op << ": sm_scale = " << double(params.sm_scale)
+                                   << ", expected a positive number (scales of q and k included)";
+    }
+  }
+}
+
 /// Everything of a plan: lists first, then merges.
 template <bool HAS_WIDE, bool PAGED>
 void Launch(const char* op, const CheckedCall& call) {
+  CheckScale(op, call.params);
   const DeviceGuard guard(call.device);
   const LaunchSite site{op, call.enable_pdl, get_stream(call.device)};
   DispatchMask(op, call.all_masked, [&](auto masked) {
@@ -236,6 +254,7 @@ template <bool HAS_WIDE>
 void RunUniform(const LaunchSite& site, const Params& params, const TensorView& tmp, bool all_masked) {
   const int64_t rows = int64_t(params.qo_len) * params.group.divisor, heads = params.num_kv_heads;
   if (rows == 0) return;
+  CheckScale(site.op, params);
   int64_t tile = NARROW_TILE, blocks = CachedBlocks<NARROW_TILE>();
   if constexpr (HAS_WIDE) {
     if (rows > NARROW_TILE) tile = WIDE_TILE, blocks = CachedBlocks<WIDE_TILE>();

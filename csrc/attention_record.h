@@ -90,11 +90,6 @@ class Pages {
   DLTensor view_{};
 };
 
-template <typename P, typename = void>
-struct HasScale : std::false_type {};
-template <typename P>
-struct HasScale<P, decltype(void(P::sm_scale))> : std::true_type {};
-
 inline void RefuseCapture(const char* op, Stream stream) {
 #ifndef FLASHINFER_CPU
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

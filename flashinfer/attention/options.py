@@ -58,7 +58,7 @@ def resolve_backend(op: str, backend: str) -> str:
     if backend in ("auto", "fa2"):
         return "fa2"
     if backend in _PEERS:
-        raise NotImplementedError(f"{op}: backend is {backend!r}, which does not exist here; usable: fa2")
+        raise NotImplementedError(f"{op}: backend is {backend!r}, which is not available yet; usable: fa2")
     raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto' or 'fa2'")
 
 

@@ -6,8 +6,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, utils
+from flashinfer import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
+    single_prefill_with_kv_cache,
+    utils,
+)
+from flashinfer.errors import ArgumentError
 from flashinfer.fi_trace import fi_trace
+from flashinfer.jit.attention import gen_customize_single_decode_module, gen_single_prefill_module
 
 F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 HOPPER = torch.device("cuda", 0)
@@ -62,3 +69,26 @@ def test_trace_of_the_ragged_wrapper():
     q, k, v = (torch.empty(9, heads, dim, device="meta") for heads, dim in ((4, 192), (2, 192), (2, 128)))
     made = fi_trace(wrapper.run, q=q, k=k, v=v)
     assert made["name"] == "batch_prefill_ragged_nhd_h4_kv2_d192_dv128"
+
+
+def test_rotation_needs_whole_fragments():
+    dtypes = (torch.float16,) * 3
+    gen_single_prefill_module("fa2", *dtypes, 80, 80, 1, False, False, False, device="cpu")
+    with pytest.raises(ArgumentError, match="head_dim_qk is 80, expected a multiple of 32 with ROPE_LLAMA on cuda"):
+        gen_single_prefill_module("fa2", *dtypes, 80, 80, 1, False, False, False, device="cuda")
+
+
+@pytest.mark.parametrize("hook", ["", "REGISTER_KEY_TRANSFORM(params, k, { return k; })"])
+def test_a_hook_on_keys_is_called(hook):
+    """CUDA kernels call it only where the variant says that it has one."""
+    arguments = ("probe", *(torch.float16,) * 3, 64, 64, [], [], ["sm_scale"], ["double"], "Probe", hook)
+    spec = gen_customize_single_decode_module(*arguments, device="cuda")
+    (text,) = (text for path, text in spec.generated.items() if path.name == "attention_variant.inc")
+    assert ("#define FLASHINFER_VARIANT_CHANGES_KEYS" in text) == bool(hook)
+
+
+@pytest.mark.parametrize("sm_scale", [0.0, -0.125, float("nan")])
+def test_scales_are_positive(device, sm_scale):
+    q, k = torch.randn(2, 3, 4, 64, dtype=torch.float16, device=device)
+    with pytest.raises(ArgumentError, match=r"sm_scale = .*, expected a positive number"):
+        single_prefill_with_kv_cache(q, k, k, sm_scale=sm_scale)

@@ -27,6 +27,7 @@ __all__ = ["AttentionModule", "resolve_device"]
 
 _FLOATS = {"cpu": (torch.float16, torch.bfloat16, torch.float32), "cuda": (torch.float16, torch.bfloat16)}
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8)  # keys and values only
+_ROPE = 1  # PosEncodingMode
 _NARROW_TILE, _WIDE_TILE, _WIDEST_TILE = 16, 64, 128  # entry.h
 
 
@@ -67,6 +68,11 @@ class AttentionModule:
             if dtype not in allowed:
                 names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
                 raise ArgumentError(f"{self.kind}: {name} is {dtype}, expected one of {names} on {self.device}")
+        if self.device == "cuda" and self.pos_encoding_mode == _ROPE and self.head_dim_qk % 32:
+            raise ArgumentError(
+                f"{self.kind}: head_dim_qk is {self.head_dim_qk}, expected a multiple of 32 with ROPE_LLAMA on cuda "
+                "(kernels rotate halves of whole fragments)"
+            )
         tensors = dict(self.params.tensors)
         if self.is_nvfp4 and not all(name in tensors for name, _ in NVFP4_TENSORS):
             raise ArgumentError(
