@@ -450,14 +450,12 @@ struct Consumer {
   }
 };
 
+/// The items of block `block` of a list, in SHARED_BYTES at `shared`.
 template <typename Params, typename Variant, int STAGES, bool PAGED, bool ALL_MASKED>
-__global__ void __launch_bounds__(THREADS, Shape<Params>::BLOCKS)
-    NarrowKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work,
-                 const __grid_constant__ RowStrides<Params> strides) {
+__device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& work, const RowStrides<Params>& strides,
+                                            char* shared, int block) {
   using Tr = Traits<Params, STAGES>;
-  extern __shared__ __align__(128) char shared[];
-  ptx::GridDependencyWait();
-  const int2 items = ItemsOfBlock(p, work);
+  const int2 items = ItemsOfBlock(p, work, block);
   if (items.x >= items.y) return;
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);  // tells the compiler that it is uniform
   const uint32_t ring_address = ptx::SharedAddress(shared) + warp * (STAGES * Tr::STAGE_BYTES);
@@ -494,6 +492,15 @@ __global__ void __launch_bounds__(THREADS, Shape<Params>::BLOCKS)
     // The stage before the next one is free: it was used last, and is filled when the next step starts.
     consumer.Finish(work, shared, stage == 0 ? STAGES - 1 : stage - 1, stats);
   }
+}
+
+template <typename Params, typename Variant, int STAGES, bool PAGED, bool ALL_MASKED>
+__global__ void __launch_bounds__(THREADS, Shape<Params>::BLOCKS)
+    NarrowKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work,
+                 const __grid_constant__ RowStrides<Params> strides) {
+  extern __shared__ __align__(128) char shared[];
+  ptx::GridDependencyWait();
+  NarrowBlock<Params, Variant, STAGES, PAGED, ALL_MASKED>(p, work, strides, shared, blockIdx.x);
   ptx::LaunchDependents();
 }
 

@@ -296,10 +296,9 @@ __device__ __forceinline__ WorkItem FirstItem(const Params& p, const WorkList& w
   return item;
 }
 
-/// The items of this block: [begin, end). More than one only in lists with block_indptr.
+/// The items of block `block` of a list: [begin, end). More than one only in lists with block_indptr.
 template <typename Params>
-__device__ __forceinline__ int2 ItemsOfBlock(const Params& p, const WorkList& work) {
-  const int block = blockIdx.x;
+__device__ __forceinline__ int2 ItemsOfBlock(const Params& p, const WorkList& work, int block) {
   if (work.items == nullptr) return make_int2(block, block + 1);
   if (work.block_indptr != nullptr) return make_int2(work.block_indptr[block], work.block_indptr[block + 1]);
   return make_int2(block, block < *work.num_items * p.num_kv_heads ? block + 1 : block);

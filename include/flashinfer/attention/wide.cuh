@@ -466,18 +466,16 @@ struct Consumer {
   }
 };
 
+/// The items of block `block` of a list, in SHARED_BYTES at `shared`.
 template <typename Params, typename Variant, int TILE, bool PAGED, bool ALL_MASKED>
-__global__ void __launch_bounds__(Traits<Params, TILE>::THREADS, Traits<Params, TILE>::BLOCKS_PER_SM)
-    WideKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work,
-               const __grid_constant__ RowStrides<Params> strides) {
+__device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work, const RowStrides<Params>& strides,
+                                          char* shared, int block) {
   using Tr = Traits<Params, TILE>;
-  extern __shared__ __align__(128) char shared[];
   char* const stages = shared + Tr::Q_BYTES;
   auto* const offsets = reinterpret_cast<RowOffsets<Params>*>(stages + 2 * Tr::STAGE_BYTES);
   uint8_t* const classes = reinterpret_cast<uint8_t*>(offsets + 2 * Tr::KEYS);
   const uint32_t q_tile = ptx::SharedAddress(shared), ring = ptx::SharedAddress(stages);
-  ptx::GridDependencyWait();
-  const int2 items = ItemsOfBlock(p, work);
+  const int2 items = ItemsOfBlock(p, work, block);
   for (int index = items.x; index < items.y; ++index) {
     const WorkItem item = index == items.x ? FirstItem<TILE>(p, work, index) : ListItem(p, work, index);
     Loader<Tr, PAGED> loader{p, strides, item, offsets, 0};
@@ -535,6 +533,15 @@ __global__ void __launch_bounds__(Traits<Params, TILE>::THREADS, Traits<Params, 
     consumer.Finish(work, shared);
     __syncthreads();  // the next item overwrites what is read here
   }
+}
+
+template <typename Params, typename Variant, int TILE, bool PAGED, bool ALL_MASKED>
+__global__ void __launch_bounds__(Traits<Params, TILE>::THREADS, Traits<Params, TILE>::BLOCKS_PER_SM)
+    WideKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work,
+               const __grid_constant__ RowStrides<Params> strides) {
+  extern __shared__ __align__(128) char shared[];
+  ptx::GridDependencyWait();
+  WideBlock<Params, Variant, TILE, PAGED, ALL_MASKED>(p, work, strides, shared, blockIdx.x);
   ptx::LaunchDependents();
 }
 
