@@ -26,6 +26,9 @@ constexpr bool IS_NVFP4 = std::is_same_v<Params::DTypeKV, uint8_t>;
 /// Columns of a tensor that holds `head_dim` numbers a head: two numbers share a byte of an NVFP4 cache.
 constexpr int64_t Stored(int64_t head_dim) { return IS_NVFP4 ? head_dim / 2 : head_dim; }
 
+/// The distance along dimension `i`; 0 where there is one element, whose stride nobody takes and which may be anything.
+inline int64_t StrideOf(const TensorView& t, int i) { return t.size(i) == 1 ? 0 : t.stride(i); }
+
 /// q and o are [tokens, heads, head_dim], or [heads, head_dim] for one token; lse has one number for each head of them.
 inline void SetQueries(Params& p, const char* op, const TensorView& q, const TensorView& o,
                        const Optional<TensorView>& lse) {
@@ -37,10 +40,10 @@ inline void SetQueries(Params& p, const char* op, const TensorView& q, const Ten
   Expect(op, "out", o).dim(heads, q.size(heads), "heads of q");
   p.q = q.data_ptr<Params::DTypeQ>();
   p.o = o.data_ptr<Params::DTypeO>();
-  p.q_stride_n = heads == 0 ? 0 : q.stride(0);
-  p.o_stride_n = heads == 0 ? 0 : o.stride(0);
-  p.q_stride_h = q.stride(heads);
-  p.o_stride_h = o.stride(heads);
+  p.q_stride_n = heads == 0 ? 0 : StrideOf(q, 0);
+  p.o_stride_n = heads == 0 ? 0 : StrideOf(o, 0);
+  p.q_stride_h = StrideOf(q, heads);
+  p.o_stride_h = StrideOf(o, heads);
   p.num_qo_heads = int32_t(q.size(heads));
   if (lse.has_value()) {
     Expect(op, "lse", *lse).same_device(q, "q").dtype({dl_float32}).contiguous();
@@ -74,12 +77,12 @@ inline void SetKeys(Params& p, const char* op, const TensorView& q, const Tensor
   SetHeads(p, op, k.size(h));
   p.k = k.data_ptr<Params::DTypeKV>();
   p.v = v.data_ptr<Params::DTypeKV>();
-  p.k_stride_page = is_paged ? k.stride(0) : 0;
-  p.v_stride_page = is_paged ? v.stride(0) : 0;
-  p.k_stride_n = k.stride(n);
-  p.v_stride_n = v.stride(n);
-  p.k_stride_h = k.stride(h);
-  p.v_stride_h = v.stride(h);
+  p.k_stride_page = is_paged ? StrideOf(k, 0) : 0;
+  p.v_stride_page = is_paged ? StrideOf(v, 0) : 0;
+  p.k_stride_n = StrideOf(k, n);
+  p.v_stride_n = StrideOf(v, n);
+  p.k_stride_h = StrideOf(k, h);
+  p.v_stride_h = StrideOf(v, h);
   p.kv_len = int32_t(k.size(n));
   p.page_size = FastDivisor(is_paged ? uint32_t(k.size(n)) : 1);
 }

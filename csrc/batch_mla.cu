@@ -45,10 +45,10 @@ void SetRotary(Params& p, const TensorView& q, const Optional<TensorView>& q_pe,
     Expect(OP, "kpe_cache", *kpe).dim(2, Params::HEAD_DIM_PE, because);
     p.q_pe = (*q_pe).data_ptr<Params::DTypeQ>();
     p.k_pe = (*kpe).data_ptr<Params::DTypeKV>();
-    p.q_pe_stride_n = (*q_pe).stride(0);
-    p.q_pe_stride_h = (*q_pe).stride(1);
-    p.k_pe_stride_page = (*kpe).stride(0);
-    p.k_pe_stride_n = (*kpe).stride(1);
+    p.q_pe_stride_n = StrideOf(*q_pe, 0);
+    p.q_pe_stride_h = StrideOf(*q_pe, 1);
+    p.k_pe_stride_page = StrideOf(*kpe, 0);
+    p.k_pe_stride_n = StrideOf(*kpe, 1);
   }
 }
 
@@ -88,8 +88,8 @@ void SetTensors(Params& p, const TensorView& q_nope, const Optional<TensorView>&
       .last_dim_contiguous();
   SetHeads(p, OP, 1);
   p.k = p.v = ckv_cache.data_ptr<Params::DTypeKV>();
-  p.k_stride_page = p.v_stride_page = ckv_cache.stride(0);
-  p.k_stride_n = p.v_stride_n = ckv_cache.stride(1);
+  p.k_stride_page = p.v_stride_page = StrideOf(ckv_cache, 0);
+  p.k_stride_n = p.v_stride_n = StrideOf(ckv_cache, 1);
   SetRotary(p, q_nope, q_pe, ckv_cache, kpe_cache);
   p.sm_scale = sm_scale;
   if (return_lse_base_on_e) p.lse_scale = 0.693147180559945309417f;

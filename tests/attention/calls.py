@@ -11,6 +11,7 @@ import itertools
 from typing import Any, Optional, Sequence
 
 import torch
+from hypothesis import assume
 
 import flashinfer
 
@@ -28,6 +29,14 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 def workspace(device: str) -> torch.Tensor:
     """Shared by all calls; filled with what no result may contain."""
     return torch.full((64 << 20,), 0x7F, dtype=torch.uint8, device=device)
+
+
+def grow_workspace(wrapper: Any, size: int) -> None:
+    """Splits of a fixed size need as much as the batch is long: exactly ``size`` then."""
+    if size > wrapper._float_workspace_buffer.nbytes:
+        assume(size <= 1 << 30)
+        buffer = torch.full((size,), 0x7F, dtype=torch.uint8, device=wrapper.device)
+        wrapper.reset_workspace_buffer(buffer, wrapper._int_workspace_buffer)
 
 
 def first(what: What) -> Attention:
@@ -119,18 +128,16 @@ def batch_decode(
         workspace(batch.device), layout, use_tensor_cores=tensor_cores
     )
     pages = batch.pages(page_size)
-    q_len = batch.qo_lens[0] if batch.qo_lens else 1
-    wrapper.plan(
-        *pages.table,
-        *batch.heads,
-        batch.head_dim_qk,
-        page_size,
-        q_data_type=batch.dtype,
-        kv_data_type=batch.kv_dtype,
-        q_len_per_req=q_len,
+    arguments = (*pages.table, *batch.heads, batch.head_dim_qk, page_size)
+    options = {
+        "q_data_type": batch.dtype,
+        "kv_data_type": batch.kv_dtype,
+        "q_len_per_req": batch.qo_lens[0] if batch.qo_lens else 1,
         **settings(what),
         **(plan or {}),
-    )
+    }
+    grow_workspace(wrapper, wrapper.workspace_size(*arguments, **options)[0])
+    wrapper.plan(*arguments, **options)
     factors = None if batch.k_sf is None else batch.cache_sf(pages, layout)
     cache = batch.cache(pages, layout, form)
     return wrapper.run(batch.q, cache, kv_cache_sf=factors, return_lse=True, **scales(what))
@@ -138,6 +145,18 @@ def batch_decode(
 
 def tensor_core_decode(batch: Batch, what: What, **options: Any) -> Result:
     return batch_decode(batch, what, tensor_cores=True, **options)
+
+
+def prefill_options(batch: Batch, what: What, plan: Optional[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "custom_mask": masks(what),
+        "causal": first(what).causal,
+        "q_data_type": batch.dtype,
+        "kv_data_type": batch.kv_dtype,
+        **settings(what),
+        **items(what, batch.device),
+        **(plan or {}),
+    }
 
 
 def paged_prefill(
@@ -152,44 +171,30 @@ def paged_prefill(
 ) -> Result:
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(batch.device), layout)
     pages = batch.pages(page_size)
-    wrapper.plan(
-        batch.qo_indptr,
-        *pages.table,
-        *batch.heads,
-        batch.head_dim_qk,
-        page_size,
-        head_dim_vo=batch.head_dim_vo,
-        custom_mask=masks(what),
-        causal=first(what).causal,
-        q_data_type=batch.dtype,
-        kv_data_type=batch.kv_dtype,
-        **settings(what),
-        **items(what, batch.device),
-        **(plan or {}),
-    )
+    arguments = (batch.qo_indptr, *pages.table, *batch.heads, batch.head_dim_qk, page_size, batch.head_dim_vo)
+    options = prefill_options(batch, what, plan)
+    grow_workspace(wrapper, wrapper.workspace_size(*arguments, **options)[0])
+    wrapper.plan(*arguments, **options)
     factors = None if batch.k_sf is None else batch.cache_sf(pages, layout)
     cache = batch.cache(pages, layout, form)
     return wrapper.run(batch.q, cache, kv_cache_sf=factors, return_lse=True, **scales(what))
+
+
+def ragged_workspace_size(batch: Batch, options: dict[str, Any]) -> int:
+    """Asked of the paged wrapper: rows are planned like pages of one token."""
+    pages = batch.pages(1)
+    probe = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(batch.device))
+    arguments = (batch.qo_indptr, *pages.table, *batch.heads, batch.head_dim_qk, 1, batch.head_dim_vo)
+    return probe.workspace_size(*arguments, **options)[0]
 
 
 def ragged_prefill(
     batch: Batch, what: What, *, layout: str = "NHD", plan: Optional[dict[str, Any]] = None, **_: Any
 ) -> Result:
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(batch.device), layout)
-    wrapper.plan(
-        batch.qo_indptr,
-        batch.kv_indptr,
-        *batch.heads,
-        batch.head_dim_qk,
-        batch.head_dim_vo,
-        custom_mask=masks(what),
-        causal=first(what).causal,
-        q_data_type=batch.dtype,
-        kv_data_type=batch.kv_dtype,
-        **settings(what),
-        **items(what, batch.device),
-        **(plan or {}),
-    )
+    options = prefill_options(batch, what, plan)
+    grow_workspace(wrapper, ragged_workspace_size(batch, options))
+    wrapper.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, batch.head_dim_qk, batch.head_dim_vo, **options)
     factors = None if batch.k_sf is None else tuple(to_layout(x, layout) for x in (batch.k_sf, batch.v_sf))
     return wrapper.run(batch.q, *batch.dense(layout), kv_cache_sf=factors, return_lse=True, **scales(what))
 

@@ -51,6 +51,21 @@ def test_decode_repeats(device, monkeypatch, layout, form, page_size, tensor_cor
     close(first, batch.expected())
 
 
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_strides_of_single_elements(device, monkeypatch, tensor_cores):
+    """One token or head has a stride that nobody takes: it is no reason to copy a cache."""
+    copied = []
+    monkeypatch.setattr("flashinfer.attention.wrapper.aligned", lambda x: copied.append(x) or records.aligned(x))
+    batch = Batch([1], [1], 1, 1, device=device)
+    pages = batch.pages(1)
+    wrapper = planned(batch, pages, tensor_cores=tensor_cores)
+    cache = tuple(x.as_strided(x.shape, (x.stride(0), 3, 5, 1)) for x in batch.cache(pages))
+    q = batch.q.as_strided(batch.q.shape, (7, 3, 1))
+    for _ in range(2):
+        close(wrapper.run(q, cache, return_lse=True), batch.expected())
+    assert not copied
+
+
 def test_prefill_repeats(device, monkeypatch):
     batch = Batch([5, 20], [40, 97], device=device)
     pages = batch.pages(8)

@@ -34,6 +34,7 @@ struct PlanInput {
   int32_t window_left;
   int32_t fixed_split;  ///< keys per split, or <= 0. With it, or without splits, a request's items ignore the batch
   bool disable_split;
+  bool all_partial;  ///< tiles of one item have a slot and a merge too (pair.h)
   bool cuda_graph;
   int32_t max_rows;       ///< of q in any plan of this graph
   int64_t float_bytes;    ///< of the float workspace, 0 if unknown: what fixed splits of a graph may grow to
@@ -275,6 +276,7 @@ class Planner {
           items.Push(tile).kv_head = head;
           used += granules + PIECE_COST;
           total -= granules + PIECE_COST;
+          if (in_.all_partial) SetSlots(items, items.Size() - 1, out_.narrow_merges, out_.narrow_slots, 1);
           continue;
         }
         int64_t done = 0;
@@ -309,9 +311,9 @@ class Planner {
   static int64_t Granules(const WorkItem& item) { return DivideUp(item.kv_end - item.kv_start, GRANULE); }
 
   /// Give slots to the items from `first` on if they are several: the pieces of one tile.
-  static void SetSlots(List<WorkItem>& items, size_t first, List<MergeItem>& merges, int32_t& slots, int32_t step) {
+  void SetSlots(List<WorkItem>& items, size_t first, List<MergeItem>& merges, int32_t& slots, int32_t step) const {
     const int32_t count = int32_t(items.Size() - first);
-    if (count < 2) return;
+    if (count < 2 && !in_.all_partial) return;
     merges.Push(MergeOf(items[first], slots, count, step));
     for (size_t i = first; i < items.Size(); ++i, slots += step) {
       items[i].slot = slots;
@@ -424,8 +426,14 @@ class Planner {
         narrow_slots = 2 * narrow_blocks;
         narrow_merges = narrow_blocks;
         wide_items = wide_tiles + wide_blocks_;
-        wide_slots = 2 * wide_blocks_ + heads;
+        wide_slots = wide_blocks_;  // tiles are split only as long as all pieces fit in one wave
         wide_merges = std::min<int64_t>(wide_tiles, wide_blocks_);
+        if (in_.all_partial) {
+          narrow_slots = narrow_items;
+          narrow_merges = narrow_tiles * heads;
+          wide_slots = std::max<int64_t>(wide_tiles * heads, wide_blocks_);
+          wide_merges = wide_tiles;
+        }
       } else {
         if (in_.fixed_split > 0) ShareRoom(narrow_slots, wide_slots, narrow_only);
         narrow_items = narrow_tiles + narrow_slots / heads;
