@@ -66,10 +66,12 @@ DUMP = struct(
     "Dump",
     """
   REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
-    if (qo_idx < qo_len && kv_idx < kv_len) {
-      params.dump[(qo_head_idx * qo_len + qo_idx) * kv_len + kv_idx] = logits * params.sm_scale;
-    }
+    params.dump[(qo_head_idx * qo_len + qo_idx) * kv_len + kv_idx] = logits * params.sm_scale;
     return logits;
+  })
+  REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, {
+    params.scores[qo_idx * params.num_qo_heads + qo_head_idx] = m + math::ptx_log2(d);
+    return output * math::ptx_rcp(d);
   })
 """,
 )
@@ -140,17 +142,23 @@ def test_sigmoid_instead_of_softmax(device):
     torch.testing.assert_close(o.float(), expected_sigmoid(batch, 0.2, -6.0), rtol=1e-2, atol=1e-2)
 
 
-def test_logits_can_be_written_down(device):
-    variant = describe({"dump": "float"}, ["sm_scale"], "Dump", DUMP)
+@pytest.mark.parametrize("qo_len, kv_len", [(1, 100), (3, 250), (11, 256), (70, 200), (129, 65), (2, 3000)])
+def test_logits_can_be_written_down(device, qo_len, kv_len):
+    """Hooks are called for queries and keys that exist, none of which has the place of another in a tile."""
+    variant = describe({"dump": "float", "scores": "float"}, ["sm_scale"], "Dump", DUMP)
     spec = gen_customize_single_prefill_module("fa2", "test_dump", F16, F16, F16, 64, 64, *variant, device=device)
-    batch = Batch([70], [200], device=device)
-    dump = torch.full((4, 70, 200), torch.nan, device=device)
+    batch = Batch([qo_len], [kv_len], device=device)
+    dump = torch.full((5, qo_len, kv_len), torch.nan, device=device)
+    scores = torch.full((qo_len + 1, 4), torch.nan, device=device)
     o, lse = flashinfer.prefill.single_prefill_with_kv_cache_with_jit_module(
-        spec.build_and_load(), batch.q, batch.k, batch.v, dump, 0.125, return_lse=True
+        spec.build_and_load(), batch.q, batch.k, batch.v, dump, scores, 0.125, return_lse=True
     )
     calls.check((o, lse), batch.expected(), F16)
     logits = torch.einsum("qhd,khd->hqk", batch.q.float(), batch.k.float().repeat_interleave(2, 1)) * 0.125
-    torch.testing.assert_close(dump, logits, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(dump[:4], logits, rtol=1e-3, atol=1e-3)
+    assert dump[4].isnan().all() and scores[-1].isnan().all()
+    if kv_len <= 256:  # else each part of the keys has its own
+        torch.testing.assert_close(scores[:-1], lse, rtol=1e-3, atol=1e-3)
 
 
 def test_what_wrappers_fill_in(device):

@@ -153,6 +153,9 @@ struct Consumer {
       : p(p), variant(p, item.request, nullptr), item(item) {}
 
   __device__ __forceinline__ int Row(int i) const { return int(threadIdx.x % 32) / 4 + 8 * i; }
+  __device__ __forceinline__ int Rows() const {
+    return min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
+  }
   __device__ __forceinline__ int TokenOf(int row) const {
     return min(int(p.group.Divide(item.row_begin + row)), item.qo_len - 1);
   }
@@ -269,12 +272,17 @@ struct Consumer {
     float s[2][4];
     Scores(s, token, k_tile, q_tile);
     const bool masked = ALL_MASKED || token < full_begin || token + KEYS > full_end;
+    [[maybe_unused]] const int rows = Rows();
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = Row(i / 2), key = token + 8 * n + 2 * c + i % 2;
         const int qo_idx = TokenOf(row), head = HeadOf(row);
+        if (!TAKES_PADDING<Variant> && (row >= rows || key >= item.kv_end)) {
+          s[n][i] = Variant::use_softmax ? -math::inf : 0.f;
+          continue;
+        }
         float x = variant.LogitsTransform(p, s[n][i], item.request, qo_idx, key, head, item.kv_head);
         bool visible = true;
         if (masked) {
@@ -370,7 +378,7 @@ struct Consumer {
         d_of[warp * NARROW_TILE + Row(i)] = d[i];
       }
     }
-    const int rows = min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
+    const int rows = Rows();
 #pragma unroll 1
     for (int begin = 0; begin < rows; begin += Tr::MERGE_ROWS) {
       __syncwarp();

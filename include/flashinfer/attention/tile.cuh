@@ -387,6 +387,13 @@ __device__ __forceinline__ void StageQuery(const QueryReader<Params, Variant>& q
   }
 }
 
+/// Whether hooks on logits and outputs may be called for the rows and keys that fill up a tile, with the indices of
+/// others. Ours may; a user's may write down what it is given, and is called for those that exist.
+template <typename Variant>
+inline constexpr bool TAKES_PADDING = false;
+template <bool CUSTOM_MASK, bool SLIDING_WINDOW, bool SOFT_CAP, bool ALIBI>
+inline constexpr bool TAKES_PADDING<DefaultAttention<CUSTOM_MASK, SLIDING_WINDOW, SOFT_CAP, ALIBI>> = true;
+
 /// Whether keys are changed between memory and the product: rotated, or by a hook of the variant.
 #ifdef FLASHINFER_VARIANT_CHANGES_KEYS
 inline constexpr bool HAS_KEY_HOOK = true;

@@ -141,6 +141,9 @@ struct Consumer {
   }
 
   __device__ __forceinline__ int Row(int t, int i) const { return row0 + 16 * t + int(threadIdx.x % 32) / 4 + 8 * i; }
+  __device__ __forceinline__ int Rows() const {
+    return min(Tr::TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
+  }
   __device__ __forceinline__ int TokenOf(int row) const {
     return min(int(p.group.Divide(item.row_begin + row)), item.qo_len - 1);
   }
@@ -263,11 +266,13 @@ struct Consumer {
   __device__ __forceinline__ void Transform(float (&s)[MT][2 * KEY_BLOCKS][4], int token) {
     const int c = threadIdx.x % 4;
     const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
+    [[maybe_unused]] const int rows = Rows();
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = Row(t, i), qo_idx = TokenOf(row), head = HeadOf(row);
+        if (!TAKES_PADDING<Variant> && row >= rows) continue;  // nobody reads what becomes of it
         const int first = MASKED ? mask.First(qo_idx) : 0, end = MASKED ? min(mask.End(qo_idx), item.kv_end) : 0;
         [[maybe_unused]] uint64_t bits = ~uint64_t{0};
         if constexpr (MASKED && ALL_MASKED && HAS_MASK_BITS<Variant>) {
@@ -281,7 +286,9 @@ struct Consumer {
           for (int j = 0; j < 2; ++j) {
             const int at = 8 * n + 2 * c + j, key = token + at;
             float& x = s[t][n][2 * i + j];
-            x = variant.LogitsTransform(p, x, item.request, qo_idx, key, head, item.kv_head);
+            if (TAKES_PADDING<Variant> || !MASKED || key < item.kv_end) {
+              x = variant.LogitsTransform(p, x, item.request, qo_idx, key, head, item.kv_head);
+            }
             if constexpr (MASKED) {
               bool visible = key >= first && key < end;
               if constexpr (ALL_MASKED) {
@@ -407,7 +414,7 @@ struct Consumer {
   __device__ __forceinline__ void Finish(const WorkList& work, char* shared_o) {
     const int c = threadIdx.x % 4;
     const bool partial = item.slot >= 0;
-    const int rows = min(Tr::TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
+    const int rows = Rows();
     __syncthreads();
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
@@ -425,16 +432,17 @@ struct Consumer {
             p.lse[(int64_t(item.qo_begin) + qo_idx) * p.num_qo_heads + head] = lse * p.lse_scale;
           }
         }
+        if (!TAKES_PADDING<Variant> && row >= rows) continue;
 #pragma unroll
         for (int n = 0; n < N_BLOCKS; ++n) {
+          const int column = column0 + 16 * n + (Tr::FP8 ? 4 * c : 2 * c), second = Tr::FP8 ? 2 : 8;
+          if (Tr::D_VO % Tr::D_WARP != 0 && column >= Tr::D_VO) continue;
           float x[4];  // in the order of the lane's columns: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const float y = Tr::FP8 ? o[t][2 * n + j % 2][2 * i + j / 2] : o[t][2 * n + j / 2][2 * i + j % 2];
             x[j] = variant.OutputTransform(p, y, item.request, qo_idx, head, top, total, 1.f);
           }
-          const int column = column0 + 16 * n + (Tr::FP8 ? 4 * c : 2 * c), second = Tr::FP8 ? 2 : 8;
-          if (Tr::D_VO % Tr::D_WARP != 0 && column >= Tr::D_VO) continue;
           if (partial) {
             if (row < rows) {
               float* to = work.partial_o + slot_row * Tr::D_VO + column;
