@@ -65,6 +65,10 @@ struct RowLayout {
   static __device__ __forceinline__ uint32_t Offset(int row, int chunk) {
     return row * PITCH + (SWIZZLED ? chunk ^ (row & 7) : chunk) * 16;
   }
+  /// `address` of chunk 0 or 1 of a row, moved on by `pairs` of chunks; the tile starts at a multiple of 128 bytes.
+  static __device__ __forceinline__ uint32_t Pair(uint32_t address, int pairs) {
+    return SWIZZLED ? (address ^ (pairs % 4 * 32)) + pairs / 4 * 128 : address + pairs * 32;
+  }
 };
 
 /// Two 16-bit numbers in a register.

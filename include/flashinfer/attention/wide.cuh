@@ -6,11 +6,12 @@
 // warps. Where a warp's registers cannot hold the output of its rows, WD warps share them and take a part of the value
 // columns each (all of them compute the scores). Two buffers of keys and values: one is filled while the other is used,
 // with one barrier per step. With MT = 2 a key fragment is used for two products per load, without which reading shared
-// memory (128 B a clock) would take longer than the products.
+// memory (128 B a clock) would take longer than the products. Fragments are loaded a step ahead of their products.
 //   test  pytest tests/attention      bench  python benchmarks/bench_prefill.py
 #pragma once
 #include "mask_bits.cuh"
 #include "tile.cuh"
+#include "wide_loader.cuh"
 
 namespace flashinfer {
 namespace attention {
@@ -49,74 +50,6 @@ struct Traits {
   static constexpr int CLASS_BYTES = MaskClasses::BYTES;
   static constexpr int SHARED_BYTES = Q_BYTES + 2 * STAGE_BYTES + OFFSET_BYTES + CLASS_BYTES;
   static constexpr int BLOCKS_PER_SM = THREADS == 128 && SHARED_BYTES <= SharedLimit() / 2 - 1024 ? 2 : 1;
-};
-
-/// Keys and values into shared memory, by all threads of the block.
-template <typename Tr, bool PAGED>
-struct Loader {
-  using Params = typename Tr::Params;
-  const Params& p;
-  const RowStrides<Params>& strides;
-  const WorkItem& item;
-  RowOffsets<Params>* offsets;  // [2][KEYS], in shared memory: where the rows of a step are
-  int page;                     // of key `threadIdx.x` of the step after the next, on its way
-
-  /// Threads below KEYS each follow one row; their page table entries are asked for a step before they are used.
-  __device__ __forceinline__ void AskPage(int token) {
-    if (PAGED && threadIdx.x < Tr::KEYS) page = PageOf<PAGED>(p, item, token + int(threadIdx.x));
-  }
-  __device__ __forceinline__ void StoreOffset(int token, int buffer) {
-    if (threadIdx.x < Tr::KEYS) {
-      offsets[buffer * Tr::KEYS + threadIdx.x] = RowOf<PAGED>(p, strides, item, token + int(threadIdx.x), page);
-    }
-  }
-
-  __device__ __forceinline__ void Issue(int token, int buffer, uint32_t to) {
-    Copy<typename Tr::KLayout, true>(token, buffer, to);
-    if constexpr (!Params::SHARED_KV) Copy<typename Tr::VLayout, false>(token, buffer, to + Tr::K_BYTES);
-    ptx::CopyCommit();
-  }
-
-  template <typename Layout, bool KEY>
-  __device__ __forceinline__ void Copy(int token, int buffer, uint32_t to) {
-    constexpr int TOTAL = Tr::KEYS * Layout::CHUNKS;
-#pragma unroll
-    for (int i = 0; i < (TOTAL + Tr::THREADS - 1) / Tr::THREADS; ++i) {
-      const int id = i * Tr::THREADS + int(threadIdx.x), row = id / Layout::CHUNKS, chunk = id % Layout::CHUNKS;
-      if (TOTAL % Tr::THREADS != 0 && id >= TOTAL) break;
-      const bool valid = token + row < item.kv_end;
-      const RowOffsets<Params> at = offsets[buffer * Tr::KEYS + row];
-      const uint32_t target = to + Layout::Offset(row, chunk);
-      if constexpr (Params::SHARED_KV) {
-        constexpr int LATENT = Tr::D_VO * int(sizeof(typename Tr::KV)) / 16;  // chunks from k, the others from k_pe
-        const char* from = chunk < LATENT ? RowAt<Params>(p.k, at.k) + 16 * chunk
-                                          : RowAt<Params>(p.k_pe, at.v) + 16 * (chunk - LATENT);
-        ptx::CopyAsync16(target, from, valid);
-      } else {
-        const char* from = KEY ? RowAt<Params>(p.k, at.k) : RowAt<Params>(p.v, at.v);
-        if constexpr (IS_FP4<typename Params::DTypeKV>) {
-          const int64_t sf = ScaleOffset<KEY>(token + row);
-          ExpandChunk<typename Tr::T>(target, from, (KEY ? p.k_sf : p.v_sf) + sf, chunk, valid);
-        } else {
-          ptx::CopyAsync16(target, from + 16 * chunk, valid);
-        }
-      }
-    }
-  }
-
-  template <bool KEY>
-  __device__ __forceinline__ int64_t ScaleOffset(int token) const {
-    const int64_t page_stride = KEY ? p.k_sf_stride_page : p.v_sf_stride_page,
-                  n = KEY ? p.k_sf_stride_n : p.v_sf_stride_n;
-    const int64_t head = item.kv_head * (KEY ? p.k_sf_stride_h : p.v_sf_stride_h);
-    if constexpr (PAGED) {
-      const int index = p.page_size.Divide(token);
-      if (token >= item.kv_end) return 0;
-      return p.kv_indices[item.kv_begin + index] * page_stride + (token - index * int(p.page_size.divisor)) * n + head;
-    } else {
-      return (int64_t(item.kv_begin) + token) * n + head;
-    }
-  }
 };
 
 template <typename Tr, typename Variant, bool ALL_MASKED>
@@ -179,17 +112,15 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void LoadA(uint32_t (&a)[MT][4], uint32_t q_tile, int k) const {
-    const int lane = threadIdx.x % 32;
+  __device__ __forceinline__ void LoadA(uint32_t (&a)[MT][4], uint32_t q_lane, int k) const {
 #pragma unroll
-    for (int t = 0; t < MT; ++t) {
-      ptx::LdMatrix(a[t], q_tile + Tr::QLayout::Offset(row0 + 16 * t + lane % 16, 2 * k + lane / 16));
-    }
+    for (int t = 0; t < MT; ++t) ptx::LdMatrix(a[t], Tr::QLayout::Pair(q_lane, k) + 16 * t * Tr::QLayout::PITCH);
   }
 
   __device__ __forceinline__ void Scores(float (&s)[MT][2 * KEY_BLOCKS][4], [[maybe_unused]] int token, uint32_t q_tile,
                                          uint32_t k_tile) {
-    [[maybe_unused]] const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32;
+    const uint32_t q_lane = q_tile + Tr::QLayout::Offset(row0 + lane % 16, lane / 16);
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
 #pragma unroll
@@ -209,8 +140,8 @@ struct Consumer {
       constexpr bool ROPE = Params::POS_ENCODING == PosEncodingMode::kRoPELlama;
       for (int k = 0; k < (ROPE ? K_STEPS / 2 : K_STEPS); ++k) {
         uint32_t a[MT][4], a_other[MT][4];
-        LoadA(a, q_tile, k);
-        if constexpr (ROPE) LoadA(a_other, q_tile, k + K_STEPS / 2);
+        LoadA(a, q_lane, k);
+        if constexpr (ROPE) LoadA(a_other, q_lane, k + K_STEPS / 2);
 #pragma unroll
         for (int n = 0; n < KEY_BLOCKS; ++n) {
           KeyFragments<Params, Variant, typename Tr::KV, typename Tr::KLayout> keys{
@@ -229,8 +160,8 @@ struct Consumer {
 #pragma unroll
       for (int k = 0; k < K_STEPS; k += 2) {
         uint32_t a[2][MT][4];
-        LoadA(a[0], q_tile, k);
-        if (k + 1 < K_STEPS) LoadA(a[1], q_tile, k + 1);
+        LoadA(a[0], q_lane, k);
+        if (k + 1 < K_STEPS) LoadA(a[1], q_lane, k + 1);
         const int chunk = K_STEPS % 2 == 0 ? k + lane / 16 : min(k + lane / 16, K_STEPS - 1);
 #pragma unroll
         for (int n = 0; n < KEY_BLOCKS; ++n) {
@@ -247,15 +178,24 @@ struct Consumer {
         }
       }
     } else {
+      constexpr int STEPS = K_STEPS * KEY_BLOCKS;
+      const uint32_t k_lane = k_tile + Tr::KLayout::Offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+      uint32_t a[2][MT][4], b[2][4];
+      auto load = [&](int i) {
+        const uint32_t rows = i % KEY_BLOCKS * 16 * Tr::KLayout::PITCH;
+        ptx::LdMatrix(b[i % 2], Tr::KLayout::Pair(k_lane, i / KEY_BLOCKS) + rows);
+      };
+      LoadA(a[0], q_lane, 0);
+      load(0);
 #pragma unroll
       for (int k = 0; k < K_STEPS; ++k) {
-        uint32_t a[MT][4];
-        LoadA(a, q_tile, k);
+        if (k + 1 < K_STEPS) LoadA(a[(k + 1) % 2], q_lane, k + 1);
 #pragma unroll
         for (int n = 0; n < KEY_BLOCKS; ++n) {
-          uint32_t b[4];
-          ptx::LdMatrix(b, k_tile + Tr::KLayout::Offset(16 * n + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
-          multiply(n, a, b[0], b[1], b[2], b[3]);
+          const int i = k * KEY_BLOCKS + n;
+          if (i + 1 < STEPS) load(i + 1);
+          const uint32_t (&x)[4] = b[i % 2];
+          multiply(n, a[k % 2], x[0], x[1], x[2], x[3]);
         }
       }
     }
@@ -311,87 +251,115 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void Softmax(float (&s)[MT][2 * KEY_BLOCKS][4]) {
+  /// Weights of a row are 2^(logit - m). `m` may stay behind the largest logit by what 16-bit weights have room for
+  /// above 1, so that sums are rescaled seldom, and only then do the lanes of a row exchange their maxima.
+  __device__ __forceinline__ void Rebase(const float (&s)[MT][2 * KEY_BLOCKS][4]) {
+    constexpr float ROOM = 8.f;
     const float log2_scale = variant.sm_scale_log2;
-    float scale[MT][2];
+    float top[MT][2];
     bool grown = false;
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float x = -math::inf;
+        float x = fmaxf(s[t][0][2 * i], s[t][0][2 * i + 1]);
 #pragma unroll
-        for (int n = 0; n < 2 * KEY_BLOCKS; ++n) x = fmaxf(x, fmaxf(s[t][n][2 * i], s[t][n][2 * i + 1]));
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-        const float next = fmaxf(m[t][i], x * log2_scale), base = next == -math::inf ? 0.f : next;
-        scale[t][i] = ptx::Exp2(m[t][i] - base);
-        grown = grown || next != m[t][i];
-        m[t][i] = next;
-        float sum = 0.f;
-#pragma unroll
-        for (int n = 0; n < 2 * KEY_BLOCKS; ++n) {
-#pragma unroll
-          for (int j = 2 * i; j < 2 * i + 2; ++j) {
-            s[t][n][j] = ptx::Exp2(fmaf(s[t][n][j], log2_scale, -base));
-            sum += s[t][n][j];
-          }
-        }
-        d[t][i] = d[t][i] * scale[t][i] + sum;
+        for (int n = 1; n < 2 * KEY_BLOCKS; ++n) x = fmaxf(x, fmaxf(s[t][n][2 * i], s[t][n][2 * i + 1]));
+        top[t][i] = x * log2_scale;
+        grown = grown || top[t][i] > m[t][i] + ROOM;
       }
     }
-    if (__any_sync(0xffffffffu, grown)) {
+    if (!__any_sync(0xffffffffu, grown)) return;
 #pragma unroll
-      for (int t = 0; t < MT; ++t) {
+    for (int t = 0; t < MT; ++t) {
+      float scale[2];
 #pragma unroll
-        for (int n = 0; n < 2 * N_BLOCKS; ++n) {
+      for (int i = 0; i < 2; ++i) {
+        float x = top[t][i];
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+        const float next = fmaxf(m[t][i], x);
+        scale[i] = next == -math::inf ? 1.f : ptx::Exp2(m[t][i] - next);
+        m[t][i] = next;
+        d[t][i] *= scale[i];
+      }
 #pragma unroll
-          for (int i = 0; i < 4; ++i) o[t][n][i] *= scale[t][i / 2];
-        }
+      for (int n = 0; n < 2 * N_BLOCKS; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[t][n][i] *= scale[i / 2];
       }
     }
   }
 
-  __device__ __forceinline__ void Values(const float (&s)[MT][2 * KEY_BLOCKS][4], uint32_t v_tile) {
+  /// Weights of 16 keys as fragments of A, and their sum.
+  __device__ __forceinline__ void Weights(uint32_t (&a)[MT][4], float (&s)[MT][2 * KEY_BLOCKS][4], int k) {
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float (&x)[4] = s[t][2 * k + i / 2];
+        if constexpr (Variant::use_softmax) {
+          const float base = m[t][i % 2] == -math::inf ? 0.f : m[t][i % 2];
+#pragma unroll
+          for (int j = i % 2 * 2; j < i % 2 * 2 + 2; ++j) {
+            x[j] = ptx::Exp2(fmaf(x[j], variant.sm_scale_log2, -base));
+            d[t][i % 2] += x[j];
+          }
+        }
+        a[t][i] = Pack<T>(x[i % 2 * 2], x[i % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Values(float (&s)[MT][2 * KEY_BLOCKS][4], uint32_t v_tile) {
     const int lane = threadIdx.x % 32;
+    // Column blocks of the other warps come before ours; whole lines of them are in the address.
+    constexpr int LINE = Tr::FP8 ? 128 : 64;
+    const int start = Tr::WD == 1 || Tr::D_WARP % LINE == 0 ? 0 : column0 % LINE / 16;
+    const uint32_t v_lane = v_tile + Tr::VLayout::Offset(lane % 16, lane / 16) + column0 / LINE * 128;
+    constexpr int COLUMNS = Tr::FP8 ? 2 : 1, TURNS = (N_BLOCKS + COLUMNS - 1) / COLUMNS, STEPS = KEY_BLOCKS * TURNS;
+    uint32_t a[MT][4], b[2][4];
+    auto load = [&](int i) {
+      const uint32_t row = 16 * (i / TURNS) * Tr::VLayout::PITCH;
+      if constexpr (Tr::FP8) {
+        const int n = i % TURNS * 2;
+        if constexpr (Tr::VLayout::SWIZZLED && Tr::D_WARP % 32 == 0) {
+          ptx::LdMatrixTrans(b[i % 2], Tr::VLayout::Pair(v_lane, start / 2 + n / 2) + row);
+        } else {
+          const int block = column0 / 16 + (N_BLOCKS % 2 == 0 ? n + lane / 16 : min(n + lane / 16, N_BLOCKS - 1));
+          ptx::LdMatrixTrans(b[i % 2], v_tile + row + Tr::VLayout::Offset(lane % 16, block));
+        }
+      } else {
+        ptx::LdMatrixTrans(b[i % 2], Tr::VLayout::Pair(v_lane, start + i % TURNS) + row);
+      }
+    };
+    load(0);
 #pragma unroll
     for (int k = 0; k < KEY_BLOCKS; ++k) {
-      uint32_t a[MT][4];
+      Weights(a, s, k);
 #pragma unroll
-      for (int t = 0; t < MT; ++t) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          a[t][i] = Pack<T>(s[t][2 * k + i / 2][i % 2 * 2], s[t][2 * k + i / 2][i % 2 * 2 + 1]);
-        }
-      }
-      if constexpr (Tr::FP8) {
-#pragma unroll
-        for (int n = 0; n < N_BLOCKS; n += 2) {
-          uint32_t b[4];
-          const int block = column0 / 16 + (N_BLOCKS % 2 == 0 ? n + lane / 16 : min(n + lane / 16, N_BLOCKS - 1));
-          ptx::LdMatrixTrans(b, v_tile + Tr::VLayout::Offset(16 * k + lane % 16, block));
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const int i = k * TURNS + turn, n = turn * COLUMNS;
+        if (i + 1 < STEPS) load(i + 1);
+        const uint32_t (&x)[4] = b[i % 2];
+        if constexpr (Tr::FP8) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             if (n + half >= N_BLOCKS) break;
             uint32_t even[2], odd[2];
 #pragma unroll
-            for (int i = 0; i < 2; ++i) ExpandFp8<T, typename Tr::KV>(b[2 * half + i], even[i], odd[i]);
+            for (int j = 0; j < 2; ++j) ExpandFp8<T, typename Tr::KV>(x[2 * half + j], even[j], odd[j]);
 #pragma unroll
             for (int t = 0; t < MT; ++t) {
               ptx::Mma<T>(o[t][2 * (n + half)], a[t], even[0], even[1]);
               ptx::Mma<T>(o[t][2 * (n + half) + 1], a[t], odd[0], odd[1]);
             }
           }
-        }
-      } else {
-#pragma unroll
-        for (int n = 0; n < N_BLOCKS; ++n) {
-          uint32_t b[4];
-          ptx::LdMatrixTrans(b, v_tile + Tr::VLayout::Offset(16 * k + lane % 16, column0 / 8 + 2 * n + lane / 16));
+        } else {
 #pragma unroll
           for (int t = 0; t < MT; ++t) {
-            ptx::Mma<T>(o[t][2 * n], a[t], b[0], b[1]);
-            ptx::Mma<T>(o[t][2 * n + 1], a[t], b[2], b[3]);
+            ptx::Mma<T>(o[t][2 * n], a[t], x[0], x[1]);
+            ptx::Mma<T>(o[t][2 * n + 1], a[t], x[2], x[3]);
           }
         }
       }
@@ -406,7 +374,7 @@ struct Consumer {
     } else {
       Transform<false>(s, token);
     }
-    if constexpr (Variant::use_softmax) Softmax(s);
+    if constexpr (Variant::use_softmax) Rebase(s);
     Values(s, v_tile);
   }
 
