@@ -91,6 +91,12 @@ class List {
     Reserve(size);
     size_ = size;
   }
+  /// Room for `count` more elements, which the caller writes.
+  T* Extend(size_t count) {
+    if (size_ + count > capacity_) Reserve(2 * size_ + count + 64);
+    size_ += count;
+    return data_ + size_ - count;
+  }
   size_t Size() const { return size_; }
   T& operator[](size_t i) { return data_[i]; }
   T* begin() { return data_; }
@@ -175,9 +181,9 @@ class Planner {
     return in_.narrow_tile > 0 && (in_.wide_tiles[0] == 0 || rows <= in_.narrow_tile);
   }
 
-  /// A tile of a request: what its items have in common.
-  WorkItem Tile(int32_t b, int32_t row_begin) const {
-    WorkItem item{};
+  /// A tile of a request: what its items have in common. Written where it stays: a copy of what was just written in
+  /// parts waits for those writes.
+  void SetTile(WorkItem& item, int32_t b, int32_t row_begin, int32_t tile) const {
     item.request = b;
     item.kv_head = -1;
     item.qo_begin = QoBegin(b);
@@ -187,19 +193,23 @@ class Planner {
     item.row_begin = row_begin;
     item.slot = -1;
     item.is_first = 1;
-    return item;
+    item.unused = 0;
+    SetRange(item, tile);
   }
 
   /// Set the keys that any row of the tile can see.
   void SetRange(WorkItem& item, int32_t tile) const {
     const int64_t kv_len = KvLen(item.request), qo_len = item.qo_len, shift = kv_len - qo_len;
-    const int64_t first = item.row_begin / group_;
-    const int64_t last = std::min<int64_t>(qo_len, DivideUp(item.row_begin + tile, group_)) - 1;
     int64_t start = 0, end = kv_len;
-    if (in_.causal) end = std::clamp<int64_t>(last + shift + 1, 0, kv_len);
-    // Without the exact length (a page may be partly filled) the window could start up to a page earlier.
-    const int64_t slack = in_.kv_lens != nullptr ? 0 : in_.page_size;
-    if (in_.window_left >= 0) start = std::clamp<int64_t>(first + shift - in_.window_left - slack, 0, end);
+    if (in_.causal) {
+      const int64_t last = std::min<int64_t>(qo_len, DivideUp(item.row_begin + tile, group_)) - 1;
+      end = std::clamp<int64_t>(last + shift + 1, 0, kv_len);
+    }
+    if (in_.window_left >= 0) {
+      // Without the exact length (a page may be partly filled) the window could start up to a page earlier.
+      const int64_t first = item.row_begin / group_, slack = in_.kv_lens != nullptr ? 0 : in_.page_size;
+      start = std::clamp<int64_t>(first + shift - in_.window_left - slack, 0, end);
+    }
     item.kv_start = int32_t(start / GRANULE * GRANULE);
     item.kv_end = int32_t(std::max<int64_t>(end, item.kv_start));
   }
@@ -225,17 +235,15 @@ class Planner {
     }
   }
 
-  template <typename F>
-  void ForEachTile(bool narrow, const F& f) const {
+  /// out_.tiles: the tiles of all requests of one kind.
+  void ListTiles(bool narrow) {
+    List<WorkItem>& tiles = out_.tiles;
+    tiles.Clear();
     const int32_t tile = narrow ? in_.narrow_tile : wide_tile_;
     for (int32_t b = 0; b < in_.batch_size; ++b) {
       const int32_t rows = QoLen(b) * group_;
       if (rows <= 0 || IsNarrow(rows) != narrow) continue;
-      for (int32_t row = 0; row < rows; row += tile) {
-        WorkItem item = Tile(b, row);
-        SetRange(item, tile);
-        f(item);
-      }
+      for (int32_t row = 0; row < rows; row += tile) SetTile(*tiles.Extend(1), b, row, tile);
     }
   }
 
@@ -249,13 +257,10 @@ class Planner {
     constexpr int64_t MIN_PIECE = 2;   // granules; a smaller rest is not worth a piece
     int64_t total = 0;
     const int32_t heads = in_.num_kv_heads;
-    List<WorkItem>& tiles = out_.tiles;
-    tiles.Clear();
-    ForEachTile(true, [&](const WorkItem& item) {
-      tiles.Push(item);
-      total += (Granules(item) + PIECE_COST) * heads;
-    });
+    ListTiles(true);
+    const List<WorkItem>& tiles = out_.tiles;
     if (tiles.Size() == 0) return;
+    for (const WorkItem& tile : tiles) total += (Granules(tile) + PIECE_COST) * heads;
     const int64_t blocks = std::max(in_.narrow_blocks, 1);
     List<WorkItem>& items = out_.narrow;
     List<int32_t>& indptr = out_.narrow_indptr;
@@ -269,15 +274,17 @@ class Planner {
     };
     next_share();
     for (const WorkItem& tile : tiles) {
-      const int64_t granules = Granules(tile);
+      const int64_t granules = Granules(tile), cost = granules + PIECE_COST;
       for (int32_t head = 0; head < heads; ++head) {
-        // Items are completed where they are: a copy of what was just written in parts waits for those writes.
-        if (granules > 0 && used + PIECE_COST + granules <= share) {  // the common case: no cut
-          items.Push(tile).kv_head = head;
-          used += granules + PIECE_COST;
-          total -= granules + PIECE_COST;
-          if (in_.all_partial) SetSlots(items, items.Size() - 1, out_.narrow_merges, out_.narrow_slots, 1);
-          continue;
+        if (granules > 0 && !in_.all_partial) {  // the common case: heads that fit as they are
+          const int64_t fit = std::min<int64_t>(heads - head, Quotient(share - used, cost));
+          if (fit > 0) {
+            PushHeads(items, tile, head, int32_t(fit));
+            used += fit * cost;
+            total -= fit * cost;
+            head += int32_t(fit);
+            if (head == heads) break;
+          }
         }
         int64_t done = 0;
         const size_t first = items.Size();
@@ -308,6 +315,21 @@ class Planner {
     indptr.Push(int32_t(items.Size()));
   }
 
+  /// a / b of numbers that are mostly small: 64-bit division takes several times as long.
+  static int64_t Quotient(int64_t a, int64_t b) {
+    return a >= 0 && a <= INT32_MAX && b <= INT32_MAX ? uint32_t(a) / uint32_t(b) : a / b;
+  }
+
+  /// `count` items of a tile, for the heads from `head` on.
+  static void PushHeads(List<WorkItem>& items, const WorkItem& tile, int32_t head, int32_t count) {
+    const WorkItem copy = tile;  // in registers
+    WorkItem* to = items.Extend(count);
+    for (WorkItem* const end = to + count; to != end; ++to, ++head) {
+      *to = copy;
+      to->kv_head = head;
+    }
+  }
+
   static int64_t Granules(const WorkItem& item) { return DivideUp(item.kv_end - item.kv_start, GRANULE); }
 
   /// Give slots to the items from `first` on if they are several: the pieces of one tile.
@@ -322,9 +344,8 @@ class Planner {
   }
 
   void PlanWide() {
-    List<WorkItem>& tiles = out_.tiles;
-    tiles.Clear();
-    ForEachTile(false, [&](const WorkItem& item) { tiles.Push(item); });
+    ListTiles(false);
+    const List<WorkItem>& tiles = out_.tiles;
     if (tiles.Size() == 0) return;
     const int64_t blocks = std::max(wide_blocks_, 1), heads = in_.num_kv_heads;
     int64_t longest = 1;
@@ -351,9 +372,7 @@ class Planner {
     const int64_t size = in_.disable_split ? INT32_MAX : DivideUp(in_.fixed_split, GRANULE) * GRANULE;
     for (const bool narrow : {true, false}) {
       out_.tiles.Clear();
-      if (narrow ? in_.narrow_tile > 0 : wide_tile_ > 0) {
-        ForEachTile(narrow, [&](const WorkItem& item) { out_.tiles.Push(item); });
-      }
+      if (narrow ? in_.narrow_tile > 0 : wide_tile_ > 0) ListTiles(narrow);
       CutTiles(size, true, narrow ? out_.narrow : out_.wide, narrow ? out_.narrow_merges : out_.wide_merges,
                narrow ? out_.narrow_slots : out_.wide_slots);
     }
