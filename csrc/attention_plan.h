@@ -123,6 +123,15 @@ inline PlanOutput& RunPlanner(const char* op, const PlanInput& in) {
   return out;
 }
 
+/// The plan, with what it has room for.
+inline void WritePlan(const PlanInput& in, const PlanOutput& out, char* buffer) {
+  Planner::Write(out, buffer);
+  if (!in.keeps_indptr) return;
+  const size_t bytes = (size_t(in.batch_size) + 1) * sizeof(int32_t);
+  std::memcpy(buffer + Planner::IndptrOffset(0, in.batch_size), in.kv_indptr, bytes);
+  if (in.qo_indptr != nullptr) std::memcpy(buffer + Planner::IndptrOffset(1, in.batch_size), in.qo_indptr, bytes);
+}
+
 inline Numbers WorkspaceSize(const char* op, const PlanInput& in) {
   const PlanInfo& info = RunPlanner(op, in).info;
   return Numbers{info.float_bytes, info.int_bytes};
@@ -155,7 +164,7 @@ inline PinnedHalves& HalvesOf(const void* pinned, int device) {
 }
 
 /// Write the plan to a half of the pinned buffer, or to all of it if it is long, and copy it without waiting.
-inline void CopyPlan(const char* op, const PlanOutput& out, const PlanBuffers& to) {
+inline void CopyPlan(const char* op, const PlanInput& in, const PlanOutput& out, const PlanBuffers& to) {
   const int64_t bytes = out.info.int_bytes, half = ByteSize(to.pinned) / 32 * 16;
   PinnedHalves& halves = HalvesOf(to.pinned.data_ptr(), to.int_ws.device().device_id);
   const bool is_long = bytes > half;
@@ -163,7 +172,7 @@ inline void CopyPlan(const char* op, const PlanOutput& out, const PlanBuffers& t
   CheckStatus(op, cudaEventSynchronize(halves.copied[turn]));
   if (is_long) CheckStatus(op, cudaEventSynchronize(halves.copied[1]));
   char* const from = to.pinned.data_ptr<char>() + turn * half;
-  Planner::Write(out, from);
+  WritePlan(in, out, from);
   const Stream stream = get_stream(to.int_ws.device());
   CheckStatus(op, cudaMemcpyAsync(to.int_ws.data_ptr(), from, bytes, cudaMemcpyHostToDevice, stream));
   CheckStatus(op, cudaEventRecord(halves.copied[turn], stream));
@@ -179,10 +188,10 @@ inline Numbers MakePlan(const char* op, PlanInput in, const PlanBuffers& to) {
   CheckSize(op, "float_workspace_buffer", to.float_ws, info.float_bytes);
   CheckSize(op, "int_workspace_buffer", to.int_ws, info.int_bytes);
 #ifdef FLASHINFER_CPU
-  Planner::Write(out, to.int_ws.data_ptr<char>());
+  WritePlan(in, out, to.int_ws.data_ptr<char>());
 #else
   CheckSize(op, "pinned int_workspace_buffer", to.pinned, info.int_bytes);
-  CopyPlan(op, out, to);
+  CopyPlan(op, in, out, to);
 #endif
   int64_t numbers[PLAN_INFO_SIZE];
   info.ToArray(numbers);

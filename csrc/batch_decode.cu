@@ -30,6 +30,7 @@ PlanInput InputOf(const TensorView& indptr, int64_t batch_size, int64_t num_qo_h
                   int64_t page_size, bool enable_cuda_graph, int64_t window_left) {
   PlanInput in = InputOf(batch_size, 1, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph, window_left);
   in.kv_indptr = HostArray(OP, "indptr", indptr, batch_size + 1);
+  in.keeps_indptr = true;
   return in;
 }
 
@@ -40,6 +41,7 @@ PlanInput InputOf(const TensorView& kv_indptr, const Optional<TensorView>& kv_le
   const int64_t batch_size = kv_lens.has_value() ? (*kv_lens).numel() : kv_indptr.numel() - 1;
   PlanInput in = InputOf(batch_size, q_len, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph, window_left);
   in.kv_indptr = HostArray(OP, "kv_indptr", kv_indptr, batch_size + 1);
+  in.keeps_indptr = true;
   if (kv_lens.has_value()) in.kv_lens = HostArray(OP, "kv_lens", *kv_lens, batch_size);
   in.fixed_split = int32_t(fixed_split_size);
   in.disable_split = disable_split_kv;

@@ -18,6 +18,7 @@ PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, cons
   in.batch_size = int32_t(batch_size);
   in.qo_indptr = HostArray(OP, "qo_indptr", qo_indptr, batch_size + 1);
   in.kv_indptr = HostArray(OP, "kv_indptr", kv_indptr, batch_size + 1);
+  in.keeps_indptr = true;
   if (kv_lens.has_value()) in.kv_lens = HostArray(OP, "kv_lens", *kv_lens, batch_size);
   in.page_size = int32_t(page_size);
   in.num_qo_heads = int32_t(num_qo_heads);

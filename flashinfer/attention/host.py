@@ -4,14 +4,23 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterable, Optional
+from typing import Any, Iterable, Optional, Union
 
 import numpy as np
 import torch
 
 from ..errors import ArgumentError
 
-__all__ = ["as_tensors", "kv_lens_of_pages", "range_buffer", "rows_on_host", "segment_lens", "to_device", "to_host"]
+__all__ = [
+    "as_tensor",
+    "as_tensors",
+    "kv_lens_of_pages",
+    "range_buffer",
+    "rows_on_host",
+    "segment_lens",
+    "to_device",
+    "to_host",
+]
 
 _INT32 = torch.int32
 
@@ -43,10 +52,14 @@ def as_tensors(args: Iterable[Any]) -> list[Any]:
     return [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in args]
 
 
+def as_tensor(x: Union[np.ndarray, torch.Tensor, None]) -> Optional[torch.Tensor]:
+    return torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+
+
 @functools.lru_cache(maxsize=64)
-def rows_on_host(batch_size: int, rows: int) -> np.ndarray:
+def rows_on_host(batch_size: int, rows: int) -> torch.Tensor:
     """``[0, rows, 2 * rows, ...]``, one more than there are requests. Read-only."""
-    return np.arange(batch_size + 1, dtype=np.int32) * np.int32(rows)
+    return torch.arange(batch_size + 1, dtype=_INT32) * rows
 
 
 def to_device(x: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:

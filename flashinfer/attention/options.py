@@ -79,6 +79,7 @@ class Dtypes:
 Dtype = Union[torch.dtype, str, None]
 
 
+@functools.lru_cache(maxsize=256)
 def resolve_dtypes(op: str, q: Dtype, kv: Dtype, o: Dtype, data: Dtype = None) -> Dtypes:
     """Fill in what was left out: q <- data, kv <- data <- q, o <- q (bfloat16 for 8-bit queries)."""
     q = canonicalize_torch_dtype(q if q is not None else data)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import torch
 from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
+from .host import to_device
 from .jit_arguments import JitArguments
 from .modules import device_kind
 from .options import Dtypes, layout_code, pos_encoding_code
@@ -20,6 +21,7 @@ from .records import aligned, is_misaligned
 __all__ = ["PlannedWrapper", "run_planned"]
 
 _INT_WORKSPACE_BYTES = 8 << 20
+_PLAN_ALIGNMENT = 16  # bytes: of the header of a native plan, and of what follows it
 
 _wrappers: weakref.WeakValueDictionary[int, PlannedWrapper] = weakref.WeakValueDictionary()
 _handles = itertools.count()
@@ -87,6 +89,7 @@ class PlannedWrapper:
     def _set_workspaces(self, float_workspace: torch.Tensor, int_workspace: torch.Tensor) -> None:
         self._float_workspace_buffer = float_workspace
         self._int_workspace_buffer = int_workspace
+        self._indptr_views: dict[tuple[int, int], torch.Tensor] = {}
         self._check_alignment()
         self._pin_memory_int_workspace_buffer = torch.empty(
             int_workspace.shape, dtype=int_workspace.dtype, pin_memory=self._device_kind == "cuda"
@@ -101,12 +104,31 @@ class PlannedWrapper:
                         f"{self._op}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}"
                     )
 
+    def _indptr_on_device(self, indptr: torch.Tensor, which: int, non_blocking: bool) -> torch.Tensor:
+        """``kv_indptr`` (``which`` = 0) or ``qo_indptr`` (1) for kernels.
+
+        As it is, if it is on the device, or else where the native plan copies it to: behind its header
+        (include/flashinfer/attention/plan.h, ``IndptrOffset``).
+        """
+        if indptr.is_cuda or self._device_kind == "cpu":
+            return to_device(indptr, self.device, non_blocking)
+        size = indptr.shape[0]
+        view = self._indptr_views.get((which, size))
+        if view is None:
+            begin = _PLAN_ALIGNMENT + which * (-(-4 * size // _PLAN_ALIGNMENT) * _PLAN_ALIGNMENT)
+            taken = self._int_workspace_buffer.view(torch.uint8)[begin : begin + 4 * size]
+            if taken.numel() < 4 * size:
+                return to_device(indptr, self.device, non_blocking)  # too small for any plan, which will say so
+            self._indptr_views[which, size] = view = taken.view(torch.int32)
+        return view
+
     def _native_plan(self, entry: Any, *args: Any) -> Any:
         """Call a native plan. It fills a part of the pinned buffer and copies it to the device without waiting.
 
         A part is written again once its copy has run, of which a module knows by itself; modules do not know of each
         other's copies.
         """
+        self._plan_info = None  # if this one fails there is none
         if entry is not self._planner:
             if self._planner is not None and self._device_kind == "cuda":
                 torch.cuda.synchronize(self.device)

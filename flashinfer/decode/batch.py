@@ -11,7 +11,6 @@ import torch
 from ..api_logging import flashinfer_api
 from ..attention.attend import Result
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
-from ..attention.host import as_tensors
 from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
 from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
@@ -293,7 +292,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta,
         )  # fmt: skip
         probe._planned = (indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or probe._is_nvfp4)
-        float_bytes, int_bytes = probe._module().workspace_size(*as_tensors(probe._work()))
+        float_bytes, int_bytes = probe._module().workspace_size(*probe._work())
         return int(float_bytes), int(int_bytes)
 
     @flashinfer_api(trace=batch_decode_trace)

@@ -73,6 +73,7 @@ fixed_split_size, disable_split_kv, q_len_per_req
         )
     on_host = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
     is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
+    indptr_host: Union[np.ndarray, torch.Tensor, None]
     kv_lens: Optional[np.ndarray]
     if page_size == 1:
         (indptr_host,) = to_host(on_host)

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import functools
+from typing import Any, Optional, Union
 
 import numpy as np
 import torch
 
 from ..attention.attend import AttentionWrapper
 from ..attention.host import (
-    as_tensors,
+    as_tensor,
     kv_lens_of_pages,
     range_buffer,
     rows_on_host,
@@ -23,6 +24,9 @@ from ..attention.options import Dtypes
 from ..errors import ArgumentError
 
 __all__ = ["DecodePlanner"]
+
+_INT32 = torch.int32
+_rows_on_device = functools.lru_cache(maxsize=256)(range_buffer)  # a slice takes 2 us
 
 
 class DecodePlanner(AttentionWrapper):
@@ -87,21 +91,21 @@ class DecodePlanner(AttentionWrapper):
         page_size: int,
         q_len_per_req: int,
         is_exact: bool,
-    ) -> tuple[np.ndarray, Optional[np.ndarray]]:
+    ) -> tuple[Union[np.ndarray, torch.Tensor], Optional[np.ndarray]]:
         """Page offsets and keys of each request on the host, in at most one copy from the device.
 
         Keys are None if pages are enough to plan by: the device knows how full the last ones are, and to ask it would
-        mean to wait. ``is_exact``: splits must not depend on that.
+        mean to wait. ``is_exact``: splits must not depend on that. The native plan checks that offsets do not fall.
         """
         if last_page_len.is_cuda and seq_lens is None and not (indptr.is_cuda or is_exact or q_len_per_req > 1):
-            (indptr_host,) = to_host(indptr)
-            assert indptr_host is not None
-            pages = segment_lens(op, "indptr", indptr_host)
-            if last_page_len.shape != pages.shape:
+            if indptr.dtype is not _INT32 or not indptr.is_contiguous():
+                indptr = indptr.to(_INT32).contiguous()
+            if indptr.ndim != 1 or last_page_len.ndim != 1 or indptr.shape[0] != last_page_len.shape[0] + 1:
                 raise ArgumentError(
-                    f"{op}: last_page_len has shape {tuple(last_page_len.shape)}, expected {pages.shape} (batch size)"
+                    f"{op}: last_page_len has shape {tuple(last_page_len.shape)}, expected ({indptr.numel() - 1},) "
+                    "(batch size)"
                 )
-            return indptr_host, None
+            return indptr, None
         indptr_host, lens = to_host(indptr, last_page_len if seq_lens is None else seq_lens)
         assert indptr_host is not None and lens is not None
         if seq_lens is None:
@@ -127,7 +131,7 @@ class DecodePlanner(AttentionWrapper):
             self._paged_kv_indices_buf[: len(indices)].copy_(indices, non_blocking=non_blocking)
             self._paged_kv_last_page_len_buf.copy_(last_page_len, non_blocking=non_blocking)
         else:
-            self._paged_kv_indptr_buf = to_device(indptr, self.device, non_blocking)
+            self._paged_kv_indptr_buf = self._indptr_on_device(indptr, 0, non_blocking)
             self._paged_kv_indices_buf = to_device(indices, self.device, non_blocking)
             self._paged_kv_last_page_len_buf = to_device(last_page_len, self.device, non_blocking)
 
@@ -160,7 +164,7 @@ class DecodePlanner(AttentionWrapper):
         inner = (page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size)
         self._page_shape = torch.Size(inner)
         if self._use_tensor_cores:
-            rows = range_buffer(batch_size + 1, self.device)
+            rows = _rows_on_device(batch_size + 1, self.device)
             if not self._use_cuda_graph and q_len_per_req == 1:
                 self._qo_indptr_buf = rows
             elif not self._use_cuda_graph or self._qo_indptr_buf is None:
@@ -186,7 +190,9 @@ class DecodePlanner(AttentionWrapper):
     def _work(self) -> tuple[Any, ...]:
         """Arguments of the native plan after the workspaces."""
         indptr, kv_lens, fixed_split_size, disable_split_kv = self._planned
-        batch_size, q_len = len(indptr) - 1, self._planned_q_len
+        indptr, kv_lens = as_tensor(indptr), as_tensor(kv_lens)
+        assert indptr is not None
+        batch_size, q_len = indptr.shape[0] - 1, self._planned_q_len
         if self._use_tensor_cores:
             assert q_len is not None
             qo_indptr = rows_on_host(batch_size, q_len)
@@ -204,5 +210,5 @@ class DecodePlanner(AttentionWrapper):
     def _plan_work(self) -> None:
         module = self._cached_module
         self._plan_info = self._native_plan(
-            module.plan if self._use_tensor_cores else module.plan_with_lens, *as_tensors(self._work())
+            module.plan if self._use_tensor_cores else module.plan_with_lens, *self._work()
         )

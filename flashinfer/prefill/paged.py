@@ -322,8 +322,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
                 assert buffer is not None
                 buffer[: len(given)].copy_(given, non_blocking=non_blocking)
         else:
-            self._qo_indptr_buf = to_device(qo_indptr, self.device, non_blocking)
-            self._paged_kv_indptr_buf = to_device(kv_indptr, self.device, non_blocking)
+            self._qo_indptr_buf = self._indptr_on_device(qo_indptr, 1, non_blocking)
+            self._paged_kv_indptr_buf = self._indptr_on_device(kv_indptr, 0, non_blocking)
             self._paged_kv_indices_buf = to_device(kv_indices, self.device, non_blocking)
             self._paged_kv_last_page_len_buf = to_device(last_page_len, self.device, non_blocking)
 

@@ -9,7 +9,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..attention.cache import PagedCache, scale_factors
-from ..attention.host import segment_lens, to_device, to_host
+from ..attention.host import segment_lens, to_host
 from ..attention.options import resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
 from ..errors import ArgumentError
@@ -179,8 +179,8 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             self._qo_indptr_buf.copy_(qo_indptr, non_blocking=non_blocking)
             self._kv_indptr_buf.copy_(kv_indptr, non_blocking=non_blocking)
         else:
-            self._qo_indptr_buf = to_device(qo_indptr, self.device, non_blocking)
-            self._kv_indptr_buf = to_device(kv_indptr, self.device, non_blocking)
+            self._qo_indptr_buf = self._indptr_on_device(qo_indptr, 1, non_blocking)
+            self._kv_indptr_buf = self._indptr_on_device(kv_indptr, 0, non_blocking)
         head_dim_vo = head_dim_vo or head_dim_qk
         self._planned = (
             (

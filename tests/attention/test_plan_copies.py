@@ -106,6 +106,24 @@ def test_plans_in_a_row_do_not_mix():
 
 
 @needs_gpu
+def test_offsets_on_the_host_travel_with_the_plan():
+    batch, decode = Batch([5, 20], [40, 97], device="cuda"), Batch([1, 1], [40, 97], device="cuda")
+    pages, decode_pages = batch.pages(8), decode.pages(8)
+    for tensor_cores in (False, True):
+        wrapper = planned(decode, decode_pages, tensor_cores=tensor_cores)
+        wrapper.plan(decode_pages.indptr.cpu(), *decode_pages.table[1:], 4, 2, 64, 8)
+        assert torch.equal(wrapper._paged_kv_indptr_buf, decode_pages.indptr)
+        close(wrapper.run(decode.q, decode.cache(decode_pages), return_lse=True), decode.expected())
+    wrapper = paged(batch, pages)
+    wrapper.plan(batch.qo_indptr.cpu(), pages.indptr.cpu(), *pages.table[1:], 4, 2, 64, 8)
+    assert torch.equal(wrapper._qo_indptr_buf, batch.qo_indptr)
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+    wrapper = ragged(batch)
+    wrapper.plan(batch.qo_indptr.cpu(), batch.kv_indptr.cpu(), 4, 2, 64)
+    close(wrapper.run(batch.q, batch.k, batch.v, return_lse=True), batch.expected())
+
+
+@needs_gpu
 def test_capture_of_a_wrapper_that_is_not_made_for_it_is_refused():
     batch = Batch([1, 1], [40, 97], device="cuda")
     pages = batch.pages(8)

@@ -37,6 +37,7 @@ struct PlanInput {
   bool all_partial;  ///< tiles of one item have a slot and a merge too (pair.h)
   bool cuda_graph;
   int32_t max_rows;       ///< of q in any plan of this graph
+  bool keeps_indptr;      ///< the plan has room for kv_indptr and qo_indptr, behind its header (IndptrOffset)
   int64_t float_bytes;    ///< of the float workspace, 0 if unknown: what fixed splits of a graph may grow to
   int32_t narrow_tile;    ///< rows of the tiles of either list; 0: the backend has none
   int32_t narrow_blocks;  ///< blocks resident at once
@@ -143,6 +144,11 @@ class Planner {
       PlanWide();
     }
     Layout();
+  }
+
+  /// Where a plan has room for kv_indptr (0) and qo_indptr (1), if asked to, and where that ends.
+  static int64_t IndptrOffset(int which, int32_t batch_size) {
+    return AlignUp(sizeof(PlanHeader)) + which * AlignUp((int64_t(batch_size) + 1) * sizeof(int32_t));
   }
 
   /// Copy the lists to `buffer`, which holds info.int_bytes.
@@ -462,7 +468,7 @@ class Planner {
         wide_merges = std::min(wide_tiles, wide_slots / heads);
       }
     }
-    int64_t at = AlignUp(sizeof(PlanHeader));
+    int64_t at = IndptrOffset(in_.keeps_indptr ? (in_.qo_indptr != nullptr ? 2 : 1) : 0, in_.batch_size);
     auto place = [&at](int64_t bytes) {
       const int64_t offset = at;
       at = AlignUp(at + bytes);
