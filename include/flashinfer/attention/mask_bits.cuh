@@ -25,6 +25,12 @@ __device__ __forceinline__ uint64_t MaskBits(const uint8_t* mask, int kv_len, in
   return count < 64 ? bits & ((uint64_t{1} << count) - 1) : bits;
 }
 
+/// Bits [begin, end) of 64; both may be outside of the word.
+__device__ __forceinline__ uint64_t RangeBits(int begin, int end) {
+  const uint64_t from = begin < 64 ? ~uint64_t{0} << max(begin, 0) : 0;
+  return end < 64 ? from & ((uint64_t{1} << max(end, 0)) - 1) : from;
+}
+
 /// For each step of keys: is any pair of the tile visible, are all? Steps beyond the table count as mixed.
 struct MaskClasses {
   static constexpr int BYTES = 1024;

@@ -55,8 +55,8 @@ struct AttentionVariantBase {
   REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, { return true; })
   REGISTER_M_D_UPDATE(params, kv_tile_idx, qo_head_idx, m, d, scale, {})
   REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, {
-    const float d_rcp = (m != -math::inf) ? math::ptx_rcp(d) : 0.f;
-    return output * d_rcp;
+    const float d_rcp = math::ptx_rcp(d);  // outside of the condition: computed once for the columns of a row
+    return output * (m != -math::inf ? d_rcp : 0.f);
   })
 };
 
@@ -152,17 +152,26 @@ struct HasItems<Params, decltype(void(Params::maybe_token_pos_in_items_ptr))> {
 };
 
 /// Multi-item scoring beyond its causal part: tokens of an item see the prefix and their own item only.
+struct ItemBounds {
+  int32_t prefix = 0, first = 0;  ///< keys below one and from the other on are visible
+
+  template <typename Params>
+  FLASHINFER_HD ItemBounds(const Params& params, uint32_t batch_idx, int32_t qo_len, int32_t kv_len, int32_t qo_idx) {
+    if constexpr (HasItems<Params>::value) {
+      const int32_t position = qo_idx + kv_len - qo_len;
+      prefix = int32_t(params.maybe_prefix_len_ptr[batch_idx]);
+      if (position < prefix) return;
+      const int64_t at = int64_t(batch_idx) * params.token_pos_in_items_len + position - prefix;
+      first = position + 1 - int32_t(params.maybe_token_pos_in_items_ptr[at]);
+    }
+  }
+};
+
 template <typename Params>
 FLASHINFER_HD bool VisibleInItem(const Params& params, uint32_t batch_idx, int32_t qo_len, int32_t kv_len,
                                  int32_t qo_idx, int32_t kv_idx) {
-  if constexpr (HasItems<Params>::value) {
-    const int32_t position = qo_idx + kv_len - qo_len, prefix = int32_t(params.maybe_prefix_len_ptr[batch_idx]);
-    if (position < prefix || kv_idx < prefix) return true;
-    const int64_t at = int64_t(batch_idx) * params.token_pos_in_items_len + position - prefix;
-    return position < kv_idx + int32_t(params.maybe_token_pos_in_items_ptr[at]);
-  } else {
-    return true;
-  }
+  const ItemBounds items(params, batch_idx, qo_len, kv_len, qo_idx);
+  return kv_idx < items.prefix || kv_idx >= items.first;
 }
 
 }  // namespace attention

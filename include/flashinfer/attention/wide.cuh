@@ -86,8 +86,12 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void LoadQuery(char* q_shared) {
-    StageQuery<Tr::TILE, Tr::THREADS, typename Tr::QLayout, Tr::FP8>(QueryReader<Params, Variant>{p, variant, item},
-                                                                     q_shared);
+    if constexpr (QUERY_AS_STORED<Tr, Variant>) {
+      CopyQuery<Tr>(p, item, ptx::SharedAddress(q_shared));
+    } else {
+      StageQuery<Tr::TILE, Tr::THREADS, typename Tr::QLayout, Tr::FP8>(QueryReader<Params, Variant>{p, variant, item},
+                                                                       q_shared);
+    }
   }
 
   __device__ __forceinline__ void Start() {
@@ -214,33 +218,31 @@ struct Consumer {
         const int row = Row(t, i), qo_idx = TokenOf(row), head = HeadOf(row);
         if (!TAKES_PADDING<Variant> && row >= rows) continue;  // nobody reads what becomes of it
         const int first = MASKED ? mask.First(qo_idx) : 0, end = MASKED ? min(mask.End(qo_idx), item.kv_end) : 0;
-        [[maybe_unused]] uint64_t bits = ~uint64_t{0};
+        [[maybe_unused]] uint64_t bits = MASKED ? RangeBits(first - token, end - token) : 0;
         if constexpr (MASKED && ALL_MASKED && HAS_MASK_BITS<Variant>) {
           if (variant.custom_mask_ptr != nullptr) {
-            bits = MaskBits(variant.custom_mask_ptr, item.kv_len, qo_idx, token, min(Tr::KEYS, item.kv_len - token));
+            bits &= MaskBits(variant.custom_mask_ptr, item.kv_len, qo_idx, token, min(Tr::KEYS, item.kv_len - token));
           }
         }
+        if constexpr (MASKED && ALL_MASKED) {
+          if (p.mask_mode == int32_t(MaskMode::kMultiItemScoring)) {
+            const ItemBounds items(p, item.request, item.qo_len, item.kv_len, qo_idx);
+            bits &= RangeBits(0, items.prefix - token) | RangeBits(items.first - token, 64);
+          }
+        }
+        bits >>= 2 * c;
 #pragma unroll
         for (int n = 0; n < 2 * KEY_BLOCKS; ++n) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            const int at = 8 * n + 2 * c + j, key = token + at;
+            const int key = token + 8 * n + 2 * c + j;
             float& x = s[t][n][2 * i + j];
             if (TAKES_PADDING<Variant> || !MASKED || key < item.kv_end) {
               x = variant.LogitsTransform(p, x, item.request, qo_idx, key, head, item.kv_head);
             }
             if constexpr (MASKED) {
-              bool visible = key >= first && key < end;
-              if constexpr (ALL_MASKED) {
-                if constexpr (HAS_MASK_BITS<Variant>) {
-                  visible = visible && ((bits >> at) & 1) != 0;
-                } else {
-                  visible = visible && variant.LogitsMask(p, item.request, qo_idx, key, head, item.kv_head);
-                }
-                if (visible && p.mask_mode == int32_t(MaskMode::kMultiItemScoring)) {
-                  visible = VisibleInItem(p, item.request, item.qo_len, item.kv_len, qo_idx, key);
-                }
-              } else {
+              bool visible = (bits >> (8 * n + j) & 1) != 0;
+              if constexpr (!(ALL_MASKED && HAS_MASK_BITS<Variant>)) {
                 visible = visible && variant.LogitsMask(p, item.request, qo_idx, key, head, item.kv_head);
               }
               if (!visible) x = Variant::use_softmax ? -math::inf : 0.f;
@@ -380,10 +382,9 @@ struct Consumer {
 
   /// Normalise and write. Results go through shared memory (where the query was) to be stored 16 bytes at a time.
   __device__ __forceinline__ void Finish(const WorkList& work, char* shared_o) {
-    const int c = threadIdx.x % 4;
+    const int c = threadIdx.x % 4, lane = threadIdx.x % 32, rows = Rows();
     const bool partial = item.slot >= 0;
-    const int rows = Rows();
-    __syncthreads();
+    Meet();
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
 #pragma unroll
@@ -400,44 +401,68 @@ struct Consumer {
             p.lse[(int64_t(item.qo_begin) + qo_idx) * p.num_qo_heads + head] = lse * p.lse_scale;
           }
         }
-        if (!TAKES_PADDING<Variant> && row >= rows) continue;
+        if (row >= rows && (partial || !TAKES_PADDING<Variant>)) continue;
+        // f(n, x) for blocks of 16 columns, of which the lane has 4: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9.
+        auto each = [&](const auto& f) {
 #pragma unroll
-        for (int n = 0; n < N_BLOCKS; ++n) {
-          const int column = column0 + 16 * n + (Tr::FP8 ? 4 * c : 2 * c), second = Tr::FP8 ? 2 : 8;
-          if (Tr::D_VO % Tr::D_WARP != 0 && column >= Tr::D_VO) continue;
-          float x[4];  // in the order of the lane's columns: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9
+          for (int n = 0; n < N_BLOCKS; ++n) {
+            if (Tr::D_VO % Tr::D_WARP != 0 && column0 + 16 * n >= Tr::D_VO) continue;
+            float x[4];
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const float y = Tr::FP8 ? o[t][2 * n + j % 2][2 * i + j / 2] : o[t][2 * n + j / 2][2 * i + j % 2];
-            x[j] = variant.OutputTransform(p, y, item.request, qo_idx, head, top, total, 1.f);
-          }
-          if (partial) {
-            if (row < rows) {
-              float* to = work.partial_o + slot_row * Tr::D_VO + column;
-              *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
-              *reinterpret_cast<float2*>(to + second) = make_float2(x[2], x[3]);
+            for (int j = 0; j < 4; ++j) {
+              const float y = Tr::FP8 ? o[t][2 * n + j % 2][2 * i + j / 2] : o[t][2 * n + j / 2][2 * i + j % 2];
+              x[j] = variant.OutputTransform(p, y, item.request, qo_idx, head, top, total, 1.f);
             }
-          } else {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              const int at = column + half * second;
-              *reinterpret_cast<uint32_t*>(shared_o + Tr::OLayout::Offset(row, at / 8) + at % 8 * 2) =
-                  Pack<typename Params::DTypeO>(x[2 * half] * p.out_scale, x[2 * half + 1] * p.out_scale);
-            }
+            f(n, x);
           }
+        };
+        constexpr int FIRST = Tr::FP8 ? 4 : 2, SECOND = Tr::FP8 ? 2 : 8;
+        if (partial) {
+          float* to = work.partial_o + slot_row * Tr::D_VO + column0 + FIRST * c;
+          each([&](int n, const float (&x)[4]) {
+            *reinterpret_cast<float2*>(to + 16 * n) = make_float2(x[0], x[1]);
+            *reinterpret_cast<float2*>(to + 16 * n + SECOND) = make_float2(x[2], x[3]);
+          });
+        } else {
+          // Address of the first pair of numbers in block 0; the second is in the next chunk, or behind it (fp8).
+          const int chunk = Tr::FP8 ? c / 2 : 0, byte = Tr::FP8 ? c % 2 * 8 : c * 4;
+          const uint32_t low = ptx::SharedAddress(shared_o) + Tr::OLayout::Offset(row, chunk) + byte;
+          const uint32_t high = Tr::FP8 ? low + 4 : ptx::SharedAddress(shared_o) + Tr::OLayout::Offset(row, 1) + byte;
+          each([&](int n, const float (&x)[4]) {
+            using To = typename Params::DTypeO;
+            const int block = Tr::WD == 1 ? n : column0 / 16 + n;
+            ptx::StoreShared4(Tr::OLayout::Pair(low, block), Pack<To>(x[0] * p.out_scale, x[1] * p.out_scale));
+            ptx::StoreShared4(Tr::OLayout::Pair(high, block), Pack<To>(x[2] * p.out_scale, x[3] * p.out_scale));
+          });
         }
       }
     }
     if (partial) return;
-    __syncthreads();
-    constexpr int CHUNKS = Tr::D_VO / 8;
-    for (int id = threadIdx.x; id < rows * CHUNKS; id += Tr::THREADS) {
-      const int row = id / CHUNKS, chunk = id % CHUNKS;
-      const uint4 x = *reinterpret_cast<const uint4*>(shared_o + Tr::OLayout::Offset(row, chunk));
+    Meet();
+    const int first = OWN_ROWS ? row0 + lane / 8 : int(threadIdx.x) / 8, end = OWN_ROWS ? row0 + 16 * MT : Tr::TILE;
+#pragma unroll 2
+    for (int row = first; row < min(end, rows); row += OWN_ROWS ? 4 : Tr::THREADS / 8) {
       typename Params::DTypeO* to = p.o +
                                     (int64_t(item.qo_begin) + p.group.Divide(item.row_begin + row)) * p.o_stride_n +
-                                    HeadOf(row) * p.o_stride_h + 8 * chunk;
-      *reinterpret_cast<uint4*>(to) = x;
+                                    HeadOf(row) * p.o_stride_h;
+#pragma unroll
+      for (int chunk = lane % 8; chunk < Tr::D_VO / 8; chunk += 8) {
+        const uint4 x = *reinterpret_cast<const uint4*>(shared_o + Tr::OLayout::Offset(row, chunk));
+        *reinterpret_cast<uint4*>(to + 8 * chunk) = x;
+      }
+    }
+  }
+
+ private:
+  /// Whether results of a warp replace the queries of that warp alone.
+  static constexpr bool OWN_ROWS = Tr::WD == 1 && Tr::QLayout::PITCH == Tr::OLayout::PITCH;
+
+  /// Wait for the warps whose rows of shared memory this one shares.
+  __device__ __forceinline__ void Meet() const {
+    if constexpr (OWN_ROWS) {
+      __syncwarp();
+    } else {
+      __syncthreads();
     }
   }
 };
@@ -451,9 +476,10 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
   auto* const offsets = reinterpret_cast<RowOffsets<Params>*>(stages + 2 * Tr::STAGE_BYTES);
   uint8_t* const classes = reinterpret_cast<uint8_t*>(offsets + 2 * Tr::KEYS);
   const uint32_t q_tile = ptx::SharedAddress(shared), ring = ptx::SharedAddress(stages);
+  constexpr bool SEVERAL = TILE == NARROW_TILE;  // larger tiles are in lists of an item per block (plan.h)
   const int2 items = ItemsOfBlock(p, work, block);
   for (int index = items.x; index < items.y; ++index) {
-    const WorkItem item = index == items.x ? FirstItem<TILE>(p, work, index) : ListItem(p, work, index);
+    const WorkItem item = !SEVERAL || index == items.x ? FirstItem<TILE>(p, work, index) : ListItem(p, work, index);
     Loader<Tr, PAGED> loader{p, strides, item, offsets, 0};
     Consumer<Tr, Variant, ALL_MASKED> consumer(p, item);
     // Where a step starts, skipping those of which a custom mask hides everything.
@@ -467,29 +493,27 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
       }
       return token;
     };
-    // A turn computes step `token` while `following` is copied and the page table for the one after it is read. The first
-    // turn only copies.
-    int token = item.kv_end, following = next_step(item.kv_start), buffer = 1;
-    loader.AskPage(following);
+    // A turn computes step `token` while `following` is copied and the page table for the one after it is read.
+    int token = next_step(item.kv_start), following = next_step(token + Tr::KEYS), buffer = 0;
+    loader.AskPage(token);
     consumer.LoadQuery(shared);
-    loader.StoreOffset(following, 0);
-    bool starting = true;
+    loader.StoreOffset(token, 0);
+    loader.AskPage(following);
+    if constexpr (Loader<Tr, PAGED>::HAS_TABLE) __syncthreads();
+    loader.Issue(token, 0, ring);
+    consumer.Start();
+    loader.StoreOffset(following, 1);
+    if (token >= item.kv_end) {  // no turn waits for the query, which results replace
+      ptx::CopyWait<0>();
+      __syncthreads();
+    }
 #pragma unroll 1
-    while (starting || token < item.kv_end) {
+    while (token < item.kv_end) {
       const int after = next_step(following + Tr::KEYS);
       loader.AskPage(after);
       ptx::CopyWait<0>();
       __syncthreads();  // keys and values have landed; the other buffer and its offsets are free
       if (following < item.kv_end) loader.Issue(following, buffer ^ 1, ring + (buffer ^ 1) * Tr::STAGE_BYTES);
-      if (starting) {
-        starting = false;
-        consumer.Start();
-        loader.StoreOffset(after, buffer);
-        token = following;
-        following = after;
-        buffer ^= 1;
-        continue;
-      }
       bool masked = token < consumer.full_begin || token + Tr::KEYS > consumer.full_end;
       if constexpr (ALL_MASKED) {
         if constexpr (HAS_MASK_BITS<Variant>) {
@@ -507,6 +531,7 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
       buffer ^= 1;
     }
     consumer.Finish(work, shared);
+    if (!SEVERAL) break;
     __syncthreads();  // the next item overwrites what is read here
   }
 }

@@ -7,6 +7,33 @@ namespace flashinfer {
 namespace attention {
 namespace wide {
 
+/// Whether queries are multiplied as they are stored and are rows of whole lines of 128 bytes.
+template <typename Tr, typename Variant>
+inline constexpr bool QUERY_AS_STORED = false;
+template <typename Tr, bool CUSTOM_MASK, bool SLIDING_WINDOW, bool SOFT_CAP, bool ALIBI>
+inline constexpr bool QUERY_AS_STORED<Tr, DefaultAttention<CUSTOM_MASK, SLIDING_WINDOW, SOFT_CAP, ALIBI>> =
+    Tr::QLayout::SWIZZLED && !Tr::FP8 && !Tr::Params::SHARED_KV &&
+    Tr::Params::POS_ENCODING != PosEncodingMode::kRoPELlama;
+
+/// The query of a tile into shared memory without waiting; the copies belong to what is committed next.
+template <typename Tr>
+__device__ __forceinline__ void CopyQuery(const typename Tr::Params& p, const WorkItem& item, uint32_t to) {
+  using Layout = typename Tr::QLayout;
+  constexpr int ROWS = Tr::THREADS / 8;  // 8 threads copy a row; those of a thread are swizzled alike
+  const int first = threadIdx.x / 8, chunk = threadIdx.x % 8, rows = item.qo_len * int(p.group.divisor);
+  to += Layout::Offset(first, chunk);
+#pragma unroll 2
+  for (int row = first; row < Tr::TILE; row += ROWS, to += ROWS * Layout::PITCH) {
+    const int at = item.row_begin + row, token = p.group.Divide(at);
+    const int head = item.kv_head * int(p.group.divisor) + at - token * int(p.group.divisor);
+    const auto* from = p.q + (int64_t(item.qo_begin) + token) * p.q_stride_n + head * p.q_stride_h + 8 * chunk;
+#pragma unroll
+    for (int line = 0; line < Layout::CHUNKS / 8; ++line) {
+      ptx::CopyAsync16(to + 128 * line, from + 64 * line, at < rows);
+    }
+  }
+}
+
 /// Keys and values into shared memory, by all threads of the block.
 template <typename Tr, bool PAGED>
 struct Loader {
