@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launcher of a single_prefill module: many tokens of one request.
-#include "attention_launch.h"
+#include "attention_scratch.h"
 
 using namespace flashinfer;
 using namespace flashinfer::attention;
 
-/// run(q, k, v, tmp, o, lse | None, mask_mode, layout, window_left, *extras). tmp is scratch memory.
+/// run(q, k, v, tmp | None, o, lse | None, mask_mode, layout, window_left, *extras). tmp is scratch memory.
 void single_prefill_run(Arguments& args) {
   args.ExpectCount(9);
   const char* op = "single_prefill";
   const TensorView q = args.Next<TensorView>(), k = args.Next<TensorView>(), v = args.Next<TensorView>();
-  const TensorView tmp = args.Next<TensorView>(), o = args.Next<TensorView>();
+  const Optional<TensorView> tmp = args.Next<Optional<TensorView>>();
+  const TensorView o = args.Next<TensorView>();
   const Optional<TensorView> lse = args.Next<Optional<TensorView>>();
   const int64_t mask_mode = args.Next<int64_t>(), layout = args.Next<int64_t>(), window_left = args.Next<int64_t>();
   Params p{};
@@ -23,5 +24,6 @@ void single_prefill_run(Arguments& args) {
   p.window_left = int32_t(window_left);
   SetMaskMode(p, op, mask_mode);
   DeviceGuard guard(q.device());
-  RunUniform<true>({op, false, get_stream(q.device())}, p, tmp, WantsAll(mask_mode));
+  const Scratch scratch(tmp, tmp.has_value() ? 0 : ScratchBytes<true>(p), q.device());
+  RunUniform<true>({op, false, get_stream(q.device())}, p, scratch.view(), WantsAll(mask_mode));
 }

@@ -23,32 +23,16 @@ def scratch(q: torch.Tensor) -> torch.Tensor:
     return q.new_empty(SINGLE_KERNEL_TMP_SIZE, dtype=torch.uint8)
 
 
-_SMALLEST_CHUNK, _LARGEST_TILE = 256, 128  # keys and rows (csrc/attention_launch.h, RunUniform)
-
-
-def _scratch_for(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, layout: int) -> torch.Tensor:
-    """What the call can use of it: a state of each row and each chunk of keys that may be cut off; mostly little."""
-    kv_len, heads = (k.shape[0], k.shape[1]) if layout == 0 else (k.shape[1], k.shape[0])
-    chunks = -(-kv_len // _SMALLEST_CHUNK)
-    if chunks < 2:
-        return out  # nothing will be cut
-    rows = -(-out.numel() // (out.shape[-1] * max(heads, 1)) // _LARGEST_TILE) * _LARGEST_TILE
-    size = heads * chunks * rows * (out.shape[-1] + 1) * 4
-    return torch.empty(min(size, SINGLE_KERNEL_TMP_SIZE), dtype=torch.uint8, device=q.device)
-
-
-def _launch(
-    entry: Any, layout: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *rest: Any
-) -> None:
-    """Launch on tensors as they are, or on copies of those whose rows the kernels cannot read."""
+def _launch(entry: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *rest: Any) -> None:
+    """Launch on tensors as they are, or on copies of those whose rows the kernels cannot read. Scratch is native."""
     try:
-        entry(q, k, v, _scratch_for(q, k, out, layout), out, *rest)
+        entry(q, k, v, None, out, *rest)
     except RuntimeError as error:
         if not is_misaligned(error):
             raise
         result = aligned(out)
         assert result is not None
-        entry(aligned(q), aligned(k), aligned(v), _scratch_for(q, k, out, layout), result, *rest)
+        entry(aligned(q), aligned(k), aligned(v), None, result, *rest)
         if result is not out:
             out.copy_(result)
 
@@ -77,7 +61,7 @@ def single_decode(
         device=backend_of(q),
     )  # fmt: skip
     _launch(
-        module.run, layout, q, k, v, out, lse, layout, window_left,
+        module.run, q, k, v, out, lse, layout, window_left,
         _slopes(q, pos_encoding), logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta,
     )  # fmt: skip
 
@@ -108,7 +92,7 @@ def single_prefill(
         logits_soft_cap > 0, use_fp16_qk_reduction, device=backend_of(q),
     )  # fmt: skip
     _launch(
-        module.run, layout, q, k, v, out, lse, mask_mode, layout, window_left,
+        module.run, q, k, v, out, lse, mask_mode, layout, window_left,
         packed_custom_mask, None, _slopes(q, pos_encoding), None, None, None, *factors,
         logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta, 0,
     )  # fmt: skip

@@ -80,8 +80,8 @@ def single_decode_with_kv_cache(
         raise ArgumentError(f"{op}: q has {q.ndim} dimensions, expected 2 (num_qo_heads, head_dim)")
     num_qo_heads, head_dim = q.shape
     q, sm_scale = scale_logits(q, default_scale(sm_scale, head_dim), q_scale, k_scale)
-    out = q.new_empty((num_qo_heads, v.shape[-1]))
-    lse = q.new_empty((num_qo_heads,), dtype=torch.float32) if return_lse else None
+    out = q.new_empty(num_qo_heads, v.shape[-1])
+    lse = q.new_empty(num_qo_heads, dtype=torch.float32) if return_lse else None
     numbers = (window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0, rope_theta or 1e4)
     if use_tensor_cores:
         row_lse = None if lse is None else lse.unsqueeze(0)

@@ -132,8 +132,8 @@ def single_prefill_with_kv_cache(
     mask_mode = CUSTOM if packed_custom_mask is not None else CAUSAL if causal else NON_CAUSAL
     q, sm_scale = scale_logits(q, default_scale(sm_scale, head_dim), None, k_scale)
     k_sf, v_sf = scale_factors(op, k, kv_cache_sf, layout, False) or (None, None)
-    out = q.new_empty((qo_len, num_qo_heads, v.shape[-1] * (1 if k_sf is None else 2)), dtype=o_dtype)
-    lse = q.new_empty((qo_len, num_qo_heads), dtype=torch.float32) if return_lse else None
+    out = q.new_empty(qo_len, num_qo_heads, v.shape[-1] * (1 if k_sf is None else 2), dtype=o_dtype)
+    lse = q.new_empty(qo_len, num_qo_heads, dtype=torch.float32) if return_lse else None
     single_prefill(
         q, k, v, out, lse, packed_custom_mask, k_sf, v_sf, mask_mode, layout, pos_encoding, use_fp16_qk_reduction,
         window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0, rope_theta or 1e4,

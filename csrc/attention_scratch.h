@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scratch memory of the single calls: the caller's, or as much as RunUniform can use.
+#pragma once
+#include "attention_launch.h"
+
+namespace flashinfer {
+namespace attention {
+
+/// Bytes that one request can use on the current device: a state for each block that runs at once, if keys are cut.
+template <bool HAS_WIDE>
+int64_t ScratchBytes(const Params& params) {
+  const int64_t rows = int64_t(params.qo_len) * params.group.divisor;
+  int64_t tile = NARROW_TILE, blocks = CachedBlocks<NARROW_TILE>();
+  if constexpr (HAS_WIDE) {
+    if (rows > NARROW_TILE) tile = WIDE_TILE, blocks = CachedBlocks<WIDE_TILE>();
+    if constexpr (HasWidestTile(Params::HEAD_DIM_VO)) {
+      if (rows > WIDE_TILE) tile = WIDEST_TILE, blocks = CachedBlocks<WIDEST_TILE>();
+    }
+  }
+  const bool is_cut = params.kv_len > GRANULE && 2 * DivideUp(rows, tile) * params.num_kv_heads <= blocks;
+  return is_cut ? blocks * tile * (Params::HEAD_DIM_VO + 1) * int64_t(sizeof(float)) : 0;
+}
+
+class Scratch {
+ public:
+  Scratch(const Optional<TensorView>& given, int64_t bytes, DLDevice device)
+      : own_(given.has_value() ? Optional<Tensor>() : Optional<Tensor>(alloc_tensor({bytes}, dl_uint8, device))),
+        view_(given.has_value() ? *given : ViewOf(own_.value())) {}
+
+  const TensorView& view() const { return view_; }
+
+ private:
+  static TensorView ViewOf(const Tensor& tensor) { return TensorView(tvm::ffi::TensorView(tensor)); }
+
+  const Optional<Tensor> own_;
+  const TensorView view_;
+};
+
+}  // namespace attention
+}  // namespace flashinfer
