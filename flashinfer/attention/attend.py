@@ -22,6 +22,7 @@ Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 _is_compiling = torch.compiler.is_compiling
 _FLOAT32 = torch.float32
+_CONTIGUOUS = torch.contiguous_format
 
 
 class AttentionWrapper(PlannedWrapper):
@@ -175,7 +176,7 @@ class AttentionWrapper(PlannedWrapper):
             self._launch(q, k, v, out, lse, (), (sm_scale,), enable_pdl)
             return
         state = tuple(getattr(self, name) for name in (*self._objects, *self._numbers_read))
-        self._record = CallRecord(module, self._record_memory, state, out, default_scale(None, q.shape[2]))
+        self._record = CallRecord(module, self._record_memory, state, out, default_scale(None, q.shape[2]), q)
 
     def _repeat(
         self,
@@ -209,7 +210,10 @@ class AttentionWrapper(PlannedWrapper):
                 return None
             sm_scale *= k_scale
         if out is None:
-            out = torch.empty(*record.shape, dtype=record.dtype, device=record.device)
+            if record.is_like_q:  # 0.4 us less than by sizes; of a q that is not as before, the native call says so
+                out = torch.empty_like(q, memory_format=_CONTIGUOUS)
+            else:
+                out = torch.empty(*record.shape, dtype=record.dtype, device=record.device)
         if not return_lse:
             lse = None
         elif lse is None:

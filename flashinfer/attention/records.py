@@ -31,14 +31,32 @@ def unchanged(objects: Sequence[str], numbers: Sequence[str]) -> Callable[[Any, 
 class CallRecord:
     """What ``rerun`` of a module needs, and what it was made from."""
 
-    __slots__ = ("default_scale", "device", "dtype", "memory", "pdl", "pdl_probe", "rerun", "shape", "state")
+    __slots__ = (
+        "default_scale",
+        "device",
+        "dtype",
+        "is_like_q",
+        "memory",
+        "pdl",
+        "pdl_probe",
+        "rerun",
+        "shape",
+        "state",
+    )
 
     def __init__(
-        self, module: Any, memory: Any, state: tuple[Any, ...], out: torch.Tensor, default_scale: float
+        self,
+        module: Any,
+        memory: Any,
+        state: tuple[Any, ...],
+        out: torch.Tensor,
+        default_scale: float,
+        q: Optional[torch.Tensor] = None,
     ) -> None:
         self.rerun = module.rerun
         self.memory = memory
         self.state = state
+        self.is_like_q = q is not None and out.shape == q.shape and out.dtype is q.dtype
         self.shape = tuple(out.shape)
         self.dtype = out.dtype
         self.device = out.device
