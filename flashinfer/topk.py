@@ -184,7 +184,7 @@ def top_k(
     _check("top_k", input, k)
     rows, d = input.shape
     taken = k if k < d else d
-    values, indices = input.new_empty((rows, taken)), input.new_empty((rows, taken), dtype=torch.int64)
+    values, indices = input.new_empty(rows, taken), input.new_empty(rows, taken, dtype=torch.int64)
     order = _BY_VALUE if sorted else _BY_INDEX if deterministic else _ANY
     if d > 0:
         _top_k(values, indices, input, taken, order, _prefers_large("top_k", tie_break))
@@ -267,7 +267,7 @@ def top_k_page_table_transform(
             f"{op}: page_table_row_starts is None, expected a tensor (row_starts may lie inside a page of {page_size})"
         )
     if out is None:
-        out = input.new_empty((input.shape[0], k), dtype=torch.int32)
+        out = input.new_empty(input.shape[0], k, dtype=torch.int32)
     _top_k_page_table_transform(
         out,
         out_raw_indices,
@@ -326,7 +326,7 @@ def top_k_ragged_transform(
     """
     op = "top_k_ragged_transform"
     _check(op, input, k)
-    out = input.new_empty((input.shape[0], k), dtype=torch.int32)
+    out = input.new_empty(input.shape[0], k, dtype=torch.int32)
     order, prefer_large = _BY_INDEX if deterministic else _ANY, _prefers_large(op, tie_break)
     _top_k_ragged_transform(out, input, offsets, lengths, row_starts, k, order, prefer_large)
     return out

@@ -8,7 +8,7 @@ import functools
 import torch
 
 from . import utils
-from .cache_buffers import _get_cache_buf
+from .cache_buffers import _cache_buf, _get_cache_buf
 from .jit.codegen import module_cache
 from .jit.topk import gen_topk_module
 from .knobs import knobs
@@ -38,11 +38,16 @@ def plan(input: torch.Tensor, k: int) -> tuple[int, int]:
     if not input.is_cuda:
         return 0, 0
     device = input.device
-    _get_cache_buf(_scratch_name(device), 1, device)
-    return get_num_cached_for_topk(device, k), _BLOCKS_PER_ROW.get(knobs.topk_algo, 0)
+    key, capacity = _prepared(device, k)
+    if key not in _cache_buf:
+        _get_cache_buf(key[0], 1, device)
+    return capacity, _BLOCKS_PER_ROW.get(knobs.topk_algo, 0)
 
 
 @functools.cache
-def _scratch_name(device: torch.device) -> str:
-    """Serving engines look for this buffer. Our kernels keep their state on chip, so a byte stands for it."""
-    return f"radix_topk_row_states_{device}"
+def _prepared(device: torch.device, k: int) -> tuple[tuple[str, torch.device], int]:
+    """Key of a buffer, and elements kept on chip.
+
+    Serving engines look for this buffer. Our kernels keep their state on chip, so a byte stands for it.
+    """
+    return (f"radix_topk_row_states_{device}", device), get_num_cached_for_topk(device, k)

@@ -168,8 +168,8 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
     if v.ndim != 4:
         raise ArgumentError(f"merge_states: v has {v.ndim} dimensions, expected 4")
     seq_len, _, num_heads, head_dim = v.shape
-    v_merged = v.new_empty((seq_len, num_heads, head_dim))
-    s_merged = v.new_empty((seq_len, num_heads), dtype=torch.float32)
+    v_merged = v.new_empty(seq_len, num_heads, head_dim)
+    s_merged = v.new_empty(seq_len, num_heads, dtype=torch.float32)
     _merge_states(v_merged, s_merged, v, s)
     return v_merged, s_merged
 
@@ -210,7 +210,7 @@ def variable_length_merge_states(
         raise ArgumentError(f"variable_length_merge_states: indptr has shape {shape}, expected (seq_len + 1,)")
     _, num_heads, head_dim = v.shape
     rows = indptr.shape[0] - 1
-    v_merged = v.new_empty((rows, num_heads, head_dim))
-    s_merged = v.new_empty((rows, num_heads), dtype=torch.float32)
+    v_merged = v.new_empty(rows, num_heads, head_dim)
+    s_merged = v.new_empty(rows, num_heads, dtype=torch.float32)
     _variable_length_merge_states(v_merged, s_merged, v, s, indptr.to(torch.int32))
     return v_merged, s_merged

@@ -80,6 +80,11 @@ def _draw(
     )
 
 
+_is_compiling = torch.compiler.is_compiling
+_run_draw = _draw.__wrapped__  # type: ignore[attr-defined]
+_FLOAT32, _INT32 = torch.float32, torch.int32
+
+
 def draw(
     op: str,
     method: int,
@@ -98,15 +103,24 @@ def draw(
     """One token per output, and whether there was one to draw. ``increment`` is per output."""
     if check_nan:
         check_no_nan(input, "logits" if is_logits else "probs")
-    input = as_float(input)
-    top_ks, k = per_row(top_k, torch.int32, input)
-    top_ps, p = per_row(top_p, torch.float32, input)
-    batch, dtype = input.size(0), torch.int32
+    if input.dtype is not _FLOAT32:
+        input = input.float()
+    top_ks: Optional[torch.Tensor] = None
+    top_ps: Optional[torch.Tensor] = None
+    if type(top_k) is not int:
+        top_ks, top_k = per_row(top_k, _INT32, input)  # type: ignore[assignment]
+    if type(top_p) is not float:
+        top_ps, top_p = per_row(top_p, _FLOAT32, input)
+    batch, dtype = input.shape[0], _INT32
     if indices is not None:
         indices = indices.contiguous()
-        batch, dtype = indices.size(0), indices.dtype
+        batch, dtype = indices.shape[0], indices.dtype
     stream = stream_arguments(op, seed, offset, generator, batch * increment, input, batch)
     out = input.new_empty(batch, dtype=dtype)
     valid = input.new_empty(batch, dtype=torch.bool) if return_valid else None
-    _draw(out, valid, input, indices, is_logits, method, top_ks, int(k), top_ps, float(p), *stream, batch * increment)
+    run = _draw if _is_compiling() else _run_draw
+    run(
+        out, valid, input, indices, is_logits, method, top_ks, int(top_k), top_ps, float(top_p), *stream,
+        batch * increment,
+    )  # fmt: skip
     return out, valid

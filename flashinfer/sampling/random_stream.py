@@ -42,13 +42,29 @@ def get_seed_and_offset(
     seed, offset : int
     """
     if generator is None:
-        generator = get_default_generators("cpu" if device is None else device)
-    if generator.device.type != "cuda":
+        generator, has_offset = _default_generator("cpu" if device is None else device)
+    else:
+        has_offset = generator.device.type == "cuda"
+    if not has_offset:
         drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
         return int(drawn), 0
     offset = generator.get_offset() + (increment + 3) // 4 * 4
     generator.set_offset(offset)
     return generator.initial_seed(), offset
+
+
+_known: dict[Union[torch.device, str], tuple[torch.Generator, bool]] = {}
+
+
+def _default_generator(device: Union[torch.device, str]) -> tuple[torch.Generator, bool]:
+    """What torch draws from on a device, and whether that has an offset. Remembered: to ask takes 2 us."""
+    known = _known.get(device)
+    if known is None:
+        generator = get_default_generators(device)
+        known = generator, generator.device.type == "cuda"
+        if isinstance(device, torch.device) and (device.type == "cpu" or device.index is not None):
+            _known[device] = known
+    return known
 
 
 def stream_arguments(
