@@ -3,7 +3,7 @@
 # that does not build, because rented minutes are short.
 #
 #   bash scripts/gpu_check.sh [RESULTS_DIR]               everything
-#   FAMILIES="rope page" bash scripts/gpu_check.sh out    two families alone; folders of tests/ will do as well
+#   FAMILIES="rope page" bash scripts/gpu_check.sh out    two families alone; folders and files of tests/ will do as well
 #   STEPS="build memcheck" bash scripts/gpu_check.sh out  of: build test memcheck racecheck
 #
 # JOBS=6        processes at once, in all steps after the build
@@ -67,7 +67,7 @@ export -f check
 jobs=()
 for family in $families; do
   path=tests/$family
-  [ -d "$path" ] || path=tests/test_$family.py
+  [ -e "$path" ] || path=tests/test_$family.py
   [ -e "$path" ] || { echo "$family: no tests of its own"; continue; }
   for step in test memcheck racecheck; do
     [[ $steps == *" $step "* ]] || continue

@@ -112,10 +112,11 @@ void RunMerges(const Params& params, const WorkList& work, int32_t tile) {
   }
 }
 
+/// Blocks that decoding is cut into are several for each thread, so that one which is interrupted does not hold up all.
 template <typename Params, int TILE>
 int ResidentBlocks() {
 #if defined(_OPENMP)
-  return omp_get_max_threads();
+  return omp_get_max_threads() * (TILE == NARROW_TILE && omp_get_max_threads() > 1 ? 4 : 1);
 #else
   return 1;
 #endif
@@ -124,8 +125,10 @@ int ResidentBlocks() {
 template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
 Status LaunchAttention(const Params& params, const WorkList& work, bool, Stream) {
   using V = Variant<ALL_MASKED>;
+  constexpr bool HAS_DIRECT = TILE == NARROW_TILE && DirectProducts<Params, V, PAGED>::SUPPORTED;
   ChooseProducts<Params, V, PAGED>([&](auto* products) {
-    RunWork<TileRunner<Params, V, PAGED, std::remove_pointer_t<decltype(products)>>>(params, work, TILE);
+    using Products = std::remove_pointer_t<decltype(products)>;
+    RunWork<MixedRunner<Params, V, PAGED, Products, HAS_DIRECT>>(params, work, TILE);
   });
   return 0;
 }

@@ -98,21 +98,15 @@ inline void Multiply16(const void* a, int64_t lda, const uint32_t* b, int64_t ld
 
 }  // namespace amx
 
-/// Whether a variant leaves queries and keys as they are: it inherits the hooks then.
-template <typename Params, typename Variant>
-constexpr bool KeepsOperands() {
-  using Inherited = float (AttentionVariantBase::*)(const Params&, float);
-  return std::is_same_v<decltype(&Variant::template QueryTransform<Params, float>), Inherited> &&
-         std::is_same_v<decltype(&Variant::template KeyTransform<Params, float>), Inherited>;
-}
-
 template <typename Params, typename Variant, bool PAGED>
 class MatrixProducts {
  public:
   static constexpr bool SUPPORTED =
       std::is_same_v<typename Params::DTypeQ, bfloat16_t> && std::is_same_v<typename Params::DTypeKV, bfloat16_t> &&
       Params::POS_ENCODING != PosEncodingMode::kRoPELlama && Params::HEAD_DIM_QK % 32 == 0 &&
-      Params::HEAD_DIM_PE % 32 == 0 && Params::HEAD_DIM_VO % 32 == 0 && KeepsOperands<Params, Variant>();
+      Params::HEAD_DIM_PE % 32 == 0 && Params::HEAD_DIM_VO % 32 == 0 && KeepsQueries<Params, Variant>() &&
+      KeepsKeys<Params, Variant>();
+  static constexpr int MOST_DIRECT = 2;  ///< rows up to which DirectProducts takes less time (heads of 128)
 
   static int64_t ScratchSize(int tile) {
     return int64_t(tile) * (D_QK + BLOCK_KEYS) / 2 + BLOCK_KEYS / 2 * (D_QK + D_VO) + D_VO / 2;

@@ -22,6 +22,18 @@ class ScratchCursor {
   float* at_;
 };
 
+/// Whether a variant leaves queries, or keys, as they are: it inherits the hook then.
+template <typename Params>
+using OperandHook = float (AttentionVariantBase::*)(const Params&, float);
+template <typename Params, typename Variant>
+constexpr bool KeepsQueries() {
+  return std::is_same_v<decltype(&Variant::template QueryTransform<Params, float>), OperandHook<Params>>;
+}
+template <typename Params, typename Variant>
+constexpr bool KeepsKeys() {
+  return std::is_same_v<decltype(&Variant::template KeyTransform<Params, float>), OperandHook<Params>>;
+}
+
 /// Query token and head of each row of a tile.
 struct TileRows {
   int32_t count;
@@ -31,6 +43,8 @@ struct TileRows {
 template <typename Params, typename Variant, bool PAGED>
 class FloatProducts {
  public:
+  static constexpr int MOST_DIRECT = 8;  ///< rows up to which DirectProducts takes less time (heads of 128)
+
   static int64_t ScratchSize(int tile) {
     return ScratchCursor::Round(int64_t(tile) * LD_QK) + BLOCK_KEYS * (LD_QK + LD_VO) + LANES * LD_QK;
   }

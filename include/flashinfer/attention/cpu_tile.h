@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cpu_amx.h"
+#include "cpu_direct.h"
 #include "cpu_products.h"
 #include "entry.h"
 #include "variants.h"
@@ -44,11 +45,26 @@ inline void WriteRow(const Params& params, int64_t token, int64_t head, const fl
   if (params.lse != nullptr) params.lse[token * params.num_qo_heads + head] = score * params.lse_scale;
 }
 
-/// Products is FloatProducts or MatrixProducts.
+/// Products is FloatProducts, DirectProducts or MatrixProducts.
 template <typename Params, typename Variant, bool PAGED, typename Products>
 class TileRunner {
  public:
-  TileRunner(const Params& params, const WorkList& work, int tile) : TileRunner(params, work, tile, Scratch(tile)) {}
+  static int64_t ScratchSize(int tile) {
+    return Products::ScratchSize(tile) + int64_t(tile) * (LD_VO + BLOCK_KEYS) + 5 * ScratchCursor::Round(tile);
+  }
+
+  TileRunner(const Params& params, const WorkList& work, int tile, ScratchCursor& scratch)
+      : params_(params),
+        work_(work),
+        tile_(tile),
+        products_(params, tile, scratch),
+        s_(scratch.Take(int64_t(tile) * BLOCK_KEYS)),
+        o_(scratch.Take(int64_t(tile) * LD_VO)),
+        m_(scratch.Take(tile)),
+        d_(scratch.Take(tile)),
+        scale_(scratch.Take(tile)),
+        token_(reinterpret_cast<int32_t*>(scratch.Take(tile))),
+        head_(reinterpret_cast<int32_t*>(scratch.Take(tile))) {}
 
   void Run(const WorkItem& item, int32_t kv_head, int32_t slot) {
     const int32_t group = int32_t(params_.group.divisor);
@@ -77,23 +93,6 @@ class TileRunner {
 
  private:
   static constexpr int D_VO = Params::HEAD_DIM_VO, LD_VO = Padded(D_VO);
-
-  static ScratchCursor Scratch(int tile) {
-    return ScratchCursor(Arena::Take(Products::ScratchSize(tile) + int64_t(tile) * (LD_VO + BLOCK_KEYS + 5)));
-  }
-
-  TileRunner(const Params& params, const WorkList& work, int tile, ScratchCursor scratch)
-      : params_(params),
-        work_(work),
-        tile_(tile),
-        products_(params, tile, scratch),
-        s_(scratch.Take(int64_t(tile) * BLOCK_KEYS)),
-        o_(scratch.Take(int64_t(tile) * LD_VO)),
-        m_(scratch.Take(tile)),
-        d_(scratch.Take(tile)),
-        scale_(scratch.Take(tile)),
-        token_(reinterpret_cast<int32_t*>(scratch.Take(tile))),
-        head_(reinterpret_cast<int32_t*>(scratch.Take(tile))) {}
 
   /// The state before any key.
   void Start(Variant& variant, const WorkItem& item, int32_t rows) {
@@ -182,6 +181,49 @@ class TileRunner {
   float *s_, *o_;           // scores, then weights; sums of weighted values
   float *m_, *d_, *scale_;  // of each row: largest score, denominator, what a new maximum makes of o
   int32_t *token_, *head_;
+};
+
+/// Tiles of few rows by DirectProducts, where that exists, others by Products. A tile's own rows decide, so that no
+/// request depends on the others.
+template <typename Params, typename Variant, bool PAGED, typename Products, bool HAS_DIRECT>
+class MixedRunner {
+ public:
+  MixedRunner(const Params& params, const WorkList& work, int tile)
+      : MixedRunner(params, work, tile, ScratchCursor(Arena::Take(Few::ScratchSize(tile) + Many::ScratchSize(tile)))) {}
+
+  void Run(const WorkItem& item, int32_t kv_head, int32_t slot) {
+    const int32_t rows = item.qo_len * int32_t(params_.group.divisor) - item.row_begin;
+    if (rows <= Products::MOST_DIRECT) {
+      few_.Run(item, kv_head, slot);
+    } else {
+      many_.Run(item, kv_head, slot);
+    }
+  }
+
+ private:
+  using Few = TileRunner<Params, Variant, PAGED, DirectProducts<Params, Variant, PAGED>>;
+  using Many = TileRunner<Params, Variant, PAGED, Products>;
+
+  MixedRunner(const Params& params, const WorkList& work, int tile, ScratchCursor scratch)
+      : params_(params), few_(params, work, tile, scratch), many_(params, work, tile, scratch) {}
+
+  const Params& params_;
+  Few few_;
+  Many many_;
+};
+
+template <typename Params, typename Variant, bool PAGED, typename Products>
+class MixedRunner<Params, Variant, PAGED, Products, false> {
+ public:
+  MixedRunner(const Params& params, const WorkList& work, int tile)
+      : scratch_(Arena::Take(Many::ScratchSize(tile))), many_(params, work, tile, scratch_) {}
+
+  void Run(const WorkItem& item, int32_t kv_head, int32_t slot) { many_.Run(item, kv_head, slot); }
+
+ private:
+  using Many = TileRunner<Params, Variant, PAGED, Products>;
+  ScratchCursor scratch_;
+  Many many_;
 };
 
 }  // namespace attention

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One SIMD register of floats, and how the storage types get into it and out of it.
 // Vec is a vector of the compiler's (GCC and Clang: + - * / < ?: and literals work lane by lane), as wide as the widest
-// register the target has; without SIMD the same code is lowered to scalars. Only half precision is spelled with
-// intrinsics: no compiler finds F16C by itself before GCC 13.
+// register the target has; without SIMD the same code is lowered to scalars. Only half precision, and fp8 by way of it,
+// is spelled with intrinsics: no compiler finds F16C by itself before GCC 13.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -79,23 +79,49 @@ inline void Store(SmallFloat<Format>* to, const Vec& v) {
   std::memcpy(to, &packed, sizeof(packed));
 }
 
+#if defined(__F16C__)
+typedef uint16_t ShortVec __attribute__((vector_size(LANES * 2)));  ///< bits of half precision
+
 #if defined(__AVX512F__)
-inline Vec Load(const float16* from) {
-  const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return reinterpret_cast<Vec>(_mm512_maskz_cvtph_ps(0xFFFF, packed));
+inline Vec FromHalf(const ShortVec& bits) {
+  return reinterpret_cast<Vec>(_mm512_maskz_cvtph_ps(0xFFFF, reinterpret_cast<__m256i>(bits)));
 }
-inline void Store(float16* to, const Vec& v) {
+inline ShortVec ToHalf(const Vec& v) {
   const __m512 x = reinterpret_cast<__m512>(v);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtps_ph(0xFFFF, x, _MM_FROUND_TO_NEAREST_INT));
+  return reinterpret_cast<ShortVec>(_mm512_maskz_cvtps_ph(0xFFFF, x, _MM_FROUND_TO_NEAREST_INT));
 }
-#elif defined(__F16C__)
+inline ShortVec WidenSigned(const uint8_t* from) {
+  return reinterpret_cast<ShortVec>(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+#else
+inline Vec FromHalf(const ShortVec& bits) {
+  return reinterpret_cast<Vec>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(bits)));
+}
+inline ShortVec ToHalf(const Vec& v) {
+  return reinterpret_cast<ShortVec>(_mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+}
+inline ShortVec WidenSigned(const uint8_t* from) {
+  return reinterpret_cast<ShortVec>(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+#endif
+
 inline Vec Load(const float16* from) {
-  return reinterpret_cast<Vec>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  ShortVec bits;
+  std::memcpy(&bits, from, sizeof(bits));
+  return FromHalf(bits);
 }
 inline void Store(float16* to, const Vec& v) {
-  const __m256 x = reinterpret_cast<__m256>(v);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  const ShortVec bits = ToHalf(v);
+  std::memcpy(to, &bits, sizeof(bits));
 }
+
+// fp8 by way of half precision, whose conversion takes subnormal numbers at full speed. The bits of e4m3 under its
+// exponent are 2^-8 of the number; e5m2 is its upper byte.
+inline Vec Load(const float8_e4m3* from) {
+  const ShortVec x = WidenSigned(&from->bits), moved = (x << 7) & 0xBF80;  // the sign is in every upper bit
+  return FromHalf((x & 0x7F) == E4M3Format::QUIET_NAN ? ShortVec{} + HalfFormat::QUIET_NAN : moved) * 256.f;
+}
+inline Vec Load(const float8_e5m2* from) { return FromHalf(WidenSigned(&from->bits) << 8); }
 #endif
 
 /// The lanes an iteration works on: all of them, or (at the end of a row) the first `count`.
