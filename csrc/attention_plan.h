@@ -35,6 +35,20 @@ inline const int32_t* HostArray(const char* op, const char* name, const TensorVi
   return t.data_ptr<int32_t>();
 }
 
+#ifndef FLASHINFER_CPU
+/// Bytes of the current device's L2 cache, asked once per device.
+inline int64_t CacheBytes() {
+  constexpr int DEVICES = 64;
+  static int cached[DEVICES] = {};
+  int device = 0, bytes = 0;
+  cudaGetDevice(&device);
+  if (device >= 0 && device < DEVICES && cached[device] != 0) return cached[device];
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device);
+  if (device >= 0 && device < DEVICES) cached[device] = bytes;
+  return bytes;
+}
+#endif
+
 /// Blocks that the current device runs at once; asked once per device.
 template <int TILE>
 int CachedBlocks() {
@@ -163,16 +177,18 @@ inline PinnedHalves& HalvesOf(const void* pinned, int device) {
   return halves;
 }
 
-/// Write the plan to a half of the pinned buffer, or to all of it if it is long, and copy it without waiting.
-inline void CopyPlan(const char* op, const PlanInput& in, const PlanOutput& out, const PlanBuffers& to) {
-  const int64_t bytes = out.info.int_bytes, half = ByteSize(to.pinned) / 32 * 16;
+/// Write a plan of so many bytes to a half of the pinned buffer, or to all of it if it is long, and copy it without
+/// waiting.
+template <typename Write>
+void CopyPlan(const char* op, int64_t bytes, const Write& write, const PlanBuffers& to) {
+  const int64_t half = ByteSize(to.pinned) / 32 * 16;
   PinnedHalves& halves = HalvesOf(to.pinned.data_ptr(), to.int_ws.device().device_id);
   const bool is_long = bytes > half;
   const int turn = is_long ? 0 : halves.turn;
   CheckStatus(op, cudaEventSynchronize(halves.copied[turn]));
   if (is_long) CheckStatus(op, cudaEventSynchronize(halves.copied[1]));
   char* const from = to.pinned.data_ptr<char>() + turn * half;
-  WritePlan(in, out, from);
+  write(from);
   const Stream stream = get_stream(to.int_ws.device());
   CheckStatus(op, cudaMemcpyAsync(to.int_ws.data_ptr(), from, bytes, cudaMemcpyHostToDevice, stream));
   CheckStatus(op, cudaEventRecord(halves.copied[turn], stream));
@@ -191,7 +207,7 @@ inline Numbers MakePlan(const char* op, PlanInput in, const PlanBuffers& to) {
   WritePlan(in, out, to.int_ws.data_ptr<char>());
 #else
   CheckSize(op, "pinned int_workspace_buffer", to.pinned, info.int_bytes);
-  CopyPlan(op, in, out, to);
+  CopyPlan(op, info.int_bytes, [&](char* at) { WritePlan(in, out, at); }, to);
 #endif
   int64_t numbers[PLAN_INFO_SIZE];
   info.ToArray(numbers);

@@ -22,11 +22,10 @@ from .inputs import int32, offsets
 
 GRANULE = 64
 ITEM = np.dtype(
-    [
+    [("request", "<i4"), ("kv_head", "<i2"), ("is_first", "<i2")]
+    + [
         (name, "<i4")
         for name in [
-            "request",
-            "kv_head",
             "qo_begin",
             "qo_len",
             "kv_begin",
@@ -35,9 +34,10 @@ ITEM = np.dtype(
             "kv_start",
             "kv_end",
             "slot",
+            "merge",
+            "next",
         ]
     ]
-    + [("is_first", "<i4"), ("unused", "<i4")]
 )
 MERGE = np.dtype(
     [(name, "<i4") for name in ["kv_head", "qo_begin", "qo_len", "row_begin", "first_slot", "count", "step", "unused"]]
@@ -45,10 +45,11 @@ MERGE = np.dtype(
 INFO = [
     "int_bytes",
     "float_bytes",
-    "cuda_graph",
+    "has_shares",
     "tile",
+    "keys",
     "narrow_items",
-    "narrow_indptr",
+    "narrow_arrivals",
     "narrow_merges",
     "narrow_blocks",
     "narrow_merge_blocks",
@@ -56,7 +57,6 @@ INFO = [
     "wide_merges",
     "wide_blocks",
     "wide_merge_blocks",
-    "narrow_partial",
     "wide_partial",
 ]
 
@@ -127,11 +127,24 @@ class Plan:
         self.raw = buffer.numpy()[: self.info["int_bytes"]]
         counts = self.raw[:16].view("<i4")
         info = self.info
-        bounds = (info["narrow_indptr"] or info["narrow_merges"], info["wide_items"], info["wide_merges"])
+        bounds = (info["narrow_arrivals"], info["wide_items"], info["wide_merges"])
         self.narrow = self._work("narrow", 16, counts[0], counts[1], (bounds[0], bounds[1]))
         self.wide = self._work("wide", info["tile"], counts[2], counts[3], (bounds[2], info["int_bytes"]))
-        if info["narrow_indptr"]:
-            self.narrow.indptr = self._read(info["narrow_indptr"], np.dtype("<i4"), info["narrow_blocks"] + 1)
+        assert not self.raw[info["narrow_arrivals"] : info["narrow_merges"]].any()
+        if info["has_shares"]:
+            self.narrow.items, self.narrow.indptr = self._shares(self.narrow.items)
+
+    def _shares(self, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What each block finds when it follows its items, and where its own begin."""
+        order, indptr = [], [0]
+        for block in range(self.info["narrow_blocks"]):
+            at = block if items["request"][block] >= 0 else -1
+            while at >= 0:
+                order.append(at)
+                at = int(items["next"][at])
+            indptr.append(len(order))
+        assert len(set(order)) == len(order)
+        return items[order], np.array(indptr)
 
     def _read(self, at: int, dtype: np.dtype, count: int) -> np.ndarray:
         return self.raw[at : at + count * dtype.itemsize].view(dtype)
@@ -140,7 +153,7 @@ class Plan:
         info = self.info
         first, second = info[f"{name}_items"], info[f"{name}_merges"]
         assert first + items * ITEM.itemsize <= ends[0] and second + merges * MERGE.itemsize <= ends[1]
-        partial = info["narrow_partial"], info["wide_partial"], info["float_bytes"]
+        partial = 0, info["wide_partial"], info["float_bytes"]
         bytes_ = partial[1] - partial[0] if name == "narrow" else partial[2] - partial[1]
         return Work(
             tile,
@@ -179,6 +192,8 @@ def check(plan: Plan) -> None:
                 seen.setdefault((int(b), head, int(item["row_begin"]), work.tile), []).append(piece)
                 if slot >= 0:
                     assert slot < work.slots and slot not in slots
+                    merge = work.merges[item["merge"]]
+                    assert (slot - head * (item["kv_head"] < 0) - merge["first_slot"]) % merge["step"] == 0
                     slots[slot] = (int(b), head, int(item["row_begin"]))
         merged = set()
         for merge in work.merges:

@@ -37,18 +37,19 @@ template <typename Runner, typename Params>
 void RunWork(const Params& params, const WorkList& work, int32_t tile) {
   const int32_t heads = params.num_kv_heads;
   int32_t blocks = work.blocks;
-  if (work.items != nullptr && work.block_indptr == nullptr) blocks = std::min(blocks, *work.num_items * heads);
+  if (work.items != nullptr && !work.has_shares) blocks = std::min(blocks, *work.num_items * heads);
   auto make = [&] { return std::make_unique<Runner>(params, work, tile); };
   ForEachBlock(blocks, make, [&](Runner& runner, int32_t block) {
     if (work.items == nullptr) {
       const int32_t head = block % heads, chunk = block / heads % work.uniform.chunks;
       const int32_t row_tile = work.uniform.tiles - 1 - block / heads / work.uniform.chunks;
       runner.Run(UniformItem(params, work, tile, row_tile, chunk), head, work.uniform.chunks > 1 ? block : -1);
-    } else if (work.block_indptr == nullptr) {
+    } else if (!work.has_shares) {
       const WorkItem& item = work.items[block / heads];
       runner.Run(item, block % heads, item.slot < 0 ? -1 : item.slot + block % heads);
     } else {
-      for (int32_t i = work.block_indptr[block]; i < work.block_indptr[block + 1]; ++i) {
+      if (work.items[block].request < 0) return;
+      for (int32_t i = block; i >= 0; i = work.items[i].next) {
         runner.Run(work.items[i], work.items[i].kv_head, work.items[i].slot);
       }
     }

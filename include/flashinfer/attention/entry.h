@@ -20,6 +20,10 @@ constexpr int WIDEST_TILE = 128;
 /// Whether the register file holds the output of a WIDEST_TILE.
 constexpr bool HasWidestTile(int head_dim_vo) { return head_dim_vo <= 256; }
 
+/// Tiles of the narrow kernel: those whose output fits into a warp's registers. It merges what was split by itself.
+template <typename Params, int TILE>
+inline constexpr bool SERVED_BY_NARROW = TILE == NARROW_TILE && Params::HEAD_DIM_VO <= 256 && !Params::SHARED_KV;
+
 /// Blocks that the current device runs at once with tiles of TILE rows.
 template <typename Params, int TILE>
 int ResidentBlocks();

@@ -7,10 +7,6 @@
 namespace flashinfer {
 namespace attention {
 
-/// Narrow tiles whose output fits into a warp's registers.
-template <typename Params, int TILE>
-inline constexpr bool SERVED_BY_NARROW = TILE == NARROW_TILE && Params::HEAD_DIM_VO <= 256 && !Params::SHARED_KV;
-
 template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
 Status LaunchAttention(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
   if constexpr (SERVED_BY_NARROW<Params, TILE>) {

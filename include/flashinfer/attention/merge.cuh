@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging the partial states of split tiles. One block per row: each warp adds every fourth part, then the warps' sums are
-// added in their order. The loads of 32 parts are under way before their weights are known; one warp that took them
-// four at a time needed 10 us for the 33 parts of a long request.
+// Merging the partial states of split tiles, one warp per row. Its loads of 16 parts are under way before their weights
+// are known: they come from L2, and a row may have a hundred parts. The block that finishes the last part of a tile does
+// it at once (narrow.cuh), or a kernel after all of them.
 //   test  pytest tests/attention
 #pragma once
 #include "tile.cuh"
@@ -19,55 +19,75 @@ __device__ __forceinline__ float WarpMax(float x) {
   return x;
 }
 
-/// Parts that one row is merged from.
-struct Parts {
-  int64_t first, step;  // rows of the partial buffers
-  int count;
-};
-
-/// The sum of a warp's parts.
-template <typename Params, typename Variant>
-struct Sum {
-  static constexpr int D = Params::HEAD_DIM_VO, VECTORS = (D + 127) / 128;  // of 4 floats, per lane
-  static constexpr int IN_FLIGHT = 8 / (VECTORS > 2 ? 2 : 1);
-  static constexpr int BATCH = IN_FLIGHT * WARPS;  // parts whose loads a block has under way
-  float4 x[IN_FLIGHT][VECTORS];
-  float sum[VECTORS][4] = {};
-
-  /// Ask for the warp's parts among [begin, begin + BATCH).
-  __device__ __forceinline__ void Load(const WorkList& work, const Parts& parts, int begin) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+/// Row `row` of a tile, by one warp. In the order of the parts.
+template <int TILE, typename Variant, typename Params>
+__device__ __forceinline__ void MergeRow(const Params& p, const WorkList& work, const MergeItem& item, int kv_head,
+                                         int first_slot, int row) {
+  constexpr int D = Params::HEAD_DIM_VO, VECTORS = (D + 127) / 128;  // of 4 floats, per lane
+  constexpr int IN_FLIGHT = VECTORS <= 1 ? 16 : (VECTORS <= 2 ? 8 : 4);
+  const int lane = threadIdx.x % 32, count = item.count;
+  const int64_t first = int64_t(first_slot) * TILE + row, step = int64_t(item.step) * TILE;
+  float maximum = -math::inf, total = 0.f, sum[VECTORS][4] = {};
+#pragma unroll 1
+  for (int begin = 0; begin < count; begin += 32) {
+    const float lse = begin + lane < count ? __ldcg(work.partial_lse + first + (begin + lane) * step) : -math::inf;
+    float weight = 0.f;
+#pragma unroll 1
+    for (int i = 0; i < min(32, count - begin); i += IN_FLIGHT) {
+      float4 x[IN_FLIGHT][VECTORS];
 #pragma unroll
-    for (int i = 0; i < IN_FLIGHT; ++i) {
-      const int part = min(begin + i * WARPS + warp, parts.count - 1);
-      const float* from = work.partial_o + (parts.first + part * parts.step) * D;
+      for (int j = 0; j < IN_FLIGHT; ++j) {
+        const float* from = work.partial_o + (first + min(begin + i + j, count - 1) * step) * D;
 #pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
-        const int column = (v * 32 + lane) * 4;
-        x[i][v] = column < D ? *reinterpret_cast<const float4*>(from + column) : float4{};
+        for (int v = 0; v < VECTORS; ++v) {
+          const int column = (v * 32 + lane) * 4;
+          x[j][v] = column < D ? __ldcg(reinterpret_cast<const float4*>(from + column)) : float4{};
+        }
+      }
+      if (i == 0) {
+        const float next = fmaxf(maximum, WarpMax(lse)), base = next == -math::inf ? 0.f : next;
+        const float scale = Variant::use_softmax ? ptx::Exp2(maximum - base) : 1.f;
+        weight = Variant::use_softmax ? ptx::Exp2(lse - base) : (begin + lane < count ? 1.f : 0.f);
+        maximum = next;
+        total = total * scale + GroupSum(weight, 32);
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) sum[v][k] *= scale;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < IN_FLIGHT; ++j) {
+        const float w = __shfl_sync(0xffffffffu, weight, i + j);  // 0 beyond the last part
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+          sum[v][0] += w * x[j][v].x;
+          sum[v][1] += w * x[j][v].y;
+          sum[v][2] += w * x[j][v].z;
+          sum[v][3] += w * x[j][v].w;
+        }
       }
     }
   }
-  __device__ __forceinline__ void Add(const WorkList& work, const Parts& parts, int begin, float base) {
-    const int warp = threadIdx.x / 32;
+  const float factor = (!Variant::use_softmax ? 1.f : (total > 0.f ? ptx::Reciprocal(total) : 0.f)) * p.out_scale;
+  const int group = p.group.divisor, token = p.group.Divide(item.row_begin + row);
+  const int head = kv_head * group + item.row_begin + row - token * group;
+  const int64_t n = int64_t(item.qo_begin) + token;
 #pragma unroll
-    for (int i = 0; i < IN_FLIGHT; ++i) {
-      const int part = begin + i * WARPS + warp;
-      if (part >= parts.count) break;
-      const float weight =
-          Variant::use_softmax ? ptx::Exp2(work.partial_lse[parts.first + part * parts.step] - base) : 1.f;
-#pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
-        sum[v][0] += weight * x[i][v].x;
-        sum[v][1] += weight * x[i][v].y;
-        sum[v][2] += weight * x[i][v].z;
-        sum[v][3] += weight * x[i][v].w;
-      }
-    }
+  for (int v = 0; v < VECTORS; ++v) {
+    const int column = (v * 32 + lane) * 4;
+    if (column >= D) break;
+    RoundTo<typename Params::DTypeO, 4>(
+        {sum[v][0] * factor, sum[v][1] * factor, sum[v][2] * factor, sum[v][3] * factor})
+        .Store(p.o + n * p.o_stride_n + head * p.o_stride_h + column);
   }
-};
+  if (lane == 0 && p.lse != nullptr) {
+    const float lse = !Variant::use_softmax ? 0.f : (total > 0.f ? maximum + __log2f(total) : -math::inf);
+    p.lse[n * p.num_qo_heads + head] = lse * p.lse_scale;
+  }
+}
 
-/// The merge item of a block, for its head.
+/// Merge `index` of a list, with its head and first slot; without rows if there is none.
 template <int TILE, typename Params>
 __device__ __forceinline__ MergeItem ItemOfBlock(const Params& p, const WorkList& work, int index) {
   MergeItem item;
@@ -82,76 +102,46 @@ __device__ __forceinline__ MergeItem ItemOfBlock(const Params& p, const WorkList
     item.first_slot = tile * item.count * item.step + item.kv_head;
     return item;
   }
-  const bool per_head = work.block_indptr == nullptr;
-  const int unit = per_head ? index / p.num_kv_heads : index;
-  if (unit >= *work.num_merges) {
-    item.row_begin = item.qo_len = 0;  // no rows
-    return item;
-  }
+  const int unit = work.has_shares ? index : index / p.num_kv_heads;
   item = work.merges[unit];
-  if (per_head) {
+  if (!work.has_shares) {
     item.kv_head = index - unit * p.num_kv_heads;
     item.first_slot += item.kv_head;
   }
+  if (unit >= *work.num_merges) item.row_begin = item.qo_len = 0;
   return item;
 }
 
 template <typename Params, typename Variant, int TILE>
 __global__ void __launch_bounds__(THREADS)
     MergeKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work) {
-  using Sums = Sum<Params, Variant>;
-  __shared__ float shared[WARPS - 1][Sums::VECTORS * 128];
   ptx::GridDependencyWait();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = p.group.divisor;
-  const int row = blockIdx.x % TILE;
-  const MergeItem item = ItemOfBlock<TILE>(p, work, blockIdx.x / TILE);
-  if (item.row_begin + row >= item.qo_len * group) return;
-  const Parts parts{int64_t(item.first_slot) * TILE + row, int64_t(item.step) * TILE, item.count};
-  Sums sums;
-  sums.Load(work, parts, 0);
-  float maximum = -math::inf, total = 0.f;
-  for (int i = lane; i < parts.count; i += 32) maximum = fmaxf(maximum, work.partial_lse[parts.first + i * parts.step]);
-  maximum = WarpMax(maximum);
-  const float base = maximum == -math::inf ? 0.f : maximum;
-  for (int i = lane; i < parts.count; i += 32)
-    total += ptx::Exp2(work.partial_lse[parts.first + i * parts.step] - base);
-  total = GroupSum(total, 32);
-  for (int begin = 0;;) {
-    sums.Add(work, parts, begin, base);
-    begin += Sums::BATCH;
-    if (begin >= parts.count) break;
-    sums.Load(work, parts, begin);
-  }
-  if (warp > 0) {
-#pragma unroll
-    for (int v = 0; v < Sums::VECTORS; ++v) {
-      const float (&x)[4] = sums.sum[v];
-      *reinterpret_cast<float4*>(&shared[warp - 1][(v * 32 + lane) * 4]) = make_float4(x[0], x[1], x[2], x[3]);
-    }
-  }
-  __syncthreads();
-  if (warp > 0) return;
-  const float factor = (!Variant::use_softmax ? 1.f : (total > 0.f ? ptx::Reciprocal(total) : 0.f)) * p.out_scale;
-  const int token = p.group.Divide(item.row_begin + row);
-  const int head = item.kv_head * group + item.row_begin + row - token * group;
-  const int64_t n = int64_t(item.qo_begin) + token;
-#pragma unroll
-  for (int v = 0; v < Sums::VECTORS; ++v) {
-    const int column = (v * 32 + lane) * 4;
-    if (column >= Sums::D) break;
-    Vec<typename Params::DTypeO, 4> out;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      float x = sums.sum[v][j];
-#pragma unroll
-      for (int w = 0; w < WARPS - 1; ++w) x += shared[w][column + j];
-      out[j] = FromFloat<typename Params::DTypeO>(x * factor);
-    }
-    out.Store(p.o + n * p.o_stride_n + head * p.o_stride_h + column);
-  }
-  if (lane == 0 && p.lse != nullptr) {
-    const float lse = !Variant::use_softmax ? 0.f : (total > 0.f ? maximum + __log2f(total) : -math::inf);
-    p.lse[n * p.num_qo_heads + head] = lse * p.lse_scale;
+  constexpr int BLOCKS = TILE / WARPS;  // of a tile
+  const int row = int(blockIdx.x % BLOCKS * WARPS + threadIdx.x / 32);
+  const MergeItem item = ItemOfBlock<TILE>(p, work, blockIdx.x / BLOCKS);
+  if (item.row_begin + row >= item.qo_len * int(p.group.divisor)) return;
+  MergeRow<TILE, Variant>(p, work, item, item.kv_head, item.first_slot, row);
+}
+
+/// Which of the arrivals counts the parts of merge `index` for a head.
+template <typename Params>
+__device__ __forceinline__ int ArrivalsOf(const Params& p, const WorkList& work, int index, int kv_head) {
+  return work.has_shares ? index : index * p.num_kv_heads + kv_head;
+}
+
+/// The parts of a tile of the narrow list become its result, if `others`, that had arrived before this block's part, are
+/// all but one. All threads of a block call it, after a barrier.
+template <typename Params, typename Variant>
+__device__ __forceinline__ void MergeIfLast(const Params& p, const WorkList& work, int index, int kv_head, int others) {
+  const MergeItem item = work.merges[index];
+  if (others + 1 != item.count) return;
+  __threadfence();
+  if (threadIdx.x == 0) work.arrivals[ArrivalsOf(p, work, index, kv_head)] = 0;
+  const int first_slot = item.first_slot + (work.has_shares ? 0 : kv_head);
+  const int rows = min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
+#pragma unroll 1
+  for (int row = threadIdx.x / 32; row < rows; row += WARPS) {
+    MergeRow<NARROW_TILE, Variant>(p, work, item, kv_head, first_slot, row);
   }
 }
 
@@ -159,9 +149,9 @@ __global__ void __launch_bounds__(THREADS)
 
 template <typename Params, int TILE>
 Status LaunchMerge(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
-  if (work.merge_blocks == 0) return cudaSuccess;
-  return Launch(merge::MergeKernel<Params, Variant<false>, TILE>, dim3(work.merge_blocks * TILE), dim3(merge::THREADS),
-                enable_pdl, stream, params, work);
+  if (work.merge_blocks == 0 || work.arrivals != nullptr) return cudaSuccess;
+  return Launch(merge::MergeKernel<Params, Variant<false>, TILE>, dim3(work.merge_blocks * (TILE / merge::WARPS)),
+                dim3(merge::THREADS), enable_pdl, stream, params, work);
 }
 
 }  // namespace attention

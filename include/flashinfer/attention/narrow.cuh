@@ -8,6 +8,7 @@
 // rows of the tile as M; at one row in use that is 1/16 of their work and still 8 times what memory can feed.
 //   test  pytest tests/attention      bench  python benchmarks/bench_decode.py
 #pragma once
+#include "merge.cuh"
 #include "tile.cuh"
 
 namespace flashinfer {
@@ -36,7 +37,7 @@ struct Traits {
   using QLayout = RowLayout<D_QK* int(sizeof(T))>;
   static constexpr int Q_BYTES = NARROW_TILE * QLayout::PITCH,
                        STATS_BYTES = (2 * NARROW_TILE + 1) * WARPS * int(sizeof(float));
-  static constexpr int SHARED_BYTES = RING_BYTES + Q_BYTES + STATS_BYTES;
+  static constexpr int SHARED_BYTES = RING_BYTES + Q_BYTES + STATS_BYTES + 16;
   // Outputs of a warp are merged through the stage of its ring that is free, so many rows at a time.
   static constexpr int MERGE_ROWS = STAGE_BYTES / (D_VO * int(sizeof(float))) >= NARROW_TILE ? NARROW_TILE
                                     : STAGE_BYTES / (D_VO * int(sizeof(float))) >= 8         ? 8
@@ -60,30 +61,30 @@ struct Producer {
   const Params& p;
   const RowStrides<Params>& strides;
   const WorkList& work;
-  int next_item, end_item, warp;
   WorkItem item;
   int token;  // first key of the next copy, for this warp
   int page;   // page table entry of key token + lane
+  int warp;
   uint32_t ring;
+  uint64_t policy;
 
   __device__ __forceinline__ Producer(const Params& p, const RowStrides<Params>& strides, const WorkList& work,
-                                      const WorkItem& first, int2 items, int warp, uint32_t ring)
+                                      const WorkItem& first, int warp, uint32_t ring)
       : p(p),
         strides(strides),
         work(work),
-        next_item(items.x + 1),
-        end_item(items.y),
-        warp(warp),
         item(first),
-        ring(ring) {
+        warp(warp),
+        ring(ring),
+        policy(ptx::CachePolicy(work.reads_past_cache)) {
     token = item.kv_start + warp * KEYS;
     AskPage();
   }
 
   /// Go on to the item that has the next keys, and ask for their entries of the page table.
   __device__ __forceinline__ void AskPage() {
-    while (token >= item.kv_end && next_item < end_item) {
-      item = ListItem(p, work, next_item++);
+    while (token >= item.kv_end && item.next >= 0) {
+      item = ListItem(p, work, item.next);
       token = item.kv_start + warp * KEYS;
     }
     page = PageOf<PAGED>(p, item, token + int(threadIdx.x % 32) % KEYS);
@@ -128,7 +129,7 @@ struct Producer {
           ExpandChunk<typename Tr::T>(to + Layout::Offset(row, chunk), from, sf + scales, chunk, valid);
         }
       } else if (TOTAL % 32 == 0 || row < KEYS) {
-        ptx::CopyAsync16(to + Layout::Offset(row, chunk), from + chunk * 16, valid);
+        ptx::CopyAsync16(to + Layout::Offset(row, chunk), from + chunk * 16, valid, policy);
       }
     }
   }
@@ -164,12 +165,11 @@ struct Consumer {
     return item.kv_head * int(p.group.divisor) + at - int(p.group.Divide(at)) * int(p.group.divisor);
   }
 
+  using Query = QueryTile<NARROW_TILE, THREADS, typename Tr::QLayout, Tr::FP8, Params, Variant>;
+  __device__ __forceinline__ QueryReader<Params, Variant> Reader() { return {p, variant, item}; }
+
   __device__ __forceinline__ void Start(char* q_shared) {
     const int lane = threadIdx.x % 32, c = lane % 4;
-    // The previous item is done with this memory: its last step came before the barriers of its merge.
-    StageQuery<NARROW_TILE, THREADS, typename Tr::QLayout, Tr::FP8>(QueryReader<Params, Variant>{p, variant, item},
-                                                                    q_shared);
-    __syncthreads();
     if constexpr (Tr::Q_IN_REGISTERS) {
       const uint32_t tile = ptx::SharedAddress(q_shared);
 #pragma unroll
@@ -463,24 +463,31 @@ template <typename Params, typename Variant, int STAGES, bool PAGED, bool ALL_MA
 __device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& work, const RowStrides<Params>& strides,
                                             char* shared, int block) {
   using Tr = Traits<Params, STAGES>;
-  const int2 items = ItemsOfBlock(p, work, block);
-  if (items.x >= items.y) return;
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);  // tells the compiler that it is uniform
   const uint32_t ring_address = ptx::SharedAddress(shared) + warp * (STAGES * Tr::STAGE_BYTES);
   char* const q_shared = shared + Tr::RING_BYTES;
   float* const stats = reinterpret_cast<float*>(q_shared + Tr::Q_BYTES);
-  WorkItem item = FirstItem<NARROW_TILE>(p, work, items.x);
-  Producer<Params, Tr, PAGED> producer(p, strides, work, item, items, warp, ring_address);
+  int* const arrived = reinterpret_cast<int*>(stats + Tr::STATS_BYTES / sizeof(float));
+  WorkItem item = FirstItem<NARROW_TILE>(p, work, block);
+  if (item.request < 0) return;
+  Producer<Params, Tr, PAGED> producer(p, strides, work, item, warp, ring_address);
   int stage = 0;
-#pragma unroll 1
-  for (int index = items.x; index < items.y; ++index) {
-    if (index > items.x) item = ListItem(p, work, index);
+  int part = -1, part_head = 0, others = 0;  // of the item before this one: its merge, and how many parts came before
+  for (bool is_first = true, is_done = false;; is_first = false) {
     Consumer<Params, Variant, Tr, ALL_MASKED> consumer(p, item);
-    consumer.Start(q_shared);
-    if (index == items.x) {  // after the query was asked for, so that it arrives together with the page table
+    typename Consumer<Params, Variant, Tr, ALL_MASKED>::Query query;
+    if (!is_done) query.Load(consumer.Reader());
+    if (is_first) {  // after the query was asked for: it would arrive after all the keys
 #pragma unroll 1
       for (int i = 0; i < STAGES - 1; ++i) producer.Issue(i);
     }
+    // The previous item is done with this memory: its last step came before the barriers of its merge.
+    if (!is_done) query.Store(consumer.Reader(), q_shared);
+    if (threadIdx.x == 0) *arrived = others;
+    __syncthreads();
+    if (part >= 0) merge::MergeIfLast<Params, Variant>(p, work, part, part_head, *arrived);
+    if (is_done) break;
+    consumer.Start(q_shared);
 #pragma unroll 1
     for (int token = item.kv_start + warp * KEYS; token < item.kv_end; token += STEP) {
       if constexpr (STAGES == 1) {
@@ -499,6 +506,15 @@ __device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& wor
     }
     // The stage before the next one is free: it was used last, and is filled when the next step starts.
     consumer.Finish(work, shared, stage == 0 ? STAGES - 1 : stage - 1, stats);
+    part = work.arrivals != nullptr && item.slot >= 0 ? item.merge : -1;
+    part_head = item.kv_head;
+    if (part >= 0 && threadIdx.x == 0) {  // the answer is waited for as late as possible
+      __threadfence();
+      others = atomicAdd(work.arrivals + merge::ArrivalsOf(p, work, part, part_head), 1);
+    }
+    is_done = item.next < 0;
+    if (is_done && part < 0) break;
+    if (!is_done) item = ListItem(p, work, item.next);
   }
 }
 

@@ -87,17 +87,18 @@ constexpr int32_t GRANULE = 64;  ///< items start at multiples of so many keys
 
 /// A tile and the keys [kv_start, kv_end) it attends to here.
 struct alignas(16) WorkItem {
-  int32_t request;
-  int32_t kv_head;    ///< negative: the item stands for one of each KV head
+  int32_t request;    ///< negative: a block that has nothing to do
+  int16_t kv_head;    ///< negative: the item stands for one of each KV head
+  int16_t is_first;   ///< 1 if no other item of the tile comes before it
   int32_t qo_begin;   ///< first row of the request in q
   int32_t qo_len;     ///< its tokens
   int32_t kv_begin;   ///< first entry of its page table (paged) or first token (ragged)
   int32_t kv_len;     ///< its keys; negative: known on the device only (AttentionParams::get_kv_len)
   int32_t row_begin;  ///< first row of the tile
   int32_t kv_start, kv_end;
-  int32_t slot;      ///< where the partial state goes (+ KV head if kv_head < 0); negative: the result is complete
-  int32_t is_first;  ///< 1 if no other item of the tile comes before it
-  int32_t unused;
+  int32_t slot;   ///< where the partial state goes (+ KV head if kv_head < 0); negative: the result is complete
+  int32_t merge;  ///< the MergeItem it is a part of, if it has a slot
+  int32_t next;   ///< what the same block does next; negative: nothing
 };
 
 /// Slots first_slot + i * step of one tile, i < count, make its result.
@@ -111,9 +112,11 @@ struct alignas(16) MergeItem {
 
 /// Work for one launch. Counts that change between replays of a CUDA graph are read from device memory.
 struct WorkList {
-  const WorkItem* items;        ///< null: one request cut evenly (the fields under `uniform`)
-  const int32_t* block_indptr;  ///< items of block i; null: block i does item i / heads for head i % heads
+  const WorkItem* items;  ///< null: one request cut evenly (the fields under `uniform`)
+  bool has_shares;        ///< block i does item i and what follows it (`next`); else item i / heads for head i % heads
   const int32_t* num_items;
+  int32_t* arrivals;  ///< parts that are done, of each merge (and head); 0 between launches. Null: LaunchMerge merges
+  bool reads_past_cache;  ///< keys are not kept in L2, where they would push out what others wrote
   const MergeItem* merges;
   const int32_t* num_merges;
   int32_t blocks;        ///< of the launch; upper bound in a CUDA graph

@@ -49,11 +49,12 @@ struct PlanInput {
 struct PlanInfo {
   int64_t int_bytes;
   int64_t float_bytes;
-  int64_t cuda_graph;
-  int64_t tile;  ///< rows of a tile of the list with the larger tiles; index 3 of what Python sees
-  int64_t narrow_items, narrow_indptr, narrow_merges, narrow_blocks, narrow_merge_blocks;
+  int64_t has_shares;  ///< of the narrow list (WorkList)
+  int64_t tile;        ///< rows of a tile of the list with the larger tiles; index 3 of what Python sees
+  int64_t keys;        ///< of all requests; 0 in a CUDA graph, where it changes
+  int64_t narrow_items, narrow_arrivals, narrow_merges, narrow_blocks, narrow_merge_blocks;
   int64_t wide_items, wide_merges, wide_blocks, wide_merge_blocks;
-  int64_t narrow_partial, wide_partial;
+  int64_t wide_partial;  ///< the narrow ones are at 0
 
   void ToArray(int64_t* out) const { std::memcpy(out, this, sizeof(PlanInfo)); }
   static PlanInfo FromArray(const int64_t* in) {
@@ -100,6 +101,7 @@ class List {
   }
   size_t Size() const { return size_; }
   T& operator[](size_t i) { return data_[i]; }
+  const T& operator[](size_t i) const { return data_[i]; }
   T* begin() { return data_; }
   T* end() { return data_ + size_; }
   const T* begin() const { return data_; }
@@ -114,14 +116,14 @@ class List {
 struct PlanOutput {
   PlanInfo info;
   List<WorkItem> narrow, wide;
-  List<int32_t> narrow_indptr;  ///< empty: one item per block
+  int32_t shares;  ///< blocks of the narrow list that have items; items of others begin at narrow_blocks
   List<MergeItem> narrow_merges, wide_merges;
   List<WorkItem> tiles, sorted;  ///< scratch
   int32_t narrow_slots, wide_slots;
 
   void Clear() {
-    narrow.Clear(), wide.Clear(), narrow_indptr.Clear(), narrow_merges.Clear(), wide_merges.Clear();
-    narrow_slots = wide_slots = 0;
+    narrow.Clear(), wide.Clear(), narrow_merges.Clear(), wide_merges.Clear();
+    shares = narrow_slots = wide_slots = 0;
   }
 };
 
@@ -157,15 +159,10 @@ class Planner {
                             int32_t(out.wide_merges.Size())};
     std::memcpy(buffer, &header, sizeof(header));
     Put(buffer + out.info.narrow_items, out.narrow);
+    std::memset(buffer + out.info.narrow_arrivals, 0, out.info.narrow_merges - out.info.narrow_arrivals);
     Put(buffer + out.info.narrow_merges, out.narrow_merges);
     Put(buffer + out.info.wide_items, out.wide);
     Put(buffer + out.info.wide_merges, out.wide_merges);
-    if (out.info.narrow_indptr > 0) {
-      int32_t* indptr = reinterpret_cast<int32_t*>(buffer + out.info.narrow_indptr);
-      Put(reinterpret_cast<char*>(indptr), out.narrow_indptr);
-      const int32_t last = int32_t(out.narrow.Size());
-      for (int64_t i = out.narrow_indptr.Size(); i <= out.info.narrow_blocks; ++i) indptr[i] = last;
-    }
   }
 
  private:
@@ -197,9 +194,8 @@ class Planner {
     item.kv_begin = in_.kv_indptr != nullptr ? in_.kv_indptr[b] : 0;
     item.kv_len = in_.kv_lens != nullptr ? KvLen(b) : -1;
     item.row_begin = row_begin;
-    item.slot = -1;
     item.is_first = 1;
-    item.unused = 0;
+    item.slot = item.merge = item.next = -1;
     SetRange(item, tile);
   }
 
@@ -253,8 +249,8 @@ class Planner {
     }
   }
 
-  static MergeItem MergeOf(const WorkItem& item, int32_t first_slot, int32_t count, int32_t step) {
-    return MergeItem{item.kv_head, item.qo_begin, item.qo_len, item.row_begin, first_slot, count, step, 0};
+  static MergeItem MergeOf(const WorkItem& item, int32_t head, int32_t first_slot, int32_t count, int32_t step) {
+    return MergeItem{head, item.qo_begin, item.qo_len, item.row_begin, first_slot, count, step, 0};
   }
 
   /// Equal shares over the resident blocks.
@@ -265,18 +261,16 @@ class Planner {
     const int32_t heads = in_.num_kv_heads;
     ListTiles(true);
     const List<WorkItem>& tiles = out_.tiles;
-    if (tiles.Size() == 0) return;
+    if (tiles.Size() == 0 && (!in_.cuda_graph || in_.narrow_tile == 0)) return;  // a graph's blocks ask what to do
     for (const WorkItem& tile : tiles) total += (Granules(tile) + PIECE_COST) * heads;
-    const int64_t blocks = std::max(in_.narrow_blocks, 1);
-    List<WorkItem>& items = out_.narrow;
-    List<int32_t>& indptr = out_.narrow_indptr;
-    items.Reserve(tiles.Size() * heads + blocks);
-    indptr.Push(0);
+    const int32_t blocks = std::max(in_.narrow_blocks, 1);
+    Shares shares(out_.narrow, blocks, tiles.Size() * heads);
     int64_t share = 0, used = 0;
     // Each block gets its part of what is left, so that the cost of cuts made on the way is shared by all.
     auto next_share = [&] {
       used = 0;
-      share = std::max<int64_t>(DivideUp(total, blocks + 1 - int64_t(indptr.Size())), PIECE_COST + MIN_PIECE);
+      const int64_t left = blocks - shares.Begin();
+      share = std::max<int64_t>(Quotient(total + left - 1, left), PIECE_COST + MIN_PIECE);
     };
     next_share();
     for (const WorkItem& tile : tiles) {
@@ -285,7 +279,7 @@ class Planner {
         if (granules > 0 && !in_.all_partial) {  // the common case: heads that fit as they are
           const int64_t fit = std::min<int64_t>(heads - head, Quotient(share - used, cost));
           if (fit > 0) {
-            PushHeads(items, tile, head, int32_t(fit));
+            shares.PushHeads(tile, head, int32_t(fit));
             used += fit * cost;
             total -= fit * cost;
             head += int32_t(fit);
@@ -293,47 +287,93 @@ class Planner {
           }
         }
         int64_t done = 0;
-        const size_t first = items.Size();
+        int32_t pieces = 0;
         do {  // at least one item, so that a tile without keys gets its zeros
           const int64_t left = granules - done;
           const bool is_full = used > 0 && share - used < PIECE_COST + std::min(MIN_PIECE, left);
-          if (is_full && int64_t(indptr.Size()) < blocks) {
-            indptr.Push(int32_t(items.Size()));
-            next_share();
-          }
-          const bool can_cut = int64_t(indptr.Size()) < blocks;
+          if (is_full && shares.Count() < blocks) next_share();
+          const bool can_cut = shares.Count() < blocks;
           const int64_t room = std::max<int64_t>(share - used - PIECE_COST, MIN_PIECE);
           const int64_t take = can_cut && left >= room + MIN_PIECE ? room : left;
-          WorkItem& item = items.Push(tile);
-          item.kv_head = head;
+          WorkItem& item = shares.Push(tile, head);
           item.kv_start = int32_t(tile.kv_start + done * GRANULE);
           done += take;
           if (done < granules) {
             item.kv_end = int32_t(tile.kv_start + done * GRANULE);
             total += PIECE_COST;
           }
+          if (pieces > 0 || done < granules || in_.all_partial) {
+            item.slot = out_.narrow_slots + pieces;
+            item.merge = int32_t(out_.narrow_merges.Size());
+            item.is_first = pieces == 0;
+          }
+          ++pieces;
           used += take + PIECE_COST;
           total -= take + PIECE_COST;
         } while (done < granules);
-        SetSlots(items, first, out_.narrow_merges, out_.narrow_slots, 1);
+        if (pieces > 1 || in_.all_partial) {
+          out_.narrow_merges.Push(MergeOf(tile, head, out_.narrow_slots, pieces, 1));
+          out_.narrow_slots += pieces;
+        }
       }
     }
-    indptr.Push(int32_t(items.Size()));
+    out_.shares = shares.End();
   }
+
+  /// Writes the narrow list: item i is the first of block i, those that follow come behind, each names the next.
+  class Shares {
+   public:
+    Shares(List<WorkItem>& items, int32_t blocks, size_t room) : items_(items), blocks_(blocks) {
+      items.Reserve(blocks + room + blocks);
+      items.Resize(blocks);
+    }
+    /// The next share, whose number is returned.
+    int32_t Begin() { return last_ = -1, count_++; }
+    int32_t Count() const { return count_; }
+    WorkItem& Push(const WorkItem& tile, int32_t head) {
+      int32_t at = count_ - 1;
+      if (last_ >= 0) {
+        at = items_[last_].next = int32_t(items_.Size());
+        items_.Extend(1);
+      }
+      last_ = at;
+      WorkItem& item = items_[at] = tile;
+      item.kv_head = int16_t(head);
+      return item;
+    }
+    /// `count` items of a tile, for the heads from `head` on.
+    void PushHeads(const WorkItem& tile, int32_t head, int32_t count) {
+      const WorkItem copy = tile;  // in registers
+      Push(copy, head);
+      if (count == 1) return;
+      items_[last_].next = int32_t(items_.Size());
+      WorkItem* to = items_.Extend(count - 1);
+      for (int32_t i = 1; i < count; ++i, ++to) {
+        *to = copy;
+        to->kv_head = int16_t(head + i);
+        to->next = int32_t(to - items_.begin()) + 1;
+      }
+      last_ = int32_t(items_.Size()) - 1;
+      items_[last_].next = -1;
+    }
+    /// Blocks that have items. The others get one that says so.
+    int32_t End() {
+      const int32_t used = last_ >= 0 ? count_ : count_ - 1;
+      WorkItem none{};
+      none.request = none.slot = none.merge = none.next = -1;
+      std::fill(items_.begin() + used, items_.begin() + blocks_, none);
+      return used;
+    }
+
+   private:
+    List<WorkItem>& items_;
+    const int32_t blocks_;
+    int32_t count_ = 0, last_ = -1;  // shares begun; the last item of the newest, -1: it has none
+  };
 
   /// a / b of numbers that are mostly small: 64-bit division takes several times as long.
   static int64_t Quotient(int64_t a, int64_t b) {
     return a >= 0 && a <= INT32_MAX && b <= INT32_MAX ? uint32_t(a) / uint32_t(b) : a / b;
-  }
-
-  /// `count` items of a tile, for the heads from `head` on.
-  static void PushHeads(List<WorkItem>& items, const WorkItem& tile, int32_t head, int32_t count) {
-    const WorkItem copy = tile;  // in registers
-    WorkItem* to = items.Extend(count);
-    for (WorkItem* const end = to + count; to != end; ++to, ++head) {
-      *to = copy;
-      to->kv_head = head;
-    }
   }
 
   static int64_t Granules(const WorkItem& item) { return DivideUp(item.kv_end - item.kv_start, GRANULE); }
@@ -342,9 +382,11 @@ class Planner {
   void SetSlots(List<WorkItem>& items, size_t first, List<MergeItem>& merges, int32_t& slots, int32_t step) const {
     const int32_t count = int32_t(items.Size() - first);
     if (count < 2 && !in_.all_partial) return;
-    merges.Push(MergeOf(items[first], slots, count, step));
+    const int32_t merge = int32_t(merges.Size());
+    merges.Push(MergeOf(items[first], -1, slots, count, step));
     for (size_t i = first; i < items.Size(); ++i, slots += step) {
       items[i].slot = slots;
+      items[i].merge = merge;
       items[i].is_first = i == first;
     }
   }
@@ -438,7 +480,7 @@ class Planner {
     int64_t narrow_merges = out_.narrow_merges.Size(), wide_merges = out_.wide_merges.Size();
     int64_t narrow_slots = out_.narrow_slots, wide_slots = out_.wide_slots;
     const bool shares = !(in_.fixed_split > 0 || in_.disable_split);
-    int64_t narrow_blocks = shares ? std::max<int64_t>(out_.narrow_indptr.Size(), 1) - 1 : narrow_items * heads;
+    int64_t narrow_blocks = shares ? out_.shares : narrow_items * heads;
     if (in_.cuda_graph) {
       const bool narrow_only = in_.wide_tiles[0] == 0;
       const int64_t rows = int64_t(in_.max_rows) * group_;
@@ -447,7 +489,7 @@ class Planner {
       const int64_t wide_tiles = narrow_only ? 0 : in_.batch_size + rows / wide_tile_;
       if (shares) {
         narrow_blocks = in_.narrow_tile == 0 ? 0 : in_.narrow_blocks;
-        narrow_items = narrow_tiles * heads + narrow_blocks;
+        narrow_items = narrow_tiles * heads + 2 * narrow_blocks;  // cuts, and blocks that have nothing to do
         narrow_slots = 2 * narrow_blocks;
         narrow_merges = narrow_blocks;
         wide_items = wide_tiles + wide_blocks_;
@@ -474,10 +516,12 @@ class Planner {
       at = AlignUp(at + bytes);
       return offset;
     };
-    info.cuda_graph = in_.cuda_graph;
     info.tile = wide_items > 0 ? wide_tile_ : in_.narrow_tile;
     info.narrow_items = place(narrow_items * sizeof(WorkItem));
-    info.narrow_indptr = shares ? place((narrow_blocks + 1) * sizeof(int32_t)) : 0;
+    info.keys = 0;
+    for (int32_t b = 0; b < in_.batch_size && !in_.cuda_graph; ++b) info.keys += KvLen(b);
+    info.has_shares = shares;
+    info.narrow_arrivals = place(narrow_merges * (shares ? 1 : heads) * sizeof(int32_t));
     info.narrow_merges = place(narrow_merges * sizeof(MergeItem));
     info.wide_items = place(wide_items * sizeof(WorkItem));
     info.wide_merges = place(wide_merges * sizeof(MergeItem));
@@ -487,7 +531,7 @@ class Planner {
     info.wide_merge_blocks = wide_merges * heads;
     info.int_bytes = at;
     at = 0;
-    info.narrow_partial = place(narrow_slots * SlotBytes(in_.narrow_tile));
+    place(narrow_slots * SlotBytes(in_.narrow_tile));
     info.wide_partial = place(wide_slots * SlotBytes(wide_tile_));
     info.float_bytes = at;
   }

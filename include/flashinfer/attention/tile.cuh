@@ -258,6 +258,7 @@ __device__ __forceinline__ WorkItem UniformItem(const Params& p, const WorkList&
   const int heads = p.num_kv_heads, unit = index / heads;
   const int tile = work.uniform.tiles - 1 - unit / work.uniform.chunks, chunk = unit % work.uniform.chunks;
   item.request = item.qo_begin = item.kv_begin = 0;
+  item.next = -1;
   item.qo_len = p.qo_len;
   item.kv_len = p.kv_len;
   item.kv_head = index - unit * heads;
@@ -288,24 +289,17 @@ __device__ __forceinline__ WorkItem ListItem(const Params& p, const WorkList& wo
   return item;
 }
 
-/// The first item of a block, in any kind of list.
+/// The first item of block `block`, in any kind of list; `request` is negative if there is none. No load waits for another.
 template <int TILE, typename Params>
-__device__ __forceinline__ WorkItem FirstItem(const Params& p, const WorkList& work, int index) {
-  if (work.items == nullptr) return UniformItem<TILE>(p, work, index);
-  if (work.block_indptr != nullptr) return ListItem(p, work, index);
-  const int heads = p.num_kv_heads, unit = index / heads;
+__device__ __forceinline__ WorkItem FirstItem(const Params& p, const WorkList& work, int block) {
+  if (work.items == nullptr) return UniformItem<TILE>(p, work, block);
+  if (work.has_shares) return ListItem(p, work, block);
+  const int heads = p.num_kv_heads, unit = block / heads;
   WorkItem item = ListItem(p, work, unit);
-  item.kv_head = index - unit * heads;
+  item.kv_head = block - unit * heads;
   if (item.slot >= 0) item.slot += item.kv_head;
+  if (unit >= *work.num_items) item.request = -1;
   return item;
-}
-
-/// The items of block `block` of a list: [begin, end). More than one only in lists with block_indptr.
-template <typename Params>
-__device__ __forceinline__ int2 ItemsOfBlock(const Params& p, const WorkList& work, int block) {
-  if (work.items == nullptr) return make_int2(block, block + 1);
-  if (work.block_indptr != nullptr) return make_int2(work.block_indptr[block], work.block_indptr[block + 1]);
-  return make_int2(block, block < *work.num_items * p.num_kv_heads ? block + 1 : block);
 }
 
 /// Element of the query of a tile's row, as the kernel multiplies it: transformed, rotated, 0 outside of the tile.
@@ -341,21 +335,24 @@ struct QueryReader {
     return x;
   }
 
-  /// Columns [d, d + 8) of a row.
-  __device__ __forceinline__ void Read(float (&x)[8], int row, int d) const {
+  /// Columns [d, d + 8) of a row as they are stored.
+  __device__ __forceinline__ Vec<typename Params::DTypeQ, 8> Vector(int row, int d) const {
     const int at = item.row_begin + row;
+    if (at >= item.qo_len * int(p.group.divisor)) return {};
+    const int token = p.group.Divide(at), head = item.kv_head * int(p.group.divisor) + at - token * p.group.divisor;
+    return Vec<typename Params::DTypeQ, 8>::Load(p.q + (int64_t(item.qo_begin) + token) * p.q_stride_n +
+                                                 head * p.q_stride_h + d);
+  }
+
+  /// The same as the kernel multiplies them.
+  __device__ __forceinline__ void Read(float (&x)[8], int row, int d) const {
     if constexpr (Params::POS_ENCODING == PosEncodingMode::kRoPELlama || Params::SHARED_KV) {
 #pragma unroll 1
       for (int i = 0; i < 8; ++i) x[i] = (*this)(row, d + i);
-    } else if (at < item.qo_len * int(p.group.divisor)) {
-      const int token = p.group.Divide(at), head = item.kv_head * int(p.group.divisor) + at - token * p.group.divisor;
-      const auto* from = p.q + (int64_t(item.qo_begin) + token) * p.q_stride_n + head * p.q_stride_h + d;
-      const auto v = Vec<typename Params::DTypeQ, 8>::Load(from);
+    } else {
+      const auto v = Vector(row, d);
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i] = variant.QueryTransform(p, ToFloat(v[i]));
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = 0.f;
     }
   }
 
@@ -367,29 +364,51 @@ struct QueryReader {
   }
 };
 
-/// The query of a tile into shared memory, by all threads of a block. Where keys are fp8, columns are permuted as
-/// theirs are (ExpandFp8): of each 16, the odd ones first.
+/// The query of a tile on its way to shared memory, by all threads of a block: loaded first, stored when it has arrived.
+/// Where keys are fp8, columns are permuted as theirs are (ExpandFp8): of each 16, the odd ones first.
 template <int TILE, int THREADS, typename Layout, bool FP8, typename Params, typename Variant>
-__device__ __forceinline__ void StageQuery(const QueryReader<Params, Variant>& query, char* to) {
+struct QueryTile {
   using T = typename Params::DTypeQ;
-  constexpr int CHUNKS = Params::HEAD_DIM_QK / 8, TURNS = (TILE * CHUNKS + THREADS - 1) / THREADS;
-#pragma unroll TURNS < 4 ? TURNS : 4
-  for (int turn = 0; turn < TURNS; ++turn) {
-    const int id = turn * THREADS + int(threadIdx.x), row = id / CHUNKS, chunk = id % CHUNKS;
-    if (TILE * CHUNKS % THREADS != 0 && id >= TILE * CHUNKS) break;
-    float x[8];
-    query.Read(x, row, 8 * chunk);
-    if constexpr (FP8) {
-      T* odd = reinterpret_cast<T*>(to + Layout::Offset(row, chunk & ~1));
-      T* even = reinterpret_cast<T*>(to + Layout::Offset(row, chunk | 1));
+  static constexpr int CHUNKS = Params::HEAD_DIM_QK / 8, TURNS = (TILE * CHUNKS + THREADS - 1) / THREADS;
+  // Rows that are put together or rotated are read when they are stored; so are tiles that need many registers.
+  static constexpr bool AHEAD = Params::POS_ENCODING != PosEncodingMode::kRoPELlama && !Params::SHARED_KV && TURNS <= 4;
+  Vec<T, 8> loaded[AHEAD ? TURNS : 1];
+
+  __device__ __forceinline__ void Load(const QueryReader<Params, Variant>& query) {
+    if constexpr (AHEAD) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) (i % 2 == 1 ? odd : even)[chunk % 2 * 4 + i / 2] = FromFloat<T>(x[i]);
-    } else {
-      const uint4 packed{Pack<T>(x[0], x[1]), Pack<T>(x[2], x[3]), Pack<T>(x[4], x[5]), Pack<T>(x[6], x[7])};
-      *reinterpret_cast<uint4*>(to + Layout::Offset(row, chunk)) = packed;
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const int id = turn * THREADS + int(threadIdx.x);
+        if (TILE * CHUNKS % THREADS == 0 || id < TILE * CHUNKS)
+          loaded[turn] = query.Vector(id / CHUNKS, id % CHUNKS * 8);
+      }
     }
   }
-}
+
+  __device__ __forceinline__ void Store(const QueryReader<Params, Variant>& query, char* to) const {
+#pragma unroll TURNS < 4 ? TURNS : 4
+    for (int turn = 0; turn < TURNS; ++turn) {
+      const int id = turn * THREADS + int(threadIdx.x), row = id / CHUNKS, chunk = id % CHUNKS;
+      if (TILE * CHUNKS % THREADS != 0 && id >= TILE * CHUNKS) break;
+      float x[8];
+      if constexpr (AHEAD) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = query.variant.QueryTransform(query.p, ToFloat(loaded[turn][i]));
+      } else {
+        query.Read(x, row, 8 * chunk);
+      }
+      if constexpr (FP8) {
+        T* odd = reinterpret_cast<T*>(to + Layout::Offset(row, chunk & ~1));
+        T* even = reinterpret_cast<T*>(to + Layout::Offset(row, chunk | 1));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) (i % 2 == 1 ? odd : even)[chunk % 2 * 4 + i / 2] = FromFloat<T>(x[i]);
+      } else {
+        const uint4 packed{Pack<T>(x[0], x[1]), Pack<T>(x[2], x[3]), Pack<T>(x[4], x[5]), Pack<T>(x[6], x[7])};
+        *reinterpret_cast<uint4*>(to + Layout::Offset(row, chunk)) = packed;
+      }
+    }
+  }
+};
 
 /// Whether hooks on logits and outputs may be called for the rows and keys that fill up a tile, with the indices of
 /// others. Ours may; a user's may write down what it is given, and is called for those that exist.

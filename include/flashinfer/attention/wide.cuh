@@ -89,8 +89,10 @@ struct Consumer {
     if constexpr (QUERY_AS_STORED<Tr, Variant>) {
       CopyQuery<Tr>(p, item, ptx::SharedAddress(q_shared));
     } else {
-      StageQuery<Tr::TILE, Tr::THREADS, typename Tr::QLayout, Tr::FP8>(QueryReader<Params, Variant>{p, variant, item},
-                                                                       q_shared);
+      const QueryReader<Params, Variant> reader{p, variant, item};
+      QueryTile<Tr::TILE, Tr::THREADS, typename Tr::QLayout, Tr::FP8, Params, Variant> query;
+      query.Load(reader);
+      query.Store(reader, q_shared);
     }
   }
 
@@ -477,9 +479,7 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
   uint8_t* const classes = reinterpret_cast<uint8_t*>(offsets + 2 * Tr::KEYS);
   const uint32_t q_tile = ptx::SharedAddress(shared), ring = ptx::SharedAddress(stages);
   constexpr bool SEVERAL = TILE == NARROW_TILE;  // larger tiles are in lists of an item per block (plan.h)
-  const int2 items = ItemsOfBlock(p, work, block);
-  for (int index = items.x; index < items.y; ++index) {
-    const WorkItem item = !SEVERAL || index == items.x ? FirstItem<TILE>(p, work, index) : ListItem(p, work, index);
+  for (WorkItem item = FirstItem<TILE>(p, work, block); item.request >= 0;) {
     Loader<Tr, PAGED> loader{p, strides, item, offsets, 0};
     Consumer<Tr, Variant, ALL_MASKED> consumer(p, item);
     // Where a step starts, skipping those of which a custom mask hides everything.
@@ -531,7 +531,8 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
       buffer ^= 1;
     }
     consumer.Finish(work, shared);
-    if (!SEVERAL) break;
+    if (!SEVERAL || item.next < 0) break;
+    item = ListItem(p, work, item.next);
     __syncthreads();  // the next item overwrites what is read here
   }
 }
