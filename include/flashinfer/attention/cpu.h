@@ -16,7 +16,7 @@ inline void ForEachBlock(int32_t blocks, const Make& make, const Body& body) {
 #pragma omp parallel if (blocks > 1)
   {
     auto runner = make();
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (int32_t block = 0; block < blocks; ++block) body(*runner, block);
   }
 }
