@@ -124,7 +124,8 @@ inline bool ReadsPastCache([[maybe_unused]] int64_t keys, [[maybe_unused]] int64
 #ifdef FLASHINFER_CPU
   return false;
 #else
-  constexpr int64_t ROW_BYTES = (Stored(Params::HEAD_DIM_QK) + Stored(Params::HEAD_DIM_VO)) * sizeof(Params::DTypeKV);
+  constexpr int64_t COLUMNS = Stored(Params::HEAD_DIM_QK) + Stored(Params::HEAD_DIM_VO);
+  constexpr int64_t ROW_BYTES = COLUMNS * DL_TYPE<Params::DTypeKV>.bits / 8;  // host code does not know the type itself
   return keys > 0 && keys * heads * ROW_BYTES <= 3 * CacheBytes();
 #endif
 }
