@@ -123,25 +123,25 @@ __global__ void __launch_bounds__(THREADS)
   MergeRow<TILE, Variant>(p, work, item, item.kv_head, item.first_slot, row);
 }
 
-/// Which of the arrivals counts the parts of merge `index` for a head.
-template <typename Params>
-__device__ __forceinline__ int ArrivalsOf(const Params& p, const WorkList& work, int index, int kv_head) {
-  return work.has_shares ? index : index * p.num_kv_heads + kv_head;
-}
-
-/// The parts of a tile of the narrow list become its result, if `others`, that had arrived before this block's part, are
-/// all but one. All threads of a block call it, after a barrier.
+/// A part of a tile of the narrow list is done. Whoever does the last one makes the result of them. All threads of a block
+/// call it after a barrier; `others` is memory for one number.
 template <typename Params, typename Variant>
-__device__ __forceinline__ void MergeIfLast(const Params& p, const WorkList& work, int index, int kv_head, int others) {
-  const MergeItem item = work.merges[index];
-  if (others + 1 != item.count) return;
+__device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, const WorkItem& part, int* others) {
+  int* const arrivals = work.arrivals + (work.has_shares ? part.merge : part.merge * p.num_kv_heads + part.kv_head);
+  if (threadIdx.x == 0) {
+    __threadfence();
+    *others = atomicAdd(arrivals, 1);
+  }
+  const MergeItem item = work.merges[part.merge];
+  __syncthreads();
+  if (*others + 1 != item.count) return;
   __threadfence();
-  if (threadIdx.x == 0) work.arrivals[ArrivalsOf(p, work, index, kv_head)] = 0;
-  const int first_slot = item.first_slot + (work.has_shares ? 0 : kv_head);
+  if (threadIdx.x == 0) *arrivals = 0;
+  const int first_slot = item.first_slot + (work.has_shares ? 0 : part.kv_head);
   const int rows = min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < rows; row += WARPS) {
-    MergeRow<NARROW_TILE, Variant>(p, work, item, kv_head, first_slot, row);
+    MergeRow<NARROW_TILE, Variant>(p, work, item, part.kv_head, first_slot, row);
   }
 }
 

@@ -36,7 +36,7 @@ struct Traits {
   static constexpr bool Q_IN_REGISTERS = D_QK <= 192;
   using QLayout = RowLayout<D_QK* int(sizeof(T))>;
   static constexpr int Q_BYTES = NARROW_TILE * QLayout::PITCH,
-                       STATS_BYTES = (2 * NARROW_TILE + 1) * WARPS * int(sizeof(float));
+                       STATS_BYTES = (2 * NARROW_TILE + 2) * WARPS * int(sizeof(float));
   static constexpr int SHARED_BYTES = RING_BYTES + Q_BYTES + STATS_BYTES + 16;
   // Outputs of a warp are merged through the stage of its ring that is free, so many rows at a time.
   static constexpr int MERGE_ROWS = STAGE_BYTES / (D_VO * int(sizeof(float))) >= NARROW_TILE ? NARROW_TILE
@@ -66,17 +66,10 @@ struct Producer {
   int page;   // page table entry of key token + lane
   int warp;
   uint32_t ring;
-  uint64_t policy;
 
   __device__ __forceinline__ Producer(const Params& p, const RowStrides<Params>& strides, const WorkList& work,
                                       const WorkItem& first, int warp, uint32_t ring)
-      : p(p),
-        strides(strides),
-        work(work),
-        item(first),
-        warp(warp),
-        ring(ring),
-        policy(ptx::CachePolicy(work.reads_past_cache)) {
+      : p(p), strides(strides), work(work), item(first), warp(warp), ring(ring) {
     token = item.kv_start + warp * KEYS;
     AskPage();
   }
@@ -129,7 +122,7 @@ struct Producer {
           ExpandChunk<typename Tr::T>(to + Layout::Offset(row, chunk), from, sf + scales, chunk, valid);
         }
       } else if (TOTAL % 32 == 0 || row < KEYS) {
-        ptx::CopyAsync16(to + Layout::Offset(row, chunk), from + chunk * 16, valid, policy);
+        ptx::CopyAsync16(to + Layout::Offset(row, chunk), from + chunk * 16, valid, work.reads_past_cache);
       }
     }
   }
@@ -138,8 +131,14 @@ struct Producer {
 /// The computing side of a warp: one item at a time.
 template <typename Params, typename Variant, typename Tr, bool ALL_MASKED>
 struct Consumer {
-  using T = typename Tr::T;
   static constexpr int K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_VO / 16;
+  // fp8 keys and values become fp16 at a third of the cost of bf16. Queries of bf16 are multiplied by a power of two
+  // then, such that the largest number of the tile just fits and nothing is lost down to 2^-29 of it.
+  static constexpr bool IS_BFLOAT = std::is_same_v<typename Tr::T, __nv_bfloat16>;
+  static constexpr bool IN_HALVES = Tr::FP8 && !CHANGES_KEYS<Params> && (!IS_BFLOAT || Tr::D_QK <= 256);
+  static constexpr bool SCALED = IN_HALVES && IS_BFLOAT;
+  using T = std::conditional_t<IN_HALVES, __half, typename Tr::T>;                             // of products with keys
+  using Weight = std::conditional_t<Tr::FP8 && Variant::use_softmax, __half, typename Tr::T>;  // with values
 
   const Params& p;
   Variant variant;
@@ -149,6 +148,7 @@ struct Consumer {
   float m[2], d[2];
   int first[2], end[2];      // keys that each of the lane's rows may see
   int full_begin, full_end;  // keys that all rows see
+  float unscale = 1.f;       // undoes what queries were multiplied by
 
   __device__ __forceinline__ Consumer(const Params& p, const WorkItem& item)
       : p(p), variant(p, item.request, nullptr), item(item) {}
@@ -165,8 +165,28 @@ struct Consumer {
     return item.kv_head * int(p.group.divisor) + at - int(p.group.Divide(at)) * int(p.group.divisor);
   }
 
-  using Query = QueryTile<NARROW_TILE, THREADS, typename Tr::QLayout, Tr::FP8, Params, Variant>;
+  static constexpr QueryOrder ORDER =
+      IN_HALVES ? QueryOrder::kPairs : (Tr::FP8 ? QueryOrder::kOddFirst : QueryOrder::kStored);
+  using Query = QueryTile<NARROW_TILE, THREADS, typename Tr::QLayout, ORDER, T, Params, Variant>;
   __device__ __forceinline__ QueryReader<Params, Variant> Reader() { return {p, variant, item}; }
+
+  /// By all threads. `exponents` has one number for each warp.
+  __device__ __forceinline__ void StoreQuery(const Query& query, char* q_shared, [[maybe_unused]] int* exponents) {
+    float factor = 1.f;
+    if constexpr (SCALED) {
+      int largest = query.Exponent(Reader());
+#pragma unroll
+      for (int i = 16; i > 0; i /= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, i));
+      if (threadIdx.x % 32 == 0) exponents[threadIdx.x / 32] = largest;
+      __syncthreads();
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) largest = max(largest, exponents[w]);
+      largest = min(max(largest, 15), 254);
+      factor = __int_as_float((268 - largest) << 23);  // the largest number becomes 2^14 to 2^15
+      unscale = __int_as_float((largest - 14) << 23);
+    }
+    query.Store(Reader(), q_shared, factor);
+  }
 
   __device__ __forceinline__ void Start(char* q_shared) {
     const int lane = threadIdx.x % 32, c = lane % 4;
@@ -247,9 +267,13 @@ struct Consumer {
           query(k + half, a);
 #pragma unroll
           for (int n = 0; n < 2; ++n) {
-            uint32_t even, odd;
-            ExpandFp8<T, typename Tr::KV>(b[2 * half + n], even, odd);
-            ptx::Mma<T>(s[n], a, odd, even);
+            uint32_t low, high;
+            if constexpr (IN_HALVES) {
+              HalvesOf<typename Tr::KV>(b[2 * half + n], low, high);
+            } else {
+              ExpandFp8<T, typename Tr::KV>(b[2 * half + n], high, low);
+            }
+            ptx::Mma<T>(s[n], a, low, high);
           }
         }
       }
@@ -283,6 +307,7 @@ struct Consumer {
           s[n][i] = Variant::use_softmax ? -math::inf : 0.f;
           continue;
         }
+        if constexpr (SCALED) s[n][i] *= unscale;
         float x = variant.LogitsTransform(p, s[n][i], item.request, qo_idx, key, head, item.kv_head);
         bool visible = true;
         if (masked) {
@@ -302,8 +327,8 @@ struct Consumer {
       }
     }
     if constexpr (Variant::use_softmax) Softmax(s);
-    uint32_t a[4] = {Pack<T>(s[0][0], s[0][1]), Pack<T>(s[0][2], s[0][3]), Pack<T>(s[1][0], s[1][1]),
-                     Pack<T>(s[1][2], s[1][3])};
+    uint32_t a[4] = {Pack<Weight>(s[0][0], s[0][1]), Pack<Weight>(s[0][2], s[0][3]), Pack<Weight>(s[1][0], s[1][1]),
+                     Pack<Weight>(s[1][2], s[1][3])};
     if constexpr (Tr::FP8) {
       const int row = lane % 16;
 #pragma unroll
@@ -316,9 +341,15 @@ struct Consumer {
           if (n + half >= N_BLOCKS) break;
           uint32_t even[2], odd[2];
 #pragma unroll
-          for (int i = 0; i < 2; ++i) ExpandFp8<T, typename Tr::KV>(b[2 * half + i], even[i], odd[i]);
-          ptx::Mma<T>(o[2 * (n + half)], a, even[0], even[1]);
-          ptx::Mma<T>(o[2 * (n + half) + 1], a, odd[0], odd[1]);
+          for (int i = 0; i < 2; ++i) {
+            if constexpr (Variant::use_softmax) {
+              HalvesOf<typename Tr::KV>(__byte_perm(b[2 * half + i], 0, 0x3120), even[i], odd[i]);
+            } else {
+              ExpandFp8<Weight, typename Tr::KV>(b[2 * half + i], even[i], odd[i]);
+            }
+          }
+          ptx::Mma<Weight>(o[2 * (n + half)], a, even[0], even[1]);
+          ptx::Mma<Weight>(o[2 * (n + half) + 1], a, odd[0], odd[1]);
         }
       }
     } else {
@@ -326,8 +357,8 @@ struct Consumer {
       for (int n = 0; n < N_BLOCKS; ++n) {
         uint32_t b[4];
         ptx::LdMatrixTrans(b, v_tile + Tr::VLayout::Offset(lane % 16, 2 * n + lane / 16));
-        ptx::Mma<T>(o[2 * n], a, b[0], b[1]);
-        ptx::Mma<T>(o[2 * n + 1], a, b[2], b[3]);
+        ptx::Mma<Weight>(o[2 * n], a, b[0], b[1]);
+        ptx::Mma<Weight>(o[2 * n + 1], a, b[2], b[3]);
       }
     }
   }
@@ -472,21 +503,17 @@ __device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& wor
   if (item.request < 0) return;
   Producer<Params, Tr, PAGED> producer(p, strides, work, item, warp, ring_address);
   int stage = 0;
-  int part = -1, part_head = 0, others = 0;  // of the item before this one: its merge, and how many parts came before
-  for (bool is_first = true, is_done = false;; is_first = false) {
+  for (bool is_first = true;; is_first = false) {
     Consumer<Params, Variant, Tr, ALL_MASKED> consumer(p, item);
     typename Consumer<Params, Variant, Tr, ALL_MASKED>::Query query;
-    if (!is_done) query.Load(consumer.Reader());
+    query.Load(consumer.Reader());
     if (is_first) {  // after the query was asked for: it would arrive after all the keys
 #pragma unroll 1
       for (int i = 0; i < STAGES - 1; ++i) producer.Issue(i);
     }
     // The previous item is done with this memory: its last step came before the barriers of its merge.
-    if (!is_done) query.Store(consumer.Reader(), q_shared);
-    if (threadIdx.x == 0) *arrived = others;
+    consumer.StoreQuery(query, q_shared, reinterpret_cast<int*>(stats) + 2 * NARROW_TILE * WARPS + WARPS);
     __syncthreads();
-    if (part >= 0) merge::MergeIfLast<Params, Variant>(p, work, part, part_head, *arrived);
-    if (is_done) break;
     consumer.Start(q_shared);
 #pragma unroll 1
     for (int token = item.kv_start + warp * KEYS; token < item.kv_end; token += STEP) {
@@ -506,15 +533,9 @@ __device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& wor
     }
     // The stage before the next one is free: it was used last, and is filled when the next step starts.
     consumer.Finish(work, shared, stage == 0 ? STAGES - 1 : stage - 1, stats);
-    part = work.arrivals != nullptr && item.slot >= 0 ? item.merge : -1;
-    part_head = item.kv_head;
-    if (part >= 0 && threadIdx.x == 0) {  // the answer is waited for as late as possible
-      __threadfence();
-      others = atomicAdd(work.arrivals + merge::ArrivalsOf(p, work, part, part_head), 1);
-    }
-    is_done = item.next < 0;
-    if (is_done && part < 0) break;
-    if (!is_done) item = ListItem(p, work, item.next);
+    if (work.arrivals != nullptr && item.slot >= 0) merge::Arrive<Params, Variant>(p, work, item, arrived);
+    if (item.next < 0) break;
+    item = ListItem(p, work, item.next);
   }
 }
 

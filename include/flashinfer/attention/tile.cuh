@@ -148,6 +148,26 @@ __device__ __forceinline__ void ExpandFp8(uint32_t x, uint32_t& even, uint32_t& 
   }
 }
 
+/// 4 fp8 numbers as fp16, which holds them exactly: those of bytes 0 and 1, and of bytes 2 and 3.
+template <typename From>
+__device__ __forceinline__ void HalvesOf(uint32_t x, uint32_t& low, uint32_t& high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  const uint16_t first = uint16_t(x), second = uint16_t(x >> 16);
+  if constexpr (std::is_same_v<From, __nv_fp8_e4m3>) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"(first));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"(second));
+  } else {
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(low) : "h"(first));
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(high) : "h"(second));
+  }
+#else
+  uint32_t even, odd;
+  ExpandFp8<__half, From>(x, even, odd);
+  low = __byte_perm(even, odd, 0x5410);
+  high = __byte_perm(even, odd, 0x7632);
+#endif
+}
+
 /// 8 numbers of an NVFP4 row: E2M1 codes, low nibble first, times their e4m3 scale.
 template <typename T>
 __device__ __forceinline__ uint4 ExpandFp4(uint32_t codes, uint8_t scale_bits) {
@@ -364,15 +384,18 @@ struct QueryReader {
   }
 };
 
-/// The query of a tile on its way to shared memory, by all threads of a block: loaded first, stored when it has arrived.
-/// Where keys are fp8, columns are permuted as theirs are (ExpandFp8): of each 16, the odd ones first.
-template <int TILE, int THREADS, typename Layout, bool FP8, typename Params, typename Variant>
+/// In which order a tile of queries has its columns: that in which keys arrive. Of each 16, fp8 keys come the odd ones
+/// first (ExpandFp8), or the first two of each four (HalvesOf).
+enum class QueryOrder { kStored, kOddFirst, kPairs };
+
+/// The query of a tile on its way to shared memory, by all threads of a block: loaded first, stored when it has arrived,
+/// as numbers of type T.
+template <int TILE, int THREADS, typename Layout, QueryOrder ORDER, typename T, typename Params, typename Variant>
 struct QueryTile {
-  using T = typename Params::DTypeQ;
   static constexpr int CHUNKS = Params::HEAD_DIM_QK / 8, TURNS = (TILE * CHUNKS + THREADS - 1) / THREADS;
   // Rows that are put together or rotated are read when they are stored; so are tiles that need many registers.
   static constexpr bool AHEAD = Params::POS_ENCODING != PosEncodingMode::kRoPELlama && !Params::SHARED_KV && TURNS <= 4;
-  Vec<T, 8> loaded[AHEAD ? TURNS : 1];
+  Vec<typename Params::DTypeQ, 8> loaded[AHEAD ? TURNS : 1];
 
   __device__ __forceinline__ void Load(const QueryReader<Params, Variant>& query) {
     if constexpr (AHEAD) {
@@ -385,7 +408,22 @@ struct QueryTile {
     }
   }
 
-  __device__ __forceinline__ void Store(const QueryReader<Params, Variant>& query, char* to) const {
+  /// The largest exponent of this thread's numbers, with the bias of a float.
+  __device__ __forceinline__ int Exponent(const QueryReader<Params, Variant>& query) const {
+    static_assert(AHEAD, "nothing was loaded");
+    float largest = 0.f;
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+      if (TILE * CHUNKS % THREADS != 0 && turn * THREADS + int(threadIdx.x) >= TILE * CHUNKS) break;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        largest = fmaxf(largest, fabsf(query.variant.QueryTransform(query.p, ToFloat(loaded[turn][i]))));
+      }
+    }
+    return __float_as_int(largest) >> 23;
+  }
+
+  __device__ __forceinline__ void Store(const QueryReader<Params, Variant>& query, char* to, float factor = 1.f) const {
 #pragma unroll TURNS < 4 ? TURNS : 4
     for (int turn = 0; turn < TURNS; ++turn) {
       const int id = turn * THREADS + int(threadIdx.x), row = id / CHUNKS, chunk = id % CHUNKS;
@@ -397,11 +435,20 @@ struct QueryTile {
       } else {
         query.Read(x, row, 8 * chunk);
       }
-      if constexpr (FP8) {
+      if constexpr (ORDER == QueryOrder::kOddFirst) {
         T* odd = reinterpret_cast<T*>(to + Layout::Offset(row, chunk & ~1));
         T* even = reinterpret_cast<T*>(to + Layout::Offset(row, chunk | 1));
 #pragma unroll
         for (int i = 0; i < 8; ++i) (i % 2 == 1 ? odd : even)[chunk % 2 * 4 + i / 2] = FromFloat<T>(x[i]);
+      } else if constexpr (ORDER == QueryOrder::kPairs) {
+#pragma unroll
+        for (int i = 0; i < 8; i += 4) {
+          const int at = chunk % 2 * 8 + i;  // bytes in a chunk
+          *reinterpret_cast<uint32_t*>(to + Layout::Offset(row, chunk & ~1) + at) =
+              Pack<T>(x[i] * factor, x[i + 1] * factor);
+          *reinterpret_cast<uint32_t*>(to + Layout::Offset(row, chunk | 1) + at) =
+              Pack<T>(x[i + 2] * factor, x[i + 3] * factor);
+        }
       } else {
         const uint4 packed{Pack<T>(x[0], x[1]), Pack<T>(x[2], x[3]), Pack<T>(x[4], x[5]), Pack<T>(x[6], x[7])};
         *reinterpret_cast<uint4*>(to + Layout::Offset(row, chunk)) = packed;

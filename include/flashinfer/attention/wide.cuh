@@ -90,7 +90,8 @@ struct Consumer {
       CopyQuery<Tr>(p, item, ptx::SharedAddress(q_shared));
     } else {
       const QueryReader<Params, Variant> reader{p, variant, item};
-      QueryTile<Tr::TILE, Tr::THREADS, typename Tr::QLayout, Tr::FP8, Params, Variant> query;
+      constexpr QueryOrder ORDER = Tr::FP8 ? QueryOrder::kOddFirst : QueryOrder::kStored;
+      QueryTile<Tr::TILE, Tr::THREADS, typename Tr::QLayout, ORDER, T, Params, Variant> query;
       query.Load(reader);
       query.Store(reader, q_shared);
     }

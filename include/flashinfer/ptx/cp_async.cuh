@@ -24,25 +24,19 @@ __device__ __forceinline__ void StoreShared16(uint32_t to, const uint4& x) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
 }
 
-/// What L2 does with lines that are read: keep them as usual, or as the first ones to go.
-__device__ __forceinline__ uint64_t CachePolicy([[maybe_unused]] bool goes_first) {
-  uint64_t policy = 0;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  if (goes_first) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-#endif
-  return policy;
-}
-
-/// CopyAsync16 with a policy.
+/// The same; `goes_first`: L2 gives the line up before others. (A policy of keeping it as usual is slower than none.)
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid,
-                                            [[maybe_unused]] uint64_t policy) {
+                                            [[maybe_unused]] bool goes_first) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
-               "r"(valid ? 16 : 0), "l"(policy));
-#else
-  CopyAsync16(to, from, valid);
+  if (goes_first) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0), "l"(policy));
+    return;
+  }
 #endif
+  CopyAsync16(to, from, valid);
 }
 
 __device__ __forceinline__ void CopyCommit() {
