@@ -18,9 +18,9 @@ struct Record {
 static_assert(std::is_trivially_copyable_v<Record>, "kept as bytes");
 
 /// Address of a record: a CPU tensor of bytes, large enough.
-inline void* RecordAddress(const char* op, const TensorView& t) {
-  if (t.device().device_type != kDLCPU || t.numel() < int64_t(sizeof(Record)) || t.dtype().bits != 8) {
-    TVM_FFI_THROW(ArgumentError) << op << ": record has " << t.numel() << " elements, expected " << sizeof(Record)
+inline void* RecordAddress(const char* op, const TensorView& t, int64_t bytes = sizeof(Record)) {
+  if (t.device().device_type != kDLCPU || t.numel() < bytes || t.dtype().bits != 8) {
+    TVM_FFI_THROW(ArgumentError) << op << ": record has " << t.numel() << " elements, expected " << bytes
                                  << " bytes on the CPU";
   }
   return t.data_ptr();

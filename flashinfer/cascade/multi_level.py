@@ -10,7 +10,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..attention.cache import PagedCache
 from ..errors import ArgumentError
-from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from .levels import Level
 from .merge import merge_state_in_place
 
 __all__ = ["MultiLevelCascadeAttentionWrapper"]
@@ -30,7 +30,8 @@ class MultiLevelCascadeAttentionWrapper:
 
     Each level is a batch of its own over the same queries: ``qo_indptr_arr[level]`` says which rows share the keys of
     an entry. A level reads the keys of an entry once for all its rows, and the results of the levels are merged by
-    their scores. Level 0 is shared most; the last holds what belongs to a single request.
+    their scores. Level 0 is shared most; the last holds what belongs to a single request. Two levels, one whose keys
+    many rows share and one of requests that decode, are one launch on a GPU that can hold both (SM90).
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ class MultiLevelCascadeAttentionWrapper:
             _check_lengths("__init__", num_levels, **{name: values or () for name, values in given.items()})
             buffers = list(zip(*(values or () for values in given.values()), strict=True))
         self._batch_prefill_wrappers = [
-            BatchPrefillWithPagedKVCacheWrapper(
+            Level(
                 float_workspace_buffer,
                 kv_layout,
                 use_cuda_graph=use_cuda_graph,
@@ -97,6 +98,7 @@ class MultiLevelCascadeAttentionWrapper:
             for qo_indptr, kv_indptr, kv_indices, last_page_len in buffers
         ]
         self._num_levels = num_levels
+        self._is_pair: Optional[bool] = None  #: whether ``run`` is one launch; a graph keeps what its first plan chose
         self._float_workspace_buffer = float_workspace_buffer
         self._kv_layout = kv_layout
         self.device = float_workspace_buffer.device
@@ -109,6 +111,7 @@ class MultiLevelCascadeAttentionWrapper:
         """Use other workspaces from the next ``plan`` on: one for scratch, and one for the plan of each level."""
         _check_lengths("reset_workspace_buffer", self._num_levels, int_workspace_buffers=int_workspace_buffers)
         self._float_workspace_buffer = float_workspace_buffer
+        self._is_pair = None
         for wrapper, int_workspace in zip(self._batch_prefill_wrappers, int_workspace_buffers, strict=True):
             wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace)
 
@@ -170,7 +173,20 @@ class MultiLevelCascadeAttentionWrapper:
                 kv_data_type=kv_data_type,
             )
 
+        self._plan_launches()
+
     begin_forward = plan
+
+    def _plan_launches(self) -> None:
+        """The native plans: one for two levels that suit each other, or one for each."""
+        *shared, own = self._batch_prefill_wrappers
+        if self._is_pair is None or not self._use_cuda_graph:
+            self._is_pair = len(shared) == 1 and own.suits(shared[0])
+        if self._is_pair:
+            self._is_pair = own.plan_with(shared[0])
+        if not self._is_pair:
+            for wrapper in self._batch_prefill_wrappers:
+                wrapper.plan_alone()
 
     @flashinfer_api(trace=None)
     def run(self, q: torch.Tensor, paged_kv_cache: PagedCache) -> torch.Tensor:
@@ -189,6 +205,8 @@ class MultiLevelCascadeAttentionWrapper:
             ``(rows, num_qo_heads, head_dim)``.
         """
         *shared, own = self._batch_prefill_wrappers
+        if self._is_pair:
+            return own.run(q, paged_kv_cache)
         out, lse = own.run(q, paged_kv_cache, return_lse=True)
         for wrapper in shared:
             merge_state_in_place(out, lse, *wrapper.run(q, paged_kv_cache, return_lse=True))

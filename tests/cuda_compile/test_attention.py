@@ -41,6 +41,16 @@ def test_units(hopper, monkeypatch, target, which):
     spec.build()
 
 
+@pytest.mark.parametrize("target", ["9.0a", "8.0"])
+def test_pair(hopper, monkeypatch, target):
+    """Two lists in one launch, whose blocks an SM80 cannot hold: there the unit says so."""
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", target)
+    pair = attention.gen_batch_pair_module(F16, F16, F16, I32, 128, 128, 0, False)
+    sources = [source for source in pair.sources if source.stem == "batch_pair_64"]
+    folder = next(iter(pair.generated)).parent
+    gen_jit_spec("pair_sample", sources, generated=pair.generated, extra_include_paths=[folder]).build()
+
+
 def test_variants_of_front_doors(hopper):
     """Masks of draft tokens; chunks, caps, slopes and statistics of prompts; latent attention. A unit of each."""
     types, dims = (F16, F16, F16, I32), (128, 128)

@@ -42,7 +42,7 @@ def resolve_device(device: Optional[str]) -> str:
 class AttentionModule:
     """Identity of one module."""
 
-    kind: str  #: stem in csrc: single_decode, single_prefill, batch_decode, batch_prefill or batch_mla
+    kind: str  #: stem in csrc: single_decode, single_prefill, batch_decode, batch_prefill, batch_pair or batch_mla
     uri: str
     dtype_q: torch.dtype
     dtype_kv: torch.dtype
@@ -109,7 +109,8 @@ class AttentionModule:
             return (bool(self.variant_decl),)
         needs_mask = "use_custom_mask" in self.variant_name
         has_mask = any(name == "maybe_custom_mask" for name, _ in self.params.tensors)
-        return (False,) if self.kind == "batch_mla" or (needs_mask and not has_mask) else (False, True)
+        has_none = self.kind in ("batch_mla", "batch_pair") or (needs_mask and not has_mask)
+        return (False,) if has_none else (False, True)
 
     def resident_kernel(self, tile: int, paged: bool, mask: bool) -> str:
         """The function that tells how many blocks of a CUDA kernel are resident at once (launch.cuh)."""
@@ -145,16 +146,21 @@ class AttentionModule:
         launches: Iterable[tuple[int, bool, bool]] = (),
         resident: Iterable[tuple[int, str]] = (),
         merges: Iterable[int] = (),
+        pairs: Iterable[int] = (),
     ) -> str:
         """Text of a unit that instantiates kernels of ``header`` for (tile, paged, masked), and functions by tile."""
         named = [(tile, str(paged), str(mask)) for tile, paged, mask in launches]
-        return render("attention_kernels.jinja", header=header, launches=named, resident=resident, merges=merges)
+        return render(
+            "attention_kernels.jinja", header=header, launches=named, resident=resident, merges=merges, pairs=pairs
+        )
 
     def _units(self) -> dict[str, str]:
         """Name and text of each kernel unit."""
         kernels = list(itertools.product(self.tiles, self.paged, self.masks))
         if self.device == "cpu":
             return {f"{self.kind}_cpu.cpp": self._unit("cpu.h", kernels, [(t, "") for t in self.tiles], self.tiles)}
+        if self.kind == "batch_pair":
+            return {f"{self.kind}_{tile}.cu": self._unit("pair.cuh", pairs=[tile]) for tile in self.tiles[1:]}
         units = {f"{self.kind}_merge.cu": self._unit("merge.cuh", merges=self.tiles)}
         for tile, paged, mask in kernels:
             is_first = (paged, mask) == (self.paged[0], self.masks[0])

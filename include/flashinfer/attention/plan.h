@@ -492,7 +492,7 @@ class Planner {
         narrow_items = narrow_tiles * heads + 2 * narrow_blocks;  // cuts, and blocks that have nothing to do
         narrow_slots = 2 * narrow_blocks;
         narrow_merges = narrow_blocks;
-        wide_items = wide_tiles + wide_blocks_;
+        wide_items = std::max<int64_t>(wide_tiles, wide_blocks_ / heads);
         wide_slots = wide_blocks_;  // tiles are split only as long as all pieces fit in one wave
         wide_merges = std::min<int64_t>(wide_tiles, wide_blocks_);
         if (in_.all_partial) {

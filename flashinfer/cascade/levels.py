@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Levels of a cascade. They are planned once all of them are known, because two may share a launch."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy as np
+import torch
+
+from ..arch import get_compute_capability
+from ..attention.host import as_tensors, to_device
+from ..attention.modules import get_batch_pair_module
+from ..attention.options import CAUSAL, Dtypes
+from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+
+__all__ = ["Level"]
+
+_NARROW_TILE = 16  # rows (entry.h)
+_HEAD_DIMS = (64, 128)  # of which an SM holds two blocks
+_LARGE_SHARED_MEMORY = ((9, 0), (10, 0), (10, 3), (11, 0))  # as long as a block may have 227 KiB
+
+
+class Level(BatchPrefillWithPagedKVCacheWrapper):
+    """One level: ``plan`` checks and stores, then ``plan_alone`` or ``plan_with`` plans the launch."""
+
+    _shared: Optional[Level] = None  #: whose keys ``run`` attends to as well
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._op = BatchPrefillWithPagedKVCacheWrapper.__name__
+
+    def _select_module(self, dtypes: Dtypes, head_dim_qk: int, head_dim_vo: int, use_fp16_qk_reduction: bool) -> None:
+        self._module_key = (dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
+        self._head_dim_vo = head_dim_vo
+
+    def _plan_work(self) -> None:
+        """Later."""
+
+    def _indptr_on_device(self, indptr: torch.Tensor, which: int, non_blocking: bool) -> torch.Tensor:
+        return to_device(indptr, self.device, non_blocking)  # a plan for two levels does not bring them along
+
+    def plan_alone(self) -> None:
+        """Plan a launch of its own."""
+        self._shared = None
+        super()._select_module(*self._module_key)
+        super()._plan_work()
+
+    def suits(self, shared: Level) -> bool:
+        """Whether one launch is for both levels what ``batch_pair`` is made for: few rows share keys here, many there.
+
+        Those of the other are read for all its rows by tensor cores while the keys of this one are on their way.
+        """
+        dtypes, head_dim, *_ = self._module_key
+        indptr, shared_indptr = (level._planned[0][0] for level in (self, shared))
+        group = self._num_qo_heads // self._num_kv_heads
+        return bool(
+            self._device_kind == "cuda"
+            and get_compute_capability(self.device) in _LARGE_SHARED_MEMORY
+            and dtypes.q == dtypes.kv == dtypes.o
+            and dtypes.q in (torch.float16, torch.bfloat16)
+            and head_dim in _HEAD_DIMS
+            and self._pos_encoding_mode == "NONE"
+            and self._window_left < 0
+            and indptr[0] == shared_indptr[0] == 0
+            and indptr[-1] == shared_indptr[-1] > 0
+            and np.diff(indptr).max() * group <= _NARROW_TILE < np.diff(shared_indptr).min() * group
+        )
+
+    def plan_with(self, shared: Level) -> bool:
+        """Plan a launch for the keys of both levels; False if the workspaces are too small for it."""
+        dtypes, head_dim, *_ = self._module_key
+        module = get_batch_pair_module(
+            *(dtypes.q, dtypes.kv, dtypes.o, torch.int32, head_dim, head_dim),
+            *(self._pos_encoding, bool(self._logits_soft_cap)),
+        )
+        qo_indptr, kv_indptr, kv_lens, rows, batch_size, *sizes = self._planned[0][:9]
+        others = shared._planned[0]
+        plan_info = self._native_plan(
+            module.plan,
+            *as_tensors((*others[:3], others[4], qo_indptr, kv_indptr, kv_lens, batch_size)),
+            *(rows, *sizes, self._mask_mode() == CAUSAL),
+        )
+        if not len(plan_info):
+            return False
+        self._cached_module, self._shared = module, shared
+        self._plan_info = shared._plan_info = plan_info
+        return True
+
+    def _native_call(self, *args: Any) -> tuple[Any, str, tuple[Any, ...]]:
+        if self._shared is None:
+            return super()._native_call(*args)
+        tables = (
+            table
+            for level in (self._shared, self)
+            for table in (
+                level._qo_indptr_buf,
+                level._paged_kv_indptr_buf,
+                level._paged_kv_indices_buf,
+                level._paged_kv_last_page_len_buf,
+            )
+        )
+        return self._cached_module, "run", self._call_with(tuple(tables), *args)

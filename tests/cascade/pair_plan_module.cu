@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan of two lists for one launch, read back the way the kernels read it, for test_pair_plan.py.
+#include "tvm_ffi_utils.h"
+// clang-format off
+#include <tvm/ffi/container/array.h>
+
+#include <flashinfer/attention/pair.h>
+// clang-format on
+
+using namespace flashinfer;
+using namespace flashinfer::attention;
+using Numbers = tvm::ffi::Array<int64_t>;
+
+namespace {
+
+struct Batch {
+  std::vector<int32_t> qo_indptr{0}, kv_indptr{0}, kv_lens;
+
+  Batch(const Numbers& rows, const Numbers& keys) {
+    for (size_t b = 0; b < rows.size(); ++b) {
+      qo_indptr.push_back(qo_indptr.back() + int32_t(rows[b]));
+      kv_indptr.push_back(kv_indptr.back() + int32_t(keys[b]));
+      kv_lens.push_back(int32_t(keys[b]));
+    }
+  }
+  int RequestOf(int token) const {
+    return int(std::upper_bound(qo_indptr.begin(), qo_indptr.end(), token) - qo_indptr.begin()) - 1;
+  }
+};
+
+PlanInput InputOf(const Batch& batch, int64_t heads, int64_t kv_heads, int64_t graph_rows) {
+  PlanInput in{};
+  in.batch_size = int32_t(batch.kv_lens.size());
+  in.qo_indptr = batch.qo_indptr.data();
+  in.kv_indptr = batch.kv_indptr.data();
+  in.kv_lens = batch.kv_lens.data();
+  in.page_size = 1;
+  in.num_qo_heads = int32_t(heads);
+  in.num_kv_heads = int32_t(kv_heads);
+  in.head_dim_vo = 64;
+  in.window_left = -1;
+  in.cuda_graph = graph_rows > 0;
+  in.max_rows = graph_rows > 0 ? int32_t(graph_rows) : batch.qo_indptr.back();
+  in.narrow_tile = NARROW_TILE;
+  in.wide_tiles[0] = WIDE_TILE;
+  in.wide_tiles[1] = WIDEST_TILE;
+  return in;
+}
+
+/// Keys that the items of slots first + i * step cover, one after the other; -1 if they leave a gap or overlap.
+int64_t Covered(const std::vector<WorkItem>& by_slot, int64_t first, int64_t step, int64_t count, int request) {
+  int64_t at = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const WorkItem& item = by_slot[first + i * step];
+    if (item.request != request || item.kv_start != at) return -1;
+    at = item.kv_end;
+  }
+  return at;
+}
+
+/// {rows of q whose parts are not all keys of their requests, float bytes, int bytes, blocks of either list}
+Numbers Check(Numbers shared_rows, Numbers shared_keys, Numbers rows, Numbers keys, int64_t heads, int64_t kv_heads,
+              int64_t blocks, int64_t graph_rows) {
+  const Batch shared(shared_rows, shared_keys), own(rows, keys);
+  const int group = int(heads / kv_heads), tokens = own.qo_indptr.back();
+  static PairPlan plan;
+  PlanPair(InputOf(shared, heads, kv_heads, graph_rows), InputOf(own, heads, kv_heads, graph_rows), int32_t(blocks),
+           plan);
+  std::vector<char> buffer(plan.int_bytes);
+  WritePair(plan, buffer.data());
+  const PlanInfo &narrow = plan.narrow.info, &wide = plan.wide.info;
+  const char* const wide_ints = buffer.data() + plan.wide_ints;
+  const auto* header = reinterpret_cast<const PlanHeader*>(buffer.data());
+  const auto* wide_header = reinterpret_cast<const PlanHeader*>(wide_ints);
+  const auto* narrow_items = reinterpret_cast<const WorkItem*>(buffer.data() + narrow.narrow_items);
+  const auto* narrow_merges = reinterpret_cast<const MergeItem*>(buffer.data() + narrow.narrow_merges);
+  const auto* wide_items = reinterpret_cast<const WorkItem*>(wide_ints + wide.wide_items);
+  const auto* wide_merges = reinterpret_cast<const MergeItem*>(wide_ints + wide.wide_merges);
+  const auto* places = reinterpret_cast<const TokenPlace*>(buffer.data() + plan.place_ints);
+  auto slots = [](int64_t bytes, int64_t tile) { return bytes / int64_t(sizeof(float)) / (tile * 65); };
+  std::vector<WorkItem> narrow_slots(slots(narrow.float_bytes, NARROW_TILE), WorkItem{-1});
+  std::vector<WorkItem> wide_slots(slots(wide.float_bytes, wide.tile), WorkItem{-1});
+  for (int i = 0; i < header->narrow_items; ++i) {
+    if (narrow_items[i].request >= 0) narrow_slots.at(narrow_items[i].slot) = narrow_items[i];
+  }
+  for (int i = 0; i < wide_header->wide_items; ++i) {
+    for (int head = 0; head < kv_heads; ++head) wide_slots.at(wide_items[i].slot + head) = wide_items[i];
+  }
+  int64_t wrong = 0;
+  for (int token = 0; token < tokens; ++token) {
+    const TokenPlace& place = places[token];
+    const int a = shared.RequestOf(token), b = own.RequestOf(token);
+    for (int head = 0; head < heads; ++head) {
+      const int kv_head = head / group, wide_row = place.wide_row + head % group,
+                narrow_row = place.narrow_row + head % group;
+      const MergeItem& x = wide_merges[place.wide_tile + wide_row / wide.tile];
+      const MergeItem& y = narrow_merges[(place.narrow_tile + narrow_row / NARROW_TILE) * kv_heads + kv_head];
+      wrong += Covered(wide_slots, x.first_slot + kv_head, x.step, x.count, a) != shared.kv_lens[a] ||
+               x.row_begin != wide_row / wide.tile * wide.tile ||
+               Covered(narrow_slots, y.first_slot, y.step, y.count, b) != own.kv_lens[b] || y.kv_head != kv_head ||
+               y.row_begin != narrow_row / NARROW_TILE * NARROW_TILE;
+    }
+  }
+  for (int64_t token = tokens; token < graph_rows; ++token) wrong += places[token].wide_tile >= 0;
+  return Numbers{wrong, plan.float_bytes, plan.int_bytes, narrow.narrow_blocks, wide.wide_blocks};
+}
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(check, Check)
