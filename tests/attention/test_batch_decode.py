@@ -158,6 +158,21 @@ def test_fp8_cache(device, kv_dtype):
     close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected(), 5e-3)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e6, 1e30])
+def test_fp8_cache_and_queries_of_any_size(device, size):
+    """Kernels may multiply fp8 keys in fp16, whose range is less than that of bf16 queries."""
+    fp8 = torch.float8_e4m3fn
+    batch = decode_batch(device, dtype=torch.bfloat16, kv_dtype=fp8)
+    pages, scale = batch.pages(8), 0.1 / size
+    batch.q[:] = (batch.q.float() * size).bfloat16()
+    batch.q[:, 0] *= 2.0**-12  # rows of a tile differ
+    options = {"q_data_type": torch.bfloat16, "kv_data_type": fp8, "sm_scale": scale}
+    wrapper = planned(batch, pages, tensor_cores=True, **options)
+    expected = batch.expected(Attention(sm_scale=scale))
+    assert not expected[0].isnan().any()
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), expected, 1e-2)
+
+
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_fp8_queries(device, tensor_cores):
     fp8 = torch.float8_e4m3fn
