@@ -3,12 +3,14 @@
 // which feeds them.
 //
 // A block takes a tile of rows; each warp has MT * 16 of them and all keys, so that softmax needs no exchange between
-// warps. Where a warp's registers cannot hold the output of its rows, WD warps share them and take a part of the value
-// columns each (all of them compute the scores). Two buffers of keys and values: one is filled while the other is used,
-// with one barrier per step. With MT = 2 a key fragment is used for two products per load, without which reading shared
-// memory (128 B a clock) would take longer than the products. Fragments are loaded a step ahead of their products.
+// warps. Where a warp's registers cannot hold the output of its rows, WD warps share them: each computes the weights of a
+// part of the keys, which they exchange, and the output in a part of the value columns. Two buffers of keys and values:
+// one is filled while the other is used, with one barrier per step. With MT = 2 a key fragment is used for two products
+// per load, without which reading shared memory (128 B a clock) would take longer than the products. Fragments are loaded
+// a step ahead of their products.
 //   test  pytest tests/attention      bench  python benchmarks/bench_prefill.py
 #pragma once
+#include "../ptx/barrier.cuh"
 #include "mask_bits.cuh"
 #include "tile.cuh"
 #include "wide_loader.cuh"
@@ -36,41 +38,79 @@ struct Traits {
   using OLayout = RowLayout<D_VO* int(sizeof(T))>;
   static constexpr int Q_BYTES = TILE * (QLayout::PITCH > OLayout::PITCH ? QLayout::PITCH : OLayout::PITCH);
   static constexpr int ROW_BYTES = KLayout::PITCH + (Params::SHARED_KV ? 0 : VLayout::PITCH);
+  static constexpr int CLASS_BYTES = MaskClasses::BYTES;
+  // What warps that share rows exchange: weights of up to 64 keys, a number per row.
+  static constexpr int WEIGHT_BYTES = WD > 1 ? WM * MT * 4 * 512 : 0, TOP_BYTES = WD > 1 ? WARPS * MT * 16 * 4 : 0;
+  static constexpr int FIXED = Q_BYTES + WEIGHT_BYTES + TOP_BYTES + CLASS_BYTES + 128 * int(sizeof(RowOffsets<Params>));
   // Keys of a step: what lets two blocks of 4 warps share an SM if those are at least 32, else what one block can have.
   static constexpr int BUDGET =
-      (MT == 2 || TILE == WIDE_TILE ? SharedLimit() / 2 - 1024 : SharedLimit()) - Q_BYTES - 4096;
-  static constexpr int ALONE = SharedLimit() - Q_BYTES - 4096;
-  static constexpr int FIT = (BUDGET >= 64 * ROW_BYTES ? BUDGET : ALONE) / (2 * ROW_BYTES);
-  static constexpr int KEYS = FIT >= 64 ? 64 : (FIT >= 32 ? 32 : 16);
-  static_assert(FIT >= 16, "heads this large do not fit into shared memory");
+      (THREADS == 128 && TILE != NARROW_TILE ? SharedLimit() / 2 - 1024 : SharedLimit()) - FIXED;
+  static constexpr int ROOM = BUDGET >= 64 * ROW_BYTES ? BUDGET : SharedLimit() - FIXED;
+  static constexpr int Keys(int fit) { return fit >= 64 ? 64 : (fit >= 32 ? 32 : (fit >= 16 ? 16 : 0)); }
+  // Where more keys fit once than twice, keys are copied while values are used and the other way round.
+  static constexpr bool ALTERNATES = !Params::SHARED_KV && Keys(ROOM / ROW_BYTES) > Keys(ROOM / (2 * ROW_BYTES));
+  static constexpr int STAGES = ALTERNATES ? 1 : 2, KEYS = Keys(ROOM / (STAGES * ROW_BYTES));
+  static_assert(KEYS > 0, "heads this large do not fit into shared memory");
+  // Warps that share rows compute the scores of a part of the keys each, unless those are too few.
+  static constexpr bool SHARES = false;
+  static constexpr int KEYS_WARP = SHARES ? KEYS / WD : KEYS;
   static_assert(THREADS >= KEYS, "a thread follows each row of a step");
   static constexpr int K_BYTES = KEYS * KLayout::PITCH, V_BYTES = Params::SHARED_KV ? 0 : KEYS * VLayout::PITCH;
   static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
   static constexpr int OFFSET_BYTES = 2 * KEYS * int(sizeof(RowOffsets<Params>));  // of the rows of the next two steps
-  static constexpr int CLASS_BYTES = MaskClasses::BYTES;
-  static constexpr int SHARED_BYTES = Q_BYTES + 2 * STAGE_BYTES + OFFSET_BYTES + CLASS_BYTES;
+  static constexpr int SHARED_BYTES =
+      Q_BYTES + STAGES * STAGE_BYTES + OFFSET_BYTES + CLASS_BYTES + WEIGHT_BYTES + TOP_BYTES;
+  static_assert(SHARED_BYTES <= SharedLimit(), "it was made to fit");
+  static constexpr bool QUERY_STAYS = MT == 2 && D_QK <= 64 && !FP8 && !CHANGES_KEYS<Params>;  // in registers
   static constexpr int BLOCKS_PER_SM = THREADS == 128 && SHARED_BYTES <= SharedLimit() / 2 - 1024 ? 2 : 1;
 };
+
+/// ExpandFp8, by the instruction that SM89 has from e4m3 to fp16.
+template <typename To, typename KV>
+__device__ __forceinline__ void ExpandValues(uint32_t x, uint32_t& even, uint32_t& odd) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (std::is_same_v<To, __half> && std::is_same_v<KV, __nv_fp8_e4m3>) {
+    const uint32_t pairs = __byte_perm(x, 0, 0x3120);
+    even = ptx::HalvesOfE4M3(uint16_t(pairs));
+    odd = ptx::HalvesOfE4M3(uint16_t(pairs >> 16));
+    return;
+  }
+#endif
+  ExpandFp8<To, KV>(x, even, odd);
+}
 
 template <typename Tr, typename Variant, bool ALL_MASKED>
 struct Consumer {
   using Params = typename Tr::Params;
   using T = typename Tr::T;
-  static constexpr int MT = Tr::MT, K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_WARP / 16, KEY_BLOCKS = Tr::KEYS / 16;
+  // fp8 values become fp16, exactly and in few instructions. Softmax's weights fit into fp16 too (Rebase).
+  using Weight = std::conditional_t<Tr::FP8 && Variant::use_softmax, __half, T>;
+  static constexpr int MT = Tr::MT, K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_WARP / 16,
+                       KEY_BLOCKS = Tr::KEYS_WARP / 16;
 
   const Params& p;
   Variant variant;
   const WorkItem& item;
   int row0, column0;  // of the warp in the tile
+  int key0;           // of its scores in a step
+  uint32_t weights;   // what the warps of its rows exchange, in shared memory
+  float* tops;
   float o[MT][2 * N_BLOCKS][4];
+  uint32_t q[Tr::QUERY_STAYS ? K_STEPS : 1][MT][4];
   float m[MT][2], d[MT][2];
   int full_begin, full_end;  // keys that all rows see
 
-  __device__ __forceinline__ Consumer(const Params& p, const WorkItem& item)
+  __device__ __forceinline__ Consumer(const Params& p, const WorkItem& item, [[maybe_unused]] char* exchange)
       : p(p), variant(p, item.request, nullptr), item(item) {
-    const int warp = threadIdx.x / 32;
-    row0 = warp % Tr::WM * (16 * MT);
-    column0 = warp / Tr::WM * Tr::D_WARP;
+    const int warp = threadIdx.x / 32, group = warp % Tr::WM, rank = warp / Tr::WM;
+    row0 = group * (16 * MT);
+    column0 = rank * Tr::D_WARP;
+    key0 = 0;
+    if constexpr (Tr::SHARES) {
+      key0 = rank * Tr::KEYS_WARP;
+      weights = ptx::SharedAddress(exchange) + group * (Tr::KEYS / 16 * MT * 512) + threadIdx.x % 32 * 16;
+      tops = reinterpret_cast<float*>(exchange + Tr::WEIGHT_BYTES) + group * (Tr::WD * 16 * MT);
+    }
   }
 
   __device__ __forceinline__ int Row(int t, int i) const { return row0 + 16 * t + int(threadIdx.x % 32) / 4 + 8 * i; }
@@ -109,7 +149,7 @@ struct Consumer {
         d[t][i] = 0.f;
         float scale = 1.f;
         if (item.is_first) variant.update_m_d(p, 0, HeadOf(Row(t, i)), m[t][i], d[t][i], scale);
-        if (threadIdx.x % 4 != 0) d[t][i] = 0.f;  // it is summed over the lanes of a row
+        if (threadIdx.x % 4 != 0 || key0 != 0) d[t][i] = 0.f;  // it is summed over the lanes of a row
       }
 #pragma unroll
       for (int n = 0; n < 2 * N_BLOCKS; ++n) {
@@ -122,6 +162,12 @@ struct Consumer {
   __device__ __forceinline__ void LoadA(uint32_t (&a)[MT][4], uint32_t q_lane, int k) const {
 #pragma unroll
     for (int t = 0; t < MT; ++t) ptx::LdMatrix(a[t], Tr::QLayout::Pair(q_lane, k) + 16 * t * Tr::QLayout::PITCH);
+  }
+
+  __device__ __forceinline__ void KeepQuery(uint32_t q_tile) {
+    const uint32_t q_lane = q_tile + Tr::QLayout::Offset(row0 + int(threadIdx.x % 16), int(threadIdx.x % 32) / 16);
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k) LoadA(q[k], q_lane, k);
   }
 
   __device__ __forceinline__ void Scores(float (&s)[MT][2 * KEY_BLOCKS][4], [[maybe_unused]] int token, uint32_t q_tile,
@@ -192,17 +238,17 @@ struct Consumer {
         const uint32_t rows = i % KEY_BLOCKS * 16 * Tr::KLayout::PITCH;
         ptx::LdMatrix(b[i % 2], Tr::KLayout::Pair(k_lane, i / KEY_BLOCKS) + rows);
       };
-      LoadA(a[0], q_lane, 0);
+      if constexpr (!Tr::QUERY_STAYS) LoadA(a[0], q_lane, 0);
       load(0);
 #pragma unroll
       for (int k = 0; k < K_STEPS; ++k) {
-        if (k + 1 < K_STEPS) LoadA(a[(k + 1) % 2], q_lane, k + 1);
+        if (!Tr::QUERY_STAYS && k + 1 < K_STEPS) LoadA(a[(k + 1) % 2], q_lane, k + 1);
 #pragma unroll
         for (int n = 0; n < KEY_BLOCKS; ++n) {
           const int i = k * KEY_BLOCKS + n;
           if (i + 1 < STEPS) load(i + 1);
           const uint32_t (&x)[4] = b[i % 2];
-          multiply(n, a[k % 2], x[0], x[1], x[2], x[3]);
+          multiply(n, Tr::QUERY_STAYS ? q[k] : a[k % 2], x[0], x[1], x[2], x[3]);
         }
       }
     }
@@ -224,7 +270,8 @@ struct Consumer {
         [[maybe_unused]] uint64_t bits = MASKED ? RangeBits(first - token, end - token) : 0;
         if constexpr (MASKED && ALL_MASKED && HAS_MASK_BITS<Variant>) {
           if (variant.custom_mask_ptr != nullptr) {
-            bits &= MaskBits(variant.custom_mask_ptr, item.kv_len, qo_idx, token, min(Tr::KEYS, item.kv_len - token));
+            bits &=
+                MaskBits(variant.custom_mask_ptr, item.kv_len, qo_idx, token, min(Tr::KEYS_WARP, item.kv_len - token));
           }
         }
         if constexpr (MASKED && ALL_MASKED) {
@@ -274,16 +321,26 @@ struct Consumer {
         grown = grown || top[t][i] > m[t][i] + ROOM;
       }
     }
-    if (!__any_sync(0xffffffffu, grown)) return;
+    if constexpr (Tr::SHARES) {
+      if (!ptx::BarrierAny(1 + row0 / (16 * MT), 32 * Tr::WD, grown)) return;
+    } else {
+      if (!__any_sync(0xffffffffu, grown)) return;
+    }
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        top[t][i] = fmaxf(top[t][i], __shfl_xor_sync(0xffffffffu, top[t][i], 1));
+        top[t][i] = fmaxf(top[t][i], __shfl_xor_sync(0xffffffffu, top[t][i], 2));
+      }
+    }
+    Exchange(top, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
       float scale[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float x = top[t][i];
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-        const float next = fmaxf(m[t][i], x);
+        const float next = fmaxf(m[t][i], top[t][i]);
         scale[i] = next == -math::inf ? 1.f : ptx::Exp2(m[t][i] - next);
         m[t][i] = next;
         d[t][i] *= scale[i];
@@ -292,6 +349,32 @@ struct Consumer {
       for (int n = 0; n < 2 * N_BLOCKS; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) o[t][n][i] *= scale[i / 2];
+      }
+    }
+  }
+
+  /// Combine a number per row, the same in the lanes of a row, with those of the other warps of these rows.
+  template <typename F>
+  __device__ __forceinline__ void Exchange([[maybe_unused]] float (&x)[MT][2], const F& combine) {
+    if constexpr (Tr::SHARES) {
+#pragma unroll
+      for (int t = 0; t < MT; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (threadIdx.x % 4 == 0) tops[key0 / Tr::KEYS_WARP * (16 * MT) + Row(t, i) - row0] = x[t][i];
+        }
+      }
+      ptx::BarrierSync(1 + row0 / (16 * MT), 32 * Tr::WD);
+#pragma unroll
+      for (int t = 0; t < MT; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          x[t][i] = tops[Row(t, i) - row0];
+#pragma unroll
+          for (int rank = 1; rank < Tr::WD; ++rank) {
+            x[t][i] = combine(x[t][i], tops[rank * (16 * MT) + Row(t, i) - row0]);
+          }
+        }
       }
     }
   }
@@ -311,7 +394,7 @@ struct Consumer {
             d[t][i % 2] += x[j];
           }
         }
-        a[t][i] = Pack<T>(x[i % 2 * 2], x[i % 2 * 2 + 1]);
+        a[t][i] = Pack<Weight>(x[i % 2 * 2], x[i % 2 * 2 + 1]);
       }
     }
   }
@@ -322,7 +405,8 @@ struct Consumer {
     constexpr int LINE = Tr::FP8 ? 128 : 64;
     const int start = Tr::WD == 1 || Tr::D_WARP % LINE == 0 ? 0 : column0 % LINE / 16;
     const uint32_t v_lane = v_tile + Tr::VLayout::Offset(lane % 16, lane / 16) + column0 / LINE * 128;
-    constexpr int COLUMNS = Tr::FP8 ? 2 : 1, TURNS = (N_BLOCKS + COLUMNS - 1) / COLUMNS, STEPS = KEY_BLOCKS * TURNS;
+    constexpr int COLUMNS = Tr::FP8 ? 2 : 1, TURNS = (N_BLOCKS + COLUMNS - 1) / COLUMNS, BLOCKS = Tr::KEYS / 16,
+                  STEPS = BLOCKS * TURNS;
     uint32_t a[MT][4], b[2][4];
     auto load = [&](int i) {
       const uint32_t row = 16 * (i / TURNS) * Tr::VLayout::PITCH;
@@ -339,9 +423,25 @@ struct Consumer {
       }
     };
     load(0);
+    if constexpr (Tr::SHARES) {
 #pragma unroll
-    for (int k = 0; k < KEY_BLOCKS; ++k) {
-      Weights(a, s, k);
+      for (int k = 0; k < KEY_BLOCKS; ++k) {
+        Weights(a, s, k);
+#pragma unroll
+        for (int t = 0; t < MT; ++t) {
+          ptx::StoreShared16(weights + ((key0 / 16 + k) * MT + t) * 512, uint4{a[t][0], a[t][1], a[t][2], a[t][3]});
+        }
+      }
+      ptx::BarrierSync(1 + row0 / (16 * MT), 32 * Tr::WD);
+    }
+#pragma unroll
+    for (int k = 0; k < BLOCKS; ++k) {
+      if constexpr (Tr::SHARES) {
+#pragma unroll
+        for (int t = 0; t < MT; ++t) ptx::LoadFragment(a[t], weights + (k * MT + t) * 512);
+      } else {
+        Weights(a, s, k);
+      }
 #pragma unroll
       for (int turn = 0; turn < TURNS; ++turn) {
         const int i = k * TURNS + turn, n = turn * COLUMNS;
@@ -353,11 +453,11 @@ struct Consumer {
             if (n + half >= N_BLOCKS) break;
             uint32_t even[2], odd[2];
 #pragma unroll
-            for (int j = 0; j < 2; ++j) ExpandFp8<T, typename Tr::KV>(x[2 * half + j], even[j], odd[j]);
+            for (int j = 0; j < 2; ++j) ExpandValues<Weight, typename Tr::KV>(x[2 * half + j], even[j], odd[j]);
 #pragma unroll
             for (int t = 0; t < MT; ++t) {
-              ptx::Mma<T>(o[t][2 * (n + half)], a[t], even[0], even[1]);
-              ptx::Mma<T>(o[t][2 * (n + half) + 1], a[t], odd[0], odd[1]);
+              ptx::Mma<Weight>(o[t][2 * (n + half)], a[t], even[0], even[1]);
+              ptx::Mma<Weight>(o[t][2 * (n + half) + 1], a[t], odd[0], odd[1]);
             }
           }
         } else {
@@ -371,29 +471,23 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void Step(int token, bool masked, uint32_t q_tile, uint32_t k_tile, uint32_t v_tile) {
-    float s[MT][2 * KEY_BLOCKS][4];
-    Scores(s, token, q_tile, k_tile);
-    if (masked) {
-      Transform<true>(s, token);
-    } else {
-      Transform<false>(s, token);
-    }
-    if constexpr (Variant::use_softmax) Rebase(s);
-    Values(s, v_tile);
-  }
-
   /// Normalise and write. Results go through shared memory (where the query was) to be stored 16 bytes at a time.
   __device__ __forceinline__ void Finish(const WorkList& work, char* shared_o) {
     const int c = threadIdx.x % 4, lane = threadIdx.x % 32, rows = Rows();
     const bool partial = item.slot >= 0;
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) d[t][i] = GroupSum(d[t][i], 4);
+    }
+    Exchange(d, [](float a, float b) { return a + b; });
     Meet();
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = Row(t, i), qo_idx = TokenOf(row), head = HeadOf(row);
-        float total = GroupSum(d[t][i], 4), top = m[t][i];
+        float total = d[t][i], top = m[t][i];
         if constexpr (!Variant::use_softmax) top = 0.f, total = 1.f;
         const float lse = total > 0.f ? top + __log2f(total) : -math::inf;
         const int64_t slot_row = int64_t(item.slot) * Tr::TILE + row;
@@ -476,13 +570,13 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
                                           char* shared, int block) {
   using Tr = Traits<Params, TILE>;
   char* const stages = shared + Tr::Q_BYTES;
-  auto* const offsets = reinterpret_cast<RowOffsets<Params>*>(stages + 2 * Tr::STAGE_BYTES);
+  auto* const offsets = reinterpret_cast<RowOffsets<Params>*>(stages + Tr::STAGES * Tr::STAGE_BYTES);
   uint8_t* const classes = reinterpret_cast<uint8_t*>(offsets + 2 * Tr::KEYS);
   const uint32_t q_tile = ptx::SharedAddress(shared), ring = ptx::SharedAddress(stages);
   constexpr bool SEVERAL = TILE == NARROW_TILE;  // larger tiles are in lists of an item per block (plan.h)
   for (WorkItem item = FirstItem<TILE>(p, work, block); item.request >= 0;) {
-    Loader<Tr, PAGED> loader{p, strides, item, offsets, 0};
-    Consumer<Tr, Variant, ALL_MASKED> consumer(p, item);
+    Loader<Tr, PAGED> loader(p, strides, item, offsets);
+    Consumer<Tr, Variant, ALL_MASKED> consumer(p, item, reinterpret_cast<char*>(classes + Tr::CLASS_BYTES));
     // Where a step starts, skipping those of which a custom mask hides everything.
     MaskClasses mask_classes(classes, item.kv_start, Tr::KEYS);
     if constexpr (ALL_MASKED && HAS_MASK_BITS<Variant>) {
@@ -501,12 +595,17 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
     loader.StoreOffset(token, 0);
     loader.AskPage(following);
     if constexpr (Loader<Tr, PAGED>::HAS_TABLE) __syncthreads();
-    loader.Issue(token, 0, ring);
+    if constexpr (Tr::ALTERNATES) {
+      loader.template Issue<true, false>(token, 0, ring);
+    } else {
+      loader.template Issue<true, true>(token, 0, ring);
+    }
     consumer.Start();
     loader.StoreOffset(following, 1);
-    if (token >= item.kv_end) {  // no turn waits for the query, which results replace
+    if (Tr::QUERY_STAYS || token >= item.kv_end) {  // without a turn, nobody waits for the query, which results replace
       ptx::CopyWait<0>();
       __syncthreads();
+      if constexpr (Tr::QUERY_STAYS) consumer.KeepQuery(q_tile);
     }
 #pragma unroll 1
     while (token < item.kv_end) {
@@ -514,7 +613,11 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
       loader.AskPage(after);
       ptx::CopyWait<0>();
       __syncthreads();  // keys and values have landed; the other buffer and its offsets are free
-      if (following < item.kv_end) loader.Issue(following, buffer ^ 1, ring + (buffer ^ 1) * Tr::STAGE_BYTES);
+      if constexpr (Tr::ALTERNATES) {
+        loader.template Issue<false, true>(token, buffer, ring);
+      } else if (following < item.kv_end) {
+        loader.template Issue<true, true>(following, buffer ^ 1, ring + (buffer ^ 1) * Tr::STAGE_BYTES);
+      }
       bool masked = token < consumer.full_begin || token + Tr::KEYS > consumer.full_end;
       if constexpr (ALL_MASKED) {
         if constexpr (HAS_MASK_BITS<Variant>) {
@@ -523,9 +626,23 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
           masked = true;
         }
       }
-      const uint32_t k_tile = ring + buffer * Tr::STAGE_BYTES;
+      const uint32_t k_tile = ring + (Tr::ALTERNATES ? 0 : buffer) * Tr::STAGE_BYTES;
       const uint32_t v_tile = Params::SHARED_KV ? k_tile : k_tile + Tr::K_BYTES;
-      consumer.Step(token, masked, q_tile, k_tile, v_tile);
+      float s[Tr::MT][Tr::KEYS_WARP / 8][4];
+      const int key0 = token + consumer.key0;
+      consumer.Scores(s, key0, q_tile, k_tile + consumer.key0 * Tr::KLayout::PITCH);
+      if constexpr (Tr::ALTERNATES) {
+        ptx::CopyWait<0>();
+        __syncthreads();  // values have landed; keys have been used
+        if (following < item.kv_end) loader.template Issue<true, false>(following, buffer ^ 1, ring);
+      }
+      if (masked) {
+        consumer.template Transform<true>(s, key0);
+      } else {
+        consumer.template Transform<false>(s, key0);
+      }
+      if constexpr (Variant::use_softmax) consumer.Rebase(s);
+      consumer.Values(s, v_tile);
       loader.StoreOffset(after, buffer);  // its step was issued before the barrier above
       token = following;
       following = after;

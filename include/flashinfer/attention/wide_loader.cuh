@@ -42,12 +42,19 @@ struct Loader {
   const RowStrides<Params>& strides;
   const WorkItem& item;
   RowOffsets<Params>* offsets;  // [2][KEYS], in shared memory: where the rows of a step are
-  int page;                     // of key `threadIdx.x` of the step after the next, on its way
+  int page = 0;                 // of key `threadIdx.x` of the step after the next, on its way
+  RowOffsets<Params> start;     // of the first row that this thread copies in lines, at token 0 of ragged keys
 
   /// Rows of whole lines of 128 bytes: 8 threads copy a row, so that a thread has few rows and one address for each.
   static constexpr bool BY_LINE =
       Tr::KLayout::SWIZZLED && Tr::D_VO * sizeof(typename Tr::KV) % 128 == 0 && !IS_FP4<typename Params::DTypeKV>;
   static constexpr bool HAS_TABLE = PAGED || !BY_LINE;
+
+  __device__ __forceinline__ Loader(const Params& p, const RowStrides<Params>& strides, const WorkItem& item,
+                                    RowOffsets<Params>* offsets)
+      : p(p), strides(strides), item(item), offsets(offsets) {
+    if constexpr (!PAGED) start = RowOf<false>(p, strides, item, int(threadIdx.x) / 8, 0);
+  }
 
   /// Threads below KEYS each follow one row; their page table entries are asked for a step before they are used.
   __device__ __forceinline__ void AskPage(int token) {
@@ -59,16 +66,18 @@ struct Loader {
     }
   }
 
+  template <bool K, bool V>
   __device__ __forceinline__ void Issue(int token, int buffer, uint32_t to) {
     if constexpr (BY_LINE) {
-      CopyLines(token, buffer, to);
+      CopyLines<K, V>(token, buffer, to);
     } else {
-      Copy<typename Tr::KLayout, true>(token, buffer, to);
-      if constexpr (!Params::SHARED_KV) Copy<typename Tr::VLayout, false>(token, buffer, to + Tr::K_BYTES);
+      if constexpr (K) Copy<typename Tr::KLayout, true>(token, buffer, to);
+      if constexpr (V && !Params::SHARED_KV) Copy<typename Tr::VLayout, false>(token, buffer, to + Tr::K_BYTES);
     }
     ptx::CopyCommit();
   }
 
+  template <bool K, bool V>
   __device__ __forceinline__ void CopyLines(int token, int buffer, uint32_t to) {
     constexpr int ROWS = Tr::THREADS / 8, TURNS = (Tr::KEYS + ROWS - 1) / ROWS;
     static_assert(ROWS % 8 == 0, "the rows of a thread are swizzled alike");
@@ -79,10 +88,10 @@ struct Loader {
 #pragma unroll
       for (int i = 0; i < TURNS; ++i) at[i] = offsets[buffer * Tr::KEYS + first + i * ROWS];
     } else {
-      at[0] = RowOf<false>(p, strides, item, token + first, 0);
 #pragma unroll
-      for (int i = 1; i < TURNS; ++i) {
-        at[i] = {at[0].k + i * ROWS * strides.k_n, at[0].v + i * ROWS * strides.v_n};
+      for (int i = 0; i < TURNS; ++i) {
+        const auto rows = RowOffset<Params>(token + i * ROWS);
+        at[i] = {start.k + rows * strides.k_n, start.v + rows * strides.v_n};
       }
     }
     constexpr int V_LINES = Tr::D_VO * int(sizeof(typename Tr::KV)) / 128, LINES = Tr::KLayout::CHUNKS / 8;
@@ -101,8 +110,8 @@ struct Loader {
         copy(k_row, p.k, at[i].k, V_LINES);
         copy(k_row + 128 * V_LINES, p.k_pe, at[i].v, LINES - V_LINES);
       } else {
-        copy(k_row, p.k, at[i].k, LINES);
-        copy(v_to + i * ROWS * Tr::VLayout::PITCH, p.v, at[i].v, V_LINES);
+        if constexpr (K) copy(k_row, p.k, at[i].k, LINES);
+        if constexpr (V) copy(v_to + i * ROWS * Tr::VLayout::PITCH, p.v, at[i].v, V_LINES);
       }
     }
   }

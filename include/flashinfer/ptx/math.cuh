@@ -2,6 +2,7 @@
 // Special functions of the hardware (PTX ISA: Floating Point Instructions, "ex2", "rcp" and "tanh"). With .ftz each is a single
 // instruction; the intrinsics __expf and __fdividef wrap theirs in tests and scalings for subnormal numbers.
 #pragma once
+#include <cstdint>
 
 namespace flashinfer {
 namespace ptx {
@@ -17,6 +18,13 @@ __device__ __forceinline__ float Exp2(float x) {
 __device__ __forceinline__ float Reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Two e4m3 numbers as __half2, exactly (PTX ISA: "cvt", SM89 and later).
+__device__ __forceinline__ uint32_t HalvesOfE4M3(uint16_t x) {
+  uint32_t y;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(x));
   return y;
 }
 

@@ -32,6 +32,13 @@ __device__ __forceinline__ void LdMatrixTrans(uint32_t (&r)[4], uint32_t address
                : "r"(address));
 }
 
+/// A fragment of A that lanes have stored as 16 bytes each.
+__device__ __forceinline__ void LoadFragment(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
 /// c += a * b.
 template <typename T>
 __device__ __forceinline__ void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barriers of some warps of a block (PTX ISA: Parallel Synchronization, "bar"). Barrier 0 is __syncthreads'.
+#pragma once
+
+namespace flashinfer {
+namespace ptx {
+
+/// Wait until `threads` threads, whole warps, have come to barrier `id`, and see what they wrote before.
+__device__ __forceinline__ void BarrierSync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// The same; whether any of them brought true.
+__device__ __forceinline__ bool BarrierAny(int id, int threads, bool value) {
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "setp.ne.s32 p, %3, 0;\n"
+      "bar.red.or.pred q, %1, %2, p;\n"
+      "selp.s32 %0, 1, 0, q;\n"
+      "}\n"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(int(value))
+      : "memory");
+  return any != 0;
+}
+
+}  // namespace ptx
+}  // namespace flashinfer
