@@ -52,7 +52,7 @@ struct Traits {
   static constexpr int STAGES = ALTERNATES ? 1 : 2, KEYS = Keys(ROOM / (STAGES * ROW_BYTES));
   static_assert(KEYS > 0, "heads this large do not fit into shared memory");
   // Warps that share rows compute the scores of a part of the keys each, unless those are too few.
-  static constexpr bool SHARES = false;
+  static constexpr bool SHARES = WD > 1 && KEYS % (16 * WD) == 0;
   static constexpr int KEYS_WARP = SHARES ? KEYS / WD : KEYS;
   static_assert(THREADS >= KEYS, "a thread follows each row of a step");
   static constexpr int K_BYTES = KEYS * KLayout::PITCH, V_BYTES = Params::SHARED_KV ? 0 : KEYS * VLayout::PITCH;
