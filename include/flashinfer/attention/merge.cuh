@@ -19,29 +19,33 @@ __device__ __forceinline__ float WarpMax(float x) {
   return x;
 }
 
-/// Row `row` of a tile, by one warp. In the order of the parts.
-template <int TILE, typename Variant, typename Params>
-__device__ __forceinline__ void MergeRow(const Params& p, const WorkList& work, const MergeItem& item, int kv_head,
-                                         int first_slot, int row) {
+/// The partial state of a row.
+struct Part {
+  const float *o, *lse;
+};
+
+/// Row n of head `head`, from parts part_of(i), i < count, in their order. By one warp.
+template <typename Variant, typename Params, typename PartOf>
+__device__ __forceinline__ void MergeRow(const Params& p, int count, const PartOf& part_of, int64_t n, int head) {
   constexpr int D = Params::HEAD_DIM_VO, VECTORS = (D + 127) / 128;  // of 4 floats, per lane
   constexpr int IN_FLIGHT = VECTORS <= 1 ? 16 : (VECTORS <= 2 ? 8 : 4);
-  const int lane = threadIdx.x % 32, count = item.count;
-  const int64_t first = int64_t(first_slot) * TILE + row, step = int64_t(item.step) * TILE;
+  const int lane = threadIdx.x % 32;
   float maximum = -math::inf, total = 0.f, sum[VECTORS][4] = {};
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += 32) {
-    const float lse = begin + lane < count ? __ldcg(work.partial_lse + first + (begin + lane) * step) : -math::inf;
+    const float lse = begin + lane < count ? __ldcg(part_of(begin + lane).lse) : -math::inf;
     float weight = 0.f;
 #pragma unroll 1
     for (int i = 0; i < min(32, count - begin); i += IN_FLIGHT) {
       float4 x[IN_FLIGHT][VECTORS];
 #pragma unroll
       for (int j = 0; j < IN_FLIGHT; ++j) {
-        const float* from = work.partial_o + (first + min(begin + i + j, count - 1) * step) * D;
+        const float* from = part_of(min(begin + i + j, count - 1)).o;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
           const int column = (v * 32 + lane) * 4;
-          x[j][v] = column < D ? __ldcg(reinterpret_cast<const float4*>(from + column)) : float4{};
+          x[j][v] =
+              column < D && begin + i + j < count ? __ldcg(reinterpret_cast<const float4*>(from + column)) : float4{};
         }
       }
       if (i == 0) {
@@ -70,9 +74,6 @@ __device__ __forceinline__ void MergeRow(const Params& p, const WorkList& work, 
     }
   }
   const float factor = (!Variant::use_softmax ? 1.f : (total > 0.f ? ptx::Reciprocal(total) : 0.f)) * p.out_scale;
-  const int group = p.group.divisor, token = p.group.Divide(item.row_begin + row);
-  const int head = kv_head * group + item.row_begin + row - token * group;
-  const int64_t n = int64_t(item.qo_begin) + token;
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
     const int column = (v * 32 + lane) * 4;
@@ -85,6 +86,20 @@ __device__ __forceinline__ void MergeRow(const Params& p, const WorkList& work, 
     const float lse = !Variant::use_softmax ? 0.f : (total > 0.f ? maximum + __log2f(total) : -math::inf);
     p.lse[n * p.num_qo_heads + head] = lse * p.lse_scale;
   }
+}
+
+/// Row `row` of a tile, by one warp.
+template <int TILE, typename Variant, typename Params>
+__device__ __forceinline__ void MergeTileRow(const Params& p, const WorkList& work, const MergeItem& item, int kv_head,
+                                             int first_slot, int row) {
+  const int64_t first = int64_t(first_slot) * TILE + row, step = int64_t(item.step) * TILE;
+  const int group = p.group.divisor, token = p.group.Divide(item.row_begin + row);
+  auto part_of = [&](int i) {
+    const int64_t at = first + i * step;
+    return Part{work.partial_o + at * Params::HEAD_DIM_VO, work.partial_lse + at};
+  };
+  MergeRow<Variant>(p, item.count, part_of, int64_t(item.qo_begin) + token,
+                    kv_head * group + item.row_begin + row - token * group);
 }
 
 /// Merge `index` of a list, with its head and first slot; without rows if there is none.
@@ -120,7 +135,7 @@ __global__ void __launch_bounds__(THREADS)
   const int row = int(blockIdx.x % BLOCKS * WARPS + threadIdx.x / 32);
   const MergeItem item = ItemOfBlock<TILE>(p, work, blockIdx.x / BLOCKS);
   if (item.row_begin + row >= item.qo_len * int(p.group.divisor)) return;
-  MergeRow<TILE, Variant>(p, work, item, item.kv_head, item.first_slot, row);
+  MergeTileRow<TILE, Variant>(p, work, item, item.kv_head, item.first_slot, row);
 }
 
 /// A part of a tile of the narrow list is done. Whoever does the last one makes the result of them. All threads of a block
@@ -141,7 +156,7 @@ __device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, co
   const int rows = min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < rows; row += WARPS) {
-    MergeRow<NARROW_TILE, Variant>(p, work, item, part.kv_head, first_slot, row);
+    MergeTileRow<NARROW_TILE, Variant>(p, work, item, part.kv_head, first_slot, row);
   }
 }
 
