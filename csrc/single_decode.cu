@@ -24,5 +24,5 @@ void single_decode_run(Arguments& args) {
   p.window_left = int32_t(window_left);
   DeviceGuard guard(q.device());
   const Scratch scratch(tmp, tmp.has_value() ? 0 : ScratchBytes<false>(p), q.device());
-  RunUniform<false>({op, false, get_stream(q.device())}, p, scratch.view(), false);
+  RunUniform<false>(SiteOf(op, q.device()), p, scratch.view(), false);
 }

@@ -25,5 +25,5 @@ void single_prefill_run(Arguments& args) {
   SetMaskMode(p, op, mask_mode);
   DeviceGuard guard(q.device());
   const Scratch scratch(tmp, tmp.has_value() ? 0 : ScratchBytes<true>(p), q.device());
-  RunUniform<true>({op, false, get_stream(q.device())}, p, scratch.view(), WantsAll(mask_mode));
+  RunUniform<true>(SiteOf(op, q.device()), p, scratch.view(), WantsAll(mask_mode));
 }
