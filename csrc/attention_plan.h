@@ -129,10 +129,11 @@ inline void CheckInput(const char* op, const PlanInput& in) {
   }
 }
 
-/// Plan into the list that is kept for it: growing it costs more than planning.
-inline PlanOutput& RunPlanner(const char* op, const PlanInput& in) {
+/// Plan into the lists that are kept for it: growing them costs more than planning. Items go to `buffer` if they fit.
+inline PlanOutput& RunPlanner(const char* op, const PlanInput& in, char* buffer = nullptr, int64_t bytes = 0) {
   static thread_local PlanOutput out;
   CheckInput(op, in);
+  Planner::Use(out, in, buffer, bytes);
   Planner(in, out).Run();
   return out;
 }
@@ -177,11 +178,20 @@ inline PinnedHalves& HalvesOf(const void* pinned, int device) {
   return halves;
 }
 
+inline int64_t HalfSize(const TensorView& pinned) { return ByteSize(pinned) / 32 * 16; }
+
+/// The half that CopyPlan takes next, free to be written.
+inline char* FreeHalf(const char* op, const PlanBuffers& to) {
+  const PinnedHalves& halves = HalvesOf(to.pinned.data_ptr(), to.int_ws.device().device_id);
+  CheckStatus(op, cudaEventSynchronize(halves.copied[halves.turn]));
+  return to.pinned.data_ptr<char>() + halves.turn * HalfSize(to.pinned);
+}
+
 /// Write a plan of so many bytes to a half of the pinned buffer, or to all of it if it is long, and copy it without
 /// waiting.
 template <typename Write>
 void CopyPlan(const char* op, int64_t bytes, const Write& write, const PlanBuffers& to) {
-  const int64_t half = ByteSize(to.pinned) / 32 * 16;
+  const int64_t half = HalfSize(to.pinned);
   PinnedHalves& halves = HalvesOf(to.pinned.data_ptr(), to.int_ws.device().device_id);
   const bool is_long = bytes > half;
   const int turn = is_long ? 0 : halves.turn;
@@ -199,7 +209,11 @@ void CopyPlan(const char* op, int64_t bytes, const Write& write, const PlanBuffe
 
 inline Numbers MakePlan(const char* op, PlanInput in, const PlanBuffers& to) {
   in.float_bytes = ByteSize(to.float_ws);
+#ifdef FLASHINFER_CPU
   const PlanOutput& out = RunPlanner(op, in);
+#else
+  const PlanOutput& out = RunPlanner(op, in, FreeHalf(op, to), HalfSize(to.pinned));
+#endif
   const PlanInfo& info = out.info;
   CheckSize(op, "float_workspace_buffer", to.float_ws, info.float_bytes);
   CheckSize(op, "int_workspace_buffer", to.int_ws, info.int_bytes);

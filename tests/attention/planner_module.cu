@@ -43,11 +43,12 @@ PlanInput InputOf(const Optional<TensorView>& qo_indptr, const TensorView& kv_in
   return in;
 }
 
-/// What plan() returns; the lists go to `buffer`.
+/// What plan() returns; the lists go to `buffer`, items by way of `room` bytes of it from `offset` on.
 Numbers Plan(Optional<TensorView> qo_indptr, TensorView kv_indptr, Optional<TensorView> kv_lens, Numbers numbers,
-             TensorView buffer) {
+             TensorView buffer, int64_t offset, int64_t room) {
   static PlanOutput out;
   const PlanInput in = InputOf(qo_indptr, kv_indptr, kv_lens, numbers);
+  Planner::Use(out, in, room > 0 ? buffer.data_ptr<char>() + offset : nullptr, room);
   Planner(in, out).Run();
   if (out.info.int_bytes > buffer.numel()) TVM_FFI_THROW(ValueError) << "buffer";
   Planner::Write(out, buffer.data_ptr<char>());

@@ -117,13 +117,14 @@ class Work:
 @dataclass
 class Plan:
     case: Case
+    place: tuple[int, int] = (0, 0)  #: where in the buffer items are made, and how many bytes there are; 0: elsewhere
     info: dict[str, int] = field(init=False)
     narrow: Work = field(init=False)
     wide: Work = field(init=False)
 
     def __post_init__(self) -> None:
         buffer = torch.full((64 << 20,), 0x55, dtype=torch.uint8)
-        self.info = dict(zip(INFO, module().plan(*self.case.arguments, buffer), strict=True))
+        self.info = dict(zip(INFO, module().plan(*self.case.arguments, buffer, *self.place), strict=True))
         self.raw = buffer.numpy()[: self.info["int_bytes"]]
         counts = self.raw[:16].view("<i4")
         info = self.info
@@ -278,6 +279,14 @@ def test_shares_are_balanced(kv_lens: list[int]) -> None:
     loads = [cost[a:b].sum() for a, b in zip(plan.narrow.indptr[:-1], plan.narrow.indptr[1:], strict=True)]
     assert len(loads) <= 132
     assert max(loads) <= sum(loads) / min(132, sum(loads) / 3) + 3
+
+
+@pytest.mark.parametrize("place", [(0, 64 << 20), (32 << 20, 32 << 20), (32 << 20, 5000), (32 << 20, 20)])
+@pytest.mark.parametrize("options", [{}, {"disable_split": True}, {"graph": True}])
+def test_items_made_in_the_buffer_are_the_same(place: tuple[int, int], options: dict[str, bool]) -> None:
+    """Wherever they are made, and if there is no room for them: a copy of many bytes takes as long as the plan."""
+    case = Case([1] * 64 + [90], [100000] + [50] * 63 + [700], 16, **options)
+    assert Plan(case, place).raw.tobytes() == Plan(case).raw.tobytes()
 
 
 def test_long_prompts_fill_the_device() -> None:

@@ -70,7 +70,8 @@ struct PlanHeader {
   int32_t narrow_items, narrow_merges, wide_items, wide_merges;
 };
 
-/// What a vector does, less its initialisation: a list that was long once takes long lists at no cost.
+/// What a vector does, less its initialisation: a list that was long once takes long lists at no cost. It can be made in
+/// memory of others, as long as that is large enough.
 template <typename T>
 class List {
  public:
@@ -79,11 +80,20 @@ class List {
   List& operator=(const List&) = delete;
 
   void Clear() { size_ = 0; }
+  /// From now on in `data`, which holds `capacity` elements, or if null in memory of its own. Forgets what it has.
+  void Use(T* data, size_t capacity) {
+    is_own_ = data == nullptr;
+    data_ = is_own_ ? storage_.data() : data;
+    capacity_ = is_own_ ? storage_.size() : capacity;
+    size_ = 0;
+  }
   void Reserve(size_t room) {
     if (room <= capacity_) return;
-    storage_.resize(room);
+    if (room > storage_.size()) storage_.resize(room);
+    if (!is_own_) std::copy(data_, data_ + size_, storage_.begin());
+    is_own_ = true;
     data_ = storage_.data();
-    capacity_ = room;
+    capacity_ = storage_.size();
   }
   T& Push(const T& value) {
     if (size_ == capacity_) Reserve(2 * size_ + 64);
@@ -109,6 +119,7 @@ class List {
 
  private:
   std::vector<T> storage_;
+  bool is_own_ = true;
   T* data_ = nullptr;
   size_t size_ = 0, capacity_ = 0;
 };
@@ -153,12 +164,21 @@ class Planner {
     return AlignUp(sizeof(PlanHeader)) + which * AlignUp((int64_t(batch_size) + 1) * sizeof(int32_t));
   }
 
+  /// Make the list of narrow items, the long one of most plans, where Write wants it: in `buffer`, if `bytes` are enough.
+  /// Null takes that back.
+  static void Use(PlanOutput& out, const PlanInput& in, char* buffer, int64_t bytes) {
+    constexpr int64_t ITEM = sizeof(WorkItem);
+    const int64_t offset = ItemsOffset(in);
+    const bool fits = buffer != nullptr && bytes >= offset + ITEM && reinterpret_cast<uintptr_t>(buffer) % 16 == 0;
+    out.narrow.Use(fits ? reinterpret_cast<WorkItem*>(buffer + offset) : nullptr, fits ? (bytes - offset) / ITEM : 0);
+  }
+
   /// Copy the lists to `buffer`, which holds info.int_bytes.
   static void Write(const PlanOutput& out, char* buffer) {
     const PlanHeader header{int32_t(out.narrow.Size()), int32_t(out.narrow_merges.Size()), int32_t(out.wide.Size()),
                             int32_t(out.wide_merges.Size())};
+    Put(buffer + out.info.narrow_items, out.narrow);  // first: they may lie anywhere in the buffer
     std::memcpy(buffer, &header, sizeof(header));
-    Put(buffer + out.info.narrow_items, out.narrow);
     std::memset(buffer + out.info.narrow_arrivals, 0, out.info.narrow_merges - out.info.narrow_arrivals);
     Put(buffer + out.info.narrow_merges, out.narrow_merges);
     Put(buffer + out.info.wide_items, out.wide);
@@ -168,7 +188,8 @@ class Planner {
  private:
   template <typename T>
   static void Put(char* to, const List<T>& list) {
-    if (list.Size() > 0) std::memcpy(to, list.begin(), list.Size() * sizeof(T));
+    const char* const from = reinterpret_cast<const char*>(list.begin());
+    if (list.Size() > 0 && from != to) std::memmove(to, from, list.Size() * sizeof(T));
   }
 
   int32_t QoBegin(int32_t b) const { return in_.qo_indptr != nullptr ? in_.qo_indptr[b] : b * in_.uniform_qo_len; }
@@ -458,6 +479,10 @@ class Planner {
     for (const WorkItem& item : from) to[begin[bucket(item)]++] = item;
   }
 
+  static int64_t ItemsOffset(const PlanInput& in) {
+    return IndptrOffset(in.keeps_indptr ? (in.qo_indptr != nullptr ? 2 : 1) : 0, in.batch_size);
+  }
+
   int64_t SlotBytes(int64_t tile) const { return tile * (in_.head_dim_vo + 1) * int64_t(sizeof(float)); }
 
   /// Pieces of a fixed size become more as keys do. A graph has room for as many as the float workspace holds: a quarter
@@ -510,7 +535,7 @@ class Planner {
         wide_merges = std::min(wide_tiles, wide_slots / heads);
       }
     }
-    int64_t at = IndptrOffset(in_.keeps_indptr ? (in_.qo_indptr != nullptr ? 2 : 1) : 0, in_.batch_size);
+    int64_t at = ItemsOffset(in_);
     auto place = [&at](int64_t bytes) {
       const int64_t offset = at;
       at = AlignUp(at + bytes);
