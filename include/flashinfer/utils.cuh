@@ -51,20 +51,27 @@ __device__ __forceinline__ float BlockSum(float x, float* scratch) {
   return GroupSum(i < warps ? scratch[i] : 0.f, width);
 }
 
-/// Launch with or without programmatic dependent launch.
+/// Launch with `shared_bytes` of dynamic shared memory, with or without programmatic dependent launch.
 template <typename... Params, typename... Args>
-cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, bool enable_pdl, cudaStream_t stream,
-                   Args&&... args) {
+cudaError_t LaunchShared(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, bool enable_pdl,
+                         cudaStream_t stream, Args&&... args) {
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = enable_pdl ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
+template <typename... Params, typename... Args>
+cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, bool enable_pdl, cudaStream_t stream,
+                   Args&&... args) {
+  return LaunchShared(kernel, grid, block, 0, enable_pdl, stream, args...);
 }
 
 }  // namespace flashinfer

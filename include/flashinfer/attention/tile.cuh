@@ -561,17 +561,7 @@ template <auto KERNEL, int THREADS, int BYTES, typename... Args>
 Status LaunchBlocks(int blocks, bool enable_pdl, Stream stream, const Args&... args) {
   const Status status = AllowShared<KERNEL, BYTES>();
   if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(THREADS);
-  config.dynamicSmemBytes = BYTES;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = enable_pdl ? 1 : 0;
-  return cudaLaunchKernelEx(&config, KERNEL, args...);
+  return LaunchShared(KERNEL, dim3(blocks), dim3(THREADS), BYTES, enable_pdl, stream, args...);
 }
 
 /// Whether every row of the tensors starts at a multiple of 16 bytes, which the kernels rely on.
