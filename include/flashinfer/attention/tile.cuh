@@ -154,11 +154,11 @@ __device__ __forceinline__ void HalvesOf(uint32_t x, uint32_t& low, uint32_t& hi
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   const uint16_t first = uint16_t(x), second = uint16_t(x >> 16);
   if constexpr (std::is_same_v<From, __nv_fp8_e4m3>) {
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"(first));
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"(second));
+    low = ptx::HalvesOfE4M3(first);
+    high = ptx::HalvesOfE4M3(second);
   } else {
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(low) : "h"(first));
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(high) : "h"(second));
+    low = ptx::HalvesOfE5M2(first);
+    high = ptx::HalvesOfE5M2(second);
   }
 #else
   uint32_t even, odd;

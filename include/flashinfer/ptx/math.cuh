@@ -21,10 +21,15 @@ __device__ __forceinline__ float Reciprocal(float x) {
   return y;
 }
 
-/// Two e4m3 numbers as __half2, exactly (PTX ISA: "cvt", SM89 and later).
+/// Two e4m3 or e5m2 numbers as __half2, exactly (PTX ISA: "cvt", SM89 and later).
 __device__ __forceinline__ uint32_t HalvesOfE4M3(uint16_t x) {
   uint32_t y;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(x));
+  return y;
+}
+__device__ __forceinline__ uint32_t HalvesOfE5M2(uint16_t x) {
+  uint32_t y;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(y) : "h"(x));
   return y;
 }
 
