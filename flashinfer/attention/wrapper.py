@@ -116,7 +116,7 @@ class PlannedWrapper:
         view = self._indptr_views.get((which, size))
         if view is None:
             begin = _PLAN_ALIGNMENT + which * (-(-4 * size // _PLAN_ALIGNMENT) * _PLAN_ALIGNMENT)
-            taken = self._int_workspace_buffer.view(torch.uint8)[begin : begin + 4 * size]
+            taken = self._int_workspace_buffer.view(-1).view(torch.uint8)[begin : begin + 4 * size]
             if taken.numel() < 4 * size:
                 return to_device(indptr, self.device, non_blocking)  # too small for any plan, which will say so
             self._indptr_views[which, size] = view = taken.view(torch.int32)

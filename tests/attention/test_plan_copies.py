@@ -105,6 +105,19 @@ def test_plans_in_a_row_do_not_mix():
         close(result, batch.expected())
 
 
+def test_a_plan_holds_its_offsets(monkeypatch):
+    """Where wrappers on a GPU look for them; the planner is the same on either device."""
+    batch = Batch([5, 20, 1], [40, 97, 3], device="cpu")
+    pages = batch.pages(8)
+    wrapper = paged(batch, pages)
+    wrapper.reset_workspace_buffer(workspace("cpu"), torch.empty(64, 1024, dtype=torch.int32))
+    wrapper.plan(batch.qo_indptr, *pages.table, 4, 2, 64, 8)
+    monkeypatch.setattr(wrapper, "_device_kind", "cuda")
+    for which, expected in enumerate((pages.indptr, batch.qo_indptr)):
+        view = wrapper._indptr_on_device(expected, which, True)
+        assert torch.equal(view, expected) and view is wrapper._indptr_on_device(expected, which, True)
+
+
 @needs_gpu
 def test_offsets_on_the_host_travel_with_the_plan():
     batch, decode = Batch([5, 20], [40, 97], device="cuda"), Batch([1, 1], [40, 97], device="cuda")
