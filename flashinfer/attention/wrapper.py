@@ -90,6 +90,7 @@ class PlannedWrapper:
         self._float_workspace_buffer = float_workspace
         self._int_workspace_buffer = int_workspace
         self._indptr_views: dict[tuple[int, int], torch.Tensor] = {}
+        self._viewed = int_workspace  #: what they are views of
         self._check_alignment()
         self._pin_memory_int_workspace_buffer = torch.empty(
             int_workspace.shape, dtype=int_workspace.dtype, pin_memory=self._device_kind == "cuda"
@@ -112,6 +113,8 @@ class PlannedWrapper:
         """
         if indptr.is_cuda or self._device_kind == "cpu":
             return to_device(indptr, self.device, non_blocking)
+        if self._viewed is not self._int_workspace_buffer:  # engines replace it
+            self._viewed, self._indptr_views = self._int_workspace_buffer, {}
         size = indptr.shape[0]
         view = self._indptr_views.get((which, size))
         if view is None:

@@ -116,6 +116,8 @@ def test_a_plan_holds_its_offsets(monkeypatch):
     for which, expected in enumerate((pages.indptr, batch.qo_indptr)):
         view = wrapper._indptr_on_device(expected, which, True)
         assert torch.equal(view, expected) and view is wrapper._indptr_on_device(expected, which, True)
+    wrapper._int_workspace_buffer = other = torch.zeros(1 << 20, dtype=torch.uint8)  # as engines do
+    assert wrapper._indptr_on_device(pages.indptr, 0, True).data_ptr() == other.data_ptr() + 16
 
 
 @needs_gpu
