@@ -8,7 +8,9 @@
 #elif defined(__CUDACC__)
 #include <flashinfer/sampling_draw.cuh>
 #include <flashinfer/sampling_rows.cuh>
+#include <flashinfer/sampling_softmax.cuh>
 #include <flashinfer/sampling_speculative.cuh>
+#include <flashinfer/sampling_stream.cuh>
 #include <flashinfer/sampling_table.cuh>
 #endif
 // clang-format on

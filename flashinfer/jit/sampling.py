@@ -13,12 +13,9 @@ __all__ = ["gen_sampling_module", "gen_sampling_modules"]
 
 def _units() -> Iterator[tuple[str, dict[str, Any]]]:
     """Kernel units, each small enough to compile in a few seconds."""
-    for search in ("false", "true"):
-        instances = [f"Sample<{search}>(const SampleParams&, Stream)"]
-        yield f"draw_{search}", {"header": "draw", "instances": instances}
-    yield "table", {"header": "table", "instances": []}
-    yield "speculative", {"header": "speculative", "instances": []}
-    yield "softmax", {"header": "rows", "instances": ["SoftmaxRows<float>(const RowParams<float>&, Stream)"]}
+    yield "draw", {"header": "draw", "instances": ["Sample<true>(const SampleParams&, Stream)"]}
+    for header in ("stream", "table", "softmax", "speculative"):
+        yield header, {"header": header, "instances": []}
     for dtype in ("float", "float16_t", "bfloat16_t"):
         for function in ("RenormRows", "MaskRows"):
             instances = [f"{function}<{dtype}>(const RowParams<{dtype}>&, Stream)"]

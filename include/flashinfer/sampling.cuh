@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampling on CUDA (definitions and parameters: sampling.h): what the kernels share. A cluster of up to 8 blocks of 256
-// threads works on a row, which it holds in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an
-// SM, so that one loads while others compute. Bound by DRAM for large batches, by the barriers of the cluster for
-// small ones. Filters of probabilities mostly need no row held: a block reads it once and lists what may be kept.
-//   sampling_row.cuh     the row: load, walk, sum up, draw         sampling_draw.cuh   kernels that write tokens
-//   sampling_select.cuh  the threshold of top-k and top-p          sampling_rows.cuh   kernels that write rows
-//   sampling_list.cuh    rows that are read once and not held
+// Sampling on CUDA (definitions and parameters: sampling.h): what the kernels share. Where no threshold is searched,
+// clusters read rows by segments and hold none, unless they are written again (softmax). For a search, a cluster of up to
+// 8 blocks of 256 threads holds a row in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an SM, so
+// that one loads while others compute. Bound by DRAM for large batches, by the barriers of the cluster for small ones.
+// Filters of probabilities mostly need no row held: a block reads it once and lists what may be kept.
+//   sampling_segment.cuh a segment: load, sum up, draw             sampling_stream.cuh tokens without a search
+//   sampling_row.cuh     the row: load, walk, sum up, draw         sampling_draw.cuh   tokens of top-k and top-p
+//   sampling_select.cuh  the threshold of top-k and top-p          sampling_rows.cuh   rows of top-k and top-p
+//   sampling_list.cuh    rows that are read once and not held      sampling_softmax.cuh
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "ptx/pdl.cuh"
@@ -19,6 +21,23 @@ template <typename T>
 __device__ __forceinline__ T ValueOf(const PerRow<T>& parameter, int64_t row) {
   if (parameter.values == nullptr) return parameter.value;
   return parameter.values[min(row, parameter.count - 1)];
+}
+
+__device__ __forceinline__ int64_t InputRow(const SampleParams& p, int64_t output) {
+  if (p.indices == nullptr) return output;
+  const int64_t row =
+      p.wide ? static_cast<const int64_t*>(p.indices)[output] : static_cast<const int32_t*>(p.indices)[output];
+  return min(max(row, int64_t{0}), p.rows - 1);  // an index out of range reads a wrong row, not memory of others
+}
+
+__device__ __forceinline__ void WriteToken(const SampleParams& p, int64_t output, int column) {
+  const int token = max(column, 0);
+  if (p.wide) {
+    static_cast<int64_t*>(p.out)[output] = token;
+  } else {
+    static_cast<int32_t*>(p.out)[output] = token;
+  }
+  if (p.valid != nullptr) p.valid[output] = column >= 0;
 }
 
 struct Limits {
@@ -104,18 +123,15 @@ struct alignas(8) Survivor {
 
 /// Whether a list can be expected to hold what a filter keeps, and rows are many enough: a row in one block is read once,
 /// few rows spread over clusters are faster. Measured on the H200 (vocabulary 128256, us at 1 / 64 / 512 rows, list
-/// against clusters): top_k 42 / 49 / 133 against 30 / 72 / 388; top_p 67 / 77 / 211 against 32 / 76 / 411; min_p
-/// 33 / 39 / 112 against 12 / 29 / 132.
+/// against clusters): top_k 42 / 49 / 133 against 30 / 72 / 388; top_p 67 / 77 / 211 against 32 / 76 / 411.
 inline bool IsListed(const FilterParams& f, int64_t rows) {
-  if (f.filter == Filter::kNone) return false;
-  if (f.filter == Filter::kMinP) return rows >= 256 && (f.top_p.values != nullptr || f.top_p.value > 0.f);
   if (f.top_k.values != nullptr || f.top_k.value <= SURVIVORS / 2) return rows >= 32;
   return rows >= 128 && f.filter == Filter::kBoth && (f.top_p.values != nullptr || f.top_p.value < 1.f);
 }
 
 /// Whether KERNEL was compiled for SM90 or later, where its cluster instructions are not left out; and let it use as
-/// much shared memory as the device has. Asked once per kernel and device.
-template <auto KERNEL>
+/// much shared memory as the device has, if it HOLDS_ROWS there. Asked once per kernel and device.
+template <auto KERNEL, bool HOLDS_ROWS = true>
 cudaError_t PrepareKernel(const Device& device, bool& has_cluster_code) {
   static int known[64];  // 0: not asked, 1: no clusters, 2: clusters
   int id = 0;
@@ -125,11 +141,13 @@ cudaError_t PrepareKernel(const Device& device, bool& has_cluster_code) {
     cudaFuncAttributes attributes;
     status = cudaFuncGetAttributes(&attributes, KERNEL);
     if (status != cudaSuccess) return status;
-    const int most = device.shared_bytes - int(attributes.sharedSizeBytes);
-    status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
-    if (status != cudaSuccess) return status;
-    status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
-    if (status != cudaSuccess) return status;
+    if (HOLDS_ROWS) {
+      const int most = device.shared_bytes - int(attributes.sharedSizeBytes);
+      status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+      if (status != cudaSuccess) return status;
+      status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+      if (status != cudaSuccess) return status;
+    }
     known[id] = attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90 ? 2 : 1;
   }
   has_cluster_code = known[id] == 2;

@@ -63,9 +63,10 @@ Status SampleByTable(const SampleParams& params, uint64_t* table, Stream stream)
 
 namespace sampling {
 constexpr int64_t MAX_VOCAB = 1 << 21;  ///< masses of so many columns fit 64 bits
-constexpr int TABLE_SEGMENT = 1024, TABLE_HEADER = 2;
+constexpr int SEGMENT = 1024;           ///< columns that are summed up on their own
+constexpr int TABLE_HEADER = 2;
 /// Words for a row: its header, and the mass of each segment of columns.
-FLASHINFER_HD int64_t TableStride(int64_t vocab) { return TABLE_HEADER + (vocab + TABLE_SEGMENT - 1) / TABLE_SEGMENT; }
+FLASHINFER_HD int64_t TableStride(int64_t vocab) { return TABLE_HEADER + (vocab + SEGMENT - 1) / SEGMENT; }
 }  // namespace sampling
 
 /// 64-bit words of the table that pays for these outputs; 0 where none does.

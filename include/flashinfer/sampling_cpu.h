@@ -20,18 +20,17 @@ namespace cpu {
 using namespace sampling;
 
 constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
-constexpr int64_t MASS_SEGMENT = 1024;  // columns whose masses are kept as one sum
 
 template <typename T>
 inline T ValueOf(const PerRow<T>& parameter, int64_t row) {
   return parameter.values == nullptr ? parameter.value : parameter.values[std::min(row, parameter.count - 1)];
 }
 
-/// The largest of n numbers times `factor`; NaN is left out.
-inline float LargestOf(const float* x, int64_t n, float factor) {
+/// The largest of n numbers; NaN is left out.
+inline float LargestOf(const float* x, int64_t n) {
   Vec largest = Broadcast(MINUS_INF);
   ForEachVec(n, [&](int64_t i, auto lanes) {
-    Vec v = Load(x + i, lanes) * factor;
+    Vec v = Load(x + i, lanes);
     if constexpr (std::is_same_v<decltype(lanes), SomeLanes>) {
       for (int lane = lanes.count; lane < LANES; ++lane) v[lane] = MINUS_INF;
     }
@@ -154,7 +153,9 @@ class Row {
  public:
   explicit Row(int64_t vocab)
       : n_(vocab), padded_((vocab + 4 * LANES - 1) / (4 * LANES) * (4 * LANES)), weights_(padded_) {
-    segments_.resize((vocab + MASS_SEGMENT - 1) / MASS_SEGMENT);
+    segments_.resize((vocab + SEGMENT - 1) / SEGMENT);
+    scales_.resize(segments_.size(), LogitScale(0.0f));
+    shifts_.resize(segments_.size());
     for (int64_t i = vocab; i < padded_; ++i) weights_[i] = 0.0f;
   }
 
@@ -178,21 +179,44 @@ class Row {
     return result;
   }
 
-  /// Weights from logits; NaN is kept if asked for.
-  template <typename T>
-  void SetWeightsFromLogits(const T* x, float factor, bool keep_nan) {
-    float *w = weights(), *logits = w;
-    ForEachVec(n_, [&](int64_t i, auto lanes) { Store(logits + i, Load(x + i, lanes)); });
-    const float shift = ShiftOf(LargestOf(logits, n_, factor));
-    if (keep_nan) {
+  /// Weights from logits, relative to the largest.
+  void SetWeightsFromLogits(const float* x) {
+    float* w = weights();
+    const float shift = ShiftOf(LargestOf(x, n_));
 #pragma omp simd
-      for (int64_t i = 0; i < n_; ++i) w[i] = ExpWeight(logits[i], factor, shift);
-    } else {
-#pragma omp simd
-      for (int64_t i = 0; i < n_; ++i) w[i] = Positive(ExpWeight(logits[i], factor, shift));
-    }
-    for (int64_t i = n_; i < padded_; ++i) w[i] = 0.0f;
+    for (int64_t i = 0; i < n_; ++i) w[i] = Positive(ExpWeight(x[i], 1.0f, shift));
   }
+
+  /// Weights from logits times `factor`, those of a segment relative to a power of two; NaN is kept. Returns the sum of
+  /// their masses.
+  uint64_t SumUpLogits(const float* x, float factor) {
+    threshold_ = 0.0f;
+    emax_ = ONE;
+    exponent_ = MINUS_INF;
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      const int64_t begin = int64_t(s) * SEGMENT, n = std::min<int64_t>(SEGMENT, n_ - begin);
+      float* w = weights() + begin;
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) w[i] = x[begin + i] * factor;
+      const float largest = LargestOf(w, n);
+      if (AnyToLimit(largest)) std::transform(w, w + n, w, LimitLogit);
+      const LogitScale scale = LogitScale::For(largest);
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) w[i] = scale.Weight(w[i]);
+      segments_[s] = SumSegment(begin, std::min(begin + SEGMENT, padded_), double(MASS_OF_ONE));
+      scales_[s] = scale;
+      exponent_ = std::max(exponent_, scale.exponent);
+    }
+    total_ = 0;
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      shifts_[s] = scales_[s].ShiftTo(exponent_);
+      total_ += segments_[s] >>= shifts_[s];
+    }
+    return total_;
+  }
+
+  /// What weights of SumUpLogits are multiplied by to be relative to the same power of two as their sum.
+  float UnitOf(int64_t segment) const { return PowerOf2(int(scales_[segment].exponent - exponent_)); }
 
   /// Drop the weights below `threshold` from the masses, and sum these up. Returns the total.
   uint64_t SumUp(float threshold, int emax) {
@@ -202,7 +226,7 @@ class Row {
     // Units of mass per unit of weight: a power of two, in which a double is exact; then cut off as MassOf does.
     const double unit = std::ldexp(1.0, 40 + ONE - emax);
     for (size_t s = 0; s < segments_.size(); ++s) {
-      const int64_t begin = int64_t(s) * MASS_SEGMENT, end = std::min(begin + MASS_SEGMENT, padded_);
+      const int64_t begin = int64_t(s) * SEGMENT, end = std::min(begin + SEGMENT, padded_);
       segments_[s] = emax > 0 && emax < 250 ? SumSegment(begin, end, unit) : SumSegmentExactly(begin, end);
       total_ += segments_[s];
     }
@@ -219,11 +243,13 @@ class Row {
     }
     size_t s = 0;
     for (; segments_[s] < target; ++s) target -= segments_[s];
-    for (int64_t i = int64_t(s) * MASS_SEGMENT;; i += 4) {
+    uint64_t before = 0;
+    const auto reaches = [&](float sum) { return (before + MassOf(sum, emax_)) >> shifts_[s] >= target; };
+    for (int64_t i = int64_t(s) * SEGMENT;; i += 4) {
       const float group[4] = {Kept(i), Kept(i + 1), Kept(i + 2), Kept(i + 3)};
-      const uint64_t mass = MassOf(Sum4(group[0], group[1], group[2], group[3]), emax_);
-      if (mass >= target) return i + ColumnOf(group, target, emax_);
-      target -= mass;
+      const float sum = Sum4(group[0], group[1], group[2], group[3]);
+      if (reaches(sum)) return i + ColumnWhere(group, reaches);
+      before += MassOf(sum, emax_);
     }
   }
 
@@ -260,7 +286,10 @@ class Row {
 
   int64_t n_, padded_;
   Scratch weights_;
-  std::vector<uint64_t> segments_;
+  std::vector<uint64_t> segments_;  // masses, shifted
+  std::vector<LogitScale> scales_;  // of SumUpLogits, as are the rest
+  std::vector<int> shifts_;
+  float exponent_ = 0.0f;
   Selector selector_;
   float threshold_ = 0.0f;
   int emax_ = ONE;
@@ -275,7 +304,8 @@ inline uint64_t Prepare(const SampleParams& p, int64_t input_row, int64_t output
   float largest = 1.0f, threshold = 0.0f;
   uint64_t total = 0;
   if (p.is_logits) {
-    row.SetWeightsFromLogits(x, 1.0f, false);
+    if (filter == Filter::kNone) return row.SumUpLogits(x, 1.0f);
+    row.SetWeightsFromLogits(x);
     if (filter == Filter::kBoth) total = row.SumUp(0.0f, ONE);
   } else {
     largest = row.SetWeights(x, nullptr);
@@ -343,12 +373,20 @@ Status SoftmaxRows(const RowParams<T>& p, Stream) {
   ParallelFor(p.rows, p.vocab, [&](int64_t begin, int64_t end) {
     Row row(p.vocab);
     for (int64_t r = begin; r < end; ++r) {
-      row.SetWeightsFromLogits(p.input + r * p.input_stride, FactorOf(ValueOf(p.temperature, r)), true);
-      const uint64_t total = row.SumUp(0.0f, ONE);
-      const float normaliser = total == 0 ? 0.0f : 1099511627776.0f / float(total);
-      const float* w = row.weights();
-      T* out = p.out + r * p.out_stride;
-      ForEachVec(p.vocab, [&](int64_t i, auto lanes) { Store(out + i, Load(w + i) * normaliser, lanes); });
+      const uint64_t total = row.SumUpLogits(p.input + r * p.input_stride, FactorOf(ValueOf(p.temperature, r)));
+      const Normaliser normaliser(total);
+      for (int64_t begin = 0; begin < p.vocab; begin += SEGMENT) {
+        const int64_t n = std::min<int64_t>(SEGMENT, p.vocab - begin);
+        const float unit = row.UnitOf(begin / SEGMENT), share = unit * normaliser.inverse;
+        const float* w = row.weights() + begin;
+        T* out = p.out + r * p.out_stride + begin;
+        if (normaliser.IsPeaked()) {
+#pragma omp simd
+          for (int64_t i = 0; i < n; ++i) out[i] = normaliser(w[i] * unit);
+        } else {
+          ForEachVec(n, [&](int64_t i, auto lanes) { Store(out + i, Load(w + i) * share, lanes); });
+        }
+      }
     }
   });
   return 0;

@@ -7,6 +7,9 @@
 //   emax    biased exponent of the row's largest weight: what fixed-point numbers are relative to
 //   mass    of 4 neighbouring columns: their float sum (a + b) + (c + d), in units of 2^-40 of 2^(emax - 127)
 //           what a draw and a normaliser add up
+//   segment of a row: SEGMENT columns. Where logits need no threshold, the weights of a segment are relative to a power
+//           of two of its own, so that they can be summed up before the row's largest logit is known; sums of segments
+//           are shifted to the row's power of two. So 2^exponent times the weight of a logit does not depend on others
 //   quantum of one weight: rounded to units of 2^-31 of 2^(emax - 127), 32 bits. What the search for a top-p threshold
 //           adds up: unlike masses, quanta of any subset of the columns can be added
 #pragma once
@@ -84,6 +87,58 @@ FLASHINFER_HD float FactorOf(float temperature) { return temperature == 0.f ? 1e
 /// What is subtracted from them: the largest, or 0 where that is -inf and the difference would be NaN.
 FLASHINFER_HD float ShiftOf(float largest) { return largest == -INFINITY ? 0.f : largest; }
 
+/// Logits beyond count as this much, unless they are -inf: integers near their exponents would not be exact in a float.
+constexpr float LARGEST_LOGIT = 2097152.f;
+constexpr float LOG2_E = 1.44269504f;
+
+FLASHINFER_HD float LimitLogit(float x) {
+  const float least = x == -INFINITY ? x : -LARGEST_LOGIT, limited = x < -LARGEST_LOGIT ? least : x;
+  return x > LARGEST_LOGIT ? LARGEST_LOGIT : limited;
+}
+
+/// Whether there is any logit to limit: far from the limits of the largest, what is beyond them weighs nothing.
+FLASHINFER_HD bool AnyToLimit(float largest) { return fabsf(largest) > LARGEST_LOGIT - 200.f; }
+
+/// Weights of the logits of a segment: e^x / 2^exponent. Logits are limited, as above.
+struct LogitScale {
+  float exponent;  ///< an integer
+  float magic;     ///< adding it rounds to an integer, whose lowest bits are relative to the exponent
+  float least;     ///< logits below weigh nothing; those above are normal numbers
+
+  FLASHINFER_HD explicit LogitScale(float exponent)
+      : exponent(exponent), magic(12582912.f - exponent), least((exponent - 122.5f) * 0.693147182f) {}
+
+  /// For logits up to `largest`: weights are at most sqrt(2).
+  static FLASHINFER_HD LogitScale For(float largest) {
+    const float x = largest == -INFINITY ? -LARGEST_LOGIT : LimitLogit(largest);
+    return LogitScale(fmaf(x, LOG2_E, 12582912.f) - 12582912.f);
+  }
+
+  /// To 2 ulp; NaN stays NaN. Fused multiply-adds: both backends round alike. Selections of what costs nothing: compilers
+  /// make branches of others.
+  FLASHINFER_HD float Weight(float x) const {
+    const bool is_nothing = x < least;
+    return Power(is_nothing ? least : x, is_nothing);
+  }
+  /// The same for sums only: what weighs nothing or is NaN has a weight that never counts.
+  FLASHINFER_HD float Summand(float x) const { return Power(fmaxf(x, least), false); }
+
+  /// How far to shift masses for them to be relative to `other`, which is not smaller.
+  FLASHINFER_HD int ShiftTo(float other) const { return other - exponent < 63.f ? int(other - exponent) : 63; }
+
+ private:
+  FLASHINFER_HD float Power(float x, bool is_nothing) const {
+    const float t = fmaf(x, LOG2_E, magic), n = t - magic;
+    const float r = fmaf(n, 1.90465421e-9f, fmaf(n, -0.693147182f, x));  // ln(2) in two parts
+    float e = fmaf(8.312520571e-3f, r, 4.189015925e-2f);                 // minimax on [-ln(2) / 2, ln(2) / 2]
+    e = fmaf(e, r, 1.666711420e-1f);
+    e = fmaf(e, r, 4.999923110e-1f);
+    e = fmaf(e, r, 1.f);
+    e = fmaf(e, r, 1.f);
+    return e * FromBits(is_nothing ? 0u : (Bits(t) << 23) + 0x3F800000u);
+  }
+};
+
 /// Mass of a sum of four weights. Sums that emax does not allow (only weights above 1 where emax is fixed) count as
 /// 2^4.
 FLASHINFER_HD uint64_t MassOf(float sum, int emax) {
@@ -140,9 +195,24 @@ FLASHINFER_HD uint64_t TargetOf(uint64_t random, uint64_t total) {
 }
 constexpr uint64_t MASS_OF_ONE = uint64_t{1} << 40;  // of the weight 1 where emax is ONE
 
-/// The column of four that unit `target` of their mass belongs to: the first whose running sum reaches it, else the
-/// last positive one.
-FLASHINFER_HD int ColumnOf(const float (&weight)[4], uint64_t target, int emax) {
+/// Divides the weights of logits by their sum.
+struct Normaliser {
+  float sum, inverse;
+
+  FLASHINFER_HD explicit Normaliser(uint64_t mass)
+      : sum(float(mass) * (1.f / float(MASS_OF_ONE))), inverse(mass == 0 ? 0.f : 1.f / sum) {}
+
+  /// One weight may be all there is: then multiplying by `inverse` is not good enough, as it may miss 1.
+  FLASHINFER_HD bool IsPeaked() const { return sum < 2.f; }
+  FLASHINFER_HD float operator()(float weight) const {
+    const float quotient = weight * inverse;
+    return fmaf(fmaf(-quotient, sum, weight), inverse, quotient);
+  }
+};
+
+/// The column of four at which reaches(running sum) first holds, else the last positive one.
+template <typename Reaches>
+FLASHINFER_HD int ColumnWhere(const float (&weight)[4], const Reaches& reaches) {
   int chosen = 0;
   float running = 0.f;
   bool found = false;
@@ -150,10 +220,15 @@ FLASHINFER_HD int ColumnOf(const float (&weight)[4], uint64_t target, int emax) 
     if (weight[i] > 0.f && !found) {
       running += weight[i];
       chosen = i;
-      found = MassOf(running, emax) >= target;
+      found = reaches(running);
     }
   }
   return chosen;
+}
+
+/// The column of four that unit `target` of their mass belongs to.
+FLASHINFER_HD int ColumnOf(const float (&weight)[4], uint64_t target, int emax) {
+  return ColumnWhere(weight, [&](float sum) { return MassOf(sum, emax) >= target; });
 }
 
 /// The smallest weight that min_p keeps.

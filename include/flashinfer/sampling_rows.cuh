@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that write rows: softmax, renormalisation, masks (definitions and parameters: sampling.h). A cluster per row.
+// Kernels that write what top-k and top-p keep of rows: renormalisation, masks (definitions and parameters: sampling.h). A
+// cluster per row.
 #pragma once
 #include "sampling_list.cuh"
 
 namespace flashinfer {
 namespace sampling {
 
-enum class RowOp { kSoftmax, kRenorm, kMaskLogits };
+enum class RowOp { kRenorm, kMaskLogits };
 
 /// Write what is not kept while the row is read, then what is kept; false where that cannot be done.
 template <typename T, RowOp OP>
@@ -72,11 +73,9 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   const T* const input = p.input + row * p.input_stride;
   auto slice = SliceOf<RESIDENT>(input, vocab, reinterpret_cast<float*>(memory + sizeof(Shared)),
                                  reinterpret_cast<uintptr_t>(input) % sizeof(Vec<T, 4>) == 0);
-  if constexpr (!RESIDENT && OP != RowOp::kSoftmax) {
+  if constexpr (!RESIDENT) {
     if (p.filter.in_one_read && WriteInOneRead<T, OP>(p, row, slice, shared)) return;
   }
-  float factor = 1.f;
-  if (OP == RowOp::kSoftmax) factor = FactorOf(ValueOf(p.temperature, row));
   float largest = LoadSlice(
       slice, OP == RowOp::kRenorm ? 0.f : -INFINITY, [&](int i) { return ToFloat(input[i]); },
       [&](int i, float (&x)[4]) {
@@ -84,7 +83,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = ToFloat(v[j]);
       },
-      [&](float x) { return x * factor; });
+      [](float x) { return x; });
   ptx::LaunchDependents();
   largest = ClusterMax(largest, shared);
 
@@ -92,9 +91,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   int emax = ONE;
   float normaliser = 1.f;
   Scale scale(ONE);
-  if constexpr (OP == RowOp::kSoftmax) {
-    ExponentiateAndShare(slice, factor, largest, shared);
-  } else if constexpr (OP == RowOp::kRenorm) {
+  if constexpr (OP == RowOp::kRenorm) {
     largest = Positive(largest);
     emax = BiasedExponent(largest);
     scale = Scale(emax);
@@ -110,13 +107,12 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
       threshold = FindThreshold<true>(slice, vocab, OrderedKey(largest), emax, wanted, false, 1.f, shared);
     }
   }
-  if constexpr (OP == RowOp::kRenorm) ShareMasses(slice, FromBits(threshold), emax, shared);
-  if constexpr (OP != RowOp::kMaskLogits) {
+  if constexpr (OP == RowOp::kRenorm) {
+    ShareMasses(slice, FromBits(threshold), emax, shared);
     uint64_t before;
     const uint64_t total = TotalMass(shared, before);
     // 2^40 is the mass of 1; a scaled weight is 2^31 times what its mass is relative to.
-    const float one = OP == RowOp::kSoftmax ? 1099511627776.f : 512.f;
-    normaliser = total == 0 ? 0.f : one / __ull2float_rn(total);
+    normaliser = total == 0 ? 0.f : 512.f / __ull2float_rn(total);
   }
 
   T* const out = p.out + row * p.out_stride + slice.begin;
@@ -126,9 +122,6 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
     for (int j = 0; j < 4; ++j) {
       if constexpr (OP == RowOp::kMaskLogits) {
         x[j] = OrderedKey(x[j]) >= threshold ? x[j] : -INFINITY;
-      } else if constexpr (OP == RowOp::kSoftmax) {
-        const float weight = RESIDENT ? x[j] : ExpWeight(x[j], factor, slice.shift);
-        x[j] = weight * normaliser;  // NaN stays NaN
       } else {
         const float weight = Positive(x[j]);
         x[j] = Bits(weight) >= threshold ? scale(weight) * normaliser : 0.f;
@@ -146,13 +139,6 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
 }
 
 }  // namespace sampling
-
-template <typename T>
-Status SoftmaxRows(const RowParams<T>& p, Stream stream) {
-  using namespace sampling;
-  return LaunchRows<RowsKernel<T, RowOp::kSoftmax, true>, RowsKernel<T, RowOp::kSoftmax, false>>(
-      p.rows, p.vocab, p.enable_pdl, stream, p);
-}
 
 template <typename T>
 Status RenormRows(const RowParams<T>& p, Stream stream) {

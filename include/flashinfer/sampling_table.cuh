@@ -4,6 +4,7 @@
 // 128256, and one segment of the row.
 #pragma once
 #include "sampling_draw.cuh"
+#include "sampling_segment.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -13,6 +14,32 @@ struct TableParams {
   uint64_t* table;
 };
 
+/// Whether weights are relative to powers of two, each segment to its own.
+__device__ __forceinline__ bool IsBySegment(const SampleParams& p) {
+  return p.is_logits && p.filter.filter == Filter::kNone;
+}
+
+/// The table of such a row: the exponent it is relative to in the header, and masses of segments.
+__device__ __forceinline__ void PrepareLogits(const SegmentSource& source, uint64_t* table, Shared& shared) {
+  float exponent = -INFINITY;
+  for (int turn = 0; turn < 2; ++turn) {
+    for (int segment = threadIdx.x / 32; segment < source.Count(); segment += blockDim.x / 32) {
+      float x[VECTORS][4];
+      source.Load<false>(segment, -INFINITY, x);
+      const LogitScale scale = ScaleOf(x);
+      if (turn == 0) {
+        exponent = fmaxf(exponent, scale.exponent);
+        continue;
+      }
+      ForEachColumn(x, [&](float& value) { value = scale.Summand(value); });
+      const uint64_t mass = MassOfSegment(x) >> scale.ShiftTo(exponent);
+      if (threadIdx.x % 32 == 0) table[TABLE_HEADER + segment] = mass;
+    }
+    if (turn == 0) exponent = ClusterMax(exponent, shared);
+  }
+  if (threadIdx.x == 0) table[0] = 0, table[1] = Bits(exponent);
+}
+
 /// A block per row: header (threshold and emax; largest logit), then the mass of each segment.
 __global__ void __launch_bounds__(512, 1) PrepareTableKernel(const __grid_constant__ TableParams t) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -21,23 +48,27 @@ __global__ void __launch_bounds__(512, 1) PrepareTableKernel(const __grid_consta
   ptx::ClusterArrive();
   const int64_t row = blockIdx.x;
   const float* const input = p.input + row * p.row_stride;
-  auto slice = SliceOf<false>(input, int(p.vocab), nullptr, reinterpret_cast<uintptr_t>(input) % 16 == 0);
-  const Ready ready = PrepareRow<true>(p, row, row, slice, shared);
   uint64_t* const table = t.table + row * TableStride(p.vocab);
+  if (IsBySegment(p)) {
+    PrepareLogits(SegmentSource(input, p.vocab), table, shared);
+    return;
+  }
+  auto slice = SliceOf<false>(input, int(p.vocab), nullptr, reinterpret_cast<uintptr_t>(input) % 16 == 0);
+  const Ready ready = PrepareRow(p, row, row, slice, shared);
   if (threadIdx.x == 0) {
     table[0] = uint64_t(ready.emax) << 32 | Bits(ready.threshold);
     table[1] = Bits(slice.shift);
   }
   const int lane = threadIdx.x % 32;
-  for (int begin = threadIdx.x / 32 * TABLE_SEGMENT; begin < slice.size; begin += blockDim.x / 32 * TABLE_SEGMENT) {
+  for (int begin = threadIdx.x / 32 * SEGMENT; begin < slice.size; begin += blockDim.x / 32 * SEGMENT) {
     uint64_t mass = 0;
-    for (int i = begin + lane * 4; i < min(begin + TABLE_SEGMENT, slice.size); i += WARP_COLUMNS) {
+    for (int i = begin + lane * 4; i < min(begin + SEGMENT, slice.size); i += WARP_COLUMNS) {
       float x[4];
       slice.Read(i, x);
       mass += MassOf(KeptWeights(slice, ready.threshold, x), ready.emax);
     }
     mass = WarpSum(mass);
-    if (lane == 0) table[TABLE_HEADER + begin / TABLE_SEGMENT] = mass;
+    if (lane == 0) table[TABLE_HEADER + begin / SEGMENT] = mass;
   }
 }
 
@@ -64,8 +95,7 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
     total = WarpSum(total);
   }
   const uint64_t random = RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);
-  const uint64_t target = TargetOf(random, total);
-  uint64_t before = 0;
+  uint64_t target = TargetOf(random, total), before = 0;
   int segment = -1;
   for (int first = 0; first < segments; first += 32) {
     const uint64_t mass = first + lane < segments ? table[TABLE_HEADER + first + lane] : 0;
@@ -92,7 +122,25 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
     if (lane == 0) WriteToken(p, output, last);
     return;
   }
-  for (int base = segment * TABLE_SEGMENT; base < min(vocab, (segment + 1) * TABLE_SEGMENT); base += WARP_COLUMNS) {
+  if (IsBySegment(p)) {
+    const SegmentSource source(input, vocab);
+    float x[VECTORS][4];
+    source.Load<false>(segment, -INFINITY, x);
+    const LogitScale scale = ScaleOf(x);
+    const int shift = scale.ShiftTo(FromBits(uint32_t(table[1])));
+    target -= before;
+    before = 0;
+    for (int j = 0; j < VECTORS; ++j) {
+      const int i = SegmentSource::Column(segment, j);
+      float four[4];
+      source.LoadFour(i, -INFINITY, four);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) four[e] = Positive(scale.Weight(LimitLogit(four[e])));
+      if (FindInWarp(four, i, target, shift, before, UnitMass, [&](int c) { WriteToken(p, output, c); })) return;
+    }
+    return;
+  }
+  for (int base = segment * SEGMENT; base < min(vocab, (segment + 1) * SEGMENT); base += WARP_COLUMNS) {
     const int i = base + lane * 4;
     float x[4] = {};
     uint64_t mass = 0;

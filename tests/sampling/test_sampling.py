@@ -128,6 +128,23 @@ def test_logits_without_a_token(device, name):
         assert tokens[1:].tolist() == [0, 0, 299]
 
 
+def test_logits_of_any_size(device):
+    """Sums are by segments of 1024 columns, whose largest may be anywhere."""
+    x = torch.full((7, 5000), -INF, device=device)
+    x[0, 4000], x[0, 10] = 0.0, -200.0
+    x[1, 10], x[1, 4000] = 3e38, 1e6
+    x[2, 10], x[2, 4000] = -3e38, -INF
+    x[3, 77], x[3, 3000] = 1e5, 1e5 - 50
+    x[4], x[4, 4999] = -1e30, -90.0
+    x[5, 2000], x[5, 10] = INF, 80.0
+    x[6], x[6, 123] = -1e5, torch.nan
+    x[6, 3333] = -1e4
+    indices = torch.arange(7, dtype=torch.int32, device=device).repeat(50)
+    tokens = flashinfer.sampling_from_logits(x, indices, seed=1, offset=0)
+    assert tokens.view(50, 7).unique(dim=0).tolist() == [[4000, 10, 10, 77, 4999, 2000, 3333]]
+    assert torch.equal(flashinfer.sampling_from_logits(x, seed=1, offset=0), tokens[:7])
+
+
 @every_draw
 def test_impossible_columns_are_never_drawn(device, name, parameters):
     x = rows_for(name, 1, 64, device, spread=0.3)

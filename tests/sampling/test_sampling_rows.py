@@ -58,6 +58,24 @@ def test_softmax_of_extremes(device):
     assert_close(y[5], torch.softmax(x[5], dim=-1), atol=1e-7)
 
 
+def test_softmax_orders_as_logits_do(device):
+    """Wherever in the row they are: equal logits are equally likely, larger ones not less."""
+    x = 4 * torch.randn(3, 9000, device=device)
+    x[0, 1::4001] = x[0, 0]
+    x[1, 5000:] += 60
+    x[2, 3000:4000] = -INF
+    y = flashinfer.softmax(x)
+    order = x.argsort(dim=-1)
+    assert (y.gather(1, order).diff(dim=-1) >= 0).all()
+    assert y[0, [0, 1, 4002, 8003]].unique().numel() == 1
+    certain = torch.full((1, 9000), -1e4, device=device)
+    for column, logit in ((0, 0.3), (5000, 77.7), (8999, -3.3)):
+        row = certain.clone()
+        row[0, column] = logit
+        y = flashinfer.softmax(row)
+        assert y[0, column] == 1 and y.sum() == 1
+
+
 def equal_but_for_rounding(renormed, p, expected, top_p=None):
     """Kept columns may differ by those at the threshold; the values where both agree must be close."""
     if top_p is None:

@@ -18,6 +18,17 @@ __device__ __forceinline__ uint32_t ClusterRank() {
 #endif
 }
 
+/// Number of the cluster, in a grid of one dimension.
+__device__ __forceinline__ uint32_t ClusterId() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t id;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+  return id;
+#else
+  return blockIdx.x;
+#endif
+}
+
 /// Blocks of this cluster.
 __device__ __forceinline__ uint32_t ClusterSize() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -33,6 +44,13 @@ __device__ __forceinline__ uint32_t ClusterSize() {
 __device__ __forceinline__ void ClusterArrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+/// The same, but what it wrote is not shown to anyone: no wait for the writes.
+__device__ __forceinline__ void ClusterArriveRelaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// A segment of a row (sampling_math.h) in the registers of a warp: loaded, summed up, drawn from.
+#pragma once
+#include "ptx/load.cuh"
+#include "ptx/send.cuh"
+#include "sampling_row.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int VECTORS = SEGMENT / WARP_COLUMNS;  // of four columns that a lane holds
+
+/// The row that a warp reads segments of. Vector j of a lane: four columns from j * WARP_COLUMNS + 4 * lane on.
+struct SegmentSource {
+  const float* row;
+  int vocab;
+  bool aligned;
+
+  __device__ __forceinline__ SegmentSource(const float* row, int64_t vocab)
+      : row(row), vocab(int(vocab)), aligned(reinterpret_cast<uintptr_t>(row) % 16 == 0) {}
+
+  __device__ __forceinline__ int Count() const { return (vocab + SEGMENT - 1) / SEGMENT; }
+
+  /// First column of this lane's vector j.
+  static __device__ __forceinline__ int Column(int segment, int j) {
+    return segment * SEGMENT + j * WARP_COLUMNS + threadIdx.x % 32 * 4;
+  }
+
+  /// ONCE: nobody will want the row again soon. That is faster for what is read only, slower for what is also written.
+  template <bool ONCE>
+  __device__ __forceinline__ void Load(int segment, float pad, float (&x)[VECTORS][4]) const {
+    if (aligned && (segment + 1) * SEGMENT <= vocab) {
+      const float* const from = row + Column(segment, 0);
+#pragma unroll
+      for (int j = 0; j < VECTORS; ++j) {
+        if constexpr (ONCE) {
+          ptx::LoadOnce(from + j * WARP_COLUMNS, x[j]);
+        } else {
+          LoadFloats(from + j * WARP_COLUMNS, x[j]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < VECTORS; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int i = Column(segment, j) + e;
+          x[j][e] = i < vocab ? row[i] : pad;
+        }
+      }
+    }
+  }
+
+  /// Four columns from i on.
+  __device__ __forceinline__ void LoadFour(int i, float pad, float (&x)[4]) const {
+    if (aligned && i + 4 <= vocab) {
+      LoadFloats(row + i, x);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = i + e < vocab ? row[i + e] : pad;
+    }
+  }
+};
+
+/// What blocks send each other of a segment.
+struct alignas(16) SegmentSum {
+  uint64_t mass;
+  float exponent;         // of logits: what the mass is relative to
+  uint32_t has_positive;  // of probabilities
+
+  __device__ __forceinline__ int ShiftTo(float other) const { return LogitScale(exponent).ShiftTo(other); }
+  __device__ __forceinline__ void Send(SegmentSum* to, uint32_t rank, uint64_t* barrier) const {
+    const uint4 words{uint32_t(mass), uint32_t(mass >> 32), Bits(exponent), has_positive};
+    ptx::Send(reinterpret_cast<uint4*>(to), rank, words, barrier);
+  }
+};
+
+template <typename F>
+__device__ __forceinline__ void ForEachColumn(float (&x)[VECTORS][4], const F& f) {
+#pragma unroll
+  for (int j = 0; j < VECTORS; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) f(x[j][e]);
+  }
+}
+
+__device__ __forceinline__ uint32_t WarpLargest(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffffu, x);
+#else
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  return x;
+#endif
+}
+
+/// Of floats that are not NaN.
+__device__ __forceinline__ float WarpLargest(float x) {
+  const uint32_t key = WarpLargest(OrderedKey(x));
+  return FromBits(key >> 31 ? key ^ 0x80000000u : ~key);
+}
+
+/// The sum of 32 numbers below 2^50.
+__device__ __forceinline__ uint64_t WarpMass(uint64_t x) {
+#if __CUDA_ARCH__ >= 800
+  constexpr int BITS = 25;
+  const uint32_t low = __reduce_add_sync(0xffffffffu, uint32_t(x) & ((1u << BITS) - 1));
+  return low + (uint64_t{__reduce_add_sync(0xffffffffu, uint32_t(x >> BITS))} << BITS);
+#else
+  return WarpSum(x);
+#endif
+}
+
+/// MassOf(sum, ONE), in two instructions.
+__device__ __forceinline__ uint64_t UnitMass(float sum) { return __float2ull_rz(fminf(sum, 16.f) * 1099511627776.f); }
+
+__device__ __forceinline__ float SumOf(const float (&x)[4]) { return Sum4(x[0], x[1], x[2], x[3]); }
+
+/// The mass of a segment of weights.
+__device__ __forceinline__ uint64_t MassOfSegment(const float (&x)[VECTORS][4]) {
+  uint64_t mass = 0;
+#pragma unroll
+  for (int j = 0; j < VECTORS; ++j) mass += UnitMass(SumOf(x[j]));
+  return WarpMass(mass);
+}
+
+/// What the weights of a segment of logits are relative to; logits are limited.
+__device__ __forceinline__ LogitScale ScaleOf(float (&x)[VECTORS][4]) {
+  float largest = -INFINITY;
+  ForEachColumn(x, [&](float value) { largest = fmaxf(largest, value); });
+  largest = WarpLargest(largest);
+  if (AnyToLimit(largest)) ForEachColumn(x, [](float& value) { value = LimitLogit(value); });
+  return LogitScale::For(largest);
+}
+
+/// Look for `target`, a unit of masses that are shifted, in the four weights that each lane has from `column` on, of which
+/// sums have mass_of(sum). The lane that has it calls found(column). If there is none, `before`, the mass of earlier
+/// columns, becomes that of later ones.
+template <typename Mass, typename F>
+__device__ __forceinline__ bool FindInWarp(const float (&x)[4], int column, uint64_t target, int shift,
+                                           uint64_t& before, const Mass& mass_of, const F& found) {
+  const uint64_t mass = mass_of(SumOf(x)), through = before + WarpInclusiveScan(mass), mine = through - mass;
+  const uint32_t reached = __ballot_sync(0xffffffffu, through >> shift >= target);
+  if (reached == 0) {
+    before = __shfl_sync(0xffffffffu, through, 31);
+    return false;
+  }
+  if (int(threadIdx.x % 32) == __ffs(reached) - 1) {
+    found(column + ColumnWhere(x, [&](float sum) { return (mine + mass_of(sum)) >> shift >= target; }));
+  }
+  return true;
+}
+
+}  // namespace sampling
+}  // namespace flashinfer
