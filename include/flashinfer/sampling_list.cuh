@@ -203,7 +203,7 @@ __device__ __forceinline__ bool FindAmongSurvivors(const Slice<false, T>& slice,
         limits.wanted = {~uint32_t{0}, QuantaLimitOf(limits.top_p, result.kept_quanta)};
         __syncthreads();
       }
-      result = FindKey<SIGNED>(kept.survivors, result.key, largest, 0, 0, limits.wanted, scale, shared);
+      result = FindKey<SIGNED, true>(kept.survivors, result.key, largest, 0, 0, limits.wanted, scale, shared);
     }
     kept.threshold = result.key;
     __syncthreads();
@@ -211,30 +211,25 @@ __device__ __forceinline__ bool FindAmongSurvivors(const Slice<false, T>& slice,
   }
 }
 
-/// f(first column of the group, mass) of each group of four columns with some that are kept.
-template <typename T, typename F>
-__device__ __forceinline__ void ForEachMass(const Slice<false, T>& slice, const Kept& kept, const F& f) {
-  constexpr int GATHER = 4;  // groups that a thread loads before it uses the first
-  const float threshold = FromBits(kept.threshold);
-  for (int base = threadIdx.x; base < kept.survivors.count; base += blockDim.x * GATHER) {
-    int column[GATHER];
-    float x[GATHER][4];
+/// f(first column of the group, mass) of each group of four columns with some that are kept. Survivors of a group follow
+/// each other in the list.
+template <typename F>
+__device__ __forceinline__ void ForEachMass(const Kept& kept, const F& f) {
+  const Survivor* const list = kept.survivors.list;
+  const int count = kept.survivors.count;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const int column = list[i].column & ~3;
+    if (i > 0 && (list[i - 1].column & ~3) == column) continue;
+    float x[4] = {};
 #pragma unroll
-    for (int j = 0; j < GATHER; ++j) {
-      const int i = base + j * int(blockDim.x);
-      column[j] = -1;
-      if (i < kept.survivors.count && kept.survivors.list[i].key >= kept.threshold) {
-        column[j] = kept.survivors.list[i].column;
-      }
-      slice.Read(max(column[j], 0) & ~3, x[j]);
-    }
+    for (int j = 0; j < 4; ++j) {
+      if (i + j >= count || (list[i + j].column & ~3) != column) break;
+      const float weight = list[i + j].key >= kept.threshold ? FromBits(list[i + j].key) : 0.f;
 #pragma unroll
-    for (int j = 0; j < GATHER; ++j) {
-      const float sum = KeptWeights(slice, threshold, x[j]);
-      // The first of them that is kept stands for the group.
-      const int first = x[j][0] > 0.f ? 0 : x[j][1] > 0.f ? 1 : x[j][2] > 0.f ? 2 : 3;
-      if (column[j] >= 0 && column[j] % 4 == first) f(column[j] & ~3, MassOf(sum, kept.emax));
+      for (int e = 0; e < 4; ++e) x[e] = list[i + j].column % 4 == e ? weight : x[e];
     }
+    const float sum = Sum4(x[0], x[1], x[2], x[3]);
+    if (sum > 0.f) f(column, MassOf(sum, kept.emax));
   }
 }
 
@@ -323,7 +318,7 @@ __device__ __forceinline__ void DrawSurvivor(const Slice<false>& slice, const Ke
                                              const F& found, Shared& shared) {
   Segments segments(shared);
   const int size = Segments::Size(slice.size);
-  ForEachMass(slice, kept, [&](int column, uint64_t mass) {
+  ForEachMass(kept, [&](int column, uint64_t mass) {
     atomicAdd(segments.masses + column / size, static_cast<unsigned long long>(mass));
   });
   segments.Draw(slice, FromBits(kept.threshold), kept.emax, random, false, found);

@@ -44,7 +44,7 @@ __device__ __forceinline__ bool WriteInOneRead(const RowParams<T>& p, int64_t ro
   const Scale scale(kept.emax);
   if constexpr (!SIGNED) {
     uint64_t total = 0;
-    ForEachMass(slice, kept, [&](int, uint64_t mass) { total += mass; });
+    ForEachMass(kept, [&](int, uint64_t mass) { total += mass; });
     total = WarpSum(total);
     if (threadIdx.x % 32 == 0) shared.scratch[0][threadIdx.x / 32] = total;
     __syncthreads();

@@ -185,12 +185,17 @@ struct Found {
 };
 
 /// Step 4, by block 0: the key in [low, high] that `wanted` ends at, or `low` if all of them are wanted. `count` and
-/// `quanta` are what is above `high`.
-template <bool SIGNED, typename List>
+/// `quanta` are what is above `high`. FEW: at most 65536 keys, whose quanta are added up by halves, each in 32 bits, which
+/// shared memory is fast at.
+template <bool SIGNED, bool FEW, typename List>
 __device__ __forceinline__ Found FindKey(const List& listed, uint32_t low, uint32_t high, uint64_t count,
                                          uint64_t quanta, const Wanted& wanted, const Scale& scale, Shared& shared) {
   uint32_t* const counts = shared.histogram;
   auto* const masses = reinterpret_cast<unsigned long long*>(shared.histogram + FINE_BINS);
+  uint32_t *const low_halves = counts + FINE_BINS, *const high_halves = low_halves + FINE_BINS;
+  const auto mass_of = [&](int bin) {
+    return FEW ? low_halves[bin] + (uint64_t{high_halves[bin]} << 16) : uint64_t{masses[bin]};
+  };
   constexpr int MOST = FINE_BINS / 256;
   const int mine = FINE_BINS / blockDim.x, first = threadIdx.x * mine;
   for (int turn = 0; turn < 4; ++turn) {  // 9 bits each
@@ -202,13 +207,21 @@ __device__ __forceinline__ Found FindKey(const List& listed, uint32_t low, uint3
     listed.ForEach(low, high, [&](uint32_t key) {
       const uint32_t bin = (high - key) >> shift;
       atomicAdd(counts + bin, 1u);
-      if constexpr (!SIGNED) atomicAdd(masses + bin, static_cast<unsigned long long>(QuantumOf(FromBits(key), scale)));
+      if constexpr (!SIGNED) {
+        const uint32_t quantum = QuantumOf(FromBits(key), scale);
+        if constexpr (FEW) {
+          atomicAdd(low_halves + bin, quantum & 0xFFFFu);
+          atomicAdd(high_halves + bin, quantum >> 16);
+        } else {
+          atomicAdd(masses + bin, static_cast<unsigned long long>(quantum));
+        }
+      }
     });
     __syncthreads();
     uint64_t sum[2] = {};
 #pragma unroll
     for (int i = 0; i < MOST; ++i) {
-      if (i < mine) sum[0] += counts[first + i], sum[1] += masses[first + i];
+      if (i < mine) sum[0] += counts[first + i], sum[1] += mass_of(first + i);
     }
     BlockExclusiveScan(sum, shared.scratch);
     sum[0] += count, sum[1] += quanta;
@@ -216,7 +229,7 @@ __device__ __forceinline__ Found FindKey(const List& listed, uint32_t low, uint3
 #pragma unroll
     for (int i = 0; i < MOST; ++i) {
       if (i < mine) {
-        through[0] += counts[first + i], through[1] += masses[first + i];
+        through[0] += counts[first + i], through[1] += mass_of(first + i);
         if (through[0] >= wanted.count || through[1] >= wanted.quanta)
           atomicMin(&shared.first_bin, uint32_t(first + i));
       }
@@ -229,9 +242,9 @@ __device__ __forceinline__ Found FindKey(const List& listed, uint32_t low, uint3
       if (i < mine) {
         if (uint32_t(first + i) == bin) {
           shared.scratch[2][0] = sum[0], shared.scratch[2][1] = sum[1];
-          shared.scratch[2][2] = sum[1] + masses[first + i];
+          shared.scratch[2][2] = sum[1] + mass_of(first + i);
         }
-        sum[0] += counts[first + i], sum[1] += masses[first + i];
+        sum[0] += counts[first + i], sum[1] += mass_of(first + i);
       }
     }
     __syncthreads();
@@ -318,7 +331,7 @@ __device__ __forceinline__ uint32_t FindThreshold(const Slice<RESIDENT, T>& slic
           wanted = {~uint32_t{0}, QuantaLimitOf(top_p, found.kept_quanta)};
           __syncthreads();
         }
-        found = FindKey<SIGNED>(listed, found.key, high, count, above, wanted, scale, shared);
+        found = FindKey<SIGNED, false>(listed, found.key, high, count, above, wanted, scale, shared);
       }
       if (threadIdx.x < ptx::ClusterSize()) {
         *ptx::InBlock(&shared.threshold, threadIdx.x) = found.key;
