@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a warp in wide.cuh: what is known of them, their state, what it becomes in the end.
+#pragma once
+#include "../ptx/barrier.cuh"
+#include "wide_traits.cuh"
+
+namespace flashinfer {
+namespace attention {
+namespace wide {
+
+/// The rows of a warp: output o, which is to be divided by d (a part of it per lane), exponent m (see Rebase).
+template <typename Tr, typename Variant>
+struct RowState {
+  using Params = typename Tr::Params;
+  static constexpr int MT = Tr::MT, N_BLOCKS = Tr::D_WARP / 16;
+
+  const Params& p;
+  Variant variant;
+  const WorkItem& item;
+  int row0, column0;  // of the warp in the tile
+  int key0;           // of its scores in a step
+  uint32_t weights;   // what the warps of its rows exchange, in shared memory
+  float* tops;
+  float o[MT][2 * N_BLOCKS][4];
+  float m[MT][2], d[MT][2];
+  int full_begin, full_end;  // keys that all rows see
+
+  __device__ __forceinline__ RowState(const Params& p, const WorkItem& item, [[maybe_unused]] char* exchange)
+      : p(p), variant(p, item.request, nullptr), item(item) {
+    const int warp = threadIdx.x / 32, group = warp % Tr::WM, rank = warp / Tr::WM;
+    row0 = group * (16 * MT);
+    column0 = rank * Tr::D_WARP;
+    key0 = 0;
+    if constexpr (Tr::SHARES) {
+      key0 = rank * Tr::KEYS_WARP;
+      weights = ptx::SharedAddress(exchange) + group * (Tr::KEYS / 16 * MT * 512) + threadIdx.x % 32 * 16;
+      tops = reinterpret_cast<float*>(exchange + Tr::WEIGHT_BYTES) + group * (Tr::WD * 16 * MT);
+    }
+  }
+
+  __device__ __forceinline__ int Row(int t, int i) const { return row0 + 16 * t + int(threadIdx.x % 32) / 4 + 8 * i; }
+  __device__ __forceinline__ int Rows() const {
+    return min(Tr::TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
+  }
+  __device__ __forceinline__ int TokenOf(int row) const {
+    return min(int(p.group.Divide(item.row_begin + row)), item.qo_len - 1);
+  }
+  __device__ __forceinline__ int HeadOf(int row) const {
+    const int at = item.row_begin + row;
+    return item.kv_head * int(p.group.divisor) + at - int(p.group.Divide(at)) * int(p.group.divisor);
+  }
+
+  __device__ __forceinline__ void Start() {
+    const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
+    full_begin = mask.First(TokenOf(Tr::TILE - 1));
+    full_end = min(mask.End(TokenOf(0)), item.kv_end);
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        m[t][i] = -math::inf;
+        d[t][i] = 0.f;
+        float scale = 1.f;
+        if (item.is_first) variant.update_m_d(p, 0, HeadOf(Row(t, i)), m[t][i], d[t][i], scale);
+        if (threadIdx.x % 4 != 0 || key0 != 0) d[t][i] = 0.f;  // it is summed over the lanes of a row
+      }
+#pragma unroll
+      for (int n = 0; n < 2 * N_BLOCKS; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[t][n][i] = 0.f;
+      }
+    }
+  }
+
+  /// Combine a number per row, the same in the lanes of a row, with those of the other warps of these rows.
+  template <typename F>
+  __device__ __forceinline__ void Exchange([[maybe_unused]] float (&x)[MT][2], const F& combine) {
+    if constexpr (Tr::SHARES) {
+#pragma unroll
+      for (int t = 0; t < MT; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (threadIdx.x % 4 == 0) tops[key0 / Tr::KEYS_WARP * (16 * MT) + Row(t, i) - row0] = x[t][i];
+        }
+      }
+      ptx::BarrierSync(1 + row0 / (16 * MT), 32 * Tr::WD);
+#pragma unroll
+      for (int t = 0; t < MT; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          x[t][i] = tops[Row(t, i) - row0];
+#pragma unroll
+          for (int rank = 1; rank < Tr::WD; ++rank) {
+            x[t][i] = combine(x[t][i], tops[rank * (16 * MT) + Row(t, i) - row0]);
+          }
+        }
+      }
+    }
+  }
+
+  /// Normalise and write. Results go through shared memory (where the query was) to be stored 16 bytes at a time.
+  __device__ __forceinline__ void Finish(const WorkList& work, char* shared_o) {
+    const int c = threadIdx.x % 4, lane = threadIdx.x % 32, rows = Rows();
+    const bool partial = item.slot >= 0;
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) d[t][i] = GroupSum(d[t][i], 4);
+    }
+    Exchange(d, [](float a, float b) { return a + b; });
+    Meet();
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = Row(t, i), qo_idx = TokenOf(row), head = HeadOf(row);
+        float total = d[t][i], top = m[t][i];
+        if constexpr (!Variant::use_softmax) top = 0.f, total = 1.f;
+        const float lse = total > 0.f ? top + __log2f(total) : -math::inf;
+        const int64_t slot_row = int64_t(item.slot) * Tr::TILE + row;
+        if (c == 0 && column0 == 0 && row < rows) {
+          if (partial) {
+            work.partial_lse[slot_row] = lse;
+          } else if (p.lse != nullptr) {
+            p.lse[(int64_t(item.qo_begin) + qo_idx) * p.num_qo_heads + head] = lse * p.lse_scale;
+          }
+        }
+        if (row >= rows && (partial || !TAKES_PADDING<Variant>)) continue;
+        // f(n, x) for blocks of 16 columns, of which the lane has 4: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9.
+        auto each = [&](const auto& f) {
+#pragma unroll
+          for (int n = 0; n < N_BLOCKS; ++n) {
+            if (Tr::D_VO % Tr::D_WARP != 0 && column0 + 16 * n >= Tr::D_VO) continue;
+            float x[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              const float y = Tr::FP8 ? o[t][2 * n + j % 2][2 * i + j / 2] : o[t][2 * n + j / 2][2 * i + j % 2];
+              x[j] = variant.OutputTransform(p, y, item.request, qo_idx, head, top, total, 1.f);
+            }
+            f(n, x);
+          }
+        };
+        constexpr int FIRST = Tr::FP8 ? 4 : 2, SECOND = Tr::FP8 ? 2 : 8;
+        if (partial) {
+          float* to = work.partial_o + slot_row * Tr::D_VO + column0 + FIRST * c;
+          each([&](int n, const float (&x)[4]) {
+            *reinterpret_cast<float2*>(to + 16 * n) = make_float2(x[0], x[1]);
+            *reinterpret_cast<float2*>(to + 16 * n + SECOND) = make_float2(x[2], x[3]);
+          });
+        } else {
+          // Address of the first pair of numbers in block 0; the second is in the next chunk, or behind it (fp8).
+          const int chunk = Tr::FP8 ? c / 2 : 0, byte = Tr::FP8 ? c % 2 * 8 : c * 4;
+          const uint32_t low = ptx::SharedAddress(shared_o) + Tr::OLayout::Offset(row, chunk) + byte;
+          const uint32_t high = Tr::FP8 ? low + 4 : ptx::SharedAddress(shared_o) + Tr::OLayout::Offset(row, 1) + byte;
+          each([&](int n, const float (&x)[4]) {
+            using To = typename Params::DTypeO;
+            const int block = Tr::WD == 1 ? n : column0 / 16 + n;
+            ptx::StoreShared4(Tr::OLayout::Pair(low, block), Pack<To>(x[0] * p.out_scale, x[1] * p.out_scale));
+            ptx::StoreShared4(Tr::OLayout::Pair(high, block), Pack<To>(x[2] * p.out_scale, x[3] * p.out_scale));
+          });
+        }
+      }
+    }
+    if (partial) return;
+    Meet();
+    const int first = OWN_ROWS ? row0 + lane / 8 : int(threadIdx.x) / 8, end = OWN_ROWS ? row0 + 16 * MT : Tr::TILE;
+#pragma unroll 2
+    for (int row = first; row < min(end, rows); row += OWN_ROWS ? 4 : Tr::THREADS / 8) {
+      typename Params::DTypeO* to = p.o +
+                                    (int64_t(item.qo_begin) + p.group.Divide(item.row_begin + row)) * p.o_stride_n +
+                                    HeadOf(row) * p.o_stride_h;
+#pragma unroll
+      for (int chunk = lane % 8; chunk < Tr::D_VO / 8; chunk += 8) {
+        const uint4 x = *reinterpret_cast<const uint4*>(shared_o + Tr::OLayout::Offset(row, chunk));
+        *reinterpret_cast<uint4*>(to + 8 * chunk) = x;
+      }
+    }
+  }
+
+ private:
+  /// Whether results of a warp replace the queries of that warp alone.
+  static constexpr bool OWN_ROWS = Tr::WD == 1 && Tr::QLayout::PITCH == Tr::OLayout::PITCH;
+
+  /// Wait for the warps whose rows of shared memory this one shares.
+  __device__ __forceinline__ void Meet() const {
+    if constexpr (OWN_ROWS) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+};
+
+}  // namespace wide
+}  // namespace attention
+}  // namespace flashinfer
