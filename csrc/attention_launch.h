@@ -256,6 +256,23 @@ void CheckScale(const char* op, const P& params) {
   }
 }
 
+/// One launch for the wide list of a call and the narrow list of another, or of the same; false if that is not what they
+/// were planned for.
+inline bool LaunchedTogether([[maybe_unused]] const LaunchSite& site, [[maybe_unused]] const CheckedCall& wide,
+                             [[maybe_unused]] const CheckedCall& narrow) {
+  if constexpr (HAS_TOGETHER) {
+    if (narrow.narrow.blocks == 0 || wide.wide.blocks == 0 || !narrow.narrow.has_shares || !wide.narrow.has_shares ||
+        wide.all_masked || narrow.all_masked ||
+        !Planner::RunTogether(wide.tile, narrow.narrow.blocks, wide.wide.blocks, PairBlocks<Params, WIDEST_TILE>())) {
+      return false;
+    }
+    CheckStatus(site.op, LaunchTogether<Params, WIDEST_TILE>(wide.params, wide.wide, narrow.params, narrow.narrow,
+                                                             site.enable_pdl, site.stream));
+    return true;
+  }
+  return false;
+}
+
 /// Everything of a plan: lists first, then merges.
 template <bool HAS_WIDE, bool PAGED>
 void Launch(const char* op, const CheckedCall& call) {
@@ -264,6 +281,9 @@ void Launch(const char* op, const CheckedCall& call) {
   const LaunchSite site{op, call.enable_pdl, get_stream(call.device)};
   DispatchMask(op, call.all_masked, [&](auto masked) {
     constexpr bool ALL_MASKED = decltype(masked)::value;
+    if constexpr (HAS_WIDE && PAGED && !ALL_MASKED) {
+      if (LaunchedTogether(site, call, call)) return;
+    }
     LaunchList<false, PAGED, ALL_MASKED>(site, call.params, call.narrow, NARROW_TILE);
     if constexpr (HAS_WIDE) LaunchList<true, PAGED, ALL_MASKED>(site, call.params, call.wide, call.tile);
   });

@@ -4,7 +4,7 @@
 #include "attention_arguments.h"
 // clang-format off
 #include <flashinfer/attention/entry.h>
-#include <flashinfer/attention/plan.h>
+#include <flashinfer/attention/pair.h>
 
 #ifndef FLASHINFER_CPU
 #include <map>
@@ -77,6 +77,7 @@ void SetTiles(PlanInput& in) {
     if constexpr (HasWidestTile(Params::HEAD_DIM_VO)) {
       in.wide_tiles[1] = WIDEST_TILE;
       in.wide_blocks[1] = CachedBlocks<WIDEST_TILE>();
+      if constexpr (HAS_TOGETHER) in.paired_blocks = PairBlocks<Params, WIDEST_TILE>();
     }
   }
 }

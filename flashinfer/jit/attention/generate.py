@@ -112,6 +112,11 @@ class AttentionModule:
         has_none = self.kind in ("batch_mla", "batch_pair") or (needs_mask and not has_mask)
         return (False,) if has_none else (False, True)
 
+    @property
+    def has_together(self) -> bool:
+        """Whether there is a kernel for wide and narrow lists in one launch (pair.h)."""
+        return self.kind == "batch_prefill" and self.device == "cuda" and _WIDEST_TILE in self.tiles
+
     def resident_kernel(self, tile: int, paged: bool, mask: bool) -> str:
         """The function that tells how many blocks of a CUDA kernel are resident at once (launch.cuh)."""
         flags = f"{str(paged).lower()}, {str(mask).lower()}"
@@ -137,6 +142,7 @@ class AttentionModule:
             scalars=self.params.scalars,
             edge_masked=str(False in self.masks),
             all_masked=str(True in self.masks),
+            together=str(self.has_together),
             nvfp4=self.is_nvfp4,
         )
 
@@ -147,11 +153,18 @@ class AttentionModule:
         resident: Iterable[tuple[int, str]] = (),
         merges: Iterable[int] = (),
         pairs: Iterable[int] = (),
+        together: Iterable[int] = (),
     ) -> str:
         """Text of a unit that instantiates kernels of ``header`` for (tile, paged, masked), and functions by tile."""
         named = [(tile, str(paged), str(mask)) for tile, paged, mask in launches]
         return render(
-            "attention_kernels.jinja", header=header, launches=named, resident=resident, merges=merges, pairs=pairs
+            "attention_kernels.jinja",
+            header=header,
+            launches=named,
+            resident=resident,
+            merges=merges,
+            pairs=pairs,
+            together=together,
         )
 
     def _units(self) -> dict[str, str]:
@@ -162,6 +175,8 @@ class AttentionModule:
         if self.kind == "batch_pair":
             return {f"{self.kind}_{tile}.cu": self._unit("pair.cuh", pairs=[tile]) for tile in self.tiles[1:]}
         units = {f"{self.kind}_merge.cu": self._unit("merge.cuh", merges=self.tiles)}
+        if self.has_together:
+            units[f"{self.kind}_together.cu"] = self._unit("pair.cuh", together=[_WIDEST_TILE])
         for tile, paged, mask in kernels:
             is_first = (paged, mask) == (self.paged[0], self.masks[0])
             resident = [(tile, self.resident_kernel(tile, paged, mask))] if is_first else []

@@ -29,7 +29,8 @@ struct Shape {
   using Narrow = narrow::Traits<Params, STAGES>;
   static constexpr int SHARED_BYTES =
       Wide::SHARED_BYTES > Narrow::SHARED_BYTES ? Wide::SHARED_BYTES : Narrow::SHARED_BYTES;
-  static constexpr bool FITS = FIT >= 2 && Wide::THREADS == THREADS && Wide::BLOCKS_PER_SM == 2;
+  static constexpr bool FITS = FIT >= 2 && Wide::THREADS == THREADS && Wide::BLOCKS_PER_SM == 2 &&
+                               sizeof(typename Params::DTypeKV) == 2 && !CHANGES_KEYS<Params>;
 };
 
 template <typename Params, typename Variant, int TILE>
@@ -90,18 +91,28 @@ int PairBlocks() {
 }
 
 template <typename Params, int TILE>
-Status LaunchPair(const Pair<Params>& both, bool enable_pdl, Stream stream) {
+Status LaunchTogether(const Params& wide_params, const WorkList& wide, const Params& narrow_params,
+                      const WorkList& narrow, bool enable_pdl, Stream stream) {
   using Shape = pair::Shape<Params, TILE>;
   if constexpr (!Shape::FITS) {
     return cudaErrorNotSupported;
   } else {
+    if (!RowsAligned(wide_params) || !RowsAligned(narrow_params)) return cudaErrorMisalignedAddress;
+    return LaunchBlocks<pair::PairKernel<Params, Variant<false>, TILE>, pair::THREADS, Shape::SHARED_BYTES>(
+        narrow.blocks + wide.blocks, enable_pdl, stream,
+        pair::Part<Params>{wide_params, wide, RowStrides<Params>(wide_params)},
+        pair::Part<Params>{narrow_params, narrow, RowStrides<Params>(narrow_params)});
+  }
+}
+
+template <typename Params, int TILE>
+Status LaunchPair(const Pair<Params>& both, bool enable_pdl, Stream stream) {
+  if constexpr (!pair::Shape<Params, TILE>::FITS) {
+    return cudaErrorNotSupported;
+  } else {
     if (both.tokens == 0) return cudaSuccess;
-    if (!RowsAligned(both.narrow_params)) return cudaErrorMisalignedAddress;
-    const pair::Part<Params> wide{both.wide_params, both.wide, RowStrides<Params>(both.wide_params)};
-    const pair::Part<Params> narrow{both.narrow_params, both.narrow, RowStrides<Params>(both.narrow_params)};
     const Status status =
-        LaunchBlocks<pair::PairKernel<Params, Variant<false>, TILE>, pair::THREADS, Shape::SHARED_BYTES>(
-            both.narrow.blocks + both.wide.blocks, enable_pdl, stream, wide, narrow);
+        LaunchTogether<Params, TILE>(both.wide_params, both.wide, both.narrow_params, both.narrow, enable_pdl, stream);
     if (status != cudaSuccess) return status;
     const int rows = both.tokens * both.narrow_params.num_qo_heads;
     return Launch(pair::PairMergeKernel<Params, Variant<false>, TILE>, dim3(DivideUp(rows, merge::WARPS)),

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A wide list and a narrow list in one launch: an SM holds a block of each, so that products of the one run while keys
-// of the other are read. Both attend with the same queries, to other keys each (a cascade of two levels): every item
-// writes a partial state, and one merge adds those of both lists. Plain host header; kernels are in pair.cuh.
-//   test  pytest tests/cascade
+// of the other are read. Either they are requests that prefill and requests that decode, or both attend with the same
+// queries, to other keys each (a cascade of two levels): then every item writes a partial state, and one merge adds those
+// of both lists. Plain host header; kernels are in pair.cuh.
+//   test  pytest tests/cascade tests/pod
 #pragma once
 #include "entry.h"
 #include "plan.h"
@@ -17,7 +18,7 @@ struct alignas(16) TokenPlace {
   int32_t wide_row, narrow_tile, narrow_row;
 };
 
-/// The two lists of a launch, with what differs between their parameters.
+/// The two lists of a cascade, with what differs between their parameters.
 template <typename Params>
 struct Pair {
   Params wide_params, narrow_params;
@@ -30,6 +31,12 @@ struct Pair {
 template <typename Params, int TILE>
 int PairBlocks();
 
+/// Lists that have nothing to do with each other. Merges of the wide one are left to the caller.
+template <typename Params, int TILE>
+Status LaunchTogether(const Params& wide_params, const WorkList& wide, const Params& narrow_params,
+                      const WorkList& narrow, bool enable_pdl, Stream stream);
+
+/// Lists of a PairPlan, and their merge.
 template <typename Params, int TILE>
 Status LaunchPair(const Pair<Params>& pair, bool enable_pdl, Stream stream);
 

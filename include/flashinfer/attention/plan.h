@@ -41,6 +41,7 @@ struct PlanInput {
   int64_t float_bytes;    ///< of the float workspace, 0 if unknown: what fixed splits of a graph may grow to
   int32_t narrow_tile;    ///< rows of the tiles of either list; 0: the backend has none
   int32_t narrow_blocks;  ///< blocks resident at once
+  int32_t paired_blocks;  ///< likewise, next to blocks of the wide list in one launch (pair.h); 0: there is none
   int32_t wide_tiles[2];  ///< ascending; the second may be 0
   int32_t wide_blocks[2];
 };
@@ -149,6 +150,7 @@ class Planner {
 
   void Run() {
     out_.Clear();
+    narrow_blocks_ = in_.narrow_blocks;
     ChooseWideTile();
     if (in_.fixed_split > 0 || in_.disable_split) {
       PlanFixed();
@@ -157,6 +159,12 @@ class Planner {
       PlanWide();
     }
     Layout();
+  }
+
+  /// Whether so many blocks of both lists are one launch, where an SM holds one of each and there are `paired` SMs. As
+  /// long as narrow blocks are there, wide ones have half an SM: what that costs must be less than all of their time.
+  static bool RunTogether(int64_t wide_tile, int64_t narrow_blocks, int64_t wide_blocks, int64_t paired) {
+    return wide_tile == 128 && narrow_blocks > 0 && narrow_blocks <= paired && wide_blocks >= 3 * paired;
   }
 
   /// Where a plan has room for kv_indptr (0) and qo_indptr (1), if asked to, and where that ends.
@@ -255,6 +263,10 @@ class Planner {
     if (rows > tiles * in_.wide_tiles[0]) {
       wide_tile_ = in_.wide_tiles[1];
       wide_blocks_ = in_.wide_blocks[1];
+      const int64_t items = rows / wide_tile_ * in_.num_kv_heads;
+      if (!in_.cuda_graph && RunTogether(wide_tile_, in_.paired_blocks, items, in_.paired_blocks)) {
+        narrow_blocks_ = in_.paired_blocks;
+      }
     }
   }
 
@@ -284,7 +296,7 @@ class Planner {
     const List<WorkItem>& tiles = out_.tiles;
     if (tiles.Size() == 0 && (!in_.cuda_graph || in_.narrow_tile == 0)) return;  // a graph's blocks ask what to do
     for (const WorkItem& tile : tiles) total += (Granules(tile) + PIECE_COST) * heads;
-    const int32_t blocks = std::max(in_.narrow_blocks, 1);
+    const int32_t blocks = std::max(narrow_blocks_, 1);
     Shares shares(out_.narrow, blocks, tiles.Size() * heads);
     int64_t share = 0, used = 0;
     // Each block gets its part of what is left, so that the cost of cuts made on the way is shared by all.
@@ -563,7 +575,7 @@ class Planner {
 
   const PlanInput& in_;
   const int32_t group_;
-  int32_t wide_tile_ = 0, wide_blocks_ = 0;
+  int32_t wide_tile_ = 0, wide_blocks_ = 0, narrow_blocks_ = 0;
   PlanOutput& out_;
 };
 

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that prefill and requests that decode in one batch, which are one launch on a GPU that can hold both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+
+from .inputs import Pages, int32, offsets, randn
+
+HEADS, PAGE = (32, 8), 16
+#: Rows and keys of each request. Long ones have 100 tiles of 128 rows for each of 8 heads.
+LONG = [(1500, 1500), (1700, 2000)]
+SHORT = [(1, 700), (1, 3000), (2, 64), (1, 0), (3, 129)] * 8
+
+
+class Mixed:
+    def __init__(self, device, dim, dtype):
+        self.device, self.dim, self.dtype = device, dim, dtype
+        self.requests = [*SHORT[:20], *LONG, *SHORT[20:]]
+        self.pages = Pages([keys for _, keys in self.requests], PAGE, device)
+        shape = (self.pages.num_pages, 2, PAGE, HEADS[1], dim)
+        self.cache = randn(*shape, dtype=dtype, device=device)
+        self.at = offsets([rows for rows, _ in self.requests])
+        self.q = randn(self.at[-1], HEADS[0], dim, dtype=dtype, device=device)
+
+    def run(self, wanted, **plan):
+        """Results of the requests of these numbers, one after the other, and the wrapper."""
+        indptr = [int(x) for x in self.pages.indptr]
+        pages = [self.pages.indices[indptr[i] : indptr[i + 1]] for i in wanted]
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            torch.empty(128 << 20, dtype=torch.uint8, device=self.device)
+        )
+        wrapper.plan(
+            int32(offsets([self.requests[i][0] for i in wanted]), self.device),
+            int32(offsets([len(x) for x in pages]), self.device),
+            torch.cat(pages),
+            self.pages.last_page_len[torch.tensor(wanted, device=self.device)],
+            *HEADS,
+            self.dim,
+            PAGE,
+            causal=True,
+            q_data_type=self.dtype,
+            **plan,
+        )
+        q = torch.cat([self.q[self.at[i] : self.at[i + 1]] for i in wanted])
+        return wrapper.run(q, self.cache, return_lse=True), wrapper, q
+
+
+@pytest.mark.parametrize("dim, dtype", [(128, torch.bfloat16), (64, torch.float16)])
+def test_both_kinds_in_one_batch(device, dim, dtype):
+    if device == "cpu":
+        pytest.skip("needs a CUDA device")
+    mixed = Mixed(device, dim, dtype)
+    every = range(len(mixed.requests))
+    (o, lse), wrapper, q = mixed.run(every)
+    if torch.cuda.get_device_capability() == (9, 0):  # what a launch of both is planned for: a block on each SM
+        narrow_blocks = wrapper._plan_info[8]
+        assert narrow_blocks <= torch.cuda.get_device_properties(0).multi_processor_count
+    again = wrapper.run(q, mixed.cache, return_lse=True)
+    assert torch.equal(o, again[0]) and torch.equal(lse, again[1])
+    is_long = [rows > 16 for rows, _ in mixed.requests]
+    for kind in (True, False):
+        wanted = [i for i in every if is_long[i] is kind]
+        (expected, expected_lse), _, _ = mixed.run(wanted)
+        rows = torch.cat([torch.arange(mixed.at[i], mixed.at[i + 1]) for i in wanted]).to(device)
+        torch.testing.assert_close(o[rows], expected, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(lse[rows], expected_lse, rtol=1e-3, atol=1e-3)
+
+
+def test_splits_of_a_request_ignore_the_others(device):
+    """With fixed splits the bits of a request are its own, whatever else is launched."""
+    if device == "cpu":
+        pytest.skip("needs a CUDA device")
+    mixed = Mixed(device, 128, torch.bfloat16)
+    (o, lse), _, _ = mixed.run(range(len(mixed.requests)), fixed_split_size=32)
+    for request in (1, 20, 30):
+        (alone, alone_lse), _, _ = mixed.run([request], fixed_split_size=32)
+        rows = slice(mixed.at[request], mixed.at[request + 1])
+        assert torch.equal(o[rows], alone) and torch.equal(lse[rows], alone_lse)
