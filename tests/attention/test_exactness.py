@@ -114,3 +114,15 @@ def test_large_logits_of_both_signs(device):
     batch = make_batch(device, [5], [300], amplitude=3000.0)
     what = Attention(causal=True)
     calls.check(calls.paged_prefill(batch, what), batch.expected(what), batch.dtype, factor=4)  # sums of 1e4
+
+
+@pytest.mark.parametrize("call", [calls.paged_prefill, calls.ragged_prefill], ids=name_of)
+@pytest.mark.parametrize("step", [0.01, 0.3, 20.0])
+def test_logits_that_grow_from_key_to_key(device, call, step):
+    """Kernels may let the maximum that weights are relative to stay behind, but not by more than weights can hold."""
+    batch = make_batch(device, [70], [500])
+    batch.q.zero_(), batch.k.zero_()
+    batch.q[..., 0] = 1
+    batch.k[..., 0] = (torch.arange(500, device=device) * step)[:, None].to(batch.dtype)
+    what = Attention(causal=True, sm_scale=1.0)
+    calls.check(call(batch, what), batch.expected(what), batch.dtype)
