@@ -64,7 +64,8 @@ def sampling_from_logits(
     Notes
     -----
     Output ``i`` takes 64 bits of Philox4x32-10 with key ``seed`` and counter ``(offset, i)`` and draws by inverse
-    transform, in the order of the columns. The same arguments give the same tokens on every device.
+    transform, in the order of the columns. The same arguments give the same tokens on every device. Logits beyond
+    2097152 either way, ``inf`` too, count as that much.
 
     Examples
     --------

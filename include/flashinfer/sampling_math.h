@@ -114,8 +114,8 @@ struct LogitScale {
     return LogitScale(fmaf(x, LOG2_E, 12582912.f) - 12582912.f);
   }
 
-  /// To 2 ulp; NaN stays NaN. Fused multiply-adds: both backends round alike. Selections of what costs nothing: compilers
-  /// make branches of others.
+  /// To 2 ulp; NaN stays NaN. Fused multiply-adds: both backends round alike. Selections of what costs nothing:
+  /// compilers make branches of others.
   FLASHINFER_HD float Weight(float x) const {
     const bool is_nothing = x < least;
     return Power(is_nothing ? least : x, is_nothing);

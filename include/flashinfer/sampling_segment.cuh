@@ -133,9 +133,9 @@ __device__ __forceinline__ LogitScale ScaleOf(float (&x)[VECTORS][4]) {
   return LogitScale::For(largest);
 }
 
-/// Look for `target`, a unit of masses that are shifted, in the four weights that each lane has from `column` on, of which
-/// sums have mass_of(sum). The lane that has it calls found(column). If there is none, `before`, the mass of earlier
-/// columns, becomes that of later ones.
+/// Look for `target`, a unit of masses that are shifted, in the four weights that each lane has from `column` on, of
+/// which sums have mass_of(sum). The lane that has it calls found(column). If there is none, `before`, the mass of
+/// earlier columns, becomes that of later ones.
 template <typename Mass, typename F>
 __device__ __forceinline__ bool FindInWarp(const float (&x)[4], int column, uint64_t target, int shift,
                                            uint64_t& before, const Mass& mass_of, const F& found) {

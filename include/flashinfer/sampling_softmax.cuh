@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax (definition and parameters: sampling.h). A cluster works on a row: each warp holds the weights of its segments in
-// shared memory (HELD; otherwise segments are read twice), tells all blocks their sums, and writes them divided by the
-// total. Three blocks on an SM: one loads while others compute and store.
+// Softmax (definition and parameters: sampling.h). A cluster works on a row: each warp holds the weights of its
+// segments in shared memory (HELD; otherwise segments are read twice), tells all blocks their sums, and writes them
+// divided by the total. Three blocks on an SM: one loads while others compute and store.
 #pragma once
 #include "ptx/cp_async.cuh"
 #include "sampling.cuh"

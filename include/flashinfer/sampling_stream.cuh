@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws that search no threshold (definitions and parameters: sampling.h): from all columns, or with min-p. A cluster of
-// blocks reads a row once and holds nothing of it: each warp takes segments, and sends the leading block what a draw
-// needs to know of them. The others are done then; the leader picks a segment and reads it again.
+// Draws that search no threshold (definitions and parameters: sampling.h): from all columns, or with min-p. A cluster
+// of blocks reads a row once and holds nothing of it: each warp takes segments, and sends the leading block what a
+// draw needs to know of them. The others are done then; the leader picks a segment and reads it again.
 #pragma once
 #include "sampling.cuh"
 #include "sampling_segment.cuh"
@@ -12,8 +12,8 @@ namespace sampling {
 constexpr int STREAM_THREADS = 256;  // at most
 constexpr int MAX_CHUNKS = 2048;     // whose largest weights min-p wants to know
 
-/// f(segment, x, wait) for each segment of a row, by a warp of the cluster: x is its columns, wait() is for the first block
-/// to run, which may be sent words then. All threads have arrived at the cluster's barrier once.
+/// f(segment, x, wait) for each segment of a row, by a warp of the cluster: x is its columns, wait() is for the first
+/// block to run, which may be sent words then. All threads have arrived at the cluster's barrier once.
 template <typename F>
 __device__ __forceinline__ void ForEachSegment(const SegmentSource& source, float pad, const F& f) {
   const int warps = blockDim.x / 32, step = ptx::ClusterSize() * warps, count = source.Count();
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
   FindInWarp(x, SegmentSource::Column(segment, j), target, shift, before, UnitMass, write);
 }
 
-/// What the leading block knows of a row with min-p. A chunk is 1, 2, 4 or 8 vectors of all lanes. Each warp of the block
-/// lists what is kept of its own chunks, in the places of these.
+/// What the leading block knows of a row with min-p. A chunk is 1, 2, 4 or 8 vectors of all lanes. Each warp of the
+/// block lists what is kept of its own chunks, in the places of these.
 struct Chunks {
   uint64_t masses[MAX_CHUNKS];  // of the listed ones
   uint32_t keys[MAX_CHUNKS];    // of the largest weights

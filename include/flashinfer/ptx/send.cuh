@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words sent to blocks of a cluster (PTX ISA: "st.async", "mbarrier"), SM90 and later: whoever waits for them sees them
-// without any fence or barrier of the cluster. Within a cluster of one, words are stored and waiting is a barrier of the
-// block: all its threads wait.
+// Words sent to blocks of a cluster (PTX ISA: "st.async", "mbarrier"), SM90 and later: whoever waits for them sees
+// them without any fence or barrier of the cluster. Within a cluster of one, words are stored and waiting is a barrier
+// of the block: all its threads wait.
 #pragma once
 #include "cluster.cuh"
 
