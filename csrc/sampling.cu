@@ -12,6 +12,7 @@
 #include <flashinfer/sampling_speculative.cuh>
 #include <flashinfer/sampling_stream.cuh>
 #include <flashinfer/sampling_table.cuh>
+#include <flashinfer/sampling_top.cuh>
 #endif
 // clang-format on
 
@@ -170,7 +171,7 @@ void sample(TensorView out, Optional<TensorView> valid, TensorView input, Option
     const Tensor table = alloc_tensor({words}, dl_int64, input.device());
     CheckStatus(op, SampleByTable(p, static_cast<uint64_t*>(table.data_ptr()), stream));
   } else if (p.filter.filter == Filter::kBoth || p.filter.filter == Filter::kTopKFirst) {
-    CheckStatus(op, Sample<true>(p, stream));
+    CheckStatus(op, IsForTop(p) ? SampleTop(p, stream) : Sample<true>(p, stream));
   } else {
     CheckStatus(op, Sample<false>(p, stream));
   }

@@ -365,6 +365,8 @@ Status Sample(const SampleParams& p, Stream) {
   return 0;
 }
 
+inline Status SampleTop(const SampleParams& p, Stream stream) { return Sample<true>(p, stream); }
+
 inline Status SampleByTable(const SampleParams& p, uint64_t*, Stream stream) { return Sample<true>(p, stream); }
 
 template <typename T>

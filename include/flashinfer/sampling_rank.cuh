@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threshold of a filter among listed columns, by one block of RANK_THREADS threads: histograms narrow it down until
+// few keys are left, which are sorted by counting who is above whom.
+#pragma once
+#include "sampling.h"
+#include "sampling_math.h"
+#include "utils.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int RANK_THREADS = 256, RANK_WARPS = RANK_THREADS / 32;
+constexpr int RANKED = RANK_THREADS;  // keys that are sorted at once
+constexpr int RANK_BINS = RANK_THREADS;
+constexpr int RANK_LIST = 4096;  // keys at most
+constexpr unsigned WARP = 0xffffffffu;
+
+struct RankShared {
+  alignas(16) uint32_t keys[RANKED + 4];
+  uint32_t sorted[RANKED], equal[RANKED];
+  uint32_t counts[RANK_BINS], low_quanta[RANK_BINS], high_quanta[RANK_BINS];
+  uint64_t scratch[2][RANK_WARPS];
+  uint64_t count_before, quanta_before, quanta_through;
+  uint32_t count_within, listed;
+  int32_t bin;
+};
+
+/// Sums of the threads before this one.
+__device__ __forceinline__ void RankScan(uint64_t& a, uint64_t& b, RankShared& shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t through_a = a, through_b = b;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const uint64_t below_a = __shfl_up_sync(WARP, through_a, offset), below_b = __shfl_up_sync(WARP, through_b, offset);
+    if (lane >= offset) through_a += below_a, through_b += below_b;
+  }
+  if (lane == 31) shared.scratch[0][warp] = through_a, shared.scratch[1][warp] = through_b;
+  __syncthreads();
+  a = through_a - a, b = through_b - b;
+#pragma unroll
+  for (int w = 0; w < RANK_WARPS; ++w) {
+    if (w < warp) a += shared.scratch[0][w], b += shared.scratch[1][w];
+  }
+}
+
+struct RankLimits {
+  uint64_t count, quanta;  // fewer columns, and less quanta, are above one that is kept
+};
+
+struct Ranked {
+  uint32_t key;          // the smallest that is kept
+  uint64_t kept_quanta;  // of all that are kept
+};
+
+/// The smallest key within [low, high] that is kept, of keys key_at(i), i < n <= RANK_LIST, `within` of them; quanta
+/// are below 2^40. `count` and `quanta` are of columns above `high`. There must be a key within, and the largest is kept.
+template <typename KeyAt, typename QuantumOfKey>
+__device__ __forceinline__ Ranked FindRanked(int n, uint32_t within, const KeyAt& key_at,
+                                             const QuantumOfKey& quantum_of, uint32_t low, uint32_t high,
+                                             uint64_t count, uint64_t quanta, const RankLimits& limits,
+                                             RankShared& shared) {
+  const int thread = threadIdx.x;
+  for (int turn = 0; turn < 5 && within > RANKED; ++turn) {
+    const uint32_t range = high - low;
+    const int shift = max(0, 24 - __clz(range));  // 8 bits
+    __syncthreads();
+    shared.counts[thread] = shared.low_quanta[thread] = shared.high_quanta[thread] = 0;
+    if (thread == 0) shared.bin = -1;
+    __syncthreads();
+    for (int i = thread; i < n; i += RANK_THREADS) {
+      const uint32_t key = key_at(i);
+      if (key < low || key > high) continue;
+      const uint32_t bin = (high - key) >> shift;
+      const uint64_t quantum = quantum_of(key);
+      atomicAdd(shared.counts + bin, 1u);
+      atomicAdd(shared.low_quanta + bin, uint32_t(quantum) & 0xFFFFFu);
+      atomicAdd(shared.high_quanta + bin, uint32_t(quantum >> 20));
+    }
+    __syncthreads();
+    const uint32_t mine = shared.counts[thread];
+    const uint64_t weight = shared.low_quanta[thread] + (uint64_t{shared.high_quanta[thread]} << 20);
+    uint64_t columns = mine, before = weight;
+    RankScan(columns, before, shared);
+    columns += count, before += quanta;
+    // The lowest bin with a key that is kept.
+    const bool starts = mine != 0 && columns < limits.count && before < limits.quanta;
+    if (starts) atomicMax(&shared.bin, thread);
+    __syncthreads();
+    if (thread == shared.bin) {
+      shared.count_before = columns, shared.quanta_before = before, shared.quanta_through = before + weight;
+      shared.count_within = mine;
+    }
+    __syncthreads();
+    count = shared.count_before, quanta = shared.quanta_before, within = shared.count_within;
+    high -= uint32_t(shared.bin) << shift;
+    const uint32_t width = (1u << shift) - 1;
+    if (high - low > width) low = high - width;
+    if (shift == 0) return {high, shared.quanta_through};
+  }
+  __syncthreads();
+  if (thread == 0) shared.listed = 0;
+  shared.equal[thread] = 0;
+  __syncthreads();
+  for (int i = thread; i < n; i += RANK_THREADS) {
+    const uint32_t key = key_at(i);
+    if (key >= low && key <= high) shared.keys[atomicAdd(&shared.listed, 1u)] = key;
+  }
+  __syncthreads();
+  const int listed = shared.listed;
+  if (thread < 4) shared.keys[listed + thread] = 0;  // above none
+  __syncthreads();
+  int parts = 1;  // neighbouring lanes share a key, as many as there are threads for
+  while (parts < 32 && listed * parts * 2 <= RANK_THREADS) parts *= 2;
+  const int mine = thread / parts;
+  const uint32_t key = mine < listed ? shared.keys[mine] : ~uint32_t{0};
+  uint32_t above = 0;
+  for (int j = thread % parts * 4; j < listed; j += parts * 4) {
+    const uint4 other = *reinterpret_cast<const uint4*>(shared.keys + j);
+    above += (other.x > key) + (other.y > key) + (other.z > key) + (other.w > key);
+  }
+  for (int offset = 1; offset < parts; offset *= 2) above += __shfl_xor_sync(WARP, above, offset);
+  if (mine < listed && thread % parts == 0) shared.sorted[above + atomicAdd(shared.equal + above, 1u)] = key;
+  __syncthreads();
+  const uint32_t own = thread < listed ? shared.sorted[thread] : 0;
+  const uint64_t quantum = thread < listed ? quantum_of(own) : 0;
+  uint64_t before = quantum, unused = 0;
+  RankScan(before, unused, shared);
+  before += quanta;
+  const bool is_kept = thread < listed && before < limits.quanta && count + thread < limits.count;
+  const uint32_t threshold = shared.sorted[max(__syncthreads_count(is_kept), 1) - 1];
+  if (thread < listed && own == threshold && (thread + 1 == listed || shared.sorted[thread + 1] != threshold)) {
+    shared.quanta_through = before + quantum;
+  }
+  __syncthreads();
+  return {threshold, shared.quanta_through};
+}
+
+}  // namespace sampling
+}  // namespace flashinfer
