@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling on CUDA (definitions and parameters: sampling.h): what the kernels share. Where no threshold is searched,
-// clusters read rows by segments and hold none, unless they are written again (softmax). For a search, a cluster of up to
-// 8 blocks of 256 threads holds a row in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an SM, so
-// that one loads while others compute. Bound by DRAM for large batches, by the barriers of the cluster for small ones.
-// Filters of probabilities mostly need no row held: a block reads it once and lists what may be kept.
-//   sampling_segment.cuh a segment: load, sum up, draw             sampling_stream.cuh tokens without a search
-//   sampling_row.cuh     the row: load, walk, sum up, draw         sampling_draw.cuh   tokens of top-k and top-p
-//   sampling_select.cuh  the threshold of top-k and top-p          sampling_rows.cuh   rows of top-k and top-p
-//   sampling_list.cuh    rows that are read once and not held      sampling_softmax.cuh
+// clusters read rows by segments and hold none, unless they are written again (softmax). Top-k of few columns needs the
+// largest weights of chunks, and the few chunks that may have such columns once more. For any other search, a
+// cluster of up to 8 blocks holds a row in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an
+// SM, so that one loads while others compute. Where rows are many, a block reads one once and lists what may be kept.
+//   sampling_stream.cuh  tokens without a search          sampling_segment.cuh  a segment: load, sum up, draw
+//   sampling_top.cuh     tokens of top-k of few columns   sampling_top_k.cuh, _rank.cuh, _leader.cuh
+//   sampling_draw.cuh    tokens of other searches         sampling_filter.cuh   rows that are held: _held, _search.cuh
+//   sampling_rows.cuh    rows of top-k and top-p          sampling_list.cuh     rows that are read once and not held
+//   sampling_softmax.cuh                                  sampling_row.cuh, _select.cuh  rows none can hold; logits
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "ptx/pdl.cuh"
@@ -96,9 +97,10 @@ struct Device {
   }
 };
 
-/// How to spread rows of `vocab` columns. The result does not depend on it.
-inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bool has_cluster_code) {
-  Geometry g{1, 256, true, 0};
+/// How to spread rows of `vocab` columns over blocks that need `bytes` besides. The result does not depend on it.
+inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bool has_cluster_code, int threads = 256,
+                           size_t bytes = sizeof(Shared)) {
+  Geometry g{1, threads, true, 0};
   const auto slice = [&] { return (CeilDiv(vocab, g.cluster) + 3) / 4 * 4; };
   if (device.has_clusters && has_cluster_code) {
     // At most 16K columns, so that three blocks share an SM; fewer while SMs would idle.
@@ -107,7 +109,7 @@ inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bo
       g.cluster *= 2;
     }
   }
-  g.shared_bytes = sizeof(Shared) + slice() * sizeof(float);
+  g.shared_bytes = bytes + slice() * sizeof(float);
   if (int64_t(g.shared_bytes) > device.shared_bytes) g = {1, 512, false, sizeof(Shared)};
   return g;
 }
@@ -121,12 +123,13 @@ struct alignas(8) Survivor {
   int column;
 };
 
-/// Whether a list can be expected to hold what a filter keeps, and rows are many enough: a row in one block is read once,
-/// few rows spread over clusters are faster. Measured on the H200 (vocabulary 128256, us at 1 / 64 / 512 rows, list
-/// against clusters): top_k 42 / 49 / 133 against 30 / 72 / 388; top_p 67 / 77 / 211 against 32 / 76 / 411.
+/// Whether a list can be expected to hold what a filter keeps, and rows are many enough: a row in one block is read
+/// once, few rows spread over clusters are faster. Measured on the H200 (vocabulary 128256, us at 1 / 64 / 512 rows, list
+/// against clusters): top_k 42 / 49 / 133 against 16 / 41 / 210; top_p 67 / 77 / 211 against 22 / 57 / 311.
 inline bool IsListed(const FilterParams& f, int64_t rows) {
-  if (f.top_k.values != nullptr || f.top_k.value <= SURVIVORS / 2) return rows >= 32;
-  return rows >= 128 && f.filter == Filter::kBoth && (f.top_p.values != nullptr || f.top_p.value < 1.f);
+  if (rows < 128) return false;
+  if (f.top_k.values != nullptr || f.top_k.value <= SURVIVORS / 2) return true;
+  return f.filter == Filter::kBoth && (f.top_p.values != nullptr || f.top_p.value < 1.f);
 }
 
 /// Whether KERNEL was compiled for SM90 or later, where its cluster instructions are not left out; and let it use as
@@ -178,8 +181,8 @@ cudaError_t LaunchClusters(void (*kernel)(Params), const Geometry& g, int64_t ro
   return cudaLaunchKernelEx(&config, kernel, params);
 }
 
-/// Launch RESIDENT, or STREAMING where no cluster can hold a row.
-template <auto RESIDENT, auto STREAMING, typename Params>
+/// Launch RESIDENT, of so many threads and bytes for a block, or STREAMING where no cluster can hold a row.
+template <auto RESIDENT, auto STREAMING, int THREADS = 256, size_t BYTES = sizeof(Shared), typename Params>
 cudaError_t LaunchRows(int64_t rows, int64_t vocab, bool enable_pdl, Stream stream, const Params& params) {
   cudaError_t status;
   const Device& device = Device::Current(status);
@@ -187,12 +190,12 @@ cudaError_t LaunchRows(int64_t rows, int64_t vocab, bool enable_pdl, Stream stre
   bool has_cluster_code = false;
   status = PrepareKernel<RESIDENT>(device, has_cluster_code);
   if (status != cudaSuccess) return status;
-  const Geometry g = GeometryOf(rows, vocab, device, has_cluster_code);
+  const Geometry g = GeometryOf(rows, vocab, device, has_cluster_code, THREADS, BYTES);
   return LaunchClusters(g.is_resident ? RESIDENT : STREAMING, g, rows, enable_pdl, stream, params);
 }
 
 /// The same; STREAMING reads a row once, a block each, where that pays.
-template <auto RESIDENT, auto STREAMING, typename Params>
+template <auto RESIDENT, auto STREAMING, int THREADS, size_t BYTES, typename Params>
 cudaError_t LaunchFilter(int64_t rows, int64_t vocab, bool enable_pdl, Stream stream, const Params& params,
                          bool in_one_read) {
   cudaError_t status;
@@ -200,7 +203,7 @@ cudaError_t LaunchFilter(int64_t rows, int64_t vocab, bool enable_pdl, Stream st
   if (status != cudaSuccess) return status;
   const size_t bytes = sizeof(Shared) + SURVIVORS * sizeof(Survivor);
   if (!in_one_read || vocab < LISTED_VOCAB || int64_t(bytes) > device.shared_bytes) {
-    return LaunchRows<RESIDENT, STREAMING>(rows, vocab, enable_pdl, stream, params);
+    return LaunchRows<RESIDENT, STREAMING, THREADS, BYTES>(rows, vocab, enable_pdl, stream, params);
   }
   bool has_cluster_code = false;
   status = PrepareKernel<STREAMING>(device, has_cluster_code);

@@ -2,6 +2,7 @@
 // The kernel that draws a token of what top-k and top-p keep (definitions and parameters: sampling.h), a cluster for each
 // output: load the row, find the threshold, sum up masses, draw.
 #pragma once
+#include "sampling_filter.cuh"
 #include "sampling_list.cuh"
 
 namespace flashinfer {
@@ -109,8 +110,9 @@ template <bool SEARCH>
 Status Sample(const SampleParams& p, Stream stream) {
   static_assert(SEARCH, "sampling_stream.cuh has the other one");
   using namespace sampling;
-  return LaunchFilter<SampleKernel<true>, SampleKernel<false>>(p.batch, p.vocab, false, stream, p,
-                                                               !p.is_logits && IsListed(p.filter, p.batch));
+  if (p.is_logits) return LaunchRows<SampleKernel<true>, SampleKernel<false>>(p.batch, p.vocab, false, stream, p);
+  return LaunchFilter<held::SampleKernel<SampleParams>, SampleKernel<false>, held::THREADS, sizeof(held::Shared)>(
+      p.batch, p.vocab, false, stream, p, IsListed(p.filter, p.batch));
 }
 
 }  // namespace flashinfer

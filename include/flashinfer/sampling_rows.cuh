@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that write what top-k and top-p keep of rows: renormalisation, masks (definitions and parameters: sampling.h). A
-// cluster per row.
+// Kernels that write what top-k and top-p keep of rows: renormalisation, masks (definitions and parameters:
+// sampling.h). Many rows are read once, a block each; few are held by clusters (sampling_filter.cuh).
 #pragma once
+#include "sampling_filter.cuh"
 #include "sampling_list.cuh"
 
 namespace flashinfer {
@@ -61,9 +62,8 @@ __device__ __forceinline__ bool WriteInOneRead(const RowParams<T>& p, int64_t ro
   return true;
 }
 
-template <typename T, RowOp OP, bool RESIDENT>
-__global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
-    RowsKernel(const __grid_constant__ RowParams<T> p) {
+template <typename T, RowOp OP>
+__global__ void __launch_bounds__(Threads(false), Blocks(false)) RowsKernel(const __grid_constant__ RowParams<T> p) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   ptx::ClusterArrive();
@@ -71,11 +71,8 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   const int64_t row = blockIdx.x / ptx::ClusterSize();
   const int vocab = int(p.vocab);
   const T* const input = p.input + row * p.input_stride;
-  auto slice = SliceOf<RESIDENT>(input, vocab, reinterpret_cast<float*>(memory + sizeof(Shared)),
-                                 reinterpret_cast<uintptr_t>(input) % sizeof(Vec<T, 4>) == 0);
-  if constexpr (!RESIDENT) {
-    if (p.filter.in_one_read && WriteInOneRead<T, OP>(p, row, slice, shared)) return;
-  }
+  auto slice = SliceOf<false>(input, vocab, nullptr, reinterpret_cast<uintptr_t>(input) % sizeof(Vec<T, 4>) == 0);
+  if (p.filter.in_one_read && WriteInOneRead<T, OP>(p, row, slice, shared)) return;
   float largest = LoadSlice(
       slice, OP == RowOp::kRenorm ? 0.f : -INFINITY, [&](int i) { return ToFloat(input[i]); },
       [&](int i, float (&x)[4]) {
@@ -143,15 +140,16 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
 template <typename T>
 Status RenormRows(const RowParams<T>& p, Stream stream) {
   using namespace sampling;
-  return LaunchFilter<RowsKernel<T, RowOp::kRenorm, true>, RowsKernel<T, RowOp::kRenorm, false>>(
+  return LaunchFilter<held::RowsKernel<T, false>, RowsKernel<T, RowOp::kRenorm>, held::THREADS, sizeof(held::Shared)>(
       p.rows, p.vocab, p.enable_pdl, stream, p, p.out != p.input && IsListed(p.filter, p.rows));
 }
 
 template <typename T>
 Status MaskRows(const RowParams<T>& p, Stream stream) {
   using namespace sampling;
-  return LaunchFilter<RowsKernel<T, RowOp::kMaskLogits, true>, RowsKernel<T, RowOp::kMaskLogits, false>>(
-      p.rows, p.vocab, p.enable_pdl, stream, p, p.out != p.input && IsListed(p.filter, p.rows));
+  return LaunchFilter<held::RowsKernel<T, true>, RowsKernel<T, RowOp::kMaskLogits>, held::THREADS,
+                      sizeof(held::Shared)>(p.rows, p.vocab, p.enable_pdl, stream, p,
+                                            p.out != p.input && IsListed(p.filter, p.rows));
 }
 
 }  // namespace flashinfer
