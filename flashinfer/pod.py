@@ -2,8 +2,8 @@
 """Prefill together with decoding.
 
 Both parts go to the current stream one right after the other: two launches, the second of which starts as soon as the
-blocks of the first leave room. One batch that has requests of both kinds, in one cache, is a single launch where that is
-faster: :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+blocks of the first leave room. One batch that has requests of both kinds, in one cache, is a single launch where that
+is faster: :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
 """
 
 from __future__ import annotations
