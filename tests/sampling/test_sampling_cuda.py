@@ -103,6 +103,52 @@ def test_batches_do_not_change_a_row(rows):
     assert torch.equal(tokens.cpu(), again)
 
 
+def shaped(shape: str, rows: int, vocab: int) -> torch.Tensor:
+    """Rows that lists, bounds and first guesses are not made for."""
+    p = probs(rows, vocab, "cpu")
+    if shape == "sorted":
+        p = p.sort(dim=-1, descending=True).values
+    elif shape == "equal":
+        p = torch.full_like(p, 1 / vocab)
+    elif shape == "few":
+        p = torch.where(torch.rand_like(p) < 1e-3, p, 0.0)
+    elif shape == "flat":
+        p = probs(rows, vocab, "cpu", 0.1)
+    elif shape == "tiny":
+        p = p * 1e-30
+    elif shape == "heavy":
+        p = p * 1e3
+    return p
+
+
+@pytest.mark.parametrize("shape", ["soft", "sorted", "equal", "few", "flat", "tiny", "heavy"])
+@pytest.mark.parametrize("rows, vocab", [(3, 50), (5, 40001), (130, 9000)])
+def test_unusual_rows(shape, rows, vocab):
+    """A threshold is the same however it was found: from 128 rows on they are listed, below held."""
+    p = shaped(shape, rows, vocab)
+    on_gpu = p.cuda()
+    ks = torch.tensor([1, 40, 3000, vocab, 300], dtype=torch.int32)[torch.arange(rows) % 5]
+    for name, parameters in (
+        ("top_k_sampling_from_probs", {"top_k": 40}),
+        ("top_k_sampling_from_probs", {"top_k": ks}),
+        ("top_p_sampling_from_probs", {"top_p": 0.9}),
+        ("top_p_sampling_from_probs", {"top_p": 0.3}),
+        ("top_k_top_p_sampling_from_probs", {"top_k": 200, "top_p": 0.7}),
+        ("top_k_top_p_sampling_from_probs", {"top_k": 200, "top_p": 0.7, "filter_apply_order": "joint"}),
+        ("top_k_top_p_sampling_from_probs", {"top_k": ks, "top_p": 0.7}),
+    ):
+        there = {key: value.cuda() if torch.is_tensor(value) else value for key, value in parameters.items()}
+        tokens = function(name)(on_gpu, **there, seed=5, offset=0)
+        assert torch.equal(tokens.cpu(), function(name)(p, **parameters, seed=5, offset=0)), (name, parameters)
+    for rows_of, parameter in (
+        (flashinfer.top_p_renorm_probs, 0.9),
+        (flashinfer.top_k_renorm_probs, 40),
+        (flashinfer.top_k_renorm_probs, 3000),
+        (flashinfer.top_k_mask_logits, 40),
+    ):
+        assert torch.equal(rows_of(on_gpu, parameter).cpu(), rows_of(p, parameter)), rows_of.__name__
+
+
 def test_more_than_2_31_elements():
     p = torch.zeros(17_000, 128256, device="cuda")
     p[:, 5] = 1
