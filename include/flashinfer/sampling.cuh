@@ -124,8 +124,8 @@ struct alignas(8) Survivor {
 };
 
 /// Whether a list can be expected to hold what a filter keeps, and rows are many enough: a row in one block is read
-/// once, few rows spread over clusters are faster. Measured on the H200 (vocabulary 128256, us at 1 / 64 / 512 rows, list
-/// against clusters): top_k 42 / 49 / 133 against 16 / 41 / 210; top_p 67 / 77 / 211 against 22 / 57 / 311.
+/// once, few rows spread over clusters are faster. Measured on the H200 (vocabulary 128256, us at 1 / 64 / 512 rows,
+/// list against clusters): top_k 42 / 49 / 133 against 16 / 41 / 210; top_p 67 / 77 / 211 against 22 / 57 / 311.
 inline bool IsListed(const FilterParams& f, int64_t rows) {
   if (rows < 128) return false;
   if (f.top_k.values != nullptr || f.top_k.value <= SURVIVORS / 2) return true;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws from the top-k columns of rows of probabilities, k up to TOP_K (definitions and parameters: sampling.h). A
-// cluster of blocks reads a row once and holds nothing of it: it sends the leading block the largest weight of each chunk of
-// columns. The k-th largest of those is not above the k-th largest column, so that only chunks from there on, not
-// many more than k, have columns that may be kept. The leader reads them again, and finishes.
+// cluster of blocks reads a row once and holds nothing of it: it sends the leading block the largest weight of each
+// chunk of columns. The k-th largest of those is not above the k-th largest column, so that only chunks from there on,
+// not many more than k, have columns that may be kept. The leader reads them again, and finishes.
 #pragma once
 #include "sampling_leader.cuh"
 
