@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a block finds what it has to do.
+#pragma once
+#include "../utils.cuh"
+#include "entry.h"
+#include "variants.h"
+
+namespace flashinfer {
+namespace attention {
+
+/// An item of one request cut evenly (WorkList::uniform).
+template <int TILE, typename Params>
+__device__ __forceinline__ WorkItem UniformItem(const Params& p, const WorkList& work, int index) {
+  WorkItem item;
+  const int heads = p.num_kv_heads, unit = index / heads;
+  const int tile = work.uniform.tiles - 1 - unit / work.uniform.chunks, chunk = unit % work.uniform.chunks;
+  item.request = item.qo_begin = item.kv_begin = 0;
+  item.next = -1;
+  item.qo_len = p.qo_len;
+  item.kv_len = p.kv_len;
+  item.kv_head = index - unit * heads;
+  item.row_begin = tile * TILE;
+  item.is_first = chunk == 0;
+  item.slot = work.uniform.chunks > 1 ? (tile * work.uniform.chunks + chunk) * heads + item.kv_head : -1;
+  // Keys that some row of the tile sees.
+  const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
+  const int first = p.group.Divide(item.row_begin);
+  const int last = min(int(p.group.Divide(item.row_begin + TILE - 1)), item.qo_len - 1);
+  item.kv_start = max(chunk * work.uniform.chunk_size, mask.First(first) / GRANULE * GRANULE);
+  item.kv_end = min(min(p.kv_len, (chunk + 1) * work.uniform.chunk_size), mask.End(last));
+  return item;
+}
+
+/// Item `index` of a list whose items name their head, with its length where only the device knows it.
+template <typename Params>
+__device__ __forceinline__ WorkItem ListItem(const Params& p, const WorkList& work, int index) {
+  WorkItem item;
+  const int4* from = reinterpret_cast<const int4*>(work.items + index);
+  int4* to = reinterpret_cast<int4*>(&item);
+#pragma unroll
+  for (int i = 0; i < int(sizeof(WorkItem) / sizeof(int4)); ++i) to[i] = __ldg(from + i);
+  if (item.kv_len < 0) {
+    item.kv_len = int(p.get_kv_len(item.request));
+    item.kv_end = min(item.kv_end, item.kv_len);
+  }
+  return item;
+}
+
+/// The first item of block `block`, in any kind of list; `request` is negative if there is none. No load waits for another.
+template <int TILE, typename Params>
+__device__ __forceinline__ WorkItem FirstItem(const Params& p, const WorkList& work, int block) {
+  if (work.items == nullptr) return UniformItem<TILE>(p, work, block);
+  if (work.has_shares) return ListItem(p, work, block);
+  const int heads = p.num_kv_heads, unit = block / heads;
+  WorkItem item = ListItem(p, work, unit);
+  item.kv_head = block - unit * heads;
+  if (item.slot >= 0) item.slot += item.kv_head;
+  if (unit >= *work.num_items) item.request = -1;
+  return item;
+}
+
+}  // namespace attention
+}  // namespace flashinfer

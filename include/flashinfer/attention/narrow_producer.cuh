@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The copying side of the narrow kernel (narrow.cuh): its shapes, and which keys of which item a warp fetches next.
+#pragma once
+#include "tile.cuh"
+
+namespace flashinfer {
+namespace attention {
+namespace narrow {
+
+constexpr int WARPS = 4;
+constexpr int THREADS = WARPS * 32;
+constexpr int KEYS = 16;  // of a warp per step
+constexpr int STEP = WARPS * KEYS;
+
+template <typename Params, int STAGES_>
+struct Traits {
+  using T = typename Params::DTypeQ;
+  using KV = SharedKV<Params>;
+  static constexpr int STAGES = STAGES_;
+  static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
+  static constexpr bool FP8 = IS_FP8<KV>;
+  using KLayout = RowLayout<D_QK* int(sizeof(KV))>;
+  using VLayout = RowLayout<D_VO* int(sizeof(KV))>;
+  static constexpr int K_BYTES = KEYS * KLayout::PITCH, V_BYTES = KEYS * VLayout::PITCH;
+  static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
+  static constexpr int RING_BYTES = WARPS * STAGES * STAGE_BYTES;
+  // A query of up to 192 columns goes on from shared memory to registers; a wider one (it would spill) stays there.
+  static constexpr bool Q_IN_REGISTERS = D_QK <= 192;
+  using QLayout = RowLayout<D_QK* int(sizeof(T))>;
+  static constexpr int Q_BYTES = NARROW_TILE * QLayout::PITCH,
+                       STATS_BYTES = (2 * NARROW_TILE + 2) * WARPS * int(sizeof(float));
+  static constexpr int SHARED_BYTES = RING_BYTES + Q_BYTES + STATS_BYTES + 16;
+  // Outputs of a warp are merged through the stage of its ring that is free, so many rows at a time.
+  static constexpr int MERGE_ROWS = STAGE_BYTES / (D_VO * int(sizeof(float))) >= NARROW_TILE ? NARROW_TILE
+                                    : STAGE_BYTES / (D_VO * int(sizeof(float))) >= 8         ? 8
+                                                                                             : 4;
+  static_assert(MERGE_ROWS * D_VO * int(sizeof(float)) <= STAGE_BYTES, "fp8 keys narrower than values");
+};
+
+/// Blocks per SM and stages of the ring: as many blocks as have enough stages each (one block has what fits).
+template <typename Params>
+struct Shape {
+  static constexpr int STAGE = Traits<Params, 1>::RING_BYTES, REST = Traits<Params, 1>::SHARED_BYTES - STAGE;
+  static constexpr int StagesOf(int blocks) { return (SharedLimit() / blocks - 1024 * (blocks > 1) - REST) / STAGE; }
+  static constexpr int BLOCKS = Params::HEAD_DIM_VO <= 128 && StagesOf(3) >= 4 ? 3 : (StagesOf(2) >= 2 ? 2 : 1);
+  static constexpr int FIT = StagesOf(BLOCKS), STAGES = FIT > 6 ? 6 : FIT;
+  static_assert(STAGES >= 1, "heads this large do not fit into shared memory");
+};
+
+/// The copying side of a warp: which keys of which item come next.
+template <typename Params, typename Tr, bool PAGED>
+struct Producer {
+  const Params& p;
+  const RowStrides<Params>& strides;
+  const WorkList& work;
+  WorkItem item;
+  int token;  // first key of the next copy, for this warp
+  int page;   // page table entry of key token + lane
+  int warp;
+  uint32_t ring;
+
+  __device__ __forceinline__ Producer(const Params& p, const RowStrides<Params>& strides, const WorkList& work,
+                                      const WorkItem& first, int warp, uint32_t ring)
+      : p(p), strides(strides), work(work), item(first), warp(warp), ring(ring) {
+    token = item.kv_start + warp * KEYS;
+    AskPage();
+  }
+
+  /// Go on to the item that has the next keys, and ask for their entries of the page table.
+  __device__ __forceinline__ void AskPage() {
+    while (token >= item.kv_end && item.next >= 0) {
+      item = ListItem(p, work, item.next);
+      token = item.kv_start + warp * KEYS;
+    }
+    page = PageOf<PAGED>(p, item, token + int(threadIdx.x % 32) % KEYS);
+  }
+
+  /// Start copying the next keys into `stage`, if there are any.
+  __device__ __forceinline__ void Issue(int stage) {
+    if (token < item.kv_end) {
+      const RowOffsets<Params> row = RowOf<PAGED>(p, strides, item, token + int(threadIdx.x % 32) % KEYS, page);
+      const uint32_t k_to = ring + stage * Tr::STAGE_BYTES, v_to = k_to + Tr::K_BYTES;
+      CopyRows<typename Tr::KLayout>(k_to, p.k, row.k, p.k_sf, p.k_sf_stride_page, p.k_sf_stride_n, p.k_sf_stride_h);
+      CopyRows<typename Tr::VLayout>(v_to, p.v, row.v, p.v_sf, p.v_sf_stride_page, p.v_sf_stride_n, p.v_sf_stride_h);
+      token += STEP;
+      AskPage();
+    }
+    ptx::CopyCommit();
+  }
+
+  template <typename Layout>
+  __device__ __forceinline__ void CopyRows(uint32_t to, const typename Params::DTypeKV* data, RowOffset<Params> offset,
+                                           const uint8_t* sf, int64_t sf_page, int64_t sf_n, int64_t sf_h) {
+    const int lane = threadIdx.x % 32;
+    constexpr int TOTAL = KEYS * Layout::CHUNKS, EACH = (TOTAL + 31) / 32;
+    [[maybe_unused]] int64_t sf_offset = 0;
+    if constexpr (IS_FP4<typename Params::DTypeKV>) {
+      const int at = token + lane % KEYS;
+      if constexpr (PAGED) {
+        sf_offset = page * sf_page + (at - int64_t(p.page_size.Divide(at)) * p.page_size.divisor) * sf_n;
+      } else {
+        sf_offset = (int64_t(item.kv_begin) + at) * sf_n;
+      }
+      sf_offset += item.kv_head * sf_h;
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const int id = i * 32 + lane, row = id / Layout::CHUNKS, chunk = id % Layout::CHUNKS;
+      const char* from = RowAt<Params>(data, __shfl_sync(0xffffffffu, offset, row % KEYS));
+      const bool valid = token + row < item.kv_end;
+      if constexpr (IS_FP4<typename Params::DTypeKV>) {
+        const int64_t scales = __shfl_sync(0xffffffffu, sf_offset, row % KEYS);
+        if (TOTAL % 32 == 0 || row < KEYS) {
+          ExpandChunk<typename Tr::T>(to + Layout::Offset(row, chunk), from, sf + scales, chunk, valid);
+        }
+      } else if (TOTAL % 32 == 0 || row < KEYS) {
+        ptx::CopyAsync16(to + Layout::Offset(row, chunk), from + chunk * 16, valid, work.reads_past_cache);
+      }
+    }
+  }
+};
+
+}  // namespace narrow
+}  // namespace attention
+}  // namespace flashinfer
