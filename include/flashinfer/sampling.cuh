@@ -4,16 +4,34 @@
 // largest weights of chunks, and the few chunks that may have such columns once more. For any other search, a
 // cluster of up to 8 blocks holds a row in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an
 // SM, so that one loads while others compute. Where rows are many, a block reads one once and lists what may be kept.
-//   sampling_stream.cuh  tokens without a search          sampling_segment.cuh  a segment: load, sum up, draw
-//   sampling_top.cuh     tokens of top-k of few columns   sampling_top_k.cuh, _rank.cuh, _leader.cuh
-//   sampling_draw.cuh    tokens of other searches         sampling_filter.cuh   rows that are held: _held, _search.cuh
-//   sampling_rows.cuh    rows of top-k and top-p          sampling_list.cuh     rows that are read once and not held
-//   sampling_softmax.cuh                                  sampling_row.cuh, _select.cuh  rows none can hold; logits
+// Entries and their kernels:
+//   sampling_stream.cuh       tokens without a search: of all columns, of min-p
+//   sampling_top.cuh          tokens of top-k of few columns, with or without top-p
+//   sampling_draw.cuh         tokens of other searches
+//   sampling_table.cuh        many tokens of few rows, which are prepared once
+//   sampling_speculative.cuh  verification of drafted tokens
+//   sampling_rows.cuh         rows of top-k and top-p: renormalised, masked
+//   sampling_softmax.cuh      softmax
+// What they are made of:
+//   sampling_segment.cuh      a segment of a row in the registers of a warp: loaded, summed up, drawn from
+//   sampling_top_k.cuh        the chunks of a row that may have columns of its top-k
+//   sampling_rank.cuh         the threshold among the columns of those chunks
+//   sampling_leader.cuh       draws by one block that reads the row again, where such columns are too many
+//   sampling_filter.cuh       kernels of sampling_draw.cuh and sampling_rows.cuh for rows that are held
+//   sampling_held.cuh         a row that a cluster holds
+//   sampling_search.cuh       its threshold: the steps and what they share
+//   sampling_bracket.cuh      the first steps: histograms
+//   sampling_decide.cuh       the last steps: the few columns that are left are sorted
+//   sampling_list.cuh         a row that a block reads once and does not hold
+//   sampling_list_draw.cuh    draws from such a row
+//   sampling_row.cuh          other rows: of logits, too long to be held, not to be listed
+//   sampling_select.cuh       their threshold
+//   sampling_key.cuh          a threshold among keys at hand, for sampling_select.cuh and sampling_list.cuh
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "ptx/pdl.cuh"
+#include "sampling_key.cuh"
 #include "sampling_row.cuh"
-#include "sampling_select.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -123,9 +141,13 @@ struct alignas(8) Survivor {
   int column;
 };
 
-/// Whether a list can be expected to hold what a filter keeps, and rows are many enough: a row in one block is read
-/// once, few rows spread over clusters are faster. Measured on the H200 (vocabulary 128256, us at 1 / 64 / 512 rows,
-/// list against clusters): top_k 42 / 49 / 133 against 16 / 41 / 210; top_p 67 / 77 / 211 against 22 / 57 / 311.
+/// Whether a block reads each row once (sampling_list.cuh) instead of a cluster that holds it (sampling_filter.cuh):
+/// rows are many, and the list can be expected to hold what the filter keeps. What top_k and top_p of each row are, the
+/// host does not know; a row whose list is too long is searched. Not asked for draws from logits, nor for draws by one
+/// top_k of up to TOP_K, which SampleTop makes.
+/// H200, vocabulary 128256, draws, us at 1 / 64 / 512 rows, list against clusters: top_k of 50, before there was
+/// SampleTop, 42 / 49 / 133 against 16 / 41 / 210; top_p 67 / 77 / 211 against 22 / 57 / 311. So few rows are faster
+/// spread over clusters, and somewhere above 64 rows that changes.
 inline bool IsListed(const FilterParams& f, int64_t rows) {
   if (rows < 128) return false;
   if (f.top_k.values != nullptr || f.top_k.value <= SURVIVORS / 2) return true;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel that draws a token of what top-k and top-p keep (definitions and parameters: sampling.h), a cluster for each
-// output: load the row, find the threshold, sum up masses, draw.
+// Draws of tokens from what top-k and top-p keep (definitions and parameters: sampling.h): probabilities that a cluster
+// holds (sampling_filter.cuh) or a block reads once (sampling_list.cuh). The kernel here is for logits too, and
+// for rows that neither can be done with: load the row, find the threshold, sum up masses, draw.
 #pragma once
 #include "sampling_filter.cuh"
-#include "sampling_list.cuh"
+#include "sampling_list_draw.cuh"
+#include "sampling_select.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -65,7 +67,7 @@ __device__ __forceinline__ bool DrawInOneRead(const SampleParams& p, int64_t row
   Kept kept;
   const auto limits_of = [&](int emax) { return LimitsOf(p.filter, row, output, slice.size, emax, 0); };
   auto* const list = reinterpret_cast<Survivor*>(&shared + 1);
-  const bool is_found = FindAmongSurvivors<false, true>(slice, 0.f, limits_of, list, [](int) {}, shared, kept);
+  const bool is_found = FindAmongSurvivors<false>(slice, limits_of, list, [](int) {}, shared, kept);
   __syncthreads();
   if (!is_found) return false;
   ptx::ClusterWait();
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   if constexpr (!RESIDENT) {
     if (p.filter.in_one_read) {  // or not much more
       __syncthreads();
-      DrawColumn(slice, ready.threshold, ready.emax, random(), false, write, shared);
+      DrawColumn(slice, ready.threshold, ready.emax, random(), write, shared);
       return;
     }
   }

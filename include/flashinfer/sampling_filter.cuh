@@ -3,7 +3,8 @@
 // renormalised rows, masked rows. A cluster of up to 8 blocks for each row.
 #pragma once
 #include "sampling.cuh"
-#include "sampling_search.cuh"
+#include "sampling_bracket.cuh"
+#include "sampling_decide.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -10,7 +10,7 @@
 namespace flashinfer {
 namespace sampling {
 
-constexpr int BATCH = 6;              // vectors that a thread loads before it uses the first; more would spill
+constexpr int BATCH = 6;              // vectors that a thread loads before it uses one; 8 spill four times as much
 constexpr float DEVIATIONS = 4.f;     // standard deviations of what a sample says that a bound stays away
 constexpr float LEAST_SAMPLES = 4.f;  // samples above a bound by mass
 
@@ -145,22 +145,14 @@ __device__ __forceinline__ int ListSurvivors(const Slice<false, T>& slice, uint3
   return int(shared.listed);
 }
 
-/// All steps; false where the row has to be searched. `limits_of(emax)` is what the filter wants; without a
-/// SEARCH it is `min_p`.
-template <bool SIGNED, bool SEARCH, typename T, typename LimitsOf, typename Visit>
-__device__ __forceinline__ bool FindAmongSurvivors(const Slice<false, T>& slice, float min_p, const LimitsOf& limits_of,
+/// All steps; false where the row has to be searched. `limits_of(emax)` is what the filter wants.
+template <bool SIGNED, typename T, typename LimitsOf, typename Visit>
+__device__ __forceinline__ bool FindAmongSurvivors(const Slice<false, T>& slice, const LimitsOf& limits_of,
                                                    Survivor* list, const Visit& visit, Shared& shared, Kept& kept) {
   Limits limits = limits_of(ONE);
-  float rest = limits.wanted.quanta == UNLIMITED ? -1.f : 1.f - limits.top_p;
-  if (!SEARCH) {
-    if (!(min_p > 0.f)) return false;
-    limits.wanted.count = 1;
-    rest = -1.f;
-  }
-  uint32_t bound = SampledBound<SIGNED>(slice, limits.wanted.count, rest, shared);
+  const float rest = limits.wanted.quanta == UNLIMITED ? -1.f : 1.f - limits.top_p;
+  const uint32_t bound = SampledBound<SIGNED>(slice, limits.wanted.count, rest, shared);
   if (bound == 0) return false;
-  // The largest is not below that bound.
-  if (!SEARCH && bound > 1) bound = max(Bits(MinPThreshold(min_p, FromBits(bound))), 1u);
   const int count = ListSurvivors<SIGNED>(slice, bound, list, visit, shared);
   if (count == 0 || count > SURVIVORS) return false;
   kept.survivors = {list, count};
@@ -176,43 +168,38 @@ __device__ __forceinline__ bool FindAmongSurvivors(const Slice<false, T>& slice,
   __syncthreads();
   for (int w = 0; w < warps; ++w) largest = max(largest, uint32_t(shared.scratch[0][w]));
   kept.emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
-  if constexpr (!SEARCH) {
-    kept.threshold = Bits(MinPThreshold(min_p, FromBits(largest)));
-    return kept.threshold >= bound;
-  } else {
-    const Scale scale(kept.emax);
-    limits = limits_of(kept.emax);
-    uint64_t columns = 0, quanta = 0;
-    kept.survivors.ForEach(bound, ~uint32_t{0}, [&](uint32_t key) {
-      ++columns;
-      if constexpr (!SIGNED) quanta += QuantumOf(FromBits(key), scale);
-    });
-    columns = WarpSum(columns), quanta = WarpSum(quanta);
-    if (lane == 0) shared.scratch[1][threadIdx.x / 32] = columns, shared.scratch[2][threadIdx.x / 32] = quanta;
-    __syncthreads();
-    columns = quanta = 0;
-    for (int w = 0; w < warps; ++w) columns += shared.scratch[1][w], quanta += shared.scratch[2][w];
-    __syncthreads();
-    // From 1 on, all weights are among the survivors.
-    if (bound > 1 && columns < limits.wanted.count && quanta < limits.wanted.quanta) return false;
-    Found result{bound, 0};
-    const int searches = !SIGNED && limits.top_k_first ? 2 : 1;
+  const Scale scale(kept.emax);
+  limits = limits_of(kept.emax);
+  uint64_t columns = 0, quanta = 0;
+  kept.survivors.ForEach(bound, ~uint32_t{0}, [&](uint32_t key) {
+    ++columns;
+    if constexpr (!SIGNED) quanta += QuantumOf(FromBits(key), scale);
+  });
+  columns = WarpSum(columns), quanta = WarpSum(quanta);
+  if (lane == 0) shared.scratch[1][threadIdx.x / 32] = columns, shared.scratch[2][threadIdx.x / 32] = quanta;
+  __syncthreads();
+  columns = quanta = 0;
+  for (int w = 0; w < warps; ++w) columns += shared.scratch[1][w], quanta += shared.scratch[2][w];
+  __syncthreads();
+  // From 1 on, all weights are among the survivors.
+  if (bound > 1 && columns < limits.wanted.count && quanta < limits.wanted.quanta) return false;
+  Found result{bound, 0};
+  const int searches = !SIGNED && limits.top_k_first ? 2 : 1;
 #pragma unroll 1
-    for (int search = 0; search < searches; ++search) {
-      if (search == 1) {
-        limits.wanted = {~uint32_t{0}, QuantaLimitOf(limits.top_p, result.kept_quanta)};
-        __syncthreads();
-      }
-      result = FindKey<SIGNED, true>(kept.survivors, result.key, largest, 0, 0, limits.wanted, scale, shared);
+  for (int search = 0; search < searches; ++search) {
+    if (search == 1) {
+      limits.wanted = {~uint32_t{0}, QuantaLimitOf(limits.top_p, result.kept_quanta)};
+      __syncthreads();
     }
-    kept.threshold = result.key;
-    __syncthreads();
-    return true;
+    result = FindKey<SIGNED, true>(kept.survivors, result.key, largest, 0, 0, limits.wanted, scale, shared);
   }
+  kept.threshold = result.key;
+  __syncthreads();
+  return true;
 }
 
-/// f(first column of the group, mass) of each group of four columns with some that are kept. Survivors of a group follow
-/// each other in the list.
+/// f(first column of the group, mass) of each group of four columns with some that are kept. Survivors of a group
+/// follow each other in the list.
 template <typename F>
 __device__ __forceinline__ void ForEachMass(const Kept& kept, const F& f) {
   const Survivor* const list = kept.survivors.list;
@@ -231,116 +218,6 @@ __device__ __forceinline__ void ForEachMass(const Kept& kept, const F& f) {
     const float sum = Sum4(x[0], x[1], x[2], x[3]);
     if (sum > 0.f) f(column, MassOf(sum, kept.emax));
   }
-}
-
-/// The last positive column that is at or above `threshold`; -1 if there is none. By one warp.
-__device__ __forceinline__ int LastPositive(const Slice<false>& slice, float threshold) {
-  int last = -1;
-  for (int base = (slice.size - 1) / WARP_COLUMNS * WARP_COLUMNS; base >= 0 && last < 0; base -= WARP_COLUMNS) {
-    const int i = base + threadIdx.x % 32 * 4;
-    float x[4];
-    slice.Read(i, x);
-    if (KeptWeights(slice, threshold, x) > 0.f) last = i + (x[3] > 0.f ? 3 : x[2] > 0.f ? 2 : x[1] > 0.f ? 1 : 0);
-    last = WarpMax(last);
-  }
-  return last;
-}
-
-/// Masses of segments of a row that is not held, and the draw.
-struct Segments {
-  static_assert(sizeof(Shared::histogram) == DRAW_SEGMENTS * sizeof(unsigned long long));
-  static constexpr int COLUMNS = BATCH * WARP_COLUMNS;  // that a warp reads at a time
-  Shared& shared;
-  unsigned long long* masses;
-
-  __device__ __forceinline__ explicit Segments(Shared& shared)
-      : shared(shared), masses(reinterpret_cast<unsigned long long*>(shared.histogram)) {
-    for (int i = threadIdx.x; i < DRAW_SEGMENTS; i += blockDim.x) masses[i] = 0;
-    __syncthreads();
-  }
-
-  /// Columns of a segment; a row has up to DRAW_SEGMENTS.
-  static __device__ __forceinline__ int Size(int vocab) {
-    return (vocab + DRAW_SEGMENTS * COLUMNS - 1) / (DRAW_SEGMENTS * COLUMNS) * COLUMNS;
-  }
-
-  /// Call found(column), in one lane, of a draw by 64 random bits: of the total, or of what 1 weighs if `is_plain`.
-  template <typename F>
-  __device__ __forceinline__ void Draw(const Slice<false>& slice, float threshold, int emax, uint64_t random,
-                                       bool is_plain, const F& found) {
-    __syncthreads();
-    const int each = DRAW_SEGMENTS / blockDim.x, lane = threadIdx.x % 32, size = Size(slice.size);
-    uint64_t sum = 0;
-    for (int i = 0; i < each; ++i) sum += masses[threadIdx.x * each + i];
-    uint64_t before[1] = {sum};
-    BlockExclusiveScan(before, shared.scratch);
-    if (threadIdx.x == blockDim.x - 1) shared.scratch[1][0] = before[0] + sum;
-    if (threadIdx.x == 0) shared.flag = -1;
-    __syncthreads();
-    const uint64_t target = TargetOf(random, is_plain ? MASS_OF_ONE : shared.scratch[1][0]);
-    if (target > before[0] && target <= before[0] + sum) {
-      int segment = threadIdx.x * each;
-      while (target > before[0] + masses[segment]) before[0] += masses[segment++];
-      shared.flag = segment;
-      shared.scratch[1][1] = before[0];
-    }
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    if (shared.flag < 0) {  // rounding
-      const int last = LastPositive(slice, threshold);
-      if (lane == 0) found(last);
-      return;
-    }
-    uint64_t through = shared.scratch[1][1];
-    for (int base = shared.flag * size; base < slice.size; base += COLUMNS) {
-      float x[BATCH][4];
-#pragma unroll
-      for (int j = 0; j < BATCH; ++j) slice.Read(base + j * WARP_COLUMNS + lane * 4, x[j]);
-#pragma unroll
-      for (int j = 0; j < BATCH; ++j) {
-        const uint64_t mass = MassOf(KeptWeights(slice, threshold, x[j]), emax);
-        const uint64_t until = through + WarpInclusiveScan(mass);
-        const uint32_t reached = __ballot_sync(0xffffffffu, until >= target);
-        if (reached != 0) {
-          const int i = base + j * WARP_COLUMNS + lane * 4;
-          if (lane == __ffs(reached) - 1) found(i + ColumnOf(x[j], target - (until - mass), emax));
-          return;
-        }
-        through = __shfl_sync(0xffffffffu, until, 31);
-      }
-    }
-  }
-};
-
-/// Draw one of the columns that are kept.
-template <typename F>
-__device__ __forceinline__ void DrawSurvivor(const Slice<false>& slice, const Kept& kept, uint64_t random,
-                                             const F& found, Shared& shared) {
-  Segments segments(shared);
-  const int size = Segments::Size(slice.size);
-  ForEachMass(kept, [&](int column, uint64_t mass) {
-    atomicAdd(segments.masses + column / size, static_cast<unsigned long long>(mass));
-  });
-  segments.Draw(slice, FromBits(kept.threshold), kept.emax, random, false, found);
-}
-
-/// Draw a column of the row that is at or above `threshold`.
-template <typename F>
-__device__ __forceinline__ void DrawColumn(const Slice<false>& slice, float threshold, int emax, uint64_t random,
-                                           bool is_plain, const F& found, Shared& shared) {
-  Segments segments(shared);
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32, size = Segments::Size(slice.size);
-  for (int base = threadIdx.x / 32 * Segments::COLUMNS; base < slice.size; base += warps * Segments::COLUMNS) {
-    float x[BATCH][4];
-#pragma unroll
-    for (int j = 0; j < BATCH; ++j) slice.Read(base + j * WARP_COLUMNS + lane * 4, x[j]);
-    uint64_t mass = 0;
-#pragma unroll
-    for (int j = 0; j < BATCH; ++j) mass += MassOf(KeptWeights(slice, threshold, x[j]), emax);
-    mass = WarpSum(mass);
-    if (lane == 0) atomicAdd(segments.masses + base / size, static_cast<unsigned long long>(mass));
-  }
-  segments.Draw(slice, threshold, emax, random, is_plain, found);
 }
 
 }  // namespace sampling

@@ -53,7 +53,7 @@ struct Ranked {
 };
 
 /// The smallest key within [low, high] that is kept, of keys key_at(i), i < n <= RANK_LIST, `within` of them; quanta
-/// are below 2^40. `count` and `quanta` are of columns above `high`. There must be a key within, and the largest is kept.
+/// are below 2^40. `count` and `quanta` are of columns above `high`. There must be a key within; the largest is kept.
 template <typename KeyAt, typename QuantumOfKey>
 __device__ __forceinline__ Ranked FindRanked(int n, uint32_t within, const KeyAt& key_at,
                                              const QuantumOfKey& quantum_of, uint32_t low, uint32_t high,

@@ -4,6 +4,7 @@
 #pragma once
 #include "sampling_filter.cuh"
 #include "sampling_list.cuh"
+#include "sampling_select.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -36,7 +37,7 @@ __device__ __forceinline__ bool WriteInOneRead(const RowParams<T>& p, int64_t ro
   };
   Kept kept;
   auto* const list = reinterpret_cast<Survivor*>(&shared + 1);
-  const bool is_found = FindAmongSurvivors<SIGNED, true>(slice, 0.f, limits_of, list, clear, shared, kept);
+  const bool is_found = FindAmongSurvivors<SIGNED>(slice, limits_of, list, clear, shared, kept);
   __syncthreads();
   if (!is_found) return false;
   ptx::ClusterWait();  // for the arrival at the start

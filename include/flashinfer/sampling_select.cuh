@@ -1,55 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threshold of top-k and top-p over a row held by a cluster, exact and in a bounded number of steps:
+// The threshold of top-k and top-p over a row of a cluster (sampling_row.cuh), exact and in a bounded number of steps:
 //   1. each block counts its columns in bins of keys, 64 to an octave, downwards from the largest;
 //   2. block 0 adds up the counts and brackets the threshold. By count that is one bin. By mass it may be a few: a
 //      column weighs something between the edges of its bin, which are 1.6 % apart;
 //   3. each block sets aside its columns within the bracket and sums up the quanta of those above;
-//   4. block 0 finds the threshold among what was set aside, by histograms of exact quanta, nine bits of the
-//      key a turn.
+//   4. block 0 finds the threshold among what was set aside (sampling_key.cuh).
 // Steps 1 and 3 walk the whole slice, 4 some hundred columns. A block with more of them in the bracket (ties, say) lets
 // block 0 walk its slice instead.
 #pragma once
-#include "sampling_row.cuh"
+#include "sampling_key.cuh"
 
 namespace flashinfer {
 namespace sampling {
 
 constexpr int BIN_SHIFT = 17;
-constexpr int FINE_BITS = 9, FINE_BINS = 1 << FINE_BITS;
 constexpr uint32_t OPEN_COUNT = 1024;  // so few columns down to the bracket's end are all set aside
-
-/// Which columns to keep: those with fewer than `count` columns above them, and less than `quanta` quanta.
-struct Wanted {
-  uint32_t count;
-  uint64_t quanta;
-};
-
-/// SIGNED: columns are any floats, to be ranked; otherwise weights, of which only positive ones count.
-template <bool SIGNED, bool RESIDENT, typename T>
-__device__ __forceinline__ uint32_t KeyOf(const Slice<RESIDENT, T>& slice, float x) {
-  if constexpr (SIGNED) return OrderedKey(x);
-  return Bits(slice.Weight(x));
-}
-
-/// Exclusive prefix sums over the block, of N numbers at once.
-template <int N>
-__device__ __forceinline__ void BlockExclusiveScan(uint64_t (&x)[N], uint64_t (&scratch)[3][MAX_WARPS]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint64_t through[N];
-  __syncthreads();  // scratch may be in use
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    through[n] = WarpInclusiveScan(x[n]);
-    if (lane == 31) scratch[n][warp] = through[n];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    uint64_t before = through[n] - x[n];
-    for (int w = 0; w < warp; ++w) before += scratch[n][w];
-    x[n] = before;
-  }
-}
 
 /// Step 2, by block 0: `shared.bracket` of every block.
 template <bool SIGNED>
@@ -178,86 +143,6 @@ struct Listed {
     }
   }
 };
-
-struct Found {
-  uint32_t key;          // the threshold
-  uint64_t kept_quanta;  // of all columns at or above it
-};
-
-/// Step 4, by block 0: the key in [low, high] that `wanted` ends at, or `low` if all of them are wanted. `count` and
-/// `quanta` are what is above `high`. FEW: at most 65536 keys, whose quanta are added up by halves, each in 32 bits, which
-/// shared memory is fast at.
-template <bool SIGNED, bool FEW, typename List>
-__device__ __forceinline__ Found FindKey(const List& listed, uint32_t low, uint32_t high, uint64_t count,
-                                         uint64_t quanta, const Wanted& wanted, const Scale& scale, Shared& shared) {
-  uint32_t* const counts = shared.histogram;
-  auto* const masses = reinterpret_cast<unsigned long long*>(shared.histogram + FINE_BINS);
-  uint32_t *const low_halves = counts + FINE_BINS, *const high_halves = low_halves + FINE_BINS;
-  const auto mass_of = [&](int bin) {
-    return FEW ? low_halves[bin] + (uint64_t{high_halves[bin]} << 16) : uint64_t{masses[bin]};
-  };
-  constexpr int MOST = FINE_BINS / 256;
-  const int mine = FINE_BINS / blockDim.x, first = threadIdx.x * mine;
-  for (int turn = 0; turn < 4; ++turn) {  // 9 bits each
-    const uint32_t range = high - low;
-    const int shift = max(0, 32 - __clz(range) - FINE_BITS);
-    for (int i = threadIdx.x; i < FINE_BINS; i += blockDim.x) counts[i] = 0, masses[i] = 0;
-    if (threadIdx.x == 0) shared.first_bin = FINE_BINS;
-    __syncthreads();
-    listed.ForEach(low, high, [&](uint32_t key) {
-      const uint32_t bin = (high - key) >> shift;
-      atomicAdd(counts + bin, 1u);
-      if constexpr (!SIGNED) {
-        const uint32_t quantum = QuantumOf(FromBits(key), scale);
-        if constexpr (FEW) {
-          atomicAdd(low_halves + bin, quantum & 0xFFFFu);
-          atomicAdd(high_halves + bin, quantum >> 16);
-        } else {
-          atomicAdd(masses + bin, static_cast<unsigned long long>(quantum));
-        }
-      }
-    });
-    __syncthreads();
-    uint64_t sum[2] = {};
-#pragma unroll
-    for (int i = 0; i < MOST; ++i) {
-      if (i < mine) sum[0] += counts[first + i], sum[1] += mass_of(first + i);
-    }
-    BlockExclusiveScan(sum, shared.scratch);
-    sum[0] += count, sum[1] += quanta;
-    uint64_t through[2] = {sum[0], sum[1]};
-#pragma unroll
-    for (int i = 0; i < MOST; ++i) {
-      if (i < mine) {
-        through[0] += counts[first + i], through[1] += mass_of(first + i);
-        if (through[0] >= wanted.count || through[1] >= wanted.quanta)
-          atomicMin(&shared.first_bin, uint32_t(first + i));
-      }
-    }
-    __syncthreads();
-    const uint32_t bin = min(shared.first_bin, uint32_t(range >> shift));  // all wanted: the lowest
-    // What is above the bin becomes what is above the next bracket; its owner tells.
-#pragma unroll
-    for (int i = 0; i < MOST; ++i) {
-      if (i < mine) {
-        if (uint32_t(first + i) == bin) {
-          shared.scratch[2][0] = sum[0], shared.scratch[2][1] = sum[1];
-          shared.scratch[2][2] = sum[1] + mass_of(first + i);
-        }
-        sum[0] += counts[first + i], sum[1] += mass_of(first + i);
-      }
-    }
-    __syncthreads();
-    count = shared.scratch[2][0], quanta = shared.scratch[2][1];
-    const uint64_t kept = shared.scratch[2][2];
-    high -= bin << shift;
-    if (shift == 0) return {high, kept};
-    const uint32_t width = (uint32_t{1} << shift) - 1;
-    if (high - low > width) low = high - width;
-    __syncthreads();
-  }
-  return {low, quanta};  // not reached: 4 turns of 9 bits cover 32
-}
 
 /// The key of the smallest column to keep. With `top_k_first`, top_p is of the columns that top-k keeps, not of the
 /// row.

@@ -57,8 +57,9 @@ def test_scale_by_command(hopper, tmp_path):
 OTHERS = [family for family in aot.FAMILIES if family not in ("scale", "decode", "prefill", "mla")]  # test_attention.py
 
 
-#: Kernels that spill and were measured so. Sampling reads a row in one block of 512 threads, two to an SM: 64 registers
-#: and 8 to 76 bytes of spills; on the H200 this took top_k of 512 rows from 388 to 133 us.
+#: Kernels that spill and were measured so. Sampling has blocks of 512 threads: two to an SM where a block reads a row,
+#: 64 registers and 44 to 76 bytes of spill stores, which on the H200 took top_k of 512 rows from 388 to 133 us; three
+#: where clusters hold rows, 40 registers and up to 104 bytes. The kernel of small top-k: 64 registers, 28 bytes.
 SPILLS_MEASURED = ("sampling",)
 
 

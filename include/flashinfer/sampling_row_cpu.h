@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row of weights on the CPU: how it is made of probabilities or logits, summed up by segments, and drawn from.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "cpu/parallel.h"
+#include "cpu/vec.h"
+#include "sampling_select_cpu.h"
+
+namespace flashinfer {
+namespace cpu {
+
+constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
+
+/// The largest of n numbers; NaN is left out.
+inline float LargestOf(const float* x, int64_t n) {
+  Vec largest = Broadcast(MINUS_INF);
+  ForEachVec(n, [&](int64_t i, auto lanes) {
+    Vec v = Load(x + i, lanes);
+    if constexpr (std::is_same_v<decltype(lanes), SomeLanes>) {
+      for (int lane = lanes.count; lane < LANES; ++lane) v[lane] = MINUS_INF;
+    }
+    largest = v > largest ? v : largest;
+  });
+  float result = largest[0];
+  for (int i = 1; i < LANES; ++i) result = largest[i] > result ? largest[i] : result;
+  return result;
+}
+
+typedef double DoubleVec __attribute__((vector_size(2 * VEC_BYTES)));
+typedef int64_t LongVec __attribute__((vector_size(2 * VEC_BYTES)));
+
+/// v with lanes i and i ^ BIT exchanged.
+template <int BIT>
+inline Vec SwapLanes(const Vec& v) {
+  IntVec from;
+  for (int i = 0; i < LANES; ++i) from[i] = i ^ BIT;
+  return __builtin_shuffle(v, from);
+}
+
+/// Sum4 of each group of four lanes, in all of them.
+inline Vec SumGroups(const Vec& v) {
+  const Vec pairs = v + SwapLanes<1>(v);
+  return pairs + SwapLanes<2>(pairs);
+}
+
+/// Lane i of vector i % 4.
+inline Vec Interleave(const Vec (&v)[4]) {
+  IntVec lane;
+  for (int i = 0; i < LANES; ++i) lane[i] = i % 4;
+  const Vec low = lane == 0 ? v[0] : v[1], high = lane == 2 ? v[2] : v[3];
+  return lane < 2 ? low : high;
+}
+
+/// A row of weights and what a draw needs of it. One per thread.
+class Row {
+ public:
+  explicit Row(int64_t vocab)
+      : n_(vocab), padded_((vocab + 4 * LANES - 1) / (4 * LANES) * (4 * LANES)), weights_(padded_) {
+    segments_.resize((vocab + SEGMENT - 1) / SEGMENT);
+    scales_.resize(segments_.size(), LogitScale(0.0f));
+    shifts_.resize(segments_.size());
+    for (int64_t i = vocab; i < padded_; ++i) weights_[i] = 0.0f;
+  }
+
+  float* weights() { return &weights_[0]; }
+  Selector& selector() { return selector_; }
+
+  /// Weights from probabilities, of which `minus` (null: nothing) is subtracted. Returns the largest.
+  float SetWeights(const float* x, const float* minus) {
+    float* w = weights();
+    Vec largest{};
+    const Vec zero{};
+    ForEachVec(n_, [&](int64_t i, auto lanes) {
+      Vec v = Load(x + i, lanes);
+      if (minus != nullptr) v = v - Load(minus + i, lanes);
+      v = v > zero ? v : zero;
+      largest = v > largest ? v : largest;
+      Store(w + i, v);
+    });
+    float result = 0.0f;
+    for (int i = 0; i < LANES; ++i) result = std::max(result, largest[i]);
+    return result;
+  }
+
+  /// Weights from logits, relative to the largest.
+  void SetWeightsFromLogits(const float* x) {
+    float* w = weights();
+    const float shift = ShiftOf(LargestOf(x, n_));
+#pragma omp simd
+    for (int64_t i = 0; i < n_; ++i) w[i] = Positive(ExpWeight(x[i], 1.0f, shift));
+  }
+
+  /// Weights from logits times `factor`, those of a segment relative to a power of two; NaN is kept. Returns the sum of
+  /// their masses.
+  uint64_t SumUpLogits(const float* x, float factor) {
+    threshold_ = 0.0f;
+    emax_ = ONE;
+    exponent_ = MINUS_INF;
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      const int64_t begin = int64_t(s) * SEGMENT, n = std::min<int64_t>(SEGMENT, n_ - begin);
+      float* w = weights() + begin;
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) w[i] = x[begin + i] * factor;
+      const float largest = LargestOf(w, n);
+      if (AnyToLimit(largest)) std::transform(w, w + n, w, LimitLogit);
+      const LogitScale scale = LogitScale::For(largest);
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) w[i] = scale.Weight(w[i]);
+      segments_[s] = SumSegment(begin, std::min(begin + SEGMENT, padded_), double(MASS_OF_ONE));
+      scales_[s] = scale;
+      exponent_ = std::max(exponent_, scale.exponent);
+    }
+    total_ = 0;
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      shifts_[s] = scales_[s].ShiftTo(exponent_);
+      total_ += segments_[s] >>= shifts_[s];
+    }
+    return total_;
+  }
+
+  /// What weights of SumUpLogits are multiplied by to be relative to the same power of two as their sum.
+  float UnitOf(int64_t segment) const { return PowerOf2(int(scales_[segment].exponent - exponent_)); }
+
+  /// Drop the weights below `threshold` from the masses, and sum these up. Returns the total.
+  uint64_t SumUp(float threshold, int emax) {
+    threshold_ = threshold;
+    emax_ = emax;
+    total_ = 0;
+    // Units of mass per unit of weight: a power of two, in which a double is exact; then cut off as MassOf does.
+    const double unit = std::ldexp(1.0, 40 + ONE - emax);
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      const int64_t begin = int64_t(s) * SEGMENT, end = std::min(begin + SEGMENT, padded_);
+      segments_[s] = emax > 0 && emax < 250 ? SumSegment(begin, end, unit) : SumSegmentExactly(begin, end);
+      total_ += segments_[s];
+    }
+    return total_;
+  }
+
+  /// The column that `target` belongs to; the last positive one for a target above the total; -1 if there is none.
+  int64_t Find(uint64_t target) const {
+    if (target > total_) {
+      for (int64_t i = n_ - 1; i >= 0; --i) {
+        if (Kept(i) > 0.0f) return i;
+      }
+      return -1;
+    }
+    size_t s = 0;
+    for (; segments_[s] < target; ++s) target -= segments_[s];
+    uint64_t before = 0;
+    const auto reaches = [&](float sum) { return (before + MassOf(sum, emax_)) >> shifts_[s] >= target; };
+    for (int64_t i = int64_t(s) * SEGMENT;; i += 4) {
+      const float group[4] = {Kept(i), Kept(i + 1), Kept(i + 2), Kept(i + 3)};
+      const float sum = Sum4(group[0], group[1], group[2], group[3]);
+      if (reaches(sum)) return i + ColumnWhere(group, reaches);
+      before += MassOf(sum, emax_);
+    }
+  }
+
+ private:
+  float Kept(int64_t i) const {
+    const float weight = i < n_ ? weights_[i] : 0.0f;
+    return weight >= threshold_ && weight > 0.0f ? weight : 0.0f;
+  }
+
+  uint64_t SumSegment(int64_t begin, int64_t end, double unit) const {
+    const float* w = &weights_[0];
+    const Vec low = Broadcast(threshold_), limit = Broadcast(PowerOf2(emax_ - ONE + 4)), zero{};
+    LongVec mass{};
+    for (int64_t i = begin; i < end; i += 4 * LANES) {
+      Vec sums[4];
+      for (int j = 0; j < 4; ++j) {
+        const Vec weight = Load(w + i + j * LANES), positive = weight > zero ? weight : zero;
+        sums[j] = SumGroups(weight >= low ? positive : zero);
+      }
+      const Vec sum = Interleave(sums), limited = sum < limit ? sum : limit;
+      mass += __builtin_convertvector(__builtin_convertvector(limited, DoubleVec) * unit, LongVec);
+    }
+    int64_t total = 0;
+    for (int i = 0; i < LANES; ++i) total += mass[i];
+    return uint64_t(total);
+  }
+
+  uint64_t SumSegmentExactly(int64_t begin, int64_t end) const {
+    uint64_t mass = 0;
+    for (int64_t i = begin; i < end; i += 4)
+      mass += MassOf(Sum4(Kept(i), Kept(i + 1), Kept(i + 2), Kept(i + 3)), emax_);
+    return mass;
+  }
+
+  int64_t n_, padded_;
+  Scratch weights_;
+  std::vector<uint64_t> segments_;  // masses, shifted
+  std::vector<LogitScale> scales_;  // of SumUpLogits, as are the rest
+  std::vector<int> shifts_;
+  float exponent_ = 0.0f;
+  Selector selector_;
+  float threshold_ = 0.0f;
+  int emax_ = ONE;
+  uint64_t total_ = 0;
+};
+
+}  // namespace cpu
+}  // namespace flashinfer
