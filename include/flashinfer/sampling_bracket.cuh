@@ -2,6 +2,7 @@
 // Steps 1 and 2 of the search over a held row (sampling_search.cuh): histograms bracket the threshold until block 0
 // can list the columns within.
 #pragma once
+#include "ptx/reduce.cuh"
 #include "sampling_search.cuh"
 
 namespace flashinfer {
@@ -61,16 +62,16 @@ __device__ __forceinline__ void Search<SIGNED>::Fill() {
     const uint32_t each = (asked.count + WARPS - 1) / WARPS;
     uint32_t bound = 0, left = largest;
     if (each > 8) {
-      if (each <= 32) bound = __reduce_min_sync(ALL, largest);
+      if (each <= 32) bound = ptx::ReduceMin(largest);
     } else {
       for (uint32_t i = 0; i < each; ++i) {
-        bound = __reduce_max_sync(ALL, left);
+        bound = ptx::ReduceMax(left);
         if (left == bound) left = 0;
       }
     }
     if (lane == 0) atomicMin(&shared.cutoff, bound);
   }
-  largest = __reduce_max_sync(ALL, largest);
+  largest = ptx::ReduceMax(largest);
   if (lane == 0) atomicMax(&shared.largest, largest);
   if (asked.by_count) {
     __syncthreads();
@@ -132,7 +133,7 @@ __device__ __forceinline__ bool Search<SIGNED>::First(Bracket& bracket, uint32_t
     if (asked.by_mass) heavy = *ptx::InBlock(&shared.is_heavy, lane);
   }
   if constexpr (!SIGNED) {
-    emax = BiasedExponent(FromBits(__reduce_max_sync(ALL, largest)));
+    emax = BiasedExponent(FromBits(ptx::ReduceMax(largest)));
     scale = Scale(emax);
   }
   bracket = {SIGNED ? 0u : 1u, 0, 0};
@@ -156,7 +157,7 @@ __device__ __forceinline__ bool Search<SIGNED>::First(Bracket& bracket, uint32_t
     return reach;
   });
   const int first = shared.first_bin, last = shared.last_bin;
-  if (__reduce_max_sync(ALL, heavy) > HEAVY || first < 0 || last < 0) {
+  if (ptx::ReduceMax(heavy) > HEAVY || first < 0 || last < 0) {
     cutoff = 0;
     return false;  // of the whole row
   }

@@ -2,6 +2,7 @@
 // A segment of a row (sampling_math.h) in the registers of a warp: loaded, summed up, drawn from.
 #pragma once
 #include "ptx/load.cuh"
+#include "ptx/reduce.cuh"
 #include "ptx/send.cuh"
 #include "sampling_row.cuh"
 
@@ -84,15 +85,7 @@ __device__ __forceinline__ void ForEachColumn(float (&x)[VECTORS][4], const F& f
   }
 }
 
-__device__ __forceinline__ uint32_t WarpLargest(uint32_t x) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_max_sync(0xffffffffu, x);
-#else
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, offset));
-  return x;
-#endif
-}
+__device__ __forceinline__ uint32_t WarpLargest(uint32_t x) { return ptx::ReduceMax(x); }
 
 /// Of floats that are not NaN.
 __device__ __forceinline__ float WarpLargest(float x) {
@@ -102,13 +95,9 @@ __device__ __forceinline__ float WarpLargest(float x) {
 
 /// The sum of 32 numbers below 2^50.
 __device__ __forceinline__ uint64_t WarpMass(uint64_t x) {
-#if __CUDA_ARCH__ >= 800
   constexpr int BITS = 25;
-  const uint32_t low = __reduce_add_sync(0xffffffffu, uint32_t(x) & ((1u << BITS) - 1));
-  return low + (uint64_t{__reduce_add_sync(0xffffffffu, uint32_t(x >> BITS))} << BITS);
-#else
-  return WarpSum(x);
-#endif
+  const uint32_t low = ptx::ReduceAdd(uint32_t(x) & ((1u << BITS) - 1));
+  return low + (uint64_t{ptx::ReduceAdd(uint32_t(x >> BITS))} << BITS);
 }
 
 /// MassOf(sum, ONE), in two instructions.
