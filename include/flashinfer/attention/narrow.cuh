@@ -23,7 +23,9 @@ __device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& wor
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);  // tells the compiler that it is uniform
   const uint32_t ring_address = ptx::SharedAddress(shared) + warp * (STAGES * Tr::STAGE_BYTES);
   char* const q_shared = shared + Tr::RING_BYTES;
+  // What warps tell each other: maxima and sums of rows and where outputs are (Finish), exponents of the query, arrivals.
   float* const stats = reinterpret_cast<float*>(q_shared + Tr::Q_BYTES);
+  int* const exponents = reinterpret_cast<int*>(stats) + 2 * NARROW_TILE * WARPS + WARPS;
   int* const arrived = reinterpret_cast<int*>(stats + Tr::STATS_BYTES / sizeof(float));
   WorkItem item = FirstItem<NARROW_TILE>(p, work, block);
   if (item.request < 0) return;
@@ -38,7 +40,7 @@ __device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& wor
       for (int i = 0; i < STAGES - 1; ++i) producer.Issue(i);
     }
     // The previous item is done with this memory: its last step came before the barriers of its merge.
-    consumer.StoreQuery(query, q_shared, reinterpret_cast<int*>(stats) + 2 * NARROW_TILE * WARPS + WARPS);
+    consumer.StoreQuery(query, q_shared, exponents);
     __syncthreads();
     consumer.Start(q_shared);
 #pragma unroll 1
