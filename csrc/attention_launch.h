@@ -256,18 +256,16 @@ void CheckScale(const char* op, const P& params) {
   }
 }
 
-/// One launch for the wide list of a call and the narrow list of another, or of the same; false if that is not what they
-/// were planned for.
-inline bool LaunchedTogether([[maybe_unused]] const LaunchSite& site, [[maybe_unused]] const CheckedCall& wide,
-                             [[maybe_unused]] const CheckedCall& narrow) {
+/// One launch for both lists of a call; false if that is not what they were planned for.
+inline bool LaunchedTogether([[maybe_unused]] const LaunchSite& site, [[maybe_unused]] const CheckedCall& call) {
   if constexpr (HAS_TOGETHER) {
-    if (narrow.narrow.blocks == 0 || wide.wide.blocks == 0 || !narrow.narrow.has_shares || !wide.narrow.has_shares ||
-        wide.all_masked || narrow.all_masked ||
-        !Planner::RunTogether(wide.tile, narrow.narrow.blocks, wide.wide.blocks, PairBlocks<Params, WIDEST_TILE>())) {
+    const WorkList &narrow = call.narrow, &wide = call.wide;
+    if (narrow.blocks == 0 || wide.blocks == 0 || !narrow.has_shares ||
+        !Planner::RunTogether(call.tile, narrow.blocks, wide.blocks, PairBlocks<Params, WIDEST_TILE>())) {
       return false;
     }
-    CheckStatus(site.op, LaunchTogether<Params, WIDEST_TILE>(wide.params, wide.wide, narrow.params, narrow.narrow,
-                                                             site.enable_pdl, site.stream));
+    CheckStatus(site.op, LaunchTogether<Params, WIDEST_TILE>(call.params, wide, call.params, narrow, site.enable_pdl,
+                                                             site.stream));
     return true;
   }
   return false;
@@ -282,7 +280,7 @@ void Launch(const char* op, const CheckedCall& call) {
   DispatchMask(op, call.all_masked, [&](auto masked) {
     constexpr bool ALL_MASKED = decltype(masked)::value;
     if constexpr (HAS_WIDE && PAGED && !ALL_MASKED) {
-      if (LaunchedTogether(site, call, call)) return;
+      if (LaunchedTogether(site, call)) return;
     }
     LaunchList<false, PAGED, ALL_MASKED>(site, call.params, call.narrow, NARROW_TILE);
     if constexpr (HAS_WIDE) LaunchList<true, PAGED, ALL_MASKED>(site, call.params, call.wide, call.tile);

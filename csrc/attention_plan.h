@@ -36,32 +36,37 @@ inline const int32_t* HostArray(const char* op, const char* name, const TensorVi
 }
 
 #ifndef FLASHINFER_CPU
-/// Bytes of the current device's L2 cache, asked once per device.
-inline int64_t CacheBytes() {
-  constexpr int DEVICES = 64;
-  static int cached[DEVICES] = {};
-  int device = 0, bytes = 0;
+constexpr int MAX_DEVICES = 64;
+
+/// ask(device) for the current device. The answer is kept in `known`, static memory of the caller; 0: not asked yet.
+template <typename Ask>
+int AskOnce(int (&known)[MAX_DEVICES], const Ask& ask) {
+  int device = 0;
   cudaGetDevice(&device);
-  if (device >= 0 && device < DEVICES && cached[device] != 0) return cached[device];
-  cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device);
-  if (device >= 0 && device < DEVICES) cached[device] = bytes;
-  return bytes;
+  if (device < 0 || device >= MAX_DEVICES) return ask(device);
+  if (known[device] == 0) known[device] = ask(device);
+  return known[device];
+}
+
+/// Bytes of the current device's L2 cache.
+inline int64_t CacheBytes() {
+  static int known[MAX_DEVICES] = {};
+  return AskOnce(known, [](int device) {
+    int bytes = 0;
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device);
+    return bytes;
+  });
 }
 #endif
 
-/// Blocks that the current device runs at once; asked once per device.
+/// Blocks that the current device runs at once.
 template <int TILE>
 int CachedBlocks() {
 #ifdef FLASHINFER_CPU
   return ResidentBlocks<Params, TILE>();
 #else
-  constexpr int DEVICES = 64;
-  static int cached[DEVICES] = {};
-  int device = 0;
-  cudaGetDevice(&device);
-  if (device < 0 || device >= DEVICES) return ResidentBlocks<Params, TILE>();
-  if (cached[device] == 0) cached[device] = ResidentBlocks<Params, TILE>();
-  return cached[device];
+  static int known[MAX_DEVICES] = {};
+  return AskOnce(known, [](int) { return ResidentBlocks<Params, TILE>(); });
 #endif
 }
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterable, Optional, Union
+from typing import Any, Iterable, Optional
 
 import numpy as np
 import torch
@@ -47,13 +47,13 @@ def to_host(*tensors: Optional[torch.Tensor]) -> list[Optional[np.ndarray]]:
     return arrays
 
 
-def as_tensors(args: Iterable[Any]) -> list[Any]:
-    """Arguments of a native function, arrays among them as tensors."""
-    return [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in args]
-
-
-def as_tensor(x: Union[np.ndarray, torch.Tensor, None]) -> Optional[torch.Tensor]:
+def as_tensor(x: Any) -> Any:
+    """An argument of a native function: an array as a tensor, anything else as it is."""
     return torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+
+
+def as_tensors(args: Iterable[Any]) -> list[Any]:
+    return [as_tensor(x) for x in args]
 
 
 @functools.lru_cache(maxsize=64)
