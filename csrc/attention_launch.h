@@ -59,6 +59,10 @@ inline void SetHeads(Params& p, const char* op, int64_t num_kv_heads) {
     TVM_FFI_THROW(ArgumentError) << op << ": q has " << p.num_qo_heads << " heads, expected a multiple of "
                                  << num_kv_heads << " (the heads of k)";
   }
+  if (num_kv_heads > INT16_MAX) {
+    TVM_FFI_THROW(ArgumentError) << op << ": k has " << num_kv_heads << " heads, expected at most " << INT16_MAX
+                                 << " (what a work item can name)";
+  }
   p.num_kv_heads = int32_t(num_kv_heads);
   p.group = FastDivisor(uint32_t(p.num_qo_heads / num_kv_heads));
 }

@@ -126,12 +126,14 @@ def test_prefill_of_nvfp4(device):
 def test_errors(device):
     _, q, k, v = decode_inputs(device)
     rows = q[None]
+    many = q[:1].expand(32768, -1).contiguous()  # heads
     for call, error, text in (
         (lambda: single_decode_with_kv_cache(q, k, v, "DHN"), KeyError, "kv_layout is 'DHN'"),
         (lambda: single_decode_with_kv_cache(q, k, v, "NHD", "SINE"), KeyError, "pos_encoding_mode is 'SINE'"),
         (lambda: single_decode_with_kv_cache(rows, k, v), ValueError, "q has 3 dimensions, expected 2"),
         (lambda: single_decode_with_kv_cache(q[:3], k, v), RuntimeError, "3 heads"),
         (lambda: single_decode_with_kv_cache(q, k, v[1:]), RuntimeError, "v"),
+        (lambda: single_decode_with_kv_cache(many, many[None], many[None]), ValueError, "32768 heads, expected"),
         (lambda: single_prefill_with_kv_cache(q, k, v), ValueError, "dimensions, expected 3 each"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, backend="fa3"), NotImplementedError, "fa2"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, backend="fa9"), ValueError, "fa9"),
