@@ -8,6 +8,8 @@
 using flashinfer::RopeOut;
 using flashinfer::RopeParams;
 using flashinfer::RopeSegment;
+using flashinfer::page::TableOf;
+using flashinfer::page::Validate;
 using namespace flashinfer::rope;  // NOLINT(build/namespaces)
 
 namespace {
@@ -30,7 +32,8 @@ TensorView OutputOf(const TensorView& in, const Optional<TensorView>& out) {
 
 /// q and k, rotated by angles from positions.
 RopeParams PairOfHeads(const char* op, const TensorView& q, const TensorView& k, const Optional<TensorView>& q_out,
-                       const Optional<TensorView>& k_out, int64_t rotary_dim, bool interleave, const Frequencies& f) {
+                       const Optional<TensorView>& k_out, Optional<int64_t> rotary_dim, bool interleave,
+                       const Frequencies& f) {
   const TensorView q_rope = OutputOf(q, q_out), k_rope = OutputOf(k, k_out);
   Expect(op, "q", q).on_device().rank(3).dtype({dl_float16, dl_bfloat16, dl_float32}).last_dim_contiguous();
   ExpectHeads(op, "k", k, q, 3, 3);
@@ -42,7 +45,7 @@ RopeParams PairOfHeads(const char* op, const TensorView& q, const TensorView& k,
   RopeParams p{};
   p.tokens = q.size(0);
   p.interleave = interleave;
-  SetRotaryDim(op, "rotary_dim", p, rotary_dim < 0 ? q.size(2) : rotary_dim, q.size(2));
+  SetRotaryDim(op, "rotary_dim", p, rotary_dim.value_or(q.size(2)), q.size(2));
   p.angles.log2_step = 2 * std::log2(f.theta) / double(p.rotary_dim);
   p.angles.inv_scale = 1 / f.scale;
   p.angles.ramp = f.ramp;
@@ -70,6 +73,8 @@ RopeParams QuantizeQuery(const char* op, const TensorView& q_rope, const TensorV
     ExpectHeads(op, "q_nope", q_nope.value(), q_rope, 3, 3);
     Expect(op, "q_nope", q_nope.value()).dim(1, q_rope.size(1), "q_rope.shape[1]");
     Expect(op, "q_nope_out", q_nope_out).same_shape(q_nope.value(), "q_nope");
+  } else {
+    Expect(op, "q_nope_out", q_nope_out).dim(-1, 0, "q_nope is None");
   }
   if (k_nope.has_value()) {
     ExpectHeads(op, "k_nope", k_nope.value(), q_rope, k_rope.ndim(), k_rope.ndim());
@@ -110,7 +115,8 @@ RopeSegment CacheSegment(const TensorView& in, const TensorView& cache, int64_t 
 }  // namespace
 
 void apply_rope(TensorView q, TensorView k, Optional<TensorView> q_rope, Optional<TensorView> k_rope, TensorView indptr,
-                TensorView offsets, int64_t rotary_dim, bool interleave, double rope_scale, double rope_theta) {
+                TensorView offsets, Optional<int64_t> rotary_dim, bool interleave, double rope_scale,
+                double rope_theta) {
   const char* op = "apply_rope";
   RopeParams p = PairOfHeads(op, q, k, q_rope, k_rope, rotary_dim, interleave, {rope_scale, rope_theta});
   SetRagged(op, p, indptr, offsets, q);
@@ -118,7 +124,8 @@ void apply_rope(TensorView q, TensorView k, Optional<TensorView> q_rope, Optiona
 }
 
 void apply_rope_pos_ids(TensorView q, TensorView k, Optional<TensorView> q_rope, Optional<TensorView> k_rope,
-                        TensorView pos_ids, int64_t rotary_dim, bool interleave, double rope_scale, double rope_theta) {
+                        TensorView pos_ids, Optional<int64_t> rotary_dim, bool interleave, double rope_scale,
+                        double rope_theta) {
   const char* op = "apply_rope_pos_ids";
   RopeParams p = PairOfHeads(op, q, k, q_rope, k_rope, rotary_dim, interleave, {rope_scale, rope_theta});
   SetPosIds(op, "pos_ids", p, pos_ids, q);
@@ -126,8 +133,9 @@ void apply_rope_pos_ids(TensorView q, TensorView k, Optional<TensorView> q_rope,
 }
 
 void apply_llama31_rope(TensorView q, TensorView k, Optional<TensorView> q_rope, Optional<TensorView> k_rope,
-                        TensorView indptr, TensorView offsets, int64_t rotary_dim, bool interleave, double rope_scale,
-                        double rope_theta, double low_freq_factor, double high_freq_factor, double old_context_len) {
+                        TensorView indptr, TensorView offsets, Optional<int64_t> rotary_dim, bool interleave,
+                        double rope_scale, double rope_theta, double low_freq_factor, double high_freq_factor,
+                        double old_context_len) {
   const char* op = "apply_llama31_rope";
   const Frequencies f = Llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len);
   RopeParams p = PairOfHeads(op, q, k, q_rope, k_rope, rotary_dim, interleave, f);
@@ -136,7 +144,7 @@ void apply_llama31_rope(TensorView q, TensorView k, Optional<TensorView> q_rope,
 }
 
 void apply_llama31_rope_pos_ids(TensorView q, TensorView k, Optional<TensorView> q_rope, Optional<TensorView> k_rope,
-                                TensorView pos_ids, int64_t rotary_dim, bool interleave, double rope_scale,
+                                TensorView pos_ids, Optional<int64_t> rotary_dim, bool interleave, double rope_scale,
                                 double rope_theta, double low_freq_factor, double high_freq_factor,
                                 double old_context_len) {
   const char* op = "apply_llama31_rope_pos_ids";
@@ -173,7 +181,7 @@ void apply_rope_pos_ids_cos_sin_cache(TensorView query, TensorView key, Optional
     }
     AddSegment(p, segment);
   }
-  CheckIndices(op, p, 0, 0, 0);
+  CheckTableRows(op, p);
   Run(op, p, query);
 }
 
@@ -188,13 +196,17 @@ void rope_quantize(TensorView q_rope, TensorView k_rope, Optional<TensorView> q_
     Expect(op, name, *out).same_device(q_rope, "q_rope").same_dtype(q_rope_out, "q_rope_out").last_dim_contiguous();
   }
   Expect(op, "k_rope_out", k_rope_out).same_shape(k_rope, "k_rope");
-  if (k_nope.has_value()) Expect(op, "k_nope_out", k_nope_out).same_shape(k_nope.value(), "k_nope");
+  if (k_nope.has_value()) {
+    Expect(op, "k_nope_out", k_nope_out).same_shape(k_nope.value(), "k_nope");
+  } else {
+    Expect(op, "k_nope_out", k_nope_out).dim(-1, 0, "k_nope is None");
+  }
   p.enable_pdl = enable_pdl;
   AddSegment(p, SegmentOf(q_rope, q_rope_out, true, quant_scale_q));
   AddSegment(p, SegmentOf(k_rope, k_rope_out, true, quant_scale_kv));
   if (q_nope.has_value()) AddSegment(p, SegmentOf(q_nope.value(), q_nope_out, false, quant_scale_q));
   if (k_nope.has_value()) AddSegment(p, SegmentOf(k_nope.value(), k_nope_out, false, quant_scale_kv));
-  CheckIndices(op, p, 0, 0, 0);
+  CheckTableRows(op, p);
   Run(op, p, q_rope);
 }
 
@@ -204,7 +216,7 @@ void rope_quantize_append_paged_kv_cache(TensorView q_rope, TensorView k_rope, O
                                          TensorView cos_sin_cache, TensorView pos_ids, TensorView kv_indices,
                                          TensorView kv_indptr, TensorView batch_indices, TensorView positions,
                                          int64_t page_size, bool heads_first, double quant_scale_q,
-                                         double quant_scale_kv, bool interleave, bool enable_pdl) {
+                                         double quant_scale_kv, bool interleave, bool enable_pdl, bool validate) {
   const char* op = "rope_quantize_fp8_append_paged_kv_cache";
   RopeParams p =
       QuantizeQuery(op, q_rope, k_rope, q_nope, k_nope, q_rope_out, q_nope_out, cos_sin_cache, pos_ids, interleave);
@@ -225,15 +237,10 @@ void rope_quantize_append_paged_kv_cache(TensorView q_rope, TensorView k_rope, O
         .dim(-1, width, because)
         .last_dim_contiguous();
     if (!mla) Expect(op, name, *cache).dim(3 - page_dim, k_rope.size(1), "k_rope.shape[1]");
+    Expect(op, name, *cache).dim(0, first_cache.size(0), "the pages of the first cache");
   }
-  for (auto [name, t] : {std::pair{"kv_indices", &kv_indices}, std::pair{"kv_indptr", &kv_indptr},
-                         std::pair{"batch_indices", &batch_indices}, std::pair{"positions", &positions}}) {
-    Expect(op, name, *t).same_device(q_rope, "q_rope").dtype({dl_int32}).rank(1).contiguous();
-  }
-  Expect(op, "batch_indices", batch_indices).dim(0, p.tokens, "the number of tokens");
-  Expect(op, "positions", positions).dim(0, p.tokens, "the number of tokens");
-  p.pages = {batch_indices.data_ptr<int32_t>(), positions.data_ptr<int32_t>(), kv_indptr.data_ptr<int32_t>(),
-             kv_indices.data_ptr<int32_t>(), int32_t(page_size)};
+  if (page_size < 1) TVM_FFI_THROW(ArgumentError) << op << ": page_size is " << page_size << ", expected 1 or more";
+  p.pages = TableOf(op, {batch_indices, positions, kv_indices, kv_indptr}, q_rope, first_cache.size(0), page_size);
 
   const TensorView& rope_cache = mla ? second_cache : first_cache;
   AddSegment(p, SegmentOf(q_rope, q_rope_out, true, quant_scale_q));
@@ -247,6 +254,10 @@ void rope_quantize_append_paged_kv_cache(TensorView q_rope, TensorView k_rope, O
     Expect(op, "v", v.value()).dim(1, k_rope.size(1), "k_rope.shape[1]");
     AddSegment(p, CacheSegment(v.value(), second_cache, 0, heads_first, false, quant_scale_kv));
   }
-  CheckIndices(op, p, kv_indptr.size(0) - 1, kv_indices.size(0), first_cache.size(0));
+  {
+    DeviceGuard guard(q_rope.device());
+    Validate(op, p.pages, validate, get_stream(q_rope.device()));
+  }
+  CheckTableRows(op, p);
   Run(op, p, q_rope);
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "page_arguments.h"
 #include "tvm_ffi_utils.h"
 // clang-format off
 #include <flashinfer/rope.h>
@@ -92,30 +93,19 @@ inline void SetCache(const char* op, RopeParams& p, const TensorView& cache, con
 }
 
 #ifdef FLASHINFER_CPU
-/// What a GPU cannot refuse, a CPU can: indices that leave their tensors.
-inline void CheckIndices(const char* op, const RopeParams& p, int64_t requests, int64_t entries, int64_t pages) {
-  auto expect = [op](const char* name, int64_t token, int64_t value, int64_t limit) {
-    if (value < 0 || value >= limit) {
-      TVM_FFI_THROW(ArgumentError) << op << ": " << name << " of token " << token << " is " << value
-                                   << ", expected 0 to " << limit - 1;
-    }
-  };
+/// What a GPU cannot refuse, a CPU can: positions outside of the table. Padding has none.
+inline void CheckTableRows(const char* op, const RopeParams& p) {
   for (int64_t token = 0; token < p.tokens; ++token) {
-    if (p.pages.batch_indices != nullptr) {
-      const int64_t request = p.pages.batch_indices[token];
-      if (request < 0) continue;
-      expect("batch_indices", token, request, requests);
-      const int64_t entry = int64_t{p.pages.kv_indptr[request]} + p.pages.positions[token] / p.pages.page_size;
-      expect("the page list entry", token, entry, entries);
-      expect("the page", token, p.pages.kv_indices[entry], pages);
-    }
-    if (p.angles.cache != nullptr) {
-      expect("the position", token, cpu::IndexAt(p.positions.pos_ids, token, p.positions.wide), p.angles.cache_rows);
+    if (p.pages.batch_indices != nullptr && p.pages.batch_indices[token] < 0) continue;
+    const int64_t position = cpu::IndexAt(p.positions.pos_ids, token, p.positions.wide);
+    if (position < 0 || position >= p.angles.cache_rows) {
+      TVM_FFI_THROW(ArgumentError) << op << ": the position of token " << token << " is " << position
+                                   << ", expected 0 to " << p.angles.cache_rows - 1;
     }
   }
 }
 #else
-inline void CheckIndices(const char*, const RopeParams&, int64_t, int64_t, int64_t) {}
+inline void CheckTableRows(const char*, const RopeParams&) {}
 #endif
 
 inline void Run(const char* op, const RopeParams& p, const TensorView& q) {

@@ -3,14 +3,17 @@
 #include "tvm_ffi_utils.h"
 
 void apply_rope(TensorView q, TensorView k, Optional<TensorView> q_rope, Optional<TensorView> k_rope, TensorView indptr,
-                TensorView offsets, int64_t rotary_dim, bool interleave, double rope_scale, double rope_theta);
+                TensorView offsets, Optional<int64_t> rotary_dim, bool interleave, double rope_scale,
+                double rope_theta);
 void apply_rope_pos_ids(TensorView q, TensorView k, Optional<TensorView> q_rope, Optional<TensorView> k_rope,
-                        TensorView pos_ids, int64_t rotary_dim, bool interleave, double rope_scale, double rope_theta);
+                        TensorView pos_ids, Optional<int64_t> rotary_dim, bool interleave, double rope_scale,
+                        double rope_theta);
 void apply_llama31_rope(TensorView q, TensorView k, Optional<TensorView> q_rope, Optional<TensorView> k_rope,
-                        TensorView indptr, TensorView offsets, int64_t rotary_dim, bool interleave, double rope_scale,
-                        double rope_theta, double low_freq_factor, double high_freq_factor, double old_context_len);
+                        TensorView indptr, TensorView offsets, Optional<int64_t> rotary_dim, bool interleave,
+                        double rope_scale, double rope_theta, double low_freq_factor, double high_freq_factor,
+                        double old_context_len);
 void apply_llama31_rope_pos_ids(TensorView q, TensorView k, Optional<TensorView> q_rope, Optional<TensorView> k_rope,
-                                TensorView pos_ids, int64_t rotary_dim, bool interleave, double rope_scale,
+                                TensorView pos_ids, Optional<int64_t> rotary_dim, bool interleave, double rope_scale,
                                 double rope_theta, double low_freq_factor, double high_freq_factor,
                                 double old_context_len);
 void apply_rope_pos_ids_cos_sin_cache(TensorView query, TensorView key, Optional<TensorView> query_out,
@@ -26,7 +29,7 @@ void rope_quantize_append_paged_kv_cache(TensorView q_rope, TensorView k_rope, O
                                          TensorView cos_sin_cache, TensorView pos_ids, TensorView kv_indices,
                                          TensorView kv_indptr, TensorView batch_indices, TensorView positions,
                                          int64_t page_size, bool heads_first, double quant_scale_q,
-                                         double quant_scale_kv, bool interleave, bool enable_pdl);
+                                         double quant_scale_kv, bool interleave, bool enable_pdl, bool validate);
 
 FLASHINFER_EXPORT(apply_rope, apply_rope)
 FLASHINFER_EXPORT(apply_rope_pos_ids, apply_rope_pos_ids)

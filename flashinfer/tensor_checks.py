@@ -9,7 +9,7 @@ import torch
 
 from .errors import ArgumentError
 
-__all__ = ["canonicalize_torch_dtype", "check_shape_dtype_device", "is_float8"]
+__all__ = ["as_int32", "canonicalize_torch_dtype", "check_shape_dtype_device", "is_float8"]
 
 
 def is_float8(x: torch.Tensor) -> bool:
@@ -23,6 +23,14 @@ def canonicalize_torch_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise TypeError(f"dtype is {dtype!r}, expected a torch.dtype or the name of one")
     return found
+
+
+def as_int32(op: str, **indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Index tensors as kernels read them: the very tensors when they are int32 already, copies of other integers."""
+    for name, tensor in indices.items():
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+            raise ArgumentError(f"{op}: {name} has dtype {tensor.dtype}, expected integers, best torch.int32")
+    return tuple(tensor.to(torch.int32) for tensor in indices.values())
 
 
 def check_shape_dtype_device(

@@ -12,7 +12,7 @@ from ..dispatch import backend_of
 from ..ops import register_custom_op
 from ..trace.templates.page import append_paged_kv_cache_trace, append_paged_mla_kv_cache_trace
 from . import modules
-from .modules import PagedCache, as_int32, get_page_module, halves, is_hnd
+from .modules import PagedCache, get_page_module, halves, is_hnd, table_as_int32
 
 
 @register_custom_op("flashinfer::append_paged_kv_cache", mutates_args=("cache", "value_cache"))
@@ -28,9 +28,10 @@ def _append_paged_kv_cache(
     is_hnd: bool,
 ) -> None:
     append = get_page_module(backend_of(append_key)).append_paged_kv_cache
-    table = (batch_indices, positions, kv_indices, kv_indptr)
+    table: tuple[torch.Tensor, ...] = (batch_indices, positions, kv_indices, kv_indptr)
     if not append(append_key, append_value, cache, value_cache, is_hnd, modules.VALIDATE, *table):  # not int32
-        append(append_key, append_value, cache, value_cache, is_hnd, modules.VALIDATE, *as_int32(*table))
+        table = table_as_int32("append_paged_kv_cache", *table)
+        append(append_key, append_value, cache, value_cache, is_hnd, modules.VALIDATE, *table)
 
 
 @register_custom_op("flashinfer::append_paged_mla_kv_cache", mutates_args=("ckv_cache", "kpe_cache"))
@@ -45,9 +46,10 @@ def _append_paged_mla_kv_cache(
     kv_indptr: torch.Tensor,
 ) -> None:
     append = get_page_module(backend_of(append_ckv)).append_paged_mla_kv_cache
-    table = (batch_indices, positions, kv_indices, kv_indptr)
+    table: tuple[torch.Tensor, ...] = (batch_indices, positions, kv_indices, kv_indptr)
     if not append(append_ckv, append_kpe, ckv_cache, kpe_cache, modules.VALIDATE, *table):  # not int32
-        append(append_ckv, append_kpe, ckv_cache, kpe_cache, modules.VALIDATE, *as_int32(*table))
+        table = table_as_int32("append_paged_mla_kv_cache", *table)
+        append(append_ckv, append_kpe, ckv_cache, kpe_cache, modules.VALIDATE, *table)
 
 
 @flashinfer_api(trace=append_paged_kv_cache_trace)

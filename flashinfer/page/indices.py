@@ -9,19 +9,19 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..dispatch import backend_of
+from ..errors import ArgumentError
 from ..ops import register_custom_op
-from ..tensor_checks import check_shape_dtype_device
+from ..tensor_checks import as_int32, check_shape_dtype_device
 from ..trace.templates.page import get_batch_indices_positions_trace, get_seq_lens_trace
-from .modules import as_int32, get_page_module
+from .modules import get_page_module
 
 
 @register_custom_op("flashinfer::get_batch_indices_positions", mutates_args=("batch_indices", "positions"))
 def _get_batch_indices_positions(
     append_indptr: torch.Tensor, seq_lens: torch.Tensor, batch_indices: torch.Tensor, positions: torch.Tensor
 ) -> None:
-    get_page_module(backend_of(append_indptr)).get_batch_indices_positions(
-        *as_int32(append_indptr, seq_lens), batch_indices, positions
-    )
+    indptr, lengths = as_int32("get_batch_indices_positions", append_indptr=append_indptr, seq_lens=seq_lens)
+    get_page_module(backend_of(append_indptr)).get_batch_indices_positions(indptr, lengths, batch_indices, positions)
 
 
 def _buffer(name: str, buffer: Optional[torch.Tensor], nnz: int, like: torch.Tensor) -> torch.Tensor:
@@ -63,6 +63,8 @@ def get_batch_indices_positions(
     >>> flashinfer.get_batch_indices_positions(torch.tensor([0, 3, 5]), torch.tensor([3, 8]), 6)
     (tensor([ 0,  0,  0,  1,  1, -1], dtype=torch.int32), tensor([0, 1, 2, 6, 7, 0], dtype=torch.int32))
     """
+    if nnz < 0:
+        raise ArgumentError(f"get_batch_indices_positions: nnz is {nnz}, expected 0 or more")
     batch_indices = _buffer("batch_indices", batch_indices, nnz, append_indptr)
     positions = _buffer("positions", positions, nnz, append_indptr)
     _get_batch_indices_positions(append_indptr, seq_lens, batch_indices, positions)
@@ -87,5 +89,10 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
     torch.Tensor
         ``(batch_size,)``: ``max(pages - 1, 0) * page_size + kv_last_page_len``.
     """
+    if kv_last_page_len.ndim != 1 or kv_indptr.shape != (kv_last_page_len.shape[0] + 1,):
+        raise ArgumentError(
+            f"get_seq_lens: kv_indptr has shape {tuple(kv_indptr.shape)} and kv_last_page_len "
+            f"{tuple(kv_last_page_len.shape)}, expected (batch_size + 1,) and (batch_size,)"
+        )
     full_pages = torch.clamp(kv_indptr[1:] - kv_indptr[:-1] - 1, min=0)
     return full_pages * page_size + kv_last_page_len

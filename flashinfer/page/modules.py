@@ -11,6 +11,7 @@ from ..errors import ArgumentError
 from ..jit.codegen import module_cache
 from ..jit.page import gen_page_module, gen_page_nvfp4_module
 from ..knobs import knobs
+from ..tensor_checks import as_int32
 
 get_page_module = module_cache(gen_page_module)
 get_page_nvfp4_module = module_cache(gen_page_nvfp4_module)
@@ -20,16 +21,18 @@ VALIDATE = knobs.validate_inputs
 
 PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
-_INT32 = torch.int32
 _IS_HND = {"NHD": False, "HND": True}
 
 
-def as_int32(*indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The indices as kernels read them: the very tensors when they are int32 already."""
-    for tensor in indices:
-        if tensor.dtype is not _INT32:
-            return tuple(tensor.to(_INT32) for tensor in indices)
-    return indices
+def table_as_int32(
+    op: str,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """What says where rows go, as kernels read it."""
+    return as_int32(op, batch_indices=batch_indices, positions=positions, kv_indices=kv_indices, kv_indptr=kv_indptr)
 
 
 def is_hnd(op: str, kv_layout: str) -> bool:
@@ -40,7 +43,7 @@ def is_hnd(op: str, kv_layout: str) -> bool:
 
 def halves(op: str, name: str, cache: PagedCache) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     """Keys and values of a pair; a cache that holds both comes back whole: the launcher splits it for free."""
-    if isinstance(cache, torch.Tensor):
+    if type(cache) is torch.Tensor or isinstance(cache, torch.Tensor):  # isinstance alone takes 0.2 us
         return cache, None
     if not isinstance(cache, tuple):
         raise KeyError(f"{op}: {name} is a {type(cache).__name__}, expected a tensor or a tuple of two")

@@ -19,7 +19,7 @@ from ..trace.templates.page import (
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace,
 )
 from . import modules
-from .modules import PagedCache, as_int32, get_page_nvfp4_module, halves, is_hnd
+from .modules import PagedCache, get_page_nvfp4_module, halves, is_hnd, table_as_int32
 
 _TABLE, _MAPPING = "nvfp4_quantize_append_paged_kv_cache", "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
 _CACHES = ("cache", "value_cache", "sf", "value_sf")
@@ -43,7 +43,7 @@ def _append(
     v_scale: float,
     is_hnd: bool,
 ) -> None:
-    b, p, indices, indptr = as_int32(batch_indices, positions, kv_indices, kv_indptr)
+    b, p, indices, indptr = table_as_int32(_TABLE, batch_indices, positions, kv_indices, kv_indptr)
     get_page_nvfp4_module(backend_of(append_key)).nvfp4_quantize_append_paged_kv_cache(
         append_key, append_value, b, p, cache, value_cache, sf, value_sf, indices, indptr,
         k_scale, v_scale, is_hnd, modules.VALIDATE,

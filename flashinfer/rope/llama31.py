@@ -16,7 +16,7 @@ from ..trace.templates.rope import (
     apply_llama31_rope_pos_ids_trace,
     apply_llama31_rope_trace,
 )
-from .modules import columns, get_rope_module
+from .modules import get_rope_module
 
 
 @register_custom_op("flashinfer::apply_llama31_rope", mutates_args=("q_rope", "k_rope"))
@@ -27,7 +27,7 @@ def _apply_llama31_rope(
     k_rope: torch.Tensor,
     indptr: torch.Tensor,
     offsets: torch.Tensor,
-    rotary_dim: int,
+    rotary_dim: Optional[int],
     interleave: bool,
     rope_scale: float,
     rope_theta: float,
@@ -49,7 +49,7 @@ def _apply_llama31_rope_pos_ids(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,
     pos_ids: torch.Tensor,
-    rotary_dim: int,
+    rotary_dim: Optional[int],
     interleave: bool,
     rope_scale: float,
     rope_theta: float,
@@ -103,7 +103,7 @@ def apply_llama31_rope(
     """
     q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
     _apply_llama31_rope(
-        q, k, q_rope, k_rope, indptr, offsets, columns(rotary_dim), interleave,
+        q, k, q_rope, k_rope, indptr, offsets, rotary_dim, interleave,
         rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
     )  # fmt: skip
     return q_rope, k_rope
@@ -125,7 +125,7 @@ def apply_llama31_rope_inplace(
 ) -> None:
     r""":func:`apply_llama31_rope` that overwrites q and k."""
     _apply_llama31_rope(
-        q, k, q, k, indptr, offsets, columns(rotary_dim), interleave,
+        q, k, q, k, indptr, offsets, rotary_dim, interleave,
         rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
     )  # fmt: skip
 
@@ -149,7 +149,7 @@ def apply_llama31_rope_pos_ids(
     """
     q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
     _apply_llama31_rope_pos_ids(
-        q, k, q_rope, k_rope, pos_ids, columns(rotary_dim), interleave,
+        q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave,
         rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
     )  # fmt: skip
     return q_rope, k_rope
@@ -170,6 +170,6 @@ def apply_llama31_rope_pos_ids_inplace(
 ) -> None:
     r""":func:`apply_llama31_rope_pos_ids` that overwrites q and k."""
     _apply_llama31_rope_pos_ids(
-        q, k, q, k, pos_ids, columns(rotary_dim), interleave,
+        q, k, q, k, pos_ids, rotary_dim, interleave,
         rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from ..trace.templates.rope import (
     apply_rope_pos_ids_trace,
     apply_rope_trace,
 )
-from .modules import columns, get_rope_module
+from .modules import get_rope_module
 
 
 @register_custom_op("flashinfer::apply_rope", mutates_args=("q_rope", "k_rope"))
@@ -27,7 +27,7 @@ def _apply_rope(
     k_rope: torch.Tensor,
     indptr: torch.Tensor,
     offsets: torch.Tensor,
-    rotary_dim: int,
+    rotary_dim: Optional[int],
     interleave: bool,
     rope_scale: float,
     rope_theta: float,
@@ -45,7 +45,7 @@ def _apply_rope_pos_ids(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,
     pos_ids: torch.Tensor,
-    rotary_dim: int,
+    rotary_dim: Optional[int],
     interleave: bool,
     rope_scale: float,
     rope_theta: float,
@@ -104,7 +104,7 @@ def apply_rope(
     >>> q_rope, k_rope = flashinfer.apply_rope(q, k, indptr, offsets)
     """
     q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
-    _apply_rope(q, k, q_rope, k_rope, indptr, offsets, columns(rotary_dim), interleave, rope_scale, rope_theta)
+    _apply_rope(q, k, q_rope, k_rope, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta)
     return q_rope, k_rope
 
 
@@ -120,7 +120,7 @@ def apply_rope_inplace(
     rope_theta: float = 1e4,
 ) -> None:
     r""":func:`apply_rope` that overwrites q and k."""
-    _apply_rope(q, k, q, k, indptr, offsets, columns(rotary_dim), interleave, rope_scale, rope_theta)
+    _apply_rope(q, k, q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta)
 
 
 @flashinfer_api(trace=apply_rope_pos_ids_trace)
@@ -153,7 +153,7 @@ def apply_rope_pos_ids(
     >>> q_rope, k_rope = flashinfer.apply_rope_pos_ids(q, k, torch.arange(5))
     """
     q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
-    _apply_rope_pos_ids(q, k, q_rope, k_rope, pos_ids, columns(rotary_dim), interleave, rope_scale, rope_theta)
+    _apply_rope_pos_ids(q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave, rope_scale, rope_theta)
     return q_rope, k_rope
 
 
@@ -168,4 +168,4 @@ def apply_rope_pos_ids_inplace(
     rope_theta: float = 1e4,
 ) -> None:
     r""":func:`apply_rope_pos_ids` that overwrites q and k."""
-    _apply_rope_pos_ids(q, k, q, k, pos_ids, columns(rotary_dim), interleave, rope_scale, rope_theta)
+    _apply_rope_pos_ids(q, k, q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta)

@@ -11,7 +11,9 @@ from ..api_logging import flashinfer_api
 from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op
+from ..tensor_checks import as_int32
 from ..trace.templates.rope_quantize import rope_quantize_fp8_append_paged_kv_cache_trace
+from . import modules
 from .modules import get_rope_module
 from .quantize import output, target_dtype
 
@@ -48,7 +50,7 @@ def _rope_quantize_append_paged_kv_cache(
     get_rope_module(backend_of(q_rope)).rope_quantize_append_paged_kv_cache(
         q_rope, k_rope, q_nope, k_nope, v, q_rope_out, q_nope_out, first_cache, second_cache, cos_sin_cache, pos_ids,
         kv_indices, kv_indptr, batch_indices, positions, page_size, heads_first, quant_scale_q, quant_scale_kv,
-        interleave, enable_pdl,
+        interleave, enable_pdl, modules.VALIDATE,
     )  # fmt: skip
 
 
@@ -59,7 +61,8 @@ def _check_caches(
     dtype: torch.dtype,
 ) -> None:
     if not isinstance(paged_kv_cache, (tuple, list)) or len(paged_kv_cache) != 2:
-        kind = f"{type(paged_kv_cache).__name__} of {len(paged_kv_cache)}"
+        count = f" of {len(paged_kv_cache)}" if isinstance(paged_kv_cache, (tuple, list, torch.Tensor)) else ""
+        kind = type(paged_kv_cache).__name__ + count
         raise ArgumentError(f"{_OP}: paged_kv_cache is a {kind}, expected a tuple of 2 tensors")
     mla = k_rope.ndim == 2
     if mla and v is not None:
@@ -76,10 +79,6 @@ def _check_caches(
             raise ArgumentError(
                 f"{_OP}: {name} has dtype {cache.dtype}, expected {dtype} (the target of the quantisation)"
             )
-
-
-def _int32(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype == torch.int32 else x.int()
 
 
 @flashinfer_api(trace=rope_quantize_fp8_append_paged_kv_cache_trace)
@@ -110,7 +109,9 @@ def rope_quantize_fp8_append_paged_kv_cache(
 
     Token ``i`` goes to slot ``positions[i]`` of request ``b = batch_indices[i]``: entry ``slot % page_size`` of page
     ``kv_indices[kv_indptr[b] + slot // page_size]``. A token with ``batch_indices[i] < 0`` is padding: nothing is
-    written for it, neither to the cache nor to the outputs for q.
+    written for it, neither to the cache nor to the outputs for q. So it is on CUDA for a token without a slot, whose
+    position is beyond the pages of its request or whose page is outside of the cache; on the CPU, or with
+    ``FLASHINFER_VALIDATE_INPUTS=1`` at import, that is an error.
 
     Parameters
     ----------
@@ -126,7 +127,7 @@ def rope_quantize_fp8_append_paged_kv_cache(
     kv_indices, kv_indptr : torch.Tensor
         Pages of all requests, and where those of each request begin.
     batch_indices, positions : torch.Tensor
-        ``(nnz,)``: request and slot of each token. Index tensors are int32; others are converted.
+        ``(nnz,)``: request and slot of each token. Index tensors are int32; other integers are converted.
     is_neox, quantize_dtype, quant_scale_q, quant_scale_kv, enable_pdl
         As in :func:`rope_quantize_fp8`.
     page_size : int
@@ -148,9 +149,12 @@ def rope_quantize_fp8_append_paged_kv_cache(
     q_rope_out = output(_OP, "q_rope_out", q_rope_out, q_rope, q_rope, dtype)
     q_nope_out = output(_OP, "q_nope_out", q_nope_out, q_nope, q_rope, dtype)
     first_cache, second_cache = paged_kv_cache
+    kv_indices, kv_indptr, batch_indices, positions = as_int32(
+        _OP, kv_indices=kv_indices, kv_indptr=kv_indptr, batch_indices=batch_indices, positions=positions
+    )
     _rope_quantize_append_paged_kv_cache(
         q_rope, k_rope, q_nope, k_nope, v, q_rope_out, q_nope_out, first_cache, second_cache, cos_sin_cache, pos_ids,
-        _int32(kv_indices), _int32(kv_indptr), _int32(batch_indices), _int32(positions),
-        page_size, kv_layout == "HND", quant_scale_q, quant_scale_kv, not is_neox, enable_pdl,
+        kv_indices, kv_indptr, batch_indices, positions, page_size, kv_layout == "HND", quant_scale_q,
+        quant_scale_kv, not is_neox, enable_pdl,
     )  # fmt: skip
     return q_rope_out, q_nope_out

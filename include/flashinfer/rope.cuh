@@ -15,6 +15,7 @@
 // * Divisions are multiplications by a reciprocal, tokens are in the grid.
 //   test  pytest tests/rope      bench  python benchmarks/bench_rope.py
 #pragma once
+#include "page_table.cuh"
 #include "ptx/pdl.cuh"
 #include "ptx/prefetch.cuh"
 #include "rope.h"
@@ -49,8 +50,7 @@ struct Args {
   bool read_cache;  // cosines and sines come straight from the table
   RopePositions positions;
   RopeAngles angles;
-  RopePages pages;
-  FastDivisor page_size;
+  page::TableArgs pages;
   RopeOut out_kind;
 };
 
@@ -213,11 +213,10 @@ __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant_
 
   int64_t row = token, entry = 0;  // of a slot
   if (QUANT && a.pages.batch_indices != nullptr) {
-    const int request = a.pages.batch_indices[token];
-    if (request < 0) return;
-    const uint32_t slot = a.pages.positions[token], page = a.page_size.Divide(slot);
-    row = a.pages.kv_indices[a.pages.kv_indptr[request] + page];
-    entry = slot - page * a.page_size.divisor;
+    const page::DeviceSlot slot = page::SlotOf(a.pages, a.pages.batch_indices[token], a.pages.positions[token]);
+    if (slot.page < 0) return;
+    row = slot.page;
+    entry = slot.entry;
   }
 
   const float* angles = table;
@@ -306,8 +305,7 @@ Status RopeOf(const RopeParams& p, Stream stream) {
   a.interleave = p.interleave;
   a.positions = p.positions;
   a.angles = p.angles;
-  a.pages = p.pages;
-  a.page_size = FastDivisor(uint32_t(std::max(p.pages.page_size, 1)));
+  if (p.pages.batch_indices != nullptr) a.pages = page::MakeTable(p.pages);
   a.out_kind = p.out_kind;
   const bool aligned_cache = IsAligned(p.angles.cache, 16) && p.angles.cache_stride % 4 == 0;
   a.read_cache = vectorised && p.angles.cache != nullptr && p.positions.pos_ids != nullptr && aligned_cache;

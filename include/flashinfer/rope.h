@@ -9,6 +9,7 @@
 //   test  pytest tests/rope      bench  python benchmarks/bench_rope.py
 #pragma once
 #include "backend.h"
+#include "page.h"
 
 namespace flashinfer {
 
@@ -48,15 +49,6 @@ struct RopeAngles {
   double log2_step, inv_scale, ramp, shift;
 };
 
-/// Slots of a paged cache; a token with a negative batch index is padding, for which nothing is written.
-struct RopePages {
-  const int32_t* batch_indices;  ///< null: no cache
-  const int32_t* positions;
-  const int32_t* kv_indptr;
-  const int32_t* kv_indices;
-  int32_t page_size;
-};
-
 struct RopeParams {
   static constexpr int MAX_SEGMENTS = 5;
   RopeSegment segments[MAX_SEGMENTS];  ///< rotated ones first
@@ -66,7 +58,7 @@ struct RopeParams {
   bool interleave;
   RopePositions positions;
   RopeAngles angles;
-  RopePages pages;
+  PageTable pages;  ///< batch_indices null: no cache. For a token without a slot, such as padding, nothing is written
   RopeOut out_kind;
   bool enable_pdl;  ///< CUDA only: programmatic dependent launch
 };

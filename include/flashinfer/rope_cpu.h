@@ -157,20 +157,19 @@ inline void RopeTokens(const RopeParams& p) {
   ParallelFor(p.tokens, elements, [&](int64_t begin, int64_t end) {
     Rotation rotation(p.rotary_dim, p.interleave, p.angles, turns);
     for (int64_t token = begin; token < end; ++token) {
-      int64_t position, page = 0, entry = 0;
+      int64_t position;
+      Slot slot{};
       if (!TokenPosition(p.positions, token, position)) continue;
       if (p.pages.batch_indices != nullptr) {
-        const int64_t request = p.pages.batch_indices[token], slot = p.pages.positions[token];
-        if (request < 0) continue;
-        page = p.pages.kv_indices[p.pages.kv_indptr[request] + slot / p.pages.page_size];
-        entry = slot % p.pages.page_size;
+        FindSlot(p.pages, token, &slot);
+        if (slot.page < 0) continue;
       }
       rotation.SetPosition(position);
       for (const RopeSegment* s = p.segments; s < p.segments + p.num_segments; ++s) {
         const int64_t rotary = s->rotated ? p.rotary_dim : 0;
         const T* in = static_cast<const T*>(s->in) + token * s->in_token;
-        Out* out =
-            static_cast<Out*>(s->out) + (s->paged ? page * s->out_row + entry * s->out_entry : token * s->out_row);
+        Out* out = static_cast<Out*>(s->out) +
+                   (s->paged ? slot.page * s->out_row + slot.entry * s->out_entry : token * s->out_row);
         const float scale = std::is_same_v<T, Out> ? 1.0f : s->scale;
         for (int64_t head = 0; head < s->heads; ++head, in += s->in_head, out += s->out_head) {
           if (s->rotated) rotation.Apply(in, out, scale);

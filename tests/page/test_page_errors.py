@@ -86,6 +86,8 @@ BAD = [
     (APPEND, "paged_kv_cache", lambda t: t.repeat(1, 1, 1, 1, 2)[..., ::2], "paged_kv_cache.stride(-1) = 2"),
     (BY_TABLE, "batch_indices", lambda t: t[1:], "batch_indices.shape[0] = 22, expected 23"),
     (BY_TABLE, "positions", lambda t: t[1:], "positions.shape[0] = 22, expected 23"),
+    (BY_TABLE, "positions", lambda t: t.float(), "positions has dtype torch.float32, expected integers"),
+    (BY_TABLE, "kv_indptr", lambda t: t.bool(), "kv_indptr has dtype torch.bool, expected integers"),
     (BY_TABLE, "positions", lambda t: t.repeat(2)[::2], "positions must be contiguous"),
     (BY_TABLE, "kv_indptr", lambda t: t[:0], "kv_indptr is empty, expected batch_size + 1 entries"),
     (BY_TABLE, "kv_indices", lambda t: t.view(1, -1), "kv_indices has 2 dimensions, expected 1"),
@@ -161,6 +163,20 @@ def test_bad_buffers(device):
             flashinfer.page.get_batch_indices_positions(indptr, lengths, 6, batch_indices, positions)
     with pytest.raises(ArgumentError, match=r"append_indptr.shape\[0\] = 3, expected 2"):
         flashinfer.page.get_batch_indices_positions(indptr, lengths[1:], 6)
+
+
+def test_bad_lengths(device):
+    indptr, lengths = torch.tensor([0, 3, 5], device=device), torch.tensor([3, 8], device=device)
+    for bad_indptr, bad_lengths, nnz, text in (
+        (indptr.float(), lengths, 6, "append_indptr has dtype torch.float32, expected integers"),
+        (indptr, lengths.bool(), 6, "seq_lens has dtype torch.bool, expected integers"),
+        (indptr, lengths, -1, "nnz is -1, expected 0 or more"),
+    ):
+        with pytest.raises(ArgumentError, match=re.escape(f"get_batch_indices_positions: {text}")):
+            flashinfer.page.get_batch_indices_positions(bad_indptr, bad_lengths, nnz)
+    for last_page_len in (lengths[:1], lengths[0], indptr):  # the first two would be broadcast
+        with pytest.raises(ArgumentError, match=re.escape("get_seq_lens: kv_indptr has shape (3,)")):
+            flashinfer.page.get_seq_lens(indptr, last_page_len, 16)
 
 
 # Rows without a slot --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from flashinfer.errors import ArgumentError
 
 FP16, FP32, FP8, INT = torch.float16, torch.float32, torch.float8_e4m3fn, torch.int32
 
-# For each op: the arguments of a good call, name -> (shape, dtype) or a value.
+# For each op: the arguments of a good call, name -> (shape, dtype) of zeros or a value.
 HEADS = {"q": ((4, 8, 64), FP16), "k": ((4, 2, 64), FP16)}
 RAGGED = {**HEADS, "indptr": ((3,), INT), "offsets": ((2,), INT)}
 POS_IDS = {**HEADS, "pos_ids": ((4,), INT)}
@@ -33,7 +33,10 @@ MLA = {
     **TABLE,
 }
 PAGES = {
-    name: ((size,), INT) for name, size in [("kv_indices", 2), ("kv_indptr", 3), ("batch_indices", 4), ("positions", 4)]
+    "kv_indices": ((2,), INT),
+    "kv_indptr": torch.tensor([0, 1, 2], dtype=INT),
+    "batch_indices": ((4,), INT),
+    "positions": ((4,), INT),
 }
 GQA = {**MLA, "k_rope": ((4, 2, 64), FP16), "k_nope": ((4, 2, 32), FP16), "v": ((4, 2, 96), FP16)}
 KV = [((3, 16, 2, 96), FP8), ((3, 16, 2, 96), FP8)]
@@ -65,6 +68,7 @@ BAD = [
     (APPLY, "k", ((5, 2, 64), FP16), "k.shape[0] = 5, expected 4 (the number of tokens)"),
     (APPLY, "k", ((4, 2, 64), torch.bfloat16), "k has dtype bfloat16, expected float16 (the dtype of q)"),
     (APPLY, "rotary_dim", 0, "rotary_dim is 0, expected an even number from 2 to 64"),
+    (APPLY, "rotary_dim", -1, "rotary_dim is -1, expected an even number from 2 to 64"),
     (APPLY, "rotary_dim", 33, "rotary_dim is 33, expected an even number"),
     (APPLY, "rotary_dim", 66, "rotary_dim is 66, expected an even number from 2 to 64"),
     (POSITIONED, "pos_ids", ((5,), INT), "pos_ids.shape[0] = 5, expected 4"),
@@ -90,6 +94,8 @@ BAD = [
         ((4, 32), torch.float8_e5m2),
         "k_nope_out has dtype torch.float8_e5m2, expected torch.float8_e4m3fn",
     ),
+    (FUSED, "q_nope_out", ((4, 8, 16), FP8), "q_nope_out has shape (4, 8, 16), expected (4, 8, 32)"),
+    (QUANT, "k_nope", None, "k_nope_out.shape[-1] = 32, expected 0 (k_nope is None)"),
     (APPEND, "v", None, "v is None, expected a tensor"),
     (APPEND, "k_rope", ((4, 64), FP16), "v is given, expected None"),
     (APPEND, "paged_kv_cache", lambda pair: pair[:1], "paged_kv_cache is a tuple of 1, expected a tuple of 2"),
@@ -101,6 +107,14 @@ BAD = [
         lambda pair: (pair[0], pair[1][..., :64]),
         "v_cache.shape[-1] = 64, expected 96 (the width of v)",
     ),
+    (
+        APPEND,
+        "paged_kv_cache",
+        lambda pair: (pair[0], pair[1][:2]),
+        "v_cache.shape[0] = 2, expected 3 (the pages of the first cache)",
+    ),
+    (APPEND, "paged_kv_cache", lambda pair: None, "paged_kv_cache is a NoneType, expected a tuple of 2 tensors"),
+    (APPEND, "positions", ((4,), FP32), "positions has dtype torch.float32, expected integers"),
     (APPEND, "page_size", 8, "k_cache.shape[1] = 16, expected 8 (page_size)"),
     (APPEND, "kv_layout", "HDN", "kv_layout is 'HDN', expected 'NHD' or 'HND'"),
     (APPEND, "batch_indices", ((3,), INT), "batch_indices.shape[0] = 3, expected 4"),
@@ -115,7 +129,7 @@ def make(value, device):
         return tuple(make(item, device) for item in value)
     if isinstance(value, tuple):
         return torch.zeros(value[0], device=device).to(value[1])
-    return value
+    return value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
 
 
 @pytest.mark.parametrize("op", GOOD)
@@ -147,12 +161,14 @@ def test_other_device(device, op, argument):
 
 
 def test_indices_outside_of_the_cache():
-    """What a GPU cannot refuse, a CPU can."""
+    """What a GPU cannot refuse, a CPU can. Request 0 has one page: its position 16 would be a token of request 1."""
     op = "rope_quantize_fp8_append_paged_kv_cache"
     for name, value, text in [
-        ("batch_indices", 2, "batch_indices of token 0 is 2, expected 0 to 1"),
-        ("positions", 32, "the page list entry of token 0 is 2, expected 0 to 1"),
-        ("kv_indices", 3, "the page of token 0 is 3, expected 0 to 2"),
+        ("batch_indices", 2, "batch_indices[0] = 2, expected less than 2 (kv_indptr has 2 requests)"),
+        ("positions", 16, "positions[0] = 16, expected 0 to 15 (request 0 has 1 pages of 16 tokens)"),
+        ("positions", -1, "positions[0] = -1, expected 0 to 15 (request 0 has 1 pages of 16 tokens)"),
+        ("kv_indices", 3, "kv_indices[0] = 3, expected 0 to 2 (the cache has 3 pages)"),
+        ("kv_indptr", -1, "kv_indptr[0] to kv_indptr[1] = -1 to 1, expected within 0 to 2"),
         ("pos_ids", 8, "the position of token 0 is 8, expected 0 to 7"),
     ]:
         arguments = {key: make(good, "cpu") for key, good in GOOD[op].items()}
@@ -167,3 +183,18 @@ def test_rotary_dim_of_a_gpu_has_a_limit():
     q = torch.zeros(1, 1, 2048, device="cuda", dtype=FP16)
     with pytest.raises(RuntimeError, match="rotary_dim is 2048, expected an even number from 2 to 1024"):
         flashinfer.rope.apply_rope_pos_ids(q, q, torch.zeros(1, dtype=INT, device="cuda"))
+
+
+@pytest.mark.parametrize("name, value", [("batch_indices", 2), ("positions", 16), ("positions", -1), ("kv_indices", 3)])
+def test_tokens_without_a_slot_on_a_gpu(name, value):
+    """They write nothing: no page of another request, nothing outside of the cache, no query."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    op = "rope_quantize_fp8_append_paged_kv_cache"
+    arguments = {key: make(good, "cuda") for key, good in GOOD[op].items()}
+    arguments["v"] += 1
+    arguments["q_rope_out"] = torch.full((4, 8, 64), 2, device="cuda").to(FP8)
+    arguments[name][:] = value
+    flashinfer.rope.rope_quantize_fp8_append_paged_kv_cache(**arguments)
+    assert all((cache.float() == 0).all() for cache in arguments["paged_kv_cache"])
+    assert (arguments["q_rope_out"].float() == 2).all()
