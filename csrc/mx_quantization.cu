@@ -57,18 +57,24 @@ void block_scale_interleave(TensorView out, TensorView unswizzled_sf) {
 
 #ifdef FLASHINFER_CPU
 void dequantize(TensorView out, TensorView input, TensorView scales, Optional<TensorView> global_scale,
-                int64_t block_size, bool is_e2m1, bool is_scale_e4m3, int64_t layout, tvm::ffi::String op_name) {
-  const char* op = op_name.c_str();
-  Expect(op, "input", input).on_device().dtype({dl_uint8, dl_float8_e4m3fn}).rank(2).contiguous();
+                int64_t block_size, bool is_e2m1, bool is_scale_e4m3, int64_t layout, tvm::ffi::String op_name,
+                tvm::ffi::String input_name, tvm::ffi::String scales_name) {
+  const char* op = op_name.c_str();  // one launcher serves several ops, which call their arguments differently
+  Expect(op, input_name.c_str(), input).on_device().dtype({dl_uint8, dl_float8_e4m3fn}).rank(2).contiguous();
   const int64_t rows = input.size(0), cols = input.size(1) * (is_e2m1 ? 2 : 1);
   if (block_size < 1 || cols % block_size != 0 || (is_e2m1 && block_size % 2 != 0)) {
-    TVM_FFI_THROW(ArgumentError) << op << ": rows have " << cols << " elements, expected a multiple of " << block_size
+    TVM_FFI_THROW(ArgumentError) << op << ": rows of " << input_name << " have " << cols
+                                 << " elements, expected a multiple of " << block_size
                                  << " (elements that share a scale, an even number for two to a byte)";
   }
   const ScaleGrid grid{rows, cols / block_size, ScaleLayout(layout)};
-  Expect(op, "scales", scales).on_device().dtype({dl_uint8, dl_float8_e4m3fn}).contiguous().numel(grid.Size());
+  Expect(op, scales_name.c_str(), scales)
+      .on_device()
+      .dtype({dl_uint8, dl_float8_e4m3fn})
+      .contiguous()
+      .numel(grid.Size());
   if (global_scale.has_value())
-    Expect(op, "global_scale", global_scale.value()).on_device().dtype({dl_float32}).numel(1);
+    Expect(op, "global_scale_tensor", global_scale.value()).on_device().dtype({dl_float32}).numel(1);
   Expect(op, "out", out).on_device().dtype({dl_float32}).contiguous().numel(rows * cols);
   const flashinfer::DequantizeParams p{input.data_ptr<uint8_t>(),
                                        scales.data_ptr<uint8_t>(),

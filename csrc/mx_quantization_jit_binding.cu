@@ -10,7 +10,8 @@ FLASHINFER_EXPORT(block_scale_interleave, block_scale_interleave)
 
 #ifdef FLASHINFER_CPU
 void dequantize(TensorView out, TensorView input, TensorView scales, Optional<TensorView> global_scale,
-                int64_t block_size, bool is_e2m1, bool is_scale_e4m3, int64_t layout, tvm::ffi::String op_name);
+                int64_t block_size, bool is_e2m1, bool is_scale_e4m3, int64_t layout, tvm::ffi::String op_name,
+                tvm::ffi::String input_name, tvm::ffi::String scales_name);
 
 FLASHINFER_EXPORT(dequantize, dequantize)
 #endif

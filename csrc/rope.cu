@@ -163,6 +163,7 @@ void apply_rope_pos_ids_cos_sin_cache(TensorView query, TensorView key, Optional
   ExpectHeads(op, "key", key, query, 2, 3);
   Expect(op, "query_out", q_out).same_shape(query, "query").same_dtype(query, "query").last_dim_contiguous();
   Expect(op, "key_out", k_out).same_shape(key, "key").same_dtype(query, "query").last_dim_contiguous();
+  if (head_size < 1) TVM_FFI_THROW(ArgumentError) << op << ": head_size is " << head_size << ", expected at least 1";
   RopeParams p{};
   p.tokens = query.size(0);
   p.interleave = interleave;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that serving engines import and that only kernels for Blackwell GPUs could serve. This package has none."""
+"""Names that serving engines import and that nothing here can serve, because they need a GPU or a package of others."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, Callable, NoReturn
 
 from .errors import BackendSupportedError
 
-__all__ = ["UnsupportedError", "needs_blackwell"]
+__all__ = ["UnsupportedError", "needs"]
 
 
-class UnsupportedError(BackendSupportedError, RuntimeError):
-    """Callers probe such names with either type."""
+class UnsupportedError(BackendSupportedError, ValueError, RuntimeError):
+    """Callers probe such names with any of these types."""
 
 
-def needs_blackwell(name: str) -> Callable[..., NoReturn]:
+def needs(name: str, what: str) -> Callable[..., NoReturn]:
     """A function that can be imported and whose call says what is missing."""
 
     def unsupported(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedError(f"{name}: needs kernels for Blackwell GPUs (SM100), which this package does not have")
+        raise UnsupportedError(f"{name}: needs {what}, expected a call only where that is present")
 
     unsupported.__name__ = unsupported.__qualname__ = name
-    unsupported.__doc__ = "Not available here: needs kernels for Blackwell GPUs (SM100)."
+    unsupported.__doc__ = f"Not available here: needs {what}."
     return unsupported

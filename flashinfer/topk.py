@@ -13,7 +13,7 @@ from typing import Optional
 import torch
 
 from .api_logging import flashinfer_api
-from .blackwell_only import needs_blackwell
+from .blackwell_only import needs
 from .dispatch import backend_of
 from .errors import ArgumentError
 from .integers import round_up
@@ -55,10 +55,11 @@ def can_use_clusters_topk(*args: object, **kwargs: object) -> bool:
     return False
 
 
-get_fast_topk_clusters = needs_blackwell("get_fast_topk_clusters")
-topk_clusters_exact = needs_blackwell("topk_clusters_exact")
-topk_clusters_page_table_transform = needs_blackwell("topk_clusters_page_table_transform")
-topk_clusters_ragged_transform = needs_blackwell("topk_clusters_ragged_transform")
+_CLUSTERS = "kernels for Blackwell GPUs (SM100), which this package does not have"
+get_fast_topk_clusters = needs("get_fast_topk_clusters", _CLUSTERS)
+topk_clusters_exact = needs("topk_clusters_exact", _CLUSTERS)
+topk_clusters_page_table_transform = needs("topk_clusters_page_table_transform", _CLUSTERS)
+topk_clusters_ragged_transform = needs("topk_clusters_ragged_transform", _CLUSTERS)
 
 
 def _check(op: str, input: torch.Tensor, k: int) -> None:

@@ -6,9 +6,9 @@ They are no implementations: each can be imported, and a call says what it would
 
 from __future__ import annotations
 
-from typing import Any, Callable, NoReturn
+from typing import Callable, NoReturn
 
-from ..errors import BackendSupportedError
+from ..blackwell_only import needs
 
 #: What the top level publishes; ``flashinfer.decode``, ``prefill``, ``mla``, ``xqa`` and ``msa_ops`` have the rest.
 __all__ = [
@@ -19,27 +19,12 @@ __all__ = [
 ]
 
 
-class BlackwellOnlyError(BackendSupportedError, ValueError, RuntimeError):
-    """Callers probe such names with any of these types."""
-
-
-def _name(name: str, needs: str) -> Callable[..., NoReturn]:
-    """A function that can be imported and whose call says what is missing."""
-
-    def unsupported(*args: Any, **kwargs: Any) -> NoReturn:
-        raise BlackwellOnlyError(f"{name}: needs {needs}, expected a call only where that is present")
-
-    unsupported.__name__ = unsupported.__qualname__ = name
-    unsupported.__doc__ = f"Not available here: needs {needs}."
-    return unsupported
-
-
 _SM100 = "an SM100 or SM103 GPU (Blackwell) and kernels for it, which this package does not have"
 _SM120 = "an SM120 or SM121 GPU and kernels for it, which this package does not have"
 
 
-def _names(needs: str, *names: str) -> dict[str, Callable[..., NoReturn]]:
-    return {name: _name(name, needs) for name in names}
+def _names(what: str, *names: str) -> dict[str, Callable[..., NoReturn]]:
+    return {name: needs(name, what) for name in names}
 
 
 DECODE_NAMES = _names(
@@ -89,7 +74,7 @@ MSA_NAMES = _names(
     "msa_sparse_decode_attention",
     "msa_topk_select",
 )
-nvfp4_attention_sm120_fwd = _name("nvfp4_attention_sm120_fwd", _SM120)
-nvfp4_attention_sm120_quantize_qkv = _name("nvfp4_attention_sm120_quantize_qkv", _SM120)
-trtllm_sage_attention_quantize = _name("trtllm_sage_attention_quantize", _SM100)
+nvfp4_attention_sm120_fwd = needs("nvfp4_attention_sm120_fwd", _SM120)
+nvfp4_attention_sm120_quantize_qkv = needs("nvfp4_attention_sm120_quantize_qkv", _SM120)
+trtllm_sage_attention_quantize = needs("trtllm_sage_attention_quantize", _SM100)
 xqa_mla = XQA_NAMES["xqa_mla"]

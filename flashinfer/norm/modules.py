@@ -20,6 +20,9 @@ get_qk_rmsnorm_rope_module = module_cache(gen_qk_rmsnorm_rope_module)
 def scale_tensor(op: str, scale: Union[torch.Tensor, float], input: torch.Tensor) -> torch.Tensor:
     """A quantisation scale as a one-element float32 tensor on the input's device."""
     if not isinstance(scale, torch.Tensor):
+        if not isinstance(scale, (int, float)):
+            kind = type(scale).__name__
+            raise ArgumentError(f"{op}: scale is a {kind}, expected a float32 tensor: scale must be a scalar tensor")
         warnings.warn(
             f"{op}: a float scale is deprecated, pass a float32 tensor of one element", FutureWarning, stacklevel=3
         )

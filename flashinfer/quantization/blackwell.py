@@ -8,11 +8,11 @@ MXFP8 quantisation, which need no such hardware, are in the other modules.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Callable, NoReturn
+from typing import Callable, NoReturn
 
 import torch
 
-from ..errors import BackendSupportedError
+from ..blackwell_only import needs
 from ..integers import round_up
 
 __all__ = [
@@ -29,23 +29,8 @@ __all__ = [
 ]
 
 
-class UnsupportedError(BackendSupportedError, RuntimeError):
-    """Callers probe such names with either type."""
-
-
-def _needs(name: str, what: str) -> Callable[..., NoReturn]:
-    """A function that can be imported and whose call says what is missing."""
-
-    def unsupported(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedError(f"{name}: needs {what}, expected a call only where that is present")
-
-    unsupported.__name__ = unsupported.__qualname__ = name
-    unsupported.__doc__ = f"Not available here: needs {what}."
-    return unsupported
-
-
 def _needs_gpu(name: str, arch: str = "SM100") -> Callable[..., NoReturn]:
-    return _needs(name, f"a Blackwell GPU ({arch}) and quantising kernels for it, which this package does not have")
+    return needs(name, f"a Blackwell GPU ({arch}) and quantising kernels for it, which this package does not have")
 
 
 fp4_quantize = _needs_gpu("fp4_quantize")
@@ -60,11 +45,11 @@ silu_and_mul_nvfp4_quantize = _needs_gpu("silu_and_mul_nvfp4_quantize")
 silu_and_mul_scaled_nvfp4_experts_quantize = _needs_gpu("silu_and_mul_scaled_nvfp4_experts_quantize")
 
 # Not at top level.
-per_token_group_quant_8bit = _needs("per_token_group_quant_8bit", "the package cuda.tile")
-mxfp8_quantize_cute_dsl = _needs("mxfp8_quantize_cute_dsl", "an SM100 GPU and the CuTe DSL")
-mxfp4_quantize_cute_dsl = _needs("mxfp4_quantize_cute_dsl", "an SM100 GPU and the CuTe DSL")
-nvfp4_quantize_cute_dsl = _needs("nvfp4_quantize_cute_dsl", "an SM100 GPU and the CuTe DSL")
-nvfp4_quantize_per_token_cute_dsl = _needs("nvfp4_quantize_per_token_cute_dsl", "an SM100 GPU and the CuTe DSL")
+per_token_group_quant_8bit = needs("per_token_group_quant_8bit", "the package cuda.tile")
+mxfp8_quantize_cute_dsl = needs("mxfp8_quantize_cute_dsl", "an SM100 GPU and the CuTe DSL")
+mxfp4_quantize_cute_dsl = needs("mxfp4_quantize_cute_dsl", "an SM100 GPU and the CuTe DSL")
+nvfp4_quantize_cute_dsl = needs("nvfp4_quantize_cute_dsl", "an SM100 GPU and the CuTe DSL")
+nvfp4_quantize_per_token_cute_dsl = needs("nvfp4_quantize_per_token_cute_dsl", "an SM100 GPU and the CuTe DSL")
 get_mxfp8_quantization_sm100_module = _needs_gpu("get_mxfp8_quantization_sm100_module")
 gen_fp4_kv_quantization_module = _needs_gpu("gen_fp4_kv_quantization_module")
 gen_fp4_quantization_sm100_module = _needs_gpu("gen_fp4_quantization_sm100_module", "SM100")

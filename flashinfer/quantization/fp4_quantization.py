@@ -73,7 +73,7 @@ nvfp4_block_scale_interleave = block_scale_interleave
 
 def _fp4_to_float(
     op: str,
-    name: str,
+    names: tuple[str, str],
     data: torch.Tensor,
     scales: torch.Tensor,
     global_scale: Optional[torch.Tensor],
@@ -81,13 +81,15 @@ def _fp4_to_float(
     is_scale_e4m3: bool,
     layout: SfLayout,
 ) -> torch.Tensor:
-    """FP4 matrix to float32 on the host; ``name`` is what the caller calls ``data``."""
+    """FP4 matrix to float32 on the host; ``names`` are what the caller calls ``data`` and ``scales``."""
     if data.ndim != 2:
-        raise ArgumentError(f"{op}: {name} has {data.ndim} dimensions, expected 2")
+        raise ArgumentError(f"{op}: {names[0]} has {data.ndim} dimensions, expected 2")
+    if global_scale is not None and not isinstance(global_scale, torch.Tensor):
+        raise ArgumentError(f"{op}: global_scale_tensor is {global_scale!r}, expected a float32 tensor of one element")
     out = torch.empty((data.shape[0], data.shape[1] * 2), dtype=torch.float32, device="cpu")
     factor = None if global_scale is None else global_scale.cpu()
     data, scales = data.cpu().contiguous(), scales.cpu().contiguous()
-    dequantize_blocks(out, data, scales, factor, block_size, True, is_scale_e4m3, int(layout), op)
+    dequantize_blocks(out, data, scales, factor, block_size, True, is_scale_e4m3, int(layout), op, *names)
     return out
 
 
@@ -129,7 +131,8 @@ def e2m1_and_ufp8sf_scale_to_float(
     swizzled = SfLayout.layout_8x4 if is_sf_8x4_layout else SfLayout.layout_128x4
     layout = swizzled if is_sf_swizzled_layout else SfLayout.layout_linear
     scales = (ufp8_scale_tensor, global_scale_tensor, sf_vec_size)
-    return _fp4_to_float(op, "e2m1_tensor", e2m1_tensor, *scales, ufp8_type == 1, layout)
+    names = ("e2m1_tensor", "ufp8_scale_tensor")
+    return _fp4_to_float(op, names, e2m1_tensor, *scales, ufp8_type == 1, layout)
 
 
 @flashinfer_api(trace=mxfp4_dequantize_trace)
@@ -153,7 +156,7 @@ def mxfp4_dequantize(
         ``(m, k)`` float32 on the CPU.
     """
     layout = chosen_layout("mxfp4_dequantize", True, sfLayout)
-    return _fp4_to_float("mxfp4_dequantize", "a_fp4", a_fp4, a_sf, None, 32, False, layout)
+    return _fp4_to_float("mxfp4_dequantize", ("a_fp4", "a_sf"), a_fp4, a_sf, None, 32, False, layout)
 
 
 @flashinfer_api(trace=mxfp4_dequantize_host_trace)
@@ -174,11 +177,16 @@ def mxfp4_dequantize_host(weight: torch.Tensor, scale: torch.Tensor, group_size:
     torch.Tensor
         ``(..., k)`` float32 on the CPU.
     """
+    op = "mxfp4_dequantize_host"
+    if weight.ndim == 0:
+        raise ArgumentError(f"{op}: weight has 0 dimensions, expected at least 1")
     out = torch.empty((*weight.shape[:-1], weight.shape[-1] * 2), dtype=torch.float32, device="cpu")
     data = weight.cpu().reshape(weight.numel() // max(weight.shape[-1], 1), weight.shape[-1])
     layout = int(SfLayout.layout_linear)
-    op = "mxfp4_dequantize_host"
-    dequantize_blocks(out, data, scale.cpu().contiguous(), None, group_size, True, False, layout, op)
+    dequantize_blocks(
+        *(out, data, scale.cpu().contiguous(), None, group_size, True, False, layout),
+        *(op, "weight", "scale"),
+    )
     return out
 
 
@@ -236,6 +244,6 @@ def shuffle_matrix_sf_a(input_tensor: torch.Tensor, epilogue_tile_m: int, num_el
     op = "shuffle_matrix_sf_a"
     if num_elts_per_sf not in (16, 32):
         raise ArgumentError(f"{op}: num_elts_per_sf is {num_elts_per_sf}, expected 16 or 32")
-    if input_tensor.shape[0] % 128 != 0:
+    if input_tensor.ndim > 0 and input_tensor.shape[0] % 128 != 0:
         raise ArgumentError(f"{op}: input_tensor.shape[0] = {input_tensor.shape[0]}, expected a multiple of 128")
     return block_scale_interleave(_shuffled_rows(op, input_tensor, epilogue_tile_m))

@@ -37,10 +37,13 @@ def dequantize_blocks(
     is_scale_e4m3: bool,
     layout: int,
     op: str,
+    input_name: str,
+    scales_name: str,
 ) -> None:
-    """fp8 or fp4 blocks to float32, on the host; ``op`` is the name that errors begin with."""
+    """fp8 or fp4 blocks to float32, on the host; errors use the names that ``op`` has for its arguments."""
     get_mx_quantization_module("cpu").dequantize(
-        out, input, scales, global_scale, block_size, is_e2m1, is_scale_e4m3, layout, op
+        *(out, input, scales, global_scale, block_size, is_e2m1, is_scale_e4m3, layout),
+        *(op, input_name, scales_name),
     )
 
 
@@ -126,5 +129,5 @@ def mxfp8_dequantize_host(
     layout = chosen_layout(op, is_sf_swizzled_layout, sf_swizzle_layout)
     out = torch.empty(input.shape, dtype=torch.float32, device="cpu")
     data, scales = input.cpu().contiguous(), scale_tensor.cpu().contiguous()
-    dequantize_blocks(out, data, scales, None, BLOCK, False, False, int(layout), op)
+    dequantize_blocks(out, data, scales, None, BLOCK, False, False, int(layout), op, "input", "scale_tensor")
     return out

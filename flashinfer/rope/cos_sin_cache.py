@@ -7,6 +7,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..dispatch import backend_of
+from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.rope import (
     apply_rope_with_cos_sin_cache_inplace_trace,
@@ -34,9 +35,16 @@ def _apply_rope_pos_ids_cos_sin_cache(
 
 def _tokens(x: torch.Tensor, positions: torch.Tensor, head_size: int) -> torch.Tensor:
     """A view with one row, or one row of heads, per token. The usual shapes are taken as they are."""
-    if x.ndim == 2 or (x.ndim == 3 and x.shape[2] == head_size and x.shape[0] == positions.shape[0]):
+    tokens = positions.numel()
+    if x.ndim == 2 or (x.ndim == 3 and x.shape[2] == head_size and x.shape[0] == tokens):
         return x
-    return x.view(positions.shape[0], -1, head_size)
+    try:
+        return x.view(tokens, x.numel() // max(tokens * head_size, 1), head_size)
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"apply_rope_with_cos_sin_cache: query or key has shape {tuple(x.shape)} and strides {x.stride()}, "
+            f"expected what can be viewed as ({tokens} tokens, heads, head_size = {head_size})"
+        ) from error
 
 
 @flashinfer_api(trace=apply_rope_with_cos_sin_cache_trace)

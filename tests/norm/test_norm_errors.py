@@ -55,6 +55,7 @@ BAD = [
     (QUANT, "out", ((4, 4096), FP16), "out has dtype float16, expected float8_e4m3fn or float8_e5m2"),
     (QUANT, "out", ((4, 4000), FP8), "out has shape (4, 4000), expected (4, 4096)"),
     (QUANT, "scale", ((2,), torch.float32), "scale must be a scalar tensor"),
+    (QUANT, "scale", lambda t: None, "scale is a NoneType, expected a float32 tensor"),
     (LAYER, "input", ((4, 4096), FP16), "input must be bfloat16"),
     (LAYER, "input", ((4, 2, 4096), BF16), "input has 3 dimensions, expected 2"),
     (LAYER, "input", lambda t: t.repeat(1, 2)[:, :4096], "input must be contiguous"),
