@@ -61,7 +61,7 @@ void RunActAndMul(const char* op, const TensorView& out, const TensorView& input
     p.rows = out.numel() / p.columns;
     p.gate_stride = p.up_stride = RowStride(op, "input", input);
     p.out_stride = RowStride(op, "out", out);
-    p.enable_pdl = enable_pdl;
+    p.enable_pdl = UsePdl(enable_pdl, input.device());
     Run<ACT, T>(op, p, input);
   });
 }

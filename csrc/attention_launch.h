@@ -280,7 +280,7 @@ template <bool HAS_WIDE, bool PAGED>
 void Launch(const char* op, const CheckedCall& call) {
   CheckScale(op, call.params);
   const DeviceGuard guard(call.device);
-  const LaunchSite site{op, call.enable_pdl, get_stream(call.device)};
+  const LaunchSite site{op, UsePdl(call.enable_pdl, call.device), get_stream(call.device)};
   DispatchMask(op, call.all_masked, [&](auto masked) {
     constexpr bool ALL_MASKED = decltype(masked)::value;
     if constexpr (HAS_WIDE && PAGED && !ALL_MASKED) {

@@ -117,7 +117,7 @@ void Launch(const PairCall& call) {
   shared.mask_mode = int32_t(MaskMode::kNone);  // shared keys come before all queries
   CheckStatus(OP, DispatchTile<true>(own.tile, [&](auto rows) {
                 constexpr int TILE = decltype(rows)::value == NARROW_TILE ? WIDE_TILE : decltype(rows)::value;
-                return LaunchPair<Params, TILE>(pair, own.enable_pdl, get_stream(own.device));
+                return LaunchPair<Params, TILE>(pair, UsePdl(own.enable_pdl, own.device), get_stream(own.device));
               }));
 }
 

@@ -65,6 +65,7 @@ void RunMergeState(const char* op, const TensorView& v, const TensorView& s, con
     p.rows = v.size(0);
     p.heads = v.size(1);
     p.head_dim = v.size(2);
+    p.enable_pdl = UsePdl(true, v.device());
     DeviceGuard guard(v.device());
     CheckStatus(op, MergeState<T>(p, get_stream(v.device())));
   });
@@ -114,6 +115,7 @@ void merge_states(TensorView v_merged, TensorView s_merged, TensorView v, Tensor
     p.rows = v.size(0);
     p.heads = v.size(2);
     p.head_dim = v.size(3);
+    p.enable_pdl = UsePdl(true, v.device());
     DeviceGuard guard(v.device());
     CheckStatus(op, MergeStates<T>(p, get_stream(v.device())));
   });
@@ -145,6 +147,7 @@ void variable_length_merge_states(TensorView v_merged, TensorView s_merged, Tens
     p.rows = v_merged.size(0);
     p.heads = v.size(1);
     p.head_dim = v.size(2);
+    p.enable_pdl = UsePdl(true, v.device());
     DeviceGuard guard(v.device());
     CheckStatus(op, MergeStates<T>(p, get_stream(v.device())));
   });

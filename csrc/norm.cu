@@ -82,7 +82,7 @@ void RunRMSNorm(const char* op, const TensorView& out, const TensorView& input, 
     p.weight_bias = static_cast<float>(options.weight_bias);
     p.out_kind = OutKind(out);
     p.silu = options.silu;
-    p.enable_pdl = options.enable_pdl;
+    p.enable_pdl = UsePdl(options.enable_pdl, input.device());
     CheckStatus(op, flashinfer::RMSNorm<T>(p, get_stream(input.device())));
   });
 }

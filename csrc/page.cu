@@ -22,8 +22,9 @@ AppendPart PartOf(const TensorView& rows, const CacheView& cache) {
   return {rows.data_ptr(), cache.data, stride, Scaled(cache.stride, item), rows.size(-1) * item};
 }
 
-void Append(const char* op, const TensorView& rows, const AppendParams& params, bool validate) {
+void Append(const char* op, const TensorView& rows, AppendParams params, bool validate) {
   DeviceGuard guard(rows.device());
+  params.enable_pdl = UsePdl(true, rows.device());
   const flashinfer::Stream stream = get_stream(rows.device());
   Validate(op, params.table, validate, stream);
   CheckStatus(op, flashinfer::AppendPaged(params, stream));

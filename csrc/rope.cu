@@ -52,6 +52,7 @@ RopeParams PairOfHeads(const char* op, const TensorView& q, const TensorView& k,
   p.angles.shift = f.shift;
   AddSegment(p, SegmentOf(q, q_rope, true));
   AddSegment(p, SegmentOf(k, k_rope, true));
+  p.enable_pdl = UsePdl(true, q.device());
   return p;
 }
 
@@ -169,6 +170,7 @@ void apply_rope_pos_ids_cos_sin_cache(TensorView query, TensorView key, Optional
   p.interleave = interleave;
   SetPosIds(op, "positions", p, positions, query);
   SetCache(op, p, cos_sin_cache, query, head_size);
+  p.enable_pdl = UsePdl(true, query.device());
   for (auto [name, in, out] : {std::tuple{"query", &query, &q_out}, std::tuple{"key", &key, &k_out}}) {
     RopeSegment segment = SegmentOf(*in, *out, true);
     if (segment.width % head_size != 0 || (in->ndim() == 3 && segment.width != head_size)) {
@@ -202,7 +204,7 @@ void rope_quantize(TensorView q_rope, TensorView k_rope, Optional<TensorView> q_
   } else {
     Expect(op, "k_nope_out", k_nope_out).dim(-1, 0, "k_nope is None");
   }
-  p.enable_pdl = enable_pdl;
+  p.enable_pdl = UsePdl(enable_pdl, q_rope.device());
   AddSegment(p, SegmentOf(q_rope, q_rope_out, true, quant_scale_q));
   AddSegment(p, SegmentOf(k_rope, k_rope_out, true, quant_scale_kv));
   if (q_nope.has_value()) AddSegment(p, SegmentOf(q_nope.value(), q_nope_out, false, quant_scale_q));
@@ -221,7 +223,7 @@ void rope_quantize_append_paged_kv_cache(TensorView q_rope, TensorView k_rope, O
   const char* op = "rope_quantize_fp8_append_paged_kv_cache";
   RopeParams p =
       QuantizeQuery(op, q_rope, k_rope, q_nope, k_nope, q_rope_out, q_nope_out, cos_sin_cache, pos_ids, interleave);
-  p.enable_pdl = enable_pdl;
+  p.enable_pdl = UsePdl(enable_pdl, q_rope.device());
   const bool mla = k_rope.ndim() == 2;
   const int64_t rope_dim = k_rope.size(-1), nope_dim = k_nope.has_value() ? k_nope.value().size(-1) : 0;
   const int page_dim = !mla && heads_first ? 2 : 1;

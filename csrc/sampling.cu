@@ -101,7 +101,7 @@ void softmax(TensorView out, TensorView logits, Optional<TensorView> temperature
   Expect(op, "out", out).same_device(logits, "logits").dtype({dl_float32}).same_shape(logits, "logits").contiguous();
   RowParams<float> p = RowsOf<float>(out, logits);
   p.temperature = Parameter<float>(op, "temperature", temperatures, float(temperature), dl_float32, logits);
-  p.enable_pdl = enable_pdl;
+  p.enable_pdl = UsePdl(enable_pdl, logits.device());
   if (p.rows == 0) return;
   DeviceGuard guard(logits.device());
   CheckStatus(op, SoftmaxRows<float>(p, get_stream(logits.device())));

@@ -8,6 +8,7 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
+#include <atomic>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -211,6 +212,24 @@ class DeviceGuard {
   bool changed_ = false;
 };
 #endif
+
+/// Whether a launch on `device` is dependent: if the caller allows it and the device has it (SM90 on), which is asked
+/// once. Asked here because Python takes 0.3 us to find out, and because such a launch takes the host 0.6 us less.
+inline bool UsePdl([[maybe_unused]] bool is_allowed, [[maybe_unused]] DLDevice device) {
+#ifdef FLASHINFER_CPU
+  return false;
+#else
+  constexpr int MAX_DEVICES = 64;
+  static std::atomic<int> majors[MAX_DEVICES];  // 0: not asked yet
+  if (!is_allowed || device.device_id >= MAX_DEVICES) return false;
+  int major = majors[device.device_id].load(std::memory_order_relaxed);
+  if (major == 0) {
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.device_id);
+    majors[device.device_id].store(major, std::memory_order_relaxed);
+  }
+  return major >= 9;
+#endif
+}
 
 /// Turn a kernel entry's status into an exception that names the op.
 inline void CheckStatus(const char* op, flashinfer::Status status) {

@@ -7,9 +7,8 @@ from typing import Optional
 
 import torch
 
-from . import utils
 from .api_logging import flashinfer_api
-from .dispatch import backend_of
+from .dispatch import NativeFunction, use_pdl
 from .errors import ArgumentError
 from .jit.activation import gen_act_and_mul_module as gen_act_and_mul_module
 from .jit.activation import gen_activation_module
@@ -27,6 +26,11 @@ __all__ = ["gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul", "swiglu"]
 get_act_and_mul_module = module_cache(gen_act_and_mul_module)
 _get_module = module_cache(gen_activation_module)
 
+_native_silu_and_mul = NativeFunction(_get_module, "silu_and_mul")
+_native_gelu_and_mul = NativeFunction(_get_module, "gelu_and_mul")
+_native_gelu_tanh_and_mul = NativeFunction(_get_module, "gelu_tanh_and_mul")
+_native_swiglu = NativeFunction(_get_module, "swiglu")
+
 
 def _half_of(op: str, input: torch.Tensor) -> torch.Tensor:
     """Room for the result of ``op``: the shape of ``input`` with half the last dimension."""
@@ -35,11 +39,6 @@ def _half_of(op: str, input: torch.Tensor) -> torch.Tensor:
         raise ArgumentError(f"{op}: input has 0 dimensions, expected at least 1")
     *leading, width = shape
     return input.new_empty(*leading, width // 2)  # sizes in a tuple take 0.4 us more, a slice of the shape 0.2
-
-
-def _use_pdl(input: torch.Tensor, enable_pdl: Optional[bool]) -> bool:
-    """As ``dispatch.use_pdl``, but a caller's True is passed on to any CUDA device: the contract of this family."""
-    return input.is_cuda and (utils.device_support_pdl(input.device) if enable_pdl is None else enable_pdl)
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
@@ -53,17 +52,17 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
 
 @register_custom_op("flashinfer::silu_and_mul", mutates_args=("out",))
 def _silu_and_mul(out: torch.Tensor, input: torch.Tensor, enable_pdl: Optional[bool]) -> None:
-    _get_module(backend_of(input)).silu_and_mul(out, input, _use_pdl(input, enable_pdl))
+    _native_silu_and_mul[input.is_cuda](out, input, use_pdl(input, enable_pdl))
 
 
 @register_custom_op("flashinfer::gelu_and_mul", mutates_args=("out",))
 def _gelu_and_mul(out: torch.Tensor, input: torch.Tensor, enable_pdl: Optional[bool]) -> None:
-    _get_module(backend_of(input)).gelu_and_mul(out, input, _use_pdl(input, enable_pdl))
+    _native_gelu_and_mul[input.is_cuda](out, input, use_pdl(input, enable_pdl))
 
 
 @register_custom_op("flashinfer::gelu_tanh_and_mul", mutates_args=("out",))
 def _gelu_tanh_and_mul(out: torch.Tensor, input: torch.Tensor, enable_pdl: Optional[bool]) -> None:
-    _get_module(backend_of(input)).gelu_tanh_and_mul(out, input, _use_pdl(input, enable_pdl))
+    _native_gelu_tanh_and_mul[input.is_cuda](out, input, use_pdl(input, enable_pdl))
 
 
 @register_custom_op("flashinfer::swiglu", mutates_args=("out",))
@@ -73,7 +72,7 @@ def _swiglu(out: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> None:
         if rows.data_ptr() != out.data_ptr():
             raise ArgumentError(f"swiglu: out has strides {out.stride()}, expected those of rows at one distance")
         out, x, gate = rows, _as_rows(x), _as_rows(gate)
-    _get_module(backend_of(x)).swiglu(out, x, gate)
+    _native_swiglu[x.is_cuda](out, x, gate)
 
 
 # The public functions.

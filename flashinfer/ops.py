@@ -70,11 +70,14 @@ def _bare_name(name: str) -> str:
     return bare
 
 
+# What torch.compiler.is_compiling() says, in 0.08 us instead of 0.15. Dynamo takes the first for true and does not look
+# at the second, which is set while torch.export runs a program.
 _CALL = """
-if _is_compiling():
+if _is_traced() or _compiler._is_compiling_flag:
     return _op({arguments})
 return _func({arguments})
 """
+_CALL_NAMES: dict[str, Any] = {"_is_traced": torch.compiler.is_dynamo_compiling, "_compiler": torch.compiler}
 
 
 @overload
@@ -155,7 +158,7 @@ def _register(
         raise ArgumentError(f"register_custom_op: {name} has schema {schema}, expected {op.schema} (registered before)")
     op.func = fn
     registered = getattr(getattr(torch.ops, _NAMESPACE), name).default
-    return wrap_with(fn, _CALL, {"_is_compiling": torch.compiler.is_compiling, "_op": registered})
+    return wrap_with(fn, _CALL, _CALL_NAMES | {"_op": registered})
 
 
 def register_fake_op(name: str, fn: Optional[F] = None) -> Any:

@@ -12,7 +12,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
-from ..dispatch import backend_of
+from ..dispatch import NativeFunction
 from ..errors import ArgumentError
 from ..jit.cascade import gen_cascade_module
 from ..jit.codegen import module_cache
@@ -28,6 +28,11 @@ __all__ = ["get_cascade_module", "merge_state", "merge_state_in_place", "merge_s
 
 get_cascade_module = module_cache(gen_cascade_module)
 
+_native_merge_state = NativeFunction(get_cascade_module, "merge_state")
+_native_merge_state_in_place = NativeFunction(get_cascade_module, "merge_state_in_place")
+_native_merge_states = NativeFunction(get_cascade_module, "merge_states")
+_native_variable_length = NativeFunction(get_cascade_module, "variable_length_merge_states")
+
 
 def _as_float(s: torch.Tensor) -> torch.Tensor:
     return s if s.dtype is torch.float32 else s.float()
@@ -40,7 +45,7 @@ def _as_float(s: torch.Tensor) -> torch.Tensor:
 def _merge_state(
     v: torch.Tensor, s: torch.Tensor, v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> None:
-    get_cascade_module(backend_of(v_a)).merge_state(v, s, v_a, _as_float(s_a), v_b, _as_float(s_b))
+    _native_merge_state[v_a.is_cuda](v, s, v_a, _as_float(s_a), v_b, _as_float(s_b))
 
 
 @register_custom_op("flashinfer::merge_state_in_place", mutates_args=("v", "s"))
@@ -48,23 +53,21 @@ def _merge_state_in_place(
     v: torch.Tensor, s: torch.Tensor, v_other: torch.Tensor, s_other: torch.Tensor, mask: Optional[torch.Tensor]
 ) -> None:
     scores = _as_float(s)
-    module = get_cascade_module(backend_of(v))
-    module.merge_state_in_place(v, scores, v_other, _as_float(s_other), mask)
+    _native_merge_state_in_place[v.is_cuda](v, scores, v_other, _as_float(s_other), mask)
     if scores is not s:
         s.copy_(scores)
 
 
 @register_custom_op("flashinfer::merge_states", mutates_args=("v_merged", "s_merged"))
 def _merge_states(v_merged: torch.Tensor, s_merged: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> None:
-    get_cascade_module(backend_of(v)).merge_states(v_merged, s_merged, v, _as_float(s))
+    _native_merge_states[v.is_cuda](v_merged, s_merged, v, _as_float(s))
 
 
 @register_custom_op("flashinfer::variable_length_merge_states", mutates_args=("v_merged", "s_merged"))
 def _variable_length_merge_states(
     v_merged: torch.Tensor, s_merged: torch.Tensor, v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor
 ) -> None:
-    module = get_cascade_module(backend_of(v))
-    module.variable_length_merge_states(v_merged, s_merged, v, _as_float(s), indptr)
+    _native_variable_length[v.is_cuda](v_merged, s_merged, v, _as_float(s), indptr)
 
 
 # The public functions.

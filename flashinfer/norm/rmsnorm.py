@@ -9,7 +9,7 @@ import torch
 
 from .. import utils
 from ..api_logging import flashinfer_api
-from ..dispatch import backend_of, use_pdl
+from ..dispatch import NativeFunction, use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.norm import (
@@ -23,6 +23,12 @@ from ..trace.templates.norm import (
 )
 from .modules import get_norm_module, scale_tensor
 
+_native_rmsnorm = NativeFunction(get_norm_module, "rmsnorm")
+_native_fused_add_rmsnorm = NativeFunction(get_norm_module, "fused_add_rmsnorm")
+_native_rmsnorm_quant = NativeFunction(get_norm_module, "rmsnorm_quant")
+_native_fused_add_rmsnorm_quant = NativeFunction(get_norm_module, "fused_add_rmsnorm_quant")
+_native_rmsnorm_silu = NativeFunction(get_norm_module, "rmsnorm_silu")
+
 # Destination-passing ops: what torch.compile sees, and what eager calls directly.
 
 
@@ -30,14 +36,14 @@ from .modules import get_norm_module, scale_tensor
 def _rmsnorm(
     out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: Optional[bool]
 ) -> None:
-    get_norm_module(backend_of(input)).rmsnorm(out, input, weight, eps, 0.0, use_pdl(input, enable_pdl))
+    _native_rmsnorm[input.is_cuda](out, input, weight, eps, 0.0, use_pdl(input, enable_pdl))
 
 
 @register_custom_op("flashinfer::gemma_rmsnorm", mutates_args=("out",))
 def _gemma_rmsnorm(
     out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: Optional[bool]
 ) -> None:
-    get_norm_module(backend_of(input)).rmsnorm(out, input, weight, eps, 1.0, use_pdl(input, enable_pdl))
+    _native_rmsnorm[input.is_cuda](out, input, weight, eps, 1.0, use_pdl(input, enable_pdl))
 
 
 @register_custom_op("flashinfer::fused_add_rmsnorm", mutates_args=("input", "residual"))
@@ -45,7 +51,7 @@ def _fused_add_rmsnorm(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: Optional[bool]
 ) -> None:
     pdl = use_pdl(input, enable_pdl)
-    get_norm_module(backend_of(input)).fused_add_rmsnorm(input, residual, weight, eps, 0.0, pdl)
+    _native_fused_add_rmsnorm[input.is_cuda](input, residual, weight, eps, 0.0, pdl)
 
 
 @register_custom_op("flashinfer::gemma_fused_add_rmsnorm", mutates_args=("input", "residual"))
@@ -53,7 +59,7 @@ def _gemma_fused_add_rmsnorm(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: Optional[bool]
 ) -> None:
     pdl = use_pdl(input, enable_pdl)
-    get_norm_module(backend_of(input)).fused_add_rmsnorm(input, residual, weight, eps, 1.0, pdl)
+    _native_fused_add_rmsnorm[input.is_cuda](input, residual, weight, eps, 1.0, pdl)
 
 
 @register_custom_op("flashinfer::rmsnorm_quant", mutates_args=("out",))
@@ -66,7 +72,7 @@ def _rmsnorm_quant(
     enable_pdl: Optional[bool],
 ) -> None:
     pdl = use_pdl(input, enable_pdl)
-    get_norm_module(backend_of(input)).rmsnorm_quant(out, input, weight, scale, eps, pdl)
+    _native_rmsnorm_quant[input.is_cuda](out, input, weight, scale, eps, pdl)
 
 
 @register_custom_op("flashinfer::fused_add_rmsnorm_quant", mutates_args=("out", "residual"))
@@ -80,12 +86,12 @@ def _fused_add_rmsnorm_quant(
     enable_pdl: Optional[bool],
 ) -> None:
     pdl = use_pdl(input, enable_pdl)
-    get_norm_module(backend_of(input)).fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps, pdl)
+    _native_fused_add_rmsnorm_quant[input.is_cuda](out, input, residual, weight, scale, eps, pdl)
 
 
 @register_custom_op("flashinfer::fused_rmsnorm_silu", mutates_args=("out",))
 def _fused_rmsnorm_silu(out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    get_norm_module(backend_of(input)).rmsnorm_silu(out, input, weight, eps)
+    _native_rmsnorm_silu[input.is_cuda](out, input, weight, eps)
 
 
 # The public functions.

@@ -8,11 +8,14 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
-from ..dispatch import backend_of
+from ..dispatch import NativeFunction
 from ..ops import register_custom_op
 from ..trace.templates.page import append_paged_kv_cache_trace, append_paged_mla_kv_cache_trace
 from . import modules
 from .modules import PagedCache, get_page_module, halves, is_hnd, table_as_int32
+
+_native_append = NativeFunction(get_page_module, "append_paged_kv_cache")
+_native_append_mla = NativeFunction(get_page_module, "append_paged_mla_kv_cache")
 
 
 @register_custom_op("flashinfer::append_paged_kv_cache", mutates_args=("cache", "value_cache"))
@@ -27,7 +30,7 @@ def _append_paged_kv_cache(
     kv_indptr: torch.Tensor,
     is_hnd: bool,
 ) -> None:
-    append = get_page_module(backend_of(append_key)).append_paged_kv_cache
+    append = _native_append[append_key.is_cuda]
     table: tuple[torch.Tensor, ...] = (batch_indices, positions, kv_indices, kv_indptr)
     if not append(append_key, append_value, cache, value_cache, is_hnd, modules.VALIDATE, *table):  # not int32
         table = table_as_int32("append_paged_kv_cache", *table)
@@ -45,7 +48,7 @@ def _append_paged_mla_kv_cache(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
 ) -> None:
-    append = get_page_module(backend_of(append_ckv)).append_paged_mla_kv_cache
+    append = _native_append_mla[append_ckv.is_cuda]
     table: tuple[torch.Tensor, ...] = (batch_indices, positions, kv_indices, kv_indptr)
     if not append(append_ckv, append_kpe, ckv_cache, kpe_cache, modules.VALIDATE, *table):  # not int32
         table = table_as_int32("append_paged_mla_kv_cache", *table)

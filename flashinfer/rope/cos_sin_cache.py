@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from ..api_logging import flashinfer_api
-from ..dispatch import backend_of
+from ..dispatch import NativeFunction
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.rope import (
@@ -14,6 +14,8 @@ from ..trace.templates.rope import (
     apply_rope_with_cos_sin_cache_trace,
 )
 from .modules import get_rope_module
+
+_native_apply_rope_pos_ids_cos_sin_cache = NativeFunction(get_rope_module, "apply_rope_pos_ids_cos_sin_cache")
 
 
 @register_custom_op("flashinfer::apply_rope_pos_ids_cos_sin_cache", mutates_args=("query_out", "key_out"))
@@ -27,7 +29,7 @@ def _apply_rope_pos_ids_cos_sin_cache(
     positions: torch.Tensor,
     interleave: bool,
 ) -> None:
-    get_rope_module(backend_of(query)).apply_rope_pos_ids_cos_sin_cache(
+    _native_apply_rope_pos_ids_cos_sin_cache[query.is_cuda](
         query, key, None if query_out is query else query_out, None if key_out is key else key_out,
         head_size, cos_sin_cache, positions, interleave,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
-from ..dispatch import backend_of
+from ..dispatch import NativeFunction
 from ..ops import register_custom_op
 from ..trace.templates.rope import (
     apply_llama31_rope_inplace_trace,
@@ -17,6 +17,9 @@ from ..trace.templates.rope import (
     apply_llama31_rope_trace,
 )
 from .modules import get_rope_module
+
+_native_apply_llama31_rope = NativeFunction(get_rope_module, "apply_llama31_rope")
+_native_apply_llama31_rope_pos_ids = NativeFunction(get_rope_module, "apply_llama31_rope_pos_ids")
 
 
 @register_custom_op("flashinfer::apply_llama31_rope", mutates_args=("q_rope", "k_rope"))
@@ -35,7 +38,7 @@ def _apply_llama31_rope(
     high_freq_factor: float,
     old_context_len: float,
 ) -> None:
-    get_rope_module(backend_of(q)).apply_llama31_rope(
+    _native_apply_llama31_rope[q.is_cuda](
         q, k, None if q_rope is q else q_rope, None if k_rope is k else k_rope,
         indptr, offsets, rotary_dim, interleave,
         rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
@@ -57,7 +60,7 @@ def _apply_llama31_rope_pos_ids(
     high_freq_factor: float,
     old_context_len: float,
 ) -> None:
-    get_rope_module(backend_of(q)).apply_llama31_rope_pos_ids(
+    _native_apply_llama31_rope_pos_ids[q.is_cuda](
         q, k, None if q_rope is q else q_rope, None if k_rope is k else k_rope,
         pos_ids, rotary_dim, interleave,
         rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,

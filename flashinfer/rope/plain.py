@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
-from ..dispatch import backend_of
+from ..dispatch import NativeFunction
 from ..ops import register_custom_op
 from ..trace.templates.rope import (
     apply_rope_inplace_trace,
@@ -17,6 +17,9 @@ from ..trace.templates.rope import (
     apply_rope_trace,
 )
 from .modules import get_rope_module
+
+_native_apply_rope = NativeFunction(get_rope_module, "apply_rope")
+_native_apply_rope_pos_ids = NativeFunction(get_rope_module, "apply_rope_pos_ids")
 
 
 @register_custom_op("flashinfer::apply_rope", mutates_args=("q_rope", "k_rope"))
@@ -32,7 +35,7 @@ def _apply_rope(
     rope_scale: float,
     rope_theta: float,
 ) -> None:
-    get_rope_module(backend_of(q)).apply_rope(
+    _native_apply_rope[q.is_cuda](
         q, k, None if q_rope is q else q_rope, None if k_rope is k else k_rope,
         indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta,
     )  # fmt: skip
@@ -50,7 +53,7 @@ def _apply_rope_pos_ids(
     rope_scale: float,
     rope_theta: float,
 ) -> None:
-    get_rope_module(backend_of(q)).apply_rope_pos_ids(
+    _native_apply_rope_pos_ids[q.is_cuda](
         q, k, None if q_rope is q else q_rope, None if k_rope is k else k_rope,
         pos_ids, rotary_dim, interleave, rope_scale, rope_theta,
     )  # fmt: skip

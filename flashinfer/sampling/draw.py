@@ -15,15 +15,8 @@ from ..trace.templates.sampling import (
     top_k_sampling_from_probs_trace,
     top_p_sampling_from_probs_trace,
 )
-from .modules import FROM_ALL, FROM_MIN_P, FROM_TOP_K, FROM_TOP_P, NO_LIMIT, draw
+from .modules import FROM_ALL, FROM_MIN_P, FROM_TOP_K, FROM_TOP_P, NO_LIMIT, Samples, draw
 from .random_stream import Number
-
-Samples = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
-
-
-def _samples(drawn: tuple[torch.Tensor, Optional[torch.Tensor]]) -> Samples:
-    out, valid = drawn
-    return out if valid is None else (out, valid)
 
 
 @flashinfer_api(trace=sampling_from_logits_trace)
@@ -74,7 +67,7 @@ def sampling_from_logits(
     return draw(
         "sampling_from_logits", FROM_ALL, logits, True, indices, NO_LIMIT, 1.0, generator, check_nan, seed, offset,
         logits.shape[-1], False,
-    )[0]  # fmt: skip
+    )  # type: ignore[return-value]  # fmt: skip
 
 
 @flashinfer_api(trace=sampling_from_probs_trace)
@@ -114,10 +107,10 @@ def sampling_from_probs(
     >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
     >>> tokens = flashinfer.sampling_from_probs(probs, seed=42, offset=0)
     """
-    return _samples(draw(
+    return draw(
         "sampling_from_probs", FROM_ALL, probs, False, indices, NO_LIMIT, 1.0, generator, check_nan, seed, offset,
         1, return_valid,
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 @flashinfer_api(trace=top_p_sampling_from_probs_trace)
@@ -155,10 +148,10 @@ def top_p_sampling_from_probs(
     >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
     >>> tokens = flashinfer.top_p_sampling_from_probs(probs, 0.9)
     """
-    return _samples(draw(
+    return draw(
         "top_p_sampling_from_probs", FROM_TOP_P, probs, False, indices, NO_LIMIT, top_p, generator, check_nan, seed,
         offset, 32, return_valid,
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 @flashinfer_api(trace=top_k_sampling_from_probs_trace)
@@ -195,10 +188,10 @@ def top_k_sampling_from_probs(
     >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
     >>> tokens = flashinfer.top_k_sampling_from_probs(probs, 50)
     """
-    return _samples(draw(
+    return draw(
         "top_k_sampling_from_probs", FROM_TOP_K, probs, False, indices, top_k, 1.0, generator, check_nan, seed, offset,
         32, return_valid,
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 @flashinfer_api(trace=min_p_sampling_from_probs_trace)
@@ -234,7 +227,7 @@ def min_p_sampling_from_probs(
     >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
     >>> tokens = flashinfer.min_p_sampling_from_probs(probs, 0.1)
     """
-    return _samples(draw(
+    return draw(
         "min_p_sampling_from_probs", FROM_MIN_P, probs, False, indices, NO_LIMIT, min_p, generator, check_nan, seed,
         offset, 1, return_valid,
-    ))  # fmt: skip
+    )  # fmt: skip

@@ -10,8 +10,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..errors import ArgumentError
 from ..trace.templates.sampling import top_k_top_p_sampling_from_logits_trace, top_k_top_p_sampling_from_probs_trace
-from .draw import Samples, _samples
-from .modules import FROM_JOINT, FROM_TOP_K_FIRST, draw
+from .modules import FROM_JOINT, FROM_TOP_K_FIRST, Samples, draw
 from .random_stream import Number
 
 _METHODS = {"top_k_first": FROM_TOP_K_FIRST, "joint": FROM_JOINT}
@@ -62,7 +61,7 @@ def top_k_top_p_sampling_from_logits(
     return draw(
         "top_k_top_p_sampling_from_logits", _method(filter_apply_order), logits, True, indices, top_k, top_p, generator,
         check_nan, seed, offset, 32, False,
-    )[0]  # fmt: skip
+    )  # type: ignore[return-value]  # fmt: skip
 
 
 @flashinfer_api(trace=top_k_top_p_sampling_from_probs_trace)
@@ -102,7 +101,7 @@ def top_k_top_p_sampling_from_probs(
     >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
     >>> tokens = flashinfer.top_k_top_p_sampling_from_probs(probs, 50, 0.9)
     """
-    return _samples(draw(
+    return draw(
         "top_k_top_p_sampling_from_probs", _method(filter_apply_order), probs, False, indices, top_k, top_p, generator,
         check_nan, seed, offset, 32, return_valid,
-    ))  # fmt: skip
+    )  # fmt: skip

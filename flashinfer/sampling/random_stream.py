@@ -14,7 +14,7 @@ import torch
 from ..arch import get_default_generators
 from ..errors import ArgumentError
 
-__all__ = ["Number", "get_seed_and_offset", "stream_arguments"]
+__all__ = ["Number", "get_seed_and_offset", "stream_arguments", "take_from_default"]
 
 Number = Union[int, torch.Tensor]
 
@@ -42,29 +42,32 @@ def get_seed_and_offset(
     seed, offset : int
     """
     if generator is None:
-        generator, has_offset = _default_generator("cpu" if device is None else device)
-    else:
-        has_offset = generator.device.type == "cuda"
-    if not has_offset:
+        generator = get_default_generators("cpu" if device is None else device)
+    if generator.device.type != "cuda":
         drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
         return int(drawn), 0
+    return _move_on(generator, increment)
+
+
+def _move_on(generator: torch.Generator, increment: int) -> tuple[int, int]:
     offset = generator.get_offset() + (increment + 3) // 4 * 4
     generator.set_offset(offset)
     return generator.initial_seed(), offset
 
 
-_known: dict[Union[torch.device, str], tuple[torch.Generator, bool]] = {}
+_cuda_generators: dict[int, torch.Generator] = {}  # by index of the device; to ask takes 2 us
 
 
-def _default_generator(device: Union[torch.device, str]) -> tuple[torch.Generator, bool]:
-    """What torch draws from on a device, and whether that has an offset. Remembered: to ask takes 2 us."""
-    known = _known.get(device)
-    if known is None:
-        generator = get_default_generators(device)
-        known = generator, generator.device.type == "cuda"
-        if isinstance(device, torch.device) and (device.type == "cpu" or device.index is not None):
-            _known[device] = known
-    return known
+def take_from_default(increment: int, input: torch.Tensor) -> tuple[int, int]:
+    """:func:`get_seed_and_offset` of the generator that torch draws from on the device of ``input``, in 64 bits."""
+    generator = _cuda_generators.get(input.get_device())
+    if generator is not None:
+        seed, offset = _move_on(generator, increment)
+    else:
+        if input.is_cuda:
+            _cuda_generators[input.get_device()] = get_default_generators(input.device)
+        seed, offset = get_seed_and_offset(increment, None, input.device)
+    return (seed if seed < 0x8000000000000000 else as_int64(seed)), offset
 
 
 def stream_arguments(

@@ -8,7 +8,7 @@ from typing import Optional, Union
 import torch
 
 from ..api_logging import flashinfer_api
-from ..dispatch import backend_of, use_pdl
+from ..dispatch import NativeFunction, use_pdl
 from ..ops import register_custom_op
 from ..trace.templates.sampling import (
     softmax_trace,
@@ -17,6 +17,11 @@ from ..trace.templates.sampling import (
     top_p_renorm_probs_trace,
 )
 from .modules import as_float, get_native_module, per_row
+
+_native_softmax = NativeFunction(get_native_module, "softmax")
+_native_top_p_renorm_probs = NativeFunction(get_native_module, "top_p_renorm_probs")
+_native_top_k_renorm_probs = NativeFunction(get_native_module, "top_k_renorm_probs")
+_native_top_k_mask_logits = NativeFunction(get_native_module, "top_k_mask_logits")
 
 
 @register_custom_op("flashinfer::softmax", mutates_args=("out",))
@@ -27,23 +32,22 @@ def _softmax(
     temperature: float,
     enable_pdl: Optional[bool],
 ) -> None:
-    module = get_native_module(backend_of(logits))
-    module.softmax(out, logits, temperatures, temperature, use_pdl(logits, enable_pdl))
+    _native_softmax[logits.is_cuda](out, logits, temperatures, temperature, use_pdl(logits, enable_pdl))
 
 
 @register_custom_op("flashinfer::top_p_renorm_probs", mutates_args=("out",))
 def _top_p_renorm_probs(out: torch.Tensor, probs: torch.Tensor, top_ps: Optional[torch.Tensor], top_p: float) -> None:
-    get_native_module(backend_of(probs)).top_p_renorm_probs(out, probs, top_ps, top_p)
+    _native_top_p_renorm_probs[probs.is_cuda](out, probs, top_ps, top_p)
 
 
 @register_custom_op("flashinfer::top_k_renorm_probs", mutates_args=("out",))
 def _top_k_renorm_probs(out: torch.Tensor, probs: torch.Tensor, top_ks: Optional[torch.Tensor], top_k: int) -> None:
-    get_native_module(backend_of(probs)).top_k_renorm_probs(out, probs, top_ks, top_k)
+    _native_top_k_renorm_probs[probs.is_cuda](out, probs, top_ks, top_k)
 
 
 @register_custom_op("flashinfer::top_k_mask_logits", mutates_args=("out",))
 def _top_k_mask_logits(out: torch.Tensor, logits: torch.Tensor, top_ks: Optional[torch.Tensor], top_k: int) -> None:
-    get_native_module(backend_of(logits)).top_k_mask_logits(out, logits, top_ks, top_k)
+    _native_top_k_mask_logits[logits.is_cuda](out, logits, top_ks, top_k)
 
 
 @flashinfer_api(trace=softmax_trace)

@@ -8,11 +8,13 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
-from ..dispatch import backend_of
+from ..dispatch import NativeFunction
 from ..ops import register_custom_op
 from ..trace.templates.sampling import chain_speculative_sampling_trace
 from .modules import as_float, get_native_module
-from .random_stream import Number, as_int64, get_seed_and_offset, stream_arguments
+from .random_stream import Number, stream_arguments, take_from_default
+
+_native_chain = NativeFunction(get_native_module, "chain_speculative_sampling")
 
 
 @register_custom_op("flashinfer::chain_speculative_sampling", mutates_args=("out", "accepted", "emitted"))
@@ -30,9 +32,8 @@ def _chain_speculative_sampling(
     increment: int,
 ) -> None:
     if seed is None:
-        seed, offset = get_seed_and_offset(increment, None, target_probs.device)
-        seed = as_int64(seed)
-    get_native_module(backend_of(target_probs)).chain_speculative_sampling(
+        seed, offset = take_from_default(increment, target_probs)
+    _native_chain[target_probs.is_cuda](
         out, accepted, emitted, draft_probs, draft_token_ids, target_probs, seeds, seed, offsets, offset
     )
 

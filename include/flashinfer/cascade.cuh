@@ -8,6 +8,7 @@
 #pragma once
 #include "cascade.h"
 #include "ptx/math.cuh"
+#include "ptx/pdl.cuh"
 #include "utils.cuh"
 #include "vec_dtypes.cuh"
 
@@ -56,6 +57,8 @@ template <typename T, int VEC>
 __global__ void __launch_bounds__(THREADS)
     MergeStateKernel(const __grid_constant__ MergeStateParams<T> p, const __grid_constant__ FastDivisor head_groups) {
   using V = Vec<T, VEC>;
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
   const Place at(head_groups);
   bool active = at.row < p.rows && at.head < p.heads;
   if (active && p.mask != nullptr) active = p.mask[at.row * p.mask_stride] != 0;
@@ -84,6 +87,8 @@ template <typename T, int VEC>
 __global__ void __launch_bounds__(THREADS)
     MergeStatesKernel(const __grid_constant__ MergeStatesParams<T> p, const __grid_constant__ FastDivisor head_groups) {
   using V = Vec<T, VEC>;
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
   const Place at(head_groups);
   if (at.row >= p.rows || at.head >= p.heads) return;
   int64_t begin = 0;
@@ -149,7 +154,7 @@ Status LaunchOverHeads(void (*kernel)(Params, FastDivisor), const Params& p, int
   const int64_t head_groups = CeilDiv(p.heads, heads), row_groups = CeilDiv(p.rows, rows);
   if (row_groups > INT32_MAX / head_groups) return cudaErrorInvalidValue;
   const dim3 block(lanes, heads, rows), grid(row_groups * head_groups);
-  return Launch(kernel, grid, block, false, stream, p, FastDivisor(uint32_t(head_groups)));
+  return Launch(kernel, grid, block, p.enable_pdl, stream, p, FastDivisor(uint32_t(head_groups)));
 }
 
 }  // namespace cascade

@@ -31,6 +31,7 @@ struct MergeStateParams {
   int64_t mask_stride;
   int64_t rows, heads;
   int64_t head_dim;  ///< at least 1
+  bool enable_pdl;   ///< CUDA only: programmatic dependent launch
 };
 
 /// `out` overlaps nothing of `in`.
@@ -42,6 +43,7 @@ struct MergeStatesParams {
   int64_t num_states;                      ///< of each row; 0 gives the state of no keys
   const int32_t* indptr;                   ///< or [rows + 1]: the states of each row in `in`, whose row strides are 0
   int64_t rows, heads, head_dim;
+  bool enable_pdl;
 };
 
 template <typename T>

@@ -9,6 +9,7 @@
 #pragma once
 #include "page.h"
 #include "page_table.cuh"
+#include "ptx/pdl.cuh"
 #include "utils.cuh"
 #include "vec_dtypes.cuh"
 
@@ -47,6 +48,8 @@ struct AppendArgs {
 
 template <int BYTES>
 __global__ void __launch_bounds__(THREADS) AppendKernel(const __grid_constant__ AppendArgs a) {
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
   const uint32_t row = RowOfThread(), head = HeadOfThread();
   if (row >= a.num_rows || head >= a.num_heads) return;
   const int32_t batch = a.table.batch_indices[row], position = a.table.positions[row];
@@ -108,7 +111,7 @@ cudaError_t LaunchAppend(const AppendParams& p, cudaStream_t stream) {
   const Shape shape(units, p.num_heads, p.table.num_rows);
   const AppendArgs args{MakeTable(p.table),    p.key,          p.value, uint32_t(p.table.num_rows),
                         uint32_t(p.num_heads), uint32_t(units)};
-  return Launch(AppendKernel<BYTES>, shape.grid, shape.block, false, stream, args);
+  return Launch(AppendKernel<BYTES>, shape.grid, shape.block, p.enable_pdl, stream, args);
 }
 
 }  // namespace page

@@ -45,6 +45,7 @@ struct AppendParams {
   PageTable table;
   int64_t num_heads;
   AppendPart key, value;  ///< or ckv and kpe, with one head
+  bool enable_pdl;        ///< CUDA only: programmatic dependent launch
 };
 
 Status AppendPaged(const AppendParams& params, Stream stream);

@@ -141,8 +141,6 @@ def test_out_may_be_the_gate(device, op, reference, dtype):
 @pytest.mark.parametrize("enable_pdl", [None, False, True])
 @on_any_op
 def test_enable_pdl_changes_nothing(device, op, reference, enable_pdl):
-    if enable_pdl and device == "cuda" and torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("this family passes the flag on, and the GPU would refuse it")
     x = randn(99, 2 * 512, dtype=torch.float16, device=device)
     assert torch.equal(op(x, enable_pdl=enable_pdl), op(x))
 
