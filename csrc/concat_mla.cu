@@ -16,7 +16,7 @@ void concat_mla_k(TensorView k, TensorView k_nope, TensorView k_rope) {
   const char* op = "concat_mla_k";
   const char* fixed = "the only size there is a kernel for";
   Expect(op, "k", k).on_device().rank(3).dtype({dl_bfloat16, dl_float16, dl_float8_e4m3fn, dl_float8_e5m2});
-  Expect(op, "k", k).dim(1, MLA_HEADS, fixed).dim(2, MLA_K_DIM, fixed).last_dim_contiguous();
+  Expect(op, "k", k).dim(1, MLA_HEADS, fixed).dim(2, MLA_K_DIM, fixed).last_dim_contiguous().distinct();
   for (auto [name, t, heads, width] :
        {std::tuple{"k_nope", &k_nope, MLA_HEADS, MLA_NOPE_DIM}, std::tuple{"k_rope", &k_rope, 1, MLA_ROPE_DIM}}) {
     Expect(op, name, *t)

@@ -47,13 +47,15 @@ void RunRMSNorm(const char* op, const TensorView& out, const TensorView& input, 
       .rank(1)
       .contiguous()
       .dim(0, hidden, "the last dimension of input");
-  Expect(op, "out", out).same_device(input, "input").same_shape(input, "input").last_dim_contiguous();
+  const char* out_name = &out == &input ? "input" : "out";  // in place
+  Expect(op, out_name, out).same_device(input, "input").same_shape(input, "input").last_dim_contiguous().distinct();
   if (residual != nullptr) {
     Expect(op, "residual", *residual)
         .same_device(input, "input")
         .same_dtype(input, "input")
         .same_shape(input, "input")
-        .last_dim_contiguous();
+        .last_dim_contiguous()
+        .distinct();
   }
   if (scale != nullptr) {
     Expect(op, "out", out).dtype({dl_float8_e4m3fn, dl_float8_e5m2});
@@ -99,7 +101,7 @@ void RunLayerNorm(const char* op, const TensorView& out, const TensorView& input
         .dim(0, hidden, "input.shape[1]")
         .contiguous();
   }
-  Expect(op, "out", out).same_device(input, "input").same_shape(input, "input").last_dim_contiguous();
+  Expect(op, "out", out).same_device(input, "input").same_shape(input, "input").last_dim_contiguous().distinct();
   if (scale != nullptr) {
     Expect(op, "out", out).dtype({dl_float8_e4m3fn, dl_float8_e5m2});
     Expect(op, "scale", *scale).same_device(input, "input").dtype({dl_float32}).numel(1);

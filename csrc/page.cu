@@ -32,7 +32,13 @@ void Append(const char* op, const TensorView& rows, AppendParams params, bool va
 
 /// (pages, page_size, dim): a cache of the compressed keys, or of their rotary part.
 CacheView LatentView(const char* op, const char* name, const TensorView& t, const TensorView& rows, const char* of) {
-  Expect(op, name, t).same_device(rows, of).same_dtype(rows, of).rank(3).dim(2, rows.size(1), of).last_dim_contiguous();
+  Expect(op, name, t)
+      .same_device(rows, of)
+      .same_dtype(rows, of)
+      .rank(3)
+      .dim(2, rows.size(1), of)
+      .last_dim_contiguous()
+      .distinct();
   return {t.data_ptr<char>(), t.size(0), t.size(1), 1, t.size(2), {t.stride(0), t.stride(1), 0}};
 }
 

@@ -42,7 +42,7 @@ inline CacheView ViewOf(const char* op, const char* name, const TensorView& t, b
     TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".stride(-1) = " << t.stride(-1)
                                  << ", expected 1: the innermost stride must be 1";
   }
-  Expect(op, name, t).last_dim_contiguous();
+  Expect(op, name, t).last_dim_contiguous().distinct();
   return view;
 }
 

@@ -40,8 +40,8 @@ RopeParams PairOfHeads(const char* op, const TensorView& q, const TensorView& k,
   Expect(op, "k", k).dim(2, q.size(2), "q.shape[2]");
   ExpectHeads(op, "q_rope", q_rope, q, 3, 3);
   ExpectHeads(op, "k_rope", k_rope, q, 3, 3);
-  Expect(op, "q_rope", q_rope).same_shape(q, "q");
-  Expect(op, "k_rope", k_rope).same_shape(k, "k");
+  Expect(op, q_out.has_value() ? "q_rope" : "q", q_rope).same_shape(q, "q").distinct();
+  Expect(op, k_out.has_value() ? "k_rope" : "k", k_rope).same_shape(k, "k").distinct();
   RopeParams p{};
   p.tokens = q.size(0);
   p.interleave = interleave;
@@ -85,11 +85,13 @@ RopeParams QuantizeQuery(const char* op, const TensorView& q_rope, const TensorV
       .same_device(q_rope, "q_rope")
       .dtype({dl_float8_e4m3fn, dl_float8_e5m2})
       .same_shape(q_rope, "q_rope")
-      .last_dim_contiguous();
+      .last_dim_contiguous()
+      .distinct();
   Expect(op, "q_nope_out", q_nope_out)
       .same_device(q_rope, "q_rope")
       .same_dtype(q_rope_out, "q_rope_out")
-      .last_dim_contiguous();
+      .last_dim_contiguous()
+      .distinct();
   RopeParams p{};
   p.tokens = q_rope.size(0);
   p.interleave = interleave;
@@ -162,8 +164,11 @@ void apply_rope_pos_ids_cos_sin_cache(TensorView query, TensorView key, Optional
   const TensorView q_out = OutputOf(query, query_out), k_out = OutputOf(key, key_out);
   Expect(op, "query", query).on_device().rank(2, 3).dtype({dl_float16, dl_bfloat16, dl_float32}).last_dim_contiguous();
   ExpectHeads(op, "key", key, query, 2, 3);
-  Expect(op, "query_out", q_out).same_shape(query, "query").same_dtype(query, "query").last_dim_contiguous();
-  Expect(op, "key_out", k_out).same_shape(key, "key").same_dtype(query, "query").last_dim_contiguous();
+  Expect(op, query_out.has_value() ? "query_out" : "query", q_out).same_shape(query, "query").distinct();
+  Expect(op, key_out.has_value() ? "key_out" : "key", k_out).same_shape(key, "key").distinct();
+  for (auto [name, out] : {std::pair{"query_out", &q_out}, std::pair{"key_out", &k_out}}) {
+    Expect(op, name, *out).same_device(query, "query").same_dtype(query, "query").last_dim_contiguous();
+  }
   if (head_size < 1) TVM_FFI_THROW(ArgumentError) << op << ": head_size is " << head_size << ", expected at least 1";
   RopeParams p{};
   p.tokens = query.size(0);
@@ -196,7 +201,11 @@ void rope_quantize(TensorView q_rope, TensorView k_rope, Optional<TensorView> q_
   RopeParams p =
       QuantizeQuery(op, q_rope, k_rope, q_nope, k_nope, q_rope_out, q_nope_out, cos_sin_cache, pos_ids, interleave);
   for (auto [name, out] : {std::pair{"k_rope_out", &k_rope_out}, std::pair{"k_nope_out", &k_nope_out}}) {
-    Expect(op, name, *out).same_device(q_rope, "q_rope").same_dtype(q_rope_out, "q_rope_out").last_dim_contiguous();
+    Expect(op, name, *out)
+        .same_device(q_rope, "q_rope")
+        .same_dtype(q_rope_out, "q_rope_out")
+        .last_dim_contiguous()
+        .distinct();
   }
   Expect(op, "k_rope_out", k_rope_out).same_shape(k_rope, "k_rope");
   if (k_nope.has_value()) {
@@ -238,7 +247,8 @@ void rope_quantize_append_paged_kv_cache(TensorView q_rope, TensorView k_rope, O
         .rank(mla ? 3 : 4)
         .dim(page_dim, page_size, "page_size")
         .dim(-1, width, because)
-        .last_dim_contiguous();
+        .last_dim_contiguous()
+        .distinct();
     if (!mla) Expect(op, name, *cache).dim(3 - page_dim, k_rope.size(1), "k_rope.shape[1]");
     Expect(op, name, *cache).dim(0, first_cache.size(0), "the pages of the first cache");
   }

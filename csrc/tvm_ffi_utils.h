@@ -313,6 +313,15 @@ class Expect {
     }
     return *this;
   }
+  /// For tensors that are written: no two elements are one, as in a tensor that was expanded.
+  const Expect& distinct() const {
+    for (int i = 0; i < t_.ndim(); ++i) {
+      if (t_.size(i) > 1 && t_.stride(i) == 0) {
+        Fail(".stride(" + std::to_string(i) + ") = 0, expected memory of its own for each element (it is written)");
+      }
+    }
+    return *this;
+  }
   const Expect& contiguous() const {
     if (!t_.IsContiguous()) Fail(" has strides of a view: " + std::string(name_) + " must be contiguous");
     return *this;
@@ -326,7 +335,7 @@ class Expect {
   static std::string Shape(const TensorView& t) {
     std::string text = "(";
     for (int i = 0; i < t.ndim(); ++i) text += (i ? ", " : "") + std::to_string(t.size(i));
-    return text + ")";
+    return text + (t.ndim() == 1 ? ",)" : ")");
   }
 
   const char* op_;

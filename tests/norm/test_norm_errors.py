@@ -33,6 +33,7 @@ GOOD = {
 # (ops, argument, (shape, dtype) or what to do to the good tensor, text)
 RMS = [op for op in GOOD if "rmsnorm" in op]
 RESIDUAL = [op for op in GOOD if "fused_add" in op]
+INPLACE = [op for op in RESIDUAL if "quant" not in op]
 WITH_OUT = ["rmsnorm", "gemma_rmsnorm"]
 QUANT = [op for op in GOOD if "quant" in op]
 LAYER = ["layernorm", "layernorm_quant"]
@@ -55,6 +56,9 @@ BAD = [
     (QUANT, "out", ((4, 4096), FP16), "out has dtype float16, expected float8_e4m3fn or float8_e5m2"),
     (QUANT, "out", ((4, 4000), FP8), "out has shape (4, 4000), expected (4, 4096)"),
     (QUANT, "scale", ((2,), torch.float32), "scale must be a scalar tensor"),
+    (RESIDUAL, "residual", lambda t: t[:1].expand(t.shape), "residual.stride(0) = 0, expected memory of its own"),
+    (INPLACE, "input", lambda t: t[:1].expand(t.shape), "input.stride(0) = 0, expected memory of its own"),
+    (WITH_OUT + QUANT, "out", lambda t: t[:1].expand(t.shape), "out.stride(0) = 0, expected memory of its own"),
     (QUANT, "scale", lambda t: None, "scale is a NoneType, expected a float32 tensor"),
     (LAYER, "input", ((4, 4096), FP16), "input must be bfloat16"),
     (LAYER, "input", ((4, 2, 4096), BF16), "input has 3 dimensions, expected 2"),

@@ -84,6 +84,8 @@ BAD = [
     (KV, "paged_kv_cache", lambda t: (t[:, 0], t[:, 1, :4]), "has 4 tokens per page, expected 8"),
     (KV, "paged_kv_cache", lambda t: t[:, :, :0], "has 0 tokens per page, expected 1 (or more)"),
     (APPEND, "paged_kv_cache", lambda t: t.repeat(1, 1, 1, 1, 2)[..., ::2], "paged_kv_cache.stride(-1) = 2"),
+    (KV, "paged_kv_cache", lambda t: t[:1].expand(t.shape), "paged_kv_cache.stride(0) = 0, expected memory of its own"),
+    (MLA, "ckv_cache", lambda t: t[:1].expand(t.shape), "ckv_cache.stride(0) = 0, expected memory of its own"),
     (BY_TABLE, "batch_indices", lambda t: t[1:], "batch_indices.shape[0] = 22, expected 23"),
     (BY_TABLE, "positions", lambda t: t[1:], "positions.shape[0] = 22, expected 23"),
     (BY_TABLE, "positions", lambda t: t.float(), "positions has dtype torch.float32, expected integers"),
