@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, ClassVar, Optional, Sequence, Union
+from typing import Any, ClassVar, Optional, Sequence, Union
 
 import torch
 
 from .. import utils
-from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from .options import FP8, default_scale
-from .outputs import finish_lse, lse_buffer, output_buffer
-from .records import CallRecord, is_misaligned, record_memory, unchanged
+from .outputs import add_sinks, check_lse_form, finish_lse, lse_buffer, output_buffer
 from .scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
-from .wrapper import PlannedWrapper, run_planned
+from .wrapper import Launch, PlannedWrapper, run_planned
 
 __all__ = ["AttentionWrapper", "Result"]
 
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 _is_compiling = torch.compiler.is_compiling
-_FLOAT32 = torch.float32
-_CONTIGUOUS = torch.contiguous_format
 
 
 class AttentionWrapper(PlannedWrapper):
@@ -30,7 +26,6 @@ class AttentionWrapper(PlannedWrapper):
 
     _head_dim_vo: int
 
-    #: Attributes that ``run`` reads, ``_sm_scale`` aside: objects and numbers.
     _objects: ClassVar[tuple[str, ...]] = (
         "_plan_info",
         "_cached_module",
@@ -54,13 +49,6 @@ class AttentionWrapper(PlannedWrapper):
         "_layout",
         "_use_cuda_graph",
     )
-    _unchanged: ClassVar[Callable[[Any, Sequence[Any]], bool]]
-    _record: Optional[CallRecord] = None
-    _record_memory: Any = None
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls._unchanged = unchanged(cls._objects, cls._numbers_read)
 
     def _expected_rows(self) -> Optional[int]:
         """Rows that q must have; None: any number."""
@@ -71,6 +59,14 @@ class AttentionWrapper(PlannedWrapper):
             f"{self._op}.run: q has {q.shape[0]} rows, expected {self._expected_rows()} (of plan()), and "
             f"{q.shape[1]} heads, expected {self._num_qo_heads}"
         )
+
+    def _check_sinks(self, sinks: torch.Tensor) -> None:
+        if self._jit is not None:
+            raise ArgumentError(f"{self._op}.run: sinks is given, expected None (a variant of jit_args has its own)")
+        if sinks.shape != (self._num_qo_heads,):
+            raise ArgumentError(
+                f"{self._op}.run: sinks has shape {tuple(sinks.shape)}, expected ({self._num_qo_heads},) (num_qo_heads)"
+            )
 
     def _numbers(self, sm_scale: float) -> tuple[float, float, float, float]:
         """The scalars that every built-in module declares."""
@@ -110,8 +106,12 @@ class AttentionWrapper(PlannedWrapper):
         enable_pdl: Optional[bool],
         lse_base: str = "log2",
         lse_layout: str = "NH",
+        sinks: Optional[torch.Tensor] = None,
     ) -> Result:
         op = self._op
+        check_lse_form(op, lse_base, lse_layout)
+        if sinks is not None:
+            self._check_sinks(sinks)
         shape = q.shape
         if len(shape) != 3:
             raise ArgumentError(f"{op}.run: q has {len(shape)} dimensions, expected 3 (rows, num_qo_heads, head_dim)")
@@ -134,49 +134,26 @@ class AttentionWrapper(PlannedWrapper):
             factors = [*given, *factors]
         out = output_buffer(op, out, (rows, num_qo_heads, self._head_dim_vo), self._cached_o_data_type, q)
         score = None
-        if return_lse:
+        if return_lse or sinks is not None:
             score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)
+        launch = Launch(q, k, v, out, score, list(factors), list(scalars))
         if _is_compiling():
-            run_planned(self._handle, q, k, v, out, score, list(factors), list(scalars), enable_pdl)
+            run_planned(self._handle, *launch, enable_pdl)
         elif is_kept:
-            self._launch_kept(q, k, v, out, score, sm_scale, enable_pdl)
+            self._launch_kept(launch, enable_pdl, default_scale(None, head_dim))
         else:
-            self._launch(q, k, v, out, score, factors, scalars, enable_pdl)
+            self._launch(launch, enable_pdl)
         if scale_v is not None:
             scale_output_per_head(out, scale_v)
         if v_scale is not None:
             scale_output(out, v_scale)
-        if score is None:
+        if sinks is not None:
+            add_sinks(out, score, sinks)  # type: ignore[arg-type]
+        if score is None or not return_lse:
             return out
         if lse_base != "log2" or lse_layout != "NH":
             score = finish_lse(op, score, lse_base, lse_layout, lse)
         return out, score
-
-    def _launch_kept(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: Optional[torch.Tensor],
-        sm_scale: float,
-        enable_pdl: Optional[bool],
-    ) -> None:
-        """:meth:`_launch` that keeps what was found out for :meth:`_repeat`."""
-        self._refuse_capture()
-        self._record = None
-        if self._record_memory is None:
-            self._record_memory = record_memory()
-        module, name, args = self._native_call(q, k, v, out, lse, (), (sm_scale,), use_pdl(q, enable_pdl))
-        try:
-            getattr(module, f"record_{name}")(self._record_memory, self._use_cuda_graph, *args)
-        except RuntimeError as error:
-            if not is_misaligned(error):
-                raise
-            self._launch(q, k, v, out, lse, (), (sm_scale,), enable_pdl)
-            return
-        state = tuple(getattr(self, name) for name in (*self._objects, *self._numbers_read))
-        self._record = CallRecord(module, self._record_memory, state, out, default_scale(None, q.shape[2]), q)
 
     def _repeat(
         self,
@@ -210,14 +187,11 @@ class AttentionWrapper(PlannedWrapper):
                 return None
             sm_scale *= k_scale
         if out is None:
-            if record.is_like_q:  # 0.4 us less than by sizes; of a q that is not as before, the native call says so
-                out = torch.empty_like(q, memory_format=_CONTIGUOUS)
-            else:
-                out = torch.empty(*record.shape, dtype=record.dtype, device=record.device)
+            out = record.output(q)
         if not return_lse:
             lse = None
         elif lse is None:
-            lse = torch.empty(*record.shape[:2], dtype=_FLOAT32, device=record.device)
+            lse = record.scores()
         try:
             record.rerun(record.memory, q, k, v, out, lse, sm_scale, record.pdl and enable_pdl is not False)
         except Exception:

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import ArgumentError
 
-__all__ = ["LSE_BASES", "finish_lse", "lse_buffer", "output_buffer"]
+__all__ = ["LSE_BASES", "add_sinks", "check_lse_form", "finish_lse", "lse_buffer", "output_buffer"]
 
 #: Base of a returned LSE -> what to multiply the base-2 one by.
 LSE_BASES = {"log2": 1.0, "ln": math.log(2)}
@@ -42,21 +42,34 @@ def lse_buffer(op: str, lse: Optional[torch.Tensor], shape: tuple[int, ...], lik
     return lse
 
 
+def check_lse_form(op: str, lse_base: str, lse_layout: str) -> None:
+    if lse_base not in LSE_BASES:
+        raise ArgumentError(f"{op}: lse_base is {lse_base!r}, expected 'log2' or 'ln'")
+    if lse_layout not in ("NH", "HN"):
+        raise ArgumentError(f"{op}: lse_layout is {lse_layout!r}, expected 'NH' or 'HN'")
+
+
 def finish_lse(
     op: str, lse: torch.Tensor, lse_base: str, lse_layout: str, given: Optional[torch.Tensor]
 ) -> torch.Tensor:
     """The LSE ``(tokens, heads)`` of a kernel in another base, or with heads first and in the caller's buffer."""
-    if lse_base not in LSE_BASES:
-        raise ArgumentError(f"{op}: lse_base is {lse_base!r}, expected 'log2' or 'ln'")
     if lse_base == "ln":
         lse.mul_(LSE_BASES["ln"])
     if lse_layout == "NH":
         return lse
-    if lse_layout != "HN":
-        raise ArgumentError(f"{op}: lse_layout is {lse_layout!r}, expected 'NH' or 'HN'")
     if given is None:
         return lse.T.contiguous()
     _check(op, "lse", given, lse.T.shape, _FLOAT32, lse)
     if not given.is_contiguous():
         raise ArgumentError(f"{op}: lse has strides {given.stride()}, expected a contiguous tensor (lse_layout='HN')")
     return given.copy_(lse.T)
+
+
+def add_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> None:
+    """Let a logit of each head that has no value take part in the softmax, after the fact and in place.
+
+    A kernel of its own (``BatchAttentionWithAttentionSinkWrapper``) saves the passes over ``out`` and ``lse``.
+    """
+    total = torch.logaddexp2(lse, sinks.float() / LSE_BASES["ln"])
+    out.mul_((lse - total).exp2_().nan_to_num_(0.0).unsqueeze(-1))  # -inf minus -inf: neither keys nor a sink
+    lse.copy_(total)

@@ -14,6 +14,7 @@ from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
 from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
+from ..attention.wrapper import Launch
 from ..errors import ArgumentError
 from ..trace.templates.decode import batch_decode_trace
 from .planning import DecodePlanner
@@ -335,8 +336,10 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             Programmatic dependent launch; where the device has it if None.
         window_left : Optional[int]
             That of ``plan``, if given.
-        sinks, skip_softmax_threshold_scale_factor
-            Of other backends; ignored.
+        sinks : Optional[torch.Tensor]
+            ``(num_qo_heads,)`` logits, not scaled by ``sm_scale``, that add to the denominator of the softmax.
+        skip_softmax_threshold_scale_factor
+            Of other backends; ignored: nothing is skipped.
         q_len_per_req : Optional[int]
             Deprecated: ``plan`` knows.
         kv_cache_sf : Optional[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]]
@@ -348,7 +351,14 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             ``(tokens, num_qo_heads, head_dim)``, and the LSE. A request without keys has output 0 and LSE -inf.
         """
         op = self._op
-        if not args and window_left is None and q_len_per_req is None and kv_cache_sf is None and not _is_compiling():
+        if not (
+            args
+            or window_left is not None
+            or sinks is not None
+            or q_len_per_req is not None
+            or kv_cache_sf is not None
+            or _is_compiling()
+        ):
             is_pair = type(paged_kv_cache) is tuple and len(paged_kv_cache) == 2
             keys, values = paged_kv_cache if is_pair else (paged_kv_cache, None)  # type: Any, Any
             result = self._repeat(q, keys, values, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
@@ -372,7 +382,9 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
                 "without use_tensor_cores=True"
             )
         factors = scale_factors(op, k, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
-        return self._attend(q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
+        return self._attend(
+            q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, sinks=sinks
+        )
 
     def _expected_rows(self) -> Optional[int]:
         """By the current page table, which engines may have replaced without a ``plan``."""
@@ -392,17 +404,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
                 f"{self._op}.run: q_len_per_req is {q_len_per_req}, expected {self._planned_q_len} (as planned)"
             )
 
-    def _native_call(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: Optional[torch.Tensor],
-        tensors: Sequence[Optional[torch.Tensor]],
-        scalars: Sequence[Any],
-        enable_pdl: bool,
-    ) -> tuple[Any, str, tuple[Any, ...]]:
+    def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
+        q, k, v, out, lse, tensors, scalars = launch
         slopes = alibi_slopes(self._num_qo_heads, q.device) if self._pos_encoding == ALIBI else None
         if self._jit is not None:
             known = {

@@ -13,6 +13,7 @@ from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import kv_lens_of_pages, segment_lens, to_device, to_host
 from ..attention.options import resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
+from ..attention.wrapper import Launch
 from ..attention_rules import check_trtllm_gen_sm107_only_feature
 from ..errors import ArgumentError
 from ..trace.templates.prefill import paged_prefill_trace
@@ -438,8 +439,10 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             Programmatic dependent launch; where the device has it if None.
         window_left : Optional[int]
             That of ``plan``, if given.
-        sinks, skip_softmax_threshold_scale_factor
-            Of other backends; ignored.
+        sinks : Optional[torch.Tensor]
+            ``(num_qo_heads,)`` logits, not scaled by ``sm_scale``, that add to the denominator of the softmax.
+        skip_softmax_threshold_scale_factor
+            Of other backends; ignored: nothing is skipped.
         kv_cache_sf : Optional[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]]
             Scale factors of a uint8 (NVFP4) cache, one e4m3 number for 16 elements, in the form of the cache.
         use_fp16_softmax, uses_spcompress : Optional[bool]
@@ -457,6 +460,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         if not (
             args
             or window_left is not None
+            or sinks is not None
             or kv_cache_sf is not None
             or use_fp16_softmax
             or uses_spcompress
@@ -486,17 +490,18 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             )
         factors = scale_factors(self._op, k, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
         return self._attend(
-            q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout
-        )
+            q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout,
+            sinks,
+        )  # fmt: skip
 
-    def _native_call(self, *args: Any) -> tuple[Any, str, tuple[Any, ...]]:
+    def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         tables = (
             self._qo_indptr_buf,
             self._paged_kv_indptr_buf,
             self._paged_kv_indices_buf,
             self._paged_kv_last_page_len_buf,
         )
-        return self._cached_module, "paged_run", self._call_with(tables, *args)
+        return self._cached_module, "paged_run", self._call_with(tables, launch, enable_pdl)
 
     # Names of older releases.
 

@@ -62,6 +62,11 @@ def scales(what: What) -> dict[str, float]:
     return {name: value for name in ("q_scale", "k_scale", "v_scale") if (value := getattr(one, name)) != 1}
 
 
+def sinks(what: What) -> dict[str, Any]:
+    one = first(what)
+    return {} if one.sinks is None else {"sinks": one.sinks}
+
+
 def masks(what: What) -> Optional[torch.Tensor]:
     """The masks of all requests, flat."""
     each = [what] if isinstance(what, Attention) else what
@@ -140,7 +145,7 @@ def batch_decode(
     wrapper.plan(*arguments, **options)
     factors = None if batch.k_sf is None else batch.cache_sf(pages, layout)
     cache = batch.cache(pages, layout, form)
-    return wrapper.run(batch.q, cache, kv_cache_sf=factors, return_lse=True, **scales(what))
+    return wrapper.run(batch.q, cache, kv_cache_sf=factors, return_lse=True, **scales(what), **sinks(what))
 
 
 def tensor_core_decode(batch: Batch, what: What, **options: Any) -> Result:
@@ -177,7 +182,7 @@ def paged_prefill(
     wrapper.plan(*arguments, **options)
     factors = None if batch.k_sf is None else batch.cache_sf(pages, layout)
     cache = batch.cache(pages, layout, form)
-    return wrapper.run(batch.q, cache, kv_cache_sf=factors, return_lse=True, **scales(what))
+    return wrapper.run(batch.q, cache, kv_cache_sf=factors, return_lse=True, **scales(what), **sinks(what))
 
 
 def ragged_workspace_size(batch: Batch, options: dict[str, Any]) -> int:

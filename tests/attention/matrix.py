@@ -167,7 +167,7 @@ APIS = [
         "batch decode",
         calls.batch_decode,
         "batch_decode",
-        (*DECODE, *PAGES[:3], "disable_split_kv"),
+        (*DECODE, *PAGES[:3], "disable_split_kv", "attention sinks"),
         **NARROW,
         refused={
             PAGES[3]: (ValueError, "must have identical strides"),
@@ -179,10 +179,10 @@ APIS = [
         "batch decode, tensor cores",
         calls.tensor_core_decode,
         "batch_prefill",
-        (*DECODE, *PAGES, *BATCHED[:2], "several tokens per request", "NVFP4 keys"),
+        (*DECODE, *PAGES, *BATCHED[:2], "several tokens per request", "NVFP4 keys", "attention sinks"),
         **NARROW,
     ),
-    Api("paged prefill", calls.paged_prefill, "batch_prefill", (*PREFILL, *PAGES, *BATCHED)),
+    Api("paged prefill", calls.paged_prefill, "batch_prefill", (*PREFILL, *PAGES, *BATCHED, "attention sinks")),
     Api("ragged prefill", calls.ragged_prefill, "batch_prefill", (*PREFILL, *BATCHED)),
     Api("BatchAttention", calls.batch_attention, "batch_prefill", (*MIXED, "soft cap", "NVFP4 keys", FP8[0])),
     Api(

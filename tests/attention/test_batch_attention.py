@@ -12,7 +12,8 @@ from flashinfer.errors import ArgumentError
 
 from .inputs import LAYOUTS, Batch, strided
 from .reference import Attention
-from .test_batch_decode import F16, close, workspace
+from .test_batch_decode import F16, close, decode_batch, workspace
+from .test_batch_decode import planned as planned_decode
 
 QO_LENS, KV_LENS = [1, 17, 40, 0, 3, 9], [9, 33, 97, 12, 130, 4]  # the last one has more rows than keys
 
@@ -128,7 +129,28 @@ def test_sinks_count_once_however_keys_are_split(device):
         close(wrapper.run(batch.q, batch.cache(pages), sinks, 64**-0.5, return_lse=True), expected)
 
 
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_sinks_of_the_plain_wrappers(device, tensor_cores):
+    """Those of one call; a request without keys, and a sink that is none."""
+    batch = decode_batch(device, kv_lens=[0, 54, 97])
+    pages = batch.pages(8)
+    cache, sinks = batch.cache(pages), torch.tensor([0.5, -3.0, 4.0, -torch.inf], device=device)
+    wrapper = planned_decode(batch, pages, tensor_cores=tensor_cores)
+    plain, sunk = batch.expected(), batch.expected(Attention(sinks=sinks))
+    for given, expected in ((None, plain), (sinks, sunk), (None, plain)):
+        close(wrapper.run(batch.q, cache, sinks=given, return_lse=True), expected)
+    out = torch.empty_like(batch.q)
+    assert wrapper.run(batch.q, cache, out=out, sinks=sinks) is out
+    torch.testing.assert_close(out.float(), sunk[0], rtol=2e-3, atol=2e-3)
+    with pytest.raises(ValueError, match=r"sinks has shape \(3,\), expected \(4,\)"):
+        wrapper.run(batch.q, cache, sinks=sinks[1:])
+
+
 def test_what_sinks_refuse(device):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    pages, sinks = batch.pages(8), torch.zeros(4, device=device)
+    with pytest.raises(ValueError, match="a variant of jit_args has its own"):
+        sink_wrapper(batch, pages).run(batch.q, batch.cache(pages), sinks, 0.2, sinks=sinks)
     with pytest.raises(AssertionError, match="backend is 'cudnn', expected one of auto, fa2, fa3"):
         BatchAttentionWithAttentionSinkWrapper(workspace(device), backend="cudnn")
     with pytest.raises(ArgumentError, match="pos_encoding_mode is 'ALIBI'"):

@@ -241,6 +241,8 @@ def test_bases_and_layouts_of_the_lse(device, given):
     ):
         with pytest.raises(ValueError, match=text):
             wrapper.run(batch.q, batch.cache(pages), return_lse=True, **options)
+    with pytest.raises(ValueError, match="lse_base is 'log10'"):
+        wrapper.run(batch.q, batch.cache(pages), lse_base="log10")
 
 
 def test_workspace_size_is_enough(device):
