@@ -123,8 +123,8 @@ void batch_mla_run(TensorView float_ws, TensorView int_ws, Numbers plan_info, Te
 }
 
 /// run() whose call is kept in `record` for rerun().
-void batch_mla_record_run(TensorView record, TensorView float_ws, TensorView int_ws, Numbers plan_info,
-                          TensorView q_nope, Optional<TensorView> q_pe, TensorView ckv_cache,
+void batch_mla_record_run(TensorView record, bool is_capturable, TensorView float_ws, TensorView int_ws,
+                          Numbers plan_info, TensorView q_nope, Optional<TensorView> q_pe, TensorView ckv_cache,
                           Optional<TensorView> kpe_cache, TensorView kv_indices, TensorView o, Optional<TensorView> lse,
                           int64_t mask_mode, int64_t num_heads, int64_t page_size, double sm_scale,
                           bool return_lse_base_on_e, bool enable_pdl) {
@@ -132,7 +132,7 @@ void batch_mla_record_run(TensorView record, TensorView float_ws, TensorView int
   const CheckedCall call = Check(float_ws, int_ws, plan_info, q_nope, q_pe, ckv_cache, kpe_cache, kv_indices, o, lse,
                                  mask_mode, num_heads, page_size, sm_scale, return_lse_base_on_e, enable_pdl);
   Launch<true, true>(OP, call);
-  WriteRecord(to, call, true);
+  WriteRecord(to, call, is_capturable);
 }
 
 /// The call of a record with other tensors of equal shapes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, ClassVar, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -16,15 +16,32 @@ from .host import to_device
 from .jit_arguments import JitArguments
 from .modules import device_kind
 from .options import Dtypes, layout_code, pos_encoding_code
-from .records import aligned, is_misaligned
+from .records import CallRecord, aligned, is_misaligned, record_memory, unchanged
 
-__all__ = ["PlannedWrapper", "run_planned"]
+__all__ = ["Launch", "PlannedWrapper", "run_planned"]
 
 _INT_WORKSPACE_BYTES = 8 << 20
 _PLAN_ALIGNMENT = 16  # bytes: of the header of a native plan, and of what follows it
 
 _wrappers: weakref.WeakValueDictionary[int, PlannedWrapper] = weakref.WeakValueDictionary()
 _handles = itertools.count()
+
+
+class Launch(NamedTuple):
+    """What a launch is given besides the plan."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: Optional[torch.Tensor]
+    tensors: list[Optional[torch.Tensor]]  #: what else the module declares
+    scalars: list[Any]
+
+    def aligned(self) -> Launch:
+        """The same with copies of those tensors whose rows the kernels cannot read."""
+        q, k, v, out = (aligned(x) for x in self[:4])
+        return Launch(q, k, v, out, self.lse, [aligned(x) for x in self.tensors], self.scalars)  # type: ignore[arg-type]
 
 
 class PlannedWrapper:
@@ -40,6 +57,17 @@ class PlannedWrapper:
     _num_qo_heads: int
     _num_kv_heads: int
     _planned: Any  #: what the native plan was given, for a plan with other parameters
+
+    #: Attributes that ``run`` reads, ``_sm_scale`` aside: objects and numbers.
+    _objects: ClassVar[tuple[str, ...]] = ()
+    _numbers_read: ClassVar[tuple[str, ...]] = ()
+    _unchanged: ClassVar[Callable[[Any, Sequence[Any]], bool]]
+    _record: Optional[CallRecord] = None
+    _record_memory: Any = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._unchanged = unchanged(cls._objects, cls._numbers_read)
 
     def __init__(
         self,
@@ -155,7 +183,7 @@ class PlannedWrapper:
         self._pos_encoding = pos_encoding_code(self._op, pos_encoding_mode)
         self._pos_encoding_mode = pos_encoding_mode
         self._window_left = window_left
-        self._logits_soft_cap = logits_soft_cap or 0.0
+        self._logits_soft_cap = max(logits_soft_cap or 0.0, 0.0)
         self._sm_scale = sm_scale
         self._rope_scale = rope_scale
         self._rope_theta = rope_theta
@@ -191,46 +219,42 @@ class PlannedWrapper:
                 "(the next plan() of this one would not reach the graph)"
             )
 
-    def _native_call(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: Optional[torch.Tensor],
-        tensors: Sequence[Optional[torch.Tensor]],
-        scalars: Sequence[Any],
-        enable_pdl: bool,
-    ) -> tuple[Any, str, tuple[Any, ...]]:
+    def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         """The module, the name of its function and the arguments of a launch."""
         raise AssertionError("a subclass knows")
 
-    def _launch(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: Optional[torch.Tensor],
-        tensors: Sequence[Optional[torch.Tensor]],
-        scalars: Sequence[Any],
-        enable_pdl: Optional[bool],
-    ) -> None:
+    def _launch(self, launch: Launch, enable_pdl: Optional[bool]) -> None:
         """Launch on tensors as they are, or on copies of those whose rows the kernels cannot read."""
         self._refuse_capture()
-        pdl = use_pdl(q, enable_pdl)
+        pdl = use_pdl(launch.q, enable_pdl)
         try:
-            module, name, args = self._native_call(q, k, v, out, lse, tensors, scalars, pdl)
+            module, name, args = self._native_call(launch, pdl)
             getattr(module, name)(*args)
         except RuntimeError as error:
             if not is_misaligned(error):
                 raise
-            q, k, v, result = (aligned(x) for x in (q, k, v, out))  # type: ignore[assignment]
-            tensors = [aligned(x) for x in tensors]
-            module, name, args = self._native_call(q, k, v, result, lse, tensors, scalars, pdl)  # type: ignore[arg-type]
+            copies = launch.aligned()
+            module, name, args = self._native_call(copies, pdl)
             getattr(module, name)(*args)
-            if result is not out:
-                out.copy_(result)  # type: ignore[arg-type]
+            if copies.out is not launch.out:
+                launch.out.copy_(copies.out)
+
+    def _launch_kept(self, launch: Launch, enable_pdl: Optional[bool], default_scale: float) -> None:
+        """:meth:`_launch` that keeps what was found out, for a ``run`` with the same plan and parameters."""
+        self._refuse_capture()
+        self._record = None
+        if self._record_memory is None:
+            self._record_memory = record_memory()
+        module, name, args = self._native_call(launch, use_pdl(launch.q, enable_pdl))
+        try:
+            getattr(module, f"record_{name}")(self._record_memory, self._is_capturable, *args)
+        except RuntimeError as error:
+            if not is_misaligned(error):
+                raise
+            self._launch(launch, enable_pdl)
+            return
+        state = tuple(getattr(self, name) for name in (*self._objects, *self._numbers_read))
+        self._record = CallRecord(module, self._record_memory, state, launch.out, default_scale, launch.q)
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
         """Nothing to build: one module serves keys and values of equal and of different strides."""
@@ -253,4 +277,4 @@ def run_planned(
     enable_pdl: Optional[bool],
 ) -> None:
     """Launch what the wrapper with this handle has planned: a compiled graph holds the handle, not the plan."""
-    _wrappers[handle]._launch(q, k, v, out, lse, tensors, scalars, enable_pdl)
+    _wrappers[handle]._launch(Launch(q, k, v, out, lse, tensors, scalars), enable_pdl)

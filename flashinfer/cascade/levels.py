@@ -12,6 +12,7 @@ from ..arch import get_compute_capability
 from ..attention.host import as_tensors, to_device
 from ..attention.modules import get_batch_pair_module
 from ..attention.options import CAUSAL, Dtypes
+from ..attention.wrapper import Launch
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 
 __all__ = ["Level"]
@@ -87,9 +88,9 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
         self._plan_info = shared._plan_info = plan_info
         return True
 
-    def _native_call(self, *args: Any) -> tuple[Any, str, tuple[Any, ...]]:
+    def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         if self._shared is None:
-            return super()._native_call(*args)
+            return super()._native_call(launch, enable_pdl)
         tables = (
             table
             for level in (self._shared, self)
@@ -100,4 +101,4 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
                 level._paged_kv_last_page_len_buf,
             )
         )
-        return self._cached_module, "run", self._call_with(tuple(tables), *args)
+        return self._cached_module, "run", self._call_with(tuple(tables), launch, enable_pdl)

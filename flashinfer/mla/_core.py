@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 import torch
@@ -15,9 +15,7 @@ from ..api_logging import flashinfer_api
 from ..attention.host import as_tensors, range_buffer, to_device, to_host
 from ..attention.options import CAUSAL, NON_CAUSAL
 from ..attention.outputs import lse_buffer, output_buffer
-from ..attention.records import CallRecord, is_misaligned, record_memory, unchanged
-from ..attention.wrapper import PlannedWrapper, run_planned
-from ..dispatch import use_pdl
+from ..attention.wrapper import Launch, PlannedWrapper, run_planned
 from ..errors import ArgumentError
 from ..jit.attention import gen_batch_mla_module
 from ..tensor_checks import canonicalize_torch_dtype
@@ -31,26 +29,6 @@ _KV_DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float32)
 _FP8 = torch.float8_e4m3fn
 _HOPPER = 9
 _is_compiling = torch.compiler.is_compiling
-
-#: Attributes that ``run`` reads, ``_sm_scale`` aside.
-_OBJECTS = (
-    "_plan_info",
-    "_cached_module",
-    "_float_workspace_buffer",
-    "_int_workspace_buffer",
-    "_kv_indices_buf",
-    "_cached_q_data_type",
-    "_cached_kv_data_type",
-)
-_NUMBERS = (
-    "_causal",
-    "_page_size",
-    "_num_heads",
-    "_num_rows",
-    "_max_total_num_rows",
-    "_use_cuda_graph",
-    "_use_profiler",
-)
 
 
 @functools.cache
@@ -94,9 +72,24 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     _blackwell_auto_fallback_warned = False
 
     _is_capturable = True  # by any wrapper: tables are read through the plan
-    _unchanged = unchanged(_OBJECTS, _NUMBERS)
-    _record: Optional[CallRecord] = None
-    _record_memory: Any = None
+    _objects = (
+        "_plan_info",
+        "_cached_module",
+        "_float_workspace_buffer",
+        "_int_workspace_buffer",
+        "_kv_indices_buf",
+        "_cached_q_data_type",
+        "_cached_kv_data_type",
+    )
+    _numbers_read = (
+        "_causal",
+        "_page_size",
+        "_num_heads",
+        "_num_rows",
+        "_max_total_num_rows",
+        "_use_cuda_graph",
+        "_use_profiler",
+    )
 
     @flashinfer_api(trace=None)
     def __init__(
@@ -361,11 +354,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             and kpe_scale is None
             and not _is_compiling()
         ):
-            target, scores = out, lse
-            if target is None:
-                target = torch.empty(*record.shape, dtype=record.dtype, device=record.device)
-            if scores is None and return_lse:
-                scores = torch.empty(*record.shape[:2], dtype=torch.float32, device=record.device)
+            target = record.output(q_nope) if out is None else out
+            scores = record.scores() if lse is None and return_lse else lse
             try:
                 record.rerun(
                     record.memory, q_nope, q_pe, ckv_cache, kpe_cache, target, scores, self._sm_scale,
@@ -394,10 +384,11 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 indices = range_buffer(indices.numel(), self.device)
         tensors: list[Optional[torch.Tensor]] = [q_pe, indices]
         numbers = [sm_scale, float(return_lse_base_on_e)]
+        launch = Launch(q_nope, ckv_cache, kpe_cache, out, lse, tensors, numbers)
         if scales is None and not self._use_profiler and not _is_compiling():
-            self._launch_kept(q_nope, ckv_cache, kpe_cache, out, lse, tensors, numbers)
+            self._launch_kept(launch, None, 1.0)
         else:
-            run_planned(self._handle, q_nope, ckv_cache, kpe_cache, out, lse, tensors, numbers, None)
+            run_planned(self._handle, *launch, None)
         if scales is not None and scales.ckv != 1.0:
             out.mul_(scales.ckv)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
@@ -418,48 +409,12 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if q_nope.shape[1] != self._num_heads:
             raise ArgumentError(f"{op}: q_nope has {q_nope.shape[1]} heads, expected {self._num_heads} (as planned)")
 
-    def _native_call(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: Optional[torch.Tensor],
-        tensors: Sequence[Optional[torch.Tensor]],
-        scalars: Sequence[Any],
-        enable_pdl: bool,
-    ) -> tuple[Any, str, tuple[Any, ...]]:
+    def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
+        q, k, v, out, lse, (q_pe, indices), (sm_scale, natural) = launch
         module = self._cached_module
         if k.dtype != self._cached_kv_data_type:  # converted: plans do not depend on the dtype of the cache
             module = self._module(k.dtype)
-        q_pe, indices = tensors
-        sm_scale, natural = scalars
         where = (self._float_workspace_buffer, self._int_workspace_buffer, self._plan_info)
         mask_mode = CAUSAL if self._causal else NON_CAUSAL
         numbers = (mask_mode, self._num_heads, self._page_size, sm_scale, bool(natural), enable_pdl)
         return module, "run", (*where, q, q_pe, k, v, indices, out, lse, *numbers)
-
-    def _launch_kept(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: Optional[torch.Tensor],
-        tensors: Sequence[Optional[torch.Tensor]],
-        scalars: Sequence[Any],
-    ) -> None:
-        """:meth:`_launch` that keeps what was found out for the next ``run``."""
-        self._record = None
-        if self._record_memory is None:
-            self._record_memory = record_memory()
-        module, name, args = self._native_call(q, k, v, out, lse, tensors, scalars, use_pdl(q, None))
-        try:
-            getattr(module, f"record_{name}")(self._record_memory, *args)
-        except RuntimeError as error:
-            if not is_misaligned(error):
-                raise
-            self._launch(q, k, v, out, lse, tensors, scalars, None)
-            return
-        state = tuple(getattr(self, name) for name in (*_OBJECTS, *_NUMBERS))
-        self._record = CallRecord(module, self._record_memory, state, out, 1.0)

@@ -23,6 +23,7 @@ from ..attention.options import (
     resolve_backend,
 )
 from ..attention.scales import Scale
+from ..attention.wrapper import Launch
 from ..errors import ArgumentError
 
 __all__ = ["BatchPrefillWrapper", "Result"]
@@ -211,11 +212,10 @@ class BatchPrefillWrapper(AttentionWrapper):
         derived = super()._derived_scalars(sm_scale, q_scale, k_scale, v_scale)
         return {**derived, "token_pos_in_items_len": self._token_pos_in_items_len or 0}
 
-    def _extras(
-        self, q: torch.Tensor, tensors: Sequence[Optional[torch.Tensor]], scalars: Sequence[float]
-    ) -> tuple[Any, ...]:
+    def _extras(self, launch: Launch) -> tuple[Any, ...]:
         """Additional parameters of the module, in its order."""
-        slopes = alibi_slopes(self._num_qo_heads, q.device) if self._pos_encoding == ALIBI else None
+        tensors, scalars = launch.tensors, launch.scalars
+        slopes = alibi_slopes(self._num_qo_heads, launch.q.device) if self._pos_encoding == ALIBI else None
         state = (
             self._custom_mask_buf,
             self._mask_indptr_buf,
@@ -240,32 +240,21 @@ class BatchPrefillWrapper(AttentionWrapper):
         known = dict(zip(names, (*state, *factors), strict=True))
         return (*self._jit.all_tensors(tensors, known), *self._jit.typed(scalars))
 
-    def _call_with(
-        self,
-        tables: Sequence[Optional[torch.Tensor]],
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: Optional[torch.Tensor],
-        tensors: Sequence[Optional[torch.Tensor]],
-        scalars: Sequence[Any],
-        enable_pdl: bool,
-    ) -> tuple[Any, ...]:
+    def _call_with(self, tables: Sequence[Optional[torch.Tensor]], launch: Launch, enable_pdl: bool) -> tuple[Any, ...]:
         """Arguments of a native run."""
         return (
             self._float_workspace_buffer,
             self._int_workspace_buffer,
             self._plan_info,
-            q,
-            k,
-            v,
+            launch.q,
+            launch.k,
+            launch.v,
             *tables,
-            out,
-            lse,
+            launch.out,
+            launch.lse,
             self._mask_mode(),
             self._layout,
             self._window_left,
             enable_pdl,
-            *self._extras(q, tensors, scalars),
+            *self._extras(launch),
         )

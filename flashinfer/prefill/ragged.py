@@ -12,6 +12,7 @@ from ..attention.cache import PagedCache, scale_factors
 from ..attention.host import segment_lens, to_host
 from ..attention.options import resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
+from ..attention.wrapper import Launch
 from ..errors import ArgumentError
 from ..trace.templates.prefill import ragged_prefill_trace
 from .base import BatchPrefillWrapper, Result
@@ -252,9 +253,9 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout
         )
 
-    def _native_call(self, *args: Any) -> tuple[Any, str, tuple[Any, ...]]:
+    def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         tables = (self._qo_indptr_buf, self._kv_indptr_buf)
-        return self._cached_module, "ragged_run", self._call_with(tables, *args)
+        return self._cached_module, "ragged_run", self._call_with(tables, launch, enable_pdl)
 
     # Names of older releases.
 
