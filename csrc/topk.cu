@@ -74,6 +74,7 @@ void Run(const Common& c, const Fill& fill) {
     p.capacity = int32_t(c.capacity);
     p.blocks_per_row = int32_t(c.blocks_per_row);
     fill(p);
+    p.enable_pdl = UsePdl(true, c.input.device());
     DeviceGuard guard(c.input.device());
     CheckStatus(c.op, TopK<T>(p, get_stream(c.input.device())));
   });

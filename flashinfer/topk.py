@@ -14,7 +14,7 @@ import torch
 
 from .api_logging import flashinfer_api
 from .blackwell_only import needs
-from .dispatch import backend_of
+from .dispatch import NativeFunction
 from .errors import ArgumentError
 from .integers import round_up
 from .ops import register_custom_op
@@ -27,6 +27,10 @@ __all__ = ["TopKTieBreak", "top_k", "top_k_page_table_transform", "top_k_ragged_
 
 _ANY, _BY_INDEX, _BY_VALUE = 0, 1, 2  # TopKOrder of topk.h
 _MAX_PAGE_SIZE = 1 << 30
+
+_native_top_k = NativeFunction(get_topk_module, "top_k")
+_native_top_k_page_table_transform = NativeFunction(get_topk_module, "top_k_page_table_transform")
+_native_top_k_ragged_transform = NativeFunction(get_topk_module, "top_k_ragged_transform")
 
 
 class TopKTieBreak(IntEnum):
@@ -86,7 +90,7 @@ def _top_k(
     capacity, blocks = plan(input, k)
     by_torch = order == _BY_VALUE and input.is_cuda and capacity < k
     order = _BY_INDEX if by_torch else order
-    get_topk_module(backend_of(input)).top_k(values, indices, input, k, order, prefer_large, capacity, blocks)
+    _native_top_k[input.is_cuda](values, indices, input, k, order, prefer_large, capacity, blocks)
     if by_torch:  # too many to sort on chip
         ordered, permutation = torch.sort(values, dim=1, descending=True, stable=True)
         values.copy_(ordered)
@@ -108,7 +112,7 @@ def _top_k_page_table_transform(
     order: int,
     prefer_large: bool,
 ) -> None:
-    get_topk_module(backend_of(input)).top_k_page_table_transform(
+    _native_top_k_page_table_transform[input.is_cuda](
         out,
         out_raw_indices,
         input,
@@ -136,7 +140,7 @@ def _top_k_ragged_transform(
     order: int,
     prefer_large: bool,
 ) -> None:
-    get_topk_module(backend_of(input)).top_k_ragged_transform(
+    _native_top_k_ragged_transform[input.is_cuda](
         out, input, offsets, lengths, row_starts, k, order, prefer_large, *plan(input, k)
     )
 

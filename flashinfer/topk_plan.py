@@ -35,19 +35,20 @@ def get_num_cached_for_topk(device: torch.device, k: int) -> int:
 
 def plan(input: torch.Tensor, k: int) -> tuple[int, int]:
     """Elements a block keeps on chip, and blocks per row (0: the kernel chooses)."""
-    if not input.is_cuda:
+    index = input.get_device()
+    if index < 0:
         return 0, 0
-    device = input.device
-    key, capacity = _prepared(device, k)
+    key, capacity = _prepared(index, k)
     if key not in _cache_buf:
-        _get_cache_buf(key[0], 1, device)
+        _get_cache_buf(key[0], 1, key[1])
     return capacity, _BLOCKS_PER_ROW.get(knobs.topk_algo, 0)
 
 
 @functools.cache
-def _prepared(device: torch.device, k: int) -> tuple[tuple[str, torch.device], int]:
+def _prepared(index: int, k: int) -> tuple[tuple[str, torch.device], int]:
     """Key of a buffer, and elements kept on chip.
 
     Serving engines look for this buffer. Our kernels keep their state on chip, so a byte stands for it.
     """
+    device = torch.device("cuda", index)
     return (f"radix_topk_row_states_{device}", device), get_num_cached_for_topk(device, k)

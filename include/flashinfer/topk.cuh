@@ -12,6 +12,7 @@
 #pragma once
 #include <mutex>
 
+#include "ptx/pdl.cuh"
 #include "topk_row.cuh"
 
 namespace flashinfer {
@@ -26,6 +27,8 @@ __global__ void __launch_bounds__(MAX_THREADS, 2) TopKKernel(const __grid_consta
   Scratch& s = shared.s;
   const uint32_t rank = ptx::ClusterRank(), size = ptx::ClusterSize();
   const int64_t row = blockIdx.x / size;
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
   const TopKWindow window = WindowOf(p, row);
   const int length = window.length, k = min(p.k, length);
   const T* const data = p.input + row * p.row_stride + window.start;
@@ -160,17 +163,24 @@ Status TopK(const TopKParams<T>& params, Stream stream) {
   int blocks = p.blocks_per_row > 0 ? p.blocks_per_row : BlocksPerRow(p.rows, p.width, device.processors);
   if (!device.has_clusters || p.capacity == 0) blocks = 1;
   if (p.rows > INT32_MAX / blocks) return cudaErrorInvalidValue;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {unsigned(blocks), 1, 1};
+  cudaLaunchAttribute attributes[2];
+  unsigned num_attributes = 0;
+  if (blocks > 1) {
+    attributes[num_attributes].id = cudaLaunchAttributeClusterDimension;
+    attributes[num_attributes++].val.clusterDim = {unsigned(blocks), 1, 1};
+  }
+  if (p.enable_pdl) {
+    attributes[num_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[num_attributes++].val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(p.rows * blocks));
   // Four blocks of 256 fill a processor, and all rows of a large batch are in flight; a row alone is faster with 512.
   config.blockDim = dim3(p.k > 2048 || p.rows * blocks <= 2 * device.processors ? MAX_THREADS : MAX_THREADS / 2);
   config.dynamicSmemBytes = Shared::Bytes(p.capacity, most);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = blocks > 1 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = num_attributes;
   return cudaLaunchKernelEx(&config, TopKKernel<T>, p);
 }
 

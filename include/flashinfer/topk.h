@@ -52,6 +52,7 @@ struct TopKParams {
   // How the CUDA kernel works; results do not depend on it.
   int32_t capacity;        ///< elements a block keeps in shared memory
   int32_t blocks_per_row;  ///< 0: chosen; a cluster where there are several
+  bool enable_pdl;         ///< programmatic dependent launch
 };
 
 template <typename T>
