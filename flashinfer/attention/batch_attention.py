@@ -127,7 +127,6 @@ class BatchAttention:
             q_data_type=q_data_type,
             kv_data_type=kv_data_type,
         )
-        self._has_soft_cap = bool(logits_soft_cap)
         self._use_profiler = use_profiler
 
     @flashinfer_api(trace=batch_attention_trace)
@@ -139,7 +138,7 @@ class BatchAttention:
         lse: Optional[torch.Tensor] = None,
         k_scale: Scale = None,
         v_scale: Scale = None,
-        logits_soft_cap: float = 0.0,
+        logits_soft_cap: Optional[float] = 0.0,
         profiler_buffer: Optional[torch.Tensor] = None,
         kv_cache_sf: Optional[PagedCache] = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,8 +154,8 @@ class BatchAttention:
             Where results go.
         k_scale, v_scale : Optional[Union[float, torch.Tensor]]
             Scales of stored keys and values.
-        logits_soft_cap : float
-            0, or the planned one: what was planned is used either way.
+        logits_soft_cap : Optional[float]
+            0 or None, or the planned one: what was planned is used either way.
         profiler_buffer : Optional[torch.Tensor]
             Needed after ``plan(use_profiler=True)``; left as it is.
         kv_cache_sf : Optional[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]]
@@ -169,11 +168,12 @@ class BatchAttention:
         lse : torch.Tensor
             ``(rows, num_qo_heads)`` float32, base 2.
         """
+        self._wrapper._require_plan()
         if self._use_profiler and profiler_buffer is None:
             raise ArgumentError(
                 "BatchAttention.run: profiler_buffer is None, expected a tensor (use_profiler was planned)"
             )
-        if logits_soft_cap > 0 and not self._has_soft_cap:
+        if (logits_soft_cap or 0.0) > 0 and not self._wrapper._logits_soft_cap:
             raise ArgumentError(
                 f"BatchAttention.run: logits_soft_cap is {logits_soft_cap}, expected 0 (plan had no logits_soft_cap)"
             )

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..quantization.modules import get_packbits_module
 from ..quantization.packbits import packbits
 
-__all__ = ["byte_offsets", "pack_batch_mask", "pack_mask"]
+__all__ = ["byte_offsets", "check_packed_mask", "pack_batch_mask", "pack_mask"]
 
 _LITTLE = True  # element n is bit n % 8 of byte n // 8
 
@@ -23,6 +23,15 @@ def pack_mask(op: str, mask: torch.Tensor, qo_len: int, kv_len: int) -> torch.Te
     if mask.numel() != qo_len * kv_len:
         raise ArgumentError(f"{op}: custom_mask has shape {tuple(mask.shape)}, expected ({qo_len}, {kv_len})")
     return packbits(mask.to(torch.bool), bitorder="little")
+
+
+def check_packed_mask(op: str, packed: torch.Tensor, expected: int) -> None:
+    """Kernels read that many bytes."""
+    if packed.dtype is not torch.uint8 or packed.numel() < expected:
+        raise ArgumentError(
+            f"{op}: packed_custom_mask has {packed.numel()} elements of {packed.dtype}, expected {expected} bytes "
+            "(each request's qo_len * kv_len bits, rounded up)"
+        )
 
 
 def byte_offsets(qo_lens: np.ndarray, kv_lens: np.ndarray) -> np.ndarray:
@@ -47,11 +56,7 @@ def pack_batch_mask(
     offsets = byte_offsets(qo_lens, kv_lens)
     bytes_indptr = torch.from_numpy(offsets).to(device, non_blocking=non_blocking)
     if packed_custom_mask is not None:
-        if packed_custom_mask.numel() < offsets[-1]:
-            raise ArgumentError(
-                f"{op}: packed_custom_mask has {packed_custom_mask.numel()} bytes, expected {offsets[-1]} "
-                "(each request's qo_len * kv_len bits, rounded up to bytes)"
-            )
+        check_packed_mask(op, packed_custom_mask, int(offsets[-1]))
         return packed_custom_mask.to(device, non_blocking=non_blocking).contiguous().view(-1), bytes_indptr
     assert custom_mask is not None
     flat = _as_bool(custom_mask.to(device, non_blocking=non_blocking))

@@ -51,13 +51,15 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
         self.device = float_workspace_buffer.device
         self._use_cuda_graph = use_cuda_graph
         rows = None if paged_kv_indptr_buffer is None else torch.empty_like(paged_kv_indptr_buffer)
+        last = paged_kv_last_page_len_buffer
+        self._last_page_len_buf = last
         self._wrapper = BatchMLAPagedAttentionWrapper(
             float_workspace_buffer,
             use_cuda_graph,
             rows,
             paged_kv_indptr_buffer,
             paged_kv_indices_buffer,
-            paged_kv_last_page_len_buffer,
+            None if last is None else torch.empty_like(last),  # lengths
             backend="fa2",
         )
 
@@ -126,6 +128,9 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
             kv_dtype if q_data_type is None else q_data_type,
             kv_dtype,
         )
+        if self._use_cuda_graph:
+            assert self._last_page_len_buf is not None
+            self._last_page_len_buf.copy_(last_page_len, non_blocking=True)
         self._sm_scale = sm_scale
 
     @flashinfer_api(trace=None)

@@ -10,7 +10,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..attention.cache import scale_factors
-from ..attention.masks import pack_mask
+from ..attention.masks import check_packed_mask, pack_mask
 from ..attention.options import (
     CAUSAL,
     CUSTOM,
@@ -127,7 +127,10 @@ def single_prefill_with_kv_cache(
     if fp8:
         _check_fp8(op, q, k, v, window_left, o_dtype)
         q = convert_fp8_query(q, scale_q, scale_k, o_dtype)
-    if packed_custom_mask is None and custom_mask is not None:
+    if packed_custom_mask is not None:
+        check_packed_mask(op, packed_custom_mask, -(-qo_len * k.shape[layout] // 8))
+        packed_custom_mask = packed_custom_mask.contiguous()
+    elif custom_mask is not None:
         packed_custom_mask = pack_mask(op, custom_mask, qo_len, k.shape[layout])
     mask_mode = CUSTOM if packed_custom_mask is not None else CAUSAL if causal else NON_CAUSAL
     q, sm_scale = scale_logits(q, default_scale(sm_scale, head_dim), None, k_scale)

@@ -53,7 +53,7 @@ def test_soft_cap_and_scales(device):
     pages = batch.pages(8)
     attention = planned(batch, pages, logits_soft_cap=2.0, sm_scale=0.3)
     expected = batch.expected(Attention(logits_soft_cap=2.0, sm_scale=0.3, k_scale=0.5, v_scale=2.0))
-    for cap in (0.0, 2.0):
+    for cap in (0.0, 2.0, None):
         close(attention.run(batch.q, batch.cache(pages), k_scale=0.5, v_scale=2.0, logits_soft_cap=cap), expected)
 
 

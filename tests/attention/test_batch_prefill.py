@@ -85,6 +85,7 @@ def test_options(device, options):
     "options, what",
     [
         ({"logits_soft_cap": 5.0}, {"logits_soft_cap": 5.0}),
+        ({"logits_soft_cap": -5.0}, {}),
         ({"pos_encoding_mode": "ALIBI"}, {"alibi": True}),
         ({"pos_encoding_mode": "ROPE_LLAMA", "rope_theta": 1e3}, {"rope": True, "rope_theta": 1e3}),
     ],
@@ -353,7 +354,11 @@ def test_bad_graph_buffers(device):
     [
         ({"pos_encoding_mode": "SINE"}, KeyError, "SINE"),
         ({"custom_mask": torch.ones(3, dtype=torch.bool)}, ValueError, "custom_mask has 3 elements, expected"),
-        ({"packed_custom_mask": torch.ones(3, dtype=torch.uint8)}, ValueError, "packed_custom_mask has 3 bytes"),
+        (
+            {"packed_custom_mask": torch.ones(3, dtype=torch.uint8)},
+            ValueError,
+            "packed_custom_mask has 3 elements",
+        ),
         ({"kv_data_type": 3}, TypeError, "3"),
     ],
 )

@@ -71,9 +71,11 @@ def test_trace_of_the_ragged_wrapper():
     assert made["name"] == "batch_prefill_ragged_nhd_h4_kv2_d192_dv128"
 
 
-def test_rotation_needs_whole_fragments():
+def test_cuda_needs_whole_fragments():
     dtypes = (torch.float16,) * 3
     gen_single_prefill_module("fa2", *dtypes, 80, 80, 1, False, False, False, device="cpu")
+    with pytest.raises(ArgumentError, match="head dimensions are 64 and 40, expected multiples of 16 on cuda"):
+        gen_single_prefill_module("fa2", *dtypes, 64, 40, 0, False, False, False, device="cuda")
     with pytest.raises(ArgumentError, match="head_dim_qk is 80, expected a multiple of 32 with ROPE_LLAMA on cuda"):
         gen_single_prefill_module("fa2", *dtypes, 80, 80, 1, False, False, False, device="cuda")
 

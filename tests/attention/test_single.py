@@ -127,6 +127,7 @@ def test_errors(device):
     _, q, k, v = decode_inputs(device)
     rows = q[None]
     many = q[:1].expand(32768, -1).contiguous()  # heads
+    short = torch.full((3,), 255, dtype=torch.uint8, device=device)
     for call, error, text in (
         (lambda: single_decode_with_kv_cache(q, k, v, "DHN"), KeyError, "kv_layout is 'DHN'"),
         (lambda: single_decode_with_kv_cache(q, k, v, "NHD", "SINE"), KeyError, "pos_encoding_mode is 'SINE'"),
@@ -138,6 +139,11 @@ def test_errors(device):
         (lambda: single_prefill_with_kv_cache(rows, k, v, backend="fa3"), NotImplementedError, "fa2"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, backend="fa9"), ValueError, "fa9"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, custom_mask=torch.ones(2, 2)), ValueError, "custom_mask"),
+        (
+            lambda: single_prefill_with_kv_cache(rows, k, v, packed_custom_mask=short),
+            ValueError,
+            "mask has 3 elements",
+        ),
     ):
         with pytest.raises(error, match=text):
             call()

@@ -285,3 +285,13 @@ def test_legacy_wrapper(device):
         wrapper.run(batch.q_nope[:2], batch.q_pe[:2], *batch.caches)
     with pytest.raises(ArgumentError, match="window_left is 5"):
         wrapper.plan(*batch.pages.table, HEADS, CKV, 16, SCALE, window_left=5)
+
+
+def test_legacy_buffers_hold_the_page_table():
+    batch = Latent("cpu", 16, [1] * 3, [33, 97, 0])
+    buffers = [torch.zeros_like(x) for x in batch.pages.table]
+    wrapper = flashinfer.BatchDecodeMlaWithPagedKVCacheWrapper(workspace("cpu"), True, False, *buffers)
+    wrapper.plan(*batch.pages.table, HEADS, CKV, 16, SCALE, data_type=F16)
+    for buffer, given in zip(buffers, batch.pages.table, strict=True):
+        torch.testing.assert_close(buffer, given)
+    close(wrapper.run(*batch.arguments, return_lse=True), batch.expected())

@@ -28,6 +28,7 @@ __all__ = ["AttentionModule", "resolve_device"]
 _FLOATS = {"cpu": (torch.float16, torch.bfloat16, torch.float32), "cuda": (torch.float16, torch.bfloat16)}
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8)  # keys and values only
 _ROPE = 1  # PosEncodingMode
+_FRAGMENT = 16  # columns of an operand of mma.sync
 _NARROW_TILE, _WIDE_TILE, _WIDEST_TILE = 16, 64, 128  # entry.h
 
 
@@ -68,6 +69,12 @@ class AttentionModule:
             if dtype not in allowed:
                 names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
                 raise ArgumentError(f"{self.kind}: {name} is {dtype}, expected one of {names} on {self.device}")
+        dims = (self.head_dim_qk, self.head_dim_vo, self.head_dim_pe)
+        if self.device == "cuda" and any(dim % _FRAGMENT for dim in dims):
+            raise ArgumentError(
+                f"{self.kind}: head dimensions are {dims[0]} and {dims[1]}, expected multiples of {_FRAGMENT} on cuda "
+                "(kernels multiply fragments of as many columns)"
+            )
         if self.device == "cuda" and self.pos_encoding_mode == _ROPE and self.head_dim_qk % 32:
             raise ArgumentError(
                 f"{self.kind}: head_dim_qk is {self.head_dim_qk}, expected a multiple of 32 with ROPE_LLAMA on cuda "
