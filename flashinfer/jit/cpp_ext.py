@@ -24,6 +24,7 @@ from .toolchain import (  # noqa: F401  (the contract looks for the discovery fu
     get_cuda_version,
     identify,
     job_count,
+    split_cxx,
     tvm_ffi_paths,
 )
 
@@ -140,8 +141,9 @@ def module_flags(spec: JitSpec) -> Flags:
     standard = [] if any(f.startswith("-std=") for f in spec.extra_cflags) else ["-std=c++17"]
 
     # Hidden: two modules define the same flashinfer:: templates for different element types.
-    host = [*search, *standard, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-switch-bool", *optimise]
-    link = ["-shared", "-Wl,-z,defs", "-L{tvm_ffi_lib}", "-ltvm_ffi"]
+    given = split_cxx()[2]
+    host = [*given, *search, *standard, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-switch-bool", *optimise]
+    link = [*given, "-shared", "-Wl,-z,defs", "-L{tvm_ffi_lib}", "-ltvm_ffi"]
     cuda: list[str] = []
     if spec.backend == "cpu":
         host += ["-DFLASHINFER_CPU", "-march=native", "-fopenmp"]
@@ -195,14 +197,14 @@ class Commands:
     def __init__(self, spec: JitSpec) -> None:
         self.spec, self.units = spec, translation_units(spec)
         self.flags, self.tokens = module_flags(spec), flag_tokens(spec)
-        cxx, nvcc = find_cxx(), find_nvcc() if spec.backend == "cuda" else None
+        (before_cxx, cxx, _), nvcc = split_cxx(), find_nvcc() if spec.backend == "cuda" else None
         if cxx is None:
             raise RuntimeError(f"{spec.name}: {NO_CXX}")
         if spec.backend == "cuda":
             if nvcc is None:
                 raise RuntimeError(f"{spec.name}: {NO_NVCC}")
             self.tokens["cudart"] = str(get_cuda_version()[0])
-        self.cxx = f"{knobs.cxx_launcher} {shlex.quote(str(cxx))}".strip()
+        self.cxx = f"{knobs.cxx_launcher} {shlex.join([*before_cxx, str(cxx)])}".strip()
         self.nvcc = f"{knobs.nvcc_launcher} {shlex.quote(str(nvcc))}".strip()
 
     def compile(self, unit: Unit) -> str:

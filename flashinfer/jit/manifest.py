@@ -61,12 +61,13 @@ def _compilers(spec: JitSpec) -> dict[str, Optional[Path]]:
 
 
 def _dep_files(private: Path) -> set[str]:
-    """Paths named by the dep-files of a build (make syntax: ``target: a b \\`` with escaped blanks)."""
+    """Paths named by the dep-files of a build (make syntax: ``target: a b \\`` with escaped blanks, # and $)."""
     paths = set()
     for depfile in private.glob("*.d"):
         text = depfile.read_text().replace("\\\n", " ")
         for word in re.findall(r"(?:\\ |\S)+", text.split(": ", 1)[-1]):
-            paths.add(os.path.normpath(word.replace("\\ ", " ")))
+            plain = word.replace("\\ ", " ").replace("\\#", "#").replace("$$", "$")
+            paths.add(os.path.normpath(plain))
     return paths
 
 
@@ -79,12 +80,15 @@ def write_manifest(spec: JitSpec, private: Path, library: Path, sources: dict[st
     """Record how ``library`` came to be. Called after it has been published.
 
     ``sources`` are the digests from before the build. A header is known only afterwards; one that was edited in the
-    meantime is recorded without a digest, so that the module is built again at the next use.
+    meantime, or is gone, is recorded without a digest, so that the module is built again at the next use.
     """
     tokens, began = flag_tokens(spec), (private / "build.ninja").stat().st_mtime
     files = dict(sources)
     for path in _dep_files(private) - set(files):
-        files[path] = "" if os.stat(path).st_mtime > began else _digest(_content(spec, Path(path)))
+        try:
+            files[path] = "" if os.stat(path).st_mtime > began else _digest(_content(spec, Path(path)))
+        except OSError:
+            files[path] = ""
     manifest = {
         **identity(spec),
         "files": {tokenise(path, tokens): files[path] for path in sorted(files)},

@@ -2,7 +2,7 @@
 """Which compilers this machine has: nvcc and its toolkit, the host compiler, ninja, the TVM-FFI headers.
 
     nvcc           $FLASHINFER_NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin, PATH, /usr/local/cuda, pip's nvidia-cuda-nvcc
-    host compiler  $CXX, then c++, g++, clang++ on PATH
+    host compiler  $CXX (which may be several words), then c++, g++, clang++ on PATH
 
 Everything is looked up when asked; nothing here is needed to load a module that is already built.
 """
@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -113,13 +114,24 @@ def get_cuda_version() -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------ host
 
 
-def find_cxx() -> Optional[Path]:
-    """The host C++ compiler, or None."""
-    for name in [knobs.cxx] if knobs.cxx else ["c++", "g++", "clang++"]:
+def split_cxx() -> tuple[list[str], Optional[Path], list[str]]:
+    """What runs the host C++ compiler, the compiler or None, and its first flags: ``CXX="ccache g++ -m64"``."""
+    names = [knobs.cxx] if knobs.cxx else ["c++", "g++", "clang++"]
+    for name in names:
         found = shutil.which(name)
         if found:
-            return Path(found).absolute()  # ninja runs it from another directory
-    return None
+            return [], Path(found).absolute(), []  # ninja runs it from another directory
+    words = shlex.split(knobs.cxx)
+    for i in reversed(range(len(words))):
+        found = None if words[i].startswith("-") else shutil.which(words[i])
+        if found:
+            return words[:i], Path(found).absolute(), words[i + 1 :]
+    return [], None, []
+
+
+def find_cxx() -> Optional[Path]:
+    """The host C++ compiler, or None."""
+    return split_cxx()[1]
 
 
 def find_ninja() -> str:

@@ -13,7 +13,7 @@ import pytest
 from flashinfer.jit import cpp_ext, gen_jit_spec, manifest, toolchain
 from flashinfer.jit import env as jit_env
 
-from .toolbox import TINY, calls, executable, fake_cxx, fake_nvcc, fake_toolkit, run_python
+from .toolbox import TINY, Workshop, calls, executable, fake_cxx, fake_nvcc, fake_toolkit, run_python
 
 
 def is_rebuilt(workshop, spec) -> bool:
@@ -64,6 +64,38 @@ def test_header(workshop, built):
 def test_header_that_is_gone(workshop, built):
     (workshop.src / "answer.h").unlink()
     assert built.staleness() == f"{workshop.src / 'answer.h'} is gone"
+
+
+@pytest.mark.parametrize("folder", ["two words", "a$b", "a#b", "a:b", "a'b", "a%b", "ünï"])
+def test_unusual_folders(tmp_path, monkeypatch, folder):
+    """Sources and cache in folders whose names make, ninja or the shell would take for something else."""
+    (tmp_path / folder).mkdir()
+    workshop = Workshop(tmp_path / folder)
+    monkeypatch.setenv("CXX", str(fake_cxx(tmp_path / "bin" / "cxx")))
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(workshop.base))
+    assert workshop.spec().build_and_load().answer() == 42
+    assert workshop.spec().is_fresh()
+    workshop.set_answer(43)
+    assert workshop.spec().build_and_load().answer() == 43
+
+
+def test_header_that_is_gone_after_the_build(workshop, monkeypatch):
+    """Another process replaced the tree: the module of the old one is loaded, and built again at the next use."""
+    before = f"rm -f {workshop.src / 'more.h'}"
+    text = '#include "more.h"\n' + TINY
+    (workshop.src / "more.h").touch()
+    compiler = fake_cxx(workshop.src.parent / "bin" / "last", before=f'case "$*" in *-shared*) {before};; esac')
+    monkeypatch.setenv("CXX", str(compiler))
+    assert workshop.spec(text=text).build_and_load().answer() == 42
+    assert "more.h" in workshop.spec().staleness()
+
+
+def test_several_words_of_cxx(workshop, monkeypatch):
+    monkeypatch.setenv("CXX", f"nice {workshop.cxx} -DANSWER_FROM_CXX")
+    assert workshop.spec(text="#ifndef ANSWER_FROM_CXX\n#error\n#endif\n" + TINY).build_and_load().answer() == 42
+    assert all("-DANSWER_FROM_CXX" in call for call in workshop.calls)
+    monkeypatch.setenv("CXX", f"{workshop.cxx} -DANSWER_FROM_CXX=2")
+    assert workshop.spec().staleness() == "flags changed"
 
 
 def test_header_of_another_header(workshop):

@@ -122,6 +122,21 @@ def test_host_compiler(monkeypatch, tmp_path):
     assert toolchain.find_cxx() is None
 
 
+def test_host_compiler_in_several_words(monkeypatch, tmp_path):
+    compiler = executable(tmp_path / "path" / "g++", "#!/bin/sh\n")
+    executable(tmp_path / "path" / "ccache", "#!/bin/sh\n")
+    for words, expected in (
+        ("g++", ([], compiler, [])),
+        ("ccache g++", (["ccache"], compiler, [])),
+        ("ccache g++ -m64 '-DA=b c'", (["ccache"], compiler, ["-m64", "-DA=b c"])),
+        (f"{compiler} -m64", ([], compiler, ["-m64"])),
+        ("none -m64", ([], None, [])),
+    ):
+        monkeypatch.setenv("CXX", words)
+        assert toolchain.split_cxx() == expected
+        assert toolchain.find_cxx() == expected[1]
+
+
 def test_ninja(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RuntimeError, match="cannot find ninja"):
