@@ -83,7 +83,7 @@ class Knobs:
     nvcc = Knob("FLASHINFER_NVCC", str, "", "nvcc binary; default: found through CUDA_HOME, PATH, pip", "compiler")
     nvcc_launcher = Knob("FLASHINFER_NVCC_LAUNCHER", str, "", "prefix of nvcc commands, such as ccache", "compiler")
     cxx_launcher = Knob("FLASHINFER_CXX_LAUNCHER", str, "", "prefix of host compiler commands", "compiler")
-    cxx = Knob("CXX", str, "", "host compiler; default: c++ or g++ or clang++ on PATH", "compiler")
+    cxx = Knob("CXX", str, "", "host compiler, several words allowed; default: c++, g++ or clang++ on PATH", "compiler")
     cc = Knob("CC", str, "", "host compiler that nvcc drives (-ccbin)", "compiler")
     cuda_home = Knob("CUDA_HOME", str, "", "CUDA toolkit directory (CUDA_PATH is the second spelling)", "compiler")
     cuda_path = Knob("CUDA_PATH", str, "", "CUDA toolkit directory when CUDA_HOME is unset", "compiler")
@@ -150,6 +150,13 @@ class Knobs:
         "FLASHINFER_USE_CUDA_NORM", _flag, False, "accepted for compatibility: norms always use the CUDA kernels", "ops"
     )
 
+    fmha_v2_verbose = Knob(
+        "FLASHINFER_FMHA_V2_VERBOSE",
+        _is_set,
+        False,
+        "any value: trtllm_fmha_v2_prefill prints what serves a call",
+        "ops",
+    )
     topk_algo = Knob(
         "FLASHINFER_TOPK_ALGO",
         str,

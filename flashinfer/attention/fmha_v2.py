@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any, Optional, Sequence, Union
 
@@ -16,6 +17,7 @@ from ..dispatch import backend_of, use_pdl
 from ..errors import ArgumentError
 from ..jit.attention.front_doors import gen_fmha_v2_module, prompt_decl
 from ..jit.utils import filename_safe_dtype_map as _short
+from ..knobs import knobs
 from .block_tables import to_output
 from .host import to_host
 from .modules import get_batch_prefill_module, get_customize_batch_prefill_module
@@ -287,6 +289,8 @@ def _attend(
     q = q.to(dtype)  # every 8-bit float is exact in 16 bits
     q, sm_scale = scale_logits(q, 1.0, bmm1_scale, None)
     module, extras = _module_of(prompt, options, dtype, sm_scale, stats)
+    if knobs.fmha_v2_verbose:
+        _report(prompt, options, lengths)
     if prompt.tables is not None:
         pages = prompt.tables.shape[-1]
         begins = (np.arange(lengths.size + 1) * pages).astype(np.int32)
@@ -315,6 +319,19 @@ def _attend(
         last = torch.from_numpy(lengths - (pages - 1) * prompt.page_size).to(device, non_blocking=True)
         module.paged_run(*head, tables.reshape(-1), last, *tail)
     return out
+
+
+def _report(prompt: _Prompt, options: _Options, lengths: np.ndarray) -> None:
+    """FLASHINFER_FMHA_V2_VERBOSE: what a call looks like and which kernels serve it, on stderr."""
+    q, k, v = prompt.q, prompt.k, prompt.v
+    keys = "rows" if prompt.tables is None else f"pages of {prompt.page_size}"
+    kernels = "a variant of batch prefill" if options.needs_variant else "batch prefill"
+    print(
+        f"{_OP}: {lengths.size} requests, {q.shape[0]} queries of {q.shape[1]} heads, {q.dtype}; keys {k.dtype} in "
+        f"{keys}; head dims {k.shape[-1]} and {v.shape[-1]}; mask {options.mask_mode}; served by {kernels}, "
+        f"{backend_of(q)}",
+        file=sys.stderr,
+    )
 
 
 @functools.cache

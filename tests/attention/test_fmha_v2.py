@@ -60,6 +60,18 @@ def test_layouts(device, layout, mask_mode):
     close(out, expected)
 
 
+def test_report(device, monkeypatch, capfd):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    pages = batch.pages(PAGE)
+    qkv = (batch.q, batch.cache(pages, "NHD", "combined"))
+    for words in ("", "1"):
+        monkeypatch.setenv("FLASHINFER_FMHA_V2_VERBOSE", words)
+        prefill(batch, qkv, "Q_PAGED_KV_NHD", block_tables=pages.block_tables())
+        told = capfd.readouterr().err
+        assert ("trtllm_fmha_v2_prefill: 4 requests, 61 queries" in told) == bool(words)
+        assert (f"pages of {PAGE}" in told) == bool(words)
+
+
 def test_packed_layout(device):
     batch = Batch(QO_LENS, QO_LENS, 2, 2, device=device)
     packed = torch.stack([batch.q, batch.k, batch.v], dim=1)
