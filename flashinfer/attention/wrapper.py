@@ -64,6 +64,7 @@ class PlannedWrapper:
     _unchanged: ClassVar[Callable[[Any, Sequence[Any]], bool]]
     _record: Optional[CallRecord] = None
     _record_memory: Any = None
+    _aligned: tuple[Any, Any] = (None, None)  #: workspaces that were found to be
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -125,13 +126,15 @@ class PlannedWrapper:
         )
 
     def _check_alignment(self) -> None:
-        if self._float_workspace_buffer.data_ptr() % 16 or self._int_workspace_buffer.data_ptr() % 16:
-            for name in ("float_workspace_buffer", "int_workspace_buffer"):
-                buffer = getattr(self, f"_{name}")
-                if buffer.numel() and buffer.data_ptr() % 16:
-                    raise ArgumentError(
-                        f"{self._op}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}"
-                    )
+        buffers = self._float_workspace_buffer, self._int_workspace_buffer
+        if buffers[0] is self._aligned[0] and buffers[1] is self._aligned[1]:
+            return
+        for name, buffer in zip(("float_workspace_buffer", "int_workspace_buffer"), buffers, strict=True):
+            if buffer.numel() and buffer.data_ptr() % 16:
+                raise ArgumentError(
+                    f"{self._op}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}"
+                )
+        self._aligned = buffers
 
     def _indptr_on_device(self, indptr: torch.Tensor, which: int, non_blocking: bool) -> torch.Tensor:
         """``kv_indptr`` (``which`` = 0) or ``qo_indptr`` (1) for kernels.

@@ -41,6 +41,8 @@ class DecodePlanner(AttentionWrapper):
     )
     _numbers_read = (*AttentionWrapper._numbers_read, "_planned_q_len")
 
+    _module_key: Any = None  #: what `_module_found` was found for: to look for it takes 1 us
+    _module_found: Any = None
     _use_tensor_cores: bool
     _head_dim: int
     _page_size: int
@@ -174,18 +176,15 @@ class DecodePlanner(AttentionWrapper):
     def _module(self) -> Any:
         if self._jit_module is not None:
             return self._jit_module
-        d = self._dtypes
-        tail = (
-            torch.int32,
-            self._head_dim,
-            self._head_dim,
-            self._pos_encoding,
-            self._window_left >= 0,
-            self._logits_soft_cap > 0,
-        )
-        if self._use_tensor_cores:
-            return get_batch_prefill_module("fa2", d.compute, d.kv, d.o, *tail, False, device=self._device_kind)
-        return get_batch_decode_module(d.compute, d.kv, d.o, *tail, device=self._device_kind)
+        key = (self._dtypes, self._head_dim, self._pos_encoding, self._window_left >= 0, self._logits_soft_cap > 0)
+        if key != self._module_key:
+            d, tail = key[0], (_INT32, key[1], *key[1:])
+            if self._use_tensor_cores:
+                module = get_batch_prefill_module("fa2", d.compute, d.kv, d.o, *tail, False, device=self._device_kind)
+            else:
+                module = get_batch_decode_module(d.compute, d.kv, d.o, *tail, device=self._device_kind)
+            self._module_key, self._module_found = key, module
+        return self._module_found
 
     def _work(self) -> tuple[Any, ...]:
         """Arguments of the native plan after the workspaces."""
@@ -197,15 +196,14 @@ class DecodePlanner(AttentionWrapper):
             assert q_len is not None
             qo_indptr = rows_on_host(batch_size, q_len)
             return (
-                *(qo_indptr, indptr, kv_lens, batch_size * q_len, batch_size),
-                *(self._num_qo_heads, self._num_kv_heads, self._page_size, self._use_cuda_graph),
-                *(self._head_dim, self._head_dim, q_len > 1, self._window_left),
-                *(fixed_split_size, disable_split_kv, 0, q_len),
-            )
+                qo_indptr, indptr, kv_lens, batch_size * q_len, batch_size, self._num_qo_heads, self._num_kv_heads,
+                self._page_size, self._use_cuda_graph, self._head_dim, self._head_dim, q_len > 1, self._window_left,
+                fixed_split_size, disable_split_kv, 0, q_len,
+            )  # fmt: skip
         return (
-            *(indptr, kv_lens, q_len, self._num_qo_heads, self._num_kv_heads, self._page_size),
-            *(self._use_cuda_graph, self._window_left, fixed_split_size, disable_split_kv),
-        )
+            indptr, kv_lens, q_len, self._num_qo_heads, self._num_kv_heads, self._page_size,
+            self._use_cuda_graph, self._window_left, fixed_split_size, disable_split_kv,
+        )  # fmt: skip
 
     def _plan_work(self) -> None:
         module = self._cached_module
