@@ -48,3 +48,23 @@ def test_every_source_states_its_license():
         if p.name != "_build_meta.py" and p.stat().st_size and "SPDX-License-Identifier" not in p.read_text()[:200]
     ]
     assert not missing
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("include/flashinfer/attention", "include/flashinfer/mma.cuh", "include/flashinfer/utils.cuh"),
+        *(
+            "include/flashinfer/vec_dtypes.cuh",
+            "csrc/tvm_ffi_utils.h",
+            "flashinfer/aot.py",
+            "flashinfer/api_logging.py",
+        ),
+        *("flashinfer/jit/core.py", "flashinfer/jit/cpp_ext.py", "flashinfer/jit/env.py", "flashinfer/jit/attention"),
+        *("flashinfer/compilation_context.py", "flashinfer/fi_trace.py", "flashinfer/collect_env.py"),
+        *("flashinfer/testing", "flashinfer/profiler", "flashinfer/trace/templates", "flashinfer/__main__.py"),
+        *("tests/attention", "tests/utils", "tests/trace", "tests/conftest.py", "benchmarks/flashinfer_benchmark.py"),
+    ],
+)
+def test_paths_of_the_development_guide(path):
+    assert (ROOT / path).exists()
