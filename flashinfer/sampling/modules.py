@@ -86,6 +86,18 @@ _is_compiling = torch.compiler.is_compiling
 _FLOAT32, _INT32 = torch.float32, torch.int32
 
 
+_int32_on: dict[int, torch.Tensor] = {}  # by index of the device
+
+
+def _integers(input: torch.Tensor) -> torch.Tensor:
+    """Some int32 tensor on the device of ``input``: ``new_empty`` of one takes 0.3 us less than with a dtype."""
+    index = input.get_device()
+    found = _int32_on.get(index)
+    if found is None:
+        found = _int32_on[index] = input.new_empty(1, dtype=_INT32)
+    return found
+
+
 def draw(
     op: str,
     method: int,
@@ -115,28 +127,29 @@ def draw(
         top_ks, top_k = per_row(top_k, _INT32, input)  # type: ignore[assignment]
     if type(top_p) is not float:
         top_ps, top_p = per_row(top_p, _FLOAT32, input)
-    batch, dtype = input.shape[0], _INT32
+    batch = input.shape[0]
     if indices is not None:
         indices = indices.contiguous()
-        batch, dtype = indices.shape[0], indices.dtype
+        batch = indices.shape[0]
     increment *= batch
-    is_compiling = _is_compiling()
+    if _is_compiling():
+        stream = stream_arguments(op, seed, offset, generator, increment, input, batch)
+        out = input.new_empty(batch, dtype=_INT32 if indices is None else indices.dtype)
+        valid = input.new_empty(batch, dtype=torch.bool) if return_valid else None
+        _draw(
+            out, valid, input, indices, is_logits, method, top_ks, int(top_k), top_ps, float(top_p), *stream, increment
+        )
+        return out if valid is None else (out, valid)
     seeds: Optional[torch.Tensor] = None
     offsets: Optional[torch.Tensor] = None
-    if generator is None and not is_compiling and (seed is None or offset is None):
+    if generator is None and (seed is None or offset is None):
         seed, offset = take_from_default(increment, input)
     else:
         seeds, seed, offsets, offset = stream_arguments(op, seed, offset, generator, increment, input, batch)
-    out = input.new_empty(batch, dtype=dtype)
+    out = _integers(input).new_empty(batch) if indices is None else input.new_empty(batch, dtype=indices.dtype)
     valid = input.new_empty(batch, dtype=torch.bool) if return_valid else None
-    if is_compiling:
-        _draw(
-            out, valid, input, indices, is_logits, method, top_ks, int(top_k), top_ps, float(top_p), seeds, seed,
-            offsets, offset, increment,
-        )  # fmt: skip
-    else:
-        _native_sample[input.is_cuda](
-            out, valid, input, indices, is_logits, method, top_ks, int(top_k), top_ps, float(top_p), seeds, seed,
-            offsets, offset,
-        )  # fmt: skip
+    _native_sample[input.is_cuda](
+        out, valid, input, indices, is_logits, method, top_ks, int(top_k), top_ps, float(top_p), seeds, seed,
+        offsets, offset,
+    )  # fmt: skip
     return out if valid is None else (out, valid)
