@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterable, Optional
+from typing import Any, Iterable, Optional, Union
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from ..errors import ArgumentError
 __all__ = [
     "as_tensor",
     "as_tensors",
+    "check_indices",
     "kv_lens_of_pages",
     "range_buffer",
     "rows_on_host",
@@ -85,6 +86,13 @@ def kv_lens_of_pages(op: str, name: str, indptr: np.ndarray, last_page_len: np.n
     if last_page_len.shape != pages.shape:
         raise ArgumentError(f"{op}: last_page_len has shape {last_page_len.shape}, expected {pages.shape} (batch size)")
     return np.where(pages > 0, (pages - 1) * page_size + last_page_len, 0).astype(np.int32)
+
+
+def check_indices(op: str, name: str, num_indices: int, indptr: Union[np.ndarray, torch.Tensor]) -> None:
+    """Kernels read as many page ids as offsets on the host count."""
+    last = (indptr if isinstance(indptr, np.ndarray) else indptr.numpy())[-1]
+    if num_indices < last:
+        raise ArgumentError(f"{op}: {name} has {num_indices} elements, expected at least {last} (the last offset)")
 
 
 _ranges: dict[torch.device, torch.Tensor] = {}

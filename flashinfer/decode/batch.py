@@ -11,6 +11,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..attention.attend import Result
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
+from ..attention.host import check_indices
 from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
 from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
@@ -235,6 +236,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         self._check_buffers(op, batch_size, indices.shape[0])
         is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
         indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
+        check_indices(op, "indices", indices.shape[0], indptr_host)
         self._backend = resolve_backend(op, self._backend)
 
         self._store_tables(indptr, indices, last_page_len, non_blocking)
@@ -285,6 +287,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         self._check_buffers(op, len(last_page_len), len(indices))
         is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
         indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
+        check_indices(op, "indices", indices.shape[0], indptr_host)
         resolve_backend(op, self._backend)
         probe = object.__new__(type(self))
         probe.__dict__.update(self.__dict__)

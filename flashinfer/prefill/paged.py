@@ -10,7 +10,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
-from ..attention.host import kv_lens_of_pages, segment_lens, to_device, to_host
+from ..attention.host import check_indices, kv_lens_of_pages, segment_lens, to_device, to_host
 from ..attention.options import resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
@@ -230,6 +230,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         )
         batch_size, rows = len(qo_lens), int(qo_host[-1])
         self._check_rows(op, batch_size, rows)
+        check_indices(op, "paged_kv_indices", len(paged_kv_indices), kv_host)
         self._check_pages(op, len(paged_kv_indices))
         backend = resolve_backend(op, self._backend)
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
@@ -379,6 +380,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             op, qo_indptr, paged_kv_indptr, paged_kv_last_page_len, seq_lens, page_size
         )
         self._check_rows(op, len(qo_lens), int(qo_host[-1]))
+        check_indices(op, "paged_kv_indices", len(paged_kv_indices), kv_host)
         self._check_pages(op, len(paged_kv_indices))
         probe = object.__new__(type(self))
         probe.__dict__.update(self.__dict__)

@@ -156,6 +156,15 @@ def test_caches(device, kind):
         scene.run(window_left=3)
 
 
+@paged_kinds
+def test_page_ids_are_enough(device, kind):
+    scene = Scene(kind, device)
+    name = "indices" if kind is Decode else "paged_kv_indices"
+    used = int(scene.pages.indptr[-1])
+    with pytest.raises(ValueError, match=f"{name} has {used - 1} elements, expected at least {used}"):
+        scene.plan(**{name: scene.pages.indices[: used - 1]})
+
+
 def test_pages_of_one_token_need_no_page_dimension(device):
     for layout in ("NHD", "HND"):
         batch = Batch([1, 1], [7, 9], device=device)
