@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_decode module: a few tokens of each request, keys in pages.
+#include "attention_pages.h"
 #include "attention_record.h"
 
 using namespace flashinfer;
@@ -123,6 +124,7 @@ static CheckedCall Check(Arguments& args) {
   p.kv_indptr = Indices(OP, "kv_indptr", kv_indptr, q, 1);
   p.kv_indices = Indices(OP, "kv_indices", kv_indices, q, 0);
   p.last_page_len = Indices(OP, "kv_last_page_len", last_page_len, q, batch_size);
+  CheckPageIds(OP, p, batch_size, kv_indices.size(0), k.size(0));
   p.qo_len = batch_size > 0 ? int32_t(q.size(0) / batch_size) : 0;
   p.window_left = int32_t(window_left);
   p.mask_mode = int32_t(p.qo_len > 1 ? MaskMode::kCausal : MaskMode::kNone);

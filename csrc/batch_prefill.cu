@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_prefill module: any number of tokens of each request, keys in pages or in rows.
+#include "attention_pages.h"
 #include "attention_record.h"
 
 using namespace flashinfer;
@@ -129,6 +130,7 @@ CheckedCall CheckPaged(Arguments& args) {
   Params p = ParamsOf(args, q, k, v, qo_indptr, kv_indptr, o, lse, rest, true);
   p.kv_indices = Indices(OP, "kv_indices", kv_indices, q, 0);
   p.last_page_len = Indices(OP, "kv_last_page_len", last_page_len, q, qo_indptr.size(0) - 1);
+  CheckPageIds(OP, p, qo_indptr.size(0) - 1, kv_indices.size(0), k.size(0));
   return Complete(CallOf(OP, p, info, float_ws, int_ws, q), rest, true);
 }
 

@@ -21,6 +21,7 @@ from ..jit.attention import gen_batch_mla_module
 from ..tensor_checks import canonicalize_torch_dtype
 from ..trace.templates.mla import mla_paged_trace
 from ..utils import get_compute_capability
+from . import page_ids
 from .scales import LatentScales
 
 __all__ = ["BatchMLAPagedAttentionWrapper", "get_batch_mla_module"]
@@ -70,6 +71,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     """
 
     _blackwell_auto_fallback_warned = False
+    _page_ranges: Optional[tuple[np.ndarray, np.ndarray]] = None  # where pages of requests begin, and their keys
 
     _is_capturable = True  # by any wrapper: tables are read through the plan
     _objects = (
@@ -189,6 +191,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         q_dtype, kv_dtype = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
         self._check_types(q_dtype, kv_dtype, head_dim_ckv, head_dim_kpe)
         rows, pages, lengths = self._host_tables(qo_indptr, kv_indptr, kv_len_arr, page_size)
+        self._page_ranges = (pages, lengths)
         used = int(pages[-1]) if pages.size else 0
         if kv_indices.numel() < used:
             raise ArgumentError(f"{self._op}.plan: kv_indices has {kv_indices.numel()} elements, expected {used}")
@@ -346,6 +349,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         record = self._record
         if (
             record is not None
+            and not page_ids.VALIDATE
             and self._unchanged(record.state)
             and record.pdl_probe is utils.device_support_pdl
             and o_scale is None
@@ -371,6 +375,10 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             raise ArgumentError(f"{op}: profiler_buffer is None, expected a tensor (use_profiler was planned)")
         if o_scale is not None:
             raise ArgumentError(f"{op}: o_scale is only supported with the cutlass backend, expected None")
+        if (page_ids.VALIDATE or self._device_kind == "cpu") and self._page_ranges and not _is_compiling():
+            assert self._kv_indices_buf is not None
+            num_pages = ckv_cache.shape[0]
+            page_ids.check_page_ids(op, self._kv_indices_buf, *self._page_ranges, self._page_size, num_pages)
         scales = LatentScales.of(op, ckv_cache, ckv_scale, ckv_scale_arr, kpe_scale)
         out = output_buffer(op, out, q_nope.shape, q_nope.dtype, q_nope)
         if return_lse or lse is not None:

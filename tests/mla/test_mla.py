@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import re
@@ -14,7 +15,8 @@ import torch
 import flashinfer
 from flashinfer import BatchMLAPagedAttentionWrapper
 from flashinfer.errors import ArgumentError
-from flashinfer.mla import _core
+from flashinfer.knobs import knobs
+from flashinfer.mla import _core, page_ids
 
 from ..attention.inputs import Pages, int32, offsets, randn
 from ..attention.reference import Attention, split
@@ -192,6 +194,37 @@ def test_bad_plan(device, change, text):
     wrapper = BatchMLAPagedAttentionWrapper(workspace(device))
     with pytest.raises(ValueError, match=re.escape(text)):
         wrapper.plan(**(plan_arguments(Latent(device)) | change))
+
+
+def put(tensor: torch.Tensor, place: int, value: int) -> torch.Tensor:
+    changed = tensor.clone()
+    changed[place] = value
+    return changed
+
+
+@pytest.mark.parametrize("place, value", [(0, -1), (3, 1 << 20)])
+def test_page_ids(device, monkeypatch, place, value):
+    """A CPU refuses pages that are not there, a GPU where FLASHINFER_VALIDATE_INPUTS was set."""
+    monkeypatch.setattr(page_ids, "VALIDATE", torch.device(device).type == "cuda")
+    batch = Latent(device)
+    wrapper = batch.wrapper()
+    expected, good = wrapper.run(*batch.arguments), batch.tables
+    for tables, text in (
+        ((*good[:2], put(good[2], place, value), good[3]), f"kv_indices[{place}] = {value}, expected 0 to "),
+        ((good[0], put(good[1], 0, -7), *good[2:]), "request 0 has its pages at -7 to -5 of kv_indices, expected 0 to"),
+    ):
+        wrapper.plan(*tables, HEADS, CKV, KPE, 16, False, SCALE, F16, F16)
+        with pytest.raises(ArgumentError, match=re.escape(text)):
+            wrapper.run(*batch.arguments)
+    assert torch.equal(batch.plan(wrapper).run(*batch.arguments), expected)
+
+
+def test_page_ids_without_validation():
+    """Nothing is looked at by default: the call would wait for the GPU."""
+    assert not page_ids.VALIDATE
+    with knobs.override(validate_inputs="1"):
+        assert importlib.reload(page_ids).VALIDATE
+    assert not importlib.reload(page_ids).VALIDATE
 
 
 def test_bad_runs(device):

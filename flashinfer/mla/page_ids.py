@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of page ids that ``FLASHINFER_VALIDATE_INPUTS`` asks for."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..errors import ArgumentError
+from ..knobs import knobs
+
+#: Whether CUDA calls check the values of their page tables. Read at import: to ask at each call takes a microsecond.
+VALIDATE = knobs.validate_inputs
+
+
+def check_page_ids(
+    op: str, kv_indices: torch.Tensor, begins: np.ndarray, lengths: np.ndarray, page_size: int, num_pages: int
+) -> None:
+    """Refuse pages outside of the cache, among those that hold keys. Waits for a GPU, so not while it captures."""
+    if kv_indices.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    ids = kv_indices.cpu().numpy()
+    for request, (begin, count) in enumerate(zip(begins, -(-lengths // page_size), strict=False)):
+        if count > 0 and (begin < 0 or begin + count > ids.size):
+            raise ArgumentError(
+                f"{op}: request {request} has its pages at {begin} to {begin + count - 1} of kv_indices, expected "
+                f"0 to {ids.size - 1}"
+            )
+        used = ids[begin : begin + count] if count > 0 else ids[:0]
+        bad = np.flatnonzero((used < 0) | (used >= num_pages))
+        if bad.size:
+            raise ArgumentError(
+                f"{op}: kv_indices[{begin + bad[0]}] = {used[bad[0]]}, expected 0 to {num_pages - 1} "
+                f"(ckv_cache has {num_pages} pages)"
+            )
