@@ -209,3 +209,12 @@ class AttentionWrapper(PlannedWrapper):
             raise ArgumentError(f"{self._op}.run: {len(args)} scales, expected 3 (of q, k and v)")
         scale_q, scale_k, scale_v = args
         return convert_fp8_query(q, scale_q, scale_k, self._dtypes.compute), scale_v
+
+    # Names of older releases.
+
+    def end_forward(self) -> None:
+        """Does nothing; older programs call it."""
+
+    def run_return_lse(self, *args: Any, **kwargs: Any) -> Result:
+        """``run`` with ``return_lse=True``."""
+        return self.run(*args, return_lse=True, **kwargs)  # type: ignore[attr-defined]  # of subclasses

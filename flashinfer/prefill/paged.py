@@ -509,13 +509,6 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
 
     begin_forward = plan
 
-    def end_forward(self) -> None:
-        """Does nothing; older programs call it."""
-
-    def run_return_lse(self, *args: Any, **kwargs: Any) -> Result:
-        """:meth:`run` with ``return_lse=True``."""
-        return self.run(*args, return_lse=True, **kwargs)
-
     def forward(
         self,
         q: torch.Tensor,

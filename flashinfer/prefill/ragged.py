@@ -261,13 +261,6 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
 
     begin_forward = plan
 
-    def end_forward(self) -> None:
-        """Does nothing; older programs call it."""
-
-    def run_return_lse(self, *args: Any, **kwargs: Any) -> Result:
-        """:meth:`run` with ``return_lse=True``."""
-        return self.run(*args, return_lse=True, **kwargs)
-
     def forward(
         self,
         q: torch.Tensor,
