@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cpu/parallel.h"
@@ -36,11 +37,13 @@ typedef double DoubleVec __attribute__((vector_size(2 * VEC_BYTES)));
 typedef int64_t LongVec __attribute__((vector_size(2 * VEC_BYTES)));
 
 /// v with lanes i and i ^ BIT exchanged.
+template <int BIT, size_t... I>
+inline Vec SwapLanes(const Vec& v, std::index_sequence<I...>) {
+  return Shuffle<int(I ^ BIT)...>(v, v);
+}
 template <int BIT>
 inline Vec SwapLanes(const Vec& v) {
-  IntVec from;
-  for (int i = 0; i < LANES; ++i) from[i] = i ^ BIT;
-  return __builtin_shuffle(v, from);
+  return SwapLanes<BIT>(v, std::make_index_sequence<LANES>{});
 }
 
 /// Sum4 of each group of four lanes, in all of them.

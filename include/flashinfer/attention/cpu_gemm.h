@@ -11,6 +11,7 @@ namespace flashinfer {
 namespace attention {
 
 using cpu::LANES;
+using cpu::Shuffle;
 using cpu::Vec;
 
 constexpr int BLOCK_KEYS = 64;                      ///< keys that are worked on at a time
@@ -78,16 +79,6 @@ inline void ForEachRows(int rows, const F& f) {
 }
 
 // ------------------------------------------------------------------------------------------------ transposition
-
-/// Lanes I of a and b, one after the other.
-template <int... I>
-inline Vec Shuffle(const Vec& a, const Vec& b) {
-#if defined(__clang__) || __GNUC__ >= 12
-  return __builtin_shufflevector(a, b, I...);
-#else
-  return __builtin_shuffle(a, b, cpu::IntVec{I...});
-#endif
-}
 
 /// One step of a transposition: blocks of H lanes of `a` and `b` change places.
 template <int H, size_t... L>

@@ -36,6 +36,16 @@ struct Packed {  ///< LANES stored numbers, side by side
 
 inline Vec Broadcast(float x) { return Vec{} + x; }
 
+/// Lanes I of a and b, one after the other.
+template <int... I>
+inline Vec Shuffle(const Vec& a, const Vec& b) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, IntVec{I...});
+#endif
+}
+
 inline Vec Load(const float* from) {
   Vec v;
   std::memcpy(&v, from, sizeof(v));
