@@ -239,6 +239,9 @@ def warmup(names: tuple[str, ...], device: Optional[str]) -> None:
 def clear_cache() -> None:
     """Delete the compiled modules of this version; they are built again on demand."""
     folder = jit_env.FLASHINFER_WORKSPACE_DIR.parent
+    if not folder.exists():
+        click.echo(f"nothing to delete: there is no {folder}")
+        return
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     clear_cache_dir()
     if folder.exists():

@@ -53,6 +53,8 @@ def warmup(
     from .jit.progress import ProgressBar, ProgressLine
 
     backend = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type
+    if backend not in ("cpu", "cuda"):
+        raise ArgumentError(f"warmup: device is {str(device)!r}, expected cpu or cuda")
     known = {family: list(gen_family_modules(family, backend)) for family in FAMILIES}
     by_name = {spec.name: spec for specs in known.values() for spec in specs}
     wanted = FAMILIES if names is None else (names,) if isinstance(names, str) else tuple(names)

@@ -142,9 +142,9 @@ def test_waiting_says_so(workshop, capfd):
         waiting = pool.submit(spec.build_and_load)
         deadline = time.monotonic() + 10
         said = ""
-        while "waiting for another process to build tiny" not in said and time.monotonic() < deadline:
+        while "waiting for another process or thread to build tiny" not in said and time.monotonic() < deadline:
             time.sleep(0.05)
             said += capfd.readouterr().err
-        assert said.count("waiting for another process to build tiny") == 1
+        assert said.count("waiting for another process or thread to build tiny") == 1
         lock.release()
         assert waiting.result().answer() == 42

@@ -54,6 +54,11 @@ def test_names(families, names, expected):
     assert len(families.calls) == 2 * len(expected)
 
 
+def test_other_devices(families):
+    with pytest.raises(ValueError, match="warmup: device is 'meta', expected cpu or cuda"):
+        flashinfer.warmup("norm", device="meta")
+
+
 def test_unknown_name(families):
     with pytest.raises(ValueError, match="warmup: name is 'nrom', expected one of scale, norm, "):
         flashinfer.warmup(["nrom"])
