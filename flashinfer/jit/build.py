@@ -89,7 +89,9 @@ def _lock(spec: JitSpec) -> Iterator[None]:
         try:
             lock.acquire(timeout=2)
         except Timeout:
-            print(f"flashinfer: waiting for another process or thread to build {spec.name}", file=sys.stderr, flush=True)
+            print(
+                f"flashinfer: waiting for another process or thread to build {spec.name}", file=sys.stderr, flush=True
+            )
             lock.acquire()
     try:
         yield
