@@ -42,6 +42,7 @@ class _PlannedAttention:
         causal: bool,
         sm_scale: Optional[float],
         soft_cap: Optional[float],
+        sinks: Optional[torch.Tensor],
     ) -> torch.Tensor:
         """``(batch, q_len, heads, dim)`` of q in that shape, and of k and v as ``transformers`` has them."""
         batch, q_len, num_qo_heads, _ = q.shape
@@ -50,7 +51,7 @@ class _PlannedAttention:
         if key != self._key or mask is not self._mask:
             self._plan(q, k, v, mask, causal, sm_scale, soft_cap)
             self._key, self._mask = key, mask
-        out = self._wrapper.run(q.reshape(batch * q_len, num_qo_heads, -1), (k, v))
+        out = self._wrapper.run(q.reshape(batch * q_len, num_qo_heads, -1), (k, v), sinks=sinks)
         assert isinstance(out, torch.Tensor)
         return out.view(batch, q_len, num_qo_heads, -1)
 
@@ -97,7 +98,7 @@ def _as_rows(mask: torch.Tensor, batch: int, q_len: int, kv_len: int) -> torch.T
     return mask[:, 0, :, :kv_len].expand(batch, q_len, kv_len).reshape(-1)
 
 
-_planned: dict[tuple[torch.device, bool], _PlannedAttention] = {}
+_planned: dict[tuple[torch.device, bool, Optional[int]], _PlannedAttention] = {}
 
 
 def attention(
@@ -110,6 +111,7 @@ def attention(
     scaling: Optional[float] = None,
     is_causal: Optional[bool] = None,
     softcap: Optional[float] = None,
+    s_aux: Optional[torch.Tensor] = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     r"""What a model calls in each layer. For inference: there is no dropout and no gradient.
@@ -133,9 +135,11 @@ def attention(
         Without a mask, whether a query sees keys up to its own position only.
     softcap : Optional[float]
         ``cap * tanh(logit / cap)`` of the logits.
+    s_aux : Optional[torch.Tensor]
+        ``(num_qo_heads,)`` attention sinks: logits that add to the denominator of the softmax.
     **kwargs
-        What ``transformers`` tells every implementation. ``sliding_window`` is in the mask already; sinks (``s_aux``)
-        and ``position_bias`` are refused.
+        What ``transformers`` tells every implementation. ``sliding_window`` is in the mask already; ``position_bias``
+        is refused.
 
     Returns
     -------
@@ -152,11 +156,11 @@ def attention(
     )
     if causal and kv_len > q_len:  # a static cache before its first use: what follows the queries is empty
         key, value = key[:, :, :q_len], value[:, :, :q_len]
-    # Masked and plain layers alternate in models with windows; each kind keeps its plan.
-    kind = (query.device, attention_mask is None)
+    # Layers with a window and layers without one alternate in some models; each kind keeps its plan.
+    kind = (query.device, attention_mask is None, kwargs.get("sliding_window"))
     if kind not in _planned:
         _planned[kind] = _PlannedAttention(query.device)
-    out = _planned[kind].run(query.transpose(1, 2), key, value, attention_mask, causal, scaling, softcap)
+    out = _planned[kind].run(query.transpose(1, 2), key, value, attention_mask, causal, scaling, softcap, s_aux)
     return out, None
 
 
@@ -165,9 +169,8 @@ def _refuse_what_is_missing(query: torch.Tensor, dropout: float, kwargs: dict[st
         raise ArgumentError(f"{_OP}: dropout is {dropout}, expected 0 (call model.eval(): this is for inference)")
     if query.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(f"{_OP}: query requires a gradient, expected torch.no_grad() (this is for inference)")
-    for name in ("s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise ArgumentError(f"{_OP}: {name} is given, expected None (attn_implementation='eager' has it)")
+    if kwargs.get("position_bias") is not None:
+        raise ArgumentError(f"{_OP}: position_bias is given, expected None (attn_implementation='eager' has it)")
 
 
 def register(name: str = "flashinfer") -> None:
@@ -176,7 +179,7 @@ def register(name: str = "flashinfer") -> None:
     Parameters
     ----------
     name : str
-        What models will call it.
+        What models will call it. gpt-oss takes every name with "flash" in it for a kernel of its own: choose another.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface, modeling_utils

@@ -58,15 +58,24 @@ def test_soft_cap(device):
     assert_close(out, (logits.softmax(-1) @ v_heads).transpose(1, 2).half())
 
 
+def test_sinks(device):
+    q, k, v = qkv(device, 3, 8)
+    k_heads, v_heads = (x.float().repeat_interleave(2, dim=1) for x in (k, v))
+    sinks = torch.tensor([0.5, -3.0, 4.0, 0.0], device=device)
+    logits = torch.cat([q.float() @ k_heads.transpose(2, 3) / 8, sinks.view(4, 1, 1).expand(2, 4, 3, 1)], dim=-1)
+    out = attention(LAYER, q, k, v, None, is_causal=False, s_aux=sinks)[0]
+    assert_close(out, (logits.softmax(-1)[..., :-1] @ v_heads).transpose(1, 2).half())
+
+
 @pytest.mark.parametrize(
     "change, text",
     [
         ({"dropout": 0.1}, "dropout is 0.1, expected 0"),
-        ({"s_aux": torch.zeros(4)}, "s_aux is given, expected None"),
+        ({"position_bias": torch.zeros(4)}, "position_bias is given, expected None"),
         ({"attention_mask": torch.zeros(2, 1, 3, 8)}, "dtype torch.float32 .* expected torch.bool"),
         ({"attention_mask": torch.ones(2, 4, 3, 8, dtype=torch.bool)}, "one mask for all heads"),
     ],
-    ids=["dropout", "sinks", "additive mask", "mask per head"],
+    ids=["dropout", "bias", "additive mask", "mask per head"],
 )
 def test_what_is_refused(change, text):
     q, k, v = qkv("cpu", 3, 8)
@@ -102,20 +111,31 @@ def transformers():
     module = pytest.importorskip("transformers", reason="models come from transformers")
     register()
     register()  # as two libraries of one program might
+    register("fi")
     return module
 
 
-@pytest.fixture(params=["llama", "mistral"])
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+#: Its configuration, the implementation to compare with, our name, and more sizes.
+MODELS = {
+    "llama": ("LlamaConfig", "sdpa", "flashinfer", {}),
+    "mistral": ("MistralConfig", "sdpa", "flashinfer", {"sliding_window": 8}),
+    "gpt_oss": ("GptOssConfig", "eager", "fi", {"sliding_window": 8, **EXPERTS}),
+}
+
+
+@pytest.fixture(params=MODELS)
 def pair(request, transformers, tmp_path):
-    """A model with torch's attention, and the same one from its checkpoint with ours. Mistral has a window of 8."""
-    config = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig}[request.param]
-    options = {"sliding_window": 8} if request.param == "mistral" else {}
+    """A model with torch's attention, and the same one from its checkpoint with ours: plain, with a window, with sinks
+    and windows in every other layer."""
+    config, implementation, name, options = MODELS[request.param]
     torch.manual_seed(0)
     auto = transformers.AutoModelForCausalLM
-    theirs = auto.from_config(config(**SIZES, **options, initializer_range=0.1), attn_implementation="sdpa").eval()
+    made = getattr(transformers, config)(**SIZES, **options, initializer_range=0.1)
+    theirs = auto.from_config(made, attn_implementation=implementation).eval()
     theirs.save_pretrained(tmp_path)
-    ours = auto.from_pretrained(tmp_path, attn_implementation="flashinfer", dtype=torch.float32).eval()
-    assert ours.config._attn_implementation == "flashinfer"
+    ours = auto.from_pretrained(tmp_path, attn_implementation=name, dtype=torch.float32).eval()
+    assert ours.config._attn_implementation == name
     return theirs, ours
 
 
@@ -149,5 +169,6 @@ def test_layers_share_a_plan(pair, monkeypatch):
     monkeypatch.setattr(
         BatchPrefillWithPagedKVCacheWrapper, "plan", lambda *a, **options: plans.append(plan(*a, **options))
     )
-    pair[1](**left_padded([5, 9]))
-    assert len(plans) == 1
+    ours = pair[1]
+    ours(**left_padded([5, 9]))
+    assert len(plans) == len(set(getattr(ours.config, "layer_types", None) or ["one kind"]))
