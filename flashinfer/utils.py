@@ -5,6 +5,7 @@ Serving engines and tests replace ``get_compute_capability``, ``device_support_p
 our own code reads a probe as an attribute of this module at the time of a call: ``utils.device_support_pdl(x.device)``.
 """
 
+import importlib
 from typing import Any
 
 from .arch import device_support_pdl as device_support_pdl
@@ -59,12 +60,15 @@ from .tensor_checks import canonicalize_torch_dtype as canonicalize_torch_dtype
 from .tensor_checks import check_shape_dtype_device as check_shape_dtype_device
 from .tensor_checks import is_float8 as is_float8
 
-_FROM_JIT_ENV = ("has_flashinfer_cubin", "has_flashinfer_jit_cache")
+#: Found on use: these modules import this one.
+_LATE = {
+    "has_flashinfer_cubin": ".jit.env",
+    "has_flashinfer_jit_cache": ".jit.env",
+    "prepare_jit_additional_args": ".attention.jit_arguments",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FROM_JIT_ENV:  # on use: the generators in flashinfer.jit import this module
-        from .jit import env
-
-        return getattr(env, name)
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name], __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

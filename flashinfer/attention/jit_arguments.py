@@ -9,7 +9,25 @@ import torch
 
 from ..errors import ArgumentError
 
-__all__ = ["JitArguments"]
+__all__ = ["JitArguments", "prepare_jit_additional_args"]
+
+
+def prepare_jit_additional_args(
+    jit_additional_tensor_names: Sequence[str],
+    known_bufs: Mapping[str, Optional[torch.Tensor]],
+    user_args: Sequence[Any],
+) -> list[Any]:
+    """Arguments of a customised module after its own: tensors, then scalars.
+
+    Tensors come in the order of their declaration, those that ``known_bufs`` names from there, the others one after the
+    other from ``user_args``, None where there are no more. What is left of ``user_args`` follows.
+    """
+    rest = list(user_args)
+    tensors = [
+        known_bufs[name] if name in known_bufs else rest.pop(0) if rest else None
+        for name in jit_additional_tensor_names
+    ]
+    return [*tensors, *rest]
 
 
 class JitArguments:
@@ -47,8 +65,8 @@ class JitArguments:
         self, given: Sequence[Optional[torch.Tensor]], known: Mapping[str, Optional[torch.Tensor]]
     ) -> list[Optional[torch.Tensor]]:
         """Tensors in the order of declaration."""
-        callers = iter(given)
-        return [known.get(name) if name in self._known else next(callers) for name in self.tensors]
+        buffers = {name: known.get(name) for name in self._known}
+        return prepare_jit_additional_args(self.tensors, buffers, given)[: len(self.tensors)]
 
     def typed(self, scalars: Sequence[float]) -> list[Any]:
         """Numbers as declared: what passed through a compiled graph has become floats."""

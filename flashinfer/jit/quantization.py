@@ -14,6 +14,7 @@ __all__ = [
     "gen_mx_quantization_module",
     "gen_nvfp4_kv_module",
     "gen_packbits_module",
+    "gen_quantization_module",
     "gen_quantization_modules",
 ]
 
@@ -25,6 +26,11 @@ def gen_packbits_module(backend: str = "cuda") -> JitSpec:
         "segments": {"elements": (), "indices": ("int32_t", "int64_t")},
     }
     return stage("packbits", backend=backend, kernels=units)
+
+
+def gen_quantization_module() -> JitSpec:
+    """The published name of :func:`gen_packbits_module`."""
+    return gen_packbits_module()
 
 
 def gen_nvfp4_kv_module(backend: str = "cuda") -> JitSpec:

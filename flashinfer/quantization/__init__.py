@@ -8,6 +8,7 @@ from ..jit.quantization import gen_fp4_quantization_module as gen_fp4_quantizati
 from ..jit.quantization import gen_mx_quantization_module as gen_mx_quantization_module
 from ..jit.quantization import gen_nvfp4_kv_module as gen_nvfp4_kv_module
 from ..jit.quantization import gen_packbits_module as gen_packbits_module
+from ..jit.quantization import gen_quantization_module as gen_quantization_module
 from .blackwell import *
 from .blackwell import gen_fp4_kv_quantization_module as gen_fp4_kv_quantization_module
 from .blackwell import gen_fp4_quantization_sm100_module as gen_fp4_quantization_sm100_module

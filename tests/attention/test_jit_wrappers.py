@@ -127,5 +127,8 @@ def test_known_tensors_do_not_consume_arguments():
     every = jit.all_tensors(tensors, {"maybe_custom_mask": None, "maybe_alibi_slopes": sink})
     assert every == [None, sink, sink, None]
     assert jit.typed([7.0, 0.5]) == [7, 0.5] and isinstance(jit.typed([7.0, 0.5])[0], int)
+    known = {"maybe_custom_mask": None, "maybe_alibi_slopes": sink}
+    assert flashinfer.utils.prepare_jit_additional_args(names, known, (sink,)) == [None, sink, sink, None]
+    assert flashinfer.utils.prepare_jit_additional_args(names[:2], known, (sink, 7, 0.5)) == [None, sink, 7, 0.5]
     with pytest.raises(ValueError, match="'n' is missing"):
         jit.split("run", (sink,), {"sm_scale": 0.5})
