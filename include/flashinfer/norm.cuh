@@ -15,8 +15,12 @@
 // * Plain loads: `L1::no_allocate` cost 4 us, L2 eviction hints gained nothing, prefetching weights to L1 cost 18.
 // * Instructions before the first load count: a division by the number of heads in the row offset cost 6 us on short
 //   rows and 0.25 us of 5.4 on small batches. Hence heads in the grid, 32-bit columns, clamped not guarded loads.
-// * Weights loaded before the reduction save their latency (0.5 us of 5.9 for 128 x 8192) and cost registers, so
-//   occupancy: only while the batch fits on the chip at once.
+// * Weights loaded with the row save their latency: 1 x 4096 takes 4.5 us, not 4.8, 16384 x 4096 69.3, not 70.0. The
+//   compiler moves such loads behind the sum unless something stands between, and registers must not cost occupancy.
+// * Two vectors of a warp in one piece of 1 KB, not a block's width apart: 16384 x 4096 69.2 us, not 69.8; 8192 x 8192
+//   with both 69.6, not 72.2. With four vectors and a residual it is the other way round, 134.8 and 134.4 us.
+// * After a memset of 512 MB, which leaves L2 full of dirty lines, no copy of 16384 x 4096 was faster than 67.7 us: 256
+//   or 128 threads with one vector each. Bulk loads and stores, rings of them, L2 policies: 68.2 to 73.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
 #pragma once
 #include "norm.h"
@@ -70,7 +74,7 @@ struct Row {
     if constexpr (F::RESIDUAL) RoundTo<T, VEC>(s).Store(residual + column);
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-      s[i] = s[i] * rstd * (a.weight_bias + ToFloat(weight[i]));
+      s[i] = s[i] * rstd * (a.weight_bias + weight.Float(i));
       if constexpr (F::SILU) s[i] = s[i] / (1.f + __expf(-s[i]));
       if constexpr (F::QUANT) s[i] *= inv_scale;
     }
@@ -87,7 +91,7 @@ struct Row {
 template <typename F, typename T, int VEC>
 __device__ __forceinline__ void Values(const Vec<T, VEC>& x, const Vec<T, VEC>& add, float (&s)[VEC]) {
 #pragma unroll
-  for (int i = 0; i < VEC; ++i) s[i] = F::RESIDUAL ? ToFloat(x[i]) + ToFloat(add[i]) : ToFloat(x[i]);
+  for (int i = 0; i < VEC; ++i) s[i] = F::RESIDUAL ? x.Float(i) + add.Float(i) : x.Float(i);
 }
 
 template <typename F, typename T, int VEC>
@@ -167,28 +171,34 @@ __global__ void __launch_bounds__(128) RMSNormLanesKernel(const __grid_constant_
 /// Most threads of a block that holds a row.
 constexpr int BlockLimit(int nvec) { return nvec == 2 ? 512 : 1024; }
 
-/// Blocks of 512 threads that registers must leave room for (SM75 has 1024 threads per SM, later chips 1536 or more).
+/// Two vectors per thread even for many rows: where no more is read than written, in one stream.
+template <typename F>
+constexpr bool ALWAYS_TWO = !F::RESIDUAL && !F::QUANT;
+
+/// Blocks of 512 threads that registers must then leave room for: SM75 has 1024 threads per SM, later chips 1536 up.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr int LATE_BLOCKS = 2;
+constexpr int MIN_BLOCKS = 2;
 #else
-constexpr int LATE_BLOCKS = 3;
+constexpr int MIN_BLOCKS = 3;
 #endif
 
-/// A block holds one row, NVEC vectors per thread. EARLY: weights are loaded with the row (see the top).
-template <typename T, typename F, int VEC, int NVEC, bool EARLY>
-__global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && !EARLY ? LATE_BLOCKS : 1)
+/// A block holds one row, NVEC vectors per thread: two, where a warp has 1 KB in one piece and loads its weights with
+/// the row, or four, a block's width apart.
+template <typename T, typename F, int VEC, int NVEC>
+__global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && ALWAYS_TWO<F> ? MIN_BLOCKS : 1)
     RMSNormBlockKernel(const __grid_constant__ RowArgs<T> a) {
   using V = Vec<T, VEC>;
+  constexpr bool EARLY = NVEC == 2;
   __shared__ float scratch[32];
   ptx::GridDependencyWait();
-  ptx::LaunchDependents();
   if (BlockOfHead() >= a.batch) return;
   const Row<T, F, VEC> row(a, BlockOfHead());
   int column[NVEC];
   bool inside[NVEC];
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
-    const int wanted = int(threadIdx.x + v * blockDim.x) * VEC;
+    const int vector = NVEC == 2 ? (threadIdx.x / 32 * 2 + v) * 32 + threadIdx.x % 32 : threadIdx.x + v * blockDim.x;
+    const int wanted = vector * VEC;
     inside[v] = wanted < a.hidden;
     column[v] = min(wanted, a.hidden - VEC);
   }
@@ -203,6 +213,7 @@ __global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && !EARLY ? LATE_B
 #pragma unroll
     for (int v = 0; v < NVEC; ++v) w[v] = V::Load(a.weight + column[v]);
   }
+  ptx::LaunchDependents();  // and a fence: without it weights are loaded behind the sum
   const float inv_scale = InverseScale<F>(a.scale);
 
   float sum = 0.f;
@@ -312,15 +323,12 @@ Status RMSNormOf(const RMSNormParams<T>& params, Stream stream) {
   if (vectors <= 32) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 1, 2>, NextPowerOfTwo(int(vectors)), 2);
   if (vectors <= 64) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 2, 1>, 32, 1);
   if (vectors <= 128) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 4, 1>, 32, 1);
-  const int two = BlockThreads(p.hidden, VEC * 2), four = BlockThreads(p.hidden, VEC * 4);
   if (vectors > BlockLimit(4) * 4) return block_kernel(RMSNormLongKernel<T, F, VEC>, 1024, p.hidden);
-  constexpr int64_t ONE_WAVE = 132 * 1024;  // threads that run at once with the registers of EARLY
-  const bool fits_two = vectors <= BlockLimit(2) * 2;
-  if (fits_two && p.num_rows * two <= ONE_WAVE) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, true>, two);
-  if constexpr (!F::RESIDUAL && !F::QUANT) {  // where reads outweigh writes, or are two streams, four vectors pay
-    if (fits_two) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, false>, two);
-  }
-  return block_kernel(RMSNormBlockKernel<T, F, VEC, 4, false>, four);
+  constexpr int64_t ONE_WAVE = 132 * 1024;  // threads
+  const int two = BlockThreads(p.hidden, VEC * 2);
+  const bool wants_two = ALWAYS_TWO<F> || p.num_rows * two <= ONE_WAVE;
+  if (wants_two && vectors <= BlockLimit(2) * 2) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2>, two);
+  return block_kernel(RMSNormBlockKernel<T, F, VEC, 4>, BlockThreads(p.hidden, VEC * 4));
 }
 
 }  // namespace flashinfer

@@ -43,12 +43,10 @@ __device__ __forceinline__ float GroupSum(float x, int width) {
 /// `scratch` holds 32 floats; a second reduction needs another scratch.
 __device__ __forceinline__ float BlockSum(float x, float* scratch) {
   x = GroupSum(x, 32);
-  const int warps = blockDim.x / 32;
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) scratch[threadIdx.x / 32] = x;
   __syncthreads();
-  const int width = warps <= 1 ? 1 : 2 << (31 - __clz(warps - 1));  // smallest power of two that holds all warps
-  const int i = threadIdx.x % width;
-  return GroupSum(i < warps ? scratch[i] : 0.f, width);
+  return GroupSum(lane * 32 < int(blockDim.x) ? scratch[lane] : 0.f, 32);  // straight code: a loop costs more to fetch
 }
 
 /// Launch with `shared_bytes` of dynamic shared memory, with or without programmatic dependent launch.
