@@ -29,17 +29,17 @@ template <typename T, int VEC>
 __device__ __forceinline__ void Accumulate(float (&sum)[VEC], float weight, const Vec<T, VEC>& v) {
   if (weight == 0.f) return;
 #pragma unroll
-  for (int i = 0; i < VEC; ++i) sum[i] += weight * ToFloat(v[i]);
+  for (int i = 0; i < VEC; ++i) sum[i] += weight * v.Float(i);
 }
 
 /// Which (row, head) a thread works on. Blocks count groups of rows, and within those groups of heads.
 struct Place {
-  int64_t row, head;
+  uint32_t row, head;
   __device__ __forceinline__ explicit Place(const FastDivisor& head_groups) {
     const uint32_t row_group = head_groups.Divide(blockIdx.x);
     const uint32_t head_group = blockIdx.x - row_group * head_groups.divisor;
-    row = int64_t(row_group) * blockDim.z + threadIdx.z;
-    head = int64_t(head_group) * blockDim.y + threadIdx.y;
+    row = row_group * blockDim.z + threadIdx.z;
+    head = head_group * blockDim.y + threadIdx.y;
   }
 };
 
@@ -58,7 +58,6 @@ __global__ void __launch_bounds__(THREADS)
     MergeStateKernel(const __grid_constant__ MergeStateParams<T> p, const __grid_constant__ FastDivisor head_groups) {
   using V = Vec<T, VEC>;
   ptx::GridDependencyWait();
-  ptx::LaunchDependents();
   const Place at(head_groups);
   bool active = at.row < p.rows && at.head < p.heads;
   if (active && p.mask != nullptr) active = p.mask[at.row * p.mask_stride] != 0;
@@ -67,16 +66,21 @@ __global__ void __launch_bounds__(THREADS)
     const float s_a = *ScoreOf(p.a, at), s_b = *ScoreOf(p.b, at);
     const T *v_a = RowOfV(p.a, at), *v_b = RowOfV(p.b, at);
     T* out = RowOfV(p.out, at);
+    int i = threadIdx.x * VEC;
+    V a = V::Load(v_a + i), b = V::Load(v_b + i);
+    ptx::LaunchDependents();  // and no load sinks below this
     const float maximum = fmaxf(s_a, s_b), base = Base(maximum);
     const float weight_a = ptx::Exp2(s_a - base), weight_b = ptx::Exp2(s_b - base), total = weight_a + weight_b;
     const float normaliser = Normaliser(total);
     s = maximum + __log2f(total);
-    for (int i = threadIdx.x * VEC; i < int(p.head_dim); i += blockDim.x * VEC) {
-      const V a = V::Load(v_a + i), b = V::Load(v_b + i);
+    while (true) {
       float sum[VEC] = {};
       Accumulate(sum, weight_a * normaliser, a);
       Accumulate(sum, weight_b * normaliser, b);
       RoundTo<T, VEC>(sum).Store(out + i);
+      i += blockDim.x * VEC;
+      if (i >= int(p.head_dim)) break;
+      a = V::Load(v_a + i), b = V::Load(v_b + i);
     }
   }
   __syncthreads();  // the score may be written where the other lanes of the head read theirs
@@ -148,7 +152,7 @@ bool CanVectorise(const AttentionStates<T>& x, int vec) {
 template <typename Params>
 Status LaunchOverHeads(void (*kernel)(Params, FastDivisor), const Params& p, int vec, Stream stream) {
   if (p.rows == 0 || p.heads == 0) return cudaSuccess;
-  if (p.head_dim > INT32_MAX / 2 || p.heads > INT32_MAX) return cudaErrorInvalidValue;
+  if (p.head_dim > INT32_MAX / 2 || p.heads > INT32_MAX || p.rows > INT32_MAX) return cudaErrorInvalidValue;
   const int64_t lanes = std::min<int64_t>(CeilDiv(p.head_dim, vec), THREADS);
   const int64_t heads = std::min(THREADS / lanes, p.heads), rows = std::min<int64_t>(THREADS / (lanes * heads), 64);
   const int64_t head_groups = CeilDiv(p.heads, heads), row_groups = CeilDiv(p.rows, rows);
