@@ -39,13 +39,13 @@ __device__ __forceinline__ float Activate(float x) {
   }
 }
 
-/// ActAndMulParams in the form the kernel wants: 32-bit counts, columns in vectors.
+/// ActAndMulParams in the form the kernel wants: 32-bit sizes, rows and columns in vectors.
 template <typename T>
 struct RowArgs {
   const T* gate;
   const T* up;
   T* out;
-  int64_t gate_stride, up_stride, out_stride;
+  uint32_t gate_stride, up_stride, out_stride;
   uint32_t rows, vectors;
   int last;  // elements of the last vector of a row
 };
@@ -59,19 +59,20 @@ __global__ void __launch_bounds__(128) ActAndMulKernel(const __grid_constant__ R
   const uint32_t row = (blockIdx.z * gridDim.y + blockIdx.y) * blockDim.y + threadIdx.y;
   const uint32_t vector = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= a.rows || vector >= a.vectors) return;
-  const int64_t column = int64_t(vector) * VEC;
-  const T* gate = a.gate + row * a.gate_stride + column;
-  const T* up = a.up + row * a.up_stride + column;
-  T* out = a.out + row * a.out_stride + column;
-  if (VEC == 1 || a.last == VEC || vector + 1 < a.vectors) {
-    const V g = V::Load(gate), u = V::Load(up);
-    float y[VEC];
-#pragma unroll
-    for (int i = 0; i < VEC; ++i) y[i] = Activate<ACT>(ToFloat(g[i])) * ToFloat(u[i]);
-    RoundTo<T, VEC>(y).Store(out);
-  } else {
+  auto offset = [&](uint32_t stride) { return (uint64_t{row} * stride + vector) * VEC; };
+  const T *gate = a.gate + offset(a.gate_stride), *up = a.up + offset(a.up_stride);
+  T* out = a.out + offset(a.out_stride);
+  const bool partial = VEC > 1 && a.last != VEC && vector + 1 == a.vectors;
+  if (__builtin_expect(partial, false)) {
+#pragma unroll 1
     for (int i = 0; i < a.last; ++i) out[i] = FromFloat<T>(Activate<ACT>(ToFloat(gate[i])) * ToFloat(up[i]));
+    return;
   }
+  const V g = V::Load(gate), u = V::Load(up);
+  float y[VEC];
+#pragma unroll
+  for (int i = 0; i < VEC; ++i) y[i] = Activate<ACT>(g.Float(i)) * u.Float(i);
+  RoundTo<T, VEC>(y).Store(out);
 }
 
 /// Whether every row of all three arrays starts at a multiple of `vec` elements.
@@ -96,15 +97,16 @@ Status ActAndMul(const ActAndMulParams<T>& p, Stream stream) {
     const int64_t lanes = chunks == 1 ? vectors : THREADS;
     const int64_t groups = CeilDiv(p.rows, THREADS / lanes), z = CeilDiv(groups, MAX_Y);
     if (vectors > INT32_MAX || p.rows > INT32_MAX) return cudaErrorInvalidValue;
-    const RowArgs<T> a{p.gate,
-                       p.up,
-                       p.out,
-                       p.gate_stride,
-                       p.up_stride,
-                       p.out_stride,
-                       uint32_t(p.rows),
-                       uint32_t(vectors),
-                       int(p.columns - (vectors - 1) * vec)};
+    RowArgs<T> a{p.gate, p.up, p.out};
+    a.rows = uint32_t(p.rows);
+    a.vectors = uint32_t(vectors);
+    a.last = int(p.columns - (vectors - 1) * vec);
+    if (p.rows > 1) {  // the stride of a single row may be anything
+      if (std::max({p.gate_stride, p.up_stride, p.out_stride}) / vec > UINT32_MAX) return cudaErrorInvalidValue;
+      a.gate_stride = uint32_t(p.gate_stride / vec);
+      a.up_stride = uint32_t(p.up_stride / vec);
+      a.out_stride = uint32_t(p.out_stride / vec);
+    }
     const dim3 grid(chunks, CeilDiv(groups, z), z), block(lanes, THREADS / lanes);
     return Launch(kernel, grid, block, p.enable_pdl, stream, a);
   };
