@@ -47,7 +47,6 @@ struct Args {
   uint32_t tokens, items, rotated_items;  // items of rotated parts come first
   int half;                               // R / 2
   bool interleave;
-  bool read_cache;  // cosines and sines come straight from the table
   RopePositions positions;
   RopeAngles angles;
   page::TableArgs pages;
@@ -181,8 +180,8 @@ struct Item {
     float x[VEC], y[VEC];
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-      x[i] = ToFloat(in0[i]);
-      y[i] = ToFloat(in1[i]);
+      x[i] = in0.Float(i);
+      y[i] = in1.Float(i);
     }
     if (Rotated()) {
       if constexpr (VEC == 1) {
@@ -197,9 +196,10 @@ struct Item {
   }
 };
 
-template <typename T, bool QUANT, int VEC, int ITEMS>
+/// READ_CACHE: cosines and sines come straight from the table, whose row is known from pos_ids.
+template <typename T, bool QUANT, bool READ_CACHE, int VEC, int ITEMS>
 __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant__ Args<T> a) {
-  __shared__ alignas(16) float table[MAX_ROTARY_DIM];
+  __shared__ alignas(16) float table[READ_CACHE ? 1 : MAX_ROTARY_DIM];
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
   const uint32_t token = blockIdx.z * gridDim.y + blockIdx.y;  // the grid may have a few blocks too many
@@ -208,7 +208,8 @@ __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant_
   auto number_of = [&](int k) { return block_item + threadIdx.x + k * blockDim.x; };
   auto item_of = [&](int k) { return Item<T, VEC>(a, token, min(number_of(k), a.items - 1)); };
   int64_t position = 0;
-  if (a.positions.pos_ids != nullptr) position = IndexAt(a.positions.pos_ids, token, a.positions.wide);
+  const bool ragged = !READ_CACHE && a.positions.pos_ids == nullptr;
+  if (!ragged) position = IndexAt(a.positions.pos_ids, token, a.positions.wide);
   const Item<T, VEC> first = item_of(0), second = item_of(ITEMS - 1);
 
   int64_t row = token, entry = 0;  // of a slot
@@ -221,13 +222,13 @@ __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant_
 
   const float* angles = table;
   int sines = MAX_ROTARY_DIM / 2;
-  if (a.read_cache) {  // every thread reads what it needs of the row: no barrier, and the heads find it in L1
+  if constexpr (READ_CACHE) {  // every thread reads what it needs of the row: no barrier, and the heads find it in L1
     angles = CacheRow(a.angles, position);
     sines = a.half;
     const uint32_t later = token + TOKENS_AHEAD;
     if (blockIdx.x == 0 && later < a.tokens) PrefetchRow(a.angles, a.positions, later, 2 * a.half);
   } else if (block_item < a.rotated_items) {
-    if (a.positions.pos_ids == nullptr && !RaggedPosition(a.positions, token, position)) return;
+    if (__builtin_expect(ragged, false) && !RaggedPosition(a.positions, token, position)) return;
     for (int j = threadIdx.x; j < a.half; j += blockDim.x) {
       CosSin(a.angles, a.half, position, j, table[j], table[MAX_ROTARY_DIM / 2 + j]);
     }
@@ -308,7 +309,7 @@ Status RopeOf(const RopeParams& p, Stream stream) {
   if (p.pages.batch_indices != nullptr) a.pages = page::MakeTable(p.pages);
   a.out_kind = p.out_kind;
   const bool aligned_cache = IsAligned(p.angles.cache, 16) && p.angles.cache_stride % 4 == 0;
-  a.read_cache = vectorised && p.angles.cache != nullptr && p.positions.pos_ids != nullptr && aligned_cache;
+  const bool read_cache = vectorised && p.angles.cache != nullptr && p.positions.pos_ids != nullptr && aligned_cache;
   // Two items per thread pay when there is bandwidth to fill: many tokens of many heads.
   const bool two = vectorised && p.tokens >= 1024 && a.items > 160;
   const int64_t per_thread = two ? 2 : 1;
@@ -316,10 +317,10 @@ Status RopeOf(const RopeParams& p, Stream stream) {
   const int64_t threads = CeilDiv(CeilDiv(a.items, blocks * per_thread), 32) * 32;
   const int64_t z = CeilDiv(p.tokens, MAX_Y);
   const dim3 grid(CeilDiv(a.items, threads * per_thread), CeilDiv(p.tokens, z), z);
-  auto kernel = two          ? RopeKernel<T, QUANT, VEC, 2>
-                : vectorised ? RopeKernel<T, QUANT, VEC, 1>
-                             : RopeKernel<T, QUANT, 1, 1>;
-  return Launch(kernel, grid, dim3(threads), p.enable_pdl, stream, a);
+  auto launch = [&](auto kernel) { return Launch(kernel, grid, dim3(threads), p.enable_pdl, stream, a); };
+  if (!vectorised) return launch(RopeKernel<T, QUANT, false, 1, 1>);
+  if (read_cache) return launch(two ? RopeKernel<T, QUANT, true, VEC, 2> : RopeKernel<T, QUANT, true, VEC, 1>);
+  return launch(two ? RopeKernel<T, QUANT, false, VEC, 2> : RopeKernel<T, QUANT, false, VEC, 1>);
 }
 
 }  // namespace flashinfer
