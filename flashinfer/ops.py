@@ -25,6 +25,7 @@ from typing import Any, Callable, Iterable, Optional, Sequence, TypeVar, Union, 
 
 import torch
 
+from .argument_kinds import explain_kinds
 from .errors import ArgumentError
 from .wrapping import wrap_with
 
@@ -75,7 +76,11 @@ def _bare_name(name: str) -> str:
 _CALL = """
 if _is_traced() or _compiler._is_compiling_flag:
     return _op({arguments})
-return _func({arguments})
+try:
+    return _func({arguments})
+except (TypeError, AttributeError, RuntimeError) as error:
+    _explain(error, {arguments})
+    raise
 """
 _CALL_NAMES: dict[str, Any] = {"_is_traced": torch.compiler.is_dynamo_compiling, "_compiler": torch.compiler}
 
@@ -158,7 +163,8 @@ def _register(
         raise ArgumentError(f"register_custom_op: {name} has schema {schema}, expected {op.schema} (registered before)")
     op.func = fn
     registered = getattr(getattr(torch.ops, _NAMESPACE), name).default
-    return wrap_with(fn, _CALL, _CALL_NAMES | {"_op": registered})
+    explain = functools.partial(explain_kinds, name, fn)
+    return wrap_with(fn, _CALL, _CALL_NAMES | {"_op": registered, "_explain": explain})
 
 
 def register_fake_op(name: str, fn: Optional[F] = None) -> Any:

@@ -171,6 +171,34 @@ def test_explicit_schema_and_device():
         torch.ops.flashinfer._test_double(torch.ones(1))
 
 
+def test_arguments_of_another_kind():
+    """Native code would say: argument 3 is a ffi.SmallStr."""
+
+    def scaled(x: torch.Tensor, y: Optional[torch.Tensor], factor: float, count: int, name: str) -> None:
+        raise TypeError("argument 3 is of another type")
+
+    def broken(x: torch.Tensor) -> None:
+        raise RuntimeError("of its own")
+
+    x = torch.ones(1)
+    f = register_custom_op("_test_kinds", scaled, mutates_args=())
+    for arguments, text in (
+        ((None, None, 1.0, 2, "a"), "_test_kinds: x is a NoneType, expected Tensor"),
+        ((x, [x], 1.0, 2, "a"), "_test_kinds: y is a list, expected Tensor"),
+        ((x, None, "1", 2, "a"), "_test_kinds: factor is a str, expected float"),
+        ((x, None, x, 2, "a"), "_test_kinds: factor is a Tensor, expected float"),
+        ((x, None, 1, 2.0, "a"), "_test_kinds: count is a float, expected int"),
+        ((x, None, 1, 2, None), "_test_kinds: name is a NoneType, expected str"),
+        ((x, x, 1, 2, "a"), "argument 3 is of another type"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            f(*arguments)
+    with pytest.raises(ArgumentError, match="_test_kinds: y is on meta, expected the CPU or a CUDA device"):
+        f(x, x.to("meta"), 1.0, 2, "a")
+    with pytest.raises(RuntimeError, match=r"^of its own$"):
+        register_custom_op("_test_broken", broken, mutates_args=())(x)
+
+
 def test_bad_names():
     with pytest.raises(ArgumentError, match="name is 'other::op', expected"):
         register_custom_op("other::op", lambda: None, mutates_args=())
