@@ -121,6 +121,17 @@ def test_keys_and_values_of_other_strides_and_sizes(device):
     check_append(k, v, batch, (k_cache, v_cache), "NHD")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_many_rows(device, layout):
+    """From 4096 rows on a thread takes two; an odd number of them, some of nobody, keys wider than values."""
+    batch = make_batch([2500, 1600], [2500, 1597], 16, device, padding=2)
+    k, v = (randn(batch.nnz, 3, dim, dtype=BF16, device=device) for dim in (40, 16))
+    caches = tuple(
+        make_cache(layout, "combined", batch.num_pages, 16, 3, dim, dtype=BF16, device=device)[:, 0] for dim in (40, 16)
+    )
+    check_append(k, v, batch, caches, layout)
+
+
 def test_rows_of_a_packed_projection(device):
     """k and v as slices of one (tokens, q + k + v heads, head_dim) tensor."""
     batch = make_batch([21, 6], [20, 3], 8, device)
