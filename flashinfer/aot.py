@@ -2,18 +2,29 @@
 """Building everything ahead of time: the list of families, and the build that packages them.
 
 FLASHINFER_CUDA_ARCH_LIST="8.0 9.0a" python -m flashinfer.aot --out-dir aot
+FLASHINFER_CUDA_ARCH_LIST=9.0a python -m flashinfer.aot --out-dir aot --fa2-head-dim 64,64 --f16-dtype bfloat16
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import os
 import shutil
 from pathlib import Path
-from typing import Iterable, Iterator, Optional, Union
+from typing import Any, Iterable, Iterator, Optional, Sequence, Union
 
-from .jit import JitSpec, build_jit_specs
+import torch
+
+from .jit import (
+    JitSpec,
+    build_jit_specs,
+    gen_batch_decode_module,
+    gen_batch_prefill_module,
+    gen_single_decode_module,
+    gen_single_prefill_module,
+)
 from .jit import env as jit_env
 from .jit.activation import gen_activation_modules as gen_activation_modules
 from .jit.attention import gen_decode_modules as gen_decode_modules
@@ -30,12 +41,14 @@ from .jit.sampling import gen_sampling_modules as gen_sampling_modules
 from .jit.scale import gen_scale_modules as gen_scale_modules
 from .jit.topk import gen_topk_modules as gen_topk_modules
 from .knobs import knobs
+from .tensor_checks import canonicalize_torch_dtype
 
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
 FAMILIES = (
     *("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk"),
     *("decode", "prefill", "mla"),
 )
+_ATTENTION = ("decode", "prefill", "mla")
 
 
 def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:
@@ -46,6 +59,25 @@ def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:
 def gen_all_modules(families: Iterable[str] = FAMILIES) -> list[JitSpec]:
     """Every module AOT pre-builds, each once."""
     return list({spec.name: spec for family in families for spec in gen_family_modules(family)}.values())
+
+
+def gen_attention_modules(
+    head_dims: Sequence[tuple[int, int]] = ((128, 128),),
+    f16_dtypes: Sequence[torch.dtype] = (torch.float16, torch.bfloat16),
+    f8_dtypes: Sequence[torch.dtype] = (),
+    soft_caps: Sequence[bool] = (False,),
+) -> Iterator[JitSpec]:
+    """Decode and prefill for each of the head dimensions, dtypes of queries and (16 or 8 bits) of caches, soft caps.
+
+    A module serves every window and every page size.
+    """
+    for (qk, vo), q_dtype, soft_cap in itertools.product(head_dims, f16_dtypes, soft_caps):
+        for kv_dtype in (q_dtype, *f8_dtypes):
+            dtypes, ids = (q_dtype, kv_dtype, q_dtype), torch.int32
+            yield gen_single_decode_module(*dtypes, qk, vo, 0, False, soft_cap, device="cuda")
+            yield gen_batch_decode_module(*dtypes, ids, qk, vo, 0, False, soft_cap, device="cuda")
+            yield gen_single_prefill_module("fa2", *dtypes, qk, vo, 0, False, soft_cap, False, device="cuda")
+            yield gen_batch_prefill_module("fa2", *dtypes, ids, qk, vo, 0, False, soft_cap, False, device="cuda")
 
 
 def register_default_modules() -> int:
@@ -85,7 +117,8 @@ def compile_and_package_modules(
     project_root
         Tree with ``csrc`` and ``include``; default: the package's own.
     config
-        ``{"families": [...]}`` limits what is built.
+        ``{"families": [...]}`` limits what is built; ``{"attention": {...}}`` adds what
+        :func:`gen_attention_modules` makes of these arguments.
     """
     if not knobs.cuda_arch_list:
         raise RuntimeError(
@@ -101,7 +134,11 @@ def compile_and_package_modules(
         rebound["FLASHINFER_INCLUDE_DIR"] = project_root / "include"
     vars(jit_env).update(rebound)
     try:
-        specs = gen_all_modules((config or {}).get("families", FAMILIES))
+        config = config or {}
+        specs = gen_all_modules(config.get("families", FAMILIES))
+        if "attention" in config:
+            specs += gen_attention_modules(**config["attention"])
+        specs = list({spec.name: spec for spec in specs}.values())
         build_jit_specs(specs, verbose=verbose, skip_prebuilt=skip_prebuilt, progress=ProgressBar)
         if out_dir is not None:
             copy_built_kernels((s for s in specs if not (skip_prebuilt and s.is_aot)), out_dir)
@@ -111,16 +148,75 @@ def compile_and_package_modules(
             del vars(jit_env)[name]
 
 
-def main(argv: Optional[list[str]] = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m flashinfer.aot", description=__doc__)
+def parse_bool(text: str) -> bool:
+    """``true`` or ``false`` of a command line."""
+    values = {"true": True, "1": True, "false": False, "0": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected true or false")
+    return values[text.lower()]
+
+
+def parse_head_dim(text: str) -> tuple[int, int]:
+    """``128,128`` (queries and keys, then values), or ``128`` for both."""
+    words = text.split(",")
+    if len(words) > 2 or not all(word.strip().isdigit() for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected two numbers such as 192,128")
+    return int(words[0]), int(words[-1])
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """The name of a dtype, such as ``bfloat16``."""
+    try:
+        return canonicalize_torch_dtype(text)
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _config_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What to build: by default every family; options about attention replace the modules it has by default."""
+    families = [
+        family
+        for family in args.family or FAMILIES
+        if (args.add_act or family != "activation") and (args.add_misc or family in ("activation", *_ATTENTION))
+    ]
+    options = {
+        "head_dims": args.fa2_head_dim,
+        "f16_dtypes": args.f16_dtype,
+        "f8_dtypes": args.f8_dtype,
+        "soft_caps": args.use_logits_soft_cap,
+    }
+    attention = {name: value for name, value in options.items() if value}
+    if not attention:
+        return {"families": families}
+    return {"families": [family for family in families if family not in _ATTENTION], "attention": attention}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m flashinfer.aot",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--out-dir", type=Path, help="where <name>/<name>.so go; default: stay in the build directory")
     parser.add_argument("--build-dir", type=Path, default=Path("build") / "aot", help="objects and ninja files")
     parser.add_argument("--family", action="append", choices=FAMILIES, help="build only this family (repeatable)")
+    parser.add_argument("--add-act", type=parse_bool, default=True, help="activations (default true)")
+    parser.add_argument("--add-misc", type=parse_bool, default=True, help="all but activations and attention (true)")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the commands")
-    args = parser.parse_args(argv)
-    specs = compile_and_package_modules(
-        args.out_dir, args.build_dir, config={"families": args.family or FAMILIES}, verbose=args.verbose
-    )
+    attention = parser.add_argument_group("attention", "instead of the default modules, one for each combination of")
+    attention.add_argument("--fa2-head-dim", nargs="+", type=parse_head_dim, help="such as 64,64 192,128")
+    attention.add_argument("--f16-dtype", nargs="+", type=parse_dtype, help="dtypes of queries, such as bfloat16")
+    attention.add_argument("--f8-dtype", nargs="+", type=parse_dtype, help="dtypes of caches besides that of queries")
+    attention.add_argument("--use-logits-soft-cap", nargs="+", type=parse_bool, help="false, true or both")
+    for name in ("fa3-head-dim", "use-sliding-window", "add-comm", "add-gemma", "add-oai-oss", "add-moe", "add-xqa"):
+        # Published build scripts pass them. No module here depends on them.
+        parser.add_argument(f"--{name}", nargs="+", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Optional[list[str]] = None) -> None:
+    args = _parser().parse_args(argv)
+    specs = compile_and_package_modules(args.out_dir, args.build_dir, config=_config_of(args), verbose=args.verbose)
     where: Union[Path, str] = args.out_dir or args.build_dir
     print(f"built {len(specs)} modules for {os.environ['FLASHINFER_CUDA_ARCH_LIST']} in {where}")
 

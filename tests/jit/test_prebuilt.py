@@ -253,6 +253,36 @@ def test_command(family, tmp_path, capsys):
     assert listing(tmp_path / "out") == {"one/one.so", "two/two.so"}
 
 
+def test_options_about_attention(monkeypatch):
+    """They replace the default modules of attention; each combination is a module of every kind."""
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    configs = []
+
+    def build(*args, config, **more):
+        configs.append(config)
+        return []
+
+    monkeypatch.setattr(aot, "compile_and_package_modules", build)
+    aot.main([])
+    words = (
+        "--fa2-head-dim 64,64 192,128 --f16-dtype bfloat16 --f8-dtype float8_e4m3fn --use-logits-soft-cap false true"
+    )
+    aot.main([*words.split(), "--add-misc", "false", "--add-comm", "true"])
+    assert configs[0] == {"families": list(aot.FAMILIES)}
+    assert configs[1]["families"] == ["activation"]
+    names = [spec.name for spec in aot.gen_attention_modules(**configs[1]["attention"])]
+    assert len(names) == len(set(names)) == 2 * 2 * 2 * 4
+    assert sum("head_dim_qk_192_head_dim_vo_128" in name for name in names) == 16
+    assert sum("kv_e4m3" in name for name in names) == 16
+
+
+@pytest.mark.parametrize("word", ["--fa2-head-dim=64,a", "--f16-dtype=float17", "--add-act=maybe"])
+def test_bad_options(word, capsys):
+    with pytest.raises(SystemExit):
+        aot.main([word])
+    assert word.split("=")[1] in capsys.readouterr().err
+
+
 def test_families_and_their_generators(toolkit):
     for family in aot.FAMILIES:
         names = [spec.name for spec in getattr(aot, f"gen_{family}_modules")()]
