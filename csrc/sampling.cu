@@ -171,7 +171,7 @@ void sample(TensorView out, Optional<TensorView> valid, TensorView input, Option
     const Tensor table = alloc_tensor({words}, dl_int64, input.device());
     CheckStatus(op, SampleByTable(p, static_cast<uint64_t*>(table.data_ptr()), stream));
   } else if (p.filter.filter == Filter::kBoth || p.filter.filter == Filter::kTopKFirst) {
-    CheckStatus(op, IsForTop(p) ? SampleTop(p, stream) : Sample<true>(p, stream));
+    CheckStatus(op, p.is_logits ? Sample<true>(p, stream) : SampleTop(p, stream));
   } else {
     CheckStatus(op, Sample<false>(p, stream));
   }

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling on CUDA (definitions and parameters: sampling.h): what the kernels share. Where no threshold is searched,
-// clusters read rows by segments and hold none, unless they are written again (softmax). Top-k of few columns needs the
-// largest weights of chunks, and the few chunks that may have such columns once more. For any other search, a
-// cluster of up to 8 blocks holds a row in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an
-// SM, so that one loads while others compute. Where rows are many, a block reads one once and lists what may be kept.
+// clusters read rows by segments and hold none, unless they are written again (softmax). Draws from probabilities guess
+// the threshold, read rows once and list what is near the guess. For any other search, a cluster of up to 8 blocks
+// holds a row in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an SM, so that one loads while
+// others compute. Where rows to be written are many, a block reads one once and lists what may be kept.
 // Entries and their kernels:
 //   sampling_stream.cuh       tokens without a search: of all columns, of min-p
-//   sampling_top.cuh          tokens of top-k of few columns, with or without top-p
-//   sampling_draw.cuh         tokens of other searches
+//   sampling_top.cuh          tokens of top-k and top-p, from probabilities
+//   sampling_draw.cuh         the same from logits
 //   sampling_table.cuh        many tokens of few rows, which are prepared once
 //   sampling_speculative.cuh  verification of drafted tokens
 //   sampling_rows.cuh         rows of top-k and top-p: renormalised, masked
 //   sampling_softmax.cuh      softmax
 // What they are made of:
 //   sampling_segment.cuh      a segment of a row in the registers of a warp: loaded, summed up, drawn from
-//   sampling_top_k.cuh        the chunks of a row that may have columns of its top-k
-//   sampling_rank.cuh         the threshold among the columns of those chunks
-//   sampling_leader.cuh       draws by one block that reads the row again, where such columns are too many
-//   sampling_filter.cuh       kernels of sampling_draw.cuh and sampling_rows.cuh for rows that are held
+//   sampling_near.cuh         a draw in one read: what is near the threshold is listed
+//   sampling_guess.cuh        where the threshold most likely is, from a sample of the row
+//   sampling_leader.cuh       draws by one block that reads the row again and again, where the guess was wrong
+//   sampling_scan.cuh         running sums over a block
+//   sampling_filter.cuh       kernel of sampling_rows.cuh for rows that are held
 //   sampling_held.cuh         a row that a cluster holds
 //   sampling_search.cuh       its threshold: the steps and what they share
 //   sampling_bracket.cuh      the first steps: histograms
 //   sampling_decide.cuh       the last steps: the few columns that are left are sorted
 //   sampling_list.cuh         a row that a block reads once and does not hold
-//   sampling_list_draw.cuh    draws from such a row
 //   sampling_row.cuh          other rows: of logits, too long to be held, not to be listed
 //   sampling_select.cuh       their threshold
 //   sampling_key.cuh          a threshold among keys at hand, for sampling_select.cuh and sampling_list.cuh
@@ -132,9 +132,8 @@ inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bo
   return g;
 }
 
-constexpr int SURVIVORS = 12288;     // columns that a block which does not hold its row can list: two blocks fit an SM
-constexpr int LISTED_VOCAB = 8192;   // from so many columns on that pays
-constexpr int DRAW_SEGMENTS = 1024;  // of a row that is not held, whose masses take the place of the histogram
+constexpr int SURVIVORS = 12288;    // columns that a block which does not hold its row can list: two blocks fit an SM
+constexpr int LISTED_VOCAB = 8192;  // from so many columns on that pays
 
 struct alignas(8) Survivor {
   uint32_t key;
@@ -143,11 +142,10 @@ struct alignas(8) Survivor {
 
 /// Whether a block reads each row once (sampling_list.cuh) instead of a cluster that holds it (sampling_filter.cuh):
 /// rows are many, and the list can be expected to hold what the filter keeps. What top_k and top_p of each row are, the
-/// host does not know; a row whose list is too long is searched. Not asked for draws from logits, nor for draws by one
-/// top_k of up to TOP_K, which SampleTop makes.
-/// H200, vocabulary 128256, draws, us at 1 / 64 / 512 rows, list against clusters: top_k of 50, before there was
-/// SampleTop, 42 / 49 / 133 against 16 / 41 / 210; top_p 67 / 77 / 211 against 22 / 57 / 311. So few rows are faster
-/// spread over clusters, and somewhere above 64 rows that changes.
+/// host does not know; a row whose list is too long is searched.
+/// H200, vocabulary 128256, us at 1 / 64 / 512 rows of a draw, when these were made so too, list against clusters: top_k
+/// of 50, 42 / 49 / 133 against 16 / 41 / 210; top_p 67 / 77 / 211 against 22 / 57 / 311. So few rows are faster spread
+/// over clusters, and somewhere above 64 rows that changes.
 inline bool IsListed(const FilterParams& f, int64_t rows) {
   if (rows < 128) return false;
   if (f.top_k.values != nullptr || f.top_k.value <= SURVIVORS / 2) return true;
@@ -177,6 +175,34 @@ cudaError_t PrepareKernel(const Device& device, bool& has_cluster_code) {
   }
   has_cluster_code = known[id] == 2;
   return cudaSuccess;
+}
+
+/// Blocks of the largest cluster that KERNEL, of so many threads and bytes for a block, can have: 16 where the device
+/// allows more than 8, which are to be had on any. Asked once per kernel and device.
+template <auto KERNEL>
+int LargestCluster(int threads, size_t shared_bytes) {
+  static int known[64];
+  int id = 0;
+  if (cudaGetDevice(&id) != cudaSuccess || id >= 64) return MAX_CLUSTER;
+  if (known[id] == 0) {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = 2 * MAX_CLUSTER;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(2 * MAX_CLUSTER);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    const bool allows_more =
+        cudaFuncSetAttribute(KERNEL, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+        cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &config) == cudaSuccess && clusters > 0;
+    if (!allows_more) cudaGetLastError();  // it is no error of ours
+    known[id] = allows_more ? 2 * MAX_CLUSTER : MAX_CLUSTER;
+  }
+  return known[id];
 }
 
 /// One cluster for each of `rows`.

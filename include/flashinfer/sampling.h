@@ -54,11 +54,11 @@ struct SampleParams {
   FilterParams filter;
 };
 
-/// Draws one column for each output. SEARCH: the filter is kBoth or kTopKFirst.
+/// Draws one column for each output. SEARCH: the filter is kBoth or kTopKFirst, and the input logits.
 template <bool SEARCH>
 Status Sample(const SampleParams& params, Stream stream);
 
-/// The same where IsForTop.
+/// The same with such a filter of probabilities.
 Status SampleTop(const SampleParams& params, Stream stream);
 
 /// The same for many outputs of few rows, which are prepared once. `table` has SampleTableSize words.
@@ -68,19 +68,9 @@ namespace sampling {
 constexpr int64_t MAX_VOCAB = 1 << 21;  ///< masses of so many columns fit 64 bits
 constexpr int SEGMENT = 1024;           ///< columns that are summed up on their own
 constexpr int TABLE_HEADER = 2;
-constexpr int TOP_K = 256;  ///< columns that SampleTop is fast for
 /// Words for a row: its header, and the mass of each segment of columns.
 FLASHINFER_HD int64_t TableStride(int64_t vocab) { return TABLE_HEADER + (vocab + SEGMENT - 1) / SEGMENT; }
 }  // namespace sampling
-
-/// Whether SampleTop is the fastest: draws from probabilities by top-k of few columns.
-inline bool IsForTop(const SampleParams& p) {
-#ifdef FLASHINFER_CPU
-  return false;
-#else
-  return !p.is_logits && p.filter.top_k.values == nullptr && p.filter.top_k.value <= sampling::TOP_K;
-#endif
-}
 
 /// 64-bit words of the table that pays for these outputs; 0 where none does.
 inline int64_t SampleTableSize(const SampleParams& p) {

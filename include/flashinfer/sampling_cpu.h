@@ -33,14 +33,14 @@ inline uint64_t Prepare(const SampleParams& p, int64_t input_row, int64_t output
       row.SumUp(0.0f, ONE);
       return MASS_OF_ONE;
     }
-    emax = BiasedExponent(largest);
+    emax = filter == Filter::kMinP ? BiasedExponent(largest) : ExponentOfProbs(largest);
   }
   if (filter == Filter::kMinP) {
     threshold = MinPThreshold(ValueOf(p.filter.top_p, p.filter.top_p_by_output ? output : input_row), largest);
   } else if (filter != Filter::kNone && largest > 0.0f) {
     threshold = FilterThreshold(p.filter, input_row, output, row.weights(), p.vocab, emax, total, row.selector());
   }
-  return row.SumUp(threshold, emax);
+  return p.is_logits || filter == Filter::kMinP ? row.SumUp(threshold, emax) : row.SumUpByColumn(threshold, emax);
 }
 
 inline int64_t InputRow(const SampleParams& p, int64_t output) {

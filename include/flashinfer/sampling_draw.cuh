@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws of tokens from what top-k and top-p keep (definitions and parameters: sampling.h): probabilities that a cluster
-// holds (sampling_filter.cuh) or a block reads once (sampling_list.cuh). The kernel here is for logits too, and
-// for rows that neither can be done with: load the row, find the threshold, sum up masses, draw.
+// Draws of tokens from what top-k and top-p keep of logits (definitions and parameters: sampling.h): load the row, find
+// the threshold, sum up masses, draw. Probabilities are drawn from in sampling_top.cuh.
 #pragma once
-#include "sampling_filter.cuh"
-#include "sampling_list_draw.cuh"
+#include "sampling.cuh"
 #include "sampling_select.cuh"
 
 namespace flashinfer {
 namespace sampling {
+
+/// Whether a draw adds up quanta of columns, not masses.
+__device__ __forceinline__ bool IsByColumn(const SampleParams& p) {
+  return !p.is_logits && (p.filter.filter == Filter::kBoth || p.filter.filter == Filter::kTopKFirst);
+}
 
 /// What a draw from a row needs besides its masses.
 struct Ready {
@@ -44,7 +47,7 @@ __device__ __forceinline__ Ready PrepareRow(const SampleParams& p, int64_t row, 
     if (p.filter.filter == Filter::kBoth) total = TotalMass(shared, before);
   } else {
     largest = Positive(largest);
-    ready.emax = BiasedExponent(largest);
+    ready.emax = IsByColumn(p) ? ExponentOfProbs(largest) : BiasedExponent(largest);
   }
   if (p.filter.filter == Filter::kMinP) {
     ready.threshold = MinPThreshold(ValueOf(p.filter.top_p, p.filter.top_p_by_output ? output : row), largest);
@@ -57,22 +60,6 @@ __device__ __forceinline__ Ready PrepareRow(const SampleParams& p, int64_t row, 
     }
   }
   return ready;
-}
-
-/// Draw from a row of probabilities that is read once; false where that cannot be done.
-template <typename Random, typename F>
-__device__ __forceinline__ bool DrawInOneRead(const SampleParams& p, int64_t row, int64_t output,
-                                              const Slice<false>& slice, const Random& random, const F& found,
-                                              Shared& shared) {
-  Kept kept;
-  const auto limits_of = [&](int emax) { return LimitsOf(p.filter, row, output, slice.size, emax, 0); };
-  auto* const list = reinterpret_cast<Survivor*>(&shared + 1);
-  const bool is_found = FindAmongSurvivors<false>(slice, limits_of, list, [](int) {}, shared, kept);
-  __syncthreads();
-  if (!is_found) return false;
-  ptx::ClusterWait();
-  DrawSurvivor(slice, kept, random(), found, shared);
-  return true;
 }
 
 template <bool RESIDENT>
@@ -89,17 +76,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
     return RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);
   };
   const auto write = [&](int column) { WriteToken(p, output, column); };
-  if constexpr (!RESIDENT) {
-    if (p.filter.in_one_read && DrawInOneRead(p, row, output, slice, random, write, shared)) return;
-  }
   const Ready ready = PrepareRow(p, row, output, slice, shared);
-  if constexpr (!RESIDENT) {
-    if (p.filter.in_one_read) {  // or not much more
-      __syncthreads();
-      DrawColumn(slice, ready.threshold, ready.emax, random(), write, shared);
-      return;
-    }
-  }
   ShareMasses(slice, ready.threshold, ready.emax, shared);
   uint64_t before;
   const uint64_t total = TotalMass(shared, before);
@@ -112,9 +89,7 @@ template <bool SEARCH>
 Status Sample(const SampleParams& p, Stream stream) {
   static_assert(SEARCH, "sampling_stream.cuh has the other one");
   using namespace sampling;
-  if (p.is_logits) return LaunchRows<SampleKernel<true>, SampleKernel<false>>(p.batch, p.vocab, false, stream, p);
-  return LaunchFilter<held::SampleKernel<SampleParams>, SampleKernel<false>, held::THREADS, sizeof(held::Shared)>(
-      p.batch, p.vocab, false, stream, p, IsListed(p.filter, p.batch));
+  return LaunchRows<SampleKernel<true>, SampleKernel<false>>(p.batch, p.vocab, false, stream, p);
 }
 
 }  // namespace flashinfer

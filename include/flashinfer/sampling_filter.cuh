@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that search for a threshold and hold the row meanwhile (definitions and parameters: sampling.h): tokens,
+// The kernel that searches for a threshold and holds the row meanwhile (definitions and parameters: sampling.h):
 // renormalised rows, masked rows. A cluster of up to 8 blocks for each row.
 #pragma once
 #include "sampling.cuh"
@@ -30,93 +30,6 @@ __device__ __forceinline__ void Clear(Shared& shared) {
     shared.cutoff = MOST;
   }
   __syncthreads();
-}
-
-/// Draw from the segments of block 0: found(column) in one thread, -1 where nothing is kept.
-template <typename Found>
-__device__ __forceinline__ void Draw(const float* row, int vocab, const Slice& slice, float threshold, int emax,
-                                     Shared& shared, const Found& found) {
-  constexpr int EACH = SEGMENTS / 32;
-  const int lane = threadIdx.x % 32, segments = ptx::ClusterSize() * WARPS;
-  if (threadIdx.x < 32) {
-    uint64_t mass[EACH], sum = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      mass[i] = lane * EACH + i < segments ? shared.segment_mass[lane * EACH + i] : 0;
-      sum += mass[i];
-    }
-    uint64_t through = WarpInclusive(sum), before = through - sum;
-    const uint64_t total = __shfl_sync(ALL, through, 31), target = TargetOf(shared.random, total);
-    if (lane == 0 && total == 0) shared.segment = -1;
-    if (total != 0 && target > before && target <= through) {
-      int chosen = -1;
-#pragma unroll
-      for (int i = 0; i < EACH; ++i) {
-        if (chosen < 0 && target <= before + mass[i]) chosen = i;
-        if (chosen < 0) before += mass[i];
-      }
-      shared.segment = lane * EACH + chosen;
-      shared.before = target - before;  // what is drawn of the segment
-    }
-  }
-  __syncthreads();
-  const int segment = shared.segment;
-  if (segment < 0) {
-    if (threadIdx.x == 0) found(-1);
-    return;
-  }
-  const int slice_begin = segment / WARPS * slice.stride, slice_end = min(slice_begin + slice.stride, vocab);
-  const int begin = slice_begin + segment % WARPS * slice.segment, end = min(begin + slice.segment, slice_end);
-  uint64_t target = shared.before;
-  for (int base = begin; base < end; base += THREADS * 4) {  // in one turn but for vocabularies above 256K
-    const int i = base + threadIdx.x * 4;
-    float x[4] = {};
-    if (reinterpret_cast<uintptr_t>(row + i) % 16 == 0 && i + 4 <= end) {
-      LoadFloats(row + i, x);
-    } else {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (i + e < end) x[e] = row[i + e];
-      }
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[e] = Positive(x[e]) >= threshold ? Positive(x[e]) : 0.f;
-    const uint64_t mass = MassOf(Sum4(x[0], x[1], x[2], x[3]), emax);
-    uint64_t before = mass, unused = 0;
-    __syncthreads();
-    BlockExclusive(before, unused, shared);
-    const bool is_mine = target > before && target <= before + mass;
-    if (is_mine) found(i + ColumnOf(x, target - before, emax));
-    if (threadIdx.x == THREADS - 1) shared.before = before + mass;
-    if (__syncthreads_or(is_mine)) return;
-    target -= shared.before;
-  }
-}
-
-__device__ __forceinline__ void SampleRow(const SampleParams& p, unsigned char* memory) {
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const int64_t output = blockIdx.x / ptx::ClusterSize(), row = InputRow(p, output);
-  const int vocab = int(p.vocab);
-  const float* const input = p.input + row * p.row_stride;
-  const Slice slice(reinterpret_cast<float*>(memory + sizeof(Shared)), vocab);
-  slice.StartLoad(input, 0.f);
-  const Asked asked = AskedOf(p.filter, row, output, vocab);
-  Clear(shared);
-  if (threadIdx.x == 0 && ptx::ClusterRank() == 0) {
-    shared.random = RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);
-  }
-  ptx::CopyWait<0>();
-  Search<false> search{slice, asked, shared, vocab};
-  search.Fill();
-  ptx::ClusterSync();
-  const Bracket bracket = search.Find();
-  search.template Report<true>(bracket);
-  ptx::ClusterSync();
-  if (ptx::ClusterRank() != 0) return;
-  const uint32_t threshold = search.template Decide<true>(bracket);
-  __syncthreads();
-  Draw(input, vocab, slice, FromBits(threshold), search.emax, shared,
-       [&](int column) { WriteToken(p, output, column); });
 }
 
 /// SIGNED: logits below the threshold become -inf. Otherwise weights below it become 0, and the rest is divided by its
@@ -177,12 +90,6 @@ __device__ __forceinline__ void FilterRow(const RowParams<T>& p, unsigned char* 
       }
     }
   });
-}
-
-template <typename Params>  // SampleParams; a template, so that only the unit that launches it compiles it
-__global__ void __launch_bounds__(THREADS, BLOCKS) SampleKernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  SampleRow(p, memory);
 }
 
 template <typename T, bool SIGNED>

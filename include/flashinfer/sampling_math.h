@@ -11,7 +11,8 @@
 //           of two of its own, so that they can be summed up before the row's largest logit is known; sums of segments
 //           are shifted to the row's power of two. So 2^exponent times the weight of a logit does not depend on others
 //   quantum of one weight: rounded to units of 2^-31 of 2^(emax - 127), 32 bits. What the search for a top-p threshold
-//           adds up: unlike masses, quanta of any subset of the columns can be added
+//           adds up, and a draw from probabilities by such a threshold: unlike masses, quanta of any subset of the
+//           columns can be added. For those draws emax is ONE for any ordinary row, so that one read will do
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -61,6 +62,13 @@ FLASHINFER_HD uint32_t OrderedKey(float x) {
 }
 
 FLASHINFER_HD int BiasedExponent(float x) { return int(Bits(x) >> 23 & 0xFFu); }
+
+/// emax of probabilities that a filter is searched for: ONE, so that it need not be known, unless the largest one is
+/// out of the ordinary.
+FLASHINFER_HD int ExponentOfProbs(float largest) {
+  const int exponent = BiasedExponent(largest);
+  return exponent >= ONE - 24 && exponent <= ONE ? ONE : exponent;
+}
 
 /// e^(x * factor - shift), to 2 ulp, for exponents <= 0 (or hardly above); 0 below e^-87. NaN stays NaN.
 /// Fused multiply-adds and nothing else, so that both backends round alike.
@@ -185,6 +193,9 @@ FLASHINFER_HD uint64_t QuantaLimitOf(float top_p, uint64_t total) {
   return top_p > 0.f && total > 0 ? uint64_t(ceil(double(top_p) * double(total))) : 1;
 }
 
+/// The same where emax is ONE and there is a limit.
+FLASHINFER_HD uint64_t LimitOfProbs(float top_p) { return top_p > 0.f ? uint64_t(ceilf(top_p * 2147483648.f)) : 1; }
+
 /// Which unit of mass is drawn: 1 to `total`, all equally likely.
 FLASHINFER_HD uint64_t TargetOf(uint64_t random, uint64_t total) {
 #ifdef __CUDA_ARCH__
@@ -229,6 +240,17 @@ FLASHINFER_HD int ColumnWhere(const float (&weight)[4], const Reaches& reaches) 
 /// The column of four that unit `target` of their mass belongs to.
 FLASHINFER_HD int ColumnOf(const float (&weight)[4], uint64_t target, int emax) {
   return ColumnWhere(weight, [&](float sum) { return MassOf(sum, emax) >= target; });
+}
+
+/// The same of quanta.
+FLASHINFER_HD int ColumnOfQuanta(const float (&weight)[4], uint64_t target, const Scale& scale) {
+  uint64_t through = 0;
+  int column = 0;
+  for (; column < 3; ++column) {
+    through += QuantumOf(weight[column], scale);
+    if (through >= target) break;
+  }
+  return column;
 }
 
 /// The smallest weight that min_p keeps.

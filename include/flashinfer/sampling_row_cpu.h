@@ -104,6 +104,7 @@ class Row {
   uint64_t SumUpLogits(const float* x, float factor) {
     threshold_ = 0.0f;
     emax_ = ONE;
+    by_column_ = false;
     exponent_ = MINUS_INF;
     for (size_t s = 0; s < segments_.size(); ++s) {
       const int64_t begin = int64_t(s) * SEGMENT, n = std::min<int64_t>(SEGMENT, n_ - begin);
@@ -134,6 +135,7 @@ class Row {
   uint64_t SumUp(float threshold, int emax) {
     threshold_ = threshold;
     emax_ = emax;
+    by_column_ = false;
     total_ = 0;
     // Units of mass per unit of weight: a power of two, in which a double is exact; then cut off as MassOf does.
     const double unit = std::ldexp(1.0, 40 + ONE - emax);
@@ -141,6 +143,30 @@ class Row {
       const int64_t begin = int64_t(s) * SEGMENT, end = std::min(begin + SEGMENT, padded_);
       segments_[s] = emax > 0 && emax < 250 ? SumSegment(begin, end, unit) : SumSegmentExactly(begin, end);
       total_ += segments_[s];
+    }
+    return total_;
+  }
+
+  /// The same with quanta of columns in the place of masses.
+  uint64_t SumUpByColumn(float threshold, int emax) {
+    threshold_ = threshold;
+    emax_ = emax;
+    by_column_ = true;
+    total_ = 0;
+    const Scale scale(emax);
+    const Vec low = Broadcast(threshold), zero{};
+    const double unit = double(scale.first) * scale.second, magic = 4503599627370496.0;  // 2^52: adding it rounds
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      const int64_t begin = int64_t(s) * SEGMENT, end = std::min(begin + SEGMENT, padded_);
+      DoubleVec sum{};  // of integers below 2^43
+      for (int64_t i = begin; i < end; i += LANES) {
+        const Vec weight = Load(weights() + i), kept = weight >= low ? weight : zero;
+        const DoubleVec quantum = (__builtin_convertvector(kept, DoubleVec) * unit + magic) - magic;
+        sum += quantum < 4294967295.0 ? quantum : DoubleVec{} + 4294967295.0;
+      }
+      double quanta = 0.0;
+      for (int i = 0; i < LANES; ++i) quanta += sum[i];
+      total_ += segments_[s] = uint64_t(quanta);
     }
     return total_;
   }
@@ -155,6 +181,14 @@ class Row {
     }
     size_t s = 0;
     for (; segments_[s] < target; ++s) target -= segments_[s];
+    if (by_column_) {
+      const Scale scale(emax_);
+      for (int64_t i = int64_t(s) * SEGMENT;; ++i) {
+        const uint64_t quantum = QuantumOf(Kept(i), scale);
+        if (quantum >= target) return i;
+        target -= quantum;
+      }
+    }
     uint64_t before = 0;
     const auto reaches = [&](float sum) { return (before + MassOf(sum, emax_)) >> shifts_[s] >= target; };
     for (int64_t i = int64_t(s) * SEGMENT;; i += 4) {
@@ -205,6 +239,7 @@ class Row {
   Selector selector_;
   float threshold_ = 0.0f;
   int emax_ = ONE;
+  bool by_column_ = false;  // segments_ are quanta
   uint64_t total_ = 0;
 };
 

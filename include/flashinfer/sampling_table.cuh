@@ -19,6 +19,18 @@ __device__ __forceinline__ bool IsBySegment(const SampleParams& p) {
   return p.is_logits && p.filter.filter == Filter::kNone;
 }
 
+/// What is kept of four columns, others are 0; returns what a draw adds up of it.
+__device__ __forceinline__ uint64_t KeptMass(const Slice<false>& slice, float threshold, int emax, bool by_column,
+                                             float (&x)[4]) {
+  const float sum = KeptWeights(slice, threshold, x);
+  if (!by_column) return MassOf(sum, emax);
+  const Scale scale(emax);
+  uint64_t quanta = 0;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) quanta += QuantumOf(x[e], scale);
+  return quanta;
+}
+
 /// The table of such a row: the exponent it is relative to in the header, and masses of segments.
 __device__ __forceinline__ void PrepareLogits(const SegmentSource& source, uint64_t* table, Shared& shared) {
   float exponent = -INFINITY;
@@ -65,7 +77,7 @@ __global__ void __launch_bounds__(512, 1) PrepareTableKernel(const __grid_consta
     for (int i = begin + lane * 4; i < min(begin + SEGMENT, slice.size); i += WARP_COLUMNS) {
       float x[4];
       slice.Read(i, x);
-      mass += MassOf(KeptWeights(slice, ready.threshold, x), ready.emax);
+      mass += KeptMass(slice, ready.threshold, ready.emax, IsByColumn(p), x);
     }
     mass = WarpSum(mass);
     if (lane == 0) table[TABLE_HEADER + begin / SEGMENT] = mass;
@@ -146,12 +158,15 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
     uint64_t mass = 0;
     if (i < vocab) {
       slice.Read(i, x);
-      mass = MassOf(KeptWeights(slice, threshold, x), emax);
+      mass = KeptMass(slice, threshold, emax, IsByColumn(p), x);
     }
     const uint64_t through = before + WarpInclusiveScan(mass);
     const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
     if (reached != 0) {
-      if (lane == __ffs(reached) - 1) WriteToken(p, output, i + ColumnOf(x, target - (through - mass), emax));
+      if (lane == __ffs(reached) - 1) {
+        target -= through - mass;
+        WriteToken(p, output, i + (IsByColumn(p) ? ColumnOfQuanta(x, target, Scale(emax)) : ColumnOf(x, target, emax)));
+      }
       return;
     }
     before = __shfl_sync(0xffffffffu, through, 31);

@@ -8,7 +8,7 @@ import torch
 
 import flashinfer
 
-from .inputs import CASES, function, kept, probs, rows_for
+from .inputs import CASES, INF, function, kept, probs, rows_for
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -118,13 +118,77 @@ def shaped(shape: str, rows: int, vocab: int) -> torch.Tensor:
         p = p * 1e-30
     elif shape == "heavy":
         p = p * 1e3
-    return p
+    elif shape == "half":
+        p = p * 0.5
+    elif shape == "ascending":
+        p = p.sort(dim=-1).values
+    elif shape == "one":
+        p = torch.zeros_like(p)
+        p[:, vocab // 3] = 1
+    elif shape == "two":
+        p = torch.where(torch.arange(vocab) % 3 == 0, 1.5, 0.75).expand(rows, vocab) / vocab
+    elif shape == "ties":
+        p = (p.view(torch.int32) & ~0x1FFFFF).view(torch.float32)
+    elif shape == "nan":
+        p = torch.where(torch.arange(vocab) % 7 == 0, float("nan"), p)
+    elif shape == "infinite":
+        p[:, vocab // 2] = INF
+    elif shape == "zero":
+        p = torch.zeros_like(p)
+    return p.contiguous()
+
+
+SHAPES = ["soft", "sorted", "ascending", "equal", "few", "flat", "tiny", "heavy", "half"]
+SHAPES += ["one", "two", "ties", "nan", "infinite", "zero"]
+
+
+@pytest.mark.parametrize("shape", SHAPES + ["spread"])
+@pytest.mark.parametrize("rows, vocab", [(1, 128256), (3, 6145), (5, 6144), (70, 20001), (300, 9000)])
+def test_guesses(shape, rows, vocab):
+    """Draws guess thresholds from a sample, of more than 6144 columns; whether the guess was right does not show."""
+    p = probs(rows, vocab, "cpu", 5.0) if shape == "spread" else shaped(shape, rows, vocab)
+    on_gpu = p.cuda()
+    ps = torch.tensor([0.9, 0.0, 1.0, 0.999, 0.2, 0.01])[torch.arange(rows) % 6]
+    for name, parameters in (
+        ("top_p_sampling_from_probs", {"top_p": 0.9}),
+        ("top_p_sampling_from_probs", {"top_p": ps}),
+        ("top_k_sampling_from_probs", {"top_k": 2500}),
+        ("top_k_top_p_sampling_from_probs", {"top_k": vocab, "top_p": 0.9}),
+        ("top_k_top_p_sampling_from_probs", {"top_k": 1 << 30, "top_p": ps, "filter_apply_order": "joint"}),
+        ("top_k_top_p_sampling_from_probs", {"top_k": 3000, "top_p": 0.95, "filter_apply_order": "joint"}),
+    ):
+        there = {key: value.cuda() if torch.is_tensor(value) else value for key, value in parameters.items()}
+        tokens = function(name)(on_gpu, **there, seed=7, offset=0)
+        assert torch.equal(tokens.cpu(), function(name)(p, **parameters, seed=7, offset=0)), (name, parameters)
+
+
+def test_rows_at_any_address():
+    """Rows that are not aligned to vectors, of which every other one is taken."""
+    p = probs(6, 10007, "cpu")
+    for first in (0, 1, 3):
+        there, here = p.cuda()[::2, first:], p[::2, first:]
+        for top_k, top_p in ((40, 0.9), (10**6, 0.9), (5000, 1.0)):
+            parameters = {"top_k": top_k, "top_p": top_p, "filter_apply_order": "joint", "seed": 1, "offset": 0}
+            tokens = flashinfer.top_k_top_p_sampling_from_probs(there, **parameters)
+            assert torch.equal(tokens.cpu(), flashinfer.top_k_top_p_sampling_from_probs(here, **parameters))
+
+
+def test_many_outputs_of_few_rows_are_the_same():
+    """The table that they are drawn by adds up what single draws do."""
+    p = probs(2, 20001, "cpu")
+    on_gpu = p.cuda()
+    indices = torch.arange(64, dtype=torch.int32) % 2
+    for name, parameters in CASES:
+        if name.endswith("_from_probs"):
+            draw = function(name)
+            tokens = draw(on_gpu, **parameters, indices=indices.cuda(), seed=1, offset=0)
+            assert torch.equal(tokens.cpu(), draw(p, **parameters, indices=indices, seed=1, offset=0)), name
 
 
 @pytest.mark.parametrize("shape", ["soft", "sorted", "equal", "few", "flat", "tiny", "heavy"])
 @pytest.mark.parametrize("rows, vocab", [(3, 50), (5, 40001), (130, 9000)])
 def test_unusual_rows(shape, rows, vocab):
-    """A threshold is the same however it was found: from 128 rows on they are listed, below held."""
+    """A threshold is the same however it was found."""
     p = shaped(shape, rows, vocab)
     on_gpu = p.cuda()
     ks = torch.tensor([1, 40, 3000, vocab, 300], dtype=torch.int32)[torch.arange(rows) % 5]

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Running sums over the threads of a block of TOP_THREADS, for the kernels of sampling_top.cuh.
+#pragma once
+#include <cstdint>
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int TOP_THREADS = 256, TOP_WARPS = TOP_THREADS / 32;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+/// Sum of the lanes up to this one.
+template <typename T>
+__device__ __forceinline__ T WarpThrough(T x) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const T below = __shfl_up_sync(ALL_LANES, x, offset);
+    if (int(threadIdx.x % 32) >= offset) x += below;
+  }
+  return x;
+}
+
+struct ScanShared {
+  uint64_t by_warp[TOP_WARPS];
+  uint64_t total;
+};
+
+/// Sum of the threads before this one. Calls are a barrier apart.
+__device__ __forceinline__ uint64_t BlockBefore(uint64_t x, ScanShared& shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint64_t through = WarpThrough(x);
+  if (lane == 31) shared.by_warp[warp] = through;
+  __syncthreads();
+  uint64_t before = through - x;
+#pragma unroll
+  for (int w = 0; w < TOP_WARPS - 1; ++w) before += w < warp ? shared.by_warp[w] : 0;
+  return before;
+}
+
+}  // namespace sampling
+}  // namespace flashinfer
