@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // run() of attention modules: tensors become Params, a plan becomes work lists, lists are launched.
 #pragma once
+#include "attention_arrivals.h"
 #include "attention_plan.h"
 
 namespace flashinfer {
@@ -145,9 +146,8 @@ inline WorkList NarrowList(const PlanInfo& info, char* int_ws, char* float_ws) {
   work.blocks = int32_t(info.narrow_blocks);
   work.merge_blocks = int32_t(info.narrow_merge_blocks);
 #ifndef FLASHINFER_CPU
-  if constexpr (SERVED_BY_NARROW<Params, NARROW_TILE>) {
-    work.arrivals = reinterpret_cast<int32_t*>(int_ws + info.narrow_arrivals);
-  }
+  work.tickets = reinterpret_cast<int32_t*>(int_ws + info.narrow_tickets);
+  if constexpr (SERVED_BY_NARROW<Params, NARROW_TILE>) work.arrivals = work.tickets + TICKETS;
 #endif
   SetPartials(work, float_ws, info.wide_partial, NARROW_TILE);
   return work;
@@ -185,6 +185,7 @@ struct LaunchSite {
   const char* op;
   bool enable_pdl;
   Stream stream;
+  DLDevice device;
 };
 
 template <bool HAS_WIDE, bool PAGED, bool ALL_MASKED>
@@ -280,7 +281,7 @@ template <bool HAS_WIDE, bool PAGED>
 void Launch(const char* op, const CheckedCall& call) {
   CheckScale(op, call.params);
   const DeviceGuard guard(call.device);
-  const LaunchSite site{op, UsePdl(call.enable_pdl, call.device), get_stream(call.device)};
+  const LaunchSite site{op, UsePdl(call.enable_pdl, call.device), get_stream(call.device), call.device};
   DispatchMask(op, call.all_masked, [&](auto masked) {
     constexpr bool ALL_MASKED = decltype(masked)::value;
     if constexpr (HAS_WIDE && PAGED && !ALL_MASKED) {
@@ -318,6 +319,11 @@ void RunUniform(const LaunchSite& site, const Params& params, const TensorView& 
   work.uniform = {int32_t(tiles), int32_t(chunks), int32_t(chunk_size)};
   work.reads_past_cache = ReadsPastCache(params.kv_len, heads);
   SetPartials(work, tmp.data_ptr<char>(), chunks > 1 ? work.blocks * slot_bytes : 0, tile);
+#ifndef FLASHINFER_CPU
+  if (SERVED_BY_NARROW<Params, NARROW_TILE> && tile == NARROW_TILE && chunks > 1) {
+    work.arrivals = ArrivalsOf(site.stream, site.device, work.merge_blocks);
+  }
+#endif
   DispatchMask(site.op, all_masked,
                [&](auto masked) { LaunchList<HAS_WIDE, false, decltype(masked)::value>(site, params, work, tile); });
   LaunchMerges<HAS_WIDE>(site, params, work, tile);

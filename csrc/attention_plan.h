@@ -76,6 +76,9 @@ void SetTiles(PlanInput& in) {
   in.head_dim_vo = Params::HEAD_DIM_VO;
   in.narrow_tile = NARROW_TILE;
   in.narrow_blocks = CachedBlocks<NARROW_TILE>();
+#ifndef FLASHINFER_CPU
+  in.takes_shares = SERVED_BY_NARROW<Params, NARROW_TILE>;
+#endif
   if constexpr (HAS_WIDE) {
     in.wide_tiles[0] = WIDE_TILE;
     in.wide_blocks[0] = CachedBlocks<WIDE_TILE>();

@@ -38,7 +38,9 @@ class Scratch {
 };
 
 /// Where the current device launches kernels of `op`, dependently if it can.
-inline LaunchSite SiteOf(const char* op, DLDevice device) { return {op, UsePdl(true, device), get_stream(device)}; }
+inline LaunchSite SiteOf(const char* op, DLDevice device) {
+  return {op, UsePdl(true, device), get_stream(device), device};
+}
 
 }  // namespace attention
 }  // namespace flashinfer

@@ -38,6 +38,7 @@ PlanInput InputOf(const Optional<TensorView>& qo_indptr, const TensorView& kv_in
   in.max_rows = next();
   in.narrow_tile = next();
   in.narrow_blocks = next();
+  in.takes_shares = next() != 0;
   for (int i = 0; i < 2; ++i) in.wide_tiles[i] = next();
   for (int i = 0; i < 2; ++i) in.wide_blocks[i] = next();
   return in;

@@ -184,6 +184,24 @@ def test_single_requests_can_be_captured():
         calls.check(result, batch.expected(), torch.float16)
 
 
+def test_single_decode_on_streams_beside_a_graph():
+    """Parts of a result are counted by each stream for itself, and not at all in a graph."""
+    batch = Batch([1], [9000], 8, 2, 64, device="cuda")
+    graph, captured = capture(lambda: calls.single_decode(batch, Attention()))
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    results = []
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(calls.single_decode(batch, Attention()))
+        graph.replay()
+    torch.cuda.synchronize()
+    calls.check(captured, batch.expected(), torch.float16)
+    for result in results:
+        assert torch.equal(result[0], captured[0]) and torch.equal(result[1], captured[1])
+
+
 def test_other_wrappers_refuse_to_be_captured():
     batch = Batch([1, 1], [20, 30], 8, 2, 64, device="cuda")
     pages = batch.pages(PAGE_SIZE)

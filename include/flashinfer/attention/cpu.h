@@ -37,7 +37,7 @@ template <typename Runner, typename Params>
 void RunWork(const Params& params, const WorkList& work, int32_t tile) {
   const int32_t heads = params.num_kv_heads;
   int32_t blocks = work.blocks;
-  if (work.items != nullptr && !work.has_shares) blocks = std::min(blocks, *work.num_items * heads);
+  if (work.items != nullptr) blocks = work.has_shares ? *work.num_items : std::min(blocks, *work.num_items * heads);
   auto make = [&] { return std::make_unique<Runner>(params, work, tile); };
   ForEachBlock(blocks, make, [&](Runner& runner, int32_t block) {
     if (work.items == nullptr) {
@@ -48,7 +48,6 @@ void RunWork(const Params& params, const WorkList& work, int32_t tile) {
       const WorkItem& item = work.items[block / heads];
       runner.Run(item, block % heads, item.slot < 0 ? -1 : item.slot + block % heads);
     } else {
-      if (work.items[block].request < 0) return;
       for (int32_t i = block; i >= 0; i = work.items[i].next) {
         runner.Run(work.items[i], work.items[i].kv_head, work.items[i].slot);
       }

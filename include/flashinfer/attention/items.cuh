@@ -21,6 +21,7 @@ __device__ __forceinline__ WorkItem UniformItem(const Params& p, const WorkList&
   item.kv_head = index - unit * heads;
   item.row_begin = tile * TILE;
   item.is_first = chunk == 0;
+  item.merge = tile;
   item.slot = work.uniform.chunks > 1 ? (tile * work.uniform.chunks + chunk) * heads + item.kv_head : -1;
   // Keys that some row of the tile sees.
   const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
@@ -47,12 +48,15 @@ __device__ __forceinline__ WorkItem ListItem(const Params& p, const WorkList& wo
 }
 
 /// The first item of block `block`, in any kind of list; `request` is negative if there is none. No load waits for another.
-template <int TILE, typename Params>
+/// CAN_BE_UNIFORM: false leaves the code of such lists out.
+template <int TILE, bool CAN_BE_UNIFORM = true, typename Params>
 __device__ __forceinline__ WorkItem FirstItem(const Params& p, const WorkList& work, int block) {
-  if (work.items == nullptr) return UniformItem<TILE>(p, work, block);
-  if (work.has_shares) return ListItem(p, work, block);
-  const int heads = p.num_kv_heads, unit = block / heads;
+  if constexpr (CAN_BE_UNIFORM) {
+    if (work.items == nullptr) return UniformItem<TILE>(p, work, block);
+  }
+  const int heads = p.num_kv_heads, unit = work.has_shares ? block : block / heads;
   WorkItem item = ListItem(p, work, unit);
+  if (work.has_shares) return item;
   item.kv_head = block - unit * heads;
   if (item.slot >= 0) item.slot += item.kv_head;
   if (unit >= *work.num_items) item.request = -1;

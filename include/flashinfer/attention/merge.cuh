@@ -44,8 +44,7 @@ __device__ __forceinline__ void MergeRow(const Params& p, int count, const PartO
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
           const int column = (v * 32 + lane) * 4;
-          x[j][v] =
-              column < D && begin + i + j < count ? __ldcg(reinterpret_cast<const float4*>(from + column)) : float4{};
+          x[j][v] = D % 128 == 0 || column < D ? __ldcg(reinterpret_cast<const float4*>(from + column)) : float4{};
         }
       }
       if (i == 0) {
@@ -62,7 +61,7 @@ __device__ __forceinline__ void MergeRow(const Params& p, int count, const PartO
       }
 #pragma unroll
       for (int j = 0; j < IN_FLIGHT; ++j) {
-        const float w = __shfl_sync(0xffffffffu, weight, i + j);  // 0 beyond the last part
+        const float w = __shfl_sync(0xffffffffu, weight, i + j);  // 0 beyond the last part, which is loaded again there
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
           sum[v][0] += w * x[j][v].x;
@@ -102,9 +101,9 @@ __device__ __forceinline__ void MergeTileRow(const Params& p, const WorkList& wo
                     kv_head * group + item.row_begin + row - token * group);
 }
 
-/// Merge `index` of a list, with its head and first slot; without rows if there is none.
+/// Merge `index` of a list, with its head and first slot.
 template <int TILE, typename Params>
-__device__ __forceinline__ MergeItem ItemOfBlock(const Params& p, const WorkList& work, int index) {
+__device__ __forceinline__ MergeItem MergeAt(const Params& p, const WorkList& work, int index) {
   MergeItem item;
   if (work.items == nullptr) {
     const int tile = index / p.num_kv_heads;
@@ -123,7 +122,6 @@ __device__ __forceinline__ MergeItem ItemOfBlock(const Params& p, const WorkList
     item.kv_head = index - unit * p.num_kv_heads;
     item.first_slot += item.kv_head;
   }
-  if (unit >= *work.num_merges) item.row_begin = item.qo_len = 0;
   return item;
 }
 
@@ -133,7 +131,9 @@ __global__ void __launch_bounds__(THREADS)
   ptx::GridDependencyWait();
   constexpr int BLOCKS = TILE / WARPS;  // of a tile
   const int row = int(blockIdx.x % BLOCKS * WARPS + threadIdx.x / 32);
-  const MergeItem item = ItemOfBlock<TILE>(p, work, blockIdx.x / BLOCKS);
+  const int index = int(blockIdx.x) / BLOCKS;
+  if (work.items != nullptr && index / (work.has_shares ? 1 : p.num_kv_heads) >= *work.num_merges) return;
+  const MergeItem item = MergeAt<TILE>(p, work, index);
   if (item.row_begin + row >= item.qo_len * int(p.group.divisor)) return;
   MergeTileRow<TILE, Variant>(p, work, item, item.kv_head, item.first_slot, row);
 }
@@ -142,21 +142,17 @@ __global__ void __launch_bounds__(THREADS)
 /// call it after a barrier; `others` is memory for one number.
 template <typename Params, typename Variant>
 __device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, const WorkItem& part, int* others) {
-  int* const arrivals = work.arrivals + (work.has_shares ? part.merge : part.merge * p.num_kv_heads + part.kv_head);
-  if (threadIdx.x == 0) {
-    __threadfence();
-    *others = atomicAdd(arrivals, 1);
-  }
-  const MergeItem item = work.merges[part.merge];
+  const int index = work.has_shares ? part.merge : part.merge * p.num_kv_heads + part.kv_head;
+  int* const arrivals = work.arrivals + index;
+  if (threadIdx.x == 0) *others = ptx::AddOrdered(arrivals, 1);
+  const MergeItem item = MergeAt<NARROW_TILE>(p, work, index);
   __syncthreads();
   if (*others + 1 != item.count) return;
-  __threadfence();
   if (threadIdx.x == 0) *arrivals = 0;
-  const int first_slot = item.first_slot + (work.has_shares ? 0 : part.kv_head);
   const int rows = min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < rows; row += WARPS) {
-    MergeTileRow<NARROW_TILE, Variant>(p, work, item, part.kv_head, first_slot, row);
+    MergeTileRow<NARROW_TILE, Variant>(p, work, item, part.kv_head, item.first_slot, row);
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of few query rows over many keys: decode. Bound by the reading of keys and values.
 //
-// A block of 4 warps walks the items of its share. Every warp streams its own keys, 16 of each 64, through a private ring
+// A block of 4 warps walks the items of its share, and of further ones that no block has begun. Every warp streams its own keys, 16 of each 64, through a private ring
 // in shared memory and keeps its own maximum, sum and output, so that warps never wait for each other; at the end of an
 // item they merge through shared memory. The copies run ahead across items: while one is finished and the query of the
 // next is fetched, its first keys are already under way. Scores and outputs come from tensor cores with the (up to 16)
@@ -27,37 +27,48 @@ __device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& wor
   float* const stats = reinterpret_cast<float*>(q_shared + Tr::Q_BYTES);
   int* const exponents = reinterpret_cast<int*>(stats) + 2 * NARROW_TILE * WARPS + WARPS;
   int* const arrived = reinterpret_cast<int*>(stats + Tr::STATS_BYTES / sizeof(float));
-  WorkItem item = FirstItem<NARROW_TILE>(p, work, block);
+  int* const next_share = arrived + 1;
+  WorkItem item = FirstItem<NARROW_TILE, !PAGED>(p, work, block);
+  const int shares = work.has_shares ? *work.num_items : 0;
   if (item.request < 0) return;
   Producer<Params, Tr, PAGED> producer(p, strides, work, item, warp, ring_address);
   int stage = 0;
-  for (bool is_first = true;; is_first = false) {
+  while (true) {
     Consumer<Params, Variant, Tr, ALL_MASKED> consumer(p, item);
     typename Consumer<Params, Variant, Tr, ALL_MASKED>::Query query;
     query.Load(consumer.Reader());
-    if (is_first) {  // after the query was asked for: it would arrive after all the keys
-#pragma unroll 1
-      for (int i = 0; i < STAGES - 1; ++i) producer.Issue(i);
-    }
+    // The last item of a share asks what comes after it, so that copies need not wait for that.
+    const bool takes_share = item.next < 0 && shares > work.blocks;
+    const int ticket = takes_share && threadIdx.x == 0 ? atomicAdd(work.tickets, 1) : 0;
+    producer.Fill();  // after the query was asked for: it would arrive after all the keys
     // The previous item is done with this memory: its last step came before the barriers of its merge.
     consumer.StoreQuery(query, q_shared, exponents);
+    if (takes_share && threadIdx.x == 0) {
+      *next_share = work.blocks + ticket < shares ? work.blocks + ticket : -1;
+      if (ticket == shares - 1) *work.tickets = 0;  // the last one of all: each block is refused one
+    }
     __syncthreads();
+    if (takes_share && *next_share >= 0) {
+      item.next = *next_share;
+      producer.GoOn(item.next);
+    }
     consumer.Start(q_shared);
 #pragma unroll 1
     for (int token = item.kv_start + warp * KEYS; token < item.kv_end; token += STEP) {
       if constexpr (STAGES == 1) {
         __syncwarp();
-        producer.Issue(0);
+        producer.Issue();
         ptx::CopyWait<0>();
         __syncwarp();
       } else {
         ptx::CopyWait<STAGES - 2>();
         __syncwarp();  // all lanes' copies have landed, and all have read the stage that is overwritten now
-        producer.Issue(stage == 0 ? STAGES - 1 : stage - 1);
+        producer.Issue();
       }
       const uint32_t k_tile = ring_address + stage * Tr::STAGE_BYTES;
       consumer.Step(token, k_tile, k_tile + Tr::K_BYTES, ptx::SharedAddress(q_shared));
       stage = stage + 1 == STAGES ? 0 : stage + 1;
+      --producer.ahead;
     }
     // The stage before the next one is free: it was used last, and is filled when the next step starts.
     consumer.Finish(work, shared, stage == 0 ? STAGES - 1 : stage - 1, stats);

@@ -356,7 +356,8 @@ struct Consumer {
 #pragma unroll
       for (int j = 0; j < 4; ++j) y[j] = variant.OutputTransform(p, y[j], item.request, token, head, top, total, 1.f);
       if (partial) {
-        *reinterpret_cast<float4*>(work.partial_o + slot_row * Tr::D_VO + column) = make_float4(y[0], y[1], y[2], y[3]);
+        __stcg(reinterpret_cast<float4*>(work.partial_o + slot_row * Tr::D_VO + column),
+               make_float4(y[0], y[1], y[2], y[3]));  // an assignment becomes four stores
         if (column == 0) work.partial_lse[slot_row] = lse;
       } else {
         RoundTo<typename Params::DTypeO, 4>(

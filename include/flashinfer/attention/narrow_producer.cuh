@@ -58,6 +58,8 @@ struct Producer {
   int page;   // page table entry of key token + lane
   int warp;
   uint32_t ring;
+  int stage = 0;  // where the next copy goes
+  int ahead = 0;  // stages that have keys which were not used yet
 
   __device__ __forceinline__ Producer(const Params& p, const RowStrides<Params>& strides, const WorkList& work,
                                       const WorkItem& first, int warp, uint32_t ring)
@@ -75,14 +77,29 @@ struct Producer {
     page = PageOf<PAGED>(p, item, token + int(threadIdx.x % 32) % KEYS);
   }
 
-  /// Start copying the next keys into `stage`, if there are any.
-  __device__ __forceinline__ void Issue(int stage) {
+  /// Have as many copies under way as fit besides the stage in which outputs of warps are merged. To wait for a copy means
+  /// to wait until so many came after it, so that some may be of nothing.
+  __device__ __forceinline__ void Fill() {
+#pragma unroll 1
+    for (int i = ahead; i < Tr::STAGES - 1; ++i) Issue();
+  }
+
+  /// Share `next` comes after the last item of another.
+  __device__ __forceinline__ void GoOn(int next) {
+    item.next = next;
+    if (token >= item.kv_end) AskPage();
+  }
+
+  /// Start copying the next keys, if there are any.
+  __device__ __forceinline__ void Issue() {
     if (token < item.kv_end) {
       const RowOffsets<Params> row = RowOf<PAGED>(p, strides, item, token + int(threadIdx.x % 32) % KEYS, page);
       const uint32_t k_to = ring + stage * Tr::STAGE_BYTES, v_to = k_to + Tr::K_BYTES;
       CopyRows<typename Tr::KLayout>(k_to, p.k, row.k, p.k_sf, p.k_sf_stride_page, p.k_sf_stride_n, p.k_sf_stride_h);
       CopyRows<typename Tr::VLayout>(v_to, p.v, row.v, p.v_sf, p.v_sf_stride_page, p.v_sf_stride_n, p.v_sf_stride_h);
       token += STEP;
+      stage = stage + 1 == Tr::STAGES ? 0 : stage + 1;
+      ++ahead;
       AskPage();
     }
     ptx::CopyCommit();

@@ -98,7 +98,7 @@ struct alignas(16) WorkItem {
   int32_t kv_start, kv_end;
   int32_t slot;   ///< where the partial state goes (+ KV head if kv_head < 0); negative: the result is complete
   int32_t merge;  ///< the MergeItem it is a part of, if it has a slot
-  int32_t next;   ///< what the same block does next; negative: nothing
+  int32_t next;   ///< what comes next in the same share; negative: nothing
 };
 
 /// Slots first_slot + i * step of one tile, i < count, make its result.
@@ -113,8 +113,11 @@ struct alignas(16) MergeItem {
 /// Work for one launch. Counts that change between replays of a CUDA graph are read from device memory.
 struct WorkList {
   const WorkItem* items;  ///< null: one request cut evenly (the fields under `uniform`)
-  bool has_shares;        ///< block i does item i and what follows it (`next`); else item i / heads for head i % heads
-  const int32_t* num_items;
+  /// Item i begins share i, which is what follows from it (`next`). Block i does share i and then one after the other of
+  /// those that no block has begun. Without: block i does item i / heads, for head i % heads.
+  bool has_shares;
+  const int32_t* num_items;  ///< shares, if the list has them
+  int32_t* tickets;          ///< shares that were taken by blocks that had done another; 0 between launches
   int32_t* arrivals;  ///< parts that are done, of each merge (and head); 0 between launches. Null: LaunchMerge merges
   bool reads_past_cache;  ///< keys are not kept in L2, where they would push out what others wrote
   const MergeItem* merges;

@@ -3,9 +3,9 @@
 // both backends. It reads host arrays, writes into one buffer that is copied to the device in one go, and takes
 // O(requests * heads + blocks) integer steps.
 //
-// Requests of few rows (decode) go to the narrow list: all keys of the batch, one KV head after the other, are cut into
-// equal shares, one per resident block, across the borders of requests. Any skew of lengths is balanced, a block has at
-// most two partial tiles, and the number of slots is bounded. Requests of many rows go to the wide list: one block per
+// Requests of few rows (decode) go to the narrow list: all keys of the batch are cut into ranges of equal length, across
+// the borders of requests, as many as there are resident blocks for all KV heads of each. Any skew of lengths is
+// balanced, a range has at most two partial tiles, and the number of slots is bounded. Requests of many rows go to the wide list: one block per
 // tile and head, longest first; keys are split only where tiles are too few to fill the device.
 //   test  pytest tests/attention/test_plan.py
 #pragma once
@@ -59,11 +59,12 @@ class Planner {
 
   /// Copy the lists to `buffer`, which holds info.int_bytes.
   static void Write(const PlanOutput& out, char* buffer) {
-    const PlanHeader header{int32_t(out.narrow.Size()), int32_t(out.narrow_merges.Size()), int32_t(out.wide.Size()),
+    const int32_t narrow = out.info.has_shares != 0 ? out.shares : int32_t(out.narrow.Size());
+    const PlanHeader header{narrow, int32_t(out.narrow_merges.Size()), int32_t(out.wide.Size()),
                             int32_t(out.wide_merges.Size())};
     Put(buffer + out.info.narrow_items, out.narrow);  // first: they may lie anywhere in the buffer
     std::memcpy(buffer, &header, sizeof(header));
-    std::memset(buffer + out.info.narrow_arrivals, 0, out.info.narrow_merges - out.info.narrow_arrivals);
+    std::memset(buffer + out.info.narrow_tickets, 0, out.info.narrow_merges - out.info.narrow_tickets);
     Put(buffer + out.info.narrow_merges, out.narrow_merges);
     Put(buffer + out.info.wide_items, out.wide);
     Put(buffer + out.info.wide_merges, out.wide_merges);
@@ -162,69 +163,82 @@ class Planner {
     return MergeItem{head, item.qo_begin, item.qo_len, item.row_begin, first_slot, count, step, 0};
   }
 
-  /// Equal shares over the resident blocks.
+  /// How the keys of a head are cut: `first` ranges, which blocks begin with, and up to `all` in total. The further ones
+  /// are short and taken by blocks that are done. SMs read at speeds that differ by 10 % (H200): where a block has much to
+  /// do, it begins with a little less than its part. Otherwise cuts cost more than they gain, and there are further ones
+  /// only where heads do not divide blocks.
+  struct Ranges {
+    static constexpr int64_t KEPT = 15, PARTS = 16;  // what a block begins with, of an equal part of everything
+    static constexpr int64_t SHORT = 32;             // how many further ranges are as long as that part
+    static constexpr int64_t MUCH = 192;             // granules
+
+    Ranges(int64_t blocks, int64_t heads, bool is_much) : first(int32_t(blocks / heads)) {
+      const int64_t kept = first * heads * (is_much ? KEPT : PARTS);
+      all = first + int32_t(DivideUp((blocks * PARTS - kept) * SHORT, heads * PARTS));
+    }
+    int32_t first, all;
+  };
+
+  /// Ranges over the resident blocks.
   void PlanNarrow() {
     constexpr int64_t PIECE_COST = 1;  // granules that starting a piece costs
     constexpr int64_t MIN_PIECE = 2;   // granules; a smaller rest is not worth a piece
-    int64_t total = 0;
-    const int32_t heads = in_.num_kv_heads;
+    const int32_t heads = in_.num_kv_heads, blocks = std::max(narrow_blocks_, 1);
     ListTiles(true);
     const List<WorkItem>& tiles = out_.tiles;
     if (tiles.Size() == 0 && (!in_.cuda_graph || in_.narrow_tile == 0)) return;  // a graph's blocks ask what to do
-    for (const WorkItem& tile : tiles) total += (Granules(tile) + PIECE_COST) * heads;
-    const int32_t blocks = std::max(narrow_blocks_, 1);
-    Shares shares(out_.narrow, blocks, tiles.Size() * heads);
-    int64_t share = 0, used = 0;
-    // Each block gets its part of what is left, so that the cost of cuts made on the way is shared by all.
-    auto next_share = [&] {
+    int64_t total = 0;                                                           // of one head
+    for (const WorkItem& tile : tiles) total += Granules(tile) + PIECE_COST;
+    const int64_t each = Quotient(total * heads + blocks - 1, blocks) + PIECE_COST;  // what a block has to do
+    const bool is_much = in_.takes_shares && each >= Ranges::MUCH;
+    const Ranges ranges(blocks, heads, is_much);
+    Shares shares(out_.narrow, ranges.all, heads, tiles.Size() * heads);
+    int64_t size = 0, used = 0;
+    auto next_range = [&] {
       used = 0;
-      const int64_t left = blocks - shares.Begin();
-      share = std::max<int64_t>(Quotient(total + left - 1, left), PIECE_COST + MIN_PIECE);
-    };
-    next_share();
-    for (const WorkItem& tile : tiles) {
-      const int64_t granules = Granules(tile), cost = granules + PIECE_COST;
-      for (int32_t head = 0; head < heads; ++head) {
-        if (granules > 0 && !in_.all_partial) {  // the common case: heads that fit as they are
-          const int64_t fit = std::min<int64_t>(heads - head, Quotient(share - used, cost));
-          if (fit > 0) {
-            shares.PushHeads(tile, head, int32_t(fit));
-            used += fit * cost;
-            total -= fit * cost;
-            head += int32_t(fit);
-            if (head == heads) break;
-          }
-        }
-        int64_t done = 0;
-        int32_t pieces = 0;
-        do {  // at least one item, so that a tile without keys gets its zeros
-          const int64_t left = granules - done;
-          const bool is_full = used > 0 && share - used < PIECE_COST + std::min(MIN_PIECE, left);
-          if (is_full && shares.Count() < blocks) next_share();
-          const bool can_cut = shares.Count() < blocks;
-          const int64_t room = std::max<int64_t>(share - used - PIECE_COST, MIN_PIECE);
-          const int64_t take = can_cut && left >= room + MIN_PIECE ? room : left;
-          WorkItem& item = shares.Push(tile, head);
-          item.kv_start = int32_t(tile.kv_start + done * GRANULE);
-          done += take;
-          if (done < granules) {
-            item.kv_end = int32_t(tile.kv_start + done * GRANULE);
-            total += PIECE_COST;
-          }
-          if (pieces > 0 || done < granules || in_.all_partial) {
-            item.slot = out_.narrow_slots + pieces;
-            item.merge = int32_t(out_.narrow_merges.Size());
-            item.is_first = pieces == 0;
-          }
-          ++pieces;
-          used += take + PIECE_COST;
-          total -= take + PIECE_COST;
-        } while (done < granules);
-        if (pieces > 1 || in_.all_partial) {
-          out_.narrow_merges.Push(MergeOf(tile, head, out_.narrow_slots, pieces, 1));
-          out_.narrow_slots += pieces;
-        }
+      const int64_t number = shares.Begin(), left = ranges.all - number;
+      if (number < ranges.first && ranges.first < ranges.all) {
+        size = is_much ? each * Ranges::KEPT / Ranges::PARTS : each;
+      } else {  // an equal part of what is left, with the cuts to come
+        const int64_t part = Quotient(total + (left - 1) * (PIECE_COST + 1), left);
+        size = number == ranges.first ? part : std::max(size, part);
       }
+      size = std::max<int64_t>(size, PIECE_COST + MIN_PIECE);
+    };
+    next_range();
+    for (const WorkItem& tile : tiles) {
+      const int64_t granules = Granules(tile);
+      int64_t done = 0;
+      int32_t pieces = 0;
+      do {  // at least one item, so that a tile without keys gets its zeros
+        const int64_t left = granules - done;
+        const bool is_full = used > 0 && size - used < PIECE_COST + std::min(MIN_PIECE, left);
+        if (is_full && shares.Count() < ranges.all) next_range();
+        const bool can_cut = shares.Count() < ranges.all;
+        const int64_t room = std::max<int64_t>(size - used - PIECE_COST, MIN_PIECE);
+        const int64_t take = can_cut && left >= room + MIN_PIECE ? room : left;
+        WorkItem piece = tile;
+        piece.kv_start = int32_t(tile.kv_start + done * GRANULE);
+        done += take;
+        if (done < granules) {
+          piece.kv_end = int32_t(tile.kv_start + done * GRANULE);
+          total += PIECE_COST;
+        }
+        if (pieces > 0 || done < granules || in_.all_partial) {
+          piece.slot = out_.narrow_slots + pieces * heads;
+          piece.merge = int32_t(out_.narrow_merges.Size());
+          piece.is_first = pieces == 0;
+        }
+        shares.Push(piece);
+        ++pieces;
+        used += take + PIECE_COST;
+        total -= take + PIECE_COST;
+      } while (done < granules);
+      if (pieces == 1 && !in_.all_partial) continue;
+      for (int32_t head = 0; head < heads; ++head) {
+        out_.narrow_merges.Push(MergeOf(tile, head, out_.narrow_slots + head, pieces, heads));
+      }
+      out_.narrow_slots += pieces * heads;
     }
     out_.shares = shares.End();
   }
@@ -342,7 +356,7 @@ class Planner {
     int64_t narrow_merges = out_.narrow_merges.Size(), wide_merges = out_.wide_merges.Size();
     int64_t narrow_slots = out_.narrow_slots, wide_slots = out_.wide_slots;
     const bool shares = !(in_.fixed_split > 0 || in_.disable_split);
-    int64_t narrow_blocks = shares ? out_.shares : narrow_items * heads;
+    int64_t narrow_blocks = shares ? std::min(out_.shares, narrow_blocks_) : narrow_items * heads;
     if (in_.cuda_graph) {
       const bool narrow_only = in_.wide_tiles[0] == 0;
       const int64_t rows = int64_t(in_.max_rows) * group_;
@@ -351,9 +365,12 @@ class Planner {
       const int64_t wide_tiles = narrow_only ? 0 : in_.batch_size + rows / wide_tile_;
       if (shares) {
         narrow_blocks = in_.narrow_tile == 0 ? 0 : in_.narrow_blocks;
-        narrow_items = narrow_tiles * heads + 2 * narrow_blocks;  // cuts, and blocks that have nothing to do
-        narrow_slots = 2 * narrow_blocks;
-        narrow_merges = narrow_blocks;
+        const int64_t ranges =
+            in_.narrow_tile == 0 ? 0 : Ranges(std::max(in_.narrow_blocks, 1), heads, in_.takes_shares).all;
+        const int64_t cuts = std::max<int64_t>(ranges - 1, 0), cut_tiles = std::min(cuts, narrow_tiles);
+        narrow_items = (narrow_tiles + ranges) * heads;
+        narrow_slots = (cuts + cut_tiles) * heads;
+        narrow_merges = cut_tiles * heads;
         wide_items = std::max<int64_t>(wide_tiles, wide_blocks_ / heads);
         wide_slots = wide_blocks_;  // tiles are split only as long as all pieces fit in one wave
         wide_merges = std::min<int64_t>(wide_tiles, wide_blocks_);
@@ -383,7 +400,7 @@ class Planner {
     info.keys = 0;
     for (int32_t b = 0; b < in_.batch_size && !in_.cuda_graph; ++b) info.keys += KvLen(b);
     info.has_shares = shares;
-    info.narrow_arrivals = place(narrow_merges * (shares ? 1 : heads) * sizeof(int32_t));
+    info.narrow_tickets = place((TICKETS + narrow_merges * (shares ? 1 : heads)) * sizeof(int32_t));
     info.narrow_merges = place(narrow_merges * sizeof(MergeItem));
     info.wide_items = place(wide_items * sizeof(WorkItem));
     info.wide_merges = place(wide_merges * sizeof(MergeItem));

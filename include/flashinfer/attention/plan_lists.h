@@ -12,6 +12,7 @@ namespace flashinfer {
 namespace attention {
 
 constexpr int32_t PLAN_INFO_SIZE = 15;
+constexpr int32_t TICKETS = 1;  ///< numbers of WorkList::tickets; WorkList::arrivals are behind them
 
 struct PlanInput {
   int32_t batch_size;
@@ -33,6 +34,7 @@ struct PlanInput {
   int64_t float_bytes;    ///< of the float workspace, 0 if unknown: what fixed splits of a graph may grow to
   int32_t narrow_tile;    ///< rows of the tiles of either list; 0: the backend has none
   int32_t narrow_blocks;  ///< blocks resident at once
+  bool takes_shares;      ///< narrow blocks that are done take further shares (WorkList::tickets)
   int32_t paired_blocks;  ///< likewise, next to blocks of the wide list in one launch (pair.h); 0: there is none
   int32_t wide_tiles[2];  ///< ascending; the second may be 0
   int32_t wide_blocks[2];
@@ -45,7 +47,7 @@ struct PlanInfo {
   int64_t has_shares;  ///< of the narrow list (WorkList)
   int64_t tile;        ///< rows of a tile of the list with the larger tiles; index 3 of what Python sees
   int64_t keys;        ///< of all requests; 0 in a CUDA graph, where it changes
-  int64_t narrow_items, narrow_arrivals, narrow_merges, narrow_blocks, narrow_merge_blocks;
+  int64_t narrow_items, narrow_tickets, narrow_merges, narrow_blocks, narrow_merge_blocks;
   int64_t wide_items, wide_merges, wide_blocks, wide_merge_blocks;
   int64_t wide_partial;  ///< the narrow ones are at 0
 
@@ -58,7 +60,8 @@ struct PlanInfo {
 };
 static_assert(sizeof(PlanInfo) == PLAN_INFO_SIZE * sizeof(int64_t), "what Python stores");
 
-/// Counts at the start of the int workspace, which kernels read.
+/// Counts at the start of the int workspace, which kernels read; shares of the narrow list instead of items, if it has
+/// them.
 struct PlanHeader {
   int32_t narrow_items, narrow_merges, wide_items, wide_merges;
 };
@@ -120,7 +123,7 @@ class List {
 struct PlanOutput {
   PlanInfo info;
   List<WorkItem> narrow, wide;
-  int32_t shares;  ///< blocks of the narrow list that have items; items of others begin at narrow_blocks
+  int32_t shares;  ///< of the narrow list: its first items
   List<MergeItem> narrow_merges, wide_merges;
   List<WorkItem> tiles, sorted;  ///< scratch
   int32_t narrow_slots, wide_slots;
@@ -134,55 +137,57 @@ struct PlanOutput {
 inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t AlignUp(int64_t a) { return DivideUp(a, 16) * 16; }
 
-/// Writes the narrow list: item i is the first of block i, those that follow come behind, each names the next.
+/// Writes the narrow list, range by range: a range is a run of keys, maybe of several tiles, and its shares are those of
+/// the heads. They are neighbours, so that blocks which start side by side read memory that lies side by side.
 class Shares {
  public:
-  Shares(List<WorkItem>& items, int32_t blocks, size_t room) : items_(items), blocks_(blocks) {
-    items.Reserve(blocks + room + blocks);
-    items.Resize(blocks);
+  /// Of at most `ranges` ranges, whose first items are `items` in the beginning; `room` for those that follow.
+  Shares(List<WorkItem>& items, int32_t ranges, int32_t heads, size_t room)
+      : items_(items), ranges_(ranges), heads_(heads) {
+    items.Reserve(size_t(ranges) * heads + room);
+    items.Resize(size_t(ranges) * heads);
   }
-  /// The next share, whose number is returned.
-  int32_t Begin() { return last_ = -1, count_++; }
+  /// The next range, whose number is returned.
+  int32_t Begin() {
+    Close();
+    return count_++;
+  }
   int32_t Count() const { return count_; }
-  WorkItem& Push(const WorkItem& tile, int32_t head) {
-    int32_t at = count_ - 1;
-    if (last_ >= 0) {
-      at = items_[last_].next = int32_t(items_.Size());
-      items_.Extend(1);
+  /// A piece of a tile, for each head. Slots and merges of the heads are neighbours; `piece` has the first.
+  void Push(const WorkItem& piece) {
+    const WorkItem copy = piece;  // in registers
+    const bool is_first = last_ < 0;
+    last_ = is_first ? (count_ - 1) * heads_ : int32_t(items_.Size());
+    WorkItem* const to = is_first ? items_.begin() + last_ : items_.Extend(heads_);
+    const int32_t next = int32_t(items_.Size()), step = copy.slot >= 0 ? 1 : 0;
+    for (int32_t head = 0; head < heads_; ++head) {
+      to[head] = copy;
+      to[head].kv_head = int16_t(head);
+      to[head].slot = copy.slot + head * step;
+      to[head].merge = copy.merge + head * step;
+      to[head].next = next + head;  // if it has one (Close)
     }
-    last_ = at;
-    WorkItem& item = items_[at] = tile;
-    item.kv_head = int16_t(head);
-    return item;
   }
-  /// `count` items of a tile, for the heads from `head` on.
-  void PushHeads(const WorkItem& tile, int32_t head, int32_t count) {
-    const WorkItem copy = tile;  // in registers
-    Push(copy, head);
-    if (count == 1) return;
-    items_[last_].next = int32_t(items_.Size());
-    WorkItem* to = items_.Extend(count - 1);
-    for (int32_t i = 1; i < count; ++i, ++to) {
-      *to = copy;
-      to->kv_head = int16_t(head + i);
-      to->next = int32_t(to - items_.begin()) + 1;
-    }
-    last_ = int32_t(items_.Size()) - 1;
-    items_[last_].next = -1;
-  }
-  /// Blocks that have items. The others get one that says so.
+  /// Shares that have items. Those that there was room for get one that says that there is nothing to do.
   int32_t End() {
-    const int32_t used = last_ >= 0 ? count_ : count_ - 1;
+    const int32_t used = (last_ >= 0 ? count_ : count_ - 1) * heads_;
+    Close();
     WorkItem none{};
     none.request = none.slot = none.merge = none.next = -1;
-    std::fill(items_.begin() + used, items_.begin() + blocks_, none);
+    std::fill(items_.begin() + used, items_.begin() + size_t(ranges_) * heads_, none);
     return used;
   }
 
  private:
+  /// The newest range has all its items.
+  void Close() {
+    for (int32_t head = 0; head < heads_ && last_ >= 0; ++head) items_[last_ + head].next = -1;
+    last_ = -1;
+  }
+
   List<WorkItem>& items_;
-  const int32_t blocks_;
-  int32_t count_ = 0, last_ = -1;  // shares begun; the last item of the newest, -1: it has none
+  const int32_t ranges_, heads_;
+  int32_t count_ = 0, last_ = -1;  // ranges begun; where the last items of the newest are, -1: it has none
 };
 
 }  // namespace attention

@@ -4,6 +4,7 @@
 //   items.cuh      where a block finds its work           query.cuh      the query of a tile
 //   hooks.cuh      what hooks of a variant change         residence.cuh  launching resident blocks
 #pragma once
+#include "../ptx/atomic.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/mma.cuh"

@@ -26,6 +26,7 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
   uint8_t* const classes = reinterpret_cast<uint8_t*>(offsets + 2 * Tr::KEYS);
   const uint32_t q_tile = ptx::SharedAddress(shared), ring = ptx::SharedAddress(stages);
   constexpr bool SEVERAL = TILE == NARROW_TILE;  // larger tiles are in lists of an item per block (plan.h)
+  int share = block;
   for (WorkItem item = FirstItem<TILE>(p, work, block); item.request >= 0;) {
     Loader<Tr, PAGED> loader(p, strides, item, offsets);
     Consumer<Tr, Variant, ALL_MASKED> consumer(p, item, reinterpret_cast<char*>(classes + Tr::CLASS_BYTES));
@@ -101,8 +102,9 @@ __device__ __forceinline__ void WideBlock(const Params& p, const WorkList& work,
       buffer ^= 1;
     }
     consumer.Finish(work, shared);
-    if (!SEVERAL || item.next < 0) break;
-    item = ListItem(p, work, item.next);
+    if (!SEVERAL || !work.has_shares) break;
+    if (item.next < 0 && (share += work.blocks) >= *work.num_items) break;
+    item = ListItem(p, work, item.next < 0 ? share : item.next);
     __syncthreads();  // the next item overwrites what is read here
   }
 }
