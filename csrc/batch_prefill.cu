@@ -10,11 +10,12 @@ namespace {
 
 constexpr const char* OP = "batch_prefill";
 
-/// Without kv_lens, each request has what its last page says on the device.
+/// Without kv_lens, each request has what its last page says on the device. `num_colocated_ctas` below 0: the lists of
+/// this plan will not share a launch.
 PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, const Optional<TensorView>& kv_lens,
                   int64_t total_num_rows, int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads,
                   int64_t page_size, bool enable_cuda_graph, bool causal, int64_t window_left, int64_t fixed_split_size,
-                  bool disable_split_kv) {
+                  bool disable_split_kv, int64_t num_colocated_ctas) {
   PlanInput in{};
   in.batch_size = int32_t(batch_size);
   in.qo_indptr = HostArray(OP, "qo_indptr", qo_indptr, batch_size + 1);
@@ -31,6 +32,7 @@ PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, cons
   in.cuda_graph = enable_cuda_graph;
   in.max_rows = int32_t(total_num_rows);
   SetTiles<true>(in);
+  if (num_colocated_ctas < 0) in.paired_blocks = 0;
   return in;
 }
 
@@ -72,22 +74,23 @@ Numbers batch_prefill_plan(TensorView float_ws, TensorView int_ws, TensorView pi
                            TensorView kv_indptr, Optional<TensorView> kv_lens, int64_t total_num_rows,
                            int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
                            bool enable_cuda_graph, int64_t, int64_t, bool causal, int64_t window_left,
-                           int64_t fixed_split_size, bool disable_split_kv, int64_t, int64_t) {
+                           int64_t fixed_split_size, bool disable_split_kv, int64_t num_colocated_ctas, int64_t) {
   DeviceGuard guard(int_ws.device());
-  return MakePlan(OP,
-                  InputOf(qo_indptr, kv_indptr, kv_lens, total_num_rows, batch_size, num_qo_heads, num_kv_heads,
-                          page_size, enable_cuda_graph, causal, window_left, fixed_split_size, disable_split_kv),
-                  {float_ws, int_ws, pinned});
+  return MakePlan(
+      OP,
+      InputOf(qo_indptr, kv_indptr, kv_lens, total_num_rows, batch_size, num_qo_heads, num_kv_heads, page_size,
+              enable_cuda_graph, causal, window_left, fixed_split_size, disable_split_kv, num_colocated_ctas),
+      {float_ws, int_ws, pinned});
 }
 
 Numbers batch_prefill_workspace_size(TensorView qo_indptr, TensorView kv_indptr, Optional<TensorView> kv_lens,
                                      int64_t total_num_rows, int64_t batch_size, int64_t num_qo_heads,
                                      int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph, int64_t, int64_t,
                                      bool causal, int64_t window_left, int64_t fixed_split_size, bool disable_split_kv,
-                                     int64_t, int64_t) {
+                                     int64_t num_colocated_ctas, int64_t) {
   return WorkspaceSize(
       OP, InputOf(qo_indptr, kv_indptr, kv_lens, total_num_rows, batch_size, num_qo_heads, num_kv_heads, page_size,
-                  enable_cuda_graph, causal, window_left, fixed_split_size, disable_split_kv));
+                  enable_cuda_graph, causal, window_left, fixed_split_size, disable_split_kv, num_colocated_ctas));
 }
 
 Numbers batch_prefill_plan_uniform(TensorView float_ws, TensorView int_ws, TensorView pinned, int64_t batch_size,

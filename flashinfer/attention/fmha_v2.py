@@ -298,11 +298,12 @@ def _attend(
     int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     pinned = _pinned(device.type)
     causal = options.mask_mode != "padding"
+    shares_launch = prompt.tables is not None and not options.chunk
     info = module.plan(
         workspace, int_workspace, pinned,
         *(torch.from_numpy(x) for x in (rows, begins, lengths)),
         int(rows[-1]), lengths.size, q.shape[1], layout_heads, prompt.page_size, False, q.shape[-1], prompt.v.shape[-1],
-        causal, options.window_left, -1, options.stats, 0, 0,
+        causal, options.window_left, -1, options.stats, 0 if shares_launch else -1, 0,
     )  # fmt: skip
     shape = (*q.shape[:2], prompt.v.shape[-1])
     if tuple(target.shape) != shape:

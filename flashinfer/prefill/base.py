@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, ClassVar, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ class BatchPrefillWrapper(AttentionWrapper):
     )
     _numbers_read = (*AttentionWrapper._numbers_read, "_token_pos_in_items_len", "_causal", "_qo_indptr_last")
 
+    _is_paged: ClassVar[bool]
     _causal: bool
     _module_key: tuple[Dtypes, int, int, bool]
 
@@ -169,8 +170,14 @@ class BatchPrefillWrapper(AttentionWrapper):
 
     def _work(self) -> tuple[Any, ...]:
         """Arguments of the native plan after the workspaces."""
-        before, after = self._planned
-        return (*before, self._mask_mode() in (CAUSAL, MULTI_ITEM), self._window_left, *after)
+        before, (fixed_split_size, disable_split_kv, uniform_q_len) = self._planned
+        mask_mode = self._mask_mode()
+        # Below 0: requests of few rows and of many will not share a launch, so neither kind leaves room for the other.
+        num_colocated_ctas = 0 if self._is_paged and mask_mode in (CAUSAL, NON_CAUSAL) else -1
+        return (
+            *(*before, mask_mode in (CAUSAL, MULTI_ITEM), self._window_left),
+            *(fixed_split_size, disable_split_kv, num_colocated_ctas, uniform_q_len),
+        )
 
     def _mask_mode(self) -> int:
         if self._prefix_len_ptr is not None:

@@ -68,6 +68,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         "_paged_kv_last_page_len_buf",
         "_page_shape",
     )
+    _is_paged = True
     _known_tensors = (
         "maybe_custom_mask",
         "maybe_mask_indptr",
@@ -273,7 +274,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
                 *(self._num_qo_heads, self._num_kv_heads, self._page_size, self._use_cuda_graph),
                 *(head_dim_qk, head_dim_vo or head_dim_qk),
             ),
-            (fixed_split_size or -1, bool(disable_split_kv) or self._is_nvfp4, 0, uniform_q_len or 0),
+            (fixed_split_size or -1, bool(disable_split_kv) or self._is_nvfp4, uniform_q_len or 0),
         )
 
     @staticmethod
@@ -387,9 +388,10 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         probe._backend = resolve_backend(op, self._backend)
         probe._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         probe._store_dtypes(dtypes)
-        has_mask = custom_mask is not None or packed_custom_mask is not None
-        probe._causal = causal and not has_mask
-        probe._prefix_len_ptr = prefix_len_ptr
+        mask = packed_custom_mask if custom_mask is None else custom_mask
+        if mask is not None or not self._use_cuda_graph:
+            probe._custom_mask_buf = mask  # whether there is one is all that counts
+        probe._causal, probe._prefix_len_ptr = causal, prefix_len_ptr
         probe._batch_size, probe._num_qo_heads, probe._num_kv_heads = len(qo_lens), num_qo_heads, num_kv_heads
         probe._page_size, probe._qo_indptr_last = page_size, int(qo_host[-1])
         probe._plan_arrays(

@@ -57,6 +57,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
 
     _objects = (*BatchPrefillWrapper._objects, "_kv_indptr_buf")
     _numbers_read = (*BatchPrefillWrapper._numbers_read, "_kv_indptr_last")
+    _is_paged = False
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
     @flashinfer_api(trace=None)
@@ -188,7 +189,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
                 *(qo_host, kv_host, kv_lens, self._max_total_num_rows or rows, batch_size, num_qo_heads, num_kv_heads),
                 *(1, self._use_cuda_graph, head_dim_qk, head_dim_vo),
             ),
-            (fixed_split_size or -1, bool(disable_split_kv) or self._is_nvfp4, 0, uniform_q_len or 0),
+            (fixed_split_size or -1, bool(disable_split_kv) or self._is_nvfp4, uniform_q_len or 0),
         )
         self._select_module(dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
         self._plan_work()

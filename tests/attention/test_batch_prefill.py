@@ -261,6 +261,28 @@ def test_workspace_size_is_enough(device):
         close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), expected)
 
 
+def test_only_plain_lists_of_pages_share_a_launch(device):
+    """Other plans would leave room on SMs that nobody takes. The last argument but one of the native plan says so."""
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    mask = torch.ones(sum(a * b for a, b in zip(QO_LENS, KV_LENS, strict=True)), dtype=torch.bool, device=device)
+    assert ragged(batch)._work()[-2] == -1
+    for options, expected in (({}, 0), ({"causal": True}, 0), ({"custom_mask": mask}, -1)):
+        assert paged(batch, pages, **options)._work()[-2] == expected
+
+
+def test_workspace_size_forgets_the_last_mask(device, monkeypatch):
+    """It plans what ``plan`` with the same arguments would: causal or not, and whether lists share a launch."""
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    mask = torch.ones(sum(a * b for a, b in zip(QO_LENS, KV_LENS, strict=True)), dtype=torch.bool, device=device)
+    wrapper = paged(batch, pages, custom_mask=mask)
+    monkeypatch.setattr(type(wrapper), "_native_workspace_size", lambda probe: probe._work()[11:])
+    arguments = (batch.qo_indptr, *pages.table, *batch.heads, batch.head_dim_qk, pages.page_size)
+    for options in ({"causal": True}, {"causal": True, "custom_mask": mask}):
+        assert wrapper.workspace_size(*arguments, **options) == paged(batch, pages, **options)._work()[11:]
+
+
 def test_legacy_forward_replaces_the_parameters(device):
     batch = batch_of(device)
     pages = batch.pages(8)
