@@ -105,11 +105,17 @@ __device__ __forceinline__ uint64_t UnitMass(float sum) { return __float2ull_rz(
 
 __device__ __forceinline__ float SumOf(const float (&x)[4]) { return Sum4(x[0], x[1], x[2], x[3]); }
 
-/// The mass of a segment of weights.
+/// The mass of a segment of weights. ANY: some may be NaN, which counts as 0.
+template <bool ANY = false>
 __device__ __forceinline__ uint64_t MassOfSegment(const float (&x)[VECTORS][4]) {
   uint64_t mass = 0;
 #pragma unroll
-  for (int j = 0; j < VECTORS; ++j) mass += UnitMass(SumOf(x[j]));
+  for (int j = 0; j < VECTORS; ++j) {
+    float four[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) four[e] = ANY ? Positive(x[j][e]) : x[j][e];
+    mass += UnitMass(SumOf(four));
+  }
   return WarpMass(mass);
 }
 
