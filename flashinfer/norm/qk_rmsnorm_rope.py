@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Optional
 
 import torch
@@ -122,6 +123,31 @@ def fused_qk_rmsnorm_rope(
         ``(batch, seq, heads, head_dim)``, or ``(tokens, heads, head_dim)`` for 2-D input.
     """
     heads = (num_heads_q, num_heads_k, num_heads_v)
+    channels = (num_frame_channels, num_height_channels, num_width_channels)
+    _check_qkv(qkv, heads, head_dim, (ppf, pph, ppw))
+    _expect(
+        all(c >= 0 and c % 2 == 0 for c in channels) and sum(channels) == head_dim,
+        f"channels are {channels}, expected even numbers that sum to head_dim = {head_dim}",
+    )
+    _expect(
+        factor != 1.0 or attention_factor == 1.0, f"attention_factor is {attention_factor}, expected 1 (factor is 1)"
+    )
+    _check_weight("q_weight", q_weight, num_heads_q * head_dim, qkv)
+    _check_weight("k_weight", k_weight, num_heads_k * head_dim, qkv)
+    dtype = torch.float8_e4m3fn if output_fp8 else torch.bfloat16
+    q, k, v = (
+        _output(name, given, (*qkv.shape[:-1], n, head_dim), dtype, qkv)
+        for name, given, n in zip(("q_out", "k_out", "v_out"), (q_out, k_out, v_out), heads, strict=True)
+    )
+    _qk_rmsnorm_rope(
+        q, k, v, qkv, q_weight, k_weight, ppf, pph, ppw, *channels, head_dim, eps, base, interleave,
+        factor, low, high, attention_factor, is_qk_norm, output_quant_scale, v_quant_scale,
+    )  # fmt: skip
+    return q, k, v
+
+
+def _check_qkv(qkv: torch.Tensor, heads: tuple[int, int, int], head_dim: int, patches: tuple[int, int, int]) -> None:
+    """``patches`` are ppf, pph and ppw."""
     _expect(qkv.is_cuda, f"qkv is on {qkv.device}, expected a CUDA device")
     _expect(qkv.dtype == torch.bfloat16, f"qkv has dtype {qkv.dtype}, expected torch.bfloat16")
     _expect(qkv.ndim in (2, 3), f"qkv has {qkv.ndim} dimensions, expected 2 or 3")
@@ -130,65 +156,34 @@ def fused_qk_rmsnorm_rope(
     _expect(min(heads) > 0 and max(heads) <= MAX_HEADS, f"heads are {heads}, expected 1 to {MAX_HEADS} each")
     columns = sum(heads) * head_dim
     _expect(qkv.shape[-1] == columns, f"qkv.shape[-1] = {qkv.shape[-1]}, expected {columns} (all heads * head_dim)")
-    _expect(min(ppf, pph, ppw) > 0, f"ppf, pph, ppw are {ppf, pph, ppw}, expected positive")
-    seq = ppf * pph * ppw
+    _expect(min(patches) > 0, f"ppf, pph, ppw are {patches}, expected positive")
+    seq = math.prod(patches)
     if qkv.ndim == 3:
         _expect(qkv.shape[1] == seq, f"qkv.shape[1] = {qkv.shape[1]}, expected {seq} (ppf * pph * ppw)")
     else:
         _expect(
             qkv.shape[0] % seq == 0, f"qkv.shape[0] = {qkv.shape[0]}, expected a multiple of {seq} (ppf * pph * ppw)"
         )
-    channels = (num_frame_channels, num_height_channels, num_width_channels)
+
+
+def _check_weight(name: str, weight: torch.Tensor, size: int, qkv: torch.Tensor) -> None:
+    fits = weight.dtype == torch.bfloat16 and weight.numel() == size and weight.device == qkv.device
     _expect(
-        all(c >= 0 and c % 2 == 0 for c in channels) and sum(channels) == head_dim,
-        f"channels are {channels}, expected even numbers that sum to head_dim = {head_dim}",
+        fits and weight.is_contiguous(),
+        f"{name} is {tuple(weight.shape)} {weight.dtype} on {weight.device}, expected ({size},) torch.bfloat16 on "
+        f"{qkv.device}",
     )
+
+
+def _output(
+    name: str, given: Optional[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype, qkv: torch.Tensor
+) -> torch.Tensor:
+    """The buffer of one result: new, or the caller's."""
+    out = torch.empty(shape, dtype=dtype, device=qkv.device) if given is None else given
+    fits = out.shape == shape and out.dtype == dtype and out.device == qkv.device and out.is_contiguous()
     _expect(
-        factor != 1.0 or attention_factor == 1.0, f"attention_factor is {attention_factor}, expected 1 (factor is 1)"
+        fits,
+        f"{name} is {tuple(out.shape)} {out.dtype} on {out.device}, expected contiguous {shape} {dtype} "
+        f"on {qkv.device}",
     )
-    for name, weight, n in (("q_weight", q_weight, num_heads_q), ("k_weight", k_weight, num_heads_k)):
-        fits = weight.dtype == torch.bfloat16 and weight.numel() == n * head_dim and weight.device == qkv.device
-        _expect(
-            fits and weight.is_contiguous(),
-            f"{name} is {tuple(weight.shape)} {weight.dtype} on {weight.device}, expected ({n * head_dim},) "
-            f"torch.bfloat16 on {qkv.device}",
-        )
-    dtype = torch.float8_e4m3fn if output_fp8 else torch.bfloat16
-    outs = []
-    for name, given, n in (("q_out", q_out, num_heads_q), ("k_out", k_out, num_heads_k), ("v_out", v_out, num_heads_v)):
-        shape = (*qkv.shape[:-1], n, head_dim)
-        out = torch.empty(shape, dtype=dtype, device=qkv.device) if given is None else given
-        fits = out.shape == shape and out.dtype == dtype and out.device == qkv.device and out.is_contiguous()
-        _expect(
-            fits,
-            f"{name} is {tuple(out.shape)} {out.dtype} on {out.device}, expected contiguous {shape} {dtype} "
-            f"on {qkv.device}",
-        )
-        outs.append(out)
-    q, k, v = outs
-    _qk_rmsnorm_rope(
-        q,
-        k,
-        v,
-        qkv,
-        q_weight,
-        k_weight,
-        ppf,
-        pph,
-        ppw,
-        num_frame_channels,
-        num_height_channels,
-        num_width_channels,
-        head_dim,
-        eps,
-        base,
-        interleave,
-        factor,
-        low,
-        high,
-        attention_factor,
-        is_qk_norm,
-        output_quant_scale,
-        v_quant_scale,
-    )
-    return q, k, v
+    return out
