@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Callable, Iterator, Optional, Sequence, Union
 from ..errors import MissingJITCacheError
 from ..knobs import knobs
 from . import env as jit_env
-from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, run_ninja
+from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, run_ninja, translation_units
 from .manifest import manifest_path, source_digests, write_manifest
 from .progress import ProgressBar, ProgressLine
 from .utils import write_atomically, write_if_different
@@ -114,6 +114,7 @@ def _build_locked(specs: Sequence[JitSpec], verbose: bool, progress: Progress) -
                 write_atomically(ninja_file, parent_ninja_text(private.values()))
         failed = []
         with progress([s.name for s in specs]) as shown:
+            shown.step(0, sum(len(translation_units(s)) + 1 for s in specs), "")  # units, and the link
             _, log = run_ninja(first, ninja_file, verbose, shown.step)
             for spec in specs:
                 if (private[spec] / spec.library_name).exists():

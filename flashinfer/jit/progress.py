@@ -27,6 +27,7 @@ class ProgressLine:
         return self
 
     def step(self, done: int, total: int, description: str) -> None:
+        """``done`` of ``total`` steps are."""
         self.done, self.total = done, total
 
     @property
@@ -34,7 +35,7 @@ class ProgressLine:
         return time.monotonic() - self.start
 
     def _text(self) -> str:
-        steps = f", step {self.done} of {self.total}" if self.total else ""
+        steps = f", step {min(self.done + 1, self.total)} of {self.total}" if self.total else ""
         return f"flashinfer: building {self.label}{steps}, {self.seconds:.1f} s"
 
     def _show(self) -> None:
@@ -50,9 +51,11 @@ class ProgressLine:
         assert self._thread is not None
         self._thread.join()
         if self.seconds >= QUIET_SECONDS:
-            end = "\r" if sys.stderr.isatty() else ""
             word = "built" if kind is None else "failed to build"
-            print(f"{end}flashinfer: {word} {self.label} in {self.seconds:.1f} s      ", file=sys.stderr, flush=True)
+            line = f"flashinfer: {word} {self.label} in {self.seconds:.1f} s"
+            if sys.stderr.isatty():
+                line = f"\r{line:{len(self._text())}}"  # over all of the line before
+            print(line, file=sys.stderr, flush=True)
 
 
 class ProgressBar:
