@@ -135,7 +135,7 @@ TRANSPOSED = torch.zeros(3, 2).t()
         (4, X, r"probe: x.shape[0] = 2, expected 4 (other.shape[0])"),
         (5, X, "probe: x has 6 elements, expected 1"),
         (6, X, "probe: x has shape (2, 3), expected (4, 3) (the shape of other)"),
-        (6, torch.zeros(4), "probe: x has shape (4), expected (4, 3) (the shape of other)"),
+        (6, torch.zeros(4), "probe: x has shape (4,), expected (4, 3) (the shape of other)"),
         (7, X, "probe: x has dtype float32, expected float16 or bfloat16"),
         (8, X, "probe: x has dtype float32, expected float16 (the dtype of other)"),
         (9, TRANSPOSED, "probe: x.stride(-1) = 2, expected 1"),
