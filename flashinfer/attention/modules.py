@@ -7,7 +7,7 @@ Published callers pass the generator's arguments by position and mean CUDA; ``de
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 
@@ -100,7 +100,3 @@ def get_batch_prefill_jit_module(module_name: str, jit_module: Any) -> Any:
 def device_kind(device: torch.device) -> str:
     """Which modules serve a device."""
     return "cpu" if device.type == "cpu" else "cuda"
-
-
-def tensor_kind(tensor: Optional[torch.Tensor]) -> str:
-    return "cuda" if tensor is not None and tensor.is_cuda else "cpu"
