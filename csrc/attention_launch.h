@@ -65,6 +65,7 @@ inline void SetHeads(Params& p, const char* op, int64_t num_kv_heads) {
                                  << " (what a work item can name)";
   }
   p.num_kv_heads = int32_t(num_kv_heads);
+  p.kv_heads = FastDivisor(uint32_t(num_kv_heads));
   p.group = FastDivisor(uint32_t(p.num_qo_heads / num_kv_heads));
 }
 

@@ -173,7 +173,17 @@ inline void CheckSize(const char* op, const char* name, const TensorView& buffer
 /// Waits for that one only; in a serving loop it is long past.
 struct PinnedHalves {
   cudaEvent_t copied[2] = {};
+  bool is_free[2] = {true, true};
   int turn = 0;
+
+  void WaitFor(const char* op, int half) {
+    if (!is_free[half]) CheckStatus(op, cudaEventSynchronize(copied[half]));
+    is_free[half] = true;
+  }
+  void Record(const char* op, int half, Stream stream) {
+    is_free[half] = false;
+    CheckStatus(op, cudaEventRecord(copied[half], stream));
+  }
 };
 
 inline PinnedHalves& HalvesOf(const void* pinned, int device) {
@@ -191,8 +201,8 @@ inline int64_t HalfSize(const TensorView& pinned) { return ByteSize(pinned) / 32
 
 /// The half that CopyPlan takes next, free to be written.
 inline char* FreeHalf(const char* op, const PlanBuffers& to) {
-  const PinnedHalves& halves = HalvesOf(to.pinned.data_ptr(), to.int_ws.device().device_id);
-  CheckStatus(op, cudaEventSynchronize(halves.copied[halves.turn]));
+  PinnedHalves& halves = HalvesOf(to.pinned.data_ptr(), to.int_ws.device().device_id);
+  halves.WaitFor(op, halves.turn);
   return to.pinned.data_ptr<char>() + halves.turn * HalfSize(to.pinned);
 }
 
@@ -204,14 +214,14 @@ void CopyPlan(const char* op, int64_t bytes, const Write& write, const PlanBuffe
   PinnedHalves& halves = HalvesOf(to.pinned.data_ptr(), to.int_ws.device().device_id);
   const bool is_long = bytes > half;
   const int turn = is_long ? 0 : halves.turn;
-  CheckStatus(op, cudaEventSynchronize(halves.copied[turn]));
-  if (is_long) CheckStatus(op, cudaEventSynchronize(halves.copied[1]));
+  halves.WaitFor(op, turn);
+  if (is_long) halves.WaitFor(op, 1);
   char* const from = to.pinned.data_ptr<char>() + turn * half;
   write(from);
   const Stream stream = get_stream(to.int_ws.device());
   CheckStatus(op, cudaMemcpyAsync(to.int_ws.data_ptr(), from, bytes, cudaMemcpyHostToDevice, stream));
-  CheckStatus(op, cudaEventRecord(halves.copied[turn], stream));
-  if (is_long) CheckStatus(op, cudaEventRecord(halves.copied[1], stream));
+  halves.Record(op, turn, stream);
+  if (is_long) halves.Record(op, 1, stream);
   halves.turn = 1 - turn;
 }
 #endif

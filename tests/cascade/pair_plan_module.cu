@@ -70,7 +70,6 @@ Numbers Check(Numbers shared_rows, Numbers shared_keys, Numbers rows, Numbers ke
   WritePair(plan, buffer.data());
   const PlanInfo &narrow = plan.narrow.info, &wide = plan.wide.info;
   const char* const wide_ints = buffer.data() + plan.wide_ints;
-  const auto* header = reinterpret_cast<const PlanHeader*>(buffer.data());
   const auto* wide_header = reinterpret_cast<const PlanHeader*>(wide_ints);
   const auto* narrow_items = reinterpret_cast<const WorkItem*>(buffer.data() + narrow.narrow_items);
   const auto* narrow_merges = reinterpret_cast<const MergeItem*>(buffer.data() + narrow.narrow_merges);
@@ -80,8 +79,9 @@ Numbers Check(Numbers shared_rows, Numbers shared_keys, Numbers rows, Numbers ke
   auto slots = [](int64_t bytes, int64_t tile) { return bytes / int64_t(sizeof(float)) / (tile * 65); };
   std::vector<WorkItem> narrow_slots(slots(narrow.float_bytes, NARROW_TILE), WorkItem{-1});
   std::vector<WorkItem> wide_slots(slots(wide.float_bytes, wide.tile), WorkItem{-1});
-  for (int i = 0; i < header->narrow_items; ++i) {
-    if (narrow_items[i].request >= 0) narrow_slots.at(narrow_items[i].slot) = narrow_items[i];
+  for (size_t i = 0; i < plan.narrow.narrow.Size(); ++i) {
+    if (narrow_items[i].request < 0) continue;
+    for (int head = 0; head < kv_heads; ++head) narrow_slots.at(narrow_items[i].slot + head) = narrow_items[i];
   }
   for (int i = 0; i < wide_header->wide_items; ++i) {
     for (int head = 0; head < kv_heads; ++head) wide_slots.at(wide_items[i].slot + head) = wide_items[i];
@@ -94,10 +94,10 @@ Numbers Check(Numbers shared_rows, Numbers shared_keys, Numbers rows, Numbers ke
       const int kv_head = head / group, wide_row = place.wide_row + head % group,
                 narrow_row = place.narrow_row + head % group;
       const MergeItem& x = wide_merges[place.wide_tile + wide_row / wide.tile];
-      const MergeItem& y = narrow_merges[(place.narrow_tile + narrow_row / NARROW_TILE) * kv_heads + kv_head];
+      const MergeItem& y = narrow_merges[place.narrow_tile + narrow_row / NARROW_TILE];
       wrong += Covered(wide_slots, x.first_slot + kv_head, x.step, x.count, a) != shared.kv_lens[a] ||
                x.row_begin != wide_row / wide.tile * wide.tile ||
-               Covered(narrow_slots, y.first_slot, y.step, y.count, b) != own.kv_lens[b] || y.kv_head != kv_head ||
+               Covered(narrow_slots, y.first_slot + kv_head, y.step, y.count, b) != own.kv_lens[b] ||
                y.row_begin != narrow_row / NARROW_TILE * NARROW_TILE;
     }
   }

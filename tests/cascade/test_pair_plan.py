@@ -49,7 +49,7 @@ def test_parts_are_all_keys(rows, keys, groups, heads, blocks, is_graph):
 
 
 def test_cascade_of_the_benchmark():
-    """64 requests that share 8k keys have a block of either list on each SM."""
+    """64 requests that share 8k keys have a block of either list on almost every SM: as many for each head."""
     _, float_bytes, _, narrow, wide = module().check([64], [8192], [1] * 64, [512] * 64, 32, 8, 132, 0)
-    assert (narrow, wide) == (132, 128)
+    assert (narrow, wide) == (128, 128)
     assert float_bytes < 16 << 20

@@ -44,12 +44,11 @@ void RunWork(const Params& params, const WorkList& work, int32_t tile) {
       const int32_t head = block % heads, chunk = block / heads % work.uniform.chunks;
       const int32_t row_tile = work.uniform.tiles - 1 - block / heads / work.uniform.chunks;
       runner.Run(UniformItem(params, work, tile, row_tile, chunk), head, work.uniform.chunks > 1 ? block : -1);
-    } else if (!work.has_shares) {
-      const WorkItem& item = work.items[block / heads];
-      runner.Run(item, block % heads, item.slot < 0 ? -1 : item.slot + block % heads);
     } else {
-      for (int32_t i = block; i >= 0; i = work.items[i].next) {
-        runner.Run(work.items[i], work.items[i].kv_head, work.items[i].slot);
+      const int32_t head = block % heads;
+      for (int32_t i = block / heads; i >= 0; i = work.items[i].next) {
+        const WorkItem& item = work.items[i];
+        runner.Run(item, head, item.slot < 0 ? -1 : item.slot + head);
       }
     }
   });
@@ -102,12 +101,8 @@ void RunMerges(const Params& params, const WorkList& work, int32_t tile) {
   }
   for (int32_t i = 0; i < *work.num_merges; ++i) {
     const MergeItem& item = work.merges[i];
-    if (item.kv_head >= 0) {
-      MergeTile<Params, Variant>(params, work, tile, item, item.kv_head, item.first_slot);
-    } else {
-      for (int32_t head = 0; head < heads; ++head) {
-        MergeTile<Params, Variant>(params, work, tile, item, head, item.first_slot + head);
-      }
+    for (int32_t head = 0; head < heads; ++head) {
+      MergeTile<Params, Variant>(params, work, tile, item, head, item.first_slot + head);
     }
   }
 }

@@ -12,7 +12,7 @@ namespace attention {
 template <int TILE, typename Params>
 __device__ __forceinline__ WorkItem UniformItem(const Params& p, const WorkList& work, int index) {
   WorkItem item;
-  const int heads = p.num_kv_heads, unit = index / heads;
+  const int heads = p.num_kv_heads, unit = p.kv_heads.Divide(index);
   const int tile = work.uniform.tiles - 1 - unit / work.uniform.chunks, chunk = unit % work.uniform.chunks;
   item.request = item.qo_begin = item.kv_begin = 0;
   item.next = -1;
@@ -32,11 +32,12 @@ __device__ __forceinline__ WorkItem UniformItem(const Params& p, const WorkList&
   return item;
 }
 
-/// Item `index` of a list whose items name their head, with its length where only the device knows it.
+/// Item i of a list for head h, with i * heads + h = index; with its length where only the device knows it.
 template <typename Params>
 __device__ __forceinline__ WorkItem ListItem(const Params& p, const WorkList& work, int index) {
   WorkItem item;
-  const int4* from = reinterpret_cast<const int4*>(work.items + index);
+  const int unit = p.kv_heads.Divide(index), head = index - unit * p.num_kv_heads;
+  const int4* from = reinterpret_cast<const int4*>(work.items + unit);
   int4* to = reinterpret_cast<int4*>(&item);
 #pragma unroll
   for (int i = 0; i < int(sizeof(WorkItem) / sizeof(int4)); ++i) to[i] = __ldg(from + i);
@@ -44,6 +45,9 @@ __device__ __forceinline__ WorkItem ListItem(const Params& p, const WorkList& wo
     item.kv_len = int(p.get_kv_len(item.request));
     item.kv_end = min(item.kv_end, item.kv_len);
   }
+  item.kv_head = head;
+  if (item.slot >= 0) item.slot += head;
+  if (item.next >= 0) item.next = item.next * p.num_kv_heads + head;
   return item;
 }
 
@@ -54,12 +58,8 @@ __device__ __forceinline__ WorkItem FirstItem(const Params& p, const WorkList& w
   if constexpr (CAN_BE_UNIFORM) {
     if (work.items == nullptr) return UniformItem<TILE>(p, work, block);
   }
-  const int heads = p.num_kv_heads, unit = work.has_shares ? block : block / heads;
-  WorkItem item = ListItem(p, work, unit);
-  if (work.has_shares) return item;
-  item.kv_head = block - unit * heads;
-  if (item.slot >= 0) item.slot += item.kv_head;
-  if (unit >= *work.num_items) item.request = -1;
+  WorkItem item = ListItem(p, work, block);
+  if (!work.has_shares && block >= *work.num_items * p.num_kv_heads) item.request = -1;
   return item;
 }
 

@@ -106,7 +106,7 @@ template <int TILE, typename Params>
 __device__ __forceinline__ MergeItem MergeAt(const Params& p, const WorkList& work, int index) {
   MergeItem item;
   if (work.items == nullptr) {
-    const int tile = index / p.num_kv_heads;
+    const int tile = p.kv_heads.Divide(index);
     item.kv_head = index - tile * p.num_kv_heads;
     item.qo_begin = 0;
     item.qo_len = p.qo_len;
@@ -116,12 +116,10 @@ __device__ __forceinline__ MergeItem MergeAt(const Params& p, const WorkList& wo
     item.first_slot = tile * item.count * item.step + item.kv_head;
     return item;
   }
-  const int unit = work.has_shares ? index : index / p.num_kv_heads;
+  const int unit = p.kv_heads.Divide(index);
   item = work.merges[unit];
-  if (!work.has_shares) {
-    item.kv_head = index - unit * p.num_kv_heads;
-    item.first_slot += item.kv_head;
-  }
+  item.kv_head = index - unit * p.num_kv_heads;
+  item.first_slot += item.kv_head;
   return item;
 }
 
@@ -132,7 +130,7 @@ __global__ void __launch_bounds__(THREADS)
   constexpr int BLOCKS = TILE / WARPS;  // of a tile
   const int row = int(blockIdx.x % BLOCKS * WARPS + threadIdx.x / 32);
   const int index = int(blockIdx.x) / BLOCKS;
-  if (work.items != nullptr && index / (work.has_shares ? 1 : p.num_kv_heads) >= *work.num_merges) return;
+  if (work.items != nullptr && p.kv_heads.Divide(index) >= *work.num_merges) return;
   const MergeItem item = MergeAt<TILE>(p, work, index);
   if (item.row_begin + row >= item.qo_len * int(p.group.divisor)) return;
   MergeTileRow<TILE, Variant>(p, work, item, item.kv_head, item.first_slot, row);
@@ -142,7 +140,7 @@ __global__ void __launch_bounds__(THREADS)
 /// call it after a barrier; `others` is memory for one number.
 template <typename Params, typename Variant>
 __device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, const WorkItem& part, int* others) {
-  const int index = work.has_shares ? part.merge : part.merge * p.num_kv_heads + part.kv_head;
+  const int index = part.merge * p.num_kv_heads + part.kv_head;
   int* const arrivals = work.arrivals + index;
   if (threadIdx.x == 0) *others = ptx::AddOrdered(arrivals, 1);
   const MergeItem item = MergeAt<NARROW_TILE>(p, work, index);

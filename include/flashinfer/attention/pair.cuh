@@ -64,9 +64,9 @@ __global__ void __launch_bounds__(merge::THREADS, 4)
   if (place.wide_tile < 0) return;
   const int wide_row = place.wide_row + of_group, narrow_row = place.narrow_row + of_group;
   const MergeItem a = wide.merges[place.wide_tile + wide_row / TILE];
-  const MergeItem b = narrow.merges[(place.narrow_tile + narrow_row / NARROW_TILE) * p.num_kv_heads + kv_head];
+  const MergeItem b = narrow.merges[place.narrow_tile + narrow_row / NARROW_TILE];
   const int64_t shared = int64_t(a.first_slot + kv_head) * TILE + wide_row % TILE, shared_step = int64_t(a.step) * TILE;
-  const int64_t own = int64_t(b.first_slot) * NARROW_TILE + narrow_row % NARROW_TILE;
+  const int64_t own = int64_t(b.first_slot + kv_head) * NARROW_TILE + narrow_row % NARROW_TILE;
   const int64_t own_step = int64_t(b.step) * NARROW_TILE;
   auto part_of = [&](int i) {
     const bool is_shared = i < a.count;

@@ -12,7 +12,7 @@ namespace flashinfer {
 namespace attention {
 
 /// Where the partial states of a query token are: the first tile of its request in the merge items of either list, and
-/// the first of its rows, counted from there. Narrow merge items are one per head.
+/// the first of its rows, counted from there.
 struct alignas(16) TokenPlace {
   int32_t wide_tile;  ///< negative: no such token
   int32_t wide_row, narrow_tile, narrow_row;

@@ -52,7 +52,8 @@ struct AttentionParams {
   const IdType* kv_lens;        ///< [batch], or null: instead of last_page_len
   int32_t qo_len, kv_len;
   FastDivisor page_size;
-  FastDivisor group;  ///< query heads per KV head
+  FastDivisor kv_heads;  ///< num_kv_heads, to divide by
+  FastDivisor group;     ///< query heads per KV head
   int32_t num_qo_heads, num_kv_heads;
   int32_t window_left;  ///< keys left of the diagonal that are visible, negative: all
   int32_t mask_mode;
@@ -88,7 +89,7 @@ constexpr int32_t GRANULE = 64;  ///< items start at multiples of so many keys
 /// A tile and the keys [kv_start, kv_end) it attends to here.
 struct alignas(16) WorkItem {
   int32_t request;    ///< negative: a block that has nothing to do
-  int16_t kv_head;    ///< negative: the item stands for one of each KV head
+  int16_t kv_head;    ///< set by who takes it out of a list, where it stands for one of each KV head
   int16_t is_first;   ///< 1 if no other item of the tile comes before it
   int32_t qo_begin;   ///< first row of the request in q
   int32_t qo_len;     ///< its tokens
@@ -96,14 +97,14 @@ struct alignas(16) WorkItem {
   int32_t kv_len;     ///< its keys; negative: known on the device only (AttentionParams::get_kv_len)
   int32_t row_begin;  ///< first row of the tile
   int32_t kv_start, kv_end;
-  int32_t slot;   ///< where the partial state goes (+ KV head if kv_head < 0); negative: the result is complete
+  int32_t slot;   ///< where the partial state goes (in a list: that of head 0); negative: the result is complete
   int32_t merge;  ///< the MergeItem it is a part of, if it has a slot
   int32_t next;   ///< what comes next in the same share; negative: nothing
 };
 
 /// Slots first_slot + i * step of one tile, i < count, make its result.
 struct alignas(16) MergeItem {
-  int32_t kv_head;  ///< negative: one of each KV head, from first_slot + head
+  int32_t kv_head;  ///< as that of a WorkItem; in a list, slots of head h begin at first_slot + h
   int32_t qo_begin, qo_len;
   int32_t row_begin;
   int32_t first_slot, count, step;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The work planner: a batch of (queries, keys) becomes lists of work items (params.h). Host C++ without CUDA, shared by
 // both backends. It reads host arrays, writes into one buffer that is copied to the device in one go, and takes
-// O(requests * heads + blocks) integer steps.
+// O(requests + blocks) integer steps: an item stands for one of each KV head.
 //
 // Requests of few rows (decode) go to the narrow list: all keys of the batch are cut into ranges of equal length, across
 // the borders of requests, as many as there are resident blocks for all KV heads of each. Any skew of lengths is
@@ -159,8 +159,8 @@ class Planner {
     }
   }
 
-  static MergeItem MergeOf(const WorkItem& item, int32_t head, int32_t first_slot, int32_t count, int32_t step) {
-    return MergeItem{head, item.qo_begin, item.qo_len, item.row_begin, first_slot, count, step, 0};
+  static MergeItem MergeOf(const WorkItem& item, int32_t first_slot, int32_t count, int32_t step) {
+    return MergeItem{-1, item.qo_begin, item.qo_len, item.row_begin, first_slot, count, step, 0};
   }
 
   /// How the keys of a head are cut: `first` ranges, which blocks begin with, and up to `all` in total. The further ones
@@ -192,7 +192,7 @@ class Planner {
     const int64_t each = Quotient(total * heads + blocks - 1, blocks) + PIECE_COST;  // what a block has to do
     const bool is_much = in_.takes_shares && each >= Ranges::MUCH;
     const Ranges ranges(blocks, heads, is_much);
-    Shares shares(out_.narrow, ranges.all, heads, tiles.Size() * heads);
+    Shares shares(out_.narrow, ranges.all, tiles.Size());
     int64_t size = 0, used = 0;
     auto next_range = [&] {
       used = 0;
@@ -235,12 +235,10 @@ class Planner {
         total -= take + PIECE_COST;
       } while (done < granules);
       if (pieces == 1 && !in_.all_partial) continue;
-      for (int32_t head = 0; head < heads; ++head) {
-        out_.narrow_merges.Push(MergeOf(tile, head, out_.narrow_slots + head, pieces, heads));
-      }
+      out_.narrow_merges.Push(MergeOf(tile, out_.narrow_slots, pieces, heads));
       out_.narrow_slots += pieces * heads;
     }
-    out_.shares = shares.End();
+    out_.shares = shares.End() * heads;
   }
 
   /// a / b of numbers that are mostly small: 64-bit division takes several times as long.
@@ -255,7 +253,7 @@ class Planner {
     const int32_t count = int32_t(items.Size() - first);
     if (count < 2 && !in_.all_partial) return;
     const int32_t merge = int32_t(merges.Size());
-    merges.Push(MergeOf(items[first], -1, slots, count, step));
+    merges.Push(MergeOf(items[first], slots, count, step));
     for (size_t i = first; i < items.Size(); ++i, slots += step) {
       items[i].slot = slots;
       items[i].merge = merge;
@@ -368,15 +366,15 @@ class Planner {
         const int64_t ranges =
             in_.narrow_tile == 0 ? 0 : Ranges(std::max(in_.narrow_blocks, 1), heads, in_.takes_shares).all;
         const int64_t cuts = std::max<int64_t>(ranges - 1, 0), cut_tiles = std::min(cuts, narrow_tiles);
-        narrow_items = (narrow_tiles + ranges) * heads;
+        narrow_items = narrow_tiles + ranges;
         narrow_slots = (cuts + cut_tiles) * heads;
-        narrow_merges = cut_tiles * heads;
+        narrow_merges = cut_tiles;
         wide_items = std::max<int64_t>(wide_tiles, wide_blocks_ / heads);
         wide_slots = wide_blocks_;  // tiles are split only as long as all pieces fit in one wave
         wide_merges = std::min<int64_t>(wide_tiles, wide_blocks_);
         if (in_.all_partial) {
-          narrow_slots = narrow_items;
-          narrow_merges = narrow_tiles * heads;
+          narrow_slots = narrow_items * heads;
+          narrow_merges = narrow_tiles;
           wide_slots = std::max<int64_t>(wide_tiles * heads, wide_blocks_);
           wide_merges = wide_tiles;
         }
@@ -400,13 +398,13 @@ class Planner {
     info.keys = 0;
     for (int32_t b = 0; b < in_.batch_size && !in_.cuda_graph; ++b) info.keys += KvLen(b);
     info.has_shares = shares;
-    info.narrow_tickets = place((TICKETS + narrow_merges * (shares ? 1 : heads)) * sizeof(int32_t));
+    info.narrow_tickets = place((TICKETS + narrow_merges * heads) * sizeof(int32_t));
     info.narrow_merges = place(narrow_merges * sizeof(MergeItem));
     info.wide_items = place(wide_items * sizeof(WorkItem));
     info.wide_merges = place(wide_merges * sizeof(MergeItem));
     info.narrow_blocks = narrow_blocks;
     info.wide_blocks = wide_items * heads;
-    info.narrow_merge_blocks = narrow_merges * (shares ? 1 : heads);
+    info.narrow_merge_blocks = narrow_merges * heads;
     info.wide_merge_blocks = wide_merges * heads;
     info.int_bytes = at;
     at = 0;

@@ -138,56 +138,38 @@ inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t AlignUp(int64_t a) { return DivideUp(a, 16) * 16; }
 
 /// Writes the narrow list, range by range: a range is a run of keys, maybe of several tiles, and its shares are those of
-/// the heads. They are neighbours, so that blocks which start side by side read memory that lies side by side.
+/// the heads. Those are neighbours, so that blocks which start side by side read memory that lies side by side.
 class Shares {
  public:
   /// Of at most `ranges` ranges, whose first items are `items` in the beginning; `room` for those that follow.
-  Shares(List<WorkItem>& items, int32_t ranges, int32_t heads, size_t room)
-      : items_(items), ranges_(ranges), heads_(heads) {
-    items.Reserve(size_t(ranges) * heads + room);
-    items.Resize(size_t(ranges) * heads);
+  Shares(List<WorkItem>& items, int32_t ranges, size_t room) : items_(items), ranges_(ranges) {
+    items.Reserve(size_t(ranges) + room);
+    items.Resize(size_t(ranges));
   }
   /// The next range, whose number is returned.
-  int32_t Begin() {
-    Close();
-    return count_++;
-  }
+  int32_t Begin() { return last_ = -1, count_++; }
   int32_t Count() const { return count_; }
-  /// A piece of a tile, for each head. Slots and merges of the heads are neighbours; `piece` has the first.
   void Push(const WorkItem& piece) {
-    const WorkItem copy = piece;  // in registers
-    const bool is_first = last_ < 0;
-    last_ = is_first ? (count_ - 1) * heads_ : int32_t(items_.Size());
-    WorkItem* const to = is_first ? items_.begin() + last_ : items_.Extend(heads_);
-    const int32_t next = int32_t(items_.Size()), step = copy.slot >= 0 ? 1 : 0;
-    for (int32_t head = 0; head < heads_; ++head) {
-      to[head] = copy;
-      to[head].kv_head = int16_t(head);
-      to[head].slot = copy.slot + head * step;
-      to[head].merge = copy.merge + head * step;
-      to[head].next = next + head;  // if it has one (Close)
+    int32_t at = count_ - 1;
+    if (last_ >= 0) {
+      at = items_[last_].next = int32_t(items_.Size());
+      items_.Extend(1);
     }
+    items_[last_ = at] = piece;
   }
-  /// Shares that have items. Those that there was room for get one that says that there is nothing to do.
+  /// Ranges that have items. Those that there was room for get one that says that there is nothing to do.
   int32_t End() {
-    const int32_t used = (last_ >= 0 ? count_ : count_ - 1) * heads_;
-    Close();
+    const int32_t used = last_ >= 0 ? count_ : count_ - 1;
     WorkItem none{};
     none.request = none.slot = none.merge = none.next = -1;
-    std::fill(items_.begin() + used, items_.begin() + size_t(ranges_) * heads_, none);
+    std::fill(items_.begin() + used, items_.begin() + ranges_, none);
     return used;
   }
 
  private:
-  /// The newest range has all its items.
-  void Close() {
-    for (int32_t head = 0; head < heads_ && last_ >= 0; ++head) items_[last_ + head].next = -1;
-    last_ = -1;
-  }
-
   List<WorkItem>& items_;
-  const int32_t ranges_, heads_;
-  int32_t count_ = 0, last_ = -1;  // ranges begun; where the last items of the newest are, -1: it has none
+  const int32_t ranges_;
+  int32_t count_ = 0, last_ = -1;  // ranges begun; the last item of the newest, -1: it has none
 };
 
 }  // namespace attention
