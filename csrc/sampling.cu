@@ -165,6 +165,7 @@ void sample(TensorView out, Optional<TensorView> valid, TensorView input, Option
       p.filter = FilterOf(method == kFromJoint ? Filter::kBoth : Filter::kTopKFirst, k, probability, false);
   }
   p.random = {Seed(op, "seed", seeds, seed, input), Seed(op, "offset", offsets, offset, input)};
+  p.enable_pdl = UsePdl(true, input.device());
   DeviceGuard guard(input.device());
   const Stream stream = get_stream(input.device());
   if (const int64_t words = SampleTableSize(p)) {

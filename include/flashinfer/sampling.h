@@ -52,6 +52,7 @@ struct SampleParams {
   int64_t batch;        ///< outputs
   RandomStream random;
   FilterParams filter;
+  bool enable_pdl;  ///< programmatic dependent launch; not by table
 };
 
 /// Draws one column for each output. SEARCH: the filter is kBoth or kTopKFirst, and the input logits.

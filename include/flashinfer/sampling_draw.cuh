@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   ptx::ClusterArrive();
+  ptx::GridDependencyWait();
   const int64_t output = blockIdx.x / ptx::ClusterSize(), row = InputRow(p, output);
   const float* const input = p.input + row * p.row_stride;
   auto slice = SliceOf<RESIDENT>(input, int(p.vocab), reinterpret_cast<float*>(memory + sizeof(Shared)),
@@ -89,7 +90,7 @@ template <bool SEARCH>
 Status Sample(const SampleParams& p, Stream stream) {
   static_assert(SEARCH, "sampling_stream.cuh has the other one");
   using namespace sampling;
-  return LaunchRows<SampleKernel<true>, SampleKernel<false>>(p.batch, p.vocab, false, stream, p);
+  return LaunchRows<SampleKernel<true>, SampleKernel<false>>(p.batch, p.vocab, p.enable_pdl, stream, p);
 }
 
 }  // namespace flashinfer

@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
   extern __shared__ __align__(16) unsigned char memory[];
   auto* const sums = reinterpret_cast<SegmentSum*>(memory);
   __shared__ uint64_t barrier, masses[VECTORS];
+  ptx::GridDependencyWait();
   const int64_t output = ptx::ClusterId();
   const SegmentSource source(p.input + InputRow(p, output) * p.row_stride, p.vocab);
   const int count = source.Count(), lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -157,6 +158,7 @@ struct Chunks {
 /// One column of those from min_p times the largest on: the largest of chunks first, masses of few chunks later.
 __global__ void __launch_bounds__(STREAM_THREADS, 4) MinPKernel(const __grid_constant__ SampleParams p) {
   __shared__ Chunks chunks;
+  ptx::GridDependencyWait();
   const int64_t output = ptx::ClusterId(), row = InputRow(p, output);
   const SegmentSource source(p.input + row * p.row_stride, p.vocab);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -287,7 +289,7 @@ cudaError_t LaunchStream(const SampleParams& p, bool needs_sums, Stream stream) 
     g.cluster *= 2;
   }
   g.threads = 32 * int(std::min(CeilDiv(segments, g.cluster), most_warps));
-  return LaunchClusters(KERNEL, g, p.batch, false, stream, p);
+  return LaunchClusters(KERNEL, g, p.batch, p.enable_pdl, stream, p);
 }
 
 }  // namespace sampling

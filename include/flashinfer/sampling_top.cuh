@@ -11,6 +11,7 @@ namespace sampling {
 __global__ void __launch_bounds__(TOP_THREADS, 4) TopKernel(const __grid_constant__ SampleParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
   NearShared& shared = *reinterpret_cast<NearShared*>(memory);
+  ptx::GridDependencyWait();
   const int64_t output = ptx::ClusterId(), row = InputRow(p, output);
   const SegmentSource source(p.input + row * p.row_stride, p.vocab);
   const int top_k = ValueOf(p.filter.top_k, p.filter.top_k_by_output ? output : row);
@@ -48,7 +49,7 @@ FLASHINFER_INLINE Status SampleTop(const SampleParams& p, Stream stream) {
     const int largest = LargestCluster<TopKernel>(TOP_THREADS, sizeof(NearShared));
     while (g.cluster < largest && is_worth(2 * g.cluster)) g.cluster *= 2;
   }
-  return LaunchClusters(TopKernel, g, p.batch, false, stream, p);
+  return LaunchClusters(TopKernel, g, p.batch, p.enable_pdl, stream, p);
 }
 
 }  // namespace flashinfer
