@@ -32,7 +32,8 @@ def explain_kinds(op: str, func: Callable[..., Any], error: Exception, *args: An
         hints = get_type_hints(func)
     except NameError:  # of a function of somebody else, whose annotations are for type checkers only
         hints = {}
-    for name, value in inspect.signature(func).bind(*args, **kwargs).arguments.items():
+    arguments = inspect.signature(func).bind(*args, **kwargs).arguments
+    for name, value in sorted(arguments.items(), key=lambda item: "out" in item[0]):  # outputs are made like inputs
         if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "cuda"):
             raise ArgumentError(f"{op}: {name} is on {value.device}, expected the CPU or a CUDA device") from error
         expected = _missed(hints.get(name), value)

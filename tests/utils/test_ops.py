@@ -11,6 +11,7 @@ from typing import Optional
 import pytest
 import torch
 
+import flashinfer
 from flashinfer.errors import ArgumentError
 from flashinfer.utils import register_custom_op, register_fake_op
 
@@ -195,6 +196,8 @@ def test_arguments_of_another_kind():
             f(*arguments)
     with pytest.raises(ArgumentError, match="_test_kinds: y is on meta, expected the CPU or a CUDA device"):
         f(x, x.to("meta"), 1.0, 2, "a")
+    with pytest.raises(ArgumentError, match="rmsnorm: input is on meta, expected the CPU or a CUDA device"):
+        flashinfer.rmsnorm(torch.ones(2, 8, device="meta"), torch.ones(8, device="meta"))
     with pytest.raises(RuntimeError, match=r"^of its own$"):
         register_custom_op("_test_broken", broken, mutates_args=())(x)
 
