@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary position embedding on CUDA (formulas and parameters: rope.h). Bound by DRAM: one kernel serves every form.
+// Rotary position embedding on CUDA (formulas and parameters: rope.h). Bound by DRAM: one kernel serves every form,
+// but whether a table is read or angles are worked out is known when it is compiled: half the code to fetch.
 //
 // An item is two 16-byte vectors of one head, columns c and c + R/2, so that the pairs of either style are in the
 // registers of one thread. The items of all segments of a token (q and k, or also their unrotated parts and v) are
-// numbered through and dealt to blocks of at most 96 threads, one or two per thread.
+// numbered through and dealt to blocks of 64 or 96 threads, one or two per thread.
 // * The loads of the items are issued first. While they fly, each block works out the cosines and sines of its token
 //   once, R/2 threads one each, into shared memory; the other warps wait at the barrier with their loads in flight.
 // * A cos/sin cache is read by each thread for itself instead: 93 us, against 106 through shared memory, because the
 //   chain position -> row is two loads long already (H200, 16384 tokens of 32 + 8 heads of 128, bf16). 88.7 us if blocks
 //   fetch the row of a later token into L2; 91 to 99 us if two items of a thread share what was read of the row.
-// * Two items per thread, 86.3 us with frequencies; one item 88.4; one block of 320 threads per token 96.
+// * Two items per thread, 86.3 us with frequencies; one item 88.4; one block of 320 threads per token 96. Blocks of 64
+//   threads 85.3 us, of 96 85.6, of 160 87.0; with a table 88.2, 88.8 and 89.5.
 // * Frequency and angle are fp64 (some 40 instructions of a thread, hidden behind the loads): reduced to a turn, an
 //   angle needs no slow path for large positions, and the error does not grow with them.
 // * Divisions are multiplications by a reciprocal, tokens are in the grid.
@@ -313,7 +315,8 @@ Status RopeOf(const RopeParams& p, Stream stream) {
   // Two items per thread pay when there is bandwidth to fill: many tokens of many heads.
   const bool two = vectorised && p.tokens >= 1024 && a.items > 160;
   const int64_t per_thread = two ? 2 : 1;
-  const int64_t blocks = CeilDiv(a.items, MAX_THREADS * per_thread);
+  const int64_t most = two || read_cache ? 64 : MAX_THREADS;
+  const int64_t blocks = CeilDiv(a.items, most * per_thread);
   const int64_t threads = CeilDiv(CeilDiv(a.items, blocks * per_thread), 32) * 32;
   const int64_t z = CeilDiv(p.tokens, MAX_Y);
   const dim3 grid(CeilDiv(a.items, threads * per_thread), CeilDiv(p.tokens, z), z);
