@@ -191,6 +191,7 @@ __global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && ALWAYS_TWO<F> ?
   constexpr bool EARLY = NVEC == 2;
   __shared__ float scratch[32];
   ptx::GridDependencyWait();
+  if constexpr (!EARLY) ptx::LaunchDependents();
   if (BlockOfHead() >= a.batch) return;
   const Row<T, F, VEC> row(a, BlockOfHead());
   int column[NVEC];
@@ -212,8 +213,8 @@ __global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && ALWAYS_TWO<F> ?
   if constexpr (EARLY) {
 #pragma unroll
     for (int v = 0; v < NVEC; ++v) w[v] = V::Load(a.weight + column[v]);
+    ptx::LaunchDependents();  // and a fence: without it weights are loaded behind the sum
   }
-  ptx::LaunchDependents();  // and a fence: without it weights are loaded behind the sum
   const float inv_scale = InverseScale<F>(a.scale);
 
   float sum = 0.f;
