@@ -27,10 +27,16 @@ def canonicalize_torch_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
 
 def as_int32(op: str, **indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Index tensors as kernels read them: the very tensors when they are int32 already, copies of other integers."""
-    for name, tensor in indices.items():
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
-            raise ArgumentError(f"{op}: {name} has dtype {tensor.dtype}, expected integers, best torch.int32")
-    return tuple(tensor.to(torch.int32) for tensor in indices.values())
+    return tuple(
+        [tensor if tensor.dtype is torch.int32 else _to_int32(op, name, tensor) for name, tensor in indices.items()]
+    )
+
+
+def _to_int32(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    dtype = tensor.dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise ArgumentError(f"{op}: {name} has dtype {dtype}, expected integers, best torch.int32")
+    return tensor.to(torch.int32)
 
 
 def check_shape_dtype_device(
