@@ -259,7 +259,14 @@ class AttentionVariant:
         )  # fmt: skip
 
     def reference(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: Optional[float] = None, **parameters: Any
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        sm_scale: Optional[float] = None,
+        window_left: int = -1,
+        **parameters: Any,
     ) -> torch.Tensor:
         """The same attention from torch operations, in float32, for checking; ``k`` and ``v`` are NHD."""
         (qo_len, heads, head_dim), (kv_len, kv_heads, _) = q.shape, k.shape
@@ -270,8 +277,11 @@ class AttentionVariant:
         logits = logits * (1 / math.sqrt(head_dim) if sm_scale is None else sm_scale)
         if self._logits is not None:
             logits = self._logits.evaluate({**values, "logit": logits}).expand_as(logits).float()
+        distance = values["q_idx"] + kv_len - qo_len - values["kv_idx"]  # to the left of the diagonal
         if self._causal:
-            logits = logits.masked_fill(values["kv_idx"] + qo_len > values["q_idx"] + kv_len, -math.inf)
+            logits = logits.masked_fill(distance < 0, -math.inf)
+        if window_left >= 0:
+            logits = logits.masked_fill(distance > window_left, -math.inf)
         if self._mask is not None:
             logits = logits.masked_fill(~self._mask.evaluate(values), -math.inf)
         return torch.einsum("hqk,khd->qhd", torch.softmax(logits, dim=-1).nan_to_num(0), v).to(q.dtype)

@@ -64,3 +64,4 @@ def test_logits_alone_run_with_the_kernels_own_masks(tensors):
     scaled = Attention(causal=True, window_left=9, sm_scale=0.5 / 8)
     out = variant.run(q, k, v, window_left=9, slope=0.0)
     torch.testing.assert_close(out.float(), scaled(q, k, v)[0], rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(out, variant.reference(q, k, v, window_left=9, slope=0.0), rtol=2e-3, atol=2e-3)
