@@ -47,6 +47,33 @@ def _declared(
     return VariantParams(_pairs("tensor", tensor_names, tensor_types), _pairs("scalar", scalar_names, scalar_types))
 
 
+def _customized(
+    kind: str,
+    uri: str,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    dims: tuple[int, int],
+    params: VariantParams,
+    variant: tuple[str, str],
+    pos_encoding_mode: int,
+    device: Optional[str],
+    idtype: torch.dtype = torch.int32,
+) -> JitSpec:
+    """``dtypes`` of q, kv and o, ``dims`` of qk and vo, ``variant`` its name and its text."""
+    name, text = variant
+    return AttentionModule(
+        kind,
+        uri,
+        *dtypes,
+        *dims,
+        params=params,
+        variant_name=name,
+        variant_decl=text,
+        idtype=idtype,
+        pos_encoding_mode=int(pos_encoding_mode),
+        device=resolve_device(device),
+    ).spec()
+
+
 def gen_customize_single_decode_module(
     uri: str,
     dtype_q: torch.dtype,
@@ -66,19 +93,11 @@ def gen_customize_single_decode_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """One token of one request; the module has ``run``."""
-    return AttentionModule(
-        "single_decode",
-        uri,
-        *(dtype_q, dtype_kv, dtype_o),
-        *(head_dim_qk, head_dim_vo),
-        params=_declared(
-            additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes
-        ),
-        variant_name=variant_name,
-        variant_decl=variant_decl,
-        pos_encoding_mode=int(pos_encoding_mode),
-        device=resolve_device(device),
-    ).spec()
+    return _customized(
+        "single_decode", uri, (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo),
+        _declared(additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes),
+        (variant_name, variant_decl), pos_encoding_mode, device,
+    )  # fmt: skip
 
 
 def gen_customize_batch_decode_module(
@@ -101,20 +120,11 @@ def gen_customize_batch_decode_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """A few tokens of each request; the module has ``plan``, ``run`` and ``workspace_size``."""
-    return AttentionModule(
-        "batch_decode",
-        uri,
-        *(dtype_q, dtype_kv, dtype_o),
-        *(head_dim_qk, head_dim_vo),
-        params=_declared(
-            additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes
-        ),
-        variant_name=variant_name,
-        variant_decl=variant_decl,
-        idtype=idtype,
-        pos_encoding_mode=int(pos_encoding_mode),
-        device=resolve_device(device),
-    ).spec()
+    return _customized(
+        "batch_decode", uri, (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo),
+        _declared(additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes),
+        (variant_name, variant_decl), pos_encoding_mode, device, idtype,
+    )  # fmt: skip
 
 
 def gen_customize_single_prefill_module(
@@ -140,19 +150,11 @@ def gen_customize_single_prefill_module(
 ) -> JitSpec:
     """Many tokens of one request; the module has ``run``."""
     check_backend("gen_customize_single_prefill_module", backend)
-    return AttentionModule(
-        "single_prefill",
-        uri,
-        *(dtype_q, dtype_kv, dtype_o),
-        *(head_dim_qk, head_dim_vo),
-        params=_declared(
-            additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes
-        ),
-        variant_name=variant_name,
-        variant_decl=variant_decl,
-        pos_encoding_mode=int(pos_encoding_mode),
-        device=resolve_device(device),
-    ).spec()
+    return _customized(
+        "single_prefill", uri, (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo),
+        _declared(additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes),
+        (variant_name, variant_decl), pos_encoding_mode, device,
+    )  # fmt: skip
 
 
 def gen_customize_batch_prefill_module(
@@ -185,20 +187,11 @@ def gen_customize_batch_prefill_module(
     are accepted for callers that name them.
     """
     check_backend("gen_customize_batch_prefill_module", backend)
-    return AttentionModule(
-        "batch_prefill",
-        uri,
-        *(dtype_q, dtype_kv, dtype_o),
-        *(head_dim_qk, head_dim_vo),
-        params=_declared(
-            additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes
-        ),
-        variant_name=variant_name,
-        variant_decl=variant_decl,
-        idtype=idtype,
-        pos_encoding_mode=int(pos_encoding_mode),
-        device=resolve_device(device),
-    ).spec()
+    return _customized(
+        "batch_prefill", uri, (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo),
+        _declared(additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes),
+        (variant_name, variant_decl), pos_encoding_mode, device, idtype,
+    )  # fmt: skip
 
 
 def gen_batch_prefill_attention_sink_module(
