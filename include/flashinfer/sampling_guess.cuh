@@ -40,9 +40,10 @@ __device__ __forceinline__ bool IsCertain(float much, float variance) {
   return much >= 0.f && much * much >= GUESS_DEVIATIONS * GUESS_DEVIATIONS * variance;
 }
 
-/// All columns within the range where they are at most `most_listed`.
+/// All columns within the range where they are at most `most_listed`. sampled() is called once the sample is loaded.
+template <typename Sampled>
 __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const Asked& asked, int most_listed,
-                                            GuessShared& shared) {
+                                            GuessShared& shared, const Sampled& sampled) {
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const float lowest = FromBits(1);
   const bool by_count = asked.count != UNLIMITED, by_mass = asked.by_mass || (asked.top_k_first && !by_count);
@@ -62,8 +63,10 @@ __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const A
   };
   uint32_t* const bins = by_mass ? shared.quanta : shared.counts;
 #pragma unroll
+  for (int j = 0; j < GUESS_EACH; ++j) x[j] = Positive(x[j]);
+  sampled();
+#pragma unroll
   for (int j = 0; j < GUESS_EACH; ++j) {
-    x[j] = Positive(x[j]);
     atomicAdd(bins + bin_of(x[j]), by_mass ? QuantumOf(x[j], scale) : 1u);
   }
   if (by_mass && by_count) {

@@ -8,6 +8,7 @@
 // Where the range does not hold the threshold, or the list does not hold the range, what is known by then makes for a
 // better range. If that does not do either, the leader searches the row.
 #pragma once
+#include "ptx/prefetch.cuh"
 #include "sampling_leader.cuh"
 
 namespace flashinfer {
@@ -54,6 +55,14 @@ struct NearShared {
   uint64_t random;
 };
 
+/// Bring a chunk of a warp into L2.
+__device__ __forceinline__ void PrefetchChunk(const SegmentSource& source, int chunk) {
+  const int begin = chunk * SEGMENT;
+  if (threadIdx.x % 32 == 0 && begin + 4 <= source.vocab && source.aligned) {
+    ptx::PrefetchL2(source.row + begin, min(SEGMENT, source.vocab - begin) / 4 * 16);
+  }
+}
+
 /// Step 2. BELOW: the leader wants to know the quanta of the whole row.
 template <bool BELOW>
 __device__ __forceinline__ void ListNear(const SegmentSource& source, const Range& range, NearShared& shared) {
@@ -68,6 +77,7 @@ __device__ __forceinline__ void ListNear(const SegmentSource& source, const Rang
   for (int chunk = mine; chunk < chunks; chunk += warps) {
     float x[VECTORS][4];
     source.Load<true>(chunk, 0.f, x);
+    if (warps > TOP_WARPS) PrefetchChunk(source, chunk + warps);  // few rows: too little is loaded at a time
     uint64_t sum = 0;
     uint32_t near = 0;
 #pragma unroll
@@ -147,23 +157,23 @@ struct NearList {
 
   __device__ __forceinline__ int At(int i) const { return i < front ? i : i + NEAR_LIST - count; }
 
-  /// f(key, place) of each, over the threads. Keys are loaded by fours: they need not wait for each other.
+  /// f(keys, places) of four at a time, whose steps need not wait for each other; keys of 0 are none. Lanes are far from
+  /// each other: neighbours in the list are of one chunk, and atomic additions to one place are made one by one.
   template <typename F>
   __device__ __forceinline__ void ForEach(const F& f) const {
+    const int each = (count + 31) / 32 | 1, first = threadIdx.x % 32 * each;  // odd: in different banks
 #pragma unroll 1
-    for (int base = threadIdx.x; base < count; base += 4 * TOP_THREADS) {
+    for (int base = threadIdx.x / 32; base < each; base += 4 * TOP_WARPS) {
       uint32_t key[4];
       int place[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int i = base + j * TOP_THREADS;
-        place[j] = At(i < count ? i : 0);
-        key[j] = i < count ? shared.keys[place[j]] : 0;
+        const int i = base + j * TOP_WARPS;
+        const bool is_any = i < each && first + i < count;
+        place[j] = At(is_any ? first + i : 0);
+        key[j] = is_any ? shared.keys[place[j]] : 0;
       }
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (key[j] != 0) f(key[j], place[j]);
-      }
+      f(key, place);
     }
   }
 };
@@ -175,16 +185,26 @@ __device__ __forceinline__ void FillBins(const NearList& list, uint32_t low, uin
                                          ScanShared& scan) {
   const int thread = threadIdx.x;
   const Scale scale(ONE);
+  const bool is_light = high < Bits(0x1p-12f);  // quanta of a list are below 2^32 in all
 #pragma unroll 1
   for (int i = thread; i < NEAR_BINS; i += TOP_THREADS) bins.sums[0][i] = bins.sums[1][i] = bins.sums[2][i] = 0;
   if (thread == 0) bins.bin = -1, bins.last_bin = NEAR_BINS, bins.count_few = 0;
   __syncthreads();
-  list.ForEach([&](uint32_t key, int) {
-    if (key < low || key > high) return;
-    const uint32_t bin = (high - key) >> shift, quantum = QuantumOf(FromBits(key), scale);
-    atomicAdd(bins.sums[0] + bin, 1u);
-    atomicAdd(bins.sums[1] + bin, quantum & 0xFFFFu);
-    atomicAdd(bins.sums[2] + bin, quantum >> 16);
+  list.ForEach([&](const uint32_t (&key)[4], const int (&)[4]) {
+    uint32_t bin[4], quantum[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      bin[j] = key[j] >= low && key[j] <= high ? (high - key[j]) >> shift : NEAR_BINS;
+      quantum[j] = QuantumOf(FromBits(key[j]), scale);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (bin[j] != NEAR_BINS) {
+        atomicAdd(bins.sums[0] + bin[j], 1u);
+        atomicAdd(bins.sums[1] + bin[j], is_light ? quantum[j] : quantum[j] & 0xFFFFu);
+        if (!is_light) atomicAdd(bins.sums[2] + bin[j], quantum[j] >> 16);
+      }
+    }
   });
   __syncthreads();
   constexpr int COUNT = 48;  // bits of quanta; the rest counts columns
@@ -256,8 +276,11 @@ __device__ __forceinline__ Threshold FindNear(const NearList& list, uint32_t low
     __syncthreads();
   }
 
-  list.ForEach([&](uint32_t key, int) {
-    if (key >= low && key <= high) bins.few[atomicAdd(&bins.count_few, 1u)] = key;
+  list.ForEach([&](const uint32_t (&key)[4], const int (&)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (key[j] >= low && key[j] <= high) bins.few[atomicAdd(&bins.count_few, 1u)] = key[j];
+    }
   });
   __syncthreads();
   const uint32_t key = lane < int(within) ? bins.few[lane] : 0, quantum = QuantumOf(FromBits(key), scale);
@@ -335,8 +358,14 @@ __device__ __forceinline__ int DrawNear(const SegmentSource& source, const Asked
   // Quanta are relative to 1 for certain, and none is more than 32 bits.
   if (total >= NEAR_QUANTA || !(total >= NEAR_QUANTA >> 4 || threshold >= 0x1p-24f)) return NOT_NEAR;
 
-  list.ForEach([&](uint32_t key, int place) {
-    if (key >= result.key) atomicAdd(shared.chunk_quanta + shared.chunks[place], quantum_of(key));
+  list.ForEach([&](const uint32_t (&key)[4], const int (&place)[4]) {
+    int chunk[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) chunk[j] = shared.chunks[place[j]];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (key[j] >= result.key) atomicAdd(shared.chunk_quanta + chunk[j], quantum_of(key[j]));
+    }
   });
   __syncthreads();
   // The chunk that holds the target, found by every warp: each lane sums up some.
@@ -366,7 +395,8 @@ __device__ __forceinline__ int SampleNear(const SegmentSource& source, const Ask
   start();
   __syncthreads();
   ptx::ClusterArrive();
-  Range range = GuessRange(source, asked, NEAR_LIST, shared.guess);
+  Range range = GuessRange(source, asked, NEAR_LIST, shared.guess,
+                           [&] { PrefetchChunk(source, ptx::ClusterRank() * TOP_WARPS + thread / 32); });
   ptx::ClusterWait();
 #pragma unroll 1
   for (int turn = 1;; ++turn) {

@@ -39,12 +39,11 @@ FLASHINFER_INLINE Status SampleTop(const SampleParams& p, Stream stream) {
   if (status != cudaSuccess) return status;
   Geometry g{1, TOP_THREADS, false, sizeof(NearShared)};
   if (device.has_clusters && has_cluster_code) {
-    // H200, vocabulary 128256, top_p of 0.9, us of clusters of 16 / 8 / 4 / 2 / 1: 4 rows 14.9 / 16.0, 16 rows
-    // 20.6 / 19.4 / 21.3, 32 rows - / 23.7 / 24.6, 64 rows - / 29.3 / 28.6 / 31.1, 128 rows - / - / 41.0 / 37.0 / 46.4.
+    // H200, vocabulary 128256, top_p of 0.9, us by clusters of 16 / 8 / 4 / 2 / 1: 1 row 13.8 / 14.9, 16 rows
+    // 19.4 / 17.3 / 18.4, 32 rows - / 21.2 / 21.2 / 24.8, 64 rows - / 33.2 / 26.8 / 26.0, 128 rows - / - / 44.5 / 33.2 / 40.4.
     const int64_t chunks = CeilDiv(p.vocab, SEGMENT);
     const auto is_worth = [&](int blocks) {
-      return blocks * TOP_WARPS < 2 * chunks &&
-             p.batch * blocks <= (blocks > MAX_CLUSTER ? 1 : 2) * device.multiprocessors;
+      return blocks * TOP_WARPS < 2 * chunks && p.batch * (blocks == 2 ? 1 : blocks) <= device.multiprocessors;
     };
     const int largest = LargestCluster<TopKernel>(TOP_THREADS, sizeof(NearShared));
     while (g.cluster < largest && is_worth(2 * g.cluster)) g.cluster *= 2;

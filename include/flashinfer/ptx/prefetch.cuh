@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefetches (PTX ISA: Data Movement, "prefetch").
+// Prefetches (PTX ISA: Data Movement, "prefetch", "cp.async.bulk.prefetch.L2").
 #pragma once
+#include <cstdint>
 
 namespace flashinfer {
 namespace ptx {
@@ -8,6 +9,13 @@ namespace ptx {
 /// Bring the line of an address into L2. Nothing waits for it, and an address that cannot be read does no harm.
 __device__ __forceinline__ void PrefetchL2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+/// Bring `bytes` from an address into L2, both multiples of 16. Before SM90 nothing.
+__device__ __forceinline__ void PrefetchL2(const void* address, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes));
+#endif
 }
 
 }  // namespace ptx
