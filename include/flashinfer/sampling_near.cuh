@@ -157,8 +157,8 @@ struct NearList {
 
   __device__ __forceinline__ int At(int i) const { return i < front ? i : i + NEAR_LIST - count; }
 
-  /// f(keys, places) of four at a time, whose steps need not wait for each other; keys of 0 are none. Lanes are far from
-  /// each other: neighbours in the list are of one chunk, and atomic additions to one place are made one by one.
+  /// f(keys, places) of four at a time, whose steps need not wait for each other; keys of 0 are none. Lanes are far
+  /// from each other: neighbours in the list are of one chunk, and atomic additions to one place are made one by one.
   template <typename F>
   __device__ __forceinline__ void ForEach(const F& f) const {
     const int each = (count + 31) / 32 | 1, first = threadIdx.x % 32 * each;  // odd: in different banks
