@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counters of launches that have no plan to keep them in.
+// Memory of launches that have no plan to keep it in: it belongs to the stream, on which they follow each other.
 #pragma once
 #include "tvm_ffi_utils.h"
 // clang-format off
@@ -13,50 +13,87 @@ namespace flashinfer {
 namespace attention {
 
 #ifndef FLASHINFER_CPU
-/// Memory of one device for counters, some for each stream. It stays to the end of the process, when the driver may be
-/// gone before static objects are.
-class StreamCounters {
+/// What streams of one device have. It stays to the end of the process, when the driver may be gone before static objects
+/// are.
+class StreamMemory {
  public:
-  static constexpr int64_t ROOM = 512;  ///< counters of a stream
-  static constexpr size_t MAX_STREAMS = 128;
+  static constexpr int64_t COUNTERS = 512;       ///< of a stream
+  static constexpr int64_t MAX_BYTES = 4 << 20;  ///< of its scratch memory
+  static constexpr size_t MAX_STREAMS = 16;
 
-  /// Those of `stream`, zeroed when it asks first; null if it cannot have any.
-  int32_t* Of(Stream stream) {
-    unsigned long long id = 0;  // a handle may be that of an earlier stream, whose work is not done
-    if (cudaStreamGetId(stream, &id) != cudaSuccess) return nullptr;
+  /// COUNTERS numbers, 0 when asked for first; null if there are none.
+  int32_t* Counters(Stream stream) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = streams_.find(id);
-    if (found != streams_.end()) return found->second;
-    if (streams_.size() == MAX_STREAMS || !Allocate()) return nullptr;
-    int32_t* const counters = memory_ + streams_.size() * ROOM;
-    if (cudaMemsetAsync(counters, 0, ROOM * sizeof(int32_t), stream) != cudaSuccess) return nullptr;
-    return streams_[id] = counters;
+    Place* const place = Find(stream);
+    if (place == nullptr) return nullptr;
+    if (place->counters == nullptr) {
+      void* const memory = Allocate(COUNTERS * sizeof(int32_t));
+      if (memory == nullptr) return nullptr;
+      if (cudaMemsetAsync(memory, 0, COUNTERS * sizeof(int32_t), stream) != cudaSuccess) return nullptr;
+      place->counters = static_cast<int32_t*>(memory);
+    }
+    return place->counters;
+  }
+
+  /// Null if there are not so many bytes.
+  void* Scratch(Stream stream, int64_t bytes) {
+    if (bytes > MAX_BYTES) return nullptr;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Place* const place = Find(stream);
+    if (place == nullptr) return nullptr;
+    if (place->bytes == 0 && (place->scratch = Allocate(bytes)) != nullptr) place->bytes = bytes;
+    return place->bytes >= bytes ? place->scratch : nullptr;
   }
 
  private:
-  bool Allocate() {
-    if (memory_ != nullptr) return true;
+  struct Place {
+    int32_t* counters = nullptr;
+    void* scratch = nullptr;
+    int64_t bytes = 0;
+  };
+
+  Place* Find(Stream stream) {
+    unsigned long long id = 0;  // a handle may be that of an earlier stream, whose work is not done
+    if (cudaStreamGetId(stream, &id) != cudaSuccess) return nullptr;
+    const auto found = places_.find(id);
+    if (found != places_.end()) return &found->second;
+    return places_.size() < MAX_STREAMS ? &places_[id] : nullptr;
+  }
+
+  static void* Allocate(int64_t bytes) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another stream may be captured meanwhile
     cudaThreadExchangeStreamCaptureMode(&mode);
-    const Status status = cudaMalloc(reinterpret_cast<void**>(&memory_), MAX_STREAMS * ROOM * sizeof(int32_t));
+    void* memory = nullptr;
+    const Status status = cudaMalloc(&memory, bytes);
     cudaThreadExchangeStreamCaptureMode(&mode);
-    return status == cudaSuccess;
+    if (status != cudaSuccess) cudaGetLastError();  // others have memory of another kind
+    return status == cudaSuccess ? memory : nullptr;
   }
 
   std::mutex mutex_;
-  std::map<unsigned long long, int32_t*> streams_;
-  int32_t* memory_ = nullptr;
+  std::map<unsigned long long, Place> places_;
 };
 
-/// `count` numbers that are 0 whenever a launch on `stream` begins, given that kernels leave them so. Null if there are
-/// none: for more than there is room for, and while the stream is captured, because its graph may run when it is busy.
-inline int32_t* ArrivalsOf(Stream stream, DLDevice device, int64_t count) {
+/// That of a device; null while the stream is captured, because its graph may run when it is busy.
+inline StreamMemory* MemoryOf(Stream stream, DLDevice device) {
   constexpr int MAX_DEVICES = 16;
-  static StreamCounters* const counters = new StreamCounters[MAX_DEVICES];
+  static StreamMemory* const all = new StreamMemory[MAX_DEVICES];
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (count > StreamCounters::ROOM || device.device_id >= MAX_DEVICES) return nullptr;
+  if (device.device_id >= MAX_DEVICES) return nullptr;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) return nullptr;
-  return counters[device.device_id].Of(stream);
+  return &all[device.device_id];
+}
+
+/// `count` numbers that are 0 whenever a launch on `stream` begins, given that kernels leave them so; or null.
+inline int32_t* ArrivalsOf(Stream stream, DLDevice device, int64_t count) {
+  StreamMemory* const memory = count <= StreamMemory::COUNTERS ? MemoryOf(stream, device) : nullptr;
+  return memory != nullptr ? memory->Counters(stream) : nullptr;
+}
+
+/// Memory that a launch on `stream` may write to, or null.
+inline void* ScratchOf(Stream stream, DLDevice device, int64_t bytes) {
+  StreamMemory* const memory = bytes <= StreamMemory::MAX_BYTES ? MemoryOf(stream, device) : nullptr;
+  return memory != nullptr ? memory->Scratch(stream, bytes) : nullptr;
 }
 #endif
 

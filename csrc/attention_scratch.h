@@ -22,19 +22,46 @@ int64_t ScratchBytes(const Params& params) {
   return is_cut ? blocks * tile * (Params::HEAD_DIM_VO + 1) * int64_t(sizeof(float)) : 0;
 }
 
+/// Scratch memory: the caller's, that of the stream, or allocated.
 class Scratch {
  public:
-  Scratch(const Optional<TensorView>& given, int64_t bytes, DLDevice device)
-      : own_(given.has_value() ? Optional<Tensor>() : Optional<Tensor>(alloc_tensor({bytes}, dl_uint8, device))),
-        view_(given.has_value() ? *given : ViewOf(own_.value())) {}
+  Scratch(const Optional<TensorView>& given, int64_t bytes, DLDevice device) {
+    if (given.has_value()) {
+      view_ = *given;
+      return;
+    }
+    Borrow(bytes, device);
+    if (flat_.data != nullptr || bytes == 0) {
+      view_ = TensorView(tvm::ffi::TensorView(&flat_));
+    } else {
+      own_ = alloc_tensor({bytes}, dl_uint8, device);
+      view_ = ViewOf(own_.value());
+    }
+  }
+  Scratch(const Scratch&) = delete;
 
-  const TensorView& view() const { return view_; }
+  const TensorView& view() const { return view_.value(); }
 
  private:
   static TensorView ViewOf(const Tensor& tensor) { return TensorView(tvm::ffi::TensorView(tensor)); }
 
-  const Optional<Tensor> own_;
-  const TensorView view_;
+  /// Torch takes 3 us to allocate some, and wants no memory of its own kept between calls.
+  void Borrow(int64_t bytes, DLDevice device) {
+    size_ = bytes;
+    flat_.device = device;
+    flat_.ndim = 1;
+    flat_.dtype = dl_uint8;
+    flat_.shape = &size_;
+    flat_.strides = &stride_;
+#ifndef FLASHINFER_CPU
+    if (bytes > 0) flat_.data = ScratchOf(get_stream(device), device, bytes);
+#endif
+  }
+
+  int64_t size_ = 0, stride_ = 1;
+  DLTensor flat_{};
+  Optional<Tensor> own_;
+  std::optional<TensorView> view_;
 };
 
 /// Where the current device launches kernels of `op`, dependently if it can.

@@ -44,7 +44,8 @@ __device__ __forceinline__ void MergeRow(const Params& p, int count, const PartO
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
           const int column = (v * 32 + lane) * 4;
-          x[j][v] = D % 128 == 0 || column < D ? __ldcg(reinterpret_cast<const float4*>(from + column)) : float4{};
+          x[j][v] =
+              column < D && begin + i + j < count ? __ldcg(reinterpret_cast<const float4*>(from + column)) : float4{};
         }
       }
       if (i == 0) {
@@ -61,7 +62,7 @@ __device__ __forceinline__ void MergeRow(const Params& p, int count, const PartO
       }
 #pragma unroll
       for (int j = 0; j < IN_FLIGHT; ++j) {
-        const float w = __shfl_sync(0xffffffffu, weight, i + j);  // 0 beyond the last part, which is loaded again there
+        const float w = __shfl_sync(0xffffffffu, weight, i + j);  // 0 beyond the last part
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
           sum[v][0] += w * x[j][v].x;

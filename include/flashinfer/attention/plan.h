@@ -212,11 +212,13 @@ class Planner {
       int32_t pieces = 0;
       do {  // at least one item, so that a tile without keys gets its zeros
         const int64_t left = granules - done;
-        const bool is_full = used > 0 && size - used < PIECE_COST + std::min(MIN_PIECE, left);
+        // A cut costs two results, their merge and 3 us at the end: a range may end with a tile that is near.
+        const int64_t slack = std::max<int64_t>(MIN_PIECE, size / 32);
+        const bool is_full = used > 0 && size - used < PIECE_COST + std::min(slack, left);
         if (is_full && shares.Count() < ranges.all) next_range();
         const bool can_cut = shares.Count() < ranges.all;
         const int64_t room = std::max<int64_t>(size - used - PIECE_COST, MIN_PIECE);
-        const int64_t take = can_cut && left >= room + MIN_PIECE ? room : left;
+        const int64_t take = can_cut && left >= room + slack ? room : left;
         WorkItem piece = tile;
         piece.kv_start = int32_t(tile.kv_start + done * GRANULE);
         done += take;
