@@ -15,10 +15,10 @@
 // * Plain loads: `L1::no_allocate` cost 4 us, L2 eviction hints gained nothing, prefetching weights to L1 cost 18.
 // * Instructions before the first load count: a division by the number of heads in the row offset cost 6 us on short
 //   rows and 0.25 us of 5.4 on small batches. Hence heads in the grid, 32-bit columns, clamped not guarded loads.
-// * Weights loaded with the row save their latency: 1 x 4096 takes 4.5 us, not 4.8, 16384 x 4096 69.3, not 70.0. The
-//   compiler moves such loads behind the sum unless something stands between, and registers must not cost occupancy.
-// * Two vectors of a warp in one piece of 1 KB, not a block's width apart: 16384 x 4096 69.2 us, not 69.8; 8192 x 8192
-//   with both 69.6, not 72.2. With four vectors and a residual it is the other way round, 134.8 and 134.4 us.
+// * Weights loaded with the row save their latency: 1 x 4096 takes 4.5 us, not 4.7; 8192 x 8192 69.6, not 72.5. The
+//   compiler moves such loads behind the sum unless something stands between. They must not cost occupancy: without
+//   the bound on registers 8192 x 8192 takes 82 us.
+// * Two vectors of a warp in one piece of 1 KB, not a block's width apart: no faster, and 0.1 us slower at 128 x 8192.
 // * After a memset of 512 MB, which leaves L2 full of dirty lines, no copy of 16384 x 4096 was faster than 67.7 us: 256
 //   or 128 threads with one vector each. Bulk loads and stores, rings of them, L2 policies: 68.2 to 73.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
@@ -182,8 +182,7 @@ constexpr int MIN_BLOCKS = 2;
 constexpr int MIN_BLOCKS = 3;
 #endif
 
-/// A block holds one row, NVEC vectors per thread: two, where a warp has 1 KB in one piece and loads its weights with
-/// the row, or four, a block's width apart.
+/// A block holds one row, NVEC vectors per thread. Two leave registers for weights, which are loaded with the row.
 template <typename T, typename F, int VEC, int NVEC>
 __global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && ALWAYS_TWO<F> ? MIN_BLOCKS : 1)
     RMSNormBlockKernel(const __grid_constant__ RowArgs<T> a) {
@@ -198,8 +197,7 @@ __global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && ALWAYS_TWO<F> ?
   bool inside[NVEC];
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
-    const int vector = NVEC == 2 ? (threadIdx.x / 32 * 2 + v) * 32 + threadIdx.x % 32 : threadIdx.x + v * blockDim.x;
-    const int wanted = vector * VEC;
+    const int wanted = int(threadIdx.x + v * blockDim.x) * VEC;
     inside[v] = wanted < a.hidden;
     column[v] = min(wanted, a.hidden - VEC);
   }
