@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // run() of attention modules: tensors become Params, a plan becomes work lists, lists are launched.
 #pragma once
-#include "attention_arrivals.h"
 #include "attention_plan.h"
+#include "attention_streams.h"
 
 namespace flashinfer {
 namespace attention {

@@ -36,6 +36,17 @@ def test_repeated_runs_agree_to_the_bit(device, call):
     assert all(torch.equal(bits(a), bits(b)) for a, b in zip(once, again, strict=True))
 
 
+@pytest.mark.parametrize("call", BATCHED[:2], ids=name_of)
+def test_whoever_takes_what_is_left_the_result_is_the_same(device, call):
+    """Five or seven heads do not divide the blocks of a GPU: shares remain, for blocks that are done first."""
+    for kv_heads in (5, 7):
+        batch = make_batch(device, [1] * 9, [3000, 1, 2500, 64, 0, 1999, 4000, 130, 700], (2 * kv_heads, kv_heads))
+        once, *others = (call(batch, Attention(), page_size=16) for _ in range(4))
+        calls.check(once, batch.expected(), torch.float16)
+        for again in others:
+            assert all(torch.equal(bits(a), bits(b)) for a, b in zip(once, again, strict=True))
+
+
 @pytest.mark.parametrize("split", [{"disable_split_kv": True}, {"fixed_split_size": 16}], ids=lambda x: next(iter(x)))
 @pytest.mark.parametrize("call", BATCHED[1:], ids=name_of)
 def test_a_request_does_not_depend_on_its_batch(device, call, split):
