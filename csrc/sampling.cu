@@ -6,7 +6,7 @@
 #if defined(FLASHINFER_CPU)
 #include <flashinfer/sampling_cpu.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/sampling_draw.cuh>
+#include <flashinfer/sampling_draw_long.cuh>
 #include <flashinfer/sampling_rows.cuh>
 #include <flashinfer/sampling_softmax.cuh>
 #include <flashinfer/sampling_speculative.cuh>

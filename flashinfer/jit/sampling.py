@@ -14,7 +14,7 @@ __all__ = ["gen_sampling_module", "gen_sampling_modules"]
 def _units() -> Iterator[tuple[str, dict[str, Any]]]:
     """Kernel units, each small enough to compile in a few seconds."""
     yield "draw", {"header": "draw", "instances": ["Sample<true>(const SampleParams&, Stream)"]}
-    for header in ("stream", "table", "top", "softmax", "speculative"):
+    for header in ("draw_long", "stream", "table", "top", "softmax", "speculative"):
         yield header, {"header": header, "instances": []}
     for dtype in ("float", "float16_t", "bfloat16_t"):
         for function in ("RenormRows", "MaskRows"):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws of tokens from what top-k and top-p keep of logits (definitions and parameters: sampling.h): load the row, find
-// the threshold, sum up masses, draw. Probabilities are drawn from in sampling_top.cuh.
+// the threshold, sum up masses, draw. Rows that no cluster can hold: sampling_draw_long.cuh. Probabilities are drawn from
+// in sampling_top.cuh.
 #pragma once
 #include "sampling.cuh"
 #include "sampling_select.cuh"
@@ -86,11 +87,22 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
 
 }  // namespace sampling
 
+/// Draws where no cluster can hold a row (sampling_draw_long.cuh).
+FLASHINFER_INLINE Status SampleLong(const SampleParams& params, Stream stream);
+
 template <bool SEARCH>
 Status Sample(const SampleParams& p, Stream stream) {
   static_assert(SEARCH, "sampling_stream.cuh has the other one");
   using namespace sampling;
-  return LaunchRows<SampleKernel<true>, SampleKernel<false>>(p.batch, p.vocab, p.enable_pdl, stream, p);
+  cudaError_t status;
+  const Device& device = Device::Current(status);
+  if (status != cudaSuccess) return status;
+  bool has_cluster_code = false;
+  status = PrepareKernel<SampleKernel<true>>(device, has_cluster_code);
+  if (status != cudaSuccess) return status;
+  const Geometry g = GeometryOf(p.batch, p.vocab, device, has_cluster_code);
+  return g.is_resident ? LaunchClusters(SampleKernel<true>, g, p.batch, p.enable_pdl, stream, p)
+                       : SampleLong(p, stream);
 }
 
 }  // namespace flashinfer
