@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws of tokens from what top-k and top-p keep of logits (definitions and parameters: sampling.h): load the row, find
-// the threshold, sum up masses, draw. Rows that no cluster can hold: sampling_draw_long.cuh. Probabilities are drawn from
-// in sampling_top.cuh.
+// the threshold, sum up masses, draw. Rows that no cluster can hold: sampling_draw_long.cuh. Probabilities are drawn
+// from in sampling_top.cuh.
 #pragma once
 #include "sampling.cuh"
 #include "sampling_select.cuh"
