@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling on CUDA (definitions and parameters: sampling.h): what the kernels share. Where no threshold is searched,
 // clusters read rows by segments and hold none, unless they are written again (softmax). Draws from probabilities guess
-// the threshold, read rows once and list what is near the guess. For any other search, a cluster of up to 8 blocks
-// holds a row in shared memory: 64 KB of a vocabulary of 128256 each, three blocks on an SM, so that one loads while
-// others compute. Where rows to be written are many, a block reads one once and lists what may be kept.
+// the threshold, read rows once and list what is near the guess; rows that are filtered and written, all that may be
+// kept. For a search in logits, a cluster of up to 8 blocks holds a row in shared memory: 64 KB of a vocabulary of
+// 128256 each, three blocks on an SM, so that one loads while others compute.
 // Entries and their kernels:
 //   sampling_stream.cuh       tokens without a search: of all columns, of min-p
 //   sampling_top.cuh          tokens of top-k and top-p, from probabilities
@@ -18,15 +18,13 @@
 //   sampling_guess.cuh        where the threshold most likely is, from a sample of the row
 //   sampling_leader.cuh       draws by one block that reads the row again and again, where the guess was wrong
 //   sampling_scan.cuh         running sums over a block
-//   sampling_filter.cuh       kernel of sampling_rows.cuh for rows that are held
-//   sampling_held.cuh         a row that a cluster holds
-//   sampling_search.cuh       its threshold: the steps and what they share
-//   sampling_bracket.cuh      the first steps: histograms
-//   sampling_decide.cuh       the last steps: the few columns that are left are sorted
-//   sampling_list.cuh         a row that a block reads once and does not hold
-//   sampling_row.cuh          other rows: of logits, too long to be held, not to be listed
+//   sampling_sieve.cuh        a row that is written, in one read: what may be kept is listed
+//   sampling_bound.cuh        which columns these are, from a sample of the row
+//   sampling_seek.cuh         the threshold among them, or in the row where the list is of no use
+//   sampling_chunk.cuh        such a row: read and written by chunks
+//   sampling_row.cuh          other rows: of logits
 //   sampling_select.cuh       their threshold
-//   sampling_key.cuh          a threshold among keys at hand, for sampling_select.cuh and sampling_list.cuh
+//   sampling_key.cuh          a threshold among keys at hand, for sampling_select.cuh
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "ptx/pdl.cuh"
@@ -115,10 +113,9 @@ struct Device {
   }
 };
 
-/// How to spread rows of `vocab` columns over blocks that need `bytes` besides. The result does not depend on it.
-inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bool has_cluster_code, int threads = 256,
-                           size_t bytes = sizeof(Shared)) {
-  Geometry g{1, threads, true, 0};
+/// How to spread rows of `vocab` columns over blocks. The result does not depend on it.
+inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bool has_cluster_code) {
+  Geometry g{1, Threads(true), true, 0};
   const auto slice = [&] { return (CeilDiv(vocab, g.cluster) + 3) / 4 * 4; };
   if (device.has_clusters && has_cluster_code) {
     // At most 16K columns, so that three blocks share an SM; fewer while SMs would idle.
@@ -127,29 +124,9 @@ inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bo
       g.cluster *= 2;
     }
   }
-  g.shared_bytes = bytes + slice() * sizeof(float);
-  if (int64_t(g.shared_bytes) > device.shared_bytes) g = {1, 512, false, sizeof(Shared)};
+  g.shared_bytes = sizeof(Shared) + slice() * sizeof(float);
+  if (int64_t(g.shared_bytes) > device.shared_bytes) g = {1, Threads(false), false, sizeof(Shared)};
   return g;
-}
-
-constexpr int SURVIVORS = 12288;    // columns that a block which does not hold its row can list: two blocks fit an SM
-constexpr int LISTED_VOCAB = 8192;  // from so many columns on that pays
-
-struct alignas(8) Survivor {
-  uint32_t key;
-  int column;
-};
-
-/// Whether a block reads each row once (sampling_list.cuh) instead of a cluster that holds it (sampling_filter.cuh):
-/// rows are many, and the list can be expected to hold what the filter keeps. What top_k and top_p of each row are, the
-/// host does not know; a row whose list is too long is searched.
-/// H200, vocabulary 128256, us at 1 / 64 / 512 rows of a draw, when these were made so too, list against clusters: top_k
-/// of 50, 42 / 49 / 133 against 16 / 41 / 210; top_p 67 / 77 / 211 against 22 / 57 / 311. So few rows are faster spread
-/// over clusters, and somewhere above 64 rows that changes.
-inline bool IsListed(const FilterParams& f, int64_t rows) {
-  if (rows < 128) return false;
-  if (f.top_k.values != nullptr || f.top_k.value <= SURVIVORS / 2) return true;
-  return f.filter == Filter::kBoth && (f.top_p.values != nullptr || f.top_p.value < 1.f);
 }
 
 /// Whether KERNEL was compiled for SM90 or later, where its cluster instructions are not left out; and let it use as
@@ -229,8 +206,8 @@ cudaError_t LaunchClusters(void (*kernel)(Params), const Geometry& g, int64_t ro
   return cudaLaunchKernelEx(&config, kernel, params);
 }
 
-/// Launch RESIDENT, of so many threads and bytes for a block, or STREAMING where no cluster can hold a row.
-template <auto RESIDENT, auto STREAMING, int THREADS = 256, size_t BYTES = sizeof(Shared), typename Params>
+/// Launch RESIDENT, or STREAMING where no cluster can hold a row.
+template <auto RESIDENT, auto STREAMING, typename Params>
 cudaError_t LaunchRows(int64_t rows, int64_t vocab, bool enable_pdl, Stream stream, const Params& params) {
   cudaError_t status;
   const Device& device = Device::Current(status);
@@ -238,27 +215,8 @@ cudaError_t LaunchRows(int64_t rows, int64_t vocab, bool enable_pdl, Stream stre
   bool has_cluster_code = false;
   status = PrepareKernel<RESIDENT>(device, has_cluster_code);
   if (status != cudaSuccess) return status;
-  const Geometry g = GeometryOf(rows, vocab, device, has_cluster_code, THREADS, BYTES);
+  const Geometry g = GeometryOf(rows, vocab, device, has_cluster_code);
   return LaunchClusters(g.is_resident ? RESIDENT : STREAMING, g, rows, enable_pdl, stream, params);
-}
-
-/// The same; STREAMING reads a row once, a block each, where that pays.
-template <auto RESIDENT, auto STREAMING, int THREADS, size_t BYTES, typename Params>
-cudaError_t LaunchFilter(int64_t rows, int64_t vocab, bool enable_pdl, Stream stream, const Params& params,
-                         bool in_one_read) {
-  cudaError_t status;
-  const Device& device = Device::Current(status);
-  if (status != cudaSuccess) return status;
-  const size_t bytes = sizeof(Shared) + SURVIVORS * sizeof(Survivor);
-  if (!in_one_read || vocab < LISTED_VOCAB || int64_t(bytes) > device.shared_bytes) {
-    return LaunchRows<RESIDENT, STREAMING, THREADS, BYTES>(rows, vocab, enable_pdl, stream, params);
-  }
-  bool has_cluster_code = false;
-  status = PrepareKernel<STREAMING>(device, has_cluster_code);
-  if (status != cudaSuccess) return status;
-  Params listed = params;
-  listed.filter.in_one_read = true;
-  return LaunchClusters(STREAMING, {1, Threads(false), false, bytes}, rows, enable_pdl, stream, listed);
 }
 
 }  // namespace sampling

@@ -37,7 +37,6 @@ struct FilterParams {
   PerRow<float> top_p;   ///< min_p for kMinP
   bool top_k_by_output;  ///< which row a parameter belongs to: that of the output, or that of the input
   bool top_p_by_output;
-  bool in_one_read = false;  ///< CUDA: how the kernel works; the launch says
 };
 
 struct SampleParams {

@@ -127,10 +127,11 @@ Status RenormRows(const RowParams<T>& p, Stream) {
       const int emax = BiasedExponent(largest);
       const float threshold =
           largest > 0.0f ? FilterThreshold(p.filter, r, r, row.weights(), p.vocab, emax, 0, row.selector()) : 0.0f;
-      const uint64_t total = row.SumUp(threshold, emax);
-      const float normaliser = total == 0 ? 0.0f : 512.0f / float(total);
       const Scale scale(emax);
       const float* w = row.weights();
+      uint64_t total = 0;
+      for (int64_t i = 0; i < p.vocab; ++i) total += w[i] >= threshold ? ColumnMass(w[i], scale) : 0;
+      const float normaliser = total == 0 ? 0.0f : 512.0f / float(total);
       T* out = p.out + r * p.out_stride;
       const Vec zero{}, low = Broadcast(threshold);
       ForEachVec(p.vocab, [&](int64_t i, auto lanes) {

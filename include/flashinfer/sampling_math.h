@@ -6,7 +6,7 @@
 //   key     bits of a weight: as integers they are ordered as the weights are
 //   emax    biased exponent of the row's largest weight: what fixed-point numbers are relative to
 //   mass    of 4 neighbouring columns: their float sum (a + b) + (c + d), in units of 2^-40 of 2^(emax - 127)
-//           what a draw and a normaliser add up
+//           what a draw adds up; a normaliser, of each column on its own
 //   segment of a row: SEGMENT columns. Where logits need no threshold, the weights of a segment are relative to a power
 //           of two of its own, so that they can be summed up before the row's largest logit is known; sums of segments
 //           are shifted to the row's power of two. So 2^exponent times the weight of a logit does not depend on others
@@ -179,6 +179,12 @@ FLASHINFER_HD uint32_t QuantumOf(float weight, const Scale& scale) {
   const float x = scale(weight);
   return x < 4294967296.f ? uint32_t(int64_t(nearbyintf(x))) : ~uint32_t{0};
 #endif
+}
+
+/// Mass of one column, truncated.
+FLASHINFER_HD uint64_t ColumnMass(float weight, const Scale& scale) {
+  const float units = scale(weight) * 512.f;
+  return uint64_t(units < 4398046511104.f ? units : 4398046511104.f);  // 2^42: only infinity has more
 }
 
 /// Quanta that the probability top_p is worth: columns are kept while those above them have less. At least 1, which

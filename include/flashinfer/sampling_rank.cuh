@@ -12,7 +12,6 @@ namespace sampling {
 constexpr int RANK_THREADS = 256, RANK_WARPS = RANK_THREADS / 32;
 constexpr int RANKED = RANK_THREADS;  // keys that are sorted at once
 constexpr int RANK_BINS = RANK_THREADS;
-constexpr int RANK_LIST = 4096;  // keys at most
 constexpr unsigned WARP = 0xffffffffu;
 
 struct RankShared {
@@ -52,8 +51,8 @@ struct Ranked {
   uint64_t kept_quanta;  // of all that are kept
 };
 
-/// The smallest key within [low, high] that is kept, of keys key_at(i), i < n <= RANK_LIST, `within` of them; quanta
-/// are below 2^40. `count` and `quanta` are of columns above `high`. There must be a key within; the largest is kept.
+/// The smallest key within [low, high] that is kept, of keys key_at(i), i < n <= 65536, `within` of them; quanta are
+/// below 2^32. `count` and `quanta` are of columns above `high`. There must be a key within; the largest is kept.
 template <typename KeyAt, typename QuantumOfKey>
 __device__ __forceinline__ Ranked FindRanked(int n, uint32_t within, const KeyAt& key_at,
                                              const QuantumOfKey& quantum_of, uint32_t low, uint32_t high,
@@ -73,12 +72,12 @@ __device__ __forceinline__ Ranked FindRanked(int n, uint32_t within, const KeyAt
       const uint32_t bin = (high - key) >> shift;
       const uint64_t quantum = quantum_of(key);
       atomicAdd(shared.counts + bin, 1u);
-      atomicAdd(shared.low_quanta + bin, uint32_t(quantum) & 0xFFFFFu);
-      atomicAdd(shared.high_quanta + bin, uint32_t(quantum >> 20));
+      atomicAdd(shared.low_quanta + bin, uint32_t(quantum) & 0xFFFFu);
+      atomicAdd(shared.high_quanta + bin, uint32_t(quantum >> 16));
     }
     __syncthreads();
     const uint32_t mine = shared.counts[thread];
-    const uint64_t weight = shared.low_quanta[thread] + (uint64_t{shared.high_quanta[thread]} << 20);
+    const uint64_t weight = shared.low_quanta[thread] + (uint64_t{shared.high_quanta[thread]} << 16);
     uint64_t columns = mine, before = weight;
     RankScan(columns, before, shared);
     columns += count, before += quanta;

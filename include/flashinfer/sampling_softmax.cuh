@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Softmax (definition and parameters: sampling.h). A cluster works on a row: each warp holds the weights of its
 // segments, tells all blocks their sums, and writes them divided by the total. Up to 128 segments, a vocabulary of
-// 131072, are held in registers, one by each warp of 16 blocks; more in shared memory; otherwise segments are read twice.
+// 131072, are held in registers, one by each warp of 16 blocks; more in shared memory; or else they are read twice.
 // Several blocks on an SM: one loads while others compute and store.
-// H200, vocabulary 128256, us at 1 / 16 / 64 / 512 rows: 7.4 / 12.0 / 23.8 / 137 in registers, 8.9 / 12.7 / 28.2 / 139 in
-// shared memory by clusters of 8. (Four blocks on an SM instead of five: 7.0 / 11.5 / 25.9 / 145.)
+// H200, vocabulary 128256, us at 1 / 16 / 64 / 512 rows: 7.1 / 11.8 / 23.8 / 135 in registers, 8.9 / 12.9 / 28.2 / 139
+// in shared memory by clusters of 8. (Four blocks on an SM instead of five: 7.0 / 11.5 / 25.9 / 145.)
 #pragma once
 #include "ptx/cp_async.cuh"
 #include "sampling.cuh"
@@ -163,32 +163,6 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, HOLD == Hold::kRegisters ?
   }
 }
 
-/// Blocks of the largest cluster that KERNEL can have: more than 8 are not to be had on any device. Asked once.
-template <auto KERNEL>
-int LargestSoftmaxCluster() {
-  static int known[64];
-  int id = 0;
-  if (cudaGetDevice(&id) != cudaSuccess || id >= 64) return MAX_CLUSTER;
-  if (known[id] == 0) {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = SOFTMAX_CLUSTER;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(SOFTMAX_CLUSTER);
-    config.blockDim = dim3(SOFTMAX_WARPS * 32);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int clusters = 0;
-    const bool allows_more =
-        cudaFuncSetAttribute(KERNEL, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
-        cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &config) == cudaSuccess && clusters > 0;
-    if (!allows_more) cudaGetLastError();  // it is no error of ours
-    known[id] = allows_more ? SOFTMAX_CLUSTER : MAX_CLUSTER;
-  }
-  return known[id];
-}
-
 }  // namespace sampling
 
 template <>
@@ -201,7 +175,7 @@ FLASHINFER_INLINE Status SoftmaxRows<float>(const RowParams<float>& p, Stream st
   status = PrepareKernel<SoftmaxKernel<Hold::kShared>>(device, has_cluster_code);
   if (status != cudaSuccess) return status;
   const int count = int(CeilDiv(p.vocab, SEGMENT));
-  const int largest = has_cluster_code ? LargestSoftmaxCluster<SoftmaxKernel<Hold::kRegisters>>() : 1;
+  const int largest = has_cluster_code ? LargestCluster<SoftmaxKernel<Hold::kRegisters>>(SOFTMAX_WARPS * 32, 0) : 1;
   Geometry g{1, 0, true, count * sizeof(SegmentSum)};
   // As few blocks as can have a warp for each segment; more while SMs would idle.
   while (g.cluster < largest && (count > SOFTMAX_WARPS * g.cluster ||

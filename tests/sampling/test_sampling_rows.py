@@ -180,3 +180,65 @@ def test_devices_agree(vocab):
         (flashinfer.top_k_mask_logits, x, 20),
     ):
         assert torch.equal(function(argument, parameter), function(argument.cuda(), parameter).cpu()), function.__name__
+
+
+def unusual(kind: str, rows: int, vocab: int) -> torch.Tensor:
+    """Rows that samples, lists and bins are not made for."""
+    p, columns = probs(rows, vocab, "cpu"), torch.arange(vocab, dtype=torch.float32).expand(rows, vocab)
+    if kind == "flat":
+        p = probs(rows, vocab, "cpu", 1.0)
+    elif kind == "equal":
+        p = torch.full_like(p, 1 / vocab)
+    elif kind == "ascending":
+        p = torch.nn.functional.normalize(columns, p=1, dim=-1)
+    elif kind == "descending":
+        p = p.sort(dim=-1, descending=True).values
+    elif kind == "one":
+        p = (columns == vocab // 3).float()
+    elif kind == "ties":
+        p = torch.softmax(2 * torch.randn(rows, vocab).round(), dim=-1)
+    elif kind == "nothing":
+        p = torch.zeros_like(p)
+    elif kind == "few":
+        p = torch.where(torch.rand_like(p) < 1e-3, p, 0.0)
+    elif kind == "nan":
+        p = torch.where(columns % 1000 == 5, torch.nan, p)
+    elif kind == "tiny":
+        p = p * 1e-38
+    elif kind == "heavy":
+        p = p * 1e4
+    return p
+
+
+UNUSUAL = ["soft", "flat", "equal", "ascending", "descending", "one", "ties", "nothing", "few", "nan", "tiny", "heavy"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="compares two devices")
+@pytest.mark.parametrize("rows, vocab", [(1, 128256), (70, 128256), (300, 40001), (9, 8193), (5, 300)])
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_unusual_rows_on_both_devices(kind, rows, vocab):
+    """To the bit, whether what is kept was listed, sought in the row or is everything."""
+    p = unusual(kind, 5, vocab)
+    logits = p.log().nan_to_num(nan=torch.nan, neginf=-INF) + 9
+    ks = torch.tensor([1, 50, 2000, vocab // 2, vocab], dtype=torch.int32)
+    for function, x, parameters in (
+        (flashinfer.top_p_renorm_probs, p, [0.9, torch.tensor([0.2, 0.999, 1.0, 0.0, 0.9])]),
+        (flashinfer.top_k_renorm_probs, p, [50, ks]),
+        (flashinfer.top_k_renorm_probs, p.bfloat16(), [50]),
+        (flashinfer.top_k_mask_logits, logits, [50, ks]),
+        (flashinfer.top_k_mask_logits, logits.half(), [50]),
+    ):
+        repeated = x.cuda()[torch.arange(rows, device="cuda") % 5]
+        for parameter in parameters:
+            expected = function(x, parameter)[torch.arange(rows) % 5]
+            if torch.is_tensor(parameter):
+                parameter = parameter.cuda()[torch.arange(rows, device="cuda") % 5]
+            assert_equal(function(repeated, parameter).cpu(), expected)
+
+
+def assert_equal(one, other):
+    """Bits, but that NaN is NaN."""
+    assert torch.equal(one.isnan(), other.isnan())
+    assert torch.equal(
+        one.nan_to_num(nan=0.0, neginf=-INF, posinf=INF), other.nan_to_num(nan=0.0, neginf=-INF, posinf=INF)
+    )

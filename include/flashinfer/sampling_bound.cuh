@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the threshold of a filter probably is: a sample of the row is put into bins, and what is below each of them
+// tells which columns are dropped and which are kept, but for a few standard deviations. A wrong guess costs time.
+#pragma once
+#include <cfloat>
+
+#include "ptx/reduce.cuh"
+#include "sampling_chunk.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int BOUND_THREADS = CHUNK_THREADS, BOUND_WARPS = CHUNK_WARPS;
+constexpr int BOUND_BINS = 2 * BOUND_THREADS;
+constexpr int BOUND_VECTORS = 4;  // of four columns that a thread takes
+constexpr int BOUND_PIECE = 16;   // columns that follow each other: what DRAM reads
+constexpr int BOUND_SAMPLES = BOUND_VECTORS * 4 * BOUND_THREADS;
+constexpr float BOUND_DEVIATIONS = 4.5f;
+constexpr uint32_t BELOW_TWO = 0x3fffffffu;  // the key that bins of weights begin at
+constexpr float BOUND_LEAST = 4.f;           // samples above a bound by mass
+
+struct BoundShared {
+  uint32_t bins[BOUND_BINS];
+  uint32_t top, bottom;  // keys
+  int32_t low_bin, high_bin;
+  float samples, samples_before;
+  float scratch[3][BOUND_WARPS];
+};
+
+/// What is asked of a row: `count` columns, or the columns but for `rest` of the mass (negative: no such limit).
+struct BoundLimits {
+  float count, rest;
+};
+
+/// Keys from `low` on are to be looked at, those above `high` are probably all kept; and how many the former are.
+struct Bounds {
+  uint32_t low, high;
+  float expected;
+};
+
+/// By all threads of a block of BOUND_THREADS; the same row gives the same result in each block. `meanwhile()` is
+/// called while the sample is loaded.
+template <bool SIGNED, typename T, typename F>
+__device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const BoundLimits& limits, BoundShared& shared,
+                                             const F& meanwhile) {
+  constexpr int EACH = 4 * BOUND_VECTORS, PIECES = BOUND_SAMPLES / BOUND_PIECE, OF_PIECE = BOUND_PIECE / 4;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  float x[BOUND_VECTORS][4];
+#pragma unroll
+  for (int i = 0; i < BOUND_VECTORS; ++i) {
+    const int piece = i * (BOUND_THREADS / OF_PIECE) + thread / OF_PIECE;
+    const int column = int(uint64_t(piece) * (vocab / BOUND_PIECE) / PIECES) * BOUND_PIECE + thread % OF_PIECE * 4;
+    if (IsVector<T>(row)) {  // of a row that has more than one piece
+      LoadVector(row + column, x[i]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[i][e] = ToFloat(row[column + e]);
+    }
+  }
+  meanwhile();
+  for (int i = thread; i < BOUND_BINS; i += BOUND_THREADS) shared.bins[i] = 0;
+  if (SIGNED && thread == 0) shared.top = 0, shared.bottom = ~0u;
+  __syncthreads();
+  const auto counts = [](float value) { return SIGNED ? fabsf(value) < INFINITY : value > 0.f && value < INFINITY; };
+  uint32_t top = BELOW_TWO, bottom = 1;
+  if constexpr (SIGNED) {
+    top = 0, bottom = ~0u;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const uint32_t key = OrderedKey(x[i / 4][i % 4]);
+      if (counts(x[i / 4][i % 4])) top = max(top, key), bottom = min(bottom, key);
+    }
+    top = ptx::ReduceMax(top), bottom = ptx::ReduceMin(bottom);
+    if (lane == 0) atomicMax(&shared.top, top), atomicMin(&shared.bottom, bottom);
+    __syncthreads();
+    top = shared.top, bottom = shared.bottom;
+  }
+  const float each = float(vocab) / float(BOUND_SAMPLES), mean = limits.count / each;
+  const float most = mean + BOUND_DEVIATIONS * sqrtf(mean) + 3.f, least = mean - BOUND_DEVIATIONS * sqrtf(mean) - 3.f;
+  Bounds bounds{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u, 0.f};  // all but -inf, or 0
+  float higher = 0.f;                                                // samples above `top`
+#pragma unroll 1
+  for (int turn = 0; turn < 4; ++turn) {
+    // Bins downwards from the top. 16 to an octave tell enough of weights.
+    const int shift = SIGNED ? max(0, 23 - __clz(max(top, bottom) - bottom)) : 19;
+    const auto upper_key = [&](int bin) { return int64_t(top) - (int64_t(bin) << shift); };
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const uint32_t key = ColumnKey<SIGNED>(x[i / 4][i % 4]);
+      if (!counts(x[i / 4][i % 4]) || (SIGNED && (key > top || key < bottom))) continue;
+      atomicAdd(shared.bins + (key > top ? 0 : min((top - key) >> shift, BOUND_BINS - 1u)), 1u);
+    }
+    if (thread == 0) shared.low_bin = BOUND_BINS, shared.high_bin = -1;
+    __syncthreads();
+    // Upwards from the lowest bin: samples below, their weight and its square. A thread has two bins.
+    float count[2], weight[2], sums[3] = {}, before[3];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int bin = BOUND_BINS - 1 - 2 * thread - i;
+      count[i] = float(shared.bins[bin]);
+      weight[i] = SIGNED ? 0.f : FromBits(uint32_t(max(upper_key(bin), int64_t{1})));
+      sums[0] += count[i], sums[1] += count[i] * weight[i], sums[2] += count[i] * weight[i] * weight[i];
+    }
+#pragma unroll
+    for (int n = 0; n < (SIGNED ? 1 : 3); ++n) {
+      float through = sums[n];
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const float below = __shfl_up_sync(0xffffffffu, through, offset);
+        if (lane >= offset) through += below;
+      }
+      before[n] = __shfl_up_sync(0xffffffffu, through, 1);
+      if (lane == 0) before[n] = 0.f;
+      if (lane == 31) shared.scratch[n][warp] = through;
+    }
+    __syncthreads();
+    float all = higher;
+#pragma unroll
+    for (int w = 0; w < BOUND_WARPS; ++w) {
+      all += shared.scratch[0][w];
+#pragma unroll
+      for (int n = 0; n < (SIGNED ? 1 : 3); ++n) before[n] += w < warp ? shared.scratch[n][w] : 0.f;
+    }
+    if (turn == 0) bounds.expected = each * all;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int bin = BOUND_BINS - 1 - 2 * thread - i;
+      const float through = all - before[0];  // samples of this bin and above
+      bool is_low = through >= most, is_high = through < least;
+      if constexpr (!SIGNED) {
+        const float deviation = BOUND_DEVIATIONS * sqrtf(before[2]);
+        is_low |= through >= BOUND_LEAST && each * (before[1] + deviation) <= limits.rest;
+        // The weight of a sample is overestimated by up to a bin.
+        is_high &= limits.rest < 0.f || each * (0.95f * before[1] - deviation) > limits.rest;
+        before[1] += count[i] * weight[i], before[2] += count[i] * weight[i] * weight[i];
+      }
+      before[0] += count[i];
+      if (is_low) atomicMin(&shared.low_bin, bin);
+      if (is_high) atomicMax(&shared.high_bin, bin);
+    }
+    for (int i = thread; i < BOUND_BINS; i += BOUND_THREADS) shared.bins[i] = 0;
+    __syncthreads();
+    const int low = shared.low_bin, high = shared.high_bin;
+#pragma unroll
+    for (int i = 1; i >= 0; --i) {
+      before[0] -= count[i];
+      if (BOUND_BINS - 1 - 2 * thread - i == low) {
+        shared.samples = all - before[0], shared.samples_before = all - before[0] - count[i];
+      }
+    }
+    __syncthreads();
+    if (turn == 0 && high >= 0 && high < low) bounds.high = uint32_t(max(upper_key(high + 1), int64_t{1}));
+    if (low >= BOUND_BINS - (SIGNED ? 0 : 1)) return bounds;
+    bounds.low = uint32_t(max(upper_key(low + 1) + 1, int64_t{1}));
+    bounds.expected = each * shared.samples;
+    // A bin of too many columns is divided.
+    if (!SIGNED || shift == 0 || shared.samples <= 2.f * most) return bounds;
+    higher = shared.samples_before;
+    top = uint32_t(upper_key(low)), bottom = bounds.low;
+  }
+  return bounds;
+}
+
+}  // namespace sampling
+}  // namespace flashinfer

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row that a cluster of blocks reads and writes by chunks: each block has some that follow each other, each of its
+// warps takes one at a time into registers.
+#pragma once
+#include "ptx/cluster.cuh"
+#include "sampling.h"
+#include "sampling_math.h"
+#include "sampling_row.cuh"
+#include "utils.cuh"
+#include "vec_dtypes.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int CHUNK_VECTORS = 8;                     // of four columns that a lane has
+constexpr int CHUNK_COLUMNS = 4 * CHUNK_VECTORS;     // that a lane has
+constexpr int CHUNK = CHUNK_VECTORS * WARP_COLUMNS;  // columns
+constexpr int CHUNK_THREADS = 256, CHUNK_WARPS = CHUNK_THREADS / 32;
+
+/// An integer ordered as columns are. SIGNED: these are any floats; otherwise weights.
+template <bool SIGNED>
+__device__ __forceinline__ uint32_t ColumnKey(float x) {
+  return SIGNED ? OrderedKey(x) : Bits(x);
+}
+template <bool SIGNED>
+__device__ __forceinline__ float ColumnOfKey(uint32_t key) {
+  return FromBits(!SIGNED ? key : key >> 31 ? key ^ 0x80000000u : ~key);
+}
+
+template <typename T>
+__device__ __forceinline__ bool IsVector(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % sizeof(Vec<T, 4>) == 0;
+}
+
+/// Four columns.
+template <typename T>
+__device__ __forceinline__ void LoadVector(const T* from, float (&x)[4]) {
+  const auto v = Vec<T, 4>::Load(from);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) x[e] = ToFloat(v[e]);
+}
+
+/// What becomes of a column. SIGNED: logits, of which those below the threshold become -inf. Otherwise weights, which
+/// become 0 there; the others are divided by their sum.
+template <bool SIGNED>
+struct KeptColumns {
+  uint32_t threshold;  // key
+  Scale scale;
+  float normaliser;
+
+  static constexpr float FILL = SIGNED ? -INFINITY : 0.f;
+
+  /// `mass` is 512 times the sum of what is scaled.
+  __device__ __forceinline__ KeptColumns(uint32_t threshold, const Scale& scale, uint64_t mass)
+      : threshold(threshold), scale(scale), normaliser(mass == 0 ? 0.f : 512.f / float(mass)) {}
+  __device__ __forceinline__ float operator()(float x) const {
+    if constexpr (SIGNED) return OrderedKey(x) >= threshold ? x : FILL;
+    return Bits(x) >= threshold ? scale(x) * normaliser : FILL;
+  }
+};
+
+/// Of columns.
+struct ColumnSums {
+  uint64_t count, quanta, mass;
+
+  template <bool SIGNED>
+  __device__ __forceinline__ void Add(float x, const Scale& scale) {
+    ++count;
+    if constexpr (!SIGNED) quanta += QuantumOf(x, scale), mass += ColumnMass(x, scale);
+  }
+  __device__ __forceinline__ ColumnSums operator+(const ColumnSums& other) const {
+    return {count + other.count, quanta + other.quanta, mass + other.mass};
+  }
+};
+
+template <typename T, bool SIGNED>
+struct RowChunks {
+  const T* input;
+  T* out;
+  int vocab;
+  int first, count;  // chunks of this block
+  int most;          // of any block
+
+  __device__ __forceinline__ RowChunks(const RowParams<T>& p, int64_t row)
+      : input(p.input + row * p.input_stride), out(p.out + row * p.out_stride), vocab(int(p.vocab)) {
+    const int all = (vocab + CHUNK - 1) / CHUNK, blocks = ptx::ClusterSize(), rank = ptx::ClusterRank();
+    first = all * rank / blocks;
+    count = all * (rank + 1) / blocks - first;
+    most = (all + blocks - 1) / blocks;
+  }
+
+  static __device__ __forceinline__ int Lane() { return threadIdx.x % 32; }
+
+  /// f(chunk) of each of this warp.
+  template <typename F>
+  __device__ __forceinline__ void ForEach(const F& f) const {
+#pragma unroll 1
+    for (int c = threadIdx.x / 32; c < count; c += CHUNK_WARPS) f(c);
+  }
+
+  /// This lane's first column of a chunk, and whether all columns of the chunk exist.
+  __device__ __forceinline__ int Column(int c) const { return (first + c) * CHUNK + Lane() * 4; }
+  __device__ __forceinline__ bool IsWhole(int c) const { return (first + c + 1) * CHUNK <= vocab; }
+
+  /// Load this lane's columns. The bits of those that exist are set.
+  __device__ __forceinline__ uint32_t Load(int c, float (&x)[CHUNK_VECTORS][4]) const {
+    const int column = Column(c);
+    if (IsVector<T>(input) && IsWhole(c)) {
+#pragma unroll
+      for (int j = 0; j < CHUNK_VECTORS; ++j) LoadVector(input + column + j * WARP_COLUMNS, x[j]);
+      return ~0u;
+    }
+    uint32_t valid = 0;
+#pragma unroll
+    for (int i = 0; i < CHUNK_COLUMNS; ++i) {
+      const int at = column + i / 4 * WARP_COLUMNS + i % 4;
+      x[i / 4][i % 4] = at < vocab ? ToFloat(input[at]) : 0.f;
+      valid |= uint32_t(at < vocab) << i;
+    }
+    return valid;
+  }
+
+  __device__ __forceinline__ void Store(int c, const float (&x)[CHUNK_VECTORS][4]) const {
+    const int column = Column(c);
+    const bool is_whole = IsVector<T>(out) && IsWhole(c);
+#pragma unroll
+    for (int j = 0; j < CHUNK_VECTORS; ++j) {
+      if (is_whole) {
+        RoundTo<T, 4>(x[j]).Store(out + column + j * WARP_COLUMNS);
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int at = column + j * WARP_COLUMNS + e;
+          if (at < vocab) out[at] = FromFloat<T>(x[j][e]);
+        }
+      }
+    }
+  }
+
+  /// Write the row, which is read for that.
+  __device__ __forceinline__ void Copy(const KeptColumns<SIGNED>& kept) const {
+    ForEach([&](int c) {
+      float x[CHUNK_VECTORS][4];
+      Load(c, x);
+#pragma unroll
+      for (int i = 0; i < CHUNK_COLUMNS; ++i) {
+        float& value = x[i / 4][i % 4];
+        value = kept(SIGNED ? value : Positive(value));
+      }
+      Store(c, x);
+    });
+  }
+};
+
+}  // namespace sampling
+}  // namespace flashinfer

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// A filter in one read of the row, by a cluster of blocks that does not hold the row:
+//   1. a sample tells which columns may be kept (sampling_bound.cuh), the same in each block;
+//   2. the row is read by chunks, and the columns that may be kept, the survivors, are listed;
+//   3. the leading block finds the threshold among the survivors that are not certain to be kept, and the mass of all
+//      that are kept;
+//   4. the row is written.
+// Where survivors are too many, or the threshold is not among them, it is sought in the row (sampling_seek.cuh).
+// Shared memory: SieveShared, survivors of each lane of each chunk as bits, where each chunk's are listed, the list.
+#pragma once
+#include "ptx/prefetch.cuh"
+#include "sampling.cuh"
+#include "sampling_bound.cuh"
+#include "sampling_rank.cuh"
+#include "sampling_seek.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int SIEVE_CHUNKS = 128;       // of a block, that leave room for a long list
+constexpr int SIEVE_BYTES = 56 * 1024;  // of a block: four on an SM
+constexpr int SIEVE_PREFETCH = 2;       // lines that a thread prefetches
+constexpr int UNSAMPLED = 8192;         // rows of up to so many columns are listed as a whole
+
+struct SieveShared {
+  union {
+    BoundShared bound;
+    struct {
+      ColumnSums above_of[CHUNK_WARPS], within_of[CHUNK_WARPS];  // by warp
+    };
+    RankShared rank;
+  };
+  // What each block tells all: its largest key, and whether its list is too short.
+  uint32_t largest_in[MAX_CLUSTER], overflow_in[MAX_CLUSTER];
+  // What each block tells the leader, of survivors that are certain to be kept and of the others.
+  ColumnSums above_in[MAX_CLUSTER], within_in[MAX_CLUSTER];
+  uint32_t pushed;  // survivors of other blocks that the leader has listed
+  // What the leader tells all.
+  uint32_t threshold, is_found;
+  uint64_t mass;
+  // For the block.
+  uint32_t listed, largest, first_pushed;
+};
+
+static_assert(sizeof(SeekShared) <= SIEVE_BYTES);
+
+/// Seek in the row, and write it. The blocks do not need anything else in `shared` any more.
+template <typename T, bool SIGNED>
+__device__ __noinline__ void SeekInRow(const RowParams<T>& p, int64_t row, const Seek<SIGNED> seek, SeekRange range) {
+  const RowChunks<T, SIGNED> chunks(p, row);
+  ptx::ClusterSync();
+  if (!range.is_found) range = seek.Find(RowKeys<T, SIGNED>{chunks}, range);
+  ptx::ClusterArrive();
+  chunks.Copy(KeptColumns<SIGNED>(range.threshold, seek.scale, range.mass));
+  ptx::ClusterWait();  // until others have read what this block has told them
+}
+
+template <typename T, bool SIGNED>
+struct Sieve {
+  const RowParams<T>& p;
+  const int64_t row;
+  const RowChunks<T, SIGNED> chunks;
+  SieveShared& shared;
+  uint32_t *const taken, *const start, *const list;
+  const int capacity;
+
+  __device__ __forceinline__ Sieve(const RowParams<T>& p, int64_t row, unsigned char* memory)
+      : p(p),
+        row(row),
+        chunks(p, row),
+        shared(*reinterpret_cast<SieveShared*>(memory)),
+        taken(reinterpret_cast<uint32_t*>(memory + sizeof(SieveShared))),
+        start(taken + chunks.most * 32),
+        list(start + chunks.most),
+        capacity((SIEVE_BYTES - int(sizeof(SieveShared))) / 4 - chunks.most * 33) {}
+
+  static __device__ __forceinline__ int Lane() { return threadIdx.x % 32; }
+
+  /// Inclusive sums over the warp.
+  static __device__ __forceinline__ uint32_t Through(uint32_t x) {
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const uint32_t below = __shfl_up_sync(0xffffffffu, x, offset);
+      if (Lane() >= offset) x += below;
+    }
+    return x;
+  }
+
+  /// The first columns of the block, while the sample is looked at.
+  __device__ __forceinline__ void Prefetch() const {
+    constexpr int COLUMNS = 128 / sizeof(T);  // of a line
+    const int end = min((chunks.first + chunks.count) * CHUNK, chunks.vocab);
+    if (chunks.most > SIEVE_PREFETCH * 128 * CHUNK_THREADS / int(CHUNK * sizeof(T))) return;  // many rows: no use
+#pragma unroll
+    for (int i = 0; i < SIEVE_PREFETCH; ++i) {
+      const int column = chunks.first * CHUNK + (i * CHUNK_THREADS + int(threadIdx.x)) * COLUMNS;
+      if (column < end) ptx::PrefetchL2(chunks.input + column);
+    }
+  }
+
+  /// List survivors of a chunk if there is room; `largest` is not below this lane's.
+  __device__ __forceinline__ void List(int c, const float (&x)[CHUNK_VECTORS][4], uint32_t bits, uint32_t& largest) {
+    const uint32_t mine = __popc(bits), through = Through(mine), all = __shfl_sync(0xffffffffu, through, 31);
+    if (all == 0) return;
+    uint32_t at = 0;
+    if (Lane() == 0) start[c] = at = atomicAdd(&shared.listed, all);
+    at = __shfl_sync(0xffffffffu, at, 0);
+    if (int(at + all) > capacity) return;
+    at += through - mine;
+#pragma unroll
+    for (int j = 0; j < CHUNK_VECTORS; ++j) {
+      if (!__any_sync(0xffffffffu, bits >> (4 * j) & 15)) continue;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (bits >> (4 * j + e) & 1) {
+          const uint32_t key = ColumnKey<SIGNED>(x[j][e]);
+          if constexpr (SIGNED) largest = max(largest, key);
+          list[at++] = key;
+        }
+      }
+    }
+  }
+
+  /// Step 2: survivors are the columns from the key `low` on, and some NaN. The largest key, too: of all weights, or of
+  /// the logits that are listed. Nothing else is done where nothing is to be listed.
+  __device__ __forceinline__ void Read(uint32_t low, bool is_listed) {
+    // A difference has a sign where a weight is above `bound`, or where a logit is below. NaN is the largest of logits
+    // and no weight: its differences have none.
+    const float bound = ColumnOfKey<SIGNED>(SIGNED ? low : low - 1);
+    float heaviest = 0.f;
+    uint32_t largest = 0;
+    chunks.ForEach([&](int c) {
+      float x[CHUNK_VECTORS][4];
+      const uint32_t valid = chunks.Load(c, x);
+      uint32_t bits = 0;
+#pragma unroll
+      for (int i = CHUNK_COLUMNS - 1; i >= 0; --i) {
+        const float value = x[i / 4][i % 4];
+        bits = __funnelshift_l(Bits(SIGNED ? value - bound : bound - value), bits, 1);
+        if constexpr (!SIGNED) heaviest = fmaxf(heaviest, value);
+      }
+      bits = (SIGNED ? ~bits : bits) & valid;
+      if (is_listed) {
+        taken[c * 32 + Lane()] = bits;
+        List(c, x, bits, largest);
+      }
+    });
+    largest = ptx::ReduceMax(SIGNED ? largest : Bits(heaviest));
+    if (Lane() == 0) atomicMax(&shared.largest, largest);
+  }
+
+  /// Step 3, up to what the leader is told: survivors within [low, high] are uncertain, those above are kept.
+  __device__ __forceinline__ void Report(uint32_t low, uint32_t high, const Scale& scale) {
+    const int rank = ptx::ClusterRank(), warp = threadIdx.x / 32, listed = int(shared.listed);
+    ColumnSums above{}, within{};
+#pragma unroll 1
+    for (int i = threadIdx.x; i < listed; i += CHUNK_THREADS) {
+      const uint32_t key = list[i];
+      if (key > high) {
+        above.template Add<SIGNED>(FromBits(key), scale);
+      } else if (key >= low) {
+        within.template Add<SIGNED>(FromBits(key), scale);
+      }
+    }
+    const uint32_t mine = uint32_t(within.count), through = Through(mine);
+    within.count = __shfl_sync(0xffffffffu, through, 31);
+    above.count = ptx::ReduceAdd(uint32_t(above.count));
+    if constexpr (!SIGNED) {
+      above.quanta = WarpSum(above.quanta), above.mass = WarpSum(above.mass), within.quanta = WarpSum(within.quanta);
+    }
+    if (Lane() == 0) shared.above_of[warp] = above, shared.within_of[warp] = within;
+    __syncthreads();
+    uint32_t before = 0;  // uncertain survivors of earlier warps
+    above = within = {};
+    for (int w = 0; w < CHUNK_WARPS; ++w) {
+      if (w == warp) before = uint32_t(within.count);
+      above = above + shared.above_of[w], within = within + shared.within_of[w];
+    }
+    if (threadIdx.x == 0) {
+      ptx::InBlock(shared.above_in, 0)[rank] = above, ptx::InBlock(shared.within_in, 0)[rank] = within;
+      if (rank != 0) shared.first_pushed = atomicAdd(ptx::InBlock(&shared.pushed, 0), uint32_t(within.count));
+    }
+    if (rank == 0) return;  // its list has them
+    __syncthreads();
+    // The leader's own come from the front of its list, those of others from the back.
+    uint32_t at = shared.first_pushed + before + through - mine;
+    uint32_t* const last = ptx::InBlock(list, 0) + capacity - 1;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < listed; i += CHUNK_THREADS) {
+      const uint32_t key = list[i];
+      if (key < low || key > high) continue;
+      if (int(at) < capacity) last[-int(at)] = key;
+      ++at;
+    }
+  }
+
+  /// The rest of step 3, by the leader. `has_all`: there is no column below `low` to keep.
+  __device__ __forceinline__ void Decide(uint32_t low, uint32_t high, bool has_all, const Wanted& wanted,
+                                         const Scale& scale) {
+    const int blocks = ptx::ClusterSize(), listed = int(shared.listed), n = listed + int(shared.pushed);
+    ColumnSums above{}, within{};
+    for (int i = 0; i < blocks; ++i) above = above + shared.above_in[i], within = within + shared.within_in[i];
+    const ColumnSums all = above + within;
+    const bool is_above = above.count >= wanted.count || above.quanta >= wanted.quanta;
+    const bool is_within = has_all || all.count >= wanted.count || all.quanta >= wanted.quanta;
+    const bool is_found = !is_above && is_within && within.count > 0 && n <= capacity;
+    uint32_t threshold = 0;
+    uint64_t mass = 0;
+    if (is_found) {
+      const auto key_at = [&](int i) { return list[i < listed ? i : capacity - 1 - (i - listed)]; };
+      const auto quantum_of = [&](uint32_t key) { return uint64_t(SIGNED ? 0 : QuantumOf(FromBits(key), scale)); };
+      threshold = FindRanked(n, uint32_t(within.count), key_at, quantum_of, low, high, above.count, above.quanta,
+                             {wanted.count, wanted.quanta}, shared.rank)
+                      .key;
+      if constexpr (!SIGNED) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < n; i += CHUNK_THREADS) {
+          const uint32_t key = key_at(i);
+          if (key >= threshold && key <= high) mass += ColumnMass(FromBits(key), scale);
+        }
+        mass = WarpSum(mass);
+        if (Lane() == 0) shared.rank.scratch[0][threadIdx.x / 32] = mass;
+        __syncthreads();
+        mass = above.mass;
+        for (int w = 0; w < CHUNK_WARPS; ++w) mass += shared.rank.scratch[0][w];
+      }
+    }
+    if (threadIdx.x < blocks) {
+      *ptx::InBlock(&shared.threshold, threadIdx.x) = threshold;
+      *ptx::InBlock(&shared.mass, threadIdx.x) = mass;
+      *ptx::InBlock(&shared.is_found, threadIdx.x) = is_found;
+    }
+  }
+
+  /// Step 4.
+  __device__ __forceinline__ void Write(const KeptColumns<SIGNED>& kept) const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < int(shared.listed); i += CHUNK_THREADS) {
+      list[i] = Bits(kept(ColumnOfKey<SIGNED>(list[i])));
+    }
+    __syncthreads();
+    chunks.ForEach([&](int c) {
+      const uint32_t bits = taken[c * 32 + Lane()], mine = __popc(bits);
+      uint32_t at = start[c] + Through(mine) - mine;
+      float x[CHUNK_VECTORS][4];
+#pragma unroll
+      for (int j = 0; j < CHUNK_VECTORS; ++j) {
+        x[j][0] = x[j][1] = x[j][2] = x[j][3] = KeptColumns<SIGNED>::FILL;
+        if (!__any_sync(0xffffffffu, bits >> (4 * j) & 15)) continue;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (bits >> (4 * j + e) & 1) x[j][e] = FromBits(list[at++]);
+        }
+      }
+      chunks.Store(c, x);
+    });
+  }
+
+  __device__ __forceinline__ void Run() {
+    const Limits limits = LimitsOf(p.filter, row, row, chunks.vocab, ONE, 0);
+    const bool by_mass = !SIGNED && limits.wanted.quanta != UNLIMITED;
+    const bool is_limited = by_mass || limits.wanted.count != ~uint32_t{0};
+    const int blocks = ptx::ClusterSize();
+    if (threadIdx.x == 0) shared.listed = shared.largest = shared.pushed = 0;
+    Bounds bounds{Seek<SIGNED>::LOWEST, ~0u, float(chunks.vocab)};
+    if (is_limited && chunks.vocab > UNSAMPLED) {
+      const BoundLimits wanted{float(limits.wanted.count), by_mass ? 1.f - limits.top_p : -1.f};
+      bounds = FindBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.bound, [&] { Prefetch(); });
+    }
+    bool is_listed = is_limited && bounds.expected <= 1.1f * float(capacity) * float(blocks);
+    ptx::ClusterArrive();
+    __syncthreads();
+    if (!SIGNED || is_listed) Read(bounds.low, is_listed);
+    ptx::ClusterWait();  // every block runs
+    __syncthreads();
+    if (threadIdx.x < blocks) {
+      ptx::InBlock(shared.largest_in, threadIdx.x)[ptx::ClusterRank()] = shared.largest;
+      ptx::InBlock(shared.overflow_in, threadIdx.x)[ptx::ClusterRank()] = int(shared.listed) > capacity;
+    }
+    ptx::ClusterSync();
+    uint32_t largest = 0;
+    for (int i = 0; i < blocks; ++i) {
+      largest = max(largest, shared.largest_in[i]);
+      if (shared.overflow_in[i]) is_listed = false;
+    }
+    if (SIGNED && !is_listed) largest = ~0u;
+    const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
+    Wanted wanted = LimitsOf(p.filter, row, row, chunks.vocab, emax, 0).wanted;
+    if (SIGNED) wanted.quanta = UNLIMITED;
+    const Scale scale(emax);
+    // Not above the largest, for fewer turns of the search.
+    const uint32_t high = max(min(bounds.high, largest), bounds.low);
+    if (is_listed) {
+      Report(bounds.low, high, scale);
+      ptx::ClusterSync();
+      // From the lowest key on, all are among the survivors.
+      if (ptx::ClusterRank() == 0) Decide(bounds.low, high, bounds.low == Seek<SIGNED>::LOWEST, wanted, scale);
+      ptx::ClusterSync();
+      if (shared.is_found) {
+        Write(KeptColumns<SIGNED>(shared.threshold, scale, shared.mass));
+        return;
+      }
+    }
+    SeekRange range{bounds.low, high, false, 0, 0};
+    if (!is_limited) range = {0, 0, SIGNED, 0, 0};
+    const Seek<SIGNED> seek{scale, wanted, SIGNED ? ~0u : largest, *reinterpret_cast<SeekShared*>(&shared)};
+    SeekInRow<T, SIGNED>(p, row, seek, range);
+  }
+};
+
+}  // namespace sampling
+}  // namespace flashinfer
