@@ -20,7 +20,8 @@
 //   sampling_scan.cuh         running sums over a block
 //   sampling_sieve.cuh        a row that is written, in one read: what may be kept is listed
 //   sampling_bound.cuh        which columns these are, from a sample of the row
-//   sampling_seek.cuh         the threshold among them, or in the row where the list is of no use
+//   sampling_rank.cuh         the threshold among them
+//   sampling_seek.cuh         the threshold in the row, where the list is of no use
 //   sampling_chunk.cuh        such a row: read and written by chunks
 //   sampling_row.cuh          other rows: of logits
 //   sampling_select.cuh       their threshold
