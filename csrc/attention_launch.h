@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // run() of attention modules: tensors become Params, a plan becomes work lists, lists are launched.
 #pragma once
+#include <flashinfer/attention/uniform.h>
+
 #include "attention_plan.h"
 #include "attention_streams.h"
 
@@ -308,20 +310,12 @@ void RunUniform(const LaunchSite& site, const Params& params, const TensorView& 
       if (rows > WIDE_TILE) tile = WIDEST_TILE, blocks = CachedBlocks<WIDEST_TILE>();
     }
   }
-  constexpr int64_t SMALLEST_CHUNK = 4 * GRANULE;
-  const int64_t tiles = DivideUp(rows, tile), slot_bytes = tile * (Params::HEAD_DIM_VO + 1) * int64_t(sizeof(float));
-  int64_t chunks = std::min(blocks / (tiles * heads), ByteSize(tmp) / (tiles * heads * slot_bytes));
-  chunks = std::max<int64_t>(std::min(chunks, DivideUp(params.kv_len, SMALLEST_CHUNK)), 1);
-  const int64_t chunk_size = std::max<int64_t>(DivideUp(DivideUp(params.kv_len, chunks), GRANULE) * GRANULE, GRANULE);
-  chunks = std::max<int64_t>(DivideUp(params.kv_len, chunk_size), 1);
-  WorkList work{};
-  work.blocks = int32_t(tiles * chunks * heads);
-  work.merge_blocks = chunks > 1 ? int32_t(tiles * heads) : 0;
-  work.uniform = {int32_t(tiles), int32_t(chunks), int32_t(chunk_size)};
+  const int64_t slot_bytes = tile * (Params::HEAD_DIM_VO + 1) * int64_t(sizeof(float));
+  WorkList work = CutEvenly(rows, heads, params.kv_len, tile, blocks, ByteSize(tmp) / slot_bytes);
   work.reads_past_cache = ReadsPastCache(params.kv_len, heads);
-  SetPartials(work, tmp.data_ptr<char>(), chunks > 1 ? work.blocks * slot_bytes : 0, tile);
+  SetPartials(work, tmp.data_ptr<char>(), work.merge_blocks > 0 ? work.blocks * slot_bytes : 0, tile);
 #ifndef FLASHINFER_CPU
-  if (SERVED_BY_NARROW<Params, NARROW_TILE> && tile == NARROW_TILE && chunks > 1) {
+  if (SERVED_BY_NARROW<Params, NARROW_TILE> && tile == NARROW_TILE && work.merge_blocks > 0) {
     work.arrivals = ArrivalsOf(site.stream, site.device, work.merge_blocks);
   }
 #endif
