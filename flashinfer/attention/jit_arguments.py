@@ -53,7 +53,7 @@ class JitArguments:
         tensors: list[Optional[torch.Tensor]] = []
         for name in self.tensors:
             if name not in self._known:
-                given = bool(rest) and (rest[0] is None or isinstance(rest[0], torch.Tensor))
+                given = len(rest) > 0 and (rest[0] is None or isinstance(rest[0], torch.Tensor))
                 tensors.append(rest.pop(0) if given else None)
         missing = self.scalars[len(rest) :]
         for name in missing:

@@ -62,6 +62,32 @@ __device__ __forceinline__ int FindKept(const SegmentSource& source, int begin, 
   return ELSEWHERE;
 }
 
+/// Add a column of each lane to its bin; LEADER_BINS is none. Lanes of one bin are added up first: additions to one place
+/// are made one by one, and a row of equal columns would take milliseconds.
+__device__ __noinline__ void AddToBins(uint32_t bin, uint32_t quantum, LeaderShared* shared) {
+  constexpr int WORTHWHILE = 4;  // lanes
+#pragma unroll 1
+  while (true) {
+    const uint32_t left = __ballot_sync(ALL_LANES, bin != LEADER_BINS);
+    if (left == 0) return;
+    const int owner = __ffs(left) - 1;
+    const bool is_same = bin == __shfl_sync(ALL_LANES, bin, owner);
+    const int count = __popc(__ballot_sync(ALL_LANES, is_same));
+    if (count < WORTHWHILE) break;
+    const uint64_t low = ptx::ReduceAdd(is_same ? quantum & 0xFFFFu : 0u);
+    const uint64_t high = ptx::ReduceAdd(is_same ? quantum >> 16 : 0u);
+    if (int(threadIdx.x % 32) == owner) {
+      atomicAdd(shared->counts + bin, uint32_t(count));
+      atomicAdd(shared->quanta + bin, static_cast<unsigned long long>(low + (high << 16)));
+    }
+    if (is_same) bin = LEADER_BINS;
+  }
+  if (bin != LEADER_BINS) {
+    atomicAdd(shared->counts + bin, 1u);
+    atomicAdd(shared->quanta + bin, static_cast<unsigned long long>(quantum));
+  }
+}
+
 struct Leader {
   const SegmentSource source;
   ScanShared& scan;
@@ -125,15 +151,10 @@ struct Leader {
       ForEach(begin, begin + LEADER_COLUMNS, [&](const float (&x)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const uint32_t key = Bits(Positive(x[e]));
-          if (key < low) continue;
-          const uint32_t quantum = QuantumOf(x[e], scale);
-          if (key > high) {
-            ++count, quanta += quantum;
-          } else {
-            atomicAdd(shared.counts + ((high - key) >> shift), 1u);
-            atomicAdd(shared.quanta + ((high - key) >> shift), static_cast<unsigned long long>(quantum));
-          }
+          const float weight = Positive(x[e]);
+          const uint32_t key = Bits(weight), quantum = QuantumOf(weight, scale);
+          if (key > high) ++count, quanta += quantum;
+          AddToBins(key >= low && key <= high ? (high - key) >> shift : LEADER_BINS, quantum, &shared);
         }
       });
     }
