@@ -6,13 +6,13 @@
 #if defined(FLASHINFER_CPU)
 #include <flashinfer/sampling_cpu.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/sampling_draw_long.cuh>
-#include <flashinfer/sampling_rows.cuh>
-#include <flashinfer/sampling_softmax.cuh>
-#include <flashinfer/sampling_speculative.cuh>
-#include <flashinfer/sampling_stream.cuh>
-#include <flashinfer/sampling_table.cuh>
-#include <flashinfer/sampling_top.cuh>
+#include <flashinfer/sampling/draw_long.cuh>
+#include <flashinfer/sampling/rows.cuh>
+#include <flashinfer/sampling/softmax.cuh>
+#include <flashinfer/sampling/speculative.cuh>
+#include <flashinfer/sampling/stream.cuh>
+#include <flashinfer/sampling/table.cuh>
+#include <flashinfer/sampling/top.cuh>
 #endif
 // clang-format on
 

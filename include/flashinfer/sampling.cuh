@@ -5,32 +5,32 @@
 // kept. For a search in logits, a cluster of up to 8 blocks holds a row in shared memory: 64 KB of a vocabulary of
 // 128256 each, three blocks on an SM, so that one loads while others compute.
 // Entries and their kernels:
-//   sampling_stream.cuh       tokens without a search: of all columns, of min-p
-//   sampling_top.cuh          tokens of top-k and top-p, from probabilities
-//   sampling_draw.cuh         the same from logits
-//   sampling_table.cuh        many tokens of few rows, which are prepared once
-//   sampling_speculative.cuh  verification of drafted tokens
-//   sampling_rows.cuh         rows of top-k and top-p: renormalised, masked
-//   sampling_softmax.cuh      softmax
+//   sampling/stream.cuh       tokens without a search: of all columns, of min-p
+//   sampling/top.cuh          tokens of top-k and top-p, from probabilities
+//   sampling/draw.cuh         the same from logits
+//   sampling/table.cuh        many tokens of few rows, which are prepared once
+//   sampling/speculative.cuh  verification of drafted tokens
+//   sampling/rows.cuh         rows of top-k and top-p: renormalised, masked
+//   sampling/softmax.cuh      softmax
 // What they are made of:
-//   sampling_segment.cuh      a segment of a row in the registers of a warp: loaded, summed up, drawn from
-//   sampling_near.cuh         a draw in one read: what is near the threshold is listed
-//   sampling_guess.cuh        where the threshold most likely is, from a sample of the row
-//   sampling_leader.cuh       draws by one block that reads the row again and again, where the guess was wrong
-//   sampling_scan.cuh         running sums over a block
-//   sampling_sieve.cuh        a row that is written, in one read: what may be kept is listed
-//   sampling_bound.cuh        which columns these are, from a sample of the row
-//   sampling_rank.cuh         the threshold among them
-//   sampling_seek.cuh         the threshold in the row, where the list is of no use
-//   sampling_chunk.cuh        such a row: read and written by chunks
-//   sampling_row.cuh          other rows: of logits
-//   sampling_select.cuh       their threshold
-//   sampling_key.cuh          a threshold among keys at hand, for sampling_select.cuh
+//   sampling/segment.cuh      a segment of a row in the registers of a warp: loaded, summed up, drawn from
+//   sampling/near.cuh         a draw in one read: what is near the threshold is listed
+//   sampling/guess.cuh        where the threshold most likely is, from a sample of the row
+//   sampling/leader.cuh       draws by one block that reads the row again and again, where the guess was wrong
+//   sampling/scan.cuh         running sums over a block
+//   sampling/sieve.cuh        a row that is written, in one read: what may be kept is listed
+//   sampling/bound.cuh        which columns these are, from a sample of the row
+//   sampling/rank.cuh         the threshold among them
+//   sampling/seek.cuh         the threshold in the row, where the list is of no use
+//   sampling/chunk.cuh        such a row: read and written by chunks
+//   sampling/row.cuh          other rows: of logits
+//   sampling/select.cuh       their threshold
+//   sampling/key.cuh          a threshold among keys at hand, for sampling/select.cuh
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "ptx/pdl.cuh"
-#include "sampling_key.cuh"
-#include "sampling_row.cuh"
+#include "sampling/key.cuh"
+#include "sampling/row.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -6,7 +6,7 @@
 //   or above a threshold, found exactly (no rejection, no loop that depends on the draw):
 //     top-k   fewer than k columns are above it         top-p   the columns above it have less than top_p
 //     min-p   it is min_p times the largest
-// Arithmetic: sampling_math.h. Defined in sampling*.cuh (CUDA; sampling.cuh lists them) and sampling_cpu.h (CPU).
+// Arithmetic: sampling/math.h. Defined in sampling/*.cuh (CUDA; sampling.cuh lists them) and sampling_cpu.h (CPU).
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include <cstdint>

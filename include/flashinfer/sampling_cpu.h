@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampling on the CPU (definitions and parameters: sampling.h, arithmetic: sampling_math.h). Outputs over threads.
+// Sampling on the CPU (definitions and parameters: sampling.h, arithmetic: sampling/math.h). Outputs over threads.
 //   Sums are of integers, so this draws what the CUDA kernels draw, though it finds thresholds in its own way.
-//   sampling_row_cpu.h  a row of weights      sampling_select_cpu.h  thresholds
+//   sampling/row_cpu.h  a row of weights      sampling/select_cpu.h  thresholds
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py --device cpu
 #pragma once
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 #include "cpu/parallel.h"
 #include "cpu/vec.h"
-#include "sampling_row_cpu.h"
-#include "sampling_select_cpu.h"
+#include "sampling/row_cpu.h"
+#include "sampling/select_cpu.h"
 
 namespace flashinfer {
 namespace cpu {

@@ -57,9 +57,9 @@ def test_scale_by_command(hopper, tmp_path):
 OTHERS = [family for family in aot.FAMILIES if family not in ("scale", "decode", "prefill", "mla")]  # test_attention.py
 
 
-#: Kernels that spill and were measured so: sampling's softmax (8 bytes, five blocks to an SM instead of four: 64 rows of
-#: 128256 took 26.0 us before and 23.8 after) and draws from rows too long for a cluster (56 bytes; two blocks instead of
-#: one took 512 rows from 388 to 133 us). The rest is in functions that are called for unusual rows only.
+#: Kernels that spill and were measured so: sampling's softmax (8 bytes; five blocks to an SM instead of four took 64
+#: rows of 128256 from 26.0 to 23.8 us) and draws from rows too long for a cluster (56 bytes; two blocks instead of one
+#: took 512 rows from 388 to 133 us). The rest is in functions that are called for unusual rows only.
 SPILLS_MEASURED = ("sampling",)
 
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Verification of drafted tokens (definitions and parameters: sampling.h), a cluster per request.
 #pragma once
-#include "sampling.cuh"
+#include "../sampling.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -5,11 +5,11 @@
 // of it) or, where no cluster can hold the row, in global memory. Within the slice each warp owns a contiguous
 // segment, so the masses of segments, which every block gets from every other, are the prefix sums that a draw needs.
 #pragma once
-#include "ptx/cluster.cuh"
-#include "sampling.h"
-#include "sampling_math.h"
-#include "utils.cuh"
-#include "vec_dtypes.cuh"
+#include "../ptx/cluster.cuh"
+#include "../sampling.h"
+#include "math.h"
+#include "../utils.cuh"
+#include "../vec_dtypes.cuh"
 
 namespace flashinfer {
 namespace sampling {

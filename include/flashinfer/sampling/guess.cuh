@@ -3,8 +3,8 @@
 // the row, in bins of keys. What is below the threshold is estimated, as it is many columns of little weight each; of
 // the few heavy ones above, a sample says nothing. Rows are taken as normalised. A guess that is wrong costs time.
 #pragma once
-#include "sampling_scan.cuh"
-#include "sampling_segment.cuh"
+#include "scan.cuh"
+#include "segment.cuh"
 
 namespace flashinfer {
 namespace sampling {

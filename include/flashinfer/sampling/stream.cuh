@@ -3,8 +3,8 @@
 // of blocks reads a row once and holds nothing of it: each warp takes segments, and sends the leading block what a
 // draw needs to know of them. The others are done then; the leader picks a segment and reads it again.
 #pragma once
-#include "sampling.cuh"
-#include "sampling_segment.cuh"
+#include "../sampling.cuh"
+#include "segment.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -2,12 +2,12 @@
 // A row that a cluster of blocks reads and writes by chunks: each block has some that follow each other, each of its
 // warps takes one at a time into registers.
 #pragma once
-#include "ptx/cluster.cuh"
-#include "sampling.h"
-#include "sampling_math.h"
-#include "sampling_row.cuh"
-#include "utils.cuh"
-#include "vec_dtypes.cuh"
+#include "../ptx/cluster.cuh"
+#include "../sampling.h"
+#include "math.h"
+#include "row.cuh"
+#include "../utils.cuh"
+#include "../vec_dtypes.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -7,8 +7,8 @@
 #include <functional>
 #include <vector>
 
-#include "sampling.h"
-#include "sampling_math.h"
+#include "../sampling.h"
+#include "math.h"
 
 namespace flashinfer {
 namespace cpu {

@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "philox.h"
+#include "../philox.h"
 
 namespace flashinfer {
 namespace sampling {

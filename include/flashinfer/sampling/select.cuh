@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threshold of top-k and top-p over a row of a cluster (sampling_row.cuh), exact and in a bounded number of steps:
+// The threshold of top-k and top-p over a row of a cluster (row.cuh), exact and in a bounded number of steps:
 //   1. each block counts its columns in bins of keys, 64 to an octave, downwards from the largest;
 //   2. block 0 adds up the counts and brackets the threshold. By count that is one bin. By mass it may be a few: a
 //      column weighs something between the edges of its bin, which are 1.6 % apart;
 //   3. each block sets aside its columns within the bracket and sums up the quanta of those above;
-//   4. block 0 finds the threshold among what was set aside (sampling_key.cuh).
+//   4. block 0 finds the threshold among what was set aside (key.cuh).
 // Steps 1 and 3 walk the whole slice, 4 some hundred columns. A block with more of them in the bracket (ties, say) lets
 // block 0 walk its slice instead.
 #pragma once
-#include "sampling_key.cuh"
+#include "key.cuh"
 
 namespace flashinfer {
 namespace sampling {

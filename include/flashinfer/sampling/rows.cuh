@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that write what top-k and top-p keep of rows: renormalisation, masks (definitions and parameters:
-// sampling.h). A cluster of up to 8 blocks for each row (sampling_sieve.cuh).
+// sampling.h). A cluster of up to 8 blocks for each row (sieve.cuh).
 // H200, vocabulary 128256, us at 1 / 64 / 512 rows: top_k of 50 renormalised 16.5 / 43.4 / 141.5, masked 15.7 / 42.1 /
 // 141.5; top_p of 0.9 of rows that keep 4 % 21.3 / 54.8 / 177, of rows that keep 60 %, which are sought, 62 / 159 /
 // 485.
 #pragma once
-#include "sampling_sieve.cuh"
+#include "sieve.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A segment of a row (sampling_math.h) in the registers of a warp: loaded, summed up, drawn from.
+// A segment of a row (math.h) in the registers of a warp: loaded, summed up, drawn from.
 #pragma once
-#include "ptx/load.cuh"
-#include "ptx/reduce.cuh"
-#include "ptx/send.cuh"
-#include "sampling_row.cuh"
+#include "../ptx/load.cuh"
+#include "../ptx/reduce.cuh"
+#include "../ptx/send.cuh"
+#include "row.cuh"
 
 namespace flashinfer {
 namespace sampling {

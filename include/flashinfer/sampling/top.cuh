@@ -2,8 +2,8 @@
 // The kernel that draws from what top-k and top-p keep of probabilities (definitions and parameters: sampling.h). A
 // cluster of blocks for each output, or one block.
 #pragma once
-#include "sampling.cuh"
-#include "sampling_near.cuh"
+#include "../sampling.cuh"
+#include "near.cuh"
 
 namespace flashinfer {
 namespace sampling {

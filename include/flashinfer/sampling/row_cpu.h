@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/parallel.h"
-#include "cpu/vec.h"
-#include "sampling_select_cpu.h"
+#include "../cpu/parallel.h"
+#include "../cpu/vec.h"
+#include "select_cpu.h"
 
 namespace flashinfer {
 namespace cpu {

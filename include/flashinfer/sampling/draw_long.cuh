@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// sampling_draw.cuh for rows that no cluster can hold: a block reads one again and again. A kernel unit of its own.
+// draw.cuh for rows that no cluster can hold: a block reads one again and again. A kernel unit of its own.
 #pragma once
-#include "sampling_draw.cuh"
+#include "draw.cuh"
 
 namespace flashinfer {
 

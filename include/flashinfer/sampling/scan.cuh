@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Running sums over the threads of a block of TOP_THREADS, for the kernels of sampling_top.cuh.
+// Running sums over the threads of a block of TOP_THREADS, for the kernels of top.cuh.
 #pragma once
 #include <cstdint>
 

@@ -2,7 +2,7 @@
 // The key that a limit by count or by quanta ends at, among keys that a block has at hand: histograms of exact quanta,
 // nine bits of the key a turn.
 #pragma once
-#include "sampling_row.cuh"
+#include "row.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -6,9 +6,9 @@
 // H200, vocabulary 128256, us at 1 / 16 / 64 / 512 rows: 7.1 / 11.8 / 23.8 / 135 in registers, 8.9 / 12.9 / 28.2 / 139
 // in shared memory by clusters of 8. (Four blocks on an SM instead of five: 7.0 / 11.5 / 25.9 / 145.)
 #pragma once
-#include "ptx/cp_async.cuh"
-#include "sampling.cuh"
-#include "sampling_segment.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../sampling.cuh"
+#include "segment.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -2,7 +2,7 @@
 // Draws that one block makes from a row it reads again and again, whatever the filter (definitions: sampling.h): what
 // is left to do where a guess was wrong. Nine bits of the threshold a turn, then the quanta of segments.
 #pragma once
-#include "sampling_guess.cuh"
+#include "guess.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -62,8 +62,8 @@ __device__ __forceinline__ int FindKept(const SegmentSource& source, int begin, 
   return ELSEWHERE;
 }
 
-/// Add a column of each lane to its bin; LEADER_BINS is none. Lanes of one bin are added up first: additions to one place
-/// are made one by one, and a row of equal columns would take milliseconds.
+/// Add a column of each lane to its bin; LEADER_BINS is none. Lanes of one bin are added up first: additions to one
+/// place are made one by one, and a row of equal columns would take milliseconds.
 __device__ __noinline__ void AddToBins(uint32_t bin, uint32_t quantum, LeaderShared* shared) {
   constexpr int WORTHWHILE = 4;  // lanes
 #pragma unroll 1

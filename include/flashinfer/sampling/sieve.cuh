@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // A filter in one read of the row, by a cluster of blocks that does not hold the row:
-//   1. a sample tells which columns may be kept (sampling_bound.cuh), the same in each block;
+//   1. a sample tells which columns may be kept (bound.cuh), the same in each block;
 //   2. the row is read by chunks, and the columns that may be kept, the survivors, are listed;
 //   3. the leading block finds the threshold among the survivors that are not certain to be kept, and the mass of all
 //      that are kept;
 //   4. the row is written.
-// Where survivors are too many, or the threshold is not among them, it is sought in the row (sampling_seek.cuh).
+// Where survivors are too many, or the threshold is not among them, it is sought in the row (seek.cuh).
 // Shared memory: SieveShared, survivors of each lane of each chunk as bits, where each chunk's are listed, the list.
 #pragma once
-#include "ptx/prefetch.cuh"
-#include "sampling.cuh"
-#include "sampling_bound.cuh"
-#include "sampling_rank.cuh"
-#include "sampling_seek.cuh"
+#include "../ptx/prefetch.cuh"
+#include "../sampling.cuh"
+#include "bound.cuh"
+#include "rank.cuh"
+#include "seek.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -4,8 +4,8 @@
 #pragma once
 #include <cfloat>
 
-#include "ptx/reduce.cuh"
-#include "sampling_chunk.cuh"
+#include "../ptx/reduce.cuh"
+#include "chunk.cuh"
 
 namespace flashinfer {
 namespace sampling {

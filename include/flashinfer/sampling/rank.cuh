@@ -2,9 +2,9 @@
 // The threshold of a filter among listed columns, by one block of RANK_THREADS threads: histograms narrow it down until
 // few keys are left, which are sorted by counting who is above whom.
 #pragma once
-#include "sampling.h"
-#include "sampling_math.h"
-#include "utils.cuh"
+#include "../sampling.h"
+#include "math.h"
+#include "../utils.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A draw from what top-k and top-p keep of a row of probabilities, in one read of the row (definitions and parameters:
 // sampling.h). A cluster of blocks, or one block where rows are many:
-//   1. each block guesses a range of the threshold from a sample (sampling_guess.cuh);
+//   1. each block guesses a range of the threshold from a sample (guess.cuh);
 //   2. warps read chunks of columns, add up the quanta from the range on, and list what is within;
 //   3. the leading block finds the threshold in the list, adds what is kept of the list to the chunks, draws a chunk,
 //      and reads that chunk again to find the column.
 // Where the range does not hold the threshold, or the list does not hold the range, what is known by then makes for a
 // better range. If that does not do either, the leader searches the row.
 #pragma once
-#include "ptx/prefetch.cuh"
-#include "sampling_leader.cuh"
+#include "../ptx/prefetch.cuh"
+#include "leader.cuh"
 
 namespace flashinfer {
 namespace sampling {

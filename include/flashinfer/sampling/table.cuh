@@ -3,8 +3,8 @@
 // masses of segments of 1024 columns into a table; then a warp per output reads the table, 1 KB of a vocabulary of
 // 128256, and one segment of the row.
 #pragma once
-#include "sampling_draw.cuh"
-#include "sampling_segment.cuh"
+#include "draw.cuh"
+#include "segment.cuh"
 
 namespace flashinfer {
 namespace sampling {

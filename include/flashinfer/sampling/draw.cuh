@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws of tokens from what top-k and top-p keep of logits (definitions and parameters: sampling.h): load the row, find
-// the threshold, sum up masses, draw. Rows that no cluster can hold: sampling_draw_long.cuh. Probabilities are drawn
-// from in sampling_top.cuh.
+// the threshold, sum up masses, draw. Rows that no cluster can hold: draw_long.cuh. Probabilities are drawn
+// from in top.cuh.
 #pragma once
-#include "sampling.cuh"
-#include "sampling_select.cuh"
+#include "../sampling.cuh"
+#include "select.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -87,12 +87,12 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
 
 }  // namespace sampling
 
-/// Draws where no cluster can hold a row (sampling_draw_long.cuh).
+/// Draws where no cluster can hold a row (draw_long.cuh).
 FLASHINFER_INLINE Status SampleLong(const SampleParams& params, Stream stream);
 
 template <bool SEARCH>
 Status Sample(const SampleParams& p, Stream stream) {
-  static_assert(SEARCH, "sampling_stream.cuh has the other one");
+  static_assert(SEARCH, "stream.cuh has the other one");
   using namespace sampling;
   cudaError_t status;
   const Device& device = Device::Current(status);
