@@ -30,8 +30,8 @@ struct Threshold {
 class Selector {
  public:
   /// The key that has fewer than `count` of the n keys above it and less than `quanta` quanta; the smallest if none has
-  /// more. Keys of 0 do not count, unless the keys are SIGNED, which have no quanta.
-  template <bool SIGNED>
+  /// more. Keys of 0 do not count, unless the keys are SIGNED. Without QUANTA there is no limit of them, and no result.
+  template <bool SIGNED, bool QUANTA = !SIGNED>
   Threshold Find(const uint32_t* keys, int64_t n, uint64_t count, uint64_t quanta, const Scale& scale) {
     constexpr int SHIFT = 18;
     if (counts_.empty()) {
@@ -41,10 +41,10 @@ class Selector {
     uint32_t* const counts = counts_.data();
     uint64_t* const masses = quanta_.data();
     for (int64_t i = 0; i < n; ++i) ++counts[keys[i] >> SHIFT];
-    if (!SIGNED) {
+    if (QUANTA) {
       for (int64_t i = 0; i < n; ++i) masses[keys[i] >> SHIFT] += QuantumOf(FromBits(keys[i]), scale);
-      counts[0] -= std::count(keys, keys + n, 0);
     }
+    if (!SIGNED) counts[0] -= std::count(keys, keys + n, 0);
     uint32_t top = uint32_t(counts_.size()) - 1, bottom = 0;
     while (top > 0 && counts[top] == 0) --top;
     while (bottom < top && counts[bottom] == 0) ++bottom;
@@ -68,14 +68,23 @@ class Selector {
       const uint32_t key = candidates_[i];
       for (; i < candidates_.size() && candidates_[i] == key; ++i) {
         ++above;
-        if (!SIGNED) quanta_above += QuantumOf(FromBits(key), scale);
+        if (QUANTA) quanta_above += QuantumOf(FromBits(key), scale);
       }
       if (i == candidates_.size() || above >= count || quanta_above >= quanta) return {key, quanta_above};
     }
   }
 
+  /// The keys from `threshold` on, until the next call.
+  const std::vector<uint32_t>& Keep(const uint32_t* keys, int64_t n, uint32_t threshold) {
+    kept_.clear();
+    for (int64_t i = 0; i < n; ++i) {
+      if (keys[i] >= threshold) kept_.push_back(keys[i]);
+    }
+    return kept_;
+  }
+
  private:
-  std::vector<uint32_t> counts_, candidates_;
+  std::vector<uint32_t> counts_, candidates_, kept_;
   std::vector<uint64_t> quanta_;
 };
 
@@ -91,13 +100,16 @@ inline float FilterThreshold(const FilterParams& filter, int64_t row, int64_t ou
                                             : QuantaLimit(top_p, emax);
   const auto* keys = reinterpret_cast<const uint32_t*>(weights);
   const Scale scale(emax);
-  Threshold found{1, 0};
   const bool limits_mass = top_k_first && !(top_p >= 1.0f);
-  if (count == UNLIMITED && quanta == UNLIMITED && !limits_mass) return 0.0f;
-  found = selector.Find<false>(keys, n, count, quanta, scale);
+  if (quanta == UNLIMITED && !limits_mass) {
+    if (count == UNLIMITED) return 0.0f;
+    return FromBits(selector.Find<false, false>(keys, n, count, quanta, scale).key);
+  }
+  Threshold found = selector.Find<false>(keys, n, count, quanta, scale);
   if (limits_mass) {
+    const std::vector<uint32_t>& kept = selector.Keep(keys, n, found.key);
     const uint64_t limit = QuantaLimitOf(top_p, found.kept_quanta);
-    found.key = std::max(found.key, selector.Find<false>(keys, n, UNLIMITED, limit, scale).key);
+    found = selector.Find<false>(kept.data(), int64_t(kept.size()), UNLIMITED, limit, scale);
   }
   return FromBits(found.key);
 }
