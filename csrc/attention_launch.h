@@ -264,16 +264,22 @@ void CheckScale(const char* op, const P& params) {
   }
 }
 
-/// One launch for both lists of a call; false if that is not what they were planned for.
-inline bool LaunchedTogether([[maybe_unused]] const LaunchSite& site, [[maybe_unused]] const CheckedCall& call) {
+/// A list and what it works on.
+struct Part {
+  const Params& params;
+  const WorkList& work;
+};
+
+/// One launch for a wide list and a narrow one; false if they do not gain by it, or if an SM cannot hold a block of each.
+inline bool LaunchedTogether([[maybe_unused]] const LaunchSite& site, [[maybe_unused]] const Part& wide,
+                             [[maybe_unused]] int64_t tile, [[maybe_unused]] const Part& narrow) {
   if constexpr (HAS_TOGETHER) {
-    const WorkList &narrow = call.narrow, &wide = call.wide;
-    if (narrow.blocks == 0 || wide.blocks == 0 || !narrow.has_shares ||
-        !Planner::RunTogether(call.tile, narrow.blocks, wide.blocks, PairBlocks<Params, WIDEST_TILE>())) {
+    if (wide.work.blocks == 0 || !narrow.work.has_shares ||
+        !Planner::RunTogether(tile, narrow.work.blocks, wide.work.blocks, PairBlocks<Params, WIDEST_TILE>())) {
       return false;
     }
-    CheckStatus(site.op, LaunchTogether<Params, WIDEST_TILE>(call.params, wide, call.params, narrow, site.enable_pdl,
-                                                             site.stream));
+    CheckStatus(site.op, LaunchTogether<Params, WIDEST_TILE>(wide.params, wide.work, narrow.params, narrow.work,
+                                                             site.enable_pdl, site.stream));
     return true;
   }
   return false;
@@ -288,7 +294,7 @@ void Launch(const char* op, const CheckedCall& call) {
   DispatchMask(op, call.all_masked, [&](auto masked) {
     constexpr bool ALL_MASKED = decltype(masked)::value;
     if constexpr (HAS_WIDE && PAGED && !ALL_MASKED) {
-      if (LaunchedTogether(site, call)) return;
+      if (LaunchedTogether(site, {call.params, call.wide}, call.tile, {call.params, call.narrow})) return;
     }
     LaunchList<false, PAGED, ALL_MASKED>(site, call.params, call.narrow, NARROW_TILE);
     if constexpr (HAS_WIDE) LaunchList<true, PAGED, ALL_MASKED>(site, call.params, call.wide, call.tile);

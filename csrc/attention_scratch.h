@@ -1,11 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the single calls see to by themselves: scratch memory, the caller's or as much as RunUniform can use, and how to
-// launch.
+// What the single calls see to by themselves: their arguments, scratch memory (the caller's or as much as RunUniform can
+// use), and how to launch.
 #pragma once
 #include "attention_launch.h"
 
 namespace flashinfer {
 namespace attention {
+
+/// One request of many tokens.
+struct SingleCall {
+  Params params{};
+  Optional<TensorView> tmp;
+  DLDevice device;
+  bool all_masked;
+};
+
+/// q, k, v, tmp | None, o, lse | None, mask_mode, layout, window_left, *extras. tmp is scratch memory.
+constexpr int SINGLE_ARGUMENTS = 9;
+
+inline SingleCall NextSingle(const char* op, Arguments& args) {
+  SingleCall call;
+  Params& p = call.params;
+  const TensorView q = args.Next<TensorView>(), k = args.Next<TensorView>(), v = args.Next<TensorView>();
+  call.tmp = args.Next<Optional<TensorView>>();
+  const TensorView o = args.Next<TensorView>();
+  const Optional<TensorView> lse = args.Next<Optional<TensorView>>();
+  const int64_t mask_mode = args.Next<int64_t>(), layout = args.Next<int64_t>(), window_left = args.Next<int64_t>();
+  Expect(op, "q", q).rank(3);
+  SetQueries(p, op, q, o, lse);
+  SetKeys(p, op, q, k, v, layout, false);
+  ExtrasReader reader(args, q, layout, false);
+  ReadExtras(p, reader);
+  p.qo_len = int32_t(q.size(0));
+  p.window_left = int32_t(window_left);
+  SetMaskMode(p, op, mask_mode);
+  call.device = q.device();
+  call.all_masked = WantsAll(mask_mode);
+  return call;
+}
 
 /// Bytes that one request can use on the current device: a state for each block that runs at once, if keys are cut.
 template <bool HAS_WIDE>
@@ -67,6 +99,12 @@ class Scratch {
 /// Where the current device launches kernels of `op`, dependently if it can.
 inline LaunchSite SiteOf(const char* op, DLDevice device) {
   return {op, UsePdl(true, device), get_stream(device), device};
+}
+
+/// Launch it on the current device.
+inline void RunSingle(const LaunchSite& site, const SingleCall& call) {
+  const Scratch scratch(call.tmp, call.tmp.has_value() ? 0 : ScratchBytes<true>(call.params), call.device);
+  RunUniform<true>(site, call.params, scratch.view(), call.all_masked);
 }
 
 }  // namespace attention

@@ -2,6 +2,7 @@
 // Launchers of a batch_prefill module: any number of tokens of each request, keys in pages or in rows.
 #include "attention_pages.h"
 #include "attention_record.h"
+#include "attention_scratch.h"
 
 using namespace flashinfer;
 using namespace flashinfer::attention;
@@ -120,8 +121,11 @@ CheckedCall Complete(CheckedCall call, const Rest& rest, bool is_paged) {
   return call;
 }
 
-CheckedCall CheckPaged(Arguments& args) {
-  args.ExpectCount(16);
+constexpr int PAGED_ARGUMENTS = 16;  // and those of the variant
+
+/// `more`: arguments of another call that follow.
+CheckedCall CheckPaged(Arguments& args, int more = 0) {
+  args.ExpectCount(PAGED_ARGUMENTS + more);
   const TensorView float_ws = args.Next<TensorView>(), int_ws = args.Next<TensorView>();
   const PlanInfo info = ReadPlan(OP, args.Next<Numbers>());
   const TensorView q = args.Next<TensorView>(), k = args.Next<TensorView>(), v = args.Next<TensorView>();
@@ -148,6 +152,33 @@ CheckedCall CheckRagged(Arguments& args) {
   const Rest rest = NextRest(args);
   const Params p = ParamsOf(args, q, k, v, qo_indptr, kv_indptr, o, lse, rest, false);
   return Complete(CallOf(OP, p, info, float_ws, int_ws, q), rest, false);
+}
+
+LaunchSite SiteOf(const CheckedCall& call) {
+  return {OP, UsePdl(call.enable_pdl, call.device), get_stream(call.device), call.device};
+}
+
+/// One launch for the wide list of requests that prefill and the narrow list of a call that decodes; false if they are
+/// launched one after the other. The call was planned for all of a device: the blocks it has here take further shares.
+bool LaunchedTogether(const LaunchSite& site, const Params& params, const WorkList& wide, int64_t tile,
+                      const CheckedCall& decode) {
+  if constexpr (HAS_TOGETHER) {
+    if (decode.all_masked || decode.wide.blocks > 0) return false;
+    CheckScale(OP, params);
+    CheckScale(OP, decode.params);
+    WorkList narrow = decode.narrow;
+    narrow.blocks = std::min(narrow.blocks, PairBlocks<Params, WIDEST_TILE>());
+    return attention::LaunchedTogether(site, {params, wide}, tile, {decode.params, narrow});
+  }
+  return false;
+}
+
+/// Rows as one page, of which kernels of pages find all: a page stride of 0 makes any table do.
+Params AsPage(const Params& rows, const CheckedCall& paged) {
+  Params p = rows;
+  p.page_size = FastDivisor(uint32_t(p.kv_len));
+  p.kv_indices = paged.params.kv_indptr;
+  return p;
 }
 
 }  // namespace
@@ -184,4 +215,36 @@ void batch_prefill_rerun(Arguments& args) {
   } else {
     Launch<true, false>(OP, call);
   }
+}
+
+/// paged_pair_run(*what paged_run takes: requests that prefill, *the same: requests that decode). One launch where that is
+/// faster, else two.
+void batch_prefill_paged_pair_run(Arguments& args) {
+  const CheckedCall prefill = CheckPaged(args, PAGED_ARGUMENTS + NUM_EXTRAS), decode = CheckPaged(args);
+  const DeviceGuard guard(prefill.device);
+  const LaunchSite site = SiteOf(prefill);
+  if (!prefill.all_masked && prefill.narrow.blocks == 0 &&
+      LaunchedTogether(site, prefill.params, prefill.wide, prefill.tile, decode)) {
+    LaunchMerges<true>(site, prefill.params, prefill.wide, prefill.tile);
+    return;
+  }
+  Launch<true, true>(OP, prefill);
+  Launch<true, true>(OP, decode);
+}
+
+/// single_pair_run(*what run of a single_prefill module takes, *what paged_run takes: requests that decode), likewise
+void batch_prefill_single_pair_run(Arguments& args) {
+  args.ExpectCount(SINGLE_ARGUMENTS + NUM_EXTRAS + PAGED_ARGUMENTS);
+  const SingleCall prefill = NextSingle(OP, args);
+  const CheckedCall decode = CheckPaged(args);
+  const DeviceGuard guard(prefill.device);
+  const LaunchSite site = SiteOf(decode);
+  const Params& p = prefill.params;
+  if (HAS_TOGETHER && !prefill.all_masked && p.qo_len > 0 && p.kv_len > 0) {
+    // Without cuts, because there are more tiles than blocks wherever one launch is faster.
+    const WorkList wide = CutEvenly(int64_t(p.qo_len) * p.group.divisor, p.num_kv_heads, p.kv_len, WIDEST_TILE, 0, 0);
+    if (LaunchedTogether(site, AsPage(p, decode), wide, WIDEST_TILE, decode)) return;
+  }
+  RunSingle(site, prefill);
+  Launch<true, true>(OP, decode);
 }

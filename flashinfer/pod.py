@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill together with decoding.
 
-Both parts go to the current stream one right after the other: two launches, the second of which starts as soon as the
-blocks of the first leave room. One batch that has requests of both kinds, in one cache, is a single launch where that
-is faster: :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+Both parts are one call of one module, and one launch on GPUs whose multiprocessors hold a block of each: products of
+the one run while keys of the other are read. That takes heads of at most 128 columns of 16 bits, neither rotation nor a
+custom mask, and enough queries to keep the device busy by themselves. Otherwise the parts are launched one right after
+the other. One batch that has requests of both kinds, in one cache, is a single launch too:
+:class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,22 @@ from typing import Any, Optional, Sequence, Union
 import torch
 
 from .api_logging import flashinfer_api
+from .attention.attend import AttentionWrapper, Result
 from .attention.cache import PagedCache
-from .attention.scales import Scale
+from .attention.options import (
+    ALIBI,
+    CAUSAL,
+    NON_CAUSAL,
+    alibi_slopes,
+    default_scale,
+    layout_code,
+    pos_encoding_code,
+)
+from .attention.records import is_misaligned
+from .attention.scales import Scale, scale_output
+from .attention.wrapper import Launch
 from .decode import BatchDecodeWithPagedKVCacheWrapper
+from .dispatch import use_pdl
 from .errors import ArgumentError
 from .jit.attention import gen_batch_pod_module, gen_pod_module
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
@@ -24,6 +39,8 @@ from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv
 __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
 
 Dtype = Union[str, torch.dtype]
+
+_is_compiling = torch.compiler.is_compiling
 
 
 @functools.cache
@@ -36,6 +53,49 @@ def get_pod_module(*args: Any) -> Any:
 def get_batch_pod_module(*args: Any) -> Any:
     """As :func:`get_pod_module`."""
     return gen_batch_pod_module(*args).build_and_load()
+
+
+class _Part(AttentionWrapper):
+    """A part whose launch can be left to the caller, who has it together with another's."""
+
+    _launches: Optional[list[Launch]] = None
+
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[Result, Launch]:
+        """What ``run`` would return, and the launch that fills it. Scales of values are the caller's business too."""
+        self._launches = []
+        try:
+            result = self.run(*args, **kwargs)  # type: ignore[attr-defined]  # of subclasses
+            return result, self._launches[0]
+        finally:
+            self._launches = None
+
+    def _launch(self, launch: Launch, enable_pdl: Optional[bool]) -> None:
+        if self._launches is None:
+            super()._launch(launch, enable_pdl)
+        else:
+            self._refuse_capture()
+            self._launches.append(launch)
+
+    def _launch_kept(self, launch: Launch, enable_pdl: Optional[bool], default_scale: float) -> None:
+        self._launch(launch, enable_pdl)
+
+    def launch_arguments(self, launch: Launch, enable_pdl: Optional[bool]) -> tuple[Any, ...]:
+        """What ``paged_run`` of the module takes."""
+        _, name, args = self._native_call(launch, use_pdl(launch.q, enable_pdl))
+        assert name == "paged_run"
+        return args
+
+
+class _PrefillPart(_Part, BatchPrefillWithPagedKVCacheWrapper):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._op = BatchPrefillWithPagedKVCacheWrapper.__name__
+
+
+class _DecodePart(_Part, BatchDecodeWithPagedKVCacheWrapper):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._op = BatchDecodeWithPagedKVCacheWrapper.__name__
 
 
 class PODWithPagedKVCacheWrapper:
@@ -73,7 +133,7 @@ class PODWithPagedKVCacheWrapper:
         paged_kv_last_page_len_buffer: Optional[torch.Tensor] = None,
         jit_args: Optional[Sequence[Any]] = None,
     ) -> None:
-        self._decode = BatchDecodeWithPagedKVCacheWrapper(
+        self._decode = _DecodePart(
             float_workspace_buffer,
             kv_layout,
             use_cuda_graph=use_cuda_graph,
@@ -190,6 +250,31 @@ class PODWithPagedKVCacheWrapper:
         Tuple[torch.Tensor, torch.Tensor]
             Outputs of the two parts.
         """
+        scales: dict[str, Any] = {"q_scale": q_scale, "k_scale": k_scale, "enable_pdl": enable_pdl}
+        if (
+            not _is_compiling()
+            and custom_mask_p is packed_custom_mask_p is None
+            and self._shares_module(q_p, k_p, v_p, pos_encoding_mode_p)
+        ):
+            out_p = torch.empty_like(q_p, memory_format=torch.contiguous_format)
+            out_d, launch = self._decode.prepare(q_d, paged_kv_cache_d, **scales)
+            slopes = alibi_slopes(q_p.shape[1], q_p.device) if self._decode._pos_encoding == ALIBI else None
+            tensors = (None, None, slopes, None, None, None)
+            scale = default_scale(sm_scale_p, q_p.shape[2])
+            numbers = (0.0, scale, 1.0 / (rope_scale_p or 1.0), 1.0 / (rope_theta_p or 1e4), 0)
+            layout = layout_code("PODWithPagedKVCacheWrapper", kv_layout_p)
+            mask_mode = CAUSAL if causal_p else NON_CAUSAL
+            try:
+                self._decode._cached_module.single_pair_run(
+                    *(q_p, k_p, v_p, None, out_p, None, mask_mode, layout, window_left_p, *tensors, *numbers),
+                    *self._decode.launch_arguments(launch, enable_pdl),
+                )
+                if v_scale is not None:
+                    scale_output(launch.out, v_scale)
+                return out_p, out_d  # type: ignore[return-value]
+            except RuntimeError as error:
+                if not is_misaligned(error):
+                    raise
         out_p = single_prefill_with_kv_cache(
             q_p,
             k_p,
@@ -205,10 +290,19 @@ class PODWithPagedKVCacheWrapper:
             rope_scale=rope_scale_p,
             rope_theta=rope_theta_p,
         )
-        out_d = self._decode.run(
-            q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, enable_pdl=enable_pdl
-        )
+        out_d = self._decode.run(q_d, paged_kv_cache_d, v_scale=v_scale, **scales)
         return out_p, out_d
+
+    def _shares_module(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pos_encoding_mode: str) -> bool:
+        """Whether the module of the part that decodes serves the one that prefills."""
+        decode = self._decode
+        decode._require_plan()
+        return (
+            q.dtype is k.dtype is v.dtype is decode._cached_q_data_type is decode._cached_kv_data_type
+            and q.ndim == k.ndim == v.ndim == 3
+            and q.shape[2] == k.shape[2] == v.shape[2] == decode._head_dim
+            and pos_encoding_code("PODWithPagedKVCacheWrapper", pos_encoding_mode) == decode._pos_encoding
+        )
 
     def end_forward(self) -> None:
         """Nothing to do; published callers have it."""
@@ -229,8 +323,8 @@ class BatchPODWithPagedKVCacheWrapper:
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         flat = float_workspace_buffer.view(-1).view(torch.uint8)
         half = flat.numel() // 32 * 16
-        self._prefill = BatchPrefillWithPagedKVCacheWrapper(flat[:half], kv_layout)
-        self._decode = BatchPrefillWithPagedKVCacheWrapper(flat[half:], kv_layout)
+        self._prefill = _PrefillPart(flat[:half], kv_layout)
+        self._decode = _PrefillPart(flat[half:], kv_layout)
         self.device = float_workspace_buffer.device
 
     @property
@@ -335,10 +429,33 @@ class BatchPODWithPagedKVCacheWrapper:
             self._plan_prefill(custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p)
         elif self._planned_causal != causal_p:
             self._plan_prefill(causal=causal_p)
-        scales: dict[str, Any] = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "enable_pdl": enable_pdl}
-        out_p, lse_p = self._prefill.run(q_p, paged_kv_cache_p, return_lse=True, **scales)
-        out_d, lse_d = self._decode.run(q_d, paged_kv_cache_d, return_lse=True, **scales)
+        part_p, part_d = (self._prefill, q_p, paged_kv_cache_p), (self._decode, q_d, paged_kv_cache_d)
+        options: dict[str, Any] = {"q_scale": q_scale, "k_scale": k_scale, "return_lse": True, "enable_pdl": enable_pdl}
+        if _is_compiling():
+            (out_p, lse_p), (out_d, lse_d) = (
+                part.run(q, cache, v_scale=v_scale, **options) for part, q, cache in (part_p, part_d)
+            )
+        else:
+            ((out_p, lse_p), launch_p), ((out_d, lse_d), launch_d) = (
+                part.prepare(q, cache, **options) for part, q, cache in (part_p, part_d)
+            )
+            self._launch(launch_p, launch_d, enable_pdl)
+            if v_scale is not None:
+                scale_output(out_p, v_scale)
+                scale_output(out_d, v_scale)
         return ((out_p, out_d), (lse_p, lse_d)) if return_lse else (out_p, out_d)
+
+    def _launch(self, launch_p: Launch, launch_d: Launch, enable_pdl: Optional[bool]) -> None:
+        try:
+            self._decode._cached_module.paged_pair_run(
+                *self._prefill.launch_arguments(launch_p, enable_pdl),
+                *self._decode.launch_arguments(launch_d, enable_pdl),
+            )
+        except RuntimeError as error:
+            if not is_misaligned(error):
+                raise
+            self._prefill._launch(launch_p, enable_pdl)
+            self._decode._launch(launch_d, enable_pdl)
 
     def end_forward(self) -> None:
         """Nothing to do; published callers have it."""

@@ -9,7 +9,7 @@ import torch
 import flashinfer
 from flashinfer.errors import ArgumentError
 
-from ..attention.inputs import LAYOUTS, Batch
+from ..attention.inputs import LAYOUTS, Batch, Pages, int32, offsets, randn
 from ..attention.reference import Attention
 from ..attention.test_batch_decode import workspace
 
@@ -80,3 +80,98 @@ def test_batch_pod_before_plan(device):
     x = torch.empty(0, device=device)
     with pytest.raises(ArgumentError, match=r"plan\(\) was not called"):
         wrapper.run(x, x, x, x)
+
+
+# ------------------------------------------------------------------------------------------------ one launch for both
+
+HEADS, PAGE = (32, 8), 16
+
+
+class Work:
+    """Prompts and requests that decode. On a GPU the prompts have 432 tiles, which is enough to share a launch."""
+
+    def __init__(self, device, dim, dtype, prompts):
+        self.dim, self.dtype = dim, dtype
+        lens = prompts if device == "cuda" else [x // 20 for x in prompts]
+        keys = [700, 3000, 64, 0, 129, 1] * 4
+        self.pages_p, self.pages_d = Pages([x + 100 for x in lens], PAGE, device), Pages(keys, PAGE, device)
+        self.qo_p, self.qo_d = (int32(offsets(x), device) for x in (lens, [1] * len(keys)))
+        options = {"dtype": dtype, "device": device}
+        self.cache_p, self.cache_d = (
+            randn(pages.num_pages, 2, PAGE, HEADS[1], dim, **options) for pages in (self.pages_p, self.pages_d)
+        )
+        self.q_p, self.q_d = (randn(n, HEADS[0], dim, **options) for n in (sum(lens), len(keys)))
+        self.k_p, self.v_p = (randn(sum(lens) + 100, HEADS[1], dim, **options) for _ in range(2))
+        self.sizes = (*HEADS, dim, PAGE)
+
+    def decode_alone(self, device, **run):
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), use_tensor_cores=True)
+        wrapper.plan(*self.pages_d.table, *self.sizes, q_data_type=self.dtype, window_left=2000)
+        return wrapper.run(self.q_d, self.cache_d, **run)
+
+    def pod(self, device):
+        wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
+        wrapper.plan(*self.pages_d.table, *self.sizes, q_data_type=self.dtype, window_left=2000)
+        options = {"causal_p": True, "window_left_p": 900, "k_scale": 0.5, "v_scale": 2.0}
+        return lambda: wrapper.run(self.q_p, self.k_p, self.v_p, self.q_d, self.cache_d, **options)
+
+    def batch_pod(self, device):
+        wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace(device))
+        tables = (self.qo_p, *self.pages_p.table, self.qo_d, *self.pages_d.table)
+        wrapper.plan(*tables, *self.sizes, q_data_type=self.dtype)
+        arguments = (self.q_p, self.cache_p, self.q_d, self.cache_d)
+        return lambda **run: wrapper.run(*arguments, causal_p=True, v_scale=2.0, **run)
+
+
+TYPES = [(128, torch.bfloat16), (64, torch.float16), (256, torch.float16)]  # the last has no launch for both
+
+
+@pytest.mark.parametrize("dim, dtype", TYPES)
+def test_pod_is_what_both_parts_are_alone(device, dim, dtype):
+    work = Work(device, dim, dtype, [1700])
+    out_p, out_d = work.pod(device)()
+    options = {"causal": True, "window_left": 900}
+    assert torch.equal(out_p, flashinfer.single_prefill_with_kv_cache(work.q_p, work.k_p, work.v_p, **options))
+    assert torch.equal(out_d, work.decode_alone(device, k_scale=0.5, v_scale=2.0))
+
+
+@pytest.mark.parametrize("dim, dtype", TYPES)
+def test_batch_pod_is_what_both_parts_are_alone(device, dim, dtype):
+    work = Work(device, dim, dtype, [700, 1000])
+    outs, lses = work.batch_pod(device)(return_lse=True)
+    parts = ((work.qo_p, work.pages_p, work.q_p, work.cache_p), (work.qo_d, work.pages_d, work.q_d, work.cache_d))
+    for out, lse, causal, (qo_indptr, pages, q, cache) in zip(outs, lses, (True, False), parts, strict=True):
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+        wrapper.plan(qo_indptr, *pages.table, *work.sizes, causal=causal, q_data_type=dtype)
+        expected, expected_lse = wrapper.run(q, cache, v_scale=2.0, return_lse=True)
+        assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_both_parts_are_one_launch(device, dtype):
+    if device == "cpu" or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU whose multiprocessors hold a block of each part")
+    work = Work(device, 128, dtype, [1700])
+    for call in (work.pod(device), work.batch_pod(device)):
+        call()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            call()
+            torch.cuda.synchronize()
+        names = [event.name for event in profile.events() if "flashinfer" in event.name]
+        assert len(names) == 1 and "PairKernel" in names[0], names
+
+
+def test_pod_of_other_types_and_rows_that_kernels_cannot_read(device):
+    """Parts that one module does not serve, and rows that do not start at multiples of 16 bytes."""
+    work = Work(device, 64, torch.float16, [60])
+    wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
+    wrapper.plan(*work.pages_d.table, *work.sizes, q_data_type=work.dtype)
+    rest = (work.q_d, work.cache_d)
+    decoded = wrapper._decode.run(*rest)
+    bf16 = [x.bfloat16() for x in (work.q_p, work.k_p, work.v_p)]
+    odd = [torch.nn.functional.pad(x, (0, 1))[..., :-1] for x in (work.q_p, work.k_p, work.v_p)]
+    for q, k, v in (bf16, odd):
+        out_p, out_d = wrapper.run(q, k, v, *rest, causal_p=True)
+        assert torch.equal(out_p, flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True))
+        assert torch.equal(out_d, decoded)
