@@ -126,6 +126,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
     def use_tensor_cores(self) -> bool:
         return self._use_tensor_cores
 
+    @flashinfer_api(trace=None)
     def plan(
         self,
         indptr: torch.Tensor,
@@ -197,7 +198,6 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
                 kwargs[name] = value
         self._plan_impl(indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **kwargs)
 
-    @flashinfer_api(trace=None)
     def _plan_impl(
         self,
         indptr: torch.Tensor,

@@ -47,9 +47,11 @@ class Encoder:
     """Collects the tensors of nested arguments under flat keys and turns everything else into JSON.
 
     A tensor object met twice gets one key, so a replay passes one tensor twice (``out=input`` stays in place).
+    A generator is its state, so a replay draws the same numbers; during a capture (``has_states=False``) it has none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_states: bool = True) -> None:
+        self._has_states = has_states
         self.tensors: dict[str, torch.Tensor] = {}
         self._key_of: dict[int, str] = {}
 
@@ -78,6 +80,9 @@ class Encoder:
         if isinstance(value, dict):
             items = [[self.encode(k, f"{key}_key"), self.encode(v, f"{key}_{k}")] for k, v in value.items()]
             return {"type": "dict", "items": items}
+        if isinstance(value, torch.Generator) and self._has_states:
+            state = self._add(value.get_state(), key)
+            return {"type": "torch.Generator", "device": value.device.type, "key": state, "argument": key}
         return {"type": "object", "class": class_path(type(value)), "id": id(value), "argument": key}
 
     def _add(self, tensor: torch.Tensor, key: str) -> str:
@@ -127,6 +132,10 @@ def decode(
     if kind == "dict":
         pairs = [[decode(part, tensors, place, find_object) for part in pair] for pair in encoded["items"]]
         return dict(pairs)
+    if kind == "torch.Generator" and (encoded["device"] == "cpu" or torch.cuda.is_available()):
+        generator = torch.Generator(encoded["device"])  # where it was: only there its state means something
+        generator.set_state(tensors[encoded["key"]].cpu())
+        return generator
     return find_object(encoded)
 
 

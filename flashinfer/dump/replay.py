@@ -108,13 +108,14 @@ def replay_main(directory: Union[str, Path], device: Union[str, torch.device] = 
         print(f"replay: {root} has no dumps, expected directories with a {files.METADATA}")
         return 2
     failures = 0
-    print(f"{'outcome':<10} {'api':<40} call  directory")
+    width = max(len(str(result["metadata"].get("function_name", "?"))) for result in results)
+    print(f"{'outcome':<10} {'api':<{width}} call  directory")
     for result in results:
         outcome, reasons = _outcome(result)
         failures += bool(reasons)
         metadata = result["metadata"]
         api, call = metadata.get("function_name", "?"), metadata.get("call_sequence", "?")
-        print(f"{outcome:<10} {api:<40} {call:>4}  {Path(result['dump_dir']).name}")
+        print(f"{outcome:<10} {api:<{width}} {call:>4}  {Path(result['dump_dir']).name}")
         for line in reasons:
             print(f"{'':<10} {line}")
     print(f"{len(results)} replayed, {failures} failed")
@@ -236,15 +237,16 @@ class _Replay:
         return self._target if recorded.type != "cpu" or self._all_on_host else recorded
 
     def _find_object(self, encoded: Mapping[str, Any]) -> Any:
-        known = self.registry.get((self.metadata["process_id"], encoded["id"]))
+        known = self.registry.get((self.metadata["process_id"], encoded.get("id", 0)))
         if known is not None:
             return known
-        self._missing.append(_Unrecorded(f"{encoded['argument']} ({encoded['class']})"))
+        kind = encoded.get("class") or f"{encoded['type']} on {encoded['device']}"
+        self._missing.append(_Unrecorded(f"{encoded['argument']} ({kind})"))
         return self._missing[-1]
 
 
 class _Unrecorded:
-    """Stands for an object that a dump cannot hold, such as a generator or a communicator."""
+    """Stands for an object that a dump cannot hold, such as a communicator."""
 
     def __init__(self, what: str) -> None:
         self.what = what

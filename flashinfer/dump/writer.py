@@ -24,6 +24,7 @@ from typing import Any, Callable, Mapping, Optional
 
 import torch
 
+from ..arch import get_default_generators
 from ..knobs import knobs
 from . import files, graph
 from .codec import Encoder, class_path, describe_layout, host_copy, tensor_bytes
@@ -99,9 +100,11 @@ class Dumper:
 
     def begin(self, call: ApiCall) -> Optional[CallDump]:
         """Save the inputs; ``None`` when a cap drops this dump. During a capture only references are kept."""
-        encoder = Encoder()
+        encoder = Encoder(has_states=not call.is_capturing)
         args = [encoder.encode(value, f"arg_{i}") for i, value in enumerate(call.args)]
         kwargs = {name: encoder.encode(value, f"kwarg_{name}") for name, value in call.kwargs.items()}
+        if (generator := _default_generator(call, encoder.tensors)) is not None:
+            kwargs["generator"] = {**encoder.encode(generator, "kwarg_generator"), "is_default": True}
         inputs = encoder.tensors
         size = 0 if call.is_capturing else sum(map(tensor_bytes, inputs.values()))
         if not self._admit(call.name) or not self.reserve(size, call.name):
@@ -212,6 +215,19 @@ class Dumper:
     def _describe_outputs(dump: CallDump, outputs: Mapping[str, torch.Tensor]) -> None:
         dump.record["tensor_info"]["outputs"] = {key: tensor_bytes(t) for key, t in outputs.items()}
         dump.record["tensor_details"]["outputs"] = {key: describe_layout(t) for key, t in outputs.items()}
+
+
+def _default_generator(call: ApiCall, tensors: Mapping[str, torch.Tensor]) -> Optional[torch.Generator]:
+    """The generator of torch that the call draws from: it has a parameter for one and was given none."""
+    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+    if call.is_capturing or device.type not in ("cpu", "cuda") or call.kwargs.get("generator") is not None:
+        return None
+    try:
+        parameters = list(inspect.signature(call.func).parameters)
+    except (TypeError, ValueError):
+        return None
+    passed = len(call.args) + (call.owner is not None)
+    return get_default_generators(device) if "generator" in parameters[passed:] else None
 
 
 def _same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:

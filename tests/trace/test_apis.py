@@ -17,6 +17,7 @@ import torch
 
 import flashinfer
 from flashinfer.aot import FAMILIES
+from flashinfer.dump import replay
 from flashinfer.trace import Const, TraceTemplate
 
 from . import example
@@ -62,6 +63,12 @@ def test_every_decorator_names_a_template():
                 if getattr(target, "id", None) == "flashinfer_api" and "trace" not in keywords:
                     bare.append(f"{path.relative_to(PACKAGE)}: {node.name}")
     assert bare == []
+
+
+def test_logs_and_dumps_name_what_users_call():
+    """The log says ``Wrapper.plan``, not the name of a helper behind it."""
+    names = [name.rpartition(".")[2] for module, name in replay._apis if module.startswith("flashinfer.")]
+    assert [name for name in names if name.startswith("_") and name != "__init__"] == []
 
 
 @pytest.mark.parametrize("api, template", PAIRS)
