@@ -149,11 +149,10 @@ def module_flags(spec: JitSpec) -> Flags:
         host += ["-DFLASHINFER_CPU", "-march=native", "-fopenmp"]
         link += ["-fopenmp"]
     else:
-        host += ["-isystem", "{cuda}/include"]
+        host += ["-isystem{cuda}/include"]
         cuda = [*search, *_cuda_flags(spec, debug)]
         link += [
-            "-L{cuda}/lib64",
-            "-L{cuda}/lib",
+            *(f"-L{{cuda}}/{folder}" for folder in ("lib64", "lib", "lib64/stubs", "lib/stubs")),  # stubs: for -lcuda
             "-Wl,-rpath,{cuda}/lib64",
             "-Wl,-rpath,{cuda}/lib",
             "-l:libcudart.so.{cudart}",
@@ -188,7 +187,9 @@ def _cuda_flags(spec: JitSpec, debug: bool) -> list[str]:
 
 
 def _join(flags: Sequence[str], tokens: dict[str, str]) -> str:
-    return shlex.join(expand(flag, tokens) for flag in flags)
+    words = (expand(flag, tokens) for flag in flags)
+    # A toolkit of the distribution has /usr/include: named, it comes before libstdc++, whose #include_next fails then.
+    return shlex.join(word for word in words if word != "-isystem/usr/include")
 
 
 class Commands:

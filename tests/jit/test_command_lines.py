@@ -41,8 +41,19 @@ def test_defaults(op, toolkit):
         assert "-g" not in flags
     defines = {f"-DFLASHINFER_ENABLE_{name}" for name in ("F16", "BF16", "FP8_E4M3", "FP8_E5M2")}
     assert defines | {"-gencode=arch=compute_90a,code=sm_90a", "--threads=1"} <= set(found.cuda)
-    assert {"-Wl,-z,defs", "-l:libcudart.so.13", f"-L{toolkit}/lib64"} <= set(found.link)
+    assert {"-Wl,-z,defs", "-l:libcudart.so.13", f"-L{toolkit}/lib64", f"-L{toolkit}/lib64/stubs"} <= set(found.link)
+    assert f"-isystem{toolkit}/include" in found.host
     assert "-use_fast_math" not in found.cuda
+
+
+def test_toolkit_of_the_distribution(op, monkeypatch):
+    """``-isystem /usr/include`` would break ``#include <cstdlib>``. What the manifest records is the same."""
+    before = cpp_ext.module_flags(op())
+    monkeypatch.setattr(cpp_ext, "get_cuda_path", lambda: "/usr")
+    found = commands(op())
+    assert "-isystem/usr/include" not in found.host
+    assert "-L/usr/lib64" in found.link
+    assert cpp_ext.module_flags(op()) == before
 
 
 def test_debug(op, monkeypatch):
