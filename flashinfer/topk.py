@@ -12,6 +12,7 @@ from typing import Optional
 
 import torch
 
+from .allocation import new_empty
 from .api_logging import flashinfer_api
 from .blackwell_only import needs
 from .dispatch import NativeFunction
@@ -189,7 +190,7 @@ def top_k(
     _check("top_k", input, k)
     rows, d = input.shape
     taken = k if k < d else d
-    values, indices = input.new_empty(rows, taken), input.new_empty(rows, taken, dtype=torch.int64)
+    values, indices = new_empty(input, input.dtype, rows, taken), new_empty(input, torch.int64, rows, taken)
     order = _BY_VALUE if sorted else _BY_INDEX if deterministic else _ANY
     if d > 0:
         _top_k(values, indices, input, taken, order, _prefers_large("top_k", tie_break))
@@ -272,7 +273,7 @@ def top_k_page_table_transform(
             f"{op}: page_table_row_starts is None, expected a tensor (row_starts may lie inside a page of {page_size})"
         )
     if out is None:
-        out = input.new_empty(input.shape[0], k, dtype=torch.int32)
+        out = new_empty(input, torch.int32, input.shape[0], k)
     _top_k_page_table_transform(
         out,
         out_raw_indices,
@@ -331,7 +332,7 @@ def top_k_ragged_transform(
     """
     op = "top_k_ragged_transform"
     _check(op, input, k)
-    out = input.new_empty(input.shape[0], k, dtype=torch.int32)
+    out = new_empty(input, torch.int32, input.shape[0], k)
     order, prefer_large = _BY_INDEX if deterministic else _ANY, _prefers_large(op, tie_break)
     _top_k_ragged_transform(out, input, offsets, lengths, row_starts, k, order, prefer_large)
     return out

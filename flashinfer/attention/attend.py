@@ -187,7 +187,7 @@ class AttentionWrapper(PlannedWrapper):
                 return None
             sm_scale *= k_scale
         if out is None:
-            out = record.output(q)
+            out = record.output()
         if not return_lse:
             lse = None
         elif lse is None:

@@ -257,7 +257,7 @@ class PlannedWrapper:
             self._launch(launch, enable_pdl)
             return
         state = tuple(getattr(self, name) for name in (*self._objects, *self._numbers_read))
-        self._record = CallRecord(module, self._record_memory, state, launch.out, default_scale, launch.q)
+        self._record = CallRecord(module, self._record_memory, state, launch.out, default_scale)
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
         """Nothing to build: one module serves keys and values of equal and of different strides."""

@@ -11,6 +11,7 @@ from typing import Optional
 
 import torch
 
+from ..allocation import new_empty
 from ..api_logging import flashinfer_api
 from ..dispatch import NativeFunction
 from ..errors import ArgumentError
@@ -107,7 +108,8 @@ def merge_state(
     >>> s_a, s_b = torch.randn(2, 7, 32)
     >>> v, s = flashinfer.merge_state(v_a, s_a, v_b, s_b)
     """
-    v, s = v_a.new_empty(v_a.shape), v_a.new_empty(v_a.shape[:-1], dtype=torch.float32)
+    shape = v_a.shape
+    v, s = new_empty(v_a, v_a.dtype, *shape), new_empty(v_a, torch.float32, *shape[:-1])
     _merge_state(v, s, v_a, s_a, v_b, s_b)
     return v, s
 
@@ -171,8 +173,8 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
     if v.ndim != 4:
         raise ArgumentError(f"merge_states: v has {v.ndim} dimensions, expected 4")
     seq_len, _, num_heads, head_dim = v.shape
-    v_merged = v.new_empty(seq_len, num_heads, head_dim)
-    s_merged = v.new_empty(seq_len, num_heads, dtype=torch.float32)
+    v_merged = new_empty(v, v.dtype, seq_len, num_heads, head_dim)
+    s_merged = new_empty(v, torch.float32, seq_len, num_heads)
     _merge_states(v_merged, s_merged, v, s)
     return v_merged, s_merged
 
@@ -213,7 +215,7 @@ def variable_length_merge_states(
         raise ArgumentError(f"variable_length_merge_states: indptr has shape {shape}, expected (seq_len + 1,)")
     _, num_heads, head_dim = v.shape
     rows = indptr.shape[0] - 1
-    v_merged = v.new_empty(rows, num_heads, head_dim)
-    s_merged = v.new_empty(rows, num_heads, dtype=torch.float32)
+    v_merged = new_empty(v, v.dtype, rows, num_heads, head_dim)
+    s_merged = new_empty(v, torch.float32, rows, num_heads)
     _variable_length_merge_states(v_merged, s_merged, v, s, indptr.to(torch.int32))
     return v_merged, s_merged

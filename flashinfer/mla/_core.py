@@ -358,7 +358,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             and kpe_scale is None
             and not _is_compiling()
         ):
-            target = record.output(q_nope) if out is None else out
+            target = record.output() if out is None else out
             scores = record.scores() if lse is None and return_lse else lse
             try:
                 record.rerun(

@@ -7,6 +7,7 @@ from typing import Optional, Union
 
 import torch
 
+from ..allocation import new_empty
 from ..dispatch import NativeFunction
 from ..errors import ArgumentError
 from ..jit.codegen import module_cache
@@ -86,18 +87,6 @@ _is_compiling = torch.compiler.is_compiling
 _FLOAT32, _INT32 = torch.float32, torch.int32
 
 
-_int32_on: dict[int, torch.Tensor] = {}  # by index of the device
-
-
-def _integers(input: torch.Tensor) -> torch.Tensor:
-    """Some int32 tensor on the device of ``input``: ``new_empty`` of one takes 0.3 us less than with a dtype."""
-    index = input.get_device()
-    found = _int32_on.get(index)
-    if found is None:
-        found = _int32_on[index] = input.new_empty(1, dtype=_INT32)
-    return found
-
-
 def draw(
     op: str,
     method: int,
@@ -146,8 +135,8 @@ def draw(
         seed, offset = take_from_default(increment, input)
     else:
         seeds, seed, offsets, offset = stream_arguments(op, seed, offset, generator, increment, input, batch)
-    out = _integers(input).new_empty(batch) if indices is None else input.new_empty(batch, dtype=indices.dtype)
-    valid = input.new_empty(batch, dtype=torch.bool) if return_valid else None
+    out = new_empty(input, _INT32 if indices is None else indices.dtype, batch)
+    valid = new_empty(input, torch.bool, batch) if return_valid else None
     _native_sample[input.is_cuda](
         out, valid, input, indices, is_logits, method, top_ks, int(top_k), top_ps, float(top_p), seeds, seed,
         offsets, offset,

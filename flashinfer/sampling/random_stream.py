@@ -62,7 +62,9 @@ def take_from_default(increment: int, input: torch.Tensor) -> tuple[int, int]:
     """:func:`get_seed_and_offset` of the generator that torch draws from on the device of ``input``, in 64 bits."""
     generator = _cuda_generators.get(input.get_device())
     if generator is not None:
-        seed, offset = _move_on(generator, increment)
+        offset = generator.get_offset() + (increment + 3) // 4 * 4  # _move_on, which takes 0.1 us more
+        generator.set_offset(offset)
+        seed = generator.initial_seed()
     else:
         if input.is_cuda:
             _cuda_generators[input.get_device()] = get_default_generators(input.device)

@@ -7,6 +7,7 @@ from typing import Optional, Union
 
 import torch
 
+from ..allocation import new_empty
 from ..api_logging import flashinfer_api
 from ..dispatch import NativeFunction, use_pdl
 from ..ops import register_custom_op
@@ -81,7 +82,7 @@ def softmax(
     """
     logits = as_float(logits)
     temperatures, value = (None, 1.0) if temperature is None else per_row(temperature, torch.float32, logits)
-    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    out = new_empty(logits, logits.dtype, *logits.shape)
     _softmax(out, logits, temperatures, float(value), enable_pdl)
     return out
 
@@ -113,7 +114,7 @@ def top_p_renorm_probs(
     """
     probs = as_float(probs)
     top_ps, value = per_row(top_p, torch.float32, probs)
-    out = torch.empty_like(probs, memory_format=torch.contiguous_format)
+    out = new_empty(probs, probs.dtype, *probs.shape)
     _top_p_renorm_probs(out, probs, top_ps, float(value))
     return out
 
@@ -144,7 +145,7 @@ def top_k_renorm_probs(
     >>> kept = flashinfer.top_k_renorm_probs(probs, 50)
     """
     top_ks, value = per_row(top_k, torch.int32, probs)
-    out = torch.empty_like(probs, memory_format=torch.contiguous_format)
+    out = new_empty(probs, probs.dtype, *probs.shape)
     _top_k_renorm_probs(out, probs, top_ks, int(value))
     return out
 
@@ -170,7 +171,7 @@ def top_k_mask_logits(logits: torch.Tensor, top_k: Union[torch.Tensor, int]) -> 
     >>> masked = flashinfer.top_k_mask_logits(torch.randn(4, 128256), 50)
     """
     top_ks, value = per_row(top_k, torch.int32, logits)
-    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    out = new_empty(logits, logits.dtype, *logits.shape)
     _top_k_mask_logits(out, logits, top_ks, int(value))
     return out
 
