@@ -152,3 +152,23 @@ void variable_length_merge_states(TensorView v_merged, TensorView s_merged, Tens
     CheckStatus(op, MergeStates<T>(p, get_stream(v.device())));
   });
 }
+
+void add_sinks(TensorView v, TensorView s, TensorView sinks) {
+  const char* op = "add_sinks";
+  Expect(op, "v", v).on_device().rank(3).dtype({dl_float16, dl_bfloat16, dl_float32});
+  CheckState(op, {"v", v}, {"s", s});
+  Expect(op, "sinks", sinks).same_device(v, "v").dtype({dl_float32}).rank(1).dim(0, v.size(1), "heads of v");
+  DispatchFloat(v.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    AddSinksParams<T> p{};
+    p.states = StatesOf<T>(v, s);
+    p.sinks = sinks.data_ptr<float>();
+    p.sink_stride = sinks.stride(0);
+    p.rows = v.size(0);
+    p.heads = v.size(1);
+    p.head_dim = v.size(2);
+    p.enable_pdl = UsePdl(true, v.device());
+    DeviceGuard guard(v.device());
+    CheckStatus(op, AddSinks<T>(p, get_stream(v.device())));
+  });
+}

@@ -8,8 +8,10 @@ void merge_state_in_place(TensorView v, TensorView s, TensorView v_other, Tensor
 void merge_states(TensorView v_merged, TensorView s_merged, TensorView v, TensorView s);
 void variable_length_merge_states(TensorView v_merged, TensorView s_merged, TensorView v, TensorView s,
                                   TensorView indptr);
+void add_sinks(TensorView v, TensorView s, TensorView sinks);
 
 FLASHINFER_EXPORT(merge_state, merge_state)
 FLASHINFER_EXPORT(merge_state_in_place, merge_state_in_place)
 FLASHINFER_EXPORT(merge_states, merge_states)
 FLASHINFER_EXPORT(variable_length_merge_states, variable_length_merge_states)
+FLASHINFER_EXPORT(add_sinks, add_sinks)

@@ -8,13 +8,19 @@ from typing import Optional
 
 import torch
 
+from ..dispatch import NativeFunction
 from ..errors import ArgumentError
+from ..jit.cascade import gen_cascade_module
+from ..jit.codegen import module_cache
+from ..ops import register_custom_op
 
 __all__ = ["LSE_BASES", "add_sinks", "check_lse_form", "finish_lse", "lse_buffer", "output_buffer"]
 
 #: Base of a returned LSE -> what to multiply the base-2 one by.
 LSE_BASES = {"log2": 1.0, "ln": math.log(2)}
 _FLOAT32 = torch.float32
+
+_native_add_sinks = NativeFunction(module_cache(gen_cascade_module), "add_sinks")
 
 
 def _check(op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor) -> None:
@@ -65,11 +71,10 @@ def finish_lse(
     return given.copy_(lse.T)
 
 
+@register_custom_op("flashinfer::add_sinks", mutates_args=("out", "lse"))
 def add_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> None:
     """Let a logit of each head that has no value take part in the softmax, after the fact and in place.
 
-    A kernel of its own (``BatchAttentionWithAttentionSinkWrapper``) saves the passes over ``out`` and ``lse``.
+    That is one launch; ``BatchAttentionWithAttentionSinkWrapper`` saves it, and the pass over ``out``.
     """
-    total = torch.logaddexp2(lse, sinks.float() / LSE_BASES["ln"])
-    out.mul_((lse - total).exp2_().nan_to_num_(0.0).unsqueeze(-1))  # -inf minus -inf: neither keys nor a sink
-    lse.copy_(total)
+    _native_add_sinks[out.is_cuda](out, lse, sinks.to(_FLOAT32))

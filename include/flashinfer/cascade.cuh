@@ -143,6 +143,32 @@ __global__ void __launch_bounds__(THREADS)
   if (threadIdx.x == 0) *ScoreOf(p.out, at) = maximum + __log2f(total);
 }
 
+template <typename T, int VEC>
+__global__ void __launch_bounds__(THREADS)
+    AddSinksKernel(const __grid_constant__ AddSinksParams<T> p, const __grid_constant__ FastDivisor head_groups) {
+  using V = Vec<T, VEC>;
+  constexpr float LOG2_E = 1.4426950408889634f;
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
+  const Place at(head_groups);
+  const bool active = at.row < p.rows && at.head < p.heads;
+  float s = 0.f;
+  if (active) {
+    const float own = *ScoreOf(p.states, at), sink = p.sinks[at.head * p.sink_stride] * LOG2_E;
+    const float maximum = fmaxf(own, sink), base = Base(maximum), weight = ptx::Exp2(own - base);
+    const float total = weight + ptx::Exp2(sink - base), factor = weight * Normaliser(total);
+    s = maximum + __log2f(total);
+    T* const v = RowOfV(p.states, at);
+    for (int i = threadIdx.x * VEC; i < int(p.head_dim); i += blockDim.x * VEC) {
+      float sum[VEC] = {};
+      Accumulate(sum, factor, V::Load(v + i));
+      RoundTo<T, VEC>(sum).Store(v + i);
+    }
+  }
+  __syncthreads();  // the other lanes of the head have read their score
+  if (active && threadIdx.x == 0) *ScoreOf(p.states, at) = s;
+}
+
 /// Whether every v starts at a multiple of `vec` elements.
 template <typename T>
 bool CanVectorise(const AttentionStates<T>& x, int vec) {
@@ -182,6 +208,16 @@ Status MergeStates(const MergeStatesParams<T>& p, Stream stream) {
     return LaunchOverHeads(MergeStatesKernel<T, VEC>, p, VEC, stream);
   }
   return LaunchOverHeads(MergeStatesKernel<T, 1>, p, 1, stream);
+}
+
+template <typename T>
+Status AddSinks(const AddSinksParams<T>& p, Stream stream) {
+  using namespace cascade;
+  constexpr int VEC = 16 / sizeof(T);
+  if (p.head_dim % VEC == 0 && CanVectorise(p.states, VEC)) {
+    return LaunchOverHeads(AddSinksKernel<T, VEC>, p, VEC, stream);
+  }
+  return LaunchOverHeads(AddSinksKernel<T, 1>, p, 1, stream);
 }
 
 }  // namespace flashinfer

@@ -46,10 +46,24 @@ struct MergeStatesParams {
   bool enable_pdl;
 };
 
+/// A logit of each head that has no value (attention sink): the state of v = 0 and s = sink / ln(2), merged into `states`.
+template <typename T>
+struct AddSinksParams {
+  AttentionStates<T> states;
+  const float* sinks;  ///< of each head, natural logarithms
+  int64_t sink_stride;
+  int64_t rows, heads;
+  int64_t head_dim;  ///< at least 1
+  bool enable_pdl;
+};
+
 template <typename T>
 Status MergeState(const MergeStateParams<T>& params, Stream stream);
 
 template <typename T>
 Status MergeStates(const MergeStatesParams<T>& params, Stream stream);
+
+template <typename T>
+Status AddSinks(const AddSinksParams<T>& params, Stream stream);
 
 }  // namespace flashinfer

@@ -70,6 +70,26 @@ Status MergeState(const MergeStateParams<T>& p, Stream) {
 }
 
 template <typename T>
+Status AddSinks(const AddSinksParams<T>& p, Stream) {
+  using namespace cpu;
+  ParallelFor(p.rows * p.heads, p.head_dim, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const int64_t row = piece / p.heads, head = piece % p.heads;
+      float& s = ScoreOf(p.states, row, head);
+      const float sink = p.sinks[head * p.sink_stride] / LN_2, maximum = std::fmax(s, sink), base = ScoreBase(maximum);
+      const float weight = std::exp2(s - base), total = weight + std::exp2(sink - base);
+      const float factor = total == 0.0f ? 0.0f : weight / total;
+      s = maximum + std::log2(total);
+      T* const v = RowOfV(p.states, row, head);
+      ForEachVec(p.head_dim, [&](int64_t i, auto lanes) {
+        Store(v + i, factor == 0.0f ? Vec{} : factor * Load(v + i, lanes), lanes);
+      });
+    }
+  });
+  return 0;
+}
+
+template <typename T>
 Status MergeStates(const MergeStatesParams<T>& p, Stream) {
   using namespace cpu;
   int64_t most_states = p.num_states;

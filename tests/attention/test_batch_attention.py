@@ -11,6 +11,7 @@ from flashinfer import BatchAttention, BatchAttentionWithAttentionSinkWrapper
 from flashinfer.errors import ArgumentError
 
 from .inputs import LAYOUTS, Batch, strided
+from .launches import kernels
 from .reference import Attention
 from .test_batch_decode import F16, close, decode_batch, workspace
 from .test_batch_decode import planned as planned_decode
@@ -144,6 +145,25 @@ def test_sinks_of_the_plain_wrappers(device, tensor_cores):
     torch.testing.assert_close(out.float(), sunk[0], rtol=2e-3, atol=2e-3)
     with pytest.raises(ValueError, match=r"sinks has shape \(3,\), expected \(4,\)"):
         wrapper.run(batch.q, cache, sinks=sinks[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sinks_of_a_plain_wrapper_are_added_in_one_launch(device, dtype):
+    """To results of any strides."""
+    batch = Batch([5, 40], [33, 97], dtype=dtype, device=device)
+    pages = batch.pages(8)
+    cache, sinks = batch.cache(pages), torch.tensor([0.5, -3.0, 4.0, 1.0], device=device)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+    wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 8, q_data_type=dtype)
+    out, lse = strided(torch.empty_like(batch.q), 8), torch.empty(len(batch.q), 4, device=device)
+    wrapper.run(batch.q, cache, out=out, lse=lse, sinks=sinks[:, None].expand(4, 2)[:, 1], return_lse=True)
+    expected = batch.expected(Attention(sinks=sinks))
+    tolerance = 2e-3 if dtype is torch.float16 else 2e-2
+    torch.testing.assert_close(out.float(), expected[0], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(lse, expected[1], rtol=1e-3, atol=1e-3)
+    if device == "cuda":
+        plain = kernels(lambda: wrapper.run(batch.q, cache, out=out, return_lse=True))
+        assert len(kernels(lambda: wrapper.run(batch.q, cache, out=out, sinks=sinks))) == len(plain) + 1
 
 
 def test_what_sinks_refuse(device):
