@@ -30,11 +30,12 @@ def _append_paged_kv_cache(
     kv_indptr: torch.Tensor,
     is_hnd: bool,
 ) -> None:
-    append = _native_append[append_key.is_cuda]
-    table: tuple[torch.Tensor, ...] = (batch_indices, positions, kv_indices, kv_indptr)
-    if not append(append_key, append_value, cache, value_cache, is_hnd, modules.VALIDATE, *table):  # not int32
-        table = table_as_int32("append_paged_kv_cache", *table)
-        append(append_key, append_value, cache, value_cache, is_hnd, modules.VALIDATE, *table)
+    append, validate = _native_append[append_key.is_cuda], modules.VALIDATE
+    if not append(
+        append_key, append_value, cache, value_cache, is_hnd, validate, batch_indices, positions, kv_indices, kv_indptr
+    ):  # a table that is not int32
+        table = table_as_int32("append_paged_kv_cache", batch_indices, positions, kv_indices, kv_indptr)
+        append(append_key, append_value, cache, value_cache, is_hnd, validate, *table)
 
 
 @register_custom_op("flashinfer::append_paged_mla_kv_cache", mutates_args=("ckv_cache", "kpe_cache"))
@@ -48,11 +49,12 @@ def _append_paged_mla_kv_cache(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
 ) -> None:
-    append = _native_append_mla[append_ckv.is_cuda]
-    table: tuple[torch.Tensor, ...] = (batch_indices, positions, kv_indices, kv_indptr)
-    if not append(append_ckv, append_kpe, ckv_cache, kpe_cache, modules.VALIDATE, *table):  # not int32
-        table = table_as_int32("append_paged_mla_kv_cache", *table)
-        append(append_ckv, append_kpe, ckv_cache, kpe_cache, modules.VALIDATE, *table)
+    append, validate = _native_append_mla[append_ckv.is_cuda], modules.VALIDATE
+    if not append(
+        append_ckv, append_kpe, ckv_cache, kpe_cache, validate, batch_indices, positions, kv_indices, kv_indptr
+    ):  # a table that is not int32
+        table = table_as_int32("append_paged_mla_kv_cache", batch_indices, positions, kv_indices, kv_indptr)
+        append(append_ckv, append_kpe, ckv_cache, kpe_cache, validate, *table)
 
 
 @flashinfer_api(trace=append_paged_kv_cache_trace)
