@@ -32,6 +32,22 @@ constexpr int64_t Stored(int64_t head_dim) { return IS_NVFP4 ? head_dim / 2 : he
 /// The distance along dimension `i`; 0 where there is one element, whose stride nobody takes and which may be anything.
 inline int64_t StrideOf(const TensorView& t, int i) { return t.size(i) == 1 ? 0 : t.stride(i); }
 
+/// Refuse a cache that kernels cannot address: they count units of 16 bytes in 32 bits (RowOffset of attention/rows.cuh).
+/// Those of the CPU and of NVFP4 have 64.
+inline void CheckReach([[maybe_unused]] const char* op, [[maybe_unused]] const char* name,
+                       [[maybe_unused]] const TensorView& t) {
+#ifndef FLASHINFER_CPU
+  constexpr int64_t REACH = int64_t{16} << 32;
+  int64_t last = 0;
+  for (int i = 0; i < t.ndim() - 1; ++i) last += (t.size(i) - 1) * StrideOf(t, i);
+  const int64_t bytes = last * t.dtype().bits / 8;
+  if (!IS_NVFP4 && bytes >= REACH) {
+    TVM_FFI_THROW(ArgumentError) << op << ": the last row of " << name << " is " << bytes << " bytes behind the first, "
+                                 << "expected less than " << REACH << " (what kernels can address)";
+  }
+#endif
+}
+
 /// q and o are [tokens, heads, head_dim], or [heads, head_dim] for one token; lse has one number for each head of them.
 inline void SetQueries(Params& p, const char* op, const TensorView& q, const TensorView& o,
                        const Optional<TensorView>& lse) {
@@ -82,6 +98,8 @@ inline void SetKeys(Params& p, const char* op, const TensorView& q, const Tensor
   Expect(op, "k", k).dim(-1, Stored(Params::HEAD_DIM_QK), "head_dim_qk of the module");
   Expect(op, "v", v).dim(-1, Stored(Params::HEAD_DIM_VO), "head_dim_vo of the module");
   for (int i = 0; i < first + 2; ++i) Expect(op, "v", v).dim(i, k.size(i), "that of k");
+  CheckReach(op, "k", k);
+  CheckReach(op, "v", v);
   SetHeads(p, op, k.size(h));
   p.k = k.data_ptr<Params::DTypeKV>();
   p.v = v.data_ptr<Params::DTypeKV>();

@@ -43,6 +43,7 @@ void SetRotary(Params& p, const TensorView& q, const Optional<TensorView>& q_pe,
     Expect(OP, "kpe_cache", *kpe).same_device(q, "q_nope").same_dtype(ckv, "ckv_cache").rank(3).last_dim_contiguous();
     Expect(OP, "kpe_cache", *kpe).dim(0, ckv.size(0), "ckv_cache.shape[0]").dim(1, ckv.size(1), "ckv_cache.shape[1]");
     Expect(OP, "kpe_cache", *kpe).dim(2, Params::HEAD_DIM_PE, because);
+    CheckReach(OP, "kpe_cache", *kpe);
     p.q_pe = (*q_pe).data_ptr<Params::DTypeQ>();
     p.k_pe = (*kpe).data_ptr<Params::DTypeKV>();
     p.q_pe_stride_n = StrideOf(*q_pe, 0);
@@ -86,6 +87,7 @@ void SetTensors(Params& p, const TensorView& q_nope, const Optional<TensorView>&
       .dim(1, page_size, "page_size")
       .dim(2, Params::HEAD_DIM_VO, "head_dim_ckv of the module")
       .last_dim_contiguous();
+  CheckReach(OP, "ckv_cache", ckv_cache);
   SetHeads(p, OP, 1);
   p.k = p.v = ckv_cache.data_ptr<Params::DTypeKV>();
   p.k_stride_page = p.v_stride_page = StrideOf(ckv_cache, 0);

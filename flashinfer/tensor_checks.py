@@ -9,7 +9,7 @@ import torch
 
 from .errors import ArgumentError
 
-__all__ = ["as_int32", "canonicalize_torch_dtype", "check_shape_dtype_device", "is_float8"]
+__all__ = ["as_int32", "canonicalize_torch_dtype", "check_shape_dtype_device", "is_float8", "narrowed"]
 
 
 def is_float8(x: torch.Tensor) -> bool:
@@ -36,7 +36,19 @@ def _to_int32(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     dtype = tensor.dtype
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         raise ArgumentError(f"{op}: {name} has dtype {dtype}, expected integers, best torch.int32")
-    return tensor.to(torch.int32)
+    return narrowed(tensor, f"{op}: {name}")
+
+
+def narrowed(x: torch.Tensor, name: str) -> torch.Tensor:
+    """int32 of integers; the very tensor if it is that. Others in host memory are looked at: what does not fit would
+    become another number."""
+    if x.dtype is torch.int64 and not x.is_cuda and x.numel():
+        low, high = x.aminmax()
+        limits = torch.iinfo(torch.int32)
+        if low < limits.min or high > limits.max:
+            bad = int(low) if low < limits.min else int(high)
+            raise ArgumentError(f"{name} contains {bad}, expected numbers of 32 bits")
+    return x.to(torch.int32)
 
 
 def check_shape_dtype_device(

@@ -18,6 +18,7 @@ from ..jit.attention.front_doors import draft_decl
 from ..jit.attention.variants import attention_sink_decl
 from ..jit.utils import filename_safe_dtype_map as _short
 from ..ops import register_custom_op
+from ..tensor_checks import narrowed
 from .modules import (
     get_batch_decode_module,
     get_batch_prefill_module,
@@ -171,7 +172,7 @@ def as_int32(x: torch.Tensor) -> torch.Tensor:
     if x.dtype is torch.uint32:
         x = x.view(_INT32)
     elif x.dtype is not _INT32:
-        x = x.to(_INT32)
+        x = narrowed(x, "block_tables or seq_lens")
     return x if x.ndim == 1 else x.reshape(-1)
 
 

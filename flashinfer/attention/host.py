@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import ArgumentError
+from ..tensor_checks import narrowed
 
 __all__ = [
     "as_tensor",
@@ -43,7 +44,7 @@ def to_host(*tensors: Optional[torch.Tensor]) -> list[Optional[np.ndarray]]:
         if t.is_cuda:
             t = copies.pop()
         if t.dtype is not _INT32 or not t.is_contiguous():
-            t = t.to(_INT32).contiguous()
+            t = narrowed(t, "an array of offsets or lengths").contiguous()
         arrays.append(t.numpy())
     return arrays
 
@@ -67,7 +68,7 @@ def to_device(x: torch.Tensor, device: torch.device, non_blocking: bool) -> torc
     """int32 on the device; the very tensor when it is that already."""
     if x.dtype is _INT32 and x.device == device:
         return x
-    return x.to(device=device, dtype=_INT32, non_blocking=non_blocking)
+    return narrowed(x, "a page table").to(device=device, non_blocking=non_blocking)
 
 
 def segment_lens(op: str, name: str, indptr: np.ndarray) -> np.ndarray:

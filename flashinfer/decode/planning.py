@@ -22,6 +22,7 @@ from ..attention.host import (
 from ..attention.modules import get_batch_decode_module, get_batch_prefill_module
 from ..attention.options import Dtypes
 from ..errors import ArgumentError
+from ..tensor_checks import narrowed
 
 __all__ = ["DecodePlanner"]
 
@@ -101,7 +102,7 @@ class DecodePlanner(AttentionWrapper):
         """
         if last_page_len.is_cuda and seq_lens is None and not (indptr.is_cuda or is_exact or q_len_per_req > 1):
             if indptr.dtype is not _INT32 or not indptr.is_contiguous():
-                indptr = indptr.to(_INT32).contiguous()
+                indptr = narrowed(indptr, "indptr").contiguous()
             if indptr.ndim != 1 or last_page_len.ndim != 1 or indptr.shape[0] != last_page_len.shape[0] + 1:
                 raise ArgumentError(
                     f"{op}: last_page_len has shape {tuple(last_page_len.shape)}, expected ({indptr.numel() - 1},) "
@@ -130,7 +131,9 @@ class DecodePlanner(AttentionWrapper):
             assert self._paged_kv_indptr_buf is not None and self._paged_kv_indices_buf is not None
             assert self._paged_kv_last_page_len_buf is not None
             self._paged_kv_indptr_buf.copy_(indptr, non_blocking=non_blocking)
-            self._paged_kv_indices_buf[: len(indices)].copy_(indices, non_blocking=non_blocking)
+            self._paged_kv_indices_buf[: len(indices)].copy_(
+                narrowed(indices, "a page table"), non_blocking=non_blocking
+            )
             self._paged_kv_last_page_len_buf.copy_(last_page_len, non_blocking=non_blocking)
         else:
             self._paged_kv_indptr_buf = self._indptr_on_device(indptr, 0, non_blocking)

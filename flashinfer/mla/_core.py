@@ -18,7 +18,7 @@ from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.wrapper import Launch, PlannedWrapper, run_planned
 from ..errors import ArgumentError
 from ..jit.attention import gen_batch_mla_module
-from ..tensor_checks import canonicalize_torch_dtype
+from ..tensor_checks import canonicalize_torch_dtype, narrowed
 from ..trace.templates.mla import mla_paged_trace
 from ..utils import get_compute_capability
 from . import page_ids
@@ -287,7 +287,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         ):
             assert buffer is not None
             buffer.copy_(values, non_blocking=True)
-        self._kv_indices_buf[:count].copy_(kv_indices, non_blocking=True)
+        self._kv_indices_buf[:count].copy_(narrowed(kv_indices, f"{op}: kv_indices"), non_blocking=True)
 
     @flashinfer_api(trace=mla_paged_trace)
     def run(

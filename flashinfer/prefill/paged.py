@@ -16,6 +16,7 @@ from ..attention.scales import Scale
 from ..attention.wrapper import Launch
 from ..attention_rules import check_trtllm_gen_sm107_only_feature
 from ..errors import ArgumentError
+from ..tensor_checks import narrowed
 from ..trace.templates.prefill import paged_prefill_trace
 from .base import BatchPrefillWrapper, Result
 
@@ -323,7 +324,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
                 (self._paged_kv_last_page_len_buf, last_page_len),
             ):
                 assert buffer is not None
-                buffer[: len(given)].copy_(given, non_blocking=non_blocking)
+                buffer[: len(given)].copy_(narrowed(given, "a page table"), non_blocking=non_blocking)
         else:
             self._qo_indptr_buf = self._indptr_on_device(qo_indptr, 1, non_blocking)
             self._paged_kv_indptr_buf = self._indptr_on_device(kv_indptr, 0, non_blocking)
