@@ -4,23 +4,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Optional
 
 import torch
 from harness import rand
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashinfer.testing import attention_flops
+from flashinfer.testing import attention_flops, attention_flops_with_actual_seq_lens
 
-__all__ = ["PagedBatch", "attention_bytes", "attention_flops", "torch_attention", "workspace"]
+__all__ = [
+    "PagedBatch", "attention_bytes", "attention_flops", "attention_flops_with_actual_seq_lens", "lengths", "offsets",
+    "query_bytes", "torch_attention", "workspace",
+]  # fmt: skip
 
 
 def workspace() -> torch.Tensor:
     return torch.empty(128 << 20, dtype=torch.uint8)
 
 
+def lengths(batch_size: int, longest: int, is_random: bool) -> torch.Tensor:
+    """Tokens of each request: ``longest``, or a random number up to it."""
+    return torch.randint(1, longest + 1, (batch_size,)) if is_random else torch.full((batch_size,), longest)
+
+
+def offsets(counts: torch.Tensor) -> torch.Tensor:
+    """Where the rows of each request begin, and the end of the last one's."""
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+
+
 @dataclass
 class PagedBatch:
-    """Requests of equal length on shuffled pages; ``k`` and ``v`` are the same keys and values gathered for torch."""
+    """Requests on shuffled pages; of equal length, ``k`` and ``v`` are the same keys and values gathered for torch."""
 
     batch_size: int
     s_kv: int
@@ -29,20 +43,28 @@ class PagedBatch:
     head_dim_vo: int
     page_size: int
     dtype: torch.dtype
+    has_random_lengths: bool = False
 
     def __post_init__(self) -> None:
-        each = -(-self.s_kv // self.page_size)
-        count = each * self.batch_size
+        self.lengths = lengths(self.batch_size, self.s_kv, self.has_random_lengths)
+        self.indptr = offsets(-(-self.lengths // self.page_size))
+        count = int(self.indptr[-1])
         self.k_cache = rand(count, self.page_size, self.num_kv_heads, self.head_dim_qk, self.dtype)
         self.v_cache = rand(count, self.page_size, self.num_kv_heads, self.head_dim_vo, self.dtype)
         self.indices = torch.randperm(count).int()
-        self.indptr = torch.arange(self.batch_size + 1).int() * each
-        self.last_page_len = torch.full((self.batch_size,), (self.s_kv - 1) % self.page_size + 1).int()
-        self.k, self.v = (self._gathered(cache) for cache in (self.k_cache, self.v_cache))
+        self.last_page_len = ((self.lengths - 1) % self.page_size + 1).int()
+        if not self.has_random_lengths:
+            self.k, self.v = (self._gathered(cache) for cache in (self.k_cache, self.v_cache))
 
     @property
     def table(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.indptr, self.indices, self.last_page_len
+
+    @property
+    def bytes(self) -> int:
+        """Of all keys and values, once each."""
+        each = self.num_kv_heads * (self.head_dim_qk + self.head_dim_vo) * self.dtype.itemsize
+        return int(self.lengths.sum()) * each
 
     def _gathered(self, cache: torch.Tensor) -> torch.Tensor:
         """``[batch_size, heads, tokens, head_dim]``, as torch likes it best."""
@@ -69,7 +91,12 @@ def torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: b
     return out.transpose(1, 2).flatten(0, 1)
 
 
+def query_bytes(q: torch.Tensor, head_dim_vo: int, out_dtype: Optional[torch.dtype] = None) -> int:
+    """Queries and results once each."""
+    out = q.numel() // q.shape[-1] * head_dim_vo * (out_dtype or q.dtype).itemsize
+    return q.numel() * q.element_size() + out
+
+
 def attention_bytes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
     """Queries, keys, values and results once each."""
-    out = q.numel() // q.shape[-1] * v.shape[-1] * q.element_size()
-    return sum(x.numel() * x.element_size() for x in (q, k, v)) + out
+    return query_bytes(q, v.shape[-1]) + sum(x.numel() * x.element_size() for x in (k, v))

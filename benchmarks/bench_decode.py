@@ -8,11 +8,22 @@ The baseline is torch's attention on keys and values that were gathered from the
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
-from attention_inputs import PagedBatch, attention_bytes, attention_flops, torch_attention, workspace
+from attention_inputs import (
+    PagedBatch,
+    attention_bytes,
+    attention_flops,
+    attention_flops_with_actual_seq_lens,
+    query_bytes,
+    torch_attention,
+    workspace,
+)
 from harness import Bench, bf16, case, e4m3, fp16, grid, main, rand
 
 import flashinfer
+from flashinfer.errors import ArgumentError
 from flashinfer.trace.templates.decode import batch_decode_trace, single_decode_trace
 
 HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim_qk": [128], "head_dim_vo": [128]}  # of an 8B model
@@ -33,20 +44,32 @@ def batch_decode(
     page_size: int,
     dtype: torch.dtype,
     use_tensor_cores: bool = False,
+    kv_dtype: Optional[torch.dtype] = None,
+    out_dtype: Optional[torch.dtype] = None,
+    random_actual_seq_len: bool = False,
+    s_qo: int = 1,
 ) -> Bench:
-    batch = PagedBatch(batch_size, s_kv, num_kv_heads, head_dim_qk, head_dim_vo, page_size, dtype)
+    if s_qo != 1:
+        raise ArgumentError(f"BatchDecodeWithPagedKVCacheWrapper: s_qo is {s_qo}, expected 1 (it is decoding)")
+    kv_dtype, out_dtype = kv_dtype or dtype, out_dtype or dtype
+    shape = (batch_size, s_kv, num_kv_heads, head_dim_qk, head_dim_vo, page_size)
+    batch = PagedBatch(*shape, kv_dtype, random_actual_seq_len)
     q = rand(batch_size, num_qo_heads, head_dim_qk, dtype)
     buffers = [x.clone() for x in batch.table]
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", q.is_cuda, use_tensor_cores, *buffers)
-    wrapper.plan(*batch.table, num_qo_heads, num_kv_heads, head_dim_qk, page_size, q_data_type=dtype)
+    dtypes = {"q_data_type": dtype, "kv_data_type": kv_dtype, "o_data_type": out_dtype}
+    wrapper.plan(*batch.table, num_qo_heads, num_kv_heads, head_dim_qk, page_size, **dtypes)
     reference = batch_decode_trace(paged_kv_cache=(batch.k_cache, batch.v_cache)).reference
+    has_baseline = dtype == kv_dtype == out_dtype and not random_actual_seq_len  # what torch has an attention for
     return Bench(
         run={"fa2": lambda q, k, v: wrapper.run(q, (k, v))},
         args=(q, batch.k_cache, batch.v_cache),
-        baseline=lambda q, *_: torch_attention(q, batch.k, batch.v, causal=False),
-        reference=lambda q, k, v: reference(q, k, v, 0, *batch.table),
-        bytes=attention_bytes(q, batch.k, batch.v),
-        flops=attention_flops(batch_size, 1, s_kv, head_dim_qk, head_dim_vo, num_qo_heads, False),
+        baseline=(lambda q, *_: torch_attention(q, batch.k, batch.v, causal=False)) if has_baseline else None,
+        reference=lambda q, k, v: reference(q, k.to(dtype), v.to(dtype), 0, *batch.table).to(out_dtype),
+        bytes=batch.bytes + query_bytes(q, head_dim_vo, out_dtype),
+        flops=attention_flops_with_actual_seq_lens(
+            torch.ones_like(batch.lengths), batch.lengths, head_dim_qk, head_dim_vo, num_qo_heads, False
+        ),
         flops_dtype=dtype,
     )
 
@@ -71,18 +94,7 @@ def single_decode(s_kv: int, num_qo_heads: int, num_kv_heads: int, head_dim: int
 @case("batch_decode_fp8_cache", cpu=grid(batch_size=[8], s_kv=[1024]), cuda=grid(batch_size=[64], s_kv=[8192]))
 def batch_decode_fp8(batch_size: int, s_kv: int) -> Bench:
     """8-bit keys and values, 16-bit queries: half of the bytes. torch has no such attention."""
-    batch = PagedBatch(batch_size, s_kv, 8, 128, 128, 16, e4m3)
-    q = rand(batch_size, 32, 128, bf16)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", q.is_cuda, False, *batch.table)
-    wrapper.plan(*batch.table, 32, 8, 128, 16, q_data_type=bf16, kv_data_type=e4m3)
-    reference = batch_decode_trace(paged_kv_cache=(batch.k_cache, batch.v_cache)).reference
-    return Bench(
-        run={"fa2": lambda q, k, v: wrapper.run(q, (k, v))},
-        args=(q, batch.k_cache, batch.v_cache),
-        reference=lambda q, k, v: reference(q, k.to(bf16), v.to(bf16), 0, *batch.table),
-        bytes=attention_bytes(q, batch.k, batch.v),
-        flops=attention_flops(batch_size, 1, s_kv, 128, 128, 32, False),
-    )
+    return batch_decode(batch_size, s_kv, 32, 8, 128, 128, 16, bf16, kv_dtype=e4m3)
 
 
 if __name__ == "__main__":

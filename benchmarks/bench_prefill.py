@@ -8,9 +8,21 @@ The baseline is torch's attention on keys and values that were gathered from the
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
-from attention_inputs import PagedBatch, attention_bytes, attention_flops, torch_attention, workspace
-from harness import Bench, bf16, case, fp16, grid, main, rand
+from attention_inputs import (
+    PagedBatch,
+    attention_bytes,
+    attention_flops,
+    attention_flops_with_actual_seq_lens,
+    lengths,
+    offsets,
+    query_bytes,
+    torch_attention,
+    workspace,
+)
+from harness import Bench, bf16, case, fp16, grid, main, nbytes, rand
 
 import flashinfer
 from flashinfer.trace.templates.prefill import paged_prefill_trace, ragged_prefill_trace, single_prefill_trace
@@ -21,8 +33,10 @@ CUDA += grid(batch_size=[16], s_qo=[128], s_kv=[8192], dtype=[bf16], **HEADS)  #
 CPU = grid(batch_size=[1], s_qo=[1024], s_kv=[1024], dtype=[bf16, fp16], **HEADS)
 
 
-def _offsets(batch_size: int, length: int) -> torch.Tensor:
-    return torch.arange(batch_size + 1).int() * length
+def _query_lengths(s_qo: int, of_keys: torch.Tensor, is_random: bool) -> torch.Tensor:
+    """Queries of each request, no more than its keys where their number is random."""
+    drawn = lengths(len(of_keys), s_qo, is_random)
+    return drawn.minimum(of_keys) if is_random else drawn
 
 
 @case(
@@ -41,22 +55,34 @@ def paged_prefill(
     page_size: int,
     causal: bool,
     dtype: torch.dtype,
+    kv_dtype: Optional[torch.dtype] = None,
+    out_dtype: Optional[torch.dtype] = None,
+    random_actual_seq_len: bool = False,
 ) -> Bench:
-    batch = PagedBatch(batch_size, s_kv, num_kv_heads, head_dim_qk, head_dim_vo, page_size, dtype)
-    q = rand(batch_size * s_qo, num_qo_heads, head_dim_qk, dtype)
-    qo_indptr = _offsets(batch_size, s_qo)
+    kv_dtype, out_dtype = kv_dtype or dtype, out_dtype or dtype
+    shape = (batch_size, s_kv, num_kv_heads, head_dim_qk, head_dim_vo, page_size)
+    batch = PagedBatch(*shape, kv_dtype, random_actual_seq_len)
+    q_lengths = _query_lengths(s_qo, batch.lengths, random_actual_seq_len)
+    qo_indptr = offsets(q_lengths)
+    q = rand(int(qo_indptr[-1]), num_qo_heads, head_dim_qk, dtype)
     buffers = [x.clone() for x in (qo_indptr, *batch.table)]
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", q.is_cuda, *buffers)
     heads = (num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo)
-    wrapper.plan(qo_indptr, *batch.table, *heads, causal=causal, q_data_type=dtype)
+    dtypes = {"q_data_type": dtype, "kv_data_type": kv_dtype, "o_data_type": out_dtype}
+    wrapper.plan(qo_indptr, *batch.table, *heads, causal=causal, **dtypes)
     reference = paged_prefill_trace(paged_kv_cache=(batch.k_cache, batch.v_cache)).reference
+    has_baseline = dtype == kv_dtype == out_dtype and not random_actual_seq_len  # what torch has an attention for
     return Bench(
         run={"fa2": lambda q, k, v: wrapper.run(q, (k, v))},
         args=(q, batch.k_cache, batch.v_cache),
-        baseline=lambda q, *_: torch_attention(q, batch.k, batch.v, causal),
-        reference=lambda q, k, v: reference(q, k, v, 0, qo_indptr, *batch.table, causal),
-        bytes=attention_bytes(q, batch.k, batch.v),
-        flops=attention_flops(batch_size, s_qo, s_kv, head_dim_qk, head_dim_vo, num_qo_heads, causal),
+        baseline=(lambda q, *_: torch_attention(q, batch.k, batch.v, causal)) if has_baseline else None,
+        reference=lambda q, k, v: reference(q, k.to(dtype), v.to(dtype), 0, qo_indptr, *batch.table, causal).to(
+            out_dtype
+        ),
+        bytes=batch.bytes + query_bytes(q, head_dim_vo, out_dtype),
+        flops=attention_flops_with_actual_seq_lens(
+            q_lengths, batch.lengths, head_dim_qk, head_dim_vo, num_qo_heads, causal
+        ),
         flops_dtype=dtype,
     )
 
@@ -72,24 +98,35 @@ def ragged_prefill(
     head_dim_vo: int,
     causal: bool,
     dtype: torch.dtype,
+    kv_dtype: Optional[torch.dtype] = None,
+    out_dtype: Optional[torch.dtype] = None,
+    random_actual_seq_len: bool = False,
 ) -> Bench:
-    q = rand(batch_size * s_qo, num_qo_heads, head_dim_qk, dtype)
-    k = rand(batch_size * s_kv, num_kv_heads, head_dim_qk, dtype)
-    v = rand(batch_size * s_kv, num_kv_heads, head_dim_vo, dtype)
-    offsets = _offsets(batch_size, s_qo), _offsets(batch_size, s_kv)
-    buffers = [x.clone() for x in offsets]
+    kv_dtype, out_dtype = kv_dtype or dtype, out_dtype or dtype
+    kv_lengths = lengths(batch_size, s_kv, random_actual_seq_len)
+    q_lengths = _query_lengths(s_qo, kv_lengths, random_actual_seq_len)
+    indptr = offsets(q_lengths), offsets(kv_lengths)
+    q = rand(int(indptr[0][-1]), num_qo_heads, head_dim_qk, dtype)
+    k, v = (rand(int(indptr[1][-1]), num_kv_heads, n, kv_dtype) for n in (head_dim_qk, head_dim_vo))
+    buffers = [x.clone() for x in indptr]
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", q.is_cuda, *buffers)
     heads = (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo)
-    wrapper.plan(*offsets, *heads, causal=causal, q_data_type=dtype)
+    dtypes = {"q_data_type": dtype, "kv_data_type": kv_dtype, "o_data_type": out_dtype}
+    wrapper.plan(*indptr, *heads, causal=causal, **dtypes)
     reference = ragged_prefill_trace().reference
-    gathered = [x.view(batch_size, s_kv, *x.shape[1:]).transpose(1, 2).contiguous() for x in (k, v)]
+    baseline = None
+    if dtype == kv_dtype == out_dtype and not random_actual_seq_len:
+        gathered = [x.view(batch_size, s_kv, *x.shape[1:]).transpose(1, 2).contiguous() for x in (k, v)]
+        baseline = lambda q, *_: torch_attention(q, *gathered, causal)  # noqa: E731
     return Bench(
         run={"fa2": wrapper.run},
         args=(q, k, v),
-        baseline=lambda q, *_: torch_attention(q, *gathered, causal),
-        reference=lambda q, k, v: reference(q, k, v, 0, *offsets, causal),
-        bytes=attention_bytes(q, k, v),
-        flops=attention_flops(batch_size, s_qo, s_kv, head_dim_qk, head_dim_vo, num_qo_heads, causal),
+        baseline=baseline,
+        reference=lambda q, k, v: reference(q, k.to(dtype), v.to(dtype), 0, *indptr, causal).to(out_dtype),
+        bytes=query_bytes(q, head_dim_vo, out_dtype) + nbytes(k, v),
+        flops=attention_flops_with_actual_seq_lens(
+            q_lengths, kv_lengths, head_dim_qk, head_dim_vo, num_qo_heads, causal
+        ),
         flops_dtype=dtype,
     )
 

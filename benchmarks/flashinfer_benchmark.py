@@ -17,7 +17,7 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Optional, Sequence
+from typing import Any, NoReturn, Optional, Sequence
 
 import report
 import torch
@@ -26,7 +26,7 @@ from measure import Result, Settings, check, measure
 
 from flashinfer.errors import BackendSupportedError
 
-_FLAG_ALIASES = {"dtype": ("input_dtype",)}
+_FLAG_ALIASES = {"dtype": ("input_dtype", "q_dtype"), "q_len": ("s_qo",), "num_heads": ("num_qo_heads",)}
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32",
                  "e4m3": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
                  "fp8_e5m2": "float8_e5m2"}  # fmt: skip
@@ -89,6 +89,13 @@ def routine_flags(case: Case) -> list[str]:
     return [f"--{name}" for name in case.parameters if name != "enable_pdl"]
 
 
+def _how_to_read(name: str, value: Any) -> dict[str, Any]:
+    """What argparse is told of a flag whose value is like ``value``: ``--causal`` alone means true."""
+    if name.endswith("dtype"):  # of which some are None by default
+        return {"type": _dtype}
+    return {"type": _bool, "nargs": "?", "const": True} if isinstance(value, bool) else {"type": type(value)}
+
+
 def parse_point(case: Case, device: str, flags: Sequence[str]) -> Optional[dict[str, Any]]:
     """The point that a routine's flags describe, or ``None`` if there are no flags."""
     if not flags:
@@ -98,10 +105,11 @@ def parse_point(case: Case, device: str, flags: Sequence[str]) -> Optional[dict[
     for name, default in case.parameters.items():
         if name == "enable_pdl":
             continue
-        value = point.get(name, default)
-        kinds: dict[type, Callable[[str], Any]] = {torch.dtype: _dtype, bool: _bool}
-        names = [f"--{n}" for n in (name, *_FLAG_ALIASES.get(name, ()))]
-        parser.add_argument(*names, dest=name, type=kinds.get(type(value), type(value)), default=argparse.SUPPRESS)
+        aliases = (alias for alias in _FLAG_ALIASES.get(name, ()) if alias not in case.parameters)
+        names = [f"--{n}" for n in (name, *aliases)]
+        parser.add_argument(
+            *names, dest=name, default=argparse.SUPPRESS, **_how_to_read(name, point.get(name, default))
+        )
     try:
         given, unknown = parser.parse_known_args(flags)
     except UsageError as error:

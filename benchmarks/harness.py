@@ -89,8 +89,18 @@ class Case:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameter -> default of ``build``; ``inspect.Parameter.empty`` where it has none."""
-        return {name: p.default for name, p in inspect.signature(self.build).parameters.items()}
+        """Parameter -> default of ``build``; ``inspect.Parameter.empty`` where it has none.
+
+        A build function that passes ``**shape`` on has the parameters of its points.
+        """
+        found: dict[str, Any] = {}
+        for name, parameter in inspect.signature(self.build).parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                points = itertools.chain.from_iterable(self.points.values())
+                found |= {key: inspect.Parameter.empty for point in points for key in point if key not in found}
+            else:
+                found[name] = parameter.default
+        return found
 
     def make(self, device: str, point: Mapping[str, Any], seed: int = 0) -> Bench:
         """Build with tensors on ``device`` and the same random numbers every time."""

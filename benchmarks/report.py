@@ -33,8 +33,9 @@ def show(value: Any) -> str:
 
 
 def show_point(point: Mapping[str, Any]) -> str:
-    named = [f"{k}={show(v)}" for k, v in point.items() if not isinstance(v, torch.dtype) and v is not None]
-    return " ".join(named + [show(v) for v in point.values() if isinstance(v, torch.dtype)])
+    """Parameters by name; the dtype that a routine has but one of stands last, without its name."""
+    named = [f"{k}={show(v)}" for k, v in point.items() if k != "dtype" and v is not None]
+    return " ".join([*named, show(point["dtype"])] if "dtype" in point else named)
 
 
 def device_name(device: str) -> str:

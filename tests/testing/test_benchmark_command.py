@@ -81,6 +81,21 @@ def test_flags_describe_one_point(capsys):
     assert "argument 0: (5, 16) fp16" in out and "% peak" in out
 
 
+def test_a_switch_needs_no_value(capsys):
+    assert "wrong=True" in run(capsys, "-R", "negate", "--wrong", "-v", *QUICK)[1]
+    assert "wrong=False" in run(capsys, "-R", "negate", "--wrong", "false", "-v", *QUICK)[1]
+
+
+def test_flags_of_a_routine_that_passes_its_shape_on(capsys):
+    @case("shaped", grid(nnz=[4], head_dim=[16]))
+    def shaped(**shape):
+        return Bench(run=torch.neg, args=(rand(shape["nnz"], shape["head_dim"]),))
+
+    code, out, _ = run(capsys, "-R", "shaped", "--nnz", "3", "-vv", *QUICK)
+    assert code == 0 and "argument 0: (3, 16)" in out
+    assert "shaped  (cpu or cuda)  --nnz --head_dim" in run(capsys, "--list")[1]
+
+
 def test_backends_include_torch_and_skip_unknown_ones(capsys):
     code, out, _ = run(capsys, "-R", "negate", "--batch_size", "4", "--backends", "cpu", "torch", "fa9", *QUICK)
     assert code == 0

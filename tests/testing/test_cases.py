@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registered benchmark cases: every op has one, and each computes what the op's reference says."""
 
+import shlex
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from flashinfer.aot import FAMILIES
 from flashinfer.fi_trace import traced_functions
 
 from .benchmark_path import BENCHMARKS  # isort: skip
+import flashinfer_benchmark
 import harness
 import measure
 
@@ -40,3 +43,28 @@ def test_case_agrees_with_the_reference(device, name):
         with torch.device("meta"):  # a tensor made without device= is then on neither device, and shows in a CPU run
             bench.baseline(*bench.args)
     assert bench.bytes > 0
+
+
+LENGTHS = "--batch_size 3 --s_kv 70 --num_qo_heads 8"
+HEADS = "--num_kv_heads 2 --head_dim_qk 128 --head_dim_vo 128 --q_dtype bfloat16 --out_dtype bf16"
+
+
+@pytest.mark.parametrize(
+    "name, flags, has_baseline",
+    [
+        ("BatchDecodeWithPagedKVCacheWrapper", f"{HEADS} --page_size 16 --s_qo 1 --kv_dtype fp8_e4m3", False),
+        ("BatchDecodeWithPagedKVCacheWrapper", f"{HEADS} --page_size 16 --random_actual_seq_len", False),
+        ("BatchPrefillWithPagedKVCacheWrapper", f"{HEADS} --page_size 16 --s_qo 9 --causal", True),
+        ("BatchPrefillWithPagedKVCacheWrapper", f"{HEADS} --page_size 5 --s_qo 9 --random_actual_seq_len", False),
+        ("BatchPrefillWithRaggedKVCacheWrapper", f"{HEADS} --kv_dtype bf16 --s_qo 9 --causal", True),
+        ("BatchPrefillWithRaggedKVCacheWrapper", f"{HEADS} --s_qo 9 --random_actual_seq_len", False),
+        ("BatchMLAPagedAttentionWrapper", "--s_qo 2 --head_dim_ckv 512 --head_dim_kpe 64 --q_dtype bf16", True),
+    ],
+)
+def test_published_flags_of_attention(device, name, flags, has_baseline):
+    """What scripts for the unified benchmark pass; requests of random lengths are checked like others."""
+    case = CASES[name]
+    bench = case.make(device, flashinfer_benchmark.parse_point(case, device, shlex.split(f"{LENGTHS} {flags}")))
+    measure.check(bench, bench.backends(device)["fa2"], name)
+    assert (bench.baseline is not None) == has_baseline
+    assert bench.bytes > 0 and bench.flops > 0
