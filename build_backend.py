@@ -21,7 +21,14 @@ import tempfile
 from pathlib import Path
 from typing import Any, Iterator, Optional
 
+import setuptools
 from setuptools import build_meta as _setuptools
+
+if int(setuptools.__version__.split(".")[0]) < 77:  # with --no-build-isolation nobody has looked at the requirement
+    raise RuntimeError(
+        f"setuptools is {setuptools.__version__}, expected 77 or newer (which reads the license of pyproject.toml): "
+        "pip install --upgrade setuptools"
+    )
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = Path("flashinfer")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tarfile
 import zipfile
 
@@ -27,6 +28,14 @@ def test_requirements_agree_with_pyproject():
     assert [line for line in lines if not line.startswith("#")] == project["dependencies"]
     assert project["name"] == "flashinfer-python"
     assert project["requires-python"] == ">=3.10"
+
+
+def test_old_setuptools_is_named():
+    """``--no-build-isolation`` takes what is there; setuptools 65 of a new venv only says that a key is invalid."""
+    program = "import setuptools; setuptools.__version__ = '65.5.0'; import build_backend"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1].startswith("RuntimeError: setuptools is 65.5.0, expected 77 or newer")
 
 
 def test_wheel_contents(wheel):
