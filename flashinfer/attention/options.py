@@ -42,15 +42,17 @@ _PEERS = ("fa3", "cudnn", "trtllm-gen", "cute-dsl", "cutlass", "fmha_v2")
 
 
 def layout_code(op: str, kv_layout: str) -> int:
-    if kv_layout not in _LAYOUTS:
+    code = _LAYOUTS.get(kv_layout)
+    if code is None:
         raise KeyError(f"{op}: kv_layout is {kv_layout!r}, expected one of {', '.join(_LAYOUTS)}")
-    return _LAYOUTS[kv_layout]
+    return code
 
 
 def pos_encoding_code(op: str, mode: str) -> int:
-    if mode not in _POS_ENCODINGS:
+    code = _POS_ENCODINGS.get(mode)
+    if code is None:
         raise KeyError(f"{op}: pos_encoding_mode is {mode!r}, expected one of {', '.join(_POS_ENCODINGS)}")
-    return _POS_ENCODINGS[mode]
+    return code
 
 
 def resolve_backend(op: str, backend: str) -> str:

@@ -39,16 +39,17 @@ _decode_entries = _Entries(get_single_decode_module)
 _prefill_entries = _Entries(get_single_prefill_module)
 
 
-def _launch(entry: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *rest: Any) -> None:
-    """Launch on tensors as they are, or on copies of those whose rows the kernels cannot read. Scratch is native."""
+def _launch(entry: Any, args: tuple[Any, ...]) -> None:
+    """Launch on tensors as they are, or on copies of those whose rows the kernels cannot read."""
     try:
-        entry(q, k, v, None, out, *rest)
+        entry(*args)
     except RuntimeError as error:
         if not is_misaligned(error):
             raise
+        q, k, v, scratch, out, *rest = args
         result = aligned(out)
         assert result is not None
-        entry(aligned(q), aligned(k), aligned(v), None, result, *rest)
+        entry(aligned(q), aligned(k), aligned(v), scratch, result, *rest)
         if result is not out:
             out.copy_(result)
 
@@ -76,10 +77,10 @@ def single_decode(
         q.dtype, k.dtype, out.dtype, q.shape[-1], v.shape[-1], pos_encoding, window_left >= 0, logits_soft_cap > 0,
         q.is_cuda,
     ]  # fmt: skip
-    _launch(
-        entry, q, k, v, out, lse, layout, window_left,
+    _launch(entry, (
+        q, k, v, None, out, lse, layout, window_left,
         _slopes(q, pos_encoding), logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 @register_custom_op("flashinfer::single_prefill", mutates_args=("out", "lse"))
@@ -107,8 +108,8 @@ def single_prefill(
         "fa2", q.dtype, k.dtype, out.dtype, q.shape[-1], out.shape[-1], pos_encoding, window_left >= 0,
         logits_soft_cap > 0, use_fp16_qk_reduction, q.is_cuda,
     ]  # fmt: skip
-    _launch(
-        entry, q, k, v, out, lse, mask_mode, layout, window_left,
+    _launch(entry, (
+        q, k, v, None, out, lse, mask_mode, layout, window_left,
         packed_custom_mask, None, _slopes(q, pos_encoding), None, None, None, *factors,
         logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta, 0,
-    )  # fmt: skip
+    ))  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any, Optional, Union
 
 import torch
 
+from ..allocation import new_empty
 from ..api_logging import flashinfer_api
 from ..attention.options import NON_CAUSAL, default_scale, layout_code, pos_encoding_code
 from ..attention.scales import scale_logits, scale_output
@@ -79,9 +80,11 @@ def single_decode_with_kv_cache(
     if q.ndim != 2:
         raise ArgumentError(f"{op}: q has {q.ndim} dimensions, expected 2 (num_qo_heads, head_dim)")
     num_qo_heads, head_dim = q.shape
-    q, sm_scale = scale_logits(q, default_scale(sm_scale, head_dim), q_scale, k_scale)
-    out = q.new_empty(num_qo_heads, v.shape[-1])
-    lse = q.new_empty(num_qo_heads, dtype=torch.float32) if return_lse else None
+    sm_scale = default_scale(sm_scale, head_dim)
+    if q_scale is not None or k_scale is not None:
+        q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
+    out = new_empty(q, q.dtype, num_qo_heads, v.shape[-1])
+    lse = new_empty(q, torch.float32, num_qo_heads) if return_lse else None
     numbers = (window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0, rope_theta or 1e4)
     if use_tensor_cores:
         row_lse = None if lse is None else lse.unsqueeze(0)
@@ -89,7 +92,8 @@ def single_decode_with_kv_cache(
         single_prefill(q.unsqueeze(0), k, v, out.unsqueeze(0), row_lse, *modes, *numbers)
     else:
         single_decode(q, k, v, out, lse, layout, pos_encoding, *numbers)
-    scale_output(out, v_scale)
+    if v_scale is not None:
+        scale_output(out, v_scale)
     return out if lse is None else (out, lse)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 
 import torch
 
+from ..allocation import new_empty
 from ..api_logging import flashinfer_api
 from ..attention.cache import scale_factors
 from ..attention.masks import check_packed_mask, pack_mask
@@ -133,17 +134,22 @@ def single_prefill_with_kv_cache(
     elif custom_mask is not None:
         packed_custom_mask = pack_mask(op, custom_mask, qo_len, k.shape[layout])
     mask_mode = CUSTOM if packed_custom_mask is not None else CAUSAL if causal else NON_CAUSAL
-    q, sm_scale = scale_logits(q, default_scale(sm_scale, head_dim), None, k_scale)
-    k_sf, v_sf = scale_factors(op, k, kv_cache_sf, layout, False) or (None, None)
-    out = q.new_empty(qo_len, num_qo_heads, v.shape[-1] * (1 if k_sf is None else 2), dtype=o_dtype)
-    lse = q.new_empty(qo_len, num_qo_heads, dtype=torch.float32) if return_lse else None
+    sm_scale = default_scale(sm_scale, head_dim)
+    if k_scale is not None:
+        q, sm_scale = scale_logits(q, sm_scale, None, k_scale)
+    head_dim_vo, k_sf, v_sf = v.shape[-1], None, None
+    if factors := scale_factors(op, k, kv_cache_sf, layout, False):
+        head_dim_vo, (k_sf, v_sf) = 2 * head_dim_vo, factors
+    out = new_empty(q, o_dtype, qo_len, num_qo_heads, head_dim_vo)
+    lse = new_empty(q, torch.float32, qo_len, num_qo_heads) if return_lse else None
     single_prefill(
         q, k, v, out, lse, packed_custom_mask, k_sf, v_sf, mask_mode, layout, pos_encoding, use_fp16_qk_reduction,
         window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0, rope_theta or 1e4,
     )  # fmt: skip
     if fp8:
         scale_output_per_head(out, scale_v)
-    scale_output(out, v_scale)
+    if v_scale is not None:
+        scale_output(out, v_scale)
     return out if lse is None else (out, lse)
 
 
