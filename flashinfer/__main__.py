@@ -256,14 +256,16 @@ def export_compile_commands(path: Optional[Path], output: Optional[Path]) -> Non
     """Write a compilation database for clangd (default: compile_commands.json here)."""
     target = output or path or Path("compile_commands.json")
     entries: list[dict[str, str]] = []
-    left_out: list[str] = []
+    left_out: dict[str, list[str]] = {}  # why -> names
     for spec in _specs():
         try:
             entries += spec.get_compile_commands()
         except RuntimeError as error:  # no nvcc, or no target: the CPU modules can still be browsed
-            left_out.append(f"{spec.name}: {error}")
-    for line in left_out:
-        click.echo(f"left out {line}", err=True)
+            left_out.setdefault(str(error).removeprefix(f"{spec.name}: "), []).append(spec.name)
+        else:
+            spec.write_generated()  # an editor opens them
+    for why, names in left_out.items():
+        click.echo(f"left out {len(names)} modules ({names[0]}, ...): {why}", err=True)
     if not entries:
         raise click.ClickException("no module could be described, nothing written")
     target.write_text(json.dumps(entries, indent=2) + "\n")

@@ -61,7 +61,10 @@ def warmup(
     chosen: dict[str, JitSpec] = {}
     for name in wanted:
         if name not in known and name not in by_name:
-            raise ArgumentError(f"warmup: name is {name!r}, expected one of {', '.join([*known, *by_name])}")
+            raise ArgumentError(
+                f"warmup: name is {name!r}, expected one of {', '.join(known)}, or a module for {backend} that "
+                "`flashinfer list-modules` names"
+            )
         specs = known[name] if name in known else [by_name[name]]
         chosen.update({spec.name: spec for spec in specs})
 

@@ -24,7 +24,7 @@ from . import env as jit_env
 from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, run_ninja, translation_units
 from .manifest import manifest_path, source_digests, write_manifest
 from .progress import ProgressBar, ProgressLine
-from .utils import write_atomically, write_if_different
+from .utils import write_atomically
 
 if TYPE_CHECKING:
     from .core import JitSpec
@@ -133,8 +133,7 @@ def _prepare(spec: JitSpec) -> Path:
     """Write the generated sources and the ninja files; return a fresh private directory."""
     for stale in spec.build_dir.glob(_PRIVATE_PREFIX + "*"):
         shutil.rmtree(stale, ignore_errors=True)
-    for path, text in spec.generated.items():
-        write_if_different(path, text)
+    spec.write_generated()
     spec.write_ninja()
     directory = Path(tempfile.mkdtemp(prefix=_PRIVATE_PREFIX, dir=spec.build_dir))
     write_atomically(directory / "build.ninja", ninja_text(spec, directory))

@@ -125,6 +125,11 @@ class JitSpec:
 
     # life cycle -------------------------------------------------------------------------------
 
+    def write_generated(self) -> None:
+        """Write the generated sources whose text changed. A build does so, in its lock."""
+        for path, text in self.generated.items():
+            write_if_different(path, text)
+
     def write_ninja(self) -> None:
         """Write ``build.ninja`` into the module's directory, if its text changed."""
         write_if_different(self.ninja_path, ninja_text(self, self.build_dir))

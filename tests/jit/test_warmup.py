@@ -60,8 +60,10 @@ def test_other_devices(families):
 
 
 def test_unknown_name(families):
-    with pytest.raises(ValueError, match="warmup: name is 'nrom', expected one of scale, norm, "):
+    with pytest.raises(ValueError, match="warmup: name is 'nrom', expected one of scale, norm, ") as caught:
         flashinfer.warmup(["nrom"])
+    assert "flashinfer list-modules" in str(caught.value)
+    assert len(str(caught.value)) < 300, "not the name of every module"
     assert families.calls == []
 
 
