@@ -147,14 +147,18 @@ class Planner {
     }
   }
 
-  /// out_.tiles: the tiles of all requests of one kind.
+  /// out_.tiles: the tiles of all requests of one kind. Notes whether there are requests of the other.
   void ListTiles(bool narrow) {
     List<WorkItem>& tiles = out_.tiles;
     tiles.Clear();
     const int32_t tile = narrow ? in_.narrow_tile : wide_tile_;
     for (int32_t b = 0; b < in_.batch_size; ++b) {
       const int32_t rows = QoLen(b) * group_;
-      if (rows <= 0 || IsNarrow(rows) != narrow) continue;
+      if (rows <= 0) continue;
+      if (IsNarrow(rows) != narrow) {
+        has_others_ = true;
+        continue;
+      }
       for (int32_t row = 0; row < rows; row += tile) SetTile(*tiles.Extend(1), b, row, tile);
     }
   }
@@ -219,7 +223,7 @@ class Planner {
         const bool can_cut = shares.Count() < ranges.all;
         const int64_t room = std::max<int64_t>(size - used - PIECE_COST, MIN_PIECE);
         const int64_t take = can_cut && left >= room + slack ? room : left;
-        WorkItem piece = tile;
+        WorkItem& piece = shares.Push(tile);
         piece.kv_start = int32_t(tile.kv_start + done * GRANULE);
         done += take;
         if (done < granules) {
@@ -231,7 +235,6 @@ class Planner {
           piece.merge = int32_t(out_.narrow_merges.Size());
           piece.is_first = pieces == 0;
         }
-        shares.Push(piece);
         ++pieces;
         used += take + PIECE_COST;
         total -= take + PIECE_COST;
@@ -264,6 +267,7 @@ class Planner {
   }
 
   void PlanWide() {
+    if (!has_others_) return;
     ListTiles(false);
     const List<WorkItem>& tiles = out_.tiles;
     if (tiles.Size() == 0) return;
@@ -418,6 +422,7 @@ class Planner {
   const PlanInput& in_;
   const int32_t group_;
   int32_t wide_tile_ = 0, wide_blocks_ = 0, narrow_blocks_ = 0;
+  bool has_others_ = false;
   PlanOutput& out_;
 };
 

@@ -149,13 +149,14 @@ class Shares {
   /// The next range, whose number is returned.
   int32_t Begin() { return last_ = -1, count_++; }
   int32_t Count() const { return count_; }
-  void Push(const WorkItem& piece) {
+  /// A copy of `tile` as the newest item of the range, to be changed where it is.
+  WorkItem& Push(const WorkItem& tile) {
     int32_t at = count_ - 1;
     if (last_ >= 0) {
       at = items_[last_].next = int32_t(items_.Size());
       items_.Extend(1);
     }
-    items_[last_ = at] = piece;
+    return items_[last_ = at] = tile;
   }
   /// Ranges that have items. Those that there was room for get one that says that there is nothing to do.
   int32_t End() {
