@@ -122,7 +122,7 @@ class PlannedWrapper:
         self._viewed = int_workspace  #: what they are views of
         self._check_alignment()
         self._pin_memory_int_workspace_buffer = torch.empty(
-            int_workspace.shape, dtype=int_workspace.dtype, pin_memory=self._device_kind == "cuda"
+            int_workspace.shape, dtype=int_workspace.dtype, device="cpu", pin_memory=self._device_kind == "cuda"
         )
 
     def _check_alignment(self) -> None:
