@@ -338,7 +338,7 @@ def _report(prompt: _Prompt, options: _Options, lengths: np.ndarray) -> None:
 @functools.cache
 def _pinned(device_type: str) -> torch.Tensor:
     """Where plans are written before they are copied; the next one waits until the last has been."""
-    return torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=device_type == "cuda")
+    return torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=device_type == "cuda")
 
 
 def _module_of(

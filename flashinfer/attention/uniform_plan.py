@@ -110,7 +110,7 @@ def _make(module: Any, device: torch.device, float_workspace: torch.Tensor, size
     with torch.cuda.device(device) if on_cuda else contextlib.nullcontext():
         int_bytes = max(int(module.uniform_workspace_size(*arguments)[1]), 16)
         int_workspace = torch.empty(int_bytes, dtype=torch.uint8, device=device)
-        pinned = torch.empty(int_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+        pinned = torch.empty(int_bytes, dtype=torch.uint8, device="cpu", pin_memory=on_cuda)
         offsets = torch.arange(sizes.batch_size + 1, dtype=torch.int32, device=device)
         info = module.plan_uniform(float_workspace, int_workspace, pinned, *arguments)
         plan = UniformPlan(info, int_workspace, pinned, offsets * sizes.q_len, offsets)
