@@ -11,6 +11,9 @@ _gc_was_enabled = _gc.isenabled()
 _gc.disable()
 try:
     from . import jit as jit
+    from . import msa_ops as msa_ops
+    from . import nvfp4_attention_sm120 as nvfp4_attention_sm120
+    from . import triton as triton
     from .activation import *
     from .attention import *
     from .attention.blackwell import *
@@ -21,6 +24,7 @@ try:
     from .decode import fast_decode_plan as fast_decode_plan
     from .errors import *
     from .fi_trace import fi_trace as fi_trace
+    from .integers import next_positive_power_of_2 as next_positive_power_of_2
     from .mla import *
     from .norm import *
     from .page import *

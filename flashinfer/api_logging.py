@@ -32,6 +32,7 @@ from .dump import clear_graph_dumps, flush_graph_dumps, graph, replay_from_dump,
 from .dump.replay import register_api, wraps
 from .dump.writer import ApiCall, CallDump, Dumper, DumpSettings
 from .knobs import knobs
+from .version import __git_commit__, __version__
 
 __all__ = [
     "LogSettings",
@@ -252,10 +253,7 @@ def _is_method_of(logged: Callable[..., Any], owner: object) -> bool:
 def _banner() -> str:
     """What the calls run on. Naming the GPUs would initialise CUDA, so that waits for a process that uses them."""
     lines = ["flashinfer API log"]
-    with _harmless("the version"):
-        from .version import __version__
-
-        lines.append(f"  flashinfer {__version__}, pid {os.getpid()}, Python {sys.version.split()[0]}")
+    lines.append(f"  flashinfer {__version__}, pid {os.getpid()}, Python {sys.version.split()[0]}")
     with _harmless("the torch version"):
         lines.append(f"  torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {_cudnn_version()}")
     with _harmless("the list of GPUs"):
@@ -298,6 +296,8 @@ def make_api_decorator(settings: LogSettings) -> Callable[..., Any]:
 
 
 _decorate = make_api_decorator(LogSettings.from_knobs())
+if knobs.log_level > 0:  # a program that calls no API shows so that its log is on
+    _log.info("FlashInfer %s (commit %s)", __version__, __git_commit__[:8])
 
 
 def flashinfer_api(func: Optional[Callable[..., Any]] = None, *, trace: Any = None) -> Any:

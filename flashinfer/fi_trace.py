@@ -14,7 +14,6 @@ import functools
 import inspect
 import json
 import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
@@ -22,6 +21,7 @@ from typing import Any, Callable, Optional, Union
 import torch
 
 from .errors import ArgumentError
+from .jit.utils import write_atomically
 from .knobs import knobs
 from .trace.definition import definition, definition_name
 from .trace.template import TraceTemplate
@@ -172,9 +172,5 @@ def _reject_unknown(func: Optional[Callable[..., Any]], template: TraceTemplate,
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Readers and other processes see the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, path)
+    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

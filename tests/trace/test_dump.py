@@ -65,6 +65,7 @@ def test_one_file_per_shape_in_the_folder_asked_for(tmp_path):
     assert files(cwd) == []
     for name in files(target):
         validate(json.loads((target / name).read_text()))
+        assert (target / name).stat().st_mode & 0o444 == 0o444, "for whoever benchmarks it"
 
 
 # A call that is refused at once: nothing has to be compiled to see its definition written, or not.

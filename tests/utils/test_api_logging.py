@@ -19,6 +19,7 @@ from flashinfer import api_logging, describe
 from flashinfer.api_logging import LogSettings, flashinfer_api, make_api_decorator
 from flashinfer.dump import DumpSettings, graph
 from flashinfer.knobs import knobs
+from flashinfer.version import __version__
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -398,6 +399,8 @@ def test_a_killed_process_leaves_its_inputs(tmp_path):
     killed, killed_pid, terminated, terminated_pid, ended, ended_pid = map(int, run.stdout.split())
     assert (killed, terminated, ended) == (-9, -15, 0)
 
+    logs = [path.read_text() for path in tmp_path.glob("log_*.txt")]
+    assert "\n".join(logs).count(f"FlashInfer {__version__} (commit ") == 1, "the import, once"
     text = (tmp_path / f"log_{killed_pid}.txt").read_text()
     assert "x: Tensor shape=(2,)" in text and "min=-2.5 max=1.5 mean=-0.5 nan=0 inf=0" in text and "how: 'kill'" in text
     assert "op returned" not in text
