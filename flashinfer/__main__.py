@@ -48,8 +48,8 @@ def _config() -> dict[str, dict[str, Any]]:
     return {
         "Versions": {
             "flashinfer": f"{__version__} ({__git_commit__[:12]})",
-            "flashinfer-jit-cache": _companion("flashinfer_jit_cache"),
-            "flashinfer-cubin": _companion("flashinfer_cubin"),
+            "flashinfer-jit-cache": _try(lambda: _companion("flashinfer_jit_cache")),
+            "flashinfer-cubin": _try(lambda: _companion("flashinfer_cubin")),
             "torch": _try(_torch_text),
         },
         "Toolchain": {
@@ -80,12 +80,10 @@ def _try(probe: Callable[[], Any]) -> Any:
 
 
 def _companion(package: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package.replace("_", "-"))
-    except metadata.PackageNotFoundError:
+    version = jit_env.companion_version(package)
+    if version is None:
         return "not installed"
+    return version if jit_env.accepts_companion(version) else f"{version} (ignored: flashinfer is {__version__})"
 
 
 def _cuda_text() -> str:

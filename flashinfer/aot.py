@@ -216,7 +216,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Optional[list[str]] = None) -> None:
     args = _parser().parse_args(argv)
-    specs = compile_and_package_modules(args.out_dir, args.build_dir, config=_config_of(args), verbose=args.verbose)
+    try:
+        specs = compile_and_package_modules(args.out_dir, args.build_dir, config=_config_of(args), verbose=args.verbose)
+    except RuntimeError as error:  # no targets, no compiler, a failed build: the text says it all
+        raise SystemExit(str(error)) from error
     where: Union[Path, str] = args.out_dir or args.build_dir
     print(f"built {len(specs)} modules for {os.environ['FLASHINFER_CUDA_ARCH_LIST']} in {where}")
 

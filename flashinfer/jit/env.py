@@ -189,19 +189,26 @@ def _package_data(name: str) -> Path:
     return installed if installed.exists() else _PACKAGE.parent / name
 
 
-def _companion(package: str) -> Optional[str]:
-    """Version of a companion package, or None when it is absent or of another release."""
+def companion_version(package: str) -> Optional[str]:
+    """Version of a companion package, used or not; None when it is absent."""
     if importlib.util.find_spec(package) is None:
         return None
-    version = str(getattr(importlib.import_module(package), "__version__", "unknown"))
-    if (
-        knobs.disable_version_check
-        or __version__ == "0.0.0+unknown"
-        or version.split("+")[0] == __version__.split("+")[0]
-    ):
-        return version
-    _warn_companion(package, version)
-    return None
+    return str(getattr(importlib.import_module(package), "__version__", "unknown"))
+
+
+def accepts_companion(version: str) -> bool:
+    """Whether a companion of this version is used: it is of our release, whatever follows ``+``, or nobody checks."""
+    same = version.split("+")[0] == __version__.split("+")[0]
+    return same or knobs.disable_version_check or __version__ == "0.0.0+unknown"
+
+
+def _has_companion(package: str) -> bool:
+    """Whether a companion package is there to be used; one of another release is reported."""
+    version = companion_version(package)
+    if version is not None and not accepts_companion(version):
+        _warn_companion(package, version)
+        return False
+    return version is not None
 
 
 @functools.cache
@@ -223,7 +230,7 @@ def has_flashinfer_cubin() -> bool:
 
 
 def _aot_dir() -> Path:
-    if _companion("flashinfer_jit_cache"):
+    if _has_companion("flashinfer_jit_cache"):
         return Path(importlib.import_module("flashinfer_jit_cache").get_jit_cache_dir())
     return _PACKAGE / "data" / "aot"
 
@@ -231,7 +238,7 @@ def _aot_dir() -> Path:
 def _cubin_dir() -> Path:
     if knobs.cubin_dir:
         return knobs.cubin_dir
-    if _companion("flashinfer_cubin"):
+    if _has_companion("flashinfer_cubin"):
         return Path(importlib.import_module("flashinfer_cubin").get_cubin_dir())
     return cache_dir(preferred_base()) / "cubins"
 

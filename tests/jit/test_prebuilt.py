@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from flashinfer import aot
+from flashinfer.__main__ import main
 from flashinfer.jit import build_jit_specs
 from flashinfer.jit import env as jit_env
 
@@ -135,6 +138,16 @@ def test_development_version_takes_any_companion(companion, monkeypatch):
     assert str(jit_env.FLASHINFER_AOT_DIR) == data
 
 
+def test_show_config_names_what_is_there_and_what_is_used(companion):
+    """A companion on ``PYTHONPATH`` has no distribution whose version could be asked for."""
+    companion("flashinfer_jit_cache", "0.6.10+cu130")
+    companion("flashinfer_cubin", "0.6.1")
+    result = CliRunner().invoke(main, ["show-config", "--json"])
+    versions = json.loads(result.stdout)["Versions"]
+    assert versions["flashinfer-jit-cache"] == "0.6.10+cu130"
+    assert versions["flashinfer-cubin"].startswith("0.6.1 (ignored: flashinfer is ")
+
+
 def test_probes_for_companions(companion):
     assert not jit_env.has_flashinfer_jit_cache()
     assert not jit_env.has_flashinfer_cubin()
@@ -245,6 +258,8 @@ def test_targets_must_be_named(family, tmp_path, monkeypatch):
     monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST")
     with pytest.raises(RuntimeError, match="FLASHINFER_CUDA_ARCH_LIST is not set"):
         package(tmp_path)
+    with pytest.raises(SystemExit, match="FLASHINFER_CUDA_ARCH_LIST is not set"):  # no traceback for a command
+        aot.main(["--build-dir", str(tmp_path)])
 
 
 def test_command(family, tmp_path, capsys):
