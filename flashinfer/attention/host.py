@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any, Iterable, Optional, Union
 
@@ -89,9 +90,14 @@ def kv_lens_of_pages(op: str, name: str, indptr: np.ndarray, last_page_len: np.n
     return np.where(pages > 0, (pages - 1) * page_size + last_page_len, 0).astype(np.int32)
 
 
+def _last(indptr: torch.Tensor) -> int:
+    """The last of contiguous int32 numbers on the host, which ``numpy()`` would take 0.5 us longer to get at."""
+    return ctypes.c_int32.from_address(indptr.data_ptr() + 4 * (indptr.shape[0] - 1)).value
+
+
 def check_indices(op: str, name: str, num_indices: int, indptr: Union[np.ndarray, torch.Tensor]) -> None:
     """Kernels read as many page ids as offsets on the host count."""
-    last = (indptr if isinstance(indptr, np.ndarray) else indptr.numpy())[-1]
+    last = indptr[-1] if isinstance(indptr, np.ndarray) else _last(indptr)
     if num_indices < last:
         raise ArgumentError(f"{op}: {name} has {num_indices} elements, expected at least {last} (the last offset)")
 

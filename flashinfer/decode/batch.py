@@ -207,7 +207,6 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         num_kv_heads: int,
         head_dim: int,
         page_size: int,
-        *,
         pos_encoding_mode: str = "NONE",
         window_left: int = -1,
         window_right: int = 0,

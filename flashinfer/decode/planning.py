@@ -103,10 +103,10 @@ class DecodePlanner(AttentionWrapper):
         if last_page_len.is_cuda and seq_lens is None and not (indptr.is_cuda or is_exact or q_len_per_req > 1):
             if indptr.dtype is not _INT32 or not indptr.is_contiguous():
                 indptr = narrowed(indptr, "indptr").contiguous()
-            if indptr.ndim != 1 or last_page_len.ndim != 1 or indptr.shape[0] != last_page_len.shape[0] + 1:
+            shape = last_page_len.shape
+            if len(shape) != 1 or indptr.shape != (shape[0] + 1,):
                 raise ArgumentError(
-                    f"{op}: last_page_len has shape {tuple(last_page_len.shape)}, expected ({indptr.numel() - 1},) "
-                    "(batch size)"
+                    f"{op}: last_page_len has shape {tuple(shape)}, expected ({indptr.numel() - 1},) (batch size)"
                 )
             return indptr, None
         indptr_host, lens = to_host(indptr, last_page_len if seq_lens is None else seq_lens)
@@ -166,8 +166,7 @@ class DecodePlanner(AttentionWrapper):
         self._head_dim_vo = head_dim if self._jit is None else self._jit.head_dim_vo
         self._planned_q_len = q_len_per_req
         self._store_dtypes(dtypes)
-        inner = (page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size)
-        self._page_shape = torch.Size(inner)
+        self._page_shape = (page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size)
         if self._use_tensor_cores:
             rows = _rows_on_device(batch_size + 1, self.device)
             if not self._use_cuda_graph and q_len_per_req == 1:

@@ -245,7 +245,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._block_tables = block_tables
         self._batch_size, self._num_qo_heads, self._num_kv_heads = batch_size, num_qo_heads, num_kv_heads
         self._page_size = page_size
-        self._page_shape = torch.Size((page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size))
+        self._page_shape = (page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size)
         self._qo_indptr_last = rows
         self._max_q_len = int(qo_lens.max(initial=0))
         self._max_kv_len = int(kv_lens.max(initial=0))
