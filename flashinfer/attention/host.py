@@ -62,7 +62,7 @@ def as_tensors(args: Iterable[Any]) -> list[Any]:
 @functools.lru_cache(maxsize=64)
 def rows_on_host(batch_size: int, rows: int) -> torch.Tensor:
     """``[0, rows, 2 * rows, ...]``, one more than there are requests. Read-only."""
-    return torch.arange(batch_size + 1, dtype=_INT32) * rows
+    return torch.arange(batch_size + 1, dtype=_INT32, device="cpu") * rows
 
 
 def to_device(x: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
