@@ -7,7 +7,7 @@ from typing import Optional, Union
 
 import torch
 
-from ..allocation import new_empty
+from ..allocation import allocate
 from ..dispatch import NativeFunction
 from ..errors import ArgumentError
 from ..jit.codegen import module_cache
@@ -77,7 +77,7 @@ def _draw(
     increment: int,
 ) -> None:
     if seed is None:
-        seed, offset = take_from_default(increment, input)
+        seed, offset = take_from_default(increment, input, input.get_device())
     _native_sample[input.is_cuda](
         out, valid, input, indices, is_logits, method, top_ks, top_k, top_ps, top_p, seeds, seed, offsets, offset
     )
@@ -85,6 +85,7 @@ def _draw(
 
 _is_compiling = torch.compiler.is_compiling
 _FLOAT32, _INT32 = torch.float32, torch.int32
+_ONE = (1,)  # strides of a row
 
 
 def draw(
@@ -113,9 +114,11 @@ def draw(
     top_ks: Optional[torch.Tensor] = None
     top_ps: Optional[torch.Tensor] = None
     if type(top_k) is not int:
-        top_ks, top_k = per_row(top_k, _INT32, input)  # type: ignore[assignment]
+        top_ks, number = per_row(top_k, _INT32, input)
+        top_k = int(number)
     if type(top_p) is not float:
-        top_ps, top_p = per_row(top_p, _FLOAT32, input)
+        top_ps, number = per_row(top_p, _FLOAT32, input)
+        top_p = float(number)
     batch = input.shape[0]
     if indices is not None:
         indices = indices.contiguous()
@@ -125,20 +128,18 @@ def draw(
         stream = stream_arguments(op, seed, offset, generator, increment, input, batch)
         out = input.new_empty(batch, dtype=_INT32 if indices is None else indices.dtype)
         valid = input.new_empty(batch, dtype=torch.bool) if return_valid else None
-        _draw(
-            out, valid, input, indices, is_logits, method, top_ks, int(top_k), top_ps, float(top_p), *stream, increment
-        )
+        _draw(out, valid, input, indices, is_logits, method, top_ks, top_k, top_ps, top_p, *stream, increment)
         return out if valid is None else (out, valid)
     seeds: Optional[torch.Tensor] = None
     offsets: Optional[torch.Tensor] = None
+    device = input.get_device()
     if generator is None and (seed is None or offset is None):
-        seed, offset = take_from_default(increment, input)
+        seed, offset = take_from_default(increment, input, device)
     else:
         seeds, seed, offsets, offset = stream_arguments(op, seed, offset, generator, increment, input, batch)
-    out = new_empty(input, _INT32 if indices is None else indices.dtype, batch)
-    valid = new_empty(input, torch.bool, batch) if return_valid else None
-    _native_sample[input.is_cuda](
-        out, valid, input, indices, is_logits, method, top_ks, int(top_k), top_ps, float(top_p), seeds, seed,
-        offsets, offset,
-    )  # fmt: skip
+    out = allocate((batch,), _ONE, _INT32 if indices is None else indices.dtype, device)
+    valid = allocate((batch,), _ONE, torch.bool, device) if return_valid else None
+    _native_sample[device >= 0](
+        out, valid, input, indices, is_logits, method, top_ks, top_k, top_ps, top_p, seeds, seed, offsets, offset
+    )
     return out if valid is None else (out, valid)

@@ -58,16 +58,19 @@ def _move_on(generator: torch.Generator, increment: int) -> tuple[int, int]:
 _cuda_generators: dict[int, torch.Generator] = {}  # by index of the device; to ask takes 2 us
 
 
-def take_from_default(increment: int, input: torch.Tensor) -> tuple[int, int]:
-    """:func:`get_seed_and_offset` of the generator that torch draws from on the device of ``input``, in 64 bits."""
-    generator = _cuda_generators.get(input.get_device())
+def take_from_default(increment: int, input: torch.Tensor, device: int) -> tuple[int, int]:
+    """:func:`get_seed_and_offset` of the generator that torch draws from on the device of ``input``, in 64 bits.
+
+    ``device`` is its index, which callers know.
+    """
+    generator = _cuda_generators.get(device)
     if generator is not None:
         offset = generator.get_offset() + (increment + 3) // 4 * 4  # _move_on, which takes 0.1 us more
         generator.set_offset(offset)
         seed = generator.initial_seed()
     else:
-        if input.is_cuda:
-            _cuda_generators[input.get_device()] = get_default_generators(input.device)
+        if device >= 0:
+            _cuda_generators[device] = get_default_generators(input.device)
         seed, offset = get_seed_and_offset(increment, None, input.device)
     return (seed if seed < 0x8000000000000000 else as_int64(seed)), offset
 

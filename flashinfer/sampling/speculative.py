@@ -32,7 +32,7 @@ def _chain_speculative_sampling(
     increment: int,
 ) -> None:
     if seed is None:
-        seed, offset = take_from_default(increment, target_probs)
+        seed, offset = take_from_default(increment, target_probs, target_probs.get_device())
     _native_chain[target_probs.is_cuda](
         out, accepted, emitted, draft_probs, draft_token_ids, target_probs, seeds, seed, offsets, offset
     )
