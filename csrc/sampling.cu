@@ -6,7 +6,6 @@
 #if defined(FLASHINFER_CPU)
 #include <flashinfer/sampling_cpu.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/sampling/draw_long.cuh>
 #include <flashinfer/sampling/rows.cuh>
 #include <flashinfer/sampling/softmax.cuh>
 #include <flashinfer/sampling/speculative.cuh>
@@ -168,13 +167,26 @@ void sample(TensorView out, Optional<TensorView> valid, TensorView input, Option
   p.enable_pdl = UsePdl(true, input.device());
   DeviceGuard guard(input.device());
   const Stream stream = get_stream(input.device());
+  const bool is_searched = p.filter.filter == Filter::kBoth || p.filter.filter == Filter::kTopKFirst;
+  Optional<Tensor> probs;  // of logits: a search that had to exponentiate whatever it reads took twice as long
+  if (is_searched && is_logits) {
+    probs = alloc_tensor({p.rows, p.vocab}, dl_float32, input.device());
+    RowParams<float> rows{};
+    rows.input = p.input;
+    rows.input_stride = p.row_stride;
+    rows.rows = p.rows;
+    rows.vocab = rows.out_stride = p.row_stride = p.vocab;
+    rows.temperature = Constant(1.f);
+    rows.enable_pdl = p.enable_pdl;
+    p.input = rows.out = static_cast<float*>((*probs).data_ptr());
+    p.is_logits = false;
+    CheckStatus(op, SoftmaxRows<float>(rows, stream));
+  }
   if (const int64_t words = SampleTableSize(p)) {
     const Tensor table = alloc_tensor({words}, dl_int64, input.device());
     CheckStatus(op, SampleByTable(p, static_cast<uint64_t*>(table.data_ptr()), stream));
-  } else if (p.filter.filter == Filter::kBoth || p.filter.filter == Filter::kTopKFirst) {
-    CheckStatus(op, p.is_logits ? Sample<true>(p, stream) : SampleTop(p, stream));
   } else {
-    CheckStatus(op, Sample<false>(p, stream));
+    CheckStatus(op, is_searched ? SampleTop(p, stream) : Sample(p, stream));
   }
 }
 

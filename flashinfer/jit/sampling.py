@@ -13,9 +13,8 @@ __all__ = ["gen_sampling_module", "gen_sampling_modules"]
 
 def _units() -> Iterator[tuple[str, dict[str, Any]]]:
     """Kernel units, each small enough to compile in a few seconds."""
-    for header in ("top", "stream", "table", "softmax", "speculative", "draw_long"):
+    for header in ("top", "stream", "table", "softmax", "speculative"):
         yield header, {"header": header, "instances": []}
-    yield "draw", {"header": "draw", "instances": ["Sample<true>(const SampleParams&, Stream)"]}
     for dtype in ("float", "float16_t", "bfloat16_t"):
         for function in ("RenormRows", "MaskRows"):
             instances = [f"{function}<{dtype}>(const RowParams<{dtype}>&, Stream)"]

@@ -35,8 +35,8 @@ def top_k_top_p_sampling_from_logits(
     seed: Optional[Number] = None,
     offset: Optional[Number] = None,
 ) -> torch.Tensor:
-    r"""Draw a token of each row from what top-k and top-p keep of ``softmax(logits)``, without the probabilities in
-    between.
+    r"""Draw a token of each row from what top-k and top-p keep of ``softmax(logits)``: the token that
+    :func:`top_k_top_p_sampling_from_probs` draws from :func:`softmax`.
 
     Parameters
     ----------

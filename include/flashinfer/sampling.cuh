@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling on CUDA (definitions and parameters: sampling.h): what the kernels share. Where no threshold is searched,
 // clusters read rows by segments and hold none, unless they are written again (softmax). Draws from probabilities guess
-// the threshold, read rows once and list what is near the guess; rows that are filtered and written, all that may be
-// kept. For a search in logits, a cluster of up to 8 blocks holds a row in shared memory: 64 KB of a vocabulary of
-// 128256 each, three blocks on an SM, so that one loads while others compute.
+// the threshold, read rows once and list what is near the guess (of logits, softmax is taken first); rows that are
+// filtered and written, all that may be kept.
 // Entries and their kernels:
 //   sampling/stream.cuh       tokens without a search: of all columns, of min-p
 //   sampling/top.cuh          tokens of top-k and top-p, from probabilities
-//   sampling/draw.cuh         the same from logits
 //   sampling/table.cuh        many tokens of few rows, which are prepared once
 //   sampling/speculative.cuh  verification of drafted tokens
 //   sampling/rows.cuh         rows of top-k and top-p: renormalised, masked
@@ -23,7 +21,7 @@
 //   sampling/rank.cuh         the threshold among them
 //   sampling/seek.cuh         the threshold in the row, where the list is of no use
 //   sampling/chunk.cuh        such a row: read and written by chunks
-//   sampling/row.cuh          other rows: of logits
+//   sampling/row.cuh          other rows: of drafted tokens, of tables
 //   sampling/select.cuh       their threshold
 //   sampling/key.cuh          a threshold among keys at hand, for sampling/select.cuh
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py

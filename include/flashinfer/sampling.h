@@ -43,7 +43,7 @@ struct SampleParams {
   const float* input;  ///< (rows, vocab)
   int64_t row_stride;
   int64_t rows, vocab;  ///< vocab: 1 to MAX_VOCAB
-  bool is_logits;
+  bool is_logits;       ///< for Sample and SampleByTable with kNone
   const void* indices;  ///< input row of each output, or null: its own number
   void* out;            ///< of the type of indices; int32 without
   bool wide;            ///< indices and out are int64
@@ -54,11 +54,10 @@ struct SampleParams {
   bool enable_pdl;  ///< programmatic dependent launch; not by table
 };
 
-/// Draws one column for each output. SEARCH: the filter is kBoth or kTopKFirst, and the input logits.
-template <bool SEARCH>
+/// Draws one column for each output: of all, or with kMinP.
 Status Sample(const SampleParams& params, Stream stream);
 
-/// The same with such a filter of probabilities.
+/// The same with kBoth or kTopKFirst.
 Status SampleTop(const SampleParams& params, Stream stream);
 
 /// The same for many outputs of few rows, which are prepared once. `table` has SampleTableSize words.

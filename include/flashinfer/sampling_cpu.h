@@ -20,27 +20,22 @@ namespace cpu {
 inline uint64_t Prepare(const SampleParams& p, int64_t input_row, int64_t output, Row& row) {
   const float* x = p.input + input_row * p.row_stride;
   const Filter filter = p.filter.filter;
-  int emax = ONE;
-  float largest = 1.0f, threshold = 0.0f;
-  uint64_t total = 0;
-  if (p.is_logits) {
-    if (filter == Filter::kNone) return row.SumUpLogits(x, 1.0f);
-    row.SetWeightsFromLogits(x);
-    if (filter == Filter::kBoth) total = row.SumUp(0.0f, ONE);
-  } else {
-    largest = row.SetWeights(x, nullptr);
-    if (filter == Filter::kNone) {
-      row.SumUp(0.0f, ONE);
-      return MASS_OF_ONE;
-    }
-    emax = filter == Filter::kMinP ? BiasedExponent(largest) : ExponentOfProbs(largest);
+  if (p.is_logits) return row.SumUpLogits(x, 1.0f);
+  const float largest = row.SetWeights(x, nullptr);
+  if (filter == Filter::kNone) {
+    row.SumUp(0.0f, ONE);
+    return MASS_OF_ONE;
   }
   if (filter == Filter::kMinP) {
-    threshold = MinPThreshold(ValueOf(p.filter.top_p, p.filter.top_p_by_output ? output : input_row), largest);
-  } else if (filter != Filter::kNone && largest > 0.0f) {
-    threshold = FilterThreshold(p.filter, input_row, output, row.weights(), p.vocab, emax, total, row.selector());
+    const float min_p = ValueOf(p.filter.top_p, p.filter.top_p_by_output ? output : input_row);
+    return row.SumUp(MinPThreshold(min_p, largest), BiasedExponent(largest));
   }
-  return p.is_logits || filter == Filter::kMinP ? row.SumUp(threshold, emax) : row.SumUpByColumn(threshold, emax);
+  const int emax = ExponentOfProbs(largest);
+  float threshold = 0.0f;
+  if (largest > 0.0f) {
+    threshold = FilterThreshold(p.filter, input_row, output, row.weights(), p.vocab, emax, row.selector());
+  }
+  return row.SumUpByColumn(threshold, emax);
 }
 
 inline int64_t InputRow(const SampleParams& p, int64_t output) {
@@ -57,8 +52,7 @@ inline bool IsShared(const FilterParams& f) {
 
 }  // namespace cpu
 
-template <bool SEARCH>
-Status Sample(const SampleParams& p, Stream) {
+inline Status Sample(const SampleParams& p, Stream) {
   using namespace cpu;
   const bool is_shared = IsShared(p.filter);
   const int64_t cost = p.indices == nullptr ? p.vocab : std::max<int64_t>(p.vocab * p.rows / p.batch, 512);
@@ -85,9 +79,9 @@ Status Sample(const SampleParams& p, Stream) {
   return 0;
 }
 
-inline Status SampleTop(const SampleParams& p, Stream stream) { return Sample<true>(p, stream); }
+inline Status SampleTop(const SampleParams& p, Stream stream) { return Sample(p, stream); }
 
-inline Status SampleByTable(const SampleParams& p, uint64_t*, Stream stream) { return Sample<true>(p, stream); }
+inline Status SampleByTable(const SampleParams& p, uint64_t*, Stream stream) { return Sample(p, stream); }
 
 template <typename T>
 Status SoftmaxRows(const RowParams<T>& p, Stream) {
@@ -126,7 +120,7 @@ Status RenormRows(const RowParams<T>& p, Stream) {
       const float largest = row.SetWeights(&input[0], nullptr);
       const int emax = BiasedExponent(largest);
       const float threshold =
-          largest > 0.0f ? FilterThreshold(p.filter, r, r, row.weights(), p.vocab, emax, 0, row.selector()) : 0.0f;
+          largest > 0.0f ? FilterThreshold(p.filter, r, r, row.weights(), p.vocab, emax, row.selector()) : 0.0f;
       const Scale scale(emax);
       const float* w = row.weights();
       uint64_t total = 0;

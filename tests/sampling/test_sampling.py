@@ -237,6 +237,11 @@ def test_logits_and_probabilities_draw_the_same(device):
         one = flashinfer.top_k_top_p_sampling_from_logits(logits, 100, 0.7, **arguments)
         other = flashinfer.top_k_top_p_sampling_from_probs(p, 100, 0.7, **arguments)
         assert torch.equal(one, other)
+        view = torch.cat([logits, logits], dim=1)[:, :3000]
+        assert torch.equal(flashinfer.top_k_top_p_sampling_from_logits(view, 100, 0.7, **arguments), other)
+        arguments["indices"] = torch.arange(1000, device=device) % 200
+        one = flashinfer.top_k_top_p_sampling_from_logits(logits, 100, 0.7, **arguments)
+        assert torch.equal(one, flashinfer.top_k_top_p_sampling_from_probs(p, 100, 0.7, **arguments))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

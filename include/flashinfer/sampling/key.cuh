@@ -19,7 +19,7 @@ struct Wanted {
 template <bool SIGNED, bool RESIDENT, typename T>
 __device__ __forceinline__ uint32_t KeyOf(const Slice<RESIDENT, T>& slice, float x) {
   if constexpr (SIGNED) return OrderedKey(x);
-  return Bits(slice.Weight(x));
+  return Bits(Positive(x));
 }
 
 /// Exclusive prefix sums over the block, of N numbers at once.

@@ -70,30 +70,8 @@ FLASHINFER_HD int ExponentOfProbs(float largest) {
   return exponent >= ONE - 24 && exponent <= ONE ? ONE : exponent;
 }
 
-/// e^(x * factor - shift), to 2 ulp, for exponents <= 0 (or hardly above); 0 below e^-87. NaN stays NaN.
-/// Fused multiply-adds and nothing else, so that both backends round alike.
-FLASHINFER_HD float ExpWeight(float x, float factor, float shift) {
-  const float d = fmaf(x, factor, -shift);
-  const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
-  const float t = fmaf(d, 1.44269504f, magic), n = t - magic;
-  const float r = fmaf(n, -1.42860682e-6f, fmaf(n, -0.693145752f, d));  // ln(2) in two parts
-  float e = fmaf(1.f / 5040, r, 1.f / 720);
-  e = fmaf(e, r, 1.f / 120);
-  e = fmaf(e, r, 1.f / 24);
-  e = fmaf(e, r, 1.f / 6);
-  e = fmaf(e, r, 0.5f);
-  e = fmaf(e, r, 1.f);
-  e = fmaf(e, r, 1.f);
-  const float power = FromBits((Bits(t) + 127u) << 23);
-  const float weight = e * power;
-  return d < -87.f ? 0.f : weight;
-}
-
 /// What logits are multiplied by. Temperature 0 stands for an infinite one, at which only -inf makes a difference.
 FLASHINFER_HD float FactorOf(float temperature) { return temperature == 0.f ? 1e-37f : 1.f / temperature; }
-
-/// What is subtracted from them: the largest, or 0 where that is -inf and the difference would be NaN.
-FLASHINFER_HD float ShiftOf(float largest) { return largest == -INFINITY ? 0.f : largest; }
 
 /// Logits beyond count as this much, unless they are -inf: integers near their exponents would not be exact in a float.
 constexpr float LARGEST_LOGIT = 2097152.f;

@@ -80,13 +80,11 @@ __device__ __forceinline__ float WarpMax(float x) {
 /// The slice of a row that this block owns.
 template <bool RESIDENT, typename T = float>
 struct Slice {
-  float* held;          // RESIDENT: padded to a multiple of four with what weighs nothing
-  const T* global;      // the slice's first column otherwise
-  const T* minus;       // null, or what is subtracted from each of them; `vectorised` is false then
-  int begin, size;      // columns [begin, begin + size) of the row; begin is a multiple of four
-  bool vectorised;      // `global` may be read four columns at a time
-  bool exponentiate;    // columns are logits still
-  float factor, shift;  // of the logits
+  float* held;      // RESIDENT: padded to a multiple of four with what weighs nothing
+  const T* global;  // the slice's first column otherwise
+  const T* minus;   // null, or what is subtracted from each of them; `vectorised` is false then
+  int begin, size;  // columns [begin, begin + size) of the row; begin is a multiple of four
+  bool vectorised;  // `global` may be read four columns at a time
 
   /// Four columns from `i` on, as they are; columns past the end weigh nothing.
   __device__ __forceinline__ void Read(int i, float (&x)[4]) const {
@@ -104,10 +102,6 @@ struct Slice {
         if (minus != nullptr && i + j < size) x[j] -= ToFloat(minus[i + j]);
       }
     }
-  }
-  __device__ __forceinline__ float Weight(float x) const {
-    if (!RESIDENT && exponentiate) x = ExpWeight(x, factor, shift);
-    return Positive(x);
   }
 
   /// f(i, x) for each group of four columns of this warp's segment; i counts from the start of the slice.
@@ -141,8 +135,6 @@ __device__ __forceinline__ Slice<RESIDENT, T> SliceOf(const T* row, int vocab, f
   slice.global = row + slice.begin;
   slice.minus = nullptr;
   slice.vectorised = vectorised;
-  slice.exponentiate = false;
-  slice.factor = slice.shift = 0.f;
   return slice;
 }
 
@@ -202,7 +194,7 @@ template <bool RESIDENT, typename T>
 __device__ __forceinline__ float KeptWeights(const Slice<RESIDENT, T>& slice, float threshold, float (&x)[4]) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const float weight = slice.Weight(x[j]);
+    const float weight = Positive(x[j]);
     x[j] = weight >= threshold ? weight : 0.f;
   }
   return Sum4(x[0], x[1], x[2], x[3]);
@@ -229,30 +221,6 @@ __device__ __forceinline__ void ShareMasses(const Slice<RESIDENT, T>& slice, flo
   slice.ForEachGroup([&](int i, float (&x)[4]) {
     const float sum = KeptWeights(slice, threshold, x);
     mass += MassOf(sum, emax);
-    if (sum > 0.f) last = slice.begin + i;
-  });
-  ShareSegment(mass, last, shared);
-}
-
-/// Replace logits by their weights, once and for all where the slice is resident, and share the masses of all of them.
-template <bool RESIDENT, typename T>
-__device__ __forceinline__ void ExponentiateAndShare(Slice<RESIDENT, T>& slice, float factor, float largest,
-                                                     Shared& shared) {
-  const float shift = ShiftOf(largest);
-  slice.factor = factor, slice.shift = shift;
-  slice.exponentiate = true;
-  if constexpr (!RESIDENT) {
-    ShareMasses(slice, 0.f, ONE, shared);
-    return;
-  }
-  uint64_t mass = 0;
-  int last = -1;
-  slice.ForEachGroup([&](int i, float (&x)[4]) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) x[j] = ExpWeight(x[j], factor, shift);
-    *reinterpret_cast<float4*>(slice.held + i) = make_float4(x[0], x[1], x[2], x[3]);
-    const float sum = Sum4(Positive(x[0]), Positive(x[1]), Positive(x[2]), Positive(x[3]));
-    mass += MassOf(sum, ONE);
     if (sum > 0.f) last = slice.begin + i;
   });
   ShareSegment(mass, last, shared);

@@ -91,14 +91,6 @@ class Row {
     return result;
   }
 
-  /// Weights from logits, relative to the largest.
-  void SetWeightsFromLogits(const float* x) {
-    float* w = weights();
-    const float shift = ShiftOf(LargestOf(x, n_));
-#pragma omp simd
-    for (int64_t i = 0; i < n_; ++i) w[i] = Positive(ExpWeight(x[i], 1.0f, shift));
-  }
-
   /// Weights from logits times `factor`, those of a segment relative to a power of two; NaN is kept. Returns the sum of
   /// their masses.
   uint64_t SumUpLogits(const float* x, float factor) {

@@ -88,16 +88,14 @@ class Selector {
   std::vector<uint64_t> quanta_;
 };
 
-/// The smallest weight that top-k and top-p keep. `total_mass` is that of logits, 0 for probabilities.
+/// The smallest probability that top-k and top-p keep.
 inline float FilterThreshold(const FilterParams& filter, int64_t row, int64_t output, const float* weights, int64_t n,
-                             int emax, uint64_t total_mass, Selector& selector) {
+                             int emax, Selector& selector) {
   const int64_t top_k = ValueOf(filter.top_k, filter.top_k_by_output ? output : row);
   const float top_p = ValueOf(filter.top_p, filter.top_p_by_output ? output : row);
   const uint64_t count = top_k >= n ? UNLIMITED : uint64_t(std::max<int64_t>(top_k, 1));
   const bool top_k_first = filter.filter == Filter::kTopKFirst;
-  const uint64_t quanta = top_k_first       ? UNLIMITED
-                          : total_mass != 0 ? QuantaLimitOf(top_p, total_mass >> 9)
-                                            : QuantaLimit(top_p, emax);
+  const uint64_t quanta = top_k_first ? UNLIMITED : QuantaLimit(top_p, emax);
   const auto* keys = reinterpret_cast<const uint32_t*>(weights);
   const Scale scale(emax);
   const bool limits_mass = top_k_first && !(top_p >= 1.0f);

@@ -294,8 +294,7 @@ cudaError_t LaunchStream(const SampleParams& p, bool needs_sums, Stream stream) 
 
 }  // namespace sampling
 
-template <>
-FLASHINFER_INLINE Status Sample<false>(const SampleParams& p, Stream stream) {
+FLASHINFER_INLINE Status Sample(const SampleParams& p, Stream stream) {
   using namespace sampling;
   if (p.filter.filter == Filter::kMinP) return LaunchStream<MinPKernel>(p, false, stream);
   if (p.is_logits) return LaunchStream<StreamKernel<true>>(p, true, stream);

@@ -3,8 +3,9 @@
 // masses of segments of 1024 columns into a table; then a warp per output reads the table, 1 KB of a vocabulary of
 // 128256, and one segment of the row.
 #pragma once
-#include "draw.cuh"
+#include "../sampling.cuh"
 #include "segment.cuh"
+#include "select.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -14,9 +15,43 @@ struct TableParams {
   uint64_t* table;
 };
 
-/// Whether weights are relative to powers of two, each segment to its own.
-__device__ __forceinline__ bool IsBySegment(const SampleParams& p) {
-  return p.is_logits && p.filter.filter == Filter::kNone;
+/// Whether a draw adds up quanta of columns, not masses.
+__device__ __forceinline__ bool IsByColumn(const SampleParams& p) {
+  return p.filter.filter == Filter::kBoth || p.filter.filter == Filter::kTopKFirst;
+}
+
+/// What a draw from a row of probabilities needs besides its masses.
+struct Ready {
+  float threshold;
+  int emax;
+};
+
+/// Find the threshold of any filter. Waits for the cluster.
+__device__ __forceinline__ Ready PrepareRow(const SampleParams& p, int64_t row, const Slice<false>& slice,
+                                            Shared& shared) {
+  Ready ready{0.f, ONE};
+  if (p.filter.filter == Filter::kNone) {
+    ptx::ClusterWait();
+    __syncthreads();
+    return ready;
+  }
+  const float* const input = p.input + row * p.row_stride;
+  float largest = LoadSlice(
+      slice, 0.f, [&](int i) { return input[i]; }, [&](int i, float (&x)[4]) { LoadFloats(input + i, x); },
+      [](float x) { return x; });
+  largest = Positive(ClusterMax(largest, shared));
+  if (p.filter.filter == Filter::kMinP) {
+    return {MinPThreshold(ValueOf(p.filter.top_p, row), largest), BiasedExponent(largest)};
+  }
+  ready.emax = ExponentOfProbs(largest);
+  const int vocab = int(p.vocab);
+  const Limits limits = LimitsOf(p.filter, row, row, vocab, ready.emax, 0);
+  if (limits.AnyOf() && largest > 0.f) {
+    const uint32_t key = FindThreshold<false>(slice, vocab, Bits(largest), ready.emax, limits.wanted,
+                                              limits.top_k_first, limits.top_p, shared);
+    ready.threshold = FromBits(key);
+  }
+  return ready;
 }
 
 /// What is kept of four columns, others are 0; returns what a draw adds up of it.
@@ -31,7 +66,8 @@ __device__ __forceinline__ uint64_t KeptMass(const Slice<false>& slice, float th
   return quanta;
 }
 
-/// The table of such a row: the exponent it is relative to in the header, and masses of segments.
+/// The table of a row of logits, weights of each segment relative to a power of two of its own: the exponent that masses
+/// of segments are relative to in the header, and these.
 __device__ __forceinline__ void PrepareLogits(const SegmentSource& source, uint64_t* table, Shared& shared) {
   float exponent = -INFINITY;
   for (int turn = 0; turn < 2; ++turn) {
@@ -52,7 +88,7 @@ __device__ __forceinline__ void PrepareLogits(const SegmentSource& source, uint6
   if (threadIdx.x == 0) table[0] = 0, table[1] = Bits(exponent);
 }
 
-/// A block per row: header (threshold and emax; largest logit), then the mass of each segment.
+/// A block per row: header (threshold and emax; exponent of logits), then the mass of each segment.
 __global__ void __launch_bounds__(512, 1) PrepareTableKernel(const __grid_constant__ TableParams t) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -61,16 +97,13 @@ __global__ void __launch_bounds__(512, 1) PrepareTableKernel(const __grid_consta
   const int64_t row = blockIdx.x;
   const float* const input = p.input + row * p.row_stride;
   uint64_t* const table = t.table + row * TableStride(p.vocab);
-  if (IsBySegment(p)) {
+  if (p.is_logits) {
     PrepareLogits(SegmentSource(input, p.vocab), table, shared);
     return;
   }
-  auto slice = SliceOf<false>(input, int(p.vocab), nullptr, reinterpret_cast<uintptr_t>(input) % 16 == 0);
-  const Ready ready = PrepareRow(p, row, row, slice, shared);
-  if (threadIdx.x == 0) {
-    table[0] = uint64_t(ready.emax) << 32 | Bits(ready.threshold);
-    table[1] = Bits(slice.shift);
-  }
+  const auto slice = SliceOf<false>(input, int(p.vocab), nullptr, reinterpret_cast<uintptr_t>(input) % 16 == 0);
+  const Ready ready = PrepareRow(p, row, slice, shared);
+  if (threadIdx.x == 0) table[0] = uint64_t(ready.emax) << 32 | Bits(ready.threshold);
   const int lane = threadIdx.x % 32;
   for (int begin = threadIdx.x / 32 * SEGMENT; begin < slice.size; begin += blockDim.x / 32 * SEGMENT) {
     uint64_t mass = 0;
@@ -96,9 +129,7 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
   const int segments = int(TableStride(p.vocab)) - TABLE_HEADER, vocab = int(p.vocab);
   const float threshold = FromBits(uint32_t(table[0]));
   const int emax = int(table[0] >> 32);
-  Slice<false> slice{nullptr,     input, nullptr,
-                     0,           vocab, reinterpret_cast<uintptr_t>(input) % 16 == 0,
-                     p.is_logits, 1.f,   FromBits(uint32_t(table[1]))};
+  const Slice<false> slice{nullptr, input, nullptr, 0, vocab, reinterpret_cast<uintptr_t>(input) % 16 == 0};
 
   uint64_t total = MASS_OF_ONE;
   if (p.filter.filter != Filter::kNone || p.is_logits) {
@@ -134,7 +165,7 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
     if (lane == 0) WriteToken(p, output, last);
     return;
   }
-  if (IsBySegment(p)) {
+  if (p.is_logits) {
     const SegmentSource source(input, vocab);
     float x[VECTORS][4];
     source.Load<false>(segment, -INFINITY, x);
