@@ -8,6 +8,7 @@ from typing import Optional
 
 import torch
 
+from ..allocation import new_empty
 from ..dispatch import NativeFunction
 from ..errors import ArgumentError
 from ..jit.cascade import gen_cascade_module
@@ -36,14 +37,14 @@ def output_buffer(
     op: str, out: Optional[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor
 ) -> torch.Tensor:
     if out is None:
-        return like.new_empty(shape, dtype=dtype)
+        return new_empty(like, dtype, *shape)
     _check(op, "out", out, shape, dtype, like)
     return out
 
 
 def lse_buffer(op: str, lse: Optional[torch.Tensor], shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     if lse is None:
-        return like.new_empty(shape, dtype=_FLOAT32)
+        return new_empty(like, _FLOAT32, *shape)
     _check(op, "lse", lse, shape, _FLOAT32, like)
     return lse
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import weakref
 from typing import Any, Callable, ClassVar, NamedTuple, Optional, Sequence
 
@@ -62,6 +63,7 @@ class PlannedWrapper:
     _objects: ClassVar[tuple[str, ...]] = ()
     _numbers_read: ClassVar[tuple[str, ...]] = ()
     _unchanged: ClassVar[Callable[[Any, Sequence[Any]], bool]]
+    _state: ClassVar[Callable[[Any], tuple[Any, ...]]]  #: what ``_unchanged`` compares with
     _record: Optional[CallRecord] = None
     _record_memory: Any = None
     _aligned: tuple[Any, Any] = (None, None)  #: workspaces that were found to be
@@ -69,6 +71,8 @@ class PlannedWrapper:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._unchanged = unchanged(cls._objects, cls._numbers_read)
+        if cls._objects:
+            cls._state = operator.attrgetter(*cls._objects, *cls._numbers_read)
 
     def __init__(
         self,
@@ -256,8 +260,7 @@ class PlannedWrapper:
                 raise
             self._launch(launch, enable_pdl)
             return
-        state = tuple(getattr(self, name) for name in (*self._objects, *self._numbers_read))
-        self._record = CallRecord(module, self._record_memory, state, launch.out, default_scale)
+        self._record = CallRecord(module, self._record_memory, type(self)._state(self), launch.out, default_scale)
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
         """Nothing to build: one module serves keys and values of equal and of different strides."""
