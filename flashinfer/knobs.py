@@ -118,7 +118,9 @@ class Knobs:
     cubin_dir = Knob[Optional[Path]](
         "FLASHINFER_CUBIN_DIR", Path, None, "kernel binaries; default: the companion package, else the cache", "jit"
     )
-    logging_level = Knob("FLASHINFER_LOGGING_LEVEL", str, "INFO", "Python log level of the JIT and the loaders", "jit")
+    logging_level = Knob(
+        "FLASHINFER_LOGGING_LEVEL", str, "INFO", "log level of the JIT; DEBUG: why modules are built", "jit"
+    )
 
     # API logging and dumps
     log_level = Knob(

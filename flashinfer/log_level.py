@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import enum
 import logging
+import sys
 
 from .errors import ArgumentError
+from .knobs import knobs
 
-__all__ = ["LogLevel", "set_log_level"]
+__all__ = ["LogLevel", "configure_jit_log", "set_log_level"]
 
 
 class LogLevel(enum.Enum):
@@ -38,3 +40,26 @@ def set_log_level(lvl_str: str) -> None:
         names = ", ".join(level.name.lower() for level in LogLevel)
         raise ArgumentError(f"set_log_level: lvl_str is {lvl_str!r}, expected one of {names}") from None
     logging.getLogger("flashinfer").setLevel(_PYTHON_LEVEL[level])
+
+
+class _StderrUnlessConfigured(logging.Handler):
+    """stderr, until the program sets up logging of its own, which then has every record.
+
+    Python's own last resort prints no record below WARNING, whatever the level of a logger.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers and sys.stderr is not None:
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+def configure_jit_log() -> logging.Logger:
+    """The logger ``flashinfer.jit`` at the level of ``FLASHINFER_LOGGING_LEVEL``; DEBUG tells why a module is built."""
+    logger = logging.getLogger("flashinfer.jit")
+    if not logger.handlers:
+        logger.addHandler(_StderrUnlessConfigured())
+    try:
+        logger.setLevel(knobs.logging_level.upper())
+    except ValueError:
+        logger.warning("FLASHINFER_LOGGING_LEVEL=%s is ignored: no such level of Python's logging", knobs.logging_level)
+    return logger

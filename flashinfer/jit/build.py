@@ -9,6 +9,7 @@ private directory that the next holder of the lock deletes. A warm start takes n
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shlex
@@ -28,6 +29,8 @@ from .utils import write_atomically
 
 if TYPE_CHECKING:
     from .core import JitSpec
+
+logger = logging.getLogger("flashinfer.jit")
 
 Progress = Callable[[Sequence[str]], Union[ProgressLine, ProgressBar]]
 
@@ -53,6 +56,8 @@ def ensure_built(
         )
     for spec in pending:
         _check_sources(spec)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("building %s: %s", spec.name, spec.staleness() or "it does not load")
     jit_env.check_base()
     with contextlib.ExitStack() as locks:
         for spec in pending:  # in one order for everybody, so that two groups cannot wait for each other

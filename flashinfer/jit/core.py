@@ -192,6 +192,7 @@ def _load_library(path: Path) -> Any:
     tvm_ffi.register_error("ArgumentError", ArgumentError)
     if not is_whole_library(path):
         raise RuntimeError(f"{path} is not a complete shared library")
+    logger.debug("loading %s", path)
     status = path.stat()
     file = (status.st_dev, status.st_ino)
     if _loaded.setdefault(path, file) == file:

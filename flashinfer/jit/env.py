@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import logging
 import os
 import platform
 import stat
@@ -29,14 +28,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterator, Optional
 
 from ..knobs import knobs
+from ..log_level import configure_jit_log
 from ..version import __version__
 from .context import current_compilation_context
 
-logger = logging.getLogger("flashinfer.jit")
-try:
-    logger.setLevel(knobs.logging_level.upper())
-except ValueError:
-    logger.warning("FLASHINFER_LOGGING_LEVEL=%s is ignored: no such level of Python's logging", knobs.logging_level)
+logger = configure_jit_log()
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 

@@ -131,6 +131,10 @@ def test_level_of_the_log(workshop, homes):
     loud = run_python(arguments + PROGRAM.replace('"tiny"', '"loud"'), FLASHINFER_LOGGING_LEVEL="loud")
     assert "FLASHINFER_LOGGING_LEVEL=loud is ignored" in loud.stderr
     assert loud.stderr.count("not writable") == 1
+    why = run_python(arguments + PROGRAM.replace('"tiny"', '"why"'), FLASHINFER_LOGGING_LEVEL="debug")
+    assert "building why: not built\n" in why.stderr and "why.so\n" in why.stderr
+    theirs = "import logging; logging.basicConfig(filename='/dev/null')\n"
+    assert "building" not in run_python(theirs + arguments + PROGRAM, FLASHINFER_LOGGING_LEVEL="debug").stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")
