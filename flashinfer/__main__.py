@@ -13,6 +13,7 @@ from tabulate import tabulate
 from .errors import BackendSupportedError
 from .jit import JitSpec, clear_cache_dir, cpp_ext, current_compilation_context, jit_spec_registry
 from .jit import env as jit_env
+from .jit.progress import some_of
 from .knobs import knobs
 from .version import __git_commit__, __version__
 
@@ -229,7 +230,7 @@ def warmup(names: tuple[str, ...], device: Optional[str]) -> None:
     from . import warmup as warm_up
 
     report = warm_up(list(names) or None, device=device)
-    built = f"built {', '.join(report.built)}" if report.built else "nothing to build"
+    built = f"built {some_of(report.built)}" if report.built else "nothing to build"
     click.echo(f"{len(report.modules)} modules ready in {report.seconds:.1f} s, {built}")
 
 
@@ -263,7 +264,7 @@ def export_compile_commands(path: Optional[Path], output: Optional[Path]) -> Non
         else:
             spec.write_generated()  # an editor opens them
     for why, names in left_out.items():
-        click.echo(f"left out {len(names)} modules ({names[0]}, ...): {why}", err=True)
+        click.echo(f"left out {some_of(names)}: {why}", err=True)
     if not entries:
         raise click.ClickException("no module could be described, nothing written")
     target.write_text(json.dumps(entries, indent=2) + "\n")

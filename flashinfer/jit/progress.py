@@ -11,11 +11,16 @@ from typing import Optional, Sequence
 QUIET_SECONDS = 1.0
 
 
+def some_of(names: Sequence[str]) -> str:
+    """Up to three names, and how many more there are: those of attention modules are long."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 class ProgressLine:
     """``flashinfer: building norm, step 2 of 6, 3.4 s``; rewritten in place on a terminal, two lines elsewhere."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.label = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        self.label = some_of(names)
         self.done, self.total = 0, 0
         self.start = time.monotonic()
         self._finished = threading.Event()

@@ -138,11 +138,11 @@ def test_warmup_passes_its_arguments_on(run, monkeypatch):
 
     def warmup(names=None, device=None):
         calls.append((names, device))
-        return flashinfer.WarmupReport(("norm", "norm_cpu"), ("norm_cpu",), 2.5)
+        return flashinfer.WarmupReport(("a", "b", "c", "d"), ("a",) if names else ("a", "b", "c", "d"), 2.5)
 
     monkeypatch.setattr(flashinfer, "warmup", warmup)
-    assert run("warmup") == "2 modules ready in 2.5 s, built norm_cpu\n"
-    run("warmup", "norm_cpu", "--device", "cpu")
+    assert run("warmup") == "4 modules ready in 2.5 s, built a, b, c and 1 more\n"
+    assert run("warmup", "norm_cpu", "--device", "cpu") == "4 modules ready in 2.5 s, built a\n"
     assert calls == [(None, None), (["norm_cpu"], "cpu")]
 
 
