@@ -8,7 +8,6 @@ FLASHINFER_CUDA_ARCH_LIST=9.0a python -m flashinfer.aot --out-dir aot --fa2-head
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import os
 import shutil
@@ -83,11 +82,6 @@ def gen_attention_modules(
 def register_default_modules() -> int:
     """Make the default modules known to ``jit_spec_registry``; returns how many there are."""
     return len(gen_all_modules())
-
-
-def family_module(family: str) -> object:
-    """The Python module of a family."""
-    return importlib.import_module(f"flashinfer.{family}")
 
 
 def copy_built_kernels(jit_specs: Iterable[JitSpec], out_dir: Path) -> None:
