@@ -14,6 +14,7 @@ import torch
 
 from .. import utils
 from ..allocation import allocate, contiguous_strides
+from ..dispatch import use_pdl
 
 __all__ = ["CallRecord", "aligned", "is_misaligned", "record_memory", "unchanged"]
 
@@ -62,7 +63,7 @@ class CallRecord:
         self.device_index = out.get_device()
         self.default_scale = default_scale
         self.pdl_probe = utils.device_support_pdl  # engines replace it
-        self.pdl = out.is_cuda and self.pdl_probe(out.device)
+        self.pdl = use_pdl(out, None)
 
     def output(self) -> torch.Tensor:
         """Room for another output. If q has other rows than before, the native call says so."""
