@@ -14,20 +14,30 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# layer -> patterns below the root; {family} and {stem} as in the column rule of CLAUDE.md
-LAYERS: dict[str, tuple[str, ...]] = {
-    "API": ("flashinfer/{family}.py", "flashinfer/{family}/*.py"),
-    "JIT": ("flashinfer/jit/{family}.py", "flashinfer/jit/{stem}.py", "flashinfer/jit/{family}/{stem}.py"),
-    "launcher": ("csrc/{stem}.cu", "csrc/{stem}_sm[0-9]*.cu", "csrc/{stem}_cpu.cpp"),
-    "binding": ("csrc/{stem}_jit_binding.cu",),
-    "template": ("csrc/{stem}_*.jinja",),
-    "CUDA": ("include/flashinfer/**/{stem}.cuh", "include/flashinfer/**/{stem}_sm[0-9]*.cuh"),
-    "CPU": ("include/flashinfer/**/{stem}_cpu.h",),
-    "shared": ("include/flashinfer/**/{stem}.h",),
-    "trace": ("flashinfer/trace/templates/{family}.py",),
-    "test": ("tests/{family}/test_{stem}*.py", "tests/test_{stem}.py"),
-    "bench": ("benchmarks/bench_{stem}.py", "benchmarks/bench_{family}.py"),
+# layer -> alternatives, each a list of patterns below the root; the first that finds files is the layer. {family} and
+# {stem} as in the column rule of CLAUDE.md; {folder} has parts that stems share: the family's, or attention's.
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "API": (("flashinfer/{family}.py", "flashinfer/{family}/*.py"),),
+    "JIT": (("flashinfer/jit/{family}.py", "flashinfer/jit/{stem}.py"), ("flashinfer/jit/{folder}/*.py",)),
+    "launcher": (("csrc/{stem}.cu", "csrc/{stem}_sm[0-9]*.cu", "csrc/{stem}_cpu.cpp"),),
+    "binding": (("csrc/{stem}_jit_binding.cu",),),
+    "template": (("csrc/{stem}_*.jinja",), ("csrc/{folder}_*.jinja",)),
+    "CUDA": (
+        ("include/flashinfer/{stem}.cuh", "include/flashinfer/{stem}_*.cuh", "include/flashinfer/{folder}/*.cuh"),
+    ),
+    "CPU": (("include/flashinfer/{stem}_cpu.h", "include/flashinfer/{folder}/*cpu*.h"),),
+    "shared": (("include/flashinfer/{stem}.h", "include/flashinfer/{folder}/*.h"),),
+    "trace": (("flashinfer/trace/templates/{family}.py", "flashinfer/trace/templates/{family}_*.py"),),
+    "test": (
+        ("tests/{family}/test_{stem}*.py", "tests/test_{stem}.py"),
+        ("tests/{folder}/test_{stem}*.py",),
+        ("tests/{family}/test_*.py",),
+        ("tests/{folder}/test_*.py",),
+    ),
+    "bench": (("benchmarks/bench_{stem}.py", "benchmarks/bench_{family}.py"),),
 }
+ATTENTION = ("single_", "batch_")  # how the stems begin whose kernels are in include/flashinfer/attention
+PAIR = "batch_pair"  # two levels of a cascade in one launch
 
 
 def families() -> tuple[str, ...]:
@@ -37,17 +47,31 @@ def families() -> tuple[str, ...]:
     return tuple(FAMILIES)
 
 
+def known_stems() -> list[str]:
+    """A binding marks a stem: every module has one."""
+    return sorted(path.name.removesuffix("_jit_binding.cu") for path in ROOT.glob("csrc/*_jit_binding.cu"))
+
+
 def stems(family: str) -> list[str]:
-    """The csrc stems a family's generator names. A binding marks a stem: every module has one."""
+    """The csrc stems that a family's generator names; those of attention end in its name."""
     generators = [*ROOT.glob(f"flashinfer/jit/{family}.py"), *ROOT.glob(f"flashinfer/jit/{family}/*.py")]
+    if not generators:
+        return [stem for stem in known_stems() if stem.startswith(ATTENTION) and stem.endswith(f"_{family}")]
     text = "".join(path.read_text() for path in generators)
-    known = sorted(path.name.removesuffix("_jit_binding.cu") for path in ROOT.glob("csrc/*_jit_binding.cu"))
-    return [stem for stem in known if f'"{stem}"' in text or f'"{stem}.cu"' in text] or [family]
+    named = [stem for stem in known_stems() if f'"{stem}"' in text or f'"{stem}.cu"' in text]
+    return [*named, PAIR] if family == "cascade" else named
 
 
 def files(family: str, stem: str, layer: str) -> list[Path]:
-    patterns = [pattern.format(family=family, stem=stem) for pattern in LAYERS[layer]]
-    return sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
+    folder = "attention" if stem.startswith(ATTENTION) else family
+    elsewhere = set(files(family, stem, "CPU")) if layer == "shared" else set()
+    longer = [other for other in known_stems() if other.startswith(f"{stem}_")]
+    for patterns in LAYERS[layer]:
+        globs = [pattern.format(family=family, stem=stem, folder=folder) for pattern in patterns]
+        found = {path for glob in globs for path in ROOT.glob(glob) if not path.name.startswith(tuple(longer))}
+        if found:
+            return sorted(found - elsewhere)
+    return []
 
 
 def line_count(path: Path) -> int:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/columns.py, the map of what is here: it knows every module, and a gap it shows is one."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from flashinfer.aot import FAMILIES
+
+from .documents import ROOT
+
+
+@pytest.fixture(scope="module")
+def columns():
+    spec = importlib.util.spec_from_file_location("columns", ROOT / "scripts" / "columns.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_module_is_in_one_family(columns):
+    named = [stem for family in FAMILIES for stem in columns.stems(family)]
+    assert sorted(named) == columns.known_stems()
+
+
+def test_only_cpu_kernels_and_what_they_share_are_missing(columns):
+    """``scale``, ``qk_rmsnorm_rope`` and so on are CUDA only by contract. All else is a column without gaps."""
+    gaps = [
+        (stem, layer)
+        for family in FAMILIES
+        for stem in columns.stems(family)
+        for layer in columns.LAYERS
+        if not columns.files(family, stem, layer)
+    ]
+    assert gaps == [("scale", "CPU"), ("scale", "shared"), ("qk_rmsnorm_rope", "CPU")]
+
+
+def test_parts_of_a_family_are_counted_once(columns):
+    cpu, shared = (columns.files("decode", "batch_decode", layer) for layer in ("CPU", "shared"))
+    assert "cpu_tile.h" in {path.name for path in cpu} and "plan.h" in {path.name for path in shared}
+    assert not set(cpu) & set(shared)
+    kernels = {path.name for path in columns.files("page", "page", "CUDA")}
+    assert "page.cuh" in kernels and "page_nvfp4.cuh" not in kernels
