@@ -36,6 +36,11 @@ def _positive_int(text: str) -> int:
     return value
 
 
+def _path(text: str) -> Path:
+    """``~`` is the home directory in variables that no shell has seen: of a Dockerfile, of a service."""
+    return Path(os.path.expanduser(text))
+
+
 def _words(text: str) -> list[str]:
     """Shell-style split; broken quoting falls back to a plain split with a warning."""
     try:
@@ -102,7 +107,7 @@ class Knobs:
         "FLASHINFER_CUDA_ARCH_LIST", str, "", "CUDA targets, e.g. '8.0 9.0a'; default: the GPUs present", "jit"
     )
     workspace_base = Knob[Optional[Path]](
-        "FLASHINFER_WORKSPACE_BASE", Path, None, "root of .cache/flashinfer; default: the home directory", "jit"
+        "FLASHINFER_WORKSPACE_BASE", _path, None, "root of .cache/flashinfer; default: the home directory", "jit"
     )
     disable_jit = Knob("FLASHINFER_DISABLE_JIT", _is_set, False, "any value: never compile, only load", "jit")
     jit_verbose = Knob("FLASHINFER_JIT_VERBOSE", _flag, False, "1 shows the build commands and their output", "jit")
@@ -116,7 +121,7 @@ class Knobs:
         "jit",
     )
     cubin_dir = Knob[Optional[Path]](
-        "FLASHINFER_CUBIN_DIR", Path, None, "kernel binaries; default: the companion package, else the cache", "jit"
+        "FLASHINFER_CUBIN_DIR", _path, None, "kernel binaries; default: the companion package, else the cache", "jit"
     )
     logging_level = Knob(
         "FLASHINFER_LOGGING_LEVEL", str, "INFO", "log level of the JIT; DEBUG: why modules are built", "jit"
@@ -127,7 +132,7 @@ class Knobs:
         "FLASHINFER_LOGLEVEL", int, 0, "API log: 0 off, 1 names, 3 arguments, 5 statistics, 10 dumps", "log"
     )
     log_dest = Knob("FLASHINFER_LOGDEST", str, "stdout", "stdout, stderr or a file; %i becomes the process id", "log")
-    dump_dir = Knob("FLASHINFER_DUMP_DIR", Path, Path("flashinfer_dumps"), "where level 10 writes tensors", "log")
+    dump_dir = Knob("FLASHINFER_DUMP_DIR", _path, Path("flashinfer_dumps"), "where level 10 writes tensors", "log")
     dump_include = Knob(
         "FLASHINFER_DUMP_INCLUDE", str, "", "comma list of wildcards: log and dump only these APIs", "log"
     )
@@ -138,7 +143,7 @@ class Knobs:
 
     # traces
     trace_dump = Knob("FLASHINFER_TRACE_DUMP", _flag, False, "write a definition JSON per unique shape called", "trace")
-    trace_dump_dir = Knob("FLASHINFER_TRACE_DUMP_DIR", Path, Path("."), "where the definitions go", "trace")
+    trace_dump_dir = Knob("FLASHINFER_TRACE_DUMP_DIR", _path, Path("."), "where the definitions go", "trace")
 
     # families
     validate_inputs = Knob(

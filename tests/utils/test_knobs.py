@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: how the text of a variable is read, and what a bad one does."""
+
+from pathlib import Path
+
+import pytest
+
+from flashinfer.knobs import Knob, Knobs, knobs
+
+
+@pytest.mark.parametrize(
+    "attribute, text, value",
+    [
+        ("jit_verbose", "1", True),
+        ("jit_verbose", "off", False),
+        ("jit_verbose", "", False),  # set to nothing means unset
+        ("disable_jit", "0", True),  # any value
+        ("disable_jit", "", False),
+        ("max_jobs", "4", 4),
+        ("dump_max_size_gb", "0.5", 0.5),
+        ("extra_cflags", "-DA='b c' -O1", ["-DA=b c", "-O1"]),
+        ("workspace_base", "~/scratch", Path("/home/someone/scratch")),
+        ("dump_dir", "~/dumps", Path("/home/someone/dumps")),
+        ("trace_dump_dir", "/a/~/b", Path("/a/~/b")),
+    ],
+)
+def test_value(monkeypatch, attribute, text, value):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv(getattr(Knobs, attribute).variable, text)
+    assert getattr(knobs, attribute) == value
+
+
+@pytest.mark.parametrize("attribute, text", [("max_jobs", "0"), ("log_level", "loud"), ("dump_max_size_gb", "big")])
+def test_bad_text_is_named_and_ignored(monkeypatch, attribute, text):
+    knob = getattr(Knobs, attribute)
+    monkeypatch.setenv(knob.variable, text)
+    with pytest.warns(UserWarning, match=f"{knob.variable}='{text}' is ignored .* using {knob.default}"):
+        assert getattr(knobs, attribute) == knob.default
+
+
+def test_override_lasts_as_long_as_its_block(monkeypatch):
+    monkeypatch.setenv("MAX_JOBS", "3")
+    monkeypatch.delenv("FLASHINFER_JIT_DEBUG", raising=False)
+    with pytest.raises(KeyError), knobs.override(max_jobs=None, jit_debug="1"):
+        assert knobs.max_jobs is None and knobs.jit_debug
+        raise KeyError
+    assert knobs.max_jobs == 3 and not knobs.jit_debug
+
+
+def test_each_variable_is_declared_once():
+    names = [knob.variable for knob in Knobs.all()]
+    assert len(names) == len(set(names)) and all(isinstance(knob, Knob) and knob.doc for knob in Knobs.all())
