@@ -100,8 +100,6 @@ struct RowState {
 
   /// Normalise and write. Results go through shared memory (where the query was) to be stored 16 bytes at a time.
   __device__ __forceinline__ void Finish(const WorkList& work, char* shared_o) {
-    const int c = threadIdx.x % 4, lane = threadIdx.x % 32, rows = Rows();
-    const bool partial = item.slot >= 0;
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
 #pragma unroll
@@ -109,62 +107,135 @@ struct RowState {
     }
     Exchange(d, [](float a, float b) { return a + b; });
     Meet();
+    if (item.slot >= 0) {
+      WritePartial(work);
+      return;
+    }
+    if constexpr (BY_MATRIX) {
+      StageMatrices(ptx::SharedAddress(shared_o));
+    } else {
+      StageRows(ptx::SharedAddress(shared_o));
+    }
+    Meet();
+    WriteRows(shared_o);
+  }
+
+ private:
+  /// Whether results of a warp replace the queries of that warp alone.
+  static constexpr bool OWN_ROWS = Tr::WD == 1 && Tr::QLayout::PITCH == Tr::OLayout::PITCH;
+  /// Whether a row is multiplied by one number (hooks of a user's variant may do anything), and lanes have its columns in
+  /// the order of matrices. A third of the instructions that StageRows takes.
+  static constexpr bool BY_MATRIX = TAKES_PADDING<Variant> && !Tr::FP8 && ptx::HAS_ST_MATRIX;
+  // A lane has 4 columns of a block of 16: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9.
+  static constexpr int FIRST = Tr::FP8 ? 4 : 2, SECOND = Tr::FP8 ? 2 : 8;
+
+  __device__ __forceinline__ float Top(int t, int i) const { return Variant::use_softmax ? m[t][i] : 0.f; }
+  __device__ __forceinline__ float Total(int t, int i) const { return Variant::use_softmax ? d[t][i] : 1.f; }
+  __device__ __forceinline__ float Lse(int t, int i) const {
+    const float total = Total(t, i);
+    return total > 0.f ? Top(t, i) + __log2f(total) : -math::inf;
+  }
+  /// Whether this lane writes the score of its row.
+  __device__ __forceinline__ bool HasScore(int row, int rows) const {
+    return threadIdx.x % 4 == 0 && column0 == 0 && row < rows;
+  }
+  __device__ __forceinline__ void WriteLse(int t, int i, int rows) const {
+    const int row = Row(t, i);
+    if (p.lse == nullptr || !HasScore(row, rows)) return;
+    p.lse[(int64_t(item.qo_begin) + TokenOf(row)) * p.num_qo_heads + HeadOf(row)] = Lse(t, i) * p.lse_scale;
+  }
+
+  /// f(n, x) for the blocks of 16 columns of a row, of which the lane has 4.
+  template <typename F>
+  __device__ __forceinline__ void EachBlock(int t, int i, const F& f) {
+    const int row = Row(t, i), qo_idx = TokenOf(row), head = HeadOf(row);
+    float top = Top(t, i), total = Total(t, i);
+#pragma unroll
+    for (int n = 0; n < N_BLOCKS; ++n) {
+      if (Tr::D_VO % Tr::D_WARP != 0 && column0 + 16 * n >= Tr::D_VO) continue;
+      float x[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float y = Tr::FP8 ? o[t][2 * n + j % 2][2 * i + j / 2] : o[t][2 * n + j / 2][2 * i + j % 2];
+        x[j] = variant.OutputTransform(p, y, item.request, qo_idx, head, top, total, 1.f);
+      }
+      f(n, x);
+    }
+  }
+
+  __device__ __forceinline__ void WritePartial(const WorkList& work) {
+    const int rows = Rows();
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = Row(t, i), qo_idx = TokenOf(row), head = HeadOf(row);
-        float total = d[t][i], top = m[t][i];
-        if constexpr (!Variant::use_softmax) top = 0.f, total = 1.f;
-        const float lse = total > 0.f ? top + __log2f(total) : -math::inf;
+        const int row = Row(t, i);
+        if (row >= rows) continue;
         const int64_t slot_row = int64_t(item.slot) * Tr::TILE + row;
-        if (c == 0 && column0 == 0 && row < rows) {
-          if (partial) {
-            work.partial_lse[slot_row] = lse;
-          } else if (p.lse != nullptr) {
-            p.lse[(int64_t(item.qo_begin) + qo_idx) * p.num_qo_heads + head] = lse * p.lse_scale;
-          }
-        }
-        if (row >= rows && (partial || !TAKES_PADDING<Variant>)) continue;
-        // f(n, x) for blocks of 16 columns, of which the lane has 4: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9.
-        auto each = [&](const auto& f) {
-#pragma unroll
-          for (int n = 0; n < N_BLOCKS; ++n) {
-            if (Tr::D_VO % Tr::D_WARP != 0 && column0 + 16 * n >= Tr::D_VO) continue;
-            float x[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              const float y = Tr::FP8 ? o[t][2 * n + j % 2][2 * i + j / 2] : o[t][2 * n + j / 2][2 * i + j % 2];
-              x[j] = variant.OutputTransform(p, y, item.request, qo_idx, head, top, total, 1.f);
-            }
-            f(n, x);
-          }
-        };
-        constexpr int FIRST = Tr::FP8 ? 4 : 2, SECOND = Tr::FP8 ? 2 : 8;
-        if (partial) {
-          float* to = work.partial_o + slot_row * Tr::D_VO + column0 + FIRST * c;
-          each([&](int n, const float (&x)[4]) {
-            *reinterpret_cast<float2*>(to + 16 * n) = make_float2(x[0], x[1]);
-            *reinterpret_cast<float2*>(to + 16 * n + SECOND) = make_float2(x[2], x[3]);
-          });
-        } else {
-          // Address of the first pair of numbers in block 0; the second is in the next chunk, or behind it (fp8).
-          const int chunk = Tr::FP8 ? c / 2 : 0, byte = Tr::FP8 ? c % 2 * 8 : c * 4;
-          const uint32_t low = ptx::SharedAddress(shared_o) + Tr::OLayout::Offset(row, chunk) + byte;
-          const uint32_t high = Tr::FP8 ? low + 4 : ptx::SharedAddress(shared_o) + Tr::OLayout::Offset(row, 1) + byte;
-          each([&](int n, const float (&x)[4]) {
-            using To = typename Params::DTypeO;
-            const int block = Tr::WD == 1 ? n : column0 / 16 + n;
-            ptx::StoreShared4(Tr::OLayout::Pair(low, block), Pack<To>(x[0] * p.out_scale, x[1] * p.out_scale));
-            ptx::StoreShared4(Tr::OLayout::Pair(high, block), Pack<To>(x[2] * p.out_scale, x[3] * p.out_scale));
-          });
-        }
+        if (HasScore(row, rows)) work.partial_lse[slot_row] = Lse(t, i);
+        float* to = work.partial_o + slot_row * Tr::D_VO + column0 + FIRST * (threadIdx.x % 4);
+        EachBlock(t, i, [&](int n, const float (&x)[4]) {
+          *reinterpret_cast<float2*>(to + 16 * n) = make_float2(x[0], x[1]);
+          *reinterpret_cast<float2*>(to + 16 * n + SECOND) = make_float2(x[2], x[3]);
+        });
       }
     }
-    if (partial) return;
-    Meet();
+  }
+
+  __device__ __forceinline__ void StageRows(uint32_t shared_o) {
+    using To = typename Params::DTypeO;
+    const int c = threadIdx.x % 4, rows = Rows();
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = Row(t, i);
+        WriteLse(t, i, rows);
+        if (row >= rows && !TAKES_PADDING<Variant>) continue;
+        // Address of the first pair of numbers in block 0; the second is in the next chunk, or behind it (fp8).
+        const int chunk = Tr::FP8 ? c / 2 : 0, byte = Tr::FP8 ? c % 2 * 8 : c * 4;
+        const uint32_t low = shared_o + Tr::OLayout::Offset(row, chunk) + byte;
+        const uint32_t high = Tr::FP8 ? low + 4 : shared_o + Tr::OLayout::Offset(row, 1) + byte;
+        EachBlock(t, i, [&](int n, const float (&x)[4]) {
+          const int block = Tr::WD == 1 ? n : column0 / 16 + n;
+          ptx::StoreShared4(Tr::OLayout::Pair(low, block), Pack<To>(x[0] * p.out_scale, x[1] * p.out_scale));
+          ptx::StoreShared4(Tr::OLayout::Pair(high, block), Pack<To>(x[2] * p.out_scale, x[3] * p.out_scale));
+        });
+      }
+    }
+  }
+
+  __device__ __forceinline__ void StageMatrices(uint32_t shared_o) {
+    using To = typename Params::DTypeO;
+    const int lane = threadIdx.x % 32, rows = Rows();
+#pragma unroll
+    for (int t = 0; t < MT; ++t) {
+      float factor[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float top = Top(t, i), total = Total(t, i);
+        factor[i] = variant.OutputTransform(p, p.out_scale, item.request, 0, 0, top, total, 1.f);
+        WriteLse(t, i, rows);
+      }
+      const uint32_t at = shared_o + Tr::OLayout::Offset(row0 + 16 * t + lane % 16, lane / 16);
+#pragma unroll
+      for (int n = 0; n < N_BLOCKS; ++n) {
+        if (Tr::D_VO % Tr::D_WARP != 0 && column0 + 16 * n >= Tr::D_VO) continue;
+        uint32_t x[4];  // rows 0 and 8 of the lane's columns in the first 8 of the block, then in the others
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* y = &o[t][2 * n + j / 2][j % 2 * 2];
+          x[j] = Pack<To>(y[0] * factor[j % 2], y[1] * factor[j % 2]);
+        }
+        ptx::StMatrix(Tr::OLayout::Pair(at, Tr::WD == 1 ? n : column0 / 16 + n), x);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void WriteRows(const char* shared_o) const {
+    const int lane = threadIdx.x % 32, rows = Rows();
     const int first = OWN_ROWS ? row0 + lane / 8 : int(threadIdx.x) / 8, end = OWN_ROWS ? row0 + 16 * MT : Tr::TILE;
-#pragma unroll 2
+#pragma unroll 4
     for (int row = first; row < min(end, rows); row += OWN_ROWS ? 4 : Tr::THREADS / 8) {
       typename Params::DTypeO* to = p.o +
                                     (int64_t(item.qo_begin) + p.group.Divide(item.row_begin + row)) * p.o_stride_n +
@@ -176,10 +247,6 @@ struct RowState {
       }
     }
   }
-
- private:
-  /// Whether results of a warp replace the queries of that warp alone.
-  static constexpr bool OWN_ROWS = Tr::WD == 1 && Tr::QLayout::PITCH == Tr::OLayout::PITCH;
 
   /// Wait for the warps whose rows of shared memory this one shares.
   __device__ __forceinline__ void Meet() const {

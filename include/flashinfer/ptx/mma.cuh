@@ -32,6 +32,20 @@ __device__ __forceinline__ void LdMatrixTrans(uint32_t (&r)[4], uint32_t address
                : "r"(address));
 }
 
+/// Whether there is an instruction that stores what LdMatrix loads (SM90).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool HAS_ST_MATRIX = true;
+#else
+constexpr bool HAS_ST_MATRIX = false;
+#endif
+__device__ __forceinline__ void StMatrix(uint32_t address, const uint32_t (&r)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+#endif
+}
+
 /// A fragment of A that lanes have stored as 16 bytes each.
 __device__ __forceinline__ void LoadFragment(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
