@@ -18,6 +18,7 @@ from .context import current_compilation_context
 from .cpp_ext import Commands, ninja_text, translation_units
 from .manifest import staleness
 from .progress import ProgressLine
+from .toolchain import find_tvm_ffi
 from .utils import is_whole_library, write_if_different
 
 __all__ = [
@@ -187,8 +188,7 @@ _loaded: dict[Path, tuple[int, int]] = {}  #: device and inode of each library w
 
 
 def _load_library(path: Path) -> Any:
-    import tvm_ffi
-
+    tvm_ffi = find_tvm_ffi()
     tvm_ffi.register_error("ArgumentError", ArgumentError)
     if not is_whole_library(path):
         raise RuntimeError(f"{path} is not a complete shared library")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from ..version import __version__
 from . import env as jit_env
 from .cpp_ext import expand, flag_tokens, module_flags, tokenise, translation_units
-from .toolchain import binary_stamp, find_cxx, find_nvcc, identify
+from .toolchain import binary_stamp, find_cxx, find_nvcc, find_tvm_ffi, identify
 from .utils import write_atomically
 
 if TYPE_CHECKING:
@@ -38,15 +38,13 @@ def _digest(data: bytes) -> str:
 
 def identity(spec: JitSpec) -> dict[str, Any]:
     """Everything that decides the result except file contents and compiler versions."""
-    import tvm_ffi
-
     flags, tokens = module_flags(spec), flag_tokens(spec)
     return {
         "schema": SCHEMA,
         "name": spec.name,
         "version": __version__,
         "arch": jit_env.arch_tag(spec.backend),
-        "tvm_ffi": tvm_ffi.__version__,
+        "tvm_ffi": find_tvm_ffi().__version__,
         "flags": {"host": list(flags.host), "cuda": list(flags.cuda), "link": list(flags.link)},
         "device_link": spec.needs_device_linking,
         "units": [[tokenise(str(u.source), tokens), u.tool, u.needs_helper] for u in translation_units(spec)],

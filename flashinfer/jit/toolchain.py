@@ -10,6 +10,7 @@ Everything is looked up when asked; nothing here is needed to load a module that
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
 import re
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Iterator, Optional
 
 from ..knobs import knobs
@@ -149,11 +151,18 @@ def find_ninja() -> str:
     return found
 
 
+def find_tvm_ffi() -> ModuleType:
+    """The module ``tvm_ffi``. Its package has another name, which a plain ImportError would not tell."""
+    try:
+        return importlib.import_module("tvm_ffi")
+    except ModuleNotFoundError as error:
+        raise ImportError("cannot import tvm_ffi, which loads modules: `pip install apache-tvm-ffi`") from error
+
+
 @functools.cache
 def tvm_ffi_paths() -> tuple[Path, Path]:
     """(include directory, library directory) of apache-tvm-ffi."""
-    from tvm_ffi import libinfo
-
+    libinfo = find_tvm_ffi().libinfo
     return Path(libinfo.find_include_path()), Path(libinfo.find_libtvm_ffi()).parent
 
 

@@ -137,6 +137,13 @@ def test_host_compiler_in_several_words(monkeypatch, tmp_path):
         assert toolchain.find_cxx() == expected[1]
 
 
+def test_package_of_the_ffi_is_named(workshop, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tvm_ffi", None)
+    toolchain.tvm_ffi_paths.cache_clear()
+    with pytest.raises(ImportError, match="pip install apache-tvm-ffi"):
+        workshop.spec().build_and_load()
+
+
 def test_ninja(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RuntimeError, match="cannot find ninja"):
