@@ -22,7 +22,7 @@ __device__ __forceinline__ void CopyQuery(const typename Tr::Params& p, const Wo
   constexpr int ROWS = Tr::THREADS / 8;  // 8 threads copy a row; those of a thread are swizzled alike
   const int first = threadIdx.x / 8, chunk = threadIdx.x % 8, rows = item.qo_len * int(p.group.divisor);
   to += Layout::Offset(first, chunk);
-#pragma unroll 2
+#pragma unroll 4
   for (int row = first; row < Tr::TILE; row += ROWS, to += ROWS * Layout::PITCH) {
     const int at = item.row_begin + row, token = p.group.Divide(at);
     const int head = item.kv_head * int(p.group.divisor) + at - token * int(p.group.divisor);
