@@ -7,6 +7,7 @@ from typing import Optional
 
 import torch
 
+from .allocation import new_empty
 from .api_logging import flashinfer_api
 from .dispatch import NativeFunction, use_pdl
 from .errors import ArgumentError
@@ -38,7 +39,7 @@ def _half_of(op: str, input: torch.Tensor) -> torch.Tensor:
     if not shape:
         raise ArgumentError(f"{op}: input has 0 dimensions, expected at least 1")
     *leading, width = shape
-    return input.new_empty(*leading, width // 2)  # sizes in a tuple take 0.4 us more, a slice of the shape 0.2
+    return new_empty(input, input.dtype, *leading, width // 2)
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
@@ -164,6 +165,6 @@ def swiglu(x: torch.Tensor, gate: torch.Tensor, out: Optional[torch.Tensor] = No
     >>> y = flashinfer.swiglu(torch.randn(7, 13, 17), torch.randn(7, 13, 17))
     """
     if out is None:
-        out = x.new_empty(x.shape)
+        out = new_empty(x, x.dtype, *x.shape)
     _swiglu(out, x, gate)
     return out
