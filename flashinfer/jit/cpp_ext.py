@@ -24,6 +24,7 @@ from .toolchain import (  # noqa: F401  (the contract looks for the discovery fu
     get_cuda_version,
     identify,
     job_count,
+    split_command,
     split_cxx,
     tvm_ffi_paths,
 )
@@ -176,7 +177,9 @@ def _cuda_flags(spec: JitSpec, debug: bool) -> list[str]:
     if knobs.jit_lineinfo and not debug:
         flags += ["-lineinfo"]
     if knobs.cc:
-        flags += ["-ccbin", knobs.cc]
+        before, compiler, given = split_command(knobs.cc)  # nvcc takes one word: no launcher, no flags
+        flags += ["-ccbin", str(compiler) if before or given else knobs.cc]
+        flags += [word for flag in given for word in ("-Xcompiler", flag)]
     targets = current_compilation_context.get_nvcc_flags_list(spec.supported_major_versions)
     if any("-gencode" in f or f.startswith(("-arch", "--gpu-architecture")) for f in spec.extra_cuda_cflags):
         targets = [f for f in targets if "-gencode" not in f]  # the module names its own targets

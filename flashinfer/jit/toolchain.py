@@ -116,19 +116,22 @@ def get_cuda_version() -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------ host
 
 
-def split_cxx() -> tuple[list[str], Optional[Path], list[str]]:
-    """What runs the host C++ compiler, the compiler or None, and its first flags: ``CXX="ccache g++ -m64"``."""
-    names = [knobs.cxx] if knobs.cxx else ["c++", "g++", "clang++"]
-    for name in names:
-        found = shutil.which(name)
-        if found:
-            return [], Path(found).absolute(), []  # ninja runs it from another directory
-    words = shlex.split(knobs.cxx)
+def split_command(text: str) -> tuple[list[str], Optional[Path], list[str]]:
+    """What runs a compiler, the compiler or None, and its first flags: ``ccache g++ -m64``."""
+    words = [text] if shutil.which(text) else shlex.split(text)
     for i in reversed(range(len(words))):
         found = None if words[i].startswith("-") else shutil.which(words[i])
         if found:
-            return words[:i], Path(found).absolute(), words[i + 1 :]
+            return words[:i], Path(found).absolute(), words[i + 1 :]  # absolute: ninja runs it from another directory
     return [], None, []
+
+
+def split_cxx() -> tuple[list[str], Optional[Path], list[str]]:
+    """:func:`split_command` of the host C++ compiler."""
+    if knobs.cxx:
+        return split_command(knobs.cxx)
+    found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    return [], Path(found).absolute() if found else None, []
 
 
 def find_cxx() -> Optional[Path]:

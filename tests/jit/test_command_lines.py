@@ -119,6 +119,13 @@ def test_compiler_of_nvcc(op, monkeypatch):
     assert "-ccbin" not in found.host
 
 
+def test_compiler_of_nvcc_in_several_words(op, workshop, monkeypatch):
+    """As for CXX. nvcc would look for a program of that whole name."""
+    monkeypatch.setenv("CC", f"env {workshop.cxx} -m64")
+    found = " ".join(commands(op()).cuda)
+    assert f" -ccbin {workshop.cxx} -Xcompiler -m64 " in found
+
+
 def test_standard_of_the_module_wins(op):
     found = commands(op(extra_cflags=["-std=c++20"], extra_cuda_cflags=["-std=c++20"]))
     for flags in (found.host, found.cuda):
