@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill together with decoding.
 
-Both parts are one call of one module, and one launch on GPUs whose multiprocessors hold a block of each: products of
-the one run while keys of the other are read. That takes heads of at most 128 columns of 16 bits, neither rotation nor a
-custom mask, and enough queries to keep the device busy by themselves. Otherwise the parts are launched one right after
-the other. One batch that has requests of both kinds, in one cache, is a single launch too:
+Both parts are one launch on GPUs whose multiprocessors hold a block of each: products of the one run while keys of the
+other are read. That takes heads of at most 128 columns of 16 bits, neither rotation nor a custom mask, and enough
+queries to keep the device busy by themselves. Otherwise the parts are launched one right after the other. One batch that has requests of both kinds, in one cache, is a single launch too:
 :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
 """
 
@@ -16,6 +15,7 @@ from typing import Any, Optional, Sequence, Union
 import torch
 
 from .api_logging import flashinfer_api
+from .arch import get_device_sm_count
 from .attention.attend import AttentionWrapper, Result
 from .attention.cache import PagedCache
 from .attention.options import (
@@ -40,6 +40,7 @@ __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
 
 Dtype = Union[str, torch.dtype]
 
+_TILE = 128  # rows
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -55,6 +56,14 @@ def get_batch_pod_module(*args: Any) -> Any:
     return gen_batch_pod_module(*args).build_and_load()
 
 
+def _is_much(q: torch.Tensor) -> bool:
+    """Whether these queries keep a GPU busy while it decodes too (``RunTogether`` of attention/plan.h).
+
+    Native code looks closer; where it would say no, two calls take less time on the host.
+    """
+    return q.is_cuda and q.ndim == 3 and q.shape[0] * q.shape[1] >= 3 * _TILE * get_device_sm_count(q.device)
+
+
 class _Part(AttentionWrapper):
     """A part whose launch can be left to the caller, who has it together with another's."""
 
@@ -63,6 +72,7 @@ class _Part(AttentionWrapper):
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[Result, Launch]:
         """What ``run`` would return, and the launch that fills it. Scales of values are the caller's business too."""
         self._launches = []
+        self._record = None  # a call like one before would be launched at once
         try:
             result = self.run(*args, **kwargs)  # type: ignore[attr-defined]  # of subclasses
             return result, self._launches[0]
@@ -77,7 +87,10 @@ class _Part(AttentionWrapper):
             self._launches.append(launch)
 
     def _launch_kept(self, launch: Launch, enable_pdl: Optional[bool], default_scale: float) -> None:
-        self._launch(launch, enable_pdl)
+        if self._launches is None:
+            super()._launch_kept(launch, enable_pdl, default_scale)
+        else:
+            self._launch(launch, enable_pdl)
 
     def launch_arguments(self, launch: Launch, enable_pdl: Optional[bool]) -> tuple[Any, ...]:
         """What ``paged_run`` of the module takes."""
@@ -253,6 +266,7 @@ class PODWithPagedKVCacheWrapper:
         scales: dict[str, Any] = {"q_scale": q_scale, "k_scale": k_scale, "enable_pdl": enable_pdl}
         if (
             not _is_compiling()
+            and _is_much(q_p)
             and custom_mask_p is packed_custom_mask_p is None
             and self._shares_module(q_p, k_p, v_p, pos_encoding_mode_p)
         ):
@@ -429,21 +443,26 @@ class BatchPODWithPagedKVCacheWrapper:
             self._plan_prefill(custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p)
         elif self._planned_causal != causal_p:
             self._plan_prefill(causal=causal_p)
-        part_p, part_d = (self._prefill, q_p, paged_kv_cache_p), (self._decode, q_d, paged_kv_cache_d)
-        options: dict[str, Any] = {"q_scale": q_scale, "k_scale": k_scale, "return_lse": True, "enable_pdl": enable_pdl}
-        if _is_compiling():
-            (out_p, lse_p), (out_d, lse_d) = (
-                part.run(q, cache, v_scale=v_scale, **options) for part, q, cache in (part_p, part_d)
-            )
+        options: dict[str, Any] = {
+            "q_scale": q_scale,
+            "k_scale": k_scale,
+            "return_lse": return_lse,
+            "enable_pdl": enable_pdl,
+        }
+        if _is_compiling() or not _is_much(q_p):
+            result_p = self._prefill.run(q_p, paged_kv_cache_p, v_scale=v_scale, **options)
+            result_d = self._decode.run(q_d, paged_kv_cache_d, v_scale=v_scale, **options)
         else:
-            ((out_p, lse_p), launch_p), ((out_d, lse_d), launch_d) = (
-                part.prepare(q, cache, **options) for part, q, cache in (part_p, part_d)
-            )
+            result_p, launch_p = self._prefill.prepare(q_p, paged_kv_cache_p, **options)
+            result_d, launch_d = self._decode.prepare(q_d, paged_kv_cache_d, **options)
             self._launch(launch_p, launch_d, enable_pdl)
             if v_scale is not None:
-                scale_output(out_p, v_scale)
-                scale_output(out_d, v_scale)
-        return ((out_p, out_d), (lse_p, lse_d)) if return_lse else (out_p, out_d)
+                scale_output(launch_p.out, v_scale)
+                scale_output(launch_d.out, v_scale)
+        if not return_lse:
+            return result_p, result_d
+        (out_p, lse_p), (out_d, lse_d) = result_p, result_d
+        return (out_p, out_d), (lse_p, lse_d)
 
     def _launch(self, launch_p: Launch, launch_d: Launch, enable_pdl: Optional[bool]) -> None:
         try:

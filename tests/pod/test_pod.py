@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer import pod
 from flashinfer.errors import ArgumentError
 
 from ..attention.inputs import LAYOUTS, Batch, Pages, int32, offsets, randn
@@ -127,8 +128,14 @@ class Work:
 TYPES = [(128, torch.bfloat16), (64, torch.float16), (256, torch.float16)]  # the last has no launch for both
 
 
+@pytest.fixture
+def one_call(monkeypatch):
+    """Both parts in one call of the module, however small they are."""
+    monkeypatch.setattr(pod, "_is_much", lambda q: True)
+
+
 @pytest.mark.parametrize("dim, dtype", TYPES)
-def test_pod_is_what_both_parts_are_alone(device, dim, dtype):
+def test_pod_is_what_both_parts_are_alone(device, one_call, dim, dtype):
     work = Work(device, dim, dtype, [1700])
     out_p, out_d = work.pod(device)()
     options = {"causal": True, "window_left": 900}
@@ -137,7 +144,7 @@ def test_pod_is_what_both_parts_are_alone(device, dim, dtype):
 
 
 @pytest.mark.parametrize("dim, dtype", TYPES)
-def test_batch_pod_is_what_both_parts_are_alone(device, dim, dtype):
+def test_batch_pod_is_what_both_parts_are_alone(device, one_call, dim, dtype):
     work = Work(device, dim, dtype, [700, 1000])
     outs, lses = work.batch_pod(device)(return_lse=True)
     parts = ((work.qo_p, work.pages_p, work.q_p, work.cache_p), (work.qo_d, work.pages_d, work.q_d, work.cache_d))
@@ -159,7 +166,7 @@ def test_both_parts_are_one_launch(device, dtype):
         assert len(ours) == 1 and "PairKernel" in ours[0], names
 
 
-def test_pod_of_other_types_and_rows_that_kernels_cannot_read(device):
+def test_pod_of_other_types_and_rows_that_kernels_cannot_read(device, one_call):
     """Parts that one module does not serve, and rows that do not start at multiples of 16 bytes."""
     work = Work(device, 64, torch.float16, [60])
     wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
@@ -172,3 +179,16 @@ def test_pod_of_other_types_and_rows_that_kernels_cannot_read(device):
         out_p, out_d = wrapper.run(q, k, v, *rest, causal_p=True)
         assert torch.equal(out_p, flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True))
         assert torch.equal(out_d, decoded)
+
+
+def test_prompts_of_any_length_after_each_other(device, monkeypatch):
+    """One call and two calls with the same plan do not mistake each other's launches for their own."""
+    work = Work(device, 64, torch.float16, [60])
+    wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
+    wrapper.plan(*work.pages_d.table, *work.sizes, q_data_type=work.dtype)
+    expected = flashinfer.single_prefill_with_kv_cache(work.q_p, work.k_p, work.v_p)
+    decoded = wrapper._decode.run(work.q_d, work.cache_d)
+    for is_much in (False, True, False, False, True, True):
+        monkeypatch.setattr(pod, "_is_much", lambda q, answer=is_much: answer)
+        out_p, out_d = wrapper.run(work.q_p, work.k_p, work.v_p, work.q_d, work.cache_d)
+        assert torch.equal(out_p, expected) and torch.equal(out_d, decoded)
