@@ -3,7 +3,8 @@
 
 Both parts are one launch on GPUs whose multiprocessors hold a block of each: products of the one run while keys of the
 other are read. That takes heads of at most 128 columns of 16 bits, neither rotation nor a custom mask, and enough
-queries to keep the device busy by themselves. Otherwise the parts are launched one right after the other. One batch that has requests of both kinds, in one cache, is a single launch too:
+queries to keep the device busy by themselves. Otherwise the parts are launched one right after the other. One batch
+that has requests of both kinds, in one cache, is a single launch too:
 :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
 """
 
