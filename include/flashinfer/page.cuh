@@ -3,12 +3,13 @@
 //
 // A block of about 128 threads is (units of a row, heads, tokens), so no thread divides to find out what it copies; a
 // unit is 16, 4, 2 or 1 bytes, whatever divides every address, and heads that follow each other are one row. Each
-// thread moves one unit of the keys and the same one of the values, of one token or, in large batches, of two: their
-// loads are on the way while the three dependent loads of the look-up (row -> request -> page) take their turns. The
-// lanes of a token look up the same page: a broadcast, no shared memory, no barrier.
+// thread moves one unit of the keys and the same one of the values: their loads are on the way while the three
+// dependent loads of the look-up (row -> request -> page) take their turns. In small batches each thread looks its
+// token up, a broadcast without a barrier. In large ones a thread has four, and one thread looks a token up for all.
 //
-// Measured on an H200 (16384 tokens of 8 x 128 in bf16, L2 full of dirty lines; a plain copy takes 36.2 us): one token
-// per thread 38.5 us, two 38.1, slots through shared memory 37.7, bulk copies of whole tokens 38.1 to 42 at any depth.
+// Measured on an H200 (16384 tokens of 8 x 128 in bf16, L2 full of dirty lines): 37.4 us; two tokens per thread, which
+// each looks up, 38.2. A plain copy takes 36.3 us, one to pages in random order without any look-up 37.8. Hints to the
+// caches gain nothing; loads after the look-up lose 1.5 us, bulk copies of whole tokens 1 to 4.
 //   test  pytest tests/page      bench  python benchmarks/bench_page.py
 #pragma once
 #include "page.h"
@@ -45,42 +46,68 @@ struct AppendArgs {
   uint32_t num_rows, num_heads, units;
 };
 
-/// TOKENS per thread, which follow each other.
-template <int BYTES, int TOKENS>
+/// One row per thread, or a piece of it where rows are long.
+template <int BYTES>
 __global__ void __launch_bounds__(THREADS) AppendKernel(const __grid_constant__ AppendArgs<BYTES> a) {
   using Bits = typename Word<BYTES>::type;
   ptx::GridDependencyWait();
-  ptx::LaunchDependents();
-  const uint32_t first = RowOfThread() * TOKENS, head = HeadOfThread();
-  uint32_t row[TOKENS];
-  int32_t batch[TOKENS], position[TOKENS];
-#pragma unroll
-  for (int t = 0; t < TOKENS; ++t) {  // a row past the end is the last, twice
-    row[t] = min(first + t, a.num_rows - 1);
-    batch[t] = a.table.batch_indices[row[t]];
-    position[t] = a.table.positions[row[t]];
-  }
+  ptx::LaunchDependentsOfFew();
+  const uint32_t row = min(RowOfThread(), a.num_rows - 1), head = HeadOfThread();  // past the end: the last, twice
+  const int32_t batch = a.table.batch_indices[row], position = a.table.positions[row];
+  PrefetchTable(a.table);
   if (head >= a.num_heads) return;
   const bool has_key = threadIdx.x < a.key.units, has_value = threadIdx.x < a.value.units;
-  Bits k[TOKENS], v[TOKENS];
-#pragma unroll
-  for (int t = 0; t < TOKENS; ++t) {
-    if (has_key) k[t] = a.key.From(row[t], head)[threadIdx.x];
-    if (has_value) v[t] = a.value.From(row[t], head)[threadIdx.x];
+  const Bits *from_key = a.key.From(row, head), *from_value = a.value.From(row, head);
+  Bits k, v;
+  if (has_key) k = from_key[threadIdx.x];
+  if (has_value) v = from_value[threadIdx.x];
+  const DeviceSlot slot = SlotOf(a.table, batch, position);
+  if (slot.page < 0) return;
+  Bits *to_key = a.key.To(slot, head), *to_value = a.value.To(slot, head);
+  if (has_key) to_key[threadIdx.x] = k;
+  if (has_value) to_value[threadIdx.x] = v;
+#pragma unroll 1
+  for (uint32_t unit = threadIdx.x + blockDim.x; unit < a.units; unit += blockDim.x) {  // rows of more than 2 KB
+    if (unit < a.key.units) to_key[unit] = from_key[unit];
+    if (unit < a.value.units) to_value[unit] = from_value[unit];
   }
+}
+
+/// Several tokens per thread, which follow each other. One thread looks a token up for all of them.
+constexpr int TOKENS_PER_THREAD = 4;
+
+template <int BYTES>
+__global__ void __launch_bounds__(THREADS) AppendManyKernel(const __grid_constant__ AppendArgs<BYTES> a) {
+  using Bits = typename Word<BYTES>::type;
+  __shared__ DeviceSlot slots[THREADS];
+  ptx::GridDependencyWait();
+  ptx::LaunchDependentsOfFew();
+  const uint32_t thread = ThreadOfBlock(), in_block = blockDim.z * TOKENS_PER_THREAD, block_row = blockIdx.x * in_block;
+  const uint32_t first = threadIdx.z * TOKENS_PER_THREAD, head = HeadOfThread();
+  // A row past the end is the last, twice.
+  auto row_of = [&](uint32_t i) { return min(block_row + i, a.num_rows - 1); };
+  int32_t batch = -1, position = 0;
+  if (thread < in_block) {
+    batch = a.table.batch_indices[row_of(thread)];
+    position = a.table.positions[row_of(thread)];
+  }
+  PrefetchTable(a.table);
+  const bool has_key = head < a.num_heads && threadIdx.x < a.key.units;
+  const bool has_value = head < a.num_heads && threadIdx.x < a.value.units;
+  Bits k[TOKENS_PER_THREAD], v[TOKENS_PER_THREAD];
 #pragma unroll
-  for (int t = 0; t < TOKENS; ++t) {
-    const DeviceSlot slot = SlotOf(a.table, batch[t], position[t]);
+  for (int t = 0; t < TOKENS_PER_THREAD; ++t) {
+    if (has_key) k[t] = a.key.From(row_of(first + t), head)[threadIdx.x];
+    if (has_value) v[t] = a.value.From(row_of(first + t), head)[threadIdx.x];
+  }
+  if (thread < in_block) slots[thread] = SlotOf(a.table, batch, position);
+  __syncthreads();
+#pragma unroll
+  for (int t = 0; t < TOKENS_PER_THREAD; ++t) {
+    const DeviceSlot slot = slots[first + t];
     if (slot.page < 0) continue;
     if (has_key) a.key.To(slot, head)[threadIdx.x] = k[t];
     if (has_value) a.value.To(slot, head)[threadIdx.x] = v[t];
-    if constexpr (TOKENS == 1) {  // rows of more than 2 KB
-#pragma unroll 1
-      for (uint32_t unit = threadIdx.x + blockDim.x; unit < a.units; unit += blockDim.x) {
-        if (unit < a.key.units) a.key.To(slot, head)[unit] = a.key.From(row[t], head)[unit];
-        if (unit < a.value.units) a.value.To(slot, head)[unit] = a.value.From(row[t], head)[unit];
-      }
-    }
   }
 }
 
@@ -156,14 +183,13 @@ cudaError_t LaunchAppend(const AppendParams& p, cudaStream_t stream) {
   a.num_rows = uint32_t(p.table.num_rows);
   a.num_heads = uint32_t(p.num_heads);
   a.units = std::max(a.key.units, a.value.units);
-  auto launch = [&](auto kernel, int tokens) {
-    const Shape shape(a.units, p.num_heads, CeilDiv(p.table.num_rows, tokens));
-    return Launch(kernel, shape.grid, shape.block, p.enable_pdl, stream, a);
-  };
+  const bool many = BYTES == 16 && a.units >= TOKENS_PER_THREAD && a.units <= THREADS && p.table.num_rows >= MANY;
+  const Shape shape(a.units, p.num_heads, CeilDiv(p.table.num_rows, many ? TOKENS_PER_THREAD : 1));
+  auto launch = [&](auto kernel) { return Launch(kernel, shape.grid, shape.block, p.enable_pdl, stream, a); };
   if constexpr (BYTES == 16) {
-    if (a.units <= THREADS && p.table.num_rows >= MANY) return launch(AppendKernel<BYTES, 2>, 2);
+    if (many) return launch(AppendManyKernel<BYTES>);
   }
-  return launch(AppendKernel<BYTES, 1>, 1);
+  return launch(AppendKernel<BYTES>);
 }
 
 }  // namespace page

@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary position embedding on CUDA (formulas and parameters: rope.h). Bound by DRAM: one kernel serves every form,
-// but whether a table is read or angles are worked out is known when it is compiled: half the code to fetch.
+// Rotary position embedding on CUDA (formulas and parameters: rope.h). Heads of one or two tensors, the usual call, are
+// rotated by rope_heads.cuh; one kernel serves the other forms: fp8 output and appending, columns that are copied, rows
+// that are not aligned. Bound by DRAM. Whether a table is read or angles are worked out is known when it is compiled:
+// half the code to fetch.
 //
 // An item is two 16-byte vectors of one head, columns c and c + R/2, so that the pairs of either style are in the
 // registers of one thread. The items of all segments of a token (q and k, or also their unrotated parts and v) are
 // numbered through and dealt to blocks of 64 or 96 threads, one or two per thread.
 // * The loads of the items are issued first. While they fly, each block works out the cosines and sines of its token
 //   once, R/2 threads one each, into shared memory; the other warps wait at the barrier with their loads in flight.
-// * A cos/sin cache is read by each thread for itself instead: 93 us, against 106 through shared memory, because the
-//   chain position -> row is two loads long already (H200, 16384 tokens of 32 + 8 heads of 128, bf16). 88.7 us if blocks
-//   fetch the row of a later token into L2; 91 to 99 us if two items of a thread share what was read of the row.
-// * Two items per thread, 86.3 us with frequencies; one item 88.4; one block of 320 threads per token 96. Blocks of 64
-//   threads 85.3 us, of 96 85.6, of 160 87.0; with a table 88.2, 88.8 and 89.5.
-// * Frequency and angle are fp64 (some 40 instructions of a thread, hidden behind the loads): reduced to a turn, an
-//   angle needs no slow path for large positions, and the error does not grow with them.
+// * A cos/sin cache is read by each thread for itself instead, and blocks fetch the row of a later token into L2.
 // * Divisions are multiplications by a reciprocal, tokens are in the grid.
 //   test  pytest tests/rope      bench  python benchmarks/bench_rope.py
 #pragma once
 #include "page_table.cuh"
 #include "ptx/pdl.cuh"
-#include "ptx/prefetch.cuh"
-#include "rope.h"
+#include "rope_angles.cuh"
+#include "rope_heads.cuh"
 #include "utils.cuh"
 #include "vec_dtypes.cuh"
 
@@ -28,7 +24,6 @@ namespace flashinfer {
 namespace rope {
 
 constexpr int MAX_THREADS = 96;
-constexpr uint32_t TOKENS_AHEAD = 512;  // more than run at once, so that a fetched row is there in time
 
 /// A segment in the form the kernel wants: 32-bit sizes, items instead of heads and columns.
 template <typename T>
@@ -55,59 +50,13 @@ struct Args {
   RopeOut out_kind;
 };
 
-__device__ __forceinline__ int64_t IndexAt(const void* values, int64_t i, bool wide) {
-  return wide ? static_cast<const int64_t*>(values)[i] : static_cast<const int32_t*>(values)[i];
-}
-
-/// Position of a token in its request, or false when no request holds it. A warp searches together, 32 ways at a time.
-__device__ __forceinline__ bool RaggedPosition(const RopePositions& p, int64_t token, int64_t& position) {
-  if (token < IndexAt(p.indptr, 0, p.wide) || token >= IndexAt(p.indptr, p.requests, p.wide)) return false;
-  const int lane = threadIdx.x % 32;
-  int64_t begin = 0, count = p.requests;  // the last of these requests that starts at the token or before it
-  while (count > 1) {
-    const int64_t step = (count + 31) / 32;
-    const bool starts_before = lane * step < count && IndexAt(p.indptr, begin + lane * step, p.wide) <= token;
-    const int last = 31 - __clz(__ballot_sync(0xffffffffu, starts_before));
-    begin += last * step;
-    count = min(step, count - last * step);
-  }
-  position = IndexAt(p.offsets, begin, p.wide) + token - IndexAt(p.indptr, begin, p.wide);
-  return true;
-}
-
-/// Row of the cos/sin table. A kernel cannot refuse a position, but it can stay inside of the table.
-__device__ __forceinline__ const float* CacheRow(const RopeAngles& a, int64_t position) {
-  return a.cache + max(int64_t(0), min(position, a.cache_rows - 1)) * a.cache_stride;
-}
-
-/// Bring the row of a token into L2. The first threads of a block take a line each.
-__device__ __forceinline__ void PrefetchRow(const RopeAngles& a, const RopePositions& p, uint32_t token, int columns) {
-  constexpr int LINE = 32;  // floats
-  if (int(threadIdx.x) * LINE >= columns) return;
-  const float* row = CacheRow(a, IndexAt(p.pos_ids, token, p.wide));
-  ptx::PrefetchL2(row + threadIdx.x * LINE);
-}
-
-/// Cosine and sine of pair j at a position.
-__device__ __forceinline__ void CosSin(const RopeAngles& a, int half, int64_t position, int j, float& cosine,
-                                       float& sine) {
-  if (a.cache != nullptr) {
-    const float* row = CacheRow(a, position);
-    cosine = row[j];
-    sine = row[half + j];
-    return;
-  }
-  constexpr double INVERSE_TURN = 0.15915494309189535;
-  const double frequency = exp2(-j * a.log2_step);
-  const double smooth = fmin(fmax(a.ramp * frequency + a.shift, 0.), 1.);
-  const double turns = position * (frequency * ((1. - smooth) * a.inv_scale + smooth) * INVERSE_TURN);
-  sincospif(2.f * float(turns - rint(turns)), &sine, &cosine);
-}
-
-__device__ __forceinline__ void Rotate(float& first, float& second, float cosine, float sine) {
-  const float x = first;
-  first = x * cosine - second * sine;
-  second = second * cosine + x * sine;
+/// Cosine and sine of pair j at a position, from a table or not.
+__device__ __forceinline__ void FindCosSin(const RopeAngles& a, int half, int64_t position, int j, float& cosine,
+                                           float& sine) {
+  if (a.cache == nullptr) return CosSin(a, position, j, cosine, sine);
+  const float* row = CacheRow(a, position);
+  cosine = row[j];
+  sine = row[half + j];
 }
 
 template <typename T, bool QUANT, int VEC>
@@ -118,29 +67,6 @@ __device__ __forceinline__ void StoreRounded(void* out, int64_t offset, float (&
     RoundToFp8<VEC>(y, kind == RopeOut::kE4M3 ? __NV_E4M3 : __NV_E5M2).Store(static_cast<uint8_t*>(out) + offset);
   } else {
     RoundTo<T, VEC>(y).Store(static_cast<T*>(out) + offset);
-  }
-}
-
-/// Rotate two vectors; the table holds the cosines of the token and, `sines` behind them, the sines.
-template <int VEC>
-__device__ __forceinline__ void RotateVectors(float (&x)[VEC], float (&y)[VEC], const float* table, int sines, int c0,
-                                              int c1, bool interleave) {
-  constexpr int HALF_VEC = VEC / 2;
-  using V = Vec<float, HALF_VEC>;
-  const int j0 = interleave ? c0 / 2 : c0, j1 = interleave ? c1 / 2 : c0 + HALF_VEC;
-  const V cosine[2] = {V::Load(table + j0), V::Load(table + j1)};
-  const V sine[2] = {V::Load(table + sines + j0), V::Load(table + sines + j1)};
-  if (interleave) {
-#pragma unroll
-    for (int i = 0; i < HALF_VEC; ++i) {
-      Rotate(x[2 * i], x[2 * i + 1], cosine[0][i], sine[0][i]);
-      Rotate(y[2 * i], y[2 * i + 1], cosine[1][i], sine[1][i]);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < VEC; ++i) {
-      Rotate(x[i], y[i], cosine[i / HALF_VEC][i % HALF_VEC], sine[i / HALF_VEC][i % HALF_VEC]);
-    }
   }
 }
 
@@ -203,7 +129,7 @@ template <typename T, bool QUANT, bool READ_CACHE, int VEC, int ITEMS>
 __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant__ Args<T> a) {
   __shared__ alignas(16) float table[READ_CACHE ? 1 : MAX_ROTARY_DIM];
   ptx::GridDependencyWait();
-  ptx::LaunchDependents();
+  ptx::LaunchDependentsOfFew();
   const uint32_t token = blockIdx.z * gridDim.y + blockIdx.y;  // the grid may have a few blocks too many
   if (token >= a.tokens) return;
   const uint32_t block_item = blockIdx.x * blockDim.x * ITEMS;
@@ -228,11 +154,11 @@ __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant_
     angles = CacheRow(a.angles, position);
     sines = a.half;
     const uint32_t later = token + TOKENS_AHEAD;
-    if (blockIdx.x == 0 && later < a.tokens) PrefetchRow(a.angles, a.positions, later, 2 * a.half);
+    if (blockIdx.x == 0 && later < a.tokens) PrefetchRow(a.angles, a.positions, later, 2 * a.half, threadIdx.x);
   } else if (block_item < a.rotated_items) {
-    if (__builtin_expect(ragged, false) && !RaggedPosition(a.positions, token, position)) return;
+    if (__builtin_expect(ragged, false) && !RaggedPosition(a.positions, token, threadIdx.x % 32, position)) return;
     for (int j = threadIdx.x; j < a.half; j += blockDim.x) {
-      CosSin(a.angles, a.half, position, j, table[j], table[MAX_ROTARY_DIM / 2 + j]);
+      FindCosSin(a.angles, a.half, position, j, table[j], table[MAX_ROTARY_DIM / 2 + j]);
     }
     __syncthreads();
   }
@@ -297,9 +223,12 @@ template <typename T, bool QUANT>
 Status RopeOf(const RopeParams& p, Stream stream) {
   using namespace rope;
   constexpr int VEC = 16 / sizeof(T);
-  constexpr int64_t MAX_Y = 65535;
   if (p.tokens > INT32_MAX || p.rotary_dim > MAX_ROTARY_DIM) return cudaErrorInvalidValue;
   const bool vectorised = CanVectorise(p, VEC);
+  if constexpr (!QUANT) {
+    HeadsArgs<T> heads{};
+    if (vectorised && p.tokens > 0 && p.num_segments > 0 && MakeHeads(p, heads)) return LaunchHeads(p, heads, stream);
+  }
   Args<T> a{};
   if (!DealItems(p, vectorised ? VEC : 1, a)) return cudaErrorInvalidValue;
   if (p.tokens == 0 || a.items == 0) return cudaSuccess;
@@ -318,7 +247,7 @@ Status RopeOf(const RopeParams& p, Stream stream) {
   const int64_t most = two || read_cache ? 64 : MAX_THREADS;
   const int64_t blocks = CeilDiv(a.items, most * per_thread);
   const int64_t threads = CeilDiv(CeilDiv(a.items, blocks * per_thread), 32) * 32;
-  const int64_t z = CeilDiv(p.tokens, MAX_Y);
+  const int64_t z = CeilDiv(p.tokens, MAX_GRID_Y);
   const dim3 grid(CeilDiv(a.items, threads * per_thread), CeilDiv(p.tokens, z), z);
   auto launch = [&](auto kernel) { return Launch(kernel, grid, dim3(threads), p.enable_pdl, stream, a); };
   if (!vectorised) return launch(RopeKernel<T, QUANT, false, 1, 1>);

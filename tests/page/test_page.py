@@ -123,7 +123,7 @@ def test_keys_and_values_of_other_strides_and_sizes(device):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_rows(device, layout):
-    """From 4096 rows on a thread takes two; an odd number of them, some of nobody, keys wider than values."""
+    """From 4096 rows on a thread takes four; an odd number of them, some of nobody, keys wider than values."""
     batch = make_batch([2500, 1600], [2500, 1597], 16, device, padding=2)
     k, v = (randn(batch.nnz, 3, dim, dtype=BF16, device=device) for dim in (40, 16))
     caches = tuple(
