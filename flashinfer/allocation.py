@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import torch
 
-__all__ = ["allocate", "contiguous_strides", "new_empty"]
+__all__ = ["allocate", "contiguous_strides", "cuda_index", "new_empty"]
 
 _is_traced = torch.compiler.is_dynamo_compiling
 _compiler: Any = torch.compiler
@@ -48,6 +48,11 @@ def contiguous_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def cuda_index(x: torch.Tensor) -> int:
+    """Of the device of ``x``; negative for all that is not CUDA, whatever its own index is."""
+    return x.get_device() if x.is_cuda else -1
+
+
 def allocate(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, index: int) -> torch.Tensor:
     """A tensor on the CUDA device ``index``, on the CPU if it is negative. Not for code that torch.compile traces."""
     made = (_on_cpu if index < 0 else _on_cuda)(sizes, strides, dtype)
@@ -60,4 +65,4 @@ def new_empty(like: torch.Tensor, dtype: torch.dtype, *sizes: int) -> torch.Tens
     """``like.new_empty(sizes, dtype=dtype)``: contiguous, on the device of ``like``, not initialised."""
     if _is_traced() or _compiler._is_compiling_flag:
         return like.new_empty(sizes, dtype=dtype)
-    return allocate(sizes, contiguous_strides(sizes), dtype, like.get_device())
+    return allocate(sizes, contiguous_strides(sizes), dtype, cuda_index(like))

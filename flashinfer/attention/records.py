@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Sequence
 import torch
 
 from .. import utils
-from ..allocation import allocate, contiguous_strides
+from ..allocation import allocate, contiguous_strides, cuda_index
 from ..dispatch import use_pdl
 
 __all__ = ["CallRecord", "aligned", "is_misaligned", "record_memory", "unchanged"]
@@ -60,7 +60,7 @@ class CallRecord:
         self.shape = tuple(out.shape)
         self.strides = contiguous_strides(self.shape)
         self.dtype = out.dtype
-        self.device_index = out.get_device()
+        self.device_index = cuda_index(out)
         self.default_scale = default_scale
         self.pdl_probe = utils.device_support_pdl  # engines replace it
         self.pdl = use_pdl(out, None)

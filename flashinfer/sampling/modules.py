@@ -7,7 +7,7 @@ from typing import Optional, Union
 
 import torch
 
-from ..allocation import allocate
+from ..allocation import allocate, cuda_index
 from ..dispatch import NativeFunction
 from ..errors import ArgumentError
 from ..jit.codegen import module_cache
@@ -77,7 +77,7 @@ def _draw(
     increment: int,
 ) -> None:
     if seed is None:
-        seed, offset = take_from_default(increment, input, input.get_device())
+        seed, offset = take_from_default(increment, input, cuda_index(input))
     _native_sample[input.is_cuda](
         out, valid, input, indices, is_logits, method, top_ks, top_k, top_ps, top_p, seeds, seed, offsets, offset
     )
@@ -132,7 +132,7 @@ def draw(
         return out if valid is None else (out, valid)
     seeds: Optional[torch.Tensor] = None
     offsets: Optional[torch.Tensor] = None
-    device = input.get_device()
+    device = cuda_index(input)
     if generator is None and (seed is None or offset is None):
         seed, offset = take_from_default(increment, input, device)
     else:

@@ -61,7 +61,7 @@ _cuda_generators: dict[int, torch.Generator] = {}  # by index of the device; to 
 def take_from_default(increment: int, input: torch.Tensor, device: int) -> tuple[int, int]:
     """:func:`get_seed_and_offset` of the generator that torch draws from on the device of ``input``, in 64 bits.
 
-    ``device`` is its index, which callers know.
+    ``device`` is its ``cuda_index``, which callers know.
     """
     generator = _cuda_generators.get(device)
     if generator is not None:

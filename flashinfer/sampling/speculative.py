@@ -7,6 +7,7 @@ from typing import Optional
 
 import torch
 
+from ..allocation import cuda_index
 from ..api_logging import flashinfer_api
 from ..dispatch import NativeFunction
 from ..ops import register_custom_op
@@ -32,7 +33,7 @@ def _chain_speculative_sampling(
     increment: int,
 ) -> None:
     if seed is None:
-        seed, offset = take_from_default(increment, target_probs, target_probs.get_device())
+        seed, offset = take_from_default(increment, target_probs, cuda_index(target_probs))
     _native_chain[target_probs.is_cuda](
         out, accepted, emitted, draft_probs, draft_token_ids, target_probs, seeds, seed, offsets, offset
     )

@@ -22,6 +22,18 @@ def test_makes_what_torch_makes(shape, device):
         assert (made.shape, made.stride(), made.dtype, made.device) == (shape, expected.stride(), dtype, like.device)
 
 
+def test_other_devices_count_as_the_cpu():
+    """Their results are refused by the launcher, with the name of the device; no CUDA function is asked for them."""
+
+    class OnAnother:
+        is_cuda = False
+
+        def get_device(self) -> int:
+            return 0
+
+    assert new_empty(OnAnother(), torch.int32, 3).device.type == "cpu"
+
+
 def test_takes_the_sizes_of_a_tensor():
     like = torch.empty(3, 4)
     assert new_empty(like, like.dtype, *like.shape).shape == like.shape
