@@ -4,74 +4,100 @@
 // Three kernels, by the length of a row:
 //   lanes   up to 2 KB    1 to 32 lanes of a warp hold a row in registers; no shared memory, no barrier
 //   block   up to 64 KB   a block holds a row, one barrier: two 16-byte vectors per thread up to 16 KB, four beyond
-//                         and, for large batches, where reads outweigh writes (residual, fp8 output)
+//                         and, for large batches, where reads outweigh writes (fp8 output)
 //   long    beyond, and rows that are not 16-byte aligned: a block per row, which it reads again from L2
 //
-// What matters, measured on an H200 (bf16, L2 flushed; a device-to-device copy of 16384 x 4096 takes 67.5 us):
-// * Bytes in flight have an optimum, about 48 KB per SM, and small blocks beat large ones. 16384 x 4096: two vectors
-//   per thread 68.8 us; four 70.7; one 78; a warp per row 77; persistent blocks with the next row prefetched into
-//   registers 79, or into shared memory by bulk copies 75, at any depth. 524288 x 128: two rows per lane group 67 us;
+// What matters, measured on an H200 (bf16, after a memset of 512 MB, which leaves L2 full of dirty lines; the best of
+// 100 plain copies of 16384 x 4096 takes 67.7 us):
+// * A row is prefetched into L2 by the block that works 2.5 MB, about 1.2 us, before its own: one bulk instruction.
+//   DRAM is then read in long pieces, in time: 16384 x 4096 69.2 -> 66.9 us, 13107 x 5120 71.8 -> 67.1, with a residual
+//   135.5 -> 129.4 and 133.3 -> 129.2, 524288 x 128 68.2 -> 67.3. It must not wait for the block's own loads: the
+//   compiler puts it behind them when it stands after LaunchDependents, and then most of it is lost. 1.5 MB cost 0.5 %,
+//   4 MB with a residual 1 %, 12 MB 25 %: rows are gone before they are read. Such code costs 0.1 us of 6.6 where there
+//   is nothing to prefetch, hence kernels without it.
+// * Before that bytes in flight had an optimum, about 48 KB per SM. 16384 x 4096: two vectors per thread 68.8 us; four
+//   70.7; one 78; a warp per row 77; persistent blocks with the next row prefetched into registers 79, or into shared
+//   memory by bulk copies 75, at any depth; a bulk copy per block 68.2. 524288 x 128: two rows per lane group 67 us;
 //   four 71; one 82.
-// * Plain loads: `L1::no_allocate` cost 4 us, L2 eviction hints gained nothing, prefetching weights to L1 cost 18.
+// * Plain loads: `L1::no_allocate`, `.cs` and evict-first policies cost 2 to 4 us, other eviction hints for loads or
+//   stores gained nothing, prefetching weights to L1 cost 18.
 // * Instructions before the first load count: a division by the number of heads in the row offset cost 6 us on short
-//   rows and 0.25 us of 5.4 on small batches. Hence heads in the grid, 32-bit columns, clamped not guarded loads.
-// * Weights loaded with the row save their latency: 1 x 4096 takes 4.5 us, not 4.7; 8192 x 8192 69.6, not 72.5. The
-//   compiler moves such loads behind the sum unless something stands between. They must not cost occupancy: without
-//   the bound on registers 8192 x 8192 takes 82 us.
-// * Two vectors of a warp in one piece of 1 KB, not a block's width apart: no faster, and 0.1 us slower at 128 x 8192.
-// * After a memset of 512 MB, which leaves L2 full of dirty lines, no copy of 16384 x 4096 was faster than 67.7 us: 256
-//   or 128 threads with one vector each. Bulk loads and stores, rings of them, L2 policies: 68.2 to 73.
+//   rows and 0.25 us of 5.4 on small batches. Hence heads in the grid, 32-bit strides, clamped not guarded loads.
+// * Weights loaded with the row save their latency: 1 x 4096 takes 4.5 us, not 4.7; 8 x 16384 5.9, not 7.2. The
+//   compiler moves such loads behind the sum unless something stands between. They must not cost occupancy: without the
+//   bound on registers 8192 x 8192 took 82 us.
+// * Small batches: of 6.5 us for 128 x 8192 an empty kernel takes 3.4, a copy 6.0. Clusters, more or fewer threads,
+//   other sums over the block, an extra warp that fetches code, prefetched output: within 0.1 us or slower. Calls that
+//   alternate in a queue differ by 0.3 us: compare kernels in random order.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
 #pragma once
 #include "norm.h"
 #include "ptx/pdl.cuh"
+#include "ptx/prefetch.cuh"
 #include "utils.cuh"
 #include "vec_dtypes.cuh"
 
 namespace flashinfer {
 namespace norm {
 
-/// RMSNormParams in the form the kernels want: 32-bit sizes, heads in the grid.
-template <typename T>
+/// Distances of rows and heads in elements. 32 bits where rows are vectors: an offset is then one instruction.
+template <typename Int>
+struct Stride {
+  Int batch, head;
+  __device__ __forceinline__ int64_t Offset(uint32_t row, uint32_t index) const {
+    return int64_t(Int(row)) * batch + int64_t(Int(index)) * head;
+  }
+};
+
+/// RMSNormParams in the form the kernels want; what is read first stands first.
+template <typename T, typename Int>
 struct RowArgs {
   const T* input;
-  T* residual;
   const T* weight;
-  void* out;
-  const float* scale;
-  RowStride input_stride, residual_stride, out_stride;
-  uint32_t batch;  // rows of one head
+  Stride<Int> input_stride;
   int hidden;
+  uint32_t batch;  // rows of one head
+  uint32_t ahead;  // rows from one that is read to the one that is prefetched
   float inv_hidden, eps, weight_bias;
+  void* out;
+  T* residual;
+  Stride<Int> out_stride, residual_stride;
+  const float* scale;
   NormOut out_kind;
 };
 
-/// Index of this block among those of its head: the grid is (heads, y, z), and may have a few blocks too many.
-__device__ __forceinline__ uint32_t BlockOfHead() { return blockIdx.z * gridDim.y + blockIdx.y; }
-
 /// One row: where it is, and how a vector of it is finished.
-template <typename T, typename F, int VEC>
+template <typename T, typename F, int VEC, typename Int>
 struct Row {
   using V = Vec<T, VEC>;
-  const RowArgs<T>& a;
+  using Out = std::conditional_t<F::QUANT, uint8_t, T>;
+  const RowArgs<T, Int>& a;
   const T* input;
   T* residual;
-  int64_t out;
+  Out* out;
 
-  __device__ __forceinline__ Row(const RowArgs<T>& args, uint32_t row)
+  __device__ __forceinline__ Row(const RowArgs<T, Int>& args, uint32_t row, uint32_t head)
       : a(args),
-        input(a.input + Offset(row, a.input_stride)),
-        residual(F::RESIDUAL ? a.residual + Offset(row, a.residual_stride) : nullptr),
-        out(Offset(row, a.out_stride)) {}
+        input(a.input + a.input_stride.Offset(row, head)),
+        residual(F::RESIDUAL ? a.residual + a.residual_stride.Offset(row, head) : nullptr),
+        out(static_cast<Out*>(a.out) + a.out_stride.Offset(row, head)) {}
 
-  __device__ __forceinline__ static int64_t Offset(uint32_t row, RowStride stride) {
-    return row * stride.batch + blockIdx.x * stride.head;
+  /// Bring the `rows` rows that begin a.ahead after this one into L2, if there are so many; more than one are dense.
+  __device__ __forceinline__ void PrefetchAhead(uint32_t row, uint32_t rows) const {
+    if (a.ahead + rows > a.batch - min(row, a.batch)) return;
+    const uint32_t bytes = rows * a.hidden * sizeof(T);
+    ptx::PrefetchL2(input + a.input_stride.Offset(a.ahead, 0), bytes);
+    if constexpr (F::RESIDUAL) ptx::PrefetchL2(residual + a.residual_stride.Offset(a.ahead, 0), bytes);
   }
 
-  /// Write one vector of the result; `s` holds the values before normalisation.
-  __device__ __forceinline__ void Finish(int64_t column, float (&s)[VEC], float rstd, const V& weight,
-                                         float inv_scale) const {
+  /// Write one vector of the sum; `s` holds the values before normalisation.
+  __device__ __forceinline__ void StoreResidual(int64_t column, const float (&s)[VEC]) const {
     if constexpr (F::RESIDUAL) RoundTo<T, VEC>(s).Store(residual + column);
+  }
+
+  /// Write one vector of the result.
+  __device__ __forceinline__ void Store(int64_t column, float (&s)[VEC], float rstd, const V& weight,
+                                        float inv_scale) const {
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
       s[i] = s[i] * rstd * (a.weight_bias + weight.Float(i));
@@ -79,13 +105,15 @@ struct Row {
       if constexpr (F::QUANT) s[i] *= inv_scale;
     }
     if constexpr (F::QUANT) {
-      const auto kind = a.out_kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2;
-      RoundToFp8<VEC>(s, kind).Store(static_cast<uint8_t*>(a.out) + out + column);
+      RoundToFp8<VEC>(s, a.out_kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2).Store(out + column);
     } else {
-      RoundTo<T, VEC>(s).Store(static_cast<T*>(a.out) + out + column);
+      RoundTo<T, VEC>(s).Store(out + column);
     }
   }
 };
+
+/// Index of this block among those of its head where the grid is (heads, y, z), which may have a few blocks too many.
+__device__ __forceinline__ uint32_t BlockOfHead() { return blockIdx.z * gridDim.y + blockIdx.y; }
 
 /// Values of a vector as fp32, the residual added.
 template <typename F, typename T, int VEC>
@@ -94,13 +122,19 @@ __device__ __forceinline__ void Values(const Vec<T, VEC>& x, const Vec<T, VEC>& 
   for (int i = 0; i < VEC; ++i) s[i] = F::RESIDUAL ? x.Float(i) + add.Float(i) : x.Float(i);
 }
 
-template <typename F, typename T, int VEC>
-__device__ __forceinline__ float SumOfSquares(const Vec<T, VEC>& x, const Vec<T, VEC>& add) {
-  float s[VEC], sum = 0.f;
-  Values<F>(x, add, s);
+template <int VEC>
+__device__ __forceinline__ float SumOfSquares(const float (&s)[VEC]) {
+  float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < VEC; ++i) sum += s[i] * s[i];
   return sum;
+}
+
+template <typename F, typename T, int VEC>
+__device__ __forceinline__ float SumOfSquares(const Vec<T, VEC>& x, const Vec<T, VEC>& add) {
+  float s[VEC];
+  Values<F>(x, add, s);
+  return SumOfSquares(s);
 }
 
 template <typename F>
@@ -111,7 +145,7 @@ __device__ __forceinline__ float InverseScale(const float* scale) {
 /// blockDim.x lanes of a warp hold ROWS rows, NVEC vectors each. The rows of a block interleave: one instruction of a
 /// warp covers neighbouring rows. What lies outside is read from the nearest place inside and left out of the sum.
 template <typename T, typename F, int VEC, int NVEC, int ROWS>
-__global__ void __launch_bounds__(128) RMSNormLanesKernel(const __grid_constant__ RowArgs<T> a) {
+__global__ void __launch_bounds__(128) RMSNormLanesKernel(const __grid_constant__ RowArgs<T, uint32_t> a) {
   using V = Vec<T, VEC>;
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
@@ -128,12 +162,16 @@ __global__ void __launch_bounds__(128) RMSNormLanesKernel(const __grid_constant_
   V x[ROWS][NVEC], add[F::RESIDUAL ? ROWS : 1][F::RESIDUAL ? NVEC : 1], w[NVEC];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
-    const Row<T, F, VEC> row(a, min(first + r * blockDim.y, a.batch - 1));
+    const Row<T, F, VEC, uint32_t> row(a, min(first + r * blockDim.y, a.batch - 1), blockIdx.x);
 #pragma unroll
     for (int v = 0; v < NVEC; ++v) {
       x[r][v] = V::Load(row.input + column[v]);
       if constexpr (F::RESIDUAL) add[r][v] = V::Load(row.residual + column[v]);
     }
+  }
+  if (threadIdx.x == 0 && threadIdx.y == 0) {
+    const uint32_t rows = blockDim.y * ROWS, begin = BlockOfHead() * rows;
+    Row<T, F, VEC, uint32_t>(a, begin, blockIdx.x).PrefetchAhead(begin, rows);
   }
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) w[v] = V::Load(a.weight + column[v]);
@@ -157,42 +195,52 @@ __global__ void __launch_bounds__(128) RMSNormLanesKernel(const __grid_constant_
   for (int r = 0; r < ROWS; ++r) {
     const uint32_t index = first + r * blockDim.y;
     if (index >= a.batch) return;
-    const Row<T, F, VEC> row(a, index);
+    const Row<T, F, VEC, uint32_t> row(a, index, blockIdx.x);
     const float rstd = rsqrtf(sum[r] * a.inv_hidden + a.eps);
 #pragma unroll
     for (int v = 0; v < NVEC; ++v) {
       float s[VEC];
       Values<F>(x[r][v], add[F::RESIDUAL ? r : 0][F::RESIDUAL ? v : 0], s);
-      if (inside[v]) row.Finish(column[v], s, rstd, w[v], inv_scale);
+      if (!inside[v]) continue;
+      row.StoreResidual(column[v], s);
+      row.Store(column[v], s, rstd, w[v], inv_scale);
     }
   }
 }
 
+/// Reads outweigh writes: more of them are then on their way, in blocks and ahead.
+template <typename F>
+constexpr bool READS_MORE = F::QUANT && !F::RESIDUAL;
+
+/// Bytes from a row that is read to the one that is prefetched.
+template <typename F>
+constexpr int64_t AHEAD = (READS_MORE<F> ? 8 : 5) << 19;
+
 /// Most threads of a block that holds a row.
 constexpr int BlockLimit(int nvec) { return nvec == 2 ? 512 : 1024; }
 
-/// Two vectors per thread even for many rows: where no more is read than written, in one stream.
-template <typename F>
-constexpr bool ALWAYS_TWO = !F::RESIDUAL && !F::QUANT;
-
-/// Blocks of 512 threads that registers must then leave room for: SM75 has 1024 threads per SM, later chips 1536 up.
+/// Blocks of 512 threads that registers must leave room for: SM75 has 1024 threads per SM, later chips 1536 up.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr int MIN_BLOCKS = 2;
+constexpr int MAX_BLOCKS = 2;
 #else
-constexpr int MIN_BLOCKS = 3;
+constexpr int MAX_BLOCKS = 3;
 #endif
 
-/// A block holds one row, NVEC vectors per thread. Two leave registers for weights, which are loaded with the row.
-template <typename T, typename F, int VEC, int NVEC>
-__global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && ALWAYS_TWO<F> ? MIN_BLOCKS : 1)
-    RMSNormBlockKernel(const __grid_constant__ RowArgs<T> a) {
+template <typename F>
+constexpr int MinBlocks(int nvec) {
+  return nvec == 4 ? 1 : F::RESIDUAL || F::QUANT ? 2 : MAX_BLOCKS;
+}
+
+/// A block holds one row, NVEC vectors per thread; the grid is (rows, heads). Weights are loaded with the row where
+/// registers hold them.
+template <typename T, typename F, int VEC, int NVEC, bool PREFETCH>
+__global__ void __launch_bounds__(BlockLimit(NVEC), MinBlocks<F>(NVEC))
+    RMSNormBlockKernel(const __grid_constant__ RowArgs<T, uint32_t> a) {
   using V = Vec<T, VEC>;
-  constexpr bool EARLY = NVEC == 2;
+  constexpr bool EARLY = NVEC == 2 || !(F::RESIDUAL || F::SILU);
   __shared__ float scratch[32];
   ptx::GridDependencyWait();
-  if constexpr (!EARLY) ptx::LaunchDependents();
-  if (BlockOfHead() >= a.batch) return;
-  const Row<T, F, VEC> row(a, BlockOfHead());
+  const Row<T, F, VEC, uint32_t> row(a, blockIdx.x, blockIdx.y);
   int column[NVEC];
   bool inside[NVEC];
 #pragma unroll
@@ -208,37 +256,42 @@ __global__ void __launch_bounds__(BlockLimit(NVEC), NVEC == 2 && ALWAYS_TWO<F> ?
     x[v] = V::Load(row.input + column[v]);
     if constexpr (F::RESIDUAL) add[v] = V::Load(row.residual + column[v]);
   }
+  if constexpr (PREFETCH) {  // further down it would wait for what was loaded
+    if (threadIdx.x == 0) row.PrefetchAhead(blockIdx.x, 1);
+  }
   if constexpr (EARLY) {
 #pragma unroll
     for (int v = 0; v < NVEC; ++v) w[v] = V::Load(a.weight + column[v]);
-    ptx::LaunchDependents();  // and a fence: without it weights are loaded behind the sum
   }
+  ptx::LaunchDependents();  // and a fence: without it weights are loaded behind the sum
   const float inv_scale = InverseScale<F>(a.scale);
 
-  float sum = 0.f;
+  float s[NVEC][VEC], sum = 0.f;
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
-    const float part = SumOfSquares<F>(x[v], add[F::RESIDUAL ? v : 0]);
+    Values<F>(x[v], add[F::RESIDUAL ? v : 0], s[v]);
+    const float part = SumOfSquares(s[v]);
     sum += inside[v] ? part : 0.f;
+    if (inside[v]) row.StoreResidual(column[v], s[v]);
   }
   const float rstd = rsqrtf(BlockSum(sum, scratch) * a.inv_hidden + a.eps);
 #pragma unroll
   for (int v = 0; v < NVEC; ++v) {
-    float s[VEC];
-    Values<F>(x[v], add[F::RESIDUAL ? v : 0], s);
-    if (inside[v]) row.Finish(column[v], s, rstd, EARLY ? w[EARLY ? v : 0] : V::Load(a.weight + column[v]), inv_scale);
+    if (!inside[v]) continue;
+    row.Store(column[v], s[v], rstd, EARLY ? w[EARLY ? v : 0] : V::Load(a.weight + column[v]), inv_scale);
   }
 }
 
 /// A block reads its row twice; any length, any alignment (VEC 1).
 template <typename T, typename F, int VEC>
-__global__ void __launch_bounds__(1024) RMSNormLongKernel(const __grid_constant__ RowArgs<T> a, int64_t hidden) {
+__global__ void __launch_bounds__(1024)
+    RMSNormLongKernel(const __grid_constant__ RowArgs<T, int64_t> a, int64_t hidden) {
   using V = Vec<T, VEC>;
   __shared__ float scratch[32];
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
   if (BlockOfHead() >= a.batch) return;
-  const Row<T, F, VEC> row(a, BlockOfHead());
+  const Row<T, F, VEC, int64_t> row(a, BlockOfHead(), blockIdx.x);
   const int64_t begin = threadIdx.x * VEC, step = blockDim.x * VEC;
   const float inv_scale = InverseScale<F>(a.scale);
   auto residual_at = [&](int64_t column) { return F::RESIDUAL ? V::Load(row.residual + column) : V::Zero(); };
@@ -251,35 +304,79 @@ __global__ void __launch_bounds__(1024) RMSNormLongKernel(const __grid_constant_
   for (int64_t column = begin; column < hidden; column += step) {
     float s[VEC];
     Values<F>(V::Load(row.input + column), residual_at(column), s);
-    row.Finish(column, s, rstd, V::Load(a.weight + column), inv_scale);
+    row.StoreResidual(column, s);
+    row.Store(column, s, rstd, V::Load(a.weight + column), inv_scale);
   }
 }
 
+constexpr int64_t MAX_GRID_Y = 65535;
+
 /// The grid of `blocks` blocks for each head.
 inline dim3 HeadGrid(int64_t heads, int64_t blocks) {
-  constexpr int64_t MAX_Y = 65535;
-  const int64_t z = CeilDiv(blocks, MAX_Y);
+  const int64_t z = CeilDiv(blocks, MAX_GRID_Y);
   return dim3(heads, CeilDiv(blocks, z), z);
 }
 
 template <typename T>
 bool CanVectorise(const RMSNormParams<T>& p, int vec) {
-  auto strides_divide = [&](RowStride s) { return s.batch % vec == 0 && s.head % vec == 0; };
+  auto fits = [&](int64_t stride) { return stride % vec == 0 && stride <= UINT32_MAX; };
+  auto both_fit = [&](RowStride s) { return fits(s.batch) && fits(s.head); };
   const size_t out_bytes = p.out_kind == NormOut::kSame ? 16 : vec;
   return p.hidden % vec == 0 && IsAligned(p.input, 16) && IsAligned(p.weight, 16) && IsAligned(p.out, out_bytes) &&
-         strides_divide(p.input_stride) && strides_divide(p.out_stride) &&
-         (p.residual == nullptr || (IsAligned(p.residual, 16) && strides_divide(p.residual_stride)));
+         both_fit(p.input_stride) && both_fit(p.out_stride) &&
+         (p.residual == nullptr || (IsAligned(p.residual, 16) && both_fit(p.residual_stride)));
 }
 
-/// Heads that follow each other at the distance of rows are rows.
+/// Heads that follow each other at the distance of rows are rows. More heads than the second dimension of a grid holds
+/// change places with rows, which are then fewer.
 template <typename T>
 void FoldHeads(RMSNormParams<T>& p) {
+  const auto strides = {&p.input_stride, &p.out_stride, &p.residual_stride};
   auto folds = [&](RowStride s) { return s.batch == p.heads * s.head; };
   if (p.heads > 1 && folds(p.input_stride) && folds(p.out_stride) &&
       (p.residual == nullptr || folds(p.residual_stride))) {
-    for (RowStride* stride : {&p.input_stride, &p.out_stride, &p.residual_stride}) stride->batch = stride->head;
+    for (RowStride* stride : strides) stride->batch = stride->head;
     p.heads = 1;
   }
+  if (p.heads > MAX_GRID_Y) {
+    for (RowStride* stride : strides) std::swap(stride->batch, stride->head);
+    p.heads = p.num_rows / p.heads;
+  }
+}
+
+/// Whether the batch is so large that later rows are prefetched; a smaller one is on its way at once.
+template <typename T>
+bool IsLarge(const RMSNormParams<T>& p) {
+  return p.num_rows * p.hidden * int64_t(sizeof(T)) >= 4 << 20;
+}
+
+/// Whether rows follow each other in what is read.
+template <typename T>
+bool IsDense(const RMSNormParams<T>& p) {
+  return p.input_stride.batch == p.hidden && (p.residual == nullptr || p.residual_stride.batch == p.hidden);
+}
+
+/// `bytes_ahead`: from a row that is read to the one that is prefetched; 0 for none.
+template <typename Int, typename T>
+RowArgs<T, Int> ArgsOf(const RMSNormParams<T>& p, int64_t bytes_ahead) {
+  auto narrow = [](RowStride s) { return Stride<Int>{Int(s.batch), Int(s.head)}; };
+  RowArgs<T, Int> a;
+  a.input = p.input;
+  a.weight = p.weight;
+  a.input_stride = narrow(p.input_stride);
+  a.hidden = int(std::min<int64_t>(p.hidden, INT32_MAX));
+  a.batch = uint32_t(p.num_rows / p.heads);
+  a.ahead = bytes_ahead != 0 ? uint32_t(CeilDiv(bytes_ahead, p.hidden * sizeof(T))) : a.batch;
+  a.inv_hidden = 1.f / float(p.hidden);
+  a.eps = p.eps;
+  a.weight_bias = p.weight_bias;
+  a.out = p.out;
+  a.residual = p.residual;
+  a.out_stride = narrow(p.out_stride);
+  a.residual_stride = narrow(p.residual_stride);
+  a.scale = p.scale;
+  a.out_kind = p.out_kind;
+  return a;
 }
 
 }  // namespace norm
@@ -290,44 +387,38 @@ Status RMSNormOf(const RMSNormParams<T>& params, Stream stream) {
   constexpr int VEC = 16 / sizeof(T);
   RMSNormParams<T> p = params;
   if (p.num_rows == 0 || p.hidden == 0) return cudaSuccess;
-  FoldHeads(p);
   if (p.num_rows > INT32_MAX) return cudaErrorInvalidValue;
+  FoldHeads(p);
   const int64_t batch = p.num_rows / p.heads;
-  const RowArgs<T> a{p.input,
-                     p.residual,
-                     p.weight,
-                     p.out,
-                     p.scale,
-                     p.input_stride,
-                     p.residual_stride,
-                     p.out_stride,
-                     uint32_t(batch),
-                     int(std::min<int64_t>(p.hidden, INT32_MAX)),
-                     1.f / float(p.hidden),
-                     p.eps,
-                     p.weight_bias,
-                     p.out_kind};
+  const bool is_large = IsLarge(p);
+  const int64_t ahead = is_large ? AHEAD<F> : 0;
 
   auto lanes_kernel = [&](auto kernel, int lanes, int rows) {
     constexpr int THREADS = 128;  // larger blocks wait for their slowest warp, smaller ones run out of block slots
     const dim3 block(lanes, THREADS / lanes);
-    return Launch(kernel, HeadGrid(p.heads, CeilDiv(batch, int64_t(block.y) * rows)), block, p.enable_pdl, stream, a);
+    const dim3 grid = HeadGrid(p.heads, CeilDiv(batch, int64_t(block.y) * rows));
+    return Launch(kernel, grid, block, p.enable_pdl, stream, ArgsOf<uint32_t>(p, IsDense(p) ? ahead : 0));
   };
-  auto block_kernel = [&](auto kernel, int threads, auto... more) {
-    return Launch(kernel, HeadGrid(p.heads, batch), dim3(threads), p.enable_pdl, stream, a, more...);
+  auto block_kernel = [&](auto kernel, int nvec) {
+    const dim3 grid(batch, p.heads), block(BlockThreads(p.hidden, VEC * nvec));
+    return Launch(kernel, grid, block, p.enable_pdl, stream, ArgsOf<uint32_t>(p, ahead));
+  };
+  auto long_kernel = [&](auto kernel, int threads) {
+    const dim3 grid = HeadGrid(p.heads, batch);
+    return Launch(kernel, grid, dim3(threads), p.enable_pdl, stream, ArgsOf<int64_t>(p, 0), p.hidden);
   };
 
-  if (!CanVectorise(p, VEC)) return block_kernel(RMSNormLongKernel<T, F, 1>, BlockThreads(p.hidden, 4), p.hidden);
+  if (!CanVectorise(p, VEC)) return long_kernel(RMSNormLongKernel<T, F, 1>, BlockThreads(p.hidden, 4));
   const int64_t vectors = p.hidden / VEC;
   if (vectors <= 32) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 1, 2>, NextPowerOfTwo(int(vectors)), 2);
   if (vectors <= 64) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 2, 1>, 32, 1);
   if (vectors <= 128) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 4, 1>, 32, 1);
-  if (vectors > BlockLimit(4) * 4) return block_kernel(RMSNormLongKernel<T, F, VEC>, 1024, p.hidden);
-  constexpr int64_t ONE_WAVE = 132 * 1024;  // threads
-  const int two = BlockThreads(p.hidden, VEC * 2);
-  const bool wants_two = ALWAYS_TWO<F> || p.num_rows * two <= ONE_WAVE;
-  if (wants_two && vectors <= BlockLimit(2) * 2) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2>, two);
-  return block_kernel(RMSNormBlockKernel<T, F, VEC, 4>, BlockThreads(p.hidden, VEC * 4));
+  if (vectors <= BlockLimit(2) * 2) {
+    if (!is_large) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, false>, 2);
+    if constexpr (!READS_MORE<F>) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, true>, 2);
+  }
+  if (vectors <= BlockLimit(4) * 4) return block_kernel(RMSNormBlockKernel<T, F, VEC, 4, true>, 4);
+  return long_kernel(RMSNormLongKernel<T, F, VEC>, 1024);
 }
 
 }  // namespace flashinfer

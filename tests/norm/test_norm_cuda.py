@@ -15,7 +15,7 @@ from flashinfer.norm import fused_add_rmsnorm, fused_rmsnorm_silu, layernorm, rm
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.norm import fused_add_rmsnorm_trace, fused_rmsnorm_silu_trace, rmsnorm_trace
 
-from .inputs import SHAPES, randn, view_of_wider
+from .inputs import SHAPES, gaps_are_untouched, randn, view_of_wider
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -152,7 +152,7 @@ def test_use_cuda_norm_changes_nothing():
 @needs_cuda
 @pytest.mark.parametrize("hidden", [2056, 64], ids=["block", "lanes"])
 def test_more_rows_than_one_grid_axis(hidden):
-    """Beyond 65535 blocks the grid has a third axis, and a block too many when it does not divide."""
+    """Beyond 65535 blocks the grid of short rows has a third axis, and a block too many when it does not divide."""
     rows = 70001 if hidden > 1024 else 65535 * 32 + 7
     x = torch.randn(rows, hidden, dtype=torch.bfloat16, device="cuda")
     w = torch.randn(hidden, dtype=torch.bfloat16, device="cuda")
@@ -174,3 +174,42 @@ def test_heads_that_do_not_fold():
     rmsnorm(q, w, out=q)
     assert_close(q, expected)
     assert torch.equal(qkv[:, :2], rest[:, :2]) and torch.equal(qkv[:, 9:], rest[:, 9:])
+
+
+@needs_cuda
+@pytest.mark.parametrize("hidden", [2056, 64], ids=["block", "lanes"])
+def test_more_heads_than_one_grid_axis(hidden):
+    wide = torch.randn(2, 70001, hidden, dtype=torch.bfloat16, device="cuda")
+    w = torch.randn(hidden, dtype=torch.bfloat16, device="cuda")
+    x, untouched = wide[:, 1:], wide[:, 0].clone()
+    parts = [(b, slice(h, h + 20)) for b in range(2) for h in (0, 65520, 70000 - 20)]
+    expected = [rmsnorm_trace.reference(x[part], w) for part in parts]
+    rmsnorm(x, w, out=x)
+    for part, e in zip(parts, expected, strict=True):
+        assert_close(x[part], e)
+    assert torch.equal(wide[:, 0], untouched)
+
+
+@needs_cuda
+@pytest.mark.parametrize("hidden", [64, 4096, 16384], ids=["lanes", "two vectors", "four vectors"])
+def test_residual_of_a_batch_that_is_prefetched(hidden):
+    """Batches of 4 MB up, rows of which do not follow each other."""
+    rows = 3001 if hidden > 1024 else 70001
+    x, residual = (view_of_wider(randn(rows, hidden, dtype=BF16, device="cuda"), 16, 8) for _ in range(2))
+    w = randn(hidden, dtype=BF16, device="cuda")
+    expected, total = fused_add_rmsnorm_trace.reference(x, residual, w)
+    fused_add_rmsnorm(x, residual, w)
+    assert_close(x, expected)
+    assert torch.equal(residual, total)
+    assert gaps_are_untouched(x) and gaps_are_untouched(residual)
+
+
+@needs_cuda
+def test_rows_farther_apart_than_32_bits_count():
+    if torch.cuda.mem_get_info()[0] < 10 * 2**30:
+        pytest.skip("takes 9 GB")
+    far, hidden = 2**32 + 8, 4096
+    x = torch.empty(far + hidden, dtype=BF16, device="cuda").as_strided((2, hidden), (far, 1))
+    x.copy_(randn(2, hidden, dtype=BF16, device="cuda"))
+    w = randn(hidden, dtype=BF16, device="cuda")
+    assert_close(rmsnorm(x, w, out=torch.empty(2, hidden, dtype=BF16, device="cuda")), rmsnorm_trace.reference(x, w))
