@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Callable, Iterable, Optional, Sequence
 
@@ -70,7 +71,14 @@ def _config() -> dict[str, dict[str, Any]]:
         },
         "Modules": _module_totals(),
         "Settings": {knob.variable: getattr(knobs, knob.attribute) for knob in knobs.all()},
+        "Variables that nothing reads": _unread_variables(),
     }
+
+
+def _unread_variables() -> dict[str, str]:
+    """What is set and named like a setting but is none: misspelt, or of a feature that is not here."""
+    known = {knob.variable for knob in knobs.all()}
+    return {name: text for name, text in os.environ.items() if name.startswith("FLASHINFER_") and name not in known}
 
 
 def _try(probe: Callable[[], Any]) -> Any:
@@ -125,7 +133,7 @@ def show_config(json_: bool) -> None:
         if title == "Settings":
             rows = [(k.variable, facts[k.variable], "" if facts[k.variable] == k.default else "*") for k in knobs.all()]
             click.echo(f"Settings (* = not the default)\n{_table(rows)}\n")
-        else:
+        elif facts:
             click.echo(f"{title}\n{_table(facts.items())}\n")
 
 

@@ -75,6 +75,14 @@ def test_show_config_marks_what_was_set(run, monkeypatch):
     assert line.split() == ["FLASHINFER_JIT_VERBOSE", "True", "*"]
 
 
+def test_show_config_names_variables_that_nothing_reads(run, monkeypatch):
+    for name in [n for n in os.environ if n.startswith("FLASHINFER_TEST_")]:
+        monkeypatch.delenv(name)
+    assert "nothing reads" not in run("show-config")
+    monkeypatch.setenv("FLASHINFER_LOG_LEVEL", "3")  # FLASHINFER_LOGLEVEL is meant
+    assert "Variables that nothing reads\nFLASHINFER_LOG_LEVEL  3\n" in run("show-config")
+
+
 def test_show_config_json(run):
     config = json.loads(run("show-config", "--json"))
     assert config["Versions"]["flashinfer"].startswith(flashinfer.__version__)
