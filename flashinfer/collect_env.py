@@ -127,9 +127,9 @@ def _gpu() -> Section:
 def _toolkit() -> Section:
     try:
         toolchain = importlib.import_module("flashinfer.jit.cpp_ext")
-        nvcc, cxx = toolchain.find_nvcc(), toolchain.find_cxx()
-    except ImportError:  # run alone; the package would look in more places
-        nvcc, cxx = shutil.which("nvcc"), shutil.which("c++")
+        nvcc, cxx, ninja = toolchain.find_nvcc(), toolchain.find_cxx(), toolchain.find_ninja()
+    except (ImportError, RuntimeError):  # run alone, where the package would look in more places; or no ninja
+        nvcc, cxx, ninja = (shutil.which(name) for name in ("nvcc", "c++", "ninja"))
     nvcc_text = (_run(str(nvcc), "--version") if nvcc else None) or ""
     release = re.search(r"release (\S+), (V\S+)", nvcc_text)
     return {
@@ -137,7 +137,7 @@ def _toolkit() -> Section:
         "nvcc": str(nvcc) if nvcc else "not found; CPU modules and pre-built CUDA modules still work",
         "nvcc release": f"{release.group(1)} ({release.group(2)})" if release else "unknown",
         "host compiler": f"{cxx}: {((_run(str(cxx), '--version') or '?').splitlines())[0]}" if cxx else "not found",
-        "ninja": _run("ninja", "--version") or _installed("ninja") or "not found",
+        "ninja": f"{ninja}: {_run(str(ninja), '--version')}" if ninja else "not found",
     }
 
 

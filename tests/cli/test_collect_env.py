@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import flashinfer
 from flashinfer import collect_env
 from flashinfer.__main__ import main
+from flashinfer.jit.toolchain import find_ninja
 
 SECTIONS = [
     "FlashInfer",
@@ -47,6 +48,11 @@ def test_a_failing_probe_reports_itself(monkeypatch):
     report = collect_env.collect_env_info()
     assert report["PyTorch"] == {"error": "OSError: no such device"}
     assert "no such device" in collect_env.format_report(report)
+
+
+def test_ninja_is_the_one_that_builds():
+    """PATH may have another."""
+    assert collect_env.collect_env_info()["CUDA Toolkit"]["ninja"].startswith(f"{find_ninja()}: 1.")
 
 
 def test_companion_with_a_cuda_suffix_is_no_mismatch(monkeypatch):
