@@ -12,6 +12,8 @@
 //   sampling/softmax.cuh      softmax
 // What they are made of:
 //   sampling/segment.cuh      a segment of a row in the registers of a warp: loaded, summed up, drawn from
+//   sampling/pick.cuh         which segment a draw is from
+//   sampling/min_p.cuh        min-p of many rows
 //   sampling/near.cuh         a draw in one read: what is near the threshold is listed
 //   sampling/guess.cuh        where the threshold most likely is, from a sample of the row
 //   sampling/leader.cuh       draws by one block that reads the row again and again, where the guess was wrong

@@ -63,15 +63,39 @@ struct SegmentSource {
   }
 };
 
+/// f(segment, wait) for each segment of a row, by a warp of the cluster: x is its columns, wait() is for all blocks to
+/// run, which may be sent words then. All threads have arrived at the cluster's barrier once. Returns the last segment,
+/// or -1 without one.
+template <typename F>
+__device__ __forceinline__ int ForEachSegment(const SegmentSource& source, float pad, float (&x)[VECTORS][4],
+                                              const F& f) {
+  const int warps = blockDim.x / 32, step = ptx::ClusterSize() * warps, count = source.Count();
+  int last = -1;
+  const auto wait = [&] {
+    if (last < 0) ptx::ClusterWait();
+  };
+#pragma unroll 1
+  for (int segment = ptx::ClusterRank() * warps + threadIdx.x / 32; segment < count; segment += step) {
+    source.Load<true>(segment, pad, x);
+    f(segment, wait);
+    last = segment;
+  }
+  wait();
+  return last;
+}
+
+constexpr int LEAST_EXPONENT = -(1 << 23);  // below any of a segment of logits
+
 /// What blocks send each other of a segment.
 struct alignas(16) SegmentSum {
   uint64_t mass;
-  float exponent;         // of logits: what the mass is relative to
+  int32_t exponent;       // of logits: what the mass is relative to
   uint32_t has_positive;  // of probabilities
 
-  __device__ __forceinline__ int ShiftTo(float other) const { return LogitScale(exponent).ShiftTo(other); }
+  /// LogitScale::ShiftTo.
+  __device__ __forceinline__ int ShiftTo(int other) const { return min(other - exponent, 63); }
   __device__ __forceinline__ void Send(SegmentSum* to, uint32_t rank, uint64_t* barrier) const {
-    const uint4 words{uint32_t(mass), uint32_t(mass >> 32), Bits(exponent), has_positive};
+    const uint4 words{uint32_t(mass), uint32_t(mass >> 32), uint32_t(exponent), has_positive};
     ptx::Send(reinterpret_cast<uint4*>(to), rank, words, barrier);
   }
 };
@@ -86,6 +110,10 @@ __device__ __forceinline__ void ForEachColumn(float (&x)[VECTORS][4], const F& f
 }
 
 __device__ __forceinline__ uint32_t WarpLargest(uint32_t x) { return ptx::ReduceMax(x); }
+__device__ __forceinline__ int WarpLargest(int x) {
+  constexpr uint32_t SIGN = 0x80000000u;
+  return int(WarpLargest(uint32_t(x) ^ SIGN) ^ SIGN);
+}
 
 /// Of floats that are not NaN.
 __device__ __forceinline__ float WarpLargest(float x) {
@@ -105,16 +133,20 @@ __device__ __forceinline__ uint64_t UnitMass(float sum) { return __float2ull_rz(
 
 __device__ __forceinline__ float SumOf(const float (&x)[4]) { return Sum4(x[0], x[1], x[2], x[3]); }
 
-/// The mass of a segment of weights. ANY: some may be NaN, which counts as 0.
-template <bool ANY = false>
-__device__ __forceinline__ uint64_t MassOfSegment(const float (&x)[VECTORS][4]) {
+struct UnitMasses {
+  __device__ __forceinline__ uint64_t operator()(float sum) const { return UnitMass(sum); }
+};
+
+/// The mass of a segment of weights; that of a sum of four is mass_of(sum). ANY: some may be NaN, which counts as 0.
+template <bool ANY = false, typename F = UnitMasses>
+__device__ __forceinline__ uint64_t MassOfSegment(const float (&x)[VECTORS][4], const F& mass_of = {}) {
   uint64_t mass = 0;
 #pragma unroll
   for (int j = 0; j < VECTORS; ++j) {
     float four[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) four[e] = ANY ? Positive(x[j][e]) : x[j][e];
-    mass += UnitMass(SumOf(four));
+    mass += mass_of(SumOf(four));
   }
   return WarpMass(mass);
 }
@@ -126,6 +158,20 @@ __device__ __forceinline__ LogitScale ScaleOf(float (&x)[VECTORS][4]) {
   largest = WarpLargest(largest);
   if (AnyToLimit(largest)) ForEachColumn(x, [](float& value) { value = LimitLogit(value); });
   return LogitScale::For(largest);
+}
+
+/// ColumnWhere, of weights that are not negative, without branches.
+template <typename F>
+__device__ __forceinline__ int ColumnOfFour(const float (&x)[4], const F& reaches) {
+  float running = 0.f;
+  int column = 4, last = 0;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    running += x[e];
+    last = x[e] > 0.f ? e : last;
+    column = min(column, x[e] > 0.f && reaches(running) ? e : 4);
+  }
+  return column < 4 ? column : last;
 }
 
 /// Look for `target`, a unit of masses that are shifted, in the four weights that each lane has from `column` on, of
@@ -141,7 +187,7 @@ __device__ __forceinline__ bool FindInWarp(const float (&x)[4], int column, uint
     return false;
   }
   if (int(threadIdx.x % 32) == __ffs(reached) - 1) {
-    found(column + ColumnWhere(x, [&](float sum) { return (mine + mass_of(sum)) >> shift >= target; }));
+    found(column + ColumnOfFour(x, [&](float sum) { return (mine + mass_of(sum)) >> shift >= target; }));
   }
   return true;
 }

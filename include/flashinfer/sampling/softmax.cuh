@@ -3,7 +3,7 @@
 // segments, tells all blocks their sums, and writes them divided by the total. Up to 128 segments, a vocabulary of
 // 131072, are held in registers, one by each warp of 16 blocks; more in shared memory; or else they are read twice.
 // Several blocks on an SM: one loads while others compute and store.
-// H200, vocabulary 128256, us at 1 / 16 / 64 / 512 rows: 7.1 / 11.8 / 23.8 / 135 in registers, 8.9 / 12.9 / 28.2 / 139
+// H200, vocabulary 128256, us at 1 / 16 / 64 / 512 rows: 7.0 / 11.7 / 23.2 / 132 in registers, 8.9 / 12.9 / 28.2 / 139
 // in shared memory by clusters of 8. (Four blocks on an SM instead of five: 7.0 / 11.5 / 25.9 / 145.)
 #pragma once
 #include "../ptx/cp_async.cuh"
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, HOLD == Hold::kRegisters ?
   constexpr bool IN_REGISTERS = HOLD == Hold::kRegisters, IN_SHARED = HOLD == Hold::kShared;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ uint64_t barrier, mass_of_row;
-  __shared__ float top;
+  __shared__ int top;
   const int blocks = ptx::ClusterSize(), warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t row = ptx::ClusterId();
   const SegmentSource source(p.input + row * p.input_stride, p.vocab);
@@ -110,15 +110,15 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, HOLD == Hold::kRegisters ?
     const LogitScale scale = ScaleOf(x);
     ForEachColumn(x, [&](float& value) { value = scale.Weight(value); });
     if constexpr (IN_SHARED) held.Write(i, x);
-    const SegmentSum sum{MassOfSegment<true>(x), scale.exponent, 0};
+    const SegmentSum sum{MassOfSegment<true>(x), int(scale.exponent), 0};
     if (lane < blocks) sum.Send(sums + first + i * step, lane, &barrier);
   }
   ptx::WaitForBytes(&barrier);
   ptx::LaunchDependents();
   if (warp == 0) {
-    float largest = -INFINITY;
+    int largest = LEAST_EXPONENT;
 #pragma unroll 4
-    for (int s = lane; s < count; s += 32) largest = fmaxf(largest, sums[s].exponent);
+    for (int s = lane; s < count; s += 32) largest = max(largest, sums[s].exponent);
     largest = WarpLargest(largest);
     uint64_t total = 0;
 #pragma unroll 4
@@ -134,14 +134,15 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, HOLD == Hold::kRegisters ?
 #pragma unroll 1
   for (int i = 0; i < mine; ++i) {
     const int segment = first + i * step;
-    const LogitScale scale(sums[segment].exponent);
+    const int exponent = sums[segment].exponent;
     if constexpr (IN_SHARED) {
       held.Read(i, 0, x);
     } else if constexpr (!IN_REGISTERS) {
+      const LogitScale scale{float(exponent)};
       read(i);
       ForEachColumn(x, [&](float& value) { value = scale.Weight(LimitLogit(value)); });
     }
-    const float unit = PowerOf2(int(scale.exponent - top)), share = unit * normaliser.inverse;
+    const float unit = PowerOf2(exponent - top), share = unit * normaliser.inverse;
     if (normaliser.IsPeaked()) {
       ForEachColumn(x, [&](float& value) { value = normaliser(value * unit); });
     } else {

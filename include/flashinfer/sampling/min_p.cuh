@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Draws with min-p (definitions and parameters: sampling.h) from many rows. A cluster of blocks reads a row once and
+// sends its leading block the largest weights of chunks; the leader reads the few chunks again of which anything is
+// kept. For few rows, where blocks may wait for each other: stream.cuh.
+#pragma once
+#include "pick.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int STREAM_THREADS = 256;  // at most
+constexpr int MAX_CHUNKS = 2048;     // whose largest weights the leader wants to know
+
+/// What min-p keeps of a row.
+struct MinPFilter {
+  float threshold;
+  int emax;
+
+  __device__ __forceinline__ MinPFilter(float min_p, float largest)
+      : threshold(MinPThreshold(min_p, largest)), emax(BiasedExponent(largest)) {}
+
+  __device__ __forceinline__ float operator()(float x) const { return x >= threshold ? Positive(x) : 0.f; }
+  __device__ __forceinline__ uint64_t Mass(float sum) const { return MassOf(sum, emax); }
+};
+
+/// What the leading block knows of a row. A chunk is 1, 2, 4 or 8 vectors of all lanes. Each warp of the block lists
+/// what is kept of its own chunks, in the places of these.
+struct Chunks {
+  uint64_t masses[MAX_CHUNKS];  // of the listed ones
+  uint32_t keys[MAX_CHUNKS];    // of the largest weights
+  uint16_t listed[MAX_CHUNKS];
+  uint64_t totals[MAX_WARPS], barrier;
+};
+
+/// One column of those from min_p times the largest on: the largest of chunks first, masses of few chunks later.
+__global__ void __launch_bounds__(STREAM_THREADS, 4) MinPKernel(const __grid_constant__ SampleParams p) {
+  __shared__ Chunks chunks;
+  ptx::GridDependencyWait();
+  const int64_t output = ptx::ClusterId(), row = InputRow(p, output);
+  const SegmentSource source(p.input + row * p.row_stride, p.vocab);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  int log2_size = 0;  // vectors of a chunk
+  while (source.vocab > MAX_CHUNKS * WARP_COLUMNS << log2_size) ++log2_size;
+  const int per_segment = VECTORS >> log2_size, count = source.Count() * per_segment;
+  if (threadIdx.x == 0 && ptx::ClusterRank() == 0) ptx::ExpectBytes(&chunks.barrier, count * sizeof(uint32_t));
+  __syncwarp();
+  ptx::ClusterArriveRelaxed();
+  float x[VECTORS][4];
+  ForEachSegment(source, 0.f, x, [&](int segment, const auto& wait) {
+    uint32_t key = 0;  // of chunk `lane` of the segment
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+      const float largest = fmaxf(fmaxf(x[j][0], x[j][1]), fmaxf(x[j][2], x[j][3]));
+      const uint32_t of_warp = WarpLargest(Bits(Positive(largest)));
+      if (j >> log2_size == lane) key = max(key, of_warp);
+    }
+    wait();
+    if (lane < per_segment) ptx::Send(chunks.keys + segment * per_segment + lane, 0, key, &chunks.barrier);
+  });
+  if (ptx::ClusterRank() != 0) return;
+
+  const uint64_t random = RandomOf(p, output);
+  const float min_p = ValueOf(p.filter.top_p, p.filter.top_p_by_output ? output : row);
+  ptx::WaitForBytes(&chunks.barrier);
+  uint32_t key = 0;
+#pragma unroll 4
+  for (int c = lane; c < count; c += 32) key = max(key, chunks.keys[c]);
+  const MinPFilter filter(min_p, FromBits(WarpLargest(key)));
+  const auto mass_of = [&](float sum) { return filter.Mass(sum); };
+  const auto column_of = [&](int chunk, int j) { return ((chunk << log2_size) + j) * WARP_COLUMNS + lane * 4; };
+  const auto keep = [&](float (&x)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] = filter(x[e]);
+  };
+
+  // What is kept of this warp's chunks, and what it weighs.
+  const int each = (count + warps * 32 - 1) / (warps * 32) * 32, begin = warp * each;
+  uint16_t* const listed = chunks.listed + begin;
+  uint64_t* const masses = chunks.masses + begin;
+  int size = 0;
+#pragma unroll 1
+  for (int base = begin; base < min(begin + each, count); base += 32) {
+    const int c = base + lane;
+    const uint32_t of_chunk = c < count ? chunks.keys[c] : 0;
+    const bool is_kept = filter(FromBits(of_chunk)) > 0.f;
+    const uint32_t those = __ballot_sync(0xffffffffu, is_kept);
+    if (is_kept) listed[size + __popc(those & ((1u << lane) - 1))] = uint16_t(c);
+    size += __popc(those);
+  }
+  __syncwarp();
+  constexpr int AT_ONCE = 4;
+  uint64_t total = 0;
+#pragma unroll 1
+  for (int base = 0; base < size; base += AT_ONCE) {
+    uint64_t mass[AT_ONCE] = {};
+#pragma unroll 1
+    for (int j = 0; j < 1 << log2_size; ++j) {
+      float x[AT_ONCE][4];
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) source.LoadFour(column_of(listed[min(base + k, size - 1)], j), 0.f, x[k]);
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) {
+        keep(x[k]);
+        mass[k] += mass_of(SumOf(x[k]));
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k) {
+      if (base + k < size) {
+        mass[k] = WarpMass(mass[k]);
+        total += mass[k];
+        if (lane == 0) masses[base + k] = mass[k];
+      }
+    }
+  }
+  if (lane == 0) chunks.totals[warp] = total;
+  __syncthreads();
+  uint64_t before = 0, of_row = 0;
+#pragma unroll 1
+  for (int w = 0; w < warps; ++w) {
+    if (w == warp) before = of_row;
+    of_row += chunks.totals[w];
+  }
+  if (of_row == 0) {
+    if (threadIdx.x == 0) WriteToken(p, output, -1);
+    return;
+  }
+  const uint64_t target = TargetOf(random, of_row);
+  if (target <= before || target > before + total) return;
+
+  // This warp has it.
+  int chunk = 0;
+#pragma unroll 1
+  for (int base = 0; base < size; base += 32) {
+    const uint64_t mass = base + lane < size ? masses[base + lane] : 0, through = before + WarpInclusiveScan(mass);
+    const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
+    const int at = reached == 0 ? 31 : __ffs(reached) - 1;
+    before = __shfl_sync(0xffffffffu, reached == 0 ? through : through - mass, at);
+    chunk = listed[min(base + at, size - 1)];
+    if (reached != 0) break;
+  }
+#pragma unroll 1
+  for (int j = 0; j < 1 << log2_size; ++j) {
+    float x[4];
+    source.LoadFour(column_of(chunk, j), 0.f, x);
+    keep(x);
+    const auto write = [&](int column) { WriteToken(p, output, column); };
+    if (FindInWarp(x, column_of(chunk, j), target, 0, before, mass_of, write)) return;
+  }
+}
+
+}  // namespace sampling
+}  // namespace flashinfer
