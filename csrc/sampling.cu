@@ -196,6 +196,7 @@ void top_p_renorm_probs(TensorView out, TensorView probs, Optional<TensorView> t
   Expect(op, "out", out).same_device(probs, "probs").dtype({dl_float32}).same_shape(probs, "probs").contiguous();
   RowParams<float> p = RowsOf<float>(out, probs);
   p.filter = TopP(Parameter<float>(op, "top_p", top_ps, float(top_p), dl_float32, probs));
+  p.enable_pdl = UsePdl(true, probs.device());
   if (p.rows == 0) return;
   DeviceGuard guard(probs.device());
   CheckStatus(op, RenormRows<float>(p, get_stream(probs.device())));
@@ -211,6 +212,7 @@ void top_k_renorm_probs(TensorView out, TensorView probs, Optional<TensorView> t
     using T = typename decltype(tag)::type;
     RowParams<T> p = RowsOf<T>(out, probs);
     p.filter = TopK(k, false);
+    p.enable_pdl = UsePdl(true, probs.device());
     if (p.rows == 0) return;
     DeviceGuard guard(probs.device());
     CheckStatus(op, RenormRows<T>(p, get_stream(probs.device())));
@@ -228,6 +230,7 @@ void top_k_mask_logits(TensorView out, TensorView logits, Optional<TensorView> t
     using T = typename decltype(tag)::type;
     RowParams<T> p = RowsOf<T>(out, logits);
     p.filter = TopK(k, false);
+    p.enable_pdl = UsePdl(true, logits.device());
     if (p.rows == 0) return;
     DeviceGuard guard(logits.device());
     CheckStatus(op, MaskRows<T>(p, get_stream(logits.device())));

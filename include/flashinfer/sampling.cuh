@@ -16,6 +16,7 @@
 //   sampling/min_p.cuh        min-p of many rows
 //   sampling/near.cuh         a draw in one read: what is near the threshold is listed
 //   sampling/guess.cuh        where the threshold most likely is, from a sample of the row
+//   sampling/tight.cuh        the same more closely, where that was wrong or leaves too many columns
 //   sampling/leader.cuh       draws by one block that reads the row again and again, where the guess was wrong
 //   sampling/scan.cuh         running sums over a block
 //   sampling/sieve.cuh        a row that is written, in one read: what may be kept is listed

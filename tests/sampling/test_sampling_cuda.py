@@ -162,6 +162,29 @@ def test_guesses(shape, rows, vocab):
         assert torch.equal(tokens.cpu(), function(name)(p, **parameters, seed=7, offset=0)), (name, parameters)
 
 
+@pytest.mark.parametrize("shape", ["soft", "equal", "two", "flat"])
+def test_every_kernel_of_few_rows(shape):
+    """Each kernel and each way that a threshold is found once, of rows that are small: what sanitizers see."""
+    p = shaped(shape, 3, 9001)
+    seeds = {"seed": 11, "offset": 0}
+    indices = torch.arange(3, dtype=torch.int32).repeat(4)
+    for name, parameters in CASES:
+        x = p.log() if name.endswith("_logits") else p
+        tokens = function(name)(x.cuda(), **parameters, **seeds)
+        assert torch.equal(tokens.cpu(), function(name)(x, **parameters, **seeds)), (name, parameters)
+        tokens = function(name)(x.cuda(), **parameters, indices=indices.cuda(), **seeds)
+        assert torch.equal(tokens.cpu(), function(name)(x, **parameters, indices=indices, **seeds)), (name, parameters)
+    for rows_of, x, parameter in (
+        (flashinfer.softmax, p.log(), 0.7),
+        (flashinfer.top_p_renorm_probs, p, 0.9),
+        (flashinfer.top_k_renorm_probs, p, 40),
+        (flashinfer.top_k_renorm_probs, p.half(), 4500),
+        (flashinfer.top_k_mask_logits, p.log(), 40),
+        (flashinfer.top_k_mask_logits, p.bfloat16(), 4500),
+    ):
+        assert torch.equal(rows_of(x.cuda(), parameter).cpu(), rows_of(x, parameter)), rows_of.__name__
+
+
 def test_rows_at_any_address():
     """Rows that are not aligned to vectors, of which every other one is taken."""
     p = probs(6, 10007, "cpu")

@@ -68,6 +68,14 @@ struct ColumnSums {
     ++count;
     if constexpr (!SIGNED) quanta += QuantumOf(x, scale), mass += ColumnMass(x, scale);
   }
+  __device__ __forceinline__ ColumnSums OfWarp() const { return {WarpSum(count), WarpSum(quanta), WarpSum(mass)}; }
+  /// Add those of the warp to sums in shared memory.
+  __device__ __forceinline__ void AddTo(ColumnSums& sums) const {
+    const ColumnSums mine = OfWarp();
+    if (threadIdx.x % 32 != 0) return;
+    const auto add = [](uint64_t& to, uint64_t x) { atomicAdd(reinterpret_cast<unsigned long long*>(&to), x); };
+    add(sums.count, mine.count), add(sums.quanta, mine.quanta), add(sums.mass, mine.mass);
+  }
   __device__ __forceinline__ ColumnSums operator+(const ColumnSums& other) const {
     return {count + other.count, quanta + other.quanta, mass + other.mass};
   }

@@ -15,13 +15,6 @@ struct Wanted {
   uint64_t quanta;
 };
 
-/// SIGNED: columns are any floats, to be ranked; otherwise weights, of which only positive ones count.
-template <bool SIGNED, bool RESIDENT, typename T>
-__device__ __forceinline__ uint32_t KeyOf(const Slice<RESIDENT, T>& slice, float x) {
-  if constexpr (SIGNED) return OrderedKey(x);
-  return Bits(Positive(x));
-}
-
 /// Exclusive prefix sums over the block, of N numbers at once.
 template <int N>
 __device__ __forceinline__ void BlockExclusiveScan(uint64_t (&x)[N], uint64_t (&scratch)[3][MAX_WARPS]) {
@@ -47,68 +40,87 @@ struct Found {
   uint64_t kept_quanta;  // of all columns at or above it
 };
 
-/// The key in [low, high] that `wanted` ends at, or `low` if all of them are wanted; by one block. `count` and `quanta`
-/// are what is above `high`. FEW: at most 65536 keys, whose quanta are added up by halves, each in 32 bits, which
-/// shared memory is fast at. `listed.ForEach(low, high, f)` calls f(key) of each key within, over the threads.
-template <bool SIGNED, bool FEW, typename List>
-__device__ __forceinline__ Found FindKey(const List& listed, uint32_t low, uint32_t high, uint64_t count,
-                                         uint64_t quanta, const Wanted& wanted, const Scale& scale, Shared& shared) {
+/// The key in [low, high] that `wanted` ends at, or `low` if all of them are wanted. `count` and `quanta` are what is
+/// above `high`. By one block, or by all of a CLUSTER, each of which has keys of its own and gets the same result.
+/// `keys.ForEach(low, high, f)` calls f(key) of each key within, over the threads.
+template <bool CLUSTER, typename Keys>
+__device__ __forceinline__ Found FindKey(const Keys& keys, uint32_t low, uint32_t high, uint64_t count, uint64_t quanta,
+                                         const Wanted& wanted, const Scale& scale, Shared& shared) {
+  constexpr int PARTS = 3, PART_BITS = 11;  // quanta are added up by parts, which MAX_VOCAB columns do not overflow
+  static_assert(BINS >= (1 + PARTS) * FINE_BINS);
   uint32_t* const counts = shared.histogram;
-  auto* const masses = reinterpret_cast<unsigned long long*>(shared.histogram + FINE_BINS);
-  uint32_t *const low_halves = counts + FINE_BINS, *const high_halves = low_halves + FINE_BINS;
-  const auto mass_of = [&](int bin) {
-    return FEW ? low_halves[bin] + (uint64_t{high_halves[bin]} << 16) : uint64_t{masses[bin]};
+  const auto sync = [] {
+    if constexpr (CLUSTER) {
+      ptx::ClusterSync();
+    } else {
+      __syncthreads();
+    }
   };
   constexpr int MOST = FINE_BINS / 256;
-  const int mine = FINE_BINS / blockDim.x, first = threadIdx.x * mine;
+  const int mine = FINE_BINS / blockDim.x, first = threadIdx.x * mine, blocks = CLUSTER ? ptx::ClusterSize() : 1;
   for (int turn = 0; turn < 4; ++turn) {  // 9 bits each
     const uint32_t range = high - low;
     const int shift = max(0, 32 - __clz(range) - FINE_BITS);
-    for (int i = threadIdx.x; i < FINE_BINS; i += blockDim.x) counts[i] = 0, masses[i] = 0;
+    for (int i = threadIdx.x; i < (1 + PARTS) * FINE_BINS; i += blockDim.x) counts[i] = 0;
     if (threadIdx.x == 0) shared.first_bin = FINE_BINS;
     __syncthreads();
-    listed.ForEach(low, high, [&](uint32_t key) {
+    // Equal keys that follow each other are added at once: additions to one place are made one by one.
+    uint32_t run_bin = 0, run_count = 0;
+    uint64_t run_quanta = 0;
+    const auto add = [&] {
+      if (run_count == 0) return;
+      atomicAdd(counts + run_bin, run_count);
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) {
+        const uint64_t rest = run_quanta >> (PART_BITS * part);
+        const uint32_t units = uint32_t(part == PARTS - 1 ? rest : rest & ((1u << PART_BITS) - 1));
+        atomicAdd(counts + (1 + part) * FINE_BINS + run_bin, units);
+      }
+    };
+    keys.ForEach(low, high, [&](uint32_t key) {
       const uint32_t bin = (high - key) >> shift;
-      atomicAdd(counts + bin, 1u);
-      if constexpr (!SIGNED) {
-        const uint32_t quantum = QuantumOf(FromBits(key), scale);
-        if constexpr (FEW) {
-          atomicAdd(low_halves + bin, quantum & 0xFFFFu);
-          atomicAdd(high_halves + bin, quantum >> 16);
-        } else {
-          atomicAdd(masses + bin, static_cast<unsigned long long>(quantum));
+      if (bin != run_bin) {
+        add();
+        run_bin = bin, run_count = 0, run_quanta = 0;
+      }
+      ++run_count, run_quanta += QuantumOf(FromBits(key), scale);
+    });
+    add();
+    sync();
+    uint64_t columns[MOST] = {}, masses[MOST] = {}, sum[2] = {};
+    for (int block = 0; block < blocks; ++block) {
+      const uint32_t* const from = CLUSTER ? ptx::InBlock(counts, block) : counts;
+#pragma unroll
+      for (int i = 0; i < MOST; ++i) {
+        if (i >= mine) continue;
+        columns[i] += from[first + i];
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+          masses[i] += uint64_t{from[(1 + part) * FINE_BINS + first + i]} << (PART_BITS * part);
         }
       }
-    });
-    __syncthreads();
-    uint64_t sum[2] = {};
-#pragma unroll
-    for (int i = 0; i < MOST; ++i) {
-      if (i < mine) sum[0] += counts[first + i], sum[1] += mass_of(first + i);
     }
+#pragma unroll
+    for (int i = 0; i < MOST; ++i) sum[0] += columns[i], sum[1] += masses[i];
     BlockExclusiveScan(sum, shared.scratch);
     sum[0] += count, sum[1] += quanta;
     uint64_t through[2] = {sum[0], sum[1]};
 #pragma unroll
     for (int i = 0; i < MOST; ++i) {
-      if (i < mine) {
-        through[0] += counts[first + i], through[1] += mass_of(first + i);
-        if (through[0] >= wanted.count || through[1] >= wanted.quanta)
-          atomicMin(&shared.first_bin, uint32_t(first + i));
-      }
+      if (i >= mine) continue;
+      through[0] += columns[i], through[1] += masses[i];
+      if (through[0] >= wanted.count || through[1] >= wanted.quanta) atomicMin(&shared.first_bin, uint32_t(first + i));
     }
     __syncthreads();
     const uint32_t bin = min(shared.first_bin, uint32_t(range >> shift));  // all wanted: the lowest
     // What is above the bin becomes what is above the next bracket; its owner tells.
 #pragma unroll
     for (int i = 0; i < MOST; ++i) {
-      if (i < mine) {
-        if (uint32_t(first + i) == bin) {
-          shared.scratch[2][0] = sum[0], shared.scratch[2][1] = sum[1];
-          shared.scratch[2][2] = sum[1] + mass_of(first + i);
-        }
-        sum[0] += counts[first + i], sum[1] += mass_of(first + i);
+      if (i >= mine) continue;
+      if (uint32_t(first + i) == bin) {
+        shared.scratch[2][0] = sum[0], shared.scratch[2][1] = sum[1], shared.scratch[2][2] = sum[1] + masses[i];
       }
+      sum[0] += columns[i], sum[1] += masses[i];
     }
     __syncthreads();
     count = shared.scratch[2][0], quanta = shared.scratch[2][1];
@@ -117,7 +129,7 @@ __device__ __forceinline__ Found FindKey(const List& listed, uint32_t low, uint3
     if (shift == 0) return {high, kept};
     const uint32_t width = (uint32_t{1} << shift) - 1;
     if (high - low > width) low = high - width;
-    __syncthreads();
+    sync();
   }
   return {low, quanta};  // not reached: 4 turns of 9 bits cover 32
 }

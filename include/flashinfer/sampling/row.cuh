@@ -43,7 +43,8 @@ struct Shared {
   Bracket bracket;
   uint32_t threshold;  // key
   uint32_t first_bin, last_bin;
-  uint32_t listed;  // columns of this block inside the bracket, of which the first LIST are in `list`
+  uint32_t listed;                 // columns of this block inside the bracket, of which the first LIST are in `list`
+  uint32_t overflow[MAX_CLUSTER];  // whether those of a block are more
   int32_t flag;
   alignas(16) uint32_t histogram[BINS];
   uint32_t list[LIST];

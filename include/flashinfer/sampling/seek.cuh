@@ -62,7 +62,7 @@ struct Seek {
 
   /// The sum over the block, to every thread.
   __device__ __forceinline__ ColumnSums BlockSum(ColumnSums sums) const {
-    sums = {WarpSum(sums.count), WarpSum(sums.quanta), WarpSum(sums.mass)};
+    sums = sums.OfWarp();
     __syncthreads();
     if (threadIdx.x % 32 == 0) shared.by_warp[threadIdx.x / 32] = sums;
     __syncthreads();
@@ -92,7 +92,7 @@ struct Seek {
       }
       const uint32_t bin = (range.high - key) >> shift;
       atomicAdd(bins.counts + bin, 1u);
-      if constexpr (!SIGNED) {
+      if (!SIGNED && shift > 0) {  // otherwise a bin is of one key
         const uint32_t quantum = QuantumOf(FromBits(key), scale);
 #pragma unroll
         for (int part = 0; part < 3; ++part) atomicAdd(bins.quanta[part] + bin, quantum >> (11 * part) & 2047u);
@@ -105,6 +105,7 @@ struct Seek {
   /// The next range, or the threshold.
   __device__ __forceinline__ SeekRange Next(SeekRange range, SeekShared::Turn& bins) const {
     const int blocks = ptx::ClusterSize(), first = threadIdx.x * SEEK_EACH, shift = ShiftOf(range);
+    const auto key_of = [&](int bin) { return FromBits(range.high - bin); };  // where bins are of one key
     uint32_t counts[SEEK_EACH] = {};
     uint64_t quanta[SEEK_EACH] = {}, sums[2] = {};
     if (int(threadIdx.x) < blocks) shared.by_warp[threadIdx.x] = ptx::InBlock(&bins, threadIdx.x)->above;
@@ -123,7 +124,10 @@ struct Seek {
       }
     }
 #pragma unroll
-    for (int i = 0; i < SEEK_EACH; ++i) sums[0] += counts[i], sums[1] += quanta[i];
+    for (int i = 0; i < SEEK_EACH; ++i) {
+      if (!SIGNED && shift == 0) quanta[i] = uint64_t{counts[i]} * QuantumOf(key_of(first + i), scale);
+      sums[0] += counts[i], sums[1] += quanta[i];
+    }
     BlockExclusiveScan(sums, shared.scratch);
     ColumnSums above{};  // of the cluster
     for (int block = 0; block < blocks; ++block) above = above + shared.by_warp[block];
@@ -149,7 +153,7 @@ struct Seek {
         if constexpr (!SIGNED) {
 #pragma unroll
           for (int i = 0; i < SEEK_EACH; ++i) {
-            if (first + i <= bin) mass += counts[i] * ColumnMass(FromBits(range.high - first - i), scale);
+            if (first + i <= bin) mass += counts[i] * ColumnMass(key_of(first + i), scale);
           }
           mass = above.mass + BlockSum({0, 0, mass}).mass;
         }

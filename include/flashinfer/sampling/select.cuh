@@ -5,8 +5,8 @@
 //      column weighs something between the edges of its bin, which are 1.6 % apart;
 //   3. each block sets aside its columns within the bracket and sums up the quanta of those above;
 //   4. block 0 finds the threshold among what was set aside (key.cuh).
-// Steps 1 and 3 walk the whole slice, 4 some hundred columns. A block with more of them in the bracket (ties, say) lets
-// block 0 walk its slice instead.
+// Steps 1 and 3 walk the whole slice, 4 some hundred columns. Where a block has more of them in the bracket (ties, say),
+// all blocks take part in step 4 and walk their slices.
 #pragma once
 #include "key.cuh"
 
@@ -17,7 +17,6 @@ constexpr int BIN_SHIFT = 17;
 constexpr uint32_t OPEN_COUNT = 1024;  // so few columns down to the bracket's end are all set aside
 
 /// Step 2, by block 0: `shared.bracket` of every block.
-template <bool SIGNED>
 __device__ __forceinline__ void FindBracket(uint32_t top, const Wanted& wanted, const Scale& scale, Shared& shared) {
   constexpr int MOST = BINS / 256;  // bins of a thread, if there are no more than 256 threads
   const int mine = BINS / blockDim.x, first = threadIdx.x * mine, blocks = ptx::ClusterSize();
@@ -36,8 +35,8 @@ __device__ __forceinline__ void FindBracket(uint32_t top, const Wanted& wanted, 
   // Columns, and the least and the most quanta that they can have.
   const auto edge = [&](int bin) { return (int64_t(top) - (int64_t(bin) << BIN_SHIFT)); };
   const auto quantum = [&](int64_t key) { return key > 0 ? uint64_t(QuantumOf(FromBits(uint32_t(key)), scale)) : 0; };
-  const auto least = [&](int bin) { return SIGNED || bin == BINS - 1 ? 0 : quantum(edge(bin + 1) + 1); };
-  const auto most = [&](int bin) { return SIGNED ? 0 : quantum(edge(bin)); };
+  const auto least = [&](int bin) { return bin == BINS - 1 ? 0 : quantum(edge(bin + 1) + 1); };
+  const auto most = [&](int bin) { return quantum(edge(bin)); };
   uint64_t sum[3] = {};
 #pragma unroll
   for (int i = 0; i < MOST; ++i) {
@@ -81,33 +80,76 @@ __device__ __forceinline__ void FindBracket(uint32_t top, const Wanted& wanted, 
     bracket.high = from == 0 || bracket.is_open ? ~uint32_t{0} : uint32_t(edge(from));
     if (bracket.high == ~uint32_t{0}) bracket.is_open = 1, bracket.count_above = 0;
     const int64_t low = to == BINS - 1 ? 0 : edge(to + 1) + 1;
-    bracket.low = low < 1 ? (SIGNED ? 0 : 1) : uint32_t(low);
+    bracket.low = low < 1 ? 1 : uint32_t(low);
     __syncwarp(blocks == 1 ? 1u : (1u << blocks) - 1);  // all have read this block's bracket before it is replaced
     *ptx::InBlock(&shared.bracket, threadIdx.x) = bracket;
   }
 }
 
+/// Step 3. Returns whether some block of the cluster has more columns within the bracket than it can set aside.
+template <bool RESIDENT, typename T>
+__device__ __forceinline__ bool SetAside(const Slice<RESIDENT, T>& slice, const Bracket& bracket, const Scale& scale,
+                                         Shared& shared) {
+  const int blocks = ptx::ClusterSize();
+  const volatile uint32_t& listed = shared.listed;
+  uint64_t quanta = 0;
+  slice.ForEachGroup([&](int, float (&x)[4]) {
+    uint32_t within = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      x[j] = Positive(x[j]);
+      const uint32_t key = Bits(x[j]);
+      if (key > bracket.high) {
+        quanta += QuantumOf(x[j], scale);
+      } else if (key >= bracket.low) {
+        within |= 1u << j;
+      }
+    }
+    if (within != 0 && listed <= LIST) {  // more are of no use
+      uint32_t at = atomicAdd(&shared.listed, uint32_t(__popc(within)));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (within >> j & 1) {
+          if (at < LIST) shared.list[at] = Bits(x[j]);
+          ++at;
+        }
+      }
+    }
+  });
+  quanta = WarpSum(quanta);
+  if (threadIdx.x % 32 == 0) shared.scratch[0][threadIdx.x / 32] = quanta;
+  __syncthreads();
+  if (threadIdx.x < blocks) ptx::InBlock(shared.overflow, threadIdx.x)[ptx::ClusterRank()] = listed > LIST;
+  if (threadIdx.x == 0) {
+    for (int w = 1; w < int(blockDim.x) / 32; ++w) quanta += shared.scratch[0][w];
+    shared.quanta_above = quanta;
+  }
+  ptx::ClusterSync();
+  bool is_much = false;
+  for (int i = 0; i < blocks; ++i) is_much |= shared.overflow[i] != 0;
+  return is_much;
+}
+
+/// The quanta of all columns above the bracket.
+__device__ __forceinline__ uint64_t QuantaAbove(Shared& shared) {
+  const int lane = threadIdx.x % 32;
+  return WarpSum(lane < int(ptx::ClusterSize()) ? *ptx::InBlock(&shared.quanta_above, lane) : 0);
+}
+
 /// What the blocks have set aside, for the threads of block 0. Each warp takes the list of one block (or a part of
-/// it) into registers; where that is too much, every walk reads the lists, or the slices of blocks whose list has
-/// overflowed.
-template <bool SIGNED, bool RESIDENT, typename T>
+/// it) into registers; where that is too much, every walk reads the lists.
 struct Listed {
   static constexpr int PER_LANE = 8;
-  const Slice<RESIDENT, T>& slice;
   Shared& shared;
-  int vocab;
   uint32_t keys[PER_LANE];
-  int count;              // of `keys`; -1: too many
-  uint64_t quanta_above;  // of all columns above the bracket
+  int count;  // of `keys`; -1: too many
 
-  __device__ __forceinline__ Listed(const Slice<RESIDENT, T>& slice, int vocab, Shared& shared)
-      : slice(slice), shared(shared), vocab(vocab) {
+  __device__ __forceinline__ explicit Listed(Shared& shared) : shared(shared) {
     const int blocks = ptx::ClusterSize(), parts = blockDim.x / 32 / blocks;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = warp % blocks, part = warp / blocks;
     const int listed = lane < blocks ? int(*ptx::InBlock(&shared.listed, lane)) : 0;
-    quanta_above = WarpSum(lane < blocks ? *ptx::InBlock(&shared.quanta_above, lane) : 0);
     count = -1;
-    if (WarpMax(listed) > min(LIST, PER_LANE * 32 * parts)) return;
+    if (WarpMax(listed) > PER_LANE * 32 * parts) return;
     const int mine = __shfl_sync(0xffffffffu, listed, block);
     const uint32_t* list = ptx::InBlock(shared.list, block);
     const int step = 32 * parts, from = part * 32 + lane;
@@ -126,28 +168,55 @@ struct Listed {
       }
       return;
     }
-    const int blocks = ptx::ClusterSize(), stride = SliceSize(vocab, blocks);
-    for (int block = 0; block < blocks; ++block) {
+    for (int block = 0; block < int(ptx::ClusterSize()); ++block) {
       const int listed = *ptx::InBlock(&shared.listed, block);
-      const bool has_list = listed <= LIST;
-      const int size = has_list ? listed : min(stride, vocab - min(block * stride, vocab));
-      for (int i = threadIdx.x; i < size; i += blockDim.x) {
-        uint32_t key;
-        if (has_list) {
-          key = ptx::InBlock(shared.list, block)[i];
-        } else {
-          key = KeyOf<SIGNED>(slice, RESIDENT ? ptx::InBlock(slice.held, block)[i] : ToFloat(slice.global[i]));
-        }
+      for (int i = threadIdx.x; i < listed; i += blockDim.x) {
+        const uint32_t key = ptx::InBlock(shared.list, block)[i];
         if (key >= low && key <= high) f(key);
       }
     }
   }
 };
 
-/// The key of the smallest column to keep. With `top_k_first`, top_p is of the columns that top-k keeps, not of the
-/// row.
-template <bool SIGNED, bool RESIDENT, typename T>
-__device__ __forceinline__ uint32_t FindThreshold(const Slice<RESIDENT, T>& slice, int vocab, uint32_t top, int emax,
+/// All keys of a block.
+template <bool RESIDENT, typename T>
+struct SliceKeys {
+  const Slice<RESIDENT, T>& slice;
+
+  template <typename F>
+  __device__ __forceinline__ void ForEach(uint32_t low, uint32_t high, const F& f) const {
+    slice.ForEachGroup([&](int, float (&x)[4]) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t key = Bits(Positive(x[j]));
+        if (key >= low && key <= high) f(key);
+      }
+    });
+  }
+};
+
+/// Step 4 by all blocks, and all that there is to do after it. Not inlined: it is rare.
+template <bool RESIDENT, typename T>
+__device__ __noinline__ uint32_t FindInSlices(const Slice<RESIDENT, T> slice, const Bracket bracket, uint32_t top,
+                                              Wanted wanted, bool top_k_first, float top_p, const Scale scale,
+                                              Shared& shared) {
+  const SliceKeys<RESIDENT, T> keys{slice};
+  const uint64_t above = QuantaAbove(shared);
+  Found found = FindKey<true>(keys, bracket.low, bracket.is_open ? top : bracket.high, bracket.count_above, above,
+                              wanted, scale, shared);
+  if (top_k_first) {
+    ptx::ClusterSync();
+    wanted = {~uint32_t{0}, QuantaLimitOf(top_p, found.kept_quanta)};
+    found = FindKey<true>(keys, found.key, top, 0, 0, wanted, scale, shared);
+  }
+  ptx::ClusterSync();
+  return found.key;
+}
+
+/// The key of the smallest column to keep; `top` is that of the largest. With `top_k_first`, top_p is of the columns
+/// that top-k keeps, not of the row.
+template <bool RESIDENT, typename T>
+__device__ __forceinline__ uint32_t FindThreshold(const Slice<RESIDENT, T>& slice, uint32_t top, int emax,
                                                   Wanted wanted, bool top_k_first, float top_p, Shared& shared) {
   const Scale scale(emax);
   const bool is_leader = ptx::ClusterRank() == 0;
@@ -159,64 +228,33 @@ __device__ __forceinline__ uint32_t FindThreshold(const Slice<RESIDENT, T>& slic
     slice.ForEachGroup([&](int, float (&x)[4]) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const uint32_t key = KeyOf<SIGNED>(slice, x[j]);
-        const uint32_t below = SIGNED && key > top ? 0 : (top - key) >> BIN_SHIFT;
-        if (SIGNED || key != 0) atomicAdd(shared.histogram + min(below, uint32_t(BINS - 1)), 1u);
+        const uint32_t key = Bits(Positive(x[j]));
+        if (key != 0) atomicAdd(shared.histogram + min((top - key) >> BIN_SHIFT, uint32_t(BINS - 1)), 1u);
       }
     });
     ptx::ClusterSync();
-    if (is_leader) FindBracket<SIGNED>(top, wanted, scale, shared);
+    if (is_leader) FindBracket(top, wanted, scale, shared);
     ptx::ClusterSync();
 
     const Bracket bracket = shared.bracket;
-    uint64_t quanta = 0;
-    slice.ForEachGroup([&](int, float (&x)[4]) {
-      uint32_t within = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t key = KeyOf<SIGNED>(slice, x[j]);
-        x[j] = FromBits(key);
-        if (key > bracket.high) {
-          if constexpr (!SIGNED) quanta += QuantumOf(x[j], scale);
-        } else if (key >= bracket.low) {
-          within |= 1u << j;
-        }
-      }
-      if (within != 0) {
-        uint32_t at = atomicAdd(&shared.listed, uint32_t(__popc(within)));
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (within >> j & 1) {
-            if (at < LIST) shared.list[at] = Bits(x[j]);
-            ++at;
-          }
-        }
-      }
-    });
-    quanta = WarpSum(quanta);
-    if (threadIdx.x % 32 == 0) shared.scratch[0][threadIdx.x / 32] = quanta;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int w = 1; w < int(blockDim.x) / 32; ++w) quanta += shared.scratch[0][w];
-      shared.quanta_above = quanta;
+    if (SetAside(slice, bracket, scale, shared)) {
+      const bool is_first = top_k_first && pass == 0;
+      return max(threshold, FindInSlices(slice, bracket, top, wanted, is_first, top_p, scale, shared));
     }
-    ptx::ClusterSync();
-
     const bool is_open = bracket.is_open;
     if (is_leader) {
-      const Listed<SIGNED, RESIDENT, T> listed(slice, vocab, shared);
-      // Nothing is above an open bracket but, in a SIGNED row, NaN.
-      const uint32_t high = !is_open ? bracket.high : SIGNED ? ~uint32_t{0} : max(top, bracket.low);
+      const Listed listed(shared);
+      const uint64_t above = QuantaAbove(shared);
+      const uint32_t high = is_open ? max(top, bracket.low) : bracket.high;
       Found found{bracket.low, 0};
-      uint64_t count = bracket.count_above, above = listed.quanta_above;
-      const int searches = !SIGNED && top_k_first && is_open && pass == 0 ? 2 : 1;
+      const int searches = top_k_first && is_open && pass == 0 ? 2 : 1;
 #pragma unroll 1
       for (int search = 0; search < searches; ++search) {
         if (search == 1) {  // all that top-k keeps has been set aside
           wanted = {~uint32_t{0}, QuantaLimitOf(top_p, found.kept_quanta)};
           __syncthreads();
         }
-        found = FindKey<SIGNED, false>(listed, found.key, high, count, above, wanted, scale, shared);
+        found = FindKey<false>(listed, found.key, high, bracket.count_above, above, wanted, scale, shared);
       }
       if (threadIdx.x < ptx::ClusterSize()) {
         *ptx::InBlock(&shared.threshold, threadIdx.x) = found.key;
@@ -225,7 +263,7 @@ __device__ __forceinline__ uint32_t FindThreshold(const Slice<RESIDENT, T>& slic
     }
     ptx::ClusterSync();
     threshold = max(threshold, shared.threshold);
-    if (SIGNED || !top_k_first || is_open || pass == 1) break;
+    if (!top_k_first || is_open || pass == 1) break;
     wanted = {~uint32_t{0}, QuantaLimitOf(top_p, shared.kept_quanta)};
     __syncthreads();  // all have read the bracket and the result
   }

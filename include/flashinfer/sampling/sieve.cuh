@@ -5,7 +5,9 @@
 //   3. the leading block finds the threshold among the survivors that are not certain to be kept, and the mass of all
 //      that are kept;
 //   4. the row is written.
-// Where survivors are too many, or the threshold is not among them, it is sought in the row (seek.cuh).
+// Where survivors are too many, or the threshold is not among them, the sample is looked at more closely (tight.cuh), only
+// those survivors are listed that are not certain to be kept, or counted if they are ties, the others are added up, and
+// the row is read again to be written. If that does not do either, the threshold is sought in the row (seek.cuh).
 // Shared memory: SieveShared, survivors of each lane of each chunk as bits, where each chunk's are listed, the list.
 #pragma once
 #include "../ptx/prefetch.cuh"
@@ -13,6 +15,7 @@
 #include "bound.cuh"
 #include "rank.cuh"
 #include "seek.cuh"
+#include "tight.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -21,10 +24,13 @@ constexpr int SIEVE_CHUNKS = 128;       // of a block, that leave room for a lon
 constexpr int SIEVE_BYTES = 56 * 1024;  // of a block: four on an SM
 constexpr int SIEVE_PREFETCH = 2;       // lines that a thread prefetches
 constexpr int UNSAMPLED = 8192;         // rows of up to so many columns are listed as a whole
+constexpr float SPLIT_DEVIATIONS = 3.5f;
+constexpr float SPLIT_FILL = 0.9f;  // of the list: there may be more than a sample promises
 
 struct SieveShared {
   union {
     BoundShared bound;
+    TightShared tight;
     struct {
       ColumnSums above_of[CHUNK_WARPS], within_of[CHUNK_WARPS];  // by warp
     };
@@ -40,6 +46,11 @@ struct SieveShared {
   uint64_t mass;
   // For the block.
   uint32_t listed, largest, first_pushed;
+  // Where not all survivors are listed: sums of those that are certain to be kept, and what these are relative to; how
+  // many columns are ties, of the block and of each.
+  ColumnSums certain;
+  int32_t certain_emax;
+  uint32_t tied, tied_in[MAX_CLUSTER];
 };
 
 static_assert(sizeof(SeekShared) <= SIEVE_BYTES);
@@ -55,16 +66,31 @@ __device__ __noinline__ void SeekInRow(const RowParams<T>& p, int64_t row, const
   ptx::ClusterWait();  // until others have read what this block has told them
 }
 
+/// Sums of the block's weights above `high`.
+template <typename T>
+__device__ __noinline__ void SumAbove(const RowParams<T>& p, int64_t row, uint32_t high, const Scale scale,
+                                      ColumnSums& sums) {
+  const RowChunks<T, false> chunks(p, row);
+  if (threadIdx.x == 0) sums = {};
+  __syncthreads();
+  ColumnSums above{};
+  RowKeys<T, false>{chunks}.ForEach([&](uint32_t key) {
+    if (key > high) above.template Add<false>(FromBits(key), scale);
+  });
+  above.AddTo(sums);
+  __syncthreads();
+}
+
 template <typename T, bool SIGNED>
 struct Sieve {
   const RowParams<T>& p;
-  const int64_t row;
+  const int row;
   const RowChunks<T, SIGNED> chunks;
   SieveShared& shared;
   uint32_t *const taken, *const start, *const list;
   const int capacity;
 
-  __device__ __forceinline__ Sieve(const RowParams<T>& p, int64_t row, unsigned char* memory)
+  __device__ __forceinline__ Sieve(const RowParams<T>& p, int row, unsigned char* memory)
       : p(p),
         row(row),
         chunks(p, row),
@@ -122,8 +148,8 @@ struct Sieve {
   }
 
   /// Step 2: survivors are the columns from the key `low` on, and some NaN. The largest key, too: of all weights, or of
-  /// the logits that are listed. Nothing else is done where nothing is to be listed.
-  __device__ __forceinline__ void Read(uint32_t low, bool is_listed) {
+  /// the logits that are listed.
+  __device__ __forceinline__ void Read(uint32_t low) {
     // A difference has a sign where a weight is above `bound`, or where a logit is below. NaN is the largest of logits
     // and no weight: its differences have none.
     const float bound = ColumnOfKey<SIGNED>(SIGNED ? low : low - 1);
@@ -140,16 +166,49 @@ struct Sieve {
         if constexpr (!SIGNED) heaviest = fmaxf(heaviest, value);
       }
       bits = (SIGNED ? ~bits : bits) & valid;
-      if (is_listed) {
-        taken[c * 32 + Lane()] = bits;
-        List(c, x, bits, largest);
-      }
+      taken[c * 32 + Lane()] = bits;
+      List(c, x, bits, largest);
     });
     largest = ptx::ReduceMax(SIGNED ? largest : Bits(heaviest));
     if (Lane() == 0) atomicMax(&shared.largest, largest);
   }
 
-  /// Step 3, up to what the leader is told: survivors within [low, high] are uncertain, those above are kept.
+  /// Step 2 where survivors are too many: those above the bounds are added up, the others are listed, unless they are
+  /// equal to the lower one and ties. The largest key, too.
+  __device__ __forceinline__ void ReadSplit(const TightBounds& bounds, bool is_listed) {
+    const int emax = SIGNED ? ONE : BiasedExponent(FromBits(bounds.largest));  // probably
+    const Scale scale(emax);
+    if (threadIdx.x == 0) shared.certain_emax = emax;
+    ColumnSums above{};
+    uint32_t largest = 0, tied = 0;
+    chunks.ForEach([&](int c) {
+      float x[CHUNK_VECTORS][4];
+      const uint32_t valid = chunks.Load(c, x);
+      uint32_t bits = 0;
+#pragma unroll
+      for (int i = 0; i < CHUNK_COLUMNS; ++i) {
+        const float value = SIGNED ? x[i / 4][i % 4] : Positive(x[i / 4][i % 4]);
+        const uint32_t key = ColumnKey<SIGNED>(value);
+        if (!(valid >> i & 1)) continue;
+        largest = max(largest, key);
+        if (key > bounds.high) {
+          above.template Add<SIGNED>(value, scale);
+        } else if (bounds.has_ties && key == bounds.low) {
+          ++tied;
+        } else if (key >= bounds.low) {
+          bits |= 1u << i;
+        }
+      }
+      if (is_listed) List(c, x, bits, largest);
+    });
+    largest = ptx::ReduceMax(largest), tied = ptx::ReduceAdd(tied);
+    if (Lane() == 0) atomicMax(&shared.largest, largest), atomicAdd(&shared.tied, tied);
+    above.AddTo(shared.certain);
+  }
+
+  /// Step 3, up to what the leader is told: survivors within [low, high] are uncertain, those above are kept. SPLIT: the
+  /// latter are not listed.
+  template <bool SPLIT>
   __device__ __forceinline__ void Report(uint32_t low, uint32_t high, const Scale& scale) {
     const int rank = ptx::ClusterRank(), warp = threadIdx.x / 32, listed = int(shared.listed);
     ColumnSums above{}, within{};
@@ -176,7 +235,9 @@ struct Sieve {
       if (w == warp) before = uint32_t(within.count);
       above = above + shared.above_of[w], within = within + shared.within_of[w];
     }
+    if constexpr (SPLIT) above = above + shared.certain;
     if (threadIdx.x == 0) {
+      if constexpr (SPLIT) ptx::InBlock(shared.tied_in, 0)[rank] = shared.tied;
       ptx::InBlock(shared.above_in, 0)[rank] = above, ptx::InBlock(shared.within_in, 0)[rank] = within;
       if (rank != 0) shared.first_pushed = atomicAdd(ptx::InBlock(&shared.pushed, 0), uint32_t(within.count));
     }
@@ -195,23 +256,36 @@ struct Sieve {
   }
 
   /// The rest of step 3, by the leader. `has_all`: there is no column below `low` to keep.
+  template <bool SPLIT>
   __device__ __forceinline__ void Decide(uint32_t low, uint32_t high, bool has_all, const Wanted& wanted,
                                          const Scale& scale) {
     const int blocks = ptx::ClusterSize(), listed = int(shared.listed), n = listed + int(shared.pushed);
     ColumnSums above{}, within{};
     for (int i = 0; i < blocks; ++i) above = above + shared.above_in[i], within = within + shared.within_in[i];
-    const ColumnSums all = above + within;
+    ColumnSums all = above + within, ties{};
     const bool is_above = above.count >= wanted.count || above.quanta >= wanted.quanta;
-    const bool is_within = has_all || all.count >= wanted.count || all.quanta >= wanted.quanta;
-    const bool is_found = !is_above && is_within && within.count > 0 && n <= capacity;
+    bool is_within = has_all || all.count >= wanted.count || all.quanta >= wanted.quanta, keeps_ties = false;
+    if constexpr (SPLIT) {
+      for (int i = 0; i < blocks; ++i) ties.count += shared.tied_in[i];
+      if constexpr (!SIGNED) {
+        ties.quanta = ties.count * QuantumOf(FromBits(low), scale);
+        ties.mass = ties.count * ColumnMass(FromBits(low), scale);
+      }
+      keeps_ties = ties.count > 0 && all.count < wanted.count && all.quanta < wanted.quanta;
+      if (keeps_ties) all = all + ties, is_within |= all.count >= wanted.count || all.quanta >= wanted.quanta;
+    }
+    const bool is_found = !is_above && is_within && (within.count > 0 || keeps_ties) && n <= capacity;
     uint32_t threshold = 0;
     uint64_t mass = 0;
     if (is_found) {
       const auto key_at = [&](int i) { return list[i < listed ? i : capacity - 1 - (i - listed)]; };
       const auto quantum_of = [&](uint32_t key) { return uint64_t(SIGNED ? 0 : QuantumOf(FromBits(key), scale)); };
-      threshold = FindRanked(n, uint32_t(within.count), key_at, quantum_of, low, high, above.count, above.quanta,
-                             {wanted.count, wanted.quanta}, shared.rank)
-                      .key;
+      threshold = low;
+      if (!keeps_ties) {
+        threshold = FindRanked(n, uint32_t(within.count), key_at, quantum_of, low, high, above.count, above.quanta,
+                               {wanted.count, wanted.quanta}, shared.rank)
+                        .key;
+      }
       if constexpr (!SIGNED) {
 #pragma unroll 1
         for (int i = threadIdx.x; i < n; i += CHUNK_THREADS) {
@@ -221,7 +295,7 @@ struct Sieve {
         mass = WarpSum(mass);
         if (Lane() == 0) shared.rank.scratch[0][threadIdx.x / 32] = mass;
         __syncthreads();
-        mass = above.mass;
+        mass = above.mass + (keeps_ties ? ties.mass : 0);
         for (int w = 0; w < CHUNK_WARPS; ++w) mass += shared.rank.scratch[0][w];
       }
     }
@@ -256,7 +330,8 @@ struct Sieve {
     });
   }
 
-  __device__ __forceinline__ void Run() {
+  /// All steps; false if they do not do.
+  __device__ __forceinline__ bool IsDone() {
     const Limits limits = LimitsOf(p.filter, row, row, chunks.vocab, ONE, 0);
     const bool by_mass = !SIGNED && limits.wanted.quanta != UNLIMITED;
     const bool is_limited = by_mass || limits.wanted.count != ~uint32_t{0};
@@ -267,12 +342,62 @@ struct Sieve {
       const BoundLimits wanted{float(limits.wanted.count), by_mass ? 1.f - limits.top_p : -1.f};
       bounds = FindBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.bound, [&] { Prefetch(); });
     }
-    bool is_listed = is_limited && bounds.expected <= 1.1f * float(capacity) * float(blocks);
+    if (!is_limited || bounds.expected > 1.1f * float(capacity) * float(blocks)) return false;
     ptx::ClusterArrive();
     __syncthreads();
-    if (!SIGNED || is_listed) Read(bounds.low, is_listed);
+    Read(bounds.low);
     ptx::ClusterWait();  // every block runs
     __syncthreads();
+    if (threadIdx.x < blocks) {
+      ptx::InBlock(shared.largest_in, threadIdx.x)[ptx::ClusterRank()] = shared.largest;
+      ptx::InBlock(shared.overflow_in, threadIdx.x)[ptx::ClusterRank()] = int(shared.listed) > capacity;
+    }
+    ptx::ClusterSync();
+    uint32_t largest = 0;
+    bool is_listed = true;
+    for (int i = 0; i < blocks; ++i) {
+      largest = max(largest, shared.largest_in[i]);
+      if (shared.overflow_in[i]) is_listed = false;
+    }
+    const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
+    Wanted wanted = LimitsOf(p.filter, row, row, chunks.vocab, emax, 0).wanted;
+    if (SIGNED) wanted.quanta = UNLIMITED;
+    const Scale scale(emax);
+    // Not above the largest, for fewer turns of the search.
+    const uint32_t high = max(min(bounds.high, largest), bounds.low);
+    if (is_listed) {
+      Report<false>(bounds.low, high, scale);
+      ptx::ClusterSync();
+      // From the lowest key on, all are among the survivors.
+      if (ptx::ClusterRank() == 0) Decide<false>(bounds.low, high, bounds.low == Seek<SIGNED>::LOWEST, wanted, scale);
+      ptx::ClusterSync();
+      if (shared.is_found) {
+        Write(KeptColumns<SIGNED>(shared.threshold, scale, shared.mass));
+        return true;
+      }
+    }
+    return false;
+  }
+
+  /// The same where the first bounds were of no use.
+  __device__ __forceinline__ void Split() {
+    const Limits limits = LimitsOf(p.filter, row, row, chunks.vocab, ONE, 0);
+    const bool by_mass = !SIGNED && limits.wanted.quanta != UNLIMITED;
+    const bool is_limited = by_mass || limits.wanted.count != ~uint32_t{0};
+    const int blocks = ptx::ClusterSize();
+    const float room = SPLIT_FILL * float(capacity);
+    ptx::ClusterSync();  // every block runs, and has read what it was told
+    if (threadIdx.x == 0) shared.listed = shared.largest = shared.pushed = shared.tied = 0, shared.certain = {};
+    TightBounds bounds{Seek<SIGNED>::LOWEST, ~0u, float(chunks.vocab), false, 0};
+    if (is_limited && chunks.vocab > UNSAMPLED) {
+      const TightLimits wanted{float(limits.wanted.count), by_mass ? 1.f - limits.top_p : -1.f, 0.5f * room,
+                               SPLIT_DEVIATIONS};
+      bounds = FindTightBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.tight);
+    }
+    bool is_listed = is_limited && bounds.within <= room;
+    __syncthreads();
+    if (!SIGNED || is_listed) ReadSplit(bounds, is_listed);
+    ptx::ClusterSync();
     if (threadIdx.x < blocks) {
       ptx::InBlock(shared.largest_in, threadIdx.x)[ptx::ClusterRank()] = shared.largest;
       ptx::InBlock(shared.overflow_in, threadIdx.x)[ptx::ClusterRank()] = int(shared.listed) > capacity;
@@ -283,30 +408,34 @@ struct Sieve {
       largest = max(largest, shared.largest_in[i]);
       if (shared.overflow_in[i]) is_listed = false;
     }
-    if (SIGNED && !is_listed) largest = ~0u;
     const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
     Wanted wanted = LimitsOf(p.filter, row, row, chunks.vocab, emax, 0).wanted;
     if (SIGNED) wanted.quanta = UNLIMITED;
+    if (SIGNED && !is_listed) largest = ~0u;
     const Scale scale(emax);
-    // Not above the largest, for fewer turns of the search.
     const uint32_t high = max(min(bounds.high, largest), bounds.low);
-    if (is_listed) {
-      Report(bounds.low, high, scale);
-      ptx::ClusterSync();
-      // From the lowest key on, all are among the survivors.
-      if (ptx::ClusterRank() == 0) Decide(bounds.low, high, bounds.low == Seek<SIGNED>::LOWEST, wanted, scale);
-      ptx::ClusterSync();
-      if (shared.is_found) {
-        Write(KeptColumns<SIGNED>(shared.threshold, scale, shared.mass));
-        return;
-      }
-    }
     SeekRange range{bounds.low, high, false, 0, 0};
+    if (is_listed) {
+      if constexpr (!SIGNED) {  // the largest may not have been in the sample
+        if (emax != shared.certain_emax) SumAbove<T>(p, row, high, scale, shared.certain);
+      }
+      Report<true>(bounds.low, high, scale);
+      ptx::ClusterSync();
+      if (ptx::ClusterRank() == 0) Decide<true>(bounds.low, high, bounds.low == Seek<SIGNED>::LOWEST, wanted, scale);
+      ptx::ClusterSync();
+      if (shared.is_found) range = {0, 0, true, shared.threshold, shared.mass};
+    }
     if (!is_limited) range = {0, 0, SIGNED, 0, 0};
     const Seek<SIGNED> seek{scale, wanted, SIGNED ? ~0u : largest, *reinterpret_cast<SeekShared*>(&shared)};
     SeekInRow<T, SIGNED>(p, row, seek, range);
   }
 };
+
+/// Not inlined: it is rare, and registers are few.
+template <typename T, bool SIGNED>
+__device__ __noinline__ void SplitRow(const RowParams<T>& p, int row, unsigned char* memory) {
+  Sieve<T, SIGNED>(p, row, memory).Split();
+}
 
 }  // namespace sampling
 }  // namespace flashinfer
