@@ -91,35 +91,48 @@ struct Geometry {
   size_t shared_bytes;
 };
 
-/// What the launches need to know of a device, asked once.
+/// What the launches of a kernel need to know of a device.
 struct Device {
   int multiprocessors = 0, shared_bytes = 0;
-  bool has_clusters = false;
-
-  static const Device& Current(cudaError_t& status) {
-    static Device devices[64];
-    int id = 0;
-    status = cudaGetDevice(&id);
-    if (status == cudaSuccess && id >= 64) status = cudaErrorInvalidDevice;
-    if (status != cudaSuccess) return devices[0];
-    Device& device = devices[id];
-    if (device.multiprocessors == 0) {
-      int major = 0, count = 0;
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
-      cudaDeviceGetAttribute(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-      status = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, id);
-      device.has_clusters = major >= 9;
-      device.multiprocessors = count;
-    }
-    return device;
-  }
+  bool has_clusters = false;  // and the kernel was compiled for SM90 or later: cluster instructions are not left out
 };
 
+/// Let KERNEL use as much shared memory as the device has, if it HOLDS_ROWS there. Done once per kernel and device.
+template <auto KERNEL, bool HOLDS_ROWS = true>
+cudaError_t PrepareKernel(Device& device) {
+  static Device known[64];
+  int id = 0;
+  cudaError_t status = cudaGetDevice(&id);
+  if (status == cudaSuccess && id >= 64) status = cudaErrorInvalidDevice;
+  if (status != cudaSuccess) return status;
+  if (known[id].multiprocessors == 0) {
+    cudaFuncAttributes attributes;
+    status = cudaFuncGetAttributes(&attributes, KERNEL);
+    if (status != cudaSuccess) return status;
+    int shared_bytes = 0, multiprocessors = 0;
+    cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+    status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, id);
+    if (status != cudaSuccess) return status;
+    if (HOLDS_ROWS) {
+      const int most = shared_bytes - int(attributes.sharedSizeBytes);
+      status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+      if (status != cudaSuccess) return status;
+      status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+      if (status != cudaSuccess) return status;
+    }
+    known[id].shared_bytes = shared_bytes;
+    known[id].has_clusters = attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
+    known[id].multiprocessors = multiprocessors;
+  }
+  device = known[id];
+  return cudaSuccess;
+}
+
 /// How to spread rows of `vocab` columns over blocks. The result does not depend on it.
-inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bool has_cluster_code) {
+inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device) {
   Geometry g{1, Threads(true), true, 0};
   const auto slice = [&] { return (CeilDiv(vocab, g.cluster) + 3) / 4 * 4; };
-  if (device.has_clusters && has_cluster_code) {
+  if (device.has_clusters) {
     // At most 16K columns, so that three blocks share an SM; fewer while SMs would idle.
     while (g.cluster < MAX_CLUSTER &&
            (slice() > 16384 || (slice() > 2048 && rows * g.cluster < 2 * device.multiprocessors))) {
@@ -129,31 +142,6 @@ inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device, bo
   g.shared_bytes = sizeof(Shared) + slice() * sizeof(float);
   if (int64_t(g.shared_bytes) > device.shared_bytes) g = {1, Threads(false), false, sizeof(Shared)};
   return g;
-}
-
-/// Whether KERNEL was compiled for SM90 or later, where its cluster instructions are not left out; and let it use as
-/// much shared memory as the device has, if it HOLDS_ROWS there. Asked once per kernel and device.
-template <auto KERNEL, bool HOLDS_ROWS = true>
-cudaError_t PrepareKernel(const Device& device, bool& has_cluster_code) {
-  static int known[64];  // 0: not asked, 1: no clusters, 2: clusters
-  int id = 0;
-  cudaError_t status = cudaGetDevice(&id);
-  if (status != cudaSuccess) return status;
-  if (known[id] == 0) {
-    cudaFuncAttributes attributes;
-    status = cudaFuncGetAttributes(&attributes, KERNEL);
-    if (status != cudaSuccess) return status;
-    if (HOLDS_ROWS) {
-      const int most = device.shared_bytes - int(attributes.sharedSizeBytes);
-      status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
-      if (status != cudaSuccess) return status;
-      status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
-      if (status != cudaSuccess) return status;
-    }
-    known[id] = attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90 ? 2 : 1;
-  }
-  has_cluster_code = known[id] == 2;
-  return cudaSuccess;
 }
 
 /// Blocks of the largest cluster that KERNEL, of so many threads and bytes for a block, can have: 16 where the device
@@ -211,13 +199,10 @@ cudaError_t LaunchClusters(void (*kernel)(Params), const Geometry& g, int64_t ro
 /// Launch RESIDENT, or STREAMING where no cluster can hold a row.
 template <auto RESIDENT, auto STREAMING, typename Params>
 cudaError_t LaunchRows(int64_t rows, int64_t vocab, bool enable_pdl, Stream stream, const Params& params) {
-  cudaError_t status;
-  const Device& device = Device::Current(status);
+  Device device;
+  const cudaError_t status = PrepareKernel<RESIDENT>(device);
   if (status != cudaSuccess) return status;
-  bool has_cluster_code = false;
-  status = PrepareKernel<RESIDENT>(device, has_cluster_code);
-  if (status != cudaSuccess) return status;
-  const Geometry g = GeometryOf(rows, vocab, device, has_cluster_code);
+  const Geometry g = GeometryOf(rows, vocab, device);
   return LaunchClusters(g.is_resident ? RESIDENT : STREAMING, g, rows, enable_pdl, stream, params);
 }
 

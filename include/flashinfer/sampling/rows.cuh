@@ -21,16 +21,13 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4) RowsKernel(const __grid_cons
 /// clusters of 4 / 2 79.3 / 59.9. More where rows are long. What top-p keeps may be more than one block can list.
 template <typename T, bool SIGNED>
 Status LaunchSieve(const RowParams<T>& p, Stream stream) {
-  cudaError_t status;
-  const Device& device = Device::Current(status);
-  if (status != cudaSuccess) return status;
-  bool has_cluster_code = false;
-  status = PrepareKernel<RowsKernel<T, SIGNED>>(device, has_cluster_code);
+  Device device;
+  const cudaError_t status = PrepareKernel<RowsKernel<T, SIGNED>>(device);
   if (status != cudaSuccess) return status;
   const bool by_mass = p.filter.top_p.values != nullptr || p.filter.top_p.value < 1.f;
   Geometry g{1, CHUNK_THREADS, false, SIEVE_BYTES};
   const int64_t chunks = CeilDiv(p.vocab, CHUNK);
-  while (has_cluster_code && g.cluster < MAX_CLUSTER &&
+  while (device.has_clusters && g.cluster < MAX_CLUSTER &&
          (chunks > SIEVE_CHUNKS * g.cluster || (by_mass && g.cluster == 1 && chunks > 2 * CHUNK_WARPS) ||
           (chunks > CHUNK_WARPS * g.cluster && p.rows * g.cluster <= device.multiprocessors))) {
     g.cluster *= 2;

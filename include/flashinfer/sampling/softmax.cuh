@@ -169,14 +169,11 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, HOLD == Hold::kRegisters ?
 template <>
 FLASHINFER_INLINE Status SoftmaxRows<float>(const RowParams<float>& p, Stream stream) {
   using namespace sampling;
-  cudaError_t status;
-  const Device& device = Device::Current(status);
-  if (status != cudaSuccess) return status;
-  bool has_cluster_code = false;
-  status = PrepareKernel<SoftmaxKernel<Hold::kShared>>(device, has_cluster_code);
+  Device device;
+  const cudaError_t status = PrepareKernel<SoftmaxKernel<Hold::kShared>>(device);
   if (status != cudaSuccess) return status;
   const int count = int(CeilDiv(p.vocab, SEGMENT));
-  const int largest = has_cluster_code ? LargestCluster<SoftmaxKernel<Hold::kRegisters>>(SOFTMAX_WARPS * 32, 0) : 1;
+  const int largest = device.has_clusters ? LargestCluster<SoftmaxKernel<Hold::kRegisters>>(SOFTMAX_WARPS * 32, 0) : 1;
   Geometry g{1, 0, true, count * sizeof(SegmentSum)};
   // As few blocks as can have a warp for each segment; more while SMs would idle.
   while (g.cluster < largest && (count > SOFTMAX_WARPS * g.cluster ||

@@ -128,13 +128,12 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
 
 /// How clusters share a row.
 template <auto KERNEL>
-cudaError_t StreamGeometry(const SampleParams& p, const Device& device, Geometry& g) {
-  bool has_cluster_code = false;
-  const cudaError_t status = PrepareKernel<KERNEL, false>(device, has_cluster_code);
+cudaError_t StreamGeometry(const SampleParams& p, Device& device, Geometry& g) {
+  const cudaError_t status = PrepareKernel<KERNEL, false>(device);
   const int64_t segments = CeilDiv(p.vocab, SEGMENT), most_warps = STREAM_THREADS / 32;
   g = {1, 0, false, 0};
   // A warp has up to two segments; fewer while SMs would idle.
-  while (has_cluster_code && g.cluster < MAX_CLUSTER &&
+  while (device.has_clusters && g.cluster < MAX_CLUSTER &&
          (segments > 2 * most_warps * g.cluster ||
           (segments > 2 * g.cluster && p.batch * g.cluster < 4 * device.multiprocessors))) {
     g.cluster *= 2;
@@ -151,11 +150,9 @@ cudaError_t StreamGeometry(const SampleParams& p, const Device& device, Geometry
 
 template <From FROM>
 cudaError_t LaunchStream(const SampleParams& p, Stream stream) {
-  cudaError_t status;
-  const Device& device = Device::Current(status);
-  if (status != cudaSuccess) return status;
+  Device device;
   Geometry g;
-  status = StreamGeometry<StreamKernel<FROM>>(p, device, g);
+  cudaError_t status = StreamGeometry<StreamKernel<FROM>>(p, device, g);
   if (status != cudaSuccess) return status;
   // Blocks that wait for each other cost nothing as long as no others wait for their place. H200, vocabulary 128256,
   // us at 16 / 64 / 128 / 512 rows: 11.0 / 19.4 / 29.0 / 79.6, and 13.2 / 20.6 / 27.0 / 74.4 by MinPKernel.

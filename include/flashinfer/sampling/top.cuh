@@ -31,14 +31,11 @@ __global__ void __launch_bounds__(TOP_THREADS, 4) TopKernel(const __grid_constan
 
 FLASHINFER_INLINE Status SampleTop(const SampleParams& p, Stream stream) {
   using namespace sampling;
-  cudaError_t status;
-  const Device& device = Device::Current(status);
-  if (status != cudaSuccess) return status;
-  bool has_cluster_code = false;
-  status = PrepareKernel<TopKernel>(device, has_cluster_code);
+  Device device;
+  const cudaError_t status = PrepareKernel<TopKernel>(device);
   if (status != cudaSuccess) return status;
   Geometry g{1, TOP_THREADS, false, sizeof(NearShared)};
-  if (has_cluster_code) {
+  if (device.has_clusters) {
     // H200, vocabulary 128256, top_p of 0.9, us by clusters of 16 / 8 / 4 / 2 / 1: 1 row 13.8 / 14.9, 16 rows
     // 19.4 / 17.3 / 18.4, 32 rows - / 21.2 / 21.2 / 24.8, 64 rows - / 33.2 / 26.8 / 26.0, 128 rows
     // - / - / 44.5 / 33.2 / 40.4.
