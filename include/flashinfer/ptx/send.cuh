@@ -9,7 +9,7 @@ namespace flashinfer {
 namespace ptx {
 
 /// `barrier`, in shared memory, is for so many bytes, once. By one thread, before it arrives at the barrier of the
-/// cluster that all senders wait for.
+/// cluster that all senders wait for. (compute-sanitizer's racecheck warns of the two accesses, which are in order.)
 __device__ __forceinline__ void ExpectBytes(uint64_t* barrier, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const uint32_t address = uint32_t(__cvta_generic_to_shared(barrier));
