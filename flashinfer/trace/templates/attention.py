@@ -8,7 +8,12 @@ from typing import Optional
 
 import torch
 
-__all__ = ["attention_reference", "paged_attention_reference", "ragged_attention_reference"]
+__all__ = [
+    "attention_reference",
+    "paged_attention_reference",
+    "paged_states_reference",
+    "ragged_attention_reference",
+]
 
 
 def attention_reference(
@@ -71,15 +76,34 @@ def paged_attention_reference(
     heads_first: int,
 ) -> torch.Tensor:
     """Requests whose keys are gathered from pages."""
+    return paged_states_reference(
+        q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, causal, sm_scale, heads_first
+    )[0]
+
+
+def paged_states_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    causal: bool,
+    sm_scale: Optional[float],
+    heads_first: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As above, with the base-2 LSE."""
     if heads_first:
         k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     page_size = k_cache.shape[1]
     out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])
+    lse = torch.full(q.shape[:2], -math.inf, device=q.device)
     qo, pages = qo_indptr.tolist(), kv_indptr.tolist()
     for i in range(len(qo) - 1):
         mine = kv_indices[pages[i] : pages[i + 1]].long()
         kv_len = (len(mine) - 1) * page_size + int(kv_last_page_len[i]) if len(mine) else 0
         k, v = (cache[mine].flatten(0, 1)[:kv_len] for cache in (k_cache, v_cache))
         rows = slice(qo[i], qo[i + 1])
-        out[rows] = attention_reference(q[rows], k, v, causal, sm_scale=sm_scale)[0]
-    return out
+        out[rows], lse[rows] = attention_reference(q[rows], k, v, causal, sm_scale=sm_scale)
+    return out, lse

@@ -7,7 +7,10 @@ from typing import Any, Callable
 
 from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Var
 
-__all__ = ["PAGE_TABLE", "by_layout_and_lse", "by_wrapper", "cache_inputs", "heads", "paged_axes"]
+__all__ = [
+    *("PAGE_TABLE", "QO_INDPTR"),
+    *("by_layout_and_lse", "by_wrapper", "cache_inputs", "heads", "keys_of_request", "paged_axes"),
+]
 
 #: Known to ``plan``, not to ``run``: a trace of ``run`` describes them and leaves their sizes open.
 PAGE_TABLE: dict[str, Tensor] = {
@@ -17,6 +20,8 @@ PAGE_TABLE: dict[str, Tensor] = {
         ("batch_size",), dtype="int32", optional=True, description="entries in use of the last page"
     ),
 }
+
+QO_INDPTR = Tensor(("indptr_len",), dtype="int32", optional=True, description="where each request's rows begin")
 
 
 def heads(layout: str) -> dict[str, Axis]:
@@ -40,12 +45,19 @@ def paged_axes(layout: str, pair: bool) -> dict[str, Axis]:
     }
 
 
-def cache_inputs(layout: str, pair: bool) -> dict[str, Tensor]:
+def cache_inputs(layout: str, pair: bool, param: str = "paged_kv_cache", part: str = "") -> dict[str, Tensor]:
+    """The cache that ``param`` names; ``part`` ends the names of its halves and of its axis of pages."""
     inner = ("page_size", "num_kv_heads") if layout == "NHD" else ("num_kv_heads", "page_size")
+    pages = f"num_pages{part}"
     if not pair:
-        return {"paged_kv_cache": Tensor(("num_pages", "kv", *inner, "head_dim"))}
-    dims = ("num_pages", *inner, "head_dim")
-    return {name: Tensor(dims, param="paged_kv_cache", tuple_idx=i) for i, name in enumerate(("k_cache", "v_cache"))}
+        return {param: Tensor((pages, "kv", *inner, "head_dim"))}
+    halves = (f"k_cache{part}", f"v_cache{part}")
+    return {name: Tensor((pages, *inner, "head_dim"), param=param, tuple_idx=i) for i, name in enumerate(halves)}
+
+
+def keys_of_request(layout: str, length: str, head_dim: str) -> Tensor:
+    """Keys or values of one request, not in pages."""
+    return Tensor((length, "num_kv_heads", head_dim) if layout == "NHD" else ("num_kv_heads", length, head_dim))
 
 
 def by_layout_and_lse(make: Callable[[str, bool], TraceTemplate]) -> TraceDispatch:
@@ -58,12 +70,12 @@ def by_layout_and_lse(make: Callable[[str, bool], TraceTemplate]) -> TraceDispat
     return TraceDispatch(choose, tuple(templates.values()))
 
 
-def by_wrapper(make: Callable[[str, bool], TraceTemplate]) -> TraceDispatch:
+def by_wrapper(make: Callable[[str, bool], TraceTemplate], param: str = "paged_kv_cache") -> TraceDispatch:
     """Choose among ``make(layout, pair)`` by the layout of the wrapper and the form of its cache."""
     templates = {(layout, pair): make(layout, pair) for layout in ("NHD", "HND") for pair in (False, True)}
 
     def choose(**arguments: Any) -> TraceTemplate:
         layout = getattr(arguments.get("self"), "_kv_layout", "NHD")
-        return templates[layout, isinstance(arguments.get("paged_kv_cache"), tuple)]
+        return templates[layout, isinstance(arguments.get(param), tuple)]
 
     return TraceDispatch(choose, tuple(templates.values()))

@@ -11,6 +11,7 @@ from ..template import Axis, Const, Tensor, TraceTemplate, Var
 
 __all__ = [
     "merge_state_in_place_trace",
+    "merge_state_reference",
     "merge_state_trace",
     "merge_states_trace",
     "variable_length_merge_states_trace",
@@ -29,7 +30,7 @@ def _merge_states_reference(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Ten
     return merged.to(v.dtype), largest.squeeze(1) + torch.log2(total)
 
 
-def _merge_state_reference(
+def merge_state_reference(
     v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _merge_states_reference(torch.stack([v_a, v_b], dim=1), torch.stack([s_a, s_b], dim=1))
@@ -42,7 +43,7 @@ def _merge_state_in_place_reference(
     s_other: torch.Tensor,
     mask: Optional[torch.Tensor] = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    merged, score = _merge_state_reference(v, s, v_other, s_other)
+    merged, score = merge_state_reference(v, s, v_other, s_other)
     score = score.to(s.dtype)
     if mask is None:
         return merged, score
@@ -91,7 +92,7 @@ merge_state_trace = TraceTemplate(
     },
     outputs={"v": Tensor(_V, dtype_from="v_a"), "s": Tensor(_S, dtype="float32")},
     name_prefix="merge_state",
-    reference=_merge_state_reference,
+    reference=merge_state_reference,
     description="Attention over two sets of keys from attention over each of them.",
 )
 

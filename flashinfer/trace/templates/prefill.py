@@ -9,7 +9,16 @@ import torch
 
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .attention import attention_reference, paged_attention_reference, ragged_attention_reference
-from .attention_shared import PAGE_TABLE, by_layout_and_lse, by_wrapper, cache_inputs, heads, paged_axes
+from .attention_shared import (
+    PAGE_TABLE,
+    QO_INDPTR,
+    by_layout_and_lse,
+    by_wrapper,
+    cache_inputs,
+    heads,
+    keys_of_request,
+    paged_axes,
+)
 
 __all__ = ["paged_prefill_trace", "ragged_prefill_trace", "single_prefill_trace"]
 
@@ -42,10 +51,6 @@ def _single_prefill_reference(
     return _single_prefill_lse_reference(q, k, v, heads_first, causal, sm_scale, window_left, logits_soft_cap)[0]
 
 
-def _kv(layout: str, length: str, head_dim: str) -> Tensor:
-    return Tensor((length, "num_kv_heads", head_dim) if layout == "NHD" else ("num_kv_heads", length, head_dim))
-
-
 def _axes(layout: str) -> dict[str, Axis]:
     return {**heads(layout), "head_dim_vo": Const("of v and the output", abbrev="dv")}
 
@@ -58,8 +63,8 @@ def _single_prefill(layout: str, return_lse: bool) -> TraceTemplate:
         axes={**_axes(layout), "qo_len": Var(), "kv_len": Var()},
         inputs={
             "q": Tensor(("qo_len", "num_qo_heads", "head_dim")),
-            "k": _kv(layout, "kv_len", "head_dim"),
-            "v": _kv(layout, "kv_len", "head_dim_vo"),
+            "k": keys_of_request(layout, "kv_len", "head_dim"),
+            "v": keys_of_request(layout, "kv_len", "head_dim_vo"),
             "causal": Scalar("bool", optional=True),
             "sm_scale": Scalar(optional=True),
             "window_left": Scalar("int32", optional=True),
@@ -106,9 +111,6 @@ def _paged_prefill_pair_reference(
     )
 
 
-_QO_INDPTR = Tensor(("indptr_len",), dtype="int32", optional=True, description="where each request's rows begin")
-
-
 def _paged_prefill(layout: str, pair: bool) -> TraceTemplate:
     return TraceTemplate(
         "batch_prefill",
@@ -116,7 +118,7 @@ def _paged_prefill(layout: str, pair: bool) -> TraceTemplate:
         inputs={
             "q": Tensor(("num_rows", "num_qo_heads", "head_dim")),
             **cache_inputs(layout, pair),
-            "qo_indptr": _QO_INDPTR,
+            "qo_indptr": QO_INDPTR,
             **PAGE_TABLE,
             "causal": Scalar("bool", optional=True),
             "sm_scale": Scalar(optional=True),
@@ -154,9 +156,9 @@ def _ragged_prefill(layout: str) -> TraceTemplate:
         },
         inputs={
             "q": Tensor(("num_rows", "num_qo_heads", "head_dim")),
-            "k": _kv(layout, "num_keys", "head_dim"),
-            "v": _kv(layout, "num_keys", "head_dim_vo"),
-            "qo_indptr": _QO_INDPTR,
+            "k": keys_of_request(layout, "num_keys", "head_dim"),
+            "v": keys_of_request(layout, "num_keys", "head_dim_vo"),
+            "qo_indptr": QO_INDPTR,
             "kv_indptr": Tensor(
                 ("indptr_len",), dtype="int32", optional=True, description="where each request's keys begin"
             ),

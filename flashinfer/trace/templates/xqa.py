@@ -11,10 +11,10 @@ import torch
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .attention import attention_reference
 
-__all__ = ["trtllm_batch_decode_trace", "xqa_batch_decode_trace", "xqa_trace"]
+__all__ = ["block_table_reference", "trtllm_batch_decode_trace", "xqa_batch_decode_trace", "xqa_trace"]
 
 
-def _block_table_reference(
+def block_table_reference(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -50,7 +50,7 @@ def _xqa_reference(
     rcp_out_scale: float = 1.0,
 ) -> torch.Tensor:
     logits_scale = q_scale * kv_scale / math.sqrt(q.shape[-1])
-    return _block_table_reference(
+    return block_table_reference(
         q,
         k_cache,
         v_cache,
@@ -74,7 +74,7 @@ def _batch_decode_pair_reference(
     bmm2_scale: float = 1.0,
     window_left: int = -1,
 ) -> torch.Tensor:
-    return _block_table_reference(
+    return block_table_reference(
         query, k_cache, v_cache, block_tables, seq_lens, heads_first, bmm1_scale, bmm2_scale, window_left
     )
 
@@ -89,7 +89,7 @@ def _batch_decode_reference(
     bmm2_scale: float = 1.0,
     window_left: int = -1,
 ) -> torch.Tensor:
-    return _block_table_reference(
+    return block_table_reference(
         query, kv_cache[:, 0], kv_cache[:, -1], block_tables, seq_lens, heads_first, bmm1_scale, bmm2_scale, window_left
     )
 
