@@ -36,6 +36,7 @@ from .dispatch import use_pdl
 from .errors import ArgumentError
 from .jit.attention import gen_batch_pod_module, gen_pod_module
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
+from .trace.templates.pod import batch_pod_trace, pod_trace
 
 __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
 
@@ -208,7 +209,7 @@ class PODWithPagedKVCacheWrapper:
 
     begin_forward = plan
 
-    @flashinfer_api(trace=None)
+    @flashinfer_api(trace=pod_trace)
     def run(
         self,
         q_p: torch.Tensor,
@@ -395,7 +396,7 @@ class BatchPODWithPagedKVCacheWrapper:
         self._prefill.plan(*self._table_p, *self._sizes, **self._options, **mask)
         self._planned_causal: Optional[bool] = mask.get("causal")
 
-    @flashinfer_api(trace=None)
+    @flashinfer_api(trace=batch_pod_trace)
     def run(
         self,
         q_p: torch.Tensor,

@@ -10,6 +10,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..attention.cache import PagedCache
 from ..errors import ArgumentError
+from ..trace.templates.cascade_attention import multi_level_cascade_trace
 from .levels import Level
 from .merge import merge_state_in_place
 
@@ -188,7 +189,7 @@ class MultiLevelCascadeAttentionWrapper:
             for wrapper in self._batch_prefill_wrappers:
                 wrapper.plan_alone()
 
-    @flashinfer_api(trace=None)
+    @flashinfer_api(trace=multi_level_cascade_trace)
     def run(self, q: torch.Tensor, paged_kv_cache: PagedCache) -> torch.Tensor:
         """Attention of ``q`` over the keys of all levels.
 

@@ -15,6 +15,7 @@ from ..api_logging import flashinfer_api
 from ..attention.cache import PagedCache
 from ..decode import BatchDecodeWithPagedKVCacheWrapper
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
+from ..trace.templates.cascade_attention import shared_prefix_decode_trace, shared_prefix_prefill_trace
 from .merge import merge_state_in_place
 
 __all__ = ["BatchDecodeWithSharedPrefixPagedKVCacheWrapper", "BatchPrefillWithSharedPrefixPagedKVCacheWrapper"]
@@ -76,7 +77,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
             kv_data_type=data_type,
         )
 
-    @flashinfer_api(trace=None)
+    @flashinfer_api(trace=shared_prefix_decode_trace)
     def forward(
         self, q: torch.Tensor, k_shared: torch.Tensor, v_shared: torch.Tensor, unique_kv_cache: PagedCache
     ) -> torch.Tensor:
@@ -143,7 +144,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         self._sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
         self._planned: Optional[tuple] = None
 
-    @flashinfer_api(trace=None)
+    @flashinfer_api(trace=shared_prefix_prefill_trace)
     def forward(
         self,
         q: torch.Tensor,

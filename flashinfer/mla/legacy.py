@@ -12,6 +12,7 @@ from ..attention.host import kv_lens_of_pages, to_host
 from ..attention.scales import Scale, scale_logits, scale_output
 from ..errors import ArgumentError, GPUArchitectureError
 from ..tensor_checks import canonicalize_torch_dtype
+from ..trace.templates.mla import mla_decode_trace
 from ..utils import get_compute_capability
 from ._core import BatchMLAPagedAttentionWrapper
 
@@ -133,7 +134,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
             self._last_page_len_buf.copy_(last_page_len, non_blocking=True)
         self._sm_scale = sm_scale
 
-    @flashinfer_api(trace=None)
+    @flashinfer_api(trace=mla_decode_trace)
     def run(
         self,
         q_nope: torch.Tensor,

@@ -7,9 +7,10 @@ import math
 
 import torch
 
-from ..template import Const, Scalar, Tensor, TraceTemplate, Var
+from ..template import Axis, Const, Scalar, Tensor, TraceTemplate, Var
+from .attention_shared import PAGE_TABLE
 
-__all__ = ["mla_paged_reference", "mla_paged_trace"]
+__all__ = ["mla_decode_trace", "mla_paged_reference", "mla_paged_trace"]
 
 
 def mla_paged_reference(
@@ -44,19 +45,39 @@ def mla_paged_reference(
     return out
 
 
+def _mla_decode_reference(
+    q_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    paged_ckv_cache: torch.Tensor,
+    paged_kpe_cache: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    sm_scale: float,
+) -> torch.Tensor:
+    counts = kv_indptr[1:] - kv_indptr[:-1]
+    full = (counts - 1) * paged_ckv_cache.shape[1]
+    kv_len_arr = torch.where(counts > 0, full + kv_last_page_len, 0)
+    qo_indptr = torch.arange(len(counts) + 1)
+    caches = (paged_ckv_cache, paged_kpe_cache)
+    return mla_paged_reference(q_nope, q_pe, *caches, qo_indptr, kv_indptr, kv_indices, kv_len_arr, False, sm_scale)
+
+
+_AXES: dict[str, Axis] = {
+    "num_heads": Const(abbrev="h"),
+    "head_dim_ckv": Const(abbrev="ckv"),
+    "head_dim_kpe": Const(abbrev="kpe"),
+    "page_size": Const(abbrev="ps"),
+    "num_rows": Var(),
+    "num_pages": Var(),
+    "indptr_len": Var("batch_size + 1"),
+    "num_indices": Var("pages of all requests"),
+    "batch_size": Var(),
+}
+
 mla_paged_trace = TraceTemplate(
     "mla_paged",
-    axes={
-        "num_heads": Const(abbrev="h"),
-        "head_dim_ckv": Const(abbrev="ckv"),
-        "head_dim_kpe": Const(abbrev="kpe"),
-        "page_size": Const(abbrev="ps"),
-        "num_rows": Var(),
-        "num_pages": Var(),
-        "indptr_len": Var("batch_size + 1"),
-        "num_indices": Var("pages of all requests"),
-        "batch_size": Var(),
-    },
+    axes=_AXES,
     inputs={
         "q_nope": Tensor(("num_rows", "num_heads", "head_dim_ckv")),
         "q_pe": Tensor(("num_rows", "num_heads", "head_dim_kpe")),
@@ -72,4 +93,21 @@ mla_paged_trace = TraceTemplate(
     outputs={"output": Tensor(("num_rows", "num_heads", "head_dim_ckv"), dtype_from="q_nope")},
     reference=mla_paged_reference,
     description="Latent attention: one key for all heads, whose first part is the value too.",
+)
+
+mla_decode_trace = TraceTemplate(
+    "mla_paged",
+    axes={axis: kind for axis, kind in _AXES.items() if axis != "num_rows"},
+    inputs={
+        "q_nope": Tensor(("batch_size", "num_heads", "head_dim_ckv")),
+        "q_pe": Tensor(("batch_size", "num_heads", "head_dim_kpe")),
+        "paged_ckv_cache": Tensor(("num_pages", "page_size", "head_dim_ckv")),
+        "paged_kpe_cache": Tensor(("num_pages", "page_size", "head_dim_kpe")),
+        **PAGE_TABLE,
+        "sm_scale": Scalar(optional=True),
+    },
+    outputs={"o": Tensor(("batch_size", "num_heads", "head_dim_ckv"), dtype_from="q_nope")},
+    name_prefix="mla_decode_paged",
+    reference=_mla_decode_reference,
+    description="Latent attention of one token per request: one key for all heads, whose first part is the value too.",
 )
