@@ -18,6 +18,7 @@ from ..errors import ArgumentError
 from ..jit.attention.front_doors import gen_fmha_v2_module, prompt_decl
 from ..jit.utils import filename_safe_dtype_map as _short
 from ..knobs import knobs
+from ..trace.templates.fmha_v2 import fmha_v2_trace
 from .block_tables import to_output
 from .host import to_host
 from .modules import get_batch_prefill_module, get_customize_batch_prefill_module
@@ -168,7 +169,7 @@ def _check(prompt: _Prompt, options: _Options, input_layout: str) -> None:
         raise ArgumentError(f"{_OP}: save_softmax_stats with {input_layout}, expected CONTIGUOUS_Q_KV")
 
 
-@flashinfer_api(trace=None)
+@flashinfer_api(trace=fmha_v2_trace)
 def trtllm_fmha_v2_prefill(
     qkv: Inputs,
     input_layout: str,

@@ -9,6 +9,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..errors import ArgumentError
+from ..trace.templates.cudnn import cudnn_batch_decode_trace
 from .graph import Operand, frontend, run_sdpa
 
 __all__ = ["cudnn_batch_decode_with_kv_cache"]
@@ -16,7 +17,7 @@ __all__ = ["cudnn_batch_decode_with_kv_cache"]
 _OP = "cudnn_batch_decode_with_kv_cache"
 
 
-@flashinfer_api(trace=None)
+@flashinfer_api(trace=cudnn_batch_decode_trace)
 def cudnn_batch_decode_with_kv_cache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -9,6 +9,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..errors import ArgumentError
+from ..trace.templates.cudnn import cudnn_batch_prefill_trace
 from .graph import Operand, frontend, run_sdpa
 
 __all__ = ["cudnn_batch_prefill_with_kv_cache"]
@@ -33,7 +34,7 @@ def _offsets(given: Optional[torch.Tensor], lengths: torch.Tensor, row: int, uni
     return given.reshape(-1, 1, 1, 1)
 
 
-@flashinfer_api(trace=None)
+@flashinfer_api(trace=cudnn_batch_prefill_trace)
 def cudnn_batch_prefill_with_kv_cache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -168,10 +168,10 @@ def _output_entry(template: TraceTemplate, name: str, arguments: Arguments) -> d
 def _output_dtype(template: TraceTemplate, spec: Value, arguments: Arguments) -> torch.dtype:
     if isinstance(spec, Scalar):
         return getattr(torch, spec.dtype)
-    if spec.dtype_from is not None:
-        source = template.inputs.get(spec.dtype_from)
-        tensor = _argument(spec.dtype_from, source, arguments) if source else arguments.get(spec.dtype_from)
-        dtype = getattr(tensor, "dtype", None)
+    for name in filter(None, (spec.dtype_from, spec.param)):
+        source = template.inputs.get(name)
+        value = _argument(name, source, arguments) if source else arguments.get(name)
+        dtype = value if isinstance(value, torch.dtype) else getattr(value, "dtype", None)
         if dtype is not None:
             return dtype
     return getattr(torch, spec.dtype) if spec.dtype else _neighbour_dtype(template, spec, arguments)

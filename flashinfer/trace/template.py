@@ -51,7 +51,7 @@ class Tensor:
     dtype
         Fixed dtype, used when no tensor of the call tells another one.
     dtype_from
-        Outputs: the input or parameter whose dtype is taken when it is there.
+        Outputs: the input or parameter whose dtype is taken when it is there, or that is a dtype. Next comes ``param``.
     """
 
     dim_names: Sequence[str]

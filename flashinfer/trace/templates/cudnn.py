@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates and references of ``flashinfer.cudnn``. Rows of requests lie one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, Callable, Mapping, Optional
+
+import torch
+
+from ..check import default_check
+from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
+from .attention import attention_reference
+from .xqa import block_table_reference
+
+__all__ = ["cudnn_batch_decode_trace", "cudnn_batch_prefill_trace"]
+
+
+def _decode_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    actual_seq_lens_kv: torch.Tensor,
+    block_tables: torch.Tensor,
+) -> torch.Tensor:
+    return block_table_reference(q, k_cache, v_cache, block_tables, actual_seq_lens_kv, 1, scale, 1.0, -1)
+
+
+def _prefill_lse_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    max_token_per_sequence: int,
+    actual_seq_lens_q: torch.Tensor,
+    actual_seq_lens_kv: torch.Tensor,
+    block_tables: Optional[torch.Tensor],
+    causal: bool,
+    output_dtype: Optional[torch.dtype] = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    qo_lens, kv_lens = actual_seq_lens_q.flatten().tolist(), actual_seq_lens_kv.flatten().tolist()
+    out = q.new_zeros((*q.shape[:2], v_cache.shape[-1]), dtype=output_dtype or q.dtype)
+    lse = torch.full((len(qo_lens), max_token_per_sequence, q.shape[1]), -math.inf, device=q.device)
+    row = key = 0
+    for i, (qo_len, kv_len) in enumerate(zip(qo_lens, kv_lens, strict=True)):
+        if block_tables is None:
+            k, v = (x[key : key + kv_len] for x in (k_cache, v_cache))
+        else:
+            pages = block_tables[i].long()
+            k, v = (x[pages].transpose(1, 2).flatten(0, 1)[:kv_len] for x in (k_cache, v_cache))
+        mine = slice(row, row + qo_len)
+        out[mine], log2 = attention_reference(q[mine].float(), k, v, causal, sm_scale=scale)
+        lse[i, :qo_len] = log2 * math.log(2)
+        row, key = row + qo_len, key + kv_len
+    return out, lse
+
+
+def _prefill_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    max_token_per_sequence: int,
+    actual_seq_lens_q: torch.Tensor,
+    actual_seq_lens_kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    causal: bool,
+    output_dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    lengths = (max_token_per_sequence, actual_seq_lens_q, actual_seq_lens_kv)
+    return _prefill_lse_reference(q, k_cache, v_cache, scale, *lengths, block_tables, causal, output_dtype)[0]
+
+
+def _prefill_rows_lse_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    max_token_per_sequence: int,
+    actual_seq_lens_q: torch.Tensor,
+    actual_seq_lens_kv: torch.Tensor,
+    causal: bool,
+    output_dtype: Optional[torch.dtype] = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    lengths = (max_token_per_sequence, actual_seq_lens_q, actual_seq_lens_kv)
+    return _prefill_lse_reference(q, k_cache, v_cache, scale, *lengths, None, causal, output_dtype)
+
+
+def _prefill_rows_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    max_token_per_sequence: int,
+    actual_seq_lens_q: torch.Tensor,
+    actual_seq_lens_kv: torch.Tensor,
+    causal: bool,
+    output_dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    lengths = (max_token_per_sequence, actual_seq_lens_q, actual_seq_lens_kv)
+    return _prefill_lse_reference(q, k_cache, v_cache, scale, *lengths, None, causal, output_dtype)[0]
+
+
+def _check_written_rows(reference: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> bool:
+    """Nobody writes the LSE of rows past the end of a request; the reference has -inf there."""
+    expected, got = reference["lse"], actual["lse"]
+    if expected.shape != got.shape:
+        return False
+    seen = torch.where(expected == -math.inf, expected, got)
+    return default_check(dict(reference), {**actual, "lse": seen})
+
+
+_AXES: dict[str, Axis] = {
+    "num_qo_heads": Const(abbrev="h"),
+    "num_kv_heads": Const(abbrev="kv"),
+    "head_dim": Const(abbrev="d"),
+    "batch_size": Var(),
+    "one": Const(abbrev="", value=1),
+}
+_PAGED: dict[str, Axis] = {"page_size": Const(abbrev="ps"), "num_pages": Var(), "max_pages": Var("of a request")}
+_PAGES = Tensor(("num_pages", "num_kv_heads", "page_size", "head_dim"))
+_TABLES = Tensor(("batch_size", "max_pages"), dtype="int32")
+
+
+def _lengths(what: str) -> Tensor:
+    return Tensor(("batch_size", "one", "one", "one"), dtype="int32", description=f"{what} of each request")
+
+
+cudnn_batch_decode_trace = TraceTemplate(
+    "batch_decode",
+    axes={**_AXES, **_PAGED},
+    inputs={
+        "q": Tensor(("batch_size", "num_qo_heads", "head_dim")),
+        "k_cache": _PAGES,
+        "v_cache": _PAGES,
+        "scale": Scalar(),
+        "actual_seq_lens_kv": _lengths("keys"),
+        "block_tables": _TABLES,
+    },
+    outputs={"output": Tensor(("batch_size", "num_qo_heads", "head_dim"), param="out", dtype_from="q")},
+    name_prefix="cudnn_batch_decode",
+    reference=_decode_reference,
+    description="Attention of one token per request over its table of pages.",
+)
+
+_PREFILL_REFERENCES: dict[tuple[bool, bool], Callable[..., Any]] = {
+    (True, True): _prefill_lse_reference,
+    (True, False): _prefill_reference,
+    (False, True): _prefill_rows_lse_reference,
+    (False, False): _prefill_rows_reference,
+}
+
+
+def _prefill(paged: bool, return_lse: bool) -> TraceTemplate:
+    keys = _PAGES if paged else Tensor(("num_keys", "num_kv_heads", "head_dim"))
+    lse = Tensor(
+        ("batch_size", "max_token_per_sequence", "num_qo_heads"),
+        param="lse",
+        dtype="float32",
+        description="log of the sum of exp(logit)",
+    )
+    return TraceTemplate(
+        "batch_prefill",
+        axes={
+            **_AXES,
+            **(_PAGED if paged else {"num_keys": Var("keys of all requests")}),
+            "num_rows": Var("query tokens of all requests"),
+            "max_token_per_sequence": Var(),
+        },
+        inputs={
+            "q": Tensor(("num_rows", "num_qo_heads", "head_dim")),
+            "k_cache": keys,
+            "v_cache": keys,
+            "scale": Scalar(),
+            "max_token_per_sequence": Scalar("int32"),
+            "actual_seq_lens_q": _lengths("rows"),
+            "actual_seq_lens_kv": _lengths("keys"),
+            **({"block_tables": _TABLES} if paged else {}),
+            "causal": Scalar("bool"),
+        },
+        outputs={
+            "output": Tensor(("num_rows", "num_qo_heads", "head_dim"), param="out", dtype_from="o_data_type"),
+            **({"lse": lse} if return_lse else {}),
+        },
+        name_prefix=f"cudnn_batch_prefill_{'paged' if paged else 'ragged'}{'_lse' if return_lse else ''}",
+        reference=_PREFILL_REFERENCES[paged, return_lse],
+        check=_check_written_rows if return_lse else None,
+        description="Attention of the last tokens of each request over its keys.",
+    )
+
+
+_PREFILL = {key: _prefill(*key) for key in itertools.product((True, False), (False, True))}
+
+
+def _choose_prefill(**arguments: Any) -> TraceTemplate:
+    return _PREFILL[arguments.get("block_tables") is not None, bool(arguments.get("return_lse"))]
+
+
+cudnn_batch_prefill_trace = TraceDispatch(_choose_prefill, tuple(_PREFILL.values()))
