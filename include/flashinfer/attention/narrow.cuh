@@ -3,10 +3,9 @@
 //
 // A block of 4 warps walks the items of its share, and of further ones that no block has begun. Every warp streams its
 // own keys, 16 of each 64, through a private ring in shared memory and keeps its own maximum, sum and output, so that
-// warps never wait for each other; at the end of an item they merge through shared memory. The copies run ahead across
-// items: while one is finished and the query of the next is fetched, its first keys are already under way. Scores and
-// outputs come from tensor cores with the (up to 16) rows of the tile as M; at one row in use that is 1/16 of their work
-// and still 8 times what memory can feed.
+// warps never wait for each other; at the end of an item they merge through shared memory. The copies run ahead across items: while one is finished and the query of the
+// next is fetched, its first keys are already under way. Scores and outputs come from tensor cores with the (up to 16)
+// rows of the tile as M; at one row in use that is 1/16 of their work and still 8 times what memory can feed.
 //   test  pytest tests/attention      bench  python benchmarks/bench_decode.py
 #pragma once
 #include "merge.cuh"

@@ -126,7 +126,7 @@ struct WorkList {
   int32_t blocks;        ///< of the launch; upper bound in a CUDA graph
   int32_t merge_blocks;  ///< likewise; 0: nothing was split
   /// Requests of `pages` pages, `qo_len` rows and `kv_len` keys each, cut after every `chunk_size` keys: what `items` says
-  /// too, but blocks that compute it begin up to 1 us earlier (H200, when nothing is in L2). chunk_size 0: they differ.
+  /// too, but blocks that compute it begin up to 1 us earlier (H200, when nothing of this is in L2). chunk_size 0: they differ.
   struct {
     FastDivisor chunks;
     int32_t chunk_size, pages, qo_len, kv_len;
