@@ -166,10 +166,6 @@ inline WorkList NarrowList(const PlanInfo& info, char* int_ws, char* float_ws) {
   work.num_merges = &header->narrow_merges;
   work.blocks = int32_t(info.narrow_blocks);
   work.merge_blocks = int32_t(info.narrow_merge_blocks);
-  if (info.chunk_size > 0) {
-    work.regular = {FastDivisor(uint32_t(info.chunks)), int32_t(info.chunk_size), int32_t(info.pages),
-                    int32_t(info.qo_len), int32_t(info.kv_len)};
-  }
 #ifndef FLASHINFER_CPU
   work.tickets = reinterpret_cast<int32_t*>(int_ws + info.narrow_tickets);
   if constexpr (SERVED_BY_NARROW<Params, NARROW_TILE>) work.arrivals = work.tickets + TICKETS;

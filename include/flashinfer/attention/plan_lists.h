@@ -11,7 +11,7 @@
 namespace flashinfer {
 namespace attention {
 
-constexpr int32_t PLAN_INFO_SIZE = 20;
+constexpr int32_t PLAN_INFO_SIZE = 15;
 constexpr int32_t TICKETS = 1;  ///< numbers of WorkList::tickets; WorkList::arrivals are behind them
 
 struct PlanInput {
@@ -49,8 +49,7 @@ struct PlanInfo {
   int64_t keys;        ///< of all requests; 0 in a CUDA graph, where it changes
   int64_t narrow_items, narrow_tickets, narrow_merges, narrow_blocks, narrow_merge_blocks;
   int64_t wide_items, wide_merges, wide_blocks, wide_merge_blocks;
-  int64_t wide_partial;                               ///< the narrow ones are at 0
-  int64_t chunks, chunk_size, pages, qo_len, kv_len;  ///< WorkList::regular of the narrow list
+  int64_t wide_partial;  ///< the narrow ones are at 0
 
   void ToArray(int64_t* out) const { std::memcpy(out, this, sizeof(PlanInfo)); }
   static PlanInfo FromArray(const int64_t* in) {
