@@ -16,11 +16,11 @@
 //   sampling/min_p.cuh        min-p of many rows
 //   sampling/near.cuh         a draw in one read: what is near the threshold is listed
 //   sampling/guess.cuh        where the threshold most likely is, from a sample of the row
-//   sampling/tight.cuh        the same more closely, where that was wrong or leaves too many columns
 //   sampling/leader.cuh       draws by one block that reads the row again and again, where the guess was wrong
 //   sampling/scan.cuh         running sums over a block
 //   sampling/sieve.cuh        a row that is written, in one read: what may be kept is listed
 //   sampling/bound.cuh        which columns these are, from a sample of the row
+//   sampling/tight.cuh        the same more closely, where that was wrong or leaves too many columns
 //   sampling/rank.cuh         the threshold among them
 //   sampling/seek.cuh         the threshold in the row, where the list is of no use
 //   sampling/chunk.cuh        such a row: read and written by chunks

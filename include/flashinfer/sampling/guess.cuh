@@ -21,18 +21,11 @@ struct Asked {
   float top_p;
   bool by_mass;
   bool top_k_first;  // top_p is of the columns that top-k keeps
-
-  /// Whether it is of all columns.
-  __device__ __forceinline__ bool ByTotal() const { return top_k_first && count == UNLIMITED; }
 };
 
 /// Columns from `high` on are kept, those below `low` are not.
 struct Range {
-  float signed_low;  // negative: columns that are equal to `low` are not listed; 0: there is no range
-  float high;
-
-  __device__ __forceinline__ float Low() const { return fabsf(signed_low); }
-  __device__ __forceinline__ bool HasTies() const { return signed_low < 0.f; }
+  float low, high;
 };
 
 struct GuessShared {

@@ -13,7 +13,7 @@ constexpr int LEADER_VECTORS = 8;             // that a lane loads before it use
 constexpr int LEADER_COLUMNS = LEADER_VECTORS * WARP_COLUMNS;
 
 struct LeaderShared {
-  unsigned long long quanta[LEADER_BINS];
+  uint32_t quanta[3][LEADER_BINS];  // in units of 1, 2^11 and 2^22, so that none overflows: see AddToBins
   uint64_t segment_quanta[LEADER_SEGMENTS];
   uint32_t counts[LEADER_BINS];
   unsigned long long quanta_above;
@@ -62,30 +62,18 @@ __device__ __forceinline__ int FindKept(const SegmentSource& source, int begin, 
   return ELSEWHERE;
 }
 
-/// Add a column of each lane to its bin; LEADER_BINS is none. Lanes of one bin are added up first: additions to one
-/// place are made one by one, and a row of equal columns would take milliseconds.
-__device__ __noinline__ void AddToBins(uint32_t bin, uint32_t quantum, LeaderShared* shared) {
-  constexpr int WORTHWHILE = 4;  // lanes
-#pragma unroll 1
-  while (true) {
-    const uint32_t left = __ballot_sync(ALL_LANES, bin != LEADER_BINS);
-    if (left == 0) return;
-    const int owner = __ffs(left) - 1;
-    const bool is_same = bin == __shfl_sync(ALL_LANES, bin, owner);
-    const int count = __popc(__ballot_sync(ALL_LANES, is_same));
-    if (count < WORTHWHILE) break;
-    const uint64_t low = ptx::ReduceAdd(is_same ? quantum & 0xFFFFu : 0u);
-    const uint64_t high = ptx::ReduceAdd(is_same ? quantum >> 16 : 0u);
-    if (int(threadIdx.x % 32) == owner) {
-      atomicAdd(shared->counts + bin, uint32_t(count));
-      atomicAdd(shared->quanta + bin, static_cast<unsigned long long>(low + (high << 16)));
-    }
-    if (is_same) bin = LEADER_BINS;
-  }
-  if (bin != LEADER_BINS) {
-    atomicAdd(shared->counts + bin, 1u);
-    atomicAdd(shared->quanta + bin, static_cast<unsigned long long>(quantum));
-  }
+/// Add a column of each lane to its bin; LEADER_BINS is none. Lanes with one key do it together: additions to one place
+/// are made one by one, and rows of few distinct values would take milliseconds. 64-bit ones are loops, which is why
+/// quanta are in parts. The lower ones get up to 2^21 additions below 2^11, the upper one 2^31 altogether at most.
+__device__ __noinline__ void AddToBins(uint32_t bin, uint32_t key, uint32_t quantum, LeaderShared* shared) {
+  const uint32_t same = __match_any_sync(ALL_LANES, key);
+  if (bin == LEADER_BINS || int(threadIdx.x % 32) != __ffs(same) - 1) return;
+  const uint32_t count = __popc(same);
+  const uint64_t quanta = uint64_t{count} * quantum;
+  atomicAdd(shared->counts + bin, count);
+  atomicAdd(shared->quanta[0] + bin, uint32_t(quanta) & 0x7FFu);
+  atomicAdd(shared->quanta[1] + bin, uint32_t(quanta >> 11) & 0x7FFu);
+  atomicAdd(shared->quanta[2] + bin, uint32_t(quanta >> 22));
 }
 
 struct Leader {
@@ -142,7 +130,9 @@ struct Leader {
     const int thread = threadIdx.x, warp = thread / 32;
     const int shift = max(0, 23 - __clz(high - low));  // 9 bits
     __syncthreads();
-    for (int i = thread; i < LEADER_BINS; i += TOP_THREADS) shared.counts[i] = 0, shared.quanta[i] = 0;
+    for (int i = thread; i < LEADER_BINS; i += TOP_THREADS) {
+      shared.counts[i] = shared.quanta[0][i] = shared.quanta[1][i] = shared.quanta[2][i] = 0;
+    }
     if (thread == 0) shared.count_above = 0, shared.quanta_above = 0, shared.bin = -1;
     __syncthreads();
     uint64_t count = 0, quanta = 0;
@@ -154,7 +144,7 @@ struct Leader {
           const float weight = Positive(x[e]);
           const uint32_t key = Bits(weight), quantum = QuantumOf(weight, scale);
           if (key > high) ++count, quanta += quantum;
-          AddToBins(key >= low && key <= high ? (high - key) >> shift : LEADER_BINS, quantum, &shared);
+          AddToBins(key >= low && key <= high ? (high - key) >> shift : LEADER_BINS, key, quantum, &shared);
         }
       });
     }
@@ -164,8 +154,11 @@ struct Leader {
       atomicAdd(&shared.quanta_above, static_cast<unsigned long long>(quanta));
     }
     __syncthreads();
+    const auto quanta_of = [&](int bin) {
+      return shared.quanta[0][bin] + (uint64_t{shared.quanta[1][bin]} << 11) + (uint64_t{shared.quanta[2][bin]} << 22);
+    };
     uint64_t columns = uint64_t(shared.counts[2 * thread]) + shared.counts[2 * thread + 1];
-    uint64_t mass = shared.quanta[2 * thread] + shared.quanta[2 * thread + 1];
+    uint64_t mass = quanta_of(2 * thread) + quanta_of(2 * thread + 1);
     columns = BlockBefore(columns, scan) + shared.count_above;
     __syncthreads();
     mass = BlockBefore(mass, scan) + shared.quanta_above;
@@ -173,7 +166,7 @@ struct Leader {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const bool before = is_reached();
-      columns += shared.counts[2 * thread + i], mass += shared.quanta[2 * thread + i];
+      columns += shared.counts[2 * thread + i], mass += quanta_of(2 * thread + i);
       if (is_reached() && !before) shared.bin = 2 * thread + i, shared.quanta_through = mass;
     }
     if (thread == TOP_THREADS - 1 && !is_reached()) shared.quanta_through = mass;

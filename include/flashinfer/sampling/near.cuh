@@ -5,13 +5,11 @@
 //   2. warps read chunks of columns, add up the quanta from the range on, and list what is within;
 //   3. the leading block finds the threshold in the list, adds what is kept of the list to the chunks, draws a chunk,
 //      and reads that chunk again to find the column.
-// Where the range does not hold the threshold, or the list does not hold the range, that is done again with a range from
-// a closer look at the sample (tight.cuh). Columns equal to its lower end are counted, not listed, where they are many.
-// Then what is known makes for a better range. If that does not do either, the leader searches the row.
+// Where the range does not hold the threshold, or the list does not hold the range, what is known by then makes for a
+// better range. If that does not do either, the leader searches the row.
 #pragma once
 #include "../ptx/prefetch.cuh"
 #include "leader.cuh"
-#include "tight.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -22,8 +20,7 @@ constexpr int NEAR_CHUNKS = int(MAX_VOCAB / SEGMENT);  // at most, of a row
 constexpr int NEAR_LIST = 6144;                        // columns; four blocks fit an SM
 constexpr int NEAR_BINS = 2 * TOP_THREADS;
 constexpr int NEAR_FEW = 32;
-constexpr int NEAR_TURNS = 5;                   // ranges that are tried
-constexpr float NEAR_DEVIATIONS = 2.5f;         // that a range is wide at least, if columns are many
+constexpr int NEAR_TURNS = 3;                   // ranges that are tried
 constexpr uint64_t NEAR_QUANTA = ~uint32_t{0};  // of what is kept: then no column saturates, and sums fit 32 bits
 
 struct NearBins {
@@ -38,7 +35,6 @@ struct NearShared {
   ScanShared scan;
   union {
     GuessShared guess;
-    TightShared tight;
     NearBins bins;
   };
   union {
@@ -51,15 +47,12 @@ struct NearShared {
   uint32_t listed, sent;  // also what did not fit
   uint32_t fitting;       // of this block's
   uint32_t begin;
-  Range next;         // what the leader wants to be tried, if anything
-  uint32_t is_drawn;  // at the first try
+  Range next;  // what the leader wants to be tried; from 0 on if nothing
   // Of the leader: what all warps tell it.
   uint32_t chunk_quanta[NEAR_CHUNKS];
   uint64_t quanta_above[NEAR_WARPS], quanta_below[NEAR_WARPS];
-  uint32_t count_above[NEAR_WARPS], count_tied[NEAR_WARPS];
+  uint32_t count_above[NEAR_WARPS];
   uint64_t random;
-  uint64_t known;  // limit of what top-k keeps, or 0 before it is known
-  Asked asked;     // here because registers are few, and what does not fit them is loaded slowly after a barrier
 };
 
 /// Bring a chunk of a warp into L2.
@@ -70,24 +63,23 @@ __device__ __forceinline__ void PrefetchChunk(const SegmentSource& source, int c
   }
 }
 
-/// Step 2. BELOW: the leader wants to know the quanta of the whole row. TIES: there may be some.
-template <bool BELOW, bool TIES>
+/// Step 2. BELOW: the leader wants to know the quanta of the whole row.
+template <bool BELOW>
 __device__ __forceinline__ void ListNear(const SegmentSource& source, const Range& range, NearShared& shared) {
   const int lane = threadIdx.x % 32, warps = ptx::ClusterSize() * TOP_WARPS;
   const int mine = ptx::ClusterRank() * TOP_WARPS + threadIdx.x / 32, chunks = source.Count();
   constexpr int COUNT = 40;  // bits of the quanta; the rest counts columns
   const Scale scale(ONE);
-  const float low = range.Low(), tie = range.HasTies() ? low : -1.f;
   uint32_t* const chunk_quanta = ptx::InBlock(shared.chunk_quanta, 0);
   uint64_t above = 0, below = 0;
-  uint32_t count = 0, tied = 0;
+  uint32_t count = 0;
 #pragma unroll 1
   for (int chunk = mine; chunk < chunks; chunk += warps) {
     float x[VECTORS][4];
     source.Load<true>(chunk, 0.f, x);
     if (warps > TOP_WARPS) PrefetchChunk(source, chunk + warps);  // few rows: too little is loaded at a time
     uint64_t sum = 0;
-    uint32_t near = 0, equal = 0;
+    uint32_t near = 0;
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
 #pragma unroll
@@ -95,9 +87,7 @@ __device__ __forceinline__ void ListNear(const SegmentSource& source, const Rang
         const float value = x[j][e];
         if (value >= range.high) {
           sum += QuantumOf(value, scale) + (uint64_t{1} << COUNT);
-        } else if (TIES && value == tie) {
-          ++equal;
-        } else if (value >= low) {
+        } else if (value >= range.low) {
           near |= 1u << (j * 4 + e);
         } else if constexpr (BELOW) {
           below += QuantumOf(Positive(value), scale);
@@ -107,12 +97,7 @@ __device__ __forceinline__ void ListNear(const SegmentSource& source, const Rang
     const uint64_t quanta = WarpMass(sum & ((uint64_t{1} << COUNT) - 1));
     above += quanta;
     count += ptx::ReduceAdd(uint32_t(sum >> COUNT));
-    uint32_t of_ties = 0;  // which are kept, as a rule
-    if constexpr (TIES) {
-      equal = ptx::ReduceAdd(equal);
-      tied += equal, of_ties = equal * QuantumOf(low, scale);
-    }
-    if (lane == 0) chunk_quanta[chunk] = uint32_t(quanta) + of_ties;
+    if (lane == 0) chunk_quanta[chunk] = uint32_t(quanta);
     if (__any_sync(ALL_LANES, near != 0)) {
       const uint32_t own = __popc(near), through = WarpThrough(own), all = __shfl_sync(ALL_LANES, through, 31);
       uint32_t begin = 0;
@@ -139,7 +124,6 @@ __device__ __forceinline__ void ListNear(const SegmentSource& source, const Rang
     ptx::InBlock(shared.quanta_above, 0)[mine] = above;
     ptx::InBlock(shared.count_above, 0)[mine] = count;
     if constexpr (BELOW) ptx::InBlock(shared.quanta_below, 0)[mine] = below;
-    if constexpr (TIES) ptx::InBlock(shared.count_tied, 0)[mine] = tied;
   }
 }
 
@@ -234,13 +218,9 @@ __device__ __forceinline__ void FillBins(const NearList& list, uint32_t low, uin
   columns = sum >> COUNT, before = sum & ((uint64_t{1} << COUNT) - 1);
 }
 
-__device__ __forceinline__ Range RangeOf(float low, float high, bool has_ties) { return {has_ties ? -low : low, high}; }
-
-/// A narrower range, where only a part of the columns within could be listed: that part is a sample. One key alone is
-/// one of ties.
-__device__ __forceinline__ Range Narrow(const NearList& part, float all, const Range& range, uint32_t count,
+/// A narrower range, where only a part of the columns within could be listed: that part is a sample.
+__device__ __forceinline__ Range Narrow(const NearList& part, float all, uint32_t low, uint32_t high, uint32_t count,
                                         uint64_t quanta, const Limit& limits, NearBins& bins, ScanShared& scan) {
-  const uint32_t low = Bits(range.Low()), high = Bits(range.high) - 1;
   const int thread = threadIdx.x, shift = max(0, 23 - __clz(high - low));
   uint64_t columns, before, own[2];
   FillBins(part, low, high, shift, columns, before, own, bins, scan);
@@ -257,11 +237,8 @@ __device__ __forceinline__ Range Narrow(const NearList& part, float all, const R
     if (IsCertain(fewer, of_count) && IsCertain(lighter, of_quanta)) atomicMax(&bins.bin, 2 * thread + i);
   }
   __syncthreads();
-  const uint32_t kept = uint32_t(bins.bin + 1) << shift, width = uint32_t(bins.last_bin + 1) << shift;
-  const uint32_t top = kept > high - low ? low : high - kept;
-  const bool is_low = bins.last_bin == NEAR_BINS || width > high - low;
-  const uint32_t bottom = is_low ? low : high - width + 1;
-  return RangeOf(FromBits(bottom), FromBits(top + 1), bottom == top || (is_low && range.HasTies()));
+  const uint32_t top = high - (uint32_t(bins.bin + 1) << shift), width = uint32_t(bins.last_bin + 1) << shift;
+  return {FromBits(bins.last_bin == NEAR_BINS || width > high - low ? low : high - width + 1), FromBits(top + 1)};
 }
 
 /// The smallest key of the list within [low, high] that is kept, and the quanta from there on; `count` and `quanta` are
@@ -319,71 +296,47 @@ __device__ __forceinline__ Threshold FindNear(const NearList& list, uint32_t low
   return {threshold, __shfl_sync(ALL_LANES, quanta + uint64_t{quantum} * __popc(equal), __ffs(equal) - 1)};
 }
 
-/// The same where ranges were narrowed before, or must not be: down to a key that many columns may have, what should fit.
-__device__ __forceinline__ Range NarrowToList(const NearList& list, int part, const Range& tried, int turn,
-                                              bool in_two_steps, uint32_t count, uint64_t quanta, const Limit& limits,
-                                              NearShared& shared) {
-  const NearList sample{shared, part, part};
-  Range range = tried;
-  if (!in_two_steps) {
-    range = Narrow(sample, float(list.count), tried, count, quanta, limits, shared.bins, shared.scan);
-    if (turn == 1 || range.HasTies()) return range;
-  }
-  const uint64_t most = max(uint64_t(part) * (NEAR_LIST - NEAR_LIST / 4) / list.count, uint64_t{1});
-  __syncthreads();
-  const Limit fitting{most, UNLIMITED};
-  const uint32_t top = Bits(range.high) - 1;
-  const Threshold last = FindNear(sample, Bits(range.Low()), top, 0, 0, fitting, shared.bins, shared.scan);
-  return RangeOf(FromBits(last.key), range.high, true);
-}
-
 constexpr int NOT_NEAR = -3;
 
-/// Step 3, by the leader: the column for one thread, ELSEWHERE for the others. Or NOT_NEAR. AGAIN: then the range becomes
-/// that to be tried next, if there is any.
-template <bool AGAIN>
-__device__ __forceinline__ int DrawNear(const SegmentSource& source, int turn, Range& range, NearShared& shared) {
+/// Step 3, by the leader: the column for one thread, ELSEWHERE for the others. Or NOT_NEAR, and the range becomes that
+/// to be tried next, from 0 on if there is none.
+__device__ __forceinline__ int DrawNear(const SegmentSource& source, const Asked& asked, Range& range,
+                                        NearShared& shared) {
   const int lane = threadIdx.x % 32, warps = ptx::ClusterSize() * TOP_WARPS;
-  const Asked asked = shared.asked;
-  const bool by_total = asked.ByTotal();
+  const bool by_total = asked.top_k_first && asked.count == UNLIMITED;
   const NearList list{shared, int(shared.listed), int(shared.listed + shared.sent)};
   uint64_t above = 0, below = 0;
-  uint32_t count = 0, tied = 0;
+  uint32_t count = 0;
 #pragma unroll 1
   for (int w = lane; w < warps; w += 32) {
     above += shared.quanta_above[w], count += shared.count_above[w];
     if (by_total) below += shared.quanta_below[w];
-    if (AGAIN) tied += shared.count_tied[w];
   }
   above = WarpMass(above), count = ptx::ReduceAdd(count);
   const Scale scale(ONE);
   const auto quantum_of = [&](uint32_t key) { return QuantumOf(FromBits(key), scale); };
-  const uint32_t low = Bits(range.Low()), high = Bits(range.high) - 1;
-  uint64_t of_ties = 0;
-  if constexpr (AGAIN) tied = ptx::ReduceAdd(tied), of_ties = uint64_t{tied} * quantum_of(low);
+  const uint32_t low = Bits(range.low), high = Bits(range.high) - 1;
   Limit limits{asked.count, asked.by_mass ? LimitOfProbs(asked.top_p) : UNLIMITED};
   if (by_total) limits.quanta = LimitOfProbs(asked.top_p);  // about
-  const bool is_known = AGAIN && shared.known != 0;
-  if (is_known) limits = {UNLIMITED, shared.known};
   if (by_total && list.count <= NEAR_LIST) {
 #pragma unroll 1
     for (int i = lane; i < list.count; i += 32) below += quantum_of(shared.keys[list.At(i)]);  // by every warp
-    limits.quanta = QuantaLimitOf(asked.top_p, above + WarpSum(below) + of_ties);
+    limits.quanta = QuantaLimitOf(asked.top_p, above + WarpSum(below));
   }
   Threshold result{low, above};
   const Range tried = range;
-  range.signed_low = 0.f;
+  range.low = 0.f;
   if (limits.count != UNLIMITED || limits.quanta != UNLIMITED) {
     if (count >= limits.count || above >= limits.quanta) {  // the threshold is above
-      if (AGAIN && tried.high < 2.f) range = {tried.high, turn > 1 ? 2.f : tried.high * 1.25f};
+      if (tried.high < 2.f) range = {tried.high, 2.f};
       return NOT_NEAR;
     }
-    // In two steps, all that top-k keeps has to be listed, but for ties.
-    const bool in_two_steps = asked.top_k_first && !by_total && !is_known;
+    const bool in_two_steps = asked.top_k_first && !by_total;  // then all that top-k keeps has to be listed
     if (list.count > NEAR_LIST) {
-      if constexpr (AGAIN) {
-        const int part = min(shared.listed, shared.fitting);
-        if (part > 0) range = NarrowToList(list, part, tried, turn, in_two_steps, count, above, limits, shared);
+      const int part = min(shared.listed, shared.fitting);
+      const NearList sample{shared, part, part};
+      if (part > 0 && !in_two_steps) {
+        range = Narrow(sample, float(list.count), low, high, count, above, limits, shared.bins, shared.scan);
       }
       return NOT_NEAR;
     }
@@ -391,25 +344,10 @@ __device__ __forceinline__ int DrawNear(const SegmentSource& source, int turn, R
 #pragma unroll 1
     for (int search = 0; search < searches; ++search) {
       if (search == 1) limits = {UNLIMITED, QuantaLimitOf(asked.top_p, result.kept_quanta)};
-      if (list.count > 0) {
-        result = FindNear(list, result.key, high, count, above, limits, shared.bins, shared.scan);
-      } else {
-        result.kept_quanta = above;
-      }
-      bool is_reached = count + list.count >= limits.count || result.kept_quanta >= limits.quanta;
-      if constexpr (AGAIN) {
-        if (is_reached && tried.HasTies()) {  // ties are not kept
-          range = {FromBits(low + 1), tried.high};
-          if (search == 1 && threadIdx.x == 0) shared.known = limits.quanta;
-          return NOT_NEAR;
-        }
-        if (!is_reached) {
-          result = {low, result.kept_quanta + of_ties};
-          is_reached = uint64_t{count} + list.count + tied >= limits.count || result.kept_quanta >= limits.quanta;
-        }
-      }
+      if (list.count > 0) result = FindNear(list, result.key, high, count, above, limits, shared.bins, shared.scan);
+      const bool is_reached = count + list.count >= limits.count || result.kept_quanta >= limits.quanta;
       if (!is_reached && low > 1) {  // it is below
-        range = {turn > 1 ? FromBits(1) : tried.Low() * 0.8f, in_two_steps ? tried.high : tried.Low()};
+        range = {tried.low * 0.75f, in_two_steps ? tried.high : tried.low};
         return NOT_NEAR;
       }
       __syncthreads();
@@ -445,44 +383,43 @@ __device__ __forceinline__ int DrawNear(const SegmentSource& source, int turn, R
   return FindKept(source, begin, min(begin + SEGMENT, source.vocab), threshold, scale, target, shared.scan);
 }
 
-/// All steps, by all blocks, of which the leader knows the random bits; SampleNear's result. Not inlined: it is rare, and
-/// arguments are copies, so that callers need not keep theirs in memory.
-__device__ __noinline__ int SampleAgain(SegmentSource source, NearShared* near) {
-  NearShared& shared = *near;
-  const Asked asked = shared.asked;
+/// All steps: the column for one thread of the cluster, -1 if there is none; ELSEWHERE for the others. random() is 64
+/// random bits.
+template <typename Random>
+__device__ __forceinline__ int SampleNear(const SegmentSource& source, const Asked& asked, const Random& random,
+                                          NearShared& shared) {
   const int thread = threadIdx.x;
   const auto start = [&] {
     if (thread == 0) shared.listed = shared.sent = 0, shared.fitting = NEAR_LIST;
   };
   start();
-  if (thread == 0) shared.known = 0;
-  const bool by_count = asked.count != UNLIMITED, by_mass = asked.by_mass || asked.ByTotal();
-  Range range{FromBits(1), by_count || by_mass ? 2.f : FromBits(1)};
-  if (source.vocab > NEAR_LIST && (by_count || by_mass)) {
-    const TightLimits limits{float(asked.count), by_mass ? 1.f - asked.top_p : -1.f, NEAR_LIST - NEAR_LIST / 8,
-                             NEAR_DEVIATIONS};
-    const TightBounds bounds = FindTightBounds<false>(source.row, source.vocab, limits, shared.tight);
-    const bool is_open = bounds.high >= TIGHT_TOP || (asked.top_k_first && by_count);
-    range = RangeOf(FromBits(bounds.low), is_open ? 2.f : FromBits(bounds.high + 1), bounds.has_ties);
-  }
-  ptx::ClusterSync();
+  __syncthreads();
+  ptx::ClusterArrive();
+  Range range = GuessRange(source, asked, NEAR_LIST, shared.guess,
+                           [&] { PrefetchChunk(source, ptx::ClusterRank() * TOP_WARPS + thread / 32); });
+  ptx::ClusterWait();
 #pragma unroll 1
   for (int turn = 1;; ++turn) {
-    ListNear<true, true>(source, range, shared);
+    if (asked.top_k_first && asked.count == UNLIMITED) {
+      ListNear<true>(source, range, shared);
+    } else {
+      ListNear<false>(source, range, shared);
+    }
     if (ptx::ClusterRank() != 0) {
       SendList(shared);
       ptx::ClusterSync();
       start();
       ptx::ClusterSync();  // the leader has decided
       range = shared.next;
-      if (range.signed_low == 0.f) return ELSEWHERE;
+      if (range.low == 0.f) return ELSEWHERE;
       continue;
     }
+    if (thread == TOP_THREADS - 1) shared.random = random();
     ptx::ClusterSync();
-    const int column = DrawNear<true>(source, turn, range, shared);
-    if (column != NOT_NEAR || turn == NEAR_TURNS) range.signed_low = 0.f;
+    const int column = DrawNear(source, asked, range, shared);
+    if (column != NOT_NEAR || turn == NEAR_TURNS) range.low = 0.f;
     if (thread < int(ptx::ClusterSize())) *ptx::InBlock(&shared.next, thread) = range;
-    if (range.signed_low == 0.f) {
+    if (range.low == 0.f) {
       ptx::ClusterArrive();
       if (column != NOT_NEAR) return column;
       break;
@@ -493,43 +430,6 @@ __device__ __noinline__ int SampleAgain(SegmentSource source, NearShared* near) 
   }
   __syncthreads();
   return SearchAndDraw(source, asked, shared.random, &shared.scan, &shared.leader);
-}
-
-/// All steps: the column for one thread of the cluster, -1 if there is none; ELSEWHERE for the others. random() is 64
-/// random bits.
-template <typename Random>
-__device__ __forceinline__ int SampleNear(const SegmentSource& source, const Asked& asked, const Random& random,
-                                          NearShared& shared) {
-  const int thread = threadIdx.x;
-  if (thread == 0) shared.asked = asked, shared.listed = shared.sent = 0, shared.fitting = NEAR_LIST;
-  __syncthreads();
-  ptx::ClusterArrive();
-  Range range = GuessRange(source, asked, NEAR_LIST, shared.guess,
-                           [&] { PrefetchChunk(source, ptx::ClusterRank() * TOP_WARPS + thread / 32); });
-  ptx::ClusterWait();
-  if (shared.asked.ByTotal()) {
-    ListNear<true, false>(source, range, shared);
-  } else {
-    ListNear<false, false>(source, range, shared);
-  }
-  if (ptx::ClusterRank() != 0) {
-    SendList(shared);
-    ptx::ClusterSync();
-    ptx::ClusterSync();  // the leader has decided
-    if (shared.is_drawn) return ELSEWHERE;
-  } else {
-    if (thread == TOP_THREADS - 1) shared.random = random();
-    ptx::ClusterSync();
-    const int column = DrawNear<false>(source, 0, range, shared);
-    const bool is_drawn = column != NOT_NEAR;
-    if (thread < int(ptx::ClusterSize())) *ptx::InBlock(&shared.is_drawn, thread) = is_drawn;
-    if (is_drawn) {
-      ptx::ClusterArrive();
-      return column;
-    }
-    ptx::ClusterSync();
-  }
-  return SampleAgain(source, &shared);
 }
 
 }  // namespace sampling
