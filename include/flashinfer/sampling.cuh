@@ -68,18 +68,15 @@ struct Limits {
   }
 };
 
-/// What a filter wants of one row. `total_mass` is that of logits, which are not normalised; 0 for probabilities.
-__device__ __forceinline__ Limits LimitsOf(const FilterParams& filter, int64_t row, int64_t output, int vocab, int emax,
-                                           uint64_t total_mass) {
-  const int top_k = ValueOf(filter.top_k, filter.top_k_by_output ? output : row);
-  const float top_p = ValueOf(filter.top_p, filter.top_p_by_output ? output : row);
+/// What a filter wants of a row, if its parameters are by row.
+__device__ __forceinline__ Limits LimitsOf(const FilterParams& filter, int64_t row, int vocab, int emax) {
+  const int top_k = ValueOf(filter.top_k, row);
+  const float top_p = ValueOf(filter.top_p, row);
   Limits limits;
   limits.wanted.count = top_k >= vocab ? ~uint32_t{0} : uint32_t(max(top_k, 1));
   limits.top_k_first = filter.filter == Filter::kTopKFirst && !(top_p >= 1.f);
   limits.top_p = top_p;
-  limits.wanted.quanta = filter.filter == Filter::kTopKFirst ? UNLIMITED
-                         : total_mass != 0                   ? QuantaLimitOf(top_p, total_mass >> 9)
-                                                             : QuantaLimit(top_p, emax);
+  limits.wanted.quanta = filter.filter == Filter::kTopKFirst ? UNLIMITED : QuantaLimit(top_p, emax);
   return limits;
 }
 

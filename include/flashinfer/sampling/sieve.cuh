@@ -332,7 +332,7 @@ struct Sieve {
 
   /// All steps; false if they do not do.
   __device__ __forceinline__ bool IsDone() {
-    const Limits limits = LimitsOf(p.filter, row, row, chunks.vocab, ONE, 0);
+    const Limits limits = LimitsOf(p.filter, row, chunks.vocab, ONE);
     const bool by_mass = !SIGNED && limits.wanted.quanta != UNLIMITED;
     const bool is_limited = by_mass || limits.wanted.count != ~uint32_t{0};
     const int blocks = ptx::ClusterSize();
@@ -360,7 +360,7 @@ struct Sieve {
       if (shared.overflow_in[i]) is_listed = false;
     }
     const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
-    Wanted wanted = LimitsOf(p.filter, row, row, chunks.vocab, emax, 0).wanted;
+    Wanted wanted = LimitsOf(p.filter, row, chunks.vocab, emax).wanted;
     if (SIGNED) wanted.quanta = UNLIMITED;
     const Scale scale(emax);
     // Not above the largest, for fewer turns of the search.
@@ -381,7 +381,7 @@ struct Sieve {
 
   /// The same where the first bounds were of no use.
   __device__ __forceinline__ void Split() {
-    const Limits limits = LimitsOf(p.filter, row, row, chunks.vocab, ONE, 0);
+    const Limits limits = LimitsOf(p.filter, row, chunks.vocab, ONE);
     const bool by_mass = !SIGNED && limits.wanted.quanta != UNLIMITED;
     const bool is_limited = by_mass || limits.wanted.count != ~uint32_t{0};
     const int blocks = ptx::ClusterSize();
@@ -409,7 +409,7 @@ struct Sieve {
       if (shared.overflow_in[i]) is_listed = false;
     }
     const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
-    Wanted wanted = LimitsOf(p.filter, row, row, chunks.vocab, emax, 0).wanted;
+    Wanted wanted = LimitsOf(p.filter, row, chunks.vocab, emax).wanted;
     if (SIGNED) wanted.quanta = UNLIMITED;
     if (SIGNED && !is_listed) largest = ~0u;
     const Scale scale(emax);

@@ -44,7 +44,7 @@ __device__ __forceinline__ Ready PrepareRow(const SampleParams& p, int64_t row, 
     return {MinPThreshold(ValueOf(p.filter.top_p, row), largest), BiasedExponent(largest)};
   }
   ready.emax = ExponentOfProbs(largest);
-  const Limits limits = LimitsOf(p.filter, row, row, int(p.vocab), ready.emax, 0);
+  const Limits limits = LimitsOf(p.filter, row, int(p.vocab), ready.emax);
   if (limits.AnyOf() && largest > 0.f) {
     const uint32_t key =
         FindThreshold(slice, Bits(largest), ready.emax, limits.wanted, limits.top_k_first, limits.top_p, shared);
