@@ -38,6 +38,8 @@ def top_k_top_p_sampling_from_logits(
     r"""Draw a token of each row from what top-k and top-p keep of ``softmax(logits)``: the token that
     :func:`top_k_top_p_sampling_from_probs` draws from :func:`softmax`.
 
+    The probabilities are made on the way: it allocates ``rows * vocab`` floats.
+
     Parameters
     ----------
     logits : torch.Tensor
