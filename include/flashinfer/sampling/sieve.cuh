@@ -330,38 +330,62 @@ struct Sieve {
     });
   }
 
-  /// All steps; false if they do not do.
-  __device__ __forceinline__ bool IsDone() {
+  /// What is asked of the row, in the terms of those who look at samples of it.
+  struct Share {
+    Limits limits;
+    bool by_mass, is_limited;
+    __device__ __forceinline__ float Count() const { return float(limits.wanted.count); }
+    /// Of the mass, what need not be kept; negative: there is no such limit.
+    __device__ __forceinline__ float Rest() const { return by_mass ? 1.f - limits.top_p : -1.f; }
+  };
+  __device__ __forceinline__ Share ShareOf() const {
     const Limits limits = LimitsOf(p.filter, row, chunks.vocab, ONE);
     const bool by_mass = !SIGNED && limits.wanted.quanta != UNLIMITED;
-    const bool is_limited = by_mass || limits.wanted.count != ~uint32_t{0};
-    const int blocks = ptx::ClusterSize();
-    if (threadIdx.x == 0) shared.listed = shared.largest = shared.pushed = 0;
-    Bounds bounds{Seek<SIGNED>::LOWEST, ~0u, float(chunks.vocab)};
-    if (is_limited && chunks.vocab > UNSAMPLED) {
-      const BoundLimits wanted{float(limits.wanted.count), by_mass ? 1.f - limits.top_p : -1.f};
-      bounds = FindBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.bound, [&] { Prefetch(); });
-    }
-    if (!is_limited || bounds.expected > 1.1f * float(capacity) * float(blocks)) return false;
-    ptx::ClusterArrive();
-    __syncthreads();
-    Read(bounds.low);
-    ptx::ClusterWait();  // every block runs
-    __syncthreads();
+    return {limits, by_mass, by_mass || limits.wanted.count != ~uint32_t{0}};
+  }
+
+  /// The same exactly, once the largest column is known.
+  __device__ __forceinline__ Wanted WantedOf(int emax) const {
+    Wanted wanted = LimitsOf(p.filter, row, chunks.vocab, emax).wanted;
+    if (SIGNED) wanted.quanta = UNLIMITED;
+    return wanted;
+  }
+
+  /// The key of the largest column, and whether every block could list what it read. For all blocks.
+  __device__ __forceinline__ uint32_t Exchange(int blocks, bool& is_listed) const {
     if (threadIdx.x < blocks) {
       ptx::InBlock(shared.largest_in, threadIdx.x)[ptx::ClusterRank()] = shared.largest;
       ptx::InBlock(shared.overflow_in, threadIdx.x)[ptx::ClusterRank()] = int(shared.listed) > capacity;
     }
     ptx::ClusterSync();
     uint32_t largest = 0;
-    bool is_listed = true;
     for (int i = 0; i < blocks; ++i) {
       largest = max(largest, shared.largest_in[i]);
       if (shared.overflow_in[i]) is_listed = false;
     }
+    return largest;
+  }
+
+  /// All steps; false if they do not do.
+  __device__ __forceinline__ bool IsDone() {
+    const Share share = ShareOf();
+    const int blocks = ptx::ClusterSize();
+    if (threadIdx.x == 0) shared.listed = shared.largest = shared.pushed = 0;
+    Bounds bounds{Seek<SIGNED>::LOWEST, ~0u, float(chunks.vocab)};
+    if (share.is_limited && chunks.vocab > UNSAMPLED) {
+      const BoundLimits wanted{share.Count(), share.Rest()};
+      bounds = FindBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.bound, [&] { Prefetch(); });
+    }
+    if (!share.is_limited || bounds.expected > 1.1f * float(capacity) * float(blocks)) return false;
+    ptx::ClusterArrive();
+    __syncthreads();
+    Read(bounds.low);
+    ptx::ClusterWait();  // every block runs
+    __syncthreads();
+    bool is_listed = true;
+    const uint32_t largest = Exchange(blocks, is_listed);
     const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
-    Wanted wanted = LimitsOf(p.filter, row, chunks.vocab, emax).wanted;
-    if (SIGNED) wanted.quanta = UNLIMITED;
+    const Wanted wanted = WantedOf(emax);
     const Scale scale(emax);
     // Not above the largest, for fewer turns of the search.
     const uint32_t high = max(min(bounds.high, largest), bounds.low);
@@ -381,36 +405,23 @@ struct Sieve {
 
   /// The same where the first bounds were of no use.
   __device__ __forceinline__ void Split() {
-    const Limits limits = LimitsOf(p.filter, row, chunks.vocab, ONE);
-    const bool by_mass = !SIGNED && limits.wanted.quanta != UNLIMITED;
-    const bool is_limited = by_mass || limits.wanted.count != ~uint32_t{0};
+    const Share share = ShareOf();
     const int blocks = ptx::ClusterSize();
     const float room = SPLIT_FILL * float(capacity);
     ptx::ClusterSync();  // every block runs, and has read what it was told
     if (threadIdx.x == 0) shared.listed = shared.largest = shared.pushed = shared.tied = 0, shared.certain = {};
     TightBounds bounds{Seek<SIGNED>::LOWEST, ~0u, float(chunks.vocab), false, 0};
-    if (is_limited && chunks.vocab > UNSAMPLED) {
-      const TightLimits wanted{float(limits.wanted.count), by_mass ? 1.f - limits.top_p : -1.f, 0.5f * room,
-                               SPLIT_DEVIATIONS};
+    if (share.is_limited && chunks.vocab > UNSAMPLED) {
+      const TightLimits wanted{share.Count(), share.Rest(), 0.5f * room, SPLIT_DEVIATIONS};
       bounds = FindTightBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.tight);
     }
-    bool is_listed = is_limited && bounds.within <= room;
+    bool is_listed = share.is_limited && bounds.within <= room;
     __syncthreads();
     if (!SIGNED || is_listed) ReadSplit(bounds, is_listed);
     ptx::ClusterSync();
-    if (threadIdx.x < blocks) {
-      ptx::InBlock(shared.largest_in, threadIdx.x)[ptx::ClusterRank()] = shared.largest;
-      ptx::InBlock(shared.overflow_in, threadIdx.x)[ptx::ClusterRank()] = int(shared.listed) > capacity;
-    }
-    ptx::ClusterSync();
-    uint32_t largest = 0;
-    for (int i = 0; i < blocks; ++i) {
-      largest = max(largest, shared.largest_in[i]);
-      if (shared.overflow_in[i]) is_listed = false;
-    }
+    uint32_t largest = Exchange(blocks, is_listed);
     const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
-    Wanted wanted = LimitsOf(p.filter, row, chunks.vocab, emax).wanted;
-    if (SIGNED) wanted.quanta = UNLIMITED;
+    const Wanted wanted = WantedOf(emax);
     if (SIGNED && !is_listed) largest = ~0u;
     const Scale scale(emax);
     const uint32_t high = max(min(bounds.high, largest), bounds.low);
@@ -425,7 +436,7 @@ struct Sieve {
       ptx::ClusterSync();
       if (shared.is_found) range = {0, 0, true, shared.threshold, shared.mass};
     }
-    if (!is_limited) range = {0, 0, SIGNED, 0, 0};
+    if (!share.is_limited) range = {0, 0, SIGNED, 0, 0};
     const Seek<SIGNED> seek{scale, wanted, SIGNED ? ~0u : largest, *reinterpret_cast<SeekShared*>(&shared)};
     SeekInRow<T, SIGNED>(p, row, seek, range);
   }
