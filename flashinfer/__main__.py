@@ -28,7 +28,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except (RuntimeError, OSError, ValueError, ImportError, BackendSupportedError) as error:
-            if isinstance(error, (click.exceptions.Exit, click.Abort)):  # click's own are RuntimeErrors too
+            if isinstance(error, (click.exceptions.Exit, click.Abort, BrokenPipeError)):  # which click deals with
                 raise
             raise click.ClickException(str(error)) from error
 
@@ -212,6 +212,13 @@ _FILTERS: dict[str, tuple[str, ...]] = {
 }
 
 
+def _built_for_calls() -> list[str]:
+    """Libraries in the cache that no family lists: dtypes, head dimensions and variants that calls asked for."""
+    folders = {folder for backend in ("cuda", "cpu") for folder in jit_env.read_dirs(backend)}
+    found = {library.stem: str(library) for folder in folders for library in folder.glob("*/*.so")}
+    return [found[name] for name in sorted(found.keys() - jit_spec_registry.get_all_specs().keys())]
+
+
 @main.command("module-status")
 @click.option("--detailed", is_flag=True, help="Add the library, or why it would be built.")
 @click.option("--filter", "filter_", type=click.Choice(list(_FILTERS)), default="all", show_default=True)
@@ -222,12 +229,17 @@ def module_status(detailed: bool, filter_: str, json_: bool) -> None:
     if json_:
         _echo_json(rows)
         return
-    columns = ["name", "backend", "state"]
+    columns = ["backend", "state", "name"]  # names are long: what is asked for comes before them
     table = [[row[c] for c in columns] + ([row["library"] or row["reason"]] if detailed else []) for row in rows]
     if table:
         click.echo(_table(table, headers=columns + (["library, or why not"] if detailed else [])))
     ready = sum(row["state"] != "not compiled" for row in rows)
     click.echo(f"{len(rows)} modules, {ready} ready")
+    others = _built_for_calls()
+    if others:
+        click.echo(f"{len(others)} more in the cache, which calls asked for")
+    if others and detailed:
+        click.echo("\n".join(others))
 
 
 @main.command()

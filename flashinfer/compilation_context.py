@@ -109,11 +109,10 @@ class CompilationContext:
         self._known = (knobs.cuda_arch_list.strip(" \t\r\n,;"), set(targets))
 
     def _detect(self) -> set[Target]:
+        """Targets of the visible GPUs. None there is no news until something is to be compiled, which then says so."""
         try:
-            if torch.cuda.is_available():
-                gpus = range(torch.cuda.device_count())
-                return {_with_suffix(*torch.cuda.get_device_capability(gpu)) for gpu in gpus}
-            reason = "no GPU is visible"
+            gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+            return {_with_suffix(*torch.cuda.get_device_capability(gpu)) for gpu in gpus}
         except (RuntimeError, AssertionError) as error:  # torch's ways to say: forked, driver too old, no CUDA
             reason = str(error).splitlines()[0]
         if not self._warned:

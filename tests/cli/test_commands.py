@@ -141,6 +141,24 @@ def test_module_status_detailed_says_why(run):
     assert "library, or why not" in run("module-status", "--detailed")
 
 
+def test_module_status_counts_what_calls_built(run):
+    """Modules of dtypes and sizes that no family lists are in the cache all the same."""
+    assert "which calls asked for" not in run("module-status")
+    library = jit_env.FLASHINFER_JIT_DIR / "decode_of_64" / "decode_of_64.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"")
+    assert run("module-status").endswith("1 more in the cache, which calls asked for\n")
+    assert run("module-status", "--detailed").endswith(f"which calls asked for\n{library}\n")
+
+
+def test_a_reader_that_stops_reading_is_no_error(tmp_path):
+    """``flashinfer list-modules | head``"""
+    command = f"{sys.executable} -m flashinfer module-status --json | head -n 1"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_WORKSPACE_BASE": str(tmp_path)}
+    done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[\n", "")
+
+
 def test_warmup_passes_its_arguments_on(run, monkeypatch):
     calls = []
 
