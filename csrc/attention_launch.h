@@ -174,6 +174,16 @@ inline WorkList NarrowList(const PlanInfo& info, char* int_ws, char* float_ws) {
   return work;
 }
 
+/// How requests are cut that are all cut alike (WorkList::regular): the plan says after how many keys, its counts the rest.
+inline void SetRegular(WorkList& work, const PlanInfo& info, const Params& params) {
+  if (info.chunk_size == 0) return;
+  const int64_t chunks = info.narrow_merge_blocks > 0 ? info.narrow_blocks / info.narrow_merge_blocks : 1;
+  const int64_t batch = std::max<int64_t>(info.narrow_blocks / (params.num_kv_heads * chunks), 1);
+  const int64_t kv_len = info.keys / batch;
+  work.regular = {FastDivisor(uint32_t(chunks)), info.chunk_size, int32_t(DivideUp(kv_len, params.page_size.divisor)),
+                  info.qo_len, int32_t(kv_len)};
+}
+
 inline WorkList WideList(const PlanInfo& info, char* int_ws, char* float_ws) {
   const PlanHeader* header = reinterpret_cast<const PlanHeader*>(int_ws);
   WorkList work{};
@@ -257,6 +267,7 @@ inline CheckedCall CallOf(const char* op, const Params& params, const PlanInfo& 
   CheckedCall call{};
   call.params = params;
   call.narrow = NarrowList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
+  SetRegular(call.narrow, info, params);
   call.narrow.reads_past_cache = ReadsPastCache(info.keys, params.num_kv_heads);
   call.wide = WideList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
   call.tile = info.tile;

@@ -129,6 +129,8 @@ class Plan:
         buffer = torch.full((64 << 20,), 0x55, dtype=torch.uint8)
         self.info = dict(zip(INFO, module().plan(*self.case.arguments, buffer, *self.place), strict=True))
         self.raw = buffer.numpy()[: self.info["int_bytes"]]
+        shares = self.info["has_shares"]  # three numbers
+        self.info |= {"has_shares": shares & 0xFFFF, "qo_len": shares >> 16 & 0xFFFF, "chunk_size": shares >> 32}
         counts = self.raw[:16].view("<i4")
         info = self.info
         bounds = (info["narrow_tickets"], info["wide_items"], info["wide_merges"])
@@ -183,9 +185,37 @@ def heads_of(item: np.void, count: int) -> range:
     return range(count) if item["kv_head"] < 0 else range(item["kv_head"], item["kv_head"] + 1)
 
 
+def chunks_of(plan: Plan) -> int:
+    """Pieces of a request where all are cut alike, as SetRegular of attention_launch.h finds out; 0 if they are not."""
+    if plan.info["chunk_size"] == 0:
+        return 0
+    merges = plan.info["narrow_merge_blocks"]
+    return plan.info["narrow_blocks"] // merges if merges > 0 else 1
+
+
+def computed(plan: Plan) -> np.ndarray:
+    """The items that blocks compute when each request is cut alike, as RegularItem of items.cuh does."""
+    info, heads = plan.info, plan.case.heads[1]
+    chunks, size = chunks_of(plan), info["chunk_size"]
+    items = np.zeros(info["narrow_blocks"] // heads, ITEM)
+    kv_len = info["keys"] // (len(items) // chunks)
+    request, chunk = np.divmod(np.arange(len(items)), chunks)
+    items["request"], items["is_first"], items["kv_head"] = request, chunk == 0, -1
+    items["qo_begin"], items["qo_len"] = request * info["qo_len"], info["qo_len"]
+    items["kv_begin"], items["kv_len"] = request * -(-kv_len // plan.case.page_size), kv_len
+    items["kv_start"], items["kv_end"] = chunk * size, np.minimum((chunk + 1) * size, kv_len)
+    items["slot"] = np.arange(len(items)) * heads if chunks > 1 else -1
+    items["merge"] = request if chunks > 1 else -1
+    items["next"] = -1
+    return items
+
+
 def check(plan: Plan) -> None:
     """Pieces of a tile follow each other without gaps and cover what its rows may see; slots and merges agree."""
     case, seen = plan.case, {}
+    if plan.info["chunk_size"] > 0:
+        assert (plan.narrow.items == computed(plan)).all()
+        assert (plan.narrow.merges["count"] == chunks_of(plan)).all()
     for work in plan.lists:
         slots: dict[int, tuple[Any, ...]] = {}
         for item in work.items:
@@ -292,6 +322,34 @@ def test_shares_are_balanced(kv_lens: list[int], heads: int) -> None:
         heapq.heapreplace(ends, ends[0] + int(share))
     fair = sum(cost) / min(132, sum(cost) / 3)
     assert max(ends) <= fair + max(4, 0.06 * fair)
+
+
+@pytest.mark.parametrize(
+    "kv_lens, options, chunks",
+    [
+        ([8192], {}, 64),
+        ([2048] * 16, {}, 4),
+        ([2000] * 16, {}, 4),  # the last piece of each is shorter
+        ([100] * 5, {}, 1),
+        ([2048] * 15 + [2047], {}, 0),
+        ([2048] * 16, {"hides_lens": True}, 0),
+        ([2048] * 16, {"graph": True}, 0),
+        ([2048] * 16, {"window_left": 600}, 0),  # they do not begin at the first key
+        ([1024] * 256, {}, 0),  # blocks have several items
+    ],
+)
+def test_items_that_blocks_compute(kv_lens: list[int], options: dict[str, Any], chunks: int) -> None:
+    plan = Plan(replace(Case([1] * len(kv_lens), kv_lens, 16, (16, 2)), **options))
+    check(plan)
+    assert chunks_of(plan) == chunks
+
+
+@pytest.mark.parametrize("kv_lens, pieces", [([1024] * 4, 32), ([1000, 3000, 70, 500], 25), ([1], 1)])
+def test_few_keys_take_many_blocks(kv_lens: list[int], pieces: int) -> None:
+    """Pieces are as short as blocks allow, 33 for each of 8 heads here, and at least two granules long."""
+    plan = Plan(Case([1] * len(kv_lens), kv_lens, 16, (32, 8), narrow_blocks=264))
+    check(plan)
+    assert len(plan.narrow.items) == pieces
 
 
 @pytest.mark.parametrize("place", [(0, 64 << 20), (32 << 20, 32 << 20), (32 << 20, 5000), (32 << 20, 20)])

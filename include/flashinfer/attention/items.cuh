@@ -51,6 +51,37 @@ __device__ __forceinline__ WorkItem ListItem(const Params& p, const WorkList& wo
   return item;
 }
 
+/// An item of requests that are cut alike (WorkList::regular).
+template <typename Params>
+__device__ __forceinline__ WorkItem RegularItem(const Params& p, const WorkList& work, int index) {
+  WorkItem item;
+  const auto& regular = work.regular;
+  const int unit = p.kv_heads.Divide(index), chunks = regular.chunks.divisor;
+  const int request = regular.chunks.Divide(unit), chunk = unit - request * chunks;
+  item.request = item.merge = request;
+  item.next = -1;
+  item.qo_begin = request * regular.qo_len;
+  item.qo_len = regular.qo_len;
+  item.kv_begin = request * regular.pages;
+  item.kv_len = regular.kv_len;
+  item.kv_head = index - unit * p.num_kv_heads;
+  item.row_begin = 0;
+  item.is_first = chunk == 0;
+  item.slot = chunks > 1 ? index : -1;
+  item.kv_start = chunk * regular.chunk_size;
+  item.kv_end = min(item.kv_start + regular.chunk_size, regular.kv_len);
+  return item;
+}
+
+/// The item of block `block` where each has one that follows from its number.
+template <int TILE, bool CAN_BE_UNIFORM, typename Params>
+__device__ __forceinline__ WorkItem ComputedItem(const Params& p, const WorkList& work, int block) {
+  if constexpr (CAN_BE_UNIFORM) {
+    if (work.items == nullptr) return UniformItem<TILE>(p, work, block);
+  }
+  return RegularItem(p, work, block);
+}
+
 /// The first item of block `block`, in any kind of list; `request` is negative if there is none. No load waits for another.
 /// CAN_BE_UNIFORM: false leaves the code of such lists out.
 template <int TILE, bool CAN_BE_UNIFORM = true, typename Params>

@@ -24,6 +24,27 @@ struct Part {
   const float *o, *lse;
 };
 
+/// The result of a row from the weighted sum of its parts.
+template <typename Variant, typename Params, int VECTORS>
+__device__ __forceinline__ void Write(const Params& p, const float (&sum)[VECTORS][4], float maximum, float total,
+                                      int64_t n, int head) {
+  constexpr int D = Params::HEAD_DIM_VO;
+  const int lane = threadIdx.x % 32;
+  const float factor = (!Variant::use_softmax ? 1.f : (total > 0.f ? ptx::Reciprocal(total) : 0.f)) * p.out_scale;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const int column = (v * 32 + lane) * 4;
+    if (column >= D) break;
+    RoundTo<typename Params::DTypeO, 4>(
+        {sum[v][0] * factor, sum[v][1] * factor, sum[v][2] * factor, sum[v][3] * factor})
+        .Store(p.o + n * p.o_stride_n + head * p.o_stride_h + column);
+  }
+  if (lane == 0 && p.lse != nullptr) {
+    const float lse = !Variant::use_softmax ? 0.f : (total > 0.f ? maximum + __log2f(total) : -math::inf);
+    p.lse[n * p.num_qo_heads + head] = lse * p.lse_scale;
+  }
+}
+
 /// Row n of head `head`, from parts part_of(i), i < count, in their order. By one warp.
 template <typename Variant, typename Params, typename PartOf>
 __device__ __forceinline__ void MergeRow(const Params& p, int count, const PartOf& part_of, int64_t n, int head) {
@@ -73,19 +94,7 @@ __device__ __forceinline__ void MergeRow(const Params& p, int count, const PartO
       }
     }
   }
-  const float factor = (!Variant::use_softmax ? 1.f : (total > 0.f ? ptx::Reciprocal(total) : 0.f)) * p.out_scale;
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    const int column = (v * 32 + lane) * 4;
-    if (column >= D) break;
-    RoundTo<typename Params::DTypeO, 4>(
-        {sum[v][0] * factor, sum[v][1] * factor, sum[v][2] * factor, sum[v][3] * factor})
-        .Store(p.o + n * p.o_stride_n + head * p.o_stride_h + column);
-  }
-  if (lane == 0 && p.lse != nullptr) {
-    const float lse = !Variant::use_softmax ? 0.f : (total > 0.f ? maximum + __log2f(total) : -math::inf);
-    p.lse[n * p.num_qo_heads + head] = lse * p.lse_scale;
-  }
+  Write<Variant>(p, sum, maximum, total, n, head);
 }
 
 /// Row `row` of a tile, by one warp.
@@ -137,21 +146,110 @@ __global__ void __launch_bounds__(THREADS)
   MergeTileRow<TILE, Variant>(p, work, item, item.kv_head, item.first_slot, row);
 }
 
+/// Slots of the parts of a tile of the narrow list: `count` of them, as many from each other as there are KV heads.
+struct Parts {
+  int32_t first_slot, count;
+};
+
+/// IS_COMPUTED: `part` is (ComputedItem).
+template <bool IS_COMPUTED, bool CAN_BE_UNIFORM, typename Params>
+__device__ __forceinline__ Parts PartsOf(const Params& p, const WorkList& work, const WorkItem& part) {
+  const int heads = p.num_kv_heads;
+  if constexpr (IS_COMPUTED) {
+    if (!CAN_BE_UNIFORM || work.items != nullptr) {
+      const int count = work.regular.chunks.divisor;
+      return {part.merge * count * heads + part.kv_head, count};
+    }
+  }
+  const MergeItem item = MergeAt<NARROW_TILE>(p, work, part.merge * heads + part.kv_head);
+  return {item.first_slot, item.count};
+}
+
+/// Row `n` of head `head` from `count` parts at o and lse, `step` rows from each other, by one warp: as MergeRow, but parts
+/// pass through `room` bytes of shared memory at `buffer`. That is a third of the code, which a block that ran for a few
+/// microseconds only fetches from memory.
+template <typename Variant, typename Params>
+__device__ __forceinline__ void MergeThrough(const Params& p, const float* o, const float* lse, int count, int64_t step,
+                                             int64_t n, int head, uint32_t buffer, int room) {
+  constexpr int D = Params::HEAD_DIM_VO, VECTORS = (D + 127) / 128, LINE = D * int(sizeof(float)), UNROLLED = 4;
+  const int lane = threadIdx.x % 32;
+  float maximum = -math::inf, total = 0.f, sum[VECTORS][4] = {};
+  buffer += lane * 16;
+  o += lane * 4;
+#pragma unroll 1
+  for (int begin = 0; begin < count; begin += 32) {
+    const int end = min(count, begin + 32);
+    const float score = begin + lane < count ? __ldcg(lse + (begin + lane) * step) : -math::inf;
+    float weight = 0.f;
+#pragma unroll 1
+    for (int i = begin; i < end;) {
+      const int first = i, last = min(end, i + room / LINE / UNROLLED * UNROLLED);
+      uint32_t to = buffer;
+#pragma unroll 1
+      for (; i < last; i += UNROLLED, to += UNROLLED * LINE) {
+#pragma unroll
+        for (int j = 0; j < UNROLLED; ++j, o += step * D) {
+#pragma unroll
+          for (int v = 0; v < VECTORS; ++v) {
+            if ((v * 32 + lane) * 4 < D && i + j < last) ptx::CopyAsync16(to + j * LINE + v * 512, o + v * 128, true);
+          }
+        }
+      }
+      i = last;
+      ptx::CopyCommit();
+      if (first == begin) {
+        const float next = fmaxf(maximum, WarpMax(score)), base = next == -math::inf ? 0.f : next;
+        const float scale = Variant::use_softmax ? ptx::Exp2(maximum - base) : 1.f;
+        weight = Variant::use_softmax ? ptx::Exp2(score - base) : (begin + lane < count ? 1.f : 0.f);
+        maximum = next;
+        total = total * scale + GroupSum(weight, 32);
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) sum[v][k] *= scale;
+        }
+      }
+      ptx::CopyWait<0>();
+      uint32_t from = buffer;
+#pragma unroll 1
+      for (int at = first; at < last; at += UNROLLED, from += UNROLLED * LINE) {
+#pragma unroll
+        for (int j = 0; j < UNROLLED; ++j) {
+          const float w = __shfl_sync(0xffffffffu, weight, at + j);
+#pragma unroll
+          for (int v = 0; v < VECTORS; ++v) {
+            if ((v * 32 + lane) * 4 >= D || at + j >= last) break;
+            const float4 x = ptx::LoadShared16(from + j * LINE + v * 512);
+            sum[v][0] += w * x.x;
+            sum[v][1] += w * x.y;
+            sum[v][2] += w * x.z;
+            sum[v][3] += w * x.w;
+          }
+        }
+      }
+    }
+  }
+  Write<Variant>(p, sum, maximum, total, n, head);
+}
+
 /// A part of a tile of the narrow list is done. Whoever does the last one makes the result of them. All threads of a block
-/// call it after a barrier; `others` is memory for one number.
+/// call it after a barrier; `others` is memory for one number, `buffer` one of `room` bytes for each warp.
 template <typename Params, typename Variant>
-__device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, const WorkItem& part, int* others) {
-  const int index = part.merge * p.num_kv_heads + part.kv_head;
-  int* const arrivals = work.arrivals + index;
+__device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, const WorkItem& part, const Parts& parts,
+                                       int* others, uint32_t buffer, int room) {
+  int* const arrivals = work.arrivals + part.merge * p.num_kv_heads + part.kv_head;
   if (threadIdx.x == 0) *others = ptx::AddOrdered(arrivals, 1);
-  const MergeItem item = MergeAt<NARROW_TILE>(p, work, index);
   __syncthreads();
-  if (*others + 1 != item.count) return;
+  if (*others + 1 != parts.count) return;
   if (threadIdx.x == 0) *arrivals = 0;
-  const int rows = min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
+  const int group = p.group.divisor, rows = min(NARROW_TILE, part.qo_len * group - part.row_begin);
+  const int first = parts.first_slot * NARROW_TILE, step = p.num_kv_heads * NARROW_TILE;
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < rows; row += WARPS) {
-    MergeTileRow<NARROW_TILE, Variant>(p, work, item, part.kv_head, item.first_slot, row);
+    const int token = p.group.Divide(part.row_begin + row);
+    MergeThrough<Variant>(p, work.partial_o + int64_t(first + row) * Params::HEAD_DIM_VO,
+                          work.partial_lse + first + row, parts.count, step, int64_t(part.qo_begin) + token,
+                          part.kv_head * group + part.row_begin + row - token * group, buffer, room);
   }
 }
 

@@ -292,7 +292,7 @@ struct Consumer {
 #pragma unroll 1
     for (int begin = 0; begin < rows; begin += Tr::MERGE_ROWS) {
       __syncwarp();
-      Spread(reinterpret_cast<float*>(rings + buffer), begin, rows);
+      Spread(ptx::SharedAddress(rings) + buffer, begin, rows);
       __syncthreads();
       Write(work, m_of, d_of, rings, buffer_of, begin, min(rows, begin + Tr::MERGE_ROWS));
       __syncthreads();  // what is read here is overwritten next, by copies or other rows
@@ -306,22 +306,28 @@ struct Consumer {
   }
 
   /// This warp's output of rows [begin, begin + MERGE_ROWS) as floats.
-  __device__ __forceinline__ void Spread(float* to, int begin, int rows) {
+  __device__ __forceinline__ void Spread(uint32_t to, int begin, int rows) {
     const int c = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = Row(i) - begin;
       if (row < 0 || row >= Tr::MERGE_ROWS || Row(i) >= rows) continue;
+      // The lane's columns of 16: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9 (see Step). Steps of 8 and 16 columns
+      // flip what Swizzled flips.
+      const uint32_t line = to + (row * Tr::D_VO + Swizzled(row, Tr::FP8 ? 4 * c : 2 * c)) * int(sizeof(float));
 #pragma unroll
       for (int n = 0; n < N_BLOCKS; ++n) {
-        // The lane's columns of 16: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9 (see Step).
         float x[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = Tr::FP8 ? o[2 * n + j % 2][2 * i + j / 2] : o[2 * n + j / 2][2 * i + j % 2];
-        const int column = 16 * n + (Tr::FP8 ? 4 * c : 2 * c), second = Tr::FP8 ? 2 : 8;
-        float* line = to + row * Tr::D_VO;
-        *reinterpret_cast<float2*>(line + Swizzled(row, column)) = make_float2(x[0], x[1]);
-        *reinterpret_cast<float2*>(line + Swizzled(row, column + second)) = make_float2(x[2], x[3]);
+        if constexpr (Tr::D_VO % 32 == 0) {
+          const uint32_t at = line ^ (n % 2 * 64);
+          ptx::StoreShared8(at + n / 2 * 128, x[0], x[1]);
+          ptx::StoreShared8((Tr::FP8 ? at + 8 : at ^ 32) + n / 2 * 128, x[2], x[3]);
+        } else {
+          ptx::StoreShared8(line + n * 64, x[0], x[1]);
+          ptx::StoreShared8(line + n * 64 + (Tr::FP8 ? 8 : 32), x[2], x[3]);
+        }
       }
     }
   }
@@ -352,14 +358,15 @@ struct Consumer {
       const int token = p.group.Divide(item.row_begin + at), head = HeadOf(at);
       const float lse = total > 0.f ? top + __log2f(total) : -math::inf;
       const bool partial = item.slot >= 0;
-      const int64_t slot_row = int64_t(item.slot) * NARROW_TILE + at, n = int64_t(item.qo_begin) + token;
 #pragma unroll
       for (int j = 0; j < 4; ++j) y[j] = variant.OutputTransform(p, y[j], item.request, token, head, top, total, 1.f);
       if (partial) {
-        __stcg(reinterpret_cast<float4*>(work.partial_o + slot_row * Tr::D_VO + column),
+        const int slot_row = item.slot * NARROW_TILE + at;
+        __stcg(reinterpret_cast<float4*>(work.partial_o + int64_t(slot_row) * Tr::D_VO + column),
                make_float4(y[0], y[1], y[2], y[3]));  // an assignment becomes four stores
         if (column == 0) work.partial_lse[slot_row] = lse;
       } else {
+        const int64_t n = int64_t(item.qo_begin) + token;
         RoundTo<typename Params::DTypeO, 4>(
             {y[0] * p.out_scale, y[1] * p.out_scale, y[2] * p.out_scale, y[3] * p.out_scale})
             .Store(p.o + n * p.o_stride_n + head * p.o_stride_h + column);

@@ -47,62 +47,109 @@ struct Shape {
   static_assert(STAGES >= 1, "heads this large do not fit into shared memory");
 };
 
-/// The copying side of a warp: which keys of which item come next.
-template <typename Params, typename Tr, bool PAGED>
+/// The copying side of a warp: which keys of which item come next. HAS_ONE: of the only one.
+template <typename Params, typename Tr, bool PAGED, bool HAS_ONE>
 struct Producer {
+  static constexpr int PAGES = 2;  // steps whose pages are known: that of the next copy and the one after it
   const Params& p;
   const RowStrides<Params>& strides;
   const WorkList& work;
   WorkItem item;
-  int token;  // first key of the next copy, for this warp
-  int page;   // page table entry of key token + lane
+  int token;         // first key of the next copy, for this warp
+  int pages[PAGES];  // page table entries of key token + Row(), and of the same row of the steps after it
   int warp;
-  uint32_t ring;
-  int stage = 0;  // where the next copy goes
-  int ahead = 0;  // stages that have keys which were not used yet
+  uint32_t to, end;  // where the next copy goes (this lane's first chunk of it), and where stages end
+  int ahead = 0;     // stages that have keys which were not used yet
 
   __device__ __forceinline__ Producer(const Params& p, const RowStrides<Params>& strides, const WorkList& work,
                                       const WorkItem& first, int warp, uint32_t ring)
-      : p(p), strides(strides), work(work), item(first), warp(warp), ring(ring) {
+      : p(p), strides(strides), work(work), item(first), warp(warp) {
+    // Counted in bytes for each lane, not in stages for the warp: ptxas 13.0 has added uniform stages in the instruction
+    // that copies, and that became an illegal one.
+    to = ring;
+    if constexpr (EVEN) to += Tr::KLayout::Offset(FirstRow(), int(threadIdx.x % 32) % CHUNKS);
+    end = to + Tr::STAGES * Tr::STAGE_BYTES;
     token = item.kv_start + warp * KEYS;
-    AskPage();
+    AskPages();
   }
 
-  /// Go on to the item that has the next keys, and ask for their entries of the page table.
-  __device__ __forceinline__ void AskPage() {
-    while (token >= item.kv_end && item.next >= 0) {
-      item = ListItem(p, work, item.next);
-      token = item.kv_start + warp * KEYS;
-    }
-    page = PageOf<PAGED>(p, item, token + int(threadIdx.x % 32) % KEYS);
+  // Keys and values are copied by as many lanes to a row as it has chunks, such that those lanes copy neighbouring rows one
+  // after the other, if they can be.
+  static constexpr int CHUNKS = Tr::KLayout::CHUNKS;
+  static constexpr bool EVEN =
+      !IS_FP4<typename Params::DTypeKV> && CHUNKS > 1 && 32 % CHUNKS == 0 && Tr::VLayout::CHUNKS == CHUNKS;
+  static constexpr int TURNS = KEYS * CHUNKS / 32;  // rows of a lane
+
+  /// The first of the rows that this lane copies.
+  static __device__ __forceinline__ int FirstRow() { return int(threadIdx.x % 32) / CHUNKS * TURNS; }
+
+  /// The row, of the keys of a step, whose place this lane finds out for others.
+  static __device__ __forceinline__ int Row() {
+    const int lane = threadIdx.x % 32;
+    if constexpr (EVEN) return lane % CHUNKS % TURNS + FirstRow();
+    return lane % KEYS;
+  }
+  __device__ __forceinline__ int AskPage(int step) const { return PageOf<PAGED>(p, item, token + Row() + step * STEP); }
+  __device__ __forceinline__ void AskPages() {
+    if (item.kv_end <= 0) return;
+#pragma unroll
+    for (int i = 0; i < PAGES; ++i) pages[i] = AskPage(i);
   }
 
   /// Have as many copies under way as fit besides the stage in which outputs of warps are merged. To wait for a copy means
   /// to wait until so many came after it, so that some may be of nothing.
   __device__ __forceinline__ void Fill() {
 #pragma unroll 1
-    for (int i = ahead; i < Tr::STAGES - 1; ++i) Issue();
+    for (int i = ahead; i < Tr::STAGES - 1;) {
+      if (HAS_ONE || token < item.kv_end || item.next < 0) ++i;  // otherwise it only goes on to the next item
+      Issue();
+    }
   }
 
-  /// Share `next` comes after the last item of another.
-  __device__ __forceinline__ void GoOn(int next) {
-    item.next = next;
-    if (token >= item.kv_end) AskPage();
-  }
-
-  /// Start copying the next keys, if there are any.
+  /// Start copying the next keys, if there are any, and ask for the pages of later ones.
   __device__ __forceinline__ void Issue() {
     if (token < item.kv_end) {
-      const RowOffsets<Params> row = RowOf<PAGED>(p, strides, item, token + int(threadIdx.x % 32) % KEYS, page);
-      const uint32_t k_to = ring + stage * Tr::STAGE_BYTES, v_to = k_to + Tr::K_BYTES;
-      CopyRows<typename Tr::KLayout>(k_to, p.k, row.k, p.k_sf, p.k_sf_stride_page, p.k_sf_stride_n, p.k_sf_stride_h);
-      CopyRows<typename Tr::VLayout>(v_to, p.v, row.v, p.v_sf, p.v_sf_stride_page, p.v_sf_stride_n, p.v_sf_stride_h);
+      const RowOffsets<Params> row = RowOf<PAGED>(p, strides, item, token + Row(), pages[0]);
+      const uint32_t v_to = to + Tr::K_BYTES;
+      if constexpr (EVEN) {
+        CopyEven<typename Tr::KLayout>(to, p.k, row.k);
+        CopyEven<typename Tr::VLayout>(v_to, p.v, row.v);
+      } else {
+        CopyRows<typename Tr::KLayout>(to, p.k, row.k, p.k_sf, p.k_sf_stride_page, p.k_sf_stride_n, p.k_sf_stride_h);
+        CopyRows<typename Tr::VLayout>(v_to, p.v, row.v, p.v_sf, p.v_sf_stride_page, p.v_sf_stride_n, p.v_sf_stride_h);
+      }
       token += STEP;
-      stage = stage + 1 == Tr::STAGES ? 0 : stage + 1;
+      to += Tr::STAGE_BYTES;
+      if (to >= end) to -= Tr::STAGES * Tr::STAGE_BYTES;
       ++ahead;
-      AskPage();
+#pragma unroll
+      for (int i = 0; i < PAGES - 1; ++i) pages[i] = pages[i + 1];
+      pages[PAGES - 1] = AskPage(PAGES - 1);
     }
+    if (!HAS_ONE && token >= item.kv_end && item.next >= 0) NextItem();
     ptx::CopyCommit();
+  }
+
+  /// Go on to the item that has the next keys.
+  __device__ __forceinline__ void NextItem() {
+#pragma unroll 1
+    do {
+      item = ListItem(p, work, item.next);
+      token = item.kv_start + warp * KEYS;
+    } while (token >= item.kv_end && item.next >= 0);
+    AskPages();
+  }
+
+  /// `to`: this lane's chunk of FirstRow().
+  template <typename Layout>
+  __device__ __forceinline__ void CopyEven(uint32_t to, const typename Params::DTypeKV* data,
+                                           RowOffset<Params> offset) {
+    const int chunk = int(threadIdx.x % 32) % CHUNKS, left = item.kv_end - token - FirstRow();
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      const RowOffset<Params> from = __shfl_sync(0xffffffffu, offset, i, CHUNKS) + chunk;  // in chunks, as that is
+      ptx::CopyAsync16(Layout::Moved(to, i), RowAt<Params>(data, from), i < left, work.reads_past_cache);
+    }
   }
 
   template <typename Layout>
@@ -114,7 +161,7 @@ struct Producer {
     if constexpr (IS_FP4<typename Params::DTypeKV>) {
       const int at = token + lane % KEYS;
       if constexpr (PAGED) {
-        sf_offset = page * sf_page + (at - int64_t(p.page_size.Divide(at)) * p.page_size.divisor) * sf_n;
+        sf_offset = pages[0] * sf_page + (at - int64_t(p.page_size.Divide(at)) * p.page_size.divisor) * sf_n;
       } else {
         sf_offset = (int64_t(item.kv_begin) + at) * sf_n;
       }

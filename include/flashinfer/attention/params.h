@@ -125,8 +125,14 @@ struct WorkList {
   const int32_t* num_merges;
   int32_t blocks;        ///< of the launch; upper bound in a CUDA graph
   int32_t merge_blocks;  ///< likewise; 0: nothing was split
-  float* partial_o;      ///< [slot][TILE][head_dim_vo]
-  float* partial_lse;    ///< [slot][TILE]
+  /// Requests of `pages` pages, `qo_len` rows and `kv_len` keys each, cut after every `chunk_size` keys: what `items` says
+  /// too, but blocks that compute it begin up to 1 us earlier (H200, when nothing is in L2). chunk_size 0: they differ.
+  struct {
+    FastDivisor chunks;
+    int32_t chunk_size, pages, qo_len, kv_len;
+  } regular;
+  float* partial_o;    ///< [slot][TILE][head_dim_vo]
+  float* partial_lse;  ///< [slot][TILE]
   struct {
     int32_t tiles, chunks, chunk_size;  ///< block = ((tile * chunks) + chunk) * heads + head, last tile first
   } uniform;

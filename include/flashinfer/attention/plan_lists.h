@@ -44,7 +44,9 @@ struct PlanInput {
 struct PlanInfo {
   int64_t int_bytes;
   int64_t float_bytes;
-  int64_t has_shares;  ///< of the narrow list (WorkList)
+  int16_t has_shares;  ///< of the narrow list (WorkList)
+  int16_t qo_len;      ///< with chunk_size, of WorkList::regular; what else that says follows from the counts
+  int32_t chunk_size;  ///< 0: requests are cut differently
   int64_t tile;        ///< rows of a tile of the list with the larger tiles; index 3 of what Python sees
   int64_t keys;        ///< of all requests; 0 in a CUDA graph, where it changes
   int64_t narrow_items, narrow_tickets, narrow_merges, narrow_blocks, narrow_merge_blocks;

@@ -41,13 +41,14 @@ struct QueryReader {
     return x;
   }
 
-  /// Columns [d, d + 8) of a row as they are stored.
-  __device__ __forceinline__ Vec<typename Params::DTypeQ, 8> Vector(int row, int d) const {
+  /// Columns [d, d + 8) of a row as they are stored: bits, because what is taken apart has to have arrived.
+  using Vector8 = Vec<typename Params::DTypeQ, 8>;
+  __device__ __forceinline__ typename Vector8::Bits Vector(int row, int d) const {
     const int at = item.row_begin + row;
     if (at >= item.qo_len * int(p.group.divisor)) return {};
     const int token = p.group.Divide(at), head = item.kv_head * int(p.group.divisor) + at - token * p.group.divisor;
-    return Vec<typename Params::DTypeQ, 8>::Load(p.q + (int64_t(item.qo_begin) + token) * p.q_stride_n +
-                                                 head * p.q_stride_h + d);
+    return *reinterpret_cast<const typename Vector8::Bits*>(p.q + (int64_t(item.qo_begin) + token) * p.q_stride_n +
+                                                            head * p.q_stride_h + d);
   }
 
   /// The same as the kernel multiplies them.
@@ -56,7 +57,8 @@ struct QueryReader {
 #pragma unroll 1
       for (int i = 0; i < 8; ++i) x[i] = (*this)(row, d + i);
     } else {
-      const auto v = Vector(row, d);
+      const auto bits = Vector(row, d);
+      const auto& v = reinterpret_cast<const Vector8&>(bits);
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i] = variant.QueryTransform(p, ToFloat(v[i]));
     }
@@ -81,7 +83,12 @@ struct QueryTile {
   static constexpr int CHUNKS = Params::HEAD_DIM_QK / 8, TURNS = (TILE * CHUNKS + THREADS - 1) / THREADS;
   // Rows that are put together or rotated are read when they are stored; so are tiles that need many registers.
   static constexpr bool AHEAD = Params::POS_ENCODING != PosEncodingMode::kRoPELlama && !Params::SHARED_KV && TURNS <= 4;
-  Vec<typename Params::DTypeQ, 8> loaded[AHEAD ? TURNS : 1];
+  using Vector8 = Vec<typename Params::DTypeQ, 8>;
+  typename Vector8::Bits loaded[AHEAD ? TURNS : 1];
+
+  __device__ __forceinline__ float Loaded(int turn, int i) const {
+    return ToFloat(reinterpret_cast<const Vector8&>(loaded[turn])[i]);
+  }
 
   __device__ __forceinline__ void Load(const QueryReader<Params, Variant>& query) {
     if constexpr (AHEAD) {
@@ -103,7 +110,7 @@ struct QueryTile {
       if (TILE * CHUNKS % THREADS != 0 && turn * THREADS + int(threadIdx.x) >= TILE * CHUNKS) break;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        largest = fmaxf(largest, fabsf(query.variant.QueryTransform(query.p, ToFloat(loaded[turn][i]))));
+        largest = fmaxf(largest, fabsf(query.variant.QueryTransform(query.p, Loaded(turn, i))));
       }
     }
     return __float_as_int(largest) >> 23;
@@ -117,7 +124,7 @@ struct QueryTile {
       float x[8];
       if constexpr (AHEAD) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] = query.variant.QueryTransform(query.p, ToFloat(loaded[turn][i]));
+        for (int i = 0; i < 8; ++i) x[i] = query.variant.QueryTransform(query.p, Loaded(turn, i));
       } else {
         query.Read(x, row, 8 * chunk);
       }

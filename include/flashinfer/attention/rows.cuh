@@ -24,6 +24,11 @@ struct RowLayout {
   static __device__ __forceinline__ uint32_t Offset(int row, int chunk) {
     return row * PITCH + (SWIZZLED ? chunk ^ (row & 7) : chunk) * 16;
   }
+  /// `address` of a chunk of row r, moved on by `rows` rows that have no bit in common with r; the tile starts at a multiple
+  /// of 128 bytes.
+  static __device__ __forceinline__ uint32_t Moved(uint32_t address, int rows) {
+    return (SWIZZLED ? address ^ ((rows & 7) * 16) : address) + rows * PITCH;
+  }
   /// `address` of chunk 0 or 1 of a row, moved on by `pairs` of chunks; the tile starts at a multiple of 128 bytes.
   static __device__ __forceinline__ uint32_t Pair(uint32_t address, int pairs) {
     return SWIZZLED ? (address ^ (pairs % 4 * 32)) + pairs / 4 * 128 : address + pairs * 32;
@@ -85,7 +90,7 @@ __device__ __forceinline__ RowOffsets<Params> RowOf(const Params& p, const RowSt
   }
 }
 
-/// The page table entry of a token, clamped to tokens that exist so that it may be asked for any.
+/// The page table entry of a token, clamped to tokens that exist so that it may be asked for any if there is one.
 template <bool PAGED, typename Params>
 __device__ __forceinline__ int PageOf(const Params& p, const WorkItem& item, int token) {
   if constexpr (PAGED) {

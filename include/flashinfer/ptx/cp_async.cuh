@@ -24,19 +24,36 @@ __device__ __forceinline__ void StoreShared16(uint32_t to, const uint4& x) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
 }
 
+__device__ __forceinline__ void StoreShared8(uint32_t to, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
+__device__ __forceinline__ float4 LoadShared16(uint32_t from) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
 /// The same; `goes_first`: L2 gives the line up before others. (A policy of keeping it as usual is slower than none.)
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid,
                                             [[maybe_unused]] bool goes_first) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if (goes_first) {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
-                 "r"(valid ? 16 : 0), "l"(policy));
-    return;
-  }
-#endif
+  // In one piece: the compiler makes two of the code around it otherwise.
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %4, 0;\n"
+      "@p cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n"
+      "@!p cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n"
+      "}" ::"r"(to),
+      "l"(from), "r"(valid ? 16 : 0), "l"(policy), "r"(uint32_t(goes_first)));
+#else
   CopyAsync16(to, from, valid);
+#endif
 }
 
 __device__ __forceinline__ void CopyCommit() {
