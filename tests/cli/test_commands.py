@@ -151,12 +151,15 @@ def test_module_status_counts_what_calls_built(run):
     assert run("module-status", "--detailed").endswith(f"which calls asked for\n{library}\n")
 
 
-def test_a_reader_that_stops_reading_is_no_error(tmp_path):
+def test_a_closed_pipe_is_no_news(tmp_path):
     """``flashinfer list-modules | head``"""
-    command = f"{sys.executable} -m flashinfer module-status --json | head -n 1"
+    reader, writer = os.pipe()
+    os.close(reader)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_WORKSPACE_BASE": str(tmp_path)}
-    done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("[\n", "")
+    command = [sys.executable, "-m", "flashinfer", "list-modules"]
+    done = subprocess.run(command, env=env, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.stderr == ""
 
 
 def test_warmup_passes_its_arguments_on(run, monkeypatch):
