@@ -57,8 +57,8 @@ def sampling_from_logits(
     Notes
     -----
     Output ``i`` takes 64 bits of Philox4x32-10 with key ``seed`` and counter ``(offset, i)`` and draws by inverse
-    transform, in the order of the columns. The same arguments give the same tokens on every device. Logits beyond
-    2097152 either way, ``inf`` too, count as that much.
+    transform, in the order of the columns. The same arguments give the same tokens on every device. A column of
+    ``inf`` is drawn before any number.
 
     Examples
     --------

@@ -60,7 +60,7 @@ def softmax(
     r"""``softmax(logits / temperature)`` of each row, in float32.
 
     ``-inf`` gives exactly 0, in a row of nothing else too. A NaN gives NaN in its column; the others sum up to 1. Equal
-    logits of a row give equal probabilities. Logits beyond 2097152 either way, ``inf`` too, count as that much.
+    logits of a row give equal probabilities. Columns of ``inf`` share a row that has some.
 
     Parameters
     ----------

@@ -145,6 +145,29 @@ def test_logits_of_any_size(device):
     assert torch.equal(flashinfer.sampling_from_logits(x, seed=1, offset=0), tokens[:7])
 
 
+def neighbours(number: float, rows: int, columns: int, device: str) -> torch.Tensor:
+    """Floats next to a number: itself, and up to 40 steps below."""
+    steps = torch.randint(41, (rows, columns), device=device, dtype=torch.int32)
+    bits = torch.tensor(number, dtype=torch.float32, device=device).view(torch.int32)
+    return (bits - steps if number > 0 else bits + steps).view(torch.float32)
+
+
+@pytest.mark.parametrize("size", [1e6, 2097152.0, 2097153.0, 1e7, 5.3e8, 536870912.0, 1e12, 3e38])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_logits_far_from_zero(device, size, sign):
+    """What callers pass that divide by a low temperature: only differences count."""
+    x = neighbours(sign * size, 4, 5000, device)
+    x[1, 1000:], x[2, 1::2], x[3, 7] = -INF, -1e4, torch.nan
+    for seed in range(5):
+        tokens = flashinfer.sampling_from_logits(x, seed=seed, offset=0)
+        assert torch.equal(tokens, reference("sampling_from_logits")(x, seed, 0))
+        indices = torch.arange(4, dtype=torch.int32, device=device).repeat(8)
+        assert torch.equal(flashinfer.sampling_from_logits(x, indices, seed=seed, offset=0)[:4], tokens)
+    filtered = flashinfer.top_k_top_p_sampling_from_logits(x[:3], 50, 0.9, seed=1, offset=0)
+    p = torch.softmax(x[:3].double(), dim=-1)
+    assert (p.gather(1, filtered.long().unsqueeze(1)) > 0.02 * p.amax(dim=1, keepdim=True)).all()
+
+
 @every_draw
 def test_impossible_columns_are_never_drawn(device, name, parameters):
     x = rows_for(name, 1, 64, device, spread=0.3)

@@ -58,6 +58,26 @@ def test_softmax_of_extremes(device):
     assert_close(y[5], torch.softmax(x[5], dim=-1), atol=1e-7)
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-8, 1e-12, 1e-30])
+@pytest.mark.parametrize("vocab", [40, 9000, 450000])
+def test_softmax_of_low_temperatures(device, temperature, vocab):
+    """Next to nothing but the largest is left, wherever it is; logits are far from 0 then."""
+    x = 8 * torch.randn(3, vocab, device=device)
+    x[1] -= 100
+    x[2, : vocab // 2] = -INF
+    y = flashinfer.softmax(x, temperature)
+    assert torch.equal(y, flashinfer.softmax(x, torch.full((3,), temperature, device=device)))
+    assert_close(y, templates.softmax_trace.reference(x, temperature), atol=1e-5, rtol=1e-5)
+    assert torch.equal(y.argmax(dim=-1), x.argmax(dim=-1)) and (y.amax(dim=-1) > 0.5).all()
+
+
+def test_softmax_of_infinity(device):
+    x = torch.randn(2, 3000, device=device)
+    x[0, [5, 2500]], x[1, 7], x[1, 8] = INF, INF, 3e38
+    y = flashinfer.softmax(x)
+    assert y[0, [5, 2500]].tolist() == [0.5, 0.5] and y[1, 7] == 1 and y.sum() == 2
+
+
 def test_softmax_orders_as_logits_do(device):
     """Wherever in the row they are: equal logits are equally likely, larger ones not less."""
     x = 4 * torch.randn(3, 9000, device=device)

@@ -73,32 +73,66 @@ FLASHINFER_HD int ExponentOfProbs(float largest) {
 /// What logits are multiplied by. Temperature 0 stands for an infinite one, at which only -inf makes a difference.
 FLASHINFER_HD float FactorOf(float temperature) { return temperature == 0.f ? 1e-37f : 1.f / temperature; }
 
-/// Logits beyond count as this much, unless they are -inf: integers near their exponents would not be exact in a float.
-constexpr float LARGEST_LOGIT = 2097152.f;
 constexpr float LOG2_E = 1.44269504f;
 
-FLASHINFER_HD float LimitLogit(float x) {
-  const float least = x == -INFINITY ? x : -LARGEST_LOGIT, limited = x < -LARGEST_LOGIT ? least : x;
-  return x > LARGEST_LOGIT ? LARGEST_LOGIT : limited;
-}
+/// Logits of a segment whose largest is beyond are far from 0: integers near their exponents would not be exact in a
+/// float. Low temperatures make such logits.
+constexpr float FAR_LOGIT = 2097152.f;
+constexpr int FAR_EXPONENT = 3025551;  // of FAR_LOGIT
 
-/// Whether there is any logit to limit: far from the limits of the largest, what is beyond them weighs nothing.
-FLASHINFER_HD bool AnyToLimit(float largest) { return fabsf(largest) > LARGEST_LOGIT - 200.f; }
+/// From here on floats are so far apart that all but the largest of a row weigh nothing; exponents stop here.
+constexpr float LARGEST_LOGIT = 536870912.f;
+constexpr int LARGEST_EXPONENT = 774541002;
+constexpr int LEAST_EXPONENT = -(1 << 30);  // of a segment of -inf: below any other
 
-/// Weights of the logits of a segment: e^x / 2^exponent. Logits are limited, as above.
+/// Weights of the logits of a segment: e^x / 2^exponent.
 struct LogitScale {
-  float exponent;  ///< an integer
-  float magic;     ///< adding it rounds to an integer, whose lowest bits are relative to the exponent
-  float least;     ///< logits below weigh nothing; those above are normal numbers
+  int exponent;
+  float magic;                   ///< adding it rounds to an integer, whose lowest bits are relative to the exponent
+  float least;                   ///< logits below weigh nothing; those above are normal numbers
+  float base = 0.f, rest = 0.f;  ///< of logits that are far: 2^exponent is e^(base - rest)
 
+  /// Of logits that are not far: `exponent` is an integer.
   FLASHINFER_HD explicit LogitScale(float exponent)
-      : exponent(exponent), magic(12582912.f - exponent), least((exponent - 122.5f) * 0.693147182f) {}
+      : exponent(int(exponent)), magic(12582912.f - exponent), least((exponent - 122.5f) * 0.693147182f) {}
 
-  /// For logits up to `largest`: weights are at most sqrt(2).
-  static FLASHINFER_HD LogitScale For(float largest) {
-    const float x = largest == -INFINITY ? -LARGEST_LOGIT : LimitLogit(largest);
-    return LogitScale(fmaf(x, LOG2_E, 12582912.f) - 12582912.f);
+  /// For logits up to `largest`, which is not far: weights are at most sqrt(2).
+  static FLASHINFER_HD LogitScale Near(float largest) {
+    return LogitScale(fmaf(largest, LOG2_E, 12582912.f) - 12582912.f);
   }
+  static FLASHINFER_HD bool IsFar(float largest) { return !(fabsf(largest) <= FAR_LOGIT); }
+
+  /// For one that is. Weights are then of Brought logits. top_of_row() is the largest of the row.
+  template <typename F>
+  static FLASHINFER_HD LogitScale Far(float largest, const F& top_of_row) {
+    int exponent = LARGEST_EXPONENT;
+    if (fabsf(largest) < LARGEST_LOGIT) {
+      exponent = int(rint(fabs(double(largest)) * 1.4426950408889634));
+      exponent = exponent > FAR_EXPONENT ? exponent : FAR_EXPONENT + 1;
+    }
+    return Of(largest == -INFINITY ? LEAST_EXPONENT : largest < 0.f ? -exponent : exponent, top_of_row);
+  }
+
+  /// That of a segment with this exponent.
+  template <typename F>
+  static FLASHINFER_HD LogitScale Of(int exponent, const F& top_of_row) {
+    LogitScale scale(0.f);
+    scale.exponent = exponent;
+    if (!scale.IsFar()) return LogitScale(float(exponent));
+    if (exponent == LARGEST_EXPONENT || exponent == -LARGEST_EXPONENT) {
+      scale.base = top_of_row();
+    } else {
+      constexpr double LN_2 = 0.6931471805599453;
+      scale.base = float(exponent * LN_2);
+      scale.rest = float(fma(double(exponent), -LN_2, double(scale.base)));
+    }
+    return scale;
+  }
+
+  FLASHINFER_HD bool IsFar() const { return exponent > FAR_EXPONENT || exponent < -FAR_EXPONENT; }
+
+  /// What Weight and Summand take instead of logits that are far. NaN stays NaN, and infinity may be `base`.
+  FLASHINFER_HD float Brought(float x) const { return x == base ? rest : (x - base) + rest; }
 
   /// To 2 ulp; NaN stays NaN. Fused multiply-adds: both backends round alike. Selections of what costs nothing:
   /// compilers make branches of others.
@@ -110,7 +144,7 @@ struct LogitScale {
   FLASHINFER_HD float Summand(float x) const { return Power(fmaxf(x, least), false); }
 
   /// How far to shift masses for them to be relative to `other`, which is not smaller.
-  FLASHINFER_HD int ShiftTo(float other) const { return other - exponent < 63.f ? int(other - exponent) : 63; }
+  FLASHINFER_HD int ShiftTo(int other) const { return other - exponent < 63 ? other - exponent : 63; }
 
  private:
   FLASHINFER_HD float Power(float x, bool is_nothing) const {

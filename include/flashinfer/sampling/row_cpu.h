@@ -97,15 +97,18 @@ class Row {
     threshold_ = 0.0f;
     emax_ = ONE;
     by_column_ = false;
-    exponent_ = MINUS_INF;
+    exponent_ = LEAST_EXPONENT;
     for (size_t s = 0; s < segments_.size(); ++s) {
       const int64_t begin = int64_t(s) * SEGMENT, n = std::min<int64_t>(SEGMENT, n_ - begin);
       float* w = weights() + begin;
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) w[i] = x[begin + i] * factor;
       const float largest = LargestOf(w, n);
-      if (AnyToLimit(largest)) std::transform(w, w + n, w, LimitLogit);
-      const LogitScale scale = LogitScale::For(largest);
+      LogitScale scale = LogitScale::Near(largest);
+      if (LogitScale::IsFar(largest)) {
+        scale = LogitScale::Far(largest, [&] { return LargestProduct(x, factor); });
+        for (int64_t i = 0; i < n; ++i) w[i] = scale.Brought(w[i]);
+      }
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) w[i] = scale.Weight(w[i]);
       segments_[s] = SumSegment(begin, std::min(begin + SEGMENT, padded_), double(MASS_OF_ONE));
@@ -121,7 +124,7 @@ class Row {
   }
 
   /// What weights of SumUpLogits are multiplied by to be relative to the same power of two as their sum.
-  float UnitOf(int64_t segment) const { return PowerOf2(int(scales_[segment].exponent - exponent_)); }
+  float UnitOf(int64_t segment) const { return PowerOf2(scales_[segment].exponent - exponent_); }
 
   /// Drop the weights below `threshold` from the masses, and sum these up. Returns the total.
   uint64_t SumUp(float threshold, int emax) {
@@ -197,6 +200,13 @@ class Row {
     return weight >= threshold_ && weight > 0.0f ? weight : 0.0f;
   }
 
+  /// The largest of all logits times `factor`.
+  float LargestProduct(const float* x, float factor) const {
+    float largest = MINUS_INF;
+    for (int64_t i = 0; i < n_; ++i) largest = x[i] * factor > largest ? x[i] * factor : largest;
+    return largest;
+  }
+
   uint64_t SumSegment(int64_t begin, int64_t end, double unit) const {
     const float* w = &weights_[0];
     const Vec low = Broadcast(threshold_), limit = Broadcast(PowerOf2(emax_ - ONE + 4)), zero{};
@@ -227,7 +237,7 @@ class Row {
   std::vector<uint64_t> segments_;  // masses, shifted
   std::vector<LogitScale> scales_;  // of SumUpLogits, as are the rest
   std::vector<int> shifts_;
-  float exponent_ = 0.0f;
+  int exponent_ = 0;
   Selector selector_;
   float threshold_ = 0.0f;
   int emax_ = ONE;

@@ -84,8 +84,6 @@ __device__ __forceinline__ int ForEachSegment(const SegmentSource& source, float
   return last;
 }
 
-constexpr int LEAST_EXPONENT = -(1 << 23);  // below any of a segment of logits
-
 /// What blocks send each other of a segment.
 struct alignas(16) SegmentSum {
   uint64_t mass;
@@ -151,13 +149,24 @@ __device__ __forceinline__ uint64_t MassOfSegment(const float (&x)[VECTORS][4], 
   return WarpMass(mass);
 }
 
-/// What the weights of a segment of logits are relative to; logits are limited.
-__device__ __forceinline__ LogitScale ScaleOf(float (&x)[VECTORS][4]) {
+/// The largest of all logits times `factor`, by a warp: for rows with logits so far from 0 that this is worth a read.
+__device__ __forceinline__ float LargestProduct(const SegmentSource& source, float factor) {
+  float largest = -INFINITY;
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < source.vocab; i += 32) largest = fmaxf(largest, source.row[i] * factor);
+  return WarpLargest(largest);
+}
+
+/// What the weights of a segment of logits, which were multiplied by `factor`, are relative to; those that are far from 0
+/// are brought near.
+__device__ __forceinline__ LogitScale ScaleOf(const SegmentSource& source, float factor, float (&x)[VECTORS][4]) {
   float largest = -INFINITY;
   ForEachColumn(x, [&](float value) { largest = fmaxf(largest, value); });
   largest = WarpLargest(largest);
-  if (AnyToLimit(largest)) ForEachColumn(x, [](float& value) { value = LimitLogit(value); });
-  return LogitScale::For(largest);
+  if (!LogitScale::IsFar(largest)) return LogitScale::Near(largest);
+  const LogitScale scale = LogitScale::Far(largest, [&] { return LargestProduct(source, factor); });
+  ForEachColumn(x, [&](float& value) { value = scale.Brought(value); });
+  return scale;
 }
 
 /// ColumnWhere, of weights that are not negative, without branches.

@@ -107,10 +107,10 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, HOLD == Hold::kRegisters ?
 #pragma unroll 1
   for (int i = 0; i < mine; ++i) {
     if constexpr (!IN_REGISTERS) read(i);
-    const LogitScale scale = ScaleOf(x);
+    const LogitScale scale = ScaleOf(source, factor, x);
     ForEachColumn(x, [&](float& value) { value = scale.Weight(value); });
     if constexpr (IN_SHARED) held.Write(i, x);
-    const SegmentSum sum{MassOfSegment<true>(x), int(scale.exponent), 0};
+    const SegmentSum sum{MassOfSegment<true>(x), scale.exponent, 0};
     if (lane < blocks) sum.Send(sums + first + i * step, lane, &barrier);
   }
   ptx::WaitForBytes(&barrier);
@@ -138,9 +138,10 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, HOLD == Hold::kRegisters ?
     if constexpr (IN_SHARED) {
       held.Read(i, 0, x);
     } else if constexpr (!IN_REGISTERS) {
-      const LogitScale scale{float(exponent)};
+      const LogitScale scale = LogitScale::Of(exponent, [&] { return LargestProduct(source, factor); });
       read(i);
-      ForEachColumn(x, [&](float& value) { value = scale.Weight(LimitLogit(value)); });
+      if (scale.IsFar()) ForEachColumn(x, [&](float& value) { value = scale.Brought(value); });
+      ForEachColumn(x, [&](float& value) { value = scale.Weight(value); });
     }
     const float unit = PowerOf2(exponent - top), share = unit * normaliser.inverse;
     if (normaliser.IsPeaked()) {

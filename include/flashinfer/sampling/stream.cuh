@@ -64,9 +64,9 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
     ForEachSegment(source, PAD, x, [&](int segment, const auto& wait) {
       SegmentSum sum{};
       if constexpr (LOGITS) {
-        const LogitScale scale = ScaleOf(x);
+        const LogitScale scale = ScaleOf(source, 1.f, x);
         ForEachColumn(x, [&](float& value) { value = scale.Summand(value); });
-        sum.exponent = int(scale.exponent);
+        sum.exponent = scale.exponent;
       } else {
         float largest = 0.f;
         ForEachColumn(x, [&](float& value) {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
 
   // The column: each warp sums up a vector of all lanes, or some.
   const SegmentSum& picked = sums[pick.segment];
-  const LogitScale scale(LOGITS ? float(picked.exponent) : 0.f);
+  const LogitScale scale = LogitScale::Of(LOGITS ? picked.exponent : 0, [&] { return LargestProduct(source, 1.f); });
   const int shift = LOGITS ? picked.ShiftTo(pick.top) : 0;
   const auto mass_of = [&](float sum) { return MIN_P ? filter.Mass(sum) : UnitMass(sum); };
   float four[4];
@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
     source.LoadFour(SegmentSource::Column(pick.segment, j), PAD, four);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      four[e] = MIN_P ? filter(four[e]) : Positive(LOGITS ? scale.Weight(LimitLogit(four[e])) : four[e]);
+      if (LOGITS && scale.IsFar()) four[e] = scale.Brought(four[e]);
+      four[e] = MIN_P ? filter(four[e]) : Positive(LOGITS ? scale.Weight(four[e]) : four[e]);
     }
   };
 #pragma unroll 1

@@ -68,23 +68,24 @@ __device__ __forceinline__ uint64_t KeptMass(const Slice<false>& slice, float th
 /// The table of a row of logits, weights of each segment relative to a power of two of its own: the exponent that masses
 /// of segments are relative to in the header, and these.
 __device__ __forceinline__ void PrepareLogits(const SegmentSource& source, uint64_t* table, Shared& shared) {
-  float exponent = -INFINITY;
+  if (threadIdx.x == 0) shared.flag = LEAST_EXPONENT;
+  __syncthreads();
   for (int turn = 0; turn < 2; ++turn) {
     for (int segment = threadIdx.x / 32; segment < source.Count(); segment += blockDim.x / 32) {
       float x[VECTORS][4];
       source.Load<false>(segment, -INFINITY, x);
-      const LogitScale scale = ScaleOf(x);
+      const LogitScale scale = ScaleOf(source, 1.f, x);
       if (turn == 0) {
-        exponent = fmaxf(exponent, scale.exponent);
+        if (threadIdx.x % 32 == 0) atomicMax(&shared.flag, scale.exponent);
         continue;
       }
       ForEachColumn(x, [&](float& value) { value = scale.Summand(value); });
-      const uint64_t mass = MassOfSegment(x) >> scale.ShiftTo(exponent);
+      const uint64_t mass = MassOfSegment(x) >> scale.ShiftTo(shared.flag);
       if (threadIdx.x % 32 == 0) table[TABLE_HEADER + segment] = mass;
     }
-    if (turn == 0) exponent = ClusterMax(exponent, shared);
+    __syncthreads();
   }
-  if (threadIdx.x == 0) table[0] = 0, table[1] = Bits(exponent);
+  if (threadIdx.x == 0) table[0] = 0, table[1] = uint32_t(shared.flag);
 }
 
 /// A block per row: header (threshold and emax; exponent of logits), then the mass of each segment.
@@ -92,7 +93,6 @@ __global__ void __launch_bounds__(512, 1) PrepareTableKernel(const __grid_consta
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const SampleParams& p = t.sample;
-  ptx::ClusterArrive();
   const int64_t row = blockIdx.x;
   const float* const input = p.input + row * p.row_stride;
   uint64_t* const table = t.table + row * TableStride(p.vocab);
@@ -100,6 +100,7 @@ __global__ void __launch_bounds__(512, 1) PrepareTableKernel(const __grid_consta
     PrepareLogits(SegmentSource(input, p.vocab), table, shared);
     return;
   }
+  ptx::ClusterArrive();
   const auto slice = SliceOf<false>(input, int(p.vocab), nullptr, reinterpret_cast<uintptr_t>(input) % 16 == 0);
   const Ready ready = PrepareRow(p, row, slice, shared);
   if (threadIdx.x == 0) table[0] = uint64_t(ready.emax) << 32 | Bits(ready.threshold);
@@ -168,8 +169,8 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
     const SegmentSource source(input, vocab);
     float x[VECTORS][4];
     source.Load<false>(segment, -INFINITY, x);
-    const LogitScale scale = ScaleOf(x);
-    const int shift = scale.ShiftTo(FromBits(uint32_t(table[1])));
+    const LogitScale scale = ScaleOf(source, 1.f, x);
+    const int shift = scale.ShiftTo(int(table[1]));
     target -= before;
     before = 0;
     for (int j = 0; j < VECTORS; ++j) {
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
       float four[4];
       source.LoadFour(i, -INFINITY, four);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) four[e] = Positive(scale.Weight(LimitLogit(four[e])));
+      for (int e = 0; e < 4; ++e) four[e] = Positive(scale.Weight(scale.IsFar() ? scale.Brought(four[e]) : four[e]));
       if (FindInWarp(four, i, target, shift, before, UnitMass, [&](int c) { WriteToken(p, output, c); })) return;
     }
     return;
