@@ -20,6 +20,8 @@ from flashinfer.trace.templates.activation import (
     swiglu_trace,
 )
 
+from ..tensors import gaps_are_untouched, view_of_wider
+
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 OPS = [
     pytest.param(silu_and_mul, silu_and_mul_trace.reference, id="silu"),
@@ -47,19 +49,6 @@ SHAPES = [
 
 def randn(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
     return (3 * torch.randn(shape, device=device)).to(dtype)
-
-
-def view_of_wider(x: torch.Tensor, pad: int, offset: int) -> torch.Tensor:
-    """The same values as columns of a wider buffer."""
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + pad), 7.0, device=x.device).to(x.dtype)
-    view = wide[..., offset : offset + x.shape[-1]]
-    view.copy_(x)
-    return view
-
-
-def gaps_are_untouched(view: torch.Tensor) -> bool:
-    wide = view._base
-    return int((wide.float() == 7.0).sum()) >= wide.numel() - view.numel()
 
 
 def test_references_are_the_published_formulas():

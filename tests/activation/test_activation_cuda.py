@@ -10,6 +10,8 @@ from flashinfer.activation import gelu_and_mul, silu_and_mul, swiglu
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.activation import gelu_and_mul_trace, silu_and_mul_trace, swiglu_trace
 
+from ..graphs import capture
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -27,11 +29,7 @@ def test_graph_capture(enable_pdl):
         gelu_and_mul(out, out=second, enable_pdl=enable_pdl)
         swiglu(second, gate, out=second)
 
-    step()  # builds and loads the module outside of the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = capture(step)
     x.normal_()
     graph.replay()
     first = silu_and_mul_trace.reference(x)

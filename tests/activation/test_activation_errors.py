@@ -11,6 +11,8 @@ import torch
 import flashinfer
 from flashinfer.errors import ArgumentError
 
+from ..bad_arguments import check_refused, make_arguments, with_bad
+
 FP16, BF16 = torch.float16, torch.bfloat16
 ACT_AND_MUL = ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]
 GOOD = {
@@ -44,23 +46,15 @@ BAD = [
 CASES = [pytest.param(op, argument, bad, text, id=f"{op}-{text}") for ops, argument, bad, text in BAD for op in ops]
 
 
-def make(op, device):
-    return {name: torch.ones(shape, device=device).to(dtype) for name, (shape, dtype) in GOOD[op].items()}
-
-
 @pytest.mark.parametrize("op", GOOD)
 def test_the_table_starts_from_good_calls(device, op):
-    getattr(flashinfer, op)(**make(op, device))
+    getattr(flashinfer, op)(**make_arguments(GOOD[op], device))
 
 
 @pytest.mark.parametrize("op, argument, bad, text", CASES)
 def test_bad_argument(device, op, argument, bad, text):
-    arguments = make(op, device)
-    good = arguments[argument]
-    arguments[argument] = bad(good) if callable(bad) else torch.ones(bad[0], device=device).to(bad[1])
-    with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
-        getattr(flashinfer, op)(**arguments)
-    assert str(caught.value).startswith(f"{op}: ")
+    arguments = with_bad(make_arguments(GOOD[op], device), argument, bad, device)
+    check_refused(getattr(flashinfer, op), text, **arguments)
 
 
 @pytest.mark.parametrize("op", ACT_AND_MUL)
@@ -94,7 +88,7 @@ def test_unknown_activation():
 
 @pytest.mark.parametrize("op, argument", [(op, name) for op, names in GOOD.items() for name in names])
 def test_other_device(device, op, argument):
-    arguments = make(op, device)
+    arguments = make_arguments(GOOD[op], device)
     arguments[argument] = arguments[argument].to("cpu" if torch.device(device).type == "cuda" else "meta")
     with pytest.raises(RuntimeError, match=rf"^{op}: \w+ is on "):
         getattr(flashinfer, op)(**arguments)

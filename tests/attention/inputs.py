@@ -9,6 +9,7 @@ from typing import Any, Sequence
 
 import torch
 
+from ..tensors import randn
 from . import reference
 from .reference import Attention, Result
 
@@ -26,10 +27,6 @@ def offsets(lengths: Sequence[int]) -> list[int]:
 
 def int32(values: Sequence[int], device: str) -> torch.Tensor:
     return torch.tensor(list(values), dtype=torch.int32, device=device)
-
-
-def randn(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.randn(*shape, device=device).to(dtype)
 
 
 def to_layout(x: torch.Tensor, layout: str) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 import flashinfer
 
+from ..graphs import capture
 from . import calls
 from .inputs import Batch
 from .reference import Attention
@@ -21,20 +22,6 @@ DECODE_LENGTHS = [[40, 40, 40, 40], [1, 2, 3, 4], [3000, 1, 500, 17], [16, 4096,
 
 def empty(*shape, dtype=torch.int32):
     return torch.zeros(*shape, dtype=dtype, device="cuda")
-
-
-def capture(run):
-    """A graph of ``run``, after the warm-up that loads modules."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = run()
-    return graph, result
 
 
 def fill(cache, batch, pages, order):

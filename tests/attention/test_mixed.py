@@ -8,7 +8,8 @@ import torch
 
 import flashinfer
 
-from .inputs import Pages, int32, offsets, randn
+from ..tensors import randn
+from .inputs import Pages, int32, offsets
 
 HEADS, PAGE = (32, 8), 16
 #: Rows and keys of each request. Long ones have 100 tiles of 128 rows for each of 8 heads.

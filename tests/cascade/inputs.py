@@ -13,14 +13,6 @@ def states(*shape: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, 
     return torch.randn(shape, device=device).to(dtype), 4 * torch.randn(shape[:-1], device=device)
 
 
-def view_of_wider(x: torch.Tensor, pad: int, offset: int = 0) -> torch.Tensor:
-    """The same values as columns of a wider buffer filled with 7."""
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + pad), 7.0, device=x.device).to(x.dtype)
-    view = wide[..., offset : offset + x.shape[-1]]
-    view.copy_(x)
-    return view
-
-
 def heads_first(x: torch.Tensor) -> torch.Tensor:
     """The same values, rows and heads swapped in memory."""
     return x.transpose(0, 1).contiguous().transpose(0, 1)

@@ -20,7 +20,8 @@ from flashinfer.trace.templates.cascade import (
     variable_length_merge_states_trace,
 )
 
-from .inputs import DTYPES, heads_first, states, view_of_wider
+from ..tensors import view_of_wider
+from .inputs import DTYPES, heads_first, states
 
 on_any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 

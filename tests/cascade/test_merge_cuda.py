@@ -10,6 +10,7 @@ from flashinfer.cascade import merge_state_in_place, merge_states
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.cascade import merge_states_trace
 
+from ..graphs import capture
 from .inputs import states
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -22,11 +23,7 @@ def test_graph_capture():
     def step():
         merge_state_in_place(*total, *merge_states(v, s))
 
-    step()  # builds and loads the module outside of the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = capture(step)
     v.normal_()
     total[0].zero_()
     total[1].fill_(-torch.inf)

@@ -11,6 +11,8 @@ import torch
 import flashinfer
 from flashinfer.errors import ArgumentError
 
+from ..bad_arguments import check_refused, make_arguments, with_bad
+
 FP16, FP32 = torch.float16, torch.float32
 V, S = ((4, 2, 64), FP16), ((4, 2), FP32)
 GOOD = {
@@ -52,23 +54,15 @@ BAD = [
 ]
 
 
-def make(op, device):
-    return {name: torch.ones(shape, device=device).to(dtype) for name, (shape, dtype) in GOOD[op].items()}
-
-
 @pytest.mark.parametrize("op", GOOD)
 def test_the_table_starts_from_good_calls(device, op):
-    getattr(flashinfer, op)(**make(op, device))
+    getattr(flashinfer, op)(**make_arguments(GOOD[op], device))
 
 
 @pytest.mark.parametrize("op, argument, bad, text", [pytest.param(*row, id=f"{row[0]}-{row[3]}") for row in BAD])
 def test_bad_argument(device, op, argument, bad, text):
-    arguments = make(op, device)
-    good = arguments[argument]
-    arguments[argument] = bad(good) if callable(bad) else torch.ones(bad[0], device=device).to(bad[1])
-    with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
-        getattr(flashinfer, op)(**arguments)
-    assert str(caught.value).startswith(f"{op}: ")
+    arguments = with_bad(make_arguments(GOOD[op], device), argument, bad, device)
+    check_refused(getattr(flashinfer, op), text, **arguments)
 
 
 def test_heads_without_elements(device):
@@ -81,7 +75,7 @@ def test_heads_without_elements(device):
 def test_other_device(device, op, argument):
     if device == "cpu":
         pytest.skip("a CPU alone has no other device")
-    arguments = make(op, device)
+    arguments = make_arguments(GOOD[op], device)
     arguments[argument] = arguments[argument].cpu()
     with pytest.raises(RuntimeError, match=f"{op}: "):
         getattr(flashinfer, op)(**arguments)

@@ -8,8 +8,9 @@ import torch
 
 import flashinfer
 
-from ..attention.inputs import Pages, int32, offsets, randn
+from ..attention.inputs import Pages, int32, offsets
 from ..attention.reference import Attention
+from ..tensors import randn
 
 PAGE = 16
 

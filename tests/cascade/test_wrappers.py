@@ -11,8 +11,9 @@ import torch
 import flashinfer
 from flashinfer.errors import ArgumentError
 
-from ..attention.inputs import LAYOUTS, Pages, int32, offsets, randn, to_layout
+from ..attention.inputs import LAYOUTS, Pages, int32, offsets, to_layout
 from ..attention.reference import Attention
+from ..tensors import randn
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 8
 SHARED = 40  # keys of the prefix

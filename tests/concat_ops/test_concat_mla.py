@@ -15,6 +15,8 @@ from flashinfer.concat_ops import concat_mla_k, get_concat_mla_module
 from flashinfer.errors import ArgumentError, BackendSupportedError
 from flashinfer.trace.templates.concat_ops import concat_mla_k_trace
 
+from ..graphs import capture
+
 BF16, FP16 = torch.bfloat16, torch.float16
 DTYPES = [BF16, FP16, torch.float8_e4m3fn, torch.float8_e5m2]
 on_any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -120,10 +122,7 @@ def test_torch_compile(device, backend):
 def test_graph_capture():
     nope, rope = (torch.randn(7, h, d, device="cuda").to(BF16) for h, d in ((128, 128), (1, 64)))
     k = torch.empty(7, 128, 192, dtype=BF16, device="cuda")
-    concat_mla_k(k, nope, rope)  # builds and loads the module outside of the capture
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        concat_mla_k(k, nope, rope)
+    graph, _ = capture(lambda: concat_mla_k(k, nope, rope))
     nope.normal_()
     rope.normal_()
     graph.replay()

@@ -19,6 +19,8 @@ from flashinfer.logits_processor import (
     TopP,
 )
 
+from ..graphs import capture
+
 ROWS, VOCAB = 64, 1111
 STREAM = {"seed": 42, "offset": 8}
 PARAMETERS = {"temperature": 0.7, "top_k": 50, "top_p": 0.8, "min_p": 0.1}
@@ -181,11 +183,7 @@ def test_cuda_graph():
     stream = {name: torch.tensor([value], device="cuda") for name, value in STREAM.items()}
     pipe = LogitsPipe([Temperature(), Softmax(), TopK(), TopP(), Sample()])
     parameters = per_row(PARAMETERS, "cuda")
-    pipe(logits, **parameters, **stream)  # builds and loads the modules outside of the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tokens = pipe(logits, **parameters, **stream)
+    graph, tokens = capture(lambda: pipe(logits, **parameters, **stream))
     for offset in (0, 4, 8):
         logits.normal_()
         stream["offset"].fill_(offset)

@@ -18,8 +18,9 @@ from flashinfer.errors import ArgumentError
 from flashinfer.knobs import knobs
 from flashinfer.mla import _core, page_ids
 
-from ..attention.inputs import Pages, int32, offsets, randn
+from ..attention.inputs import Pages, int32, offsets
 from ..attention.reference import Attention, split
+from ..tensors import randn
 
 F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 CKV, KPE, HEADS = 512, 64, 16

@@ -25,21 +25,3 @@ SHAPES = [
     (7, 16384),
     (1, 65536 + 8),
 ]
-
-
-def randn(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.randn(*shape, device=device).to(dtype)
-
-
-def view_of_wider(x: torch.Tensor, pad: int = 3, offset: int = 1) -> torch.Tensor:
-    """The same values as columns of a wider buffer. The odd defaults leave no row aligned to more than an element."""
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + pad), 7.0, device=x.device).to(x.dtype)
-    view = wide[..., offset : offset + x.shape[-1]]
-    view.copy_(x)
-    return view
-
-
-def gaps_are_untouched(view: torch.Tensor) -> bool:
-    """Whether the columns around a ``view_of_wider`` still hold what it put there."""
-    wide = view._base
-    return int((wide.float() == 7.0).sum()) >= wide.numel() - view.numel()

@@ -11,7 +11,8 @@ from flashinfer.testing import assert_close
 from flashinfer.trace import default_check
 from flashinfer.trace.templates.norm import layernorm_quant_trace, layernorm_trace
 
-from .inputs import FP8, SHAPES, gaps_are_untouched, randn, view_of_wider
+from ..tensors import gaps_are_untouched, randn, view_of_wider
+from .inputs import FP8, SHAPES
 
 to_any_fp8 = pytest.mark.parametrize("out_dtype", FP8, ids=str)
 

@@ -19,7 +19,8 @@ from flashinfer.trace.templates.norm import (
     rmsnorm_trace,
 )
 
-from .inputs import DTYPES, SHAPES, gaps_are_untouched, randn, view_of_wider
+from ..tensors import gaps_are_untouched, randn, view_of_wider
+from .inputs import DTYPES, SHAPES
 
 NORMS = [
     pytest.param(rmsnorm, rmsnorm_trace.reference, id="rmsnorm"),

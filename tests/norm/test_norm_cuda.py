@@ -15,7 +15,9 @@ from flashinfer.norm import fused_add_rmsnorm, fused_rmsnorm_silu, layernorm, rm
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.norm import fused_add_rmsnorm_trace, fused_rmsnorm_silu_trace, rmsnorm_trace
 
-from .inputs import SHAPES, gaps_are_untouched, randn, view_of_wider
+from ..graphs import capture
+from ..tensors import gaps_are_untouched, randn, view_of_wider
+from .inputs import SHAPES
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -98,13 +100,7 @@ def test_graph_capture(enable_pdl):
         fused_add_rmsnorm(out, residual, w, enable_pdl=enable_pdl)
         rmsnorm_quant(quantised, out, w, scale, enable_pdl=enable_pdl)
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # builds and loads the module outside of the capture
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = capture(step)
     x.normal_()
     residual.normal_()
     expected, total = fused_add_rmsnorm_trace.reference(rmsnorm_trace.reference(x, w), residual, w)

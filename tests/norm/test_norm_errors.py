@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
 import flashinfer.norm
-from flashinfer.errors import ArgumentError
+
+from ..bad_arguments import check_refused, make_arguments, with_bad
 
 FP16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 
@@ -72,23 +71,15 @@ CASES = [
 ]
 
 
-def make(op, device):
-    return {name: torch.ones(shape, device=device).to(dtype) for name, (shape, dtype) in GOOD[op].items()}
-
-
 @pytest.mark.parametrize("op", GOOD)
 def test_the_table_starts_from_good_calls(device, op):
-    getattr(flashinfer.norm, op)(**make(op, device))
+    getattr(flashinfer.norm, op)(**make_arguments(GOOD[op], device))
 
 
 @pytest.mark.parametrize("op, argument, change, text", CASES)
 def test_bad_argument(device, op, argument, change, text):
-    arguments = make(op, device)
-    good = arguments[argument]
-    arguments[argument] = change(good) if callable(change) else torch.ones(change[0], device=device).to(change[1])
-    with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
-        getattr(flashinfer.norm, op)(**arguments)
-    assert str(caught.value).startswith(f"{op}: ")
+    arguments = with_bad(make_arguments(GOOD[op], device), argument, change, device)
+    check_refused(getattr(flashinfer.norm, op), text, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +87,7 @@ def test_bad_argument(device, op, argument, change, text):
 )
 def test_other_device(device, op, argument):
     """A tensor that is elsewhere; scale is exempt, it is moved."""
-    arguments = make(op, device)
+    arguments = make_arguments(GOOD[op], device)
     arguments[argument] = arguments[argument].to("cpu" if torch.device(device).type == "cuda" else "meta")
     with pytest.raises(RuntimeError, match=rf"^{op}: \w+ is on "):
         getattr(flashinfer.norm, op)(**arguments)

@@ -15,7 +15,7 @@ from flashinfer.trace.templates.norm import (
     rmsnorm_trace,
 )
 
-from .inputs import randn
+from ..tensors import randn
 
 FAR = 2**31
 HIDDEN = 128

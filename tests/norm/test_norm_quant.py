@@ -12,7 +12,8 @@ from flashinfer.norm import fused_add_rmsnorm_quant, rmsnorm_quant
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.norm import fused_add_rmsnorm_quant_trace, rmsnorm_quant_trace
 
-from .inputs import DTYPES, FP8, SHAPES, gaps_are_untouched, randn, view_of_wider
+from ..tensors import gaps_are_untouched, randn, view_of_wider
+from .inputs import DTYPES, FP8, SHAPES
 
 on_any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 to_any_fp8 = pytest.mark.parametrize("out_dtype", FP8, ids=str)

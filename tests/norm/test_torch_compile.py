@@ -8,6 +8,8 @@ import torch
 
 import flashinfer
 
+from ..graphs import capture
+
 ROWS, HIDDEN = 7, 128
 
 
@@ -102,10 +104,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 def test_cuda_graph_replays_on_new_values():
     tensors = make_tensors("cuda")
     x, weight, out = tensors["x"], tensors["weight"], torch.empty_like(tensors["x"])
-    flashinfer.rmsnorm(x, weight, out=out)  # compiles and loads the module, which a capture must not
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        flashinfer.rmsnorm(x, weight, out=out)
+    graph, _ = capture(lambda: flashinfer.rmsnorm(x, weight, out=out))
     x.normal_()
     graph.replay()
     assert torch.equal(out, flashinfer.rmsnorm(x, weight))

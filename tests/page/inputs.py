@@ -9,6 +9,8 @@ import torch
 
 import flashinfer
 
+from ..tensors import randn
+
 LAYOUTS = ["NHD", "HND"]
 FORMS = ["combined", "pair"]
 
@@ -52,10 +54,6 @@ def make_batch(lengths, appended, page_size, device, spare_pages=2, padding=0):
     return Batch(
         *flashinfer.get_batch_indices_positions(append_indptr, seq_lens, nnz), indices, indptr, last, num_pages
     )
-
-
-def randn(*shape, dtype, device):
-    return torch.randn(*shape, device=device).to(dtype)
 
 
 def make_cache(layout, form, num_pages, page_size, heads, dim, *, dtype, device, pad=0):

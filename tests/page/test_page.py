@@ -17,7 +17,8 @@ from flashinfer.trace.templates.page import (
     get_seq_lens_trace,
 )
 
-from .inputs import FORMS, LAYOUTS, clone, make_batch, make_cache, randn, same, whole
+from ..tensors import randn
+from .inputs import FORMS, LAYOUTS, clone, make_batch, make_cache, same, whole
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]

@@ -8,7 +8,8 @@ import torch
 
 import flashinfer
 
-from .inputs import make_batch, make_cache, randn, same
+from ..tensors import randn
+from .inputs import make_batch, make_cache, same
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

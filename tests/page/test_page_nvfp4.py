@@ -18,7 +18,8 @@ from flashinfer.trace.templates.page import (
 )
 from flashinfer.trace.templates.page_nvfp4 import quantize_nvfp4
 
-from .inputs import FORMS, LAYOUTS, make_batch, make_cache, randn, same
+from ..tensors import randn
+from .inputs import FORMS, LAYOUTS, make_batch, make_cache, same
 
 BF16, FP16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])

@@ -10,10 +10,11 @@ import flashinfer
 from flashinfer import pod
 from flashinfer.errors import ArgumentError
 
-from ..attention.inputs import LAYOUTS, Batch, Pages, int32, offsets, randn
+from ..attention.inputs import LAYOUTS, Batch, Pages, int32, offsets
 from ..attention.launches import kernels
 from ..attention.reference import Attention
 from ..attention.test_batch_decode import workspace
+from ..tensors import randn
 
 
 def close(out: torch.Tensor, expected) -> None:

@@ -14,6 +14,7 @@ from flashinfer import nvfp4_kv_dequantize, nvfp4_kv_dequantize_paged
 from flashinfer.errors import ArgumentError
 from flashinfer.trace.templates.quantization import nvfp4_kv_dequantize_paged_trace, nvfp4_kv_dequantize_trace
 
+from ..graphs import capture
 from .inputs import e4m3_scales, random_bytes, same_bits, unaligned
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -274,10 +275,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 @needs_gpu
 def test_cuda_graph():
     arguments = paged("cuda", [20, 31])
-    nvfp4_kv_dequantize_paged(**arguments)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        nvfp4_kv_dequantize_paged(**arguments)
+    graph, _ = capture(lambda: nvfp4_kv_dequantize_paged(**arguments))
     arguments["seq_lens"].copy_(torch.tensor([31, 4]))
     arguments["k_scale"].mul_(2)
     arguments["output_k"].fill_(UNTOUCHED)

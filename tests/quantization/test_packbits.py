@@ -16,6 +16,7 @@ from flashinfer import packbits, segment_packbits
 from flashinfer.errors import ArgumentError
 from flashinfer.trace.templates.quantization import packbits_trace, segment_packbits_trace
 
+from ..graphs import capture
 from .inputs import unaligned
 
 ORDERS = ["big", "little"]
@@ -238,10 +239,7 @@ def test_other_device():
 @needs_gpu
 def test_cuda_graph():
     x = random_bits(100_003, "cuda")
-    packbits(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        packed = packbits(x)
+    graph, packed = capture(lambda: packbits(x))
     x.copy_(random_bits(100_003, "cuda"))
     graph.replay()
     assert torch.equal(packed.cpu(), of_numpy(x, "big"))

@@ -7,26 +7,10 @@ from typing import Any
 
 import torch
 
+from ..tensors import randn
+
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-
-
-def randn(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.randn(*shape, device=device).to(dtype)
-
-
-def view_of_wider(x: torch.Tensor, pad: int = 3, offset: int = 1) -> torch.Tensor:
-    """The same values as columns of a wider buffer. The odd defaults leave no row aligned to more than an element."""
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + pad), 7.0, device=x.device).to(x.dtype)
-    view = wide[..., offset : offset + x.shape[-1]]
-    view.copy_(x)
-    return view
-
-
-def gaps_are_untouched(view: torch.Tensor) -> bool:
-    """Whether the columns around a ``view_of_wider`` still hold what it put there."""
-    wide = view._base
-    return int((wide.float() == 7.0).sum()) >= wide.numel() - view.numel()
 
 
 def table(rotary_dim: int, rows: int, device: str) -> torch.Tensor:

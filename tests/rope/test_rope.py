@@ -14,7 +14,8 @@ import flashinfer
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates import rope as templates
 
-from .inputs import DTYPES, gaps_are_untouched, ragged, randn, view_of_wider
+from ..tensors import gaps_are_untouched, randn, view_of_wider
+from .inputs import DTYPES, ragged
 
 on_any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 on_both_styles = pytest.mark.parametrize("interleave", [False, True], ids=["halves", "neighbours"])

@@ -16,7 +16,8 @@ from flashinfer.rope import (
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.rope import apply_rope_with_cos_sin_cache_trace
 
-from .inputs import DTYPES, randn, table
+from ..tensors import randn
+from .inputs import DTYPES, table
 
 reference = apply_rope_with_cos_sin_cache_trace.reference
 on_any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

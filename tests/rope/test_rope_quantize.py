@@ -16,7 +16,8 @@ from flashinfer.trace.templates.rope_quantize import (
     rope_quantize_fp8_trace,
 )
 
-from .inputs import DTYPES, FP8, quantize_inputs, randn
+from ..tensors import randn
+from .inputs import DTYPES, FP8, quantize_inputs
 
 reference = rope_quantize_fp8_trace.reference
 append_reference = rope_quantize_fp8_append_paged_kv_cache_trace.reference

@@ -10,6 +10,7 @@ import flashinfer
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.rope import apply_rope_pos_ids_trace
 
+from ..graphs import capture
 from .inputs import quantize_inputs, table
 
 
@@ -116,10 +117,7 @@ def test_cuda_graph_replays_on_new_values():
         flashinfer.apply_rope_inplace(q, k, indptr, offsets)
         flashinfer.apply_rope_with_cos_sin_cache_inplace(pos_ids, q, k, 64, cache)
 
-    step()  # builds and loads the module, which a capture must not
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = capture(step)
     q.normal_()
     pos_ids.copy_(torch.tensor([5, 4, 3, 2, 1, 0], device="cuda"))
     indptr.copy_(torch.tensor([0, 5, 6], device="cuda"))

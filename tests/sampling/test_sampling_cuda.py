@@ -8,6 +8,7 @@ import torch
 
 import flashinfer
 
+from ..graphs import capture
 from .inputs import CASES, INF, function, kept, probs, rows_for
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -22,11 +23,7 @@ def test_graph_capture(name, parameters):
     def step():
         return function(name)(x, **parameters, seed=seed, offset=offset)
 
-    step()  # builds and loads the module outside of the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tokens = step()
+    graph, tokens = capture(step)
     for value in (3, 4):
         seed.fill_(value)
         x.copy_(rows_for(name, 40, 5000, "cuda"))
@@ -41,11 +38,7 @@ def test_graph_capture_of_rows():
         p = flashinfer.softmax(x, 0.7)
         return flashinfer.top_p_renorm_probs(p, 0.5), flashinfer.top_k_mask_logits(x, 7)
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = step()
+    graph, result = capture(step)
     x.normal_()
     graph.replay()
     assert all(torch.equal(one, other) for one, other in zip(result, step(), strict=True))

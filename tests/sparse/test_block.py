@@ -12,9 +12,10 @@ import flashinfer
 from flashinfer.errors import ArgumentError
 from flashinfer.sparse import convert_bsr_mask_layout
 
-from ..attention.inputs import offsets, randn
+from ..attention.inputs import offsets
 from ..attention.reference import Attention
 from ..attention.test_batch_decode import close, workspace
+from ..tensors import randn
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
 

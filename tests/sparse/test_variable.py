@@ -11,9 +11,9 @@ import torch
 import flashinfer
 from flashinfer.errors import ArgumentError
 
-from ..attention.inputs import randn
 from ..attention.reference import Attention
 from ..attention.test_batch_decode import close, workspace
+from ..tensors import randn
 
 DIM = 64
 

@@ -56,11 +56,3 @@ KINDS = {
 
 def make(kind: str, rows: int, n: int, dtype: torch.dtype, device: str) -> torch.Tensor:
     return KINDS[kind](rows, n).to(dtype).contiguous().to(device)
-
-
-def view_of_wider(x: torch.Tensor, pad: int, offset: int) -> torch.Tensor:
-    """The same values as columns of a wider buffer filled with infinity, which no selection may see."""
-    wide = torch.full((x.shape[0], x.shape[1] + pad), INF, device=x.device, dtype=x.dtype)
-    view = wide[:, offset : offset + x.shape[1]]
-    view.copy_(x)
-    return view

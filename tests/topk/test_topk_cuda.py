@@ -11,18 +11,10 @@ from flashinfer.knobs import knobs
 from flashinfer.topk import get_num_cached_for_topk
 from flashinfer.trace.templates.topk import top_k_page_table_transform_trace, top_k_trace, top_k_varlen_trace
 
+from ..graphs import capture
 from .inputs import KINDS, make
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-def capture(call):
-    call()  # builds and loads the module outside of the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    return graph, result
 
 
 def test_graph_capture():

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import ArgumentError, BackendSupportedError
+from flashinfer.errors import BackendSupportedError
+
+from ..bad_arguments import check_refused, make_arguments, with_bad
 
 FP32, INT32 = torch.float32, torch.int32
 INPUT, ROWS, OUT = ((4, 100), FP32), ((4,), INT32), ((4, 8), INT32)
@@ -84,32 +84,19 @@ BAD = [
 ]
 
 
-def make(op, device):
-    def build(good):
-        return torch.ones(good[0], device=device).to(good[1]) if isinstance(good, tuple) else good
-
-    return {name: build(good) for name, good in GOOD[op].items()}
-
-
 @pytest.mark.parametrize("op", GOOD)
 def test_the_table_starts_from_good_calls(device, op):
-    getattr(flashinfer, op)(**make(op, device))
+    getattr(flashinfer, op)(**make_arguments(GOOD[op], device))
 
 
 @pytest.mark.parametrize("op, argument, bad, text", [pytest.param(*row, id=f"{row[0]}-{row[3]}") for row in BAD])
 def test_bad_argument(device, op, argument, bad, text):
-    arguments = make(op, device)
-    if callable(bad):
-        arguments[argument] = bad(arguments[argument])
-    else:
-        arguments[argument] = torch.ones(bad[0], device=device).to(bad[1]) if isinstance(bad, tuple) else bad
-    with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
-        getattr(flashinfer, op)(**arguments)
-    assert str(caught.value).startswith(f"{op}: ")
+    arguments = with_bad(make_arguments(GOOD[op], device), argument, bad, device)
+    check_refused(getattr(flashinfer, op), text, **arguments)
 
 
 def test_pages_need_their_own_starts(device):
-    arguments = make(PAGED, device) | {"page_size": 16, "page_table_row_starts": None}
+    arguments = make_arguments(GOOD[PAGED], device) | {"page_size": 16, "page_table_row_starts": None}
     with pytest.raises(ValueError, match="page_table_row_starts is None, expected a tensor"):
         flashinfer.top_k_page_table_transform(**arguments)
 
@@ -117,14 +104,14 @@ def test_pages_need_their_own_starts(device):
 @pytest.mark.parametrize("backend", ["gvr", "radix", "no_such_backend"])
 def test_backends_of_other_devices(device, backend):
     with pytest.raises(BackendSupportedError, match=f"does not support backend '{backend}'"):
-        flashinfer.top_k_varlen(**make(VARLEN, device), backend=backend)
+        flashinfer.top_k_varlen(**make_arguments(GOOD[VARLEN], device), backend=backend)
 
 
 @pytest.mark.parametrize("op, argument", [(op, n) for op, g in GOOD.items() for n in g if isinstance(g[n], tuple)])
 def test_other_device(device, op, argument):
     if device == "cpu":
         pytest.skip("a CPU alone has no other device")
-    arguments = make(op, device)
+    arguments = make_arguments(GOOD[op], device)
     if sum(isinstance(x, torch.Tensor) for x in arguments.values()) == 1:
         pytest.skip("the only tensor: it decides where the call runs")
     arguments[argument] = arguments[argument].cpu()

@@ -16,7 +16,8 @@ from flashinfer.trace.templates.topk import (
     top_k_varlen_trace,
 )
 
-from .inputs import DTYPES, KINDS, make, view_of_wider
+from ..tensors import view_of_wider
+from .inputs import DTYPES, KINDS, make
 
 on_any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 LENGTHS = [0, 1, 29, 30, 31, 2000, 9000, 8999]
@@ -58,7 +59,7 @@ def test_ragged(device, dtype, deterministic, tie_break, kind):
 @pytest.mark.parametrize("windows", [False, True])
 def test_page_table(device, dtype, deterministic, page_size, windows):
     rows, options = len(LENGTHS), {"deterministic": deterministic, "page_size": page_size}
-    x = view_of_wider(make("normal", rows, 9000, dtype, device), 7, 3)
+    x = view_of_wider(make("normal", rows, 9000, dtype, device), 7, 3, gap=torch.inf)
     table = int32(torch.randperm(5 * 9100)[: 5 * 9100].view(5, 9100), device)[:, : 9000 // page_size + 40]
     lengths = int32(LENGTHS, device)
     options["row_to_batch"] = int32([4, 0, 1, 2, 3, 4, 0, 1], device)
