@@ -126,6 +126,15 @@ void sample(TensorView out, Optional<TensorView> valid, TensorView input, Option
       TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[0] = 0, expected rows for " << p.batch
                                    << " indices";
     }
+#ifdef FLASHINFER_CPU  // on CUDA one outside counts as the nearest: to look would be to wait
+    for (int64_t i = 0; i < p.batch; ++i) {
+      const int64_t row = p.wide ? (*indices).data_ptr<int64_t>()[i] : (*indices).data_ptr<int32_t>()[i];
+      if (row < 0 || row >= p.rows) {
+        TVM_FFI_THROW(ArgumentError) << op << ": indices[" << i << "] = " << row << ", expected a row of " << name
+                                     << ", which has " << p.rows;
+      }
+    }
+#endif
   }
   Expect(op, "out", out)
       .same_device(input, name)

@@ -109,6 +109,9 @@ inline std::string DTypeName(DLDataType t) {
     case encode_dlpack_dtype(dl_bool):
       return "bool";
     default:
+      if (t.lanes == 1 && (t.code == kDLInt || t.code == kDLUInt)) {
+        return (t.code == kDLInt ? "int" : "uint") + std::to_string(t.bits);
+      }
       return "dtype(code=" + std::to_string(t.code) + ", bits=" + std::to_string(t.bits) + ")";
   }
 }

@@ -38,7 +38,7 @@ def sampling_from_logits(
         ``(rows, vocab)``. Computed in float32; other dtypes are converted. The last dimension is contiguous.
     indices : Optional[torch.Tensor]
         ``(batch,)``, int32 or int64: output ``i`` is drawn from row ``indices[i]``. Any number of outputs may share a
-        row. Default: each row once.
+        row. One that is no row is an error on the CPU; on CUDA it counts as the nearest. Default: each row once.
     deterministic : bool
         Accepted for compatibility. Results never depend on scheduling: every sum is one of integers.
     generator : Optional[torch.Generator]

@@ -24,6 +24,7 @@ Samples = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 FROM_ALL, FROM_MIN_P, FROM_TOP_P, FROM_TOP_K, FROM_JOINT, FROM_TOP_K_FIRST = range(6)
 
 NO_LIMIT = 2**31 - 1
+_MANY = 2**30  # columns: more than a row can have; a float32, too
 
 
 def as_float(x: torch.Tensor) -> torch.Tensor:
@@ -50,6 +51,8 @@ def per_row(
             f"Sampling parameter tensor batch size mismatch: expected length {input.shape[0]}, the rows of the input, "
             f"got {value.shape[0]}"
         )
+    if dtype is torch.int32 and (value.dtype is torch.int64 or value.dtype.is_floating_point):
+        value = value.clamp(max=_MANY)  # the largest int64 would become -1
     return value.to(device=input.device, dtype=dtype).contiguous(), 0
 
 
@@ -121,8 +124,11 @@ def draw(
         top_p = float(number)
     batch = input.shape[0]
     if indices is not None:
-        indices = indices.contiguous()
-        batch = indices.shape[0]
+        try:
+            indices = indices.contiguous()
+            batch = indices.shape[0]
+        except (AttributeError, IndexError) as error:  # no tensor, or no dimension
+            raise ArgumentError(f"{op}: indices is {indices!r}, expected a tensor of shape (batch,)") from error
     increment *= batch
     if _is_compiling():
         stream = stream_arguments(op, seed, offset, generator, increment, input, batch)

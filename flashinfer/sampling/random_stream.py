@@ -7,7 +7,8 @@ set of draws, on any device.
 
 from __future__ import annotations
 
-from typing import Optional, Union
+import operator
+from typing import Any, Optional, Union
 
 import torch
 
@@ -101,8 +102,15 @@ def stream_arguments(
         _check_tensor(op, "seed", seed, input, batch)
         _check_tensor(op, "offset", offset, input, batch)
         return seed.contiguous(), 0, offset.contiguous(), 0
-    assert isinstance(offset, int)
-    return None, as_int64(int(seed)), None, as_int64(int(offset))
+    return None, _integer(op, "seed", seed), None, _integer(op, "offset", offset)
+
+
+def _integer(op: str, name: str, x: Any) -> int:
+    """Of any type of integer, such as numpy's."""
+    try:
+        return as_int64(operator.index(x))
+    except TypeError as error:
+        raise ArgumentError(f"{op}: {name} is a {type(x).__name__}, expected an int or a tensor") from error
 
 
 def as_int64(x: int) -> int:

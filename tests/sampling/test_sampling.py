@@ -190,6 +190,18 @@ def test_limits_of_the_parameters(device, top_k, top_p):
             assert torch.equal(tokens.long(), x.argmax(dim=-1))
 
 
+@pytest.mark.parametrize("many", [2**31, 2**32 + 1, 2**63 - 1, INF])
+def test_top_k_without_limit_by_row(device, many):
+    """Whatever a dtype has for it."""
+    x = probs(3, 100, device)
+    top_k = torch.tensor([many, 1, many], device=device)
+    masked = flashinfer.top_k_mask_logits(x, top_k)
+    assert (masked > -INF).sum(dim=1).tolist() == [100, 1, 100]
+    kept = torch.tensor([100, 1, 100], device=device)
+    drawn = flashinfer.top_k_sampling_from_probs(x, top_k, seed=3, offset=0)
+    assert torch.equal(drawn, flashinfer.top_k_sampling_from_probs(x, kept, seed=3, offset=0))
+
+
 @pytest.mark.parametrize("min_p", [-1.0, 0.0, 1e-20, 1.0, 2.0, float("nan")])
 def test_limits_of_min_p(device, min_p):
     x = probs(7, 50, device)

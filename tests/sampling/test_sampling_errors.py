@@ -55,6 +55,11 @@ BAD = [
     ),
     ("sampling_from_probs", {"probs": P, "indices": torch.zeros(3, 1).int()}, "indices has 2 dimensions, expected 1"),
     ("sampling_from_probs", {"probs": P[:0], "indices": torch.zeros(3).int()}, r"shape\[0\] = 0, expected rows for 3"),
+    ("sampling_from_probs", {"probs": P, "indices": torch.zeros(3).short()}, "indices has dtype int16, expected int32"),
+    ("sampling_from_probs", {"probs": P, "indices": torch.tensor(1)}, r"indices is tensor\(1.*, expected a tensor"),
+    ("sampling_from_logits", {"logits": P, "indices": [0, 1]}, r"indices is \[0, 1\], expected a tensor of shape"),
+    ("sampling_from_probs", {"probs": P, "seed": 1.5, "offset": 1}, "seed is a float, expected an int or a tensor"),
+    ("sampling_from_probs", {"probs": P, "seed": 1, "offset": "1"}, "offset is a str, expected an int or a tensor"),
     (
         "sampling_from_probs",
         {"probs": P, "seed": 1, "offset": torch.zeros(1).long()},
@@ -109,6 +114,13 @@ def test_bad_arguments(device, name, arguments, text):
         moved["probs"] = every_other(P.to(device))
     with pytest.raises(ArgumentError, match=text):
         getattr(flashinfer, name)(**moved)
+
+
+@pytest.mark.parametrize("index", [-1, 4, 2**40])
+def test_indices_of_no_row(index):
+    indices = torch.tensor([0, 3, index])
+    with pytest.raises(ArgumentError, match=rf"indices\[2\] = {index}, expected a row of probs, which has 4"):
+        flashinfer.sampling_from_probs(P, indices)
 
 
 def test_error_types(device):

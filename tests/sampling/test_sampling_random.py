@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,6 +62,12 @@ def test_same_seed_same_tokens(device, name, parameters):
     one = torch.tensor([1], device=device), torch.tensor([0], device=device)
     assert torch.equal(draw(*one), base)
     assert torch.equal(draw(*(t.to(torch.uint64) for t in one)), base)
+
+
+def test_integers_of_numpy(device):
+    x = probs(3, 500, device)
+    expected = flashinfer.sampling_from_probs(x, seed=5, offset=6)
+    assert torch.equal(flashinfer.sampling_from_probs(x, seed=np.int64(5), offset=np.uint32(6)), expected)
 
 
 def test_rows_have_their_own_seeds(device):
