@@ -7,10 +7,9 @@ from typing import Any, Callable
 
 import torch
 
-__all__ = ["allocate", "contiguous_strides", "cuda_index", "new_empty"]
+from .wrapping import compiler, is_traced
 
-_is_traced = torch.compiler.is_dynamo_compiling
-_compiler: Any = torch.compiler
+__all__ = ["allocate", "contiguous_strides", "cuda_index", "new_empty"]
 
 Make = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -55,7 +54,9 @@ def cuda_index(x: torch.Tensor) -> int:
 
 def allocate(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, index: int) -> torch.Tensor:
     """A tensor on the CUDA device ``index``, on the CPU if it is negative. Not for code that torch.compile traces."""
-    made = (_on_cpu if index < 0 else _on_cuda)(sizes, strides, dtype)
+    if index < 0:
+        return _on_cpu(sizes, strides, dtype)
+    made = _on_cuda(sizes, strides, dtype)
     if made.get_device() != index:  # another device is current
         made = torch.empty_strided(sizes, strides, dtype=dtype, device=index)
     return made
@@ -63,6 +64,9 @@ def allocate(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtyp
 
 def new_empty(like: torch.Tensor, dtype: torch.dtype, *sizes: int) -> torch.Tensor:
     """``like.new_empty(sizes, dtype=dtype)``: contiguous, on the device of ``like``, not initialised."""
-    if _is_traced() or _compiler._is_compiling_flag:
+    if is_traced() or compiler._is_compiling_flag:
         return like.new_empty(sizes, dtype=dtype)
-    return allocate(sizes, contiguous_strides(sizes), dtype, cuda_index(like))
+    strides = (sizes[1] or 1, 1) if len(sizes) == 2 else contiguous_strides(sizes)  # a call takes 0.1 us more
+    if like.is_cuda:
+        return allocate(sizes, strides, dtype, like.get_device())
+    return _on_cpu(sizes, strides, dtype)

@@ -27,7 +27,7 @@ import torch
 
 from .argument_kinds import explain_kinds
 from .errors import ArgumentError
-from .wrapping import wrap_with
+from .wrapping import compiler, is_traced, wrap_with
 
 __all__ = ["register_custom_op", "register_fake_op"]
 
@@ -71,8 +71,6 @@ def _bare_name(name: str) -> str:
     return bare
 
 
-# What torch.compiler.is_compiling() says, in 0.08 us instead of 0.15. Dynamo takes the first for true and does not look
-# at the second, which is set while torch.export runs a program.
 _CALL = """
 if _is_traced() or _compiler._is_compiling_flag:
     return _op({arguments})
@@ -82,7 +80,7 @@ except (TypeError, AttributeError, RuntimeError) as error:
     _explain(error, {arguments})
     raise
 """
-_CALL_NAMES: dict[str, Any] = {"_is_traced": torch.compiler.is_dynamo_compiling, "_compiler": torch.compiler}
+_CALL_NAMES: dict[str, Any] = {"_is_traced": is_traced, "_compiler": compiler}
 
 
 @overload

@@ -8,9 +8,16 @@ import inspect
 import textwrap
 from typing import Any, Callable, Optional, TypeVar
 
-__all__ = ["traced_as_constant", "wrap_with"]
+import torch
+
+__all__ = ["compiler", "is_traced", "traced_as_constant", "wrap_with"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# `is_traced() or compiler._is_compiling_flag` is what torch.compiler.is_compiling() says, in 0.03 us instead of 0.1.
+# Dynamo takes the first for true and does not look at the second, which is set while torch.export runs a program.
+is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+compiler: Any = torch.compiler
 
 
 def traced_as_constant(func: F) -> F:

@@ -8,7 +8,9 @@ from typing import Any, ClassVar, Optional, Sequence, Union
 import torch
 
 from .. import utils
+from ..allocation import allocate
 from ..errors import ArgumentError
+from ..wrapping import compiler, is_traced
 from .options import FP8, default_scale
 from .outputs import add_sinks, check_lse_form, finish_lse, lse_buffer, output_buffer
 from .scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
@@ -43,10 +45,8 @@ class AttentionWrapper(PlannedWrapper):
         "_logits_soft_cap",
         "_rope_scale",
         "_rope_theta",
-        "_pos_encoding",
         "_num_qo_heads",
         "_num_kv_heads",
-        "_layout",
         "_use_cuda_graph",
     )
 
@@ -172,6 +172,8 @@ class AttentionWrapper(PlannedWrapper):
 
         Tensors that do not fit are refused by the native call; the caller then takes the long way, which says why.
         """
+        if is_traced() or compiler._is_compiling_flag:
+            return None
         record = self._record
         if record is None or not self._unchanged(record.state) or record.pdl_probe is not utils.device_support_pdl:
             return None
@@ -187,7 +189,7 @@ class AttentionWrapper(PlannedWrapper):
                 return None
             sm_scale *= k_scale
         if out is None:
-            out = record.output()
+            out = allocate(record.shape, record.strides, record.dtype, record.device_index)
         if not return_lse:
             lse = None
         elif lse is None:

@@ -31,7 +31,10 @@ def unchanged(objects: Sequence[str], numbers: Sequence[str]) -> Callable[[Any, 
 
 
 class CallRecord:
-    """What ``rerun`` of a module needs, and what it was made from."""
+    """What ``rerun`` of a module needs, what outputs are, and what it was made from.
+
+    If q has other rows than before, the native call says so.
+    """
 
     __slots__ = (
         "default_scale",
@@ -64,10 +67,6 @@ class CallRecord:
         self.default_scale = default_scale
         self.pdl_probe = utils.device_support_pdl  # engines replace it
         self.pdl = use_pdl(out, None)
-
-    def output(self) -> torch.Tensor:
-        """Room for another output. If q has other rows than before, the native call says so."""
-        return allocate(self.shape, self.strides, self.dtype, self.device_index)
 
     def scores(self) -> torch.Tensor:
         """Room for another LSE."""

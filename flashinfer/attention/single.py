@@ -39,23 +39,16 @@ _decode_entries = _Entries(get_single_decode_module)
 _prefill_entries = _Entries(get_single_prefill_module)
 
 
-def _launch(entry: Any, args: tuple[Any, ...]) -> None:
-    """Launch on tensors as they are, or on copies of those whose rows the kernels cannot read."""
-    try:
-        entry(*args)
-    except RuntimeError as error:
-        if not is_misaligned(error):
-            raise
-        q, k, v, scratch, out, *rest = args
-        result = aligned(out)
-        assert result is not None
-        entry(aligned(q), aligned(k), aligned(v), scratch, result, *rest)
-        if result is not out:
-            out.copy_(result)
-
-
-def _slopes(q: torch.Tensor, pos_encoding: int) -> Optional[torch.Tensor]:
-    return alibi_slopes(q.shape[-2], q.device) if pos_encoding == ALIBI else None
+def _launch_on_copies(error: RuntimeError, entry: Any, args: tuple[Any, ...]) -> None:
+    """After a launch failed: again on copies of those tensors whose rows the kernels cannot read, if that was why."""
+    if not is_misaligned(error):
+        raise error
+    q, k, v, scratch, out, *rest = args
+    result = aligned(out)
+    assert result is not None
+    entry(aligned(q), aligned(k), aligned(v), scratch, result, *rest)
+    if result is not out:
+        out.copy_(result)
 
 
 @register_custom_op("flashinfer::single_decode", mutates_args=("out", "lse"))
@@ -65,6 +58,8 @@ def single_decode(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: Optional[torch.Tensor],
+    head_dim_qk: int,
+    head_dim_vo: int,
     layout: int,
     pos_encoding: int,
     window_left: int,
@@ -74,13 +69,18 @@ def single_decode(
     rope_theta: float,
 ) -> None:
     entry = _decode_entries[
-        q.dtype, k.dtype, out.dtype, q.shape[-1], v.shape[-1], pos_encoding, window_left >= 0, logits_soft_cap > 0,
+        q.dtype, k.dtype, out.dtype, head_dim_qk, head_dim_vo, pos_encoding, window_left >= 0, logits_soft_cap > 0,
         q.is_cuda,
     ]  # fmt: skip
-    _launch(entry, (
+    slopes = alibi_slopes(q.shape[-2], q.device) if pos_encoding == ALIBI else None
+    args = (
         q, k, v, None, out, lse, layout, window_left,
-        _slopes(q, pos_encoding), logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta,
-    ))  # fmt: skip
+        slopes, logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta,
+    )  # fmt: skip
+    try:
+        entry(*args)
+    except RuntimeError as error:
+        _launch_on_copies(error, entry, args)
 
 
 @register_custom_op("flashinfer::single_prefill", mutates_args=("out", "lse"))
@@ -93,6 +93,8 @@ def single_prefill(
     packed_custom_mask: Optional[torch.Tensor],
     k_sf: Optional[torch.Tensor],
     v_sf: Optional[torch.Tensor],
+    head_dim_qk: int,
+    head_dim_vo: int,
     mask_mode: int,
     layout: int,
     pos_encoding: int,
@@ -105,11 +107,16 @@ def single_prefill(
 ) -> None:
     factors: tuple[Any, ...] = () if k_sf is None else (k_sf, v_sf)
     entry = _prefill_entries[
-        "fa2", q.dtype, k.dtype, out.dtype, q.shape[-1], out.shape[-1], pos_encoding, window_left >= 0,
+        "fa2", q.dtype, k.dtype, out.dtype, head_dim_qk, head_dim_vo, pos_encoding, window_left >= 0,
         logits_soft_cap > 0, use_fp16_qk_reduction, q.is_cuda,
     ]  # fmt: skip
-    _launch(entry, (
+    slopes = alibi_slopes(q.shape[-2], q.device) if pos_encoding == ALIBI else None
+    args = (
         q, k, v, None, out, lse, mask_mode, layout, window_left,
-        packed_custom_mask, None, _slopes(q, pos_encoding), None, None, None, *factors,
+        packed_custom_mask, None, slopes, None, None, None, *factors,
         logits_soft_cap, sm_scale, 1.0 / rope_scale, 1.0 / rope_theta, 0,
-    ))  # fmt: skip
+    )  # fmt: skip
+    try:
+        entry(*args)
+    except RuntimeError as error:
+        _launch_on_copies(error, entry, args)

@@ -20,8 +20,6 @@ from ..errors import ArgumentError
 from ..trace.templates.decode import batch_decode_trace
 from .planning import DecodePlanner
 
-_is_compiling = torch.compiler.is_compiling
-
 #: Options that plan() of older releases took by position, in their order.
 _LEGACY_OPTIONS = (
     "pos_encoding_mode",
@@ -354,12 +352,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         """
         op = self._op
         if not (
-            args
-            or window_left is not None
-            or sinks is not None
-            or q_len_per_req is not None
-            or kv_cache_sf is not None
-            or _is_compiling()
+            args or window_left is not None or sinks is not None or q_len_per_req is not None or kv_cache_sf is not None
         ):
             is_pair = type(paged_kv_cache) is tuple and len(paged_kv_cache) == 2
             keys, values = paged_kv_cache if is_pair else (paged_kv_cache, None)  # type: Any, Any

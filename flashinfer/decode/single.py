@@ -77,21 +77,28 @@ def single_decode_with_kv_cache(
     """
     op = "single_decode_with_kv_cache"
     layout, pos_encoding = layout_code(op, kv_layout), pos_encoding_code(op, pos_encoding_mode)
-    if q.ndim != 2:
-        raise ArgumentError(f"{op}: q has {q.ndim} dimensions, expected 2 (num_qo_heads, head_dim)")
-    num_qo_heads, head_dim = q.shape
+    shape = q.shape
+    if len(shape) != 2:
+        raise ArgumentError(f"{op}: q has {len(shape)} dimensions, expected 2 (num_qo_heads, head_dim)")
+    num_qo_heads, head_dim = shape
+    head_dim_vo = v.shape[-1]
     sm_scale = default_scale(sm_scale, head_dim)
     if q_scale is not None or k_scale is not None:
         q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
-    out = new_empty(q, q.dtype, num_qo_heads, v.shape[-1])
+    out = new_empty(q, q.dtype, num_qo_heads, head_dim_vo)
     lse = new_empty(q, torch.float32, num_qo_heads) if return_lse else None
-    numbers = (window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0, rope_theta or 1e4)
     if use_tensor_cores:
         row_lse = None if lse is None else lse.unsqueeze(0)
-        modes = (None, None, None, NON_CAUSAL, layout, pos_encoding, False)
-        single_prefill(q.unsqueeze(0), k, v, out.unsqueeze(0), row_lse, *modes, *numbers)
+        single_prefill(
+            q.unsqueeze(0), k, v, out.unsqueeze(0), row_lse, None, None, None, head_dim, head_dim_vo, NON_CAUSAL,
+            layout, pos_encoding, False, window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0,
+            rope_theta or 1e4,
+        )  # fmt: skip
     else:
-        single_decode(q, k, v, out, lse, layout, pos_encoding, *numbers)
+        single_decode(
+            q, k, v, out, lse, head_dim, head_dim_vo, layout, pos_encoding, window_left, logits_soft_cap or 0.0,
+            sm_scale, rope_scale or 1.0, rope_theta or 1e4,
+        )  # fmt: skip
     if v_scale is not None:
         scale_output(out, v_scale)
     return out if lse is None else (out, lse)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from .. import utils
+from ..allocation import allocate
 from ..api_logging import flashinfer_api
 from ..attention.host import as_tensors, range_buffer, to_device, to_host
 from ..attention.options import CAUSAL, NON_CAUSAL
@@ -21,6 +22,7 @@ from ..jit.attention import gen_batch_mla_module
 from ..tensor_checks import canonicalize_torch_dtype, narrowed
 from ..trace.templates.mla import mla_paged_trace
 from ..utils import get_compute_capability
+from ..wrapping import compiler, is_traced
 from . import page_ids
 from .scales import LatentScales
 
@@ -356,9 +358,12 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             and ckv_scale is None
             and ckv_scale_arr is None
             and kpe_scale is None
-            and not _is_compiling()
+            and not is_traced()
+            and not compiler._is_compiling_flag
         ):
-            target = record.output() if out is None else out
+            target = out
+            if out is None:
+                target = allocate(record.shape, record.strides, record.dtype, record.device_index)
             scores = record.scores() if lse is None and return_lse else lse
             try:
                 record.rerun(

@@ -22,8 +22,6 @@ from .base import BatchPrefillWrapper, Result
 
 Dtype = Optional[Union[str, torch.dtype]]
 
-_is_compiling = torch.compiler.is_compiling
-
 
 class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     r"""Attention of any number of query tokens of each request over its pages.
@@ -471,7 +469,6 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             or uses_spcompress
             or lse_base != "log2"
             or lse_layout != "NH"
-            or _is_compiling()
         ):
             is_pair = type(paged_kv_cache) is tuple and len(paged_kv_cache) == 2
             keys, values = paged_kv_cache if is_pair else (paged_kv_cache, None)  # type: Any, Any

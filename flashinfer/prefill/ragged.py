@@ -19,8 +19,6 @@ from .base import BatchPrefillWrapper, Result
 
 Dtype = Optional[Union[str, torch.dtype]]
 
-_is_compiling = torch.compiler.is_compiling
-
 
 class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     r"""Attention of the query tokens of each request over its own keys, without pages.
@@ -237,7 +235,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
             ``(tokens, num_qo_heads, head_dim_vo)``, and the LSE. A query that sees no key has output 0 and LSE -inf.
         """
-        if not (args or kv_cache_sf is not None or lse_base != "log2" or lse_layout != "NH" or _is_compiling()):
+        if not (args or kv_cache_sf is not None or lse_base != "log2" or lse_layout != "NH"):
             result = self._repeat(q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
             if result is not None:
                 return result

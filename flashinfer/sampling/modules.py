@@ -13,6 +13,7 @@ from ..errors import ArgumentError
 from ..jit.codegen import module_cache
 from ..jit.sampling import gen_sampling_module
 from ..ops import register_custom_op
+from ..wrapping import compiler, is_traced
 from .random_stream import Number, stream_arguments, take_from_default
 
 get_native_module = module_cache(gen_sampling_module)
@@ -86,7 +87,6 @@ def _draw(
     )
 
 
-_is_compiling = torch.compiler.is_compiling
 _FLOAT32, _INT32 = torch.float32, torch.int32
 _ONE = (1,)  # strides of a row
 
@@ -130,7 +130,7 @@ def draw(
         except (AttributeError, IndexError) as error:  # no tensor, or no dimension
             raise ArgumentError(f"{op}: indices is {indices!r}, expected a tensor of shape (batch,)") from error
     increment *= batch
-    if _is_compiling():
+    if is_traced() or compiler._is_compiling_flag:
         stream = stream_arguments(op, seed, offset, generator, increment, input, batch)
         out = input.new_empty(batch, dtype=_INT32 if indices is None else indices.dtype)
         valid = input.new_empty(batch, dtype=torch.bool) if return_valid else None
