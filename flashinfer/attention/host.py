@@ -90,9 +90,12 @@ def kv_lens_of_pages(op: str, name: str, indptr: np.ndarray, last_page_len: np.n
     return np.where(pages > 0, (pages - 1) * page_size + last_page_len, 0).astype(np.int32)
 
 
+_int32_at = ctypes.c_int32.from_address
+
+
 def _last(indptr: torch.Tensor) -> int:
-    """The last of contiguous int32 numbers on the host, which ``numpy()`` would take 0.5 us longer to get at."""
-    return ctypes.c_int32.from_address(indptr.data_ptr() + 4 * (indptr.shape[0] - 1)).value
+    """The last of contiguous int32 numbers on the host, which ``numpy()`` would take 0.7 us longer to get at."""
+    return _int32_at(indptr.data_ptr() + 4 * (indptr.numel() - 1)).value
 
 
 def check_indices(op: str, name: str, num_indices: int, indptr: Union[np.ndarray, torch.Tensor]) -> None:

@@ -229,11 +229,11 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type, data_type)
         self._check_alignment()
         self._check_options(op, q_len_per_req, fixed_split_size)
-        batch_size = last_page_len.shape[0]
-        self._check_buffers(op, batch_size, indices.shape[0])
+        batch_size, num_indices = last_page_len.shape[0], indices.shape[0]
+        self._check_buffers(op, batch_size, num_indices)
         is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
         indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
-        check_indices(op, "indices", indices.shape[0], indptr_host)
+        check_indices(op, "indices", num_indices, indptr_host)
         self._backend = resolve_backend(op, self._backend)
 
         self._store_tables(indptr, indices, last_page_len, non_blocking)

@@ -66,7 +66,7 @@ def sampling_from_logits(
     """
     return draw(
         "sampling_from_logits", FROM_ALL, logits, True, indices, NO_LIMIT, 1.0, generator, check_nan, seed, offset,
-        logits.shape[-1], False,
+        0, False,
     )  # type: ignore[return-value]  # fmt: skip
 
 

@@ -106,7 +106,8 @@ def draw(
     increment: int,
     return_valid: bool,
 ) -> Samples:
-    """One token per output, and with ``return_valid`` whether there was one to draw. ``increment`` is per output.
+    """One token per output, and with ``return_valid`` whether there was one to draw. ``increment`` is per output; 0:
+    as many as there are columns.
 
     Calls the module itself unless torch compiles: a function more and the numbers it passes on take 0.5 us.
     """
@@ -122,14 +123,15 @@ def draw(
     if type(top_p) is not float:
         top_ps, number = per_row(top_p, _FLOAT32, input)
         top_p = float(number)
-    batch = input.shape[0]
+    shape = input.shape
+    batch = shape[0]
     if indices is not None:
         try:
             indices = indices.contiguous()
             batch = indices.shape[0]
         except (AttributeError, IndexError) as error:  # no tensor, or no dimension
             raise ArgumentError(f"{op}: indices is {indices!r}, expected a tensor of shape (batch,)") from error
-    increment *= batch
+    increment = batch * (increment or shape[-1])
     if is_traced() or compiler._is_compiling_flag:
         stream = stream_arguments(op, seed, offset, generator, increment, input, batch)
         out = input.new_empty(batch, dtype=_INT32 if indices is None else indices.dtype)
@@ -138,7 +140,7 @@ def draw(
         return out if valid is None else (out, valid)
     seeds: Optional[torch.Tensor] = None
     offsets: Optional[torch.Tensor] = None
-    device = cuda_index(input)
+    device = input.get_device() if input.is_cuda else -1
     if generator is None and (seed is None or offset is None):
         seed, offset = take_from_default(increment, input, device)
     else:
