@@ -51,6 +51,22 @@ T* Output(const Common& c, const char* name, const Optional<TensorView>& t, DLDa
   return static_cast<T*>((*t).data_ptr());
 }
 
+#ifdef FLASHINFER_CPU  // on CUDA what is beyond a page table gives -1: to look would be to wait
+/// That the page table has all columns of all windows.
+template <typename T>
+void CheckPageTable(const char* op, const TopKParams<T>& p) {
+  for (int64_t row = 0; row < p.rows; ++row) {
+    const int32_t length = WindowOf(p, row).length;
+    if (length == 0) continue;
+    const PageTableEntry first = PageTableEntryOf(p, row, 0), last = PageTableEntryOf(p, row, length - 1);
+    if (HasEntry(p, first) && HasEntry(p, last)) continue;
+    TVM_FFI_THROW(ArgumentError) << op << ": the window of row " << row << " is in row " << first.row
+                                 << " of src_page_table, columns " << first.column << " to " << last.column
+                                 << ", expected within (" << p.page_table_rows << ", " << p.page_table_width << ")";
+  }
+}
+#endif
+
 template <typename Fill>
 void Run(const Common& c, const Fill& fill) {
   Expect(c.op, c.name, c.input).on_device().rank(2).dtype({dl_float32, dl_float16, dl_bfloat16}).last_dim_contiguous();
@@ -106,6 +122,8 @@ void top_k_page_table_transform(TensorView out, Optional<TensorView> out_raw_ind
         .last_dim_contiguous();
     p.page_table = src_page_table.data_ptr<int32_t>();
     p.page_table_stride = src_page_table.stride(0);
+    p.page_table_rows = src_page_table.size(0);
+    p.page_table_width = src_page_table.size(1);
     p.page_shift = int32_t(page_shift);
     p.lengths = RowNumbers(c, "lengths", lengths, p.rows);
     p.row_to_batch = RowNumbers(c, "row_to_batch", row_to_batch, p.rows);
@@ -113,6 +131,9 @@ void top_k_page_table_transform(TensorView out, Optional<TensorView> out_raw_ind
     p.page_table_row_starts = RowNumbers(c, "page_table_row_starts", page_table_row_starts, p.rows);
     p.transformed = Output<int32_t>(c, "out", out, dl_int32);
     p.raw_indices = Output<int32_t>(c, "out_raw_indices", out_raw_indices, dl_int32);
+#ifdef FLASHINFER_CPU
+    CheckPageTable(op, p);
+#endif
   });
 }
 

@@ -8,6 +8,7 @@ Which elements are taken is determined by value and, among equal values, by inde
 from __future__ import annotations
 
 from enum import IntEnum
+from numbers import Integral
 from typing import Optional
 
 import torch
@@ -67,12 +68,17 @@ topk_clusters_page_table_transform = needs("topk_clusters_page_table_transform",
 topk_clusters_ragged_transform = needs("topk_clusters_ragged_transform", _CLUSTERS)
 
 
-def _check(op: str, input: torch.Tensor, k: int) -> None:
-    """What the outputs are made from; the launcher checks the rest."""
+def _checked(op: str, input: torch.Tensor, k: int) -> int:
+    """k, after checks of what the outputs are made from; the launcher checks the rest."""
+    if type(k) is not int and not isinstance(k, torch.SymInt):
+        if not isinstance(k, Integral):
+            raise TypeError(f"{op}: k is a {type(k).__name__}, expected an int")
+        k = int(k)
     if input.ndim != 2:
         raise ArgumentError(f"{op}: input has {input.ndim} dimensions, expected 2")
     if k < 1:
         raise ArgumentError(f"{op}: k is {k}, expected at least 1")
+    return k
 
 
 def _prefers_large(op: str, tie_break: int) -> bool:
@@ -178,7 +184,7 @@ def top_k(
     Returns
     -------
     values : torch.Tensor
-        ``(rows, min(k, d))``, dtype of ``input``. A zero is positive, a NaN may have other bits than in ``input``.
+        ``(rows, min(k, d))``, dtype of ``input``. The sign of a zero and the bits of a NaN may be others than there.
     indices : torch.Tensor
         ``(rows, min(k, d))``, int64.
 
@@ -187,7 +193,7 @@ def top_k(
     >>> logits = torch.randn(4, 128256)
     >>> values, indices = flashinfer.top_k(logits, 50, sorted=True)
     """
-    _check("top_k", input, k)
+    k = _checked("top_k", input, k)
     rows, d = input.shape
     taken = k if k < d else d
     values, indices = new_empty(input, input.dtype, rows, taken), new_empty(input, torch.int64, rows, taken)
@@ -222,7 +228,8 @@ def top_k_page_table_transform(
     Row ``i`` looks at its columns ``[row_starts[i], row_starts[i] + lengths[i])``. For each of the k largest, at ``r``
     within that window, it returns ``src_page_table[b, e] * page_size + r % page_size`` with
     ``e = page_table_row_starts[i] + r // page_size`` and ``b = row_to_batch[i]``. A window of at most ``k`` columns is
-    listed in order; ``-1`` fills what is left.
+    listed in order; ``-1`` fills what is left. A window that its row of the page table does not cover is an error on
+    the CPU; on CUDA what is not covered gives ``-1``.
 
     Parameters
     ----------
@@ -265,7 +272,7 @@ def top_k_page_table_transform(
     >>> slots = flashinfer.top_k_page_table_transform(scores, pages, lengths, 512, page_size=64)
     """
     op = "top_k_page_table_transform"
-    _check(op, input, k)
+    k = _checked(op, input, k)
     if not 1 <= page_size <= _MAX_PAGE_SIZE or page_size & (page_size - 1):
         raise ArgumentError(f"{op}: page_size is {page_size}, expected a power of two in [1, 2^30]")
     if page_size > 1 and row_starts is not None and page_table_row_starts is None:
@@ -331,7 +338,7 @@ def top_k_ragged_transform(
     >>> tokens = flashinfer.top_k_ragged_transform(scores, offsets, lengths, 512)
     """
     op = "top_k_ragged_transform"
-    _check(op, input, k)
+    k = _checked(op, input, k)
     out = new_empty(input, torch.int32, input.shape[0], k)
     order, prefer_large = _BY_INDEX if deterministic else _ANY, _prefers_large(op, tie_break)
     _top_k_ragged_transform(out, input, offsets, lengths, row_starts, k, order, prefer_large)

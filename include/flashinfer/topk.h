@@ -44,7 +44,7 @@ struct TopKParams {
   int32_t* raw_indices;       ///< column within the window; or null
   const int32_t* offsets;     ///< or null: 0
   const int32_t* page_table;  ///< or null: no page table
-  int64_t page_table_stride;
+  int64_t page_table_stride, page_table_rows, page_table_width;
   const int32_t* row_to_batch;           ///< row of the page table, or null: the same
   const int32_t* page_table_row_starts;  ///< entry of a window's first page, or null: as row_starts
   int32_t page_shift;                    ///< log2 of the page size
@@ -70,15 +70,31 @@ FLASHINFER_HD TopKWindow WindowOf(const TopKParams<T>& p, int64_t row) {
   return window;
 }
 
-/// What `transformed` holds for column `index` of the window; -1 stays -1.
+/// Where the page table has column `index` of a row's window.
+struct PageTableEntry {
+  int64_t row, column;
+};
+
+template <typename T>
+FLASHINFER_HD PageTableEntry PageTableEntryOf(const TopKParams<T>& p, int64_t row, int32_t index) {
+  const int32_t* starts = p.page_table_row_starts != nullptr ? p.page_table_row_starts : p.row_starts;
+  return {p.row_to_batch == nullptr ? row : p.row_to_batch[row],
+          int64_t{starts == nullptr ? 0 : starts[row]} + (index >> p.page_shift)};
+}
+
+template <typename T>
+FLASHINFER_HD bool HasEntry(const TopKParams<T>& p, const PageTableEntry& entry) {
+  return entry.row >= 0 && entry.row < p.page_table_rows && entry.column >= 0 && entry.column < p.page_table_width;
+}
+
+/// What `transformed` holds for column `index` of the window; -1 stays -1, and stands for what no page table has.
 template <typename T>
 FLASHINFER_HD int32_t TransformIndex(const TopKParams<T>& p, int64_t row, int32_t index) {
   if (index < 0) return index;
   if (p.page_table == nullptr) return index + (p.offsets == nullptr ? 0 : p.offsets[row]);
-  const int64_t batch = p.row_to_batch == nullptr ? row : p.row_to_batch[row];
-  const int32_t* starts = p.page_table_row_starts != nullptr ? p.page_table_row_starts : p.row_starts;
-  const int64_t entry = (starts == nullptr ? 0 : starts[row]) + (index >> p.page_shift);
-  const int32_t page = p.page_table[batch * p.page_table_stride + entry];
+  const PageTableEntry entry = PageTableEntryOf(p, row, index);
+  if (!HasEntry(p, entry)) return -1;
+  const int32_t page = p.page_table[entry.row * p.page_table_stride + entry.column];
   return (page << p.page_shift) + (index & ((1 << p.page_shift) - 1));
 }
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,6 +94,46 @@ def test_the_table_starts_from_good_calls(device, op):
 def test_bad_argument(device, op, argument, bad, text):
     arguments = with_bad(make_arguments(GOOD[op], device), argument, bad, device)
     check_refused(getattr(flashinfer, op), text, **arguments)
+
+
+# (argument, its values, where the window of row 1 is looked for then)
+BEYOND = [
+    ("lengths", [4, 9], "row 1 of src_page_table, columns 0 to 8"),
+    ("row_to_batch", [1, 2], "row 2 of src_page_table, columns 0 to 5"),
+    ("row_to_batch", [1, -1], "row -1 of src_page_table, columns 0 to 5"),
+    ("page_table_row_starts", [0, 3], "row 1 of src_page_table, columns 3 to 8"),
+    ("page_table_row_starts", [0, -2], "row 1 of src_page_table, columns -2 to 3"),
+]
+
+
+@pytest.mark.parametrize("argument, values, where", BEYOND)
+def test_windows_beyond_the_page_table(device, argument, values, where):
+    """An error where it is cheap to look; on a GPU what is beyond gives -1, the rest is as ever."""
+    table = torch.arange(16, dtype=INT32, device=device).view(2, 8)
+    arguments = {"lengths": [4, 6], "row_to_batch": [0, 1], "row_starts": [0, 0], "page_table_row_starts": [0, 0]}
+    arguments |= {argument: values}
+    moved = {name: torch.tensor(value, dtype=INT32, device=device) for name, value in arguments.items()}
+    scores = torch.arange(10.0, device=device).repeat(2, 1)
+    if device == "cpu":
+        with pytest.raises(ValueError, match=f"the window of row 1 is in {where}, expected within"):
+            flashinfer.top_k_page_table_transform(scores, table, **moved, k=10)
+        return
+    out = flashinfer.top_k_page_table_transform(scores, table, **moved, k=10).tolist()
+    first, columns = arguments["page_table_row_starts"][1], range(arguments["lengths"][1])
+    row = arguments["row_to_batch"][1]
+    found = [8 * row + first + r if 0 <= row < 2 and 0 <= first + r < 8 else -1 for r in columns]
+    assert out[1] == found + [-1] * (10 - len(found))
+    assert out[0][:4] == [8 * arguments["row_to_batch"][0] + r for r in range(4)]
+
+
+@pytest.mark.parametrize("k", [2.0, "2", torch.tensor(2), None])
+def test_k_is_an_integer(device, k):
+    with pytest.raises(TypeError, match=f"top_k: k is a {type(k).__name__}, expected an int"):
+        flashinfer.top_k(torch.randn(2, 8, device=device), k)
+
+
+def test_integers_of_numpy(device):
+    assert flashinfer.top_k(torch.randn(2, 8, device=device), np.int64(3))[1].shape == (2, 3)
 
 
 def test_pages_need_their_own_starts(device):
