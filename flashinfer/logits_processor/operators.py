@@ -2,7 +2,9 @@
 """The ops: one for each processor and type of input, and fused ones that do the work of several.
 
 A fused op keeps the defaults of the ops it replaces. It draws what they would have drawn from the same seed and offset;
-how far a CUDA generator moves on is up to the function of :mod:`flashinfer.sampling` that is called.
+how far a CUDA generator moves on is up to the function of :mod:`flashinfer.sampling` that is called. So is which of
+several ``top_k`` or ``min_p`` belongs to an output where ``indices`` are given: steps take that of the row, the
+functions that of the output.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 
 from .. import sampling
 from ..errors import ArgumentError
+from ..sampling.modules import per_row
 from .op import ParameterizedOp
 from .types import TaggedTensor, TensorType
 
@@ -124,7 +127,8 @@ class MinPOp(_FilterOp):
 
     def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
         probs = self._data(tensor)
-        least = _per_row(probs, self._share("min_p", kwargs)) * probs.amax(dim=-1, keepdim=True)
+        rows, number = per_row(self._share("min_p", kwargs), torch.float32, probs)
+        least = (number if rows is None else rows.unsqueeze(-1)) * probs.amax(dim=-1, keepdim=True)
         kept = probs.masked_fill(probs < least, 0)
         return TaggedTensor.probs(kept / kept.sum(dim=-1, keepdim=True))
 
@@ -171,10 +175,12 @@ class FusedTemperatureSoftmaxOp(_FilterOp):
 
     def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
         temperature = self._temperature(kwargs)
-        if isinstance(temperature, torch.Tensor):
-            temperature = temperature.reshape(-1)  # per row, however it was to be broadcast
+        logits = self._data(tensor)
+        if isinstance(temperature, torch.Tensor):  # per row, however it was to be broadcast
+            temperature = temperature.reshape(-1)
+            temperature = temperature.expand(len(logits)) if len(temperature) == 1 else temperature
         enable_pdl = self._get_param("enable_pdl", kwargs, required=False)
-        return TaggedTensor.probs(sampling.softmax(self._data(tensor), temperature, enable_pdl))
+        return TaggedTensor.probs(sampling.softmax(logits, temperature, enable_pdl))
 
 
 class FusedProbsTopKSampleOp(_SampleOp):

@@ -63,6 +63,9 @@ class LogitsPipe:
         if not processors:
             raise ArgumentError("LogitsPipe: processors is empty, expected at least one processor")
         self.processors = list(processors)
+        for i, processor in enumerate(self.processors):
+            if not isinstance(processor, LogitsProcessor):
+                raise ArgumentError(f"LogitsPipe: processors[{i}] is {processor!r}, expected a LogitsProcessor")
         self.compiled_ops: Optional[list[Op]] = None
         try:
             self.initial_type = input_type or infer_initial_type(self.processors[0])

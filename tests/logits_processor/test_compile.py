@@ -178,6 +178,12 @@ BAD = [
     ([Softmax(), TopP(), Sample()], {"top_p": 2}, "1 (FusedProbsTopPSampleOp): "),
     ([Softmax(), MinP()], {"min_p": 0.0}, "min_p is 0.0, expected a float in (0, 1]"),
     ([Softmax(), MinP(), Sample()], {}, "min_p is missing"),
+    (
+        [Softmax(), MinP()],
+        {"min_p": torch.ones(8)},
+        "batch size mismatch: expected length 2, the rows of the input, got 8",
+    ),
+    ([Softmax(), MinP()], {"min_p": torch.ones(2, 1)}, "got a 2D tensor"),
 ]
 
 
@@ -186,6 +192,11 @@ def test_bad_parameters(processors, parameters, text):
     with pytest.raises(ValueError) as caught:
         LogitsPipe(processors)(torch.randn(2, 8), **parameters)
     assert str(caught.value).startswith("Error executing operator ") and text in str(caught.value)
+
+
+def test_processors_are_processors():
+    with pytest.raises(ValueError, match=r"processors\[1\] is <class .*TopK'>, expected a LogitsProcessor"):
+        LogitsPipe([Softmax(), TopK])
 
 
 def test_ops_check_the_type():

@@ -131,6 +131,15 @@ def test_temperature_of_each_row(logits, device):
             torch.testing.assert_close(pipe(logits, temperature=form), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_one_temperature_as_tensor(logits, device, shape):
+    expected = torch.softmax(logits / 0.7, dim=-1)
+    for compile in (False, True):
+        pipe = LogitsPipe([Temperature(), Softmax()], compile=compile)
+        y = pipe(logits, temperature=torch.full(shape, 0.7, device=device))
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("compile", [False, True])
 def test_defaults_of_the_constructor(logits, compile):
     pipe = LogitsPipe([Temperature(temperature=0.7), Softmax(), TopP(top_p=0.8), Sample(**STREAM)], compile=compile)
