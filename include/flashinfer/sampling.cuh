@@ -24,13 +24,12 @@
 //   sampling/rank.cuh         the threshold among them
 //   sampling/seek.cuh         the threshold in the row, where the list is of no use
 //   sampling/chunk.cuh        such a row: read and written by chunks
-//   sampling/row.cuh          other rows: of drafted tokens, of tables
-//   sampling/select.cuh       their threshold
+//   sampling/row.cuh          a row of drafted tokens, held by a cluster
+//   sampling/select.cuh       the threshold of a row of a table
 //   sampling/key.cuh          a threshold among keys at hand, for sampling/select.cuh
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "ptx/pdl.cuh"
-#include "sampling/key.cuh"
 #include "sampling/row.cuh"
 
 namespace flashinfer {
@@ -58,6 +57,12 @@ __device__ __forceinline__ void WriteToken(const SampleParams& p, int64_t output
   }
   if (p.valid != nullptr) p.valid[output] = column >= 0;
 }
+
+/// Which columns to keep: those with fewer than `count` columns above them, and less than `quanta` quanta.
+struct Wanted {
+  uint32_t count;
+  uint64_t quanta;
+};
 
 struct Limits {
   Wanted wanted;
@@ -136,8 +141,8 @@ inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device) {
       g.cluster *= 2;
     }
   }
-  g.shared_bytes = sizeof(Shared) + slice() * sizeof(float);
-  if (int64_t(g.shared_bytes) > device.shared_bytes) g = {1, Threads(false), false, sizeof(Shared)};
+  g.shared_bytes = sizeof(RowShared) + slice() * sizeof(float);
+  if (int64_t(g.shared_bytes) > device.shared_bytes) g = {1, Threads(false), false, sizeof(RowShared)};
   return g;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of weights held by a cluster of blocks: how it is loaded, walked, summed up and drawn from.
+// A row of weights held by a cluster of blocks: how it is loaded, walked, summed up and drawn from. Sums over warps and
+// blocks, which others use too.
 //
 // Each block owns a slice of the row, in shared memory (RESIDENT: the row is read from DRAM once, whatever is asked
 // of it) or, where no cluster can hold the row, in global memory. Within the slice each warp owns a contiguous
@@ -17,37 +18,19 @@ namespace sampling {
 constexpr int MAX_CLUSTER = 8;
 constexpr int MAX_WARPS = 16;
 constexpr int SEGMENTS = 64;  // blocks times warps, at most
-constexpr int BINS = 2048;    // of the first histogram
-constexpr int LIST = 768;     // weights near the threshold that a block can set aside
 constexpr int IN_FLIGHT = 8;  // vectors that a thread loads before it uses the first
 /// Threads of a block; and blocks that should fit an SM, which their shared memory allows for a vocabulary of 128K.
 constexpr int Threads(bool is_resident) { return is_resident ? 256 : 512; }
 constexpr int Blocks(bool is_resident) { return is_resident ? 3 : 2; }
 constexpr int WARP_COLUMNS = 128;  // columns a warp takes at a time, four per lane
 
-/// Where a search stands: keys from `low` to `high` (inclusive) hold the threshold.
-struct Bracket {
-  uint32_t low, high;
-  uint32_t count_above;  // columns above `high`
-  uint32_t is_open;      // nothing is above `high`
-};
-
 /// The shared memory of a block, before its slice.
-struct Shared {
+struct alignas(16) RowShared {
   uint64_t segment_mass[SEGMENTS];
   int32_t segment_last[SEGMENTS];  // start of the last group of four with a positive weight, or -1
   float largest[MAX_CLUSTER];
-  uint64_t scratch[3][MAX_WARPS];
-  uint64_t quanta_above;  // of the columns of this block above the bracket
-  uint64_t kept_quanta;   // of the columns that the search kept
-  Bracket bracket;
-  uint32_t threshold;  // key
-  uint32_t first_bin, last_bin;
-  uint32_t listed;                 // columns of this block inside the bracket, of which the first LIST are in `list`
-  uint32_t overflow[MAX_CLUSTER];  // whether those of a block are more
+  float by_warp[MAX_WARPS];
   int32_t flag;
-  alignas(16) uint32_t histogram[BINS];
-  uint32_t list[LIST];
 };
 
 __device__ __forceinline__ uint64_t WarpSum(uint64_t x) {
@@ -64,6 +47,26 @@ __device__ __forceinline__ uint64_t WarpInclusiveScan(uint64_t x) {
     if (lane >= offset) x += below;
   }
   return x;
+}
+
+/// Exclusive prefix sums over the block, of N numbers at once.
+template <int N>
+__device__ __forceinline__ void BlockExclusiveScan(uint64_t (&x)[N], uint64_t (&scratch)[3][MAX_WARPS]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t through[N];
+  __syncthreads();  // scratch may be in use
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    through[n] = WarpInclusiveScan(x[n]);
+    if (lane == 31) scratch[n][warp] = through[n];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    uint64_t before = through[n] - x[n];
+    for (int w = 0; w < warp; ++w) before += scratch[n][w];
+    x[n] = before;
+  }
 }
 
 __device__ __forceinline__ int WarpMax(int x) {
@@ -173,15 +176,14 @@ __device__ __forceinline__ float LoadSlice(const Slice<RESIDENT, T>& slice, floa
 }
 
 /// The largest over the cluster. Waits for all its blocks, and for their slices to be loaded.
-__device__ __forceinline__ float ClusterMax(float x, Shared& shared) {
+__device__ __forceinline__ float ClusterMax(float x, RowShared& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, blocks = ptx::ClusterSize();
-  float* const by_warp = reinterpret_cast<float*>(shared.scratch[0]);
   x = WarpMax(x);
-  if (lane == 0) by_warp[warp] = x;
+  if (lane == 0) shared.by_warp[warp] = x;
   ptx::ClusterWait();  // for the arrival at the start: every block runs, and this one's warps have written
   __syncthreads();
   if (warp == 0) {
-    x = WarpMax(lane < int(blockDim.x) / 32 ? by_warp[lane] : -INFINITY);
+    x = WarpMax(lane < int(blockDim.x) / 32 ? shared.by_warp[lane] : -INFINITY);
     if (lane < blocks) ptx::InBlock(shared.largest, lane)[ptx::ClusterRank()] = x;
   }
   ptx::ClusterSync();
@@ -191,8 +193,7 @@ __device__ __forceinline__ float ClusterMax(float x, Shared& shared) {
 }
 
 /// Weights of a group that are at least `threshold`, the others 0; returns their sum.
-template <bool RESIDENT, typename T>
-__device__ __forceinline__ float KeptWeights(const Slice<RESIDENT, T>& slice, float threshold, float (&x)[4]) {
+__device__ __forceinline__ float KeptWeights(float threshold, float (&x)[4]) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const float weight = Positive(x[j]);
@@ -202,7 +203,7 @@ __device__ __forceinline__ float KeptWeights(const Slice<RESIDENT, T>& slice, fl
 }
 
 /// Tell every block of the cluster the mass of this warp's segment, and where its last positive group starts.
-__device__ __forceinline__ void ShareSegment(uint64_t mass, int last, Shared& shared) {
+__device__ __forceinline__ void ShareSegment(uint64_t mass, int last, RowShared& shared) {
   mass = WarpSum(mass);
   last = WarpMax(last);
   const int lane = threadIdx.x % 32, segment = ptx::ClusterRank() * (blockDim.x / 32) + threadIdx.x / 32;
@@ -216,11 +217,11 @@ __device__ __forceinline__ void ShareSegment(uint64_t mass, int last, Shared& sh
 /// Sum up the masses of what is kept, by segment, and tell every block of the cluster.
 template <bool RESIDENT, typename T>
 __device__ __forceinline__ void ShareMasses(const Slice<RESIDENT, T>& slice, float threshold, int emax,
-                                            Shared& shared) {
+                                            RowShared& shared) {
   uint64_t mass = 0;
   int last = -1;
   slice.ForEachGroup([&](int i, float (&x)[4]) {
-    const float sum = KeptWeights(slice, threshold, x);
+    const float sum = KeptWeights(threshold, x);
     mass += MassOf(sum, emax);
     if (sum > 0.f) last = slice.begin + i;
   });
@@ -228,7 +229,7 @@ __device__ __forceinline__ void ShareMasses(const Slice<RESIDENT, T>& slice, flo
 }
 
 /// Total over the segments, and what lies in segments before this warp's.
-__device__ __forceinline__ uint64_t TotalMass(const Shared& shared, uint64_t& before) {
+__device__ __forceinline__ uint64_t TotalMass(const RowShared& shared, uint64_t& before) {
   const int lane = threadIdx.x % 32, warps = blockDim.x / 32, count = ptx::ClusterSize() * warps;
   const int mine = ptx::ClusterRank() * warps + threadIdx.x / 32;
   const uint64_t a = lane < count ? shared.segment_mass[lane] : 0;
@@ -241,7 +242,8 @@ __device__ __forceinline__ uint64_t TotalMass(const Shared& shared, uint64_t& be
 /// total is the last positive column. Without any, found(-1) in one lane of the cluster.
 template <bool RESIDENT, typename T, typename Found>
 __device__ __forceinline__ void FindColumn(const Slice<RESIDENT, T>& slice, float threshold, int emax, uint64_t target,
-                                           uint64_t before, uint64_t total, const Shared& shared, const Found& found) {
+                                           uint64_t before, uint64_t total, const RowShared& shared,
+                                           const Found& found) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int count = ptx::ClusterSize() * warps, mine = ptx::ClusterRank() * warps + warp;
   if (target > total) {
@@ -253,7 +255,7 @@ __device__ __forceinline__ void FindColumn(const Slice<RESIDENT, T>& slice, floa
     } else if (last == shared.segment_last[mine] && lane == 0) {
       float x[4];
       slice.Read(last - slice.begin, x);
-      KeptWeights(slice, threshold, x);
+      KeptWeights(threshold, x);
       found(last + (x[3] > 0.f ? 3 : x[2] > 0.f ? 2 : x[1] > 0.f ? 1 : 0));
     }
     return;
@@ -264,7 +266,7 @@ __device__ __forceinline__ void FindColumn(const Slice<RESIDENT, T>& slice, floa
   const auto mass_of = [&](int i, float (&x)[4]) {
     if (i >= end) return uint64_t{0};
     slice.Read(i, x);
-    return MassOf(KeptWeights(slice, threshold, x), emax);
+    return MassOf(KeptWeights(threshold, x), emax);
   };
   float x[4] = {};
   uint64_t mass = 0;

@@ -3,8 +3,8 @@
 // are put into bins; every block adds up the bins of all and finds the one that the filter ends in, which is the next
 // range. A range that does not hold the threshold is replaced by the one that does.
 #pragma once
+#include "../sampling.cuh"
 #include "chunk.cuh"
-#include "key.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -10,7 +10,7 @@ template <bool RESIDENT>
 __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
     SpeculativeKernel(const __grid_constant__ SpeculativeParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  RowShared& shared = *reinterpret_cast<RowShared*>(memory);
   ptx::ClusterArrive();
   const int64_t request = blockIdx.x / ptx::ClusterSize();
   const int drafts = int(p.drafts), vocab = int(p.vocab);
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   // The token after them: what the target has more than the draft; if that is nothing, what the target has.
   const float* const wanted = target + position * p.vocab;
   const float* const drawn = draft + min(position, max(drafts - 1, 0)) * p.vocab;
-  auto slice = SliceOf<RESIDENT>(wanted, vocab, reinterpret_cast<float*>(memory + sizeof(Shared)), false);
+  auto slice = SliceOf<RESIDENT>(wanted, vocab, reinterpret_cast<float*>(memory + sizeof(RowShared)), false);
   float largest = 0.f;
   for (int attempt = position < drafts ? 0 : 1; attempt < 2 && !(largest > 0.f); ++attempt) {
     const float* const minus = attempt == 0 ? drawn : nullptr;

@@ -20,26 +20,35 @@ __device__ __forceinline__ bool IsByColumn(const SampleParams& p) {
   return p.filter.filter == Filter::kBoth || p.filter.filter == Filter::kTopKFirst;
 }
 
+__device__ __forceinline__ Slice<false> WholeRow(const float* row, int vocab) {
+  return {nullptr, row, nullptr, 0, vocab, reinterpret_cast<uintptr_t>(row) % 16 == 0};
+}
+
 /// What a draw from a row of probabilities needs besides its masses.
 struct Ready {
   float threshold;
   int emax;
 };
 
-/// Find the threshold of any filter. Waits for the cluster.
+/// The largest over the block.
+__device__ __forceinline__ float BlockMax(float x, SelectShared& shared) {
+  float* const by_warp = reinterpret_cast<float*>(shared.scratch[0]);
+  x = WarpMax(x);
+  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = x;
+  __syncthreads();
+  return WarpMax(by_warp[threadIdx.x % MAX_WARPS]);  // each twice
+}
+
+/// Find the threshold of any filter.
 __device__ __forceinline__ Ready PrepareRow(const SampleParams& p, int64_t row, const Slice<false>& slice,
-                                            Shared& shared) {
+                                            SelectShared& shared) {
   Ready ready{0.f, ONE};
-  if (p.filter.filter == Filter::kNone) {
-    ptx::ClusterWait();
-    __syncthreads();
-    return ready;
-  }
-  const float* const input = p.input + row * p.row_stride;
+  if (p.filter.filter == Filter::kNone) return ready;
+  const float* const input = slice.global;
   float largest = LoadSlice(
       slice, 0.f, [&](int i) { return input[i]; }, [&](int i, float (&x)[4]) { LoadFloats(input + i, x); },
       [](float x) { return x; });
-  largest = Positive(ClusterMax(largest, shared));
+  largest = Positive(BlockMax(largest, shared));
   if (p.filter.filter == Filter::kMinP) {
     return {MinPThreshold(ValueOf(p.filter.top_p, row), largest), BiasedExponent(largest)};
   }
@@ -54,9 +63,8 @@ __device__ __forceinline__ Ready PrepareRow(const SampleParams& p, int64_t row, 
 }
 
 /// What is kept of four columns, others are 0; returns what a draw adds up of it.
-__device__ __forceinline__ uint64_t KeptMass(const Slice<false>& slice, float threshold, int emax, bool by_column,
-                                             float (&x)[4]) {
-  const float sum = KeptWeights(slice, threshold, x);
+__device__ __forceinline__ uint64_t KeptMass(float threshold, int emax, bool by_column, float (&x)[4]) {
+  const float sum = KeptWeights(threshold, x);
   if (!by_column) return MassOf(sum, emax);
   const Scale scale(emax);
   uint64_t quanta = 0;
@@ -67,8 +75,9 @@ __device__ __forceinline__ uint64_t KeptMass(const Slice<false>& slice, float th
 
 /// The table of a row of logits, weights of each segment relative to a power of two of its own: the exponent that masses
 /// of segments are relative to in the header, and these.
-__device__ __forceinline__ void PrepareLogits(const SegmentSource& source, uint64_t* table, Shared& shared) {
-  if (threadIdx.x == 0) shared.flag = LEAST_EXPONENT;
+__device__ __forceinline__ void PrepareLogits(const SegmentSource& source, uint64_t* table) {
+  __shared__ int32_t exponent;
+  if (threadIdx.x == 0) exponent = LEAST_EXPONENT;
   __syncthreads();
   for (int turn = 0; turn < 2; ++turn) {
     for (int segment = threadIdx.x / 32; segment < source.Count(); segment += blockDim.x / 32) {
@@ -76,32 +85,31 @@ __device__ __forceinline__ void PrepareLogits(const SegmentSource& source, uint6
       source.Load<false>(segment, -INFINITY, x);
       const LogitScale scale = ScaleOf(source, 1.f, x);
       if (turn == 0) {
-        if (threadIdx.x % 32 == 0) atomicMax(&shared.flag, scale.exponent);
+        if (threadIdx.x % 32 == 0) atomicMax(&exponent, scale.exponent);
         continue;
       }
       ForEachColumn(x, [&](float& value) { value = scale.Summand(value); });
-      const uint64_t mass = MassOfSegment(x) >> scale.ShiftTo(shared.flag);
+      const uint64_t mass = MassOfSegment(x) >> scale.ShiftTo(exponent);
       if (threadIdx.x % 32 == 0) table[TABLE_HEADER + segment] = mass;
     }
     __syncthreads();
   }
-  if (threadIdx.x == 0) table[0] = 0, table[1] = uint32_t(shared.flag);
+  if (threadIdx.x == 0) table[0] = 0, table[1] = uint32_t(exponent);
 }
 
 /// A block per row: header (threshold and emax; exponent of logits), then the mass of each segment.
-__global__ void __launch_bounds__(512, 1) PrepareTableKernel(const __grid_constant__ TableParams t) {
+__global__ void __launch_bounds__(SELECT_THREADS, 1) PrepareTableKernel(const __grid_constant__ TableParams t) {
   extern __shared__ __align__(16) unsigned char memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  SelectShared& shared = *reinterpret_cast<SelectShared*>(memory);
   const SampleParams& p = t.sample;
   const int64_t row = blockIdx.x;
   const float* const input = p.input + row * p.row_stride;
   uint64_t* const table = t.table + row * TableStride(p.vocab);
   if (p.is_logits) {
-    PrepareLogits(SegmentSource(input, p.vocab), table, shared);
+    PrepareLogits(SegmentSource(input, p.vocab), table);
     return;
   }
-  ptx::ClusterArrive();
-  const auto slice = SliceOf<false>(input, int(p.vocab), nullptr, reinterpret_cast<uintptr_t>(input) % 16 == 0);
+  const Slice<false> slice = WholeRow(input, int(p.vocab));
   const Ready ready = PrepareRow(p, row, slice, shared);
   if (threadIdx.x == 0) table[0] = uint64_t(ready.emax) << 32 | Bits(ready.threshold);
   const int lane = threadIdx.x % 32;
@@ -110,7 +118,7 @@ __global__ void __launch_bounds__(512, 1) PrepareTableKernel(const __grid_consta
     for (int i = begin + lane * 4; i < min(begin + SEGMENT, slice.size); i += WARP_COLUMNS) {
       float x[4];
       slice.Read(i, x);
-      mass += KeptMass(slice, ready.threshold, ready.emax, IsByColumn(p), x);
+      mass += KeptMass(ready.threshold, ready.emax, IsByColumn(p), x);
     }
     mass = WarpSum(mass);
     if (lane == 0) table[TABLE_HEADER + begin / SEGMENT] = mass;
@@ -129,7 +137,7 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
   const int segments = int(TableStride(p.vocab)) - TABLE_HEADER, vocab = int(p.vocab);
   const float threshold = FromBits(uint32_t(table[0]));
   const int emax = int(table[0] >> 32);
-  const Slice<false> slice{nullptr, input, nullptr, 0, vocab, reinterpret_cast<uintptr_t>(input) % 16 == 0};
+  const Slice<false> slice = WholeRow(input, vocab);
 
   uint64_t total = MASS_OF_ONE;
   if (p.filter.filter != Filter::kNone || p.is_logits) {
@@ -157,7 +165,7 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
       const int i = base + lane * 4;
       float x[4] = {};
       if (i < vocab) slice.Read(i, x);
-      if (i < vocab && KeptWeights(slice, threshold, x) > 0.f) {
+      if (i < vocab && KeptWeights(threshold, x) > 0.f) {
         last = i + (x[3] > 0.f ? 3 : x[2] > 0.f ? 2 : x[1] > 0.f ? 1 : 0);
       }
       last = WarpMax(last);
@@ -189,7 +197,7 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
     uint64_t mass = 0;
     if (i < vocab) {
       slice.Read(i, x);
-      mass = KeptMass(slice, threshold, emax, IsByColumn(p), x);
+      mass = KeptMass(threshold, emax, IsByColumn(p), x);
     }
     const uint64_t through = before + WarpInclusiveScan(mass);
     const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
@@ -211,7 +219,8 @@ FLASHINFER_INLINE Status SampleByTable(const SampleParams& p, uint64_t* table, S
   const TableParams t{p, table};
   const int64_t blocks = CeilDiv(p.batch, 8);
   if (blocks > INT32_MAX || p.rows > INT32_MAX) return cudaErrorInvalidValue;
-  const Status status = LaunchClusters(PrepareTableKernel, {1, 512, false, sizeof(Shared)}, p.rows, false, stream, t);
+  const Geometry prepare{1, SELECT_THREADS, false, sizeof(SelectShared)};
+  const Status status = LaunchClusters(PrepareTableKernel, prepare, p.rows, false, stream, t);
   if (status != cudaSuccess) return status;
   return LaunchClusters(DrawKernel, {1, 256, false, 0}, blocks, false, stream, t);
 }
