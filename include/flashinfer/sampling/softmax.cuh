@@ -13,8 +13,8 @@
 namespace flashinfer {
 namespace sampling {
 
-constexpr int SOFTMAX_WARPS = 8;     // of a block, at most
-constexpr int SOFTMAX_HELD = 24;     // segments in the shared memory of a block: two blocks on an SM
+constexpr int SOFTMAX_WARPS = 8;  // of a block, at most
+constexpr int SOFTMAX_HELD = 24;  // segments in the shared memory of a block: two blocks on an SM
 
 enum class Hold { kRegisters, kShared, kNothing };
 
