@@ -6,15 +6,21 @@
 namespace flashinfer {
 namespace ptx {
 
-/// Four floats that nobody will want again: the first to leave the cache, so that what others wrote need not.
-__device__ __forceinline__ void LoadOnce(const float* from, float (&x)[4]) {
+/// Four floats that nobody will want again, or `pad` without `exists`: the first to leave the cache, so that what others
+/// wrote need not.
+__device__ __forceinline__ void LoadOnce(bool exists, const float* from, float pad, float (&x)[4]) {
+  x[0] = x[1] = x[2] = x[3] = pad;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("ld.global.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-               : "l"(from), "l"(policy));
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %6, 0;\n"
+      "@p ld.global.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;\n}"
+      : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+      : "l"(from), "l"(policy), "r"(uint32_t(exists)));
 #else
+  if (!exists) return;
   const float4 v = *reinterpret_cast<const float4*>(from);
   x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
 #endif

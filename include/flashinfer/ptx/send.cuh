@@ -19,7 +19,8 @@ __device__ __forceinline__ void ExpectBytes(uint64_t* barrier, uint32_t bytes) {
 #endif
 }
 
-/// Wait for all of them.
+/// Wait for all of them, and see these words. Not what senders wrote otherwise: acquiring that from the cluster would
+/// empty the L1 cache.
 __device__ __forceinline__ void WaitForBytes(uint64_t* barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if (ClusterSize() == 1) {
@@ -31,7 +32,7 @@ __device__ __forceinline__ void WaitForBytes(uint64_t* barrier) {
   while (done == 0) {
     asm volatile(
         "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(address)

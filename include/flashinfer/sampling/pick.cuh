@@ -26,31 +26,44 @@ __device__ __forceinline__ void WriteLast(const SegmentSource& source, int segme
 }
 
 /// The segment that a unit of the masses of `count` segments is in, found by each warp that wants to know. Each lane
-/// sums up some that follow each other: an odd number, so that lanes do not meet in the same banks. (They did with the
-/// four that would be enough for a vocabulary of 128256, which took 0.5 us on an H200.)
+/// has some that follow each other: an odd number, so that lanes do not meet in the same banks. (They did with the four
+/// that would be enough for a vocabulary of 128256, which took 0.5 us on an H200.)
 template <bool LOGITS>
 struct Pick {
+  static constexpr int HELD = 5;  // in registers, if that is enough
   const SegmentSum* sums;
-  int count, each;
-  int top = LEAST_EXPONENT;        // of logits: what the masses are relative to
+  int count, each, begin;    // those of this lane
+  int top = LEAST_EXPONENT;  // of logits: what the masses are relative to
+  uint64_t held[HELD];
   uint64_t mass = 0, through = 0;  // of this lane; and with those before
-  int last = -1;                   // of this lane: the last segment with a positive weight
   int segment = 0;
   uint64_t target = 0;  // in the segment
 
   __device__ __forceinline__ Pick(const SegmentSum* sums, int count)
-      : sums(sums), count(count), each((count + 31) / 32 | 1) {
-    const int begin = threadIdx.x % 32 * each, end = min(begin + each, count);
-    if constexpr (LOGITS) {
-#pragma unroll 5
-      for (int s = begin; s < end; ++s) top = max(top, sums[s].exponent);
-      top = WarpLargest(top);
-    }
-#pragma unroll 5
-    for (int s = begin; s < end; ++s) {
-      const SegmentSum sum = sums[s];
-      mass += MassOf(sum);
-      if (sum.has_positive) last = s;
+      : sums(sums), count(count), each(max((count + 31) / 32 | 1, HELD)), begin(threadIdx.x % 32 * each) {
+    if (each == HELD) {
+      int exponents[HELD];
+#pragma unroll
+      for (int k = 0; k < HELD; ++k) {
+        held[k] = 0, exponents[k] = LEAST_EXPONENT;
+        if (begin + k < count) held[k] = sums[begin + k].mass, exponents[k] = sums[begin + k].exponent;
+        if (LOGITS) top = max(top, exponents[k]);
+      }
+      if (LOGITS) top = WarpLargest(top);
+#pragma unroll
+      for (int k = 0; k < HELD; ++k) {
+        if (LOGITS) held[k] >>= min(top - exponents[k], 63);
+        mass += held[k];
+      }
+    } else {
+      const int end = min(begin + each, count);
+      if constexpr (LOGITS) {
+#pragma unroll 1
+        for (int s = begin; s < end; ++s) top = max(top, sums[s].exponent);
+        top = WarpLargest(top);
+      }
+#pragma unroll 1
+      for (int s = begin; s < end; ++s) mass += MassOf(sums[s]);
     }
     through = WarpInclusiveScan(mass);
   }
@@ -65,15 +78,34 @@ struct Pick {
     const uint32_t reached = __ballot_sync(0xffffffffu, through >= unit);
     if (reached == 0) return false;
     const int owner = __ffs(reached) - 1;
-    target = unit - __shfl_sync(0xffffffffu, through - mass, owner);
-    segment = owner * each;
-    const int end = min(segment + each, count) - 1;
-#pragma unroll 5
-    for (int s = segment; s < end; ++s) {  // no early end: loads need not wait
-      const uint64_t one = MassOf(sums[s]);
-      if (s == segment && one < target) target -= one, ++segment;
+    target = unit - (through - mass);
+    segment = begin;
+    if (each == HELD) {
+#pragma unroll
+      for (int k = 0; k < HELD - 1; ++k) {
+        if (segment == begin + k && held[k] < target) target -= held[k], ++segment;
+      }
+    } else {
+      const int end = min(begin + each, count) - 1;
+#pragma unroll 1
+      for (int s = begin; s < end; ++s) {
+        const uint64_t one = MassOf(sums[s]);
+        if (s == segment && one < target) target -= one, ++segment;
+      }
     }
+    target = __shfl_sync(0xffffffffu, target, owner);
+    segment = __shfl_sync(0xffffffffu, segment, owner);
     return true;
+  }
+
+  /// The last segment with a positive weight, or -1.
+  __device__ __forceinline__ int Last() const {
+    int last = -1;
+#pragma unroll 1
+    for (int s = begin; s < min(begin + each, count); ++s) {
+      if (sums[s].has_positive) last = s;
+    }
+    return WarpMax(last);
   }
 };
 

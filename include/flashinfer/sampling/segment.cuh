@@ -16,9 +16,13 @@ struct SegmentSource {
   const float* row;
   int vocab;
   bool aligned;
+  bool has_vectors;  // and nothing else
 
   __device__ __forceinline__ SegmentSource(const float* row, int64_t vocab)
-      : row(row), vocab(int(vocab)), aligned(reinterpret_cast<uintptr_t>(row) % 16 == 0) {}
+      : row(row),
+        vocab(int(vocab)),
+        aligned(reinterpret_cast<uintptr_t>(row) % 16 == 0),
+        has_vectors(aligned && vocab % 4 == 0) {}
 
   __device__ __forceinline__ int Count() const { return (vocab + SEGMENT - 1) / SEGMENT; }
 
@@ -30,14 +34,17 @@ struct SegmentSource {
   /// ONCE: nobody will want the row again soon. That is faster for what is read only, slower for what is also written.
   template <bool ONCE>
   __device__ __forceinline__ void Load(int segment, float pad, float (&x)[VECTORS][4]) const {
-    if (aligned && (segment + 1) * SEGMENT <= vocab) {
-      const float* const from = row + Column(segment, 0);
+    const float* const from = row + Column(segment, 0);
+    const int left = vocab - Column(segment, 0);
+    if (has_vectors || (aligned && (segment + 1) * SEGMENT <= vocab)) {
 #pragma unroll
       for (int j = 0; j < VECTORS; ++j) {
+        const bool exists = j * WARP_COLUMNS < left;
         if constexpr (ONCE) {
-          ptx::LoadOnce(from + j * WARP_COLUMNS, x[j]);
+          ptx::LoadOnce(exists, from + j * WARP_COLUMNS, pad, x[j]);
         } else {
-          LoadFloats(from + j * WARP_COLUMNS, x[j]);
+          x[j][0] = x[j][1] = x[j][2] = x[j][3] = pad;
+          if (exists) LoadFloats(from + j * WARP_COLUMNS, x[j]);
         }
       }
     } else {
@@ -45,8 +52,9 @@ struct SegmentSource {
       for (int j = 0; j < VECTORS; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int i = Column(segment, j) + e;
-          x[j][e] = i < vocab ? row[i] : pad;
+          const int i = j * WARP_COLUMNS + e;
+          x[j][e] = pad;
+          if (i < left) x[j][e] = from[i];
         }
       }
     }
@@ -113,6 +121,16 @@ __device__ __forceinline__ int WarpLargest(int x) {
   return int(WarpLargest(uint32_t(x) ^ SIGN) ^ SIGN);
 }
 
+/// The largest of a segment that this lane has.
+__device__ __forceinline__ float LargestOf(const float (&x)[VECTORS][4]) {
+  float largest = -INFINITY;
+#pragma unroll
+  for (int j = 0; j < VECTORS; ++j) {  // by fours: a chain of 32 takes a while
+    largest = fmaxf(largest, fmaxf(fmaxf(x[j][0], x[j][1]), fmaxf(x[j][2], x[j][3])));
+  }
+  return largest;
+}
+
 /// Of floats that are not NaN.
 __device__ __forceinline__ float WarpLargest(float x) {
   const uint32_t key = WarpLargest(OrderedKey(x));
@@ -160,9 +178,7 @@ __device__ __forceinline__ float LargestProduct(const SegmentSource& source, flo
 /// What the weights of a segment of logits, which were multiplied by `factor`, are relative to; those that are far from 0
 /// are brought near.
 __device__ __forceinline__ LogitScale ScaleOf(const SegmentSource& source, float factor, float (&x)[VECTORS][4]) {
-  float largest = -INFINITY;
-  ForEachColumn(x, [&](float value) { largest = fmaxf(largest, value); });
-  largest = WarpLargest(largest);
+  const float largest = WarpLargest(LargestOf(x));
   if (!LogitScale::IsFar(largest)) return LogitScale::Near(largest);
   const LogitScale scale = LogitScale::Far(largest, [&] { return LargestProduct(source, factor); });
   ForEachColumn(x, [&](float& value) { value = scale.Brought(value); });

@@ -38,9 +38,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
   MinPFilter filter(0.f, 0.f);
   if constexpr (MIN_P) {
     const int held = ForEachSegment(source, PAD, x, [&](int segment, const auto& wait) {
-      float largest = 0.f;
-      ForEachColumn(x, [&](float value) { largest = fmaxf(largest, value); });
-      const uint32_t key = WarpLargest(Bits(largest));
+      const uint32_t key = WarpLargest(Bits(Positive(LargestOf(x))));
       wait();
       if (lane < int(ptx::ClusterSize())) ptx::Send(keys + segment, lane, key, &keys_barrier);
     });
@@ -68,11 +66,10 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
         ForEachColumn(x, [&](float& value) { value = scale.Summand(value); });
         sum.exponent = scale.exponent;
       } else {
+        ForEachColumn(x, [&](float& value) { value = Positive(value); });
         float largest = 0.f;
-        ForEachColumn(x, [&](float& value) {
-          value = Positive(value);
-          largest = fmaxf(largest, value);
-        });
+#pragma unroll
+        for (int j = 0; j < VECTORS; ++j) largest = fmaxf(largest, SumOf(x[j]));  // sums that MassOfSegment needs, too
         sum.has_positive = __any_sync(0xffffffffu, largest > 0.f);
       }
       sum.mass = MassOfSegment(x);
@@ -86,7 +83,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
   Pick<LOGITS> pick(sums, count);
   const auto write = [&](int column) { WriteToken(p, output, column); };
   if (!pick.Find(TargetOf(random, FROM == From::kProbs ? MASS_OF_ONE : pick.Total()))) {
-    if (warp == 0) WriteLast(source, WarpMax(pick.last), write);
+    if (warp == 0) WriteLast(source, pick.Last(), write);
     return;
   }
 
@@ -104,11 +101,15 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
       four[e] = MIN_P ? filter(four[e]) : Positive(LOGITS ? scale.Weight(four[e]) : four[e]);
     }
   };
+  const auto through_of = [&](int j) {
+    load(j);
+    return WarpInclusiveScan(mass_of(SumOf(four)));
+  };
+  uint64_t through = 0;
 #pragma unroll 1
   for (int j = warp; j < VECTORS; j += warps) {
-    load(j);
-    const uint64_t mass = WarpMass(mass_of(SumOf(four)));
-    if (lane == 0) masses[j] = mass;
+    through = through_of(j);
+    if (lane == 31) masses[j] = through;
   }
   __syncthreads();
   uint64_t before = 0;
@@ -122,9 +123,13 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
     if (j != warp) return;
   } else {
     if (j % warps != warp) return;
-    load(j);
+    through = through_of(j);
   }
-  FindInWarp(four, SegmentSource::Column(pick.segment, j), pick.target, shift, before, mass_of, write);
+  const uint32_t reached = __ballot_sync(0xffffffffu, (before + through) >> shift >= pick.target);
+  if (lane != __ffs(reached) - 1) return;
+  const uint64_t mine = before + through - mass_of(SumOf(four));
+  const int column = ColumnOfFour(four, [&](float sum) { return (mine + mass_of(sum)) >> shift >= pick.target; });
+  write(SegmentSource::Column(pick.segment, j) + column);
 }
 
 /// How clusters share a row.
