@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMSNorm on CUDA (formulas and parameters: norm.h). Bound by DRAM: each row is read once and written once.
 //
-// Three kernels, by the length of a row:
+// Four kernels, by the length of a row and the size of the batch:
 //   lanes   up to 2 KB    1 to 32 lanes of a warp hold a row in registers; no shared memory, no barrier
-//   block   up to 64 KB   a block holds a row, one barrier: two 16-byte vectors per thread up to 16 KB, four beyond
-//                         and, for large batches, where reads outweigh writes (fp8 output)
+//   small   1 to 16 KB    a block holds a row, one barrier, batches of up to 4 MB (norm_small.cuh)
+//   block   up to 64 KB   the same for large batches: two 16-byte vectors per thread up to 16 KB, four beyond and where
+//                         reads outweigh writes (fp8 output)
 //   long    beyond, and rows that are not 16-byte aligned: a block per row, which it reads again from L2
 //
 // What matters, measured on an H200 (bf16, after a memset of 512 MB, which leaves L2 full of dirty lines; the best of
@@ -13,8 +14,7 @@
 //   DRAM is then read in long pieces, in time: 16384 x 4096 69.2 -> 66.9 us, 13107 x 5120 71.8 -> 67.1, with a residual
 //   135.5 -> 129.4 and 133.3 -> 129.2, 524288 x 128 68.2 -> 67.3. It must not wait for the block's own loads: the
 //   compiler puts it behind them when it stands after LaunchDependents, and then most of it is lost. 1.5 MB cost 0.5 %,
-//   4 MB with a residual 1 %, 12 MB 25 %: rows are gone before they are read. Such code costs 0.1 us of 6.6 where there
-//   is nothing to prefetch, hence kernels without it.
+//   4 MB with a residual 1 %, 12 MB 25 %: rows are gone before they are read.
 // * Before that bytes in flight had an optimum, about 48 KB per SM. 16384 x 4096: two vectors per thread 68.8 us; four
 //   70.7; one 78; a warp per row 77; persistent blocks with the next row prefetched into registers 79, or into shared
 //   memory by bulk copies 75, at any depth; a bulk copy per block 68.2. 524288 x 128: two rows per lane group 67 us;
@@ -26,121 +26,15 @@
 // * Weights loaded with the row save their latency: 1 x 4096 takes 4.5 us, not 4.7; 8 x 16384 5.9, not 7.2. The
 //   compiler moves such loads behind the sum unless something stands between. They must not cost occupancy: without the
 //   bound on registers 8192 x 8192 took 82 us.
-// * Small batches: of 6.5 us for 128 x 8192 an empty kernel takes 3.4, a copy 6.0. Clusters, more or fewer threads,
-//   other sums over the block, an extra warp that fetches code, prefetched output: within 0.1 us or slower. Calls that
-//   alternate in a queue differ by 0.3 us: compare kernels in random order.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
 #pragma once
-#include "norm.h"
+#include "norm_row.cuh"
+#include "norm_small.cuh"
 #include "ptx/pdl.cuh"
-#include "ptx/prefetch.cuh"
 #include "utils.cuh"
-#include "vec_dtypes.cuh"
 
 namespace flashinfer {
 namespace norm {
-
-/// Distances of rows and heads in elements. 32 bits where rows are vectors: an offset is then one instruction.
-template <typename Int>
-struct Stride {
-  Int batch, head;
-  __device__ __forceinline__ int64_t Offset(uint32_t row, uint32_t index) const {
-    return int64_t(Int(row)) * batch + int64_t(Int(index)) * head;
-  }
-};
-
-/// RMSNormParams in the form the kernels want; what is read first stands first.
-template <typename T, typename Int>
-struct RowArgs {
-  const T* input;
-  const T* weight;
-  Stride<Int> input_stride;
-  int hidden;
-  uint32_t batch;  // rows of one head
-  uint32_t ahead;  // rows from one that is read to the one that is prefetched
-  float inv_hidden, eps, weight_bias;
-  void* out;
-  T* residual;
-  Stride<Int> out_stride, residual_stride;
-  const float* scale;
-  NormOut out_kind;
-};
-
-/// One row: where it is, and how a vector of it is finished.
-template <typename T, typename F, int VEC, typename Int>
-struct Row {
-  using V = Vec<T, VEC>;
-  using Out = std::conditional_t<F::QUANT, uint8_t, T>;
-  const RowArgs<T, Int>& a;
-  const T* input;
-  T* residual;
-  Out* out;
-
-  __device__ __forceinline__ Row(const RowArgs<T, Int>& args, uint32_t row, uint32_t head)
-      : a(args),
-        input(a.input + a.input_stride.Offset(row, head)),
-        residual(F::RESIDUAL ? a.residual + a.residual_stride.Offset(row, head) : nullptr),
-        out(static_cast<Out*>(a.out) + a.out_stride.Offset(row, head)) {}
-
-  /// Bring the `rows` rows that begin a.ahead after this one into L2, if there are so many; more than one are dense.
-  __device__ __forceinline__ void PrefetchAhead(uint32_t row, uint32_t rows) const {
-    if (a.ahead + rows > a.batch - min(row, a.batch)) return;
-    const uint32_t bytes = rows * a.hidden * sizeof(T);
-    ptx::PrefetchL2(input + a.input_stride.Offset(a.ahead, 0), bytes);
-    if constexpr (F::RESIDUAL) ptx::PrefetchL2(residual + a.residual_stride.Offset(a.ahead, 0), bytes);
-  }
-
-  /// Write one vector of the sum; `s` holds the values before normalisation.
-  __device__ __forceinline__ void StoreResidual(int64_t column, const float (&s)[VEC]) const {
-    if constexpr (F::RESIDUAL) RoundTo<T, VEC>(s).Store(residual + column);
-  }
-
-  /// Write one vector of the result.
-  __device__ __forceinline__ void Store(int64_t column, float (&s)[VEC], float rstd, const V& weight,
-                                        float inv_scale) const {
-#pragma unroll
-    for (int i = 0; i < VEC; ++i) {
-      s[i] = s[i] * rstd * (a.weight_bias + weight.Float(i));
-      if constexpr (F::SILU) s[i] = s[i] / (1.f + __expf(-s[i]));
-      if constexpr (F::QUANT) s[i] *= inv_scale;
-    }
-    if constexpr (F::QUANT) {
-      RoundToFp8<VEC>(s, a.out_kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2).Store(out + column);
-    } else {
-      RoundTo<T, VEC>(s).Store(out + column);
-    }
-  }
-};
-
-/// Index of this block among those of its head where the grid is (heads, y, z), which may have a few blocks too many.
-__device__ __forceinline__ uint32_t BlockOfHead() { return blockIdx.z * gridDim.y + blockIdx.y; }
-
-/// Values of a vector as fp32, the residual added.
-template <typename F, typename T, int VEC>
-__device__ __forceinline__ void Values(const Vec<T, VEC>& x, const Vec<T, VEC>& add, float (&s)[VEC]) {
-#pragma unroll
-  for (int i = 0; i < VEC; ++i) s[i] = F::RESIDUAL ? x.Float(i) + add.Float(i) : x.Float(i);
-}
-
-template <int VEC>
-__device__ __forceinline__ float SumOfSquares(const float (&s)[VEC]) {
-  float sum = 0.f;
-#pragma unroll
-  for (int i = 0; i < VEC; ++i) sum += s[i] * s[i];
-  return sum;
-}
-
-template <typename F, typename T, int VEC>
-__device__ __forceinline__ float SumOfSquares(const Vec<T, VEC>& x, const Vec<T, VEC>& add) {
-  float s[VEC];
-  Values<F>(x, add, s);
-  return SumOfSquares(s);
-}
-
-template <typename F>
-__device__ __forceinline__ float InverseScale(const float* scale) {
-  return F::QUANT && scale != nullptr ? 1.f / *scale : 1.f;
-}
 
 /// blockDim.x lanes of a warp hold ROWS rows, NVEC vectors each. The rows of a block interleave: one instruction of a
 /// warp covers neighbouring rows. What lies outside is read from the nearest place inside and left out of the sum.
@@ -233,7 +127,7 @@ constexpr int MinBlocks(int nvec) {
 
 /// A block holds one row, NVEC vectors per thread; the grid is (rows, heads). Weights are loaded with the row where
 /// registers hold them.
-template <typename T, typename F, int VEC, int NVEC, bool PREFETCH>
+template <typename T, typename F, int VEC, int NVEC>
 __global__ void __launch_bounds__(BlockLimit(NVEC), MinBlocks<F>(NVEC))
     RMSNormBlockKernel(const __grid_constant__ RowArgs<T, uint32_t> a) {
   using V = Vec<T, VEC>;
@@ -256,9 +150,7 @@ __global__ void __launch_bounds__(BlockLimit(NVEC), MinBlocks<F>(NVEC))
     x[v] = V::Load(row.input + column[v]);
     if constexpr (F::RESIDUAL) add[v] = V::Load(row.residual + column[v]);
   }
-  if constexpr (PREFETCH) {  // further down it would wait for what was loaded
-    if (threadIdx.x == 0) row.PrefetchAhead(blockIdx.x, 1);
-  }
+  if (threadIdx.x == 0) row.PrefetchAhead(blockIdx.x, 1);  // further down it would wait for what was loaded
   if constexpr (EARLY) {
 #pragma unroll
     for (int v = 0; v < NVEC; ++v) w[v] = V::Load(a.weight + column[v]);
@@ -412,12 +304,12 @@ Status RMSNormOf(const RMSNormParams<T>& params, Stream stream) {
   const int64_t vectors = p.hidden / VEC;
   if (vectors <= 32) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 1, 2>, NextPowerOfTwo(int(vectors)), 2);
   if (vectors <= 64) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 2, 1>, 32, 1);
+  if (!is_large && p.heads == 1 && vectors <= SMALL_VECTORS) return LaunchSmall<F>(p, stream);
   if (vectors <= 128) return lanes_kernel(RMSNormLanesKernel<T, F, VEC, 4, 1>, 32, 1);
-  if (vectors <= BlockLimit(2) * 2) {
-    if (!is_large) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, false>, 2);
-    if constexpr (!READS_MORE<F>) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2, true>, 2);
+  if constexpr (!READS_MORE<F>) {
+    if (vectors <= BlockLimit(2) * 2) return block_kernel(RMSNormBlockKernel<T, F, VEC, 2>, 2);
   }
-  if (vectors <= BlockLimit(4) * 4) return block_kernel(RMSNormBlockKernel<T, F, VEC, 4, true>, 4);
+  if (vectors <= BlockLimit(4) * 4) return block_kernel(RMSNormBlockKernel<T, F, VEC, 4>, 4);
   return long_kernel(RMSNormLongKernel<T, F, VEC>, 1024);
 }
 
