@@ -7,6 +7,7 @@
 #include <flashinfer/attention/pair.h>
 
 #ifndef FLASHINFER_CPU
+#include <algorithm>
 #include <map>
 #include <mutex>
 #endif
@@ -123,6 +124,10 @@ inline void CheckInput(const char* op, const PlanInput& in) {
          ", expected a multiple of num_kv_heads = " + std::to_string(in.num_kv_heads));
   }
   if (in.page_size <= 0) fail("page_size = " + std::to_string(in.page_size) + ", expected at least 1");
+  const int32_t first_row = in.qo_indptr != nullptr ? in.qo_indptr[0] : 0;
+  if (in.batch_size > 0 && (in.kv_indptr[0] < 0 || first_row < 0)) {
+    fail("indptr begins with " + std::to_string(std::min(in.kv_indptr[0], first_row)) + ", expected 0 or more");
+  }
   for (int32_t b = 0; b < in.batch_size; ++b) {
     const int64_t pages = int64_t(in.kv_indptr[b + 1]) - in.kv_indptr[b];
     const int64_t rows = in.qo_indptr != nullptr ? int64_t(in.qo_indptr[b + 1]) - in.qo_indptr[b] : 0;

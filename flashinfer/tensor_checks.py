@@ -42,6 +42,8 @@ def _to_int32(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 def narrowed(x: torch.Tensor, name: str) -> torch.Tensor:
     """int32 of integers; the very tensor if it is that. Others in host memory are looked at: what does not fit would
     become another number."""
+    if x.is_floating_point():
+        raise ArgumentError(f"{name} has dtype {x.dtype}, expected integers")
     if x.dtype is torch.int64 and not x.is_cuda and x.numel():
         low, high = x.aminmax()
         limits = torch.iinfo(torch.int32)

@@ -17,6 +17,7 @@ __all__ = [
     "as_tensor",
     "as_tensors",
     "check_indices",
+    "kv_lens_given",
     "kv_lens_of_pages",
     "range_buffer",
     "rows_on_host",
@@ -88,6 +89,18 @@ def kv_lens_of_pages(op: str, name: str, indptr: np.ndarray, last_page_len: np.n
     if last_page_len.shape != pages.shape:
         raise ArgumentError(f"{op}: last_page_len has shape {last_page_len.shape}, expected {pages.shape} (batch size)")
     return np.where(pages > 0, (pages - 1) * page_size + last_page_len, 0).astype(np.int32)
+
+
+def kv_lens_given(op: str, seq_lens: np.ndarray, pages: np.ndarray) -> np.ndarray:
+    """Keys of each request as the caller says. What exceeds the pages of a request is refused by the native plan, which
+    knows requests without pages by their lengths only."""
+    lens = seq_lens.reshape(-1)
+    if lens.shape != pages.shape:
+        raise ArgumentError(f"{op}: seq_lens has {lens.size} elements, expected {pages.size} (batch size)")
+    homeless = np.flatnonzero((lens > 0) & (pages == 0))
+    if homeless.size:
+        raise ArgumentError(f"{op}: seq_lens[{homeless[0]}] is {lens[homeless[0]]}, expected 0 (it has no pages)")
+    return lens
 
 
 _int32_at = ctypes.c_int32.from_address

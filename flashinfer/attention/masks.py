@@ -13,14 +13,14 @@ from ..errors import ArgumentError
 from ..quantization.modules import get_packbits_module
 from ..quantization.packbits import packbits
 
-__all__ = ["byte_offsets", "check_packed_mask", "pack_batch_mask", "pack_mask"]
+__all__ = ["byte_offsets", "check_items", "check_packed_mask", "pack_batch_mask", "pack_mask"]
 
 _LITTLE = True  # element n is bit n % 8 of byte n // 8
 
 
 def pack_mask(op: str, mask: torch.Tensor, qo_len: int, kv_len: int) -> torch.Tensor:
     """Bits of one request's mask."""
-    if mask.numel() != qo_len * kv_len:
+    if mask.numel() != qo_len * kv_len or (mask.ndim == 2 and mask.shape != (qo_len, kv_len)):
         raise ArgumentError(f"{op}: custom_mask has shape {tuple(mask.shape)}, expected ({qo_len}, {kv_len})")
     return packbits(mask.to(torch.bool), bitorder="little")
 
@@ -31,6 +31,30 @@ def check_packed_mask(op: str, packed: torch.Tensor, expected: int) -> None:
         raise ArgumentError(
             f"{op}: packed_custom_mask has {packed.numel()} elements of {packed.dtype}, expected {expected} bytes "
             "(each request's qo_len * kv_len bits, rounded up)"
+        )
+
+
+def check_items(
+    op: str, prefix_len: torch.Tensor, token_pos: Optional[torch.Tensor], stride: int, kv_lens: np.ndarray
+) -> None:
+    """Multi-item scoring: kernels read a prefix for each request and, ``stride`` apart, the places of its later tokens.
+
+    How many these are is known only of prefixes in host memory; to ask a GPU would mean to wait.
+    """
+    batch_size = kv_lens.size
+    if token_pos is None:
+        raise ArgumentError(f"{op}: token_pos_in_items_ptr is None, expected a tensor (prefix_len_ptr is given)")
+    if prefix_len.numel() < batch_size:
+        raise ArgumentError(f"{op}: prefix_len_ptr has {prefix_len.numel()} elements, expected {batch_size} (requests)")
+    begins = np.arange(batch_size, dtype=np.int64) * stride
+    items = np.zeros(batch_size, dtype=np.int64)
+    if not prefix_len.is_cuda:
+        items = np.maximum(kv_lens - prefix_len.reshape(-1).to(torch.int64).numpy()[:batch_size], 0)
+    needed = int((begins + items).max(initial=0))
+    if token_pos.numel() < needed or stride < 0:
+        raise ArgumentError(
+            f"{op}: token_pos_in_items_ptr has {token_pos.numel()} elements with token_pos_in_items_len = {stride}, "
+            f"expected at least {needed} (a place for each token behind a prefix)"
         )
 
 

@@ -7,9 +7,18 @@ from typing import Optional, Union
 
 import torch
 
+from ..errors import ArgumentError
+
 __all__ = ["Scale", "convert_fp8_query", "scale_logits", "scale_output", "scale_output_per_head"]
 
 Scale = Union[float, torch.Tensor, None]
+
+
+def _number(scale: torch.Tensor) -> torch.Tensor:
+    """A tensor of one element without dimensions: with them a product would have other ones, or a scale per column."""
+    if scale.numel() != 1:
+        raise ArgumentError(f"a scale has shape {tuple(scale.shape)}, expected a number or a tensor of one element")
+    return scale.reshape(())
 
 
 def scale_logits(q: torch.Tensor, sm_scale: float, q_scale: Scale, k_scale: Scale) -> tuple[torch.Tensor, float]:
@@ -18,7 +27,7 @@ def scale_logits(q: torch.Tensor, sm_scale: float, q_scale: Scale, k_scale: Scal
         if scale is None:
             continue
         if isinstance(scale, torch.Tensor):
-            q = (q * scale).to(q.dtype)
+            q = (q * _number(scale)).to(q.dtype)
         else:
             sm_scale *= scale
     return q, sm_scale
@@ -27,7 +36,7 @@ def scale_logits(q: torch.Tensor, sm_scale: float, q_scale: Scale, k_scale: Scal
 def scale_output(out: torch.Tensor, v_scale: Scale) -> None:
     """Multiply in place, by a number or a tensor of one element."""
     if v_scale is not None and not (isinstance(v_scale, float) and v_scale == 1.0):
-        out.mul_(v_scale)
+        out.mul_(_number(v_scale) if isinstance(v_scale, torch.Tensor) else v_scale)
 
 
 def _per_head(scale: Scale, num_heads: int, like: torch.Tensor) -> Optional[torch.Tensor]:

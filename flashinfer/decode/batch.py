@@ -236,6 +236,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         check_indices(op, "indices", num_indices, indptr_host)
         self._backend = resolve_backend(op, self._backend)
 
+        self._plan_info = None  # if the rest fails there is no plan: what it was made for is about to be replaced
         self._store_tables(indptr, indices, last_page_len, non_blocking)
         self._store_options(
             batch_size, num_qo_heads, num_kv_heads, head_dim, page_size, q_len_per_req, dtypes,

@@ -12,6 +12,7 @@ import torch
 from ..attention.attend import AttentionWrapper
 from ..attention.host import (
     as_tensor,
+    kv_lens_given,
     kv_lens_of_pages,
     range_buffer,
     rows_on_host,
@@ -114,9 +115,7 @@ class DecodePlanner(AttentionWrapper):
         if seq_lens is None:
             kv_lens = kv_lens_of_pages(op, "indptr", indptr_host, lens, page_size)
         else:
-            kv_lens = lens.reshape(-1)
-            if kv_lens.shape != segment_lens(op, "indptr", indptr_host).shape:
-                raise ArgumentError(f"{op}: seq_lens has shape {lens.shape}, expected ({len(indptr_host) - 1},)")
+            kv_lens = kv_lens_given(op, lens, segment_lens(op, "indptr", indptr_host))
         if q_len_per_req > 1 and kv_lens.size and kv_lens.min() < q_len_per_req:
             raise ArgumentError(
                 f"{op}: a request has {kv_lens.min()} keys, expected at least q_len_per_req = {q_len_per_req} "

@@ -193,10 +193,11 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         q_dtype, kv_dtype = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
         self._check_types(q_dtype, kv_dtype, head_dim_ckv, head_dim_kpe)
         rows, pages, lengths = self._host_tables(qo_indptr, kv_indptr, kv_len_arr, page_size)
-        self._page_ranges = (pages, lengths)
         used = int(pages[-1]) if pages.size else 0
         if kv_indices.numel() < used:
             raise ArgumentError(f"{self._op}.plan: kv_indices has {kv_indices.numel()} elements, expected {used}")
+        self._plan_info = None  # if the rest fails there is no plan
+        self._page_ranges = (pages, lengths)
         if self._use_cuda_graph:
             self._fill_graph_buffers(rows, pages, kv_indices, lengths)
         else:

@@ -51,6 +51,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
     ) -> None:
         self.device = float_workspace_buffer.device
         self._use_cuda_graph = use_cuda_graph
+        self._batch_size: Optional[int] = None
         rows = None if paged_kv_indptr_buffer is None else torch.empty_like(paged_kv_indptr_buffer)
         last = paged_kv_last_page_len_buffer
         self._last_page_len_buf = last
@@ -169,6 +170,8 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
         torch.Tensor
             Shape of ``q_nope``.
         """
+        if self._batch_size is None:
+            raise ArgumentError(f"{_OP}.run: plan() was not called, expected it before run()")
         if q_nope.is_cuda and get_compute_capability(q_nope.device) != (8, 0):
             raise GPUArchitectureError(f"{_OP}.run: needs SM80; BatchMLAPagedAttentionWrapper runs on every GPU")
         if q_nope.shape[0] != self._batch_size:

@@ -10,7 +10,7 @@ import torch
 
 from ..attention.attend import AttentionWrapper, Result
 from ..attention.host import as_tensors
-from ..attention.masks import pack_batch_mask
+from ..attention.masks import check_items, pack_batch_mask
 from ..attention.modules import get_batch_prefill_module, get_customize_batch_prefill_module
 from ..attention.options import (
     ALIBI,
@@ -134,12 +134,16 @@ class BatchPrefillWrapper(AttentionWrapper):
 
     def _store_items(
         self,
+        op: str,
         prefix_len_ptr: Optional[torch.Tensor],
         token_pos_in_items_ptr: Optional[torch.Tensor],
         token_pos_in_items_len: Optional[int],
         max_item_len_ptr: Optional[torch.Tensor],
+        kv_lens: np.ndarray,
     ) -> None:
         """Multi-item scoring: lengths of the prefixes, and the place of each later token inside its item."""
+        if prefix_len_ptr is not None:
+            check_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len or 0, kv_lens)
 
         def stored(x: Optional[torch.Tensor], dtype: torch.dtype) -> Optional[torch.Tensor]:
             if x is None:

@@ -10,7 +10,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
-from ..attention.host import check_indices, kv_lens_of_pages, segment_lens, to_device, to_host
+from ..attention.host import check_indices, kv_lens_given, kv_lens_of_pages, segment_lens, to_device, to_host
 from ..attention.options import resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
@@ -233,9 +233,10 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         check_indices(op, "paged_kv_indices", len(paged_kv_indices), kv_host)
         self._check_pages(op, len(paged_kv_indices))
         backend = resolve_backend(op, self._backend)
+        self._plan_info = None  # if the rest fails there is no plan: what it was made for is about to be replaced
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
-        self._store_items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+        self._store_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
 
         self._backend = backend
         self._store_dtypes(dtypes)
@@ -295,9 +296,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             )
         if seq_lens is None:
             return qo_host, kv_host, qo_lens, kv_lens_of_pages(op, "paged_kv_indptr", kv_host, lens, page_size)
-        if lens.size != pages.size:
-            raise ArgumentError(f"{op}: seq_lens has {lens.size} elements, expected {pages.size} (batch size)")
-        return qo_host, kv_host, qo_lens, lens.reshape(-1)
+        return qo_host, kv_host, qo_lens, kv_lens_given(op, lens, pages)
 
     def _check_pages(self, op: str, num_indices: int) -> None:
         if self._use_cuda_graph and num_indices > len(self._paged_kv_indices_buf):  # type: ignore[arg-type]

@@ -139,6 +139,81 @@ def test_indptrs_of_different_lengths(device):
         Scene(Paged, device).plan(qo_indptr=int32([0, 9, 8], device))
 
 
+@kinds
+def test_offsets_below_zero(device, kind):
+    """They would be rows and pages in front of the tensors."""
+    names = {Decode: ["indptr"], Paged: ["qo_indptr", "paged_kv_indptr"], Ragged: ["qo_indptr", "kv_indptr"]}
+    for name in names[kind]:
+        scene = Scene(kind, device)
+        scene.planned[name][0] = -1
+        with pytest.raises(ValueError, match="indptr begins with -1, expected 0 or more"):
+            scene.plan()
+
+
+@paged_kinds
+def test_index_arrays_are_integers(device, kind):
+    scene = Scene(kind, device)
+    for name, values in scene.planned.items():
+        if isinstance(values, torch.Tensor):
+            with pytest.raises(ValueError, match=r"has dtype torch\.float32, expected integers"):
+                scene.plan(**{name: values.float()})
+
+
+@paged_kinds
+def test_lengths_need_pages(device, kind):
+    scene = Scene(kind, device)
+    name = "indptr" if kind is Decode else "paged_kv_indptr"
+    with pytest.raises(ValueError, match=r"seq_lens\[0\] is 4, expected 0 \(it has no pages"):
+        scene.plan(**{name: int32([0, 0, 3], device)}, seq_lens=int32([4, 9], device))
+    with pytest.raises(ValueError, match=r"request 0 has 9 keys, expected at most 8 \(its pages"):
+        scene.plan(seq_lens=int32([9, 9], device))
+    with pytest.raises(ValueError, match="seq_lens has 3 elements, expected 2"):
+        scene.plan(seq_lens=int32([7, 9, 1], device))
+
+
+@kinds
+def test_a_plan_that_fails_leaves_none(device, kind):
+    """Tables and options are replaced one after the other: to run with some of each would give wrong numbers."""
+    scene = Scene(kind, device)
+    scene.plan()
+    scene.run()
+    bad = {"pos_encoding_mode": "SINE"} if kind is Decode else {"custom_mask": torch.ones(3, device=device)}
+    with pytest.raises((KeyError, ValueError)):
+        scene.plan(window_left=1, **bad)
+    with pytest.raises(ValueError, match=r"plan\(\) was not called"):
+        scene.run()
+    scene.plan()
+    calls.check(scene.run(return_lse=True), scene.batch.expected(), torch.float16)
+
+
+@prefill_kinds
+def test_items_are_enough(device, kind):
+    """Multi-item scoring: what kernels read of the prefixes and of the places in items."""
+    places = torch.zeros(14, dtype=torch.uint16, device=device)
+    items = {"prefix_len_ptr": torch.tensor([4, 3], dtype=torch.uint32), "token_pos_in_items_len": 7}
+    Scene(kind, device).plan(**items, token_pos_in_items_ptr=places[:13])
+    for change, text in (
+        ({"token_pos_in_items_ptr": None}, "token_pos_in_items_ptr is None, expected a tensor"),
+        ({"token_pos_in_items_ptr": places[:12]}, "token_pos_in_items_ptr has 12 elements .* expected at least 13"),
+        ({"token_pos_in_items_ptr": places, "token_pos_in_items_len": 9}, "expected at least 15"),
+        ({"token_pos_in_items_ptr": places, "prefix_len_ptr": torch.tensor([4])}, "prefix_len_ptr has 1 elements"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Scene(kind, device).plan(**{**items, **change})
+
+
+@kinds
+def test_scales_are_single_numbers(device, kind):
+    """A tensor of 64 would multiply columns."""
+    scene = Scene(kind, device)
+    scene.plan()
+    for name in ("q_scale", "k_scale", "v_scale"):
+        with pytest.raises(ValueError, match=r"a scale has shape \(64,\), expected a number or a tensor of one"):
+            scene.run(**{name: torch.ones(64, device=device)})
+    ones = {name: torch.ones(1, 1, 1, 1, device=device) for name in ("q_scale", "k_scale", "v_scale")}
+    calls.check(scene.run(return_lse=True, **ones), scene.batch.expected(), torch.float16)
+
+
 @paged_kinds
 def test_caches(device, kind):
     scene = Scene(kind, device)
