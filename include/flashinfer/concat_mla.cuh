@@ -2,9 +2,11 @@
 // Keys of multi-head latent attention from their two parts, on CUDA (layout and parameters: concat_mla.h).
 // A thread moves one word: 16 bytes where everything is aligned to that, one element otherwise. A block of 192 threads
 // writes whole heads, 16 or 8 of them, or 1 element by element. Bound by DRAM: the writes and nope; rope stays in L2.
+// In large batches a block brings the nope of a later token into L2.
 //   test  pytest tests/concat_ops      bench  python benchmarks/bench_concat_ops.py
 #pragma once
 #include "concat_mla.h"
+#include "ptx/prefetch.cuh"
 #include "utils.cuh"
 
 namespace flashinfer {
@@ -19,18 +21,26 @@ struct Tile {
   static constexpr int K_WORDS = MLA_K_DIM * ELEMENT_SIZE / int(sizeof(Word));
   static constexpr int HEADS = THREADS / K_WORDS;   // of a block
   static constexpr int BLOCKS = MLA_HEADS / HEADS;  // of a token; a power of two, so no division is left
+  static constexpr int NOPE_BYTES = NOPE_WORDS * int(sizeof(Word));          // of a head
+  static constexpr int TOKENS_AHEAD = (5 << 19) / (MLA_HEADS * NOPE_BYTES);  // to the one that is prefetched: 2.5 MB
   static_assert(HEADS * K_WORDS == THREADS && BLOCKS * HEADS == MLA_HEADS, "blocks cover a token exactly");
 };
 
-template <typename Word, int ELEMENT_SIZE>
+template <typename Word, int ELEMENT_SIZE, bool PREFETCH>
 __global__ void __launch_bounds__(THREADS) ConcatMlaKKernel(const __grid_constant__ ConcatMlaKParams p) {
   using T = Tile<Word, ELEMENT_SIZE>;
   const int64_t token = blockIdx.x / T::BLOCKS;
   const int64_t head = blockIdx.x % T::BLOCKS * T::HEADS + threadIdx.y;
   const int word = threadIdx.x;
   const char* nope = p.nope + token * p.nope_token_stride + head * p.nope_head_stride;
-  const char* rope = p.rope + token * p.rope_token_stride - T::NOPE_WORDS * int(sizeof(Word));
+  const char* rope = p.rope + token * p.rope_token_stride - T::NOPE_BYTES;
   const Word value = reinterpret_cast<const Word*>(word < T::NOPE_WORDS ? nope : rope)[word];
+  if constexpr (PREFETCH) {
+    const bool dense = p.nope_head_stride == T::NOPE_BYTES;  // then one thread asks for all heads of the block
+    if (threadIdx.x == 0 && (threadIdx.y == 0 || !dense) && token + T::TOKENS_AHEAD < p.num_tokens) {
+      ptx::PrefetchL2(nope + T::TOKENS_AHEAD * p.nope_token_stride, T::NOPE_BYTES * (dense ? T::HEADS : 1));
+    }
+  }
   reinterpret_cast<Word*>(p.k + token * p.k_token_stride + head * p.k_head_stride)[word] = value;
 }
 
@@ -40,7 +50,11 @@ cudaError_t Run(const ConcatMlaKParams& p, cudaStream_t stream) {
   const int64_t blocks = p.num_tokens * T::BLOCKS;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   const dim3 block(T::K_WORDS, T::HEADS);
-  return Launch(ConcatMlaKKernel<Word, ELEMENT_SIZE>, dim3(blocks), block, false, stream, p);
+  auto kernel = ConcatMlaKKernel<Word, ELEMENT_SIZE, false>;
+  if constexpr (sizeof(Word) == 16) {
+    if (p.num_tokens >= 2 * T::TOKENS_AHEAD) kernel = ConcatMlaKKernel<Word, ELEMENT_SIZE, true>;
+  }
+  return Launch(kernel, dim3(blocks), block, false, stream, p);
 }
 
 inline bool IsAlignedTo16(const ConcatMlaKParams& p) {
