@@ -55,7 +55,7 @@ template <Activation ACT, typename T, int VEC>
 __global__ void __launch_bounds__(128) ActAndMulKernel(const __grid_constant__ RowArgs<T> a) {
   using V = Vec<T, VEC>;
   ptx::GridDependencyWait();
-  ptx::LaunchDependents();
+  ptx::LaunchDependentsOfFew();
   const uint32_t row = (blockIdx.z * gridDim.y + blockIdx.y) * blockDim.y + threadIdx.y;
   const uint32_t vector = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= a.rows || vector >= a.vectors) return;

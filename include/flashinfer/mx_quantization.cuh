@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Block-scaled formats on CUDA; parameters in mx_quantization.h. Bound by DRAM.
 //
-//   Mxfp8QuantizeKernel   a thread takes 16 bytes of a row; 4 lanes (8 for fp32) hold a block of 32 and agree on its
+//   Mxfp8QuantizeKernel   a thread takes 32 bytes of a row; 2 lanes (4 for fp32) hold a block of 32 and agree on its
 //                         maximum by shuffles. The grid covers the padded scales, whose blocks only write a zero.
 //   InterleaveKernel      a thread writes 16 scales: 4 columns of 4 rows that lie 32 apart, which is what the 128 x 4
 //                         layout puts side by side. Eight neighbouring threads share a row of the input.
@@ -20,26 +20,27 @@ constexpr int THREADS = 128;
 /// ALIGNED: the input to 16 bytes.
 template <typename T, bool ALIGNED>
 __global__ void __launch_bounds__(THREADS) Mxfp8QuantizeKernel(const __grid_constant__ Mxfp8QuantizeParams<T> p) {
-  constexpr int VEC = 16 / sizeof(T), LANES = MX_BLOCK / VEC;
+  constexpr int WORD = 16 / sizeof(T), VEC = 2 * WORD, LANES = MX_BLOCK / VEC;
   ptx::GridDependencyWait();
-  ptx::LaunchDependents();
+  ptx::LaunchDependentsOfFew();
   const int64_t row = blockIdx.x;
   const int64_t block = int64_t(blockIdx.y) * (THREADS / LANES) + threadIdx.x / LANES;
   const bool inside = row < p.grid.rows && block < p.grid.cols;
   const int64_t at = (row * p.grid.cols + block) * MX_BLOCK + threadIdx.x % LANES * VEC;
-  Vec<T, VEC> x = Vec<T, VEC>::Zero();
+  Vec<T, WORD> x[2] = {Vec<T, WORD>::Zero(), Vec<T, WORD>::Zero()};
   if (inside) {
     if constexpr (ALIGNED) {
-      x = Vec<T, VEC>::Load(p.input + at);
+      x[0] = Vec<T, WORD>::Load(p.input + at);
+      x[1] = Vec<T, WORD>::Load(p.input + at + WORD);
     } else {
 #pragma unroll
-      for (int i = 0; i < VEC; ++i) x[i] = p.input[at + i];
+      for (int i = 0; i < VEC; ++i) x[i / WORD][i % WORD] = p.input[at + i];
     }
   }
   float y[VEC], most = 0.f;
 #pragma unroll
   for (int i = 0; i < VEC; ++i) {
-    y[i] = ToFloat(x[i]);
+    y[i] = x[i / WORD].Float(i % WORD);
     most = fmaxf(most, fabsf(y[i]));  // fmaxf passes over NaN
   }
 #pragma unroll
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(256) InterleaveKernel(const __grid_constant__ 
 
 template <typename T>
 Status Mxfp8Quantize(const Mxfp8QuantizeParams<T>& p, Stream stream) {
-  constexpr int BLOCKS = mx::THREADS * 16 / sizeof(T) / MX_BLOCK;  // of 32 elements, per block of threads
+  constexpr int BLOCKS = mx::THREADS * 32 / sizeof(T) / MX_BLOCK;  // of 32 elements, per block of threads
   const int64_t rows = p.grid.PaddedRows(), tiles = CeilDiv(p.grid.PaddedCols(), BLOCKS);
   if (rows == 0 || tiles == 0) return cudaSuccess;
   if (rows > INT32_MAX || tiles > 65535) return cudaErrorInvalidValue;
