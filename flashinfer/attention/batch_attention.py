@@ -56,6 +56,7 @@ class BatchAttention:
         self.page_locked_int_workspace_buffer = self._wrapper._pin_memory_int_workspace_buffer
         self._kv_layout = kv_layout
         self._use_profiler = False
+        self._logits_soft_cap = 0.0  #: as planned
 
     @flashinfer_api(trace=None)
     def plan(
@@ -128,6 +129,7 @@ class BatchAttention:
             kv_data_type=kv_data_type,
         )
         self._use_profiler = use_profiler
+        self._logits_soft_cap = self._wrapper._logits_soft_cap
 
     @flashinfer_api(trace=batch_attention_trace)
     def run(
@@ -155,7 +157,7 @@ class BatchAttention:
         k_scale, v_scale : Optional[Union[float, torch.Tensor]]
             Scales of stored keys and values.
         logits_soft_cap : Optional[float]
-            0 or None, or the planned one: what was planned is used either way.
+            Replaces the planned one, which is used if this is 0 or None; an error if none was planned.
         profiler_buffer : Optional[torch.Tensor]
             Needed after ``plan(use_profiler=True)``; left as it is.
         kv_cache_sf : Optional[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]]
@@ -173,10 +175,14 @@ class BatchAttention:
             raise ArgumentError(
                 "BatchAttention.run: profiler_buffer is None, expected a tensor (use_profiler was planned)"
             )
-        if (logits_soft_cap or 0.0) > 0 and not self._wrapper._logits_soft_cap:
+        logits_soft_cap = max(logits_soft_cap or 0.0, 0.0)
+        if logits_soft_cap and not self._logits_soft_cap:
             raise ArgumentError(
                 f"BatchAttention.run: logits_soft_cap is {logits_soft_cap}, expected 0 (plan had no logits_soft_cap)"
             )
+        logits_soft_cap = logits_soft_cap or self._logits_soft_cap
+        if logits_soft_cap != self._wrapper._logits_soft_cap:
+            self._wrapper._logits_soft_cap = logits_soft_cap
         result = self._wrapper.run(
             q,
             kv_cache,

@@ -92,8 +92,8 @@ def kv_lens_of_pages(op: str, name: str, indptr: np.ndarray, last_page_len: np.n
 
 
 def kv_lens_given(op: str, seq_lens: np.ndarray, pages: np.ndarray) -> np.ndarray:
-    """Keys of each request as the caller says. What exceeds the pages of a request is refused by the native plan, which
-    knows requests without pages by their lengths only."""
+    """Keys of each request as the caller says. The native plan looks at the pages of those that have any: others it
+    takes for keys that are not in pages."""
     lens = seq_lens.reshape(-1)
     if lens.shape != pages.shape:
         raise ArgumentError(f"{op}: seq_lens has {lens.size} elements, expected {pages.size} (batch size)")

@@ -14,7 +14,8 @@ from ..jit.utils import filename_safe_dtype_map
 from ..layouts import PosEncodingMode
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..tensor_checks import canonicalize_torch_dtype
-from .options import pos_encoding_code
+from .options import CAUSAL, NON_CAUSAL, pos_encoding_code
+from .wrapper import Launch
 
 __all__ = ["BatchAttentionWithAttentionSinkWrapper"]
 
@@ -112,3 +113,24 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             jit_args=jit_args,
             jit_kwargs={"pos_encoding_mode": mode, "use_sliding_window": window_left >= 0},
         )
+
+    def _set_parameters(self, *parameters: Any) -> None:
+        super()._set_parameters(*parameters)
+        if self._logits_soft_cap:
+            raise ArgumentError(f"{_OP}.plan: logits_soft_cap is {self._logits_soft_cap}, expected None")
+
+    def _mask_mode(self) -> int:
+        mode = super()._mask_mode()
+        if mode not in (CAUSAL, NON_CAUSAL):
+            raise ArgumentError(f"{_OP}.plan: a custom mask or prefix_len_ptr is given, expected neither")
+        return mode
+
+    def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
+        sink, *rest = launch.tensors
+        if sink is not None:  # its absence is refused by the module
+            if sink.shape != (self._num_qo_heads,):
+                raise ArgumentError(
+                    f"{_OP}.run: sink has shape {tuple(sink.shape)}, expected ({self._num_qo_heads},) (num_qo_heads)"
+                )
+            launch = launch._replace(tensors=[sink.float().contiguous(), *rest])
+        return super()._native_call(launch, enable_pdl)

@@ -56,6 +56,9 @@ def test_soft_cap_and_scales(device):
     expected = batch.expected(Attention(logits_soft_cap=2.0, sm_scale=0.3, k_scale=0.5, v_scale=2.0))
     for cap in (0.0, 2.0, None):
         close(attention.run(batch.q, batch.cache(pages), k_scale=0.5, v_scale=2.0, logits_soft_cap=cap), expected)
+    for cap, used in ((0.7, 0.7), (0.0, 2.0)):  # that of run() replaces that of plan(), for one call
+        expected = batch.expected(Attention(logits_soft_cap=used, sm_scale=0.3))
+        close(attention.run(batch.q, batch.cache(pages), logits_soft_cap=cap), expected)
 
 
 def test_pages_beyond_the_keys(device):
@@ -166,9 +169,25 @@ def test_sinks_of_a_plain_wrapper_are_added_in_one_launch(device, dtype):
         assert len(kernels(lambda: wrapper.run(batch.q, cache, out=out, sinks=sinks))) == len(plain) + 1
 
 
+def test_sinks_of_any_strides_and_dtype(device):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    pages, sinks = batch.pages(8), torch.randn(4, device=device).half()
+    expected = batch.expected(Attention(sinks=sinks.float()))
+    wrapper = sink_wrapper(batch, pages)
+    for given in (sinks, sinks.float().repeat_interleave(2)[::2]):
+        close(wrapper.run(batch.q, batch.cache(pages), given, 0.125, return_lse=True), expected)
+
+
 def test_what_sinks_refuse(device):
     batch = Batch(QO_LENS, KV_LENS, device=device)
     pages, sinks = batch.pages(8), torch.zeros(4, device=device)
+    with pytest.raises(ValueError, match=r"sink has shape \(3,\), expected \(4,\)"):
+        sink_wrapper(batch, pages).run(batch.q, batch.cache(pages), sinks[:3], 0.2)
+    mask = torch.ones(sum(a * b for a, b in zip(QO_LENS, KV_LENS, strict=True)), dtype=torch.bool, device=device)
+    with pytest.raises(ValueError, match="a custom mask or prefix_len_ptr is given, expected neither"):
+        sink_wrapper(batch, pages, custom_mask=mask)
+    with pytest.raises(ValueError, match=r"logits_soft_cap is 3\.0, expected None"):
+        sink_wrapper(batch, pages, logits_soft_cap=3.0)
     with pytest.raises(ValueError, match="a variant of jit_args has its own"):
         sink_wrapper(batch, pages).run(batch.q, batch.cache(pages), sinks, 0.2, sinks=sinks)
     with pytest.raises(AssertionError, match="backend is 'cudnn', expected one of auto, fa2, fa3"):
