@@ -297,6 +297,9 @@ def test_fast_decode_plan(device, tensor_cores):
     wrapper.plan(*pages.table, *batch.heads, 64, 8, q_data_type=F16, **override)
     assert wrapper._paged_kv_indptr_buf is pages.indptr
     close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+    wrapper.plan(*pages.table, *batch.heads, 64, 8, q_data_type=F16, logits_soft_cap=0.5, window_left=6)
+    capped = batch.expected(Attention(logits_soft_cap=0.5, window_left=6))
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), capped)
     fresh = BatchDecodeWithPagedKVCacheWrapper(workspace(device), use_tensor_cores=True)
     with pytest.raises(ValueError, match="prior plan"):
         fast_decode_plan(fresh, *pages.table, *batch.heads, 64, 8, q_len_per_req=2)
