@@ -11,8 +11,9 @@ import torch
 
 from .api_logging import flashinfer_api
 from .attention.blackwell import XQA_NAMES
-from .attention.block_tables import as_int32, attend_block_tables, to_output
-from .attention.host import to_host
+from .attention.block_tables import as_int32, attend_block_tables, draft_rows, to_output
+from .attention.host import segment_lens, to_host
+from .attention.options import layout_code
 from .errors import ArgumentError
 from .trace.templates.xqa import xqa_trace
 
@@ -24,7 +25,9 @@ _PAGE_SIZES = (16, 32, 64, 128)
 Factor = Union[float, torch.Tensor]
 
 
-def _check_sizes(q: torch.Tensor, k_cache: torch.Tensor, page_size: int, num_kv_heads: int, q_seq_len: int) -> None:
+def _check_sizes(
+    q: torch.Tensor, k_cache: torch.Tensor, kv_layout: str, page_size: int, num_kv_heads: int, q_seq_len: int
+) -> None:
     head_dim, group = q.shape[-1], q.shape[-2] // max(num_kv_heads, 1)
     if page_size not in _PAGE_SIZES:
         raise ArgumentError(f"xqa: page_size is {page_size}, expected one of {_PAGE_SIZES}")
@@ -39,6 +42,12 @@ def _check_sizes(q: torch.Tensor, k_cache: torch.Tensor, page_size: int, num_kv_
         raise ArgumentError(f"xqa: q has {q.shape[-2]} heads, expected a multiple of num_kv_heads = {num_kv_heads}")
     if k_cache.dtype == torch.uint8:
         raise ArgumentError("xqa: k_cache has dtype uint8 (NVFP4), expected 16 bits or FP8 (NVFP4 needs SM12x)")
+    page = (page_size, num_kv_heads) if layout_code("xqa", kv_layout) == 0 else (num_kv_heads, page_size)
+    if k_cache.ndim != 4 or k_cache.shape[1:3] != page:
+        raise ArgumentError(
+            f"xqa: k_cache has shape {tuple(k_cache.shape)}, expected {kv_layout} pages of {page_size} tokens by "
+            f"{num_kv_heads} heads (page_size and num_kv_heads)"
+        )
 
 
 @flashinfer_api(trace=xqa_trace)
@@ -120,7 +129,7 @@ def xqa(
     k_sf_cache, v_sf_cache : Optional[torch.Tensor]
         Scale factors of an NVFP4 cache, which needs SM12x.
     """
-    _check_sizes(q, k_cache, page_size, num_kv_heads, q_seq_len)
+    _check_sizes(q, k_cache, kv_layout, page_size, num_kv_heads, q_seq_len)
     if q_seq_len > 1 and mask is None:
         raise ArgumentError(f"xqa: mask is None, expected a tensor ({q_seq_len} draft tokens)")
     if output.dtype == torch.float8_e4m3fn and k_cache.dtype != torch.float8_e4m3fn:
@@ -141,10 +150,10 @@ def xqa(
     max_seq_len = page_table.shape[1] * page_size
     if q_cu_seq_lens is not None:
         result = _ragged_drafts(rows, k_cache, v_cache, page_table, seq_lens, max_seq_len, workspace_buffer,
-                                q_cu_seq_lens, mask, common)  # fmt: skip
+                                q_cu_seq_lens, q_seq_len, mask, common)  # fmt: skip
     else:
         target = flat if flat.dtype == q.dtype else None
-        drafts = mask.reshape(rows.shape[0], -1) if mask is not None and q_seq_len > 1 else None
+        drafts = draft_rows("xqa", mask, rows.shape[0], q_seq_len) if mask is not None and q_seq_len > 1 else None
         result = attend_block_tables(
             "xqa", rows, k_cache, v_cache, page_table, seq_lens, max_seq_len, workspace_buffer,
             q_len=q_seq_len, draft_mask=drafts, out=target, **common,
@@ -161,6 +170,7 @@ def _ragged_drafts(
     max_seq_len: int,
     workspace: torch.Tensor,
     q_cu_seq_lens: torch.Tensor,
+    q_seq_len: int,
     mask: Optional[torch.Tensor],
     common: dict[str, Any],
 ) -> torch.Tensor:
@@ -172,7 +182,15 @@ def _ragged_drafts(
     assert offsets is not None
     if mask is None:
         raise ArgumentError("xqa: mask is None, expected a tensor (q_cu_seq_lens is given)")
-    counts = offsets[1:] - offsets[:-1]
+    counts = segment_lens("xqa", "q_cu_seq_lens", offsets)
+    if counts.size != page_table.shape[0] or offsets[0] != 0 or offsets[-1] != rows.shape[0]:
+        raise ArgumentError(
+            f"xqa: q_cu_seq_lens has {offsets.size} offsets from {offsets[0]} to {offsets[-1]}, expected "
+            f"{page_table.shape[0] + 1} from 0 to {rows.shape[0]} (requests and tokens of q)"
+        )
+    if counts.max(initial=0) > q_seq_len:
+        raise ArgumentError(f"xqa: a request has {counts.max()} draft tokens, expected at most q_seq_len = {q_seq_len}")
+    mask = draft_rows("xqa", mask, rows.shape[0], q_seq_len)
     result = torch.empty_like(rows)
     for count in sorted(set(counts.tolist()) - {0}):
         requests = torch.from_numpy((counts == count).nonzero()[0]).to(rows.device)

@@ -29,10 +29,11 @@ from .options import CAUSAL, CUSTOM, FP8, layout_code
 from .scales import Scale, scale_logits, scale_output
 from .uniform_plan import UniformSizes, uniform_plan
 
-__all__ = ["as_int32", "attend_block_tables", "split_cache", "to_output"]
+__all__ = ["as_int32", "attend_block_tables", "draft_rows", "split_cache", "to_output"]
 
 _INT32 = torch.int32
 _NO_ROPE = (1.0, 1.0)
+_DRAFT_WORD = 16  # bits
 
 
 def split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,6 +59,17 @@ def to_output(result: torch.Tensor, out: torch.Tensor, scale: Scale) -> None:
     if out is not result:
         out.copy_(result)
     scale_output(out, scale)
+
+
+def draft_rows(op: str, mask: torch.Tensor, rows: int, q_len: int) -> torch.Tensor:
+    """A mask of draft tokens with a row of 16-bit words for each of them, as kernels read it."""
+    words = mask.numel() // max(rows, 1)
+    if words * rows != mask.numel() or words * _DRAFT_WORD < q_len:
+        raise ArgumentError(
+            f"{op}: mask has shape {tuple(mask.shape)}, expected {rows} rows of at least {q_len} bits in words of "
+            f"{_DRAFT_WORD} (a row for each of {q_len} draft tokens of a request)"
+        )
+    return mask.reshape(rows, words)
 
 
 def _check(
@@ -116,6 +128,8 @@ def attend_block_tables(
         Shape of ``q``, where the result goes.
     """
     _check(op, q, k, v, block_tables, seq_lens)
+    if sinks is not None and sinks.numel() != q.shape[1]:
+        raise ArgumentError(f"{op}: sinks has {sinks.numel()} elements, expected {q.shape[1]} (query heads)")
     if isinstance(sm_scale, torch.Tensor):
         q, sm_scale = scale_logits(q, 1.0, sm_scale, None)
     if q_scale is not None or k_scale is not None:

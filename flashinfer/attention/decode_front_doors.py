@@ -9,8 +9,9 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..errors import ArgumentError
+from ..tensor_checks import canonicalize_torch_dtype
 from ..trace.templates.xqa import trtllm_batch_decode_trace, xqa_batch_decode_trace
-from .block_tables import attend_block_tables, split_cache, to_output
+from .block_tables import attend_block_tables, draft_rows, split_cache, to_output
 
 __all__ = ["trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"]
 
@@ -44,6 +45,8 @@ def _decode(
 ) -> torch.Tensor:
     if q_len < 1:
         raise ArgumentError(f"{op}: q_len_per_req is {q_len}, expected at least 1")
+    if out.numel() != query.numel():
+        raise ArgumentError(f"{op}: out has shape {tuple(out.shape)}, expected {tuple(query.shape)} (that of query)")
     k, v = split_cache(op, kv_cache)
     rows = query if query.ndim == 3 else query.reshape(-1, *query.shape[-2:])
     flat = out if out.ndim == 3 else out.view(-1, *out.shape[-2:])
@@ -58,7 +61,7 @@ def _decode(
         _scratch(workspace),
         sm_scale=bmm1_scale,
         q_len=q_len,
-        draft_mask=mask.reshape(rows.shape[0], -1) if mask is not None and q_len > 1 else None,
+        draft_mask=draft_rows(op, mask, rows.shape[0], q_len) if mask is not None and q_len > 1 else None,
         out=flat if flat.dtype == query.dtype else None,
         **options,
     )
@@ -282,8 +285,10 @@ def trtllm_batch_decode_with_kv_cache(
             raise ArgumentError(f"{op}: {name} is given, expected {default} (backend xqa has no such feature)")
     if return_lse or lse is not None:
         raise NotImplementedError(f"{op}: return_lse or lse is given, which backend xqa does not have")
-    if out_dtype == "nvfp4" or (out_dtype is not None and not isinstance(out_dtype, torch.dtype)):
+    if out_dtype == "nvfp4":
         raise ArgumentError(f"{op}: out_dtype is {out_dtype!r}, expected a torch.dtype (NVFP4 outputs need SM100)")
+    if out_dtype is not None:
+        out_dtype = canonicalize_torch_dtype(out_dtype)
     if out is not None and not isinstance(out, torch.Tensor):
         raise ArgumentError(f"{op}: out is a {type(out).__name__}, expected a tensor (NVFP4 outputs need SM100)")
     if out is None:

@@ -228,6 +228,8 @@ BAD_TRTLLM = [
     ({"q_len_per_req": 0}, ValueError, "q_len_per_req is 0"),
     ({"q_len_per_req": 2}, ValueError, "q has 4 rows, expected 8"),
     ({"kv_layout": "HDN"}, KeyError, "kv_layout is 'HDN'"),
+    ({"sinks": torch.ones(3)}, ValueError, "sinks has 3 elements, expected 4"),
+    ({"out": torch.ones(5, 4, 64)}, ValueError, "out has shape (5, 4, 64), expected (4, 4, 64)"),
 ]
 
 
@@ -235,6 +237,43 @@ BAD_TRTLLM = [
 def test_bad_trtllm(device, change, error, text):
     with pytest.raises(error, match=re.escape(text)):
         trtllm_batch_decode_with_kv_cache(*Tables(device, "HND").decode, **change)
+
+
+def test_sizes_of_xqa_are_those_of_its_tensors(device):
+    call = Tables(device)
+    out = torch.empty_like(call.batch.q).unsqueeze(1)
+    k, v = call.cache.unbind(1)
+    tables = (call.tables, call.pages.lens, out, call.workspace, call.workspace)
+    for heads, page_size in ((2, 2 * PAGE), (1, PAGE)):
+        with pytest.raises(ArgumentError, match=f"expected NHD pages of {page_size} tokens by {heads} heads"):
+            flashinfer.xqa(call.batch.q.unsqueeze(1), k, v, *tables, heads, page_size)
+
+
+def test_bad_drafts(device):
+    call, count = Tables(device, q_len=17, kv_lens=[40, 30]), 17
+    out, rows = torch.empty_like(call.batch.q), call.batch.q.shape[0]
+    mask = torch.zeros(rows, 2, dtype=torch.uint16, device=device)
+    drafts = {"q": call.batch.q, "q_seq_len": count}
+    for bad in (mask[1:], mask[:, :1]):  # a row is missing; 17 bits do not fit
+        with pytest.raises(ArgumentError, match=r"mask has shape .* expected 34 rows of at least 17 bits"):
+            call.xqa(out, **drafts, mask=bad)
+        with pytest.raises(ArgumentError, match=r"mask has shape .* expected 34 rows of at least 17 bits"):
+            trtllm_batch_decode_with_kv_cache(*call.decode, q_len_per_req=count, mask=bad, kv_layout="NHD")
+    for offsets, text in (
+        ([0, 17, 33], "3 offsets from 0 to 33, expected 3 from 0 to 34"),
+        ([0, 34], "2 offsets from 0 to 34, expected 3 from 0 to 34"),
+        ([0, 18, 34], "a request has 18 draft tokens, expected at most q_seq_len = 17"),
+        ([0, 40, 34], "q_cu_seq_lens falls"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            call.xqa(out, **drafts, mask=mask, q_cu_seq_lens=torch.tensor(offsets, device=device))
+
+
+def test_dtype_of_trtllm_by_name(device):
+    call = Tables(device, "HND")
+    out = trtllm_batch_decode_with_kv_cache(*call.decode, SCALE, out_dtype="bfloat16")
+    assert out.dtype == torch.bfloat16
+    close(out, call.batch.expected(), 1e-2)
 
 
 def test_bad_xqa(device):
