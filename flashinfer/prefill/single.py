@@ -31,6 +31,7 @@ from ..attention.scales import (
 )
 from ..attention.single import scratch, single_prefill
 from ..errors import ArgumentError
+from ..tensor_checks import canonicalize_torch_dtype
 from ..trace.templates.prefill import single_prefill_trace
 
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
@@ -44,7 +45,7 @@ def single_prefill_with_kv_cache(
     scale_q: Scale = None,
     scale_k: Scale = None,
     scale_v: Scale = None,
-    o_dtype: Optional[torch.dtype] = None,
+    o_dtype: Union[torch.dtype, str, None] = None,
     custom_mask: Optional[torch.Tensor] = None,
     packed_custom_mask: Optional[torch.Tensor] = None,
     causal: bool = False,
@@ -75,7 +76,7 @@ def single_prefill_with_kv_cache(
     scale_q, scale_k, scale_v : Union[float, torch.Tensor, None]
         With 8-bit q only: ``(num_qo_heads,)``, ``(num_kv_heads,)``, ``(num_kv_heads,)``, what stored values are
         multiplied by.
-    o_dtype : Optional[torch.dtype]
+    o_dtype : Union[torch.dtype, str, None]
         dtype of q if None (bfloat16 for 8-bit q).
     custom_mask : Optional[torch.Tensor]
         ``(qo_len, kv_len)`` bool, True where a query sees a key. Replaces ``causal``.
@@ -125,7 +126,7 @@ def single_prefill_with_kv_cache(
         raise ArgumentError(f"{op}: q, k, v have {q.ndim}, {k.ndim}, {v.ndim} dimensions, expected 3 each")
     qo_len, num_qo_heads, head_dim = q_shape
     fp8 = q_dtype in FP8
-    o_dtype = o_dtype or (torch.bfloat16 if fp8 else q_dtype)
+    o_dtype = canonicalize_torch_dtype(o_dtype) if o_dtype else torch.bfloat16 if fp8 else q_dtype
     if fp8:
         _check_fp8(op, q, k, v, window_left, o_dtype)
         q = convert_fp8_query(q, scale_q, scale_k, o_dtype)

@@ -123,11 +123,19 @@ def test_prefill_of_nvfp4(device):
         single_prefill_with_kv_cache(batch.q, k, v)
 
 
+def test_output_dtype_by_name(device):
+    batch = Batch([3], [9], device=device)
+    out = single_prefill_with_kv_cache(batch.q, batch.k, batch.v, o_dtype="bfloat16")
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), batch.expected()[0], rtol=1e-2, atol=1e-2)
+
+
 def test_errors(device):
     _, q, k, v = decode_inputs(device)
     rows = q[None]
     many = q[:1].expand(32768, -1).contiguous()  # heads
     short = torch.full((3,), 255, dtype=torch.uint8, device=device)
+    across = torch.ones(k.shape[0], 1, dtype=torch.bool, device=device)  # keys by queries
     for call, error, text in (
         (lambda: single_decode_with_kv_cache(q, k, v, "DHN"), KeyError, "kv_layout is 'DHN'"),
         (lambda: single_decode_with_kv_cache(q, k, v, "NHD", "SINE"), KeyError, "pos_encoding_mode is 'SINE'"),
@@ -139,6 +147,8 @@ def test_errors(device):
         (lambda: single_prefill_with_kv_cache(rows, k, v, backend="fa3"), NotImplementedError, "fa2"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, backend="fa9"), ValueError, "fa9"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, custom_mask=torch.ones(2, 2)), ValueError, "custom_mask"),
+        (lambda: single_prefill_with_kv_cache(rows, k, v, custom_mask=across), ValueError, "custom_mask has shape"),
+        (lambda: single_prefill_with_kv_cache(rows, k, v, o_dtype=16), TypeError, "16|int"),
         (
             lambda: single_prefill_with_kv_cache(rows, k, v, packed_custom_mask=short),
             ValueError,
