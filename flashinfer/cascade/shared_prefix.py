@@ -14,6 +14,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..attention.cache import PagedCache
 from ..decode import BatchDecodeWithPagedKVCacheWrapper
+from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 from ..trace.templates.cascade_attention import shared_prefix_decode_trace, shared_prefix_prefill_trace
 from .merge import merge_state_in_place
@@ -122,6 +123,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         self._batch_prefill_wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._kv_layout = kv_layout
+        self._table: Optional[tuple[torch.Tensor, ...]] = None
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
         """Use other workspaces from the next ``begin_forward`` on."""
@@ -175,6 +177,11 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         torch.Tensor
             ``(rows, num_qo_heads, head_dim)``.
         """
+        if self._table is None:
+            raise ArgumentError(
+                "BatchPrefillWithSharedPrefixPagedKVCacheWrapper.forward: begin_forward() was not called, expected it "
+                "before forward()"
+            )
         options = {
             "causal": causal,
             "use_fp16_qk_reduction": use_fp16_qk_reduction,

@@ -12,6 +12,7 @@ from typing import Any, Optional, Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..attention.outputs import lse_buffer, output_buffer
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..trace.templates.sparse import variable_block_sparse_trace
@@ -89,7 +90,7 @@ class VariableBlockSparseAttentionWrapper:
         The other arguments are those of :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
         """
         op = f"{_OP}.plan"
-        if num_qo_heads % num_kv_heads:
+        if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
             raise ArgumentError(f"{op}: num_qo_heads is {num_qo_heads}, expected a multiple of {num_kv_heads}")
         _check_pattern(op, block_mask_map, block_row_sz, block_col_sz, num_kv_heads)
         pattern = block_mask_map.to(self.device, torch.bool)
@@ -171,6 +172,10 @@ class VariableBlockSparseAttentionWrapper:
         pages = tuple(x.reshape(heads * kv_len, 1, 1, x.shape[-1]) for x in (k, v))
         inner = out if out is not None and tuple(out.shape) == tuple(rows.shape) else None
         inner_lse = lse if lse is not None and tuple(lse.shape) == tuple(rows.shape[:2]) else None
+        if out is not None and inner is None:
+            output_buffer(f"{_OP}.run", out, (heads * group, qo_len, q.shape[-1]), self._wrapper._cached_o_data_type, q)
+        if lse is not None and inner_lse is None:
+            lse_buffer(f"{_OP}.run", lse, (heads * group, qo_len), q)
         wants_lse = return_lse or lse is not None
         result: Any = self._wrapper.run(
             rows, pages, out=inner, lse=inner_lse, return_lse=wants_lse, enable_pdl=enable_pdl

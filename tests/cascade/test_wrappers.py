@@ -140,6 +140,16 @@ def test_shared_prefix_prefill(device, layout, causal):
         close(wrapper.forward(tree.q, k, v, tree.cache, causal=causal), tree.expected(causal))
 
 
+def test_forward_before_begin_forward(device):
+    x = torch.zeros(2, 4, 64, dtype=torch.float16, device=device)
+    for kind in (
+        flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+        flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+    ):
+        with pytest.raises(ValueError, match="was not called, expected it before"):
+            kind(workspace(device)).forward(x, x, x, x.expand(2, 2, 2, 4, 64))
+
+
 def test_wrong_numbers_of_levels(device):
     tree = Tree(device, "NHD", [[SHARED], OWN], [[4], [1, 1, 1, 1]])
     make = flashinfer.MultiLevelCascadeAttentionWrapper

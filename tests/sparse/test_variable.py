@@ -84,6 +84,7 @@ BAD = [
     ({"block_col_sz": torch.ones(2, 3)}, "block_col_sz has shape (2, 3), expected (2, 4)"),
     ({"block_row_sz": torch.tensor([[5, 5, 5], [5, 5, 6]])}, "the rows of block_row_sz sum to [15, 16]"),
     ({"num_qo_heads": 3}, "num_qo_heads is 3, expected a multiple of 2"),
+    ({"num_kv_heads": 0}, "num_qo_heads is 4, expected a multiple of 0"),
 ]
 
 
@@ -91,7 +92,7 @@ BAD = [
 def test_bad_plan(device, change, text):
     wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace(device))
     with pytest.raises(AssertionError, match=re.escape(text)):
-        wrapper.plan(**(PLAN | change), num_kv_heads=2, head_dim=DIM)
+        wrapper.plan(**({**PLAN, "num_kv_heads": 2} | change), head_dim=DIM)
 
 
 def test_bad_run(device):
@@ -104,3 +105,9 @@ def test_bad_run(device):
         wrapper.run(q[:, 1:], k, k)
     with pytest.raises(ArgumentError, match=re.escape("v has shape (2, 19, 64), expected (2, 20, head_dim)")):
         wrapper.run(q, k, k[:, 1:])
+    for name, bad in (("shape", q[:, 1:]), ("dtype", q.float()), ("shape", q.expand(2, 4, 15, DIM))):
+        with pytest.raises(ValueError, match=f"Invalid {name} of out"):
+            wrapper.run(q, k, k, out=bad)
+    for name, bad in (("shape", q[..., 0].T), ("dtype", q[..., 0])):
+        with pytest.raises(ValueError, match=f"Invalid {name} of lse"):
+            wrapper.run(q, k, k, lse=bad, return_lse=True)
