@@ -18,6 +18,7 @@ from ..errors import ArgumentError
 from ..jit.attention.front_doors import gen_fmha_v2_module, prompt_decl
 from ..jit.utils import filename_safe_dtype_map as _short
 from ..knobs import knobs
+from ..tensor_checks import canonicalize_torch_dtype
 from ..trace.templates.fmha_v2 import fmha_v2_trace
 from .block_tables import to_output
 from .host import to_host
@@ -165,8 +166,16 @@ def _check(prompt: _Prompt, options: _Options, input_layout: str) -> None:
         raise ArgumentError(f"{_OP}: mask_mode is 'padding', expected neither window_left nor chunked_attention_size")
     if options.mask_mode == "chunked" and (options.chunk < 1 or options.chunk & (options.chunk - 1)):
         raise ArgumentError(f"{_OP}: chunked_attention_size is {options.chunk}, expected a power of two")
+    if options.sinks is not None and options.sinks.numel() != q.shape[1]:
+        raise ArgumentError(f"{_OP}: sinks has {options.sinks.numel()} elements, expected {q.shape[1]} (heads)")
     if options.stats and input_layout.upper() != "CONTIGUOUS_Q_KV":
         raise ArgumentError(f"{_OP}: save_softmax_stats with {input_layout}, expected CONTIGUOUS_Q_KV")
+
+
+def _check_rows(name: str, offsets: np.ndarray, what: str, tokens: int) -> None:
+    """Kernels read and write the rows that offsets name. There may be more, which nobody asks for."""
+    if offsets[-1] > tokens:
+        raise ArgumentError(f"{_OP}: {name} ends at {offsets[-1]}, expected at most {tokens} (tokens of {what})")
 
 
 @flashinfer_api(trace=fmha_v2_trace)
@@ -184,7 +193,7 @@ def trtllm_fmha_v2_prefill(
     cum_seq_lens_kv: torch.Tensor,
     block_tables: Optional[torch.Tensor] = None,
     out: Optional[torch.Tensor] = None,
-    out_dtype: Optional[torch.dtype] = None,
+    out_dtype: Union[torch.dtype, str, None] = None,
     sinks: Optional[torch.Tensor] = None,
     pos_encoding_mode: Optional[str] = None,
     logits_soft_cap_scale: Optional[float] = None,
@@ -220,7 +229,7 @@ def trtllm_fmha_v2_prefill(
         ``(batch_size, pages)`` int32; ``(batch_size, 2, pages)`` for two caches.
     out : Optional[torch.Tensor]
         Where the result goes.
-    out_dtype : Optional[torch.dtype]
+    out_dtype : Union[torch.dtype, str, None]
         Its dtype: that of q if None.
     sinks : Optional[torch.Tensor]
         ``(heads,)`` float32 logits that add to the denominator of the softmax.
@@ -245,6 +254,9 @@ def trtllm_fmha_v2_prefill(
         sqrt(head_dim)`` (with a soft cap, the largest capped logit divided by ``sqrt(head_dim)``), the second the sum
         of the exponentials.
     """
+    encoding = (pos_encoding_mode or "none").lower()
+    if encoding not in ("none", "alibi"):
+        raise ArgumentError(f"{_OP}: pos_encoding_mode is {pos_encoding_mode!r}, expected 'alibi' or None")
     prompt = _unpack(qkv, input_layout, block_tables, batch_size)
     mode = mask_mode.lower()
     options = _Options(
@@ -252,14 +264,15 @@ def trtllm_fmha_v2_prefill(
         window_left=window_left if mode in ("sliding_window", "padding") else -1,
         chunk=chunked_attention_size if mode in ("chunked", "padding") else 0,
         soft_cap=logits_soft_cap_scale or 0.0,
-        alibi=(pos_encoding_mode or "").lower() == "alibi",
+        alibi=encoding == "alibi",
         sinks=None if sinks is None else sinks.reshape(-1).float(),
         stats=save_softmax_stats,
     )
     _check(prompt, options, input_layout)
     q = prompt.q
     if out is None:
-        out = q.new_empty((*q.shape[:2], prompt.v.shape[-1]), dtype=out_dtype or q.dtype)
+        dtype = q.dtype if out_dtype is None else canonicalize_torch_dtype(out_dtype)
+        out = q.new_empty((*q.shape[:2], prompt.v.shape[-1]), dtype=dtype)
     stats = q.new_zeros((*q.shape[:2], 2), dtype=torch.float32) if save_softmax_stats else None
     rows, begins, lengths = to_host(cum_seq_lens_q, cum_seq_lens_kv, seq_lens)
     assert rows is not None and begins is not None and lengths is not None
@@ -268,6 +281,9 @@ def trtllm_fmha_v2_prefill(
             f"{_OP}: cum_seq_lens_q, cum_seq_lens_kv, seq_lens have {rows.size}, {begins.size}, {lengths.size} "
             f"elements, expected {batch_size + 1}, {batch_size + 1}, {batch_size} (batch_size)"
         )
+    _check_rows("cum_seq_lens_q", rows, "q", q.shape[0])
+    if prompt.tables is None:
+        _check_rows("cum_seq_lens_kv", begins, "k", prompt.k.shape[0])
     result = _attend(prompt, options, rows, begins, lengths, workspace_buffer, bmm1_scale, stats, out)
     to_output(result, out, bmm2_scale)
     return out if stats is None else (out, stats)

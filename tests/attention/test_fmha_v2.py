@@ -147,6 +147,8 @@ def test_fp8(device, out_dtype):
     out = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", SCALE, 0.5, out_dtype=out_dtype)
     assert out.dtype == out_dtype
     close(out, expected, 0.1 if out_dtype == FP8 else 4e-2)
+    named = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", SCALE, 0.5, out_dtype=str(out_dtype).split(".")[1])
+    assert named.dtype == out_dtype
 
 
 BAD = [
@@ -164,6 +166,10 @@ BAD = [
     ({"mask_mode": "padding", "chunked_attention_size": 16}, "mask_mode is 'padding', expected neither"),
     ({"mask_mode": "chunked", "chunked_attention_size": 24}, "chunked_attention_size is 24, expected a power of two"),
     ({"batch_size": 3}, "have 5, 5, 4 elements, expected 4, 4, 3"),
+    ({"sinks": torch.zeros(3)}, "sinks has 3 elements, expected 4"),
+    ({"pos_encoding_mode": "rope"}, "pos_encoding_mode is 'rope', expected 'alibi' or None"),
+    ({"cum_seq_lens_q": int32([0, 1, 2, 3, 500], "cpu")}, "cum_seq_lens_q ends at 500, expected at most"),
+    ({"cum_seq_lens_kv": int32([0, 100, 200, 300, 500], "cpu")}, "cum_seq_lens_kv ends at 500, expected at most"),
 ]
 
 
