@@ -167,10 +167,9 @@ class AttentionVariant:
 
     @staticmethod
     def _declared_kind(parameter: inspect.Parameter) -> Optional[str]:
-        for kind in (bool, int, float):
-            if parameter.annotation in (kind, kind.__name__) or type(parameter.default) is kind:
-                return kind.__name__
-        return None
+        kinds = (bool, int, float)
+        annotated = [kind.__name__ for kind in kinds if parameter.annotation in (kind, kind.__name__)]
+        return next(iter(annotated + [kind.__name__ for kind in kinds if type(parameter.default) is kind]), None)
 
     @property
     def parameters(self) -> tuple[str, ...]:

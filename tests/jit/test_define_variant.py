@@ -260,6 +260,18 @@ def with_annotation(q, k, n: int, ratio=0.5):
     return q > k * ratio + n
 
 
+def with_both(q, k, ratio: float = 1):
+    return q > k * ratio
+
+
+def test_an_annotation_counts_more_than_a_default():
+    """``ratio`` is a float whose default is written without a point."""
+    q = torch.zeros(2, 1, 16)
+    variant = define_variant(mask_fn=with_both)
+    assert variant.source(ratio="float") == variant._source(variant._arguments({})[0])
+    variant.reference(q, q, q, ratio=0.5)
+
+
 def test_the_text_depends_on_the_functions_only():
     first, second = (define_variant(mask_fn=sliding) for _ in range(2))
     assert first.source(window_size="int") == second.source(window_size="int")
