@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of sampling: argument checks, dtype dispatch, stream.
+#include <algorithm>
+
 #include "tvm_ffi_utils.h"
 // clang-format off
 #include <flashinfer/sampling.h>
@@ -62,6 +64,11 @@ PerRow<T> Parameter(const char* op, const char* name, const Optional<TensorView>
   return {(*values).template data_ptr<T>(), value, (*values).size(0)};
 }
 
+PerRow<int32_t> TopKParameter(const char* op, const Optional<TensorView>& values, int64_t value,
+                              const TensorView& input) {
+  return Parameter(op, "top_k", values, int32_t(std::min<int64_t>(value, INT32_MAX)), dl_int32, input);
+}
+
 PerRow<uint64_t> Seed(const char* op, const char* name, const Optional<TensorView>& values, int64_t value,
                       const TensorView& input) {
   if (!values.has_value()) return Constant(uint64_t(value));
@@ -78,6 +85,58 @@ FilterParams TopK(PerRow<int32_t> top_k, bool by_output) {
 }
 
 FilterParams TopP(PerRow<float> top_p) { return FilterOf(Filter::kBoth, Constant(INT32_MAX), top_p, false); }
+
+/// Which row each output is drawn from.
+void ReadIndices(const char* op, const char* name, const TensorView& indices, const TensorView& input,
+                 SampleParams& p) {
+  Expect(op, "indices", indices).same_device(input, name).dtype({dl_int32, dl_int64}).rank(1).contiguous();
+  p.indices = indices.data_ptr();
+  p.wide = indices.dtype().bits == 64;
+  p.batch = indices.size(0);
+  if (p.rows == 0 && p.batch > 0) {
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[0] = 0, expected rows for " << p.batch << " indices";
+  }
+#ifdef FLASHINFER_CPU  // on CUDA one outside counts as the nearest: to look would be to wait
+  for (int64_t i = 0; i < p.batch; ++i) {
+    const int64_t row = p.wide ? indices.data_ptr<int64_t>()[i] : indices.data_ptr<int32_t>()[i];
+    if (row < 0 || row >= p.rows) {
+      TVM_FFI_THROW(ArgumentError) << op << ": indices[" << i << "] = " << row << ", expected a row of " << name
+                                   << ", which has " << p.rows;
+    }
+  }
+#endif
+}
+
+FilterParams FilterOfMethod(int64_t method, PerRow<int32_t> k, PerRow<float> probability) {
+  switch (method) {
+    case kFromAll:
+      return FilterOf(Filter::kNone, Constant(0), Constant(0.f), false);
+    case kFromMinP:
+      return FilterOf(Filter::kMinP, Constant(0), probability, true);
+    case kFromTopP:
+      return TopP(probability);
+    case kFromTopK:
+      return TopK(k, true);
+    default:
+      return FilterOf(method == kFromJoint ? Filter::kBoth : Filter::kTopKFirst, k, probability, false);
+  }
+}
+
+/// Replace the logits to draw from by their probabilities, written to `probs`.
+void TakeSoftmax(const char* op, float* probs, SampleParams& p, Stream stream) {
+  RowParams<float> rows{};
+  rows.input = p.input;
+  rows.out = probs;
+  rows.input_stride = p.row_stride;
+  rows.rows = p.rows;
+  rows.vocab = rows.out_stride = p.vocab;
+  rows.temperature = Constant(1.f);
+  rows.enable_pdl = p.enable_pdl;
+  CheckStatus(op, SoftmaxRows<float>(rows, stream));
+  p.input = probs;
+  p.row_stride = p.vocab;
+  p.is_logits = false;
+}
 
 template <typename T>
 RowParams<T> RowsOf(const TensorView& out, const TensorView& input) {
@@ -117,25 +176,7 @@ void sample(TensorView out, Optional<TensorView> valid, TensorView input, Option
   p.rows = p.batch = input.size(0);
   p.vocab = input.size(1);
   p.is_logits = is_logits;
-  if (indices.has_value()) {
-    Expect(op, "indices", *indices).same_device(input, name).dtype({dl_int32, dl_int64}).rank(1).contiguous();
-    p.indices = (*indices).data_ptr();
-    p.wide = (*indices).dtype().bits == 64;
-    p.batch = (*indices).size(0);
-    if (p.rows == 0 && p.batch > 0) {
-      TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[0] = 0, expected rows for " << p.batch
-                                   << " indices";
-    }
-#ifdef FLASHINFER_CPU  // on CUDA one outside counts as the nearest: to look would be to wait
-    for (int64_t i = 0; i < p.batch; ++i) {
-      const int64_t row = p.wide ? (*indices).data_ptr<int64_t>()[i] : (*indices).data_ptr<int32_t>()[i];
-      if (row < 0 || row >= p.rows) {
-        TVM_FFI_THROW(ArgumentError) << op << ": indices[" << i << "] = " << row << ", expected a row of " << name
-                                     << ", which has " << p.rows;
-      }
-    }
-#endif
-  }
+  if (indices.has_value()) ReadIndices(op, name, *indices, input, p);
   Expect(op, "out", out)
       .same_device(input, name)
       .dtype({p.wide ? dl_int64 : dl_int32})
@@ -152,26 +193,10 @@ void sample(TensorView out, Optional<TensorView> valid, TensorView input, Option
     p.valid = static_cast<uint8_t*>((*valid).data_ptr());
   }
   if (p.batch == 0) return;
-  const auto k =
-      Parameter<int32_t>(op, "top_k", top_ks, int32_t(top_k < INT32_MAX ? top_k : INT32_MAX), dl_int32, input);
+  const auto k = TopKParameter(op, top_ks, top_k, input);
   const char* const second = method == kFromMinP ? "min_p" : "top_p";
   const auto probability = Parameter<float>(op, second, top_ps, float(top_p), dl_float32, input);
-  switch (method) {
-    case kFromAll:
-      p.filter = FilterOf(Filter::kNone, Constant(0), Constant(0.f), false);
-      break;
-    case kFromMinP:
-      p.filter = FilterOf(Filter::kMinP, Constant(0), probability, true);
-      break;
-    case kFromTopP:
-      p.filter = TopP(probability);
-      break;
-    case kFromTopK:
-      p.filter = TopK(k, true);
-      break;
-    default:
-      p.filter = FilterOf(method == kFromJoint ? Filter::kBoth : Filter::kTopKFirst, k, probability, false);
-  }
+  p.filter = FilterOfMethod(method, k, probability);
   p.random = {Seed(op, "seed", seeds, seed, input), Seed(op, "offset", offsets, offset, input)};
   p.enable_pdl = UsePdl(true, input.device());
   DeviceGuard guard(input.device());
@@ -180,16 +205,7 @@ void sample(TensorView out, Optional<TensorView> valid, TensorView input, Option
   Optional<Tensor> probs;  // of logits: a search that had to exponentiate whatever it reads took twice as long
   if (is_searched && is_logits) {
     probs = alloc_tensor({p.rows, p.vocab}, dl_float32, input.device());
-    RowParams<float> rows{};
-    rows.input = p.input;
-    rows.input_stride = p.row_stride;
-    rows.rows = p.rows;
-    rows.vocab = rows.out_stride = p.row_stride = p.vocab;
-    rows.temperature = Constant(1.f);
-    rows.enable_pdl = p.enable_pdl;
-    p.input = rows.out = static_cast<float*>((*probs).data_ptr());
-    p.is_logits = false;
-    CheckStatus(op, SoftmaxRows<float>(rows, stream));
+    TakeSoftmax(op, static_cast<float*>((*probs).data_ptr()), p, stream);
   }
   if (const int64_t words = SampleTableSize(p)) {
     const Tensor table = alloc_tensor({words}, dl_int64, input.device());
@@ -215,8 +231,7 @@ void top_k_renorm_probs(TensorView out, TensorView probs, Optional<TensorView> t
   const char* op = "top_k_renorm_probs";
   CheckRows(op, "probs", probs, {dl_float32, dl_float16, dl_bfloat16});
   Expect(op, "out", out).same_device(probs, "probs").same_dtype(probs, "probs").same_shape(probs, "probs").contiguous();
-  const auto k =
-      Parameter<int32_t>(op, "top_k", top_ks, int32_t(top_k < INT32_MAX ? top_k : INT32_MAX), dl_int32, probs);
+  const auto k = TopKParameter(op, top_ks, top_k, probs);
   DispatchFloat(probs.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     RowParams<T> p = RowsOf<T>(out, probs);
@@ -233,8 +248,7 @@ void top_k_mask_logits(TensorView out, TensorView logits, Optional<TensorView> t
   CheckRows(op, "logits", logits, {dl_float32, dl_float16, dl_bfloat16});
   Expect(op, "out", out).same_device(logits, "logits").same_dtype(logits, "logits").same_shape(logits, "logits");
   Expect(op, "out", out).contiguous();
-  const auto k =
-      Parameter<int32_t>(op, "top_k", top_ks, int32_t(top_k < INT32_MAX ? top_k : INT32_MAX), dl_int32, logits);
+  const auto k = TopKParameter(op, top_ks, top_k, logits);
   DispatchFloat(logits.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     RowParams<T> p = RowsOf<T>(out, logits);
