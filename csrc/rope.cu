@@ -46,6 +46,13 @@ RopeParams PairOfHeads(const char* op, const TensorView& q, const TensorView& k,
   p.tokens = q.size(0);
   p.interleave = interleave;
   SetRotaryDim(op, "rotary_dim", p, rotary_dim.value_or(q.size(2)), q.size(2));
+  if (!(f.theta > 0) || f.scale == 0) {
+    TVM_FFI_THROW(ArgumentError) << op << ": rope_theta is " << f.theta << " and rope_scale " << f.scale
+                                 << ", expected a positive number and one that is not 0";
+  }
+  if (!std::isfinite(f.ramp) || !std::isfinite(f.shift)) {
+    TVM_FFI_THROW(ArgumentError) << op << ": low_freq_factor and high_freq_factor are equal, expected two numbers";
+  }
   p.angles.log2_step = 2 * std::log2(f.theta) / double(p.rotary_dim);
   p.angles.inv_scale = 1 / f.scale;
   p.angles.ramp = f.ramp;

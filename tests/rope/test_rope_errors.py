@@ -56,6 +56,7 @@ GOOD = {
 APPLY = [op for op in GOOD if op.startswith(("apply_rope", "apply_llama")) and "cache" not in op]
 POSITIONED = [op for op in APPLY if "pos_ids" in op]
 RAGGEDS = [op for op in APPLY if "pos_ids" not in op]
+LLAMA31 = [op for op in APPLY if "llama31" in op]
 TABLED, QUANT, APPEND = (
     ["apply_rope_with_cos_sin_cache"],
     ["rope_quantize_fp8"],
@@ -73,6 +74,10 @@ BAD = [
     (APPLY, "rotary_dim", -1, "rotary_dim is -1, expected an even number from 2 to 64"),
     (APPLY, "rotary_dim", 33, "rotary_dim is 33, expected an even number"),
     (APPLY, "rotary_dim", 66, "rotary_dim is 66, expected an even number from 2 to 64"),
+    (APPLY, "rope_theta", 0.0, "rope_theta is 0 and rope_scale "),
+    (APPLY, "rope_theta", -1.0, ", expected a positive number and one that is not 0"),
+    (APPLY, "rope_scale", 0.0, "and rope_scale 0, expected a positive number and one that is not 0"),
+    (LLAMA31, "high_freq_factor", 1.0, "low_freq_factor and high_freq_factor are equal, expected two numbers"),
     (POSITIONED, "pos_ids", ((5,), INT), "pos_ids.shape[0] = 5, expected 4"),
     (POSITIONED, "pos_ids", ((4,), FP32), "pos_ids has dtype float32, expected int32 or int64"),
     (POSITIONED, "pos_ids", ((2, 2), INT), "pos_ids has 2 dimensions, expected 1"),
