@@ -125,79 +125,68 @@ __global__ void __launch_bounds__(SELECT_THREADS, 1) PrepareTableKernel(const __
   }
 }
 
-/// A warp per output.
-__global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableParams t) {
-  const SampleParams& p = t.sample;
+/// The segment that `target` belongs to, or -1 if it is above their total; `before` becomes the mass of those before.
+__device__ __forceinline__ int FindSegment(const uint64_t* masses, int segments, uint64_t target, uint64_t& before) {
   const int lane = threadIdx.x % 32;
-  const int64_t output = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-  if (output >= p.batch) return;
-  const int64_t row = InputRow(p, output);
-  const float* const input = p.input + row * p.row_stride;
-  const uint64_t* const table = t.table + row * TableStride(p.vocab);
-  const int segments = int(TableStride(p.vocab)) - TABLE_HEADER, vocab = int(p.vocab);
-  const float threshold = FromBits(uint32_t(table[0]));
-  const int emax = int(table[0] >> 32);
-  const Slice<false> slice = WholeRow(input, vocab);
-
-  uint64_t total = MASS_OF_ONE;
-  if (p.filter.filter != Filter::kNone || p.is_logits) {
-    total = 0;
-    for (int s = lane; s < segments; s += 32) total += table[TABLE_HEADER + s];
-    total = WarpSum(total);
-  }
-  const uint64_t random = RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);
-  uint64_t target = TargetOf(random, total), before = 0;
-  int segment = -1;
   for (int first = 0; first < segments; first += 32) {
-    const uint64_t mass = first + lane < segments ? table[TABLE_HEADER + first + lane] : 0;
+    const uint64_t mass = first + lane < segments ? masses[first + lane] : 0;
     const uint64_t through = before + WarpInclusiveScan(mass);
     const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
     if (reached != 0) {
-      segment = first + __ffs(reached) - 1;
-      before = __shfl_sync(0xffffffffu, through - mass, segment - first);
-      break;
+      const int owner = __ffs(reached) - 1;
+      before = __shfl_sync(0xffffffffu, through - mass, owner);
+      return first + owner;
     }
     before = __shfl_sync(0xffffffffu, through, 31);
   }
-  if (segment < 0) {  // rounding: the last positive column, looked for from the end
-    int last = -1;
-    for (int base = (vocab - 1) / WARP_COLUMNS * WARP_COLUMNS; base >= 0 && last < 0; base -= WARP_COLUMNS) {
-      const int i = base + lane * 4;
-      float x[4] = {};
-      if (i < vocab) slice.Read(i, x);
-      if (i < vocab && KeptWeights(threshold, x) > 0.f) {
-        last = i + (x[3] > 0.f ? 3 : x[2] > 0.f ? 2 : x[1] > 0.f ? 1 : 0);
-      }
-      last = WarpMax(last);
+  return -1;
+}
+
+/// The last column that is kept, looked for from the end; -1 without any.
+__device__ __forceinline__ int LastKept(const Slice<false>& slice, float threshold) {
+  int last = -1;
+  for (int base = (slice.size - 1) / WARP_COLUMNS * WARP_COLUMNS; base >= 0 && last < 0; base -= WARP_COLUMNS) {
+    const int i = base + threadIdx.x % 32 * 4;
+    float x[4] = {};
+    if (i < slice.size) slice.Read(i, x);
+    if (i < slice.size && KeptWeights(threshold, x) > 0.f) {
+      last = i + (x[3] > 0.f ? 3 : x[2] > 0.f ? 2 : x[1] > 0.f ? 1 : 0);
     }
-    if (lane == 0) WriteToken(p, output, last);
-    return;
+    last = WarpMax(last);
   }
-  if (p.is_logits) {
-    const SegmentSource source(input, vocab);
-    float x[VECTORS][4];
-    source.Load<false>(segment, -INFINITY, x);
-    const LogitScale scale = ScaleOf(source, 1.f, x);
-    const int shift = scale.ShiftTo(int(table[1]));
-    target -= before;
-    before = 0;
-    for (int j = 0; j < VECTORS; ++j) {
-      const int i = SegmentSource::Column(segment, j);
-      float four[4];
-      source.LoadFour(i, -INFINITY, four);
+  return last;
+}
+
+/// Draw from a segment of logits, whose masses are relative to `exponent`; `target` counts from its start.
+__device__ __forceinline__ void DrawFromLogits(const SampleParams& p, int64_t output, const float* input, int segment,
+                                               uint64_t target, int exponent) {
+  const SegmentSource source(input, int(p.vocab));
+  float x[VECTORS][4];
+  source.Load<false>(segment, -INFINITY, x);
+  const LogitScale scale = ScaleOf(source, 1.f, x);
+  const int shift = scale.ShiftTo(exponent);
+  uint64_t before = 0;
+  for (int j = 0; j < VECTORS; ++j) {
+    const int i = SegmentSource::Column(segment, j);
+    float four[4];
+    source.LoadFour(i, -INFINITY, four);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) four[e] = Positive(scale.Weight(scale.IsFar() ? scale.Brought(four[e]) : four[e]));
-      if (FindInWarp(four, i, target, shift, before, UnitMass, [&](int c) { WriteToken(p, output, c); })) return;
-    }
-    return;
+    for (int e = 0; e < 4; ++e) four[e] = Positive(scale.Weight(scale.IsFar() ? scale.Brought(four[e]) : four[e]));
+    if (FindInWarp(four, i, target, shift, before, UnitMass, [&](int c) { WriteToken(p, output, c); })) return;
   }
-  for (int base = segment * SEGMENT; base < min(vocab, (segment + 1) * SEGMENT); base += WARP_COLUMNS) {
+}
+
+/// Draw from a segment of probabilities; `before` is the mass of those before it.
+__device__ __forceinline__ void DrawFromProbs(const SampleParams& p, int64_t output, const Slice<false>& slice,
+                                              int segment, uint64_t target, uint64_t before, const Ready& ready) {
+  const int lane = threadIdx.x % 32, emax = ready.emax;
+  for (int base = segment * SEGMENT; base < min(slice.size, (segment + 1) * SEGMENT); base += WARP_COLUMNS) {
     const int i = base + lane * 4;
     float x[4] = {};
     uint64_t mass = 0;
-    if (i < vocab) {
+    if (i < slice.size) {
       slice.Read(i, x);
-      mass = KeptMass(threshold, emax, IsByColumn(p), x);
+      mass = KeptMass(ready.threshold, emax, IsByColumn(p), x);
     }
     const uint64_t through = before + WarpInclusiveScan(mass);
     const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
@@ -209,6 +198,39 @@ __global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableP
       return;
     }
     before = __shfl_sync(0xffffffffu, through, 31);
+  }
+}
+
+/// A warp per output.
+__global__ void __launch_bounds__(256) DrawKernel(const __grid_constant__ TableParams t) {
+  const SampleParams& p = t.sample;
+  const int lane = threadIdx.x % 32;
+  const int64_t output = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+  if (output >= p.batch) return;
+  const int64_t row = InputRow(p, output);
+  const float* const input = p.input + row * p.row_stride;
+  const uint64_t* const table = t.table + row * TableStride(p.vocab);
+  const int segments = int(TableStride(p.vocab)) - TABLE_HEADER, vocab = int(p.vocab);
+  const Ready ready{FromBits(uint32_t(table[0])), int(table[0] >> 32)};
+  const Slice<false> slice = WholeRow(input, vocab);
+
+  uint64_t total = MASS_OF_ONE;
+  if (p.filter.filter != Filter::kNone || p.is_logits) {
+    total = 0;
+    for (int s = lane; s < segments; s += 32) total += table[TABLE_HEADER + s];
+    total = WarpSum(total);
+  }
+  const uint64_t random = RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);
+  const uint64_t target = TargetOf(random, total);
+  uint64_t before = 0;
+  const int segment = FindSegment(table + TABLE_HEADER, segments, target, before);
+  if (segment < 0) {  // rounding
+    const int last = LastKept(slice, ready.threshold);
+    if (lane == 0) WriteToken(p, output, last);
+  } else if (p.is_logits) {
+    DrawFromLogits(p, output, input, segment, target - before, int(table[1]));
+  } else {
+    DrawFromProbs(p, output, slice, segment, target, before, ready);
   }
 }
 
