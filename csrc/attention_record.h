@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "attention_launch.h"
+#include "attention_pages.h"
 
 namespace flashinfer {
 namespace attention {
@@ -99,17 +100,32 @@ inline void RefuseCapture(const char* op, Stream stream) {
 #endif
 }
 
-/// rerun(record, q, k, v | None, o, lse | None, sm_scale, enable_pdl): the call of the record with these tensors, of
-/// equal shapes. Without v, k holds both. Whatever differs is an error, after which the caller makes the whole call.
+/// What a repetition is given besides a record: q, k, v | None, o, lse | None, sm_scale, enable_pdl. Without v, k holds
+/// both.
+struct Repetition {
+  TensorView q, k;
+  Optional<TensorView> v;
+  TensorView o;
+  Optional<TensorView> lse;
+  double sm_scale;
+  bool enable_pdl;
+
+  explicit Repetition(Arguments& args)
+      : q(args.Next<TensorView>()),
+        k(args.Next<TensorView>()),
+        v(args.Next<Optional<TensorView>>()),
+        o(args.Next<TensorView>()),
+        lse(args.Next<Optional<TensorView>>()),
+        sm_scale(args.Next<double>()),
+        enable_pdl(args.Next<bool>()) {}
+};
+constexpr int REPETITION_ARGUMENTS = 7;
+
+/// Give the call of a record these tensors, of equal shapes. Whatever differs is an error, after which the caller makes
+/// the whole call.
 template <typename P = Params>
-CheckedCall Repeat(const char* op, Arguments& args, bool same_strides) {
-  args.ExpectLast(8);
-  Record record = ReadRecord(op, args.Next<TensorView>());
-  const TensorView q = args.Next<TensorView>(), k = args.Next<TensorView>();
-  const Optional<TensorView> v = args.Next<Optional<TensorView>>();
-  const TensorView o = args.Next<TensorView>();
-  const Optional<TensorView> lse = args.Next<Optional<TensorView>>();
-  const double sm_scale = args.Next<double>();
+void GiveTensors(const char* op, Record& record, const Repetition& given, bool same_strides) {
+  const auto& [q, k, v, o, lse, sm_scale, enable_pdl] = given;
   CheckedCall& call = record.call;
   if (!call.is_paged && !v.has_value()) TVM_FFI_THROW(ArgumentError) << op << ": v is None, expected a tensor";
   P& p = call.params;
@@ -126,7 +142,7 @@ CheckedCall Repeat(const char* op, Arguments& args, bool same_strides) {
     SetKeys(p, op, q, k, *v, call.layout, false);
   }
   if constexpr (HasScale<P>::value) p.sm_scale = sm_scale;
-  call.enable_pdl = args.Next<bool>();
+  call.enable_pdl = enable_pdl;
   if (!SameDevice(q.device(), call.device) || q.size(0) != call.rows || p.num_qo_heads != before.num_qo_heads ||
       p.num_kv_heads != before.num_kv_heads || p.kv_len != before.kv_len ||
       (same_strides &&
@@ -134,8 +150,50 @@ CheckedCall Repeat(const char* op, Arguments& args, bool same_strides) {
     TVM_FFI_THROW(ArgumentError) << op << ": tensors differ from those recorded, expected the same shapes";
   }
   if (!record.is_capturable) RefuseCapture(op, get_stream(call.device));
-  return call;
 }
+
+/// rerun(record, *what a Repetition takes): the call of the record with these tensors.
+inline CheckedCall Repeat(const char* op, Arguments& args, bool same_strides) {
+  args.ExpectLast(1 + REPETITION_ARGUMENTS);
+  Record record = ReadRecord(op, args.Next<TensorView>());
+  GiveTensors(op, record, Repetition(args), same_strides);
+  return record.call;
+}
+
+/// The first arguments of replan: a record, and another plan and page table for its call.
+struct Replanned {
+  TensorView memory, float_ws, int_ws;
+  PlanInfo info;
+  TensorView kv_indptr, kv_indices, last_page_len;
+
+  Replanned(const char* op, Arguments& args)
+      : memory(args.Next<TensorView>()),
+        float_ws(args.Next<TensorView>()),
+        int_ws(args.Next<TensorView>()),
+        info(ReadPlan(op, args.Next<Numbers>())),
+        kv_indptr(args.Next<TensorView>()),
+        kv_indices(args.Next<TensorView>()),
+        last_page_len(args.Next<TensorView>()) {}
+
+  /// The call of the record with this plan, this table of `batch_size` requests and these tensors.
+  CheckedCall Call(const char* op, Record& record, const Repetition& given, int64_t batch_size,
+                   bool same_strides) const {
+    GiveTensors(op, record, given, same_strides);
+    const CheckedCall& before = record.call;
+    Params p = before.params;
+    p.kv_indptr = Indices(op, "kv_indptr", kv_indptr, given.q, batch_size + 1);
+    p.kv_indices = Indices(op, "kv_indices", kv_indices, given.q, 0);
+    p.last_page_len = Indices(op, "kv_last_page_len", last_page_len, given.q, batch_size);
+    CheckPageIds(op, p, batch_size, kv_indices.size(0), given.k.size(0));
+    CheckedCall call = CallOf(op, p, info, float_ws, int_ws, given.q);
+    call.layout = before.layout;
+    call.is_paged = before.is_paged;
+    call.all_masked = before.all_masked;
+    call.enable_pdl = before.enable_pdl;
+    return call;
+  }
+};
+constexpr int REPLANNED_ARGUMENTS = 7;
 
 }  // namespace attention
 }  // namespace flashinfer

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_decode module: a few tokens of each request, keys in pages.
-#include "attention_pages.h"
 #include "attention_record.h"
 
 using namespace flashinfer;
@@ -151,8 +150,24 @@ void batch_decode_record_run(Arguments& args) {
   recorder.Keep(call);
 }
 
+static constexpr bool SAME_STRIDES = true;  // of keys and values
+
 /// rerun(record, q, k_cache, v_cache | None, o, lse | None, sm_scale, enable_pdl)
-void batch_decode_rerun(Arguments& args) {
-  constexpr bool SAME_STRIDES = true;
-  Launch<false, true>(OP, Repeat(OP, args, SAME_STRIDES));
+void batch_decode_rerun(Arguments& args) { Launch<false, true>(OP, Repeat(OP, args, SAME_STRIDES)); }
+
+/// replan(record, float_ws, int_ws, plan_info, kv_indptr, kv_indices, last_page_len, *what a Repetition takes): rerun by
+/// another plan and table, which the record has from then on
+void batch_decode_replan(Arguments& args) {
+  args.ExpectLast(REPLANNED_ARGUMENTS + REPETITION_ARGUMENTS);
+  const Replanned plan(OP, args);
+  const Repetition given(args);
+  Record record = ReadRecord(OP, plan.memory);
+  const int64_t batch_size = plan.kv_indptr.numel() - 1;
+  if (record.call.params.qo_len * batch_size != given.q.size(0)) {
+    TVM_FFI_THROW(ArgumentError) << OP << ": q.shape[0] = " << given.q.size(0) << ", expected "
+                                 << record.call.params.qo_len << " for each of " << batch_size << " requests";
+  }
+  const CheckedCall call = plan.Call(OP, record, given, batch_size, SAME_STRIDES);
+  Launch<false, true>(OP, call);
+  WriteRecord(plan.memory.data_ptr(), call, record.is_capturable);
 }

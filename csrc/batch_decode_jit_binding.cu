@@ -20,3 +20,4 @@ FLASHINFER_EXPORT_PLAN(uniform_workspace_size, batch_decode_uniform_workspace_si
 FLASHINFER_EXPORT_RUN(run, batch_decode_run)
 FLASHINFER_EXPORT_RUN(record_run, batch_decode_record_run)
 FLASHINFER_EXPORT_RUN(rerun, batch_decode_rerun)
+FLASHINFER_EXPORT_RUN(replan, batch_decode_replan)

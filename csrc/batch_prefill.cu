@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_prefill module: any number of tokens of each request, keys in pages or in rows.
-#include "attention_pages.h"
 #include "attention_record.h"
 #include "attention_scratch.h"
 
@@ -215,6 +214,20 @@ void batch_prefill_rerun(Arguments& args) {
   } else {
     Launch<true, false>(OP, call);
   }
+}
+
+/// replan(record, float_ws, int_ws, plan_info, kv_indptr, kv_indices, last_page_len, qo_indptr, *what a Repetition takes):
+/// rerun of pages by another plan and table, which the record has from then on
+void batch_prefill_replan(Arguments& args) {
+  args.ExpectLast(REPLANNED_ARGUMENTS + 1 + REPETITION_ARGUMENTS);
+  const Replanned plan(OP, args);
+  const TensorView qo_indptr = args.Next<TensorView>();
+  const Repetition given(args);
+  Record record = ReadRecord(OP, plan.memory);
+  record.call.params.qo_indptr = Indices(OP, "qo_indptr", qo_indptr, given.q, 1);
+  const CheckedCall call = plan.Call(OP, record, given, qo_indptr.size(0) - 1, false);
+  Launch<true, true>(OP, call);
+  WriteRecord(plan.memory.data_ptr(), call, record.is_capturable);
 }
 
 /// paged_pair_run(*what paged_run takes: requests that prefill, *the same: requests that decode). One launch where that is

@@ -13,6 +13,7 @@ from ..errors import ArgumentError
 from ..wrapping import compiler, is_traced
 from .options import FP8, default_scale
 from .outputs import add_sinks, check_lse_form, finish_lse, lse_buffer, output_buffer
+from .records import CallRecord
 from .scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
 from .wrapper import Launch, PlannedWrapper, run_planned
 
@@ -175,7 +176,10 @@ class AttentionWrapper(PlannedWrapper):
         if is_traced() or compiler._is_compiling_flag:
             return None
         record = self._record
-        if record is None or not self._unchanged(record.state) or record.pdl_probe is not utils.device_support_pdl:
+        if record is None or record.pdl_probe is not utils.device_support_pdl:
+            return None
+        is_replanned = not self._unchanged(record.state)
+        if is_replanned and not self._can_replan(record):
             return None
         sm_scale = self._sm_scale
         if sm_scale is None:
@@ -194,14 +198,32 @@ class AttentionWrapper(PlannedWrapper):
             lse = None
         elif lse is None:
             lse = record.scores()
+        pdl = record.pdl and enable_pdl is not False
         try:
-            record.rerun(record.memory, q, k, v, out, lse, sm_scale, record.pdl and enable_pdl is not False)
+            if is_replanned:
+                self._cached_module.replan(record.memory, *self._new_plan(), q, k, v, out, lse, sm_scale, pdl)
+                record.state = type(self)._state(self)
+            else:
+                record.rerun(record.memory, q, k, v, out, lse, sm_scale, pdl)
         except Exception:
             self._record = None
             return None
         if v_scale is not None:
             scale_output(out, v_scale)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+    def _can_replan(self, record: CallRecord) -> bool:
+        """Whether the call before differs by its plan and tables only."""
+        return (
+            bool(self._replanned)
+            and self._plan_info is not None
+            and self._unchanged_but_plan(record.state)
+            and self._expected_rows() == record.shape[0]
+        )
+
+    def _new_plan(self) -> tuple[Any, ...]:
+        """What ``replan`` of the module takes between the record and the tensors."""
+        raise AssertionError("a subclass with _replanned knows")
 
     def _convert(self, q: torch.Tensor, args: Sequence[Any]) -> tuple[torch.Tensor, Scale]:
         """8-bit queries as 16-bit ones; positional arguments are the scales of q, k and v."""

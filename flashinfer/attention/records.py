@@ -3,7 +3,8 @@
 
 Looking at a dozen tensors and numbers is most of what a launch costs on the host. A wrapper keeps what the native call
 made of them, and the objects it was made from: serving engines replace attributes and ``plan``, so each call compares
-them by identity. Tables are read where they were; a tensor whose storage is replaced in place is not noticed.
+them by identity. Tables are read where they were; a tensor whose storage is replaced in place is not noticed. A decode
+wrapper gives a record the next plan and its tables where the rest is as before: a serving loop plans at each step.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ _RECORD_BYTES = 2048
 _ROW_ALIGNMENT = 16  # bytes
 
 
-def unchanged(objects: Sequence[str], numbers: Sequence[str]) -> Callable[[Any, Sequence[Any]], bool]:
-    """Whether attributes are those of a tuple (``state_of``): the same objects, equal numbers. Code made once: looking
-    at twenty names takes 0.5 us, and three times that in a loop."""
-    tests = [f"self.{name} is state[{i}]" for i, name in enumerate(objects)]
-    tests += [f"self.{name} == state[{i}]" for i, name in enumerate(numbers, len(objects))]
+def unchanged(
+    objects: Sequence[str], numbers: Sequence[str], but: Sequence[str] = ()
+) -> Callable[[Any, Sequence[Any]], bool]:
+    """Whether attributes, ``but`` some, are those of a tuple (``state_of``): the same objects, equal numbers. Code made
+    once: looking at twenty names takes 0.5 us, and three times that in a loop."""
+    tests = [f"self.{name} is state[{i}]" for i, name in enumerate(objects) if name not in but]
+    tests += [f"self.{name} == state[{i}]" for i, name in enumerate(numbers, len(objects)) if name not in but]
     return eval(f"lambda self, state: {' and '.join(tests)}")
 
 

@@ -62,7 +62,10 @@ class PlannedWrapper:
     #: Attributes that ``run`` reads, ``_sm_scale`` aside: objects and numbers.
     _objects: ClassVar[tuple[str, ...]] = ()
     _numbers_read: ClassVar[tuple[str, ...]] = ()
+    #: Those that ``replan`` of a module gives a record anew, after another plan for as many rows; none: there is none.
+    _replanned: ClassVar[tuple[str, ...]] = ()
     _unchanged: ClassVar[Callable[[Any, Sequence[Any]], bool]]
+    _unchanged_but_plan: ClassVar[Callable[[Any, Sequence[Any]], bool]]
     _state: ClassVar[Callable[[Any], tuple[Any, ...]]]  #: what ``_unchanged`` compares with
     _record: Optional[CallRecord] = None
     _record_memory: Any = None
@@ -71,6 +74,7 @@ class PlannedWrapper:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._unchanged = unchanged(cls._objects, cls._numbers_read)
+        cls._unchanged_but_plan = unchanged(cls._objects, cls._numbers_read, cls._replanned)
         if cls._objects:
             cls._state = operator.attrgetter(*cls._objects, *cls._numbers_read)
 

@@ -39,9 +39,15 @@ class DecodePlanner(AttentionWrapper):
         "_paged_kv_indptr_buf",
         "_paged_kv_indices_buf",
         "_paged_kv_last_page_len_buf",
-        "_page_shape",
     )
-    _numbers_read = (*AttentionWrapper._numbers_read, "_planned_q_len")
+    _numbers_read = (*AttentionWrapper._numbers_read, "_page_shape", "_planned_q_len")
+    _replanned = (
+        "_plan_info",
+        "_qo_indptr_buf",
+        "_paged_kv_indptr_buf",
+        "_paged_kv_indices_buf",
+        "_paged_kv_last_page_len_buf",
+    )
 
     _module_key: Any = None  #: what `_module_found` was found for: to look for it takes 1 us
     _module_found: Any = None
@@ -204,6 +210,13 @@ class DecodePlanner(AttentionWrapper):
         return (
             indptr, kv_lens, q_len, self._num_qo_heads, self._num_kv_heads, self._page_size,
             self._use_cuda_graph, self._window_left, fixed_split_size, disable_split_kv,
+        )  # fmt: skip
+
+    def _new_plan(self) -> tuple[Any, ...]:
+        rows = (self._qo_indptr_buf,) if self._use_tensor_cores else ()
+        return (
+            self._float_workspace_buffer, self._int_workspace_buffer, self._plan_info, self._paged_kv_indptr_buf,
+            self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf, *rows,
         )  # fmt: skip
 
     def _plan_work(self) -> None:

@@ -10,6 +10,7 @@ import flashinfer
 from flashinfer.attention import records
 
 from .inputs import FORMS, LAYOUTS, Batch
+from .reference import Attention
 from .test_batch_decode import close, decode_batch, planned, workspace
 from .test_batch_prefill import paged, ragged
 
@@ -49,6 +50,44 @@ def test_decode_repeats(device, monkeypatch, layout, form, page_size, tensor_cor
     assert not torch.equal(wrapper.run(other, cache), first[0])
     assert len(long_way) == 1
     close(first, batch.expected())
+
+
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_the_next_plan_of_as_many_requests(device, monkeypatch, tensor_cores):
+    """Its first run takes over all that the plan and its tables do not say, and what is wrong with it is still said."""
+    first, second, third = (
+        decode_batch(device, kv_lens=lens) for lens in ([1, 54, 97, 700], [130, 20, 2000, 3], [9, 9, 9])
+    )
+    wrapper = planned(first, first.pages(8), tensor_cores=tensor_cores)
+    long_way = counted(wrapper, monkeypatch)
+    ways = []
+    for batch in (first, second, first, third):
+        pages = batch.pages(8)
+        wrapper.plan(*pages.table, *batch.heads, 64, 8)
+        for form in FORMS[:2]:
+            close(wrapper.run(batch.q, batch.cache(pages, form=form), return_lse=True), batch.expected())
+        ways.append(len(long_way))
+    assert ways == [1, 1, 1, 2]  # three requests instead of four are another call
+    pages = third.pages(8)
+    for options, text in (({"sm_scale": 0.01}, ""), ({"window_left": 3}, ""), ({"page_size": 16}, "as planned")):
+        wrapper.plan(*pages.table, *third.heads, 64, **{"page_size": 8, **options})
+        if text:
+            with pytest.raises(ValueError, match=text):
+                wrapper.run(third.q, third.cache(pages))
+        else:
+            got = wrapper.run(third.q, third.cache(pages), return_lse=True)
+            close(got, third.expected(Attention(**options)))
+    wrapper.plan(*pages.table, *third.heads, 64, 8)
+    with pytest.raises(ValueError, match="q has 4 rows"):
+        wrapper.run(first.q, third.cache(pages))
+    with pytest.raises(ValueError, match="dtype of q"):
+        wrapper.run(third.q.float(), third.cache(pages))
+    with pytest.raises(KeyError):
+        wrapper.plan(*pages.table, *third.heads, 64, 8, pos_encoding_mode="none of them")
+    if device == "cpu":
+        wrapper.plan(pages.indptr, pages.indices + 1000, pages.last_page_len, *third.heads, 64, 8)
+        with pytest.raises(ValueError, match="expected 0 to"):
+            wrapper.run(third.q, third.cache(pages))
 
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
