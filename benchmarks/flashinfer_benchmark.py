@@ -13,6 +13,7 @@ it runs all its points, with some it runs one: the first point of the device, ch
 from __future__ import annotations
 
 import argparse
+import difflib
 import shlex
 import sys
 import warnings
@@ -226,7 +227,10 @@ def run_command(args: argparse.Namespace, flags: Sequence[str], cases: dict[str,
     elif args.routine in cases:
         chosen = [cases[args.routine]]
     else:
-        raise UsageError(f"--routine is {args.routine!r}, expected all or one of {', '.join(cases)}")
+        near = difflib.get_close_matches(args.routine, cases) or list(cases)[:1]
+        raise UsageError(
+            f"--routine is {args.routine!r}, expected all or a name from --list, such as {', '.join(near)}"
+        )
     columns, results = report.csv_columns(cases.values()), []
     for case in chosen:
         for point in points_to_run(case, args, flags):

@@ -385,9 +385,8 @@ def warm_up(engine: Engine) -> None:
 def make_requests(tokenizer: Tokenizer, arguments: argparse.Namespace) -> list[Request]:
     """Prompts with exponential gaps between them, for texts of different lengths. Every other one is greedy."""
     numbers = random.Random(arguments.seed)
-    prompts = Path(arguments.prompts).read_text().splitlines() if arguments.prompts else PROMPTS
     requests, arrival = [], 0.0
-    for i, prompt in zip(range(arguments.requests), itertools.cycle(prompts), strict=False):
+    for i, prompt in zip(range(arguments.requests), itertools.cycle(arguments.prompts), strict=False):
         sampling = Sampling(0.8, 50, 0.95, seed=arguments.seed + i) if i % 2 else Sampling()
         length = numbers.randint(-(-arguments.max_new_tokens // 2), arguments.max_new_tokens)
         requests.append(Request(tokenizer.encode(prompt), length, sampling, arrival))
@@ -397,7 +396,7 @@ def make_requests(tokenizer: Tokenizer, arguments: argparse.Namespace) -> list[R
 
 def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
     """The model and its tokenizer. GPUs take bfloat16, the CPU float32, unless told otherwise."""
-    device = torch.device(arguments.device)
+    device = arguments.device
     on_gpu = device.type == "cuda"
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else torch.bfloat16 if on_gpu else torch.float32
     if arguments.model:
@@ -407,21 +406,57 @@ def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
     return Llama(config, random_weights(config, device), dtype, device), ByteTokenizer()
 
 
+def prompts_of(file: str) -> list[str]:
+    prompts = [line for line in Path(file).read_text().splitlines() if line.strip()]
+    if not prompts:
+        raise argparse.ArgumentTypeError(f"{file} has no line of text")
+    return prompts
+
+
+def positive(kind: Callable[[str], Any], least: float = 0) -> Callable[[str], Any]:
+    """An argument that is a number above ``least``."""
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        if not value > least:
+            raise argparse.ArgumentTypeError(f"is {text}, expected more than {least}")
+        return value
+
+    return number
+
+
+def device_of(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise argparse.ArgumentTypeError(f"{name} is not here, expected cpu or a CUDA device that torch can use")
+    return device
+
+
+def picture(name: str) -> Path:
+    if not Path(name).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{Path(name).parent} is no folder")
+    return Path(name)
+
+
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", metavar="DIR", help="Hugging Face checkpoint: config.json, *.safetensors, tokenizer")
-    parser.add_argument("--prompts", metavar="FILE", help="one prompt per line, instead of a few built-in ones")
-    parser.add_argument("--requests", type=int, default=24, metavar="N")
-    parser.add_argument("--rate", type=float, default=20.0, metavar="R", help="requests per second, on average")
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
-    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="most requests at once")
-    parser.add_argument("--pages", type=int, default=512, metavar="N", help="pages of 16 tokens in the cache")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"])
-    parser.add_argument("--no-graphs", action="store_true", help="decode without CUDA graphs")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--timeline", type=Path, default=Path("serve_timeline.png"), metavar="FILE")
-    return parser.parse_args(argv)
+    add, whole = parser.add_argument, positive(int)
+    add("--model", metavar="DIR", help="Hugging Face checkpoint: config.json, *.safetensors, tokenizer")
+    add("--prompts", type=prompts_of, default=PROMPTS, metavar="FILE", help="one prompt per line, instead of our own")
+    add("--requests", type=whole, default=24, metavar="N")
+    add("--rate", type=positive(float), default=20.0, metavar="R", help="requests per second, on average")
+    add("--max-new-tokens", type=whole, default=64, metavar="N")
+    add("--batch-size", type=whole, default=16, metavar="N", help="most requests at once")
+    add("--pages", type=positive(int, 1), default=512, metavar="N", help="pages of 16 tokens in the cache; one is ours")
+    add("--device", type=device_of, default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--dtype", choices=["float32", "float16", "bfloat16"])
+    add("--no-graphs", action="store_true", help="decode without CUDA graphs")
+    add("--seed", type=int, default=0, metavar="N")
+    add("--timeline", type=picture, default="serve_timeline.png", metavar="FILE")
+    arguments = parser.parse_args(argv)
+    if arguments.model and not (Path(arguments.model) / "config.json").is_file():
+        parser.error(f"argument --model: {arguments.model} has no config.json, expected a Hugging Face checkpoint")
+    return arguments
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -434,7 +469,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     capture_seconds = time.perf_counter() - start
     requests = make_requests(tokenizer, arguments)
     warm_up(engine)
-    print(f"{len(requests)} requests, about {arguments.rate:g} per second, on {device_name(model.device)}\n")
+    print(f"{len(requests)} requests, about {arguments.rate:g} per second, on {device_name(model.device)}")
+    print("the weights are random, and so is the text\n" if arguments.model is None else "")
     serve(engine, requests, TextStream(engine.now, tokenizer, requests))
     facts = {
         "device": device_name(model.device),

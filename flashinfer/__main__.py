@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from pathlib import Path
@@ -167,7 +168,10 @@ def _specs(names: Sequence[str] = ()) -> list[JitSpec]:
     specs = jit_spec_registry.get_all_specs()
     unknown = [name for name in names if name not in specs]
     if unknown:
-        raise click.ClickException(f"unknown module {', '.join(unknown)}; known: {', '.join(sorted(specs))}")
+        near = difflib.get_close_matches(unknown[0], specs) or sorted(specs)[:1]
+        raise click.ClickException(
+            f"unknown module {', '.join(unknown)}, expected a name of list-modules, such as {near[0]}"
+        )
     return [specs[name] for name in names or sorted(specs)]
 
 

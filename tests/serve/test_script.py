@@ -11,7 +11,8 @@ import sys
 import pytest
 import torch
 
-from .examples_path import EXAMPLES
+from .examples_path import EXAMPLES  # isort: skip
+import serve
 
 CHECK_MODULES = """
 import sys
@@ -37,10 +38,39 @@ def test_random_model(tmp_path, device):
     """The text of all requests is printed, then the table; nothing was compiled that was not announced."""
     options = ["--requests", "7", "--max-new-tokens", "6", "--rate", "1000", "--batch-size", "3", "--device", device]
     text = run(tmp_path, "-c", CHECK_MODULES, *options)
-    assert len(re.findall(r"s  #\d .*\[[3-6] tokens\]", text)) == 7
+    assert len(re.findall(r"s  #\d .*\[[3-6] tokens\]", text)) == 7 and "the weights are random" in text
     for name in ("device", "model", "kernel builds", "CUDA graphs", "prefill", "decode", "time to first token"):
         assert re.search(rf"^{name} +\S", text, re.M), name
     assert (tmp_path / "serve_timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["--requests", "0"], "--requests: is 0, expected more than 0"),
+        (["--rate", "0"], "--rate: is 0, expected more than 0"),
+        (["--rate", "nan"], "--rate: is nan, expected more than 0"),
+        (["--max-new-tokens", "-3"], "--max-new-tokens: is -3, expected more than 0"),
+        (["--batch-size", "x"], "--batch-size: invalid"),
+        (["--pages", "1"], "--pages: is 1, expected more than 1"),
+        (["--prompts", "empty.txt"], "--prompts: empty.txt has no line of text"),
+        (["--device", "meta"], "--device: meta is not here, expected cpu or a CUDA device"),
+        (["--timeline", "nowhere/picture.png"], "--timeline: nowhere is no folder"),
+        (["--model", "nowhere"], "--model: nowhere has no config.json, expected a Hugging Face checkpoint"),
+    ],
+)
+def test_bad_options(tmp_path, monkeypatch, capsys, arguments, text):
+    """One line, before anything is built or served."""
+    (tmp_path / "empty.txt").write_text("\n  \n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        serve.parse_arguments(arguments)
+    assert text in capsys.readouterr().err
+
+
+def test_blank_lines_are_no_prompts(tmp_path):
+    (tmp_path / "prompts.txt").write_text("one\n\n  \ntwo\n")
+    assert serve.parse_arguments(["--prompts", str(tmp_path / "prompts.txt")]).prompts == ["one", "two"]
 
 
 def test_checkpoint(tmp_path):

@@ -123,7 +123,8 @@ def test_refcheck(capsys):
 @pytest.mark.parametrize(
     "words, text",
     [
-        (["-R", "nothing"], "--routine is 'nothing', expected all or one of negate, double, gpu_only"),
+        (["-R", "doubel"], "--routine is 'doubel', expected all or a name from --list, such as double"),
+        (["-R", "?"], "--routine is '?', expected all or a name from --list, such as negate"),
         ([], "--routine is missing"),
         (
             ["-R", "negate", "--page_size", "16"],
