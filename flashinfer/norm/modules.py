@@ -23,9 +23,10 @@ def scale_tensor(op: str, scale: Union[torch.Tensor, float], input: torch.Tensor
         if not isinstance(scale, (int, float)):
             kind = type(scale).__name__
             raise ArgumentError(f"{op}: scale is a {kind}, expected a float32 tensor: scale must be a scalar tensor")
-        warnings.warn(
-            f"{op}: a float scale is deprecated, pass a float32 tensor of one element", FutureWarning, stacklevel=3
-        )
+        if not torch.compiler.is_compiling():  # which cannot trace a warning
+            warnings.warn(
+                f"{op}: a float scale is deprecated, pass a float32 tensor of one element", FutureWarning, stacklevel=3
+            )
         return torch.tensor([scale], dtype=torch.float32, device=input.device)
     if scale.shape not in ((), (1,)):
         raise ArgumentError(

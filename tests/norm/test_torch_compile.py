@@ -69,6 +69,17 @@ def test_one_graph_same_numbers(tensors, model, backend):
         assert torch.equal(compiled[name], eager[name]), name
 
 
+@pytest.mark.filterwarnings("ignore:.*a float scale is deprecated")
+def test_scale_as_a_number(tensors):
+    def model(x, weight):
+        out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+        flashinfer.rmsnorm_quant(out, x, weight, 0.5)
+        return out.float()
+
+    x, weight = tensors["x"], tensors["weight"]
+    assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x, weight), model(x, weight))
+
+
 def test_symbolic_batch(tensors, device):
     compiled = torch.compile(flashinfer.rmsnorm, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (1, 5, 64):
