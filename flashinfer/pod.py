@@ -257,6 +257,12 @@ class PODWithPagedKVCacheWrapper:
             Cache of the requests that decode.
         q_scale, k_scale, v_scale : Optional[Union[float, torch.Tensor]]
             Scales of the decoding part.
+        use_fp16_qk_reduction : bool
+            A permission that is not used: products are summed in float32.
+        enable_pdl : Optional[bool]
+            Programmatic dependent launch; where the device has it if None.
+        *args
+            Not read.
 
         All that end in ``_d`` are ignored: the plan says how to decode. No LSE is returned.
 
@@ -431,6 +437,10 @@ class BatchPODWithPagedKVCacheWrapper:
             Scales of both parts.
         return_lse : bool
             Whether to return the LSE too.
+        use_fp16_qk_reduction : bool
+            A permission that is not used: products are summed in float32.
+        enable_pdl : Optional[bool]
+            Programmatic dependent launch; where the device has it if None.
 
         Returns
         -------

@@ -171,6 +171,12 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
             The paged cache of the rest.
         causal : bool
             Whether the request's own keys are seen causally.
+        use_fp16_qk_reduction : bool
+            A permission that is not used: products are summed in float32.
+        sm_scale : Optional[float]
+            1 / sqrt(head_dim) if None.
+        rope_scale, rope_theta : Optional[float]
+            Not used: there is no encoding of positions here.
 
         Returns
         -------

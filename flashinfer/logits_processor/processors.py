@@ -75,6 +75,8 @@ class TopK(_OneOp):
     joint_topk_topp : bool
         If :class:`TopP` and :class:`Sample` follow, and the pipeline is compiled, both filters see the probabilities as
         they come. Otherwise top-p sees what top-k left.
+    **params
+        Kept for the op, which has no others.
     """
 
     OPS: ClassVar[_Ops] = {TensorType.LOGITS: LogitsTopKOp, TensorType.PROBS: ProbsTopKOp}

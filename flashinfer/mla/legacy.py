@@ -164,6 +164,8 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
             Where results go.
         return_lse : bool
             Whether to return the LSE too, ``(batch_size, num_qo_heads)``, base 2.
+        enable_pdl : Optional[bool]
+            Programmatic dependent launch; where the device has it if None.
 
         Returns
         -------

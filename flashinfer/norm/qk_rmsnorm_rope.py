@@ -105,6 +105,10 @@ def fused_qk_rmsnorm_rope(
         Even; how many of a head's channels turn with each axis, in this order. They sum to ``head_dim``.
     head_dim : int
         64, 128 or 256; at most 32 heads each.
+    eps : float
+        Added to the mean square before the root.
+    base : float
+        Of the frequencies: channel pair ``i`` of the ``n`` channels of an axis turns by ``base ** (-2 * i / n)`` a step.
     interleave : bool
         Pairs ``(2i, 2i + 1)``, or ``(i, i + head_dim / 2)`` when False.
     factor, low, high, attention_factor : float

@@ -231,6 +231,8 @@ class BlockSparseAttentionWrapper:
             Where results go.
         return_lse : bool
             Whether to return the LSE too.
+        enable_pdl : Optional[bool]
+            Programmatic dependent launch; where the device has it if None.
 
         Returns
         -------

@@ -148,6 +148,8 @@ class VariableBlockSparseAttentionWrapper:
             As ``out`` without the last dimension, float32.
         return_lse : bool
             Whether to return the LSE too.
+        enable_pdl : Optional[bool]
+            Programmatic dependent launch; where the device has it if None.
 
         Returns
         -------
