@@ -108,7 +108,7 @@ def fused_qk_rmsnorm_rope(
     eps : float
         Added to the mean square before the root.
     base : float
-        Of the frequencies: channel pair ``i`` of the ``n`` channels of an axis turns by ``base ** (-2 * i / n)`` a step.
+        Of the frequencies: pair ``i`` of an axis of ``n`` channels turns by ``base ** (-2 * i / n)`` a step.
     interleave : bool
         Pairs ``(2i, 2i + 1)``, or ``(i, i + head_dim / 2)`` when False.
     factor, low, high, attention_factor : float
