@@ -112,7 +112,7 @@ class PlannedWrapper:
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from the next ``plan`` on.
+        """Use other workspaces from the next ``plan`` on, which ``run`` needs.
 
         Parameters
         ----------
@@ -122,6 +122,7 @@ class PlannedWrapper:
             Likewise.
         """
         self._set_workspaces(float_workspace_buffer, int_workspace_buffer)
+        self._plan_info = None  # what it describes lies in the workspace of before
 
     def _set_workspaces(self, float_workspace: torch.Tensor, int_workspace: torch.Tensor) -> None:
         self._float_workspace_buffer = float_workspace
@@ -142,6 +143,8 @@ class PlannedWrapper:
                 raise ArgumentError(
                     f"{self._op}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}"
                 )
+            if not buffer.is_contiguous():  # kernels write all bytes from the first on
+                raise ArgumentError(f"{self._op}: {name} has strides {buffer.stride()}, expected a contiguous tensor")
         self._aligned = buffers
 
     def _indptr_on_device(self, indptr: torch.Tensor, which: int, non_blocking: bool) -> torch.Tensor:

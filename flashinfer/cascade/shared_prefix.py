@@ -124,10 +124,12 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         self._batch_prefill_wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._kv_layout = kv_layout
         self._table: Optional[tuple[torch.Tensor, ...]] = None
+        self._planned: Optional[tuple] = None
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from the next ``begin_forward`` on."""
+        """Use other workspaces from now on."""
         self._batch_prefill_wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+        self._planned = None
 
     @flashinfer_api(trace=None)
     def begin_forward(
@@ -144,7 +146,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         """Remember the part of each request; it is planned by ``forward``, which knows whether it is causal."""
         self._table = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         self._sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        self._planned: Optional[tuple] = None
+        self._planned = None
 
     @flashinfer_api(trace=shared_prefix_prefill_trace)
     def forward(

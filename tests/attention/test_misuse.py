@@ -285,6 +285,10 @@ def test_workspaces(device):
     for kind in (Decode, Paged):
         with pytest.raises(ValueError, match="float_workspace_buffer must be 16-byte aligned"):
             kind(unaligned)
+        with pytest.raises(
+            ValueError, match=r"float_workspace_buffer has strides \(2,\), expected a contiguous tensor"
+        ):
+            kind(torch.empty(1 << 20, dtype=torch.uint8, device=device)[::2])
     scene = Scene(Paged, device)
     big = Batch([1, 1], [4000, 4000], 4, 2, device=device)
     scene.wrapper.reset_workspace_buffer(*(torch.empty(n, dtype=torch.uint8, device=device) for n in (64, 8 << 20)))
@@ -292,6 +296,20 @@ def test_workspaces(device):
         names = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
         tables = dict(zip(names, big.pages(PAGE_SIZE).table, strict=True))
         scene.plan(qo_indptr=big.qo_indptr, **tables, fixed_split_size=4)
+
+
+@kinds
+def test_other_workspaces_need_another_plan(device, kind):
+    scene = Scene(kind, device)
+    scene.plan()
+    scene.run()
+    scene.wrapper.reset_workspace_buffer(
+        calls.workspace(device), torch.zeros(8 << 20, dtype=torch.uint8, device=device)
+    )
+    with pytest.raises(ValueError, match=r"plan\(\) was not called"):
+        scene.run()
+    scene.plan()
+    calls.check(scene.run(return_lse=True), scene.batch.expected(), torch.float16)
 
 
 @pytest.mark.parametrize("tensor_cores", [False, True])

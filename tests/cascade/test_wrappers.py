@@ -138,6 +138,8 @@ def test_shared_prefix_prefill(device, layout, causal):
     k, v = (to_layout(x[:SHARED], layout) for x in (tree.k, tree.v))
     for _ in range(2):  # the second one has its plan
         close(wrapper.forward(tree.q, k, v, tree.cache, causal=causal), tree.expected(causal))
+    wrapper.reset_workspace_buffer(workspace(device), workspace(device, 8))
+    close(wrapper.forward(tree.q, k, v, tree.cache, causal=causal), tree.expected(causal))
 
 
 def test_forward_before_begin_forward(device):
