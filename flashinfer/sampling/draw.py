@@ -171,7 +171,7 @@ def top_k_sampling_from_probs(
     Parameters
     ----------
     probs : torch.Tensor
-        ``(rows, vocab)``. Need not be normalised.
+        ``(rows, vocab)``. Need not be normalised, but columns below 2^-32 are not drawn beside one of 2^-24 or more.
     top_k : Union[torch.Tensor, int]
         A number, or ``(rows,)`` for each output. From the size of the vocabulary on, every column is kept; below 1, the
         largest.

@@ -157,7 +157,8 @@ def top_k_mask_logits(logits: torch.Tensor, top_k: Union[torch.Tensor, int]) -> 
     Parameters
     ----------
     logits : torch.Tensor
-        ``(rows, vocab)``, float32, float16 or bfloat16. NaN counts as larger than anything.
+        ``(rows, vocab)``, float32, float16 or bfloat16. A NaN counts as larger than anything, one with a sign as
+        smaller, and -0 as less than 0.
     top_k : Union[torch.Tensor, int]
         A number, or ``(rows,)`` for each row; see :func:`top_k_sampling_from_probs`.
 
