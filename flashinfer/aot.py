@@ -191,17 +191,22 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out-dir", type=Path, help="where <name>/<name>.so go; default: stay in the build directory")
-    parser.add_argument("--build-dir", type=Path, default=Path("build") / "aot", help="objects and ninja files")
-    parser.add_argument("--family", action="append", choices=FAMILIES, help="build only this family (repeatable)")
-    parser.add_argument("--add-act", type=parse_bool, default=True, help="activations (default true)")
-    parser.add_argument("--add-misc", type=parse_bool, default=True, help="all but activations and attention (true)")
+    folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+    switch: dict[str, Any] = {"type": parse_bool, "metavar": "BOOL"}
+    dtypes: dict[str, Any] = {"type": parse_dtype, "metavar": "DTYPE", "nargs": "+"}
+    families = f"build only this family (repeatable): {', '.join(FAMILIES)}"
+    parser.add_argument("--out-dir", help="where <name>/<name>.so go; default: stay in the build directory", **folder)
+    parser.add_argument("--build-dir", default=Path("build") / "aot", help="objects and ninja files", **folder)
+    parser.add_argument("--family", action="append", choices=FAMILIES, metavar="NAME", help=families)
+    parser.add_argument("--add-act", default=True, help="activations (default true)", **switch)
+    parser.add_argument("--add-misc", default=True, help="all but activations and attention (true)", **switch)
     parser.add_argument("-v", "--verbose", action="store_true", help="show the commands")
     attention = parser.add_argument_group("attention", "instead of the default modules, one for each combination of")
-    attention.add_argument("--fa2-head-dim", nargs="+", type=parse_head_dim, help="such as 64,64 192,128")
-    attention.add_argument("--f16-dtype", nargs="+", type=parse_dtype, help="dtypes of queries, such as bfloat16")
-    attention.add_argument("--f8-dtype", nargs="+", type=parse_dtype, help="dtypes of caches besides that of queries")
-    attention.add_argument("--use-logits-soft-cap", nargs="+", type=parse_bool, help="false, true or both")
+    head_dims: dict[str, Any] = {"type": parse_head_dim, "metavar": "QK,VO", "nargs": "+"}
+    attention.add_argument("--fa2-head-dim", help="such as 64,64 192,128", **head_dims)
+    attention.add_argument("--f16-dtype", help="dtypes of queries, such as bfloat16", **dtypes)
+    attention.add_argument("--f8-dtype", help="dtypes of caches besides that of queries", **dtypes)
+    attention.add_argument("--use-logits-soft-cap", nargs="+", help="false, true or both", **switch)
     for name in ("fa3-head-dim", "use-sliding-window", "add-comm", "add-gemma", "add-oai-oss", "add-moe", "add-xqa"):
         # Published build scripts pass them. No module here depends on them.
         parser.add_argument(f"--{name}", nargs="+", help=argparse.SUPPRESS)
