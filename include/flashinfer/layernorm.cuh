@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(1024) LayerNormKernel(const __grid_constant__ 
     if constexpr (QUANT) {
 #pragma unroll
       for (int i = 0; i < VEC; ++i) y[i] *= inv_scale;
-      RoundToFp8<VEC>(y, p.out_kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2)
-          .Store(static_cast<uint8_t*>(p.out) + out);
+      StoreFp8<VEC>(static_cast<uint8_t*>(p.out) + out, y, p.out_kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2);
     } else {
       RoundTo<T, VEC>(y).Store(static_cast<T*>(p.out) + out);
     }

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(THREADS) Mxfp8QuantizeKernel(const __grid_cons
   const float factor = __uint_as_float(InverseScaleBits(byte));
 #pragma unroll
   for (int i = 0; i < VEC; ++i) y[i] *= factor;
-  if (inside) RoundToFp8<VEC>(y, __NV_E4M3).Store(p.out + at);
+  if (inside) StoreFp8<VEC>(p.out + at, y, __NV_E4M3);
   if (threadIdx.x % LANES == 0 && block < p.grid.PaddedCols()) p.scales[p.grid.Index(row, block)] = uint8_t(byte);
 }
 

@@ -54,7 +54,7 @@ __device__ __forceinline__ void Normalise(float (&s)[VEC], float rstd, const Vec
 template <typename F, typename T, int VEC>
 __device__ __forceinline__ void StoreVector(OutOf<T, F>* out, const float (&s)[VEC], NormOut kind) {
   if constexpr (F::QUANT) {
-    RoundToFp8<VEC>(s, kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2).Store(out);
+    StoreFp8<VEC>(out, s, kind == NormOut::kE4M3 ? __NV_E4M3 : __NV_E5M2);
   } else {
     RoundTo<T, VEC>(s).Store(out);
   }

@@ -69,7 +69,7 @@ __device__ __forceinline__ void RotateHeads(const QkRMSNormRopeParams& p, const 
     if constexpr (FP8) {
 #pragma unroll
       for (int i = 0; i < VEC; ++i) y[i] *= p.qk_scale;
-      RoundToFp8<VEC>(y, __NV_E4M3).Store(static_cast<uint8_t*>(out) + out_offset + column);
+      StoreFp8<VEC>(static_cast<uint8_t*>(out) + out_offset + column, y, __NV_E4M3);
     } else {
       RoundTo<__nv_bfloat16, VEC>(y).Store(static_cast<__nv_bfloat16*>(out) + out_offset + column);
     }
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(QK_THREADS) QkRMSNormRopeKernel(const __grid_c
       float y[VEC];
 #pragma unroll
       for (int i = 0; i < VEC; ++i) y[i] = ToFloat(x[i]) * p.v_scale;
-      RoundToFp8<VEC>(y, __NV_E4M3).Store(static_cast<uint8_t*>(p.v_out) + token * v_width + c);
+      StoreFp8<VEC>(static_cast<uint8_t*>(p.v_out) + token * v_width + c, y, __NV_E4M3);
     } else {
       x.Store(static_cast<__nv_bfloat16*>(p.v_out) + token * v_width + c);
     }

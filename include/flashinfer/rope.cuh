@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rotary position embedding on CUDA (formulas and parameters: rope.h). Heads of one or two tensors, the usual call, are
 // rotated by rope_heads.cuh; one kernel serves the other forms: fp8 output and appending, columns that are copied, rows
-// that are not aligned. Bound by DRAM. Whether a table is read or angles are worked out is known when it is compiled:
+// that are not aligned. Bound by DRAM, or nearly. Whether a table is read or angles are worked out is known when it is compiled:
 // half the code to fetch.
 //
 // An item is two 16-byte vectors of one head, columns c and c + R/2, so that the pairs of either style are in the
@@ -10,7 +10,9 @@
 // * The loads of the items are issued first. While they fly, each block works out the cosines and sines of its token
 //   once, R/2 threads one each, into shared memory; the other warps wait at the barrier with their loads in flight.
 // * A cos/sin cache is read by each thread for itself instead, and blocks fetch the row of a later token into L2.
-// * Divisions are multiplications by a reciprocal, tokens are in the grid.
+// * Divisions are multiplications by a reciprocal, tokens are in the grid, strides have 32 bits.
+// * Instructions count: 16384 tokens of 32 + 8 + 8 heads, quantised and appended, took 91.7 us with 1300 of them and take
+//   85.7 with 710 and the prefetch of later tokens (H200).
 //   test  pytest tests/rope      bench  python benchmarks/bench_rope.py
 #pragma once
 #include "page_table.cuh"
@@ -30,18 +32,20 @@ template <typename T>
 struct Part {
   const T* in;
   void* out;
-  int64_t in_token, in_head, out_row, out_entry, out_head;
+  uint32_t in_token, in_head, out_row, out_entry, out_head;
   uint32_t first;          // number of its first item; no item reaches that of an unused part
   FastDivisor per_head;    // items of a head: `pairs` rotated ones, then those of the tail, which is copied
   int pairs, tail, width;  // the tail is [tail, width)
   float scale;
   bool paged;
+  uint32_t row_bytes;  // of a token; 0 where heads do not follow each other
 };
 
 template <typename T>
 struct Args {
   Part<T> parts[RopeParams::MAX_SEGMENTS];
   uint32_t tokens, items, rotated_items;  // items of rotated parts come first
+  uint32_t ahead;                         // tokens to the one that is prefetched; 0 for none
   int half;                               // R / 2
   bool interleave;
   RopePositions positions;
@@ -64,7 +68,7 @@ __device__ __forceinline__ void StoreRounded(void* out, int64_t offset, float (&
   if constexpr (QUANT) {
 #pragma unroll
     for (int i = 0; i < VEC; ++i) y[i] *= scale;
-    RoundToFp8<VEC>(y, kind == RopeOut::kE4M3 ? __NV_E4M3 : __NV_E5M2).Store(static_cast<uint8_t*>(out) + offset);
+    StoreFp8<VEC>(static_cast<uint8_t*>(out) + offset, y, kind == RopeOut::kE4M3 ? __NV_E4M3 : __NV_E5M2);
   } else {
     RoundTo<T, VEC>(y).Store(static_cast<T*>(out) + offset);
   }
@@ -96,15 +100,15 @@ struct Item {
       c0 = part->tail + (column - part->pairs) * VEC;
       c1 = part->width - (column - part->pairs + 1) * VEC;
     }
-    const T* in = part->in + token * part->in_token + head * part->in_head;
+    const T* in = part->in + (uint64_t{token} * part->in_token + uint64_t{head} * part->in_head);
     in0 = Vec<T, VEC>::Load(in + c0);
     in1 = Vec<T, VEC>::Load(in + c1);
   }
   __device__ __forceinline__ bool Rotated() const { return column < part->pairs; }
 
   template <bool QUANT>
-  __device__ __forceinline__ void Finish(const Args<T>& a, const float* table, int sines, int64_t row,
-                                         int64_t entry) const {
+  __device__ __forceinline__ void Finish(const Args<T>& a, const float* table, int sines, uint32_t row,
+                                         uint32_t entry) const {
     float x[VEC], y[VEC];
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
@@ -118,7 +122,8 @@ struct Item {
         RotateVectors<VEC>(x, y, table, sines, c0, c1, a.interleave);
       }
     }
-    const int64_t out = row * part->out_row + entry * part->out_entry + head * part->out_head;
+    const uint64_t out =
+        uint64_t{row} * part->out_row + uint64_t{entry} * part->out_entry + uint64_t{head} * part->out_head;
     StoreRounded<T, QUANT, VEC>(part->out, out + c0, x, part->scale, a.out_kind);
     StoreRounded<T, QUANT, VEC>(part->out, out + c1, y, part->scale, a.out_kind);
   }
@@ -135,17 +140,31 @@ __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant_
   const uint32_t block_item = blockIdx.x * blockDim.x * ITEMS;
   auto number_of = [&](int k) { return block_item + threadIdx.x + k * blockDim.x; };
   auto item_of = [&](int k) { return Item<T, VEC>(a, token, min(number_of(k), a.items - 1)); };
+  const bool appends = QUANT && a.pages.batch_indices != nullptr;
+  int32_t batch = 0, slot_position = 0;
+  if (appends) {  // first of all: what else a slot takes depends on them
+    batch = a.pages.batch_indices[token];
+    slot_position = a.pages.positions[token];
+  }
   int64_t position = 0;
   const bool ragged = !READ_CACHE && a.positions.pos_ids == nullptr;
   if (!ragged) position = IndexAt(a.positions.pos_ids, token, a.positions.wide);
   const Item<T, VEC> first = item_of(0), second = item_of(ITEMS - 1);
 
-  int64_t row = token, entry = 0;  // of a slot
-  if (QUANT && a.pages.batch_indices != nullptr) {
-    const page::DeviceSlot slot = page::SlotOf(a.pages, a.pages.batch_indices[token], a.pages.positions[token]);
+  if (ITEMS == 2 && blockIdx.x == 0 && threadIdx.x < RopeParams::MAX_SEGMENTS && a.ahead != 0) {
+    const Part<T>& part = a.parts[threadIdx.x];
+    const uint32_t later = token + a.ahead;
+    if (later < a.tokens && part.row_bytes != 0) {
+      ptx::PrefetchL2(part.in + uint64_t{later} * part.in_token, part.row_bytes);
+    }
+  }
+
+  uint32_t row = token, entry = 0;  // of a slot
+  if (appends) {
+    const page::DeviceSlot slot = page::SlotOf(a.pages, batch, slot_position);
     if (slot.page < 0) return;
-    row = slot.page;
-    entry = slot.entry;
+    row = uint32_t(slot.page);
+    entry = uint32_t(slot.entry);
   }
 
   const float* angles = table;
@@ -163,11 +182,8 @@ __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant_
     __syncthreads();
   }
   auto finish = [&](const Item<T, VEC>& item) {
-    if (QUANT && item.part->paged) {
-      item.template Finish<QUANT>(a, angles, sines, row, entry);
-    } else {
-      item.template Finish<QUANT>(a, angles, sines, token, 0);
-    }
+    const bool paged = QUANT && item.part->paged;
+    item.template Finish<QUANT>(a, angles, sines, paged ? row : token, paged ? entry : 0);
   };
   if (number_of(0) < a.items) finish(first);
   if (ITEMS == 2 && number_of(1) < a.items) finish(second);
@@ -185,10 +201,10 @@ inline bool CanVectorise(const RopeParams& p, int vec) {
   return true;
 }
 
-/// Number the items of all segments; false when there are more of them than 32-bit arithmetic can tell apart.
+/// Number the items of all segments; false when there are more of them, or longer strides, than 32 bits count.
 template <typename T>
 bool DealItems(const RopeParams& p, int vec, Args<T>& a) {
-  int64_t items = 0;
+  int64_t items = 0, token_bytes = 0;
   for (int i = 0; i < RopeParams::MAX_SEGMENTS; ++i) {
     Part<T>& part = a.parts[i];
     part.first = i < p.num_segments ? uint32_t(items) : UINT32_MAX;
@@ -197,23 +213,27 @@ bool DealItems(const RopeParams& p, int vec, Args<T>& a) {
     const int64_t rotary = s.rotated ? p.rotary_dim : 0, pairs = rotary / (2 * vec);
     const int64_t per_head = pairs + (s.InPlace() ? 0 : CeilDiv(s.width - rotary, 2 * vec));
     if (items + per_head * s.heads > INT32_MAX) return false;
+    if (std::max({s.in_token, s.in_head, s.out_row, s.out_entry, s.out_head}) > UINT32_MAX) return false;
     part.in = static_cast<const T*>(s.in);
     part.out = s.out;
-    part.in_token = s.in_token;
-    part.in_head = s.in_head;
-    part.out_row = s.out_row;
-    part.out_entry = s.out_entry;
-    part.out_head = s.out_head;
+    part.in_token = uint32_t(s.in_token);
+    part.in_head = uint32_t(s.in_head);
+    part.out_row = uint32_t(s.out_row);
+    part.out_entry = uint32_t(s.out_entry);
+    part.out_head = uint32_t(s.out_head);
     part.per_head = FastDivisor(uint32_t(per_head));
     part.pairs = int(pairs);
     part.tail = int(rotary);
     part.width = int(s.width);
     part.scale = s.scale;
     part.paged = s.paged;
+    part.row_bytes = s.in_head == s.width ? uint32_t(s.heads * s.width * sizeof(T)) : 0;
+    token_bytes += s.heads * s.width * sizeof(T);
     items += per_head * s.heads;
     if (s.rotated) a.rotated_items = uint32_t(items);
   }
   a.items = uint32_t(items);
+  a.ahead = TokensAhead(p.tokens, token_bytes);
   return true;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "ptx/prefetch.cuh"
 #include "rope.h"
+#include "utils.cuh"
 #include "vec_dtypes.cuh"
 
 namespace flashinfer {
@@ -42,6 +43,12 @@ __device__ __forceinline__ void PrefetchRow(const RopeAngles& a, const RopePosit
   if (thread * LINE >= columns) return;
   const float* row = CacheRow(a, IndexAt(p.pos_ids, token, p.wide));
   ptx::PrefetchL2(row + thread * LINE);
+}
+
+/// Tokens from the one that is rotated to the one that is prefetched, 5 MB later; 0, for none, in batches of less than
+/// 32 MB, which are on their way at once.
+inline uint32_t TokensAhead(int64_t tokens, int64_t token_bytes) {
+  return tokens * token_bytes < 32 << 20 ? 0 : uint32_t(CeilDiv(5 << 20, token_bytes));
 }
 
 /// Cosine and sine of pair j at a position, without a table. fp64 (some 40 instructions, hidden behind loads): reduced

@@ -8,6 +8,8 @@
 //
 // Measured on an H200 (16384 tokens of 32 + 8 heads of 128 in bf16, in place, L2 full of dirty lines; the same without
 // angles takes 84.9 us):
+// * A token is prefetched into L2 5 MB before its turn: 84.6 -> 83.3 us, by table 84.7 -> 83.5; 2.5 MB gain half of it.
+//   Kernels without that code serve batches below 32 MB: it takes 0.4 us of 9.5 where there is nothing to prefetch.
 // * Two heads per thread 84.8 us, one 85.5, five 87. Loads after the angles 88. Hints to the caches gain nothing.
 // * By table 86.7 us, with the row of a later token brought into L2; 87.4 if each thread reads its part of the row.
 // * One vector per thread, the other half from another lane: 93 to 104 us, although without angles it is the fastest
@@ -45,6 +47,7 @@ template <typename T>
 struct HeadsArgs {
   HeadsPart<T> q, k;
   uint32_t tokens, q_heads, heads;  // heads of both
+  uint32_t ahead;                   // tokens to the one that is prefetched; 0 for none
   int half;                         // R / 2
   RopePositions positions;
   RopeAngles angles;
@@ -53,8 +56,8 @@ struct HeadsArgs {
 /// Where the cosines and sines of a token come from: a row of the table, or its position, given or to be searched for.
 enum class AnglesFrom { kTable, kPosIds, kRagged };
 
-/// ITEMS heads per thread.
-template <typename T, AnglesFrom FROM, bool INTERLEAVE, int ITEMS>
+/// ITEMS heads per thread. PREFETCH: a later token is brought into L2.
+template <typename T, AnglesFrom FROM, bool INTERLEAVE, int ITEMS, bool PREFETCH>
 __global__ void __launch_bounds__(HEADS_THREADS) RopeHeadsKernel(const __grid_constant__ HeadsArgs<T> a) {
   constexpr int VEC = 16 / sizeof(T);
   extern __shared__ __align__(16) float table[];  // R/2 cosines, R/2 sines
@@ -76,6 +79,13 @@ __global__ void __launch_bounds__(HEADS_THREADS) RopeHeadsKernel(const __grid_co
     y[i] = Vec<T, VEC>::Load(in + column + a.half);
   }
 
+  if constexpr (PREFETCH) {
+    const uint32_t later = token + a.ahead, width = 2 * a.half * sizeof(T);
+    if (thread == 0 && blockIdx.x == 0 && later < a.tokens) {
+      ptx::PrefetchL2(a.q.From(later, 0), a.q_heads * width);
+      if (a.heads != a.q_heads) ptx::PrefetchL2(a.k.From(later, 0), (a.heads - a.q_heads) * width);
+    }
+  }
   if constexpr (FROM == AnglesFrom::kTable) {
     using V = Vec<float, 4>;
     const uint32_t later = token + TOKENS_AHEAD;
@@ -117,6 +127,7 @@ bool MakeHeads(const RopeParams& p, HeadsArgs<T>& a) {
   const bool aligned_table = IsAligned(p.angles.cache, 16) && p.angles.cache_stride % 4 == 0;
   if (p.angles.cache != nullptr && (p.positions.pos_ids == nullptr || !aligned_table)) return false;
   HeadsPart<T>* parts[2] = {&a.q, &a.k};
+  bool dense = true;
   for (int i = 0; i < p.num_segments; ++i) {
     const RopeSegment& s = p.segments[i];
     const bool copies = s.width != p.rotary_dim && !s.InPlace();
@@ -124,9 +135,11 @@ bool MakeHeads(const RopeParams& p, HeadsArgs<T>& a) {
     *parts[i] = {static_cast<const T*>(s.in), static_cast<T*>(s.out), uint32_t(s.in_token),
                  uint32_t(s.in_head),         uint32_t(s.out_row),    uint32_t(s.out_head)};
     a.heads += uint32_t(s.heads);
+    dense = dense && s.in_head == p.rotary_dim && s.heads > 0;
   }
   a.q_heads = uint32_t(p.segments[0].heads);
   a.tokens = uint32_t(p.tokens);
+  a.ahead = dense ? TokensAhead(p.tokens, a.heads * p.rotary_dim * sizeof(T)) : 0;
   a.half = int(p.rotary_dim / 2);
   a.positions = p.positions;
   a.angles = p.angles;
@@ -147,8 +160,15 @@ Status LaunchHeadsFrom(const RopeParams& p, const HeadsArgs<T>& a, Stream stream
   auto launch = [&](auto kernel) {
     return LaunchShared(kernel, grid, block, p.rotary_dim * sizeof(float), p.enable_pdl, stream, a);
   };
-  if (p.interleave) return launch(two ? RopeHeadsKernel<T, FROM, true, 2> : RopeHeadsKernel<T, FROM, true, 1>);
-  return launch(two ? RopeHeadsKernel<T, FROM, false, 2> : RopeHeadsKernel<T, FROM, false, 1>);
+  auto choose = [&](auto one_head, auto two_heads, auto prefetching) {
+    return launch(!two ? one_head : a.ahead == 0 ? two_heads : prefetching);
+  };
+  if (p.interleave) {
+    return choose(RopeHeadsKernel<T, FROM, true, 1, false>, RopeHeadsKernel<T, FROM, true, 2, false>,
+                  RopeHeadsKernel<T, FROM, true, 2, true>);
+  }
+  return choose(RopeHeadsKernel<T, FROM, false, 1, false>, RopeHeadsKernel<T, FROM, false, 2, false>,
+                RopeHeadsKernel<T, FROM, false, 2, true>);
 }
 
 template <typename T>
