@@ -68,6 +68,8 @@ def default_check(
                 and len(reference) == len(actual)
                 and all(same(r, a) for r, a in zip(reference, actual, strict=True))
             )
+        if isinstance(actual, (dict, list, tuple)):
+            return False
         if reference is None or actual is None:
             return reference is actual
         return _tensors_agree(

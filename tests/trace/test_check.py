@@ -97,6 +97,8 @@ def test_integers_are_exact():
         ([torch.ones(2), 3], (torch.ones(2), 3), True),
         ([torch.ones(2)], [torch.ones(2), torch.ones(2)], False),
         ([torch.ones(2)], torch.ones(2), False),
+        (torch.ones(2), [torch.ones(2)], False),
+        (torch.ones(2), {"a": torch.ones(2)}, False),
         ({"a": torch.ones(2)}, {"a": torch.ones(2)}, True),
         ({"a": torch.ones(2)}, {"b": torch.ones(2)}, False),
         ({"a": torch.ones(2)}, torch.ones(2), False),
