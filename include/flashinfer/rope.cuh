@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rotary position embedding on CUDA (formulas and parameters: rope.h). Heads of one or two tensors, the usual call, are
 // rotated by rope_heads.cuh; one kernel serves the other forms: fp8 output and appending, columns that are copied, rows
-// that are not aligned. Bound by DRAM, or nearly. Whether a table is read or angles are worked out is known when it is compiled:
-// half the code to fetch.
+// that are not aligned. Bound by DRAM, or nearly. Whether a table is read or angles are worked out is known when it is
+// compiled: half the code to fetch.
 //
 // An item is two 16-byte vectors of one head, columns c and c + R/2, so that the pairs of either style are in the
 // registers of one thread. The items of all segments of a token (q and k, or also their unrotated parts and v) are
