@@ -9,9 +9,9 @@
 // Measured on an H200 (bf16, after a memset of 512 MB; against the kernels for any batch): 128 x 8192 5.76 -> 5.65 us,
 // 128 x 5120 5.30 -> 5.21, 128 x 2048 4.83 -> 4.65, 1024 x 1024 5.46 -> 5.18, 1 x 1024 4.15 -> 3.81, with a residual
 // 4.39 -> 3.91. Of 128 x 8192 an empty kernel takes 3.0 us, a copy 5.2; a block waits for its last vector for 2950
-// cycles, adds up in 400 and writes in 300. Running the code once before the data arrive, so that it is fetched by then,
-// takes 0.4 us more, one or four vectors per thread 0.2; weights loaded or multiplied earlier, the last sum by shuffles,
-// a cluster for a row, an extra warp that fetches code, prefetched output: within 0.1 us or slower.
+// cycles, adds up in 400 and writes in 300. Running the code once before the data arrive, so that it is fetched by
+// then, takes 0.4 us more, one or four vectors per thread 0.2; weights loaded or multiplied earlier, the last sum by
+// shuffles, a cluster for a row, an extra warp that fetches code, prefetched output: within 0.1 us or slower.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
 #pragma once
 #include "norm_row.cuh"

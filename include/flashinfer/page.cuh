@@ -5,13 +5,13 @@
 // unit is 16, 4, 2 or 1 bytes, whatever divides every address, and heads that follow each other are one row. Each
 // thread moves one unit of the keys and the same one of the values: their loads are on the way while the three
 // dependent loads of the look-up (row -> request -> page) take their turns. In small batches each thread looks its
-// token up, a broadcast without a barrier. In large ones a thread has four, one thread looks a token up for all, and rows
-// are brought into L2 before their turn.
+// token up, a broadcast without a barrier. In large ones a thread has four, one thread looks a token up for all, and
+// rows are brought into L2 before their turn.
 //
 // Measured on an H200 (16384 tokens of 8 x 128 in bf16, L2 full of dirty lines): 37.4 us; two tokens per thread, which
-// each looks up, 38.2. A plain copy takes 36.3 us, one to pages in random order without any look-up 37.8. Of 65536 tokens
-// the prefetch takes 137.8 us to 135.7, at any distance from 1 to 4 MB; at 8 MB it costs 3 us. Hints to the caches gain
-// nothing; loads after the look-up lose 1.5 us, bulk copies of whole tokens 1 to 4.
+// each looks up, 38.2. A plain copy takes 36.3 us, one to pages in random order without any look-up 37.8. The prefetch
+// takes 65536 tokens from 137.8 us to 135.7, at any distance from 1 to 4 MB; at 8 MB it costs 3 us. Hints to the caches
+// gain nothing; loads after the look-up lose 1.5 us, bulk copies of whole tokens 1 to 4.
 //   test  pytest tests/page      bench  python benchmarks/bench_page.py
 #pragma once
 #include "page.h"

@@ -11,8 +11,8 @@
 //   once, R/2 threads one each, into shared memory; the other warps wait at the barrier with their loads in flight.
 // * A cos/sin cache is read by each thread for itself instead, and blocks fetch the row of a later token into L2.
 // * Divisions are multiplications by a reciprocal, tokens are in the grid, strides have 32 bits.
-// * Instructions count: 16384 tokens of 32 + 8 + 8 heads, quantised and appended, took 91.7 us with 1300 of them and take
-//   85.7 with 710 and the prefetch of later tokens (H200).
+// * Instructions count: 16384 tokens of 32 + 8 + 8 heads, quantised and appended, took 91.7 us with 1300 of them and
+//   take 85.7 with 710 and the prefetch of later tokens (H200).
 //   test  pytest tests/rope      bench  python benchmarks/bench_rope.py
 #pragma once
 #include "page_table.cuh"

@@ -125,8 +125,8 @@ __device__ __forceinline__ uint32_t Fp8Pair(float low, float high, __nv_fp8_inte
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kind);
 }
 
-/// Saturate N floats to fp8 (448 or 57344) with round-to-nearest-even and write them; p is aligned to N bytes. NaN stays
-/// NaN. Words are put together here, since the compiler takes a vector of bytes apart: three instructions per element.
+/// Saturate N floats to fp8 (448 or 57344) with round-to-nearest-even and write them; p is aligned to N bytes. NaN
+/// stays NaN. Words are put together here: a vector of bytes the compiler takes apart, three instructions per element.
 template <int N>
 __device__ __forceinline__ void StoreFp8(uint8_t* p, const float (&x)[N], __nv_fp8_interpretation_t kind) {
   if constexpr (N % 4 == 0) {
