@@ -14,6 +14,7 @@
 #include "packbits.h"
 #include "utils.cuh"
 #include "vec_dtypes.cuh"
+#include "warp.cuh"
 
 namespace flashinfer {
 namespace packing {
@@ -82,10 +83,7 @@ __global__ void __launch_bounds__(THREADS) PackbitsKernel(const __grid_constant_
 /// Inclusive sum over the block; `scratch` holds 32 numbers. Ends with a barrier, so that it can be called again.
 __device__ __forceinline__ int64_t BlockScan(int64_t x, int64_t* scratch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int64_t below = __shfl_up_sync(0xffffffffu, x, offset);
-    if (lane >= offset) x += below;
-  }
+  x = WarpInclusiveScan(x);
   if (lane == 31) scratch[warp] = x;
   __syncthreads();
   for (int i = 0; i < warp; ++i) x += scratch[i];

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(MAX_THREADS, 2) TopKKernel(const __grid_consta
     count = k;
     __syncthreads();
   } else if (count > uint32_t(k)) {
-    uint32_t low = ALL_LANES, high = 0;
+    uint32_t low = ~uint32_t{0}, high = 0;
     for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
       low = min(low, shared.keys[i]), high = max(high, shared.keys[i]);
     }

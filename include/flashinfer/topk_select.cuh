@@ -3,11 +3,11 @@
 // the result in order. A key is an unsigned number that orders as the element does. All threads of the block take part.
 #pragma once
 #include "utils.cuh"
+#include "warp.cuh"
 
 namespace flashinfer {
 namespace topk {
 
-constexpr uint32_t ALL_LANES = 0xffffffffu;
 constexpr int BIN_BITS = 11, BINS = 1 << BIN_BITS;
 constexpr uint32_t NAN_KEY = 0xFFC00000u;  // the largest key, above that of infinity
 
@@ -46,11 +46,7 @@ __device__ __forceinline__ void BlockRange(Scratch& s, uint32_t& low, uint32_t& 
 /// Sum of `x` over the threads before this one; `total` is that of the block.
 __device__ __forceinline__ uint32_t SumBefore(Scratch& s, uint32_t x, uint32_t& total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint32_t sum = x;
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const uint32_t other = __shfl_up_sync(ALL_LANES, sum, offset);
-    if (lane >= offset) sum += other;
-  }
+  const uint32_t sum = WarpInclusiveScan(x);
   if (lane == 31) s.warps[0][warp] = sum;
   __syncthreads();
   uint32_t before = sum - x;
@@ -129,8 +125,8 @@ __device__ __forceinline__ Cut FindCut(Scratch& s, uint32_t low, uint32_t high, 
 
 /// Which elements belong to the k largest.
 struct Selection {
-  uint32_t low = 0, range = ALL_LANES;  // keys above low + range do, keys below low do not,
-  uint32_t tie = 0;                     // and those in between if their tie number is at least this
+  uint32_t low = 0, range = ~uint32_t{0};  // keys above low + range do, keys below low do not,
+  uint32_t tie = 0;                        // and those in between if their tie number is at least this
   uint32_t last_index = 0;
   bool prefer_large = true;
 
@@ -197,7 +193,7 @@ constexpr uint32_t MAX_RANKED = 128;  // elements of a bin up to which each coun
 template <typename Takes, typename OrderOf, typename Emit>
 __device__ __forceinline__ void EmitInOrder(Scratch& s, uint16_t* perm, int n, const Takes& takes,
                                             const OrderOf& order_of, const Emit& emit) {
-  uint32_t low = ALL_LANES, high = 0;
+  uint32_t low = ~uint32_t{0}, high = 0;
   for (int i = threadIdx.x; i < n; i += blockDim.x) {
     const uint32_t major = uint32_t(order_of(i) >> 32);
     if (takes(i)) low = min(low, major), high = max(high, major);

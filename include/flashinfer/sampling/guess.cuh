@@ -86,8 +86,8 @@ __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const A
     variance[i] = mass[i] * edge(2 * thread + i + 1) * each;
     count[i] = shared.counts[2 * thread + i];
   }
-  float below = WarpThrough(mass[0] + mass[1]), spread = WarpThrough(variance[0] + variance[1]);
-  uint32_t fewer = WarpThrough(count[0] + count[1]), all = 0;
+  float below = WarpInclusiveScan(mass[0] + mass[1]), spread = WarpInclusiveScan(variance[0] + variance[1]);
+  uint32_t fewer = WarpInclusiveScan(count[0] + count[1]), all = 0;
   if (lane == 31) shared.mass[warp] = below, shared.variance[warp] = spread, shared.count[warp] = fewer;
   __syncthreads();
   below -= mass[0] + mass[1], spread -= variance[0] + variance[1], fewer -= count[0] + count[1];

@@ -99,7 +99,7 @@ __device__ __forceinline__ void ListNear(const SegmentSource& source, const Rang
     count += ptx::ReduceAdd(uint32_t(sum >> COUNT));
     if (lane == 0) chunk_quanta[chunk] = uint32_t(quanta);
     if (__any_sync(ALL_LANES, near != 0)) {
-      const uint32_t own = __popc(near), through = WarpThrough(own), all = __shfl_sync(ALL_LANES, through, 31);
+      const uint32_t own = __popc(near), through = WarpInclusiveScan(own), all = __shfl_sync(ALL_LANES, through, 31);
       uint32_t begin = 0;
       if (lane == 0) begin = atomicAdd(&shared.listed, all);
       begin = __shfl_sync(ALL_LANES, begin, 0);
@@ -373,7 +373,7 @@ __device__ __forceinline__ int DrawNear(const SegmentSource& source, const Asked
   uint32_t own = 0;
 #pragma unroll 4
   for (int c = first; c < min(first + each, chunks); ++c) own += shared.chunk_quanta[c];
-  const uint32_t through = WarpThrough(own);
+  const uint32_t through = WarpInclusiveScan(own);
   uint32_t target = uint32_t(TargetOf(shared.random, total));
   const int owner = __ffs(__ballot_sync(ALL_LANES, through >= target)) - 1;
   target -= __shfl_sync(ALL_LANES, through - own, owner);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of weights held by a cluster of blocks: how it is loaded, walked, summed up and drawn from. Sums over warps and
-// blocks, which others use too.
+// A row of weights held by a cluster of blocks: how it is loaded, walked, summed up and drawn from. Sums over a block,
+// which others use too.
 //
 // Each block owns a slice of the row, in shared memory (RESIDENT: the row is read from DRAM once, whatever is asked
 // of it) or, where no cluster can hold the row, in global memory. Within the slice each warp owns a contiguous
@@ -11,6 +11,7 @@
 #include "math.h"
 #include "../utils.cuh"
 #include "../vec_dtypes.cuh"
+#include "../warp.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -33,22 +34,6 @@ struct alignas(16) RowShared {
   int32_t flag;
 };
 
-__device__ __forceinline__ uint64_t WarpSum(uint64_t x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-  return x;
-}
-
-__device__ __forceinline__ uint64_t WarpInclusiveScan(uint64_t x) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const uint64_t below = __shfl_up_sync(0xffffffffu, x, offset);
-    if (lane >= offset) x += below;
-  }
-  return x;
-}
-
 /// Exclusive prefix sums over the block, of N numbers at once.
 template <int N>
 __device__ __forceinline__ void BlockExclusiveScan(uint64_t (&x)[N], uint64_t (&scratch)[3][MAX_WARPS]) {
@@ -67,18 +52,6 @@ __device__ __forceinline__ void BlockExclusiveScan(uint64_t (&x)[N], uint64_t (&
     for (int w = 0; w < warp; ++w) before += scratch[n][w];
     x[n] = before;
   }
-}
-
-__device__ __forceinline__ int WarpMax(int x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, offset));
-  return x;
-}
-
-__device__ __forceinline__ float WarpMax(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
-  return x;
 }
 
 /// The slice of a row that this block owns.

@@ -1,24 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Running sums over the threads of a block of TOP_THREADS, for the kernels of top.cuh.
 #pragma once
-#include <cstdint>
+#include "../warp.cuh"
 
 namespace flashinfer {
 namespace sampling {
 
 constexpr int TOP_THREADS = 256, TOP_WARPS = TOP_THREADS / 32;
-constexpr unsigned ALL_LANES = 0xffffffffu;
-
-/// Sum of the lanes up to this one.
-template <typename T>
-__device__ __forceinline__ T WarpThrough(T x) {
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const T below = __shfl_up_sync(ALL_LANES, x, offset);
-    if (int(threadIdx.x % 32) >= offset) x += below;
-  }
-  return x;
-}
 
 struct ScanShared {
   uint64_t by_warp[TOP_WARPS];
@@ -28,7 +16,7 @@ struct ScanShared {
 /// Sum of the threads before this one. Calls are a barrier apart.
 __device__ __forceinline__ uint64_t BlockBefore(uint64_t x, ScanShared& shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint64_t through = WarpThrough(x);
+  const uint64_t through = WarpInclusiveScan(x);
   if (lane == 31) shared.by_warp[warp] = through;
   __syncthreads();
   uint64_t before = through - x;
