@@ -50,13 +50,16 @@ struct Shape {
 /// The copying side of a warp: which keys of which item come next. HAS_ONE: of the only one.
 template <typename Params, typename Tr, bool PAGED, bool HAS_ONE>
 struct Producer {
-  static constexpr int PAGES = 2;  // steps whose pages are known: that of the next copy and the one after it
   const Params& p;
   const RowStrides<Params>& strides;
   const WorkList& work;
   WorkItem item;
-  int token;         // first key of the next copy, for this warp
-  int pages[PAGES];  // page table entries of key token + Row(), and of the same row of the steps after it
+  int token;  // first key of the next copy, for this warp
+  // Page table entries of the next steps, one lane each: one for a step whose keys lie in one page, else one for each key.
+  // They are asked for many at a time, since they arrive behind all the keys that are under way (H200: 3 us), and copies
+  // wait for them. So does whatever moves them to another register, which is why these are not asked for ahead.
+  int pages;
+  int next_page;  // the lane that has those of the next step, or the first of them
   int warp;
   uint32_t to, end;  // where the next copy goes (this lane's first chunk of it), and where stages end
   int ahead = 0;     // stages that have keys which were not used yet
@@ -89,11 +92,21 @@ struct Producer {
     if constexpr (EVEN) return lane % CHUNKS % TURNS + FirstRow();
     return lane % KEYS;
   }
-  __device__ __forceinline__ int AskPage(int step) const { return PageOf<PAGED>(p, item, token + Row() + step * STEP); }
+
+  /// Entries of the page table that a step takes: its keys begin at a multiple of their number.
+  __device__ __forceinline__ int PagesOfStep() const { return p.page_size.divisor % KEYS == 0 ? 1 : KEYS; }
   __device__ __forceinline__ void AskPages() {
-    if (item.kv_end <= 0) return;
-#pragma unroll
-    for (int i = 0; i < PAGES; ++i) pages[i] = AskPage(i);
+    if constexpr (PAGED) {
+      const int lane = threadIdx.x % 32, each = PagesOfStep();
+      const int key = each == 1 ? lane * STEP : lane % KEYS + lane / KEYS * STEP;
+      next_page = 0;
+      if (item.kv_end > 0) pages = PageOf<PAGED>(p, item, token + key);
+    }
+  }
+  /// The entry of the page table for key token + Row().
+  __device__ __forceinline__ int Page() const {
+    if constexpr (PAGED) return __shfl_sync(0xffffffffu, pages, next_page + (Row() & (PagesOfStep() - 1)));
+    return 0;
   }
 
   /// Have as many copies under way as fit besides the stage in which outputs of warps are merged. To wait for a copy means
@@ -106,25 +119,29 @@ struct Producer {
     }
   }
 
-  /// Start copying the next keys, if there are any, and ask for the pages of later ones.
+  /// Start copying the next keys, if there are any.
   __device__ __forceinline__ void Issue() {
     if (token < item.kv_end) {
-      const RowOffsets<Params> row = RowOf<PAGED>(p, strides, item, token + Row(), pages[0]);
+      const int page = Page();
+      const RowOffsets<Params> row = RowOf<PAGED>(p, strides, item, token + Row(), page);
       const uint32_t v_to = to + Tr::K_BYTES;
       if constexpr (EVEN) {
         CopyEven<typename Tr::KLayout>(to, p.k, row.k);
         CopyEven<typename Tr::VLayout>(v_to, p.v, row.v);
       } else {
-        CopyRows<typename Tr::KLayout>(to, p.k, row.k, p.k_sf, p.k_sf_stride_page, p.k_sf_stride_n, p.k_sf_stride_h);
-        CopyRows<typename Tr::VLayout>(v_to, p.v, row.v, p.v_sf, p.v_sf_stride_page, p.v_sf_stride_n, p.v_sf_stride_h);
+        CopyRows<typename Tr::KLayout>(to, p.k, row.k, page, p.k_sf, p.k_sf_stride_page, p.k_sf_stride_n,
+                                       p.k_sf_stride_h);
+        CopyRows<typename Tr::VLayout>(v_to, p.v, row.v, page, p.v_sf, p.v_sf_stride_page, p.v_sf_stride_n,
+                                       p.v_sf_stride_h);
       }
       token += STEP;
       to += Tr::STAGE_BYTES;
       if (to >= end) to -= Tr::STAGES * Tr::STAGE_BYTES;
       ++ahead;
-#pragma unroll
-      for (int i = 0; i < PAGES - 1; ++i) pages[i] = pages[i + 1];
-      pages[PAGES - 1] = AskPage(PAGES - 1);
+      if constexpr (PAGED) {
+        next_page += PagesOfStep();
+        if (next_page == 32) AskPages();
+      }
     }
     if (!HAS_ONE && token >= item.kv_end && item.next >= 0) NextItem();
     ptx::CopyCommit();
@@ -154,14 +171,15 @@ struct Producer {
 
   template <typename Layout>
   __device__ __forceinline__ void CopyRows(uint32_t to, const typename Params::DTypeKV* data, RowOffset<Params> offset,
-                                           const uint8_t* sf, int64_t sf_page, int64_t sf_n, int64_t sf_h) {
+                                           [[maybe_unused]] int page, const uint8_t* sf, int64_t sf_page, int64_t sf_n,
+                                           int64_t sf_h) {
     const int lane = threadIdx.x % 32;
     constexpr int TOTAL = KEYS * Layout::CHUNKS, EACH = (TOTAL + 31) / 32;
     [[maybe_unused]] int64_t sf_offset = 0;
     if constexpr (IS_FP4<typename Params::DTypeKV>) {
       const int at = token + lane % KEYS;
       if constexpr (PAGED) {
-        sf_offset = pages[0] * sf_page + (at - int64_t(p.page_size.Divide(at)) * p.page_size.divisor) * sf_n;
+        sf_offset = page * sf_page + (at - int64_t(p.page_size.Divide(at)) * p.page_size.divisor) * sf_n;
       } else {
         sf_offset = (int64_t(item.kv_begin) + at) * sf_n;
       }
