@@ -178,6 +178,7 @@ struct Replanned {
   /// The call of the record with this plan, this table of `batch_size` requests and these tensors.
   CheckedCall Call(const char* op, Record& record, const Repetition& given, int64_t batch_size,
                    bool same_strides) const {
+    record.call.rows = int32_t(given.q.size(0));  // of the plan: the caller has looked
     GiveTensors(op, record, given, same_strides);
     const CheckedCall& before = record.call;
     Params p = before.params;

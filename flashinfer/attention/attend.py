@@ -179,7 +179,7 @@ class AttentionWrapper(PlannedWrapper):
         if record is None or record.pdl_probe is not utils.device_support_pdl:
             return None
         is_replanned = not self._unchanged(record.state)
-        if is_replanned and not self._can_replan(record):
+        if is_replanned and not self._can_replan(record, q):
             return None
         sm_scale = self._sm_scale
         if sm_scale is None:
@@ -212,14 +212,15 @@ class AttentionWrapper(PlannedWrapper):
             scale_output(out, v_scale)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
-    def _can_replan(self, record: CallRecord) -> bool:
-        """Whether the call before differs by its plan and tables only."""
-        return (
-            bool(self._replanned)
-            and self._plan_info is not None
-            and self._unchanged_but_plan(record.state)
-            and self._expected_rows() == record.shape[0]
-        )
+    def _can_replan(self, record: CallRecord, q: torch.Tensor) -> bool:
+        """Whether the call before differs by its plan, tables and rows only; then outputs have these rows."""
+        if not self._replanned or self._plan_info is None or not self._unchanged_but_plan(record.state):
+            return False
+        rows = q.shape[0]
+        if rows != self._expected_rows():
+            return False
+        record.shape = (rows, *record.shape[1:])  # the strides do not depend on rows
+        return True
 
     def _new_plan(self) -> tuple[Any, ...]:
         """What ``replan`` of the module takes between the record and the tensors."""

@@ -3,8 +3,8 @@
 
 Looking at a dozen tensors and numbers is most of what a launch costs on the host. A wrapper keeps what the native call
 made of them, and the objects it was made from: serving engines replace attributes and ``plan``, so each call compares
-them by identity. Tables are read where they were; a tensor whose storage is replaced in place is not noticed. A decode
-wrapper gives a record the next plan and its tables where the rest is as before: a serving loop plans at each step.
+them by identity. Tables are read where they were; a tensor whose storage is replaced in place is not noticed. Where
+only the plan and its page table are others, a record is given these: a serving loop plans at each step.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class PlannedWrapper:
     #: Attributes that ``run`` reads, ``_sm_scale`` aside: objects and numbers.
     _objects: ClassVar[tuple[str, ...]] = ()
     _numbers_read: ClassVar[tuple[str, ...]] = ()
-    #: Those that ``replan`` of a module gives a record anew, after another plan for as many rows; none: there is none.
+    #: Those that ``replan`` of a module gives a record anew after another plan; none: there is no such function.
     _replanned: ClassVar[tuple[str, ...]] = ()
     _unchanged: ClassVar[Callable[[Any, Sequence[Any]], bool]]
     _unchanged_but_plan: ClassVar[Callable[[Any, Sequence[Any]], bool]]

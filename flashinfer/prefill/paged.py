@@ -65,7 +65,15 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         "_paged_kv_indptr_buf",
         "_paged_kv_indices_buf",
         "_paged_kv_last_page_len_buf",
-        "_page_shape",
+    )
+    _numbers_read = (*BatchPrefillWrapper._numbers_read, "_page_shape")
+    _replanned = (
+        "_plan_info",
+        "_qo_indptr_buf",
+        "_paged_kv_indptr_buf",
+        "_paged_kv_indices_buf",
+        "_paged_kv_last_page_len_buf",
+        "_qo_indptr_last",
     )
     _is_paged = True
     _known_tensors = (
@@ -503,6 +511,17 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             self._paged_kv_last_page_len_buf,
         )
         return self._cached_module, "paged_run", self._call_with(tables, launch, enable_pdl)
+
+    def _new_plan(self) -> tuple[Any, ...]:
+        return (
+            self._float_workspace_buffer,
+            self._int_workspace_buffer,
+            self._plan_info,
+            self._paged_kv_indptr_buf,
+            self._paged_kv_indices_buf,
+            self._paged_kv_last_page_len_buf,
+            self._qo_indptr_buf,
+        )
 
     # Names of older releases.
 

@@ -53,41 +53,65 @@ def test_decode_repeats(device, monkeypatch, layout, form, page_size, tensor_cor
 
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
-def test_the_next_plan_of_as_many_requests(device, monkeypatch, tensor_cores):
+def test_the_next_plan_of_decode(device, monkeypatch, tensor_cores):
     """Its first run takes over all that the plan and its tables do not say, and what is wrong with it is still said."""
     first, second, third = (
         decode_batch(device, kv_lens=lens) for lens in ([1, 54, 97, 700], [130, 20, 2000, 3], [9, 9, 9])
     )
     wrapper = planned(first, first.pages(8), tensor_cores=tensor_cores)
     long_way = counted(wrapper, monkeypatch)
-    ways = []
     for batch in (first, second, first, third):
         pages = batch.pages(8)
         wrapper.plan(*pages.table, *batch.heads, 64, 8)
         for form in FORMS[:2]:
             close(wrapper.run(batch.q, batch.cache(pages, form=form), return_lse=True), batch.expected())
-        ways.append(len(long_way))
-    assert ways == [1, 1, 1, 2]  # three requests instead of four are another call
+        assert wrapper.run(batch.q, batch.cache(pages)).shape == batch.q.shape
+    assert len(long_way) == 1
     pages = third.pages(8)
-    for options, text in (({"sm_scale": 0.01}, ""), ({"window_left": 3}, ""), ({"page_size": 16}, "as planned")):
-        wrapper.plan(*pages.table, *third.heads, 64, **{"page_size": 8, **options})
-        if text:
-            with pytest.raises(ValueError, match=text):
-                wrapper.run(third.q, third.cache(pages))
-        else:
-            got = wrapper.run(third.q, third.cache(pages), return_lse=True)
-            close(got, third.expected(Attention(**options)))
-    wrapper.plan(*pages.table, *third.heads, 64, 8)
-    with pytest.raises(ValueError, match="q has 4 rows"):
-        wrapper.run(first.q, third.cache(pages))
+    for options in ({"sm_scale": 0.01}, {"window_left": 3}):
+        wrapper.plan(*pages.table, *third.heads, 64, 8, **options)
+        got = wrapper.run(third.q, third.cache(pages), return_lse=True)
+        close(got, third.expected(Attention(**options)))
+    wrapper.plan(*pages.table, *third.heads, 64, 16)
+    with pytest.raises(ValueError, match="as planned"):
+        wrapper.run(third.q, third.cache(pages))
+    for out in (None, torch.empty_like(first.q)):
+        wrapper.plan(*pages.table, *third.heads, 64, 8)
+        with pytest.raises(ValueError, match="q has 4 rows"):
+            wrapper.run(first.q, third.cache(pages), out=out)
     with pytest.raises(ValueError, match="dtype of q"):
         wrapper.run(third.q.float(), third.cache(pages))
-    with pytest.raises(KeyError):
-        wrapper.plan(*pages.table, *third.heads, 64, 8, pos_encoding_mode="none of them")
     if device == "cpu":
         wrapper.plan(pages.indptr, pages.indices + 1000, pages.last_page_len, *third.heads, 64, 8)
         with pytest.raises(ValueError, match="expected 0 to"):
             wrapper.run(third.q, third.cache(pages))
+
+
+def test_the_next_plan_of_prefill(device, monkeypatch):
+    batches = [
+        Batch(qo_lens, kv_lens, device=device)
+        for qo_lens, kv_lens in (([5, 20], [40, 97]), ([1, 1, 130], [1, 700, 200]), ([1] * 4, [9, 17, 3000, 2]))
+    ]
+    wrapper = paged(batches[0], batches[0].pages(8), causal=True)
+    long_way = counted(wrapper, monkeypatch)
+    what = Attention(causal=True)
+    for batch in batches:
+        pages = batch.pages(8)
+        wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 8, causal=True)
+        for _ in range(2):
+            close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected(what))
+    assert len(long_way) == 1
+    wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 8, causal=True)
+    with pytest.raises(ValueError, match="rows"):
+        wrapper.run(batches[0].q, batch.cache(pages))
+    wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 8, causal=False)
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+    mask = torch.ones(sum(batch.kv_lens), dtype=torch.bool, device=device)
+    mask[1] = mask[40] = False
+    for _ in range(2):  # masks are other tensors
+        wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 8, custom_mask=mask)
+        masks = [Attention(mask=m[None].cpu()) for m in mask.split(list(batch.kv_lens))]
+        close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected(masks))
 
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
