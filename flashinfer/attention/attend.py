@@ -145,7 +145,7 @@ class AttentionWrapper(PlannedWrapper):
         else:
             self._launch(launch, enable_pdl)
         if scale_v is not None:
-            scale_output_per_head(out, scale_v)
+            scale_output_per_head(out, scale_v, self._num_kv_heads)
         if v_scale is not None:
             scale_output(out, v_scale)
         if sinks is not None:
@@ -233,7 +233,7 @@ class AttentionWrapper(PlannedWrapper):
         if len(args) != 3:
             raise ArgumentError(f"{self._op}.run: {len(args)} scales, expected 3 (of q, k and v)")
         scale_q, scale_k, scale_v = args
-        return convert_fp8_query(q, scale_q, scale_k, self._dtypes.compute), scale_v
+        return convert_fp8_query(q, scale_q, scale_k, self._num_kv_heads, self._dtypes.compute), scale_v
 
     # Names of older releases.
 

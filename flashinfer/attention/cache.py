@@ -14,6 +14,8 @@ __all__ = ["PagedCache", "scale_factors", "unpack_paged_cache"]
 PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 _UINT8 = torch.uint8
+_FACTOR_DTYPES = (torch.float8_e4m3fn, _UINT8)
+_CODES_PER_FACTOR = 8  # bytes of two codes
 
 
 def unpack_paged_cache(
@@ -47,7 +49,7 @@ def unpack_paged_cache(
 
 
 def scale_factors(
-    op: str, k: torch.Tensor, kv_cache_sf: Optional[PagedCache], layout: int, paged: bool
+    op: str, k: torch.Tensor, v: torch.Tensor, kv_cache_sf: Optional[PagedCache], layout: int, paged: bool
 ) -> tuple[torch.Tensor, ...]:
     """Scale factors of an NVFP4 cache as bytes; nothing for other caches."""
     if k.dtype is not _UINT8:
@@ -60,7 +62,13 @@ def scale_factors(
         factors = kv_cache_sf
     else:
         raise ArgumentError(f"{op}: kv_cache_sf is a {type(kv_cache_sf).__name__}, expected a tuple of two tensors")
-    for factor in factors:
+    for name, factor, codes in (("keys", factors[0], k), ("values", factors[1], v)):
+        shape = (*codes.shape[:-1], codes.shape[-1] // _CODES_PER_FACTOR)
+        if factor.shape != shape or factor.dtype not in _FACTOR_DTYPES or factor.device != codes.device:
+            raise ArgumentError(
+                f"{op}: kv_cache_sf of {name} is {factor.dtype} {tuple(factor.shape)} on {factor.device}, expected "
+                f"torch.float8_e4m3fn {shape} on {codes.device} (one for 16 elements, {_CODES_PER_FACTOR} bytes)"
+            )
         if factor.stride(-1) != 1:
             raise ArgumentError(f"{op}: kv_cache_sf has stride {factor.stride(-1)}, innermost stride must be 1")
     return tuple(factor.view(_UINT8) for factor in factors)

@@ -39,29 +39,34 @@ def scale_output(out: torch.Tensor, v_scale: Scale) -> None:
         out.mul_(_number(v_scale) if isinstance(v_scale, torch.Tensor) else v_scale)
 
 
-def _per_head(scale: Scale, num_heads: int, like: torch.Tensor) -> Optional[torch.Tensor]:
-    """``(num_heads, 1)`` float32, each scale repeated for its group of heads; None for no scale."""
+def _per_head(name: str, scale: Scale, num_heads: int, expected: int, like: torch.Tensor) -> Optional[torch.Tensor]:
+    """``(num_heads, 1)`` float32: each of ``expected`` scales, or the only one, repeated for its heads."""
     if scale is None:
         return None
+    if isinstance(scale, torch.Tensor) and scale.numel() not in (1, expected, num_heads):
+        raise ArgumentError(f"{name} has {scale.numel()} elements, expected 1 or {expected} (one for each head)")
     if not isinstance(scale, torch.Tensor):
         return torch.full((num_heads, 1), scale, dtype=torch.float32, device=like.device)
     scale = scale.to(device=like.device, dtype=torch.float32).reshape(-1)
     return scale.repeat_interleave(num_heads // scale.numel()).unsqueeze(-1)
 
 
-def convert_fp8_query(q: torch.Tensor, scale_q: Scale, scale_k: Scale, dtype: torch.dtype) -> torch.Tensor:
+def convert_fp8_query(
+    q: torch.Tensor, scale_q: Scale, scale_k: Scale, num_kv_heads: int, dtype: torch.dtype
+) -> torch.Tensor:
     """8-bit queries as 16-bit ones with the scales of each head of q and k in them.
 
     Every 8-bit float is exact in 16 bits; only the product with the scales is rounded.
     """
-    result = q.to(torch.float32)
-    for scale in (_per_head(scale_q, q.shape[-2], q), _per_head(scale_k, q.shape[-2], q)):
+    result, heads = q.to(torch.float32), q.shape[-2]
+    of_q = _per_head("scale_q", scale_q, heads, heads, q)
+    for scale in (of_q, _per_head("scale_k", scale_k, heads, num_kv_heads, q)):
         if scale is not None:
             result = result * scale
     return result.to(dtype)
 
 
-def scale_output_per_head(out: torch.Tensor, scale_v: Scale) -> None:
-    scale = _per_head(scale_v, out.shape[-2], out)
+def scale_output_per_head(out: torch.Tensor, scale_v: Scale, num_kv_heads: int) -> None:
+    scale = _per_head("scale_v", scale_v, out.shape[-2], num_kv_heads, out)
     if scale is not None:
         out.mul_(scale)

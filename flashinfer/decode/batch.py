@@ -377,7 +377,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
                 f"{op}: keys have strides {k.stride()} and values {v.stride()}; they must have identical strides "
                 "without use_tensor_cores=True"
             )
-        factors = scale_factors(op, k, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
+        factors = scale_factors(op, k, v, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
         return self._attend(
             q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, sinks=sinks
         )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Optional
 
@@ -18,7 +19,7 @@ _BLOCK = 128  # columns of ckv that share a scale of a token
 
 
 def _positive(op: str, name: str, scale: object) -> float:
-    if not isinstance(scale, (int, float)) or not math.isfinite(scale) or scale <= 0:
+    if not isinstance(scale, numbers.Real) or not math.isfinite(scale) or scale <= 0:
         raise ArgumentError(f"{op}: {name} is {scale!r}, expected a finite number above 0 (the cache is FP8)")
     return float(scale)
 

@@ -497,7 +497,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             raise ArgumentError(
                 f"{self._op}.run: window_left is {window_left}, expected {self._window_left} (as planned)"
             )
-        factors = scale_factors(self._op, k, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
+        factors = scale_factors(self._op, k, v, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
         return self._attend(
             q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout,
             sinks,

@@ -248,7 +248,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
                 f"{self._op}.run: k has {tokens} tokens of {heads} heads, expected {self._kv_indptr_last} "
                 f"(kv_indptr[-1]) of {self._num_kv_heads} (as planned)"
             )
-        factors = scale_factors(self._op, k, kv_cache_sf, self._layout, False) if self._is_nvfp4 else ()
+        factors = scale_factors(self._op, k, v, kv_cache_sf, self._layout, False) if self._is_nvfp4 else ()
         return self._attend(
             q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout
         )

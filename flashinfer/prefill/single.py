@@ -129,7 +129,8 @@ def single_prefill_with_kv_cache(
     o_dtype = canonicalize_torch_dtype(o_dtype) if o_dtype else torch.bfloat16 if fp8 else q_dtype
     if fp8:
         _check_fp8(op, q, k, v, window_left, o_dtype)
-        q = convert_fp8_query(q, scale_q, scale_k, o_dtype)
+        num_kv_heads = k_shape[1 - layout]
+        q = convert_fp8_query(q, scale_q, scale_k, num_kv_heads, o_dtype)
     if packed_custom_mask is not None:
         check_packed_mask(op, packed_custom_mask, -(-qo_len * k_shape[layout] // 8))
         packed_custom_mask = packed_custom_mask.contiguous()
@@ -140,7 +141,7 @@ def single_prefill_with_kv_cache(
     if k_scale is not None:
         q, sm_scale = scale_logits(q, sm_scale, None, k_scale)
     head_dim_vo, k_sf, v_sf = v_shape[-1], None, None
-    if factors := scale_factors(op, k, kv_cache_sf, layout, False):
+    if factors := scale_factors(op, k, v, kv_cache_sf, layout, False):
         head_dim_vo, (k_sf, v_sf) = 2 * head_dim_vo, factors
     out = new_empty(q, o_dtype, qo_len, num_qo_heads, head_dim_vo)
     lse = new_empty(q, torch.float32, qo_len, num_qo_heads) if return_lse else None
@@ -149,7 +150,7 @@ def single_prefill_with_kv_cache(
         use_fp16_qk_reduction, window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0, rope_theta or 1e4,
     )  # fmt: skip
     if fp8:
-        scale_output_per_head(out, scale_v)
+        scale_output_per_head(out, scale_v, num_kv_heads)
     if v_scale is not None:
         scale_output(out, v_scale)
     return out if lse is None else (out, lse)

@@ -203,6 +203,10 @@ def test_fp8_queries(device):
         got = paged(batch, pages, **options).run(batch.q, batch.cache(pages), *scales, return_lse=True)
         close(got, expected, 1e-2)
         close(ragged(batch, **options).run(batch.q, *batch.dense(), *scales, return_lse=True), expected, 1e-2)
+    for place, name, count in ((0, "scale_q", 4), (1, "scale_k", 2), (2, "scale_v", 2)):
+        scales = [*heads[:place], torch.ones(3, device=device), *heads[place + 1 :]]
+        with pytest.raises(ValueError, match=f"{name} has 3 elements, expected 1 or {count}"):
+            paged(batch, pages, **options).run(batch.q, batch.cache(pages), *scales)
     wrapper = ragged(batch, q_data_type=fp8, kv_data_type=fp8, o_data_type=fp8)
     assert wrapper._cached_o_data_type == torch.bfloat16
 
@@ -217,8 +221,16 @@ def test_nvfp4(device):
     close(wrapper.run(batch.q, batch.cache(pages), kv_cache_sf=batch.cache_sf(pages), **scales), expected, 1e-2)
     with pytest.raises(ValueError, match="kv_cache_sf"):
         wrapper.run(batch.q, batch.cache(pages))
+    keys, values = batch.cache_sf(pages)
+    for bad in (keys[..., :3], keys[1:], keys[:, :, :1], keys.float()):  # columns, pages, heads, dtype
+        with pytest.raises(ValueError, match=r"kv_cache_sf of keys is .* expected torch\.float8_e4m3fn \("):
+            wrapper.run(batch.q, batch.cache(pages), kv_cache_sf=(bad, values))
+        with pytest.raises(ValueError, match="kv_cache_sf of values is"):
+            wrapper.run(batch.q, batch.cache(pages), kv_cache_sf=(keys, bad))
     wrapper = ragged(batch, **options)
     close(wrapper.run(batch.q, *batch.dense(), kv_cache_sf=(batch.k_sf, batch.v_sf), **scales), expected, 1e-2)
+    with pytest.raises(ValueError, match="kv_cache_sf of values is"):
+        wrapper.run(batch.q, *batch.dense(), kv_cache_sf=(batch.k_sf, batch.v_sf[1:]))
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -121,6 +121,8 @@ def test_prefill_of_nvfp4(device):
         close(single_prefill_with_kv_cache(batch.q, k, v, kv_cache_sf=given, **options), expected, 1e-2)
     with pytest.raises(ValueError, match="kv_cache_sf"):
         single_prefill_with_kv_cache(batch.q, k, v)
+    with pytest.raises(ValueError, match="kv_cache_sf of keys is"):
+        single_prefill_with_kv_cache(batch.q, k, v, kv_cache_sf=(batch.k_sf[1:], batch.v_sf))
 
 
 def test_output_dtype_by_name(device):

@@ -9,6 +9,7 @@ import math
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -112,7 +113,7 @@ def test_without_positions(device):
     close(batch.wrapper().run(*batch.arguments, return_lse=True), batch.expected())
 
 
-@pytest.mark.parametrize("ckv_scale, kpe_scale", [(1.0, 1.0), (0.5, 0.25)])
+@pytest.mark.parametrize("ckv_scale, kpe_scale", [(1.0, 1.0), (0.5, 0.25), (np.float32(0.5), 2)])
 def test_fp8_cache(device, ckv_scale, kpe_scale):
     batch = Latent(device, dtype=BF16, kv_dtype=FP8)
     result = batch.wrapper().run(*batch.arguments, return_lse=True, ckv_scale=ckv_scale, kpe_scale=kpe_scale)
