@@ -110,6 +110,23 @@ def test_requests_without_keys_give_zero(device):
     close((out, lse), batch.expected())
 
 
+@pytest.mark.parametrize("page_size", [16, 48, 24])  # the keys of a step lie in one page, or not
+def test_long_requests_in_one_piece(device, page_size):
+    """Warps know the pages of 32 steps of 64 keys at most; then they ask again."""
+    batch = decode_batch(device, kv_lens=[2500, 7, 4200])
+    pages = batch.pages(page_size)
+    wrapper = planned(batch, pages, disable_split_kv=True)
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+
+
+def test_short_requests_of_which_blocks_take_more(device):
+    """KV heads that do not divide the blocks of a device leave shares to those that are done, some without keys."""
+    heads = {"num_qo_heads": 10, "num_kv_heads": 5, "head_dim_qk": 128}
+    batch = decode_batch(device, kv_lens=[37 * i % 90 for i in range(300)], **heads)
+    pages = batch.pages(16)
+    close(planned(batch, pages).run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+
+
 @pytest.mark.parametrize("q_len", [2, 5])
 def test_several_tokens_per_request_are_causal(device, q_len):
     batch = decode_batch(device, q_len, kv_lens=[q_len, 54, 97])
