@@ -123,7 +123,7 @@ def test_refcheck(capsys):
 @pytest.mark.parametrize(
     "words, text",
     [
-        (["-R", "doubel"], "--routine is 'doubel', expected all or a name from --list, such as double"),
+        (["-R", "doubled"], "--routine is 'doubled', expected all or a name from --list, such as double"),
         (["-R", "?"], "--routine is '?', expected all or a name from --list, such as negate"),
         ([], "--routine is missing"),
         (
