@@ -160,10 +160,11 @@ def test_more_rows_than_one_grid_axis(hidden):
 
 
 @needs_cuda
-def test_heads_that_do_not_fold():
+@pytest.mark.parametrize("hidden", [128, 2056, 16384], ids=["lanes", "two vectors", "four vectors"])
+def test_heads_that_do_not_fold(hidden):
     """Heads of a packed qkv buffer: neither rows nor heads of the view follow each other."""
-    qkv = torch.randn(33, 12, 128, dtype=torch.bfloat16, device="cuda")
-    w = torch.randn(128, dtype=torch.bfloat16, device="cuda")
+    qkv = torch.randn(33, 12, hidden, dtype=torch.bfloat16, device="cuda")
+    w = torch.randn(hidden, dtype=torch.bfloat16, device="cuda")
     q = qkv[:, 2:9]
     expected = rmsnorm_trace.reference(q, w)
     rest = qkv.clone()
@@ -184,6 +185,19 @@ def test_more_heads_than_one_grid_axis(hidden):
     for part, e in zip(parts, expected, strict=True):
         assert_close(x[part], e)
     assert torch.equal(wide[:, 0], untouched)
+
+
+@needs_cuda
+@pytest.mark.parametrize("hidden", [520, 1024, 1032, 2048, 2056, 4096, 4104, 8192])
+def test_residual_of_a_small_batch(hidden):
+    """Rows that just fill a block of each size, and those one vector longer; nothing beside them is written."""
+    x, residual = (view_of_wider(randn(5, hidden, dtype=BF16, device="cuda"), 16, 8) for _ in range(2))
+    w = randn(hidden, dtype=BF16, device="cuda")
+    expected, total = fused_add_rmsnorm_trace.reference(x, residual, w)
+    fused_add_rmsnorm(x, residual, w)
+    assert_close(x, expected)
+    assert torch.equal(residual, total)
+    assert gaps_are_untouched(x) and gaps_are_untouched(residual)
 
 
 @needs_cuda
