@@ -71,8 +71,8 @@ def module_cache(generate: Callable[..., JitSpec]) -> Callable[..., Any]:
     """``get_<op>_module`` of a generator: builds and loads on the first call, a dictionary look-up afterwards."""
 
     @functools.cache
-    def get_module(*key: Any) -> Any:
-        return generate(*key).build_and_load()
+    def get_module(*key: Any, **by_name: Any) -> Any:
+        return generate(*key, **by_name).build_and_load()
 
     get_module.__name__ = generate.__name__.replace("gen_", "get_", 1)
     get_module.__doc__ = f"The loaded module of ``{generate.__name__}``, built on first use."

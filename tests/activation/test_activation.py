@@ -221,3 +221,4 @@ def test_modules_by_activation(device):
     flashinfer.jit.build_jit_specs(specs, verbose=False)
     assert flashinfer.jit.gen_act_and_mul_module("silu").name == "activation"
     assert hasattr(flashinfer.activation.get_act_and_mul_module("gelu_tanh", device), "gelu_tanh_and_mul")
+    assert hasattr(flashinfer.activation.get_act_and_mul_module(act_func_name="gelu", backend=device), "gelu_and_mul")
