@@ -176,10 +176,10 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def selected(cases: Iterable[Case], words: str) -> Iterator[Case]:
+def selected(cases: Iterable[Case], words: str) -> list[Case]:
     """Cases whose name contains one of the comma-separated words; all for an empty string."""
     wanted = [word for word in words.split(",") if word]
-    return (c for c in cases if not wanted or any(word in c.name for word in wanted))
+    return [c for c in cases if not wanted or any(word in c.name for word in wanted)]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> list[Any]:
@@ -194,11 +194,14 @@ def main(argv: Optional[Sequence[str]] = None) -> list[Any]:
     parser.add_argument("--num_iters", type=int, help="timed iterations; default: what fits the time budget")
     parser.add_argument("--cuda_graph", action="store_true", help="time inside a CUDA graph instead of with events")
     args = parser.parse_args(argv)
+    cases = selected(CASES.values(), args.k)
+    if not cases:
+        parser.error(f"-k is {args.k!r}, expected a part of one of {', '.join(CASES)}")
 
     settings = measure.Settings(device=args.device, num_iters=args.num_iters, cuda_graph=args.cuda_graph)
     report.print_header(settings)
     results = []
-    for chosen in selected(list(CASES.values()), args.k):
+    for chosen in cases:
         if not chosen.points[args.device]:
             print(f"{chosen.name}: no {args.device} kernel, skipped")
         for point in chosen.points[args.device]:

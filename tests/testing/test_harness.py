@@ -152,6 +152,9 @@ def test_main_prints_a_line_per_point_and_writes_json(tmp_path, capsys, monkeypa
         "copy n=8 bf16", "copy n=16 bf16", "gpu_only: no cpu kernel, skipped",
     ]  # fmt: skip
     assert [r.point["n"] for r in results] == [8, 16]
+    with pytest.raises(SystemExit):
+        harness.main(["-k", "nothing", "--device", "cpu"])
+    assert "-k is 'nothing', expected a part of one of copy, gpu_only, other" in capsys.readouterr().err
     written = json.loads(path.read_text())
     assert written["timer"] == "host clock"
     first = written["results"][0]
