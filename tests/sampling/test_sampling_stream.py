@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 SHAPES = [
     (2, 70_000),  # the largest clusters
     (9, 70_001),  # of 8 blocks, which wait for each other with min-p; no row but the first is aligned
+    (64, 70_000),  # with min-p two blocks that fill SMs
     (100, 66_000),  # more blocks than a device has places for: with min-p only the leading ones wait
     (600, 1025),  # one block for a row, a segment of one column
 ]

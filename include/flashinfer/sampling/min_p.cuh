@@ -9,6 +9,7 @@ namespace flashinfer {
 namespace sampling {
 
 constexpr int STREAM_THREADS = 256;  // at most
+constexpr int MIN_P_WARPS = 32;      // of a block that has an SM for itself
 constexpr int MAX_CHUNKS = 2048;     // whose largest weights the leader wants to know
 
 /// What min-p keeps of a row.
@@ -29,11 +30,12 @@ struct Chunks {
   uint64_t masses[MAX_CHUNKS];  // of the listed ones
   uint32_t keys[MAX_CHUNKS];    // of the largest weights
   uint16_t listed[MAX_CHUNKS];
-  uint64_t totals[MAX_WARPS], barrier;
+  uint64_t totals[MIN_P_WARPS], barrier;
+  uint32_t largest[MIN_P_WARPS];  // keys
 };
 
 /// One column of those from min_p times the largest on: the largest of chunks first, masses of few chunks later.
-__global__ void __launch_bounds__(STREAM_THREADS, 4) MinPKernel(const __grid_constant__ SampleParams p) {
+__global__ void __launch_bounds__(MIN_P_WARPS * 32, 1) MinPKernel(const __grid_constant__ SampleParams p) {
   __shared__ Chunks chunks;
   ptx::GridDependencyWait();
   const int64_t output = ptx::ClusterId(), row = InputRow(p, output);
@@ -62,10 +64,15 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) MinPKernel(const __grid_con
   const uint64_t random = RandomOf(p, output);
   const float min_p = ValueOf(p.filter.top_p, p.filter.top_p_by_output ? output : row);
   ptx::WaitForBytes(&chunks.barrier);
+  const int each = (count + warps * 32 - 1) / (warps * 32) * 32;  // chunks of a warp
+  const int begin = warp * each, end = min(begin + each, count);
   uint32_t key = 0;
 #pragma unroll 4
-  for (int c = lane; c < count; c += 32) key = max(key, chunks.keys[c]);
-  const MinPFilter filter(min_p, FromBits(WarpLargest(key)));
+  for (int c = begin + lane; c < end; c += 32) key = max(key, chunks.keys[c]);
+  key = WarpLargest(key);
+  if (lane == 0) chunks.largest[warp] = key;
+  __syncthreads();
+  const MinPFilter filter(min_p, FromBits(WarpLargest(lane < warps ? chunks.largest[lane] : 0)));
   const auto mass_of = [&](float sum) { return filter.Mass(sum); };
   const auto column_of = [&](int chunk, int j) { return ((chunk << log2_size) + j) * WARP_COLUMNS + lane * 4; };
   const auto keep = [&](float (&x)[4]) {
@@ -74,12 +81,11 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) MinPKernel(const __grid_con
   };
 
   // What is kept of this warp's chunks, and what it weighs.
-  const int each = (count + warps * 32 - 1) / (warps * 32) * 32, begin = warp * each;
   uint16_t* const listed = chunks.listed + begin;
   uint64_t* const masses = chunks.masses + begin;
   int size = 0;
 #pragma unroll 1
-  for (int base = begin; base < min(begin + each, count); base += 32) {
+  for (int base = begin; base < end; base += 32) {
     const int c = base + lane;
     const uint32_t of_chunk = c < count ? chunks.keys[c] : 0;
     const bool is_kept = filter(FromBits(of_chunk)) > 0.f;
@@ -115,12 +121,9 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) MinPKernel(const __grid_con
   }
   if (lane == 0) chunks.totals[warp] = total;
   __syncthreads();
-  uint64_t before = 0, of_row = 0;
-#pragma unroll 1
-  for (int w = 0; w < warps; ++w) {
-    if (w == warp) before = of_row;
-    of_row += chunks.totals[w];
-  }
+  const uint64_t through = WarpInclusiveScan(lane < warps ? chunks.totals[lane] : 0);
+  const uint64_t of_row = __shfl_sync(0xffffffffu, through, 31);
+  uint64_t before = __shfl_sync(0xffffffffu, through, warp) - total;
   if (of_row == 0) {
     if (threadIdx.x == 0) WriteToken(p, output, -1);
     return;

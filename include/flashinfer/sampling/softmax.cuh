@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Softmax (definition and parameters: sampling.h). A cluster works on a row: each warp holds the weights of its
-// segments, tells all blocks their sums, and writes them divided by the total. Up to 128 segments, a vocabulary of
-// 131072, are held in registers, one by each warp of 16 blocks; more in shared memory; or else they are read twice.
+// segments, tells all blocks their sums, and writes them divided by the total. Up to 256 segments, a vocabulary of
+// 262144, are held in registers, one by each warp of 16 blocks; more in shared memory; or else they are read twice.
 // Several blocks on an SM: one loads while others compute and store.
 // H200, vocabulary 128256, us at 1 / 16 / 64 / 512 rows: 7.0 / 11.7 / 23.2 / 132 in registers, 8.9 / 12.9 / 28.2 / 139
 // in shared memory by clusters of 8. (Four blocks on an SM instead of five: 7.0 / 11.5 / 25.9 / 145.)
@@ -13,7 +13,8 @@
 namespace flashinfer {
 namespace sampling {
 
-constexpr int SOFTMAX_WARPS = 8;  // of a block, at most
+constexpr int SOFTMAX_WARPS = 8;  // of a block; those that hold segments in registers may have more
+constexpr int HELD_WARPS = 10, LONG_WARPS = 16;
 constexpr int SOFTMAX_HELD = 24;  // segments in the shared memory of a block: two blocks on an SM
 
 enum class Hold { kRegisters, kShared, kNothing };
@@ -68,9 +69,8 @@ FLASHINFER_HD size_t SoftmaxHeldBytes(int count, int blocks, int warps) {
   return size_t((count + blocks * warps - 1) / (blocks * warps)) * warps * SEGMENT * sizeof(float);
 }
 
-template <Hold HOLD>
-__global__ void __launch_bounds__(SOFTMAX_WARPS * 32, HOLD == Hold::kRegisters ? 5 : 3)
-    SoftmaxKernel(const __grid_constant__ RowParams<float> p) {
+template <Hold HOLD, int WARPS = SOFTMAX_WARPS, int BLOCKS = 3>
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS) SoftmaxKernel(const __grid_constant__ RowParams<float> p) {
   constexpr bool IN_REGISTERS = HOLD == Hold::kRegisters, IN_SHARED = HOLD == Hold::kShared;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ uint64_t barrier, mass_of_row;
@@ -128,8 +128,6 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, HOLD == Hold::kRegisters ?
   __syncthreads();
 
   const Normaliser normaliser(mass_of_row);
-  float* const out = p.out + row * p.out_stride;
-  const bool aligned = reinterpret_cast<uintptr_t>(out) % 16 == 0;
 #pragma unroll 1
   for (int i = 0; i < mine; ++i) {
     const int segment = first + i * step;
@@ -148,16 +146,20 @@ __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, HOLD == Hold::kRegisters ?
     } else {
       ForEachColumn(x, [&](float& value) { value *= share; });
     }
-    const bool is_whole = aligned && (segment + 1) * SEGMENT <= source.vocab;
+    float* const to = p.out + row * p.out_stride + SegmentSource::Column(segment, 0);
+    const int left = source.vocab - SegmentSource::Column(segment, 0);
+    if (reinterpret_cast<uintptr_t>(to) % 16 == 0 &&
+        (source.vocab % 4 == 0 || (segment + 1) * SEGMENT <= source.vocab)) {
 #pragma unroll
-    for (int j = 0; j < VECTORS; ++j) {
-      const int column = SegmentSource::Column(segment, j);
-      if (is_whole) {
-        RoundTo<float, 4>(x[j]).Store(out + column);
-      } else {
+      for (int j = 0; j < VECTORS; ++j) {
+        if (j * WARP_COLUMNS < left) RoundTo<float, 4>(x[j]).Store(to + j * WARP_COLUMNS);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < VECTORS; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          if (column + e < source.vocab) out[column + e] = x[j][e];
+          if (j * WARP_COLUMNS + e < left) to[j * WARP_COLUMNS + e] = x[j][e];
         }
       }
     }
@@ -173,7 +175,9 @@ FLASHINFER_INLINE Status SoftmaxRows<float>(const RowParams<float>& p, Stream st
   const cudaError_t status = PrepareKernel<SoftmaxKernel<Hold::kShared>>(device);
   if (status != cudaSuccess) return status;
   const int count = int(CeilDiv(p.vocab, SEGMENT));
-  const int largest = device.has_clusters ? LargestCluster<SoftmaxKernel<Hold::kRegisters>>(SOFTMAX_WARPS * 32, 0) : 1;
+  constexpr auto* IN_REGISTERS = SoftmaxKernel<Hold::kRegisters, HELD_WARPS, 4>;  // 48: five blocks of 8 warps
+  constexpr auto* LONG_ROWS = SoftmaxKernel<Hold::kRegisters, LONG_WARPS, 2>;
+  const int largest = device.has_clusters ? LargestCluster<IN_REGISTERS>(HELD_WARPS * 32, 0) : 1;
   Geometry g{1, 0, true, count * sizeof(SegmentSum)};
   // As few blocks as can have a warp for each segment; more while SMs would idle.
   while (g.cluster < largest && (count > SOFTMAX_WARPS * g.cluster ||
@@ -181,10 +185,12 @@ FLASHINFER_INLINE Status SoftmaxRows<float>(const RowParams<float>& p, Stream st
     g.cluster *= 2;
   }
   const int most = int(CeilDiv(count, g.cluster)), warps = std::min(most, SOFTMAX_WARPS);
-  g.threads = warps * 32;
-  if (most <= SOFTMAX_WARPS) {
-    return LaunchClusters(SoftmaxKernel<Hold::kRegisters>, g, p.rows, p.enable_pdl, stream, p);
+  g.threads = most * 32;
+  if (most <= HELD_WARPS) return LaunchClusters(IN_REGISTERS, g, p.rows, p.enable_pdl, stream, p);
+  if (most <= LONG_WARPS && (g.cluster == 1 || g.cluster <= LargestCluster<LONG_ROWS>(LONG_WARPS * 32, 0))) {
+    return LaunchClusters(LONG_ROWS, g, p.rows, p.enable_pdl, stream, p);
   }
+  g.threads = warps * 32;
   g.cluster = std::min(g.cluster, MAX_CLUSTER);
   const size_t held = SoftmaxHeldBytes(count, g.cluster, warps);
   if (CeilDiv(count, g.cluster) <= SOFTMAX_HELD && int64_t(g.shared_bytes + held) + 64 <= device.shared_bytes) {
