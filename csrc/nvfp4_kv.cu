@@ -70,11 +70,34 @@ void CheckPart(const char* op, const Part& part, const TensorView& data, const T
 
 template <typename T>
 Nvfp4Pages<T> PagesOf(const Part& part, Axes axes) {
-  return {part.data.data_ptr<uint8_t>(), part.scales.data_ptr<uint8_t>(),
-          part.scale.data_ptr<float>(),  part.out.data_ptr<T>(),
-          StrideOf(part.data, axes),     StrideOf(part.scales, axes),
-          StrideOf(part.out, {1, 2}),    part.out.size(3)};
+  return {part.data.data_ptr<uint8_t>(),
+          part.scales.data_ptr<uint8_t>(),
+          part.scale.data_ptr<float>(),
+          part.out.data_ptr<T>(),
+          StrideOf(part.data, axes),
+          StrideOf(part.scales, axes),
+          StrideOf(part.out, {1, 2}),
+          part.out.size(3),
+          part.data.size(0)};
 }
+
+#ifdef FLASHINFER_CPU  // on CUDA tokens of such pages are left out: to look would be to wait
+template <typename T, typename IdType>
+void CheckPages(const char* op, const flashinfer::Nvfp4PagedParams<T, IdType>& p) {
+  int64_t num_pages = INT64_MAX;
+  for (const Nvfp4Pages<T>& part : p.parts)
+    num_pages = part.head_dim == 0 ? num_pages : std::min(num_pages, part.num_pages);
+  for (int64_t request = 0; request < p.batch_size; ++request) {
+    const int64_t tokens = std::min<int64_t>(p.seq_lens[request], p.max_seq_len);
+    for (int64_t i = 0; i * p.page_size < tokens; ++i) {
+      const int64_t page = p.block_tables[request * p.table_stride + i];
+      if (page >= 0 && page < num_pages) continue;
+      TVM_FFI_THROW(ArgumentError) << op << ": block_tables[" << request << ", " << i << "] = " << page
+                                   << ", expected a page of the cache, which has " << num_pages;
+    }
+  }
+}
+#endif
 
 }  // namespace
 
@@ -154,6 +177,9 @@ void nvfp4_kv_dequantize_paged(TensorView k_cache, TensorView v_cache, TensorVie
                                                       max_seq_len,
                                                       output_k.size(2),
                                                       page_size};
+#ifdef FLASHINFER_CPU
+      CheckPages(op, p);
+#endif
       CheckStatus(op, flashinfer::Nvfp4DequantizePaged<T, IdType>(p, get_stream(k_cache.device())));
     };
     if (block_tables.dtype().bits == 64) return run(TypeTag<int64_t>{});

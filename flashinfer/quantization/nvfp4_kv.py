@@ -117,7 +117,8 @@ def nvfp4_kv_dequantize_paged(
         Their scales in the same form, last dimension ``d / 16``: float8_e4m3fn, or the same bytes as uint8.
     block_tables : torch.Tensor
         ``(batch, columns)`` int32 or int64: pages of each request, enough columns for ``output_k.shape[1]`` tokens.
-        Only entries of tokens below ``seq_lens`` are read; they must be pages of the cache.
+        Only entries of tokens below ``seq_lens`` are read. One that is no page of the cache is an error on the CPU; on
+        CUDA its tokens are left out.
     seq_lens : torch.Tensor
         ``(batch,)`` int32.
     k_scale, v_scale : torch.Tensor

@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(THREADS)
     if (int64_t(token) >= min(int64_t(p.seq_lens[request]), p.max_seq_len)) continue;
     const uint32_t index = grid.page_size.Divide(token), slot = token - index * grid.page_size.divisor;
     const int64_t page = p.block_tables[request * p.table_stride + index];
+    if (page < 0 || page >= part.num_pages) continue;
     const uint8_t* data =
         part.data + page * part.data_stride.page + slot * part.data_stride.token + head * part.data_stride.head;
     const uint8_t* scales =

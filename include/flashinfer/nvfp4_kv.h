@@ -40,9 +40,11 @@ struct Nvfp4Pages {
   PageStride scale_stride;
   PageStride out_stride;  ///< `page` is the stride of a request here
   int64_t head_dim;       ///< elements, a multiple of 16; 0 leaves this part out
+  int64_t num_pages;
 };
 
 /// out[b, s, h] = cache[block_tables[b, s / page_size], s % page_size, h] for s < seq_lens[b]; nothing else is written.
+/// Nothing is for a page that is none of the cache, either.
 template <typename T, typename IdType>
 struct Nvfp4PagedParams {
   Nvfp4Pages<T> parts[2];      ///< keys, values

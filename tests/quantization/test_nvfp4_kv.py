@@ -251,6 +251,24 @@ def test_bad_paged(device, name, change, text):
     assert str(caught.value).startswith("nvfp4_kv_dequantize_paged: ")
 
 
+@pytest.mark.parametrize("page", [-1, 10**6])
+def test_pages_of_no_cache(device, page):
+    """An error where it is cheap to look; a GPU leaves out their tokens and nothing else."""
+    arguments = paged(device, [20, 31])
+    whole = {**arguments, **{name: arguments[name].clone() for name in ("output_k", "output_v")}}
+    nvfp4_kv_dequantize_paged(**whole)
+    arguments["block_tables"] = arguments["block_tables"].clone()
+    arguments["block_tables"][1, 1] = page
+    if device == "cpu":
+        with pytest.raises(ArgumentError, match=rf"block_tables\[1, 1\] = {page}, expected a page of the cache"):
+            nvfp4_kv_dequantize_paged(**arguments)
+        return
+    nvfp4_kv_dequantize_paged(**arguments)
+    for name in ("output_k", "output_v"):
+        whole[name][1, 16:] = UNTOUCHED
+        assert torch.equal(arguments[name], whole[name])
+
+
 # torch.compile and graphs ---------------------------------------------------------------------------------------------
 
 
