@@ -16,7 +16,9 @@
 //   sampling/min_p.cuh        min-p of many rows
 //   sampling/near.cuh         a draw in one read: what is near the threshold is listed
 //   sampling/guess.cuh        where the threshold most likely is, from a sample of the row
-//   sampling/leader.cuh       draws by one block that reads the row again and again, where the guess was wrong
+//   sampling/list.cuh         such lists, and draws from them
+//   sampling/again.cuh        the same from rows that are flat or have many ties, where the guess was of no use
+//   sampling/leader.cuh       draws by one block that reads the row again and again, where that does not do either
 //   sampling/scan.cuh         running sums over a block
 //   sampling/sieve.cuh        a row that is written, in one read: what may be kept is listed
 //   sampling/bound.cuh        which columns these are, from a sample of the row

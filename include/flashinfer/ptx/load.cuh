@@ -26,5 +26,27 @@ __device__ __forceinline__ void LoadOnce(bool exists, const float* from, float p
 #endif
 }
 
+/// That hint, for LoadOnce. It is made anew wherever this is called: one for several loops would be kept in ordinary
+/// registers, from which every load has to fetch it.
+__device__ __forceinline__ uint64_t OncePolicy() {
+  uint64_t policy = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
+/// The same, of what exists.
+__device__ __forceinline__ void LoadOnce(const float* from, uint64_t policy, float (&x)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("ld.global.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "l"(from), "l"(policy));
+#else
+  const float4 v = *reinterpret_cast<const float4*>(from);
+  x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+#endif
+}
+
 }  // namespace ptx
 }  // namespace flashinfer

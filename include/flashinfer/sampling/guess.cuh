@@ -21,6 +21,9 @@ struct Asked {
   float top_p;
   bool by_mass;
   bool top_k_first;  // top_p is of the columns that top-k keeps
+
+  /// Whether it is of all columns.
+  __device__ __forceinline__ bool ByTotal() const { return top_k_first && count == UNLIMITED; }
 };
 
 /// Columns from `high` on are kept, those below `low` are not.
@@ -40,13 +43,15 @@ __device__ __forceinline__ bool IsCertain(float much, float variance) {
   return much >= 0.f && much * much >= GUESS_DEVIATIONS * GUESS_DEVIATIONS * variance;
 }
 
-/// All columns within the range where they are at most `most_listed`. sampled() is called once the sample is loaded.
+/// All columns within the range where they are at most `most_listed`; `expected` of them, or more. sampled() is called
+/// once the sample is loaded.
 template <typename Sampled>
 __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const Asked& asked, int most_listed,
-                                            GuessShared& shared, const Sampled& sampled) {
+                                            float& expected, GuessShared& shared, const Sampled& sampled) {
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const float lowest = FromBits(1);
-  const bool by_count = asked.count != UNLIMITED, by_mass = asked.by_mass || (asked.top_k_first && !by_count);
+  expected = 0.f;
+  const bool by_count = asked.count != UNLIMITED, by_mass = asked.by_mass || asked.ByTotal();
   if (!by_count && !by_mass) return {lowest, lowest};
   if (source.vocab <= most_listed) return {lowest, 2.f};
   float x[GUESS_EACH];
@@ -114,6 +119,11 @@ __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const A
   if (lane == 0 && low != 0) atomicMax(&shared.low, low);
   if (lane == 0 && high != GUESS_BINS) atomicMin(&shared.high, high);
   __syncthreads();
+  // Columns within; where they are many, those of a few bins tell.
+  const int bin = max(shared.low, 1) + lane;  // but for the lowest bin, which 0 is in
+  float within = 0.f;
+  if (bin < shared.high) within = by_count ? float(shared.counts[bin]) : __fdividef(shared.quanta[bin], edge(bin + 1));
+  expected = float(ptx::ReduceAdd(uint32_t(by_count ? within : within * (1.f / 2147483648.f)))) * each;
   const bool is_open = shared.high == GUESS_BINS || (asked.top_k_first && by_count);
   return {shared.low == 0 ? lowest : edge(shared.low), is_open ? 2.f : edge(shared.high)};
 }

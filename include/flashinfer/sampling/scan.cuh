@@ -14,14 +14,15 @@ struct ScanShared {
 };
 
 /// Sum of the threads before this one. Calls are a barrier apart.
-__device__ __forceinline__ uint64_t BlockBefore(uint64_t x, ScanShared& shared) {
+template <typename T>
+__device__ __forceinline__ T BlockBefore(T x, ScanShared& shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint64_t through = WarpInclusiveScan(x);
+  const T through = WarpInclusiveScan(x);
   if (lane == 31) shared.by_warp[warp] = through;
   __syncthreads();
-  uint64_t before = through - x;
+  T before = through - x;
 #pragma unroll
-  for (int w = 0; w < TOP_WARPS - 1; ++w) before += w < warp ? shared.by_warp[w] : 0;
+  for (int w = 0; w < TOP_WARPS - 1; ++w) before += w < warp ? T(shared.by_warp[w]) : 0;
   return before;
 }
 

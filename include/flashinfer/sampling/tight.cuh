@@ -2,7 +2,6 @@
 // Where the threshold of a filter is, from a sample of the row, for rows of which a first guess (bound.cuh) was wrong or
 // leaves too many columns: they are flat, or many columns are equal. Samples are put into finer and finer bins until
 // there is room for what is between the bounds, but for ties at the lower one.
-// Draws (near.cuh) do without: the code of a second look cost common rows 2.5 us of 26, though they never ran it.
 #pragma once
 #include <cfloat>
 

@@ -2,7 +2,7 @@
 // The kernel that draws from what top-k and top-p keep of probabilities (definitions and parameters: sampling.h). A
 // cluster of blocks for each output, or one block.
 #pragma once
-#include "../sampling.cuh"
+#include "again.cuh"
 #include "near.cuh"
 
 namespace flashinfer {
@@ -14,16 +14,9 @@ __global__ void __launch_bounds__(TOP_THREADS, 4) TopKernel(const __grid_constan
   ptx::GridDependencyWait();
   const int64_t output = ptx::ClusterId(), row = InputRow(p, output);
   const SegmentSource source(p.input + row * p.row_stride, p.vocab);
-  const int top_k = ValueOf(p.filter.top_k, p.filter.top_k_by_output ? output : row);
-  Asked asked;
-  asked.count = top_k >= source.vocab ? UNLIMITED : uint64_t(max(top_k, 1));
-  asked.top_p = ValueOf(p.filter.top_p, p.filter.top_p_by_output ? output : row);
-  asked.by_mass = p.filter.filter == Filter::kBoth && !(asked.top_p >= 1.f);
-  asked.top_k_first = p.filter.filter == Filter::kTopKFirst && !(asked.top_p >= 1.f);
-  const auto random = [&] {
-    return RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);
-  };
-  const int column = SampleNear(source, asked, random, shared);
+  Range range;
+  int column = SampleNear(source, AskedOf(p, output, row), [&] { return RandomOf(p, output); }, range, shared);
+  if (column == NOT_NEAR) column = SampleAgain(source, range, &shared);
   if (column != ELSEWHERE) WriteToken(p, output, column);
 }
 

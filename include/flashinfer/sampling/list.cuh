@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+// Columns near the threshold of a filter (near.cuh), listed by a cluster of blocks that reads a row of probabilities; the
+// threshold among them, and the draw.
+#pragma once
+#include "../ptx/prefetch.cuh"
+#include "../sampling.cuh"
+#include "leader.cuh"
+#include "pick.cuh"
+#include "tight.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int NEAR_CLUSTER = 16;
+constexpr int NEAR_WARPS = NEAR_CLUSTER * TOP_WARPS;
+constexpr int NEAR_CHUNKS = int(MAX_VOCAB / SEGMENT);  // at most, of a row
+constexpr int NEAR_LIST = 6144;                        // columns; four blocks fit an SM
+constexpr int NEAR_BINS = 2 * TOP_THREADS;
+constexpr int NEAR_FEW = 32;
+constexpr uint64_t NEAR_QUANTA = ~uint32_t{0};  // of what is kept: then no column saturates, and sums fit 32 bits
+
+/// A range, and whether columns that are equal to its lower end are counted only.
+struct TiedRange : Range {
+  bool has_ties;
+  __device__ __forceinline__ float Tie() const { return has_ties ? low : -1.f; }
+};
+
+struct NearBins {
+  uint32_t sums[3][NEAR_BINS];  // counts, and both halves of quanta
+  uint32_t few[NEAR_FEW];
+  int32_t bin, last_bin;
+  uint32_t count_few, count_before, count_within;
+  uint64_t quanta_before, quanta_through;
+};
+
+struct NearShared {
+  ScanShared scan;
+  union {
+    GuessShared guess;
+    TightShared tight;
+    NearBins bins;
+  };
+  union {
+    struct {  // from the front on what this block lists, from the back on what others send the leader
+      uint32_t keys[NEAR_LIST];
+      uint16_t chunks[NEAR_LIST];
+    };
+    LeaderShared leader;
+  };
+  uint32_t listed, sent;  // also what did not fit
+  uint32_t fitting;       // of this block's
+  uint32_t begin;
+  uint32_t is_drawn;  // by the leader, without again.cuh
+  TiedRange next;     // what the leader wants to be tried there; from 0 on if nothing
+  // Of the leader: what all warps tell it.
+  uint32_t chunk_quanta[NEAR_CHUNKS];
+  uint64_t quanta_above[NEAR_WARPS], quanta_below[NEAR_WARPS];
+  uint32_t count_above[NEAR_WARPS], count_tied[NEAR_WARPS];
+  uint64_t random;
+  uint64_t known;  // limit by mass of what top-k keeps, once that is known: for again.cuh
+  Asked asked;     // registers are few, and what does not fit them is loaded slowly after a barrier of the cluster
+
+  __device__ __forceinline__ void Start() { listed = sent = 0, fitting = NEAR_LIST; }
+};
+
+/// What the filter of an output asks of its row.
+__device__ __forceinline__ Asked AskedOf(const SampleParams& p, int64_t output, int64_t row) {
+  const int top_k = ValueOf(p.filter.top_k, p.filter.top_k_by_output ? output : row);
+  Asked asked;
+  asked.count = top_k >= int(p.vocab) ? UNLIMITED : uint64_t(max(top_k, 1));
+  asked.top_p = ValueOf(p.filter.top_p, p.filter.top_p_by_output ? output : row);
+  asked.by_mass = p.filter.filter == Filter::kBoth && !(asked.top_p >= 1.f);
+  asked.top_k_first = p.filter.filter == Filter::kTopKFirst && !(asked.top_p >= 1.f);
+  return asked;
+}
+
+/// Bring a chunk of a warp into L2.
+__device__ __forceinline__ void PrefetchChunk(const SegmentSource& source, int chunk) {
+  const int begin = chunk * SEGMENT;
+  if (threadIdx.x % 32 == 0 && begin + 4 <= source.vocab && source.aligned) {
+    ptx::PrefetchL2(source.row + begin, min(SEGMENT, source.vocab - begin) / 4 * 16);
+  }
+}
+
+/// Load a chunk of a warp; 0 where there is no column.
+__device__ __forceinline__ void LoadChunk(const SegmentSource& source, int chunk, float (&x)[VECTORS][4]) {
+  const int begin = SegmentSource::Column(chunk, 0);
+  if (source.aligned && (chunk + 1) * SEGMENT <= source.vocab) {
+    const uint64_t policy = ptx::OncePolicy();
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) ptx::LoadOnce(source.row + begin + j * WARP_COLUMNS, policy, x[j]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int i = begin + j * WARP_COLUMNS + e;
+        x[j][e] = i < source.vocab ? source.row[i] : 0.f;
+      }
+    }
+  }
+}
+
+/// List what is within a range, and add up what is above. BELOW: the leader wants to know the quanta of the whole row.
+/// TIES: columns that are equal to `tie`, the lower end of the range, are counted instead of listed, unless it is
+/// negative, and are taken as kept.
+template <bool BELOW, bool TIES>
+__device__ __forceinline__ void ListNear(const SegmentSource& source, const Range& range, float tie,
+                                         NearShared& shared) {
+  const int lane = threadIdx.x % 32, warps = ptx::ClusterSize() * TOP_WARPS;
+  const int mine = ptx::ClusterRank() * TOP_WARPS + threadIdx.x / 32, chunks = source.Count();
+  const Scale scale(ONE);
+  const float below_low = FromBits(Bits(range.low) - 1), below_high = FromBits(Bits(range.high) - 1);
+  uint32_t* const chunk_quanta = ptx::InBlock(shared.chunk_quanta, 0);
+  uint64_t above = 0, below = 0;
+  uint32_t count = 0, tied = 0;
+#pragma unroll 1
+  for (int chunk = mine; chunk < chunks; chunk += warps) {
+    float x[VECTORS][4];
+    LoadChunk(source, chunk, x);
+    if (warps > TOP_WARPS) PrefetchChunk(source, chunk + warps);  // few rows: too little is loaded at a time
+    // Signs of differences, which NaN has none of, are the bits of columns. Adding 2^23 rounds to an integer, in the
+    // lowest bits of the sum: the quanta of light columns. Conversions take longer, and sums of 64 bits.
+    uint32_t near = 0, higher = 0, sum = 0, equal = 0;
+    float heaviest = 0.f;
+#pragma unroll
+    for (int j = VECTORS - 1; j >= 0; --j) {
+#pragma unroll
+      for (int e = 3; e >= 0; --e) {
+        const float value = x[j][e];
+        higher = __funnelshift_l(Bits(below_high - value), higher, 1);
+        near = __funnelshift_l(Bits(below_low - value), near, 1);
+        heaviest = fmaxf(heaviest, value);
+        sum += Bits(fmaf(value > below_high ? value : 0.f, 0x1p31f, 0x1p23f));
+        if (BELOW && !(value > below_low)) below += QuantumOf(Positive(value), scale);
+      }
+    }
+    near &= ~higher;
+    if (TIES && tie >= 0.f) {
+#pragma unroll
+      for (int i = 0; i < 4 * VECTORS; ++i) {
+        if (x[i / 4][i % 4] == tie) ++equal, near &= ~(1u << i);
+      }
+    }
+    uint64_t quanta = sum - 4 * VECTORS * Bits(0x1p23f);
+    if (__any_sync(ALL_LANES, heaviest >= 0x1p-8f)) {
+      quanta = 0;
+#pragma unroll
+      for (int j = 0; j < VECTORS; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (x[j][e] >= range.high) quanta += QuantumOf(x[j][e], scale);
+        }
+      }
+    }
+    quanta = WarpMass(quanta);
+    above += quanta;
+    count += ptx::ReduceAdd(__popc(higher));
+    uint32_t of_ties = 0;
+    if constexpr (TIES) {
+      equal = ptx::ReduceAdd(equal);
+      tied += equal, of_ties = equal * QuantumOf(range.low, scale);
+    }
+    if (lane == 0) chunk_quanta[chunk] = uint32_t(quanta) + of_ties;
+    if (__any_sync(ALL_LANES, near != 0)) {
+      const uint32_t own = __popc(near), through = WarpInclusiveScan(own), all = __shfl_sync(ALL_LANES, through, 31);
+      uint32_t begin = 0;
+      if (lane == 0) begin = atomicAdd(&shared.listed, all);
+      begin = __shfl_sync(ALL_LANES, begin, 0);
+      if (begin + all > NEAR_LIST) {
+        if (lane == 0) atomicMin(&shared.fitting, begin);
+        continue;
+      }
+      uint32_t* key = shared.keys + begin + through - own;
+#pragma unroll
+      for (int j = 0; j < VECTORS; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (near >> (j * 4 + e) & 1) *key++ = Bits(x[j][e]);
+        }
+      }
+#pragma unroll 1
+      for (uint32_t i = lane; i < all; i += 32) shared.chunks[begin + i] = uint16_t(chunk);
+    }
+  }
+  if constexpr (BELOW) below = WarpSum(below);
+  if (lane == 0) {
+    ptx::InBlock(shared.quanta_above, 0)[mine] = above;
+    ptx::InBlock(shared.count_above, 0)[mine] = count;
+    if constexpr (BELOW) ptx::InBlock(shared.quanta_below, 0)[mine] = below;
+    if constexpr (TIES) ptx::InBlock(shared.count_tied, 0)[mine] = tied;
+  }
+}
+
+/// Send the list of this block to the leader.
+__device__ __forceinline__ void SendList(NearShared& shared) {
+  const int thread = threadIdx.x;
+  __syncthreads();
+  const uint32_t count = shared.listed;
+  if (thread == 0) shared.begin = atomicAdd(ptx::InBlock(&shared.sent, 0), count);
+  __syncthreads();
+  const uint32_t begin = shared.begin;
+  if (begin + count > NEAR_LIST) return;
+  uint32_t* const keys = ptx::InBlock(shared.keys, 0) + (NEAR_LIST - count - begin);
+  uint16_t* const chunks = ptx::InBlock(shared.chunks, 0) + (NEAR_LIST - count - begin);
+#pragma unroll 1
+  for (int i = thread; i < int(count); i += TOP_THREADS) {
+    keys[i] = shared.keys[i];
+    chunks[i] = shared.chunks[i];
+  }
+}
+
+struct Threshold {
+  uint32_t key;          // the smallest that is kept
+  uint64_t kept_quanta;  // of all that are kept
+};
+
+/// What is listed, for the leader.
+struct NearList {
+  const NearShared& shared;
+  int front, count;  // the first `front` are the leader's own
+
+  __device__ __forceinline__ int At(int i) const { return i < front ? i : i + NEAR_LIST - count; }
+
+  /// Quanta of all, over the lanes of each warp.
+  __device__ __forceinline__ uint64_t QuantaOfLane() const {
+    uint64_t quanta = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < count; i += 32) quanta += QuantumOf(FromBits(shared.keys[At(i)]), Scale(ONE));
+    return quanta;
+  }
+
+  /// f(keys, places) of four at a time, whose steps need not wait for each other; keys of 0 are none. Lanes are far
+  /// from each other: neighbours in the list are of one chunk, and atomic additions to one place are made one by one.
+  template <typename F>
+  __device__ __forceinline__ void ForEach(const F& f) const {
+    const int each = (count + 31) / 32 | 1, first = threadIdx.x % 32 * each;  // odd: in different banks
+#pragma unroll 1
+    for (int base = threadIdx.x / 32; base < each; base += 4 * TOP_WARPS) {
+      uint32_t key[4];
+      int place[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = base + j * TOP_WARPS;
+        const bool is_any = i < each && first + i < count;
+        place[j] = At(is_any ? first + i : 0);
+        key[j] = is_any ? shared.keys[place[j]] : 0;
+      }
+      f(key, place);
+    }
+  }
+};
+
+/// Columns and quanta of the list within [low, high], by bins downwards from `high`: those of bins before this thread's
+/// two, and the quanta of these.
+__device__ __forceinline__ void FillBins(const NearList& list, uint32_t low, uint32_t high, int shift,
+                                         uint64_t& columns, uint64_t& before, uint64_t (&own)[2], NearBins& bins,
+                                         ScanShared& scan) {
+  const int thread = threadIdx.x;
+  const Scale scale(ONE);
+  const bool is_light = high < Bits(0x1p-12f);  // quanta of a list are below 2^32 in all
+#pragma unroll 1
+  for (int i = thread; i < NEAR_BINS; i += TOP_THREADS) bins.sums[0][i] = bins.sums[1][i] = bins.sums[2][i] = 0;
+  if (thread == 0) bins.bin = -1, bins.last_bin = NEAR_BINS, bins.count_few = 0;
+  __syncthreads();
+  list.ForEach([&](const uint32_t (&key)[4], const int (&)[4]) {
+    uint32_t bin[4], quantum[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      bin[j] = key[j] >= low && key[j] <= high ? (high - key[j]) >> shift : NEAR_BINS;
+      quantum[j] = QuantumOf(FromBits(key[j]), scale);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (bin[j] != NEAR_BINS) {
+        atomicAdd(bins.sums[0] + bin[j], 1u);
+        atomicAdd(bins.sums[1] + bin[j], is_light ? quantum[j] : quantum[j] & 0xFFFFu);
+        if (!is_light) atomicAdd(bins.sums[2] + bin[j], quantum[j] >> 16);
+      }
+    }
+  });
+  __syncthreads();
+  constexpr int COUNT = 48;  // bits of quanta; the rest counts columns
+  uint64_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    own[i] = bins.sums[1][2 * thread + i] + (uint64_t{bins.sums[2][2 * thread + i]} << 16);
+    sum += own[i] + (uint64_t{bins.sums[0][2 * thread + i]} << COUNT);
+  }
+  sum = BlockBefore(sum, scan);
+  columns = sum >> COUNT, before = sum & ((uint64_t{1} << COUNT) - 1);
+}
+
+/// The smallest key of the list within [low, high] that is kept, and the quanta from there on; `count` and `quanta` are
+/// of columns above `high`, and within the limits. Histograms narrow it down to a few keys, which every warp ranks.
+__device__ __forceinline__ Threshold FindNear(const NearList& list, uint32_t low, uint32_t high, uint32_t count,
+                                              uint64_t quanta, const Limit& limits, NearBins& bins, ScanShared& scan) {
+  const int thread = threadIdx.x, lane = thread % 32;
+  const Scale scale(ONE);
+  uint32_t within;
+#pragma unroll 1
+  while (true) {
+    const int shift = max(0, 23 - __clz(high - low));  // 9 bits
+    uint64_t columns, before, own[2];
+    FillBins(list, low, high, shift, columns, before, own, bins, scan);
+    columns += count, before += quanta;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t mine = bins.sums[0][2 * thread + i];
+      const bool starts = columns < limits.count && before < limits.quanta;
+      if (starts && (columns + mine >= limits.count || before + own[i] >= limits.quanta)) {
+        bins.bin = 2 * thread + i, bins.count_before = uint32_t(columns), bins.count_within = mine;
+        bins.quanta_before = before, bins.quanta_through = before + own[i];
+      } else if (starts && 2 * thread + i == NEAR_BINS - 1) {
+        bins.quanta_through = before + own[i];  // the limits are not reached
+      }
+      columns += mine, before += own[i];
+    }
+    __syncthreads();
+    if (bins.bin < 0) return {low, bins.quanta_through};
+    count = bins.count_before, quanta = bins.quanta_before, within = bins.count_within;
+    high -= uint32_t(bins.bin) << shift;
+    if (shift == 0) return {high, bins.quanta_through};
+    low = max(low, high - ((1u << shift) - 1));
+    if (within <= NEAR_FEW) break;
+    __syncthreads();
+  }
+
+  list.ForEach([&](const uint32_t (&key)[4], const int (&)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (key[j] >= low && key[j] <= high) bins.few[atomicAdd(&bins.count_few, 1u)] = key[j];
+    }
+  });
+  __syncthreads();
+  const uint32_t key = lane < int(within) ? bins.few[lane] : 0, quantum = QuantumOf(FromBits(key), scale);
+#pragma unroll 4
+  for (int j = 0; j < int(within); ++j) {
+    const uint32_t other = __shfl_sync(ALL_LANES, key, j), of_other = __shfl_sync(ALL_LANES, quantum, j);
+    if (other > key) ++count, quanta += of_other;
+  }
+  const bool is_kept = key != 0 && count < limits.count && quanta < limits.quanta;
+  const uint32_t threshold = ptx::ReduceMin(is_kept ? key : ~uint32_t{0});
+  // Whoever has the threshold knows what is above it.
+  const uint32_t equal = __ballot_sync(ALL_LANES, key == threshold);
+  return {threshold, __shfl_sync(ALL_LANES, quanta + uint64_t{quantum} * __popc(equal), __ffs(equal) - 1)};
+}
+
+constexpr int NOT_NEAR = -3;
+
+/// Whether quanta are relative to 1 for certain, and none is more than 32 bits.
+__device__ __forceinline__ bool IsDrawable(const Threshold& result) {
+  const uint64_t total = result.kept_quanta;
+  return total < NEAR_QUANTA && (total >= NEAR_QUANTA >> 4 || FromBits(result.key) >= 0x1p-24f);
+}
+
+/// Draw a column from the key of `result` on: the column for one thread, ELSEWHERE for the others. By the leader.
+__device__ __forceinline__ int DrawListed(const SegmentSource& source, const NearList& list, const Threshold& result,
+                                          NearShared& shared) {
+  const int lane = threadIdx.x % 32;
+  const Scale scale(ONE);
+  list.ForEach([&](const uint32_t (&key)[4], const int (&place)[4]) {
+    int chunk[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) chunk[j] = shared.chunks[place[j]];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (key[j] >= result.key) atomicAdd(shared.chunk_quanta + chunk[j], QuantumOf(FromBits(key[j]), scale));
+    }
+  });
+  __syncthreads();
+  // The chunk that holds the target, found by every warp: each lane sums up some.
+  const int chunks = source.Count(), each = (chunks + 31) / 32, first = lane * each;
+  uint32_t own = 0;
+#pragma unroll 4
+  for (int c = first; c < min(first + each, chunks); ++c) own += shared.chunk_quanta[c];
+  const uint32_t through = WarpInclusiveScan(own);
+  uint32_t target = uint32_t(TargetOf(shared.random, result.kept_quanta));
+  const int owner = __ffs(__ballot_sync(ALL_LANES, through >= target)) - 1;
+  target -= __shfl_sync(ALL_LANES, through - own, owner);
+  int chunk = owner * each;
+  while (target > shared.chunk_quanta[chunk]) target -= shared.chunk_quanta[chunk++];
+  static_assert(SEGMENT == 4 * TOP_THREADS);
+  const int i = chunk * SEGMENT + threadIdx.x * 4;
+  float x[4] = {};
+  if (i < source.vocab) source.LoadFour(i, 0.f, x);
+  const uint32_t quanta = uint32_t(KeptQuanta(FromBits(result.key), scale, x));
+  const uint32_t before = BlockBefore(quanta, shared.scan);
+  const bool is_mine = target > before && target <= before + quanta;
+  return is_mine ? i + ColumnOfQuanta(x, target - before, scale) : ELSEWHERE;
+}
+
+}  // namespace sampling
+}  // namespace flashinfer
