@@ -42,6 +42,21 @@ __device__ __forceinline__ void RankScan(uint64_t& a, uint64_t& b, RankShared& s
   }
 }
 
+/// f(key) of each of n keys key_at(i), over the threads: four are loaded before the first is used.
+template <typename KeyAt, typename F>
+__device__ __forceinline__ void ForEachKey(int n, const KeyAt& key_at, const F& f) {
+#pragma unroll 1
+  for (int base = threadIdx.x; base < n; base += 4 * RANK_THREADS) {
+    uint32_t keys[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) keys[j] = key_at(min(base + j * RANK_THREADS, n - 1));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (base + j * RANK_THREADS < n) f(keys[j]);
+    }
+  }
+}
+
 struct RankLimits {
   uint64_t count, quanta;  // fewer columns, and less quanta, are above one that is kept
 };
@@ -66,15 +81,14 @@ __device__ __forceinline__ Ranked FindRanked(int n, uint32_t within, const KeyAt
     shared.counts[thread] = shared.low_quanta[thread] = shared.high_quanta[thread] = 0;
     if (thread == 0) shared.bin = -1;
     __syncthreads();
-    for (int i = thread; i < n; i += RANK_THREADS) {
-      const uint32_t key = key_at(i);
-      if (key < low || key > high) continue;
+    ForEachKey(n, key_at, [&](uint32_t key) {
+      if (key < low || key > high) return;
       const uint32_t bin = (high - key) >> shift;
       const uint64_t quantum = quantum_of(key);
       atomicAdd(shared.counts + bin, 1u);
       atomicAdd(shared.low_quanta + bin, uint32_t(quantum) & 0xFFFFu);
       atomicAdd(shared.high_quanta + bin, uint32_t(quantum >> 16));
-    }
+    });
     __syncthreads();
     const uint32_t mine = shared.counts[thread];
     const uint64_t weight = shared.low_quanta[thread] + (uint64_t{shared.high_quanta[thread]} << 16);
@@ -100,10 +114,9 @@ __device__ __forceinline__ Ranked FindRanked(int n, uint32_t within, const KeyAt
   if (thread == 0) shared.listed = 0;
   shared.equal[thread] = 0;
   __syncthreads();
-  for (int i = thread; i < n; i += RANK_THREADS) {
-    const uint32_t key = key_at(i);
+  ForEachKey(n, key_at, [&](uint32_t key) {
     if (key >= low && key <= high) shared.keys[atomicAdd(&shared.listed, 1u)] = key;
-  }
+  });
   __syncthreads();
   const int listed = shared.listed;
   if (thread < 4) shared.keys[listed + thread] = 0;  // above none

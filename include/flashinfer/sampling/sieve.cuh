@@ -81,6 +81,17 @@ __device__ __noinline__ void SumAbove(const RowParams<T>& p, int64_t row, uint32
   __syncthreads();
 }
 
+constexpr int SPLIT_MARGIN = 3;  // octaves that the largest column may be above any of the sample
+
+/// What sums of the weights above the bounds are relative to: the exponent of the largest one of the sample, as that of
+/// the row is not known yet. Larger where these weights are large enough for their quanta to be integers then: sums can
+/// be shifted to the exponent of the row.
+__device__ __forceinline__ int ExponentForSums(const TightBounds& bounds) {
+  const int exponent = BiasedExponent(FromBits(bounds.largest)), least = BiasedExponent(FromBits(bounds.high));
+  const bool is_exact = least + 8 >= exponent + SPLIT_MARGIN && exponent > 32 && exponent < 224;  // far from the limits
+  return is_exact ? exponent + SPLIT_MARGIN : exponent;
+}
+
 template <typename T, bool SIGNED>
 struct Sieve {
   const RowParams<T>& p;
@@ -176,7 +187,7 @@ struct Sieve {
   /// Step 2 where survivors are too many: those above the bounds are added up, the others are listed, unless they are
   /// equal to the lower one and ties. The largest key, too.
   __device__ __forceinline__ void ReadSplit(const TightBounds& bounds, bool is_listed) {
-    const int emax = SIGNED ? ONE : BiasedExponent(FromBits(bounds.largest));  // probably
+    const int emax = SIGNED ? ONE : ExponentForSums(bounds);
     const Scale scale(emax);
     if (threadIdx.x == 0) shared.certain_emax = emax;
     ColumnSums above{};
@@ -212,15 +223,14 @@ struct Sieve {
   __device__ __forceinline__ void Report(uint32_t low, uint32_t high, const Scale& scale) {
     const int rank = ptx::ClusterRank(), warp = threadIdx.x / 32, listed = int(shared.listed);
     ColumnSums above{}, within{};
-#pragma unroll 1
-    for (int i = threadIdx.x; i < listed; i += CHUNK_THREADS) {
-      const uint32_t key = list[i];
+    const auto own = [&](int i) { return list[i]; };
+    ForEachKey(listed, own, [&](uint32_t key) {
       if (key > high) {
         above.template Add<SIGNED>(FromBits(key), scale);
       } else if (key >= low) {
         within.template Add<SIGNED>(FromBits(key), scale);
       }
-    }
+    });
     const uint32_t mine = uint32_t(within.count), through = Through(mine);
     within.count = __shfl_sync(0xffffffffu, through, 31);
     above.count = ptx::ReduceAdd(uint32_t(above.count));
@@ -246,13 +256,11 @@ struct Sieve {
     // The leader's own come from the front of its list, those of others from the back.
     uint32_t at = shared.first_pushed + before + through - mine;
     uint32_t* const last = ptx::InBlock(list, 0) + capacity - 1;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < listed; i += CHUNK_THREADS) {
-      const uint32_t key = list[i];
-      if (key < low || key > high) continue;
+    ForEachKey(listed, own, [&](uint32_t key) {
+      if (key < low || key > high) return;
       if (int(at) < capacity) last[-int(at)] = key;
       ++at;
-    }
+    });
   }
 
   /// The rest of step 3, by the leader. `has_all`: there is no column below `low` to keep.
@@ -287,11 +295,9 @@ struct Sieve {
                         .key;
       }
       if constexpr (!SIGNED) {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < n; i += CHUNK_THREADS) {
-          const uint32_t key = key_at(i);
+        ForEachKey(n, key_at, [&](uint32_t key) {
           if (key >= threshold && key <= high) mass += ColumnMass(FromBits(key), scale);
-        }
+        });
         mass = WarpSum(mass);
         if (Lane() == 0) shared.rank.scratch[0][threadIdx.x / 32] = mass;
         __syncthreads();
@@ -428,7 +434,9 @@ struct Sieve {
     SeekRange range{bounds.low, high, false, 0, 0};
     if (is_listed) {
       if constexpr (!SIGNED) {  // the largest may not have been in the sample
-        if (emax != shared.certain_emax) SumAbove<T>(p, row, high, scale, shared.certain);
+        const int shift = shared.certain_emax - emax;
+        if (shift < 0) SumAbove<T>(p, row, high, scale, shared.certain);
+        if (shift > 0 && threadIdx.x == 0) shared.certain.quanta <<= shift, shared.certain.mass <<= shift;
       }
       Report<true>(bounds.low, high, scale);
       ptx::ClusterSync();
