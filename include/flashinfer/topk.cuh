@@ -20,6 +20,62 @@ namespace topk {
 
 constexpr int MAX_THREADS = 512;
 
+/// List what this block reads of a row and is not below `threshold`; `s.count` may become more than fits.
+template <typename T>
+__device__ __forceinline__ void ListCandidates(const Shared& shared, uint32_t capacity, const T* data, int length,
+                                               float threshold, uint32_t rank, uint32_t size) {
+  ForEachVector<4>(data, length, int(rank), int(size), [&](bool valid, const auto& x, int index) {
+    constexpr int N = sizeof(x) / sizeof(T);
+    uint32_t hits = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) hits |= uint32_t(!(ToFloat(x[i]) < threshold)) << i;  // NaN is a hit
+    if (!valid || hits == 0) return;
+    uint32_t at = atomicAdd(&shared.s.count, uint32_t(__popc(hits)));
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if ((hits >> i & 1) == 0) continue;
+      if (at < capacity) shared.keys[at] = KeyOf(ToFloat(x[i])), shared.indices[at] = uint32_t(index + i);
+      ++at;
+    }
+  });
+}
+
+/// List exactly what was chosen of a row.
+template <typename T>
+__device__ __forceinline__ void ListChosen(const Shared& shared, const T* data, int length, const Selection& chosen) {
+  Scratch& s = shared.s;
+  if (threadIdx.x == 0) s.count = 0;
+  __syncthreads();
+  ForEachVector<2>(data, length, 0, 1, [&](bool valid, const auto& x, int index) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(x) / sizeof(T)); ++i) {
+      const uint32_t key = KeyOf(ToFloat(x[i]));
+      if (!valid || !chosen.Takes(key, uint32_t(index + i))) continue;
+      const uint32_t at = atomicAdd(&s.count, 1u);
+      shared.keys[at] = key, shared.indices[at] = uint32_t(index + i);
+    }
+  });
+  __syncthreads();
+}
+
+/// Choose the k largest of `count` candidates, which are more.
+template <typename T>
+__device__ __forceinline__ Selection SelectFromList(const Shared& shared, const TopKParams<T>& p, uint32_t count, int k,
+                                                    int length) {
+  uint32_t low = ~uint32_t{0}, high = 0;
+  for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+    low = min(low, shared.keys[i]), high = max(high, shared.keys[i]);
+  }
+  BlockRange(shared.s, low, high);
+  const auto for_each = [&](const auto& body) {
+    for (uint32_t base = 0; base < count; base += blockDim.x) {
+      const uint32_t i = base + threadIdx.x, at = min(i, count - 1);
+      body(i < count, shared.keys[at], shared.indices[at]);
+    }
+  };
+  return SelectLargest(shared.s, low, high, uint32_t(k), LOW_BITS<T>, length, p.prefer_large_indices, for_each);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(MAX_THREADS, 2) TopKKernel(const __grid_constant__ TopKParams<T> p) {
   extern __shared__ uint4 memory[];
@@ -49,20 +105,7 @@ __global__ void __launch_bounds__(MAX_THREADS, 2) TopKKernel(const __grid_consta
   __syncthreads();
   const float threshold = length <= p.capacity ? -INFINITY : SampleThreshold(s, data, length, k);
   const uint32_t capacity = p.capacity;
-  ForEachVector<4>(data, length, int(rank), int(size), [&](bool valid, const auto& x, int index) {
-    constexpr int N = sizeof(x) / sizeof(T);
-    uint32_t hits = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) hits |= uint32_t(!(ToFloat(x[i]) < threshold)) << i;  // NaN is a hit
-    if (!valid || hits == 0) return;
-    uint32_t at = atomicAdd(&s.count, uint32_t(__popc(hits)));
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if ((hits >> i & 1) == 0) continue;
-      if (at < capacity) shared.keys[at] = KeyOf(ToFloat(x[i])), shared.indices[at] = uint32_t(index + i);
-      ++at;
-    }
-  });
+  ListCandidates(shared, capacity, data, length, threshold, rank, size);
   __syncthreads();
   uint32_t count = s.count;
   if (size > 1) {
@@ -74,32 +117,10 @@ __global__ void __launch_bounds__(MAX_THREADS, 2) TopKKernel(const __grid_consta
   Selection chosen;
   if (count < uint32_t(k) || count > capacity) {
     chosen = SelectFromRow(s, p, data, length, k);
-    if (threadIdx.x == 0) s.count = 0;
-    __syncthreads();
-    ForEachVector<2>(data, length, 0, 1, [&](bool valid, const auto& x, int index) {
-#pragma unroll
-      for (int i = 0; i < int(sizeof(x) / sizeof(T)); ++i) {
-        const uint32_t key = KeyOf(ToFloat(x[i]));
-        if (!valid || !chosen.Takes(key, uint32_t(index + i))) continue;
-        const uint32_t at = atomicAdd(&s.count, 1u);
-        shared.keys[at] = key, shared.indices[at] = uint32_t(index + i);
-      }
-    });
+    ListChosen(shared, data, length, chosen);
     count = k;
-    __syncthreads();
   } else if (count > uint32_t(k)) {
-    uint32_t low = ~uint32_t{0}, high = 0;
-    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
-      low = min(low, shared.keys[i]), high = max(high, shared.keys[i]);
-    }
-    BlockRange(s, low, high);
-    const auto for_each = [&](const auto& body) {
-      for (uint32_t base = 0; base < count; base += blockDim.x) {
-        const uint32_t i = base + threadIdx.x, at = min(i, count - 1);
-        body(i < count, shared.keys[at], shared.indices[at]);
-      }
-    };
-    chosen = SelectLargest(s, low, high, uint32_t(k), LOW_BITS<T>, length, p.prefer_large_indices, for_each);
+    chosen = SelectFromList(shared, p, count, k, length);
   }
   EmitCandidates(shared, p, row, int(count), chosen);
 }
