@@ -81,7 +81,7 @@ def record_memory() -> Any:
     """A tensor that native code writes a record to; of the FFI's type, because it is passed at each call."""
     import tvm_ffi
 
-    return tvm_ffi.from_dlpack(torch.zeros(_RECORD_BYTES, dtype=torch.uint8))
+    return tvm_ffi.from_dlpack(torch.zeros(_RECORD_BYTES, dtype=torch.uint8, device="cpu"))
 
 
 def is_misaligned(error: RuntimeError) -> bool:

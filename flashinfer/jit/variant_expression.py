@@ -285,5 +285,5 @@ def evaluate(tree: Expression, names: Mapping[str, torch.Tensor]) -> torch.Tenso
         return names[tree.value]
     if tree.op == "constant":
         dtype = {bool: torch.bool, int: torch.int64, float: torch.float32}[type(tree.value)]
-        return torch.tensor(tree.value, dtype=dtype)  # a CPU scalar goes with tensors of any device
+        return torch.tensor(tree.value, dtype=dtype, device="cpu")  # a CPU scalar goes with tensors of any device
     return _TORCH[tree.op](*(evaluate(operand, names) for operand in tree.operands))

@@ -117,7 +117,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
         kv_dtype = canonicalize_torch_dtype(data_type)
         self._batch_size = lengths.size
         self._wrapper.plan(
-            torch.arange(lengths.size + 1, dtype=torch.int32),
+            torch.arange(lengths.size + 1, dtype=torch.int32, device="cpu"),
             torch.from_numpy(pages),
             indices,
             torch.from_numpy(lengths),

@@ -168,7 +168,7 @@ class BlockSparseAttentionWrapper:
             torch.from_numpy(rows),
             torch.from_numpy(offsets),
             indices,
-            torch.full((block_rows,), C, dtype=torch.int32),
+            torch.full((block_rows,), C, dtype=torch.int32, device="cpu"),
             num_qo_heads,
             num_kv_heads,
             head_dim,
