@@ -175,14 +175,25 @@ __device__ __forceinline__ float LargestProduct(const SegmentSource& source, flo
   return WarpLargest(largest);
 }
 
-/// What the weights of a segment of logits, which were multiplied by `factor`, are relative to; those that are far from 0
-/// are brought near.
-__device__ __forceinline__ LogitScale ScaleOf(const SegmentSource& source, float factor, float (&x)[VECTORS][4]) {
+/// The same in a function of its own: what it needs takes no registers of those who hardly ever call it.
+__device__ __noinline__ float LargestProductApart(const SegmentSource& source, float factor) {
+  return LargestProduct(source, factor);
+}
+
+/// What the weights of a segment of logits are relative to; those that are far from 0 are brought near. top_of_row() is
+/// the largest of the row.
+template <typename F>
+__device__ __forceinline__ LogitScale ScaleOf(float (&x)[VECTORS][4], const F& top_of_row) {
   const float largest = WarpLargest(LargestOf(x));
   if (!LogitScale::IsFar(largest)) return LogitScale::Near(largest);
-  const LogitScale scale = LogitScale::Far(largest, [&] { return LargestProduct(source, factor); });
+  const LogitScale scale = LogitScale::Far(largest, top_of_row);
   ForEachColumn(x, [&](float& value) { value = scale.Brought(value); });
   return scale;
+}
+
+/// The same of logits that were multiplied by `factor`.
+__device__ __forceinline__ LogitScale ScaleOf(const SegmentSource& source, float factor, float (&x)[VECTORS][4]) {
+  return ScaleOf(x, [&] { return LargestProduct(source, factor); });
 }
 
 /// ColumnWhere, of weights that are not negative, without branches.

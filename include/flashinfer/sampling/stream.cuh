@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
   const auto send = [&](int segment, const SegmentSum& sum) {
     if (lane == 0) sum.Send(sums + segment, 0, &barrier);
   };
+  const auto top_of_row = [&] { return LargestProductApart(source, 1.f); };
   float x[VECTORS][4];
   MinPFilter filter(0.f, 0.f);
   if constexpr (MIN_P) {
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
     ForEachSegment(source, PAD, x, [&](int segment, const auto& wait) {
       SegmentSum sum{};
       if constexpr (LOGITS) {
-        const LogitScale scale = ScaleOf(source, 1.f, x);
+        const LogitScale scale = ScaleOf(x, top_of_row);
         ForEachColumn(x, [&](float& value) { value = scale.Summand(value); });
         sum.exponent = scale.exponent;
       } else {
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
 
   // The column: each warp sums up a vector of all lanes, or some.
   const SegmentSum& picked = sums[pick.segment];
-  const LogitScale scale = LogitScale::Of(LOGITS ? picked.exponent : 0, [&] { return LargestProduct(source, 1.f); });
+  const LogitScale scale = LogitScale::Of(LOGITS ? picked.exponent : 0, top_of_row);
   const int shift = LOGITS ? picked.ShiftTo(pick.top) : 0;
   const auto mass_of = [&](float sum) { return MIN_P ? filter.Mass(sum) : UnitMass(sum); };
   float four[4];
