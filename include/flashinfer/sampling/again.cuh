@@ -12,57 +12,43 @@ constexpr int AGAIN_TURNS = 5;            // ranges that are tried
 constexpr int AGAIN_SAMPLE = 3072;        // listed columns that tell the next one, where not all are listed
 constexpr float AGAIN_DEVIATIONS = 2.5f;  // standard deviations that a range is wide at least, if columns are many
 
-/// A narrower range, where only a part of the columns within could be listed: that part is a sample. `expected` columns
-/// are within the new range.
-__device__ __forceinline__ Range Narrow(const NearList& part, float all, uint32_t low, uint32_t high, uint32_t count,
-                                        uint64_t quanta, const Limit& limits, float& expected, NearBins& bins,
-                                        ScanShared& scan) {
-  const int thread = threadIdx.x, shift = max(0, 23 - __clz(high - low));
-  uint64_t columns, before, own[2];
-  FillBins(part, low, high, shift, columns, before, own, bins, scan);
-  const float each = all / float(part.count), heaviest = float(QuantumOf(FromBits(high), Scale(ONE)));
-  uint32_t through[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    columns += bins.sums[0][2 * thread + i], before += own[i];
-    through[i] = uint32_t(columns);
-    // What is missing, by the end of the bin, of either limit.
-    const float few = float(columns), light = float(before);
-    const float fewer = limits.count == UNLIMITED ? INFINITY : float(limits.count) - float(count) - each * few;
-    const float lighter = limits.quanta == UNLIMITED ? INFINITY : float(limits.quanta - quanta) - each * light;
-    const float of_count = each * each * few, of_quanta = each * each * light * heaviest;
-    if (IsCertain(-fewer, of_count) || IsCertain(-lighter, of_quanta)) atomicMin(&bins.last_bin, 2 * thread + i);
-    if (IsCertain(fewer, of_count) && IsCertain(lighter, of_quanta)) atomicMax(&bins.bin, 2 * thread + i);
-  }
+/// How many of a list are equal to a key.
+__device__ __forceinline__ int CountEqual(const NearList& list, uint32_t key, NearBins& bins) {
+  uint32_t equal = 0;
+  for (int i = threadIdx.x; i < list.count; i += TOP_THREADS) equal += list.shared.keys[list.At(i)] == key;
+  equal = ptx::ReduceAdd(equal);
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (2 * thread + i == bins.bin) bins.count_before = through[i];
-    if (2 * thread + i == min(bins.last_bin, NEAR_BINS - 1)) bins.count_within = through[i];
-  }
+  if (threadIdx.x == 0) bins.count_few = 0;
   __syncthreads();
-  expected = each * (float(bins.count_within) - (bins.bin < 0 ? 0.f : float(bins.count_before)));
-  const uint32_t kept = uint32_t(bins.bin + 1) << shift, width = uint32_t(bins.last_bin + 1) << shift;
-  const uint32_t top = kept > high - low ? low : high - kept;
-  const bool is_low = bins.last_bin == NEAR_BINS || width > high - low;
-  return {FromBits(is_low ? low : high - width + 1), FromBits(top + 1)};
+  if (threadIdx.x % 32 == 0) atomicAdd(&bins.count_few, equal);
+  __syncthreads();
+  return int(bins.count_few);
 }
 
-/// What to try where only a part of the columns within a range was listed: the range is narrowed, if need
-/// be down to a key that many columns may have, above which the list should do.
+/// What to try where only a part of the columns within a range was listed: the range is narrowed. Where that does not
+/// help, the key at which the part reaches its share of the limits, if many columns have it; or a key above which the list
+/// should do.
 __device__ __forceinline__ TiedRange NarrowToList(const NearList& list, int part, const TiedRange& tried,
                                                   bool in_two_steps, uint32_t count, uint64_t quanta,
                                                   const Limit& limits, NearShared& shared) {
   const NearList sample{shared, part, part};
+  const float all = float(list.count), share = float(part) / all;
+  const uint32_t low = Bits(tried.low), high = Bits(tried.high) - 1;
   TiedRange range = tried;
   if (!in_two_steps) {
-    const uint32_t low = Bits(tried.low), high = Bits(tried.high) - 1;
     float expected;
-    const Range narrow =
-        Narrow(sample, float(list.count), low, high, count, quanta, limits, expected, shared.bins, shared.scan);
+    const Range narrow = Narrow(sample, all, low, high, count, quanta, limits, expected, shared.bins, shared.scan);
     const bool is_one = Bits(narrow.low) + 1 == Bits(narrow.high);
     range = {narrow, is_one || (tried.has_ties && narrow.low == tried.low)};
-    if (expected <= float(NEAR_LIST) || range.has_ties) return range;
+    if (expected <= fmaxf(0.5f * all, float(NEAR_LIST)) || range.has_ties) return range;
+    __syncthreads();
+    const auto share_of = [&](uint64_t limit, uint64_t above) {
+      return limit == UNLIMITED ? UNLIMITED : uint64_t(float(limit - above) * share) + 1;
+    };
+    const Limit of_sample{share_of(limits.count, count), share_of(limits.quanta, quanta)};
+    const uint32_t key = FindNear(sample, low, high, 0, 0, of_sample, shared.bins, shared.scan).key;
+    const int equal = CountEqual(sample, key, shared.bins);
+    if (float(equal) > 0.5f * share * float(NEAR_LIST)) return {{FromBits(key), FromBits(key + 1)}, true};
   }
   const uint64_t most = max(uint64_t(part) * (NEAR_LIST - NEAR_LIST / 4) / list.count, uint64_t{1});
   __syncthreads();

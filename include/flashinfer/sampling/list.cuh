@@ -50,8 +50,7 @@ struct NearShared {
   uint32_t listed, sent;  // also what did not fit
   uint32_t fitting;       // of this block's
   uint32_t begin;
-  uint32_t is_drawn;  // by the leader, without again.cuh
-  TiedRange next;     // what the leader wants to be tried there; from 0 on if nothing
+  TiedRange next;  // what the leader wants to be tried; from 0 on if nothing, up to 0 if it has drawn
   // Of the leader: what all warps tell it.
   uint32_t chunk_quanta[NEAR_CHUNKS];
   uint64_t quanta_above[NEAR_WARPS], quanta_below[NEAR_WARPS];
@@ -347,6 +346,42 @@ __device__ __forceinline__ Threshold FindNear(const NearList& list, uint32_t low
 }
 
 constexpr int NOT_NEAR = -3;
+
+/// A narrower range, where only a part of the columns within could be listed: that part is a sample. `expected` columns
+/// are within the new range.
+__device__ __forceinline__ Range Narrow(const NearList& part, float all, uint32_t low, uint32_t high, uint32_t count,
+                                        uint64_t quanta, const Limit& limits, float& expected, NearBins& bins,
+                                        ScanShared& scan) {
+  const int thread = threadIdx.x, shift = max(0, 23 - __clz(high - low));
+  uint64_t columns, before, own[2];
+  FillBins(part, low, high, shift, columns, before, own, bins, scan);
+  const float each = all / float(part.count), heaviest = float(QuantumOf(FromBits(high), Scale(ONE)));
+  uint32_t through[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    columns += bins.sums[0][2 * thread + i], before += own[i];
+    through[i] = uint32_t(columns);
+    // What is missing, by the end of the bin, of either limit.
+    const float few = float(columns), light = float(before);
+    const float fewer = limits.count == UNLIMITED ? INFINITY : float(limits.count) - float(count) - each * few;
+    const float lighter = limits.quanta == UNLIMITED ? INFINITY : float(limits.quanta - quanta) - each * light;
+    const float of_count = each * each * few, of_quanta = each * each * light * heaviest;
+    if (IsCertain(-fewer, of_count) || IsCertain(-lighter, of_quanta)) atomicMin(&bins.last_bin, 2 * thread + i);
+    if (IsCertain(fewer, of_count) && IsCertain(lighter, of_quanta)) atomicMax(&bins.bin, 2 * thread + i);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (2 * thread + i == bins.bin) bins.count_before = through[i];
+    if (2 * thread + i == min(bins.last_bin, NEAR_BINS - 1)) bins.count_within = through[i];
+  }
+  __syncthreads();
+  expected = each * (float(bins.count_within) - (bins.bin < 0 ? 0.f : float(bins.count_before)));
+  const uint32_t kept = uint32_t(bins.bin + 1) << shift, width = uint32_t(bins.last_bin + 1) << shift;
+  const uint32_t top = kept > high - low ? low : high - kept;
+  const bool is_low = bins.last_bin == NEAR_BINS || width > high - low;
+  return {FromBits(is_low ? low : high - width + 1), FromBits(top + 1)};
+}
 
 /// Whether quanta are relative to 1 for certain, and none is more than 32 bits.
 __device__ __forceinline__ bool IsDrawable(const Threshold& result) {
