@@ -176,7 +176,7 @@ __device__ __forceinline__ float LargestProduct(const SegmentSource& source, flo
 }
 
 /// The same in a function of its own: what it needs takes no registers of those who hardly ever call it.
-__device__ __noinline__ float LargestProductApart(const SegmentSource& source, float factor) {
+inline __device__ __noinline__ float LargestProductApart(const SegmentSource& source, float factor) {
   return LargestProduct(source, factor);
 }
 
