@@ -5,6 +5,7 @@
 #include "../sampling.h"
 #include "math.h"
 #include "../utils.cuh"
+#include "../warp.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -12,7 +13,6 @@ namespace sampling {
 constexpr int RANK_THREADS = 256, RANK_WARPS = RANK_THREADS / 32;
 constexpr int RANKED = RANK_THREADS;  // keys that are sorted at once
 constexpr int RANK_BINS = RANK_THREADS;
-constexpr unsigned WARP = 0xffffffffu;
 
 struct RankShared {
   alignas(16) uint32_t keys[RANKED + 4];
@@ -30,7 +30,8 @@ __device__ __forceinline__ void RankScan(uint64_t& a, uint64_t& b, RankShared& s
   uint64_t through_a = a, through_b = b;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const uint64_t below_a = __shfl_up_sync(WARP, through_a, offset), below_b = __shfl_up_sync(WARP, through_b, offset);
+    const uint64_t below_a = __shfl_up_sync(ALL_LANES, through_a, offset),
+                   below_b = __shfl_up_sync(ALL_LANES, through_b, offset);
     if (lane >= offset) through_a += below_a, through_b += below_b;
   }
   if (lane == 31) shared.scratch[0][warp] = through_a, shared.scratch[1][warp] = through_b;
@@ -130,7 +131,7 @@ __device__ __forceinline__ Ranked FindRanked(int n, uint32_t within, const KeyAt
     const uint4 other = *reinterpret_cast<const uint4*>(shared.keys + j);
     above += (other.x > key) + (other.y > key) + (other.z > key) + (other.w > key);
   }
-  for (int offset = 1; offset < parts; offset *= 2) above += __shfl_xor_sync(WARP, above, offset);
+  for (int offset = 1; offset < parts; offset *= 2) above += __shfl_xor_sync(ALL_LANES, above, offset);
   if (mine < listed && thread % parts == 0) shared.sorted[above + atomicAdd(shared.equal + above, 1u)] = key;
   __syncthreads();
   const uint32_t own = thread < listed ? shared.sorted[thread] : 0;

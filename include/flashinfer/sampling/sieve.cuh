@@ -12,6 +12,7 @@
 #pragma once
 #include "../ptx/prefetch.cuh"
 #include "../sampling.cuh"
+#include "../warp.cuh"
 #include "bound.cuh"
 #include "rank.cuh"
 #include "seek.cuh"
@@ -113,16 +114,6 @@ struct Sieve {
 
   static __device__ __forceinline__ int Lane() { return threadIdx.x % 32; }
 
-  /// Inclusive sums over the warp.
-  static __device__ __forceinline__ uint32_t Through(uint32_t x) {
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const uint32_t below = __shfl_up_sync(0xffffffffu, x, offset);
-      if (Lane() >= offset) x += below;
-    }
-    return x;
-  }
-
   /// The first columns of the block, while the sample is looked at.
   __device__ __forceinline__ void Prefetch() const {
     constexpr int COLUMNS = 128 / sizeof(T);  // of a line
@@ -137,7 +128,7 @@ struct Sieve {
 
   /// List survivors of a chunk if there is room; `largest` is not below this lane's.
   __device__ __forceinline__ void List(int c, const float (&x)[CHUNK_VECTORS][4], uint32_t bits, uint32_t& largest) {
-    const uint32_t mine = __popc(bits), through = Through(mine), all = __shfl_sync(0xffffffffu, through, 31);
+    const uint32_t mine = __popc(bits), through = WarpInclusiveScan(mine), all = __shfl_sync(0xffffffffu, through, 31);
     if (all == 0) return;
     uint32_t at = 0;
     if (Lane() == 0) start[c] = at = atomicAdd(&shared.listed, all);
@@ -231,7 +222,7 @@ struct Sieve {
         within.template Add<SIGNED>(FromBits(key), scale);
       }
     });
-    const uint32_t mine = uint32_t(within.count), through = Through(mine);
+    const uint32_t mine = uint32_t(within.count), through = WarpInclusiveScan(mine);
     within.count = __shfl_sync(0xffffffffu, through, 31);
     above.count = ptx::ReduceAdd(uint32_t(above.count));
     if constexpr (!SIGNED) {
@@ -321,7 +312,7 @@ struct Sieve {
     __syncthreads();
     chunks.ForEach([&](int c) {
       const uint32_t bits = taken[c * 32 + Lane()], mine = __popc(bits);
-      uint32_t at = start[c] + Through(mine) - mine;
+      uint32_t at = start[c] + WarpInclusiveScan(mine) - mine;
       float x[CHUNK_VECTORS][4];
 #pragma unroll
       for (int j = 0; j < CHUNK_VECTORS; ++j) {
