@@ -28,6 +28,7 @@ class AttentionWrapper(PlannedWrapper):
     """Base of the decode and prefill wrappers."""
 
     _head_dim_vo: int
+    _first_row = 0  #: of the first request; rows before it are of none
 
     _objects: ClassVar[tuple[str, ...]] = (
         "_plan_info",
@@ -121,7 +122,7 @@ class AttentionWrapper(PlannedWrapper):
         if num_qo_heads != self._num_qo_heads or (expected is not None and rows != expected):
             self._refuse_query(q)
         sm_scale = default_scale(self._sm_scale, head_dim)
-        is_kept = self._jit is None and not args and not self._is_nvfp4 and q.dtype is self._dtypes.compute
+        is_plain = self._jit is None and not args and not self._is_nvfp4 and q.dtype is self._dtypes.compute
         scale_v: Scale = None
         if self._jit is None and args:
             q, scale_v = self._convert(q, args)
@@ -133,14 +134,20 @@ class AttentionWrapper(PlannedWrapper):
         if self._jit is not None:
             given, scalars = self._jit.split(op, args, self._derived_scalars(sm_scale, q_scale, k_scale, v_scale))
             factors = [*given, *factors]
+        made_out, made_lse = out is None, lse is None
         out = output_buffer(op, out, (rows, num_qo_heads, self._head_dim_vo), self._cached_o_data_type, q)
         score = None
         if return_lse or sinks is not None:
             score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)
+        if self._first_row:
+            if made_out:
+                out[: self._first_row] = 0
+            if made_lse and score is not None:
+                score[: self._first_row] = -torch.inf
         launch = Launch(q, k, v, out, score, list(factors), list(scalars))
         if _is_compiling():
             run_planned(self._handle, *launch, enable_pdl)
-        elif is_kept:
+        elif is_plain and not self._first_row:
             self._launch_kept(launch, enable_pdl, default_scale(None, head_dim))
         else:
             self._launch(launch, enable_pdl)
@@ -215,6 +222,8 @@ class AttentionWrapper(PlannedWrapper):
     def _can_replan(self, record: CallRecord, q: torch.Tensor) -> bool:
         """Whether the call before differs by its plan, tables and rows only; then outputs have these rows."""
         if not self._replanned or self._plan_info is None or not self._unchanged_but_plan(record.state):
+            return False
+        if self._first_row:
             return False
         rows = q.shape[0]
         if rows != self._expected_rows():

@@ -178,8 +178,9 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         Parameters
         ----------
         qo_indptr : torch.Tensor
-            ``(batch_size + 1,)``; request ``i`` has the rows ``qo_indptr[i]`` to ``qo_indptr[i + 1]`` of q. When these
-            arrays are on the host, nothing waits for the GPU; on the device, one copy to the host is made.
+            ``(batch_size + 1,)``; request ``i`` has the rows ``qo_indptr[i]`` to ``qo_indptr[i + 1]`` of q. Rows before
+            those of the first are 0 in outputs that ``run`` makes. When these arrays are on the host, nothing waits for
+            the GPU; on the device, one copy to the host is made.
         paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len : torch.Tensor
             Page table, as in :meth:`BatchDecodeWithPagedKVCacheWrapper.plan`.
         num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo : int
@@ -253,7 +254,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._batch_size, self._num_qo_heads, self._num_kv_heads = batch_size, num_qo_heads, num_kv_heads
         self._page_size = page_size
         self._page_shape = (page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size)
-        self._qo_indptr_last = rows
+        self._first_row, self._qo_indptr_last = int(qo_host[0]), rows
         self._max_q_len = int(qo_lens.max(initial=0))
         self._max_kv_len = int(kv_lens.max(initial=0))
         if self._use_cuda_graph and self._max_total_num_rows is None:

@@ -170,7 +170,8 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         self._store_dtypes(dtypes)
         self._causal = causal
         self._batch_size, self._num_qo_heads, self._num_kv_heads = batch_size, num_qo_heads, num_kv_heads
-        self._qo_indptr_last, self._kv_indptr_last = rows, int(kv_host[-1])
+        self._first_row, self._qo_indptr_last = int(qo_host[0]), rows
+        self._kv_indptr_last = int(kv_host[-1])
         self._max_q_len = int(qo_lens.max(initial=0))
         self._max_kv_len = int(kv_lens.max(initial=0))
         if self._use_cuda_graph:

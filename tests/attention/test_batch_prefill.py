@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
+from flashinfer.attention import outputs
 
 from .inputs import FORMS, LAYOUTS, Batch, Pages
 from .reference import Attention
@@ -51,6 +52,27 @@ def test_layouts_and_forms(device, layout, form):
     close(wrapper.run(batch.q, cache, return_lse=True), batch.expected(Attention(causal=True)))
     out = torch.empty_like(batch.q)
     assert wrapper.run(batch.q, cache, out=out) is out
+
+
+def test_rows_before_the_first_request(device, monkeypatch):
+    """They are zero in outputs made here, and left alone in the caller's; also by repeated runs and other plans."""
+    batch, first = batch_of(device), 5
+    pages, expected = batch.pages(8), batch.expected(Attention())
+    shifted, heads = batch.qo_indptr + first, (*batch.heads, batch.head_dim_qk)
+    q = torch.cat([torch.zeros_like(batch.q[:first]), batch.q])
+    monkeypatch.setattr(outputs, "new_empty", lambda x, dtype, *shape: x.new_full(shape, math.nan, dtype=dtype))
+    for wrapper, kv, tables in (
+        (paged(batch, pages), (batch.cache(pages),), (*pages.table, *heads, pages.page_size)),
+        (ragged(batch), batch.dense(), (batch.kv_indptr, *heads)),
+    ):
+        wrapper.run(batch.q, *kv)  # is kept, and must not be repeated for the next plan
+        wrapper.plan(shifted, *tables)
+        for _ in range(2):
+            out, lse = wrapper.run(q, *kv, return_lse=True)
+            assert not out[:first].any() and torch.isneginf(lse[:first]).all()
+            close((out[first:], lse[first:]), expected)
+        given = torch.full_like(out, 7)
+        assert (wrapper.run(q, *kv, out=given)[:first] == 7).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
