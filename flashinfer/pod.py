@@ -292,7 +292,7 @@ class PODWithPagedKVCacheWrapper:
                     *self._decode.launch_arguments(launch, enable_pdl),
                 )
                 if v_scale is not None:
-                    scale_output(launch.out, v_scale)
+                    scale_output("PODWithPagedKVCacheWrapper.run", launch.out, v_scale)
                 return out_p, out_d  # type: ignore[return-value]
             except RuntimeError as error:
                 if not is_misaligned(error):
@@ -469,8 +469,8 @@ class BatchPODWithPagedKVCacheWrapper:
             result_d, launch_d = self._decode.prepare(q_d, paged_kv_cache_d, **options)
             self._launch(launch_p, launch_d, enable_pdl)
             if v_scale is not None:
-                scale_output(launch_p.out, v_scale)
-                scale_output(launch_d.out, v_scale)
+                scale_output("BatchPODWithPagedKVCacheWrapper.run", launch_p.out, v_scale)
+                scale_output("BatchPODWithPagedKVCacheWrapper.run", launch_d.out, v_scale)
         if not return_lse:
             return result_p, result_d
         (out_p, lse_p), (out_d, lse_d) = result_p, result_d

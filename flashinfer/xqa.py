@@ -158,7 +158,7 @@ def xqa(
             "xqa", rows, k_cache, v_cache, page_table, seq_lens, max_seq_len, workspace_buffer,
             q_len=q_seq_len, draft_mask=drafts, out=target, **common,
         )  # fmt: skip
-    to_output(result, flat, kv_scale * rcp_out_scale)
+    to_output("xqa", result, flat, kv_scale * rcp_out_scale, "kv_scale")
 
 
 def _ragged_drafts(

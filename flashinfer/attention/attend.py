@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, ClassVar, Optional, Sequence, Union
 
 import torch
@@ -17,11 +18,28 @@ from .records import CallRecord
 from .scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
 from .wrapper import Launch, PlannedWrapper, run_planned
 
-__all__ = ["AttentionWrapper", "Result"]
+__all__ = ["REPLANNED", "AttentionWrapper", "Result"]
 
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 _is_compiling = torch.compiler.is_compiling
+
+#: What another plan for pages replaces, besides numbers.
+REPLANNED = (
+    "_plan_info",
+    "_qo_indptr_buf",
+    "_paged_kv_indptr_buf",
+    "_paged_kv_indices_buf",
+    "_paged_kv_last_page_len_buf",
+)
+_plan_and_table = operator.attrgetter(
+    "_float_workspace_buffer",
+    "_int_workspace_buffer",
+    "_plan_info",
+    "_paged_kv_indptr_buf",
+    "_paged_kv_indices_buf",
+    "_paged_kv_last_page_len_buf",
+)
 
 
 class AttentionWrapper(PlannedWrapper):
@@ -129,21 +147,17 @@ class AttentionWrapper(PlannedWrapper):
         elif self._jit is None and q.dtype in FP8:
             q = q.to(self._dtypes.compute)
         if q_scale is not None or k_scale is not None:
-            q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
+            q, sm_scale = scale_logits(f"{op}.run", q, sm_scale, q_scale=q_scale, k_scale=k_scale)
         scalars: Sequence[Any] = (sm_scale,)
         if self._jit is not None:
             given, scalars = self._jit.split(op, args, self._derived_scalars(sm_scale, q_scale, k_scale, v_scale))
             factors = [*given, *factors]
-        made_out, made_lse = out is None, lse is None
+        score, given_out = None, out
         out = output_buffer(op, out, (rows, num_qo_heads, self._head_dim_vo), self._cached_o_data_type, q)
-        score = None
         if return_lse or sinks is not None:
             score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)
         if self._first_row:
-            if made_out:
-                out[: self._first_row] = 0
-            if made_lse and score is not None:
-                score[: self._first_row] = -torch.inf
+            self._clear_first_rows(out if given_out is None else None, score if lse is None else None)
         launch = Launch(q, k, v, out, score, list(factors), list(scalars))
         if _is_compiling():
             run_planned(self._handle, *launch, enable_pdl)
@@ -152,9 +166,9 @@ class AttentionWrapper(PlannedWrapper):
         else:
             self._launch(launch, enable_pdl)
         if scale_v is not None:
-            scale_output_per_head(out, scale_v, self._num_kv_heads)
+            scale_output_per_head(f"{op}.run", out, scale_v, self._num_kv_heads)
         if v_scale is not None:
-            scale_output(out, v_scale)
+            scale_output(f"{op}.run", out, v_scale)
         if sinks is not None:
             add_sinks(out, score, sinks)  # type: ignore[arg-type]
         if score is None or not return_lse:
@@ -162,6 +176,13 @@ class AttentionWrapper(PlannedWrapper):
         if lse_base != "log2" or lse_layout != "NH":
             score = finish_lse(op, score, lse_base, lse_layout, lse)
         return out, score
+
+    def _clear_first_rows(self, out: Optional[torch.Tensor], lse: Optional[torch.Tensor]) -> None:
+        """Make rows of no request those of one without keys, in what the caller did not give."""
+        if out is not None:
+            out[: self._first_row] = 0
+        if lse is not None:
+            lse[: self._first_row] = -torch.inf
 
     def _repeat(
         self,
@@ -186,8 +207,10 @@ class AttentionWrapper(PlannedWrapper):
         if record is None or record.pdl_probe is not utils.device_support_pdl:
             return None
         is_replanned = not self._unchanged(record.state)
-        if is_replanned and not self._can_replan(record, q):
-            return None
+        if is_replanned:
+            if not self._can_replan(record, q):
+                return None
+            record.shape = (q.shape[0], *record.shape[1:])  # the strides do not depend on rows
         sm_scale = self._sm_scale
         if sm_scale is None:
             sm_scale = record.default_scale
@@ -216,24 +239,22 @@ class AttentionWrapper(PlannedWrapper):
             self._record = None
             return None
         if v_scale is not None:
-            scale_output(out, v_scale)
+            scale_output(f"{self._op}.run", out, v_scale)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _can_replan(self, record: CallRecord, q: torch.Tensor) -> bool:
-        """Whether the call before differs by its plan, tables and rows only; then outputs have these rows."""
-        if not self._replanned or self._plan_info is None or not self._unchanged_but_plan(record.state):
-            return False
-        if self._first_row:
-            return False
-        rows = q.shape[0]
-        if rows != self._expected_rows():
-            return False
-        record.shape = (rows, *record.shape[1:])  # the strides do not depend on rows
-        return True
+        """Whether the call before differs by its plan, tables and rows only."""
+        return bool(
+            self._replanned
+            and self._plan_info is not None
+            and not self._first_row
+            and self._unchanged_but_plan(record.state)
+            and q.shape[0] == self._expected_rows()
+        )
 
     def _new_plan(self) -> tuple[Any, ...]:
         """What ``replan`` of the module takes between the record and the tensors."""
-        raise AssertionError("a subclass with _replanned knows")
+        return _plan_and_table(self)
 
     def _convert(self, q: torch.Tensor, args: Sequence[Any]) -> tuple[torch.Tensor, Scale]:
         """8-bit queries as 16-bit ones; positional arguments are the scales of q, k and v."""
@@ -242,7 +263,8 @@ class AttentionWrapper(PlannedWrapper):
         if len(args) != 3:
             raise ArgumentError(f"{self._op}.run: {len(args)} scales, expected 3 (of q, k and v)")
         scale_q, scale_k, scale_v = args
-        return convert_fp8_query(q, scale_q, scale_k, self._num_kv_heads, self._dtypes.compute), scale_v
+        op, heads = f"{self._op}.run", self._num_kv_heads
+        return convert_fp8_query(op, q, scale_q, scale_k, heads, self._dtypes.compute), scale_v
 
     # Names of older releases.
 

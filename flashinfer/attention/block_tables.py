@@ -48,17 +48,17 @@ def split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return kv_cache[0], kv_cache[1]
 
 
-def to_output(result: torch.Tensor, out: torch.Tensor, scale: Scale) -> None:
+def to_output(op: str, result: torch.Tensor, out: torch.Tensor, scale: Scale, name: str) -> None:
     """Write ``result * scale`` to ``out``, which may be the result itself or have 8 bits."""
     if out.dtype in FP8:
         wide = result.float()
-        scale_output(wide, scale)
+        scale_output(op, wide, scale, name)
         limit = torch.finfo(out.dtype).max
         out.copy_(wide.clamp_(-limit, limit))
         return
     if out is not result:
         out.copy_(result)
-    scale_output(out, scale)
+    scale_output(op, out, scale, name)
 
 
 def draft_rows(op: str, mask: torch.Tensor, rows: int, q_len: int) -> torch.Tensor:
@@ -131,9 +131,9 @@ def attend_block_tables(
     if sinks is not None and sinks.numel() != q.shape[1]:
         raise ArgumentError(f"{op}: sinks has {sinks.numel()} elements, expected {q.shape[1]} (query heads)")
     if isinstance(sm_scale, torch.Tensor):
-        q, sm_scale = scale_logits(q, 1.0, sm_scale, None)
+        q, sm_scale = scale_logits(op, q, 1.0, bmm1_scale=sm_scale)
     if q_scale is not None or k_scale is not None:
-        q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
+        q, sm_scale = scale_logits(op, q, sm_scale, q_scale=q_scale, k_scale=k_scale)
     out = q.new_empty((*q.shape[:2], v.shape[-1])) if out is None else out
     _attend(
         op, out, q, k, v, block_tables, seq_lens, workspace, sinks, draft_mask,

@@ -65,7 +65,7 @@ def _decode(
         out=flat if flat.dtype == query.dtype else None,
         **options,
     )
-    to_output(result, flat, bmm2_scale)
+    to_output(op, result, flat, bmm2_scale, "bmm2_scale")
     return out
 
 

@@ -285,7 +285,7 @@ def trtllm_fmha_v2_prefill(
     if prompt.tables is None:
         _check_rows("cum_seq_lens_kv", begins, "k", prompt.k.shape[0])
     result = _attend(prompt, options, rows, begins, lengths, workspace_buffer, bmm1_scale, stats, out)
-    to_output(result, out, bmm2_scale)
+    to_output(_OP, result, out, bmm2_scale, "bmm2_scale")
     return out if stats is None else (out, stats)
 
 
@@ -304,7 +304,7 @@ def _attend(
     q, device = prompt.q, prompt.q.device
     dtype = torch.bfloat16 if q.dtype in FP8 else q.dtype
     q = q.to(dtype)  # every 8-bit float is exact in 16 bits
-    q, sm_scale = scale_logits(q, 1.0, bmm1_scale, None)
+    q, sm_scale = scale_logits(_OP, q, 1.0, bmm1_scale=bmm1_scale)
     module, extras = _module_of(prompt, options, dtype, sm_scale, stats)
     if knobs.fmha_v2_verbose:
         _report(prompt, options, lengths)

@@ -14,37 +14,40 @@ __all__ = ["Scale", "convert_fp8_query", "scale_logits", "scale_output", "scale_
 Scale = Union[float, torch.Tensor, None]
 
 
-def _number(scale: torch.Tensor) -> torch.Tensor:
+def _number(op: str, name: str, scale: torch.Tensor) -> torch.Tensor:
     """A tensor of one element without dimensions: with them a product would have other ones, or a scale per column."""
     if scale.numel() != 1:
-        raise ArgumentError(f"a scale has shape {tuple(scale.shape)}, expected a number or a tensor of one element")
+        shape = tuple(scale.shape)
+        raise ArgumentError(f"{op}: {name} has shape {shape}, expected a number or a tensor of one element")
     return scale.reshape(())
 
 
-def scale_logits(q: torch.Tensor, sm_scale: float, q_scale: Scale, k_scale: Scale) -> tuple[torch.Tensor, float]:
+def scale_logits(op: str, q: torch.Tensor, sm_scale: float, **scales: Scale) -> tuple[torch.Tensor, float]:
     """Fold the scales of q and k into ``sm_scale``; tensors multiply q, because reading one would wait for the GPU."""
-    for scale in (q_scale, k_scale):
+    for name, scale in scales.items():
         if scale is None:
             continue
         if isinstance(scale, torch.Tensor):
-            q = (q * _number(scale)).to(q.dtype)
+            q = (q * _number(op, name, scale)).to(q.dtype)
         else:
             sm_scale *= scale
     return q, sm_scale
 
 
-def scale_output(out: torch.Tensor, v_scale: Scale) -> None:
+def scale_output(op: str, out: torch.Tensor, scale: Scale, name: str = "v_scale") -> None:
     """Multiply in place, by a number or a tensor of one element."""
-    if v_scale is not None and not (isinstance(v_scale, float) and v_scale == 1.0):
-        out.mul_(_number(v_scale) if isinstance(v_scale, torch.Tensor) else v_scale)
+    if scale is not None and not (isinstance(scale, float) and scale == 1.0):
+        out.mul_(_number(op, name, scale) if isinstance(scale, torch.Tensor) else scale)
 
 
-def _per_head(name: str, scale: Scale, num_heads: int, expected: int, like: torch.Tensor) -> Optional[torch.Tensor]:
+def _per_head(
+    op: str, name: str, scale: Scale, num_heads: int, expected: int, like: torch.Tensor
+) -> Optional[torch.Tensor]:
     """``(num_heads, 1)`` float32: each of ``expected`` scales, or the only one, repeated for its heads."""
     if scale is None:
         return None
     if isinstance(scale, torch.Tensor) and scale.numel() not in (1, expected, num_heads):
-        raise ArgumentError(f"{name} has {scale.numel()} elements, expected 1 or {expected} (one for each head)")
+        raise ArgumentError(f"{op}: {name} has {scale.numel()} elements, expected 1 or {expected} (one for each head)")
     if not isinstance(scale, torch.Tensor):
         return torch.full((num_heads, 1), scale, dtype=torch.float32, device=like.device)
     scale = scale.to(device=like.device, dtype=torch.float32).reshape(-1)
@@ -52,21 +55,21 @@ def _per_head(name: str, scale: Scale, num_heads: int, expected: int, like: torc
 
 
 def convert_fp8_query(
-    q: torch.Tensor, scale_q: Scale, scale_k: Scale, num_kv_heads: int, dtype: torch.dtype
+    op: str, q: torch.Tensor, scale_q: Scale, scale_k: Scale, num_kv_heads: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """8-bit queries as 16-bit ones with the scales of each head of q and k in them.
 
     Every 8-bit float is exact in 16 bits; only the product with the scales is rounded.
     """
     result, heads = q.to(torch.float32), q.shape[-2]
-    of_q = _per_head("scale_q", scale_q, heads, heads, q)
-    for scale in (of_q, _per_head("scale_k", scale_k, heads, num_kv_heads, q)):
+    of_q = _per_head(op, "scale_q", scale_q, heads, heads, q)
+    for scale in (of_q, _per_head(op, "scale_k", scale_k, heads, num_kv_heads, q)):
         if scale is not None:
             result = result * scale
     return result.to(dtype)
 
 
-def scale_output_per_head(out: torch.Tensor, scale_v: Scale, num_kv_heads: int) -> None:
-    scale = _per_head("scale_v", scale_v, out.shape[-2], num_kv_heads, out)
+def scale_output_per_head(op: str, out: torch.Tensor, scale_v: Scale, num_kv_heads: int) -> None:
+    scale = _per_head(op, "scale_v", scale_v, out.shape[-2], num_kv_heads, out)
     if scale is not None:
         out.mul_(scale)

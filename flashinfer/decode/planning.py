@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 import numpy as np
 import torch
 
-from ..attention.attend import AttentionWrapper
+from ..attention.attend import REPLANNED, AttentionWrapper
 from ..attention.host import (
     as_tensor,
     kv_lens_given,
@@ -41,13 +41,7 @@ class DecodePlanner(AttentionWrapper):
         "_paged_kv_last_page_len_buf",
     )
     _numbers_read = (*AttentionWrapper._numbers_read, "_page_shape", "_planned_q_len")
-    _replanned = (
-        "_plan_info",
-        "_qo_indptr_buf",
-        "_paged_kv_indptr_buf",
-        "_paged_kv_indices_buf",
-        "_paged_kv_last_page_len_buf",
-    )
+    _replanned = REPLANNED
 
     _module_key: Any = None  #: what `_module_found` was found for: to look for it takes 1 us
     _module_found: Any = None
@@ -213,11 +207,8 @@ class DecodePlanner(AttentionWrapper):
         )  # fmt: skip
 
     def _new_plan(self) -> tuple[Any, ...]:
-        rows = (self._qo_indptr_buf,) if self._use_tensor_cores else ()
-        return (
-            self._float_workspace_buffer, self._int_workspace_buffer, self._plan_info, self._paged_kv_indptr_buf,
-            self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf, *rows,
-        )  # fmt: skip
+        plan = super()._new_plan()
+        return (*plan, self._qo_indptr_buf) if self._use_tensor_cores else plan
 
     def _plan_work(self) -> None:
         module = self._cached_module

@@ -84,7 +84,7 @@ def single_decode_with_kv_cache(
     head_dim_vo = v.shape[-1]
     sm_scale = default_scale(sm_scale, head_dim)
     if q_scale is not None or k_scale is not None:
-        q, sm_scale = scale_logits(q, sm_scale, q_scale, k_scale)
+        q, sm_scale = scale_logits(op, q, sm_scale, q_scale=q_scale, k_scale=k_scale)
     out = new_empty(q, q.dtype, num_qo_heads, head_dim_vo)
     lse = new_empty(q, torch.float32, num_qo_heads) if return_lse else None
     if use_tensor_cores:
@@ -100,7 +100,7 @@ def single_decode_with_kv_cache(
             sm_scale, rope_scale or 1.0, rope_theta or 1e4,
         )  # fmt: skip
     if v_scale is not None:
-        scale_output(out, v_scale)
+        scale_output(op, out, v_scale)
     return out if lse is None else (out, lse)
 
 

@@ -180,13 +180,13 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
             raise ArgumentError(
                 f"{_OP}.run: q_nope has {q_nope.shape[0]} rows, expected {self._batch_size} (batch size)"
             )
-        wrapper = self._wrapper
-        scaled_nope, sm_scale = scale_logits(q_nope, self._sm_scale, q_scale, k_scale)
+        op, wrapper = f"{_OP}.run", self._wrapper
+        scaled_nope, sm_scale = scale_logits(op, q_nope, self._sm_scale, q_scale=q_scale, k_scale=k_scale)
         if scaled_nope is not q_nope:  # a scale was a tensor
-            q_pe = scale_logits(q_pe, 1.0, q_scale, k_scale)[0]
+            q_pe = scale_logits(op, q_pe, 1.0, q_scale=q_scale, k_scale=k_scale)[0]
         wrapper._sm_scale = sm_scale
         result = wrapper.run(scaled_nope, q_pe, paged_ckv_cache, paged_kpe_cache, out, lse, return_lse)
-        scale_output(result[0] if return_lse else result, v_scale)
+        scale_output(op, result[0] if return_lse else result, v_scale)
         return result
 
     def run_return_lse(self, *args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:

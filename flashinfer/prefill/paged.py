@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..api_logging import flashinfer_api
+from ..attention.attend import REPLANNED
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import check_indices, kv_lens_given, kv_lens_of_pages, segment_lens, to_device, to_host
 from ..attention.options import resolve_backend, resolve_dtypes
@@ -67,14 +68,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         "_paged_kv_last_page_len_buf",
     )
     _numbers_read = (*BatchPrefillWrapper._numbers_read, "_page_shape")
-    _replanned = (
-        "_plan_info",
-        "_qo_indptr_buf",
-        "_paged_kv_indptr_buf",
-        "_paged_kv_indices_buf",
-        "_paged_kv_last_page_len_buf",
-        "_qo_indptr_last",
-    )
+    _replanned = (*REPLANNED, "_qo_indptr_last")
     _is_paged = True
     _known_tensors = (
         "maybe_custom_mask",
@@ -514,15 +508,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         return self._cached_module, "paged_run", self._call_with(tables, launch, enable_pdl)
 
     def _new_plan(self) -> tuple[Any, ...]:
-        return (
-            self._float_workspace_buffer,
-            self._int_workspace_buffer,
-            self._plan_info,
-            self._paged_kv_indptr_buf,
-            self._paged_kv_indices_buf,
-            self._paged_kv_last_page_len_buf,
-            self._qo_indptr_buf,
-        )
+        return (*super()._new_plan(), self._qo_indptr_buf)
 
     # Names of older releases.
 

@@ -130,7 +130,7 @@ def single_prefill_with_kv_cache(
     if fp8:
         _check_fp8(op, q, k, v, window_left, o_dtype)
         num_kv_heads = k_shape[1 - layout]
-        q = convert_fp8_query(q, scale_q, scale_k, num_kv_heads, o_dtype)
+        q = convert_fp8_query(op, q, scale_q, scale_k, num_kv_heads, o_dtype)
     if packed_custom_mask is not None:
         check_packed_mask(op, packed_custom_mask, -(-qo_len * k_shape[layout] // 8))
         packed_custom_mask = packed_custom_mask.contiguous()
@@ -139,7 +139,7 @@ def single_prefill_with_kv_cache(
     mask_mode = CUSTOM if packed_custom_mask is not None else CAUSAL if causal else NON_CAUSAL
     sm_scale = default_scale(sm_scale, head_dim)
     if k_scale is not None:
-        q, sm_scale = scale_logits(q, sm_scale, None, k_scale)
+        q, sm_scale = scale_logits(op, q, sm_scale, k_scale=k_scale)
     head_dim_vo, k_sf, v_sf = v_shape[-1], None, None
     if factors := scale_factors(op, k, v, kv_cache_sf, layout, False):
         head_dim_vo, (k_sf, v_sf) = 2 * head_dim_vo, factors
@@ -150,9 +150,9 @@ def single_prefill_with_kv_cache(
         use_fp16_qk_reduction, window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0, rope_theta or 1e4,
     )  # fmt: skip
     if fp8:
-        scale_output_per_head(out, scale_v, num_kv_heads)
+        scale_output_per_head(op, out, scale_v, num_kv_heads)
     if v_scale is not None:
-        scale_output(out, v_scale)
+        scale_output(op, out, v_scale)
     return out if lse is None else (out, lse)
 
 

@@ -208,7 +208,7 @@ def test_scales_are_single_numbers(device, kind):
     scene = Scene(kind, device)
     scene.plan()
     for name in ("q_scale", "k_scale", "v_scale"):
-        with pytest.raises(ValueError, match=r"a scale has shape \(64,\), expected a number or a tensor of one"):
+        with pytest.raises(ValueError, match=rf"run: {name} has shape \(64,\), expected a number or a tensor of one"):
             scene.run(**{name: torch.ones(64, device=device)})
     ones = {name: torch.ones(1, 1, 1, 1, device=device) for name in ("q_scale", "k_scale", "v_scale")}
     calls.check(scene.run(return_lse=True, **ones), scene.batch.expected(), torch.float16)
