@@ -174,7 +174,7 @@ __device__ __noinline__ int SampleAgain(SegmentSource source, Range tried, NearS
   if (turn > 0) LookAgain(source, shared);
   ptx::ClusterSync();
 #pragma unroll 1
-  for (;; ++turn) {
+  for (;; ++turn) {  // up to AGAIN_TURNS, after which DrawAgain names no range
     if (turn > 0) {
       ListAgain(source, shared);
       if (!is_leader) SendList(*shared);
