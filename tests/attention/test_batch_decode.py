@@ -282,15 +282,21 @@ def test_attributes_that_engines_use(device):
     assert wrapper._qo_indptr_buf.tolist() == list(range(len(LENS) + 1))
     assert not wrapper.is_cuda_graph_enabled and wrapper._fixed_batch_size == 0
     assert wrapper._pin_memory_int_workspace_buffer.shape == wrapper._int_workspace_buffer.shape
-    # SGLang replaces plan() and calls the module's own.
+    # Engines replace plan() and call the module's own, with as many arguments as the release had they were written for.
     plan = wrapper._cached_module.plan
-    info = plan(
+    arguments = (
         *(wrapper._float_workspace_buffer, wrapper._int_workspace_buffer, wrapper._pin_memory_int_workspace_buffer),
         *(torch.arange(len(LENS) + 1, dtype=torch.int32), pages.indptr.cpu(), pages.lens.cpu(), len(LENS), len(LENS)),
-        *(*batch.heads, 8, False, 64, 64, False, -1, -1, False, 0, 0),
+        *(*batch.heads, 8, False, 64, 64, False, -1),
     )
-    wrapper._plan_info = info
-    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+    expected = [*plan(*arguments, -1, False, 0, 0)]
+    for tail in ((), (-1, False, 0), (-1, False, 0, 0)):
+        wrapper._plan_info = plan(*arguments, *tail)
+        assert [*wrapper._plan_info] == expected
+        close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+    for wrong in (arguments[:-1], (*arguments, -1, False, 0, 0, 0)):
+        with pytest.raises(TypeError, match=f"plan: got {len(wrong)} arguments, expected 20"):
+            plan(*wrong)
     core = planned(batch, pages)
     empty = torch.empty(0, dtype=F16, device=device)
     core._plan_info = core._cached_module.plan(
