@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words of the attention calls that kernels know as numbers, and two small tensors that calls are made of."""
+"""Words of the attention calls that kernels know as numbers, and what else calls are made of: a number, two tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Optional
 
 import torch
 
-__all__ = ["MaskMode", "PosEncodingMode", "TensorLayout", "get_alibi_slopes", "get_indptr"]
+__all__ = ["MaskMode", "PosEncodingMode", "TensorLayout", "get_alibi_slopes", "get_indptr", "log2e"]
+
+log2e = math.log2(math.e)  # natural logarithms times this are those to base 2, which an LSE is in
 
 
 class PosEncodingMode(enum.Enum):

@@ -49,6 +49,7 @@ from .layouts import PosEncodingMode as PosEncodingMode
 from .layouts import TensorLayout as TensorLayout
 from .layouts import get_alibi_slopes as get_alibi_slopes
 from .layouts import get_indptr as get_indptr
+from .layouts import log2e as log2e
 from .log_level import LogLevel as LogLevel
 from .log_level import set_log_level as set_log_level
 from .ops import register_custom_op as register_custom_op
@@ -62,6 +63,8 @@ from .tensor_checks import is_float8 as is_float8
 
 #: Found on use: these modules import this one.
 _LATE = {
+    "FP4Tensor": ".quantization.fp4_tensor",
+    "SINGLE_KERNEL_TMP_SIZE": ".attention.single",
     "has_flashinfer_cubin": ".jit.env",
     "has_flashinfer_jit_cache": ".jit.env",
     "prepare_jit_additional_args": ".attention.jit_arguments",

@@ -54,6 +54,15 @@ def test_names_that_hide_their_modules():
     assert flashinfer.trtllm_fmha_v2_prefill is flashinfer.prefill.trtllm_fmha_v2_prefill
 
 
+def test_names_of_other_modules():
+    for family, name in (
+        ("decode", "cudnn_batch_decode_with_kv_cache"),
+        ("prefill", "cudnn_batch_prefill_with_kv_cache"),
+    ):
+        module = importlib.import_module(f"flashinfer.{family}")
+        assert getattr(module, name) is getattr(flashinfer.cudnn, name)
+
+
 def test_modules_behind_other_names():
     spec = flashinfer.jit.gen_fmha_v2_module("PACKED_QKV", torch.float8_e4m3fn, device="cpu")
     assert spec.name.startswith("batch_prefill") and "e4m3" in spec.name

@@ -85,3 +85,26 @@ def test_4over6_settings(monkeypatch):
     for text, expected in (("1", True), ("true", True), ("0", False), ("off", False), ("", False)):
         monkeypatch.setenv("QUANTIZATION_TEST_FLAG", text)
         assert env_flag_enabled("QUANTIZATION_TEST_FLAG") is expected
+
+
+def test_fp4_tensor():
+    """vLLM's attention imports it, and hands one over as an output where kernels can write NVFP4."""
+    from flashinfer.utils import FP4Tensor
+
+    data, scale = torch.zeros(3, 32, dtype=torch.uint8), torch.zeros(128, 4, dtype=torch.float8_e4m3fn)
+    x = FP4Tensor(data, scale, scale_start_index=2, original_shape=(3, 64))
+    assert (x.data, x.scale, x.scale_start_index, x.dtype) == (data, scale, 2, "nvfp4")
+    assert x.original_shape == FP4Tensor(data, scale).original_shape == (3, 64)
+    for wrong, text in [
+        ((data.float(), scale), r"data is 2-dimensional torch.float32, expected rows of uint8"),
+        ((data, scale.float()), "scale has dtype torch.float32, expected torch.float8_e4m3fn"),
+        ((data, scale, 0, (3, 32)), r"original_shape is \(3, 32\), expected \(3, 64\)"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            FP4Tensor(*wrong)
+    q, cache = torch.zeros(3, 4, 64).half(), torch.zeros(2, 2, 4, 16, 64).half()
+    table, lens = torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    with pytest.raises(ValueError, match="out is a FP4Tensor, expected a tensor"):
+        flashinfer.decode.trtllm_batch_decode_with_kv_cache(
+            q, cache, torch.zeros(1 << 20, dtype=torch.uint8), table, lens, 16, out=x
+        )

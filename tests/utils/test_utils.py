@@ -38,6 +38,10 @@ def test_enums_have_the_numbers_the_kernels_know():
     assert utils.TensorLayout["NHD"].value == 0 and utils.TensorLayout["HND"].value == 1
 
 
+def test_constants_of_attention():
+    assert utils.log2e == 1.44269504088896340736 and utils.SINGLE_KERNEL_TMP_SIZE == 32 << 20
+
+
 def test_division():
     assert [utils.ceil_div(x, 4) for x in (0, 1, 4, 5)] == [0, 1, 1, 2]
     assert [utils.round_up(x, 4) for x in (0, 1, 4, 5)] == [0, 4, 4, 8]
