@@ -2,11 +2,11 @@
 // Attention of few query rows over many keys: decode. Bound by the reading of keys and values.
 //
 // A block of 4 warps walks the items of its share, and of further ones that no block has begun. Every warp streams its
-// own keys, 16 of each 64, through a private ring in shared memory and keeps its own maximum, sum and output, so that
-// warps never wait for each other; at the end of an item they merge through shared memory. The copies run ahead across
-// items: while one is finished and the query of the next is fetched, its first keys are already under way. Scores and
-// outputs come from tensor cores with the (up to 16) rows of the tile as M; at one row in use that is 1/16 of their work
-// and still 8 times what memory can feed.
+// own keys, 16 of each 64 (where rows are short 32 of each 128), through a private ring in shared memory and keeps its own
+// maximum, sum and output, so that warps never wait for each other; at the end of an item they merge through shared
+// memory. The copies run ahead across items: while one is finished and the query of the next is fetched, its first keys
+// are already under way. Scores and outputs come from tensor cores with the (up to 16) rows of the tile as M; at one row
+// in use that is 1/16 of their work and still 8 times what memory can feed.
 //   test  pytest tests/attention      bench  python benchmarks/bench_decode.py
 #pragma once
 #include "merge.cuh"
@@ -57,7 +57,7 @@ __device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& wor
     if (takes_share && *next_share >= 0) producer.item.next = item.next = *next_share;
     consumer.Start(q_shared);
 #pragma unroll 1
-    for (int token = item.kv_start + warp * KEYS; token < item.kv_end; token += STEP) {
+    for (int token = item.kv_start + warp * Tr::KEYS; token < item.kv_end; token += Tr::STEP) {
       if constexpr (HAS_ONE) {
         ptx::CopyWait<STAGES - 1>();
         __syncwarp();

@@ -10,7 +10,8 @@ namespace narrow {
 /// The computing side of a warp: one item at a time.
 template <typename Params, typename Variant, typename Tr, bool ALL_MASKED>
 struct Consumer {
-  static constexpr int K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_VO / 16;
+  static constexpr int KEYS = Tr::KEYS, K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_VO / 16;
+  using Scores = float[KEYS / 8][4];
   // fp8 keys and values become fp16 at a third of the cost of bf16. Queries of bf16 are multiplied by a power of two
   // then, such that the largest number of the tile just fits and nothing is lost down to 2^-29 of it.
   static constexpr bool IS_BFLOAT = std::is_same_v<typename Tr::T, __nv_bfloat16>;
@@ -98,11 +99,12 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void Scores(float (&s)[2][4], [[maybe_unused]] int token, uint32_t k_tile,
-                                         uint32_t q_tile) {
+  /// Scores of the 16 keys from `token` on, in s[first] and the next.
+  __device__ __forceinline__ void Score(Scores& s, int first, [[maybe_unused]] int token, uint32_t k_tile,
+                                        uint32_t q_tile) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = first; n < first + 2; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[n][i] = 0.f;
     }
@@ -125,12 +127,12 @@ struct Consumer {
           keys.Load(b_other, k + K_STEPS / 2);
           keys.Rotate(b, b_other, token, k);
           query(k + K_STEPS / 2, a);
-          ptx::Mma<T>(s[0], a, b_other[0], b_other[1]);
-          ptx::Mma<T>(s[1], a, b_other[2], b_other[3]);
+          ptx::Mma<T>(s[first], a, b_other[0], b_other[1]);
+          ptx::Mma<T>(s[first + 1], a, b_other[2], b_other[3]);
         }
         query(k, a);
-        ptx::Mma<T>(s[0], a, b[0], b[1]);
-        ptx::Mma<T>(s[1], a, b[2], b[3]);
+        ptx::Mma<T>(s[first], a, b[0], b[1]);
+        ptx::Mma<T>(s[first + 1], a, b[2], b[3]);
       }
     } else if constexpr (Tr::FP8) {
       const int row = lane % 16;
@@ -152,7 +154,7 @@ struct Consumer {
             } else {
               ExpandFp8<T, typename Tr::KV>(b[2 * half + n], high, low);
             }
-            ptx::Mma<T>(s[n], a, low, high);
+            ptx::Mma<T>(s[first + n], a, low, high);
           }
         }
       }
@@ -163,21 +165,22 @@ struct Consumer {
         uint32_t a[4], b[4];
         ptx::LdMatrix(b, k_tile + Tr::KLayout::Offset(row, 2 * k + lane / 8 % 2));
         query(k, a);
-        ptx::Mma<T>(s[0], a, b[0], b[1]);
-        ptx::Mma<T>(s[1], a, b[2], b[3]);
+        ptx::Mma<T>(s[first], a, b[0], b[1]);
+        ptx::Mma<T>(s[first + 1], a, b[2], b[3]);
       }
     }
   }
 
-  /// Keys [token, token + 16) of the tile in `stage`.
+  /// The next keys, from `token` on.
   __device__ __forceinline__ void Step(int token, uint32_t k_tile, uint32_t v_tile, uint32_t q_tile) {
-    const int lane = threadIdx.x % 32, c = lane % 4;
-    float s[2][4];
-    Scores(s, token, k_tile, q_tile);
+    const int c = threadIdx.x % 4;
+    Scores s;
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n += 2) Score(s, n, token + 8 * n, k_tile + 8 * n * Tr::KLayout::PITCH, q_tile);
     const bool masked = ALL_MASKED || token < full_begin || token + KEYS > full_end;
     [[maybe_unused]] const int rows = Rows();
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = Row(i / 2), key = token + 8 * n + 2 * c + i % 2;
@@ -206,8 +209,15 @@ struct Consumer {
       }
     }
     if constexpr (Variant::use_softmax) Softmax(s);
-    uint32_t a[4] = {Pack<Weight>(s[0][0], s[0][1]), Pack<Weight>(s[0][2], s[0][3]), Pack<Weight>(s[1][0], s[1][1]),
-                     Pack<Weight>(s[1][2], s[1][3])};
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n += 2) AddValues(s[n], s[n + 1], v_tile + 8 * n * Tr::VLayout::PITCH);
+  }
+
+  /// Values of 16 keys: 8 of weights `x` and 8 of `y`.
+  __device__ __forceinline__ void AddValues(const float (&x)[4], const float (&y)[4], uint32_t v_tile) {
+    const int lane = threadIdx.x % 32;
+    uint32_t a[4] = {Pack<Weight>(x[0], x[1]), Pack<Weight>(x[2], x[3]), Pack<Weight>(y[0], y[1]),
+                     Pack<Weight>(y[2], y[3])};
     if constexpr (Tr::FP8) {
       const int row = lane % 16;
 #pragma unroll
@@ -242,11 +252,13 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void Softmax(float (&s)[2][4]) {
+  __device__ __forceinline__ void Softmax(Scores& s) {
     float scale[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float x = fmaxf(fmaxf(s[0][2 * i], s[0][2 * i + 1]), fmaxf(s[1][2 * i], s[1][2 * i + 1]));
+      float x = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
+#pragma unroll
+      for (int n = 1; n < KEYS / 8; ++n) x = fmaxf(x, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
       x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
       x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
       const float next = fmaxf(m[i], x), base = next == -math::inf ? 0.f : next;
@@ -254,7 +266,7 @@ struct Consumer {
       m[i] = next;
       d[i] *= scale[i];
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
         for (int j = 2 * i; j < 2 * i + 2; ++j) {
           s[n][j] = ptx::Exp2(s[n][j] - base);
