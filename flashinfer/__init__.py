@@ -5,6 +5,8 @@ Importing this package compiles nothing, writes nothing and touches no GPU.
 """
 
 import gc as _gc
+import importlib as _importlib
+from typing import Any as _Any
 
 # torch leaves a million objects behind; walking them once or twice while our modules load costs 80 ms each time.
 _gc_was_enabled = _gc.isenabled()
@@ -48,3 +50,11 @@ try:
 finally:
     if _gc_was_enabled:
         _gc.enable()
+
+
+def __getattr__(name: str) -> _Any:
+    """Tuning, which a server does once if at all, is imported on use: that takes 10 ms."""
+    if name not in ("autotune", "autotuner"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _importlib.import_module(".autotuner", __name__)
+    return module if name == "autotuner" else module.autotune

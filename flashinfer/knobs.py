@@ -164,6 +164,13 @@ class Knobs:
         "any value: trtllm_fmha_v2_prefill prints what serves a call",
         "ops",
     )
+    autotuner_load_from_file = Knob(
+        "FLASHINFER_AUTOTUNER_LOAD_FROM_FILE",
+        _flag,
+        False,
+        "1: autotune() uses the results of its file and measures nothing",
+        "ops",
+    )
     topk_algo = Knob(
         "FLASHINFER_TOPK_ALGO",
         str,

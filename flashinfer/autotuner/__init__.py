@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing the fastest of several ways to compute something, by trying them once for each size.
+
+A :class:`TunableRunner` knows its ways ("tactics"), :meth:`AutoTuner.choose_one` tells which to take. Inside
+``with autotune():`` unknown sizes are measured; elsewhere what is known is looked up, and -1, the default tactic of the
+first runner, stands for everything else. Kernels of this package choose by rules of their own: inside ``autotune`` they
+run as ever.
+"""
+
+from .buckets import make_bucket_mapper, round_to_nearest_bucket
+from .context import autotune
+from .measure import is_in_profile_measurement
+from .profiles import (
+    ConstraintSpec,
+    DynamicDim,
+    DynamicTensorSpec,
+    OptimizationProfile,
+    ProfilingCacheKey,
+    StaticDim,
+    TuningConfig,
+    autotuner_initializer_empty,
+    autotuner_initializer_ones,
+    autotuner_initializer_rand,
+    autotuner_initializer_rand_scaled,
+    autotuner_initializer_randn,
+    autotuner_initializer_zeros,
+)
+from .tuner import AutoTuner, AutoTunerStatistics, TunableRunner
+
+__all__ = [
+    "AutoTuner",
+    "AutoTunerStatistics",
+    "ConstraintSpec",
+    "DynamicDim",
+    "DynamicTensorSpec",
+    "OptimizationProfile",
+    "ProfilingCacheKey",
+    "StaticDim",
+    "TunableRunner",
+    "TuningConfig",
+    "autotune",
+    "autotuner_initializer_empty",
+    "autotuner_initializer_ones",
+    "autotuner_initializer_rand",
+    "autotuner_initializer_rand_scaled",
+    "autotuner_initializer_randn",
+    "autotuner_initializer_zeros",
+    "is_in_profile_measurement",
+    "make_bucket_mapper",
+    "round_to_nearest_bucket",
+]

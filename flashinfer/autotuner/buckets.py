@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that stand for the sizes around them."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from typing import Callable, Sequence
+
+from ..errors import ArgumentError
+
+__all__ = ["checked_buckets", "make_bucket_mapper", "round_to_nearest_bucket"]
+
+
+def checked_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
+    """Each bucket once, in rising order."""
+    if not buckets:
+        raise ArgumentError("autotune: tuning_buckets is empty, expected at least one size")
+    if min(buckets) < 0:
+        raise ArgumentError(f"autotune: tuning_buckets has {min(buckets)}, expected sizes of 0 or more")
+    return tuple(sorted(set(buckets)))
+
+
+def round_to_nearest_bucket(x: int, buckets: Sequence[int], round_map: bool = False) -> int:
+    """The largest of rising ``buckets`` up to ``x``, or with ``round_map`` the smallest from ``x`` on.
+
+    Where there is none, the nearest one.
+    """
+    at = bisect.bisect_left(buckets, x) if round_map else bisect.bisect_right(buckets, x) - 1
+    return buckets[min(max(at, 0), len(buckets) - 1)]
+
+
+@functools.cache
+def make_bucket_mapper(buckets: tuple[int, ...], round_map: bool = False) -> Callable[[int], int]:
+    """:func:`round_to_nearest_bucket` for these buckets; the same function for the same ones."""
+    rising = checked_buckets(buckets)
+    return lambda x: round_to_nearest_bucket(x, rising, round_map)
