@@ -5,8 +5,8 @@
 // own keys, 16 of each 64 (where rows are short 32 of each 128), through a private ring in shared memory and keeps its own
 // maximum, sum and output, so that warps never wait for each other; at the end of an item they merge through shared
 // memory. The copies run ahead across items: while one is finished and the query of the next is fetched, its first keys
-// are already under way. Scores and outputs come from tensor cores with the (up to 16) rows of the tile as M; at one row
-// in use that is 1/16 of their work and still 8 times what memory can feed.
+// are already under way. Scores and outputs come from tensor cores with keys or columns of values as M and 8 or 16 rows of
+// the tile as N; at one row in use that is 1/8 of their work and still 16 times what memory can feed.
 //   test  pytest tests/attention      bench  python benchmarks/bench_decode.py
 #pragma once
 #include "merge.cuh"
@@ -37,9 +37,9 @@ __device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& wor
   Producer<Params, Tr, PAGED, HAS_ONE> producer(p, strides, work, item, warp, ring_address);
   int stage = 0;
   while (true) {
-    Consumer<Params, Variant, Tr, ALL_MASKED> consumer(p, item);
-    typename Consumer<Params, Variant, Tr, ALL_MASKED>::Query query;
-    query.Load(consumer.Reader());
+    ItemQuery<Params, Variant, Tr> item_query(p, item);
+    typename ItemQuery<Params, Variant, Tr>::Query query;
+    query.Load(item_query.Reader());
     const bool merges = work.arrivals != nullptr && item.slot >= 0;
     merge::Parts parts{};
     if (merges) parts = merge::PartsOf<HAS_ONE, !PAGED>(p, work, item);  // long before it is needed
@@ -48,41 +48,50 @@ __device__ __forceinline__ void NarrowBlock(const Params& p, const WorkList& wor
     const int ticket = takes_share && threadIdx.x == 0 ? atomicAdd(work.tickets, 1) : 0;
     producer.Fill();  // after the query was asked for: it would arrive after all the keys
     // The previous item is done with this memory: its last step came before the barriers of its merge.
-    consumer.StoreQuery(query, q_shared, exponents);
+    item_query.Store(query, q_shared, exponents);
     if (takes_share && threadIdx.x == 0) {
       *next_share = work.blocks + ticket < shares ? work.blocks + ticket : -1;
       if (ticket == shares - 1) *work.tickets = 0;  // the last one of all: each block is refused one
     }
     __syncthreads();
     if (takes_share && *next_share >= 0) producer.item.next = item.next = *next_share;
-    consumer.Start(q_shared);
+    int free_stage;
+    const auto consume = [&](auto halves) {
+      Consumer<Params, Variant, Tr, ALL_MASKED, decltype(halves)::value> consumer(item_query);
+      consumer.Start(q_shared);
 #pragma unroll 1
-    for (int token = item.kv_start + warp * Tr::KEYS; token < item.kv_end; token += Tr::STEP) {
-      if constexpr (HAS_ONE) {
-        ptx::CopyWait<STAGES - 1>();
-        __syncwarp();
-      } else if constexpr (STAGES == 1) {
-        __syncwarp();
-        producer.Issue();
-        ptx::CopyWait<0>();
-        __syncwarp();
-      } else {
-        ptx::CopyWait<STAGES - 2>();
-        __syncwarp();  // all lanes' copies have landed, and all have read the stage that is overwritten now
-        producer.Issue();
+      for (int token = item.kv_start + warp * Tr::KEYS; token < item.kv_end; token += Tr::STEP) {
+        if constexpr (HAS_ONE) {
+          ptx::CopyWait<STAGES - 1>();
+          __syncwarp();
+        } else if constexpr (STAGES == 1) {
+          __syncwarp();
+          producer.Issue();
+          ptx::CopyWait<0>();
+          __syncwarp();
+        } else {
+          ptx::CopyWait<STAGES - 2>();
+          __syncwarp();  // all lanes' copies have landed, and all have read the stage that is overwritten now
+          producer.Issue();
+        }
+        const uint32_t k_tile = ring_address + stage * Tr::STAGE_BYTES;
+        consumer.Step(token, k_tile, k_tile + Tr::K_BYTES, ptx::SharedAddress(q_shared));
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        --producer.ahead;
+        if constexpr (HAS_ONE) {
+          __syncwarp();  // all lanes have read the stage
+          producer.Issue();
+        }
       }
-      const uint32_t k_tile = ring_address + stage * Tr::STAGE_BYTES;
-      consumer.Step(token, k_tile, k_tile + Tr::K_BYTES, ptx::SharedAddress(q_shared));
-      stage = stage + 1 == STAGES ? 0 : stage + 1;
-      --producer.ahead;
-      if constexpr (HAS_ONE) {
-        __syncwarp();  // all lanes have read the stage
-        producer.Issue();
-      }
+      // The stage before the next one is free: it was used last, and is filled when the next step starts, if any does.
+      free_stage = stage == 0 ? STAGES - 1 : stage - 1;
+      consumer.Finish(work, shared, free_stage, stats);
+    };
+    if (item_query.Rows() <= 8) {
+      consume(std::integral_constant<int, 1>{});
+    } else {
+      consume(std::integral_constant<int, NARROW_TILE / 8>{});
     }
-    // The stage before the next one is free: it was used last, and is filled when the next step starts, if any does.
-    const int free_stage = stage == 0 ? STAGES - 1 : stage - 1;
-    consumer.Finish(work, shared, free_stage, stats);
     if (merges) {
       const bool is_last = HAS_ONE || item.next < 0;  // then all stages are
       const uint32_t buffer = ring_address + (is_last ? 0 : free_stage * Tr::STAGE_BYTES);

@@ -7,33 +7,24 @@ namespace flashinfer {
 namespace attention {
 namespace narrow {
 
-/// The computing side of a warp: one item at a time.
-template <typename Params, typename Variant, typename Tr, bool ALL_MASKED>
-struct Consumer {
-  static constexpr int KEYS = Tr::KEYS, K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_VO / 16;
-  using Scores = float[KEYS / 8][4];
+/// The query tile of an item.
+template <typename Params, typename Variant, typename Tr>
+struct ItemQuery {
   // fp8 keys and values become fp16 at a third of the cost of bf16. Queries of bf16 are multiplied by a power of two
   // then, such that the largest number of the tile just fits and nothing is lost down to 2^-29 of it.
   static constexpr bool IS_BFLOAT = std::is_same_v<typename Tr::T, __nv_bfloat16>;
-  static constexpr bool IN_HALVES = Tr::FP8 && !CHANGES_KEYS<Params> && (!IS_BFLOAT || Tr::D_QK <= 256);
-  static constexpr bool SCALED = IN_HALVES && IS_BFLOAT;
-  using T = std::conditional_t<IN_HALVES, __half, typename Tr::T>;                             // of products with keys
-  using Weight = std::conditional_t<Tr::FP8 && Variant::use_softmax, __half, typename Tr::T>;  // with values
+  static constexpr bool IN_FP16 = Tr::FP8 && !CHANGES_KEYS<Params> && (!IS_BFLOAT || Tr::D_QK <= 256);
+  static constexpr bool SCALED = IN_FP16 && IS_BFLOAT;
+  using T = std::conditional_t<IN_FP16, __half, typename Tr::T>;  // of products with keys
 
   const Params& p;
   Variant variant;
   WorkItem item;
-  uint32_t q[Tr::Q_IN_REGISTERS ? K_STEPS : 1][4];
-  float o[2 * N_BLOCKS][4];
-  float m[2], d[2];
-  int first[2], end[2];      // keys that each of the lane's rows may see
-  int full_begin, full_end;  // keys that all rows see
-  float unscale = 1.f;       // undoes what queries were multiplied by
+  float unscale = 1.f;  // undoes what queries were multiplied by
 
-  __device__ __forceinline__ Consumer(const Params& p, const WorkItem& item)
+  __device__ __forceinline__ ItemQuery(const Params& p, const WorkItem& item)
       : p(p), variant(p, item.request, nullptr), item(item) {}
 
-  __device__ __forceinline__ int Row(int i) const { return int(threadIdx.x % 32) / 4 + 8 * i; }
   __device__ __forceinline__ int Rows() const {
     return min(NARROW_TILE, item.qo_len * int(p.group.divisor) - item.row_begin);
   }
@@ -46,12 +37,12 @@ struct Consumer {
   }
 
   static constexpr QueryOrder ORDER =
-      IN_HALVES ? QueryOrder::kPairs : (Tr::FP8 ? QueryOrder::kOddFirst : QueryOrder::kStored);
+      IN_FP16 ? QueryOrder::kPairs : (Tr::FP8 ? QueryOrder::kOddFirst : QueryOrder::kStored);
   using Query = QueryTile<NARROW_TILE, THREADS, typename Tr::QLayout, ORDER, T, Params, Variant>;
   __device__ __forceinline__ QueryReader<Params, Variant> Reader() { return {p, variant, item}; }
 
   /// By all threads. `exponents` has one number for each warp.
-  __device__ __forceinline__ void StoreQuery(const Query& query, char* q_shared, [[maybe_unused]] int* exponents) {
+  __device__ __forceinline__ void Store(const Query& query, char* q_shared, [[maybe_unused]] int* exponents) {
     float factor = 1.f;
     if constexpr (SCALED) {
       int largest = query.Exponent(Reader());
@@ -67,10 +58,39 @@ struct Consumer {
     }
     query.Store(Reader(), q_shared, factor);
   }
+};
+
+/// The computing side of a warp: one item at a time. Products have 16 keys, or 16 columns of values, as their rows and 8 rows
+/// of the query tile as their columns: tiles of up to 8 rows, which most are, have one of these HALVES.
+template <typename Params, typename Variant, typename Tr, bool ALL_MASKED, int HALVES>
+struct Consumer : ItemQuery<Params, Variant, Tr> {
+  using Base = ItemQuery<Params, Variant, Tr>;
+  using Base::HeadOf, Base::item, Base::p, Base::Rows, Base::TokenOf, Base::unscale, Base::variant;
+  using typename Base::T;
+  using Weight = std::conditional_t<Tr::FP8 && Variant::use_softmax, __half, typename Tr::T>;
+  static constexpr int KEYS = Tr::KEYS, K_STEPS = Tr::D_QK / 16, N_BLOCKS = Tr::D_VO / 16;
+  static constexpr int BLOCKS = HALVES == 1 ? KEYS / 16 : 1;  // of 16 keys, at a time: registers hold two of one half
+  using Scores = float[HALVES][BLOCKS][4];                    // of keys Key(i) and rows Row(half, j), at 2 i + j
+
+  // A query that would spill stays in shared memory.
+  static constexpr bool Q_IN_REGISTERS = Tr::D_QK <= 192 && !(Tr::FP8 && HALVES > 1);
+  uint32_t q[Q_IN_REGISTERS ? K_STEPS : 1][4];
+  float o[HALVES][N_BLOCKS][4];  // of columns FirstColumn() and the second of each 16, and rows Row(half, j), likewise
+  float m[HALVES][2], d[HALVES][2];
+  int first[HALVES][2], end[HALVES][2];  // keys that each of the lane's rows may see
+  int full_begin, full_end;              // keys that all rows see
+
+  __device__ __forceinline__ explicit Consumer(const Base& query) : Base(query) {}
+
+  // What the lane has of products: two rows of each half of the query tile, two keys of 16, and two columns of 16, which
+  // are neighbours in fp8 values and 8 apart in others.
+  static __device__ __forceinline__ int Row(int half, int j) { return 8 * half + int(threadIdx.x % 4) * 2 + j; }
+  static __device__ __forceinline__ int Key(int i) { return int(threadIdx.x % 32) / 4 + 8 * i; }
+  static __device__ __forceinline__ int FirstColumn() { return int(threadIdx.x % 32) / 4 * (Tr::FP8 ? 2 : 1); }
 
   __device__ __forceinline__ void Start(char* q_shared) {
-    const int lane = threadIdx.x % 32, c = lane % 4;
-    if constexpr (Tr::Q_IN_REGISTERS) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (Q_IN_REGISTERS) {
       const uint32_t tile = ptx::SharedAddress(q_shared);
 #pragma unroll
       for (int k = 0; k < K_STEPS; ++k) {
@@ -81,204 +101,225 @@ struct Consumer {
     full_begin = mask.First(TokenOf(NARROW_TILE - 1));
     full_end = min(mask.End(TokenOf(0)), item.kv_end);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      first[i] = mask.First(TokenOf(Row(i)));
-      end[i] = min(mask.End(TokenOf(Row(i))), item.kv_end);
-      m[i] = -math::inf;
-      d[i] = 0.f;
-      float scale = 1.f;
-      if (item.is_first && threadIdx.x < 32) {
-        variant.update_m_d(p, 0, HeadOf(Row(i)), m[i], d[i], scale);
-        if (c != 0) d[i] = 0.f;  // d is summed over the lanes of a row
+    for (int half = 0; half < HALVES; ++half) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = Row(half, j);
+        first[half][j] = mask.First(TokenOf(row));
+        end[half][j] = min(mask.End(TokenOf(row)), item.kv_end);
+        m[half][j] = -math::inf;
+        d[half][j] = 0.f;
+        float scale = 1.f;
+        if (item.is_first && threadIdx.x < 32) {
+          variant.update_m_d(p, 0, HeadOf(row), m[half][j], d[half][j], scale);
+          if (lane >= 4) d[half][j] = 0.f;  // d is summed over the lanes of a row
+        }
       }
-    }
 #pragma unroll
-    for (int n = 0; n < 2 * N_BLOCKS; ++n) {
+      for (int n = 0; n < N_BLOCKS; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) o[n][i] = 0.f;
+        for (int i = 0; i < 4; ++i) o[half][n][i] = 0.f;
+      }
     }
   }
 
-  /// Scores of the 16 keys from `token` on, in s[first] and the next.
-  __device__ __forceinline__ void Score(Scores& s, int first, [[maybe_unused]] int token, uint32_t k_tile,
+  /// Block `b` of scores: of the 16 keys from `token` on.
+  __device__ __forceinline__ void Score(Scores& s, int b, [[maybe_unused]] int token, uint32_t k_tile,
                                         uint32_t q_tile) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int n = first; n < first + 2; ++n) {
+    for (int half = 0; half < HALVES; ++half) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] = 0.f;
+      for (int i = 0; i < 4; ++i) s[half][b][i] = 0.f;
     }
-    auto query = [&](int k, uint32_t (&a)[4]) {
-      if constexpr (Tr::Q_IN_REGISTERS) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = q[k][i];
-      } else {
+    auto add = [&](int k, const uint32_t (&keys)[4]) {
+      uint32_t a[4];
+      if constexpr (!Q_IN_REGISTERS) {
         ptx::LdMatrix(a, q_tile + Tr::QLayout::Offset(lane % 16, 2 * k + lane / 16));
       }
+      const uint32_t (&x)[4] = Q_IN_REGISTERS ? q[k] : a;
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) ptx::Mma<T>(s[half][b], keys, x[half], x[half + 2]);
     };
     if constexpr (CHANGES_KEYS<Params>) {
       KeyFragments<Params, Variant, typename Tr::KV, typename Tr::KLayout> keys{p, variant, k_tile};
       constexpr bool ROPE = Params::POS_ENCODING == PosEncodingMode::kRoPELlama;
 #pragma unroll
       for (int k = 0; k < (ROPE ? K_STEPS / 2 : K_STEPS); ++k) {
-        uint32_t a[4], b[4], b_other[4];
-        keys.Load(b, k);
+        uint32_t x[4], other[4];
+        keys.Load(x, k);
         if constexpr (ROPE) {
-          keys.Load(b_other, k + K_STEPS / 2);
-          keys.Rotate(b, b_other, token, k);
-          query(k + K_STEPS / 2, a);
-          ptx::Mma<T>(s[first], a, b_other[0], b_other[1]);
-          ptx::Mma<T>(s[first + 1], a, b_other[2], b_other[3]);
+          keys.Load(other, k + K_STEPS / 2);
+          keys.Rotate(x, other, token, k);
+          add(k + K_STEPS / 2, {other[0], other[2], other[1], other[3]});
         }
-        query(k, a);
-        ptx::Mma<T>(s[first], a, b[0], b[1]);
-        ptx::Mma<T>(s[first + 1], a, b[2], b[3]);
+        add(k, {x[0], x[2], x[1], x[3]});
       }
     } else if constexpr (Tr::FP8) {
-      const int row = lane % 16;
 #pragma unroll
       for (int k = 0; k < K_STEPS; k += 2) {
-        uint32_t b[4];
+        uint32_t x[4];
         const int chunk = K_STEPS % 2 == 0 ? k + lane / 16 : min(k + lane / 16, K_STEPS - 1);
-        ptx::LdMatrix(b, k_tile + Tr::KLayout::Offset(row, chunk));
+        ptx::LdMatrix(x, k_tile + Tr::KLayout::Offset(lane % 16, chunk));
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (k + half >= K_STEPS) break;
-          uint32_t a[4];
-          query(k + half, a);
+        for (int i = 0; i < 2; ++i) {
+          if (k + i >= K_STEPS) break;
+          uint32_t low[2], high[2];
 #pragma unroll
           for (int n = 0; n < 2; ++n) {
-            uint32_t low, high;
-            if constexpr (IN_HALVES) {
-              HalvesOf<typename Tr::KV>(b[2 * half + n], low, high);
+            if constexpr (Base::IN_FP16) {
+              HalvesOf<typename Tr::KV>(x[2 * i + n], low[n], high[n]);
             } else {
-              ExpandFp8<T, typename Tr::KV>(b[2 * half + n], high, low);
+              ExpandFp8<T, typename Tr::KV>(x[2 * i + n], high[n], low[n]);
             }
-            ptx::Mma<T>(s[first + n], a, low, high);
           }
+          add(k + i, {low[0], low[1], high[0], high[1]});
         }
       }
     } else {
-      const int row = lane % 8 + lane / 16 * 8;
 #pragma unroll
       for (int k = 0; k < K_STEPS; ++k) {
-        uint32_t a[4], b[4];
-        ptx::LdMatrix(b, k_tile + Tr::KLayout::Offset(row, 2 * k + lane / 8 % 2));
-        query(k, a);
-        ptx::Mma<T>(s[first], a, b[0], b[1]);
-        ptx::Mma<T>(s[first + 1], a, b[2], b[3]);
+        uint32_t x[4];
+        ptx::LdMatrix(x, k_tile + Tr::KLayout::Offset(lane % 16, 2 * k + lane / 16));
+        add(k, x);
       }
     }
   }
 
   /// The next keys, from `token` on.
   __device__ __forceinline__ void Step(int token, uint32_t k_tile, uint32_t v_tile, uint32_t q_tile) {
-    const int c = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < KEYS; i += 16 * BLOCKS) {
+      AddKeys(token + i, k_tile + i * Tr::KLayout::PITCH, v_tile + i * Tr::VLayout::PITCH, q_tile);
+    }
+  }
+
+  __device__ __forceinline__ void AddKeys(int token, uint32_t k_tile, uint32_t v_tile, uint32_t q_tile) {
     Scores s;
 #pragma unroll
-    for (int n = 0; n < KEYS / 8; n += 2) Score(s, n, token + 8 * n, k_tile + 8 * n * Tr::KLayout::PITCH, q_tile);
-    const bool masked = ALL_MASKED || token < full_begin || token + KEYS > full_end;
-    [[maybe_unused]] const int rows = Rows();
+    for (int b = 0; b < BLOCKS; ++b) {
+      Score(s, b, token + 16 * b, k_tile + 16 * b * Tr::KLayout::PITCH, q_tile);
+    }
+    const bool masked = ALL_MASKED || token < full_begin || token + 16 * BLOCKS > full_end;
 #pragma unroll
-    for (int n = 0; n < KEYS / 8; ++n) {
+    for (int half = 0; half < HALVES; ++half) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = Row(i / 2), key = token + 8 * n + 2 * c + i % 2;
-        const int qo_idx = TokenOf(row), head = HeadOf(row);
-        if (!TAKES_PADDING<Variant> && (row >= rows || key >= item.kv_end)) {
-          s[n][i] = Variant::use_softmax ? -math::inf : 0.f;
-          continue;
+      for (int b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& score = s[half][b][i];
+          score = Logit(score, token + 16 * b + Key(i / 2), half, i % 2, masked);
         }
-        if constexpr (SCALED) s[n][i] *= unscale;
-        float x = variant.LogitsTransform(p, s[n][i], item.request, qo_idx, key, head, item.kv_head);
-        bool visible = true;
-        if (masked) {
-          visible = key >= first[i / 2] && key < end[i / 2];
-          if constexpr (ALL_MASKED) {
-            visible = visible && variant.LogitsMask(p, item.request, qo_idx, key, head, item.kv_head);
-            if (visible && p.mask_mode == int32_t(MaskMode::kMultiItemScoring)) {
-              visible = VisibleInItem(p, item.request, item.qo_len, item.kv_len, qo_idx, key);
-            }
-          }
-        }
-        if constexpr (Variant::use_softmax) {
-          s[n][i] = visible ? x * variant.sm_scale_log2 : -math::inf;
-        } else {
-          s[n][i] = visible ? x : 0.f;
+      }
+      if constexpr (Variant::use_softmax) Softmax(s, half);
+    }
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) AddValues(s, b, v_tile + 16 * b * Tr::VLayout::PITCH);
+  }
+
+  /// The logit, in powers of two, from the score of `key` and row Row(half, j); without softmax the weight.
+  __device__ __forceinline__ float Logit(float score, int key, int half, int j, bool masked) {
+    const int row = Row(half, j), qo_idx = TokenOf(row), head = HeadOf(row);
+    constexpr float HIDDEN = Variant::use_softmax ? -math::inf : 0.f;
+    if (!TAKES_PADDING<Variant> && (row >= Rows() || key >= item.kv_end)) return HIDDEN;
+    if constexpr (Base::SCALED) score *= unscale;
+    const float x = variant.LogitsTransform(p, score, item.request, qo_idx, key, head, item.kv_head);
+    bool visible = true;
+    if (masked) {
+      visible = key >= first[half][j] && key < end[half][j];
+      if constexpr (ALL_MASKED) {
+        visible = visible && variant.LogitsMask(p, item.request, qo_idx, key, head, item.kv_head);
+        if (visible && p.mask_mode == int32_t(MaskMode::kMultiItemScoring)) {
+          visible = VisibleInItem(p, item.request, item.qo_len, item.kv_len, qo_idx, key);
         }
       }
     }
-    if constexpr (Variant::use_softmax) Softmax(s);
-#pragma unroll
-    for (int n = 0; n < KEYS / 8; n += 2) AddValues(s[n], s[n + 1], v_tile + 8 * n * Tr::VLayout::PITCH);
+    if (!visible) return HIDDEN;
+    return Variant::use_softmax ? x * variant.sm_scale_log2 : x;
   }
 
-  /// Values of 16 keys: 8 of weights `x` and 8 of `y`.
-  __device__ __forceinline__ void AddValues(const float (&x)[4], const float (&y)[4], uint32_t v_tile) {
+  /// Values of 16 keys with their weights, block `b` of `s`.
+  __device__ __forceinline__ void AddValues(const Scores& s, int b, uint32_t v_tile) {
     const int lane = threadIdx.x % 32;
-    uint32_t a[4] = {Pack<Weight>(x[0], x[1]), Pack<Weight>(x[2], x[3]), Pack<Weight>(y[0], y[1]),
-                     Pack<Weight>(y[2], y[3])};
+    uint32_t low[HALVES], high[HALVES];
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+      low[half] = ptx::Transposed(Pack<Weight>(s[half][b][0], s[half][b][1]));
+      high[half] = ptx::Transposed(Pack<Weight>(s[half][b][2], s[half][b][3]));
+    }
+    auto add = [&](int n, const uint32_t (&values)[4]) {
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) ptx::Mma<Weight>(o[half][n], values, low[half], high[half]);
+    };
     if constexpr (Tr::FP8) {
-      const int row = lane % 16;
 #pragma unroll
       for (int n = 0; n < N_BLOCKS; n += 2) {
-        uint32_t b[4];
+        uint32_t x[4];
         const int chunk = N_BLOCKS % 2 == 0 ? n + lane / 16 : min(n + lane / 16, N_BLOCKS - 1);
-        ptx::LdMatrixTrans(b, v_tile + Tr::VLayout::Offset(row, chunk));
+        ptx::LdMatrixTrans(x, v_tile + Tr::VLayout::Offset(lane % 16, chunk));
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (n + half >= N_BLOCKS) break;
+        for (int i = 0; i < 2; ++i) {
+          if (n + i >= N_BLOCKS) break;
           uint32_t even[2], odd[2];
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
+          for (int k = 0; k < 2; ++k) {
             if constexpr (Variant::use_softmax) {
-              HalvesOf<typename Tr::KV>(__byte_perm(b[2 * half + i], 0, 0x3120), even[i], odd[i]);
+              HalvesOf<typename Tr::KV>(__byte_perm(x[2 * i + k], 0, 0x3120), even[k], odd[k]);
             } else {
-              ExpandFp8<Weight, typename Tr::KV>(b[2 * half + i], even[i], odd[i]);
+              ExpandFp8<Weight, typename Tr::KV>(x[2 * i + k], even[k], odd[k]);
             }
           }
-          ptx::Mma<Weight>(o[2 * (n + half)], a, even[0], even[1]);
-          ptx::Mma<Weight>(o[2 * (n + half) + 1], a, odd[0], odd[1]);
+          add(n + i, {even[0], odd[0], even[1], odd[1]});
         }
       }
     } else {
+      const int row = lane % 8 + lane / 16 * 8;
 #pragma unroll
       for (int n = 0; n < N_BLOCKS; ++n) {
-        uint32_t b[4];
-        ptx::LdMatrixTrans(b, v_tile + Tr::VLayout::Offset(lane % 16, 2 * n + lane / 16));
-        ptx::Mma<Weight>(o[2 * n], a, b[0], b[1]);
-        ptx::Mma<Weight>(o[2 * n + 1], a, b[2], b[3]);
+        uint32_t x[4];
+        ptx::LdMatrixTrans(x, v_tile + Tr::VLayout::Offset(row, 2 * n + lane / 8 % 2));
+        add(n, x);
       }
     }
   }
 
-  __device__ __forceinline__ void Softmax(Scores& s) {
-    float scale[2];
+  /// Weights relative to m, which is less than the maximum by up to LATE powers of two: to know whether it has to be raised
+  /// costs a vote, to find the maximum six shuffles.
+  __device__ __forceinline__ void Softmax(Scores& s, int half) {
+    constexpr float LATE = 8.f;
+    float top[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float x = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
+    for (int j = 0; j < 2; ++j) {
+      top[j] = -math::inf;
 #pragma unroll
-      for (int n = 1; n < KEYS / 8; ++n) x = fmaxf(x, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
-      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-      const float next = fmaxf(m[i], x), base = next == -math::inf ? 0.f : next;
-      scale[i] = ptx::Exp2(m[i] - base);
-      m[i] = next;
-      d[i] *= scale[i];
+      for (int b = 0; b < BLOCKS; ++b) top[j] = fmaxf(top[j], fmaxf(s[half][b][j], s[half][b][j + 2]));
+    }
+    if (__any_sync(0xffffffffu, top[0] > m[half][0] + LATE || top[1] > m[half][1] + LATE)) {
 #pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n) {
+      for (int j = 0; j < 2; ++j) {
 #pragma unroll
-        for (int j = 2 * i; j < 2 * i + 2; ++j) {
-          s[n][j] = ptx::Exp2(s[n][j] - base);
-          d[i] += s[n][j];
+        for (int i = 4; i < 32; i *= 2) top[j] = fmaxf(top[j], __shfl_xor_sync(0xffffffffu, top[j], i));
+        const float next = fmaxf(m[half][j], top[j]), base = next == -math::inf ? 0.f : next;
+        const float scale = ptx::Exp2(m[half][j] - base);
+        m[half][j] = next;
+        d[half][j] *= scale;
+#pragma unroll
+        for (int n = 0; n < N_BLOCKS; ++n) {
+          o[half][n][j] *= scale;
+          o[half][n][j + 2] *= scale;
         }
       }
     }
-    if (__any_sync(0xffffffffu, scale[0] != 1.f || scale[1] != 1.f)) {
 #pragma unroll
-      for (int n = 0; n < 2 * N_BLOCKS; ++n) {
+    for (int j = 0; j < 2; ++j) {
+      const float base = m[half][j] == -math::inf ? 0.f : m[half][j];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[n][i] *= scale[i / 2];
+      for (int b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+        for (int i = j; i < 4; i += 2) {
+          s[half][b][i] = ptx::Exp2(s[half][b][i] - base);
+          d[half][j] += s[half][b][i];
+        }
       }
     }
   }
@@ -286,18 +327,23 @@ struct Consumer {
   /// Merge the warps' results and write them. All threads of the block call it; stage `free_stage` of this warp's ring
   /// is one that no copy targets.
   __device__ __forceinline__ void Finish(const WorkList& work, char* rings, int free_stage, float* stats) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 4;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* m_of = stats;  // [warp][row]
     float* d_of = stats + WARPS * NARROW_TILE;
     int* buffer_of = reinterpret_cast<int*>(d_of + WARPS * NARROW_TILE);  // bytes from `rings`, for each warp
     const int buffer = (warp * Tr::STAGES + free_stage) * Tr::STAGE_BYTES;
     if (lane == 0) buffer_of[warp] = buffer;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      d[i] = GroupSum(d[i], 4);
-      if (c == 0) {
-        m_of[warp * NARROW_TILE + Row(i)] = m[i];
-        d_of[warp * NARROW_TILE + Row(i)] = d[i];
+    for (int half = 0; half < HALVES; ++half) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float total = d[half][j];
+#pragma unroll
+        for (int i = 4; i < 32; i *= 2) total += __shfl_xor_sync(0xffffffffu, total, i);
+        if (lane < 4) {
+          m_of[warp * NARROW_TILE + Row(half, j)] = m[half][j];
+          d_of[warp * NARROW_TILE + Row(half, j)] = total;
+        }
       }
     }
     const int rows = Rows();
@@ -311,34 +357,32 @@ struct Consumer {
     }
   }
 
-  /// Where column `column` of row `row` is in the merge buffer: rows start in different banks, where they can be
-  /// permuted within themselves.
+  /// Where column `column` of row `row` is in the merge buffer: rows that lanes write at a time are in different banks, where
+  /// they can be permuted within themselves.
   static __device__ __forceinline__ int Swizzled(int row, int column) {
-    return Tr::D_VO % 32 == 0 ? column ^ ((row & 3) * 8) : column;
+    return Tr::D_VO % 32 == 0 ? column ^ ((row / 2 & 3) * 8) : column;
   }
 
   /// This warp's output of rows [begin, begin + MERGE_ROWS) as floats.
   __device__ __forceinline__ void Spread(uint32_t to, int begin, int rows) {
-    const int c = threadIdx.x % 4;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = Row(i) - begin;
-      if (row < 0 || row >= Tr::MERGE_ROWS || Row(i) >= rows) continue;
-      // The lane's columns of 16: 4c .. 4c + 3 (fp8), or 2c, 2c + 1, 2c + 8, 2c + 9 (see Step). Steps of 8 and 16 columns
-      // flip what Swizzled flips.
-      const uint32_t line = to + (row * Tr::D_VO + Swizzled(row, Tr::FP8 ? 4 * c : 2 * c)) * int(sizeof(float));
+    for (int half = 0; half < HALVES; ++half) {
 #pragma unroll
-      for (int n = 0; n < N_BLOCKS; ++n) {
-        float x[4];
+      for (int j = 0; j < 2; ++j) {
+        const int row = Row(half, j) - begin;
+        if (row < 0 || row >= Tr::MERGE_ROWS || Row(half, j) >= rows) continue;
+        // Steps of 8 and 16 columns flip what Swizzled flips.
+        const uint32_t line = to + (row * Tr::D_VO + Swizzled(row, FirstColumn())) * int(sizeof(float));
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[j] = Tr::FP8 ? o[2 * n + j % 2][2 * i + j / 2] : o[2 * n + j / 2][2 * i + j % 2];
-        if constexpr (Tr::D_VO % 32 == 0) {
-          const uint32_t at = line ^ (n % 2 * 64);
-          ptx::StoreShared8(at + n / 2 * 128, x[0], x[1]);
-          ptx::StoreShared8((Tr::FP8 ? at + 8 : at ^ 32) + n / 2 * 128, x[2], x[3]);
-        } else {
-          ptx::StoreShared8(line + n * 64, x[0], x[1]);
-          ptx::StoreShared8(line + n * 64 + (Tr::FP8 ? 8 : 32), x[2], x[3]);
+        for (int n = 0; n < N_BLOCKS; ++n) {
+          const uint32_t at = Tr::D_VO % 32 == 0 ? (line ^ (n % 2 * 64)) + n / 2 * 128 : line + n * 64;
+          const float x = o[half][n][j], y = o[half][n][j + 2];
+          if constexpr (Tr::FP8) {
+            ptx::StoreShared8(at, x, y);
+          } else {
+            ptx::StoreShared4(at, __float_as_uint(x));
+            ptx::StoreShared4(Tr::D_VO % 32 == 0 ? at ^ 32 : at + 32, __float_as_uint(y));
+          }
         }
       }
     }

@@ -27,8 +27,6 @@ struct Traits {
   static constexpr int K_BYTES = KEYS * KLayout::PITCH, V_BYTES = KEYS * VLayout::PITCH;
   static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
   static constexpr int RING_BYTES = WARPS * STAGES * STAGE_BYTES;
-  // A query of up to 192 columns goes on from shared memory to registers; a wider one (it would spill) stays there.
-  static constexpr bool Q_IN_REGISTERS = D_QK <= 192;
   using QLayout = RowLayout<D_QK* int(sizeof(T))>;
   static constexpr int Q_BYTES = NARROW_TILE * QLayout::PITCH,
                        STATS_BYTES = (2 * NARROW_TILE + 2) * WARPS * int(sizeof(float));

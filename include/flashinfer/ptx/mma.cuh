@@ -32,6 +32,13 @@ __device__ __forceinline__ void LdMatrixTrans(uint32_t (&r)[4], uint32_t address
                : "r"(address));
 }
 
+/// The 8x8 matrix of 16-bit elements of which lane l has two of row l / 4, transposed.
+__device__ __forceinline__ uint32_t Transposed(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 /// Whether there is an instruction that stores what LdMatrix loads (SM90).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool HAS_ST_MATRIX = true;
