@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Just-in-time compilation: from sources to loaded modules. See docs/architecture.md."""
 
+from ..compilation_context import sm90a_nvcc_flags as sm90a_nvcc_flags
+from ..compilation_context import sm100a_nvcc_flags as sm100a_nvcc_flags
+from ..compilation_context import sm100f_nvcc_flags as sm100f_nvcc_flags
+from ..compilation_context import sm103a_nvcc_flags as sm103a_nvcc_flags
+from ..compilation_context import sm110a_nvcc_flags as sm110a_nvcc_flags
+from ..compilation_context import sm120a_nvcc_flags as sm120a_nvcc_flags
+from ..compilation_context import sm120f_nvcc_flags as sm120f_nvcc_flags
+from ..compilation_context import sm121a_nvcc_flags as sm121a_nvcc_flags
 from . import cpp_ext as cpp_ext
 from . import env as env
 from . import utils as utils

@@ -12,6 +12,7 @@ one of last resort, which must be ours from the start.
     FLASHINFER_CSRC_DIR, FLASHINFER_INCLUDE_DIR              sources shipped with the package, read only
     FLASHINFER_AOT_DIR                                       pre-built modules, read only
     FLASHINFER_CUBIN_DIR                                     downloaded binaries
+    CUTLASS_INCLUDE_DIRS                                     two, for users' modules, where CUTLASS was put
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import stat
 import tempfile
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
 
 from ..knobs import knobs
 from ..log_level import configure_jit_log
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     FLASHINFER_INCLUDE_DIR: Path
     FLASHINFER_AOT_DIR: Path
     FLASHINFER_CUBIN_DIR: Path
+    CUTLASS_INCLUDE_DIRS: list[Path]
 
 
 # ------------------------------------------------------------------------------------------------ cache base
@@ -239,7 +241,12 @@ def _cubin_dir() -> Path:
     return cache_dir(preferred_base()) / "cubins"
 
 
-_COMPUTED: dict[str, Callable[[], Path]] = {
+def _cutlass_include_dirs() -> list[Path]:
+    cutlass = _PACKAGE / "data" / "cutlass"
+    return [cutlass / "include", cutlass / "tools" / "util" / "include"]
+
+
+_COMPUTED: dict[str, Callable[[], Any]] = {
     "FLASHINFER_CACHE_DIR": lambda: cache_dir(writable_base()),
     "FLASHINFER_WORKSPACE_DIR": lambda: cache_dir(writable_base()) / __version__ / arch_tag(),
     "FLASHINFER_JIT_DIR": lambda: cache_dir(writable_base()) / __version__ / arch_tag() / "cached_ops",
@@ -248,10 +255,11 @@ _COMPUTED: dict[str, Callable[[], Path]] = {
     "FLASHINFER_INCLUDE_DIR": lambda: _package_data("include"),
     "FLASHINFER_AOT_DIR": _aot_dir,
     "FLASHINFER_CUBIN_DIR": _cubin_dir,
+    "CUTLASS_INCLUDE_DIRS": _cutlass_include_dirs,
 }
 
 
-def __getattr__(name: str) -> Path:
+def __getattr__(name: str) -> Any:
     if name in _COMPUTED:
         return _COMPUTED[name]()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

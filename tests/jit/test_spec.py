@@ -67,6 +67,8 @@ def test_directories_have_their_roles(workshop, toolkit):
     assert (jit_env.FLASHINFER_CSRC_DIR / "tvm_ffi_utils.h").is_file()
     assert (jit_env.FLASHINFER_INCLUDE_DIR / "flashinfer" / "backend.h").is_file()
     assert str(jit_env.FLASHINFER_AOT_DIR) == f"{package}/data/aot"
+    cutlass = package / "data" / "cutlass"
+    assert [cutlass / "include", cutlass / "tools" / "util" / "include"] == jit_env.CUTLASS_INCLUDE_DIRS
     for name in ("CACHE", "WORKSPACE", "JIT", "GEN_SRC"):
         assert workshop.base in getattr(jit_env, f"FLASHINFER_{name}_DIR").parents
     with pytest.raises(AttributeError, match="FLASHINFER_NO_DIR"):

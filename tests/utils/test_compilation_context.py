@@ -12,6 +12,8 @@ import torch
 
 from flashinfer import compilation_context
 from flashinfer.arch import HOPPER_ON_MAJORS
+import flashinfer.jit
+from flashinfer import compilation_context
 from flashinfer.compilation_context import CompilationContext, sm90a_nvcc_flags, sm120f_nvcc_flags
 from flashinfer.jit import cpp_ext
 
@@ -217,6 +219,9 @@ def test_sm107_as_family(monkeypatch):
 def test_flag_lists():
     assert gencode(sm90a_nvcc_flags) == ["-gencode=arch=compute_90a,code=sm_90a"]
     assert gencode(sm120f_nvcc_flags) == ["-gencode=arch=compute_120f,code=sm_120f"]
+    for name in ("90a", "100a", "100f", "103a", "110a", "120a", "120f", "121a"):
+        flags = f"sm{name}_nvcc_flags"
+        assert getattr(flashinfer.jit, flags) is getattr(compilation_context, flags)
 
 
 def test_shared_instance():
