@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Callable, Iterable, Optional, Sequence
 
@@ -36,11 +37,45 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="flashinfer")
+@click.option("--download-cubin", is_flag=True, hidden=True)  # images of serving engines are built with it
 @click.pass_context
-def main(ctx: click.Context) -> None:
+def main(ctx: click.Context, download_cubin: bool) -> None:
     """Inspect and manage compiled kernels."""
-    if ctx.invoked_subcommand is None:
+    if download_cubin:
+        click.echo(_NO_BINARIES)
+    elif ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+# ------------------------------------------------------------------------------------------------ binaries
+
+_NO_BINARIES = "no binaries to download: all kernels are compiled where they run (flashinfer warmup does it now)"
+
+
+@main.command("download-cubin", hidden=True)
+def download_cubin() -> None:
+    """Published releases download kernels with this."""
+    click.echo(_NO_BINARIES)
+
+
+@main.group(hidden=True)
+def artifacts() -> None:
+    """Kernels that published releases download."""
+
+
+artifacts.add_command(download_cubin, "download")
+main.add_command(download_cubin, "list-cubins")
+
+
+@main.command("clear-cubin", hidden=True)
+def clear_cubin() -> None:
+    """Delete what a published release has downloaded to the cache."""
+    folder = jit_env.FLASHINFER_CACHE_DIR / "cubins"
+    if not folder.exists():
+        click.echo(f"nothing to delete: there is no {folder}")
+        return
+    shutil.rmtree(folder)
+    click.echo(f"deleted {folder}")
 
 
 # ------------------------------------------------------------------------------------------------ configuration

@@ -53,6 +53,20 @@ def test_runs_as_a_python_module():
     assert done.stdout.strip() == f"flashinfer, version {flashinfer.__version__}"
 
 
+@pytest.mark.parametrize("words", ["--download-cubin", "download-cubin", "artifacts download", "list-cubins"])
+def test_what_images_of_engines_are_built_with(run, words):
+    """There is nothing to fetch, which is no failure."""
+    assert "no binaries to download" in run(*words.split())
+
+
+def test_clear_cubin(run, tmp_path):
+    assert "nothing to delete" in run("clear-cubin")
+    folder = tmp_path / ".cache" / "flashinfer" / "cubins"
+    folder.mkdir(parents=True)
+    (folder / "x.cubin").touch()
+    assert f"deleted {folder}" in run("clear-cubin") and not folder.exists()
+
+
 def test_unknown_command_fails(run):
     assert "No such command" in run("frobnicate", code=2)
 
