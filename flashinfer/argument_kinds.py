@@ -1,24 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was wrong with a call that native code refused: it can only number its arguments, this names them."""
+"""What was wrong with a call that failed: an argument of another type, named as the caller knows it.
+
+Native code can only number its arguments, and Python says "'NoneType' object has no attribute 'is_cuda'". Nothing is
+looked at before a call has failed, so a call that succeeds pays for no check.
+"""
 
 from __future__ import annotations
 
+import collections.abc
+import functools
 import inspect
-from typing import Any, Callable, Optional, get_args, get_type_hints
+from numbers import Integral, Real
+from typing import Any, Callable, Optional, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from .errors import ArgumentError
+from .errors import ArgumentError, BackendSupportedError
+from .wrapping import wrap_with
 
-__all__ = ["explain_kinds"]
+__all__ = ["explain_arguments", "explain_kinds", "names_kinds"]
 
-_ACCEPTED: dict[type, tuple[type, ...]] = {
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ACCEPTED: dict[Any, tuple[type, ...]] = {
     torch.Tensor: (torch.Tensor,),
-    float: (float, int),
-    int: (int, torch.SymInt),
-    bool: (bool, int),
+    float: (Real, torch.SymInt, torch.SymFloat),
+    int: (Integral, torch.SymInt),
+    bool: (Integral, torch.SymBool),
     str: (str,),
+    torch.dtype: (torch.dtype,),
+    type(None): (type(None),),
 }
+_SEQUENCES = (tuple, list, collections.abc.Sequence)
+
+_EXPLAINED = """
+try:
+    return _func({arguments})
+except Exception as error:
+    _explain(error, {arguments})
+    raise
+"""
+
+
+def names_kinds(func: Optional[F] = None, *, name: Optional[str] = None) -> Any:
+    """Decorator: when a call fails because an argument has another type, say which argument of which call it is.
+
+    For what is called once in a while, such as ``plan``: the wrapper takes 0.1 us. Ops have it from
+    ``register_custom_op``. ``name`` is what callers know the function by, if not by its own name; of methods the class
+    is said, too.
+    """
+    if func is None:
+        return functools.partial(names_kinds, name=name)
+    called = func.__name__ if name is None else name
+
+    def explain(error: Exception, *args: Any, **kwargs: Any) -> None:
+        is_method = next(iter(inspect.signature(func).parameters), None) == "self"
+        owner = f"{type(args[0]).__name__}." if is_method else ""
+        explain_kinds((owner + called).removesuffix(".__init__"), func, error, *args, **kwargs)
+
+    return wrap_with(func, _EXPLAINED, {"_explain": explain})
 
 
 def explain_kinds(op: str, func: Callable[..., Any], error: Exception, *args: Any, **kwargs: Any) -> None:
@@ -26,26 +66,60 @@ def explain_kinds(op: str, func: Callable[..., Any], error: Exception, *args: An
 
     Called after ``func(*args, **kwargs)`` raised ``error``, so it may take its time.
     """
-    if isinstance(error, ArgumentError):  # which names it already
-        return
     try:
         hints = get_type_hints(func)
     except NameError:  # of a function of somebody else, whose annotations are for type checkers only
         hints = {}
     arguments = inspect.signature(func).bind(*args, **kwargs).arguments
-    for name, value in sorted(arguments.items(), key=lambda item: "out" in item[0]):  # outputs are made like inputs
-        if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "cuda"):
-            raise ArgumentError(f"{op}: {name} is on {value.device}, expected the CPU or a CUDA device") from error
-        expected = _missed(hints.get(name), value)
-        if expected is not None:
-            raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected {expected}") from error
+    inputs_first = sorted(arguments.items(), key=lambda item: "out" in item[0])  # outputs are made like inputs
+    explain_arguments(op, error, *((name, hints.get(name), value) for name, value in inputs_first))
+
+
+def explain_arguments(op: str, error: Exception, *arguments: tuple[str, Any, Any]) -> None:
+    """:func:`explain_kinds` of names, types and values."""
+    if isinstance(error, (ArgumentError, BackendSupportedError)):  # which say it already
+        return
+    for name, expected_kind, value in arguments:
+        for part, hint, each in _parts(name, expected_kind, value):
+            if isinstance(each, torch.Tensor):
+                _check_tensor(f"{op}: {part}", each, error)
+            expected = _missed(hint, each)
+            if expected is not None:
+                raise TypeError(f"{op}: {part} is a {type(each).__name__}, expected {expected}") from error
+            if type(each) is int and not -(2**63) <= each < 2**63:
+                raise ArgumentError(f"{op}: {part} is {each}, expected a number of 64 bits") from error
+
+
+def _check_tensor(what: str, x: torch.Tensor, error: Exception) -> None:
+    if x.device.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"{what} is on {x.device}, expected the CPU or a CUDA device") from error
+    if x.layout is not torch.strided:
+        raise ArgumentError(f"{what} has layout {x.layout}, expected a dense tensor") from error
+
+
+def _parts(name: str, hint: Any, value: Any) -> list[tuple[str, Any, Any]]:
+    """The argument, and if it is a sequence of tensors each of them, with what it should be."""
+    parts = [(name, hint, value)]
+    if isinstance(value, (tuple, list)) and any(torch.Tensor in get_args(kind) for kind in _kinds(hint)):
+        parts += [(f"{name}[{i}]", torch.Tensor, each) for i, each in enumerate(value)]
+    return parts
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) is Union else (hint,)
 
 
 def _missed(hint: Any, value: Any) -> Optional[str]:
-    """The type that ``value`` should have had, or None when it has it."""
-    kinds = get_args(hint) or (hint,)
-    known = [kind for kind in kinds if kind in _ACCEPTED]
-    accepted = tuple(kind for name in known for kind in _ACCEPTED[name])
-    if not known or isinstance(value, accepted) or (value is None and type(None) in kinds):
-        return None
-    return " or ".join(kind.__name__ for kind in known)
+    """The type that ``value`` should have had, or None when it has it or the hint is about something else."""
+    accepted: list[type] = []
+    names = []
+    for kind in _kinds(hint):
+        if kind in _ACCEPTED:
+            accepted += _ACCEPTED[kind]
+            names.append(kind.__name__)
+        elif get_origin(kind) in _SEQUENCES:
+            accepted += (tuple, list)
+            names.append("a sequence")
+        else:
+            return None
+    return None if isinstance(value, tuple(accepted)) else " or ".join(name for name in names if name != "NoneType")

@@ -22,6 +22,7 @@ Cost of a checked call: 0.6 us on top of the function and its check, 0.1 us with
 from __future__ import annotations
 
 import contextvars
+import functools
 import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NoReturn, Optional, TypeVar
@@ -29,6 +30,7 @@ from typing import Any, Callable, NoReturn, Optional, TypeVar
 import torch
 
 from .arch import CPU
+from .argument_kinds import explain_kinds
 from .errors import ArgumentError, BackendSupportedError
 from .wrapping import traced_as_constant, wrap_with
 
@@ -232,17 +234,25 @@ class _Requirement:
 
 
 _CHECK = """
-if not skip_check:
-    _check_plain({arguments})
-return _func({arguments})
+try:
+    if not skip_check:
+        _check_plain({arguments})
+    return _func({arguments})
+except Exception as error:
+    _explain(error, {arguments})
+    raise
 """
 
 _CHECK_BACKEND = """
-if backend == "auto":
-    return _run_auto(skip_check, {arguments})
-if not skip_check:
-    _check_named(backend, {arguments})
-return _func({arguments})
+try:
+    if backend == "auto":
+        return _run_auto(skip_check, {arguments})
+    if not skip_check:
+        _check_named(backend, {arguments})
+    return _func({arguments})
+except Exception as error:
+    _explain(error, {arguments})
+    raise
 """
 
 
@@ -274,14 +284,15 @@ def backend_requirement(
 
     def decorate(func: F) -> F:
         requirement = _Requirement(func, backend_checks, common_check, heuristic_func)
+        explained = {"_explain": functools.partial(explain_kinds, func.__name__, func)}
         if backend_checks:
             if "backend" not in inspect.signature(func).parameters:
                 raise TypeError(f"backend_requirement: {func.__name__} has backend checks but no parameter 'backend'")
-            names = {"_check_named": requirement.check_named, "_run_auto": requirement.run_auto}
-            wrapper: Any = wrap_with(func, _CHECK_BACKEND, names, extra={"skip_check": False})
+            names: dict[str, Any] = {"_check_named": requirement.check_named, "_run_auto": requirement.run_auto}
+            wrapper: Any = wrap_with(func, _CHECK_BACKEND, names | explained, extra={"skip_check": False})
         else:
             names = {"_check_plain": requirement.check_plain}
-            wrapper = wrap_with(func, _CHECK, names, extra={"skip_check": False})
+            wrapper = wrap_with(func, _CHECK, names | explained, extra={"skip_check": False})
         wrapper.is_backend_supported = requirement.is_backend_supported
         wrapper.is_compute_capability_supported = requirement.is_compute_capability_supported
         wrapper.has_backend = requirement.has_backend

@@ -17,6 +17,7 @@ import torch
 
 from .api_logging import flashinfer_api
 from .arch import get_device_sm_count
+from .argument_kinds import names_kinds
 from .attention.attend import AttentionWrapper, Result
 from .attention.cache import PagedCache
 from .attention.options import (
@@ -138,6 +139,7 @@ class PODWithPagedKVCacheWrapper:
     """
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -168,6 +170,7 @@ class PODWithPagedKVCacheWrapper:
         self._decode.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def plan(
         self,
         indptr: torch.Tensor,
@@ -342,6 +345,7 @@ class BatchPODWithPagedKVCacheWrapper:
     """
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         flat = float_workspace_buffer.view(-1).view(torch.uint8)
         half = flat.numel() // 32 * 16
@@ -354,6 +358,7 @@ class BatchPODWithPagedKVCacheWrapper:
         return False
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def plan(
         self,
         qo_indptr_p: torch.Tensor,

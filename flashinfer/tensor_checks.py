@@ -9,7 +9,7 @@ import torch
 
 from .errors import ArgumentError
 
-__all__ = ["as_int32", "canonicalize_torch_dtype", "check_shape_dtype_device", "is_float8", "narrowed"]
+__all__ = ["as_int32", "canonicalize_torch_dtype", "check_shape_dtype_device", "check_tensors", "is_float8", "narrowed"]
 
 
 def is_float8(x: torch.Tensor) -> bool:
@@ -27,9 +27,20 @@ def canonicalize_torch_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
 
 def as_int32(op: str, **indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Index tensors as kernels read them: the very tensors when they are int32 already, copies of other integers."""
-    return tuple(
-        [tensor if tensor.dtype is torch.int32 else _to_int32(op, name, tensor) for name, tensor in indices.items()]
-    )
+    try:
+        return tuple(
+            [tensor if tensor.dtype is torch.int32 else _to_int32(op, name, tensor) for name, tensor in indices.items()]
+        )
+    except AttributeError:
+        check_tensors(op, **indices)
+        raise
+
+
+def check_tensors(op: str, **arguments: object) -> None:
+    """Raise ``TypeError`` for the first that is no tensor. For calls that failed: to ask beforehand takes time."""
+    for name, value in arguments.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
 
 
 def _to_int32(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from .dispatch import NativeFunction
 from .errors import ArgumentError
 from .integers import round_up
 from .ops import register_custom_op
+from .tensor_checks import check_tensors
 from .topk_plan import get_num_cached_for_topk as get_num_cached_for_topk
 from .topk_plan import get_topk_module, plan
 from .topk_varlen import top_k_varlen
@@ -74,10 +75,15 @@ def _checked(op: str, input: torch.Tensor, k: int) -> int:
         if not isinstance(k, Integral):
             raise TypeError(f"{op}: k is a {type(k).__name__}, expected an int")
         k = int(k)
-    if input.ndim != 2:
-        raise ArgumentError(f"{op}: input has {input.ndim} dimensions, expected 2")
-    if k < 1:
-        raise ArgumentError(f"{op}: k is {k}, expected at least 1")
+    try:
+        rank = input.dim()
+    except AttributeError:
+        check_tensors(op, input=input)
+        raise
+    if rank != 2:
+        raise ArgumentError(f"{op}: input has {rank} dimensions, expected 2")
+    if not 1 <= k < 2**31:
+        raise ArgumentError(f"{op}: k is {k}, expected at least 1 and less than 2**31")
     return k
 
 

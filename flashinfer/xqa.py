@@ -10,6 +10,7 @@ from typing import Any, Optional, Union
 import torch
 
 from .api_logging import flashinfer_api
+from .argument_kinds import names_kinds
 from .attention.blackwell import XQA_NAMES
 from .attention.block_tables import as_int32, attend_block_tables, draft_rows, to_output
 from .attention.host import segment_lens, to_host
@@ -51,6 +52,7 @@ def _check_sizes(
 
 
 @flashinfer_api(trace=xqa_trace)
+@names_kinds
 def xqa(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -178,8 +180,7 @@ def _ragged_drafts(
 
     How many a request has decides what is launched, so the numbers are copied to the host, which waits for the GPU.
     """
-    (offsets,) = to_host(q_cu_seq_lens)
-    assert offsets is not None
+    (offsets,) = to_host("xqa", q_cu_seq_lens=q_cu_seq_lens)
     if mask is None:
         raise ArgumentError("xqa: mask is None, expected a tensor (q_cu_seq_lens is given)")
     counts = segment_lens("xqa", "q_cu_seq_lens", offsets)

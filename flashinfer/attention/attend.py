@@ -11,6 +11,7 @@ import torch
 from .. import utils
 from ..allocation import allocate
 from ..errors import ArgumentError
+from ..tensor_checks import check_tensors
 from ..wrapping import compiler, is_traced
 from .options import FP8, default_scale
 from .outputs import add_sinks, check_lse_form, finish_lse, lse_buffer, output_buffer
@@ -83,6 +84,7 @@ class AttentionWrapper(PlannedWrapper):
     def _check_sinks(self, sinks: torch.Tensor) -> None:
         if self._jit is not None:
             raise ArgumentError(f"{self._op}.run: sinks is given, expected None (a variant of jit_args has its own)")
+        check_tensors(f"{self._op}.run", sinks=sinks)
         if sinks.shape != (self._num_qo_heads,):
             raise ArgumentError(
                 f"{self._op}.run: sinks has shape {tuple(sinks.shape)}, expected ({self._num_qo_heads},) (num_qo_heads)"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..trace.templates.batch_attention import batch_attention_trace
@@ -48,6 +49,7 @@ class BatchAttention:
     """
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(self, kv_layout: str = "NHD", device: Union[str, torch.device] = "cuda") -> None:
         self.device = torch.device(device)
         self.float_workspace_buffer = torch.empty(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
@@ -59,6 +61,7 @@ class BatchAttention:
         self._logits_soft_cap = 0.0  #: as planned
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -99,8 +102,7 @@ class BatchAttention:
         op = "BatchAttention.plan"
         if max(head_dim_qk, head_dim_vo) > _MAX_HEAD_DIM:
             raise ArgumentError(f"{op}: head_dim is {head_dim_qk} and {head_dim_vo}, expected at most {_MAX_HEAD_DIM}")
-        rows, pages, lengths = to_host(qo_indptr, kv_indptr, kv_len_arr)
-        assert rows is not None and pages is not None and lengths is not None
+        rows, pages, lengths = to_host(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_len_arr=kv_len_arr)
         counts = segment_lens(op, "kv_indptr", pages)
         if lengths.shape != counts.shape:
             raise ArgumentError(f"{op}: kv_len_arr has shape {lengths.shape}, expected {counts.shape} (batch size)")

@@ -8,6 +8,7 @@ from typing import Optional, Union
 import torch
 
 from ..errors import ArgumentError
+from ..tensor_checks import check_tensors
 
 __all__ = ["PagedCache", "scale_factors", "unpack_paged_cache"]
 
@@ -40,6 +41,7 @@ def unpack_paged_cache(
     if len(cache) != 2:
         raise ArgumentError(f"{op}: {name} has {len(cache)} tensors, expected 2 (keys and values)")
     k, v = cache
+    check_tensors(op, **{f"{name}[0]": k, f"{name}[1]": v})
     if k.ndim == 3 and v.ndim == 3:
         at = -2 if layout else -3
         k, v = k.unsqueeze(at), v.unsqueeze(at)

@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..errors import ArgumentError
 from ..tensor_checks import canonicalize_torch_dtype
 from ..trace.templates.xqa import trtllm_batch_decode_trace, xqa_batch_decode_trace
@@ -70,6 +71,7 @@ def _decode(
 
 
 @flashinfer_api(trace=xqa_batch_decode_trace)
+@names_kinds
 def xqa_batch_decode_with_kv_cache(
     query: torch.Tensor,
     kv_cache: KVCache,
@@ -212,6 +214,7 @@ def _ragged(
 
 
 @flashinfer_api(trace=trtllm_batch_decode_trace)
+@names_kinds
 def trtllm_batch_decode_with_kv_cache(
     query: torch.Tensor,
     kv_cache: KVCache,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import backend_of, use_pdl
 from ..errors import ArgumentError
 from ..jit.attention.front_doors import gen_fmha_v2_module, prompt_decl
@@ -179,6 +180,7 @@ def _check_rows(name: str, offsets: np.ndarray, what: str, tokens: int) -> None:
 
 
 @flashinfer_api(trace=fmha_v2_trace)
+@names_kinds
 def trtllm_fmha_v2_prefill(
     qkv: Inputs,
     input_layout: str,
@@ -274,8 +276,8 @@ def trtllm_fmha_v2_prefill(
         dtype = q.dtype if out_dtype is None else canonicalize_torch_dtype(out_dtype)
         out = q.new_empty((*q.shape[:2], prompt.v.shape[-1]), dtype=dtype)
     stats = q.new_zeros((*q.shape[:2], 2), dtype=torch.float32) if save_softmax_stats else None
-    rows, begins, lengths = to_host(cum_seq_lens_q, cum_seq_lens_kv, seq_lens)
-    assert rows is not None and begins is not None and lengths is not None
+    tables = {"cum_seq_lens_q": cum_seq_lens_q, "cum_seq_lens_kv": cum_seq_lens_kv, "seq_lens": seq_lens}
+    rows, begins, lengths = to_host(_OP, **tables)
     if not (rows.size == begins.size == lengths.size + 1 == batch_size + 1):
         raise ArgumentError(
             f"{_OP}: cum_seq_lens_q, cum_seq_lens_kv, seq_lens have {rows.size}, {begins.size}, {lengths.size} "

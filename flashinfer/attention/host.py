@@ -29,9 +29,9 @@ __all__ = [
 _INT32 = torch.int32
 
 
-def to_host(*tensors: Optional[torch.Tensor]) -> list[Optional[np.ndarray]]:
-    """int32 arrays on the host. What lies on a device comes in one copy, whatever the number of tensors."""
-    on_device = [t for t in tensors if t is not None and t.is_cuda]
+def to_host(op: str, **tensors: Optional[torch.Tensor]) -> list[Any]:
+    """int32 arrays on the host, None for None. What lies on a device comes in one copy, however many there are."""
+    on_device = [t for t in tensors.values() if t is not None and t.is_cuda]
     if len(on_device) > 1:
         together = torch.cat([t.reshape(-1) for t in on_device]).cpu()
         copies = list(together.split([t.numel() for t in on_device]))
@@ -39,14 +39,14 @@ def to_host(*tensors: Optional[torch.Tensor]) -> list[Optional[np.ndarray]]:
         copies = [t.cpu() for t in on_device]
     copies.reverse()
     arrays: list[Optional[np.ndarray]] = []
-    for t in tensors:
+    for name, t in tensors.items():
         if t is None:
             arrays.append(None)
             continue
         if t.is_cuda:
             t = copies.pop()
         if t.dtype is not _INT32 or not t.is_contiguous():
-            t = narrowed(t, "an array of offsets or lengths").contiguous()
+            t = narrowed(t, f"{op}: {name}").contiguous()
         arrays.append(t.numpy())
     return arrays
 
@@ -66,11 +66,11 @@ def rows_on_host(batch_size: int, rows: int) -> torch.Tensor:
     return torch.arange(batch_size + 1, dtype=_INT32, device="cpu") * rows
 
 
-def to_device(x: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
-    """int32 on the device; the very tensor when it is that already."""
+def to_device(owner: str, name: str, x: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+    """int32 on the device; the very tensor when it is that already. ``name`` is an argument of the owner's plan."""
     if x.dtype is _INT32 and x.device == device:
         return x
-    return narrowed(x, "a page table").to(device=device, non_blocking=non_blocking)
+    return narrowed(x, f"{owner}.plan: {name}").to(device=device, non_blocking=non_blocking)
 
 
 def segment_lens(op: str, name: str, indptr: np.ndarray) -> np.ndarray:

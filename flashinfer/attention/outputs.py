@@ -14,6 +14,7 @@ from ..errors import ArgumentError
 from ..jit.cascade import gen_cascade_module
 from ..jit.codegen import module_cache
 from ..ops import register_custom_op
+from ..tensor_checks import check_tensors
 
 __all__ = ["LSE_BASES", "add_sinks", "check_lse_form", "finish_lse", "lse_buffer", "output_buffer"]
 
@@ -25,6 +26,7 @@ _native_add_sinks = NativeFunction(module_cache(gen_cascade_module), "add_sinks"
 
 
 def _check(op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor) -> None:
+    check_tensors(op, **{name: x})
     if x.shape != shape:  # torch.Size is a tuple
         raise ArgumentError(f"{op}: Invalid shape of {name}: {tuple(x.shape)}, expected {tuple(shape)}")
     if x.dtype != dtype:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Optional, Union
 
 import torch
@@ -14,12 +15,15 @@ __all__ = ["Scale", "convert_fp8_query", "scale_logits", "scale_output", "scale_
 Scale = Union[float, torch.Tensor, None]
 
 
-def _number(op: str, name: str, scale: torch.Tensor) -> torch.Tensor:
-    """A tensor of one element without dimensions: with them a product would have other ones, or a scale per column."""
-    if scale.numel() != 1:
-        shape = tuple(scale.shape)
-        raise ArgumentError(f"{op}: {name} has shape {shape}, expected a number or a tensor of one element")
-    return scale.reshape(())
+def _number(op: str, name: str, scale: Union[float, torch.Tensor]) -> Union[float, torch.Tensor]:
+    """A number, or a tensor of one element without dimensions: with them a product would have other ones, or a scale
+    per column."""
+    if isinstance(scale, torch.Tensor) and scale.numel() == 1:
+        return scale.reshape(())
+    if isinstance(scale, (float, int, Real)):  # the first two are what torch.compile knows
+        return float(scale)
+    got = f"has shape {tuple(scale.shape)}" if isinstance(scale, torch.Tensor) else f"is a {type(scale).__name__}"
+    raise ArgumentError(f"{op}: {name} {got}, expected a number or a tensor of one element")
 
 
 def scale_logits(op: str, q: torch.Tensor, sm_scale: float, **scales: Scale) -> tuple[torch.Tensor, float]:
@@ -27,17 +31,18 @@ def scale_logits(op: str, q: torch.Tensor, sm_scale: float, **scales: Scale) -> 
     for name, scale in scales.items():
         if scale is None:
             continue
-        if isinstance(scale, torch.Tensor):
-            q = (q * _number(op, name, scale)).to(q.dtype)
+        number = _number(op, name, scale)
+        if isinstance(number, torch.Tensor):
+            q = (q * number).to(q.dtype)
         else:
-            sm_scale *= scale
+            sm_scale *= number
     return q, sm_scale
 
 
 def scale_output(op: str, out: torch.Tensor, scale: Scale, name: str = "v_scale") -> None:
     """Multiply in place, by a number or a tensor of one element."""
     if scale is not None and not (isinstance(scale, float) and scale == 1.0):
-        out.mul_(_number(op, name, scale) if isinstance(scale, torch.Tensor) else scale)
+        out.mul_(_number(op, name, scale))
 
 
 def _per_head(

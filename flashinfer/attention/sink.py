@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..errors import ArgumentError
 from ..jit.attention.variants import attention_sink_decl
 from ..jit.utils import filename_safe_dtype_map
@@ -63,6 +64,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     """
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,

@@ -13,6 +13,7 @@ import torch
 from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
+from ..tensor_checks import check_tensors
 from .host import to_device
 from .jit_arguments import JitArguments
 from .modules import device_kind
@@ -153,8 +154,9 @@ class PlannedWrapper:
         As it is, if it is on the device, or else where the native plan copies it to: behind its header
         (include/flashinfer/attention/plan.h, ``IndptrOffset``).
         """
+        name = ("kv_indptr", "qo_indptr")[which]
         if indptr.is_cuda or self._device_kind == "cpu":
-            return to_device(indptr, self.device, non_blocking)
+            return to_device(self._op, name, indptr, self.device, non_blocking)
         if self._viewed is not self._int_workspace_buffer:  # engines replace it
             self._viewed, self._indptr_views = self._int_workspace_buffer, {}
         size = indptr.shape[0]
@@ -162,8 +164,8 @@ class PlannedWrapper:
         if view is None:
             begin = _PLAN_ALIGNMENT + which * (-(-4 * size // _PLAN_ALIGNMENT) * _PLAN_ALIGNMENT)
             taken = self._int_workspace_buffer.view(-1).view(torch.uint8)[begin : begin + 4 * size]
-            if taken.numel() < 4 * size:
-                return to_device(indptr, self.device, non_blocking)  # too small for any plan, which will say so
+            if taken.numel() < 4 * size:  # too small for any plan, which will say so
+                return to_device(self._op, name, indptr, self.device, non_blocking)
             self._indptr_views[which, size] = view = taken.view(torch.int32)
         return view
 
@@ -203,6 +205,7 @@ class PlannedWrapper:
         self._rope_theta = rope_theta
 
     def _check_dtypes(self, q: torch.Tensor, k: torch.Tensor) -> None:
+        check_tensors(f"{self._op}.run", q=q)
         if q.dtype is not self._cached_q_data_type:
             raise ArgumentError(
                 f"{self._op}.run: The dtype of q {q.dtype} does not match the q_data_type {self._cached_q_data_type} "

@@ -39,7 +39,8 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
         """Later."""
 
     def _indptr_on_device(self, indptr: torch.Tensor, which: int, non_blocking: bool) -> torch.Tensor:
-        return to_device(indptr, self.device, non_blocking)  # a plan for two levels does not bring them along
+        # A plan for two levels does not bring them along.
+        return to_device(self._op, ("paged_kv_indptr", "qo_indptr")[which], indptr, self.device, non_blocking)
 
     def plan_alone(self) -> None:
         """Plan a launch of its own."""

@@ -13,11 +13,13 @@ import torch
 
 from ..allocation import new_empty
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import NativeFunction
 from ..errors import ArgumentError
 from ..jit.cascade import gen_cascade_module
 from ..jit.codegen import module_cache
 from ..ops import register_custom_op
+from ..tensor_checks import check_tensors
 from ..trace.templates.cascade import (
     merge_state_in_place_trace,
     merge_state_trace,
@@ -108,8 +110,12 @@ def merge_state(
     >>> s_a, s_b = torch.randn(2, 7, 32)
     >>> v, s = flashinfer.merge_state(v_a, s_a, v_b, s_b)
     """
-    shape = v_a.shape
-    v, s = new_empty(v_a, v_a.dtype, *shape), new_empty(v_a, torch.float32, *shape[:-1])
+    try:
+        shape = v_a.shape
+        v, s = new_empty(v_a, v_a.dtype, *shape), new_empty(v_a, torch.float32, *shape[:-1])
+    except AttributeError:
+        check_tensors("merge_state", v_a=v_a)
+        raise
     _merge_state(v, s, v_a, s_a, v_b, s_b)
     return v, s
 
@@ -147,6 +153,7 @@ def merge_state_in_place(
 
 
 @flashinfer_api(trace=merge_states_trace)
+@names_kinds
 def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Attention over many sets of keys from attention over each of them: :func:`merge_state` of a whole dimension.
 
@@ -180,6 +187,7 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 @flashinfer_api(trace=variable_length_merge_states_trace)
+@names_kinds
 def variable_length_merge_states(
     v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any, Optional, Sequence, Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.cache import PagedCache
 from ..errors import ArgumentError
 from ..trace.templates.cascade_attention import multi_level_cascade_trace
@@ -62,6 +63,7 @@ class MultiLevelCascadeAttentionWrapper:
     """
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(
         self,
         num_levels: int,
@@ -117,6 +119,7 @@ class MultiLevelCascadeAttentionWrapper:
             wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace)
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def plan(
         self,
         qo_indptr_arr: Tensors,

@@ -12,6 +12,7 @@ from typing import Optional, Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.cache import PagedCache
 from ..decode import BatchDecodeWithPagedKVCacheWrapper
 from ..errors import ArgumentError
@@ -44,6 +45,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
     """
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         self._batch_decode_wrapper = BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._kv_layout = kv_layout
@@ -53,6 +55,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         self._batch_decode_wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def begin_forward(
         self,
         unique_kv_indptr: torch.Tensor,
@@ -120,6 +123,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
     """
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         self._batch_prefill_wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._kv_layout = kv_layout
@@ -132,6 +136,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         self._planned = None
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def begin_forward(
         self,
         qo_indptr: torch.Tensor,

@@ -9,6 +9,7 @@ from typing import Any, Optional, Sequence, Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.attend import Result
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import check_indices
@@ -78,6 +79,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -196,6 +198,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
                 kwargs[name] = value
         self._plan_impl(indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **kwargs)
 
+    @names_kinds(name="plan")
     def _plan_impl(
         self,
         indptr: torch.Tensor,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 import torch
@@ -73,11 +73,10 @@ fixed_split_size, disable_split_kv, q_len_per_req
         )
     on_host = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
     is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
-    indptr_host: Union[np.ndarray, torch.Tensor, None]
+    indptr_host: Any
     kv_lens: Optional[np.ndarray]
     if page_size == 1:
-        (indptr_host,) = to_host(on_host)
-        assert indptr_host is not None
+        (indptr_host,) = to_host(op, indptr=on_host)
         kv_lens = np.ascontiguousarray(segment_lens(op, "indptr", indptr_host))
     else:
         indptr_host, kv_lens = self._lengths(

@@ -103,15 +103,15 @@ class DecodePlanner(AttentionWrapper):
         """
         if last_page_len.is_cuda and seq_lens is None and not (indptr.is_cuda or is_exact or q_len_per_req > 1):
             if indptr.dtype is not _INT32 or not indptr.is_contiguous():
-                indptr = narrowed(indptr, "indptr").contiguous()
+                indptr = narrowed(indptr, f"{op}: indptr").contiguous()
             shape = last_page_len.shape
             if len(shape) != 1 or indptr.shape != (shape[0] + 1,):
                 raise ArgumentError(
                     f"{op}: last_page_len has shape {tuple(shape)}, expected ({indptr.numel() - 1},) (batch size)"
                 )
             return indptr, None
-        indptr_host, lens = to_host(indptr, last_page_len if seq_lens is None else seq_lens)
-        assert indptr_host is not None and lens is not None
+        lengths = {"last_page_len": last_page_len} if seq_lens is None else {"seq_lens": seq_lens}
+        indptr_host, lens = to_host(op, indptr=indptr, **lengths)
         if seq_lens is None:
             kv_lens = kv_lens_of_pages(op, "indptr", indptr_host, lens, page_size)
         else:
@@ -130,14 +130,14 @@ class DecodePlanner(AttentionWrapper):
             assert self._paged_kv_indptr_buf is not None and self._paged_kv_indices_buf is not None
             assert self._paged_kv_last_page_len_buf is not None
             self._paged_kv_indptr_buf.copy_(indptr, non_blocking=non_blocking)
-            self._paged_kv_indices_buf[: len(indices)].copy_(
-                narrowed(indices, "a page table"), non_blocking=non_blocking
-            )
+            numbers = narrowed(indices, f"{self._op}.plan: indices")
+            self._paged_kv_indices_buf[: len(indices)].copy_(numbers, non_blocking=non_blocking)
             self._paged_kv_last_page_len_buf.copy_(last_page_len, non_blocking=non_blocking)
         else:
             self._paged_kv_indptr_buf = self._indptr_on_device(indptr, 0, non_blocking)
-            self._paged_kv_indices_buf = to_device(indices, self.device, non_blocking)
-            self._paged_kv_last_page_len_buf = to_device(last_page_len, self.device, non_blocking)
+            where: tuple[Any, ...] = (self.device, non_blocking)
+            self._paged_kv_indices_buf = to_device(self._op, "indices", indices, *where)
+            self._paged_kv_last_page_len_buf = to_device(self._op, "last_page_len", last_page_len, *where)
 
     def _store_options(
         self,

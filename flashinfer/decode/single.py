@@ -13,6 +13,7 @@ from ..attention.options import NON_CAUSAL, default_scale, layout_code, pos_enco
 from ..attention.scales import scale_logits, scale_output
 from ..attention.single import scratch, single_decode, single_prefill
 from ..errors import ArgumentError
+from ..tensor_checks import check_tensors
 from ..trace.templates.decode import single_decode_trace
 
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
@@ -77,11 +78,17 @@ def single_decode_with_kv_cache(
     """
     op = "single_decode_with_kv_cache"
     layout, pos_encoding = layout_code(op, kv_layout), pos_encoding_code(op, pos_encoding_mode)
-    shape = q.shape
+    try:
+        shape, v_shape = q.shape, v.shape
+    except AttributeError:
+        check_tensors(op, q=q, v=v)
+        raise
     if len(shape) != 2:
         raise ArgumentError(f"{op}: q has {len(shape)} dimensions, expected 2 (num_qo_heads, head_dim)")
+    if len(v_shape) != 3:
+        raise ArgumentError(f"{op}: v has {len(v_shape)} dimensions, expected 3")
     num_qo_heads, head_dim = shape
-    head_dim_vo = v.shape[-1]
+    head_dim_vo = v_shape[2]
     sm_scale = default_scale(sm_scale, head_dim)
     if q_scale is not None or k_scale is not None:
         q, sm_scale = scale_logits(op, q, sm_scale, q_scale=q_scale, k_scale=k_scale)

@@ -127,7 +127,7 @@ class MinPOp(_FilterOp):
 
     def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
         probs = self._data(tensor)
-        rows, number = per_row(self._share("min_p", kwargs), torch.float32, probs)
+        rows, number = per_row(type(self).__name__, "min_p", self._share("min_p", kwargs), torch.float32, probs)
         least = (number if rows is None else rows.unsqueeze(-1)) * probs.amax(dim=-1, keepdim=True)
         kept = probs.masked_fill(probs < least, 0)
         return TaggedTensor.probs(kept / kept.sum(dim=-1, keepdim=True))

@@ -13,6 +13,7 @@ import torch
 from .. import utils
 from ..allocation import allocate
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.host import as_tensors, range_buffer, to_device, to_host
 from ..attention.options import CAUSAL, NON_CAUSAL, resolve_backend
 from ..attention.outputs import lse_buffer, output_buffer
@@ -96,6 +97,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     )
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -145,6 +147,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         return batch_size
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -199,8 +202,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if self._use_cuda_graph:
             self._fill_graph_buffers(rows, pages, kv_indices, lengths)
         else:
-            self._kv_indices_buf = to_device(kv_indices, self.device, True)
-            self._kv_len_arr_buf = to_device(kv_len_arr, self.device, True)
+            self._kv_indices_buf = to_device(self._op, "kv_indices", kv_indices, self.device, True)
+            self._kv_len_arr_buf = to_device(self._op, "kv_len_arr", kv_len_arr, self.device, True)
         self._cached_q_data_type, self._cached_kv_data_type = q_dtype, kv_dtype
         self._dims = (head_dim_ckv, head_dim_kpe)
         self._cached_module = self._module(kv_dtype)
@@ -246,8 +249,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows, pages and keys. Pages end where the keys do: what a request owns beyond them does not matter."""
         op = f"{self._op}.plan"
-        rows, begins, lengths = to_host(qo_indptr, kv_indptr, kv_len_arr)
-        assert rows is not None and begins is not None and lengths is not None
+        rows, begins, lengths = to_host(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_len_arr=kv_len_arr)
         batch_size = lengths.size
         if rows.size != batch_size + 1:
             raise ArgumentError(f"{op}: qo_indptr has {rows.size} elements, expected {batch_size + 1} (batch_size + 1)")

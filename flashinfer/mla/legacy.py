@@ -8,6 +8,7 @@ from typing import Optional, Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.host import kv_lens_of_pages, to_host
 from ..attention.scales import Scale, scale_logits, scale_output
 from ..errors import ArgumentError, GPUArchitectureError
@@ -40,6 +41,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
     """
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -74,6 +76,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def plan(
         self,
         indptr: torch.Tensor,
@@ -111,8 +114,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper:
             raise ArgumentError(
                 f"{_OP}.plan: window_left is {window_left} and logits_soft_cap {logits_soft_cap}, expected -1 and None"
             )
-        pages, last = to_host(indptr, last_page_len)
-        assert pages is not None and last is not None
+        pages, last = to_host(f"{_OP}.plan", indptr=indptr, last_page_len=last_page_len)
         lengths = kv_lens_of_pages(f"{_OP}.plan", "indptr", pages, last, page_size)
         kv_dtype = canonicalize_torch_dtype(data_type)
         self._batch_size = lengths.size

@@ -9,6 +9,7 @@ import torch
 
 from .. import utils
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op
@@ -107,6 +108,7 @@ def _run(
 
 
 @flashinfer_api(trace=fused_dit_gate_residual_layernorm_gamma_beta_trace)
+@names_kinds
 def fused_dit_gate_residual_layernorm_gamma_beta(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -171,6 +173,7 @@ def fused_dit_gate_residual_layernorm_gamma_beta(
 
 
 @flashinfer_api(trace=fused_dit_gate_residual_layernorm_scale_shift_trace)
+@names_kinds
 def fused_dit_gate_residual_layernorm_scale_shift(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -213,6 +216,7 @@ def fused_dit_gate_residual_layernorm_scale_shift(
 
 
 @flashinfer_api(trace=fused_dit_residual_layernorm_scale_shift_trace)
+@names_kinds
 def fused_dit_residual_layernorm_scale_shift(
     input: torch.Tensor,
     scale: torch.Tensor,

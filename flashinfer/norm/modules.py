@@ -11,6 +11,7 @@ import torch
 from ..errors import ArgumentError
 from ..jit.codegen import module_cache
 from ..jit.norm import gen_dit_layernorm_module, gen_norm_module, gen_qk_rmsnorm_rope_module
+from ..tensor_checks import check_tensors
 
 get_norm_module = module_cache(gen_norm_module)
 get_dit_layernorm_module = module_cache(gen_dit_layernorm_module)
@@ -32,4 +33,8 @@ def scale_tensor(op: str, scale: Union[torch.Tensor, float], input: torch.Tensor
         raise ArgumentError(
             f"{op}: scale has shape {tuple(scale.shape)}, expected () or (1,): scale must be a scalar tensor"
         )
-    return scale.to(device=input.device, dtype=torch.float32)
+    try:
+        return scale.to(device=input.device, dtype=torch.float32)
+    except (AttributeError, NotImplementedError) as error:  # of no tensor, and of a scale on the meta device
+        check_tensors(op, input=input)
+        raise ArgumentError(f"{op}: scale is on {scale.device}, expected the CPU or a CUDA device") from error

@@ -9,6 +9,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.norm import fused_qk_rmsnorm_rope_trace
@@ -60,6 +61,7 @@ def _expect(condition: bool, text: str) -> None:
 
 
 @flashinfer_api(trace=fused_qk_rmsnorm_rope_trace)
+@names_kinds
 def fused_qk_rmsnorm_rope(
     qkv: torch.Tensor,
     q_weight: torch.Tensor,

@@ -9,6 +9,7 @@ import torch
 
 from .. import utils
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import NativeFunction, use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
@@ -263,6 +264,7 @@ def _check_silu(input: torch.Tensor, weight: torch.Tensor, out: Optional[torch.T
 
 
 @flashinfer_api(trace=fused_rmsnorm_silu_trace)
+@names_kinds
 def fused_rmsnorm_silu(
     input: torch.Tensor,
     weight: torch.Tensor,

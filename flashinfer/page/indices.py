@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op
@@ -32,6 +33,7 @@ def _buffer(name: str, buffer: Optional[torch.Tensor], nnz: int, like: torch.Ten
 
 
 @flashinfer_api(trace=get_batch_indices_positions_trace)
+@names_kinds
 def get_batch_indices_positions(
     append_indptr: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -72,6 +74,7 @@ def get_batch_indices_positions(
 
 
 @flashinfer_api(trace=get_seq_lens_trace)
+@names_kinds
 def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
     r"""Tokens of each request in a paged cache. Works on any device, without a compiled module.
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.attend import REPLANNED
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import check_indices, kv_lens_given, kv_lens_of_pages, segment_lens, to_device, to_host
@@ -82,6 +83,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     )
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -129,6 +131,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buf
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -290,8 +293,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         page_size: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Offsets and lengths on the host, in at most one copy from the device."""
-        qo_host, kv_host, lens = to_host(qo_indptr, kv_indptr, last_page_len if seq_lens is None else seq_lens)
-        assert qo_host is not None and kv_host is not None and lens is not None
+        lengths = {"paged_kv_last_page_len": last_page_len} if seq_lens is None else {"seq_lens": seq_lens}
+        qo_host, kv_host, lens = to_host(op, qo_indptr=qo_indptr, paged_kv_indptr=kv_indptr, **lengths)
         qo_lens, pages = segment_lens(op, "qo_indptr", qo_host), segment_lens(op, "paged_kv_indptr", kv_host)
         if pages.shape != qo_lens.shape:
             raise ArgumentError(
@@ -317,19 +320,21 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         non_blocking: bool,
     ) -> None:
         if self._use_cuda_graph:
-            for buffer, given in (
-                (self._qo_indptr_buf, qo_indptr),
-                (self._paged_kv_indptr_buf, kv_indptr),
-                (self._paged_kv_indices_buf, kv_indices),
-                (self._paged_kv_last_page_len_buf, last_page_len),
+            for name, buffer, given in (
+                ("qo_indptr", self._qo_indptr_buf, qo_indptr),
+                ("paged_kv_indptr", self._paged_kv_indptr_buf, kv_indptr),
+                ("paged_kv_indices", self._paged_kv_indices_buf, kv_indices),
+                ("paged_kv_last_page_len", self._paged_kv_last_page_len_buf, last_page_len),
             ):
                 assert buffer is not None
-                buffer[: len(given)].copy_(narrowed(given, "a page table"), non_blocking=non_blocking)
+                numbers = narrowed(given, f"{self._op}.plan: {name}")
+                buffer[: len(given)].copy_(numbers, non_blocking=non_blocking)
         else:
             self._qo_indptr_buf = self._indptr_on_device(qo_indptr, 1, non_blocking)
             self._paged_kv_indptr_buf = self._indptr_on_device(kv_indptr, 0, non_blocking)
-            self._paged_kv_indices_buf = to_device(kv_indices, self.device, non_blocking)
-            self._paged_kv_last_page_len_buf = to_device(last_page_len, self.device, non_blocking)
+            where: tuple[Any, ...] = (self.device, non_blocking)
+            self._paged_kv_indices_buf = to_device(self._op, "paged_kv_indices", kv_indices, *where)
+            self._paged_kv_last_page_len_buf = to_device(self._op, "paged_kv_last_page_len", last_page_len, *where)
 
     def workspace_size(
         self,

@@ -8,6 +8,7 @@ from typing import Any, Mapping, Optional, Sequence, Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.cache import PagedCache, scale_factors
 from ..attention.host import segment_lens, to_host
 from ..attention.options import resolve_backend, resolve_dtypes
@@ -59,6 +60,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -91,6 +93,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
         self._kv_indptr_buf = kv_indptr_buf
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -155,8 +158,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             raise ArgumentError(
                 f"{op}: kv_indptr has {len(kv_indptr)} elements, expected {len(qo_indptr)} (length of qo_indptr)"
             )
-        qo_host, kv_host = to_host(qo_indptr, kv_indptr)
-        assert qo_host is not None and kv_host is not None
+        qo_host, kv_host = to_host(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr)
         qo_lens, kv_lens = segment_lens(op, "qo_indptr", qo_host), segment_lens(op, "kv_indptr", kv_host)
         batch_size, rows = len(qo_lens), int(qo_host[-1])
         self._check_rows(op, batch_size, rows)

@@ -31,7 +31,7 @@ from ..attention.scales import (
 )
 from ..attention.single import scratch, single_prefill
 from ..errors import ArgumentError
-from ..tensor_checks import canonicalize_torch_dtype
+from ..tensor_checks import canonicalize_torch_dtype, check_tensors
 from ..trace.templates.prefill import single_prefill_trace
 
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
@@ -122,7 +122,11 @@ def single_prefill_with_kv_cache(
     layout, pos_encoding = layout_code(op, kv_layout), pos_encoding_code(op, pos_encoding_mode)
     if backend != "auto":
         resolve_backend(op, backend, q.device)
-    q_shape, k_shape, v_shape, q_dtype = q.shape, k.shape, v.shape, q.dtype  # each takes 0.1 us to ask for
+    try:
+        q_shape, k_shape, v_shape, q_dtype = q.shape, k.shape, v.shape, q.dtype  # each takes 0.1 us to ask for
+    except AttributeError:
+        check_tensors(op, q=q, k=k, v=v)
+        raise
     if len(q_shape) != 3 or len(k_shape) != 3 or len(v_shape) != 3:
         raise ArgumentError(f"{op}: q, k, v have {q.ndim}, {k.ndim}, {v.ndim} dimensions, expected 3 each")
     qo_len, num_qo_heads, head_dim = q_shape

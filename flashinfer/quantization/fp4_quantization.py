@@ -8,6 +8,7 @@ from typing import Any, Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..jit.core import JitSpec
@@ -42,6 +43,7 @@ def _block_scale_interleave(out: torch.Tensor, unswizzled_sf: torch.Tensor) -> N
 
 
 @flashinfer_api(trace=block_scale_interleave_trace)
+@names_kinds
 def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
     r"""Bring row-major block scales into the 128 x 4 layout of block-scaled matrix units, padded with zeros.
 
@@ -94,6 +96,7 @@ def _fp4_to_float(
 
 
 @flashinfer_api(trace=e2m1_and_ufp8sf_scale_to_float_trace)
+@names_kinds
 def e2m1_and_ufp8sf_scale_to_float(
     e2m1_tensor: torch.Tensor,
     ufp8_scale_tensor: torch.Tensor,
@@ -136,6 +139,7 @@ def e2m1_and_ufp8sf_scale_to_float(
 
 
 @flashinfer_api(trace=mxfp4_dequantize_trace)
+@names_kinds
 def mxfp4_dequantize(
     a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: SfLayout = SfLayout.layout_128x4
 ) -> torch.Tensor:
@@ -160,6 +164,7 @@ def mxfp4_dequantize(
 
 
 @flashinfer_api(trace=mxfp4_dequantize_host_trace)
+@names_kinds
 def mxfp4_dequantize_host(weight: torch.Tensor, scale: torch.Tensor, group_size: int = 32) -> torch.Tensor:
     r"""MXFP4 weights with row-major scales to float32 on the host.
 
@@ -202,6 +207,7 @@ def _shuffled_rows(op: str, x: torch.Tensor, epilogue_tile_m: int) -> torch.Tens
 
 
 @flashinfer_api(trace=shuffle_matrix_a_trace)
+@names_kinds
 def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
     r"""Reorder the rows of a weight for kernels whose epilogue works on transposed tiles.
 
@@ -224,6 +230,7 @@ def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.
 
 
 @flashinfer_api(trace=shuffle_matrix_sf_a_trace)
+@names_kinds
 def shuffle_matrix_sf_a(input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16) -> torch.Tensor:
     r"""Reorder block scales as :func:`shuffle_matrix_a` does the weight, then :func:`block_scale_interleave`.
 

@@ -9,6 +9,7 @@ import torch
 
 from .. import utils
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import backend_of
 from ..errors import ArgumentError, BackendSupportedError
 from ..ops import register_custom_op
@@ -48,6 +49,7 @@ def dequantize_blocks(
 
 
 @flashinfer_api(trace=mxfp8_quantize_trace)
+@names_kinds
 def mxfp8_quantize(
     input: torch.Tensor,
     is_sf_swizzled_layout: bool = True,
@@ -103,6 +105,7 @@ def mxfp8_quantize(
 
 
 @flashinfer_api(trace=mxfp8_dequantize_host_trace)
+@names_kinds
 def mxfp8_dequantize_host(
     input: torch.Tensor,
     scale_tensor: torch.Tensor,

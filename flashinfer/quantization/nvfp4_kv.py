@@ -8,6 +8,7 @@ from typing import Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op
@@ -44,6 +45,7 @@ def _nvfp4_kv_dequantize_paged(
 
 
 @flashinfer_api(trace=nvfp4_kv_dequantize_trace)
+@names_kinds
 def nvfp4_kv_dequantize(
     fp4_data: torch.Tensor,
     block_scales: torch.Tensor,
@@ -91,6 +93,7 @@ def _key_and_value(op: str, name: str, pair: KVPair) -> tuple[torch.Tensor, torc
 
 
 @flashinfer_api(trace=nvfp4_kv_dequantize_paged_trace)
+@names_kinds
 def nvfp4_kv_dequantize_paged(
     paged_kv_cache: KVPair,
     kv_cache_sf: KVPair,

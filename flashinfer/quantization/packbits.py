@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op, register_fake_op
@@ -65,6 +66,7 @@ def _segment_packbits_fake(x: torch.Tensor, indptr: torch.Tensor, is_little: boo
 
 
 @flashinfer_api(trace=packbits_trace)
+@names_kinds
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     r"""Pack the truth values of ``x`` into bytes, as ``numpy.packbits`` does of a flattened array.
 
@@ -92,6 +94,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
 
 
 @flashinfer_api(trace=segment_packbits_trace)
+@names_kinds
 def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big") -> tuple[torch.Tensor, torch.Tensor]:
     r"""Pack each segment of ``x`` on its own: every segment starts on a byte and is padded with zeros to a whole one.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import explain_arguments, names_kinds
 from ..dispatch import NativeFunction
 from ..errors import ArgumentError
 from ..ops import register_custom_op
@@ -50,6 +51,7 @@ def _tokens(x: torch.Tensor, positions: torch.Tensor, head_size: int) -> torch.T
 
 
 @flashinfer_api(trace=apply_rope_with_cos_sin_cache_trace)
+@names_kinds
 def apply_rope_with_cos_sin_cache(
     positions: torch.Tensor,
     query: torch.Tensor,
@@ -103,6 +105,11 @@ def apply_rope_with_cos_sin_cache_inplace(
     is_neox: bool = True,
 ) -> None:
     r""":func:`apply_rope_with_cos_sin_cache` that overwrites query and key."""
-    q = query if query.ndim == 2 else _tokens(query, positions, head_size)
-    k = key if key.ndim == 2 else _tokens(key, positions, head_size)
+    try:
+        q = query if query.ndim == 2 else _tokens(query, positions, head_size)
+        k = key if key.ndim == 2 else _tokens(key, positions, head_size)
+    except (AttributeError, TypeError) as error:
+        tensors = [(name, torch.Tensor, x) for name, x in (("query", query), ("key", key), ("positions", positions))]
+        explain_arguments("apply_rope_with_cos_sin_cache_inplace", error, *tensors, ("head_size", int, head_size))
+        raise
     _apply_rope_pos_ids_cos_sin_cache(q, k, q, k, head_size, cos_sin_cache, positions, not is_neox)

@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import NativeFunction
 from ..ops import register_custom_op
 from ..trace.templates.rope import (
@@ -68,6 +69,7 @@ def _apply_llama31_rope_pos_ids(
 
 
 @flashinfer_api(trace=apply_llama31_rope_trace)
+@names_kinds
 def apply_llama31_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -134,6 +136,7 @@ def apply_llama31_rope_inplace(
 
 
 @flashinfer_api(trace=apply_llama31_rope_pos_ids_trace)
+@names_kinds
 def apply_llama31_rope_pos_ids(
     q: torch.Tensor,
     k: torch.Tensor,

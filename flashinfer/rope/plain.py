@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import NativeFunction
 from ..ops import register_custom_op
 from ..trace.templates.rope import (
@@ -60,6 +61,7 @@ def _apply_rope_pos_ids(
 
 
 @flashinfer_api(trace=apply_rope_trace)
+@names_kinds
 def apply_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -127,6 +129,7 @@ def apply_rope_inplace(
 
 
 @flashinfer_api(trace=apply_rope_pos_ids_trace)
+@names_kinds
 def apply_rope_pos_ids(
     q: torch.Tensor,
     k: torch.Tensor,

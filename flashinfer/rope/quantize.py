@@ -9,6 +9,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import backend_of
 from ..errors import ArgumentError, LibraryError
 from ..ops import register_custom_op
@@ -116,6 +117,7 @@ def _quantize(
 
 
 @flashinfer_api(trace=rope_quantize_fp8_trace)
+@names_kinds
 def rope_quantize_fp8(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,
@@ -177,6 +179,7 @@ def rope_quantize_fp8(
 
 
 @flashinfer_api(trace=mla_rope_quantize_fp8_trace)
+@names_kinds
 def mla_rope_quantize_fp8(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,

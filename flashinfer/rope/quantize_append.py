@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op
@@ -82,6 +83,7 @@ def _check_caches(
 
 
 @flashinfer_api(trace=rope_quantize_fp8_append_paged_kv_cache_trace)
+@names_kinds
 def rope_quantize_fp8_append_paged_kv_cache(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,

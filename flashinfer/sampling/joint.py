@@ -16,10 +16,12 @@ from .random_stream import Number
 _METHODS = {"top_k_first": FROM_TOP_K_FIRST, "joint": FROM_JOINT}
 
 
-def _method(filter_apply_order: str) -> int:
-    if filter_apply_order not in _METHODS:
-        raise ArgumentError(f"Invalid filter_apply_order: {filter_apply_order!r}, expected 'top_k_first' or 'joint'")
-    return _METHODS[filter_apply_order]
+def _method(op: str, filter_apply_order: str) -> int:
+    method = _METHODS.get(filter_apply_order)
+    if method is None:
+        order = f"Invalid filter_apply_order: {filter_apply_order!r}"
+        raise ArgumentError(f"{op}: {order}, expected 'top_k_first' or 'joint'")
+    return method
 
 
 @flashinfer_api(trace=top_k_top_p_sampling_from_logits_trace)
@@ -60,8 +62,9 @@ def top_k_top_p_sampling_from_logits(
     --------
     >>> tokens = flashinfer.top_k_top_p_sampling_from_logits(torch.randn(4, 128256), 50, 0.9)
     """
+    op = "top_k_top_p_sampling_from_logits"
     return draw(
-        "top_k_top_p_sampling_from_logits", _method(filter_apply_order), logits, True, indices, top_k, top_p, generator,
+        op, _method(op, filter_apply_order), logits, True, indices, top_k, top_p, generator,
         check_nan, seed, offset, 32, False,
     )  # type: ignore[return-value]  # fmt: skip
 
@@ -103,7 +106,8 @@ def top_k_top_p_sampling_from_probs(
     >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
     >>> tokens = flashinfer.top_k_top_p_sampling_from_probs(probs, 50, 0.9)
     """
+    op = "top_k_top_p_sampling_from_probs"
     return draw(
-        "top_k_top_p_sampling_from_probs", _method(filter_apply_order), probs, False, indices, top_k, top_p, generator,
+        op, _method(op, filter_apply_order), probs, False, indices, top_k, top_p, generator,
         check_nan, seed, offset, 32, return_valid,
     )  # fmt: skip

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 
 from ..allocation import allocate, cuda_index
+from ..argument_kinds import explain_arguments
 from ..dispatch import NativeFunction
 from ..errors import ArgumentError
 from ..jit.codegen import module_cache
 from ..jit.sampling import gen_sampling_module
 from ..ops import register_custom_op
+from ..tensor_checks import check_tensors
 from ..wrapping import compiler, is_traced
 from .random_stream import Number, stream_arguments, take_from_default
 
@@ -28,29 +30,38 @@ NO_LIMIT = 2**31 - 1
 _MANY = 2**30  # columns: more than a row can have; a float32, too
 
 
-def as_float(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype is torch.float32 else x.float()
+def as_float(op: str, name: str, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x if x.dtype is torch.float32 else x.float()
+    except AttributeError:
+        check_tensors(op, **{name: x})
+        raise
 
 
 def per_row(
-    value: Union[torch.Tensor, float], dtype: torch.dtype, input: torch.Tensor
-) -> tuple[Optional[torch.Tensor], Union[float, int]]:
+    op: str, name: str, value: Union[torch.Tensor, float], dtype: torch.dtype, input: torch.Tensor
+) -> tuple[Optional[torch.Tensor], Any]:
     """A sampling parameter as tensor, or as number: ``(tensor, 0)`` or ``(None, number)``."""
     if type(value) is float or type(value) is int or not isinstance(value, torch.Tensor):  # isinstance takes 0.2 us
-        return None, value
+        try:
+            return None, float(value) if dtype is torch.float32 else int(value)
+        except (TypeError, ValueError, OverflowError) as error:  # no number, or none that is an integer
+            raise ArgumentError(
+                f"{op}: {name} is {value!r}, expected a number, or a tensor of a number a row"
+            ) from error
     if value.ndim == 0:
         raise ArgumentError(
-            "Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter, but got a 0-dimensional "
-            "tensor"
+            f"{op}: {name}: Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter, but got "
+            "a 0-dimensional tensor"
         )
     if value.ndim > 1:
         raise ArgumentError(
-            f"Expected a 1D tensor or scalar for the sampling parameter, but got a {value.ndim}D tensor"
+            f"{op}: {name}: Expected a 1D tensor or scalar for the sampling parameter, but got a {value.ndim}D tensor"
         )
     if value.shape[0] != input.shape[0]:
         raise ArgumentError(
-            f"Sampling parameter tensor batch size mismatch: expected length {input.shape[0]}, the rows of the input, "
-            f"got {value.shape[0]}"
+            f"{op}: {name}: Sampling parameter tensor batch size mismatch: expected length {input.shape[0]}, the rows "
+            f"of the input, got {value.shape[0]}"
         )
     if dtype is torch.int32 and (value.dtype is torch.int64 or value.dtype.is_floating_point):
         value = value.clamp(max=_MANY)  # the largest int64 would become -1
@@ -111,19 +122,26 @@ def draw(
 
     Calls the module itself unless torch compiles: a function more and the numbers it passes on take 0.5 us.
     """
+    name = "logits" if is_logits else "probs"
+    try:
+        if input.dtype is not _FLOAT32:
+            input = input.float()
+    except AttributeError:
+        check_tensors(op, **{name: input})
+        raise
     if check_nan:
-        check_no_nan(input, "logits" if is_logits else "probs")
-    if input.dtype is not _FLOAT32:
-        input = input.float()
+        check_no_nan(input, name)
     top_ks: Optional[torch.Tensor] = None
     top_ps: Optional[torch.Tensor] = None
     if type(top_k) is not int:
-        top_ks, number = per_row(top_k, _INT32, input)
+        top_ks, number = per_row(op, "top_k", top_k, _INT32, input)
         top_k = int(number)
     if type(top_p) is not float:
-        top_ps, number = per_row(top_p, _FLOAT32, input)
+        top_ps, number = per_row(op, "min_p" if method == FROM_MIN_P else "top_p", top_p, _FLOAT32, input)
         top_p = float(number)
     shape = input.shape
+    if len(shape) != 2:
+        raise ArgumentError(f"{op}: {name} has {len(shape)} dimensions, expected 2")
     batch = shape[0]
     if indices is not None:
         try:
@@ -147,7 +165,12 @@ def draw(
         seeds, seed, offsets, offset = stream_arguments(op, seed, offset, generator, increment, input, batch)
     out = allocate((batch,), _ONE, _INT32 if indices is None else indices.dtype, device)
     valid = allocate((batch,), _ONE, torch.bool, device) if return_valid else None
-    _native_sample[device >= 0](
-        out, valid, input, indices, is_logits, method, top_ks, top_k, top_ps, top_p, seeds, seed, offsets, offset
-    )
+    try:
+        _native_sample[device >= 0](
+            out, valid, input, indices, is_logits, method, top_ks, top_k, top_ps, top_p, seeds, seed, offsets, offset
+        )
+    except (TypeError, RuntimeError) as error:
+        tensors = (name, torch.Tensor, input), ("indices", Optional[torch.Tensor], indices)
+        explain_arguments(op, error, *tensors, ("top_k", int, top_k), ("seed", int, seed), ("offset", int, offset))
+        raise
     return out if valid is None else (out, valid)

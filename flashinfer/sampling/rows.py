@@ -11,6 +11,7 @@ from ..allocation import new_empty
 from ..api_logging import flashinfer_api
 from ..dispatch import NativeFunction, use_pdl
 from ..ops import register_custom_op
+from ..tensor_checks import check_tensors
 from ..trace.templates.sampling import (
     softmax_trace,
     top_k_mask_logits_trace,
@@ -80,10 +81,11 @@ def softmax(
     --------
     >>> probs = flashinfer.softmax(torch.randn(4, 128256), temperature=0.7)
     """
-    logits = as_float(logits)
-    temperatures, value = (None, 1.0) if temperature is None else per_row(temperature, torch.float32, logits)
+    logits, temperatures, value = as_float("softmax", "logits", logits), None, 1.0
+    if temperature is not None:
+        temperatures, value = per_row("softmax", "temperature", temperature, torch.float32, logits)
     out = new_empty(logits, logits.dtype, *logits.shape)
-    _softmax(out, logits, temperatures, float(value), enable_pdl)
+    _softmax(out, logits, temperatures, value, enable_pdl)
     return out
 
 
@@ -112,10 +114,10 @@ def top_p_renorm_probs(
     >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
     >>> kept = flashinfer.top_p_renorm_probs(probs, 0.9)
     """
-    probs = as_float(probs)
-    top_ps, value = per_row(top_p, torch.float32, probs)
+    probs = as_float("top_p_renorm_probs", "probs", probs)
+    top_ps, value = per_row("top_p_renorm_probs", "top_p", top_p, torch.float32, probs)
     out = new_empty(probs, probs.dtype, *probs.shape)
-    _top_p_renorm_probs(out, probs, top_ps, float(value))
+    _top_p_renorm_probs(out, probs, top_ps, value)
     return out
 
 
@@ -144,9 +146,14 @@ def top_k_renorm_probs(
     >>> probs = torch.softmax(torch.randn(4, 128256), dim=-1)
     >>> kept = flashinfer.top_k_renorm_probs(probs, 50)
     """
-    top_ks, value = per_row(top_k, torch.int32, probs)
-    out = new_empty(probs, probs.dtype, *probs.shape)
-    _top_k_renorm_probs(out, probs, top_ks, int(value))
+    op = "top_k_renorm_probs"
+    try:
+        out = new_empty(probs, probs.dtype, *probs.shape)
+    except AttributeError:
+        check_tensors(op, probs=probs)
+        raise
+    top_ks, value = per_row(op, "top_k", top_k, torch.int32, probs)
+    _top_k_renorm_probs(out, probs, top_ks, value)
     return out
 
 
@@ -171,9 +178,14 @@ def top_k_mask_logits(logits: torch.Tensor, top_k: Union[torch.Tensor, int]) -> 
     --------
     >>> masked = flashinfer.top_k_mask_logits(torch.randn(4, 128256), 50)
     """
-    top_ks, value = per_row(top_k, torch.int32, logits)
-    out = new_empty(logits, logits.dtype, *logits.shape)
-    _top_k_mask_logits(out, logits, top_ks, int(value))
+    op = "top_k_mask_logits"
+    try:
+        out = new_empty(logits, logits.dtype, *logits.shape)
+    except AttributeError:
+        check_tensors(op, logits=logits)
+        raise
+    top_ks, value = per_row(op, "top_k", top_k, torch.int32, logits)
+    _top_k_mask_logits(out, logits, top_ks, value)
     return out
 
 

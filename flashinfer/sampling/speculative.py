@@ -9,7 +9,9 @@ import torch
 
 from ..allocation import cuda_index
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..dispatch import NativeFunction
+from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.sampling import chain_speculative_sampling_trace
 from .modules import as_float, get_native_module
@@ -46,6 +48,7 @@ def _counter(counter: Optional[torch.Tensor], batch: int, device: torch.device) 
 
 
 @flashinfer_api(trace=chain_speculative_sampling_trace)
+@names_kinds
 def chain_speculative_sampling(
     draft_probs: torch.Tensor,
     draft_token_ids: torch.Tensor,
@@ -91,13 +94,17 @@ def chain_speculative_sampling(
     >>> ids = torch.randint(0, 1000, (4, 3), dtype=torch.int32)
     >>> tokens, accepted, emitted = flashinfer.chain_speculative_sampling(draft, ids, target)
     """
-    target_probs, draft_probs = as_float(target_probs).contiguous(), as_float(draft_probs).contiguous()
+    op = "chain_speculative_sampling"
+    target_probs = as_float(op, "target_probs", target_probs).contiguous()
+    draft_probs = as_float(op, "draft_probs", draft_probs).contiguous()
+    if target_probs.ndim != 3:
+        raise ArgumentError(f"{op}: target_probs has {target_probs.ndim} dimensions, expected 3")
     ids = draft_token_ids if draft_token_ids.dtype is torch.int32 else draft_token_ids.int()
     batch, length, device = target_probs.shape[0], target_probs.shape[1], target_probs.device
     accepted = _counter(maybe_output_accepted_token_num, batch, device)
     emitted = _counter(maybe_output_emitted_draft_token_num, batch, device)
     increment = batch * length
-    stream = stream_arguments("chain_speculative_sampling", seed, offset, generator, increment, target_probs, batch)
+    stream = stream_arguments(op, seed, offset, generator, increment, target_probs, batch)
     out = torch.empty((batch, length), dtype=torch.int32, device=device)
     _chain_speculative_sampling(out, accepted, emitted, draft_probs, ids.contiguous(), target_probs, *stream, increment)
     return out, accepted, emitted

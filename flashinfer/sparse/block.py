@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.host import to_host
 from ..attention.scales import Scale
 from ..errors import ArgumentError
@@ -43,8 +44,7 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
         ``(nnz * R * C,)``: for each row of blocks its ``R`` rows over the keys of all its blocks.
     """
     _, rows, columns = mask.shape
-    (offsets,) = to_host(indptr)
-    assert offsets is not None
+    (offsets,) = to_host("convert_bsr_mask_layout", indptr=indptr)
     counts = torch.from_numpy(offsets[1:] - offsets[:-1]).long().to(mask.device)
     # Element (block, r, c) of a row of blocks with n blocks goes to r * n * C + (block - first) * C + c.
     nnz = int(offsets[-1])
@@ -81,6 +81,7 @@ class BlockSparseAttentionWrapper:
     """
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         if backend.startswith("vsa"):
             raise ArgumentError(f"{_OP}: backend is {backend!r}, which needs a Blackwell GPU; expected 'auto' or 'fa2'")
@@ -92,6 +93,7 @@ class BlockSparseAttentionWrapper:
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def plan(
         self,
         indptr: Optional[torch.Tensor],
@@ -151,8 +153,7 @@ class BlockSparseAttentionWrapper:
             raise ArgumentError(f"{op}: indptr or indices is None, expected tensors")
         if min(M, N) < 0 or min(R, C) < 1 or N % C:
             raise ArgumentError(f"{op}: M, N, R, C are {M}, {N}, {R}, {C}, expected blocks that divide the {N} keys")
-        offsets, columns = to_host(indptr, indices)
-        assert offsets is not None and columns is not None
+        offsets, columns = to_host(op, indptr=indptr, indices=indices)
         block_rows = -(-M // R)
         if offsets.size != block_rows + 1:
             raise ArgumentError(

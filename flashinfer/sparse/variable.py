@@ -12,6 +12,7 @@ from typing import Any, Optional, Union
 import torch
 
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.outputs import lse_buffer, output_buffer
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
@@ -46,6 +47,7 @@ class VariableBlockSparseAttentionWrapper:
     """
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, "NHD", backend=backend)
         self.device = float_workspace_buffer.device
@@ -55,6 +57,7 @@ class VariableBlockSparseAttentionWrapper:
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
+    @names_kinds
     def plan(
         self,
         block_mask_map: torch.Tensor,

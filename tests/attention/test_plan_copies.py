@@ -46,7 +46,7 @@ def on_device(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 def test_host_copies_are_made_together(tensors, copies):
     expected = [None if t is None else t.tolist() for t in tensors]
     Counted.copies = 0
-    arrays = host.to_host(*tensors)
+    arrays = host.to_host("op", **{f"argument{i}": t for i, t in enumerate(tensors)})
     assert Counted.copies == copies
     assert [None if a is None else a.tolist() for a in arrays] == expected
     assert all(a is None or a.dtype == np.int32 for a in arrays)
@@ -89,19 +89,23 @@ def test_plan_on_the_gpu_waits_once_or_never(monkeypatch):
 
 
 @needs_gpu
-def test_plans_in_a_row_do_not_mix():
-    """The second plan may not overwrite what the copy of the first has still to read."""
+@pytest.mark.parametrize("plans_held", [100, 3, 1], ids=["many", "three", "one"])
+def test_plans_in_a_row_do_not_mix(plans_held):
+    """No plan may overwrite what the copy of an earlier one has still to read, be it a part of the buffer or all of it."""
     batches = [Batch([1] * 64, [n] * 64, device="cuda") for n in (700, 30)]
     pages = [batch.pages(8) for batch in batches]
     tables = [[t.cpu() for t in p.table] for p in pages]
     wrapper = planned(batches[0], pages[0])
+    size = max(wrapper.workspace_size(*table, 4, 2, 64, 8)[1] for table in tables)
+    wrapper.reset_workspace_buffer(workspace("cuda"), torch.empty(plans_held * size, dtype=torch.uint8, device="cuda"))
     caches = [batch.cache(p) for batch, p in zip(batches, pages, strict=True)]
     torch.cuda._sleep(50_000_000)
     results = []
-    for batch, table, cache in zip(batches, tables, caches, strict=True):
-        wrapper.plan(*table, 4, 2, 64, 8)
-        results.append(wrapper.run(batch.q, cache, return_lse=True))
-    for batch, result in zip(batches, results, strict=True):
+    for _ in range(10):
+        for batch, table, cache in zip(batches, tables, caches, strict=True):
+            wrapper.plan(*table, 4, 2, 64, 8)
+            results.append(wrapper.run(batch.q, cache, return_lse=True))
+    for batch, result in zip(10 * batches, results, strict=True):
         close(result, batch.expected())
 
 

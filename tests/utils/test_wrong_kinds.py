@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is no tensor, or no number, where one is expected: call and argument are named, whoever notices first."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Optional, Union
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.argument_kinds import names_kinds
+from flashinfer.errors import ArgumentError
+
+F16, INT = torch.float16, torch.int32
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=F16)
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=INT)
+
+
+def bytes_(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.uint8)
+
+
+HEADS = {"q": half(9, 4, 64), "k": half(9, 2, 64)}
+TOKENS = torch.arange(9, dtype=INT)
+MLA = {"q_rope": half(9, 4, 64), "k_rope": half(9, 64), "q_nope": half(9, 4, 512), "k_nope": half(9, 512)}
+TABLE = {"cos_sin_cache": torch.ones(32, 64), "pos_ids": TOKENS}
+PAGES = {"kv_indices": ints(3, 1, 0), "kv_indptr": ints(0, 1, 3), "batch_indices": TOKENS // 3, "positions": TOKENS % 3}
+CACHES = tuple(torch.zeros(5, 4, width).to(torch.float8_e4m3fn) for width in (512, 64))
+PROBS = torch.full((4, 50), 0.02)
+WORKSPACE = torch.zeros(1 << 20, dtype=torch.uint8)
+
+CALLS: list[tuple[Any, dict[str, Any]]] = [
+    (flashinfer.apply_rope, {**HEADS, "indptr": ints(0, 3, 9), "offsets": ints(0, 5)}),
+    (flashinfer.apply_rope_pos_ids, {**HEADS, "pos_ids": TOKENS}),
+    (flashinfer.apply_llama31_rope_pos_ids, {**HEADS, "pos_ids": TOKENS}),
+    (
+        flashinfer.apply_rope_with_cos_sin_cache_inplace,
+        {"positions": TOKENS, "query": half(9, 4, 64), "key": half(9, 2, 64), "head_size": 64},
+    ),
+    (flashinfer.rope.rope_quantize_fp8, {**MLA, **TABLE}),
+    (
+        flashinfer.rope.rope_quantize_fp8_append_paged_kv_cache,
+        {**MLA, "v": None, **TABLE, **PAGES, "paged_kv_cache": CACHES},
+    ),
+    (flashinfer.get_batch_indices_positions, {"append_indptr": ints(0, 3, 9), "seq_lens": ints(5, 9), "nnz": 9}),
+    (flashinfer.get_seq_lens, {"kv_indptr": ints(0, 1, 3), "kv_last_page_len": ints(3, 2), "page_size": 4}),
+    (flashinfer.packbits, {"x": torch.ones(9, dtype=torch.bool)}),
+    (flashinfer.segment_packbits, {"x": torch.ones(9, dtype=torch.bool), "indptr": ints(0, 3, 9)}),
+    (flashinfer.mxfp8_quantize, {"input": half(6, 64), "alignment": 32}),
+    (flashinfer.quantization.mxfp4_dequantize_host, {"weight": bytes_(8, 64), "scale": bytes_(8, 4), "group_size": 32}),
+    (flashinfer.block_scale_interleave, {"unswizzled_sf": bytes_(128, 16)}),
+    (flashinfer.shuffle_matrix_a, {"input_tensor": bytes_(128, 64), "epilogue_tile_m": 128}),
+    (flashinfer.merge_state, {"v_a": half(6, 4, 64)}),
+    (flashinfer.merge_states, {"v": half(6, 3, 4, 64)}),
+    (flashinfer.norm.rmsnorm_quant, {"out": half(6, 64), "input": half(6, 64), "scale": torch.ones(1)}),
+    (flashinfer.norm.fused_rmsnorm_silu, {"input": half(6, 64)}),
+    (flashinfer.sampling_from_probs, {"probs": PROBS}),
+    (flashinfer.top_p_sampling_from_probs, {"probs": PROBS, "top_p": 0.9}),
+    (flashinfer.min_p_sampling_from_probs, {"probs": PROBS, "min_p": 0.1}),
+    (flashinfer.top_k_top_p_sampling_from_logits, {"logits": PROBS, "top_k": 5, "top_p": 0.9}),
+    (flashinfer.softmax, {"logits": PROBS, "temperature": 0.7}),
+    (flashinfer.top_k_renorm_probs, {"probs": PROBS, "top_k": 5}),
+    (flashinfer.top_k_mask_logits, {"logits": PROBS, "top_k": 5}),
+    (flashinfer.top_k, {"input": PROBS, "k": 5}),
+    (flashinfer.top_k_varlen, {"logits": PROBS, "seq_lens": ints(9, 9, 9, 9), "top_k": 5}),
+    (flashinfer.single_decode_with_kv_cache, {"q": half(4, 64), "v": half(33, 2, 64)}),
+    (flashinfer.single_prefill_with_kv_cache, {"q": half(9, 4, 64), "k": half(33, 2, 64), "v": half(33, 2, 64)}),
+]
+DECODE = {"indptr": ints(0, 1, 3), "indices": ints(3, 1, 0), "last_page_len": ints(3, 2)}
+PREFILL = {"qo_indptr": ints(0, 3, 9), "paged_kv_indptr": ints(0, 1, 3), "paged_kv_indices": ints(3, 1, 0)}
+SIZES = {"num_qo_heads": 4, "num_kv_heads": 2, "page_size": 4}
+PLANS: list[tuple[Any, dict[str, Any]]] = [
+    (flashinfer.BatchDecodeWithPagedKVCacheWrapper, {**DECODE, **SIZES, "head_dim": 64}),
+    (
+        flashinfer.BatchPrefillWithPagedKVCacheWrapper,
+        {**PREFILL, "paged_kv_last_page_len": ints(3, 2), **SIZES, "head_dim_qk": 64},
+    ),
+    (flashinfer.PODWithPagedKVCacheWrapper, {**DECODE, **SIZES, "head_dim": 64}),
+]
+
+
+def replaced(calls: list[tuple[Any, dict[str, Any]]]) -> list[Any]:
+    """Each argument of each call, once as a string: neither a tensor nor a number."""
+    return [
+        pytest.param(call, arguments, name, id=f"{call.__name__}-{name}")
+        for call, arguments in calls
+        for name, value in arguments.items()
+        if value is not None
+    ]
+
+
+@pytest.mark.parametrize("function, arguments, name", replaced(CALLS))
+@pytest.mark.parametrize("bad", ["a string", [1, 2]], ids=["str", "list"])
+def test_arguments_of_functions(function, arguments, name, bad):
+    others = {
+        p.name: torch.ones(1)
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.name not in arguments
+    }
+    with pytest.raises((TypeError, ArgumentError), match=rf"^{function.__name__}: {name}(\[0\])? is "):
+        function(**others | arguments | {name: bad})
+
+
+@pytest.mark.parametrize("wrapper, arguments, name", replaced(PLANS))
+def test_arguments_of_plans(wrapper, arguments, name):
+    with pytest.raises(TypeError, match=rf"^{wrapper.__name__}.plan: {name} is a str, expected "):
+        wrapper(WORKSPACE).plan(**arguments | {name: "a string"}, q_data_type=F16)
+
+
+def test_workspaces():
+    for wrapper, _ in PLANS:
+        with pytest.raises(
+            TypeError, match=f"^{wrapper.__name__}: float_workspace_buffer is a NoneType, expected Tensor"
+        ):
+            wrapper(None)
+
+
+PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+
+class Pages:
+    @names_kinds
+    def __init__(self, size: int) -> None:
+        self.size = size + 0
+
+    @names_kinds(name="append")
+    def _append(self, cache: PagedCache, scale: Optional[float] = None, dtype: Union[str, torch.dtype] = F16) -> None:
+        raise AttributeError("of something else")
+
+
+def test_decorated_functions():
+    x: Any = torch.ones(1)
+    with pytest.raises(TypeError, match=r"^Pages: size is a NoneType, expected int$"):
+        Pages(None)
+    pages = Pages(3)
+    arguments: Any
+    for arguments, text in (
+        ((None,), "Pages.append: cache is a NoneType, expected Tensor or a sequence"),
+        (((x, None),), r"Pages.append: cache\[1\] is a NoneType, expected Tensor"),
+        ((x, "1"), "Pages.append: scale is a str, expected float"),
+        ((x, 1, 16), "Pages.append: dtype is a int, expected str or dtype"),
+    ):
+        with pytest.raises(TypeError, match=f"^{text}$"):
+            pages._append(*arguments)
+    for arguments, text in (
+        ((x.to_sparse(),), "Pages.append: cache has layout torch.sparse_coo, expected a dense tensor"),
+        (((x, x.to("meta")),), r"Pages.append: cache\[1\] is on meta, expected the CPU or a CUDA device"),
+        ((x, 2**70), f"Pages.append: scale is {2**70}, expected a number of 64 bits"),
+    ):
+        with pytest.raises(ArgumentError, match=f"^{text}$"):
+            pages._append(*arguments)
+    with pytest.raises(AttributeError, match=r"^of something else$"):
+        pages._append((x, x), 1, "float16")
