@@ -137,9 +137,13 @@ def _tensors(template: TraceTemplate, arguments: Arguments) -> Iterator[tuple[st
 
 
 def _fit(template: TraceTemplate, name: str, spec: Tensor, value: Any) -> tuple[int, ...]:
-    """Shape without the leading dimensions of size one that the template does not have."""
+    """Shape without the leading dimensions of size one that the template does not have, and with the one that a call
+    may lack."""
     shape = tuple(getattr(value, "shape", ()))
     extra = len(shape) - len(spec.dim_names)
+    if extra == -1 and spec.may_lack is not None:
+        at = list(spec.dim_names).index(spec.may_lack)
+        return (*shape[:at], 1, *shape[at:])
     if extra < 0 or any(size != 1 for size in shape[:extra]):
         raise ArgumentError(f"{template.prefix}: {name} has shape {shape}, expected ({', '.join(spec.dim_names)})")
     return shape[extra:]

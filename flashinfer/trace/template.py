@@ -50,6 +50,8 @@ class Tensor:
         Which element, when the parameter is a tuple of tensors.
     dtype
         Fixed dtype, used when no tensor of the call tells another one.
+    may_lack
+        An axis that a call may leave out, which is one then; the definition has it.
     dtype_from
         Outputs: the input or parameter whose dtype is taken when it is there, or that is a dtype. Next comes ``param``.
     """
@@ -58,6 +60,7 @@ class Tensor:
     _: KW_ONLY
     param: Optional[str] = None
     tuple_idx: Optional[int] = None
+    may_lack: Optional[str] = None
     dtype: Optional[str] = None
     dtype_from: Optional[str] = None
     optional: bool = False

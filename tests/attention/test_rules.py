@@ -13,6 +13,7 @@ from flashinfer import (
     BatchMLAPagedAttentionWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
+    append_paged_kv_cache,
     single_prefill_with_kv_cache,
     utils,
 )
@@ -115,6 +116,25 @@ def test_trace_of_a_wrapper_knows_its_layout(layout, name):
     assert made["name"] == f"batch_decode_paged_{name}_h4_kv2_d64_ps16"
     assert made["tags"] == ["fi_api:flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper.run"]
     assert made["inputs"]["kv_indptr"]["optional"]
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_trace_of_pages_of_one_token(layout):
+    """Caches as SGLang holds them have no axis of pages."""
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(torch.empty(16, dtype=torch.uint8), layout)
+    q, half, both = (torch.empty(shape, device="meta") for shape in ((3, 4, 64), (50, 2, 64), (50, 2, 2, 64)))
+    made = fi_trace(wrapper.run, q=q, paged_kv_cache=(half, half))
+    assert made["name"] == f"batch_prefill_paged_{layout.lower()}_pair_h4_kv2_d64_ps1"
+    assert made["axes"]["page_size"]["value"] == 1 and len(made["inputs"]["k_cache"]["shape"]) == 4
+    made = fi_trace(wrapper.run, q=q, paged_kv_cache=both)
+    assert made["name"] == f"batch_prefill_paged_{layout.lower()}_h4_kv2_d64_ps1"
+    rows, ids = torch.empty(3, 2, 64, device="meta"), torch.empty(3, dtype=torch.int32, device="meta")
+    made = fi_trace(append_paged_kv_cache, append_key=rows, append_value=rows, batch_indices=ids, positions=ids,
+                    paged_kv_cache=(half, half), kv_indices=ids, kv_indptr=ids, kv_last_page_len=ids[1:],
+                    kv_layout=layout)  # fmt: skip
+    assert made["axes"]["page_size"]["value"] == 1
+    with pytest.raises(ArgumentError, match=r"k_cache has shape \(2, 64\), expected \(num_pages, "):
+        fi_trace(wrapper.run, q=q, paged_kv_cache=(half[0], half[0]))
 
 
 def test_trace_of_the_ragged_wrapper():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable
 
 from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Var
@@ -46,13 +47,17 @@ def paged_axes(layout: str, pair: bool) -> dict[str, Axis]:
 
 
 def cache_inputs(layout: str, pair: bool, param: str = "paged_kv_cache", part: str = "") -> dict[str, Tensor]:
-    """The cache that ``param`` names; ``part`` ends the names of its halves and of its axis of pages."""
+    """The cache that ``param`` names; ``part`` ends the names of its halves and of its axis of pages.
+
+    Where pages hold one token, a cache may lack their axis.
+    """
     inner = ("page_size", "num_kv_heads") if layout == "NHD" else ("num_kv_heads", "page_size")
     pages = f"num_pages{part}"
     if not pair:
-        return {param: Tensor((pages, "kv", *inner, "head_dim"))}
+        return {param: Tensor((pages, "kv", *inner, "head_dim"), may_lack="page_size")}
     halves = (f"k_cache{part}", f"v_cache{part}")
-    return {name: Tensor((pages, *inner, "head_dim"), param=param, tuple_idx=i) for i, name in enumerate(halves)}
+    form = Tensor((pages, *inner, "head_dim"), param=param, may_lack="page_size")
+    return {name: replace(form, tuple_idx=i) for i, name in enumerate(halves)}
 
 
 def keys_of_request(layout: str, length: str, head_dim: str) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from ..template import Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .attention import attention_reference
-from .attention_shared import paged_axes
+from .attention_shared import cache_inputs, paged_axes
 
 __all__ = ["batch_attention_trace"]
 
@@ -54,18 +54,13 @@ def _reference(
 
 
 def _template(layout: str, pair: bool) -> TraceTemplate:
-    inner = ("page_size", "num_kv_heads") if layout == "NHD" else ("num_kv_heads", "page_size")
-    pages = ("num_pages", *inner, "head_dim")
-    caches = {name: Tensor(pages, param="kv_cache", tuple_idx=i) for i, name in enumerate(("k_cache", "v_cache"))}
-    if not pair:
-        caches = {"kv_cache": Tensor(("num_pages", "kv", *inner, "head_dim"))}
     rows = ("num_rows", "num_qo_heads")
     return TraceTemplate(
         "batch_attention",
         axes={**paged_axes(layout, pair), "num_rows": Var("query tokens of all requests")},
         inputs={
             "q": Tensor((*rows, "head_dim")),
-            **caches,
+            **cache_inputs(layout, pair, "kv_cache"),
             "qo_indptr": Tensor(("indptr_len",), dtype="int32", optional=True, description="rows of each request"),
             "kv_indptr": Tensor(("indptr_len",), dtype="int32", optional=True, description="pages of each request"),
             "kv_indices": Tensor(("num_indices",), dtype="int32", optional=True, description="pages of all requests"),

@@ -109,7 +109,10 @@ def _append_template(layout: str, pair: bool) -> TraceTemplate:
     rows = Tensor(("nnz", "num_kv_heads", "head_dim"))
     dims = cache_dims(layout, pair, "head_dim")
     names = ("k_cache", "v_cache") if pair else ("paged_kv_cache",)
-    caches = {name: Tensor(dims, param="paged_kv_cache", tuple_idx=i if pair else None) for i, name in enumerate(names)}
+    caches = {
+        name: Tensor(dims, param="paged_kv_cache", tuple_idx=i if pair else None, may_lack="page_size")
+        for i, name in enumerate(names)
+    }
     outputs = {
         f"{name}_out": Tensor(dims, param="paged_kv_cache", tuple_idx=i if pair else None, dtype_from="append_key")
         for i, name in enumerate(names)
