@@ -56,7 +56,7 @@ inline void SetQueries(Params& p, const char* op, const TensorView& q, const Ten
   Expect(op, "q", q).dim(-1, Params::HEAD_DIM_QK - Params::HEAD_DIM_PE, "head_dim_qk of the module");
   Expect(op, "out", o).same_device(q, "q").dtype({DL_TYPE<Params::DTypeO>}).rank(q.ndim()).last_dim_contiguous();
   Expect(op, "out", o).dim(-1, Params::HEAD_DIM_VO, "head_dim_vo of the module").dim(0, q.size(0), "q.shape[0]");
-  Expect(op, "out", o).dim(heads, q.size(heads), "heads of q");
+  Expect(op, "out", o).dim(heads, q.size(heads), "heads of q").distinct();
   p.q = q.data_ptr<Params::DTypeQ>();
   p.o = o.data_ptr<Params::DTypeO>();
   p.q_stride_n = heads == 0 ? 0 : StrideOf(q, 0);

@@ -71,6 +71,20 @@ void RunMergeState(const char* op, const TensorView& v, const TensorView& s, con
   });
 }
 
+#ifdef FLASHINFER_CPU
+/// Throw for offsets that fall or that are beyond the states. On CUDA, to look at them would mean to wait.
+void CheckOffsets(const char* op, const TensorView& indptr, int64_t num_states) {
+  const int32_t* offsets = indptr.data_ptr<int32_t>();
+  for (int64_t i = 0; i < indptr.size(0); ++i) {
+    const int64_t low = i == 0 ? 0 : offsets[i - 1];
+    if (offsets[i] < low || offsets[i] > num_states) {
+      TVM_FFI_THROW(ArgumentError) << op << ": indptr[" << i << "] is " << offsets[i] << ", expected offsets from "
+                                   << low << " to " << num_states << " (the number of states)";
+    }
+  }
+}
+#endif
+
 }  // namespace
 
 void merge_state(TensorView v, TensorView s, TensorView v_a, TensorView s_a, TensorView v_b, TensorView s_b) {
@@ -83,6 +97,8 @@ void merge_state(TensorView v, TensorView s, TensorView v_a, TensorView s_a, Ten
 void merge_state_in_place(TensorView v, TensorView s, TensorView v_other, TensorView s_other,
                           Optional<TensorView> mask) {
   const char* op = "merge_state_in_place";
+  Expect(op, "v", v).distinct();
+  Expect(op, "s", s).distinct();
   const TensorView* rows = nullptr;
   if (mask.has_value()) {
     Expect(op, "v", v).rank(3);
@@ -127,6 +143,9 @@ void variable_length_merge_states(TensorView v_merged, TensorView s_merged, Tens
   Expect(op, "v", v).on_device().rank(3).dtype({dl_float16, dl_bfloat16, dl_float32});
   CheckState(op, {"v", v}, {"s", s});
   Expect(op, "indptr", indptr).same_device(v, "v").dtype({dl_int32}).rank(1).contiguous();
+#ifdef FLASHINFER_CPU
+  CheckOffsets(op, indptr, v.size(0));
+#endif
   Expect(op, "v_merged", v_merged)
       .same_device(v, "v")
       .same_dtype(v, "v")

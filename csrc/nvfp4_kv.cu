@@ -57,6 +57,7 @@ void CheckPart(const char* op, const Part& part, const TensorView& data, const T
       .dtype({dl_float16, dl_bfloat16})
       .rank(4)
       .last_dim_contiguous()
+      .distinct()
       .dim(0, out.size(0), "output_k.shape[0]")
       .dim(1, out.size(1), "output_k.shape[1]")
       .dim(2, part.data.size(axes.head), "heads of the cache")

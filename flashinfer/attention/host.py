@@ -85,6 +85,8 @@ def segment_lens(op: str, name: str, indptr: np.ndarray) -> np.ndarray:
 
 def kv_lens_of_pages(op: str, name: str, indptr: np.ndarray, last_page_len: np.ndarray, page_size: int) -> np.ndarray:
     """Keys of each request: full pages and the last one. No pages, no keys, whatever ``last_page_len`` says."""
+    if not 0 < page_size < 2**31:
+        raise ArgumentError(f"{op}: page_size is {page_size}, expected a positive number of 32 bits")
     pages = segment_lens(op, name, indptr)
     if last_page_len.shape != pages.shape:
         raise ArgumentError(f"{op}: last_page_len has shape {last_page_len.shape}, expected {pages.shape} (batch size)")

@@ -19,7 +19,7 @@ from ..errors import ArgumentError
 from ..jit.cascade import gen_cascade_module
 from ..jit.codegen import module_cache
 from ..ops import register_custom_op
-from ..tensor_checks import check_tensors
+from ..tensor_checks import as_int32, check_tensors
 from ..trace.templates.cascade import (
     merge_state_in_place_trace,
     merge_state_trace,
@@ -202,7 +202,8 @@ def variable_length_merge_states(
     s : torch.Tensor
         ``(nnz, num_heads)``, base 2. Converted to float32 where it has another dtype.
     indptr : torch.Tensor
-        ``(seq_len + 1,)``, on the device of ``v``: row ``i`` has the states ``indptr[i]`` to ``indptr[i + 1]``.
+        ``(seq_len + 1,)``, on the device of ``v``: row ``i`` has the states ``indptr[i]`` to ``indptr[i + 1]``. On the
+        CPU, offsets that fall or are beyond the states are an error; on CUDA nobody looks at them.
 
     Returns
     -------
@@ -225,5 +226,6 @@ def variable_length_merge_states(
     rows = indptr.shape[0] - 1
     v_merged = new_empty(v, v.dtype, rows, num_heads, head_dim)
     s_merged = new_empty(v, torch.float32, rows, num_heads)
-    _variable_length_merge_states(v_merged, s_merged, v, s, indptr.to(torch.int32))
+    (offsets,) = as_int32("variable_length_merge_states", indptr=indptr)
+    _variable_length_merge_states(v_merged, s_merged, v, s, offsets)
     return v_merged, s_merged

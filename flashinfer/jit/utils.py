@@ -7,9 +7,11 @@ import os
 import struct
 import tempfile
 from pathlib import Path
-from typing import Union
+from typing import Any, Union
 
 import torch
+
+from ..errors import ArgumentError
 
 __all__ = [
     "dtype_map",
@@ -70,17 +72,25 @@ dtype_map = {
     torch.uint64: "uint64_t",
 }
 
+
+class _ShortNames(dict[torch.dtype, str]):
+    def __missing__(self, dtype: Any) -> str:
+        raise ArgumentError(f"dtype is {dtype}, expected one that kernels know: {', '.join(map(str, self))}")
+
+
 #: Short names for URIs.
-filename_safe_dtype_map = {
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "e4m3",
-    torch.float8_e5m2: "e5m2",
-    torch.float32: "f32",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.int32: "i32",
-    torch.uint32: "u32",
-    torch.int64: "i64",
-    torch.uint64: "u64",
-}
+filename_safe_dtype_map = _ShortNames(
+    {
+        torch.float16: "f16",
+        torch.bfloat16: "bf16",
+        torch.float8_e4m3fn: "e4m3",
+        torch.float8_e5m2: "e5m2",
+        torch.float32: "f32",
+        torch.int8: "i8",
+        torch.uint8: "u8",
+        torch.int32: "i32",
+        torch.uint32: "u32",
+        torch.int64: "i64",
+        torch.uint64: "u64",
+    }
+)

@@ -79,7 +79,7 @@ def _run(
         raise ArgumentError(f"{op}: sf_out is given, expected None (only quantised output has scale factors)")
     for name, tensor in (modulation or {}).items():
         rows_in_line = (
-            tensor.ndim == 2 or tensor.shape[0] == 1 or tensor.stride(0) == tensor.shape[1] * MODULATION_STRIDE
+            tensor.ndim != 3 or tensor.shape[0] == 1 or tensor.stride(0) == tensor.shape[1] * MODULATION_STRIDE
         )
         if (
             tensor.ndim not in (2, 3)

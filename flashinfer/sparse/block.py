@@ -15,7 +15,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
-from ..attention.host import to_host
+from ..attention.host import segment_lens, to_host
 from ..attention.scales import Scale
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
@@ -44,10 +44,15 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
         ``(nnz * R * C,)``: for each row of blocks its ``R`` rows over the keys of all its blocks.
     """
     _, rows, columns = mask.shape
-    (offsets,) = to_host("convert_bsr_mask_layout", indptr=indptr)
-    counts = torch.from_numpy(offsets[1:] - offsets[:-1]).long().to(mask.device)
+    op = "convert_bsr_mask_layout"
+    (offsets,) = to_host(op, indptr=indptr)
+    counts = torch.from_numpy(segment_lens(op, "indptr", offsets)).long().to(mask.device)
     # Element (block, r, c) of a row of blocks with n blocks goes to r * n * C + (block - first) * C + c.
     nnz = int(offsets[-1])
+    if offsets[0] != 0 or nnz > mask.shape[0]:
+        raise ArgumentError(
+            f"{op}: indptr goes from {offsets[0]} to {nnz}, expected from 0 to at most {mask.shape[0]} (blocks of mask)"
+        )
     first = torch.from_numpy(offsets[:-1].astype(np.int64)).to(mask.device).repeat_interleave(counts, output_size=nnz)
     width = (counts * columns).repeat_interleave(counts, output_size=nnz)
     block = torch.arange(nnz, device=mask.device) - first
@@ -159,6 +164,9 @@ class BlockSparseAttentionWrapper:
             raise ArgumentError(
                 f"{op}: indptr has {offsets.size} elements, expected {block_rows + 1} (ceil(M / R) + 1)"
             )
+        segment_lens(op, "indptr", offsets)
+        if columns.ndim != 1:
+            raise ArgumentError(f"{op}: indices has {columns.ndim} dimensions, expected 1")
         used = columns[: offsets[-1]]
         if used.size and (used.max() >= N // C or used.min() < 0):
             raise ArgumentError(f"{op}: indices out of bound, expected columns of blocks from 0 to {N // C - 1}")

@@ -114,6 +114,8 @@ def test_buffers_of_the_caller(device, kind):
     ):
         with pytest.raises(ValueError, match=f"Invalid {name} of {next(iter(bad))}"):
             scene.run(**bad)
+    with pytest.raises(ValueError, match=r"out.stride\(0\) = 0, expected memory of its own for each element"):
+        scene.run(out=o[:1].expand(o.shape))
     out, score = torch.full_like(o, torch.nan), torch.full_like(lse, torch.nan)
     result = scene.run(out=out, lse=score, return_lse=True)
     assert result[0].data_ptr() == out.data_ptr() and result[1].data_ptr() == score.data_ptr()

@@ -19,11 +19,16 @@ GOOD = {
     "merge_state": {"v_a": V, "s_a": S, "v_b": V, "s_b": S},
     "merge_state_in_place": {"v": V, "s": S, "v_other": V, "s_other": S, "mask": ((4,), torch.bool)},
     "merge_states": {"v": ((4, 3, 2, 64), FP16), "s": ((4, 3, 2), FP32)},
+    "variable_length_merge_states": {"v": V, "s": S, "indptr": ((3,), torch.int32)},
 }
 
 
 def every_other(t):
     return t.repeat_interleave(2, dim=-1)[..., ::2]
+
+
+def one_row(t):
+    return t[:1].expand(t.shape)
 
 
 # (op, argument, (shape, dtype) or what to do to the good tensor, text)
@@ -40,6 +45,8 @@ BAD = [
     ("merge_state_in_place", "v", ((4, 2, 64), torch.float64), "v has dtype float64, expected float16"),
     ("merge_state_in_place", "v", every_other, "v.stride(-1) = 2, expected 1"),
     ("merge_state_in_place", "v", ((64,), FP16), "v has 1 dimensions, expected 3"),
+    ("merge_state_in_place", "v", one_row, "v.stride(0) = 0, expected memory of its own for each element"),
+    ("merge_state_in_place", "s", one_row, "s.stride(0) = 0, expected memory of its own for each element"),
     ("merge_state_in_place", "v_other", ((4, 3, 64), FP16), "v_other has shape (4, 3, 64), expected (4, 2, 64)"),
     ("merge_state_in_place", "s", ((3, 2), FP32), "s.shape[0] = 3, expected 4 (that of v)"),
     ("merge_state_in_place", "s_other", ((4,), FP32), "s_other has 1 dimensions, expected 2"),
@@ -51,6 +58,14 @@ BAD = [
     ("merge_states", "v", every_other, "v.stride(-1) = 2, expected 1"),
     ("merge_states", "s", ((4, 2, 2), FP32), "s.shape[1] = 2, expected 3 (that of v)"),
     ("merge_states", "s", ((4, 3), FP32), "s has 2 dimensions, expected 3"),
+    ("variable_length_merge_states", "v", ((4, 64), FP16), "v has 2 dimensions, expected 3"),
+    ("variable_length_merge_states", "indptr", ((3,), FP32), "indptr has dtype torch.float32, expected integers"),
+    (
+        "variable_length_merge_states",
+        "indptr",
+        ((3, 1), torch.int32),
+        "indptr has shape (3, 1), expected (seq_len + 1,)",
+    ),
 ]
 
 
@@ -63,6 +78,21 @@ def test_the_table_starts_from_good_calls(device, op):
 def test_bad_argument(device, op, argument, bad, text):
     arguments = with_bad(make_arguments(GOOD[op], device), argument, bad, device)
     check_refused(getattr(flashinfer, op), text, **arguments)
+
+
+@pytest.mark.parametrize(
+    "offsets, text",
+    [
+        ([0, 3, 5], "indptr[2] is 5, expected offsets from 3 to 4 (the number of states)"),
+        ([0, 5, 4], "indptr[1] is 5, expected offsets from 0 to 4"),
+        ([0, 3, 2], "indptr[2] is 2, expected offsets from 3 to 4"),
+        ([-1, 3, 4], "indptr[0] is -1, expected offsets from 0 to 4"),
+        ([0, 3, 2**32 + 4], "indptr contains 4294967300, expected numbers of 32 bits"),
+    ],
+)
+def test_offsets_beyond_the_states_on_the_cpu(offsets, text):
+    v, s = torch.ones(4, 2, 64), torch.ones(4, 2)
+    check_refused(flashinfer.variable_length_merge_states, text, v, s, torch.tensor(offsets))
 
 
 def test_heads_without_elements(device):

@@ -96,6 +96,8 @@ BAD = [
     ({"block_mask": torch.ones(1)}, "block_mask is given, expected None"),
     ({"indptr": None}, "indptr or indices is None"),
     ({"indices": torch.tensor([0, 2])}, "indices out of bound"),
+    ({"indices": torch.tensor(0)}, "indices has 0 dimensions, expected 1"),
+    ({"indptr": torch.tensor([0, 1000, 2]), "mask": torch.ones(2, 16, 16)}, "indptr falls, expected offsets that rise"),
     ({"N": 31}, "expected blocks that divide the 31 keys"),
     ({"M": 33}, "indptr has 3 elements, expected 4 (ceil(M / R) + 1)"),
     ({"mask": torch.ones(2, 8, 16)}, "mask has shape (2, 8, 16), expected (2, 16, C)"),
@@ -107,6 +109,12 @@ def test_bad_plan(device, change, text):
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
     with pytest.raises(ValueError, match=re.escape(text)):
         wrapper.plan(**(PLAN | change), num_qo_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM)
+
+
+@pytest.mark.parametrize("offsets", [[0, 1000, 2], [0, 1, 3], [1, 2, 2]])
+def test_bad_offsets_of_a_mask(offsets):
+    with pytest.raises(ArgumentError, match="convert_bsr_mask_layout: indptr "):
+        convert_bsr_mask_layout(torch.ones(2, 4, 4, dtype=torch.bool), torch.tensor(offsets))
 
 
 def test_bad_run(device):
