@@ -48,7 +48,11 @@ __global__ void __launch_bounds__(MIN_P_WARPS * 32, 1) MinPKernel(const __grid_c
   __syncwarp();
   ptx::ClusterArriveRelaxed();
   float x[VECTORS][4];
-  ForEachSegment(source, 0.f, x, [&](int segment, const auto& wait) {
+  uint64_t random = 0;
+  const auto prepare = [&] {
+    if (ptx::ClusterRank() == 0) random = RandomOf(p, output);
+  };
+  ForEachSegment<false>(source, 0.f, x, prepare, [&](int segment, const auto& wait, const auto&) {
     uint32_t key = 0;  // of chunk `lane` of the segment
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
@@ -61,7 +65,6 @@ __global__ void __launch_bounds__(MIN_P_WARPS * 32, 1) MinPKernel(const __grid_c
   });
   if (ptx::ClusterRank() != 0) return;
 
-  const uint64_t random = RandomOf(p, output);
   const float min_p = ValueOf(p.filter.top_p, p.filter.top_p_by_output ? output : row);
   ptx::WaitForBytes(&chunks.barrier);
   const int each = (count + warps * 32 - 1) / (warps * 32) * 32;  // chunks of a warp

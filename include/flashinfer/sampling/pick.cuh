@@ -30,17 +30,20 @@ __device__ __forceinline__ void WriteLast(const SegmentSource& source, int segme
 /// that would be enough for a vocabulary of 128256, which took 0.5 us on an H200.)
 template <bool LOGITS>
 struct Pick {
-  static constexpr int HELD = 5;  // in registers, if that is enough
+  static constexpr int HELD = 5;  // in registers
   const SegmentSum* sums;
-  int count, each, begin;    // those of this lane
-  int top = LEAST_EXPONENT;  // of logits: what the masses are relative to
-  uint64_t held[HELD];
+  int count, each, begin;          // those of this lane
+  int top = LEAST_EXPONENT;        // of logits: what the masses are relative to
+  uint64_t held[HELD];             // running sums, if that is enough
   uint64_t mass = 0, through = 0;  // of this lane; and with those before
   int segment = 0;
   uint64_t target = 0;  // in the segment
 
   __device__ __forceinline__ Pick(const SegmentSum* sums, int count)
-      : sums(sums), count(count), each(max((count + 31) / 32 | 1, HELD)), begin(threadIdx.x % 32 * each) {
+      : sums(sums), count(count), each(max((count + 31) / 32 | 1, HELD)), begin(threadIdx.x % 32 * each) {}
+
+  /// Once the sums are there.
+  __device__ __forceinline__ void Sum() {
     if (each == HELD) {
       int exponents[HELD];
 #pragma unroll
@@ -54,6 +57,7 @@ struct Pick {
       for (int k = 0; k < HELD; ++k) {
         if (LOGITS) held[k] >>= min(top - exponents[k], 63);
         mass += held[k];
+        held[k] = mass;
       }
     } else {
       const int end = min(begin + each, count);
@@ -81,10 +85,14 @@ struct Pick {
     target = unit - (through - mass);
     segment = begin;
     if (each == HELD) {
+      uint64_t before = 0;
 #pragma unroll
-      for (int k = 0; k < HELD - 1; ++k) {
-        if (segment == begin + k && held[k] < target) target -= held[k], ++segment;
+      for (int k = 0; k < HELD - 1; ++k) {  // without branches
+        const bool is_later = held[k] < target;
+        before = is_later ? held[k] : before;
+        segment += is_later;
       }
+      target -= before;
     } else {
       const int end = min(begin + each, count) - 1;
 #pragma unroll 1

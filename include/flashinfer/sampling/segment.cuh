@@ -31,12 +31,17 @@ struct SegmentSource {
     return segment * SEGMENT + j * WARP_COLUMNS + threadIdx.x % 32 * 4;
   }
 
+  /// Whether a segment is read by vectors, which all exist or do not.
+  __device__ __forceinline__ bool IsOfVectors(int segment) const {
+    return has_vectors || (aligned && (segment + 1) * SEGMENT <= vocab);
+  }
+
   /// ONCE: nobody will want the row again soon. That is faster for what is read only, slower for what is also written.
   template <bool ONCE>
   __device__ __forceinline__ void Load(int segment, float pad, float (&x)[VECTORS][4]) const {
     const float* const from = row + Column(segment, 0);
     const int left = vocab - Column(segment, 0);
-    if (has_vectors || (aligned && (segment + 1) * SEGMENT <= vocab)) {
+    if (IsOfVectors(segment)) {
 #pragma unroll
       for (int j = 0; j < VECTORS; ++j) {
         const bool exists = j * WARP_COLUMNS < left;
@@ -71,22 +76,31 @@ struct SegmentSource {
   }
 };
 
-/// f(segment, wait) for each segment of a row, by a warp of the cluster: x is its columns, wait() is for all blocks to
-/// run, which may be sent words then. All threads have arrived at the cluster's barrier once. Returns the last segment,
-/// or -1 without one.
-template <typename F>
+/// f(segment, wait, refill) for each segment of a row, by a warp of the cluster: x is its columns, wait() is for all
+/// blocks to run, which may be sent words then. All threads have arrived at the cluster's barrier once. REFILL: f calls
+/// refill(j) for each j, when it is done with x[j], for the next segment to be on its way. meanwhile() is called while
+/// the first one is. Returns the last segment, or -1 without one.
+template <bool REFILL, typename Meanwhile, typename F>
 __device__ __forceinline__ int ForEachSegment(const SegmentSource& source, float pad, float (&x)[VECTORS][4],
-                                              const F& f) {
+                                              const Meanwhile& meanwhile, const F& f) {
   const int warps = blockDim.x / 32, step = ptx::ClusterSize() * warps, count = source.Count();
-  int last = -1;
+  int segment = ptx::ClusterRank() * warps + threadIdx.x / 32, last = -1;
   const auto wait = [&] {
     if (last < 0) ptx::ClusterWait();
   };
+  if (segment < count) source.Load<true>(segment, pad, x);
+  meanwhile();
 #pragma unroll 1
-  for (int segment = ptx::ClusterRank() * warps + threadIdx.x / 32; segment < count; segment += step) {
-    source.Load<true>(segment, pad, x);
-    f(segment, wait);
-    last = segment;
+  while (segment < count) {
+    const int next = segment + step;
+    const bool is_refilled = REFILL && next < count && source.IsOfVectors(next);
+    const float* const from = source.row + SegmentSource::Column(next, 0);
+    const int left = is_refilled ? source.vocab - SegmentSource::Column(next, 0) : 0;
+    f(segment, wait, [&](int j) {
+      if (REFILL) ptx::LoadOnce(j * WARP_COLUMNS < left, from + j * WARP_COLUMNS, pad, x[j]);
+    });
+    if (!is_refilled && next < count) source.Load<true>(next, pad, x);
+    last = segment, segment = next;
   }
   wait();
   return last;
@@ -137,9 +151,9 @@ __device__ __forceinline__ float WarpLargest(float x) {
   return FromBits(key >> 31 ? key ^ 0x80000000u : ~key);
 }
 
-/// The sum of 32 numbers below 2^50.
+/// The sum of 32 numbers below 2^54.
 __device__ __forceinline__ uint64_t WarpMass(uint64_t x) {
-  constexpr int BITS = 25;
+  constexpr int BITS = 27;
   const uint32_t low = ptx::ReduceAdd(uint32_t(x) & ((1u << BITS) - 1));
   return low + (uint64_t{ptx::ReduceAdd(uint32_t(x >> BITS))} << BITS);
 }
@@ -149,22 +163,35 @@ __device__ __forceinline__ uint64_t UnitMass(float sum) { return __float2ull_rz(
 
 __device__ __forceinline__ float SumOf(const float (&x)[4]) { return Sum4(x[0], x[1], x[2], x[3]); }
 
-struct UnitMasses {
-  __device__ __forceinline__ uint64_t operator()(float sum) const { return UnitMass(sum); }
+/// Sums of UnitMass over a warp, without conversions to 64 bits, each of which takes as long as eight additions. A mass
+/// is so many times 2^23 and a rest: adding numbers of the right size, and rounding down, leaves both in the fractions
+/// of floats. Up to 16 masses for each lane.
+struct UnitMassSum {
+  __device__ __forceinline__ void Add(float sum) {
+    const float x = fminf(sum, 16.f), above = __fadd_rd(x, HIGH), rest = x - (above - HIGH);
+    high += Bits(above) - Bits(HIGH), low += Bits(__fadd_rd(rest, LOW)) - Bits(LOW);
+  }
+  __device__ __forceinline__ uint64_t OfWarp() const {
+    return (uint64_t{ptx::ReduceAdd(high)} << 23) + ptx::ReduceAdd(low);
+  }
+
+ private:
+  static constexpr float HIGH = 64.f, LOW = 7.62939453125e-6f;  // 2^-17: the lowest bits are 2^-17 and 2^-40
+  uint32_t high = 0, low = 0;
 };
 
-/// The mass of a segment of weights; that of a sum of four is mass_of(sum). ANY: some may be NaN, which counts as 0.
-template <bool ANY = false, typename F = UnitMasses>
-__device__ __forceinline__ uint64_t MassOfSegment(const float (&x)[VECTORS][4], const F& mass_of = {}) {
-  uint64_t mass = 0;
+/// The mass of a segment of weights. ANY: some may be NaN, which counts as 0.
+template <bool ANY = false>
+__device__ __forceinline__ uint64_t MassOfSegment(const float (&x)[VECTORS][4]) {
+  UnitMassSum mass;
 #pragma unroll
   for (int j = 0; j < VECTORS; ++j) {
     float four[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) four[e] = ANY ? Positive(x[j][e]) : x[j][e];
-    mass += mass_of(SumOf(four));
+    mass.Add(SumOf(four));
   }
-  return WarpMass(mass);
+  return mass.OfWarp();
 }
 
 /// The largest of all logits times `factor`, by a warp: for rows with logits so far from 0 that this is worth a read.

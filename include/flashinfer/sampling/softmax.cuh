@@ -3,10 +3,10 @@
 // segments, tells all blocks their sums, and writes them divided by the total. Up to 256 segments, a vocabulary of
 // 262144, are held in registers, one by each warp of 16 blocks; more in shared memory; or else they are read twice.
 // Several blocks on an SM: one loads while others compute and store.
-// H200, vocabulary 128256, us at 1 / 16 / 64 / 512 rows: 7.0 / 11.5 / 22.8 / 132 in registers, 8.9 / 12.9 / 28.2 / 139
+// H200, vocabulary 128256, us at 1 / 16 / 64 / 512 rows: 7.0 / 11.3 / 22.5 / 131 in registers, 8.9 / 12.9 / 28.2 / 139
 // in shared memory by clusters of 8. (Four blocks on an SM instead of five: 7.0 / 11.5 / 25.9 / 145. Rows copied to
-// shared memory ahead, by clusters that write one after the other: 26.3 at 64 rows.) 64 rows of 151936: 26.6, in shared
-// memory 40.7; 128 rows of 262144: 80.5 and 105.8.
+// shared memory ahead, by clusters that write one after the other: 26.3 at 64 rows.) 64 rows of 151936: 26.0, in shared
+// memory 40.7; 128 rows of 262144: 76.1 and 105.8.
 #pragma once
 #include "../ptx/cp_async.cuh"
 #include "../sampling.cuh"
@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) SoftmaxKernel(const __grid
     } else {
       source.Load<false>(first + i * step, -INFINITY, x);
     }
-    ForEachColumn(x, [&](float& value) { value *= factor; });
+    // The branch takes registers, which only blocks of LONG_WARPS have: 128 rows of 262144 78.3 -> 76.1 us.
+    if (WARPS < LONG_WARPS || factor != 1.f) ForEachColumn(x, [&](float& value) { value *= factor; });
   };
   if (IN_REGISTERS && mine > 0) read(0);
   ptx::ClusterWait();  // every block runs
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) SoftmaxKernel(const __grid
     uint64_t total = 0;
 #pragma unroll 4
     for (int s = lane; s < count; s += 32) total += sums[s].mass >> sums[s].ShiftTo(largest);
-    total = WarpSum(total);
+    total = IN_REGISTERS ? WarpMass(total) : WarpSum(total);
     if (lane == 0) top = largest, mass_of_row = total;
   }
   __syncthreads();

@@ -9,12 +9,14 @@
 namespace flashinfer {
 namespace sampling {
 
+constexpr int TWO_WARPS = 16;  // of each block of a cluster of two
+
 enum class From { kProbs, kLogits, kMinP };
 
 /// One column. kMinP is for few rows: all blocks are told the largest weights of all segments, `keys`, and wait for
 /// them; then each warp sums up what is kept of its own segments.
 template <From FROM>
-__global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_constant__ SampleParams p) {
+__global__ void __launch_bounds__(TWO_WARPS * 32, 2) StreamKernel(const __grid_constant__ SampleParams p) {
   constexpr bool LOGITS = FROM == From::kLogits, MIN_P = FROM == From::kMinP;
   constexpr float PAD = LOGITS ? -INFINITY : 0.f;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -37,8 +39,12 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
   const auto top_of_row = [&] { return LargestProductApart(source, 1.f); };
   float x[VECTORS][4];
   MinPFilter filter(0.f, 0.f);
+  uint64_t random = 0;
+  const auto draw = [&] {
+    if (ptx::ClusterRank() == 0) random = RandomOf(p, output);
+  };
   if constexpr (MIN_P) {
-    const int held = ForEachSegment(source, PAD, x, [&](int segment, const auto& wait) {
+    const int held = ForEachSegment<false>(source, PAD, x, draw, [&](int segment, const auto& wait, const auto&) {
       const uint32_t key = WarpLargest(Bits(Positive(LargestOf(x))));
       wait();
       if (lane < int(ptx::ClusterSize())) ptx::Send(keys + segment, lane, key, &keys_barrier);
@@ -55,40 +61,51 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
       if (filter(FromBits(keys[segment])) > 0.f) {
         if (segment != held) source.Load<false>(segment, PAD, x);
         ForEachColumn(x, [&](float& value) { value = filter(value); });
-        sum.mass = MassOfSegment(x, [&](float four) { return filter.Mass(four); });
+        uint64_t mass = 0;
+#pragma unroll
+        for (int j = 0; j < VECTORS; ++j) mass += filter.Mass(SumOf(x[j]));
+        sum.mass = WarpMass(mass);
       }
       send(segment, sum);
     }
   } else {
-    ForEachSegment(source, PAD, x, [&](int segment, const auto& wait) {
+    ForEachSegment<true>(source, PAD, x, draw, [&](int segment, const auto& wait, const auto& refill) {
       SegmentSum sum{};
+      UnitMassSum mass;
+      float largest = 0.f;
+      LogitScale scale(0.f);
       if constexpr (LOGITS) {
-        const LogitScale scale = ScaleOf(x, top_of_row);
-        ForEachColumn(x, [&](float& value) { value = scale.Summand(value); });
+        scale = ScaleOf(x, top_of_row);
         sum.exponent = scale.exponent;
-      } else {
-        ForEachColumn(x, [&](float& value) { value = Positive(value); });
-        float largest = 0.f;
-#pragma unroll
-        for (int j = 0; j < VECTORS; ++j) largest = fmaxf(largest, SumOf(x[j]));  // sums that MassOfSegment needs, too
-        sum.has_positive = __any_sync(0xffffffffu, largest > 0.f);
       }
-      sum.mass = MassOfSegment(x);
+#pragma unroll
+      for (int j = 0; j < VECTORS; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[j][e] = LOGITS ? scale.Summand(x[j][e]) : Positive(x[j][e]);
+        const float four = SumOf(x[j]);
+        mass.Add(four);
+        if (!LOGITS) largest = fmaxf(largest, four);
+        refill(j);
+      }
+      if (!LOGITS) sum.has_positive = __any_sync(0xffffffffu, largest > 0.f);
+      sum.mass = mass.OfWarp();
       wait();
       send(segment, sum);
     });
   }
-  if (ptx::ClusterRank() != 0) return;
-  const uint64_t random = RandomOf(p, output);
-  ptx::WaitForBytes(&barrier);
+  // A warp for each vector of the segment is enough; of a cluster of one, all wait for each other first.
+  if (ptx::ClusterRank() != 0 || (warp >= VECTORS && ptx::ClusterSize() > 1)) return;
   Pick<LOGITS> pick(sums, count);
+  ptx::WaitForBytes(&barrier);
+  if (warp >= VECTORS) return;
+  pick.Sum();
   const auto write = [&](int column) { WriteToken(p, output, column); };
   if (!pick.Find(TargetOf(random, FROM == From::kProbs ? MASS_OF_ONE : pick.Total()))) {
     if (warp == 0) WriteLast(source, pick.Last(), write);
     return;
   }
 
-  // The column: each warp sums up a vector of all lanes, or some.
+  // The column: each warp sums up a vector of all lanes, or some; one of them has it.
   const SegmentSum& picked = sums[pick.segment];
   const LogitScale scale = LogitScale::Of(LOGITS ? picked.exponent : 0, top_of_row);
   const int shift = LOGITS ? picked.ShiftTo(pick.top) : 0;
@@ -102,35 +119,35 @@ __global__ void __launch_bounds__(STREAM_THREADS, 4) StreamKernel(const __grid_c
       four[e] = MIN_P ? filter(four[e]) : Positive(LOGITS ? scale.Weight(four[e]) : four[e]);
     }
   };
-  const auto through_of = [&](int j) {
-    load(j);
-    return WarpInclusiveScan(mass_of(SumOf(four)));
-  };
-  uint64_t through = 0;
+  uint64_t mass = 0;
 #pragma unroll 1
   for (int j = warp; j < VECTORS; j += warps) {
-    through = through_of(j);
-    if (lane == 31) masses[j] = through;
+    load(j);
+    mass = mass_of(SumOf(four));
+    const uint64_t of_warp = WarpMass(mass);
+    if (lane == 0) masses[j] = of_warp;
   }
   __syncthreads();
-  uint64_t before = 0;
-  int j = 0;
+#pragma unroll 1
+  for (int j = warp; j < VECTORS; j += warps) {
+    uint64_t before = 0;
 #pragma unroll
-  for (int k = 0; k < VECTORS - 1; ++k) {
-    const uint64_t next = before + masses[k];
-    if (j == k && next >> shift < pick.target) before = next, ++j;
+    for (int k = 0; k < VECTORS - 1; ++k) before += k < j ? masses[k] : 0;
+    if (before >> shift >= pick.target) return;
+    if (warps < VECTORS) {
+      if (j < VECTORS - 1 && (before + masses[j]) >> shift < pick.target) continue;
+      load(j);
+      mass = mass_of(SumOf(four));
+    }
+    const uint64_t through = before + WarpInclusiveScan(mass);
+    const uint32_t reached = __ballot_sync(0xffffffffu, through >> shift >= pick.target);
+    if (reached == 0) continue;
+    if (lane != __ffs(reached) - 1) return;
+    const uint64_t mine = through - mass;
+    const int column = ColumnOfFour(four, [&](float sum) { return (mine + mass_of(sum)) >> shift >= pick.target; });
+    write(SegmentSource::Column(pick.segment, j) + column);
+    return;
   }
-  if (warps >= VECTORS) {  // which saves the division
-    if (j != warp) return;
-  } else {
-    if (j % warps != warp) return;
-    through = through_of(j);
-  }
-  const uint32_t reached = __ballot_sync(0xffffffffu, (before + through) >> shift >= pick.target);
-  if (lane != __ffs(reached) - 1) return;
-  const uint64_t mine = before + through - mass_of(SumOf(four));
-  const int column = ColumnOfFour(four, [&](float sum) { return (mine + mass_of(sum)) >> shift >= pick.target; });
-  write(SegmentSource::Column(pick.segment, j) + column);
 }
 
 /// How clusters share a row.
@@ -139,10 +156,11 @@ cudaError_t StreamGeometry(const SampleParams& p, Device& device, Geometry& g) {
   const cudaError_t status = PrepareKernel<KERNEL, false>(device);
   const int64_t segments = CeilDiv(p.vocab, SEGMENT), most_warps = STREAM_THREADS / 32;
   g = {1, 0, false, 0};
-  // A warp has up to two segments; fewer while SMs would idle.
+  // A warp has up to two segments; one while SMs would idle. (Smaller blocks are slower: 64 rows of 16384 from logits,
+  // H200, by clusters of eight 10.4 us, of two 8.4.)
   while (device.has_clusters && g.cluster < MAX_CLUSTER &&
          (segments > 2 * most_warps * g.cluster ||
-          (segments > 2 * g.cluster && p.batch * g.cluster < 4 * device.multiprocessors))) {
+          (segments > most_warps * g.cluster && p.batch * g.cluster < 4 * device.multiprocessors))) {
     g.cluster *= 2;
   }
   // One of the largest clusters for each of a few rows. H200, one row of 128256, us: from probabilities 7.0 -> 6.4,
@@ -155,26 +173,50 @@ cudaError_t StreamGeometry(const SampleParams& p, Device& device, Geometry& g) {
   return status;
 }
 
+/// Clusters of fewer blocks, if that makes all rows start at once and most SMs have equally many of them. (Two blocks
+/// fit any SMs. Of 64 clusters of eight, two start when others are done.) H200, us: logits of 64 x 128256 17.7 -> 16.3,
+/// 128 x 128256 28.0 -> 25.9, 64 x 32000 11.2 -> 9.9, 64 x 151936 21.1 -> 18.2, 88 x 151936 27.5 -> 23.8 by clusters of
+/// four. Probabilities, which are summed up sooner, only of long rows: 64 x 151936 17.5 -> 17.0. Min-p of rows that are
+/// held: 128 x 32000 15.3 -> 12.6.
+template <From FROM>
+bool HasFewBlocks(int64_t batch, int64_t segments, const Device& device, Geometry& g) {
+  const int64_t turns = CeilDiv(2 * batch, device.multiprocessors);
+  if (!device.has_clusters || turns > 2) return false;
+  const bool are_two = 20 * batch >= 7 * turns * device.multiprocessors;
+  if (!are_two && (turns == 1 || FROM != From::kLogits || segments <= 64)) return false;
+  constexpr int64_t LEAST = FROM == From::kProbs ? 129 : FROM == From::kLogits ? 2 * TWO_WARPS : TWO_WARPS;
+  if (segments < LEAST || (FROM == From::kMinP && segments > 2 * TWO_WARPS)) return false;
+  g.cluster = are_two ? 2 : 4;
+  const int64_t of_block = CeilDiv(segments, g.cluster), most_warps = 2 * TWO_WARPS / g.cluster;
+  g.threads = 32 * int(CeilDiv(of_block, CeilDiv(of_block, most_warps)));
+  return true;
+}
+
 template <From FROM>
 cudaError_t LaunchStream(const SampleParams& p, Stream stream) {
   Device device;
   Geometry g;
   cudaError_t status = StreamGeometry<StreamKernel<FROM>>(p, device, g);
   if (status != cudaSuccess) return status;
+  const int64_t segments = CeilDiv(p.vocab, SEGMENT);
+  const size_t bytes = sizeof(SegmentSum) + (FROM == From::kMinP ? sizeof(uint32_t) : 0);
+  g.shared_bytes = segments * bytes;
+  if (HasFewBlocks<FROM>(p.batch, segments, device, g)) {
+    return LaunchClusters(StreamKernel<FROM>, g, p.batch, p.enable_pdl, stream, p);
+  }
   // Blocks that wait for each other cost nothing as long as no others wait for their place. H200, vocabulary 128256,
   // us at 16 / 64 / 128 / 512 rows: 10.9 / 19.1 / 29.0 / 79.6, and 12.4 / 19.4 / 26.7 / 75.3 by MinPKernel. Of its
   // blocks, two that fill SMs are better where that takes most SMs: 64 rows 18.3; of 151936 columns 22.0 -> 20.8.
   if (FROM == From::kMinP) {
-    const bool has_two = device.has_clusters && CeilDiv(p.vocab, SEGMENT) >= 2 * MIN_P_WARPS &&
-                         2 * p.batch <= device.multiprocessors && 5 * p.batch >= 2 * device.multiprocessors;
-    if (has_two || g.cluster == 1 || p.batch * g.cluster > 4 * device.multiprocessors) {
+    const bool has_two = device.has_clusters && segments >= 2 * MIN_P_WARPS && 2 * p.batch <= device.multiprocessors &&
+                         5 * p.batch >= 2 * device.multiprocessors;
+    const bool is_held = 32 * segments <= g.cluster * g.threads, is_alone = g.cluster == 1;
+    if (has_two || (is_alone ? !is_held : p.batch * g.cluster > 4 * device.multiprocessors)) {
       status = StreamGeometry<MinPKernel>(p, device, g);
       if (has_two) g.cluster = 2, g.threads = MIN_P_WARPS * 32;
       return status == cudaSuccess ? LaunchClusters(MinPKernel, g, p.batch, p.enable_pdl, stream, p) : status;
     }
   }
-  const size_t bytes = sizeof(SegmentSum) + (FROM == From::kMinP ? sizeof(uint32_t) : 0);
-  g.shared_bytes = CeilDiv(p.vocab, SEGMENT) * bytes;
   return LaunchClusters(StreamKernel<FROM>, g, p.batch, p.enable_pdl, stream, p);
 }
 
