@@ -431,6 +431,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
 
     begin_forward = plan
 
+    @flashinfer_api(trace=None)
     def forward(
         self,
         q: torch.Tensor,

@@ -519,6 +519,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
 
     begin_forward = plan
 
+    @flashinfer_api(trace=None)
     def forward(
         self,
         q: torch.Tensor,

@@ -264,6 +264,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
 
     begin_forward = plan
 
+    @flashinfer_api(trace=None)
     def forward(
         self,
         q: torch.Tensor,

@@ -262,6 +262,7 @@ class BlockSparseAttentionWrapper:
         scales: tuple[Any, ...] = (scale_q, scale_k, scale_v) if q.dtype.itemsize == 1 else ()
         return self._wrapper.run(q, pages, *scales, out=out, lse=lse, return_lse=return_lse, enable_pdl=enable_pdl)
 
+    @flashinfer_api(trace=None)
     def forward(
         self,
         q: torch.Tensor,

@@ -196,6 +196,7 @@ class VariableBlockSparseAttentionWrapper:
         ordered = x.unflatten(0, (heads, qo_len)).transpose(1, 2).reshape(heads * group, qo_len, *x.shape[2:])
         return ordered if target is None else target.copy_(ordered)
 
+    @flashinfer_api(trace=None)
     def forward(
         self,
         q: torch.Tensor,

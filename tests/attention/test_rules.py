@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from flashinfer import (
     utils,
 )
 from flashinfer.attention import options
+from flashinfer.dump import replay_main
 from flashinfer.errors import ArgumentError, BackendSupportedError
 from flashinfer.fi_trace import fi_trace
 from flashinfer.jit import current_compilation_context
@@ -135,6 +139,27 @@ def test_trace_of_pages_of_one_token(layout):
     assert made["axes"]["page_size"]["value"] == 1
     with pytest.raises(ArgumentError, match=r"k_cache has shape \(2, 64\), expected \(num_pages, "):
         fi_trace(wrapper.run, q=q, paged_kv_cache=(half[0], half[0]))
+
+
+FORWARD = """
+import torch
+import flashinfer
+q, k = torch.randn(3, 4, 64).half(), torch.randn(9, 2, 64).half()
+wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8))
+wrapper.begin_forward(torch.tensor([0, 3]), torch.tensor([0, 9]), 4, 2, 64)
+wrapper.forward_return_lse(q, k, k, causal=True, sm_scale=0.3)
+"""
+
+
+def test_forward_of_older_releases_is_logged_and_replayed(tmp_path, capsys):
+    """Its arguments replace those of the plan: without them a replay computes something else."""
+    variables = {"LOGLEVEL": "10", "LOGDEST": str(tmp_path / "log"), "DUMP_DIR": str(tmp_path / "dumps")}
+    env = {**os.environ, **{f"FLASHINFER_{name}": value for name, value in variables.items()}}
+    subprocess.run([sys.executable, "-c", FORWARD], env=env, check=True, capture_output=True)
+    log = (tmp_path / "log").read_text()
+    assert log.index("Wrapper.forward called") < log.index("sm_scale: 0.3") < log.index("Wrapper.run called")
+    assert replay_main(tmp_path / "dumps", "cpu") == 0
+    assert "4 replayed" in capsys.readouterr().out
 
 
 def test_trace_of_the_ragged_wrapper():
