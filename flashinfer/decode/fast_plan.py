@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import numpy as np
 import torch
 
+from ..api_logging import flashinfer_api
 from ..attention.host import range_buffer, segment_lens, to_host
 from ..attention.options import resolve_dtypes
 from ..errors import ArgumentError
@@ -16,6 +17,7 @@ from .batch import BatchDecodeWithPagedKVCacheWrapper
 Dtype = Optional[Union[str, torch.dtype]]
 
 
+@flashinfer_api(trace=None)
 def fast_decode_plan(
     self: BatchDecodeWithPagedKVCacheWrapper,
     indptr: torch.Tensor,

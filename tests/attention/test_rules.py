@@ -148,18 +148,25 @@ q, k = torch.randn(3, 4, 64).half(), torch.randn(9, 2, 64).half()
 wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8))
 wrapper.begin_forward(torch.tensor([0, 3]), torch.tensor([0, 9]), 4, 2, 64)
 wrapper.forward_return_lse(q, k, k, causal=True, sm_scale=0.3)
+wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8))
+table = (torch.tensor([0, 6, 9], dtype=torch.int32), torch.arange(9).int(), torch.ones(2).int())
+wrapper.plan(*table, 4, 2, 64, 1)
+table[0][1] = 2
+flashinfer.fast_decode_plan(wrapper, *table, 4, 2, 64, 1)
+wrapper.run(q[:2], (k, k))
 """
 
 
-def test_forward_of_older_releases_is_logged_and_replayed(tmp_path, capsys):
-    """Its arguments replace those of the plan: without them a replay computes something else."""
+def test_all_that_engines_call_is_logged_and_replayed(tmp_path, capsys):
+    """Arguments of forward() replace those of the plan, as fast_decode_plan does: without them a replay computes
+    something else."""
     variables = {"LOGLEVEL": "10", "LOGDEST": str(tmp_path / "log"), "DUMP_DIR": str(tmp_path / "dumps")}
     env = {**os.environ, **{f"FLASHINFER_{name}": value for name, value in variables.items()}}
     subprocess.run([sys.executable, "-c", FORWARD], env=env, check=True, capture_output=True)
     log = (tmp_path / "log").read_text()
     assert log.index("Wrapper.forward called") < log.index("sm_scale: 0.3") < log.index("Wrapper.run called")
     assert replay_main(tmp_path / "dumps", "cpu") == 0
-    assert "4 replayed" in capsys.readouterr().out
+    assert "8 replayed" in capsys.readouterr().out
 
 
 def test_trace_of_the_ragged_wrapper():
