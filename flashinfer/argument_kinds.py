@@ -95,6 +95,8 @@ def _check_tensor(what: str, x: torch.Tensor, error: Exception) -> None:
         raise ArgumentError(f"{what} is on {x.device}, expected the CPU or a CUDA device") from error
     if x.layout is not torch.strided:
         raise ArgumentError(f"{what} has layout {x.layout}, expected a dense tensor") from error
+    if x.ndim == 0 and (isinstance(error, IndexError) or "0-d" in str(error)):
+        raise ArgumentError(f"{what} has 0 dimensions, expected at least 1") from error
 
 
 def _parts(name: str, hint: Any, value: Any) -> list[tuple[str, Any, Any]]:

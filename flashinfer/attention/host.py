@@ -89,7 +89,8 @@ def kv_lens_of_pages(op: str, name: str, indptr: np.ndarray, last_page_len: np.n
         raise ArgumentError(f"{op}: page_size is {page_size}, expected a positive number of 32 bits")
     pages = segment_lens(op, name, indptr)
     if last_page_len.shape != pages.shape:
-        raise ArgumentError(f"{op}: last_page_len has shape {last_page_len.shape}, expected {pages.shape} (batch size)")
+        last = name.replace("indptr", "last_page_len")
+        raise ArgumentError(f"{op}: {last} has shape {last_page_len.shape}, expected {pages.shape} (batch size)")
     return np.where(pages > 0, (pages - 1) * page_size + last_page_len, 0).astype(np.int32)
 
 

@@ -12,6 +12,7 @@ from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..quantization.modules import get_packbits_module
 from ..quantization.packbits import packbits
+from ..tensor_checks import check_tensors
 
 __all__ = ["byte_offsets", "check_items", "check_packed_mask", "pack_batch_mask", "pack_mask"]
 
@@ -20,6 +21,7 @@ _LITTLE = True  # element n is bit n % 8 of byte n // 8
 
 def pack_mask(op: str, mask: torch.Tensor, qo_len: int, kv_len: int) -> torch.Tensor:
     """Bits of one request's mask."""
+    check_tensors(op, custom_mask=mask)
     if mask.numel() != qo_len * kv_len or (mask.ndim == 2 and mask.shape != (qo_len, kv_len)):
         raise ArgumentError(f"{op}: custom_mask has shape {tuple(mask.shape)}, expected ({qo_len}, {kv_len})")
     return packbits(mask.to(torch.bool), bitorder="little")
@@ -27,6 +29,7 @@ def pack_mask(op: str, mask: torch.Tensor, qo_len: int, kv_len: int) -> torch.Te
 
 def check_packed_mask(op: str, packed: torch.Tensor, expected: int) -> None:
     """Kernels read that many bytes."""
+    check_tensors(op, packed_custom_mask=packed)
     if packed.dtype is not torch.uint8 or packed.numel() < expected:
         raise ArgumentError(
             f"{op}: packed_custom_mask has {packed.numel()} elements of {packed.dtype}, expected {expected} bytes "

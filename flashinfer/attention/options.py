@@ -13,6 +13,7 @@ import torch
 
 from .. import utils
 from ..errors import ArgumentError
+from ..jit.utils import filename_safe_dtype_map
 from ..layouts import MaskMode, PosEncodingMode, TensorLayout, get_alibi_slopes
 from ..tensor_checks import canonicalize_torch_dtype
 
@@ -99,14 +100,24 @@ class Dtypes:
 Dtype = Union[torch.dtype, str, None]
 
 
+def _dtype(op: str, name: str, dtype: Dtype) -> torch.dtype:
+    try:
+        found = canonicalize_torch_dtype(dtype)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise TypeError(f"{op}: {name}: {error}") from None
+    if found not in filename_safe_dtype_map:
+        raise ArgumentError(f"{op}: {name} is {found}, for which there are no kernels")
+    return found
+
+
 @functools.lru_cache(maxsize=256)
 def resolve_dtypes(op: str, q: Dtype, kv: Dtype, o: Dtype, data: Dtype = None) -> Dtypes:
     """Fill in what was left out: q <- data, kv <- data <- q, o <- q (bfloat16 for 8-bit queries)."""
-    q = canonicalize_torch_dtype(q if q is not None else data)  # type: ignore[arg-type]
-    kv = canonicalize_torch_dtype(kv if kv is not None else data if data is not None else q)
+    q = _dtype(op, "q_data_type", q if q is not None else data)
+    kv = _dtype(op, "kv_data_type", kv if kv is not None else data if data is not None else q)
     if o is None:
         o = torch.bfloat16 if q in FP8 else q
-    o = canonicalize_torch_dtype(o)
+    o = _dtype(op, "o_data_type", o)
     if o.itemsize < 2:
         raise ArgumentError(f"{op}: o_data_type is {o}, expected a 16-bit type (no backend here writes 8-bit outputs)")
     return Dtypes(q, kv, o, o if q in FP8 else q)

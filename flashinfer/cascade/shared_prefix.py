@@ -82,6 +82,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         )
 
     @flashinfer_api(trace=shared_prefix_decode_trace)
+    @names_kinds
     def forward(
         self, q: torch.Tensor, k_shared: torch.Tensor, v_shared: torch.Tensor, unique_kv_cache: PagedCache
     ) -> torch.Tensor:
@@ -154,6 +155,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         self._planned = None
 
     @flashinfer_api(trace=shared_prefix_prefill_trace)
+    @names_kinds
     def forward(
         self,
         q: torch.Tensor,

@@ -253,6 +253,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         batch_size = lengths.size
         if rows.size != batch_size + 1:
             raise ArgumentError(f"{op}: qo_indptr has {rows.size} elements, expected {batch_size + 1} (batch_size + 1)")
+        if begins.ndim != 1:
+            raise ArgumentError(f"{op}: kv_indptr has {begins.ndim} dimensions, expected 1")
         if begins.size < batch_size + 1:
             raise ArgumentError(f"{op}: kv_indptr has {begins.size} elements, expected at least {batch_size + 1}")
         if page_size < 1:

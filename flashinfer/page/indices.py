@@ -16,6 +16,8 @@ from ..tensor_checks import as_int32, check_shape_dtype_device
 from ..trace.templates.page import get_batch_indices_positions_trace, get_seq_lens_trace
 from .modules import get_page_module
 
+_INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)  # that torch can subtract
+
 
 @register_custom_op("flashinfer::get_batch_indices_positions", mutates_args=("batch_indices", "positions"))
 def _get_batch_indices_positions(
@@ -65,8 +67,8 @@ def get_batch_indices_positions(
     >>> flashinfer.get_batch_indices_positions(torch.tensor([0, 3, 5]), torch.tensor([3, 8]), 6)
     (tensor([ 0,  0,  0,  1,  1, -1], dtype=torch.int32), tensor([0, 1, 2, 6, 7, 0], dtype=torch.int32))
     """
-    if nnz < 0:
-        raise ArgumentError(f"get_batch_indices_positions: nnz is {nnz}, expected 0 or more")
+    if not 0 <= nnz < 2**31:
+        raise ArgumentError(f"get_batch_indices_positions: nnz is {nnz}, expected 0 or more and less than 2**31")
     batch_indices = _buffer("batch_indices", batch_indices, nnz, append_indptr)
     positions = _buffer("positions", positions, nnz, append_indptr)
     _get_batch_indices_positions(append_indptr, seq_lens, batch_indices, positions)
@@ -92,6 +94,9 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
     torch.Tensor
         ``(batch_size,)``: ``max(pages - 1, 0) * page_size + kv_last_page_len``.
     """
+    for name, numbers in (("kv_indptr", kv_indptr), ("kv_last_page_len", kv_last_page_len)):
+        if numbers.dtype not in _INTEGERS:
+            raise ArgumentError(f"get_seq_lens: {name} has dtype {numbers.dtype}, expected integers, best torch.int32")
     if kv_last_page_len.ndim != 1 or kv_indptr.shape != (kv_last_page_len.shape[0] + 1,):
         raise ArgumentError(
             f"get_seq_lens: kv_indptr has shape {tuple(kv_indptr.shape)} and kv_last_page_len "

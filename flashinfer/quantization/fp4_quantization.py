@@ -203,7 +203,7 @@ def _shuffled_rows(op: str, x: torch.Tensor, epilogue_tile_m: int) -> torch.Tens
             f"{op}: input_tensor has shape {tuple(x.shape)}, expected 2 dimensions and rows in blocks of {8 * step} "
             f"(epilogue_tile_m is {epilogue_tile_m})"
         )
-    return x.reshape(-1, 8, step, x.shape[1]).transpose(1, 2).reshape(x.shape)
+    return x.reshape(x.shape[0] // (8 * step), 8, step, x.shape[1]).transpose(1, 2).reshape(x.shape)
 
 
 @flashinfer_api(trace=shuffle_matrix_a_trace)

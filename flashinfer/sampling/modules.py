@@ -58,14 +58,22 @@ def per_row(
         raise ArgumentError(
             f"{op}: {name}: Expected a 1D tensor or scalar for the sampling parameter, but got a {value.ndim}D tensor"
         )
+    if input.ndim == 0:
+        raise ArgumentError(f"{op}: the input has no dimensions, expected 2")
     if value.shape[0] != input.shape[0]:
         raise ArgumentError(
             f"{op}: {name}: Sampling parameter tensor batch size mismatch: expected length {input.shape[0]}, the rows "
             f"of the input, got {value.shape[0]}"
         )
-    if dtype is torch.int32 and (value.dtype is torch.int64 or value.dtype.is_floating_point):
-        value = value.clamp(max=_MANY)  # the largest int64 would become -1
-    return value.to(device=input.device, dtype=dtype).contiguous(), 0
+    try:
+        if dtype is torch.int32 and value.dtype.is_floating_point:
+            value = value.float().clamp(max=_MANY)  # which float16 does not reach
+        elif dtype is torch.int32 and value.dtype is torch.int64:
+            value = value.clamp(max=_MANY)  # the largest int64 would become -1
+        return value.to(device=input.device, dtype=dtype).contiguous(), 0
+    except (RuntimeError, NotImplementedError) as error:  # without memory, or sparse
+        explain_arguments(op, error, (name, torch.Tensor, value))
+        raise
 
 
 def check_no_nan(x: torch.Tensor, name: str) -> None:

@@ -239,6 +239,8 @@ def _check_pattern(op: str, pattern: torch.Tensor, rows: torch.Tensor, columns: 
 
 
 def _common_sum(op: str, name: str, sizes: torch.Tensor) -> int:
+    if sizes.numel() and sizes.min() < 0:
+        raise ArgumentError(f"{op}: {name} has {int(sizes.min())}, expected 0 or more")
     sums = sizes.sum(-1).tolist()
     if len(set(sums)) > 1:
         raise ArgumentError(f"{op}: the rows of {name} sum to {sums}, expected one length for all heads")

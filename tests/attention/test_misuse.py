@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer.errors import ArgumentError
 
 from . import calls
 from .inputs import Batch, int32
@@ -157,8 +158,26 @@ def test_index_arrays_are_integers(device, kind):
     scene = Scene(kind, device)
     for name, values in scene.planned.items():
         if isinstance(values, torch.Tensor):
-            with pytest.raises(ValueError, match=r"has dtype torch\.float32, expected integers"):
+            with pytest.raises(ValueError, match=rf"{name} has dtype torch\.float32, expected integers"):
                 scene.plan(**{name: values.float()})
+            with pytest.raises(ValueError, match=rf"plan: {name} (has 0 dimensions|has shape \(\)), expected "):
+                scene.plan(**{name: values[0]})
+
+
+@kinds
+def test_dtypes_of_plan(device, kind):
+    scene = Scene(kind, device)
+    with pytest.raises(ArgumentError, match=r"plan: q_data_type is torch.float64, for which there are no kernels"):
+        scene.plan(q_data_type=torch.float64)
+    with pytest.raises(TypeError, match=r"plan: kv_data_type: dtype is 'half a byte', expected a torch.dtype"):
+        scene.plan(kv_data_type="half a byte")
+
+
+@paged_kinds
+@pytest.mark.parametrize("page_size", [0, -1, 2**31])
+def test_pages_of_no_size(device, kind, page_size):
+    with pytest.raises(ValueError, match=f"plan: page_size is {page_size}, expected a positive number of 32 bits"):
+        Scene(kind, device).plan(page_size=page_size)
 
 
 @paged_kinds

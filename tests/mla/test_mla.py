@@ -181,6 +181,7 @@ BAD_PLANS = [
     ({"kv_data_type": FP8, "q_data_type": BF16, "head_dim_kpe": 32}, "expected 512 and 0 or 64 for an FP8 cache"),
     ({"qo_indptr": torch.zeros(3, dtype=torch.int32)}, "qo_indptr has 3 elements, expected 7 (batch_size + 1)"),
     ({"kv_indptr": torch.zeros(3, dtype=torch.int32)}, "kv_indptr has 3 elements, expected at least 7"),
+    ({"kv_indptr": torch.zeros(1, 7, dtype=torch.int32)}, "kv_indptr has 2 dimensions, expected 1"),
     ({"kv_indices": torch.zeros(3, dtype=torch.int32)}, "kv_indices has 3 elements, expected"),
     ({"page_size": 0}, "page_size is 0, expected at least 1"),
 ]

@@ -170,12 +170,19 @@ def test_bad_lengths(device):
         (indptr.float(), lengths, 6, "append_indptr has dtype torch.float32, expected integers"),
         (indptr, lengths.bool(), 6, "seq_lens has dtype torch.bool, expected integers"),
         (indptr, lengths, -1, "nnz is -1, expected 0 or more"),
+        (indptr, lengths, 2**31, "nnz is 2147483648, expected 0 or more and less than 2**31"),
     ):
         with pytest.raises(ArgumentError, match=re.escape(f"get_batch_indices_positions: {text}")):
             flashinfer.page.get_batch_indices_positions(bad_indptr, bad_lengths, nnz)
     for last_page_len in (lengths[:1], lengths[0], indptr):  # the first two would be broadcast
         with pytest.raises(ArgumentError, match=re.escape("get_seq_lens: kv_indptr has shape (3,)")):
             flashinfer.page.get_seq_lens(indptr, last_page_len, 16)
+    for bad_indptr, bad_lengths, text in (
+        (indptr.bool(), lengths, "kv_indptr has dtype torch.bool, expected integers"),
+        (indptr, lengths.float(), "kv_last_page_len has dtype torch.float32, expected integers"),
+    ):
+        with pytest.raises(ArgumentError, match=re.escape(f"get_seq_lens: {text}")):
+            flashinfer.page.get_seq_lens(bad_indptr, bad_lengths, 16)
 
 
 # Rows without a slot --------------------------------------------------------------------------------------------------

@@ -94,6 +94,20 @@ BAD = [
     ("top_k_renorm_probs", {"probs": P.double(), "top_k": 1}, "probs has dtype float64, expected float32 or float16"),
     ("top_k_mask_logits", {"logits": P.int(), "top_k": 1}, "logits has dtype int32, expected float32 or float16"),
     ("softmax", {"logits": P[0]}, "softmax: logits has 1 dimensions, expected 2"),
+    ("softmax", {"logits": P[0, 0], "temperature": torch.ones(1)}, "softmax: the input has no dimensions, expected 2"),
+    (
+        "softmax",
+        {"logits": P, "temperature": torch.ones(4).to_sparse()},
+        "softmax: temperature has layout .*sparse_coo",
+    ),
+    ("sampling_from_probs", {"probs": P[0, 0]}, "sampling_from_probs: probs has 0 dimensions, expected 2"),
+    ("top_k_sampling_from_probs", {"probs": P, "top_k": float("nan")}, "top_k is nan, expected a number"),
+    ("top_k_sampling_from_probs", {"probs": P, "top_k": 2**70}, "top_k is 1180591620717411303424, expected"),
+    (
+        "chain_speculative_sampling",
+        {"draft_probs": P, "draft_token_ids": torch.zeros(1, 4), "target_probs": P},
+        "target_probs has 2 dimensions, expected 3",
+    ),
     (
         "chain_speculative_sampling",
         {"draft_probs": P[None], "draft_token_ids": torch.zeros(1, 4), "target_probs": P[None]},

@@ -83,6 +83,7 @@ BAD = [
     ({"block_row_sz": torch.ones(2, 4)}, "block_row_sz has shape (2, 4), expected (2, 3)"),
     ({"block_col_sz": torch.ones(2, 3)}, "block_col_sz has shape (2, 3), expected (2, 4)"),
     ({"block_row_sz": torch.tensor([[5, 5, 5], [5, 5, 6]])}, "the rows of block_row_sz sum to [15, 16]"),
+    ({"block_row_sz": torch.tensor([[5, 5, 5], [-5, 5, 15]])}, "block_row_sz has -5, expected 0 or more"),
     ({"num_qo_heads": 3}, "num_qo_heads is 3, expected a multiple of 2"),
     ({"num_kv_heads": 0}, "num_qo_heads is 4, expected a multiple of 0"),
 ]
