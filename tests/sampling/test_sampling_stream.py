@@ -13,9 +13,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 SHAPES = [
     (2, 70_000),  # the largest clusters
     (9, 70_001),  # of 8 blocks, which wait for each other with min-p; no row but the first is aligned
-    (64, 70_000),  # with min-p two blocks that fill SMs
+    (64, 20_000),  # two blocks that hold a row with min-p
+    (64, 70_000),  # from logits two blocks; with min-p two that fill SMs
+    (64, 135_001),  # from probabilities two blocks, too, whose warps have several segments
+    (80, 70_000),  # from logits four
     (100, 66_000),  # more blocks than a device has places for: with min-p only the leading ones wait
     (600, 1025),  # one block for a row, a segment of one column
+    (3, 900),  # one block that has more warps than the row has segments
 ]
 
 
