@@ -28,7 +28,7 @@ struct FastDivisor {
   }
   FLASHINFER_HD uint32_t Divide(uint32_t n) const {
 #ifdef __CUDA_ARCH__
-    return magic == 0 ? n : __umulhi(n, magic) >> shift;
+    return (magic == 0 ? n : __umulhi(n, magic)) >> shift;  // no load of a constant waits for another one
 #else
     return magic == 0 ? n : uint32_t((uint64_t{n} * magic) >> (32 + shift));
 #endif

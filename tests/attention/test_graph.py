@@ -68,6 +68,28 @@ def test_decode(tensor_cores, q_len, split):
         calls.check(result, batch.expected(what), torch.float16)
 
 
+@pytest.mark.parametrize(
+    "requests, kv_len, heads",
+    [(1, 1024, (32, 8)), (16, 2048, (32, 8)), (2, 700, (16, 1)), (1, 500, (8, 8)), (64, 4096, (8, 1))],
+)
+def test_requests_that_are_cut_alike_are_what_lists_make_of_them(requests, kv_len, heads):
+    """Plans for graphs have lists. Others compute items that are cut alike, whose parts clusters merge if they fit."""
+    batch = Batch([1] * requests, [kv_len] * requests, *heads, 64, device="cuda")
+    pages = batch.pages(PAGE_SIZE)
+    cache, buffers = batch.cache(pages, "NHD"), (requests + 1, pages.num_pages, requests)
+    names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+    results = []
+    for options in ({}, {"use_cuda_graph": True, **{k: empty(n) for k, n in zip(names, buffers, strict=True)}}):
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            calls.workspace("cuda"), "NHD", use_tensor_cores=True, **options
+        )
+        wrapper.plan(*pages.table, *batch.heads, 64, PAGE_SIZE, q_data_type=torch.float16)
+        results += [wrapper.run(batch.q, cache, return_lse=True) for _ in range(2)]
+    calls.check(results[0], batch.expected(), torch.float16)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
 PREFILL_LENGTHS = [
     ([100, 1, 60, 95], [300, 20, 61, 95]),  # the first plan sets the rows of all others
     ([1, 1, 1, 1], [4000, 7, 0, 16]),

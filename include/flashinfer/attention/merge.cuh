@@ -253,6 +253,50 @@ __device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, co
   }
 }
 
+/// Parts of a tile that the blocks of a cluster have in shared memory: rows 4 i to 4 i + 3 of one at part + i * quad_bytes,
+/// their scores at `scores`. They are merged as those in memory are, to the bit. All threads of the cluster call it.
+template <typename Params, typename Variant>
+__device__ __forceinline__ void MergeInCluster(const Params& p, const WorkItem& item, uint32_t part, int quad_bytes,
+                                               uint32_t scores) {
+  constexpr int D = Params::HEAD_DIM_VO, VECTORS = (D + 127) / 128;
+  const int lane = threadIdx.x % 32, count = ptx::ClusterSize(), group = p.group.divisor;
+  const int rows = min(NARROW_TILE, item.qo_len * group - item.row_begin);
+  ptx::ClusterSync();
+#pragma unroll 1
+  for (int row = ptx::ClusterRank() + count * (threadIdx.x / 32); row < rows; row += count * WARPS) {
+    const float score = lane < count ? ptx::LoadShared4(scores + row * 4, lane) : -math::inf;
+    const uint32_t from = part + row / 4 * quad_bytes + row % 4 * (D * 4) + lane * 16;
+    float4 x[MAX_CLUSTER][VECTORS];
+#pragma unroll
+    for (int i = 0; i < MAX_CLUSTER; ++i) {
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        x[i][v] = (v * 32 + lane) * 4 < D && i < count ? ptx::LoadShared16(from + v * 512, i) : float4{};
+      }
+    }
+    const float maximum = WarpMax(score), base = maximum == -math::inf ? 0.f : maximum;
+    const float weight = Variant::use_softmax ? ptx::Exp2(score - base) : (lane < count ? 1.f : 0.f);
+    const float total = GroupSum(weight, 32);
+    float sum[VECTORS][4] = {};
+#pragma unroll
+    for (int i = 0; i < MAX_CLUSTER; ++i) {
+      const float w = __shfl_sync(0xffffffffu, weight, i);  // 0 beyond the last part
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        sum[v][0] += w * x[i][v].x;
+        sum[v][1] += w * x[i][v].y;
+        sum[v][2] += w * x[i][v].z;
+        sum[v][3] += w * x[i][v].w;
+      }
+    }
+    const int token = p.group.Divide(item.row_begin + row);
+    Write<Variant>(p, sum, maximum, total, int64_t(item.qo_begin) + token,
+                   item.kv_head * group + item.row_begin + row - token * group);
+  }
+  ptx::ClusterArriveRelaxed();  // a block stays as long as others read what it has
+  ptx::ClusterWait();
+}
+
 }  // namespace merge
 
 template <typename Params, int TILE>

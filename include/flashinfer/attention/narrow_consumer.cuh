@@ -325,8 +325,9 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
   }
 
   /// Merge the warps' results and write them. All threads of the block call it; stage `free_stage` of this warp's ring
-  /// is one that no copy targets.
-  __device__ __forceinline__ void Finish(const WorkList& work, char* rings, int free_stage, float* stats) {
+  /// is one that no copy targets. Parts for a cluster stay in the second stage of each ring, their scores at `scores`.
+  __device__ __forceinline__ void Finish(const WorkList& work, char* rings, int free_stage, float* stats,
+                                         float* scores) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* m_of = stats;  // [warp][row]
     float* d_of = stats + WARPS * NARROW_TILE;
@@ -352,7 +353,7 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
       __syncwarp();
       Spread(ptx::SharedAddress(rings) + buffer, begin, rows);
       __syncthreads();
-      Write(work, m_of, d_of, rings, buffer_of, begin, min(rows, begin + Tr::MERGE_ROWS));
+      Write(work, m_of, d_of, rings, buffer_of, begin, min(rows, begin + Tr::MERGE_ROWS), scores);
       __syncthreads();  // what is read here is overwritten next, by copies or other rows
     }
   }
@@ -389,8 +390,8 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
   }
 
   /// Rows [begin, end): the sum over warps, in their order.
-  __device__ __forceinline__ void Write(const WorkList& work, const float* m_of, const float* d_of, const char* rings,
-                                        const int* buffer_of, int begin, int end) {
+  __device__ __forceinline__ void Write(const WorkList& work, const float* m_of, const float* d_of, char* rings,
+                                        const int* buffer_of, int begin, int end, float* scores) {
     constexpr int VECTORS = Tr::D_VO / 4;
 #pragma unroll 1
     for (int id = threadIdx.x; id < (end - begin) * VECTORS; id += THREADS) {
@@ -416,7 +417,11 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
       const bool partial = item.slot >= 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) y[j] = variant.OutputTransform(p, y[j], item.request, token, head, top, total, 1.f);
-      if (partial) {
+      if (scores != nullptr) {
+        char* const line = rings + at / 4 * (Tr::STAGES * Tr::STAGE_BYTES) + Tr::STAGE_BYTES + at % 4 * (Tr::D_VO * 4);
+        *reinterpret_cast<float4*>(line + column * 4) = make_float4(y[0], y[1], y[2], y[3]);
+        if (column == 0) scores[at] = lse;
+      } else if (partial) {
         const int slot_row = item.slot * NARROW_TILE + at;
         __stcg(reinterpret_cast<float4*>(work.partial_o + int64_t(slot_row) * Tr::D_VO + column),
                make_float4(y[0], y[1], y[2], y[3]));  // an assignment becomes four stores

@@ -36,6 +36,8 @@ struct Traits {
                                     : STAGE_BYTES / (D_VO * int(sizeof(float))) >= 8         ? 8
                                                                                              : 4;
   static_assert(MERGE_ROWS * D_VO * int(sizeof(float)) <= STAGE_BYTES, "fp8 keys narrower than values");
+  // A part that a cluster merges stays in shared memory: four rows of it in the second stage of each warp's ring.
+  static_assert(16 * D_VO <= STAGE_BYTES, "four rows of floats do not fit into a stage");
 };
 
 /// Blocks per SM and stages of the ring: as many blocks as have enough stages each (one block has what fits).
@@ -110,7 +112,7 @@ struct Producer {
                       : each == KEYS ? lane % KEYS + lane / KEYS * STEP
                                      : lane % PARTS * 16 + lane / PARTS * STEP;
       next_page = 0;
-      if (item.kv_end > 0) pages = PageOf<PAGED>(p, item, token + key);
+      if (HAS_ONE || item.kv_end > 0) pages = PageOf<PAGED, HAS_ONE>(p, item, token + key);
     }
   }
   /// The entry of the page table for key token + Row().

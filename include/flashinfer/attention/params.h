@@ -120,6 +120,7 @@ struct WorkList {
   const int32_t* num_items;  ///< shares, if the list has them
   int32_t* tickets;          ///< shares that were taken by blocks that had done another; 0 between launches
   int32_t* arrivals;  ///< parts that are done, of each merge (and head); 0 between launches. Null: LaunchMerge merges
+  bool in_clusters;   ///< the parts of a tile are those of a cluster's blocks, which merge them (LaunchNarrow)
   bool reads_past_cache;  ///< keys are not kept in L2, where they would push out what others wrote
   const MergeItem* merges;
   const int32_t* num_merges;
@@ -134,7 +135,7 @@ struct WorkList {
   float* partial_o;    ///< [slot][TILE][head_dim_vo]
   float* partial_lse;  ///< [slot][TILE]
   struct {
-    int32_t tiles, chunks, chunk_size;  ///< block = ((tile * chunks) + chunk) * heads + head, last tile first
+    int32_t tiles, chunks, chunk_size;  ///< item ((tile * chunks) + chunk) * heads + head, last tile first
   } uniform;
 };
 

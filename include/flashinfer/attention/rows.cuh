@@ -90,12 +90,12 @@ __device__ __forceinline__ RowOffsets<Params> RowOf(const Params& p, const RowSt
   }
 }
 
-/// The page table entry of a token, clamped to tokens that exist so that it may be asked for any if there is one.
-template <bool PAGED, typename Params>
+/// The page table entry of a token, clamped to tokens that exist so that it may be asked for any. HAS_KEYS: there is one.
+template <bool PAGED, bool HAS_KEYS = false, typename Params>
 __device__ __forceinline__ int PageOf(const Params& p, const WorkItem& item, int token) {
   if constexpr (PAGED) {
     const int last = item.kv_end - 1;
-    if (last < 0) return 0;
+    if (!HAS_KEYS && last < 0) return 0;
     return int(p.kv_indices[item.kv_begin + p.page_size.Divide(min(token, last))]);
   } else {
     return 0;

@@ -5,6 +5,7 @@
 //   hooks.cuh      what hooks of a variant change         residence.cuh  launching resident blocks
 #pragma once
 #include "../ptx/atomic.cuh"
+#include "../ptx/cluster.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/mma.cuh"

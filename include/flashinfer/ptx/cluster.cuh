@@ -82,6 +82,34 @@ __device__ __forceinline__ T* InBlock(T* local, uint32_t rank) {
 #endif
 }
 
+/// 4 and 16 bytes from where `address`, of shared memory, is in block `rank` of the cluster.
+__device__ __forceinline__ float LoadShared4(uint32_t address, [[maybe_unused]] uint32_t rank) {
+  float x;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+#else
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+#endif
+  return x;
+}
+__device__ __forceinline__ float4 LoadShared16(uint32_t address, [[maybe_unused]] uint32_t rank) {
+  float4 x;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+#else
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+#endif
+  return x;
+}
+
 /// Store to where `local`, an address in shared memory, is in block `rank` of the cluster.
 __device__ __forceinline__ void StoreShared(uint32_t* local, uint32_t rank, uint32_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
