@@ -52,6 +52,15 @@ def _top_k_mask_logits(out: torch.Tensor, logits: torch.Tensor, top_ks: Optional
     _native_top_k_mask_logits[logits.is_cuda](out, logits, top_ks, top_k)
 
 
+def _room_for(op: str, name: str, x: torch.Tensor) -> torch.Tensor:
+    """A result of the shape and dtype of ``x``."""
+    try:
+        return new_empty(x, x.dtype, *x.shape)
+    except AttributeError:
+        check_tensors(op, **{name: x})
+        raise
+
+
 @flashinfer_api(trace=softmax_trace)
 def softmax(
     logits: torch.Tensor,
@@ -147,11 +156,7 @@ def top_k_renorm_probs(
     >>> kept = flashinfer.top_k_renorm_probs(probs, 50)
     """
     op = "top_k_renorm_probs"
-    try:
-        out = new_empty(probs, probs.dtype, *probs.shape)
-    except AttributeError:
-        check_tensors(op, probs=probs)
-        raise
+    out = _room_for(op, "probs", probs)
     top_ks, value = per_row(op, "top_k", top_k, torch.int32, probs)
     _top_k_renorm_probs(out, probs, top_ks, value)
     return out
@@ -179,11 +184,7 @@ def top_k_mask_logits(logits: torch.Tensor, top_k: Union[torch.Tensor, int]) -> 
     >>> masked = flashinfer.top_k_mask_logits(torch.randn(4, 128256), 50)
     """
     op = "top_k_mask_logits"
-    try:
-        out = new_empty(logits, logits.dtype, *logits.shape)
-    except AttributeError:
-        check_tensors(op, logits=logits)
-        raise
+    out = _room_for(op, "logits", logits)
     top_ks, value = per_row(op, "top_k", top_k, torch.int32, logits)
     _top_k_mask_logits(out, logits, top_ks, value)
     return out
