@@ -28,9 +28,7 @@ def canonicalize_torch_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
 def as_int32(op: str, **indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Index tensors as kernels read them: the very tensors when they are int32 already, copies of other integers."""
     try:
-        return tuple(
-            [tensor if tensor.dtype is torch.int32 else _to_int32(op, name, tensor) for name, tensor in indices.items()]
-        )
+        return tuple([x if x.dtype is torch.int32 else narrowed(x, f"{op}: {name}") for name, x in indices.items()])
     except AttributeError:
         check_tensors(op, **indices)
         raise
@@ -43,19 +41,13 @@ def check_tensors(op: str, **arguments: object) -> None:
             raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
 
 
-def _to_int32(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    dtype = tensor.dtype
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        raise ArgumentError(f"{op}: {name} has dtype {dtype}, expected integers, best torch.int32")
-    return narrowed(tensor, f"{op}: {name}")
-
-
 def narrowed(x: torch.Tensor, name: str) -> torch.Tensor:
     """int32 of integers; the very tensor if it is that. Others in host memory are looked at: what does not fit would
     become another number."""
-    if x.is_floating_point():
-        raise ArgumentError(f"{name} has dtype {x.dtype}, expected integers")
-    if x.dtype is torch.int64 and not x.is_cuda and x.numel():
+    dtype = x.dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        raise ArgumentError(f"{name} has dtype {dtype}, expected integers, best torch.int32")
+    if dtype is torch.int64 and not x.is_cuda and x.numel():
         low, high = x.aminmax()
         limits = torch.iinfo(torch.int32)
         if low < limits.min or high > limits.max:

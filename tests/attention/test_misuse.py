@@ -158,8 +158,9 @@ def test_index_arrays_are_integers(device, kind):
     scene = Scene(kind, device)
     for name, values in scene.planned.items():
         if isinstance(values, torch.Tensor):
-            with pytest.raises(ValueError, match=rf"{name} has dtype torch\.float32, expected integers"):
-                scene.plan(**{name: values.float()})
+            for dtype in (torch.float32, torch.bool, torch.complex64):
+                with pytest.raises(ValueError, match=rf"{name} has dtype {dtype}, expected integers"):
+                    scene.plan(**{name: values.to(dtype)})
             with pytest.raises(ValueError, match=rf"plan: {name} (has 0 dimensions|has shape \(\)), expected "):
                 scene.plan(**{name: values[0]})
 
