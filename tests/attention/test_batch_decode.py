@@ -374,7 +374,7 @@ def test_bad_graph_buffers(device):
 PLAN_ERRORS = [
     ({"window_right": 1}, NotImplementedError, "window_right is 1"),
     ({"pos_encoding_mode": "SINE"}, KeyError, "SINE"),
-    ({"q_data_type": 3}, TypeError, "3"),
+    ({"q_data_type": 3}, TypeError, "q_data_type is a int, expected str or dtype"),
     ({"fixed_split_size": 2}, ValueError, "fixed_split_size is 2"),
     ({"q_len_per_req": 2}, ValueError, "use_tensor_cores"),
     ({"q_len_per_req": 0}, ValueError, "q_len_per_req is 0"),
