@@ -22,7 +22,9 @@
 //   sampling/scan.cuh         running sums over a block
 //   sampling/sieve.cuh        a row that is written, in one read: what may be kept is listed
 //   sampling/bound.cuh        which columns these are, from a sample of the row
-//   sampling/tight.cuh        the same more closely, where that was wrong or leaves too many columns
+//   sampling/split.cuh        the same where that is too many, or wrong: only what is uncertain is listed
+//   sampling/certain.cuh      sums of what is certain to be kept, before the largest column is known
+//   sampling/tight.cuh        bounds from a closer look at the sample
 //   sampling/rank.cuh         the threshold among them
 //   sampling/seek.cuh         the threshold in the row, where the list is of no use
 //   sampling/chunk.cuh        such a row: read and written by chunks

@@ -88,6 +88,14 @@ def test_large_rows_of_rows():
         assert torch.equal(one.cpu(), other)
 
 
+def test_rows_that_keep_more_than_a_block_lists():
+    """So many rows have a block each, which lists about 9000 columns: of some chunks, those that are uncertain only."""
+    p = probs(270, 128256, "cuda", 2.9)
+    for top_p in (0.88, 0.9, 0.92):
+        some = flashinfer.top_p_renorm_probs(p, top_p)[:24]
+        assert torch.equal(some.cpu(), flashinfer.top_p_renorm_probs(p[:24].cpu(), top_p))
+
+
 @pytest.mark.parametrize("rows", [1, 64, 1024])
 def test_batches_do_not_change_a_row(rows):
     p = probs(rows, 32000, "cuda")
@@ -136,7 +144,10 @@ SHAPES += ["one", "two", "ties", "nan", "infinite", "zero"]
 
 
 @pytest.mark.parametrize("shape", SHAPES + ["spread"])
-@pytest.mark.parametrize("rows, vocab", [(1, 128256), (3, 6145), (5, 6144), (70, 20001), (300, 9000)])
+@pytest.mark.parametrize(  # clusters of 16, 1 and 4 blocks; of 2 wide blocks and 1; one block; rows of two samples
+    "rows, vocab",
+    [(1, 128256), (3, 6145), (5, 6144), (50, 20001), (70, 20001), (300, 9000), (2, 200001)],
+)
 def test_guesses(shape, rows, vocab):
     """Draws guess thresholds from a sample, of more than 6144 columns; whether the guess was right does not show."""
     p = probs(rows, vocab, "cpu", 5.0) if shape == "spread" else shaped(shape, rows, vocab)

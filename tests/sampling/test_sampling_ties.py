@@ -77,7 +77,7 @@ def test_draws(device, kind, vocab):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compares two devices")
-@pytest.mark.parametrize("rows, vocab", [(1, 128256), (40, 20011), (600, 9001)])
+@pytest.mark.parametrize("rows, vocab", [(1, 128256), (40, 20011), (100, 20011), (600, 9001)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_devices_agree(kind, rows, vocab):
     p = tied(kind, rows, vocab, "cpu")

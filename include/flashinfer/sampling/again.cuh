@@ -13,7 +13,7 @@ constexpr int AGAIN_SAMPLE = 3072;        // listed columns that tell the next o
 constexpr float AGAIN_DEVIATIONS = 2.5f;  // standard deviations that a range is wide at least, if columns are many
 
 /// How many of a list are equal to a key.
-__device__ __forceinline__ int CountEqual(const NearList& list, uint32_t key, NearBins& bins) {
+__device__ __forceinline__ int CountEqual(const NearList<>& list, uint32_t key, NearBins& bins) {
   uint32_t equal = 0;
   for (int i = threadIdx.x; i < list.count; i += TOP_THREADS) equal += list.shared.keys[list.At(i)] == key;
   equal = ptx::ReduceAdd(equal);
@@ -28,10 +28,10 @@ __device__ __forceinline__ int CountEqual(const NearList& list, uint32_t key, Ne
 /// What to try where only a part of the columns within a range was listed: the range is narrowed. Where that does not
 /// help, the key at which the part reaches its share of the limits, if many columns have it; or a key above which the list
 /// should do.
-__device__ __forceinline__ TiedRange NarrowToList(const NearList& list, int part, const TiedRange& tried,
+__device__ __forceinline__ TiedRange NarrowToList(const NearList<>& list, int part, const TiedRange& tried,
                                                   bool in_two_steps, uint32_t count, uint64_t quanta,
                                                   const Limit& limits, NearShared& shared) {
-  const NearList sample{shared, part, part};
+  const NearList<> sample{shared, part, part};
   const float all = float(list.count), share = float(part) / all;
   const uint32_t low = Bits(tried.low), high = Bits(tried.high) - 1;
   TiedRange range = tried;
@@ -61,10 +61,11 @@ __device__ __forceinline__ TiedRange NarrowToList(const NearList& list, int part
 __device__ __forceinline__ int DrawTied(const SegmentSource& source, int turn, TiedRange& range, NearShared& shared) {
   const Asked asked = shared.asked;
   const uint64_t known = shared.known;
-  const int lane = threadIdx.x % 32, warps = ptx::ClusterSize() * TOP_WARPS;
+  // SampleNear's list is of all warps of wide blocks, too.
+  const int lane = threadIdx.x % 32, warps = ptx::ClusterSize() * (turn == 0 ? blockDim.x / 32 : TOP_WARPS);
   const bool by_total = asked.ByTotal();
   const TiedRange tried = range;
-  const NearList list{shared, int(shared.listed), int(shared.listed + shared.sent)};
+  const NearList<> list{shared, int(shared.listed), int(shared.listed + shared.sent)};
   uint64_t above = 0, below = 0;
   uint32_t count = 0, tied = 0;
 #pragma unroll 1

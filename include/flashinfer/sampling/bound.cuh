@@ -23,7 +23,7 @@ struct BoundShared {
   uint32_t bins[BOUND_BINS];
   uint32_t top, bottom;  // keys
   int32_t low_bin, high_bin;
-  float samples, samples_before;
+  float samples, samples_before, samples_high;
   float scratch[3][BOUND_WARPS];
 };
 
@@ -32,10 +32,10 @@ struct BoundLimits {
   float count, rest;
 };
 
-/// Keys from `low` on are to be looked at, those above `high` are probably all kept; and how many the former are.
+/// Keys from `low` on are to be looked at, those above `high` are probably all kept; and how many both are.
 struct Bounds {
   uint32_t low, high;
-  float expected;
+  float expected, certain;
 };
 
 /// By all threads of a block of BOUND_THREADS; the same row gives the same result in each block. `meanwhile()` is
@@ -77,8 +77,8 @@ __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const Boun
   }
   const float each = float(vocab) / float(BOUND_SAMPLES), mean = limits.count / each;
   const float most = mean + BOUND_DEVIATIONS * sqrtf(mean) + 3.f, least = mean - BOUND_DEVIATIONS * sqrtf(mean) - 3.f;
-  Bounds bounds{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u, 0.f};  // all but -inf, or 0
-  float higher = 0.f;                                                // samples above `top`
+  Bounds bounds{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u, 0.f, 0.f};  // all but -inf, or 0
+  float higher = 0.f;                                                     // samples above `top`
 #pragma unroll 1
   for (int turn = 0; turn < 4; ++turn) {
     // Bins downwards from the top. 16 to an octave tell enough of weights.
@@ -144,12 +144,14 @@ __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const Boun
 #pragma unroll
     for (int i = 1; i >= 0; --i) {
       before[0] -= count[i];
-      if (BOUND_BINS - 1 - 2 * thread - i == low) {
-        shared.samples = all - before[0], shared.samples_before = all - before[0] - count[i];
-      }
+      const int bin = BOUND_BINS - 1 - 2 * thread - i;
+      if (bin == low) shared.samples = all - before[0], shared.samples_before = all - before[0] - count[i];
+      if (bin == high) shared.samples_high = all - before[0];
     }
     __syncthreads();
-    if (turn == 0 && high >= 0 && high < low) bounds.high = uint32_t(max(upper_key(high + 1), int64_t{1}));
+    if (turn == 0 && high >= 0 && high < low) {
+      bounds.high = uint32_t(max(upper_key(high + 1), int64_t{1})), bounds.certain = each * shared.samples_high;
+    }
     if (low >= BOUND_BINS - (SIGNED ? 0 : 1)) return bounds;
     bounds.low = uint32_t(max(upper_key(low + 1) + 1, int64_t{1}));
     bounds.expected = each * shared.samples;

@@ -158,6 +158,26 @@ struct RowChunks {
       Store(c, x);
     });
   }
+
+  /// Four columns, of which those that do not exist are 0, or not stored.
+  __device__ __forceinline__ void LoadFour(int column, float (&x)[4]) const {
+    if (IsVector<T>(input) && column + 4 <= vocab) {
+      LoadVector(input + column, x);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = column + e < vocab ? ToFloat(input[column + e]) : 0.f;
+    }
+  }
+  __device__ __forceinline__ void StoreFour(int column, const float (&x)[4]) const {
+    if (IsVector<T>(out) && column + 4 <= vocab) {
+      RoundTo<T, 4>(x).Store(out + column);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (column + e < vocab) out[column + e] = FromFloat<T>(x[e]);
+      }
+    }
+  }
 };
 
 }  // namespace sampling

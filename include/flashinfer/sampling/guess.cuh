@@ -9,10 +9,11 @@
 namespace flashinfer {
 namespace sampling {
 
-constexpr int GUESS_BINS = 2 * TOP_THREADS;        // 16 to an octave, from 2^-31 on
+constexpr int GUESS_BINS = 512;                    // 16 to an octave, from 2^-31 on
 constexpr int GUESS_SHIFT = 19;                    // of keys
 constexpr uint32_t GUESS_FIRST = (ONE - 31) << 4;  // key of the first bin, shifted
-constexpr int GUESS_EACH = 16;                     // columns that a thread samples: a warp, 32 next to each other
+constexpr int GUESS_SAMPLES = 4096;                // columns: a warp takes 32 next to each other
+constexpr int GUESS_LONG = 196608;                 // long rows, of more columns, have a sample of twice as many
 constexpr float GUESS_DEVIATIONS = 4.f;            // standard deviations that the range is wide, on either side
 
 /// What a filter asks of a row.
@@ -33,8 +34,8 @@ struct Range {
 
 struct GuessShared {
   uint32_t quanta[GUESS_BINS], counts[GUESS_BINS];
-  float mass[TOP_WARPS], variance[TOP_WARPS];
-  uint32_t count[TOP_WARPS];
+  float mass[WIDE_THREADS / 32], variance[WIDE_THREADS / 32];
+  uint32_t count[WIDE_THREADS / 32];
   int32_t low, high;
 };
 
@@ -45,21 +46,25 @@ __device__ __forceinline__ bool IsCertain(float much, float variance) {
 
 /// All columns within the range where they are at most `most_listed`; `expected` of them, or more. sampled() is called
 /// once the sample is loaded.
-template <typename Sampled>
+template <int THREADS, bool IS_LONG, typename Sampled>
 __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const Asked& asked, int most_listed,
                                             float& expected, GuessShared& shared, const Sampled& sampled) {
+  constexpr int EACH = GUESS_SAMPLES / THREADS, WARPS = THREADS / 32, BINS = GUESS_BINS / THREADS;  // of a thread
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const float lowest = FromBits(1);
   expected = 0.f;
   const bool by_count = asked.count != UNLIMITED, by_mass = asked.by_mass || asked.ByTotal();
   if (!by_count && !by_mass) return {lowest, lowest};
   if (source.vocab <= most_listed) return {lowest, 2.f};
-  float x[GUESS_EACH];
-  const uint32_t step = source.vocab / GUESS_EACH & ~31u;
-  const float* const from = source.row + (warp * step / TOP_WARPS & ~31u) + lane;
+  float x[EACH];
+  const uint32_t step = source.vocab / EACH & ~31u;
+  const auto load = [&](uint32_t offset) {
+    const float* const from = source.row + (offset & ~31u) + lane;
 #pragma unroll
-  for (int j = 0; j < GUESS_EACH; ++j) x[j] = from[j * step];
-  for (int i = thread; i < GUESS_BINS; i += TOP_THREADS) shared.quanta[i] = shared.counts[i] = 0;
+    for (int j = 0; j < EACH; ++j) x[j] = from[j * step];
+  };
+  load(warp * step / WARPS);
+  for (int i = thread; i < GUESS_BINS; i += THREADS) shared.quanta[i] = shared.counts[i] = 0;
   if (thread == 0) shared.low = 0, shared.high = GUESS_BINS;
   __syncthreads();
   const Scale scale(ONE);
@@ -67,52 +72,63 @@ __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const A
     return min(max(int(Bits(weight) >> GUESS_SHIFT) - int(GUESS_FIRST), 0), GUESS_BINS - 1);
   };
   uint32_t* const bins = by_mass ? shared.quanta : shared.counts;
+  const auto add = [&] {
 #pragma unroll
-  for (int j = 0; j < GUESS_EACH; ++j) x[j] = Positive(x[j]);
+    for (int j = 0; j < EACH; ++j) {
+      atomicAdd(bins + bin_of(x[j]), by_mass ? QuantumOf(x[j], scale) : 1u);
+    }
+    if (by_mass && by_count) {
+#pragma unroll
+      for (int j = 0; j < EACH; ++j) atomicAdd(shared.counts + bin_of(x[j]), 1u);
+    }
+  };
+#pragma unroll
+  for (int j = 0; j < EACH; ++j) x[j] = Positive(x[j]);
   sampled();
+  add();
+  if constexpr (IS_LONG) {
+    load((2 * warp + 1) * step / (2 * WARPS));
 #pragma unroll
-  for (int j = 0; j < GUESS_EACH; ++j) {
-    atomicAdd(bins + bin_of(x[j]), by_mass ? QuantumOf(x[j], scale) : 1u);
-  }
-  if (by_mass && by_count) {
-#pragma unroll
-    for (int j = 0; j < GUESS_EACH; ++j) atomicAdd(shared.counts + bin_of(x[j]), 1u);
+    for (int j = 0; j < EACH; ++j) x[j] = Positive(x[j]);
+    add();
   }
   __syncthreads();
-  // Each thread has two bins. Edge i of them: what the sample has below, and how many columns from there on.
+  // Each thread has one bin or two. Edge i of them: what the sample has below, and how many columns from there on.
   const auto edge = [&](int bin) { return FromBits((GUESS_FIRST + bin) << GUESS_SHIFT); };
-  const float each = float(source.vocab) * (1.f / (GUESS_EACH * TOP_THREADS));  // columns for one of the sample
+  const float each =
+      float(source.vocab) * (IS_LONG ? 0.5f / GUESS_SAMPLES : 1.f / GUESS_SAMPLES);  // columns for one of the sample
   const float unit = each * (1.f / 2147483648.f);
-  float mass[2], variance[2];
-  uint32_t count[2];
+  float mass[BINS], variance[BINS], all_mass = 0.f, all_variance = 0.f;
+  uint32_t count[BINS], all_count = 0;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    mass[i] = float(shared.quanta[2 * thread + i]) * unit;
-    variance[i] = mass[i] * edge(2 * thread + i + 1) * each;
-    count[i] = shared.counts[2 * thread + i];
+  for (int i = 0; i < BINS; ++i) {
+    mass[i] = float(shared.quanta[BINS * thread + i]) * unit;
+    variance[i] = mass[i] * edge(BINS * thread + i + 1) * each;
+    count[i] = shared.counts[BINS * thread + i];
+    all_mass += mass[i], all_variance += variance[i], all_count += count[i];
   }
-  float below = WarpInclusiveScan(mass[0] + mass[1]), spread = WarpInclusiveScan(variance[0] + variance[1]);
-  uint32_t fewer = WarpInclusiveScan(count[0] + count[1]), all = 0;
+  float below = WarpInclusiveScan(all_mass), spread = WarpInclusiveScan(all_variance);
+  uint32_t fewer = WarpInclusiveScan(all_count), all = 0;
   if (lane == 31) shared.mass[warp] = below, shared.variance[warp] = spread, shared.count[warp] = fewer;
   __syncthreads();
-  below -= mass[0] + mass[1], spread -= variance[0] + variance[1], fewer -= count[0] + count[1];
+  below -= all_mass, spread -= all_variance, fewer -= all_count;
 #pragma unroll 1
-  for (int w = 0; w < TOP_WARPS; ++w) {
+  for (int w = 0; w < WARPS; ++w) {
     if (w < warp) below += shared.mass[w], spread += shared.variance[w], fewer += shared.count[w];
     all += shared.count[w];
   }
   const float rest = 1.f - asked.top_p, wanted = by_count ? float(asked.count) : 0.f;
   int low = 0, high = GUESS_BINS;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float weight = edge(2 * thread + i) * each, from = float(all - fewer) * each;
+  for (int i = 0; i < BINS; ++i) {
+    const float weight = edge(BINS * thread + i) * each, from = float(all - fewer) * each;
     const float error = spread + weight * weight;  // one column more may be there, unseen
     const bool is_low = (by_mass && IsCertain(rest - below, error)) ||
                         (by_count && IsCertain(from - wanted - 3.f * each, wanted * each));
     const bool is_high = (!by_mass || IsCertain(below - rest, error)) &&
                          (!by_count || IsCertain(wanted - from - 3.f * each, from * each));
-    if (is_low) low = 2 * thread + i;
-    if (is_high && high == GUESS_BINS) high = 2 * thread + i;
+    if (is_low) low = BINS * thread + i;
+    if (is_high && high == GUESS_BINS) high = BINS * thread + i;
     below += mass[i], spread += variance[i], fewer += count[i];
   }
   low = int(ptx::ReduceMax(uint32_t(low))), high = int(ptx::ReduceMin(uint32_t(high)));

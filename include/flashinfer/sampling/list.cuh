@@ -12,10 +12,10 @@ namespace flashinfer {
 namespace sampling {
 
 constexpr int NEAR_CLUSTER = 16;
-constexpr int NEAR_WARPS = NEAR_CLUSTER * TOP_WARPS;
+constexpr int NEAR_WARPS = NEAR_CLUSTER * TOP_WARPS;   // at most; clusters of wide blocks have fewer blocks
 constexpr int NEAR_CHUNKS = int(MAX_VOCAB / SEGMENT);  // at most, of a row
 constexpr int NEAR_LIST = 6144;                        // columns; four blocks fit an SM
-constexpr int NEAR_BINS = 2 * TOP_THREADS;
+constexpr int NEAR_BINS = 512;
 constexpr int NEAR_FEW = 32;
 constexpr uint64_t NEAR_QUANTA = ~uint32_t{0};  // of what is kept: then no column saturates, and sums fit 32 bits
 
@@ -103,11 +103,11 @@ __device__ __forceinline__ void LoadChunk(const SegmentSource& source, int chunk
 /// List what is within a range, and add up what is above. BELOW: the leader wants to know the quanta of the whole row.
 /// TIES: columns that are equal to `tie`, the lower end of the range, are counted instead of listed, unless it is
 /// negative, and are taken as kept.
-template <bool BELOW, bool TIES>
+template <bool BELOW, bool TIES, int THREADS = TOP_THREADS>
 __device__ __forceinline__ void ListNear(const SegmentSource& source, const Range& range, float tie,
                                          NearShared& shared) {
-  const int lane = threadIdx.x % 32, warps = ptx::ClusterSize() * TOP_WARPS;
-  const int mine = ptx::ClusterRank() * TOP_WARPS + threadIdx.x / 32, chunks = source.Count();
+  const int lane = threadIdx.x % 32, warps = ptx::ClusterSize() * (THREADS / 32);
+  const int mine = ptx::ClusterRank() * (THREADS / 32) + threadIdx.x / 32, chunks = source.Count();
   const Scale scale(ONE);
   const float below_low = FromBits(Bits(range.low) - 1), below_high = FromBits(Bits(range.high) - 1);
   uint32_t* const chunk_quanta = ptx::InBlock(shared.chunk_quanta, 0);
@@ -117,7 +117,8 @@ __device__ __forceinline__ void ListNear(const SegmentSource& source, const Rang
   for (int chunk = mine; chunk < chunks; chunk += warps) {
     float x[VECTORS][4];
     LoadChunk(source, chunk, x);
-    if (warps > TOP_WARPS) PrefetchChunk(source, chunk + warps);  // few rows: too little is loaded at a time
+    if (THREADS > TOP_THREADS || ptx::ClusterSize() > 1)
+      PrefetchChunk(source, chunk + warps);  // few rows: too little is loaded at a time
     // Signs of differences, which NaN has none of, are the bits of columns. Adding 2^23 rounds to an integer, in the
     // lowest bits of the sum: the quanta of light columns. Conversions take longer, and sums of 64 bits.
     uint32_t near = 0, higher = 0, sum = 0, equal = 0;
@@ -192,6 +193,7 @@ __device__ __forceinline__ void ListNear(const SegmentSource& source, const Rang
 }
 
 /// Send the list of this block to the leader.
+template <int THREADS = TOP_THREADS>
 __device__ __forceinline__ void SendList(NearShared& shared) {
   const int thread = threadIdx.x;
   __syncthreads();
@@ -203,7 +205,7 @@ __device__ __forceinline__ void SendList(NearShared& shared) {
   uint32_t* const keys = ptx::InBlock(shared.keys, 0) + (NEAR_LIST - count - begin);
   uint16_t* const chunks = ptx::InBlock(shared.chunks, 0) + (NEAR_LIST - count - begin);
 #pragma unroll 1
-  for (int i = thread; i < int(count); i += TOP_THREADS) {
+  for (int i = thread; i < int(count); i += THREADS) {
     keys[i] = shared.keys[i];
     chunks[i] = shared.chunks[i];
   }
@@ -215,6 +217,7 @@ struct Threshold {
 };
 
 /// What is listed, for the leader.
+template <int THREADS = TOP_THREADS>
 struct NearList {
   const NearShared& shared;
   int front, count;  // the first `front` are the leader's own
@@ -235,12 +238,12 @@ struct NearList {
   __device__ __forceinline__ void ForEach(const F& f) const {
     const int each = (count + 31) / 32 | 1, first = threadIdx.x % 32 * each;  // odd: in different banks
 #pragma unroll 1
-    for (int base = threadIdx.x / 32; base < each; base += 4 * TOP_WARPS) {
+    for (int base = threadIdx.x / 32; base < each; base += 4 * (THREADS / 32)) {
       uint32_t key[4];
       int place[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int i = base + j * TOP_WARPS;
+        const int i = base + j * (THREADS / 32);
         const bool is_any = i < each && first + i < count;
         place[j] = At(is_any ? first + i : 0);
         key[j] = is_any ? shared.keys[place[j]] : 0;
@@ -250,16 +253,17 @@ struct NearList {
   }
 };
 
-/// Columns and quanta of the list within [low, high], by bins downwards from `high`: those of bins before this thread's
-/// two, and the quanta of these.
-__device__ __forceinline__ void FillBins(const NearList& list, uint32_t low, uint32_t high, int shift,
-                                         uint64_t& columns, uint64_t& before, uint64_t (&own)[2], NearBins& bins,
-                                         ScanShared& scan) {
+/// Columns and quanta of the list within [low, high], by bins downwards from `high`: those of bins before this
+/// thread's, and the quanta of these.
+template <int THREADS>
+__device__ __forceinline__ void FillBins(const NearList<THREADS>& list, uint32_t low, uint32_t high, int shift,
+                                         uint64_t& columns, uint64_t& before, uint64_t (&own)[NEAR_BINS / THREADS],
+                                         NearBins& bins, ScanShared& scan) {
   const int thread = threadIdx.x;
   const Scale scale(ONE);
   const bool is_light = high < Bits(0x1p-12f);  // quanta of a list are below 2^32 in all
 #pragma unroll 1
-  for (int i = thread; i < NEAR_BINS; i += TOP_THREADS) bins.sums[0][i] = bins.sums[1][i] = bins.sums[2][i] = 0;
+  for (int i = thread; i < NEAR_BINS; i += THREADS) bins.sums[0][i] = bins.sums[1][i] = bins.sums[2][i] = 0;
   if (thread == 0) bins.bin = -1, bins.last_bin = NEAR_BINS, bins.count_few = 0;
   __syncthreads();
   list.ForEach([&](const uint32_t (&key)[4], const int (&)[4]) {
@@ -279,38 +283,42 @@ __device__ __forceinline__ void FillBins(const NearList& list, uint32_t low, uin
     }
   });
   __syncthreads();
-  constexpr int COUNT = 48;  // bits of quanta; the rest counts columns
+  constexpr int BINS = NEAR_BINS / THREADS;  // of a thread
+  constexpr int COUNT = 48;                  // bits of quanta; the rest counts columns
   uint64_t sum = 0;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    own[i] = bins.sums[1][2 * thread + i] + (uint64_t{bins.sums[2][2 * thread + i]} << 16);
-    sum += own[i] + (uint64_t{bins.sums[0][2 * thread + i]} << COUNT);
+  for (int i = 0; i < BINS; ++i) {
+    own[i] = bins.sums[1][BINS * thread + i] + (uint64_t{bins.sums[2][BINS * thread + i]} << 16);
+    sum += own[i] + (uint64_t{bins.sums[0][BINS * thread + i]} << COUNT);
   }
-  sum = BlockBefore(sum, scan);
+  sum = BlockBefore<THREADS>(sum, scan);
   columns = sum >> COUNT, before = sum & ((uint64_t{1} << COUNT) - 1);
 }
 
 /// The smallest key of the list within [low, high] that is kept, and the quanta from there on; `count` and `quanta` are
 /// of columns above `high`, and within the limits. Histograms narrow it down to a few keys, which every warp ranks.
-__device__ __forceinline__ Threshold FindNear(const NearList& list, uint32_t low, uint32_t high, uint32_t count,
-                                              uint64_t quanta, const Limit& limits, NearBins& bins, ScanShared& scan) {
+template <int THREADS>
+__device__ __forceinline__ Threshold FindNear(const NearList<THREADS>& list, uint32_t low, uint32_t high,
+                                              uint32_t count, uint64_t quanta, const Limit& limits, NearBins& bins,
+                                              ScanShared& scan) {
+  constexpr int BINS = NEAR_BINS / THREADS;
   const int thread = threadIdx.x, lane = thread % 32;
   const Scale scale(ONE);
   uint32_t within;
 #pragma unroll 1
   while (true) {
     const int shift = max(0, 23 - __clz(high - low));  // 9 bits
-    uint64_t columns, before, own[2];
+    uint64_t columns, before, own[BINS];
     FillBins(list, low, high, shift, columns, before, own, bins, scan);
     columns += count, before += quanta;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t mine = bins.sums[0][2 * thread + i];
+    for (int i = 0; i < BINS; ++i) {
+      const uint32_t mine = bins.sums[0][BINS * thread + i];
       const bool starts = columns < limits.count && before < limits.quanta;
       if (starts && (columns + mine >= limits.count || before + own[i] >= limits.quanta)) {
-        bins.bin = 2 * thread + i, bins.count_before = uint32_t(columns), bins.count_within = mine;
+        bins.bin = BINS * thread + i, bins.count_before = uint32_t(columns), bins.count_within = mine;
         bins.quanta_before = before, bins.quanta_through = before + own[i];
-      } else if (starts && 2 * thread + i == NEAR_BINS - 1) {
+      } else if (starts && BINS * thread + i == NEAR_BINS - 1) {
         bins.quanta_through = before + own[i];  // the limits are not reached
       }
       columns += mine, before += own[i];
@@ -349,31 +357,33 @@ constexpr int NOT_NEAR = -3;
 
 /// A narrower range, where only a part of the columns within could be listed: that part is a sample. `expected` columns
 /// are within the new range.
-__device__ __forceinline__ Range Narrow(const NearList& part, float all, uint32_t low, uint32_t high, uint32_t count,
-                                        uint64_t quanta, const Limit& limits, float& expected, NearBins& bins,
-                                        ScanShared& scan) {
+template <int THREADS>
+__device__ __forceinline__ Range Narrow(const NearList<THREADS>& part, float all, uint32_t low, uint32_t high,
+                                        uint32_t count, uint64_t quanta, const Limit& limits, float& expected,
+                                        NearBins& bins, ScanShared& scan) {
+  constexpr int BINS = NEAR_BINS / THREADS;
   const int thread = threadIdx.x, shift = max(0, 23 - __clz(high - low));
-  uint64_t columns, before, own[2];
+  uint64_t columns, before, own[BINS];
   FillBins(part, low, high, shift, columns, before, own, bins, scan);
   const float each = all / float(part.count), heaviest = float(QuantumOf(FromBits(high), Scale(ONE)));
-  uint32_t through[2];
+  uint32_t through[BINS];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    columns += bins.sums[0][2 * thread + i], before += own[i];
+  for (int i = 0; i < BINS; ++i) {
+    columns += bins.sums[0][BINS * thread + i], before += own[i];
     through[i] = uint32_t(columns);
     // What is missing, by the end of the bin, of either limit.
     const float few = float(columns), light = float(before);
     const float fewer = limits.count == UNLIMITED ? INFINITY : float(limits.count) - float(count) - each * few;
     const float lighter = limits.quanta == UNLIMITED ? INFINITY : float(limits.quanta - quanta) - each * light;
     const float of_count = each * each * few, of_quanta = each * each * light * heaviest;
-    if (IsCertain(-fewer, of_count) || IsCertain(-lighter, of_quanta)) atomicMin(&bins.last_bin, 2 * thread + i);
-    if (IsCertain(fewer, of_count) && IsCertain(lighter, of_quanta)) atomicMax(&bins.bin, 2 * thread + i);
+    if (IsCertain(-fewer, of_count) || IsCertain(-lighter, of_quanta)) atomicMin(&bins.last_bin, BINS * thread + i);
+    if (IsCertain(fewer, of_count) && IsCertain(lighter, of_quanta)) atomicMax(&bins.bin, BINS * thread + i);
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (2 * thread + i == bins.bin) bins.count_before = through[i];
-    if (2 * thread + i == min(bins.last_bin, NEAR_BINS - 1)) bins.count_within = through[i];
+  for (int i = 0; i < BINS; ++i) {
+    if (BINS * thread + i == bins.bin) bins.count_before = through[i];
+    if (BINS * thread + i == min(bins.last_bin, NEAR_BINS - 1)) bins.count_within = through[i];
   }
   __syncthreads();
   expected = each * (float(bins.count_within) - (bins.bin < 0 ? 0.f : float(bins.count_before)));
@@ -390,8 +400,9 @@ __device__ __forceinline__ bool IsDrawable(const Threshold& result) {
 }
 
 /// Draw a column from the key of `result` on: the column for one thread, ELSEWHERE for the others. By the leader.
-__device__ __forceinline__ int DrawListed(const SegmentSource& source, const NearList& list, const Threshold& result,
-                                          NearShared& shared) {
+template <int THREADS>
+__device__ __forceinline__ int DrawListed(const SegmentSource& source, const NearList<THREADS>& list,
+                                          const Threshold& result, NearShared& shared) {
   const int lane = threadIdx.x % 32;
   const Scale scale(ONE);
   list.ForEach([&](const uint32_t (&key)[4], const int (&place)[4]) {
@@ -415,12 +426,12 @@ __device__ __forceinline__ int DrawListed(const SegmentSource& source, const Nea
   target -= __shfl_sync(ALL_LANES, through - own, owner);
   int chunk = owner * each;
   while (target > shared.chunk_quanta[chunk]) target -= shared.chunk_quanta[chunk++];
-  static_assert(SEGMENT == 4 * TOP_THREADS);
+  static_assert(SEGMENT <= 4 * THREADS);
   const int i = chunk * SEGMENT + threadIdx.x * 4;
   float x[4] = {};
-  if (i < source.vocab) source.LoadFour(i, 0.f, x);
+  if (i < source.vocab && threadIdx.x < SEGMENT / 4) source.LoadFour(i, 0.f, x);
   const uint32_t quanta = uint32_t(KeptQuanta(FromBits(result.key), scale, x));
-  const uint32_t before = BlockBefore(quanta, shared.scan);
+  const uint32_t before = BlockBefore<THREADS>(quanta, shared.scan);
   const bool is_mine = target > before && target <= before + quanta;
   return is_mine ? i + ColumnOfQuanta(x, target - before, scale) : ELSEWHERE;
 }

@@ -18,13 +18,13 @@ constexpr float NEAR_MOST = 3.f;  // lists that columns within a range may fill,
 
 /// Step 3, by the leader: the column for one thread, ELSEWHERE for the others. Or NOT_NEAR, and the range becomes that
 /// to be tried next, from 0 on if there is none. found() is called once there will be a column.
-template <typename Found>
+template <int THREADS, typename Found>
 __device__ __forceinline__ int DrawNear(const SegmentSource& source, Range& range, NearShared& shared,
                                         const Found& found) {
   const Asked asked = shared.asked;
-  const int lane = threadIdx.x % 32, warps = ptx::ClusterSize() * TOP_WARPS;
+  const int lane = threadIdx.x % 32, warps = ptx::ClusterSize() * (THREADS / 32);
   const bool by_total = asked.ByTotal();
-  const NearList list{shared, int(shared.listed), int(shared.listed + shared.sent)};
+  const NearList<THREADS> list{shared, int(shared.listed), int(shared.listed + shared.sent)};
   uint64_t above = 0, below = 0;
   uint32_t count = 0;
 #pragma unroll 1
@@ -51,7 +51,7 @@ __device__ __forceinline__ int DrawNear(const SegmentSource& source, Range& rang
     if (list.count > NEAR_LIST) {
       const int part = min(shared.listed, shared.fitting);
       if (part > 0 && !in_two_steps) {
-        const NearList sample{shared, part, part};
+        const NearList<THREADS> sample{shared, part, part};
         float expected;
         range = Narrow(sample, float(list.count), low, high, count, above, limits, expected, shared.bins, shared.scan);
         if (expected > float(NEAR_LIST)) range = {0.f, tried.high};
@@ -78,7 +78,7 @@ __device__ __forceinline__ int DrawNear(const SegmentSource& source, Range& rang
 
 /// All steps: the column for one thread of the cluster, -1 if there is none; ELSEWHERE for the others. Or NOT_NEAR for
 /// all, where no range did; the last one, from 0 on if there was none.
-template <typename Random>
+template <int THREADS, bool IS_LONG, typename Random>
 __device__ __forceinline__ int SampleNear(const SegmentSource& source, const Asked& asked, const Random& random,
                                           Range& range, NearShared& shared) {
   const int thread = threadIdx.x;
@@ -87,11 +87,12 @@ __device__ __forceinline__ int SampleNear(const SegmentSource& source, const Ask
   __syncthreads();
   ptx::ClusterArrive();
   float expected;
-  range = GuessRange(source, asked, NEAR_LIST, expected, shared.guess,
-                     [&] { PrefetchChunk(source, ptx::ClusterRank() * TOP_WARPS + thread / 32); });
+  range = GuessRange<THREADS, IS_LONG>(source, asked, NEAR_LIST, expected, shared.guess, [&] {
+    PrefetchChunk(source, ptx::ClusterRank() * (THREADS / 32) + thread / 32);
+  });
   ptx::ClusterWait();
   if (expected > NEAR_MOST * NEAR_LIST && ptx::ClusterSize() == 1) {
-    if (thread == TOP_THREADS - 1) shared.random = random();
+    if (thread == THREADS - 1) shared.random = random();
     range.low = 0.f;
     return NOT_NEAR;
   }
@@ -106,13 +107,13 @@ __device__ __forceinline__ int SampleNear(const SegmentSource& source, const Ask
 #pragma unroll 1
   for (int turn = 1;; ++turn) {
     if (shared.asked.ByTotal()) {
-      ListNear<true, false>(source, range, -1.f, shared);
+      ListNear<true, false, THREADS>(source, range, -1.f, shared);
     } else {
-      ListNear<false, false>(source, range, -1.f, shared);
+      ListNear<false, false, THREADS>(source, range, -1.f, shared);
     }
     Range next;
     if (ptx::ClusterRank() != 0) {
-      SendList(shared);
+      SendList<THREADS>(shared);
       ptx::ClusterSync();
       if (thread < 32) shared.Start();
       ptx::ClusterSync();  // the leader has decided
@@ -120,10 +121,10 @@ __device__ __forceinline__ int SampleNear(const SegmentSource& source, const Ask
       if (next.high == 0.f) return ELSEWHERE;
       if (next.low == 0.f) return NOT_NEAR;
     } else {
-      if (thread == TOP_THREADS - 1) shared.random = random();
+      if (thread == THREADS - 1) shared.random = random();
       ptx::ClusterSync();
       next = range;
-      const int column = DrawNear(source, next, shared, [&] { tell({0.f, 0.f}); });
+      const int column = DrawNear<THREADS>(source, next, shared, [&] { tell({0.f, 0.f}); });
       if (column != NOT_NEAR) return column;
       if (turn == NEAR_TURNS) next.low = 0.f;
       __syncthreads();

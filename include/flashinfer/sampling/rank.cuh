@@ -15,9 +15,15 @@ constexpr int RANKED = RANK_THREADS;  // keys that are sorted at once
 constexpr int RANK_BINS = RANK_THREADS;
 
 struct RankShared {
-  alignas(16) uint32_t keys[RANKED + 4];
-  uint32_t sorted[RANKED], equal[RANKED];
-  uint32_t counts[RANK_BINS], low_quanta[RANK_BINS], high_quanta[RANK_BINS];
+  union {
+    struct {
+      uint32_t counts[RANK_BINS], low_quanta[RANK_BINS], high_quanta[RANK_BINS];
+    };
+    struct {  // once few are left
+      alignas(16) uint32_t keys[RANKED + 4];
+      uint32_t sorted[RANKED], equal[RANKED];
+    };
+  };
   uint64_t scratch[2][RANK_WARPS];
   uint64_t count_before, quanta_before, quanta_through;
   uint32_t count_within, listed;

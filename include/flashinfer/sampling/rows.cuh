@@ -5,7 +5,7 @@
 // top_p of 0.9 of rows that keep 4 % 22.0 / 45.3 / 177. Rows that keep most of their columns, or that have many ties,
 // are read twice or thrice: up to 88 / 107 / 381, equal ones 41 / 63 / 264.
 #pragma once
-#include "sieve.cuh"
+#include "split.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -14,21 +14,39 @@ template <typename T, bool SIGNED>
 __global__ void __launch_bounds__(CHUNK_THREADS, 4) RowsKernel(const __grid_constant__ RowParams<T> p) {
   extern __shared__ __align__(16) unsigned char memory[];
   ptx::GridDependencyWait();
-  if (!Sieve<T, SIGNED>(p, ptx::ClusterId(), memory).IsDone()) SplitRow<T, SIGNED>(p, ptx::ClusterId(), memory);
+  const int row = ptx::ClusterId();
+  Sieve<T, SIGNED> sieve(p, row, memory);
+  uint32_t low, high, largest;
+  if (sieve.HasRead(low, high, largest)) {
+    const bool is_split = !SIGNED && sieve.shared.split != LAST_SPLIT;
+    if (is_split) ReportSplitChunks(p, row, memory, low, high, largest);
+    if (sieve.HasWritten(low, high, largest)) {
+      if (is_split) WriteSplitChunks(p, row, memory, largest);
+      return;
+    }
+  }
+  SplitRow<T, SIGNED>(p, row, memory);
 }
 
+constexpr int FEW_COLUMNS = 1024;
+
 /// Up to two blocks for each SM: 64 rows by clusters of 8 / 4 blocks take 57.9 / 43.5 us (top_p of 0.9), 128 rows by
-/// clusters of 4 / 2 79.3 / 59.9. More where rows are long. What top-p keeps may be more than one block can list.
+/// clusters of 4 / 2 79.3 / 59.9. More where rows are long. What top-p keeps may be more than one block can list, but for
+/// many rows, whose blocks all fit the SMs at once, that is worth it: 300 / 512 / 1000 rows by clusters of 2 / 1 take
+/// 126 / 175 / 333 us and 112 / 152 / 308.
 template <typename T, bool SIGNED>
 Status LaunchSieve(const RowParams<T>& p, Stream stream) {
   Device device;
   const cudaError_t status = PrepareKernel<RowsKernel<T, SIGNED>>(device);
   if (status != cudaSuccess) return status;
+  // Lists of few columns leave room for the bits of more chunks.
+  const bool is_few = p.filter.top_k.values == nullptr && p.filter.top_k.value <= FEW_COLUMNS;
   const bool by_mass = p.filter.top_p.values != nullptr || p.filter.top_p.value < 1.f;
   Geometry g{1, CHUNK_THREADS, false, SIEVE_BYTES};
   const int64_t chunks = CeilDiv(p.vocab, CHUNK);
   while (device.has_clusters && g.cluster < MAX_CLUSTER &&
-         (chunks > SIEVE_CHUNKS * g.cluster || (by_mass && g.cluster == 1 && chunks > 2 * CHUNK_WARPS) ||
+         (chunks > (is_few ? 2 : 1) * SIEVE_CHUNKS * g.cluster ||
+          (by_mass && g.cluster == 1 && chunks > 2 * CHUNK_WARPS && p.rows <= 2 * device.multiprocessors) ||
           (chunks > CHUNK_WARPS * g.cluster && p.rows * g.cluster <= device.multiprocessors))) {
     g.cluster *= 2;
   }

@@ -5,28 +5,29 @@
 //   3. the leading block finds the threshold among the survivors that are not certain to be kept, and the mass of all
 //      that are kept;
 //   4. the row is written.
-// Where survivors are too many, or the threshold is not among them, the sample is looked at more closely (tight.cuh), only
-// those survivors are listed that are not certain to be kept, or counted if they are ties, the others are added up, and
-// the row is read again to be written. If that does not do either, the threshold is sought in the row (seek.cuh).
+// Where a list is too short for the survivors of some chunks, these chunks are split: read again for steps 3 and 4.
+// Where survivors are too many for that, or the threshold is not among them: split.cuh.
 // Shared memory: SieveShared, survivors of each lane of each chunk as bits, where each chunk's are listed, the list.
 #pragma once
 #include "../ptx/prefetch.cuh"
 #include "../sampling.cuh"
 #include "../warp.cuh"
 #include "bound.cuh"
+#include "certain.cuh"
 #include "rank.cuh"
-#include "seek.cuh"
 #include "tight.cuh"
 
 namespace flashinfer {
 namespace sampling {
 
-constexpr int SIEVE_CHUNKS = 128;       // of a block, that leave room for a long list
-constexpr int SIEVE_BYTES = 56 * 1024;  // of a block: four on an SM
-constexpr int SIEVE_PREFETCH = 2;       // lines that a thread prefetches
-constexpr int UNSAMPLED = 8192;         // rows of up to so many columns are listed as a whole
-constexpr float SPLIT_DEVIATIONS = 3.5f;
-constexpr float SPLIT_FILL = 0.9f;  // of the list: there may be more than a sample promises
+constexpr int SIEVE_CHUNKS = 128;           // of a block, that leave room for a long list
+constexpr int SIEVE_BYTES = 56 * 1024;      // of a block: four on an SM
+constexpr int SIEVE_PREFETCH = 2;           // lines that a thread prefetches
+constexpr int UNSAMPLED = 8192;             // rows of up to so many columns are listed as a whole
+constexpr int SPLIT_AT_ONCE = 2;            // chunks that are loaded before the first is used
+constexpr float LEAST_LISTED = 0.8f;        // of the survivors; with fewer, looking more closely is faster
+constexpr uint32_t SPLIT_CHUNK = 1u << 31;  // plus its number, in place of where the survivors of another are listed
+constexpr uint32_t LAST_SPLIT = ~uint32_t{0};
 
 struct SieveShared {
   union {
@@ -47,51 +48,14 @@ struct SieveShared {
   uint64_t mass;
   // For the block.
   uint32_t listed, largest, first_pushed;
-  // Where not all survivors are listed: sums of those that are certain to be kept, and what these are relative to; how
-  // many columns are ties, of the block and of each.
-  ColumnSums certain;
-  int32_t certain_emax;
+  uint32_t room;   // of the list, for whole chunks
+  uint32_t split;  // the first of the chunks that did not fit, each of which leads to the next
+  // Where not all survivors are listed: sums of those that are certain to be kept, and of the others of split chunks;
+  // how many columns are ties, of the block and of each.
+  ColumnSums certain, uncertain;
+  CertainShared sums;
   uint32_t tied, tied_in[MAX_CLUSTER];
 };
-
-static_assert(sizeof(SeekShared) <= SIEVE_BYTES);
-
-/// Seek in the row, and write it. The blocks do not need anything else in `shared` any more.
-template <typename T, bool SIGNED>
-__device__ __noinline__ void SeekInRow(const RowParams<T>& p, int64_t row, const Seek<SIGNED> seek, SeekRange range) {
-  const RowChunks<T, SIGNED> chunks(p, row);
-  ptx::ClusterSync();
-  if (!range.is_found) range = seek.Find(RowKeys<T, SIGNED>{chunks}, range);
-  ptx::ClusterArrive();
-  chunks.Copy(KeptColumns<SIGNED>(range.threshold, seek.scale, range.mass));
-  ptx::ClusterWait();  // until others have read what this block has told them
-}
-
-/// Sums of the block's weights above `high`.
-template <typename T>
-__device__ __noinline__ void SumAbove(const RowParams<T>& p, int64_t row, uint32_t high, const Scale scale,
-                                      ColumnSums& sums) {
-  const RowChunks<T, false> chunks(p, row);
-  if (threadIdx.x == 0) sums = {};
-  __syncthreads();
-  ColumnSums above{};
-  RowKeys<T, false>{chunks}.ForEach([&](uint32_t key) {
-    if (key > high) above.template Add<false>(FromBits(key), scale);
-  });
-  above.AddTo(sums);
-  __syncthreads();
-}
-
-constexpr int SPLIT_MARGIN = 3;  // octaves that the largest column may be above any of the sample
-
-/// What sums of the weights above the bounds are relative to: the exponent of the largest one of the sample, as that of
-/// the row is not known yet. Larger where these weights are large enough for their quanta to be integers then: sums can
-/// be shifted to the exponent of the row.
-__device__ __forceinline__ int ExponentForSums(const TightBounds& bounds) {
-  const int exponent = BiasedExponent(FromBits(bounds.largest)), least = BiasedExponent(FromBits(bounds.high));
-  const bool is_exact = least + 8 >= exponent + SPLIT_MARGIN && exponent > 32 && exponent < 224;  // far from the limits
-  return is_exact ? exponent + SPLIT_MARGIN : exponent;
-}
 
 template <typename T, bool SIGNED>
 struct Sieve {
@@ -101,6 +65,8 @@ struct Sieve {
   SieveShared& shared;
   uint32_t *const taken, *const start, *const list;
   const int capacity;
+
+  static constexpr uint32_t LOWEST = SIGNED ? 0 : 1;  // key of a column that may be kept
 
   __device__ __forceinline__ Sieve(const RowParams<T>& p, int row, unsigned char* memory)
       : p(p),
@@ -126,14 +92,19 @@ struct Sieve {
     }
   }
 
-  /// List survivors of a chunk if there is room; `largest` is not below this lane's.
+  /// List survivors of a chunk if there is room, or split it; `largest` is not below this lane's.
   __device__ __forceinline__ void List(int c, const float (&x)[CHUNK_VECTORS][4], uint32_t bits, uint32_t& largest) {
     const uint32_t mine = __popc(bits), through = WarpInclusiveScan(mine), all = __shfl_sync(0xffffffffu, through, 31);
-    if (all == 0) return;
     uint32_t at = 0;
-    if (Lane() == 0) start[c] = at = atomicAdd(&shared.listed, all);
+    if (Lane() == 0) {
+      const uint32_t room = shared.room;
+      if (all != 0) at = atomicAdd(&shared.listed, all);
+      if (at + all > room) atomicSub(&shared.listed, all), at = atomicExch(&shared.split, SPLIT_CHUNK + c);
+      start[c] = at;
+    }
+    if (all == 0) return;
     at = __shfl_sync(0xffffffffu, at, 0);
-    if (int(at + all) > capacity) return;
+    if (at >= SPLIT_CHUNK) return;
     at += through - mine;
 #pragma unroll
     for (int j = 0; j < CHUNK_VECTORS; ++j) {
@@ -175,37 +146,57 @@ struct Sieve {
     if (Lane() == 0) atomicMax(&shared.largest, largest);
   }
 
-  /// Step 2 where survivors are too many: those above the bounds are added up, the others are listed, unless they are
-  /// equal to the lower one and ties. The largest key, too.
-  __device__ __forceinline__ void ReadSplit(const TightBounds& bounds, bool is_listed) {
-    const int emax = SIGNED ? ONE : ExponentForSums(bounds);
-    const Scale scale(emax);
-    if (threadIdx.x == 0) shared.certain_emax = emax;
-    ColumnSums above{};
-    uint32_t largest = 0, tied = 0;
-    chunks.ForEach([&](int c) {
-      float x[CHUNK_VECTORS][4];
-      const uint32_t valid = chunks.Load(c, x);
+  /// f(column, x) of each four columns of split chunks, by all threads.
+  template <typename F>
+  __device__ __forceinline__ void ForEachSplit(const F& f) const {
+    static_assert(CHUNK == 4 * CHUNK_THREADS);
+#pragma unroll 1
+    for (uint32_t split = shared.split; split != LAST_SPLIT;) {
+      int columns[SPLIT_AT_ONCE];
+      float x[SPLIT_AT_ONCE][4];
+#pragma unroll
+      for (int i = 0; i < SPLIT_AT_ONCE; ++i) {
+        columns[i] = chunks.vocab;  // none
+        if (split != LAST_SPLIT) {
+          columns[i] = (chunks.first + int(split - SPLIT_CHUNK)) * CHUNK + threadIdx.x * 4;
+          split = start[split - SPLIT_CHUNK];
+        }
+        chunks.LoadFour(columns[i], x[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < SPLIT_AT_ONCE; ++i) f(columns[i], x[i]);
+    }
+  }
+
+  /// Step 3 of split chunks: sums of survivors; those that are uncertain are sent to the leader's list.
+  __device__ __forceinline__ void ReportSplitChunks(uint32_t low, uint32_t high, const Scale& scale) {
+    uint32_t* const last = ptx::InBlock(list, 0) + capacity - 1;
+    ColumnSums above{}, within{};
+    ForEachSplit([&](int, const float (&x)[4]) {
       uint32_t bits = 0;
 #pragma unroll
-      for (int i = 0; i < CHUNK_COLUMNS; ++i) {
-        const float value = SIGNED ? x[i / 4][i % 4] : Positive(x[i / 4][i % 4]);
-        const uint32_t key = ColumnKey<SIGNED>(value);
-        if (!(valid >> i & 1)) continue;
-        largest = max(largest, key);
-        if (key > bounds.high) {
-          above.template Add<SIGNED>(value, scale);
-        } else if (bounds.has_ties && key == bounds.low) {
-          ++tied;
-        } else if (key >= bounds.low) {
-          bits |= 1u << i;
+      for (int e = 0; e < 4; ++e) {
+        const float value = Positive(x[e]);
+        if (Bits(value) > high) {
+          above.template Add<false>(value, scale);
+        } else if (Bits(value) >= low) {
+          within.template Add<false>(value, scale);
+          bits |= 1u << e;
         }
       }
-      if (is_listed) List(c, x, bits, largest);
+      const uint32_t mine = __popc(bits), through = WarpInclusiveScan(mine);
+      uint32_t at = 0;
+      if (Lane() == 31) at = atomicAdd(ptx::InBlock(&shared.pushed, 0), through);
+      at = __shfl_sync(0xffffffffu, at, 31) + through - mine;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (bits >> e & 1) {
+          if (int(at) < capacity) last[-int(at)] = Bits(x[e]);
+          ++at;
+        }
+      }
     });
-    largest = ptx::ReduceMax(largest), tied = ptx::ReduceAdd(tied);
-    if (Lane() == 0) atomicMax(&shared.largest, largest), atomicAdd(&shared.tied, tied);
-    above.AddTo(shared.certain);
+    above.AddTo(shared.certain), within.AddTo(shared.uncertain);
   }
 
   /// Step 3, up to what the leader is told: survivors within [low, high] are uncertain, those above are kept. SPLIT: the
@@ -236,11 +227,13 @@ struct Sieve {
       if (w == warp) before = uint32_t(within.count);
       above = above + shared.above_of[w], within = within + shared.within_of[w];
     }
-    if constexpr (SPLIT) above = above + shared.certain;
     if (threadIdx.x == 0) {
-      if constexpr (SPLIT) ptx::InBlock(shared.tied_in, 0)[rank] = shared.tied;
-      ptx::InBlock(shared.above_in, 0)[rank] = above, ptx::InBlock(shared.within_in, 0)[rank] = within;
       if (rank != 0) shared.first_pushed = atomicAdd(ptx::InBlock(&shared.pushed, 0), uint32_t(within.count));
+      if constexpr (SPLIT) ptx::InBlock(shared.tied_in, 0)[rank] = shared.tied, above = above + shared.certain;
+      if (!SPLIT && !SIGNED && shared.split != LAST_SPLIT) {
+        above = above + shared.certain, within = within + shared.uncertain;
+      }
+      ptx::InBlock(shared.above_in, 0)[rank] = above, ptx::InBlock(shared.within_in, 0)[rank] = within;
     }
     if (rank == 0) return;  // its list has them
     __syncthreads();
@@ -311,8 +304,10 @@ struct Sieve {
     }
     __syncthreads();
     chunks.ForEach([&](int c) {
+      uint32_t at = start[c];
+      if (!SIGNED && at >= SPLIT_CHUNK) return;
       const uint32_t bits = taken[c * 32 + Lane()], mine = __popc(bits);
-      uint32_t at = start[c] + WarpInclusiveScan(mine) - mine;
+      at += WarpInclusiveScan(mine) - mine;
       float x[CHUNK_VECTORS][4];
 #pragma unroll
       for (int j = 0; j < CHUNK_VECTORS; ++j) {
@@ -324,6 +319,15 @@ struct Sieve {
         }
       }
       chunks.Store(c, x);
+    });
+  }
+
+  /// Step 4 of split chunks.
+  __device__ __forceinline__ void WriteSplitChunks(const KeptColumns<SIGNED>& kept) const {
+    ForEachSplit([&](int column, float (&x)[4]) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = kept(Positive(x[e]));
+      chunks.StoreFour(column, x);
     });
   }
 
@@ -348,11 +352,22 @@ struct Sieve {
     return wanted;
   }
 
+  /// Survivors that a block lists before it splits chunks, 0 if they are too many: there has to be room in the leader's
+  /// list for all that are uncertain, and for those of a few chunks more than the sample promises.
+  __device__ __forceinline__ uint32_t RoomFor(const Bounds& bounds, int blocks) const {
+    const float all = float(capacity), uncertain = 1.1f * (bounds.expected - bounds.certain);
+    if (SIGNED) return bounds.expected <= 1.1f * all * float(blocks) ? capacity : 0;
+    const float room = fminf((all - uncertain) * bounds.expected / fmaxf(bounds.certain, 1.f), 0.9375f * all);
+    return room * float(blocks) >= LEAST_LISTED * bounds.expected ? uint32_t(fmaxf(room, 0.f)) : 0;
+  }
+
   /// The key of the largest column, and whether every block could list what it read. For all blocks.
+  template <bool SPLIT>
   __device__ __forceinline__ uint32_t Exchange(int blocks, bool& is_listed) const {
     if (threadIdx.x < blocks) {
       ptx::InBlock(shared.largest_in, threadIdx.x)[ptx::ClusterRank()] = shared.largest;
-      ptx::InBlock(shared.overflow_in, threadIdx.x)[ptx::ClusterRank()] = int(shared.listed) > capacity;
+      ptx::InBlock(shared.overflow_in, threadIdx.x)[ptx::ClusterRank()] =
+          (SIGNED || SPLIT) && shared.split != LAST_SPLIT;
     }
     ptx::ClusterSync();
     uint32_t largest = 0;
@@ -363,88 +378,65 @@ struct Sieve {
     return largest;
   }
 
-  /// All steps; false if they do not do.
-  __device__ __forceinline__ bool IsDone() {
+  /// Steps 1 and 2: bounds of survivors, and the largest key of the row. False if survivors are too many.
+  __device__ __forceinline__ bool HasRead(uint32_t& low, uint32_t& high, uint32_t& largest) {
     const Share share = ShareOf();
     const int blocks = ptx::ClusterSize();
-    if (threadIdx.x == 0) shared.listed = shared.largest = shared.pushed = 0;
-    Bounds bounds{Seek<SIGNED>::LOWEST, ~0u, float(chunks.vocab)};
+    if (threadIdx.x == 0) {
+      shared.listed = shared.largest = shared.pushed = 0, shared.split = LAST_SPLIT;
+    }
+    Bounds bounds{LOWEST, ~0u, float(chunks.vocab), 0.f};
     if (share.is_limited && chunks.vocab > UNSAMPLED) {
       const BoundLimits wanted{share.Count(), share.Rest()};
       bounds = FindBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.bound, [&] { Prefetch(); });
     }
-    if (!share.is_limited || bounds.expected > 1.1f * float(capacity) * float(blocks)) return false;
+    const uint32_t room = share.is_limited ? RoomFor(bounds, blocks) : 0;
+    if (room == 0) return false;
+    if (threadIdx.x == 0) shared.room = room;
     ptx::ClusterArrive();
     __syncthreads();
     Read(bounds.low);
     ptx::ClusterWait();  // every block runs
     __syncthreads();
     bool is_listed = true;
-    const uint32_t largest = Exchange(blocks, is_listed);
-    const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
-    const Wanted wanted = WantedOf(emax);
-    const Scale scale(emax);
+    largest = Exchange<false>(blocks, is_listed);
     // Not above the largest, for fewer turns of the search.
-    const uint32_t high = max(min(bounds.high, largest), bounds.low);
-    if (is_listed) {
-      Report<false>(bounds.low, high, scale);
-      ptx::ClusterSync();
-      // From the lowest key on, all are among the survivors.
-      if (ptx::ClusterRank() == 0) Decide<false>(bounds.low, high, bounds.low == Seek<SIGNED>::LOWEST, wanted, scale);
-      ptx::ClusterSync();
-      if (shared.is_found) {
-        Write(KeptColumns<SIGNED>(shared.threshold, scale, shared.mass));
-        return true;
-      }
-    }
-    return false;
+    low = bounds.low, high = max(min(bounds.high, largest), low);
+    return is_listed;
   }
 
-  /// The same where the first bounds were of no use.
-  __device__ __forceinline__ void Split() {
-    const Share share = ShareOf();
-    const int blocks = ptx::ClusterSize();
-    const float room = SPLIT_FILL * float(capacity);
-    ptx::ClusterSync();  // every block runs, and has read what it was told
-    if (threadIdx.x == 0) shared.listed = shared.largest = shared.pushed = shared.tied = 0, shared.certain = {};
-    TightBounds bounds{Seek<SIGNED>::LOWEST, ~0u, float(chunks.vocab), false, 0};
-    if (share.is_limited && chunks.vocab > UNSAMPLED) {
-      const TightLimits wanted{share.Count(), share.Rest(), 0.5f * room, SPLIT_DEVIATIONS};
-      bounds = FindTightBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.tight);
-    }
-    bool is_listed = share.is_limited && bounds.within <= room;
-    __syncthreads();
-    if (!SIGNED || is_listed) ReadSplit(bounds, is_listed);
-    ptx::ClusterSync();
-    uint32_t largest = Exchange(blocks, is_listed);
+  /// Steps 3 and 4, but for split chunks; false if the threshold is not among the survivors.
+  __device__ __forceinline__ bool HasWritten(uint32_t low, uint32_t high, uint32_t largest) {
     const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
     const Wanted wanted = WantedOf(emax);
-    if (SIGNED && !is_listed) largest = ~0u;
     const Scale scale(emax);
-    const uint32_t high = max(min(bounds.high, largest), bounds.low);
-    SeekRange range{bounds.low, high, false, 0, 0};
-    if (is_listed) {
-      if constexpr (!SIGNED) {  // the largest may not have been in the sample
-        const int shift = shared.certain_emax - emax;
-        if (shift < 0) SumAbove<T>(p, row, high, scale, shared.certain);
-        if (shift > 0 && threadIdx.x == 0) shared.certain.quanta <<= shift, shared.certain.mass <<= shift;
-      }
-      Report<true>(bounds.low, high, scale);
-      ptx::ClusterSync();
-      if (ptx::ClusterRank() == 0) Decide<true>(bounds.low, high, bounds.low == Seek<SIGNED>::LOWEST, wanted, scale);
-      ptx::ClusterSync();
-      if (shared.is_found) range = {0, 0, true, shared.threshold, shared.mass};
-    }
-    if (!share.is_limited) range = {0, 0, SIGNED, 0, 0};
-    const Seek<SIGNED> seek{scale, wanted, SIGNED ? ~0u : largest, *reinterpret_cast<SeekShared*>(&shared)};
-    SeekInRow<T, SIGNED>(p, row, seek, range);
+    Report<false>(low, high, scale);
+    ptx::ClusterSync();
+    // From the lowest key on, all are among the survivors.
+    if (ptx::ClusterRank() == 0) Decide<false>(low, high, low == LOWEST, wanted, scale);
+    ptx::ClusterSync();
+    if (!shared.is_found) return false;
+    Write(KeptColumns<SIGNED>(shared.threshold, scale, shared.mass));
+    return true;
   }
 };
 
-/// Not inlined: it is rare, and registers are few.
-template <typename T, bool SIGNED>
-__device__ __noinline__ void SplitRow(const RowParams<T>& p, int row, unsigned char* memory) {
-  Sieve<T, SIGNED>(p, row, memory).Split();
+// Not inlined: they are rare, and registers are few.
+
+template <typename T>
+__device__ __noinline__ void ReportSplitChunks(const RowParams<T>& p, int row, unsigned char* memory, uint32_t low,
+                                               uint32_t high, uint32_t largest) {
+  Sieve<T, false> sieve(p, row, memory);
+  if (threadIdx.x == 0) sieve.shared.certain = sieve.shared.uncertain = {};
+  __syncthreads();
+  sieve.ReportSplitChunks(low, high, Scale(BiasedExponent(FromBits(largest))));
+}
+
+template <typename T>
+__device__ __noinline__ void WriteSplitChunks(const RowParams<T>& p, int row, unsigned char* memory, uint32_t largest) {
+  const Sieve<T, false> sieve(p, row, memory);
+  const Scale scale(BiasedExponent(FromBits(largest)));
+  sieve.WriteSplitChunks(KeptColumns<false>(sieve.shared.threshold, scale, sieve.shared.mass));
 }
 
 }  // namespace sampling
