@@ -415,7 +415,7 @@ def test_bad_graph_buffers(device):
             ValueError,
             "packed_custom_mask has 3 elements",
         ),
-        ({"kv_data_type": 3}, TypeError, "3"),
+        ({"kv_data_type": 3}, TypeError, "kv_data_type is a int, expected str or dtype"),
     ],
 )
 def test_bad_plans(options, error, text):
