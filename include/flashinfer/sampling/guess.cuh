@@ -46,7 +46,7 @@ __device__ __forceinline__ bool IsCertain(float much, float variance) {
 
 /// All columns within the range where they are at most `most_listed`; `expected` of them, or more. sampled() is called
 /// once the sample is loaded.
-template <int THREADS, bool IS_LONG, typename Sampled>
+template <int THREADS, bool MAY_BE_LONG, typename Sampled>
 __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const Asked& asked, int most_listed,
                                             float& expected, GuessShared& shared, const Sampled& sampled) {
   constexpr int EACH = GUESS_SAMPLES / THREADS, WARPS = THREADS / 32, BINS = GUESS_BINS / THREADS;  // of a thread
@@ -86,7 +86,8 @@ __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const A
   for (int j = 0; j < EACH; ++j) x[j] = Positive(x[j]);
   sampled();
   add();
-  if constexpr (IS_LONG) {
+  const bool is_long = MAY_BE_LONG && source.vocab > GUESS_LONG;
+  if (is_long) {
     load((2 * warp + 1) * step / (2 * WARPS));
 #pragma unroll
     for (int j = 0; j < EACH; ++j) x[j] = Positive(x[j]);
@@ -96,7 +97,7 @@ __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const A
   // Each thread has one bin or two. Edge i of them: what the sample has below, and how many columns from there on.
   const auto edge = [&](int bin) { return FromBits((GUESS_FIRST + bin) << GUESS_SHIFT); };
   const float each =
-      float(source.vocab) * (IS_LONG ? 0.5f / GUESS_SAMPLES : 1.f / GUESS_SAMPLES);  // columns for one of the sample
+      float(source.vocab) * (is_long ? 0.5f / GUESS_SAMPLES : 1.f / GUESS_SAMPLES);  // columns for one of the sample
   const float unit = each * (1.f / 2147483648.f);
   float mass[BINS], variance[BINS], all_mass = 0.f, all_variance = 0.f;
   uint32_t count[BINS], all_count = 0;

@@ -78,7 +78,7 @@ __device__ __forceinline__ int DrawNear(const SegmentSource& source, Range& rang
 
 /// All steps: the column for one thread of the cluster, -1 if there is none; ELSEWHERE for the others. Or NOT_NEAR for
 /// all, where no range did; the last one, from 0 on if there was none.
-template <int THREADS, bool IS_LONG, typename Random>
+template <int THREADS, bool MAY_BE_LONG, typename Random>
 __device__ __forceinline__ int SampleNear(const SegmentSource& source, const Asked& asked, const Random& random,
                                           Range& range, NearShared& shared) {
   const int thread = threadIdx.x;
@@ -87,7 +87,7 @@ __device__ __forceinline__ int SampleNear(const SegmentSource& source, const Ask
   __syncthreads();
   ptx::ClusterArrive();
   float expected;
-  range = GuessRange<THREADS, IS_LONG>(source, asked, NEAR_LIST, expected, shared.guess, [&] {
+  range = GuessRange<THREADS, MAY_BE_LONG>(source, asked, NEAR_LIST, expected, shared.guess, [&] {
     PrefetchChunk(source, ptx::ClusterRank() * (THREADS / 32) + thread / 32);
   });
   ptx::ClusterWait();

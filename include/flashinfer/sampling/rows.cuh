@@ -15,13 +15,11 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4) RowsKernel(const __grid_cons
   extern __shared__ __align__(16) unsigned char memory[];
   ptx::GridDependencyWait();
   const int row = ptx::ClusterId();
-  Sieve<T, SIGNED> sieve(p, row, memory);
-  uint32_t low, high, largest;
-  if (sieve.HasRead(low, high, largest)) {
-    const bool is_split = !SIGNED && sieve.shared.split != LAST_SPLIT;
-    if (is_split) ReportSplitChunks(p, row, memory, low, high, largest);
-    if (sieve.HasWritten(low, high, largest)) {
-      if (is_split) WriteSplitChunks(p, row, memory, largest);
+  const SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
+  if (Sieve<T, SIGNED>(p, row, memory).HasRead()) {
+    if (!SIGNED && shared.split != LAST_SPLIT) ReportSplitChunks(p, row, memory);
+    if (Sieve<T, SIGNED>(p, row, memory).HasWritten()) {
+      if (!SIGNED && shared.split != LAST_SPLIT) WriteSplitChunks(p, row, memory);
       return;
     }
   }

@@ -47,6 +47,7 @@ struct SieveShared {
   uint32_t threshold, is_found;
   uint64_t mass;
   // For the block.
+  uint32_t low, high, top;  // bounds of survivors; the largest key of the row
   uint32_t listed, largest, first_pushed;
   uint32_t room;   // of the list, for whole chunks
   uint32_t split;  // the first of the chunks that did not fit, each of which leads to the next
@@ -97,9 +98,8 @@ struct Sieve {
     const uint32_t mine = __popc(bits), through = WarpInclusiveScan(mine), all = __shfl_sync(0xffffffffu, through, 31);
     uint32_t at = 0;
     if (Lane() == 0) {
-      const uint32_t room = shared.room;
       if (all != 0) at = atomicAdd(&shared.listed, all);
-      if (at + all > room) atomicSub(&shared.listed, all), at = atomicExch(&shared.split, SPLIT_CHUNK + c);
+      if (at + all > shared.room) atomicSub(&shared.listed, all), at = atomicExch(&shared.split, SPLIT_CHUNK + c);
       start[c] = at;
     }
     if (all == 0) return;
@@ -169,7 +169,9 @@ struct Sieve {
   }
 
   /// Step 3 of split chunks: sums of survivors; those that are uncertain are sent to the leader's list.
-  __device__ __forceinline__ void ReportSplitChunks(uint32_t low, uint32_t high, const Scale& scale) {
+  __device__ __forceinline__ void ReportSplitChunks() {
+    const Scale scale(BiasedExponent(FromBits(shared.top)));
+    const uint32_t low = shared.low, high = shared.high;
     uint32_t* const last = ptx::InBlock(list, 0) + capacity - 1;
     ColumnSums above{}, within{};
     ForEachSplit([&](int, const float (&x)[4]) {
@@ -229,11 +231,9 @@ struct Sieve {
     }
     if (threadIdx.x == 0) {
       if (rank != 0) shared.first_pushed = atomicAdd(ptx::InBlock(&shared.pushed, 0), uint32_t(within.count));
-      if constexpr (SPLIT) ptx::InBlock(shared.tied_in, 0)[rank] = shared.tied, above = above + shared.certain;
-      if (!SPLIT && !SIGNED && shared.split != LAST_SPLIT) {
-        above = above + shared.certain, within = within + shared.uncertain;
-      }
-      ptx::InBlock(shared.above_in, 0)[rank] = above, ptx::InBlock(shared.within_in, 0)[rank] = within;
+      if constexpr (SPLIT) ptx::InBlock(shared.tied_in, 0)[rank] = shared.tied;
+      ptx::InBlock(shared.above_in, 0)[rank] = above + shared.certain;
+      ptx::InBlock(shared.within_in, 0)[rank] = within + shared.uncertain;
     }
     if (rank == 0) return;  // its list has them
     __syncthreads();
@@ -323,7 +323,8 @@ struct Sieve {
   }
 
   /// Step 4 of split chunks.
-  __device__ __forceinline__ void WriteSplitChunks(const KeptColumns<SIGNED>& kept) const {
+  __device__ __forceinline__ void WriteSplitChunks() const {
+    const KeptColumns<SIGNED> kept(shared.threshold, Scale(BiasedExponent(FromBits(shared.top))), shared.mass);
     ForEachSplit([&](int column, float (&x)[4]) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) x[e] = kept(Positive(x[e]));
@@ -378,12 +379,13 @@ struct Sieve {
     return largest;
   }
 
-  /// Steps 1 and 2: bounds of survivors, and the largest key of the row. False if survivors are too many.
-  __device__ __forceinline__ bool HasRead(uint32_t& low, uint32_t& high, uint32_t& largest) {
+  /// Steps 1 and 2; false if survivors are too many.
+  __device__ __forceinline__ bool HasRead() {
     const Share share = ShareOf();
     const int blocks = ptx::ClusterSize();
     if (threadIdx.x == 0) {
       shared.listed = shared.largest = shared.pushed = 0, shared.split = LAST_SPLIT;
+      shared.certain = shared.uncertain = {};
     }
     Bounds bounds{LOWEST, ~0u, float(chunks.vocab), 0.f};
     if (share.is_limited && chunks.vocab > UNSAMPLED) {
@@ -399,15 +401,19 @@ struct Sieve {
     ptx::ClusterWait();  // every block runs
     __syncthreads();
     bool is_listed = true;
-    largest = Exchange<false>(blocks, is_listed);
+    const uint32_t largest = Exchange<false>(blocks, is_listed);
     // Not above the largest, for fewer turns of the search.
-    low = bounds.low, high = max(min(bounds.high, largest), low);
+    if (threadIdx.x == 0) {
+      shared.low = bounds.low, shared.high = max(min(bounds.high, largest), bounds.low), shared.top = largest;
+    }
+    __syncthreads();
     return is_listed;
   }
 
   /// Steps 3 and 4, but for split chunks; false if the threshold is not among the survivors.
-  __device__ __forceinline__ bool HasWritten(uint32_t low, uint32_t high, uint32_t largest) {
-    const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
+  __device__ __forceinline__ bool HasWritten() {
+    const uint32_t low = shared.low, high = shared.high;
+    const int emax = SIGNED ? ONE : BiasedExponent(FromBits(shared.top));
     const Wanted wanted = WantedOf(emax);
     const Scale scale(emax);
     Report<false>(low, high, scale);
@@ -424,19 +430,13 @@ struct Sieve {
 // Not inlined: they are rare, and registers are few.
 
 template <typename T>
-__device__ __noinline__ void ReportSplitChunks(const RowParams<T>& p, int row, unsigned char* memory, uint32_t low,
-                                               uint32_t high, uint32_t largest) {
-  Sieve<T, false> sieve(p, row, memory);
-  if (threadIdx.x == 0) sieve.shared.certain = sieve.shared.uncertain = {};
-  __syncthreads();
-  sieve.ReportSplitChunks(low, high, Scale(BiasedExponent(FromBits(largest))));
+__device__ __noinline__ void ReportSplitChunks(const RowParams<T>& p, int row, unsigned char* memory) {
+  Sieve<T, false>(p, row, memory).ReportSplitChunks();
 }
 
 template <typename T>
-__device__ __noinline__ void WriteSplitChunks(const RowParams<T>& p, int row, unsigned char* memory, uint32_t largest) {
-  const Sieve<T, false> sieve(p, row, memory);
-  const Scale scale(BiasedExponent(FromBits(largest)));
-  sieve.WriteSplitChunks(KeptColumns<false>(sieve.shared.threshold, scale, sieve.shared.mass));
+__device__ __noinline__ void WriteSplitChunks(const RowParams<T>& p, int row, unsigned char* memory) {
+  Sieve<T, false>(p, row, memory).WriteSplitChunks();
 }
 
 }  // namespace sampling

@@ -95,7 +95,7 @@ struct SplitSieve : Sieve<T, SIGNED> {
     ptx::ClusterSync();  // every block runs, and has read what it was told
     if (threadIdx.x == 0) {
       shared.listed = shared.largest = shared.pushed = shared.tied = 0, shared.split = LAST_SPLIT;
-      shared.room = capacity;
+      shared.room = capacity, shared.certain = shared.uncertain = {};
     }
     TightBounds bounds{LOWEST, ~0u, float(chunks.vocab), false, 0};
     if (share.is_limited && chunks.vocab > UNSAMPLED) {

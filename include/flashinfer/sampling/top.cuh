@@ -8,8 +8,8 @@
 namespace flashinfer {
 namespace sampling {
 
-/// IS_LONG: a kernel of its own, because code that is jumped over takes time for few rows, too (1 row 14.2 -> 15.1 us).
-template <int THREADS, bool IS_LONG>
+/// MAY_BE_LONG: kernels of their own, because code that is jumped over takes time for few rows, too (1 row 14.2 -> 15.1 us).
+template <int THREADS, bool MAY_BE_LONG>
 __global__ void __launch_bounds__(THREADS, THREADS == TOP_THREADS ? 4 : 1)
     TopKernel(const __grid_constant__ SampleParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(THREADS, THREADS == TOP_THREADS ? 4 : 1)
   const SegmentSource source(p.input + row * p.row_stride, p.vocab);
   const auto random = [&] { return RandomOf(p, output); };
   Range range;
-  int column = SampleNear<THREADS, IS_LONG>(source, AskedOf(p, output, row), random, range, shared);
+  int column = SampleNear<THREADS, MAY_BE_LONG>(source, AskedOf(p, output, row), random, range, shared);
   if (column == NOT_NEAR) {
     if (threadIdx.x >= TOP_THREADS) return;  // barriers do not wait for threads that have returned
     column = SampleAgain(source, range, &shared);
@@ -27,13 +27,13 @@ __global__ void __launch_bounds__(THREADS, THREADS == TOP_THREADS ? 4 : 1)
   if (column != ELSEWHERE) WriteToken(p, output, column);
 }
 
-template <int THREADS, bool IS_LONG>
+template <int THREADS, bool MAY_BE_LONG>
 cudaError_t LaunchTop(const SampleParams& p, int cluster, Stream stream) {
   Device device;
-  const cudaError_t status = PrepareKernel<TopKernel<THREADS, IS_LONG>>(device);
+  const cudaError_t status = PrepareKernel<TopKernel<THREADS, MAY_BE_LONG>>(device);
   if (status != cudaSuccess) return status;
   const Geometry g{cluster, THREADS, false, sizeof(NearShared)};
-  return LaunchClusters(TopKernel<THREADS, IS_LONG>, g, p.batch, p.enable_pdl, stream, p);
+  return LaunchClusters(TopKernel<THREADS, MAY_BE_LONG>, g, p.batch, p.enable_pdl, stream, p);
 }
 
 /// Blocks for each row, and whether they are wide.
@@ -66,13 +66,10 @@ FLASHINFER_INLINE Status SampleTop(const SampleParams& p, Stream stream) {
   if (status != cudaSuccess) return status;
   bool is_wide;
   const int cluster = TopCluster(p, device, is_wide);
+  if (is_wide) return LaunchTop<WIDE_THREADS, true>(p, cluster, stream);
   // 64 / 512 rows of 262144 columns 60.0 / 211 -> 35.6 / 154: their lists had been too short.
-  if (p.vocab > GUESS_LONG) {
-    return is_wide ? LaunchTop<WIDE_THREADS, true>(p, cluster, stream)
-                   : LaunchTop<TOP_THREADS, true>(p, cluster, stream);
-  }
-  return is_wide ? LaunchTop<WIDE_THREADS, false>(p, cluster, stream)
-                 : LaunchTop<TOP_THREADS, false>(p, cluster, stream);
+  if (p.vocab > GUESS_LONG) return LaunchTop<TOP_THREADS, true>(p, cluster, stream);
+  return LaunchTop<TOP_THREADS, false>(p, cluster, stream);
 }
 
 }  // namespace flashinfer
