@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from dataclasses import dataclass
 from typing import Optional, Union
 
 import torch
 
-from .. import utils
 from ..errors import ArgumentError
 from ..jit.utils import filename_safe_dtype_map
 from ..layouts import MaskMode, PosEncodingMode, TensorLayout, get_alibi_slopes
@@ -41,7 +39,7 @@ ALIBI = PosEncodingMode.ALIBI.value
 
 _LAYOUTS = {layout.name: layout.value for layout in TensorLayout}
 _POS_ENCODINGS = {mode.name: mode.value for mode in PosEncodingMode}
-_PEERS = ("cudnn", "trtllm-gen", "cute-dsl", "cutlass", "fmha_v2")
+_PEERS = ("fa3", "cudnn", "trtllm-gen", "cute-dsl", "cutlass", "fmha_v2")
 
 
 def layout_code(op: str, kv_layout: str) -> int:
@@ -58,25 +56,9 @@ def pos_encoding_code(op: str, mode: str) -> int:
     return code
 
 
-@functools.cache
-def _note_fallback() -> None:
-    logging.getLogger("flashinfer").warning("attention: backend 'fa3' has no kernels of its own here; using fa2")
-
-
-def resolve_backend(op: str, backend: str, device: Optional[torch.device] = None) -> str:
-    """The backend that serves the call. ``fa2`` is the portable algorithm, on the GPU as on the CPU.
-
-    Programs for Hopper ask for ``fa3``, as ``determine_attention_backend`` advises them to; the results are the same.
-    Without ``device``, the call has a variant that was written for one of the two.
-    """
+def resolve_backend(op: str, backend: str) -> str:
+    """The backend that serves the call. ``fa2`` is the portable algorithm, on the GPU as on the CPU."""
     if backend in ("auto", "fa2"):
-        return "fa2"
-    if backend == "fa3":
-        if device is None or not utils.is_sm90a_supported(device):
-            reason = "has no variants here" if device is None else "needs an SM90 GPU"
-            raise NotImplementedError(f"{op}: backend is 'fa3', which {reason}; usable: fa2")
-        if not torch.compiler.is_compiling():  # which cannot follow a logger
-            _note_fallback()
         return "fa2"
     if backend in _PEERS:
         raise NotImplementedError(f"{op}: backend is {backend!r}, which is not available yet; usable: fa2")

@@ -61,7 +61,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
     paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer : Optional[torch.Tensor]
         int32 ``(batch_size + 1,)``, ``(most pages of any batch,)``, ``(batch_size,)``; with ``use_cuda_graph`` only.
     backend : str
-        ``"auto"`` or ``"fa2"``; on SM90 also ``"fa3"``, which the same kernels serve.
+        ``"auto"`` or ``"fa2"``.
     jit_args : Optional[List[Any]]
         Arguments of ``gen_customize_batch_decode_module`` (with tensor cores: of ``gen_customize_batch_prefill_module``
         without the backend) that describe a variant of one's own.
@@ -237,7 +237,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
         indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
         check_indices(op, "indices", num_indices, indptr_host)
-        self._backend = resolve_backend(op, self._backend, self.device)
+        self._backend = resolve_backend(op, self._backend)
 
         self._plan_info = None  # if the rest fails there is no plan: what it was made for is about to be replaced
         self._store_tables(indptr, indices, last_page_len, non_blocking)
@@ -289,7 +289,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
         indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
         check_indices(op, "indices", indices.shape[0], indptr_host)
-        resolve_backend(op, self._backend, self.device)
+        resolve_backend(op, self._backend)
         probe = object.__new__(type(self))
         probe.__dict__.update(self.__dict__)
         probe._store_options(

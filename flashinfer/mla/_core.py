@@ -15,7 +15,7 @@ from ..allocation import allocate
 from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
 from ..attention.host import as_tensors, range_buffer, to_device, to_host
-from ..attention.options import CAUSAL, NON_CAUSAL, resolve_backend
+from ..attention.options import CAUSAL, NON_CAUSAL
 from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.wrapper import Launch, PlannedWrapper, run_planned
 from ..errors import ArgumentError
@@ -57,7 +57,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         int32 buffers that ``plan`` writes to in CUDA graph mode: ``(batch_size + 1,)`` twice, as many page ids as there
         may ever be, ``(batch_size,)``.
     backend : str
-        ``"auto"`` or ``"fa2"``; on SM90 also ``"fa3"``, which the same kernels serve.
+        ``"auto"`` or ``"fa2"``.
 
     Examples
     --------
@@ -127,8 +127,10 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if backend == "auto" and is_blackwell and not cls._blackwell_auto_fallback_warned:
             cls._blackwell_auto_fallback_warned = True
             warnings.warn(f"{op}: the kernels behind 'auto' are not Blackwell-native", UserWarning, stacklevel=4)
-        if backend in ("auto", "fa2", "fa3"):
-            return resolve_backend(op, backend, workspace.device)
+        if backend in ("auto", "fa2"):
+            return "fa2"
+        if backend == "fa3":
+            raise NotImplementedError(f"{op}: backend is 'fa3', which does not exist here; usable: fa2")
         needs = " (cutlass needs SM100)" if backend == "cutlass" else ""
         raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto' or 'fa2'{needs}")
 

@@ -46,7 +46,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     custom_mask_buf, mask_indptr_buf : Optional[torch.Tensor]
         uint8 bytes of the largest packed mask and int32 ``(batch_size + 1,)``; with ``use_cuda_graph`` and masks.
     backend : str
-        ``"auto"`` or ``"fa2"``; on SM90 also ``"fa3"``, which the same kernels serve.
+        ``"auto"`` or ``"fa2"``.
     jit_args, jit_kwargs
         Arguments of ``gen_customize_batch_prefill_module`` after the backend: a variant of one's own.
     variant_owns_mask : bool
@@ -238,7 +238,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._check_rows(op, batch_size, rows)
         check_indices(op, "paged_kv_indices", len(paged_kv_indices), kv_host)
         self._check_pages(op, len(paged_kv_indices))
-        backend = resolve_backend(op, self._backend, self.device)
+        backend = resolve_backend(op, self._backend)
         self._plan_info = None  # if the rest fails there is no plan: what it was made for is about to be replaced
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
@@ -391,7 +391,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._check_pages(op, len(paged_kv_indices))
         probe = object.__new__(type(self))
         probe.__dict__.update(self.__dict__)
-        probe._backend = resolve_backend(op, self._backend, self.device)
+        probe._backend = resolve_backend(op, self._backend)
         probe._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         probe._store_dtypes(dtypes)
         mask = packed_custom_mask if custom_mask is None else custom_mask

@@ -40,7 +40,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     custom_mask_buf, mask_indptr_buf : Optional[torch.Tensor]
         uint8 bytes of the largest packed mask and int32 ``(batch_size + 1,)``; with ``use_cuda_graph`` and masks.
     backend : str
-        ``"auto"`` or ``"fa2"``; on SM90 also ``"fa3"``, which the same kernels serve.
+        ``"auto"`` or ``"fa2"``.
     jit_args, jit_kwargs
         Arguments of ``gen_customize_batch_prefill_module`` after the backend: a variant of one's own.
     variant_owns_mask : bool
@@ -162,7 +162,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         qo_lens, kv_lens = segment_lens(op, "qo_indptr", qo_host), segment_lens(op, "kv_indptr", kv_host)
         batch_size, rows = len(qo_lens), int(qo_host[-1])
         self._check_rows(op, batch_size, rows)
-        backend = resolve_backend(op, self._backend, self.device)
+        backend = resolve_backend(op, self._backend)
         self._plan_info = None  # if the rest fails there is no plan: what it was made for is about to be replaced
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)

@@ -99,7 +99,7 @@ def single_prefill_with_kv_cache(
     rope_scale, rope_theta : Optional[float]
         1 and 1e4 if None.
     backend : str
-        ``"auto"`` or ``"fa2"``; on SM90 also ``"fa3"``, which the same kernels serve.
+        ``"auto"`` or ``"fa2"``.
     return_lse : bool
         Also return the logarithm to base 2 of the sum of ``exp(logit)``.
     kv_cache_sf : Optional[Tuple[torch.Tensor, torch.Tensor]]
@@ -120,8 +120,7 @@ def single_prefill_with_kv_cache(
     """
     op = "single_prefill_with_kv_cache"
     layout, pos_encoding = layout_code(op, kv_layout), pos_encoding_code(op, pos_encoding_mode)
-    if backend != "auto":
-        resolve_backend(op, backend, q.device)
+    resolve_backend(op, backend)
     try:
         q_shape, k_shape, v_shape, q_dtype = q.shape, k.shape, v.shape, q.dtype  # each takes 0.1 us to ask for
     except AttributeError:

@@ -71,7 +71,7 @@ class BlockSparseAttentionWrapper:
     float_workspace_buffer : torch.Tensor
         Scratch; its device is that of the wrapper.
     backend : str
-        ``"auto"`` or ``"fa2"``; on SM90 also ``"fa3"``, which the same kernels serve.
+        ``"auto"`` or ``"fa2"``.
 
     Examples
     --------

@@ -44,7 +44,7 @@ def test_page_is_current():
     assert matrix.PAGE.read_text() == matrix.page(), "run python -m tests.attention.matrix --write"
 
 
-@pytest.mark.parametrize("backend", ["cudnn", "trtllm-gen"])
+@pytest.mark.parametrize("backend", ["fa3", "cudnn", "trtllm-gen"])
 def test_other_backends_are_refused(device, backend):
     api = next(x for x in matrix.APIS if x.title == "single prefill")
     batch = api.batch(matrix.FEATURES[0], device)

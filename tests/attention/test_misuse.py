@@ -75,8 +75,8 @@ def test_words(device, kind):
         kind(calls.workspace(device), "HDN")
     with pytest.raises(KeyError, match="pos_encoding_mode is 'ROPE', expected one of NONE, ROPE_LLAMA, ALIBI"):
         Scene(kind, device).plan(pos_encoding_mode="ROPE")
-    with pytest.raises(NotImplementedError, match=r"backend is 'cudnn'.*usable: fa2"):
-        Scene(kind, device, backend="cudnn").plan()
+    with pytest.raises(NotImplementedError, match=r"backend is 'fa3'.*usable: fa2"):
+        Scene(kind, device, backend="fa3").plan()
     with pytest.raises(ValueError, match="backend is 'fa9', expected 'auto' or 'fa2'"):
         Scene(kind, device, backend="fa9").plan()
     with pytest.raises(TypeError):

@@ -91,7 +91,7 @@ def test_plan_on_the_gpu_waits_once_or_never(monkeypatch):
 @needs_gpu
 @pytest.mark.parametrize("plans_held", [100, 3, 1], ids=["many", "three", "one"])
 def test_plans_in_a_row_do_not_mix(plans_held):
-    """No plan may overwrite what the copy of an earlier one has still to read, be it a part of the buffer or all of it."""
+    """No plan overwrites what the copy of an earlier one has still to read, be it a part of the buffer or all of it."""
     batches = [Batch([1] * 64, [n] * 64, device="cuda") for n in (700, 30)]
     pages = [batch.pages(8) for batch in batches]
     tables = [[t.cpu() for t in p.table] for p in pages]

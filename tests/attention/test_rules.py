@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -13,18 +12,15 @@ import torch
 
 from flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
-    BatchMLAPagedAttentionWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
     append_paged_kv_cache,
     single_prefill_with_kv_cache,
     utils,
 )
-from flashinfer.attention import options
 from flashinfer.dump import replay_main
-from flashinfer.errors import ArgumentError, BackendSupportedError
+from flashinfer.errors import ArgumentError
 from flashinfer.fi_trace import fi_trace
-from flashinfer.jit import current_compilation_context
 from flashinfer.jit.attention import gen_customize_single_decode_module, gen_single_prefill_module
 
 F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
@@ -57,53 +53,6 @@ def test_rules_on_hopper_and_elsewhere(monkeypatch, arguments, dims, backend):
     monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: False)
     assert utils.determine_attention_backend(HOPPER, *arguments, **named) == "fa2"
     assert utils.determine_mla_backend(HOPPER) == "fa2"
-
-
-def test_hopper_programs_run(monkeypatch, caplog):
-    """What the rules answer on Hopper can be passed on; the log has one line about it."""
-    q, k = torch.randn(3, 4, 64).half(), torch.randn(9, 2, 64).half()
-    rows, keys = torch.tensor([0, 3]), torch.tensor([0, 9])
-    workspace = torch.empty(1 << 20, dtype=torch.uint8)
-    pages = (keys // 3, torch.arange(3), torch.tensor([3]))
-
-    def calls(backend):
-        ragged = BatchPrefillWithRaggedKVCacheWrapper(workspace, backend=backend)
-        paged = BatchPrefillWithPagedKVCacheWrapper(workspace, backend=backend)
-        decode = BatchDecodeWithPagedKVCacheWrapper(workspace, use_tensor_cores=True, backend=backend)
-        cache = (k.view(3, 3, 2, 64), k.view(3, 3, 2, 64))
-        latent = functools.partial(BatchMLAPagedAttentionWrapper, workspace)
-        yield lambda: (single_prefill_with_kv_cache(q, k, k, backend=backend), "fa2")
-        yield lambda: (ragged.plan(rows, keys, 4, 2, 64), ragged.run(q, k, k), ragged._backend)[1:]
-        yield lambda: (paged.plan(rows, *pages, 4, 2, 64, 3), paged.run(q, cache), paged._backend)[1:]
-        yield lambda: (decode.plan(*pages, 4, 2, 64, 3), decode.run(q[:1], cache), decode._backend)[1:]
-        yield lambda: (q, latent(backend=backend)._backend)
-
-    for call in calls("fa3"):
-        with pytest.raises(NotImplementedError, match="backend is 'fa3', which needs an SM90 GPU; usable: fa2"):
-            call()
-    monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: True)
-    options._note_fallback.cache_clear()
-    for call, expected in zip(calls("fa3"), calls("auto"), strict=True):
-        (got, served_by), (wanted, _) = call(), expected()
-        assert torch.equal(got, wanted) and served_by == "fa2"
-    assert caplog.text.count("backend 'fa3' has no kernels of its own here; using fa2") == 1
-    compiled = torch.compile(
-        lambda q: single_prefill_with_kv_cache(q, k, k, backend="fa3"), fullgraph=True, backend="eager"
-    )
-    assert torch.equal(compiled(q), single_prefill_with_kv_cache(q, k, k))
-    fresh = BatchDecodeWithPagedKVCacheWrapper(workspace, use_tensor_cores=True, backend="fa3")
-    with pytest.raises(NotImplementedError, match="usable: fa2"):
-        fresh.plan(*pages, 4, 2, 64, 3, q_len_per_req=2)
-
-
-def test_modules_of_hopper(monkeypatch):
-    arguments = (F16, F16, F16, 64, 64, 0, False, False, False)
-    monkeypatch.setattr(current_compilation_context, "TARGET_CUDA_ARCHS", {(8, "0")})
-    with pytest.raises(BackendSupportedError, match="backend 'fa3' is not available; usable here: fa2"):
-        gen_single_prefill_module("fa3", *arguments, device="cuda")
-    monkeypatch.setattr(current_compilation_context, "TARGET_CUDA_ARCHS", {(9, "0a")})
-    specs = [gen_single_prefill_module(backend, *arguments, device="cuda") for backend in ("fa2", "fa3")]
-    assert specs[0].name == specs[1].name and specs[0].sources == specs[1].sources
 
 
 def test_cutlass_has_no_8_bit_floats():

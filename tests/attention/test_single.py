@@ -146,7 +146,7 @@ def test_errors(device):
         (lambda: single_decode_with_kv_cache(q, k, v[1:]), RuntimeError, "v"),
         (lambda: single_decode_with_kv_cache(many, many[None], many[None]), ValueError, "32768 heads, expected"),
         (lambda: single_prefill_with_kv_cache(q, k, v), ValueError, "dimensions, expected 3 each"),
-        (lambda: single_prefill_with_kv_cache(rows, k, v, backend="cudnn"), NotImplementedError, "fa2"),
+        (lambda: single_prefill_with_kv_cache(rows, k, v, backend="fa3"), NotImplementedError, "fa2"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, backend="fa9"), ValueError, "fa9"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, custom_mask=torch.ones(2, 2)), ValueError, "custom_mask"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, custom_mask=across), ValueError, "custom_mask has shape"),

@@ -8,7 +8,6 @@ from typing import Any, Iterator, Optional
 import torch
 
 from ...errors import ArgumentError, BackendSupportedError
-from ..context import current_compilation_context
 from ..core import JitSpec
 from .generate import AttentionModule, resolve_device
 from .uri import (
@@ -39,23 +38,14 @@ __all__ = [
 ]
 
 _ALIBI = 2  # PosEncodingMode
-_HOPPER = 9
 
 
 def check_backend(op: str, backend: str) -> None:
-    """Generators of variants want the backend that these are written for."""
+    """Generators want a backend that exists, not a wish."""
     if backend == "fa3":
         raise BackendSupportedError(f"{op}: backend 'fa3' is not available; usable here: fa2")
     if backend != "fa2":
         raise ArgumentError(f"{op}: backend is {backend!r}, expected 'fa2'")
-
-
-def _served_by(op: str, backend: str) -> str:
-    """The backend whose modules serve ``backend``: those of fa2 serve programs for Hopper, which name fa3, too."""
-    if backend == "fa3" and any(major == _HOPPER for major, _ in current_compilation_context.TARGET_CUDA_ARCHS):
-        return "fa2"
-    check_backend(op, backend)
-    return backend
 
 
 def _params(params: VariantParams, dtype_kv: torch.dtype) -> VariantParams:
@@ -137,7 +127,7 @@ def gen_single_prefill_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Many tokens of one request."""
-    backend = _served_by("gen_single_prefill_module", backend)
+    check_backend("gen_single_prefill_module", backend)
     dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
     flags: tuple[Any, ...] = (pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction)
     return AttentionModule(
@@ -167,7 +157,7 @@ def gen_batch_prefill_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Any number of tokens of each request, keys in pages or in rows."""
-    backend = _served_by("gen_batch_prefill_module", backend)
+    check_backend("gen_batch_prefill_module", backend)
     dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
     flags: tuple[Any, ...] = (pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction)
     return AttentionModule(
@@ -220,7 +210,7 @@ def gen_batch_mla_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Latent attention over a paged cache."""
-    backend = _served_by("gen_batch_mla_module", backend)
+    check_backend("gen_batch_mla_module", backend)
     dtypes = (dtype_q, dtype_kv, dtype_o)
     return AttentionModule(
         "batch_mla",
