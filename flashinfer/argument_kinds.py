@@ -16,7 +16,6 @@ from typing import Any, Callable, Optional, TypeVar, Union, get_args, get_origin
 import torch
 
 from .errors import ArgumentError, BackendSupportedError
-from .wrapping import wrap_with
 
 __all__ = ["explain_arguments", "explain_kinds", "names_kinds"]
 
@@ -33,14 +32,6 @@ _ACCEPTED: dict[Any, tuple[type, ...]] = {
 }
 _SEQUENCES = (tuple, list, collections.abc.Sequence)
 
-_EXPLAINED = """
-try:
-    return _func({arguments})
-except Exception as error:
-    _explain(error, {arguments})
-    raise
-"""
-
 
 def names_kinds(func: Optional[F] = None, *, name: Optional[str] = None) -> Any:
     """Decorator: when a call fails because an argument has another type, say which argument of which call it is.
@@ -53,12 +44,17 @@ def names_kinds(func: Optional[F] = None, *, name: Optional[str] = None) -> Any:
         return functools.partial(names_kinds, name=name)
     called = func.__name__ if name is None else name
 
-    def explain(error: Exception, *args: Any, **kwargs: Any) -> None:
-        is_method = next(iter(inspect.signature(func).parameters), None) == "self"
-        owner = f"{type(args[0]).__name__}." if is_method else ""
-        explain_kinds((owner + called).removesuffix(".__init__"), func, error, *args, **kwargs)
+    @functools.wraps(func)
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            is_method = next(iter(inspect.signature(func).parameters), None) == "self"
+            owner = f"{type(args[0]).__name__}." if is_method and args else ""
+            explain_kinds((owner + called).removesuffix(".__init__"), func, error, *args, **kwargs)
+            raise
 
-    return wrap_with(func, _EXPLAINED, {"_explain": explain})
+    return explained
 
 
 def explain_kinds(op: str, func: Callable[..., Any], error: Exception, *args: Any, **kwargs: Any) -> None:
@@ -70,7 +66,10 @@ def explain_kinds(op: str, func: Callable[..., Any], error: Exception, *args: An
         hints = get_type_hints(func)
     except NameError:  # of a function of somebody else, whose annotations are for type checkers only
         hints = {}
-    arguments = inspect.signature(func).bind(*args, **kwargs).arguments
+    try:
+        arguments = inspect.signature(func).bind(*args, **kwargs).arguments
+    except TypeError:  # too many or too few, as the error says
+        return
     inputs_first = sorted(arguments.items(), key=lambda item: "out" in item[0])  # outputs are made like inputs
     explain_arguments(op, error, *((name, hints.get(name), value) for name, value in inputs_first))
 
