@@ -70,7 +70,7 @@ def test_decode(tensor_cores, q_len, split):
 
 @pytest.mark.parametrize(
     "requests, kv_len, heads",
-    [(1, 1024, (32, 8)), (16, 2048, (32, 8)), (2, 700, (16, 1)), (1, 500, (8, 8)), (64, 4096, (8, 1))],
+    [(1, 1024, (32, 8)), (16, 2048, (32, 8)), (4, 1000, (16, 1)), (1, 500, (8, 8)), (64, 4096, (8, 1))],
 )
 def test_requests_that_are_cut_alike_are_what_lists_make_of_them(requests, kv_len, heads):
     """Plans for graphs have lists. Others compute items that are cut alike, whose parts clusters merge if they fit."""
