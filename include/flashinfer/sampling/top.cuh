@@ -8,7 +8,8 @@
 namespace flashinfer {
 namespace sampling {
 
-/// MAY_BE_LONG: kernels of their own, because code that is jumped over takes time for few rows, too (1 row 14.2 -> 15.1 us).
+/// MAY_BE_LONG: kernels of their own, because code that is jumped over takes time for few rows, too: 1 row 14.2 -> 15.1
+/// us.
 template <int THREADS, bool MAY_BE_LONG>
 __global__ void __launch_bounds__(THREADS, THREADS == TOP_THREADS ? 4 : 1)
     TopKernel(const __grid_constant__ SampleParams p) {
@@ -50,8 +51,8 @@ inline int TopCluster(const SampleParams& p, const Device& device, bool& is_wide
   const int largest = LargestCluster<TopKernel<TOP_THREADS, false>>(TOP_THREADS, sizeof(NearShared));
   int cluster = 1;
   while (cluster < largest && is_worth(2 * cluster)) cluster *= 2;
-  // Wide blocks where they take most SMs, one for each: 48 / 64 / 96 / 128 rows 24.3 / 25.2 / 30.0 / 33.0 -> 21.8 / 23.2 /
-  // 28.6 / 31.1, 64 rows of 151936 columns 27.6 -> 24.7.
+  // Wide blocks where they take most SMs, one for each: 48 / 64 / 96 / 128 rows 24.3 / 25.2 / 30.0 / 33.0 -> 21.8 /
+  // 23.2 / 28.6 / 31.1, 64 rows of 151936 columns 27.6 -> 24.7.
   is_wide = cluster <= 2 && p.batch <= device.multiprocessors && chunks > 2 * TOP_WARPS;
   if (is_wide) cluster = 2 * p.batch <= device.multiprocessors ? 2 : 1;
   return cluster;
