@@ -33,6 +33,10 @@ cudaError_t LaunchTop(const SampleParams& p, int cluster, Stream stream) {
   Device device;
   const cudaError_t status = PrepareKernel<TopKernel<THREADS, MAY_BE_LONG>>(device);
   if (status != cudaSuccess) return status;
+  // Asked of each kernel that is to have clusters of 16, which have to be allowed first.
+  if (cluster > MAX_CLUSTER) {
+    cluster = std::min(cluster, LargestCluster<TopKernel<THREADS, MAY_BE_LONG>>(THREADS, sizeof(NearShared)));
+  }
   const Geometry g{cluster, THREADS, false, sizeof(NearShared)};
   return LaunchClusters(TopKernel<THREADS, MAY_BE_LONG>, g, p.batch, p.enable_pdl, stream, p);
 }
