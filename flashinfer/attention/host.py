@@ -34,7 +34,8 @@ def to_host(op: str, **tensors: Optional[torch.Tensor]) -> list[Any]:
     on_device = [t for t in tensors.values() if t is not None and t.is_cuda]
     if len(on_device) > 1:
         together = torch.cat([t.reshape(-1) for t in on_device]).cpu()
-        copies = list(together.split([t.numel() for t in on_device]))
+        parts = zip(together.split([t.numel() for t in on_device]), on_device, strict=True)
+        copies = [part if t.ndim == 1 else part.reshape(t.shape) for part, t in parts]
     else:
         copies = [t.cpu() for t in on_device]
     copies.reverse()

@@ -113,7 +113,8 @@ prompt_decl = (
 template <bool use_soft_cap, bool use_alibi, bool use_chunks, bool use_stats>
 struct PromptAttention : AttentionVariantBase {"""
     + _HEAD
-    + r"""  float logits_scale;
+    + r"""  static constexpr bool wants_maximum = use_stats;
+  float logits_scale;
   float alibi_scale;
 
   template <typename Params>

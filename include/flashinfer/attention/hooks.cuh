@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels do differently for hooks of a variant: whom they are called for, and keys that they change.
+// What kernels do differently for hooks of a variant: whom they are called for, what they are told, and keys that they
+// change.
 #pragma once
+#include <type_traits>
+
 #include "../ptx/mma.cuh"
 #include "query.cuh"
 #include "rows.cuh"
@@ -14,6 +17,13 @@ template <typename Variant>
 inline constexpr bool TAKES_PADDING = false;
 template <bool CUSTOM_MASK, bool SLIDING_WINDOW, bool SOFT_CAP, bool ALIBI>
 inline constexpr bool TAKES_PADDING<DefaultAttention<CUSTOM_MASK, SLIDING_WINDOW, SOFT_CAP, ALIBI>> = true;
+
+/// By how many powers of two m may stay behind the largest logit, so that sums are rescaled seldom: what 16-bit weights
+/// have room for above 1, or nothing where a variant says `wants_maximum`.
+template <typename Variant, typename = void>
+inline constexpr float LATE = 8.f;
+template <typename Variant>
+inline constexpr float LATE<Variant, std::enable_if_t<Variant::wants_maximum>> = 0.f;
 
 /// Whether keys are changed between memory and the product: rotated, or by a hook of the variant.
 #ifdef FLASHINFER_VARIANT_CHANGES_KEYS

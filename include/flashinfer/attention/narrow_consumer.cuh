@@ -283,10 +283,9 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
     }
   }
 
-  /// Weights relative to m, which is less than the maximum by up to LATE powers of two: to know whether it has to be raised
-  /// costs a vote, to find the maximum six shuffles.
+  /// Weights relative to m, which stays behind the maximum (LATE): to know whether it has to be raised costs a vote, to find
+  /// the maximum six shuffles.
   __device__ __forceinline__ void Softmax(Scores& s, int half) {
-    constexpr float LATE = 8.f;
     float top[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -294,7 +293,7 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
 #pragma unroll
       for (int b = 0; b < BLOCKS; ++b) top[j] = fmaxf(top[j], fmaxf(s[half][b][j], s[half][b][j + 2]));
     }
-    if (__any_sync(0xffffffffu, top[0] > m[half][0] + LATE || top[1] > m[half][1] + LATE)) {
+    if (__any_sync(0xffffffffu, top[0] > m[half][0] + LATE<Variant> || top[1] > m[half][1] + LATE<Variant>)) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
 #pragma unroll

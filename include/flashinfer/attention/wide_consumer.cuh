@@ -196,10 +196,9 @@ struct Consumer : RowState<Tr, Variant> {
     }
   }
 
-  /// Weights of a row are 2^(logit - m). `m` may stay behind the largest logit by what 16-bit weights have room for
-  /// above 1, so that sums are rescaled seldom, and only then do the lanes of a row exchange their maxima.
+  /// Weights of a row are 2^(logit - m). `m` may stay behind the largest logit (LATE): only when it is raised do the lanes of
+  /// a row exchange their maxima.
   __device__ __forceinline__ void Rebase(const float (&s)[MT][2 * KEY_BLOCKS][4]) {
-    constexpr float ROOM = 8.f;
     const float log2_scale = variant.sm_scale_log2;
     float top[MT][2];
     bool grown = false;
@@ -211,7 +210,7 @@ struct Consumer : RowState<Tr, Variant> {
 #pragma unroll
         for (int n = 1; n < 2 * KEY_BLOCKS; ++n) x = fmaxf(x, fmaxf(s[t][n][2 * i], s[t][n][2 * i + 1]));
         top[t][i] = x * log2_scale;
-        grown = grown || top[t][i] > m[t][i] + ROOM;
+        grown = grown || top[t][i] > m[t][i] + LATE<Variant>;
       }
     }
     if constexpr (Tr::SHARES) {

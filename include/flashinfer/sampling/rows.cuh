@@ -2,7 +2,7 @@
 // Kernels that write what top-k and top-p keep of rows: renormalisation, masks (definitions and parameters:
 // sampling.h). A cluster of up to 8 blocks for each row (sieve.cuh).
 // H200, vocabulary 128256, us at 1 / 64 / 512 rows: top_k of 50 renormalised 18.0 / 37.2 / 139, masked 15.7 / 36.1 / 139,
-// top_p of 0.9 of rows that keep 4 % 22.4 / 45.2 / 152. Rows that keep most of their columns, or that have many ties,
+// top_p of 0.9 of rows that keep 4 % 22.4 / 45.2 / 187. Rows that keep most of their columns, or that have many ties,
 // are read twice or thrice: up to 63 / 89 / 305, equal ones at 64 / 512 rows 73 / 255.
 #pragma once
 #include "split.cuh"
@@ -29,9 +29,8 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4) RowsKernel(const __grid_cons
 constexpr int FEW_COLUMNS = 1024;
 
 /// Up to two blocks for each SM: 64 rows by clusters of 8 / 4 blocks take 57.9 / 43.5 us (top_p of 0.9), 128 rows by
-/// clusters of 4 / 2 79.3 / 59.9. More where rows are long. What top-p keeps may be more than one block can list, but for
-/// many rows, whose blocks all fit the SMs at once, that is worth it: 300 / 512 / 1000 rows by clusters of 2 / 1 take
-/// 126 / 175 / 333 us and 112 / 152 / 308.
+/// clusters of 4 / 2 79.3 / 59.9. More where rows are long. What top-p keeps may be more than one block can list: 512 rows
+/// by one block each took 152 us of one set of rows and 225 of another.
 template <typename T, bool SIGNED>
 Status LaunchSieve(const RowParams<T>& p, Stream stream) {
   Device device;
@@ -44,7 +43,7 @@ Status LaunchSieve(const RowParams<T>& p, Stream stream) {
   const int64_t chunks = CeilDiv(p.vocab, CHUNK);
   while (device.has_clusters && g.cluster < MAX_CLUSTER &&
          (chunks > (is_few ? 2 : 1) * SIEVE_CHUNKS * g.cluster ||
-          (by_mass && g.cluster == 1 && chunks > 2 * CHUNK_WARPS && p.rows <= 2 * device.multiprocessors) ||
+          (by_mass && g.cluster == 1 && chunks > 2 * CHUNK_WARPS) ||
           (chunks > CHUNK_WARPS * g.cluster && p.rows * g.cluster <= device.multiprocessors))) {
     g.cluster *= 2;
   }
