@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 
 from .codegen import stage
 from .core import JitSpec
@@ -11,14 +11,29 @@ from .core import JitSpec
 __all__ = ["gen_sampling_module", "gen_sampling_modules"]
 
 
+#: Forms of the kernel of top-k and top-p that are units of their own: threads of a block, and whether rows may be long.
+_TOP_FORMS = {"wide": "WIDE_THREADS, true", "long": "TOP_THREADS, true"}
+
+
+def _unit(header: str, *instances: str, elsewhere: Iterable[str] = ()) -> dict[str, Any]:
+    """A header and what of its templates is compiled with it; ``elsewhere``: of top_kernel.cuh, in other units."""
+    return {"header": header, "instances": instances, "elsewhere": elsewhere}
+
+
 def _units() -> Iterator[tuple[str, dict[str, Any]]]:
     """Kernel units, each small enough to compile in a few seconds."""
-    for header in ("top", "stream", "table", "softmax", "speculative"):
-        yield header, {"header": header, "instances": []}
+    for header in ("stream", "table", "softmax", "speculative"):
+        yield header, _unit(header)
+    forms = {
+        form: f"sampling::LaunchTop<sampling::{arguments}>(const SampleParams&, int, Stream)"
+        for form, arguments in _TOP_FORMS.items()
+    }
+    yield "top", _unit("top", elsewhere=forms.values())
+    for form, instance in forms.items():
+        yield f"top_{form}", _unit("top_kernel", instance)
     for dtype in ("float", "float16_t", "bfloat16_t"):
         for function in ("RenormRows", "MaskRows"):
-            instances = [f"{function}<{dtype}>(const RowParams<{dtype}>&, Stream)"]
-            yield f"{function}_{dtype}", {"header": "rows", "instances": instances}
+            yield f"{function}_{dtype}", _unit("rows", f"{function}<{dtype}>(const RowParams<{dtype}>&, Stream)")
 
 
 def gen_sampling_module(backend: str = "cuda") -> JitSpec:

@@ -14,6 +14,7 @@
 //   sampling/segment.cuh      a segment of a row in the registers of a warp: loaded, summed up, drawn from
 //   sampling/pick.cuh         which segment a draw is from
 //   sampling/min_p.cuh        min-p of many rows
+//   sampling/top_kernel.cuh   the kernel of draws from top-k and top-p
 //   sampling/near.cuh         a draw in one read: what is near the threshold is listed
 //   sampling/guess.cuh        where the threshold most likely is, from a sample of the row
 //   sampling/list.cuh         such lists, and draws from them

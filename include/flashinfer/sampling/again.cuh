@@ -142,12 +142,12 @@ __device__ __forceinline__ TiedRange TightRange(const SegmentSource& source, Nea
 // The steps, with `next` as the range: functions of their own, for none of them to do without registers because of another.
 // What is moved to memory is loaded slowly, as barriers of a cluster empty the L1 cache.
 
-__device__ __noinline__ void LookAgain(SegmentSource source, NearShared* shared) {
+inline __device__ __noinline__ void LookAgain(SegmentSource source, NearShared* shared) {
   const TiedRange range = TightRange(source, *shared);
   if (threadIdx.x == 0) shared->next = range;
 }
 
-__device__ __noinline__ void ListAgain(SegmentSource source, NearShared* shared) {
+inline __device__ __noinline__ void ListAgain(SegmentSource source, NearShared* shared) {
   const TiedRange range = shared->next;
   if (shared->asked.ByTotal()) {
     ListNear<true, true>(source, range, range.Tie(), *shared);
@@ -156,7 +156,7 @@ __device__ __noinline__ void ListAgain(SegmentSource source, NearShared* shared)
   }
 }
 
-__device__ __noinline__ int DrawAgain(SegmentSource source, int turn, NearShared* shared) {
+inline __device__ __noinline__ int DrawAgain(SegmentSource source, int turn, NearShared* shared) {
   TiedRange range = shared->next;
   const int column = DrawTied(source, turn, range, *shared);
   if (column != NOT_NEAR || turn == AGAIN_TURNS) range.low = 0.f;
@@ -167,7 +167,7 @@ __device__ __noinline__ int DrawAgain(SegmentSource source, int turn, NearShared
 
 /// SampleNear's result, by all blocks, of which the leader has the random bits: `tried` is what SampleNear has listed, if
 /// anything. Arguments are copies, so that callers need not keep theirs in memory.
-__device__ __noinline__ int SampleAgain(SegmentSource source, Range tried, NearShared* shared) {
+inline __device__ __noinline__ int SampleAgain(SegmentSource source, Range tried, NearShared* shared) {
   const bool is_leader = ptx::ClusterRank() == 0;
   int turn = tried.low > 0.f ? 0 : 1;
   __syncthreads();

@@ -65,7 +65,7 @@ __device__ __forceinline__ int FindKept(const SegmentSource& source, int begin, 
 /// Add a column of each lane to its bin; LEADER_BINS is none. Lanes with one key do it together: additions to one place
 /// are made one by one, and rows of few distinct values would take milliseconds. 64-bit ones are loops, which is why
 /// quanta are in parts. The lower ones get up to 2^21 additions below 2^11, the upper one 2^31 altogether at most.
-__device__ __noinline__ void AddToBins(uint32_t bin, uint32_t key, uint32_t quantum, LeaderShared* shared) {
+inline __device__ __noinline__ void AddToBins(uint32_t bin, uint32_t key, uint32_t quantum, LeaderShared* shared) {
   const uint32_t same = __match_any_sync(ALL_LANES, key);
   if (bin == LEADER_BINS || int(threadIdx.x % 32) != __ffs(same) - 1) return;
   const uint32_t count = __popc(same);
@@ -226,8 +226,8 @@ struct Leader {
 
 /// A draw from any row, by one block: the column for one thread, -1 if there is none; ELSEWHERE for the others. Not
 /// inlined, and arguments are copies, so that callers need not keep theirs in memory.
-__device__ __noinline__ int SearchAndDraw(SegmentSource source, Asked asked, uint64_t random, ScanShared* scan,
-                                          LeaderShared* shared) {
+inline __device__ __noinline__ int SearchAndDraw(SegmentSource source, Asked asked, uint64_t random, ScanShared* scan,
+                                                 LeaderShared* shared) {
   return Leader(source, *scan, *shared).SearchAndDraw(asked, random);
 }
 
