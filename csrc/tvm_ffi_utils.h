@@ -39,6 +39,9 @@ class TensorView : public tvm::ffi::TensorView {
   T* data_ptr() const {
     return static_cast<T*>(data_ptr());
   }
+
+  /// False of tensors that only have a shape, such as torch's fake ones.
+  bool has_memory() const { return tvm::ffi::TensorView::data_ptr() != nullptr || numel() == 0; }
 };
 
 }  // namespace ffi
@@ -141,6 +144,12 @@ __attribute__((noinline)) T Argument(const char* function, const TVMFFIAny* args
     TVM_FFI_THROW(TypeError) << function << ": argument " << i << " is a "
                              << tvm::ffi::TypeTraits<T>::GetMismatchTypeInfo(args + i) << ", expected "
                              << (std::is_same_v<T, TensorView> ? "a tensor" : tvm::ffi::TypeTraits<T>::TypeStr());
+  }
+  if constexpr (std::is_same_v<T, TensorView>) {
+    if (!value->has_memory()) {
+      TVM_FFI_THROW(TypeError) << function << ": argument " << i
+                               << " is a tensor without memory, expected one with data";
+    }
   }
   return *std::move(value);
 }

@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashinfer
 from flashinfer.argument_kinds import names_kinds
@@ -159,3 +160,19 @@ def test_decorated_functions():
             pages._append(*arguments)
     with pytest.raises(AttributeError, match=r"^of something else$"):
         pages._append((x, x), 1, "float16")
+
+
+@pytest.mark.parametrize(
+    "call, argument",
+    [
+        (lambda: flashinfer.rmsnorm(half(4, 64), half(64)), "input"),
+        (lambda: flashinfer.silu_and_mul(half(4, 64)), "input"),
+        (lambda: flashinfer.sampling.softmax(torch.ones(4, 64)), "logits"),
+        (lambda: flashinfer.single_prefill_with_kv_cache(half(3, 4, 64), half(9, 2, 64), half(9, 2, 64)), "q"),
+    ],
+    ids=["rmsnorm", "silu_and_mul", "softmax", "single_prefill"],
+)
+def test_tensors_without_memory(call, argument):
+    """Not a crash: their addresses are 0."""
+    with FakeTensorMode(), pytest.raises(ArgumentError, match=f": {argument} is a FakeTensor, expected one with data"):
+        call()
