@@ -92,7 +92,7 @@ def explain_arguments(op: str, error: Exception, *arguments: tuple[str, Any, Any
 def _check_tensor(what: str, x: torch.Tensor, error: Exception) -> None:
     if x.device.type not in ("cpu", "cuda"):
         raise ArgumentError(f"{what} is on {x.device}, expected the CPU or a CUDA device") from error
-    if type(x).__name__ == "FakeTensor":
+    if type(x).__name__ == "FakeTensor" and "without memory" in str(error):  # what native code says of them
         raise ArgumentError(f"{what} is a FakeTensor, expected one with data (torch.compile is served)") from error
     if x.layout is not torch.strided:
         raise ArgumentError(f"{what} has layout {x.layout}, expected a dense tensor") from error
