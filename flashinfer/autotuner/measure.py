@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import statistics
 import threading
-import time
 from typing import Any, Callable, Iterator, Sequence
 
 import torch
@@ -50,46 +49,21 @@ def median_ms(
 ) -> float:
     """Median milliseconds of a call, on the device of the first tensor among the inputs."""
     from ..testing.cold_cache import CacheFlush
-    from ..testing.timers import capture
+    from ..testing.timers import capture, time_by_events, time_on_host
 
     device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
     flush = CacheFlush(device, None) if is_cold else None
     with _measuring():
         if device.type != "cuda":
-            return statistics.median(_host_ms(call, flush, warmup, repeat))
+            for _ in range(warmup):
+                call()
+            return statistics.median(time_on_host(call, flush) for _ in range(repeat))
         with torch.cuda.device(device):
-            return statistics.median(
-                _device_ms(capture(call).replay if use_cuda_graph else call, flush, warmup, repeat, delay_us)
-            )
-
-
-def _host_ms(call: Callable[[], Any], flush: Any, warmup: int, repeat: int) -> list[float]:
-    for _ in range(warmup):
-        call()
-    times = []
-    for _ in range(repeat):
-        if flush:
-            flush()
-        start = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - start) * 1e3)
-    return times
-
-
-def _device_ms(call: Callable[[], Any], flush: Any, warmup: int, repeat: int, delay_us: int) -> list[float]:
-    """By events. The GPU is kept busy first, so that it does not wait for the host between kernels."""
-    for _ in range(warmup):
-        call()
-    torch.cuda.synchronize()
-    torch.cuda._sleep(delay_us * 1000)  # cycles: about half of the time at the clocks of today
-    pairs = []
-    for _ in range(repeat):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        if flush:
-            flush()
-        begin.record()
-        call()
-        end.record()
-        pairs.append((begin, end))
-    torch.cuda.synchronize()
-    return [begin.elapsed_time(end) for begin, end in pairs]
+            once = capture(call).replay if use_cuda_graph else call
+            for _ in range(warmup):
+                once()
+            torch.cuda.synchronize()
+            # The GPU is kept busy first, so that it does not wait for the host between kernels. In cycles: about half
+            # of the time at the clocks of today.
+            torch.cuda._sleep(delay_us * 1000)
+            return statistics.median(time_by_events(once, repeat, flush))

@@ -85,22 +85,42 @@ class Plan:
         return dry, repeat
 
 
+def time_on_host(call: Call, flush: Flush) -> float:
+    """Milliseconds of one synchronous call."""
+    if flush:
+        flush()
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def time_by_events(call: Call, repeat: int, flush: Flush, rest: bool = False) -> list[float]:
+    """Milliseconds between two CUDA events around each of ``repeat`` calls on the current stream."""
+    pairs = []
+    for _ in range(repeat):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if flush:
+            flush()
+        begin.record()
+        call()
+        end.record()
+        pairs.append((begin, end))
+        if rest:
+            end.synchronize()
+            sleep_after_kernel_run(begin.elapsed_time(end))
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) for begin, end in pairs]
+
+
 def host_times(call: Call, plan: Plan) -> list[float]:
     """Wall time of a synchronous call, for CPU tensors."""
     flush = plan.flush("cpu")
-
-    def once() -> float:
-        if flush:
-            flush()
-        start = time.perf_counter()
-        call()
-        return (time.perf_counter() - start) * 1e3
 
     def estimate() -> float:
         # The flush counts here: it can take longer than the call, and the time budget is the caller's patience.
         start = time.perf_counter()
         for _ in range(_ESTIMATE_RUNS):
-            once()
+            time_on_host(call, flush)
         return (time.perf_counter() - start) * 1e3 / _ESTIMATE_RUNS
 
     call()
@@ -109,7 +129,7 @@ def host_times(call: Call, plan: Plan) -> list[float]:
         call()
     times = []
     for _ in range(repeat):
-        times.append(once())
+        times.append(time_on_host(call, flush))
         if plan.rest:
             sleep_after_kernel_run(times[-1])
     return aggregate_gpu_time_across_ranks(times, plan.aggregate)
@@ -117,29 +137,12 @@ def host_times(call: Call, plan: Plan) -> list[float]:
 
 def event_times(call: Call, plan: Plan, flush: Flush) -> list[float]:
     """Time between two CUDA events around each call on the current stream."""
-
-    def timed(repeat: int, rest: bool = False) -> list[float]:
-        pairs = []
-        for _ in range(repeat):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            if flush:
-                flush()
-            begin.record()
-            call()
-            end.record()
-            pairs.append((begin, end))
-            if rest:
-                end.synchronize()
-                sleep_after_kernel_run(begin.elapsed_time(end))
-        torch.cuda.synchronize()
-        return [begin.elapsed_time(end) for begin, end in pairs]
-
     call()
     torch.cuda.synchronize()
-    dry, repeat = plan.counts(lambda: statistics.mean(timed(_ESTIMATE_RUNS)))
+    dry, repeat = plan.counts(lambda: statistics.mean(time_by_events(call, _ESTIMATE_RUNS, flush)))
     for _ in range(dry):
         call()
-    return aggregate_gpu_time_across_ranks(timed(repeat, plan.rest), plan.aggregate)
+    return aggregate_gpu_time_across_ranks(time_by_events(call, repeat, flush, plan.rest), plan.aggregate)
 
 
 def capture(call: Call) -> torch.cuda.CUDAGraph:

@@ -24,6 +24,18 @@ struct Part {
   const float *o, *lse;
 };
 
+/// Add a part, with its weight.
+template <int VECTORS>
+__device__ __forceinline__ void AddPart(float (&sum)[VECTORS][4], float weight, const float4 (&part)[VECTORS]) {
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    sum[v][0] += weight * part[v].x;
+    sum[v][1] += weight * part[v].y;
+    sum[v][2] += weight * part[v].z;
+    sum[v][3] += weight * part[v].w;
+  }
+}
+
 /// The result of a row from the weighted sum of its parts.
 template <typename Variant, typename Params, int VECTORS>
 __device__ __forceinline__ void Write(const Params& p, const float (&sum)[VECTORS][4], float maximum, float total,
@@ -83,14 +95,7 @@ __device__ __forceinline__ void MergeRow(const Params& p, int count, const PartO
       }
 #pragma unroll
       for (int j = 0; j < IN_FLIGHT; ++j) {
-        const float w = __shfl_sync(0xffffffffu, weight, i + j);  // 0 beyond the last part
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-          sum[v][0] += w * x[j][v].x;
-          sum[v][1] += w * x[j][v].y;
-          sum[v][2] += w * x[j][v].z;
-          sum[v][3] += w * x[j][v].w;
-        }
+        AddPart(sum, __shfl_sync(0xffffffffu, weight, i + j), x[j]);  // 0 beyond the last part
       }
     }
   }
@@ -280,14 +285,7 @@ __device__ __forceinline__ void MergeInCluster(const Params& p, const WorkItem& 
     float sum[VECTORS][4] = {};
 #pragma unroll
     for (int i = 0; i < MAX_CLUSTER; ++i) {
-      const float w = __shfl_sync(0xffffffffu, weight, i);  // 0 beyond the last part
-#pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
-        sum[v][0] += w * x[i][v].x;
-        sum[v][1] += w * x[i][v].y;
-        sum[v][2] += w * x[i][v].z;
-        sum[v][3] += w * x[i][v].w;
-      }
+      AddPart(sum, __shfl_sync(0xffffffffu, weight, i), x[i]);  // 0 beyond the last part
     }
     const int token = p.group.Divide(item.row_begin + row);
     Write<Variant>(p, sum, maximum, total, int64_t(item.qo_begin) + token,
