@@ -9,7 +9,15 @@ import torch
 
 from .errors import ArgumentError
 
-__all__ = ["as_int32", "canonicalize_torch_dtype", "check_shape_dtype_device", "check_tensors", "is_float8", "narrowed"]
+__all__ = [
+    "as_int32",
+    "canonicalize_torch_dtype",
+    "check_integers",
+    "check_shape_dtype_device",
+    "check_tensors",
+    "is_float8",
+    "narrowed",
+]
 
 
 def is_float8(x: torch.Tensor) -> bool:
@@ -41,13 +49,17 @@ def check_tensors(op: str, **arguments: object) -> None:
             raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
 
 
-def narrowed(x: torch.Tensor, name: str) -> torch.Tensor:
-    """int32 of integers; the very tensor if it is that. Others in host memory are looked at: what does not fit would
-    become another number."""
+def check_integers(x: torch.Tensor, name: str) -> None:
     dtype = x.dtype
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
         raise ArgumentError(f"{name} has dtype {dtype}, expected integers, best torch.int32")
-    if dtype is torch.int64 and not x.is_cuda and x.numel():
+
+
+def narrowed(x: torch.Tensor, name: str) -> torch.Tensor:
+    """int32 of integers; the very tensor if it is that. Others in host memory are looked at: what does not fit would
+    become another number."""
+    check_integers(x, name)
+    if x.dtype is torch.int64 and not x.is_cuda and x.numel():
         low, high = x.aminmax()
         limits = torch.iinfo(torch.int32)
         if low < limits.min or high > limits.max:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import ArgumentError
-from ..tensor_checks import narrowed
+from ..tensor_checks import check_integers, narrowed
 
 __all__ = [
     "as_tensor",
@@ -33,6 +33,9 @@ def to_host(op: str, **tensors: Optional[torch.Tensor]) -> list[Any]:
     """int32 arrays on the host, None for None. What lies on a device comes in one copy, however many there are."""
     on_device = [t for t in tensors.values() if t is not None and t.is_cuda]
     if len(on_device) > 1:
+        for name, t in tensors.items():  # concatenated, they would all have one dtype
+            if t is not None and t.dtype is not _INT32:
+                check_integers(t, f"{op}: {name}")
         together = torch.cat([t.reshape(-1) for t in on_device]).cpu()
         parts = zip(together.split([t.numel() for t in on_device]), on_device, strict=True)
         copies = [part if t.ndim == 1 else part.reshape(t.shape) for part, t in parts]
