@@ -2,7 +2,7 @@
 // Kernels that write what top-k and top-p keep of rows: renormalisation, masks (definitions and parameters:
 // sampling.h). A cluster of up to 8 blocks for each row (sieve.cuh).
 // H200, vocabulary 128256, us at 1 / 64 / 512 rows: top_k of 50 renormalised 18.0 / 37.2 / 139, masked 15.7 / 36.1 / 139,
-// top_p of 0.9 of rows that keep 4 % 22.4 / 45.2 / about 185. Rows that keep most of their columns, or that have many ties,
+// top_p of 0.9 of rows that keep 4 % 22.4 / 45.2 / 176. Rows that keep most of their columns, or that have many ties,
 // are read twice or thrice: up to 63 / 89 / 305, equal ones at 64 / 512 rows 73 / 255.
 #pragma once
 #include "split.cuh"
@@ -30,7 +30,8 @@ constexpr int FEW_COLUMNS = 1024;
 
 /// Up to two blocks for each SM: 64 rows by clusters of 8 / 4 blocks take 57.9 / 43.5 us (top_p of 0.9), 128 rows by
 /// clusters of 4 / 2 79.3 / 59.9. More where rows are long. What top-p keeps may be more than one block can list: 512 rows
-/// by one block each took 152 us in one program and 225 in another, it is not known why.
+/// by one block each took 153 us while each row could be listed, 225 where one could not, and 300 where logits of standard
+/// deviation 2.7 instead of 3 made that many; by two blocks 176, 176 and 185.
 template <typename T, bool SIGNED>
 Status LaunchSieve(const RowParams<T>& p, Stream stream) {
   Device device;
