@@ -52,6 +52,12 @@ def test_host_copies_are_made_together(tensors, copies):
     assert all(a is None or a.dtype == np.int32 for a in arrays)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+def test_each_array_answers_for_its_own_dtype(dtype):
+    with pytest.raises(ValueError, match=f"op: second has dtype {dtype}, expected integers"):
+        host.to_host("op", first=on_device(0, 1), second=on_device(1, dtype=dtype), third=on_device(2))
+
+
 def wrappers(batch: Batch, decode: Batch) -> Iterator[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]]:
     """plan of each wrapper, made once so that modules are loaded, and the index arrays it takes."""
     pages, decode_pages = batch.pages(8), decode.pages(8)
