@@ -8,6 +8,7 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
+from ..api_logging import flashinfer_api
 from ..arch import get_compute_capability
 from ..attention.host import as_tensors, to_device
 from ..attention.modules import get_batch_pair_module
@@ -42,6 +43,7 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
         # A plan for two levels does not bring them along.
         return to_device(self._op, ("paged_kv_indptr", "qo_indptr")[which], indptr, self.device, non_blocking)
 
+    @flashinfer_api(trace=None)  # as plan() and run() are: a replay of the log needs it between them
     def plan_alone(self) -> None:
         """Plan a launch of its own."""
         self._shared = None
@@ -69,6 +71,7 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
             and np.diff(indptr).max() * group <= _NARROW_TILE < np.diff(shared_indptr).min() * group
         )
 
+    @flashinfer_api(trace=None)
     def plan_with(self, shared: Level) -> bool:
         """Plan a launch for the keys of both levels; False if the workspaces are too small for it."""
         dtypes, head_dim, *_ = self._module_key

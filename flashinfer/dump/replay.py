@@ -206,8 +206,8 @@ class _Replay:
         key, path = (self.metadata["process_id"], self.metadata["self_id"]), self.metadata["self_class"]
         if func.__name__ == "__init__":
             cls = load_class(path)
-            # Ids are reused after an object dies: the class's own __init__ starts a new one, a base's continues.
-            if key not in self.registry or wraps(cls.__init__, func):
+            # Ids are reused after an object dies: the first logged __init__ starts a new one, a base's continues.
+            if key not in self.registry or func is _first_logged_init(cls):
                 self.registry[key] = cls.__new__(cls)
         if key not in self.registry:
             raise RuntimeError(f"replay: the {path} of this call is unknown, expected a dump of its __init__ before")
@@ -243,6 +243,12 @@ class _Replay:
         kind = encoded.get("class") or f"{encoded['type']} on {encoded['device']}"
         self._missing.append(_Unrecorded(f"{encoded['argument']} ({kind})"))
         return self._missing[-1]
+
+
+def _first_logged_init(cls: type) -> Optional[Callable[..., Any]]:
+    """The ``__init__`` whose dump is the first of an object of ``cls``: that of the class, or of the next base."""
+    names = ((base.__module__, f"{base.__qualname__}.__init__") for base in cls.__mro__)
+    return next((_apis[name] for name in names if name in _apis), None)
 
 
 class _Unrecorded:

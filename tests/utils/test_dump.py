@@ -380,6 +380,27 @@ def test_objects_are_rebuilt_in_a_sequence(dumps, wrapper_class):
     assert replay_from_dump(run, True, "cpu", True, registry)["comparison_match"]
 
 
+class Doubled(Accumulator):
+    """Its own ``__init__`` is not logged, as that of a subclass somebody wrote."""
+
+    def __init__(self, start):
+        super().__init__(2 * start)
+
+
+def test_an_id_that_is_used_again_is_another_object(dumps, wrapper_class):
+    on = dumps()
+    cls = wrapper_class(on.api)
+    cls(1.0).plan(3)
+    other = Doubled(2.0)
+    with pytest.raises(AttributeError):
+        other.run(torch.ones(2))
+    same = {"self_id": id(other)}  # what the allocator does now and then
+    for directory in on.directories:
+        files.append_record(directory / "metadata.jsonl", {**files.read_record(directory), **same})
+    unplanned = replay_sequence(on.root, device="cpu")[-1]
+    assert unplanned["comparison_match"], "the plan of the object that died is not used"
+
+
 def test_calls_within_one_millisecond_keep_their_order(dumps, monkeypatch):
     on = dumps()
     monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_000_000_000)
