@@ -84,7 +84,7 @@ def record_memory() -> Any:
     return tvm_ffi.from_dlpack(torch.zeros(_RECORD_BYTES, dtype=torch.uint8, device="cpu"))
 
 
-def is_misaligned(error: RuntimeError) -> bool:
+def is_misaligned(error: Exception) -> bool:
     """Whether a launch was refused because rows do not start at multiples of 16 bytes. Nothing has run then."""
     return "misaligned address" in str(error)
 

@@ -10,6 +10,7 @@ from typing import Any, Callable, ClassVar, NamedTuple, Optional, Sequence
 
 import torch
 
+from ..argument_kinds import explain_arguments
 from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
@@ -45,6 +46,11 @@ class Launch(NamedTuple):
         q, k, v, out = (aligned(x) for x in self[:4])
         return Launch(q, k, v, out, self.lse, [aligned(x) for x in self.tensors], self.scalars)  # type: ignore[arg-type]
 
+    def named(self, names: Sequence[str]) -> list[tuple[str, Any, Any]]:
+        """Name, type and value of the tensors that there are: q, k, v, out, lse and as many others as have a name."""
+        tensors = zip(names, (*self[:5], *self.tensors), strict=False)
+        return [(name, torch.Tensor, x) for name, x in tensors if x is not None]
+
 
 class PlannedWrapper:
     """Base of the batch wrappers. A subclass plans with ``_native_plan`` and says what is launched in ``_native_call``.
@@ -60,6 +66,8 @@ class PlannedWrapper:
     _num_kv_heads: int
     _planned: Any  #: what the native plan was given, for a plan with other parameters
 
+    #: What callers know the tensors of a launch by.
+    _launched: ClassVar[tuple[str, ...]] = ("q", "k", "v", "out", "lse")
     #: Attributes that ``run`` reads, ``_sm_scale`` aside: objects and numbers.
     _objects: ClassVar[tuple[str, ...]] = ()
     _numbers_read: ClassVar[tuple[str, ...]] = ()
@@ -247,8 +255,9 @@ class PlannedWrapper:
         try:
             module, name, args = self._native_call(launch, pdl)
             getattr(module, name)(*args)
-        except RuntimeError as error:
+        except Exception as error:
             if not is_misaligned(error):
+                explain_arguments(f"{self._op}.run", error, *launch.named(self._launched))
                 raise
             copies = launch.aligned()
             module, name, args = self._native_call(copies, pdl)
@@ -265,8 +274,9 @@ class PlannedWrapper:
         module, name, args = self._native_call(launch, use_pdl(launch.q, enable_pdl))
         try:
             getattr(module, f"record_{name}")(self._record_memory, self._is_capturable, *args)
-        except RuntimeError as error:
+        except Exception as error:
             if not is_misaligned(error):
+                explain_arguments(f"{self._op}.run", error, *launch.named(self._launched))
                 raise
             self._launch(launch, enable_pdl)
             return

@@ -20,7 +20,7 @@ from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.wrapper import Launch, PlannedWrapper, run_planned
 from ..errors import ArgumentError
 from ..jit.attention import gen_batch_mla_module
-from ..tensor_checks import canonicalize_torch_dtype, narrowed
+from ..tensor_checks import canonicalize_torch_dtype, check_tensors, narrowed
 from ..trace.templates.mla import mla_paged_trace
 from ..utils import get_compute_capability
 from ..wrapping import compiler, is_traced
@@ -76,6 +76,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     _blackwell_auto_fallback_warned = False
     _page_ranges: Optional[tuple[np.ndarray, np.ndarray]] = None  # where pages of requests begin, and their keys
 
+    _launched = ("q_nope", "ckv_cache", "kpe_cache", "out", "lse", "q_pe")
     _is_capturable = True  # by any wrapper: tables are read through the plan
     _objects = (
         "_plan_info",
@@ -413,6 +414,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
 
     def _check_run(self, op: str, q_nope: Any, q_pe: Any, ckv_cache: Any, kpe_cache: Any) -> None:
         named = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv_cache, "kpe_cache": kpe_cache}
+        check_tensors(op, **named)
         for name, tensor in named.items():
             expected = self._cached_q_data_type if name.startswith("q") else self._cached_kv_data_type
             if tensor.dtype != expected:

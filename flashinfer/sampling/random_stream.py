@@ -72,7 +72,7 @@ def take_from_default(increment: int, input: torch.Tensor, device: int) -> tuple
     else:
         if device >= 0:
             _cuda_generators[device] = get_default_generators(input.device)
-        seed, offset = get_seed_and_offset(increment, None, input.device)
+        seed, offset = get_seed_and_offset(increment, None, input.device if device >= 0 else None)
     return (seed if seed < 0x8000000000000000 else as_int64(seed)), offset
 
 

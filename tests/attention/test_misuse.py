@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashinfer
 from flashinfer.errors import ArgumentError
@@ -121,6 +122,23 @@ def test_buffers_of_the_caller(device, kind):
     result = scene.run(out=out, lse=score, return_lse=True)
     assert result[0].data_ptr() == out.data_ptr() and result[1].data_ptr() == score.data_ptr()
     assert torch.equal(out, o) and torch.equal(score, lse)
+
+
+@kinds
+def test_tensors_without_memory(device, kind):
+    """Named as the caller knows them, also where an earlier call of the same form went well."""
+    scene = Scene(kind, device)
+    scene.plan()
+    scene.run()
+    keys = list(scene.given)[1]
+    for name, argument in (("q", "q"), ("k", keys)):
+        given = scene.given[argument]
+        with pytest.raises(ArgumentError, match=rf"{kind.__name__}\.run: {name} is on meta, expected the CPU or"):
+            scene.run(**{argument: given.to("meta")})
+        with pytest.raises(ArgumentError, match=rf"{kind.__name__}\.run: {name} is a FakeTensor, expected one with"):
+            scene.run(**{argument: FakeTensorMode().from_tensor(given)})
+        with pytest.raises(ArgumentError, match=rf"{kind.__name__}\.run: {name} has layout torch.sparse_coo"):
+            scene.run(**{argument: given.to_sparse()})
 
 
 @prefill_kinds

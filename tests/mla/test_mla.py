@@ -12,6 +12,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashinfer
 from flashinfer import BatchMLAPagedAttentionWrapper
@@ -258,6 +259,20 @@ def test_bad_runs(device):
     batch.plan(wrapper, use_profiler=True)
     with pytest.raises(ValueError, match="profiler_buffer is None"):
         wrapper.run(*batch.arguments)
+
+
+@pytest.mark.parametrize("name", ["q_nope", "q_pe", "ckv_cache", "kpe_cache"])
+def test_tensors_without_memory(device, name):
+    """Not a crash: q_pe and kpe_cache may be left out of native calls, and were not looked at."""
+    batch = Latent(device, qo_lens=[1], kv_lens=[33])
+    wrapper = batch.wrapper()
+    given = dict(zip(("q_nope", "q_pe", "ckv_cache", "kpe_cache"), batch.arguments, strict=True))
+    with pytest.raises(ArgumentError, match=rf"\.run: {name} is a FakeTensor, expected one with data"):
+        wrapper.run(**{**given, name: FakeTensorMode().from_tensor(given[name])})
+    with pytest.raises(ArgumentError, match=rf"\.run: {name} is on meta, expected the CPU or a CUDA device"):
+        wrapper.run(**{**given, name: given[name].to("meta")})
+    with pytest.raises(TypeError, match=rf"\.run: {name} is a NoneType, expected a tensor"):
+        wrapper.run(**{**given, name: None})
 
 
 def test_bad_scales(device):

@@ -152,6 +152,17 @@ def test_devices_do_not_mix():
         flashinfer.sampling_from_probs(P.cuda(), seed=torch.zeros(1).long(), offset=torch.zeros(1).long())
 
 
+def test_devices_without_kernels():
+    """Whose random numbers they would be is not the question."""
+    probs = torch.ones(2, 8, device="meta")
+    for name, call in (
+        ("probs", lambda: flashinfer.sampling.sampling_from_probs(probs)),
+        ("logits", lambda: flashinfer.sampling.top_k_top_p_sampling_from_logits(probs, 3, 0.5)),
+    ):
+        with pytest.raises(ArgumentError, match=rf": {name} is on meta, expected the CPU or a CUDA device"):
+            call()
+
+
 def test_names(device):
     module = flashinfer.sampling.get_sampling_module()
     assert module is flashinfer.sampling.get_sampling_module()
