@@ -171,7 +171,11 @@ def _attend(
         sinks = sinks.reshape(-1).float()  # no copy where they are that already
     module, extras = _module_of(q, k, v, sm_scale, sinks, q_len, draft_mask)
     plan = uniform_plan(op, module, q.device, workspace, sizes)
-    tables = (plan.kv_indptr, as_int32(block_tables), as_int32(seq_lens))
+    lengths = as_int32(seq_lens)
+    if not q.is_cuda:
+        _check_lengths(op, lengths, min(max_seq_len, pages * page_size))
+        lengths = lengths - (pages - 1) * page_size  # of the last page (UniformPlan)
+    tables = (plan.kv_indptr, as_int32(block_tables), lengths)
     head = (workspace, plan.int_workspace, plan.info, q, k, v)
     tail = (layout, window_left, use_pdl(q, enable_pdl), *extras)
     if q_len == 1:
@@ -179,6 +183,18 @@ def _attend(
     else:
         mask_mode = CUSTOM if draft_mask is not None else CAUSAL
         module.paged_run(*head, plan.qo_indptr, *tables, out, None, mask_mode, *tail)
+
+
+def _check_lengths(op: str, lengths: torch.Tensor, limit: int) -> None:
+    """What a GPU is not asked for: lengths that neither the plan nor the table have room for."""
+    if not lengths.numel():
+        return
+    low, high = (int(x) for x in lengths.aminmax())
+    if low < 0 or high > limit:
+        bad = low if low < 0 else high
+        raise ArgumentError(
+            f"{op}: seq_lens has {bad}, expected 0 to {limit} (max_seq_len, and what the pages of a request hold)"
+        )
 
 
 def as_int32(x: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,8 @@ class UniformPlan:
 
     Kernels take a request's keys from its work items, and their number from ``(pages - 1) * page_size +
     last_page_len``. With one page for each request in ``kv_indptr``, lengths can stand for ``last_page_len`` as they
-    are.
+    are. On the CPU, where the ids of a request's pages are looked at before a launch, ``kv_indptr`` says where its row
+    of the table begins, and ``last_page_len`` is what its length has beyond the pages before the last.
     """
 
     info: Any
@@ -113,7 +114,8 @@ def _make(module: Any, device: torch.device, float_workspace: torch.Tensor, size
         pinned = torch.empty(int_bytes, dtype=torch.uint8, device="cpu", pin_memory=on_cuda)
         offsets = torch.arange(sizes.batch_size + 1, dtype=torch.int32, device=device)
         info = module.plan_uniform(float_workspace, int_workspace, pinned, *arguments)
-        plan = UniformPlan(info, int_workspace, pinned, offsets * sizes.q_len, offsets)
+        rows = offsets if on_cuda else offsets * sizes.pages_per_request
+        plan = UniformPlan(info, int_workspace, pinned, offsets * sizes.q_len, rows)
         if on_cuda:
             torch.cuda.current_stream(device).synchronize()
     return plan

@@ -74,6 +74,43 @@ def test_decode(device, layout, window_left):
     assert not call.workspace[: 8 << 20].any()
 
 
+@pytest.mark.parametrize("padding", [-1, 1 << 24])
+def test_padding_of_tables(device, padding):
+    """Nobody reads the entries behind the pages of a request."""
+    call = Tables(device)
+    for i, n in enumerate(KV_LENS):
+        call.tables[i, -(-n // PAGE) :] = padding
+    expected = call.batch.expected()
+    close(xqa_batch_decode_with_kv_cache(*call.decode, bmm1_scale=SCALE), expected)
+    output = torch.empty_like(call.batch.q)
+    call.xqa(output.unsqueeze(1))
+    close(output, expected)
+
+
+@pytest.mark.parametrize("q_len", [1, 2])
+def test_tables_that_a_cpu_refuses(q_len):
+    call = Tables("cpu", q_len=q_len, kv_lens=[20, 40])
+    query, cache, scratch, tables, lens, _ = call.decode
+
+    def decode(tables, lens, max_seq_len=48):
+        options = {"bmm1_scale": SCALE, "q_len_per_req": q_len}
+        return xqa_batch_decode_with_kv_cache(query, cache, scratch, tables, lens, max_seq_len, **options)
+
+    bad = tables.clone()
+    bad[1, 2] = 1 << 24
+    with pytest.raises(ArgumentError, match=rf"kv_indices\[5\] = {1 << 24}, expected 0 to {len(cache) - 1} "):
+        decode(bad, lens)
+    for first, second, wrong, max_seq_len, limit in (
+        (49, 20, 49, 99, 48),
+        (20, 49, 49, 99, 48),
+        (-1, 20, -1, 48, 48),
+        (20, 40, 40, 30, 30),
+    ):
+        with pytest.raises(ArgumentError, match=rf"seq_lens has {wrong}, expected 0 to {limit} "):
+            decode(tables, torch.tensor([first, second]), max_seq_len)
+    close(decode(tables, lens), call.batch.expected(Attention(causal=True, sm_scale=SCALE)))
+
+
 def test_layout_of_trtllm_is_heads_first(device):
     call = Tables(device, "HND")
     close(trtllm_batch_decode_with_kv_cache(*call.decode, bmm1_scale=SCALE), call.batch.expected())
