@@ -71,10 +71,11 @@ def rows_on_host(batch_size: int, rows: int) -> torch.Tensor:
 
 
 def to_device(owner: str, name: str, x: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
-    """int32 on the device; the very tensor when it is that already. ``name`` is an argument of the owner's plan."""
-    if x.dtype is _INT32 and x.device == device:
-        return x
-    return narrowed(x, f"{owner}.plan: {name}").to(device=device, non_blocking=non_blocking)
+    """int32 on the device, one after the other; the very tensor when it is that already. ``name`` is an argument of the
+    owner's plan."""
+    if x.dtype is not _INT32 or x.device != device:
+        x = narrowed(x, f"{owner}.plan: {name}").to(device=device, non_blocking=non_blocking)
+    return x.contiguous()
 
 
 def segment_lens(op: str, name: str, indptr: np.ndarray) -> np.ndarray:

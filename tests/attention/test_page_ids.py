@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page ids of 64 bits, and pages that are far away. What a GPU cannot refuse, a CPU can: pages outside of the cache,
-among those that hold keys."""
+"""Page ids of 64 bits or with strides, and pages that are far away. What a GPU cannot refuse, a CPU can: pages outside of
+the cache, among those that hold keys."""
 
 from __future__ import annotations
 
@@ -37,6 +37,29 @@ def test_pages_outside_of_the_cache(kind, place, value):
     with pytest.raises(ArgumentError, match=rf"kv_indices\[{place}\] = {value}, expected 0 to {len(cache) - 1} "):
         attend(bad)
     assert torch.equal(attend(indices), expected)
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "ragged"])
+def test_index_arrays_with_strides(device, kind):
+    batch = Batch([1, 1, 1], [7, 5, 9], device=device)
+    pages = batch.pages(PAGE)
+
+    def apart(*arrays: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.stack([x, x + 1000], dim=1)[:, 0] for x in arrays]
+
+    options = {"q_data_type": torch.float16}
+    given = (batch.q, batch.cache(pages, form="combined"))
+    if kind == "decode":
+        wrapper = BatchDecodeWithPagedKVCacheWrapper(calls.workspace(device))
+        wrapper.plan(*apart(*pages.table), *batch.heads, 64, PAGE, **options)
+    elif kind == "prefill":
+        wrapper = BatchPrefillWithPagedKVCacheWrapper(calls.workspace(device))
+        wrapper.plan(*apart(batch.qo_indptr, *pages.table), *batch.heads, 64, PAGE, **options)
+    else:
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(calls.workspace(device))
+        wrapper.plan(*apart(batch.qo_indptr, batch.kv_indptr), *batch.heads, 64, **options)
+        given = (batch.q, batch.k, batch.v)
+    torch.testing.assert_close(wrapper.run(*given).float(), batch.expected()[0], rtol=2e-3, atol=2e-3)
 
 
 FAR = 1 << 30  # elements from page to page: offsets pass 2^31 elements and 2^32 bytes from page 2 on
