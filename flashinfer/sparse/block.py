@@ -200,6 +200,10 @@ class BlockSparseAttentionWrapper:
 
     begin_forward = plan
 
+    def _require_plan(self) -> None:
+        if not hasattr(self, "_shape"):
+            raise ArgumentError(f"{_OP}.run: plan() was not called, expected it before run()")
+
     @staticmethod
     def _row_masks(
         op: str, mask: torch.Tensor, indptr: torch.Tensor, offsets: np.ndarray, M: int, R: int
@@ -250,8 +254,7 @@ class BlockSparseAttentionWrapper:
         lse : torch.Tensor
             ``(M, num_qo_heads)`` float32, base 2, with ``return_lse``.
         """
-        if not hasattr(self, "_shape"):
-            raise ArgumentError(f"{_OP}.run: plan() was not called, expected it before run()")
+        self._require_plan()
         _, N, C = self._shape
         for name, x in (("k", k), ("v", v)):
             if x.ndim != 3 or x.shape[0] != N:
@@ -279,6 +282,7 @@ class BlockSparseAttentionWrapper:
         rope_theta: Optional[float] = None,
     ) -> Result:
         """``run`` after replacing what ``plan`` was told; kept for published callers."""
+        self._require_plan()
         wrapper = self._wrapper
         wrapper._replace_parameters(
             wrapper._causal,

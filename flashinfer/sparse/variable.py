@@ -125,6 +125,10 @@ class VariableBlockSparseAttentionWrapper:
 
     begin_forward = plan
 
+    def _require_plan(self) -> None:
+        if not hasattr(self, "_sizes"):
+            raise ArgumentError(f"{_OP}.run: plan() was not called, expected it before run()")
+
     @flashinfer_api(trace=variable_block_sparse_trace)
     def run(
         self,
@@ -146,7 +150,7 @@ class VariableBlockSparseAttentionWrapper:
             ``(num_kv_heads, kv_len, head_dim)``.
         out : Optional[torch.Tensor]
             ``(num_qo_heads, qo_len, head_dim)``, or ``(num_kv_heads * qo_len, group, head_dim)``, the order in which it
-            is computed.
+            is computed. The first where both are the same shape.
         lse : Optional[torch.Tensor]
             As ``out`` without the last dimension, float32.
         return_lse : bool
@@ -161,8 +165,7 @@ class VariableBlockSparseAttentionWrapper:
         lse : torch.Tensor
             ``(num_qo_heads, qo_len)`` float32, base 2, with ``return_lse``.
         """
-        if not hasattr(self, "_sizes"):
-            raise ArgumentError(f"{_OP}.run: plan() was not called, expected it before run()")
+        self._require_plan()
         heads, group, qo_len, kv_len = self._sizes
         if tuple(q.shape[:2]) != (heads * group, qo_len):
             raise ArgumentError(
@@ -175,8 +178,9 @@ class VariableBlockSparseAttentionWrapper:
                 )
         rows = q.unflatten(0, (heads, group)).transpose(1, 2).reshape(heads * qo_len, group, q.shape[-1])
         pages = tuple(x.reshape(heads * kv_len, 1, 1, x.shape[-1]) for x in (k, v))
-        inner = out if out is not None and tuple(out.shape) == tuple(rows.shape) else None
-        inner_lse = lse if lse is not None and tuple(lse.shape) == tuple(rows.shape[:2]) else None
+        has_inner_shape = qo_len != group  # or else heads come first in both
+        inner = out if has_inner_shape and out is not None and out.shape == rows.shape else None
+        inner_lse = lse if has_inner_shape and lse is not None and lse.shape == rows.shape[:2] else None
         if out is not None and inner is None:
             output_buffer(f"{_OP}.run", out, (heads * group, qo_len, q.shape[-1]), self._wrapper._cached_o_data_type, q)
         if lse is not None and inner_lse is None:
@@ -210,6 +214,7 @@ class VariableBlockSparseAttentionWrapper:
         rope_theta: Optional[float] = None,
     ) -> Result:
         """``run`` after replacing what ``plan`` was told; kept for published callers."""
+        self._require_plan()
         wrapper = self._wrapper
         wrapper._replace_parameters(
             wrapper._causal,

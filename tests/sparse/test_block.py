@@ -122,8 +122,9 @@ def test_bad_run(device):
     with pytest.raises(ArgumentError, match=r"vsa_sm100.*needs a Blackwell GPU"):
         flashinfer.BlockSparseAttentionWrapper(workspace(device), backend="vsa_sm100")
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
-    with pytest.raises(ArgumentError, match=r"plan\(\) was not called"):
-        wrapper.run(q, k, v)
+    for call in (wrapper.run, wrapper.forward):
+        with pytest.raises(ArgumentError, match=r"plan\(\) was not called"):
+            call(q, k, v)
     wrapper.plan(**PLAN, num_qo_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM)
     with pytest.raises(
         ArgumentError, match=re.escape("k has shape (31, 2, 64), expected (32, num_kv_heads, head_dim)")

@@ -61,6 +61,20 @@ def test_pattern(device, heads, kv_heads):
     close((wrapper.run(q, k, v, out=inner), lse), reference)
 
 
+def test_as_many_rows_as_heads_in_a_group(device):
+    """The shape of q is then that of the order in which results are computed, too."""
+    group, kv_heads = 4, 2
+    plan = torch.ones(kv_heads, 1, 1, dtype=torch.bool), torch.full((kv_heads, 1), group), torch.full((kv_heads, 1), 9)
+    wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace(device))
+    wrapper.plan(*plan, group * kv_heads, kv_heads, DIM)
+    q = randn(group * kv_heads, group, DIM, dtype=torch.float16, device=device)
+    k, v = (randn(kv_heads, 9, DIM, dtype=torch.float16, device=device) for _ in range(2))
+    result = wrapper.run(q, k, v, return_lse=True)
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=device)
+    assert wrapper.run(q, k, v, out=out, lse=lse) is out
+    assert torch.equal(out, result[0]) and torch.equal(lse, result[1])
+
+
 def test_legacy_names(device):
     pattern, rows, columns = torch.ones(1, 1, 2, dtype=torch.bool), torch.tensor([[5]]), torch.tensor([[4, 3]])
     wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace(device))
@@ -99,8 +113,9 @@ def test_bad_plan(device, change, text):
 def test_bad_run(device):
     wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace(device))
     q, k = (torch.empty(n, m, DIM, dtype=torch.float16, device=device) for n, m in ((4, 15), (2, 20)))
-    with pytest.raises(ArgumentError, match=r"plan\(\) was not called"):
-        wrapper.run(q, k, k)
+    for call in (wrapper.run, wrapper.forward):
+        with pytest.raises(ArgumentError, match=r"plan\(\) was not called"):
+            call(q, k, k)
     wrapper.plan(**PLAN, num_kv_heads=2, head_dim=DIM)
     with pytest.raises(ArgumentError, match=re.escape("q has shape (4, 14, 64), expected (4, 15, head_dim)")):
         wrapper.run(q[:, 1:], k, k)
