@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page ids of 64 bits or with strides, and pages that are far away. What a GPU cannot refuse, a CPU can: pages outside of
-the cache, among those that hold keys."""
+"""Page ids of 64 bits or with strides, and pages that are far away. What a GPU cannot refuse, a CPU can: pages outside
+of the cache, among those that hold keys."""
 
 from __future__ import annotations
 
