@@ -34,6 +34,79 @@ struct Chunks {
   uint32_t largest[MIN_P_WARPS];  // keys
 };
 
+/// What a warp keeps of its own chunks; functions are for all lanes.
+struct KeptChunks {
+  const SegmentSource& source;
+  const MinPFilter& filter;
+  int log2_size;     // vectors of a chunk
+  uint16_t* listed;  // chunks
+  uint64_t* masses;  // of these
+  int size = 0;      // how many
+
+  /// First column of this lane's vector j of a chunk.
+  __device__ __forceinline__ int Column(int chunk, int j) const {
+    return ((chunk << log2_size) + j) * WARP_COLUMNS + threadIdx.x % 32 * 4;
+  }
+  __device__ __forceinline__ void Keep(float (&x)[4]) const {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] = filter(x[e]);
+  }
+
+  /// Masses of all that are listed, and their sum.
+  __device__ __forceinline__ uint64_t Sum() {
+    constexpr int AT_ONCE = 4;
+    uint64_t total = 0;
+#pragma unroll 1
+    for (int base = 0; base < size; base += AT_ONCE) {
+      uint64_t mass[AT_ONCE] = {};
+#pragma unroll 1
+      for (int j = 0; j < 1 << log2_size; ++j) {
+        float x[AT_ONCE][4];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) source.LoadFour(Column(listed[min(base + k, size - 1)], j), 0.f, x[k]);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+          Keep(x[k]);
+          mass[k] += filter.Mass(SumOf(x[k]));
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) {
+        if (base + k < size) {
+          mass[k] = WarpMass(mass[k]);
+          total += mass[k];
+          if (threadIdx.x % 32 == 0) masses[base + k] = mass[k];
+        }
+      }
+    }
+    return total;
+  }
+
+  /// The lane that has `target` calls found(column). `before`: the mass of other warps' chunks.
+  template <typename F>
+  __device__ __forceinline__ void Find(uint64_t target, uint64_t before, const F& found) const {
+    const int lane = threadIdx.x % 32;
+    int chunk = 0;
+#pragma unroll 1
+    for (int base = 0; base < size; base += 32) {
+      const uint64_t mass = base + lane < size ? masses[base + lane] : 0, through = before + WarpInclusiveScan(mass);
+      const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
+      const int at = reached == 0 ? 31 : __ffs(reached) - 1;
+      before = __shfl_sync(0xffffffffu, reached == 0 ? through : through - mass, at);
+      chunk = listed[min(base + at, size - 1)];
+      if (reached != 0) break;
+    }
+    const auto mass_of = [&](float sum) { return filter.Mass(sum); };
+#pragma unroll 1
+    for (int j = 0; j < 1 << log2_size; ++j) {
+      float x[4];
+      source.LoadFour(Column(chunk, j), 0.f, x);
+      Keep(x);
+      if (FindInWarp(x, Column(chunk, j), target, 0, before, mass_of, found)) return;
+    }
+  }
+};
+
 /// One column of those from min_p times the largest on: the largest of chunks first, masses of few chunks later.
 __global__ void __launch_bounds__(MIN_P_WARPS * 32, 1) MinPKernel(const __grid_constant__ SampleParams p) {
   __shared__ Chunks chunks;
@@ -76,83 +149,32 @@ __global__ void __launch_bounds__(MIN_P_WARPS * 32, 1) MinPKernel(const __grid_c
   if (lane == 0) chunks.largest[warp] = key;
   __syncthreads();
   const MinPFilter filter(min_p, FromBits(WarpLargest(lane < warps ? chunks.largest[lane] : 0)));
-  const auto mass_of = [&](float sum) { return filter.Mass(sum); };
-  const auto column_of = [&](int chunk, int j) { return ((chunk << log2_size) + j) * WARP_COLUMNS + lane * 4; };
-  const auto keep = [&](float (&x)[4]) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[e] = filter(x[e]);
-  };
 
   // What is kept of this warp's chunks, and what it weighs.
-  uint16_t* const listed = chunks.listed + begin;
-  uint64_t* const masses = chunks.masses + begin;
-  int size = 0;
+  KeptChunks kept{source, filter, log2_size, chunks.listed + begin, chunks.masses + begin};
 #pragma unroll 1
   for (int base = begin; base < end; base += 32) {
     const int c = base + lane;
     const uint32_t of_chunk = c < count ? chunks.keys[c] : 0;
     const bool is_kept = filter(FromBits(of_chunk)) > 0.f;
     const uint32_t those = __ballot_sync(0xffffffffu, is_kept);
-    if (is_kept) listed[size + __popc(those & ((1u << lane) - 1))] = uint16_t(c);
-    size += __popc(those);
+    if (is_kept) kept.listed[kept.size + __popc(those & ((1u << lane) - 1))] = uint16_t(c);
+    kept.size += __popc(those);
   }
   __syncwarp();
-  constexpr int AT_ONCE = 4;
-  uint64_t total = 0;
-#pragma unroll 1
-  for (int base = 0; base < size; base += AT_ONCE) {
-    uint64_t mass[AT_ONCE] = {};
-#pragma unroll 1
-    for (int j = 0; j < 1 << log2_size; ++j) {
-      float x[AT_ONCE][4];
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) source.LoadFour(column_of(listed[min(base + k, size - 1)], j), 0.f, x[k]);
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) {
-        keep(x[k]);
-        mass[k] += mass_of(SumOf(x[k]));
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; ++k) {
-      if (base + k < size) {
-        mass[k] = WarpMass(mass[k]);
-        total += mass[k];
-        if (lane == 0) masses[base + k] = mass[k];
-      }
-    }
-  }
+  const uint64_t total = kept.Sum();
   if (lane == 0) chunks.totals[warp] = total;
   __syncthreads();
   const uint64_t through = WarpInclusiveScan(lane < warps ? chunks.totals[lane] : 0);
   const uint64_t of_row = __shfl_sync(0xffffffffu, through, 31);
-  uint64_t before = __shfl_sync(0xffffffffu, through, warp) - total;
+  const uint64_t before = __shfl_sync(0xffffffffu, through, warp) - total;
   if (of_row == 0) {
     if (threadIdx.x == 0) WriteToken(p, output, -1);
     return;
   }
   const uint64_t target = TargetOf(random, of_row);
   if (target <= before || target > before + total) return;
-
-  // This warp has it.
-  int chunk = 0;
-#pragma unroll 1
-  for (int base = 0; base < size; base += 32) {
-    const uint64_t mass = base + lane < size ? masses[base + lane] : 0, through = before + WarpInclusiveScan(mass);
-    const uint32_t reached = __ballot_sync(0xffffffffu, through >= target);
-    const int at = reached == 0 ? 31 : __ffs(reached) - 1;
-    before = __shfl_sync(0xffffffffu, reached == 0 ? through : through - mass, at);
-    chunk = listed[min(base + at, size - 1)];
-    if (reached != 0) break;
-  }
-#pragma unroll 1
-  for (int j = 0; j < 1 << log2_size; ++j) {
-    float x[4];
-    source.LoadFour(column_of(chunk, j), 0.f, x);
-    keep(x);
-    const auto write = [&](int column) { WriteToken(p, output, column); };
-    if (FindInWarp(x, column_of(chunk, j), target, 0, before, mass_of, write)) return;
-  }
+  kept.Find(target, before, [&](int column) { WriteToken(p, output, column); });
 }
 
 }  // namespace sampling

@@ -13,6 +13,94 @@ constexpr int TWO_WARPS = 16;  // of each block of a cluster of two
 
 enum class From { kProbs, kLogits, kMinP };
 
+/// The sums of this warp's segments, of probabilities or logits: send(segment, sum) is called for each.
+template <bool LOGITS, typename Meanwhile, typename Top, typename Send>
+__device__ __forceinline__ void SendSums(const SegmentSource& source, const Meanwhile& meanwhile, const Top& top_of_row,
+                                         const Send& send) {
+  float x[VECTORS][4];
+  constexpr float PAD = LOGITS ? -INFINITY : 0.f;
+  ForEachSegment<true>(source, PAD, x, meanwhile, [&](int segment, const auto& wait, const auto& refill) {
+    SegmentSum sum{};
+    UnitMassSum mass;
+    float largest = 0.f;
+    LogitScale scale(0.f);
+    if constexpr (LOGITS) {
+      scale = ScaleOf(x, top_of_row);
+      sum.exponent = scale.exponent;
+    }
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[j][e] = LOGITS ? scale.Summand(x[j][e]) : Positive(x[j][e]);
+      const float four = SumOf(x[j]);
+      mass.Add(four);
+      if (!LOGITS) largest = fmaxf(largest, four);
+      refill(j);
+    }
+    if (!LOGITS) sum.has_positive = __any_sync(0xffffffffu, largest > 0.f);
+    sum.mass = mass.OfWarp();
+    wait();
+    send(segment, sum);
+  });
+}
+
+/// The same of what min-p keeps, from the last segment, `held`, on, which is in x. `keys`: largest weights of segments.
+template <typename Send>
+__device__ __forceinline__ void SendKept(const SegmentSource& source, const MinPFilter& filter, const uint32_t* keys,
+                                         int warps, int held, float (&x)[VECTORS][4], const Send& send) {
+#pragma unroll 1
+  for (int segment = held; segment >= 0; segment -= ptx::ClusterSize() * warps) {
+    SegmentSum sum{};
+    if (filter(FromBits(keys[segment])) > 0.f) {
+      if (segment != held) source.Load<false>(segment, 0.f, x);
+      ForEachColumn(x, [&](float& value) { value = filter(value); });
+      uint64_t mass = 0;
+#pragma unroll
+      for (int j = 0; j < VECTORS; ++j) mass += filter.Mass(SumOf(x[j]));
+      sum.mass = WarpMass(mass);
+    }
+    send(segment, sum);
+  }
+}
+
+/// The column that `target`, a unit of the masses of a segment, is in: each warp sums up a vector of all lanes, or some,
+/// and one lane calls found(j, column) of vector j. weights_of(j, four): what this lane has of it.
+template <typename Weights, typename Mass, typename F>
+__device__ __forceinline__ void FindInSegment(uint64_t target, int shift, int warp, int warps,
+                                              uint64_t (&masses)[VECTORS], const Weights& weights_of,
+                                              const Mass& mass_of, const F& found) {
+  const int lane = threadIdx.x % 32;
+  float four[4];
+  uint64_t mass = 0;
+#pragma unroll 1
+  for (int j = warp; j < VECTORS; j += warps) {
+    weights_of(j, four);
+    mass = mass_of(SumOf(four));
+    const uint64_t of_warp = WarpMass(mass);
+    if (lane == 0) masses[j] = of_warp;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int j = warp; j < VECTORS; j += warps) {
+    uint64_t before = 0;
+#pragma unroll
+    for (int k = 0; k < VECTORS - 1; ++k) before += k < j ? masses[k] : 0;
+    if (before >> shift >= target) return;
+    if (warps < VECTORS) {
+      if (j < VECTORS - 1 && (before + masses[j]) >> shift < target) continue;
+      weights_of(j, four);
+      mass = mass_of(SumOf(four));
+    }
+    const uint64_t through = before + WarpInclusiveScan(mass);
+    const uint32_t reached = __ballot_sync(0xffffffffu, through >> shift >= target);
+    if (reached == 0) continue;
+    if (lane != __ffs(reached) - 1) return;
+    const uint64_t mine = through - mass;
+    found(j, ColumnOfFour(four, [&](float sum) { return (mine + mass_of(sum)) >> shift >= target; }));
+    return;
+  }
+}
+
 /// One column. kMinP is for few rows: all blocks are told the largest weights of all segments, `keys`, and wait for
 /// them; then each warp sums up what is kept of its own segments.
 template <From FROM>
@@ -37,13 +125,13 @@ __global__ void __launch_bounds__(TWO_WARPS * 32, 2) StreamKernel(const __grid_c
     if (lane == 0) sum.Send(sums + segment, 0, &barrier);
   };
   const auto top_of_row = [&] { return LargestProductApart(source, 1.f); };
-  float x[VECTORS][4];
   MinPFilter filter(0.f, 0.f);
   uint64_t random = 0;
   const auto draw = [&] {
     if (ptx::ClusterRank() == 0) random = RandomOf(p, output);
   };
   if constexpr (MIN_P) {
+    float x[VECTORS][4];
     const int held = ForEachSegment<false>(source, PAD, x, draw, [&](int segment, const auto& wait, const auto&) {
       const uint32_t key = WarpLargest(Bits(Positive(LargestOf(x))));
       wait();
@@ -55,43 +143,9 @@ __global__ void __launch_bounds__(TWO_WARPS * 32, 2) StreamKernel(const __grid_c
 #pragma unroll 4
     for (int s = lane; s < count; s += 32) key = max(key, keys[s]);
     filter = MinPFilter(min_p, FromBits(WarpLargest(key)));
-#pragma unroll 1
-    for (int segment = held; segment >= 0; segment -= ptx::ClusterSize() * warps) {
-      SegmentSum sum{};
-      if (filter(FromBits(keys[segment])) > 0.f) {
-        if (segment != held) source.Load<false>(segment, PAD, x);
-        ForEachColumn(x, [&](float& value) { value = filter(value); });
-        uint64_t mass = 0;
-#pragma unroll
-        for (int j = 0; j < VECTORS; ++j) mass += filter.Mass(SumOf(x[j]));
-        sum.mass = WarpMass(mass);
-      }
-      send(segment, sum);
-    }
+    SendKept(source, filter, keys, warps, held, x, send);
   } else {
-    ForEachSegment<true>(source, PAD, x, draw, [&](int segment, const auto& wait, const auto& refill) {
-      SegmentSum sum{};
-      UnitMassSum mass;
-      float largest = 0.f;
-      LogitScale scale(0.f);
-      if constexpr (LOGITS) {
-        scale = ScaleOf(x, top_of_row);
-        sum.exponent = scale.exponent;
-      }
-#pragma unroll
-      for (int j = 0; j < VECTORS; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[j][e] = LOGITS ? scale.Summand(x[j][e]) : Positive(x[j][e]);
-        const float four = SumOf(x[j]);
-        mass.Add(four);
-        if (!LOGITS) largest = fmaxf(largest, four);
-        refill(j);
-      }
-      if (!LOGITS) sum.has_positive = __any_sync(0xffffffffu, largest > 0.f);
-      sum.mass = mass.OfWarp();
-      wait();
-      send(segment, sum);
-    });
+    SendSums<LOGITS>(source, draw, top_of_row, send);
   }
   // A warp for each vector of the segment is enough; of a cluster of one, all wait for each other first.
   if (ptx::ClusterRank() != 0 || (warp >= VECTORS && ptx::ClusterSize() > 1)) return;
@@ -105,13 +159,9 @@ __global__ void __launch_bounds__(TWO_WARPS * 32, 2) StreamKernel(const __grid_c
     return;
   }
 
-  // The column: each warp sums up a vector of all lanes, or some; one of them has it.
   const SegmentSum& picked = sums[pick.segment];
   const LogitScale scale = LogitScale::Of(LOGITS ? picked.exponent : 0, top_of_row);
-  const int shift = LOGITS ? picked.ShiftTo(pick.top) : 0;
-  const auto mass_of = [&](float sum) { return MIN_P ? filter.Mass(sum) : UnitMass(sum); };
-  float four[4];
-  const auto load = [&](int j) {
+  const auto weights_of = [&](int j, float (&four)[4]) {
     source.LoadFour(SegmentSource::Column(pick.segment, j), PAD, four);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -119,35 +169,9 @@ __global__ void __launch_bounds__(TWO_WARPS * 32, 2) StreamKernel(const __grid_c
       four[e] = MIN_P ? filter(four[e]) : Positive(LOGITS ? scale.Weight(four[e]) : four[e]);
     }
   };
-  uint64_t mass = 0;
-#pragma unroll 1
-  for (int j = warp; j < VECTORS; j += warps) {
-    load(j);
-    mass = mass_of(SumOf(four));
-    const uint64_t of_warp = WarpMass(mass);
-    if (lane == 0) masses[j] = of_warp;
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (int j = warp; j < VECTORS; j += warps) {
-    uint64_t before = 0;
-#pragma unroll
-    for (int k = 0; k < VECTORS - 1; ++k) before += k < j ? masses[k] : 0;
-    if (before >> shift >= pick.target) return;
-    if (warps < VECTORS) {
-      if (j < VECTORS - 1 && (before + masses[j]) >> shift < pick.target) continue;
-      load(j);
-      mass = mass_of(SumOf(four));
-    }
-    const uint64_t through = before + WarpInclusiveScan(mass);
-    const uint32_t reached = __ballot_sync(0xffffffffu, through >> shift >= pick.target);
-    if (reached == 0) continue;
-    if (lane != __ffs(reached) - 1) return;
-    const uint64_t mine = through - mass;
-    const int column = ColumnOfFour(four, [&](float sum) { return (mine + mass_of(sum)) >> shift >= pick.target; });
-    write(SegmentSource::Column(pick.segment, j) + column);
-    return;
-  }
+  const auto mass_of = [&](float sum) { return MIN_P ? filter.Mass(sum) : UnitMass(sum); };
+  const auto found = [&](int j, int column) { write(SegmentSource::Column(pick.segment, j) + column); };
+  FindInSegment(pick.target, LOGITS ? picked.ShiftTo(pick.top) : 0, warp, warps, masses, weights_of, mass_of, found);
 }
 
 /// How clusters share a row.
