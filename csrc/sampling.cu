@@ -66,7 +66,7 @@ PerRow<T> Parameter(const char* op, const char* name, const Optional<TensorView>
 
 PerRow<int32_t> TopKParameter(const char* op, const Optional<TensorView>& values, int64_t value,
                               const TensorView& input) {
-  return Parameter(op, "top_k", values, int32_t(std::min<int64_t>(value, INT32_MAX)), dl_int32, input);
+  return Parameter(op, "top_k", values, int32_t(std::clamp<int64_t>(value, 0, INT32_MAX)), dl_int32, input);
 }
 
 PerRow<uint64_t> Seed(const char* op, const char* name, const Optional<TensorView>& values, int64_t value,

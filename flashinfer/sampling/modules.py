@@ -27,7 +27,8 @@ Samples = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 FROM_ALL, FROM_MIN_P, FROM_TOP_P, FROM_TOP_K, FROM_JOINT, FROM_TOP_K_FIRST = range(6)
 
 NO_LIMIT = 2**31 - 1
-_MANY = 2**30  # columns: more than a row can have; a float32, too
+_MANY = 2**30  # columns: more than a row can have
+_WIDE = (torch.uint32, torch.uint64)
 
 
 def as_float(op: str, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -66,10 +67,10 @@ def per_row(
             f"of the input, got {value.shape[0]}"
         )
     try:
-        if dtype is torch.int32 and value.dtype.is_floating_point:
-            value = value.float().clamp(max=_MANY)  # which float16 does not reach
-        elif dtype is torch.int32 and value.dtype is torch.int64:
-            value = value.clamp(max=_MANY)  # the largest int64 would become -1
+        if dtype is torch.int32 and value.dtype is torch.int64:
+            value = value.clamp(0, _MANY)  # the largest int64 would become -1
+        elif dtype is torch.int32 and (value.dtype.is_floating_point or value.dtype in _WIDE):
+            value = value.double().clamp(0, _MANY)  # which float16 does not reach, and torch does not compare in _WIDE
         return value.to(device=input.device, dtype=dtype).contiguous(), 0
     except (RuntimeError, NotImplementedError) as error:  # without memory, or sparse
         explain_arguments(op, error, (name, torch.Tensor, value))

@@ -89,6 +89,8 @@ def stream_arguments(
     if seed is None or offset is None:
         if generator is None:
             return None, None, None, None
+        if not isinstance(generator, torch.Generator):
+            raise ArgumentError(f"{op}: generator is a {type(generator).__name__}, expected a torch.Generator")
         seed, offset = get_seed_and_offset(increment, generator)
     if type(seed) is int and type(offset) is int:
         return None, as_int64(seed), None, as_int64(offset)

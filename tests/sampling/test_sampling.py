@@ -178,7 +178,7 @@ def test_impossible_columns_are_never_drawn(device, name, parameters):
     assert (tokens % 4 == 3).all()
 
 
-@pytest.mark.parametrize("top_k", [-1, 0, 1, 5, 100, 2**31 - 1, 2**40])
+@pytest.mark.parametrize("top_k", [5 - 2**32, -1, 0, 1, 5, 100, 2**31 - 1, 2**40])
 @pytest.mark.parametrize("top_p", [-1.0, 0.0, 1e-9, 0.5, 1.0, 7.0, float("nan"), INF])
 def test_limits_of_the_parameters(device, top_k, top_p):
     x = probs(3, 5, device)
@@ -200,6 +200,20 @@ def test_top_k_without_limit_by_row(device, many):
     kept = torch.tensor([100, 1, 100], device=device)
     drawn = flashinfer.top_k_sampling_from_probs(x, top_k, seed=3, offset=0)
     assert torch.equal(drawn, flashinfer.top_k_sampling_from_probs(x, kept, seed=3, offset=0))
+
+
+@pytest.mark.parametrize(
+    "dtype, top_k, kept",
+    [
+        (torch.int64, [5 - 2**32, -(2**63)], [1, 1]),
+        (torch.uint32, [2**32 - 1, 5], [100, 5]),
+        (torch.uint64, [2**64 - 1, 2**32], [100, 100]),
+    ],
+    ids=str,
+)
+def test_top_k_by_row_of_integers_beyond_32_bits(device, dtype, top_k, kept):
+    masked = flashinfer.top_k_mask_logits(probs(2, 100, device), torch.tensor(top_k, dtype=dtype, device=device))
+    assert (masked > -INF).sum(dim=1).tolist() == kept
 
 
 @pytest.mark.parametrize("min_p", [-1.0, 0.0, 1e-20, 1.0, 2.0, float("nan")])

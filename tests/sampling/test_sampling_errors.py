@@ -58,6 +58,7 @@ BAD = [
     ("sampling_from_probs", {"probs": P, "indices": torch.zeros(3).short()}, "indices has dtype int16, expected int32"),
     ("sampling_from_probs", {"probs": P, "indices": torch.tensor(1)}, r"indices is tensor\(1.*, expected a tensor"),
     ("sampling_from_logits", {"logits": P, "indices": [0, 1]}, r"indices is \[0, 1\], expected a tensor of shape"),
+    ("sampling_from_probs", {"probs": P, "generator": 7}, "generator is a int, expected a torch.Generator"),
     ("sampling_from_probs", {"probs": P, "seed": 1.5, "offset": 1}, "seed is a float, expected an int or a tensor"),
     ("sampling_from_probs", {"probs": P, "seed": 1, "offset": "1"}, "offset is a str, expected an int or a tensor"),
     (
