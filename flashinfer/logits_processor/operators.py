@@ -9,6 +9,7 @@ functions that of the output.
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Mapping, Union
 
 import torch
@@ -39,7 +40,7 @@ Parameter = Union[int, float, torch.Tensor]
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool)
+    return isinstance(x, Real) and not isinstance(x, bool)
 
 
 def _per_row(x: torch.Tensor, parameter: Parameter) -> Parameter:
@@ -60,7 +61,7 @@ class _FilterOp(ParameterizedOp):
 
     def _top_k(self, kwargs: Mapping[str, Any]) -> Union[int, torch.Tensor]:
         value = self._get_param("top_k", kwargs)
-        if not isinstance(value, torch.Tensor) and not (_is_number(value) and value == int(value) and value > 0):
+        if not isinstance(value, torch.Tensor) and not (_is_number(value) and value > 0 and value % 1 == 0):
             raise ArgumentError(f"{type(self).__name__}: top_k is {value!r}, expected a positive integer")
         return value
 
@@ -121,16 +122,18 @@ class TopPOp(_FilterOp):
 
 
 class MinPOp(_FilterOp):
-    """0 for tokens less likely than ``min_p`` times the likeliest; the others are normalised."""
+    """0 for tokens less likely than ``min_p`` times the likeliest; the others are normalised. NaN counts as 0."""
 
     IN = OUT = TensorType.PROBS
 
     def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
         probs = self._data(tensor)
+        probs = probs.masked_fill(probs.isnan(), 0)
         rows, number = per_row(type(self).__name__, "min_p", self._share("min_p", kwargs), torch.float32, probs)
         least = (number if rows is None else rows.unsqueeze(-1)) * probs.amax(dim=-1, keepdim=True)
         kept = probs.masked_fill(probs < least, 0)
-        return TaggedTensor.probs(kept / kept.sum(dim=-1, keepdim=True))
+        total = kept.sum(dim=-1, keepdim=True)
+        return TaggedTensor.probs(kept / total.masked_fill(total == 0, 1))
 
 
 class _SampleOp(_FilterOp):

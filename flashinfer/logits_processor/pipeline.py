@@ -7,6 +7,7 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 
+from ..argument_kinds import names_kinds
 from ..errors import ArgumentError
 from .compiler import CompileError, compile_pipeline
 from .fusion_rules import FusionRule
@@ -52,6 +53,7 @@ class LogitsPipe:
     >>> tokens = pipe(torch.randn(4, 128256), temperature=0.7, top_k=50, seed=42, offset=0)
     """
 
+    @names_kinds
     def __init__(
         self,
         processors: Sequence[LogitsProcessor],
@@ -66,6 +68,8 @@ class LogitsPipe:
         for i, processor in enumerate(self.processors):
             if not isinstance(processor, LogitsProcessor):
                 raise ArgumentError(f"LogitsPipe: processors[{i}] is {processor!r}, expected a LogitsProcessor")
+        if input_type is not None and not isinstance(input_type, TensorType):
+            raise ArgumentError(f"LogitsPipe: input_type is {input_type!r}, expected a TensorType")
         self.compiled_ops: Optional[list[Op]] = None
         try:
             self.initial_type = input_type or infer_initial_type(self.processors[0])

@@ -37,7 +37,8 @@ class LogitsProcessor(ABC):
         """The ops that do it to a tensor of this type; ``ValueError`` where there are none."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params.items())})"
+        params = getattr(self, "params", {})  # which a subclass with a constructor of its own need not set
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in params.items())})"
 
 
 class _OneOp(LogitsProcessor):

@@ -197,6 +197,24 @@ def test_bad_parameters(processors, parameters, text):
 def test_processors_are_processors():
     with pytest.raises(ValueError, match=r"processors\[1\] is <class .*TopK'>, expected a LogitsProcessor"):
         LogitsPipe([Softmax(), TopK])
+    with pytest.raises(TypeError, match="LogitsPipe: processors is a Softmax, expected a sequence"):
+        LogitsPipe(Softmax())
+    with pytest.raises(ValueError, match="LogitsPipe: input_type is 'logits', expected a TensorType"):
+        LogitsPipe([TopK()], input_type="logits")
+
+
+def test_processors_of_others():
+    """Whose constructors may be their own."""
+
+    class Fixed(lp.LogitsProcessor):
+        def __init__(self):
+            pass
+
+        def legalize(self, input_type):
+            raise ValueError("not today")
+
+    with pytest.raises(ValueError, match=r"Fixed\(\) takes neither logits nor probabilities"):
+        LogitsPipe([Fixed()])
 
 
 def test_ops_check_the_type():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -156,6 +157,25 @@ def test_indices(device):
         pipe = LogitsPipe(processors, input_type=TensorType.PROBS)
         tokens = pipe(probs, indices=rows, top_k=1, top_p=0.5)
         assert tokens.dtype == rows.dtype and torch.equal(tokens, rows)
+
+
+def test_numbers_of_numpy(logits):
+    pipe = LogitsPipe(FROM_LOGITS["all"])
+    numbers = {name: np.float64(value) for name, value in PARAMETERS.items()} | {"top_k": np.int64(PARAMETERS["top_k"])}
+    assert torch.equal(pipe(logits, **numbers, **STREAM), pipe(logits, **PARAMETERS, **STREAM))
+
+
+@pytest.mark.parametrize("processor", [TopK(), TopP(), MinP()], ids=repr)
+def test_rows_without_numbers(device, processor):
+    """NaN is never drawn, and a row of nothing else gives 0: step by step as fused."""
+    probs = torch.tensor([[torch.nan, 0.0, 0.5, 0.5], [torch.nan] * 4, [0.0] * 4], device=device)
+    kept = LogitsPipe([processor], input_type=TensorType.PROBS)(probs, **PARAMETERS)
+    assert kept.tolist() == [[0.0, 0.0, 0.5, 0.5], [0.0] * 4, [0.0] * 4]
+    steps, fused = (LogitsPipe([processor, Sample()], c, TensorType.PROBS) for c in (False, True))
+    indices = torch.arange(3, device=device).repeat(50)
+    assert torch.equal(
+        steps(probs, **PARAMETERS, **STREAM, indices=indices), fused(probs, **PARAMETERS, **STREAM, indices=indices)
+    )
 
 
 def test_tagged_input(logits):
