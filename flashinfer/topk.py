@@ -69,12 +69,17 @@ topk_clusters_page_table_transform = needs("topk_clusters_page_table_transform",
 topk_clusters_ragged_transform = needs("topk_clusters_ragged_transform", _CLUSTERS)
 
 
+def _integer(op: str, name: str, x: int) -> int:
+    if type(x) is int or isinstance(x, torch.SymInt):
+        return x
+    if not isinstance(x, Integral):
+        raise TypeError(f"{op}: {name} is a {type(x).__name__}, expected an int")
+    return int(x)
+
+
 def _checked(op: str, input: torch.Tensor, k: int) -> int:
     """k, after checks of what the outputs are made from; the launcher checks the rest."""
-    if type(k) is not int and not isinstance(k, torch.SymInt):
-        if not isinstance(k, Integral):
-            raise TypeError(f"{op}: k is a {type(k).__name__}, expected an int")
-        k = int(k)
+    k = _integer(op, "k", k)
     try:
         rank = input.dim()
     except AttributeError:
@@ -278,7 +283,7 @@ def top_k_page_table_transform(
     >>> slots = flashinfer.top_k_page_table_transform(scores, pages, lengths, 512, page_size=64)
     """
     op = "top_k_page_table_transform"
-    k = _checked(op, input, k)
+    k, page_size = _checked(op, input, k), _integer(op, "page_size", page_size)
     if not 1 <= page_size <= _MAX_PAGE_SIZE or page_size & (page_size - 1):
         raise ArgumentError(f"{op}: page_size is {page_size}, expected a power of two in [1, 2^30]")
     if page_size > 1 and row_starts is not None and page_table_row_starts is None:

@@ -133,7 +133,13 @@ def test_k_is_an_integer(device, k):
 
 
 def test_integers_of_numpy(device):
-    assert flashinfer.top_k(torch.randn(2, 8, device=device), np.int64(3))[1].shape == (2, 3)
+    scores, table = torch.randn(2, 8, device=device), torch.zeros(2, 4, dtype=INT32, device=device)
+    assert flashinfer.top_k(scores, np.int64(3))[1].shape == (2, 3)
+    lengths = torch.full((2,), 8, dtype=INT32, device=device)
+    paged = flashinfer.top_k_page_table_transform(scores, table, lengths, 8, page_size=np.int64(2))
+    assert paged.tolist() == [[0, 1] * 4] * 2
+    with pytest.raises(TypeError, match="top_k_page_table_transform: page_size is a float, expected an int"):
+        flashinfer.top_k_page_table_transform(scores, table, lengths, 8, page_size=2.0)
 
 
 def test_pages_need_their_own_starts(device):
