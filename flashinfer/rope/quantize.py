@@ -10,7 +10,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
-from ..dispatch import backend_of
+from ..dispatch import backend_of, use_pdl
 from ..errors import ArgumentError, LibraryError
 from ..ops import register_custom_op
 from ..trace.templates.rope_quantize import mla_rope_quantize_fp8_trace, rope_quantize_fp8_trace
@@ -34,11 +34,11 @@ def _rope_quantize(
     quant_scale_q: float,
     quant_scale_kv: float,
     interleave: bool,
-    enable_pdl: bool,
+    enable_pdl: Optional[bool],
 ) -> None:
     get_rope_module(backend_of(q_rope)).rope_quantize(
         q_rope, k_rope, q_nope, k_nope, q_rope_out, k_rope_out, q_nope_out, k_nope_out,
-        cos_sin_cache, pos_ids, quant_scale_q, quant_scale_kv, interleave, enable_pdl,
+        cos_sin_cache, pos_ids, quant_scale_q, quant_scale_kv, interleave, use_pdl(q_rope, enable_pdl),
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def _quantize(
     k_rope_out: Optional[torch.Tensor],
     q_nope_out: Optional[torch.Tensor],
     k_nope_out: Optional[torch.Tensor],
-    enable_pdl: bool,
+    enable_pdl: Optional[bool],
 ) -> Quantized:
     dtype = target_dtype(quantize_dtype, q_rope_out, k_rope_out, q_nope_out, k_nope_out)
     q_rope_out = output(op, "q_rope_out", q_rope_out, q_rope, q_rope, dtype)
@@ -133,7 +133,7 @@ def rope_quantize_fp8(
     k_rope_out: Optional[torch.Tensor] = None,
     q_nope_out: Optional[torch.Tensor] = None,
     k_nope_out: Optional[torch.Tensor] = None,
-    enable_pdl: bool = False,
+    enable_pdl: Optional[bool] = False,
     backend: str = "cuda",
 ) -> Quantized:
     r"""Rotate the rope parts of q and k, and quantise these and the other parts to fp8, in one pass.
@@ -160,8 +160,8 @@ def rope_quantize_fp8(
         Factors of the queries and of the keys.
     q_rope_out, k_rope_out, q_nope_out, k_nope_out : Optional[torch.Tensor]
         Written and returned when given; they may be slices of wider buffers.
-    enable_pdl : bool
-        Programmatic dependent launch.
+    enable_pdl : Optional[bool]
+        Programmatic dependent launch; None turns it on where the GPU has it (compute capability 9.0 on).
     backend : str
         "cuda" (on a CPU tensor, the CPU kernel), or "cutile", which needs the package ``cuda.tile``.
 
@@ -195,7 +195,7 @@ def mla_rope_quantize_fp8(
     k_rope_out: Optional[torch.Tensor] = None,
     q_nope_out: Optional[torch.Tensor] = None,
     k_nope_out: Optional[torch.Tensor] = None,
-    enable_pdl: bool = False,
+    enable_pdl: Optional[bool] = False,
 ) -> Quantized:
     r""":func:`rope_quantize_fp8` under the name it had when only MLA used it."""
     return _quantize(

@@ -9,7 +9,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
-from ..dispatch import backend_of
+from ..dispatch import backend_of, use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..tensor_checks import as_int32
@@ -46,12 +46,12 @@ def _rope_quantize_append_paged_kv_cache(
     quant_scale_q: float,
     quant_scale_kv: float,
     interleave: bool,
-    enable_pdl: bool,
+    enable_pdl: Optional[bool],
 ) -> None:
     get_rope_module(backend_of(q_rope)).rope_quantize_append_paged_kv_cache(
         q_rope, k_rope, q_nope, k_nope, v, q_rope_out, q_nope_out, first_cache, second_cache, cos_sin_cache, pos_ids,
         kv_indices, kv_indptr, batch_indices, positions, page_size, heads_first, quant_scale_q, quant_scale_kv,
-        interleave, enable_pdl, modules.VALIDATE,
+        interleave, use_pdl(q_rope, enable_pdl), modules.VALIDATE,
     )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def rope_quantize_fp8_append_paged_kv_cache(
     kv_layout: str = "NHD",
     q_rope_out: Optional[torch.Tensor] = None,
     q_nope_out: Optional[torch.Tensor] = None,
-    enable_pdl: bool = False,
+    enable_pdl: Optional[bool] = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Rotate, quantise to fp8, and write keys and values into the pages of a cache: each is read and written once.
 

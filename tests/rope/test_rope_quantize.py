@@ -186,6 +186,16 @@ def test_wide_indices(device):
     check_append(inputs)
 
 
+@pytest.mark.parametrize("enable_pdl", [None, True, False])
+def test_dependent_launch(device, enable_pdl):
+    """None as in every family: where the GPU has it."""
+    inputs = append_inputs(5, 4, 0, 64, 128, torch.bfloat16, device, torch.float8_e4m3fn)
+    alone = {name: inputs[name] for name in quantize_inputs(0, 1, 0, 2, 2, torch.bfloat16, device)}
+    same(rope_quantize_fp8(**alone, enable_pdl=enable_pdl), reference(**alone))
+    q_rope, q_nope = rope_quantize_fp8_append_paged_kv_cache(**inputs, enable_pdl=enable_pdl)
+    same((q_rope, q_nope), reference(**alone)[::2])
+
+
 def test_cache_slices_of_one_buffer(device):
     """Both caches in one allocation, (pages, 2, page_size, heads, dim): their pages are two apart."""
     inputs = append_inputs(20, 4, 2, 64, 64, torch.bfloat16, device, torch.float8_e4m3fn)
