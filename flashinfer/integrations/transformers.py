@@ -11,6 +11,7 @@ in the HND layout whose pages are as long as the sequences, so attention reads i
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Callable, Optional
 
 import torch
@@ -32,9 +33,11 @@ class _PlannedAttention:
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
         self._key: Optional[tuple[Any, ...]] = None
         self._mask: Optional[torch.Tensor] = None
+        self._layer: Optional[int] = None  #: that ran last
 
     def run(
         self,
+        layer: Optional[int],
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -48,12 +51,19 @@ class _PlannedAttention:
         batch, q_len, num_qo_heads, _ = q.shape
         version = None if mask is None or mask.is_inference() else mask._version  # moves on when it is written to
         key = (*q.shape, *k.shape, v.shape[-1], q.dtype, k.dtype, causal, sm_scale, soft_cap, version)
-        if key != self._key or mask is not self._mask:
+        if key != self._key or mask is not self._mask or self._may_be_rewritten(mask, layer):
             self._plan(q, k, v, mask, causal, sm_scale, soft_cap)
             self._key, self._mask = key, mask
+        self._layer = layer
         out = self._wrapper.run(q.reshape(batch * q_len, num_qo_heads, -1), (k, v), sinks=sinks)
         assert isinstance(out, torch.Tensor)
         return out.view(batch, q_len, num_qo_heads, -1)
+
+    def _may_be_rewritten(self, mask: Optional[torch.Tensor], layer: Optional[int]) -> bool:
+        """Tensors of inference mode do not count what is written to them, but nobody does so between two layers."""
+        if mask is None or not mask.is_inference():
+            return False
+        return layer is None or self._layer is None or layer <= self._layer
 
     def _plan(
         self,
@@ -98,7 +108,14 @@ def _as_rows(mask: torch.Tensor, batch: int, q_len: int, kv_len: int) -> torch.T
     return mask[:, 0, :, :kv_len].expand(batch, q_len, kv_len).reshape(-1)
 
 
-_planned: dict[tuple[torch.device, bool, Optional[int]], _PlannedAttention] = {}
+class _Plans(threading.local):
+    """Those of a thread: what another one plans between our plan and our run would be run instead."""
+
+    def __init__(self) -> None:
+        self.of_kind: dict[tuple[torch.device, bool, Optional[int]], _PlannedAttention] = {}
+
+
+_plans = _Plans()
 
 
 def attention(
@@ -158,9 +175,11 @@ def attention(
         key, value = key[:, :, :q_len], value[:, :, :q_len]
     # Layers with a window and layers without one alternate in some models; each kind keeps its plan.
     kind = (query.device, attention_mask is None, kwargs.get("sliding_window"))
-    if kind not in _planned:
-        _planned[kind] = _PlannedAttention(query.device)
-    out = _planned[kind].run(query.transpose(1, 2), key, value, attention_mask, causal, scaling, softcap, s_aux)
+    planned = _plans.of_kind.get(kind)
+    if planned is None:
+        planned = _plans.of_kind[kind] = _PlannedAttention(query.device)
+    layer = getattr(module, "layer_idx", None)
+    out = planned.run(layer, query.transpose(1, 2), key, value, attention_mask, causal, scaling, softcap, s_aux)
     return out, None
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +42,42 @@ def test_with_a_mask(device):
     assert_close(attention(LAYER, q, k, v, mask)[0], expected(q, k, v, mask))
     mask[..., 1] = False  # the plan of the first call holds the mask as it was
     assert_close(attention(LAYER, q, k, v, mask)[0], expected(q, k, v, mask))
+
+
+def test_a_mask_of_inference_mode(device, monkeypatch):
+    """Which does not count what is written to it: layers of a pass share a plan, another pass makes its own."""
+    plans = []
+    plan = BatchPrefillWithPagedKVCacheWrapper.plan
+    monkeypatch.setattr(
+        BatchPrefillWithPagedKVCacheWrapper, "plan", lambda *args, **kwargs: plans.append(plan(*args, **kwargs))
+    )
+    layers = [SimpleNamespace(is_causal=True, layer_idx=i) for i in range(3)]
+    q, k, v = qkv(device, 6, 20)
+    with torch.inference_mode():
+        mask = torch.rand(2, 1, 6, 20, device=device) < 0.5
+        mask[..., 0] = True
+        for _ in range(2):
+            for layer in layers:
+                assert_close(attention(layer, q, k, v, mask)[0], expected(q, k, v, mask))
+            mask.logical_not_()
+            mask[..., 0] = True
+    assert len(plans) == 2
+
+
+def test_threads(device, monkeypatch):
+    """What another thread plans between plan and run of this one does not matter."""
+    plan = BatchPrefillWithPagedKVCacheWrapper.plan
+    q, k, v = qkv(device, 6, 6)
+    other = threading.Thread(target=lambda: attention(LAYER, *qkv(device, 9, 9), None))
+
+    def interrupted(*args, **kwargs):
+        plan(*args, **kwargs)
+        if threading.current_thread() is threading.main_thread():
+            other.start()
+            other.join()
+
+    monkeypatch.setattr(BatchPrefillWithPagedKVCacheWrapper, "plan", interrupted)
+    assert_close(attention(LAYER, q, k, v, None)[0], expected(q, k, v, None, is_causal=True))
 
 
 def test_a_cache_longer_than_its_contents(device):
