@@ -28,6 +28,7 @@ from .core import jit_spec_registry as jit_spec_registry
 from .define_variant import define_variant as define_variant
 from .norm import gen_norm_module as gen_norm_module
 from .quantization import gen_fp4_kv_dequantization_module as gen_fp4_kv_dequantization_module
+from .quantization import gen_fp4_kv_quantization_module as gen_fp4_kv_quantization_module
 from .quantization import gen_quantization_module as gen_quantization_module
 from .sampling import gen_sampling_module as gen_sampling_module
 from .scale import gen_scale_module as gen_scale_module

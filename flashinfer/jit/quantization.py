@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Iterator, Sequence
 
+from ..blackwell_only import needs
 from .codegen import stage
 from .core import JitSpec
 
 __all__ = [
     "gen_fp4_kv_dequantization_module",
+    "gen_fp4_kv_quantization_module",
     "gen_fp4_quantization_module",
     "gen_mx_quantization_module",
     "gen_nvfp4_kv_module",
@@ -42,6 +44,8 @@ def gen_fp4_kv_dequantization_module() -> JitSpec:
     """The published name of :func:`gen_nvfp4_kv_module`."""
     return gen_nvfp4_kv_module()
 
+
+gen_fp4_kv_quantization_module = needs("gen_fp4_kv_quantization_module", "a Blackwell GPU (SM100)")
 
 _MX_UNITS: dict[str, dict] = {
     "inputs": {"inputs": ("float", "float16_t", "bfloat16_t"), "scales": ()},

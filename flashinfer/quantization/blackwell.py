@@ -14,6 +14,7 @@ import torch
 
 from ..blackwell_only import needs
 from ..integers import round_up
+from ..jit.quantization import gen_fp4_kv_quantization_module as gen_fp4_kv_quantization_module
 
 __all__ = [
     "fp4_quantize",
@@ -51,7 +52,6 @@ mxfp4_quantize_cute_dsl = needs("mxfp4_quantize_cute_dsl", "an SM100 GPU and the
 nvfp4_quantize_cute_dsl = needs("nvfp4_quantize_cute_dsl", "an SM100 GPU and the CuTe DSL")
 nvfp4_quantize_per_token_cute_dsl = needs("nvfp4_quantize_per_token_cute_dsl", "an SM100 GPU and the CuTe DSL")
 get_mxfp8_quantization_sm100_module = _needs_gpu("get_mxfp8_quantization_sm100_module")
-gen_fp4_kv_quantization_module = _needs_gpu("gen_fp4_kv_quantization_module")
 gen_fp4_quantization_sm100_module = _needs_gpu("gen_fp4_quantization_sm100_module", "SM100")
 gen_fp4_quantization_sm103_module = _needs_gpu("gen_fp4_quantization_sm103_module", "SM103")
 gen_fp4_quantization_sm107_module = _needs_gpu("gen_fp4_quantization_sm107_module", "SM107")

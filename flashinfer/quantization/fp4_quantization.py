@@ -195,15 +195,53 @@ def mxfp4_dequantize_host(weight: torch.Tensor, scale: torch.Tensor, group_size:
     return out
 
 
-def _shuffled_rows(op: str, x: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
-    """Within 16 rows, those with even index first; within 32 (tiles that 128 divides), each fourth one first."""
-    step = 4 if epilogue_tile_m % 128 == 0 else 2
-    if x.ndim != 2 or x.shape[0] % (8 * step) != 0:
+def get_shuffle_block_size(epilogue_tile_m: int) -> int:
+    """How many rows :func:`shuffle_matrix_a` reorders among themselves: 32 for tiles that 128 divides, else 16."""
+    return 32 if epilogue_tile_m % 128 == 0 else 16
+
+
+def _block_of(op: str, x: torch.Tensor, epilogue_tile_m: int) -> int:
+    """The size of the blocks of ``x``, if it is made of them."""
+    block = get_shuffle_block_size(epilogue_tile_m)
+    if x.ndim != 2 or x.shape[0] % block != 0:
         raise ArgumentError(
-            f"{op}: input_tensor has shape {tuple(x.shape)}, expected 2 dimensions and rows in blocks of {8 * step} "
+            f"{op}: input_tensor has shape {tuple(x.shape)}, expected 2 dimensions and rows in blocks of {block} "
             f"(epilogue_tile_m is {epilogue_tile_m})"
         )
-    return x.reshape(x.shape[0] // (8 * step), 8, step, x.shape[1]).transpose(1, 2).reshape(x.shape)
+    return block
+
+
+def _shuffled(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Within 16 rows, those with even index first; within 32, each fourth one first."""
+    return x.reshape(x.shape[0] // block, 8, block // 8, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
+
+
+def _row_indices(op: str, x: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
+    block = _block_of(op, x, epilogue_tile_m)
+    return _shuffled(torch.arange(x.shape[0], device="cpu"), block)
+
+
+def _check_scales(op: str, x: torch.Tensor, num_elts_per_sf: int) -> None:
+    if num_elts_per_sf not in (16, 32):
+        raise ArgumentError(f"{op}: num_elts_per_sf is {num_elts_per_sf}, expected 16 or 32")
+    if x.ndim > 0 and x.shape[0] % 128 != 0:
+        raise ArgumentError(f"{op}: input_tensor.shape[0] = {x.shape[0]}, expected a multiple of 128")
+
+
+@names_kinds
+def get_shuffle_matrix_a_row_indices(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
+    """The rows of ``input_tensor`` in the order of :func:`shuffle_matrix_a`: ``(m,)``, int64, on the CPU."""
+    return _row_indices("get_shuffle_matrix_a_row_indices", input_tensor, epilogue_tile_m)
+
+
+@names_kinds
+def get_shuffle_matrix_sf_a_row_indices(
+    input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16
+) -> torch.Tensor:
+    """The rows of the scales in the order that :func:`shuffle_matrix_sf_a` interleaves: ``(m,)``, int64, on the CPU."""
+    op = "get_shuffle_matrix_sf_a_row_indices"
+    _check_scales(op, input_tensor, num_elts_per_sf)
+    return _row_indices(op, input_tensor, epilogue_tile_m)
 
 
 @flashinfer_api(trace=shuffle_matrix_a_trace)
@@ -226,7 +264,7 @@ def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.
     torch.Tensor
         ``(m, k)``, a copy.
     """
-    return _shuffled_rows("shuffle_matrix_a", input_tensor, epilogue_tile_m)
+    return _shuffled(input_tensor, _block_of("shuffle_matrix_a", input_tensor, epilogue_tile_m))
 
 
 @flashinfer_api(trace=shuffle_matrix_sf_a_trace)
@@ -249,8 +287,5 @@ def shuffle_matrix_sf_a(input_tensor: torch.Tensor, epilogue_tile_m: int, num_el
         One-dimensional, as :func:`block_scale_interleave` returns it.
     """
     op = "shuffle_matrix_sf_a"
-    if num_elts_per_sf not in (16, 32):
-        raise ArgumentError(f"{op}: num_elts_per_sf is {num_elts_per_sf}, expected 16 or 32")
-    if input_tensor.ndim > 0 and input_tensor.shape[0] % 128 != 0:
-        raise ArgumentError(f"{op}: input_tensor.shape[0] = {input_tensor.shape[0]}, expected a multiple of 128")
-    return block_scale_interleave(_shuffled_rows(op, input_tensor, epilogue_tile_m))
+    _check_scales(op, input_tensor, num_elts_per_sf)
+    return block_scale_interleave(_shuffled(input_tensor, _block_of(op, input_tensor, epilogue_tile_m)))

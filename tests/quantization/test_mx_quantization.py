@@ -20,6 +20,7 @@ from flashinfer import (
     nvfp4_block_scale_interleave,
     shuffle_matrix_a,
     shuffle_matrix_sf_a,
+    utils,
 )
 from flashinfer.errors import BackendSupportedError
 from flashinfer.trace.templates import quantization as templates
@@ -251,6 +252,19 @@ def test_shuffle(device, tile, block):
     assert moved[:9] == ([0, 2, 4, 6, 8, 10, 12, 14, 1] if block == 16 else [0, 4, 8, 12, 16, 20, 24, 28, 1])
     scales = random_bytes(256, 5, device=device)
     assert same_bits(shuffle_matrix_sf_a(scales, tile), templates.shuffle_matrix_sf_a_trace.reference(scales, tile))
+
+
+@pytest.mark.parametrize("tile, block", [(64, 16), (128, 32)])
+def test_rows_of_shuffles(device, tile, block):
+    """For callers that gather the rows themselves."""
+    x = random_bytes(256, 4, device=device)
+    assert utils.get_shuffle_block_size(tile) == block
+    rows = utils.get_shuffle_matrix_a_row_indices(x, tile)
+    assert torch.equal(x[rows], shuffle_matrix_a(x, tile))
+    of_scales = utils.get_shuffle_matrix_sf_a_row_indices(x, tile, num_elts_per_sf=32)
+    assert same_bits(block_scale_interleave(x[of_scales]), shuffle_matrix_sf_a(x, tile))
+    check_refused(utils.get_shuffle_matrix_a_row_indices, "input_tensor has shape (8, 4), expected", x[:8], tile)
+    check_refused(utils.get_shuffle_matrix_sf_a_row_indices, "input_tensor.shape[0] = 64, expected", x[:64], tile)
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ def test_modules():
     spec = flashinfer.fp4_quantization.gen_fp4_quantization_module(["-DANY=1"], "90")
     assert spec.name == "fp4_quantization_90" and "-DANY=1" in spec.extra_cuda_cflags
     assert flashinfer.jit.gen_fp4_kv_dequantization_module().name == "nvfp4_kv"
+    assert flashinfer.jit.gen_fp4_kv_quantization_module is flashinfer.quantization.gen_fp4_kv_quantization_module
 
 
 def test_layout_names_are_code():
