@@ -142,19 +142,19 @@ def compile_and_package_modules(
             del vars(jit_env)[name]
 
 
-def parse_bool(text: str) -> bool:
+def parse_bool(s: str) -> bool:
     """``true`` or ``false`` of a command line."""
     values = {"true": True, "1": True, "false": False, "0": False}
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected true or false")
-    return values[text.lower()]
+    if s.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{s!r}, expected true or false")
+    return values[s.lower()]
 
 
-def parse_head_dim(text: str) -> tuple[int, int]:
+def parse_head_dim(head_dim: str) -> tuple[int, int]:
     """``128,128`` (queries and keys, then values), or ``128`` for both."""
-    words = text.split(",")
+    words = head_dim.split(",")
     if len(words) > 2 or not all(word.strip().isdigit() for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected two numbers such as 192,128")
+        raise argparse.ArgumentTypeError(f"{head_dim!r}, expected two numbers such as 192,128")
     return int(words[0]), int(words[-1])
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -37,8 +38,8 @@ _FFI = re.compile(r"\bTensorView\b|\bTVM_FFI_")
 _HELPER_HEADER = "tvm_ffi_utils.h"
 
 
-def is_cuda_version_at_least(version: str) -> bool:
-    wanted = tuple(int(part) for part in version.split(".")[:2])
+def is_cuda_version_at_least(version_str: str) -> bool:
+    wanted = tuple(int(part) for part in version_str.split(".")[:2])
     return get_cuda_version() >= wanted
 
 
@@ -52,11 +53,7 @@ class Unit:
     source: Path
     tool: str  # "nvcc" or "cxx"
     needs_helper: bool
-
-    @property
-    def object_name(self) -> str:
-        suffix = ".cuda.o" if self.source.suffix == ".cu" else ".o"
-        return f"{self.source.parent.name}_{self.source.stem}{suffix}"
+    object_name: str
 
 
 def translation_units(spec: JitSpec) -> list[Unit]:
@@ -77,15 +74,23 @@ def translation_units(spec: JitSpec) -> list[Unit]:
         for source, text in texts.items()
     }
     included = {part for source, parts in includes.items() for part in parts if part != source}
-    units = []
+    units: list[Unit] = []
     for source, text in texts.items():
         if source in included:
             continue
         uses_nvcc = spec.backend == "cuda" and source.suffix == ".cu" and source not in spec.host_sources
         speaks_ffi = any(_FFI.search(texts[part]) for part in (source, *includes[source]))
         needs_helper = speaks_ffi and _needs_preinclude(text)
-        units.append(Unit(source, "nvcc" if uses_nvcc else "cxx", needs_helper))
+        object_name = _object_name(source, {unit.object_name for unit in units})
+        units.append(Unit(source, "nvcc" if uses_nvcc else "cxx", needs_helper, object_name))
     return units
+
+
+def _object_name(source: Path, taken: set[str]) -> str:
+    """``<folder>_<stem>.cuda.o``, or ``.o``; with a number where another folder of that name has such a file, too."""
+    stem, suffix = f"{source.parent.name}_{source.stem}", ".cuda.o" if source.suffix == ".cu" else ".o"
+    numbered = (f"{stem}_{number}{suffix}" for number in itertools.count(2))
+    return next(name for name in itertools.chain([stem + suffix], numbered) if name not in taken)
 
 
 def _needs_preinclude(text: str) -> bool:

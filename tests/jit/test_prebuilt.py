@@ -291,6 +291,10 @@ def test_options_about_attention(monkeypatch):
     assert sum("kv_e4m3" in name for name in names) == 16
 
 
+def test_published_names_of_parameters():
+    assert aot.parse_bool(s="True") is True and aot.parse_head_dim(head_dim="192,128") == (192, 128)
+
+
 @pytest.mark.parametrize("word", ["--fa2-head-dim=64,a", "--f16-dtype=float17", "--add-act=maybe"])
 def test_bad_options(word, capsys):
     with pytest.raises(SystemExit):

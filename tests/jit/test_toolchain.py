@@ -101,7 +101,7 @@ def test_pip_package(monkeypatch, tmp_path):
 def test_version(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHINFER_NVCC", str(fake_nvcc(tmp_path / "nvcc", version="12.9")))
     assert get_cuda_version() == (12, 9)
-    assert is_cuda_version_at_least("12.9")
+    assert is_cuda_version_at_least(version_str="12.9")
     assert is_cuda_version_at_least("12.10") is False
     assert is_cuda_version_at_least("13.0") is False
 
