@@ -44,18 +44,12 @@ __device__ __forceinline__ bool IsCertain(float much, float variance) {
   return much >= 0.f && much * much >= GUESS_DEVIATIONS * GUESS_DEVIATIONS * variance;
 }
 
-/// All columns within the range where they are at most `most_listed`; `expected` of them, or more. sampled() is called
-/// once the sample is loaded.
+/// Put a sample of the row into bins, of mass or count or both. Returns how many columns there are for one of the sample.
 template <int THREADS, bool MAY_BE_LONG, typename Sampled>
-__device__ __forceinline__ Range GuessRange(const SegmentSource& source, const Asked& asked, int most_listed,
-                                            float& expected, GuessShared& shared, const Sampled& sampled) {
-  constexpr int EACH = GUESS_SAMPLES / THREADS, WARPS = THREADS / 32, BINS = GUESS_BINS / THREADS;  // of a thread
+__device__ __forceinline__ float FillBins(const SegmentSource& source, bool by_mass, bool by_count, GuessShared& shared,
+                                          const Sampled& sampled) {
+  constexpr int EACH = GUESS_SAMPLES / THREADS, WARPS = THREADS / 32;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const float lowest = FromBits(1);
-  expected = 0.f;
-  const bool by_count = asked.count != UNLIMITED, by_mass = asked.by_mass || asked.ByTotal();
-  if (!by_count && !by_mass) return {lowest, lowest};
-  if (source.vocab <= most_listed) return {lowest, 2.f};
   float x[EACH];
   const uint32_t step = source.vocab / EACH & ~31u;
   const auto load = [&](uint32_t offset) {
@@ -94,10 +88,24 @@ __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const A
     add();
   }
   __syncthreads();
+  return float(source.vocab) * (is_long ? 0.5f / GUESS_SAMPLES : 1.f / GUESS_SAMPLES);
+}
+
+/// All columns within the range where they are at most `most_listed`; `expected` of them, or more. sampled() is called
+/// once the sample is loaded.
+template <int THREADS, bool MAY_BE_LONG, typename Sampled>
+__device__ __forceinline__ Range GuessRange(const SegmentSource& source, const Asked& asked, int most_listed,
+                                            float& expected, GuessShared& shared, const Sampled& sampled) {
+  constexpr int WARPS = THREADS / 32, BINS = GUESS_BINS / THREADS;  // of a thread
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const float lowest = FromBits(1);
+  expected = 0.f;
+  const bool by_count = asked.count != UNLIMITED, by_mass = asked.by_mass || asked.ByTotal();
+  if (!by_count && !by_mass) return {lowest, lowest};
+  if (source.vocab <= most_listed) return {lowest, 2.f};
+  const float each = FillBins<THREADS, MAY_BE_LONG>(source, by_mass, by_count, shared, sampled);
   // Each thread has one bin or two. Edge i of them: what the sample has below, and how many columns from there on.
   const auto edge = [&](int bin) { return FromBits((GUESS_FIRST + bin) << GUESS_SHIFT); };
-  const float each =
-      float(source.vocab) * (is_long ? 0.5f / GUESS_SAMPLES : 1.f / GUESS_SAMPLES);  // columns for one of the sample
   const float unit = each * (1.f / 2147483648.f);
   float mass[BINS], variance[BINS], all_mass = 0.f, all_variance = 0.f;
   uint32_t count[BINS], all_count = 0;

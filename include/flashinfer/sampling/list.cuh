@@ -100,6 +100,30 @@ __device__ __forceinline__ void LoadChunk(const SegmentSource& source, int chunk
   }
 }
 
+/// Append the columns of a chunk whose bits are in `near` to the list, if it has room for them. By a warp.
+__device__ __forceinline__ void AppendChunk(const float (&x)[VECTORS][4], uint32_t near, int chunk,
+                                            NearShared& shared) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t own = __popc(near), through = WarpInclusiveScan(own), all = __shfl_sync(ALL_LANES, through, 31);
+  uint32_t begin = 0;
+  if (lane == 0) begin = atomicAdd(&shared.listed, all);
+  begin = __shfl_sync(ALL_LANES, begin, 0);
+  if (begin + all > NEAR_LIST) {
+    if (lane == 0) atomicMin(&shared.fitting, begin);
+    return;
+  }
+  uint32_t* key = shared.keys + begin + through - own;
+#pragma unroll
+  for (int j = 0; j < VECTORS; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (near >> (j * 4 + e) & 1) *key++ = Bits(x[j][e]);
+    }
+  }
+#pragma unroll 1
+  for (uint32_t i = lane; i < all; i += 32) shared.chunks[begin + i] = uint16_t(chunk);
+}
+
 /// List what is within a range, and add up what is above. BELOW: the leader wants to know the quanta of the whole row.
 /// TIES: columns that are equal to `tie`, the lower end of the range, are counted instead of listed, unless it is
 /// negative, and are taken as kept.
@@ -162,26 +186,7 @@ __device__ __forceinline__ void ListNear(const SegmentSource& source, const Rang
       tied += equal, of_ties = equal * QuantumOf(range.low, scale);
     }
     if (lane == 0) chunk_quanta[chunk] = uint32_t(quanta) + of_ties;
-    if (__any_sync(ALL_LANES, near != 0)) {
-      const uint32_t own = __popc(near), through = WarpInclusiveScan(own), all = __shfl_sync(ALL_LANES, through, 31);
-      uint32_t begin = 0;
-      if (lane == 0) begin = atomicAdd(&shared.listed, all);
-      begin = __shfl_sync(ALL_LANES, begin, 0);
-      if (begin + all > NEAR_LIST) {
-        if (lane == 0) atomicMin(&shared.fitting, begin);
-        continue;
-      }
-      uint32_t* key = shared.keys + begin + through - own;
-#pragma unroll
-      for (int j = 0; j < VECTORS; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (near >> (j * 4 + e) & 1) *key++ = Bits(x[j][e]);
-        }
-      }
-#pragma unroll 1
-      for (uint32_t i = lane; i < all; i += 32) shared.chunks[begin + i] = uint16_t(chunk);
-    }
+    if (__any_sync(ALL_LANES, near != 0)) AppendChunk(x, near, chunk, shared);
   }
   if constexpr (BELOW) below = WarpSum(below);
   if (lane == 0) {

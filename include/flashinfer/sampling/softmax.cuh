@@ -71,6 +71,39 @@ FLASHINFER_HD size_t SoftmaxHeldBytes(int count, int blocks, int warps) {
   return size_t((count + blocks * warps - 1) / (blocks * warps)) * warps * SEGMENT * sizeof(float);
 }
 
+/// What the sums of a row are relative to, and their total, by a warp. FEW: those of a lane are below 2^54.
+template <bool FEW>
+__device__ __forceinline__ int SumUp(const SegmentSum* sums, int count, uint64_t& total) {
+  const int lane = threadIdx.x % 32;
+  int top = LEAST_EXPONENT;
+#pragma unroll 4
+  for (int s = lane; s < count; s += 32) top = max(top, sums[s].exponent);
+  top = WarpLargest(top);
+  total = 0;
+#pragma unroll 4
+  for (int s = lane; s < count; s += 32) total += sums[s].mass >> sums[s].ShiftTo(top);
+  total = FEW ? WarpMass(total) : WarpSum(total);
+  return top;
+}
+
+/// A segment to a row of `vocab` columns.
+__device__ __forceinline__ void StoreSegment(const float (&x)[VECTORS][4], float* out, bool aligned, int segment,
+                                             int vocab) {
+  const bool is_whole = aligned && (segment + 1) * SEGMENT <= vocab;
+#pragma unroll
+  for (int j = 0; j < VECTORS; ++j) {
+    const int column = SegmentSource::Column(segment, j);
+    if (is_whole) {
+      RoundTo<float, 4>(x[j]).Store(out + column);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (column + e < vocab) out[column + e] = x[j][e];
+      }
+    }
+  }
+}
+
 template <Hold HOLD, int WARPS = SOFTMAX_WARPS, int BLOCKS = 3>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS) SoftmaxKernel(const __grid_constant__ RowParams<float> p) {
   constexpr bool IN_REGISTERS = HOLD == Hold::kRegisters, IN_SHARED = HOLD == Hold::kShared;
@@ -118,14 +151,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) SoftmaxKernel(const __grid
   ptx::WaitForBytes(&barrier);
   ptx::LaunchDependents();
   if (warp == 0) {
-    int largest = LEAST_EXPONENT;
-#pragma unroll 4
-    for (int s = lane; s < count; s += 32) largest = max(largest, sums[s].exponent);
-    largest = WarpLargest(largest);
-    uint64_t total = 0;
-#pragma unroll 4
-    for (int s = lane; s < count; s += 32) total += sums[s].mass >> sums[s].ShiftTo(largest);
-    total = IN_REGISTERS ? WarpMass(total) : WarpSum(total);
+    uint64_t total;
+    const int largest = SumUp<IN_REGISTERS>(sums, count, total);
     if (lane == 0) top = largest, mass_of_row = total;
   }
   __syncthreads();
@@ -151,19 +178,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) SoftmaxKernel(const __grid
     } else {
       ForEachColumn(x, [&](float& value) { value *= share; });
     }
-    const bool is_whole = aligned && (segment + 1) * SEGMENT <= source.vocab;
-#pragma unroll
-    for (int j = 0; j < VECTORS; ++j) {
-      const int column = SegmentSource::Column(segment, j);
-      if (is_whole) {
-        RoundTo<float, 4>(x[j]).Store(out + column);
-      } else {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (column + e < source.vocab) out[column + e] = x[j][e];
-        }
-      }
-    }
+    StoreSegment(x, out, aligned, segment, source.vocab);
   }
 }
 
