@@ -71,6 +71,20 @@ class AttentionWrapper(PlannedWrapper):
         "_use_cuda_graph",
     )
 
+    @staticmethod
+    def _check_heads(op: str, num_qo_heads: int, num_kv_heads: int) -> None:
+        if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
+            raise ArgumentError(
+                f"{op}: num_qo_heads is {num_qo_heads}, expected a multiple of num_kv_heads = {num_kv_heads}"
+            )
+
+    def _check_batch_size(self, op: str, batch_size: int) -> None:
+        """For CUDA graphs, whose buffers have a size."""
+        if batch_size != self._fixed_batch_size:
+            raise ArgumentError(
+                f"{op}: the batch size is {batch_size}, expected {self._fixed_batch_size} (fixed by the buffers)"
+            )
+
     def _expected_rows(self) -> Optional[int]:
         """Rows that q must have; None: any number."""
         raise AssertionError("a subclass knows")

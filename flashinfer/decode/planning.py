@@ -75,10 +75,7 @@ class DecodePlanner(AttentionWrapper):
     def _check_buffers(self, op: str, batch_size: int, num_indices: int) -> None:
         if not self._use_cuda_graph:
             return
-        if batch_size != self._fixed_batch_size:
-            raise ArgumentError(
-                f"{op}: the batch size is {batch_size}, expected {self._fixed_batch_size} (fixed by the buffers)"
-            )
+        self._check_batch_size(op, batch_size)
         assert self._paged_kv_indices_buf is not None
         if num_indices > len(self._paged_kv_indices_buf):
             raise ArgumentError(
@@ -155,10 +152,7 @@ class DecodePlanner(AttentionWrapper):
         rope_scale: Optional[float],
         rope_theta: Optional[float],
     ) -> None:
-        if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
-            raise ArgumentError(
-                f"{self._op}.plan: num_qo_heads is {num_qo_heads}, expected a multiple of num_kv_heads = {num_kv_heads}"
-            )
+        self._check_heads(f"{self._op}.plan", num_qo_heads, num_kv_heads)
         self._batch_size = batch_size
         self._num_qo_heads, self._num_kv_heads = num_qo_heads, num_kv_heads
         self._head_dim, self._page_size = head_dim, page_size

@@ -84,20 +84,11 @@ class BatchPrefillWrapper(AttentionWrapper):
 
     # plan -------------------------------------------------------------------------------------
 
-    def _check_heads(self, op: str, num_qo_heads: int, num_kv_heads: int) -> None:
-        if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
-            raise ArgumentError(
-                f"{op}: num_qo_heads is {num_qo_heads}, expected a multiple of num_kv_heads = {num_kv_heads}"
-            )
-
     def _check_rows(self, op: str, batch_size: int, rows: int) -> None:
         """Frozen sizes of a CUDA graph."""
         if not self._use_cuda_graph:
             return
-        if batch_size != self._fixed_batch_size:
-            raise ArgumentError(
-                f"{op}: the batch size is {batch_size}, expected {self._fixed_batch_size} (fixed by the buffers)"
-            )
+        self._check_batch_size(op, batch_size)
         if self._max_total_num_rows is not None and rows > self._max_total_num_rows:
             raise ArgumentError(
                 f"{op}: q has {rows} rows, expected at most {self._max_total_num_rows} (those of the first plan)"
