@@ -187,24 +187,8 @@ def test_more_heads_than_one_grid_axis(hidden):
     assert torch.equal(wide[:, 0], untouched)
 
 
-@needs_cuda
-@pytest.mark.parametrize("hidden", [520, 1024, 1032, 2048, 2056, 4096, 4104, 8192])
-def test_residual_of_a_small_batch(hidden):
-    """Rows that just fill a block of each size, and those one vector longer; nothing beside them is written."""
-    x, residual = (view_of_wider(randn(5, hidden, dtype=BF16, device="cuda"), 16, 8) for _ in range(2))
-    w = randn(hidden, dtype=BF16, device="cuda")
-    expected, total = fused_add_rmsnorm_trace.reference(x, residual, w)
-    fused_add_rmsnorm(x, residual, w)
-    assert_close(x, expected)
-    assert torch.equal(residual, total)
-    assert gaps_are_untouched(x) and gaps_are_untouched(residual)
-
-
-@needs_cuda
-@pytest.mark.parametrize("hidden", [64, 4096, 16384], ids=["lanes", "two vectors", "four vectors"])
-def test_residual_of_a_batch_that_is_prefetched(hidden):
-    """Batches of 4 MB up, rows of which do not follow each other."""
-    rows = 3001 if hidden > 1024 else 70001
+def check_residual_rows_apart(rows, hidden):
+    """Rows that do not follow each other; nothing between them is written."""
     x, residual = (view_of_wider(randn(rows, hidden, dtype=BF16, device="cuda"), 16, 8) for _ in range(2))
     w = randn(hidden, dtype=BF16, device="cuda")
     expected, total = fused_add_rmsnorm_trace.reference(x, residual, w)
@@ -212,6 +196,20 @@ def test_residual_of_a_batch_that_is_prefetched(hidden):
     assert_close(x, expected)
     assert torch.equal(residual, total)
     assert gaps_are_untouched(x) and gaps_are_untouched(residual)
+
+
+@needs_cuda
+@pytest.mark.parametrize("hidden", [520, 1024, 1032, 2048, 2056, 4096, 4104, 8192])
+def test_residual_of_a_small_batch(hidden):
+    """Rows that just fill a block of each size, and those one vector longer."""
+    check_residual_rows_apart(5, hidden)
+
+
+@needs_cuda
+@pytest.mark.parametrize("hidden", [64, 4096, 16384], ids=["lanes", "two vectors", "four vectors"])
+def test_residual_of_a_batch_that_is_prefetched(hidden):
+    """Batches of 4 MB up."""
+    check_residual_rows_apart(3001 if hidden > 1024 else 70001, hidden)
 
 
 @needs_cuda
