@@ -16,7 +16,7 @@ from ..wrapping import compiler, is_traced
 from .options import FP8, default_scale
 from .outputs import add_sinks, check_lse_form, finish_lse, lse_buffer, output_buffer
 from .records import CallRecord
-from .scales import Scale, convert_fp8_query, scale_logits, scale_output, scale_output_per_head
+from .scales import Scale, convert_fp8_query, product_of_numbers, scale_logits, scale_output, scale_output_per_head
 from .wrapper import Launch, PlannedWrapper, run_planned
 
 __all__ = ["REPLANNED", "AttentionWrapper", "Result"]
@@ -166,7 +166,8 @@ class AttentionWrapper(PlannedWrapper):
             q, sm_scale = scale_logits(f"{op}.run", q, sm_scale, q_scale=q_scale, k_scale=k_scale)
         scalars: Sequence[Any] = (sm_scale,)
         if self._jit is not None:
-            given, scalars = self._jit.split(op, args, self._derived_scalars(sm_scale, q_scale, k_scale, v_scale))
+            derived = self._derived_scalars(sm_scale, q_scale, k_scale, v_scale)
+            given, scalars = self._jit.split(op, args, derived, product_of_numbers(q_scale, k_scale))
             factors = [*given, *factors]
         score, given_out = None, out
         out = output_buffer(op, out, (rows, num_qo_heads, self._head_dim_vo), self._cached_o_data_type, q)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Mapping, Optional, Sequence
 
 import torch
@@ -35,7 +36,7 @@ class JitArguments:
 
     A tensor that the wrapper knows is taken from it. The others, and then the scalars, are the caller's, in the order
     of their declaration; a tensor that was left out is null, a scalar that was left out is derived where its name says
-    how.
+    how. Scales of q and k multiply ``sm_scale``, whoever supplies it.
     """
 
     def __init__(self, jit_args: Sequence[Any], known_tensors: Sequence[str]) -> None:
@@ -46,20 +47,33 @@ class JitArguments:
         self._known = frozenset(known_tensors)
 
     def split(
-        self, op: str, args: Sequence[Any], derived: Mapping[str, float]
+        self, op: str, args: Sequence[Any], derived: Mapping[str, float], logit_scale: float = 1.0
     ) -> tuple[list[Optional[torch.Tensor]], list[Any]]:
-        """The caller's tensors and every scalar."""
+        """The caller's tensors and every scalar. ``logit_scale`` multiplies the ``sm_scale`` of the caller."""
         rest = list(args)
         tensors: list[Optional[torch.Tensor]] = []
         for name in self.tensors:
             if name not in self._known:
                 given = len(rest) > 0 and (rest[0] is None or isinstance(rest[0], torch.Tensor))
                 tensors.append(rest.pop(0) if given else None)
+        self._check_scalars(op, rest)
+        if logit_scale != 1.0:
+            rest = [x * logit_scale if name == "sm_scale" else x for name, x in zip(self.scalars, rest, strict=False)]
         missing = self.scalars[len(rest) :]
         for name in missing:
             if name not in derived:
                 raise ArgumentError(f"{op}: scalar {name!r} is missing, expected it among the positional arguments")
         return tensors, [*rest, *(derived[name] for name in missing)]
+
+    def _check_scalars(self, op: str, given: Sequence[Any]) -> None:
+        if len(given) > len(self.scalars):
+            raise TypeError(
+                f"{op}.run: {len(given)} positional arguments after the tensors, expected at most {len(self.scalars)} "
+                f"({', '.join(self.scalars) or 'the variant declares no scalars'})"
+            )
+        for name, x in zip(self.scalars, given, strict=False):
+            if not isinstance(x, (float, int, Real)):  # the first two are what torch.compile knows
+                raise TypeError(f"{op}.run: {name} is a {type(x).__name__}, expected a number")
 
     def all_tensors(
         self, given: Sequence[Optional[torch.Tensor]], known: Mapping[str, Optional[torch.Tensor]]

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import ArgumentError
 
-__all__ = ["Scale", "convert_fp8_query", "scale_logits", "scale_output", "scale_output_per_head"]
+__all__ = ["Scale", "convert_fp8_query", "product_of_numbers", "scale_logits", "scale_output", "scale_output_per_head"]
 
 Scale = Union[float, torch.Tensor, None]
 
@@ -37,6 +37,15 @@ def scale_logits(op: str, q: torch.Tensor, sm_scale: float, **scales: Scale) -> 
         else:
             sm_scale *= number
     return q, sm_scale
+
+
+def product_of_numbers(*scales: Scale) -> float:
+    """What :func:`scale_logits` has multiplied ``sm_scale`` by: tensors are in q."""
+    product = 1.0
+    for scale in scales:
+        if scale is not None and not isinstance(scale, torch.Tensor):
+            product *= float(scale)
+    return product
 
 
 def scale_output(op: str, out: torch.Tensor, scale: Scale, name: str = "v_scale") -> None:

@@ -178,6 +178,17 @@ def test_sinks_of_any_strides_and_dtype(device):
         close(wrapper.run(batch.q, batch.cache(pages), given, 0.125, return_lse=True), expected)
 
 
+@pytest.mark.parametrize("given", [(0.4,), ()], ids=["sm_scale given", "sm_scale planned"])
+def test_scales_of_stored_values_and_sinks(device, given):
+    batch = Batch(QO_LENS, KV_LENS, device=device)
+    pages, sinks = batch.pages(8), torch.randn(4, device=device)
+    wrapper = sink_wrapper(batch, pages, sm_scale=0.4)
+    expected = batch.expected(Attention(sinks=sinks, sm_scale=0.1, v_scale=2.0))
+    for scale in (0.5, torch.tensor(0.5, device=device)):
+        scales = {"q_scale": 0.5, "k_scale": scale, "v_scale": 2.0, "return_lse": True}
+        close(wrapper.run(batch.q, batch.cache(pages), sinks, *given, **scales), expected, 4e-3)
+
+
 def test_what_sinks_refuse(device):
     batch = Batch(QO_LENS, KV_LENS, device=device)
     pages, sinks = batch.pages(8), torch.zeros(4, device=device)

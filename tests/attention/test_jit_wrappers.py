@@ -131,4 +131,8 @@ def test_known_tensors_do_not_consume_arguments():
     assert flashinfer.utils.prepare_jit_additional_args(names, known, (sink,)) == [None, sink, sink, None]
     assert flashinfer.utils.prepare_jit_additional_args(names[:2], known, (sink, 7, 0.5)) == [None, sink, 7, 0.5]
     with pytest.raises(ValueError, match="'n' is missing"):
-        jit.split("run", (sink,), {"sm_scale": 0.5})
+        jit.split("Wrapper", (sink,), {"sm_scale": 0.5})
+    with pytest.raises(TypeError, match=r"Wrapper\.run: sm_scale is a Tensor, expected a number"):
+        jit.split("Wrapper", (sink, None, 7, sink), {})
+    with pytest.raises(TypeError, match=r"3 positional arguments after the tensors, expected at most 2 \(n, "):
+        jit.split("Wrapper", (sink, None, 7, 0.5, 1.0), {})
