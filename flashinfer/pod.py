@@ -103,15 +103,11 @@ class _Part(AttentionWrapper):
 
 
 class _PrefillPart(_Part, BatchPrefillWithPagedKVCacheWrapper):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._op = BatchPrefillWithPagedKVCacheWrapper.__name__
+    _op = BatchPrefillWithPagedKVCacheWrapper._op
 
 
 class _DecodePart(_Part, BatchDecodeWithPagedKVCacheWrapper):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._op = BatchDecodeWithPagedKVCacheWrapper.__name__
+    _op = BatchDecodeWithPagedKVCacheWrapper._op
 
 
 class PODWithPagedKVCacheWrapper:
@@ -296,7 +292,7 @@ class PODWithPagedKVCacheWrapper:
                 )
                 if v_scale is not None:
                     scale_output("PODWithPagedKVCacheWrapper.run", launch.out, v_scale)
-                return out_p, out_d  # type: ignore[return-value]
+                return out_p, out_d
             except RuntimeError as error:
                 if not is_misaligned(error):
                     raise

@@ -59,6 +59,7 @@ class PlannedWrapper:
     each call, because those engines replace ``plan``.
     """
 
+    _op: ClassVar[str]  #: what errors call it: the name of the class, unless a class that nobody knows says another
     _known_tensors: Sequence[str] = ()
     _fixed_batch_size: int
     _batch_size: int
@@ -82,6 +83,7 @@ class PlannedWrapper:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._op = vars(cls).get("_op", cls.__name__)
         cls._unchanged = unchanged(cls._objects, cls._numbers_read)
         cls._unchanged_but_plan = unchanged(cls._objects, cls._numbers_read, cls._replanned)
         if cls._objects:
@@ -95,7 +97,6 @@ class PlannedWrapper:
         backend: str,
         jit_args: Optional[Sequence[Any]],
     ) -> None:
-        self._op = type(self).__name__
         self._kv_layout = kv_layout
         self._layout = layout_code(self._op, kv_layout)
         self._use_cuda_graph = use_cuda_graph

@@ -26,11 +26,8 @@ _LARGE_SHARED_MEMORY = ((9, 0), (10, 0), (10, 3), (11, 0))  # as long as a block
 class Level(BatchPrefillWithPagedKVCacheWrapper):
     """One level: ``plan`` checks and stores, then ``plan_alone`` or ``plan_with`` plans the launch."""
 
+    _op = BatchPrefillWithPagedKVCacheWrapper._op
     _shared: Optional[Level] = None  #: whose keys ``run`` attends to as well
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._op = BatchPrefillWithPagedKVCacheWrapper.__name__
 
     def _select_module(self, dtypes: Dtypes, head_dim_qk: int, head_dim_vo: int, use_fp16_qk_reduction: bool) -> None:
         self._module_key = (dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)

@@ -438,3 +438,16 @@ def test_a_graph_fits_every_plan(device, kind, split, tensor_cores):
         assert list(wrapper._plan_info) == first
         cache = (batch.k, batch.v) if kind is Ragged else (batch.cache(pages),)
         calls.check(wrapper.run(batch.q, *cache, return_lse=True), batch.expected(), torch.float16)
+
+
+def test_workspaces_of_wrappers_made_of_others(device):
+    """Errors name classes that callers know."""
+    workspace = calls.workspace(device)[1:]
+    for make in (
+        lambda: flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace),
+        lambda: flashinfer.PODWithPagedKVCacheWrapper(workspace),
+        lambda: flashinfer.BatchPODWithPagedKVCacheWrapper(workspace),
+        lambda: flashinfer.BlockSparseAttentionWrapper(workspace),
+    ):
+        with pytest.raises(ValueError, match=r"^Batch\w+Wrapper: float_workspace_buffer must be 16-byte aligned"):
+            make()
