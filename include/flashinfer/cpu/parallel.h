@@ -9,10 +9,20 @@
 
 #if defined(_OPENMP)
 #include <omp.h>
+#include <pthread.h>
 #endif
 
 namespace flashinfer {
 namespace cpu {
+
+#if defined(_OPENMP)
+namespace {
+/// Threads do not survive a fork, and libgomp would wait for them in the child for ever. So they end before it, those of
+/// torch's operators too; the next parallel region of either process starts new ones.
+[[maybe_unused]] const int fork_handler =
+    pthread_atfork([] { omp_pause_resource_all(omp_pause_soft); }, nullptr, nullptr);
+}  // namespace
+#endif
 
 /// Elements below which a second thread costs more than it brings (waking it takes some microseconds).
 constexpr int64_t ELEMENTS_PER_THREAD = 32768;
