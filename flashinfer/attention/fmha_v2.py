@@ -288,7 +288,11 @@ def trtllm_fmha_v2_prefill(
         _check_rows("cum_seq_lens_kv", begins, "k", prompt.k.shape[0])
     result = _attend(prompt, options, rows, begins, lengths, workspace_buffer, bmm1_scale, stats, out)
     to_output(_OP, result, out, bmm2_scale, "bmm2_scale")
-    return out if stats is None else (out, stats)
+    if stats is None:
+        return out
+    if isinstance(bmm1_scale, torch.Tensor) and not options.soft_cap:
+        stats[..., 0] /= bmm1_scale.reshape(())  # it is in q, where kernels cannot leave it out
+    return out, stats
 
 
 def _attend(

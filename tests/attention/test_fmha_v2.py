@@ -122,11 +122,13 @@ def test_chunks_and_sinks(device):
 
 
 @pytest.mark.parametrize("cap", [None, 2.0])
-def test_statistics(device, cap):
+@pytest.mark.parametrize("in_tensor", [False, True], ids=["scale", "scale in a tensor"])
+def test_statistics(device, cap, in_tensor):
     batch = Batch(QO_LENS, KV_LENS, device=device)
     q_scale = 0.5
+    scale = torch.tensor([SCALE * q_scale], device=device) if in_tensor else SCALE * q_scale
     options = {"save_softmax_stats": True, "logits_soft_cap_scale": cap, "sinks": torch.zeros(4, device=device)}
-    out, stats = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", SCALE * q_scale, **options)
+    out, stats = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", scale, **options)
     what = Attention(causal=True, q_scale=q_scale, logits_soft_cap=cap or 0.0, sinks=torch.zeros(4))
     expected = batch.expected(what)
     close(out, expected)
