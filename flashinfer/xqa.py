@@ -12,7 +12,7 @@ import torch
 from .api_logging import flashinfer_api
 from .argument_kinds import names_kinds
 from .attention.blackwell import XQA_NAMES
-from .attention.block_tables import as_int32, attend_block_tables, draft_rows, to_output
+from .attention.block_tables import as_int32, as_rows, attend_block_tables, draft_rows, to_output
 from .attention.host import segment_lens, to_host
 from .attention.options import layout_code
 from .errors import ArgumentError
@@ -139,7 +139,7 @@ def xqa(
     rows = q.reshape(-1, *q.shape[-2:])
     if output.numel() != q.numel():
         raise ArgumentError(f"xqa: output has shape {tuple(output.shape)}, expected {tuple(q.shape)} (that of q)")
-    flat = output.view(-1, *q.shape[-2:])
+    flat = as_rows("xqa", "output", output, q.shape[-2:])
     common: dict[str, Any] = {
         "kv_layout": kv_layout,
         "sm_scale": 1.0 / math.sqrt(q.shape[-1]),

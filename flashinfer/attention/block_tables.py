@@ -8,7 +8,7 @@ of its width, and lengths stay where they are.
 from __future__ import annotations
 
 import functools
-from typing import Any, Optional, Union
+from typing import Any, Optional, Sequence, Union
 
 import torch
 
@@ -29,7 +29,7 @@ from .options import CAUSAL, CUSTOM, FP8, layout_code
 from .scales import Scale, scale_logits, scale_output
 from .uniform_plan import UniformSizes, uniform_plan
 
-__all__ = ["as_int32", "attend_block_tables", "draft_rows", "split_cache", "to_output"]
+__all__ = ["as_int32", "as_rows", "attend_block_tables", "draft_rows", "split_cache", "to_output"]
 
 _INT32 = torch.int32
 _NO_ROPE = (1.0, 1.0)
@@ -46,6 +46,17 @@ def split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(kv_cache, (tuple, list)) or len(kv_cache) != 2:
         raise ArgumentError(f"{op}: kv_cache is a {type(kv_cache).__name__}, expected a tensor or a tuple of two")
     return kv_cache[0], kv_cache[1]
+
+
+def as_rows(op: str, name: str, out: torch.Tensor, row: Sequence[int]) -> torch.Tensor:
+    """Where results go, seen as rows of that shape."""
+    try:
+        return out.view(-1, *row)
+    except RuntimeError:
+        raise ArgumentError(
+            f"{op}: {name} has strides {out.stride()}, expected dimensions before the last two that lie one after the "
+            "other"
+        ) from None
 
 
 def to_output(op: str, result: torch.Tensor, out: torch.Tensor, scale: Scale, name: str) -> None:
@@ -203,7 +214,7 @@ def as_int32(x: torch.Tensor) -> torch.Tensor:
         x = x.view(_INT32)
     elif x.dtype is not _INT32:
         x = narrowed(x, "block_tables or seq_lens")
-    return x if x.ndim == 1 else x.reshape(-1)
+    return x.reshape(-1).contiguous()
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from ..argument_kinds import names_kinds
 from ..errors import ArgumentError
 from ..tensor_checks import canonicalize_torch_dtype
 from ..trace.templates.xqa import trtllm_batch_decode_trace, xqa_batch_decode_trace
-from .block_tables import attend_block_tables, draft_rows, split_cache, to_output
+from .block_tables import as_rows, attend_block_tables, draft_rows, split_cache, to_output
 
 __all__ = ["trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"]
 
@@ -50,7 +50,7 @@ def _decode(
         raise ArgumentError(f"{op}: out has shape {tuple(out.shape)}, expected {tuple(query.shape)} (that of query)")
     k, v = split_cache(op, kv_cache)
     rows = query if query.ndim == 3 else query.reshape(-1, *query.shape[-2:])
-    flat = out if out.ndim == 3 else out.view(-1, *out.shape[-2:])
+    flat = out if out.ndim == 3 else as_rows(op, "out", out, out.shape[-2:])
     result = attend_block_tables(
         op,
         rows,

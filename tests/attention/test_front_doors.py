@@ -111,6 +111,13 @@ def test_tables_that_a_cpu_refuses(q_len):
     close(decode(tables, lens), call.batch.expected(Attention(causal=True, sm_scale=SCALE)))
 
 
+def test_tables_and_lengths_with_strides(device):
+    call = Tables(device)
+    query, cache, scratch, tables, lens, longest = call.decode
+    tables, lens = (torch.stack([x, x + 1000], dim=-1)[..., 0] for x in (tables, lens))
+    close(xqa_batch_decode_with_kv_cache(query, cache, scratch, tables, lens, longest, SCALE), call.batch.expected())
+
+
 def test_layout_of_trtllm_is_heads_first(device):
     call = Tables(device, "HND")
     close(trtllm_batch_decode_with_kv_cache(*call.decode, bmm1_scale=SCALE), call.batch.expected())
@@ -296,6 +303,11 @@ def test_bad_drafts(device):
             call.xqa(out, **drafts, mask=bad)
         with pytest.raises(ArgumentError, match=r"mask has shape .* expected 34 rows of at least 17 bits"):
             trtllm_batch_decode_with_kv_cache(*call.decode, q_len_per_req=count, mask=bad, kv_layout="NHD")
+    apart = torch.empty(2, 20, *call.batch.q.shape[1:], dtype=F16, device=device)[:, :count]
+    with pytest.raises(ArgumentError, match=r"xqa: output has strides \(5120, 256, 64, 1\), expected dimensions"):
+        call.xqa(apart, **drafts, mask=mask)
+    with pytest.raises(ArgumentError, match=r"trtllm.*: out has strides \(5120, 256, 64, 1\), expected dimensions"):
+        trtllm_batch_decode_with_kv_cache(*call.decode, q_len_per_req=count, out=apart, kv_layout="NHD")
     for offsets, text in (
         ([0, 17, 33], "3 offsets from 0 to 33, expected 3 from 0 to 34"),
         ([0, 34], "2 offsets from 0 to 34, expected 3 from 0 to 34"),
