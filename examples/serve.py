@@ -211,14 +211,18 @@ class Engine:
     def is_busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def submit(self, request: Request) -> None:
-        """Queue a request."""
+    def check(self, request: Request) -> None:
+        """Raise ``ValueError`` for a request that could never be served."""
         longest = min(self.model.config.max_length, (self.num_pages - 1) * self.page_size)
         if not request.prompt or request.max_new_tokens < 1 or request.max_length > longest:
             raise ValueError(
                 f"submit: the prompt has {len(request.prompt)} tokens and max_new_tokens is {request.max_new_tokens}, "
                 f"expected at least 1 of each and at most {longest} together (the model's length and the cache)"
             )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+        self.check(request)
         self.waiting.append(request)
 
     def _admit(self) -> None:
@@ -387,7 +391,7 @@ def make_requests(tokenizer: Tokenizer, arguments: argparse.Namespace) -> list[R
     numbers = random.Random(arguments.seed)
     requests, arrival = [], 0.0
     for i, prompt in zip(range(arguments.requests), itertools.cycle(arguments.prompts), strict=False):
-        sampling = Sampling(0.8, 50, 0.95, seed=arguments.seed + i) if i % 2 else Sampling()
+        sampling = Sampling(0.8, 50, 0.95, seed=(arguments.seed + i) % 2**63) if i % 2 else Sampling()
         length = numbers.randint(-(-arguments.max_new_tokens // 2), arguments.max_new_tokens)
         requests.append(Request(tokenizer.encode(prompt), length, sampling, arrival))
         arrival += numbers.expovariate(arguments.rate)
@@ -407,7 +411,10 @@ def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
 
 
 def prompts_of(file: str) -> list[str]:
-    prompts = [line for line in Path(file).read_text().splitlines() if line.strip()]
+    try:
+        prompts = [line for line in Path(file).read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{file} cannot be read: {error.strerror}") from error
     if not prompts:
         raise argparse.ArgumentTypeError(f"{file} has no line of text")
     return prompts
@@ -426,7 +433,10 @@ def positive(kind: Callable[[str], Any], least: float = 0) -> Callable[[str], An
 
 
 def device_of(name: str) -> torch.device:
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # no device of any kind
+        device = torch.device("meta")
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise argparse.ArgumentTypeError(f"{name} is not here, expected cpu or a CUDA device that torch can use")
     return device
@@ -435,6 +445,8 @@ def device_of(name: str) -> torch.device:
 def picture(name: str) -> Path:
     if not Path(name).parent.is_dir():
         raise argparse.ArgumentTypeError(f"{Path(name).parent} is no folder")
+    if Path(name).is_dir():
+        raise argparse.ArgumentTypeError(f"{name} is a folder, expected a file in it")
     return Path(name)
 
 
@@ -468,6 +480,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     engine = Engine(model, arguments.pages, max_batch_size=arguments.batch_size, use_cuda_graphs=graphs)
     capture_seconds = time.perf_counter() - start
     requests = make_requests(tokenizer, arguments)
+    try:
+        for request in requests:
+            engine.check(request)
+    except ValueError as error:  # now, and not halfway through
+        raise SystemExit(f"serve.py: {error}") from error
     warm_up(engine)
     print(f"{len(requests)} requests, about {arguments.rate:g} per second, on {device_name(model.device)}")
     print("the weights are random, and so is the text\n" if arguments.model is None else "")

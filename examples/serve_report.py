@@ -99,7 +99,7 @@ def plot(path: Path, steps: Sequence[Step], requests: Sequence[Any]) -> None:
     bars.legend(handles=[Patch(color=colour, label=kind) for kind, colour in colours.items()], loc="lower left")
     load.stairs([len(s.chunks) for s in steps], [s.start for s in steps] + [steps[-1].end], fill=True, color="0.6")
     load.set(xlabel="seconds", ylabel="batch size")
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, format="png")  # whatever its name: a suffix is neither read nor added
     pyplot.close(figure)
 
 

@@ -73,8 +73,8 @@ def test_png_without_matplotlib(tmp_path, monkeypatch):
 
 def test_png_with_matplotlib(tmp_path):
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="draws the better picture")
-    write_timeline(tmp_path / "timeline.png", STEPS, REQUESTS)
-    image = pyplot.imread(tmp_path / "timeline.png")
+    write_timeline(tmp_path / "timeline", STEPS, REQUESTS)  # a name without suffix is kept, too
+    image = pyplot.imread(tmp_path / "timeline", format="png")
     for colour in COLOURS.values():
         assert (np.abs(image[..., :3] - np.array(colour) / 255) < 0.01).all(axis=-1).any()
 

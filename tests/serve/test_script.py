@@ -55,6 +55,9 @@ def test_random_model(tmp_path, device):
         (["--pages", "1"], "--pages: is 1, expected more than 1"),
         (["--prompts", "empty.txt"], "--prompts: empty.txt has no line of text"),
         (["--device", "meta"], "--device: meta is not here, expected cpu or a CUDA device"),
+        (["--prompts", "nowhere.txt"], "--prompts: nowhere.txt cannot be read: No such file"),
+        (["--device", "abacus"], "--device: abacus is not here, expected cpu or a CUDA device"),
+        (["--timeline", "."], "--timeline: . is a folder, expected a file in it"),
         (["--timeline", "nowhere/picture.png"], "--timeline: nowhere is no folder"),
         (["--model", "nowhere"], "--model: nowhere has no config.json, expected a Hugging Face checkpoint"),
     ],
@@ -71,6 +74,22 @@ def test_bad_options(tmp_path, monkeypatch, capsys, arguments, text):
 def test_blank_lines_are_no_prompts(tmp_path):
     (tmp_path / "prompts.txt").write_text("one\n\n  \ntwo\n")
     assert serve.parse_arguments(["--prompts", str(tmp_path / "prompts.txt")]).prompts == ["one", "two"]
+
+
+@pytest.mark.parametrize("options", [["--max-new-tokens", "5000"], ["--pages", "2"]], ids=["model", "cache"])
+def test_requests_that_cannot_be_served(tmp_path, monkeypatch, capsys, options):
+    """One line, before any text of the others."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"serve\.py: submit: the prompt has 42 tokens .* at most \d+ together"):
+        serve.main(["--device", "cpu", *options])
+    assert capsys.readouterr().out == ""
+
+
+def test_seeds_of_any_size():
+    arguments = serve.parse_arguments(["--seed", str(2**64), "--requests", "4"])
+    requests = serve.make_requests(serve.ByteTokenizer(), arguments)
+    batch = serve.Batch.of([(request, 1) for request in requests], page_size=16)
+    assert len(set(batch.seed.tolist())) == 3  # greedy ones have none
 
 
 def test_checkpoint(tmp_path):
