@@ -12,6 +12,8 @@ from ..errors import ArgumentError
 
 __all__ = ["JitArguments", "prepare_jit_additional_args"]
 
+_SCALAR_TYPES = 10  # where they are in jit_args; the name of the variant and its text follow
+
 
 def prepare_jit_additional_args(
     jit_additional_tensor_names: Sequence[str],
@@ -40,10 +42,14 @@ class JitArguments:
     """
 
     def __init__(self, jit_args: Sequence[Any], known_tensors: Sequence[str]) -> None:
+        if len(jit_args) <= _SCALAR_TYPES:
+            raise ArgumentError(
+                f"jit_args has {len(jit_args)} elements, expected 13 (what generators of modules take after backend)"
+            )
         self.head_dim_vo = int(jit_args[6])
         self.tensors = list(jit_args[7])
         self.scalars = list(jit_args[9])
-        self._scalar_types = list(jit_args[10])
+        self._scalar_types = list(jit_args[_SCALAR_TYPES])
         self._known = frozenset(known_tensors)
 
     def split(

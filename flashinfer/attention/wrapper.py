@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
+from numbers import Real
 from typing import Any, Callable, ClassVar, NamedTuple, Optional, Sequence
 
 import torch
@@ -205,6 +206,9 @@ class PlannedWrapper:
         rope_scale: Optional[float],
         rope_theta: Optional[float],
     ) -> None:
+        for name, x in (("sm_scale", sm_scale), ("rope_scale", rope_scale), ("rope_theta", rope_theta)):
+            if x is not None and not isinstance(x, (float, Real)):  # nobody looks at them before run()
+                raise TypeError(f"{self._op}.plan: {name} is a {type(x).__name__}, expected float")
         self._pos_encoding = pos_encoding_code(self._op, pos_encoding_mode)
         self._pos_encoding_mode = pos_encoding_mode
         self._window_left = window_left

@@ -9,6 +9,7 @@ import torch
 
 from ..allocation import new_empty
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.options import NON_CAUSAL, default_scale, layout_code, pos_encoding_code
 from ..attention.scales import scale_logits, scale_output
 from ..attention.single import scratch, single_decode, single_prefill
@@ -111,6 +112,7 @@ def single_decode_with_kv_cache(
     return out if lse is None else (out, lse)
 
 
+@names_kinds
 def single_decode_with_kv_cache_with_jit_module(
     jit_module: Any,
     q: torch.Tensor,

@@ -10,6 +10,7 @@ import torch
 
 from ..allocation import new_empty
 from ..api_logging import flashinfer_api
+from ..argument_kinds import names_kinds
 from ..attention.cache import scale_factors
 from ..attention.masks import check_packed_mask, pack_mask
 from ..attention.options import (
@@ -178,6 +179,7 @@ def _check_fp8(
 single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_kv_cache, return_lse=True)
 
 
+@names_kinds
 def single_prefill_with_kv_cache_with_jit_module(
     jit_module: Any,
     q: torch.Tensor,

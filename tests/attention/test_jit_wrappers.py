@@ -136,3 +136,12 @@ def test_known_tensors_do_not_consume_arguments():
         jit.split("Wrapper", (sink, None, 7, sink), {})
     with pytest.raises(TypeError, match=r"3 positional arguments after the tensors, expected at most 2 \(n, "):
         jit.split("Wrapper", (sink, None, 7, 0.5, 1.0), {})
+
+
+def test_what_is_none_of_the_arguments(device):
+    for bad in ([], ["uri"], arguments("uri")[:10]):
+        with pytest.raises(ValueError, match=rf"jit_args has {len(bad)} elements, expected 13 "):
+            BatchPrefillWithPagedKVCacheWrapper(workspace(device), jit_args=bad)
+    for call in (single_decode_with_kv_cache_with_jit_module, single_prefill_with_kv_cache_with_jit_module):
+        with pytest.raises(TypeError, match=rf"{call.__name__}: q is a NoneType, expected Tensor"):
+            call(None, None, None, None)

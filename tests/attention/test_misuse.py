@@ -451,3 +451,12 @@ def test_workspaces_of_wrappers_made_of_others(device):
     ):
         with pytest.raises(ValueError, match=r"^Batch\w+Wrapper: float_workspace_buffer must be 16-byte aligned"):
             make()
+
+
+@kinds
+@pytest.mark.parametrize("name", ["sm_scale", "rope_scale", "rope_theta"])
+def test_numbers_that_are_none(device, kind, name):
+    """Those that only run() reads."""
+    for bad in ("1", torch.ones(1)):
+        with pytest.raises(TypeError, match=rf"plan: {name} is a {type(bad).__name__}, expected float"):
+            Scene(kind, device).plan(**{name: bad})
