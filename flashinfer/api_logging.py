@@ -60,7 +60,16 @@ class LogSettings:
 
     @classmethod
     def from_knobs(cls) -> LogSettings:
-        return cls(knobs.log_level, knobs.log_dest, DumpSettings.from_knobs(), knobs.trace_dump)
+        dest = "stderr" if knobs.log_dest == "stdout" and _is_our_command() else knobs.log_dest
+        return cls(knobs.log_level, dest, DumpSettings.from_knobs(), knobs.trace_dump)
+
+
+def _is_our_command() -> bool:
+    """Whether this is ``flashinfer ...``, or ``python -m flashinfer...``: scripts read what these print to stdout."""
+    program = (getattr(sys, "argv", None) or [""])[0]
+    if program == "-m":  # while Python looks for the module
+        program = " ".join(sys.orig_argv).partition(" -m")[2].strip().split(" ")[0].split(".")[0]
+    return Path(program).name == "flashinfer"
 
 
 class _Destination(logging.Handler):

@@ -52,7 +52,7 @@ def warmup(
     from .jit.core import JitSpec, build_jit_specs
     from .jit.progress import ProgressBar, ProgressLine
 
-    backend = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type
+    backend = _device_type(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if backend not in ("cpu", "cuda"):
         raise ArgumentError(f"warmup: device is {str(device)!r}, expected cpu or cuda")
     known = {family: list(gen_family_modules(family, backend)) for family in FAMILIES}
@@ -74,3 +74,10 @@ def warmup(
     for spec in chosen.values():
         spec.build_and_load()
     return WarmupReport(tuple(chosen), stale, time.perf_counter() - start)
+
+
+def _device_type(device: Union[str, torch.device]) -> str:
+    try:
+        return torch.device(device).type
+    except RuntimeError:  # torch lists all types there are, most of which are not for us
+        return str(device)

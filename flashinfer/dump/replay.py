@@ -17,6 +17,7 @@ from typing import Any, Callable, Mapping, MutableMapping, Optional, Union
 import torch
 
 from ..describe import describe_tensor
+from ..errors import ArgumentError
 from . import files
 from .codec import decode, load_class, with_layout
 
@@ -134,7 +135,10 @@ def _outcome(result: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 def _target(device: Union[str, torch.device]) -> Optional[torch.device]:
     """Where replayed tensors go; ``None`` stands for the recorded devices."""
-    wanted = torch.device(device)
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise ArgumentError(f"replay: device is {str(device)!r}, expected cpu or cuda") from None
     if wanted.type == "cuda" and not torch.cuda.is_available():
         _log.warning("replay: CUDA is not available, using the devices recorded in the dump (CPU for CUDA ones)")
         return None

@@ -36,7 +36,8 @@ Progress = Callable[[Sequence[str]], Union[ProgressLine, ProgressBar]]
 
 _PRIVATE_PREFIX = ".build-"
 _ERROR_LINE = re.compile(
-    r"error[ :#]|error\b.*:|undefined reference|No space left|cannot find|Killed|fatal", re.IGNORECASE
+    r"error[ :#]|error\b.*:|undefined reference|No space left|cannot find|not found|Permission denied|Killed|fatal",
+    re.IGNORECASE,
 )
 
 

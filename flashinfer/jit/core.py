@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger("flashinfer.jit")
+
+_MAX_NAME = 230  # bytes: file systems take 255, and the manifest is written as ``.<name>.manifest.json.xxxxxxxx`` first
 
 
 @dataclass(eq=False)
@@ -284,6 +287,10 @@ def gen_jit_spec(
     **more: Any,
 ) -> JitSpec:
     """Describe a module and register it. ``more`` passes on the fields of JitSpec that only generators of ours use."""
+    if Path(name).name != name or name in ("", "..") or len(os.fsencode(name)) > _MAX_NAME:
+        raise ArgumentError(f"gen_jit_spec: name is {name!r}, expected a file name of at most {_MAX_NAME} bytes")
+    if isinstance(sources, (str, Path)) or not sources:
+        raise ArgumentError(f"gen_jit_spec: {name}: sources is {sources!r}, expected a list of files")
     spec = JitSpec(
         name=name,
         sources=[Path(source).absolute() for source in sources],  # ninja runs elsewhere

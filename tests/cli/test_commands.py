@@ -53,6 +53,18 @@ def test_runs_as_a_python_module():
     assert done.stdout.strip() == f"flashinfer, version {flashinfer.__version__}"
 
 
+def test_the_log_of_calls_is_not_among_the_results(tmp_path):
+    """Which scripts read, while the log goes to stdout by default."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_LOGLEVEL": "1", "FLASHINFER_LOGDEST": "stdout"}
+    script = tmp_path / "flashinfer"  # as pip installs it
+    script.write_text("from flashinfer.__main__ import main\nmain()\n")
+    for program in (["-m", "flashinfer"], [str(script)]):
+        command = [sys.executable, *program, "list-modules", "norm_cpu", "--json"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert json.loads(done.stdout)[0]["name"] == "norm_cpu", done.stderr
+        assert "FlashInfer" in done.stderr, "the log"
+
+
 @pytest.mark.parametrize("words", ["--download-cubin", "download-cubin", "artifacts download", "list-cubins"])
 def test_what_images_of_engines_are_built_with(run, words):
     """There is nothing to fetch, which is no failure."""
@@ -237,6 +249,12 @@ def test_commands_compile_nothing(run, tmp_path):
 
 def test_replay_needs_an_existing_directory(run):
     assert "does not exist" in run("replay", "--dir", "nowhere", code=2)
+
+
+def test_replay_on_a_device_that_is_none(run, tmp_path):
+    assert "replay: device is 'tpu', expected cpu or cuda" in run(
+        "replay", "--dir", str(tmp_path), "--device", "tpu", code=1
+    )
 
 
 def test_replay_of_an_empty_directory_fails(run, tmp_path):

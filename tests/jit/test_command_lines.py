@@ -169,6 +169,18 @@ def test_included_source_is_not_a_unit(workshop, toolkit):
     assert spec.build_and_load().answer() == 1  # and still a dependency
 
 
+def test_files_of_one_name_have_objects_of_their_own(workshop, tmp_path):
+    """In folders of one name, and beside each other with another suffix."""
+    first = workshop.source("op")
+    others = [tmp_path / "more" / first.parent.name / first.name, first.with_suffix(".cc")]
+    for number, path in enumerate(others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"int other_{number}() {{ return {number}; }}")
+    spec = gen_jit_spec("op", [first, *others], backend="cpu")
+    assert [path.name for path in spec.get_object_paths()] == ["src_op.o", "src_op_2.o", "src_op_3.o"]
+    assert spec.build_and_load().answer() == 42
+
+
 @pytest.mark.parametrize(
     "text, expected",
     [

@@ -72,6 +72,11 @@ def test_compilers_speak_english(workshop, monkeypatch):
     assert failure(workshop.spec()).splitlines()[0].endswith("error: in C")
 
 
+def test_a_launcher_that_is_not_there(workshop, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", "no-such-launcher")
+    assert re.search("no-such-launcher.*not found", failure(workshop.spec()).splitlines()[0])
+
+
 def test_undefined_symbol_is_a_link_error(workshop):
     """Not a surprise at load time."""
     text = failure(workshop.spec(text="int missing();\n" + TINY.replace("= ANSWER;", "= missing();")))

@@ -33,6 +33,22 @@ def test_both_ways_to_call_the_generator(workshop, toolkit):
         assert (spec.name, spec.sources, spec.extra_cuda_cflags) == ("op", [source], ["-DX"])
 
 
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/op", "x" * 231])
+def test_a_name_is_that_of_a_file(name):
+    with pytest.raises(ValueError, match=r"gen_jit_spec: name is .* expected a file name of at most 230 bytes"):
+        gen_jit_spec(name, ["op.cpp"], backend="cpu")
+
+
+@pytest.mark.parametrize("sources", ["op.cpp", Path("op.cpp"), []])
+def test_sources_are_several(sources):
+    with pytest.raises(ValueError, match=r"gen_jit_spec: op: sources is .* expected a list of files"):
+        gen_jit_spec("op", sources, backend="cpu")
+
+
+def test_the_longest_name_builds(workshop):
+    assert workshop.spec("x" * 230).build_and_load().answer() == 42
+
+
 def test_making_a_spec_touches_no_disk(workshop):
     workshop.spec()
     assert list(workshop.base.iterdir()) == []

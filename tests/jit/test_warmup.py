@@ -54,9 +54,10 @@ def test_names(families, names, expected):
     assert len(families.calls) == 2 * len(expected)
 
 
-def test_other_devices(families):
-    with pytest.raises(ValueError, match="warmup: device is 'meta', expected cpu or cuda"):
-        flashinfer.warmup("norm", device="meta")
+@pytest.mark.parametrize("device", ["meta", "tpu"])
+def test_other_devices(families, device):
+    with pytest.raises(ValueError, match=f"warmup: device is '{device}', expected cpu or cuda"):
+        flashinfer.warmup("norm", device=device)
 
 
 def test_unknown_name(families):
