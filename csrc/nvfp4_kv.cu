@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of the NVFP4 dequantisation: argument checks, dtype dispatch, stream.
+#include <algorithm>
+
 #include "tvm_ffi_utils.h"
 // clang-format off
 #include <flashinfer/nvfp4_kv.h>

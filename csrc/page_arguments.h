@@ -3,8 +3,8 @@
 #pragma once
 #include <flashinfer/page.h>
 
-#include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "tvm_ffi_utils.h"

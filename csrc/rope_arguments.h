@@ -2,7 +2,6 @@
 // What the launchers of the rotary embedding share: tensors become segments, positions and tables of RopeParams.
 #pragma once
 #include <algorithm>
-#include <string>
 
 #include "page_arguments.h"
 #include "tvm_ffi_utils.h"

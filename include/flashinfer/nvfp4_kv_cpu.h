@@ -2,7 +2,6 @@
 // NVFP4 dequantisation on the CPU; parameters in nvfp4_kv.h. A block of 16 codes is one AVX-512 register of floats.
 //   test  pytest tests/quantization/test_nvfp4_kv.py      bench  python benchmarks/bench_quantization.py -k nvfp4
 #pragma once
-#include <algorithm>
 #include <cstdint>
 
 #include "cpu/fp4.h"
