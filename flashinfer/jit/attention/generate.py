@@ -125,7 +125,7 @@ class AttentionModule:
         return self.kind == "batch_prefill" and self.device == "cuda" and _WIDEST_TILE in self.tiles
 
     def resident_kernel(self, tile: int, paged: bool, mask: bool) -> str:
-        """The function that tells how many blocks of a CUDA kernel are resident at once (launch.cuh)."""
+        """The function that tells how many blocks of a CUDA kernel are resident at once (narrow.cuh, wide.cuh)."""
         flags = f"{str(paged).lower()}, {str(mask).lower()}"
         if tile == _NARROW_TILE and self.head_dim_vo <= 256 and self.kind != "batch_mla":
             return f"ResidentNarrow<Params, {flags}>"
