@@ -55,6 +55,12 @@ def _bool(text: str) -> bool:
     return text.lower() in ("1", "true")
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs, expected 1 or more")
+    return int(text)
+
+
 def shared_parser() -> argparse.ArgumentParser:
     p = _Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -66,7 +72,7 @@ def shared_parser() -> argparse.ArgumentParser:
     p.add_argument("--backends", nargs="+", default=["auto"], help="backends to time; torch is the baseline")
     p.add_argument("--refcheck", action="store_true", help="compare every backend with the reference first")
     p.add_argument("--allow_output_mismatch", action="store_true", help="report a failed refcheck and go on")
-    p.add_argument("--num_iters", "-n", type=int, default=30)
+    p.add_argument("--num_iters", "-n", type=_positive, default=30)
     p.add_argument("--dry_run_iters", "-d", type=int, default=5)
     p.add_argument("--no_cuda_graph", action="store_true", help="time eager calls instead of a replayed CUDA graph")
     p.add_argument("--use_cuda_events", action="store_true", help="CUDA events even where cupti-python is installed")
@@ -218,6 +224,8 @@ def run_command(args: argparse.Namespace, flags: Sequence[str], cases: dict[str,
     """Run one command: a routine, with the flags that are its own."""
     if args.routine is None:
         raise UsageError("--routine is missing, expected a name from --list")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device is cuda, expected cpu (torch sees no GPU)")
     if args.use_cupti:
         warnings.warn("--use_cupti is deprecated: CUPTI is used wherever it is installed", stacklevel=2)
     if args.routine == "all":
@@ -275,7 +283,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             results, failures = run_testlist(args.testlist, args, cases)
         else:
             results = run_command(args, flags, cases)
-    except UsageError as error:
+    except (UsageError, OSError) as error:  # files: a list that is not there, a table that cannot be written
         print(f"flashinfer_benchmark.py: {error}", file=sys.stderr)
         return 2
     if args.json:

@@ -134,12 +134,21 @@ def test_refcheck(capsys):
         (["-R", "negate", "--dtype", "float99"], "'float99' is not a dtype"),
         (["-R", "negate", "--wrong", "maybe"], "'maybe' is not a truth value"),
         (["-R", "gpu_only"], "gpu_only: device is cpu, expected cuda"),
-        (["--num_iters", "x"], "invalid int value"),
+        (["--num_iters", "x"], "'x' is not a number of runs, expected 1 or more"),
+        (["--num_iters", "0"], "'0' is not a number of runs, expected 1 or more"),
+        (["--testlist", "nowhere.txt"], "No such file or directory: 'nowhere.txt'"),
+        (["-R", "negate", "--output_path", "nowhere/out.csv", *QUICK], "No such file or directory: 'nowhere/out.csv'"),
     ],
 )
 def test_mistakes_are_explained(capsys, words, text):
     code, _, err = run(capsys, *words, "--device", "cpu")
     assert code == 2 and text in err
+
+
+def test_a_gpu_that_is_not_there(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, err = run(capsys, "-R", "gpu_only", "--device", "cuda")
+    assert code == 2 and "--device is cuda, expected cpu (torch sees no GPU)" in err
 
 
 def test_csv_has_the_published_columns(capsys, tmp_path):
