@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterator, Optional
 
 from .codegen import stage
 from .core import JitSpec
@@ -15,8 +15,8 @@ __all__ = ["gen_sampling_module", "gen_sampling_modules"]
 _TOP_FORMS = {"wide": "WIDE_THREADS, true", "long": "TOP_THREADS, true"}
 
 
-def _unit(header: str, *instances: str, elsewhere: Iterable[str] = ()) -> dict[str, Any]:
-    """A header and what of its templates is compiled with it; ``elsewhere``: of top_kernel.cuh, in other units."""
+def _unit(header: str, *instances: str, elsewhere: Optional[dict[str, Any]] = None) -> dict[str, Any]:
+    """A header and what of its templates is compiled with it; ``elsewhere``: the unit of what else they use."""
     return {"header": header, "instances": instances, "elsewhere": elsewhere}
 
 
@@ -28,12 +28,15 @@ def _units() -> Iterator[tuple[str, dict[str, Any]]]:
         form: f"sampling::LaunchTop<sampling::{arguments}>(const SampleParams&, int, Stream)"
         for form, arguments in _TOP_FORMS.items()
     }
-    yield "top", _unit("top", elsewhere=forms.values())
+    yield "top", _unit("top", elsewhere=_unit("top_kernel", *forms.values()))
     for form, instance in forms.items():
         yield f"top_{form}", _unit("top_kernel", instance)
+    pairs = _unit("pairs", "RenormPairs<float>(const RowParams<float>&, Stream)")
+    yield "pairs", pairs
     for dtype in ("float", "float16_t", "bfloat16_t"):
         for function in ("RenormRows", "MaskRows"):
-            yield f"{function}_{dtype}", _unit("rows", f"{function}<{dtype}>(const RowParams<{dtype}>&, Stream)")
+            instance = f"{function}<{dtype}>(const RowParams<{dtype}>&, Stream)"
+            yield f"{function}_{dtype}", _unit("rows", instance, elsewhere=pairs)
 
 
 def gen_sampling_module(backend: str = "cuda") -> JitSpec:

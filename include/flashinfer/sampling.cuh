@@ -9,6 +9,7 @@
 //   sampling/table.cuh        many tokens of few rows, which are prepared once
 //   sampling/speculative.cuh  verification of drafted tokens
 //   sampling/rows.cuh         rows of top-k and top-p: renormalised, masked
+//   sampling/pairs.cuh        many rows of top-p
 //   sampling/softmax.cuh      softmax
 // What they are made of:
 //   sampling/segment.cuh      a segment of a row in the registers of a warp: loaded, summed up, drawn from
@@ -29,6 +30,7 @@
 //   sampling/rank.cuh         the threshold among them
 //   sampling/seek.cuh         the threshold in the row, where the list is of no use
 //   sampling/chunk.cuh        such a row: read and written by chunks
+//   sampling/team.cuh         by the blocks of a cluster, or by one
 //   sampling/row.cuh          a row of drafted tokens, held by a cluster
 //   sampling/select.cuh       the threshold of a row of a table
 //   sampling/key.cuh          a threshold among keys at hand, for sampling/select.cuh

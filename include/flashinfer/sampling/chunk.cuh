@@ -2,10 +2,10 @@
 // A row that a cluster of blocks reads and writes by chunks: each block has some that follow each other, each of its
 // warps takes one at a time into registers.
 #pragma once
-#include "../ptx/cluster.cuh"
 #include "../sampling.h"
 #include "math.h"
 #include "row.cuh"
+#include "team.cuh"
 #include "../utils.cuh"
 #include "../vec_dtypes.cuh"
 
@@ -81,7 +81,8 @@ struct ColumnSums {
   }
 };
 
-template <typename T, bool SIGNED>
+/// Of the blocks of a TEAM (team.cuh).
+template <typename T, bool SIGNED, typename TEAM = Cluster>
 struct RowChunks {
   const T* input;
   T* out;
@@ -91,7 +92,7 @@ struct RowChunks {
 
   __device__ __forceinline__ RowChunks(const RowParams<T>& p, int64_t row)
       : input(p.input + row * p.input_stride), out(p.out + row * p.out_stride), vocab(int(p.vocab)) {
-    const int all = (vocab + CHUNK - 1) / CHUNK, blocks = ptx::ClusterSize(), rank = ptx::ClusterRank();
+    const int all = (vocab + CHUNK - 1) / CHUNK, blocks = TEAM::Size(), rank = TEAM::Rank();
     first = all * rank / blocks;
     count = all * (rank + 1) / blocks - first;
     most = (all + blocks - 1) / blocks;

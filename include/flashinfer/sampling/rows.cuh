@@ -5,7 +5,9 @@
 // top_p of 0.9 of rows that keep 4 % 22.4 / 45.2 / 176. Rows that keep most of their columns, or that have many ties,
 // are read twice or thrice: up to 63 / 89 / 305, equal ones at 64 / 512 rows 73 / 255.
 #pragma once
-#include "split.cuh"
+#include <type_traits>
+
+#include "pairs.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -15,15 +17,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4) RowsKernel(const __grid_cons
   extern __shared__ __align__(16) unsigned char memory[];
   ptx::GridDependencyWait();
   const int row = ptx::ClusterId();
-  const SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
-  if (Sieve<T, SIGNED>(p, row, memory).HasRead()) {
-    if (!SIGNED && shared.split != LAST_SPLIT) ReportSplitChunks(p, row, memory);
-    if (Sieve<T, SIGNED>(p, row, memory).HasWritten()) {
-      if (!SIGNED && shared.split != LAST_SPLIT) WriteSplitChunks(p, row, memory);
-      return;
-    }
-  }
-  SplitRow<T, SIGNED>(p, row, memory);
+  if (!SieveRow<T, SIGNED, Cluster>(p, row, memory)) SplitRow<T, SIGNED>(p, row, memory);
 }
 
 constexpr int FEW_COLUMNS = 1024;
@@ -47,6 +41,12 @@ Status LaunchSieve(const RowParams<T>& p, Stream stream) {
           (by_mass && g.cluster == 1 && chunks > 2 * CHUNK_WARPS) ||
           (chunks > CHUNK_WARPS * g.cluster && p.rows * g.cluster <= device.multiprocessors))) {
     g.cluster *= 2;
+  }
+  if constexpr (!SIGNED && std::is_same_v<T, float>) {  // top-p is asked of floats only
+    const bool are_many = p.rows > 2 * device.multiprocessors;
+    if (device.has_clusters && by_mass && are_many && chunks > 2 * CHUNK_WARPS && chunks <= SIEVE_CHUNKS) {
+      return RenormPairs(p, stream);
+    }
   }
   return LaunchClusters(RowsKernel<T, SIGNED>, g, p.rows, p.enable_pdl, stream, p);
 }

@@ -56,13 +56,14 @@ struct SieveShared {
   ColumnSums certain, uncertain;
   CertainShared sums;
   uint32_t tied, tied_in[MAX_CLUSTER];
+  uint32_t is_written[2];  // pairs.cuh
 };
 
-template <typename T, bool SIGNED>
+template <typename T, bool SIGNED, typename TEAM = Cluster>
 struct Sieve {
   const RowParams<T>& p;
   const int row;
-  const RowChunks<T, SIGNED> chunks;
+  const RowChunks<T, SIGNED, TEAM> chunks;
   SieveShared& shared;
   uint32_t *const taken, *const start, *const list;
   const int capacity;
@@ -172,7 +173,7 @@ struct Sieve {
   __device__ __forceinline__ void ReportSplitChunks() {
     const Scale scale(BiasedExponent(FromBits(shared.top)));
     const uint32_t low = shared.low, high = shared.high;
-    uint32_t* const last = ptx::InBlock(list, 0) + capacity - 1;
+    uint32_t* const last = TEAM::InBlock(list, 0) + capacity - 1;
     ColumnSums above{}, within{};
     ForEachSplit([&](int, const float (&x)[4]) {
       uint32_t bits = 0;
@@ -188,7 +189,7 @@ struct Sieve {
       }
       const uint32_t mine = __popc(bits), through = WarpInclusiveScan(mine);
       uint32_t at = 0;
-      if (Lane() == 31) at = atomicAdd(ptx::InBlock(&shared.pushed, 0), through);
+      if (Lane() == 31) at = atomicAdd(TEAM::InBlock(&shared.pushed, 0), through);
       at = __shfl_sync(0xffffffffu, at, 31) + through - mine;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -205,7 +206,7 @@ struct Sieve {
   /// latter are not listed.
   template <bool SPLIT>
   __device__ __forceinline__ void Report(uint32_t low, uint32_t high, const Scale& scale) {
-    const int rank = ptx::ClusterRank(), warp = threadIdx.x / 32, listed = int(shared.listed);
+    const int rank = TEAM::Rank(), warp = threadIdx.x / 32, listed = int(shared.listed);
     ColumnSums above{}, within{};
     const auto own = [&](int i) { return list[i]; };
     ForEachKey(listed, own, [&](uint32_t key) {
@@ -230,16 +231,16 @@ struct Sieve {
       above = above + shared.above_of[w], within = within + shared.within_of[w];
     }
     if (threadIdx.x == 0) {
-      if (rank != 0) shared.first_pushed = atomicAdd(ptx::InBlock(&shared.pushed, 0), uint32_t(within.count));
-      if constexpr (SPLIT) ptx::InBlock(shared.tied_in, 0)[rank] = shared.tied;
-      ptx::InBlock(shared.above_in, 0)[rank] = above + shared.certain;
-      ptx::InBlock(shared.within_in, 0)[rank] = within + shared.uncertain;
+      if (rank != 0) shared.first_pushed = atomicAdd(TEAM::InBlock(&shared.pushed, 0), uint32_t(within.count));
+      if constexpr (SPLIT) TEAM::InBlock(shared.tied_in, 0)[rank] = shared.tied;
+      TEAM::InBlock(shared.above_in, 0)[rank] = above + shared.certain;
+      TEAM::InBlock(shared.within_in, 0)[rank] = within + shared.uncertain;
     }
     if (rank == 0) return;  // its list has them
     __syncthreads();
     // The leader's own come from the front of its list, those of others from the back.
     uint32_t at = shared.first_pushed + before + through - mine;
-    uint32_t* const last = ptx::InBlock(list, 0) + capacity - 1;
+    uint32_t* const last = TEAM::InBlock(list, 0) + capacity - 1;
     ForEachKey(listed, own, [&](uint32_t key) {
       if (key < low || key > high) return;
       if (int(at) < capacity) last[-int(at)] = key;
@@ -251,7 +252,7 @@ struct Sieve {
   template <bool SPLIT>
   __device__ __forceinline__ void Decide(uint32_t low, uint32_t high, bool has_all, const Wanted& wanted,
                                          const Scale& scale) {
-    const int blocks = ptx::ClusterSize(), listed = int(shared.listed), n = listed + int(shared.pushed);
+    const int blocks = TEAM::Size(), listed = int(shared.listed), n = listed + int(shared.pushed);
     ColumnSums above{}, within{};
     for (int i = 0; i < blocks; ++i) above = above + shared.above_in[i], within = within + shared.within_in[i];
     ColumnSums all = above + within, ties{};
@@ -290,9 +291,9 @@ struct Sieve {
       }
     }
     if (threadIdx.x < blocks) {
-      *ptx::InBlock(&shared.threshold, threadIdx.x) = threshold;
-      *ptx::InBlock(&shared.mass, threadIdx.x) = mass;
-      *ptx::InBlock(&shared.is_found, threadIdx.x) = is_found;
+      *TEAM::InBlock(&shared.threshold, threadIdx.x) = threshold;
+      *TEAM::InBlock(&shared.mass, threadIdx.x) = mass;
+      *TEAM::InBlock(&shared.is_found, threadIdx.x) = is_found;
     }
   }
 
@@ -366,11 +367,10 @@ struct Sieve {
   template <bool SPLIT>
   __device__ __forceinline__ uint32_t Exchange(int blocks, bool& is_listed) const {
     if (threadIdx.x < blocks) {
-      ptx::InBlock(shared.largest_in, threadIdx.x)[ptx::ClusterRank()] = shared.largest;
-      ptx::InBlock(shared.overflow_in, threadIdx.x)[ptx::ClusterRank()] =
-          (SIGNED || SPLIT) && shared.split != LAST_SPLIT;
+      TEAM::InBlock(shared.largest_in, threadIdx.x)[TEAM::Rank()] = shared.largest;
+      TEAM::InBlock(shared.overflow_in, threadIdx.x)[TEAM::Rank()] = (SIGNED || SPLIT) && shared.split != LAST_SPLIT;
     }
-    ptx::ClusterSync();
+    TEAM::Sync();
     uint32_t largest = 0;
     for (int i = 0; i < blocks; ++i) {
       largest = max(largest, shared.largest_in[i]);
@@ -382,7 +382,7 @@ struct Sieve {
   /// Steps 1 and 2; false if survivors are too many.
   __device__ __forceinline__ bool HasRead() {
     const Share share = ShareOf();
-    const int blocks = ptx::ClusterSize();
+    const int blocks = TEAM::Size();
     if (threadIdx.x == 0) {
       shared.listed = shared.largest = shared.pushed = 0, shared.split = LAST_SPLIT;
       shared.certain = shared.uncertain = {};
@@ -395,10 +395,10 @@ struct Sieve {
     const uint32_t room = share.is_limited ? RoomFor(bounds, blocks) : 0;
     if (room == 0) return false;
     if (threadIdx.x == 0) shared.room = room;
-    ptx::ClusterArrive();
+    TEAM::Arrive();
     __syncthreads();
     Read(bounds.low);
-    ptx::ClusterWait();  // every block runs
+    TEAM::Wait();  // every block runs
     __syncthreads();
     bool is_listed = true;
     const uint32_t largest = Exchange<false>(blocks, is_listed);
@@ -417,10 +417,10 @@ struct Sieve {
     const Wanted wanted = WantedOf(emax);
     const Scale scale(emax);
     Report<false>(low, high, scale);
-    ptx::ClusterSync();
+    TEAM::Sync();
     // From the lowest key on, all are among the survivors.
-    if (ptx::ClusterRank() == 0) Decide<false>(low, high, low == LOWEST, wanted, scale);
-    ptx::ClusterSync();
+    if (TEAM::Rank() == 0) Decide<false>(low, high, low == LOWEST, wanted, scale);
+    TEAM::Sync();
     if (!shared.is_found) return false;
     Write(KeptColumns<SIGNED>(shared.threshold, scale, shared.mass));
     return true;
@@ -429,14 +429,25 @@ struct Sieve {
 
 // Not inlined: they are rare, and registers are few.
 
-template <typename T>
+template <typename T, typename TEAM>
 __device__ __noinline__ void ReportSplitChunks(const RowParams<T>& p, int row, unsigned char* memory) {
-  Sieve<T, false>(p, row, memory).ReportSplitChunks();
+  Sieve<T, false, TEAM>(p, row, memory).ReportSplitChunks();
 }
 
-template <typename T>
+template <typename T, typename TEAM>
 __device__ __noinline__ void WriteSplitChunks(const RowParams<T>& p, int row, unsigned char* memory) {
-  Sieve<T, false>(p, row, memory).WriteSplitChunks();
+  Sieve<T, false, TEAM>(p, row, memory).WriteSplitChunks();
+}
+
+/// All steps; false if survivors are too many, or the threshold is not among them.
+template <typename T, bool SIGNED, typename TEAM>
+__device__ __forceinline__ bool SieveRow(const RowParams<T>& p, int row, unsigned char* memory) {
+  const SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
+  if (!Sieve<T, SIGNED, TEAM>(p, row, memory).HasRead()) return false;
+  if (!SIGNED && shared.split != LAST_SPLIT) ReportSplitChunks<T, TEAM>(p, row, memory);
+  if (!Sieve<T, SIGNED, TEAM>(p, row, memory).HasWritten()) return false;
+  if (!SIGNED && shared.split != LAST_SPLIT) WriteSplitChunks<T, TEAM>(p, row, memory);
+  return true;
 }
 
 }  // namespace sampling
