@@ -17,7 +17,8 @@ constexpr int BOUND_PIECE = 16;   // columns that follow each other: what DRAM r
 constexpr int BOUND_SAMPLES = BOUND_VECTORS * 4 * BOUND_THREADS;
 constexpr float BOUND_DEVIATIONS = 4.5f;
 constexpr uint32_t BELOW_TWO = 0x3fffffffu;  // the key that bins of weights begin at
-constexpr float BOUND_LEAST = 4.f;           // samples above a bound by mass
+constexpr float BOUND_LEAST = 16.f;          // samples above a bound by mass
+constexpr float BOUND_UNSEEN = 2.f;          // samples as heavy as the bound, that might have been below it
 
 struct BoundShared {
   uint32_t bins[BOUND_BINS];
@@ -128,8 +129,9 @@ __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const Boun
       const float through = all - before[0];  // samples of this bin and above
       bool is_low = through >= most, is_high = through < least;
       if constexpr (!SIGNED) {
-        const float deviation = BOUND_DEVIATIONS * sqrtf(before[2]);
+        const float deviation = BOUND_DEVIATIONS * sqrtf(before[2] + BOUND_UNSEEN * weight[i] * weight[i]);
         is_low |= through >= BOUND_LEAST && each * (before[1] + deviation) <= limits.rest;
+        is_low |= float(vocab) * weight[i] <= limits.rest;  // whatever the others are
         // The weight of a sample is overestimated by up to a bin.
         is_high &= limits.rest < 0.f || each * (0.95f * before[1] - deviation) > limits.rest;
         before[1] += count[i] * weight[i], before[2] += count[i] * weight[i] * weight[i];

@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel that renormalises what top-p keeps of many rows. The rows are as many as blocks that run at a time, and one
-// block for each is fastest, as long as it can list what may be kept. Which rows it cannot turns out only when it looks at
-// them: therefore blocks are pairs, and a row that one cannot write alone is written by both (sieve.cuh, split.cuh).
+// Kernel that renormalises what top-p keeps of many rows. One block for each row is fastest, as long as it can list what
+// may be kept. It knows from a sample of the row; therefore blocks are pairs, and write both of their rows together if one
+// of them has too many such columns (sieve.cuh, split.cuh).
 #pragma once
 #include "split.cuh"
 
 namespace flashinfer {
 namespace sampling {
 
-/// Write the rows of a pair that one block has not written alone. Not inlined: it is rare, and registers are few.
+/// Write the rows of a pair that are not written yet, by both blocks. Not inlined: it is rare, and registers are few.
 template <typename T>
-__device__ __noinline__ void WriteTogether(const RowParams<T>& p, bool is_written, unsigned char* memory) {
-  SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
-  Cluster::Wait();  // the other block runs
-  if (threadIdx.x < 2) Cluster::InBlock(shared.is_written, threadIdx.x)[Cluster::Rank()] = is_written;
-  Cluster::Sync();
+__device__ __noinline__ void WriteTogether(const RowParams<T>& p, unsigned char* memory) {
+  const SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     if (shared.is_written[i]) continue;
@@ -29,8 +26,21 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4) PairsKernel(const __grid_con
   extern __shared__ __align__(16) unsigned char memory[];
   ptx::GridDependencyWait();
   Cluster::Arrive();
+  SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
+  const auto do_both = [](uint32_t (&of)[2], bool what) {
+    if (threadIdx.x < 2) Cluster::InBlock(&of[0], threadIdx.x)[Cluster::Rank()] = what;
+    Cluster::Sync();
+    return of[0] && of[1];
+  };
   const int row = blockIdx.x;
-  WriteTogether(p, row >= p.rows || SieveRow<T, false, Alone>(p, row, memory), memory);
+  Bounds bounds;
+  const bool can_list = row >= p.rows || Sieve<T, false, Alone>(p, row, memory).HasBounds(bounds);
+  Cluster::Wait();  // the other block runs
+  bool is_written = row >= p.rows;
+  if (do_both(shared.can_list, can_list) && !is_written) {
+    is_written = SieveRow<T, false, Alone>(p, row, bounds, memory);
+  }
+  if (!do_both(shared.is_written, is_written)) WriteTogether(p, memory);
 }
 
 }  // namespace sampling

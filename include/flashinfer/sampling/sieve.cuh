@@ -25,7 +25,7 @@ constexpr int SIEVE_BYTES = 56 * 1024;      // of a block: four on an SM
 constexpr int SIEVE_PREFETCH = 2;           // lines that a thread prefetches
 constexpr int UNSAMPLED = 8192;             // rows of up to so many columns are listed as a whole
 constexpr int SPLIT_AT_ONCE = 2;            // chunks that are loaded before the first is used
-constexpr float LEAST_LISTED = 0.8f;        // of the survivors; with fewer, looking more closely is faster
+constexpr float LEAST_LISTED = 0.7f;        // of the survivors; with fewer, looking more closely is faster
 constexpr uint32_t SPLIT_CHUNK = 1u << 31;  // plus its number, in place of where the survivors of another are listed
 constexpr uint32_t LAST_SPLIT = ~uint32_t{0};
 
@@ -56,7 +56,9 @@ struct SieveShared {
   ColumnSums certain, uncertain;
   CertainShared sums;
   uint32_t tied, tied_in[MAX_CLUSTER];
-  uint32_t is_written[2];  // pairs.cuh
+  // What blocks of a pair tell each other (pairs.cuh): whether they can list what may be kept of their rows, and have
+  // written them.
+  uint32_t can_list[2], is_written[2];
 };
 
 template <typename T, bool SIGNED, typename TEAM = Cluster>
@@ -379,22 +381,27 @@ struct Sieve {
     return largest;
   }
 
-  /// Steps 1 and 2; false if survivors are too many.
-  __device__ __forceinline__ bool HasRead() {
+  /// Step 1; false if survivors are too many.
+  __device__ __forceinline__ bool HasBounds(Bounds& bounds) {
     const Share share = ShareOf();
-    const int blocks = TEAM::Size();
     if (threadIdx.x == 0) {
       shared.listed = shared.largest = shared.pushed = 0, shared.split = LAST_SPLIT;
       shared.certain = shared.uncertain = {};
     }
-    Bounds bounds{LOWEST, ~0u, float(chunks.vocab), 0.f};
+    bounds = {LOWEST, ~0u, float(chunks.vocab), 0.f};
     if (share.is_limited && chunks.vocab > UNSAMPLED) {
       const BoundLimits wanted{share.Count(), share.Rest()};
       bounds = FindBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.bound, [&] { Prefetch(); });
     }
-    const uint32_t room = share.is_limited ? RoomFor(bounds, blocks) : 0;
+    const uint32_t room = share.is_limited ? RoomFor(bounds, TEAM::Size()) : 0;
     if (room == 0) return false;
     if (threadIdx.x == 0) shared.room = room;
+    return true;
+  }
+
+  /// Step 2; false if survivors are more than were expected.
+  __device__ __forceinline__ bool HasRead(const Bounds& bounds) {
+    const int blocks = TEAM::Size();
     TEAM::Arrive();
     __syncthreads();
     Read(bounds.low);
@@ -439,15 +446,22 @@ __device__ __noinline__ void WriteSplitChunks(const RowParams<T>& p, int row, un
   Sieve<T, false, TEAM>(p, row, memory).WriteSplitChunks();
 }
 
-/// All steps; false if survivors are too many, or the threshold is not among them.
+/// All steps after the first; false if there are more survivors than expected, or the threshold is not among them.
 template <typename T, bool SIGNED, typename TEAM>
-__device__ __forceinline__ bool SieveRow(const RowParams<T>& p, int row, unsigned char* memory) {
+__device__ __forceinline__ bool SieveRow(const RowParams<T>& p, int row, const Bounds& bounds, unsigned char* memory) {
   const SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
-  if (!Sieve<T, SIGNED, TEAM>(p, row, memory).HasRead()) return false;
+  if (!Sieve<T, SIGNED, TEAM>(p, row, memory).HasRead(bounds)) return false;
   if (!SIGNED && shared.split != LAST_SPLIT) ReportSplitChunks<T, TEAM>(p, row, memory);
   if (!Sieve<T, SIGNED, TEAM>(p, row, memory).HasWritten()) return false;
   if (!SIGNED && shared.split != LAST_SPLIT) WriteSplitChunks<T, TEAM>(p, row, memory);
   return true;
+}
+
+/// All steps.
+template <typename T, bool SIGNED, typename TEAM>
+__device__ __forceinline__ bool SieveRow(const RowParams<T>& p, int row, unsigned char* memory) {
+  Bounds bounds;
+  return Sieve<T, SIGNED, TEAM>(p, row, memory).HasBounds(bounds) && SieveRow<T, SIGNED, TEAM>(p, row, bounds, memory);
 }
 
 }  // namespace sampling
