@@ -156,7 +156,7 @@ __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const Boun
     }
     if (low >= BOUND_BINS - (SIGNED ? 0 : 1)) return bounds;
     bounds.low = uint32_t(max(upper_key(low + 1) + 1, int64_t{1}));
-    bounds.expected = each * shared.samples;
+    bounds.expected = each * fmaxf(shared.samples, 1.f);
     // A bin of too many columns is divided.
     if (!SIGNED || shift == 0 || shared.samples <= 2.f * most) return bounds;
     higher = shared.samples_before;
