@@ -2,8 +2,9 @@
 """Building modules so that nobody ever loads half of one.
 
 Each module has an advisory lock; sources are generated, compiled and linked inside it, in a private directory, and
-published by renaming: objects, library, then the manifest that makes the library trusted. A builder that dies leaves a
-private directory that the next holder of the lock deletes. A warm start takes no lock.
+published by renaming: objects, library, then the manifest that makes the library trusted. Who builds in order to load
+does both inside the lock, so that what is loaded is what was built. A builder that dies leaves a private directory that
+the next holder of the lock deletes. A warm start takes no lock.
 """
 
 from __future__ import annotations
@@ -41,12 +42,23 @@ _ERROR_LINE = re.compile(
 )
 
 
-def ensure_built(
-    specs: Sequence[JitSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine, force: bool = False
-) -> None:
+def ensure_built(specs: Sequence[JitSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine) -> None:
     """Build those of ``specs`` that are not fresh, all in one ninja graph."""
+    with built(specs, verbose, progress):
+        pass
+
+
+@contextlib.contextmanager
+def built(
+    specs: Sequence[JitSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine, force: bool = False
+) -> Iterator[None]:
+    """:func:`ensure_built`, and keep the locks of what was not fresh until the block ends.
+
+    ``force`` builds what is fresh, too. Inside the block, modules of these names must not be built.
+    """
     by_lock = {str(s.lock_path): s for s in specs if force or not s.is_fresh()}  # a module named twice is built once
     if not by_lock:
+        yield
         return
     pending = [by_lock[lock] for lock in sorted(by_lock)]
     if knobs.disable_jit:
@@ -66,6 +78,7 @@ def ensure_built(
         pending = [s for s in pending if force or not s.is_fresh()]
         if pending:
             _build_locked(pending, knobs.jit_verbose if verbose is None else verbose, progress)
+        yield
 
 
 def _check_sources(spec: JitSpec) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 from ..errors import ArgumentError, MissingJITCacheError
 from . import env as jit_env
-from .build import Progress, ensure_built
+from .build import Progress, built, ensure_built
 from .context import current_compilation_context
 from .cpp_ext import Commands, ninja_text, translation_units
 from .manifest import staleness
@@ -112,6 +112,7 @@ class JitSpec:
         """None when a fresh library is in the cache, else why not."""
         if self.backend == "cuda" and not current_compilation_context.TARGET_CUDA_ARCHS:
             return "no CUDA target"
+        self._found = None  # where it was fresh the last time
         reason: Optional[str] = "not built"
         for directory in jit_env.read_dirs(self.backend):
             library = directory / self.name / self.library_name
@@ -176,11 +177,11 @@ class JitSpec:
                 return module
         except Exception as error:  # fresh by content, yet not loadable here: other system libraries, say
             logger.warning("cached %s cannot be loaded (%s); building it again", self.name, error)
-            ensure_built([self], force=True)
-            return self.load(self.jit_library_path)
+            with built([self], force=True):
+                return self.load(self.jit_library_path)
         check_target(self)
-        ensure_built([self])
-        return self.load(self._found or self.jit_library_path)
+        with built([self]):
+            return self.load(self._found or self.jit_library_path)
 
 
 #: Published callers name the nvcc-built kind explicitly.

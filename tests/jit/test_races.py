@@ -10,9 +10,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from flashinfer.jit import build_jit_specs, gen_jit_spec
+from flashinfer.jit import build_jit_specs, core, gen_jit_spec
 from flashinfer.jit import env as jit_env
 
 from .toolbox import TINY, fake_cxx, in_processes
@@ -123,6 +123,39 @@ def test_old_module_stays_loadable_while_a_new_one_is_built(workshop, tmp_path):
     spec.build()
     assert os.fstat(old.fileno()).st_ino != spec.jit_library_path.stat().st_ino
     assert len(old.read()) == size
+
+
+@pytest.mark.parametrize("before", ["nothing", "a library that does not load"])
+def test_built_modules_are_loaded_inside_the_lock(workshop, monkeypatch, before):
+    """Or a peer with other flags may publish its library between our build and our load."""
+    spec, held = workshop.spec(), []
+    if before != "nothing":
+        spec.build()
+
+    def load(path):
+        try:
+            with FileLock(str(spec.lock_path), timeout=0):
+                held.append(False)
+        except (Timeout, RuntimeError):  # RuntimeError: filelock knows that this thread has it
+            held.append(True)
+        if before != "nothing" and len(held) == 1:
+            raise OSError("cannot open shared object file")
+        return load_library(path)
+
+    load_library = core._load_library
+    monkeypatch.setattr(core, "_load_library", load)
+    assert spec.build_and_load().answer() == 42
+    assert held == ([True] if before == "nothing" else [False, True])
+    with FileLock(str(spec.lock_path), timeout=0):
+        assert workshop.spec().build_and_load().answer() == 42
+
+
+def test_lock_of_a_module_that_does_not_load_is_released(workshop):
+    spec = workshop.spec(text=TINY + "extern int missing; int* user = &missing;", extra_ldflags=["-Wl,-z,undefs"])
+    with pytest.raises(Exception, match="undefined symbol"):
+        spec.build_and_load()
+    with FileLock(str(spec.lock_path), timeout=0):
+        pass
 
 
 def test_warm_start_takes_no_lock(workshop):
