@@ -161,20 +161,11 @@ int LargestCluster(int threads, size_t shared_bytes) {
   int id = 0;
   if (cudaGetDevice(&id) != cudaSuccess || id >= 64) return MAX_CLUSTER;
   if (known[id] == 0) {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = 2 * MAX_CLUSTER;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(2 * MAX_CLUSTER);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    const LaunchConfig launch(dim3(2 * MAX_CLUSTER), dim3(threads), shared_bytes, false, nullptr, 2 * MAX_CLUSTER);
     int clusters = 0;
     const bool allows_more =
         cudaFuncSetAttribute(KERNEL, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
-        cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &config) == cudaSuccess && clusters > 0;
+        cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &launch.config) == cudaSuccess && clusters > 0;
     if (!allows_more) cudaGetLastError();  // it is no error of ours
     known[id] = allows_more ? 2 * MAX_CLUSTER : MAX_CLUSTER;
   }
@@ -186,23 +177,9 @@ template <typename Params>
 cudaError_t LaunchClusters(void (*kernel)(Params), const Geometry& g, int64_t rows, bool enable_pdl, Stream stream,
                            const Params& params) {
   if (rows * g.cluster > INT32_MAX) return cudaErrorInvalidValue;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = g.cluster;
-  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(rows * g.cluster));
-  config.blockDim = dim3(g.threads);
-  config.dynamicSmemBytes = g.shared_bytes;
-  config.stream = stream;
-  config.attrs = g.cluster > 1 ? attributes : attributes + 1;
-  config.numAttrs = g.cluster > 1 ? 1 : 0;
-  if (enable_pdl) {
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    ++config.numAttrs;
-  }
-  return cudaLaunchKernelEx(&config, kernel, params);
+  const LaunchConfig launch(dim3(unsigned(rows * g.cluster)), dim3(g.threads), g.shared_bytes, enable_pdl, stream,
+                            g.cluster);
+  return launch.Launch(kernel, params);
 }
 
 /// Launch RESIDENT, or STREAMING where no cluster can hold a row.

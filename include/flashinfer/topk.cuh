@@ -184,25 +184,11 @@ Status TopK(const TopKParams<T>& params, Stream stream) {
   int blocks = p.blocks_per_row > 0 ? p.blocks_per_row : BlocksPerRow(p.rows, p.width, device.processors);
   if (!device.has_clusters || p.capacity == 0) blocks = 1;
   if (p.rows > INT32_MAX / blocks) return cudaErrorInvalidValue;
-  cudaLaunchAttribute attributes[2];
-  unsigned num_attributes = 0;
-  if (blocks > 1) {
-    attributes[num_attributes].id = cudaLaunchAttributeClusterDimension;
-    attributes[num_attributes++].val.clusterDim = {unsigned(blocks), 1, 1};
-  }
-  if (p.enable_pdl) {
-    attributes[num_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[num_attributes++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(p.rows * blocks));
   // Four blocks of 256 fill a processor, and all rows of a large batch are in flight; a row alone is faster with 512.
-  config.blockDim = dim3(p.k > 2048 || p.rows * blocks <= 2 * device.processors ? MAX_THREADS : MAX_THREADS / 2);
-  config.dynamicSmemBytes = Shared::Bytes(p.capacity, most);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = num_attributes;
-  return cudaLaunchKernelEx(&config, TopKKernel<T>, p);
+  const int threads = p.k > 2048 || p.rows * blocks <= 2 * device.processors ? MAX_THREADS : MAX_THREADS / 2;
+  return LaunchConfig(dim3(unsigned(p.rows * blocks)), dim3(threads), Shared::Bytes(p.capacity, most), p.enable_pdl,
+                      stream, blocks)
+      .Launch(TopKKernel<T>, p);
 }
 
 }  // namespace flashinfer

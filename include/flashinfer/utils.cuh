@@ -49,21 +49,43 @@ __device__ __forceinline__ float BlockSum(float x, float* scratch) {
   return GroupSum(lane * 32 < int(blockDim.x) ? scratch[lane] : 0.f, 32);  // straight code: a loop costs more to fetch
 }
 
+constexpr int MAX_CLUSTER = 8;  // blocks that every device with clusters can have in one
+
+/// How a kernel is launched: with or without programmatic dependent launch, in clusters of so many blocks.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config{};
+
+  LaunchConfig(dim3 grid, dim3 block, size_t shared_bytes, bool enable_pdl, cudaStream_t stream, int cluster = 1) {
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    if (cluster > 1) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {unsigned(cluster), 1, 1};
+    }
+    if (enable_pdl) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // it points to itself
+
+  template <typename... Params, typename... Args>
+  cudaError_t Launch(void (*kernel)(Params...), Args&&... args) const {
+    return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+  }
+};
+
 /// Launch with `shared_bytes` of dynamic shared memory, with or without programmatic dependent launch.
 template <typename... Params, typename... Args>
 cudaError_t LaunchShared(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, bool enable_pdl,
                          cudaStream_t stream, Args&&... args) {
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = enable_pdl ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+  return LaunchConfig(grid, block, shared_bytes, enable_pdl, stream).Launch(kernel, args...);
 }
 
 template <typename... Params, typename... Args>

@@ -151,8 +151,8 @@ Status LaunchNarrow(const Params& params, const WorkList& work, bool enable_pdl,
           ResidentClusters<KERNEL, narrow::THREADS, BYTES>(parts) * parts >= work.blocks) {
         WorkList clusters = work;
         clusters.in_clusters = true;
-        return LaunchClusters(KERNEL, ClusterConfig(work.blocks, parts, narrow::THREADS, BYTES, enable_pdl, stream),
-                              params, clusters, RowStrides<Params>(params));
+        return LaunchConfig(dim3(work.blocks), dim3(narrow::THREADS), BYTES, enable_pdl, stream, parts)
+            .Launch(KERNEL, params, clusters, RowStrides<Params>(params));
       }
       return launch(std::true_type{});
     }

@@ -77,29 +77,6 @@ Status LaunchBlocks(int blocks, bool enable_pdl, Stream stream, const Args&... a
   return LaunchShared(KERNEL, dim3(blocks), dim3(THREADS), BYTES, enable_pdl, stream, args...);
 }
 
-constexpr int MAX_CLUSTER = 8;  // blocks that every device with clusters can have in one
-
-/// The same in clusters of `size` blocks. Pointers in it refer to itself.
-struct ClusterConfig {
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config{};
-
-  ClusterConfig(int blocks, int size, int threads, int bytes, bool enable_pdl, Stream stream) {
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = unsigned(size);
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(blocks);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = size_t(bytes);
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = enable_pdl ? 2 : 1;
-  }
-  ClusterConfig(const ClusterConfig&) = delete;
-};
-
 /// Clusters of SIZE blocks that the current device runs at once, 0 if it has none: an H200 has room for 264 blocks, but for
 /// 62 clusters of 4, because what is left of a processing cluster is no cluster.
 template <auto KERNEL, int THREADS, int BYTES, int SIZE>
@@ -108,7 +85,7 @@ int ResidentClustersOf() {
   return OncePerDevice<Tag>([](int) {
     int clusters = 0;
     AllowShared<KERNEL, BYTES>();
-    const ClusterConfig launch(SIZE, SIZE, THREADS, BYTES, false, nullptr);
+    const LaunchConfig launch(dim3(SIZE), dim3(THREADS), BYTES, false, nullptr, SIZE);
     if (cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &launch.config) != cudaSuccess) {
       cudaGetLastError();  // it is no error of ours
       return 0;
@@ -125,11 +102,6 @@ int ResidentClusters(int size) {
   } else {
     return 0;
   }
-}
-
-template <typename... Params, typename... Args>
-Status LaunchClusters(void (*kernel)(Params...), const ClusterConfig& launch, Args&&... args) {
-  return cudaLaunchKernelEx(&launch.config, kernel, static_cast<Params>(args)...);
 }
 
 }  // namespace attention

@@ -16,7 +16,6 @@
 namespace flashinfer {
 namespace sampling {
 
-constexpr int MAX_CLUSTER = 8;
 constexpr int MAX_WARPS = 16;
 constexpr int SEGMENTS = 64;  // blocks times warps, at most
 constexpr int IN_FLIGHT = 8;  // vectors that a thread loads before it uses the first

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that write what top-k and top-p keep of rows: renormalisation, masks (definitions and parameters:
-// sampling.h). A cluster of up to 8 blocks for each row (sieve.cuh).
-// H200, vocabulary 128256, us at 1 / 64 / 512 rows: top_k of 50 renormalised 18.0 / 37.2 / 139, masked 15.7 / 36.1 / 139,
-// top_p of 0.9 of rows that keep 4 % 22.4 / 45.2 / 176. Rows that keep most of their columns, or that have many ties,
-// are read twice or thrice: up to 63 / 89 / 305, equal ones at 64 / 512 rows 73 / 255.
+// sampling.h). A cluster of up to 8 blocks for each row (sieve.cuh), or pairs of blocks for many (pairs.cuh).
+// H200, vocabulary 128256, us at 1 / 64 / 512 rows: top_k of 50 renormalised 17.6 / 38.2 / 141, masked 16.6 / 36.4 / 141,
+// top_p of 0.9 of rows that keep 4 % 22.0 / 45.8 / 156, 0.1 % 17.8 / 38.7 / 145. Rows that keep most of their columns, or
+// that have many ties, are read twice or thrice: up to 63 / 89 / 351, equal ones at 64 / 512 rows 73 / 293.
 #pragma once
 #include <type_traits>
 
@@ -23,9 +23,10 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4) RowsKernel(const __grid_cons
 constexpr int FEW_COLUMNS = 1024;
 
 /// Up to two blocks for each SM: 64 rows by clusters of 8 / 4 blocks take 57.9 / 43.5 us (top_p of 0.9), 128 rows by
-/// clusters of 4 / 2 79.3 / 59.9. More where rows are long. What top-p keeps may be more than one block can list: 512 rows
-/// by one block each took 153 us while each row could be listed, 225 where one could not, and 300 where logits of standard
-/// deviation 2.7 instead of 3 made that many; by two blocks 176, 176 and 185.
+/// clusters of 4 / 2 79.3 / 59.9. More where rows are long. What top-p keeps may be more than one block can list: two for
+/// each row, unless rows are as many as blocks that run at once. Then pairs of blocks, one for each row while it can be
+/// listed: 512 rows 156 us instead of 176, and of 32000 columns 55 instead of 70; but 202 - 232 instead of 186 where logits
+/// of standard deviation 2.7 instead of 3 make rows that one block cannot list.
 template <typename T, bool SIGNED>
 Status LaunchSieve(const RowParams<T>& p, Stream stream) {
   Device device;
