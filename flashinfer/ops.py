@@ -87,7 +87,6 @@ _CALL_NAMES: dict[str, Any] = {"_is_traced": is_traced, "_compiler": compiler}
 def register_custom_op(
     name: str,
     fn: None = None,
-    /,
     *,
     mutates_args: Union[str, Iterable[str]],
     device_types: Optional[Union[str, Sequence[str]]] = None,
@@ -97,7 +96,6 @@ def register_custom_op(
 def register_custom_op(
     name: str,
     fn: F,
-    /,
     *,
     mutates_args: Union[str, Iterable[str]],
     device_types: Optional[Union[str, Sequence[str]]] = None,
@@ -106,7 +104,6 @@ def register_custom_op(
 def register_custom_op(
     name: str,
     fn: Optional[Callable[..., Any]] = None,
-    /,
     *,
     mutates_args: Union[str, Iterable[str]],
     device_types: Optional[Union[str, Sequence[str]]] = None,

@@ -112,7 +112,6 @@ class JitSpec:
         """None when a fresh library is in the cache, else why not."""
         if self.backend == "cuda" and not current_compilation_context.TARGET_CUDA_ARCHS:
             return "no CUDA target"
-        self._found = None  # where it was fresh the last time
         reason: Optional[str] = "not built"
         for directory in jit_env.read_dirs(self.backend):
             library = directory / self.name / self.library_name
@@ -120,6 +119,7 @@ class JitSpec:
             if reason is None:
                 self._found = library
                 return None
+        self._found = None  # only here, for another thread may be about to load it
         return reason
 
     def is_fresh(self) -> bool:

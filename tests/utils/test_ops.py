@@ -166,7 +166,8 @@ def test_explicit_schema_and_device():
     def double(x):
         return x * 2
 
-    f = register_custom_op("_test_double", double, mutates_args=(), device_types="cuda", schema="(Tensor x) -> Tensor")
+    schema = "(Tensor x) -> Tensor"
+    f = register_custom_op(name="_test_double", fn=double, mutates_args=(), device_types="cuda", schema=schema)
     assert f(torch.ones(1)).item() == 2  # eager: the function decides
     with pytest.raises(NotImplementedError, match="CPU"):
         torch.ops.flashinfer._test_double(torch.ones(1))
