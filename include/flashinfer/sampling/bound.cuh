@@ -14,7 +14,8 @@ constexpr int BOUND_THREADS = CHUNK_THREADS, BOUND_WARPS = CHUNK_WARPS;
 constexpr int BOUND_BINS = 2 * BOUND_THREADS;
 constexpr int BOUND_VECTORS = 4;  // of four columns that a thread takes
 constexpr int BOUND_PIECE = 16;   // columns that follow each other: what DRAM reads
-constexpr int BOUND_SAMPLES = BOUND_VECTORS * 4 * BOUND_THREADS;
+constexpr int BOUND_EACH = 4 * BOUND_VECTORS;
+constexpr int BOUND_SAMPLES = BOUND_EACH * BOUND_THREADS;
 constexpr float BOUND_DEVIATIONS = 4.5f;
 constexpr uint32_t BELOW_TWO = 0x3fffffffu;  // the key that bins of weights begin at
 constexpr float BOUND_LEAST = 16.f;          // samples above a bound by mass
@@ -39,14 +40,11 @@ struct Bounds {
   float expected, certain;
 };
 
-/// By all threads of a block of BOUND_THREADS; the same row gives the same result in each block. `meanwhile()` is
-/// called while the sample is loaded.
-template <bool SIGNED, typename T, typename F>
-__device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const BoundLimits& limits, BoundShared& shared,
-                                             const F& meanwhile) {
-  constexpr int EACH = 4 * BOUND_VECTORS, PIECES = BOUND_SAMPLES / BOUND_PIECE, OF_PIECE = BOUND_PIECE / 4;
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  float x[BOUND_VECTORS][4];
+/// This thread's columns of a sample that is spread over the row.
+template <typename T>
+__device__ __forceinline__ void LoadSample(const T* row, int vocab, float (&x)[BOUND_VECTORS][4]) {
+  constexpr int PIECES = BOUND_SAMPLES / BOUND_PIECE, OF_PIECE = BOUND_PIECE / 4;
+  const int thread = threadIdx.x;
 #pragma unroll
   for (int i = 0; i < BOUND_VECTORS; ++i) {
     const int piece = i * (BOUND_THREADS / OF_PIECE) + thread / OF_PIECE;
@@ -58,52 +56,66 @@ __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const Boun
       for (int e = 0; e < 4; ++e) x[i][e] = ToFloat(row[column + e]);
     }
   }
-  meanwhile();
-  for (int i = thread; i < BOUND_BINS; i += BOUND_THREADS) shared.bins[i] = 0;
-  if (SIGNED && thread == 0) shared.top = 0, shared.bottom = ~0u;
-  __syncthreads();
-  const auto counts = [](float value) { return SIGNED ? fabsf(value) < INFINITY : value > 0.f && value < INFINITY; };
-  uint32_t top = BELOW_TWO, bottom = 1;
-  if constexpr (SIGNED) {
-    top = 0, bottom = ~0u;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const uint32_t key = OrderedKey(x[i / 4][i % 4]);
-      if (counts(x[i / 4][i % 4])) top = max(top, key), bottom = min(bottom, key);
-    }
-    top = ptx::ReduceMax(top), bottom = ptx::ReduceMin(bottom);
-    if (lane == 0) atomicMax(&shared.top, top), atomicMin(&shared.bottom, bottom);
-    __syncthreads();
-    top = shared.top, bottom = shared.bottom;
+}
+
+/// Bins of keys, downwards from `top`, and this thread's two of them.
+template <bool SIGNED>
+struct BoundBins {
+  uint32_t top, bottom;  // keys
+  int shift;
+  float count[2], weight[2];  // samples, and how much each weighs at most
+  float before[3];            // of lower bins: samples, their weight and its square
+  float all;                  // samples
+
+  static __device__ __forceinline__ bool IsCounted(float value) {
+    return SIGNED ? fabsf(value) < INFINITY : value > 0.f && value < INFINITY;
   }
-  const float each = float(vocab) / float(BOUND_SAMPLES), mean = limits.count / each;
-  const float most = mean + BOUND_DEVIATIONS * sqrtf(mean) + 3.f, least = mean - BOUND_DEVIATIONS * sqrtf(mean) - 3.f;
-  Bounds bounds{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u, 0.f, 0.f};  // all but -inf, or 0
-  float higher = 0.f;                                                     // samples above `top`
-#pragma unroll 1
-  for (int turn = 0; turn < 4; ++turn) {
-    // Bins downwards from the top. 16 to an octave tell enough of weights.
-    const int shift = SIGNED ? max(0, 23 - __clz(max(top, bottom) - bottom)) : 19;
-    const auto upper_key = [&](int bin) { return int64_t(top) - (int64_t(bin) << shift); };
+  static __device__ __forceinline__ int Bin(int i) { return BOUND_BINS - 1 - 2 * int(threadIdx.x) - i; }
+  __device__ __forceinline__ int64_t UpperKey(int bin) const { return int64_t(top) - (int64_t(bin) << shift); }
+
+  /// From which key to which: of weights always the same, of logits those of the sample.
+  __device__ __forceinline__ void Start(const float (&x)[BOUND_VECTORS][4], BoundShared& shared) {
+    top = BELOW_TWO, bottom = 1;
+    if constexpr (SIGNED) {
+      top = 0, bottom = ~0u;
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
+      for (int i = 0; i < BOUND_EACH; ++i) {
+        const uint32_t key = OrderedKey(x[i / 4][i % 4]);
+        if (IsCounted(x[i / 4][i % 4])) top = max(top, key), bottom = min(bottom, key);
+      }
+      top = ptx::ReduceMax(top), bottom = ptx::ReduceMin(bottom);
+      if (threadIdx.x % 32 == 0) atomicMax(&shared.top, top), atomicMin(&shared.bottom, bottom);
+      __syncthreads();
+      top = shared.top, bottom = shared.bottom;
+    }
+  }
+
+  /// Put the sample into bins, which are empty. 16 to an octave tell enough of weights.
+  __device__ __forceinline__ void Fill(const float (&x)[BOUND_VECTORS][4], BoundShared& shared) {
+    shift = SIGNED ? max(0, 23 - __clz(max(top, bottom) - bottom)) : 19;
+#pragma unroll
+    for (int i = 0; i < BOUND_EACH; ++i) {
       const uint32_t key = ColumnKey<SIGNED>(x[i / 4][i % 4]);
-      if (!counts(x[i / 4][i % 4]) || (SIGNED && (key > top || key < bottom))) continue;
+      if (!IsCounted(x[i / 4][i % 4]) || (SIGNED && (key > top || key < bottom))) continue;
       atomicAdd(shared.bins + (key > top ? 0 : min((top - key) >> shift, BOUND_BINS - 1u)), 1u);
     }
-    if (thread == 0) shared.low_bin = BOUND_BINS, shared.high_bin = -1;
+    if (threadIdx.x == 0) shared.low_bin = BOUND_BINS, shared.high_bin = -1;
     __syncthreads();
-    // Upwards from the lowest bin: samples below, their weight and its square. A thread has two bins.
-    float count[2], weight[2], sums[3] = {}, before[3];
+  }
+
+  /// Add up upwards from the lowest bin; `higher` samples are above the top.
+  __device__ __forceinline__ void Sum(float higher, BoundShared& shared) {
+    constexpr int SUMS = SIGNED ? 1 : 3;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float sums[3] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int bin = BOUND_BINS - 1 - 2 * thread - i;
-      count[i] = float(shared.bins[bin]);
-      weight[i] = SIGNED ? 0.f : FromBits(uint32_t(max(upper_key(bin), int64_t{1})));
+      count[i] = float(shared.bins[Bin(i)]);
+      weight[i] = SIGNED ? 0.f : FromBits(uint32_t(max(UpperKey(Bin(i)), int64_t{1})));
       sums[0] += count[i], sums[1] += count[i] * weight[i], sums[2] += count[i] * weight[i] * weight[i];
     }
 #pragma unroll
-    for (int n = 0; n < (SIGNED ? 1 : 3); ++n) {
+    for (int n = 0; n < SUMS; ++n) {
       float through = sums[n];
 #pragma unroll
       for (int offset = 1; offset < 32; offset *= 2) {
@@ -115,17 +127,21 @@ __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const Boun
       if (lane == 31) shared.scratch[n][warp] = through;
     }
     __syncthreads();
-    float all = higher;
+    all = higher;
 #pragma unroll
     for (int w = 0; w < BOUND_WARPS; ++w) {
       all += shared.scratch[0][w];
 #pragma unroll
-      for (int n = 0; n < (SIGNED ? 1 : 3); ++n) before[n] += w < warp ? shared.scratch[n][w] : 0.f;
+      for (int n = 0; n < SUMS; ++n) before[n] += w < warp ? shared.scratch[n][w] : 0.f;
     }
-    if (turn == 0) bounds.expected = each * all;
+  }
+
+  /// The highest bin that is low enough and the lowest that is high enough, where each sample stands for `each` columns;
+  /// and the samples from there on. Empties the bins.
+  __device__ __forceinline__ void Choose(const BoundLimits& limits, int vocab, float each, float most, float least,
+                                         BoundShared& shared) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int bin = BOUND_BINS - 1 - 2 * thread - i;
       const float through = all - before[0];  // samples of this bin and above
       bool is_low = through >= most, is_high = through < least;
       if constexpr (!SIGNED) {
@@ -137,30 +153,56 @@ __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const Boun
         before[1] += count[i] * weight[i], before[2] += count[i] * weight[i] * weight[i];
       }
       before[0] += count[i];
-      if (is_low) atomicMin(&shared.low_bin, bin);
-      if (is_high) atomicMax(&shared.high_bin, bin);
+      if (is_low) atomicMin(&shared.low_bin, Bin(i));
+      if (is_high) atomicMax(&shared.high_bin, Bin(i));
     }
-    for (int i = thread; i < BOUND_BINS; i += BOUND_THREADS) shared.bins[i] = 0;
+    for (int i = threadIdx.x; i < BOUND_BINS; i += BOUND_THREADS) shared.bins[i] = 0;
     __syncthreads();
     const int low = shared.low_bin, high = shared.high_bin;
 #pragma unroll
     for (int i = 1; i >= 0; --i) {
       before[0] -= count[i];
-      const int bin = BOUND_BINS - 1 - 2 * thread - i;
-      if (bin == low) shared.samples = all - before[0], shared.samples_before = all - before[0] - count[i];
-      if (bin == high) shared.samples_high = all - before[0];
+      if (Bin(i) == low) shared.samples = all - before[0], shared.samples_before = all - before[0] - count[i];
+      if (Bin(i) == high) shared.samples_high = all - before[0];
     }
     __syncthreads();
+  }
+};
+
+/// By all threads of a block of BOUND_THREADS; the same row gives the same result in each block. `meanwhile()` is
+/// called while the sample is loaded.
+template <bool SIGNED, typename T, typename F>
+__device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const BoundLimits& limits, BoundShared& shared,
+                                             const F& meanwhile) {
+  float x[BOUND_VECTORS][4];
+  LoadSample(row, vocab, x);
+  meanwhile();
+  for (int i = threadIdx.x; i < BOUND_BINS; i += BOUND_THREADS) shared.bins[i] = 0;
+  if (SIGNED && threadIdx.x == 0) shared.top = 0, shared.bottom = ~0u;
+  __syncthreads();
+  BoundBins<SIGNED> bins;
+  bins.Start(x, shared);
+  const float each = float(vocab) / float(BOUND_SAMPLES), mean = limits.count / each;
+  const float most = mean + BOUND_DEVIATIONS * sqrtf(mean) + 3.f, least = mean - BOUND_DEVIATIONS * sqrtf(mean) - 3.f;
+  Bounds bounds{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u, 0.f, 0.f};  // all but -inf, or 0
+  float higher = 0.f;
+#pragma unroll 1
+  for (int turn = 0; turn < 4; ++turn) {
+    bins.Fill(x, shared);
+    bins.Sum(higher, shared);
+    if (turn == 0) bounds.expected = each * bins.all;
+    bins.Choose(limits, vocab, each, most, least, shared);
+    const int low = shared.low_bin, high = shared.high_bin;
     if (turn == 0 && high >= 0 && high < low) {
-      bounds.high = uint32_t(max(upper_key(high + 1), int64_t{1})), bounds.certain = each * shared.samples_high;
+      bounds.high = uint32_t(max(bins.UpperKey(high + 1), int64_t{1})), bounds.certain = each * shared.samples_high;
     }
     if (low >= BOUND_BINS - (SIGNED ? 0 : 1)) return bounds;
-    bounds.low = uint32_t(max(upper_key(low + 1) + 1, int64_t{1}));
+    bounds.low = uint32_t(max(bins.UpperKey(low + 1) + 1, int64_t{1}));
     bounds.expected = each * fmaxf(shared.samples, 1.f);
     // A bin of too many columns is divided.
-    if (!SIGNED || shift == 0 || shared.samples <= 2.f * most) return bounds;
+    if (!SIGNED || bins.shift == 0 || shared.samples <= 2.f * most) return bounds;
     higher = shared.samples_before;
-    top = uint32_t(upper_key(low)), bottom = bounds.low;
+    bins.top = uint32_t(bins.UpperKey(low)), bins.bottom = bounds.low;
   }
   return bounds;
 }
