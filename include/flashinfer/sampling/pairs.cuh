@@ -12,9 +12,10 @@ namespace sampling {
 template <typename T>
 __device__ __noinline__ void WriteTogether(const RowParams<T>& p, unsigned char* memory) {
   const SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
+  const int written = (shared.is_written[0] ? 1 : 0) + (shared.is_written[1] ? 2 : 0);  // rows may need all of `memory`
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
-    if (shared.is_written[i]) continue;
+    if (written >> i & 1) continue;
     const int row = 2 * ptx::ClusterId() + i;
     if (!SieveRow<T, false, Cluster>(p, row, memory)) SplitRow<T, false>(p, row, memory);
     Cluster::Sync();  // nobody needs what is in shared memory any more
