@@ -6,8 +6,9 @@
 #   FAMILIES="rope page" bash scripts/gpu_check.sh out    two families alone; folders and files of tests/ will do as well
 #   STEPS="build memcheck" bash scripts/gpu_check.sh out  of: build test memcheck racecheck
 #
-# JOBS=6        processes at once, in all steps after the build
-# TEST_S=300    seconds that each of them may take
+# JOBS=8        processes at once, in all steps after the build; half of the cores unless given
+# TEST_S=300    seconds that each of them may take: a file of tests, or a family under a sanitizer
+# CASES=        also what needs no GPU, which CI runs; or any other choice of pytest -k
 # SANITIZE=1    how many tests the sanitizers see: about SANITIZE * sqrt(k) of k parametrisations; "all" is all, property
 #               tests too, and takes many minutes
 #
@@ -22,10 +23,10 @@ built=$(python3 -c "from flashinfer.aot import FAMILIES; print(*FAMILIES)") || e
 families=${FAMILIES:-}
 if [ -z "$families" ]; then  # whatever is built or tested, but for the folders that need no GPU or come later
   folders=$(cd tests && ls -d */ | tr -d / | grep -vxE "__pycache__|cli|cuda_compile|docs|jit|packaging|testing|trace|utils")
-  families=$(printf '%s\n' $built $folders | awk '!seen[$0]++')
+  families=$(printf '%s\n' attention $built $folders | awk '!seen[$0]++')  # what takes longest begins
 fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}  # several processes share the cores
-export results limit=${TEST_S:-300} sample=${SANITIZE:-1}
+export results limit=${TEST_S:-300} sample=${SANITIZE:-1} cases=${CASES-not cpu}
 
 if [[ $steps == *" build "* ]]; then
   python3 - "$results/build.json" $families <<'PYTHON' || exit 1
@@ -46,13 +47,13 @@ fi
 
 # check STEP PATH: one pytest, its output in RESULTS_DIR/STEP_NAME.txt, one line here.
 check() {
-  local step=$1 path=$2 log start=$SECONDS under=() chosen=() code
-  log=$results/${step}_$(basename "$path" .py).txt
+  local step=$1 path=$2 log start=$SECONDS under=() chosen=(-k "$cases") code
+  log=$results/${step}_$(echo "${path#tests/}" | tr / _).txt
   if [ "$step" != test ]; then
     # torch's own kernels go unchecked: they are most of the time and none of our business.
     under=(compute-sanitizer --tool "$step" --error-exitcode 9 --target-processes application-only
       --kernel-name kns=flashinfer)
-    chosen=(-k "not cpu$(printf ' and not %s' compile graph bad error offset grid int32 2_31 millions names reference module)")
+    chosen=(-k "not cpu$(printf ' and not %s' compile graph one_launch bad error offset grid int32 2_31 millions names reference module)")
     [ "$sample" = all ] || chosen+=(--sample "$sample" -m "not hypothesis")
   fi
   timeout "$limit" "${under[@]}" python3 -m pytest -q -p no:cacheprovider "$path" "${chosen[@]}" > "$log" 2>&1
@@ -69,17 +70,18 @@ for family in $families; do
   path=tests/$family
   [ -e "$path" ] || path=tests/test_$family.py
   [ -e "$path" ] || { echo "$family: no tests of its own"; continue; }
-  for step in test memcheck racecheck; do
-    [[ $steps == *" $step "* ]] || continue
-    [ $step = test ] || command -v compute-sanitizer > /dev/null || continue
-    jobs+=("$step" "$path")
+  if [[ $steps == *" test "* ]]; then
+    for file in $(find "$path" -name 'test_*.py' -printf '%s %p\n' | sort -rn | cut -d' ' -f2); do jobs+=(test "$file"); done
+  fi
+  for step in memcheck racecheck; do
+    [[ $steps == *" $step "* ]] && command -v compute-sanitizer > /dev/null && jobs+=("$step" "$path")
   done
 done
 if [[ -z ${FAMILIES:-} && $steps == *" test "* ]]; then
   for path in tests/utils tests/trace tests/test_tiny.py; do jobs+=(test "$path"); done
 fi
 status=0
-printf '%s\n' "${jobs[@]}" | xargs -P "${JOBS:-6}" -n 2 bash -c 'check "$@"' check || status=1
+printf '%s\n' "${jobs[@]}" | xargs -P "${JOBS:-$((($(nproc) + 1) / 2))}" -n 2 bash -c 'check "$@"' check || status=1
 if [[ -z ${FAMILIES:-} && $steps == *" test "* ]]; then
   check test tests/testing || status=1  # alone, for it measures time
 fi
