@@ -359,7 +359,7 @@ struct Sieve {
   /// Survivors that a block lists before it splits chunks, 0 if they are too many: there has to be room in the leader's
   /// list for all that are uncertain, and for those of a few chunks more than the sample promises.
   __device__ __forceinline__ uint32_t RoomFor(const Bounds& bounds, int blocks) const {
-    const float all = float(capacity), uncertain = 1.1f * (bounds.expected - bounds.certain);
+    const float all = float(capacity), uncertain = 1.15f * (bounds.expected - bounds.certain);
     if (SIGNED) return bounds.expected <= 1.1f * all * float(blocks) ? capacity : 0;
     const float room = fminf((all - uncertain) * bounds.expected / fmaxf(bounds.certain, 1.f), 0.9375f * all);
     return room * float(blocks) >= LEAST_LISTED * bounds.expected ? uint32_t(fmaxf(room, 0.f)) : 0;
