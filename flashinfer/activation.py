@@ -15,6 +15,7 @@ from .jit.activation import gen_act_and_mul_module as gen_act_and_mul_module
 from .jit.activation import gen_activation_module
 from .jit.codegen import module_cache
 from .ops import register_custom_op
+from .tensor_checks import check_tensors
 from .trace.templates.activation import (
     gelu_and_mul_trace,
     gelu_tanh_and_mul_trace,
@@ -35,11 +36,15 @@ _native_swiglu = NativeFunction(_get_module, "swiglu")
 
 def _half_of(op: str, input: torch.Tensor) -> torch.Tensor:
     """Room for the result of ``op``: the shape of ``input`` with half the last dimension."""
-    shape = input.shape
-    if not shape:
-        raise ArgumentError(f"{op}: input has 0 dimensions, expected at least 1")
-    *leading, width = shape
-    return new_empty(input, input.dtype, *leading, width // 2)
+    try:
+        shape = input.shape
+        if not shape:
+            raise ArgumentError(f"{op}: input has 0 dimensions, expected at least 1")
+        *leading, width = shape
+        return new_empty(input, input.dtype, *leading, width // 2)
+    except AttributeError:
+        check_tensors(op, input=input)
+        raise
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
@@ -165,6 +170,10 @@ def swiglu(x: torch.Tensor, gate: torch.Tensor, out: Optional[torch.Tensor] = No
     >>> y = flashinfer.swiglu(torch.randn(7, 13, 17), torch.randn(7, 13, 17))
     """
     if out is None:
-        out = new_empty(x, x.dtype, *x.shape)
+        try:
+            out = new_empty(x, x.dtype, *x.shape)
+        except AttributeError:
+            check_tensors("swiglu", x=x)
+            raise
     _swiglu(out, x, gate)
     return out

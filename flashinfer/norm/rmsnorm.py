@@ -13,6 +13,7 @@ from ..argument_kinds import names_kinds
 from ..dispatch import NativeFunction, use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
+from ..tensor_checks import check_tensors
 from ..trace.templates.norm import (
     fused_add_rmsnorm_quant_trace,
     fused_add_rmsnorm_trace,
@@ -135,7 +136,11 @@ def rmsnorm(
     >>> y = flashinfer.rmsnorm(x, w)
     """
     if out is None:
-        out = torch.empty_like(input)
+        try:
+            out = torch.empty_like(input)
+        except TypeError:
+            check_tensors("rmsnorm", input=input)
+            raise
     _rmsnorm(out, input, weight, eps, enable_pdl)
     return out
 
@@ -153,7 +158,11 @@ def gemma_rmsnorm(
     ``out[i] = input[i] / sqrt(mean(input ** 2) + eps) * (1 + weight[i])``. Everything else as in :func:`rmsnorm`.
     """
     if out is None:
-        out = torch.empty_like(input)
+        try:
+            out = torch.empty_like(input)
+        except TypeError:
+            check_tensors("gemma_rmsnorm", input=input)
+            raise
     _gemma_rmsnorm(out, input, weight, eps, enable_pdl)
     return out
 

@@ -33,7 +33,11 @@ _WIDE = (torch.uint32, torch.uint64)
 
 def as_float(op: str, name: str, x: torch.Tensor) -> torch.Tensor:
     try:
-        return x if x.dtype is torch.float32 else x.float()
+        if x.dtype is torch.float32:
+            return x
+        if x.dtype.is_complex:  # torch would leave the imaginary part out
+            raise ArgumentError(f"{op}: {name} has dtype {x.dtype}, expected float32, float16 or bfloat16")
+        return x.float()
     except AttributeError:
         check_tensors(op, **{name: x})
         raise
@@ -134,7 +138,7 @@ def draw(
     name = "logits" if is_logits else "probs"
     try:
         if input.dtype is not _FLOAT32:
-            input = input.float()
+            input = as_float(op, name, input)
     except AttributeError:
         check_tensors(op, **{name: input})
         raise

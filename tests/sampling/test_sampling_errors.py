@@ -48,6 +48,9 @@ BAD = [
     ("sampling_from_probs", {"probs": P[:, :0]}, r"probs.shape\[1\] = 0, expected 1 to"),
     ("sampling_from_probs", {"probs": every_other(P)}, r"probs.stride\(-1\) = 2, expected 1"),
     ("sampling_from_logits", {"logits": P[None]}, "sampling_from_logits: logits has 3 dimensions, expected 2"),
+    ("sampling_from_logits", {"logits": P * 1j}, "sampling_from_logits: logits has dtype torch.complex64"),
+    ("top_p_renorm_probs", {"probs": P * 1j, "top_p": 0.9}, "top_p_renorm_probs: probs has dtype torch.complex64"),
+    ("softmax", {"logits": P * 1j}, "softmax: logits has dtype torch.complex64, expected float32, float16 or bfloat16"),
     (
         "sampling_from_probs",
         {"probs": P, "indices": torch.zeros(3)},
