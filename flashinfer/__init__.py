@@ -52,9 +52,25 @@ finally:
         _gc.enable()
 
 
+#: Imported on use: a server needs them once, if at all, and tuning alone takes 10 ms.
+_ON_USE = (
+    "aot",
+    "autotuner",
+    "collect_env",
+    "diffusion_ops",
+    "dsv3_ops",
+    "fp4_quantization",
+    "fp8_quantization",
+    "integrations",
+    "logits_processor",
+    "profiler",
+    "testing",
+)
+
+
 def __getattr__(name: str) -> _Any:
-    """Tuning, which a server does once if at all, is imported on use: that takes 10 ms."""
-    if name not in ("autotune", "autotuner"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _importlib.import_module(".autotuner", __name__)
-    return module if name == "autotuner" else module.autotune
+    if name == "autotune":
+        return _importlib.import_module(".autotuner", __name__).autotune
+    if name in _ON_USE:
+        return _importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -95,6 +95,15 @@ def test_python_names_exist(path):
             assert _resolves(dotted), f"{name_of(path)} names {dotted}"
 
 
+def test_python_names_are_found_after_importing_the_package():
+    """As they are written, with no import but the first; in a process of its own, where nobody else has imported."""
+    lines = [line for path in DOCUMENTS for line in code(path.read_text())]
+    names = sorted({name for line in lines for name in re.findall(r"(?<![\w./])flashinfer(?:\.\w+)+", line)})
+    program = "import flashinfer, sys; [eval(name) for name in sys.argv[1:]]"
+    done = subprocess.run([sys.executable, "-c", program, *names], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def _resolves(dotted: str) -> bool:
     parts = dotted.split(".")
     for cut in range(len(parts), 0, -1):

@@ -94,3 +94,25 @@ def test_import_binds_submodules(imported):
         nvfp4_attention_sm120 page pod prefill quantization rope sampling sparse topk topk_varlen trace triton utils
     """
     assert [name for name in wanted.split() if name not in imported["names"]] == []
+
+
+def test_submodules_that_are_imported_on_use(tmp_path):
+    """A program that says ``import flashinfer`` alone finds them."""
+    program = """
+import sys, flashinfer
+late = [name for name in flashinfer._ON_USE if f"flashinfer.{name}" in sys.modules]
+assert late == [], late
+for name in flashinfer._ON_USE:
+    assert getattr(flashinfer, name).__name__ == f"flashinfer.{name}"
+with flashinfer.profiler.profile_kernel("batch_decode"):
+    pass
+print(flashinfer.testing.bench_gpu_time, flashinfer.integrations.transformers.register, flashinfer.autotune)
+try:
+    flashinfer.nothing
+except AttributeError as error:
+    print(error)
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "module 'flashinfer' has no attribute 'nothing'" in done.stdout
