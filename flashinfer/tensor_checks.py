@@ -15,6 +15,7 @@ __all__ = [
     "check_integers",
     "check_shape_dtype_device",
     "check_tensors",
+    "get_native_fp4_dtype",
     "is_float8",
     "narrowed",
 ]
@@ -23,6 +24,11 @@ __all__ = [
 def is_float8(x: torch.Tensor) -> bool:
     """Whether the elements are one of the two 8-bit floats kernels take, e4m3 or e5m2."""
     return x.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def get_native_fp4_dtype() -> torch.dtype:
+    """Of two e2m1 numbers in a byte."""
+    return torch.float4_e2m1fn_x2
 
 
 def canonicalize_torch_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:

@@ -59,6 +59,7 @@ from .packages import has_cuda_cudart as has_cuda_cudart
 from .packages import version_at_least as version_at_least
 from .tensor_checks import canonicalize_torch_dtype as canonicalize_torch_dtype
 from .tensor_checks import check_shape_dtype_device as check_shape_dtype_device
+from .tensor_checks import get_native_fp4_dtype as get_native_fp4_dtype
 from .tensor_checks import is_float8 as is_float8
 
 #: Found on use: these modules import this one.

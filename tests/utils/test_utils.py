@@ -89,6 +89,11 @@ def test_dtype_names():
             utils.canonicalize_torch_dtype(wrong)
 
 
+def test_native_fp4_dtype():
+    dtype = utils.get_native_fp4_dtype()
+    assert torch.zeros(2, 3, dtype=torch.uint8).view(dtype).dtype is dtype and dtype.itemsize == 1
+
+
 def test_is_float8():
     assert utils.is_float8(torch.empty(1, dtype=torch.float8_e4m3fn))
     assert utils.is_float8(torch.empty(1, dtype=torch.float8_e5m2))
