@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from enum import IntEnum
 from numbers import Integral
-from typing import Optional
+from typing import Mapping, Optional
 
 import torch
 
 from .allocation import new_empty
 from .api_logging import flashinfer_api
+from .argument_kinds import explain_arguments
 from .blackwell_only import needs
 from .dispatch import NativeFunction
 from .errors import ArgumentError
@@ -96,6 +97,12 @@ def _prefers_large(op: str, tie_break: int) -> bool:
     if tie_break not in (0, 1, 2):
         raise ArgumentError(f"{op}: tie_break is {tie_break!r}, expected a TopKTieBreak: none, small or large")
     return tie_break == 2
+
+
+def _name(op: str, error: TypeError, tensors: Mapping[str, object], optional: Mapping[str, object]) -> None:
+    """Raise an error that names what is no tensor; registered ops know themselves by other names than callers do."""
+    expected = [(name, torch.Tensor, x) for name, x in tensors.items()]
+    explain_arguments(op, error, *expected, *((name, Optional[torch.Tensor], x) for name, x in optional.items()))
 
 
 # Destination-passing ops: what torch.compile sees, and what eager calls directly.
@@ -292,20 +299,26 @@ def top_k_page_table_transform(
         )
     if out is None:
         out = new_empty(input, torch.int32, input.shape[0], k)
-    _top_k_page_table_transform(
-        out,
-        out_raw_indices,
-        input,
-        src_page_table,
-        lengths,
-        row_to_batch,
-        row_starts,
-        page_table_row_starts,
-        k,
-        page_size.bit_length() - 1,
-        _BY_INDEX if deterministic else _ANY,
-        _prefers_large(op, tie_break),
-    )
+    try:
+        _top_k_page_table_transform(
+            out,
+            out_raw_indices,
+            input,
+            src_page_table,
+            lengths,
+            row_to_batch,
+            row_starts,
+            page_table_row_starts,
+            k,
+            page_size.bit_length() - 1,
+            _BY_INDEX if deterministic else _ANY,
+            _prefers_large(op, tie_break),
+        )
+    except TypeError as error:
+        optional = {"row_to_batch": row_to_batch, "row_starts": row_starts, "out_raw_indices": out_raw_indices}
+        optional |= {"page_table_row_starts": page_table_row_starts, "out": out}
+        _name(op, error, {"src_page_table": src_page_table, "lengths": lengths}, optional)
+        raise
     return out
 
 
@@ -352,5 +365,9 @@ def top_k_ragged_transform(
     k = _checked(op, input, k)
     out = new_empty(input, torch.int32, input.shape[0], k)
     order, prefer_large = _BY_INDEX if deterministic else _ANY, _prefers_large(op, tie_break)
-    _top_k_ragged_transform(out, input, offsets, lengths, row_starts, k, order, prefer_large)
+    try:
+        _top_k_ragged_transform(out, input, offsets, lengths, row_starts, k, order, prefer_large)
+    except TypeError as error:
+        _name(op, error, {"offsets": offsets, "lengths": lengths}, {"row_starts": row_starts})
+        raise
     return out

@@ -108,8 +108,9 @@ def apply_rope_with_cos_sin_cache_inplace(
     try:
         q = query if query.ndim == 2 else _tokens(query, positions, head_size)
         k = key if key.ndim == 2 else _tokens(key, positions, head_size)
+        _apply_rope_pos_ids_cos_sin_cache(q, k, q, k, head_size, cos_sin_cache, positions, not is_neox)
     except (AttributeError, TypeError) as error:
-        tensors = [(name, torch.Tensor, x) for name, x in (("query", query), ("key", key), ("positions", positions))]
-        explain_arguments("apply_rope_with_cos_sin_cache_inplace", error, *tensors, ("head_size", int, head_size))
+        tensors = {"query": query, "key": key, "positions": positions, "cos_sin_cache": cos_sin_cache}
+        expected = [(name, torch.Tensor, x) for name, x in tensors.items()]
+        explain_arguments("apply_rope_with_cos_sin_cache_inplace", error, *expected, ("head_size", int, head_size))
         raise
-    _apply_rope_pos_ids_cos_sin_cache(q, k, q, k, head_size, cos_sin_cache, positions, not is_neox)

@@ -46,6 +46,16 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
         flashinfer.apply_rope_with_cos_sin_cache_inplace,
         {"positions": TOKENS, "query": half(9, 4, 64), "key": half(9, 2, 64), "head_size": 64},
     ),
+    (
+        flashinfer.apply_rope_with_cos_sin_cache_inplace,
+        {
+            "positions": TOKENS,
+            "query": half(9, 256),
+            "key": half(9, 128),
+            "head_size": 64,
+            "cos_sin_cache": torch.ones(32, 64),
+        },
+    ),
     (flashinfer.rope.rope_quantize_fp8, {**MLA, **TABLE}),
     (
         flashinfer.rope.rope_quantize_fp8_append_paged_kv_cache,
@@ -77,6 +87,20 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     (flashinfer.top_k_renorm_probs, {"probs": PROBS, "top_k": 5}),
     (flashinfer.top_k_mask_logits, {"logits": PROBS, "top_k": 5}),
     (flashinfer.top_k, {"input": PROBS, "k": 5}),
+    (
+        flashinfer.top_k_ragged_transform,
+        {"input": PROBS, "offsets": ints(0, 0, 0, 0), "lengths": ints(9, 9, 9, 9), "k": 5},
+    ),
+    (
+        flashinfer.top_k_page_table_transform,
+        {
+            "input": PROBS,
+            "src_page_table": TOKENS[:, None],
+            "lengths": ints(9, 9, 9, 9),
+            "k": 5,
+            "row_to_batch": TOKENS,
+        },
+    ),
     (flashinfer.top_k_varlen, {"logits": PROBS, "seq_lens": ints(9, 9, 9, 9), "top_k": 5}),
     (flashinfer.single_decode_with_kv_cache, {"q": half(4, 64), "v": half(33, 2, 64)}),
     (flashinfer.single_prefill_with_kv_cache, {"q": half(9, 4, 64), "k": half(33, 2, 64), "v": half(33, 2, 64)}),
