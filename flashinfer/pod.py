@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Optional, Sequence, Union
 
+import numpy as np
 import torch
 
 from .api_logging import flashinfer_api
@@ -20,6 +21,7 @@ from .arch import get_device_sm_count
 from .argument_kinds import names_kinds
 from .attention.attend import AttentionWrapper, Result
 from .attention.cache import PagedCache
+from .attention.copies import CopiedWithPlans
 from .attention.options import (
     ALIBI,
     CAUSAL,
@@ -105,12 +107,23 @@ class _Part(AttentionWrapper):
 class _PrefillPart(_Part, BatchPrefillWithPagedKVCacheWrapper):
     _op = BatchPrefillWithPagedKVCacheWrapper._op
 
+    @flashinfer_api(trace=None)  # as plan() and run() are: a replay of the log needs it between them
+    def plan_mask(
+        self, causal: bool, custom_mask: Optional[torch.Tensor], packed_custom_mask: Optional[torch.Tensor]
+    ) -> None:
+        """Plan the same batch with another mask."""
+        self._plan_info = None  # if this fails there is no plan
+        qo_indptr, _, kv_lens = self._planned[0][:3]
+        self._store_mask(f"{self._op}.plan", custom_mask, packed_custom_mask, np.diff(qo_indptr), kv_lens, True)
+        self._causal = causal
+        self._plan_work()
+
 
 class _DecodePart(_Part, BatchDecodeWithPagedKVCacheWrapper):
     _op = BatchDecodeWithPagedKVCacheWrapper._op
 
 
-class PODWithPagedKVCacheWrapper:
+class PODWithPagedKVCacheWrapper(CopiedWithPlans):
     r"""One request that prefills and a batch that decodes, in one call.
 
     Parameters
@@ -329,7 +342,7 @@ class PODWithPagedKVCacheWrapper:
         """Nothing to do; published callers have it."""
 
 
-class BatchPODWithPagedKVCacheWrapper:
+class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
     r"""A batch that prefills and a batch that decodes, in one call; both in paged caches.
 
     Parameters
@@ -347,6 +360,8 @@ class BatchPODWithPagedKVCacheWrapper:
         half = flat.numel() // 32 * 16
         self._prefill = _PrefillPart(flat[:half], kv_layout)
         self._decode = _PrefillPart(flat[half:], kv_layout)
+        self._is_planned = False
+        self._planned_causal: Optional[bool] = None  #: None: a mask of the caller's
         self.device = float_workspace_buffer.device
 
     @property
@@ -381,8 +396,8 @@ class BatchPODWithPagedKVCacheWrapper:
     ) -> None:
         """Plan both parts: page tables as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`, one for each."""
         kv_data_type = kv_data_type if kv_data_type is not None else data_type
-        self._sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        self._options: dict[str, Any] = {
+        sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        options: dict[str, Any] = {
             "pos_encoding_mode": pos_encoding_mode,
             "window_left": window_left,
             "q_data_type": q_data_type,
@@ -392,16 +407,23 @@ class BatchPODWithPagedKVCacheWrapper:
             "rope_theta": rope_theta,
             "non_blocking": non_blocking,
         }
-        self._table_p = (qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p)
-        self._plan_prefill(causal=False)
-        table_d = (qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d)
-        self._decode.plan(*table_d, *self._sizes, **self._options)
+        self._is_planned = False  # one part without the other is no plan
+        self._prefill.plan(qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p, *sizes, **options)
+        self._decode.plan(qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d, *sizes, **options)
+        self._planned_causal = False
+        self._is_planned = True
 
     begin_forward = plan
 
-    def _plan_prefill(self, **mask: Any) -> None:
-        self._prefill.plan(*self._table_p, *self._sizes, **self._options, **mask)
-        self._planned_causal: Optional[bool] = mask.get("causal")
+    def _plan_mask(
+        self, causal: bool, custom_mask: Optional[torch.Tensor], packed_custom_mask: Optional[torch.Tensor]
+    ) -> None:
+        """Plan the part that prefills for what it sees, if it was planned for something else."""
+        is_custom = custom_mask is not None or packed_custom_mask is not None
+        if is_custom or self._planned_causal is not causal:
+            self._planned_causal = None
+            self._prefill.plan_mask(causal, custom_mask, packed_custom_mask)
+            self._planned_causal = None if is_custom else causal
 
     @flashinfer_api(trace=batch_pod_trace)
     def run(
@@ -450,12 +472,9 @@ class BatchPODWithPagedKVCacheWrapper:
         lses : Tuple[torch.Tensor, torch.Tensor]
             With ``return_lse``.
         """
-        if not hasattr(self, "_options"):
+        if not self._is_planned:
             raise ArgumentError("BatchPODWithPagedKVCacheWrapper.run: plan() was not called, expected it before run()")
-        if custom_mask_p is not None or packed_custom_mask_p is not None:
-            self._plan_prefill(custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p)
-        elif self._planned_causal != causal_p:
-            self._plan_prefill(causal=causal_p)
+        self._plan_mask(bool(causal_p), custom_mask_p, packed_custom_mask_p)
         options: dict[str, Any] = {
             "q_scale": q_scale,
             "k_scale": k_scale,

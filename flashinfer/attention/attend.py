@@ -223,7 +223,7 @@ class AttentionWrapper(PlannedWrapper):
         record = self._record
         if record is None or record.pdl_probe is not utils.device_support_pdl:
             return None
-        is_replanned = not self._unchanged(record.state)
+        is_replanned = record.looks_at_pages or not self._unchanged(record.state)
         if is_replanned:
             if not self._can_replan(record, q):
                 return None

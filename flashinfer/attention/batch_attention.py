@@ -14,6 +14,7 @@ from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..trace.templates.batch_attention import batch_attention_trace
 from .cache import PagedCache
+from .copies import CopiedWithPlans
 from .host import segment_lens, to_host
 from .scales import Scale
 
@@ -23,7 +24,7 @@ _FLOAT_WORKSPACE_BYTES = 384 << 20
 _MAX_HEAD_DIM = 256
 
 
-class BatchAttention:
+class BatchAttention(CopiedWithPlans):
     r"""Attention of a batch in which some requests have one row and others thousands.
 
     The planner gives short requests tiles that stream keys and long ones tiles that share them, and both run in the
@@ -52,8 +53,9 @@ class BatchAttention:
     @names_kinds
     def __init__(self, kv_layout: str = "NHD", device: Union[str, torch.device] = "cuda") -> None:
         self.device = torch.device(device)
-        self.float_workspace_buffer = torch.empty(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
-        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(self.float_workspace_buffer, kv_layout)
+        scratch = torch.empty(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(scratch, kv_layout)
+        self.float_workspace_buffer = scratch
         self.int_workspace_buffer = self._wrapper._int_workspace_buffer
         self.page_locked_int_workspace_buffer = self._wrapper._pin_memory_int_workspace_buffer
         self._kv_layout = kv_layout

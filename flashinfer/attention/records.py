@@ -43,6 +43,7 @@ class CallRecord:
         "default_scale",
         "device_index",
         "dtype",
+        "looks_at_pages",
         "memory",
         "pdl",
         "pdl_probe",
@@ -59,6 +60,7 @@ class CallRecord:
         state: tuple[Any, ...],
         out: torch.Tensor,
         default_scale: float,
+        looks_at_pages: bool = False,
     ) -> None:
         self.rerun = module.rerun
         self.memory = memory
@@ -68,6 +70,7 @@ class CallRecord:
         self.dtype = out.dtype
         self.device_index = cuda_index(out)
         self.default_scale = default_scale
+        self.looks_at_pages = looks_at_pages  #: of each call, as ``replan`` does: the cache or a table may be others
         self.pdl_probe = utils.device_support_pdl  # engines replace it
         self.pdl = use_pdl(out, None)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 import weakref
@@ -16,6 +17,7 @@ from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..tensor_checks import check_tensors
+from .copies import CopiedWithPlans
 from .host import to_device
 from .jit_arguments import JitArguments
 from .modules import device_kind
@@ -53,7 +55,7 @@ class Launch(NamedTuple):
         return [(name, torch.Tensor, x) for name, x in tensors if x is not None]
 
 
-class PlannedWrapper:
+class PlannedWrapper(CopiedWithPlans):
     """Base of the batch wrappers. A subclass plans with ``_native_plan`` and says what is launched in ``_native_call``.
 
     Names with an underscore that serving engines read or write keep their published meaning; ``run`` reads them anew at
@@ -136,27 +138,47 @@ class PlannedWrapper:
         self._plan_info = None  # what it describes lies in the workspace of before
 
     def _set_workspaces(self, float_workspace: torch.Tensor, int_workspace: torch.Tensor) -> None:
+        self._check_workspaces(float_workspace, int_workspace)
         self._float_workspace_buffer = float_workspace
         self._int_workspace_buffer = int_workspace
         self._indptr_views: dict[tuple[int, int], torch.Tensor] = {}
         self._viewed = int_workspace  #: what they are views of
-        self._check_alignment()
-        self._pin_memory_int_workspace_buffer = torch.empty(
-            int_workspace.shape, dtype=int_workspace.dtype, device="cpu", pin_memory=self._device_kind == "cuda"
-        )
+        self._pin_memory_int_workspace_buffer = self._pinned_like(int_workspace)
+
+    def _pinned_like(self, int_workspace: torch.Tensor) -> torch.Tensor:
+        is_pinned = self._device_kind == "cuda"
+        return torch.empty(int_workspace.shape, dtype=int_workspace.dtype, device="cpu", pin_memory=is_pinned)
+
+    def _copied_memory(self, memo: dict[int, Any], is_deep: bool) -> None:
+        """A copy keeps the plan in an int workspace of its own, of which offsets may be views."""
+        pinned, scratch = self._pin_memory_int_workspace_buffer, self._float_workspace_buffer
+        memo.setdefault(id(pinned), self._pinned_like(self._int_workspace_buffer))
+        for tensor in (self._int_workspace_buffer, *self._indptr_views.values()):
+            copy.deepcopy(tensor, memo)
+        if is_deep:
+            memo.setdefault(id(scratch), torch.empty_like(scratch))  # nobody reads what is in it
+
+    def _begin_as_copy(self) -> None:
+        self._record = self._record_memory = self._planner = None
+        self._handle = next(_handles)
+        _wrappers[self._handle] = self
 
     def _check_alignment(self) -> None:
         buffers = self._float_workspace_buffer, self._int_workspace_buffer
-        if buffers[0] is self._aligned[0] and buffers[1] is self._aligned[1]:
-            return
+        if buffers[0] is not self._aligned[0] or buffers[1] is not self._aligned[1]:
+            self._check_workspaces(*buffers)
+
+    def _check_workspaces(self, *buffers: torch.Tensor) -> None:
         for name, buffer in zip(("float_workspace_buffer", "int_workspace_buffer"), buffers, strict=True):
+            if buffer.device != self.device:
+                raise ArgumentError(f"{self._op}: {name} is on {buffer.device}, expected {self.device} (the wrapper's)")
             if buffer.numel() and buffer.data_ptr() % 16:
                 raise ArgumentError(
                     f"{self._op}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}"
                 )
             if not buffer.is_contiguous():  # kernels write all bytes from the first on
                 raise ArgumentError(f"{self._op}: {name} has strides {buffer.stride()}, expected a contiguous tensor")
-        self._aligned = buffers
+        self._aligned = buffers  # type: ignore[assignment]
 
     def _indptr_on_device(self, indptr: torch.Tensor, which: int, non_blocking: bool) -> torch.Tensor:
         """``kv_indptr`` (``which`` = 0) or ``qo_indptr`` (1) for kernels.
@@ -209,10 +231,9 @@ class PlannedWrapper:
         for name, x in (("sm_scale", sm_scale), ("rope_scale", rope_scale), ("rope_theta", rope_theta)):
             if x is not None and not isinstance(x, (float, Real)):  # nobody looks at them before run()
                 raise TypeError(f"{self._op}.plan: {name} is a {type(x).__name__}, expected float")
-        self._pos_encoding = pos_encoding_code(self._op, pos_encoding_mode)
-        self._pos_encoding_mode = pos_encoding_mode
-        self._window_left = window_left
-        self._logits_soft_cap = max(logits_soft_cap or 0.0, 0.0)
+        cap, code = max(logits_soft_cap or 0.0, 0.0), pos_encoding_code(self._op, pos_encoding_mode)
+        self._pos_encoding, self._pos_encoding_mode = code, pos_encoding_mode
+        self._window_left, self._logits_soft_cap = window_left, cap
         self._sm_scale = sm_scale
         self._rope_scale = rope_scale
         self._rope_theta = rope_theta
@@ -285,7 +306,14 @@ class PlannedWrapper:
                 raise
             self._launch(launch, enable_pdl)
             return
-        self._record = CallRecord(module, self._record_memory, type(self)._state(self), launch.out, default_scale)
+        self._record = CallRecord(
+            module,
+            self._record_memory,
+            type(self)._state(self),
+            launch.out,
+            default_scale,
+            looks_at_pages=self._device_kind == "cpu" and bool(self._replanned),
+        )
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
         """Nothing to build: one module serves keys and values of equal and of different strides."""

@@ -10,6 +10,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
 from ..attention.cache import PagedCache
+from ..attention.copies import CopiedWithPlans
 from ..errors import ArgumentError
 from ..trace.templates.cascade_attention import multi_level_cascade_trace
 from .levels import Level
@@ -27,7 +28,7 @@ def _check_lengths(where: str, expected: int, **lists: Sequence[Any]) -> None:
             raise ArgumentError(f"{_OP}.{where}: {name} has {len(values)} elements, expected {expected} (num_levels)")
 
 
-class MultiLevelCascadeAttentionWrapper:
+class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
     r"""Attention whose keys are cut into levels: a prompt that all requests share, prefixes of groups, their own keys.
 
     Each level is a batch of its own over the same queries: ``qo_indptr_arr[level]`` says which rows share the keys of

@@ -14,6 +14,7 @@ import torch
 from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
 from ..attention.cache import PagedCache
+from ..attention.copies import CopiedWithPlans
 from ..decode import BatchDecodeWithPagedKVCacheWrapper
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
@@ -23,7 +24,7 @@ from .merge import merge_state_in_place
 __all__ = ["BatchDecodeWithSharedPrefixPagedKVCacheWrapper", "BatchPrefillWithSharedPrefixPagedKVCacheWrapper"]
 
 
-class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
+class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
     r"""Decoding of requests that share a prefix: the queries of all of them read it together.
 
     Parameters
@@ -112,7 +113,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         """Nothing to do; published callers have it."""
 
 
-class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
+class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
     r"""Prefill or append of float16 requests that share a prefix: the queries of all of them read it together.
 
     Parameters
@@ -150,7 +151,8 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         page_size: int,
     ) -> None:
         """Remember the part of each request; it is planned by ``forward``, which knows whether it is causal."""
-        self._table = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        table = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        self._table = tuple(x.clone() for x in table)  # callers may write to theirs before forward()
         self._sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
         self._planned = None
 
@@ -206,6 +208,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         }
         key = (q.dtype, *options.values())
         if self._planned != key:
+            self._planned = None
             self._batch_prefill_wrapper.plan(*self._table, *self._sizes, q_data_type=q.dtype, **options)
             self._planned = key
         out, lse = self._batch_prefill_wrapper.run(q, unique_kv_cache, return_lse=True)

@@ -223,6 +223,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             self._use_cuda_graph,
             self._max_total_num_rows or self._num_rows,
         )
+        if self._use_cuda_graph and self._max_total_num_rows is None:
+            self._max_total_num_rows = self._num_rows
 
     def _module(self, kv_dtype: torch.dtype) -> Any:
         q_dtype = self._cached_q_data_type
@@ -276,9 +278,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             raise ArgumentError(
                 f"{op}: the batch has {lengths.size} requests, expected {self._fixed_batch_size} (CUDA graph buffers)"
             )
-        if self._max_total_num_rows is None:
-            self._max_total_num_rows = int(rows[-1])
-        elif rows[-1] > self._max_total_num_rows:
+        if self._max_total_num_rows is not None and rows[-1] > self._max_total_num_rows:
             raise ArgumentError(
                 f"{op}: {rows[-1]} rows, expected at most {self._max_total_num_rows} (the first plan's)"
             )
@@ -372,6 +372,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 target = allocate(record.shape, record.strides, record.dtype, record.device_index)
             scores = record.scores() if lse is None and return_lse else lse
             try:
+                if self._device_kind == "cpu":
+                    self._check_pages(ckv_cache)
                 record.rerun(
                     record.memory, q_nope, q_pe, ckv_cache, kpe_cache, target, scores, self._sm_scale,
                     return_lse_base_on_e, record.pdl,
@@ -386,10 +388,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             raise ArgumentError(f"{op}: profiler_buffer is None, expected a tensor (use_profiler was planned)")
         if o_scale is not None:
             raise ArgumentError(f"{op}: o_scale is only supported with the cutlass backend, expected None")
-        if (page_ids.VALIDATE or self._device_kind == "cpu") and self._page_ranges and not _is_compiling():
-            assert self._kv_indices_buf is not None
-            num_pages = ckv_cache.shape[0]
-            page_ids.check_page_ids(op, self._kv_indices_buf, *self._page_ranges, self._page_size, num_pages)
+        if (page_ids.VALIDATE or self._device_kind == "cpu") and not _is_compiling():
+            self._check_pages(ckv_cache)
         scales = LatentScales.of(op, ckv_cache, ckv_scale, ckv_scale_arr, kpe_scale)
         out = output_buffer(op, out, q_nope.shape, q_nope.dtype, q_nope)
         if return_lse or lse is not None:
@@ -411,6 +411,13 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if scales is not None and scales.ckv != 1.0:
             out.mul_(scales.ckv)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+    def _check_pages(self, ckv_cache: torch.Tensor) -> None:
+        if self._page_ranges is None:  # engines may plan without telling
+            return
+        assert self._kv_indices_buf is not None
+        op, num_pages = f"{self._op}.run", ckv_cache.shape[0]
+        page_ids.check_page_ids(op, self._kv_indices_buf, *self._page_ranges, self._page_size, num_pages)
 
     def _check_run(self, op: str, q_nope: Any, q_pe: Any, ckv_cache: Any, kpe_cache: Any) -> None:
         named = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv_cache, "kpe_cache": kpe_cache}

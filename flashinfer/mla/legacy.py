@@ -9,6 +9,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
+from ..attention.copies import CopiedWithPlans
 from ..attention.host import kv_lens_of_pages, to_host
 from ..attention.scales import Scale, scale_logits, scale_output
 from ..errors import ArgumentError, GPUArchitectureError
@@ -22,7 +23,7 @@ __all__ = ["BatchDecodeMlaWithPagedKVCacheWrapper"]
 _OP = "BatchDecodeMlaWithPagedKVCacheWrapper"
 
 
-class BatchDecodeMlaWithPagedKVCacheWrapper:
+class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
     r"""Latent decoding of one token per request; :class:`flashinfer.BatchMLAPagedAttentionWrapper` replaces it.
 
     Runs on SM80 GPUs, as published, and on the CPU; elsewhere ``run`` raises ``GPUArchitectureError``. Keys and queries

@@ -15,6 +15,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
+from ..attention.copies import CopiedWithPlans
 from ..attention.host import segment_lens, to_host
 from ..attention.scales import Scale
 from ..errors import ArgumentError
@@ -63,7 +64,7 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
     return flat
 
 
-class BlockSparseAttentionWrapper:
+class BlockSparseAttentionWrapper(CopiedWithPlans):
     r"""Attention of ``M`` queries to ``N`` keys where only listed blocks of ``R`` queries and ``C`` keys are computed.
 
     Parameters

@@ -13,6 +13,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
+from ..attention.copies import CopiedWithPlans
 from ..attention.outputs import lse_buffer, output_buffer
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
@@ -25,7 +26,7 @@ Dtype = Union[str, torch.dtype]
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
-class VariableBlockSparseAttentionWrapper:
+class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
     r"""Attention where every KV head has its own blocks of queries and keys, and its own list of pairs that count.
 
     Parameters

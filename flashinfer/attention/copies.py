@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of wrappers. A plan lies in memory that its wrapper owns: a copy that shared it would overwrite the plan of
+another."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any, NoReturn, SupportsIndex, TypeVar
+
+import torch
+
+__all__ = ["CopiedWithPlans"]
+
+_W = TypeVar("_W", bound="CopiedWithPlans")
+
+
+class CopiedWithPlans:
+    """Base of wrappers, whose copies have the plan of the original and memory for the next one.
+
+    ``copy.copy`` shares what callers gave (workspaces for results in between, buffers of CUDA graphs),
+    ``copy.deepcopy`` nothing.
+    """
+
+    def __copy__(self: _W) -> _W:
+        return _twin(self, {}, False)
+
+    def __deepcopy__(self: _W, memo: dict[int, Any]) -> _W:
+        return _twin(self, memo, True)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        name = type(self).__name__
+        raise TypeError(
+            f"{name}: cannot be pickled, expected a {name} made and planned in the process that runs it (plans and "
+            "workspaces belong to one process)"
+        )
+
+    def _copied_memory(self, memo: dict[int, Any], is_deep: bool) -> None:
+        """Say in ``memo`` what the copy has instead of tensors of this one."""
+
+    def _begin_as_copy(self) -> None:
+        """Forget what belongs to the original alone."""
+
+
+def _twin(wrapper: _W, memo: dict[int, Any], is_deep: bool) -> _W:
+    known = memo.get(id(wrapper))
+    if known is not None:
+        return known
+    result = object.__new__(type(wrapper))
+    memo[id(wrapper)] = result
+    wrapper._copied_memory(memo, is_deep)
+    for name, value in vars(wrapper).items():
+        setattr(result, name, _part(value, memo, is_deep))
+    result._begin_as_copy()
+    return result
+
+
+def _part(value: Any, memo: dict[int, Any], is_deep: bool) -> Any:
+    """An attribute for the copy. Modules, native plans and numbers are never written to."""
+    if isinstance(value, torch.Tensor):
+        return copy.deepcopy(value, memo) if is_deep else memo.get(id(value), value)
+    if isinstance(value, CopiedWithPlans):
+        return _twin(value, memo, is_deep)
+    if type(value) in (list, tuple):
+        return type(value)(_part(x, memo, is_deep) for x in value)
+    if type(value) is dict:
+        return {key: _part(x, memo, is_deep) for key, x in value.items()}
+    if type(value) is functools.partial:  # a plan that an engine has bound to the wrapper (fast_decode_plan)
+        return functools.partial(value.func, *_part(value.args, memo, is_deep), **_part(value.keywords, memo, is_deep))
+    return value
