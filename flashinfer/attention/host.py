@@ -30,7 +30,8 @@ _INT32 = torch.int32
 
 
 def to_host(op: str, **tensors: Optional[torch.Tensor]) -> list[Any]:
-    """int32 arrays on the host, None for None. What lies on a device comes in one copy, however many there are."""
+    """Copies as int32 arrays on the host, None for None: plans may be made anew from them, and callers write to theirs.
+    What lies on a device comes in one copy, however many there are."""
     on_device = [t for t in tensors.values() if t is not None and t.is_cuda]
     if len(on_device) > 1:
         for name, t in tensors.items():  # concatenated, they would all have one dtype
@@ -49,9 +50,9 @@ def to_host(op: str, **tensors: Optional[torch.Tensor]) -> list[Any]:
             continue
         if t.is_cuda:
             t = copies.pop()
-        if t.dtype is not _INT32 or not t.is_contiguous():
-            t = narrowed(t, f"{op}: {name}").contiguous()
-        arrays.append(t.numpy())
+        if t.dtype is not _INT32:
+            t = narrowed(t, f"{op}: {name}")
+        arrays.append(t.numpy().copy())
     return arrays
 
 
@@ -71,8 +72,10 @@ def rows_on_host(batch_size: int, rows: int) -> torch.Tensor:
 
 
 def to_device(owner: str, name: str, x: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
-    """int32 on the device, one after the other; the very tensor when it is that already. ``name`` is an argument of the
-    owner's plan."""
+    """int32 on the device, one after the other; the very tensor when it is that already on a GPU, where a copy would be
+    a launch. ``name`` is an argument of the owner's plan."""
+    if device.type == "cpu":
+        return narrowed(x, f"{owner}.plan: {name}").to(device, copy=True, memory_format=torch.contiguous_format)
     if x.dtype is not _INT32 or x.device != device:
         x = narrowed(x, f"{owner}.plan: {name}").to(device=device, non_blocking=non_blocking)
     return x.contiguous()

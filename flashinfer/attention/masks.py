@@ -84,7 +84,9 @@ def pack_batch_mask(
     bytes_indptr = torch.from_numpy(offsets).to(device, non_blocking=non_blocking)
     if packed_custom_mask is not None:
         check_packed_mask(op, packed_custom_mask, int(offsets[-1]))
-        return packed_custom_mask.to(device, non_blocking=non_blocking).contiguous().view(-1), bytes_indptr
+        is_on_host = device.type == "cpu"  # where callers may write to theirs
+        packed_custom_mask = packed_custom_mask.to(device, non_blocking=non_blocking, copy=is_on_host)
+        return packed_custom_mask.contiguous().view(-1), bytes_indptr
     assert custom_mask is not None
     flat = _as_bool(custom_mask.to(device, non_blocking=non_blocking))
     elements = np.concatenate([[0], np.cumsum(qo_lens.astype(np.int64) * kv_lens)])

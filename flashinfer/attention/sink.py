@@ -116,10 +116,12 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             jit_kwargs={"pos_encoding_mode": mode, "use_sliding_window": window_left >= 0},
         )
 
-    def _set_parameters(self, *parameters: Any) -> None:
-        super()._set_parameters(*parameters)
-        if self._logits_soft_cap:
-            raise ArgumentError(f"{_OP}.plan: logits_soft_cap is {self._logits_soft_cap}, expected None")
+    def _set_parameters(
+        self, pos_encoding_mode: str, window_left: int, logits_soft_cap: Optional[float], *scales: Any
+    ) -> None:
+        if logits_soft_cap is not None and logits_soft_cap > 0:
+            raise ArgumentError(f"{_OP}.plan: logits_soft_cap is {logits_soft_cap}, expected None")
+        super()._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, *scales)
 
     def _mask_mode(self) -> int:
         mode = super()._mask_mode()

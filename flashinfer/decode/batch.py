@@ -147,7 +147,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             ``(batch_size + 1,)``; request ``i`` owns the pages ``indices[indptr[i]:indptr[i + 1]]``. On the host,
             nothing waits for the GPU; on the device, one copy to the host is made.
         indices : torch.Tensor
-            ``(>= indptr[-1],)`` pages.
+            ``(>= indptr[-1],)`` pages. What is int32 on a GPU already is read there by ``run``: write to none of these
+            arrays then until the next plan. Others are copied here.
         last_page_len : torch.Tensor
             ``(batch_size,)`` entries in use of each request's last page, from 1 to ``page_size``.
         num_qo_heads, num_kv_heads, head_dim, page_size : int
@@ -453,6 +454,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         planned = self._pos_encoding, self._window_left, self._logits_soft_cap > 0
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         if planned != (self._pos_encoding, self._window_left, self._logits_soft_cap > 0):
+            self._plan_info = None  # if the rest fails there is no plan
             self._cached_module = self._module()
             self._plan_work()
         return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)

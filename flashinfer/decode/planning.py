@@ -49,6 +49,7 @@ class DecodePlanner(AttentionWrapper):
     _head_dim: int
     _page_size: int
     _planned_q_len: Optional[int]
+    _frozen_q_len: Optional[int] = None  #: of the first plan for a graph that succeeded
     _paged_kv_indptr_buf: Optional[torch.Tensor]
     _paged_kv_indices_buf: Optional[torch.Tensor]
     _paged_kv_last_page_len_buf: Optional[torch.Tensor]
@@ -66,9 +67,9 @@ class DecodePlanner(AttentionWrapper):
                 raise NotImplementedError(
                     f"{op}: q_len_per_req is {q_len_per_req}, which backend {self._backend!r} lacks; usable: fa2"
                 )
-        if self._use_cuda_graph and self._planned_q_len not in (None, q_len_per_req):
+        if self._use_cuda_graph and self._frozen_q_len not in (None, q_len_per_req):
             raise ArgumentError(
-                f"{op}: q_len_per_req is {q_len_per_req}, expected {self._planned_q_len} "
+                f"{op}: q_len_per_req is {q_len_per_req}, expected {self._frozen_q_len} "
                 "(frozen by the first plan, use_cuda_graph=True)"
             )
 
@@ -164,7 +165,7 @@ class DecodePlanner(AttentionWrapper):
             rows = _rows_on_device(batch_size + 1, self.device)
             if not self._use_cuda_graph and q_len_per_req == 1:
                 self._qo_indptr_buf = rows
-            elif not self._use_cuda_graph or self._qo_indptr_buf is None:
+            elif not self._use_cuda_graph or self._frozen_q_len is None:
                 self._qo_indptr_buf = rows * q_len_per_req  # of its own: a graph keeps the address
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
 
@@ -209,3 +210,5 @@ class DecodePlanner(AttentionWrapper):
         self._plan_info = self._native_plan(
             module.plan if self._use_tensor_cores else module.plan_with_lens, *self._work()
         )
+        if self._use_cuda_graph:
+            self._frozen_q_len = self._planned_q_len

@@ -139,7 +139,7 @@ class BatchPrefillWrapper(AttentionWrapper):
         def stored(x: Optional[torch.Tensor], dtype: torch.dtype) -> Optional[torch.Tensor]:
             if x is None:
                 return None
-            x = x.to(self.device).reshape(-1)
+            x = x.to(self.device, copy=self._device_kind == "cpu").reshape(-1)
             return x.contiguous() if x.dtype == dtype else x.to(torch.int64).to(dtype)
 
         self._prefix_len_ptr = stored(prefix_len_ptr, torch.uint32)
@@ -159,6 +159,11 @@ class BatchPrefillWrapper(AttentionWrapper):
             self._pos_encoding, self._window_left >= 0, bool(self._logits_soft_cap), use_fp16_qk_reduction,
             device=self._device_kind,
         )  # fmt: skip
+
+    def _freeze_rows(self) -> None:
+        """A graph has room for the rows of the first plan that succeeded."""
+        if self._use_cuda_graph and self._max_total_num_rows is None:
+            self._max_total_num_rows = self._qo_indptr_last
 
     def _plan_work(self) -> None:
         self._plan_info = self._native_plan(self._cached_module.plan, *as_tensors(self._work()))
@@ -195,9 +200,10 @@ class BatchPrefillWrapper(AttentionWrapper):
         """What ``forward`` of older releases does before it runs: its arguments replace those of the plan."""
         self._require_plan()
         planned = (self._causal, self._pos_encoding, self._window_left, bool(self._logits_soft_cap))
-        self._causal = causal
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._causal = causal
         if planned != (self._causal, self._pos_encoding, self._window_left, bool(self._logits_soft_cap)):
+            self._plan_info = None  # if the rest fails there is no plan
             self._select_module(*self._module_key)
             self._plan_work()
 

@@ -254,14 +254,13 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._first_row, self._qo_indptr_last = int(qo_host[0]), rows
         self._max_q_len = int(qo_lens.max(initial=0))
         self._max_kv_len = int(kv_lens.max(initial=0))
-        if self._use_cuda_graph and self._max_total_num_rows is None:
-            self._max_total_num_rows = rows
         self._store_tables(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, non_blocking)
         self._plan_arrays(
             qo_host, kv_host, kv_lens, head_dim_qk, head_dim_vo, fixed_split_size, disable_split_kv, uniform_q_len
         )
         self._select_module(dtypes, head_dim_qk, head_dim_vo or head_dim_qk, use_fp16_qk_reduction)
         self._plan_work()
+        self._freeze_rows()
 
     def _plan_arrays(
         self,

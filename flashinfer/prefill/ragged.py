@@ -177,8 +177,6 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         self._max_q_len = int(qo_lens.max(initial=0))
         self._max_kv_len = int(kv_lens.max(initial=0))
         if self._use_cuda_graph:
-            if self._max_total_num_rows is None:
-                self._max_total_num_rows = rows
             assert self._qo_indptr_buf is not None and self._kv_indptr_buf is not None
             self._qo_indptr_buf.copy_(qo_indptr, non_blocking=non_blocking)
             self._kv_indptr_buf.copy_(kv_indptr, non_blocking=non_blocking)
@@ -195,6 +193,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
         self._select_module(dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
         self._plan_work()
+        self._freeze_rows()
 
     @flashinfer_api(trace=ragged_prefill_trace)
     def run(

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wrapper keeps between calls: arrays that callers write to after plan(), plans that fail, what an earlier run
+has looked at."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
+from flashinfer.errors import ArgumentError
+from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+from .inputs import Batch
+from .reference import Attention
+from .test_batch_decode import close, planned, workspace
+from .test_batch_prefill import paged, ragged
+
+QO_LENS, KV_LENS, PAGE = [5, 1, 3], [40, 7, 97], 8
+CAUSAL = Attention(causal=True)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return Batch(QO_LENS, KV_LENS)
+
+
+def rows_of_one() -> Batch:
+    return Batch([1] * len(KV_LENS), KV_LENS)
+
+
+# ------------------------------------------------------------------------- arrays on the host are copied by plan()
+
+
+@pytest.mark.parametrize("tensor_cores", [False, True])
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_page_tables_of_decode_may_be_written_to(tensor_cores, runs_before):
+    batch = rows_of_one()
+    pages, expected = batch.pages(PAGE), batch.expected()
+    wrapper, cache = planned(batch, pages, tensor_cores=tensor_cores), batch.cache(pages)
+    for _ in range(runs_before):
+        wrapper.run(batch.q, cache)
+    for x in pages.table:
+        x.fill_(-1)
+    close(wrapper.run(batch.q, cache, return_lse=True), expected)
+    close(wrapper.forward_return_lse(batch.q, cache, window_left=20), batch.expected(Attention(window_left=20)))
+
+
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_arrays_of_paged_prefill_may_be_written_to(batch, runs_before):
+    pages, expected = batch.pages(PAGE), batch.expected()
+    wrapper, cache = paged(batch, pages), batch.cache(pages)
+    for _ in range(runs_before):
+        wrapper.run(batch.q, cache)
+    for x in (batch.qo_indptr, *pages.table):
+        x.fill_(-1)
+    close(wrapper.run(batch.q, cache, return_lse=True), expected)
+    close(wrapper.forward_return_lse(batch.q, cache, causal=True), batch.expected(CAUSAL))
+
+
+def test_arrays_of_ragged_prefill_may_be_written_to(batch):
+    wrapper, expected = ragged(batch), batch.expected()
+    batch.qo_indptr.fill_(-1)
+    batch.kv_indptr.fill_(-1)
+    close(wrapper.run(batch.q, *batch.dense(), return_lse=True), expected)
+    close(wrapper.forward_return_lse(batch.q, *batch.dense(), causal=True), batch.expected(CAUSAL))
+
+
+def test_packed_masks_and_items_may_be_written_to(batch):
+    pages, shapes = batch.pages(PAGE), list(zip(QO_LENS, KV_LENS, strict=True))
+    masks = [torch.rand(a, b) < 0.5 for a, b in shapes]
+    packed = torch.cat([flashinfer.packbits(m.view(-1), bitorder="little") for m in masks])
+    wrapper, cache = paged(batch, pages, packed_custom_mask=packed), batch.cache(pages)
+    packed.zero_()
+    expected = batch.expected([Attention(mask=m) for m in masks])
+    close(wrapper.run(batch.q, cache, return_lse=True), expected)
+
+    length, prefixes = max(KV_LENS) + 1, [4, 2, 50]
+    places = (torch.arange(length) % 3).repeat(len(KV_LENS))
+    items = torch.tensor(prefixes).to(torch.uint32), places.to(torch.uint16)
+    options = {"prefix_len_ptr": items[0], "token_pos_in_items_ptr": items[1], "token_pos_in_items_len": length}
+    wrapper = paged(batch, pages, **options)
+    for x in items:
+        x.view(torch.int16).zero_()
+    expected = batch.expected([Attention(prefix_len=n, token_pos=places[:length]) for n in prefixes])
+    close(wrapper.run(batch.q, cache, return_lse=True), expected)
+
+
+def test_tables_of_mla_may_be_written_to():
+    tables = [torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 5], [0, 3, 8], [*range(8)], [20, 33])]
+    q, cache = torch.randn(5, 4, 128).half(), torch.randn(8, PAGE, 128).half()
+    wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"))
+    wrapper.plan(*tables, 4, 128, 0, PAGE, False, 0.1, torch.float16, torch.float16)
+    given = q, q[..., :0], cache, cache[..., :0]
+    expected = wrapper.run(*given)
+    for x in tables:
+        x.fill_(-1)
+    assert torch.equal(wrapper.run(*given), expected)
+
+
+def test_tables_of_batch_pod_may_be_written_to(batch):
+    """Its part that prefills is planned again for each other mask."""
+    decode, pages = rows_of_one(), batch.pages(PAGE)
+    decode_pages = decode.pages(PAGE)
+    wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace("cpu"))
+    tables = (batch.qo_indptr, *pages.table, decode.qo_indptr, *decode_pages.table)
+    wrapper.plan(*tables, *batch.heads, 64, PAGE)
+    for x in tables:
+        x.fill_(-1)
+    masks = [torch.rand(a, b) < 0.5 for a, b in zip(QO_LENS, KV_LENS, strict=True)]
+    flat = torch.cat([m.view(-1) for m in masks])
+    cache, decode_cache = batch.cache(pages), decode.cache(decode_pages)
+    for options, what in (
+        ({"causal_p": True}, CAUSAL),
+        ({"custom_mask_p": flat}, [Attention(mask=m) for m in masks]),
+        ({}, Attention()),
+    ):
+        outputs, scores = wrapper.run(batch.q, cache, decode.q, decode_cache, return_lse=True, **options)
+        close((outputs[0], scores[0]), batch.expected(what))
+        close((outputs[1], scores[1]), decode.expected())
+
+
+def test_tables_of_a_shared_prefix_may_be_written_to(batch):
+    pages, expected = batch.pages(PAGE), batch.expected(CAUSAL)
+    wrapper = flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper(workspace("cpu"))
+    tables = (batch.qo_indptr, *pages.table)
+    wrapper.begin_forward(*tables, *batch.heads, 64, PAGE)
+    for x in tables:
+        x.fill_(-1)
+    none = torch.empty(0, batch.num_kv_heads, 64).half()
+    out = wrapper.forward(batch.q, none, none, batch.cache(pages), causal=True)
+    torch.testing.assert_close(out.float(), expected[0], rtol=2e-3, atol=2e-3)
+
+
+# --------------------------------------------------------------------------------------------------- calls that fail
+
+
+def test_a_refused_forward_changes_nothing(batch):
+    pages = batch.pages(PAGE)
+    wrapper, cache = paged(batch, pages), batch.cache(pages)
+    for options in ({"pos_encoding_mode": "NOPE"}, {"sm_scale": "1"}, {"logits_soft_cap": "1"}):
+        with pytest.raises((KeyError, TypeError)):
+            wrapper.forward(batch.q, cache, causal=True, window_left=3, **options)
+        close(wrapper.run(batch.q, cache, return_lse=True), batch.expected())
+
+
+def test_a_forward_without_its_module_leaves_no_plan(batch, monkeypatch):
+    decode = rows_of_one()
+    for wrapper, b, name in (
+        (paged(batch, batch.pages(PAGE)), batch, "_select_module"),
+        (planned(decode, decode.pages(PAGE)), decode, "_module"),
+    ):
+        cache = b.cache(b.pages(PAGE))
+
+        def missing(*_):
+            raise RuntimeError("cannot be built")
+
+        monkeypatch.setattr(wrapper, name, missing)
+        with pytest.raises(RuntimeError, match="cannot be built"):
+            wrapper.forward(b.q, cache, window_left=3)
+        with pytest.raises(ArgumentError, match=r"plan\(\) was not called"):
+            wrapper.run(b.q, cache)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_refused_workspaces_are_not_taken(batch, which):
+    pages = batch.pages(PAGE)
+    wrapper, cache = paged(batch, pages), batch.cache(pages)
+    before = wrapper._float_workspace_buffer, wrapper._int_workspace_buffer
+    for bad, text in (
+        (workspace("cpu")[8:], "must be 16-byte aligned"),
+        (workspace("cpu")[::2], "expected a contiguous tensor"),
+        (torch.empty(1 << 20, dtype=torch.uint8, device="meta"), r"is on meta, expected cpu \(the wrapper's\)"),
+    ):
+        given = [workspace("cpu"), workspace("cpu", 8 << 20)]
+        given[which] = bad
+        with pytest.raises(ArgumentError, match=text):
+            wrapper.reset_workspace_buffer(*given)
+        assert before[0] is wrapper._float_workspace_buffer and before[1] is wrapper._int_workspace_buffer
+        close(wrapper.run(batch.q, cache, return_lse=True), batch.expected())
+
+
+def test_batch_pod_is_planned_as_a_whole(batch):
+    """A plan of which one part fails must not leave the other with it."""
+    pages, other = batch.pages(PAGE), Batch(QO_LENS, [9, 9, 9])
+    other_pages, cache = other.pages(PAGE), batch.cache(pages)
+    wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace("cpu"))
+    good = (batch.qo_indptr, *pages.table)
+    wrapper.plan(*good, *good, *batch.heads, 64, PAGE)
+    bad = (batch.qo_indptr, pages.indptr, pages.indices[:2], pages.last_page_len)
+    with pytest.raises(ArgumentError, match="paged_kv_indices has 2 elements"):
+        wrapper.plan(other.qo_indptr, *other_pages.table, *bad, *batch.heads, 64, PAGE)
+    with pytest.raises(ArgumentError, match=r"BatchPODWithPagedKVCacheWrapper.run: plan\(\) was not called"):
+        wrapper.run(batch.q, cache, batch.q, cache)
+    wrapper.plan(*good, *good, *batch.heads, 64, PAGE)
+    with pytest.raises(ArgumentError, match="custom_mask has 3 elements"):
+        wrapper.run(batch.q, cache, batch.q, cache, custom_mask_p=torch.ones(3, dtype=torch.bool))
+    outputs, scores = wrapper.run(batch.q, cache, batch.q, cache, return_lse=True)
+    close((outputs[0], scores[0]), batch.expected())
+
+
+def test_a_shared_prefix_after_a_refused_forward(batch):
+    pages = batch.pages(PAGE)
+    wrapper = flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper(workspace("cpu"))
+    wrapper.begin_forward(batch.qo_indptr, *pages.table, *batch.heads, 64, PAGE)
+    given = (batch.q, *batch.dense(), batch.cache(pages))
+    expected = wrapper.forward(*given)
+    with pytest.raises(TypeError):
+        wrapper.forward(*given, sm_scale="1")
+    assert torch.equal(wrapper.forward(*given), expected)
+
+
+def graph_buffers(batch: Batch) -> list[torch.Tensor]:
+    """Of a CUDA graph, whose rules hold on the CPU too: rows, pages, page ids, lengths of last pages."""
+    size = len(batch.kv_lens)
+    return [torch.zeros(n, dtype=torch.int32) for n in (size + 1, size + 1, 99, size)]
+
+
+def test_failed_plans_freeze_nothing(batch):
+    few, pages = rows_of_one(), batch.pages(PAGE)
+    bad = (pages.indptr, pages.indices, pages.last_page_len + 100)
+    sizes = (*batch.heads, 64, PAGE)
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace("cpu"), "NHD", True, *graph_buffers(batch))
+    with pytest.raises(ArgumentError, match="has 140 keys, expected at most 40"):
+        wrapper.plan(few.qo_indptr, *bad, *sizes)
+    wrapper.plan(batch.qo_indptr, *pages.table, *sizes)
+    close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
+    with pytest.raises(ArgumentError, match=r"q has 10 rows, expected at most 9 \(those of the first plan\)"):
+        wrapper.plan(torch.tensor([0, 6, 7, 10]), *pages.table, *sizes)
+
+    decode = BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), "NHD", True, True, *graph_buffers(batch)[1:])
+    with pytest.raises(ArgumentError, match="has 140 keys, expected at most 40"):
+        decode.plan(*bad, *sizes, q_len_per_req=2)
+    pages = few.pages(PAGE)
+    decode.plan(*pages.table, *sizes)
+    close(decode.run(few.q, few.cache(pages), return_lse=True), few.expected())
+    with pytest.raises(ArgumentError, match=r"q_len_per_req is 2, expected 1 \(frozen by the first plan"):
+        decode.plan(*pages.table, *sizes, q_len_per_req=2)
+
+
+def test_failed_plans_of_mla_freeze_nothing():
+    buffers = [torch.zeros(n, dtype=torch.int32) for n in (3, 3, 99, 2)]
+    wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"), True, *buffers)
+    ids, rest = torch.arange(8), (4, 128, 0, PAGE, False, 0.1, torch.float16, torch.float16)
+    with pytest.raises(ArgumentError, match="has 100 keys, expected at most 24"):
+        wrapper.plan(torch.tensor([0, 1, 2]), torch.tensor([0, 3, 8]), ids, torch.tensor([100, 33]), *rest)
+    wrapper.plan(torch.tensor([0, 2, 5]), torch.tensor([0, 3, 8]), ids, torch.tensor([20, 33]), *rest)
+    q, cache = torch.randn(5, 4, 128).half(), torch.randn(8, PAGE, 128).half()
+    assert wrapper.run(q, q[..., :0], cache, cache[..., :0]).isfinite().all()
+
+
+# ---------------------------------------------------------------------- what was looked at once is looked at again
+
+
+@pytest.mark.parametrize("kind", ["decode", "tensor cores", "prefill"])
+def test_a_smaller_cache_after_a_run(kind):
+    batch = rows_of_one()
+    pages = batch.pages(PAGE)
+    wrapper = paged(batch, pages) if kind == "prefill" else planned(batch, pages, tensor_cores=kind != "decode")
+    cache = batch.cache(pages, form="combined")
+    for _ in range(2):
+        wrapper.run(batch.q, cache)
+    fewer = cache[: max(pages.indices_host)].clone()
+    with pytest.raises(ArgumentError, match=rf"kv_indices\[\d+\] = {len(fewer)}, expected 0 to {len(fewer) - 1} "):
+        wrapper.run(batch.q, fewer)
+    close(wrapper.run(batch.q, cache, return_lse=True), batch.expected())
+
+
+def test_page_ids_written_to_the_buffers_of_a_graph():
+    batch = rows_of_one()
+    pages, buffers = batch.pages(PAGE), graph_buffers(batch)[1:]
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), "NHD", True, False, *buffers)
+    wrapper.plan(*pages.table, *batch.heads, 64, PAGE)
+    cache = batch.cache(pages)
+    for _ in range(2):
+        wrapper.run(batch.q, cache)
+    buffers[1][3] = 1 << 20
+    with pytest.raises(ArgumentError, match=rf"kv_indices\[3\] = {1 << 20}, expected 0 to"):
+        wrapper.run(batch.q, cache)
+
+
+def test_a_smaller_cache_after_a_run_of_mla():
+    q, cache = torch.randn(5, 4, 128).half(), torch.randn(8, PAGE, 128).half()
+    wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"))
+    tables = [torch.tensor(x) for x in ([0, 2, 5], [0, 3, 8], [*range(8)], [20, 33])]
+    wrapper.plan(*tables, 4, 128, 0, PAGE, False, 0.1, torch.float16, torch.float16)
+    for _ in range(2):
+        wrapper.run(q, q[..., :0], cache, cache[..., :0])
+    fewer = cache[:6].clone()
+    with pytest.raises(ArgumentError, match=r"kv_indices\[6\] = 6, expected 0 to 5"):
+        wrapper.run(q, q[..., :0], fewer, fewer[..., :0])
