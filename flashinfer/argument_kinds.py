@@ -31,6 +31,12 @@ _ACCEPTED: dict[Any, tuple[type, ...]] = {
     type(None): (type(None),),
 }
 _SEQUENCES = (tuple, list, collections.abc.Sequence)
+_NO_MEMORY = ("tensor without memory", "doesn't have storage")  # as native code says, and torch
+_WITHOUT_MEMORY = {
+    "DTensor": "such as its to_local()",
+    "FakeTensor": "torch.compile is served",
+    "Tensor": "functions of torch.func are not served",
+}
 
 
 def names_kinds(func: Optional[F] = None, *, name: Optional[str] = None) -> Any:
@@ -92,12 +98,21 @@ def explain_arguments(op: str, error: Exception, *arguments: tuple[str, Any, Any
 def _check_tensor(what: str, x: torch.Tensor, error: Exception) -> None:
     if x.device.type not in ("cpu", "cuda"):
         raise ArgumentError(f"{what} is on {x.device}, expected the CPU or a CUDA device") from error
-    if type(x).__name__ == "FakeTensor" and "without memory" in str(error):  # what native code says of them
-        raise ArgumentError(f"{what} is a FakeTensor, expected one with data (torch.compile is served)") from error
     if x.layout is not torch.strided:
         raise ArgumentError(f"{what} has layout {x.layout}, expected a dense tensor") from error
+    if any(text in str(error) for text in _NO_MEMORY) and not _has_memory(x):
+        kind = type(x).__name__
+        hint = _WITHOUT_MEMORY.get(kind, "not one that stands for others")
+        raise ArgumentError(f"{what} is a {kind}, expected one with data ({hint})") from error
     if x.ndim == 0 and (isinstance(error, IndexError) or "0-d" in str(error)):
         raise ArgumentError(f"{what} has 0 dimensions, expected at least 1") from error
+
+
+def _has_memory(x: torch.Tensor) -> bool:
+    try:
+        return x.numel() == 0 or x.untyped_storage().data_ptr() != 0
+    except RuntimeError:  # of a tensor that stands for others
+        return False
 
 
 def _parts(name: str, hint: Any, value: Any) -> list[tuple[str, Any, Any]]:

@@ -29,7 +29,7 @@ from .argument_kinds import explain_kinds
 from .errors import ArgumentError
 from .wrapping import compiler, is_traced, wrap_with
 
-__all__ = ["register_custom_op", "register_fake_op"]
+__all__ = ["called", "register_custom_op", "register_fake_op"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,6 +81,16 @@ except (TypeError, AttributeError, RuntimeError) as error:
     raise
 """
 _CALL_NAMES: dict[str, Any] = {"_is_traced": is_traced, "_compiler": compiler}
+
+
+def called(name: str) -> Callable[[F], F]:
+    """Decorator below :func:`register_custom_op`: what errors call an op whose registered name no caller knows."""
+
+    def mark(fn: F) -> F:
+        fn._called = name  # type: ignore[attr-defined]
+        return fn
+
+    return mark
 
 
 @overload
@@ -158,7 +168,7 @@ def _register(
         raise ArgumentError(f"register_custom_op: {name} has schema {schema}, expected {op.schema} (registered before)")
     op.func = fn
     registered = getattr(getattr(torch.ops, _NAMESPACE), name).default
-    explain = functools.partial(explain_kinds, name, fn)
+    explain = functools.partial(explain_kinds, getattr(fn, "_called", name), fn)
     return wrap_with(fn, _CALL, _CALL_NAMES | {"_op": registered, "_explain": explain})
 
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from enum import IntEnum
 from numbers import Integral
-from typing import Mapping, Optional
+from typing import Optional
 
 import torch
 
 from .allocation import new_empty
 from .api_logging import flashinfer_api
-from .argument_kinds import explain_arguments
 from .blackwell_only import needs
 from .dispatch import NativeFunction
 from .errors import ArgumentError
 from .integers import round_up
-from .ops import register_custom_op
+from .ops import called, register_custom_op
 from .tensor_checks import check_tensors
 from .topk_plan import get_num_cached_for_topk as get_num_cached_for_topk
 from .topk_plan import get_topk_module, plan
@@ -99,16 +98,11 @@ def _prefers_large(op: str, tie_break: int) -> bool:
     return tie_break == 2
 
 
-def _name(op: str, error: TypeError, tensors: Mapping[str, object], optional: Mapping[str, object]) -> None:
-    """Raise an error that names what is no tensor; registered ops know themselves by other names than callers do."""
-    expected = [(name, torch.Tensor, x) for name, x in tensors.items()]
-    explain_arguments(op, error, *expected, *((name, Optional[torch.Tensor], x) for name, x in optional.items()))
-
-
 # Destination-passing ops: what torch.compile sees, and what eager calls directly.
 
 
 @register_custom_op("flashinfer::radix_topk", mutates_args=("values", "indices"))
+@called("top_k")
 def _top_k(
     values: torch.Tensor, indices: torch.Tensor, input: torch.Tensor, k: int, order: int, prefer_large: bool
 ) -> None:
@@ -123,6 +117,7 @@ def _top_k(
 
 
 @register_custom_op("flashinfer::radix_topk_page_table_transform", mutates_args=("out", "out_raw_indices"))
+@called("top_k_page_table_transform")
 def _top_k_page_table_transform(
     out: torch.Tensor,
     out_raw_indices: Optional[torch.Tensor],
@@ -155,6 +150,7 @@ def _top_k_page_table_transform(
 
 
 @register_custom_op("flashinfer::radix_topk_ragged_transform", mutates_args=("out",))
+@called("top_k_ragged_transform")
 def _top_k_ragged_transform(
     out: torch.Tensor,
     input: torch.Tensor,
@@ -299,26 +295,20 @@ def top_k_page_table_transform(
         )
     if out is None:
         out = new_empty(input, torch.int32, input.shape[0], k)
-    try:
-        _top_k_page_table_transform(
-            out,
-            out_raw_indices,
-            input,
-            src_page_table,
-            lengths,
-            row_to_batch,
-            row_starts,
-            page_table_row_starts,
-            k,
-            page_size.bit_length() - 1,
-            _BY_INDEX if deterministic else _ANY,
-            _prefers_large(op, tie_break),
-        )
-    except TypeError as error:
-        optional = {"row_to_batch": row_to_batch, "row_starts": row_starts, "out_raw_indices": out_raw_indices}
-        optional |= {"page_table_row_starts": page_table_row_starts, "out": out}
-        _name(op, error, {"src_page_table": src_page_table, "lengths": lengths}, optional)
-        raise
+    _top_k_page_table_transform(
+        out,
+        out_raw_indices,
+        input,
+        src_page_table,
+        lengths,
+        row_to_batch,
+        row_starts,
+        page_table_row_starts,
+        k,
+        page_size.bit_length() - 1,
+        _BY_INDEX if deterministic else _ANY,
+        _prefers_large(op, tie_break),
+    )
     return out
 
 
@@ -365,9 +355,5 @@ def top_k_ragged_transform(
     k = _checked(op, input, k)
     out = new_empty(input, torch.int32, input.shape[0], k)
     order, prefer_large = _BY_INDEX if deterministic else _ANY, _prefers_large(op, tie_break)
-    try:
-        _top_k_ragged_transform(out, input, offsets, lengths, row_starts, k, order, prefer_large)
-    except TypeError as error:
-        _name(op, error, {"offsets": offsets, "lengths": lengths}, {"row_starts": row_starts})
-        raise
+    _top_k_ragged_transform(out, input, offsets, lengths, row_starts, k, order, prefer_large)
     return out

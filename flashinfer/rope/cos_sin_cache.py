@@ -9,7 +9,7 @@ from ..api_logging import flashinfer_api
 from ..argument_kinds import explain_arguments, names_kinds
 from ..dispatch import NativeFunction
 from ..errors import ArgumentError
-from ..ops import register_custom_op
+from ..ops import called, register_custom_op
 from ..trace.templates.rope import (
     apply_rope_with_cos_sin_cache_inplace_trace,
     apply_rope_with_cos_sin_cache_trace,
@@ -20,6 +20,7 @@ _native_apply_rope_pos_ids_cos_sin_cache = NativeFunction(get_rope_module, "appl
 
 
 @register_custom_op("flashinfer::apply_rope_pos_ids_cos_sin_cache", mutates_args=("query_out", "key_out"))
+@called("apply_rope_with_cos_sin_cache")
 def _apply_rope_pos_ids_cos_sin_cache(
     query: torch.Tensor,
     key: torch.Tensor,

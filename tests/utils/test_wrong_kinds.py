@@ -206,3 +206,45 @@ def test_tensors_without_memory(call, argument):
     """Not a crash: their addresses are 0."""
     with FakeTensorMode(), pytest.raises(ArgumentError, match=f": {argument} is a FakeTensor, expected one with data"):
         call()
+
+
+class Standing(torch.Tensor):
+    """For another tensor, as distributed tensors do; so does what is made of it."""
+
+    @staticmethod
+    def __new__(cls, other: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, other.shape, dtype=other.dtype, device=other.device)
+
+    def __init__(self, other: torch.Tensor) -> None:
+        self.other = other
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = [x.other if isinstance(x, cls) else x for x in args]
+        kwargs = {name: x.other if isinstance(x, cls) else x for name, x in (kwargs or {}).items()}
+        return cls(func(*args, **kwargs))
+
+
+@pytest.mark.parametrize(
+    "call, argument",
+    [
+        (lambda x: flashinfer.rmsnorm(x, half(64)), "rmsnorm: input"),
+        (lambda x: flashinfer.rmsnorm(half(4, 64), x[0]), "rmsnorm: weight"),
+        (lambda x: flashinfer.softmax(x.float()), "softmax: logits"),
+        (lambda x: flashinfer.sampling_from_probs(x.float()), "sampling_from_probs: probs"),
+        (lambda x: flashinfer.top_k(x, 3), "top_k: input"),
+        (
+            lambda x: flashinfer.apply_rope_pos_ids_inplace(half(4, 1, 64), x[:, None], TOKENS[:4]),
+            "apply_rope_pos_ids: k",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_tensors_that_stand_for_others(call, argument):
+    with pytest.raises(ArgumentError, match=f"^{argument} is a Standing, expected one with data"):
+        call(Standing(half(4, 64)))
+
+
+def test_tensors_inside_torch_func():
+    with pytest.raises(ArgumentError, match=r"^rmsnorm: input is a Tensor, expected one with data .*torch\.func"):
+        torch.vmap(lambda x: flashinfer.rmsnorm(x, half(64)))(half(2, 4, 64))
