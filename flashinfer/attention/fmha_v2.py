@@ -25,7 +25,7 @@ from .block_tables import to_output
 from .host import to_host
 from .modules import get_batch_prefill_module, get_customize_batch_prefill_module
 from .options import CAUSAL, CUSTOM, FP8, NON_CAUSAL, alibi_slopes
-from .scales import scale_logits
+from .scales import number_on_host, scale_logits
 
 __all__ = ["trtllm_fmha_v2_prefill"]
 
@@ -256,6 +256,7 @@ def trtllm_fmha_v2_prefill(
         sqrt(head_dim)`` (with a soft cap, the largest capped logit divided by ``sqrt(head_dim)``), the second the sum
         of the exponentials.
     """
+    bmm1_scale = number_on_host(bmm1_scale)
     encoding = (pos_encoding_mode or "none").lower()
     if encoding not in ("none", "alibi"):
         raise ArgumentError(f"{_OP}: pos_encoding_mode is {pos_encoding_mode!r}, expected 'alibi' or None")

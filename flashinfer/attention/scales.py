@@ -4,15 +4,24 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Optional, Union
+from typing import Optional, TypeVar, Union
 
 import torch
 
 from ..errors import ArgumentError
 
-__all__ = ["Scale", "convert_fp8_query", "product_of_numbers", "scale_logits", "scale_output", "scale_output_per_head"]
+__all__ = [
+    "Scale",
+    "convert_fp8_query",
+    "number_on_host",
+    "product_of_numbers",
+    "scale_logits",
+    "scale_output",
+    "scale_output_per_head",
+]
 
 Scale = Union[float, torch.Tensor, None]
+_S = TypeVar("_S")
 
 
 def _number(op: str, name: str, scale: Union[float, torch.Tensor]) -> Union[float, torch.Tensor]:
@@ -26,9 +35,20 @@ def _number(op: str, name: str, scale: Union[float, torch.Tensor]) -> Union[floa
     raise ArgumentError(f"{op}: {name} {got}, expected a number or a tensor of one element")
 
 
+def number_on_host(scale: _S) -> Union[_S, float]:
+    """The number of a tensor of one element in host memory, where reading waits for nothing; else what is given.
+
+    In 16 bits the product with q may have no room for it. A compiled graph cannot read it.
+    """
+    if not isinstance(scale, torch.Tensor) or scale.is_cuda or scale.numel() != 1 or torch.compiler.is_compiling():
+        return scale
+    return float(scale)
+
+
 def scale_logits(op: str, q: torch.Tensor, sm_scale: float, **scales: Scale) -> tuple[torch.Tensor, float]:
-    """Fold the scales of q and k into ``sm_scale``; tensors multiply q, because reading one would wait for the GPU."""
-    for name, scale in scales.items():
+    """Fold the scales of q and k into ``sm_scale``; tensors on a GPU multiply q, because reading one would wait."""
+    for name, given in scales.items():
+        scale = number_on_host(given)
         if scale is None:
             continue
         number = _number(op, name, scale)
@@ -40,9 +60,9 @@ def scale_logits(op: str, q: torch.Tensor, sm_scale: float, **scales: Scale) -> 
 
 
 def product_of_numbers(*scales: Scale) -> float:
-    """What :func:`scale_logits` has multiplied ``sm_scale`` by: tensors are in q."""
+    """What :func:`scale_logits` has multiplied ``sm_scale`` by: tensors on a GPU are in q."""
     product = 1.0
-    for scale in scales:
+    for scale in map(number_on_host, scales):
         if scale is not None and not isinstance(scale, torch.Tensor):
             product *= float(scale)
     return product

@@ -439,7 +439,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         *args
             Parameters of a variant given as ``jit_args``; with 8-bit queries, scales of q, k and v, per head or not.
         q_scale, k_scale, v_scale : Union[float, torch.Tensor, None]
-            What stored values are multiplied by.
+            What stored values are multiplied by. Those of q and k on a GPU multiply q, in its dtype.
         out, lse : Optional[torch.Tensor]
             Where the results go.
         return_lse : bool

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from flashinfer import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
+from flashinfer import (
+    BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
+    single_prefill_with_kv_cache,
+)
 from flashinfer.attention import outputs
 
 from .inputs import FORMS, LAYOUTS, Batch, Pages
@@ -212,6 +216,19 @@ def test_scales(device, as_tensor):
     given = {k: torch.tensor([v], device=device) for k, v in scales.items()} if as_tensor else scales
     close(paged(batch, pages).run(batch.q, batch.cache(pages), return_lse=True, **given), expected, 5e-3)
     close(ragged(batch).run(batch.q, *batch.dense(), return_lse=True, **given), expected, 5e-3)
+
+
+@pytest.mark.parametrize("k_scale", [1e-8, 1e6])
+def test_scales_in_host_memory_have_their_full_range(device, k_scale):
+    """float16 queries times such a number would be 0 or infinite."""
+    batch = batch_of(device)
+    pages, scale = batch.pages(8), torch.tensor([k_scale])
+    options = {"sm_scale": 0.125 / k_scale}
+    got = paged(batch, pages, **options).run(batch.q, batch.cache(pages), return_lse=True, k_scale=scale)
+    close(got, batch.expected())
+    one = batch.part(0, 1)
+    got = single_prefill_with_kv_cache(one.q, *one.dense(), return_lse=True, k_scale=scale, **options)
+    close(got, one.expected())
 
 
 def test_fp8_queries(device):

@@ -137,6 +137,14 @@ def test_scales_in_tensors(device):
     close(xqa_batch_decode_with_kv_cache(*call.decode, **scales, o_scale=0.5), expected, 4e-3)
 
 
+def test_scales_in_host_memory_have_their_full_range(device):
+    call = Tables(device)
+    expected = call.batch.expected()
+    out = torch.empty_like(call.batch.q.unsqueeze(1))
+    call.xqa(out, q_scale=torch.tensor(1e-8), kv_scale=torch.tensor([1e8]), rcp_out_scale=1e-8)
+    close(out, expected)
+
+
 def test_lengths_change_and_the_plan_stays(device):
     """What a graph replays: only device memory differs between calls."""
     from flashinfer.attention import uniform_plan
