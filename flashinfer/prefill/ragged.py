@@ -29,7 +29,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     Parameters
     ----------
     float_workspace_buffer : torch.Tensor
-        Scratch for partial results, any dtype, 16-byte aligned; its device is where everything runs.
+        Scratch for partial results, any dtype, 16-byte aligned; its device is where everything runs. One call at a time
+        may use it: threads on the CPU, and streams, need a wrapper with a workspace each.
     kv_layout : str
         ``"NHD"`` or ``"HND"``: order of tokens and heads in keys and values.
     use_cuda_graph : bool
@@ -38,7 +39,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     qo_indptr_buf, kv_indptr_buf : Optional[torch.Tensor]
         int32 ``(batch_size + 1,)``; with ``use_cuda_graph`` only.
     custom_mask_buf, mask_indptr_buf : Optional[torch.Tensor]
-        uint8 bytes of the largest packed mask and int32 ``(batch_size + 1,)``; with ``use_cuda_graph`` and masks.
+        uint8 bytes of the largest packed mask and int32 ``(batch_size + 1,)``; with ``use_cuda_graph`` and masks. Every
+        ``run`` then reads them: a plan without a mask leaves what is in them.
     backend : str
         ``"auto"`` or ``"fa2"``.
     jit_args, jit_kwargs
