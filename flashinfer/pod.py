@@ -473,7 +473,10 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
             With ``return_lse``.
         """
         if not self._is_planned:
-            raise ArgumentError("BatchPODWithPagedKVCacheWrapper.run: plan() was not called, expected it before run()")
+            lost = "" if self._planned_causal is None else " (the last one failed)"
+            raise ArgumentError(
+                f"BatchPODWithPagedKVCacheWrapper.run: plan() was not called, expected it before run(){lost}"
+            )
         self._plan_mask(bool(causal_p), custom_mask_p, packed_custom_mask_p)
         options: dict[str, Any] = {
             "q_scale": q_scale,

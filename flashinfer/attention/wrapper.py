@@ -260,7 +260,8 @@ class PlannedWrapper(CopiedWithPlans):
 
     def _require_plan(self) -> None:
         if self._plan_info is None:
-            raise ArgumentError(f"{self._op}.run: plan() was not called, expected it before run()")
+            lost = "" if self._cached_module is None else " (the last one failed, or workspaces were replaced after it)"
+            raise ArgumentError(f"{self._op}.run: plan() was not called, expected it before run(){lost}")
 
     def _refuse_capture(self) -> None:
         """A graph that captured this wrapper's own buffers would go on reading them after they are replaced."""
