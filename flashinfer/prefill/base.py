@@ -10,7 +10,7 @@ import torch
 
 from ..attention.attend import AttentionWrapper, Result
 from ..attention.host import as_tensors
-from ..attention.masks import check_items, pack_batch_mask
+from ..attention.masks import byte_offsets, check_items, pack_batch_mask
 from ..attention.modules import get_batch_prefill_module, get_customize_batch_prefill_module
 from ..attention.options import (
     ALIBI,
@@ -94,6 +94,16 @@ class BatchPrefillWrapper(AttentionWrapper):
                 f"{op}: q has {rows} rows, expected at most {self._max_total_num_rows} (those of the first plan)"
             )
 
+    def _check_mask_buffers(self, op: str, num_bytes: int, num_offsets: int) -> None:
+        """For CUDA graphs, whose masks have room for so much."""
+        self._require_graph_buffers(custom_mask_buf=self._custom_mask_buf, mask_indptr_buf=self._mask_indptr_buf)
+        assert self._custom_mask_buf is not None and self._mask_indptr_buf is not None
+        if num_bytes > len(self._custom_mask_buf) or num_offsets > len(self._mask_indptr_buf):
+            raise ArgumentError(
+                f"{op}: the mask needs {num_bytes} bytes and {num_offsets} offsets, expected at most "
+                f"{len(self._custom_mask_buf)} and {len(self._mask_indptr_buf)} (custom_mask_buf and mask_indptr_buf)"
+            )
+
     def _store_mask(
         self,
         op: str,
@@ -106,6 +116,8 @@ class BatchPrefillWrapper(AttentionWrapper):
         if custom_mask is None and packed_custom_mask is None:
             if not self._use_cuda_graph:
                 self._custom_mask_buf = self._mask_indptr_buf = None
+            elif self._custom_mask_buf is not None:  # run() reads it all the same
+                self._check_mask_buffers(op, int(byte_offsets(qo_lens, kv_lens)[-1]), qo_lens.size + 1)
             return
         packed, offsets = pack_batch_mask(
             op, custom_mask, packed_custom_mask, qo_lens, kv_lens, self.device, non_blocking
@@ -113,13 +125,8 @@ class BatchPrefillWrapper(AttentionWrapper):
         if not self._use_cuda_graph:
             self._custom_mask_buf, self._mask_indptr_buf = packed, offsets
             return
-        self._require_graph_buffers(custom_mask_buf=self._custom_mask_buf, mask_indptr_buf=self._mask_indptr_buf)
+        self._check_mask_buffers(op, len(packed), len(offsets))
         assert self._custom_mask_buf is not None and self._mask_indptr_buf is not None
-        if len(packed) > len(self._custom_mask_buf) or len(offsets) > len(self._mask_indptr_buf):
-            raise ArgumentError(
-                f"{op}: the mask needs {len(packed)} bytes and {len(offsets)} offsets, expected at most "
-                f"{len(self._custom_mask_buf)} and {len(self._mask_indptr_buf)} (custom_mask_buf and mask_indptr_buf)"
-            )
         self._custom_mask_buf[: len(packed)].copy_(packed, non_blocking=non_blocking)
         self._mask_indptr_buf[: len(offsets)].copy_(offsets, non_blocking=non_blocking)
 

@@ -239,6 +239,29 @@ def test_failed_plans_freeze_nothing(batch):
         decode.plan(*pages.table, *sizes, q_len_per_req=2)
 
 
+@pytest.mark.parametrize(
+    "buffers, text",
+    [
+        (
+            [torch.zeros(8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int32)],
+            "the mask needs 63 bytes and 4 offsets",
+        ),
+        ([torch.zeros(99, dtype=torch.uint8), torch.zeros(2, dtype=torch.int32)], "expected at most 99 and 2 "),
+        ([torch.zeros(99, dtype=torch.uint8)], "mask_indptr_buf is missing"),
+    ],
+)
+def test_mask_buffers_that_plans_without_a_mask_have_no_room_in(batch, buffers, text):
+    """Every run reads them."""
+    pages = batch.pages(PAGE)
+    paged = BatchPrefillWithPagedKVCacheWrapper(workspace("cpu"), "NHD", True, *graph_buffers(batch), *buffers)
+    with pytest.raises(ArgumentError, match=text):
+        paged.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, PAGE)
+    offsets = graph_buffers(batch)[:2]
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace("cpu"), "NHD", True, *offsets, *buffers)
+    with pytest.raises(ArgumentError, match=text):
+        ragged.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, 64)
+
+
 def test_failed_plans_of_mla_freeze_nothing():
     buffers = [torch.zeros(n, dtype=torch.int32) for n in (3, 3, 99, 2)]
     wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"), True, *buffers)
