@@ -429,8 +429,11 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         rows = q_nope.shape[0]
         if self._use_cuda_graph:
             assert self._max_total_num_rows is not None
-            if rows > self._max_total_num_rows:
-                raise ArgumentError(f"{op}: q_nope has {rows} rows, expected at most {self._max_total_num_rows}")
+            if not self._num_rows <= rows <= self._max_total_num_rows:
+                raise ArgumentError(
+                    f"{op}: q_nope has {rows} rows, expected at least {self._num_rows} (qo_indptr[-1]) and at most "
+                    f"{self._max_total_num_rows} (the first plan's)"
+                )
         elif rows != self._num_rows:
             raise ArgumentError(f"{op}: q_nope has {rows} rows, expected {self._num_rows} (qo_indptr[-1])")
         if q_nope.shape[1] != self._num_heads:

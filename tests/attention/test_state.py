@@ -313,3 +313,19 @@ def test_a_smaller_cache_after_a_run_of_mla():
     fewer = cache[:6].clone()
     with pytest.raises(ArgumentError, match=r"kv_indices\[6\] = 6, expected 0 to 5"):
         wrapper.run(q, q[..., :0], fewer, fewer[..., :0])
+
+
+def test_rows_that_a_plan_of_mla_for_a_graph_has_and_the_queries_have_not():
+    """Kernels wrote the results of the missing ones behind the output."""
+    buffers = [torch.zeros(n, dtype=torch.int32) for n in (3, 3, 99, 2)]
+    wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"), True, *buffers)
+    tables, sizes = [torch.tensor([0, 3, 8]), torch.arange(8), torch.tensor([20, 33])], (4, 128, 0, PAGE, False, 0.1)
+    q, cache = torch.randn(6, 4, 128).half(), torch.randn(8, PAGE, 128).half()
+    for rows in (5, 3):
+        wrapper.plan(torch.tensor([0, 1, rows]), *tables, *sizes, torch.float16, torch.float16)
+        for given in (rows - 1, 6):
+            some = q[:given]
+            with pytest.raises(ArgumentError, match=f"{given} rows, expected at least {rows} .* and at most 5"):
+                wrapper.run(some, some[..., :0], cache, cache[..., :0])
+    padded = wrapper.run(q[:5], q[:5, :, :0], cache, cache[..., :0])
+    assert torch.equal(padded[:3], wrapper.run(q[:3], q[:3, :, :0], cache, cache[..., :0]))
