@@ -15,7 +15,7 @@ from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..trace.templates.batch_attention import batch_attention_trace
 from .cache import PagedCache
 from .copies import CopiedWithPlans
-from .host import segment_lens, to_host
+from .host import last_page_lens, segment_lens, to_host
 from .scales import Scale
 
 __all__ = ["BatchAttention"]
@@ -115,12 +115,11 @@ class BatchAttention(CopiedWithPlans):
                 f"{op}: kv_len_arr[{i}] is {lengths[i]}, expected at most {counts[i] * page_size} "
                 f"({counts[i]} pages of {page_size})"
             )
-        last_page_len = (lengths - np.maximum(counts - 1, 0) * page_size).astype(np.int32)
         self._wrapper.plan(
             torch.from_numpy(rows),
             torch.from_numpy(pages),
             kv_indices,
-            torch.from_numpy(last_page_len),
+            last_page_lens(lengths, pages, page_size),
             num_qo_heads,
             num_kv_heads,
             head_dim_qk,

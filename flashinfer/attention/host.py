@@ -19,6 +19,7 @@ __all__ = [
     "check_indices",
     "kv_lens_given",
     "kv_lens_of_pages",
+    "last_page_lens",
     "range_buffer",
     "rows_on_host",
     "segment_lens",
@@ -112,6 +113,12 @@ def kv_lens_given(op: str, seq_lens: np.ndarray, pages: np.ndarray) -> np.ndarra
     if homeless.size:
         raise ArgumentError(f"{op}: seq_lens[{homeless[0]}] is {lens[homeless[0]]}, expected 0 (it has no pages)")
     return lens
+
+
+def last_page_lens(kv_lens: np.ndarray, indptr: np.ndarray, page_size: int) -> torch.Tensor:
+    """What is left of each request's keys for its last page: below 1 if it has more pages than keys need."""
+    full_pages = np.maximum(indptr[1:] - indptr[:-1] - 1, 0)
+    return torch.from_numpy((kv_lens - full_pages * page_size).astype(np.int32))
 
 
 _int32_at = ctypes.c_int32.from_address

@@ -12,7 +12,7 @@ from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
 from ..attention.attend import Result
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
-from ..attention.host import check_indices
+from ..attention.host import check_indices, last_page_lens
 from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
 from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
@@ -240,6 +240,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
         check_indices(op, "indices", num_indices, indptr_host)
         self._backend = resolve_backend(op, self._backend)
+        if seq_lens is not None and self._device_kind == "cpu":  # where page ids are looked at for all keys
+            last_page_len = last_page_lens(kv_lens, indptr_host, page_size)  # type: ignore[arg-type]  # both are arrays
 
         self._plan_info = None  # if the rest fails there is no plan: what it was made for is about to be replaced
         self._store_tables(indptr, indices, last_page_len, non_blocking)

@@ -12,7 +12,15 @@ from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
 from ..attention.attend import REPLANNED
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
-from ..attention.host import check_indices, kv_lens_given, kv_lens_of_pages, segment_lens, to_device, to_host
+from ..attention.host import (
+    check_indices,
+    kv_lens_given,
+    kv_lens_of_pages,
+    last_page_lens,
+    segment_lens,
+    to_device,
+    to_host,
+)
 from ..attention.options import resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
@@ -241,6 +249,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         check_indices(op, "paged_kv_indices", len(paged_kv_indices), kv_host)
         self._check_pages(op, len(paged_kv_indices))
         backend = resolve_backend(op, self._backend)
+        if seq_lens is not None and self._device_kind == "cpu":  # where page ids are looked at for all keys
+            paged_kv_last_page_len = last_page_lens(kv_lens, kv_host, page_size)
         self._plan_info = None  # if the rest fails there is no plan: what it was made for is about to be replaced
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)

@@ -329,3 +329,22 @@ def test_rows_that_a_plan_of_mla_for_a_graph_has_and_the_queries_have_not():
                 wrapper.run(some, some[..., :0], cache, cache[..., :0])
     padded = wrapper.run(q[:5], q[:5, :, :0], cache, cache[..., :0])
     assert torch.equal(padded[:3], wrapper.run(q[:3], q[:3, :, :0], cache, cache[..., :0]))
+
+
+@pytest.mark.parametrize("kind", ["decode", "tensor cores", "prefill"])
+def test_pages_of_seq_lens(kind):
+    """Those that ``last_page_len`` knows nothing of are looked at, too."""
+    batch = rows_of_one()
+    pages, sizes = batch.pages(PAGE), (*batch.heads, 64, PAGE)
+    none, cache = torch.zeros_like(pages.last_page_len), batch.cache(pages)
+    if kind == "prefill":
+        wrapper, rows = BatchPrefillWithPagedKVCacheWrapper(workspace("cpu")), [batch.qo_indptr]
+    else:
+        wrapper, rows = BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), use_tensor_cores=kind != "decode"), []
+    wrapper.plan(*rows, pages.indptr, pages.indices, none, *sizes, seq_lens=pages.lens)
+    close(wrapper.run(batch.q, cache, return_lse=True), batch.expected())
+    place = pages.indptr_host[1] - 1
+    pages.indices[place] = 1 << 24
+    wrapper.plan(*rows, pages.indptr, pages.indices, none, *sizes, seq_lens=pages.lens)
+    with pytest.raises(ArgumentError, match=rf"kv_indices\[{place}\] = {1 << 24}, expected 0 to"):
+        wrapper.run(batch.q, cache)
