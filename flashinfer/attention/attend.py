@@ -223,7 +223,7 @@ class AttentionWrapper(PlannedWrapper):
         record = self._record
         if record is None or record.pdl_probe is not utils.device_support_pdl:
             return None
-        is_replanned = record.looks_at_pages or not self._unchanged(record.state)
+        is_replanned = not self._unchanged(record.state) or (record.least_pages and record.is_too_small(k))
         if is_replanned:
             if not self._can_replan(record, q):
                 return None
@@ -250,6 +250,7 @@ class AttentionWrapper(PlannedWrapper):
             if is_replanned:
                 self._cached_module.replan(record.memory, *self._new_plan(), q, k, v, out, lse, sm_scale, pdl)
                 record.state = type(self)._state(self)
+                record.least_pages = self._least_pages(k)
             else:
                 record.rerun(record.memory, q, k, v, out, lse, sm_scale, pdl)
         except Exception:

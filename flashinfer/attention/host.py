@@ -76,7 +76,9 @@ def to_device(owner: str, name: str, x: torch.Tensor, device: torch.device, non_
     """int32 on the device, one after the other; the very tensor when it is that already on a GPU, where a copy would be
     a launch. ``name`` is an argument of the owner's plan."""
     if device.type == "cpu":
-        return narrowed(x, f"{owner}.plan: {name}").to(device, copy=True, memory_format=torch.contiguous_format)
+        if x.dtype is not _INT32:
+            x = narrowed(x, f"{owner}.plan: {name}")
+        return x.to(device, copy=True, memory_format=torch.contiguous_format)
     if x.dtype is not _INT32 or x.device != device:
         x = narrowed(x, f"{owner}.plan: {name}").to(device=device, non_blocking=non_blocking)
     return x.contiguous()

@@ -43,7 +43,7 @@ class CallRecord:
         "default_scale",
         "device_index",
         "dtype",
-        "looks_at_pages",
+        "least_pages",
         "memory",
         "pdl",
         "pdl_probe",
@@ -60,7 +60,7 @@ class CallRecord:
         state: tuple[Any, ...],
         out: torch.Tensor,
         default_scale: float,
-        looks_at_pages: bool = False,
+        least_pages: int = 0,
     ) -> None:
         self.rerun = module.rerun
         self.memory = memory
@@ -70,9 +70,16 @@ class CallRecord:
         self.dtype = out.dtype
         self.device_index = cuda_index(out)
         self.default_scale = default_scale
-        self.looks_at_pages = looks_at_pages  #: of each call, as ``replan`` does: the cache or a table may be others
+        self.least_pages = least_pages  #: of a cache; if it has fewer, page ids are looked at again, as ``replan`` does
         self.pdl_probe = utils.device_support_pdl  # engines replace it
         self.pdl = use_pdl(out, None)
+
+    def is_too_small(self, cache: Any) -> bool:
+        """Whether a cache has fewer pages than the one whose page ids were looked at."""
+        try:
+            return len(cache) < self.least_pages
+        except TypeError:
+            return False  # the native call says what it is
 
     def scores(self) -> torch.Tensor:
         """Room for another LSE."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
+import sys
 import weakref
 from numbers import Real
 from typing import Any, Callable, ClassVar, NamedTuple, Optional, Sequence
@@ -292,6 +293,13 @@ class PlannedWrapper(CopiedWithPlans):
             if copies.out is not launch.out:
                 launch.out.copy_(copies.out)
 
+    def _least_pages(self, k: torch.Tensor) -> int:
+        """Pages that the next cache must have for page ids not to be looked at again, after they were for ``k``. Nobody
+        looks at them on a GPU; in the buffers of a graph they may change between any two runs."""
+        if self._device_kind != "cpu" or not self._replanned:
+            return 0
+        return sys.maxsize if self._use_cuda_graph else k.shape[0]
+
     def _launch_kept(self, launch: Launch, enable_pdl: Optional[bool], default_scale: float) -> None:
         """:meth:`_launch` that keeps what was found out, for a ``run`` with the same plan and parameters."""
         self._refuse_capture()
@@ -313,7 +321,7 @@ class PlannedWrapper(CopiedWithPlans):
             type(self)._state(self),
             launch.out,
             default_scale,
-            looks_at_pages=self._device_kind == "cpu" and bool(self._replanned),
+            self._least_pages(launch.k),
         )
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:

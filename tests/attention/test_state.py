@@ -290,6 +290,21 @@ def test_a_smaller_cache_after_a_run(kind):
     close(wrapper.run(batch.q, cache, return_lse=True), batch.expected())
 
 
+def test_a_smaller_cache_after_another_plan():
+    """What the first plan could do with is too little for the second."""
+    batch = rows_of_one()
+    pages = batch.pages(PAGE)
+    wrapper, cache = planned(batch, pages, tensor_cores=True), batch.cache(pages, form="combined")
+    larger = torch.cat([cache, cache])
+    indptr, indices, last = pages.table
+    first = wrapper.run(batch.q, cache)
+    wrapper.plan(indptr, indices + len(cache), last, *batch.heads, 64, PAGE)
+    for _ in range(2):
+        assert torch.equal(wrapper.run(batch.q, larger), first)
+    with pytest.raises(ArgumentError, match=r"kv_indices\[\d+\] = \d+, expected 0 to"):
+        wrapper.run(batch.q, larger[:-3])
+
+
 def test_page_ids_written_to_the_buffers_of_a_graph():
     batch = rows_of_one()
     pages, buffers = batch.pages(PAGE), graph_buffers(batch)[1:]
