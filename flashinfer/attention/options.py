@@ -43,14 +43,14 @@ _PEERS = ("fa3", "cudnn", "trtllm-gen", "cute-dsl", "cutlass", "fmha_v2")
 
 
 def layout_code(op: str, kv_layout: str) -> int:
-    code = _LAYOUTS.get(kv_layout)
+    code = _LAYOUTS.get(kv_layout) if isinstance(kv_layout, str) else None
     if code is None:
         raise KeyError(f"{op}: kv_layout is {kv_layout!r}, expected one of {', '.join(_LAYOUTS)}")
     return code
 
 
 def pos_encoding_code(op: str, mode: str) -> int:
-    code = _POS_ENCODINGS.get(mode)
+    code = _POS_ENCODINGS.get(mode) if isinstance(mode, str) else None
     if code is None:
         raise KeyError(f"{op}: pos_encoding_mode is {mode!r}, expected one of {', '.join(_POS_ENCODINGS)}")
     return code

@@ -87,13 +87,9 @@ def uniform_plan(
     elif capturing:
         _captured[key] = plan
     else:
-        _touch(key)
+        with contextlib.suppress(KeyError):  # it is a captured one, or another thread has dropped it
+            _plans.move_to_end(key)
     return plan
-
-
-def _touch(key: Hashable) -> None:
-    if key in _plans:
-        _plans.move_to_end(key)
 
 
 def _make(module: Any, device: torch.device, float_workspace: torch.Tensor, sizes: UniformSizes) -> UniformPlan:

@@ -36,7 +36,7 @@ def table_as_int32(
 
 
 def is_hnd(op: str, kv_layout: str) -> bool:
-    if kv_layout not in _IS_HND:
+    if not isinstance(kv_layout, str) or kv_layout not in _IS_HND:
         raise KeyError(f"{op}: kv_layout is {kv_layout!r}, expected 'NHD' or 'HND'")
     return _IS_HND[kv_layout]
 

@@ -17,7 +17,7 @@ _METHODS = {"top_k_first": FROM_TOP_K_FIRST, "joint": FROM_JOINT}
 
 
 def _method(op: str, filter_apply_order: str) -> int:
-    method = _METHODS.get(filter_apply_order)
+    method = _METHODS.get(filter_apply_order) if isinstance(filter_apply_order, str) else None
     if method is None:
         order = f"Invalid filter_apply_order: {filter_apply_order!r}"
         raise ArgumentError(f"{op}: {order}, expected 'top_k_first' or 'joint'")

@@ -248,3 +248,17 @@ def test_tensors_that_stand_for_others(call, argument):
 def test_tensors_inside_torch_func():
     with pytest.raises(ArgumentError, match=r"^rmsnorm: input is a Tensor, expected one with data .*torch\.func"):
         torch.vmap(lambda x: flashinfer.rmsnorm(x, half(64)))(half(2, 4, 64))
+
+
+def test_words_that_are_lists():
+    """They have no hash, which a table of words would complain about."""
+    q, k, page = half(1, 2, 64), half(3, 2, 64), half(1, 2, 4, 2, 64)
+    where = ints(0), ints(0), page, ints(0), ints(0, 1), ints(1)
+    with pytest.raises(KeyError, match=r"single_decode_with_kv_cache: kv_layout is \['NHD'\], expected one of"):
+        flashinfer.single_decode_with_kv_cache(q[0], k, k, kv_layout=["NHD"])
+    with pytest.raises(KeyError, match=r"single_prefill_with_kv_cache: pos_encoding_mode is \['NONE'\], expected"):
+        flashinfer.single_prefill_with_kv_cache(q, k, k, pos_encoding_mode=["NONE"])
+    with pytest.raises(KeyError, match=r"append_paged_kv_cache: kv_layout is \['NHD'\], expected 'NHD' or 'HND'"):
+        flashinfer.append_paged_kv_cache(q, q, *where, kv_layout=["NHD"])
+    with pytest.raises(ValueError, match=r"Invalid filter_apply_order: \['joint'\]"):
+        flashinfer.top_k_top_p_sampling_from_probs(PROBS, 5, 0.9, filter_apply_order=["joint"])
