@@ -25,8 +25,8 @@ constexpr int FEW_COLUMNS = 1024;
 /// Up to two blocks for each SM: 64 rows by clusters of 8 / 4 blocks take 57.9 / 43.5 us (top_p of 0.9), 128 rows by
 /// clusters of 4 / 2 79.3 / 59.9. More where rows are long. What top-p keeps may be more than one block can list: two for
 /// each row, unless rows are as many as blocks that run at once. Then pairs of blocks, one for each row while it can be
-/// listed: 512 rows 156 us instead of 176, and of 32000 columns 55 instead of 70; but 202 - 232 instead of 186 where logits
-/// of standard deviation 2.7 instead of 3 make rows that one block cannot list.
+/// listed: 512 rows 156 us instead of 176, and of 32000 columns 56 instead of 70; but 195 - 219 instead of 179 - 186 where
+/// logits of standard deviation 2.7 to 2.9 instead of 3 make rows that one block cannot list.
 template <typename T, bool SIGNED>
 Status LaunchSieve(const RowParams<T>& p, Stream stream) {
   Device device;
