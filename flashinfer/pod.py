@@ -360,7 +360,7 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
         half = flat.numel() // 32 * 16
         self._prefill = _PrefillPart(flat[:half], kv_layout)
         self._decode = _PrefillPart(flat[half:], kv_layout)
-        self._is_planned = False
+        self._is_planned: Optional[bool] = None  #: False: the last plan failed
         self._planned_causal: Optional[bool] = None  #: None: a mask of the caller's
         self.device = float_workspace_buffer.device
 
@@ -473,7 +473,7 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
             With ``return_lse``.
         """
         if not self._is_planned:
-            lost = "" if self._planned_causal is None else " (the last one failed)"
+            lost = "" if self._is_planned is None else " (the last one failed)"
             raise ArgumentError(
                 f"BatchPODWithPagedKVCacheWrapper.run: plan() was not called, expected it before run(){lost}"
             )

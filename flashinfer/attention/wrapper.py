@@ -78,6 +78,7 @@ class PlannedWrapper(CopiedWithPlans):
     _numbers_read: ClassVar[tuple[str, ...]] = ()
     #: Those that ``replan`` of a module gives a record anew after another plan; none: there is no such function.
     _replanned: ClassVar[tuple[str, ...]] = ()
+    _is_paged: ClassVar[bool] = False  #: keys are in pages, whose ids the CPU looks at before it follows them
     _unchanged: ClassVar[Callable[[Any, Sequence[Any]], bool]]
     _unchanged_but_plan: ClassVar[Callable[[Any, Sequence[Any]], bool]]
     _state: ClassVar[Callable[[Any], tuple[Any, ...]]]  #: what ``_unchanged`` compares with
@@ -169,8 +170,8 @@ class PlannedWrapper(CopiedWithPlans):
         if buffers[0] is not self._aligned[0] or buffers[1] is not self._aligned[1]:
             self._check_workspaces(*buffers)
 
-    def _check_workspaces(self, *buffers: torch.Tensor) -> None:
-        for name, buffer in zip(("float_workspace_buffer", "int_workspace_buffer"), buffers, strict=True):
+    def _check_workspaces(self, float_workspace: torch.Tensor, int_workspace: torch.Tensor) -> None:
+        for name, buffer in (("float_workspace_buffer", float_workspace), ("int_workspace_buffer", int_workspace)):
             if buffer.device != self.device:
                 raise ArgumentError(f"{self._op}: {name} is on {buffer.device}, expected {self.device} (the wrapper's)")
             if buffer.numel() and buffer.data_ptr() % 16:
@@ -179,7 +180,7 @@ class PlannedWrapper(CopiedWithPlans):
                 )
             if not buffer.is_contiguous():  # kernels write all bytes from the first on
                 raise ArgumentError(f"{self._op}: {name} has strides {buffer.stride()}, expected a contiguous tensor")
-        self._aligned = buffers  # type: ignore[assignment]
+        self._aligned = float_workspace, int_workspace
 
     def _indptr_on_device(self, indptr: torch.Tensor, which: int, non_blocking: bool) -> torch.Tensor:
         """``kv_indptr`` (``which`` = 0) or ``qo_indptr`` (1) for kernels.
@@ -294,9 +295,9 @@ class PlannedWrapper(CopiedWithPlans):
                 launch.out.copy_(copies.out)
 
     def _least_pages(self, k: torch.Tensor) -> int:
-        """Pages that the next cache must have for page ids not to be looked at again, after they were for ``k``. Nobody
-        looks at them on a GPU; in the buffers of a graph they may change between any two runs."""
-        if self._device_kind != "cpu" or not self._replanned:
+        """Pages that the next cache must have for page ids not to be looked at again, after they were for ``k``. Page ids
+        in the buffers of a graph may change between any two runs."""
+        if self._device_kind != "cpu" or not self._is_paged:
             return 0
         return sys.maxsize if self._use_cuda_graph else k.shape[0]
 

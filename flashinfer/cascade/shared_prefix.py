@@ -152,7 +152,8 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
     ) -> None:
         """Remember the part of each request; it is planned by ``forward``, which knows whether it is causal."""
         table = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-        self._table = tuple(x.clone() for x in table)  # callers may write to theirs before forward()
+        # Callers may write to theirs before forward(); not to those on a GPU, where a copy would be a launch.
+        self._table = tuple(x if x.is_cuda else x.clone() for x in table)
         self._sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
         self._planned = None
 

@@ -42,6 +42,7 @@ class DecodePlanner(AttentionWrapper):
     )
     _numbers_read = (*AttentionWrapper._numbers_read, "_page_shape", "_planned_q_len")
     _replanned = REPLANNED
+    _is_paged = True
 
     _module_key: Any = None  #: what `_module_found` was found for: to look for it takes 1 us
     _module_found: Any = None

@@ -77,6 +77,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     _page_ranges: Optional[tuple[np.ndarray, np.ndarray]] = None  # where pages of requests begin, and their keys
 
     _launched = ("q_nope", "ckv_cache", "kpe_cache", "out", "lse", "q_pe")
+    _is_paged = True
     _is_capturable = True  # by any wrapper: tables are read through the plan
     _objects = (
         "_plan_info",
@@ -359,6 +360,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             record is not None
             and not page_ids.VALIDATE
             and self._unchanged(record.state)
+            and not (record.least_pages and record.is_too_small(ckv_cache))
             and record.pdl_probe is utils.device_support_pdl
             and o_scale is None
             and ckv_scale is None
@@ -372,8 +374,6 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 target = allocate(record.shape, record.strides, record.dtype, record.device_index)
             scores = record.scores() if lse is None and return_lse else lse
             try:
-                if self._device_kind == "cpu":
-                    self._check_pages(ckv_cache)
                 record.rerun(
                     record.memory, q_nope, q_pe, ckv_cache, kpe_cache, target, scores, self._sm_scale,
                     return_lse_base_on_e, record.pdl,
@@ -388,8 +388,10 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             raise ArgumentError(f"{op}: profiler_buffer is None, expected a tensor (use_profiler was planned)")
         if o_scale is not None:
             raise ArgumentError(f"{op}: o_scale is only supported with the cutlass backend, expected None")
-        if (page_ids.VALIDATE or self._device_kind == "cpu") and not _is_compiling():
-            self._check_pages(ckv_cache)
+        if (page_ids.VALIDATE or self._device_kind == "cpu") and self._page_ranges and not _is_compiling():
+            assert self._kv_indices_buf is not None
+            num_pages = ckv_cache.shape[0]
+            page_ids.check_page_ids(op, self._kv_indices_buf, *self._page_ranges, self._page_size, num_pages)
         scales = LatentScales.of(op, ckv_cache, ckv_scale, ckv_scale_arr, kpe_scale)
         out = output_buffer(op, out, q_nope.shape, q_nope.dtype, q_nope)
         if return_lse or lse is not None:
@@ -411,13 +413,6 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if scales is not None and scales.ckv != 1.0:
             out.mul_(scales.ckv)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
-
-    def _check_pages(self, ckv_cache: torch.Tensor) -> None:
-        if self._page_ranges is None:  # engines may plan without telling
-            return
-        assert self._kv_indices_buf is not None
-        op, num_pages = f"{self._op}.run", ckv_cache.shape[0]
-        page_ids.check_page_ids(op, self._kv_indices_buf, *self._page_ranges, self._page_size, num_pages)
 
     def _check_run(self, op: str, q_nope: Any, q_pe: Any, ckv_cache: Any, kpe_cache: Any) -> None:
         named = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv_cache, "kpe_cache": kpe_cache}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ class BatchPrefillWrapper(AttentionWrapper):
     )
     _numbers_read = (*AttentionWrapper._numbers_read, "_token_pos_in_items_len", "_causal", "_qo_indptr_last")
 
-    _is_paged: ClassVar[bool]
     _causal: bool
     _module_key: tuple[Dtypes, int, int, bool]
 

@@ -58,7 +58,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
 
     _objects = (*BatchPrefillWrapper._objects, "_kv_indptr_buf")
     _numbers_read = (*BatchPrefillWrapper._numbers_read, "_kv_indptr_last")
-    _is_paged = False
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
     @flashinfer_api(trace=None)
