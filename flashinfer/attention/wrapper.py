@@ -295,8 +295,8 @@ class PlannedWrapper(CopiedWithPlans):
                 launch.out.copy_(copies.out)
 
     def _least_pages(self, k: torch.Tensor) -> int:
-        """Pages that the next cache must have for page ids not to be looked at again, after they were for ``k``. Page ids
-        in the buffers of a graph may change between any two runs."""
+        """Pages that the next cache must have for page ids not to be looked at again, after they were for ``k``. In
+        buffers of a graph they may change between any two runs."""
         if self._device_kind != "cpu" or not self._is_paged:
             return 0
         return sys.maxsize if self._use_cuda_graph else k.shape[0]
