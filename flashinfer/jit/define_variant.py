@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Optional
 import torch
 
 from .variant_cpp import HELPERS, CppWriter, Typed
-from .variant_expression import Expression, evaluate, parse_function
+from .variant_expression import Expression, evaluate, parse_function, plain_number
 
 __all__ = ["AttentionVariant", "define_variant"]
 
@@ -50,11 +50,13 @@ struct {name} : AttentionVariantBase {{
 _TRANSFORM = """
   REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {{
     const float scaled = float(logits) * float(params.sm_scale);
-    return {text};
+    {text}
   }})
 """
 _MASK = """
-  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {{ return {text}; }})
+  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {{
+    {text}
+  }})
 """
 
 
@@ -134,8 +136,8 @@ class _Hook:
                 )
             self.extra[parameter.name] = parameter
 
-    def cpp(self, kinds: Mapping[str, str]) -> str:
-        """C++ of the result, for run-time parameters of these kinds."""
+    def cpp(self, kinds: Mapping[str, str], condition: str = "") -> str:
+        """C++ that returns the result, for run-time parameters of these kinds; ``condition`` comes before it."""
         texts = {
             "logit": Typed("scaled", "float"),
             "q_idx": Typed("int32_t(qo_idx)", "int"),
@@ -147,7 +149,8 @@ class _Hook:
         typed = writer.write(self.tree)
         if (typed.kind == "bool") != (self.result == "bool"):
             writer.refuse("the result", typed.kind, "a truth value" if self.result == "bool" else "a number")
-        return typed.text if self.result == "bool" else typed.as_float()
+        result = typed.text if self.result == "bool" else typed.as_float()
+        return "\n    ".join([*writer.statements, f"return {condition}{result};"])
 
     def evaluate(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return evaluate(self.tree, {**values, **{name: values[role] for name, role in self.leading.items()}})
@@ -169,7 +172,8 @@ class AttentionVariant:
     def _declared_kind(parameter: inspect.Parameter) -> Optional[str]:
         kinds = (bool, int, float)
         annotated = [kind.__name__ for kind in kinds if parameter.annotation in (kind, kind.__name__)]
-        return next(iter(annotated + [kind.__name__ for kind in kinds if type(parameter.default) is kind]), None)
+        default = plain_number(parameter.default)
+        return next(iter(annotated + [kind.__name__ for kind in kinds if type(default) is kind]), None)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -178,6 +182,9 @@ class AttentionVariant:
 
     def source(self, **kinds: str) -> str:
         """C++ of the variant struct. ``kinds`` says ``"int"``, ``"float"`` or ``"bool"`` for each parameter."""
+        for name in self._extra:
+            if kinds.get(name) not in _SCALARS:
+                raise ValueError(f"source: {name} is {kinds.get(name)!r}, expected 'int', 'float' or 'bool'")
         return self._source(tuple(kinds[name] for name in self._extra))
 
     def _write(self, kinds: tuple[str, ...]) -> str:
@@ -186,10 +193,9 @@ class AttentionVariant:
         if self._logits is not None:
             hooks, scale = _TRANSFORM.format(text=self._logits.cpp(of)), "math::log2e"
         if self._mask is not None:
-            text = self._mask.cpp(of)
             # The diagonal is part of the mask: a mask that is always asked runs in CUSTOM mode.
-            diagonal = "(int64_t(kv_idx) + qo_len <= int64_t(qo_idx) + kv_len)"
-            hooks += _MASK.format(text=f"{diagonal} && {text}" if self._causal else text)
+            diagonal = "int64_t(kv_idx) + qo_len <= int64_t(qo_idx) + kv_len && "
+            hooks += _MASK.format(text=self._mask.cpp(of, diagonal if self._causal else ""))
         return _STRUCT.format(name="DefinedVariant", scale=scale, helpers=HELPERS, hooks=hooks)
 
     def _arguments(self, given: Mapping[str, Any]) -> tuple[tuple[str, ...], list[Any]]:
@@ -199,7 +205,7 @@ class AttentionVariant:
             raise TypeError(f"run: unknown argument {unknown[0]}, expected {', '.join(self._extra) or 'none'}")
         kinds, values = [], []
         for name, parameter in self._extra.items():
-            value = given.get(name, parameter.default)
+            value = plain_number(given.get(name, parameter.default))
             if value is parameter.empty:
                 raise TypeError(f"run: {name} is missing, expected a number (the variant's functions use it)")
             kind = self._declared_kind(parameter) or type(value).__name__

@@ -4,6 +4,9 @@
 Indices, lengths and run-time parameters are 32-bit. Sums and products of them are 64-bit, so that no window or stride
 that a caller may pass overflows; quotients and remainders stay 32-bit where both operands are, because a GPU divides 64
 bits in software. Fractions are float.
+
+A node with several parents is a local of the C++ too: the text is as long as the function, not as its paths. Locals are
+computed before any condition is looked at, so integers divided by 0 are 0.
 """
 
 from __future__ import annotations
@@ -20,16 +23,30 @@ __all__ = ["HELPERS", "CppWriter", "Typed"]
 HELPERS = """
   template <typename T>
   static FLASHINFER_HD T FloorDivide(T a, T b) {
+    if (b == 0) return 0;
     const T quotient = a / b;
     return quotient - T(quotient * b != a && (a < 0) != (b < 0));
   }
-  static FLASHINFER_HD float FloorDivide(float a, float b) { return ::floorf(a / b); }
+  static FLASHINFER_HD float FloorDivide(float a, float b) {
+    const float quotient = (a - ::fmodf(a, b)) / b;
+    const float below = ::floorf(quotient);
+    const float nearest = quotient - below > 0.5f ? below + 1.f : below;
+    return nearest - float(NeedsStep(::fmodf(a, b), b));
+  }
   template <typename T>
   static FLASHINFER_HD T FloorModulo(T a, T b) {
+    if (b == 0) return 0;
     const T rest = a % b;
-    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+    return NeedsStep(rest, b) ? rest + b : rest;
   }
-  static FLASHINFER_HD float FloorModulo(float a, float b) { return a - ::floorf(a / b) * b; }
+  static FLASHINFER_HD float FloorModulo(float a, float b) {
+    const float rest = ::fmodf(a, b);
+    return NeedsStep(rest, b) ? rest + b : rest;
+  }
+  template <typename T>
+  static FLASHINFER_HD bool NeedsStep(T rest, T b) {
+    return rest != 0 && (rest < 0) != (b < 0);
+  }
   template <typename T>
   static FLASHINFER_HD T Absolute(T a) {
     return a < 0 ? -a : a;
@@ -58,6 +75,10 @@ class Typed:
     kind: str
     wide: bool = False
 
+    @property
+    def type(self) -> str:
+        return ("int64_t" if self.wide else "int32_t") if self.kind == "int" else self.kind
+
     def as_float(self) -> str:
         return self.text if self.kind == "float" else f"float({self.text})"
 
@@ -65,21 +86,50 @@ class Typed:
         return f"int64_t({self.text})" if wide and not self.wide else self.text
 
 
+def shared_nodes(tree: Expression) -> set[int]:
+    """Identities of the nodes below ``tree`` that have several parents."""
+    seen, shared, ahead = {id(tree)}, set(), [tree]
+    while ahead:
+        for operand in ahead.pop().operands:
+            if id(operand) in seen:
+                shared.add(id(operand))
+            else:
+                seen.add(id(operand))
+                ahead.append(operand)
+    return shared
+
+
 class CppWriter:
-    """Writes trees over ``names``. ``where`` begins the messages."""
+    """Writes trees over ``names``. ``where`` begins the messages; ``statements`` define what the last one refers to."""
 
     def __init__(self, names: Mapping[str, Typed], where: str) -> None:
         self.names, self.where = names, where
+        self.statements: list[str] = []
+        self.shared: set[int] = set()
+        self.locals: dict[int, Typed] = {}
 
     def refuse(self, what: str, found: str, expected: str) -> NoReturn:
         raise TypeError(f"{self.where}: {what} is {_ARTICLES[found]}, expected {expected}")
 
     def write(self, tree: Expression) -> Typed:
+        self.shared, self.statements, self.locals = shared_nodes(tree), [], {}
+        return self.node(tree)
+
+    def node(self, tree: Expression) -> Typed:
         if tree.op == "name":
             return self.names[tree.value]
         if tree.op == "constant":
             return self.constant(tree.value)
-        operands = [self.write(operand) for operand in tree.operands]
+        if id(tree) not in self.shared:
+            return self.operation(tree, [self.node(operand) for operand in tree.operands])
+        if id(tree) not in self.locals:
+            value = self.operation(tree, [self.node(operand) for operand in tree.operands])
+            name = f"local_{len(self.locals)}"
+            self.statements.append(f"const {value.type} {name} = {value.text};")
+            self.locals[id(tree)] = Typed(name, value.kind, value.wide)
+        return self.locals[id(tree)]
+
+    def operation(self, tree: Expression, operands: list[Typed]) -> Typed:
         if tree.op in ("and", "or", "not", "if"):
             return self.logic(tree.op, operands)
         if tree.op in ("bool", "int", "float"):
@@ -116,7 +166,7 @@ class CppWriter:
             if operand.kind != "bool":
                 self.refuse("a condition" if op == "if" else f"an operand of `{op}`", operand.kind, "a truth value")
         if op == "not":
-            return Typed(f"!{operands[0].text}", "bool")
+            return Typed(f"(!{operands[0].text})", "bool")
         if op != "if":
             return Typed(f"({operands[0].text} {'&&' if op == 'and' else '||'} {operands[1].text})", "bool")
         condition, taken, other = operands
@@ -137,11 +187,11 @@ class CppWriter:
         kinds = {x.kind for x in operands}
         if kinds == {"bool"} and op in ("&", "|", "^"):
             return Typed(f"({operands[0].text} {op} {operands[1].text})", "bool")
+        if kinds == {"bool", "int"} and op in ("&", "|", "^"):
+            self.refuse(f"one operand of `{op}`", "bool", "an integer as on the other side")
         if kinds != {"int"}:
             found = "float" if "float" in kinds else "bool"
-            self.refuse(
-                f"an operand of `{op}`", found, "an integer" if op in ("~", "<<", ">>") else "integers or truth values"
-            )
+            self.refuse(f"an operand of `{op}`", found, "an integer")
         wide = op in ("<<", "~") or any(x.wide for x in operands)
         texts = [x.as_int(wide) for x in operands]
         return Typed(f"(~{texts[0]})" if op == "~" else f"({texts[0]} {op} {texts[1]})", "int", wide)
@@ -186,5 +236,7 @@ class CppWriter:
                 raise ValueError(
                     f"{self.where}: `**` of integers is not supported unless the exponent is one of 0 to 8"
                 )
-            return Typed(f"({' * '.join([a.as_int(True)] * n) or 'int64_t(1)'})", "int", True)
+            if n < 2:  # in parentheses, a cast alone in front of `*` reads as a type
+                return Typed(a.as_int(True) if n else "int64_t(1)", "int", True)
+            return Typed(f"({' * '.join([a.as_int(True)] * n)})", "int", True)
         return Typed(f"::powf({a.as_float()}, {b.as_float()})", "float")

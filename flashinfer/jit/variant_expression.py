@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Mapping, NoReturn, Optional, Sequence
+from numbers import Integral, Real
+from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence
 
+import numpy as np
 import torch
 
-__all__ = ["Expression", "evaluate", "parse_function"]
+__all__ = ["Expression", "evaluate", "parse_function", "plain_number"]
+
+_MOST_PATHS = 1000
 
 _BINARY = {
     ast.Add: "+",
@@ -59,6 +64,7 @@ _WORDS = {
     ast.While: "a while loop",
     ast.With: "a with block",
     ast.Try: "a try block",
+    ast.Assign: "an assignment to other than one name",
     ast.AugAssign: "an augmented assignment",
     ast.Subscript: "indexing",
     ast.Lambda: "a lambda",
@@ -78,16 +84,14 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Expression:
-    """A node: ``op`` is an operator, the name of a function, ``if``, ``name`` or ``constant``."""
+    """A node: ``op`` is an operator, the name of a function, ``if``, ``name`` or ``constant``.
+
+    A local that is used twice is one node with two parents: walk over nodes, not over paths to them.
+    """
 
     op: str
     operands: tuple[Expression, ...] = ()
     value: Any = None
-
-    def walk(self) -> Iterator[Expression]:
-        yield self
-        for operand in self.operands:
-            yield from operand.walk()
 
 
 def parse_function(function: Callable[..., Any], op: str) -> Expression:
@@ -104,13 +108,28 @@ def parse_function(function: Callable[..., Any], op: str) -> Expression:
     """
     if not inspect.isfunction(function):
         raise TypeError(f"{op}: function is {type(function).__name__}, expected a Python function")
-    return _Parser(function, op).parse()
+    try:
+        return _Parser(function, op).parse()
+    except RecursionError:
+        raise ValueError(
+            f"{op}: {function.__name__}: expressions nested as deeply as here are not supported in a variant"
+        ) from None
+
+
+def plain_number(value: Any) -> Any:
+    """A number of numpy, an enumeration or the like as one of Python; anything else as it is."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 class _Parser:
     def __init__(self, function: Any, op: str) -> None:
         self.function, self.op = function, op
         self.parameters = list(inspect.signature(function).parameters)
+        self.paths = 0
         outer = inspect.getclosurevars(function)
         self.outer: dict[str, Any] = {**vars(builtins), **function.__globals__, **outer.nonlocals}
 
@@ -149,24 +168,41 @@ class _Parser:
 
     def block(self, body: Sequence[ast.stmt], names: Mapping[str, Expression]) -> Expression:
         """What a list of statements returns."""
-        if not body:
-            self.refuse(ast.Pass(), "a path that ends without return")
-        first, rest = body[0], body[1:]
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-            return self.block(rest, names)  # docstring
-        if isinstance(first, ast.Return):
-            if first.value is None:
-                self.refuse(first, "return without a value")
-            return self.expression(first.value, names)
-        if isinstance(first, ast.Assign) and len(first.targets) == 1 and isinstance(first.targets[0], ast.Name):
-            return self.block(rest, {**names, first.targets[0].id: self.expression(first.value, names)})
-        if isinstance(first, ast.AnnAssign) and isinstance(first.target, ast.Name) and first.value is not None:
-            return self.block(rest, {**names, first.target.id: self.expression(first.value, names)})
-        if isinstance(first, ast.If):
-            condition = self.expression(first.test, names)
-            taken = self.block([*first.body, *rest], names)
-            return Expression("if", (condition, taken, self.block([*first.orelse, *rest], names)))
-        self.refuse(first)
+        self.paths += 1
+        if self.paths > _MOST_PATHS:
+            self.refuse(ast.Pass(), f"a choice of more than {_MOST_PATHS} paths to a return")
+        for i, statement in enumerate(body):
+            if isinstance(statement, ast.Return):
+                if statement.value is None:
+                    self.refuse(statement, "return without a value")
+                return self.expression(statement.value, names)
+            if isinstance(statement, ast.If) and _returns(statement):
+                condition, rest = self.expression(statement.test, names), body[i + 1 :]
+                taken = self.block([*statement.body, *rest], names)
+                return Expression("if", (condition, taken, self.block([*statement.orelse, *rest], names)))
+            names = self.assigned(statement, names)
+        self.refuse(ast.Pass(), "a path that ends without return")
+
+    def assigned(self, statement: ast.stmt, names: Mapping[str, Expression]) -> Mapping[str, Expression]:
+        """``names`` after a statement that does not return."""
+        match statement:
+            case ast.Expr(value=ast.Constant(value=str())):  # docstring
+                return names
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                return {**names, name: self.expression(value, names)}
+        if not isinstance(statement, ast.If):
+            self.refuse(statement)
+        condition = self.expression(statement.test, names)
+        taken = functools.reduce(lambda known, x: self.assigned(x, known), statement.body, names)
+        other = functools.reduce(lambda known, x: self.assigned(x, known), statement.orelse, names)
+        return {
+            name: value if value is other[name] else Expression("if", (condition, value, other[name]))
+            for name, value in taken.items()
+            if name in other
+        }
 
     def expression(self, node: ast.expr, names: Mapping[str, Expression]) -> Expression:
         if isinstance(node, ast.Constant):
@@ -217,6 +253,8 @@ class _Parser:
     def outside(self, node: ast.expr) -> Any:
         """A value that the function finds in a closure, a module or among the builtins."""
         if isinstance(node, ast.Name):
+            if node.id in self.function.__code__.co_varnames:
+                self.refuse(node, f"the name {node.id}, which has no value on a path to here,")
             if node.id not in self.outer:
                 self.refuse(node, f"the name {node.id}, which is unknown here,")
             return self.outer[node.id]
@@ -227,9 +265,14 @@ class _Parser:
         self.refuse(node, f"the attribute {ast.unparse(node)}")
 
     def constant(self, node: ast.AST, value: Any) -> Expression:
-        if not isinstance(value, (bool, int, float)):
+        number = plain_number(value)
+        if not isinstance(number, (bool, int, float)):
             self.refuse(node, f"a value of type {type(value).__name__}")
-        return Expression("constant", value=value)
+        return Expression("constant", value=number)
+
+
+def _returns(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Return) for node in ast.walk(statement))
 
 
 def _first_line(node: ast.FunctionDef) -> int:
@@ -237,7 +280,18 @@ def _first_line(node: ast.FunctionDef) -> int:
 
 
 def _floor_divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.div(a, b, rounding_mode="floor")
+    return _unless_zero(lambda x, y: torch.div(x, y, rounding_mode="floor"), a, b)
+
+
+def _remainder(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return _unless_zero(torch.remainder, a, b)
+
+
+def _unless_zero(divide: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Integers divided by 0 are 0: torch computes the sides of a condition that are not taken, too."""
+    if a.is_floating_point() or b.is_floating_point():
+        return divide(a, b)
+    return divide(a, b.masked_fill(b == 0, 1)).masked_fill(b == 0, 0)
 
 
 _TORCH: dict[str, Callable[..., torch.Tensor]] = {
@@ -246,7 +300,7 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "*": torch.mul,
     "/": torch.true_divide,
     "//": _floor_divide,
-    "%": torch.remainder,
+    "%": _remainder,
     "**": torch.pow,
     "&": torch.bitwise_and,
     "|": torch.bitwise_or,
@@ -281,9 +335,16 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
 
 def evaluate(tree: Expression, names: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The value of ``tree`` for tensors that broadcast; integers are int64, fractions float32."""
-    if tree.op == "name":
-        return names[tree.value]
-    if tree.op == "constant":
-        dtype = {bool: torch.bool, int: torch.int64, float: torch.float32}[type(tree.value)]
-        return torch.tensor(tree.value, dtype=dtype, device="cpu")  # a CPU scalar goes with tensors of any device
-    return _TORCH[tree.op](*(evaluate(operand, names) for operand in tree.operands))
+    known: dict[int, torch.Tensor] = {}
+
+    def value(node: Expression) -> torch.Tensor:
+        if node.op == "name":
+            return names[node.value]
+        if node.op == "constant":
+            dtype = {bool: torch.bool, int: torch.int64, float: torch.float32}[type(node.value)]
+            return torch.tensor(node.value, dtype=dtype, device="cpu")  # a CPU scalar goes with tensors of any device
+        if id(node) not in known:
+            known[id(node)] = _TORCH[node.op](*[value(operand) for operand in node.operands])
+        return known[id(node)]
+
+    return value(tree)

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from flashinfer.jit.define_variant import define_variant
 from flashinfer.jit.variant_expression import evaluate, parse_function
 
 PAGE = 7
+WIDE, HALF, FLAG = np.int64(4), np.float64(0.5), np.bool_(True)
 LENGTHS = (9, 13)  # qo_len, kv_len
 
 
@@ -47,6 +50,54 @@ def assigned_in_a_branch(q_idx, kv_idx):
     return kv_idx < limit
 
 
+def many_locals(q_idx, kv_idx):
+    a = q_idx + kv_idx
+    b = a * 3 % 11 + a
+    c = b * 3 % 11 + b
+    d = c * 3 % 11 + c
+    e = d * 3 % 11 + d
+    f = e * 3 % 11 + e
+    g = f * 3 % 11 + f
+    h = g * 3 % 11 + g
+    i = h * 3 % 11 + h
+    j = i * 3 % 11 + i
+    return (j * 3 % 11 + j) % 3 == 1
+
+
+def many_branches(q, kv):
+    n = 0
+    if q > 0:
+        n = n + 1
+    if q > 1:
+        n = n + 1
+    if q > 2:
+        n = n + 1
+    else:
+        n = n + 2
+    if q > 4:
+        n = n + 1
+    if q > 6:
+        n = n + 1
+    if kv > 1:
+        n = n + 1
+    if kv > 2:
+        n = n + 1
+    if kv > 5:
+        n = n + 1
+        if kv > 7:
+            n = 0
+    if kv > 9:
+        return n > 3
+    return n % 2 == 0
+
+
+def guarded_local(q, kv):
+    if kv == 0:
+        return True
+    rest = q % kv
+    return rest > 1 and rest < 4
+
+
 MASKS = {
     "sliding": (sliding, {"window_size": 4}),
     "huge window": (sliding, {"window_size": 2**31 - 1}),
@@ -73,6 +124,16 @@ MASKS = {
     "constants": (lambda q, k: True if q < 3 else k * 10000000000 > 30000000000, {}),
     "numbers chosen": (lambda q, k: (q if q > k else 0.5 * k) > 3, {}),
     "equal truths": (lambda q, k: (q > 2) == (k > 4), {}),
+    "truth of nothing": (lambda q, k: (not q > 2) == bool(0), {}),
+    "first power": (lambda q, k: q**1 * (k - 3) > 7, {}),
+    "exact float floor": (lambda q, k: (q + 1.0) // 0.125 + 1.0 // 0.1 == 9.0 + 8 * (q + 1) and k > 3, {}),
+    "float modulo of infinity": (lambda q, k: (q - k + 0.0) % math.inf <= 2.0, {}),
+    "many locals": (many_locals, {}),
+    "many branches": (many_branches, {}),
+    "guarded local": (guarded_local, {}),
+    "guarded parameter": (lambda q, k, n: (n != 0 and q % n == 0) or k == 2, {"n": 0}),
+    "guarded side": (lambda q, k: q // k > 1 if k > 0 else q > 2, {}),
+    "numbers of numpy": (lambda q, k: q - k < WIDE and q > HALF and FLAG, {}),
 }  # fmt: skip
 
 
@@ -188,6 +249,17 @@ def torch_object(q, k):
     return q > torch.pi.real
 
 
+def two_names(q, k):
+    a, b = q, k
+    return a > b
+
+
+def one_path_only(q, k):
+    if q > 2:
+        PAGE = 3
+    return k < PAGE
+
+
 def method(q, k):
     return q.bit_length() > k
 
@@ -201,6 +273,9 @@ REFUSED = {
     "name": (unknown_name, ValueError, "the name undefined_thing, which is unknown here, is not supported"),
     "star": (star, ValueError, r"\*rest is not supported"),
     "attribute": (torch_object, ValueError, "the attribute torch.pi.real is not supported"),
+    "two names": (two_names, ValueError, r"line \d+: an assignment to other than one name is not supported"),
+    "one path only": (one_path_only, ValueError, "the name PAGE, which has no value on a path to here, is"),
+    "mixed bits": (lambda q, k: (q > k) & k > 1, TypeError, "one operand of `&` is a truth value, expected an"),
     "in": (lambda q, k: q in (1, k), ValueError, "Tuple is not supported"),
     "is": (lambda q, k: q is k, ValueError, "`is` is not supported"),
     "string": (lambda q, k: q == "k", ValueError, "a value of type str is not supported"),
@@ -270,6 +345,29 @@ def test_an_annotation_counts_more_than_a_default():
     variant = define_variant(mask_fn=with_both)
     assert variant.source(ratio="float") == variant._source(variant._arguments({})[0])
     variant.reference(q, q, q, ratio=0.5)
+
+
+def test_texts_are_as_long_as_functions_and_paths_are_counted(tmp_path, monkeypatch):
+    assert len(define_variant(mask_fn=many_locals).source()) < 4000
+    paths = "".join(f"    if q > {i}:\n        if k > {i}:\n            return True\n" for i in range(12))
+    terms = " + ".join(["q"] * 1500)
+    text = f"def paths(q, k):\n{paths}    return False\n\n\ndef deep(q, k):\n    return {terms} > k\n"
+    (tmp_path / "long_functions.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("long_functions")
+    with pytest.raises(ValueError, match="paths: a choice of more than 1000 paths to a return is not supported"):
+        define_variant(mask_fn=module.paths)
+    with pytest.raises(ValueError, match="deep: expressions nested as deeply as here are not supported"):
+        define_variant(mask_fn=module.deep)
+
+
+def test_kinds_and_numbers_of_numpy():
+    q = torch.randn(3, 1, 16)
+    variant = define_variant(mask_fn=lambda q, k, n: q > k - n)
+    assert torch.equal(variant.reference(q, q, q, n=np.int32(2)), variant.reference(q, q, q, n=2))
+    for kinds, found in (({}, "None"), ({"n": "int64"}, "'int64'")):
+        with pytest.raises(ValueError, match=f"source: n is {found}, expected 'int', 'float' or 'bool'"):
+            variant.source(**kinds)
 
 
 def test_the_text_depends_on_the_functions_only():
