@@ -11,6 +11,8 @@ in the HND layout whose pages are as long as the sequences, so attention reads i
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
 from typing import Any, Callable, Optional
 
@@ -100,12 +102,25 @@ class _PlannedAttention:
 
 def _as_rows(mask: torch.Tensor, batch: int, q_len: int, kv_len: int) -> torch.Tensor:
     """The mask of ``transformers`` in the form of ours: of each request ``q_len`` rows of ``kv_len``, all flat."""
-    if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1:
+    seen = _seen(mask)
+    fits = mask.ndim == 4 and mask.shape[:2] in ((1, 1), (batch, 1)) and mask.shape[2] in (1, q_len)
+    if seen is None or not fits or 1 < mask.shape[3] < kv_len:
         raise ArgumentError(
             f"{_OP}: attention_mask has dtype {mask.dtype} and shape {tuple(mask.shape)}, expected torch.bool and "
-            f"({batch}, 1, {q_len}, {kv_len}) (one mask for all heads, True where a query sees a key)"
+            f"({batch}, 1, {q_len}, {kv_len}) (one mask for all heads, True where a query sees a key; or numbers to "
+            "add that are 0 there and elsewhere the lowest of a float type)"
         )
-    return mask[:, 0, :, :kv_len].expand(batch, q_len, kv_len).reshape(-1)
+    return seen[:, 0, :, :kv_len].expand(batch, q_len, kv_len).reshape(-1)
+
+
+def _seen(mask: torch.Tensor) -> Optional[torch.Tensor]:
+    """True where a query sees a key. None if the mask says more than that."""
+    if mask.dtype == torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        return None
+    seen, hidden = mask == 0, mask <= torch.finfo(mask.dtype).min
+    return seen if bool((seen | hidden).all()) else None
 
 
 class _Plans(threading.local):
@@ -142,8 +157,9 @@ def attention(
     key, value : torch.Tensor
         ``(batch, num_kv_heads, kv_len, head_dim)``; heads are not repeated, any strides but the last.
     attention_mask : Optional[torch.Tensor]
-        bool ``(batch, 1, q_len, kv_len)``, True where a query sees a key; windows and padding are in it. None where
-        causality is all there is, or nothing.
+        bool ``(batch, 1, q_len, kv_len)``, True where a query sees a key; windows and padding are in it. Masks that are
+        added, 0 and the lowest number of their type, are taken for that. None where causality is all there is, or
+        nothing.
     dropout : float
         0.
     scaling : Optional[float]
@@ -156,7 +172,7 @@ def attention(
         ``(num_qo_heads,)`` attention sinks: logits that add to the denominator of the softmax.
     **kwargs
         What ``transformers`` tells every implementation. ``sliding_window`` is in the mask already; ``position_bias``
-        is refused.
+        is refused, and so is ``cu_seq_lens_q`` without a mask.
 
     Returns
     -------
@@ -164,7 +180,7 @@ def attention(
         ``(batch, q_len, num_qo_heads, head_dim)``, and no attention weights: they never exist. A query that sees no
         key has output 0.
     """
-    _refuse_what_is_missing(query, dropout, kwargs)
+    _refuse_what_is_missing((query, key, value, s_aux), attention_mask, dropout, kwargs)
     q_len, kv_len = query.shape[2], key.shape[2]
     causal = (
         attention_mask is None
@@ -183,43 +199,97 @@ def attention(
     return out, None
 
 
-def _refuse_what_is_missing(query: torch.Tensor, dropout: float, kwargs: dict[str, Any]) -> None:
+def _refuse_what_is_missing(
+    tensors: tuple[Optional[torch.Tensor], ...],
+    attention_mask: Optional[torch.Tensor],
+    dropout: float,
+    kwargs: dict[str, Any],
+) -> None:
     if dropout:
         raise ArgumentError(f"{_OP}: dropout is {dropout}, expected 0 (call model.eval(): this is for inference)")
-    if query.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(f"{_OP}: query requires a gradient, expected torch.no_grad() (this is for inference)")
+    if torch.is_grad_enabled():
+        for name, tensor in zip(("query", "key", "value", "s_aux"), tensors, strict=True):
+            if tensor is not None and tensor.requires_grad:
+                raise ArgumentError(
+                    f"{_OP}: {name} requires a gradient, expected torch.no_grad() (this is for inference)"
+                )
     if kwargs.get("position_bias") is not None:
         raise ArgumentError(f"{_OP}: position_bias is given, expected None (attn_implementation='eager' has it)")
+    packed = kwargs.get("cu_seq_lens_q")
+    if packed is not None and attention_mask is None and len(packed) > 2:
+        raise ArgumentError(
+            f"{_OP}: cu_seq_lens_q is of {len(packed) - 1} sequences and there is no mask, expected position_ids that "
+            "start again with each (transformers makes the mask of packed sequences from them)"
+        )
+
+
+_names: set[str] = set()  #: that we are registered under
 
 
 def register(name: str = "flashinfer") -> None:
     """Make ``attn_implementation=name`` known to ``transformers``. Calling it again changes nothing.
 
+    ``transformers`` takes every name with "flash" in it for the package flash-attn and calls it differently; from here
+    on, ours are not taken for it. Models whose attention does not go through the interface refuse our name.
+
     Parameters
     ----------
     name : str
-        What models will call it. gpt-oss takes every name with "flash" in it for a kernel of its own: choose another.
+        What models will call it.
     """
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface, modeling_utils
+        from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
         from transformers.masking_utils import sdpa_mask
+        from transformers.utils.generic import is_flash_attention_requested
     except ImportError as error:
         raise LibraryError(f"{_OP}: the package transformers is missing or too old, expected release 5") from error
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(
-        name, sdpa_mask
-    )  # None where causality is all there is, else one bool for each pair
-    load = getattr(modeling_utils, "lazy_import_flash_attention", None)
-    if "flash" in name and load is not None and name not in getattr(load, "names_to_skip", ()):
-        modeling_utils.lazy_import_flash_attention = _skipping(load, name)
+    reason = "attention is planned on the host"
+    AttentionInterface.register(name, torch.compiler.disable(attention, reason=reason))
+    # None where causality is all there is, else one bool for each pair
+    AttentionMaskInterface.register(name, sdpa_mask)
+    if not _names:
+        _replace_everywhere(is_flash_attention_requested, _but_for_our_names(is_flash_attention_requested))
+        _refuse_own_attention(PreTrainedModel)
+    _names.add(name)
 
 
-def _skipping(load: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """``load``, but for our name. ``transformers`` takes every name with "flash" in it for a build of that package, and
-    a model that asks for it would fail to load."""
+def _replace_everywhere(old: Callable[..., Any], new: Callable[..., Any]) -> None:
+    """In each module of ``transformers`` that has imported it. Those that are imported later find the new one where it
+    is defined."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("transformers") and vars(module).get(old.__name__) is old:
+            setattr(module, old.__name__, new)
 
-    def lazy_import_flash_attention(implementation: Optional[str], *args: Any, **kwargs: Any) -> Any:
-        return None if implementation == name else load(implementation, *args, **kwargs)
 
-    lazy_import_flash_attention.names_to_skip = (*getattr(load, "names_to_skip", ()), name)  # type: ignore[attr-defined]
-    return lazy_import_flash_attention
+def _but_for_our_names(ask: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(ask)
+    def is_flash_attention_requested(
+        config: Any = None, requested_attention_implementation: Optional[str] = None, *args: Any, **kwargs: Any
+    ) -> bool:
+        requested = requested_attention_implementation if config is None else config._attn_implementation
+        return requested not in _names and ask(config, requested_attention_implementation, *args, **kwargs)
+
+    return is_flash_attention_requested
+
+
+def _refuse_own_attention(models: Any) -> None:
+    """Let the base class of all models say which of them cannot use our names."""
+    choose = models.get_correct_attn_implementation
+
+    @functools.wraps(choose)
+    def get_correct_attn_implementation(model: Any, *args: Any, **kwargs: Any) -> str:
+        chosen = choose(model, *args, **kwargs)
+        if chosen in _names and _has_own_attention(model):
+            raise ArgumentError(
+                f"{_OP}: attn_implementation is {chosen!r}, expected 'eager' or what else {type(model).__name__} has "
+                "(its attention does not go through the interface of transformers)"
+            )
+        return chosen
+
+    models.get_correct_attn_implementation = get_correct_attn_implementation
+
+
+def _has_own_attention(model: Any) -> bool:
+    """Whether masks as we want them would be misread, or layers are chosen from a table that we are not in."""
+    tables = [name for name in vars(sys.modules[type(model).__module__]) if name.endswith("_ATTENTION_CLASSES")]
+    return bool(tables) or not (model._supports_sdpa or model._supports_attention_backend)

@@ -44,6 +44,15 @@ def test_with_a_mask(device):
     assert_close(attention(LAYER, q, k, v, mask)[0], expected(q, k, v, mask))
 
 
+def test_masks_that_are_added(device):
+    q, k, v = qkv(device, 6, 20)
+    mask = torch.rand(2, 1, 6, 20, device=device) < 0.5
+    mask[..., 0] = True
+    for lowest in (torch.finfo(torch.float16).min, float("-inf")):
+        added = torch.where(mask, 0.0, lowest).half()
+        assert_close(attention(LAYER, q, k, v, added)[0], expected(q, k, v, mask))
+
+
 def test_a_mask_of_inference_mode(device, monkeypatch):
     """Which does not count what is written to it: layers of a pass share a plan, another pass makes its own."""
     plans = []
@@ -109,10 +118,24 @@ def test_sinks(device):
     [
         ({"dropout": 0.1}, "dropout is 0.1, expected 0"),
         ({"position_bias": torch.zeros(4)}, "position_bias is given, expected None"),
-        ({"attention_mask": torch.zeros(2, 1, 3, 8)}, "dtype torch.float32 .* expected torch.bool"),
+        ({"cu_seq_lens_q": torch.tensor([0, 2, 3])}, "cu_seq_lens_q is of 2 sequences .* expected position_ids"),
+        ({"attention_mask": torch.ones(2, 1, 3, 8)}, "dtype torch.float32 .* expected torch.bool"),
+        ({"attention_mask": torch.ones(2, 1, 3, 8, dtype=torch.int64)}, "dtype torch.int64 .* expected torch.bool"),
         ({"attention_mask": torch.ones(2, 4, 3, 8, dtype=torch.bool)}, "one mask for all heads"),
+        (
+            {"attention_mask": torch.ones(3, 1, 3, 8, dtype=torch.bool)},
+            r"shape \(3, 1, 3, 8\), expected .*\(2, 1, 3, 8\)",
+        ),
+        (
+            {"attention_mask": torch.ones(2, 1, 2, 8, dtype=torch.bool)},
+            r"shape \(2, 1, 2, 8\), expected .*\(2, 1, 3, 8\)",
+        ),
+        (
+            {"attention_mask": torch.ones(2, 1, 3, 7, dtype=torch.bool)},
+            r"shape \(2, 1, 3, 7\), expected .*\(2, 1, 3, 8\)",
+        ),
     ],
-    ids=["dropout", "bias", "additive mask", "mask per head"],
+    ids=["dropout", "bias", "packed", "numbers to add", "integers", "mask per head", "requests", "queries", "keys"],
 )
 def test_what_is_refused(change, text):
     q, k, v = qkv("cpu", 3, 8)
@@ -120,10 +143,16 @@ def test_what_is_refused(change, text):
         attention(LAYER, q, k, v, **{"attention_mask": None, **change})
 
 
-def test_gradients_are_refused():
+@pytest.mark.parametrize("name", ["query", "key", "value", "s_aux"])
+def test_gradients_are_refused(name):
+    """Of each input: adapters on the values alone leave queries without one."""
     q, k, v = qkv("cpu", 3, 8)
-    with pytest.raises(ValueError, match="query requires a gradient"):
-        attention(LAYER, q.requires_grad_(), k, v, None)
+    tensors = {"query": q, "key": k, "value": v, "s_aux": torch.zeros(4)}
+    tensors[name].requires_grad_()
+    with pytest.raises(ValueError, match=f"{name} requires a gradient"):
+        attention(LAYER, attention_mask=None, **tensors)
+    with torch.no_grad():
+        attention(LAYER, attention_mask=None, **tensors)
 
 
 # Whole models ---------------------------------------------------------------------------------
@@ -156,15 +185,21 @@ EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 #: Its configuration, the implementation to compare with, our name, and more sizes.
 MODELS = {
     "llama": ("LlamaConfig", "sdpa", "flashinfer", {}),
-    "mistral": ("MistralConfig", "sdpa", "flashinfer", {"sliding_window": 8}),
-    "gpt_oss": ("GptOssConfig", "eager", "fi", {"sliding_window": 8, **EXPERTS}),
+    "mistral": ("MistralConfig", "sdpa", "fi", {"sliding_window": 8}),
+    "gpt_oss": ("GptOssConfig", "eager", "flashinfer", {"sliding_window": 8, **EXPERTS}),
+    "llama4": (
+        "Llama4TextConfig",
+        "eager",
+        "flashinfer",
+        {"attention_chunk_size": 8, "intermediate_size_mlp": 192, **EXPERTS},
+    ),
 }
 
 
 @pytest.fixture(params=MODELS)
 def pair(request, transformers, tmp_path):
     """A model with torch's attention, and the same one from its checkpoint with ours: plain, with a window, with sinks
-    and windows in every other layer."""
+    and windows in every other layer, with keys in chunks."""
     config, implementation, name, options = MODELS[request.param]
     torch.manual_seed(0)
     auto = transformers.AutoModelForCausalLM
@@ -209,3 +244,40 @@ def test_layers_share_a_plan(pair, monkeypatch):
     ours = pair[1]
     ours(**left_padded([5, 9]))
     assert len(plans) == len(set(getattr(ours.config, "layer_types", None) or ["one kind"]))
+
+
+@torch.no_grad()
+def test_images_of_a_batch(transformers):
+    """Vision towers pack images one after the other: no patch sees another image."""
+    sizes = {"depth": 2, "embed_dim": 128, "hidden_size": 128, "num_heads": 4, "patch_size": 8, "mlp_ratio": 2}
+    made = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(**sizes)
+    tower = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel
+    ours = tower._from_config(made, attn_implementation="flashinfer").eval()
+    patches, grid = torch.randn(40, 3 * 2 * 8 * 8), torch.tensor([[1, 4, 4], [1, 6, 4]])
+    together = ours(patches, grid_thw=grid).pooler_output
+    apart = [ours(patches[:16], grid_thw=grid[:1]).pooler_output, ours(patches[16:], grid_thw=grid[1:]).pooler_output]
+    assert_close(together, torch.cat(apart), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Bloom", "Falcon"])
+def test_models_with_attention_of_their_own_are_refused(transformers, family):
+    """Which misread our masks, or do not know our name."""
+    made = getattr(transformers, f"{family}Config")(vocab_size=256, hidden_size=64, n_layer=1, n_head=2)
+    with pytest.raises(ValueError, match=f"is 'flashinfer', expected 'eager' or what else {family}ForCausalLM has"):
+        transformers.AutoModelForCausalLM.from_config(made, attn_implementation="flashinfer")
+
+
+@torch.no_grad()
+def test_torch_compile(transformers):
+    """A graph ends at each attention and goes on behind it."""
+    ours = transformers.AutoModelForCausalLM.from_config(
+        transformers.LlamaConfig(**SIZES), attn_implementation="flashinfer"
+    ).eval()
+    compiled = torch.compile(ours, backend="aot_eager")
+    for lengths in ([7, 7], [9, 4]):
+        batch = left_padded(lengths)
+        assert_close(compiled(**batch, use_cache=False).logits, ours(**batch, use_cache=False).logits)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="attention is planned on the host"):
+        torch.compile(ours, backend="aot_eager", fullgraph=True)(**batch, use_cache=False)
+    torch.compiler.reset()
