@@ -12,6 +12,7 @@ from ..errors import ArgumentError
 
 __all__ = ["JitArguments", "prepare_jit_additional_args"]
 
+_FRACTIONS = ("float", "double")
 _SCALAR_TYPES = 10  # where they are in jit_args; the name of the variant and its text follow
 
 
@@ -48,6 +49,7 @@ class JitArguments:
             )
         self.head_dim_vo = int(jit_args[6])
         self.tensors = list(jit_args[7])
+        self._tensor_types = dict(zip(self.tensors, jit_args[8], strict=False))
         self.scalars = list(jit_args[9])
         self._scalar_types = list(jit_args[_SCALAR_TYPES])
         self._known = frozenset(known_tensors)
@@ -62,6 +64,7 @@ class JitArguments:
             if name not in self._known:
                 given = len(rest) > 0 and (rest[0] is None or isinstance(rest[0], torch.Tensor))
                 tensors.append(rest.pop(0) if given else None)
+                self._check_tensor(op, name, tensors[-1])
         self._check_scalars(op, rest)
         if logit_scale != 1.0:
             rest = [x * logit_scale if name == "sm_scale" else x for name, x in zip(self.scalars, rest, strict=False)]
@@ -77,9 +80,25 @@ class JitArguments:
                 f"{op}.run: {len(given)} positional arguments after the tensors, expected at most {len(self.scalars)} "
                 f"({', '.join(self.scalars) or 'the variant declares no scalars'})"
             )
-        for name, x in zip(self.scalars, given, strict=False):
+        for name, kind, x in zip(self.scalars, self._scalar_types, given, strict=False):
             if not isinstance(x, (float, int, Real)):  # the first two are what torch.compile knows
                 raise TypeError(f"{op}.run: {name} is a {type(x).__name__}, expected a number")
+            if kind not in _FRACTIONS:
+                self._check_integer(f"{op}.run: {name}", kind, x)
+
+    @staticmethod
+    def _check_integer(what: str, kind: str, x: Any) -> None:
+        if not isinstance(x, int) and x % 1 != 0:  # infinity has no remainder
+            raise TypeError(f"{what} is {x}, expected an integer ({kind})")
+        bits = 32 if "32" in kind else 64
+        if not -(2 ** (bits - 1)) <= x < 2 ** (bits if bits == 32 else 63):  # of 32 bits, with or without a sign
+            raise ArgumentError(f"{what} is {x}, expected {bits} bits at most")
+
+    def _check_tensor(self, op: str, name: str, x: Optional[torch.Tensor]) -> None:
+        """Kernels read the memory as the type declared; its size they check themselves."""
+        kind = self._tensor_types.get(name)
+        if x is not None and x.dtype.itemsize > 2 and x.dtype.is_floating_point != (kind in _FRACTIONS):
+            raise TypeError(f"{op}.run: {name} is {x.dtype}, expected {kind} (as declared)")
 
     def all_tensors(
         self, given: Sequence[Optional[torch.Tensor]], known: Mapping[str, Optional[torch.Tensor]]
@@ -90,5 +109,5 @@ class JitArguments:
 
     def typed(self, scalars: Sequence[float]) -> list[Any]:
         """Numbers as declared: what passed through a compiled graph has become floats."""
-        kinds = [*self._scalar_types, *([""] * len(scalars))]
-        return [int(x) if "int" in kind else x for x, kind in zip(scalars, kinds, strict=False)]
+        kinds = [*self._scalar_types, *(["double"] * len(scalars))]
+        return [x if kind in _FRACTIONS else int(x) for x, kind in zip(scalars, kinds, strict=False)]

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
 from ..ops import register_custom_op
+from ..wrapping import compiler, is_traced, traced_as_constant
 from .modules import get_single_decode_module, get_single_prefill_module
 from .options import ALIBI, alibi_slopes
 from .records import aligned, is_misaligned
 
-__all__ = ["SINGLE_KERNEL_TMP_SIZE", "scratch", "single_decode", "single_prefill"]
+__all__ = ["SINGLE_KERNEL_TMP_SIZE", "run_module", "scratch", "single_decode", "single_prefill"]
 
 SINGLE_KERNEL_TMP_SIZE = 32 << 20
 
@@ -120,3 +121,68 @@ def single_prefill(
         entry(*args)
     except RuntimeError as error:
         _launch_on_copies(error, entry, args)
+
+
+_modules: dict[int, Any] = {}  #: that compiled graphs call
+
+
+@traced_as_constant
+def _handle_of(module: Any) -> int:
+    _modules[id(module)] = module
+    return id(module)
+
+
+def run_module(
+    module: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: Optional[torch.Tensor],
+    codes: Sequence[int],
+    args: Sequence[Any],
+) -> None:
+    """Launch a module of a variant: ``codes`` are what it takes before ``args``, the tensors and numbers declared."""
+    if not (is_traced() or compiler._is_compiling_flag):
+        _launch_module(module, q, k, v, out, lse, codes, args)
+        return
+    tensors = [x for x in args if x is None or isinstance(x, torch.Tensor)]
+    numbers = args[len(tensors) :]
+    integers = [isinstance(x, int) for x in numbers]
+    _run_jit_module(
+        _handle_of(module), q, k, v, out, lse, list(codes), tensors, [float(x) for x in numbers], integers
+    )  # fmt: skip
+
+
+@register_custom_op("flashinfer::run_jit_module", mutates_args=("out", "lse"))
+def _run_jit_module(
+    handle: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: Optional[torch.Tensor],
+    codes: list[int],
+    tensors: list[Optional[torch.Tensor]],
+    numbers: list[float],
+    integers: list[bool],
+) -> None:
+    scalars = [int(x) if is_integer else x for x, is_integer in zip(numbers, integers, strict=True)]
+    _launch_module(_modules[handle], q, k, v, out, lse, codes, [*tensors, *scalars])
+
+
+def _launch_module(
+    module: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: Optional[torch.Tensor],
+    codes: Sequence[int],
+    args: Sequence[Any],
+) -> None:
+    every = (q, k, v, scratch(q), out, lse, *codes, *args)
+    try:
+        module.run(*every)
+    except RuntimeError as error:
+        _launch_on_copies(error, module.run, every)

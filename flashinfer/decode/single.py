@@ -12,7 +12,7 @@ from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
 from ..attention.options import NON_CAUSAL, default_scale, layout_code, pos_encoding_code
 from ..attention.scales import scale_logits, scale_output
-from ..attention.single import scratch, single_decode, single_prefill
+from ..attention.single import run_module, single_decode, single_prefill
 from ..errors import ArgumentError
 from ..tensor_checks import check_tensors
 from ..trace.templates.decode import single_decode_trace
@@ -145,5 +145,5 @@ def single_decode_with_kv_cache_with_jit_module(
     layout = layout_code("single_decode_with_kv_cache_with_jit_module", kv_layout)
     out = q.new_empty((q.shape[0], v.shape[-1]))
     lse = q.new_empty((q.shape[0],), dtype=torch.float32) if return_lse else None
-    jit_module.run(q, k, v, scratch(q), out, lse, layout, window_left, *args)
+    run_module(jit_module, q, k, v, out, lse, (layout, window_left), args)
     return out

@@ -6,11 +6,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import math
+import weakref
 from typing import Any, Callable, Mapping, Optional
 
 import torch
 
+from ..ops import register_custom_op
+from ..wrapping import compiler, is_traced
 from .variant_cpp import HELPERS, CppWriter, Typed
 from .variant_expression import Expression, evaluate, parse_function, plain_number
 
@@ -164,6 +168,8 @@ class AttentionVariant:
         self._hooks = [hook for hook in (mask, logits) if hook is not None]
         self._extra = {name: p for hook in self._hooks for name, p in hook.extra.items()}
         self._source = functools.cache(self._write)
+        self._handle = next(_handles)
+        _variants[self._handle] = self
         declared = {name: self._declared_kind(p) for name, p in self._extra.items()}
         if None not in declared.values():
             self.source(**declared)  # type: ignore[arg-type]  # mistakes are reported where the function is
@@ -251,6 +257,8 @@ class AttentionVariant:
         """
         from ..prefill import single_prefill_with_kv_cache_with_jit_module
 
+        if is_traced() or compiler._is_compiling_flag:
+            return self._run_in_graph(q, k, v, kv_layout, sm_scale, window_left, return_lse, parameters)
         kinds, values = self._arguments(parameters)
         module = _module(
             "cuda" if q.is_cuda else "cpu", q.dtype, k.dtype, q.shape[-1], v.shape[-1], self._source(kinds),
@@ -262,6 +270,29 @@ class AttentionVariant:
             module, q, k, v, *values, scale,
             kv_layout=kv_layout, mask_mode=mask_mode, window_left=window_left, return_lse=return_lse,
         )  # fmt: skip
+
+    def _run_in_graph(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv_layout: str,
+        sm_scale: Optional[float],
+        window_left: int,
+        return_lse: bool,
+        parameters: Mapping[str, Any],
+    ) -> Any:
+        out = q.new_empty((q.shape[0], q.shape[1], v.shape[-1]))
+        lse = q.new_empty((q.shape[0], q.shape[1]), dtype=torch.float32) if return_lse else None
+        kinds = [
+            "bool" if isinstance(x, bool) else "int" if isinstance(x, int) else "float" for x in parameters.values()
+        ]
+        numbers = [float(x) for x in parameters.values()]
+        _run_variant(
+            self._handle, q, k, v, out, lse, kv_layout, sm_scale, window_left,
+            ",".join(parameters), ",".join(kinds), numbers,
+        )  # fmt: skip
+        return out if lse is None else (out, lse)
 
     def reference(
         self,
@@ -308,6 +339,37 @@ class AttentionVariant:
         for name, kind, value in zip(self._extra, *self._arguments(parameters), strict=True):
             values[name] = torch.tensor(value, dtype=dtypes[kind], device=device)
         return values
+
+
+_variants: weakref.WeakValueDictionary[int, AttentionVariant] = weakref.WeakValueDictionary()
+_handles = itertools.count()
+
+
+@register_custom_op("flashinfer::run_variant", mutates_args=("out", "lse"))
+def _run_variant(
+    handle: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: Optional[torch.Tensor],
+    kv_layout: str,
+    sm_scale: Optional[float],
+    window_left: int,
+    names: str,
+    kinds: str,
+    numbers: list[float],
+) -> None:
+    """:meth:`AttentionVariant.run` in a graph, which knows numbers as floats. Text is joined by commas."""
+    types: dict[str, Callable[[float], Any]] = {"bool": bool, "int": int, "float": float}
+    given = zip(names.split(","), kinds.split(","), numbers, strict=False)
+    parameters = {name: types[kind](x) for name, kind, x in given}
+    result, scores = _variants[handle].run(
+        q, k, v, kv_layout=kv_layout, sm_scale=sm_scale, window_left=window_left, return_lse=True, **parameters
+    )  # fmt: skip
+    out.copy_(result)
+    if lse is not None:
+        lse.copy_(scores)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from ..attention.scales import (
     scale_output,
     scale_output_per_head,
 )
-from ..attention.single import scratch, single_prefill
+from ..attention.single import run_module, single_prefill
 from ..errors import ArgumentError
 from ..tensor_checks import canonicalize_torch_dtype, check_tensors
 from ..trace.templates.prefill import single_prefill_trace
@@ -215,5 +215,5 @@ def single_prefill_with_kv_cache_with_jit_module(
     layout = layout_code("single_prefill_with_kv_cache_with_jit_module", kv_layout)
     out = q.new_empty((q.shape[0], q.shape[1], v.shape[-1]))
     lse = q.new_empty((q.shape[0], q.shape[1]), dtype=torch.float32) if return_lse else None
-    jit_module.run(q, k, v, scratch(q), out, lse, mask_mode, layout, window_left, *args)
+    run_module(jit_module, q, k, v, out, lse, (mask_mode, layout, window_left), args)
     return out if lse is None else (out, lse)

@@ -65,3 +65,19 @@ def test_logits_alone_run_with_the_kernels_own_masks(tensors):
     out = variant.run(q, k, v, window_left=9, slope=0.0)
     torch.testing.assert_close(out.float(), scaled(q, k, v)[0], rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(out, variant.reference(q, k, v, window_left=9, slope=0.0), rtol=2e-3, atol=2e-3)
+
+
+def test_in_compiled_graphs(tensors):
+    """Values of parameters are constants or inputs of a graph, and the variant may be made anew."""
+    variant = define_variant(mask_mode="CAUSAL", mask_fn=lambda q, k, stride: (k - q) % stride != 1, logits_fn=capped)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def model(q, k, v, stride, cap):
+        out, lse = variant.run(q * 1, k, v, stride=stride, cap=cap, slope=0.5, return_lse=True)
+        return out * 2, lse + 1, variant.run(q, k, v, stride=2, cap=5.0, window_left=9)
+
+    for stride, cap in ((3, 5.0), (2, 3.0), (7, 4.0)):
+        out, lse, windowed = model(*tensors, stride, cap)
+        expected = variant.run(*tensors, stride=stride, cap=cap, slope=0.5, return_lse=True)
+        assert torch.equal(out, expected[0] * 2) and torch.equal(lse, expected[1] + 1)
+        assert torch.equal(windowed, variant.run(*tensors, stride=2, cap=5.0, window_left=9))

@@ -16,6 +16,7 @@ from flashinfer.prefill import (
     single_prefill_with_kv_cache_with_jit_module,
 )
 
+from ..tensors import view_of_wider
 from .inputs import Batch
 from .reference import Attention
 from .test_batch_decode import F16, close, workspace
@@ -100,10 +101,10 @@ def test_prefill_wrappers_with_a_mask_of_the_variant(device):
 def test_single_requests(device):
     gain = torch.rand(4, device=device) + 0.5
     dtypes = (F16, F16, F16, 64, 64)
-    module = gen_customize_single_decode_module("test_gain_single", *dtypes, *VARIANT, device=device).build_and_load()
+    decode = gen_customize_single_decode_module("test_gain_single", *dtypes, *VARIANT, device=device).build_and_load()
     batch = Batch([1], [97], device=device)
     k, v = batch.dense("HND")
-    out = single_decode_with_kv_cache_with_jit_module(module, batch.q[0], k, v, gain, 3, 0.125, kv_layout="HND")
+    out = single_decode_with_kv_cache_with_jit_module(decode, batch.q[0], k, v, gain, 3, 0.125, kv_layout="HND")
     expected = expected_of(batch, gain, 3)
     close((out[None], expected[1]), expected, 5e-3)
     module = gen_customize_single_prefill_module(
@@ -113,6 +114,44 @@ def test_single_requests(device):
     extras = {"mask_mode": flashinfer.utils.MaskMode.CUSTOM.value, "return_lse": True}
     got = single_prefill_with_kv_cache_with_jit_module(module, batch.q, *batch.dense(), gain, 3, 0.125, **extras)
     close(got, expected_of(batch, gain, 3), 5e-3)
+    k, v = (view_of_wider(x) for x in batch.dense())  # no row starts where kernels can read it
+    again = single_prefill_with_kv_cache_with_jit_module(module, batch.q, k, v, gain, 3, 0.125, **extras)
+    assert all(torch.equal(*pair) for pair in zip(again, got, strict=True))
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def model(q, k, v, gain):
+        last = single_decode_with_kv_cache_with_jit_module(decode, q[0] * 1, k, v, gain, 3, 0.125)
+        o, lse = single_prefill_with_kv_cache_with_jit_module(module, q * 1, k, v, gain, 3, 0.125, **extras)
+        return o * 2, lse + 1, last
+
+    o, lse, last = model(batch.q, *batch.dense(), gain)
+    assert torch.equal(o, got[0] * 2) and torch.equal(lse, got[1] + 1)
+    dense = batch.dense()
+    assert torch.equal(last, single_decode_with_kv_cache_with_jit_module(decode, batch.q[0], *dense, gain, 3, 0.125))
+
+
+def test_numbers_and_tensors_of_another_kind_than_declared(device):
+    batch = Batch([1, 1], [40, 97], device=device)
+    pages, gain = batch.pages(8), torch.ones(4, device=device)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace(device), jit_args=arguments("test_gain_decode"))
+    wrapper.plan(*pages.table, *batch.heads, 64, 8)
+    cache, op = batch.cache(pages), r"BatchDecodeWithPagedKVCacheWrapper\.run"
+    assert torch.equal(wrapper.run(batch.q, cache, gain, 3.0), wrapper.run(batch.q, cache, gain, 3))
+    for given, error, text in (
+        ((gain, 2.5), TypeError, rf"{op}: stride is 2\.5, expected an integer \(int64_t\)"),
+        ((gain, float("inf")), TypeError, rf"{op}: stride is inf, expected an integer"),
+        ((gain, 1 << 63), ValueError, rf"{op}: stride is {1 << 63}, expected 64 bits at most"),
+        ((gain.int(), 3), TypeError, rf"{op}: gain is torch\.int32, expected float \(as declared\)"),
+    ):
+        with pytest.raises(error, match=text):
+            wrapper.run(batch.q, cache, *given)
+    narrow = JitArguments(("uri", *[0] * 6, ["x"], ["int32_t"], ["n", "b"], ["uint32_t", "bool"]), ())
+    assert narrow.typed([7.0, 1.0]) == [7, 1] and isinstance(narrow.typed([7.0, 1.0])[1], int)
+    assert narrow.split("op", (None, -1, True), {}) == ([None], [-1, True])
+    with pytest.raises(ValueError, match=rf"op\.run: n is {1 << 32}, expected 32 bits at most"):
+        narrow.split("op", (None, 1 << 32, True), {})
+    with pytest.raises(TypeError, match=r"op\.run: x is torch\.float32, expected int32_t \(as declared\)"):
+        narrow.split("op", (gain, 1, True), {})
 
 
 def test_known_tensors_do_not_consume_arguments():
