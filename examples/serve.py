@@ -2,7 +2,7 @@
 """A small serving engine on flashinfer: continuous batching over a paged cache, on a GPU or on the CPU.
 
 python examples/serve.py                    a random model and a byte tokenizer; what ``make demo`` runs
-python examples/serve.py --model DIR        a Hugging Face checkpoint of the Llama architecture
+python examples/serve.py --model DIR        a Hugging Face checkpoint of the Llama architecture: Llama, Mistral, Qwen2
 
 Read it in this order. ``Request`` is what a user sends. ``Engine.step`` is one forward pass: of the prompts that wait
 to be read, or else of the last token of every running request. ``Batch`` is what the kernels see of either: rows of
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import random
 import time
 from collections import deque
@@ -36,17 +37,33 @@ from flashinfer.jit.sampling import gen_sampling_module
 
 WORKSPACE_BYTES = 128 << 20
 NO_TOP_K = 2**31 - 1
+LEAST_TEMPERATURE = 1e-5  # below it, logits would be infinite; what is likeliest is certain long before
 PADDING_PAGE = 0  # belongs to no request: rows that only fill up a CUDA graph write here
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to pick a token. Temperature 0 takes the most likely one, whatever the rest says."""
+    """How to pick a token. Temperature 0 takes the most likely one, whatever the rest says.
+
+    Random numbers are of the seed, the place of the token in its request, and the row of the request in the batch: the
+    same requests in the same order give the same text, in another batch another one.
+    """
 
     temperature: float = 0.0
     top_k: int = NO_TOP_K
     top_p: float = 1.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "temperature": (0 <= self.temperature < math.inf, "0 or more"),
+            "top_k": (1 <= self.top_k <= NO_TOP_K, f"1 to {NO_TOP_K}"),
+            "top_p": (0 < self.top_p <= 1, "more than 0 and at most 1"),
+            "seed": (-(2**63) <= self.seed < 2**63, "64 bits"),
+        }
+        for name, (is_right, expected) in ranges.items():
+            if not is_right:
+                raise ValueError(f"Sampling: {name} is {getattr(self, name)}, expected {expected}")
 
 
 @dataclass(eq=False)
@@ -139,7 +156,7 @@ class Batch:
 
 def sample(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     """A token of each row of ``(batch, vocab_size)`` logits, by its own parameters. Does not wait for the GPU."""
-    greedy = batch.temperature == 0
+    greedy = batch.temperature < LEAST_TEMPERATURE
     scaled = logits / batch.temperature.masked_fill(greedy, 1.0)[:, None]
     drawn = flashinfer.top_k_top_p_sampling_from_logits(
         scaled, batch.top_k, batch.top_p, seed=batch.seed, offset=batch.offset
@@ -218,6 +235,12 @@ class Engine:
             raise ValueError(
                 f"submit: the prompt has {len(request.prompt)} tokens and max_new_tokens is {request.max_new_tokens}, "
                 f"expected at least 1 of each and at most {longest} together (the model's length and the cache)"
+            )
+        strange = [token for token in request.prompt if not 0 <= token < self.model.config.vocab_size]
+        if strange:
+            raise ValueError(
+                f"submit: the prompt has token {strange[0]}, expected 0 to {self.model.config.vocab_size - 1} (the "
+                "model's vocabulary)"
             )
 
     def submit(self, request: Request) -> None:
@@ -412,9 +435,11 @@ def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
 
 def prompts_of(file: str) -> list[str]:
     try:
-        prompts = [line for line in Path(file).read_text().splitlines() if line.strip()]
+        prompts = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{file} cannot be read: {error}, expected UTF-8") from error
     if not prompts:
         raise argparse.ArgumentTypeError(f"{file} has no line of text")
     return prompts
@@ -437,7 +462,8 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:  # no device of any kind
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+    count = torch.cuda.device_count() if device.type == "cuda" else device.type == "cpu"
+    if (device.index or 0) >= count:
         raise argparse.ArgumentTypeError(f"{name} is not here, expected cpu or a CUDA device that torch can use")
     return device
 
@@ -473,17 +499,17 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     arguments = parse_arguments(argv)
-    model, tokenizer = load(arguments)
-    builds, build_seconds = build_kernels(model)
-    start = time.perf_counter()
-    graphs = False if arguments.no_graphs else None
-    engine = Engine(model, arguments.pages, max_batch_size=arguments.batch_size, use_cuda_graphs=graphs)
-    capture_seconds = time.perf_counter() - start
-    requests = make_requests(tokenizer, arguments)
     try:
+        model, tokenizer = load(arguments)
+        builds, build_seconds = build_kernels(model)
+        start = time.perf_counter()
+        graphs = False if arguments.no_graphs else None
+        engine = Engine(model, arguments.pages, max_batch_size=arguments.batch_size, use_cuda_graphs=graphs)
+        capture_seconds = time.perf_counter() - start
+        requests = make_requests(tokenizer, arguments)
         for request in requests:
-            engine.check(request)
-    except ValueError as error:  # now, and not halfway through
+            engine.check(request)  # now, and not halfway through
+    except (ValueError, ImportError, MemoryError) as error:
         raise SystemExit(f"serve.py: {error}") from error
     warm_up(engine)
     print(f"{len(requests)} requests, about {arguments.rate:g} per second, on {device_name(model.device)}")
@@ -491,7 +517,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     serve(engine, requests, TextStream(engine.now, tokenizer, requests))
     facts = {
         "device": device_name(model.device),
-        "model": f"{model.config.num_parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}",
+        "model": f"{model.num_parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}",
         "kernel builds": f"{builds} modules in {build_seconds:.1f} s" + ("" if builds else ": all in the cache"),
         "CUDA graphs": f"{len(engine.graphs)} in {capture_seconds:.1f} s" if engine.graphs else "none",
     }

@@ -8,9 +8,10 @@ attention, the gated activation. A forward pass takes the tokens of many request
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Mapping, Optional, Protocol, Union
+from typing import Any, Mapping, Optional, Protocol, Sequence, Union
 
 import torch
 from torch.nn.functional import embedding, linear
@@ -54,7 +55,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Sizes of the model. The defaults are of a toy that a laptop serves."""
+    """Sizes of the model. The defaults are of a toy that a laptop serves.
+
+    ``max_length`` is also at most the window of a model that has one: keys behind it are not there.
+    """
 
     vocab_size: int = 256
     hidden_size: int = 256
@@ -67,16 +71,18 @@ class LlamaConfig:
     eps: float = 1e-5
     rope: Rope = Rope()
     eos_tokens: tuple[int, ...] = ()
+    tied: bool = False  #: whether the embedding is the last matrix, too
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> LlamaConfig:
         """From the fields of a Hugging Face config.json."""
-        if config.get("model_type") != "llama":
-            raise ValueError(f"config.json: model_type is {config.get('model_type')!r}, expected 'llama'")
-        if config.get("hidden_act", "silu") != "silu":
-            raise ValueError(f"config.json: hidden_act is {config['hidden_act']!r}, expected 'silu'")
+        for name, (expected, default) in EXPECTED.items():
+            found = default if config.get(name) is None else config[name]
+            if found not in expected:
+                raise ValueError(f"config.json: {name} is {found!r}, expected {' or '.join(map(repr, expected))}")
         heads = config["num_attention_heads"]
-        eos = config.get("eos_token_id")
+        max_length = config.get("max_position_embeddings", 2048)
+        has_window = config["model_type"] == "mistral" or config.get("use_sliding_window")
         return LlamaConfig(
             vocab_size=config["vocab_size"],
             hidden_size=config["hidden_size"],
@@ -85,59 +91,116 @@ class LlamaConfig:
             num_qo_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            max_length=config.get("max_position_embeddings", 2048),
+            max_length=min(max_length, config.get("sliding_window", 4096) or max_length) if has_window else max_length,
             eps=config.get("rms_norm_eps", 1e-6),
             rope=Rope.of(config),
-            eos_tokens=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+            eos_tokens=tokens_of(config.get("eos_token_id")),
+            tied=config.get("tie_word_embeddings", False),
         )
 
-    @property
-    def num_parameters(self) -> int:
-        attention = 2 * self.hidden_size * self.head_dim * (self.num_qo_heads + self.num_kv_heads)
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        return self.num_layers * (attention + mlp) + 2 * self.vocab_size * self.hidden_size
+
+#: What fields of config.json must be, and are if they are missing. The architectures differ in biases, which are found
+#: among the weights, and in windows.
+EXPECTED: Mapping[str, tuple[tuple[Any, ...], Any]] = {
+    "model_type": (("llama", "mistral", "qwen2"), None),
+    "hidden_act": (("silu",), "silu"),
+    "quantization_config": ((None,), None),
+}
+
+
+def tokens_of(field: Union[int, Sequence[int], None]) -> tuple[int, ...]:
+    """Those of an eos_token_id."""
+    return () if field is None else (field,) if isinstance(field, int) else tuple(field)
 
 
 Weights = Mapping[str, torch.Tensor]  #: by the names they have in Hugging Face checkpoints
 
 
-def random_weights(config: LlamaConfig, device: Union[str, torch.device], seed: int = 0) -> Weights:
-    """Weights of a model that knows nothing, but has logits of a sensible size."""
-    generator = torch.Generator(device).manual_seed(seed)
+def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Of all weights but biases, which some models have."""
     query_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
-    shapes = {"model.embed_tokens": (config.vocab_size, hidden), "lm_head": (config.vocab_size, hidden)}
-    norms = ["model.norm"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config.vocab_size, hidden)}
+    if not config.tied:
+        shapes["lm_head"] = (config.vocab_size, hidden)
     for i in range(config.num_layers):
         layer = f"model.layers.{i}"
-        norms += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
         shapes |= {
+            f"{layer}.input_layernorm": (hidden,),
             f"{layer}.self_attn.q_proj": (query_size, hidden),
             f"{layer}.self_attn.k_proj": (kv_size, hidden),
             f"{layer}.self_attn.v_proj": (kv_size, hidden),
             f"{layer}.self_attn.o_proj": (hidden, query_size),
+            f"{layer}.post_attention_layernorm": (hidden,),
             f"{layer}.mlp.gate_proj": (inner, hidden),
             f"{layer}.mlp.up_proj": (inner, hidden),
             f"{layer}.mlp.down_proj": (hidden, inner),
         }
-    weights = {f"{name}.weight": torch.ones(hidden, device=device) for name in norms}
-    for name, shape in shapes.items():
+    shapes["model.norm"] = (hidden,)
+    return {f"{name}.weight": shape for name, shape in shapes.items()}
+
+
+def random_weights(config: LlamaConfig, device: Union[str, torch.device], seed: int = 0) -> Weights:
+    """Weights of a model that knows nothing, but has logits of a sensible size."""
+    generator = torch.Generator(device).manual_seed(seed)
+    weights = {}
+    for name, shape in shapes_of(config).items():
+        if len(shape) == 1:
+            weights[name] = torch.ones(shape, device=device)
+            continue
         weight = torch.randn(shape, generator=generator, device=device)
-        weights[f"{name}.weight"] = weight if name == "model.embed_tokens" else weight * shape[1] ** -0.5
+        weights[name] = weight if name.startswith("model.embed_tokens") else weight * shape[1] ** -0.5
     return weights
 
 
 def load_checkpoint(folder: Path, device: Union[str, torch.device]) -> tuple[LlamaConfig, Weights]:
-    """Configuration and weights of a folder that ``save_pretrained`` wrote or the Hub has."""
+    """Configuration and weights of a folder that ``save_pretrained`` wrote or the Hub has.
+
+    Raises ``ValueError`` for a checkpoint that is of another architecture, incomplete or damaged.
+    """
+    fields = read_json(folder / "config.json")
+    try:
+        config = LlamaConfig.of(fields)
+    except KeyError as error:
+        raise ValueError(f"config.json: has no {error.args[0]}, expected that of a Llama model") from error
+    if (folder / "generation_config.json").is_file():  # where chat models say what ends an answer
+        stops = read_json(folder / "generation_config.json").get("eos_token_id")
+        config = replace(config, eos_tokens=config.eos_tokens if stops is None else tokens_of(stops))
+    weights = read_weights(folder, device)
+    config = replace(config, tied=config.tied and "lm_head.weight" not in weights)  # a matrix that is there counts
+    for name, shape in shapes_of(config).items():
+        if name not in weights:
+            raise ValueError(f"{folder}: has no tensor {name}, expected one of shape {shape}")
+        if weights[name].shape != shape:
+            raise ValueError(f"{folder}: {name} has shape {tuple(weights[name].shape)}, config.json has {shape}")
+    return config, weights
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+
+
+def read_weights(folder: Path, device: Union[str, torch.device]) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    config = LlamaConfig.of(json.loads((folder / "config.json").read_text()))
-    weights: dict[str, torch.Tensor] = {}
-    for shard in sorted(folder.glob("*.safetensors")):
-        weights |= load_file(shard, device=str(device))
-    if not weights:
+    index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        shards = [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+    else:  # what else is there may be the same weights under other names
+        shards = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+    if not shards:
         raise ValueError(f"{folder}: has no *.safetensors, expected the weights there")
-    return config, weights
+    weights: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        try:
+            weights |= load_file(shard, device=str(device))
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{shard}: cannot be read: {error}") from error
+    return weights
 
 
 class Rows(Protocol):
@@ -201,7 +264,7 @@ class Llama:
     ----------
     config : LlamaConfig
     weights : Mapping[str, torch.Tensor]
-        By their names in Hugging Face checkpoints. Without ``lm_head.weight``, the embedding serves for it.
+        By their names in Hugging Face checkpoints. The embedding serves for ``lm_head.weight`` where they are tied.
     dtype : torch.dtype
         What to compute in: float16 or bfloat16, float32 on the CPU.
     device : Union[str, torch.device]
@@ -215,13 +278,20 @@ class Llama:
         self.embedding = weights["model.embed_tokens.weight"]
         self.layers = [Layer(config, weights, i) for i in range(config.num_layers)]
         self.norm = weights["model.norm.weight"]
-        self.head = weights.get("lm_head.weight", self.embedding)
+        self.head = self.embedding if config.tied else weights["lm_head.weight"]
+        self.num_parameters = sum(weight.numel() for weight in weights.values())
 
     def new_cache(self, num_pages: int, page_size: int) -> torch.Tensor:
         """Pages for keys and values: ``(layers, pages, 2, page_size, num_kv_heads, head_dim)``, uninitialised."""
         c = self.config
         shape = (c.num_layers, num_pages, 2, page_size, c.num_kv_heads, c.head_dim)
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        try:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        except RuntimeError as error:  # torch's text is that of its allocator
+            size = math.prod(shape) * self.dtype.itemsize / 2**30
+            raise MemoryError(
+                f"a cache of {num_pages} pages takes {size:,.1f} GiB, which {self.device} lacks"
+            ) from error
 
     def forward(self, rows: Rows, cache: torch.Tensor, attention: Any) -> torch.Tensor:
         """Logits ``(batch, vocab_size)`` of the last row of each request, float32.

@@ -29,7 +29,13 @@ class CheckpointTokenizer:
     def __init__(self, folder: Path) -> None:
         import tokenizers
 
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(f"{folder}: has no tokenizer.json, expected the tokenizer there")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package has no class for it
+            raise ValueError(f"{path}: cannot be read: {error}") from error
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text).ids

@@ -105,11 +105,45 @@ def test_sampling_is_repeatable_and_keeps_to_its_filter(model):
 
 @pytest.mark.parametrize(
     "prompt, max_new_tokens, text",
-    [([], 4, "the prompt has 0 tokens"), ([1], 0, "max_new_tokens is 0"), ([1] * 2000, 49, "at most 2048 together")],
+    [
+        ([], 4, "the prompt has 0 tokens"),
+        ([1], 0, "max_new_tokens is 0"),
+        ([1] * 2000, 49, "at most 2048 together"),
+        ([1, 256], 4, "the prompt has token 256, expected 0 to 255"),
+        ([-1, 2], 4, "the prompt has token -1, expected 0 to 255"),
+    ],
 )
 def test_impossible_requests_are_refused(model, prompt, max_new_tokens, text):
     with pytest.raises(ValueError, match=text):
         Engine(model).submit(Request(prompt, max_new_tokens))
+
+
+@pytest.mark.parametrize(
+    "name, value, text",
+    [
+        ("temperature", -0.5, "0 or more"),
+        ("temperature", float("nan"), "0 or more"),
+        ("top_k", 0, "1 to 2147483647"),
+        ("top_k", 2**31, "1 to 2147483647"),
+        ("top_p", 0.0, "more than 0 and at most 1"),
+        ("top_p", 1.5, "more than 0 and at most 1"),
+        ("seed", 2**63, "64 bits"),
+    ],
+)
+def test_sampling_that_makes_no_sense_is_refused(name, value, text):
+    """Before it can end a batch halfway, or reverse what is likely."""
+    with pytest.raises(ValueError, match=f"Sampling: {name} is {value}, expected {text}"):
+        Sampling(**{name: value})
+
+
+def test_low_temperatures(model, alone):
+    """Divided by them, logits are infinite: of two such, neither would be likelier."""
+    assert run(Engine(model), make_requests(sampling=Sampling(1e-40))) == alone
+
+
+def test_a_cache_that_nobody_has_room_for(model):
+    with pytest.raises(MemoryError, match=r"a cache of 1000000000000000 pages takes .* GiB"):
+        Engine(model, num_pages=10**15)
 
 
 def test_requests_beyond_the_cache_are_refused(model):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -34,12 +35,14 @@ VARIANTS = {
         "mlp_bias": True,
         "num_key_value_heads": 1,
     },
+    "Mistral in its window": {"family": "Mistral", "sliding_window": 150},
+    "Qwen2": {"family": "Qwen2", "head_dim": 64, "tie_word_embeddings": True},
 }
 
 
-def reference_model(**options):
-    """A random Llama of transformers whose logits differ by more than rounding can hide."""
-    config = transformers.LlamaConfig(
+def reference_model(family="Llama", **options):
+    """A random model of transformers whose logits differ by more than rounding can hide."""
+    config = getattr(transformers, f"{family}Config")(
         **{
             "vocab_size": 256,
             "hidden_size": 192,
@@ -55,7 +58,7 @@ def reference_model(**options):
         },
         attn_implementation="eager",
     )
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             spread = 0.3 if "embed" in name else parameter.shape[-1] ** -0.5 if parameter.ndim == 2 else 0.2
@@ -123,3 +126,86 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     reference_model().config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
         load_checkpoint(tmp_path, "cpu")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """In several shards."""
+    reference_model(num_hidden_layers=1).save_pretrained(tmp_path, max_shard_size="200KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    return tmp_path
+
+
+def change_json(path, **fields):
+    found = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({name: x for name, x in {**found, **fields}.items() if x != "none of it"}))
+
+
+@pytest.mark.parametrize(
+    "fields, text",
+    [
+        ({"hidden_size": "none of it"}, "config.json: has no hidden_size"),
+        ({"intermediate_size": 100}, r"gate_proj.weight has shape \(320, 192\), config.json has \(100, 192\)"),
+        ({"num_hidden_layers": 2}, r"has no tensor model.layers.1.input_layernorm.weight, expected one of shape"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is .*'fp8'.*, expected None"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn', expected 'default'"),
+    ],
+    ids=["field", "sizes", "layers", "quantized", "activation", "rope"],
+)
+def test_configurations_that_do_not_fit(checkpoint, fields, text):
+    change_json(checkpoint / "config.json", **fields)
+    with pytest.raises(ValueError, match=text):
+        load_checkpoint(checkpoint, "cpu")
+
+
+def test_damaged_files(checkpoint):
+    shards = sorted(checkpoint.glob("*.safetensors"))
+    contents = shards[1].read_bytes()
+    shards[1].write_bytes(contents[: len(contents) // 2])
+    with pytest.raises(ValueError, match=f"{shards[1].name}: cannot be read"):
+        load_checkpoint(checkpoint, "cpu")
+    shards[1].unlink()
+    with pytest.raises(ValueError, match=f"{shards[1].name}: cannot be read"):
+        load_checkpoint(checkpoint, "cpu")
+    (checkpoint / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: cannot be read"):
+        load_checkpoint(checkpoint, "cpu")
+
+
+def test_weights_that_are_no_part_of_the_checkpoint(checkpoint):
+    """As the other format of the same model that some repositories have beside it."""
+    (checkpoint / "consolidated.safetensors").write_bytes(b"of no use")
+    load_checkpoint(checkpoint, "cpu")
+
+
+def test_what_ends_an_answer(checkpoint):
+    """Chat models have more such tokens than config.json says."""
+    change_json(checkpoint / "config.json", eos_token_id=3)
+    assert load_checkpoint(checkpoint, "cpu")[0].eos_tokens == (3,)
+    change_json(checkpoint / "generation_config.json", eos_token_id=[3, 5])
+    assert load_checkpoint(checkpoint, "cpu")[0].eos_tokens == (3, 5)
+
+
+def test_a_last_matrix_that_is_tied_and_stored(checkpoint):
+    """Counts, as it does for transformers; one that is neither is missing."""
+    change_json(checkpoint / "config.json", tie_word_embeddings=True)
+    model = Llama(*load_checkpoint(checkpoint, "cpu"), torch.float32, "cpu")
+    expected = transformers.LlamaForCausalLM.from_pretrained(checkpoint)
+    assert torch.equal(model.head, expected.lm_head.weight) and not torch.equal(model.head, model.embedding)
+    assert model.num_parameters == expected.num_parameters()
+
+    tied = reference_model(num_hidden_layers=1, tie_word_embeddings=True)
+    tied.save_pretrained(checkpoint / "tied")
+    model = Llama(*load_checkpoint(checkpoint / "tied", "cpu"), torch.float32, "cpu")
+    assert model.head is model.embedding and model.num_parameters == tied.num_parameters()
+    change_json(checkpoint / "tied" / "config.json", tie_word_embeddings=False)
+    with pytest.raises(ValueError, match=r"has no tensor lm_head\.weight"):
+        load_checkpoint(checkpoint / "tied", "cpu")
+
+
+def test_windows_bound_the_length(tmp_path):
+    reference_model("Mistral", sliding_window=100).save_pretrained(tmp_path)
+    assert load_checkpoint(tmp_path, "cpu")[0].max_length == 100
+    change_json(tmp_path / "config.json", sliding_window=None)
+    assert load_checkpoint(tmp_path, "cpu")[0].max_length == 512

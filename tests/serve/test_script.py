@@ -55,7 +55,9 @@ def test_random_model(tmp_path, device):
         (["--pages", "1"], "--pages: is 1, expected more than 1"),
         (["--prompts", "empty.txt"], "--prompts: empty.txt has no line of text"),
         (["--device", "meta"], "--device: meta is not here, expected cpu or a CUDA device"),
+        (["--prompts", "latin.txt"], "--prompts: latin.txt cannot be read: 'utf-8' codec"),
         (["--prompts", "nowhere.txt"], "--prompts: nowhere.txt cannot be read: No such file"),
+        (["--device", "cuda:99"], "--device: cuda:99 is not here, expected cpu or a CUDA device"),
         (["--device", "abacus"], "--device: abacus is not here, expected cpu or a CUDA device"),
         (["--timeline", "."], "--timeline: . is a folder, expected a file in it"),
         (["--timeline", "nowhere/picture.png"], "--timeline: nowhere is no folder"),
@@ -65,6 +67,7 @@ def test_random_model(tmp_path, device):
 def test_bad_options(tmp_path, monkeypatch, capsys, arguments, text):
     """One line, before anything is built or served."""
     (tmp_path / "empty.txt").write_text("\n  \n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         serve.parse_arguments(arguments)
@@ -83,6 +86,22 @@ def test_requests_that_cannot_be_served(tmp_path, monkeypatch, capsys, options):
     with pytest.raises(SystemExit, match=r"serve\.py: submit: the prompt has 42 tokens .* at most \d+ together"):
         serve.main(["--device", "cpu", *options])
     assert capsys.readouterr().out == ""
+
+
+def test_checkpoints_that_cannot_be_served(tmp_path, capsys):
+    """One line, not a stack."""
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(SystemExit, match=r"serve\.py: config.json: model_type is 'mamba', expected 'llama' or"):
+        serve.main(["--device", "cpu", "--model", str(tmp_path)])
+
+
+def test_tokenizers_that_cannot_be_read(tmp_path):
+    pytest.importorskip("tokenizers", reason="reads tokenizer.json")
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
+        serve.CheckpointTokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: cannot be read"):
+        serve.CheckpointTokenizer(tmp_path)
 
 
 def test_seeds_of_any_size():
