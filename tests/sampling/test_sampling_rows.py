@@ -233,7 +233,9 @@ UNUSUAL = ["soft", "flat", "equal", "ascending", "descending", "one", "ties", "n
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compares two devices")
-@pytest.mark.parametrize("rows, vocab", [(1, 128256), (70, 128256), (300, 40001), (9, 8193), (5, 300)])
+@pytest.mark.parametrize(
+    "rows, vocab", [(1, 128256), (70, 128256), (300, 40001), (9, 8193), (5, 300), (600, 2048), (7, 513), (100, 262144)]
+)
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_unusual_rows_on_both_devices(kind, rows, vocab):
     """To the bit, whether what is kept was listed, sought in the row or is everything."""

@@ -5,6 +5,7 @@
 // top_p of 0.9 of rows that keep 4 % 22.0 / 45.8 / 156, 0.1 % 17.8 / 38.7 / 145. Rows that keep most of their columns, or
 // that have many ties, are read twice or thrice: up to 63 / 89 / 351, equal ones at 64 / 512 rows 73 / 293.
 #pragma once
+#include <algorithm>
 #include <type_traits>
 
 #include "pairs.cuh"
@@ -21,6 +22,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4) RowsKernel(const __grid_cons
 }
 
 constexpr int FEW_COLUMNS = 1024;
+constexpr int LONG_CHUNKS = 112;  // of a block: with more, what top-p leaves uncertain is more than a short list holds
 
 /// Up to two blocks for each SM: 64 rows by clusters of 8 / 4 blocks take 57.9 / 43.5 us (top_p of 0.9), 128 rows by
 /// clusters of 4 / 2 79.3 / 59.9. More where rows are long. What top-p keeps may be more than one block can list: two for
@@ -42,6 +44,12 @@ Status LaunchSieve(const RowParams<T>& p, Stream stream) {
           (by_mass && g.cluster == 1 && chunks > 2 * CHUNK_WARPS) ||
           (chunks > CHUNK_WARPS * g.cluster && p.rows * g.cluster <= device.multiprocessors))) {
     g.cluster *= 2;
+  }
+  // Long lists where no more than two blocks would share an SM anyway, and of long rows. (Clusters whose blocks have an
+  // SM each do not all fit.) Top_p of 0.9 of 128256 columns, logits of standard deviation 2 / 2.5, 128 rows: 118 / 100
+  // -> 85 / 71 us; of 262144 columns, 3 / 5, 128 rows 203 / 88 -> 104 / 86, 256 rows 349 / 147 -> 201 / 170.
+  if (p.rows * g.cluster <= 2 * device.multiprocessors || (by_mass && chunks > LONG_CHUNKS * g.cluster)) {
+    g.shared_bytes = std::max(SIEVE_BYTES, device.shared_bytes / 2 - 1024);
   }
   if constexpr (!SIGNED && std::is_same_v<T, float>) {  // top-p is asked of floats only
     const bool are_many = p.rows > 2 * device.multiprocessors;

@@ -10,6 +10,7 @@
 // Shared memory: SieveShared, survivors of each lane of each chunk as bits, where each chunk's are listed, the list.
 #pragma once
 #include "../ptx/prefetch.cuh"
+#include "../ptx/shared.cuh"
 #include "../sampling.cuh"
 #include "../warp.cuh"
 #include "bound.cuh"
@@ -21,9 +22,9 @@ namespace flashinfer {
 namespace sampling {
 
 constexpr int SIEVE_CHUNKS = 128;           // of a block, that leave room for a long list
-constexpr int SIEVE_BYTES = 56 * 1024;      // of a block: four on an SM
+constexpr int SIEVE_BYTES = 56 * 1024;      // of a block, at least: four on an SM
 constexpr int SIEVE_PREFETCH = 2;           // lines that a thread prefetches
-constexpr int UNSAMPLED = 8192;             // rows of up to so many columns are listed as a whole
+constexpr int UNSAMPLED = 512;              // rows of up to so many columns are listed as a whole
 constexpr int SPLIT_AT_ONCE = 2;            // chunks that are loaded before the first is used
 constexpr float LEAST_LISTED = 0.7f;        // of the survivors; with fewer, looking more closely is faster
 constexpr uint32_t SPLIT_CHUNK = 1u << 31;  // plus its number, in place of where the survivors of another are listed
@@ -80,7 +81,7 @@ struct Sieve {
         taken(reinterpret_cast<uint32_t*>(memory + sizeof(SieveShared))),
         start(taken + chunks.most * 32),
         list(start + chunks.most),
-        capacity((SIEVE_BYTES - int(sizeof(SieveShared))) / 4 - chunks.most * 33) {}
+        capacity((int(ptx::DynamicSharedBytes()) - int(sizeof(SieveShared))) / 4 - chunks.most * 33) {}
 
   static __device__ __forceinline__ int Lane() { return threadIdx.x % 32; }
 
