@@ -83,6 +83,13 @@ def test_prefill(device, layout, qo_len, kv_len):
         assert torch.equal(out, got[0])
 
 
+def test_odd_heads_cannot_be_rotated():
+    """Kernels on the CPU take heads of any size, and would read one element past those."""
+    q, k, v = torch.zeros(3, 5, 2, 65).half().unbind()
+    with pytest.raises(ValueError, match="head_dim_qk is 65, expected an even number with ROPE_LLAMA"):
+        single_prefill_with_kv_cache(q, k, v, pos_encoding_mode="ROPE_LLAMA")
+
+
 def test_prefill_takes_strided_tensors(device):
     batch = Batch([33], [97], device=device)
     k, v = batch.dense()

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer.jit import env as jit_env
 from flashinfer.jit import (
     gen_customize_batch_prefill_module,
     gen_customize_single_decode_module,
     gen_customize_single_prefill_module,
 )
+from flashinfer.jit.attention.customize import _TAKEN
 from flashinfer.jit.attention.variants import attention_sink_decl
 
 from . import calls
@@ -206,6 +208,47 @@ def test_bad_declarations(device):
     with pytest.raises(ValueError, match="maybe_k_cache_sf and maybe_v_cache_sf"):
         variant = describe({"sink": "float"}, ["sm_scale"], "AttentionSink", text)
         gen_customize_single_prefill_module("fa2", "x", F16, torch.uint8, F16, 64, 64, *variant, device=device)
+
+
+@pytest.mark.parametrize(
+    "changes, error, text",
+    [
+        (
+            {"tensors": (["window_left"], ["float"])},
+            ValueError,
+            "'window_left', expected another name .kernels have one",
+        ),
+        (
+            {"scalars": (["out_scale"], ["float"])},
+            ValueError,
+            "additional_scalar_names has 'out_scale', expected another",
+        ),
+        ({"scalars": (["sink"], ["float"])}, ValueError, "have 'sink' twice, expected different names"),
+        ({"tensors": ("sink", "float")}, TypeError, "additional_tensor_dtypes are text, expected lists"),
+        ({"tensors": (["sink"], [torch.float32])}, TypeError, "has torch.float32 for sink, expected the text of a C"),
+        ({"tensors": ([3], ["float"])}, ValueError, "additional_tensor_names has 3, expected the name of a variable"),
+        ({"text": None}, TypeError, "gen_customize_single_decode_module: variant_decl is a NoneType, expected text"),
+        ({"uri": 3}, TypeError, "uri is a int, expected text"),
+        ({"pos_encoding_mode": "NONE"}, ValueError, "pos_encoding_mode is 'NONE', expected a value of"),
+    ],
+)
+def test_declarations_that_kernels_would_stumble_over(changes, error, text):
+    given = {"tensors": (["sink"], ["float"]), "scalars": ([], []), "text": attention_sink_decl["fa2"], "uri": "x"}
+    given = given | {"pos_encoding_mode": 0} | changes
+    with pytest.raises(error, match=text):
+        gen_customize_single_decode_module(
+            given["uri"], F16, F16, F16, 64, 64, *given["tensors"], *given["scalars"], "AttentionSink", given["text"],
+            given["pos_encoding_mode"], device="cpu",
+        )  # fmt: skip
+
+
+def test_names_that_kernels_have_are_those_of_the_header():
+    text = (jit_env.FLASHINFER_INCLUDE_DIR / "flashinfer/attention/params.h").read_text()
+    struct = text[text.index("struct AttentionParams {") : text.index("FLASHINFER_HD uint32_t get_qo_len")]
+    lines = [line.split("//")[0].strip() for line in struct.splitlines()]
+    declared = [line.rstrip(";") for line in lines if line.endswith(";") and not line.startswith(("using", "static"))]
+    members = {name.split()[-1].lstrip("*") for line in declared for name in line.split(",")}
+    assert "window_left" in members and members | {"get_qo_len", "get_kv_len"} == _TAKEN
 
 
 def test_scores_of_the_reference_sigmoid_are_right():

@@ -31,20 +31,47 @@ __all__ = [
 ]
 
 
+_POS_ENCODINGS = (0, 1, 2)
+#: What kernels read of every call (include/flashinfer/attention/params.h); a parameter of that name would hide it.
+_TAKEN = frozenset(
+    (
+        "q", "k", "v", "o", "lse", "q_stride_n", "q_stride_h", "o_stride_n", "o_stride_h", "k_stride_page",
+        "k_stride_n", "k_stride_h", "v_stride_page", "v_stride_n", "v_stride_h", "k_sf", "v_sf",
+        "k_sf_stride_page", "k_sf_stride_n", "k_sf_stride_h", "v_sf_stride_page", "v_sf_stride_n",
+        "v_sf_stride_h", "qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens", "qo_len", "kv_len",
+        "page_size", "kv_heads", "group", "num_qo_heads", "num_kv_heads", "window_left", "mask_mode",
+        "out_scale", "lse_scale", "get_qo_len", "get_kv_len",
+    )
+)  # fmt: skip
+
+
 def _pairs(what: str, names: Sequence[str], types: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    if isinstance(names, str) or isinstance(types, str):
+        raise TypeError(f"additional_{what}_names and additional_{what}_dtypes are text, expected lists of it")
     if len(names) != len(types):
         because = f"those of additional_{what}_names"
         raise ArgumentError(f"additional_{what}_dtypes has {len(types)} entries, expected {len(names)} ({because})")
-    for name in names:
-        if not name.isidentifier():
+    for name, kind in zip(names, types, strict=True):
+        if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError(f"additional_{what}_names has {name!r}, expected the name of a variable")
+        if name in _TAKEN:
+            raise ArgumentError(
+                f"additional_{what}_names has {name!r}, expected another name (kernels have one already)"
+            )
+        if not isinstance(kind, str):
+            raise TypeError(f"additional_{what}_dtypes has {kind!r} for {name}, expected the text of a C++ type")
     return tuple(zip(names, types, strict=True))
 
 
 def _declared(
     tensor_names: Sequence[str], tensor_types: Sequence[str], scalar_names: Sequence[str], scalar_types: Sequence[str]
 ) -> VariantParams:
-    return VariantParams(_pairs("tensor", tensor_names, tensor_types), _pairs("scalar", scalar_names, scalar_types))
+    tensors, scalars = _pairs("tensor", tensor_names, tensor_types), _pairs("scalar", scalar_names, scalar_types)
+    names = [name for name, _ in (*tensors, *scalars)]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ArgumentError(f"the parameters of a variant have {twice[0]!r} twice, expected different names")
+    return VariantParams(tensors, scalars)
 
 
 def _customized(
@@ -60,6 +87,14 @@ def _customized(
 ) -> JitSpec:
     """``dtypes`` of q, kv and o, ``dims`` of qk and vo, ``variant`` its name and its text."""
     name, text = variant
+    for what, x in (("uri", uri), ("variant_name", name), ("variant_decl", text)):
+        if not isinstance(x, str):
+            raise TypeError(f"gen_customize_{kind}_module: {what} is a {type(x).__name__}, expected text")
+    if pos_encoding_mode not in _POS_ENCODINGS:
+        raise ArgumentError(
+            f"gen_customize_{kind}_module: pos_encoding_mode is {pos_encoding_mode!r}, expected a value of "
+            "flashinfer.utils.PosEncodingMode"
+        )
     return AttentionModule(
         kind,
         uri,

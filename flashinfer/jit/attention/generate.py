@@ -80,6 +80,11 @@ class AttentionModule:
                 f"{self.kind}: head_dim_qk is {self.head_dim_qk}, expected a multiple of 32 with ROPE_LLAMA on cuda "
                 "(kernels rotate halves of whole fragments)"
             )
+        if self.pos_encoding_mode == _ROPE and self.head_dim_qk % 2:
+            raise ArgumentError(
+                f"{self.kind}: head_dim_qk is {self.head_dim_qk}, expected an even number with ROPE_LLAMA (halves are "
+                "rotated)"
+            )
         tensors = dict(self.params.tensors)
         if self.is_nvfp4 and not all(name in tensors for name, _ in NVFP4_TENSORS):
             raise ArgumentError(
