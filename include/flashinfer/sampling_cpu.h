@@ -124,7 +124,7 @@ Status RenormRows(const RowParams<T>& p, Stream) {
       const Scale scale(emax);
       const float* w = row.weights();
       uint64_t total = 0;
-      for (int64_t i = 0; i < p.vocab; ++i) total += w[i] >= threshold ? ColumnMass(w[i], scale) : 0;
+      ForEachNotBelow(w, p.vocab, threshold, [&](int64_t, float weight) { total += ColumnMass(weight, scale); });
       const float normaliser = total == 0 ? 0.0f : 512.0f / float(total);
       T* out = p.out + r * p.out_stride;
       const Vec zero{}, low = Broadcast(threshold);
@@ -152,8 +152,15 @@ Status MaskRows(const RowParams<T>& p, Stream) {
       const int64_t top_k = ValueOf(p.filter.top_k, r);
       uint32_t threshold = 0;
       if (top_k < p.vocab) {
+        const uint64_t count = std::max<int64_t>(top_k, 1);
         for (int64_t i = 0; i < p.vocab; ++i) keys[i] = OrderedKey(values[i]);
-        threshold = selector.Find<true>(keys.data(), p.vocab, std::max<int64_t>(top_k, 1), UNLIMITED, Scale(ONE)).key;
+        const float low = selector.Bound(&values[0], p.vocab, count);
+        Keys largest{keys.data(), p.vocab};
+        if (low > MINUS_INF) {
+          const Keys kept = selector.Sieve(&values[0], p.vocab, low, OrderedKey);
+          if (uint64_t(kept.size) >= count) largest = kept;
+        }
+        threshold = selector.Find<true>(largest, count, UNLIMITED, Scale(ONE)).key;
         for (int64_t i = 0; i < p.vocab; ++i) values[i] = keys[i] >= threshold ? values[i] : MINUS_INF;
       }
       ForEachVec(p.vocab, [&](int64_t i, auto lanes) { Store(out + i, Load(&values[i], lanes), lanes); });

@@ -38,6 +38,13 @@ def _with_nan(rows: int, n: int) -> torch.Tensor:
     return x.masked_fill(torch.rand(rows, n) < 0.02, torch.nan)
 
 
+def _sampled(rows: int, n: int) -> torch.Tensor:
+    """Large only where the CPU takes its sample from, which makes it think that more are."""
+    x = torch.randn(rows, n)
+    x[:, torch.arange(2048) * n // 2048] += 20
+    return x
+
+
 KINDS = {
     "normal": _normal,
     "few values": _few_values,
@@ -45,6 +52,7 @@ KINDS = {
     "zeros": _zeros_of_both_signs,
     "extremes": _extremes,
     "nan": _with_nan,
+    "sampled": _sampled,
     "equal": lambda rows, n: torch.full((rows, n), 3.0),
     "all -inf": lambda rows, n: torch.full((rows, n), -INF),
     "all nan": lambda rows, n: torch.full((rows, n), torch.nan),

@@ -66,7 +66,9 @@ def test_shapes(device, shape, dtype, options):
 @on_any_kind
 @on_any_dtype
 @ties
-@pytest.mark.parametrize("shape", [(2, 6000, 300), (2, 41, 40), (1, 9000, 4500)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 6000, 300), (2, 41, 40), (1, 9000, 4500), (1, 9000, 300), (1, 9001, 2100)], ids=str
+)
 def test_kinds(device, kind, dtype, tie_break, shape):
     rows, n, k = shape
     x = make(kind, rows, n, dtype, device)

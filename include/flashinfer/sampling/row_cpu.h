@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -15,8 +14,6 @@
 
 namespace flashinfer {
 namespace cpu {
-
-constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
 
 /// The largest of n numbers; NaN is left out.
 inline float LargestOf(const float* x, int64_t n) {
@@ -155,7 +152,9 @@ class Row {
       const int64_t begin = int64_t(s) * SEGMENT, end = std::min(begin + SEGMENT, padded_);
       DoubleVec sum{};  // of integers below 2^43
       for (int64_t i = begin; i < end; i += LANES) {
-        const Vec weight = Load(weights() + i), kept = weight >= low ? weight : zero;
+        const Vec weight = Load(weights() + i);
+        if (NotBelow(weight, threshold) == 0) continue;
+        const Vec kept = weight >= low ? weight : zero;
         const DoubleVec quantum = (__builtin_convertvector(kept, DoubleVec) * unit + magic) - magic;
         sum += quantum < 4294967295.0 ? quantum : DoubleVec{} + 4294967295.0;
       }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threshold of top-k and top-p on the CPU: a histogram of the upper bits of the keys, then a sort of the columns in
-// the bin that holds the threshold.
+// The threshold of top-k and top-p on the CPU. A sieve leaves what may be above it: of top-k little more than k columns
+// (cpu/sieve.h), of top-p what is not too small to matter even if all columns were as small. Where many are left, a
+// histogram of the upper bits of their keys tells the bin that holds the threshold; few, or those of the bin, are sorted.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <vector>
 
+#include "../cpu/sieve.h"
 #include "../sampling.h"
 #include "math.h"
 
@@ -26,42 +28,29 @@ struct Threshold {
   uint64_t kept_quanta;  // of all columns at or above it
 };
 
+/// Keys of columns, which need not be all of a row.
+struct Keys {
+  const uint32_t* data;
+  int64_t size;
+};
+
 /// Finds thresholds. Made once per thread: the histogram has 200 KB.
 class Selector {
  public:
-  /// The key that has fewer than `count` of the n keys above it and less than `quanta` quanta; the smallest if none has
+  /// The key that has fewer than `count` of the keys above it and less than `quanta` quanta; the smallest if none has
   /// more. Keys of 0 do not count, unless the keys are SIGNED. Without QUANTA there is no limit of them, and no result.
   template <bool SIGNED, bool QUANTA = !SIGNED>
-  Threshold Find(const uint32_t* keys, int64_t n, uint64_t count, uint64_t quanta, const Scale& scale) {
-    constexpr int SHIFT = 18;
-    if (counts_.empty()) {
-      counts_.resize(1 << (32 - SHIFT));
-      quanta_.resize(1 << (32 - SHIFT));
-    }
-    uint32_t* const counts = counts_.data();
-    uint64_t* const masses = quanta_.data();
-    for (int64_t i = 0; i < n; ++i) ++counts[keys[i] >> SHIFT];
-    if (QUANTA) {
-      for (int64_t i = 0; i < n; ++i) masses[keys[i] >> SHIFT] += QuantumOf(FromBits(keys[i]), scale);
-    }
-    if (!SIGNED) counts[0] -= std::count(keys, keys + n, 0);
-    uint32_t top = uint32_t(counts_.size()) - 1, bottom = 0;
-    while (top > 0 && counts[top] == 0) --top;
-    while (bottom < top && counts[bottom] == 0) ++bottom;
-    if (counts[top] == 0) return {1, 0};
+  Threshold Find(const Keys& keys, uint64_t count, uint64_t quanta, const Scale& scale) {
     uint64_t above = 0, quanta_above = 0;
-    uint32_t bin = top;
-    for (; bin > bottom && above + counts_[bin] < count && quanta_above + quanta_[bin] < quanta; --bin) {
-      above += counts_[bin];
-      quanta_above += quanta_[bin];
-    }
-    std::fill(counts_.begin() + bottom, counts_.begin() + top + 1, 0);
-    std::fill(quanta_.begin() + bottom, quanta_.begin() + top + 1, 0);
-
     candidates_.clear();
-    for (int64_t i = 0; i < n; ++i) {
-      if (keys[i] >> SHIFT == bin && (SIGNED || keys[i] != 0)) candidates_.push_back(keys[i]);
+    if (keys.size <= FEW) {
+      for (int64_t i = 0; i < keys.size; ++i) {
+        if (SIGNED || keys.data[i] != 0) candidates_.push_back(keys.data[i]);
+      }
+    } else {
+      TakeBin<SIGNED, QUANTA>(keys, count, quanta, scale, above, quanta_above);
     }
+    if (candidates_.empty()) return {1, 0};
     std::sort(candidates_.begin(), candidates_.end(), std::greater<>());
     size_t i = 0;
     while (true) {  // equal keys are kept together
@@ -74,19 +63,81 @@ class Selector {
     }
   }
 
-  /// The keys from `threshold` on, until the next call.
-  const std::vector<uint32_t>& Keep(const uint32_t* keys, int64_t n, uint32_t threshold) {
-    kept_.clear();
-    for (int64_t i = 0; i < n; ++i) {
-      if (keys[i] >= threshold) kept_.push_back(keys[i]);
-    }
-    return kept_;
+  /// Those of n numbers that reach `low`, as keys; until the next call.
+  template <typename KeyOf>
+  Keys Sieve(const float* x, int64_t n, float low, const KeyOf& key_of) {
+    const uint32_t low_key = key_of(low);
+    kept_.resize(std::max(kept_.size(), size_t(n) + 1));
+    uint32_t* end = kept_.data();
+    ForEachNotBelow(x, n, low, [&](int64_t, float value) {
+      *end = key_of(value);
+      end += *end >= low_key;  // -0 is not below 0, and some NaN are below all keys
+    });
+    return {kept_.data(), end - kept_.data()};
+  }
+
+  /// A number that `count` of n most likely reach, and not many more; minus infinity if that is not to be had.
+  float Bound(const float* x, int64_t n, uint64_t count) {
+    return count > uint64_t(n) ? MINUS_INF : BoundOfTopK(x, n, int64_t(count), scratch_);
   }
 
  private:
+  static constexpr int SHIFT = 18;
+  static constexpr int64_t FEW = 256;  // a sort of so many takes as long as a histogram
+
+  /// The keys of the bin that the threshold is in, and what is above it.
+  template <bool SIGNED, bool QUANTA>
+  void TakeBin(const Keys& keys, uint64_t count, uint64_t quanta, const Scale& scale, uint64_t& above,
+               uint64_t& quanta_above) {
+    if (counts_.empty()) {
+      counts_.resize(1 << (32 - SHIFT));
+      quanta_.resize(1 << (32 - SHIFT));
+    }
+    const uint32_t *const begin = keys.data, *const end = keys.data + keys.size;
+    uint32_t* const counts = counts_.data();
+    uint64_t* const masses = quanta_.data();
+    for (const uint32_t* key = begin; key < end; ++key) ++counts[*key >> SHIFT];
+    if (QUANTA) {
+      for (const uint32_t* key = begin; key < end; ++key) masses[*key >> SHIFT] += QuantumOf(FromBits(*key), scale);
+    }
+    if (!SIGNED) counts[0] -= std::count(begin, end, 0);
+    uint32_t top = uint32_t(counts_.size()) - 1, bottom = 0;
+    while (top > 0 && counts[top] == 0) --top;
+    while (bottom < top && counts[bottom] == 0) ++bottom;
+    if (counts[top] == 0) return;
+    uint32_t bin = top;
+    for (; bin > bottom && above + counts[bin] < count && quanta_above + masses[bin] < quanta; --bin) {
+      above += counts[bin];
+      quanta_above += masses[bin];
+    }
+    std::fill(counts + bottom, counts + top + 1, 0);
+    std::fill(masses + bottom, masses + top + 1, 0);
+    for (const uint32_t* key = begin; key < end; ++key) {
+      if (*key >> SHIFT == bin && (SIGNED || *key != 0)) candidates_.push_back(*key);
+    }
+  }
+
   std::vector<uint32_t> counts_, candidates_, kept_;
   std::vector<uint64_t> quanta_;
+  std::vector<float> scratch_;
 };
+
+/// Keys of a row's weights that are enough to find a threshold with: `count` of them, or as many as have `quanta`.
+inline Keys KeysToSearch(const float* weights, int64_t n, uint64_t count, uint64_t quanta, float top_p,
+                         const Scale& scale, Selector& selector) {
+  const Keys all{reinterpret_cast<const uint32_t*>(weights), n};
+  if (const float low = selector.Bound(weights, n, count); low > 0.0f) {
+    const Keys kept = selector.Sieve(weights, n, low, Bits);
+    if (uint64_t(kept.size) >= count) return kept;
+  }
+  if (quanta == UNLIMITED) return all;
+  const float low = 0.5f * (1.0f - top_p) / float(n);  // all that is below has less than half of what may be left out
+  if (!(low > 0.0f)) return all;
+  const Keys kept = selector.Sieve(weights, n, low, Bits);
+  uint64_t kept_quanta = 0;
+  for (int64_t i = 0; i < kept.size; ++i) kept_quanta += QuantumOf(FromBits(kept.data[i]), scale);
+  return kept_quanta >= quanta ? kept : all;
+}
 
 /// The smallest probability that top-k and top-p keep.
 inline float FilterThreshold(const FilterParams& filter, int64_t row, int64_t output, const float* weights, int64_t n,
@@ -96,18 +147,17 @@ inline float FilterThreshold(const FilterParams& filter, int64_t row, int64_t ou
   const uint64_t count = top_k >= n ? UNLIMITED : uint64_t(std::max<int64_t>(top_k, 1));
   const bool top_k_first = filter.filter == Filter::kTopKFirst;
   const uint64_t quanta = top_k_first ? UNLIMITED : QuantaLimit(top_p, emax);
-  const auto* keys = reinterpret_cast<const uint32_t*>(weights);
   const Scale scale(emax);
   const bool limits_mass = top_k_first && !(top_p >= 1.0f);
+  if (quanta == UNLIMITED && !limits_mass && count == UNLIMITED) return 0.0f;
+  const Keys keys = KeysToSearch(weights, n, count, quanta, top_p, scale, selector);
   if (quanta == UNLIMITED && !limits_mass) {
-    if (count == UNLIMITED) return 0.0f;
-    return FromBits(selector.Find<false, false>(keys, n, count, quanta, scale).key);
+    return FromBits(selector.Find<false, false>(keys, count, quanta, scale).key);
   }
-  Threshold found = selector.Find<false>(keys, n, count, quanta, scale);
+  Threshold found = selector.Find<false>(keys, count, quanta, scale);
   if (limits_mass) {
-    const std::vector<uint32_t>& kept = selector.Keep(keys, n, found.key);
-    const uint64_t limit = QuantaLimitOf(top_p, found.kept_quanta);
-    found = selector.Find<false>(kept.data(), int64_t(kept.size()), UNLIMITED, limit, scale);
+    const Keys kept = selector.Sieve(weights, n, FromBits(found.key), Bits);
+    found = selector.Find<false>(kept, UNLIMITED, QuantaLimitOf(top_p, found.kept_quanta), scale);
   }
   return FromBits(found.key);
 }
