@@ -73,6 +73,18 @@ def spans(steps: Sequence[Step], requests: Sequence[Any]) -> Iterator[tuple[int,
             yield number[id(request)], step.kind, step.start, step.end
 
 
+def batch_sizes(steps: Sequence[Step], requests: Sequence[Any]) -> tuple[list[int], list[float]]:
+    """How many requests were in the batch, and the times between which they were; none while there was no work."""
+    sizes, times = [], []
+    for step in steps:
+        sizes.append(len(step.chunks))
+        times.append(step.start)
+        if all(request.finished_at <= step.end or request.arrival > step.end for request in requests):
+            sizes.append(0)
+            times.append(step.end)
+    return sizes[:-1], times  # the last step leaves no work
+
+
 def write_timeline(path: Path, steps: Sequence[Step], requests: Sequence[Any]) -> None:
     """A PNG: time to the right, one bar per request, coloured by what happened to it."""
     try:
@@ -97,7 +109,7 @@ def plot(path: Path, steps: Sequence[Step], requests: Sequence[Any]) -> None:
     bars.set(ylabel="request", title="what each request was doing")
     bars.invert_yaxis()
     bars.legend(handles=[Patch(color=colour, label=kind) for kind, colour in colours.items()], loc="lower left")
-    load.stairs([len(s.chunks) for s in steps], [s.start for s in steps] + [steps[-1].end], fill=True, color="0.6")
+    load.stairs(*batch_sizes(steps, requests), fill=True, color="0.6")
     load.set(xlabel="seconds", ylabel="batch size")
     figure.savefig(path, dpi=110, format="png")  # whatever its name: a suffix is neither read nor added
     pyplot.close(figure)

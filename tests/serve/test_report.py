@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from .examples_path import EXAMPLES as EXAMPLES  # isort: skip
-from serve_report import COLOURS, Step, paint, spans, table, write_png, write_timeline
+from serve_report import COLOURS, Step, batch_sizes, paint, spans, table, write_png, write_timeline
 
 ONE = SimpleNamespace(arrival=0.0, first_token_at=1.0, finished_at=3.0)
 TWO = SimpleNamespace(arrival=0.5, first_token_at=2.0, finished_at=4.0)
@@ -41,6 +41,15 @@ def read_png(path):
     rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
     assert not rows[:, 0].any()
     return rows[:, 1:].reshape(height, width, 3)
+
+
+def test_batch_sizes():
+    assert batch_sizes(STEPS, REQUESTS) == ([1, 1, 2, 1], [0.0, 1.0, 2.0, 3.0, 4.0])
+    late = SimpleNamespace(arrival=7.0, first_token_at=8.0, finished_at=9.0)
+    steps = [*STEPS, Step("prefill", 7.0, 8.0, ((late, 5),)), Step("decode", 8.0, 9.0, ((late, 1),))]
+    sizes, times = batch_sizes(steps, [*REQUESTS, late])
+    assert sizes == [1, 1, 2, 1, 0, 1, 1], "nothing is drawn where nothing was done"
+    assert times == [0.0, 1.0, 2.0, 3.0, 4.0, 7.0, 8.0, 9.0]
 
 
 def test_table():
