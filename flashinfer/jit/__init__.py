@@ -27,6 +27,7 @@ from .core import gen_jit_spec as gen_jit_spec
 from .core import jit_spec_registry as jit_spec_registry
 from .define_variant import define_variant as define_variant
 from .norm import gen_norm_module as gen_norm_module
+from .page import gen_page_module as gen_page_module
 from .quantization import gen_fp4_kv_dequantization_module as gen_fp4_kv_dequantization_module
 from .quantization import gen_fp4_kv_quantization_module as gen_fp4_kv_quantization_module
 from .quantization import gen_quantization_module as gen_quantization_module

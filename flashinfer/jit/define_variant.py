@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping, Optional
 
 import torch
 
+from ..argument_kinds import names_kinds
 from ..ops import register_custom_op
 from ..wrapping import compiler, is_traced
 from .variant_cpp import HELPERS, CppWriter, Typed
@@ -166,13 +167,27 @@ class AttentionVariant:
     def __init__(self, causal: bool, mask: Optional[_Hook], logits: Optional[_Hook]) -> None:
         self._causal, self._mask, self._logits = causal, mask, logits
         self._hooks = [hook for hook in (mask, logits) if hook is not None]
-        self._extra = {name: p for hook in self._hooks for name, p in hook.extra.items()}
+        self._extra: dict[str, inspect.Parameter] = {}
+        for hook in self._hooks:
+            for name, parameter in hook.extra.items():
+                self._extra[name] = self._agreed(self._extra.get(name, parameter), parameter)
         self._source = functools.cache(self._write)
         self._handle = next(_handles)
         _variants[self._handle] = self
         declared = {name: self._declared_kind(p) for name, p in self._extra.items()}
         if None not in declared.values():
             self.source(**declared)  # type: ignore[arg-type]  # mistakes are reported where the function is
+
+    def _agreed(self, first: inspect.Parameter, second: inspect.Parameter) -> inspect.Parameter:
+        """One parameter of both functions, which may leave its type or its default to the other."""
+        kinds = {self._declared_kind(p) for p in (first, second)} - {None}
+        defaults = [p.default for p in (first, second) if p.default is not p.empty]
+        if len(kinds) > 1 or any(x != defaults[0] for x in defaults):
+            raise ValueError(
+                f"define_variant: the functions have the parameters {first} and {second}, expected one type and default"
+            )
+        annotation = second.annotation if first.annotation is first.empty else first.annotation
+        return first.replace(annotation=annotation, default=defaults[0] if defaults else first.empty)
 
     @staticmethod
     def _declared_kind(parameter: inspect.Parameter) -> Optional[str]:
@@ -224,6 +239,7 @@ class AttentionVariant:
             values.append(int(value) if kind == "bool" else value)
         return tuple(kinds), values
 
+    @names_kinds
     def run(
         self,
         q: torch.Tensor,
@@ -294,6 +310,7 @@ class AttentionVariant:
         )  # fmt: skip
         return out if lse is None else (out, lse)
 
+    @names_kinds
     def reference(
         self,
         q: torch.Tensor,

@@ -63,6 +63,12 @@ def test_names_of_other_modules():
         assert getattr(module, name) is getattr(flashinfer.cudnn, name)
 
 
+def test_generators_are_found_in_one_place():
+    assert flashinfer.jit.gen_page_module is flashinfer.page.gen_page_module
+    for name in ("cascade", "quantization", "pod", "batch_pod", "batch_attention", "batch_mla", "single_decode"):
+        assert callable(getattr(flashinfer.jit, f"gen_{name}_module"))
+
+
 def test_modules_behind_other_names():
     spec = flashinfer.jit.gen_fmha_v2_module("PACKED_QKV", torch.float8_e4m3fn, device="cpu")
     assert spec.name.startswith("batch_prefill") and "e4m3" in spec.name

@@ -339,6 +339,43 @@ def with_both(q, k, ratio: float = 1):
     return q > k * ratio
 
 
+def mask_of_two(q, k, n: int = 3, gain=2.0):
+    return q * gain > k + n
+
+
+def logits_of_two(logit, q, k, n, gain: float):
+    return logit * gain + n
+
+
+def other_default(logit, q, k, n=4):
+    return logit * n
+
+
+def other_type(logit, q, k, n: float):
+    return logit * n
+
+
+def test_parameters_of_both_functions():
+    """What the one says holds for the other; they must not disagree."""
+    q = torch.randn(4, 1, 16)
+    variant = define_variant(mask_fn=mask_of_two, logits_fn=logits_of_two)
+    assert torch.equal(variant.reference(q, q, q), variant.reference(q, q, q, n=3, gain=2.0))
+    for logits_fn, text in ((other_default, r"n: int = 3 and n=4"), (other_type, r"n: int = 3 and n: float")):
+        text = text.replace("int", "'int'").replace("float", "'float'")  # of a file with annotations as text
+        with pytest.raises(ValueError, match=f"have the parameters {text}, expected one type and default"):
+            define_variant(mask_fn=mask_of_two, logits_fn=logits_fn)
+
+
+def test_tensors_that_are_none():
+    variant = define_variant(mask_fn=chained)
+    q = torch.zeros(2, 1, 16)
+    for call in (variant.run, variant.reference):
+        with pytest.raises(TypeError, match=rf"AttentionVariant\.{call.__name__}: q is a NoneType, expected Tensor"):
+            call(None, q, q)
+        with pytest.raises(TypeError, match=rf"{call.__name__}: sm_scale is a str, expected float"):
+            call(q, q, q, sm_scale="1")
+
+
 def test_an_annotation_counts_more_than_a_default():
     """``ratio`` is a float whose default is written without a point."""
     q = torch.zeros(2, 1, 16)
