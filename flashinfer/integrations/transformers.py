@@ -50,16 +50,16 @@ class _PlannedAttention:
         sinks: Optional[torch.Tensor],
     ) -> torch.Tensor:
         """``(batch, q_len, heads, dim)`` of q in that shape, and of k and v as ``transformers`` has them."""
-        batch, q_len, num_qo_heads, _ = q.shape
+        batch, q_len, num_qo_heads, head_dim = q.shape
         version = None if mask is None or mask.is_inference() else mask._version  # moves on when it is written to
         key = (*q.shape, *k.shape, v.shape[-1], q.dtype, k.dtype, causal, sm_scale, soft_cap, version)
         if key != self._key or mask is not self._mask or self._may_be_rewritten(mask, layer):
             self._plan(q, k, v, mask, causal, sm_scale, soft_cap)
             self._key, self._mask = key, mask
         self._layer = layer
-        out = self._wrapper.run(q.reshape(batch * q_len, num_qo_heads, -1), (k, v), sinks=sinks)
+        out = self._wrapper.run(q.reshape(batch * q_len, num_qo_heads, head_dim), (k, v), sinks=sinks)
         assert isinstance(out, torch.Tensor)
-        return out.view(batch, q_len, num_qo_heads, -1)
+        return out.view(batch, q_len, num_qo_heads, v.shape[-1])
 
     def _may_be_rewritten(self, mask: Optional[torch.Tensor], layer: Optional[int]) -> bool:
         """Tensors of inference mode do not count what is written to them, but nobody does so between two layers."""
@@ -230,7 +230,8 @@ def register(name: str = "flashinfer") -> None:
     """Make ``attn_implementation=name`` known to ``transformers``. Calling it again changes nothing.
 
     ``transformers`` takes every name with "flash" in it for the package flash-attn and calls it differently; from here
-    on, ours are not taken for it. Models whose attention does not go through the interface refuse our name.
+    on, ours are not taken for it. Models refuse our name if they choose their layers from a table of names, or do not say
+    that their attention goes through the interface (``_supports_attention_backend``, or ``_supports_sdpa``).
 
     Parameters
     ----------
@@ -291,5 +292,7 @@ def _refuse_own_attention(models: Any) -> None:
 
 def _has_own_attention(model: Any) -> bool:
     """Whether masks as we want them would be misread, or layers are chosen from a table that we are not in."""
-    tables = [name for name in vars(sys.modules[type(model).__module__]) if name.endswith("_ATTENTION_CLASSES")]
-    return bool(tables) or not (model._supports_sdpa or model._supports_attention_backend)
+    names = dir(sys.modules.get(type(model).__module__))
+    return any(name.endswith("_ATTENTION_CLASSES") for name in names) or not (
+        model._supports_sdpa or model._supports_attention_backend
+    )

@@ -44,6 +44,13 @@ def test_with_a_mask(device):
     assert_close(attention(LAYER, q, k, v, mask)[0], expected(q, k, v, mask))
 
 
+@pytest.mark.parametrize("batch, q_len", [(0, 3), (2, 0)])
+def test_nothing_to_do(device, batch, q_len):
+    q, k, v = qkv(device, q_len, 8, batch)
+    for mask in (None, torch.ones(batch, 1, q_len, 8, dtype=torch.bool, device=device)):
+        assert attention(LAYER, q, k, v, mask)[0].shape == (batch, q_len, 4, 64)
+
+
 def test_masks_that_are_added(device):
     q, k, v = qkv(device, 6, 20)
     mask = torch.rand(2, 1, 6, 20, device=device) < 0.5
