@@ -230,8 +230,8 @@ def register(name: str = "flashinfer") -> None:
     """Make ``attn_implementation=name`` known to ``transformers``. Calling it again changes nothing.
 
     ``transformers`` takes every name with "flash" in it for the package flash-attn and calls it differently; from here
-    on, ours are not taken for it. Models refuse our name if they choose their layers from a table of names, or do not say
-    that their attention goes through the interface (``_supports_attention_backend``, or ``_supports_sdpa``).
+    on, ours are not taken for it. Models refuse our name if they choose their layers from a table of names, or do not
+    say that their attention goes through the interface (``_supports_attention_backend``, or ``_supports_sdpa``).
 
     Parameters
     ----------
