@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 import torch
 
-__all__ = ["compiler", "is_traced", "traced_as_constant", "wrap_with"]
+__all__ = ["compiler", "is_traced", "kept_out_of_graphs", "traced_as_constant", "wrap_with"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +26,16 @@ def traced_as_constant(func: F) -> F:
     Does what ``torch.compiler.assume_constant_result`` does, which imports dynamo: a second, at every start.
     """
     func._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return func
+
+
+def kept_out_of_graphs(func: F, reason: str) -> F:
+    """Let torch.compile break its graph at a call of ``func``, or say ``reason`` where it must not break.
+
+    Does what ``torch.compiler.disable`` says of a function, without the import of dynamo.
+    """
+    func._torchdynamo_disable = True  # type: ignore[attr-defined]
+    func._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
     return func
 
 

@@ -18,6 +18,7 @@ from ..dispatch import use_pdl
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..tensor_checks import check_tensors
+from ..wrapping import kept_out_of_graphs
 from .copies import CopiedWithPlans
 from .host import to_device
 from .jit_arguments import JitArguments
@@ -89,6 +90,8 @@ class PlannedWrapper(CopiedWithPlans):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._op = vars(cls).get("_op", cls.__name__)
+        if "plan" in vars(cls):
+            kept_out_of_graphs(cls.plan, f"{cls._op}.plan() works on the host, call it before what is compiled")  # type: ignore[attr-defined]
         cls._unchanged = unchanged(cls._objects, cls._numbers_read)
         cls._unchanged_but_plan = unchanged(cls._objects, cls._numbers_read, cls._replanned)
         if cls._objects:

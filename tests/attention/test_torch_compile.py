@@ -70,3 +70,25 @@ def test_single_requests(device, backend):
     expected, _ = batch.expected(Attention(causal=True))
     torch.testing.assert_close(o.float(), expected, rtol=2e-3, atol=2e-3)
     calls.check((last[None], lse[None]), Attention()(o[-1:], batch.k, batch.v), batch.dtype)
+
+
+def test_plans_are_not_part_of_a_graph(device):
+    """They work on the host: a graph is broken there, and where it must not be, the error says why."""
+    torch._dynamo.reset()
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(calls.workspace(device))
+
+    def model(q, k, v, qo_indptr, kv_indptr):
+        wrapper.plan(qo_indptr, kv_indptr, 4, 2, 64, causal=True)
+        return wrapper.run(q * 1, k, v, return_lse=True)
+
+    for qo_lens, kv_lens in (([1, 2, 6], [70, 3, 9]), ([4, 1], [5, 64])):
+        batch = Batch(qo_lens, kv_lens, device=device)
+        tensors = batch.q, batch.k, batch.v, batch.qo_indptr, batch.kv_indptr
+        calls.check(
+            torch.compile(model, backend="eager")(*tensors), batch.expected(Attention(causal=True)), batch.dtype
+        )
+    torch._dynamo.reset()
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported, match=r"KVCacheWrapper.plan\(\) works on the host, call it before"
+    ):
+        torch.compile(model, backend="eager", fullgraph=True)(*tensors)
