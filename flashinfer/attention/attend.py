@@ -85,9 +85,13 @@ class AttentionWrapper(PlannedWrapper):
                 f"{op}: the batch size is {batch_size}, expected {self._fixed_batch_size} (fixed by the buffers)"
             )
 
-    def _expected_rows(self) -> Optional[int]:
-        """Rows that q must have; None: any number."""
+    def _expected_rows(self) -> int:
+        """Rows that q must have."""
         raise AssertionError("a subclass knows")
+
+    def _check_in_graph(self, launch: Launch) -> None:
+        if launch.q.shape[0] != self._expected_rows():
+            self._refuse_query(launch.q)
 
     def _refuse_query(self, q: torch.Tensor) -> None:
         raise ArgumentError(
@@ -152,8 +156,10 @@ class AttentionWrapper(PlannedWrapper):
         if len(shape) != 3:
             raise ArgumentError(f"{op}.run: q has {len(shape)} dimensions, expected 3 (rows, num_qo_heads, head_dim)")
         rows, num_qo_heads, head_dim = shape
-        expected = self._expected_rows()
-        if num_qo_heads != self._num_qo_heads or (expected is not None and rows != expected):
+        is_compiling = _is_compiling()
+        if num_qo_heads != self._num_qo_heads:
+            self._refuse_query(q)
+        if not is_compiling and rows != self._expected_rows():  # a graph is for any rows: it looks when it runs
             self._refuse_query(q)
         sm_scale = default_scale(self._sm_scale, head_dim)
         is_plain = self._jit is None and not args and not self._is_nvfp4 and q.dtype is self._dtypes.compute
@@ -176,7 +182,7 @@ class AttentionWrapper(PlannedWrapper):
         if self._first_row:
             self._clear_first_rows(out if given_out is None else None, score if lse is None else None)
         launch = Launch(q, k, v, out, score, list(factors), list(scalars))
-        if _is_compiling():
+        if is_compiling:
             run_planned(self._handle, *launch, enable_pdl)
         elif is_plain and not self._first_row:
             self._launch_kept(launch, enable_pdl, default_scale(None, head_dim))

@@ -268,6 +268,9 @@ class PlannedWrapper(CopiedWithPlans):
             lost = "" if self._cached_module is None else " (the last one failed, or workspaces were replaced after it)"
             raise ArgumentError(f"{self._op}.run: plan() was not called, expected it before run(){lost}")
 
+    def _check_in_graph(self, launch: Launch) -> None:
+        """What ``run`` cannot look at while it is traced: whether tensors fit to the plan of the day."""
+
     def _refuse_capture(self) -> None:
         """A graph that captured this wrapper's own buffers would go on reading them after they are replaced."""
         if not self._is_capturable and self._device_kind == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -349,4 +352,6 @@ def run_planned(
     enable_pdl: Optional[bool],
 ) -> None:
     """Launch what the wrapper with this handle has planned: a compiled graph holds the handle, not the plan."""
-    _wrappers[handle]._launch(Launch(q, k, v, out, lse, tensors, scalars), enable_pdl)
+    wrapper, launch = _wrappers[handle], Launch(q, k, v, out, lse, tensors, scalars)
+    wrapper._check_in_graph(launch)
+    wrapper._launch(launch, enable_pdl)

@@ -389,7 +389,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, sinks=sinks
         )
 
-    def _expected_rows(self) -> Optional[int]:
+    def _expected_rows(self) -> int:
         """By the current page table, which engines may have replaced without a ``plan``."""
         return self._paged_kv_last_page_len_buf.shape[0] * self._planned_q_len  # type: ignore[union-attr, operator]
 

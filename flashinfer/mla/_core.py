@@ -388,10 +388,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             raise ArgumentError(f"{op}: profiler_buffer is None, expected a tensor (use_profiler was planned)")
         if o_scale is not None:
             raise ArgumentError(f"{op}: o_scale is only supported with the cutlass backend, expected None")
-        if (page_ids.VALIDATE or self._device_kind == "cpu") and self._page_ranges and not _is_compiling():
-            assert self._kv_indices_buf is not None
-            num_pages = ckv_cache.shape[0]
-            page_ids.check_page_ids(op, self._kv_indices_buf, *self._page_ranges, self._page_size, num_pages)
+        if not _is_compiling():
+            self._check_page_ids(self._kv_indices_buf, ckv_cache)
         scales = LatentScales.of(op, ckv_cache, ckv_scale, ckv_scale_arr, kpe_scale)
         out = output_buffer(op, out, q_nope.shape, q_nope.dtype, q_nope)
         if return_lse or lse is not None:
@@ -414,6 +412,16 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             out.mul_(scales.ckv)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
+    def _check_page_ids(self, kv_indices: Optional[torch.Tensor], ckv_cache: torch.Tensor) -> None:
+        if (page_ids.VALIDATE or self._device_kind == "cpu") and self._page_ranges:
+            assert kv_indices is not None
+            num_pages, op = ckv_cache.shape[0], f"{self._op}.run"
+            page_ids.check_page_ids(op, kv_indices, *self._page_ranges, self._page_size, num_pages)
+
+    def _check_in_graph(self, launch: Launch) -> None:
+        self._check_rows(f"{self._op}.run", launch.q.shape[0])
+        self._check_page_ids(launch.tensors[1], launch.k)
+
     def _check_run(self, op: str, q_nope: Any, q_pe: Any, ckv_cache: Any, kpe_cache: Any) -> None:
         named = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv_cache, "kpe_cache": kpe_cache}
         check_tensors(op, **named)
@@ -421,7 +429,12 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             expected = self._cached_q_data_type if name.startswith("q") else self._cached_kv_data_type
             if tensor.dtype != expected:
                 raise ArgumentError(f"{op}: {name}.dtype is {tensor.dtype}, expected {expected} (as planned)")
-        rows = q_nope.shape[0]
+        if not _is_compiling():  # a graph is for any rows: it looks when it runs
+            self._check_rows(op, q_nope.shape[0])
+        if q_nope.shape[1] != self._num_heads:
+            raise ArgumentError(f"{op}: q_nope has {q_nope.shape[1]} heads, expected {self._num_heads} (as planned)")
+
+    def _check_rows(self, op: str, rows: int) -> None:
         if self._use_cuda_graph:
             assert self._max_total_num_rows is not None
             if not self._num_rows <= rows <= self._max_total_num_rows:
@@ -431,8 +444,6 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 )
         elif rows != self._num_rows:
             raise ArgumentError(f"{op}: q_nope has {rows} rows, expected {self._num_rows} (qo_indptr[-1])")
-        if q_nope.shape[1] != self._num_heads:
-            raise ArgumentError(f"{op}: q_nope has {q_nope.shape[1]} heads, expected {self._num_heads} (as planned)")
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         q, k, v, out, lse, (q_pe, indices), (sm_scale, natural) = launch

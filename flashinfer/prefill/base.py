@@ -219,8 +219,8 @@ class BatchPrefillWrapper(AttentionWrapper):
 
     # run --------------------------------------------------------------------------------------
 
-    def _expected_rows(self) -> Optional[int]:
-        return self._qo_indptr_last
+    def _expected_rows(self) -> int:
+        return self._qo_indptr_last  # type: ignore[return-value]  # there is a plan
 
     def _derived_scalars(self, sm_scale: float, q_scale: Scale, k_scale: Scale, v_scale: Scale) -> dict[str, Any]:
         derived = super()._derived_scalars(sm_scale, q_scale, k_scale, v_scale)

@@ -92,3 +92,47 @@ def test_plans_are_not_part_of_a_graph(device):
         torch._dynamo.exc.Unsupported, match=r"KVCacheWrapper.plan\(\) works on the host, call it before"
     ):
         torch.compile(model, backend="eager", fullgraph=True)(*tensors)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_wrappers_take_any_batch(device, strict):
+    """The rows of the plan at the time are not those of the program, which looks at those of the day."""
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(calls.workspace(device))
+
+    class Model(torch.nn.Module):
+        def forward(self, q, cache):
+            return wrapper.run(q * 1, cache, return_lse=True)
+
+    rows, pages = torch.export.Dim("rows", min=1, max=64), torch.export.Dim("pages", min=1, max=4096)
+    arguments = plan(wrapper, Batch([1, 1, 1], [70, 3, 9], device=device))
+    program = torch.export.export(Model(), arguments, dynamic_shapes=({0: rows}, {0: pages}), strict=strict).module()
+    for kv_lens in ([70, 3, 9], [5], [1, 33, 64, 2]):
+        batch = Batch([1] * len(kv_lens), kv_lens, device=device)
+        q, cache = plan(wrapper, batch)
+        calls.check(program(q, cache), batch.expected(), batch.dtype)
+    with pytest.raises(ValueError, match=r"run: q has 3 rows, expected 4 \* 1"):
+        program(q[:3], cache)
+
+
+def test_graphs_look_at_pages_and_rows_of_latent_attention(device):
+    torch._dynamo.reset()
+    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(calls.workspace(device))
+    ids, tables = torch.arange(8), [torch.tensor(x) for x in ([0, 2, 5], [0, 3, 8], [20, 33])]
+    q, cache = torch.randn(5, 4, 128, device=device).half(), torch.randn(8, PAGE_SIZE * 2, 128, device=device).half()
+
+    def prepare(indices):
+        options = (4, 128, 0, PAGE_SIZE * 2, False, 0.1, torch.float16, torch.float16)
+        wrapper.plan(*tables[:2], indices, tables[2], *options)
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def model(q, cache):
+        return wrapper.run(q * 1, q[..., :0], cache, cache[..., :0])
+
+    prepare(ids)
+    assert torch.equal(model(q, cache), wrapper.run(q, q[..., :0], cache, cache[..., :0]))
+    with pytest.raises(ValueError, match=r"q_nope has 4 rows, expected 5 \(qo_indptr\[-1\]\)"):
+        model(q[:4], cache)
+    prepare(ids.masked_fill(ids == 6, 1 << 24))
+    if device == "cpu":  # elsewhere FLASHINFER_VALIDATE_INPUTS asks for it
+        with pytest.raises(ValueError, match=rf"kv_indices\[6\] = {1 << 24}, expected 0 to 7"):
+            model(q, cache)
