@@ -394,13 +394,14 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         out = output_buffer(op, out, q_nope.shape, q_nope.dtype, q_nope)
         if return_lse or lse is not None:
             lse = lse_buffer(op, lse, q_nope.shape[:2], q_nope)
-        indices, sm_scale = self._kv_indices_buf, self._sm_scale
-        assert indices is not None and sm_scale is not None
+        indices: Optional[torch.Tensor] = None  # those of the plan: an exported program would keep the first one's
+        pages, sm_scale = self._kv_indices_buf, self._sm_scale
+        assert pages is not None and sm_scale is not None
         if scales is not None:
             q_pe, sm_scale = scales.fold(q_pe, sm_scale)
             if scales.per_token is not None:
-                ckv_cache, kpe_cache = scales.gather(ckv_cache, kpe_cache, indices, q_nope.dtype)
-                indices = range_buffer(indices.numel(), self.device)
+                ckv_cache, kpe_cache = scales.gather(ckv_cache, kpe_cache, pages, q_nope.dtype)
+                indices = range_buffer(pages.numel(), self.device)
         tensors: list[Optional[torch.Tensor]] = [q_pe, indices]
         numbers = [sm_scale, float(return_lse_base_on_e)]
         launch = Launch(q_nope, ckv_cache, kpe_cache, out, lse, tensors, numbers)
@@ -420,7 +421,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
 
     def _check_in_graph(self, launch: Launch) -> None:
         self._check_rows(f"{self._op}.run", launch.q.shape[0])
-        self._check_page_ids(launch.tensors[1], launch.k)
+        indices = launch.tensors[1]
+        self._check_page_ids(self._kv_indices_buf if indices is None else indices, launch.k)
 
     def _check_run(self, op: str, q_nope: Any, q_pe: Any, ckv_cache: Any, kpe_cache: Any) -> None:
         named = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv_cache, "kpe_cache": kpe_cache}
@@ -447,6 +449,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         q, k, v, out, lse, (q_pe, indices), (sm_scale, natural) = launch
+        indices = self._kv_indices_buf if indices is None else indices
         module = self._cached_module
         if k.dtype != self._cached_kv_data_type:  # converted: plans do not depend on the dtype of the cache
             module = self._module(k.dtype)

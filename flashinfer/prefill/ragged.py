@@ -245,16 +245,24 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
                 return result
         self._require_plan()
         self._check_dtypes(q, k)
+        if not torch.compiler.is_compiling():  # a graph is for any keys: it looks when it runs
+            self._check_keys(k)
+        factors = scale_factors(self._op, k, v, kv_cache_sf, self._layout, False) if self._is_nvfp4 else ()
+        return self._attend(
+            q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout
+        )
+
+    def _check_keys(self, k: torch.Tensor) -> None:
         tokens, heads = (k.shape[0], k.shape[1]) if self._layout == 0 else (k.shape[1], k.shape[0])
         if heads != self._num_kv_heads or tokens < self._kv_indptr_last:
             raise ArgumentError(
                 f"{self._op}.run: k has {tokens} tokens of {heads} heads, expected {self._kv_indptr_last} "
                 f"(kv_indptr[-1]) of {self._num_kv_heads} (as planned)"
             )
-        factors = scale_factors(self._op, k, v, kv_cache_sf, self._layout, False) if self._is_nvfp4 else ()
-        return self._attend(
-            q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout
-        )
+
+    def _check_in_graph(self, launch: Launch) -> None:
+        super()._check_in_graph(launch)
+        self._check_keys(launch.k)
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         tables = (self._qo_indptr_buf, self._kv_indptr_buf)

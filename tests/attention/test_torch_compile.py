@@ -95,23 +95,43 @@ def test_plans_are_not_part_of_a_graph(device):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_exported_wrappers_take_any_batch(device, strict):
-    """The rows of the plan at the time are not those of the program, which looks at those of the day."""
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(calls.workspace(device))
+@pytest.mark.parametrize("kind", ["decode", "ragged", "latent"])
+def test_exported_wrappers_take_any_batch(device, kind, strict):
+    """The rows, keys and pages of the plan at the time are not those of the program, which takes those of the day."""
+    wrapper = {
+        "decode": flashinfer.BatchDecodeWithPagedKVCacheWrapper,
+        "ragged": flashinfer.BatchPrefillWithRaggedKVCacheWrapper,
+        "latent": flashinfer.mla.BatchMLAPagedAttentionWrapper,
+    }[kind](calls.workspace(device))
+    what = Attention(causal=kind == "ragged")
 
     class Model(torch.nn.Module):
-        def forward(self, q, cache):
-            return wrapper.run(q * 1, cache, return_lse=True)
+        def forward(self, q, *keys):
+            if kind == "latent":
+                keys = (q[..., :0], keys[0], keys[0][..., :0])
+            return wrapper.run(q * 1, *keys, return_lse=True)
 
-    rows, pages = torch.export.Dim("rows", min=1, max=64), torch.export.Dim("pages", min=1, max=4096)
-    arguments = plan(wrapper, Batch([1, 1, 1], [70, 3, 9], device=device))
-    program = torch.export.export(Model(), arguments, dynamic_shapes=({0: rows}, {0: pages}), strict=strict).module()
+    def prepare(kv_lens):
+        dims = (4, 1, 128) if kind == "latent" else ()
+        batch = Batch([1] * len(kv_lens), kv_lens, *dims, latent=kind == "latent", device=device)
+        if kind != "latent":
+            return batch, plan(wrapper, batch)
+        pages, options = batch.pages(PAGE_SIZE), (4, 128, 0, PAGE_SIZE, False, 128**-0.5, torch.float16, torch.float16)
+        wrapper.plan(batch.qo_indptr, pages.indptr, pages.indices, pages.lens, *options)
+        return batch, (batch.q, pages.scatter(batch.k, "NHD")[:, :, 0].contiguous())
+
+    rows, other = torch.export.Dim("rows", min=1, max=64), torch.export.Dim("other", min=1, max=4096)
+    arguments = prepare([70, 3, 9])[1]
+    shapes = ({0: rows}, ({0: other},) * (len(arguments) - 1))
+    program = torch.export.export(Model(), arguments, dynamic_shapes=shapes, strict=strict).module()
     for kv_lens in ([70, 3, 9], [5], [1, 33, 64, 2]):
-        batch = Batch([1] * len(kv_lens), kv_lens, device=device)
-        q, cache = plan(wrapper, batch)
-        calls.check(program(q, cache), batch.expected(), batch.dtype)
-    with pytest.raises(ValueError, match=r"run: q has 3 rows, expected 4 \* 1"):
-        program(q[:3], cache)
+        batch, arguments = prepare(kv_lens)
+        calls.check(program(*arguments), batch.expected(what), batch.dtype)
+    with pytest.raises(ValueError, match=r"q(_nope)? has 3 rows, expected 4 "):
+        program(arguments[0][:3], *arguments[1:])
+    if kind == "ragged":
+        with pytest.raises(ValueError, match=r"k has 50 tokens of 2 heads, expected 100 "):
+            program(arguments[0], arguments[1][:50], arguments[2][:50])
 
 
 def test_graphs_look_at_pages_and_rows_of_latent_attention(device):
