@@ -238,7 +238,11 @@ def test_greedy_text(pair, cache):
     theirs, ours = pair
     batch = left_padded([20, 3, 11])
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache, "disable_compile": True}
-    assert torch.equal(ours.generate(**batch, **options), theirs.generate(**batch, **options))
+    try:
+        expected = theirs.generate(**batch, **options)
+    except TypeError as error:
+        pytest.skip(f"this release of transformers cannot: {error}")
+    assert torch.equal(ours.generate(**batch, **options), expected)
 
 
 @torch.no_grad()

@@ -67,7 +67,7 @@ def test_random_model(tmp_path, device):
 def test_bad_options(tmp_path, monkeypatch, capsys, arguments, text):
     """One line, before anything is built or served."""
     (tmp_path / "empty.txt").write_text("\n  \n")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "latin.txt").write_bytes(b"\xe9t\xe9")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         serve.parse_arguments(arguments)

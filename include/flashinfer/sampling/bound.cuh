@@ -99,7 +99,6 @@ struct BoundBins {
       if (!IsCounted(x[i / 4][i % 4]) || (SIGNED && (key > top || key < bottom))) continue;
       atomicAdd(shared.bins + (key > top ? 0 : min((top - key) >> shift, BOUND_BINS - 1u)), 1u);
     }
-    if (threadIdx.x == 0) shared.low_bin = BOUND_BINS, shared.high_bin = -1;
     __syncthreads();
   }
 
@@ -107,6 +106,8 @@ struct BoundBins {
   __device__ __forceinline__ void Sum(float higher, BoundShared& shared) {
     constexpr int SUMS = SIGNED ? 1 : 3;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // Not before a barrier of this turn: others may still look at those of the last one.
+    if (threadIdx.x == 0) shared.low_bin = BOUND_BINS, shared.high_bin = -1;
     float sums[3] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -45,10 +45,12 @@ Status LaunchSieve(const RowParams<T>& p, Stream stream) {
           (chunks > CHUNK_WARPS * g.cluster && p.rows * g.cluster <= device.multiprocessors))) {
     g.cluster *= 2;
   }
-  // Long lists where no more than two blocks would share an SM anyway, and of long rows. (Clusters whose blocks have an
-  // SM each do not all fit.) Top_p of 0.9 of 128256 columns, logits of standard deviation 2 / 2.5, 128 rows: 118 / 100
-  // -> 85 / 71 us; of 262144 columns, 3 / 5, 128 rows 203 / 88 -> 104 / 86, 256 rows 349 / 147 -> 201 / 170.
-  if (p.rows * g.cluster <= 2 * device.multiprocessors || (by_mass && chunks > LONG_CHUNKS * g.cluster)) {
+  // Long lists where two blocks share an SM anyway, and of long rows. Top_p of 0.9 of 128256 columns, logits of standard
+  // deviation 2 / 2.5, 128 rows: 118 / 100 -> 85 / 71 us; of 262144 columns, 3 / 5, 128 rows 203 / 88 -> 104 / 86, 256
+  // rows 349 / 147 -> 201 / 170. (Where most SMs have one block both of a cluster share one then: 64 rows 46 -> 62.)
+  const int64_t blocks = p.rows * g.cluster;
+  const bool are_two = blocks > device.multiprocessors && blocks <= 2 * device.multiprocessors;
+  if (are_two || (by_mass && chunks > LONG_CHUNKS * g.cluster)) {
     g.shared_bytes = std::max(SIEVE_BYTES, device.shared_bytes / 2 - 1024);
   }
   if constexpr (!SIGNED && std::is_same_v<T, float>) {  // top-p is asked of floats only
