@@ -7,8 +7,10 @@ from typing import Any, Callable, Optional, Sequence
 
 import torch
 
+from ..errors import ArgumentError
+from ..jit.core import loaded_modules
 from ..ops import register_custom_op
-from ..wrapping import compiler, is_traced, traced_as_constant
+from ..wrapping import compiler, is_traced
 from .modules import get_single_decode_module, get_single_prefill_module
 from .options import ALIBI, alibi_slopes
 from .records import aligned, is_misaligned
@@ -123,15 +125,6 @@ def single_prefill(
         _launch_on_copies(error, entry, args)
 
 
-_modules: dict[int, Any] = {}  #: that compiled graphs call
-
-
-@traced_as_constant
-def _handle_of(module: Any) -> int:
-    _modules[id(module)] = module
-    return id(module)
-
-
 def run_module(
     module: Any,
     q: torch.Tensor,
@@ -149,9 +142,7 @@ def run_module(
     tensors = [x for x in args if x is None or isinstance(x, torch.Tensor)]
     numbers = args[len(tensors) :]
     integers = [isinstance(x, int) for x in numbers]
-    _run_jit_module(
-        _handle_of(module), q, k, v, out, lse, list(codes), tensors, [float(x) for x in numbers], integers
-    )  # fmt: skip
+    _run_jit_module(id(module), q, k, v, out, lse, list(codes), tensors, [float(x) for x in numbers], integers)
 
 
 @register_custom_op("flashinfer::run_jit_module", mutates_args=("out", "lse"))
@@ -167,8 +158,10 @@ def _run_jit_module(
     numbers: list[float],
     integers: list[bool],
 ) -> None:
+    if handle not in loaded_modules:
+        raise ArgumentError("jit_module is unknown in a compiled graph, expected what JitSpec.build_and_load() returned")
     scalars = [int(x) if is_integer else x for x, is_integer in zip(numbers, integers, strict=True)]
-    _launch_module(_modules[handle], q, k, v, out, lse, codes, [*tensors, *scalars])
+    _launch_module(loaded_modules[handle], q, k, v, out, lse, codes, [*tensors, *scalars])
 
 
 def _launch_module(

@@ -158,7 +158,9 @@ class JitSpec:
 
     def load(self, so_path: Union[str, Path, None] = None) -> Any:
         """Open the built library; its exported functions are attributes of the result."""
-        return _load_library(Path(so_path) if so_path is not None else self.get_library_path())
+        module = _load_library(Path(so_path) if so_path is not None else self.get_library_path())
+        loaded_modules[id(module)] = module
+        return module
 
     def try_load(self) -> Optional[Any]:
         """The module when it is pre-built or fresh in the cache, else None. Compiles nothing."""
@@ -187,6 +189,8 @@ class JitSpec:
 #: Published callers name the nvcc-built kind explicitly.
 JitSpecNvcc = JitSpec
 
+
+loaded_modules: dict[int, Any] = {}  #: by identity, which is how graphs of torch.compile name them
 
 _loaded: dict[Path, tuple[int, int]] = {}  #: device and inode of each library when it was first loaded
 
