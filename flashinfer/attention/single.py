@@ -159,7 +159,9 @@ def _run_jit_module(
     integers: list[bool],
 ) -> None:
     if handle not in loaded_modules:
-        raise ArgumentError("jit_module is unknown in a compiled graph, expected what JitSpec.build_and_load() returned")
+        raise ArgumentError(
+            "run_jit_module: jit_module is unknown to the graph, expected what build_and_load() returned"
+        )
     scalars = [int(x) if is_integer else x for x, is_integer in zip(numbers, integers, strict=True)]
     _launch_module(loaded_modules[handle], q, k, v, out, lse, codes, [*tensors, *scalars])
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 
@@ -128,6 +130,16 @@ def test_single_requests(device):
     assert torch.equal(o, got[0] * 2) and torch.equal(lse, got[1] + 1)
     dense = batch.dense()
     assert torch.equal(last, single_decode_with_kv_cache_with_jit_module(decode, batch.q[0], *dense, gain, 3, 0.125))
+    stranger = types.SimpleNamespace(run=module.run)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def other(q, k, v, gain):
+        return single_decode_with_kv_cache_with_jit_module(stranger, q[0] * 1, k, v, gain, 3, 0.125)
+
+    with pytest.raises(
+        ValueError, match=r"run_jit_module: jit_module is unknown to the graph, expected what build_and"
+    ):
+        other(batch.q, *dense, gain)
 
 
 def test_numbers_and_tensors_of_another_kind_than_declared(device):
