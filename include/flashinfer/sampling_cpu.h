@@ -6,6 +6,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/parallel.h"
@@ -89,6 +90,7 @@ Status SoftmaxRows(const RowParams<T>& p, Stream) {
   ParallelFor(p.rows, p.vocab, [&](int64_t begin, int64_t end) {
     Row row(p.vocab);
     for (int64_t r = begin; r < end; ++r) {
+      if constexpr (std::is_same_v<T, float>) row.HoldIn(p.out + r * p.out_stride);
       const uint64_t total = row.SumUpLogits(p.input + r * p.input_stride, FactorOf(ValueOf(p.temperature, r)));
       const Normaliser normaliser(total);
       for (int64_t begin = 0; begin < p.vocab; begin += SEGMENT) {

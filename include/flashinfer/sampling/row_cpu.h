@@ -15,18 +15,29 @@
 namespace flashinfer {
 namespace cpu {
 
-/// The largest of n numbers; NaN is left out.
-inline float LargestOf(const float* x, int64_t n) {
-  Vec largest = Broadcast(MINUS_INF);
-  ForEachVec(n, [&](int64_t i, auto lanes) {
-    Vec v = Load(x + i, lanes);
-    if constexpr (std::is_same_v<decltype(lanes), SomeLanes>) {
-      for (int lane = lanes.count; lane < LANES; ++lane) v[lane] = MINUS_INF;
-    }
-    largest = v > largest ? v : largest;
-  });
-  float result = largest[0];
-  for (int i = 1; i < LANES; ++i) result = largest[i] > result ? largest[i] : result;
+/// n numbers times `factor`, to `products`. Returns the largest of these; NaN is left out.
+inline float Multiply(const float* x, float factor, int64_t n, float* products) {
+  constexpr int CHAINS = 4;  // of comparisons that need not wait for each other
+  Vec largest[CHAINS];
+  for (Vec& of_chain : largest) of_chain = Broadcast(MINUS_INF);
+  const auto take = [&](int64_t i, int chain) {
+    const Vec v = Load(x + i) * factor;
+    Store(products + i, v);
+    largest[chain] = v > largest[chain] ? v : largest[chain];
+  };
+  int64_t i = 0;
+  for (; i + CHAINS * LANES <= n; i += CHAINS * LANES) {
+    for (int chain = 0; chain < CHAINS; ++chain) take(i + chain * LANES, chain);
+  }
+  for (; i + LANES <= n; i += LANES) take(i, 0);
+  float result = MINUS_INF;
+  for (const Vec& of_chain : largest) {
+    for (int lane = 0; lane < LANES; ++lane) result = of_chain[lane] > result ? of_chain[lane] : result;
+  }
+  for (; i < n; ++i) {
+    products[i] = x[i] * factor;
+    result = products[i] > result ? products[i] : result;
+  }
   return result;
 }
 
@@ -61,14 +72,22 @@ inline Vec Interleave(const Vec (&v)[4]) {
 class Row {
  public:
   explicit Row(int64_t vocab)
-      : n_(vocab), padded_((vocab + 4 * LANES - 1) / (4 * LANES) * (4 * LANES)), weights_(padded_) {
+      : n_(vocab),
+        padded_((vocab + 4 * LANES - 1) / (4 * LANES) * (4 * LANES)),
+        scratch_(padded_),
+        weights_(&scratch_[0]) {
     segments_.resize((vocab + SEGMENT - 1) / SEGMENT);
     scales_.resize(segments_.size(), LogitScale(0.0f));
     shifts_.resize(segments_.size());
     for (int64_t i = vocab; i < padded_; ++i) weights_[i] = 0.0f;
   }
 
-  float* weights() { return &weights_[0]; }
+  float* weights() { return weights_; }
+  /// Let the next weights be in a row of someone else, if that is as long as ours. (The output of softmax: what is written
+  /// there twice costs less than a copy.)
+  void HoldIn(float* row) {
+    if (padded_ == n_) weights_ = row;
+  }
   Selector& selector() { return selector_; }
 
   /// Weights from probabilities, of which `minus` (null: nothing) is subtracted. Returns the largest.
@@ -98,9 +117,7 @@ class Row {
     for (size_t s = 0; s < segments_.size(); ++s) {
       const int64_t begin = int64_t(s) * SEGMENT, n = std::min<int64_t>(SEGMENT, n_ - begin);
       float* w = weights() + begin;
-#pragma omp simd
-      for (int64_t i = 0; i < n; ++i) w[i] = x[begin + i] * factor;
-      const float largest = LargestOf(w, n);
+      const float largest = Multiply(x + begin, factor, n, w);
       LogitScale scale = LogitScale::Near(largest);
       if (LogitScale::IsFar(largest)) {
         scale = LogitScale::Far(largest, [&] { return LargestProduct(x, factor); });
@@ -207,7 +224,7 @@ class Row {
   }
 
   uint64_t SumSegment(int64_t begin, int64_t end, double unit) const {
-    const float* w = &weights_[0];
+    const float* w = weights_;
     const Vec low = Broadcast(threshold_), limit = Broadcast(PowerOf2(emax_ - ONE + 4)), zero{};
     LongVec mass{};
     for (int64_t i = begin; i < end; i += 4 * LANES) {
@@ -232,7 +249,8 @@ class Row {
   }
 
   int64_t n_, padded_;
-  Scratch weights_;
+  Scratch scratch_;
+  float* weights_;
   std::vector<uint64_t> segments_;  // masses, shifted
   std::vector<LogitScale> scales_;  // of SumUpLogits, as are the rest
   std::vector<int> shifts_;
