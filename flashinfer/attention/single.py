@@ -137,7 +137,7 @@ def run_module(
 ) -> None:
     """Launch a module of a variant: ``codes`` are what it takes before ``args``, the tensors and numbers declared."""
     if not (is_traced() or compiler._is_compiling_flag):
-        _launch_module(module, q, k, v, out, lse, codes, args)
+        _launch_module(module, q, k, v, out, lse, *codes, *args)
         return
     tensors = [x for x in args if x is None or isinstance(x, torch.Tensor)]
     numbers = args[len(tensors) :]
@@ -163,21 +163,12 @@ def _run_jit_module(
             "run_jit_module: jit_module is unknown to the graph, expected what build_and_load() returned"
         )
     scalars = [int(x) if is_integer else x for x, is_integer in zip(numbers, integers, strict=True)]
-    _launch_module(loaded_modules[handle], q, k, v, out, lse, codes, [*tensors, *scalars])
+    _launch_module(loaded_modules[handle], q, k, v, out, lse, *codes, *tensors, *scalars)
 
 
-def _launch_module(
-    module: Any,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: Optional[torch.Tensor],
-    codes: Sequence[int],
-    args: Sequence[Any],
-) -> None:
-    every = (q, k, v, scratch(q), out, lse, *codes, *args)
+def _launch_module(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> None:
+    args = (q, k, v, scratch(q), *rest)
     try:
-        module.run(*every)
+        module.run(*args)
     except RuntimeError as error:
-        _launch_on_copies(error, module.run, every)
+        _launch_on_copies(error, module.run, args)
