@@ -90,8 +90,8 @@ class JitArguments:
     def _check_integer(what: str, kind: str, x: Any) -> None:
         if not isinstance(x, int) and x % 1 != 0:  # infinity has no remainder
             raise TypeError(f"{what} is {x}, expected an integer ({kind})")
-        bits = 32 if "32" in kind else 64
-        if not -(2 ** (bits - 1)) <= x < 2 ** (bits if bits == 32 else 63):  # of 32 bits, with or without a sign
+        bits, end = (32, 1 << 32) if "32" in kind else (64, 1 << 63)  # of 32 bits, with or without a sign
+        if not -(1 << (bits - 1)) <= x < end:
             raise ArgumentError(f"{what} is {x}, expected {bits} bits at most")
 
     def _check_tensor(self, op: str, name: str, x: Optional[torch.Tensor]) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from ..errors import ArgumentError, LibraryError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from ..wrapping import kept_out_of_graphs
 
 __all__ = ["attention", "register"]
 
@@ -244,8 +245,7 @@ def register(name: str = "flashinfer") -> None:
         from transformers.utils.generic import is_flash_attention_requested
     except ImportError as error:
         raise LibraryError(f"{_OP}: the package transformers is missing or too old, expected release 5") from error
-    reason = "attention is planned on the host"
-    AttentionInterface.register(name, torch.compiler.disable(attention, reason=reason))
+    AttentionInterface.register(name, kept_out_of_graphs(attention, "attention is planned on the host"))
     # None where causality is all there is, else one bool for each pair
     AttentionMaskInterface.register(name, sdpa_mask)
     if not _names:

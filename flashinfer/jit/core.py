@@ -190,7 +190,8 @@ class JitSpec:
 JitSpecNvcc = JitSpec
 
 
-loaded_modules: dict[int, Any] = {}  #: by identity, which is how graphs of torch.compile name them
+#: All that were loaded, which stay so: by identity, which is how graphs of torch.compile name them.
+loaded_modules: dict[int, Any] = {}
 
 _loaded: dict[Path, tuple[int, int]] = {}  #: device and inode of each library when it was first loaded
 

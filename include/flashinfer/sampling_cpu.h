@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling on the CPU (definitions and parameters: sampling.h, arithmetic: sampling/math.h). Outputs over threads.
 //   Sums are of integers, so this draws what the CUDA kernels draw, though it finds thresholds in its own way.
-//   sampling/row_cpu.h  a row of weights      sampling/select_cpu.h  thresholds
+//   sampling/row_cpu.h  a row of weights      sampling/select_cpu.h  thresholds      cpu/sieve.h  bounds of them
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py --device cpu
 #pragma once
 #include <algorithm>

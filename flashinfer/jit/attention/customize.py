@@ -13,6 +13,7 @@ from typing import Any, Optional, Sequence
 import torch
 
 from ...errors import ArgumentError
+from ...layouts import PosEncodingMode
 from ..core import JitSpec
 from .generate import AttentionModule, resolve_device
 from .modules import check_backend
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-_POS_ENCODINGS = (0, 1, 2)
+_POS_ENCODINGS = [mode.value for mode in PosEncodingMode]
 #: What kernels read of every call (include/flashinfer/attention/params.h); a parameter of that name would hide it.
 _TAKEN = frozenset(
     (

@@ -134,7 +134,7 @@ __device__ __forceinline__ Range GuessRange(const SegmentSource& source, const A
     const float error = spread + weight * weight;  // one column more may be there, unseen
     const bool is_low = (by_mass && IsCertain(rest - below, error)) ||
                         (by_count && IsCertain(from - wanted - 3.f * each, wanted * each));
-    // Where nothing was seen there may be eleven times what one of the sample stands for, by a chance of 2e-5.
+    // Where nothing was seen there may be twelve times what one of the sample stands for, by a chance of 6e-6.
     const bool is_high = (!by_mass || IsCertain(below - rest, error)) &&
                          (!by_count || IsCertain(wanted - from - 8.f * each, (from + each) * each));
     if (is_low) low = BINS * thread + i;

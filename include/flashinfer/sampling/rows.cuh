@@ -47,7 +47,7 @@ Status LaunchSieve(const RowParams<T>& p, Stream stream) {
   }
   // Long lists where two blocks share an SM anyway, and of long rows. Top_p of 0.9 of 128256 columns, logits of standard
   // deviation 2 / 2.5, 128 rows: 118 / 100 -> 85 / 71 us; of 262144 columns, 3 / 5, 128 rows 203 / 88 -> 104 / 86, 256
-  // rows 349 / 147 -> 201 / 170. (Where most SMs have one block both of a cluster share one then: 64 rows 46 -> 62.)
+  // rows 349 / 147 -> 201 / 170. (Not where SMs have one block: the two of a cluster would share one, 64 rows 46 -> 62.)
   const int64_t blocks = p.rows * g.cluster;
   const bool are_two = blocks > device.multiprocessors && blocks <= 2 * device.multiprocessors;
   if (are_two || (by_mass && chunks > LONG_CHUNKS * g.cluster)) {
