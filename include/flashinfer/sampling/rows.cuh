@@ -46,10 +46,12 @@ Status LaunchSieve(const RowParams<T>& p, Stream stream) {
     g.cluster *= 2;
   }
   // Long lists where two blocks share an SM anyway, and of long rows. Top_p of 0.9 of 128256 columns, logits of standard
-  // deviation 2 / 2.5, 128 rows: 118 / 100 -> 85 / 71 us; of 262144 columns, 3 / 5, 128 rows 203 / 88 -> 104 / 86, 256
-  // rows 349 / 147 -> 201 / 170. (Not where SMs have one block: the two of a cluster would share one, 64 rows 46 -> 62.)
+  // deviation 2 / 2.5, 48 rows: 73 / 45 -> 54 / 45 us, 128 rows 118 / 100 -> 85 / 71; of 262144 columns, 3 / 5, 128 rows
+  // 203 / 88 -> 104 / 86, 256 rows 349 / 147 -> 201 / 170. Clusters of more than two blocks leave SMs of a GPC unused,
+  // and one that has to wait doubles the time: not where they would be nearly all that fit (64 rows 46 -> 62).
   const int64_t blocks = p.rows * g.cluster;
-  const bool are_two = blocks > device.multiprocessors && blocks <= 2 * device.multiprocessors;
+  const int fitting = 2 * device.multiprocessors - (g.cluster > 2 ? device.multiprocessors / 6 : 0);
+  const bool are_two = blocks > device.multiprocessors && blocks <= fitting;
   if (are_two || (by_mass && chunks > LONG_CHUNKS * g.cluster)) {
     g.shared_bytes = std::max(SIEVE_BYTES, device.shared_bytes / 2 - 1024);
   }
