@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import sys
+from typing import Optional, TextIO
 
 from .errors import ArgumentError
 from .knobs import knobs
 
-__all__ = ["LogLevel", "configure_jit_log", "set_log_level"]
+__all__ = ["LogLevel", "configure_jit_log", "is_terminal", "say", "set_log_level"]
 
 
 class LogLevel(enum.Enum):
@@ -42,6 +44,22 @@ def set_log_level(lvl_str: str) -> None:
     logging.getLogger("flashinfer").setLevel(_PYTHON_LEVEL[level])
 
 
+def say(text: str, end: str = "\n", stream: Optional[TextIO] = None) -> None:
+    """Print to stderr, or to ``stream``, if it can be: a service whose streams are closed, full or gone works on."""
+    stream = sys.stderr if stream is None else stream
+    if stream is not None:  # which print() takes for stdout
+        with contextlib.suppress(OSError, ValueError):
+            print(text, end=end, file=stream, flush=True)
+
+
+def is_terminal() -> bool:
+    """Whether stderr is one; some programs have none, a closed one, or an object that only writes."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
 class _StderrUnlessConfigured(logging.Handler):
     """stderr, until the program sets up logging of its own, which then has every record.
 
@@ -49,8 +67,8 @@ class _StderrUnlessConfigured(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers and sys.stderr is not None:
-            print(self.format(record), file=sys.stderr, flush=True)
+        if not logging.getLogger().handlers:
+            say(self.format(record))
 
 
 def configure_jit_log() -> logging.Logger:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any, Optional, Sequence, Union
 
@@ -19,6 +18,7 @@ from ..errors import ArgumentError
 from ..jit.attention.front_doors import gen_fmha_v2_module, prompt_decl
 from ..jit.utils import filename_safe_dtype_map as _short
 from ..knobs import knobs
+from ..log_level import say
 from ..tensor_checks import canonicalize_torch_dtype
 from ..trace.templates.fmha_v2 import fmha_v2_trace
 from .block_tables import to_output
@@ -351,11 +351,10 @@ def _report(prompt: _Prompt, options: _Options, lengths: np.ndarray) -> None:
     q, k, v = prompt.q, prompt.k, prompt.v
     keys = "rows" if prompt.tables is None else f"pages of {prompt.page_size}"
     kernels = "a variant of batch prefill" if options.needs_variant else "batch prefill"
-    print(
+    say(
         f"{_OP}: {lengths.size} requests, {q.shape[0]} queries of {q.shape[1]} heads, {q.dtype}; keys {k.dtype} in "
         f"{keys}; head dims {k.shape[-1]} and {v.shape[-1]}; mask {options.mask_mode}; served by {kernels}, "
-        f"{backend_of(q)}",
-        file=sys.stderr,
+        f"{backend_of(q)}"
     )
 
 

@@ -15,13 +15,13 @@ import os
 import re
 import shlex
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterator, Optional, Sequence, Union
 
 from ..errors import MissingJITCacheError
 from ..knobs import knobs
+from ..log_level import say
 from . import env as jit_env
 from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, run_ninja, translation_units
 from .manifest import manifest_path, source_digests, write_manifest
@@ -108,9 +108,7 @@ def _lock(spec: JitSpec) -> Iterator[None]:
         try:
             lock.acquire(timeout=2)
         except Timeout:
-            print(
-                f"flashinfer: waiting for another process or thread to build {spec.name}", file=sys.stderr, flush=True
-            )
+            say(f"flashinfer: waiting for another process or thread to build {spec.name}")
             lock.acquire()
     try:
         yield

@@ -8,11 +8,13 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Optional, Sequence
 
 from ..knobs import knobs
+from ..log_level import say
 from . import env as jit_env
 from .context import current_compilation_context
 from .toolchain import (  # noqa: F401  (the contract looks for the discovery functions here)
@@ -308,7 +310,7 @@ def run_ninja(
         for line in process.stdout:
             log.append(line)
             if verbose:
-                print(line, end="", flush=True)
+                say(line, end="", stream=sys.stdout)
             match = re.match(r"\[(\d+)/(\d+)\] (.*)", line)
             if match and on_step is not None:
                 on_step(int(match[1]), int(match[2]), match[3])

@@ -6,7 +6,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
+
+from ..log_level import is_terminal, say
 
 QUIET_SECONDS = 1.0
 
@@ -46,10 +48,10 @@ class ProgressLine:
     def _show(self) -> None:
         if self._finished.wait(QUIET_SECONDS):
             return
-        terminal = sys.stderr.isatty()
-        print(self._text(), end="" if terminal else "\n", file=sys.stderr, flush=True)
+        terminal = is_terminal()
+        say(self._text(), end="" if terminal else "\n")
         while terminal and not self._finished.wait(0.2):
-            print("\r" + self._text(), end="", file=sys.stderr, flush=True)
+            say("\r" + self._text(), end="")
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         self._finished.set()
@@ -58,9 +60,23 @@ class ProgressLine:
         if self.seconds >= QUIET_SECONDS:
             word = "built" if kind is None else "failed to build"
             line = f"flashinfer: {word} {self.label} in {self.seconds:.1f} s"
-            if sys.stderr.isatty():
+            if is_terminal():
                 line = f"\r{line:{len(self._text())}}"  # over all of the line before
-            print(line, file=sys.stderr, flush=True)
+            say(line)
+
+
+class _Stderr:
+    """stderr as it is for all but writing, which never fails."""
+
+    def write(self, text: str) -> int:
+        say(text, end="")
+        return len(text)
+
+    def flush(self) -> None:
+        """Every write has been."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
 
 
 class ProgressBar:
@@ -69,7 +85,7 @@ class ProgressBar:
     def __init__(self, names: Sequence[str]) -> None:
         from tqdm import tqdm
 
-        self.bar = tqdm(total=None, desc=f"building {len(names)} modules", unit="step", file=sys.stderr)
+        self.bar = tqdm(total=None, desc=f"building {len(names)} modules", unit="step", file=_Stderr())
 
     def __enter__(self) -> ProgressBar:
         return self

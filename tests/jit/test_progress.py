@@ -74,6 +74,31 @@ def test_terminal_shows_steps_in_place(monkeypatch):
     assert text.count("\n") == 1
 
 
+class _WritesOnly:
+    """What some programs put in the place of stderr; a pipe that nobody reads any more, moreover."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def flush(self) -> None: ...
+
+
+def _closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, _closed(), _WritesOnly()], ids=["none", "closed", "broken"])
+def test_builds_without_anybody_to_tell(slow, monkeypatch, stream):
+    """A service has no stderr; a build that says what it does must not fail of that."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "stdout", stream)
+    slow.spec().build(verbose=True)
+    build_jit_specs([slow.spec(name) for name in "ab"], progress=progress.ProgressBar)
+    assert slow.spec().is_fresh() and slow.spec("b").is_fresh()
+
+
 @pytest.mark.parametrize("how", ["variable", "argument"])
 def test_verbose_shows_commands(workshop, monkeypatch, capfd, how):
     if how == "variable":
