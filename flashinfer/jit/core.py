@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+import shlex
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -145,7 +146,8 @@ class JitSpec:
         return [
             {
                 "directory": str(self.build_dir),
-                "command": f"{commands.compile(unit)} -c {unit.source} -o {self.build_dir / unit.object_name}",
+                "command": f"{commands.compile(unit)} "
+                + shlex.join(["-c", str(unit.source), "-o", str(self.build_dir / unit.object_name)]),
                 "file": str(unit.source),
             }
             for unit in commands.units
@@ -293,10 +295,17 @@ def gen_jit_spec(
     **more: Any,
 ) -> JitSpec:
     """Describe a module and register it. ``more`` passes on the fields of JitSpec that only generators of ours use."""
-    if Path(name).name != name or name in ("", "..") or len(os.fsencode(name)) > _MAX_NAME:
+    if not isinstance(name, str) or Path(name).name != name or name in ("", "..") or len(os.fsencode(name)) > _MAX_NAME:
         raise ArgumentError(f"gen_jit_spec: name is {name!r}, expected a file name of at most {_MAX_NAME} bytes")
-    if isinstance(sources, (str, Path)) or not sources:
+    if isinstance(sources, (str, Path)) or not sources or not all(isinstance(s, (str, Path)) for s in sources):
         raise ArgumentError(f"gen_jit_spec: {name}: sources is {sources!r}, expected a list of files")
+    for kind, value in (("cflags", extra_cflags), ("cuda_cflags", extra_cuda_cflags), ("ldflags", extra_ldflags)):
+        if isinstance(value, str):  # whose letters would be the flags
+            raise ArgumentError(f"gen_jit_spec: {name}: extra_{kind} is {value!r}, expected a list of flags")
+    if isinstance(extra_include_paths, (str, Path)):
+        raise ArgumentError(
+            f"gen_jit_spec: {name}: extra_include_paths is {extra_include_paths!r}, expected a list of folders"
+        )
     spec = JitSpec(
         name=name,
         sources=[Path(source).absolute() for source in sources],  # ninja runs elsewhere

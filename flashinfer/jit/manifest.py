@@ -59,11 +59,14 @@ def _compilers(spec: JitSpec) -> dict[str, Optional[Path]]:
 
 
 def _dep_files(private: Path) -> set[str]:
-    """Paths named by the dep-files of a build (make syntax: ``target: a b \\`` with escaped blanks, # and $)."""
+    """Paths named by the dep-files of a build (make syntax: ``target: a b \\`` with escaped blanks, # and $).
+
+    The target ends in ``.o``; nvcc escapes nothing in it, so that it may hold blanks and colons of its own.
+    """
     paths = set()
     for depfile in private.glob("*.d"):
         text = depfile.read_text().replace("\\\n", " ")
-        for word in re.findall(r"(?:\\ |\S)+", text.split(": ", 1)[-1]):
+        for word in re.findall(r"(?:\\ |\S)+", re.split(r"\.o ?: ", text, maxsplit=1)[-1]):
             plain = word.replace("\\ ", " ").replace("\\#", "#").replace("$$", "$")
             paths.add(os.path.normpath(plain))
     return paths

@@ -66,7 +66,7 @@ def test_header_that_is_gone(workshop, built):
     assert built.staleness() == f"{workshop.src / 'answer.h'} is gone"
 
 
-@pytest.mark.parametrize("folder", ["two words", "a$b", "a#b", "a:b", "a'b", "a%b", "ünï"])
+@pytest.mark.parametrize("folder", ["two words", "a$b", "a#b", "a:b", "a: b", "a'b", "a%b", "ünï"])
 def test_unusual_folders(tmp_path, monkeypatch, folder):
     """Sources and cache in folders whose names make, ninja or the shell would take for something else."""
     (tmp_path / folder).mkdir()
@@ -77,6 +77,12 @@ def test_unusual_folders(tmp_path, monkeypatch, folder):
     assert workshop.spec().is_fresh()
     workshop.set_answer(43)
     assert workshop.spec().build_and_load().answer() == 43
+
+
+def test_targets_of_dep_files_in_folders_with_blanks(tmp_path):
+    """nvcc escapes the files but not the target: what follows a colon of its own is no file."""
+    (tmp_path / "x.o.d").write_text("/a: b/x: y.cuda.o : /a:\\ b/x:\\ y.cu \\\n    /cuda/x.h\n")
+    assert manifest._dep_files(tmp_path) == {"/a: b/x: y.cu", "/cuda/x.h"}
 
 
 def test_header_that_is_gone_after_the_build(workshop, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -33,16 +34,27 @@ def test_both_ways_to_call_the_generator(workshop, toolkit):
         assert (spec.name, spec.sources, spec.extra_cuda_cflags) == ("op", [source], ["-DX"])
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "/op", "x" * 231])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/op", "x" * 231, None, Path("op")])
 def test_a_name_is_that_of_a_file(name):
     with pytest.raises(ValueError, match=r"gen_jit_spec: name is .* expected a file name of at most 230 bytes"):
         gen_jit_spec(name, ["op.cpp"], backend="cpu")
 
 
-@pytest.mark.parametrize("sources", ["op.cpp", Path("op.cpp"), []])
+@pytest.mark.parametrize("sources", ["op.cpp", Path("op.cpp"), [], None, [None]])
 def test_sources_are_several(sources):
     with pytest.raises(ValueError, match=r"gen_jit_spec: op: sources is .* expected a list of files"):
         gen_jit_spec("op", sources, backend="cpu")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{f"extra_{kind}": "-DX"} for kind in ("cflags", "cuda_cflags", "ldflags")] + [{"extra_include_paths": "."}],
+)
+def test_flags_are_several(given):
+    """The letters of a text would be flags: ``- D X``."""
+    (argument,) = given
+    with pytest.raises(ValueError, match=rf"gen_jit_spec: op: {argument} is '.*', expected a list of"):
+        gen_jit_spec("op", ["op.cpp"], backend="cpu", **given)
 
 
 def test_the_longest_name_builds(workshop):
@@ -202,3 +214,15 @@ def test_compile_commands(workshop):
     assert entry["file"] == str(spec.sources[0])
     assert entry["directory"] == str(spec.build_dir)
     assert entry["command"].split()[-1] == str(spec.get_object_paths()[0])
+
+
+def test_compile_commands_of_folders_with_blanks(workshop, monkeypatch):
+    """An editor splits a command as a shell does."""
+    folder = workshop.src / "two words"
+    folder.mkdir()
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(folder))
+    source = folder / "a source.cpp"
+    source.write_text("int x;\n")
+    spec = gen_jit_spec("op", [source], backend="cpu")
+    (entry,) = spec.get_compile_commands()
+    assert shlex.split(entry["command"])[-4:] == ["-c", str(source), "-o", str(spec.get_object_paths()[0])]
