@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable, Generic, Iterator, Optional, TypeVar, overload
 
-__all__ = ["Knob", "Knobs", "knobs"]
+__all__ = ["Knob", "Knobs", "knobs", "split_words"]
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def _path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
-def _words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Shell-style split; broken quoting falls back to a plain split with a warning."""
     try:
         return shlex.split(text)
@@ -92,9 +92,13 @@ class Knobs:
     cc = Knob("CC", str, "", "host compiler that nvcc drives (-ccbin)", "compiler")
     cuda_home = Knob("CUDA_HOME", str, "", "CUDA toolkit directory (CUDA_PATH is the second spelling)", "compiler")
     cuda_path = Knob("CUDA_PATH", str, "", "CUDA toolkit directory when CUDA_HOME is unset", "compiler")
-    extra_cflags = Knob[list[str]]("FLASHINFER_EXTRA_CFLAGS", _words, [], "appended to host compiler flags", "compiler")
-    extra_cuda_cflags = Knob[list[str]]("FLASHINFER_EXTRA_CUDAFLAGS", _words, [], "appended to nvcc flags", "compiler")
-    extra_ldflags = Knob[list[str]]("FLASHINFER_EXTRA_LDFLAGS", _words, [], "appended to link flags", "compiler")
+    extra_cflags = Knob[list[str]](
+        "FLASHINFER_EXTRA_CFLAGS", split_words, [], "appended to host compiler flags", "compiler"
+    )
+    extra_cuda_cflags = Knob[list[str]](
+        "FLASHINFER_EXTRA_CUDAFLAGS", split_words, [], "appended to nvcc flags", "compiler"
+    )
+    extra_ldflags = Knob[list[str]]("FLASHINFER_EXTRA_LDFLAGS", split_words, [], "appended to link flags", "compiler")
     nvcc_threads = Knob(
         "FLASHINFER_NVCC_THREADS", _positive_int, 1, "nvcc --threads=N, helps several targets", "compiler"
     )

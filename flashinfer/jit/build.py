@@ -40,6 +40,7 @@ _ERROR_LINE = re.compile(
     r"error[ :#]|error\b.*:|undefined reference|No space left|cannot find|not found|Permission denied|Killed|fatal",
     re.IGNORECASE,
 )
+_NINJA_LINE = re.compile(r"FAILED: |\[\d+/\d+\] |ninja: (Entering directory|build stopped)")
 
 
 def ensure_built(specs: Sequence[JitSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine) -> None:
@@ -181,8 +182,14 @@ def _failure(failed: Sequence[JitSpec], log: str) -> str:
 
 
 def _first_error(log: str) -> str:
-    """The first line that looks like a complaint. ninja prints ``FAILED: target`` and the command, then the output."""
+    """The first line that looks like a complaint, else the last that a compiler said, else ninja's exit code of it.
+
+    ninja prints ``FAILED: target`` and the command, then the output.
+    """
     lines = [line.strip() for line in log.splitlines()]
+    failed = [line for line in lines if line.startswith("FAILED: ")]
     pairs = zip(["", *lines[:-1]], lines, strict=True)
-    said = [line for before, line in pairs if not line.startswith("FAILED: ") and not before.startswith("FAILED: ")]
-    return next((line for line in said if _ERROR_LINE.search(line)), said[-1] if said else "no output")
+    said = [
+        line for before, line in pairs if line and not _NINJA_LINE.match(line) and not before.startswith("FAILED: ")
+    ]
+    return next((line for line in said if _ERROR_LINE.search(line)), (said or failed or ["no output"])[-1])

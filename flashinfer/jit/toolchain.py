@@ -14,7 +14,6 @@ import importlib
 import importlib.util
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Iterator, Optional
 
-from ..knobs import knobs
+from ..knobs import knobs, split_words
 
 NO_NVCC = (
     "cannot find nvcc: looked at $FLASHINFER_NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin, PATH, /usr/local/cuda and the pip "
@@ -118,7 +117,7 @@ def get_cuda_version() -> tuple[int, int]:
 
 def split_command(text: str) -> tuple[list[str], Optional[Path], list[str]]:
     """What runs a compiler, the compiler or None, and its first flags: ``ccache g++ -m64``."""
-    words = [text] if shutil.which(text) else shlex.split(text)
+    words = [text] if shutil.which(text) else split_words(text)
     for i in reversed(range(len(words))):
         found = None if words[i].startswith("-") else shutil.which(words[i])
         if found:

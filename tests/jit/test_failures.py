@@ -65,6 +65,16 @@ def test_first_error_is_the_compilers(workshop, tmp_path, monkeypatch):
     assert "NO_SUCH_NAME" in failure(workshop.spec(text=BROKEN)).splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [("exit 3", "FAILED: .*tiny.o"), ("echo I give up; exit 3", "I give up"), ("exit 0", "mv: cannot stat .*")],
+)
+def test_compilers_that_say_little(workshop, before, expected):
+    """ "ninja: build stopped" would say nothing at all."""
+    fake_cxx(workshop.cxx, before=before)
+    assert re.fullmatch(rf"Ninja build failed for tiny: {expected}", failure(workshop.spec()).splitlines()[0].rstrip())
+
+
 def test_compilers_speak_english(workshop, monkeypatch):
     """The report looks for the word "error"; a user's language must not hide it."""
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")

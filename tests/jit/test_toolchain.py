@@ -137,6 +137,14 @@ def test_host_compiler_in_several_words(monkeypatch, tmp_path):
         assert toolchain.find_cxx() == expected[1]
 
 
+def test_host_compiler_with_broken_quoting(monkeypatch, tmp_path):
+    """As other variables of flags: split at blanks, with a warning that shows the text."""
+    compiler = executable(tmp_path / "path" / "g++", "#!/bin/sh\n")
+    monkeypatch.setenv("CXX", "g++ -DA='b")
+    with pytest.warns(UserWarning, match=r"cannot parse .*-DA='b"):
+        assert toolchain.split_cxx() == ([], compiler, ["-DA='b"])
+
+
 def test_package_of_the_ffi_is_named(workshop, monkeypatch):
     monkeypatch.setitem(sys.modules, "tvm_ffi", None)
     toolchain.tvm_ffi_paths.cache_clear()
