@@ -61,6 +61,7 @@ def test_names_of_other_modules():
     ):
         module = importlib.import_module(f"flashinfer.{family}")
         assert getattr(module, name) is getattr(flashinfer.cudnn, name)
+    assert flashinfer.decode.get_seq_lens is flashinfer.page.get_seq_lens  # vLLM and SGLang import it there
 
 
 def test_generators_are_found_in_one_place():
