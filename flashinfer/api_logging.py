@@ -106,7 +106,7 @@ class _Destination(logging.Handler):
             return getattr(sys, self.dest)  # looked up each time: programs and tests replace it
         if self._file is None or self._pid != os.getpid():
             self._pid = os.getpid()
-            path = Path(self.dest.replace("%i", str(self._pid)))
+            path = Path(self.dest.replace("%i", str(self._pid))).expanduser()
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8")
         return self._file
@@ -304,8 +304,9 @@ def make_api_decorator(settings: LogSettings) -> Callable[..., Any]:
     return decorator
 
 
-_decorate = make_api_decorator(LogSettings.from_knobs())
-if knobs.log_level > 0:  # a program that calls no API shows so that its log is on
+_settings = LogSettings.from_knobs()
+_decorate = make_api_decorator(_settings)
+if _settings.level > 0:  # a program that calls no API shows so that its log is on
     _log.info("FlashInfer %s (commit %s)", __version__, __git_commit__[:8])
 
 

@@ -43,6 +43,13 @@ def describe(
 
 def describe_tensor(tensor: torch.Tensor) -> str:
     """Shape, stride, dtype, device, requires_grad and contiguity; reads no values."""
+    try:
+        return _layout(tensor)
+    except Exception as error:  # nested tensors have no strides; a subclass may raise anything
+        return f"{type(tensor).__name__} that cannot be described ({_reason(error)})"
+
+
+def _layout(tensor: torch.Tensor) -> str:
     strided = tensor.layout is torch.strided
     stride = tuple(tensor.stride()) if strided else tensor.layout
     return (
@@ -82,8 +89,11 @@ def tensor_statistics(tensor: torch.Tensor) -> str:
     try:
         return _statistics(tensor)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return f"statistics unavailable ({_clip(reason)})"
+        return f"statistics unavailable ({_reason(error)})"
+
+
+def _reason(error: Exception) -> str:
+    return _clip(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 @torch.no_grad()

@@ -276,7 +276,7 @@ def _compare(expected: Any, actual: Any, path: str) -> list[str]:
     if isinstance(expected, (list, tuple)) and isinstance(actual, (list, tuple)) and len(expected) == len(actual):
         pairs = enumerate(zip(expected, actual, strict=True))
         return [line for i, (left, right) in pairs for line in _compare(left, right, f"{path}[{i}]")]
-    same = type(expected) is type(actual) and expected == actual
+    same = type(expected) is type(actual) and (expected == actual or (expected != expected and actual != actual))
     with contextlib.suppress(TypeError):
         same = same or math.isclose(expected, actual, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
     return [] if same else [f"{path} is {_show(actual)}, recorded {_show(expected)}"]

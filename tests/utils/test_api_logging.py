@@ -135,6 +135,14 @@ def test_level_3_describes_arguments_and_results(log):
     assert "min=" not in on.text
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_tensor_that_cannot_be_described_hides_nothing_else(log):
+    on = log(3)
+    on.decorate(lambda x, y: None)(torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), 7)
+    assert "<lambda> called (call 1)\n  x: Tensor that cannot be described (" in on.text
+    assert "\n  y: 7\n" in on.text
+
+
 def test_level_3_tells_how_a_call_failed_even_with_wrong_arguments(log):
     on = log(3)
     with pytest.raises(TypeError):
@@ -304,6 +312,14 @@ def test_file_is_appended_and_named_after_the_process(log, tmp_path):
         make_api_decorator(LogSettings(level=1, dest=str(target)))(plain)(1)
     text = (tmp_path / "new" / f"log_{os.getpid()}.txt").read_text()
     assert text.count("plain called (call 1)") == 2
+
+
+def test_home_in_the_name_of_the_file(log, tmp_path, monkeypatch):
+    """Of a Dockerfile or a service, whose variables no shell has seen."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    make_api_decorator(LogSettings(level=1, dest="~/log.txt"))(plain)(1)
+    assert "plain called" in (tmp_path / "log.txt").read_text()
 
 
 def test_own_logger_is_not_propagated(log):

@@ -300,6 +300,8 @@ def test_replay_matches_and_detects_changes(dumps, monkeypatch):
     [
         (1.0, 1.0005, True),
         (1.0, 1.1, False),
+        (float("nan"), float("nan"), True),
+        (float("nan"), 1.0, False),
         ("a", "a", True),
         (None, 0, False),
         ([1, 2], (1, 2), True),
