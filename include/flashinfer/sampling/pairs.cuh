@@ -12,12 +12,15 @@ namespace sampling {
 template <typename T>
 __device__ __noinline__ void WriteTogether(const RowParams<T>& p, unsigned char* memory) {
   const SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
-  const int written = (shared.is_written[0] ? 1 : 0) + (shared.is_written[1] ? 2 : 0);  // rows may need all of `memory`
+  // Rows may need all of `memory`.
+  const int written = (shared.is_written[0] ? 1 : 0) + (shared.is_written[1] ? 2 : 0);
+  const Bounds bounds[2] = {shared.bounds[0], shared.bounds[1]};
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     if (written >> i & 1) continue;
     const int row = 2 * ptx::ClusterId() + i;
-    if (!SieveRow<T, false, Cluster>(p, row, memory)) SplitRow<T, false>(p, row, memory);
+    const bool has_room = Sieve<T, false, Cluster>(p, row, memory).HasRoom(bounds[i]);
+    if (!has_room || !SieveRow<T, false, Cluster>(p, row, bounds[i], memory)) SplitRow<T, false>(p, row, memory);
     Cluster::Sync();  // nobody needs what is in shared memory any more
   }
 }
@@ -28,16 +31,24 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4) PairsKernel(const __grid_con
   ptx::GridDependencyWait();
   Cluster::Arrive();
   SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
-  const auto do_both = [](uint32_t (&of)[2], bool what) {
+  const auto tell_both = [](auto(&of)[2], const auto& what) {
     if (threadIdx.x < 2) Cluster::InBlock(&of[0], threadIdx.x)[Cluster::Rank()] = what;
+  };
+  const auto do_both = [&](uint32_t (&of)[2], bool what) {
+    tell_both(of, uint32_t(what));
     Cluster::Sync();
     return of[0] && of[1];
   };
   const int row = blockIdx.x;
-  Bounds bounds;
-  const bool can_list = row >= p.rows || Sieve<T, false, Alone>(p, row, memory).HasBounds(bounds);
+  Bounds bounds{};
+  bool is_written = row >= p.rows, can_list = is_written;
+  if (!is_written) {
+    Sieve<T, false, Alone> sieve(p, row, memory);
+    bounds = sieve.FindBoundsOfRow();
+    can_list = sieve.HasRoom(bounds);
+  }
   Cluster::Wait();  // the other block runs
-  bool is_written = row >= p.rows;
+  tell_both(shared.bounds, bounds);
   if (do_both(shared.can_list, can_list) && !is_written) {
     is_written = SieveRow<T, false, Alone>(p, row, bounds, memory);
   }

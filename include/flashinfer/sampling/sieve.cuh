@@ -57,8 +57,9 @@ struct SieveShared {
   ColumnSums certain, uncertain;
   CertainShared sums;
   uint32_t tied, tied_in[MAX_CLUSTER];
-  // What blocks of a pair tell each other (pairs.cuh): whether they can list what may be kept of their rows, and have
-  // written them.
+  // What blocks of a pair tell each other (pairs.cuh) of their rows: bounds, whether they can list what may be kept, and
+  // have written it.
+  Bounds bounds[2];
   uint32_t can_list[2], is_written[2];
 };
 
@@ -382,22 +383,22 @@ struct Sieve {
     return largest;
   }
 
-  /// Step 1; false if survivors are too many.
-  __device__ __forceinline__ bool HasBounds(Bounds& bounds) {
+  /// Step 1.
+  __device__ __forceinline__ Bounds FindBoundsOfRow() const {
     const Share share = ShareOf();
+    if (!share.is_limited || chunks.vocab <= UNSAMPLED) return {LOWEST, ~0u, float(chunks.vocab), 0.f};
+    const BoundLimits wanted{share.Count(), share.Rest()};
+    return FindBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.bound, [&] { Prefetch(); });
+  }
+
+  /// Prepare step 2; false if survivors are too many, or all columns are kept.
+  __device__ __forceinline__ bool HasRoom(const Bounds& bounds) {
+    const uint32_t room = ShareOf().is_limited ? RoomFor(bounds, TEAM::Size()) : 0;
     if (threadIdx.x == 0) {
-      shared.listed = shared.largest = shared.pushed = 0, shared.split = LAST_SPLIT;
+      shared.listed = shared.largest = shared.pushed = 0, shared.split = LAST_SPLIT, shared.room = room;
       shared.certain = shared.uncertain = {};
     }
-    bounds = {LOWEST, ~0u, float(chunks.vocab), 0.f};
-    if (share.is_limited && chunks.vocab > UNSAMPLED) {
-      const BoundLimits wanted{share.Count(), share.Rest()};
-      bounds = FindBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.bound, [&] { Prefetch(); });
-    }
-    const uint32_t room = share.is_limited ? RoomFor(bounds, TEAM::Size()) : 0;
-    if (room == 0) return false;
-    if (threadIdx.x == 0) shared.room = room;
-    return true;
+    return room > 0;
   }
 
   /// Step 2; false if survivors are more than were expected.
@@ -447,7 +448,8 @@ __device__ __noinline__ void WriteSplitChunks(const RowParams<T>& p, int row, un
   Sieve<T, false, TEAM>(p, row, memory).WriteSplitChunks();
 }
 
-/// All steps after the first; false if there are more survivors than expected, or the threshold is not among them.
+/// All steps after the first, once there is room; false if there are more survivors than expected, or the threshold is
+/// not among them.
 template <typename T, bool SIGNED, typename TEAM>
 __device__ __forceinline__ bool SieveRow(const RowParams<T>& p, int row, const Bounds& bounds, unsigned char* memory) {
   const SieveShared& shared = *reinterpret_cast<SieveShared*>(memory);
@@ -461,8 +463,9 @@ __device__ __forceinline__ bool SieveRow(const RowParams<T>& p, int row, const B
 /// All steps.
 template <typename T, bool SIGNED, typename TEAM>
 __device__ __forceinline__ bool SieveRow(const RowParams<T>& p, int row, unsigned char* memory) {
-  Bounds bounds;
-  return Sieve<T, SIGNED, TEAM>(p, row, memory).HasBounds(bounds) && SieveRow<T, SIGNED, TEAM>(p, row, bounds, memory);
+  Sieve<T, SIGNED, TEAM> sieve(p, row, memory);
+  const Bounds bounds = sieve.FindBoundsOfRow();
+  return sieve.HasRoom(bounds) && SieveRow<T, SIGNED, TEAM>(p, row, bounds, memory);
 }
 
 }  // namespace sampling
