@@ -13,7 +13,8 @@
 //   sampling/softmax.cuh      softmax
 // What they are made of:
 //   sampling/segment.cuh      a segment of a row in the registers of a warp: loaded, summed up, drawn from
-//   sampling/pick.cuh         which segment a draw is from
+//   sampling/pick.cuh         sums of segments; which segment a draw is from, and which column
+//   sampling/walk.cuh         probabilities of many rows, read until the draw is found
 //   sampling/min_p.cuh        min-p of many rows
 //   sampling/top_kernel.cuh   the kernel of draws from top-k and top-p
 //   sampling/near.cuh         a draw in one read: what is near the threshold is listed

@@ -56,6 +56,7 @@ inline bool IsShared(const FilterParams& f) {
 inline Status Sample(const SampleParams& p, Stream) {
   using namespace cpu;
   const bool is_shared = IsShared(p.filter);
+  const bool is_found_early = p.indices == nullptr && !p.is_logits && p.filter.filter == Filter::kNone;
   const int64_t cost = p.indices == nullptr ? p.vocab : std::max<int64_t>(p.vocab * p.rows / p.batch, 512);
   ParallelFor(p.batch, cost, [&](int64_t begin, int64_t end) {
     Row row(p.vocab);
@@ -63,11 +64,16 @@ inline Status Sample(const SampleParams& p, Stream) {
     uint64_t total = 0;
     for (int64_t output = begin; output < end; ++output) {
       const int64_t input_row = InputRow(p, output);
-      if (input_row != prepared || !is_shared) total = Prepare(p, input_row, output, row);
-      prepared = input_row;
       const uint64_t random =
           RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), uint64_t(output));
-      const int64_t column = row.Find(TargetOf(random, total));
+      int64_t column;
+      if (is_found_early) {
+        column = row.FindInProbs(p.input + input_row * p.row_stride, TargetOf(random, MASS_OF_ONE));
+      } else {
+        if (input_row != prepared || !is_shared) total = Prepare(p, input_row, output, row);
+        prepared = input_row;
+        column = row.Find(TargetOf(random, total));
+      }
       const int64_t token = std::max<int64_t>(column, 0);
       if (p.wide) {
         static_cast<int64_t*>(p.out)[output] = token;

@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import flashinfer
+
 from .inputs import function, probs, takes_logits
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -15,7 +17,10 @@ SHAPES = [
     (9, 70_001),  # of 8 blocks, which wait for each other with min-p; no row but the first is aligned
     (64, 20_000),  # two blocks that hold a row with min-p
     (64, 70_000),  # from logits two blocks; with min-p two that fill SMs
-    (64, 135_001),  # from probabilities two blocks, too, whose warps have several segments
+    (64, 135_001),  # from probabilities eight that take turns, the last one short
+    (70, 150_000),  # four, three turns or more
+    (140, 33_000),  # one of 16 warps
+    (300, 17_000),  # one of 8
     (80, 70_000),  # from logits four
     (100, 66_000),  # more blocks than a device has places for: with min-p only the leading ones wait
     (600, 1025),  # one block for a row, a segment of one column
@@ -33,10 +38,30 @@ DRAWS = [
 
 @pytest.mark.parametrize("rows, vocab", SHAPES)
 @pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
-def test_tokens_of_the_cpu(rows, vocab, spread):
+def test_tokens_of_both_devices(rows, vocab, spread):
     p = probs(rows, vocab, "cpu", spread)
     p[0, vocab // 2 :] = 0.0  # what is left may not reach the target
     for name, parameters in DRAWS:
         x = p.log() if takes_logits(name) else p
         tokens = function(name)(x.cuda(), **parameters, seed=5, offset=1)
         assert torch.equal(tokens.cpu(), function(name)(x, **parameters, seed=5, offset=1)), (name, parameters)
+
+
+@pytest.mark.parametrize("rows, vocab", [(64, 128_256), (70, 150_000), (140, 33_001), (300, 17_000), (4, 50_000)])
+def test_how_far_probabilities_are_read(rows, vocab):
+    """Draws from the first segment, from the last, from rows that weigh too little, nothing, or are not numbers."""
+    p = probs(rows, vocab, "cpu", 3.0)
+    kinds = torch.arange(rows) % 6
+    p[kinds == 1] = torch.nn.functional.one_hot(torch.tensor(0), vocab).float()
+    p[kinds == 2] = torch.nn.functional.one_hot(torch.tensor(vocab - 1), vocab).float()
+    p[kinds == 3] *= 0.3
+    p[kinds == 3, vocab - 5000 :] = 0.0  # beyond the last positive weight
+    p[kinds == 4] = 0.0
+    p[kinds == 5, ::7] = float("nan")
+    for seed in range(5):
+        tokens, valid = flashinfer.sampling_from_probs(p, seed=seed, offset=9, return_valid=True)
+        on_gpu = flashinfer.sampling_from_probs(p.cuda(), seed=seed, offset=9, return_valid=True)
+        assert torch.equal(tokens, on_gpu[0].cpu()) and torch.equal(valid, on_gpu[1].cpu())
+        assert (tokens[kinds == 1] == 0).all() and (tokens[kinds == 2] == vocab - 1).all()
+        assert (tokens[kinds == 3] < vocab - 5000).all()
+        assert torch.equal(valid, kinds != 4)

@@ -8,7 +8,7 @@
 namespace flashinfer {
 namespace ptx {
 
-/// `barrier`, in shared memory, is for so many bytes, once. By one thread, before it arrives at the barrier of the
+/// `barrier`, in shared memory, is for so many bytes. By one thread, before it arrives at the barrier of the
 /// cluster that all senders wait for. (compute-sanitizer's racecheck warns of the two accesses, which are in order.)
 __device__ __forceinline__ void ExpectBytes(uint64_t* barrier, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -19,9 +19,18 @@ __device__ __forceinline__ void ExpectBytes(uint64_t* barrier, uint32_t bytes) {
 #endif
 }
 
+/// The same once more, by one thread that has waited for those before.
+__device__ __forceinline__ void ExpectMoreBytes(uint64_t* barrier, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (ClusterSize() == 1) return;  // there was nothing to be told of
+  const uint32_t address = uint32_t(__cvta_generic_to_shared(barrier));
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
+#endif
+}
+
 /// Wait for all of them, and see these words. Not what senders wrote otherwise: acquiring that from the cluster would
-/// empty the L1 cache.
-__device__ __forceinline__ void WaitForBytes(uint64_t* barrier) {
+/// empty the L1 cache. `turn`: how often bytes were waited for before.
+__device__ __forceinline__ void WaitForBytes(uint64_t* barrier, uint32_t turn = 0) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if (ClusterSize() == 1) {
     __syncthreads();
@@ -32,10 +41,10 @@ __device__ __forceinline__ void WaitForBytes(uint64_t* barrier) {
   while (done == 0) {
     asm volatile(
         "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
-        : "r"(address)
+        : "r"(address), "r"(turn % 2)
         : "memory");
   }
 #else

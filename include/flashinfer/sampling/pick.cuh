@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which segment of a row a draw is from, once the leading block of a cluster has the sums of all segments.
+// Sums of segments; which segment of a row a draw is from, once a block has the sums of all of them; and which column.
 #pragma once
 #include "../sampling.cuh"
 #include "segment.cuh"
@@ -9,6 +9,33 @@ namespace sampling {
 
 __device__ __forceinline__ uint64_t RandomOf(const SampleParams& p, int64_t output) {
   return RandomBits(ValueOf(p.random.seed, output), ValueOf(p.random.offset, output), output);
+}
+
+/// The sum of a segment of probabilities or logits, which is x; refill(j) is called when x[j] is not needed any more.
+/// top_of_row() is the largest logit.
+template <bool LOGITS, typename Top, typename Refill>
+__device__ __forceinline__ SegmentSum SumOfSegment(float (&x)[VECTORS][4], const Top& top_of_row,
+                                                   const Refill& refill) {
+  SegmentSum sum{};
+  UnitMassSum mass;
+  float largest = 0.f;
+  LogitScale scale(0.f);
+  if constexpr (LOGITS) {
+    scale = ScaleOf(x, top_of_row);
+    sum.exponent = scale.exponent;
+  }
+#pragma unroll
+  for (int j = 0; j < VECTORS; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[j][e] = LOGITS ? scale.Summand(x[j][e]) : Positive(x[j][e]);
+    const float four = SumOf(x[j]);
+    mass.Add(four);
+    if (!LOGITS) largest = fmaxf(largest, four);
+    refill(j);
+  }
+  if (!LOGITS) sum.has_positive = __any_sync(0xffffffffu, largest > 0.f);
+  sum.mass = mass.OfWarp();
+  return sum;
 }
 
 /// Rounding has left a target out of reach: the last positive column of `segment`, or -1 without one. By a warp.
@@ -116,6 +143,44 @@ struct Pick {
     return WarpMax(last);
   }
 };
+
+/// The column that `target`, a unit of the masses of a segment, is in: each warp sums up a vector of all lanes, or some,
+/// and one lane calls found(j, column) of vector j. weights_of(j, four): what this lane has of it.
+template <typename Weights, typename Mass, typename F>
+__device__ __forceinline__ void FindInSegment(uint64_t target, int shift, int warp, int warps,
+                                              uint64_t (&masses)[VECTORS], const Weights& weights_of,
+                                              const Mass& mass_of, const F& found) {
+  const int lane = threadIdx.x % 32;
+  float four[4];
+  uint64_t mass = 0;
+#pragma unroll 1
+  for (int j = warp; j < VECTORS; j += warps) {
+    weights_of(j, four);
+    mass = mass_of(SumOf(four));
+    const uint64_t of_warp = WarpMass(mass);
+    if (lane == 0) masses[j] = of_warp;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int j = warp; j < VECTORS; j += warps) {
+    uint64_t before = 0;
+#pragma unroll
+    for (int k = 0; k < VECTORS - 1; ++k) before += k < j ? masses[k] : 0;
+    if (before >> shift >= target) return;
+    if (warps < VECTORS) {
+      if (j < VECTORS - 1 && (before + masses[j]) >> shift < target) continue;
+      weights_of(j, four);
+      mass = mass_of(SumOf(four));
+    }
+    const uint64_t through = before + WarpInclusiveScan(mass);
+    const uint32_t reached = __ballot_sync(0xffffffffu, through >> shift >= target);
+    if (reached == 0) continue;
+    if (lane != __ffs(reached) - 1) return;
+    const uint64_t mine = through - mass;
+    found(j, ColumnOfFour(four, [&](float sum) { return (mine + mass_of(sum)) >> shift >= target; }));
+    return;
+  }
+}
 
 }  // namespace sampling
 }  // namespace flashinfer

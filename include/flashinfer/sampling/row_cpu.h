@@ -91,13 +91,15 @@ class Row {
   Selector& selector() { return selector_; }
 
   /// Weights from probabilities, of which `minus` (null: nothing) is subtracted. Returns the largest.
-  float SetWeights(const float* x, const float* minus) {
-    float* w = weights();
+  float SetWeights(const float* x, const float* minus) { return SetWeights(x, minus, 0, n_); }
+  /// The same of some columns, from a multiple of vectors on.
+  float SetWeights(const float* x, const float* minus, int64_t begin, int64_t end) {
+    float* w = weights() + begin;
     Vec largest{};
     const Vec zero{};
-    ForEachVec(n_, [&](int64_t i, auto lanes) {
-      Vec v = Load(x + i, lanes);
-      if (minus != nullptr) v = v - Load(minus + i, lanes);
+    ForEachVec(end - begin, [&](int64_t i, auto lanes) {
+      Vec v = Load(x + begin + i, lanes);
+      if (minus != nullptr) v = v - Load(minus + begin + i, lanes);
       v = v > zero ? v : zero;
       largest = v > largest ? v : largest;
       Store(w + i, v);
@@ -180,6 +182,20 @@ class Row {
       total_ += segments_[s] = uint64_t(quanta);
     }
     return total_;
+  }
+
+  /// Find(target) of probabilities x, which are read until that is found.
+  int64_t FindInProbs(const float* x, uint64_t target) {
+    threshold_ = 0.0f;
+    emax_ = ONE;
+    by_column_ = false;
+    total_ = 0;
+    for (size_t s = 0; s < segments_.size() && total_ < target; ++s) {
+      const int64_t begin = int64_t(s) * SEGMENT;
+      SetWeights(x, nullptr, begin, std::min(begin + SEGMENT, n_));
+      total_ += segments_[s] = SumSegment(begin, std::min(begin + SEGMENT, padded_), double(MASS_OF_ONE));
+    }
+    return Find(target);
   }
 
   /// The column that `target` belongs to; the last positive one for a target above the total; -1 if there is none.

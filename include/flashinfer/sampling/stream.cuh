@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws that search no threshold (definitions and parameters: sampling.h): from all columns, or with min-p. A cluster
 // of blocks reads a row once and holds nothing of it: each warp takes segments, and sends the leading block what a
-// draw needs to know of them. The others are done then; the leader picks a segment and reads it again.
+// draw needs to know of them. The others are done then; the leader picks a segment and reads it again. Probabilities of
+// many rows are read only until the draw is found: walk.cuh.
 #pragma once
 #include "min_p.cuh"
 #include "pick.cuh"
+#include "walk.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -20,25 +22,7 @@ __device__ __forceinline__ void SendSums(const SegmentSource& source, const Mean
   float x[VECTORS][4];
   constexpr float PAD = LOGITS ? -INFINITY : 0.f;
   ForEachSegment<true>(source, PAD, x, meanwhile, [&](int segment, const auto& wait, const auto& refill) {
-    SegmentSum sum{};
-    UnitMassSum mass;
-    float largest = 0.f;
-    LogitScale scale(0.f);
-    if constexpr (LOGITS) {
-      scale = ScaleOf(x, top_of_row);
-      sum.exponent = scale.exponent;
-    }
-#pragma unroll
-    for (int j = 0; j < VECTORS; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[j][e] = LOGITS ? scale.Summand(x[j][e]) : Positive(x[j][e]);
-      const float four = SumOf(x[j]);
-      mass.Add(four);
-      if (!LOGITS) largest = fmaxf(largest, four);
-      refill(j);
-    }
-    if (!LOGITS) sum.has_positive = __any_sync(0xffffffffu, largest > 0.f);
-    sum.mass = mass.OfWarp();
+    const SegmentSum sum = SumOfSegment<LOGITS>(x, top_of_row, refill);
     wait();
     send(segment, sum);
   });
@@ -60,44 +44,6 @@ __device__ __forceinline__ void SendKept(const SegmentSource& source, const MinP
       sum.mass = WarpMass(mass);
     }
     send(segment, sum);
-  }
-}
-
-/// The column that `target`, a unit of the masses of a segment, is in: each warp sums up a vector of all lanes, or some,
-/// and one lane calls found(j, column) of vector j. weights_of(j, four): what this lane has of it.
-template <typename Weights, typename Mass, typename F>
-__device__ __forceinline__ void FindInSegment(uint64_t target, int shift, int warp, int warps,
-                                              uint64_t (&masses)[VECTORS], const Weights& weights_of,
-                                              const Mass& mass_of, const F& found) {
-  const int lane = threadIdx.x % 32;
-  float four[4];
-  uint64_t mass = 0;
-#pragma unroll 1
-  for (int j = warp; j < VECTORS; j += warps) {
-    weights_of(j, four);
-    mass = mass_of(SumOf(four));
-    const uint64_t of_warp = WarpMass(mass);
-    if (lane == 0) masses[j] = of_warp;
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (int j = warp; j < VECTORS; j += warps) {
-    uint64_t before = 0;
-#pragma unroll
-    for (int k = 0; k < VECTORS - 1; ++k) before += k < j ? masses[k] : 0;
-    if (before >> shift >= target) return;
-    if (warps < VECTORS) {
-      if (j < VECTORS - 1 && (before + masses[j]) >> shift < target) continue;
-      weights_of(j, four);
-      mass = mass_of(SumOf(four));
-    }
-    const uint64_t through = before + WarpInclusiveScan(mass);
-    const uint32_t reached = __ballot_sync(0xffffffffu, through >> shift >= target);
-    if (reached == 0) continue;
-    if (lane != __ffs(reached) - 1) return;
-    const uint64_t mine = through - mass;
-    found(j, ColumnOfFour(four, [&](float sum) { return (mine + mass_of(sum)) >> shift >= target; }));
-    return;
   }
 }
 
@@ -203,19 +149,31 @@ cudaError_t StreamGeometry(const SampleParams& p, Device& device, Geometry& g) {
 /// Clusters of fewer blocks, if that makes all rows start at once and most SMs have equally many of them. (Two blocks
 /// fit any SMs. Of 64 clusters of eight, two start when others are done.) H200, us: logits of 64 x 128256 17.7 -> 16.3,
 /// 128 x 128256 28.0 -> 25.9, 64 x 32000 11.2 -> 9.9, 64 x 151936 21.1 -> 18.2, 88 x 151936 27.5 -> 23.8 by clusters of
-/// four. Probabilities, which are summed up sooner, only of long rows: 64 x 151936 17.5 -> 17.0. Min-p of rows that are
-/// held: 128 x 32000 15.3 -> 12.6.
+/// four. Min-p of rows that are held: 128 x 32000 15.3 -> 12.6. Not of probabilities, which are summed up sooner.
 template <From FROM>
 bool HasFewBlocks(int64_t batch, int64_t segments, const Device& device, Geometry& g) {
+  if (FROM == From::kProbs) return false;
   const int64_t turns = CeilDiv(2 * batch, device.multiprocessors);
   if (!device.has_clusters || turns > 2) return false;
   const bool are_two = 20 * batch >= 7 * turns * device.multiprocessors;
   if (!are_two && (turns == 1 || FROM != From::kLogits || segments <= 64)) return false;
-  constexpr int64_t LEAST = FROM == From::kProbs ? 129 : FROM == From::kLogits ? 2 * TWO_WARPS : TWO_WARPS;
+  constexpr int64_t LEAST = FROM == From::kLogits ? 2 * TWO_WARPS : TWO_WARPS;
   if (segments < LEAST || (FROM == From::kMinP && segments > 2 * TWO_WARPS)) return false;
   g.cluster = are_two ? 2 : 4;
   const int64_t of_block = CeilDiv(segments, g.cluster), most_warps = 2 * TWO_WARPS / g.cluster;
   g.threads = 32 * int(CeilDiv(of_block, CeilDiv(of_block, most_warps)));
+  return true;
+}
+
+/// Whether to read rows in turns (walk.cuh), where there are enough of them and of turns; each by as many warps as run at
+/// once.
+inline bool WalkGeometry(int64_t batch, int64_t segments, const Device& device, Geometry& g) {
+  const int64_t running = 32 * device.multiprocessors;
+  int warps = WALK_SEGMENTS;
+  while (warps > 8 && batch * warps > running) warps /= 2;
+  if (batch * segments < running || 2 * segments < 3 * warps) return false;
+  const bool is_block = warps <= WALK_WARPS || !device.has_clusters;
+  g = is_block ? Geometry{1, 32 * std::min(warps, WALK_WARPS), false, 0} : Geometry{warps / 8, 256, false, 0};
   return true;
 }
 
@@ -226,6 +184,9 @@ cudaError_t LaunchStream(const SampleParams& p, Stream stream) {
   cudaError_t status = StreamGeometry<StreamKernel<FROM>>(p, device, g);
   if (status != cudaSuccess) return status;
   const int64_t segments = CeilDiv(p.vocab, SEGMENT);
+  if (FROM == From::kProbs && WalkGeometry(p.batch, segments, device, g)) {
+    return LaunchClusters(WalkKernel, g, p.batch, p.enable_pdl, stream, p);
+  }
   const size_t bytes = sizeof(SegmentSum) + (FROM == From::kMinP ? sizeof(uint32_t) : 0);
   g.shared_bytes = segments * bytes;
   if (HasFewBlocks<FROM>(p.batch, segments, device, g)) {
