@@ -31,7 +31,7 @@ struct Chunks {
   uint32_t keys[MAX_CHUNKS];    // of the largest weights
   uint16_t listed[MAX_CHUNKS];
   uint64_t totals[MIN_P_WARPS], barrier;
-  uint32_t largest[MIN_P_WARPS];  // keys
+  uint32_t tops[MAX_CHUNKS];  // keys of the largest weights of segments
 };
 
 /// What a warp keeps of its own chunks; functions are for all lanes.
@@ -42,6 +42,8 @@ struct KeptChunks {
   uint16_t* listed;  // chunks
   uint64_t* masses;  // of these
   int size = 0;      // how many
+  static constexpr int AT_ONCE = 4;
+  float x[AT_ONCE][4];  // vectors of chunks that were loaded last
 
   /// First column of this lane's vector j of a chunk.
   __device__ __forceinline__ int Column(int chunk, int j) const {
@@ -54,14 +56,12 @@ struct KeptChunks {
 
   /// Masses of all that are listed, and their sum.
   __device__ __forceinline__ uint64_t Sum() {
-    constexpr int AT_ONCE = 4;
     uint64_t total = 0;
 #pragma unroll 1
     for (int base = 0; base < size; base += AT_ONCE) {
       uint64_t mass[AT_ONCE] = {};
 #pragma unroll 1
       for (int j = 0; j < 1 << log2_size; ++j) {
-        float x[AT_ONCE][4];
 #pragma unroll
         for (int k = 0; k < AT_ONCE; ++k) source.LoadFour(Column(listed[min(base + k, size - 1)], j), 0.f, x[k]);
 #pragma unroll
@@ -86,7 +86,21 @@ struct KeptChunks {
   template <typename F>
   __device__ __forceinline__ void Find(uint64_t target, uint64_t before, const F& found) const {
     const int lane = threadIdx.x % 32;
-    int chunk = 0;
+    const auto mass_of = [&](float sum) { return filter.Mass(sum); };
+    int chunk = listed[0];
+    if (size <= AT_ONCE && log2_size == 0) {  // all are at hand
+      float four[4] = {x[0][0], x[0][1], x[0][2], x[0][3]};
+      uint64_t through = before + masses[0];
+#pragma unroll
+      for (int k = 1; k < AT_ONCE; ++k) {
+        const bool is_later = k < size && through < target;
+        if (is_later) before = through, through += masses[k], chunk = listed[k];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) four[e] = is_later ? x[k][e] : four[e];
+      }
+      FindInWarp(four, Column(chunk, 0), target, 0, before, mass_of, found);
+      return;
+    }
 #pragma unroll 1
     for (int base = 0; base < size; base += 32) {
       const uint64_t mass = base + lane < size ? masses[base + lane] : 0, through = before + WarpInclusiveScan(mass);
@@ -96,13 +110,12 @@ struct KeptChunks {
       chunk = listed[min(base + at, size - 1)];
       if (reached != 0) break;
     }
-    const auto mass_of = [&](float sum) { return filter.Mass(sum); };
 #pragma unroll 1
     for (int j = 0; j < 1 << log2_size; ++j) {
-      float x[4];
-      source.LoadFour(Column(chunk, j), 0.f, x);
-      Keep(x);
-      if (FindInWarp(x, Column(chunk, j), target, 0, before, mass_of, found)) return;
+      float four[4];
+      source.LoadFour(Column(chunk, j), 0.f, four);
+      Keep(four);
+      if (FindInWarp(four, Column(chunk, j), target, 0, before, mass_of, found)) return;
     }
   }
 };
@@ -116,8 +129,10 @@ __global__ void __launch_bounds__(MIN_P_WARPS * 32, 1) MinPKernel(const __grid_c
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   int log2_size = 0;  // vectors of a chunk
   while (source.vocab > MAX_CHUNKS * WARP_COLUMNS << log2_size) ++log2_size;
-  const int per_segment = VECTORS >> log2_size, count = source.Count() * per_segment;
-  if (threadIdx.x == 0 && ptx::ClusterRank() == 0) ptx::ExpectBytes(&chunks.barrier, count * sizeof(uint32_t));
+  const int segments = source.Count(), per_segment = VECTORS >> log2_size, count = segments * per_segment;
+  if (threadIdx.x == 0 && ptx::ClusterRank() == 0) {
+    ptx::ExpectBytes(&chunks.barrier, (count + segments) * sizeof(uint32_t));
+  }
   __syncwarp();
   ptx::ClusterArriveRelaxed();
   float x[VECTORS][4];
@@ -126,14 +141,16 @@ __global__ void __launch_bounds__(MIN_P_WARPS * 32, 1) MinPKernel(const __grid_c
     if (ptx::ClusterRank() == 0) random = RandomOf(p, output);
   };
   ForEachSegment<false>(source, 0.f, x, prepare, [&](int segment, const auto& wait, const auto&) {
-    uint32_t key = 0;  // of chunk `lane` of the segment
+    uint32_t key = 0, top = 0;  // of chunk `lane`, and of the segment
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
       const float largest = fmaxf(fmaxf(x[j][0], x[j][1]), fmaxf(x[j][2], x[j][3]));
       const uint32_t of_warp = WarpLargest(Bits(Positive(largest)));
       if (j >> log2_size == lane) key = max(key, of_warp);
+      top = max(top, of_warp);
     }
     wait();
+    if (lane == 31) ptx::Send(chunks.tops + segment, 0, top, &chunks.barrier);
     if (lane < per_segment) ptx::Send(chunks.keys + segment * per_segment + lane, 0, key, &chunks.barrier);
   });
   if (ptx::ClusterRank() != 0) return;
@@ -142,13 +159,10 @@ __global__ void __launch_bounds__(MIN_P_WARPS * 32, 1) MinPKernel(const __grid_c
   ptx::WaitForBytes(&chunks.barrier);
   const int each = (count + warps * 32 - 1) / (warps * 32) * 32;  // chunks of a warp
   const int begin = warp * each, end = min(begin + each, count);
-  uint32_t key = 0;
+  uint32_t top = 0;
 #pragma unroll 4
-  for (int c = begin + lane; c < end; c += 32) key = max(key, chunks.keys[c]);
-  key = WarpLargest(key);
-  if (lane == 0) chunks.largest[warp] = key;
-  __syncthreads();
-  const MinPFilter filter(min_p, FromBits(WarpLargest(lane < warps ? chunks.largest[lane] : 0)));
+  for (int s = lane; s < segments; s += 32) top = max(top, chunks.tops[s]);
+  const MinPFilter filter(min_p, FromBits(WarpLargest(top)));
 
   // What is kept of this warp's chunks, and what it weighs.
   KeptChunks kept{source, filter, log2_size, chunks.listed + begin, chunks.masses + begin};
