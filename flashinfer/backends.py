@@ -21,6 +21,7 @@ Cost of a checked call: 0.6 us on top of the function and its check, 0.1 us with
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -194,7 +195,10 @@ class _Requirement:
     def check_named(self, backend: str, /, *args: Any, **kwargs: Any) -> None:
         """Everything that is checked for a call that names its backend."""
         if backend not in self.ccs:
-            self.refuse(backend, None)
+            cc = None
+            with contextlib.suppress(ArgumentError):  # the name is wrong wherever the tensors are
+                cc = self.capability(args, kwargs)
+            self.refuse(backend, cc)
         cc = self.capability(args, kwargs)
         if not _accepts(self.ccs[backend], cc):
             self.refuse(backend, cc)
@@ -204,9 +208,8 @@ class _Requirement:
 
     def refuse(self, backend: str, cc: Optional[int]) -> NoReturn:
         usable = ", ".join(name for name, ccs in self.ccs.items() if _accepts(ccs, cc)) or "none"
-        raise BackendSupportedError(
-            f"{self.name} does not support backend '{backend}' with capability {_spell(cc)}; usable here: {usable}"
-        )
+        where = "" if cc is None else f" with capability {_spell(cc)}"
+        raise BackendSupportedError(f"{self.name} does not support backend '{backend}'{where}; usable here: {usable}")
 
     def run_auto(self, skip_check: bool, /, *args: Any, **kwargs: Any) -> Any:
         """The call with ``backend="auto"``: find what suits, order it, leave it where the body looks, run the body."""
