@@ -160,7 +160,7 @@ def test_unknown_backend(pretend):
     with pytest.raises(BackendSupportedError, match="matmul does not support backend 'best'; usable here: old, new"):
         matmul(torch.ones(1), backend="best")
     pretend(80)
-    with pytest.raises(BackendSupportedError, match="backend 'best' with capability 80; usable here: old$"):
+    with pytest.raises(BackendSupportedError, match=r"backend 'best' with capability 80; usable here: old$"):
         matmul(torch.ones(1), backend="best")
 
 
