@@ -19,7 +19,7 @@ import torch
 from ..describe import describe_tensor
 from ..errors import ArgumentError
 from . import files
-from .codec import decode, load_class, with_layout
+from .codec import class_path, decode, load_class, with_layout
 
 __all__ = ["register_api", "replay_from_dump", "replay_main", "replay_sequence", "wraps"]
 
@@ -213,9 +213,10 @@ class _Replay:
             # Ids are reused after an object dies: the first logged __init__ starts a new one, a base's continues.
             if key not in self.registry or func is _first_logged_init(cls):
                 self.registry[key] = cls.__new__(cls)
-        if key not in self.registry:
+        known = self.registry.get(key)
+        if known is None or path not in map(class_path, type(known).__mro__):  # of another object that had this id
             raise RuntimeError(f"replay: the {path} of this call is unknown, expected a dump of its __init__ before")
-        return self.registry[key]
+        return known
 
     def _expected(self) -> Optional[dict[str, torch.Tensor]]:
         return files.load_tensors(self.directory, "outputs") if self.metadata.get("outputs_saved") else None

@@ -403,6 +403,19 @@ def test_an_id_that_is_used_again_is_another_object(dumps, wrapper_class):
     assert unplanned["comparison_match"], "the plan of the object that died is not used"
 
 
+def test_an_id_of_an_object_of_another_class(dumps, wrapper_class):
+    """The dump of its ``__init__`` was dropped by a cap: it is unknown, not the object that died before."""
+    on = dumps()
+    cls = wrapper_class(on.api)
+    cls(1.0).plan(3)
+    other = object.__new__(Doubled)
+    other.plan(4)
+    last = on.directories[-1]
+    same = {"self_id": files.read_record(on.directories[0])["self_id"]}
+    files.append_record(last / "metadata.jsonl", {**files.read_record(last), **same})
+    assert "Doubled of this call is unknown" in replay_sequence(on.root, device="cpu")[-1]["execution_error"]
+
+
 def test_calls_within_one_millisecond_keep_their_order(dumps, monkeypatch):
     on = dumps()
     monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_000_000_000)
