@@ -9,7 +9,16 @@ from typing import Any, Sequence, Union
 from measure import Result, peak_of
 from report import device_name, show_point
 
-__all__ = ["plot"]
+__all__ = ["picture_formats", "plot"]
+
+
+def picture_formats() -> set[str]:
+    """Endings of files that matplotlib can write."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise RuntimeError("--plot needs matplotlib: pip install matplotlib") from error
+    return set(FigureCanvasBase.get_supported_filetypes())
 
 
 def _label(result: Result) -> str:
@@ -54,10 +63,8 @@ def _roofline(axes: Any, results: Sequence[Result], device: str) -> None:
 
 def plot(path: Union[str, Path], results: Sequence[Result]) -> None:
     """Write a chart of the results to ``path`` (png, svg or pdf)."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise RuntimeError("--plot needs matplotlib: pip install matplotlib") from error
+    import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -25,7 +25,7 @@ import torch
 from harness import Bench, Case, default_device, load_cases
 from measure import Result, Settings, check, measure
 
-from flashinfer.errors import BackendSupportedError
+from flashinfer.errors import ArgumentError, BackendSupportedError
 
 _FLAG_ALIASES = {"dtype": ("input_dtype", "q_dtype"), "q_len": ("s_qo",), "num_heads": ("num_qo_heads",)}
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32",
@@ -58,6 +58,12 @@ def _bool(text: str) -> bool:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs, expected 1 or more")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, expected a whole number")
     return int(text)
 
 
@@ -100,7 +106,9 @@ def _how_to_read(name: str, value: Any) -> dict[str, Any]:
     """What argparse is told of a flag whose value is like ``value``: ``--causal`` alone means true."""
     if name.endswith("dtype"):  # of which some are None by default
         return {"type": _dtype}
-    return {"type": _bool, "nargs": "?", "const": True} if isinstance(value, bool) else {"type": type(value)}
+    if isinstance(value, bool):
+        return {"type": _bool, "nargs": "?", "const": True}
+    return {"type": _whole if isinstance(value, int) else type(value)}
 
 
 def parse_point(case: Case, device: str, flags: Sequence[str]) -> Optional[dict[str, Any]]:
@@ -220,8 +228,8 @@ def run_point(case: Case, point: dict[str, Any], args: argparse.Namespace, colum
     return results
 
 
-def run_command(args: argparse.Namespace, flags: Sequence[str], cases: dict[str, Case]) -> list[Result]:
-    """Run one command: a routine, with the flags that are its own."""
+def choose(args: argparse.Namespace, flags: Sequence[str], cases: dict[str, Case]) -> list[tuple[Case, dict[str, Any]]]:
+    """What one command asks for: a routine, with the flags that are its own."""
     if args.routine is None:
         raise UsageError("--routine is missing, expected a name from --list")
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -239,23 +247,28 @@ def run_command(args: argparse.Namespace, flags: Sequence[str], cases: dict[str,
         raise UsageError(
             f"--routine is {args.routine!r}, expected all or a name from --list, such as {', '.join(near)}"
         )
-    columns, results = report.csv_columns(cases.values()), []
-    for case in chosen:
-        for point in points_to_run(case, args, flags):
-            results += run_point(case, point, args, columns)
-    return results
+    return [(case, point) for case in chosen for point in points_to_run(case, args, flags)]
 
 
-def run_testlist(path: str, outer: argparse.Namespace, cases: dict[str, Case]) -> tuple[list[Result], int]:
+def run_all(
+    asked: Sequence[tuple[Case, dict[str, Any]]], args: argparse.Namespace, cases: dict[str, Case]
+) -> list[Result]:
+    columns = report.csv_columns(cases.values())
+    return [result for case, point in asked for result in run_point(case, point, args, columns)]
+
+
+def run_testlist(
+    path: str, lines: Sequence[str], outer: argparse.Namespace, cases: dict[str, Case]
+) -> tuple[list[Result], int]:
     """Run the lines of a test list; a line that fails is reported and the rest run. Returns results and failures."""
     parser, results, failures = shared_parser(), [], 0
-    for number, text in enumerate(Path(path).read_text().splitlines(), 1):
+    for number, text in enumerate(lines, 1):
         if not text.strip() or text.lstrip().startswith("#"):
             continue
         try:
             args, flags = parser.parse_known_args(shlex.split(text))
             args.output_path = args.output_path or outer.output_path
-            results += run_command(args, flags, cases)
+            results += run_all(choose(args, flags, cases), args, cases)
         except Exception as error:  # whatever one line does, the others are run
             failures += 1
             print(f"[ERROR] {path}:{number}: {text.strip()}: {type(error).__name__}: {error}")
@@ -267,6 +280,20 @@ def print_list(cases: dict[str, Case]) -> None:
         print(f"{case.name}  ({_devices(case)})  {' '.join(routine_flags(case))}")
 
 
+def check_files(args: argparse.Namespace) -> None:
+    """Whether results can be written, before they are measured."""
+    for flag in ("output_path", "json", "plot"):
+        path = getattr(args, flag)
+        if path and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+            raise UsageError(f"--{flag} is {path}, expected a file in a folder that exists")
+    if args.plot:
+        from chart import picture_formats
+
+        suffix = Path(args.plot).suffix.removeprefix(".")
+        if suffix not in picture_formats():
+            raise UsageError(f"--plot is {args.plot}, expected a name that ends in one of {sorted(picture_formats())}")
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         args, flags = shared_parser().parse_known_args(argv)
@@ -274,16 +301,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if args.list:
             print_list(cases)
             return 0
+        check_files(args)
+        if args.testlist and (flags or args.routine):
+            word = flags[0] if flags else "--routine"
+            raise UsageError(f"{word} belongs to a routine, expected in the lines of --testlist")
+        lines = Path(args.testlist).read_text().splitlines() if args.testlist else []
+        asked = [] if args.testlist else choose(args, flags, cases)
         if args.output_path:
             Path(args.output_path).unlink(missing_ok=True)  # a run starts its own file; its commands append
         failures = 0
         if args.testlist:
-            if flags:
-                raise UsageError(f"{flags[0]} belongs to a routine, expected in the lines of --testlist")
-            results, failures = run_testlist(args.testlist, args, cases)
+            results, failures = run_testlist(args.testlist, lines, args, cases)
         else:
-            results = run_command(args, flags, cases)
-    except (UsageError, OSError) as error:  # files: a list that is not there, a table that cannot be written
+            results = run_all(asked, args, cases)
+    except (UsageError, ArgumentError, OSError) as error:  # OSError: a list that is not there, a disk that is full
         print(f"flashinfer_benchmark.py: {error}", file=sys.stderr)
         return 2
     if args.json:

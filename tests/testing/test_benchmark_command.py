@@ -13,7 +13,7 @@ import harness
 import measure
 from harness import Bench, bf16, case, fp16, grid, nbytes, rand
 
-from flashinfer.errors import BackendSupportedError
+from flashinfer.errors import ArgumentError, BackendSupportedError
 from flashinfer.testing import cold_cache
 
 QUICK = ["--device", "cpu", "-n", "2", "-d", "1"]
@@ -130,19 +130,43 @@ def test_refcheck(capsys):
             ["-R", "negate", "--page_size", "16"],
             "negate: --page_size is not a flag of this routine, expected --batch_size",
         ),
-        (["-R", "negate", "--batch_size", "many"], "negate: argument --batch_size: invalid int value: 'many'"),
+        (["-R", "negate", "--batch_size", "many"], "negate: argument --batch_size: 'many' is not a size"),
+        (["-R", "negate", "--batch_size", "-1"], "negate: argument --batch_size: '-1' is not a size"),
         (["-R", "negate", "--dtype", "float99"], "'float99' is not a dtype"),
         (["-R", "negate", "--wrong", "maybe"], "'maybe' is not a truth value"),
         (["-R", "gpu_only"], "gpu_only: device is cpu, expected cuda"),
         (["--num_iters", "x"], "'x' is not a number of runs, expected 1 or more"),
         (["--num_iters", "0"], "'0' is not a number of runs, expected 1 or more"),
         (["--testlist", "nowhere.txt"], "No such file or directory: 'nowhere.txt'"),
-        (["-R", "negate", "--output_path", "nowhere/out.csv", *QUICK], "No such file or directory: 'nowhere/out.csv'"),
+        (["-R", "negate", "--output_path", "nowhere/out.csv"], "--output_path is nowhere/out.csv, expected a file in"),
+        (["-R", "negate", "--json", "."], "--json is ., expected a file in a folder that exists"),
+        (["-R", "negate", "--plot", "a.bogus"], "--plot is a.bogus, expected a name that ends in one of ["),
+        (
+            ["-R", "negate", "--testlist", "a.txt"],
+            "--routine belongs to a routine, expected in the lines of --testlist",
+        ),
     ],
 )
 def test_mistakes_are_explained(capsys, words, text):
-    code, _, err = run(capsys, *words, "--device", "cpu")
+    code, out, err = run(capsys, *words, "--device", "cpu")
     assert code == 2 and text in err
+    assert "[PERF]" not in out, "what cannot be written is not measured"
+
+
+def test_mistakes_leave_the_table_of_the_last_run(capsys, tmp_path):
+    path = tmp_path / "out.csv"
+    path.write_text("results")
+    assert run(capsys, "-R", "doubled", "--output_path", str(path))[0] == 2
+    assert path.read_text() == "results"
+
+
+def test_arguments_that_the_op_refuses(capsys, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise ArgumentError("negate: dtype is int8, expected another")
+
+    monkeypatch.setattr(command, "run_point", refuse)
+    code, _, err = run(capsys, "-R", "negate", "--batch_size", "2")
+    assert code == 2 and err.rstrip() == "flashinfer_benchmark.py: negate: dtype is int8, expected another"
 
 
 def test_a_gpu_that_is_not_there(capsys, monkeypatch):
