@@ -15,6 +15,9 @@ from .jit.activation import gen_act_and_mul_module as gen_act_and_mul_module
 from .jit.activation import gen_activation_module
 from .jit.codegen import module_cache
 from .ops import register_custom_op
+from .quantization.blackwell import (
+    silu_and_mul_scaled_nvfp4_experts_quantize as silu_and_mul_scaled_nvfp4_experts_quantize,
+)
 from .tensor_checks import check_tensors
 from .trace.templates.activation import (
     gelu_and_mul_trace,

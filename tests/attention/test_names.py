@@ -13,6 +13,7 @@ from flashinfer.errors import BackendSupportedError
 
 BLACKWELL = {
     "flashinfer": ["nvfp4_attention_sm120_fwd", "trtllm_sage_attention_quantize", "xqa_mla"],
+    "flashinfer.activation": ["silu_and_mul_scaled_nvfp4_experts_quantize"],
     "flashinfer.decode": ["trtllm_batch_decode_with_kv_cache_mla", "prims_ts_batch_decode_with_kv_cache"],
     "flashinfer.prefill": [
         "fmha_v2_prefill_deepseek",
@@ -62,6 +63,8 @@ def test_names_of_other_modules():
         module = importlib.import_module(f"flashinfer.{family}")
         assert getattr(module, name) is getattr(flashinfer.cudnn, name)
     assert flashinfer.decode.get_seq_lens is flashinfer.page.get_seq_lens  # vLLM and SGLang import it there
+    legacy = flashinfer.decode.BatchDecodeMlaWithPagedKVCacheWrapper
+    assert legacy is flashinfer.mla.BatchDecodeMlaWithPagedKVCacheWrapper
 
 
 def test_generators_are_found_in_one_place():
