@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Optional, Sequence
 
 import report
 import torch
-from harness import Bench, Case, default_device, load_cases
+from harness import Bench, Case, default_device, load_cases, positive
 from measure import Result, Settings, check, measure
 
 from flashinfer.errors import ArgumentError, BackendSupportedError
@@ -55,12 +55,6 @@ def _bool(text: str) -> bool:
     return text.lower() in ("1", "true")
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs, expected 1 or more")
-    return int(text)
-
-
 def _whole(text: str) -> int:
     if not text.strip().isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, expected a whole number")
@@ -78,7 +72,7 @@ def shared_parser() -> argparse.ArgumentParser:
     p.add_argument("--backends", nargs="+", default=["auto"], help="backends to time; torch is the baseline")
     p.add_argument("--refcheck", action="store_true", help="compare every backend with the reference first")
     p.add_argument("--allow_output_mismatch", action="store_true", help="report a failed refcheck and go on")
-    p.add_argument("--num_iters", "-n", type=_positive, default=30)
+    p.add_argument("--num_iters", "-n", type=positive, default=30)
     p.add_argument("--dry_run_iters", "-d", type=int, default=5)
     p.add_argument("--no_cuda_graph", action="store_true", help="time eager calls instead of a replayed CUDA graph")
     p.add_argument("--use_cuda_events", action="store_true", help="CUDA events even where cupti-python is installed")

@@ -182,6 +182,13 @@ def selected(cases: Iterable[Case], words: str) -> list[Case]:
     return [c for c in cases if not wanted or any(word in c.name for word in wanted)]
 
 
+def positive(text: str) -> int:
+    """A number of runs."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs, expected 1 or more")
+    return int(text)
+
+
 def main(argv: Optional[Sequence[str]] = None) -> list[Any]:
     """Command line of a single ``bench_<stem>.py``: run the cases registered so far, a line each."""
     import measure
@@ -191,12 +198,16 @@ def main(argv: Optional[Sequence[str]] = None) -> list[Any]:
     parser.add_argument("-k", default="", metavar="WORDS", help="comma list; a case runs if its name contains one")
     parser.add_argument("--device", default=default_device(), choices=["cpu", "cuda"])
     parser.add_argument("--json", metavar="FILE", help="also write the results there")
-    parser.add_argument("--num_iters", type=int, help="timed iterations; default: what fits the time budget")
+    parser.add_argument("--num_iters", type=positive, help="timed iterations; default: what fits the time budget")
     parser.add_argument("--cuda_graph", action="store_true", help="time inside a CUDA graph instead of with events")
     args = parser.parse_args(argv)
     cases = selected(CASES.values(), args.k)
     if not cases:
         parser.error(f"-k is {args.k!r}, expected a part of one of {', '.join(CASES)}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda, expected cpu (torch sees no GPU)")
+    if args.json and (Path(args.json).is_dir() or not Path(args.json).parent.is_dir()):
+        parser.error(f"--json is {args.json}, expected a file in a folder that exists")
 
     settings = measure.Settings(device=args.device, num_iters=args.num_iters, cuda_graph=args.cuda_graph)
     report.print_header(settings)

@@ -167,6 +167,24 @@ def test_main_prints_a_line_per_point_and_writes_json(tmp_path, capsys, monkeypa
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["-k", "none"], "-k is 'none', expected a part of one of"),
+        (["--json", "nowhere/x.json"], "--json is nowhere/x.json, expected a file in a folder that exists"),
+        (["--num_iters", "0"], "'0' is not a number of runs, expected 1 or more"),
+        (["--device", "cuda"], "--device is cuda, expected cpu (torch sees no GPU)"),
+    ],
+)
+def test_main_explains_mistakes_before_it_measures(capsys, monkeypatch, words, text):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    case("one", grid(n=[4]))(lambda n: Bench(run=lambda x: x, args=(rand(n),)))
+    with pytest.raises(SystemExit):
+        harness.main(words)
+    out, err = capsys.readouterr()
+    assert out == "" and text in err
+
+
 def test_peak_is_measured(monkeypatch):
     monkeypatch.undo()
     asked = []
