@@ -85,6 +85,8 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
     }
 
     def learn(axis: str, value: int, source: str) -> None:
+        if value < 0:  # the call is refused, too, and the schema has no such size
+            raise ArgumentError(f"{template.prefix}: {source} = {value}, expected a size of at least 0")
         expected, origin = known.setdefault(axis, (value, source))
         if value != expected:
             raise ArgumentError(f"{template.prefix}: {source} = {value}, expected {axis} = {expected} (from {origin})")
