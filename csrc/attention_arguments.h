@@ -48,6 +48,16 @@ class Arguments {
   int count_, next_ = 0;
 };
 
+/// Whether a kernel may read elements of type `t` as T: as large, and no integers as floats or the other way round. Of 8
+/// bits any will do (masks and scale factors come as several), and for types that are the variant's own.
+template <typename T>
+constexpr bool IsReadAs(DLDataType t) {
+  if (t.bits != 8 * sizeof(T)) return false;
+  if (std::is_same_v<T, bfloat16_t>) return t.code == kDLBfloat;
+  if (std::is_floating_point_v<T> || std::is_same_v<T, float16_t>) return t.code == kDLFloat;
+  return !std::is_integral_v<T> || sizeof(T) == 1 || t.code == kDLInt || t.code == kDLUInt;
+}
+
 /// What ReadExtras takes the variant's parameters from.
 class ExtrasReader {
  public:
@@ -55,9 +65,9 @@ class ExtrasReader {
   ExtrasReader(Arguments& args, const TensorView& q, int64_t layout, bool is_paged)
       : args_(args), q_(q), layout_(layout), is_paged_(is_paged) {}
 
-  /// Address of a tensor whose elements are as large as T; null if it may be absent and is.
+  /// Address of a tensor of T, which is declared as `type`; null if it may be absent and is.
   template <typename T>
-  T* Pointer(const char* name, bool is_optional) {
+  T* Pointer(const char* name, const char* type, bool is_optional) {
     const Optional<TensorView> tensor = args_.Next<Optional<TensorView>>();
     last_ = tensor;
     if (!tensor.has_value()) {
@@ -67,20 +77,25 @@ class ExtrasReader {
       }
       return nullptr;
     }
-    if ((*tensor).dtype().bits != 8 * sizeof(T)) {
+    if (!IsReadAs<T>((*tensor).dtype())) {
       TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name << " has dtype " << DTypeName((*tensor).dtype())
-                                   << ", expected " << 8 * sizeof(T) << " bits an element";
+                                   << ", expected what the variant declares: " << type;
     }
     Expect(args_.function(), name, *tensor).same_device(q_, "q");
     return (*tensor).data_ptr<T>();
   }
 
   template <typename T>
-  T Scalar(const char*) {
+  T Scalar(const char* name, const char* type) {
     if constexpr (std::is_floating_point_v<T>) {
       return T(args_.Next<double>());
     } else {
-      return T(args_.Next<int64_t>());
+      const int64_t value = args_.Next<int64_t>();
+      if (int64_t(T(value)) != value || (T(value) < T(0)) != (value < 0)) {
+        TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name << " = " << value
+                                     << ", expected a value of the type that the variant declares: " << type;
+      }
+      return T(value);
     }
   }
 

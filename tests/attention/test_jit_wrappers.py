@@ -189,6 +189,25 @@ def test_known_tensors_do_not_consume_arguments():
         jit.split("Wrapper", (sink, None, 7, 0.5, 1.0), {})
 
 
+def test_parameters_of_other_types(device):
+    """A kernel reads the bits it is given: integers are no floats, and what does not fit is not cut."""
+    variant = (*TENSORS, SCALARS[0], ["int32_t", "double"], "Gain", DECL)
+    dtypes = (F16, F16, F16, 64, 64)
+    module = gen_customize_single_decode_module("test_gain_narrow", *dtypes, *variant, device=device).build_and_load()
+    batch = Batch([1], [97], device=device)
+    gain = torch.ones(4, device=device)
+
+    def call(gain, stride):
+        return single_decode_with_kv_cache_with_jit_module(module, batch.q[0], *batch.dense(), gain, stride, 0.125)
+
+    for dtype in (torch.int32, torch.float64, torch.float16):
+        with pytest.raises(ValueError, match=rf"gain has dtype {str(dtype)[6:]}, expected .* declares: float$"):
+            call(gain.to(dtype), 3)
+    for stride in (2**40, -(2**31) - 1):
+        with pytest.raises(ValueError, match=rf"stride = {stride}, expected a value .* declares: int32_t$"):
+            call(gain, stride)
+
+
 def test_what_is_none_of_the_arguments(device):
     for bad in ([], ["uri"], arguments("uri")[:10]):
         with pytest.raises(ValueError, match=rf"jit_args has {len(bad)} elements, expected 13 "):
