@@ -16,6 +16,7 @@ from typing import Any, Iterable, Iterator, Optional, Sequence, Union
 
 import torch
 
+from .errors import ArgumentError
 from .jit import (
     JitSpec,
     build_jit_specs,
@@ -52,6 +53,8 @@ _ATTENTION = ("decode", "prefill", "mla")
 
 def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:
     """The default modules of one family for one backend."""
+    if family not in FAMILIES:
+        raise ArgumentError(f"gen_family_modules: family is {family!r}, expected one of {', '.join(FAMILIES)}")
     return globals()[f"gen_{family}_modules"](backend)
 
 
@@ -93,9 +96,9 @@ def copy_built_kernels(jit_specs: Iterable[JitSpec], out_dir: Path) -> None:
 
 
 def compile_and_package_modules(
-    out_dir: Optional[Path],
-    build_dir: Path,
-    project_root: Optional[Path] = None,
+    out_dir: Union[Path, str, None],
+    build_dir: Union[Path, str],
+    project_root: Union[Path, str, None] = None,
     config: Optional[dict] = None,
     verbose: bool = False,
     skip_prebuilt: bool = True,
@@ -118,14 +121,14 @@ def compile_and_package_modules(
         raise RuntimeError(
             "aot: FLASHINFER_CUDA_ARCH_LIST is not set, expected the targets to build for, e.g. '8.0 9.0a'"
         )
-    build_dir = build_dir.absolute()  # ninja runs elsewhere
+    build_dir = Path(build_dir).absolute()  # ninja runs elsewhere
     rebound: dict[str, Path] = {
         "FLASHINFER_JIT_DIR": build_dir / "cached_ops",
         "FLASHINFER_GEN_SRC_DIR": build_dir / "generated",
     }
     if project_root is not None:
-        rebound["FLASHINFER_CSRC_DIR"] = project_root / "csrc"
-        rebound["FLASHINFER_INCLUDE_DIR"] = project_root / "include"
+        root = Path(project_root).absolute()
+        rebound |= {"FLASHINFER_CSRC_DIR": root / "csrc", "FLASHINFER_INCLUDE_DIR": root / "include"}
     vars(jit_env).update(rebound)
     try:
         config = config or {}
@@ -135,7 +138,7 @@ def compile_and_package_modules(
         specs = list({spec.name: spec for spec in specs}.values())
         build_jit_specs(specs, verbose=verbose, skip_prebuilt=skip_prebuilt, progress=ProgressBar)
         if out_dir is not None:
-            copy_built_kernels((s for s in specs if not (skip_prebuilt and s.is_aot)), out_dir)
+            copy_built_kernels((s for s in specs if not (skip_prebuilt and s.is_aot)), Path(out_dir))
         return specs
     finally:
         for name in rebound:
@@ -217,7 +220,7 @@ def main(argv: Optional[list[str]] = None) -> None:
     args = _parser().parse_args(argv)
     try:
         specs = compile_and_package_modules(args.out_dir, args.build_dir, config=_config_of(args), verbose=args.verbose)
-    except RuntimeError as error:  # no targets, no compiler, a failed build: the text says it all
+    except (RuntimeError, ValueError, OSError) as error:  # targets, compilers, a failed build, folders: it says it all
         raise SystemExit(str(error)) from error
     where: Union[Path, str] = args.out_dir or args.build_dir
     print(f"built {len(specs)} modules for {os.environ['FLASHINFER_CUDA_ARCH_LIST']} in {where}")

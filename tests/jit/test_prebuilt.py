@@ -211,8 +211,15 @@ def test_package_from_a_warm_cache(family, tmp_path):
 
 def test_package_with_relative_directories(family, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    aot.compile_and_package_modules(Path("out"), Path("build"), config={"families": ["scale"]})
+    tree = Path(jit_env.FLASHINFER_CSRC_DIR).resolve().parent
+    (tmp_path / "tree").symlink_to(tree)
+    aot.compile_and_package_modules("out", "build", "tree", config={"families": ["scale"]})
     assert listing(tmp_path / "out") == {"one/one.so", "two/two.so"}
+
+
+def test_package_of_a_family_that_is_not_there(family, tmp_path):
+    with pytest.raises(ValueError, match="family is 'scales', expected one of scale, norm"):
+        aot.compile_and_package_modules(tmp_path / "out", tmp_path / "build", config={"families": ["scales"]})
 
 
 def test_package_skips_what_is_prebuilt(family, tmp_path, monkeypatch):
@@ -260,6 +267,16 @@ def test_targets_must_be_named(family, tmp_path, monkeypatch):
         package(tmp_path)
     with pytest.raises(SystemExit, match="FLASHINFER_CUDA_ARCH_LIST is not set"):  # no traceback for a command
         aot.main(["--build-dir", str(tmp_path)])
+
+
+def test_command_without_a_traceback(family, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    words = ["--build-dir", str(tmp_path / "build"), "--family", "scale"]
+    with pytest.raises(SystemExit, match="Not a directory"):
+        aot.main([*words, "--out-dir", str(tmp_path / "file" / "out")])
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "ninety")
+    with pytest.raises(SystemExit, match="target is 'ninety'"):
+        aot.main(words)
 
 
 def test_command(family, tmp_path, capsys):
