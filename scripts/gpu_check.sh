@@ -7,7 +7,7 @@
 #   STEPS="build memcheck" bash scripts/gpu_check.sh out  of: build test memcheck racecheck
 #
 # JOBS=8        processes at once, in all steps after the build; half of the cores unless given
-# TEST_S=300    seconds that each of them may take: a file of tests, or a family under a sanitizer
+# TEST_S=300    seconds that each of them may take: a file of tests, as it is or under a sanitizer
 # CASES=        also what needs no GPU, which CI runs; or any other choice of pytest -k
 # SANITIZE=1    how many tests the sanitizers see: about SANITIZE * sqrt(k) of k parametrisations; "all" is all, property
 #               tests too, and takes many minutes
@@ -55,9 +55,12 @@ check() {
       --kernel-name kns=flashinfer)
     chosen=(-k "not cpu$(printf ' and not %s' compile graph one_launch bad error offset grid int32 2_31 millions names reference module)")
     [ "$sample" = all ] || chosen+=(--sample "$sample" -m "not hypothesis")
+    [ "$step" = memcheck ] || chosen[1]+=" and not 128256 and not 262144"  # a race needs no long rows, which take minutes
   fi
   timeout "$limit" "${under[@]}" python3 -m pytest -q -p no:cacheprovider "$path" "${chosen[@]}" > "$log" 2>&1
   code=$?
+  # Warnings of racecheck are known (include/flashinfer/ptx/send.cuh); the tests, and its errors, are what counts.
+  if [ "$step$code" = racecheck9 ] && grep -q "(0 errors" "$log" && ! grep -qE "^(FAILED|ERROR)" "$log"; then code=0; fi
   echo "$step $path: exit $code ($((SECONDS - start)) s)" \
     "$(grep -hE "^(FAILED|ERROR)|(ERROR|RACECHECK) SUMMARY|(passed|failed|error).* in " "$log" | tail -n 8 | tr '\n' ' ')"
   [ $code -ne 255 ] || code=1      # at a 255 xargs stops
@@ -70,11 +73,13 @@ for family in $families; do
   path=tests/$family
   [ -e "$path" ] || path=tests/test_$family.py
   [ -e "$path" ] || { echo "$family: no tests of its own"; continue; }
-  if [[ $steps == *" test "* ]]; then
-    for file in $(find "$path" -name 'test_*.py' -printf '%s %p\n' | sort -rn | cut -d' ' -f2); do jobs+=(test "$file"); done
-  fi
-  for step in memcheck racecheck; do
-    [[ $steps == *" $step "* ]] && command -v compute-sanitizer > /dev/null && jobs+=("$step" "$path")
+  files=$(find "$path" -name 'test_*.py' -printf '%s %p\n' | sort -rn | cut -d' ' -f2)
+  for step in test memcheck racecheck; do
+    [[ $steps == *" $step "* ]] || continue
+    [ "$step" = test ] || command -v compute-sanitizer > /dev/null || continue
+    # Under racecheck torch's matrix products fail, whichever kernels it looks at.
+    [[ $step == racecheck && $family =~ ^(serve|integrations)$ ]] && continue
+    for file in $files; do jobs+=("$step" "$file"); done
   done
 done
 if [[ -z ${FAMILIES:-} && $steps == *" test "* ]]; then
