@@ -263,6 +263,8 @@ def bench_gpu_time(
         if both:
             raise ArgumentError(f"bench_gpu_time: {one} and {other} are both given, expected one (they mean the same)")
     inputs = args if args is not None else input_args
+    if isinstance(inputs, torch.Tensor):  # its rows would be the arguments
+        raise ArgumentError("bench_gpu_time: args is a tensor, expected a tuple of arguments, such as (x,)")
     named = kwargs if kwargs is not None else input_kwargs
     repeats = num_iters if num_iters is not None else repeat_iters
 

@@ -72,6 +72,12 @@ def test_both_spellings_of_one_argument_are_an_error(both):
         bench_gpu_time(lambda *a, **k: None, **both)
 
 
+@pytest.mark.parametrize("spelling", ["args", "input_args"])
+def test_arguments_are_a_tuple(spelling):
+    with pytest.raises(ArgumentError, match="args is a tensor, expected a tuple"):
+        bench_gpu_time(torch.stack, **{spelling: torch.ones(2, 2)})
+
+
 @pytest.mark.parametrize("counts", [{"repeat_iters": 0}, {"dry_run_iters": -1}])
 def test_impossible_counts_are_an_error(counts):
     with pytest.raises(ValueError, match="expected at least"):
