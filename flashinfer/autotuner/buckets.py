@@ -16,6 +16,8 @@ def checked_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
     """Each bucket once, in rising order."""
     if not buckets:
         raise ArgumentError("autotune: tuning_buckets is empty, expected at least one size")
+    if not all(isinstance(size, int) for size in buckets):
+        raise ArgumentError(f"autotune: tuning_buckets is {buckets!r}, expected whole numbers")
     if min(buckets) < 0:
         raise ArgumentError(f"autotune: tuning_buckets has {min(buckets)}, expected sizes of 0 or more")
     return tuple(sorted(set(buckets)))

@@ -67,6 +67,14 @@ def autotune(
         tuner.leave(tune_mode)
         if path is not None and tune_mode and len(tuner.profiling_cache) > before:
             if may_write:
-                tuner.save_configs(path)
+                _save(tuner, path)
             else:
                 _log.warning("autotune: %s is of other versions or another GPU; new results are not written", path)
+
+
+def _save(tuner: AutoTuner, path: Path) -> None:
+    """Results hold in this process whether or not they can be kept, and an error inside the context goes first."""
+    try:
+        tuner.save_configs(path)
+    except (OSError, TypeError, ValueError) as error:  # the disk; tactics that JSON has no word for
+        _log.warning("autotune: results cannot be written to %s (%s)", path, error)

@@ -196,6 +196,27 @@ def test_results_in_a_file(tuner, tmp_path, monkeypatch):
     assert not tuner.load_configs(path)
 
 
+def test_results_that_cannot_be_written(tuner, tmp_path, caplog):
+    """A server that has tuned goes on; an error of its own is the one that is raised."""
+    (tmp_path / "file").touch()
+    with autotune(cache=tmp_path / "file" / "results.json"):
+        choose(4)
+    assert "results cannot be written to" in caplog.text and "File exists" in caplog.text
+    with pytest.raises(KeyError), autotune(cache=tmp_path):
+        choose(4, op="other")
+        raise KeyError
+    assert choose(4, op="other")[1] == (1,)
+
+
+@pytest.mark.parametrize("buckets", [["a"], [1.5], [None, 4]])
+def test_buckets_are_whole_numbers(buckets):
+    with (
+        pytest.raises(ValueError, match=r"autotune: tuning_buckets is .*, expected whole numbers"),
+        autotune(tuning_buckets=buckets),
+    ):
+        pass
+
+
 def test_no_trial_inside_a_capture(tuner, monkeypatch):
     with autotune():
         choose(4)
