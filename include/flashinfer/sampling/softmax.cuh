@@ -5,8 +5,10 @@
 // Several blocks on an SM: one loads while others compute and store.
 // H200, vocabulary 128256, us at 1 / 16 / 64 / 512 rows: 7.0 / 11.3 / 22.5 / 131 in registers, 8.9 / 12.9 / 28.2 / 139
 // in shared memory by clusters of 8. (Four blocks on an SM instead of five: 7.0 / 11.5 / 25.9 / 145. Rows copied to
-// shared memory ahead, by clusters that write one after the other: 26.3 at 64 rows.) 64 rows of 151936: 26.0, in shared
-// memory 40.7; 128 rows of 262144: 76.1 and 105.8.
+// shared memory ahead, by clusters that write one after the other: 26.3 at 64 rows. Clusters that go on with a next row,
+// for which registers are missing: 27.6. The next row prefetched into L2: 24.0. Hints for L2 with loads: 23.8, with
+// stores: 22.8, at the expense of who reads them.) 64 rows of 151936: 26.0, in shared memory 40.7; 128 rows of 262144:
+// 76.1 and 105.8.
 #pragma once
 #include "../ptx/cp_async.cuh"
 #include "../sampling.cuh"
