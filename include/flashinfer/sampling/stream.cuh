@@ -152,7 +152,6 @@ cudaError_t StreamGeometry(const SampleParams& p, Device& device, Geometry& g) {
 /// four. Min-p of rows that are held: 128 x 32000 15.3 -> 12.6. Not of probabilities, which are summed up sooner.
 template <From FROM>
 bool HasFewBlocks(int64_t batch, int64_t segments, const Device& device, Geometry& g) {
-  if (FROM == From::kProbs) return false;
   const int64_t turns = CeilDiv(2 * batch, device.multiprocessors);
   if (!device.has_clusters || turns > 2) return false;
   const bool are_two = 20 * batch >= 7 * turns * device.multiprocessors;
@@ -184,12 +183,13 @@ cudaError_t LaunchStream(const SampleParams& p, Stream stream) {
   cudaError_t status = StreamGeometry<StreamKernel<FROM>>(p, device, g);
   if (status != cudaSuccess) return status;
   const int64_t segments = CeilDiv(p.vocab, SEGMENT);
-  if (FROM == From::kProbs && WalkGeometry(p.batch, segments, device, g)) {
-    return LaunchClusters(WalkKernel, g, p.batch, p.enable_pdl, stream, p);
-  }
   const size_t bytes = sizeof(SegmentSum) + (FROM == From::kMinP ? sizeof(uint32_t) : 0);
   g.shared_bytes = segments * bytes;
-  if (HasFewBlocks<FROM>(p.batch, segments, device, g)) {
+  if constexpr (FROM == From::kProbs) {
+    if (WalkGeometry(p.batch, segments, device, g)) {
+      return LaunchClusters(WalkKernel, g, p.batch, p.enable_pdl, stream, p);
+    }
+  } else if (HasFewBlocks<FROM>(p.batch, segments, device, g)) {
     return LaunchClusters(StreamKernel<FROM>, g, p.batch, p.enable_pdl, stream, p);
   }
   // Blocks that wait for each other cost nothing as long as no others wait for their place. H200, vocabulary 128256,
