@@ -129,6 +129,21 @@ class PlannedWrapper(CopiedWithPlans):
     def is_cuda_graph_enabled(self) -> bool:
         return self._use_cuda_graph
 
+    def _require_graph_buffers(self, *dtypes: torch.dtype, **buffers: Optional[torch.Tensor]) -> None:
+        """``plan`` for a CUDA graph copies to them, which would convert numbers, and kernels read them as they are."""
+        for name, buffer in buffers.items():
+            if not isinstance(buffer, torch.Tensor):
+                raise ArgumentError(f"{self._op}: {name} is missing, expected a tensor (use_cuda_graph=True)")
+            if buffer.dtype not in dtypes or buffer.device != self.device:
+                raise ArgumentError(
+                    f"{self._op}: {name} is {buffer.dtype} on {buffer.device}, expected {dtypes[0]} on {self.device}"
+                )
+            if buffer.dim() != 1 or not buffer.is_contiguous():
+                raise ArgumentError(
+                    f"{self._op}: {name} has shape {tuple(buffer.shape)} and strides {buffer.stride()}, expected one "
+                    "dimension without gaps"
+                )
+
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
         """Use other workspaces from the next ``plan`` on, which ``run`` needs.
 

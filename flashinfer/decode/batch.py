@@ -103,12 +103,12 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             )
         self._fixed_batch_size = 0
         if use_cuda_graph:
-            buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
-            if not all(isinstance(buffer, torch.Tensor) for buffer in buffers):
-                raise ArgumentError(
-                    f"{self._op}: paged_kv_indptr_buffer, paged_kv_indices_buffer or paged_kv_last_page_len_buffer is "
-                    "missing, expected all three (use_cuda_graph=True)"
-                )
+            self._require_graph_buffers(
+                torch.int32,
+                paged_kv_indptr_buffer=paged_kv_indptr_buffer,
+                paged_kv_indices_buffer=paged_kv_indices_buffer,
+                paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
+            )
             self._fixed_batch_size = len(paged_kv_last_page_len_buffer)  # type: ignore[arg-type]
             if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:  # type: ignore[arg-type]
                 raise ArgumentError(

@@ -138,12 +138,10 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
 
     def _check_graph_buffers(self) -> int:
         names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
-        for name in names:
-            if not isinstance(getattr(self, f"_{name}_buf"), torch.Tensor):
-                raise ArgumentError(f"{self._op}: {name} is None, expected a tensor (use_cuda_graph=True)")
-        batch_size = self._kv_len_arr_buf.numel()  # type: ignore[union-attr]
+        self._require_graph_buffers(torch.int32, **{name: getattr(self, f"_{name}_buf") for name in names})
+        batch_size = len(self._kv_len_arr_buf)  # type: ignore[arg-type]
         for name in names[:2]:
-            length = getattr(self, f"_{name}_buf").numel()
+            length = len(getattr(self, f"_{name}_buf"))
             if length != batch_size + 1:
                 raise ArgumentError(
                     f"{self._op}: {name} has {length} elements, expected {batch_size + 1} (batch_size + 1)"

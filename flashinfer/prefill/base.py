@@ -76,11 +76,6 @@ class BatchPrefillWrapper(AttentionWrapper):
         self._max_q_len: Optional[int] = None
         self._max_kv_len: Optional[int] = None
 
-    def _require_graph_buffers(self, **buffers: Optional[torch.Tensor]) -> None:
-        missing = [name for name, buffer in buffers.items() if not isinstance(buffer, torch.Tensor)]
-        if missing:
-            raise ArgumentError(f"{self._op}: {missing[0]} is missing, expected a tensor (use_cuda_graph=True)")
-
     # plan -------------------------------------------------------------------------------------
 
     def _check_rows(self, op: str, batch_size: int, rows: int) -> None:
@@ -95,7 +90,8 @@ class BatchPrefillWrapper(AttentionWrapper):
 
     def _check_mask_buffers(self, op: str, num_bytes: int, num_offsets: int) -> None:
         """For CUDA graphs, whose masks have room for so much."""
-        self._require_graph_buffers(custom_mask_buf=self._custom_mask_buf, mask_indptr_buf=self._mask_indptr_buf)
+        self._require_graph_buffers(torch.uint8, torch.int8, custom_mask_buf=self._custom_mask_buf)
+        self._require_graph_buffers(torch.int32, mask_indptr_buf=self._mask_indptr_buf)
         assert self._custom_mask_buf is not None and self._mask_indptr_buf is not None
         if num_bytes > len(self._custom_mask_buf) or num_offsets > len(self._mask_indptr_buf):
             raise ArgumentError(

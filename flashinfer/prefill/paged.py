@@ -117,6 +117,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._fixed_batch_size = 0
         if use_cuda_graph:
             self._require_graph_buffers(
+                torch.int32,
                 qo_indptr_buf=qo_indptr_buf,
                 paged_kv_indptr_buf=paged_kv_indptr_buf,
                 paged_kv_indices_buf=paged_kv_indices_buf,

@@ -82,7 +82,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
         )  # fmt: skip
         self._fixed_batch_size = 0
         if use_cuda_graph:
-            self._require_graph_buffers(qo_indptr_buf=qo_indptr_buf, kv_indptr_buf=kv_indptr_buf)
+            self._require_graph_buffers(torch.int32, qo_indptr_buf=qo_indptr_buf, kv_indptr_buf=kv_indptr_buf)
             assert qo_indptr_buf is not None and kv_indptr_buf is not None
             self._fixed_batch_size = len(qo_indptr_buf) - 1
             if len(kv_indptr_buf) != len(qo_indptr_buf):

@@ -365,7 +365,7 @@ def test_graph_buffers_are_written_and_sizes_frozen(device, tensor_cores):
 
 def test_bad_graph_buffers(device):
     buffers = [torch.zeros(n, dtype=torch.int32, device=device) for n in (5, 64, 4)]
-    with pytest.raises(ValueError, match="expected all three"):
+    with pytest.raises(ValueError, match="paged_kv_last_page_len_buffer is missing, expected a tensor"):
         BatchDecodeWithPagedKVCacheWrapper(workspace(device), "NHD", True, False, *buffers[:2])
     with pytest.raises(ValueError, match="has 4 elements, expected 5"):
         BatchDecodeWithPagedKVCacheWrapper(workspace(device), "NHD", True, False, buffers[0][:4], *buffers[1:])

@@ -403,6 +403,44 @@ def test_frozen_sizes(device, kind):
             scene.plan(qo_indptr=int32([0, 3, 9], device))
 
 
+@kinds
+def test_buffers_of_graphs(device, kind):
+    """Named where they are given: ``plan`` copies to them, kernels read them later under other names."""
+    buffers = graph_buffers(kind, device)
+    for name, good in buffers.items():
+        for bad, text in (
+            (good.long(), rf"{name} is torch.int64 on {device}.*, expected torch.int32"),
+            (good[:, None], rf"{name} has shape \({len(good)}, 1\) and strides"),
+            (
+                good.repeat_interleave(2)[::2],
+                rf"{name} has shape .* strides \(2,\), expected one dimension without gaps",
+            ),
+            (good.to("meta"), rf"{name} is torch.int32 on meta, expected torch.int32 on {device}"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                kind(calls.workspace(device), use_cuda_graph=True, **{**buffers, name: bad})
+
+
+@prefill_kinds
+def test_mask_buffers_of_graphs(device, kind):
+    """Bits of a mask copied to a buffer of bools would be other bits."""
+    for dtypes, text in (
+        ((torch.bool, torch.int32), r"custom_mask_buf is torch.bool on .*, expected torch.uint8"),
+        ((torch.uint8, torch.int64), r"mask_indptr_buf is torch.int64 on .*, expected torch.int32"),
+        ((torch.int8, torch.int32), None),
+    ):
+        masks = [torch.zeros(64, dtype=dtype, device=device) for dtype in dtypes]
+        names = {"custom_mask_buf": masks[0], "mask_indptr_buf": masks[1]}
+        scene = Scene(kind, device, use_cuda_graph=True, **graph_buffers(kind, device), **names)
+        mask = torch.ones(66, dtype=torch.bool, device=device)
+        if text is None:
+            scene.plan(custom_mask=mask)
+            calls.check(scene.run(return_lse=True), scene.batch.expected(), torch.float16)
+            continue
+        with pytest.raises(ValueError, match=text):
+            scene.plan(custom_mask=mask)
+
+
 @prefill_kinds
 def test_masks_of_graphs_need_buffers(device, kind):
     scene = Scene(kind, device, use_cuda_graph=True, **graph_buffers(kind, device))

@@ -298,7 +298,7 @@ def test_bad_scales(device):
 
 def test_bad_wrappers(device):
     batch = Latent(device, 16, [2, 2], [30, 5])
-    with pytest.raises(ArgumentError, match="kv_indices is None, expected a tensor"):
+    with pytest.raises(ArgumentError, match="kv_indices is missing, expected a tensor"):
         BatchMLAPagedAttentionWrapper(workspace(device), True, batch.qo_indptr, batch.pages.indptr)
     with pytest.raises(ArgumentError, match="backend is 'cutlass', expected 'auto' or 'fa2'"):
         BatchMLAPagedAttentionWrapper(workspace(device), backend="cutlass")
