@@ -185,6 +185,7 @@ def test_no_compiler_on_the_machine(workshop, built, tmp_path):
     """A real process without ninja, without any compiler; a fresh module loads."""
     code = f"""
 import sys
+import torch  # which starts processes of its own, some releases with CUDA
 sys.modules["ninja"] = None
 import subprocess
 subprocess.Popen = None
