@@ -8,11 +8,12 @@ frozen at import. ``flashinfer show-config`` and the table in the docs are print
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Generic, Iterator, Optional, TypeVar, overload
+from typing import Any, Callable, Generic, Iterator, Optional, TypeVar, Union, overload
 
 __all__ = ["Knob", "Knobs", "knobs", "split_words"]
 
@@ -39,6 +40,15 @@ def _positive_int(text: str) -> int:
 def _path(text: str) -> Path:
     """``~`` is the home directory in variables that no shell has seen: of a Dockerfile, of a service."""
     return Path(os.path.expanduser(text))
+
+
+def _logging_level(text: str) -> Union[str, int]:
+    """A level of Python's logging, by name or number."""
+    if text.strip().isdecimal():
+        return int(text)
+    if not isinstance(logging.getLevelName(text.strip().upper()), int):
+        raise ValueError("no such level of Python's logging")
+    return text.strip().upper()
 
 
 def split_words(text: str) -> list[str]:
@@ -127,8 +137,8 @@ class Knobs:
     cubin_dir = Knob[Optional[Path]](
         "FLASHINFER_CUBIN_DIR", _path, None, "kernel binaries; default: the companion package, else the cache", "jit"
     )
-    logging_level = Knob(
-        "FLASHINFER_LOGGING_LEVEL", str, "INFO", "log level of the JIT; DEBUG: why modules are built", "jit"
+    logging_level = Knob[Union[str, int]](
+        "FLASHINFER_LOGGING_LEVEL", _logging_level, "INFO", "log level of the JIT; DEBUG: why modules are built", "jit"
     )
 
     # API logging and dumps

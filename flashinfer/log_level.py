@@ -76,8 +76,5 @@ def configure_jit_log() -> logging.Logger:
     logger = logging.getLogger("flashinfer.jit")
     if not logger.handlers:
         logger.addHandler(_StderrUnlessConfigured())
-    try:
-        logger.setLevel(knobs.logging_level.upper())
-    except ValueError:
-        logger.warning("FLASHINFER_LOGGING_LEVEL=%s is ignored: no such level of Python's logging", knobs.logging_level)
+    logger.setLevel(knobs.logging_level)
     return logger

@@ -22,6 +22,8 @@ from flashinfer.knobs import Knob, Knobs, knobs
         ("workspace_base", "~/scratch", Path("/home/someone/scratch")),
         ("dump_dir", "~/dumps", Path("/home/someone/dumps")),
         ("trace_dump_dir", "/a/~/b", Path("/a/~/b")),
+        ("logging_level", " debug", "DEBUG"),
+        ("logging_level", "5", 5),
     ],
 )
 def test_value(monkeypatch, attribute, text, value):
