@@ -127,12 +127,15 @@ Status RenormRows(const RowParams<T>& p, Stream) {
       ForEachVec(p.vocab, [&](int64_t i, auto lanes) { Store(&input[i], Load(x + i, lanes), lanes); });
       const float largest = row.SetWeights(&input[0], nullptr);
       const int emax = BiasedExponent(largest);
-      const float threshold =
-          largest > 0.0f ? FilterThreshold(p.filter, r, r, row.weights(), p.vocab, emax, row.selector()) : 0.0f;
-      const Scale scale(emax);
       const float* w = row.weights();
+      Keys searched{nullptr, 0};
+      const float threshold =
+          largest > 0.0f ? FilterThreshold(p.filter, r, r, w, p.vocab, emax, row.selector(), &searched) : 0.0f;
+      const Scale scale(emax);
       uint64_t total = 0;
-      ForEachNotBelow(w, p.vocab, threshold, [&](int64_t, float weight) { total += ColumnMass(weight, scale); });
+      for (int64_t i = 0; i < searched.size; ++i) {
+        if (searched.data[i] >= Bits(threshold)) total += ColumnMass(FromBits(searched.data[i]), scale);
+      }
       const float normaliser = total == 0 ? 0.0f : 512.0f / float(total);
       T* out = p.out + r * p.out_stride;
       const Vec zero{}, low = Broadcast(threshold);

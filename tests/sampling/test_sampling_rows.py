@@ -226,10 +226,27 @@ def unusual(kind: str, rows: int, vocab: int) -> torch.Tensor:
         p = p * 1e-38
     elif kind == "heavy":
         p = p * 1e4
+    elif kind in ("seen", "unseen"):  # all that there is is where samples are taken, or nothing is
+        pieces = torch.arange(256) * (vocab // 16) // 256
+        is_seen = torch.isin(torch.arange(vocab) // 16, pieces)
+        p = torch.nn.functional.normalize(torch.where(is_seen == (kind == "seen"), p, 1e-9), p=1, dim=-1)
     return p
 
 
-UNUSUAL = ["soft", "flat", "equal", "ascending", "descending", "one", "ties", "nothing", "few", "nan", "tiny", "heavy"]
+NORMALISED = ["soft", "flat", "equal", "ascending", "descending", "one", "ties", "seen", "unseen"]
+UNUSUAL = [*NORMALISED, "nothing", "few", "nan", "tiny", "heavy"]
+
+
+@pytest.mark.parametrize("kind", NORMALISED)
+@pytest.mark.parametrize("vocab", [300, 20_000, 128_256])
+def test_top_p_of_unusual_rows(device, kind, vocab):
+    p = unusual(kind, 3, vocab).to(device)
+    for top_p in (0.3, 0.9, 0.999):
+        expected = templates.top_p_renorm_probs_trace.reference(p, top_p)
+        renormed = flashinfer.top_p_renorm_probs(p, top_p)
+        if kind != "equal":  # where any of them may be the last, or all are
+            equal_but_for_rounding(renormed, p, expected, top_p)
+        assert_close(renormed.sum(dim=-1), torch.ones(3, device=device))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compares two devices")

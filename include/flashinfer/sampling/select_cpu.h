@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threshold of top-k and top-p on the CPU. A sieve leaves what may be above it: of top-k little more than k columns
-// (cpu/sieve.h), of top-p what is not too small to matter even if all columns were as small. Where many are left, a
-// histogram of the upper bits of their keys tells the bin that holds the threshold; few, or those of the bin, are sorted.
+// The threshold of top-k and top-p on the CPU. A sieve leaves what may be above it (cpu/sieve.h): of top-k little more
+// than k columns, of top-p what a sample says, or what is not too small to matter even if all were as small. Where many
+// are left, a histogram of the upper bits of their keys tells the bin that holds the threshold; few, or those of the bin,
+// are sorted.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -76,10 +77,28 @@ class Selector {
     return {kept_.data(), end - kept_.data()};
   }
 
+  /// The same of weights and of `low` above 0, whose keys are their bits.
+  Keys Sieve(const float* weights, int64_t n, float low) {
+#if defined(__AVX512F__)
+    kept_.resize(std::max(kept_.size(), size_t(n) + LANES));
+    uint32_t* end = kept_.data();
+    ForEachVec(n, [&](int64_t i, auto lanes) {
+      const Vec x = Load(weights + i, lanes);
+      const __mmask16 bits = NotBelow(x, low);
+      _mm512_storeu_si512(end, _mm512_maskz_compress_epi32(bits, reinterpret_cast<__m512i>(x)));
+      end += __builtin_popcount(bits);
+    });
+    return {kept_.data(), end - kept_.data()};
+#else
+    return Sieve(weights, n, low, [](float weight) { return Bits(weight); });
+#endif
+  }
+
   /// A number that `count` of n most likely reach, and not many more; minus infinity if that is not to be had.
   float Bound(const float* x, int64_t n, uint64_t count) {
     return count > uint64_t(n) ? MINUS_INF : BoundOfTopK(x, n, int64_t(count), scratch_);
   }
+  float BoundOfMass(const float* x, int64_t n, float rest) { return cpu::BoundOfMass(x, n, rest, scratch_); }
 
  private:
   static constexpr int SHIFT = 18;
@@ -122,26 +141,30 @@ class Selector {
   std::vector<float> scratch_;
 };
 
-/// Keys of a row's weights that are enough to find a threshold with: `count` of them, or as many as have `quanta`.
-inline Keys KeysToSearch(const float* weights, int64_t n, uint64_t count, uint64_t quanta, float top_p,
-                         const Scale& scale, Selector& selector) {
-  const Keys all{reinterpret_cast<const uint32_t*>(weights), n};
+/// Those of all weights of a row that are enough to find a threshold with: `count` of them, or as many as have `quanta`.
+inline Keys KeysToSearch(const Keys& all, uint64_t count, uint64_t quanta, float top_p, const Scale& scale,
+                         Selector& selector) {
+  const float* const weights = reinterpret_cast<const float*>(all.data);
+  const int64_t n = all.size;
   if (const float low = selector.Bound(weights, n, count); low > 0.0f) {
-    const Keys kept = selector.Sieve(weights, n, low, Bits);
+    const Keys kept = selector.Sieve(weights, n, low);
     if (uint64_t(kept.size) >= count) return kept;
   }
   if (quanta == UNLIMITED) return all;
-  const float low = 0.5f * (1.0f - top_p) / float(n);  // all that is below has less than half of what may be left out
-  if (!(low > 0.0f)) return all;
-  const Keys kept = selector.Sieve(weights, n, low, Bits);
-  uint64_t kept_quanta = 0;
-  for (int64_t i = 0; i < kept.size; ++i) kept_quanta += QuantumOf(FromBits(kept.data[i]), scale);
-  return kept_quanta >= quanta ? kept : all;
+  // Below the second all have less than half of what may be left out, whatever they are.
+  for (const float low : {selector.BoundOfMass(weights, n, 1.0f - top_p), 0.5f * (1.0f - top_p) / float(n)}) {
+    if (!(low > 0.0f)) continue;
+    const Keys kept = selector.Sieve(weights, n, low);
+    uint64_t kept_quanta = 0;
+    for (int64_t i = 0; i < kept.size; ++i) kept_quanta += QuantumOf(FromBits(kept.data[i]), scale);
+    if (kept_quanta >= quanta) return kept;
+  }
+  return all;
 }
 
-/// The smallest probability that top-k and top-p keep.
+/// The smallest probability that top-k and top-p keep. `searched`, if asked for: keys of at least all that are kept.
 inline float FilterThreshold(const FilterParams& filter, int64_t row, int64_t output, const float* weights, int64_t n,
-                             int emax, Selector& selector) {
+                             int emax, Selector& selector, Keys* searched = nullptr) {
   const int64_t top_k = ValueOf(filter.top_k, filter.top_k_by_output ? output : row);
   const float top_p = ValueOf(filter.top_p, filter.top_p_by_output ? output : row);
   const uint64_t count = top_k >= n ? UNLIMITED : uint64_t(std::max<int64_t>(top_k, 1));
@@ -149,14 +172,18 @@ inline float FilterThreshold(const FilterParams& filter, int64_t row, int64_t ou
   const uint64_t quanta = top_k_first ? UNLIMITED : QuantaLimit(top_p, emax);
   const Scale scale(emax);
   const bool limits_mass = top_k_first && !(top_p >= 1.0f);
+  Keys keys{reinterpret_cast<const uint32_t*>(weights), n};
+  if (searched != nullptr) *searched = keys;
   if (quanta == UNLIMITED && !limits_mass && count == UNLIMITED) return 0.0f;
-  const Keys keys = KeysToSearch(weights, n, count, quanta, top_p, scale, selector);
+  keys = KeysToSearch(keys, count, quanta, top_p, scale, selector);
+  if (searched != nullptr) *searched = keys;
   if (quanta == UNLIMITED && !limits_mass) {
     return FromBits(selector.Find<false, false>(keys, count, quanta, scale).key);
   }
   Threshold found = selector.Find<false>(keys, count, quanta, scale);
   if (limits_mass) {
-    const Keys kept = selector.Sieve(weights, n, FromBits(found.key), Bits);
+    const Keys kept = selector.Sieve(weights, n, FromBits(found.key));
+    if (searched != nullptr) *searched = kept;
     found = selector.Find<false>(kept, UNLIMITED, QuantaLimitOf(top_p, found.kept_quanta), scale);
   }
   return FromBits(found.key);
