@@ -71,6 +71,7 @@ class PlannedWrapper(CopiedWithPlans):
     _num_qo_heads: int
     _num_kv_heads: int
     _planned: Any  #: what the native plan was given, for a plan with other parameters
+    _planned_info: Any = None  #: the plan that was made of it; engines put plans of their own in ``_plan_info``
 
     #: What callers know the tensors of a launch by.
     _launched: ClassVar[tuple[str, ...]] = ("q", "k", "v", "out", "lse")

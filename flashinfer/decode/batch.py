@@ -457,9 +457,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         planned = self._pos_encoding, self._window_left, self._logits_soft_cap > 0
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         if planned != (self._pos_encoding, self._window_left, self._logits_soft_cap > 0):
-            self._plan_info = None  # if the rest fails there is no plan
-            self._cached_module = self._module()
-            self._plan_work()
+            self._plan_again()
         return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     def forward_return_lse(

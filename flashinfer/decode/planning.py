@@ -202,13 +202,26 @@ class DecodePlanner(AttentionWrapper):
             self._use_cuda_graph, self._window_left, fixed_split_size, disable_split_kv,
         )  # fmt: skip
 
+    def _plan_again(self) -> None:
+        """With other parameters than those of the plan."""
+        if self._plan_info is not self._planned_info:  # an engine's: the tables say of which batch
+            indptr, last_page_len = self._paged_kv_indptr_buf, self._paged_kv_last_page_len_buf
+            assert indptr is not None and last_page_len is not None and self._planned_q_len is not None
+            batch = self._lengths(
+                f"{self._op}.forward", indptr, last_page_len, None, self._page_size, self._planned_q_len, True
+            )
+            self._planned = (*batch, *self._planned[2:])
+        self._plan_info = None  # if the rest fails there is no plan
+        self._cached_module = self._module()
+        self._plan_work()
+
     def _new_plan(self) -> tuple[Any, ...]:
         plan = super()._new_plan()
         return (*plan, self._qo_indptr_buf) if self._use_tensor_cores else plan
 
     def _plan_work(self) -> None:
         module = self._cached_module
-        self._plan_info = self._native_plan(
+        self._plan_info = self._planned_info = self._native_plan(
             module.plan if self._use_tensor_cores else module.plan_with_lens, *self._work()
         )
         if self._use_cuda_graph:

@@ -168,7 +168,7 @@ class BatchPrefillWrapper(AttentionWrapper):
             self._max_total_num_rows = self._qo_indptr_last
 
     def _plan_work(self) -> None:
-        self._plan_info = self._native_plan(self._cached_module.plan, *as_tensors(self._work()))
+        self._plan_info = self._planned_info = self._native_plan(self._cached_module.plan, *as_tensors(self._work()))
 
     def _work(self) -> tuple[Any, ...]:
         """Arguments of the native plan after the workspaces."""
@@ -205,9 +205,21 @@ class BatchPrefillWrapper(AttentionWrapper):
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._causal = causal
         if planned != (self._causal, self._pos_encoding, self._window_left, bool(self._logits_soft_cap)):
-            self._plan_info = None  # if the rest fails there is no plan
-            self._select_module(*self._module_key)
-            self._plan_work()
+            self._plan_again()
+
+    def _plan_again(self) -> None:
+        """With other parameters than those of the plan."""
+        if self._plan_info is not self._planned_info:  # an engine's: the tables say of which batch
+            qo_host, kv_host, kv_lens = self._batch_of_tables(f"{self._op}.forward")
+            rows, (before, options) = self._max_total_num_rows or int(qo_host[-1]), self._planned
+            self._planned = (qo_host, kv_host, kv_lens, rows, len(kv_lens), *before[5:]), options
+        self._plan_info = None  # if the rest fails there is no plan
+        self._select_module(*self._module_key)
+        self._plan_work()
+
+    def _batch_of_tables(self, op: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Offsets of rows and keys (or their pages), and how many keys each request has."""
+        raise AssertionError("a subclass knows")
 
     def _native_workspace_size(self) -> tuple[int, int]:
         float_bytes, int_bytes = self._cached_module.workspace_size(*as_tensors(self._work()))

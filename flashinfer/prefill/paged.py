@@ -316,6 +316,12 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             return qo_host, kv_host, qo_lens, kv_lens_of_pages(op, "paged_kv_indptr", kv_host, lens, page_size)
         return qo_host, kv_host, qo_lens, kv_lens_given(op, lens, pages)
 
+    def _batch_of_tables(self, op: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows, pages, last = self._qo_indptr_buf, self._paged_kv_indptr_buf, self._paged_kv_last_page_len_buf
+        assert rows is not None and pages is not None and last is not None
+        qo_host, kv_host, _, kv_lens = self._lengths(op, rows, pages, last, None, self._page_size)
+        return qo_host, kv_host, kv_lens
+
     def _check_pages(self, op: str, num_indices: int) -> None:
         if self._use_cuda_graph and num_indices > len(self._paged_kv_indices_buf):  # type: ignore[arg-type]
             raise ArgumentError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional, Sequence, Union
 
+import numpy as np
 import torch
 
 from ..api_logging import flashinfer_api
@@ -195,6 +196,11 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         self._select_module(dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
         self._plan_work()
         self._freeze_rows()
+
+    def _batch_of_tables(self, op: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        assert self._qo_indptr_buf is not None and self._kv_indptr_buf is not None
+        qo_host, kv_host = to_host(op, qo_indptr=self._qo_indptr_buf, kv_indptr=self._kv_indptr_buf)
+        return qo_host, kv_host, segment_lens(op, "kv_indptr", kv_host)
 
     @flashinfer_api(trace=ragged_prefill_trace)
     def run(

@@ -307,6 +307,37 @@ def test_attributes_that_engines_use(device):
 
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
+@pytest.mark.parametrize("graph", [False, True])
+def test_forward_after_plans_of_engines(device, tensor_cores, graph):
+    """SGLang plans by the module and says the soft cap of a model to ``forward`` alone: that plan is of the last batch,
+    not of the last call of ``plan``."""
+    first, batch = decode_batch(device, kv_lens=[3, 9, 30, 2]), decode_batch(device)
+    sizes = (len(LENS) + 1, 256, len(LENS))
+    buffers = [torch.zeros(n, dtype=torch.int32, device=device) for n in sizes] if graph else []
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace(device), "NHD", graph, tensor_cores, *buffers)
+    pages, what = first.pages(8), Attention(logits_soft_cap=0.5, window_left=6)
+    wrapper.plan(*pages.table, *first.heads, 64, 8, q_data_type=F16)
+    options = {"logits_soft_cap": 0.5, "window_left": 6}
+    close(wrapper.forward_return_lse(first.q, first.cache(pages), **options), first.expected(what))
+    pages = batch.pages(8)
+    for name, table in zip(("indptr", "indices", "last_page_len"), pages.table, strict=True):
+        if graph:
+            getattr(wrapper, f"_paged_kv_{name}_buf")[: len(table)].copy_(table)
+        else:
+            setattr(wrapper, f"_paged_kv_{name}_buf", table)
+    memory = (wrapper._float_workspace_buffer, wrapper._int_workspace_buffer, wrapper._pin_memory_int_workspace_buffer)
+    indptr, empty = pages.indptr.cpu(), torch.empty(0, dtype=F16, device=device)
+    if tensor_cores:
+        rows = torch.arange(len(LENS) + 1, dtype=torch.int32)
+        tables = (rows, indptr, pages.lens.cpu(), len(LENS), len(LENS), *batch.heads, 8, graph, 64, 64, False, -1)
+    else:
+        tables = (indptr, len(LENS), *batch.heads, 8, graph, -1, 0.0, 64, 64, empty, empty)
+    wrapper._plan_info = wrapper._cached_module.plan(*memory, *tables)
+    wrapper._window_left, wrapper._logits_soft_cap = -1, 0.0
+    close(wrapper.forward_return_lse(batch.q, batch.cache(pages), **options), batch.expected(what))
+
+
+@pytest.mark.parametrize("tensor_cores", [False, True])
 def test_fast_decode_plan(device, tensor_cores):
     first = decode_batch(device, kv_lens=[3, 9, 30, 2])
     pages = first.pages(8)

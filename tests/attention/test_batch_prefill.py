@@ -350,6 +350,36 @@ def test_legacy_forward_replaces_the_parameters(device):
         wrapper.end_forward()
 
 
+def test_forward_after_plans_of_engines(device):
+    """SGLang plans by the module, without ``causal``, which it says to ``forward``: that plan is of the last batch."""
+    first, batch = batch_of(device, [1, 20, 40, 0], [33, 20, 60, 7]), batch_of(device)
+    old, pages = first.pages(8), batch.pages(8)
+    tables = {
+        "_paged_kv_indptr_buf": pages.indptr,
+        "_paged_kv_indices_buf": pages.indices,
+        "_paged_kv_last_page_len_buf": pages.last_page_len,
+    }
+    cases = (
+        (paged(first, old), (first.cache(old),), (batch.cache(pages),), tables, 8),
+        (ragged(first), first.dense(), batch.dense(), {"_kv_indptr_buf": batch.kv_indptr}, 1),
+    )
+    causal = Attention(causal=True)
+    for wrapper, old_kv, kv, tables, page_size in cases:
+        close(wrapper.forward_return_lse(first.q, *old_kv, causal=True), first.expected(causal))
+        tables = {**tables, "_qo_indptr_buf": batch.qo_indptr}
+        for name, table in tables.items():
+            setattr(wrapper, name, table)
+        keys = pages.indptr if page_size > 1 else batch.kv_indptr
+        memory = ("_float_workspace_buffer", "_int_workspace_buffer", "_pin_memory_int_workspace_buffer")
+        wrapper._plan_info = wrapper._cached_module.plan(
+            *(getattr(wrapper, name) for name in memory),
+            *(batch.qo_indptr.cpu(), keys.cpu(), torch.tensor(KV_LENS, dtype=torch.int32), sum(QO_LENS), len(QO_LENS)),
+            *(*batch.heads, page_size, False, 64, 64, False, -1),
+        )
+        wrapper._causal, wrapper._qo_indptr_last, wrapper._kv_indptr_last = False, sum(QO_LENS), sum(KV_LENS)
+        close(wrapper.forward_return_lse(batch.q, *kv, causal=True), batch.expected(causal))
+
+
 def test_attributes_that_engines_use(device):
     batch = batch_of(device)
     pages = batch.pages(8)
