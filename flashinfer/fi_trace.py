@@ -98,6 +98,8 @@ def build_fi_trace_fn(spec: Template, func: Optional[Callable[..., Any]] = None)
 
     def fi_trace(*args: Any, save_dir: Any = None, name: Optional[str] = None, **kwargs: Any) -> dict[str, Any]:
         """The definition of a call with these arguments; ``save_dir`` also writes it."""
+        if name is not None and (not isinstance(name, str) or not name or Path(name).name != name):
+            raise ArgumentError(f"fi_trace: name is {name!r}, expected a file name (without .json)")
         arguments = _bind(func, args, kwargs)
         template = _choose(spec, arguments)
         _reject_unknown(func, template, kwargs)

@@ -164,7 +164,10 @@ def by_rank(param: str, templates: Mapping[int, TraceTemplate]) -> TraceDispatch
     """Choose by the number of dimensions of one tensor argument."""
 
     def choose(**arguments: Any) -> TraceTemplate:
-        rank = getattr(arguments.get(param), "ndim", -1)
+        value = arguments.get(param)
+        rank = getattr(value, "ndim", None)
+        if rank is None:
+            raise ArgumentError(f"fi_trace: {param} is {value!r}, expected a tensor of rank {sorted(templates)}")
         if rank not in templates:
             raise ArgumentError(f"fi_trace: {param} has rank {rank}, expected one of {sorted(templates)}")
         return templates[rank]

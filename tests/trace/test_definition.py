@@ -96,6 +96,13 @@ def test_name_can_be_chosen(tmp_path):
     assert json.loads((tmp_path / "mine.json").read_text())["name"] == "mine"
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "../a", 5])
+def test_a_name_is_that_of_a_file(tmp_path, name):
+    with pytest.raises(ArgumentError, match=r"fi_trace: name is .*, expected a file name"):
+        add.fi_trace(meta(3, 8), meta(3, 8), name=name, save_dir=tmp_path / "inner")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_attached_functions_are_listed():
     assert traced_functions[f"{__name__}.add"] is add
     assert add._trace_template is ADD
@@ -244,6 +251,8 @@ def test_dispatch_on_arguments():
     assert trace(x=meta(4))["name"] == "v_n4"
     with pytest.raises(ArgumentError, match=r"x has rank 2, expected one of \[1\]"):
         trace(x=meta(4, 4))
+    with pytest.raises(ArgumentError, match=r"x is 'four', expected a tensor of rank \[1\]"):
+        trace(x="four")
     assert build_fi_trace_fn(lambda **_: vector)(x=meta(4))["name"] == "v_n4"
 
 
