@@ -14,6 +14,7 @@ from typing import Iterable, Optional
 
 import torch
 
+from .errors import ArgumentError
 from .knobs import knobs
 
 __all__ = [
@@ -137,6 +138,10 @@ class CompilationContext:
         List[str]
             One ``-gencode`` per target in ascending order, then the defines that every CUDA source gets.
         """
+        if isinstance(supported_major_versions, (int, str)):
+            raise ArgumentError(
+                f"get_nvcc_flags_list: supported_major_versions is {supported_major_versions!r}, expected a list of int"
+            )
         targets = {
             target
             for target in self.TARGET_CUDA_ARCHS

@@ -227,3 +227,9 @@ def test_shared_instance():
     from flashinfer.jit import current_compilation_context
 
     assert isinstance(current_compilation_context, CompilationContext)
+
+
+@pytest.mark.parametrize("majors", [9, "9"])
+def test_majors_are_a_list(majors):
+    with pytest.raises(ValueError, match=rf"supported_major_versions is {majors!r}, expected a list of int"):
+        CompilationContext().get_nvcc_flags_list(majors)
