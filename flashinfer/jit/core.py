@@ -284,6 +284,10 @@ def check_target(spec: JitSpec) -> None:
         )
 
 
+def _is_file_name(name: str) -> bool:
+    return Path(name).name == name not in ("", "..") and name.isprintable() and len(os.fsencode(name)) <= _MAX_NAME
+
+
 def gen_jit_spec(
     name: str,
     sources: Sequence[Union[str, Path]],
@@ -295,7 +299,7 @@ def gen_jit_spec(
     **more: Any,
 ) -> JitSpec:
     """Describe a module and register it. ``more`` passes on the fields of JitSpec that only generators of ours use."""
-    if not isinstance(name, str) or Path(name).name != name or name in ("", "..") or len(os.fsencode(name)) > _MAX_NAME:
+    if not isinstance(name, str) or not _is_file_name(name):
         raise ArgumentError(f"gen_jit_spec: name is {name!r}, expected a file name of at most {_MAX_NAME} bytes")
     if isinstance(sources, (str, Path)) or not sources or not all(isinstance(s, (str, Path)) for s in sources):
         raise ArgumentError(f"gen_jit_spec: {name}: sources is {sources!r}, expected a list of files")
@@ -306,6 +310,8 @@ def gen_jit_spec(
         raise ArgumentError(
             f"gen_jit_spec: {name}: extra_include_paths is {extra_include_paths!r}, expected a list of folders"
         )
+    if more.get("backend", "cuda") not in ("cuda", "cpu"):
+        raise ArgumentError(f"gen_jit_spec: {name}: backend is {more['backend']!r}, expected cuda or cpu")
     spec = JitSpec(
         name=name,
         sources=[Path(source).absolute() for source in sources],  # ninja runs elsewhere

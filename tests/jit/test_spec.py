@@ -34,7 +34,7 @@ def test_both_ways_to_call_the_generator(workshop, toolkit):
         assert (spec.name, spec.sources, spec.extra_cuda_cflags) == ("op", [source], ["-DX"])
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "/op", "x" * 231, None, Path("op")])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/op", "x" * 231, "a\nb", "a\0b", None, Path("op")])
 def test_a_name_is_that_of_a_file(name):
     with pytest.raises(ValueError, match=r"gen_jit_spec: name is .* expected a file name of at most 230 bytes"):
         gen_jit_spec(name, ["op.cpp"], backend="cpu")
@@ -55,6 +55,11 @@ def test_flags_are_several(given):
     (argument,) = given
     with pytest.raises(ValueError, match=rf"gen_jit_spec: op: {argument} is '.*', expected a list of"):
         gen_jit_spec("op", ["op.cpp"], backend="cpu", **given)
+
+
+def test_backends_are_two():
+    with pytest.raises(ValueError, match="gen_jit_spec: op: backend is 'rocm', expected cuda or cpu"):
+        gen_jit_spec("op", ["op.cpp"], backend="rocm")
 
 
 def test_the_longest_name_builds(workshop):
