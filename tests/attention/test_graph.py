@@ -68,6 +68,34 @@ def test_decode(tensor_cores, q_len, split):
         calls.check(result, batch.expected(what), torch.float16)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_plans_without_what_forward_was_captured_with(tensor_cores, head_dim):
+    """As engines do: the plan knows of no soft cap, the captured forward() has one, and so have all replays."""
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        calls.workspace("cuda"),
+        "NHD",
+        use_cuda_graph=True,
+        use_tensor_cores=tensor_cores,
+        paged_kv_indptr_buffer=empty(5),
+        paged_kv_indices_buffer=empty(MAX_PAGES),
+        paged_kv_last_page_len_buffer=empty(4),
+    )
+    q = empty(4, 8, head_dim, dtype=torch.float16)
+    cache = tuple(empty(MAX_PAGES + 3, PAGE_SIZE, 2, head_dim, dtype=torch.float16) for _ in range(2))
+    graph = None
+    for lengths in DECODE_LENGTHS:
+        batch = Batch([1] * 4, lengths, 8, 2, head_dim, device="cuda")
+        pages = batch.pages(PAGE_SIZE)
+        wrapper.begin_forward(*pages.table, *batch.heads, head_dim, PAGE_SIZE, q_data_type=torch.float16)
+        q.copy_(batch.q)
+        fill(cache, batch, pages, "NHD")
+        if graph is None:
+            graph, result = capture(lambda: wrapper.forward(q, cache, logits_soft_cap=0.5))
+        graph.replay()
+        calls.check((result, None), batch.expected(Attention(logits_soft_cap=0.5)), torch.float16)
+
+
 @pytest.mark.parametrize(
     "requests, kv_len, heads",
     [(1, 1024, (32, 8)), (16, 2048, (32, 8)), (4, 1000, (16, 1)), (1, 500, (8, 8)), (64, 4096, (8, 1))],
