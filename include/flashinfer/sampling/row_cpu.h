@@ -170,16 +170,21 @@ class Row {
     for (size_t s = 0; s < segments_.size(); ++s) {
       const int64_t begin = int64_t(s) * SEGMENT, end = std::min(begin + SEGMENT, padded_);
       DoubleVec sum{};  // of integers below 2^43
+      uint64_t few = 0;
       for (int64_t i = begin; i < end; i += LANES) {
         const Vec weight = Load(weights() + i);
-        if (NotBelow(weight, threshold) == 0) continue;
+        uint32_t bits = NotBelow(weight, threshold);
+        if (__builtin_popcount(bits) <= LANES / 4) {  // faster one by one
+          for (; bits != 0; bits &= bits - 1) few += QuantumOf(Kept(i + __builtin_ctz(bits)), scale);
+          continue;
+        }
         const Vec kept = weight >= low ? weight : zero;
         const DoubleVec quantum = (__builtin_convertvector(kept, DoubleVec) * unit + magic) - magic;
         sum += quantum < 4294967295.0 ? quantum : DoubleVec{} + 4294967295.0;
       }
       double quanta = 0.0;
       for (int i = 0; i < LANES; ++i) quanta += sum[i];
-      total_ += segments_[s] = uint64_t(quanta);
+      total_ += segments_[s] = uint64_t(quanta) + few;
     }
     return total_;
   }
