@@ -31,6 +31,19 @@ def fill(cache, batch, pages, order):
         pool[: pages.num_pages].copy_(pages.scatter(rows, order))
 
 
+def decode_wrapper(tensor_cores: bool):
+    """For graphs of four requests."""
+    return flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        calls.workspace("cuda"),
+        "NHD",
+        use_cuda_graph=True,
+        use_tensor_cores=tensor_cores,
+        paged_kv_indptr_buffer=empty(5),
+        paged_kv_indices_buffer=empty(MAX_PAGES),
+        paged_kv_last_page_len_buffer=empty(4),
+    )
+
+
 @pytest.mark.parametrize(
     "tensor_cores, q_len, split",
     [
@@ -43,15 +56,7 @@ def fill(cache, batch, pages, order):
     ],
 )
 def test_decode(tensor_cores, q_len, split):
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        calls.workspace("cuda"),
-        "NHD",
-        use_cuda_graph=True,
-        use_tensor_cores=tensor_cores,
-        paged_kv_indptr_buffer=empty(5),
-        paged_kv_indices_buffer=empty(MAX_PAGES),
-        paged_kv_last_page_len_buffer=empty(4),
-    )
+    wrapper = decode_wrapper(tensor_cores)
     q = empty(4 * q_len, 8, 64, dtype=torch.float16)
     cache = tuple(empty(MAX_PAGES + 3, PAGE_SIZE, 2, 64, dtype=torch.float16) for _ in range(2))
     what = Attention(causal=q_len > 1)
@@ -72,15 +77,7 @@ def test_decode(tensor_cores, q_len, split):
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_plans_without_what_forward_was_captured_with(tensor_cores, head_dim):
     """As engines do: the plan knows of no soft cap, the captured forward() has one, and so have all replays."""
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        calls.workspace("cuda"),
-        "NHD",
-        use_cuda_graph=True,
-        use_tensor_cores=tensor_cores,
-        paged_kv_indptr_buffer=empty(5),
-        paged_kv_indices_buffer=empty(MAX_PAGES),
-        paged_kv_last_page_len_buffer=empty(4),
-    )
+    wrapper = decode_wrapper(tensor_cores)
     q = empty(4, 8, head_dim, dtype=torch.float16)
     cache = tuple(empty(MAX_PAGES + 3, PAGE_SIZE, 2, head_dim, dtype=torch.float16) for _ in range(2))
     graph = None
