@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <type_traits>
@@ -61,38 +60,6 @@ inline float BoundOfTopK(const T* row, int64_t length, int64_t k, std::vector<fl
   if (length < 8192 || k > length / 4) return MINUS_INF;
   const bool few = k <= 512 && k <= length / 16;
   return few ? BoundOfGroups(row, length, k, scratch) : BoundOfSample(row, length, k, scratch);
-}
-
-/// A value that most likely leaves at most `rest` of the mass below it, of weights from 0 on whose sum is 1; 0 where a row
-/// is too short for that to pay, or there is none. From bins of a sample, 16 to an octave; `bins` is overwritten.
-inline float BoundOfMass(const float* row, int64_t length, float rest, std::vector<float>& bins) {
-  constexpr int64_t PIECES = 256, PIECE = 16, SAMPLES = PIECES * PIECE;
-  constexpr int SHIFT = 19, BINS = 2048;  // up to the weight 2
-  constexpr float DEVIATIONS = 4.5f, LEAST = 16.0f, UNSEEN = 2.0f;
-  if (length < 4 * SAMPLES) return 0.0f;
-  const auto weight_of = [](uint32_t key) {
-    float weight;
-    std::memcpy(&weight, &key, sizeof(weight));
-    return weight;
-  };
-  bins.assign(BINS, 0.0f);
-  for (int64_t i = 0; i < PIECES; ++i) {
-    uint32_t keys[PIECE];
-    std::memcpy(keys, row + i * (length / PIECE) / PIECES * PIECE, sizeof(keys));
-    for (const uint32_t key : keys) bins[std::min<uint32_t>(key >> SHIFT, BINS - 1)] += 1.0f;
-  }
-  // Weights are overestimated by up to a bin; samples as heavy as a bin may have been missed below it.
-  const float each = float(length) / float(SAMPLES);
-  float left = float(SAMPLES), mass = 0.0f, square = 0.0f, low = 0.0f;
-  for (uint32_t bin = 0; bin < BINS && left >= LEAST && each * mass <= rest; ++bin) {
-    const float weight = weight_of((bin + 1) << SHIFT);
-    if (each * (mass + DEVIATIONS * std::sqrt(square + UNSEEN * weight * weight)) <= rest)
-      low = weight_of(bin << SHIFT);
-    left -= bins[bin];
-    mass += bins[bin] * weight;
-    square += bins[bin] * weight * weight;
-  }
-  return low;
 }
 
 /// A bit for each lane that is not below the threshold; NaN is not.

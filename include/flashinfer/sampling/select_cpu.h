@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threshold of top-k and top-p on the CPU. A sieve leaves what may be above it (cpu/sieve.h): of top-k little more
-// than k columns, of top-p what a sample says, or what is not too small to matter even if all were as small. Where many
+// The threshold of top-k and top-p on the CPU. A sieve leaves what may be above it: of top-k little more than k columns
+// (cpu/sieve.h), of top-p what a sample says, or what is not too small to matter even if all were as small. Where many
 // are left, a histogram of the upper bits of their keys tells the bin that holds the threshold; few, or those of the bin,
 // are sorted.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -34,6 +35,32 @@ struct Keys {
   const uint32_t* data;
   int64_t size;
 };
+
+/// A weight that most likely has at most `rest` of the mass below it, where all have 1; 0 where a row is too short for that
+/// to pay, or there is none. From bins of a sample, 16 to an octave; `bins` is overwritten.
+inline float BoundOfMass(const float* weights, int64_t n, float rest, std::vector<float>& bins) {
+  constexpr int64_t PIECES = 256, PIECE = 16, SAMPLES = PIECES * PIECE;
+  constexpr int SHIFT = 19, BINS = 2048;  // up to the weight 2
+  constexpr float DEVIATIONS = 4.5f, LEAST = 16.0f, UNSEEN = 2.0f;
+  if (n < 4 * SAMPLES) return 0.0f;
+  bins.assign(BINS, 0.0f);
+  for (int64_t i = 0; i < SAMPLES; ++i) {
+    const int64_t piece = i / PIECE * (n / PIECE) / PIECES;
+    bins[std::min<uint32_t>(Bits(weights[piece * PIECE + i % PIECE]) >> SHIFT, BINS - 1)] += 1.0f;
+  }
+  // Weights are overestimated by up to a bin; samples as heavy as a bin may have been missed below it.
+  const float each = float(n) / float(SAMPLES);
+  float left = float(SAMPLES), mass = 0.0f, square = 0.0f, low = 0.0f;
+  for (uint32_t bin = 0; bin < BINS && left >= LEAST && each * mass <= rest; ++bin) {
+    const float weight = FromBits((bin + 1) << SHIFT);
+    const float deviation = DEVIATIONS * std::sqrt(square + UNSEEN * weight * weight);
+    if (each * (mass + deviation) <= rest) low = FromBits(bin << SHIFT);
+    left -= bins[bin];
+    mass += bins[bin] * weight;
+    square += bins[bin] * weight * weight;
+  }
+  return low;
+}
 
 /// Finds thresholds. Made once per thread: the histogram has 200 KB.
 class Selector {

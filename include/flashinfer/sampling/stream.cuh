@@ -149,7 +149,7 @@ cudaError_t StreamGeometry(const SampleParams& p, Device& device, Geometry& g) {
 /// Clusters of fewer blocks, if that makes all rows start at once and most SMs have equally many of them. (Two blocks
 /// fit any SMs. Of 64 clusters of eight, two start when others are done.) H200, us: logits of 64 x 128256 17.7 -> 16.3,
 /// 128 x 128256 28.0 -> 25.9, 64 x 32000 11.2 -> 9.9, 64 x 151936 21.1 -> 18.2, 88 x 151936 27.5 -> 23.8 by clusters of
-/// four. Min-p of rows that are held: 128 x 32000 15.3 -> 12.6. Not of probabilities, which are summed up sooner.
+/// four. Min-p of rows that are held: 128 x 32000 15.3 -> 12.6. (So many probabilities are read in turns.)
 template <From FROM>
 bool HasFewBlocks(int64_t batch, int64_t segments, const Device& device, Geometry& g) {
   const int64_t turns = CeilDiv(2 * batch, device.multiprocessors);

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(WALK_WARPS * 32, 2) WalkKernel(const __grid_co
   load();
   const uint64_t unit = TargetOf(RandomOf(p, output), MASS_OF_ONE);  // that is drawn
   uint64_t before = 0;                                               // the mass of earlier turns
-  int last = -1;                                                     // segment of theirs with a positive weight
+  int last = -1;                                                     // their last segment with a positive weight
   bool is_seen = false;
 #pragma unroll 1
   while (true) {
