@@ -8,12 +8,12 @@
 #if defined(FLASHINFER_CPU)
 #include <flashinfer/sampling_cpu.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/sampling/rows.cuh>
+#include <flashinfer/sampling/filter_launch.cuh>
 #include <flashinfer/sampling/softmax.cuh>
 #include <flashinfer/sampling/speculative.cuh>
-#include <flashinfer/sampling/stream.cuh>
-#include <flashinfer/sampling/table.cuh>
-#include <flashinfer/sampling/top.cuh>
+#include <flashinfer/sampling/sample_unfiltered.cuh>
+#include <flashinfer/sampling/sample_many_per_row.cuh>
+#include <flashinfer/sampling/sample_top_k_top_p.cuh>
 #endif
 // clang-format on
 

@@ -22,21 +22,21 @@ def _unit(header: str, *instances: str, elsewhere: Optional[dict[str, Any]] = No
 
 def _units() -> Iterator[tuple[str, dict[str, Any]]]:
     """Kernel units, each small enough to compile in a few seconds."""
-    for header in ("stream", "table", "softmax", "speculative"):
+    for header in ("sample_unfiltered", "sample_many_per_row", "softmax", "speculative"):
         yield header, _unit(header)
     forms = {
-        form: f"sampling::LaunchTop<sampling::{arguments}>(const SampleParams&, int, Stream)"
+        form: f"sampling::LaunchTopKTopP<sampling::{arguments}>(const SampleParams&, int, Stream)"
         for form, arguments in _TOP_FORMS.items()
     }
-    yield "top", _unit("top", elsewhere=_unit("top_kernel", *forms.values()))
+    yield "top", _unit("sample_top_k_top_p", elsewhere=_unit("sample_top_k_top_p_kernel", *forms.values()))
     for form, instance in forms.items():
-        yield f"top_{form}", _unit("top_kernel", instance)
-    pairs = _unit("pairs", "RenormPairs<float>(const RowParams<float>&, Stream)")
+        yield f"top_{form}", _unit("sample_top_k_top_p_kernel", instance)
+    pairs = _unit("filter_rows_cta_pair", "RenormRowsByCtaPair<float>(const RowParams<float>&, Stream)")
     yield "pairs", pairs
     for dtype in ("float", "float16_t", "bfloat16_t"):
         for function in ("RenormRows", "MaskRows"):
             instance = f"{function}<{dtype}>(const RowParams<{dtype}>&, Stream)"
-            yield f"{function}_{dtype}", _unit("rows", instance, elsewhere=pairs)
+            yield f"{function}_{dtype}", _unit("filter_launch", instance, elsewhere=pairs)
 
 
 def gen_sampling_module(backend: str = "cuda") -> JitSpec:

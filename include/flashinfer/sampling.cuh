@@ -1,44 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampling on CUDA (definitions and parameters: sampling.h): what the kernels share. Where no threshold is searched,
-// clusters read rows by segments and hold none, unless they are written again (softmax). Draws from probabilities guess
-// the threshold, read rows once and list what is near the guess (of logits, softmax is taken first); rows that are
-// filtered and written, all that may be kept.
+// Sampling on CUDA (definitions and parameters: sampling.h): helpers that all kernels share. How the kernels work:
+//   no threshold search   clusters read rows in segments and hold nothing of them (softmax holds rows to write them)
+//   top-k, top-p tokens   the threshold is estimated from a sample, the row is read once, columns near the estimate are
+//                         listed (for logits, softmax is computed first)
+//   top-k, top-p rows     likewise, with a list of all columns that may be kept
 // Entries and their kernels:
-//   sampling/stream.cuh       tokens without a search: of all columns, of min-p
-//   sampling/top.cuh          tokens of top-k and top-p, from probabilities
-//   sampling/table.cuh        many tokens of few rows, which are prepared once
-//   sampling/speculative.cuh  verification of drafted tokens
-//   sampling/rows.cuh         rows of top-k and top-p: renormalised, masked
-//   sampling/pairs.cuh        many rows of top-p
-//   sampling/softmax.cuh      softmax
-// What they are made of:
-//   sampling/segment.cuh      a segment of a row in the registers of a warp: loaded, summed up, drawn from
-//   sampling/pick.cuh         sums of segments; which segment a draw is from, and which column
-//   sampling/walk.cuh         probabilities of many rows, read until the draw is found
-//   sampling/min_p.cuh        min-p of many rows
-//   sampling/top_kernel.cuh   the kernel of draws from top-k and top-p
-//   sampling/near.cuh         a draw in one read: what is near the threshold is listed
-//   sampling/guess.cuh        where the threshold most likely is, from a sample of the row
-//   sampling/list.cuh         such lists, and draws from them
-//   sampling/again.cuh        the same from rows that are flat or have many ties, where the guess was of no use
-//   sampling/leader.cuh       draws by one block that reads the row again and again, where that does not do either
-//   sampling/scan.cuh         running sums over a block
-//   sampling/sieve.cuh        a row that is written, in one read: what may be kept is listed
-//   sampling/bound.cuh        which columns these are, from a sample of the row
-//   sampling/split.cuh        the same where that is too many, or wrong: only what is uncertain is listed
-//   sampling/certain.cuh      sums of what is certain to be kept, before the largest column is known
-//   sampling/tight.cuh        bounds from a closer look at the sample
-//   sampling/rank.cuh         the threshold among them
-//   sampling/seek.cuh         the threshold in the row, where the list is of no use
-//   sampling/chunk.cuh        such a row: read and written by chunks
-//   sampling/team.cuh         by the blocks of a cluster, or by one
-//   sampling/row.cuh          a row of drafted tokens, held by a cluster
-//   sampling/select.cuh       the threshold of a row of a table
-//   sampling/key.cuh          a threshold among keys at hand, for sampling/select.cuh
+//   sampling/sample_unfiltered.cuh        tokens without a search: from all columns, or with min-p
+//     sampling/sample_early_exit.cuh      many rows of probabilities, read until the token is found
+//     sampling/sample_min_p.cuh           many rows with min-p
+//   sampling/sample_top_k_top_p.cuh       tokens with top-k and top-p from probabilities; _kernel.cuh has the kernel
+//     sampling/sample_one_pass.cuh        the common case: one read of the row
+//     sampling/sample_retry.cuh           flat rows and rows with many ties
+//     sampling/sample_exact.cuh           exact search by one block, the last resort
+//   sampling/sample_many_per_row.cuh      many tokens of few rows, which are prepared once
+//   sampling/speculative.cuh              verification of draft tokens
+//   sampling/filter_launch.cuh            rows of top-k and top-p: renormalised, masked
+//     sampling/filter_rows.cuh            the common case: one read of the row
+//     sampling/filter_rows_fallback.cuh   rows with too many columns to list
+//     sampling/filter_rows_cta_pair.cuh   many rows with top-p
+//   sampling/softmax.cuh                  softmax
+// Building blocks:
+//   sampling/fixed_point.h                weights, keys, masses, quanta
+//   sampling/warp_segment.cuh             a segment of a row in the registers of a warp
+//   sampling/inverse_transform.cuh        from a unit of mass to a segment to a column
+//   sampling/row_chunks.cuh               a row that is read and written in chunks
+//   sampling/cluster_row.cuh              a row held by a cluster
+//   sampling/cta_group.cuh                a cluster or a single block behind one interface
+//   sampling/block_scan.cuh               prefix sums over a block
+//   sampling/candidate_list.cuh           columns near the threshold, and sampling from them
+//   sampling/threshold_estimate.cuh       range of the threshold from a sample, for tokens
+//   sampling/filter_estimate.cuh, _fine   bounds of the threshold from a sample, for rows: coarse, and fine
+//   sampling/filter_sums.cuh              sums of columns that are certain to be kept
+//   sampling/list_threshold.cuh           exact threshold in a list
+//   sampling/row_threshold.cuh            exact threshold in a row, by a cluster
+//   sampling/table_threshold.cuh          exact threshold in a row, by a block; sampling/key_search.cuh its last step
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
+//   measurements  docs/performance/sampling.md
 #pragma once
 #include "ptx/pdl.cuh"
-#include "sampling/row.cuh"
+#include "sampling/cluster_row.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void WriteToken(const SampleParams& p, int64_t output
   if (p.valid != nullptr) p.valid[output] = column >= 0;
 }
 
-/// Which columns to keep: those with fewer than `count` columns above them, and less than `quanta` quanta.
+/// Limits of a filter: a kept column has fewer than `count` columns and fewer than `quanta` quanta above it.
 struct Wanted {
   uint32_t count;
   uint64_t quanta;
@@ -81,7 +81,7 @@ struct Limits {
   }
 };
 
-/// What a filter wants of a row, if its parameters are by row.
+/// Return the limits of a filter for a row; parameters are indexed by row.
 __device__ __forceinline__ Limits LimitsOf(const FilterParams& filter, int64_t row, int vocab, int emax) {
   const int top_k = ValueOf(filter.top_k, row);
   const float top_p = ValueOf(filter.top_p, row);
@@ -101,13 +101,13 @@ struct Geometry {
   size_t shared_bytes;
 };
 
-/// What the launches of a kernel need to know of a device.
+/// Properties of a device that launches depend on.
 struct Device {
   int multiprocessors = 0, shared_bytes = 0;
   bool has_clusters = false;  // and the kernel was compiled for SM90 or later: cluster instructions are not left out
 };
 
-/// Let KERNEL use as much shared memory as the device has, if it HOLDS_ROWS there. Done once per kernel and device.
+/// Allow KERNEL all shared memory of the device, if it HOLDS_ROWS there. Done once per kernel and device.
 template <auto KERNEL, bool HOLDS_ROWS = true>
 cudaError_t PrepareKernel(Device& device) {
   static Device known[64];
@@ -138,12 +138,12 @@ cudaError_t PrepareKernel(Device& device) {
   return cudaSuccess;
 }
 
-/// How to spread rows of `vocab` columns over blocks. The result does not depend on it.
+/// Choose how to spread rows of `vocab` columns over blocks. Results do not depend on it.
 inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device) {
   Geometry g{1, Threads(true), true, 0};
   const auto slice = [&] { return (CeilDiv(vocab, g.cluster) + 3) / 4 * 4; };
   if (device.has_clusters) {
-    // At most 16K columns, so that three blocks share an SM; fewer while SMs would idle.
+    // At most 16K columns per block, so that three blocks fit an SM; fewer while SMs would be idle.
     while (g.cluster < MAX_CLUSTER &&
            (slice() > 16384 || (slice() > 2048 && rows * g.cluster < 2 * device.multiprocessors))) {
       g.cluster *= 2;
@@ -155,7 +155,7 @@ inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device) {
 }
 
 /// Blocks of the largest cluster that KERNEL, of so many threads and bytes for a block, can have: 16 where the device
-/// allows more than 8, which are to be had on any. Asked once per kernel and device.
+/// allows more than 8, which are to be had on any. RequestedFilter once per kernel and device.
 template <auto KERNEL>
 int LargestCluster(int threads, size_t shared_bytes) {
   static int known[64];
@@ -167,13 +167,13 @@ int LargestCluster(int threads, size_t shared_bytes) {
     const bool allows_more =
         cudaFuncSetAttribute(KERNEL, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
         cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &launch.config) == cudaSuccess && clusters > 0;
-    if (!allows_more) cudaGetLastError();  // it is no error of ours
+    if (!allows_more) cudaGetLastError();  // clear the error: the smaller cluster is used
     known[id] = allows_more ? 2 * MAX_CLUSTER : MAX_CLUSTER;
   }
   return known[id];
 }
 
-/// One cluster for each of `rows`.
+/// Launch one cluster per row.
 template <typename Params>
 cudaError_t LaunchClusters(void (*kernel)(Params), const Geometry& g, int64_t rows, bool enable_pdl, Stream stream,
                            const Params& params) {

@@ -6,7 +6,7 @@
 //   or above a threshold, found exactly (no rejection, no loop that depends on the draw):
 //     top-k   fewer than k columns are above it         top-p   the columns above it have less than top_p
 //     min-p   it is min_p times the largest
-// Arithmetic: sampling/math.h. Defined in sampling/*.cuh (CUDA; sampling.cuh lists them) and sampling_cpu.h (CPU).
+// Arithmetic: sampling/fixed_point.h. Defined in sampling/*.cuh (CUDA; sampling.cuh lists them) and sampling_cpu.h (CPU).
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include <cstdint>
@@ -16,26 +16,26 @@
 
 namespace flashinfer {
 
-/// One value for all, or one for each row.
+/// One value for all rows, or one per row.
 template <typename T>
 struct PerRow {
-  const T* values;  ///< null: `value` for all
+  const T* values;  ///< null: `value` for all rows
   T value;
-  int64_t count;  ///< of `values`: later rows take the last
+  int64_t count;  ///< number of `values`; later rows take the last one
 };
 
 struct RandomStream {
-  PerRow<uint64_t> seed, offset;  ///< by output row; a `count` of 1 serves all
+  PerRow<uint64_t> seed, offset;  ///< indexed by output row; a `count` of 1 serves all rows
 };
 
 enum class Filter { kNone, kMinP, kBoth, kTopKFirst };  ///< kBoth: top-k and top-p of the whole row
 
-/// What a filter keeps. top_k of at most 0 is 1, of the vocabulary or more is no limit; top_p from 1 on is no limit.
+/// Parameters of a filter. top_k <= 0 means 1, top_k >= vocab means no limit; top_p >= 1 means no limit.
 struct FilterParams {
   Filter filter;
   PerRow<int32_t> top_k;
   PerRow<float> top_p;   ///< min_p for kMinP
-  bool top_k_by_output;  ///< which row a parameter belongs to: that of the output, or that of the input
+  bool top_k_by_output;  ///< index parameters by output row instead of input row
   bool top_p_by_output;
 };
 
@@ -43,38 +43,38 @@ struct SampleParams {
   const float* input;  ///< (rows, vocab)
   int64_t row_stride;
   int64_t rows, vocab;  ///< vocab: 1 to MAX_VOCAB
-  bool is_logits;       ///< for Sample and SampleByTable with kNone
-  const void* indices;  ///< input row of each output, or null: its own number
-  void* out;            ///< of the type of indices; int32 without
+  bool is_logits;       ///< input is logits; only Sample and SampleByTable with kNone
+  const void* indices;  ///< input row of each output, or null: the output's own index
+  void* out;            ///< token ids, in the type of indices; int32 without them
   bool wide;            ///< indices and out are int64
-  uint8_t* valid;       ///< null, or whether there was a column to draw
-  int64_t batch;        ///< outputs
+  uint8_t* valid;       ///< null, or whether there was a column to sample
+  int64_t batch;        ///< number of outputs
   RandomStream random;
   FilterParams filter;
   bool enable_pdl;  ///< programmatic dependent launch; not by table
 };
 
-/// Draws one column for each output: of all, or with kMinP.
+/// Sample one column per output: from all columns, or with kMinP.
 Status Sample(const SampleParams& params, Stream stream);
 
-/// The same with kBoth or kTopKFirst.
+/// Sample one column per output with kBoth or kTopKFirst.
 Status SampleTop(const SampleParams& params, Stream stream);
 
-/// The same for many outputs of few rows, which are prepared once. `table` has SampleTableSize words.
+/// Sample many outputs of few rows, which are prepared once. `table` has SampleTableSize words.
 Status SampleByTable(const SampleParams& params, uint64_t* table, Stream stream);
 
 namespace sampling {
-constexpr int64_t MAX_VOCAB = 1 << 21;  ///< masses of so many columns fit 64 bits
-constexpr int SEGMENT = 1024;           ///< columns that are summed up on their own
+constexpr int64_t MAX_VOCAB = 1 << 21;  ///< masses of this many columns fit 64 bits
+constexpr int SEGMENT = 1024;           ///< columns per segment
 constexpr int TABLE_HEADER = 2;
-/// Words for a row: its header, and the mass of each segment of columns.
+/// Return the 64-bit words per row: header, and the mass of each segment.
 FLASHINFER_HD int64_t TableStride(int64_t vocab) { return TABLE_HEADER + (vocab + SEGMENT - 1) / SEGMENT; }
 }  // namespace sampling
 
-/// 64-bit words of the table that pays for these outputs; 0 where none does.
+/// Return the 64-bit words of the table; 0 where a table does not pay.
 inline int64_t SampleTableSize(const SampleParams& p) {
 #ifdef FLASHINFER_CPU
-  return 0;  // a thread prepares a row once for all outputs of it that follow each other
+  return 0;  // a thread prepares a row once for consecutive outputs of it
 #else
   const bool by_output = (p.filter.top_k_by_output && p.filter.top_k.values != nullptr) ||
                          (p.filter.top_p_by_output && p.filter.top_p.values != nullptr);
@@ -98,7 +98,7 @@ struct RowParams {
 template <typename T>
 Status SoftmaxRows(const RowParams<T>& params, Stream stream);
 
-/// What the filter keeps, divided by its sum; 0 elsewhere.
+/// Divide the kept columns by their sum; the others become 0.
 template <typename T>
 Status RenormRows(const RowParams<T>& params, Stream stream);
 
@@ -106,7 +106,7 @@ Status RenormRows(const RowParams<T>& params, Stream stream);
 template <typename T>
 Status MaskRows(const RowParams<T>& params, Stream stream);
 
-/// Verifies `drafts` tokens of each request and emits one token more. Contiguous tensors.
+/// Verify `drafts` tokens of each request and emit one more token. Contiguous tensors.
 struct SpeculativeParams {
   const float* draft_probs;     ///< (batch, drafts, vocab)
   const int32_t* draft_ids;     ///< (batch, drafts)

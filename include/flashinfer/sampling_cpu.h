@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampling on the CPU (definitions and parameters: sampling.h, arithmetic: sampling/math.h). Outputs over threads.
+// Sampling on the CPU (definitions and parameters: sampling.h, arithmetic: sampling/fixed_point.h). Outputs over threads.
 //   Sums are of integers, so this draws what the CUDA kernels draw, though it finds thresholds in its own way.
-//   sampling/row_cpu.h  a row of weights      sampling/select_cpu.h  thresholds      cpu/sieve.h  bounds of them
+//   sampling/row_cpu.h  a row of weights      sampling/threshold_cpu.h  thresholds      cpu/top_k_bound.h  bounds of them
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py --device cpu
 #pragma once
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include "cpu/parallel.h"
 #include "cpu/vec.h"
 #include "sampling/row_cpu.h"
-#include "sampling/select_cpu.h"
+#include "sampling/threshold_cpu.h"
 
 namespace flashinfer {
 namespace cpu {
@@ -46,7 +46,7 @@ inline int64_t InputRow(const SampleParams& p, int64_t output) {
   return std::min(std::max<int64_t>(row, 0), p.rows - 1);
 }
 
-/// Whether outputs of the same row have the same filter.
+/// True if outputs of the same row have the same filter.
 inline bool IsShared(const FilterParams& f) {
   return !(f.top_k_by_output && f.top_k.values != nullptr) && !(f.top_p_by_output && f.top_p.values != nullptr);
 }
@@ -168,7 +168,7 @@ Status MaskRows(const RowParams<T>& p, Stream) {
         const float low = selector.Bound(&values[0], p.vocab, count);
         Keys largest{keys.data(), p.vocab};
         if (low > MINUS_INF) {
-          const Keys kept = selector.Sieve(&values[0], p.vocab, low, OrderedKey);
+          const Keys kept = selector.RowFilter(&values[0], p.vocab, low, OrderedKey);
           if (uint64_t(kept.size) >= count) largest = kept;
         }
         threshold = selector.Find<true>(largest, count, UNLIMITED, Scale(ONE)).key;
@@ -203,7 +203,7 @@ inline Status ChainSpeculativeSample(const SpeculativeParams& p, Stream) {
       p.emitted[request] += int32_t(position);
       for (int64_t i = 0; i <= p.drafts; ++i) out[i] = i < position ? ids[i] : -1;
 
-      // The token after them: what the target has more than the draft; if that is nothing, what the target has.
+      // The next token is sampled from the positive part of target - draft; if that is empty, from the target.
       const float* wanted = target + position * p.vocab;
       float largest = 0.0f;
       if (position < p.drafts) largest = row.SetWeights(wanted, draft + position * p.vocab);

@@ -132,7 +132,7 @@ inline int BlocksPerRow(int64_t rows, int width, int processors) {
   return blocks;
 }
 
-/// What the launch needs to know of the current device, and the kernel's permission to use all its shared memory.
+/// Properties of the current device; also allows the kernel all of its shared memory.
 struct Device {
   int processors = 0;
   bool has_clusters = false;  ///< the kernel was compiled for SM90 or later
@@ -176,7 +176,7 @@ Status TopK(const TopKParams<T>& params, Stream stream) {
   using namespace topk;
   if (params.rows == 0) return cudaSuccess;
   TopKParams<T> p = params;
-  const int most = std::min(p.k, p.width);  // that a row can yield
+  const int most = std::min(p.k, p.width);  // most elements that a row can yield
   p.capacity = p.capacity < most ? 0 : std::min(p.capacity, p.width);
   if (p.capacity == 0 && p.order == TopKOrder::kByValue) return cudaErrorInvalidValue;
   const Device& device = CurrentDevice<T>();

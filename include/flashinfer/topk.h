@@ -30,12 +30,12 @@ struct TopKParams {
   int32_t width;  ///< columns of the input
   int32_t k;      ///< at least 1; slots of the outputs
 
-  const int32_t* lengths;             ///< of windows, one per `next_n` rows, or null: whole rows
-  const int32_t* row_starts;          ///< of windows, one per row, or null: 0
+  const int32_t* lengths;             ///< lengths of windows, one per `next_n` rows, or null: whole rows
+  const int32_t* row_starts;          ///< first columns of windows, one per row, or null: 0
   int32_t next_n = 1;                 ///< rows of a request; the last sees lengths[request], each before it one less
   int32_t compress_ratio = 1;         ///< columns are lengths divided by this
   bool prefer_large_indices = false;  ///< among equal values at the end of the selection
-  TopKOrder order = TopKOrder::kAny;  ///< of a window longer than k, or, by value, of any
+  TopKOrder order = TopKOrder::kAny;  ///< order of the outputs of windows longer than k; by value: of all windows
 
   // Outputs: (rows, k) each, contiguous. Slots that are left over get -1, and 0 in `values`.
   T* values;                  ///< or null
@@ -70,7 +70,7 @@ FLASHINFER_HD TopKWindow WindowOf(const TopKParams<T>& p, int64_t row) {
   return window;
 }
 
-/// Where the page table has column `index` of a row's window.
+/// Return the page table entry of column `index` of a row's window.
 struct PageTableEntry {
   int64_t row, column;
 };
@@ -87,7 +87,7 @@ FLASHINFER_HD bool HasEntry(const TopKParams<T>& p, const PageTableEntry& entry)
   return entry.row >= 0 && entry.row < p.page_table_rows && entry.column >= 0 && entry.column < p.page_table_width;
 }
 
-/// What `transformed` holds for column `index` of the window; -1 stays -1, and stands for what no page table has.
+/// Return `transformed` for column `index` of the window; -1 for -1, and where the page table has no entry.
 template <typename T>
 FLASHINFER_HD int32_t TransformIndex(const TopKParams<T>& p, int64_t row, int32_t index) {
   if (index < 0) return index;

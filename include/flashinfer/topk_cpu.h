@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The k largest elements of rows on the CPU (meaning and parameters: topk.h). Rows over threads. One pass finds a value
-// that a bit more than k elements reach (cpu/sieve.h); another keeps those as numbers that order as the elements do, and
+// that a bit more than k elements reach (cpu/top_k_bound.h); another keeps those as numbers that order as the elements do, and
 // nth_element ends it. Where the value was too high, all elements are kept.
 //   test  pytest tests/topk      bench  python benchmarks/bench_topk.py
 #pragma once
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cpu/parallel.h"
-#include "cpu/sieve.h"
+#include "cpu/top_k_bound.h"
 #include "cpu/vec.h"
 #include "topk.h"
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of topk.cuh does with a row: read it, sample it, gather candidates in shared memory, emit a selection.
+// Steps of topk.cuh that a block performs on a row: read it, sample it, gather candidates in shared memory, emit the
+// selection.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "topk.h"

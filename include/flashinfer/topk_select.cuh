@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block does to find the k largest of many keys: histograms that narrow the range the k-th lies in, and listing
-// the result in order. A key is an unsigned number that orders as the element does. All threads of the block take part.
+// Selection of the k largest of many keys by a block: histograms narrow the range that contains the k-th key, then the
+// result is listed in order. A key is an unsigned number with the order of the elements. All threads of the block take
+// part.
 #pragma once
 #include "utils.cuh"
 #include "warp.cuh"
@@ -92,8 +93,8 @@ __device__ __forceinline__ void FindBin(Scratch& s, uint32_t want) {
   __syncthreads();
 }
 
-/// Where the k-th largest key is: keys above low + range are `larger` in number and all belong to the k; keys within
-/// [low, low + range] are `inside`, and either all of them belong to the k or they are equal.
+/// Result of the search for the k-th largest key: `larger` keys are above low + range and all belong to the k; `inside`
+/// keys are within [low, low + range], and either all of them belong to the k or they are equal.
 struct Cut {
   uint32_t low, range, larger, inside;
 };
@@ -123,7 +124,7 @@ __device__ __forceinline__ Cut FindCut(Scratch& s, uint32_t low, uint32_t high, 
   }
 }
 
-/// Which elements belong to the k largest.
+/// Decides which elements belong to the k largest.
 struct Selection {
   uint32_t low = 0, range = ~uint32_t{0};  // keys above low + range do, keys below low do not,
   uint32_t tie = 0;                        // and those in between if their tie number is at least this

@@ -2,7 +2,7 @@
 // One SIMD register of floats, and how the storage types get into it and out of it.
 // Vec is a vector of the compiler's (GCC and Clang: + - * / < ?: and literals work lane by lane), as wide as the widest
 // register the target has; without SIMD the same code is lowered to scalars. Only half precision, and fp8 by way of it,
-// is spelled with intrinsics: no compiler finds F16C by itself before GCC 13. (And, in sieve.h, compares that give bits.)
+// is spelled with intrinsics: no compiler finds F16C by itself before GCC 13. (And, in top_k_bound.h, compares that give bits.)
 #pragma once
 #include <cstdint>
 #include <cstring>

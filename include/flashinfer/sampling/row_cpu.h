@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of weights on the CPU: how it is made of probabilities or logits, summed up by segments, and drawn from.
+// A row of weights on the CPU: conversion from probabilities or logits, sums of segments, sampling.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,14 +10,14 @@
 
 #include "../cpu/parallel.h"
 #include "../cpu/vec.h"
-#include "select_cpu.h"
+#include "threshold_cpu.h"
 
 namespace flashinfer {
 namespace cpu {
 
-/// n numbers times `factor`, to `products`. Returns the largest of these; NaN is left out.
+/// Write n numbers times `factor` to `products`. Returns the largest product; NaN is ignored.
 inline float Multiply(const float* x, float factor, int64_t n, float* products) {
-  constexpr int CHAINS = 4;  // of comparisons that need not wait for each other
+  constexpr int CHAINS = 4;  // independent chains of comparisons
   Vec largest[CHAINS];
   for (Vec& of_chain : largest) of_chain = Broadcast(MINUS_INF);
   const auto take = [&](int64_t i, int chain) {
@@ -44,7 +44,7 @@ inline float Multiply(const float* x, float factor, int64_t n, float* products) 
 typedef double DoubleVec __attribute__((vector_size(2 * VEC_BYTES)));
 typedef int64_t LongVec __attribute__((vector_size(2 * VEC_BYTES)));
 
-/// v with lanes i and i ^ BIT exchanged.
+/// Return v with lanes i and i ^ BIT exchanged.
 template <int BIT, size_t... I>
 inline Vec SwapLanes(const Vec& v, std::index_sequence<I...>) {
   return Shuffle<int(I ^ BIT)...>(v, v);
@@ -54,13 +54,13 @@ inline Vec SwapLanes(const Vec& v) {
   return SwapLanes<BIT>(v, std::make_index_sequence<LANES>{});
 }
 
-/// Sum4 of each group of four lanes, in all of them.
+/// Return Sum4 of each group of four lanes in all of its lanes.
 inline Vec SumGroups(const Vec& v) {
   const Vec pairs = v + SwapLanes<1>(v);
   return pairs + SwapLanes<2>(pairs);
 }
 
-/// Lane i of vector i % 4.
+/// Return a vector whose lane i is lane i of vector i % 4.
 inline Vec Interleave(const Vec (&v)[4]) {
   IntVec lane;
   for (int i = 0; i < LANES; ++i) lane[i] = i % 4;
@@ -68,7 +68,7 @@ inline Vec Interleave(const Vec (&v)[4]) {
   return lane < 2 ? low : high;
 }
 
-/// A row of weights and what a draw needs of it. One per thread.
+/// A row of weights with the sums that sampling needs. One per thread.
 class Row {
  public:
   explicit Row(int64_t vocab)
@@ -83,16 +83,16 @@ class Row {
   }
 
   float* weights() { return weights_; }
-  /// Let the next weights be in a row of someone else, if that is as long as ours. (The output of softmax: what is written
-  /// there twice costs less than a copy.)
+  /// Store the next weights in an external row of the same length. (The output of softmax: writing it twice costs less
+  /// than a copy.)
   void HoldIn(float* row) {
     if (padded_ == n_) weights_ = row;
   }
   Selector& selector() { return selector_; }
 
-  /// Weights from probabilities, of which `minus` (null: nothing) is subtracted. Returns the largest.
+  /// Compute weights from probabilities minus `minus` (null: nothing). Returns the largest.
   float SetWeights(const float* x, const float* minus) { return SetWeights(x, minus, 0, n_); }
-  /// The same of some columns, from a multiple of vectors on.
+  /// FromProbs for a range of columns that starts at a multiple of the vector length.
   float SetWeights(const float* x, const float* minus, int64_t begin, int64_t end) {
     float* w = weights() + begin;
     Vec largest{};
@@ -109,8 +109,8 @@ class Row {
     return result;
   }
 
-  /// Weights from logits times `factor`, those of a segment relative to a power of two; NaN is kept. Returns the sum of
-  /// their masses.
+  /// Compute weights from logits times `factor`, relative to a power of two per segment; NaN is kept. Returns the sum
+  /// of their masses.
   uint64_t SumUpLogits(const float* x, float factor) {
     threshold_ = 0.0f;
     emax_ = ONE;
@@ -139,16 +139,16 @@ class Row {
     return total_;
   }
 
-  /// What weights of SumUpLogits are multiplied by to be relative to the same power of two as their sum.
+  /// Factor that makes the weights of a segment of SumUpLogits relative to the same power of two as their sum.
   float UnitOf(int64_t segment) const { return PowerOf2(scales_[segment].exponent - exponent_); }
 
-  /// Drop the weights below `threshold` from the masses, and sum these up. Returns the total.
+  /// Sum the masses of the weights from `threshold` on. Returns the total.
   uint64_t SumUp(float threshold, int emax) {
     threshold_ = threshold;
     emax_ = emax;
     by_column_ = false;
     total_ = 0;
-    // Units of mass per unit of weight: a power of two, in which a double is exact; then cut off as MassOf does.
+    // Units of mass per unit of weight: a power of two, so doubles are exact; truncated as MassOf does.
     const double unit = std::ldexp(1.0, 40 + ONE - emax);
     for (size_t s = 0; s < segments_.size(); ++s) {
       const int64_t begin = int64_t(s) * SEGMENT, end = std::min(begin + SEGMENT, padded_);
@@ -158,7 +158,7 @@ class Row {
     return total_;
   }
 
-  /// The same with quanta of columns in the place of masses.
+  /// SumUp with quanta of columns instead of masses.
   uint64_t SumUpByColumn(float threshold, int emax) {
     threshold_ = threshold;
     emax_ = emax;
@@ -169,12 +169,12 @@ class Row {
     const double unit = double(scale.first) * scale.second, magic = 4503599627370496.0;  // 2^52: adding it rounds
     for (size_t s = 0; s < segments_.size(); ++s) {
       const int64_t begin = int64_t(s) * SEGMENT, end = std::min(begin + SEGMENT, padded_);
-      DoubleVec sum{};  // of integers below 2^43
+      DoubleVec sum{};  // sums of integers below 2^43
       uint64_t few = 0;
       for (int64_t i = begin; i < end; i += LANES) {
         const Vec weight = Load(weights() + i);
         uint32_t bits = NotBelow(weight, threshold);
-        if (__builtin_popcount(bits) <= LANES / 4) {  // faster one by one
+        if (__builtin_popcount(bits) <= LANES / 4) {  // few columns: faster one by one
           for (; bits != 0; bits &= bits - 1) few += QuantumOf(Kept(i + __builtin_ctz(bits)), scale);
           continue;
         }
@@ -189,7 +189,7 @@ class Row {
     return total_;
   }
 
-  /// Find(target) of probabilities x, which are read until that is found.
+  /// Find(target) for probabilities x, read until the target is found.
   int64_t FindInProbs(const float* x, uint64_t target) {
     threshold_ = 0.0f;
     emax_ = ONE;
@@ -203,7 +203,7 @@ class Row {
     return Find(target);
   }
 
-  /// The column that `target` belongs to; the last positive one for a target above the total; -1 if there is none.
+  /// Return the column that holds `target`; the last positive one for a target above the total; -1 if there is none.
   int64_t Find(uint64_t target) const {
     if (target > total_) {
       for (int64_t i = n_ - 1; i >= 0; --i) {
@@ -237,7 +237,7 @@ class Row {
     return weight >= threshold_ && weight > 0.0f ? weight : 0.0f;
   }
 
-  /// The largest of all logits times `factor`.
+  /// Return the largest logit times `factor`.
   float LargestProduct(const float* x, float factor) const {
     float largest = MINUS_INF;
     for (int64_t i = 0; i < n_; ++i) largest = x[i] * factor > largest ? x[i] * factor : largest;
@@ -272,14 +272,14 @@ class Row {
   int64_t n_, padded_;
   Scratch scratch_;
   float* weights_;
-  std::vector<uint64_t> segments_;  // masses, shifted
-  std::vector<LogitScale> scales_;  // of SumUpLogits, as are the rest
+  std::vector<uint64_t> segments_;  // shifted masses of segments
+  std::vector<LogitScale> scales_;  // scales of the segments of SumUpLogits
   std::vector<int> shifts_;
   int exponent_ = 0;
   Selector selector_;
   float threshold_ = 0.0f;
   int emax_ = ONE;
-  bool by_column_ = false;  // segments_ are quanta
+  bool by_column_ = false;  // segments_ holds quanta
   uint64_t total_ = 0;
 };
 

@@ -1,31 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax (definition and parameters: sampling.h). A cluster works on a row: each warp holds the weights of its
-// segments, tells all blocks their sums, and writes them divided by the total. Up to 256 segments, a vocabulary of
-// 262144, are held in registers, one by each warp of 16 blocks; more in shared memory; or else they are read twice.
-// Several blocks on an SM: one loads while others compute and store.
-// H200, vocabulary 128256, us at 1 / 16 / 64 / 512 rows: 7.0 / 11.3 / 22.5 / 131 in registers, 8.9 / 12.9 / 28.2 / 139
-// in shared memory by clusters of 8. (Four blocks on an SM instead of five: 7.0 / 11.5 / 25.9 / 145. Rows copied to
-// shared memory ahead, by clusters that write one after the other: 26.3 at 64 rows. Clusters that go on with a next row,
-// for which registers are missing: 27.6. The next row prefetched into L2: 24.0. Hints for L2 with loads: 23.8, with
-// stores: 22.8, at the expense of who reads them.) 64 rows of 151936: 26.0, in shared memory 40.7; 128 rows of 262144:
-// 76.1 and 105.8.
+// Softmax (definition and parameters: sampling.h). A cluster per row: each warp holds the weights of its segments,
+// sends their sums to all blocks, and writes the weights divided by the total. Up to 256 segments (a vocabulary of
+// 262144) are held in registers, one per warp of 16 blocks; longer rows in shared memory; otherwise rows are read
+// twice. Several blocks share an SM, so that one loads while others compute and store. Measurements:
+// docs/performance/sampling.md.
 #pragma once
 #include "../ptx/cp_async.cuh"
 #include "../sampling.cuh"
-#include "segment.cuh"
+#include "warp_segment.cuh"
 
 namespace flashinfer {
 namespace sampling {
 
-constexpr int SOFTMAX_WARPS = 8;  // of a block; those that hold segments in registers may have more
+constexpr int SOFTMAX_WARPS = 8;  // warps per block; blocks that hold segments in registers may have more
 constexpr int HELD_WARPS = 10, LONG_WARPS = 16;
-constexpr int SOFTMAX_HELD = 24;  // segments in the shared memory of a block: two blocks on an SM
+constexpr int SOFTMAX_HELD = 24;  // segments in the shared memory of a block; two blocks fit an SM
 
 enum class Hold { kRegisters, kShared, kNothing };
 
-/// Where a warp holds segments. Lanes hold and read what they have loaded.
+/// Segments of a warp in shared memory. Each lane reads only what it has loaded itself.
 struct HeldSegments {
-  float* first;  // of this lane
+  float* first;  // first column of this lane
 
   static __device__ __forceinline__ int Column(int j) { return j * WARP_COLUMNS; }
 
@@ -49,7 +44,7 @@ struct HeldSegments {
     ptx::CopyCommit();
   }
 
-  /// A slot after which `more` have been fetched.
+  /// Read a slot after which `more` slots have been fetched.
   __device__ __forceinline__ void Read(int slot, int more, float (&x)[VECTORS][4]) const {
     if (more == 0) {
       ptx::CopyWait<0>();
@@ -68,12 +63,13 @@ struct HeldSegments {
   }
 };
 
-/// Bytes of shared memory of a block that holds segments there, before what it is told.
+/// Return the bytes of shared memory for the segments of a block; the sums follow them.
 FLASHINFER_HD size_t SoftmaxHeldBytes(int count, int blocks, int warps) {
   return size_t((count + blocks * warps - 1) / (blocks * warps)) * warps * SEGMENT * sizeof(float);
 }
 
-/// What the sums of a row are relative to, and their total, by a warp. FEW: those of a lane are below 2^54.
+/// Return the exponent that the sums of a row are relative to; `total` becomes their sum. By one warp. FEW: the sum of
+/// a lane is below 2^54.
 template <bool FEW>
 __device__ __forceinline__ int SumUp(const SegmentSum* sums, int count, uint64_t& total) {
   const int lane = threadIdx.x % 32;
@@ -88,7 +84,7 @@ __device__ __forceinline__ int SumUp(const SegmentSum* sums, int count, uint64_t
   return top;
 }
 
-/// A segment to a row of `vocab` columns.
+/// Store a segment of a row of `vocab` columns.
 __device__ __forceinline__ void StoreSegment(const float (&x)[VECTORS][4], float* out, bool aligned, int segment,
                                              int vocab) {
   const bool is_whole = aligned && (segment + 1) * SEGMENT <= vocab;
@@ -136,7 +132,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) SoftmaxKernel(const __grid
     } else {
       source.Load<false>(first + i * step, -INFINITY, x);
     }
-    // The branch takes registers, which only blocks of LONG_WARPS have: 128 rows of 262144 78.3 -> 76.1 us.
+    // The branch needs registers that only blocks of LONG_WARPS have to spare.
     if (WARPS < LONG_WARPS || factor != 1.f) ForEachColumn(x, [&](float& value) { value *= factor; });
   };
   if (IN_REGISTERS && mine > 0) read(0);
@@ -193,11 +189,12 @@ FLASHINFER_INLINE Status SoftmaxRows<float>(const RowParams<float>& p, Stream st
   const cudaError_t status = PrepareKernel<SoftmaxKernel<Hold::kShared>>(device);
   if (status != cudaSuccess) return status;
   const int count = int(CeilDiv(p.vocab, SEGMENT));
-  constexpr auto* IN_REGISTERS = SoftmaxKernel<Hold::kRegisters, HELD_WARPS, 4>;  // 48: five blocks of 8 warps
+  constexpr auto* IN_REGISTERS =
+      SoftmaxKernel<Hold::kRegisters, HELD_WARPS, 4>;  // 48 registers: five blocks of 8 warps fit an SM
   constexpr auto* LONG_ROWS = SoftmaxKernel<Hold::kRegisters, LONG_WARPS, 2>;
   const int largest = device.has_clusters ? LargestCluster<IN_REGISTERS>(HELD_WARPS * 32, 0) : 1;
   Geometry g{1, 0, true, count * sizeof(SegmentSum)};
-  // As few blocks as can have a warp for each segment; more while SMs would idle.
+  // As few blocks as provide a warp per segment; more while SMs would be idle.
   while (g.cluster < largest && (count > SOFTMAX_WARPS * g.cluster ||
                                  (count > g.cluster && p.rows * g.cluster < 2 * device.multiprocessors))) {
     g.cluster *= 2;

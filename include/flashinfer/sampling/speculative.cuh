@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verification of drafted tokens (definitions and parameters: sampling.h), a cluster per request.
+// Verification of draft tokens (definitions and parameters: sampling.h), one cluster per request.
 #pragma once
 #include "../sampling.cuh"
 
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
   const float* const target = p.target_probs + request * (drafts + 1) * p.vocab;
   const int32_t* const ids = p.draft_ids + request * drafts;
 
-  // Every block finds the first rejected draft.
+  // Every block finds the first rejected draft token.
   if (threadIdx.x == 0) shared.flag = drafts;
   __syncthreads();
   int passed = 0;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
     }
   }
 
-  // The token after them: what the target has more than the draft; if that is nothing, what the target has.
+  // The next token is sampled from the positive part of target - draft; if that is empty, from the target.
   const float* const wanted = target + position * p.vocab;
   const float* const drawn = draft + min(position, max(drafts - 1, 0)) * p.vocab;
   auto slice = SliceOf<RESIDENT>(wanted, vocab, reinterpret_cast<float*>(memory + sizeof(RowShared)), false);
@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(Threads(RESIDENT), Blocks(RESIDENT))
     largest = LoadSlice(
         slice, 0.f, [&](int i) { return minus == nullptr ? wanted[i] : wanted[i] - minus[i]; },
         [](int, float (&)[4]) {}, [](float x) { return x; });
-    if (attempt == 1 && position < drafts) ptx::ClusterArrive();  // the first attempt has used up the one at the start
+    if (attempt == 1 && position < drafts)
+      ptx::ClusterArrive();  // the first attempt has consumed the arrival at the start
     largest = Positive(ClusterMax(largest, shared));
   }
   const int emax = BiasedExponent(largest);

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fine estimate of the threshold, for rows whose coarse estimate (filter_estimate.cuh) was wrong or leaves too many
+// columns: flat rows, or rows with many equal columns. Samples are counted in finer and finer bins until the list can
+// hold the columns between the bounds, except for ties at the lower bound.
+#pragma once
+#include <cfloat>
+
+#include "../ptx/reduce.cuh"
+#include "row_chunks.cuh"
+
+namespace flashinfer {
+namespace sampling {
+
+constexpr int TIGHT_THREADS = CHUNK_THREADS, TIGHT_WARPS = CHUNK_WARPS;
+constexpr int TIGHT_BINS = 2 * TIGHT_THREADS;
+constexpr int TIGHT_VECTORS = 4;                           // vectors of four columns per thread
+constexpr int TIGHT_EACH = 4 * TIGHT_VECTORS;              // columns per thread
+constexpr int TIGHT_PIECE = 16;                            // neighbouring columns: one DRAM access
+constexpr int TIGHT_SAMPLES = TIGHT_EACH * TIGHT_THREADS;  // columns
+constexpr int TIGHT_TURNS = 4;   // passes: 16 bins per octave of weights, then 9 bits of the key each
+constexpr int TIGHT_SHIFT = 19;  // right shift that turns a key into a bin of the first pass
+constexpr uint32_t TIGHT_TOP = (uint32_t(ONE + 1) << 23) - 1;  // largest key of weights below 2
+constexpr float TIGHT_DEVIATIONS = 4.5f;  // standard deviations around the threshold in the first pass
+constexpr float TIGHT_ERROR = 0.004f;     // mean relative error of a weight that is known by its bin
+
+struct TightShared {
+  uint32_t bins[TIGHT_BINS];
+  uint32_t top, bottom, equal;
+  int32_t low_bin, high_bin;
+  float from_low, from_high;       // samples
+  float lower_mass, lower_square;  // sums over samples below the low bin
+  float scratch[3][TIGHT_WARPS];
+};
+
+/// Limits of a filter: keep `count` columns, or all columns but for `rest` of the mass (negative: no such limit).
+struct TightLimits {
+  float count, rest;
+  float most;        // capacity of the list for columns within the bounds
+  float deviations;  // minimum width of the bounds in standard deviations, where more columns would be within
+};
+
+/// Estimated bounds of the threshold: keys below `low` are dropped, keys above `high` are probably all kept.
+struct TightBounds {
+  uint32_t low, high;
+  float within;      // expected columns between the bounds, without ties
+  bool has_ties;     // more columns equal `low` than the list can hold
+  uint32_t largest;  // largest key of the sample
+};
+
+/// Finds the bounds, by all threads of a block of TIGHT_THREADS.
+template <bool SIGNED>
+struct Tightener {
+  TightShared& shared;
+  const TightLimits limits;
+  const float each;  // columns that one sample stands for
+  uint32_t keys[TIGHT_EACH];
+  TightBounds bounds;
+  float expected = 0.f;                        // expected columns from the lower bound on
+  float certain = 0.f;                         // samples above the upper bound
+  float lower_mass = 0.f, lower_square = 0.f;  // sums over samples below the lower bound
+
+  /// Load the sample; columns that do not count get the key 0, which is below any other.
+  template <typename T>
+  __device__ __forceinline__ Tightener(const T* row, int vocab, const TightLimits& limits, TightShared& shared)
+      : shared(shared),
+        limits(limits),
+        each(float(vocab) / TIGHT_SAMPLES),
+        bounds{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u, float(vocab), false, 0} {  // all but -inf, or 0
+    constexpr int PIECES = TIGHT_SAMPLES / TIGHT_PIECE, OF_PIECE = TIGHT_PIECE / 4;
+#pragma unroll
+    for (int i = 0; i < TIGHT_VECTORS; ++i) {
+      const int piece = i * (TIGHT_THREADS / OF_PIECE) + threadIdx.x / OF_PIECE;
+      const int from = int(uint64_t(piece) * (vocab / TIGHT_PIECE) / PIECES) * TIGHT_PIECE;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float value = ToFloat(row[from + threadIdx.x % OF_PIECE * 4 + e]);
+        const bool counts = SIGNED ? fabsf(value) < INFINITY : value > 0.f && value < INFINITY;
+        keys[4 * i + e] = counts ? ColumnKey<SIGNED>(value) : 0;
+      }
+    }
+  }
+
+  /// Find the smallest and largest sampled key in [low, high].
+  __device__ __forceinline__ void FindSamples(uint32_t low, uint32_t high, uint32_t& bottom, uint32_t& top) {
+    bottom = ~0u, top = 0;
+#pragma unroll
+    for (int i = 0; i < TIGHT_EACH; ++i) {
+      if (keys[i] >= low && keys[i] <= high) top = max(top, keys[i]), bottom = min(bottom, keys[i]);
+    }
+    top = ptx::ReduceMax(top), bottom = ptx::ReduceMin(bottom);
+    if (threadIdx.x == 0) shared.top = 0, shared.bottom = ~0u;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) atomicMax(&shared.top, top), atomicMin(&shared.bottom, bottom);
+    __syncthreads();
+    top = shared.top, bottom = shared.bottom;
+  }
+
+  /// Tighten the bounds: count samples from `bottom` on in bins of 2^shift keys, downwards from `top`.
+  __device__ __forceinline__ void Narrow(uint32_t bottom, uint32_t top, int shift, float deviations, bool is_first) {
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const auto upper_key = [&](int bin) { return int64_t(top) - (int64_t(bin) << shift); };
+    for (int i = thread; i < TIGHT_BINS; i += TIGHT_THREADS) shared.bins[i] = 0;
+    if (thread == 0) shared.low_bin = TIGHT_BINS, shared.high_bin = -1;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TIGHT_EACH; ++i) {
+      const uint32_t key = keys[i], bin = key > top ? 0 : min((top - key) >> shift, TIGHT_BINS - 1u);
+      if (key >= bottom && (is_first || key <= top)) atomicAdd(shared.bins + bin, 1u);
+    }
+    __syncthreads();
+    // Prefix sums upwards from the lowest bin: samples, weights and squared weights below. A thread has two bins.
+    float count[2], weight[2], sums[3] = {}, before[3];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int bin = TIGHT_BINS - 1 - 2 * thread - i;
+      const int64_t middle = upper_key(bin) - (int64_t{1} << shift >> 1);
+      count[i] = float(shared.bins[bin]);
+      weight[i] = SIGNED ? 0.f : FromBits(uint32_t(max(middle, int64_t{1})));
+      sums[0] += count[i], sums[1] += count[i] * weight[i], sums[2] += count[i] * weight[i] * weight[i];
+    }
+#pragma unroll
+    for (int n = 0; n < 3; ++n) {
+      float through = sums[n];
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const float below = __shfl_up_sync(0xffffffffu, through, offset);
+        if (lane >= offset) through += below;
+      }
+      before[n] = __shfl_up_sync(0xffffffffu, through, 1);
+      if (lane == 0) before[n] = 0.f;
+      if (lane == 31) shared.scratch[n][warp] = through;
+    }
+    __syncthreads();
+    float all = certain;
+    for (int w = 0; w < TIGHT_WARPS; ++w) {
+      all += shared.scratch[0][w];
+#pragma unroll
+      for (int n = 0; n < 3; ++n) before[n] += w < warp ? shared.scratch[n][w] : 0.f;
+    }
+    before[1] += lower_mass, before[2] += lower_square;
+    const auto is_more = [&](float excess, float variance) {  // z-test
+      return excess >= 0.f && excess * excess >= deviations * deviations * variance;
+    };
+    const float mean = limits.count / each, rest = limits.rest / each, of_count = mean * (1.f - mean / TIGHT_SAMPLES);
+    float from[2], mass[2], square[2];  // samples from a bin on, and sums of what is below it
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      from[i] = all - before[0], mass[i] = before[1], square[i] = before[2];
+      bool is_low = is_more(from[i] - mean - 3.f, of_count), is_high = is_more(mean - from[i] - 3.f, of_count);
+      if constexpr (!SIGNED) {
+        // Variance of a sum of samples, plus one more column that may be there, unseen.
+        const float variance = square[i] - mass[i] * mass[i] / TIGHT_SAMPLES + weight[i] * weight[i];
+        is_low |= is_more(rest - (1.f + TIGHT_ERROR) * mass[i], variance);
+        is_high &= rest < 0.f || is_more((1.f - TIGHT_ERROR) * mass[i] - rest, variance);
+      }
+      const int bin = TIGHT_BINS - 1 - 2 * thread - i;
+      if (is_low) atomicMin(&shared.low_bin, bin);
+      if (is_high) atomicMax(&shared.high_bin, bin);
+      before[0] += count[i], before[1] += count[i] * weight[i], before[2] += count[i] * weight[i] * weight[i];
+    }
+    __syncthreads();
+    const int low = shared.low_bin, high = shared.high_bin < low ? shared.high_bin : -1;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int bin = TIGHT_BINS - 1 - 2 * thread - i;
+      if (bin == low) shared.from_low = from[i], shared.lower_mass = mass[i], shared.lower_square = square[i];
+      if (bin == high) shared.from_high = from[i];
+    }
+    __syncthreads();
+    if (high >= 0) bounds.high = uint32_t(max(upper_key(high + 1), int64_t{1})), certain = shared.from_high;
+    if (is_first) expected = each * all;
+    if (low < TIGHT_BINS) {
+      bounds.low = uint32_t(max(upper_key(low + 1) + 1, int64_t(bottom)));
+      expected = each * shared.from_low;
+      lower_mass = shared.lower_mass, lower_square = shared.lower_square;
+    }
+    bounds.within = expected - each * certain;
+  }
+
+  __device__ __forceinline__ TightBounds Find() {
+    uint32_t bottom, top;
+    FindSamples(1, ~0u, bottom, top);
+    bounds.largest = top;
+    if (bottom > top) return bounds;  // no sample counts
+#pragma unroll 1
+    for (int turn = 0; turn < TIGHT_TURNS; ++turn) {
+      // Weights are known by their bins from the first pass on, so these bins have to be narrow from the beginning.
+      const bool by_octave = !SIGNED && turn == 0;
+      const int shift = by_octave ? TIGHT_SHIFT : max(0, 23 - __clz(top - bottom));  // 9 bits
+      const float deviations = fmaxf(limits.deviations, TIGHT_DEVIATIONS + 1.f - max(turn, 1));
+      Narrow(by_octave ? 1 : bottom, by_octave ? TIGHT_TOP : top, shift, deviations, turn == 0);
+      if (bounds.within <= limits.most) return bounds;
+      if (shift == 0) break;
+      FindSamples(bounds.low, bounds.high, bottom, top);
+      if (bottom > top) return bounds;
+      bounds.low = bottom;  // columns below that were not sampled weigh little
+    }
+    uint32_t equal = 0;
+#pragma unroll
+    for (int i = 0; i < TIGHT_EACH; ++i) equal += keys[i] == bounds.low;
+    equal = ptx::ReduceAdd(equal);
+    if (threadIdx.x == 0) shared.equal = 0;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) atomicAdd(&shared.equal, equal);
+    __syncthreads();
+    const float others = bounds.within - each * float(shared.equal);
+    if (others <= limits.most) bounds.within = others, bounds.has_ties = true;
+    return bounds;
+  }
+};
+
+/// Estimate the bounds; the same row gives the same result in each block. Ends with a barrier.
+template <bool SIGNED, typename T>
+__device__ __forceinline__ TightBounds FindTightBounds(const T* row, int vocab, const TightLimits& limits,
+                                                       TightShared& shared) {
+  const TightBounds bounds = Tightener<SIGNED>(row, vocab, limits, shared).Find();
+  __syncthreads();
+  return bounds;
+}
+
+}  // namespace sampling
+}  // namespace flashinfer
