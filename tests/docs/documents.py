@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 DOCUMENTS = sorted(
-    [ROOT / "README.md", ROOT / "CLAUDE.md"]
+    [ROOT / "README.md", ROOT / "CLAUDE.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
     + [*ROOT.glob("docs/**/*.md"), *ROOT.glob(".claude/skills/*/SKILL.md"), *ROOT.glob("examples/**/*.md")]
     + [*ROOT.glob("benchmarks/*.md"), *ROOT.glob("3rdparty/*/README.md")]
 )
