@@ -28,7 +28,7 @@ RowStride StrideOf(const TensorView& t) {
   return {t.stride(0), 0};
 }
 
-/// What sets the RMSNorm forms apart besides their tensors.
+/// Options of the RMSNorm forms besides their tensors.
 struct RMSNormOptions {
   double eps;
   double weight_bias;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launchers of the page family share: forms of a paged cache, tables of a batch, the check of their values.
+// Helpers of the launchers of the page family: layouts of a paged cache, tables of a batch, validation of their values.
 #pragma once
 #include <flashinfer/page.h>
 
@@ -84,7 +84,7 @@ inline void ExpectIndices(const char* op, const char* name, const TensorView& t,
 struct IndexTensors {
   const TensorView &batch_indices, &positions, &kv_indices, &kv_indptr;
 
-  /// Whether kernels can read them. Asked here and not in Python, where it costs 0.1 us a tensor.
+  /// True if kernels can read the tables. Checked here because Python takes 0.1 us per tensor.
   bool AreInt32() const {
     bool all = true;
     for (const TensorView* t : {&batch_indices, &positions, &kv_indices, &kv_indptr}) {
@@ -156,7 +156,7 @@ inline void CheckRows(const char* op, const PageTable& t) {
 /// Always: it costs a few nanoseconds a row, of a copy that takes hundreds.
 inline void Validate(const char* op, const PageTable& table, bool, Stream) { CheckRows(op, table); }
 #else
-/// Where asked for: copies the tables to the host and waits for them, which a stream that is being captured forbids.
+/// Validate the tables if `validate`: copies them to the host and waits, which a captured stream does not allow.
 inline void Validate(const char* op, PageTable table, bool validate, Stream stream) {
   if (!validate) return;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;

@@ -25,7 +25,8 @@ Frequencies Llama31(double scale, double theta, double low, double high, double 
   return {scale, theta, old_context_len / (TURN * (high - low)), -1 / (high / low - 1)};
 }
 
-/// Where to write; None is in place. (Saying so is cheaper than to pass the input twice: 0.1 us a tensor.)
+/// Return the output, which is the input for None. (Passing None is cheaper than passing the input twice: 0.1 us per
+/// tensor.)
 TensorView OutputOf(const TensorView& in, const Optional<TensorView>& out) {
   return out.has_value() ? out.value() : in;
 }
@@ -69,7 +70,7 @@ struct Scales {
   double q, kv;
 };
 
-/// What both quantising forms check of their inputs and of the outputs for q, which become segments.
+/// Validate the inputs and the outputs for q of both quantising forms, and make segments of them.
 RopeParams QuantizeQuery(const char* op, const TensorView& q_rope, const TensorView& k_rope,
                          const Optional<TensorView>& q_nope, const Optional<TensorView>& k_nope,
                          const TensorView& q_rope_out, const TensorView& q_nope_out, const TensorView& cos_sin_cache,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launchers of the rotary embedding share: tensors become segments, positions and tables of RopeParams.
+// Helpers of the launchers of the rotary embedding: conversion of tensors to the segments, positions and tables of
+// RopeParams.
 #pragma once
 #include <algorithm>
 
@@ -92,7 +93,7 @@ inline void SetCache(const char* op, RopeParams& p, const TensorView& cache, con
 }
 
 #ifdef FLASHINFER_CPU
-/// What a GPU cannot refuse, a CPU can: positions outside of the table. Padding has none.
+/// Refuse positions outside of the table, on the CPU only. Padding tokens have no position.
 inline void CheckTableRows(const char* op, const RopeParams& p) {
   for (int64_t token = 0; token < p.tokens; ++token) {
     if (p.pages.batch_indices != nullptr && p.pages.batch_indices[token] < 0) continue;

@@ -14,10 +14,10 @@ using namespace flashinfer;
 
 namespace {
 
-/// What all of them share: input, k, order, and how the CUDA kernel works.
+/// Arguments of all functions: input, k, order, and settings of the CUDA kernel.
 struct Common {
   const char* op;
-  const char* name;  ///< of the input
+  const char* name;  ///< name of the input argument
   const TensorView& input;
   int64_t k, order;
   bool prefer_large_indices;
@@ -52,7 +52,7 @@ T* Output(const Common& c, const char* name, const Optional<TensorView>& t, DLDa
 }
 
 #ifdef FLASHINFER_CPU  // on CUDA what is beyond a page table gives -1: to look would be to wait
-/// That the page table has all columns of all windows.
+/// Validate that the page table has all columns of all windows.
 template <typename T>
 void CheckPageTable(const char* op, const TopKParams<T>& p) {
   for (int64_t row = 0; row < p.rows; ++row) {

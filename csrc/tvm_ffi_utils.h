@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launchers and bindings share: tensor views, argument checks with good error texts, dtype dispatch, stream.
-// Compiles with nvcc and with the host compiler; only csrc includes it. Two TVM-FFI headers, not the umbrella: each
-// translation unit pays for them.
+// Helpers of launchers and bindings: tensor views, argument checks with good error texts, dtype dispatch, stream.
 #pragma once
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
@@ -135,7 +133,7 @@ inline std::string DeviceName(DLDevice d) {
 namespace flashinfer {
 namespace ffi {
 
-/// Whether an argument is what kernels can read and write: numbers are, and tensors that are left out.
+/// True if kernels can access an argument: numbers, and tensors with memory or left out.
 template <typename T>
 bool HasMemory(const T&) {
   return true;
@@ -230,8 +228,8 @@ class DeviceGuard {
 };
 #endif
 
-/// Whether a launch on `device` is dependent: if the caller allows it and the device has it (SM90 on), which is asked
-/// once. Asked here because Python takes 0.3 us to find out, and because such a launch takes the host 0.6 us less.
+/// True if a launch on `device` uses PDL: the caller allows it and the device has it (SM90 on), which is queried once.
+/// Decided here because Python takes 0.3 us for it; such a launch takes the host 0.6 us less.
 inline bool UsePdl([[maybe_unused]] bool is_allowed, [[maybe_unused]] DLDevice device) {
 #ifdef FLASHINFER_CPU
   return false;
@@ -330,11 +328,11 @@ class Expect {
     }
     return *this;
   }
-  /// For tensors that are written: no two elements are one, as in a tensor that was expanded.
+  /// Refuse expanded tensors as outputs: no two elements may share memory.
   const Expect& distinct() const {
     for (int i = 0; i < t_.ndim(); ++i) {
       if (t_.size(i) > 1 && t_.stride(i) == 0) {
-        Fail(".stride(" + std::to_string(i) + ") = 0, expected memory of its own for each element (it is written)");
+        Fail(".stride(" + std::to_string(i) + ") must not be 0 for an output (its elements would share memory), got 0");
       }
     }
     return *this;

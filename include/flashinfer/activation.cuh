@@ -19,7 +19,7 @@ namespace activation {
 constexpr float LOG2_E = 1.4426950409f;
 
 /// 1 / (1 + e^-x) in four instructions; off by some 1e-7, and as much again of x, since the product with LOG2_E is rounded.
-/// Where e^-x leaves the float range the result is 0, as it should be.
+/// Where e^-x overflows the result is 0, the right limit.
 __device__ __forceinline__ float Sigmoid(float x) { return ptx::Reciprocal(1.f + ptx::Exp2(-LOG2_E * x)); }
 
 template <Activation ACT>
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(128) ActAndMulKernel(const __grid_constant__ R
   RoundTo<T, VEC>(y).Store(out);
 }
 
-/// Whether every row of all three arrays starts at a multiple of `vec` elements.
+/// True if every row of all three arrays starts at a multiple of `vec` elements.
 template <typename T>
 bool CanVectorise(const ActAndMulParams<T>& p, int vec) {
   const size_t bytes = vec * sizeof(T);
@@ -90,7 +90,7 @@ template <Activation ACT, typename T>
 Status ActAndMul(const ActAndMulParams<T>& p, Stream stream) {
   using namespace activation;
   constexpr int VEC = 16 / sizeof(T);
-  constexpr int64_t THREADS = 128, MAX_Y = 65535;  // of a block; of the second axis of a grid
+  constexpr int64_t THREADS = 128, MAX_Y = 65535;  // threads per block; limit of gridDim.y
   if (p.rows == 0 || p.columns == 0) return cudaSuccess;
   auto launch = [&](auto kernel, int vec) {
     const int64_t vectors = CeilDiv(p.columns, vec), chunks = CeilDiv(vectors, THREADS);

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a launcher needs to name before it knows how a kernel is written: element types, stream, status.
-// Plain host header: the launcher of a CUDA module is compiled by the host compiler against forward-declared element
-// types (3 s instead of 9 s under nvcc), the kernels by nvcc with the full ones.
+// Names that launchers need whatever the backend: element types, stream, status.
 #pragma once
 #include <cstdint>
 

@@ -18,7 +18,7 @@ namespace cascade {
 constexpr int THREADS = 128;
 constexpr int IN_FLIGHT = 4;  // states whose vectors a thread loads before it uses the first
 
-/// What scores are taken relative to: their maximum, or 0 where that is -inf and the difference would be NaN.
+/// Return the reference of the scores: their maximum, or 0 where that is -inf and the difference would be NaN.
 __device__ __forceinline__ float Base(float maximum) { return maximum == -INFINITY ? 0.f : maximum; }
 
 /// 1 / total weight; 0 if there was none, so that the result is 0.
@@ -32,7 +32,7 @@ __device__ __forceinline__ void Accumulate(float (&sum)[VEC], float weight, cons
   for (int i = 0; i < VEC; ++i) sum[i] += weight * v.Float(i);
 }
 
-/// Which (row, head) a thread works on. Blocks count groups of rows, and within those groups of heads.
+/// Maps a thread to its (row, head). Blocks iterate over groups of rows, and within those over groups of heads.
 struct Place {
   uint32_t row, head;
   __device__ __forceinline__ explicit Place(const FastDivisor& head_groups) {
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(THREADS)
   if (active && threadIdx.x == 0) *ScoreOf(p.states, at) = s;
 }
 
-/// Whether every v starts at a multiple of `vec` elements.
+/// True if every v starts at a multiple of `vec` elements.
 template <typename T>
 bool CanVectorise(const AttentionStates<T>& x, int vec) {
   return IsAligned(x.v, vec * sizeof(T)) && x.v_row_stride % vec == 0 && x.v_head_stride % vec == 0;

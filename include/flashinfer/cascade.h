@@ -40,7 +40,7 @@ struct MergeStatesParams {
   AttentionStates<const T> in;
   AttentionStates<T> out;
   int64_t v_state_stride, s_state_stride;  ///< between the states of one row
-  int64_t num_states;                      ///< of each row; 0 gives the state of no keys
+  int64_t num_states;                      ///< states per row; 0 gives the state of no keys
   const int32_t* indptr;                   ///< or [rows + 1]: the states of each row in `in`, whose row strides are 0
   int64_t rows, heads, head_dim;
   bool enable_pdl;
@@ -50,7 +50,7 @@ struct MergeStatesParams {
 template <typename T>
 struct AddSinksParams {
   AttentionStates<T> states;
-  const float* sinks;  ///< of each head, natural logarithms
+  const float* sinks;  ///< one per head, natural logarithms
   int64_t sink_stride;
   int64_t rows, heads;
   int64_t head_dim;  ///< at least 1

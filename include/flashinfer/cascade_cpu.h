@@ -17,7 +17,7 @@ namespace cpu {
 
 constexpr float LN_2 = 0.6931471806f;
 
-/// What scores are taken relative to: their maximum, or 0 where that is -inf and the difference would be NaN.
+/// Return the reference of the scores: their maximum, or 0 where that is -inf and the difference would be NaN.
 inline float ScoreBase(float maximum) { return maximum == -std::numeric_limits<float>::infinity() ? 0.0f : maximum; }
 
 template <typename T>

@@ -14,14 +14,14 @@ namespace concat_mla {
 
 constexpr int THREADS = 192;
 
-/// How the words of a token are laid out over blocks.
+/// Layout of the words of a token over blocks.
 template <typename Word, int ELEMENT_SIZE>
 struct Tile {
   static constexpr int NOPE_WORDS = MLA_NOPE_DIM * ELEMENT_SIZE / int(sizeof(Word));
   static constexpr int K_WORDS = MLA_K_DIM * ELEMENT_SIZE / int(sizeof(Word));
-  static constexpr int HEADS = THREADS / K_WORDS;   // of a block
-  static constexpr int BLOCKS = MLA_HEADS / HEADS;  // of a token; a power of two, so no division is left
-  static constexpr int NOPE_BYTES = NOPE_WORDS * int(sizeof(Word));          // of a head
+  static constexpr int HEADS = THREADS / K_WORDS;   // heads per block
+  static constexpr int BLOCKS = MLA_HEADS / HEADS;  // blocks per token; a power of two, so that no division is left
+  static constexpr int NOPE_BYTES = NOPE_WORDS * int(sizeof(Word));          // bytes per head
   static constexpr int TOKENS_AHEAD = (5 << 19) / (MLA_HEADS * NOPE_BYTES);  // to the one that is prefetched: 2.5 MB
   static_assert(HEADS * K_WORDS == THREADS && BLOCKS * HEADS == MLA_HEADS, "blocks cover a token exactly");
 };

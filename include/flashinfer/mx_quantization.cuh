@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(256) InterleaveKernel(const __grid_constant__ 
 
 template <typename T>
 Status Mxfp8Quantize(const Mxfp8QuantizeParams<T>& p, Stream stream) {
-  constexpr int BLOCKS = mx::THREADS * 32 / sizeof(T) / MX_BLOCK;  // of 32 elements, per block of threads
+  constexpr int BLOCKS = mx::THREADS * 32 / sizeof(T) / MX_BLOCK;  // MX blocks of 32 elements per thread block
   const int64_t rows = p.grid.PaddedRows(), tiles = CeilDiv(p.grid.PaddedCols(), BLOCKS);
   if (rows == 0 || tiles == 0) return cudaSuccess;
   if (rows > INT32_MAX || tiles > 65535) return cudaErrorInvalidValue;

@@ -16,8 +16,8 @@
 
 namespace flashinfer {
 
-/// Where the scale of (row, column) is. The swizzled layouts cut the matrix into tiles of 128 x 4 or 8 x 4 scales, a tile
-/// after the other along a row of tiles; what a tile has beyond the matrix is zero.
+/// Position of the scale of (row, column). The swizzled layouts divide the matrix into tiles of 128 x 4 or 8 x 4
+/// scales, stored one after the other along a row of tiles; padding beyond the matrix is zero.
 enum class ScaleLayout : int { k128x4, k8x4, kLinear };
 
 /// Shape of a scale matrix and of its padding.
@@ -83,7 +83,7 @@ FLASHINFER_HOST_DEVICE inline uint32_t InverseScaleBits(uint32_t byte) {
 }
 
 #ifdef FLASHINFER_CPU
-enum class BlockFormat : int { kE2M1, kE4M3 };  ///< of the elements; two e2m1 to a byte
+enum class BlockFormat : int { kE2M1, kE4M3 };  ///< element format; two e2m1 values share a byte
 enum class ScaleFormat : int { kE8M0 = 0, kE4M3 = 1 };
 
 /// out = element * scale * global, rows x cols.

@@ -8,24 +8,9 @@
 //                         reads outweigh writes (fp8 output)
 //   long    beyond, and rows that are not 16-byte aligned: a block per row, which it reads again from L2
 //
-// What matters, measured on an H200 (bf16, after a memset of 512 MB, which leaves L2 full of dirty lines; the best of
-// 100 plain copies of 16384 x 4096 takes 67.7 us):
-// * A row is prefetched into L2 by the block that works 2.5 MB, about 1.2 us, before its own: one bulk instruction.
-//   DRAM is then read in long pieces, in time: 16384 x 4096 69.2 -> 66.9 us, 13107 x 5120 71.8 -> 67.1, with a residual
-//   135.5 -> 129.4 and 133.3 -> 129.2, 524288 x 128 68.2 -> 67.3. It must not wait for the block's own loads: the
-//   compiler puts it behind them when it stands after LaunchDependents, and then most of it is lost. 1.5 MB cost 0.5 %,
-//   4 MB with a residual 1 %, 12 MB 25 %: rows are gone before they are read.
-// * Before that bytes in flight had an optimum, about 48 KB per SM. 16384 x 4096: two vectors per thread 68.8 us; four
-//   70.7; one 78; a warp per row 77; persistent blocks with the next row prefetched into registers 79, or into shared
-//   memory by bulk copies 75, at any depth; a bulk copy per block 68.2. 524288 x 128: two rows per lane group 67 us;
-//   four 71; one 82.
-// * Plain loads: `L1::no_allocate`, `.cs` and evict-first policies cost 2 to 4 us, other eviction hints for loads or
-//   stores gained nothing, prefetching weights to L1 cost 18.
-// * Instructions before the first load count: a division by the number of heads in the row offset cost 6 us on short
-//   rows and 0.25 us of 5.4 on small batches. Hence heads in the grid, 32-bit strides, clamped not guarded loads.
-// * Weights loaded with the row save their latency: 1 x 4096 takes 4.5 us, not 4.7; 8 x 16384 5.9, not 7.2. The
-//   compiler moves such loads behind the sum unless something stands between. They must not cost occupancy: without the
-//   bound on registers 8192 x 8192 took 82 us.
+// Large batches prefetch a later row into L2 with one bulk instruction, which has to be issued before the block's own
+// loads. Instructions before the first load count, so heads are in the grid and loads are clamped instead of guarded.
+// Measurements: docs/performance/norm.md.
 //   test  pytest tests/norm      bench  python benchmarks/bench_norm.py
 #pragma once
 #include "norm_row.cuh"
@@ -236,13 +221,13 @@ void FoldHeads(RMSNormParams<T>& p) {
   }
 }
 
-/// Whether the batch is so large that later rows are prefetched; a smaller one is on its way at once.
+/// True if the batch is so large that later rows are prefetched; all rows of a smaller one are loaded at once.
 template <typename T>
 bool IsLarge(const RMSNormParams<T>& p) {
   return p.num_rows * p.hidden * int64_t(sizeof(T)) >= 4 << 20;
 }
 
-/// Whether rows follow each other in what is read.
+/// True if the rows of the inputs are contiguous.
 template <typename T>
 bool IsDense(const RMSNormParams<T>& p) {
   return p.input_stride.batch == p.hidden && (p.residual == nullptr || p.residual_stride.batch == p.hidden);

@@ -44,7 +44,7 @@ template <typename T>
 Status RMSNorm(const RMSNormParams<T>& params, Stream stream);
 
 #ifndef FLASHINFER_CPU
-/// What is done to a row besides normalising it; each combination is a set of kernels and a unit of compilation.
+/// Options of a norm kernel besides normalising; each combination is a set of kernels and a compilation unit.
 template <bool QUANT_, bool RESIDUAL_, bool SILU_>
 struct NormForm {
   static constexpr bool QUANT = QUANT_, RESIDUAL = RESIDUAL_, SILU = SILU_;

@@ -19,7 +19,7 @@ inline int64_t RowOffset(int64_t row, int64_t heads, const RowStride& stride) {
   return (row / heads) * stride.batch + (row % heads) * stride.head;
 }
 
-/// What a norm multiplies its result by: 1 / *scale for the fp8 kinds.
+/// Return the factor of the result: 1 / *scale for the fp8 kinds.
 inline float OutputFactor(NormOut kind, const float* scale) {
   return kind == NormOut::kSame || scale == nullptr ? 1.0f : 1.0f / *scale;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the RMSNorm kernels share: the arithmetic of a vector, where a row is (formulas: norm.h).
+// Helpers of the RMSNorm kernels: arithmetic of a vector, address of a row (formulas: norm.h).
 #pragma once
 #include "norm.h"
 #include "ptx/prefetch.cuh"
@@ -35,7 +35,7 @@ __device__ __forceinline__ float InverseScale(const float* scale) {
   return F::QUANT && scale != nullptr ? 1.f / *scale : 1.f;
 }
 
-/// What is written.
+/// Element type of the output.
 template <typename T, typename F>
 using OutOf = std::conditional_t<F::QUANT, uint8_t, T>;
 

@@ -61,9 +61,9 @@ __global__ void __launch_bounds__(THREADS) Nvfp4DequantizeKernel(const __grid_co
   DequantizeVector<T, ALIGNED>(p.data + vector * 4, p.scales[vector / 2], *p.global_scale, p.out + vector * VEC);
 }
 
-/// What the paged kernel needs besides the parameters.
+/// Grid of the paged kernel.
 struct PagedGrid {
-  uint32_t tiles;  // of tokens
+  uint32_t tiles;  // tiles of tokens
   FastDivisor page_size;
 };
 

@@ -52,7 +52,7 @@ struct Nvfp4PagedParams {
   int64_t table_stride;        ///< between requests
   const int32_t* seq_lens;
   int64_t batch_size;
-  int64_t max_seq_len;  ///< of out
+  int64_t max_seq_len;  ///< tokens per request in out
   int64_t num_heads;
   int64_t page_size;
 };

@@ -44,7 +44,7 @@ struct SegmentPackbitsParams {
   const int32_t* new_indptr;
   uint8_t* out;
   int64_t size;       ///< elements of input
-  int64_t num_bytes;  ///< of out
+  int64_t num_bytes;  ///< size of out in bytes
   int64_t num_segments;
   BitOrder bit_order;
 };

@@ -30,7 +30,7 @@ struct Part {
   const Bits* rows;
   Bits* cache;
   uint32_t token, head, page, entry, slot_head;  // strides
-  uint32_t units;                                // of a row
+  uint32_t units;                                // units per row
 
   __device__ __forceinline__ const Bits* From(uint32_t row_index, uint32_t head_index) const {
     return rows + (uint64_t{row_index} * token + uint64_t{head_index} * head);

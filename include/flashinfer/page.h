@@ -19,7 +19,7 @@ struct SlotStride {
   int64_t page, entry, head;
 };
 
-/// Where rows go: a list of pages per request. All indices are on the kernel's device.
+/// Destination of the rows: a list of pages per request. All indices are on the kernel's device.
 struct PageTable {
   const int32_t* batch_indices;
   const int32_t* positions;
@@ -67,7 +67,7 @@ struct Slot {
   int64_t page, entry;  ///< page -1: none
 };
 
-/// What is wrong with a row; kNone also for one that is skipped on purpose.
+/// Fault of a row; kNone also for a row that is skipped on purpose.
 enum class RowFault : int { kNone, kBatch, kPosition, kIndptr, kPage };
 
 /// The slot of a row, from tables in host memory.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels that append to a paged cache share: where a row goes, and which thread handles what.
+// Helpers of the kernels that append to a paged cache: the slot of a row, and the share of each thread.
 #pragma once
 #include <cassert>
 

@@ -38,7 +38,7 @@ struct Part {
   int pairs, tail, width;  // the tail is [tail, width)
   float scale;
   bool paged;
-  uint32_t row_bytes;  // of a token; 0 where heads do not follow each other
+  uint32_t row_bytes;  // bytes per token; 0 where heads are not contiguous
 };
 
 template <typename T>
@@ -74,7 +74,7 @@ __device__ __forceinline__ void StoreRounded(void* out, int64_t offset, float (&
   }
 }
 
-/// What a thread does for one item: two vectors of a head.
+/// Work of a thread for one item: two vectors of a head.
 template <typename T, int VEC>
 struct Item {
   const Part<T>* part;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant_
     }
   }
 
-  uint32_t row = token, entry = 0;  // of a slot
+  uint32_t row = token, entry = 0;  // position of the token's slot
   if (appends) {
     const page::DeviceSlot slot = page::SlotOf(a.pages, batch, slot_position);
     if (slot.page < 0) return;

@@ -31,7 +31,7 @@ struct RopeSegment {
   bool InPlace() const { return in == out && in_token == out_row && in_head == out_head; }
 };
 
-/// Where a token stands: pos_ids[token], or offsets[b] + (token - indptr[b]) for the request b that holds the token.
+/// Position of a token: pos_ids[token], or offsets[b] + (token - indptr[b]) for the request b that holds the token.
 struct RopePositions {
   const void* pos_ids;  ///< null: ragged
   const void* indptr;   ///< tokens outside of [indptr[0], indptr[requests]) are left alone
@@ -40,7 +40,7 @@ struct RopePositions {
   bool wide;  ///< int64 rather than int32
 };
 
-/// How much a pair turns: a row of a table, or position * f with
+/// Angle of a pair: a row of a table, or position * f with
 ///   f = 2^(-j * log2_step), then f <- f * ((1 - s) * inv_scale + s), s = clamp(ramp * f + shift, 0, 1)
 /// (ramp = shift = 0 is plain interpolation, otherwise Llama 3.1's).
 struct RopeAngles {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the rotary kernels share: the position of a token, its row of the table, the angle of a pair (formulas: rope.h).
+// Helpers of the rotary kernels: the position of a token, its row of the table, the angle of a pair (formulas: rope.h).
 #pragma once
 #include "ptx/prefetch.cuh"
 #include "rope.h"

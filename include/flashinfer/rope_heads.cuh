@@ -53,7 +53,7 @@ struct HeadsArgs {
   RopeAngles angles;
 };
 
-/// Where the cosines and sines of a token come from: a row of the table, or its position, given or to be searched for.
+/// Source of the cosines and sines of a token: a row of the table, or its position, given or searched.
 enum class AnglesFrom { kTable, kPosIds, kRagged };
 
 /// ITEMS heads per thread. PREFETCH: a later token is brought into L2.

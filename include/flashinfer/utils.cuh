@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every kernel header shares: block reductions, launching, small integer helpers.
+// Helpers of all kernel headers: block reductions, launching, integer arithmetic.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -51,7 +51,7 @@ __device__ __forceinline__ float BlockSum(float x, float* scratch) {
 
 constexpr int MAX_CLUSTER = 8;  // blocks that every device with clusters can have in one
 
-/// How a kernel is launched: with or without programmatic dependent launch, in clusters of so many blocks.
+/// Launch configuration: optional programmatic dependent launch, cluster size.
 struct LaunchConfig {
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config{};

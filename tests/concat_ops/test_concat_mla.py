@@ -137,7 +137,7 @@ BAD = [
     ("k", ((4, 128, 192), torch.float32), "k has dtype float32, expected bfloat16 or float16"),
     ("k", ((4, 128, 192), FP16), "k_nope has dtype bfloat16, expected float16 (the dtype of k)"),
     ("k", lambda t: t.repeat(1, 1, 2)[..., ::2], "k.stride(-1) = 2, expected 1"),
-    ("k", lambda t: t[:1].expand(t.shape), "k.stride(0) = 0, expected memory of its own"),
+    ("k", lambda t: t[:1].expand(t.shape), "k.stride(0) must not be 0"),
     ("k_nope", ((3, 128, 128), BF16), "k_nope.shape[0] = 3, expected 4 (k.shape[0])"),
     ("k_nope", ((4, 64, 128), BF16), "k_nope.shape[1] = 64, expected 128"),
     ("k_nope", ((4, 128, 64), BF16), "k_nope.shape[2] = 64, expected 128"),

@@ -104,7 +104,7 @@ BAD = [
         ((4, 32), torch.float8_e5m2),
         "k_nope_out has dtype torch.float8_e5m2, expected torch.float8_e4m3fn",
     ),
-    (QUANT, "q_rope_out", lambda t: t[:1].expand(4, 8, 64), "q_rope_out.stride(0) = 0, expected memory of its own"),
+    (QUANT, "q_rope_out", lambda t: t[:1].expand(4, 8, 64), "q_rope_out.stride(0) must not be 0"),
     (FUSED, "q_nope_out", ((4, 8, 16), FP8), "q_nope_out has shape (4, 8, 16), expected (4, 8, 32)"),
     (QUANT, "k_nope", None, "k_nope_out.shape[-1] = 32, expected 0 (k_nope is None)"),
     (APPEND, "v", None, "v is None, expected a tensor"),
@@ -124,7 +124,7 @@ BAD = [
         lambda pair: (pair[0], pair[1][:2]),
         "v_cache.shape[0] = 2, expected 3 (the pages of the first cache)",
     ),
-    (APPEND, "paged_kv_cache", lambda pair: (pair[0], pair[1][:1].expand(3, 16, 2, 96)), "v_cache.stride(0) = 0"),
+    (APPEND, "paged_kv_cache", lambda pair: (pair[0], pair[1][:1].expand(3, 16, 2, 96)), "v_cache.stride(0) must not be 0"),
     (APPEND, "paged_kv_cache", lambda pair: None, "paged_kv_cache is a NoneType, expected a tuple of 2 tensors"),
     (APPEND, "positions", ((4,), FP32), "positions has dtype torch.float32, expected integers"),
     (APPEND, "page_size", 8, "k_cache.shape[1] = 16, expected 8 (page_size)"),
@@ -176,7 +176,7 @@ def test_nothing_is_rotated_twice(device, op):
     arguments = {name: make(value, device) for name, value in GOOD[op].items()}
     name = "key" if op in TABLED else "k"
     arguments[name] = arguments[name][:1].expand(arguments[name].shape)
-    with pytest.raises(ArgumentError, match=rf"{name}.stride\(0\) = 0, expected memory of its own for each element"):
+    with pytest.raises(ArgumentError, match=rf"{name}.stride\(0\) must not be 0"):
         getattr(flashinfer.rope, f"{op}_inplace")(**arguments)
 
 

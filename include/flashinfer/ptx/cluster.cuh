@@ -70,7 +70,7 @@ __device__ __forceinline__ void ClusterSync() {
 #endif
 }
 
-/// Where the variable `local`, in shared memory, is in block `rank` of the cluster: to load from and to store to.
+/// Return the address of the shared-memory variable `local` in block `rank` of the cluster, for loads and stores.
 template <typename T>
 __device__ __forceinline__ T* InBlock(T* local, uint32_t rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -26,8 +26,8 @@ __device__ __forceinline__ void LoadOnce(bool exists, const float* from, float p
 #endif
 }
 
-/// That hint, for LoadOnce. It is made anew wherever this is called: one for several loops would be kept in ordinary
-/// registers, from which every load has to fetch it.
+/// Create the L2 evict-first policy for LoadOnce. Call it in each loop: a policy that lives across loops is kept in
+/// ordinary registers, from which every load has to fetch it.
 __device__ __forceinline__ uint64_t OncePolicy() {
   uint64_t policy = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t Transposed(uint32_t x) {
   return y;
 }
 
-/// Whether there is an instruction that stores what LdMatrix loads (SM90).
+/// True if the target has stmatrix, the counterpart of LdMatrix (SM90).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool HAS_ST_MATRIX = true;
 #else

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block knows of its shared memory (PTX ISA: Special Registers, "%dynamic_smem_size").
+// Size of a block's shared memory (PTX ISA: Special Registers, "%dynamic_smem_size").
 #pragma once
 #include <cstdint>
 
