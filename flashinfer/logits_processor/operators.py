@@ -83,12 +83,21 @@ class TemperatureOp(_FilterOp):
 
 
 class SoftmaxOp(ParameterizedOp):
-    """Logits to probabilities, in float32."""
+    """Logits to probabilities, in float32: those of :func:`flashinfer.softmax`.
+
+    Functions that sample from logits compute the same probabilities. With those of ``torch.softmax``, which round in
+    another way, a filter may keep other tokens in long rows.
+    """
 
     IN, OUT = TensorType.LOGITS, TensorType.PROBS
 
     def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
-        return TaggedTensor.probs(torch.softmax(self._data(tensor), dim=-1, dtype=torch.float32))
+        logits = self._data(tensor)
+        enable_pdl = self._get_param("enable_pdl", kwargs, required=False)
+        if logits.ndim == 2:
+            return TaggedTensor.probs(sampling.softmax(logits, None, enable_pdl))
+        rows = logits.reshape(-1, logits.shape[-1])
+        return TaggedTensor.probs(sampling.softmax(rows, None, enable_pdl).view(logits.shape))
 
 
 class LogitsTopKOp(_FilterOp):
