@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vectors of elements in registers: wide loads and stores, conversion to and from float.
-//   Vec<T, N>   N elements, aligned to the size of the whole vector (at most 16 bytes)
+//   Vec<T, N>       N elements, aligned to the size of the whole vector (at most 16 bytes)
+//   Vec<int8_t, N>  the same with constructors: N values, a pointer, or the word that holds all
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -38,6 +39,7 @@ struct Word<1> {
 __device__ __forceinline__ float ToFloat(float x) { return x; }
 __device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
 __device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float ToFloat(int8_t x) { return float(x); }
 
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vec {
@@ -70,6 +72,48 @@ struct alignas(sizeof(T) * N) Vec {
   }
 };
 
+/// N signed bytes. Kernels of quantised operators build one from what they have at hand: values (`{1, -2, 3, -4}`),
+/// a pointer aligned to N bytes, or the word another vector type holds (`Bits`). A vector of four is a `char4` and a
+/// `float4` where one is asked for.
+template <int N>
+struct alignas(N) Vec<int8_t, N> {
+  using Bits = typename Word<N>::type;
+  int8_t data[N];
+
+  Vec() = default;
+  template <typename... Values, typename = std::enable_if_t<(N > 1) && sizeof...(Values) == N>>
+  __host__ __device__ __forceinline__ Vec(Values... values) : data{static_cast<int8_t>(values)...} {}
+  __host__ __device__ __forceinline__ explicit Vec(const int8_t* p) {
+    *reinterpret_cast<Bits*>(this) = *reinterpret_cast<const Bits*>(p);
+  }
+  __host__ __device__ __forceinline__ explicit Vec(Bits bits) { *reinterpret_cast<Bits*>(this) = bits; }
+  template <int M = N, typename = std::enable_if_t<M == 4>>
+  __host__ __device__ __forceinline__ Vec(char4 v) : Vec(v.x, v.y, v.z, v.w) {}
+
+  __host__ __device__ __forceinline__ int8_t& operator[](int i) { return data[i]; }
+  __host__ __device__ __forceinline__ const int8_t& operator[](int i) const { return data[i]; }
+
+  __host__ __device__ __forceinline__ float Float(int i) const { return float(data[i]); }
+  __host__ __device__ __forceinline__ void ToFloats(float (&x)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = Float(i);
+  }
+  template <int M = N, typename = std::enable_if_t<M == 4>>
+  __host__ __device__ __forceinline__ operator float4() const {
+    return make_float4(Float(0), Float(1), Float(2), Float(3));
+  }
+  template <int M = N, typename = std::enable_if_t<M == 4>>
+  __host__ __device__ __forceinline__ operator char4() const {
+    return make_char4(data[0], data[1], data[2], data[3]);
+  }
+
+  __device__ __forceinline__ static Vec Load(const int8_t* p) { return Vec(p); }
+  __device__ __forceinline__ void Store(int8_t* p) const {
+    *reinterpret_cast<Bits*>(p) = *reinterpret_cast<const Bits*>(this);
+  }
+  __device__ __forceinline__ static Vec Zero() { return Vec(Bits{}); }
+};
+
 template <typename T, int N>
 using vec_t = Vec<T, N>;
 
@@ -86,6 +130,11 @@ __device__ __forceinline__ __half FromFloat<__half>(float x) {
 template <>
 __device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
+}
+/// Rounded to nearest even and saturated to [-128, 127]; NaN is 0.
+template <>
+__device__ __forceinline__ int8_t FromFloat<int8_t>(float x) {
+  return int8_t(max(-128, min(127, __float2int_rn(x))));
 }
 
 /// N floats, four at a time where N allows it (`p` is then 16-byte aligned).
