@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning of runners whose times are known: they sleep."""
+"""Tuning of runners whose times are known: they turn the clock of the measurement on."""
 
 from __future__ import annotations
 
 import json
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from flashinfer.autotuner import (
 )
 from flashinfer.autotuner import profiles as autotuner_profiles
 from flashinfer.knobs import knobs
+from flashinfer.testing import timers
 
 BUCKETS = (4, 16)
 TO_BUCKET = make_bucket_mapper(BUCKETS)
@@ -48,11 +49,12 @@ class Sleeper(TunableRunner):
             return inputs[0]
         if tactic == (3,):
             raise RuntimeError("no such tactic")
-        time.sleep((tactic[0] if inputs[0].shape[0] <= 4 else 4 - tactic[0]) / 250)
+        clock.seconds += (tactic[0] if inputs[0].shape[0] <= 4 else 4 - tactic[0]) / 250
         return inputs[0]
 
 
 calls: list = []
+clock = SimpleNamespace(seconds=0.0)
 CONFIG = TuningConfig(
     dynamic_tensor_specs=(DynamicTensorSpec((0,), (0,), BUCKETS, TO_BUCKET),),
     constraint_specs=(ConstraintSpec(1, 0, lambda shapes: 2 * shapes[0][0]),),
@@ -71,6 +73,7 @@ def choose(rows, runners=None, op="sleep", config=CONFIG, dtype=torch.float32, *
 def tuner(monkeypatch):
     tuner = AutoTuner(warmup=1, repeat=3)
     monkeypatch.setattr(AutoTuner, "_instance", tuner)
+    monkeypatch.setattr(timers, "time", SimpleNamespace(perf_counter=lambda: clock.seconds))
     calls.clear()
     return tuner
 
