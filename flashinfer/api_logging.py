@@ -72,11 +72,15 @@ def _is_our_command() -> bool:
     return Path(program).name == "flashinfer"
 
 
+_HANDLER_NAME = "flashinfer.api destination"
+
+
 class _Destination(logging.Handler):
     """stdout, stderr or an appended file, opened at the first line and again after a fork (``%i``: process id)."""
 
     def __init__(self, dest: str) -> None:
         super().__init__()
+        self.set_name(_HANDLER_NAME)
         self.dest = dest
         self._file: Optional[TextIO] = None
         self._pid = 0
@@ -113,8 +117,11 @@ class _Destination(logging.Handler):
 
 
 def _set_destination(dest: str) -> None:
-    """Point the logger at ``dest``; handlers added by the user stay."""
-    for handler in [h for h in _log.handlers if isinstance(h, _Destination)]:
+    """Point the logger at ``dest``; handlers added by the user stay.
+
+    The name marks our handler, because one of an earlier import of this module is of another class.
+    """
+    for handler in [h for h in _log.handlers if h.get_name() == _HANDLER_NAME]:
         _log.removeHandler(handler)
         handler.close()
     _log.addHandler(_Destination(dest))
@@ -276,6 +283,11 @@ def _banner() -> str:
 
 def _cudnn_version() -> Optional[int]:
     return torch.backends.cudnn.version() if torch.cuda.is_initialized() else None
+
+
+def _restore_cuda_graph_hooks() -> None:
+    """Put the methods of ``torch.cuda.CUDAGraph`` back that level 10 has wrapped."""
+    graph.restore_graph_hooks()
 
 
 def make_api_decorator(settings: LogSettings) -> Callable[..., Any]:

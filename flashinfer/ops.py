@@ -16,6 +16,9 @@ function, and a function that returns nothing needs no fake, because there is no
         return torch.empty_like(input)
 
 A registered op must not return one of its arguments, nor a view of one: torch forbids it.
+
+An op lives as long as the process, while this module may be imported again (every ``flashinfer*`` entry removed from
+``sys.modules``): the new import finds what is registered in the namespace of torch and replaces the functions.
 """
 
 from __future__ import annotations
@@ -52,12 +55,24 @@ class _Op:
         return self.fake(*args, **kwargs)
 
 
-_ops: dict[str, _Op] = {}
+class _Registered:
+    """All ops of this package in one process, and the library that would take them along when it is collected."""
+
+    def __init__(self) -> None:
+        self.ops: dict[str, _Op] = {}
+        self.library = torch.library.Library(_NAMESPACE, "FRAGMENT")  # FRAGMENT: others may add ops to the namespace
 
 
-@functools.cache
-def _library() -> torch.library.Library:
-    return torch.library.Library(_NAMESPACE, "FRAGMENT")  # FRAGMENT: others may add ops to the namespace
+def _registered() -> _Registered:
+    """What this import or an earlier one has registered. Torch keeps it, under a name that no op can have."""
+    kept = vars(getattr(torch.ops, _NAMESPACE))
+    key = "registered by flashinfer.ops"
+    if key not in kept:
+        kept[key] = _Registered()
+    return kept[key]
+
+
+_ops, _library = _registered().ops, _registered().library
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -157,12 +172,12 @@ def _register(
     op = _ops.get(name)
     if op is None:
         op = _Op(name, schema)
-        _library().define(name + schema)
+        _library.define(name + schema)
         for device_type in (device_types,) if isinstance(device_types, str) else device_types or ("cpu", "cuda"):
-            _library().impl(name, op.run, device_type.upper())
+            _library.impl(name, op.run, device_type.upper())
         if schema.rstrip().endswith("-> ()"):
             op.fake = _nothing
-            _library().impl(name, op.run_fake, "Meta")  # 20 us; register_fake opens the caller's source file, 140 us
+            _library.impl(name, op.run_fake, "Meta")  # 20 us; register_fake opens the caller's source file, 140 us
         _ops[name] = op
     elif op.schema != schema:
         raise ArgumentError(f"register_custom_op: {name} has schema {schema}, expected {op.schema} (registered before)")
@@ -190,6 +205,6 @@ def register_fake_op(name: str, fn: Optional[F] = None) -> Any:
             f"register_fake_op: name is {name!r}, expected an op that register_custom_op has registered"
         )
     if op.fake is None:
-        torch.library.register_fake(f"{_NAMESPACE}::{op.name}", op.run_fake, lib=_library())
+        torch.library.register_fake(f"{_NAMESPACE}::{op.name}", op.run_fake, lib=_library)
     op.fake = fn
     return fn

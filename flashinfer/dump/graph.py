@@ -28,7 +28,14 @@ from .codec import host_copy, tensor_bytes
 if TYPE_CHECKING:
     from .writer import CallDump, Dumper
 
-__all__ = ["clear_graph_dumps", "flush_graph_dumps", "hold", "install_graph_hooks", "is_capturing"]
+__all__ = [
+    "clear_graph_dumps",
+    "flush_graph_dumps",
+    "hold",
+    "install_graph_hooks",
+    "is_capturing",
+    "restore_graph_hooks",
+]
 
 _log = logging.getLogger("flashinfer.api")
 
@@ -133,9 +140,8 @@ def _snapshot(call: _HeldCall) -> bool:
 
 
 def install_graph_hooks(graph_class: Any = torch.cuda.CUDAGraph) -> None:
-    """Wrap ``capture_begin``, ``capture_end`` and ``replay`` of the class, once."""
-    if getattr(graph_class, "_flashinfer_hooks", False):
-        return
+    """Wrap ``capture_begin``, ``capture_end`` and ``replay`` of the class; hooks of an earlier import are replaced."""
+    restore_graph_hooks(graph_class)
     begin, end, replay = graph_class.capture_begin, graph_class.capture_end, graph_class.replay
 
     @functools.wraps(begin)
@@ -160,9 +166,18 @@ def install_graph_hooks(graph_class: Any = torch.cuda.CUDAGraph) -> None:
             _log.warning("graph dumps not flushed after a replay: %s: %s", type(error).__name__, error)
         return result
 
-    graph_class.capture_begin, graph_class.capture_end = capture_begin, capture_end
-    graph_class.replay = replay_and_flush
-    graph_class._flashinfer_hooks = True
+    hooks = {"capture_begin": capture_begin, "capture_end": capture_end, "replay": replay_and_flush}
+    for name, hook in hooks.items():
+        setattr(graph_class, name, hook)
+    graph_class._flashinfer_hooks = hooks
+
+
+def restore_graph_hooks(graph_class: Any = torch.cuda.CUDAGraph) -> None:
+    """Put the original methods of the class back. A method that others have wrapped since stays theirs."""
+    for name, hook in vars(graph_class).get("_flashinfer_hooks", {}).items():
+        if getattr(graph_class, name) is hook:
+            setattr(graph_class, name, hook.__wrapped__)
+    graph_class._flashinfer_hooks = {}
 
 
 @functools.cache
