@@ -333,13 +333,14 @@ def export_compile_commands(path: Optional[Path], output: Optional[Path]) -> Non
 @main.command()
 @click.option("--dir", "directory", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--device", default=None, help="cpu or cuda; default: what this machine has.")
-def replay(directory: Path, device: Optional[str]) -> None:
+@click.option("--allow-code", is_flag=True, help="Compile and run C++ source in the dumps. Only for dumps of your own.")
+def replay(directory: Path, device: Optional[str], allow_code: bool) -> None:
     """Run dumped calls again and compare with what they returned (see FLASHINFER_LOGLEVEL=10)."""
     import torch
 
     from .dump import replay_main
 
-    code = replay_main(directory, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    code = replay_main(directory, device or ("cuda" if torch.cuda.is_available() else "cpu"), allow_code)
     click.get_current_context().exit(code)
 
 

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs dumped calls again and compares the results.
 
-A dump names the function to call, and a dump may come from someone else: only functions decorated with
-``@flashinfer_api`` are ever called, only modules of this package are imported, and tensors load without pickled code.
+A dump names the function to call, and a dump may come from someone else. Only functions decorated with
+``@flashinfer_api`` are called, only modules of this package are imported, tensors load without pickled code, and C++
+source of a variant (``jit_args`` of a constructor) is compiled only with ``allow_code=True``. What remains possible
+without it: the call builds modules of this package, allocates what the recorded sizes ask for, and runs kernels that
+trust index values (page tables, offsets), which can end the process or touch memory next to the tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import logging
 import math
 from pathlib import Path
@@ -26,6 +30,7 @@ __all__ = ["register_api", "replay_from_dump", "replay_main", "replay_sequence",
 _log = logging.getLogger("flashinfer.api")
 _TOLERANCE = 1e-3  # relative and absolute
 _apis: dict[tuple[str, str], Callable[..., Any]] = {}
+_CODE = ("jit_args", "jit_kwargs")  # parameters whose text ends up in C++ that is compiled and loaded
 
 # (process id, object id) in the recording process -> the rebuilt object
 ObjectRegistry = MutableMapping[tuple[int, int], Any]
@@ -49,6 +54,7 @@ def replay_from_dump(
     device: Union[str, torch.device] = "cuda",
     run: bool = False,
     object_registry: Optional[ObjectRegistry] = None,
+    allow_code: bool = False,
 ) -> dict[str, Any]:
     """Load one dump and, if asked, call the function again.
 
@@ -65,6 +71,8 @@ def replay_from_dump(
         Call the function.
     object_registry : dict, optional
         Objects whose methods are replayed, keyed by (process id, object id); replaying an ``__init__`` adds one.
+    allow_code : bool
+        Compile and run C++ source that the dump holds (``jit_args``). Only for dumps of your own.
 
     Returns
     -------
@@ -74,11 +82,20 @@ def replay_from_dump(
         outputs) and ``comparison_details``, one line per difference.
     """
     registry = {} if object_registry is None else object_registry
-    return _Replay(Path(dump_dir), _target(device), registry).result(compare_outputs, run)
+    return _Replay(Path(dump_dir), _target(device), registry, allow_code).result(compare_outputs, run)
 
 
-def replay_sequence(root_dir: Union[str, Path], device: Union[str, torch.device] = "cuda") -> list[dict[str, Any]]:
+def replay_sequence(
+    root_dir: Union[str, Path], device: Union[str, torch.device] = "cuda", allow_code: bool = False
+) -> list[dict[str, Any]]:
     """Replay and compare every dump under ``root_dir`` in call order, rebuilding the objects the calls belong to.
+
+    Parameters
+    ----------
+    root_dir : str or Path
+        Directory of a session.
+    device, allow_code
+        As for :func:`replay_from_dump`.
 
     Returns
     -------
@@ -90,21 +107,23 @@ def replay_sequence(root_dir: Union[str, Path], device: Union[str, torch.device]
     results = []
     for directory in sorted(path.parent for path in Path(root_dir).glob(f"*/{files.METADATA}")):
         try:
-            result = _Replay(directory, target, registry).result(compare_outputs=True, run=True)
+            result = _Replay(directory, target, registry, allow_code).result(compare_outputs=True, run=True)
         except Exception as error:  # one broken dump must not hide the others
             result = {"metadata": {}, "execution_error": f"{type(error).__name__}: {error}"}
         results.append({**result, "dump_dir": str(directory)})
     return results
 
 
-def replay_main(directory: Union[str, Path], device: Union[str, torch.device] = "cuda") -> int:
+def replay_main(
+    directory: Union[str, Path], device: Union[str, torch.device] = "cuda", allow_code: bool = False
+) -> int:
     """The ``replay`` command: one line per dump; returns 0 if all agree, 1 if one does not, 2 if there is none."""
     root = Path(directory)
     if (root / files.METADATA).exists():
-        result = replay_from_dump(root, compare_outputs=True, device=device, run=True)
+        result = replay_from_dump(root, compare_outputs=True, device=device, run=True, allow_code=allow_code)
         results = [{**result, "dump_dir": str(root)}]
     else:
-        results = replay_sequence(root, device)
+        results = replay_sequence(root, device, allow_code)
     if not results:
         print(f"replay: {root} has no dumps, expected directories with a {files.METADATA}")
         return 2
@@ -148,10 +167,13 @@ def _target(device: Union[str, torch.device]) -> Optional[torch.device]:
 class _Replay:
     """One dump being replayed."""
 
-    def __init__(self, directory: Path, target: Optional[torch.device], registry: ObjectRegistry) -> None:
+    def __init__(
+        self, directory: Path, target: Optional[torch.device], registry: ObjectRegistry, allow_code: bool
+    ) -> None:
         self.metadata = files.read_record(directory)
         self.directory = directory / self.metadata.get("snapshot", ".")
         self.registry = registry
+        self._allow_code = allow_code
         self._target = target
         self._missing: list[_Unrecorded] = []
         details = self.metadata["tensor_details"]["inputs"]
@@ -192,7 +214,11 @@ class _Replay:
             )
         func, args = self._function(), list(self.args)
         if "self_id" in self.metadata:
+            if self._is_nested_init(func):
+                return None  # the replay of the subclass has called it
             args.insert(0, self._owner(func))
+        if not self._allow_code:
+            _refuse_code(func, args, self.kwargs)
         value = func(*args, **self.kwargs)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # an asynchronous fault belongs to this call
@@ -206,10 +232,19 @@ class _Replay:
             raise RuntimeError(f"replay: {module}.{qualname} is no known API, expected a function with @flashinfer_api")
         return _apis[module, qualname]
 
+    def _is_nested_init(self, func: Callable[..., Any]) -> bool:
+        """Whether the ``__init__`` of a subclass, of which there is a dump too, has made this call."""
+        if func.__name__ != "__init__":
+            return False
+        key, cls = (self.metadata["process_id"], self.metadata["self_id"]), load_class(self.metadata["self_class"])
+        return type(self.registry.get(key)) is cls and func is not _first_logged_init(cls)
+
     def _owner(self, func: Callable[..., Any]) -> Any:
         key, path = (self.metadata["process_id"], self.metadata["self_id"]), self.metadata["self_class"]
         if func.__name__ == "__init__":
             cls = load_class(path)
+            if not any(wraps(vars(base).get("__init__"), func) for base in cls.__mro__):
+                raise RuntimeError(f"replay: {path} is recorded, expected a class with {func.__qualname__}")
             # Ids are reused after an object dies: the first logged __init__ starts a new one, a base's continues.
             if key not in self.registry or func is _first_logged_init(cls):
                 self.registry[key] = cls.__new__(cls)
@@ -254,6 +289,19 @@ def _first_logged_init(cls: type) -> Optional[Callable[..., Any]]:
     """The ``__init__`` whose dump is the first of an object of ``cls``: that of the class, or of the next base."""
     names = ((base.__module__, f"{base.__qualname__}.__init__") for base in cls.__mro__)
     return next((_apis[name] for name in names if name in _apis), None)
+
+
+def _refuse_code(func: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise if a parameter that holds C++ source is given."""
+    values = dict(kwargs)
+    with contextlib.suppress(TypeError):  # the call itself says what does not fit
+        values |= inspect.signature(func).bind_partial(*args).arguments
+    for name in _CODE:
+        if values.get(name) is not None:
+            raise RuntimeError(
+                f"replay: {name} of {func.__qualname__} holds C++ source that would be compiled and run, expected none "
+                "(if you trust where it comes from: allow_code=True, or flashinfer replay --allow-code)"
+            )
 
 
 class _Unrecorded:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import flashinfer
@@ -256,6 +257,33 @@ def test_replay_on_a_device_that_is_none(run, tmp_path):
     assert "replay: device is 'tpu', expected cpu or cuda" in run(
         "replay", "--dir", str(tmp_path), "--device", "tpu", code=1
     )
+
+
+def test_replay_of_source(run, tmp_path):
+    """A dump that somebody else has written: its C++ is not compiled unless the user says so."""
+    directory = tmp_path / "20260101_000000_000_pid1_build_call0001"
+    directory.mkdir()
+    torch.save({}, directory / "inputs.pt")
+    wrapper = "BatchDecodeWithPagedKVCacheWrapper"
+    module = "flashinfer.decode.batch"
+    source = {"type": "list", "items": [{"type": "value", "value": "not C++"}]}
+    record = {
+        "function_name": f"{wrapper}.__init__",
+        "module": module,
+        "qualname": f"{wrapper}.__init__",
+        "process_id": 1,
+        "self_id": 2,
+        "self_class": f"{module}:{wrapper}",
+        "input_metadata": {"args": [], "kwargs": {"jit_args": source}},
+        "tensor_details": {"inputs": {}, "outputs": {}},
+        "execution_status": "inputs_saved",
+    }
+    (directory / "metadata.jsonl").write_text(json.dumps(record) + "\n")
+    assert "jit_args of BatchDecodeWithPagedKVCacheWrapper.__init__ holds" in run(
+        "replay", "--dir", str(tmp_path), code=1
+    )
+    text = run("replay", "--dir", str(tmp_path), "--allow-code", code=1)
+    assert "float_workspace_buffer" in text and "holds" not in text, "the call was made"
 
 
 def test_replay_of_an_empty_directory_fails(run, tmp_path):

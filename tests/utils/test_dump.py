@@ -4,6 +4,7 @@
 import collections
 import enum
 import gc
+import inspect
 import json
 import re
 import warnings
@@ -440,6 +441,66 @@ def test_replay_calls_only_known_functions(dumps, tmp_path):
         assert f"{module}.{qualname} is no known API" in result["execution_error"]
     with pytest.raises(RuntimeError, match="is not imported"):
         codec.load_class("this_module_is_not_there:Thing")
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_source_in_a_dump_is_compiled_only_on_request(dumps, capsys, by_name):
+    on = dumps()
+    built = []
+
+    @on.api
+    def build(x, jit_args=None, jit_kwargs=None):
+        built.append(jit_args)
+
+    source = ["my_variant", torch.float16, "struct Variant { /* any C++ */ };"]
+    build(torch.ones(1), jit_args=source) if by_name else build(torch.ones(1), source)
+    build(torch.ones(1), None, jit_kwargs=None)
+    with_source, _ = on.directories
+    built.clear()
+    result = replay_from_dump(with_source, device="cpu", run=True)
+    assert re.search("jit_args of .*build holds C.. source.*allow_code=True", result["execution_error"]) and not built
+    assert replay_main(on.root, "cpu") == 1 and built == [None], "the other one runs"
+    assert "--allow-code" in capsys.readouterr().out
+
+    assert "execution_error" not in replay_from_dump(with_source, device="cpu", run=True, allow_code=True)
+    assert built == [None, source]
+    assert len(replay_sequence(on.root, "cpu", allow_code=True)) == 2 and replay_main(on.root, "cpu", True) == 0
+
+
+def test_every_parameter_that_holds_source_is_known():
+    """The replay refuses source by the names of parameters: a new one must be among them."""
+    parameters = {
+        name
+        for (module, _), func in replay._apis.items()
+        if module.startswith("flashinfer.")
+        for name in inspect.signature(func).parameters
+    }
+    assert {name for name in parameters if re.search("jit|source|decl|code|cpp|variant_name|uri", name)} == {
+        *replay._CODE
+    }
+
+
+def test_the_init_of_a_base_runs_once(dumps, monkeypatch):
+    """Its dump lies beside that of the subclass, and may hold source that the subclass brings along."""
+    on = dumps()
+    monkeypatch.setattr(Accumulator, "__init__", on.api(Accumulator.__init__))
+    monkeypatch.setattr(Doubled, "__init__", on.api(Doubled.__init__))
+    Doubled(2.0)
+    started = []
+    monkeypatch.setattr(Accumulator, "__init__", lambda self, start: started.append(start))
+    assert [result["comparison_match"] for result in replay_sequence(on.root, "cpu")] == [True, True]
+    assert started == [4.0]
+
+
+def test_a_recorded_class_must_have_the_method(dumps, wrapper_class):
+    on = dumps()
+    wrapper_class(on.api)(1.0)
+    (directory,) = on.directories
+    files.append_record(
+        directory / "metadata.jsonl", {**files.read_record(directory), "self_class": "json:JSONDecoder"}
+    )
+    error = replay_from_dump(directory, device="cpu", run=True)["execution_error"]
+    assert "json:JSONDecoder is recorded, expected a class with Accumulator.__init__" in error
 
 
 def test_unrecorded_arguments_are_named(dumps):
