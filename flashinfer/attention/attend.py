@@ -177,7 +177,7 @@ class AttentionWrapper(PlannedWrapper):
             factors = [*given, *factors]
         score, given_out = None, out
         out = output_buffer(op, out, (rows, num_qo_heads, self._head_dim_vo), self._cached_o_data_type, q)
-        if return_lse or sinks is not None:
+        if return_lse or lse is not None or sinks is not None:
             score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)
         if self._first_row:
             self._clear_first_rows(out if given_out is None else None, score if lse is None else None)
@@ -194,11 +194,11 @@ class AttentionWrapper(PlannedWrapper):
             scale_output(f"{op}.run", out, v_scale)
         if sinks is not None:
             add_sinks(out, score, sinks)  # type: ignore[arg-type]
-        if score is None or not return_lse:
+        if score is None or not (return_lse or lse is not None):
             return out
         if lse_base != "log2" or lse_layout != "NH":
             score = finish_lse(op, score, lse_base, lse_layout, lse)
-        return out, score
+        return (out, score) if return_lse else out
 
     def _clear_first_rows(self, out: Optional[torch.Tensor], lse: Optional[torch.Tensor]) -> None:
         """Make rows of no request those of one without keys, in what the caller did not give."""
@@ -247,9 +247,7 @@ class AttentionWrapper(PlannedWrapper):
             sm_scale *= k_scale
         if out is None:
             out = allocate(record.shape, record.strides, record.dtype, record.device_index)
-        if not return_lse:
-            lse = None
-        elif lse is None:
+        if lse is None and return_lse:
             lse = record.scores()
         pdl = record.pdl and enable_pdl is not False
         try:

@@ -127,7 +127,7 @@ def xqa_batch_decode_with_kv_cache(
     q_len_per_req : int
         New tokens of each request.
     o_scale : float
-        The output is divided by it.
+        Scale of an 8-bit output. It changes nothing here: ``bmm2_scale`` is ``v_scale / o_scale`` already.
     mask : Optional[torch.Tensor]
         ``(batch_size, q_len_per_req, 2 * ceil(q_len_per_req / 32))`` uint16: which new tokens a new token sees; causal
         without it.
@@ -144,7 +144,7 @@ def xqa_batch_decode_with_kv_cache(
     op = "xqa_batch_decode_with_kv_cache"
     if q_cu_seq_lens is not None:
         return _ragged(query, kv_cache, workspace_buffer, block_tables, seq_lens, bmm1_scale, bmm2_scale, window_left,
-                       out, sinks, kv_layout, enable_pdl, q_len_per_req, o_scale, mask, q_cu_seq_lens)  # fmt: skip
+                       out, sinks, kv_layout, enable_pdl, q_len_per_req, mask, q_cu_seq_lens)  # fmt: skip
     return _decode(
         op,
         query,
@@ -154,7 +154,7 @@ def xqa_batch_decode_with_kv_cache(
         seq_lens,
         max_seq_len,
         bmm1_scale,
-        bmm2_scale / o_scale,
+        bmm2_scale,
         torch.empty_like(query) if out is None else out,
         q_len_per_req,
         mask,
@@ -179,7 +179,6 @@ def _ragged(
     kv_layout: str,
     enable_pdl: Optional[bool],
     q_len: int,
-    o_scale: float,
     mask: Optional[torch.Tensor],
     q_cu_seq_lens: torch.Tensor,
 ) -> torch.Tensor:
@@ -205,7 +204,7 @@ def _ragged(
         sliding_win_size=window_left + 1,
         kv_layout=kv_layout,
         enable_pdl=enable_pdl,
-        rcp_out_scale=bmm2_scale / o_scale,
+        rcp_out_scale=bmm2_scale,
         q_seq_len=q_len,
         mask=mask,
         q_cu_seq_lens=q_cu_seq_lens,
@@ -307,7 +306,7 @@ def trtllm_batch_decode_with_kv_cache(
         seq_lens,
         max_seq_len,
         bmm1_scale,
-        bmm2_scale / o_scale,
+        bmm2_scale,
         out,
         q_len_per_req,
         mask,

@@ -102,6 +102,17 @@ def test_scales(device, as_tensor):
     close(wrapper.run(batch.q, batch.cache(pages), return_lse=True, **given), expected, 5e-3)
 
 
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_a_buffer_for_the_lse_is_filled_unasked(device, tensor_cores):
+    """In the first run after a plan, and in those that repeat it."""
+    batch = decode_batch(device)
+    pages = batch.pages(8)
+    wrapper, cache, expected = planned(batch, pages, tensor_cores=tensor_cores), batch.cache(pages), batch.expected()
+    for _ in range(3):
+        lse = torch.full(expected[1].shape, torch.nan, device=device)
+        close((wrapper.run(batch.q, cache, lse=lse), lse), expected)
+
+
 def test_requests_without_keys_give_zero(device):
     batch = decode_batch(device, kv_lens=[0, 40, 0])
     pages = batch.pages(8)

@@ -285,7 +285,13 @@ def test_bases_and_layouts_of_the_lse(device, given):
             options = {"return_lse": True, "lse": buffer, "lse_base": base, "lse_layout": layout}
             _, got = wrapper.run(batch.q, batch.cache(pages), **options)
             assert got.is_contiguous() and (buffer is None or got is buffer)
-            torch.testing.assert_close(got, (lse if layout == "NH" else lse.T) * factor, rtol=2e-3, atol=2e-3)
+            scores = (lse if layout == "NH" else lse.T) * factor
+            torch.testing.assert_close(got, scores, rtol=2e-3, atol=2e-3)
+            if buffer is not None:
+                buffer.fill_(torch.nan)
+                out = wrapper.run(batch.q, batch.cache(pages), lse=buffer, lse_base=base, lse_layout=layout)
+                assert isinstance(out, torch.Tensor)
+                torch.testing.assert_close(buffer, scores, rtol=2e-3, atol=2e-3)
     for options, text in (
         ({"lse_base": "log10"}, "lse_base"),
         ({"lse_layout": "H"}, "lse_layout"),
@@ -295,6 +301,24 @@ def test_bases_and_layouts_of_the_lse(device, given):
             wrapper.run(batch.q, batch.cache(pages), return_lse=True, **options)
     with pytest.raises(ValueError, match="lse_base is 'log10'"):
         wrapper.run(batch.q, batch.cache(pages), lse_base="log10")
+
+
+def test_a_buffer_for_the_lse_is_filled_unasked(device):
+    """In the first run after a plan, in those that repeat it, and after another plan."""
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    expected = batch.expected()
+    for wrapper, kv in ((paged(batch, pages), (batch.cache(pages),)), (ragged(batch), batch.dense())):
+        for _ in range(3):
+            lse = torch.full(expected[1].shape, torch.nan, device=device)
+            close((wrapper.run(batch.q, *kv, lse=lse), lse), expected)
+    wrapper, cache = paged(batch, pages), batch.cache(pages)
+    wrapper.run(batch.q, cache)
+    wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, batch.head_dim_qk, 8)
+    lse = torch.full(expected[1].shape, torch.nan, device=device)
+    close((wrapper.run(batch.q, cache, lse=lse), lse), expected)
+    with pytest.raises(ValueError, match="Invalid shape of lse"):
+        wrapper.run(batch.q, cache, lse=lse[1:])
 
 
 def test_workspace_size_is_enough(device):

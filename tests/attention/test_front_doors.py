@@ -133,8 +133,22 @@ def test_one_tensor_for_keys_and_values(device):
 def test_scales_in_tensors(device):
     call = Tables(device)
     scales = {name: torch.tensor(x, device=device) for name, x in (("bmm1_scale", 0.25), ("bmm2_scale", 2.0))}
-    expected = call.batch.expected(Attention(sm_scale=0.25, v_scale=4.0))
-    close(xqa_batch_decode_with_kv_cache(*call.decode, **scales, o_scale=0.5), expected, 4e-3)
+    expected = call.batch.expected(Attention(sm_scale=0.25, v_scale=2.0))
+    close(xqa_batch_decode_with_kv_cache(*call.decode, **scales), expected, 4e-3)
+
+
+@pytest.mark.parametrize("decode", [xqa_batch_decode_with_kv_cache, trtllm_batch_decode_with_kv_cache])
+def test_the_scale_of_the_output_is_in_bmm2_scale_already(device, decode):
+    """Callers pass ``v_scale / o_scale``: what ``o_scale`` says changes nothing."""
+    call = Tables(device)
+    expected = call.batch.expected(Attention(sm_scale=SCALE, v_scale=0.5 / 0.25))
+    out = decode(*call.decode, SCALE, 0.5 / 0.25, kv_layout="NHD", o_scale=0.25)
+    close(out, expected)
+    rows = torch.arange(len(KV_LENS) + 1, dtype=torch.int32, device=device)
+    if decode is xqa_batch_decode_with_kv_cache:
+        mask = torch.full((len(KV_LENS), 2), 1, dtype=torch.int32, device=device).to(torch.uint16)
+        options = {"q_len_per_req": 2, "mask": mask, "q_cu_seq_lens": rows, "o_scale": 0.25}
+        close(decode(*call.decode, SCALE, 0.5 / 0.25, **options), expected)
 
 
 def test_scales_in_host_memory_have_their_full_range(device):

@@ -45,9 +45,10 @@ def test_pattern(device, R, C):
     q, k, v = tensors(M, N, device)
     expected = Attention(mask=dense)(q, k, v)
     close(wrapper.run(q, k, v, return_lse=True), expected)
-    out = torch.empty_like(q)
-    assert wrapper.run(q, k, v, out=out) is out
+    out, lse = torch.empty_like(q), torch.full((M, HEADS), torch.nan, device=device)
+    assert wrapper.run(q, k, v, out=out, lse=lse) is out
     assert (out[:R] == 0).all()
+    close((out, lse), expected)
 
 
 @pytest.mark.parametrize("R, C", [(16, 16), (7, 4)])
