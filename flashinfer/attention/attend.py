@@ -176,7 +176,8 @@ class AttentionWrapper(PlannedWrapper):
             given, scalars = self._jit.split(op, args, derived, product_of_numbers(q_scale, k_scale))
             factors = [*given, *factors]
         score, given_out = None, out
-        out = output_buffer(op, out, (rows, num_qo_heads, self._head_dim_vo), self._cached_o_data_type, q)
+        o_dtype = self._cached_o_data_type or q.dtype  # plans of engines leave it None
+        out = output_buffer(op, out, (rows, num_qo_heads, self._head_dim_vo), o_dtype, q)
         if return_lse or lse is not None or sinks is not None:
             score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)
         if self._first_row:
@@ -289,6 +290,20 @@ class AttentionWrapper(PlannedWrapper):
         return convert_fp8_query(op, q, scale_q, scale_k, heads, self._dtypes.compute), scale_v
 
     # Names of older releases.
+
+    def _keeps_plan(self, covers: bool) -> bool:
+        """Whether ``forward`` with other parameters has to do with the plan there is: a graph that captured another
+        plan would copy it to the device at each replay, over that of the day. Kernels hide what a row may not see
+        themselves, so a plan that covers more keys will do."""
+        if not self._is_being_captured():
+            return False
+        if not covers:
+            self._plan_info = None
+            raise ArgumentError(
+                f"{self._op}.forward: is being captured with other parameters than those of plan(), expected none that "
+                "show more keys (plan with them before the capture)"
+            )
+        return True
 
     def end_forward(self) -> None:
         """Does nothing; older programs call it."""

@@ -287,9 +287,12 @@ class PlannedWrapper(CopiedWithPlans):
     def _check_in_graph(self, launch: Launch) -> None:
         """What ``run`` cannot look at while it is traced: whether tensors fit to the plan of the day."""
 
+    def _is_being_captured(self) -> bool:
+        return self._device_kind == "cuda" and torch.cuda.is_current_stream_capturing()
+
     def _refuse_capture(self) -> None:
         """A graph that captured this wrapper's own buffers would go on reading them after they are replaced."""
-        if not self._is_capturable and self._device_kind == "cuda" and torch.cuda.is_current_stream_capturing():
+        if not self._is_capturable and self._is_being_captured():
             raise ArgumentError(
                 f"{self._op}.run: is being captured in a CUDA graph, expected a wrapper made with use_cuda_graph=True "
                 "(the next plan() of this one would not reach the graph)"

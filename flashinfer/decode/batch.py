@@ -457,7 +457,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         planned = self._pos_encoding, self._window_left, self._logits_soft_cap > 0
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         if planned != (self._pos_encoding, self._window_left, self._logits_soft_cap > 0):
-            self._plan_again()
+            window = planned[1]
+            self._plan_again(window < 0 or 0 <= window_left <= window)
         return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     def forward_return_lse(

@@ -202,8 +202,11 @@ class DecodePlanner(AttentionWrapper):
             self._use_cuda_graph, self._window_left, fixed_split_size, disable_split_kv,
         )  # fmt: skip
 
-    def _plan_again(self) -> None:
-        """With other parameters than those of the plan."""
+    def _plan_again(self, covers: bool) -> None:
+        """With other parameters than those of the plan, which covers all keys that these show, or not."""
+        if self._keeps_plan(covers):
+            self._cached_module = self._module()
+            return
         if self._plan_info is not self._planned_info:  # an engine's: the tables say of which batch
             indptr, last_page_len = self._paged_kv_indptr_buf, self._paged_kv_last_page_len_buf
             assert indptr is not None and last_page_len is not None and self._planned_q_len is not None

@@ -202,13 +202,18 @@ class BatchPrefillWrapper(AttentionWrapper):
         """What ``forward`` of older releases does before it runs: its arguments replace those of the plan."""
         self._require_plan()
         planned = (self._causal, self._pos_encoding, self._window_left, bool(self._logits_soft_cap))
+        was_causal, window = self._mask_mode() in (CAUSAL, MULTI_ITEM), self._window_left
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._causal = causal
         if planned != (self._causal, self._pos_encoding, self._window_left, bool(self._logits_soft_cap)):
-            self._plan_again()
+            is_causal = self._mask_mode() in (CAUSAL, MULTI_ITEM)
+            covers = (is_causal or not was_causal) and (window < 0 or 0 <= window_left <= window)
+            self._plan_again(covers)
 
-    def _plan_again(self) -> None:
-        """With other parameters than those of the plan."""
+    def _plan_again(self, covers: bool) -> None:
+        """With other parameters than those of the plan, which covers all keys that these show, or not."""
+        if self._keeps_plan(covers):
+            return self._select_module(*self._module_key)
         if self._plan_info is not self._planned_info:  # an engine's: the tables say of which batch
             qo_host, kv_host, kv_lens = self._batch_of_tables(f"{self._op}.forward")
             rows, (before, options) = self._max_total_num_rows or int(qo_host[-1]), self._planned

@@ -404,6 +404,44 @@ def test_forward_after_plans_of_engines(device):
         close(wrapper.forward_return_lse(batch.q, *kv, causal=True), batch.expected(causal))
 
 
+def test_plans_of_engines_leave_the_type_of_outputs_open(device):
+    """SGLang's plan writes None: outputs then have the type of the queries."""
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    for wrapper, kv in ((paged(batch, pages), (batch.cache(pages),)), (ragged(batch), batch.dense())):
+        wrapper._cached_o_data_type = None
+        for _ in range(2):
+            out, lse = wrapper.run(batch.q, *kv, return_lse=True)
+            assert out.dtype == F16
+            close((out, lse), batch.expected())
+        with pytest.raises(ValueError, match="Invalid dtype of out"):
+            wrapper.run(batch.q, *kv, out=out.float())
+
+
+def test_captured_forward_does_with_the_plan_there_is(device, monkeypatch):
+    """A graph that captured a plan would copy it over later ones. SGLang plans without ``causal``, which it says to the
+    captured ``forward``; replays then follow plans without it too."""
+    batch = batch_of(device)
+    pages = batch.pages(8)
+    causal = batch.expected(Attention(causal=True))
+    cases = ((paged(batch, pages, fixed_split_size=2), (batch.cache(pages),)), (ragged(batch), batch.dense()))
+    for wrapper, kv in cases:
+        plan = wrapper._plan_info
+        with monkeypatch.context() as context:
+            context.setattr(type(wrapper), "_is_being_captured", lambda self: True)
+            context.setattr(type(wrapper), "_refuse_capture", lambda self: None)
+            close(wrapper.forward_return_lse(batch.q, *kv, causal=True), causal)
+            assert wrapper._plan_info is plan
+            close(
+                wrapper.forward_return_lse(batch.q, *kv, causal=True, window_left=9),
+                batch.expected(Attention(causal=True, window_left=9)),
+            )
+            with pytest.raises(ValueError, match="expected none that show more keys"):
+                wrapper.forward(batch.q, *kv, causal=True)
+        with pytest.raises(ValueError, match=r"plan\(\) was not called"):
+            wrapper.run(batch.q, *kv)
+
+
 def test_attributes_that_engines_use(device):
     batch = batch_of(device)
     pages = batch.pages(8)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -164,6 +166,36 @@ def test_paged_prefill(masked, split):
             graph, (o, lse) = capture(lambda: wrapper.run(q, cache, return_lse=True))
         graph.replay()
         calls.check((o[:rows], lse[:rows]), batch.expected(what), torch.float16)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_plans_without_the_causal_that_forward_was_captured_with(warm):
+    """As SGLang does. Without a run before the capture, that of ``forward`` must not make a plan."""
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+        *(calls.workspace("cuda"), "HND", True, empty(5), empty(5), empty(MAX_PAGES), empty(4))
+    )
+    q = empty(256, 8, 64, dtype=torch.float16)
+    cache = tuple(empty(MAX_PAGES + 3, 2, PAGE_SIZE, 64, dtype=torch.float16) for _ in range(2))
+    graph = None
+    for qo_lens, kv_lens in PREFILL_LENGTHS:
+        batch = Batch(qo_lens, kv_lens, 8, 2, 64, device="cuda")
+        pages, rows = batch.pages(PAGE_SIZE), sum(qo_lens)
+        wrapper.begin_forward(batch.qo_indptr, *pages.table, *batch.heads, 64, PAGE_SIZE)
+        q[:rows].copy_(batch.q)
+        fill(cache, batch, pages, "HND")
+        if graph is None:
+            if not warm:
+                wrapper.run(q, cache)  # loads the module
+            torch.cuda.synchronize()
+            step = functools.partial(wrapper.forward_return_lse, q, cache, causal=True)
+            if warm:
+                graph, (o, lse) = capture(step)
+            else:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    o, lse = step()
+        graph.replay()
+        calls.check((o[:rows], lse[:rows]), batch.expected(Attention(causal=True)), torch.float16)
 
 
 def test_ragged_prefill():

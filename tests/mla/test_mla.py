@@ -22,6 +22,7 @@ from flashinfer.mla import _core, page_ids
 
 from ..attention.inputs import Pages, int32, offsets
 from ..attention.reference import Attention, split
+from ..graphs import capture
 from ..tensors import randn
 
 F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
@@ -161,6 +162,38 @@ def test_cuda_graph_mode(device):
     graph.replay()
     rows = len(second.q_nope)
     close((out[:rows], lse[:rows]), second.expected(True))
+
+
+def test_plans_of_engines_whose_result_is_dropped(device):
+    """Between replays SGLang writes the tables, calls the plan of the module and forgets what it returns."""
+    first = Latent(device, 16, [1, 1, 1], [300, 5, 64])
+    wrapper = first.plan(graph_wrapper(first), False)
+    caches = [torch.zeros(200, 16, n, dtype=F16, device=device) for n in (CKV, KPE)]
+    tensors = (first.q_nope.clone(), first.q_pe.clone(), *caches)
+
+    def fill(batch: Latent) -> None:
+        for buffer, values in zip(tensors, batch.arguments, strict=True):
+            buffer[: len(values)].copy_(values)
+
+    fill(first)
+    result = wrapper.run(*tensors, return_lse=True)
+    close(result, first.expected())
+    graph = None
+    if device == "cuda":
+        graph, result = capture(lambda: wrapper.run(*tensors, return_lse=True))
+    for kv_lens in ([4, 700, 63], [0, 1, 900]):
+        batch = Latent(device, 16, [1, 1, 1], kv_lens)
+        fill(batch)
+        rows, pages, indices, lens = batch.tables
+        wrapper._kv_indices_buf[: len(indices)].copy_(indices)
+        memory = ("_float_workspace_buffer", "_int_workspace_buffer", "_pin_memory_int_workspace_buffer")
+        wrapper._cached_module.plan(
+            *(getattr(wrapper, name) for name in memory), *(x.cpu() for x in (rows, pages, lens)), HEADS, CKV, False
+        )
+        if graph is not None:
+            graph.replay()
+            close(result, batch.expected())
+        close(wrapper.run(*tensors, return_lse=True), batch.expected())
 
 
 def test_torch_compile(device):
