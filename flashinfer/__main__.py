@@ -296,15 +296,18 @@ def warmup(names: tuple[str, ...], device: Optional[str]) -> None:
 @main.command("clear-cache")
 def clear_cache() -> None:
     """Delete the compiled modules of this version; they are built again on demand."""
-    folder = jit_env.FLASHINFER_WORKSPACE_DIR.parent
-    if not folder.exists():
-        click.echo(f"nothing to delete: there is no {folder}")
-        return
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    rebound = "FLASHINFER_JIT_DIR" in vars(jit_env)
+    folder = jit_env.FLASHINFER_JIT_DIR if rebound else jit_env.FLASHINFER_WORKSPACE_DIR.parent
+    size = sum(_size(path) for path in folder.rglob("*"))
     clear_cache_dir()
-    if folder.exists():
-        raise click.ClickException(f"could not delete all of {folder}")
-    click.echo(f"deleted {folder} ({size / 2**20:.1f} MiB)")
+    click.echo(f"Cache cleared successfully: {size / 2**20:.1f} MiB in {folder}")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:  # somebody else deletes, too
+        return 0
 
 
 @main.command("export-compile-commands")

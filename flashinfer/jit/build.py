@@ -4,7 +4,8 @@
 Each module has an advisory lock; sources are generated, compiled and linked inside it, in a private directory, and
 published by renaming: objects, library, then the manifest that makes the library trusted. Who builds in order to load
 does both inside the lock, so that what is loaded is what was built. A builder that dies leaves a private directory that
-the next holder of the lock deletes. A warm start takes no lock.
+the next holder of the lock deletes. A warm start takes no lock: it loads the file that it has looked at, by descriptor
+when another has taken its name. The cache is deleted module by module inside the same locks.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from . import env as jit_env
 from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, run_ninja, translation_units
 from .manifest import manifest_path, source_digests, write_manifest
 from .progress import ProgressBar, ProgressLine
-from .utils import write_atomically
+from .utils import make_folder, write_atomically
 
 if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
     from .core import JitSpec
 
 logger = logging.getLogger("flashinfer.jit")
@@ -52,14 +55,14 @@ def ensure_built(specs: Sequence[JitSpec], verbose: Optional[bool] = None, progr
 @contextlib.contextmanager
 def built(
     specs: Sequence[JitSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine, force: bool = False
-) -> Iterator[None]:
-    """:func:`ensure_built`, and keep the locks of what was not fresh until the block ends.
+) -> Iterator[bool]:
+    """:func:`ensure_built`, and keep the locks of what was not fresh until the block ends; whether there are any.
 
     ``force`` builds what is fresh, too. Inside the block, modules of these names must not be built.
     """
     by_lock = {str(s.lock_path): s for s in specs if force or not s.is_fresh()}  # a module named twice is built once
     if not by_lock:
-        yield
+        yield False
         return
     pending = [by_lock[lock] for lock in sorted(by_lock)]
     if knobs.disable_jit:
@@ -74,12 +77,12 @@ def built(
             logger.debug("building %s: %s", spec.name, spec.staleness() or "it does not load")
     jit_env.check_base()
     with contextlib.ExitStack() as locks:
-        for spec in pending:  # in one order for everybody, so that two groups cannot wait for each other
-            locks.enter_context(_lock(spec))
-        pending = [s for s in pending if force or not s.is_fresh()]
+        # In one order for everybody, so that two groups cannot wait for each other.
+        held = [spec for spec in pending if locks.enter_context(_lock(spec, force))]
+        pending = [s for s in held if force or not s.is_fresh()]
         if pending:
             _build_locked(pending, knobs.jit_verbose if verbose is None else verbose, progress)
-        yield
+        yield bool(held)
 
 
 def _check_sources(spec: JitSpec) -> None:
@@ -100,21 +103,69 @@ def _explain_os_error(spec: JitSpec) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock(spec: JitSpec) -> Iterator[None]:
+def _lock(spec: JitSpec, force: bool = False) -> Iterator[bool]:
+    """Hold the lock of a module, with its folder there. False, without the lock, when somebody else has built it."""
+    with _explain_os_error(spec):
+        lock = _acquire(spec.name, spec.lock_path, lambda: not force and spec.is_fresh())
+    try:
+        if lock is not None:
+            with _explain_os_error(spec):
+                make_folder(spec.build_dir)
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _acquire(name: str, path: Path, no_longer: Callable[[], bool]) -> Optional[BaseFileLock]:
+    """The lock ``path``, held; None when ``no_longer()`` came true while somebody else held it."""
     from filelock import FileLock, Timeout  # 20 ms of import that a warm start does not need
 
-    with _explain_os_error(spec):
-        spec.build_dir.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(str(spec.lock_path))
+    lock, patience, deleted = FileLock(str(path)), 2.0, 0
+    while True:
         try:
-            lock.acquire(timeout=2)
+            make_folder(path.parent)
+            lock.acquire(timeout=patience)
+            return lock
         except Timeout:
-            say(f"flashinfer: waiting for another process or thread to build {spec.name}")
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+            if no_longer():
+                return None
+            if patience == 2.0:
+                say(f"flashinfer: waiting for another process or thread to build {name}")
+            patience = 0.5
+        except FileNotFoundError:  # the folder was deleted since it was made: `flashinfer clear-cache` does so
+            deleted += 1
+            if deleted == 100:
+                raise
+
+
+def clear_modules(modules: Path, generated: Optional[Path] = None) -> None:
+    """Delete the folder ``modules``, and ``generated``, module by module, each inside its lock.
+
+    A lock file is deleted by who holds it; who waited for it finds that out and makes a new one.
+    """
+    folders = [folder for folder in (modules, generated) if folder is not None]
+    found = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
+    for name in sorted({path.name.removesuffix(".lock") for path in found}):
+        lock_path = modules / f"{name}.lock"
+        lock = _acquire(name, lock_path, lambda: False)
+        assert lock is not None
+        try:
+            for folder in folders:
+                _remove(folder / name)
+            lock_path.unlink(missing_ok=True)
+        finally:
+            lock.release()
+    for folder in folders:
+        with contextlib.suppress(OSError):  # not there, or somebody builds again
+            folder.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _build_locked(specs: Sequence[JitSpec], verbose: bool, progress: Progress) -> None:

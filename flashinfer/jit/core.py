@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import os
 import shlex
-import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, BinaryIO, Iterable, Mapping, Optional, Sequence, Union
 
 from ..errors import ArgumentError, MissingJITCacheError
 from . import env as jit_env
-from .build import Progress, built, ensure_built
+from .build import Progress, built, clear_modules, ensure_built
 from .context import current_compilation_context
 from .cpp_ext import Commands, ninja_text, translation_units
-from .manifest import staleness
+from .manifest import open_fresh
 from .progress import ProgressLine
 from .toolchain import find_tvm_ffi
 from .utils import is_whole_library, write_if_different
@@ -111,17 +111,24 @@ class JitSpec:
 
     def staleness(self) -> Optional[str]:
         """None when a fresh library is in the cache, else why not."""
+        reason, file = self._open_fresh()
+        if file is not None:
+            file.close()
+        return reason
+
+    def _open_fresh(self) -> tuple[Optional[str], Optional[BinaryIO]]:
+        """Why there is no fresh library, or the one that was found, open."""
         if self.backend == "cuda" and not current_compilation_context.TARGET_CUDA_ARCHS:
-            return "no CUDA target"
+            return "no CUDA target", None
         reason: Optional[str] = "not built"
         for directory in jit_env.read_dirs(self.backend):
             library = directory / self.name / self.library_name
-            reason = staleness(self, library)
-            if reason is None:
+            reason, file = open_fresh(self, library)
+            if file is not None:
                 self._found = library
-                return None
-        self._found = None  # only here, for another thread may be about to load it
-        return reason
+                return None, file
+        self._found = None
+        return reason, None
 
     def is_fresh(self) -> bool:
         return self.staleness() is None
@@ -160,9 +167,17 @@ class JitSpec:
 
     def load(self, so_path: Union[str, Path, None] = None) -> Any:
         """Open the built library; its exported functions are attributes of the result."""
-        module = _load_library(Path(so_path) if so_path is not None else self.get_library_path())
-        loaded_modules[id(module)] = module
-        return module
+        path = Path(so_path) if so_path is not None else self.get_library_path()
+        with open(path, "rb") as file:
+            return _load(path, file)
+
+    def _load_fresh(self) -> Optional[Any]:
+        """The module of the fresh library in the cache: of the very file whose content was looked at."""
+        _, file = self._open_fresh()
+        if file is None:
+            return None
+        with file:
+            return _load(Path(file.name), file)
 
     def try_load(self) -> Optional[Any]:
         """The module when it is pre-built or fresh in the cache, else None. Compiles nothing."""
@@ -171,21 +186,24 @@ class JitSpec:
                 return self.load(self.aot_path)
             except Exception as error:
                 logger.warning("pre-built %s cannot be loaded (%s); compiling it instead", self.aot_path, error)
-        return self.load(self._found) if self.is_fresh() else None
+        return self._load_fresh()
 
     def build_and_load(self) -> Any:
         """Return the loaded module: pre-built, else fresh in the cache, else compiled now."""
         try:
             module = self.try_load()
-            if module is not None:
-                return module
         except Exception as error:  # fresh by content, yet not loadable here: other system libraries, say
             logger.warning("cached %s cannot be loaded (%s); building it again", self.name, error)
             with built([self], force=True):
                 return self.load(self.jit_library_path)
-        check_target(self)
-        with built([self]):
-            return self.load(self._found or self.jit_library_path)
+        if module is None:
+            check_target(self)
+        while module is None:
+            with built([self]) as locked:
+                module = self._load_fresh()
+                if module is None and locked:  # a header was edited meanwhile: what was built is what was asked for
+                    module = self.load(self.jit_library_path)
+        return module
 
 
 #: Published callers name the nvcc-built kind explicitly.
@@ -195,24 +213,48 @@ JitSpecNvcc = JitSpec
 #: All that were loaded, which stay so: by identity, which is how graphs of torch.compile name them.
 loaded_modules: dict[int, Any] = {}
 
-_loaded: dict[Path, tuple[int, int]] = {}  #: device and inode of each library when it was first loaded
+_loaded: dict[Path, Optional[tuple[int, int]]] = {}  #: device and inode of what the dynamic linker has by each name
 
 
-def _load_library(path: Path) -> Any:
+def _load(path: Path, file: BinaryIO) -> Any:
+    module = _load_library(path, file)
+    loaded_modules[id(module)] = module
+    return module
+
+
+def _load_library(path: Path, file: BinaryIO) -> Any:
+    """Load ``file``, which was opened as ``path``, even when another file has taken its name since."""
     tvm_ffi = find_tvm_ffi()
     tvm_ffi.register_error("ArgumentError", ArgumentError)
-    if not is_whole_library(path):
+    if not is_whole_library(file):
         raise RuntimeError(f"{path} is not a complete shared library")
     logger.debug("loading %s", path)
-    status = path.stat()
-    file = (status.st_dev, status.st_ino)
-    if _loaded.setdefault(path, file) == file:
-        return tvm_ffi.load_module(str(path))
-    # Rebuilt in the life of this process: the dynamic linker knows the old library by this name, so give it another.
+    status = os.fstat(file.fileno())
+    identity = (status.st_dev, status.st_ino)
+    if _loaded.setdefault(path, identity) == identity:
+        try:
+            module = tvm_ffi.load_module(str(path))
+        except Exception:
+            if _identity(path) == identity:
+                raise
+        else:
+            if _identity(path) == identity:  # before and after, and a name never leads back to a file that is open here
+                return module
+        _loaded[path] = None  # replaced or deleted meanwhile
+    # The dynamic linker knows another library by this name, so give it a new one.
+    descriptor = Path(f"/proc/self/fd/{file.fileno()}")
     with tempfile.TemporaryDirectory() as directory:
         alias = Path(directory) / path.name
-        alias.symlink_to(path.absolute())
+        alias.symlink_to(descriptor if descriptor.exists() else path.absolute())
         return tvm_ffi.load_module(str(alias))
+
+
+def _identity(path: Path) -> Optional[tuple[int, int]]:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 # ------------------------------------------------------------------------------------------------ registry
@@ -339,5 +381,18 @@ def build_jit_specs(
 
 
 def clear_cache_dir() -> None:
-    """Delete every compiled module and generated source of this version, for all targets."""
-    shutil.rmtree(jit_env.FLASHINFER_WORKSPACE_DIR.parent, ignore_errors=True)
+    """Delete ``FLASHINFER_JIT_DIR``: every compiled module of this version, and what they were generated from.
+
+    Where nobody has bound that name to another folder, the modules of all targets go. A module that is being built is
+    waited for; processes that start meanwhile build again.
+    """
+    if "FLASHINFER_JIT_DIR" in vars(jit_env):
+        clear_modules(jit_env.FLASHINFER_JIT_DIR)
+        return
+    version = jit_env.FLASHINFER_WORKSPACE_DIR.parent
+    for folder in sorted(version.iterdir()) if version.is_dir() else []:
+        clear_modules(folder / "cached_ops", folder / "generated")
+        with contextlib.suppress(OSError):  # somebody builds again
+            folder.rmdir()
+    with contextlib.suppress(OSError):
+        version.rmdir()

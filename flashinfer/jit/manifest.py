@@ -14,7 +14,7 @@ import os
 import re
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, BinaryIO, Optional
 
 from ..version import __version__
 from . import env as jit_env
@@ -120,9 +120,30 @@ def _read_manifest(library: Path) -> Optional[dict[str, Any]]:
 
 def staleness(spec: JitSpec, library: Path) -> Optional[str]:
     """None when ``library`` is fresh, else the first reason why it is not."""
+    reason, file = open_fresh(spec, library)
+    if file is not None:
+        file.close()
+    return reason
+
+
+def open_fresh(spec: JitSpec, library: Path) -> tuple[Optional[str], Optional[BinaryIO]]:
+    """Why ``library`` is not fresh, or the open file whose content is: a moment later its name may lead to another."""
     manifest = _read_manifest(library)
-    if manifest is None:
-        return "not built"
+    reason = "not built" if manifest is None else _difference(spec, manifest)
+    if manifest is None or reason is not None:
+        return reason, None
+    try:
+        file = open(library, "rb")  # noqa: SIM115  (the caller loads it, and closes it)
+        if _digest(file.read()) == manifest["library"]:
+            return None, file
+        file.close()
+        return "library changed", None
+    except OSError:
+        return "library missing", None
+
+
+def _difference(spec: JitSpec, manifest: dict[str, Any]) -> Optional[str]:
+    """The first thing that differs from when ``manifest`` was written, the library apart."""
     try:
         now = identity(spec)
     except OSError as error:
@@ -143,9 +164,4 @@ def staleness(spec: JitSpec, library: Path) -> Optional[str]:
             continue
         if identify(path).version != recorded.get("version"):
             return f"{tool} changed"
-    try:
-        if _digest(library.read_bytes()) != manifest["library"]:
-            return "library changed"
-    except OSError:
-        return "library missing"
     return None

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import tempfile
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, BinaryIO, Union
 
 import torch
 
@@ -17,9 +18,18 @@ __all__ = [
     "dtype_map",
     "filename_safe_dtype_map",
     "is_whole_library",
+    "make_folder",
     "write_atomically",
     "write_if_different",
 ]
+
+
+def make_folder(path: Path) -> None:
+    """Make ``path`` and what is missing above it, writable by this user alone whatever the umask allows."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o755)
 
 
 def write_atomically(path: Path, content: Union[str, bytes]) -> None:
@@ -43,18 +53,17 @@ def write_if_different(path: Union[str, Path], content: str) -> None:
         if path.read_bytes() == content.encode():
             return
     except OSError:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
     write_atomically(path, content)
 
 
-def is_whole_library(path: Path) -> bool:
+def is_whole_library(file: BinaryIO) -> bool:
     """Whether an ELF file is as long as its header says: the dynamic linker maps a truncated one and dies of SIGBUS."""
-    with open(path, "rb") as f:
-        header = f.read(64)
+    header = os.pread(file.fileno(), 64, 0)
     if len(header) < 64 or header[:5] != b"\x7fELF\2":  # 64-bit
         return False
     (table,), (entry, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
-    return table + entry * count <= path.stat().st_size  # the section table is last in the file
+    return table + entry * count <= os.fstat(file.fileno()).st_size  # the section table is last in the file
 
 
 #: C++ element type, as the templates of ``include/flashinfer`` name it.

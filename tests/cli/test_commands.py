@@ -213,9 +213,19 @@ def test_clear_cache(run, tmp_path):
     module = jit_env.FLASHINFER_JIT_DIR / "norm"
     module.mkdir(parents=True)
     (module / "norm.so").write_bytes(bytes(2**20))
-    assert "1.0 MiB" in run("clear-cache")
+    assert run("clear-cache").startswith("Cache cleared successfully: 1.0 MiB in ")
     assert not jit_env.FLASHINFER_WORKSPACE_DIR.parent.exists()
-    assert "nothing to delete" in run("clear-cache")  # which is no failure
+    assert run("clear-cache").startswith("Cache cleared successfully: 0.0 MiB in ")  # nothing there is no failure
+
+
+def test_clear_cache_of_a_folder_bound_by_hand(run, tmp_path, monkeypatch):
+    kept = jit_env.FLASHINFER_JIT_DIR / "norm" / "norm.so"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    (tmp_path / "bound" / "norm").mkdir(parents=True)
+    monkeypatch.setitem(vars(jit_env), "FLASHINFER_JIT_DIR", tmp_path / "bound")
+    assert str(tmp_path / "bound") in run("clear-cache")
+    assert kept.exists() and not (tmp_path / "bound").exists()
 
 
 @pytest.mark.parametrize("arguments", [("cc.json",), ("-o", "cc.json"), ()])

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from filelock import FileLock, Timeout
 
-from flashinfer.jit import build_jit_specs, core, gen_jit_spec
+from flashinfer.jit import build_jit_specs, clear_cache_dir, core, gen_jit_spec
 from flashinfer.jit import env as jit_env
 
-from .toolbox import TINY, fake_cxx, in_processes
+from .toolbox import TINY, Workshop, fake_cxx, in_processes
 
 
 def wait_for(path, seconds=20):
@@ -132,7 +132,7 @@ def test_built_modules_are_loaded_inside_the_lock(workshop, monkeypatch, before)
     if before != "nothing":
         spec.build()
 
-    def load(path):
+    def load(path, file):
         try:
             with FileLock(str(spec.lock_path), timeout=0):
                 held.append(False)
@@ -140,7 +140,7 @@ def test_built_modules_are_loaded_inside_the_lock(workshop, monkeypatch, before)
             held.append(True)
         if before != "nothing" and len(held) == 1:
             raise OSError("cannot open shared object file")
-        return load_library(path)
+        return load_library(path, file)
 
     load_library = core._load_library
     monkeypatch.setattr(core, "_load_library", load)
@@ -156,6 +156,83 @@ def test_lock_of_a_module_that_does_not_load_is_released(workshop):
         spec.build_and_load()
     with FileLock(str(spec.lock_path), timeout=0):
         pass
+
+
+def other_checkout(workshop, tmp_path):
+    """The same module from other sources, as another checkout of this version has it: its answer is 43."""
+    theirs = Workshop(tmp_path / "theirs")
+    theirs.set_answer(43)
+    return theirs.spec()
+
+
+@pytest.mark.parametrize("meanwhile", ["published", "deleted"])
+@pytest.mark.parametrize("loaded_before", [False, True])
+def test_what_was_looked_at_is_loaded(workshop, tmp_path, monkeypatch, meanwhile, loaded_before):
+    """Whatever happens to its name between the look and the load."""
+    spec, theirs = workshop.spec(), other_checkout(workshop, tmp_path)
+    spec.build()
+    if loaded_before:
+        assert spec.build_and_load().answer() == 42
+    load_library = core._load_library
+
+    def load(path, file):
+        monkeypatch.setattr(core, "_load_library", load_library)
+        if meanwhile == "published":
+            theirs.build()
+        else:
+            clear_cache_dir()
+        return load_library(path, file)
+
+    monkeypatch.setattr(core, "_load_library", load)
+    assert spec.build_and_load().answer() == 42
+    assert spec.build_and_load().answer() == 42
+    assert theirs.build_and_load().answer() == 43
+
+
+def test_two_checkouts_of_one_version_start_at_once(workshop, tmp_path):
+    """Each publishes over the other, and loads its own."""
+    ours, theirs = workshop.spec(), other_checkout(workshop, tmp_path)
+
+    def start(index):
+        return [(theirs if index % 2 else ours).build_and_load().answer() for _ in range(4)]
+
+    assert in_processes(4, start) == [[42] * 4, [43] * 4] * 2
+
+
+def test_clear_cache_while_others_start(workshop):
+    """They build again; none fails, and nothing is deleted under a builder."""
+    generated = jit_env.gen_src_dir("cpu") / "op" / "op.cpp"
+    workshop.source("plain")
+
+    def start(index):
+        for _ in range(5):
+            if index == 0:
+                clear_cache_dir()
+                time.sleep(0.05)
+            else:
+                header = {generated.with_name("answer.h"): "#define ANSWER 7\n"}
+                made = gen_jit_spec("op", [generated], backend="cpu", generated={generated: TINY, **header})
+                assert (made.build_and_load().answer(), workshop.spec("plain").build_and_load().answer()) == (7, 42)
+        return "done"
+
+    assert in_processes(5, start) == ["done"] * 5
+    clear_cache_dir()
+    assert not jit_env.FLASHINFER_WORKSPACE_DIR.parent.exists()
+
+
+def test_clear_cache_waits_for_a_builder(workshop, tmp_path):
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    fake_cxx(workshop.cxx, before=f"touch {begun}; while [ ! -e {go} ]; do sleep 0.02; done")
+    with ThreadPoolExecutor(2) as pool:
+        building = pool.submit(workshop.spec().build_and_load)
+        wait_for(begun)
+        clearing = pool.submit(clear_cache_dir)
+        time.sleep(0.2)
+        assert not clearing.done()
+        go.touch()
+        assert building.result().answer() == 42
+        clearing.result()
+    assert not jit_env.FLASHINFER_JIT_DIR.exists()
 
 
 def test_warm_start_takes_no_lock(workshop):

@@ -153,6 +153,19 @@ def test_reset(workshop):
     assert len(workshop.calls) == 6
 
 
+def test_reset_of_a_folder_bound_by_hand(workshop, monkeypatch, tmp_path):
+    """As pre-building binds it: that folder goes, and nothing else."""
+    kept = workshop.spec("kept")
+    kept.build()
+    monkeypatch.setitem(vars(jit_env), "FLASHINFER_JIT_DIR", tmp_path / "aot" / "cached_ops")
+    workshop.spec("gone").build()
+    (tmp_path / "aot" / "generated").mkdir()
+    clear_cache_dir()
+    assert [path.name for path in (tmp_path / "aot").iterdir()] == ["generated"]
+    monkeypatch.delitem(vars(jit_env), "FLASHINFER_JIT_DIR")
+    assert kept.is_compiled
+
+
 def test_relative_paths(workshop, monkeypatch):
     """ninja runs in the module's directory; sources and the cache may still be spelled relative to ours."""
     workshop.source()

@@ -94,7 +94,7 @@ class Workshop:
         self.base = folder / "base"
         self.src = folder / "src"
         self.cxx = fake_cxx(folder / "bin" / "cxx")
-        self.base.mkdir()
+        self.base.mkdir(parents=True)
         self.src.mkdir()
         self.set_answer(42)
 
