@@ -14,7 +14,7 @@ import os
 import re
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Optional
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Optional
 
 from ..version import __version__
 from . import env as jit_env
@@ -83,11 +83,11 @@ def write_manifest(spec: JitSpec, private: Path, library: Path, sources: dict[st
     ``sources`` are the digests from before the build. A header is known only afterwards; one that was edited in the
     meantime, or is gone, is recorded without a digest, so that the module is built again at the next use.
     """
-    tokens, began = flag_tokens(spec), (private / "build.ninja").stat().st_mtime
+    tokens, was_edited = flag_tokens(spec), _edited_since(private / "build.ninja")
     files = dict(sources)
     for path in _dep_files(private) - set(files):
         try:
-            files[path] = "" if os.stat(path).st_mtime > began else _digest(_content(spec, Path(path)))
+            files[path] = "" if was_edited(path) else _digest(_content(spec, Path(path)))
         except OSError:
             files[path] = ""
     manifest = {
@@ -101,6 +101,18 @@ def write_manifest(spec: JitSpec, private: Path, library: Path, sources: dict[st
         "library": _digest(library.read_bytes()),
     }
     write_atomically(manifest_path(library), json.dumps(manifest, indent=1) + "\n")
+
+
+def _edited_since(start: Path) -> Callable[[str], bool]:
+    """Whether a file changed between the writing of ``start`` and now.
+
+    Asked of the time of change, which only the system sets: unpacking an archive sets the other one to anything. A time
+    that is still to come is no edit of the last minutes either, but of a clock that was wrong.
+    """
+    began, end = start.stat().st_ctime_ns, start.with_suffix(".end")
+    end.touch()
+    now = end.stat().st_ctime_ns
+    return lambda path: began < os.stat(path).st_ctime_ns <= now
 
 
 def _content(spec: JitSpec, path: Path) -> bytes:

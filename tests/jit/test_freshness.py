@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,30 @@ def test_touched_source(workshop, built):
     os.utime(built.sources[0])
     os.utime(workshop.src / "answer.h")
     assert not is_rebuilt(workshop, built)
+
+
+def test_header_from_the_future(workshop):
+    """As archives and file servers with another clock leave it: no reason to build at every start."""
+    tomorrow = time.time() + 86400
+    os.utime(workshop.src / "answer.h", (tomorrow, tomorrow))
+    spec = workshop.spec()
+    spec.build()
+    assert spec.staleness() is None
+    assert not is_rebuilt(workshop, spec)
+    workshop.set_answer(5)
+    assert spec.build_and_load().answer() == 5
+
+
+def test_header_replaced_during_the_build_by_an_older_one(workshop):
+    """``mv`` and ``cp -p`` keep a time from before the build."""
+    older = workshop.src / "older.h"
+    older.write_text("#define ANSWER 7\n")
+    os.utime(older, (1, 1))
+    header = workshop.src / "answer.h"
+    fake_cxx(workshop.cxx, before=f'case "$*" in *-shared*) mv {older} {header};; esac')
+    spec = workshop.spec()
+    assert spec.build_and_load().answer() == 42
+    assert spec.staleness() == f"{header} changed"
 
 
 def test_header(workshop, built):
