@@ -18,7 +18,7 @@ import shlex
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterator, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 from ..errors import MissingJITCacheError
 from ..knobs import knobs
@@ -181,21 +181,49 @@ def _build_locked(specs: Sequence[JitSpec], verbose: bool, progress: Progress) -
             ninja_file = first / "all.ninja"
             with _explain_os_error(specs[0]):
                 write_atomically(ninja_file, parent_ninja_text(private.values()))
-        failed = []
-        with progress([s.name for s in specs]) as shown:
+        with progress([s.name for s in specs]) as shown, _Publisher(private, sources) as publisher:
             shown.step(0, sum(len(translation_units(s)) + 1 for s in specs), "")  # units, and the link
-            _, log = run_ninja(first, ninja_file, verbose, shown.step)
-            for spec in specs:
-                if (private[spec] / spec.library_name).exists():
-                    with _explain_os_error(spec):
-                        _publish(spec, private[spec], sources[spec])
-                else:
-                    failed.append(spec)
-            if failed:
-                raise RuntimeError(_failure(failed, log))
+
+            def on_step(done: int, total: int, description: str) -> None:
+                shown.step(done, total, description)
+                publisher.publish_finished()
+
+            _, log = run_ninja(first, ninja_file, verbose, on_step)
+            publisher.publish_finished()
+            if publisher.waiting:
+                raise RuntimeError(_failure(publisher.waiting, log))
     finally:
         for directory in private.values():
             shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Publisher:
+    """Publishes each module of a group as soon as it is linked: others load it while the rest compiles.
+
+    One that cannot be published does not keep the others from it; its error is raised at the end.
+    """
+
+    def __init__(self, private: Mapping[JitSpec, Path], sources: Mapping[JitSpec, dict[str, str]]) -> None:
+        self._private, self._sources = private, sources
+        self.waiting = list(private)
+        self._error: Optional[Exception] = None
+
+    def publish_finished(self) -> None:
+        # The link renames its output when it is complete: a library that is there is whole.
+        for spec in [s for s in self.waiting if (self._private[s] / s.library_name).exists()]:
+            self.waiting.remove(spec)
+            try:
+                with _explain_os_error(spec):
+                    _publish(spec, self._private[spec], self._sources[spec])
+            except Exception as error:
+                self._error = self._error or error
+
+    def __enter__(self) -> _Publisher:
+        return self
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        if kind is None and self._error is not None:
+            raise self._error
 
 
 def _prepare(spec: JitSpec) -> Path:

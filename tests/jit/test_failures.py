@@ -153,6 +153,21 @@ def test_one_failing_module_does_not_stop_the_others(workshop):
     assert len(workshop.calls) == before
 
 
+def test_one_module_that_cannot_be_published_does_not_stop_the_others(workshop, monkeypatch):
+    good, bad, late = workshop.spec("good"), workshop.spec("bad"), workshop.spec("late")
+    publish = build._publish
+
+    def fail(spec, *more):
+        if spec is bad:
+            raise OSError(28, "No space left on device")
+        publish(spec, *more)
+
+    monkeypatch.setattr(build, "_publish", fail)
+    with pytest.raises(RuntimeError, match="bad: cannot write to the cache directory"):
+        build_jit_specs([bad, good, late])
+    assert [spec.is_fresh() for spec in (good, bad, late)] == [True, False, True]
+
+
 def test_group_is_one_graph(workshop, monkeypatch):
     runs, real = [], build.run_ninja
     monkeypatch.setattr(build, "run_ninja", lambda *arguments: runs.append(arguments) or real(*arguments))

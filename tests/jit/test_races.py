@@ -81,6 +81,26 @@ def test_module_named_twice_in_a_group(workshop):
     assert len(workshop.calls) == 2
 
 
+@pytest.mark.parametrize("end", ["goes on", "killed"])
+def test_group_publishes_each_module_as_it_is_done(workshop, tmp_path, end):
+    """Who waits for one of them does not wait for the others, and a builder that dies has not worked for nothing."""
+    go = tmp_path / "go"
+    fake_cxx(workshop.cxx, before=f'case "$*" in *slow.cpp*) while [ ! -e {go} ]; do sleep 0.02; done;; esac')
+    fast, slow = workshop.spec("fast"), workshop.spec("slow")
+    builder = multiprocessing.get_context("fork").Process(target=build_jit_specs, args=([slow, fast],))
+    builder.start()
+    wait_for(fast.lock_path)
+    assert fast.build_and_load().answer() == 42
+    assert not slow.is_fresh()
+    if end == "killed":
+        os.kill(builder.pid, signal.SIGKILL)
+    go.touch()
+    builder.join()
+    assert fast.is_fresh()
+    assert slow.is_fresh() == (end == "goes on")
+    assert slow.build_and_load().answer() == 42
+
+
 @pytest.mark.parametrize("step", ["compile", "link"])
 def test_killed_builder_leaves_nothing_that_is_trusted(workshop, tmp_path, step):
     begun, go = tmp_path / "begun", tmp_path / "go"
