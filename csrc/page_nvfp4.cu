@@ -85,7 +85,8 @@ void Append(const char* op, const TensorView& key, const TensorView& value, cons
 #ifdef FLASHINFER_CPU
       const float value = *t.data_ptr<float>();
       if (!(value > 0 && value <= std::numeric_limits<float>::max())) {
-        TVM_FFI_THROW(ArgumentError) << op << ": " << name << " is " << value << ", expected a positive finite number";
+        TVM_FFI_THROW(ArgumentError) << op << ": " << name << " is " << value
+                                     << ", expected a positive finite global decode scale (float32)";
       }
 #endif
     }

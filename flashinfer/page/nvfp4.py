@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import Optional, Union
+from typing import Optional
 
 import torch
 
@@ -12,19 +11,17 @@ from ..api_logging import flashinfer_api
 from ..arch import AMPERE_ON, CPU
 from ..backends import backend_requirement, supported_compute_capability
 from ..dispatch import backend_of
-from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..trace.templates.page import (
     nvfp4_quantize_append_paged_kv_cache_trace,
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace,
 )
 from . import modules
+from .global_scale import Scale, check_number, check_tensor, resolve_scales
 from .modules import PagedCache, get_page_nvfp4_module, halves, is_hnd, table_as_int32
 
 _TABLE, _MAPPING = "nvfp4_quantize_append_paged_kv_cache", "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
 _CACHES = ("cache", "value_cache", "sf", "value_sf")
-
-Scale = Union[float, torch.Tensor]
 
 
 @register_custom_op(f"flashinfer::{_TABLE}", mutates_args=_CACHES)
@@ -65,6 +62,11 @@ def _append_mapped(
     v_scale_tensor: Optional[torch.Tensor],
     is_hnd: bool,
 ) -> None:
+    scales: dict[str, Scale] = {
+        "k_scale": k_scale if k_scale_tensor is None else k_scale_tensor,
+        "v_scale": v_scale if v_scale_tensor is None else v_scale_tensor,
+    }
+    (k_scale, k_scale_tensor), (v_scale, v_scale_tensor) = resolve_scales(_MAPPING, scales, append_key.device)
     get_page_nvfp4_module(backend_of(append_key)).nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
         append_key,
         append_value,
@@ -81,30 +83,11 @@ def _append_mapped(
     )
 
 
-def _positive(op: str, name: str, scale: float) -> float:
-    if not (math.isfinite(scale) and scale > 0):
-        raise ArgumentError(f"{op}: {name} is {scale}, expected a positive finite number")
-    return scale
-
-
-def _scale(name: str, scale: Scale, rows: torch.Tensor) -> tuple[float, Optional[torch.Tensor]]:
-    """A global scale as a number, or as a tensor on the rows' device, which the kernel reads."""
-    if not isinstance(scale, torch.Tensor):
-        return _positive(_MAPPING, name, float(scale)), None
-    if scale.numel() != 1 or scale.dtype != torch.float32:
-        raise ArgumentError(
-            f"{_MAPPING}: {name} is {tuple(scale.shape)} {scale.dtype}, expected one element of torch.float32"
-        )
-    if scale.device == rows.device:
-        if modules.VALIDATE and rows.is_cuda and not torch.cuda.is_current_stream_capturing():
-            _positive(_MAPPING, name, float(scale))
-        return 1.0, scale
-    if rows.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise ArgumentError(
-            f"{_MAPPING}: {name} is on {scale.device}, expected a contiguous tensor on {rows.device} "
-            "(a graph is being captured)"
-        )
-    return _positive(_MAPPING, name, float(scale)), None
+def _number_or_tensor(name: str, scale: Scale) -> tuple[float, Optional[torch.Tensor]]:
+    """A scale as the op takes it, which looks at the values: in a compiled graph they are not known here."""
+    if isinstance(scale, torch.Tensor):
+        return 1.0, check_tensor(_MAPPING, name, scale)
+    return check_number(_MAPPING, name, float(scale)), None
 
 
 @supported_compute_capability([CPU, *AMPERE_ON])
@@ -160,8 +143,8 @@ def nvfp4_quantize_append_paged_kv_cache(
         value_sf,
         kv_indices,
         kv_indptr,
-        _positive(_TABLE, "k_scale", float(k_scale)),
-        _positive(_TABLE, "v_scale", float(v_scale)),
+        check_number(_TABLE, "k_scale", float(k_scale)),
+        check_number(_TABLE, "v_scale", float(v_scale)),
         is_hnd(_TABLE, kv_layout),
     )
 
@@ -190,13 +173,15 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
         ``(nnz,)`` int32 or int64: ``page * page_size + entry``. Rows with a slot outside of the cache, such as -1, are
         skipped.
     k_scale, v_scale : Union[float, torch.Tensor]
-        Positive and finite numbers, or float32 tensors of one element. A tensor on the device of the rows is read when
-        the kernel runs, so that a captured graph follows it; while one is captured, tensors must be on that device.
+        Positive and finite numbers, or float32 tensors of one element. A tensor on the GPU of the rows is read by the
+        host the first time and after each write to it, which waits for the GPU; a bad value is refused. The kernel
+        reads it too, so that a captured graph follows it, and ends the launch with a CUDA error where the value is bad.
+        While the current stream is captured, scales must be such tensors: a number would be frozen in the graph.
     """
     cache, value_cache = halves(_MAPPING, "paged_kv_cache", paged_kv_cache)
     sf, value_sf = halves(_MAPPING, "kv_cache_sf", kv_cache_sf)
-    k_number, k_tensor = _scale("k_scale", k_scale, append_key)
-    v_number, v_tensor = _scale("v_scale", v_scale, append_key)
+    k_number, k_tensor = _number_or_tensor("k_scale", k_scale)
+    v_number, v_tensor = _number_or_tensor("v_scale", v_scale)
     _append_mapped(
         append_key,
         append_value,

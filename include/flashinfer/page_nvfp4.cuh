@@ -58,6 +58,15 @@ __device__ __forceinline__ uint32_t RoundToE2M1(float magnitude) {
   return x < 1.f ? small : normal;
 }
 
+/// The global scale of a part. A bad one ends the launch: in a graph nobody else sees the value before it is used.
+template <typename T>
+__device__ __forceinline__ float GlobalScale(const Nvfp4Part<T>& p) {
+  if (p.global_on_device == nullptr) return p.global;
+  const float scale = *p.global_on_device;
+  if (!(scale > 0.f && isfinite(scale))) __trap();
+  return scale;
+}
+
 /// 16 elements in registers.
 template <typename T, bool ALIGNED>
 struct Nvfp4Block {
@@ -72,8 +81,8 @@ struct Nvfp4Block {
 
   __device__ __forceinline__ float At(int i) const { return ToFloat(x[i / VEC][i % VEC]); }
 
-  __device__ __forceinline__ void Store(const Nvfp4Part<T>& p, uint32_t head, uint32_t block, DeviceSlot slot) const {
-    const float global = p.global_on_device != nullptr ? *p.global_on_device : p.global;
+  __device__ __forceinline__ void Store(const Nvfp4Part<T>& p, float global, uint32_t head, uint32_t block,
+                                        DeviceSlot slot) const {
     float largest = 0.f;
 #pragma unroll
     for (int i = 0; i < NVFP4_BLOCK; ++i) largest = fmaxf(largest, fabsf(At(i)));
@@ -105,12 +114,16 @@ __global__ void __launch_bounds__(THREADS) Nvfp4AppendKernel(const __grid_consta
   const uint32_t row = RowOfThread(), head = HeadOfThread();
   if (row >= a.num_rows || head >= a.num_heads) return;
   DeviceSlot slot;
+  float key_scale, value_scale;
   for (uint32_t block = threadIdx.x; block < a.num_blocks; block += blockDim.x) {
     const Nvfp4Block<T, ALIGNED> k(a.key, row, head, block), v(a.value, row, head, block);
-    if (block == threadIdx.x) slot = a.place.Find(row);  // after the loads of the first block are on their way
+    if (block == threadIdx.x) {  // after the loads of the first block are on their way
+      slot = a.place.Find(row);
+      key_scale = GlobalScale(a.key), value_scale = GlobalScale(a.value);
+    }
     if (slot.page < 0) return;
-    k.Store(a.key, head, block, slot);
-    v.Store(a.value, head, block, slot);
+    k.Store(a.key, key_scale, head, block, slot);
+    v.Store(a.value, value_scale, head, block, slot);
   }
 }
 

@@ -28,7 +28,7 @@ struct Nvfp4Part {
   uint8_t* scales;  ///< e4m3
   TokenStride row_stride;
   SlotStride codes_stride, scales_stride;
-  const float* global_on_device;  ///< read by the kernel; null: `global` is the scale
+  const float* global_on_device;  ///< read and checked by the kernel; null: `global` is the scale
   float global;
 };
 

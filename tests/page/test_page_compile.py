@@ -98,19 +98,6 @@ def test_graph_follows_its_buffers():
 
 
 @needs_gpu
-def test_capture_wants_scales_on_the_device():
-    tensors = make_tensors("cuda")
-    by_slot(**tensors)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with (
-        torch.cuda.graph(graph),
-        pytest.raises(ValueError, match="scale is on cpu, expected a contiguous tensor on cuda"),
-    ):
-        by_slot(**tensors | {"scale": torch.full((1,), 0.1)})
-
-
-@needs_gpu
 def test_validation_leaves_a_capture_alone(monkeypatch):
     tensors = make_tensors("cuda")
     by_table(**tensors)

@@ -108,14 +108,15 @@ BAD = [
     (QUANT, "kv_cache_sf", lambda t: t.view(U8), "kv_cache_sf has dtype uint8, expected float8_e4m3fn"),
     (QUANT, "kv_cache_sf", lambda t: t[..., :2], "kv_cache_sf (keys) has 2 elements per head, expected 4"),
     (QUANT, "kv_cache_sf", lambda t: t.repeat(1, 1, 1, 1, 2)[..., ::2], "innermost stride must be 1"),
-    (QUANT, "k_scale", lambda s: 0.0, "k_scale is 0.0, expected a positive finite number"),
-    (QUANT, "v_scale", lambda s: float("inf"), "v_scale is inf, expected a positive finite number"),
-    (QUANT, "v_scale", lambda s: float("nan"), "v_scale is nan, expected a positive finite number"),
+    (QUANT, "k_scale", lambda s: 0.0, "k_scale is 0.0, expected a positive finite global decode scale"),
+    (QUANT, "v_scale", lambda s: float("inf"), "v_scale is inf, expected a positive finite global decode scale"),
+    (QUANT, "k_scale", lambda s: 1e39, "k_scale is 1e+39, expected a positive finite global decode scale"),
+    (QUANT, "v_scale", lambda s: float("nan"), "v_scale is nan, expected a positive finite global decode scale"),
     ([MAPPED], "slot_mapping", lambda t: t.repeat(2), "append_key.shape[0] = 23, expected at least 46"),
     ([MAPPED], "slot_mapping", lambda t: t.float(), "slot_mapping has dtype float32, expected int32 or int64"),
     ([MAPPED], "k_scale", lambda s: torch.ones(2), "k_scale is (2,) torch.float32, expected one element"),
     ([MAPPED], "k_scale", lambda s: torch.ones(1).half(), "k_scale is (1,) torch.float16, expected one element"),
-    ([MAPPED], "v_scale", lambda s: torch.tensor(-1.0), "expected a positive finite number"),
+    ([MAPPED], "v_scale", lambda s: torch.tensor(-1.0), "expected a positive finite global decode scale"),
 ]  # fmt: skip
 CASES = [
     pytest.param(op, name, change, text, id=f"{op}-{name}-{text[:30]}") for ops, name, change, text in BAD for op in ops
