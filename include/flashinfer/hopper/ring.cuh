@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// A ring of stages in shared memory between one producer and some consumer warps, also across a cluster.
+//
+// Each stage has two mbarriers: `full` ends a phase when the producer has arrived and its bytes have landed, `empty` when all
+// consumer warps (of all blocks that the producer's multicasts write to) have arrived. A position counts the stages passed;
+// the producer waits for the parity before its own, which a fresh barrier has already passed.
+#pragma once
+#include "../ptx/cluster.cuh"
+#include "../ptx/mbarrier.cuh"
+
+namespace flashinfer {
+namespace hopper {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+/// Where one side of a ring of STAGES stages is.
+template <int STAGES>
+struct RingPosition {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void Advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// The barriers of a ring; `barriers` is the shared address of 2 * STAGES of them.
+template <int STAGES>
+struct Ring {
+  static constexpr int BYTES = 2 * STAGES * 8;
+  uint32_t barriers;
+
+  __device__ __forceinline__ uint32_t Full(int stage) const { return barriers + 8 * stage; }
+  __device__ __forceinline__ uint32_t Empty(int stage) const { return barriers + 8 * (STAGES + stage); }
+
+  /// Initialise, by one thread; a barrier of the block (or cluster) has to follow.
+  __device__ __forceinline__ void Init(uint32_t consumer_warps) const {
+    for (int i = 0; i < STAGES; ++i) {
+      ptx::MbarrierInit(Full(i), 1);
+      ptx::MbarrierInit(Empty(i), consumer_warps);
+    }
+    ptx::MbarrierInitFence();
+  }
+
+  /// Wait until the stage may be written, and announce `bytes` of loads. The loads name the barrier that is returned.
+  __device__ __forceinline__ uint32_t BeginFill(const RingPosition<STAGES>& at, uint32_t bytes) const {
+    ptx::MbarrierWaitCluster(Empty(at.stage), at.parity ^ 1);
+    ptx::MbarrierArriveExpect(Full(at.stage), bytes);
+    return Full(at.stage);
+  }
+
+  /// Wait until the stage has been filled.
+  __device__ __forceinline__ void WaitFull(const RingPosition<STAGES>& at) const {
+    ptx::MbarrierWait(Full(at.stage), at.parity);
+  }
+
+  /// Give a stage back to the producers of `blocks` blocks. By all lanes of a consumer warp whose reads have finished.
+  __device__ __forceinline__ void Release(int stage, uint32_t blocks) const {
+    const uint32_t lane = threadIdx.x % 32;
+    if (blocks == 1) {
+      if (lane == 0) ptx::MbarrierArrive(Empty(stage));
+    } else if (lane < blocks) {
+      ptx::MbarrierArriveCluster(Empty(stage), lane);
+    }
+  }
+};
+
+#endif
+
+}  // namespace hopper
+}  // namespace flashinfer
