@@ -48,6 +48,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _log = logging.getLogger("flashinfer.api")
 
+_TRACE_REGISTRY: list[tuple[Callable[..., Any], Any, str]] = []  #: (function, template, label) of every traced API
+
 
 @dataclass(frozen=True)
 class LogSettings:
@@ -56,12 +58,11 @@ class LogSettings:
     level: int = 0
     dest: str = "stdout"
     dump: DumpSettings = field(default_factory=DumpSettings)
-    trace_dump: bool = False
 
     @classmethod
     def from_knobs(cls) -> LogSettings:
         dest = "stderr" if knobs.log_dest == "stdout" and _is_our_command() else knobs.log_dest
-        return cls(knobs.log_level, dest, DumpSettings.from_knobs(), knobs.trace_dump)
+        return cls(knobs.log_level, dest, DumpSettings.from_knobs())
 
 
 def _is_our_command() -> bool:
@@ -148,8 +149,11 @@ class _ApiLog:
         self._banner_due = True
 
     def wrap(self, func: F) -> F:
-        is_traced = self.settings.trace_dump and hasattr(func, "_trace_template")
-        if self.settings.level <= 0 and not is_traced:
+        if hasattr(func, "_trace_template"):
+            from .fi_trace import dumping_when_asked
+
+            func = dumping_when_asked(func)
+        if self.settings.level <= 0:
             return func
         signature: Optional[inspect.Signature] = None
         with _harmless("reading the signature"):
@@ -158,13 +162,6 @@ class _ApiLog:
         @functools.wraps(func)
         def logged(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # values do not exist yet, and the log would break the graph
-                return func(*args, **kwargs)
-            if is_traced:
-                with _harmless("the trace dump"):
-                    from .fi_trace import dump_call
-
-                    dump_call(func, args, kwargs)
-            if self.settings.level <= 0:
                 return func(*args, **kwargs)
             call, dump = None, None
             with _harmless("logging the call"):
@@ -308,9 +305,10 @@ def make_api_decorator(settings: LogSettings) -> Callable[..., Any]:
             return functools.partial(decorator, trace=trace)
         register_api(func)
         if trace is not None:
-            from .fi_trace import attach_fi_trace
+            from .fi_trace import attach_fi_trace, registry_entries
 
             attach_fi_trace(func, trace)
+            _TRACE_REGISTRY.extend(registry_entries(func, trace))
         return log.wrap(func)
 
     return decorator
@@ -325,7 +323,7 @@ if _settings.level > 0:  # a program that calls no API shows so that its log is 
 def flashinfer_api(func: Optional[Callable[..., Any]] = None, *, trace: Any = None) -> Any:
     """Mark a public function: log its calls, attach its trace template.
 
-    Usable bare or with arguments. With the log and trace dumps off, the very function is returned.
+    Usable bare or with arguments. With the log off, a function without a template is returned as it is.
 
     Parameters
     ----------

@@ -11,6 +11,7 @@ from typing import Any, Iterator, Mapping, Optional
 import torch
 
 from ..errors import ArgumentError
+from .check import default_check
 from .source import function_source, run_source
 from .template import Axis, Const, Scalar, Tensor, TraceTemplate, Value
 
@@ -54,7 +55,7 @@ def definition(
     fixed: dict[str, Any] = {axis: values[axis] for axis, kind in template.axes.items() if isinstance(kind, Const)}
     fixed |= {f"{key}_dtype": _output_dtype(template, spec, arguments) for key, spec in template.outputs.items()}
     result = {
-        "name": name or _name(template, values),
+        "name": name or template.definition_name(values),
         "description": template.description,
         "op_type": template.op_type,
         "tags": [f"fi_api:{api}", *(template.tags or ())],
@@ -64,7 +65,7 @@ def definition(
         "outputs": outputs,
         "reference": run_source(template, fixed),
     }
-    if template.check is not None:
+    if template.check is not default_check:
         result["check"] = function_source(template.check, "check")
     if template.init is not None:
         result["init"] = function_source(template.init, "init")
@@ -72,7 +73,7 @@ def definition(
 
 
 def definition_name(template: TraceTemplate, arguments: Arguments) -> str:
-    return _name(template, axis_values(template, arguments))
+    return template.definition_name(axis_values(template, arguments))
 
 
 def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]:
@@ -110,14 +111,6 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
         if axis not in known and isinstance(kind, Const):
             raise ArgumentError(f"{template.prefix}: no argument tells the size of {axis}, expected one that does")
     return {axis: value for axis, (value, _) in known.items()}
-
-
-def _name(template: TraceTemplate, values: Mapping[str, int]) -> str:
-    parts = [template.prefix]
-    for axis, kind in template.axes.items():
-        if isinstance(kind, Const) and kind.abbrev != "":
-            parts.append(f"{axis if kind.abbrev is None else kind.abbrev}{values[axis]}")
-    return "_".join(parts)
 
 
 def _argument(name: str, spec: Value, arguments: Arguments) -> Any:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import textwrap
 import types
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Optional
 
 import torch
 
@@ -27,7 +27,7 @@ def run_source(template: TraceTemplate, fixed: Mapping[str, Any]) -> str:
     if template.reference is None:
         signature = ", ".join(template.inputs)
         return f'def run({signature}):\n    raise RuntimeError("{template.prefix} has no reference")\n'
-    parameters = inspect.signature(template.reference).parameters
+    parameters = _named_parameters(template.reference)
     unknown = [name for name in template.inputs if name not in parameters]
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in {*template.inputs, *fixed}]
     if unknown or missing:
@@ -42,14 +42,21 @@ def run_source(template: TraceTemplate, fixed: Mapping[str, Any]) -> str:
     return f"{_text(template.reference)}\n\n\n{head}\n    return {template.reference.__name__}({', '.join(passed)})\n"
 
 
-def function_source(func: Callable[..., Any], name: str) -> str:
-    """Text that defines ``func`` under the given name; a ``functools.partial`` keeps its arguments."""
+def function_source(func: Callable[..., Any], name: Optional[str] = None) -> str:
+    """Text that defines ``func``, also under the given name; a ``functools.partial`` keeps its arguments."""
     if not isinstance(func, functools.partial):
-        return f"{_text(func)}\n\n\n{name} = {func.__name__}\n"
+        return _text(func) + ("\n" if name in (None, func.__name__) else f"\n\n\n{name} = {func.__name__}\n")
+    name = name or func.func.__name__
     arguments = [_literal(value) for value in func.args]
     arguments += [f"{key}={_literal(value)}" for key, value in func.keywords.items()]
     call = ", ".join([func.func.__name__, *arguments])
     return f"{_text(func.func, 'import functools')}\n\n\n{name} = functools.partial({call})\n"
+
+
+def _named_parameters(func: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Without ``**_``, which ignores further keywords."""
+    parameters = inspect.signature(func).parameters
+    return {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
 
 
 def _with_defaults(names: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> list[str]:

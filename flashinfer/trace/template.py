@@ -7,10 +7,13 @@ writes its functions as text, and its ``reference`` is the oracle that tests and
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 from ..errors import ArgumentError
+from .check import default_check
 
 __all__ = ["Axis", "Const", "Scalar", "Tensor", "TraceDispatch", "TraceTemplate", "Value", "Var", "by_rank"]
 
@@ -98,10 +101,12 @@ class TraceTemplate:
         Plain torch function of the inputs that returns the outputs, new values of mutated arguments included. A
         parameter that is no input has a default, or is named after a ``Const`` axis or ``<output>_dtype``, whose values
         the definition fixes.
+        It ignores further keywords.
     check
-        ``check(reference_outputs, actual_outputs) -> bool`` where ``default_check`` is too strict.
+        ``check(reference_outputs, actual_outputs, *, rtol, atol, max_mismatch_pct, min_cos_sim) -> bool``;
+        ``default_check`` when omitted.
     init
-        ``init(**axes, device=...) -> dict`` makes arguments where any random tensors would be refused.
+        ``init(**axes, device="cuda", seed=0) -> dict`` makes the arguments of a call.
     constraints
         Python expressions over axes and scalars that hold for every valid call.
     """
@@ -113,16 +118,15 @@ class TraceTemplate:
     _: KW_ONLY
     name_prefix: Optional[str] = None
     reference: Optional[Callable[..., Any]] = None
-    check: Optional[Callable[..., bool]] = None
+    check: Callable[..., bool] = default_check
     init: Optional[Callable[..., dict[str, Any]]] = None
     constraints: Optional[Sequence[str]] = None
     tags: Optional[Sequence[str]] = None
     description: str = ""
 
     def __post_init__(self) -> None:
-        shared = self.inputs.keys() & self.outputs.keys()
-        if shared:
-            raise ArgumentError(f"TraceTemplate: {self.prefix} names {sorted(shared)} as input and as output")
+        if self.check is None:
+            object.__setattr__(self, "check", default_check)  # frozen
         for name, value in [*self.inputs.items(), *self.outputs.items()]:
             unknown = set(getattr(value, "dim_names", ())) - self.axes.keys()
             if unknown:
@@ -131,6 +135,24 @@ class TraceTemplate:
     @property
     def prefix(self) -> str:
         return self.name_prefix or self.op_type
+
+    def definition_name(self, axis_values: Mapping[str, int]) -> str:
+        """Name of the definition of a call with these sizes of the ``Const`` axes."""
+        parts = [self.prefix]
+        for axis, kind in self.axes.items():
+            if isinstance(kind, Const) and kind.abbrev != "":
+                value = kind.value if kind.value is not None else axis_values[axis]
+                parts.append(f"{axis if kind.abbrev is None else kind.abbrev}{value}")
+        return "_".join(parts)
+
+    def build_fi_trace_fn(self, fi_api: Union[str, Callable[..., Any]]) -> Callable[..., dict[str, Any]]:
+        """A function ``(save_dir=None, name=None, **arguments)`` that returns the definition of a call of ``fi_api``.
+
+        ``fi_api`` is the API or its name ``module.qualname``. Arguments that the template does not know are ignored.
+        """
+        from ..fi_trace import build_fi_trace_fn
+
+        return build_fi_trace_fn(self, fi_api)
 
     def parameters(self) -> Iterator[str]:
         """Names that the API's signature must have."""
@@ -156,8 +178,26 @@ class TraceDispatch:
         return self.templates[0].reference
 
     @property
+    def check(self) -> Callable[..., bool]:
+        return self.templates[0].check
+
+    @property
     def init(self) -> Optional[Callable[..., dict[str, Any]]]:
-        return self.templates[0].init
+        """Makes arguments by the first template whose ``init`` takes the keywords that it is given."""
+        inits = [template.init for template in self.templates if template.init is not None]
+        if len(set(inits)) <= 1:
+            return inits[0] if inits else None
+
+        def init(**arguments: Any) -> dict[str, Any]:
+            for candidate in inits:
+                with contextlib.suppress(TypeError):
+                    inspect.signature(candidate).bind(**arguments)
+                    break
+            else:
+                raise ArgumentError(f"fi_init: no template takes {sorted(arguments)}, expected the axes of one")
+            return candidate(**arguments)
+
+        return init
 
 
 def by_rank(param: str, templates: Mapping[int, TraceTemplate]) -> TraceDispatch:
@@ -173,3 +213,17 @@ def by_rank(param: str, templates: Mapping[int, TraceTemplate]) -> TraceDispatch
         return templates[rank]
 
     return TraceDispatch(choose, tuple(templates.values()))
+
+
+def _render_reference_source(func: Callable[..., Any]) -> str:
+    """Self-contained text of a reference; it defines the function under its own name."""
+    from .source import function_source
+
+    return function_source(func)
+
+
+def _render_init_source(func: Callable[..., Any]) -> str:
+    """Self-contained text of an init function; it defines the function under its own name."""
+    from .source import function_source
+
+    return function_source(func)

@@ -17,6 +17,7 @@ import torch
 
 import flashinfer
 from flashinfer.aot import FAMILIES
+from flashinfer.api_logging import _TRACE_REGISTRY
 from flashinfer.dump import replay
 from flashinfer.fi_trace import traced_functions
 from flashinfer.trace import Const, TraceTemplate
@@ -121,7 +122,8 @@ def test_parameters_exist(api, template):
 
 @pytest.mark.parametrize("api, template", EVERY_PAIR)
 def test_reference_takes_the_inputs_and_shares_the_defaults(api, template):
-    signature, reference = inspect.signature(api).parameters, inspect.signature(template.reference).parameters
+    signature, reference = inspect.signature(api).parameters, dict(inspect.signature(template.reference).parameters)
+    assert reference.pop("_").kind is inspect.Parameter.VAR_KEYWORD  # further keywords are ignored
     assert list(template.inputs) == [name for name in reference if name in template.inputs]
     fixed = {axis for axis, kind in template.axes.items() if isinstance(kind, Const)}
     fixed |= {f"{output}_dtype" for output in template.outputs}
@@ -130,6 +132,46 @@ def test_reference_takes_the_inputs_and_shares_the_defaults(api, template):
         if signature[name].default is None and not getattr(template.inputs.get(name), "optional", True):
             continue  # what this form of the call needs, another form has not
         assert reference[name].default == signature[name].default, name
+
+
+@pytest.mark.parametrize("api, template", EVERY_PAIR)
+def test_check_takes_tolerances(api, template):
+    outputs = {name: torch.ones(2, 3) for name in template.outputs}
+    assert template.check(outputs, outputs)
+    for limits in ({"rtol": 0.1, "atol": 0.1}, {"max_mismatch_pct": 5.0, "min_cos_sim": None}):
+        assert template.check(outputs, outputs, **limits)
+
+
+def test_tags_name_the_published_modules():
+    """Data sets are keyed with them, whatever file of ours has the function."""
+    for name in (
+        "attention._core.BatchAttention.run",
+        "cudnn.decode.cudnn_batch_decode_with_kv_cache",
+        "cudnn.prefill.cudnn_batch_prefill_with_kv_cache",
+        "decode.trtllm_batch_decode_with_kv_cache",
+        "decode.xqa_batch_decode_with_kv_cache",
+        "mla._core.BatchMLAPagedAttentionWrapper.run",
+        "norm.rmsnorm",
+        "prefill.BatchPrefillWithPagedKVCacheWrapper.run",
+        "prefill.trtllm_fmha_v2_prefill",
+        "quantization.fp4_quantization.mxfp4_dequantize",
+        "quantization.fp4_quantization.nvfp4_kv_dequantize_paged",
+        "quantization.fp8_quantization.mxfp8_quantize",
+        "topk_varlen.topk_varlen.top_k_varlen",
+    ):
+        assert f"flashinfer.{name}" in OURS, name
+
+
+def test_registry_lists_each_template_once():
+    entries = [entry for entry in _TRACE_REGISTRY if entry[0] in OURS.values()]
+    assert {(func, template) for func, template, _ in entries} == {p.values for p in EVERY_PAIR}
+    labels = [(func, label) for func, _, label in entries]
+    assert len(labels) == len(set(labels))
+    for func, _, _ in entries:
+        found = importlib.import_module(func.__module__)
+        for part in func.__qualname__.split("."):
+            found = getattr(found, part)
+        assert inspect.unwrap(found) is inspect.unwrap(func)
 
 
 @pytest.mark.parametrize("api, template", PAIRS)

@@ -25,7 +25,7 @@ ROOT = Path(flashinfer.__file__).parents[1]
 
 
 def execute(code: str, cwd: Path, **environment: str) -> str:
-    """Run a program, since the decorator reads the variable at import."""
+    """Run a program of its own."""
     names = {"FLASHINFER_TRACE_DUMP", "FLASHINFER_TRACE_DUMP_DIR", "FLASHINFER_LOGLEVEL"}
     inherited = {name: value for name, value in os.environ.items() if name not in names}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -95,6 +95,33 @@ def api():
 
 def ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape)
+
+
+def test_variables_may_be_set_after_the_import(tmp_path):
+    code = f"""
+        import contextlib, os, flashinfer, torch
+
+        os.environ["FLASHINFER_TRACE_DUMP"] = "1"
+        os.environ["FLASHINFER_TRACE_DUMP_DIR"] = {str(tmp_path)!r}
+        with contextlib.suppress(ValueError):
+            flashinfer.scale(torch.ones(4), 2.0)
+        del os.environ["FLASHINFER_TRACE_DUMP"]
+        with contextlib.suppress(ValueError):
+            flashinfer.scale(torch.ones(4, 4), 2.0)
+    """
+    execute(code, tmp_path)
+    assert files(tmp_path) == ["scale_1d.json"]
+
+
+def test_asking_writes_to_the_folder_of_the_variable(tmp_path):
+    """Once per name and process, also without the other variable."""
+    x = torch.empty(2, 24, device="meta")
+    with knobs.override(trace_dump_dir=str(tmp_path)):
+        made = flashinfer.rmsnorm.fi_trace(input=x, weight=x[0], name="asked_for")
+        assert json.loads((tmp_path / "asked_for.json").read_text()) == made
+        (tmp_path / "asked_for.json").unlink()
+        flashinfer.rmsnorm.fi_trace(input=x, weight=x[0], name="asked_for")
+    assert files(tmp_path) == []
 
 
 def test_a_name_is_written_once(tmp_path):

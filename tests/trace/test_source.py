@@ -13,6 +13,7 @@ import torch
 from flashinfer.errors import ArgumentError
 from flashinfer.trace import Const, Scalar, Tensor, TraceTemplate, Var, default_check
 from flashinfer.trace.source import function_source, run_source
+from flashinfer.trace.template import _render_init_source, _render_reference_source
 
 LIMIT = 3.0
 
@@ -90,6 +91,12 @@ def test_functions_of_other_packages_are_imported():
     text = function_source(close, "check")
     assert "from flashinfer.trace.check import default_check" in text
     assert executed(text)["check"](torch.ones(1), torch.tensor([1.4]))
+
+
+@pytest.mark.parametrize("render", [_render_reference_source, _render_init_source])
+def test_text_under_its_own_name(render):
+    x = torch.arange(4.0)
+    assert torch.equal(executed(render(area))["area"](x), area(x))
 
 
 def test_partial_keeps_its_arguments():

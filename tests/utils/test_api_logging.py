@@ -61,11 +61,11 @@ def test_level_0_returns_the_function_itself(log):
 
 
 def test_settings_come_from_the_variables():
-    with knobs.override(log_level="5", log_dest="stderr", dump_include="a*", dump_max_count="7", trace_dump="1"):
+    with knobs.override(log_level="5", log_dest="stderr", dump_include="a*", dump_max_count="7"):
         settings = LogSettings.from_knobs()
-    assert (settings.level, settings.dest, settings.trace_dump) == (5, "stderr", True)
+    assert (settings.level, settings.dest) == (5, "stderr")
     assert (settings.dump.include, settings.dump.max_count) == ("a*", 7)
-    with knobs.override(**dict.fromkeys(["log_level", "log_dest", "trace_dump", "dump_dir"])):
+    with knobs.override(**dict.fromkeys(["log_level", "log_dest", "dump_dir"])):
         assert LogSettings.from_knobs() == LogSettings()
         assert LogSettings().dump == DumpSettings(Path("flashinfer_dumps"), "", "", 1000, 20.0, False)
 
@@ -339,29 +339,32 @@ def test_torch_compile_sees_the_plain_function(log):
     assert compiled(torch.ones(2)).tolist() == [2, 2] and on.text == ""
 
 
-def test_trace_is_attached_and_dumped_without_a_log(log, monkeypatch):
+def test_trace_is_attached_and_dumped_without_a_log(monkeypatch):
+    """The variable is read at each call: a program may set it after the import."""
     fi_trace = importlib.import_module("flashinfer.fi_trace")  # flashinfer.fi_trace itself is the function
     seen = []
 
     def attach(func, template):
         func._trace_template = template
 
-    def dump_call(func, args, kwargs):
-        seen.append((func, args, kwargs))
-        raise RuntimeError("must not reach the caller")
-
     monkeypatch.setattr(fi_trace, "attach_fi_trace", attach)
-    monkeypatch.setattr(fi_trace, "dump_call", dump_call)
+    monkeypatch.setattr(fi_trace, "dump_call", lambda *call: seen.append(call))
 
     def traced(x, y=0):
         return x + y
 
-    off = make_api_decorator(LogSettings(dest="stderr"))
-    assert off(traced, trace="template") is traced and traced._trace_template == "template"
-    dumping = make_api_decorator(LogSettings(dest="stderr", trace_dump=True))
-    assert dumping(plain) is plain  # has no template
-    assert dumping(trace="t2")(traced)(1, y=2) == 3
-    assert seen == [(traced, (1,), {"y": 2})]
+    decorate = make_api_decorator(LogSettings(dest="stderr"))
+    assert decorate(plain) is plain  # has no template
+    api = decorate(traced, trace="template")
+    assert api._trace_template == "template" and api.__wrapped__ is traced
+    with knobs.override(trace_dump=None):
+        assert api(1, y=2) == 3
+    with knobs.override(trace_dump="0"):
+        assert api(1, y=2) == 3
+    assert seen == []
+    with knobs.override(trace_dump="1"):
+        assert api(1, y=2) == 3
+    assert seen == [(traced, (1, 2), {})]
 
 
 CRASH = """

@@ -14,23 +14,23 @@ from ..template import Const, Tensor, TraceDispatch, TraceTemplate, Var, by_rank
 __all__ = ["gelu_and_mul_trace", "gelu_tanh_and_mul_trace", "silu_and_mul_trace", "swiglu_trace"]
 
 
-def _silu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
+def _silu_and_mul_reference(input: torch.Tensor, **_: Any) -> torch.Tensor:
     gate, up = input.float().chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(input.dtype)
 
 
-def _gelu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
+def _gelu_and_mul_reference(input: torch.Tensor, **_: Any) -> torch.Tensor:
     gate, up = input.float().chunk(2, dim=-1)
     # Written out: torch's own gelu turns infinity into NaN.
     return (0.5 * gate * (1 + torch.erf(gate * 0.5**0.5)) * up).to(input.dtype)
 
 
-def _gelu_tanh_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
+def _gelu_tanh_and_mul_reference(input: torch.Tensor, **_: Any) -> torch.Tensor:
     gate, up = input.float().chunk(2, dim=-1)
     return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(input.dtype)
 
 
-def _swiglu_reference(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+def _swiglu_reference(x: torch.Tensor, gate: torch.Tensor, **_: Any) -> torch.Tensor:
     return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
 
 

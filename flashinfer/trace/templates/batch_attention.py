@@ -25,6 +25,7 @@ def _pair_reference(
     kv_len_arr: torch.Tensor,
     causal: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if heads_first:
         k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
@@ -48,6 +49,7 @@ def _reference(
     kv_len_arr: torch.Tensor,
     causal: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     k, v = kv_cache.unbind(1)
     return _pair_reference(q, k, v, heads_first, qo_indptr, kv_indptr, kv_indices, kv_len_arr, causal, sm_scale)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 
-def _merge_states_reference(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _merge_states_reference(v: torch.Tensor, s: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if s.shape[1] == 0:  # no maximum to take
         return v.new_zeros(v.shape[0], *v.shape[2:]), s.new_full((s.shape[0], s.shape[2]), -torch.inf).float()
     s = s.float()
@@ -31,7 +31,7 @@ def _merge_states_reference(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Ten
 
 
 def merge_state_reference(
-    v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
+    v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _merge_states_reference(torch.stack([v_a, v_b], dim=1), torch.stack([s_a, s_b], dim=1))
 
@@ -42,6 +42,7 @@ def _merge_state_in_place_reference(
     v_other: torch.Tensor,
     s_other: torch.Tensor,
     mask: Optional[torch.Tensor] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     merged, score = merge_state_reference(v, s, v_other, s_other)
     score = score.to(s.dtype)
@@ -52,7 +53,7 @@ def _merge_state_in_place_reference(
 
 
 def _variable_length_merge_states_reference(
-    v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor
+    v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows = indptr.shape[0] - 1
     merged = v.new_zeros(rows, *v.shape[1:])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -28,6 +28,7 @@ def _levels_pair_reference(
     paged_kv_last_page_len: torch.Tensor,
     causal: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     sizes = level_sizes.tolist()
     ends = [size + 1 for size in sizes]
@@ -55,6 +56,7 @@ def _levels_reference(
     paged_kv_last_page_len: torch.Tensor,
     causal: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     k_cache, v_cache = paged_kv_cache.unbind(1)
     table = (qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len)
@@ -114,6 +116,7 @@ def _shared_prefix_prefill_pair_reference(
     kv_last_page_len: torch.Tensor,
     causal: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     if heads_first:
         k_shared, v_shared = k_shared.transpose(0, 1), v_shared.transpose(0, 1)
@@ -135,6 +138,7 @@ def _shared_prefix_prefill_reference(
     kv_last_page_len: torch.Tensor,
     causal: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     k_cache, v_cache = unique_kv_cache.unbind(1)
     keys = (k_shared, v_shared, k_cache, v_cache)
@@ -152,6 +156,7 @@ def _shared_prefix_decode_pair_reference(
     kv_indptr: torch.Tensor,
     kv_indices: torch.Tensor,
     kv_last_page_len: torch.Tensor,
+    **_: Any,
 ) -> torch.Tensor:
     keys = (k_shared, v_shared, k_cache, v_cache)
     table = (torch.arange(q.shape[0] + 1), kv_indptr, kv_indices, kv_last_page_len)
@@ -167,6 +172,7 @@ def _shared_prefix_decode_reference(
     kv_indptr: torch.Tensor,
     kv_indices: torch.Tensor,
     kv_last_page_len: torch.Tensor,
+    **_: Any,
 ) -> torch.Tensor:
     k_cache, v_cache = unique_kv_cache.unbind(1)
     keys = (k_shared, v_shared, k_cache, v_cache)

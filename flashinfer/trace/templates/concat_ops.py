@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..template import Const, Tensor, TraceTemplate, Var
@@ -10,7 +12,7 @@ from ..template import Const, Tensor, TraceTemplate, Var
 __all__ = ["concat_mla_k_trace"]
 
 
-def _concat_mla_k_reference(k_nope: torch.Tensor, k_rope: torch.Tensor) -> torch.Tensor:
+def _concat_mla_k_reference(k_nope: torch.Tensor, k_rope: torch.Tensor, **_: Any) -> torch.Tensor:
     # As bytes: not every torch can concatenate fp8.
     nope, rope = k_nope.contiguous().view(torch.uint8), k_rope.contiguous().view(torch.uint8)
     return torch.cat([nope, rope.expand(-1, nope.shape[1], -1)], dim=-1).view(k_nope.dtype)

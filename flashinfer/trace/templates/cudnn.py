@@ -24,6 +24,7 @@ def _decode_reference(
     scale: float,
     actual_seq_lens_kv: torch.Tensor,
     block_tables: torch.Tensor,
+    **_: Any,
 ) -> torch.Tensor:
     return block_table_reference(q, k_cache, v_cache, block_tables, actual_seq_lens_kv, 1, scale, 1.0, -1)
 
@@ -39,6 +40,7 @@ def _prefill_lse_reference(
     block_tables: Optional[torch.Tensor],
     causal: bool,
     output_dtype: Optional[torch.dtype] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     qo_lens, kv_lens = actual_seq_lens_q.flatten().tolist(), actual_seq_lens_kv.flatten().tolist()
     out = q.new_zeros((*q.shape[:2], v_cache.shape[-1]), dtype=output_dtype or q.dtype)
@@ -68,6 +70,7 @@ def _prefill_reference(
     block_tables: torch.Tensor,
     causal: bool,
     output_dtype: Optional[torch.dtype] = None,
+    **_: Any,
 ) -> torch.Tensor:
     lengths = (max_token_per_sequence, actual_seq_lens_q, actual_seq_lens_kv)
     return _prefill_lse_reference(q, k_cache, v_cache, scale, *lengths, block_tables, causal, output_dtype)[0]
@@ -83,6 +86,7 @@ def _prefill_rows_lse_reference(
     actual_seq_lens_kv: torch.Tensor,
     causal: bool,
     output_dtype: Optional[torch.dtype] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     lengths = (max_token_per_sequence, actual_seq_lens_q, actual_seq_lens_kv)
     return _prefill_lse_reference(q, k_cache, v_cache, scale, *lengths, None, causal, output_dtype)
@@ -98,18 +102,21 @@ def _prefill_rows_reference(
     actual_seq_lens_kv: torch.Tensor,
     causal: bool,
     output_dtype: Optional[torch.dtype] = None,
+    **_: Any,
 ) -> torch.Tensor:
     lengths = (max_token_per_sequence, actual_seq_lens_q, actual_seq_lens_kv)
     return _prefill_lse_reference(q, k_cache, v_cache, scale, *lengths, None, causal, output_dtype)[0]
 
 
-def _check_written_rows(reference: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> bool:
+def _check_written_rows(
+    reference: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor], **tolerances: Any
+) -> bool:
     """Nobody writes the LSE of rows past the end of a request; the reference has -inf there."""
     expected, got = reference["lse"], actual["lse"]
     if expected.shape != got.shape:
         return False
     seen = torch.where(expected == -math.inf, expected, got)
-    return default_check(dict(reference), {**actual, "lse": seen})
+    return default_check(dict(reference), {**actual, "lse": seen}, **tolerances)
 
 
 _AXES: dict[str, Axis] = {
@@ -186,7 +193,7 @@ def _prefill(paged: bool, return_lse: bool) -> TraceTemplate:
         },
         name_prefix=f"cudnn_batch_prefill_{'paged' if paged else 'ragged'}{'_lse' if return_lse else ''}",
         reference=_PREFILL_REFERENCES[paged, return_lse],
-        check=_check_written_rows if return_lse else None,
+        check=_check_written_rows if return_lse else default_check,
         description="Attention of the last tokens of each request over its keys.",
     )
 

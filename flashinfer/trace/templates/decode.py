@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -22,6 +22,7 @@ def _single_decode_lse_reference(
     window_left: int = -1,
     logits_soft_cap: Optional[float] = None,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if heads_first:
         k, v = k.transpose(0, 1), v.transpose(0, 1)
@@ -37,6 +38,7 @@ def _single_decode_reference(
     window_left: int = -1,
     logits_soft_cap: Optional[float] = None,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     return _single_decode_lse_reference(q, k, v, heads_first, window_left, logits_soft_cap, sm_scale)[0]
 
@@ -71,6 +73,7 @@ def _batch_decode_reference(
     kv_indices: torch.Tensor,
     kv_last_page_len: torch.Tensor,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     k_cache, v_cache = paged_kv_cache.unbind(1)
     return _batch_decode_pair_reference(
@@ -87,6 +90,7 @@ def _batch_decode_pair_reference(
     kv_indices: torch.Tensor,
     kv_last_page_len: torch.Tensor,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     batch_size = len(kv_last_page_len)
     qo_indptr = torch.arange(batch_size + 1) * (q.shape[0] // max(batch_size, 1))

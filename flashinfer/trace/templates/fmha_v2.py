@@ -93,6 +93,7 @@ def _separate_reference(
     causal: bool = True,
     alibi_slopes: Optional[torch.Tensor] = None,
     output_dtype: Optional[torch.dtype] = None,
+    **_: Any,
 ) -> torch.Tensor:
     scales, masks = (bmm1_scale, bmm2_scale), (window_left, chunked_attention_size, causal)
     return _contiguous_stats_reference(
@@ -115,6 +116,7 @@ def _packed_reference(
     causal: bool = True,
     alibi_slopes: Optional[torch.Tensor] = None,
     output_dtype: Optional[torch.dtype] = None,
+    **_: Any,
 ) -> torch.Tensor:
     scales, masks = (bmm1_scale, bmm2_scale), (window_left, chunked_attention_size, causal)
     return _contiguous_stats_reference(
@@ -138,6 +140,7 @@ def _contiguous_reference(
     causal: bool = True,
     alibi_slopes: Optional[torch.Tensor] = None,
     output_dtype: Optional[torch.dtype] = None,
+    **_: Any,
 ) -> torch.Tensor:
     scales, masks = (bmm1_scale, bmm2_scale), (window_left, chunked_attention_size, causal)
     return _contiguous_stats_reference(
@@ -161,6 +164,7 @@ def _contiguous_stats_reference(
     causal: bool = True,
     alibi_slopes: Optional[torch.Tensor] = None,
     output_dtype: Optional[torch.dtype] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     starts, lengths = cum_seq_lens_kv.tolist(), seq_lens.tolist()
     requests = [kv[start : start + n].unbind(1) for start, n in zip(starts, lengths, strict=False)]  # starts has an end
@@ -187,6 +191,7 @@ def _paged_reference(
     causal: bool = True,
     alibi_slopes: Optional[torch.Tensor] = None,
     output_dtype: Optional[torch.dtype] = None,
+    **_: Any,
 ) -> torch.Tensor:
     caches = [cache.transpose(1, 2) if heads_first else cache for cache in kv_cache.unbind(1)]
     requests = [

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ def mla_paged_reference(
     kv_len_arr: torch.Tensor,
     causal: bool,
     sm_scale: float,
+    **_: Any,
 ) -> torch.Tensor:
     out = torch.zeros_like(q_nope)
     page_size = ckv_cache.shape[1]
@@ -54,6 +56,7 @@ def _mla_decode_reference(
     kv_indices: torch.Tensor,
     kv_last_page_len: torch.Tensor,
     sm_scale: float,
+    **_: Any,
 ) -> torch.Tensor:
     counts = kv_indptr[1:] - kv_indptr[:-1]
     full = (counts - 1) * paged_ckv_cache.shape[1]

@@ -37,16 +37,16 @@ __all__ = [
 ]
 
 
-def _rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+def _rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, **_: Any) -> torch.Tensor:
     return (normalize(input.float(), eps) * weight.float()).to(input.dtype)
 
 
-def _gemma_rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+def _gemma_rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, **_: Any) -> torch.Tensor:
     return (normalize(input.float(), eps) * (1 + weight.float())).to(input.dtype)
 
 
 def _fused_add_rmsnorm_reference(
-    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     total = input.float() + residual.float()  # normalised as it is; only the stored residual is rounded
     output = normalize(total, eps) * weight.float()
@@ -54,7 +54,7 @@ def _fused_add_rmsnorm_reference(
 
 
 def _gemma_fused_add_rmsnorm_reference(
-    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _fused_add_rmsnorm_reference(input, residual, 1 + weight.float(), eps)
 
@@ -71,6 +71,7 @@ def _rmsnorm_quant_reference(
     scale: Union[torch.Tensor, float],
     eps: float = 1e-6,
     out_dtype: torch.dtype = torch.float8_e4m3fn,
+    **_: Any,
 ) -> torch.Tensor:
     return _quantize(normalize(input.float(), eps) * weight.float(), scale, out_dtype)
 
@@ -82,13 +83,14 @@ def _fused_add_rmsnorm_quant_reference(
     scale: Union[torch.Tensor, float],
     eps: float = 1e-6,
     out_dtype: torch.dtype = torch.float8_e4m3fn,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     total = input.float() + residual.float()
     return _quantize(normalize(total, eps) * weight.float(), scale, out_dtype), total.to(residual.dtype)
 
 
 def _layernorm_reference(
-    input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6
+    input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6, **_: Any
 ) -> torch.Tensor:
     x = input.float()
     centred = x - x.mean(dim=-1, keepdim=True)
@@ -102,13 +104,14 @@ def _layernorm_quant_reference(
     scale: Union[torch.Tensor, float],
     eps: float = 1e-6,
     out_dtype: torch.dtype = torch.float8_e4m3fn,
+    **_: Any,
 ) -> torch.Tensor:
     # Two roundings by contract: to the input's dtype, then to fp8.
     return _quantize(_layernorm_reference(input, gemma, beta, eps).float(), scale, out_dtype)
 
 
 def _fused_rmsnorm_silu_reference(
-    input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out_dtype: torch.dtype = torch.bfloat16
+    input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out_dtype: torch.dtype = torch.bfloat16, **_: Any
 ) -> torch.Tensor:
     y = normalize(input.float(), eps) * weight.float()
     y = y * torch.sigmoid(y)

@@ -59,6 +59,7 @@ def _gate_gamma_beta_reference(
     gate_bias: Optional[torch.Tensor] = None,
     epsilon: float = 1e-6,
     input_global_scaling_factor: Optional[torch.Tensor] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     update = input.float() * _biased(gate, gate_bias, input.shape)
     r = _gated_residual(residual, update, input_global_scaling_factor)
@@ -77,6 +78,7 @@ def _gate_scale_shift_reference(
     shift_bias: Optional[torch.Tensor] = None,
     epsilon: float = 1e-6,
     input_global_scaling_factor: Optional[torch.Tensor] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     update = input.float() * _biased(gate, gate_bias, input.shape)
     r = _gated_residual(residual, update, input_global_scaling_factor)
@@ -93,6 +95,7 @@ def _scale_shift_reference(
     shift_bias: Optional[torch.Tensor] = None,
     epsilon: float = 1e-6,
     input_global_scaling_factor: Optional[torch.Tensor] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r = _gated_residual(residual, input.float(), input_global_scaling_factor)
     return r.to(input.dtype), _modulated(r, epsilon, scale, scale_bias, shift, shift_bias).to(input.dtype)

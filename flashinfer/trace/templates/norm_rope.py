@@ -62,6 +62,7 @@ def _fused_qk_rmsnorm_rope_reference(
     output_fp8: bool = False,
     output_quant_scale: float = 1.0,
     v_quant_scale: float = 1.0,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     # Angles in fp64: what remains is the error of the kernel under test, not of the table.
     token = torch.arange(qkv.numel() // qkv.shape[-1]) % (ppf * pph * ppw)
@@ -91,9 +92,9 @@ def _fused_qk_rmsnorm_rope_reference(
     return embedded(q, q_weight), embedded(k, k_weight), stored(v, v_quant_scale).contiguous()
 
 
-def _bf16_check(reference_outputs: Any, actual_outputs: Any) -> bool:
+def _bf16_check(reference_outputs: Any, actual_outputs: Any, *, atol: float = 0.05, **tolerances: Any) -> bool:
     # The rounding before the rotation may fall either way: one step below |x| = 4 is 0.016, and a pair has two.
-    return default_check(reference_outputs, actual_outputs, atol=0.05)
+    return default_check(reference_outputs, actual_outputs, atol=atol, **tolerances)
 
 
 def _qk_template(rank: int, fp8: bool) -> TraceTemplate:

@@ -7,6 +7,8 @@ const axis ``heads_first`` tells the layout.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
@@ -44,6 +46,7 @@ def _append_reference(
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
     heads_first: int,
+    **_: Any,
 ) -> torch.Tensor:
     slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, paged_kv_cache.shape[3 if heads_first else 2])
     cache = paged_kv_cache.clone()
@@ -63,6 +66,7 @@ def _append_pair_reference(
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
     heads_first: int,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, k_cache.shape[2 if heads_first else 1])
     k_cache, v_cache = k_cache.clone(), v_cache.clone()
@@ -81,6 +85,7 @@ def _append_mla_reference(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, ckv_cache.shape[1])
     ckv_cache, kpe_cache = ckv_cache.clone(), kpe_cache.clone()
@@ -90,7 +95,7 @@ def _append_mla_reference(
 
 
 def _batch_indices_positions_reference(
-    append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int
+    append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch_indices = torch.full((nnz,), -1, dtype=torch.int32, device=append_indptr.device)
     positions = torch.zeros_like(batch_indices)
@@ -101,7 +106,9 @@ def _batch_indices_positions_reference(
     return batch_indices, positions
 
 
-def _seq_lens_reference(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
+def _seq_lens_reference(
+    kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int, **_: Any
+) -> torch.Tensor:
     return torch.clamp(kv_indptr.diff() - 1, min=0) * page_size + kv_last_page_len
 
 

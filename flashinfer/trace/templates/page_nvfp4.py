@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Value, Var
@@ -65,6 +67,7 @@ def _append_reference(
     k_scale: float,
     v_scale: float,
     heads_first: int,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, paged_kv_cache.shape[3 if heads_first else 2])
     cache, sf = paged_kv_cache.clone(), kv_cache_sf.clone()
@@ -88,6 +91,7 @@ def _append_pair_reference(
     k_scale: float,
     v_scale: float,
     heads_first: int,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, k_cache.shape[2 if heads_first else 1])
     k_cache, v_cache, k_sf, v_sf = k_cache.clone(), v_cache.clone(), k_sf.clone(), v_sf.clone()
@@ -105,6 +109,7 @@ def _mapped_reference(
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
     heads_first: int,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     slots = mapped_slots(slot_mapping, paged_kv_cache.shape[0], paged_kv_cache.shape[3 if heads_first else 2])
     cache, sf = paged_kv_cache.clone(), kv_cache_sf.clone()
@@ -124,6 +129,7 @@ def _mapped_pair_reference(
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
     heads_first: int,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     slots = mapped_slots(slot_mapping, k_cache.shape[0], k_cache.shape[2 if heads_first else 1])
     k_cache, v_cache, k_sf, v_sf = k_cache.clone(), v_cache.clone(), k_sf.clone(), v_sf.clone()

@@ -33,6 +33,7 @@ def _pod_pair_reference(
     sm_scale_p: Optional[float] = None,
     window_left_p: int = -1,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if heads_first_p:
         k_p, v_p = k_p.transpose(0, 1), v_p.transpose(0, 1)
@@ -56,6 +57,7 @@ def _pod_reference(
     sm_scale_p: Optional[float] = None,
     window_left_p: int = -1,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     k_cache_d, v_cache_d = paged_kv_cache_d.unbind(1)
     tensors = (q_p, k_p, v_p, q_d, k_cache_d, v_cache_d)
@@ -120,6 +122,7 @@ def _batch_pod_pair_reference(
     kv_last_page_len_d: torch.Tensor,
     causal_p: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     table_p = (qo_indptr_p, kv_indptr_p, kv_indices_p, kv_last_page_len_p)
     table_d = (qo_indptr_d, kv_indptr_d, kv_indices_d, kv_last_page_len_d)
@@ -143,6 +146,7 @@ def _batch_pod_reference(
     kv_last_page_len_d: torch.Tensor,
     causal_p: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     (k_cache_p, v_cache_p), (k_cache_d, v_cache_d) = paged_kv_cache_p.unbind(1), paged_kv_cache_d.unbind(1)
     tensors = (q_p, k_cache_p, v_cache_p, q_d, k_cache_d, v_cache_d)

@@ -32,6 +32,7 @@ def _single_prefill_lse_reference(
     sm_scale: Optional[float] = None,
     window_left: int = -1,
     logits_soft_cap: Optional[float] = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if heads_first:
         k, v = k.transpose(0, 1), v.transpose(0, 1)
@@ -47,6 +48,7 @@ def _single_prefill_reference(
     sm_scale: Optional[float] = None,
     window_left: int = -1,
     logits_soft_cap: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     return _single_prefill_lse_reference(q, k, v, heads_first, causal, sm_scale, window_left, logits_soft_cap)[0]
 
@@ -87,6 +89,7 @@ def _paged_prefill_reference(
     kv_last_page_len: torch.Tensor,
     causal: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     k_cache, v_cache = paged_kv_cache.unbind(1)
     return paged_attention_reference(
@@ -105,6 +108,7 @@ def _paged_prefill_pair_reference(
     kv_last_page_len: torch.Tensor,
     causal: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     return paged_attention_reference(
         q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, causal, sm_scale, heads_first
@@ -139,6 +143,7 @@ def _ragged_prefill_reference(
     kv_indptr: torch.Tensor,
     causal: bool = False,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     if heads_first:
         k, v = k.transpose(0, 1), v.transpose(0, 1)

@@ -31,19 +31,19 @@ __all__ = [
 # Bits -----------------------------------------------------------------------------------------------------------------
 
 
-def _packbits_reference(x: torch.Tensor) -> torch.Tensor:
+def _packbits_reference(x: torch.Tensor, **_: Any) -> torch.Tensor:
     bits = torch.nn.functional.pad((x != 0).flatten(), (0, -x.numel() % 8))
     places = 1 << torch.arange(7, -1, -1, device=x.device)
     return (bits.view(-1, 8) * places).sum(dim=1).to(torch.uint8)
 
 
-def _packbits_little_reference(x: torch.Tensor) -> torch.Tensor:
+def _packbits_little_reference(x: torch.Tensor, **_: Any) -> torch.Tensor:
     bits = torch.nn.functional.pad((x != 0).flatten(), (0, -x.numel() % 8))
     places = 1 << torch.arange(8, device=x.device)
     return (bits.view(-1, 8) * places).sum(dim=1).to(torch.uint8)
 
 
-def _segment_packbits_reference(x: torch.Tensor, indptr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _segment_packbits_reference(x: torch.Tensor, indptr: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     edges = indptr.tolist()
     parts = [_packbits_reference(x[a:b]) for a, b in itertools.pairwise(edges)]
     packed = torch.cat(parts) if parts else x.new_empty(0, dtype=torch.uint8)
@@ -51,7 +51,9 @@ def _segment_packbits_reference(x: torch.Tensor, indptr: torch.Tensor) -> tuple[
     return packed, lengths.cumsum(0).to(torch.int32)
 
 
-def _segment_packbits_little_reference(x: torch.Tensor, indptr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _segment_packbits_little_reference(
+    x: torch.Tensor, indptr: torch.Tensor, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     packed, offsets = _segment_packbits_reference(x, indptr)
     places = torch.arange(8, device=x.device)
     bits = packed.unsqueeze(1) >> places & 1  # the same bits, read from the other end
@@ -120,7 +122,7 @@ segment_packbits_trace = TraceDispatch(_choose_segment_packbits, tuple(_SEGMENT_
 
 
 def _mxfp8_quantize_reference(
-    input: torch.Tensor, is_sf_swizzled_layout: bool = True, sf_swizzle_layout: Optional[int] = None
+    input: torch.Tensor, is_sf_swizzled_layout: bool = True, sf_swizzle_layout: Optional[int] = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     values, scales = mxfp8_blocks(input)
     layout = sf_swizzle_layout if sf_swizzle_layout is not None else 0 if is_sf_swizzled_layout else 2
@@ -132,6 +134,7 @@ def _mxfp8_dequantize_host_reference(
     scale_tensor: torch.Tensor,
     is_sf_swizzled_layout: bool = True,
     sf_swizzle_layout: Optional[int] = None,
+    **_: Any,
 ) -> torch.Tensor:
     layout = sf_swizzle_layout if sf_swizzle_layout is not None else 0 if is_sf_swizzled_layout else 2
     values = input.view(torch.float8_e4m3fn).float()
@@ -195,6 +198,7 @@ def _e2m1_reference(
     ufp8_type: int = 1,
     is_sf_swizzled_layout: bool = True,
     is_sf_8x4_layout: bool = False,
+    **_: Any,
 ) -> torch.Tensor:
     layout = (1 if is_sf_8x4_layout else 0) if is_sf_swizzled_layout else 2
     scales = scale_values(ufp8_scale_tensor, ufp8_type == 1)
@@ -209,7 +213,7 @@ def _e2m1_init(num_rows: int, num_bytes: int = 64, device: Any = "cpu") -> dict[
     }
 
 
-def _mxfp4_dequantize_reference(a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: int = 0) -> torch.Tensor:
+def _mxfp4_dequantize_reference(a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: int = 0, **_: Any) -> torch.Tensor:
     return dequantize(e2m1_values(a_fp4), scale_values(a_sf, False), 32, int(sfLayout))
 
 
@@ -218,7 +222,9 @@ def _mxfp4_init(num_rows: int, num_bytes: int = 64, device: Any = "cpu") -> dict
     return {"a_fp4": random_bytes(num_rows, num_bytes, device=device), "a_sf": padded_scales(scales, 0)}
 
 
-def _mxfp4_dequantize_host_reference(weight: torch.Tensor, scale: torch.Tensor, group_size: int = 32) -> torch.Tensor:
+def _mxfp4_dequantize_host_reference(
+    weight: torch.Tensor, scale: torch.Tensor, group_size: int = 32, **_: Any
+) -> torch.Tensor:
     values = e2m1_values(weight)
     return values * scale_values(scale, False).repeat_interleave(group_size, dim=-1)
 
@@ -296,13 +302,13 @@ mxfp4_dequantize_host_trace = TraceDispatch(_choose_mxfp4_host, tuple(_MXFP4_HOS
 # Layouts --------------------------------------------------------------------------------------------------------------
 
 
-def _block_scale_interleave_reference(unswizzled_sf: torch.Tensor) -> torch.Tensor:
+def _block_scale_interleave_reference(unswizzled_sf: torch.Tensor, **_: Any) -> torch.Tensor:
     matrices = unswizzled_sf if unswizzled_sf.ndim == 3 else unswizzled_sf.unsqueeze(0)
     parts = [padded_scales(matrix, 0) for matrix in matrices]
     return torch.cat(parts) if parts else unswizzled_sf.new_empty(0)
 
 
-def _shuffle_matrix_a_reference(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
+def _shuffle_matrix_a_reference(input_tensor: torch.Tensor, epilogue_tile_m: int, **_: Any) -> torch.Tensor:
     step = 4 if epilogue_tile_m % 128 == 0 else 2
     out = torch.empty_like(input_tensor)
     for row in range(input_tensor.shape[0]):
@@ -312,7 +318,7 @@ def _shuffle_matrix_a_reference(input_tensor: torch.Tensor, epilogue_tile_m: int
 
 
 def _shuffle_matrix_sf_a_reference(
-    input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16
+    input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16, **_: Any
 ) -> torch.Tensor:
     return _block_scale_interleave_reference(_shuffle_matrix_a_reference(input_tensor, epilogue_tile_m))
 

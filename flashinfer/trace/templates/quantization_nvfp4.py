@@ -18,6 +18,7 @@ def _nvfp4_kv_dequantize_reference(
     block_scales: torch.Tensor,
     global_scale: torch.Tensor,
     out_dtype: torch.dtype = torch.bfloat16,
+    **_: Any,
 ) -> torch.Tensor:
     scales = scale_values(block_scales, True).repeat_interleave(16, dim=-1)
     return (e2m1_values(fp4_data) * scales * global_scale.reshape(())).to(out_dtype)
@@ -91,6 +92,7 @@ def _paged_nhd_reference(
     v_scale: torch.Tensor,
     output_k: torch.Tensor,
     output_v: torch.Tensor,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return (
         _gather(paged_kv_cache[:, 0], kv_cache_sf[:, 0], block_tables, seq_lens, k_scale, output_k),
@@ -107,6 +109,7 @@ def _paged_hnd_reference(
     v_scale: torch.Tensor,
     output_k: torch.Tensor,
     output_v: torch.Tensor,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     cache, scales = paged_kv_cache.transpose(2, 3), kv_cache_sf.transpose(2, 3)
     return _paged_nhd_reference(cache, scales, block_tables, seq_lens, k_scale, v_scale, output_k, output_v)
@@ -123,6 +126,7 @@ def _pair_nhd_reference(
     v_scale: torch.Tensor,
     output_k: torch.Tensor,
     output_v: torch.Tensor,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return (
         _gather(k_cache, k_cache_sf, block_tables, seq_lens, k_scale, output_k),
@@ -141,6 +145,7 @@ def _pair_hnd_reference(
     v_scale: torch.Tensor,
     output_k: torch.Tensor,
     output_v: torch.Tensor,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     keys, values, key_scales, value_scales = (t.transpose(1, 2) for t in (k_cache, v_cache, k_cache_sf, v_cache_sf))
     arguments = (block_tables, seq_lens, k_scale, v_scale, output_k, output_v)

@@ -77,6 +77,7 @@ def _apply_rope_reference(
     interleave: bool = False,
     rope_scale: float = 1,
     rope_theta: float = 1e4,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     frequency = _frequencies(rotary_dim or q.shape[-1], rope_scale, rope_theta)
     return _rotated_pair(q, k, _ragged_positions(indptr, offsets), frequency, interleave)
@@ -90,6 +91,7 @@ def _apply_rope_pos_ids_reference(
     interleave: bool = False,
     rope_scale: float = 1,
     rope_theta: float = 1e4,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     frequency = _frequencies(rotary_dim or q.shape[-1], rope_scale, rope_theta)
     return _rotated_pair(q, k, pos_ids, frequency, interleave)
@@ -107,6 +109,7 @@ def _apply_llama31_rope_reference(
     low_freq_factor: float = 1,
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     frequency = _llama31_frequencies(
         rotary_dim or q.shape[-1], rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len
@@ -125,6 +128,7 @@ def _apply_llama31_rope_pos_ids_reference(
     low_freq_factor: float = 1,
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     frequency = _llama31_frequencies(
         rotary_dim or q.shape[-1], rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len
@@ -139,6 +143,7 @@ def _apply_rope_with_cos_sin_cache_reference(
     head_size: int,
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     cos, sin = cos_sin_cache[positions.long()].chunk(2, dim=-1)
 

@@ -45,6 +45,7 @@ def _rope_quantize_reference(
     quant_scale_q: float = 1.0,
     quant_scale_kv: float = 1.0,
     q_rope_out_dtype: torch.dtype = torch.float8_e4m3fn,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     rows = cos_sin_cache[pos_ids.long()]
     q_rope_out, q_nope_out = _quantized(q_rope, q_nope, rows, is_neox, quant_scale_q, q_rope_out_dtype)
@@ -82,6 +83,7 @@ def _rope_quantize_append_reference(
     quant_scale_q: float = 1.0,
     quant_scale_kv: float = 1.0,
     heads_first: int = 0,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     dtype, page_size = first_cache.dtype, first_cache.shape[2 if heads_first and first_cache.ndim == 4 else 1]
     q_rope_out, k_rope_out, q_nope_out, k_nope_out = _rope_quantize_reference(

@@ -45,28 +45,32 @@ def normalised(x: torch.Tensor) -> torch.Tensor:
     return x / total.masked_fill(total == 0, 1)
 
 
-def _sampling_from_probs_reference(probs: torch.Tensor, seed: Seed = None, offset: Seed = None) -> torch.Tensor:
+def _sampling_from_probs_reference(
+    probs: torch.Tensor, seed: Seed = None, offset: Seed = None, **_: Any
+) -> torch.Tensor:
     return draw_columns(probs.float(), random_units(seed, offset, rows_of(probs)), normalise=False).int()
 
 
-def _sampling_from_logits_reference(logits: torch.Tensor, seed: Seed = None, offset: Seed = None) -> torch.Tensor:
+def _sampling_from_logits_reference(
+    logits: torch.Tensor, seed: Seed = None, offset: Seed = None, **_: Any
+) -> torch.Tensor:
     return draw_columns(probabilities(logits), random_units(seed, offset, rows_of(logits))).int()
 
 
 def _top_p_sampling_reference(
-    probs: torch.Tensor, top_p: Parameter, seed: Seed = None, offset: Seed = None
+    probs: torch.Tensor, top_p: Parameter, seed: Seed = None, offset: Seed = None, **_: Any
 ) -> torch.Tensor:
     return draw_columns(keep_top_p(probs, top_p), random_units(seed, offset, rows_of(probs))).int()
 
 
 def _top_k_sampling_reference(
-    probs: torch.Tensor, top_k: Parameter, seed: Seed = None, offset: Seed = None
+    probs: torch.Tensor, top_k: Parameter, seed: Seed = None, offset: Seed = None, **_: Any
 ) -> torch.Tensor:
     return draw_columns(keep_top_k(probs, top_k), random_units(seed, offset, rows_of(probs))).int()
 
 
 def _min_p_sampling_reference(
-    probs: torch.Tensor, min_p: Parameter, seed: Seed = None, offset: Seed = None
+    probs: torch.Tensor, min_p: Parameter, seed: Seed = None, offset: Seed = None, **_: Any
 ) -> torch.Tensor:
     threshold = as_column(min_p, probs).float().clamp(max=1) * probs.float().amax(dim=-1, keepdim=True)
     kept = torch.where(probs.float() >= threshold, probs.float(), 0)
@@ -80,6 +84,7 @@ def _top_k_top_p_sampling_reference(
     filter_apply_order: str = "top_k_first",
     seed: Seed = None,
     offset: Seed = None,
+    **_: Any,
 ) -> torch.Tensor:
     by_count = keep_top_k(probs.double(), top_k)
     by_mass = keep_top_p(normalised(by_count) if filter_apply_order == "top_k_first" else probs, top_p)
@@ -94,11 +99,12 @@ def _top_k_top_p_sampling_from_logits_reference(
     filter_apply_order: str = "top_k_first",
     seed: Seed = None,
     offset: Seed = None,
+    **_: Any,
 ) -> torch.Tensor:
     return _top_k_top_p_sampling_reference(probabilities(logits), top_k, top_p, filter_apply_order, seed, offset)
 
 
-def _softmax_reference(logits: torch.Tensor, temperature: Optional[Parameter] = None) -> torch.Tensor:
+def _softmax_reference(logits: torch.Tensor, temperature: Optional[Parameter] = None, **_: Any) -> torch.Tensor:
     x = logits.double()
     if temperature is not None:
         scale = as_column(temperature, x).double()
@@ -106,15 +112,15 @@ def _softmax_reference(logits: torch.Tensor, temperature: Optional[Parameter] = 
     return probabilities(x).masked_fill(x.isnan(), torch.nan).float()
 
 
-def _top_p_renorm_probs_reference(probs: torch.Tensor, top_p: Parameter) -> torch.Tensor:
+def _top_p_renorm_probs_reference(probs: torch.Tensor, top_p: Parameter, **_: Any) -> torch.Tensor:
     return normalised(keep_top_p(probs, top_p)).float()
 
 
-def _top_k_renorm_probs_reference(probs: torch.Tensor, top_k: Parameter) -> torch.Tensor:
+def _top_k_renorm_probs_reference(probs: torch.Tensor, top_k: Parameter, **_: Any) -> torch.Tensor:
     return normalised(keep_top_k(probs.double(), top_k)).to(probs.dtype)
 
 
-def _top_k_mask_logits_reference(logits: torch.Tensor, top_k: Parameter) -> torch.Tensor:
+def _top_k_mask_logits_reference(logits: torch.Tensor, top_k: Parameter, **_: Any) -> torch.Tensor:
     return keep_top_k(logits, top_k, fill=-torch.inf)
 
 
@@ -126,8 +132,9 @@ def _chain_speculative_sampling_reference(
     maybe_output_emitted_draft_token_num: Optional[torch.Tensor] = None,
     seed: Seed = None,
     offset: Seed = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    batch, drafts, _ = draft_probs.shape
+    batch, drafts = draft_probs.shape[:2]
     rows, device = rows_of(draft_probs), draft_probs.device
     if seed is None or offset is None:
         seed, offset = torch.randint(2**62, (2,)).tolist()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..template import Scalar, Tensor, TraceTemplate, Var, by_rank
@@ -10,7 +12,7 @@ from ..template import Scalar, Tensor, TraceTemplate, Var, by_rank
 __all__ = ["scale_trace"]
 
 
-def _scale_reference(input: torch.Tensor, factor: float) -> torch.Tensor:
+def _scale_reference(input: torch.Tensor, factor: float, **_: Any) -> torch.Tensor:
     return (input.float() * factor).to(input.dtype)
 
 

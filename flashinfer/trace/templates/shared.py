@@ -23,6 +23,14 @@ def to_fp8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.clamp(-limit, limit).to(dtype)
 
 
-def fp8_check(reference_outputs: Any, actual_outputs: Any) -> bool:
+def fp8_check(
+    reference_outputs: Any,
+    actual_outputs: Any,
+    *,
+    max_mismatch_pct: float = 1.0,
+    min_cos_sim: Any = None,
+    **tolerances: Any,
+) -> bool:
     # A value near the middle of two fp8 neighbours may fall to either side; a neighbour is up to 12.5 % away.
-    return default_check(reference_outputs, actual_outputs, max_mismatch_pct=1.0, min_cos_sim=None)
+    limits = {"max_mismatch_pct": max_mismatch_pct, "min_cos_sim": min_cos_sim, **tolerances}
+    return default_check(reference_outputs, actual_outputs, **limits)

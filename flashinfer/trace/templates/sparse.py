@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -36,6 +36,7 @@ def _block_sparse_reference(
     R: int,
     C: int,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     mask = torch.zeros(q.shape[0], k.shape[0], dtype=torch.bool, device=q.device)
     offsets, columns = indptr.tolist(), indices.tolist()
@@ -54,6 +55,7 @@ def _variable_block_sparse_reference(
     block_row_sz: torch.Tensor,
     block_col_sz: torch.Tensor,
     sm_scale: Optional[float] = None,
+    **_: Any,
 ) -> torch.Tensor:
     group = q.shape[0] // k.shape[0]
     masks = [

@@ -27,7 +27,7 @@ def _select(scores: torch.Tensor, k: int, tie_break: int) -> torch.Tensor:
 
 
 def _top_k_reference(
-    input: torch.Tensor, k: int, sorted: bool = False, deterministic: bool = False, tie_break: int = 0
+    input: torch.Tensor, k: int, sorted: bool = False, deterministic: bool = False, tie_break: int = 0, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     k = min(k, input.shape[1])
     indices = torch.zeros(input.shape[0], k, dtype=torch.int64, device=input.device)
@@ -61,6 +61,7 @@ def _top_k_ragged_transform_reference(
     deterministic: bool = False,
     tie_break: int = 0,
     row_starts: Optional[torch.Tensor] = None,
+    **_: Any,
 ) -> torch.Tensor:
     indices = _select_windows(input, lengths, k, tie_break, row_starts)
     return torch.where(indices >= 0, indices + offsets.unsqueeze(1), indices)
@@ -77,6 +78,7 @@ def _top_k_page_table_transform_reference(
     row_starts: Optional[torch.Tensor] = None,
     page_table_row_starts: Optional[torch.Tensor] = None,
     page_size: int = 1,
+    **_: Any,
 ) -> torch.Tensor:
     indices = _select_windows(input, lengths, k, tie_break, row_starts)
     out = indices.clone()
@@ -90,7 +92,7 @@ def _top_k_page_table_transform_reference(
 
 
 def _top_k_varlen_reference(
-    logits: torch.Tensor, seq_lens: torch.Tensor, top_k: int, compress_ratio: int = 1, next_n: int = 1
+    logits: torch.Tensor, seq_lens: torch.Tensor, top_k: int, compress_ratio: int = 1, next_n: int = 1, **_: Any
 ) -> torch.Tensor:
     row = torch.arange(logits.shape[0], device=logits.device)
     lengths = (seq_lens[row // next_n] - next_n + row % next_n + 1) // compress_ratio

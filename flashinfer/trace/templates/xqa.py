@@ -48,6 +48,7 @@ def _xqa_reference(
     kv_scale: float = 1.0,
     sliding_win_size: int = 0,
     rcp_out_scale: float = 1.0,
+    **_: Any,
 ) -> torch.Tensor:
     logits_scale = q_scale * kv_scale / math.sqrt(q.shape[-1])
     return block_table_reference(
@@ -73,6 +74,7 @@ def _batch_decode_pair_reference(
     bmm1_scale: float = 1.0,
     bmm2_scale: float = 1.0,
     window_left: int = -1,
+    **_: Any,
 ) -> torch.Tensor:
     return block_table_reference(
         query, k_cache, v_cache, block_tables, seq_lens, heads_first, bmm1_scale, bmm2_scale, window_left
@@ -88,6 +90,7 @@ def _batch_decode_reference(
     bmm1_scale: float = 1.0,
     bmm2_scale: float = 1.0,
     window_left: int = -1,
+    **_: Any,
 ) -> torch.Tensor:
     return block_table_reference(
         query, kv_cache[:, 0], kv_cache[:, -1], block_tables, seq_lens, heads_first, bmm1_scale, bmm2_scale, window_left
