@@ -7,8 +7,27 @@ first runner, stands for everything else. Kernels of this package choose by rule
 run as ever.
 """
 
+from .autotuner import (
+    _METADATA_KEY,
+    AutoTuner,
+    AutoTunerStatistics,
+    _classify_metadata_mismatches,
+    _collect_metadata,
+    _get_cudnn_backend_version,
+    _json_to_tactic,
+    _tactic_to_json,
+    _tactic_to_json_hashable,
+)
 from .buckets import make_bucket_mapper, round_to_nearest_bucket
 from .context import autotune
+from .initializers import (
+    autotuner_initializer_empty,
+    autotuner_initializer_ones,
+    autotuner_initializer_rand,
+    autotuner_initializer_rand_scaled,
+    autotuner_initializer_randn,
+    autotuner_initializer_zeros,
+)
 from .measure import is_in_profile_measurement
 from .profiles import (
     ConstraintSpec,
@@ -18,16 +37,12 @@ from .profiles import (
     ProfilingCacheKey,
     StaticDim,
     TuningConfig,
-    autotuner_initializer_empty,
-    autotuner_initializer_ones,
-    autotuner_initializer_rand,
-    autotuner_initializer_rand_scaled,
-    autotuner_initializer_randn,
-    autotuner_initializer_zeros,
 )
-from .tuner import AutoTuner, AutoTunerStatistics, TunableRunner
+from .ranks import get_autotune_process_group, set_autotune_process_group
+from .runner import TunableRunner
 
 __all__ = [
+    "_METADATA_KEY",
     "AutoTuner",
     "AutoTunerStatistics",
     "ConstraintSpec",
@@ -38,6 +53,12 @@ __all__ = [
     "StaticDim",
     "TunableRunner",
     "TuningConfig",
+    "_classify_metadata_mismatches",
+    "_collect_metadata",
+    "_get_cudnn_backend_version",
+    "_json_to_tactic",
+    "_tactic_to_json",
+    "_tactic_to_json_hashable",
     "autotune",
     "autotuner_initializer_empty",
     "autotuner_initializer_ones",
@@ -45,7 +66,9 @@ __all__ = [
     "autotuner_initializer_rand_scaled",
     "autotuner_initializer_randn",
     "autotuner_initializer_zeros",
+    "get_autotune_process_group",
     "is_in_profile_measurement",
     "make_bucket_mapper",
     "round_to_nearest_bucket",
+    "set_autotune_process_group",
 ]

@@ -8,8 +8,9 @@ import functools
 from typing import Callable, Sequence
 
 from ..errors import ArgumentError
+from ..integers import next_positive_power_of_2
 
-__all__ = ["checked_buckets", "make_bucket_mapper", "round_to_nearest_bucket"]
+__all__ = ["checked_buckets", "make_bucket_mapper", "make_generated_bucket_mapper", "round_to_nearest_bucket"]
 
 
 def checked_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
@@ -37,3 +38,9 @@ def make_bucket_mapper(buckets: tuple[int, ...], round_map: bool = False) -> Cal
     """:func:`round_to_nearest_bucket` for these buckets; the same function for the same ones."""
     rising = checked_buckets(buckets)
     return lambda x: round_to_nearest_bucket(x, rising, round_map)
+
+
+@functools.lru_cache(maxsize=1024)
+def make_generated_bucket_mapper(generate: Callable[[int], Sequence[int]]) -> Callable[[int], int]:
+    """A mapper that rounds up where ``generate(x)`` makes the buckets: the next power of two, at most the largest."""
+    return lambda x: min(next_positive_power_of_2(x), max(generate(x)))

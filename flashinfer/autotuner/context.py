@@ -9,10 +9,8 @@ import os
 from pathlib import Path
 from typing import Collection, Iterator, Optional, Sequence, Union
 
-from .buckets import checked_buckets, make_bucket_mapper
-from .files import Fit, read_results
-from .profiles import Bucketing
-from .tuner import AutoTuner
+from .autotuner import AutoTuner
+from .buckets import checked_buckets
 
 __all__ = ["autotune"]
 
@@ -36,12 +34,14 @@ def autotune(
     tune_mode : bool
         False only looks results up.
     cache : Optional[str]
-        JSON file of results: read on entry if it exists, written on exit if something new was measured. One of other
-        versions or another GPU is neither used nor overwritten.
+        JSON file of results: read on entry if it exists, in place of all results that were loaded before. With
+        ``tune_mode``, results that no file has yet are merged into it on exit. One of other versions or another GPU is
+        neither used nor overwritten.
     tuning_buckets : Optional[Sequence[int]]
-        Sizes to try, in this thread, in place of those of each operator.
+        Sizes to try, in this thread, in place of those of each operator. None: as the context around.
     round_up : Optional[bool]
-        Whether a size between two of ``tuning_buckets`` takes the larger one's result; the smaller one's if not.
+        Whether a size between two buckets takes the larger one's result. False: the smaller one's of
+        ``tuning_buckets``; the buckets of an operator map sizes as it says. None: as the context around.
     skip_ops : Union[str, Collection[str], None]
         Operators that keep their defaults, in addition to those of contexts around this one.
 
@@ -50,31 +50,40 @@ def autotune(
     >>> with flashinfer.autotune():
     ...     y = flashinfer.rmsnorm(torch.ones(1, 64), torch.ones(64))
     """
-    bucketing = Bucketing()
-    if tuning_buckets is not None:
-        buckets = checked_buckets(tuple(tuning_buckets))
-        bucketing = Bucketing(buckets, make_bucket_mapper(buckets, bool(round_up)))
+    buckets = None if tuning_buckets is None else checked_buckets(tuple(tuning_buckets))
     skipped = frozenset((skip_ops,) if isinstance(skip_ops, str) else skip_ops or ())
-    tuner, path, may_write = AutoTuner.get(), None if cache is None else Path(cache), True
-    if path is not None and path.exists():
-        fit, tuner._from_file = read_results(path)
-        may_write = fit is not Fit.NO
-    tuner.enter(tune_mode, bucketing, skipped)
-    before = len(tuner.profiling_cache)
+    tuner, path = AutoTuner.get(), None if cache is None else Path(cache)
+    if path is not None:
+        tuner._forget_loaded()
+        _load(tuner, path)
+    tuner.enter(tune_mode, buckets, round_up, skipped)
+    is_done = False
     try:
         yield
+        is_done = True
     finally:
         tuner.leave(tune_mode)
-        if path is not None and tune_mode and len(tuner.profiling_cache) > before:
-            if may_write:
-                _save(tuner, path)
-            else:
-                _log.warning("autotune: %s is of other versions or another GPU; new results are not written", path)
+        if path is not None and tune_mode and tuner._dirty:
+            _save(tuner, path, is_done)
 
 
-def _save(tuner: AutoTuner, path: Path) -> None:
+def _load(tuner: AutoTuner, path: Path) -> None:
+    """A file that cannot be read keeps nobody from tuning: it is replaced on exit."""
+    try:
+        tuner.load_configs(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        _log.warning("autotune: %s cannot be read (%s); tuning without it", path, error)
+
+
+def _save(tuner: AutoTuner, path: Path, is_done: bool) -> None:
     """Results hold in this process whether or not they can be kept, and an error inside the context goes first."""
     try:
         tuner.save_configs(path)
     except (OSError, TypeError, ValueError) as error:  # the disk; tactics that JSON has no word for
+        _log.warning("autotune: results cannot be written to %s (%s)", path, error)
+    except RuntimeError as error:  # records of a file that has changed
+        if is_done:
+            raise
         _log.warning("autotune: results cannot be written to %s (%s)", path, error)

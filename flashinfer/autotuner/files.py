@@ -2,29 +2,47 @@
 """Results in a JSON file: ``{"_metadata": {...}, "<key>": [runner class, tactic], ...}``.
 
 A result holds for the versions and the GPU it was measured with, which the file names. One of another machine is not
-read, and not overwritten either: somebody else may need it.
+read, and not overwritten either: somebody else may need it. Keys that begin with ``_`` are not results:
+``_generation`` counts how often the file was written, ``_records`` holds what products keep beside the results.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
-import logging
+import os
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 import torch
 
 from ..jit.utils import write_atomically
 from ..version import __version__
+from .tactics import from_json, to_json
 
-__all__ = ["METADATA", "Fit", "fit_of", "metadata", "read_results", "write_results"]
+__all__ = [
+    "GENERATION",
+    "METADATA",
+    "RECORDS",
+    "Fit",
+    "classify_metadata",
+    "collect_metadata",
+    "cudnn_backend_version",
+    "fit_of",
+    "locked",
+    "read_content",
+    "results_in",
+    "write_content",
+]
 
-METADATA = "_metadata"
+METADATA, GENERATION, RECORDS = "_metadata", "_generation", "_records"
 _ANY = "*"
 _UNKNOWN = "unknown"
+_SAYS_NOTHING = (_UNKNOWN, "None", None)
 _CUBLAS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
-_log = logging.getLogger("flashinfer")
+
+Results = dict[str, tuple[str, Any]]
 
 
 class Fit(enum.Enum):
@@ -43,60 +61,85 @@ def _installed(*names: str) -> str:
             return version(name)
         except PackageNotFoundError:
             continue
-    return "none"
+    return _UNKNOWN
 
 
-def metadata() -> dict[str, str]:
-    """What times depend on."""
-    has_gpu = torch.cuda.is_available()
+def cudnn_backend_version() -> str:
+    """The version of the cuDNN library that torch loads, else of the one that the package ``cudnn`` finds."""
+    with contextlib.suppress(Exception):  # torch refuses libraries that do not fit together
+        version = torch.backends.cudnn.version()
+        if version is not None:
+            return str(version)
+    with contextlib.suppress(Exception):  # not installed, or without its library
+        import cudnn
+
+        return str(cudnn.backend_version())
+    return _UNKNOWN
+
+
+def collect_metadata() -> dict[str, str]:
+    """What times depend on; ``"unknown"`` for what cannot be found out."""
     return {
         "flashinfer_version": __version__,
-        "cuda_version": torch.version.cuda or "none",
+        "cuda_version": torch.version.cuda or _UNKNOWN,
         "cublas_version": _installed(*_CUBLAS),
-        "cudnn_version": str(torch.backends.cudnn.version() or "none") if has_gpu else "none",
+        "cudnn_version": cudnn_backend_version(),
         "cudnn_frontend_version": _installed("nvidia-cudnn-frontend"),
-        "gpu": torch.cuda.get_device_name() if has_gpu else "none",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else _UNKNOWN,
     }
 
 
-def fit_of(found: Any) -> Fit:
-    """Compare the metadata of a file with this machine's. ``"*"`` fits any."""
-    if not isinstance(found, Mapping):
-        return Fit.UNKNOWN
-    fit = Fit.YES
-    for name, here in metadata().items():
-        there = found.get(name, _UNKNOWN)
+def classify_metadata(
+    saved: Any, current: Mapping[str, str]
+) -> tuple[dict[str, tuple[Any, str]], dict[str, tuple[Any, str]]]:
+    """What differs, as pairs of the file's and this machine's value: definitely, and where the file does not say."""
+    definite: dict[str, tuple[Any, str]] = {}
+    unsaid: dict[str, tuple[Any, str]] = {}
+    for name, here in current.items():
+        there = saved.get(name) if isinstance(saved, Mapping) else None
         if there in (here, _ANY):
             continue
-        if there != _UNKNOWN:
-            return Fit.NO
-        fit = Fit.UNKNOWN
-    return fit
+        (unsaid if there in _SAYS_NOTHING else definite)[name] = (there, here)
+    return definite, unsaid
 
 
-def _as_tuples(x: Any) -> Any:
-    return tuple(map(_as_tuples, x)) if isinstance(x, list) else x
+def fit_of(content: Mapping[str, Any], current: Mapping[str, str]) -> Fit:
+    """Compare a file with this machine. ``"*"`` fits any, as does a file without metadata."""
+    if METADATA not in content:
+        return Fit.YES
+    definite, unsaid = classify_metadata(content[METADATA], current)
+    return Fit.NO if definite else Fit.UNKNOWN if unsaid else Fit.YES
 
 
-def read_results(path: Path) -> tuple[Fit, dict[str, tuple[str, Any]]]:
-    """Results by their keys; none of a file that is not for this machine. Tactics that were tuples are again."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        _log.warning("autotune: %s cannot be read (%s); tuning without it", path, error)
-        return Fit.UNKNOWN, {}
-    fit = fit_of(content.get(METADATA) if isinstance(content, dict) else None)
-    if fit is not Fit.YES:
-        _log.warning("autotune: %s is of other versions or another GPU; tuning without it", path)
-        return fit, {}
-    return fit, {
-        key: (value[0], _as_tuples(value[1]))
+def read_content(path: Path) -> dict[str, Any]:
+    """The object in a file. FileNotFoundError without one, ``json.JSONDecodeError`` if it is no JSON."""
+    content = json.loads(path.read_text())
+    return content if isinstance(content, dict) else {METADATA: None}
+
+
+def results_in(content: Mapping[str, Any]) -> Results:
+    """Runner class and tactic by key. Tactics that were tuples are again."""
+    return {
+        key: (value[0], from_json(value[1]))
         for key, value in content.items()
         if not key.startswith("_") and isinstance(value, list) and len(value) == 2
     }
 
 
-def write_results(path: Path, results: Mapping[str, tuple[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {METADATA: metadata(), **{key: list(value) for key, value in results.items()}}
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time merge into files of a folder. File systems without locks go without."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_content(path: Path, special: Mapping[str, Any], results: Results) -> None:
+    content = {**special, **{key: [runner, to_json(tactic)] for key, (runner, tactic) in results.items()}}
     write_atomically(path, json.dumps(content, indent=2, sort_keys=True) + "\n")

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 import torch
 
+from ..errors import ArgumentError
+from .buckets import make_bucket_mapper, make_generated_bucket_mapper
+from .initializers import autotuner_initializer_rand_scaled
+
 __all__ = [
-    "Bucketing",
     "ConstraintSpec",
     "DynamicDim",
     "DynamicTensorSpec",
@@ -21,12 +26,16 @@ __all__ = [
     "TuningConfig",
     "inputs_of",
     "nearest_profile",
+    "profile_of_bucket",
     "profiles_for",
     "shapes_of",
+    "with_buckets",
 ]
 
 Shapes = tuple[tuple[int, ...], ...]
 Mapper = Callable[[int], int]
+Initializer = Callable[..., torch.Tensor]
+_UNBOUNDED = 2**31 - 1
 _FOLLOWS = -1  # a dimension that others determine does not tell profiles apart
 
 
@@ -63,11 +72,24 @@ class DynamicTensorSpec:
     gen_tuning_buckets: Union[tuple[int, ...], Callable[[int], Sequence[int]]]
     map_to_tuning_buckets: Mapper
 
+    def __post_init__(self) -> None:
+        for name in ("input_idx", "dim_idx", "gen_tuning_buckets"):  # lists have no hash, and specs are keys
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+
     @property
     def places(self) -> list[tuple[int, int]]:
+        """Pairs of an input and its dimension."""
         inputs = self.input_idx if isinstance(self.input_idx, (tuple, list)) else (self.input_idx,)
         dims = self.dim_idx if isinstance(self.dim_idx, (tuple, list)) else (self.dim_idx,)
         return list(zip(inputs, dims, strict=True))
+
+    def size_in(self, shapes: Sequence[Sequence[int]]) -> int:
+        i, dim = self.places[0]
+        return shapes[i][dim]
+
+    def buckets_for(self, size: int) -> Sequence[int]:
+        return self.gen_tuning_buckets(size) if callable(self.gen_tuning_buckets) else self.gen_tuning_buckets
 
 
 @dataclass(frozen=True)
@@ -83,27 +105,46 @@ class ConstraintSpec:
 class TuningConfig:
     """How an operator is tuned.
 
-    ``tensor_initializers[i]`` makes input ``i`` of a trial from a shape, a dtype and a device; None, or none, means
-    :func:`autotuner_initializer_rand_scaled`. ``inputs_pre_hook`` is given the inputs of a trial and returns those to
-    use.
+    Parameters
+    ----------
+    dynamic_tensor_specs, constraint_specs
+        Sizes that vary, and those that follow from them.
+    tensor_initializers : Tuple[Tuple[int, Callable], ...]
+        Pairs of an input's number and what makes that input of a trial from a shape, a dtype and a device. An input
+        without one is made by :func:`autotuner_initializer_rand_scaled`.
+    use_cold_l2_cache : bool
+        Whether every timed call finds its inputs evicted from the cache.
+    use_cuda_graph : bool
+        Whether the call is captured and its replay is timed.
+    value_aware_input_indices, profile_arena_input_indices : Tuple[int, ...]
+        Inputs whose copies, one for each timed call, lie in two buffers larger than the cache.
+    inputs_pre_hook : Optional[Callable]
+        Is given the inputs of a trial once for each bucket and returns those to use.
     """
 
     dynamic_tensor_specs: tuple[DynamicTensorSpec, ...] = ()
     constraint_specs: tuple[ConstraintSpec, ...] = ()
-    tensor_initializers: tuple[Optional[Callable[..., torch.Tensor]], ...] = ()
+    tensor_initializers: tuple[tuple[int, Initializer], ...] = ()
     use_cold_l2_cache: bool = False
     use_cuda_graph: bool = False
     value_aware_input_indices: tuple[int, ...] = ()
     profile_arena_input_indices: tuple[int, ...] = ()
     inputs_pre_hook: Optional[Callable[[list[Any]], list[Any]]] = None
 
+    def __post_init__(self) -> None:
+        for pair in self.tensor_initializers:
+            if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], int)):
+                raise ArgumentError(
+                    f"TuningConfig: tensor_initializers has {pair!r}, expected pairs (number of an input, initializer)"
+                )
+
 
 @dataclass
 class OptimizationProfile:
-    """Shapes of one trial."""
+    """Shapes of one trial, and for each input what makes it, or None."""
 
     shapes: list[list[Union[StaticDim, DynamicDim]]]
-    tensor_initializers: list[Any] = field(default_factory=list)
+    tensor_initializers: list[Optional[Initializer]] = field(default_factory=list)
 
     def get_opt_shapes(self) -> Shapes:
         return tuple(tuple(dim.opt for dim in shape) for shape in self.shapes)
@@ -127,19 +168,26 @@ class ProfilingCacheKey(NamedTuple):
         return str((self.custom_op, self.runner_class_name, self.nearest_profile, self.extras))
 
 
-class Bucketing(NamedTuple):
-    """Buckets that ``autotune`` was given for every operator."""
+@functools.lru_cache(maxsize=1024)
+def _with_bucket_rule(
+    spec: DynamicTensorSpec, buckets: Optional[tuple[int, ...]], round_up: Optional[bool]
+) -> DynamicTensorSpec:
+    if buckets is not None:
+        mapper = make_bucket_mapper(buckets, bool(round_up))
+        return dataclasses.replace(spec, gen_tuning_buckets=buckets, map_to_tuning_buckets=mapper)
+    if callable(spec.gen_tuning_buckets):
+        mapper = make_generated_bucket_mapper(spec.gen_tuning_buckets)
+    else:
+        mapper = make_bucket_mapper(tuple(spec.gen_tuning_buckets), True)
+    return dataclasses.replace(spec, map_to_tuning_buckets=mapper)
 
-    buckets: Optional[tuple[int, ...]] = None
-    mapper: Optional[Mapper] = None
 
-    def sizes(self, spec: DynamicTensorSpec, size: int) -> Sequence[int]:
-        if self.buckets is not None:
-            return self.buckets
-        return spec.gen_tuning_buckets(size) if callable(spec.gen_tuning_buckets) else spec.gen_tuning_buckets
-
-    def map(self, spec: DynamicTensorSpec) -> Mapper:
-        return self.mapper or spec.map_to_tuning_buckets
+def with_buckets(config: TuningConfig, buckets: Optional[tuple[int, ...]], round_up: Optional[bool]) -> TuningConfig:
+    """The configuration under what ``autotune`` was given: its buckets, and whether sizes between two round up."""
+    if buckets is None and not round_up:
+        return config
+    specs = tuple(_with_bucket_rule(spec, buckets, round_up) for spec in config.dynamic_tensor_specs)
+    return dataclasses.replace(config, dynamic_tensor_specs=specs)
 
 
 def shapes_of(inputs: Sequence[Any]) -> Shapes:
@@ -147,75 +195,68 @@ def shapes_of(inputs: Sequence[Any]) -> Shapes:
     return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else () for x in inputs)
 
 
-def nearest_profile(shapes: Sequence[Sequence[int]], config: TuningConfig, bucketing: Bucketing) -> Shapes:
+@functools.lru_cache(maxsize=8192)
+def nearest_profile(
+    shapes: Shapes, specs: tuple[DynamicTensorSpec, ...], constraints: tuple[ConstraintSpec, ...]
+) -> Shapes:
     """The shapes with the bucket of each size that varies."""
     nearest = [list(shape) for shape in shapes]
-    for spec in config.dynamic_tensor_specs:
-        (first_input, first_dim), *_ = spec.places
-        bucket = bucketing.map(spec)(nearest[first_input][first_dim])
+    for spec in specs:
+        bucket = spec.map_to_tuning_buckets(spec.size_in(nearest))
         for i, dim in spec.places:
             nearest[i][dim] = bucket
-    for constraint in config.constraint_specs:
+    for constraint in constraints:
         nearest[constraint.input_idx][constraint.dim_idx] = _FOLLOWS
     return tuple(tuple(shape) for shape in nearest)
 
 
-def profiles_for(
-    shapes: Sequence[Sequence[int]], config: TuningConfig, bucketing: Bucketing
-) -> Iterator[OptimizationProfile]:
-    """A trial for each combination of buckets; the largest first, so that what fits once always will."""
-    specs = config.dynamic_tensor_specs
-    sizes = [sorted(bucketing.sizes(s, shapes[s.places[0][0]][s.places[0][1]]), reverse=True) for s in specs]
-    for chosen in itertools.product(*sizes):
-        plain = [list(shape) for shape in shapes]
-        for spec, bucket in zip(specs, chosen, strict=True):
-            for i, dim in spec.places:
-                plain[i][dim] = bucket
-        dims: list[list[Union[StaticDim, DynamicDim]]] = [[StaticDim(n) for n in shape] for shape in plain]
-        for k, spec in enumerate(specs):
-            larger = [size for size in sizes[k] if size > chosen[k]]
-            for i, dim in spec.places:
-                dims[i][dim] = DynamicDim(chosen[k], chosen[k], larger[-1] - 1 if larger else 2**31 - 1)
-        for constraint in config.constraint_specs:
-            dims[constraint.input_idx][constraint.dim_idx] = StaticDim(constraint.infer_shape(plain))
-        yield OptimizationProfile(dims, list(config.tensor_initializers))
+def _profile(
+    shapes: Sequence[Sequence[int]], config: TuningConfig, chosen: Sequence[int], largest: Sequence[int]
+) -> OptimizationProfile:
+    """A trial with the sizes ``chosen``, one for each spec, which stand for those up to ``largest``."""
+    plain = [list(shape) for shape in shapes]
+    dims: list[list[Union[StaticDim, DynamicDim]]] = [[StaticDim(n) for n in shape] for shape in shapes]
+    for spec, size, last in zip(config.dynamic_tensor_specs, chosen, largest, strict=True):
+        for i, dim in spec.places:
+            plain[i][dim] = size
+            dims[i][dim] = DynamicDim(size, size, last)
+    for constraint in config.constraint_specs:
+        size = constraint.infer_shape(plain)
+        dims[constraint.input_idx][constraint.dim_idx] = DynamicDim(size, size, size)
+    initializers: list[Optional[Initializer]] = [None] * len(dims)
+    for i, initializer in config.tensor_initializers:
+        initializers[i] = initializer
+    return OptimizationProfile(dims, initializers)
+
+
+def profiles_for(shapes: Sequence[Sequence[int]], config: TuningConfig) -> list[OptimizationProfile]:
+    """A trial for each combination of buckets, the smallest first."""
+    ranges = []
+    for spec in config.dynamic_tensor_specs:
+        sizes = sorted(set(spec.buckets_for(spec.size_in(shapes))))
+        ranges.append(list(zip(sizes, [size - 1 for size in sizes[1:]] + [_UNBOUNDED], strict=True)))
+    return [
+        _profile(shapes, config, [size for size, _ in chosen], [last for _, last in chosen])
+        for chosen in itertools.product(*ranges)
+    ]
+
+
+def profile_of_bucket(shapes: Sequence[Sequence[int]], config: TuningConfig) -> OptimizationProfile:
+    """The trial of the bucket that stands for these shapes."""
+    chosen = [spec.map_to_tuning_buckets(spec.size_in(shapes)) for spec in config.dynamic_tensor_specs]
+    return _profile(shapes, config, chosen, chosen)
 
 
 def inputs_of(profile: OptimizationProfile, inputs: Sequence[Any]) -> list[Any]:
-    """The caller's inputs, and new tensors in place of those that have another shape in the trial."""
+    """Inputs of a trial: new tensors in place of those with a size that varies, the caller's own for the rest.
+
+    A size that the caller has as well is no exception: an operator may write into its arguments, and trials must not
+    change the caller's data.
+    """
     made = []
-    for i, (shape, x) in enumerate(zip(profile.get_opt_shapes(), inputs, strict=True)):
-        if isinstance(x, torch.Tensor) and tuple(x.shape) != shape:
+    for i, (shape, x) in enumerate(zip(profile.shapes, inputs, strict=True)):
+        if isinstance(x, torch.Tensor) and any(isinstance(dim, DynamicDim) for dim in shape):
             given = profile.tensor_initializers[i] if i < len(profile.tensor_initializers) else None
-            x = (given or autotuner_initializer_rand_scaled)(shape, x.dtype, x.device)
+            x = (given or autotuner_initializer_rand_scaled)(tuple(dim.opt for dim in shape), x.dtype, x.device)
         made.append(x)
     return made
-
-
-def autotuner_initializer_empty(shapes: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
-    return torch.empty(shapes, dtype=dtype, device=device)
-
-
-def autotuner_initializer_zeros(shapes: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
-    return torch.zeros(shapes, device=device).to(dtype)
-
-
-def autotuner_initializer_ones(shapes: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
-    return torch.ones(shapes, device=device).to(dtype)
-
-
-def autotuner_initializer_randn(shapes: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
-    return torch.randn(shapes, device=device).to(dtype)
-
-
-def autotuner_initializer_rand(shapes: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
-    """From 0 to 1."""
-    return torch.rand(shapes, device=device).to(dtype)
-
-
-def autotuner_initializer_rand_scaled(shapes: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
-    """From -5 to 5; what has no sign from 0 to 5, what has two values either."""
-    numbers = torch.rand(shapes, device=device) * 10 - 5
-    if dtype is torch.bool:
-        return numbers > 0
-    return (numbers.abs() if not dtype.is_signed else numbers).to(dtype)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning of runners whose times are known: they turn the clock of the measurement on."""
+"""Which tactic is chosen, for which sizes, in which context."""
 
 from __future__ import annotations
 
-import json
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,69 +11,15 @@ import torch
 import flashinfer
 from flashinfer.autotuner import (
     AutoTuner,
-    ConstraintSpec,
     DynamicTensorSpec,
-    TunableRunner,
     TuningConfig,
     autotune,
-    is_in_profile_measurement,
+    initializers,
     make_bucket_mapper,
     round_to_nearest_bucket,
 )
-from flashinfer.autotuner import profiles as autotuner_profiles
-from flashinfer.knobs import knobs
-from flashinfer.testing import timers
 
-BUCKETS = (4, 16)
-TO_BUCKET = make_bucket_mapper(BUCKETS)
-
-
-class Sleeper(TunableRunner):
-    """Tactic ``(n,)`` of rows up to 4 takes 4 n ms, of more 4 (4 - n); n = 3 fails."""
-
-    def __init__(self, name="one", tactics=(1, 2, 3)):
-        self.name, self.tactics = name, tactics
-
-    def get_valid_tactics(self, inputs, profile):
-        assert profile.get_opt_shapes()[0] == inputs[0].shape
-        return [(n,) for n in self.tactics]
-
-    def get_cache_key_extras(self, inputs):
-        return (str(inputs[0].dtype),)
-
-    def forward(self, inputs, tactic=-1, do_preparation=False, **kwargs):
-        calls.append((inputs[0].shape[0], tactic, do_preparation, is_in_profile_measurement(), kwargs))
-        if tactic == -1:
-            return inputs[0]
-        if tactic == (3,):
-            raise RuntimeError("no such tactic")
-        clock.seconds += (tactic[0] if inputs[0].shape[0] <= 4 else 4 - tactic[0]) / 250
-        return inputs[0]
-
-
-calls: list = []
-clock = SimpleNamespace(seconds=0.0)
-CONFIG = TuningConfig(
-    dynamic_tensor_specs=(DynamicTensorSpec((0,), (0,), BUCKETS, TO_BUCKET),),
-    constraint_specs=(ConstraintSpec(1, 0, lambda shapes: 2 * shapes[0][0]),),
-)
-
-
-def inputs_of(rows, dtype=torch.float32):
-    return [torch.ones(rows, 3, dtype=dtype), torch.ones(2 * rows), "no tensor"]
-
-
-def choose(rows, runners=None, op="sleep", config=CONFIG, dtype=torch.float32, **kwargs):
-    return AutoTuner.get().choose_one(op, runners or [Sleeper()], config, inputs_of(rows, dtype), **kwargs)
-
-
-@pytest.fixture(autouse=True)
-def tuner(monkeypatch):
-    tuner = AutoTuner(warmup=1, repeat=3)
-    monkeypatch.setattr(AutoTuner, "_instance", tuner)
-    monkeypatch.setattr(timers, "time", SimpleNamespace(perf_counter=lambda: clock.seconds))
-    calls.clear()
-    return tuner
+from .sleeper import BUCKETS, CONFIG, TO_BUCKET, Sleeper, calls, choose, inputs_of
 
 
 def test_names():
@@ -109,7 +53,7 @@ def test_the_fastest_tactic_of_each_bucket(tuner):
     assert {rows for rows, *_ in calls} == {4, 16}
     assert [c for c in calls if c[2]] == [(16, -1, True, False, {"factor": 2}), (4, -1, True, False, {"factor": 2})]
     assert all(measured and kwargs == {"factor": 2} for _, tactic, _, measured, kwargs in calls if tactic != -1)
-    assert tuner.stats.failed_tactics == {"sleep::Sleeper": [(3,), (3,)]} and tuner.stats.cache_misses == 0
+    assert tuner.stats.failed_tactics == {"sleep::Sleeper": {(3,)}} and tuner.stats.cache_misses == 0
     assert tuner.stats.tuned_op_successful_configs["sleep"] == tuner.stats.tuned_op_total_configs["sleep"] == 2
     assert choose(4, dtype=torch.float16)[1] == -1  # another extra
     assert choose(4, op="other")[1] == -1
@@ -128,14 +72,14 @@ def test_inputs_of_a_trial(tuner):
     config = TuningConfig(
         dynamic_tensor_specs=(DynamicTensorSpec(0, 0, lambda rows: (rows, 8), lambda rows: rows),),
         constraint_specs=CONFIG.constraint_specs,
-        tensor_initializers=(None, autotuner_profiles.autotuner_initializer_zeros),
+        tensor_initializers=((1, initializers.autotuner_initializer_zeros),),
         inputs_pre_hook=lambda inputs: [*inputs[:2], "hooked"],
     )
     with autotune():
         choose(5, [Look(tactics=(1,))], config=config)
     assert [(8, 3), (16,), "hooked"] in seen and [(5, 3), (10,), "hooked"] in seen
-    assert autotuner_profiles.autotuner_initializer_rand_scaled((9,), torch.uint8, "cpu").dtype is torch.uint8
-    assert set(autotuner_profiles.autotuner_initializer_rand_scaled((99,), torch.bool, "cpu").tolist()) == {True, False}
+    assert initializers.autotuner_initializer_rand_scaled((9,), torch.uint8, "cpu").dtype is torch.uint8
+    assert set(initializers.autotuner_initializer_rand_scaled((99,), torch.bool, "cpu").tolist()) == {True, False}
 
 
 def test_several_runners_and_none_that_works(tuner):
@@ -166,51 +110,6 @@ def test_buckets_and_operators_of_a_context(tuner):
             pass
 
 
-def test_results_in_a_file(tuner, tmp_path, monkeypatch):
-    path = tmp_path / "new" / "tuned.json"
-    with autotune(cache=path):
-        choose(4)
-    content = json.loads(path.read_text())
-    assert content["('sleep', 'Sleeper', ((4, 3), (-1,), ()), ('torch.float32',))"] == ["Sleeper", [1]]
-    assert content["_metadata"]["flashinfer_version"] == flashinfer.__version__ and list(content) == sorted(content)
-    tuner.clear_cache()
-    calls.clear()
-    written = path.stat().st_mtime_ns
-    with autotune(cache=path):
-        assert choose(4)[1] == (1,) and calls == []  # a tuple again
-    assert path.stat().st_mtime_ns == written
-    with knobs.override(autotuner_load_from_file="1"), autotune(cache=path):
-        assert choose(4)[1] == (1,) and choose(4, op="other")[1] == -1 and calls == []
-
-    for changed, is_kept in (("9.9", True), ("unknown", False), (None, False)):
-        content["_metadata"]["cuda_version"] = changed
-        if changed is None:
-            del content["_metadata"]["cuda_version"]
-        path.write_text(json.dumps(content))
-        tuner.clear_cache()
-        assert not tuner.load_configs(path)
-        with autotune(cache=path):
-            assert choose(4, [Sleeper(tactics=(1,))])[1] == (1,)
-        assert (json.loads(path.read_text())["_metadata"].get("cuda_version") == changed) == is_kept
-    content["_metadata"]["cuda_version"] = "*"
-    path.write_text(json.dumps(content))
-    assert tuner.load_configs(path)
-    path.write_text("{")
-    assert not tuner.load_configs(path)
-
-
-def test_results_that_cannot_be_written(tuner, tmp_path, caplog):
-    """A server that has tuned goes on; an error of its own is the one that is raised."""
-    (tmp_path / "file").touch()
-    with autotune(cache=tmp_path / "file" / "results.json"):
-        choose(4)
-    assert "results cannot be written to" in caplog.text and "File exists" in caplog.text
-    with pytest.raises(KeyError), autotune(cache=tmp_path):
-        choose(4, op="other")
-        raise KeyError
-    assert choose(4, op="other")[1] == (1,)
-
-
 @pytest.mark.parametrize("buckets", [["a"], [1.5], [None, 4]])
 def test_buckets_are_whole_numbers(buckets):
     with (
@@ -226,10 +125,13 @@ def test_no_trial_inside_a_capture(tuner, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         assert choose(4)[1] == (1,)
-        with pytest.raises(
-            RuntimeError, match="other is being captured in a CUDA graph with sizes that were not tuned"
-        ):
-            choose(4, op="other")
+        with autotune(skip_ops="skipped"):
+            assert choose(4, op="skipped")[1] == -1
+        made = []
+        config = TuningConfig(dynamic_tensor_specs=CONFIG.dynamic_tensor_specs, inputs_pre_hook=made.append)
+        with pytest.raises(RuntimeError, match="active outer CUDA Graph capture"):
+            choose(4, op="other", config=config)
+        assert made == []
 
 
 def test_errors_inside_end_the_context(tuner):
@@ -252,3 +154,119 @@ def test_on_a_gpu(tuner):
         with autotune():
             adder = Adder(str(options), (3, 1, 2))
             assert tuner.choose_one("add", [adder], TuningConfig(**options), [x])[1] == (1,)
+
+
+@pytest.mark.parametrize("generated", [False, True])
+def test_round_up_without_buckets(tuner, generated):
+    """Sizes between two buckets of the operator take the larger one, also when they are looked up later."""
+    buckets = (lambda rows: (4, 16)) if generated else BUCKETS
+    config = TuningConfig(
+        dynamic_tensor_specs=(DynamicTensorSpec(0, 0, buckets, TO_BUCKET),), constraint_specs=CONFIG.constraint_specs
+    )
+    with autotune(round_up=True):
+        to_bucket = tuner.get_effective_map_to_tuning_buckets(config)
+        sizes = (3, 4, 5, 16, 99)
+        assert [to_bucket(x) for x in sizes] == ([4, 4, 8, 16, 16] if generated else [4, 4, 16, 16, 16])
+        assert choose(9, config=config)[1] == (2,)
+        tried = len(calls)
+        assert choose(99, config=config)[1] == (2,) and choose(3, config=config)[1] == (1,) and len(calls) == tried
+    assert choose(9, config=config)[1] == (1,)  # the operator's own rule
+    with autotune(False, round_up=True):
+        assert choose(9, config=config)[1] == (2,)
+
+
+def test_contexts_inherit_each_setting(tuner):
+    def at(x):
+        return tuner.get_effective_map_to_tuning_buckets(CONFIG)(x)
+
+    with autotune(round_up=True):
+        with autotune(tuning_buckets=(2, 8)):
+            assert at(3) == 8
+            with autotune(round_up=False):
+                assert at(3) == 2
+        with autotune(round_up=False):
+            assert at(5) == 4
+        assert at(5) == 16
+    with autotune(tuning_buckets=(2, 8)):
+        assert at(3) == 2
+        with autotune(round_up=True):
+            assert at(3) == 8
+
+
+def test_the_mode_can_be_assigned(tuner):
+    tuner.is_tuning_mode = True
+    assert choose(4)[1] == (1,)
+    tuner.is_tuning_mode = False
+    assert choose(4, op="other")[1] == -1
+
+
+def test_what_search_cache_tells(tuner):
+    def search(runners, rows=4):
+        shapes = [x.shape if isinstance(x, torch.Tensor) else () for x in inputs_of(rows)]
+        return tuner.search_cache("sleep", runners, shapes, CONFIG, inputs_of(rows))
+
+    slow, fast = Sleeper("slow", (2,)), Sleeper("fast", (1,))
+    assert search([slow, fast]) == (False, 0, -1, None)
+    with autotune():
+        choose(4, [slow, fast])
+    is_hit, i, tactic, profile = search([slow, fast])
+    assert (is_hit, i, tactic) == (True, 1, (1,)) and profile.get_opt_shapes() == ((4, 3), (8,), ())
+    assert search([fast])[1] == 0 and search([slow], rows=4)[0] is False
+    (known,) = {key: value for key, value in tuner.profiling_cache.items() if key.nearest_profile[0][0] == 4}.values()
+    assert known == ((1,), profile)
+    key = tuner._get_cache_key("sleep", slow, ((4, 3), (8,), ()), CONFIG, ("torch.float32",))
+    tuner._file_configs[key.file_key] = ("Sleeper", (9,))
+    assert search([slow, fast])[1:3] == (1, (1,))  # what was measured goes first, of whichever runner
+    assert search([slow]) == (True, 0, (9,), None)
+
+
+def test_runners_with_attributes_that_have_no_hash(tuner):
+    class Holder(Sleeper):
+        def __init__(self, values):
+            super().__init__(tactics=(1,))
+            self.values, self.plan_cache = values, {}
+
+    values = [torch.ones(2)]
+    one = Holder(values)
+    assert hash(one) == hash(Holder(values)) and one == Holder(values) != Holder([torch.ones(2)])
+    assert Holder(values[0]) == Holder(values[0]) != Holder(torch.ones(2))
+    with autotune():
+        choose(4, [one])
+        one.plan_cache["filled"] = 1
+    assert choose(4, [one])[1] == (1,) and choose(4, [Holder([])])[1] == -1
+
+
+def test_tactics_that_are_lists(tuner):
+    class Lists(Sleeper):
+        def get_valid_tactics(self, inputs, profile):
+            return [[1, [2]], [3, [4]]]
+
+        def forward(self, inputs, tactic=-1, do_preparation=False, **kwargs):
+            if tactic == [3, [4]]:
+                raise RuntimeError("no such tactic")
+
+    with autotune():
+        assert choose(4, [Lists()])[1] == [1, [2]]
+    assert tuner.stats.failed_tactics["sleep::Lists"] == {(3, (4,))}
+
+
+def test_names_that_other_code_looks_at(tuner):
+    from flashinfer.autotuner import autotuner as module
+
+    assert module.ProfilingCacheKey is flashinfer.autotuner.ProfilingCacheKey and module.logger.name == "flashinfer"
+    assert module._json_to_tactic(module._tactic_to_json((1, ["a"]))) == (1, ("a",))
+    profiles = tuner._generate_optimization_profiles(CONFIG, inputs_of(9))
+    assert [p.get_opt_shapes()[0][0] for p in profiles] == [4, 16]
+    with autotune(tuning_buckets=(2, 8), round_up=True, skip_ops="one"), autotune(skip_ops="two"):
+        assert tuner._override_tuning_buckets == (2, 8) and tuner._override_round_up is True
+        assert tuner._effective_skip_ops == {"one", "two"} and tuner._active_tuning_contexts == 2
+    before = tuner._find_nearest_profile_cached.cache_info().hits
+    shapes = [x.shape if isinstance(x, torch.Tensor) else () for x in inputs_of(9)]
+    for cold in (False, True):  # what is no size does not count
+        config = TuningConfig(
+            dynamic_tensor_specs=CONFIG.dynamic_tensor_specs,
+            constraint_specs=CONFIG.constraint_specs,
+            use_cold_l2_cache=cold,
+        )
+        assert tuner._find_nearest_profile(shapes, config) == ((4, 3), (-1,), ())
+    assert tuner._find_nearest_profile_cached.cache_info().hits > before

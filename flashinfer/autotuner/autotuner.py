@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tuner: what is known about each operator and size, and the trials that find it out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any, Optional, Sequence
+
+from ..errors import ArgumentError
+from ..knobs import knobs
+from .files import METADATA as _METADATA_KEY
+from .files import Results
+from .files import classify_metadata as _classify_metadata_mismatches
+from .files import collect_metadata as _collect_metadata
+from .files import cudnn_backend_version as _get_cudnn_backend_version
+from .measure import is_capturing, refuse_capture
+from .profiles import (
+    OptimizationProfile,
+    ProfilingCacheKey,
+    Shapes,
+    TuningConfig,
+    nearest_profile,
+    profile_of_bucket,
+    profiles_for,
+    shapes_of,
+)
+from .results import SavedResults
+from .runner import FALLBACK, TunableRunner
+from .tactics import as_hashable as _tactic_to_json_hashable
+from .tactics import from_json as _json_to_tactic
+from .tactics import to_json as _tactic_to_json
+from .trials import AutoTunerStatistics, Trials
+
+__all__ = [
+    "_METADATA_KEY",
+    "AutoTuner",
+    "AutoTunerStatistics",
+    "_classify_metadata_mismatches",
+    "_collect_metadata",
+    "_get_cudnn_backend_version",
+    "_json_to_tactic",
+    "_tactic_to_json",
+    "_tactic_to_json_hashable",
+    "logger",
+]
+
+logger = logging.getLogger("flashinfer")
+_INFINITE = float("inf")
+
+
+class AutoTuner(Trials, SavedResults):
+    """The tuner of this process is ``AutoTuner.get()``.
+
+    Parameters
+    ----------
+    warmup, repeat : int
+        Calls before, and in, a measurement.
+    stream_delay_micro_secs : int
+        How long the GPU is kept busy while the calls of a measurement are enqueued.
+    """
+
+    _instance: Optional[AutoTuner] = None
+    _making = threading.Lock()
+
+    def __init__(self, warmup: int = 3, repeat: int = 10, stream_delay_micro_secs: int = 5000) -> None:
+        super().__init__(warmup, repeat, stream_delay_micro_secs)
+        #: Tactic, and the profile it was measured with.
+        self.profiling_cache: dict[ProfilingCacheKey, tuple[Any, Optional[OptimizationProfile]]] = {}
+        self._rankings: dict[ProfilingCacheKey, list[Any]] = {}  # tactics, the fastest first
+
+    @classmethod
+    def get(cls) -> AutoTuner:
+        with cls._making:
+            if cls._instance is None:
+                cls._instance = cls()
+            return cls._instance
+
+    def _metadata(self) -> dict[str, str]:
+        return _collect_metadata()
+
+    def _measured(self) -> Results:
+        return {key.file_key: (key.runner_class_name, tactic) for key, (tactic, _) in self.profiling_cache.items()}
+
+    def _warn(self, text: str, *arguments: Any) -> None:
+        logger.warning(text, *arguments)
+
+    # look-up -------------------------------------------------------------------------------------
+
+    _find_nearest_profile_cached = staticmethod(nearest_profile)
+
+    @classmethod
+    def _find_nearest_profile(cls, shapes: Sequence[Sequence[int]], tuning_config: TuningConfig) -> Shapes:
+        return cls._find_nearest_profile_cached(
+            tuple(map(tuple, shapes)), tuple(tuning_config.dynamic_tensor_specs), tuple(tuning_config.constraint_specs)
+        )
+
+    @classmethod
+    def _get_cache_key(
+        cls,
+        custom_op: str,
+        runner: TunableRunner,
+        input_shapes: Sequence[Sequence[int]],
+        tuning_config: TuningConfig,
+        extras: Sequence[Any] = (),
+    ) -> ProfilingCacheKey:
+        nearest = cls._find_nearest_profile(input_shapes, tuning_config)
+        return ProfilingCacheKey(custom_op, type(runner).__name__, hash(runner), nearest, tuple(extras))
+
+    def _keys(
+        self,
+        op: str,
+        runners: Sequence[TunableRunner],
+        shapes: Sequence[Sequence[int]],
+        config: TuningConfig,
+        inputs: Optional[Sequence[Any]],
+    ) -> list[ProfilingCacheKey]:
+        return [
+            self._get_cache_key(
+                op, runner, shapes, config, () if inputs is None else runner.get_cache_key_extras(list(inputs))
+            )
+            for runner in runners
+        ]
+
+    def _find(self, keys: Sequence[ProfilingCacheKey]) -> Optional[tuple[int, Any, Optional[OptimizationProfile]]]:
+        """Number of the runner, tactic and profile. What this process measured goes before what was loaded."""
+        for i, key in enumerate(keys):
+            if key in self.profiling_cache:
+                return i, *self.profiling_cache[key]
+        for i, key in enumerate(keys):
+            runner, tactic = self._file_configs.get(key.file_key, (None, None))
+            if runner == key.runner_class_name:
+                return i, tactic, None
+        return None
+
+    def search_cache(
+        self,
+        custom_op: str,
+        runners: Sequence[TunableRunner],
+        input_shapes: Sequence[Sequence[int]],
+        tuning_config: TuningConfig,
+        inputs: Optional[Sequence[Any]] = None,
+    ) -> tuple[bool, int, Any, Optional[OptimizationProfile]]:
+        """Look a result up: whether there is one, the number of its runner, its tactic and the profile measured.
+
+        The profile is None for results from a file. Without a result: ``(False, 0, -1, None)``.
+        """
+        config = self._apply_tuning_overrides(tuning_config)
+        found = self._find(self._keys(custom_op, runners, input_shapes, config, inputs))
+        return (False, 0, FALLBACK, None) if found is None else (True, *found)
+
+    def choose_one(
+        self,
+        custom_op: str,
+        runners: Sequence[TunableRunner],
+        tuning_config: TuningConfig,
+        inputs: Sequence[Any],
+        **kwargs: Any,
+    ) -> tuple[TunableRunner, Any]:
+        """The runner and the tactic for these inputs.
+
+        Parameters
+        ----------
+        custom_op : str
+            Name of the operator.
+        runners : Sequence[TunableRunner]
+            Its implementations; the first one, with tactic -1, is taken if nothing is known.
+        tuning_config : TuningConfig
+            Which sizes vary.
+        inputs : Sequence[Any]
+            Tensors and whatever else ``forward`` takes in its list.
+        **kwargs
+            What else ``forward`` takes.
+
+        Returns
+        -------
+        Tuple[TunableRunner, Any]
+        """
+        if custom_op in self._effective_skip_ops:
+            return runners[0], FALLBACK
+        config, shapes = self._apply_tuning_overrides(tuning_config), shapes_of(inputs)
+        keys = self._keys(custom_op, runners, shapes, config, inputs)
+        found = self._find(keys)
+        if self._may_measure() and not (found is not None and is_capturing()):
+            self._tune(custom_op, runners, config, inputs, shapes, kwargs)
+            found = self._find(keys)
+        if found is None:
+            self.stats.cache_misses += 1
+            self.stats.cache_miss_config_collection[custom_op].add(keys[0].nearest_profile)
+            return runners[0], FALLBACK
+        return runners[found[0]], found[1]
+
+    def _may_measure(self) -> bool:
+        return self.is_tuning_mode and not knobs.autotuner_load_from_file
+
+    def rank_tactics(
+        self,
+        custom_op: str,
+        runners: Sequence[TunableRunner],
+        tuning_config: TuningConfig,
+        inputs: Sequence[Any],
+        k: int = 1,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """The fastest tactics of one runner for these inputs, the best first, at most ``k``.
+
+        While tuning and with ``k`` above 1, each tactic is measured once for the bucket of these inputs, whatever is
+        known; the best is what :meth:`choose_one` takes from then on. Otherwise the list has one element, what
+        :meth:`choose_one` gives.
+
+        Parameters
+        ----------
+        custom_op, tuning_config, inputs, **kwargs
+            As for :meth:`choose_one`.
+        runners : Sequence[TunableRunner]
+            One runner.
+        k : int
+            How many tactics to return, at least 1.
+        """
+        if len(runners) != 1:
+            raise ArgumentError(f"rank_tactics: runners has {len(runners)} elements, expected 1")
+        if k < 1:
+            raise ArgumentError(f"rank_tactics: k is {k}, expected at least 1")
+        if k == 1 or not self._may_measure() or custom_op in self._effective_skip_ops:
+            return [self.choose_one(custom_op, runners, tuning_config, inputs, **kwargs)[1]]
+        config, shapes = self._apply_tuning_overrides(tuning_config), shapes_of(inputs)
+        (key,) = self._keys(custom_op, runners, shapes, config, inputs)
+        with self._lock:
+            if key not in self._rankings:
+                refuse_capture(custom_op)
+                profile = profile_of_bucket(shapes, config)
+                trials = self._trials(custom_op, runners, config, profile, inputs, kwargs)
+                finite = [(ms, tactic) for _, tactic, ms in trials if ms < _INFINITE]
+                self._rankings[key] = [tactic for _, tactic in sorted(finite, key=lambda trial: trial[0])]
+                if finite:
+                    self.profiling_cache[key], self._dirty = (self._rankings[key][0], profile), True
+            return self._rankings[key][:k] or [FALLBACK]
+
+    # trials --------------------------------------------------------------------------------------
+
+    def _tune(
+        self,
+        op: str,
+        runners: Sequence[TunableRunner],
+        config: TuningConfig,
+        inputs: Sequence[Any],
+        shapes: Shapes,
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Measure every bucket that is not known yet, the largest first: what fits once always will."""
+        with self._lock:
+            for profile in reversed(profiles_for(shapes, config)):
+                keys = self._keys(op, runners, profile.get_opt_shapes(), config, inputs)
+                nearest = keys[0].nearest_profile
+                if nearest in self.stats.failed_profiling_count[op] or self._find(keys) is not None:
+                    continue
+                refuse_capture(op)
+                self.stats.tuned_op_total_configs[op] += 1
+                runner, tactic, time_ms = min(
+                    self._trials(op, runners, config, profile, inputs, kwargs),
+                    key=lambda trial: trial[2],
+                    default=(runners[0], FALLBACK, _INFINITE),
+                )
+                if time_ms == _INFINITE:
+                    self.stats.failed_profiling_count[op].add(nearest)
+                    logger.warning("autotune: no tactic of %s works for %s; using the default there", op, nearest)
+                    continue
+                self.profiling_cache[keys[list(runners).index(runner)]] = (tactic, profile)
+                self.stats.tuned_op_successful_configs[op] += 1
+                self._dirty = True
+
+    # results -------------------------------------------------------------------------------------
+
+    def clear_cache(self) -> None:
+        """Forget every result."""
+        self.profiling_cache.clear()
+        self._rankings.clear()
+        self._forget_loaded()
+        self._published.clear()
+        self._dirty = False
+        self.stats.failed_profiling_count.clear()
+
+    def reset_statistics(self) -> None:
+        self.stats = AutoTunerStatistics()

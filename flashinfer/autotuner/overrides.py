@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``autotune`` changes: whether operators are tuned, in all threads; buckets and operators left out, in one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Callable, NamedTuple, Optional
+
+from .profiles import TuningConfig, with_buckets
+
+__all__ = ["Overrides"]
+
+
+class _Overrides(NamedTuple):
+    """What ``autotune`` was given for every operator, in one thread."""
+
+    buckets: Optional[tuple[int, ...]] = None
+    round_up: Optional[bool] = None
+    skip_ops: frozenset[str] = frozenset()
+
+
+class Overrides:
+    """The contexts that are open. :class:`AutoTuner` looks here before it looks at the configuration of an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_tuning_mode = False
+        self._active_tuning_contexts = 0  # in all threads
+        self._lock = threading.RLock()
+        self._threads = threading.local()  # stacks of what `autotune` was given there
+
+    def enter(
+        self,
+        tune_mode: bool,
+        buckets: Optional[tuple[int, ...]],
+        round_up: Optional[bool],
+        skip_ops: frozenset[str],
+    ) -> None:
+        """Begin a context, which :meth:`leave` ends. None inherits from the context around."""
+        stack = self._stack()
+        outer = stack[-1]
+        stack.append(
+            _Overrides(
+                outer.buckets if buckets is None else buckets,
+                outer.round_up if round_up is None else round_up,
+                outer.skip_ops | skip_ops,
+            )
+        )
+        self._count_contexts(+tune_mode)
+
+    def leave(self, tune_mode: bool) -> None:
+        self._stack().pop()
+        self._count_contexts(-tune_mode)
+
+    def _count_contexts(self, change: int) -> None:
+        with self._lock:
+            self._active_tuning_contexts += change
+            self.is_tuning_mode = self._active_tuning_contexts > 0
+
+    def _stack(self) -> list[_Overrides]:
+        if not hasattr(self._threads, "stack"):
+            self._threads.stack = [_Overrides()]
+        return self._threads.stack
+
+    @property
+    def _override_tuning_buckets(self) -> Optional[tuple[int, ...]]:
+        return self._stack()[-1].buckets
+
+    @property
+    def _override_round_up(self) -> Optional[bool]:
+        return self._stack()[-1].round_up
+
+    @property
+    def _effective_skip_ops(self) -> frozenset[str]:
+        return self._stack()[-1].skip_ops
+
+    def _apply_tuning_overrides(self, tuning_config: TuningConfig) -> TuningConfig:
+        overrides = self._stack()[-1]
+        return with_buckets(tuning_config, overrides.buckets, overrides.round_up)
+
+    def get_effective_map_to_tuning_buckets(
+        self, tuning_config: TuningConfig, spec_idx: int = 0
+    ) -> Callable[[int], int]:
+        """What maps sizes to buckets here: the buckets of ``autotune``, else those of the operator."""
+        return self._apply_tuning_overrides(tuning_config).dynamic_tensor_specs[spec_idx].map_to_tuning_buckets

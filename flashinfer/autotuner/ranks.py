@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tuning in several processes that must choose alike, such as the ranks of tensor parallelism."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+__all__ = ["get_autotune_process_group", "mean_over_ranks", "set_autotune_process_group"]
+
+_group: Optional[Any] = None
+
+
+def set_autotune_process_group(group: Optional[Any]) -> None:
+    """Average the time of each tactic over the ranks of a group of ``torch.distributed``; None: each rank for itself.
+
+    All ranks of the group then tune the same operators and sizes in the same order.
+    """
+    global _group
+    _group = group
+
+
+def get_autotune_process_group() -> Optional[Any]:
+    """The group that :func:`set_autotune_process_group` was given."""
+    return _group
+
+
+def mean_over_ranks(time_ms: float) -> float:
+    """The mean over the ranks of the group: one reduction, in which every rank takes part; as it is without a group."""
+    if _group is None:
+        return time_ms
+    distributed = torch.distributed
+    device = "cuda" if "nccl" in str(distributed.get_backend(_group)) else "cpu"
+    total = torch.tensor([time_ms], dtype=torch.float64, device=device)
+    distributed.all_reduce(total, group=_group)
+    return total.item() / distributed.get_world_size(_group)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of other processes: those that were loaded, and the file that ours are merged into."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any, Mapping, Optional, Union
+
+from ..errors import ArgumentError
+from .files import (
+    GENERATION,
+    METADATA,
+    RECORDS,
+    Fit,
+    Results,
+    classify_metadata,
+    fit_of,
+    locked,
+    read_content,
+    results_in,
+    write_content,
+)
+
+__all__ = ["SavedResults"]
+
+PathLike = Union[str, os.PathLike[str]]
+
+
+class SavedResults:
+    """What a tuner has loaded and what it has yet to save. :class:`AutoTuner` adds what it has measured."""
+
+    def __init__(self) -> None:
+        self._file_configs: Results = {}  # runner class and tactic, by file key
+        self._dirty = False  # whether there is something that no file has
+        self._records: dict[str, dict[str, Any]] = {}  # loaded, by namespace
+        self._published: dict[str, dict[str, Any]] = {}  # not saved yet, by namespace
+        self._generations: dict[str, int] = {}  # of files when they were read
+        self._warned_cache_mismatch: set[Fit] = set()
+
+    def _metadata(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def _measured(self) -> Results:
+        raise NotImplementedError
+
+    def _warn(self, text: str, *arguments: Any) -> None:
+        raise NotImplementedError
+
+    def load_configs(self, path: PathLike) -> bool:
+        """Add the results of a file to those that were loaded before.
+
+        Returns
+        -------
+        bool
+            False, and nothing is loaded, if the file is of another environment or does not say of which.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such file.
+        json.JSONDecodeError
+            It is no JSON.
+        """
+        content = read_content(Path(path))
+        if self._fit(Path(path), content) is not Fit.YES:
+            return False
+        self._file_configs.update(results_in(content))
+        self._records.update(_records_in(content))
+        self._generations[_name(path)] = _generation_of(content)
+        return True
+
+    def save_configs(self, path: PathLike) -> None:
+        """Merge what was measured and loaded into a file, which is replaced at once.
+
+        The file is read again: other processes may have added to it since it was loaded. Its results give way to those
+        measured here. A file of another environment is left as it is, with a warning; one that does not say of which
+        it is, or cannot be read, is replaced. Metadata of a file that fits is kept.
+
+        Raises
+        ------
+        RuntimeError
+            Records were published, and the file has changed since it was read.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.parent):
+            found = self._content_to_merge(path)
+            if found is None:
+                return
+            generation = _generation_of(found)
+            if self._published and generation != self._generations.get(_name(path), 0):
+                raise RuntimeError(
+                    f"autotune: {path} has generation {generation}, expected {self._generations.get(_name(path), 0)} "
+                    "(another process has written it since it was read): load it, then publish the records again"
+                )
+            special = {METADATA: found.get(METADATA, self._metadata()), GENERATION: generation + 1}
+            records = {**self._records, **_records_in(found), **self._published}
+            if records:
+                special[RECORDS] = records
+            write_content(path, special, {**self._file_configs, **results_in(found), **self._measured()})
+        self._generations[_name(path)] = generation + 1
+        self._records, self._published, self._dirty = records, {}, False
+
+    def get_namespaced_records(self, namespace: str) -> dict[str, Any]:
+        """A copy of what a product keeps beside the results; empty if there is nothing."""
+        return copy.deepcopy(self._published.get(namespace, self._records.get(namespace, {})))
+
+    def publish_namespaced_records(self, namespace: str, records: Mapping[str, Any]) -> None:
+        """Replace what a product keeps beside the results. The next save writes it."""
+        if not isinstance(records, Mapping):
+            raise ArgumentError(f"publish_namespaced_records: records is {records!r}, expected a dict")
+        self._published[namespace] = json.loads(json.dumps(records))
+        self._dirty = True
+
+    def _forget_loaded(self) -> None:
+        self._file_configs.clear()
+        self._records.clear()
+
+    def _fit(self, path: Path, content: Mapping[str, Any]) -> Fit:
+        """Whether a file is for this machine. Says once for each reason why it is not."""
+        current = self._metadata()
+        fit = fit_of(content, current)
+        if fit is Fit.YES or fit in self._warned_cache_mismatch:
+            return fit
+        self._warned_cache_mismatch.add(fit)
+        definite, unsaid = classify_metadata(content[METADATA], current)
+        differences = ", ".join(f"{name} {there}, here {here}" for name, (there, here) in (definite or unsaid).items())
+        if fit is Fit.NO:
+            self._warn("autotune: %s is of a different environment (%s): it is not used and kept", path, differences)
+        else:
+            self._warn("autotune: %s may be of a different environment (%s): it is not used", path, differences)
+        return fit
+
+    def _content_to_merge(self, path: Path) -> Optional[dict[str, Any]]:
+        """What the file has by now; empty if it is to be replaced, None if it is to be kept."""
+        try:
+            content = read_content(path)
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            self._warn("autotune: %s cannot be read (%s) and is replaced", path, error)
+            return {}
+        fit = self._fit(path, content)
+        return content if fit is Fit.YES else None if fit is Fit.NO else {}
+
+
+def _name(path: PathLike) -> str:
+    return os.path.realpath(path)
+
+
+def _generation_of(content: Mapping[str, Any]) -> int:
+    generation = content.get(GENERATION, 0)
+    return generation if isinstance(generation, int) else 0
+
+
+def _records_in(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    records = content.get(RECORDS)
+    return records if isinstance(records, dict) else {}

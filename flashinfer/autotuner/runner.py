@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is tuned: implementations of an operator, each with its tactics."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Sequence
+
+import torch
+
+from .profiles import OptimizationProfile
+
+__all__ = ["FALLBACK", "TunableRunner"]
+
+FALLBACK = -1
+
+
+class TunableRunner(abc.ABC):
+    """One implementation of an operator. What tells two of a class apart are its attributes.
+
+    A list, a dict, a tensor or whatever else cannot be hashed by value counts by identity. Attributes whose name ends
+    in ``_cache`` do not count.
+    """
+
+    @abc.abstractmethod
+    def get_valid_tactics(self, inputs: list[Any], profile: OptimizationProfile) -> Sequence[Any]:
+        """Tactics worth a trial on these inputs."""
+
+    @abc.abstractmethod
+    def forward(self, inputs: list[Any], tactic: Any = FALLBACK, do_preparation: bool = False, **kwargs: Any) -> Any:
+        """Run with a tactic; -1 is one that always works. ``do_preparation``: once before trials, without timing."""
+
+    def get_cache_key_extras(self, inputs: list[Any]) -> tuple[Any, ...]:
+        """What results depend on besides shapes, such as dtypes."""
+        return ()
+
+    def __call__(self, inputs: list[Any], **kwargs: Any) -> Any:
+        return self.forward(inputs, **kwargs)
+
+    def _counted(self) -> dict[str, Any]:
+        return {name: _key_of(value) for name, value in vars(self).items() if not name.endswith("_cache")}
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._counted().values()))
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._counted() == other._counted()
+
+
+class _Identity:
+    """A value that is equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+
+def _key_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):  # has a hash, but compares element by element
+        return _Identity(value)
+    try:
+        hash(value)
+    except TypeError:
+        return _Identity(value)
+    return value
