@@ -29,7 +29,7 @@ import torch
 
 from .describe import Statistics, describe, skipped_statistics, tensor_statistics
 from .dump import clear_graph_dumps, flush_graph_dumps, graph, replay_from_dump, replay_sequence
-from .dump.replay import register_api, wraps
+from .dump.apis import register_api, wraps
 from .dump.writer import ApiCall, CallDump, Dumper, DumpSettings
 from .knobs import knobs
 from .version import __git_commit__, __version__

@@ -17,9 +17,12 @@ __all__ = [
     "class_path",
     "decode",
     "describe_layout",
+    "host_copies",
     "host_copy",
+    "item_key",
     "load_class",
     "tensor_bytes",
+    "torch_dtype",
     "with_layout",
 ]
 
@@ -43,17 +46,34 @@ def load_class(path: str) -> Any:
     return value
 
 
+def torch_dtype(text: Any) -> torch.dtype:
+    """The dtype that prints as ``text``, such as ``torch.float16``."""
+    dtype = getattr(torch, str(text).removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise RuntimeError(f"replay: {text!r} is recorded, expected a dtype of torch")
+    return dtype
+
+
+def item_key(key: str, index: int) -> str:
+    """Where an item of a list is: ``arg_1__0``; those of a returned tuple are results of their own, ``result_0``."""
+    return f"{key}_{index}" if key == "result" else f"{key}__{index}"
+
+
 class Encoder:
     """Collects the tensors of nested arguments under flat keys and turns everything else into JSON.
 
-    A tensor object met twice gets one key, so a replay passes one tensor twice (``out=input`` stays in place).
-    A generator is its state, so a replay draws the same numbers; during a capture (``has_states=False``) it has none.
+    A tensor object met twice is encoded as its first key, so a replay passes one tensor twice (``out=input`` stays in
+    place); ``tensors`` has it under each of its keys, ``aliases`` says which are the same. A generator is its state,
+    so a replay draws the same numbers; during a capture (``has_states=False``) it has none.
     """
 
     def __init__(self, has_states: bool = True) -> None:
         self._has_states = has_states
         self.tensors: dict[str, torch.Tensor] = {}
-        self._key_of: dict[int, str] = {}
+        self.states: dict[str, torch.Tensor] = {}  # of generators
+        self.keys: dict[str, str] = {}  # place of a tensor -> its key, the same but for collisions
+        self.aliases: dict[str, str] = {}  # key -> first key of the same tensor object
+        self._first: dict[int, str] = {}
 
     def encode(self, value: Any, key: str) -> dict[str, Any]:
         if isinstance(value, torch.Tensor):
@@ -75,25 +95,30 @@ class Encoder:
             return {"type": "torch.Size", "value": list(value)}
         if isinstance(value, (list, tuple)):
             kind = "list" if isinstance(value, list) else "tuple"
-            encoded = {"type": kind, "items": [self.encode(item, f"{key}_{i}") for i, item in enumerate(value)]}
+            encoded = {"type": kind, "items": [self.encode(item, item_key(key, i)) for i, item in enumerate(value)]}
             return {**encoded, "class": class_path(type(value))} if hasattr(value, "_fields") else encoded
         if isinstance(value, dict):
-            items = [[self.encode(k, f"{key}_key"), self.encode(v, f"{key}_{k}")] for k, v in value.items()]
+            items = [
+                [self.encode(k, f"{key}__key_{i}"), self.encode(v, f"{key}__value_{i}")]
+                for i, (k, v) in enumerate(value.items())
+            ]
             return {"type": "dict", "items": items}
         if isinstance(value, torch.Generator) and self._has_states:
-            state = self._add(value.get_state(), key)
+            state = f"state__{key}"  # no argument has such a key
+            self.states[state] = value.get_state()
             return {"type": "torch.Generator", "device": value.device.type, "key": state, "argument": key}
         return {"type": "object", "class": class_path(type(value)), "id": id(value), "argument": key}
 
-    def _add(self, tensor: torch.Tensor, key: str) -> str:
-        known = self._key_of.get(id(tensor))
-        if known is not None:
-            return known
-        while key in self.tensors:  # kwargs x=(t,) and x_0=u would otherwise share kwarg_x_0
+    def _add(self, tensor: torch.Tensor, place: str) -> str:
+        key = place
+        while key in self.tensors:  # x=(t,) and x__0=u would otherwise share kwarg_x__0
             key += "_"
+        self.keys[place] = key
         self.tensors[key] = tensor
-        self._key_of[id(tensor)] = key
-        return key
+        first = self._first.setdefault(id(tensor), key)
+        if first != key:
+            self.aliases[key] = first
+        return first
 
 
 def decode(
@@ -111,7 +136,7 @@ def decode(
     if kind == "float":
         return float(str(value))
     if kind == "torch.dtype":
-        return getattr(torch, str(value).removeprefix("torch."))
+        return torch_dtype(value)
     if kind == "torch.device":
         return place(torch.device(str(value)))
     if kind == "torch.Size":
@@ -162,6 +187,12 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     if _extent(_base_shape(shape, stride), stride) > 2 * source.numel():
         return source.cpu().contiguous().clone()
     return with_layout(source, shape, stride, torch.device("cpu"))
+
+
+def host_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A copy of each tensor; one copy for all keys of the same tensor, which ``torch.save`` then writes once."""
+    copies = {id(tensor): host_copy(tensor) for tensor in {id(tensor): tensor for tensor in tensors.values()}.values()}
+    return {key: copies[id(tensor)] for key, tensor in tensors.items()}
 
 
 def with_layout(

@@ -7,34 +7,36 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Mapping
 
 import torch
 
-__all__ = ["append_record", "load_tensors", "read_record", "save_tensors", "tensor_format"]
+__all__ = ["append_record", "has_tensors", "load_tensors", "publish", "read_record", "save_tensors", "tensor_format"]
 
 METADATA = "metadata.jsonl"
 SESSION = "session.jsonl"
+_SUFFIX = {"torch": ".pt", "safetensors": ".safetensors"}
 
 
 def tensor_format(safetensors: bool) -> str:
-    """``pt`` or ``safetensors``, the latter only where the package is installed."""
+    """``torch`` or ``safetensors``, the latter only where the package is installed."""
     if not safetensors:
-        return "pt"
+        return "torch"
     if importlib.util.find_spec("safetensors") is None:
         logging.getLogger("flashinfer.api").warning("dumps: safetensors is not installed, writing .pt files instead")
-        return "pt"
+        return "torch"
     return "safetensors"
 
 
 def save_tensors(directory: Path, stem: str, tensors: Mapping[str, torch.Tensor], fmt: str) -> None:
-    """Write ``<stem>.<fmt>``. The tensors must be on the host."""
-    path = directory / f"{stem}.{fmt}"
+    """Write ``<stem>.pt`` or ``<stem>.safetensors``. The tensors must be on the host."""
+    path = directory / f"{stem}{_SUFFIX[fmt]}"
     if fmt == "safetensors":
         from safetensors.torch import save_file
 
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, str(path))
+        save_file({key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}, path)
         _sync(path)
     else:
         with path.open("wb") as file:
@@ -42,6 +44,19 @@ def save_tensors(directory: Path, stem: str, tensors: Mapping[str, torch.Tensor]
             file.flush()
             os.fsync(file.fileno())
     _sync(directory)
+
+
+def publish(source: Path, target: Path, stem: str) -> None:
+    """Make the tensors ``stem`` of directory ``source`` those of ``target`` too, in place of what is there."""
+    for path in source.glob(f"{stem}.*"):
+        temporary = target / f".{path.name}"
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(path, temporary)
+        except OSError:  # a file system without links
+            shutil.copyfile(path, temporary)
+        temporary.replace(target / path.name)
+    _sync(target)
 
 
 def load_tensors(directory: Path, stem: str) -> dict[str, torch.Tensor]:
@@ -52,6 +67,10 @@ def load_tensors(directory: Path, stem: str) -> dict[str, torch.Tensor]:
 
         return load_file(str(path))
     return torch.load(directory / f"{stem}.pt", map_location="cpu", weights_only=True)
+
+
+def has_tensors(directory: Path, stem: str) -> bool:
+    return any((directory / f"{stem}{suffix}").exists() for suffix in _SUFFIX.values())
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:

@@ -3,8 +3,9 @@
 
 Reading tensors is illegal during a capture, and the kernels have not run yet. So a captured call is held as references
 to its tensors, and each replay of the graph (seen through hooks on ``torch.cuda.CUDAGraph``) writes a snapshot of them
-to ``<call directory>/graph_flushes/flush_XXXX``. The references also keep the graph's memory pool from handing the
-same memory to a later op. A snapshot is taken after the replay: an argument changed in place shows its new value.
+to ``<call directory>/graph_flushes/flush_XXXX``; the newest one is in the call directory too. The references also keep
+the graph's memory pool from handing the same memory to a later op. A snapshot is taken after the replay: an argument
+changed in place shows its new value.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 import torch
 
 from . import files
-from .codec import host_copy, tensor_bytes
+from .codec import host_copies, tensor_bytes
 
 if TYPE_CHECKING:
     from .writer import CallDump, Dumper
@@ -58,6 +59,7 @@ class _HeldCall:
     replays_seen: int = 0  # 0 at a flush: nothing may have run yet, and the snapshot may hold no useful values
 
 
+_GROUPS = 2  # inputs and outputs of a call
 _held: list[_HeldCall] = []
 _lock = threading.RLock()  # re-entrant: the SIGTERM handler may interrupt a flush of the same thread
 _captures = threading.local()  # .stack: graphs this thread is capturing
@@ -88,15 +90,15 @@ def flush_graph_dumps(synchronize: bool = True) -> int:
     Returns
     -------
     int
-        Snapshots written; 0 while a capture is under way.
+        Files of tensors written, inputs and outputs of each call; 0 while a capture is under way.
     """
     return _flush(lambda call: True, synchronize)
 
 
 def clear_graph_dumps() -> int:
-    """Drop all held tensors (their memory returns to the graphs' pools) and return how many calls were held."""
+    """Drop all held tensors (their memory returns to the graphs' pools); returns 2 for each call, as a flush does."""
     with _lock:
-        count = len(_held)
+        count = _GROUPS * len(_held)
         _held.clear()
     return count
 
@@ -109,7 +111,7 @@ def _flush(selects: Callable[[_HeldCall], bool], synchronize: bool = True) -> in
         calls = [call for call in _held if selects(call)]
         if calls and synchronize and torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        return sum(_snapshot(call) for call in calls)
+        return _GROUPS * sum(_snapshot(call) for call in calls)
 
 
 def _flush_replayed(graph: Any) -> None:
@@ -125,17 +127,23 @@ def _snapshot(call: _HeldCall) -> bool:
     size = sum(tensor_bytes(t) for group in (dump.inputs, call.outputs) for t in group.values())
     if not call.dumper.reserve(size, dump.record["function_name"]):
         return False
-    name = f"graph_flushes/flush_{call.flushes:04d}"
-    directory = dump.directory / name
+    call.flushes += 1
+    directory = dump.directory / "graph_flushes" / f"flush_{call.flushes:04d}"
     directory.mkdir(parents=True)
     for stem, tensors in (("inputs", dump.inputs), ("outputs", call.outputs)):
-        copies = {key: host_copy(tensor) for key, tensor in tensors.items()}
-        files.save_tensors(directory, stem, copies, dump.record["tensor_format"])
-    status = {"execution_status": "completed", "outputs_saved": True}
-    dump.record |= {**status, "snapshot": name, "replays_seen": call.replays_seen}
-    files.append_record(directory / files.METADATA, dump.record)
+        files.save_tensors(directory, stem, host_copies(tensors), dump.record["tensor_format"])
+        files.publish(directory, dump.directory, stem)
+    dump.record |= {
+        "execution_status": "completed",
+        "outputs_saved": True,
+        "replays_seen": call.replays_seen,
+        "graph_capture_flushed": True,
+        "graph_capture_flush_index": call.flushes,
+        "graph_capture_snapshot_dir": str(directory),
+    }
+    base = {"graph_capture_base_dump_dir": str(dump.directory), "dump_dir": str(directory)}
+    files.append_record(directory / files.METADATA, {**dump.record, **base})
     call.dumper.write_record(dump)
-    call.flushes += 1
     return True
 
 

@@ -4,6 +4,9 @@
     <dir>/<YYYYmmdd_HHMMSS_mmm>_pid<PID>_<api>_call<NNNN>/{inputs.pt, outputs.pt, metadata.jsonl}
     <dir>/session.jsonl                                    every record of every call
 
+A record is one JSON line, written before and after the call. ``input_metadata``, ``output_metadata``, ``tensor_info``
+and ``tensor_details`` have the form of :mod:`.flat`; ``encoded`` has what a replay of ours needs besides.
+
 Names sort in call order within a process, which is what a sequence replay relies on.
 """
 
@@ -27,7 +30,9 @@ import torch
 from ..arch import get_default_generators
 from ..knobs import knobs
 from . import files, graph
-from .codec import Encoder, class_path, describe_layout, host_copy, tensor_bytes
+from .apis import public_module
+from .codec import Encoder, class_path, describe_layout, host_copies, host_copy, item_key, tensor_bytes
+from .flat import describe_value
 
 __all__ = ["ApiCall", "CallDump", "DumpSettings", "Dumper"]
 
@@ -77,6 +82,11 @@ class ApiCall:
     kwargs: Mapping[str, Any]
     is_capturing: bool
 
+    @property
+    def passed(self) -> tuple[Any, ...]:
+        """Positional arguments as the function gets them."""
+        return self.args if self.owner is None else (self.owner, *self.args)
+
 
 @dataclass
 class CallDump:
@@ -85,6 +95,7 @@ class CallDump:
     directory: Path
     record: dict[str, Any]
     inputs: dict[str, torch.Tensor]
+    aliases: dict[str, str]  # key of an input -> another of the same tensor
     before: dict[str, torch.Tensor] = field(default_factory=dict)  # host copies, to find what the call changed
 
 
@@ -101,69 +112,76 @@ class Dumper:
     def begin(self, call: ApiCall) -> Optional[CallDump]:
         """Save the inputs; ``None`` when a cap drops this dump. During a capture only references are kept."""
         encoder = Encoder(has_states=not call.is_capturing)
-        args = [encoder.encode(value, f"arg_{i}") for i, value in enumerate(call.args)]
+        first = 0 if call.owner is None else 1
+        args = [encoder.encode(value, f"arg_{i}") for i, value in enumerate(call.args, first)]
         kwargs = {name: encoder.encode(value, f"kwarg_{name}") for name, value in call.kwargs.items()}
         if (generator := _default_generator(call, encoder.tensors)) is not None:
             kwargs["generator"] = {**encoder.encode(generator, "kwarg_generator"), "is_default": True}
         inputs = encoder.tensors
-        size = 0 if call.is_capturing else sum(map(tensor_bytes, inputs.values()))
+        size = 0 if call.is_capturing else _unique_bytes(inputs)
         if not self._admit(call.name) or not self.reserve(size, call.name):
             return None
 
         directory, timestamp = self._new_directory(call)
+        values = {f"arg_{i}": value for i, value in enumerate(call.passed)}
+        values |= {f"kwarg_{name}": value for name, value in call.kwargs.items()}
         record = {
             "function_name": call.name,
-            "module": call.func.__module__,
+            "module": public_module(call.func),
             "qualname": call.func.__qualname__,
+            "defining_module": call.func.__module__,
             "call_sequence": call.sequence,
             "timestamp": timestamp,
             "process_id": os.getpid(),
-            "input_metadata": {"args": args, "kwargs": kwargs},
+            "input_metadata": _flat(values, encoder, call.is_capturing),
             "output_metadata": {},
-            "tensor_info": {"inputs": {key: tensor_bytes(t) for key, t in inputs.items()}, "outputs": {}},
-            "tensor_details": {"inputs": {key: describe_layout(t) for key, t in inputs.items()}, "outputs": {}},
+            "tensor_info": _tensor_info(inputs, {}),
+            "tensor_details": {key: describe_layout(tensor) for key, tensor in inputs.items()},
             "tensor_format": self.tensor_format,
             "function_signature": _signature_text(call.func),
             "versions": _versions(),
             "execution_status": "graph_capture_pending_flush" if call.is_capturing else "inputs_saved",
             "graph_capture": call.is_capturing,
             "dump_dir": str(directory),
+            "encoded": {"args": args, "kwargs": kwargs},
         }
         if call.owner is not None:
             record |= {"self_id": id(call.owner), "self_class": class_path(type(call.owner))}
-        dump = CallDump(directory, record, inputs)
+        dump = CallDump(directory, record, inputs, encoder.aliases)
         if not call.is_capturing:
-            dump.before = {key: host_copy(tensor) for key, tensor in inputs.items()}
-            files.save_tensors(directory, "inputs", dump.before, self.tensor_format)
+            dump.before = host_copies(inputs)
+            files.save_tensors(directory, "inputs", dump.before | encoder.states, self.tensor_format)
         self.write_record(dump)
         return dump
 
     def end(self, dump: CallDump, result: Any) -> None:
         """Save the results and every argument the call changed (destination-passing and in-place functions)."""
-        encoder = Encoder()
+        encoder = Encoder(has_states=not dump.record["graph_capture"])
         encoded = encoder.encode(result, "result")
         outputs = dict(encoder.tensors)
-        owners = {id(tensor): key for key, tensor in dump.inputs.items()}
+        owners = {id(tensor): key for key, tensor in dump.inputs.items() if key not in dump.aliases}
         aliases = {key: owners[id(tensor)] for key, tensor in outputs.items() if id(tensor) in owners}
-        dump.record["output_metadata"] = {"result": encoded, "mutated": [], "result_aliases": aliases}
+        mutated: list[str] = []
+        dump.record["encoded"] |= {"result": encoded, "mutated": mutated, "result_aliases": aliases}
+        dump.record["output_metadata"] = _flat(_results(result), encoder, dump.record["graph_capture"])
         if dump.record["graph_capture"]:
             self._describe_outputs(dump, outputs)
             self.write_record(dump)
             graph.hold(self, dump, outputs)
             return
-        saved = {key: host_copy(tensor) for key, tensor in outputs.items()}
+        saved = host_copies(outputs)
         for key, tensor in dump.inputs.items():
-            if key not in aliases.values():
+            if key not in aliases.values() and key not in dump.aliases:
                 after = host_copy(tensor)
                 if not _same_bytes(dump.before[key], after):
                     outputs[key], saved[key] = tensor, after
-                    dump.record["output_metadata"]["mutated"].append(key)
+                    mutated.append(key)
         self._describe_outputs(dump, outputs)
         dump.record["execution_status"] = "completed"
-        fits = self.reserve(sum(map(tensor_bytes, saved.values())), dump.record["function_name"])
+        fits = self.reserve(_unique_bytes(outputs), dump.record["function_name"])
         dump.record["outputs_saved"] = fits
         if fits:
-            files.save_tensors(dump.directory, "outputs", saved, self.tensor_format)
+            files.save_tensors(dump.directory, "outputs", saved | encoder.states, self.tensor_format)
         self.write_record(dump)
 
     def fail(self, dump: CallDump, error: BaseException) -> None:
@@ -209,12 +227,40 @@ class Dumper:
         api = re.sub(r"[^\w.-]", "_", call.name)
         directory = self._root / f"{stamp}_pid{os.getpid()}_{api}_call{call.sequence:04d}"
         directory.mkdir(parents=True)
-        return directory, f"{time.strftime('%Y-%m-%dT%H:%M:%S', clock)}.{moment % 1000:03d}"
+        return directory, stamp
 
     @staticmethod
     def _describe_outputs(dump: CallDump, outputs: Mapping[str, torch.Tensor]) -> None:
-        dump.record["tensor_info"]["outputs"] = {key: tensor_bytes(t) for key, t in outputs.items()}
-        dump.record["tensor_details"]["outputs"] = {key: describe_layout(t) for key, t in outputs.items()}
+        dump.record["tensor_info"] = _tensor_info(dump.inputs, outputs)
+        dump.record["tensor_details"] |= {key: describe_layout(tensor) for key, tensor in outputs.items()}
+
+
+def _unique_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor_bytes(tensor) for tensor in {id(tensor): tensor for tensor in tensors.values()}.values())
+
+
+def _flat(values: Mapping[str, Any], encoder: Encoder, is_capturing: bool) -> dict[str, Any]:
+    """Entries of what is no tensor itself."""
+    return {
+        key: describe_value(value, key, encoder.keys, may_read=not is_capturing)
+        for key, value in values.items()
+        if not isinstance(value, torch.Tensor)
+    }
+
+
+def _results(result: Any) -> dict[str, Any]:
+    if isinstance(result, (list, tuple)):
+        return {item_key("result", i): value for i, value in enumerate(result)}
+    return {"result": result}
+
+
+def _tensor_info(inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    sizes = {name: sum(map(tensor_bytes, group.values())) for name, group in (("input", inputs), ("output", outputs))}
+    sizes["total"] = sizes["input"] + sizes["output"]
+    info: dict[str, Any] = {"input_tensor_keys": list(inputs), "output_tensor_keys": list(outputs)}
+    for name, size in sizes.items():
+        info |= {f"{name}_size_bytes": size, f"{name}_size_mb": size / 2**20}
+    return info
 
 
 def _default_generator(call: ApiCall, tensors: Mapping[str, torch.Tensor]) -> Optional[torch.Generator]:

@@ -120,7 +120,7 @@ def test_all_that_engines_call_is_logged_and_replayed(tmp_path, capsys):
     log = (tmp_path / "log").read_text()
     assert log.index("Wrapper.forward called") < log.index("sm_scale: 0.3") < log.index("Wrapper.run called")
     assert replay_main(tmp_path / "dumps", "cpu") == 0
-    assert "20 replayed, 0 failed" in capsys.readouterr().out
+    assert "Summary: 20 passed, 0 failed/mismatch" in capsys.readouterr().out
 
 
 def test_trace_of_the_ragged_wrapper():

@@ -275,17 +275,13 @@ def test_replay_of_source(run, tmp_path):
     directory.mkdir()
     torch.save({}, directory / "inputs.pt")
     wrapper = "BatchDecodeWithPagedKVCacheWrapper"
-    module = "flashinfer.decode.batch"
-    source = {"type": "list", "items": [{"type": "value", "value": "not C++"}]}
+    source = {"type": "list", "length": 1, "items": ["not C++"], "truncated": False}
     record = {
         "function_name": f"{wrapper}.__init__",
-        "module": module,
-        "qualname": f"{wrapper}.__init__",
+        "module": "flashinfer.decode",
         "process_id": 1,
         "self_id": 2,
-        "self_class": f"{module}:{wrapper}",
-        "input_metadata": {"args": [], "kwargs": {"jit_args": source}},
-        "tensor_details": {"inputs": {}, "outputs": {}},
+        "input_metadata": {"arg_0": {"type": wrapper, "repr": "<...>"}, "kwarg_jit_args": source},
         "execution_status": "inputs_saved",
     }
     (directory / "metadata.jsonl").write_text(json.dumps(record) + "\n")

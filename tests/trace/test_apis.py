@@ -18,7 +18,7 @@ import torch
 import flashinfer
 from flashinfer.aot import FAMILIES
 from flashinfer.api_logging import _TRACE_REGISTRY
-from flashinfer.dump import replay
+from flashinfer.dump import apis
 from flashinfer.fi_trace import traced_functions
 from flashinfer.trace import Const, TraceTemplate
 
@@ -86,7 +86,7 @@ def test_every_decorator_names_a_template():
 
 def test_logs_and_dumps_name_what_users_call():
     """The log says ``Wrapper.plan``, not the name of a helper behind it."""
-    names = [name.rpartition(".")[2] for module, name in replay._apis if module.startswith("flashinfer.")]
+    names = [name.rpartition(".")[2] for module, name in apis._apis if module.startswith("flashinfer.")]
     assert [name for name in names if name.startswith("_") and name != "__init__"] == []
 
 

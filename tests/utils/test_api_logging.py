@@ -430,7 +430,7 @@ def test_a_killed_process_leaves_its_inputs(tmp_path):
     assert torch.equal(result["args"][0], torch.tensor([1.5, -2.5])) and result["kwargs"] == {"how": "kill"}
 
     for pid, value in ((terminated_pid, 6.0), (ended_pid, 7.0)):
-        snapshot = next((tmp_path / "dumps").glob(f"*_pid{pid}_op_call0001/graph_flushes/flush_0000"))
+        snapshot = next((tmp_path / "dumps").glob(f"*_pid{pid}_op_call0001/graph_flushes/flush_0001"))
         assert torch.load(snapshot / "outputs.pt")["result"].tolist() == [2 * value] * 2
     assert "user data" in "".join(path.read_text() for path in tmp_path.glob("log_*.txt"))
 

@@ -16,12 +16,13 @@ from flashinfer import api_logging
 from flashinfer.api_logging import LogSettings, make_api_decorator
 from flashinfer.dump import (
     DumpSettings,
+    apis,
     clear_graph_dumps,
     codec,
+    compare,
     files,
     flush_graph_dumps,
     graph,
-    replay,
     replay_from_dump,
     replay_main,
     replay_sequence,
@@ -115,7 +116,7 @@ def test_one_directory_per_call(dumps):
     assert second.name.endswith("_scaled_sum_call0002")
 
     inputs, outputs = torch.load(first / "inputs.pt"), torch.load(first / "outputs.pt")
-    assert inputs.keys() == {"arg_0", "arg_1_0"} and torch.equal(inputs["arg_0"], x)
+    assert inputs.keys() == {"arg_0", "arg_1__0"} and torch.equal(inputs["arg_0"], x)
     assert outputs.keys() == {"result_0", "result_1"} and torch.equal(outputs["result_0"], result[0])
 
     states = [json.loads(line) for line in (first / "metadata.jsonl").read_text().splitlines()]
@@ -127,9 +128,18 @@ def test_one_directory_per_call(dumps):
     tensors = "input_metadata output_metadata tensor_info tensor_details tensor_format execution_status"
     assert record.keys() >= {*common.split(" "), *tensors.split(" ")}
     assert (record["function_name"], record["module"], record["call_sequence"]) == ("scaled_sum", __name__, 1)
-    assert record["tensor_info"]["inputs"] == {"arg_0": 24, "arg_1_0": 12}
+    assert record["tensor_info"] == {
+        "input_tensor_keys": ["arg_0", "arg_1__0"],
+        "output_tensor_keys": ["result_0", "result_1"],
+        "input_size_bytes": 36,
+        "output_size_bytes": 28,
+        "total_size_bytes": 64,
+        "input_size_mb": 36 / 2**20,
+        "output_size_mb": 28 / 2**20,
+        "total_size_mb": 64 / 2**20,
+    }
     details = {"shape": [2, 3], "dtype": "torch.float32", "stride": [3, 1], "device": "cpu"}
-    assert record["tensor_details"]["inputs"]["arg_0"] == details
+    assert record["tensor_details"]["arg_0"] == details and record["tensor_details"].keys() == {*inputs, *outputs}
     assert record["function_signature"] == "(x, pair, *, factor=1.0, mode=None, dtype=None)"
     assert "self_id" not in record and record["graph_capture"] is False and record["dump_dir"] == str(first)
     session = [json.loads(line) for line in (on.root / "session.jsonl").read_text().splitlines()]
@@ -261,7 +271,8 @@ def test_arguments_survive_the_round_trip():
     }
     encoder = codec.Encoder()
     encoded = json.loads(json.dumps(encoder.encode(value, "arg_0")))
-    assert encoder.tensors.keys() == {"arg_0_pair_0", "arg_0_pair_1_1"}  # one key per tensor object
+    assert encoder.tensors.keys() == {"arg_0__value_1__0", "arg_0__value_1__1__0", "arg_0__value_1__1__1"}
+    assert encoder.aliases == {"arg_0__value_1__1__0": "arg_0__value_1__0"}
     back = codec.decode(encoded, encoder.tensors, lambda device: device, lambda encoded: None)
     assert back["plain"] == value["plain"] and back["torch"] == value["torch"] and back[5] is Mode.FAST
     assert isinstance(back["pair"], Pair) and back["pair"].left is back["pair"].right[0] is t
@@ -269,7 +280,7 @@ def test_arguments_survive_the_round_trip():
 
 def test_colliding_names_get_their_own_key():
     encoder = codec.Encoder()
-    keys = [encoder.encode(torch.ones(1), "kwarg_x_0")["key"] for _ in range(2)]
+    keys = [encoder.encode(torch.ones(1), "kwarg_x__0")["key"] for _ in range(2)]
     assert len(set(keys)) == 2
 
 
@@ -287,11 +298,11 @@ def test_replay_matches_and_detects_changes(dumps, monkeypatch):
     assert result["comparison_match"] is True and torch.equal(result["execution_result"][0], torch.full((2, 3), 6.0))
 
     key = (__name__, "scaled_sum")
-    monkeypatch.setitem(replay._apis, key, lambda x, pair, factor: (x * 6.1, x.sum()))
+    monkeypatch.setitem(apis._apis, key, lambda x, pair, factor: (x * 6.1, x.sum()))
     result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
     assert result["comparison_match"] is False
     assert result["comparison_details"] == ["result[0] differs in 6 of 6 elements, largest difference 0.1"]
-    monkeypatch.setitem(replay._apis, key, lambda x, pair, factor: 1 / 0)
+    monkeypatch.setitem(apis._apis, key, lambda x, pair, factor: 1 / 0)
     result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
     assert result["execution_error"] == "ZeroDivisionError: division by zero" and "comparison_match" not in result
 
@@ -323,7 +334,7 @@ def test_replay_matches_and_detects_changes(dumps, monkeypatch):
     ],
 )
 def test_comparison(expected, actual, same):
-    assert (replay._compare(expected, actual, "result") == []) is same
+    assert (compare.compare(expected, actual, "result") == []) is same
 
 
 def test_in_place_functions_are_compared_through_their_arguments(dumps, monkeypatch):
@@ -333,7 +344,7 @@ def test_in_place_functions_are_compared_through_their_arguments(dumps, monkeypa
     assert on.api(add_in_place)(x, residual, weight=weight) is None
     (directory,) = on.directories
     outputs, record = torch.load(directory / "outputs.pt"), files.read_record(directory)
-    assert outputs.keys() == {"arg_0", "arg_1"} and record["output_metadata"]["mutated"] == ["arg_0", "arg_1"]
+    assert outputs.keys() == {"arg_0", "arg_1"} and record["encoded"]["mutated"] == ["arg_0", "arg_1"]
     assert torch.load(directory / "inputs.pt")["arg_0"][0, 0] == 3  # the value before the call
     result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
     assert result["comparison_match"] and result["execution_result"] is None
@@ -341,7 +352,7 @@ def test_in_place_functions_are_compared_through_their_arguments(dumps, monkeypa
     def forgets_input(input, residual, weight):
         residual += input
 
-    monkeypatch.setitem(replay._apis, (__name__, "add_in_place"), forgets_input)
+    monkeypatch.setitem(apis._apis, (__name__, "add_in_place"), forgets_input)
     result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
     assert result["comparison_details"] == ["arg_0 differs in 8 of 8 elements, largest difference nan"]
 
@@ -351,9 +362,9 @@ def test_a_destination_that_is_returned_is_saved_once(dumps):
     x = torch.ones(3)
     on.api(write_out)(x, out=x)  # in place: one tensor object twice
     (directory,) = on.directories
-    assert torch.load(directory / "inputs.pt").keys() == {"arg_0"} and torch.load(directory / "outputs.pt").keys() == {
-        "result"
-    }
+    inputs = torch.load(directory / "inputs.pt")
+    assert inputs["arg_0"].data_ptr() == inputs["kwarg_out"].data_ptr()  # the file holds it once
+    assert torch.load(directory / "outputs.pt").keys() == {"result"}
     result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
     assert result["comparison_match"] and result["args"][0] is result["kwargs"]["out"]
 
@@ -436,9 +447,12 @@ def test_replay_calls_only_known_functions(dumps, tmp_path):
     (directory,) = on.directories
     record = files.read_record(directory)
     for module, qualname in (("os", "getcwd"), ("flashinfer.knobs", "Knobs.all")):
-        files.append_record(directory / "metadata.jsonl", {**record, "module": module, "qualname": qualname})
-        result = replay_from_dump(directory, device="cpu", run=True)
-        assert f"{module}.{qualname} is no known API" in result["execution_error"]
+        ours = {"defining_module": module, "qualname": qualname}
+        of_others = {"defining_module": None, "qualname": None, "module": module, "function_name": qualname}
+        for names in (ours, of_others):
+            files.append_record(directory / "metadata.jsonl", {**record, **names})
+            result = replay_from_dump(directory, device="cpu", run=True)
+            assert f"{module}.{qualname} is no known API" in result["execution_error"]
     with pytest.raises(RuntimeError, match="is not imported"):
         codec.load_class("this_module_is_not_there:Thing")
 
@@ -471,12 +485,12 @@ def test_every_parameter_that_holds_source_is_known():
     """The replay refuses source by the names of parameters: a new one must be among them."""
     parameters = {
         name
-        for (module, _), func in replay._apis.items()
+        for (module, _), func in apis._apis.items()
         if module.startswith("flashinfer.")
         for name in inspect.signature(func).parameters
     }
     assert {name for name in parameters if re.search("jit|source|decl|code|cpp|variant_name|uri", name)} == {
-        *replay._CODE
+        *apis._CODE
     }
 
 
@@ -531,7 +545,7 @@ def test_a_replay_draws_the_same_numbers(dumps, given, fmt):
     first, second = (replay_from_dump(d, compare_outputs=True, device="cpu", run=True) for d in on.directories)
     assert first["comparison_match"] and second["comparison_match"], (first, second)
     assert not torch.equal(first["execution_result"], second["execution_result"])
-    assert first["metadata"]["input_metadata"]["kwargs"]["generator"].get("is_default", False) is not given
+    assert first["metadata"]["encoded"]["kwargs"]["generator"].get("is_default", False) is not given
 
 
 def test_a_torn_record_falls_back_to_the_line_before(tmp_path):
@@ -558,21 +572,24 @@ def test_replay_main_reports_and_returns_a_code(dumps, monkeypatch, capsys, tmp_
     steady(torch.ones(1))
     assert replay_main(on.root, "cpu") == 0
     out = capsys.readouterr().out
-    assert (
-        re.search(r"same error +fails +1 ", out)
-        and re.search(r"match +steady +1 ", out)
-        and "2 replayed, 0 failed" in out
-    )
+    assert out.startswith(f"Replaying session from {on.root}\n")
+    assert re.search(r"Passed \(raised the same error\) .*_fails_call0001\n", out)
+    assert re.search(r"Passed .*_steady_call0001\n", out)
+    assert "Summary: 2 passed, 0 failed/mismatch" in out
 
-    key = next(key for key in replay._apis if key[1].endswith("steady"))
-    monkeypatch.setitem(replay._apis, key, lambda x: x)
+    key = next(key for key in apis._apis if key[1].endswith("steady"))
+    monkeypatch.setitem(apis._apis, key, lambda x: x)
     assert replay_main(on.root, "cpu") == 1
-    assert "result differs in 1 of 1 elements" in capsys.readouterr().out
-    assert replay_main(on.directories[1], "cpu") == 1  # a single dump
+    out = capsys.readouterr().out
+    assert re.search(r"Mismatch .*_steady_call0001\n +result differs in 1 of 1 elements", out)
+    assert "Summary: 1 passed, 1 failed/mismatch" in out
+    assert replay_main(on.directories[1], "cpu") == 1
+    assert capsys.readouterr().out.startswith(f"Replaying single dump from {on.directories[1]}\n")
     (on.directories[0] / "inputs.pt").write_bytes(b"torn")
     assert replay_main(str(on.root), "cpu") == 1
-    assert re.search(r"ERROR +\?", capsys.readouterr().out)
-    assert replay_main(tmp_path / "nothing", "cpu") == 2
+    assert re.search(r"Error .*_fails_call0001\n", capsys.readouterr().out)
+    (tmp_path / "empty").mkdir()
+    assert replay_main(tmp_path / "empty", "cpu") == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
@@ -648,7 +665,7 @@ def test_captured_calls_are_written_at_replay(dumps, fake_graph):
         x.fill_(value)
         fake_graph.replay()
     flushes = sorted((directory / "graph_flushes").iterdir())
-    assert [path.name for path in flushes] == ["flush_0000", "flush_0001"]
+    assert [path.name for path in flushes] == ["flush_0001", "flush_0002"]
     for path, value in zip(flushes, (4.0, 9.0), strict=True):
         assert torch.load(path / "inputs.pt")["arg_0"].tolist() == [value] * 3
         assert torch.load(path / "outputs.pt")["result"].tolist() == [value + 1] * 3
@@ -656,8 +673,17 @@ def test_captured_calls_are_written_at_replay(dumps, fake_graph):
     assert (record["execution_status"], record["graph_capture"], record["replays_seen"]) == ("completed", True, 2)
     assert replay_from_dump(directory, device="cpu")["args"][0].tolist() == [9.0] * 3  # the last snapshot
 
-    assert flush_graph_dumps(synchronize=False) == 1 and len(list((directory / "graph_flushes").iterdir())) == 3
-    assert clear_graph_dumps() == 1 and clear_graph_dumps() == 0 and flush_graph_dumps() == 0
+    assert torch.load(directory / "outputs.pt")["result"].tolist() == [10.0] * 3, "the newest values"
+    assert (record["graph_capture_flushed"], record["graph_capture_flush_index"]) == (True, 2)
+    assert record["graph_capture_snapshot_dir"] == str(flushes[-1]) and record["dump_dir"] == str(directory)
+    assert files.read_record(flushes[0])["graph_capture_base_dump_dir"] == str(directory)
+    assert replay_from_dump(flushes[0], device="cpu")["args"][0].tolist() == [4.0] * 3
+
+    x.fill_(1.0)
+    assert flush_graph_dumps(synchronize=False) == 2 and len(list((directory / "graph_flushes").iterdir())) == 3
+    assert torch.load(directory / "inputs.pt")["arg_0"].tolist() == [1.0] * 3
+    assert torch.load(flushes[1] / "inputs.pt")["arg_0"].tolist() == [9.0] * 3, "an older snapshot stays"
+    assert clear_graph_dumps() == 2 and clear_graph_dumps() == 0 and flush_graph_dumps() == 0
 
 
 def test_captured_in_place_calls_have_nothing_to_compare(dumps, fake_graph):
@@ -723,7 +749,7 @@ def test_cuda_graph_dumps(dumps):
         assert values == [2.0 * factor, 3.0 * factor]
         result = replay_from_dump(directory, compare_outputs=True, run=True)
         assert result["comparison_match"] and result["args"][0].is_cuda
-    assert flush_graph_dumps() == 2
+    assert flush_graph_dumps() == 4
     del captured, y
     assert clear_graph_dumps() == 0  # released with the graph
 
