@@ -76,6 +76,8 @@ def built(
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("building %s: %s", spec.name, spec.staleness() or "it does not load")
     jit_env.check_base()
+    for spec in pending:
+        _check_trust(spec)
     with contextlib.ExitStack() as locks:
         # In one order for everybody, so that two groups cannot wait for each other.
         held = [spec for spec in pending if locks.enter_context(_lock(spec, force))]
@@ -89,6 +91,14 @@ def _check_sources(spec: JitSpec) -> None:
     for source in spec.sources:
         if source not in spec.generated and not source.is_file():
             raise RuntimeError(f"{spec.name}: source {source} does not exist")
+
+
+def _check_trust(spec: JitSpec) -> None:
+    """Before a build: what it makes is loaded, and others could have changed it by then."""
+    for folder in (spec.build_dir, jit_env.gen_src_dir(spec.backend) / spec.name):
+        reason = jit_env.untrusted(folder)
+        if reason is not None:
+            raise RuntimeError(f"{spec.name}: {reason}")
 
 
 @contextlib.contextmanager
@@ -242,6 +252,7 @@ def _publish(spec: JitSpec, private: Path, sources: dict[str, str]) -> None:
     manifest_path(library).unlink(missing_ok=True)
     for path in private.glob("*.o"):
         os.replace(path, spec.build_dir / path.name)
+    os.chmod(private / spec.library_name, (private / spec.library_name).stat().st_mode & 0o755)  # whatever the umask
     os.replace(private / spec.library_name, library)
     write_manifest(spec, private, library, sources)
 

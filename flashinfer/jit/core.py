@@ -18,7 +18,7 @@ from . import env as jit_env
 from .build import Progress, built, clear_modules, ensure_built
 from .context import current_compilation_context
 from .cpp_ext import Commands, ninja_text, translation_units
-from .manifest import open_fresh
+from .manifest import manifest_path, open_fresh
 from .progress import ProgressLine
 from .toolchain import find_tvm_ffi
 from .utils import is_whole_library, write_if_different
@@ -123,6 +123,11 @@ class JitSpec:
         reason: Optional[str] = "not built"
         for directory in jit_env.read_dirs(self.backend):
             library = directory / self.name / self.library_name
+            untrusted = jit_env.untrusted(library.parent, library, manifest_path(library))
+            if untrusted is not None and library.exists():
+                jit_env.warn_untrusted(untrusted)
+                reason = untrusted
+                continue
             reason, file = open_fresh(self, library)
             if file is not None:
                 self._found = library

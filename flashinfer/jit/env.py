@@ -32,6 +32,7 @@ from ..knobs import knobs
 from ..log_level import configure_jit_log
 from ..version import __version__
 from .context import current_compilation_context
+from .trust import refusal
 
 logger = configure_jit_log()
 
@@ -177,6 +178,19 @@ def read_dirs(backend: str) -> Iterator[Path]:
                 yield cache_dir(base) / __version__ / arch_tag(backend) / "cached_ops"
     else:
         yield jit_dir(backend)
+
+
+def untrusted(folder: Path, *files: Path) -> Optional[str]:
+    """Why the module in ``folder``, one of ``jit_dir`` or ``gen_src_dir``, with these files is not to be used."""
+    if folder.parent in (globals().get("FLASHINFER_JIT_DIR"), globals().get("FLASHINFER_GEN_SRC_DIR")):
+        return refusal((folder.parent, folder, *files))
+    modules, targets, version, cache, *above = folder.parents  # base/.cache/flashinfer/<version>/<targets>/cached_ops
+    return refusal((cache, version, targets, modules, folder, *files), above[:2])
+
+
+@functools.cache
+def warn_untrusted(reason: str) -> None:
+    logger.warning("not loaded: %s", reason)
 
 
 # ------------------------------------------------------------------------------------------------ package data

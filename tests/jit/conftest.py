@@ -25,6 +25,7 @@ def clean_environment(monkeypatch, tmp_path):
     monkeypatch.setattr(current_compilation_context, "_known", None)
     jit_env._warn_fallback.cache_clear()
     jit_env._warn_companion.cache_clear()
+    jit_env.warn_untrusted.cache_clear()
 
 
 @pytest.fixture

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Caches of other users, and caches that others can write: who put a module there would run code in this process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from flashinfer.errors import MissingJITCacheError
+from flashinfer.jit import build_jit_specs
+from flashinfer.jit import env as jit_env
+
+from .toolbox import Workshop, in_processes
+
+SOMEBODY = 65534
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")
+
+
+def folders_of(spec) -> dict[str, Path]:
+    """The folders that lead to a module, and its library."""
+    names = ("module", "modules", "targets", "version", "cache")
+    return {
+        **dict(zip(names, (spec.build_dir, *spec.build_dir.parents), strict=False)),
+        "library": spec.jit_library_path,
+    }
+
+
+@pytest.fixture
+def built(workshop):
+    spec = workshop.spec()
+    spec.build()
+    return spec
+
+
+@pytest.mark.parametrize(
+    "which, mode",
+    [
+        ("module", 0o777),
+        ("modules", 0o775),
+        ("targets", 0o757),
+        ("version", 0o777),
+        ("cache", 0o1777),
+        ("library", 0o775),
+    ],
+)
+def test_cache_that_others_can_write(workshop, built, caplog, which, mode):
+    """Neither loaded nor built into; the message says why and what to do."""
+    path = folders_of(built)[which]
+    path.chmod(mode)
+    text = f"{path} is writable by others (mode {mode:04o})"
+    assert text in built.staleness()
+    if which != "library":  # which a build replaces
+        with pytest.raises(RuntimeError) as caught:
+            built.build_and_load()
+        assert str(caught.value).startswith(f"tiny: {text}")
+        assert "`chmod -R go-w" in str(caught.value) and "set FLASHINFER_WORKSPACE_BASE" in str(caught.value)
+        assert len(workshop.calls) == 2
+        path.chmod(0o755)
+    assert built.build_and_load().answer() == 42
+    assert [record.getMessage() for record in caplog.records if text in record.getMessage()], "said why"
+    assert len(workshop.calls) == (4 if which == "library" else 2)
+
+
+@needs_root
+@pytest.mark.parametrize("which", ["module", "modules", "targets", "version", "cache", "library"])
+def test_cache_of_somebody_else(built, which):
+    path = folders_of(built)[which]
+    os.chown(path, SOMEBODY, SOMEBODY)
+    text = f"{path} belongs to user {SOMEBODY}, not to user 0 who runs this"
+    assert text in built.staleness()
+    if which != "library":
+        with pytest.raises(RuntimeError, match=text):
+            built.build_and_load()
+
+
+@pytest.mark.parametrize("which", [".cache", "."])
+def test_place_of_the_cache_that_others_can_write(workshop, built, which):
+    """They could put another cache there; under the sticky bit, as in /tmp, they cannot."""
+    (workshop.base / which).chmod(0o777)
+    assert "is writable by others (mode 0777)" in built.staleness()
+    with pytest.raises(
+        RuntimeError, match=r"`chmod o-w .* if you trust what is there, or set FLASHINFER_WORKSPACE_BASE"
+    ):
+        built.build_and_load()
+    (workshop.base / which).chmod(0o1777)
+    assert built.build_and_load().answer() == 42
+
+
+def test_generated_sources_that_others_can_write(workshop):
+    folder = jit_env.gen_src_dir("cpu") / "tiny"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    with pytest.raises(RuntimeError, match=f"tiny: {folder} is writable by others"):
+        workshop.spec().build()
+
+
+def test_folder_bound_by_hand(workshop, monkeypatch, tmp_path):
+    folder = tmp_path / "bound"
+    monkeypatch.setitem(vars(jit_env), "FLASHINFER_JIT_DIR", folder)
+    spec = workshop.spec()
+    assert spec.build_and_load().answer() == 42
+    folder.chmod(0o777)
+    assert f"{folder} is writable by others" in spec.staleness()
+
+
+def test_disabled_jit_names_the_reason(built, monkeypatch):
+    """A machine that must not compile is told why the module that is there does not count."""
+    built.build_dir.chmod(0o777)
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    with pytest.raises(MissingJITCacheError, match="is writable by others"):
+        built.build_and_load()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_own_cache_whatever_the_umask(workshop, umask):
+    """Some systems let the group write what a user makes."""
+    old = os.umask(umask)
+    try:
+        specs = [workshop.spec("one"), workshop.spec("two")]
+        build_jit_specs(specs)
+        assert [spec.build_and_load().answer() for spec in specs] == [42, 42]
+    finally:
+        os.umask(old)
+    assert len(workshop.calls) == 4
+
+
+@needs_root
+def test_cache_of_root_is_loaded_by_others(monkeypatch):
+    """An image made by root and run as another user, to whom the cache is read-only."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        image = Workshop(Path(folder) / "image")
+        monkeypatch.setenv("CXX", str(image.cxx))
+        monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(image.base))
+        image.spec().build()
+
+        def load(_):
+            os.seteuid(SOMEBODY)
+            return image.spec().build_and_load().answer()
+
+        assert in_processes(1, load) == [42]
+
+
+@needs_root
+def test_untrusted_read_only_cache_is_built_elsewhere(workshop, monkeypatch, tmp_path, caplog):
+    """What is found is not used, and the log says why."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    spec = workshop.spec()
+    spec.build()
+    theirs = spec.build_dir
+    os.chown(theirs, SOMEBODY, SOMEBODY)
+    wanted = workshop.base / ".cache" / "flashinfer"
+    monkeypatch.setattr(jit_env, "_is_writable", lambda path: path != wanted)
+    again = workshop.spec()
+    assert again.build_and_load().answer() == 42
+    assert again.get_library_path().is_relative_to(tmp_path / "home")
+    assert f"not loaded: {theirs} belongs to user {SOMEBODY}" in caplog.text
