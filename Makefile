@@ -10,7 +10,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_FLAGS ?=
-# An exact release: an open range would replace a torch that already works by the newest one. The package itself asks >= 2.8.
+# An exact release: an open range would replace a torch that already works by the newest one. The package itself asks >= 2.10.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
 DEMO_ARGS ?=

@@ -12,16 +12,20 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Iterator, Optional
 
 from ..knobs import knobs, split_words
+
+logger = logging.getLogger("flashinfer.jit")
 
 NO_NVCC = (
     "cannot find nvcc: looked at $FLASHINFER_NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin, PATH, /usr/local/cuda and the pip "
@@ -153,8 +157,23 @@ def find_ninja() -> str:
     return found
 
 
+def _warn_of_old_torch() -> None:
+    """Before torch 2.10, importing tvm_ffi compiles a library that passes tensors on, for 40 s and without a word."""
+    import torch
+
+    names = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
+    if not any(hasattr(torch.Tensor, name) for name in names) and not importlib.util.find_spec("torch_c_dlpack_ext"):
+        logger.warning(
+            "torch is %s, expected 2.10 or newer: tvm-ffi may now compile a library for it, once, in ~/.cache/tvm-ffi; "
+            "`pip install torch-c-dlpack-ext` has it compiled",
+            torch.__version__,
+        )
+
+
 def find_tvm_ffi() -> ModuleType:
     """The module ``tvm_ffi``. Its package has another name, which a plain ImportError would not tell."""
+    if "tvm_ffi" not in sys.modules:
+        _warn_of_old_torch()
     try:
         return importlib.import_module("tvm_ffi")
     except ModuleNotFoundError as error:

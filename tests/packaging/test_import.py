@@ -116,3 +116,35 @@ except AttributeError as error:
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "module 'flashinfer' has no attribute 'nothing'" in done.stdout
+
+
+def test_binding_layer_compiles_nothing(tmp_path):
+    """tvm-ffi compiles a library for a torch that cannot hand tensors on, before 2.10; the oldest we claim can."""
+    program = """
+import sys, torch
+started = []
+sys.addaudithook(lambda event, args: event == "subprocess.Popen" and started.append(args))
+from flashinfer.jit.toolchain import find_tvm_ffi
+find_tvm_ffi()
+assert hasattr(torch.Tensor, "__dlpack_c_exchange_api__") and not started, started
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "expected 2.10 or newer" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_older_torch_is_told_what_takes_so_long(tmp_path):
+    program = """
+import torch
+del torch.Tensor.__dlpack_c_exchange_api__
+from flashinfer.jit.toolchain import find_tvm_ffi
+find_tvm_ffi()
+find_tvm_ffi()
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "TVM_FFI_DISABLE_TORCH_C_DLPACK": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("expected 2.10 or newer: tvm-ffi may now compile a library") == 1
+    assert "pip install torch-c-dlpack-ext" in done.stderr
