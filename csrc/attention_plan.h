@@ -2,23 +2,19 @@
 // plan() of the batch modules: checks of the host arrays, the planner, one copy to the int workspace.
 #pragma once
 #include "attention_arguments.h"
+#include "attention_staging.h"
 // clang-format off
 #include <flashinfer/attention/entry.h>
 #include <flashinfer/attention/pair.h>
-
-#ifndef FLASHINFER_CPU
-#include <algorithm>
-#include <map>
-#include <mutex>
-#endif
 // clang-format on
 
 namespace flashinfer {
 namespace attention {
 
-/// Buffers that a plan goes to.
+/// Workspaces of a plan. Callers pass a pinned buffer too, as published: plans go through memory of the module instead
+/// (attention_staging.h), because that buffer may belong to somebody else before its copy has run.
 struct PlanBuffers {
-  TensorView float_ws, int_ws, pinned;
+  TensorView float_ws, int_ws;
 };
 
 inline int64_t ByteSize(const TensorView& t) { return t.numel() * ((t.dtype().bits * t.dtype().lanes + 7) / 8); }
@@ -174,61 +170,42 @@ inline void CheckSize(const char* op, const char* name, const TensorView& buffer
 }
 
 #ifndef FLASHINFER_CPU
-/// Halves of a pinned buffer, written in turn: one is free again once the copy of the plan before the last has run.
-/// Waits for that one only; in a serving loop it is long past.
-struct PinnedHalves {
-  cudaEvent_t copied[2] = {};
-  bool is_free[2] = {true, true};
-  int turn = 0;
+/// Pinned memory for one plan, and its copy to the int workspace, whose device is current.
+class PlanCopy {
+ public:
+  PlanCopy(const char* op, const TensorView& int_ws) : op_(op), int_ws_(int_ws), staging_(PoolOf(op, int_ws)) {}
 
-  void WaitFor(const char* op, int half) {
-    if (!is_free[half]) CheckStatus(op, cudaEventSynchronize(copied[half]));
-    is_free[half] = true;
+  /// Room that a planner may use before the size of its plan is known; null if there is none.
+  char* Room() { return staging_.Room(); }
+  int64_t room_bytes() const { return staging_.bytes(); }
+
+  /// Let write(at) write a plan of so many bytes, and copy it without waiting.
+  template <typename Write>
+  void Send(int64_t bytes, const Write& write) {
+    char* const from = staging_.Room(bytes);
+    if (from == nullptr) {
+      TVM_FFI_THROW(RuntimeError) << op_ << ": no pinned memory for a plan of " << bytes << " bytes, expected some";
+    }
+    write(from);
+    const Stream stream = get_stream(int_ws_.device());
+    CheckStatus(op_, cudaMemcpyAsync(int_ws_.data_ptr(), from, bytes, cudaMemcpyHostToDevice, stream));
+    staging_.CopiedBy(stream, bytes);
   }
-  void Record(const char* op, int half, Stream stream) {
-    is_free[half] = false;
-    CheckStatus(op, cudaEventRecord(copied[half], stream));
+
+ private:
+  static StagingPool<CudaStaging>& PoolOf(const char* op, const TensorView& int_ws) {
+    StagingPool<CudaStaging>* const pool = StagingPoolOf(int_ws.device().device_id);
+    if (pool == nullptr) {
+      TVM_FFI_THROW(ArgumentError) << op << ": int_workspace_buffer is on " << DeviceName(int_ws.device())
+                                   << ", expected a device below 64";
+    }
+    return *pool;
   }
+
+  const char* const op_;
+  const TensorView int_ws_;
+  Staging<CudaStaging> staging_;
 };
-
-inline PinnedHalves& HalvesOf(const void* pinned, int device) {
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, PinnedHalves> all;
-  std::lock_guard<std::mutex> lock(mutex);
-  PinnedHalves& halves = all[{pinned, device}];
-  for (cudaEvent_t& event : halves.copied) {
-    if (event == nullptr) cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-  }
-  return halves;
-}
-
-inline int64_t HalfSize(const TensorView& pinned) { return ByteSize(pinned) / 32 * 16; }
-
-/// The half that CopyPlan takes next, free to be written.
-inline char* FreeHalf(const char* op, const PlanBuffers& to) {
-  PinnedHalves& halves = HalvesOf(to.pinned.data_ptr(), to.int_ws.device().device_id);
-  halves.WaitFor(op, halves.turn);
-  return to.pinned.data_ptr<char>() + halves.turn * HalfSize(to.pinned);
-}
-
-/// Write a plan of so many bytes to a half of the pinned buffer, or to all of it if it is long, and copy it without
-/// waiting.
-template <typename Write>
-void CopyPlan(const char* op, int64_t bytes, const Write& write, const PlanBuffers& to) {
-  const int64_t half = HalfSize(to.pinned);
-  PinnedHalves& halves = HalvesOf(to.pinned.data_ptr(), to.int_ws.device().device_id);
-  const bool is_long = bytes > half;
-  const int turn = is_long ? 0 : halves.turn;
-  halves.WaitFor(op, turn);
-  if (is_long) halves.WaitFor(op, 1);
-  char* const from = to.pinned.data_ptr<char>() + turn * half;
-  write(from);
-  const Stream stream = get_stream(to.int_ws.device());
-  CheckStatus(op, cudaMemcpyAsync(to.int_ws.data_ptr(), from, bytes, cudaMemcpyHostToDevice, stream));
-  halves.Record(op, turn, stream);
-  if (is_long) halves.Record(op, 1, stream);
-  halves.turn = 1 - turn;
-}
 #endif
 
 inline Numbers MakePlan(const char* op, PlanInput in, const PlanBuffers& to) {
@@ -236,7 +213,9 @@ inline Numbers MakePlan(const char* op, PlanInput in, const PlanBuffers& to) {
 #ifdef FLASHINFER_CPU
   const PlanOutput& out = RunPlanner(op, in);
 #else
-  const PlanOutput& out = RunPlanner(op, in, FreeHalf(op, to), HalfSize(to.pinned));
+  PlanCopy copy(op, to.int_ws);
+  char* const room = copy.Room();
+  const PlanOutput& out = RunPlanner(op, in, room, copy.room_bytes());
 #endif
   const PlanInfo& info = out.info;
   CheckSize(op, "float_workspace_buffer", to.float_ws, info.float_bytes);
@@ -244,8 +223,7 @@ inline Numbers MakePlan(const char* op, PlanInput in, const PlanBuffers& to) {
 #ifdef FLASHINFER_CPU
   WritePlan(in, out, to.int_ws.data_ptr<char>());
 #else
-  CheckSize(op, "pinned int_workspace_buffer", to.pinned, info.int_bytes);
-  CopyPlan(op, info.int_bytes, [&](char* at) { WritePlan(in, out, at); }, to);
+  copy.Send(info.int_bytes, [&](char* at) { WritePlan(in, out, at); });
 #endif
   int64_t numbers[PLAN_INFO_SIZE];
   info.ToArray(numbers);

@@ -50,17 +50,16 @@ PlanInput InputOf(const TensorView& kv_indptr, const Optional<TensorView>& kv_le
 
 }  // namespace
 
-Numbers batch_decode_plan(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView indptr,
-                          int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
-                          bool enable_cuda_graph, int64_t window_left, double, int64_t, int64_t, TensorView,
-                          TensorView) {
+Numbers batch_decode_plan(TensorView float_ws, TensorView int_ws, TensorView, TensorView indptr, int64_t batch_size,
+                          int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph,
+                          int64_t window_left, double, int64_t, int64_t, TensorView, TensorView) {
   DeviceGuard guard(int_ws.device());
   return MakePlan(OP,
                   InputOf(indptr, batch_size, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph, window_left),
-                  {float_ws, int_ws, pinned});
+                  {float_ws, int_ws});
 }
 
-Numbers batch_decode_plan_with_lens(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView kv_indptr,
+Numbers batch_decode_plan_with_lens(TensorView float_ws, TensorView int_ws, TensorView, TensorView kv_indptr,
                                     Optional<TensorView> kv_lens, int64_t q_len, int64_t num_qo_heads,
                                     int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph,
                                     int64_t window_left, int64_t fixed_split_size, bool disable_split_kv) {
@@ -68,7 +67,7 @@ Numbers batch_decode_plan_with_lens(TensorView float_ws, TensorView int_ws, Tens
   return MakePlan(OP,
                   InputOf(kv_indptr, kv_lens, q_len, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph,
                           window_left, fixed_split_size, disable_split_kv),
-                  {float_ws, int_ws, pinned});
+                  {float_ws, int_ws});
 }
 
 Numbers batch_decode_workspace_size(TensorView indptr, int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads,
@@ -86,13 +85,13 @@ Numbers batch_decode_workspace_size_with_lens(TensorView kv_indptr, Optional<Ten
                                    window_left, fixed_split_size, disable_split_kv));
 }
 
-Numbers batch_decode_plan_uniform(TensorView float_ws, TensorView int_ws, TensorView pinned, int64_t batch_size,
-                                  int64_t q_len, int64_t pages_per_request, int64_t max_kv_len, int64_t num_qo_heads,
+Numbers batch_decode_plan_uniform(TensorView float_ws, TensorView int_ws, TensorView, int64_t batch_size, int64_t q_len,
+                                  int64_t pages_per_request, int64_t max_kv_len, int64_t num_qo_heads,
                                   int64_t num_kv_heads, int64_t page_size, bool causal) {
   DeviceGuard guard(int_ws.device());
   const UniformInput<false> in(batch_size, q_len, pages_per_request, max_kv_len, num_qo_heads, num_kv_heads, page_size,
                                causal);
-  return MakePlan(OP, in.plan, {float_ws, int_ws, pinned});
+  return MakePlan(OP, in.plan, {float_ws, int_ws});
 }
 
 Numbers batch_decode_uniform_workspace_size(int64_t batch_size, int64_t q_len, int64_t pages_per_request,

@@ -56,19 +56,19 @@ void SetRotary(Params& p, const TensorView& q, const Optional<TensorView>& q_pe,
 }  // namespace
 
 /// What serving engines call between replays of a CUDA graph: the launch depends on nothing but rows and requests.
-Numbers batch_mla_plan(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView qo_indptr,
-                       TensorView kv_indptr, TensorView kv_lens, int64_t num_heads, int64_t, bool causal) {
+Numbers batch_mla_plan(TensorView float_ws, TensorView int_ws, TensorView, TensorView qo_indptr, TensorView kv_indptr,
+                       TensorView kv_lens, int64_t num_heads, int64_t, bool causal) {
   DeviceGuard guard(int_ws.device());
   return MakePlan(OP, InputOf(qo_indptr, kv_indptr, kv_lens, num_heads, causal, ANY_PAGE_SIZE, true, -1),
-                  {float_ws, int_ws, pinned});
+                  {float_ws, int_ws});
 }
 
-Numbers batch_mla_plan_ext(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView qo_indptr,
+Numbers batch_mla_plan_ext(TensorView float_ws, TensorView int_ws, TensorView, TensorView qo_indptr,
                            TensorView kv_indptr, TensorView kv_lens, int64_t num_heads, int64_t, bool causal,
                            int64_t page_size, bool enable_cuda_graph, int64_t max_rows) {
   DeviceGuard guard(int_ws.device());
   return MakePlan(OP, InputOf(qo_indptr, kv_indptr, kv_lens, num_heads, causal, page_size, enable_cuda_graph, max_rows),
-                  {float_ws, int_ws, pinned});
+                  {float_ws, int_ws});
 }
 
 namespace {

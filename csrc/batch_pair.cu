@@ -125,7 +125,7 @@ void Launch(const PairCall& call) {
 
 /// Nothing is planned and no numbers are returned where the kernels or the workspaces do not allow it: the caller then
 /// plans the levels one by one.
-Numbers batch_pair_plan(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView shared_qo_indptr,
+Numbers batch_pair_plan(TensorView float_ws, TensorView int_ws, TensorView, TensorView shared_qo_indptr,
                         TensorView shared_kv_indptr, TensorView shared_kv_lens, int64_t shared_batch_size,
                         TensorView qo_indptr, TensorView kv_indptr, TensorView kv_lens, int64_t batch_size,
                         int64_t max_rows, int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
@@ -139,8 +139,8 @@ Numbers batch_pair_plan(TensorView float_ws, TensorView int_ws, TensorView pinne
   static thread_local PairPlan plan;
   PlanPair(input(shared_qo_indptr, shared_kv_indptr, shared_kv_lens, shared_batch_size, false),
            input(qo_indptr, kv_indptr, kv_lens, batch_size, causal), blocks, plan);
-  if (ByteSize(float_ws) < plan.float_bytes || std::min(ByteSize(int_ws), ByteSize(pinned)) < plan.int_bytes) return {};
-  CopyPlan(OP, plan.int_bytes, [&](char* at) { WritePair(plan, at); }, {float_ws, int_ws, pinned});
+  if (ByteSize(float_ws) < plan.float_bytes || ByteSize(int_ws) < plan.int_bytes) return {};
+  PlanCopy(OP, int_ws).Send(plan.int_bytes, [&](char* at) { WritePair(plan, at); });
   int64_t numbers[PAIR_INFO_SIZE];
   plan.narrow.info.ToArray(numbers);
   plan.wide.info.ToArray(numbers + PLAN_INFO_SIZE);

@@ -70,7 +70,7 @@ Params ParamsOf(Arguments& args, const TensorView& q, const TensorView& k, const
 
 }  // namespace
 
-Numbers batch_prefill_plan(TensorView float_ws, TensorView int_ws, TensorView pinned, TensorView qo_indptr,
+Numbers batch_prefill_plan(TensorView float_ws, TensorView int_ws, TensorView, TensorView qo_indptr,
                            TensorView kv_indptr, Optional<TensorView> kv_lens, int64_t total_num_rows,
                            int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads, int64_t page_size,
                            bool enable_cuda_graph, int64_t, int64_t, bool causal, int64_t window_left,
@@ -80,7 +80,7 @@ Numbers batch_prefill_plan(TensorView float_ws, TensorView int_ws, TensorView pi
       OP,
       InputOf(qo_indptr, kv_indptr, kv_lens, total_num_rows, batch_size, num_qo_heads, num_kv_heads, page_size,
               enable_cuda_graph, causal, window_left, fixed_split_size, disable_split_kv, num_colocated_ctas),
-      {float_ws, int_ws, pinned});
+      {float_ws, int_ws});
 }
 
 Numbers batch_prefill_workspace_size(TensorView qo_indptr, TensorView kv_indptr, Optional<TensorView> kv_lens,
@@ -93,13 +93,13 @@ Numbers batch_prefill_workspace_size(TensorView qo_indptr, TensorView kv_indptr,
                   enable_cuda_graph, causal, window_left, fixed_split_size, disable_split_kv, num_colocated_ctas));
 }
 
-Numbers batch_prefill_plan_uniform(TensorView float_ws, TensorView int_ws, TensorView pinned, int64_t batch_size,
+Numbers batch_prefill_plan_uniform(TensorView float_ws, TensorView int_ws, TensorView, int64_t batch_size,
                                    int64_t q_len, int64_t pages_per_request, int64_t max_kv_len, int64_t num_qo_heads,
                                    int64_t num_kv_heads, int64_t page_size, bool causal) {
   DeviceGuard guard(int_ws.device());
   const UniformInput<true> in(batch_size, q_len, pages_per_request, max_kv_len, num_qo_heads, num_kv_heads, page_size,
                               causal);
-  return MakePlan(OP, in.plan, {float_ws, int_ws, pinned});
+  return MakePlan(OP, in.plan, {float_ws, int_ws});
 }
 
 Numbers batch_prefill_uniform_workspace_size(int64_t batch_size, int64_t q_len, int64_t pages_per_request,

@@ -320,11 +320,11 @@ def _attend(
         begins = (np.arange(lengths.size + 1) * pages).astype(np.int32)
     layout_heads = prompt.k.shape[-2] if prompt.layout == 0 else prompt.k.shape[-3]
     int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    pinned = _pinned(device.type)
+    no_mirror = torch.empty(0, dtype=torch.uint8, device="cpu")  # modules have pinned memory of their own
     causal = options.mask_mode != "padding"
     shares_launch = prompt.tables is not None and not options.chunk
     info = module.plan(
-        workspace, int_workspace, pinned,
+        workspace, int_workspace, no_mirror,
         *(torch.from_numpy(x) for x in (rows, begins, lengths)),
         int(rows[-1]), lengths.size, q.shape[1], layout_heads, prompt.page_size, False, q.shape[-1], prompt.v.shape[-1],
         causal, options.window_left, -1, options.stats, 0 if shares_launch else -1, 0,
@@ -356,12 +356,6 @@ def _report(prompt: _Prompt, options: _Options, lengths: np.ndarray) -> None:
         f"{keys}; head dims {k.shape[-1]} and {v.shape[-1]}; mask {options.mask_mode}; served by {kernels}, "
         f"{backend_of(q)}"
     )
-
-
-@functools.cache
-def _pinned(device_type: str) -> torch.Tensor:
-    """Where plans are written before they are copied; the next one waits until the last has been."""
-    return torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=device_type == "cuda")
 
 
 def _module_of(

@@ -47,7 +47,6 @@ class UniformPlan:
 
     info: Any
     int_workspace: torch.Tensor
-    pinned: torch.Tensor
     qo_indptr: torch.Tensor
     kv_indptr: torch.Tensor
 
@@ -107,11 +106,11 @@ def _make(module: Any, device: torch.device, float_workspace: torch.Tensor, size
     with torch.cuda.device(device) if on_cuda else contextlib.nullcontext():
         int_bytes = max(int(module.uniform_workspace_size(*arguments)[1]), 16)
         int_workspace = torch.empty(int_bytes, dtype=torch.uint8, device=device)
-        pinned = torch.empty(int_bytes, dtype=torch.uint8, device="cpu", pin_memory=on_cuda)
         offsets = torch.arange(sizes.batch_size + 1, dtype=torch.int32, device=device)
-        info = module.plan_uniform(float_workspace, int_workspace, pinned, *arguments)
+        no_mirror = torch.empty(0, dtype=torch.uint8, device="cpu")  # modules have pinned memory of their own
+        info = module.plan_uniform(float_workspace, int_workspace, no_mirror, *arguments)
         rows = offsets if on_cuda else offsets * sizes.pages_per_request
-        plan = UniformPlan(info, int_workspace, pinned, offsets * sizes.q_len, rows)
+        plan = UniformPlan(info, int_workspace, offsets * sizes.q_len, rows)
         if on_cuda:
             torch.cuda.current_stream(device).synchronize()
     return plan

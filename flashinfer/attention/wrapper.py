@@ -114,7 +114,6 @@ class PlannedWrapper(CopiedWithPlans):
         self._jit_module: Any = None
         self._cached_module: Any = None
         self._plan_info: Any = None
-        self._planner: Any = None  #: the native plan that the pinned buffer was last given to
         self.device = float_workspace_buffer.device
         self._device_kind = device_kind(self.device)
         int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
@@ -180,7 +179,7 @@ class PlannedWrapper(CopiedWithPlans):
             memo.setdefault(id(scratch), torch.empty_like(scratch))  # nobody reads what is in it
 
     def _begin_as_copy(self) -> None:
-        self._record = self._record_memory = self._planner = None
+        self._record = self._record_memory = None
         self._handle = next(_handles)
         _wrappers[self._handle] = self
 
@@ -223,16 +222,9 @@ class PlannedWrapper(CopiedWithPlans):
         return view
 
     def _native_plan(self, entry: Any, *args: Any) -> Any:
-        """Call a native plan. It fills a part of the pinned buffer and copies it to the device without waiting.
-
-        A part is written again once its copy has run, of which a module knows by itself; modules do not know of each
-        other's copies.
-        """
+        """Call a native plan. It fills pinned memory of the module and copies it to the device without waiting; the
+        pinned buffer of the wrapper is passed as published and not written to (csrc/attention_staging.h)."""
         self._plan_info = None  # if this one fails there is none
-        if entry is not self._planner:
-            if self._planner is not None and self._device_kind == "cuda":
-                torch.cuda.synchronize(self.device)
-            self._planner = entry
         return entry(
             self._float_workspace_buffer,
             self._int_workspace_buffer,

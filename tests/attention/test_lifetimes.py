@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of plans: nothing that a copy or a kernel has still to read is written or handed on, whoever owns it by then.
+
+On a GPU everything happens while streams sleep, so that host and device are far apart. Results must be
+those of a quiet run, to the bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import random
+import threading
+from typing import Any, Callable, ContextManager, NamedTuple, Sequence
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.errors import ArgumentError
+
+from .inputs import Batch
+from .test_batch_decode import workspace
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+F16, BF16 = torch.float16, torch.bfloat16
+PAGE = 8
+HEADS = (4, 2)
+
+
+class Input(NamedTuple):
+    """Arguments of plan, all index arrays on the host, and of run."""
+
+    plan: tuple[Any, ...]
+    options: dict[str, Any]
+    run: tuple[Any, ...]
+
+
+class Kind(NamedTuple):
+    """A wrapper, and two batches that it is planned for."""
+
+    name: str
+    make: Callable[[torch.Tensor], Any]
+    inputs: Sequence[Input]
+
+
+def _lens(which: int) -> tuple[list[int], list[int]]:
+    return [([5, 20, 3], [40, 97, 64]), ([37] * 12, [37] * 12)][which]
+
+
+def _ragged(device: str, dtype: torch.dtype) -> Kind:
+    def given(which: int) -> Input:
+        batch = Batch(*_lens(which), dtype=dtype, device=device)
+        plan = (batch.qo_indptr.cpu(), batch.kv_indptr.cpu(), *HEADS, 64)
+        return Input(plan, {"q_data_type": dtype, "causal": True}, (batch.q, *batch.dense()))
+
+    return Kind(f"ragged {dtype}", flashinfer.BatchPrefillWithRaggedKVCacheWrapper, [given(0), given(1)])
+
+
+def _paged(device: str, dtype: torch.dtype, soft_cap: float = 0.0) -> Kind:
+    def given(which: int) -> Input:
+        batch = Batch(*_lens(which), dtype=dtype, device=device)
+        pages = batch.pages(PAGE)
+        plan = (batch.qo_indptr.cpu(), *(t.cpu() for t in pages.table), *HEADS, 64, PAGE)
+        return Input(plan, {"q_data_type": dtype, "logits_soft_cap": soft_cap}, (batch.q, batch.cache(pages)))
+
+    return Kind(f"paged {dtype} {soft_cap}", flashinfer.BatchPrefillWithPagedKVCacheWrapper, [given(0), given(1)])
+
+
+def _decode(device: str, dtype: torch.dtype, tensor_cores: bool) -> Kind:
+    def given(which: int) -> Input:
+        lens = [[40, 700, 97], [3] * 50][which]
+        batch = Batch([1] * len(lens), lens, dtype=dtype, device=device)
+        pages = batch.pages(PAGE)
+        plan = (*(t.cpu() for t in pages.table), *HEADS, 64, PAGE)
+        return Input(plan, {"q_data_type": dtype}, (batch.q, batch.cache(pages)))
+
+    make = functools.partial(flashinfer.BatchDecodeWithPagedKVCacheWrapper, use_tensor_cores=tensor_cores)
+    return Kind(f"decode {dtype} {tensor_cores}", make, [given(0), given(1)])
+
+
+def _latent(device: str) -> Kind:
+    def given(which: int) -> Input:
+        lens = [[40, 300], [9] * 20][which]
+        batch = Batch([1] * len(lens), lens, 16, 1, 576, 512, dtype=BF16, device=device, latent=True)
+        pages = batch.pages(PAGE)
+        cache = pages.scatter(batch.k, "NHD").squeeze(2)
+        plan = (batch.qo_indptr.cpu(), pages.indptr.cpu(), pages.indices.cpu(), pages.lens.cpu())
+        sizes = (16, 512, 64, PAGE, True, 192**-0.5, BF16, BF16)
+        run = (batch.q[..., :512], batch.q[..., 512:], cache[..., :512], cache[..., 512:])
+        return Input((*plan, *sizes), {}, run)
+
+    return Kind("mla", flashinfer.mla.BatchMLAPagedAttentionWrapper, [given(0), given(1)])
+
+
+def _cascade(device: str) -> Kind:
+    def given(which: int) -> Input:
+        requests, shared = [(20, 64), (7, 200)][which]
+        count = shared // PAGE
+        tables = [
+            (torch.tensor([0, requests]), torch.arange(requests + 1)),
+            (torch.tensor([0, count]), torch.arange(requests + 1)),
+            (torch.arange(count), torch.arange(count, count + requests)),
+            (torch.tensor([PAGE]), torch.full((requests,), 3)),
+        ]
+        plan = [[x.int() for x in table] for table in tables]
+        q = torch.randn(requests, 8, 128, device=device).half()
+        cache = torch.randn(count + requests, 2, PAGE, 2, 128, device=device).half()
+        return Input((*plan, 8, 2, 128, PAGE), {}, (q, cache))
+
+    make = functools.partial(flashinfer.MultiLevelCascadeAttentionWrapper, 2)
+    return Kind("cascade", make, [given(0), given(1)])
+
+
+def _pod(device: str) -> Kind:
+    def given(which: int) -> Input:
+        decode = _decode(device, F16, True).inputs[which]
+        rows = [30, 90][which]
+        q, kv = torch.randn(rows, 4, 64, device=device).half(), torch.randn(rows, 2, 64, device=device).half()
+        return Input(decode.plan, decode.options, (q, kv, kv, *decode.run))
+
+    return Kind("pod", flashinfer.PODWithPagedKVCacheWrapper, [given(0), given(1)])
+
+
+@functools.cache
+def kinds(device: str) -> list[Kind]:
+    """Wrappers of four modules; on a GPU of all there are."""
+    torch.manual_seed(0)
+    some = [
+        *(_ragged(device, F16), _ragged(device, BF16), _paged(device, F16), _paged(device, BF16)),
+        *(_decode(device, F16, False), _decode(device, BF16, False), _decode(device, F16, True)),
+    ]
+    if device == "cuda":
+        some += [_paged(device, F16, 30.0), _latent(device), _cascade(device), _pod(device)]
+    return some
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def _run(kind: Kind, wrapper: Any, which: int) -> list[torch.Tensor]:
+    return _tensors(wrapper.run(*kind.inputs[which].run))
+
+
+def _plan(kind: Kind, wrapper: Any, which: int) -> None:
+    given = kind.inputs[which]
+    wrapper.plan(*given.plan, **given.options)
+
+
+@functools.cache
+def quiet(device: str) -> dict[tuple[str, int], list[torch.Tensor]]:
+    """What each kind gives for each batch while nothing else runs."""
+    results = {}
+    for kind in kinds(device):
+        for which in range(2):
+            wrapper = kind.make(workspace(device, 8 << 20))
+            _plan(kind, wrapper, which)
+            results[kind.name, which] = _run(kind, wrapper, which)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return results
+
+
+class Calls:
+    """Random calls on some wrappers, on streams that sleep."""
+
+    def __init__(self, device: str, seed: int, streams: Sequence[Any]) -> None:
+        self.device, self.draw, self.streams = device, random.Random(seed), streams
+        self.live: list[list[Any]] = []  # kind, wrapper, what is planned or None
+        self.results: list[tuple[str, int, list[torch.Tensor]]] = []
+
+    def on_a_stream(self) -> ContextManager[Any]:
+        if not self.streams:
+            return contextlib.nullcontext()
+        stream = self.draw.choice(self.streams)
+        if self.draw.random() < 0.3:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(1_000_000)
+        return torch.cuda.stream(stream)
+
+    def create(self) -> None:
+        kind = self.draw.choice(kinds(self.device))
+        self.live.append([kind, kind.make(workspace(self.device, 8 << 20)), None])
+
+    def plan(self) -> None:
+        entry = self.draw.choice(self.live)
+        entry[2] = self.draw.randrange(2)
+        _plan(entry[0], entry[1], entry[2])
+
+    def run(self) -> None:
+        kind, wrapper, which = self.draw.choice(self.live)
+        if which is not None:
+            self.results.append((kind.name, which, _run(kind, wrapper, which)))
+
+    def drop(self) -> None:
+        del self.live[self.draw.randrange(len(self.live))]
+        if self.draw.random() < 0.2:
+            gc.collect()
+
+    def fail(self) -> None:
+        """An exception in the middle of a plan, after which there is none."""
+        entry = self.draw.choice(self.live)
+        if hasattr(entry[1], "reset_workspace_buffer") and "cascade" not in entry[0].name:
+            tiny = torch.empty(16, dtype=torch.uint8, device=self.device)
+            entry[1].reset_workspace_buffer(workspace(self.device, 8 << 20), tiny)
+            with contextlib.suppress(ArgumentError, RuntimeError):
+                _plan(entry[0], entry[1], 1)
+            whole = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
+            entry[1].reset_workspace_buffer(workspace(self.device, 8 << 20), whole)
+            entry[2] = None
+
+    def litter(self) -> None:
+        """Memory that was handed on is written to at once."""
+        torch.full((8 << 20,), 255, dtype=torch.uint8, device=self.device)
+        torch.empty(8 << 20, dtype=torch.uint8, pin_memory=self.device == "cuda").fill_(255)
+
+    def play(self, steps: int) -> None:
+        actions = [self.create, self.plan, self.plan, self.run, self.run, self.run, self.drop, self.fail, self.litter]
+        for _ in range(steps):
+            with self.on_a_stream():
+                (self.draw.choice(actions) if self.live else self.create)()
+
+    def check(self) -> None:
+        for name, which, got in self.results:
+            for x, expected in zip(got, quiet(self.device)[name, which], strict=True):
+                assert torch.equal(x, expected), (name, which)
+
+
+def test_random_sequences_on_the_cpu():
+    for seed in range(20):
+        sequence = Calls("cpu", seed, [])
+        sequence.play(20)
+        sequence.check()
+
+
+@needs_gpu
+def test_random_sequences_on_two_streams():
+    quiet("cuda")
+    streams = [torch.cuda.default_stream(), torch.cuda.Stream()]
+    for seed in range(500):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(2_000_000)
+        sequence = Calls("cuda", seed, streams)
+        sequence.play(20)
+        torch.cuda.synchronize()
+        sequence.check()
+
+
+@needs_gpu
+def test_threads_with_wrappers_of_their_own():
+    quiet("cuda")
+    sequences = [Calls("cuda", seed, [torch.cuda.Stream()]) for seed in range(4)]
+    threads = [threading.Thread(target=sequence.play, args=(60,)) for sequence in sequences]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    for sequence in sequences:
+        sequence.check()
+        assert sequence.results
+
+
+@needs_gpu
+def test_a_wrapper_that_is_dropped_while_its_copy_waits():
+    """The next wrapper, of another module, must not write to the memory that the copy reads."""
+    cases: list[tuple[torch.dtype, list[int]]] = [(F16, [37] * 60), (BF16, [5000, 3, 9])]
+    batches = [Batch(lens, lens, dtype=dtype, device="cuda") for dtype, lens in cases]
+    buffers = [workspace("cuda", 128 << 20) for _ in cases]
+    offsets = [(batch.qo_indptr.cpu(), batch.kv_indptr.cpu()) for batch in batches]
+
+    def step(i: int) -> torch.Tensor:
+        batch = batches[i]
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(buffers[i])
+        wrapper.plan(*offsets[i], *HEADS, 64, causal=True, q_data_type=batch.dtype)
+        return wrapper.run(batch.q, batch.k, batch.v)
+
+    expected = []
+    for i in range(2):
+        expected.append(step(i))
+        torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    got = [step(0), step(1)]
+    torch.cuda.synchronize()
+    for x, y in zip(got, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+@needs_gpu
+def test_no_plan_waits_for_the_device():
+    """Plans of several modules in turn, while the stream sleeps."""
+    quiet("cuda")
+    made = [(kind, kind.make(workspace("cuda", 8 << 20))) for kind in kinds("cuda")]
+    for kind, wrapper in made:
+        _plan(kind, wrapper, 0)
+        _run(kind, wrapper, 0)
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    torch.cuda._sleep(1_000_000_000)
+    done.record()
+    for which in (1, 0, 1):
+        for kind, wrapper in made:
+            _plan(kind, wrapper, which)
+            _run(kind, wrapper, which)
+    assert not done.query()
+    torch.cuda.synchronize()
