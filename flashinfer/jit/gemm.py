@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modules of the GEMM family for SM90: one per element type and scaling, one unit per tile."""
+
+from __future__ import annotations
+
+import functools
+from typing import Iterator, NamedTuple
+
+from ..compilation_context import sm90a_nvcc_flags
+from .codegen import module_cache, stage
+from .core import JitSpec
+
+__all__ = ["Tile", "gen_gemm_modules", "gen_gemm_sm90_module", "get_gemm_sm90_module", "tiles_of"]
+
+#: Element type and scaling of each kind of module.
+_KINDS = {
+    "bf16": ("bfloat16_t", "kTensor"),
+    "fp8": ("float8_e4m3_t", "kTensor"),
+    "fp8_block": ("float8_e4m3_t", "kBlock"),
+}
+
+#: Tokens and weights of the tiles with tokens on the M side.
+_TILES = {
+    "bf16": ((128, 256), (128, 192), (128, 128), (128, 64)),
+    "fp8": ((128, 256), (128, 128), (128, 64)),
+    "fp8_block": ((256, 128), (128, 256), (128, 128), (256, 64), (128, 64)),
+}
+
+
+class Tile(NamedTuple):
+    """A tile that a module has a kernel for."""
+
+    swapped: bool
+    block_m: int
+    block_n: int
+    entry: str
+
+    @property
+    def unit(self) -> str:
+        return f"{'swapped' if self.swapped else 'tile'}_{self.block_m}x{self.block_n}"
+
+
+def tiles_of(kind: str) -> list[Tile]:
+    """The tiles of a module, in the order of the numbers that ``gemm_sm90`` takes."""
+    element, scaling = _KINDS[kind]
+    common = f"{element}, Scaling::{scaling}"
+    return [Tile(False, m, n, f"GemmSm90<{common}, {m}, {n}>") for m, n in _TILES[kind]]
+
+
+def gen_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
+    """Products of bf16, of e4m3 with scales of tensors (fp8), or of e4m3 with scales of blocks (fp8_block)."""
+    element, scaling = _KINDS[kind]
+    tiles = tiles_of(kind)
+    units = {t.unit: {"entry": t.entry, "header": "gemm_sm90.cuh"} for t in tiles}
+    qualified = {"<": "<flashinfer::", "Scaling::": "flashinfer::gemm::Scaling::"}  # the launcher is in no namespace
+    entries = [
+        t._replace(entry=functools.reduce(lambda s, x: s.replace(*x), qualified.items(), t.entry)) for t in tiles
+    ]
+    return stage(
+        "gemm_sm90",
+        backend="cuda",
+        name=f"gemm_sm90_{kind}",
+        kernels=units,
+        config={"element": element, "scaling": scaling, "tiles": entries},
+        extra_cuda_cflags=sm90a_nvcc_flags,
+    )
+
+
+get_gemm_sm90_module = module_cache(gen_gemm_sm90_module)
+
+
+def gen_gemm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
+    """What AOT pre-builds and what a warm-up of the family loads."""
+    if backend == "cuda":
+        for kind in _KINDS:
+            yield gen_gemm_sm90_module(kind)

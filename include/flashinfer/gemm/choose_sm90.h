@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rule that picks tile, cluster and order for a GEMM on SM90: a model of its time, evaluated for each tile that a module
+// has. Rates are those of an H200 (NVIDIA, 132 SMs): they matter by their proportions only.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "problem_sm90.h"
+
+namespace flashinfer {
+namespace gemm {
+
+/// A tile that a module has a kernel for.
+struct TileShape {
+  bool swapped;
+  int block_m, block_n;
+};
+
+/// What the choice depends on. `rows`: of tokens, in all of a batch or, of masked groups, expected in each.
+struct GemmShape {
+  int64_t rows, n, k;
+  int64_t batch = 1;
+  Grouping grouping = Grouping::kBatched;
+  int element_bytes = 2;
+  bool is_block = false;
+  bool needs_swapped = false;  // scales of single weight rows
+};
+
+namespace model {
+
+constexpr double DRAM = 4400.0;          // bytes a ns
+constexpr double L2_PER_SM = 64.0;       // bytes a ns
+constexpr double SHARED_PER_SM = 215.0;  // bytes a ns that wgmma reads
+constexpr double FLOP_PER_SM = 6300.0;   // a ns, 16 bits; twice that for 8
+constexpr double START = 2500.0;         // ns: launch, first loads, last stores
+constexpr double TILE = 120.0;           // ns between two tiles of a block that nothing hides
+
+/// Groups that have rows, and rows of each.
+struct Groups {
+  double count, rows;
+};
+inline Groups GroupsOf(const GemmShape& x) {
+  if (x.grouping == Grouping::kBatched || x.grouping == Grouping::kMasked) return {double(x.batch), double(x.rows)};
+  const double count = std::max<double>(1, double(std::min(x.batch, x.rows)));
+  return {count, double(x.rows) / count};
+}
+
+inline double CeilOf(double x, double by) { return double(int64_t((x + by - 1) / by)); }
+
+/// Bytes that have to come from or go to memory, whatever the tile.
+inline double MemoryBytes(const GemmShape& x) {
+  const Groups g = GroupsOf(x);
+  return g.count * (double(x.element_bytes) * double(x.k) * (double(x.n) + g.rows) + 2.0 * g.rows * double(x.n));
+}
+
+/// Nanoseconds with tokens on the M side. `sms` blocks, `cluster` of which share tokens or (`share_b`) weights.
+inline double Normal(const GemmShape& x, const TileShape& tile, int cluster, bool share_b, int sms) {
+  const Groups g = GroupsOf(x);
+  double m_tiles = CeilOf(g.rows, tile.block_m), n_tiles = CeilOf(double(x.n), tile.block_n);
+  (share_b ? m_tiles : n_tiles) = CeilOf(share_b ? m_tiles : n_tiles, cluster);
+  const double waves = CeilOf(g.count * m_tiles * n_tiles, sms / cluster);
+  const double k_bytes = double(x.k) * x.element_bytes;
+  const double flop = 2.0 * tile.block_m * tile.block_n * double(x.k) / (FLOP_PER_SM * 2 / x.element_bytes);
+  const double a = share_b || cluster == 1 ? tile.block_m : tile.block_m / 2.0;
+  const double b = !share_b || cluster == 1 ? tile.block_n : tile.block_n / 2.0;
+  const double l2 = k_bytes * (a + b) / L2_PER_SM;
+  const double waves_of_64 = tile.block_m / 64.0;
+  const double width = x.is_block ? std::min(tile.block_n, 128) : tile.block_n;
+  const double shared = k_bytes * waves_of_64 * (tile.block_n / width) * (64 + width) / SHARED_PER_SM;
+  const double store = 2.0 * tile.block_m * tile.block_n / SHARED_PER_SM;
+  const double work = waves * (std::max({flop, l2, shared}) + 0.5 * store + TILE);
+  return std::max(work, MemoryBytes(x) / DRAM) + START;
+}
+
+/// Nanoseconds with weights on the M side: work is divided evenly, and shared tiles are added up.
+inline double Swapped(const GemmShape& x, const TileShape& tile, int sms) {
+  const Groups g = GroupsOf(x);
+  const double token_tiles = CeilOf(g.rows, tile.block_m),
+               tiles = g.count * token_tiles * CeilOf(double(x.n), tile.block_n);
+  const double k_bytes = double(x.k) * x.element_bytes;
+  const double l2 = k_bytes * (tile.block_m + tile.block_n) / L2_PER_SM;
+  const double flop = 2.0 * tile.block_m * tile.block_n * double(x.k) / (FLOP_PER_SM * 2 / x.element_bytes);
+  const double shared = k_bytes * 2 * (64 + tile.block_m) / SHARED_PER_SM;
+  const double scales = x.is_block ? 1.3 : 1.0;
+  const double work = tiles * (std::max({flop * scales, l2, shared}) + TILE) / sms;
+  const double fix_up = tiles < 8.0 * sms ? 800.0 + 12.0 * tile.block_m : 0.0;
+  return std::max(work, MemoryBytes(x) / DRAM) + fix_up + START;
+}
+
+}  // namespace model
+
+/// Tiles along M that are walked together: the smaller footprint of what runs at once in L2.
+inline int ChooseRaster(int block_m, int block_n, int sms) {
+  const auto footprint = [&](int g) { return g * block_m + (sms + g - 1) / g * block_n; };
+  return footprint(16) < footprint(8) ? 16 : 8;
+}
+
+/// Choose among `count` tiles for a device of `sms` SMs.
+inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int count, int sms) {
+  GemmConfig best;
+  double best_time = 1e30;
+  const auto consider = [&](const TileShape& tile, int cluster, bool share_b, double time) {
+    if (time >= best_time) return;
+    best_time = time;
+    best.swapped = tile.swapped, best.block_m = tile.block_m, best.block_n = tile.block_n;
+    best.cluster = cluster, best.share_b = share_b;
+  };
+  for (int i = 0; i < count; ++i) {
+    const TileShape& tile = tiles[i];
+    if (tile.swapped) {
+      consider(tile, 1, false, model::Swapped(x, tile, sms));
+      continue;
+    }
+    if (x.needs_swapped) continue;
+    if (x.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % tile.block_m != 0) continue;
+    consider(tile, 1, false, model::Normal(x, tile, 1, false, sms));
+    consider(tile, 2, false, model::Normal(x, tile, 2, false, sms));
+    if (x.grouping == Grouping::kBatched) consider(tile, 2, true, model::Normal(x, tile, 2, true, sms));
+  }
+  best.blocks = sms;
+  best.raster = ChooseRaster(best.block_m, best.block_n, sms);
+  return best;
+}
+
+}  // namespace gemm
+}  // namespace flashinfer

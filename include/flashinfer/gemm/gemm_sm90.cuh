@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// GEMM with tokens on the M side: a persistent kernel of one producer and two consumer warpgroups.
+//
+// Warp 0 of the producer loads stages of 128 bytes of K into the ring; each consumer warpgroup multiplies its part of the tile
+// and stores it by itself, so that one multiplies while the other stores. Two blocks of a cluster may share one operand:
+// each loads half of it and sends it to both. Tiles come in the order of tiles_sm90.cuh.
+#pragma once
+#include "../ptx/cluster.cuh"
+#include "../ptx/pdl.cuh"
+#include "../ptx/setmaxnreg.cuh"
+#include "mainloop_sm90.cuh"
+#include "params_sm90.cuh"
+#include "store_sm90.cuh"
+
+namespace flashinfer {
+namespace gemm {
+
+/// Sizes of one instantiation. Warpgroups lie side by side along M, or along N where two waves of 128 columns fit one
+/// scratch accumulator of block scaling and the tile has 128 rows.
+template <typename T, Scaling SCALING, int BLOCK_M_, int BLOCK_N_>
+struct GemmTraits {
+  static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
+  static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock;
+  static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
+  static constexpr bool SPLIT_N = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
+  static constexpr int GROUP_M = SPLIT_N ? BLOCK_M : BLOCK_M / 2, GROUP_N = SPLIT_N ? BLOCK_N / 2 : BLOCK_N;
+  static constexpr int WAVES = GROUP_M / 64;
+  static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
+  static constexpr int A_BYTES = BLOCK_M * SLAB_K_BYTES, B_BYTES = BLOCK_N * SLAB_K_BYTES;
+  static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+  static constexpr int STORE_BYTES = 2 * 64 * hopper::SLAB_ROW_BYTES;  // of one warpgroup
+  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - CONSUMERS * STORE_BYTES;
+  static constexpr int STAGES = RING_BYTES / STAGE_BYTES < 8 ? RING_BYTES / STAGE_BYTES : 8;
+  static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * STAGE_BYTES + CONSUMERS * STORE_BYTES;
+  static_assert(GROUP_M % 64 == 0 && GROUP_N % 64 == 0 && STAGES >= 3, "tile shape");
+  static_assert(!IS_BLOCK || GROUP_N <= SCALE_BLOCK, "a warpgroup has one scale of weights");
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Scales of blocks for tokens on the M side: two rows a wave and thread, one of the weights.
+template <int WAVES>
+class RowScales {
+ public:
+  __device__ __forceinline__ RowScales(const GemmParams& p, const Tile& tile, int row, int column)
+      : a_k_(p.token_scale.k_stride), b_k_(p.weight_scale.k_stride) {
+    const int lane_row = row + int(threadIdx.x) % WARPGROUP / 32 * 16 + int(threadIdx.x) % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < 2 * WAVES; ++i) {
+      const int r = min(lane_row + i / 2 * 64 + i % 2 * 8, tile.end_row - 1);
+      a_[i] = p.token_scale.data + tile.token_batch * p.token_scale.batch_stride + r * p.token_scale.row_stride;
+    }
+    const int n = min(column, p.n - 1);
+    b_ = p.weight_scale.data + tile.weight_batch * p.weight_scale.batch_stride +
+         n / SCALE_BLOCK * p.weight_scale.row_stride;
+  }
+  __device__ __forceinline__ void Load(int kb) {
+#pragma unroll
+    for (int i = 0; i < 2 * WAVES; ++i) next_[i] = *(a_[i] + kb * a_k_);
+    next_b_ = *(b_ + kb * b_k_);
+  }
+  __device__ __forceinline__ void Take() {
+#pragma unroll
+    for (int i = 0; i < 2 * WAVES; ++i) now_[i] = next_[i] * next_b_;
+  }
+  template <int COUNT>
+  __device__ __forceinline__ void Add(float (&acc)[COUNT], const float (&x)[COUNT], int wave) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) acc[i] = fmaf(x[i], now_[2 * wave + i % 4 / 2], acc[i]);
+  }
+
+ private:
+  const float* a_[2 * WAVES];
+  const float* b_;
+  const int64_t a_k_, b_k_;
+  float next_[2 * WAVES], now_[2 * WAVES], next_b_;
+};
+
+template <typename Traits>
+__device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
+                                        uint32_t stages) {
+  const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
+  const int step = int(gridDim.x) / p.cluster;
+  const bool is_leader = threadIdx.x % 32 == 0;
+  hopper::RingPosition<Traits::STAGES> at;
+  TileList<Traits::BLOCK_M> list(p.tiles, rank);
+  Tile tile;
+  for (int t = int(blockIdx.x) / p.cluster; list.Get(t, tile); t += step) {
+    if (!tile.exists) continue;
+    for (int kb = 0; kb < p.k_blocks; ++kb, at.Advance()) {
+      if (!is_leader) continue;
+      const uint32_t full = ring.BeginFill(at, Traits::STAGE_BYTES);
+      const uint32_t a = stages + at.stage * Traits::STAGE_BYTES, b = a + Traits::A_BYTES;
+      const int k = kb * Traits::BLOCK_K, n = tile.n_tile * Traits::BLOCK_N;
+      if (p.share_tokens) {
+        constexpr int HALF = Traits::BLOCK_M / 2;
+        ptx::LoadBoxMulticast(a + rank * (Traits::A_BYTES / 2), &p.tokens, full, k, tile.row + rank * HALF,
+                              tile.token_batch, 3);
+      } else {
+        ptx::LoadBox(a, &p.tokens, full, k, tile.row, tile.token_batch);
+      }
+      if (p.share_weights) {
+        constexpr int HALF = Traits::BLOCK_N / 2;
+        ptx::LoadBoxMulticast(b + rank * (Traits::B_BYTES / 2), &p.weights, full, k, n + rank * HALF, tile.weight_batch,
+                              3);
+      } else {
+        ptx::LoadBox(b, &p.weights, full, k, n, tile.weight_batch);
+      }
+    }
+  }
+  __syncwarp();
+}
+
+template <typename Traits>
+__device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring, uint32_t stages,
+                                        int group) {
+  const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
+  const int step = int(gridDim.x) / p.cluster;
+  const int group_row = Traits::SPLIT_N ? 0 : group * Traits::GROUP_M;
+  const int group_column = Traits::SPLIT_N ? group * Traits::GROUP_N : 0;
+  const StageOperands from = {hopper::DescriptorKMajor(stages + group_row * SLAB_K_BYTES),
+                              hopper::DescriptorKMajor(stages + Traits::A_BYTES + group_column * SLAB_K_BYTES),
+                              Traits::STAGE_BYTES};
+  const uint32_t buffers = stages + Traits::STAGES * Traits::STAGE_BYTES + group * Traits::STORE_BYTES;
+  const float scale = Traits::IS_BLOCK ? 1.f : TensorScale(p);
+  hopper::RingPosition<Traits::STAGES> at;
+  TileList<Traits::BLOCK_M> list(p.tiles, rank);
+  Tile tile;
+  int turn = 0;
+  for (int t = int(blockIdx.x) / p.cluster; list.Get(t, tile); t += step) {
+    if (!tile.exists) continue;
+    const int row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N + group_column;
+    float acc[Traits::WAVES][Traits::GROUP_N / 2];
+    if constexpr (Traits::IS_BLOCK) {
+      RowScales<Traits::WAVES> scales(p, tile, row, column);
+      SumScaledStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, 0, p.k_blocks, p.cluster,
+                                                                    scales);
+    } else {
+      SumStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster);
+    }
+#pragma unroll
+    for (int w = 0; w < Traits::WAVES; ++w) {
+      StoreRows<Traits::GROUP_N>(p, acc[w], scale, buffers, turn, group, column, tile, row + 64 * w);
+    }
+  }
+  if (threadIdx.x % WARPGROUP == 0) ptx::WaitStoresRead<0>();
+}
+
+#endif
+
+template <typename Traits>
+__global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_constant__ GemmParams p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char shared[];
+  const uint32_t base = (ptx::SharedAddress(shared) + 1023) / 1024 * 1024;
+  const hopper::Ring<Traits::STAGES> ring{base};
+  const uint32_t stages = base + BARRIER_BYTES;
+  if (threadIdx.x == 0) {
+    ptx::PrefetchTensorMap(&p.tokens);
+    ptx::PrefetchTensorMap(&p.weights);
+    ptx::PrefetchTensorMap(&p.out);
+    ring.Init(CONSUMERS * WARPGROUP / 32 * p.cluster);
+  }
+  if (p.cluster > 1) {
+    ptx::ClusterSync();
+  } else {
+    __syncthreads();
+  }
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
+  const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
+  if (role == 0) {
+    ptx::ReleaseRegisters<PRODUCER_REGISTERS>();
+    if (threadIdx.x < 32) Produce<Traits>(p, ring, stages);
+  } else {
+    ptx::TakeRegisters<CONSUMER_REGISTERS>();
+    Consume<Traits>(p, ring, stages, role - 1);
+  }
+  if (p.cluster > 1) ptx::ClusterSync();  // the other block may still signal barriers of this one
+#endif
+}
+
+/// d = a b^T with tiles of BLOCK_M tokens by BLOCK_N weights.
+template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N>
+Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
+  using Traits = GemmTraits<T, SCALING, BLOCK_M, BLOCK_N>;
+  if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
+  if (problem.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % BLOCK_M != 0) return cudaErrorInvalidValue;
+  if (problem.grouping != Grouping::kBatched && config.share_b) return cudaErrorInvalidValue;
+  GemmParams p{};
+  cudaError_t status = FillParams<T>(&p, problem, config, BLOCK_M, BLOCK_N, 64);
+  if (status != cudaSuccess) return status;
+  static std::atomic<uint64_t> allowed{0};
+  auto* kernel = GemmSm90Kernel<Traits>;
+  status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);
+  if (status != cudaSuccess) return status;
+  int clusters = std::max(1, config.blocks / config.cluster);
+  if (!p.tiles.IsCounted()) clusters = std::min(clusters, p.tiles.Total());
+  const LaunchConfig launch(dim3(clusters * config.cluster), dim3(GEMM_THREADS), Traits::SHARED_BYTES,
+                            config.enable_pdl, stream, config.cluster);
+  return launch.Launch(kernel, p);
+}
+
+}  // namespace gemm
+}  // namespace flashinfer

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums over K of one consumer warpgroup: WAVES times 64 rows (side A of wgmma) by COLUMNS (side B).
+#pragma once
+#include "../hopper/ring.cuh"
+#include "../hopper/smem_tile.cuh"
+#include "../ptx/wgmma.cuh"
+
+namespace flashinfer {
+namespace gemm {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Where the operands of this warpgroup lie in stage 0, and how far apart stages are.
+struct StageOperands {
+  uint64_t a, b;  // descriptors
+  uint32_t stage_bytes;
+
+  __device__ __forceinline__ uint64_t A(int stage) const { return hopper::AdvanceDescriptor(a, stage * stage_bytes); }
+  __device__ __forceinline__ uint64_t B(int stage) const { return hopper::AdvanceDescriptor(b, stage * stage_bytes); }
+};
+
+/// Issue the four products of a stage for the 64 rows at `a`.
+template <ptx::WgmmaType TYPE, int COLUMNS>
+__device__ __forceinline__ void StageProducts(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b, bool accumulate) {
+#pragma unroll
+  for (int k = 0; k < hopper::SLAB_ROW_BYTES / hopper::WGMMA_K_BYTES; ++k) {
+    ptx::Wgmma<TYPE, COLUMNS>::Run(d, hopper::AdvanceDescriptor(a, k * hopper::WGMMA_K_BYTES),
+                                   hopper::AdvanceDescriptor(b, k * hopper::WGMMA_K_BYTES), accumulate || k > 0);
+  }
+}
+
+/// acc = the sum of `k_blocks` stages, in the tensor cores' accumulators. The products of one stage are in flight while the
+/// next is waited for; a stage is given back when the products after it have been issued.
+template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STAGES>
+__device__ __forceinline__ void SumStages(float (&acc)[WAVES][COLUMNS / 2], const hopper::Ring<STAGES>& ring,
+                                          hopper::RingPosition<STAGES>& at, const StageOperands& from, int k_blocks,
+                                          uint32_t cluster) {
+  int previous = 0;
+  for (int kb = 0; kb < k_blocks; ++kb) {
+    ring.WaitFull(at);
+#pragma unroll
+    for (int w = 0; w < WAVES; ++w) ptx::WgmmaPin(acc[w]);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int w = 0; w < WAVES; ++w) {
+      const uint64_t a = hopper::AdvanceDescriptor(from.A(at.stage), w * 64 * hopper::SLAB_ROW_BYTES);
+      StageProducts<TYPE, COLUMNS>(acc[w], a, from.B(at.stage), kb > 0);
+    }
+    ptx::WgmmaCommit();
+    ptx::WgmmaWait<1>();
+    if (kb > 0) ring.Release(previous, cluster);
+    previous = at.stage;
+    at.Advance();
+  }
+  ptx::WgmmaWait<0>();
+#pragma unroll
+  for (int w = 0; w < WAVES; ++w) ptx::WgmmaPin(acc[w]);
+  ring.Release(previous, cluster);
+}
+
+/// acc = the sum over stages of their products times scales, added in fp32: tensor cores keep only some 13 bits of fp8 sums.
+/// `scales` reads those of a stage ahead (Load), while its products run, and multiplies (Add).
+template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STAGES, typename Scales>
+__device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2], const hopper::Ring<STAGES>& ring,
+                                                hopper::RingPosition<STAGES>& at, const StageOperands& from,
+                                                int first_k_block, int k_blocks, uint32_t cluster, Scales& scales) {
+  float scratch[COLUMNS / 2];
+#pragma unroll
+  for (int w = 0; w < WAVES; ++w) {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i) acc[w][i] = 0.f;
+  }
+  scales.Load(first_k_block);
+  for (int kb = 0; kb < k_blocks; ++kb) {
+    scales.Take();
+    ring.WaitFull(at);
+#pragma unroll
+    for (int w = 0; w < WAVES; ++w) {
+      const uint64_t a = hopper::AdvanceDescriptor(from.A(at.stage), w * 64 * hopper::SLAB_ROW_BYTES);
+      ptx::WgmmaPin(scratch);
+      ptx::WgmmaFence();
+      StageProducts<TYPE, COLUMNS>(scratch, a, from.B(at.stage), false);
+      ptx::WgmmaCommit();
+      if (w == 0) scales.Load(first_k_block + min(kb + 1, k_blocks - 1));
+      ptx::WgmmaWait<0>();
+      ptx::WgmmaPin(scratch);
+      if (w == WAVES - 1) ring.Release(at.stage, cluster);  // before the additions: the stage is filled meanwhile
+      scales.Add(acc[w], scratch, w);
+    }
+    at.Advance();
+  }
+}
+
+#endif
+
+}  // namespace gemm
+}  // namespace flashinfer

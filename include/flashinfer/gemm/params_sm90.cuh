@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters of the SM90 GEMM kernels, and how they are made from a problem.
+#pragma once
+#include <algorithm>
+#include <atomic>
+
+#include "../hopper/tensor_map.h"
+#include "../ptx/wgmma.cuh"
+#include "../utils.cuh"
+#include "entries_sm90.h"
+#include "tiles_sm90.cuh"
+
+namespace flashinfer {
+namespace gemm {
+
+constexpr int MAX_SHARED_BYTES = 232448;  // of a block on SM90
+constexpr int BARRIER_BYTES = 1024;       // barriers and flags, in front of the stages; also aligns these
+constexpr int WARPGROUP = 128;
+constexpr int CONSUMERS = 2;  // warpgroups that multiply
+constexpr int GEMM_THREADS = (1 + CONSUMERS) * WARPGROUP;
+constexpr int PRODUCER_REGISTERS = 40;  // 40 * 128 + 232 * 256 = 168 * 384
+constexpr int CONSUMER_REGISTERS = 232;
+
+template <typename T>
+struct WgmmaTypeOf;
+template <>
+struct WgmmaTypeOf<bfloat16_t> {
+  static constexpr ptx::WgmmaType TYPE = ptx::WgmmaType::kBf16;
+  static constexpr int BYTES = 2;
+};
+template <>
+struct WgmmaTypeOf<float16_t> {
+  static constexpr ptx::WgmmaType TYPE = ptx::WgmmaType::kF16;
+  static constexpr int BYTES = 2;
+};
+template <>
+struct WgmmaTypeOf<float8_e4m3_t> {
+  static constexpr ptx::WgmmaType TYPE = ptx::WgmmaType::kE4m3;
+  static constexpr int BYTES = 1;
+};
+
+/// Of both kernels.
+struct GemmParams {
+  CUtensorMap tokens, weights, out;  // first: 64-byte aligned
+  TileParams tiles;
+  ScaleView token_scale, weight_scale;
+  uint16_t* d;
+  int64_t d_stride;
+  int n, k_blocks;
+  int cluster;
+  bool share_tokens, share_weights;  // loaded by halves, and sent to both blocks of a cluster
+  bool half_output;
+  bool read_weights_once;  // L2 need not keep them
+  float* workspace;
+};
+
+/// Describe a matrix of `rows` rows of `columns` elements, `batch` times, whose boxes are `box_columns` by `box_rows`.
+inline cudaError_t EncodeMatrix(CUtensorMap* map, const void* data, int bytes, int64_t columns, int64_t rows,
+                                int64_t stride, int64_t batch, int64_t batch_stride, int box_columns, int box_rows) {
+  hopper::TensorBox t;
+  t.data = data;
+  t.element_bytes = bytes;
+  t.size[0] = columns, t.size[1] = rows, t.size[2] = batch;
+  t.stride_bytes[0] = stride * bytes, t.stride_bytes[1] = batch_stride * bytes;
+  t.box[0] = box_columns, t.box[1] = box_rows;
+  return hopper::EncodeTensorMap(map, t);
+}
+
+/// Fill what both kernels share. `weight_rows`: weights of a tile; `out_rows`: tokens of a box of results.
+template <typename T>
+cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c, int token_rows, int weight_rows,
+                       int out_rows) {
+  constexpr int BYTES = WgmmaTypeOf<T>::BYTES, BLOCK_K = SLAB_K_BYTES / BYTES;
+  const bool one_token_batch = x.grouping == Grouping::kContiguous || x.grouping == Grouping::kPacked;
+  const int64_t token_batch = one_token_batch ? 1 : x.batch;
+  p->share_tokens = c.cluster == 2 && !c.share_b, p->share_weights = c.cluster == 2 && c.share_b;
+  const int a_box = p->share_tokens ? token_rows / 2 : token_rows,
+            b_box = p->share_weights ? weight_rows / 2 : weight_rows;
+  cudaError_t status =
+      EncodeMatrix(&p->tokens, x.a, BYTES, x.k, x.m, x.a_stride, token_batch, x.a_batch_stride, BLOCK_K, a_box);
+  if (status != cudaSuccess) return status;
+  status = EncodeMatrix(&p->weights, x.b, BYTES, x.k, x.n, x.b_stride, x.batch, x.b_batch_stride, BLOCK_K, b_box);
+  if (status != cudaSuccess) return status;
+  status = EncodeMatrix(&p->out, x.d, 2, x.n, x.m, x.d_stride, token_batch, x.d_batch_stride, 64, out_rows);
+  if (status != cudaSuccess) return status;
+  TileParams& t = p->tiles;
+  t.groups = x.groups, t.group_count = int(x.batch), t.m = int(x.m);
+  t.batch = x.grouping == Grouping::kBatched ? int(x.batch) : 1;
+  t.pair_m = p->share_weights, t.pair_n = p->share_tokens;
+  t.m_tiles = CeilDivide(CeilDivide(int(x.m), token_rows), t.pair_m ? 2 : 1);
+  t.n_tiles = CeilDivide(CeilDivide(int(x.n), weight_rows), t.pair_n ? 2 : 1);
+  t.raster = std::max(1, std::min(c.raster, t.m_tiles));
+  t.grouping = x.grouping;
+  p->token_scale = x.a_scale, p->weight_scale = x.b_scale;
+  p->d = static_cast<uint16_t*>(x.d), p->d_stride = x.d_stride;
+  p->n = int(x.n), p->k_blocks = int(CeilDiv(x.k, BLOCK_K));
+  p->cluster = c.cluster, p->half_output = x.half_output;
+  p->workspace = x.workspace;
+  return cudaSuccess;
+}
+
+/// Allow a kernel its shared memory, once per device.
+template <typename Kernel>
+cudaError_t AllowShared(Kernel kernel, int bytes, std::atomic<uint64_t>* allowed) {
+  int device = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if (allowed->load(std::memory_order_relaxed) & bit) return cudaSuccess;
+  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (status == cudaSuccess) allowed->fetch_or(bit, std::memory_order_relaxed);
+  return status;
+}
+
+}  // namespace gemm
+}  // namespace flashinfer

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GEMM for SM90 compiles without spills, and ptxas neither serialises wgmma nor ignores setmaxnreg. A unit of each form."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from flashinfer.compilation_context import sm90a_nvcc_flags
+from flashinfer.jit import env as jit_env
+from flashinfer.jit.gemm import gen_gemm_sm90_module
+
+UNITS = [("bf16", "tile_128x256"), ("fp8_block", "tile_256x128")]
+
+
+@pytest.mark.parametrize("kind, unit", UNITS)
+def test_unit(hopper, nvcc, tmp_path, kind, unit):
+    spec = gen_gemm_sm90_module(kind)
+    text = next(text for path, text in spec.generated.items() if path.stem == f"gemm_sm90_{unit}")
+    source = tmp_path / "unit.cu"
+    source.write_text(text)
+    include = f"-I{jit_env.FLASHINFER_INCLUDE_DIR}"
+    command = [nvcc, "-std=c++17", "-O3", *sm90a_nvcc_flags, include, "-cubin", "-Xptxas=-v", source]
+    done = subprocess.run([*map(str, command), "-o", str(tmp_path / "unit.cubin")], capture_output=True, text=True)
+    log = done.stdout + done.stderr
+    assert done.returncode == 0, log
+    assert "0 bytes spill stores, 0 bytes spill loads" in log
+    assert "(C75" not in log, log  # C7508: setmaxnreg ignored; C7510 to C7519: wgmma serialised

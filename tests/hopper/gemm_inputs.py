@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the SM90 GEMM modules, and references in float64."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from flashinfer.jit.gemm import get_gemm_sm90_module
+
+BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
+E4M3 = torch.float8_e4m3fn
+
+_workspaces: dict[tuple[str, int], torch.Tensor] = {}
+
+
+def workspace(kind: str, blocks: int = 132) -> torch.Tensor:
+    """The workspace of a module: its counters are zero before the first call, and each call leaves them so."""
+    if (kind, blocks) not in _workspaces:
+        size = get_gemm_sm90_module(kind).gemm_sm90_workspace_bytes(blocks)
+        _workspaces[kind, blocks] = torch.zeros(max(size, 1), dtype=torch.uint8, device="cuda")
+    return _workspaces[kind, blocks]
+
+
+def gemm(
+    kind: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scales: tuple[Optional[torch.Tensor], Optional[torch.Tensor]] = (None, None),
+    groups: Optional[torch.Tensor] = None,
+    grouping: int = BATCHED,
+    expected_m: int = 0,
+    tile: int = -1,
+    cluster: int = 1,
+    share_b: bool = False,
+    raster: int = 0,
+    blocks: int = 0,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Call the module of ``kind``; a negative tile is chosen by the rule."""
+    get_gemm_sm90_module(kind).gemm_sm90(
+        out, a, b, *scales, groups, workspace(kind), grouping, expected_m, tile, cluster, share_b, raster, blocks, pdl
+    )
+    return out
+
+
+def poisoned(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype, device="cuda")
+
+
+def operands(kind: str, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    dtype = torch.bfloat16 if kind == "bf16" else E4M3
+    return [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+
+
+def block_scales(a: torch.Tensor, b: torch.Tensor, per_row: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales between 0.5 and 2: of rows of ``a``, K-block major as the quantiser writes them, and of blocks of ``b``."""
+    *batch, m, k = a.shape
+    padded = torch.rand(*batch, -(-k // 128), -(-m // 4) * 4, device="cuda") * 1.5 + 0.5
+    *batch, n, k = b.shape
+    rows = n if per_row else -(-n // 128)
+    return padded[..., :m].transpose(-1, -2), torch.rand(*batch, rows, -(-k // 128), device="cuda") * 1.5 + 0.5
+
+
+def dequantized(x: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.Tensor:
+    """``x`` in float64, times the scales of its blocks."""
+    x = x.double()
+    if scale is None:
+        return x
+    rows, k = x.shape[-2:]
+    repeat = 1 if scale.shape[-2] == rows else 128
+    wide = scale.double().repeat_interleave(repeat, -2).repeat_interleave(128, -1)
+    return x * wide[..., :rows, :k]
+
+
+def error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative error in the Frobenius norm; NaN stays NaN."""
+    return ((out.double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
+
+
+#: bf16 results of exact sums have a relative error of 2^-9 / sqrt(3), half of that on average over mantissas.
+TOLERANCE = 2.5e-3

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SM90 GEMM kernels against float64: every tile, tails, batches, scales of tensors and blocks. Needs SM90."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer.jit.gemm import tiles_of
+
+from .devices import needs_hopper
+from .gemm_inputs import TOLERANCE, block_scales, dequantized, error, gemm, operands, poisoned
+
+pytestmark = needs_hopper
+
+TILES = [(kind, i) for kind in ("bf16", "fp8", "fp8_block") for i in range(len(tiles_of(kind)))]
+IDS = [f"{kind}-{tiles_of(kind)[i].unit}" for kind, i in TILES]
+
+
+def check(kind, m, n, k, batch=(), dtype=torch.bfloat16, per_row=False, **options):
+    a, b = operands(kind, (*batch, m, k), (*batch, n, k))
+    scales = block_scales(a, b, per_row) if kind == "fp8_block" else (None, None)
+    out = gemm(kind, a, b, poisoned(*batch, m, n, dtype=dtype), scales=scales, **options)
+    expected = dequantized(a, scales[0]) @ dequantized(b, scales[1]).mT
+    assert error(out, expected) < TOLERANCE
+    return out
+
+
+@pytest.mark.parametrize("kind, tile", TILES, ids=IDS)
+@pytest.mark.parametrize("m, n, k", [(1, 64, 128), (300, 712, 1040), (520, 1088, 64)])
+def test_tiles_and_tails(kind, tile, m, n, k):
+    """One row; rows, columns and K that end inside a tile; K shorter than a stage of 8 bits."""
+    check(kind, m, n, k, tile=tile)
+
+
+@pytest.mark.parametrize("kind, tile", TILES, ids=IDS)
+def test_many_tiles_of_few_blocks(kind, tile):
+    """Blocks walk many tiles, so rings and buffers wrap; two batches of 1024 x 1024 on 8 blocks."""
+    check(kind, 1024, 1024, 512, (2,), tile=tile, blocks=8)
+
+
+PLAIN = [(kind, tile) for kind, tile in TILES if not tiles_of(kind)[tile].swapped]
+
+
+@pytest.mark.parametrize("kind, tile", PLAIN)
+@pytest.mark.parametrize("share_b", [False, True])
+@pytest.mark.parametrize("m, n", [(1024, 1024), (300, 712)])
+def test_pairs_of_blocks(kind, tile, share_b, m, n):
+    """Multicast of either operand, also where the number of tiles is odd."""
+    check(kind, m, n, 1024, tile=tile, cluster=2, share_b=share_b)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("m", [1, 5, 16, 33, 64, 128, 1000])
+def test_chosen_tile(kind, m):
+    check(kind, m, 2112, 1536)
+    check(kind, m, 256, 512, (3,), dtype=torch.float16)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+def test_no_rows(kind):
+    a, b = operands(kind, (0, 256), (128, 256))
+    scales = block_scales(a, b) if kind == "fp8_block" else (None, None)
+    assert gemm(kind, a, b, poisoned(0, 128), scales=scales).shape == (0, 128)
+
+
+def test_strides():
+    """Rows of a wider tensor, and results into one."""
+    a, b = operands("bf16", (200, 512), (256, 512))
+    out = poisoned(200, 512)
+    gemm("bf16", a[:, 128:384], b[:, :256], out[:, 128:384])
+    assert error(out[:, 128:384], a[:, 128:384].double() @ b[:, :256].double().T) < TOLERANCE
+    assert out[:, :128].isnan().all() and out[:, 384:].isnan().all()
+
+
+@pytest.mark.parametrize("m", [7, 300])
+def test_scales_of_tensors(m):
+    """Scales stay on the device."""
+    a, b = operands("fp8", (m, 512), (256, 512))
+    scales = (torch.tensor([0.5], device="cuda"), torch.tensor(3.0, device="cuda"))
+    out = gemm("fp8", a, b, poisoned(m, 256, dtype=torch.float16), scales=scales)
+    assert error(out, a.double() @ b.double().T * 1.5) < TOLERANCE
+
+
+@pytest.mark.parametrize("m", [7, 300])
+def test_two_level_sums(m):
+    """Block-scaled sums are as exact as fp32 sums of exact products: within 1.1 times their error before rounding."""
+    a, b = operands("fp8_block", (m, 7168), (256, 7168))
+    scales = block_scales(a, b)
+    out = gemm("fp8_block", a, b, poisoned(m, 256), scales=scales)
+    wide = (dequantized(a, scales[0]), dequantized(b, scales[1]))
+    exact = wide[0] @ wide[1].T
+    single = (wide[0].float().double() @ wide[1].float().double().T).float().bfloat16()
+    assert error(out, exact) < 1.1 * error(single, exact)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8_block"])
+def test_repeated_calls_are_equal(kind):
+    for m in (3, 40, 500):
+        a, b = operands(kind, (m, 4096), (1024, 4096))
+        scales = block_scales(a, b) if kind == "fp8_block" else (None, None)
+        first = gemm(kind, a, b, poisoned(m, 1024), scales=scales)
+        for _ in range(20):
+            assert torch.equal(gemm(kind, a, b, poisoned(m, 1024), scales=scales), first)
+
+
+def test_dependent_launches():
+    """With PDL a product starts before the one that writes its operand has ended, and still sees all of it."""
+    a, b = operands("bf16", (256, 1024), (1024, 1024))
+    b = b / 32
+    expected = gemm("bf16", gemm("bf16", a, b, poisoned(256, 1024)), b, poisoned(256, 1024))
+    middle, out = poisoned(256, 1024), poisoned(256, 1024)
+    for _ in range(20):
+        middle.fill_(torch.nan)
+        gemm("bf16", a, b, middle, pdl=True)
+        gemm("bf16", middle, b, out, pdl=True)
+        assert torch.equal(out, expected)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Orders of tiles, ranges of split sums and the rule that picks a tile, on the host. No GPU and no CUDA."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flashinfer.jit import env
+from flashinfer.jit.cpp_ext import find_cxx
+from flashinfer.jit.gemm import tiles_of
+
+BATCHED, CONTIGUOUS, MASKED = 0, 1, 2
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory):
+    compiler = find_cxx()
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    library = tmp_path_factory.mktemp("probe") / "probe.so"
+    source = Path(__file__).with_name("schedule_probe.cpp")
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([compiler, *flags, f"-I{env.FLASHINFER_INCLUDE_DIR}", source, "-o", library], check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.range_begin.restype = ctypes.c_int64
+    return loaded
+
+
+@pytest.mark.parametrize("m_tiles, n_tiles, raster", [(1, 1, 1), (20, 7, 8), (8, 3, 8), (5, 4, 16), (17, 1, 16)])
+def test_every_tile_once(probe, m_tiles, n_tiles, raster):
+    count = 2 * m_tiles * n_tiles
+    out = (ctypes.c_int * (3 * count))()
+    probe.raster_tiles(count, m_tiles, n_tiles, min(raster, m_tiles), out)
+    tiles = [tuple(out[3 * t : 3 * t + 3]) for t in range(count)]
+    assert sorted(tiles) == [(b, m, n) for b in range(2) for m in range(m_tiles) for n in range(n_tiles)]
+    first_band = {m for _, m, _ in tiles[: min(raster, m_tiles) * n_tiles]}
+    assert first_band == set(range(min(raster, m_tiles)))
+
+
+@pytest.mark.parametrize("units, blocks", [(1, 1), (3584, 132), (5, 132), (1 << 40, 132), (131, 132), (264, 132)])
+def test_ranges_cover_all_units(probe, units, blocks):
+    def begin(block):
+        return probe.range_begin(ctypes.c_int64(units), blocks, block)
+
+    assert begin(0) == 0 and begin(blocks) == units
+    lengths = {begin(i + 1) - begin(i) for i in range(blocks)}
+    assert max(lengths) - min(lengths) <= 1
+    for unit in {0, units - 1, units // 2, units // 3} | {min(begin(i), units - 1) for i in range(0, blocks, 7)}:
+        owner = probe.range_owner(ctypes.c_int64(units), blocks, ctypes.c_int64(unit))
+        assert begin(owner) <= unit < begin(owner + 1)
+
+
+def choose(probe, kind, m, n, k, batch=1, grouping=BATCHED, needs_swapped=False):
+    """Return (swapped, block_m, block_n, cluster, share_b, raster) for an H200."""
+    tiles = tiles_of(kind)
+    numbers = [x for t in tiles for x in (int(t.swapped), t.block_m, t.block_n)]
+    shape = (ctypes.c_int64 * 6)(m, n, k, batch, grouping, 2 if kind == "bf16" else 1)
+    out = (ctypes.c_int * 6)()
+    is_block = kind == "fp8_block"
+    probe.choose(shape, is_block, needs_swapped, (ctypes.c_int * len(numbers))(*numbers), len(tiles), 132, out)
+    assert (bool(out[0]), out[1], out[2]) in {(t.swapped, t.block_m, t.block_n) for t in tiles}
+    return tuple(out)
+
+
+def test_large_products_take_the_largest_tile_and_share_loads(probe):
+    assert choose(probe, "bf16", 4096, 7168, 4096)[1:4] == (128, 256, 2)
+    assert choose(probe, "fp8_block", 4096, 7168, 4096)[3] == 2
+
+
+def test_tile_fills_the_last_wave(probe):
+    """17 x 16 tiles of 256 x 128 are 2.06 waves of 132, which take as long as 3: of these a third would be idle."""
+    swapped, block_m, block_n, *_ = choose(probe, "fp8_block", 4096, 2112, 7168)
+    waves = -(-(-(-4096 // block_m) * -(-2112 // block_n)) // 132)
+    assert not swapped
+    assert 4096 * 2112 / (waves * 132 * block_m * block_n) > 0.75
+
+
+def test_contiguous_groups_do_not_straddle_tiles(probe):
+    assert choose(probe, "fp8_block", 8 * 4096, 4096, 7168, 8, CONTIGUOUS)[1] <= 128
