@@ -3,7 +3,7 @@
 
 level 0   nothing: the decorated name is the plain function
       1   one line with the API name, before the call
-      3   + arguments before the call, results after it (shape, stride, dtype, device, ...)
+      3   + arguments as they were passed before the call, results after it (shape, stride, dtype, device, ...)
       5   + min, max, mean, NaN and Inf counts
      10   + tensor dumps (``flashinfer.dump``)
 
@@ -27,7 +27,7 @@ from typing import Any, Callable, Iterator, Mapping, Optional, TextIO, TypeVar
 
 import torch
 
-from .describe import Statistics, describe, skipped_statistics, tensor_statistics
+from .describe import Statistics, describe, describe_result, skipped_statistics, tensor_statistics
 from .dump import clear_graph_dumps, flush_graph_dumps, graph, replay_from_dump, replay_sequence
 from .dump.apis import register_api, wraps
 from .dump.writer import ApiCall, CallDump, Dumper, DumpSettings
@@ -76,6 +76,18 @@ def _is_our_command() -> bool:
 _HANDLER_NAME = "flashinfer.api destination"
 
 
+_RULE = "=" * 80
+_THIN_RULE = "-" * 80
+
+
+class _Lines(logging.Formatter):
+    """A time and the text; a rule above it where the record asks for one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return f"{_RULE}\n{text}" if getattr(record, "ruled", False) else text
+
+
 class _Destination(logging.Handler):
     """stdout, stderr or an appended file, opened at the first line and again after a fork (``%i``: process id)."""
 
@@ -86,7 +98,7 @@ class _Destination(logging.Handler):
         self._file: Optional[TextIO] = None
         self._pid = 0
         self._broken = False
-        self.setFormatter(logging.Formatter("[%(asctime)s.%(msecs)03d] %(message)s", "%Y-%m-%d %H:%M:%S"))
+        self.setFormatter(_Lines("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -174,7 +186,7 @@ class _ApiLog:
                     self._failed(call, dump, error)
                 raise
             with _harmless("logging the result"):
-                self._after(call, dump, signature, result)
+                self._after(call, dump, result)
             return result
 
         return logged  # type: ignore[return-value]
@@ -189,12 +201,12 @@ class _ApiLog:
         if self._banner_due:
             self._banner_due = False
             _log.info(_banner())
-        head = f"{call.name} called (call {call.sequence})"
+        head = f"FlashInfer API Call: {call.name} (call {call.sequence})"
         if not self._is_detailed(call):
             _log.info(head)
             return None
-        lines = [head, *self._describe_arguments(call, signature)]
-        _log.info("\n".join(lines))
+        lines = [head, _THIN_RULE, *self._describe_arguments(call, signature)]
+        _log.info("\n".join(lines), extra={"ruled": True})
         if self._dumper is None:
             return None
         with _harmless("the dump of the inputs"):
@@ -204,14 +216,13 @@ class _ApiLog:
             return dump
         return None
 
-    def _after(
-        self, call: Optional[ApiCall], dump: Optional[CallDump], signature: Optional[inspect.Signature], result: Any
-    ) -> None:
+    def _after(self, call: Optional[ApiCall], dump: Optional[CallDump], result: Any) -> None:
         if call is None or not self._is_detailed(call):
             return
-        lines = [f"{call.name} returned (call {call.sequence})", *describe("result", result, self._statistics(call))]
+        statistics = self._statistics(call)
+        lines = [f"{call.name} returned (call {call.sequence})", "Output value:", *describe_result(result, statistics)]
         if result is None and self.settings.level >= 5:  # the results are among the arguments
-            lines += ["  arguments after the call:", *self._describe_arguments(call, signature)]
+            lines += ["Arguments after the call:", *self._describe_passed(call)]
         _log.info("\n".join(lines))
         if self._dumper is not None and dump is not None:
             self._dumper.end(dump, result)
@@ -231,31 +242,37 @@ class _ApiLog:
         return skipped_statistics if call.is_capturing else tensor_statistics
 
     def _describe_arguments(self, call: ApiCall, signature: Optional[inspect.Signature]) -> list[str]:
-        values, defaults = _bind(call, signature)
-        lines = [] if call.owner is None else [f"  self: object at {id(call.owner):#x}"]
-        for name, value in values.items():
-            lines += describe(name, value, self._statistics(call))
+        """Arguments by the way they were passed, and the defaults of the others."""
+        lines = self._describe_passed(call)
+        defaults = _defaults(call, signature)
+        if defaults:
+            lines.append("Default parameters (not explicitly provided):")
         for name, value in defaults.items():
-            lines += describe(name, value, note=" (default)")
+            lines += describe(f"{name}= [DEFAULT]", value)
+        return lines
+
+    def _describe_passed(self, call: ApiCall) -> list[str]:
+        statistics = self._statistics(call)
+        lines = ["Positional input arguments:"] if call.passed else []
+        for i, value in enumerate(call.passed):
+            lines += describe(f"arg[{i}]:", value, statistics)
+        if call.kwargs:
+            lines.append("Keyword input arguments:")
+        for name, value in call.kwargs.items():
+            lines += describe(f"{name}=", value, statistics)
         return lines
 
 
-def _bind(call: ApiCall, signature: Optional[inspect.Signature]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Passed and defaulted arguments by parameter name; a call that does not fit the signature keeps positions."""
-    owner = () if call.owner is None else (call.owner,)
+def _defaults(call: ApiCall, signature: Optional[inspect.Signature]) -> dict[str, Any]:
+    """Values of the parameters that were not passed; none for a call that does not fit the signature."""
+    if signature is None:
+        return {}
     try:
-        if signature is None:
-            raise TypeError("no signature")
-        bound = signature.bind(*owner, *call.args, **call.kwargs)
+        given = signature.bind(*call.passed, **call.kwargs).arguments
     except TypeError:
-        return {f"arg_{i}": value for i, value in enumerate(call.args)} | dict(call.kwargs), {}
-    names = list(bound.arguments)[len(owner) :]
-    defaults = {
-        name: parameter.default
-        for name, parameter in signature.parameters.items()
-        if name not in bound.arguments and parameter.default is not inspect.Parameter.empty
-    }
-    return {name: bound.arguments[name] for name in names}, defaults
+        return {}
+    left_out = {name: parameter.default for name, parameter in signature.parameters.items() if name not in given}
+    return {name: default for name, default in left_out.items() if default is not inspect.Parameter.empty}
 
 
 def _is_method_of(logged: Callable[..., Any], owner: object) -> bool:

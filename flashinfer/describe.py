@@ -9,58 +9,65 @@ from typing import Any, Callable, Iterator, Optional
 
 import torch
 
-__all__ = ["describe", "describe_tensor", "skipped_statistics", "tensor_statistics"]
+__all__ = ["describe", "describe_result", "describe_tensor", "skipped_statistics", "tensor_statistics"]
 
 _MAX_TEXT = 200  # characters of one string or number list
 _MAX_ITEMS = 16  # entries of one container
-_MAX_DEPTH = 4
+_MAX_DEPTH = 5
 _CHUNK = 1 << 24  # elements; a float32 copy of a whole KV cache could exhaust the device the log is meant to debug
 
 Statistics = Callable[[torch.Tensor], str]
 
 
-def describe(
-    name: str, value: Any, statistics: Optional[Statistics] = None, note: str = "", depth: int = 1
-) -> list[str]:
-    """One or more indented lines for ``name``; ``statistics`` adds a line below every tensor."""
-    head = f"{'  ' * depth}{name}: "
+def describe(label: str, value: Any, statistics: Optional[Statistics] = None) -> list[str]:
+    """``label`` on a line of its own and the value below, indented; ``statistics`` adds to every tensor."""
+    return [f"  {label}", *_describe("", value, statistics, depth=2)]
+
+
+def describe_result(value: Any, statistics: Optional[Statistics] = None) -> list[str]:
+    """The lines below ``Output value:``."""
+    return _describe("", value, statistics, depth=1)
+
+
+def _describe(name: str, value: Any, statistics: Optional[Statistics], depth: int) -> list[str]:
+    head = f"{'  ' * depth}{name}"
     if isinstance(value, torch.Tensor):
-        lines = [f"{head}{describe_tensor(value)}{note}"]
-        return lines if statistics is None else [*lines, f"{'  ' * (depth + 1)}{statistics(value)}"]
+        return [f"{head}{describe_tensor(value, statistics)}"]
     if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
         kind = f"{type(value).__name__} of {len(value)}"
         entries = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
         if all(isinstance(item, (bool, int, float, str, type(None))) for _, item in entries):
-            return [f"{head}{kind} {_clip(repr(value))}{note}"]
+            return [f"{head}{kind} {_clip(repr(value))}"]
         if depth >= _MAX_DEPTH:
-            return [f"{head}{kind} ...{note}"]
-        lines = [f"{head}{kind}{note}"]
+            return [f"{head}{kind} ..."]
+        lines = [f"{head}{kind}"]
         for key, item in entries[:_MAX_ITEMS]:
-            lines += describe(f"[{key!r}]", item, statistics, depth=depth + 1)
+            lines += _describe(f"[{key!r}]: ", item, statistics, depth + 1)
         return lines if len(entries) <= _MAX_ITEMS else [*lines, f"{'  ' * (depth + 1)}... {len(entries)} in all"]
-    return [f"{head}{_describe_scalar(value)}{note}"]
+    return [f"{head}{_describe_scalar(value)}"]
 
 
-def describe_tensor(tensor: torch.Tensor) -> str:
-    """Shape, stride, dtype, device, requires_grad and contiguity; reads no values."""
+def describe_tensor(tensor: torch.Tensor, statistics: Optional[Statistics] = None) -> str:
+    """Shape, stride, dtype, device, requires_grad and contiguity; only ``statistics`` reads values."""
     try:
-        return _layout(tensor)
+        layout = _layout(tensor)
     except Exception as error:  # nested tensors have no strides; a subclass may raise anything
         return f"{type(tensor).__name__} that cannot be described ({_reason(error)})"
+    return f"Tensor({layout})" if statistics is None else f"Tensor({layout}, {statistics(tensor)})"
 
 
 def _layout(tensor: torch.Tensor) -> str:
     strided = tensor.layout is torch.strided
     stride = tuple(tensor.stride()) if strided else tensor.layout
     return (
-        f"Tensor shape={tuple(tensor.shape)} stride={stride} dtype={tensor.dtype} device={tensor.device} "
-        f"requires_grad={tensor.requires_grad} contiguous={strided and tensor.is_contiguous()}"
+        f"shape={tuple(tensor.shape)}, stride={stride}, dtype={tensor.dtype}, device={tensor.device}, "
+        f"requires_grad={tensor.requires_grad}, is_contiguous={strided and tensor.is_contiguous()}"
     )
 
 
 def _describe_scalar(value: Any) -> str:
     if isinstance(value, enum.Enum):
-        return f"{type(value).__name__}.{value.name} ({value.value!r})"
+        return f"{type(value).__name__}.{value.name} (value={value.value!r})"
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return _clip(repr(value))
     if isinstance(value, (torch.dtype, torch.device, torch.Size)):
@@ -77,11 +84,11 @@ def _clip(text: str) -> str:
 
 def skipped_statistics(tensor: torch.Tensor) -> str:
     """Stands in for :func:`tensor_statistics` where reading values is illegal."""
-    return "statistics skipped: a CUDA graph is being captured"
+    return "[statistics skipped: CUDA graph capture in progress]"
 
 
 def tensor_statistics(tensor: torch.Tensor) -> str:
-    """``min= max= mean=`` of the finite elements, plus ``nan= inf=`` counts for floating dtypes; never raises.
+    """``min=, max=, mean=`` of the finite elements, ``nan_count=, inf_count=`` of floating dtypes; never raises.
 
     The extremes leave NaN and infinities out because the counts already report them, and a single NaN would
     otherwise hide the range of everything else.
@@ -89,7 +96,7 @@ def tensor_statistics(tensor: torch.Tensor) -> str:
     try:
         return _statistics(tensor)
     except Exception as error:
-        return f"statistics unavailable ({_reason(error)})"
+        return f"[statistics unavailable: {_reason(error)}]"
 
 
 def _reason(error: Exception) -> str:
@@ -99,9 +106,9 @@ def _reason(error: Exception) -> str:
 @torch.no_grad()
 def _statistics(tensor: torch.Tensor) -> str:
     if tensor.numel() == 0:
-        return "empty"
+        return "[empty: no statistics]"
     if tensor.is_complex():
-        return "statistics unavailable (complex)"
+        return "[statistics unavailable: complex]"
     is_float = tensor.is_floating_point()
     low, high, total, finite, nans, infs = math.inf, -math.inf, 0.0, 0, 0, 0
     for part in _chunks(tensor.detach()):
@@ -117,11 +124,11 @@ def _statistics(tensor: torch.Tensor) -> str:
             total += values.sum(dtype=torch.float64).item()
             finite += values.numel()
     if finite == 0:
-        text = "min=nan max=nan mean=nan"
+        text = "min=nan, max=nan, mean=nan"
     else:
-        spread = f"min={low:.6g} max={high:.6g}" if is_float else f"min={low} max={high}"
-        text = f"{spread} mean={total / finite:.6g}"
-    return f"{text} nan={nans} inf={infs}" if is_float else text
+        spread = f"min={low:.6f}, max={high:.6f}" if is_float else f"min={low}, max={high}"
+        text = f"{spread}, mean={total / finite:.6f}"
+    return f"{text}, nan_count={nans}, inf_count={infs}" if is_float else text
 
 
 def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

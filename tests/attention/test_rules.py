@@ -118,7 +118,7 @@ def test_all_that_engines_call_is_logged_and_replayed(tmp_path, capsys):
     env = {**os.environ, **{f"FLASHINFER_{name}": value for name, value in variables.items()}}
     subprocess.run([sys.executable, "-c", FORWARD], env=env, check=True, capture_output=True)
     log = (tmp_path / "log").read_text()
-    assert log.index("Wrapper.forward called") < log.index("sm_scale: 0.3") < log.index("Wrapper.run called")
+    assert log.index("Wrapper.forward (") < log.index("\n    0.3\n") < log.index("Wrapper.run (")
     assert replay_main(tmp_path / "dumps", "cpu") == 0
     assert "Summary: 20 passed, 0 failed/mismatch" in capsys.readouterr().out
 

@@ -85,9 +85,9 @@ def test_level_1_is_one_line_per_call(log, level):
     func(torch.ones(3))
     func(torch.ones(3))
     calls = [line for line in on.text.splitlines() if "plain" in line]
-    assert [re.sub(r"^\[[-\d]+ [\d:.]+\] ", "", line) for line in calls] == [
-        "plain called (call 1)",
-        "plain called (call 2)",
+    assert [re.sub(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ", "", line) for line in calls] == [
+        "FlashInfer API Call: plain (call 1)",
+        "FlashInfer API Call: plain (call 2)",
     ]
     assert "shape" not in on.text
 
@@ -97,7 +97,7 @@ def test_the_name_is_logged_before_a_call_that_raises(log):
 
     @on.decorate
     def broken(x):
-        assert "broken called" in on.text  # on disk before the body runs
+        assert "FlashInfer API Call: broken" in on.text  # on disk before the body runs
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
@@ -110,45 +110,66 @@ def test_level_3_describes_arguments_and_results(log):
 
     @on.decorate
     def op(x, pair, color, *, dtype, eps=1e-6, out=None):
-        before = on.text
-        assert (
-            "x: Tensor shape=(2, 3) stride=(1, 2) dtype=torch.float16 device=cpu requires_grad=False contiguous=False"
-            in before
-        )
-        assert "returned" not in before
+        assert "Output value:" not in on.text
         return x, {"count": 4}
 
     x = torch.zeros(3, 2, dtype=torch.float16).T
-    op(x, [torch.ones(1), "s"], Color.RED, dtype=torch.bfloat16)
-    for line in (
-        "  pair: list of 2",
-        "    [0]: Tensor shape=(1,)",
-        "    [1]: 's'",
-        "  color: Color.RED (3)",
-        "  dtype: torch.bfloat16",
-        "  eps: 1e-06 (default)",
-        "  out: None (default)",
-        "op returned (call 1)\n  result: tuple of 2\n    [0]: Tensor shape=(2, 3)",
+    op(x, [torch.ones(1), "s"], color=Color.RED, dtype=torch.bfloat16)
+    text = re.sub(r"(?s)^.*?\n(?======)", "", on.text)  # without the banner
+    one = "Tensor(shape=(1,), stride=(1,), dtype=torch.float32, device=cpu, requires_grad=False, is_contiguous=True)"
+    x_text = (
+        "Tensor(shape=(2, 3), stride=(1, 2), dtype=torch.float16, device=cpu, requires_grad=False, is_contiguous=False)"
+    )
+    assert re.sub(r"\[\d.*?\] ", "[time] ", text).splitlines() == [
+        "=" * 80,
+        "[time] FlashInfer API Call: op (call 1)",
+        "-" * 80,
+        "Positional input arguments:",
+        "  arg[0]:",
+        f"    {x_text}",
+        "  arg[1]:",
+        "    list of 2",
+        f"      [0]: {one}",
+        "      [1]: 's'",
+        "Keyword input arguments:",
+        "  color=",
+        "    Color.RED (value=3)",
+        "  dtype=",
+        "    torch.bfloat16",
+        "Default parameters (not explicitly provided):",
+        "  eps= [DEFAULT]",
+        "    1e-06",
+        "  out= [DEFAULT]",
+        "    None",
+        "[time] op returned (call 1)",
+        "Output value:",
+        "  tuple of 2",
+        f"    [0]: {x_text}",
         "    [1]: dict of 1 {'count': 4}",
-    ):
-        assert line in on.text
-    assert "min=" not in on.text
+    ]
+
+
+def test_level_3_without_arguments(log):
+    on = log(3)
+    on.decorate(lambda: 5)()
+    text = on.text.partition("FlashInfer API Call: <lambda>")[2]
+    assert "arguments" not in text and "Default" not in text and "Output value:\n  5\n" in text
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_tensor_that_cannot_be_described_hides_nothing_else(log):
     on = log(3)
     on.decorate(lambda x, y: None)(torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), 7)
-    assert "<lambda> called (call 1)\n  x: Tensor that cannot be described (" in on.text
-    assert "\n  y: 7\n" in on.text
+    assert "  arg[0]:\n    Tensor that cannot be described (" in on.text
+    assert "\n  arg[1]:\n    7\n" in on.text
 
 
 def test_level_3_tells_how_a_call_failed_even_with_wrong_arguments(log):
     on = log(3)
     with pytest.raises(TypeError):
         on.decorate(plain)(torch.ones(2), wrong=5)
-    assert "arg_0: Tensor shape=(2,)" in on.text and "wrong: 5" in on.text
-    assert "plain raised (call 1): TypeError" in on.text
+    assert "arg[0]:\n    Tensor(shape=(2,)," in on.text and "wrong=\n    5\n" in on.text
+    assert "plain raised (call 1): TypeError" in on.text and "Output value" not in on.text
 
 
 def test_level_5_adds_statistics(log):
@@ -161,20 +182,28 @@ def test_level_5_adds_statistics(log):
     x = torch.tensor([1.0, -3.0, float("nan"), float("inf"), float("-inf"), 5.0])
     in_place(x, torch.tensor([1, 2, 6]))
     before, after = on.text.split("in_place returned")
-    assert "min=-3 max=5 mean=1 nan=1 inf=2" in before
-    assert "min=1 max=6 mean=3\n" in before  # integers have no NaN
-    assert "result: None" in after and "min=-2 max=6 mean=2 nan=1 inf=2" in after  # the result is in an argument
+    floats = "is_contiguous=True, min={}, max={}, mean={}, nan_count=1, inf_count=2)"
+    assert floats.format("-3.000000", "5.000000", "1.000000") in before
+    assert "min=1, max=6, mean=3.000000)" in before  # integers have no NaN
+    assert "Output value:\n  None" in after
+    assert floats.format("-2.000000", "6.000000", "2.000000") in after  # the result is in an argument
 
 
 @pytest.mark.parametrize(
     "tensor, text",
     [
-        (torch.empty(0, 3), "empty"),
-        (torch.tensor(2.5, dtype=torch.bfloat16, requires_grad=True), "min=2.5 max=2.5 mean=2.5 nan=0 inf=0"),
-        (torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn), "min=-2 max=1 mean=-0.5 nan=0 inf=0"),
-        (torch.tensor([True, False]), "min=0 max=1 mean=0.5"),
-        (torch.full((2,), float("nan")), "min=nan max=nan mean=nan nan=2 inf=0"),
-        (torch.ones(2, dtype=torch.complex64), "statistics unavailable (complex)"),
+        (torch.empty(0, 3), "[empty: no statistics]"),
+        (
+            torch.tensor(2.5, dtype=torch.bfloat16, requires_grad=True),
+            "min=2.500000, max=2.500000, mean=2.500000, nan_count=0, inf_count=0",
+        ),
+        (
+            torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn),
+            "min=-2.000000, max=1.000000, mean=-0.500000, nan_count=0, inf_count=0",
+        ),
+        (torch.tensor([True, False]), "min=0, max=1, mean=0.500000"),
+        (torch.full((2,), float("nan")), "min=nan, max=nan, mean=nan, nan_count=2, inf_count=0"),
+        (torch.ones(2, dtype=torch.complex64), "[statistics unavailable: complex]"),
     ],
 )
 def test_statistics(tensor, text):
@@ -187,8 +216,10 @@ def test_statistics_of_a_large_tensor_are_taken_in_pieces(monkeypatch):
         x = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
         assert all(part.numel() <= 10 for part in describe._chunks(x))
         n = x.numel()
-        assert describe.tensor_statistics(x) == f"min=0 max={n - 1} mean={(n - 1) / 2:g} nan=0 inf=0"
-    assert describe.tensor_statistics(torch.empty(3, device="meta")).startswith("statistics unavailable (")
+        assert describe.tensor_statistics(x) == (
+            f"min=0.000000, max={n - 1:.6f}, mean={(n - 1) / 2:.6f}, nan_count=0, inf_count=0"
+        )
+    assert describe.tensor_statistics(torch.empty(3, device="meta")).startswith("[statistics unavailable: ")
 
 
 def test_objects_are_named_but_not_printed():
@@ -196,18 +227,18 @@ def test_objects_are_named_but_not_printed():
         def __repr__(self):
             raise AssertionError("repr may synchronise")
 
-    assert re.fullmatch(r"  h: .*Holder object at 0x[0-9a-f]+", describe.describe("h", Holder())[0])
-    assert len(describe.describe("s", "y" * 5000)[0]) < 300
-    many = describe.describe("list", [torch.ones(1)] * 100)
-    assert len(many) < 20 and many[-1] == "    ... 100 in all"
-    assert describe.describe("f", plain)[0].endswith("test_api_logging.plain")
+    assert re.fullmatch(r"    \S*Holder object at 0x[0-9a-f]+", describe.describe("h=", Holder())[1])
+    assert len(describe.describe("s=", "y" * 5000)[1]) < 300
+    many = describe.describe("list=", [torch.ones(1)] * 100)
+    assert len(many) < 20 and many[-1] == "      ... 100 in all"
+    assert describe.describe("f=", plain)[1].endswith("test_api_logging.plain")
 
 
 def test_statistics_are_skipped_during_a_capture(log, monkeypatch):
     on = log(5)
     monkeypatch.setattr(graph, "is_capturing", lambda: True)
     on.decorate(plain)(torch.ones(2))
-    assert on.text.count("statistics skipped: a CUDA graph is being captured") == 2  # argument and result
+    assert on.text.count("[statistics skipped: CUDA graph capture in progress]") == 2  # argument and result
     assert "min=" not in on.text
 
 
@@ -233,7 +264,7 @@ def test_filters_reduce_a_call_to_its_name(log):
 
     for func in (plain, plain_secret, other):
         on.decorate(func)(torch.ones(2))
-    assert all(f"{name} called" in on.text for name in ("plain", "plain_secret", "other"))
+    assert all(f"API Call: {name} " in on.text for name in ("plain", "plain_secret", "other"))
     assert on.text.count("min=") == 2 and "plain_secret returned" not in on.text and "other returned" not in on.text
 
 
@@ -265,7 +296,7 @@ def test_methods_carry_the_class_name(log):
 
     assert Derived(1).run(2) == 3
     run(Wrapper(5))  # an instance as a plain argument makes no method
-    names = re.findall(r"\] (\S+) called", on.text)
+    names = re.findall(r"FlashInfer API Call: (\S+)", on.text)
     assert names == ["Derived.__init__", "Derived.run", "Wrapper.__init__", "run"]
 
 
@@ -281,12 +312,13 @@ def test_a_broken_banner_is_one_line(log, monkeypatch):
     on = log(1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)
     assert on.decorate(plain)(2) == 4
-    assert "the list of GPUs failed: ZeroDivisionError" in on.text and "plain called" in on.text
+    assert "the list of GPUs failed: ZeroDivisionError" in on.text and "API Call: plain" in on.text
 
 
 def test_failures_of_the_log_do_not_reach_the_caller(log, monkeypatch, tmp_path, capsys):
     on = log(3)
-    monkeypatch.setattr(api_logging, "describe", lambda *a, **k: 1 / 0)
+    for name in ("describe", "describe_result"):
+        monkeypatch.setattr(api_logging, name, lambda *a, **k: 1 / 0)
     assert on.decorate(plain)(2) == 4
     assert "logging the call failed: ZeroDivisionError" in on.text
     assert "logging the result failed: ZeroDivisionError" in on.text
@@ -303,7 +335,7 @@ def test_standard_streams(log, capsys, dest):
     func = make_api_decorator(LogSettings(level=1, dest=dest))(plain)
     func(1)
     captured = capsys.readouterr()
-    assert "plain called" in getattr(captured, dest.removeprefix("std"))
+    assert "API Call: plain" in getattr(captured, dest.removeprefix("std"))
 
 
 def test_file_is_appended_and_named_after_the_process(log, tmp_path):
@@ -311,7 +343,7 @@ def test_file_is_appended_and_named_after_the_process(log, tmp_path):
     for _ in range(2):
         make_api_decorator(LogSettings(level=1, dest=str(target)))(plain)(1)
     text = (tmp_path / "new" / f"log_{os.getpid()}.txt").read_text()
-    assert text.count("plain called (call 1)") == 2
+    assert text.count("API Call: plain (call 1)") == 2
 
 
 def test_home_in_the_name_of_the_file(log, tmp_path, monkeypatch):
@@ -319,7 +351,7 @@ def test_home_in_the_name_of_the_file(log, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     make_api_decorator(LogSettings(level=1, dest="~/log.txt"))(plain)(1)
-    assert "plain called" in (tmp_path / "log.txt").read_text()
+    assert "API Call: plain" in (tmp_path / "log.txt").read_text()
 
 
 def test_own_logger_is_not_propagated(log):
@@ -421,8 +453,8 @@ def test_a_killed_process_leaves_its_inputs(tmp_path):
     logs = [path.read_text() for path in tmp_path.glob("log_*.txt")]
     assert "\n".join(logs).count(f"FlashInfer {__version__} (commit ") == 1, "the import, once"
     text = (tmp_path / f"log_{killed_pid}.txt").read_text()
-    assert "x: Tensor shape=(2,)" in text and "min=-2.5 max=1.5 mean=-0.5 nan=0 inf=0" in text and "how: 'kill'" in text
-    assert "op returned" not in text
+    assert "Tensor(shape=(2,)," in text and "min=-2.500000, max=1.500000, mean=-0.500000, nan_count=0" in text
+    assert "how=\n    'kill'" in text and "Output value" not in text
     result = api_logging.replay_from_dump(
         next((tmp_path / "dumps").glob(f"*_pid{killed_pid}_op_call0001")), device="cpu"
     )
