@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMM for SM90 compiles without spills, and ptxas neither serialises wgmma nor ignores setmaxnreg. A unit of each form."""
+"""GEMM for SM90 compiles without spills, and ptxas neither serialises wgmma nor ignores setmaxnreg."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def operands(kind: str, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def block_scales(a: torch.Tensor, b: torch.Tensor, per_row: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales between 0.5 and 2: of rows of ``a``, K-block major as the quantiser writes them, and of blocks of ``b``."""
+    """Make scales between 0.5 and 2 for rows of ``a`` (K-block major, as the quantiser writes) and blocks of ``b``."""
     *batch, m, k = a.shape
     padded = torch.rand(*batch, -(-k // 128), -(-m // 4) * 4, device="cuda") * 1.5 + 0.5
     *batch, n, k = b.shape
