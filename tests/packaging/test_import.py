@@ -15,7 +15,9 @@ from .tree import ROOT
 # Runs in a process of its own. torch comes first: what it does at import is not ours to judge, nor to pay for.
 PROBE = """
 import json, os, sys, time
+start = time.process_time()
 import torch
+torch_seconds = time.process_time() - start
 seen = []
 
 def audit(event, args):
@@ -37,6 +39,7 @@ optional = ["tvm_ffi", "safetensors", "matplotlib", "cupti", "jinja2", "requests
 print(json.dumps({
     "seen": seen,
     "seconds": seconds,
+    "torch_seconds": torch_seconds,
     "cuda": torch.cuda.is_initialized(),
     "optional": [name for name in optional if name in sys.modules],
     "version": flashinfer.__version__,
@@ -78,13 +81,14 @@ def test_import_needs_no_home(home):
 
 
 def test_import_is_quick(tmp_path):
-    """0.2 s on top of torch, with bytecode as an installed package has it.
+    """Take at most 0.2 s on top of torch, or 15 % of torch's own import on a slow CPU, with bytecode as installed.
 
     CPU seconds, and the best of five: a busy machine must not fail this, a slow import must.
     """
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     probe(compiled)
-    assert any(probe(compiled)["seconds"] < 0.2 for _ in range(5))
+    times = [(found["seconds"], max(0.2, 0.15 * found["torch_seconds"])) for found in map(probe, [compiled] * 5)]
+    assert any(seconds < limit for seconds, limit in times), times
 
 
 def test_import_binds_submodules(imported):
