@@ -41,6 +41,7 @@ try:
     from .sampling import *
     from .scale import *
     from .sparse import *
+    from .tllm_enums import *
     from .topk import *
     from .version import __git_commit__ as __git_commit__
     from .version import __git_version__ as __git_version__

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -237,3 +240,9 @@ def test_variable_lengths_that_are_equal_are_merge_states(device):
 def test_triton_names():
     names = ("merge_state", "merge_state_in_place", "merge_states", "variable_length_merge_states")
     assert all(getattr(flashinfer.triton.cascade, name) is getattr(flashinfer.cascade.merge, name) for name in names)
+
+
+def test_the_package_of_triton_names_binds_its_module():
+    program = "import flashinfer.triton; print(flashinfer.triton.cascade.merge_states.__name__)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout == "merge_states\n", run.stderr
