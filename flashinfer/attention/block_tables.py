@@ -233,12 +233,17 @@ def _get_module(kind: str, q: torch.dtype, kv: torch.dtype, head_dim_qk: int, he
     if kind == "prefill_sinks":
         uri = f"batch_prefill_attention_sink_{name}_posenc_0"
         return get_customize_batch_prefill_module("fa2", uri, *types, *dims, *sink, device=device)
+    return get_customize_batch_prefill_module(*draft_module_arguments(q, kv, head_dim_qk, head_dim_vo), device=device)
+
+
+def draft_module_arguments(q: torch.dtype, kv: torch.dtype, head_dim_qk: int, head_dim_vo: int) -> tuple[Any, ...]:
+    """What the generator of customised batch prefill is given for calls with masks of draft tokens."""
+    name = f"q_{_short[q]}_kv_{_short[kv]}_head_dim_qk_{head_dim_qk}_head_dim_vo_{head_dim_vo}"
     tensors = (("maybe_sink", "draft_mask"), ("float", "uint16_t"))
     scalars = (("sm_scale", "draft_words"), ("double", "int64_t"))
     variant = (*tensors, *scalars, "DraftAttention", draft_decl)
-    return get_customize_batch_prefill_module(
-        "fa2", f"batch_prefill_drafts_{name}", *types, *dims, *variant, device=device
-    )
+    types, dims = (q, kv, q, torch.int32), (head_dim_qk, head_dim_vo)
+    return ("fa2", f"batch_prefill_drafts_{name}", *types, *dims, *variant)
 
 
 def _module_of(

@@ -7,6 +7,7 @@ Published callers pass the generator's arguments by position and mean CUDA; ``de
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any, Callable
 
 import torch
@@ -30,6 +31,11 @@ __all__ = [
 _jit: Any = jit_attention  # typed loosely: positional arguments are passed on as they come
 
 
+def _family(name: str) -> Any:
+    """The family whose attribute the generator is: callers replace it there."""
+    return importlib.import_module(f"flashinfer.{name}")
+
+
 def make_hashable_cache(func: Callable[..., Any]) -> Callable[..., Any]:
     """``functools.cache`` for functions that take lists."""
 
@@ -47,17 +53,17 @@ def make_hashable_cache(func: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def get_single_decode_module(*args: Any, device: str = "cuda") -> Any:
-    return _jit.gen_single_decode_module(*args, device=device).build_and_load()
+    return _family("decode").gen_single_decode_module(*args, device=device).build_and_load()
 
 
 @functools.cache
 def get_single_prefill_module(backend: str, *args: Any, device: str = "cuda") -> Any:
-    return _jit.gen_single_prefill_module(backend, *args, device=device).build_and_load()
+    return _family("prefill").gen_single_prefill_module(backend, *args, device=device).build_and_load()
 
 
 @functools.cache
 def get_batch_decode_module(*args: Any, device: str = "cuda") -> Any:
-    return _jit.gen_batch_decode_module(*args, device=device).build_and_load()
+    return _family("decode").gen_batch_decode_module(*args, device=device).build_and_load()
 
 
 @functools.cache
@@ -72,7 +78,7 @@ def get_batch_pair_module(*args: Any) -> Any:
 
 @functools.cache
 def get_batch_prefill_module(backend: str, *args: Any, device: str = "cuda") -> Any:
-    return _jit.gen_batch_prefill_module(backend, *args, device=device).build_and_load()
+    return _family("prefill").gen_batch_prefill_module(backend, *args, device=device).build_and_load()
 
 
 @make_hashable_cache

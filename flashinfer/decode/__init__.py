@@ -13,6 +13,8 @@ from ..attention.modules import get_batch_decode_mla_module as get_batch_decode_
 from ..attention.modules import get_batch_decode_module as get_batch_decode_module
 from ..attention.modules import get_single_decode_module as get_single_decode_module
 from ..cudnn import cudnn_batch_decode_with_kv_cache as cudnn_batch_decode_with_kv_cache
+from ..jit.attention import gen_batch_decode_module as gen_batch_decode_module
+from ..jit.attention import gen_single_decode_module as gen_single_decode_module
 from ..mla import BatchDecodeMlaWithPagedKVCacheWrapper as BatchDecodeMlaWithPagedKVCacheWrapper
 from ..page import get_seq_lens as get_seq_lens
 from .batch import BatchDecodeWithPagedKVCacheWrapper, CUDAGraphBatchDecodeWithPagedKVCacheWrapper

@@ -12,6 +12,8 @@ from ..attention.modules import get_customize_batch_prefill_module as get_custom
 from ..attention.modules import get_single_prefill_module as get_single_prefill_module
 from ..attention.modules import make_hashable_cache as make_hashable_cache
 from ..cudnn import cudnn_batch_prefill_with_kv_cache as cudnn_batch_prefill_with_kv_cache
+from ..jit.attention import gen_batch_prefill_module as gen_batch_prefill_module
+from ..jit.attention import gen_single_prefill_module as gen_single_prefill_module
 from .paged import BatchPrefillWithPagedKVCacheWrapper
 from .ragged import BatchPrefillWithRaggedKVCacheWrapper
 from .single import single_prefill_with_kv_cache, single_prefill_with_kv_cache_return_lse

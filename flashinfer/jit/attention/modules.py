@@ -8,7 +8,8 @@ from typing import Any, Iterator, Optional
 import torch
 
 from ...errors import ArgumentError, BackendSupportedError
-from ..core import JitSpec
+from .. import env as jit_env  # noqa: F401, published code replaces it here
+from ..core import JitSpec, current_compilation_context  # noqa: F401, as above
 from .generate import AttentionModule, resolve_device
 from .uri import (
     get_batch_decode_uri,
@@ -37,6 +38,8 @@ __all__ = [
     "gen_single_prefill_module",
 ]
 
+#: Generators that published code looks for in this module; they are defined in customize.py, which imports this one.
+_CUSTOMIZE = "gen_customize_"
 _ALIBI = 2  # PosEncodingMode
 
 
@@ -315,3 +318,11 @@ def gen_mla_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     """What AOT pre-builds and what a warm-up of latent attention loads."""
     for dtype in _DTYPES:
         yield gen_batch_mla_module("fa2", dtype, dtype, dtype, torch.int32, 512, 64, False, device=backend)
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith(_CUSTOMIZE):
+        from . import customize
+
+        return getattr(customize, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
