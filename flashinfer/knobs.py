@@ -51,6 +51,13 @@ def _logging_level(text: str) -> Union[str, int]:
     return text.strip().upper()
 
 
+def _error_mode(text: str) -> str:
+    """Errors that decide between the two scales of an NVFP4 block."""
+    if text.strip().upper() not in ("MAE", "MSE"):
+        raise ValueError("must be MAE or MSE")
+    return text.strip().upper()
+
+
 def split_words(text: str) -> list[str]:
     """Shell-style split; broken quoting falls back to a plain split with a warning."""
     try:
@@ -165,6 +172,25 @@ class Knobs:
         _flag,
         False,
         "1 at import: check index values on the host, which waits for the GPU",
+        "ops",
+    )
+    nvfp4_4over6 = Knob(
+        "FLASHINFER_NVFP4_4OVER6", _flag, False, "1: current_nvfp4_4over6_config() is a configuration, else None", "ops"
+    )
+    nvfp4_4over6_e4m3_use_256 = Knob(
+        "FLASHINFER_NVFP4_4OVER6_E4M3_USE_256", _flag, False, "1: its largest block scale is 256, else 448", "ops"
+    )
+    nvfp4_4over6_err_mode = Knob(
+        "FLASHINFER_NVFP4_4OVER6_ERR_MODE", _error_mode, "MAE", "its error: MAE (mean absolute) or MSE (squared)", "ops"
+    )
+    nvfp4_4over6_err_use_fast_math = Knob(
+        "FLASHINFER_NVFP4_4OVER6_ERR_USE_FAST_MATH", _flag, False, "1: its errors are computed with fast math", "ops"
+    )
+    disable_fp4_quant_fast_math = Knob(
+        "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH",
+        _flag,
+        False,
+        "accepted for compatibility: FP4 quantisers that could use fast math need Blackwell",
         "ops",
     )
     use_cuda_norm = Knob(

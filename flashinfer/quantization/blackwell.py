@@ -78,5 +78,7 @@ def _fake_mxfp8_grouped_quantize(a: torch.Tensor, mask: torch.Tensor) -> tuple[t
 def get_mxfp8_grouped_quantization_module() -> SimpleNamespace:
     """What grouped MXFP8 quantisation offers without a Blackwell GPU: the shapes of its results."""
     return SimpleNamespace(
-        mxfp8_grouped_quantize=mxfp8_grouped_quantize, _fake_mxfp8_grouped_quantize=_fake_mxfp8_grouped_quantize
+        mxfp8_grouped_quantize=mxfp8_grouped_quantize,
+        mxfp8_grouped_quantize_impl=mxfp8_grouped_quantize,
+        _fake_mxfp8_grouped_quantize=_fake_mxfp8_grouped_quantize,
     )

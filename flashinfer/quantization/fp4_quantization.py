@@ -22,9 +22,15 @@ from ..trace.templates.quantization import (
     shuffle_matrix_a_trace,
     shuffle_matrix_sf_a_trace,
 )
+from .blackwell import fp4_quantize as fp4_quantize
+from .blackwell import mxfp4_quantize as mxfp4_quantize
+from .blackwell import nvfp4_quantize as nvfp4_quantize
+from .blackwell import silu_and_mul_nvfp4_quantize as silu_and_mul_nvfp4_quantize
 from .fp8_quantization import dequantize_blocks
 from .layout import SfLayout, chosen_layout, scale_count
 from .modules import get_mx_quantization_module
+from .nvfp4_kv import nvfp4_kv_dequantize_paged as nvfp4_kv_dequantize_paged
+from .nvfp4_quantization_utils import NVFP4_QUANT_ENV_VARS as NVFP4_QUANT_ENV_VARS
 
 
 def gen_fp4_quantization_sm90_module() -> JitSpec:

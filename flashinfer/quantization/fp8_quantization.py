@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Optional
 
 import torch
@@ -12,8 +13,11 @@ from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
 from ..dispatch import backend_of
 from ..errors import ArgumentError, BackendSupportedError
+from ..integers import round_up
 from ..ops import register_custom_op
 from ..trace.templates.quantization import mxfp8_dequantize_host_trace, mxfp8_quantize_trace
+from .blackwell import get_mxfp8_grouped_quantization_module as get_mxfp8_grouped_quantization_module
+from .blackwell import mxfp8_grouped_quantize as mxfp8_grouped_quantize
 from .layout import SfLayout, chosen_layout, scale_count
 from .modules import get_mx_quantization_module
 
@@ -66,11 +70,11 @@ def mxfp8_quantize(
     Parameters
     ----------
     input : torch.Tensor
-        ``(m, k)`` float32, float16 or bfloat16 on a CPU or CUDA device, ``k`` a multiple of 32.
+        ``(..., k)`` float32, float16 or bfloat16 on a CPU or CUDA device.
     is_sf_swizzled_layout : bool
         Scales in the 128 x 4 layout, or linear; ``sf_swizzle_layout`` overrides it.
     alignment : int
-        ``k`` must be a multiple of this multiple of 32.
+        A multiple of 32. Rows are padded with zeros to ``k'``, the next multiple of it.
     enable_pdl : Optional[bool]
         Programmatic dependent launch; default: where the device has it.
     backend : str
@@ -81,27 +85,28 @@ def mxfp8_quantize(
     Returns
     -------
     tuple[torch.Tensor, torch.Tensor]
-        The e4m3 bytes, uint8 ``(m, k)``, and the scale bytes, uint8, one-dimensional: ``m * k / 32`` of them, and
-        the padding of the layout, which is zero.
+        The e4m3 bytes, uint8 ``(..., k')``, and the scale bytes, uint8, one-dimensional: ``m * k' / 32`` of them, where
+        ``m`` is the product of the leading dimensions, and the padding of the layout, which is zero.
     """
     op = "mxfp8_quantize"
     if backend != "cuda":
         raise BackendSupportedError(f"{op}: backend is {backend!r}, expected 'cuda'; usable here: cuda")
-    if input.ndim != 2:
-        raise ArgumentError(f"{op}: input has {input.ndim} dimensions, expected 2")
+    if input.ndim == 0:
+        raise ArgumentError(f"{op}: input has 0 dimensions, expected at least 1")
     if alignment < BLOCK or alignment % BLOCK != 0:
         raise ArgumentError(f"{op}: alignment is {alignment}, expected a multiple of {BLOCK}")
-    if input.shape[1] % alignment != 0:
-        raise ArgumentError(f"{op}: input.shape[1] = {input.shape[1]}, expected a multiple of alignment = {alignment}")
     layout = chosen_layout(op, is_sf_swizzled_layout, sf_swizzle_layout)
     if layout == SfLayout.layout_8x4 and not input.is_cuda:
         raise ArgumentError(f"{op}: sf_swizzle_layout is layout_8x4, expected layout_128x4 or layout_linear on the CPU")
-    rows, cols = input.shape
+    shape, cols = input.shape, round_up(input.shape[-1], alignment)
+    if cols != shape[-1]:
+        input = torch.nn.functional.pad(input, (0, cols - shape[-1]))
+    rows = math.prod(shape[:-1])
     out = torch.empty((rows, cols), dtype=torch.uint8, device=input.device)
     scales = torch.empty(scale_count(rows, cols // BLOCK, layout), dtype=torch.uint8, device=input.device)
     use_pdl = input.is_cuda and enable_pdl is not False and utils.device_support_pdl(input.device)
-    _mxfp8_quantize(out, scales, input.contiguous(), int(layout), use_pdl)
-    return out, scales
+    _mxfp8_quantize(out, scales, input.reshape(rows, cols).contiguous(), int(layout), use_pdl)
+    return out.view(*shape[:-1], cols), scales
 
 
 @flashinfer_api(trace=mxfp8_dequantize_host_trace)

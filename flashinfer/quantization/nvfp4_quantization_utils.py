@@ -6,11 +6,34 @@ from __future__ import annotations
 import enum
 import os
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Union
 
-__all__ = ["NVFP44Over6Config", "NVFP44Over6ErrMode", "env_flag_enabled", "nvfp4_e4m3_max"]
+import torch
+
+from ..errors import ArgumentError
+from ..knobs import knobs
+
+__all__ = [
+    "NVFP44Over6Config",
+    "NVFP44Over6ErrMode",
+    "current_nvfp4_4over6_config",
+    "env_flag_enabled",
+    "make_nvfp4_global_scale",
+    "nvfp4_4over6_mode_label",
+    "nvfp4_e4m3_max",
+]
 
 E4M3_MAX = 448
+E2M1_MAX = 6
+
+#: The variables that change what NVFP4 quantisers compute.
+NVFP4_QUANT_ENV_VARS = (
+    "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH",
+    "FLASHINFER_NVFP4_4OVER6",
+    "FLASHINFER_NVFP4_4OVER6_ERR_MODE",
+    "FLASHINFER_NVFP4_4OVER6_ERR_USE_FAST_MATH",
+    "FLASHINFER_NVFP4_4OVER6_E4M3_USE_256",
+)
 
 
 class NVFP44Over6ErrMode(enum.IntEnum):
@@ -37,3 +60,62 @@ def env_flag_enabled(name: str) -> bool:
 def nvfp4_e4m3_max(nvfp4_4over6_config: Optional[NVFP44Over6Config]) -> int:
     """Largest block scale: what the configuration says, else the largest e4m3 number."""
     return E4M3_MAX if nvfp4_4over6_config is None else nvfp4_4over6_config.e4m3_max
+
+
+def current_nvfp4_4over6_config() -> Optional[NVFP44Over6Config]:
+    """The configuration that the environment names (``FLASHINFER_NVFP4_4OVER6`` and its companions), or None."""
+    if not knobs.nvfp4_4over6:
+        return None
+    return NVFP44Over6Config(
+        e4m3_max=256 if knobs.nvfp4_4over6_e4m3_use_256 else E4M3_MAX,
+        err_mode=NVFP44Over6ErrMode[knobs.nvfp4_4over6_err_mode],
+        err_use_fast_math=knobs.nvfp4_4over6_err_use_fast_math,
+    )
+
+
+def make_nvfp4_global_scale(
+    input_tensor: torch.Tensor,
+    per_token_activation: bool,
+    global_scale: Union[float, torch.Tensor, None] = None,
+    nvfp4_4over6_config: Optional[NVFP44Over6Config] = None,
+) -> torch.Tensor:
+    """The global scale of a tensor that becomes NVFP4: what is multiplied before blocks are scaled.
+
+    Parameters
+    ----------
+    input_tensor : torch.Tensor
+        The tensor to be quantised; it is not read where ``global_scale`` is given or each token has its own scale.
+    per_token_activation : bool
+        Whether each token has a scale of its own, so that the global one is ``1 / (6 * e4m3_max)``.
+    global_scale : Union[None, float, torch.Tensor]
+        The scale itself, a number or a tensor of one element.
+    nvfp4_4over6_config : Optional[NVFP44Over6Config]
+        Its ``e4m3_max`` replaces 448.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(1,)`` float32 on the device of the input: ``6 * e4m3_max / max|x|``, the largest float32 for zeros.
+    """
+    if global_scale is not None:
+        given = torch.as_tensor(global_scale, dtype=torch.float32, device=input_tensor.device)
+        if given.numel() != 1:
+            raise ArgumentError(
+                f"make_nvfp4_global_scale: global_scale must have one element, got shape {tuple(given.shape)}"
+            )
+        return given.reshape(1)
+    largest = float(nvfp4_e4m3_max(nvfp4_4over6_config) * E2M1_MAX)
+    if per_token_activation:
+        return torch.full((1,), 1 / largest, dtype=torch.float32, device=input_tensor.device)
+    amax = input_tensor.abs().amax().float().reshape(1)
+    return torch.where(amax > 0, largest / amax, torch.finfo(torch.float32).max)
+
+
+def nvfp4_4over6_mode_label(per_token_activation: bool, nvfp4_4over6_config: Optional[NVFP44Over6Config]) -> str:
+    """What is quantised how, for tables: "standard", or "per-token, 4over6-mae, e4m3-448, err-exactmath"."""
+    parts = ["per-token"] if per_token_activation else []
+    if nvfp4_4over6_config is not None:
+        math = "fastmath" if nvfp4_4over6_config.err_use_fast_math else "exactmath"
+        mode = NVFP44Over6ErrMode(nvfp4_4over6_config.err_mode).name.lower()
+        parts += [f"4over6-{mode}", f"e4m3-{nvfp4_4over6_config.e4m3_max}", f"err-{math}"]
+    return ", ".join(parts) or "standard"

@@ -14,7 +14,10 @@ from flashinfer.quantization import blackwell
 from flashinfer.quantization.nvfp4_quantization_utils import (
     NVFP44Over6Config,
     NVFP44Over6ErrMode,
+    current_nvfp4_4over6_config,
     env_flag_enabled,
+    make_nvfp4_global_scale,
+    nvfp4_4over6_mode_label,
     nvfp4_e4m3_max,
 )
 
@@ -52,6 +55,57 @@ def test_paths_of_published_code():
     assert fp4.fp4_quantize is flashinfer.fp4_quantize
     assert fp8.mxfp8_quantize is flashinfer.mxfp8_quantize
     assert fp8.get_mxfp8_quantization_sm100_module is blackwell.get_mxfp8_quantization_sm100_module
+
+
+def test_submodules_have_the_published_names():
+    from flashinfer.quantization import fp4_quantization as fp4
+    from flashinfer.quantization import fp8_quantization as fp8
+    from flashinfer.quantization.kernels import nvfp4_quantize
+
+    for name in ("fp4_quantize", "nvfp4_quantize", "mxfp4_quantize", "silu_and_mul_nvfp4_quantize"):
+        assert getattr(fp4, name) is getattr(blackwell, name)
+    assert fp4.nvfp4_kv_dequantize_paged is flashinfer.nvfp4_kv_dequantize_paged
+    assert fp4.NVFP4_QUANT_ENV_VARS == (
+        "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH",
+        "FLASHINFER_NVFP4_4OVER6",
+        "FLASHINFER_NVFP4_4OVER6_ERR_MODE",
+        "FLASHINFER_NVFP4_4OVER6_ERR_USE_FAST_MATH",
+        "FLASHINFER_NVFP4_4OVER6_E4M3_USE_256",
+    )
+    assert fp8.mxfp8_grouped_quantize is blackwell.mxfp8_grouped_quantize
+    assert callable(fp8.get_mxfp8_grouped_quantization_module().mxfp8_grouped_quantize_impl)
+    assert (nvfp4_quantize.SF_LAYOUT_128x4, nvfp4_quantize.SF_LAYOUT_8x4) == (0, 1)
+
+
+def test_4over6_configuration_of_the_environment(monkeypatch):
+    assert current_nvfp4_4over6_config() is None
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
+    assert current_nvfp4_4over6_config() == NVFP44Over6Config()
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_E4M3_USE_256", "1")
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "mse")
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_ERR_USE_FAST_MATH", "1")
+    assert current_nvfp4_4over6_config() == NVFP44Over6Config(256, NVFP44Over6ErrMode.MSE, True)
+
+
+def test_labels_of_nvfp4():
+    assert nvfp4_4over6_mode_label(False, None) == "standard"
+    label = nvfp4_4over6_mode_label(True, NVFP44Over6Config())
+    assert label == "per-token, 4over6-mae, e4m3-448, err-exactmath"
+    config = NVFP44Over6Config(256, NVFP44Over6ErrMode.MSE, True)
+    assert nvfp4_4over6_mode_label(False, config) == "4over6-mse, e4m3-256, err-fastmath"
+
+
+def test_global_scale_of_nvfp4(device):
+    x = torch.tensor([[1.0, -4.0]], device=device)
+    assert make_nvfp4_global_scale(x, False).tolist() == [448 * 6 / 4]
+    assert make_nvfp4_global_scale(x.half(), False, None, NVFP44Over6Config(256)).tolist() == [256 * 6 / 4]
+    assert make_nvfp4_global_scale(x * 0, False).tolist() == [torch.finfo(torch.float32).max]
+    assert make_nvfp4_global_scale(x, True).tolist() == [torch.tensor(1 / (448 * 6)).item()]
+    for given in (2.5, torch.tensor(2.5), torch.tensor([2.5])):
+        scale = make_nvfp4_global_scale(x, False, given)
+        assert scale.tolist() == [2.5] and scale.dtype == torch.float32 and scale.device == x.device
+    with pytest.raises(ValueError, match=r"global_scale must have one element, got shape \(2,\)"):
+        make_nvfp4_global_scale(x, False, torch.ones(2))
 
 
 def test_modules():
