@@ -65,6 +65,7 @@ _ON_USE = (
     "integrations",
     "logits_processor",
     "profiler",
+    "tactics_blocklist",
     "testing",
 )
 

@@ -211,6 +211,13 @@ class Knobs:
         "1: autotune() uses the results of its file and measures nothing",
         "ops",
     )
+    tactics_blocklist = Knob(
+        "FLASHINFER_TACTICS_BLOCKLIST",
+        str,
+        "",
+        "file of tactics that autotune() must not try, read with the tuner",
+        "ops",
+    )
     topk_algo = Knob(
         "FLASHINFER_TOPK_ALGO",
         str,

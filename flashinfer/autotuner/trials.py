@@ -10,6 +10,8 @@ from typing import Any, Iterator, Optional, Sequence
 
 import torch
 
+from .. import tactics_blocklist
+from ..knobs import knobs
 from .batches import input_lists
 from .measure import median_ms
 from .overrides import Overrides
@@ -49,6 +51,16 @@ class Trials(Overrides):
         super().__init__()
         self.warmup, self.repeat, self.stream_delay_micro_secs = warmup, repeat, stream_delay_micro_secs
         self.stats = AutoTunerStatistics()
+        self._blocklist = tactics_blocklist.TacticsBlocklist()
+        if knobs.tactics_blocklist:
+            self._load_blocklist(knobs.tactics_blocklist)
+
+    def _load_blocklist(self, path: str) -> None:
+        """A list that cannot be read keeps no operator from running, but is not passed over in silence."""
+        try:
+            self._blocklist.load(path)
+        except (OSError, ValueError) as error:
+            _log.warning("autotune: FLASHINFER_TACTICS_BLOCKLIST is %s, which cannot be read (%s)", path, error)
 
     def _generate_optimization_profiles(
         self, tuning_config: TuningConfig, inputs: Sequence[Any]
@@ -82,7 +94,7 @@ class Trials(Overrides):
                 return
             obstacle = error
         for runner in runners:
-            tactics = list(runner.get_valid_tactics(tensors, profile))
+            tactics = self._blocklist.filter(op, runner, runner.get_valid_tactics(tensors, profile))
             unusable = obstacle or (self._prepare_runner(runner, tensors, kwargs) if tactics else None)
             for tactic in tactics:
                 try:
