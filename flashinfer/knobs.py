@@ -37,6 +37,17 @@ def _positive_int(text: str) -> int:
     return value
 
 
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    """Read one of a few words; the empty text is the default."""
+
+    def parse(text: str) -> str:
+        if text and text not in allowed:
+            raise ValueError(f"must be {' or '.join(allowed)}")
+        return text
+
+    return parse
+
+
 def _path(text: str) -> Path:
     """``~`` is the home directory in variables that no shell has seen: of a Dockerfile, of a service."""
     return Path(os.path.expanduser(text))
@@ -209,6 +220,20 @@ class Knobs:
         _flag,
         False,
         "1: autotune() uses the results of its file and measures nothing",
+        "ops",
+    )
+    autotune_timer = Knob(
+        "FLASHINFER_AUTOTUNE_TIMER",
+        _one_of("globaltimer", "cuda_event"),
+        "",
+        "clock of autotune's trials: globaltimer or cuda_event; default: the former under confidential computing",
+        "ops",
+    )
+    confidential_compute = Knob(
+        "FLASHINFER_CONFIDENTIAL_COMPUTE",
+        str,
+        "",
+        "1 or 0: take the GPU for one under confidential computing, or not; default: as its driver says",
         "ops",
     )
     tactics_blocklist = Knob(

@@ -66,11 +66,13 @@ from .tensor_checks import is_float8 as is_float8
 _LATE = {
     "FP4Tensor": ".quantization.fp4_tensor",
     "SINGLE_KERNEL_TMP_SIZE": ".attention.single",
+    "get_globaltimer_kernel": ".globaltimer",
     "get_shuffle_block_size": ".quantization.fp4_quantization",
     "get_shuffle_matrix_a_row_indices": ".quantization.fp4_quantization",
     "get_shuffle_matrix_sf_a_row_indices": ".quantization.fp4_quantization",
     "has_flashinfer_cubin": ".jit.env",
     "has_flashinfer_jit_cache": ".jit.env",
+    "is_confidential_compute": ".globaltimer",
     "prepare_jit_additional_args": ".attention.jit_arguments",
 }
 

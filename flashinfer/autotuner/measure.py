@@ -6,14 +6,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import statistics
 import threading
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 
+from .. import utils
+from ..knobs import knobs
+
 __all__ = ["is_capturing", "is_in_profile_measurement", "median_ms", "refuse_capture"]
 
+ReadClock = Callable[[torch.Tensor], None]
+
+_log = logging.getLogger("flashinfer")
 _state = threading.local()
 
 
@@ -75,7 +82,35 @@ def median_ms(
             # The GPU is kept busy first, so that it does not wait for the host between kernels. In cycles: about half
             # of the time at the clocks of today.
             torch.cuda._sleep(delay_us * 1000)
-            return statistics.median(time_by_events(_in_turn(calls), repeat, flush))
+            read_clock = _globaltimer()
+            if read_clock is None:
+                return statistics.median(time_by_events(_in_turn(calls), repeat, flush))
+            return statistics.median(_time_by_globaltimer(_in_turn(calls), repeat, flush, read_clock, device))
+
+
+def _globaltimer() -> Optional[ReadClock]:
+    """What reads the GPU's clock, if trials are to use it; None: CUDA events."""
+    if (knobs.autotune_timer or ("globaltimer" if utils.is_confidential_compute() else "cuda_event")) == "cuda_event":
+        return None
+    read_clock = utils.get_globaltimer_kernel()
+    if read_clock is None:
+        _log.warning("autotune: the globaltimer kernel cannot be built; trials are timed by CUDA events")
+    return read_clock
+
+
+def _time_by_globaltimer(
+    call: Callable[[], Any], repeat: int, flush: Optional[Callable[[], None]], read_clock: ReadClock, device: Any
+) -> list[float]:
+    """Milliseconds of each call between two reads of the GPU's own clock, on the current stream."""
+    nanoseconds = torch.zeros(repeat, 2, dtype=torch.int64, device=device)
+    places = nanoseconds.view(-1).split(1)
+    for i in range(repeat):
+        if flush:
+            flush()
+        read_clock(places[2 * i])
+        call()
+        read_clock(places[2 * i + 1])
+    return [(end - begin) / 1e6 for begin, end in nanoseconds.tolist()]
 
 
 def _in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launcher and export of globaltimer: a service of the tuner, not an operator, so it has no column of its own.
+#include <flashinfer/globaltimer.cuh>
+
+#include "tvm_ffi_utils.h"
+
+void write_globaltimer(TensorView out) {
+  Expect("write_globaltimer", "out", out).on_device().dtype({dl_int64}).contiguous();
+  if (out.numel() != 1) {
+    TVM_FFI_THROW(ValueError) << "write_globaltimer: out has " << out.numel() << " elements, expected 1";
+  }
+  DeviceGuard guard(out.device());
+  CheckStatus("write_globaltimer",
+              flashinfer::GlobalTimer(static_cast<int64_t*>(out.data_ptr()), get_stream(out.device())));
+}
+
+FLASHINFER_EXPORT(write_globaltimer, write_globaltimer)
