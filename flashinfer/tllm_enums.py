@@ -161,7 +161,7 @@ def trtllm_gen_dtype_has_scale(dtype: DtypeTrtllmGen) -> bool:
 
 
 def deduce_trtllm_gen_tensor_dtype(x: torch.Tensor, scale: Optional[torch.Tensor]) -> DtypeTrtllmGen:
-    """The type of a tensor and its block scales; packed FP4 (uint8) is E2m1 with a scale for 16 elements, else MxE2m1."""
+    """Name the type of a tensor and its block scales; uint8 is E2m1 with a scale for 16 elements, else MxE2m1."""
     if x.dtype == torch.bfloat16:
         return DtypeTrtllmGen.Bfloat16
     if x.dtype == torch.float8_e4m3fn:

@@ -47,7 +47,7 @@ def test_gated_activations():
 def test_normalised_activations():
     assert tllm_enums.normalize_activation_type(10) is ActivationType.Situ
     assert tllm_enums.normalize_activation_type(ActivationType.Gelu) is ActivationType.Gelu
-    with pytest.raises(ValueError, match="Unsupported activation_type: .* got 12"):
+    with pytest.raises(ValueError, match=r"Unsupported activation_type: .* got 12"):
         tllm_enums.normalize_activation_type(12)
 
 
