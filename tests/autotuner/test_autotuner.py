@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -270,3 +272,12 @@ def test_names_that_other_code_looks_at(tuner):
         )
         assert tuner._find_nearest_profile(shapes, config) == ((4, 3), (-1,), ())
     assert tuner._find_nearest_profile_cached.cache_info().hits > before
+
+
+def test_the_example_of_the_guide():
+    text = (Path(flashinfer.__file__).parents[1] / "docs" / "autotuner.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    assert names["tactic"] in (0, 1)
+    torch.testing.assert_close(names["y"], names["x"].sum(0), rtol=1e-4, atol=1e-4)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import torch
@@ -104,6 +105,23 @@ def test_files_that_fit_are_merged(tuner, path, gpu):
     assert content["old"] == ["R", 0] and content["theirs"] == ["R", [2]] and content[KEY] == ["Sleeper", [1]]
     assert content["_metadata"] == special.get("_metadata", HERE)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_several_that_save_at_once(path):
+    """Each merges what the others have written; threads have locks of their own, as processes do."""
+
+    def save_often(name):
+        tuner = AutoTuner()
+        for i in range(10):
+            tuner._file_configs = {f"{name} {i}": ("R", i)}
+            tuner.save_configs(path)
+
+    threads = [threading.Thread(target=save_often, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read(path)["_generation"] == 40 and len(read(path)) == 2 + 40
 
 
 def test_loading(tuner, path):
