@@ -27,6 +27,7 @@ from .jit import (
 )
 from .jit import env as jit_env
 from .jit.activation import gen_activation_modules as gen_activation_modules
+from .jit.api_log_stats import gen_api_log_stats_modules as gen_api_log_stats_modules
 from .jit.attention import gen_decode_modules as gen_decode_modules
 from .jit.attention import gen_mla_modules as gen_mla_modules
 from .jit.attention import gen_prefill_modules as gen_prefill_modules
@@ -47,6 +48,7 @@ from .tensor_checks import canonicalize_torch_dtype
 FAMILIES = (
     *("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk"),
     *("decode", "prefill", "mla"),
+    "api_log_stats",
 )
 _ATTENTION = ("decode", "prefill", "mla")
 

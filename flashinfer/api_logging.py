@@ -4,7 +4,7 @@
 level 0   nothing: the decorated name is the plain function
       1   one line with the API name, before the call
       3   + arguments as they were passed before the call, results after it (shape, stride, dtype, device, ...)
-      5   + min, max, mean, NaN and Inf counts
+      5   + min, max, mean, NaN and Inf counts; during a capture, a kernel prints them at each replay
      10   + tensor dumps (``flashinfer.dump``)
 
 ``FLASHINFER_LOGLEVEL`` and the other variables are read once, when this module is imported. What is known about a call
@@ -27,7 +27,7 @@ from typing import Any, Callable, Iterator, Mapping, Optional, TextIO, TypeVar
 
 import torch
 
-from .describe import Statistics, describe, describe_result, skipped_statistics, tensor_statistics
+from .describe import Statistics, describe, describe_result, tensor_statistics
 from .dump import clear_graph_dumps, flush_graph_dumps, graph, replay_from_dump, replay_sequence
 from .dump.apis import register_api, wraps
 from .dump.writer import ApiCall, CallDump, Dumper, DumpSettings
@@ -239,7 +239,7 @@ class _ApiLog:
     def _statistics(self, call: ApiCall) -> Optional[Statistics]:
         if self.settings.level < 5:
             return None
-        return skipped_statistics if call.is_capturing else tensor_statistics
+        return _captured_statistics if call.is_capturing else tensor_statistics
 
     def _describe_arguments(self, call: ApiCall, signature: Optional[inspect.Signature]) -> list[str]:
         """Arguments by the way they were passed, and the defaults of the others."""
@@ -261,6 +261,22 @@ class _ApiLog:
         for name, value in call.kwargs.items():
             lines += describe(f"{name}=", value, statistics)
         return lines
+
+
+@functools.cache
+def _get_api_log_stats_kernel() -> Optional[Callable[[torch.Tensor, int], None]]:
+    """The kernel that prints statistics of a tensor on the device; ``None`` where it cannot be had."""
+    with _harmless("loading the kernel for statistics inside CUDA graphs"):
+        from .api_log_stats import load_stats_kernel
+
+        return load_stats_kernel()
+    return None
+
+
+def _captured_statistics(tensor: torch.Tensor) -> str:
+    from .api_log_stats import deferred_statistics
+
+    return deferred_statistics(tensor, _get_api_log_stats_kernel())
 
 
 def _defaults(call: ApiCall, signature: Optional[inspect.Signature]) -> dict[str, Any]:
@@ -308,6 +324,8 @@ def make_api_decorator(settings: LogSettings) -> Callable[..., Any]:
     """A decorator like :func:`flashinfer_api` with explicit settings; the last one made decides where the log goes."""
     _set_destination(settings.dest)
     log = _ApiLog(settings)
+    if settings.level >= 5:  # now: neither building nor opening a module is legal during a capture
+        _get_api_log_stats_kernel()
     if settings.level >= 10:
         graph.install_graph_hooks()
         _log.warning(

@@ -26,7 +26,8 @@ def test_each_module_is_in_one_family(columns):
 
 
 def test_only_cpu_kernels_and_what_they_share_are_missing(columns):
-    """``scale``, ``qk_rmsnorm_rope`` and so on are CUDA only by contract. All else is a column without gaps."""
+    """``scale``, ``qk_rmsnorm_rope`` and so on are CUDA only by contract; ``api_log_stats`` is a part of the log and no
+    operator. All else is a column without gaps."""
     gaps = [
         (stem, layer)
         for family in FAMILIES
@@ -34,7 +35,8 @@ def test_only_cpu_kernels_and_what_they_share_are_missing(columns):
         for layer in columns.LAYERS
         if not columns.files(family, stem, layer)
     ]
-    assert gaps == [("scale", "CPU"), ("scale", "shared"), ("qk_rmsnorm_rope", "CPU")]
+    of_the_log = [("api_log_stats", layer) for layer in ("CPU", "trace", "bench")]
+    assert gaps == [("scale", "CPU"), ("scale", "shared"), ("qk_rmsnorm_rope", "CPU"), *of_the_log]
 
 
 def test_parts_of_a_family_are_counted_once(columns):

