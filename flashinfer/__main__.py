@@ -132,8 +132,8 @@ def _companion(package: str) -> str:
 
 
 def _cuda_text() -> str:
-    major, minor = cpp_ext.get_cuda_version()
-    return f"{major}.{minor}" if major else "none"
+    version = cpp_ext.get_cuda_version()
+    return str(version) if version.major else "none"
 
 
 def _torch_text() -> str:

@@ -57,8 +57,8 @@ def _cuda_has_families() -> bool:
     """Whether the compiler knows ``f`` targets and sm_121: CUDA 12.9 on. Yes where there is no CUDA to ask."""
     from .jit.cpp_ext import get_cuda_version
 
-    version = get_cuda_version()
-    return version == (0, 0) or version >= (12, 9)
+    release = get_cuda_version().release[:2]
+    return release == (0, 0) or release >= (12, 9)
 
 
 def _with_suffix(major: int, minor: int) -> Target:

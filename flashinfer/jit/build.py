@@ -24,7 +24,7 @@ from ..errors import MissingJITCacheError
 from ..knobs import knobs
 from ..log_level import say
 from . import env as jit_env
-from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, run_ninja, translation_units
+from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, translation_units, watch_ninja
 from .manifest import manifest_path, source_digests, write_manifest
 from .progress import ProgressBar, ProgressLine
 from .utils import make_folder, write_atomically
@@ -198,7 +198,7 @@ def _build_locked(specs: Sequence[JitSpec], verbose: bool, progress: Progress) -
                 shown.step(done, total, description)
                 publisher.publish_finished()
 
-            _, log = run_ninja(first, ninja_file, verbose, on_step)
+            _, log = watch_ninja(first, ninja_file, verbose, on_step)
             publisher.publish_finished()
             if publisher.waiting:
                 raise RuntimeError(_failure(publisher.waiting, log))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterable, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Iterable, Optional, Sequence, Union
 
 from ..knobs import knobs
 from ..log_level import say
@@ -41,8 +41,14 @@ _HELPER_HEADER = "tvm_ffi_utils.h"
 
 
 def is_cuda_version_at_least(version_str: str) -> bool:
-    wanted = tuple(int(part) for part in version_str.split(".")[:2])
-    return get_cuda_version() >= wanted
+    from packaging.version import Version
+
+    return get_cuda_version() >= Version(version_str)
+
+
+def get_nvcc_parallelism_flags() -> list[str]:
+    """The flag that lets one nvcc compile for several targets at once, as ``FLASHINFER_NVCC_THREADS`` says."""
+    return [f"--threads={knobs.nvcc_threads}"]
 
 
 # ------------------------------------------------------------------------------------------------ units
@@ -178,7 +184,8 @@ def _cuda_flags(spec: JitSpec, debug: bool) -> list[str]:
     flags += [f"-DFLASHINFER_ENABLE_{name}" for name in ("F16", "BF16", "FP8_E4M3", "FP8_E5M2")]
     # No -use_fast_math: it flushes subnormals everywhere; kernels name the approximate instructions they want.
     if debug:
-        flags += ["-O0", "-g", "-G", "-lineinfo", "-Xptxas=-v"]
+        # Not -G, which compiler caches refuse.
+        flags += ["-O0", "-g", "--device-debug", "-lineinfo", "-Xptxas=-v"]
     else:
         flags += ["-O3", "-DNDEBUG"]
     if knobs.jit_lineinfo and not debug:
@@ -214,7 +221,7 @@ class Commands:
         if spec.backend == "cuda":
             if nvcc is None:
                 raise RuntimeError(f"{spec.name}: {NO_NVCC}")
-            self.tokens["cudart"] = str(get_cuda_version()[0])
+            self.tokens["cudart"] = str(get_cuda_version().major)
         self.cxx = f"{knobs.cxx_launcher} {shlex.join([*before_cxx, str(cxx)])}".strip()
         self.nvcc = f"{knobs.nvcc_launcher} {shlex.quote(str(nvcc))}".strip()
 
@@ -222,7 +229,7 @@ class Commands:
         """Everything before ``-c source -o object``."""
         helper = ["-include", "{csrc}/" + _HELPER_HEADER] if unit.needs_helper else []
         if unit.tool == "nvcc":
-            threads = f"--threads={knobs.nvcc_threads}"  # here, not in the flags: it does not change the result
+            (threads,) = get_nvcc_parallelism_flags()  # here, not in the flags: it does not change the result
             return f"{self.nvcc} {threads} {_join([*helper, *self.flags.cuda], self.tokens)}"
         return f"{self.cxx} -x c++ {_join([*helper, *self.flags.host], self.tokens)}"
 
@@ -280,6 +287,30 @@ def ninja_text(spec: JitSpec, out_dir: Path) -> str:
     return "\n".join(lines)
 
 
+def generate_ninja_build_for_op(
+    name: str,
+    sources: Sequence[Union[str, Path]],
+    extra_cflags: Optional[list[str]],
+    extra_cuda_cflags: Optional[list[str]],
+    extra_ldflags: Optional[list[str]],
+    extra_include_dirs: Optional[Sequence[Union[str, Path]]],
+    needs_device_linking: bool = False,
+) -> str:
+    """``build.ninja`` of a CUDA module of these sources, with its outputs where ``gen_jit_spec`` puts them."""
+    from .core import JitSpec
+
+    spec = JitSpec(
+        name=name,
+        sources=[Path(source).absolute() for source in sources],
+        extra_cflags=list(extra_cflags or []),
+        extra_cuda_cflags=list(extra_cuda_cflags or []),
+        extra_ldflags=list(extra_ldflags or []),
+        extra_include_dirs=[Path(folder).absolute() for folder in extra_include_dirs or []],
+        needs_device_linking=needs_device_linking,
+    )
+    return ninja_text(spec, spec.build_dir)
+
+
 def parent_ninja_text(directories: Iterable[Path]) -> str:
     """A graph of several modules, each with its own ``build.ninja``."""
     return "".join(f"subninja {_ninja_path(directory / 'build.ninja')}\n" for directory in directories)
@@ -288,19 +319,32 @@ def parent_ninja_text(directories: Iterable[Path]) -> str:
 # ------------------------------------------------------------------------------------------------ running
 
 
-def run_ninja(
+def run_ninja(workdir: Path, ninja_file: Path, verbose: bool) -> None:
+    """Run ninja on a file of :func:`generate_ninja_build_for_op`; RuntimeError with its output when it fails."""
+    command = _ninja_command(workdir, ninja_file, verbose)
+    done = subprocess.run(
+        command, stdout=None if verbose else subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"Ninja build failed: {shlex.join(command)}\n{done.stdout or ''}")
+
+
+def _ninja_command(workdir: Path, ninja_file: Path, verbose: bool) -> list[str]:
+    command = [find_ninja(), "-C", str(workdir), "-f", str(ninja_file), "-j", str(job_count())]
+    return [*command, "-v"] if verbose else command
+
+
+def watch_ninja(
     workdir: Path,
     ninja_file: Path,
     verbose: bool,
     on_step: Optional[Callable[[int, int, str], None]] = None,
 ) -> tuple[int, str]:
-    """Run ninja; return its exit status and everything it printed.
+    """Run ninja to the end of all modules that do not fail; return its exit status and everything it printed.
 
     ``on_step(done, total, description)`` is called for each finished step.
     """
-    command = [find_ninja(), "-C", str(workdir), "-f", str(ninja_file), "-j", str(job_count()), "-k", "0"]
-    if verbose:
-        command.append("-v")
+    command = [*_ninja_command(workdir, ninja_file, verbose), "-k", "0"]
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}  # the failure report looks for "error"
     log = []
     with subprocess.Popen(

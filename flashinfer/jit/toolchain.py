@@ -21,9 +21,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Iterator, Optional
+from typing import TYPE_CHECKING, Iterator, Optional
 
 from ..knobs import knobs, split_words
+
+if TYPE_CHECKING:
+    from packaging.version import Version
 
 logger = logging.getLogger("flashinfer.jit")
 
@@ -103,17 +106,18 @@ def get_cuda_path() -> str:
     return str(_toolkit_of(nvcc))
 
 
-def get_cuda_version() -> tuple[int, int]:
-    """(major, minor) of nvcc, else of the toolkit torch was built with; (0, 0) when neither is known."""
+def get_cuda_version() -> Version:
+    """The release of nvcc, else of the toolkit torch was built with; 0.0 when neither is known."""
+    from packaging.version import Version
+
     nvcc = find_nvcc()
     if nvcc is not None:
-        match = re.search(r"release (\d+)\.(\d+)", identify(nvcc).version)
+        match = re.search(r"release (\d+\.\d+)", identify(nvcc).version)
         if match:
-            return int(match[1]), int(match[2])
+            return Version(match[1])
     import torch
 
-    parts = (torch.version.cuda or "0.0").split(".")
-    return int(parts[0]), int(parts[1])
+    return Version(torch.version.cuda or "0.0")
 
 
 # ------------------------------------------------------------------------------------------------ host

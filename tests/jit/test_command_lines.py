@@ -59,7 +59,8 @@ def test_toolkit_of_the_distribution(op, monkeypatch):
 def test_debug(op, monkeypatch):
     monkeypatch.setenv("FLASHINFER_JIT_DEBUG", "1")
     found = commands(op())
-    assert {"-O0", "-g", "-G", "-lineinfo"} <= set(found.cuda)
+    assert {"-O0", "-g", "--device-debug", "-lineinfo"} <= set(found.cuda)
+    assert "-G" not in found.cuda  # which compiler caches refuse
     assert {"-O0", "-g"} <= set(found.host)
     assert not {"-O3", "-DNDEBUG"} & {*found.cuda, *found.host}
 
@@ -73,6 +74,8 @@ def test_lineinfo(op, monkeypatch):
 
 def test_nvcc_threads(op, monkeypatch):
     monkeypatch.setenv("FLASHINFER_NVCC_THREADS", "4")
+    monkeypatch.setenv("FLASHINFER_NVCC_LAUNCHER", "env")
+    assert cpp_ext.get_nvcc_parallelism_flags() == ["--threads=4"]
     assert "--threads=4" in commands(op()).cuda
     for bad in ("0", "many"):
         monkeypatch.setenv("FLASHINFER_NVCC_THREADS", bad)
@@ -236,3 +239,20 @@ def test_bad_max_jobs_is_ignored(monkeypatch, jobs):
     monkeypatch.setenv("MAX_JOBS", jobs)
     with pytest.warns(UserWarning, match="MAX_JOBS"):
         assert toolchain.job_count() >= 1
+
+
+def test_ninja_by_hand(workshop, toolkit, capfd):
+    """Published names for programs that write and run the file themselves."""
+    source = workshop.source("op", ".cu")
+    described = gen_jit_spec("op", [source], extra_cuda_cflags=["-DX"])
+    text = cpp_ext.generate_ninja_build_for_op("op", [source], None, ["-DX"], None, None)
+    assert text == cpp_ext.ninja_text(described, described.build_dir)
+    file = described.build_dir / "build.ninja"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    cpp_ext.run_ninja(file.parent, file, verbose=False)
+    assert described.load().answer() == 42
+    assert "-DX" not in capfd.readouterr().out
+    source.write_text("#error broken on purpose\n")
+    with pytest.raises(RuntimeError, match=r"Ninja build failed: .*\n(.*\n)*.*broken on purpose"):
+        cpp_ext.run_ninja(file.parent, file, verbose=False)

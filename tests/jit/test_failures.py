@@ -169,8 +169,8 @@ def test_one_module_that_cannot_be_published_does_not_stop_the_others(workshop, 
 
 
 def test_group_is_one_graph(workshop, monkeypatch):
-    runs, real = [], build.run_ninja
-    monkeypatch.setattr(build, "run_ninja", lambda *arguments: runs.append(arguments) or real(*arguments))
+    runs, real = [], build.watch_ninja
+    monkeypatch.setattr(build, "watch_ninja", lambda *arguments: runs.append(arguments) or real(*arguments))
     build_jit_specs([workshop.spec(name) for name in "abc"])
     assert len(runs) == 1
     assert len(workshop.calls) == 6

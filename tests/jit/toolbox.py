@@ -46,7 +46,7 @@ echo "$*" >> {log}
 n=$#
 while [ $n -gt 0 ]; do
   a=$1; shift; n=$((n - 1))
-  case "$a" in -gencode*|-X*|--threads*|-lineinfo|-G|-O0) ;; *) set -- "$@" "$a";; esac
+  case "$a" in -gencode*|-X*|--threads*|-lineinfo|--device-debug|-O0) ;; *) set -- "$@" "$a";; esac
 done
 exec {cxx} -x c++ -fPIC "$@"
 """

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from packaging.version import Version
 
 import flashinfer.jit
 from flashinfer import compilation_context
@@ -32,7 +33,7 @@ def targets(monkeypatch):
 
 @pytest.fixture
 def cuda(monkeypatch):
-    return lambda *version: monkeypatch.setattr(cpp_ext, "get_cuda_version", lambda: version)
+    return lambda *version: monkeypatch.setattr(cpp_ext, "get_cuda_version", lambda: Version("{}.{}".format(*version)))
 
 
 def gencode(flags):
