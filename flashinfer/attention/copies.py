@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import torch
+
+from .locks import Serialised
 
 __all__ = ["CopiedWithPlans"]
 
 _W = TypeVar("_W", bound="CopiedWithPlans")
 
 
-class CopiedWithPlans:
-    """Base of wrappers, whose copies have the plan of the original and memory for the next one.
+class CopiedWithPlans(Serialised):
+    """Base of wrappers, whose copies have the plan of the original, memory for the next one and a lock of their own.
 
     ``copy.copy`` shares what callers gave (workspaces for results in between, buffers of CUDA graphs),
     ``copy.deepcopy`` nothing.
@@ -48,9 +51,11 @@ def _twin(wrapper: _W, memo: dict[int, Any], is_deep: bool) -> _W:
         return known
     result = object.__new__(type(wrapper))
     memo[id(wrapper)] = result
-    wrapper._copied_memory(memo, is_deep)
-    for name, value in vars(wrapper).items():
-        setattr(result, name, _part(value, memo, is_deep))
+    with wrapper._lock:
+        wrapper._copied_memory(memo, is_deep)
+        for name, value in vars(wrapper).items():
+            setattr(result, name, _part(value, memo, is_deep))
+    result._lock = threading.RLock()
     result._begin_as_copy()
     return result
 

@@ -364,5 +364,6 @@ def run_planned(
 ) -> None:
     """Launch what the wrapper with this handle has planned: a compiled graph holds the handle, not the plan."""
     wrapper, launch = _wrappers[handle], Launch(q, k, v, out, lse, tensors, scalars)
-    wrapper._check_in_graph(launch)
-    wrapper._launch(launch, enable_pdl)
+    with wrapper._lock:
+        wrapper._check_in_graph(launch)
+        wrapper._launch(launch, enable_pdl)

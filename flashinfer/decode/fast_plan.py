@@ -10,6 +10,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..attention.host import range_buffer, segment_lens, to_host
+from ..attention.locks import one_at_a_time
 from ..attention.options import resolve_dtypes
 from ..errors import ArgumentError
 from .batch import BatchDecodeWithPagedKVCacheWrapper
@@ -18,6 +19,7 @@ Dtype = Optional[Union[str, torch.dtype]]
 
 
 @flashinfer_api(trace=None)
+@one_at_a_time
 def fast_decode_plan(
     self: BatchDecodeWithPagedKVCacheWrapper,
     indptr: torch.Tensor,

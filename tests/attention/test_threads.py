@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wrapper that two threads share: their calls wait for each other."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.attention.locks import one_at_a_time
+
+from .inputs import Batch
+from .test_batch_decode import workspace
+from .test_batch_prefill import paged
+
+#: Plans of equal rows and other keys in one thread, runs in two others. Every result is that of one of the plans.
+SHARED = """
+    import sys, threading
+    import torch, flashinfer
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    sys.setswitchinterval(1e-5)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(8 << 20, dtype=torch.uint8))
+    rows = torch.arange(0, 33, dtype=torch.int32)
+    q, cache = torch.randn(32, 4, 64).half(), torch.randn(400, 2, 8, 2, 64).half()
+
+    def plan(pages):
+        ends = torch.arange(0, 32 * pages + 1, pages, dtype=torch.int32)
+        last = torch.full((32,), 8, dtype=torch.int32)
+        wrapper.plan(rows, ends, torch.arange(32 * pages, dtype=torch.int32), last, 4, 2, 64, 8)
+
+    expected = []
+    for pages in (1, 12):
+        plan(pages)
+        expected.append(wrapper.run(q, cache))
+    assert not torch.equal(*expected)
+    faults, stops = [], threading.Event()
+
+    def run():
+        try:
+            while not stops.is_set():
+                out = wrapper.run(q, cache)
+                if not any(torch.equal(out, x) for x in expected):
+                    faults.append("a result of no plan")
+        except Exception as error:
+            faults.append(repr(error))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for i in range(400):
+        plan((1, 12)[i % 2])
+    stops.set()
+    for thread in threads:
+        thread.join()
+    sys.exit(f"{len(faults)} faults: {faults[0]}" if faults else 0)
+"""
+
+
+def test_plan_in_one_thread_and_run_in_others():
+    """In a process of its own, which a heap that was corrupted ends."""
+    paged(Batch([1], [1]), Batch([1], [1]).pages(8))  # the module is built
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(SHARED)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", ["plan", "run", "reset_workspace_buffer"])
+def test_a_call_waits_for_the_call_of_another_thread(name):
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"))
+    begins, ends = threading.Event(), threading.Event()
+
+    def call() -> None:
+        begins.set()
+        with pytest.raises(Exception, match="missing"):
+            getattr(wrapper, name)()
+        ends.set()
+
+    thread = threading.Thread(target=call)
+    with wrapper._lock:
+        thread.start()
+        begins.wait()
+        assert not ends.wait(0.1)
+    thread.join()
+    assert ends.is_set()
+
+
+def test_copies_have_locks_of_their_own():
+    attention = flashinfer.BatchAttention(device="cpu")
+    for twin in (copy.copy(attention), copy.deepcopy(attention)):
+        locks = {id(x._lock) for x in (attention, attention._wrapper, twin, twin._wrapper)}
+        assert len(locks) == 4
+
+
+def test_every_name_of_a_method_is_one_function():
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper
+    assert wrapper.begin_forward is wrapper.plan
+
+
+def test_the_lock_is_given_back_after_an_exception():
+    class Guarded:
+        def __init__(self) -> None:
+            self._lock = threading.RLock()
+
+        @one_at_a_time
+        def fail(self) -> None:
+            raise ValueError("on purpose")
+
+    guarded = Guarded()
+    with pytest.raises(ValueError, match="on purpose"):
+        guarded.fail()
+    got = []
+    thread = threading.Thread(target=lambda: got.append(guarded._lock.acquire(timeout=1)))
+    thread.start()
+    thread.join()
+    assert got == [True]
+
+
+def test_a_thread_may_call_from_inside_a_call():
+    """``forward`` calls ``run``, and composed wrappers call those they are made of."""
+    batch = Batch([5, 3], [20, 9])
+    pages = batch.pages(8)
+    wrapper = paged(batch, pages)
+    assert torch.equal(wrapper.forward(batch.q, batch.cache(pages)), wrapper.run(batch.q, batch.cache(pages)))
