@@ -25,7 +25,7 @@ from .reference import Attention
 F16 = torch.float16
 HEAD = """
 struct {name} : AttentionVariantBase {{
-  static constexpr bool use_softmax = {softmax};
+  static constexpr bool use_softmax = true;
   uint32_t window_left, qo_len, kv_len;
   float sm_scale_log2;
   {members}
@@ -39,20 +39,23 @@ struct {name} : AttentionVariantBase {{
 """
 
 
-def struct(name, hooks, softmax="true", members="", body="sm_scale_log2 = params.sm_scale * math::log2e;"):
-    return HEAD.format(name=name, softmax=softmax, members=members, body=body) + hooks + "};"
+def struct(name, hooks, members="", body="sm_scale_log2 = params.sm_scale * math::log2e;"):
+    return HEAD.format(name=name, members=members, body=body) + hooks + "};"
 
 
-SIGMOID = struct(
-    "Sigmoid",
-    """
+#: Nothing but what a variant without softmax needs: no lengths, no scale.
+SIGMOID = """
+struct Sigmoid : AttentionVariantBase {
+  static constexpr bool use_softmax = false;
+  template <typename Params>
+  __device__ __host__ Sigmoid(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {}
+
   REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
-    return math::ptx_rcp(1.f + math::ptx_exp2(-float(logits * sm_scale_log2 + params.bias * math::log2e)));
+    return math::ptx_rcp(1.f + math::ptx_exp2(-float(logits * params.factor + params.bias) * math::log2e));
   });
   REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, { return output; })
-""",
-    softmax="false",
-)
+};
+"""
 PACKED_MASK = struct(
     "PackedMask",
     """
@@ -126,22 +129,40 @@ def test_a_mask_of_ones_own_when_decoding(device):
 
 
 def test_sigmoid_instead_of_softmax(device):
-    """Weights that need no denominator, also where keys are split: decoding, one request, pages."""
-    variant = describe({}, ["sm_scale", "bias"], "Sigmoid", SIGMOID)
+    """Weights that need no denominator, also where keys are split: one request and batches, decoding and prefill."""
+    variant = describe({}, ["factor", "bias"], "Sigmoid", SIGMOID)
+    types = (F16, F16, F16)
+
+    def close(o, batch):
+        torch.testing.assert_close(o.float(), expected_sigmoid(batch, 0.2, -6.0), rtol=1e-2, atol=1e-2)
+
     batch = Batch([1], [4000], device=device)
-    module = gen_customize_single_decode_module("test_sigmoid_decode", F16, F16, F16, 64, 64, *variant, device=device)
+    module = gen_customize_single_decode_module("test_sigmoid_decode", *types, 64, 64, *variant, device=device)
     o = flashinfer.decode.single_decode_with_kv_cache_with_jit_module(
         module.build_and_load(), batch.q[0], batch.k, batch.v, 0.2, -6.0
     )
-    torch.testing.assert_close(o[None].float(), expected_sigmoid(batch, 0.2, -6.0), rtol=1e-2, atol=1e-2)
+    close(o[None], batch)
+    batch = Batch([40], [70], device=device)
+    module = gen_customize_single_prefill_module("fa2", "test_sigmoid", *types, 64, 64, *variant, device=device)
+    run = flashinfer.prefill.single_prefill_with_kv_cache_with_jit_module
+    close(run(module.build_and_load(), batch.q, batch.k, batch.v, 0.2, -6.0), batch)
+
+    batch = Batch([1, 1], [2000, 9], device=device)
+    pages = batch.pages(16)
+    arguments = ("test_sigmoid_batch_decode", *types, torch.int32, 64, 64, *variant)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(calls.workspace(device), jit_args=arguments)
+    wrapper.plan(*pages.table, *batch.heads, 64, 16, q_data_type=F16)
+    close(wrapper.run(batch.q, batch.cache(pages), 0.2, -6.0), batch)
 
     batch = Batch([1, 40, 3], [2000, 70, 9], device=device)
-    arguments = ("test_sigmoid_batch", F16, F16, F16, torch.int32, 64, 64, *variant)
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(calls.workspace(device), backend="fa2", jit_args=arguments)
     pages = batch.pages(16)
-    wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 16, q_data_type=F16)
-    o = wrapper.run(batch.q, batch.cache(pages), 0.2, -6.0)
-    torch.testing.assert_close(o.float(), expected_sigmoid(batch, 0.2, -6.0), rtol=1e-2, atol=1e-2)
+    options = {"backend": "fa2", "jit_args": ("test_sigmoid_batch", *arguments[1:])}
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(calls.workspace(device), **options)
+    paged.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 16, q_data_type=F16)
+    close(paged.run(batch.q, batch.cache(pages), 0.2, -6.0), batch)
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(calls.workspace(device), **options)
+    ragged.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, 64, q_data_type=F16)
+    close(ragged.run(batch.q, batch.k, batch.v, 0.2, -6.0), batch)
 
 
 @pytest.mark.parametrize("qo_len, kv_len", [(1, 100), (3, 250), (11, 256), (70, 200), (129, 65), (2, 3000)])

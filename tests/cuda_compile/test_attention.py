@@ -9,6 +9,7 @@ import torch
 from flashinfer.jit import attention, gen_jit_spec
 from flashinfer.jit.attention.front_doors import draft_decl, prompt_decl
 
+from ..attention.test_variants import SIGMOID
 from .test_cuda_compile import NO_SPILLS
 
 F16, I32 = torch.float16, torch.int32
@@ -71,3 +72,15 @@ def test_variants_of_front_doors(hopper):
         sources = [source for source in spec.sources if source.stem.endswith(f"_{unit}")]
         folder = next(iter(spec.generated)).parent
         gen_jit_spec(f"{spec.name}_sample", sources, generated=spec.generated, extra_include_paths=[folder]).build()
+
+
+def test_a_variant_without_softmax_or_members(hopper):
+    """Kernels ask such a class for no scale: the tiles of few rows, where decoding has the same, and of many."""
+    types, dims = (F16, F16, F16, I32), (64, 64)
+    variant = ((), (), ("factor", "bias"), ("double", "double"), "Sigmoid", SIGMOID)
+    spec = attention.gen_customize_batch_prefill_module("fa2", "sigmoid", *types, *dims, *variant, device="cuda")
+    units = ("16_paged_masked", "64_ragged")
+    sources = [source for source in spec.sources if source.stem.partition("prefill_")[2] in units]
+    assert len(sources) == len(units)
+    folder = next(iter(spec.generated)).parent
+    gen_jit_spec("sigmoid_sample", sources, generated=spec.generated, extra_include_paths=[folder]).build()

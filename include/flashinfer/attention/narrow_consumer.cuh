@@ -235,7 +235,11 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
       }
     }
     if (!visible) return HIDDEN;
-    return Variant::use_softmax ? x * variant.sm_scale_log2 : x;
+    if constexpr (Variant::use_softmax) {
+      return x * variant.sm_scale_log2;
+    } else {
+      return x;  // such a variant has no scale
+    }
   }
 
   /// Values of 16 keys with their weights, block `b` of `s`.
