@@ -47,11 +47,16 @@ def supported_compute_capability(supported_ccs: Iterable[int]) -> Callable[[F], 
     The function gets ``is_compute_capability_supported(cc)`` and is otherwise left as it is.
     """
     if not isinstance(supported_ccs, Iterable):
-        raise TypeError(f"supported_compute_capability: supported_ccs is {supported_ccs!r}, expected a list of int")
+        raise TypeError(
+            f"supported_compute_capability: supported_ccs must be an iterable of integers, got {supported_ccs!r}"
+        )
     ccs = list(supported_ccs)
-    for cc in ccs:
+    for i, cc in enumerate(ccs):
         if type(cc) is not int:  # bool is an int by inheritance only
-            raise TypeError(f"supported_compute_capability: {cc!r} is {type(cc).__name__}, expected int such as 90")
+            raise TypeError(
+                f"supported_compute_capability: supported_ccs[{i}] must be an integer such as 90, got "
+                f"{type(cc).__name__} {cc!r}"
+            )
     declared = frozenset(ccs)
 
     def decorate(func: F) -> F:
@@ -140,7 +145,7 @@ class _Requirement:
     def is_backend_supported(self, backend: str, cc: Optional[int] = None) -> bool:
         """Whether the function has ``backend`` and, when ``cc`` is given, it runs on that compute capability."""
         if not self.backend_checks:
-            raise ArgumentError(f"{self.name}: backend is {backend!r}, expected none (it has no backend choices)")
+            raise ArgumentError(f"Invalid is_backend_supported call: no backend choices for {self.name}")
         return backend in self.ccs and _accepts(self.ccs[backend], cc)
 
     def is_compute_capability_supported(self, cc: int) -> bool:
@@ -148,7 +153,11 @@ class _Requirement:
         if self.backend_checks:
             return any(_accepts(ccs, cc) for ccs in self.ccs.values())
         if self.common_ccs is None:
-            raise ArgumentError(f"{self.name}: its common check declares no compute capabilities")
+            check = getattr(self.common_check, "__name__", self.name)
+            raise ArgumentError(
+                f"Invalid is_compute_capability_supported call: {check} does not have is_compute_capability_supported "
+                "decorator"
+            )
         return cc in self.common_ccs
 
     def has_backend(self, backend: str) -> bool:
@@ -185,7 +194,7 @@ class _Requirement:
         """Everything that is checked for an API without backends."""
         if self.common_check is None:
             raise ArgumentError(
-                f"Invalid @backend_requirement decorator usage: {self.name} has neither backend checks nor common check"
+                f"Invalid @backend_requirement decorator usage: no backend choices and no common_check for {self.name}"
             )
         cc = self.capability(args, kwargs)
         if not _accepts(self.common_ccs, cc):

@@ -3,7 +3,14 @@
 
 from __future__ import annotations
 
-__all__ = ["calculate_tile_tokens_dim", "ceil_div", "last_positive_power_of_2", "next_positive_power_of_2", "round_up"]
+__all__ = [
+    "calculate_tile_tokens_dim",
+    "ceil_div",
+    "get_trtllm_gen_multi_ctas_kv_counter_bytes",
+    "last_positive_power_of_2",
+    "next_positive_power_of_2",
+    "round_up",
+]
 
 
 def ceil_div(x: int, y: int) -> int:
@@ -14,6 +21,12 @@ def ceil_div(x: int, y: int) -> int:
 def round_up(x: int, y: int) -> int:
     """Smallest multiple of ``y`` that is not below ``x``."""
     return ceil_div(x, y) * y
+
+
+def get_trtllm_gen_multi_ctas_kv_counter_bytes(batch_size: int, num_qo_heads: int, sm_count: int) -> int:
+    """Bytes of ``multi_ctas_kv_counter_buffer``: a 4-byte counter for each head of each request, or for each SM if
+    there are more of these, rounded up to 8 counters."""
+    return 4 * round_up(max(batch_size * num_qo_heads, sm_count), 8)
 
 
 def next_positive_power_of_2(x: int) -> int:

@@ -41,6 +41,7 @@ from .errors import GPUArchitectureError as GPUArchitectureError
 from .errors import LibraryError as LibraryError
 from .integers import calculate_tile_tokens_dim as calculate_tile_tokens_dim
 from .integers import ceil_div as ceil_div
+from .integers import get_trtllm_gen_multi_ctas_kv_counter_bytes as get_trtllm_gen_multi_ctas_kv_counter_bytes
 from .integers import last_positive_power_of_2 as last_positive_power_of_2
 from .integers import next_positive_power_of_2 as next_positive_power_of_2
 from .integers import round_up as round_up

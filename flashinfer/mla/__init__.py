@@ -8,6 +8,11 @@ from ._core import BatchMLAPagedAttentionWrapper
 from ._core import get_batch_mla_module as get_batch_mla_module
 from .dimensions import MLAHeadDimensions as MLAHeadDimensions
 from .dimensions import MLALayerDimensions as MLALayerDimensions
+from .dimensions import deepseek_mla_dimensions as deepseek_mla_dimensions
+from .dimensions import nope_mla_dimensions as nope_mla_dimensions
+from .dimensions import smaller_mla_dimensions as smaller_mla_dimensions
+from .dimensions import supported_mla_head_dimensions as supported_mla_head_dimensions
+from .dimensions import supported_mla_layer_dimensions as supported_mla_layer_dimensions
 from .legacy import BatchDecodeMlaWithPagedKVCacheWrapper
 
 __all__ = ["BatchDecodeMlaWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper"]

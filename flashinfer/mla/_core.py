@@ -18,7 +18,7 @@ from ..attention.host import as_tensors, range_buffer, to_device, to_host
 from ..attention.options import CAUSAL, NON_CAUSAL
 from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.wrapper import Launch, PlannedWrapper, run_planned
-from ..errors import ArgumentError
+from ..errors import ArgumentError, GPUArchitectureError
 from ..jit.attention import gen_batch_mla_module
 from ..tensor_checks import canonicalize_torch_dtype, check_tensors, narrowed
 from ..trace.templates.mla import mla_paged_trace
@@ -131,10 +131,11 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             warnings.warn(f"{op}: the kernels behind 'auto' are not Blackwell-native", UserWarning, stacklevel=4)
         if backend in ("auto", "fa2"):
             return "fa2"
+        if backend == "cutlass":  # run() says that it needs another device
+            return backend
         if backend == "fa3":
             raise NotImplementedError(f"{op}: backend is 'fa3', which does not exist here; usable: fa2")
-        needs = " (cutlass needs SM100)" if backend == "cutlass" else ""
-        raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto' or 'fa2'{needs}")
+        raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto' or 'fa2'")
 
     def _check_graph_buffers(self) -> int:
         names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
@@ -193,6 +194,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         use_profiler : bool
             Whether ``run`` will be given a profiler buffer. Kernels here write no events into it.
         """
+        if self._backend == "cutlass":
+            raise GPUArchitectureError(f"{self._op}.plan: backend is 'cutlass', which needs SM100; usable: fa2")
         q_dtype, kv_dtype = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
         self._check_types(q_dtype, kv_dtype, head_dim_ckv, head_dim_kpe)
         rows, pages, lengths = self._host_tables(qo_indptr, kv_indptr, kv_len_arr, page_size)
@@ -380,12 +383,14 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             except Exception:
                 self._record = None  # the long way says what was wrong
         op = f"{self._op}.run"
+        if self._backend == "cutlass":
+            raise GPUArchitectureError(f"{op}: backend is 'cutlass', which needs SM100; usable: fa2")
+        if o_scale is not None:
+            raise ArgumentError(f"{op}: o_scale is only supported with the cutlass backend, expected None")
         self._require_plan()
         self._check_run(op, q_nope, q_pe, ckv_cache, kpe_cache)
         if self._use_profiler and profiler_buffer is None:
             raise ArgumentError(f"{op}: profiler_buffer is None, expected a tensor (use_profiler was planned)")
-        if o_scale is not None:
-            raise ArgumentError(f"{op}: o_scale is only supported with the cutlass backend, expected None")
         if not _is_compiling():
             self._check_page_ids(self._kv_indices_buf, ckv_cache)
         scales = LatentScales.of(op, ckv_cache, ckv_scale, ckv_scale_arr, kpe_scale)

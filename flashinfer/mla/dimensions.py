@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MLAHeadDimensions", "MLALayerDimensions"]
+__all__ = [
+    "MLAHeadDimensions",
+    "MLALayerDimensions",
+    "deepseek_mla_dimensions",
+    "nope_mla_dimensions",
+    "smaller_mla_dimensions",
+    "supported_mla_head_dimensions",
+    "supported_mla_layer_dimensions",
+]
 
 
 @dataclass(frozen=True)
@@ -24,3 +32,14 @@ class MLALayerDimensions:
 
     head_dimensions: MLAHeadDimensions
     num_heads: int
+
+
+deepseek_mla_dimensions = MLAHeadDimensions(128, 64, 128, 512)
+smaller_mla_dimensions = MLAHeadDimensions(64, 64, 128, 256)
+nope_mla_dimensions = MLAHeadDimensions(256, 0, 256, 512)
+supported_mla_head_dimensions = [deepseek_mla_dimensions, smaller_mla_dimensions, nope_mla_dimensions]
+supported_mla_layer_dimensions = [
+    MLALayerDimensions(deepseek_mla_dimensions, 128),
+    MLALayerDimensions(deepseek_mla_dimensions, 64),
+    MLALayerDimensions(smaller_mla_dimensions, 32),
+]

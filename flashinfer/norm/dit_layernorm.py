@@ -93,6 +93,8 @@ def _run(
             )
     if norm_out is None:
         norm_out = torch.empty_like(input)
+    elif norm_out.dtype is not torch.bfloat16:
+        raise ArgumentError(f"{op}: norm_out dtype must be torch.bfloat16, got {norm_out.dtype}")
     elif norm_out.shape != input.shape:
         raise ArgumentError(f"{op}: norm_out shape is {tuple(norm_out.shape)}, expected {tuple(input.shape)}")
     if residual_out is None:

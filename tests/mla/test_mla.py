@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashinfer
 from flashinfer import BatchMLAPagedAttentionWrapper
-from flashinfer.errors import ArgumentError
+from flashinfer.errors import ArgumentError, GPUArchitectureError
 from flashinfer.knobs import knobs
 from flashinfer.mla import _core, page_ids
 
@@ -333,8 +333,16 @@ def test_bad_wrappers(device):
     batch = Latent(device, 16, [2, 2], [30, 5])
     with pytest.raises(ArgumentError, match="kv_indices is missing, expected a tensor"):
         BatchMLAPagedAttentionWrapper(workspace(device), True, batch.qo_indptr, batch.pages.indptr)
-    with pytest.raises(ArgumentError, match="backend is 'cutlass', expected 'auto' or 'fa2'"):
-        BatchMLAPagedAttentionWrapper(workspace(device), backend="cutlass")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cutlass = BatchMLAPagedAttentionWrapper(workspace(device), backend="cutlass")
+    with pytest.raises(GPUArchitectureError, match=r"run: backend is 'cutlass', which needs SM100"):
+        cutlass.run(*batch.arguments, out=torch.empty_like(batch.q_nope), o_scale=1.0)
+    with pytest.raises(GPUArchitectureError, match=r"plan: backend is 'cutlass', which needs SM100"):
+        batch.plan(cutlass)
+    unplanned = BatchMLAPagedAttentionWrapper(workspace(device))
+    with pytest.raises(ValueError, match="o_scale is only supported with the cutlass"):
+        unplanned.run(*(x.float() for x in batch.arguments), o_scale=1.0)
     wrapper = batch.plan(graph_wrapper(batch))
     for qo_lens, kv_lens, text in (
         ([2], [30], "the batch has 1 requests, expected 2"),
@@ -387,3 +395,21 @@ def test_legacy_buffers_hold_the_page_table():
     for buffer, given in zip(buffers, batch.pages.table, strict=True):
         torch.testing.assert_close(buffer, given)
     close(wrapper.run(*batch.arguments, return_lse=True), batch.expected())
+
+
+def test_dimensions_of_models():
+    from flashinfer import mla
+
+    assert mla.deepseek_mla_dimensions == mla.MLAHeadDimensions(128, 64, 128, 512)
+    assert mla.supported_mla_head_dimensions == [
+        mla.deepseek_mla_dimensions,
+        mla.MLAHeadDimensions(64, 64, 128, 256),
+        mla.MLAHeadDimensions(256, 0, 256, 512),
+    ]
+    assert [(x.head_dimensions.kv_lora_rank, x.num_heads) for x in mla.supported_mla_layer_dimensions] == [
+        (512, 128),
+        (512, 64),
+        (256, 32),
+    ]
+    sizes = flashinfer.utils.get_trtllm_gen_multi_ctas_kv_counter_bytes
+    assert (sizes(3, 7, 1), sizes(1, 1, 132)) == (4 * 24, 4 * 136)

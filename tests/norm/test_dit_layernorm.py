@@ -164,7 +164,7 @@ BAD = {
     "scale dtype": ({"scale": lambda t: t.float()}, "scale"),
     "scale size": ({"scale": lambda t: t[:, 1:]}, "scale"),
     "norm_out shape": ({"norm_out": lambda t: t[:, 1:]}, "norm_out shape"),
-    "norm_out dtype": ({"norm_out": lambda t: t.float()}, "norm_out"),
+    "norm_out dtype": ({"norm_out": lambda t: t.float()}, "norm_out dtype"),
     "residual_out shape": ({"residual_out": lambda t: t[:, 1:]}, "residual_out"),
     "bias size": ({"scale_bias": lambda t: t[1:]}, "scale_bias"),
     "bias dtype": ({"shift_bias": lambda t: t.bfloat16()}, "shift_bias"),
