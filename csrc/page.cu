@@ -122,6 +122,9 @@ void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, 
   p.positions = positions.data_ptr<int32_t>();
   p.batch_size = seq_lens.size(0);
   p.num_rows = batch_indices.size(0);
+#ifdef FLASHINFER_CPU
+  CheckRising(op, "append_indptr", p.append_indptr, p.batch_size);
+#endif
   DeviceGuard guard(append_indptr.device());
   CheckStatus(op, flashinfer::BatchIndicesPositions(p, get_stream(append_indptr.device())));
 }

@@ -121,6 +121,19 @@ inline PageTable TableOf(const char* op, const IndexTensors& in, const TensorVie
   return t;
 }
 
+#ifdef FLASHINFER_CPU
+/// Refuse offsets of requests that fall, on the CPU only: kernels would take the rows of one request for another's.
+template <typename T>
+void CheckRising(const char* op, const char* name, const T* indptr, int64_t requests) {
+  for (int64_t i = 0; i < requests; ++i) {
+    if (indptr[i + 1] < indptr[i]) {
+      TVM_FFI_THROW(ArgumentError) << op << ": " << name << "[" << i << "] to " << name << "[" << i + 1
+                                   << "] = " << indptr[i] << " to " << indptr[i + 1] << ", expected offsets that rise";
+    }
+  }
+}
+#endif
+
 [[noreturn]] inline void FailRow(const char* op, const PageTable& t, int64_t row, RowFault fault) {
   const int64_t batch = t.batch_indices[row], position = t.positions[row];
   if (fault == RowFault::kBatch) {

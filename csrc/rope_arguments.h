@@ -62,6 +62,13 @@ inline void SetRagged(const char* op, RopeParams& p, const TensorView& indptr, c
   p.positions.offsets = offsets.data_ptr();
   p.positions.requests = offsets.size(0);
   p.positions.wide = indptr.dtype().bits == 64;
+#ifdef FLASHINFER_CPU
+  if (p.positions.wide) {
+    page::CheckRising(op, "indptr", static_cast<const int64_t*>(p.positions.indptr), p.positions.requests);
+  } else {
+    page::CheckRising(op, "indptr", static_cast<const int32_t*>(p.positions.indptr), p.positions.requests);
+  }
+#endif
 }
 
 inline void SetRotaryDim(const char* op, const char* name, RopeParams& p, int64_t rotary_dim, int64_t width) {

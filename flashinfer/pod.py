@@ -39,6 +39,7 @@ from .dispatch import use_pdl
 from .errors import ArgumentError
 from .jit.attention import gen_batch_pod_module, gen_pod_module
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
+from .tensor_checks import check_tensors
 from .trace.templates.pod import batch_pod_trace, pod_trace
 
 __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
@@ -283,6 +284,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
         Tuple[torch.Tensor, torch.Tensor]
             Outputs of the two parts.
         """
+        check_tensors("PODWithPagedKVCacheWrapper.run", q_p=q_p)
         scales: dict[str, Any] = {"q_scale": q_scale, "k_scale": k_scale, "enable_pdl": enable_pdl}
         if (
             not _is_compiling()
@@ -294,7 +296,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
             out_d, launch = self._decode.prepare(q_d, paged_kv_cache_d, **scales)
             slopes = alibi_slopes(q_p.shape[1], q_p.device) if self._decode._pos_encoding == ALIBI else None
             tensors = (None, None, slopes, None, None, None)
-            scale = default_scale(sm_scale_p, q_p.shape[2])
+            scale = default_scale("PODWithPagedKVCacheWrapper.run", sm_scale_p, q_p.shape[2])
             numbers = (0.0, scale, 1.0 / (rope_scale_p or 1.0), 1.0 / (rope_theta_p or 1e4), 0)
             layout = layout_code("PODWithPagedKVCacheWrapper", kv_layout_p)
             mask_mode = CAUSAL if causal_p else NON_CAUSAL

@@ -161,7 +161,7 @@ class AttentionWrapper(PlannedWrapper):
             self._refuse_query(q)
         if not is_compiling and rows != self._expected_rows():  # a graph is for any rows: it looks when it runs
             self._refuse_query(q)
-        sm_scale = default_scale(self._sm_scale, head_dim)
+        sm_scale = default_scale(f"{op}.run", self._sm_scale, head_dim)
         is_plain = self._jit is None and not args and not self._is_nvfp4 and q.dtype is self._dtypes.compute
         scale_v: Scale = None
         if self._jit is None and args:
@@ -186,7 +186,7 @@ class AttentionWrapper(PlannedWrapper):
         if is_compiling:
             run_planned(self._handle, *launch, enable_pdl)
         elif is_plain and not self._first_row:
-            self._launch_kept(launch, enable_pdl, default_scale(None, head_dim))
+            self._launch_kept(launch, enable_pdl, default_scale(f"{op}.run", None, head_dim))
         else:
             self._launch(launch, enable_pdl)
         if scale_v is not None:

@@ -65,8 +65,11 @@ def resolve_backend(op: str, backend: str) -> str:
     raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto' or 'fa2'")
 
 
-def default_scale(sm_scale: Optional[float], head_dim: int) -> float:
-    return 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
+def default_scale(op: str, sm_scale: Optional[float], head_dim: int) -> float:
+    try:
+        return 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
+    except ZeroDivisionError:
+        raise ArgumentError(f"{op}: q has a head dimension of 0, expected at least 1") from None
 
 
 @dataclass(frozen=True)

@@ -252,7 +252,7 @@ class PlannedWrapper(CopiedWithPlans):
         self._rope_theta = rope_theta
 
     def _check_dtypes(self, q: torch.Tensor, k: torch.Tensor) -> None:
-        check_tensors(f"{self._op}.run", q=q)
+        check_tensors(f"{self._op}.run", q=q, k=k)
         if q.dtype is not self._cached_q_data_type:
             raise ArgumentError(
                 f"{self._op}.run: The dtype of q {q.dtype} does not match the q_data_type {self._cached_q_data_type} "

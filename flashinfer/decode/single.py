@@ -90,7 +90,7 @@ def single_decode_with_kv_cache(
         raise ArgumentError(f"{op}: v has {len(v_shape)} dimensions, expected 3")
     num_qo_heads, head_dim = shape
     head_dim_vo = v_shape[2]
-    sm_scale = default_scale(sm_scale, head_dim)
+    sm_scale = default_scale(op, sm_scale, head_dim)
     if q_scale is not None or k_scale is not None:
         q, sm_scale = scale_logits(op, q, sm_scale, q_scale=q_scale, k_scale=k_scale)
     out = new_empty(q, q.dtype, num_qo_heads, head_dim_vo)

@@ -48,7 +48,8 @@ def get_batch_indices_positions(
     Parameters
     ----------
     append_indptr : torch.Tensor
-        ``(batch_size + 1,)``; rows ``append_indptr[b]`` to ``append_indptr[b + 1]`` belong to request ``b``.
+        ``(batch_size + 1,)``; rows ``append_indptr[b]`` to ``append_indptr[b + 1]`` belong to request ``b``. Offsets
+        rise; those on a GPU are not looked at, and where they fall the result means nothing.
     seq_lens : torch.Tensor
         ``(batch_size,)`` lengths after the append; see :func:`get_seq_lens`.
     nnz : int
@@ -83,7 +84,8 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
     Parameters
     ----------
     kv_indptr : torch.Tensor
-        ``(batch_size + 1,)`` where each request's pages begin.
+        ``(batch_size + 1,)`` where each request's pages begin. Offsets rise; those on a GPU are not looked at, and a
+        request whose offsets fall has no pages there.
     kv_last_page_len : torch.Tensor
         ``(batch_size,)`` entries in use of the last page; 0 for a request without pages.
     page_size : int
@@ -102,5 +104,13 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
             f"get_seq_lens: kv_indptr has shape {tuple(kv_indptr.shape)} and kv_last_page_len "
             f"{tuple(kv_last_page_len.shape)}, expected (batch_size + 1,) and (batch_size,)"
         )
+    if kv_indptr.device.type == "cpu" and not torch.compiler.is_compiling():
+        falls = (kv_indptr[1:] < kv_indptr[:-1]).nonzero()
+        if len(falls):
+            at = int(falls[0])
+            raise ArgumentError(
+                f"get_seq_lens: kv_indptr[{at}] to kv_indptr[{at + 1}] = {int(kv_indptr[at])} to "
+                f"{int(kv_indptr[at + 1])}, expected offsets that rise"
+            )
     full_pages = torch.clamp(kv_indptr[1:] - kv_indptr[:-1] - 1, min=0)
     return full_pages * page_size + kv_last_page_len

@@ -16,6 +16,7 @@ from ..attention.options import resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
 from ..errors import ArgumentError
+from ..tensor_checks import check_tensors
 from ..trace.templates.prefill import ragged_prefill_trace
 from .base import BatchPrefillWrapper, Result
 
@@ -251,6 +252,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
                 return result
         self._require_plan()
         self._check_dtypes(q, k)
+        check_tensors(f"{self._op}.run", v=v)
         if not torch.compiler.is_compiling():  # a graph is for any keys: it looks when it runs
             self._check_keys(k)
         factors = scale_factors(self._op, k, v, kv_cache_sf, self._layout, False) if self._is_nvfp4 else ()
@@ -259,6 +261,10 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
 
     def _check_keys(self, k: torch.Tensor) -> None:
+        if k.ndim != 3:
+            raise ArgumentError(
+                f"{self._op}.run: k has {k.ndim} dimensions, expected 3 (tokens, num_kv_heads, head_dim)"
+            )
         tokens, heads = (k.shape[0], k.shape[1]) if self._layout == 0 else (k.shape[1], k.shape[0])
         if heads != self._num_kv_heads or tokens < self._kv_indptr_last:
             raise ArgumentError(

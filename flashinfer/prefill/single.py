@@ -142,7 +142,7 @@ def single_prefill_with_kv_cache(
     elif custom_mask is not None:
         packed_custom_mask = pack_mask(op, custom_mask, qo_len, k_shape[layout])
     mask_mode = CUSTOM if packed_custom_mask is not None else CAUSAL if causal else NON_CAUSAL
-    sm_scale = default_scale(sm_scale, head_dim)
+    sm_scale = default_scale(op, sm_scale, head_dim)
     if k_scale is not None:
         q, sm_scale = scale_logits(op, q, sm_scale, k_scale=k_scale)
     head_dim_vo, k_sf, v_sf = v_shape[-1], None, None

@@ -85,7 +85,8 @@ def apply_rope(
         dimension is contiguous, the others have any stride.
     indptr : torch.Tensor
         ``(batch_size + 1,)`` int32 or int64: where each request begins, then where the last one ends. Tokens before
-        ``indptr[0]`` or from ``indptr[-1]`` on are left alone: in new tensors their rows are undefined.
+        ``indptr[0]`` or from ``indptr[-1]`` on are left alone: in new tensors their rows are undefined. Offsets rise;
+        those on a GPU are not looked at, and where they fall the result means nothing.
     offsets : torch.Tensor
         ``(batch_size,)``, dtype of ``indptr``: position of the first token of each request.
     rotary_dim : Optional[int]

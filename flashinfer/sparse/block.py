@@ -20,6 +20,7 @@ from ..attention.host import segment_lens, to_host
 from ..attention.scales import Scale
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from ..tensor_checks import check_tensors
 from ..trace.templates.sparse import block_sparse_trace
 
 __all__ = ["BlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
@@ -257,6 +258,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         """
         self._require_plan()
         _, N, C = self._shape
+        check_tensors(f"{_OP}.run", q=q, k=k, v=v)
         for name, x in (("k", k), ("v", v)):
             if x.ndim != 3 or x.shape[0] != N:
                 raise ArgumentError(

@@ -17,6 +17,7 @@ from ..attention.copies import CopiedWithPlans
 from ..attention.outputs import lse_buffer, output_buffer
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from ..tensor_checks import check_tensors
 from ..trace.templates.sparse import variable_block_sparse_trace
 
 __all__ = ["VariableBlockSparseAttentionWrapper"]
@@ -168,6 +169,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         """
         self._require_plan()
         heads, group, qo_len, kv_len = self._sizes
+        check_tensors(f"{_OP}.run", q=q, k=k, v=v)
         if tuple(q.shape[:2]) != (heads * group, qo_len):
             raise ArgumentError(
                 f"{_OP}.run: q has shape {tuple(q.shape)}, expected ({heads * group}, {qo_len}, head_dim)"

@@ -85,6 +85,24 @@ def test_words(device, kind):
 
 
 @kinds
+def test_queries_without_columns(device, kind):
+    scene = Scene(kind, device)
+    scene.plan()
+    with pytest.raises(ArgumentError, match=f"{kind.__name__}.run: q has a head dimension of 0, expected at least 1"):
+        scene.run(q=scene.batch.q[..., :0])
+
+
+def test_keys_that_are_no_rows(device):
+    scene = Scene(Ragged, device)
+    scene.plan()
+    for name, value in (("k", scene.batch.k.tolist()), ("v", None)):
+        with pytest.raises(TypeError, match=rf"Wrapper\.run: {name} is a (list|NoneType), expected a tensor"):
+            scene.run(**{name: value})
+    with pytest.raises(ArgumentError, match=r"Wrapper\.run: k has 0 dimensions, expected 3"):
+        scene.run(k=scene.batch.k[0, 0, 0])
+
+
+@kinds
 def test_heads(device, kind):
     with pytest.raises(ValueError, match="num_qo_heads is 5, expected a multiple of num_kv_heads = 2"):
         Scene(kind, device).plan(num_qo_heads=5)

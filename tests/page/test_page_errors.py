@@ -186,6 +186,17 @@ def test_bad_lengths(device):
             flashinfer.page.get_seq_lens(bad_indptr, bad_lengths, 16)
 
 
+def test_offsets_that_fall():
+    """Looked at on the CPU only: a GPU would have to be waited for."""
+    indptr, lengths = torch.tensor([0, 4, 2], dtype=torch.int32), torch.tensor([3, 8], dtype=torch.int32)
+    text = r"indptr\[1\] to \w*indptr\[2\] = 4 to 2, expected offsets that rise"
+    with pytest.raises(ArgumentError, match=f"get_batch_indices_positions: append_{text}"):
+        flashinfer.get_batch_indices_positions(indptr, lengths, 6)
+    for offsets in (indptr, indptr.long(), indptr.to(torch.uint8)):
+        with pytest.raises(ArgumentError, match=f"get_seq_lens: kv_{text}"):
+            flashinfer.get_seq_lens(offsets, lengths, 16)
+
+
 # Rows without a slot --------------------------------------------------------------------------------------------------
 
 

@@ -161,6 +161,18 @@ def test_bad_argument(device, op, argument, change, text):
     check_refused(getattr(flashinfer.rope, op), text, **arguments)
 
 
+@pytest.mark.parametrize("op", RAGGEDS)
+@pytest.mark.parametrize("dtype", [INT, torch.int64])
+def test_offsets_that_fall(op, dtype):
+    """Looked at on the CPU only: a GPU would have to be waited for."""
+    arguments = {name: make(value, "cpu") for name, value in GOOD[op].items()}
+    arguments["offsets"] = arguments["offsets"].to(dtype)
+    arguments["indptr"] = torch.tensor([0, 4, 2], dtype=dtype)
+    text = r"indptr\[1\] to indptr\[2\] = 4 to 2, expected offsets that rise"
+    with pytest.raises(ArgumentError, match=f"{op.removesuffix('_inplace')}: {text}"):
+        getattr(flashinfer.rope, op)(**arguments)
+
+
 @pytest.mark.parametrize("op, argument", [(op, name) for op, names in GOOD.items() for name in names])
 def test_other_device(device, op, argument):
     """A tensor that is elsewhere."""

@@ -131,3 +131,13 @@ def test_bad_run(device):
         ArgumentError, match=re.escape("k has shape (31, 2, 64), expected (32, num_kv_heads, head_dim)")
     ):
         wrapper.run(q, k[:31], v)
+
+
+def test_lists_are_no_tensors(device):
+    indptr, indices, _ = pattern_of(4, 8, 2, 2, 1.0)
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
+    wrapper.plan(indptr, indices, 4, 8, 2, 2, HEADS, KV_HEADS, DIM)
+    given = dict(zip("qkv", tensors(4, 8, device), strict=True))
+    for name, x in given.items():
+        with pytest.raises(TypeError, match=rf"BlockSparseAttentionWrapper\.run: {name} is a list, expected a tensor"):
+            wrapper.run(**{**given, name: x.tolist()})
