@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Optional
 
 import torch
@@ -10,10 +11,11 @@ import torch
 from ..api_logging import flashinfer_api
 from ..errors import ArgumentError
 from ..trace.templates.cudnn import cudnn_batch_decode_trace
-from .graph import Operand, frontend, run_sdpa
+from .graph import Operand, has_frontend, run_sdpa
 
-__all__ = ["cudnn_batch_decode_with_kv_cache"]
+__all__ = ["CUDNN_AVAILABLE", "cudnn_batch_decode_with_kv_cache"]
 
+CUDNN_AVAILABLE = importlib.util.find_spec("cudnn") is not None
 _OP = "cudnn_batch_decode_with_kv_cache"
 
 
@@ -35,7 +37,7 @@ def cudnn_batch_decode_with_kv_cache(
     batch_offsets_v: Optional[torch.Tensor] = None,
     out: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    r"""Attention of one token per request by cuDNN. Needs its frontend; :mod:`flashinfer.decode` needs none.
+    r"""Attention of one token per request by cuDNN, or by our own kernels where its frontend is not installed.
 
     Parameters
     ----------
@@ -65,12 +67,18 @@ def cudnn_batch_decode_with_kv_cache(
     torch.Tensor
         Shape of ``q``.
     """
-    frontend(_OP)
     if q.ndim != 3 or k_cache.ndim != 4:
         raise ArgumentError(f"{_OP}: q has {q.ndim} dimensions and k_cache {k_cache.ndim}, expected 3 and 4")
     if block_tables is None or actual_seq_lens_kv is None:
         raise ArgumentError(f"{_OP}: block_tables or actual_seq_lens_kv is None, expected tensors")
     out = torch.empty_like(q) if out is None else out
+    if not has_frontend():
+        from . import fallback
+
+        fallback.decode(
+            _OP, q, k_cache, v_cache, scale, workspace_buffer, max_sequence_kv, actual_seq_lens_kv, block_tables, out
+        )
+        return out
     batch_size = q.shape[0]
     tensors = {
         "q": q,

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import ArgumentError, LibraryError
 
-__all__ = ["Operand", "SdpaShapes", "frontend", "run_sdpa"]
+__all__ = ["Operand", "SdpaShapes", "frontend", "has_frontend", "run_sdpa"]
 
 _DTYPES = {
     torch.float16: "HALF",
@@ -20,6 +20,15 @@ _DTYPES = {
     torch.int32: "INT32",
     torch.int64: "INT64",
 }
+
+
+def has_frontend() -> bool:
+    """Whether the package of cuDNN's frontend can be imported."""
+    try:
+        import cudnn
+    except ImportError:
+        return False
+    return cudnn is not None
 
 
 def frontend(op: str) -> Any:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Optional
 
 import torch
@@ -10,10 +11,11 @@ import torch
 from ..api_logging import flashinfer_api
 from ..errors import ArgumentError
 from ..trace.templates.cudnn import cudnn_batch_prefill_trace
-from .graph import Operand, frontend, run_sdpa
+from .graph import Operand, has_frontend, run_sdpa
 
-__all__ = ["cudnn_batch_prefill_with_kv_cache"]
+__all__ = ["CUDNN_AVAILABLE", "cudnn_batch_prefill_with_kv_cache"]
 
+CUDNN_AVAILABLE = importlib.util.find_spec("cudnn") is not None
 _OP = "cudnn_batch_prefill_with_kv_cache"
 
 
@@ -64,7 +66,9 @@ def cudnn_batch_prefill_with_kv_cache(
     backend: Optional[str] = None,
     o_data_type: Optional[torch.dtype] = None,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
-    r"""Attention of many tokens per request by cuDNN. Needs its frontend; :mod:`flashinfer.prefill` needs none.
+    r"""Attention of many tokens per request by cuDNN, or by our own kernels where its frontend is not installed.
+
+    Ours copy the lengths to the host, which waits for the GPU.
 
     Parameters
     ----------
@@ -105,7 +109,6 @@ def cudnn_batch_prefill_with_kv_cache(
         ``(batch_size, max_token_per_sequence, num_qo_heads)`` float32, natural logarithms, with ``return_lse``; else
         None.
     """
-    frontend(_OP)
     if any(scale_of is not None for scale_of in (q_scale, k_scale, v_scale)):
         raise ArgumentError(
             f"{_OP}: q_scale, k_scale or v_scale is given, expected None (16-bit tensors have no scales)"
@@ -116,6 +119,17 @@ def cudnn_batch_prefill_with_kv_cache(
     if out is None:
         out = q.new_empty((q.shape[0], heads, head_dim), dtype=o_data_type or q.dtype)
     units = batch_offsets_units
+    if lse is None and return_lse:
+        lse = q.new_empty((batch_size, max_token_per_sequence, heads), dtype=torch.float32)
+    if not has_frontend():
+        from . import fallback
+
+        offsets = {"q": batch_offsets_q, "o": batch_offsets_o, "k": batch_offsets_k, "v": batch_offsets_v}
+        fallback.prefill(
+            _OP, q, k_cache, v_cache, scale, workspace_buffer, actual_seq_lens_q, actual_seq_lens_kv, block_tables,
+            causal, {**offsets, "stats": batch_offsets_stats}, units, out, lse,
+        )  # fmt: skip
+        return out, lse if return_lse else None
     tensors = {
         "q": q,
         "k": k_cache,
@@ -133,9 +147,7 @@ def cudnn_batch_prefill_with_kv_cache(
         for name, x, given in (("k", k_cache, batch_offsets_k), ("v", v_cache, batch_offsets_v)):
             tensors[f"offsets_{name}"] = _offsets(given, actual_seq_lens_kv, x.stride(0), units)
             described[name] = _padded(x, batch_size, max_sequence_kv)
-    if return_lse:
-        shape = (batch_size, max_token_per_sequence, heads)
-        lse = q.new_empty(shape, dtype=torch.float32) if lse is None else lse
+    if lse is not None:
         tensors["stats"] = lse
         rows = lse.stride(1) if lse.ndim == 3 else lse.stride(0)
         dims = (batch_size, heads, max_token_per_sequence, 1)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,9 @@ import torch
 import flashinfer
 from flashinfer.cudnn import cudnn_batch_decode_with_kv_cache, cudnn_batch_prefill_with_kv_cache, graph
 from flashinfer.errors import ArgumentError, LibraryError
+
+from ..attention.inputs import Batch
+from ..attention.reference import Attention
 
 HAS_CUDNN = importlib.util.find_spec("cudnn") is not None and torch.cuda.is_available()
 BATCH, HEADS, KV_HEADS, DIM, PAGE = 3, 4, 2, 64, 16
@@ -152,15 +156,54 @@ def test_offsets_in_tokens(fake_frontend, pretend_cuda):
     assert fake_frontend[0].executed["offsets_q"].flatten().tolist() == [0, 2560, 5120, 7680]
 
 
-def test_without_the_package(monkeypatch):
+def test_decode_without_the_package(monkeypatch, device):
     monkeypatch.setitem(sys.modules, "cudnn", None)
-    q = half(BATCH, HEADS, DIM)
+    batch = Batch([1] * 3, [5, 64, 33], device=device)
+    pages = batch.pages(PAGE)
+    k, v = batch.cache(pages, "HND")
+    options = {"actual_seq_lens_kv": pages.lens.view(-1, 1, 1, 1), "block_tables": pages.block_tables()}
+    scratch = torch.empty(32 << 20, dtype=torch.uint8, device=device)
+    out = cudnn_batch_decode_with_kv_cache(batch.q, k, v, 0.2, scratch, max_sequence_kv=64, **options)
+    torch.testing.assert_close(out.float(), batch.expected(Attention(sm_scale=0.2))[0], rtol=2e-3, atol=2e-3)
     with pytest.raises(LibraryError, match="expected nvidia-cudnn-frontend to be installed"):
-        flashinfer.cudnn_batch_decode_with_kv_cache(q, q, q, 1.0, q, max_sequence_kv=1)
-    with pytest.raises(LibraryError, match="the package cudnn is missing"):
-        cudnn_batch_prefill_with_kv_cache(
-            q, q, q, 1.0, q, max_token_per_sequence=1, max_sequence_kv=1, causal=True, return_lse=False
-        )
+        graph.frontend("op")
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_prefill_without_the_package(monkeypatch, device, paged):
+    """Rows with gaps between requests, keys one after the other or in pages, scores with base e."""
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    batch = Batch([7, 1, 20], [9, 33, 20], device=device)
+    pages = batch.pages(PAGE)
+    lens = [torch.tensor(x, dtype=torch.int32, device=device) for x in (batch.qo_lens, batch.kv_lens)]
+    options = {"max_token_per_sequence": 20, "max_sequence_kv": 33, "causal": True, "batch_offsets_units": "tokens"}
+    options |= dict(zip(("actual_seq_lens_q", "actual_seq_lens_kv"), lens, strict=True))
+    begins = torch.tensor([2, 9, 12, 32], dtype=torch.int32, device=device)
+    rows = torch.tensor([*range(2, 10), *range(12, 32)], device=device)
+    q = torch.full((32, HEADS, DIM), torch.nan, device=device).half()
+    q[rows] = batch.q
+    kv = batch.cache(pages, "HND") if paged else batch.dense()
+    options |= {"block_tables": pages.block_tables() if paged else None, "batch_offsets_q": begins}
+    scratch = torch.empty(32 << 20, dtype=torch.uint8, device=device)
+    what = Attention(causal=True, sm_scale=0.2)
+    out, scores = cudnn_batch_prefill_with_kv_cache(
+        q, *kv, 0.2, scratch, return_lse=True, batch_offsets_o=begins, **options
+    )
+    expected, lse = batch.expected(what)
+    torch.testing.assert_close(out[rows].float(), expected, rtol=2e-3, atol=2e-3)
+    assert scores.shape == (3, 20, HEADS)
+    flat = torch.cat([scores[i, :n] for i, n in enumerate(batch.qo_lens)])
+    torch.testing.assert_close(flat, lse * math.log(2), rtol=2e-3, atol=2e-3)
+    given = torch.empty(28, HEADS, device=device)
+    out, none = cudnn_batch_prefill_with_kv_cache(q, *kv, 0.2, scratch, return_lse=False, lse=given, **options)
+    assert none is None
+    torch.testing.assert_close(given, flat)
+    torch.testing.assert_close(out[:28].float(), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_callers_can_ask_for_the_package():
+    expected = importlib.util.find_spec("cudnn") is not None
+    assert flashinfer.cudnn.decode.CUDNN_AVAILABLE is flashinfer.cudnn.prefill.CUDNN_AVAILABLE is expected
 
 
 def test_bad_arguments(fake_frontend):
