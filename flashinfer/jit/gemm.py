@@ -27,6 +27,10 @@ _TILES = {
 }
 
 
+#: Tokens of the tiles with 128 weights on the M side. Block scales of more than 64 tokens do not fit the registers.
+_SWAPPED = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 32, 64, 128), "fp8_block": (8, 16, 32, 64)}
+
+
 class Tile(NamedTuple):
     """A tile that a module has a kernel for."""
 
@@ -44,14 +48,15 @@ def tiles_of(kind: str) -> list[Tile]:
     """The tiles of a module, in the order of the numbers that ``gemm_sm90`` takes."""
     element, scaling = _KINDS[kind]
     common = f"{element}, Scaling::{scaling}"
-    return [Tile(False, m, n, f"GemmSm90<{common}, {m}, {n}>") for m, n in _TILES[kind]]
+    plain = [Tile(False, m, n, f"GemmSm90<{common}, {m}, {n}>") for m, n in _TILES[kind]]
+    return plain + [Tile(True, m, 128, f"GemmSwappedSm90<{common}, {m}>") for m in _SWAPPED[kind]]
 
 
 def gen_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
     """Products of bf16, of e4m3 with scales of tensors (fp8), or of e4m3 with scales of blocks (fp8_block)."""
     element, scaling = _KINDS[kind]
     tiles = tiles_of(kind)
-    units = {t.unit: {"entry": t.entry, "header": "gemm_sm90.cuh"} for t in tiles}
+    units = {t.unit: {"entry": t.entry, "header": "swapped_sm90.cuh" if t.swapped else "gemm_sm90.cuh"} for t in tiles}
     qualified = {"<": "<flashinfer::", "Scaling::": "flashinfer::gemm::Scaling::"}  # the launcher is in no namespace
     entries = [
         t._replace(entry=functools.reduce(lambda s, x: s.replace(*x), qualified.items(), t.entry)) for t in tiles

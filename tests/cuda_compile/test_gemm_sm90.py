@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMM for SM90 compiles without spills, and ptxas neither serialises wgmma nor ignores setmaxnreg."""
+"""GEMM for SM90 compiles without spills; ptxas neither serialises wgmma nor ignores setmaxnreg. A unit of each form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashinfer.compilation_context import sm90a_nvcc_flags
 from flashinfer.jit import env as jit_env
 from flashinfer.jit.gemm import gen_gemm_sm90_module
 
-UNITS = [("bf16", "tile_128x256"), ("fp8_block", "tile_256x128")]
+UNITS = [("bf16", "tile_128x256"), ("fp8_block", "tile_256x128"), ("fp8_block", "swapped_64x128")]
 
 
 @pytest.mark.parametrize("kind, unit", UNITS)

@@ -115,3 +115,8 @@ def test_dependent_launches():
         gemm("bf16", a, b, middle, pdl=True)
         gemm("bf16", middle, b, out, pdl=True)
         assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("m", [1, 30, 200])
+def test_scales_of_single_weight_rows(m):
+    check("fp8_block", m, 264, 1024, per_row=True)

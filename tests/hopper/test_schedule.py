@@ -81,3 +81,16 @@ def test_tile_fills_the_last_wave(probe):
 
 def test_contiguous_groups_do_not_straddle_tiles(probe):
     assert choose(probe, "fp8_block", 8 * 4096, 4096, 7168, 8, CONTIGUOUS)[1] <= 128
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("m", [1, 8, 16])
+def test_few_tokens_are_not_padded_to_64(probe, kind, m):
+    swapped, block_m, *_ = choose(probe, kind, m, 7168, 4096)
+    assert swapped and block_m <= 16
+    swapped, block_m, *_ = choose(probe, kind, m, 4096, 7168, 32, MASKED)
+    assert swapped and block_m <= 16
+
+
+def test_scales_of_single_weight_rows_need_swapped_operands(probe):
+    assert choose(probe, "fp8_block", 4096, 7168, 4096, needs_swapped=True)[0]

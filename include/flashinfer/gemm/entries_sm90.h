@@ -16,10 +16,11 @@ Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Str
 
 constexpr int SWAPPED_WEIGHTS = 128;  // of a tile
 
-/// Bytes that GemmSwappedSm90 needs: counters, then two partial tiles of a block.
-constexpr int64_t SplitCounterBytes(int blocks) { return (int64_t(blocks) * 2 * 4 + 255) / 256 * 256; }
+/// Bytes that GemmSwappedSm90 needs: counters, whose place does not depend on the launch, then two partial tiles of a block.
+constexpr int64_t SPLIT_COUNTER_BYTES = 4096;
+constexpr int MAX_SPLIT_BLOCKS = int(SPLIT_COUNTER_BYTES / 8);
 constexpr int64_t SplitWorkspaceBytes(int tokens, int blocks) {
-  return SplitCounterBytes(blocks) + int64_t(blocks) * 2 * SWAPPED_WEIGHTS * tokens * 4;
+  return SPLIT_COUNTER_BYTES + int64_t(blocks) * 2 * SWAPPED_WEIGHTS * tokens * 4;
 }
 
 }  // namespace gemm
