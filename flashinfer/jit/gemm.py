@@ -10,7 +10,15 @@ from ..compilation_context import sm90a_nvcc_flags
 from .codegen import module_cache, stage
 from .core import JitSpec
 
-__all__ = ["Tile", "gen_gemm_modules", "gen_gemm_sm90_module", "get_gemm_sm90_module", "tiles_of"]
+__all__ = [
+    "Tile",
+    "gen_gemm_modules",
+    "gen_gemm_sm90_module",
+    "gen_quantize_1x128_module",
+    "get_gemm_sm90_module",
+    "get_quantize_1x128_module",
+    "tiles_of",
+]
 
 #: Element type and scaling of each kind of module.
 _KINDS = {
@@ -74,8 +82,18 @@ def gen_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
 get_gemm_sm90_module = module_cache(gen_gemm_sm90_module)
 
 
+def gen_quantize_1x128_module() -> JitSpec:
+    """Activations to e4m3 by rows and 128 columns, for any CUDA target."""
+    units = {"units": {"types": ("bfloat16_t", "float16_t")}}
+    return stage("quantize_1x128", backend="cuda", kernels=units)
+
+
+get_quantize_1x128_module = module_cache(gen_quantize_1x128_module)
+
+
 def gen_gemm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     """What AOT pre-builds and what a warm-up of the family loads."""
     if backend == "cuda":
+        yield gen_quantize_1x128_module()
         for kind in _KINDS:
             yield gen_gemm_sm90_module(kind)

@@ -9,7 +9,9 @@ import pytest
 
 from flashinfer.compilation_context import sm90a_nvcc_flags
 from flashinfer.jit import env as jit_env
-from flashinfer.jit.gemm import gen_gemm_sm90_module
+from flashinfer.jit.gemm import gen_gemm_sm90_module, gen_quantize_1x128_module
+
+from .test_cuda_compile import NO_SPILLS
 
 UNITS = [("bf16", "tile_128x256"), ("fp8_block", "tile_256x128"), ("fp8_block", "swapped_64x128")]
 
@@ -27,3 +29,10 @@ def test_unit(hopper, nvcc, tmp_path, kind, unit):
     assert done.returncode == 0, log
     assert "0 bytes spill stores, 0 bytes spill loads" in log
     assert "(C75" not in log, log  # C7508: setmaxnreg ignored; C7510 to C7519: wgmma serialised
+
+
+def test_quantizer(hopper, monkeypatch):
+    """The module as a whole, for Hopper and a chip without PDL."""
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0 9.0a")
+    monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
+    gen_quantize_1x128_module().build()

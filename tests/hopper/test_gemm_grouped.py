@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -56,8 +58,7 @@ def test_packed(kind, options):
         scales = (scales[0], block_scales(b[:, :1], b)[1])
     out = gemm(kind, a, b, poisoned(sum(COUNTS), N), scales=scales, groups=indptr.cuda(), grouping=PACKED, **options)
     wide = dequantized(a, scales[0]), dequantized(b, scales[1])
-    ends = indptr.tolist()
-    for g, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+    for g, (begin, end) in enumerate(itertools.pairwise(indptr.tolist())):
         if end > begin:
             assert error(out[begin:end], wide[0][begin:end] @ wide[1][g].T) < TOLERANCE
 

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantisation of activations to e4m3 by blocks of 128 columns of a row: code = e4m3(x * q), scale = 1 / q, with
+// q = 448 / amax, or 1 where amax is 0.
+#pragma once
+#include <cstdint>
+
+#include "../backend.h"
+
+namespace flashinfer {
+namespace gemm {
+
+struct Quantize1x128Params {
+  const void* input;  // (rows, columns), 16 bits
+  int64_t input_stride;
+  uint8_t* codes;  // (rows, columns)
+  int64_t code_stride;
+  float* scales;  // (columns / 128, rows): the stride of K blocks is given, rows are contiguous
+  int64_t scale_stride;
+  int64_t rows;
+  int blocks;  // columns / 128
+  bool enable_pdl;
+};
+
+/// T is bfloat16_t or float16_t. Rows of input and codes are aligned to 16 and 8 bytes.
+template <typename T>
+Status Quantize1x128(const Quantize1x128Params& p, Stream stream);
+
+}  // namespace gemm
+}  // namespace flashinfer
