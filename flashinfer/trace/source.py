@@ -13,7 +13,7 @@ from typing import Any, Callable, Mapping, Optional
 import torch
 
 from ..errors import ArgumentError
-from .template import TraceTemplate
+from .template import TraceTemplate, Value
 
 __all__ = ["function_source", "run_source"]
 
@@ -28,18 +28,36 @@ def run_source(template: TraceTemplate, fixed: Mapping[str, Any]) -> str:
         signature = ", ".join(template.inputs)
         return f'def run({signature}):\n    raise RuntimeError("{template.prefix} has no reference")\n'
     parameters = _named_parameters(template.reference)
-    unknown = [name for name in template.inputs if name not in parameters]
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in {*template.inputs, *fixed}]
-    if unknown or missing:
-        raise ArgumentError(
-            f"{template.prefix}: the reference lacks the inputs {unknown} and needs {missing}, which are no inputs"
-        )
-    passed = [f"{name}={name}" for name in parameters if name in template.inputs]
-    passed += [
-        f"{name}={_literal(fixed[name])}" for name in parameters if name in fixed and name not in template.inputs
-    ]
-    head = f"def run({', '.join(_with_defaults(template.inputs, parameters))}):"
-    return f"{_text(template.reference)}\n\n\n{head}\n    return {template.reference.__name__}({', '.join(passed)})\n"
+    passed = _passed(template, parameters)
+    passed |= {name: _literal(fixed[name]) for name in parameters if name in fixed and name not in passed}
+    passed |= {name: "None" for name in _SCRATCH if name in parameters and name not in passed}
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in passed]
+    if missing:
+        raise ArgumentError(f"{template.prefix}: the reference needs {missing}, expected inputs or const axes")
+    head = f"def run({', '.join(_with_defaults(template, parameters))}):"
+    call = ", ".join(f"{name}={value}" for name, value in passed.items())
+    return f"{_text(template.reference)}\n\n\n{head}\n    return {template.reference.__name__}({call})\n"
+
+
+_SCRATCH = ("workspace_buffer",)  # no reference reads it, but those of the published set take it
+
+
+def _passed(template: TraceTemplate, parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
+    """Inputs as arguments of the reference: by their own names, else by those of the API, whose tuples are put together
+    again. What the reference does not name, it ignores."""
+    passed: dict[str, str] = {}
+    tuples: dict[str, list[str]] = {}
+    for name, spec in template.inputs.items():
+        if name not in parameters and spec.param in parameters and getattr(spec, "tuple_idx", None) is not None:
+            tuples.setdefault(str(spec.param), []).append(name)
+            passed[str(spec.param)] = f"({', '.join(tuples[str(spec.param)])})"
+        else:
+            passed[_target(name, spec, parameters)] = name
+    return passed
+
+
+def _target(name: str, spec: Value, parameters: Mapping[str, inspect.Parameter]) -> str:
+    return name if name in parameters or spec.param is None or spec.param not in parameters else spec.param
 
 
 def function_source(func: Callable[..., Any], name: Optional[str] = None) -> str:
@@ -59,12 +77,13 @@ def _named_parameters(func: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
 
 
-def _with_defaults(names: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+def _with_defaults(template: TraceTemplate, parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     """Python wants parameters with a default at the end, so an earlier one loses it."""
     result: list[str] = []
     trailing = True
-    for name in reversed(list(names)):
-        default = parameters[name].default
+    for name, spec in reversed(list(template.inputs.items())):
+        known = parameters.get(_target(name, spec, parameters))
+        default = known.default if known else None if spec.optional else inspect.Parameter.empty
         trailing = trailing and default is not inspect.Parameter.empty
         result.append(f"{name}={_literal(default)}" if trailing else name)
     return result[::-1]

@@ -165,7 +165,10 @@ class TraceTemplate:
 
 @dataclass(frozen=True, eq=False)
 class TraceDispatch:
-    """Several templates behind one API; ``choose(**arguments)`` picks the one that describes a call."""
+    """Several templates behind one API; ``choose(**arguments)`` picks the one that describes a call.
+
+    It stands for the first of them wherever a template is read.
+    """
 
     choose: Callable[..., TraceTemplate]
     templates: Sequence[TraceTemplate]
@@ -173,13 +176,11 @@ class TraceDispatch:
     def __call__(self, /, **arguments: Any) -> TraceTemplate:  # a method has an argument of that name too
         return self.choose(**arguments)
 
-    @property
-    def reference(self) -> Optional[Callable[..., Any]]:
-        return self.templates[0].reference
-
-    @property
-    def check(self) -> Callable[..., bool]:
-        return self.templates[0].check
+    def __getattr__(self, name: str) -> Any:
+        """What the first template has: its axes, its reference, its check."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.templates[0], name)
 
     @property
     def init(self) -> Optional[Callable[..., dict[str, Any]]]:

@@ -34,8 +34,8 @@ them with what this program writes; run it again after changing a template or a 
     fused_qk_rmsnorm_rope_fp8_q24_k24_v24_d128_f44_h42_w42.json
     fused_qk_rmsnorm_rope_q24_k24_v24_d128_f44_h42_w42.json
     fused_rmsnorm_silu_h5120.json
-    gelu_and_mul_d4096.json
-    gelu_tanh_and_mul_d9216.json
+    gelu_and_mul_h8192.json
+    gelu_tanh_and_mul_h18432.json
     gemma_fused_add_rmsnorm_h2304.json
     gemma_rmsnorm_h2304.json
     get_batch_indices_positions.json
@@ -72,8 +72,8 @@ them with what this program writes; run it again after changing a template or a 
     segment_packbits.json
     shuffle_matrix_a.json
     shuffle_matrix_sf_a.json
-    silu_and_mul_3d_d14336.json
-    silu_and_mul_d14336.json
+    silu_and_mul_3d_h28672.json
+    silu_and_mul_h28672.json
     single_decode_hnd_lse_h32_kv8_d128.json
     single_decode_nhd_h32_kv8_d128.json
     single_prefill_hnd_lse_h32_kv8_d128_dv128.json

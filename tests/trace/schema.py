@@ -18,5 +18,13 @@ def _model() -> Any:
 
 
 def validate(definition: dict[str, Any]) -> None:
-    """Raise unless the package accepts the definition."""
-    _model().model_validate(copy.deepcopy(definition))
+    """Raise unless the package accepts the definition.
+
+    It wants other names for outputs than for inputs. Data sets name an output like the input that it overwrites, and so
+    do ours; that one rule is not asked for.
+    """
+    renamed = copy.deepcopy(definition)
+    renamed["outputs"] = {
+        f"{name}_out" if name in renamed["inputs"] else name: entry for name, entry in renamed["outputs"].items()
+    }
+    _model().model_validate(renamed)

@@ -124,10 +124,12 @@ def test_parameters_exist(api, template):
 def test_reference_takes_the_inputs_and_shares_the_defaults(api, template):
     signature, reference = inspect.signature(api).parameters, dict(inspect.signature(template.reference).parameters)
     assert reference.pop("_").kind is inspect.Parameter.VAR_KEYWORD  # further keywords are ignored
-    assert list(template.inputs) == [name for name in reference if name in template.inputs]
-    fixed = {axis for axis, kind in template.axes.items() if isinstance(kind, Const)}
-    fixed |= {f"{output}_dtype" for output in template.outputs}
-    assert reference.keys() - template.inputs.keys() <= fixed
+    named = [name for name in template.inputs if name in reference]
+    assert named == [name for name in reference if name in template.inputs]
+    known = {*template.parameters(), *template.inputs, *signature, "workspace_buffer"}
+    known |= {axis for axis, kind in template.axes.items() if isinstance(kind, Const)}
+    known |= {f"{output}_dtype" for output in template.outputs}
+    assert reference.keys() <= known
     for name in reference.keys() & signature.keys():
         if signature[name].default is None and not getattr(template.inputs.get(name), "optional", True):
             continue  # what this form of the call needs, another form has not

@@ -13,6 +13,7 @@ import torch
 
 from flashinfer.fi_trace import traced_functions
 from flashinfer.trace import default_check
+from flashinfer.trace.definition import axis_values
 
 from . import example
 
@@ -41,6 +42,11 @@ def dtype_of(entry: dict[str, Any]) -> torch.dtype:
     return getattr(torch, truth if marker else entry["dtype"])
 
 
+def copied(values: dict[str, Any]) -> dict[str, Any]:
+    """References of some in-place operators change their arguments, as these do."""
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+
+
 class Call:
     """One call made from a definition alone."""
 
@@ -53,7 +59,9 @@ class Call:
         self.name = self.api.__name__
         self.text = self._function("reference", "run")
         self.axes = {name: axis.get("value", SIZES.get(name)) for name, axis in definition["axes"].items()}
+        self.given = self._given()
         self.inputs = self._inputs()
+        self.axes |= axis_values(self.template, self.arguments())
 
     def _function(self, field: str, name: str) -> Any:
         scope: dict[str, Any] = {}
@@ -64,25 +72,54 @@ class Call:
         shape = [self.axes[axis] for axis in entry["shape"]]
         return torch.rand(shape, device=self.device).add(0.5).to(dtype_of(entry))
 
+    def _given(self) -> dict[str, Any]:
+        """Arguments of the API that ``init`` makes; variable axes that it derives are left to it."""
+        if "init" not in self.definition:
+            return {}
+        init = self._function("init", "init")
+        parameters = inspect.signature(init).parameters
+        fixed = {name for name, axis in self.definition["axes"].items() if "value" in axis}
+        wanted = [
+            name
+            for name, p in parameters.items()
+            if self.axes.get(name) is not None and (name in fixed or p.default is p.empty or p.default != 0)
+        ]
+        return init(**{name: self.axes[name] for name in wanted}, device=self.device)
+
     def _inputs(self) -> dict[str, Any]:
         defaults = inspect.signature(self.text).parameters
         made: dict[str, Any] = {}
-        if "init" in self.definition:
-            init = self._function("init", "init")
-            known = {name for name, size in self.axes.items() if size is not None}
-            sizes = {name: self.axes[name] for name in inspect.signature(init).parameters if name in known}
-            made = init(**sizes, device=self.device)
         for name, entry in self.definition["inputs"].items():
-            if name not in made and entry["shape"] is not None:
+            spec = self.template.inputs[name]
+            value, index = self.given.get(name), getattr(spec, "tuple_idx", None)
+            if value is None and spec.param in self.given:
+                value = self.given[spec.param] if index is None else self.given[spec.param][index]
+            if value is not None:
+                made[name] = value
+            elif name in self.given or (self.given and spec.optional):
+                made[name] = None if entry["shape"] is not None else defaults[name].default
+            elif entry["shape"] is not None:
                 made[name] = self._tensor(entry)
-            elif name not in made:
-                made[name] = (
-                    NUMBERS[name] if defaults[name].default is inspect.Parameter.empty else defaults[name].default
-                )
-        return {name: made[name] for name in self.definition["inputs"]}
+            else:
+                made[name] = NUMBERS[name] if defaults[name].default is defaults[name].empty else defaults[name].default
+        return made
+
+    def reference_arguments(self) -> dict[str, Any]:
+        """Inputs by the names of the reference or of the API."""
+        parameters = inspect.signature(self.template.reference).parameters
+        arguments: dict[str, Any] = dict.fromkeys(set(parameters) & {"workspace_buffer"})
+        for name, value in copied(self.inputs).items():
+            spec = self.template.inputs[name]
+            if name in parameters or spec.param not in parameters:
+                arguments[name] = value
+            elif getattr(spec, "tuple_idx", None) is None:
+                arguments[spec.param] = value
+            else:
+                arguments[spec.param] = (*arguments.get(spec.param, ()), value)
+        return arguments
 
     def expected(self) -> dict[str, torch.Tensor]:
-        outputs = self.text(*self.inputs.values())
+        outputs = self.text(*copied(self.inputs).values())
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return dict(zip(self.definition["outputs"], outputs, strict=True))
 
@@ -98,6 +135,7 @@ class Call:
                 arguments[parameter] = value
             else:  # elements of a tuple are inputs of their own, in its order
                 arguments[parameter] = (*arguments.get(parameter, ()), value)
+        arguments |= {name: v for name, v in self.given.items() if name in parameters and name not in arguments}
         arguments |= {name: self.axes[name] for name in self.axes if name in parameters and name not in arguments}
         if self.axes.get("heads_first"):
             arguments["kv_layout"] = "HND"
@@ -158,7 +196,7 @@ def test_text_is_the_reference(path, device):
     fixed = {name: call.axes[name] for name in inspect.signature(reference).parameters if name in known}
     dtypes = {f"{n}_dtype": dtype_of(e) for n, e in call.definition["outputs"].items()}
     fixed |= {name: dtypes[name] for name in inspect.signature(reference).parameters if name in dtypes}
-    outputs = reference(**call.inputs, **fixed)
+    outputs = reference(**call.reference_arguments(), **fixed)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     for expected, actual in zip(call.expected().values(), outputs, strict=True):
         assert torch.equal(expected.view(torch.uint8), actual.view(torch.uint8))
@@ -171,4 +209,5 @@ def test_op_agrees_with_the_text(path, device):
         pytest.skip(f"{call.name} needs a GPU")
     expected = call.expected()
     check = call._function("check", "check") if "check" in call.definition else default_check
-    assert check(expected, call.actual())
+    # A value between two of its dtype may fall to either side.
+    assert check(expected, call.actual(), max_mismatch_pct=1.0)

@@ -82,9 +82,26 @@ def test_without_reference_run_says_so():
         run(torch.ones(1))
 
 
-def test_reference_must_take_the_inputs():
-    with pytest.raises(ArgumentError, match=r"lacks the inputs \['y'\] and needs \['width'\]"):
+def test_reference_must_get_what_it_needs():
+    with pytest.raises(ArgumentError, match=r"the reference needs \['width'\], expected inputs or const axes"):
         run_source(template(repeated, {"x": Tensor(("n",)), "y": Scalar()}), {})
+
+
+def scaled_pair(pair: tuple[torch.Tensor, torch.Tensor], workspace_buffer: Any, scale: float = 1.0, **_: Any) -> Any:
+    return (pair[0] - pair[1]) * scale
+
+
+def test_inputs_are_passed_by_the_names_of_the_reference_or_of_the_api():
+    """Elements of a tuple become a tuple again, scratch memory is none, what the reference does not name is ignored."""
+    inputs = {
+        "a": Tensor(("n",), param="pair", tuple_idx=0),
+        "b": Tensor(("n",), param="pair", tuple_idx=1),
+        "factor": Scalar(param="scale"),
+        "flag": Scalar("int32", optional=True),
+    }
+    run = executed(run_source(template(scaled_pair, inputs), {}))["run"]
+    assert torch.equal(run(torch.ones(2), torch.zeros(2), 3.0), torch.full((2,), 3.0))
+    assert torch.equal(run(torch.ones(2), torch.zeros(2)), torch.ones(2))
 
 
 def test_functions_of_other_packages_are_imported():

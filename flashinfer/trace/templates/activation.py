@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 
-from ...errors import ArgumentError
 from ..template import Const, Tensor, TraceDispatch, TraceTemplate, Var, by_rank
+from .shared import normal, seeded
 
 __all__ = ["gelu_and_mul_trace", "gelu_tanh_and_mul_trace", "silu_and_mul_trace", "swiglu_trace"]
 
@@ -37,36 +36,53 @@ def _swiglu_reference(x: torch.Tensor, gate: torch.Tensor, **_: Any) -> torch.Te
 _RANKS = range(1, 9)  # definitions need their dimensions named; past eight nobody has asked
 
 
-def _act_and_mul_template(prefix: str, rank: int, reference: Callable[..., Any]) -> TraceTemplate:
+def _silu_and_mul_init(
+    *, num_tokens: int, hidden_size: int = 16384, hidden_div_2: int = 0, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    return {"input": normal(seeded(seed, device), num_tokens, 2 * hidden_div_2 or hidden_size)}
+
+
+def _gelu_tanh_and_mul_init(
+    *, num_tokens: int, hidden_size: int = 16384, hidden_div_2: int = 0, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    return {"input": normal(seeded(seed, device), num_tokens, 2 * hidden_div_2 or hidden_size)}
+
+
+def _gelu_and_mul_init(
+    *, num_tokens: int, hidden_size: int = 16384, hidden_div_2: int = 0, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    return {"input": normal(seeded(seed, device), num_tokens, 2 * hidden_div_2 or hidden_size)}
+
+
+def _act_and_mul_template(
+    prefix: str, rank: int, reference: Callable[..., Any], init: Optional[Callable[..., Any]]
+) -> TraceTemplate:
     rows = ["num_tokens"] if rank == 2 else [f"dim{i}" for i in range(rank - 1)]
     return TraceTemplate(
         "activation",
         axes={
             **{axis: Var() for axis in rows},
-            "gate_up_size": Const("first half: gate, second half: multiplier", abbrev=""),
-            "intermediate_size": Const("half of gate_up_size", abbrev="d"),
+            "hidden_size": Const("first half: gate, second half: multiplier", abbrev="h"),
+            "hidden_div_2": Var(),
         },
-        inputs={"input": Tensor([*rows, "gate_up_size"])},
-        outputs={"out": Tensor([*rows, "intermediate_size"], param="out", dtype_from="input")},
+        inputs={"input": Tensor([*rows, "hidden_size"])},
+        outputs={"output": Tensor([*rows, "hidden_div_2"], param="out", dtype_from="input")},
         name_prefix=prefix if rank == 2 else f"{prefix}_{rank}d",
         reference=reference,
-        constraints=["gate_up_size == 2 * intermediate_size"],
+        init=init,
+        constraints=["hidden_size == 2 * hidden_div_2"],
         description=f"{prefix.removesuffix('_and_mul')} of the first half of each row times its second half.",
     )
 
 
-def _act_and_mul_templates(prefix: str, reference: Callable[..., Any]) -> TraceDispatch:
-    templates = {rank: _act_and_mul_template(prefix, rank, reference) for rank in _RANKS}
-
-    def choose(*, input: Any, **_: Any) -> TraceTemplate:
-        rank = getattr(input, "ndim", -1)
-        if rank not in templates:
-            raise ArgumentError(f"fi_trace: input has rank {rank}, expected one of {sorted(templates)}")
-        # No argument has the size of the result, so the template of a call carries it.
-        half = replace(templates[rank].axes["intermediate_size"], value=input.shape[-1] // 2)
-        return replace(templates[rank], axes={**templates[rank].axes, "intermediate_size": half})
-
-    return TraceDispatch(choose, tuple(templates.values()))
+def _act_and_mul_templates(
+    prefix: str, reference: Callable[..., Any], init: Callable[..., dict[str, Any]]
+) -> TraceDispatch:
+    """The published definition is of matrices; other ranks have definitions of ours."""
+    ranks = (2, *(rank for rank in _RANKS if rank != 2))
+    return by_rank(
+        "input", {rank: _act_and_mul_template(prefix, rank, reference, init if rank == 2 else None) for rank in ranks}
+    )
 
 
 def _swiglu_template(rank: int) -> TraceTemplate:
@@ -82,7 +98,9 @@ def _swiglu_template(rank: int) -> TraceTemplate:
     )
 
 
-silu_and_mul_trace = _act_and_mul_templates("silu_and_mul", _silu_and_mul_reference)
-gelu_and_mul_trace = _act_and_mul_templates("gelu_and_mul", _gelu_and_mul_reference)
-gelu_tanh_and_mul_trace = _act_and_mul_templates("gelu_tanh_and_mul", _gelu_tanh_and_mul_reference)
+silu_and_mul_trace = _act_and_mul_templates("silu_and_mul", _silu_and_mul_reference, _silu_and_mul_init)
+gelu_and_mul_trace = _act_and_mul_templates("gelu_and_mul", _gelu_and_mul_reference, _gelu_and_mul_init)
+gelu_tanh_and_mul_trace = _act_and_mul_templates(
+    "gelu_tanh_and_mul", _gelu_tanh_and_mul_reference, _gelu_tanh_and_mul_init
+)
 swiglu_trace = by_rank("x", {rank: _swiglu_template(rank) for rank in (0, *_RANKS)})

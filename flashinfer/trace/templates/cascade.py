@@ -8,10 +8,10 @@ from typing import Any, Optional
 import torch
 
 from ..template import Axis, Const, Tensor, TraceTemplate, Var
+from .shared import normal, seeded
 
 __all__ = [
     "merge_state_in_place_trace",
-    "merge_state_reference",
     "merge_state_trace",
     "merge_states_trace",
     "variable_length_merge_states_trace",
@@ -30,7 +30,7 @@ def _merge_states_reference(v: torch.Tensor, s: torch.Tensor, **_: Any) -> tuple
     return merged.to(v.dtype), largest.squeeze(1) + torch.log2(total)
 
 
-def merge_state_reference(
+def _merge_state_reference(
     v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _merge_states_reference(torch.stack([v_a, v_b], dim=1), torch.stack([s_a, s_b], dim=1))
@@ -44,7 +44,7 @@ def _merge_state_in_place_reference(
     mask: Optional[torch.Tensor] = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    merged, score = merge_state_reference(v, s, v_other, s_other)
+    merged, score = _merge_state_reference(v, s, v_other, s_other)
     score = score.to(s.dtype)
     if mask is None:
         return merged, score
@@ -65,6 +65,40 @@ def _variable_length_merge_states_reference(
     return merged, scores
 
 
+def _merge_state_init(
+    *, seq_len: int, num_heads: int = 32, head_dim: int = 128, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    g, v, s = seeded(seed, device), (seq_len, num_heads, head_dim), (seq_len, num_heads)
+    return {
+        "v_a": normal(g, *v),
+        "s_a": normal(g, *s, dtype=torch.float32),
+        "v_b": normal(g, *v),
+        "s_b": normal(g, *s, dtype=torch.float32),
+    }
+
+
+def _merge_state_in_place_init(
+    *, seq_len: int, num_heads: int = 32, head_dim: int = 128, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    g, v, s = seeded(seed, device), (seq_len, num_heads, head_dim), (seq_len, num_heads)
+    return {
+        "v": normal(g, *v),
+        "s": normal(g, *s, dtype=torch.float32),
+        "v_other": normal(g, *v),
+        "s_other": normal(g, *s, dtype=torch.float32),
+    }
+
+
+def _merge_states_init(
+    *, seq_len: int, num_states: int, num_heads: int = 32, head_dim: int = 128, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    return {
+        "v": normal(g, seq_len, num_states, num_heads, head_dim),
+        "s": normal(g, seq_len, num_states, num_heads, dtype=torch.float32),
+    }
+
+
 def _variable_length_merge_states_init(
     seq_len: int, num_heads: int, head_dim: int, device: str = "cpu"
 ) -> dict[str, torch.Tensor]:
@@ -83,7 +117,7 @@ _V, _S = ("seq_len", "num_heads", "head_dim"), ("seq_len", "num_heads")
 _SCORE = "log2 of the sum of exp(logit) over the keys"
 
 merge_state_trace = TraceTemplate(
-    "cascade",
+    "cascade_merge",
     axes=_AXES,
     inputs={
         "v_a": Tensor(_V),
@@ -91,14 +125,15 @@ merge_state_trace = TraceTemplate(
         "v_b": Tensor(_V),
         "s_b": Tensor(_S, dtype="float32", description=_SCORE),
     },
-    outputs={"v": Tensor(_V, dtype_from="v_a"), "s": Tensor(_S, dtype="float32")},
+    outputs={"v_merged": Tensor(_V, dtype_from="v_a"), "s_merged": Tensor(_S, dtype="float32")},
     name_prefix="merge_state",
-    reference=merge_state_reference,
+    reference=_merge_state_reference,
+    init=_merge_state_init,
     description="Attention over two sets of keys from attention over each of them.",
 )
 
 merge_state_in_place_trace = TraceTemplate(
-    "cascade",
+    "cascade_merge",
     axes=_AXES,
     inputs={
         "v": Tensor(_V),
@@ -108,16 +143,17 @@ merge_state_in_place_trace = TraceTemplate(
         "mask": Tensor(("seq_len",), dtype="bool", optional=True, description="rows with 0 are left as they are"),
     },
     outputs={
-        "v_merged": Tensor(_V, param="v", dtype_from="v"),
-        "s_merged": Tensor(_S, param="s", dtype_from="s"),
+        "v": Tensor(_V, param="v", dtype_from="v"),
+        "s": Tensor(_S, param="s", dtype_from="s", dtype="float32"),
     },
     name_prefix="merge_state_in_place",
     reference=_merge_state_in_place_reference,
+    init=_merge_state_in_place_init,
     description="Attention over two sets of keys from attention over each of them, written over the first.",
 )
 
 merge_states_trace = TraceTemplate(
-    "cascade",
+    "cascade_merge",
     axes={**_AXES, "num_states": Var("sets of keys")},
     inputs={
         "v": Tensor(("seq_len", "num_states", "num_heads", "head_dim")),
@@ -126,11 +162,12 @@ merge_states_trace = TraceTemplate(
     outputs={"v_merged": Tensor(_V, dtype_from="v"), "s_merged": Tensor(_S, dtype="float32")},
     name_prefix="merge_states",
     reference=_merge_states_reference,
+    init=_merge_states_init,
     description="Attention over many sets of keys from attention over each of them.",
 )
 
 variable_length_merge_states_trace = TraceTemplate(
-    "cascade",
+    "cascade_merge",
     axes={**_AXES, "nnz": Var("states of all rows"), "len_indptr": Var("seq_len + 1")},
     inputs={
         "v": Tensor(("nnz", "num_heads", "head_dim")),

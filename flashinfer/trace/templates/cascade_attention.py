@@ -11,7 +11,7 @@ import torch
 from ..template import Axis, Scalar, Tensor, TraceTemplate, Var
 from .attention import attention_reference, paged_states_reference
 from .attention_shared import PAGE_TABLE, QO_INDPTR, by_wrapper, cache_inputs, keys_of_request, paged_axes
-from .cascade import merge_state_reference
+from .cascade import _merge_state_reference
 
 __all__ = ["multi_level_cascade_trace", "shared_prefix_decode_trace", "shared_prefix_prefill_trace"]
 
@@ -41,7 +41,7 @@ def _levels_pair_reference(
         is_causal = causal and i == len(sizes) - 1  # the other levels are keys before all queries
         table = (rows[i], pages[i], indices[i], last[i])
         state = paged_states_reference(q.float(), k_cache, v_cache, *table, is_causal, sm_scale, heads_first)
-        out, lse = merge_state_reference(out, lse, *state)
+        out, lse = _merge_state_reference(out, lse, *state)
     return out.to(q.dtype)
 
 
@@ -123,7 +123,7 @@ def _shared_prefix_prefill_pair_reference(
     shared = attention_reference(q.float(), k_shared, v_shared, sm_scale=sm_scale)
     table = (qo_indptr, kv_indptr, kv_indices, kv_last_page_len)
     own = paged_states_reference(q.float(), k_cache, v_cache, *table, causal, sm_scale, heads_first)
-    return merge_state_reference(*shared, *own)[0].to(q.dtype)
+    return _merge_state_reference(*shared, *own)[0].to(q.dtype)
 
 
 def _shared_prefix_prefill_reference(

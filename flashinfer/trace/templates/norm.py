@@ -12,13 +12,27 @@ from typing import Any, Callable, Union
 import torch
 
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var, by_rank
+from .norm_arguments import (
+    _fused_add_rmsnorm_init,
+    _fused_add_rmsnorm_quant_check,
+    _fused_add_rmsnorm_quant_init,
+    _gemma_fused_add_rmsnorm_init,
+    _gemma_rmsnorm_init,
+    _layernorm_check,
+    _layernorm_init,
+    _layernorm_quant_init,
+    _norm_check,
+    _norm_quant_check,
+    _rmsnorm_init,
+    _rmsnorm_quant_init,
+)
 from .norm_dit import (
     fused_dit_gate_residual_layernorm_gamma_beta_trace,
     fused_dit_gate_residual_layernorm_scale_shift_trace,
     fused_dit_residual_layernorm_scale_shift_trace,
 )
 from .norm_rope import fused_qk_rmsnorm_rope_trace
-from .shared import fp8_check, normalize, to_fp8
+from .shared import normalize, to_fp8
 
 __all__ = [
     "fused_add_rmsnorm_quant_trace",
@@ -37,8 +51,8 @@ __all__ = [
 ]
 
 
-def _rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, **_: Any) -> torch.Tensor:
-    return (normalize(input.float(), eps) * weight.float()).to(input.dtype)
+def _rmsnorm_reference(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, **_: Any) -> torch.Tensor:
+    return (normalize(hidden_states.float(), eps) * weight.float()).to(hidden_states.dtype)
 
 
 def _gemma_rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, **_: Any) -> torch.Tensor:
@@ -46,11 +60,11 @@ def _gemma_rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: flo
 
 
 def _fused_add_rmsnorm_reference(
-    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, **_: Any
+    hidden_states: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    total = input.float() + residual.float()  # normalised as it is; only the stored residual is rounded
+    total = hidden_states.float() + residual.float()  # normalised as it is; only the stored residual is rounded
     output = normalize(total, eps) * weight.float()
-    return output.to(input.dtype), total.to(residual.dtype)
+    return output.to(hidden_states.dtype), total.to(residual.dtype)
 
 
 def _gemma_fused_add_rmsnorm_reference(
@@ -66,18 +80,18 @@ def _quantize(x: torch.Tensor, scale: Union[torch.Tensor, float], dtype: torch.d
 
 
 def _rmsnorm_quant_reference(
-    input: torch.Tensor,
+    hidden_states: torch.Tensor,
     weight: torch.Tensor,
     scale: Union[torch.Tensor, float],
     eps: float = 1e-6,
     out_dtype: torch.dtype = torch.float8_e4m3fn,
     **_: Any,
 ) -> torch.Tensor:
-    return _quantize(normalize(input.float(), eps) * weight.float(), scale, out_dtype)
+    return _quantize(normalize(hidden_states.float(), eps) * weight.float(), scale, out_dtype)
 
 
 def _fused_add_rmsnorm_quant_reference(
-    input: torch.Tensor,
+    hidden_states: torch.Tensor,
     residual: torch.Tensor,
     weight: torch.Tensor,
     scale: Union[torch.Tensor, float],
@@ -85,35 +99,39 @@ def _fused_add_rmsnorm_quant_reference(
     out_dtype: torch.dtype = torch.float8_e4m3fn,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    total = input.float() + residual.float()
+    total = hidden_states.float() + residual.float()
     return _quantize(normalize(total, eps) * weight.float(), scale, out_dtype), total.to(residual.dtype)
 
 
 def _layernorm_reference(
-    input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6, **_: Any
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-6, **_: Any
 ) -> torch.Tensor:
     x = input.float()
     centred = x - x.mean(dim=-1, keepdim=True)
-    return (normalize(centred, eps) * gemma + beta).to(input.dtype)
+    return (normalize(centred, eps) * weight + bias).to(input.dtype)
 
 
 def _layernorm_quant_reference(
-    input: torch.Tensor,
-    gemma: torch.Tensor,
-    beta: torch.Tensor,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
     scale: Union[torch.Tensor, float],
     eps: float = 1e-6,
     out_dtype: torch.dtype = torch.float8_e4m3fn,
     **_: Any,
 ) -> torch.Tensor:
     # Two roundings by contract: to the input's dtype, then to fp8.
-    return _quantize(_layernorm_reference(input, gemma, beta, eps).float(), scale, out_dtype)
+    return _quantize(_layernorm_reference(hidden_states, weight, bias, eps).float(), scale, out_dtype)
 
 
 def _fused_rmsnorm_silu_reference(
-    input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out_dtype: torch.dtype = torch.bfloat16, **_: Any
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out_dtype: torch.dtype = torch.bfloat16,
+    **_: Any,
 ) -> torch.Tensor:
-    y = normalize(input.float(), eps) * weight.float()
+    y = normalize(hidden_states.float(), eps) * weight.float()
     y = y * torch.sigmoid(y)
     return to_fp8(y, out_dtype) if out_dtype.itemsize == 1 else y.to(out_dtype)
 
@@ -126,16 +144,19 @@ _HEADS: dict[str, Axis] = {
 }
 _MATRIX = ("batch_size", "hidden_size")
 _VECTOR = ("hidden_size",)
-_INPUT = Tensor(_MATRIX)
-_RESIDUAL = Tensor(_MATRIX, description="replaced by input + residual")
-_RESIDUAL_OUT = Tensor(_MATRIX, param="residual", dtype_from="residual", description="input + residual")
+_INPUT = Tensor(_MATRIX, param="input")
+_OUTPUT = Tensor(_MATRIX, param="out", dtype_from="hidden_states")
+_RESIDUAL = Tensor(_MATRIX, description="replaced by hidden_states + residual")
+_RESIDUAL_OUT = Tensor(_MATRIX, param="residual", dtype_from="residual", description="hidden_states + residual")
 _WEIGHT = Tensor(_VECTOR)
-_EPS = Scalar()
-_SCALE = Tensor((), dtype="float32", description="the result is divided by it before the conversion to fp8")
+_SCALE = Scalar(description="the result is divided by it before the conversion to fp8")
 _FP8_OUT = Tensor(_MATRIX, param="out", dtype_from="out", dtype="float8_e4m3fn")
 
 
-def _rmsnorm_templates(prefix: str, reference: Callable[..., Any], description: str) -> TraceDispatch:
+def _rmsnorm_templates(
+    prefix: str, reference: Callable[..., Any], init: Callable[..., Any], description: str
+) -> TraceDispatch:
+    """The published definition is of rows; heads that are normalised one by one have one of ours."""
     heads = ("batch_size", "num_heads", "head_dim")
     return by_rank(
         "input",
@@ -143,17 +164,19 @@ def _rmsnorm_templates(prefix: str, reference: Callable[..., Any], description: 
             2: TraceTemplate(
                 "rmsnorm",
                 axes=_ROWS,
-                inputs={"input": _INPUT, "weight": _WEIGHT, "eps": _EPS},
-                outputs={"out": Tensor(_MATRIX, param="out", dtype_from="input")},
+                inputs={"hidden_states": _INPUT, "weight": _WEIGHT},
+                outputs={"output": _OUTPUT},
                 name_prefix=prefix,
                 reference=reference,
+                check=_norm_check,
+                init=init,
                 description=description,
             ),
             3: TraceTemplate(
                 "rmsnorm",
                 axes=_HEADS,
-                inputs={"input": Tensor(heads), "weight": Tensor(("head_dim",)), "eps": _EPS},
-                outputs={"out": Tensor(heads, param="out", dtype_from="input")},
+                inputs={"hidden_states": Tensor(heads, param="input"), "weight": Tensor(("head_dim",))},
+                outputs={"output": Tensor(heads, param="out", dtype_from="hidden_states")},
                 name_prefix=f"{prefix}_heads",
                 reference=reference,
                 description=f"{description} Every head is normalised on its own.",
@@ -162,77 +185,91 @@ def _rmsnorm_templates(prefix: str, reference: Callable[..., Any], description: 
     )
 
 
-rmsnorm_trace = _rmsnorm_templates("rmsnorm", _rmsnorm_reference, "x / rms(x) * weight.")
-gemma_rmsnorm_trace = _rmsnorm_templates("gemma_rmsnorm", _gemma_rmsnorm_reference, "x / rms(x) * (1 + weight).")
+rmsnorm_trace = _rmsnorm_templates("rmsnorm", _rmsnorm_reference, _rmsnorm_init, "x / rms(x) * weight.")
+gemma_rmsnorm_trace = _rmsnorm_templates(
+    "gemma_rmsnorm", _gemma_rmsnorm_reference, _gemma_rmsnorm_init, "x / rms(x) * (1 + weight)."
+)
 
 
-def _fused_add_template(prefix: str, reference: Callable[..., Any], description: str) -> TraceTemplate:
+def _fused_add_template(
+    prefix: str, reference: Callable[..., Any], init: Callable[..., Any], description: str
+) -> TraceTemplate:
     return TraceTemplate(
         "rmsnorm",
         axes=_ROWS,
-        inputs={"input": _INPUT, "residual": _RESIDUAL, "weight": _WEIGHT, "eps": _EPS},
-        outputs={"out": Tensor(_MATRIX, param="input", dtype_from="input"), "residual_out": _RESIDUAL_OUT},
+        inputs={"hidden_states": _INPUT, "residual": _RESIDUAL, "weight": _WEIGHT},
+        outputs={"output": Tensor(_MATRIX, param="input", dtype_from="hidden_states"), "residual": _RESIDUAL_OUT},
         name_prefix=prefix,
         reference=reference,
+        init=init,
         description=description,
     )
 
 
 fused_add_rmsnorm_trace = _fused_add_template(
-    "fused_add_rmsnorm", _fused_add_rmsnorm_reference, "s = input + residual; s / rms(s) * weight, in place."
+    "fused_add_rmsnorm",
+    _fused_add_rmsnorm_reference,
+    _fused_add_rmsnorm_init,
+    "s = input + residual; s / rms(s) * weight, in place.",
 )
 gemma_fused_add_rmsnorm_trace = _fused_add_template(
     "gemma_fused_add_rmsnorm",
     _gemma_fused_add_rmsnorm_reference,
+    _gemma_fused_add_rmsnorm_init,
     "s = input + residual; s / rms(s) * (1 + weight), in place.",
 )
 
 rmsnorm_quant_trace = TraceTemplate(
     "rmsnorm",
     axes=_ROWS,
-    inputs={"input": _INPUT, "weight": _WEIGHT, "scale": _SCALE, "eps": _EPS},
+    inputs={"hidden_states": _INPUT, "weight": _WEIGHT, "scale": _SCALE},
     outputs={"out": _FP8_OUT},
     name_prefix="rmsnorm_quant",
     reference=_rmsnorm_quant_reference,
-    check=fp8_check,
+    check=_norm_quant_check,
+    init=_rmsnorm_quant_init,
     description="x / rms(x) * weight, quantised to fp8.",
 )
 fused_add_rmsnorm_quant_trace = TraceTemplate(
     "rmsnorm",
     axes=_ROWS,
-    inputs={"input": _INPUT, "residual": _RESIDUAL, "weight": _WEIGHT, "scale": _SCALE, "eps": _EPS},
-    outputs={"out": _FP8_OUT, "residual_out": _RESIDUAL_OUT},
+    inputs={"hidden_states": _INPUT, "residual": _RESIDUAL, "weight": _WEIGHT, "scale": _SCALE},
+    outputs={"out": _FP8_OUT, "residual": _RESIDUAL_OUT},
     name_prefix="fused_add_rmsnorm_quant",
     reference=_fused_add_rmsnorm_quant_reference,
-    check=fp8_check,
+    check=_fused_add_rmsnorm_quant_check,
+    init=_fused_add_rmsnorm_quant_init,
     description="s = input + residual, in place; s / rms(s) * weight, quantised to fp8.",
 )
 
-_GAMMA = Tensor(_VECTOR, dtype="float32", description="gamma; the API spells it so")
-_BETA = Tensor(_VECTOR, dtype="float32")
+_GAMMA = Tensor(_VECTOR, param="gemma", dtype="float32", description="gamma; the API spells it so")
+_BETA = Tensor(_VECTOR, param="beta", dtype="float32")
 layernorm_trace = TraceTemplate(
     "layernorm",
     axes=_ROWS,
-    inputs={"input": _INPUT, "gemma": _GAMMA, "beta": _BETA, "eps": _EPS},
-    outputs={"out": Tensor(_MATRIX, dtype_from="input")},
+    inputs={"hidden_states": _INPUT, "weight": _GAMMA, "bias": _BETA},
+    outputs={"output": Tensor(_MATRIX, dtype_from="hidden_states")},
     reference=_layernorm_reference,
-    description="(x - mean) / std * gemma + beta.",
+    check=_layernorm_check,
+    init=_layernorm_init,
+    description="(x - mean) / std * weight + bias.",
 )
 layernorm_quant_trace = TraceTemplate(
     "layernorm",
     axes=_ROWS,
-    inputs={"input": _INPUT, "gemma": _GAMMA, "beta": _BETA, "scale": _SCALE, "eps": _EPS},
+    inputs={"hidden_states": _INPUT, "weight": _GAMMA, "bias": _BETA, "scale": _SCALE},
     outputs={"out": _FP8_OUT},
     name_prefix="layernorm_quant",
     reference=_layernorm_quant_reference,
-    check=fp8_check,
-    description="(x - mean) / std * gemma + beta, rounded to the input's dtype, then quantised to fp8.",
+    check=_norm_quant_check,
+    init=_layernorm_quant_init,
+    description="(x - mean) / std * weight + bias, rounded to the input's dtype, then quantised to fp8.",
 )
 
 fused_rmsnorm_silu_trace = TraceTemplate(
     "rmsnorm",
     axes=_ROWS,
-    inputs={"input": _INPUT, "weight": _WEIGHT, "eps": _EPS},
+    inputs={"hidden_states": _INPUT, "weight": _WEIGHT},
     outputs={"out": Tensor(_MATRIX, param="out", dtype_from="out")},
     name_prefix="fused_rmsnorm_silu",
     reference=_fused_rmsnorm_silu_reference,

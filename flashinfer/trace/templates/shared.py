@@ -9,7 +9,17 @@ import torch
 
 from ..check import default_check
 
-__all__ = ["fp8_check", "normalize", "to_fp8"]
+__all__ = ["fp8_check", "normal", "normalize", "seeded", "to_fp8"]
+
+
+def seeded(seed: int, device: Any) -> torch.Generator:
+    """The random numbers of an init function."""
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def normal(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Normally distributed values."""
+    return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
 
 
 def normalize(x: torch.Tensor, eps: float) -> torch.Tensor:
