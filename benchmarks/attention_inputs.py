@@ -79,9 +79,9 @@ def torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: b
     """
     batch_size, num_kv_heads, s_kv, _ = k.shape
     if q.shape[0] == batch_size:
-        return scaled_dot_product_attention(q.view(batch_size, num_kv_heads, -1, q.shape[-1]), k, v).view(
-            batch_size, q.shape[1], -1
-        )
+        rows = q.view(batch_size, num_kv_heads, -1, q.shape[-1])
+        # Heads may lie behind rows in the result of a GPU, where a view would not do.
+        return scaled_dot_product_attention(rows, k, v).reshape(batch_size, q.shape[1], -1)
     q = q.view(batch_size, -1, *q.shape[1:]).transpose(1, 2)
     mask = None
     if causal and q.shape[2] != s_kv:

@@ -20,9 +20,10 @@ from attention_inputs import (
     torch_attention,
     workspace,
 )
-from harness import Bench, bf16, case, e4m3, fp16, grid, main, rand
+from harness import Bench, Run, bf16, case, e4m3, fp16, grid, main, rand
 
 import flashinfer
+from flashinfer.cudnn.decode import CUDNN_AVAILABLE, cudnn_batch_decode_with_kv_cache
 from flashinfer.errors import ArgumentError
 from flashinfer.trace.templates.decode import batch_decode_trace, single_decode_trace
 
@@ -31,6 +32,21 @@ CUDA = grid(batch_size=[1, 16, 64, 256], s_kv=[1024, 8192], page_size=[16], dtyp
 CUDA += grid(batch_size=[64], s_kv=[4096], page_size=[1, 64], dtype=[fp16], **HEADS)
 CPU = grid(batch_size=[1, 8], s_kv=[1024], page_size=[16], dtype=[bf16, fp16], **HEADS)
 ONE = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim": [128], "dtype": [bf16]}
+
+
+def by_cudnn(batch: PagedBatch) -> Run:
+    """The same by cuDNN, whose pages have heads first: here as a view."""
+    counts = batch.indptr.diff()
+    table = torch.zeros(batch.batch_size, int(counts.max()), dtype=torch.int32)
+    table[torch.arange(table.shape[1]) < counts[:, None]] = batch.indices
+    options = {"actual_seq_lens_kv": batch.lengths.int().view(-1, 1, 1, 1), "block_tables": table}
+    scale, scratch = batch.head_dim_qk**-0.5, workspace()
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        pages = (k.transpose(1, 2), v.transpose(1, 2))
+        return cudnn_batch_decode_with_kv_cache(q, *pages, scale, scratch, max_sequence_kv=batch.s_kv, **options)
+
+    return run
 
 
 @case("BatchDecodeWithPagedKVCacheWrapper", cpu=CPU, cuda=CUDA)
@@ -61,8 +77,11 @@ def batch_decode(
     wrapper.plan(*batch.table, num_qo_heads, num_kv_heads, head_dim_qk, page_size, **dtypes)
     reference = batch_decode_trace(paged_kv_cache=(batch.k_cache, batch.v_cache)).reference
     has_baseline = dtype == kv_dtype == out_dtype and not random_actual_seq_len  # what torch has an attention for
+    runs: dict[str, Run] = {"fa2": lambda q, k, v: wrapper.run(q, (k, v))}
+    if CUDNN_AVAILABLE and q.is_cuda and dtype == kv_dtype == out_dtype:
+        runs["cudnn"] = by_cudnn(batch)
     return Bench(
-        run={"fa2": lambda q, k, v: wrapper.run(q, (k, v))},
+        run=runs,
         args=(q, batch.k_cache, batch.v_cache),
         baseline=(lambda q, *_: torch_attention(q, batch.k, batch.v, causal=False)) if has_baseline else None,
         reference=lambda q, k, v: reference(q, k.to(dtype), v.to(dtype), 0, *batch.table).to(out_dtype),
