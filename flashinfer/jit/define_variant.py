@@ -39,7 +39,7 @@ _SCALARS = {
 
 _STRUCT = """
 struct {name} : AttentionVariantBase {{
-  static constexpr bool use_softmax = true;
+  static constexpr bool use_softmax = {softmax};
   uint32_t qo_len, kv_len, window_left;
   float sm_scale_log2;
 
@@ -70,6 +70,7 @@ def define_variant(
     mask_mode: str = "CUSTOM",
     mask_fn: Optional[Callable[..., bool]] = None,
     logits_fn: Optional[Callable[..., float]] = None,
+    use_softmax: bool = True,
 ) -> AttentionVariant:
     """Attention with a mask, or logits, of your own, from plain Python functions that are translated to C++.
 
@@ -83,6 +84,9 @@ def define_variant(
         ``q`` and in ``k``.
     logits_fn : callable, optional
         ``f(logit, q_idx, kv_idx, ...) -> float``: the logit that replaces ``sm_scale * (q . k)``.
+    use_softmax : bool
+        False: what ``logits_fn`` returns is the weight of a value, and nothing is divided by their sum, as in sigmoid
+        attention. There is no LSE then.
 
     Further parameters called ``qo_len``, ``kv_len``, ``batch_idx``, ``qo_head_idx`` or ``kv_head_idx`` are filled in by
     the kernel. All others are arguments of :meth:`AttentionVariant.run`, int, float or bool by annotation, default or
@@ -109,10 +113,13 @@ def define_variant(
         raise ValueError(f"{op}: mask_mode is {mask_mode!r}, expected one of {', '.join(map(repr, _MASK_MODES))}")
     if mask_fn is None and logits_fn is None:
         raise ValueError(f"{op}: mask_fn and logits_fn are None, expected a function for one of them")
+    if logits_fn is None and not use_softmax:
+        raise ValueError(f"{op}: logits_fn is None, expected a function that returns weights (use_softmax is False)")
     return AttentionVariant(
         _MASK_MODES[mask_mode] == 1,
         None if mask_fn is None else _Hook(mask_fn, ("q_idx", "kv_idx"), "bool"),
         None if logits_fn is None else _Hook(logits_fn, ("logit", "q_idx", "kv_idx"), "float"),
+        use_softmax,
     )
 
 
@@ -164,8 +171,8 @@ class _Hook:
 class AttentionVariant:
     """What :func:`define_variant` returns: :meth:`run` on the device, :meth:`reference` in torch, :meth:`source`."""
 
-    def __init__(self, causal: bool, mask: Optional[_Hook], logits: Optional[_Hook]) -> None:
-        self._causal, self._mask, self._logits = causal, mask, logits
+    def __init__(self, causal: bool, mask: Optional[_Hook], logits: Optional[_Hook], use_softmax: bool = True) -> None:
+        self._causal, self._mask, self._logits, self._use_softmax = causal, mask, logits, use_softmax
         self._hooks = [hook for hook in (mask, logits) if hook is not None]
         self._extra: dict[str, inspect.Parameter] = {}
         for hook in self._hooks:
@@ -217,7 +224,8 @@ class AttentionVariant:
             # The diagonal is part of the mask: a mask that is always asked runs in CUSTOM mode.
             diagonal = "int64_t(kv_idx) + qo_len <= int64_t(qo_idx) + kv_len && "
             hooks += _MASK.format(text=self._mask.cpp(of, diagonal if self._causal else ""))
-        return _STRUCT.format(name="DefinedVariant", scale=scale, helpers=HELPERS, hooks=hooks)
+        softmax = str(self._use_softmax).lower()
+        return _STRUCT.format(name="DefinedVariant", softmax=softmax, scale=scale, helpers=HELPERS, hooks=hooks)
 
     def _arguments(self, given: Mapping[str, Any]) -> tuple[tuple[str, ...], list[Any]]:
         """Kinds and values of the run-time parameters."""
@@ -273,6 +281,8 @@ class AttentionVariant:
         """
         from ..prefill import single_prefill_with_kv_cache_with_jit_module
 
+        if return_lse and not self._use_softmax:
+            raise ValueError("run: return_lse is True, expected False (a variant without softmax has no LSE)")
         if is_traced() or compiler._is_compiling_flag:
             return self._run_in_graph(q, k, v, kv_layout, sm_scale, window_left, return_lse, parameters)
         kinds, values = self._arguments(parameters)
@@ -331,13 +341,15 @@ class AttentionVariant:
         if self._logits is not None:
             logits = self._logits.evaluate({**values, "logit": logits}).expand_as(logits).float()
         distance = values["q_idx"] + kv_len - qo_len - values["kv_idx"]  # to the left of the diagonal
+        hidden = -math.inf if self._use_softmax else 0.0
         if self._causal:
-            logits = logits.masked_fill(distance < 0, -math.inf)
+            logits = logits.masked_fill(distance < 0, hidden)
         if window_left >= 0:
-            logits = logits.masked_fill(distance > window_left, -math.inf)
+            logits = logits.masked_fill(distance > window_left, hidden)
         if self._mask is not None:
-            logits = logits.masked_fill(~self._mask.evaluate(values), -math.inf)
-        return torch.einsum("hqk,khd->qhd", torch.softmax(logits, dim=-1).nan_to_num(0), v).to(q.dtype)
+            logits = logits.masked_fill(~self._mask.evaluate(values), hidden)
+        weights = torch.softmax(logits, dim=-1).nan_to_num(0) if self._use_softmax else logits
+        return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
 
     def _values(
         self, qo_len: int, kv_len: int, heads: int, group: int, parameters: Mapping[str, Any], device: torch.device

@@ -56,6 +56,27 @@ def test_logits_and_a_mask_with_the_diagonal(tensors):
     assert torch.equal(again, out)
 
 
+def test_sigmoid_attention_from_python(tensors):
+    q, k, v = tensors
+
+    def sigmoid(logit, q_idx, kv_idx, bias: float):
+        return 1 / (1 + math.exp(-logit - bias))
+
+    for mode in ({}, {"mask_mode": "CAUSAL"}):
+        variant = define_variant(logits_fn=sigmoid, use_softmax=False, **mode)
+        out = variant.run(q, k, v, bias=-4.0, window_left=90)
+        torch.testing.assert_close(out, variant.reference(q, k, v, bias=-4.0, window_left=90), rtol=1e-2, atol=1e-2)
+    group = k.repeat_interleave(2, dim=1).float()
+    weights = torch.sigmoid(torch.einsum("qhd,khd->hqk", q.float(), group) / 8 - 4.0)
+    expected = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(2, dim=1).float())
+    plain = define_variant(logits_fn=sigmoid, use_softmax=False, mask_mode="NON_CAUSAL")
+    torch.testing.assert_close(plain.run(q, k, v, bias=-4.0).float(), expected, rtol=1e-2, atol=1e-2)
+    with pytest.raises(ValueError, match="return_lse is True, expected False"):
+        plain.run(q, k, v, bias=-4.0, return_lse=True)
+    with pytest.raises(ValueError, match=r"logits_fn is None, .* \(use_softmax is False\)"):
+        define_variant(mask_fn=sliding, use_softmax=False)
+
+
 def test_logits_alone_run_with_the_kernels_own_masks(tensors):
     q, k, v = tensors
     variant = define_variant(mask_mode="CAUSAL", logits_fn=lambda logit, q, k, slope: logit * 0.5 - k * slope)
