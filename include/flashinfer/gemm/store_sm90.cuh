@@ -7,6 +7,7 @@
 
 #include "../hopper/smem_tile.cuh"
 #include "../ptx/barrier.cuh"
+#include "../ptx/cp_async.cuh"
 #include "../ptx/stmatrix.cuh"
 #include "../ptx/tma.cuh"
 #include "params_sm90.cuh"
@@ -44,7 +45,7 @@ __device__ __forceinline__ void StoreStaged(const GemmParams& p, uint32_t box, i
   const int chunk = thread % 8;  // of 16 bytes
   if (column + 8 * chunk >= p.n) return;
   for (int r = thread / 8; r < rows; r += WARPGROUP / 8) {
-    const float4 x = ptx::LoadShared16(box + hopper::Swizzle128(r * hopper::SLAB_ROW_BYTES + chunk * 16), 0u);
+    const float4 x = ptx::LoadShared16(box + hopper::Swizzle128(r * hopper::SLAB_ROW_BYTES + chunk * 16));
     *reinterpret_cast<float4*>(p.d + (int64_t(row) + r) * p.d_stride + column + 8 * chunk) = x;
   }
 }
