@@ -47,6 +47,10 @@ def main(ctx: click.Context, download_cubin: bool) -> None:
         click.echo(ctx.get_help())
 
 
+#: The published name.
+cli = main
+
+
 # ------------------------------------------------------------------------------------------------ binaries
 
 _NO_BINARIES = "no binaries to download: all kernels are compiled where they run (flashinfer warmup does it now)"
@@ -205,7 +209,7 @@ def _specs(names: Sequence[str] = ()) -> list[JitSpec]:
     if unknown:
         near = difflib.get_close_matches(unknown[0], specs) or sorted(specs)[:1]
         raise click.ClickException(
-            f"unknown module {', '.join(unknown)}, expected a name of list-modules, such as {near[0]}"
+            f"module {', '.join(unknown)} not found, expected a name of list-modules, such as {near[0]}"
         )
     return [specs[name] for name in names or sorted(specs)]
 
@@ -237,9 +241,22 @@ def list_modules(name: Optional[str], json_: bool) -> None:
     if json_:
         _echo_json([_describe(spec) for spec in specs])
     elif name:
-        click.echo(_table(_describe(specs[0]).items()))
+        click.echo(_all_about(specs[0]))
     else:
-        click.echo("\n".join(spec.name for spec in specs))
+        click.echo("\n".join(["Available compilation modules:", *(f"  {spec.name}" for spec in specs)]))
+
+
+def _all_about(spec: JitSpec) -> str:
+    row = _describe(spec)
+    facts = {
+        "Module:": row["name"],
+        "Backend:": row["backend"],
+        "Status:": row["state"],
+        "Library Path:": row["library"] or f"none ({row['reason']})",
+        "Source Files:": row["sources"],
+        "Device Linking:": spec.needs_device_linking,
+    }
+    return _table(facts.items())
 
 
 _FILTERS: dict[str, tuple[str, ...]] = {
@@ -273,7 +290,8 @@ def module_status(detailed: bool, filter_: str, json_: bool) -> None:
     if table:
         click.echo(_table(table, headers=columns + (["library, or why not"] if detailed else [])))
     ready = sum(row["state"] != "not compiled" for row in rows)
-    click.echo(f"{len(rows)} modules, {ready} ready")
+    totals = {"Total modules:": len(rows), "Compiled:": ready, "Not compiled:": len(rows) - ready}
+    click.echo(f"\n=== Summary ===\n{_table(totals.items())}")
     others = _built_for_calls()
     if others:
         click.echo(f"{len(others)} more in the cache, which calls asked for")
@@ -330,7 +348,7 @@ def export_compile_commands(path: Optional[Path], output: Optional[Path]) -> Non
     if not entries:
         raise click.ClickException("no module could be described, nothing written")
     target.write_text(json.dumps(entries, indent=2) + "\n")
-    click.echo(f"wrote {len(entries)} entries to {target}")
+    click.echo(f"Successfully exported {len(entries)} compile commands to {target}")
 
 
 @main.command()

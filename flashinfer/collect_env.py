@@ -77,7 +77,7 @@ def _flashinfer() -> Section:
     env = importlib.import_module("flashinfer.jit.env")
     own = package.__version__
     section: Section = {
-        "version": own,
+        "flashinfer": own,
         "commit": importlib.import_module("flashinfer.version").__git_commit__,
         "location": str(Path(package.__file__ or "").parent),
         "cache": str(env.FLASHINFER_CACHE_DIR),
@@ -198,12 +198,12 @@ def _topology() -> Section:
 
 _SECTIONS: dict[str, Callable[[], Section]] = {
     "FlashInfer": _flashinfer,
-    "Python/Platform": _platform,
-    "GPU/Driver": _gpu,
+    "Python / Platform": _platform,
+    "GPU / Driver": _gpu,
     "CUDA Toolkit": _toolkit,
     "PyTorch": _torch,
     "cuDNN Frontend": _cudnn_frontend,
-    "GPU Libraries": _libraries,  # after PyTorch, which loads them
+    "GPU Libraries: loaded vs on disk": _libraries,  # after PyTorch, which loads them
     "Relevant Packages": _packages,
     "Environment Variables": _variables,
     "GPU Topology": _topology,
@@ -216,7 +216,7 @@ def collect_env_info() -> dict[str, Section]:
     Returns
     -------
     dict[str, dict]
-        Section title -> fact -> value. A probe that failed has the single fact ``error``.
+        Section title -> fact -> value, as JSON has them. A probe that failed has the single fact ``error``.
     """
     report: dict[str, Section] = {}
     for title, probe in _SECTIONS.items():
@@ -229,9 +229,9 @@ def collect_env_info() -> dict[str, Section]:
 
 def format_report(report: dict[str, Section]) -> str:
     """The report as text, one block per section."""
-    lines = []
+    lines = ["FlashInfer environment report", ""]
     for title, facts in report.items():
-        lines += [title, "-" * len(title)]
+        lines.append(f"==== {title} ====")
         width = max((len(name) for name in facts), default=0)
         for name, value in facts.items():
             if isinstance(value, dict):
@@ -246,7 +246,7 @@ def main(arguments: Optional[list[str]] = None) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options = parser.parse_args(arguments)
     report = collect_env_info()
-    print(json.dumps(report, indent=2, default=str) if options.json else format_report(report))
+    print(json.dumps(report, indent=2) if options.json else format_report(report))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ from flashinfer.jit.toolchain import find_ninja
 
 SECTIONS = [
     "FlashInfer",
-    "Python/Platform",
-    "GPU/Driver",
+    "Python / Platform",
+    "GPU / Driver",
     "CUDA Toolkit",
     "PyTorch",
     "cuDNN Frontend",
-    "GPU Libraries",
+    "GPU Libraries: loaded vs on disk",
     "Relevant Packages",
     "Environment Variables",
     "GPU Topology",
@@ -34,10 +34,12 @@ SECTIONS = [
 def test_report_has_every_section():
     report = collect_env.collect_env_info()
     assert list(report) == SECTIONS
-    assert report["FlashInfer"]["version"] == flashinfer.__version__
+    assert report["FlashInfer"]["flashinfer"] == flashinfer.__version__
     assert not [title for title, facts in report.items() if "error" in facts], "a probe failed on a healthy machine"
     text = collect_env.format_report(report)
-    assert all(title in text for title in SECTIONS)
+    assert text.splitlines()[0] == "FlashInfer environment report"
+    assert all(f"\n==== {title} ====\n" in text for title in SECTIONS)
+    assert json.loads(json.dumps(report)) == report  # without help
 
 
 def test_a_failing_probe_reports_itself(monkeypatch):
@@ -79,7 +81,7 @@ def test_command(arguments):
     if "--json" in arguments:
         assert list(json.loads(result.output)) == SECTIONS
     else:
-        assert result.output.startswith("FlashInfer\n")
+        assert result.output.startswith("FlashInfer environment report\n")
 
 
 def test_runs_alone_without_the_package(tmp_path):
@@ -92,4 +94,4 @@ def test_runs_alone_without_the_package(tmp_path):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert "ModuleNotFoundError" in report["FlashInfer"]["error"]
-    assert report["Python/Platform"]["python"]
+    assert report["Python / Platform"]["python"]

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 import flashinfer
-from flashinfer.__main__ import main
+from flashinfer.__main__ import cli, main
 from flashinfer.jit import env as jit_env
 from flashinfer.jit import jit_spec_registry
 from flashinfer.knobs import knobs
@@ -81,6 +81,10 @@ def test_clear_cubin(run, tmp_path):
     assert f"deleted {folder}" in run("clear-cubin") and not folder.exists()
 
 
+def test_published_name_of_the_group():
+    assert cli is main
+
+
 def test_unknown_command_fails(run):
     assert "No such command" in run("frobnicate", code=2)
 
@@ -127,13 +131,23 @@ def test_show_config_survives_a_broken_part(run, monkeypatch):
 
 
 def test_list_modules(run):
-    names = run("list-modules").split()
+    heading, *names = run("list-modules").splitlines()
+    names = [name.strip() for name in names]
+    assert heading == "Available compilation modules:"
     assert names == sorted(names)
     assert {"norm", "norm_cpu"} <= set(names)
 
 
 def test_list_one_module(run):
     text = run("list-modules", "norm")
+    assert [line.split("  ")[0] for line in text.splitlines() if ":" in line[:20]] == [
+        "Module:",
+        "Backend:",
+        "Status:",
+        "Library Path:",
+        "Source Files:",
+        "Device Linking:",
+    ]
     assert "not compiled" in text
     assert "norm_jit_binding.cu" in text
     described = json.loads(run("list-modules", "norm_cpu", "--json"))
@@ -143,14 +157,20 @@ def test_list_one_module(run):
 
 def test_list_unknown_module_fails(run):
     text = run("list-modules", "nrom", code=1)
-    assert text == "Error: unknown module nrom, expected a name of list-modules, such as norm\n"
+    assert text == "Error: module nrom not found, expected a name of list-modules, such as norm\n"
 
 
 @pytest.mark.parametrize("which", ["all", "aot", "jit", "compiled", "not-compiled"])
 def test_module_status_filters(run, which):
     rows = json.loads(run("module-status", "--filter", which, "--json"))
     assert bool(rows) == (which in ("all", "not-compiled"))
-    assert "ready" in run("module-status", "--filter", which)
+    count = len(rows)
+    summary = run("module-status", "--filter", which).split("=== Summary ===\n")[1].splitlines()[:3]
+    assert [line.split() for line in summary] == [
+        ["Total", "modules:", str(count)],
+        ["Compiled:", "0"],
+        ["Not", "compiled:", str(count)],
+    ]
 
 
 def test_module_status_knows_pre_built_modules(run, tmp_path, monkeypatch):
@@ -233,6 +253,7 @@ def test_export_compile_commands(run, tmp_path, arguments):
     """Without nvcc the CPU modules are described and the others named as left out."""
     text = run("export-compile-commands", *arguments)
     assert text.count("left out") == 1, "one reason, one line"
+    assert "Successfully exported" in text
     entries = json.loads((tmp_path / (arguments[-1] if arguments else "compile_commands.json")).read_text())
     assert any(entry["file"].endswith("norm.cu") for entry in entries)
     assert all({"directory", "command", "file"} <= set(entry) for entry in entries)
