@@ -53,7 +53,10 @@ cli = main
 
 # ------------------------------------------------------------------------------------------------ binaries
 
-_NO_BINARIES = "no binaries to download: all kernels are compiled where they run (flashinfer warmup does it now)"
+_NO_BINARIES = (
+    "All cubin download tasks completed successfully: there are no binaries to download, since all kernels are "
+    "compiled where they run (flashinfer warmup does it now)"
+)
 
 
 @main.command("download-cubin", hidden=True)
@@ -68,18 +71,21 @@ def artifacts() -> None:
 
 
 artifacts.add_command(download_cubin, "download")
-main.add_command(download_cubin, "list-cubins")
+
+
+@main.command("list-cubins", hidden=True)
+def list_cubins() -> None:
+    """Published releases list kernels to download with this; there are none."""
+    click.echo(_table([], headers=["Cubin", "Status"]))
 
 
 @main.command("clear-cubin", hidden=True)
 def clear_cubin() -> None:
-    """Delete what a published release has downloaded to the cache."""
-    folder = jit_env.FLASHINFER_CACHE_DIR / "cubins"
-    if not folder.exists():
-        click.echo(f"nothing to delete: there is no {folder}")
-        return
-    shutil.rmtree(folder)
-    click.echo(f"deleted {folder}")
+    """Delete ``FLASHINFER_CUBIN_DIR``: what a published release has downloaded."""
+    folder = jit_env.FLASHINFER_CUBIN_DIR
+    if folder.exists():
+        shutil.rmtree(folder)
+    click.echo(f"Cubin cleared successfully: {folder}")
 
 
 # ------------------------------------------------------------------------------------------------ configuration
@@ -161,6 +167,14 @@ def _module_totals() -> dict[str, Any]:
     return totals if isinstance(totals, dict) else {"total": totals}
 
 
+#: Headings that programs look for in the text.
+_PUBLISHED_TITLES = {
+    "Versions": "=== Torch Version Info ===",
+    "Directories": "=== Artifact Path ===",
+    "Settings": "=== Environment Variables ===",
+}
+
+
 @main.command("show-config")
 @as_json
 def show_config(json_: bool) -> None:
@@ -170,11 +184,13 @@ def show_config(json_: bool) -> None:
         _echo_json(config)
         return
     for title, facts in config.items():
-        if title == "Settings":
+        title = _PUBLISHED_TITLES.get(title, title)
+        if facts is config["Settings"]:
             rows = [(k.variable, facts[k.variable], "" if facts[k.variable] == k.default else "*") for k in knobs.all()]
-            click.echo(f"Settings (* = not the default)\n{_table(rows)}\n")
+            click.echo(f"{title}\n(* = not the default)\n{_table(rows)}\n")
         elif facts:
             click.echo(f"{title}\n{_table(facts.items())}\n")
+    click.echo("=== Downloaded Cubins ===\nDownloaded 0/0 cubins")
 
 
 @main.command("collect-env")

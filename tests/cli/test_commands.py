@@ -67,18 +67,24 @@ def test_the_log_of_calls_is_not_among_the_results(tmp_path):
         assert "FlashInfer" in done.stderr, "the log"
 
 
-@pytest.mark.parametrize("words", ["--download-cubin", "download-cubin", "artifacts download", "list-cubins"])
+@pytest.mark.parametrize("words", ["--download-cubin", "download-cubin", "artifacts download"])
 def test_what_images_of_engines_are_built_with(run, words):
     """There is nothing to fetch, which is no failure."""
-    assert "no binaries to download" in run(*words.split())
+    text = run(*words.split())
+    assert text.startswith("All cubin download tasks completed successfully") and "no binaries to download" in text
 
 
-def test_clear_cubin(run, tmp_path):
-    assert "nothing to delete" in run("clear-cubin")
-    folder = tmp_path / ".cache" / "flashinfer" / "cubins"
-    folder.mkdir(parents=True)
-    (folder / "x.cubin").touch()
-    assert f"deleted {folder}" in run("clear-cubin") and not folder.exists()
+def test_list_cubins(run):
+    assert run("list-cubins").split() == ["Cubin", "Status"]
+
+
+def test_clear_cubin(run, tmp_path, monkeypatch):
+    assert run("clear-cubin").startswith("Cubin cleared successfully")
+    monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(tmp_path / "mine"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x.cubin").touch()
+    assert run("clear-cubin").startswith("Cubin cleared successfully")
+    assert not (tmp_path / "mine").exists()
 
 
 def test_published_name_of_the_group():
@@ -98,6 +104,9 @@ def test_show_config_names_every_setting(run, tmp_path):
         assert knob.variable in text
     assert str(tmp_path / ".cache" / "flashinfer") in text
     assert "not found" in text  # nvcc
+    for title in ("Torch Version Info", "Environment Variables", "Artifact Path", "Downloaded Cubins"):
+        assert f"=== {title} ===\n" in text
+    assert "Downloaded 0/0 cubins" in text
     assert str(jit_env.FLASHINFER_CUBIN_DIR) in text
 
 
