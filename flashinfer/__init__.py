@@ -58,10 +58,12 @@ _ON_USE = (
     "aot",
     "autotuner",
     "collect_env",
+    "comm",
     "diffusion_ops",
     "dsv3_ops",
     "fp4_quantization",
     "fp8_quantization",
+    "fused_moe",
     "integrations",
     "logits_processor",
     "profiler",
@@ -70,9 +72,24 @@ _ON_USE = (
 )
 
 
+#: Names of fused_moe that callers read here.
+_OF_FUSED_MOE = (
+    "reorder_rows_for_gated_act_gemm",
+    "trtllm_bf16_moe",
+    "trtllm_bf16_routed_moe",
+    "trtllm_fp4_block_scale_moe",
+    "trtllm_fp4_block_scale_routed_moe",
+    "trtllm_fp8_block_scale_moe",
+    "trtllm_fp8_block_scale_routed_moe",
+    "trtllm_fp8_per_tensor_scale_moe",
+)
+
+
 def __getattr__(name: str) -> _Any:
     if name == "autotune":
         return _importlib.import_module(".autotuner", __name__).autotune
+    if name in _OF_FUSED_MOE:
+        return getattr(_importlib.import_module(".fused_moe", __name__), name)
     if name in _ON_USE:
         return _importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

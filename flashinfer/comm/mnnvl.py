@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ranks talk to set up shared memory, and whether the hardware can share memory between nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from .comm_backend import CommBackend, TorchDistBackend
+
+__all__ = ["CommBackend", "MnnvlConfig", "TorchDistBackend", "is_mnnvl_fabric_supported", "is_multicast_supported"]
+
+
+@dataclass
+class MnnvlConfig:
+    """Settings of memory shared between nodes."""
+
+    comm_backend: Optional[CommBackend] = None
+    allocation_granularity: int = 0
+    fabric_page_size: int = 1 << 29
+
+
+def _has_attribute(device_idx: int, name: str) -> bool:
+    """Whether the driver says that a device has a property; False without a GPU or the package ``cuda-python``."""
+    try:
+        from cuda.bindings import driver
+
+        error, device = driver.cuDeviceGet(device_idx)
+        if error != driver.CUresult.CUDA_SUCCESS:
+            return False
+        error, value = driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, name), device)
+        return bool(error == driver.CUresult.CUDA_SUCCESS and value)
+    except (ImportError, AttributeError, RuntimeError):
+        return False
+
+
+def is_mnnvl_fabric_supported(device_idx: int) -> bool:
+    """Whether memory of the device can be exported with fabric handles."""
+    return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED")
+
+
+def is_multicast_supported(device_idx: int) -> bool:
+    """Whether the device can write to the memory of several GPUs at once."""
+    return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED")
+
+
+def all_ranks_agree(comm: Any, value: bool) -> bool:
+    """Whether ``value`` is true on each rank of a backend; each must call it."""
+    return all(comm.allgather(bool(value)))

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks and groups, constants, and backends that exchange objects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.comm import Mapping
+from flashinfer.comm.comm_backend import _split_partition
+from flashinfer.comm.mnnvl import (
+    CommBackend,
+    MnnvlConfig,
+    TorchDistBackend,
+    is_mnnvl_fabric_supported,
+    is_multicast_supported,
+)
+
+
+def test_ranks_and_groups():
+    """Two stages of two context ranks of four tensor ranks on nodes of eight."""
+    m = Mapping(16, 13, 8, tp_size=4, cp_size=2, pp_size=2)
+    assert (m.tp_rank, m.cp_rank, m.pp_rank, m.node_rank, m.local_rank) == (1, 1, 1, 1, 5)
+    assert (m.tp_group, m.cp_group, m.pp_group) == ([12, 13, 14, 15], [9, 13], [5, 13])
+    assert (m.moe_tp_size, m.moe_ep_size, m.attn_tp_size, m.attn_cp_size) == (4, 1, 8, 1)
+    assert m.has_tp() and m.has_cp() and m.has_pp() and not m.has_moe_ep()
+    assert not m.is_first_pp_rank() and m.is_last_pp_rank() and (m.prev_pp_rank(), m.next_pp_rank()) == (5, 5)
+
+
+def test_experts():
+    m = Mapping(8, 5, tp_size=8, moe_ep_size=4)
+    assert (m.moe_tp_size, m.moe_tp_rank, m.moe_ep_rank) == (2, 1, 1)
+    assert (m.moe_tp_group, m.moe_ep_group, m.ep_experts(8)) == ([1, 5], [4, 5, 6, 7], [2, 3])
+    assert Mapping(8, 0, tp_size=8, moe_tp_size=2).moe_ep_size == 4
+    assert Mapping(rank=0, world_size=1).moe_ep_size == 1
+
+
+def test_layers_of_stages():
+    assert [Mapping(3, rank, pp_size=3).pp_layers(7) for rank in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+def test_auto_parallel_has_one_rank():
+    m = Mapping(4, 3, tp_size=4, auto_parallel=True)
+    assert (m.tp_rank, m.cp_rank, m.pp_rank) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "sizes, text",
+    [
+        ({"tp_size": 4}, "world_size must be .* got 8"),
+        ({"tp_size": 8, "moe_tp_size": 2, "moe_ep_size": 2}, "tp_size must be .* got 8"),
+        ({"tp_size": 8, "attn_tp_size": 4}, r"attn_tp_size \* attn_cp_size must be"),
+        ({"tp_size": 8, "attn_cp_size": 2}, "attn_cp_size must be 1, got 2"),
+    ],
+)
+def test_sizes_that_do_not_fit(sizes, text):
+    with pytest.raises(ValueError, match=text):
+        Mapping(8, 0, **sizes)
+
+
+def test_experts_with_context_parallelism():
+    with pytest.raises(NotImplementedError, match="moe_ep_size must be 1 with cp_size = 2, got 2"):
+        Mapping(4, 0, tp_size=2, cp_size=2, moe_ep_size=2)
+
+
+def test_mappings_are_data():
+    m = Mapping(8, 5, tp_size=8, moe_ep_size=4)
+    assert Mapping.from_dict(m.to_dict()) == m and hash(Mapping.from_dict(m.to_dict())) == hash(m)
+    assert m != Mapping(8, 4, tp_size=8, moe_ep_size=4) and m != 5
+
+
+def test_constants():
+    pattern, layout = flashinfer.comm.AllReduceFusionPattern, flashinfer.comm.QuantizationSFLayout
+    numbers = [value for name, value in vars(pattern).items() if name.startswith("k")]
+    assert numbers == list(range(12)) and pattern.kARResidualRMSNormOutDynamicFP8Quant == 11
+    assert (layout.SWIZZLED_128x4, layout.SWIZZLED_8x4, layout.LINEAR) == (0, 1, 2)
+    assert not hasattr(flashinfer.comm, "allreduce_fusion")  # a switch for engines: it comes with the kernel
+
+
+def test_partition_of_a_split():
+    assert _split_partition([(1, 0, 0), (0, 5, 1), (1, -1, 2), (0, 5, 3)]) == [[1, 3], [2, 0]]
+
+
+def test_probes_without_hardware():
+    if not torch.cuda.is_available():
+        assert not is_mnnvl_fabric_supported(0) and not is_multicast_supported(0)
+    assert not is_multicast_supported(4096)
+    assert MnnvlConfig() == MnnvlConfig(None, 0, 1 << 29)
+
+
+def test_backend_over_torch(tmp_path):
+    with pytest.raises(RuntimeError, match="distributed must be initialized"):
+        TorchDistBackend()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        backend = TorchDistBackend()
+        assert isinstance(backend, CommBackend) and (backend.Get_rank(), backend.Get_size()) == (0, 1)
+        assert backend.allgather({"a": 1}) == ({"a": 1},) and backend.bcast("x", 0) == "x"
+        backend.barrier()
+        assert backend.Split(0, 0).allgather(3) == (3,)
+    finally:
+        torch.distributed.destroy_process_group()

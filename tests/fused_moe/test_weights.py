@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Orders of expert weights, buckets of token counts, and names that need Blackwell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.fused_moe import blackwell, core, utils
+
+
+def test_rows_of_gated_weights_come_in_turn():
+    x = torch.arange(12).view(6, 2)
+    assert torch.equal(flashinfer.reorder_rows_for_gated_act_gemm(x), x[[0, 3, 1, 4, 2, 5]])
+    with pytest.raises(ValueError, match=r"an even number of rows, got shape \(5, 2\)"):
+        flashinfer.reorder_rows_for_gated_act_gemm(x[:5])
+
+
+def test_block_layout():
+    x = torch.arange(2 * 6).view(2, 6)
+    assert core.convert_to_block_layout(x, 3).tolist() == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9, 10, 11]]]
+    with pytest.raises(ValueError, match=r"blocks of blockK = 4, got shape \(2, 6\)"):
+        core.convert_to_block_layout(x, 4)
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_permutation_is_reordering_then_shuffling(is_gated):
+    x, cache = torch.arange(256 * 2).view(256, 2), {}
+    rows = core._maybe_get_cached_w3_w1_permute_indices(cache, x, 128, is_gated_act_gemm=is_gated)
+    ordered = flashinfer.reorder_rows_for_gated_act_gemm(x) if is_gated else x
+    assert torch.equal(x[rows], flashinfer.shuffle_matrix_a(ordered, 128))
+    assert core._maybe_get_cached_w3_w1_permute_indices(cache, x, 128, is_gated_act_gemm=is_gated) is rows
+
+
+def test_permutation_of_second_weights():
+    x, cache = torch.arange(128 * 2).view(128, 2), {}
+    rows = core.get_w2_permute_indices_with_cache(cache, x, 64)
+    assert torch.equal(x[rows], flashinfer.shuffle_matrix_a(x, 64))
+    scales = torch.randint(256, (128, 4), dtype=torch.uint8)
+    of_scales = core.get_w2_permute_indices_with_cache(cache, scales, 128, num_elts_per_sf=16)
+    assert torch.equal(
+        flashinfer.block_scale_interleave(scales[of_scales]), flashinfer.shuffle_matrix_sf_a(scales, 128, 16)
+    )
+    assert len(cache) == 2
+
+
+def test_buckets_of_token_counts():
+    expected = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 8192)
+    assert utils.get_hybrid_num_tokens_buckets(8192) == expected
+    assert utils.get_hybrid_num_tokens_buckets(700, 100) == (128, 256, 512, 700)
+    mapped = [utils.map_to_hybrid_bucket(x, 5000) for x in (0, 3, 257, 2049, 4097, 9999)]
+    assert mapped == [1, 4, 512, 2560, 5000, 5000]
+    assert utils.make_hybrid_bucket_mapper(64) is utils.make_hybrid_bucket_mapper(64)
+    assert utils.make_hybrid_bucket_mapper(64)(33) == 64
+
+
+def test_random_experts_differ(device):
+    ids = utils.make_random_topk_ids(8, 5, 3, torch.device(device))
+    assert ids.shape == (5, 3) and ids.dtype == torch.int32 and ids.device.type == device
+    assert all(len(set(row)) == 3 and set(row) <= set(range(8)) for row in ids.tolist())
+
+
+@pytest.mark.parametrize("name", blackwell.__all__)
+def test_names_that_need_blackwell(name):
+    with pytest.raises(RuntimeError, match=f"{name}: needs a Blackwell GPU"):
+        getattr(flashinfer.fused_moe, name)()
+
+
+def test_switches_of_absent_kernels_are_absent():
+    for name in ("cutlass_fused_moe", "fused_topk_deepseek"):
+        assert not hasattr(flashinfer.fused_moe, name)
