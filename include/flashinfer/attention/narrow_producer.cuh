@@ -74,9 +74,14 @@ struct Producer {
                                       const WorkItem& first, int warp, uint32_t ring)
       : p(p), strides(strides), work(work), item(first), warp(warp) {
     // Counted in bytes for each lane, not in stages for the warp: ptxas 13.0 has added uniform stages in the instruction
-    // that copies, and that became an illegal one.
+    // that copies, and that became an illegal one (tests/cuda_compile/test_copy_addresses.py looks for it). `warp` comes from a
+    // shuffle, so the difference is 0 and the compiler cannot know.
     to = ring;
-    if constexpr (EVEN) to += Tr::KLayout::Offset(FirstRow(), int(threadIdx.x % 32) % CHUNKS);
+    if constexpr (EVEN) {
+      to += Tr::KLayout::Offset(FirstRow(), int(threadIdx.x % 32) % CHUNKS);
+    } else {
+      to += uint32_t(int(threadIdx.x) / 32 - warp) * 16;
+    }
     end = to + Tr::STAGES * Tr::STAGE_BYTES;
     token = item.kv_start + warp * KEYS;
     AskPages();

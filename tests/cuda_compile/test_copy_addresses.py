@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ptxas makes of the copies of the decode kernel: never the form that adds a uniform register to the address in
+shared memory, which ptxas 13.0 writes in a way that SM90 refuses as an illegal instruction."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+import torch
+
+from flashinfer.jit import attention, env
+
+#: Operation codes of a copy from global to shared memory (LDGSTS): the lowest 12 bits of an instruction.
+COPY, COPY_UNIFORM = 0xFAE, 0xDAE
+
+
+def operations(cubin: bytes) -> Iterator[int]:
+    """Operation codes of all kernels: the text sections of an ELF file, 16 bytes to an instruction."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
+    for name, _, _, _, begin, length in sections:
+        if cubin[sections[names][4] + name :].startswith(b".text."):
+            for at in range(begin, begin + length, 16):
+                yield struct.unpack_from("<H", cubin, at)[0] & 0xFFF
+
+
+@pytest.mark.parametrize("head_dims", [(448, 256), (256, 192)])  # both had such copies; a GPU stopped at the first
+def test_copies_of_rows_of_different_lengths(nvcc, tmp_path, head_dims):
+    dtypes = (torch.float16,) * 3
+    spec = attention.gen_batch_prefill_module(
+        "fa2", *dtypes, torch.int32, *head_dims, 0, False, False, False, device="cuda"
+    )
+    for path, text in spec.generated.items():
+        (tmp_path / path.name).write_text(text)
+    source, cubin = tmp_path / "batch_prefill_16_paged.cu", tmp_path / "unit.cubin"
+    include: list[Path] = [env.FLASHINFER_INCLUDE_DIR, env.FLASHINFER_CSRC_DIR, tmp_path]
+    flags = ["-std=c++17", "-O3", "-arch=sm_90a", "--expt-relaxed-constexpr", "-cubin"]
+    subprocess.run([nvcc, *flags, *(f"-I{x}" for x in include), source, "-o", cubin], check=True)
+    found = list(operations(cubin.read_bytes()))
+    assert COPY in found and COPY_UNIFORM not in found
