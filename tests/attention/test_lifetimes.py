@@ -168,31 +168,34 @@ class Calls:
 
     def __init__(self, device: str, seed: int, streams: Sequence[Any]) -> None:
         self.device, self.draw, self.streams = device, random.Random(seed), streams
-        self.live: list[list[Any]] = []  # kind, wrapper, what is planned or None
+        self.live: list[list[Any]] = []  # kind, wrapper, what is planned or None, the stream of all its calls
         self.results: list[tuple[str, int, list[torch.Tensor]]] = []
 
-    def on_a_stream(self) -> ContextManager[Any]:
-        if not self.streams:
+    def on(self, stream: Any) -> ContextManager[Any]:
+        if stream is None:
             return contextlib.nullcontext()
-        stream = self.draw.choice(self.streams)
         if self.draw.random() < 0.3:
             with torch.cuda.stream(stream):
                 torch.cuda._sleep(1_000_000)
         return torch.cuda.stream(stream)
 
     def create(self) -> None:
+        stream = self.draw.choice(self.streams) if self.streams else None
         kind = self.draw.choice(kinds(self.device))
-        self.live.append([kind, kind.make(workspace(self.device, 8 << 20)), None])
+        with self.on(stream):
+            self.live.append([kind, kind.make(workspace(self.device, 8 << 20)), None, stream])
 
     def plan(self) -> None:
         entry = self.draw.choice(self.live)
         entry[2] = self.draw.randrange(2)
-        _plan(entry[0], entry[1], entry[2])
+        with self.on(entry[3]):
+            _plan(entry[0], entry[1], entry[2])
 
     def run(self) -> None:
-        kind, wrapper, which = self.draw.choice(self.live)
+        kind, wrapper, which, stream = self.draw.choice(self.live)
         if which is not None:
-            self.results.append((kind.name, which, _run(kind, wrapper, which)))
+            with self.on(stream):
+                self.results.append((kind.name, which, _run(kind, wrapper, which)))
 
     def drop(self) -> None:
         del self.live[self.draw.randrange(len(self.live))]
@@ -202,25 +205,28 @@ class Calls:
     def fail(self) -> None:
         """An exception in the middle of a plan, after which there is none."""
         entry = self.draw.choice(self.live)
-        if hasattr(entry[1], "reset_workspace_buffer") and "cascade" not in entry[0].name:
+        kind, wrapper, _, stream = entry
+        if "cascade" in kind.name:
+            return
+        with self.on(stream):
             tiny = torch.empty(16, dtype=torch.uint8, device=self.device)
-            entry[1].reset_workspace_buffer(workspace(self.device, 8 << 20), tiny)
+            wrapper.reset_workspace_buffer(workspace(self.device, 8 << 20), tiny)
             with contextlib.suppress(ArgumentError, RuntimeError):
-                _plan(entry[0], entry[1], 1)
+                _plan(kind, wrapper, 1)
             whole = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
-            entry[1].reset_workspace_buffer(workspace(self.device, 8 << 20), whole)
-            entry[2] = None
+            wrapper.reset_workspace_buffer(workspace(self.device, 8 << 20), whole)
+        entry[2] = None
 
     def litter(self) -> None:
         """Memory that was handed on is written to at once."""
-        torch.full((8 << 20,), 255, dtype=torch.uint8, device=self.device)
+        with self.on(self.draw.choice(self.streams) if self.streams else None):
+            torch.full((8 << 20,), 255, dtype=torch.uint8, device=self.device)
         torch.empty(8 << 20, dtype=torch.uint8, pin_memory=self.device == "cuda").fill_(255)
 
     def play(self, steps: int) -> None:
         actions = [self.create, self.plan, self.plan, self.run, self.run, self.run, self.drop, self.fail, self.litter]
         for _ in range(steps):
-            with self.on_a_stream():
-                (self.draw.choice(actions) if self.live else self.create)()
+            (self.draw.choice(actions) if self.live else self.create)()
 
     def check(self) -> None:
         for name, which, got in self.results:
