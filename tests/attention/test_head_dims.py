@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of different lengths, few rows and many, on a GPU: either kernel serves each pair that is accepted."""
+"""Keys and values of different lengths, few rows and many, on a GPU: either kernel serves each accepted pair."""
 
 from __future__ import annotations
 
