@@ -84,7 +84,9 @@ def batch_decode(
         run=runs,
         args=(q, batch.k_cache, batch.v_cache),
         baseline=(lambda q, *_: torch_attention(q, batch.k, batch.v, causal=False)) if has_baseline else None,
-        reference=lambda q, k, v: reference(q, k.to(dtype), v.to(dtype), 0, *batch.table).to(out_dtype),
+        reference=lambda q, k, v: reference(
+            *(q, k.to(dtype), v.to(dtype), *batch.table[:2]), kv_last_page_len=batch.table[2]
+        )[0].to(out_dtype),
         bytes=batch.bytes + query_bytes(q, head_dim_vo, out_dtype),
         flops=attention_flops_with_actual_seq_lens(
             torch.ones_like(batch.lengths), batch.lengths, head_dim_qk, head_dim_vo, num_qo_heads, False

@@ -76,9 +76,9 @@ def paged_prefill(
         run={"fa2": lambda q, k, v: wrapper.run(q, (k, v))},
         args=(q, batch.k_cache, batch.v_cache),
         baseline=(lambda q, *_: torch_attention(q, batch.k, batch.v, causal)) if has_baseline else None,
-        reference=lambda q, k, v: reference(q, k.to(dtype), v.to(dtype), 0, qo_indptr, *batch.table, causal).to(
-            out_dtype
-        ),
+        reference=lambda q, k, v: reference(
+            *(q, k.to(dtype), v.to(dtype), qo_indptr, *batch.table[:2]), None, batch.table[2], causal
+        )[0].to(out_dtype),
         bytes=batch.bytes + query_bytes(q, head_dim_vo, out_dtype),
         flops=attention_flops_with_actual_seq_lens(
             q_lengths, batch.lengths, head_dim_qk, head_dim_vo, num_qo_heads, causal
@@ -122,7 +122,7 @@ def ragged_prefill(
         run={"fa2": wrapper.run},
         args=(q, k, v),
         baseline=baseline,
-        reference=lambda q, k, v: reference(q, k.to(dtype), v.to(dtype), 0, *indptr, causal).to(out_dtype),
+        reference=lambda q, k, v: reference(q, k.to(dtype), v.to(dtype), *indptr, None, causal)[0].to(out_dtype),
         bytes=query_bytes(q, head_dim_vo, out_dtype) + nbytes(k, v),
         flops=attention_flops_with_actual_seq_lens(
             q_lengths, kv_lengths, head_dim_qk, head_dim_vo, num_qo_heads, causal

@@ -60,13 +60,13 @@ def test_cutlass_has_no_8_bit_floats():
     assert not utils.is_cutlass_backend_supported(0, False, False, FP8, FP8)
 
 
-@pytest.mark.parametrize("layout, name", [("NHD", "nhd_pair"), ("HND", "hnd_pair")])
+@pytest.mark.parametrize("layout, name", [("NHD", "gqa_paged_decode"), ("HND", "batch_decode_paged_hnd_pair")])
 def test_trace_of_a_wrapper_knows_its_layout(layout, name):
     wrapper = BatchDecodeWithPagedKVCacheWrapper(torch.empty(16, dtype=torch.uint8), layout)
     shape = (5, 16, 2, 64) if layout == "NHD" else (5, 2, 16, 64)
     cache = (torch.empty(shape, device="meta"), torch.empty(shape, device="meta"))
     made = fi_trace(wrapper.run, q=torch.empty(3, 4, 64, device="meta"), paged_kv_cache=cache)
-    assert made["name"] == f"batch_decode_paged_{name}_h4_kv2_d64_ps16"
+    assert made["name"] == f"{name}_h4_kv2_d64_ps16"
     assert made["tags"] == ["fi_api:flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper.run"]
     assert made["inputs"]["kv_indptr"]["optional"]
 
@@ -77,7 +77,8 @@ def test_trace_of_pages_of_one_token(layout):
     wrapper = BatchPrefillWithPagedKVCacheWrapper(torch.empty(16, dtype=torch.uint8), layout)
     q, half, both = (torch.empty(shape, device="meta") for shape in ((3, 4, 64), (50, 2, 64), (50, 2, 2, 64)))
     made = fi_trace(wrapper.run, q=q, paged_kv_cache=(half, half))
-    assert made["name"] == f"batch_prefill_paged_{layout.lower()}_pair_h4_kv2_d64_ps1"
+    prefix = "gqa_paged_prefill" if layout == "NHD" else "batch_prefill_paged_hnd_pair"
+    assert made["name"] == f"{prefix}_h4_kv2_d64_ps1"
     assert made["axes"]["page_size"]["value"] == 1 and len(made["inputs"]["k_cache"]["shape"]) == 4
     made = fi_trace(wrapper.run, q=q, paged_kv_cache=both)
     assert made["name"] == f"batch_prefill_paged_{layout.lower()}_h4_kv2_d64_ps1"

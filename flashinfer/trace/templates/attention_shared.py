@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Var
 
@@ -75,9 +75,21 @@ def by_layout_and_lse(make: Callable[[str, bool], TraceTemplate]) -> TraceDispat
     return TraceDispatch(choose, tuple(templates.values()))
 
 
-def by_wrapper(make: Callable[[str, bool], TraceTemplate], param: str = "paged_kv_cache") -> TraceDispatch:
-    """Choose among ``make(layout, pair)`` by the layout of the wrapper and the form of its cache."""
-    templates = {(layout, pair): make(layout, pair) for layout in ("NHD", "HND") for pair in (False, True)}
+def by_wrapper(
+    make: Callable[[str, bool], TraceTemplate],
+    param: str = "paged_kv_cache",
+    published: Optional[TraceTemplate] = None,
+) -> TraceDispatch:
+    """Choose among ``make(layout, pair)`` by the layout of the wrapper and the form of its cache.
+
+    ``published`` stands for a pair in the layout NHD, and comes first.
+    """
+    forms = [(layout, pair) for layout in ("NHD", "HND") for pair in (False, True)]
+    if published is not None:
+        forms.insert(0, ("NHD", True))
+    templates = {form: make(*form) for form in forms}
+    if published is not None:
+        templates["NHD", True] = published
 
     def choose(**arguments: Any) -> TraceTemplate:
         layout = getattr(arguments.get("self"), "_kv_layout", "NHD")

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 
 from ..template import Scalar, Tensor, TraceTemplate, Var
-from .attention import attention_reference, paged_attention_reference
+from .attention import attention_reference, gqa_paged_decode_trace, paged_attention_reference
 from .attention_shared import PAGE_TABLE, by_layout_and_lse, by_wrapper, cache_inputs, heads, paged_axes
 
 __all__ = ["batch_decode_trace", "single_decode_trace"]
@@ -117,4 +117,4 @@ def _batch_decode(layout: str, pair: bool) -> TraceTemplate:
 
 
 single_decode_trace = by_layout_and_lse(_single_decode)
-batch_decode_trace = by_wrapper(_batch_decode)
+batch_decode_trace = by_wrapper(_batch_decode, published=gqa_paged_decode_trace)

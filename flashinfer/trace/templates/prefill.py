@@ -8,7 +8,13 @@ from typing import Any, Optional
 import torch
 
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
-from .attention import attention_reference, paged_attention_reference, ragged_attention_reference
+from .attention import (
+    attention_reference,
+    gqa_paged_prefill_trace,
+    gqa_ragged_prefill_trace,
+    paged_attention_reference,
+    ragged_attention_reference,
+)
 from .attention_shared import (
     PAGE_TABLE,
     QO_INDPTR,
@@ -181,9 +187,12 @@ _RAGGED = {layout: _ragged_prefill(layout) for layout in ("NHD", "HND")}
 
 
 def _choose_ragged(**arguments: Any) -> TraceTemplate:
-    return _RAGGED[getattr(arguments.get("self"), "_kv_layout", "NHD")]
+    """The published definition has values as wide as keys, heads last but one."""
+    layout = getattr(arguments.get("self"), "_kv_layout", "NHD")
+    k, v = (getattr(arguments.get(name), "shape", (0,))[-1:] for name in ("k", "v"))
+    return gqa_ragged_prefill_trace if layout == "NHD" and k == v else _RAGGED[layout]
 
 
 single_prefill_trace = by_layout_and_lse(_single_prefill)
-paged_prefill_trace = by_wrapper(_paged_prefill)
-ragged_prefill_trace = TraceDispatch(_choose_ragged, tuple(_RAGGED.values()))
+paged_prefill_trace = by_wrapper(_paged_prefill, published=gqa_paged_prefill_trace)
+ragged_prefill_trace = TraceDispatch(_choose_ragged, (gqa_ragged_prefill_trace, *_RAGGED.values()))
