@@ -20,9 +20,13 @@ def columns():
     return module
 
 
+#: Kernels without a public function yet: the GEMM mainloop of SM90 and the quantiser of its activations.
+NOT_ANNOUNCED = ("gemm_sm90", "quantize_1x128")
+
+
 def test_each_module_is_in_one_family(columns):
     named = [stem for family in FAMILIES for stem in columns.stems(family)]
-    assert sorted(named) == columns.known_stems()
+    assert sorted([*named, *NOT_ANNOUNCED]) == columns.known_stems()
 
 
 def test_only_cpu_kernels_and_what_they_share_are_missing(columns):

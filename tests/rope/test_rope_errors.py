@@ -124,7 +124,12 @@ BAD = [
         lambda pair: (pair[0], pair[1][:2]),
         "v_cache.shape[0] = 2, expected 3 (the pages of the first cache)",
     ),
-    (APPEND, "paged_kv_cache", lambda pair: (pair[0], pair[1][:1].expand(3, 16, 2, 96)), "v_cache.stride(0) must not be 0"),
+    (
+        APPEND,
+        "paged_kv_cache",
+        lambda pair: (pair[0], pair[1][:1].expand(3, 16, 2, 96)),
+        "v_cache.stride(0) must not be 0",
+    ),
     (APPEND, "paged_kv_cache", lambda pair: None, "paged_kv_cache is a NoneType, expected a tuple of 2 tensors"),
     (APPEND, "positions", ((4,), FP32), "positions has dtype torch.float32, expected integers"),
     (APPEND, "page_size", 8, "k_cache.shape[1] = 16, expected 8 (page_size)"),

@@ -49,7 +49,10 @@ PAIRS = [
 OURS = {name: api for name, api in traced_functions.items() if name.startswith("flashinfer.")}  # tests have some too
 EVERY_PAIR = [pytest.param(api, template, id=template.prefix) for api in OURS.values() for template in templates(api)]
 #: What the package exports besides operators.
-NO_OPERATORS = {"fast_decode_plan", "fi_trace", "get_fp4_quantization_module", "next_positive_power_of_2", "warmup"}
+NO_OPERATORS = {
+    *("fast_decode_plan", "fi_trace", "get_fp4_quantization_module", "is_gated_activation"),
+    *("next_positive_power_of_2", "warmup"),
+}
 
 
 def test_every_public_api_has_a_trace():

@@ -72,6 +72,9 @@ class Call:
         shape = [self.axes[axis] for axis in entry["shape"]]
         return torch.rand(shape, device=self.device).add(0.5).to(dtype_of(entry))
 
+    def _offsets(self, entry: dict[str, Any]) -> torch.Tensor:
+        return self._tensor(entry).sort().values
+
     def _given(self) -> dict[str, Any]:
         """Arguments of the API that ``init`` makes; variable axes that it derives are left to it."""
         if "init" not in self.definition:
@@ -99,7 +102,7 @@ class Call:
             elif name in self.given or (self.given and spec.optional):
                 made[name] = None if entry["shape"] is not None else defaults[name].default
             elif entry["shape"] is not None:
-                made[name] = self._tensor(entry)
+                made[name] = (self._offsets if name.endswith("indptr") else self._tensor)(entry)
             else:
                 made[name] = NUMBERS[name] if defaults[name].default is defaults[name].empty else defaults[name].default
         return made
@@ -209,5 +212,6 @@ def test_op_agrees_with_the_text(path, device):
         pytest.skip(f"{call.name} needs a GPU")
     expected = call.expected()
     check = call._function("check", "check") if "check" in call.definition else default_check
-    # A value between two of its dtype may fall to either side.
-    assert check(expected, call.actual(), max_mismatch_pct=1.0)
+    # The published check of norms is tighter than a rounding step of bfloat16, which may fall to either side.
+    limits = {"max_mismatch_pct": 1.0} if "_norm_check" in call.definition.get("check", "") else {}
+    assert check(expected, call.actual(), **limits)
