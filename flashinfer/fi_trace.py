@@ -147,13 +147,32 @@ def dumping_when_asked(func: F) -> F:
             _dump(_func, {arguments})
         return _func({arguments})
     """
+    wrapper: Any = wrap_with(func, body, {"_is_traced": is_traced, **_DUMP_NAMES})
+    wrapper._dumps = func
+    return cast(F, wrapper)
 
-    def dump(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-        if knobs.trace_dump:
-            dump_call(function, args, kwargs)
 
-    names = {"_is_traced": is_traced, "_switch": _switch, "_environment": _environment, "_dump": dump}
-    return cast(F, wrap_with(func, body, names))
+def _dump_if_on(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    if knobs.trace_dump:
+        dump_call(function, args, kwargs)
+
+
+_DUMP_NAMES = {"_switch": _switch, "_environment": _environment, "_dump": _dump_if_on}
+
+
+def dump_parts(func: Callable[..., Any]) -> tuple[Callable[..., Any], str, dict[str, Any]]:
+    """Take the wrapper of :func:`dumping_when_asked` apart, for a decorator that puts its own wrapper in its place.
+
+    Returns
+    -------
+    tuple
+        The wrapped function, a statement for :func:`~flashinfer.wrapping.wrap_with` that writes the definition, and the
+        names that it uses. For any other function: the function, ``pass`` and no names.
+    """
+    inner: Any = getattr(func, "_dumps", None)
+    if inner is None or getattr(func, "__wrapped__", None) is not inner:  # a wrapper around the wrapper has copied it
+        return func, "pass", {}
+    return inner, "if _switch in _environment: _dump(_func, {arguments})", _DUMP_NAMES
 
 
 def dump_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import threading
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, TypeVar, cast
 
-from ..wrapping import compiler, is_traced
+from ..fi_trace import dump_parts
+from ..wrapping import compiler, is_traced, wrap_with
 
 __all__ = ["Serialised", "one_at_a_time"]
 
@@ -30,24 +31,21 @@ _METHODS = (
 
 
 def one_at_a_time(method: F) -> F:
-    """A method of a :class:`Serialised` object, or a function that takes one first, that holds the object's lock.
+    """Hold the lock of a :class:`Serialised` object during a method of it, or a function that takes one first.
 
-    Costs about three and a half plain calls of Python. A program that torch.compile traces has no lock: the op it calls
-    takes it (``run_planned``).
+    A program that torch.compile traces takes no lock: the op it calls does (``run_planned``). A method that writes
+    traces on request already has a wrapper; both become one, since each costs 0.1 us.
     """
-
-    @functools.wraps(method)
-    def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_traced() or compiler._is_compiling_flag:
-            return method(self, *args, **kwargs)
-        lock = self._lock
-        lock.acquire()
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            lock.release()
-
-    return locked  # type: ignore[return-value]
+    func, dump, names = dump_parts(method)
+    owner = next(iter(inspect.signature(func).parameters))
+    body = f"""
+        if _is_traced() or _compiler._is_compiling_flag:
+            return _func({{arguments}})
+        {dump}
+        with {owner}._lock:
+            return _func({{arguments}})
+    """
+    return cast(F, wrap_with(func, body, {"_is_traced": is_traced, "_compiler": compiler, **names}))
 
 
 class Serialised:

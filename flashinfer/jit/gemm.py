@@ -13,7 +13,7 @@ from .core import JitSpec
 __all__ = [
     "Tile",
     "gen_gemm_modules",
-    "gen_gemm_sm90_module",
+    "gen_dense_gemm_sm90_module",
     "gen_quantize_1x128_module",
     "get_gemm_sm90_module",
     "get_quantize_1x128_module",
@@ -60,7 +60,7 @@ def tiles_of(kind: str) -> list[Tile]:
     return plain + [Tile(True, m, 128, f"GemmSwappedSm90<{common}, {m}>") for m in _SWAPPED[kind]]
 
 
-def gen_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
+def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
     """Products of bf16, of e4m3 with scales of tensors (fp8), or of e4m3 with scales of blocks (fp8_block)."""
     element, scaling = _KINDS[kind]
     tiles = tiles_of(kind)
@@ -79,7 +79,7 @@ def gen_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
     )
 
 
-get_gemm_sm90_module = module_cache(gen_gemm_sm90_module)
+get_gemm_sm90_module = module_cache(gen_dense_gemm_sm90_module)
 
 
 def gen_quantize_1x128_module() -> JitSpec:
@@ -96,4 +96,4 @@ def gen_gemm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     if backend == "cuda":
         yield gen_quantize_1x128_module()
         for kind in _KINDS:
-            yield gen_gemm_sm90_module(kind)
+            yield gen_dense_gemm_sm90_module(kind)

@@ -9,7 +9,7 @@ import pytest
 
 from flashinfer.compilation_context import sm90a_nvcc_flags
 from flashinfer.jit import env as jit_env
-from flashinfer.jit.gemm import gen_gemm_sm90_module, gen_quantize_1x128_module
+from flashinfer.jit.gemm import gen_dense_gemm_sm90_module, gen_quantize_1x128_module
 
 from .test_cuda_compile import NO_SPILLS
 
@@ -18,7 +18,7 @@ UNITS = [("bf16", "tile_128x256"), ("fp8_block", "tile_256x128"), ("fp8_block", 
 
 @pytest.mark.parametrize("kind, unit", UNITS)
 def test_unit(hopper, nvcc, tmp_path, kind, unit):
-    spec = gen_gemm_sm90_module(kind)
+    spec = gen_dense_gemm_sm90_module(kind)
     text = next(text for path, text in spec.generated.items() if path.stem == f"gemm_sm90_{unit}")
     source = tmp_path / "unit.cu"
     source.write_text(text)
