@@ -172,7 +172,7 @@ def dump_parts(func: Callable[..., Any]) -> tuple[Callable[..., Any], str, dict[
     inner: Any = getattr(func, "_dumps", None)
     if inner is None or getattr(func, "__wrapped__", None) is not inner:  # a wrapper around the wrapper has copied it
         return func, "pass", {}
-    return inner, "if _switch in _environment: _dump(_func, {arguments})", _DUMP_NAMES
+    return cast(Callable[..., Any], inner), "if _switch in _environment: _dump(_func, {arguments})", _DUMP_NAMES
 
 
 def dump_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
