@@ -48,8 +48,8 @@ class Arguments {
   int count_, next_ = 0;
 };
 
-/// Whether a kernel may read elements of type `t` as T: as large, and no integers as floats or the other way round. Of 8
-/// bits any will do (masks and scale factors come as several), and for types that are the variant's own.
+/// Return true if a kernel may read elements of type `t` as T: same size, and integers are not read as floats or the
+/// other way round. Of 8
 template <typename T>
 constexpr bool IsReadAs(DLDataType t) {
   if (t.bits != 8 * sizeof(T)) return false;
@@ -58,7 +58,7 @@ constexpr bool IsReadAs(DLDataType t) {
   return !std::is_integral_v<T> || sizeof(T) == 1 || t.code == kDLInt || t.code == kDLUInt;
 }
 
-/// What ReadExtras takes the variant's parameters from.
+/// Reader of the variant's parameters for ReadExtras.
 class ExtrasReader {
  public:
   /// `layout` and `is_paged` say how scale factors lie; `q` is on the device of all tensors.
@@ -99,7 +99,7 @@ class ExtrasReader {
     }
   }
 
-  /// Where the tensor just taken has the scale factors of a cache.
+  /// Store the address and strides of the scale factors of a cache, taken from the tensor just read.
   void ScaleFactors(const char* name, const uint8_t*& sf, int64_t& page, int64_t& n, int64_t& h) const {
     if (!last_.has_value()) {
       TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name << " is None, expected a tensor (kv_cache_sf: a "

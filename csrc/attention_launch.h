@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// run() of attention modules: tensors become Params, a plan becomes work lists, lists are launched.
+// run() of attention modules: turns tensors into Params and a plan into work lists, and launches the lists.
 #pragma once
-#include <flashinfer/attention/uniform.h>
+#include <flashinfer/attention/single_plan.h>
 
 #include "attention_plan.h"
-#include "attention_streams.h"
+#include "attention_stream_memory.h"
 
 namespace flashinfer {
 namespace attention {
@@ -26,14 +26,14 @@ inline constexpr DLDataType DL_TYPE<float8_e5m2_t> = dl_float8_e5m2;
 
 constexpr bool IS_NVFP4 = std::is_same_v<Params::DTypeKV, uint8_t>;
 
-/// Columns of a tensor that holds `head_dim` numbers a head: two numbers share a byte of an NVFP4 cache.
+/// Columns of a tensor that stores `head_dim` numbers per head: two numbers share a byte of an NVFP4 cache.
 constexpr int64_t Stored(int64_t head_dim) { return IS_NVFP4 ? head_dim / 2 : head_dim; }
 
-/// The distance along dimension `i`; 0 where there is one element, whose stride nobody takes and which may be anything.
+/// Stride of dimension `i`; 0 for a dimension of one element, whose stride is never used and may be anything.
 inline int64_t StrideOf(const TensorView& t, int i) { return t.size(i) == 1 ? 0 : t.stride(i); }
 
-/// Refuse a cache that kernels cannot address: they count units of 16 bytes in 32 bits (RowOffset of attention/rows.cuh).
-/// Those of the CPU and of NVFP4 have 64.
+/// Refuse a cache that kernels cannot address: they count units of 16 bytes in 32 bits (RowOffset of
+/// attention/kv_rows.cuh). The CPU and NVFP4 kernels use 64 bits.
 inline void CheckReach([[maybe_unused]] const char* op, [[maybe_unused]] const char* name,
                        [[maybe_unused]] const TensorView& t) {
 #ifndef FLASHINFER_CPU
@@ -113,7 +113,7 @@ inline void SetKeys(Params& p, const char* op, const TensorView& q, const Tensor
   p.page_size = FastDivisor(is_paged ? uint32_t(k.size(n)) : 1);
 }
 
-/// Address of int32 numbers on the device of q, at least `count` of them.
+/// Return the address of at least `count` int32 numbers on the device of q.
 inline const int32_t* Indices(const char* op, const char* name, const TensorView& t, const TensorView& q,
                               int64_t count) {
   Expect(op, name, t).same_device(q, "q").dtype({dl_int32}).rank(1).contiguous();
@@ -136,82 +136,83 @@ inline PlanInfo ReadPlan(const char* op, const Numbers& numbers) {
   return PlanInfo::FromArray(values);
 }
 
-/// Partial states of `bytes` bytes: outputs, then scores.
+/// Place partial states in `bytes` bytes at `at`: outputs, then log-sum-exps.
 inline void SetPartials(WorkList& work, char* at, int64_t bytes, int64_t tile) {
   const int64_t slots = bytes / int64_t(sizeof(float)) / (tile * (Params::HEAD_DIM_VO + 1));
   work.partial_o = reinterpret_cast<float*>(at);
   work.partial_lse = work.partial_o + slots * tile * Params::HEAD_DIM_VO;
 }
 
-/// Whether to read `keys` keys of each head past L2. What they would push out has to be written to memory first: on an
-/// H200 that costs 4 us of the 50 that 134 MB take. It is lost anyway where keys are several times the cache, and then
-/// reading through it is 5 % faster.
+/// Return true if `keys` keys of each head should be read with evict-first. Dirty lines that they would displace have
+/// to be written to memory first: on an H200 that costs 4 us of the 50 us that 134 MB take. Where keys are several
+/// times the cache those lines are displaced anyway, and then reading through the cache is 5 % faster.
 inline bool ReadsPastCache([[maybe_unused]] int64_t keys, [[maybe_unused]] int64_t heads) {
 #ifdef FLASHINFER_CPU
   return false;
 #else
   constexpr int64_t COLUMNS = Stored(Params::HEAD_DIM_QK) + Stored(Params::HEAD_DIM_VO);
-  constexpr int64_t ROW_BYTES = COLUMNS * DL_TYPE<Params::DTypeKV>.bits / 8;  // host code does not know the type itself
+  constexpr int64_t ROW_BYTES =
+      COLUMNS * DL_TYPE<Params::DTypeKV>.bits / 8;  // host code cannot use sizeof of the device type
   return keys > 0 && keys * heads * ROW_BYTES <= 3 * CacheBytes();
 #endif
 }
 
-inline WorkList NarrowList(const PlanInfo& info, char* int_ws, char* float_ws) {
+inline WorkList DecodeList(const PlanInfo& info, char* int_ws, char* float_ws) {
   const PlanHeader* header = reinterpret_cast<const PlanHeader*>(int_ws);
   WorkList work{};
-  work.items = reinterpret_cast<const WorkItem*>(int_ws + info.narrow_items);
+  work.items = reinterpret_cast<const WorkItem*>(int_ws + info.decode_items);
   work.has_shares = info.has_shares != 0;
-  work.num_items = &header->narrow_items;
-  work.merges = reinterpret_cast<const MergeItem*>(int_ws + info.narrow_merges);
-  work.num_merges = &header->narrow_merges;
-  work.blocks = int32_t(info.narrow_blocks);
-  work.merge_blocks = int32_t(info.narrow_merge_blocks);
+  work.num_items = &header->decode_items;
+  work.merges = reinterpret_cast<const MergeItem*>(int_ws + info.decode_merges);
+  work.num_merges = &header->decode_merges;
+  work.blocks = int32_t(info.decode_blocks);
+  work.merge_blocks = int32_t(info.decode_merge_blocks);
 #ifndef FLASHINFER_CPU
-  work.tickets = reinterpret_cast<int32_t*>(int_ws + info.narrow_tickets);
-  if constexpr (SERVED_BY_NARROW<Params, NARROW_TILE>) work.arrivals = work.tickets + TICKETS;
+  work.tickets = reinterpret_cast<int32_t*>(int_ws + info.decode_tickets);
+  if constexpr (SERVED_BY_DECODE_KERNEL<Params, DECODE_TILE>) work.arrivals = work.tickets + TICKETS;
 #endif
-  SetPartials(work, float_ws, info.wide_partial, NARROW_TILE);
+  SetPartials(work, float_ws, info.prefill_partial, DECODE_TILE);
   return work;
 }
 
-/// How requests are cut that are all cut alike (WorkList::regular): the plan says after how many keys, its counts the rest.
-inline void SetRegular(WorkList& work, const PlanInfo& info, const Params& params) {
+/// Set WorkList::equal_requests from the plan: chunk_size is stored, the rest follows from its counts.
+inline void SetEqualRequests(WorkList& work, const PlanInfo& info, const Params& params) {
   if (info.chunk_size == 0) return;
-  const int64_t chunks = info.narrow_merge_blocks > 0 ? info.narrow_blocks / info.narrow_merge_blocks : 1;
-  const int64_t batch = std::max<int64_t>(info.narrow_blocks / (params.num_kv_heads * chunks), 1);
+  const int64_t chunks = info.decode_merge_blocks > 0 ? info.decode_blocks / info.decode_merge_blocks : 1;
+  const int64_t batch = std::max<int64_t>(info.decode_blocks / (params.num_kv_heads * chunks), 1);
   const int64_t kv_len = info.keys / batch;
-  work.regular = {FastDivisor(uint32_t(chunks)), info.chunk_size, int32_t(DivideUp(kv_len, params.page_size.divisor)),
-                  info.qo_len, int32_t(kv_len)};
+  work.equal_requests = {FastDivisor(uint32_t(chunks)), info.chunk_size,
+                         int32_t(DivideUp(kv_len, params.page_size.divisor)), info.qo_len, int32_t(kv_len)};
 }
 
-inline WorkList WideList(const PlanInfo& info, char* int_ws, char* float_ws) {
+inline WorkList PrefillList(const PlanInfo& info, char* int_ws, char* float_ws) {
   const PlanHeader* header = reinterpret_cast<const PlanHeader*>(int_ws);
   WorkList work{};
-  work.items = reinterpret_cast<const WorkItem*>(int_ws + info.wide_items);
-  work.num_items = &header->wide_items;
-  work.merges = reinterpret_cast<const MergeItem*>(int_ws + info.wide_merges);
-  work.num_merges = &header->wide_merges;
-  work.blocks = int32_t(info.wide_blocks);
-  work.merge_blocks = int32_t(info.wide_merge_blocks);
-  SetPartials(work, float_ws + info.wide_partial, info.float_bytes - info.wide_partial, info.tile);
+  work.items = reinterpret_cast<const WorkItem*>(int_ws + info.prefill_items);
+  work.num_items = &header->prefill_items;
+  work.merges = reinterpret_cast<const MergeItem*>(int_ws + info.prefill_merges);
+  work.num_merges = &header->prefill_merges;
+  work.blocks = int32_t(info.prefill_blocks);
+  work.merge_blocks = int32_t(info.prefill_merge_blocks);
+  SetPartials(work, float_ws + info.prefill_partial, info.float_bytes - info.prefill_partial, info.tile);
   return work;
 }
 
 // ------------------------------------------------------------------------------------------------ launches
 
-/// f(tile) with the number of rows as a constant.
-template <bool HAS_WIDE, typename F>
+/// Call f(tile) with the number of rows as a constant.
+template <bool HAS_PREFILL, typename F>
 Status DispatchTile(int64_t tile, const F& f) {
-  if constexpr (HAS_WIDE) {
-    if constexpr (HasWidestTile(Params::HEAD_DIM_VO)) {
-      if (tile == WIDEST_TILE) return f(std::integral_constant<int, WIDEST_TILE>{});
+  if constexpr (HAS_PREFILL) {
+    if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
+      if (tile == LARGE_PREFILL_TILE) return f(std::integral_constant<int, LARGE_PREFILL_TILE>{});
     }
-    if (tile == WIDE_TILE) return f(std::integral_constant<int, WIDE_TILE>{});
+    if (tile == PREFILL_TILE) return f(std::integral_constant<int, PREFILL_TILE>{});
   }
-  return f(std::integral_constant<int, NARROW_TILE>{});
+  return f(std::integral_constant<int, DECODE_TILE>{});
 }
 
-/// Where a launch goes and how.
+/// Op name, stream and options of a launch.
 struct LaunchSite {
   const char* op;
   bool enable_pdl;
@@ -219,25 +220,26 @@ struct LaunchSite {
   DLDevice device;
 };
 
-template <bool HAS_WIDE, bool PAGED, bool ALL_MASKED>
+template <bool HAS_PREFILL, bool PAGED, bool ALL_MASKED>
 void LaunchList(const LaunchSite& site, const Params& params, const WorkList& work, int64_t tile) {
   if (work.blocks == 0) return;
-  CheckStatus(site.op, DispatchTile<HAS_WIDE>(tile, [&](auto rows) {
+  CheckStatus(site.op, DispatchTile<HAS_PREFILL>(tile, [&](auto rows) {
                 constexpr int TILE = decltype(rows)::value;
                 return LaunchAttention<Params, TILE, PAGED, ALL_MASKED>(params, work, site.enable_pdl, site.stream);
               }));
 }
 
-template <bool HAS_WIDE>
+template <bool HAS_PREFILL>
 void LaunchMerges(const LaunchSite& site, const Params& params, const WorkList& work, int64_t tile) {
   if (work.merge_blocks == 0) return;
-  CheckStatus(site.op, DispatchTile<HAS_WIDE>(tile, [&](auto rows) {
+  CheckStatus(site.op, DispatchTile<HAS_PREFILL>(tile, [&](auto rows) {
                 constexpr int TILE = decltype(rows)::value;
                 return LaunchMerge<Params, TILE>(params, work, site.enable_pdl, site.stream);
               }));
 }
 
-/// f(all_masked): whether the variant's mask is asked for each pair. `wants_all` cannot be had of a module without it.
+/// Call f(all_masked), which is true if the variant's mask is evaluated for each pair. Refuses `wants_all` for a module
+/// without such kernels.
 template <typename F>
 void DispatchMask(const char* op, bool wants_all, const F& f) {
   if constexpr (HAS_ALL_MASKED) {
@@ -249,27 +251,27 @@ void DispatchMask(const char* op, bool wants_all, const F& f) {
   if constexpr (HAS_EDGE_MASKED) f(std::false_type{});
 }
 
-/// A call that has been checked. Callers may keep it (csrc/attention_record.h).
+/// Validated call. Callers may keep it (csrc/attention_call_cache.h).
 struct CheckedCall {
   Params params;
-  WorkList narrow, wide;
-  int64_t tile;  ///< rows of a tile of `wide`
+  WorkList decode_list, prefill_list;
+  int64_t tile;  ///< rows of a tile of `prefill_list`
   DLDevice device;
   int32_t rows, layout;
   bool is_paged, all_masked, enable_pdl;
 };
 
-/// The call whose tensors are in `params`; the caller adds layout, is_paged and enable_pdl.
+/// Build the call whose tensors are in `params`; the caller adds layout, is_paged and enable_pdl.
 inline CheckedCall CallOf(const char* op, const Params& params, const PlanInfo& info, const TensorView& float_ws,
                           const TensorView& int_ws, const TensorView& q) {
   CheckSize(op, "float_workspace_buffer", float_ws, info.float_bytes);
   CheckSize(op, "int_workspace_buffer", int_ws, info.int_bytes);
   CheckedCall call{};
   call.params = params;
-  call.narrow = NarrowList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
-  SetRegular(call.narrow, info, params);
-  call.narrow.reads_past_cache = ReadsPastCache(info.keys, params.num_kv_heads);
-  call.wide = WideList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
+  call.decode_list = DecodeList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
+  SetEqualRequests(call.decode_list, info, params);
+  call.decode_list.reads_past_cache = ReadsPastCache(info.keys, params.num_kv_heads);
+  call.prefill_list = PrefillList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
   call.tile = info.tile;
   call.device = q.device();
   call.rows = int32_t(q.size(0));
@@ -281,8 +283,8 @@ struct HasScale : std::false_type {};
 template <typename P>
 struct HasScale<P, decltype(void(P::sm_scale))> : std::true_type {};
 
-/// Kernels take the largest q.k for the largest logit and -inf times the scale for -inf: neither holds unless it is
-/// positive.
+/// Refuse scales that are not positive: kernels take the largest q.k for the largest logit, and -inf times the scale
+/// for -inf.
 template <typename P = Params>
 void CheckScale(const char* op, const P& params) {
   if constexpr (HasScale<P>::value) {
@@ -293,70 +295,73 @@ void CheckScale(const char* op, const P& params) {
   }
 }
 
-/// A list and what it works on.
+/// A list with its parameters.
 struct Part {
   const Params& params;
   const WorkList& work;
 };
 
-/// One launch for a wide list and a narrow one; false if they do not gain by it, or if an SM cannot hold a block of each.
-inline bool LaunchedTogether([[maybe_unused]] const LaunchSite& site, [[maybe_unused]] const Part& wide,
-                             [[maybe_unused]] int64_t tile, [[maybe_unused]] const Part& narrow) {
-  if constexpr (HAS_TOGETHER) {
-    if (wide.work.blocks == 0 || !narrow.work.has_shares ||
-        !Planner::RunTogether(tile, narrow.work.blocks, wide.work.blocks, PairBlocks<Params, WIDEST_TILE>())) {
+/// Fuse a prefill list and a decode list into one launch; return false if they do not gain by it, or if an SM cannot
+/// hold a block of each.
+inline bool TryLaunchFused([[maybe_unused]] const LaunchSite& site, [[maybe_unused]] const Part& prefill_list,
+                           [[maybe_unused]] int64_t tile, [[maybe_unused]] const Part& decode_list) {
+  if constexpr (HAS_FUSED) {
+    if (prefill_list.work.blocks == 0 || !decode_list.work.has_shares ||
+        !Planner::FusesLists(tile, decode_list.work.blocks, prefill_list.work.blocks,
+                             FusedBlocks<Params, LARGE_PREFILL_TILE>())) {
       return false;
     }
-    CheckStatus(site.op, LaunchTogether<Params, WIDEST_TILE>(wide.params, wide.work, narrow.params, narrow.work,
-                                                             site.enable_pdl, site.stream));
+    CheckStatus(site.op,
+                LaunchFused<Params, LARGE_PREFILL_TILE>(prefill_list.params, prefill_list.work, decode_list.params,
+                                                        decode_list.work, site.enable_pdl, site.stream));
     return true;
   }
   return false;
 }
 
-/// Everything of a plan: lists first, then merges.
-template <bool HAS_WIDE, bool PAGED>
+/// Launch a plan: lists first, then merges.
+template <bool HAS_PREFILL, bool PAGED>
 void Launch(const char* op, const CheckedCall& call) {
   CheckScale(op, call.params);
   const DeviceGuard guard(call.device);
   const LaunchSite site{op, UsePdl(call.enable_pdl, call.device), get_stream(call.device), call.device};
   DispatchMask(op, call.all_masked, [&](auto masked) {
     constexpr bool ALL_MASKED = decltype(masked)::value;
-    if constexpr (HAS_WIDE && PAGED && !ALL_MASKED) {
-      if (LaunchedTogether(site, {call.params, call.wide}, call.tile, {call.params, call.narrow})) return;
+    if constexpr (HAS_PREFILL && PAGED && !ALL_MASKED) {
+      if (TryLaunchFused(site, {call.params, call.prefill_list}, call.tile, {call.params, call.decode_list})) return;
     }
-    LaunchList<false, PAGED, ALL_MASKED>(site, call.params, call.narrow, NARROW_TILE);
-    if constexpr (HAS_WIDE) LaunchList<true, PAGED, ALL_MASKED>(site, call.params, call.wide, call.tile);
+    LaunchList<false, PAGED, ALL_MASKED>(site, call.params, call.decode_list, DECODE_TILE);
+    if constexpr (HAS_PREFILL) LaunchList<true, PAGED, ALL_MASKED>(site, call.params, call.prefill_list, call.tile);
   });
-  LaunchMerges<false>(site, call.params, call.narrow, NARROW_TILE);
-  if constexpr (HAS_WIDE) LaunchMerges<true>(site, call.params, call.wide, call.tile);
+  LaunchMerges<false>(site, call.params, call.decode_list, DECODE_TILE);
+  if constexpr (HAS_PREFILL) LaunchMerges<true>(site, call.params, call.prefill_list, call.tile);
 }
 
 /// One request, cut evenly if its tiles are too few to fill the device. Partial states go to `tmp`.
-template <bool HAS_WIDE>
-void RunUniform(const LaunchSite& site, const Params& params, const TensorView& tmp, bool all_masked) {
+template <bool HAS_PREFILL>
+void RunPlannedSingle(const LaunchSite& site, const Params& params, const TensorView& tmp, bool all_masked) {
   const int64_t rows = int64_t(params.qo_len) * params.group.divisor, heads = params.num_kv_heads;
   if (rows == 0) return;
   CheckScale(site.op, params);
-  int64_t tile = NARROW_TILE, blocks = CachedBlocks<NARROW_TILE>();
-  if constexpr (HAS_WIDE) {
-    if (rows > NARROW_TILE) tile = WIDE_TILE, blocks = CachedBlocks<WIDE_TILE>();
-    if constexpr (HasWidestTile(Params::HEAD_DIM_VO)) {
-      if (rows > WIDE_TILE) tile = WIDEST_TILE, blocks = CachedBlocks<WIDEST_TILE>();
+  int64_t tile = DECODE_TILE, blocks = CachedBlocks<DECODE_TILE>();
+  if constexpr (HAS_PREFILL) {
+    if (rows > DECODE_TILE) tile = PREFILL_TILE, blocks = CachedBlocks<PREFILL_TILE>();
+    if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
+      if (rows > PREFILL_TILE) tile = LARGE_PREFILL_TILE, blocks = CachedBlocks<LARGE_PREFILL_TILE>();
     }
   }
   const int64_t slot_bytes = tile * (Params::HEAD_DIM_VO + 1) * int64_t(sizeof(float));
-  WorkList work = CutEvenly(rows, heads, params.kv_len, tile, blocks, ByteSize(tmp) / slot_bytes);
+  WorkList work = PlanSingle(rows, heads, params.kv_len, tile, blocks, ByteSize(tmp) / slot_bytes);
   work.reads_past_cache = ReadsPastCache(params.kv_len, heads);
   SetPartials(work, tmp.data_ptr<char>(), work.merge_blocks > 0 ? work.blocks * slot_bytes : 0, tile);
 #ifndef FLASHINFER_CPU
-  if (SERVED_BY_NARROW<Params, NARROW_TILE> && tile == NARROW_TILE && work.merge_blocks > 0) {
+  if (SERVED_BY_DECODE_KERNEL<Params, DECODE_TILE> && tile == DECODE_TILE && work.merge_blocks > 0) {
     work.arrivals = ArrivalsOf(site.stream, site.device, work.merge_blocks);
   }
 #endif
   DispatchMask(site.op, all_masked,
-               [&](auto masked) { LaunchList<HAS_WIDE, false, decltype(masked)::value>(site, params, work, tile); });
-  LaunchMerges<HAS_WIDE>(site, params, work, tile);
+               [&](auto masked) { LaunchList<HAS_PREFILL, false, decltype(masked)::value>(site, params, work, tile); });
+  LaunchMerges<HAS_PREFILL>(site, params, work, tile);
 }
 
 template <typename P, typename = void>
@@ -387,7 +392,7 @@ void SetMaskMode(P& p, const char* op, int64_t mask_mode) {
   }
 }
 
-/// Whether a mask mode asks the variant for each pair.
+/// Return true if a mask mode evaluates the variant's mask for each pair.
 inline bool WantsAll(int64_t mask_mode) {
   return mask_mode == int64_t(MaskMode::kCustom) || mask_mode == int64_t(MaskMode::kMultiItemScoring);
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// plan() of the batch modules: checks of the host arrays, the planner, one copy to the int workspace.
+// plan() of the batch modules: validates the host arrays, runs the planner, copies the plan to the int workspace.
 #pragma once
 #include "attention_arguments.h"
 #include "attention_staging.h"
 // clang-format off
-#include <flashinfer/attention/entry.h>
-#include <flashinfer/attention/pair.h>
+#include <flashinfer/attention/backend_interface.h>
+#include <flashinfer/attention/fused_decode_prefill.h>
 // clang-format on
 
 namespace flashinfer {
@@ -19,7 +19,7 @@ struct PlanBuffers {
 
 inline int64_t ByteSize(const TensorView& t) { return t.numel() * ((t.dtype().bits * t.dtype().lanes + 7) / 8); }
 
-/// Address of int32 numbers on the host, at least `count` of them.
+/// Return the address of at least `count` int32 numbers on the host.
 inline const int32_t* HostArray(const char* op, const char* name, const TensorView& t, int64_t count) {
   if (t.device().device_type != kDLCPU && t.device().device_type != kDLCUDAHost) {
     TVM_FFI_THROW(ArgumentError) << op << ": " << name << " is on " << DeviceName(t.device()) << ", expected cpu";
@@ -35,7 +35,7 @@ inline const int32_t* HostArray(const char* op, const char* name, const TensorVi
 #ifndef FLASHINFER_CPU
 constexpr int MAX_DEVICES = 64;
 
-/// ask(device) for the current device. The answer is kept in `known`, static memory of the caller; 0: not asked yet.
+/// Cache ask(device) for the current device in `known`, static memory of the caller; 0: unknown.
 template <typename Ask>
 int AskOnce(int (&known)[MAX_DEVICES], const Ask& ask) {
   int device = 0;
@@ -45,7 +45,7 @@ int AskOnce(int (&known)[MAX_DEVICES], const Ask& ask) {
   return known[device];
 }
 
-/// Bytes of the current device's L2 cache.
+/// Size of the current device's L2 cache in bytes.
 inline int64_t CacheBytes() {
   static int known[MAX_DEVICES] = {};
   return AskOnce(known, [](int device) {
@@ -56,39 +56,39 @@ inline int64_t CacheBytes() {
 }
 #endif
 
-/// Blocks that the current device runs at once.
+/// Number of blocks that the current device runs at once.
 template <int TILE>
 int CachedBlocks() {
 #ifdef FLASHINFER_CPU
-  return ResidentBlocks<Params, TILE>();
+  return MaxActiveBlocks<Params, TILE>();
 #else
   static int known[MAX_DEVICES] = {};
-  return AskOnce(known, [](int) { return ResidentBlocks<Params, TILE>(); });
+  return AskOnce(known, [](int) { return MaxActiveBlocks<Params, TILE>(); });
 #endif
 }
 
-/// The tiles that kernels of this module exist for.
-template <bool HAS_WIDE>
+/// Set the tiles that kernels of this module exist for.
+template <bool HAS_PREFILL>
 void SetTiles(PlanInput& in) {
   in.head_dim_vo = Params::HEAD_DIM_VO;
-  in.narrow_tile = NARROW_TILE;
-  in.narrow_blocks = CachedBlocks<NARROW_TILE>();
+  in.decode_tile = DECODE_TILE;
+  in.decode_blocks = CachedBlocks<DECODE_TILE>();
 #ifndef FLASHINFER_CPU
-  in.takes_shares = SERVED_BY_NARROW<Params, NARROW_TILE>;
+  in.takes_shares = SERVED_BY_DECODE_KERNEL<Params, DECODE_TILE>;
 #endif
-  if constexpr (HAS_WIDE) {
-    in.wide_tiles[0] = WIDE_TILE;
-    in.wide_blocks[0] = CachedBlocks<WIDE_TILE>();
-    if constexpr (HasWidestTile(Params::HEAD_DIM_VO)) {
-      in.wide_tiles[1] = WIDEST_TILE;
-      in.wide_blocks[1] = CachedBlocks<WIDEST_TILE>();
-      if constexpr (HAS_TOGETHER) in.paired_blocks = PairBlocks<Params, WIDEST_TILE>();
+  if constexpr (HAS_PREFILL) {
+    in.prefill_tiles[0] = PREFILL_TILE;
+    in.prefill_blocks[0] = CachedBlocks<PREFILL_TILE>();
+    if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
+      in.prefill_tiles[1] = LARGE_PREFILL_TILE;
+      in.prefill_blocks[1] = CachedBlocks<LARGE_PREFILL_TILE>();
+      if constexpr (HAS_FUSED) in.fused_blocks = FusedBlocks<Params, LARGE_PREFILL_TILE>();
     }
   }
 }
 
-/// Requests of equal numbers of rows and pages, whose keys only the device knows.
-template <bool HAS_WIDE>
+/// Input of a batch of requests with equal numbers of rows and pages, whose keys only the device knows.
+template <bool HAS_PREFILL>
 struct UniformInput {
   PlanInput plan{};
 
@@ -106,7 +106,7 @@ struct UniformInput {
     plan.causal = causal;
     plan.window_left = -1;
     plan.max_rows = int32_t(batch_size * q_len);
-    SetTiles<HAS_WIDE>(plan);
+    SetTiles<HAS_PREFILL>(plan);
   }
 
  private:
@@ -139,7 +139,8 @@ inline void CheckInput(const char* op, const PlanInput& in) {
   }
 }
 
-/// Plan into the lists that are kept for it: growing them costs more than planning. Items go to `buffer` if they fit.
+/// Run the planner into per-thread lists that are reused: growing them costs more than planning. Items go to `buffer`
+/// if they fit.
 inline PlanOutput& RunPlanner(const char* op, const PlanInput& in, char* buffer = nullptr, int64_t bytes = 0) {
   static thread_local PlanOutput out;
   CheckInput(op, in);
@@ -148,7 +149,7 @@ inline PlanOutput& RunPlanner(const char* op, const PlanInput& in, char* buffer 
   return out;
 }
 
-/// The plan, with what it has room for.
+/// Write the plan, and the indptr arrays if it keeps them.
 inline void WritePlan(const PlanInput& in, const PlanOutput& out, char* buffer) {
   Planner::Write(out, buffer);
   if (!in.keeps_indptr) return;

@@ -22,9 +22,10 @@ template <typename Runtime>
 class StagingPool {
  public:
   using Stream = typename Runtime::Stream;
-  static constexpr int64_t MIN_BYTES = 64 << 10;   ///< of a block: plans of a few hundred requests
-  static constexpr int64_t MAX_BYTES = 256 << 20;  ///< of all blocks, beyond which a plan waits for an earlier copy
-  static constexpr int MAX_PROBES = 4;             ///< events that are asked before memory is allocated
+  static constexpr int64_t MIN_BYTES = 64 << 10;  ///< bytes per block: plans of a few hundred requests
+  static constexpr int64_t MAX_BYTES = 256
+                                       << 20;  ///< bytes of all blocks, beyond which a plan waits for an earlier copy
+  static constexpr int MAX_PROBES = 4;         ///< events that are asked before memory is allocated
 
   struct Block {
     char* data;
@@ -204,7 +205,7 @@ struct CudaStaging {
   }
 };
 
-/// That of a device, which stays to the end of the process; null if it has none.
+/// Return the pool of a device, which is never freed; null if the device has none.
 inline StagingPool<CudaStaging>* StagingPoolOf(int device) {
   constexpr int MAX_DEVICES = 64;
   static auto* const all = new StagingPool<CudaStaging>[MAX_DEVICES];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_decode module: a few tokens of each request, keys in pages.
-#include "attention_record.h"
+#include "attention_call_cache.h"
 
 using namespace flashinfer;
 using namespace flashinfer::attention;
@@ -149,7 +149,7 @@ void batch_decode_record_run(Arguments& args) {
   recorder.Keep(call);
 }
 
-static constexpr bool SAME_STRIDES = true;  // of keys and values
+static constexpr bool SAME_STRIDES = true;  // keys and values have the same strides
 
 /// rerun(record, q, k_cache, v_cache | None, o, lse | None, sm_scale, enable_pdl)
 void batch_decode_rerun(Arguments& args) { Launch<false, true>(OP, Repeat(OP, args, SAME_STRIDES)); }

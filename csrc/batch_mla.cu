@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_mla module: latent attention over pages; one key for all heads, whose first part is the value.
-#include "attention_record.h"
+#include "attention_call_cache.h"
 
 using namespace flashinfer;
 using namespace flashinfer::attention;
@@ -55,7 +55,7 @@ void SetRotary(Params& p, const TensorView& q, const Optional<TensorView>& q_pe,
 
 }  // namespace
 
-/// What serving engines call between replays of a CUDA graph: the launch depends on nothing but rows and requests.
+/// Plan that serving engines call between replays of a CUDA graph: the launch depends only on rows and requests.
 Numbers batch_mla_plan(TensorView float_ws, TensorView int_ws, TensorView, TensorView qo_indptr, TensorView kv_indptr,
                        TensorView kv_lens, int64_t num_heads, int64_t, bool causal) {
   DeviceGuard guard(int_ws.device());

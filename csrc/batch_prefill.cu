@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_prefill module: any number of tokens of each request, keys in pages or in rows.
-#include "attention_record.h"
-#include "attention_scratch.h"
+#include "attention_call_cache.h"
+#include "attention_single.h"
 
 using namespace flashinfer;
 using namespace flashinfer::attention;
@@ -32,11 +32,11 @@ PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, cons
   in.cuda_graph = enable_cuda_graph;
   in.max_rows = int32_t(total_num_rows);
   SetTiles<true>(in);
-  if (num_colocated_ctas < 0) in.paired_blocks = 0;
+  if (num_colocated_ctas < 0) in.fused_blocks = 0;
   return in;
 }
 
-/// What both runs take after q, k and v have been set.
+/// Arguments of both runs after q, k and v.
 struct Rest {
   int64_t mask_mode, layout, window_left;
   bool enable_pdl;
@@ -157,17 +157,17 @@ LaunchSite SiteOf(const CheckedCall& call) {
   return {OP, UsePdl(call.enable_pdl, call.device), get_stream(call.device), call.device};
 }
 
-/// One launch for the wide list of requests that prefill and the narrow list of a call that decodes; false if they are
+/// One launch for the prefill list of requests that prefill and the decode list of a call that decodes; false if they are
 /// launched one after the other. The call was planned for all of a device: the blocks it has here take further shares.
-bool LaunchedTogether(const LaunchSite& site, const Params& params, const WorkList& wide, int64_t tile,
-                      const CheckedCall& decode) {
-  if constexpr (HAS_TOGETHER) {
-    if (decode.all_masked || decode.wide.blocks > 0) return false;
+bool TryLaunchFused(const LaunchSite& site, const Params& params, const WorkList& prefill_list, int64_t tile,
+                    const CheckedCall& decode) {
+  if constexpr (HAS_FUSED) {
+    if (decode.all_masked || decode.prefill_list.blocks > 0) return false;
     CheckScale(OP, params);
     CheckScale(OP, decode.params);
-    WorkList narrow = decode.narrow;
-    narrow.blocks = std::min(narrow.blocks, PairBlocks<Params, WIDEST_TILE>());
-    return attention::LaunchedTogether(site, {params, wide}, tile, {decode.params, narrow});
+    WorkList decode_list = decode.decode_list;
+    decode_list.blocks = std::min(decode_list.blocks, FusedBlocks<Params, LARGE_PREFILL_TILE>());
+    return attention::TryLaunchFused(site, {params, prefill_list}, tile, {decode.params, decode_list});
   }
   return false;
 }
@@ -236,9 +236,9 @@ void batch_prefill_paged_pair_run(Arguments& args) {
   const CheckedCall prefill = CheckPaged(args, PAGED_ARGUMENTS + NUM_EXTRAS), decode = CheckPaged(args);
   const DeviceGuard guard(prefill.device);
   const LaunchSite site = SiteOf(prefill);
-  if (!prefill.all_masked && prefill.narrow.blocks == 0 &&
-      LaunchedTogether(site, prefill.params, prefill.wide, prefill.tile, decode)) {
-    LaunchMerges<true>(site, prefill.params, prefill.wide, prefill.tile);
+  if (!prefill.all_masked && prefill.decode_list.blocks == 0 &&
+      TryLaunchFused(site, prefill.params, prefill.prefill_list, prefill.tile, decode)) {
+    LaunchMerges<true>(site, prefill.params, prefill.prefill_list, prefill.tile);
     return;
   }
   Launch<true, true>(OP, prefill);
@@ -253,10 +253,11 @@ void batch_prefill_single_pair_run(Arguments& args) {
   const DeviceGuard guard(prefill.device);
   const LaunchSite site = SiteOf(decode);
   const Params& p = prefill.params;
-  if (HAS_TOGETHER && !prefill.all_masked && p.qo_len > 0 && p.kv_len > 0) {
+  if (HAS_FUSED && !prefill.all_masked && p.qo_len > 0 && p.kv_len > 0) {
     // Without cuts, because there are more tiles than blocks wherever one launch is faster.
-    const WorkList wide = CutEvenly(int64_t(p.qo_len) * p.group.divisor, p.num_kv_heads, p.kv_len, WIDEST_TILE, 0, 0);
-    if (LaunchedTogether(site, AsPage(p, decode), wide, WIDEST_TILE, decode)) return;
+    const WorkList prefill_list =
+        PlanSingle(int64_t(p.qo_len) * p.group.divisor, p.num_kv_heads, p.kv_len, LARGE_PREFILL_TILE, 0, 0);
+    if (TryLaunchFused(site, AsPage(p, decode), prefill_list, LARGE_PREFILL_TILE, decode)) return;
   }
   RunSingle(site, prefill);
   Launch<true, true>(OP, decode);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launcher of a single_decode module: one token of one request.
-#include "attention_scratch.h"
+#include "attention_single.h"
 
 using namespace flashinfer;
 using namespace flashinfer::attention;
@@ -24,5 +24,5 @@ void single_decode_run(Arguments& args) {
   p.window_left = int32_t(window_left);
   DeviceGuard guard(q.device());
   const Scratch scratch(tmp, tmp.has_value() ? 0 : ScratchBytes<false>(p), q.device());
-  RunUniform<false>(SiteOf(op, q.device()), p, scratch.view(), false);
+  RunPlannedSingle<false>(SiteOf(op, q.device()), p, scratch.view(), false);
 }

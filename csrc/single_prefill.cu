@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launcher of a single_prefill module: many tokens of one request.
-#include "attention_scratch.h"
+#include "attention_single.h"
 
 using namespace flashinfer;
 using namespace flashinfer::attention;

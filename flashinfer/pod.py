@@ -63,7 +63,7 @@ def get_batch_pod_module(*args: Any) -> Any:
 
 
 def _is_much(q: torch.Tensor) -> bool:
-    """Whether these queries keep a GPU busy while it decodes too (``RunTogether`` of attention/plan.h).
+    """Whether these queries keep a GPU busy while it decodes too (``FusesLists`` of attention/planner.h).
 
     Native code looks closer; where it would say no, two calls take less time on the host.
     """

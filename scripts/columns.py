@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "CUDA": (
         ("include/flashinfer/{stem}.cuh", "include/flashinfer/{stem}_*.cuh", "include/flashinfer/{folder}/*.cuh"),
     ),
-    "CPU": (("include/flashinfer/{stem}_cpu.h", "include/flashinfer/{folder}/*cpu*.h"),),
+    "CPU": (("include/flashinfer/{stem}_cpu.h", "include/flashinfer/{folder}/cpu/*.h"),),
     "shared": (("include/flashinfer/{stem}.h", "include/flashinfer/{folder}/*.h"),),
     "trace": (("flashinfer/trace/templates/{family}.py", "flashinfer/trace/templates/{family}_*.py"),),
     "test": (
@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "bench": (("benchmarks/bench_{stem}.py", "benchmarks/bench_{family}.py"),),
 }
 ATTENTION = ("single_", "batch_")  # how the stems begin whose kernels are in include/flashinfer/attention
-PAIR = "batch_pair"  # two levels of a cascade in one launch
+FUSED = "batch_fused"  # two levels of a cascade in one launch
 
 
 def families() -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def stems(family: str) -> list[str]:
         return [stem for stem in known_stems() if stem.startswith(ATTENTION) and stem.endswith(f"_{family}")]
     text = "".join(path.read_text() for path in generators)
     named = [stem for stem in known_stems() if f'"{stem}"' in text or f'"{stem}.cu"' in text]
-    return [*named, PAIR] if family == "cascade" else named
+    return [*named, FUSED] if family == "cascade" else named
 
 
 def files(family: str, stem: str, layer: str) -> list[Path]:

@@ -18,7 +18,7 @@ __all__ = [
     "get_batch_decode_jit_module",
     "get_batch_decode_mla_module",
     "get_batch_decode_module",
-    "get_batch_pair_module",
+    "get_batch_fused_module",
     "get_batch_prefill_jit_module",
     "get_batch_prefill_module",
     "get_customize_batch_decode_module",
@@ -72,8 +72,8 @@ def get_batch_decode_mla_module(*args: Any, device: str = "cuda") -> Any:
 
 
 @functools.cache
-def get_batch_pair_module(*args: Any) -> Any:
-    return _jit.gen_batch_pair_module(*args).build_and_load()
+def get_batch_fused_module(*args: Any) -> Any:
+    return _jit.gen_batch_fused_module(*args).build_and_load()
 
 
 @functools.cache

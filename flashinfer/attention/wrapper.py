@@ -204,7 +204,7 @@ class PlannedWrapper(CopiedWithPlans):
         """``kv_indptr`` (``which`` = 0) or ``qo_indptr`` (1) for kernels.
 
         As it is, if it is on the device, or else where the native plan copies it to: behind its header
-        (include/flashinfer/attention/plan.h, ``IndptrOffset``).
+        (include/flashinfer/attention/planner.h, ``IndptrOffset``).
         """
         name = ("kv_indptr", "qo_indptr")[which]
         if indptr.is_cuda or self._device_kind == "cpu":

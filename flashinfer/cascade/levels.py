@@ -11,14 +11,14 @@ import torch
 from ..api_logging import flashinfer_api
 from ..arch import get_compute_capability
 from ..attention.host import as_tensors, to_device
-from ..attention.modules import get_batch_pair_module
+from ..attention.modules import get_batch_fused_module
 from ..attention.options import CAUSAL, Dtypes
 from ..attention.wrapper import Launch
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 
 __all__ = ["Level"]
 
-_NARROW_TILE = 16  # rows (entry.h)
+_DECODE_TILE = 16  # rows (backend_interface.h)
 _HEAD_DIMS = (64, 128)  # of which an SM holds two blocks
 _LARGE_SHARED_MEMORY = ((9, 0), (10, 0), (10, 3), (11, 0))  # as long as a block may have 227 KiB
 
@@ -48,7 +48,7 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
         super()._plan_work()
 
     def suits(self, shared: Level) -> bool:
-        """Whether one launch is for both levels what ``batch_pair`` is made for: few rows share keys here, many there.
+        """Whether one launch is for both levels what ``batch_fused`` is made for: few rows share keys here, many there.
 
         Those of the other are read for all its rows by tensor cores while the keys of this one are on their way.
         """
@@ -65,14 +65,14 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
             and self._window_left < 0
             and indptr[0] == shared_indptr[0] == 0
             and indptr[-1] == shared_indptr[-1] > 0
-            and np.diff(indptr).max() * group <= _NARROW_TILE < np.diff(shared_indptr).min() * group
+            and np.diff(indptr).max() * group <= _DECODE_TILE < np.diff(shared_indptr).min() * group
         )
 
     @flashinfer_api(trace=None)
     def plan_with(self, shared: Level) -> bool:
         """Plan a launch for the keys of both levels; False if the workspaces are too small for it."""
         dtypes, head_dim, *_ = self._module_key
-        module = get_batch_pair_module(
+        module = get_batch_fused_module(
             *(dtypes.q, dtypes.kv, dtypes.o, torch.int32, head_dim, head_dim),
             *(self._pos_encoding, bool(self._logits_soft_cap)),
         )

@@ -102,7 +102,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
             for qo_indptr, kv_indptr, kv_indices, last_page_len in buffers
         ]
         self._num_levels = num_levels
-        self._is_pair: Optional[bool] = None  #: whether ``run`` is one launch; a graph keeps what its first plan chose
+        self._is_fused: Optional[bool] = None  #: whether ``run`` is one launch; a graph keeps what its first plan chose
         self._float_workspace_buffer = float_workspace_buffer
         self._kv_layout = kv_layout
         self.device = float_workspace_buffer.device
@@ -115,7 +115,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
         """Use other workspaces from the next ``plan`` on: one for scratch, and one for the plan of each level."""
         _check_lengths("reset_workspace_buffer", self._num_levels, int_workspace_buffers=int_workspace_buffers)
         self._float_workspace_buffer = float_workspace_buffer
-        self._is_pair = None
+        self._is_fused = None
         for wrapper, int_workspace in zip(self._batch_prefill_wrappers, int_workspace_buffers, strict=True):
             wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace)
 
@@ -185,11 +185,11 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
     def _plan_launches(self) -> None:
         """The native plans: one for two levels that suit each other, or one for each."""
         *shared, own = self._batch_prefill_wrappers
-        if self._is_pair is None or not self._use_cuda_graph:
-            self._is_pair = len(shared) == 1 and own.suits(shared[0])
-        if self._is_pair:
-            self._is_pair = own.plan_with(shared[0])
-        if not self._is_pair:
+        if self._is_fused is None or not self._use_cuda_graph:
+            self._is_fused = len(shared) == 1 and own.suits(shared[0])
+        if self._is_fused:
+            self._is_fused = own.plan_with(shared[0])
+        if not self._is_fused:
             for wrapper in self._batch_prefill_wrappers:
                 wrapper.plan_alone()
 
@@ -210,7 +210,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
             ``(rows, num_qo_heads, head_dim)``.
         """
         *shared, own = self._batch_prefill_wrappers
-        if self._is_pair:
+        if self._is_fused:
             return own.run(q, paged_kv_cache)
         out, lse = own.run(q, paged_kv_cache, return_lse=True)
         for wrapper in shared:

@@ -5,7 +5,7 @@
 #include <tvm/ffi/container/array.h>
 
 #include <chrono>
-#include <flashinfer/attention/plan.h>
+#include <flashinfer/attention/planner.h>
 // clang-format on
 
 using namespace flashinfer::attention;
@@ -36,11 +36,11 @@ PlanInput InputOf(const Optional<TensorView>& qo_indptr, const TensorView& kv_in
   in.disable_split = next() != 0;
   in.cuda_graph = next() != 0;
   in.max_rows = next();
-  in.narrow_tile = next();
-  in.narrow_blocks = next();
+  in.decode_tile = next();
+  in.decode_blocks = next();
   in.takes_shares = next() != 0;
-  for (int i = 0; i < 2; ++i) in.wide_tiles[i] = next();
-  for (int i = 0; i < 2; ++i) in.wide_blocks[i] = next();
+  for (int i = 0; i < 2; ++i) in.prefill_tiles[i] = next();
+  for (int i = 0; i < 2; ++i) in.prefill_blocks[i] = next();
   return in;
 }
 

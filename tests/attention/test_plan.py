@@ -21,7 +21,7 @@ from flashinfer.jit import gen_jit_spec
 
 from .inputs import int32, offsets
 
-GRANULE = 64
+KV_UNIT = 64
 ITEM = np.dtype(
     [("request", "<i4"), ("kv_head", "<i2"), ("is_first", "<i2")]
     + [
@@ -49,16 +49,16 @@ INFO = [
     "has_shares",
     "tile",
     "keys",
-    "narrow_items",
-    "narrow_tickets",
-    "narrow_merges",
-    "narrow_blocks",
-    "narrow_merge_blocks",
-    "wide_items",
-    "wide_merges",
-    "wide_blocks",
-    "wide_merge_blocks",
-    "wide_partial",
+    "decode_items",
+    "decode_tickets",
+    "decode_merges",
+    "decode_blocks",
+    "decode_merge_blocks",
+    "prefill_items",
+    "prefill_merges",
+    "prefill_blocks",
+    "prefill_merge_blocks",
+    "prefill_partial",
 ]
 
 
@@ -83,10 +83,10 @@ class Case:
     graph: bool = False
     max_rows: Optional[int] = None
     hides_lens: bool = False
-    narrow_blocks: int = 132
+    decode_blocks: int = 132
     takes_shares: bool = True
-    wide_tiles: tuple[int, int] = (64, 128)
-    wide_blocks: tuple[int, int] = (264, 132)
+    prefill_tiles: tuple[int, int] = (64, 128)
+    prefill_blocks: tuple[int, int] = (264, 132)
     head_dim: int = 128
 
     @property
@@ -98,8 +98,8 @@ class Case:
         pages = [-(-n // self.page_size) for n in self.kv_lens]
         rows = sum(self.qo_lens) if self.max_rows is None else self.max_rows
         numbers = (0, 0, self.page_size, *self.heads, self.head_dim, self.causal, self.window_left, self.fixed_split)
-        numbers += (self.disable_split, self.graph, rows, 16, self.narrow_blocks, self.takes_shares)
-        numbers += (*self.wide_tiles, *self.wide_blocks)
+        numbers += (self.disable_split, self.graph, rows, 16, self.decode_blocks, self.takes_shares)
+        numbers += (*self.prefill_tiles, *self.prefill_blocks)
         lens = None if self.hides_lens else int32(self.kv_lens, "cpu")
         return int32(offsets(self.qo_lens), "cpu"), int32(offsets(pages), "cpu"), lens, [int(n) for n in numbers]
 
@@ -122,8 +122,8 @@ class Plan:
     case: Case
     place: tuple[int, int] = (0, 0)  #: where in the buffer items are made, and how many bytes there are; 0: elsewhere
     info: dict[str, int] = field(init=False)
-    narrow: Work = field(init=False)
-    wide: Work = field(init=False)
+    decode: Work = field(init=False)
+    prefill: Work = field(init=False)
 
     def __post_init__(self) -> None:
         buffer = torch.full((64 << 20,), 0x55, dtype=torch.uint8)
@@ -133,20 +133,20 @@ class Plan:
         self.info |= {"has_shares": shares & 0xFFFF, "qo_len": shares >> 16 & 0xFFFF, "chunk_size": shares >> 32}
         counts = self.raw[:16].view("<i4")
         info = self.info
-        bounds = (info["narrow_tickets"], info["wide_items"], info["wide_merges"])
-        items = (bounds[0] - info["narrow_items"]) // ITEM.itemsize if info["has_shares"] else counts[0]
-        self.narrow = self._work("narrow", 16, items, counts[1], (bounds[0], bounds[1]))
-        self.wide = self._work("wide", info["tile"], counts[2], counts[3], (bounds[2], info["int_bytes"]))
-        assert not self.raw[info["narrow_tickets"] : info["narrow_merges"]].any()
+        bounds = (info["decode_tickets"], info["prefill_items"], info["prefill_merges"])
+        items = (bounds[0] - info["decode_items"]) // ITEM.itemsize if info["has_shares"] else counts[0]
+        self.decode = self._work("decode", 16, items, counts[1], (bounds[0], bounds[1]))
+        self.prefill = self._work("prefill", info["tile"], counts[2], counts[3], (bounds[2], info["int_bytes"]))
+        assert not self.raw[info["decode_tickets"] : info["decode_merges"]].any()
         if info["has_shares"]:
             ranges, rest = divmod(counts[0], self.case.heads[1])
             assert rest == 0
-            self.narrow.items, self.narrow.indptr = self._ranges(self.narrow.items, ranges)
+            self.decode.items, self.decode.indptr = self._ranges(self.decode.items, ranges)
 
     def _ranges(self, items: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """What a block finds when it follows the items of each range, and where those of a range begin."""
         order, indptr = [], [0]
-        blocks = -(-self.info["narrow_blocks"] // self.case.heads[1])
+        blocks = -(-self.info["decode_blocks"] // self.case.heads[1])
         assert blocks <= len(items) and (items["request"][count:blocks] < 0).all()  # blocks that have nothing to do
         for begin in range(count):
             at = begin
@@ -164,8 +164,8 @@ class Plan:
         info = self.info
         first, second = info[f"{name}_items"], info[f"{name}_merges"]
         assert first + items * ITEM.itemsize <= ends[0] and second + merges * MERGE.itemsize <= ends[1]
-        partial = 0, info["wide_partial"], info["float_bytes"]
-        bytes_ = partial[1] - partial[0] if name == "narrow" else partial[2] - partial[1]
+        partial = 0, info["prefill_partial"], info["float_bytes"]
+        bytes_ = partial[1] - partial[0] if name == "decode" else partial[2] - partial[1]
         return Work(
             tile,
             self._read(first, ITEM, items),
@@ -178,7 +178,7 @@ class Plan:
 
     @property
     def lists(self) -> tuple[Work, Work]:
-        return self.narrow, self.wide
+        return self.decode, self.prefill
 
 
 def heads_of(item: np.void, count: int) -> range:
@@ -186,18 +186,18 @@ def heads_of(item: np.void, count: int) -> range:
 
 
 def chunks_of(plan: Plan) -> int:
-    """Pieces of a request where all are cut alike, as SetRegular of attention_launch.h finds out; 0 if they are not."""
+    """Count the pieces of a request where all are split alike (attention_launch.h); 0 where they differ."""
     if plan.info["chunk_size"] == 0:
         return 0
-    merges = plan.info["narrow_merge_blocks"]
-    return plan.info["narrow_blocks"] // merges if merges > 0 else 1
+    merges = plan.info["decode_merge_blocks"]
+    return plan.info["decode_blocks"] // merges if merges > 0 else 1
 
 
 def computed(plan: Plan) -> np.ndarray:
-    """The items that blocks compute when each request is cut alike, as RegularItem of items.cuh does."""
+    """The items that blocks compute when each request is cut alike, as EqualRequestItem of work_items.cuh does."""
     info, heads = plan.info, plan.case.heads[1]
     chunks, size = chunks_of(plan), info["chunk_size"]
-    items = np.zeros(info["narrow_blocks"] // heads, ITEM)
+    items = np.zeros(info["decode_blocks"] // heads, ITEM)
     kv_len = info["keys"] // (len(items) // chunks)
     request, chunk = np.divmod(np.arange(len(items)), chunks)
     items["request"], items["is_first"], items["kv_head"] = request, chunk == 0, -1
@@ -214,8 +214,8 @@ def check(plan: Plan) -> None:
     """Pieces of a tile follow each other without gaps and cover what its rows may see; slots and merges agree."""
     case, seen = plan.case, {}
     if plan.info["chunk_size"] > 0:
-        assert (plan.narrow.items == computed(plan)).all()
-        assert (plan.narrow.merges["count"] == chunks_of(plan)).all()
+        assert (plan.decode.items == computed(plan)).all()
+        assert (plan.decode.merges["count"] == chunks_of(plan)).all()
     for work in plan.lists:
         slots: dict[int, tuple[Any, ...]] = {}
         for item in work.items:
@@ -223,7 +223,7 @@ def check(plan: Plan) -> None:
             assert item["qo_begin"] == sum(case.qo_lens[:b]) and item["qo_len"] == case.qo_lens[b]
             assert item["kv_begin"] == sum(-(-n // case.page_size) for n in case.kv_lens[:b])
             assert item["kv_len"] == (-1 if case.hides_lens else case.kv_lens[b])
-            assert item["kv_start"] % GRANULE == 0 and item["kv_start"] <= item["kv_end"]
+            assert item["kv_start"] % KV_UNIT == 0 and item["kv_start"] <= item["kv_end"]
             assert item["row_begin"] % work.tile == 0
             for head in heads_of(item, case.heads[1]):
                 slot = int(item["slot"]) + (head if item["kv_head"] < 0 else 0) if item["slot"] >= 0 else -1
@@ -251,7 +251,7 @@ def check(plan: Plan) -> None:
     expected = {
         (b, head, row, tile)
         for b, rows in enumerate(n * case.group for n in case.qo_lens)
-        for tile in [16 if rows <= 16 or not case.wide_tiles[0] else plan.info["tile"]]
+        for tile in [16 if rows <= 16 or not case.prefill_tiles[0] else plan.info["tile"]]
         for row in range(0, rows, tile)
         for head in range(case.heads[1])
     }
@@ -292,14 +292,16 @@ def test_every_key_once(
     lens: Any, page_size: int, heads: Any, causal: bool, window: int, options: Any, blocks: Any
 ) -> None:
     qo_lens, kv_lens = [a for a, _ in lens], [b for _, b in lens]
-    case = Case(qo_lens, kv_lens, page_size, heads, causal, window, narrow_blocks=blocks[0], wide_blocks=blocks[1:])
+    case = Case(qo_lens, kv_lens, page_size, heads, causal, window, decode_blocks=blocks[0], prefill_blocks=blocks[1:])
     check(Plan(replace(case, **options)))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=40), st.booleans(), st.sampled_from([-1, 70]))
 def test_decode(kv_lens: list[int], hides_lens: bool, window: int) -> None:
-    case = Case([1] * len(kv_lens), kv_lens, 16, (16, 2), window_left=window, wide_tiles=(0, 0), hides_lens=hides_lens)
+    case = Case(
+        [1] * len(kv_lens), kv_lens, 16, (16, 2), window_left=window, prefill_tiles=(0, 0), hides_lens=hides_lens
+    )
     check(Plan(case))
 
 
@@ -311,12 +313,12 @@ def test_decode(kv_lens: list[int], hides_lens: bool, window: int) -> None:
 )
 def test_shares_are_balanced(kv_lens: list[int], heads: int) -> None:
     """Blocks of equal speed, each of which takes the next share once it is done, end together."""
-    plan = Plan(Case([1] * len(kv_lens), kv_lens, 16, (heads, heads), wide_tiles=(0, 0)))
+    plan = Plan(Case([1] * len(kv_lens), kv_lens, 16, (heads, heads), prefill_tiles=(0, 0)))
     if heads == 2:
         check(plan)
-    assert plan.narrow.indptr is not None
-    keys = plan.narrow.items["kv_end"] - plan.narrow.items["kv_start"]
-    cost = np.repeat(np.add.reduceat(-(-keys // GRANULE) + 1, plan.narrow.indptr[:-1]), heads)
+    assert plan.decode.indptr is not None
+    keys = plan.decode.items["kv_end"] - plan.decode.items["kv_start"]
+    cost = np.repeat(np.add.reduceat(-(-keys // KV_UNIT) + 1, plan.decode.indptr[:-1]), heads)
     ends = [0] * min(132, len(cost))
     for share in cost:
         heapq.heapreplace(ends, ends[0] + int(share))
@@ -347,9 +349,9 @@ def test_items_that_blocks_compute(kv_lens: list[int], options: dict[str, Any], 
 @pytest.mark.parametrize("kv_lens, pieces", [([1024] * 4, 32), ([1000, 3000, 70, 500], 25), ([1], 1)])
 def test_few_keys_take_many_blocks(kv_lens: list[int], pieces: int) -> None:
     """Pieces are as short as blocks allow, 33 for each of 8 heads here, and at least two granules long."""
-    plan = Plan(Case([1] * len(kv_lens), kv_lens, 16, (32, 8), narrow_blocks=264))
+    plan = Plan(Case([1] * len(kv_lens), kv_lens, 16, (32, 8), decode_blocks=264))
     check(plan)
-    assert len(plan.narrow.items) == pieces
+    assert len(plan.decode.items) == pieces
 
 
 @pytest.mark.parametrize("place", [(0, 64 << 20), (32 << 20, 32 << 20), (32 << 20, 5000), (32 << 20, 20)])
@@ -364,8 +366,8 @@ def test_long_prompts_fill_the_device() -> None:
     """One tile per head would leave most blocks idle; pieces are of equal size."""
     plan = Plan(Case([32], [30000], causal=True))
     check(plan)
-    keys = plan.wide.items["kv_end"] - plan.wide.items["kv_start"]
-    assert 0.8 * 132 <= len(keys) * 2 <= 264 and keys.max() - np.sort(keys)[1] <= GRANULE
+    keys = plan.prefill.items["kv_end"] - plan.prefill.items["kv_start"]
+    assert 0.8 * 132 <= len(keys) * 2 <= 264 and keys.max() - np.sort(keys)[1] <= KV_UNIT
 
 
 @pytest.mark.parametrize("options", [{}, {"disable_split": True}])
@@ -395,7 +397,7 @@ def test_fixed_splits_ignore_the_batch(options: dict[str, Any]) -> None:
 def test_a_plan_takes_microseconds() -> None:
     """5 us on a quiet core; the bound here allows for a busy one."""
     kv_lens = [1000 + 37 * i for i in range(256)]
-    case = Case([1] * 256, kv_lens, 16, (32, 8), wide_tiles=(0, 0))
+    case = Case([1] * 256, kv_lens, 16, (32, 8), prefill_tiles=(0, 0))
     nanoseconds = module().time(*case.arguments, torch.empty(8 << 20, dtype=torch.uint8))
     assert nanoseconds < 50_000, f"{nanoseconds / 1e3:.1f} us"
     assert math.isfinite(nanoseconds)

@@ -46,8 +46,8 @@ def test_units(hopper, monkeypatch, target, which):
 def test_pair(hopper, monkeypatch, target):
     """Two lists in one launch, whose blocks an SM80 cannot hold: there the unit says so."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", target)
-    pair = attention.gen_batch_pair_module(F16, F16, F16, I32, 128, 128, 0, False)
-    sources = [source for source in pair.sources if source.stem == "batch_pair_64"]
+    pair = attention.gen_batch_fused_module(F16, F16, F16, I32, 128, 128, 0, False)
+    sources = [source for source in pair.sources if source.stem == "batch_fused_64"]
     folder = next(iter(pair.generated)).parent
     gen_jit_spec("pair_sample", sources, generated=pair.generated, extra_include_paths=[folder]).build()
 

@@ -45,7 +45,7 @@ def test_only_cpu_kernels_and_what_they_share_are_missing(columns):
 
 def test_parts_of_a_family_are_counted_once(columns):
     cpu, shared = (columns.files("decode", "batch_decode", layer) for layer in ("CPU", "shared"))
-    assert "cpu_tile.h" in {path.name for path in cpu} and "plan.h" in {path.name for path in shared}
+    assert "tile.h" in {path.name for path in cpu} and "planner.h" in {path.name for path in shared}
     assert not set(cpu) & set(shared)
     kernels = {path.name for path in columns.files("page", "page", "CUDA")}
     assert "page.cuh" in kernels and "page_nvfp4.cuh" not in kernels

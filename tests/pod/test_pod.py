@@ -164,7 +164,7 @@ def test_both_parts_are_one_launch(device, dtype):
     for call in (work.pod(device), work.batch_pod(device)):
         names = kernels(call)
         ours = [name for name in names if "flashinfer" in name]
-        assert len(ours) == 1 and "PairKernel" in ours[0], names
+        assert len(ours) == 1 and "FusedKernel" in ours[0], names
 
 
 def test_pod_of_other_types_and_rows_that_kernels_cannot_read(device, one_call):

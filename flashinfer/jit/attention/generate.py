@@ -29,7 +29,7 @@ _FLOATS = {"cpu": (torch.float16, torch.bfloat16, torch.float32), "cuda": (torch
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8)  # keys and values only
 _ROPE = 1  # PosEncodingMode
 _FRAGMENT = 16  # columns of an operand of mma.sync
-_NARROW_TILE, _WIDE_TILE, _WIDEST_TILE = 16, 64, 128  # entry.h
+_DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE = 16, 64, 128  # backend_interface.h
 
 
 def resolve_device(device: Optional[str]) -> str:
@@ -43,7 +43,7 @@ def resolve_device(device: Optional[str]) -> str:
 class AttentionModule:
     """Identity of one module."""
 
-    kind: str  #: stem in csrc: single_decode, single_prefill, batch_decode, batch_prefill, batch_pair or batch_mla
+    kind: str  #: stem in csrc: single_decode, single_prefill, batch_decode, batch_prefill, batch_fused or batch_mla
     uri: str
     dtype_q: torch.dtype
     dtype_kv: torch.dtype
@@ -105,8 +105,8 @@ class AttentionModule:
     @property
     def tiles(self) -> tuple[int, ...]:
         if self.kind.endswith("decode"):
-            return (_NARROW_TILE,)
-        return (_NARROW_TILE, _WIDE_TILE, _WIDEST_TILE)[: 3 if self.head_dim_vo <= 256 else 2]
+            return (_DECODE_TILE,)
+        return (_DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE)[: 3 if self.head_dim_vo <= 256 else 2]
 
     @property
     def paged(self) -> tuple[bool, ...]:
@@ -121,20 +121,20 @@ class AttentionModule:
             return (bool(self.variant_decl),)
         needs_mask = "use_custom_mask" in self.variant_name
         has_mask = any(name == "maybe_custom_mask" for name, _ in self.params.tensors)
-        has_none = self.kind in ("batch_mla", "batch_pair") or (needs_mask and not has_mask)
+        has_none = self.kind in ("batch_mla", "batch_fused") or (needs_mask and not has_mask)
         return (False,) if has_none else (False, True)
 
     @property
-    def has_together(self) -> bool:
-        """Whether there is a kernel for wide and narrow lists in one launch (pair.h)."""
-        return self.kind == "batch_prefill" and self.device == "cuda" and _WIDEST_TILE in self.tiles
+    def has_fused(self) -> bool:
+        """Tell whether the module has a fused kernel for prefill and decode lists (fused_decode_prefill.h)."""
+        return self.kind == "batch_prefill" and self.device == "cuda" and _LARGE_PREFILL_TILE in self.tiles
 
     def resident_kernel(self, tile: int, paged: bool, mask: bool) -> str:
-        """The function that tells how many blocks of a CUDA kernel are resident at once (narrow.cuh, wide.cuh)."""
+        """Name of the C++ function that returns how many blocks of a CUDA kernel are resident at once."""
         flags = f"{str(paged).lower()}, {str(mask).lower()}"
-        if tile == _NARROW_TILE and self.head_dim_vo <= 256 and self.kind != "batch_mla":
-            return f"ResidentNarrow<Params, {flags}>"
-        return f"ResidentWide<Params, {tile}, {flags}>"
+        if tile == _DECODE_TILE and self.head_dim_vo <= 256 and self.kind != "batch_mla":
+            return f"MaxActiveDecodeBlocks<Params, {flags}>"
+        return f"MaxActivePrefillBlocks<Params, {tile}, {flags}>"
 
     # sources ----------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class AttentionModule:
             scalars=self.params.scalars,
             edge_masked=str(False in self.masks),
             all_masked=str(True in self.masks),
-            together=str(self.has_together),
+            fused=str(self.has_fused),
             nvfp4=self.is_nvfp4,
         )
 
@@ -164,8 +164,8 @@ class AttentionModule:
         launches: Iterable[tuple[int, bool, bool]] = (),
         resident: Iterable[tuple[int, str]] = (),
         merges: Iterable[int] = (),
-        pairs: Iterable[int] = (),
-        together: Iterable[int] = (),
+        cascades: Iterable[int] = (),
+        fused: Iterable[int] = (),
     ) -> str:
         """Text of a unit that instantiates kernels of ``header`` for (tile, paged, masked), and functions by tile."""
         named = [(tile, str(paged), str(mask)) for tile, paged, mask in launches]
@@ -175,20 +175,25 @@ class AttentionModule:
             launches=named,
             resident=resident,
             merges=merges,
-            pairs=pairs,
-            together=together,
+            cascades=cascades,
+            fused=fused,
         )
 
     def _units(self) -> dict[str, str]:
         """Name and text of each kernel unit."""
         kernels = list(itertools.product(self.tiles, self.paged, self.masks))
         if self.device == "cpu":
-            return {f"{self.kind}_cpu.cpp": self._unit("cpu.h", kernels, [(t, "") for t in self.tiles], self.tiles)}
-        if self.kind == "batch_pair":
-            return {f"{self.kind}_{tile}.cu": self._unit("pair.cuh", pairs=[tile]) for tile in self.tiles[1:]}
+            return {
+                f"{self.kind}_cpu.cpp": self._unit("cpu/launch.h", kernels, [(t, "") for t in self.tiles], self.tiles)
+            }
+        if self.kind == "batch_fused":
+            return {
+                f"{self.kind}_{tile}.cu": self._unit("fused_decode_prefill.cuh", cascades=[tile])
+                for tile in self.tiles[1:]
+            }
         units = {f"{self.kind}_merge.cu": self._unit("merge.cuh", merges=self.tiles)}
-        if self.has_together:
-            units[f"{self.kind}_together.cu"] = self._unit("pair.cuh", together=[_WIDEST_TILE])
+        if self.has_fused:
+            units[f"{self.kind}_fused.cu"] = self._unit("fused_decode_prefill.cuh", fused=[_LARGE_PREFILL_TILE])
         for tile, paged, mask in kernels:
             is_first = (paged, mask) == (self.paged[0], self.masks[0])
             resident = [(tile, self.resident_kernel(tile, paged, mask))] if is_first else []

@@ -13,8 +13,8 @@ from ..core import JitSpec, current_compilation_context  # noqa: F401, as above
 from .generate import AttentionModule, resolve_device
 from .uri import (
     get_batch_decode_uri,
+    get_batch_fused_uri,
     get_batch_mla_uri,
-    get_batch_pair_uri,
     get_batch_prefill_uri,
     get_single_decode_uri,
     get_single_prefill_uri,
@@ -27,7 +27,7 @@ __all__ = [
     "gen_batch_decode_mla_module",
     "gen_batch_decode_module",
     "gen_batch_mla_module",
-    "gen_batch_pair_module",
+    "gen_batch_fused_module",
     "gen_batch_pod_module",
     "gen_batch_prefill_module",
     "gen_decode_modules",
@@ -176,7 +176,7 @@ def gen_batch_prefill_module(
     ).spec()
 
 
-def gen_batch_pair_module(
+def gen_batch_fused_module(
     dtype_q: torch.dtype,
     dtype_kv: torch.dtype,
     dtype_o: torch.dtype,
@@ -189,8 +189,8 @@ def gen_batch_pair_module(
     """Keys that many queries share and keys of each request, in one launch. CUDA only."""
     dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
     return AttentionModule(
-        "batch_pair",
-        get_batch_pair_uri(*dtypes, dtype_idx, *dims, pos_encoding_mode, use_logits_soft_cap),
+        "batch_fused",
+        get_batch_fused_uri(*dtypes, dtype_idx, *dims, pos_encoding_mode, use_logits_soft_cap),
         *dtypes,
         *dims,
         params=PREFILL,
@@ -311,7 +311,7 @@ def gen_prefill_modules(backend: str = "cuda") -> Iterator[JitSpec]:
         yield gen_single_prefill_module("fa2", *dtypes, 128, 128, 0, False, False, False, device=backend)
         yield gen_batch_prefill_module("fa2", *dtypes, torch.int32, 128, 128, 0, False, False, False, device=backend)
         if backend == "cuda":
-            yield gen_batch_pair_module(*dtypes, torch.int32, 128, 128, 0, False)
+            yield gen_batch_fused_module(*dtypes, torch.int32, 128, 128, 0, False)
 
 
 def gen_mla_modules(backend: str = "cuda") -> Iterator[JitSpec]:

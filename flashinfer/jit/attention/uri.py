@@ -16,7 +16,7 @@ __all__ = [
     "get_batch_decode_mla_uri",
     "get_batch_decode_uri",
     "get_batch_mla_uri",
-    "get_batch_pair_uri",
+    "get_batch_fused_uri",
     "get_batch_prefill_uri",
     "get_pod_uri",
     "get_single_decode_uri",
@@ -99,7 +99,7 @@ def get_batch_prefill_uri(
     return f"batch_prefill_with_kv_cache_{dtypes}_{variant}{_suffix(backend)}"
 
 
-def get_batch_pair_uri(
+def get_batch_fused_uri(
     dtype_q: torch.dtype,
     dtype_kv: torch.dtype,
     dtype_o: torch.dtype,
@@ -110,7 +110,7 @@ def get_batch_pair_uri(
     use_logits_soft_cap: bool,
 ) -> str:
     variant = _variant(head_dim_qk, head_dim_vo, pos_encoding_mode, use_logits_soft_cap)
-    return f"batch_pair_{_dtypes(dtype_q, dtype_kv, dtype_o)}_dtype_idx_{_short[dtype_idx]}_{variant}"
+    return f"batch_fused_{_dtypes(dtype_q, dtype_kv, dtype_o)}_dtype_idx_{_short[dtype_idx]}_{variant}"
 
 
 def get_batch_attention_uri(

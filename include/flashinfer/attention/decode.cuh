@@ -13,8 +13,8 @@ using Variant = DefaultAttention<use_custom_mask, false, false, false>;
 }  // namespace flashinfer
 
 #include "merge.cuh"
-#include "narrow.cuh"
-#include "uniform.h"
+#include "decode_kernel.cuh"
+#include "single_plan.h"
 
 namespace flashinfer {
 
@@ -32,8 +32,8 @@ struct SingleDecodeParams : AttentionParams<DType, DType, DType> {
 template <int HEAD_DIM, typename DType>
 int64_t SingleDecodeTmpBytes() {
   using Params = SingleDecodeParams<HEAD_DIM, DType>;
-  constexpr int64_t SLOT_BYTES = attention::NARROW_TILE * (HEAD_DIM + 1) * int64_t(sizeof(float));
-  return attention::ResidentNarrow<Params, false, false>() * SLOT_BYTES;
+  constexpr int64_t SLOT_BYTES = attention::DECODE_TILE * (HEAD_DIM + 1) * int64_t(sizeof(float));
+  return attention::MaxActiveDecodeBlocks<Params, false, false>() * SLOT_BYTES;
 }
 
 /// o = softmax(sm_scale q k^T) v for one token: q and o are [num_qo_heads, HEAD_DIM]. `tmp` is SingleDecodeTmpBytes() of
@@ -46,7 +46,7 @@ cudaError_t SingleDecodeWithKVCache(const DType* q, const DType* k, const DType*
                                     float sm_scale = 0.f, float* lse = nullptr) {
   static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 16 up to 256");
   using Params = SingleDecodeParams<HEAD_DIM, DType>;
-  constexpr int TILE = attention::NARROW_TILE;
+  constexpr int TILE = attention::DECODE_TILE;
   constexpr int64_t SLOT_FLOATS = TILE * (HEAD_DIM + 1);
   if (num_kv_heads == 0 || num_kv_heads > INT16_MAX || num_qo_heads % num_kv_heads != 0 || kv_len > INT32_MAX) {
     return cudaErrorInvalidValue;
@@ -72,12 +72,12 @@ cudaError_t SingleDecodeWithKVCache(const DType* q, const DType* k, const DType*
   p.out_scale = p.lse_scale = 1.f;
   p.sm_scale = sm_scale != 0.f ? sm_scale : 1.f / std::sqrt(float(HEAD_DIM));
 
-  const int64_t blocks = attention::ResidentNarrow<Params, false, false>();
+  const int64_t blocks = attention::MaxActiveDecodeBlocks<Params, false, false>();
   WorkList work =
-      attention::CutEvenly(p.group.divisor, num_kv_heads, kv_len, TILE, blocks, tmp == nullptr ? 0 : blocks);
+      attention::PlanSingle(p.group.divisor, num_kv_heads, kv_len, TILE, blocks, tmp == nullptr ? 0 : blocks);
   work.partial_o = static_cast<float*>(tmp);
   if (tmp != nullptr) work.partial_lse = work.partial_o + work.blocks * (SLOT_FLOATS - TILE);
-  const cudaError_t status = attention::LaunchNarrow<Params, false, false>(p, work, false, stream);
+  const cudaError_t status = attention::LaunchDecode<Params, false, false>(p, work, false, stream);
   if (status != cudaSuccess || work.merge_blocks == 0) return status;
   return attention::LaunchMerge<Params, TILE>(p, work, false, stream);
 }

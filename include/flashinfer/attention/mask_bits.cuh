@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed custom masks, a word of bits at a time, and which steps of a tile they hide or leave whole.
+// Packed custom masks, read one word at a time, and the steps of a tile that they hide or leave unmasked.
 #pragma once
 #include "tile.cuh"
 
 namespace flashinfer {
 namespace attention {
 
-/// Whether the variant's mask is the packed one that `MaskBits` can read.
+/// True if the variant's mask is the packed one that `MaskBits` reads.
 template <typename Variant>
 inline constexpr bool HAS_MASK_BITS = false;
 template <bool SLIDING_WINDOW, bool SOFT_CAP, bool ALIBI>
 inline constexpr bool HAS_MASK_BITS<DefaultAttention<true, SLIDING_WINDOW, SOFT_CAP, ALIBI>> = true;
 
-/// Visibility of keys [key, key + count), count <= 64, to a query token; other bits are 0. Reads whole aligned words
+/// Visibility of keys [key, key + count), count <= 64, to a query token; other bits are 0. Reads only aligned words
 /// that hold at least one of the bits.
 __device__ __forceinline__ uint64_t MaskBits(const uint8_t* mask, int kv_len, int qo_idx, int key, int count) {
   if (count <= 0) return 0;
@@ -25,13 +25,14 @@ __device__ __forceinline__ uint64_t MaskBits(const uint8_t* mask, int kv_len, in
   return count < 64 ? bits & ((uint64_t{1} << count) - 1) : bits;
 }
 
-/// Bits [begin, end) of 64; both may be outside of the word.
+/// Mask of the bits [begin, end) of 64; both may lie outside of the word.
 __device__ __forceinline__ uint64_t RangeBits(int begin, int end) {
   const uint64_t from = begin < 64 ? ~uint64_t{0} << max(begin, 0) : 0;
   return end < 64 ? from & ((uint64_t{1} << max(end, 0)) - 1) : from;
 }
 
-/// For each step of keys: is any pair of the tile visible, are all? Steps beyond the table count as mixed.
+/// Classification of each step of keys: is any pair of the tile visible, are all? Steps beyond the table count as
+/// mixed.
 struct MaskClasses {
   static constexpr int BYTES = 1024;
   uint8_t* table;
@@ -41,7 +42,7 @@ struct MaskClasses {
   __device__ __forceinline__ MaskClasses(uint8_t* table, int start, int keys)
       : table(table), start(start), keys(keys) {}
 
-  /// All threads of the block call it; tokens [first, last] are those of the tile.
+  /// Fill the table; called by all threads of the block. Tokens [first, last] are those of the tile.
   __device__ __forceinline__ void Classify(const uint8_t* mask, const WorkItem& item, int first, int last) {
     no_mask = mask == nullptr;
     if (no_mask) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions that attention variants may call, on either side. Names are those of published variants.
+// Functions that attention variants may call, on host and device. The names are those of published variants.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -18,7 +18,7 @@ constexpr float log2e = 1.44269504088896340736f;
 constexpr float loge2 = 0.693147180559945309417f;
 constexpr float inf = std::numeric_limits<float>::infinity();
 
-/// 2^x. On the device one instruction: 2 ulp, results below 2^-126 are 0.
+/// Return 2^x. One instruction on the device: 2 ulp, results below 2^-126 are 0.
 FLASHINFER_HD float ptx_exp2(float x) {
 #ifdef __CUDA_ARCH__
   return ptx::Exp2(x);
@@ -43,8 +43,8 @@ FLASHINFER_HD float ptx_rcp(float x) {
 #endif
 }
 
-/// tanh, on the device to 2^-11: below the rounding of 16-bit logits. On the host to 2e-7, without branches or calls, so
-/// that loops over it become SIMD: (y - 1) / (y + 1) with y = e^2x = 2^n 2^r.
+/// Return tanh(x): on the device to 2^-11, which is below the rounding of 16-bit logits; on the host to 2e-7, without
+/// branches or calls so that loops vectorise: (y - 1) / (y + 1) with y = e^2x = 2^n 2^r.
 FLASHINFER_HD float tanh(float x) {
 #ifdef __CUDA_ARCH__
   return ptx::Tanh(x);

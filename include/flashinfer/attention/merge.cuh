@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging the partial states of split tiles, one warp per row. Its loads of 16 parts are under way before their weights
-// are known: they come from L2, and a row may have a hundred parts. The block that finishes the last part of a tile does
-// it at once (narrow.cuh), or a kernel after all of them.
+// Merge of the partial states of split tiles, one warp per row. The loads of 16 parts are in flight before their
+// weights are known: they come from L2, and a row may have a hundred parts. The block that finishes the last part of a
+// tile merges it (decode_kernel.cuh), or a separate kernel runs afterwards.
 //   test  pytest tests/attention
 #pragma once
 #include "tile.cuh"
@@ -19,12 +19,12 @@ __device__ __forceinline__ float WarpMax(float x) {
   return x;
 }
 
-/// The partial state of a row.
+/// Partial state of a row.
 struct Part {
   const float *o, *lse;
 };
 
-/// Add a part, with its weight.
+/// Add a weighted part.
 template <int VECTORS>
 __device__ __forceinline__ void AddPart(float (&sum)[VECTORS][4], float weight, const float4 (&part)[VECTORS]) {
 #pragma unroll
@@ -36,7 +36,7 @@ __device__ __forceinline__ void AddPart(float (&sum)[VECTORS][4], float weight, 
   }
 }
 
-/// The result of a row from the weighted sum of its parts.
+/// Write the result of a row from the weighted sum of its parts.
 template <typename Variant, typename Params, int VECTORS>
 __device__ __forceinline__ void Write(const Params& p, const float (&sum)[VECTORS][4], float maximum, float total,
                                       int64_t n, int head) {
@@ -57,10 +57,10 @@ __device__ __forceinline__ void Write(const Params& p, const float (&sum)[VECTOR
   }
 }
 
-/// Row n of head `head`, from parts part_of(i), i < count, in their order. By one warp.
+/// Merge row n of head `head` from parts part_of(i), i < count, in order. Run by one warp.
 template <typename Variant, typename Params, typename PartOf>
 __device__ __forceinline__ void MergeRow(const Params& p, int count, const PartOf& part_of, int64_t n, int head) {
-  constexpr int D = Params::HEAD_DIM_VO, VECTORS = (D + 127) / 128;  // of 4 floats, per lane
+  constexpr int D = Params::HEAD_DIM_VO, VECTORS = (D + 127) / 128;  // vectors of 4 floats per lane
   constexpr int IN_FLIGHT = VECTORS <= 1 ? 16 : (VECTORS <= 2 ? 8 : 4);
   const int lane = threadIdx.x % 32;
   float maximum = -math::inf, total = 0.f, sum[VECTORS][4] = {};
@@ -102,7 +102,7 @@ __device__ __forceinline__ void MergeRow(const Params& p, int count, const PartO
   Write<Variant>(p, sum, maximum, total, n, head);
 }
 
-/// Row `row` of a tile, by one warp.
+/// Merge row `row` of a tile; run by one warp.
 template <int TILE, typename Variant, typename Params>
 __device__ __forceinline__ void MergeTileRow(const Params& p, const WorkList& work, const MergeItem& item, int kv_head,
                                              int first_slot, int row) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void MergeTileRow(const Params& p, const WorkList& wo
                     kv_head * group + item.row_begin + row - token * group);
 }
 
-/// Merge `index` of a list, with its head and first slot.
+/// Load merge item `index` of a list, with its head and first slot.
 template <int TILE, typename Params>
 __device__ __forceinline__ MergeItem MergeAt(const Params& p, const WorkList& work, int index) {
   MergeItem item;
@@ -126,7 +126,7 @@ __device__ __forceinline__ MergeItem MergeAt(const Params& p, const WorkList& wo
     item.qo_begin = 0;
     item.qo_len = p.qo_len;
     item.row_begin = tile * TILE;
-    item.count = work.uniform.chunks;
+    item.count = work.single_request.chunks;
     item.step = p.num_kv_heads;
     item.first_slot = tile * item.count * item.step + item.kv_head;
     return item;
@@ -142,7 +142,7 @@ template <typename Params, typename Variant, int TILE>
 __global__ void __launch_bounds__(THREADS)
     MergeKernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work) {
   ptx::GridDependencyWait();
-  constexpr int BLOCKS = TILE / WARPS;  // of a tile
+  constexpr int BLOCKS = TILE / WARPS;  // blocks per tile
   const int row = int(blockIdx.x % BLOCKS * WARPS + threadIdx.x / 32);
   const int index = int(blockIdx.x) / BLOCKS;
   if (work.items != nullptr && p.kv_heads.Divide(index) >= *work.num_merges) return;
@@ -151,28 +151,28 @@ __global__ void __launch_bounds__(THREADS)
   MergeTileRow<TILE, Variant>(p, work, item, item.kv_head, item.first_slot, row);
 }
 
-/// Slots of the parts of a tile of the narrow list: `count` of them, as many from each other as there are KV heads.
+/// Slots of the parts of a tile of the decode list: `count` slots, num_kv_heads apart.
 struct Parts {
   int32_t first_slot, count;
 };
 
-/// IS_COMPUTED: `part` is (ComputedItem).
-template <bool IS_COMPUTED, bool CAN_BE_UNIFORM, typename Params>
+/// Slots of the parts of the tile of `part`. IS_COMPUTED: `part` was computed (ComputedItem).
+template <bool IS_COMPUTED, bool CAN_BE_SINGLE, typename Params>
 __device__ __forceinline__ Parts PartsOf(const Params& p, const WorkList& work, const WorkItem& part) {
   const int heads = p.num_kv_heads;
   if constexpr (IS_COMPUTED) {
-    if (!CAN_BE_UNIFORM || work.items != nullptr) {
-      const int count = work.regular.chunks.divisor;
+    if (!CAN_BE_SINGLE || work.items != nullptr) {
+      const int count = work.equal_requests.chunks.divisor;
       return {part.merge * count * heads + part.kv_head, count};
     }
   }
-  const MergeItem item = MergeAt<NARROW_TILE>(p, work, part.merge * heads + part.kv_head);
+  const MergeItem item = MergeAt<DECODE_TILE>(p, work, part.merge * heads + part.kv_head);
   return {item.first_slot, item.count};
 }
 
-/// Row `n` of head `head` from `count` parts at o and lse, `step` rows from each other, by one warp: as MergeRow, but parts
-/// pass through `room` bytes of shared memory at `buffer`. That is a third of the code, which a block that ran for a few
-/// microseconds only fetches from memory.
+/// Merge row `n` of head `head` from `count` parts at o and lse, `step` rows apart, by one warp. As MergeRow, but parts
+/// pass through `room` bytes of shared memory at `buffer`. That is a third of the code, which matters because a block
+/// that ran for only a few microseconds has to fetch it from memory.
 template <typename Variant, typename Params>
 __device__ __forceinline__ void MergeThrough(const Params& p, const float* o, const float* lse, int count, int64_t step,
                                              int64_t n, int head, uint32_t buffer, int room) {
@@ -237,8 +237,9 @@ __device__ __forceinline__ void MergeThrough(const Params& p, const float* o, co
   Write<Variant>(p, sum, maximum, total, n, head);
 }
 
-/// A part of a tile of the narrow list is done. Whoever does the last one makes the result of them. All threads of a block
-/// call it after a barrier; `others` is memory for one number, `buffer` one of `room` bytes for each warp.
+/// Report that a part of a tile of the decode list is done; the block that reports the last part merges the tile.
+/// Called by all threads of a block after a barrier; `others` is memory for one number, `buffer` is `room` bytes per
+/// warp.
 template <typename Params, typename Variant>
 __device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, const WorkItem& part, const Parts& parts,
                                        int* others, uint32_t buffer, int room) {
@@ -247,8 +248,8 @@ __device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, co
   __syncthreads();
   if (*others + 1 != parts.count) return;
   if (threadIdx.x == 0) *arrivals = 0;
-  const int group = p.group.divisor, rows = min(NARROW_TILE, part.qo_len * group - part.row_begin);
-  const int first = parts.first_slot * NARROW_TILE, step = p.num_kv_heads * NARROW_TILE;
+  const int group = p.group.divisor, rows = min(DECODE_TILE, part.qo_len * group - part.row_begin);
+  const int first = parts.first_slot * DECODE_TILE, step = p.num_kv_heads * DECODE_TILE;
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < rows; row += WARPS) {
     const int token = p.group.Divide(part.row_begin + row);
@@ -258,14 +259,15 @@ __device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, co
   }
 }
 
-/// Parts of a tile that the blocks of a cluster have in shared memory: rows 4 i to 4 i + 3 of one at part + i * quad_bytes,
-/// their scores at `scores`. They are merged as those in memory are, to the bit. All threads of the cluster call it.
+/// Merge the parts of a tile that the blocks of a cluster hold in shared memory: rows 4 i to 4 i + 3 of a part at part
+/// + i * quad_bytes, their log-sum-exps at `scores`. Bit-identical to the merge through global memory. Called by all
+/// threads of the cluster.
 template <typename Params, typename Variant>
 __device__ __forceinline__ void MergeInCluster(const Params& p, const WorkItem& item, uint32_t part, int quad_bytes,
                                                uint32_t scores) {
   constexpr int D = Params::HEAD_DIM_VO, VECTORS = (D + 127) / 128;
   const int lane = threadIdx.x % 32, count = ptx::ClusterSize(), group = p.group.divisor;
-  const int rows = min(NARROW_TILE, item.qo_len * group - item.row_begin);
+  const int rows = min(DECODE_TILE, item.qo_len * group - item.row_begin);
   ptx::ClusterSync();
 #pragma unroll 1
   for (int row = ptx::ClusterRank() + count * (threadIdx.x / 32); row < rows; row += count * WARPS) {
@@ -291,7 +293,7 @@ __device__ __forceinline__ void MergeInCluster(const Params& p, const WorkItem& 
     Write<Variant>(p, sum, maximum, total, int64_t(item.qo_begin) + token,
                    item.kv_head * group + item.row_begin + row - token * group);
   }
-  ptx::ClusterArriveRelaxed();  // a block stays as long as others read what it has
+  ptx::ClusterArriveRelaxed();  // a block must not exit while others read its shared memory
   ptx::ClusterWait();
 }
 

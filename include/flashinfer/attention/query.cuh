@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The query of a tile, from memory to shared memory.
+// Loads of the query tile from global to shared memory.
 #pragma once
 #include "../vec_dtypes.cuh"
-#include "numbers.cuh"
+#include "convert.cuh"
 #include "variants.h"
 
 namespace flashinfer {
 namespace attention {
 
-/// Element of the query of a tile's row, as the kernel multiplies it: transformed, rotated, 0 outside of the tile.
+/// Reader of query elements as the kernel multiplies them: transformed, rotated, 0 outside of the tile.
 template <typename Params, typename Variant>
 struct QueryReader {
   const Params& p;
@@ -41,7 +41,7 @@ struct QueryReader {
     return x;
   }
 
-  /// Columns [d, d + 8) of a row as they are stored: bits, because what is taken apart has to have arrived.
+  /// Load columns [d, d + 8) of a row as stored. Returns raw bits: unpacking them would wait for the load.
   using Vector8 = Vec<typename Params::DTypeQ, 8>;
   __device__ __forceinline__ typename Vector8::Bits Vector(int row, int d) const {
     const int at = item.row_begin + row;
@@ -51,7 +51,7 @@ struct QueryReader {
                                                             head * p.q_stride_h + d);
   }
 
-  /// The same as the kernel multiplies them.
+  /// Read the same columns as the kernel multiplies them.
   __device__ __forceinline__ void Read(float (&x)[8], int row, int d) const {
     if constexpr (Params::POS_ENCODING == PosEncodingMode::kRoPELlama || Params::SHARED_KV) {
 #pragma unroll 1
@@ -72,12 +72,12 @@ struct QueryReader {
   }
 };
 
-/// In which order a tile of queries has its columns: that in which keys arrive. Of each 16, fp8 keys come the odd ones
-/// first (ExpandFp8), or the first two of each four (HalvesOf).
+/// Column order of a query tile: the order in which keys arrive. Of each 16 columns, fp8 keys arrive odd ones first
+/// (ExpandFp8), or the first two of each four (HalvesOf).
 enum class QueryOrder { kStored, kOddFirst, kPairs };
 
-/// The query of a tile on its way to shared memory, by all threads of a block: loaded first, stored when it has arrived,
-/// as numbers of type T.
+/// Query tile on its way to shared memory, handled by all threads of a block: loaded first, stored as numbers of type T
+/// once it has arrived.
 template <int TILE, int THREADS, typename Layout, QueryOrder ORDER, typename T, typename Params, typename Variant>
 struct QueryTile {
   static constexpr int CHUNKS = Params::HEAD_DIM_QK / 8, TURNS = (TILE * CHUNKS + THREADS - 1) / THREADS;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention variants: what turns q.k into a weight, which pairs are visible, how the output is finished. One struct
-// serves every backend. A user's own struct derives from AttentionVariantBase and overrides hooks with the macros below
+// Attention variants: how q.k becomes a weight, which pairs are visible, how the output is finished. One struct serves
+// every backend. A user's struct derives from AttentionVariantBase and overrides hooks with the macros below
 // (docs/attention_variants.md).
 //   test  pytest tests/attention/test_variants.py
 #pragma once
 #include "math.h"
 #include "params.h"
 
-// A hook is a member template, so that it can be pasted into a struct without naming types. `logits` is q.k as
-// accumulated; after the hook it is multiplied by sm_scale_log2 and becomes the exponent of 2.
+// A hook is a member template, so that it can be pasted into a struct without naming types. `logits` is the accumulated
+// q.k; after the hook it is multiplied by sm_scale_log2 and becomes the exponent of 2.
 #define REGISTER_QUERY_TRANSFORM(params, q, ...)                           \
   template <typename Params, typename T>                                   \
   __device__ __forceinline__ T QueryTransform(const Params& params, T q) { \
@@ -46,8 +46,8 @@
 
 namespace flashinfer {
 
-/// The hooks that do nothing. `update_m_d` is called with kv_tile_idx == 0 exactly once per row, before any key is
-/// added (m = -inf, d = 0 then); m is in units of base-2 exponents. `scale` rescales what was accumulated.
+/// Default hooks, which do nothing. `update_m_d` is called with kv_tile_idx == 0 exactly once per row, before any key
+/// is added (m = -inf, d = 0); m is in units of base-2 exponents. `scale` rescales the accumulated output.
 struct AttentionVariantBase {
   REGISTER_QUERY_TRANSFORM(params, q, { return q; })
   REGISTER_KEY_TRANSFORM(params, k, { return k; })
@@ -55,13 +55,14 @@ struct AttentionVariantBase {
   REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, { return true; })
   REGISTER_M_D_UPDATE(params, kv_tile_idx, qo_head_idx, m, d, scale, {})
   REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, {
-    const float d_rcp = math::ptx_rcp(d);  // outside of the condition: computed once for the columns of a row
+    const float d_rcp =
+        math::ptx_rcp(d);  // outside of the condition, so that it is computed once for the columns of a row
     return output * (m != -math::inf ? d_rcp : 0.f);
   })
 };
 
-/// The built-in variant: scaling, soft cap, ALiBi, custom mask. Sliding windows are the kernel's business; the flag
-/// stays in the signature because published variants name it.
+/// Built-in variant: scaling, soft cap, ALiBi, custom mask. The kernel handles sliding windows; the flag stays in the
+/// signature because published variants name it.
 template <bool use_custom_mask, bool use_sliding_window, bool use_logits_soft_cap, bool use_alibi>
 struct DefaultAttention : AttentionVariantBase {
   static constexpr bool use_softmax = true;
@@ -118,7 +119,7 @@ struct DefaultAttention : AttentionVariantBase {
 
 namespace attention {
 
-/// Where a pair stands relative to the diagonal: key `kv_idx` is at or before the query's own position.
+/// Range of keys that is visible by bounds, diagonal and sliding window.
 template <typename Params>
 struct MaskOf {
   int32_t qo_len, kv_len, window_left, mask_mode;
@@ -129,7 +130,7 @@ struct MaskOf {
         window_left(params.window_left < 0 ? INT32_MAX : params.window_left),
         mask_mode(params.mask_mode) {}
 
-  /// First and last + 1 key that a query token may see by bounds, diagonal and window.
+  /// First key, and one past the last key, that a query token may see.
   FLASHINFER_HD int32_t First(int32_t qo_idx) const {
     const int64_t first = int64_t(qo_idx) + kv_len - qo_len - window_left;
     return first > 0 ? int32_t(first < kv_len ? first : kv_len) : 0;
@@ -141,7 +142,7 @@ struct MaskOf {
   }
 };
 
-/// Whether a variant's parameters can describe multi-item scoring.
+/// True if the parameters of a variant can describe multi-item scoring.
 template <typename Params, typename = void>
 struct HasItems {
   static constexpr bool value = false;
@@ -153,7 +154,7 @@ struct HasItems<Params, decltype(void(Params::maybe_token_pos_in_items_ptr))> {
 
 /// Multi-item scoring beyond its causal part: tokens of an item see the prefix and their own item only.
 struct ItemBounds {
-  int32_t prefix = 0, first = 0;  ///< keys below one and from the other on are visible
+  int32_t prefix = 0, first = 0;  ///< keys below `prefix` and from `first` on are visible
 
   template <typename Params>
   FLASHINFER_HD ItemBounds(const Params& params, uint32_t batch_idx, int32_t qo_len, int32_t kv_len, int32_t qo_idx) {

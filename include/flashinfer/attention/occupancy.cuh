@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Occupancy queries and launches of kernels that fill the device, with as much shared memory as a block can have.
+#pragma once
+#include <atomic>
+
+#include "../utils.cuh"
+#include "backend_interface.h"
+
+namespace flashinfer {
+namespace attention {
+
+/// Bytes of shared memory that a block may use on every device the unit is compiled for.
+constexpr int SharedLimitOf(int arch) {
+  switch (arch) {
+    case 900:
+    case 1000:
+    case 1030:
+    case 1100:
+      return 227 * 1024;
+    case 800:
+    case 870:
+      return 163 * 1024;
+    case 750:
+      return 64 * 1024;
+    default:
+      return 99 * 1024;
+  }
+}
+constexpr int SharedLimit() {
+#ifdef __CUDA_ARCH_LIST__
+  constexpr int ARCHS[] = {__CUDA_ARCH_LIST__};
+#else
+  constexpr int ARCHS[] = {800};
+#endif
+  int limit = 227 * 1024;
+  for (int arch : ARCHS) limit = SharedLimitOf(arch) < limit ? SharedLimitOf(arch) : limit;
+  return limit;
+}
+
+/// Cache a driver query per device.
+template <typename Tag>
+int OncePerDevice(int (*ask)(int device)) {
+  constexpr int MAX_DEVICES = 64;
+  static std::atomic<int> known[MAX_DEVICES];  // 0: unknown, otherwise the answer + 1
+  int device = 0;
+  cudaGetDevice(&device);
+  if (device >= MAX_DEVICES) return ask(device);
+  int x = known[device].load(std::memory_order_relaxed);
+  if (x == 0) known[device].store(x = ask(device) + 1, std::memory_order_relaxed);
+  return x - 1;
+}
+
+/// Allow KERNEL to use `BYTES` of dynamic shared memory.
+template <auto KERNEL, int BYTES>
+Status AllowShared() {
+  struct Tag {};
+  return Status(OncePerDevice<Tag>(
+      [](int) { return int(cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES)); }));
+}
+
+template <auto KERNEL, int THREADS, int BYTES>
+int MaxActiveBlocksOf() {
+  struct Tag {};
+  return OncePerDevice<Tag>([](int device) {
+    int each = 0, multiprocessors = 0;
+    AllowShared<KERNEL, BYTES>();
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, KERNEL, THREADS, BYTES);
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    return each * multiprocessors;
+  });
+}
+
+template <auto KERNEL, int THREADS, int BYTES, typename... Args>
+Status LaunchBlocks(int blocks, bool enable_pdl, Stream stream, const Args&... args) {
+  const Status status = AllowShared<KERNEL, BYTES>();
+  if (status != cudaSuccess) return status;
+  return LaunchShared(KERNEL, dim3(blocks), dim3(THREADS), BYTES, enable_pdl, stream, args...);
+}
+
+/// Number of clusters of SIZE blocks that the current device runs at once, 0 if it has no clusters. An H200 has room
+/// for 264 blocks but for 62 clusters of 4, because a cluster must lie within one GPC.
+template <auto KERNEL, int THREADS, int BYTES, int SIZE>
+int MaxActiveClustersOf() {
+  struct Tag {};
+  return OncePerDevice<Tag>([](int) {
+    int clusters = 0;
+    AllowShared<KERNEL, BYTES>();
+    const LaunchConfig launch(dim3(SIZE), dim3(THREADS), BYTES, false, nullptr, SIZE);
+    if (cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &launch.config) != cudaSuccess) {
+      cudaGetLastError();  // clear the error: no clusters is a valid answer
+      return 0;
+    }
+    return clusters;
+  });
+}
+
+template <auto KERNEL, int THREADS, int BYTES, int SIZE = MAX_CLUSTER>
+int MaxActiveClusters(int size) {
+  if constexpr (SIZE > 1) {
+    return size == SIZE ? MaxActiveClustersOf<KERNEL, THREADS, BYTES, SIZE>()
+                        : MaxActiveClusters<KERNEL, THREADS, BYTES, SIZE - 1>(size);
+  } else {
+    return 0;
+  }
+}
+
+}  // namespace attention
+}  // namespace flashinfer
