@@ -25,7 +25,13 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "CUDA": (
         ("include/flashinfer/{stem}.cuh", "include/flashinfer/{stem}_*.cuh", "include/flashinfer/{folder}/*.cuh"),
     ),
-    "CPU": (("include/flashinfer/{stem}_cpu.h", "include/flashinfer/{folder}/cpu/*.h"),),
+    "CPU": (
+        (
+            "include/flashinfer/{stem}_cpu.h",
+            "include/flashinfer/{folder}/*cpu*.h",
+            "include/flashinfer/{folder}/cpu/*.h",
+        ),
+    ),
     "shared": (("include/flashinfer/{stem}.h", "include/flashinfer/{folder}/*.h"),),
     "trace": (("flashinfer/trace/templates/{family}.py", "flashinfer/trace/templates/{family}_*.py"),),
     "test": (
