@@ -9,6 +9,7 @@
 # JOBS=8        processes at once, in all steps after the build; half of the cores unless given
 # TEST_S=300    seconds that each of them may take: a file of tests, as it is or under a sanitizer
 # CASES=        also what needs no GPU, which CI runs; or any other choice of pytest -k
+# LIST=1        print the steps and paths that would run, one pair a line, and stop
 # SANITIZE=1    how many tests the sanitizers see: about SANITIZE * sqrt(k) of k parametrisations; "all" is all, property
 #               tests too, and takes many minutes
 #
@@ -21,14 +22,16 @@ export FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-$(mktemp -d)}  # e
 steps=" ${STEPS:-build test memcheck racecheck} "
 built=$(python3 -c "from flashinfer.aot import FAMILIES; print(*FAMILIES)") || exit 1
 families=${FAMILIES:-}
-if [ -z "$families" ]; then  # whatever is built or tested, but for the folders that need no GPU or come later
-  folders=$(cd tests && ls -d */ | tr -d / | grep -vxE "__pycache__|cli|cuda_compile|docs|jit|packaging|testing|trace|utils")
+# Folders without kernels of their own: tested as a whole, not under a sanitizer. `testing` comes last, alone.
+whole="cli cuda_compile docs jit packaging trace utils"
+if [ -z "$families" ]; then  # whatever is built or tested
+  folders=$(cd tests && ls -d */ | tr -d / | grep -vxE "__pycache__|testing|$(echo $whole | tr ' ' '|')")
   families=$(printf '%s\n' attention $built $folders | awk '!seen[$0]++')  # what takes longest begins
 fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}  # several processes share the cores
 export results limit=${TEST_S:-300} sample=${SANITIZE:-1} cases=${CASES-not cpu}
 
-if [[ $steps == *" build "* ]]; then
+if [[ $steps == *" build "* && -z ${LIST:-} ]]; then
   python3 - "$results/build.json" $families <<'PYTHON' || exit 1
 import json, sys, time
 from flashinfer.aot import FAMILIES, gen_family_modules
@@ -80,7 +83,14 @@ for family in $families; do
   done
 done
 if [[ -z ${FAMILIES:-} && $steps == *" test "* ]]; then
-  for path in tests/utils tests/trace tests/test_tiny.py; do jobs+=(test "$path"); done
+  for path in $(printf 'tests/%s ' $whole) tests/test_*.py; do
+    [[ " ${jobs[*]} " == *" $path "* ]] || jobs+=(test "$path")
+  done
+fi
+if [ -n "${LIST:-}" ]; then
+  printf '%s %s\n' "${jobs[@]}"
+  [[ -n ${FAMILIES:-} || $steps != *" test "* ]] || echo "test tests/testing"
+  exit 0
 fi
 status=0
 printf '%s\n' "${jobs[@]}" | xargs -P "${JOBS:-$((($(nproc) + 1) / 2))}" -n 2 bash -c 'check "$@"' check || status=1

@@ -7,6 +7,11 @@
 
 ``transformers`` keeps keys and values of a batch as ``(batch, num_kv_heads, kv_len, head_dim)``. That is a paged cache
 in the HND layout whose pages are as long as the sequences, so attention reads it where it is.
+
+``torch.compile(model)`` works: a graph ends at each attention and goes on behind it, because attention is planned on
+the host for each batch. ``fullgraph=True`` is refused for the same reason. A program that needs one graph calls
+``plan`` of :class:`~flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper` outside of the compiled function and
+``run`` inside, which is a single op of the graph; or it compiles the modules between the attentions by themselves.
 """
 
 from __future__ import annotations

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check that runs on a GPU machine misses no folder of tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_test_file_is_run(tmp_path):
+    env = {k: v for k, v in os.environ.items() if k not in ("FAMILIES", "STEPS")} | {"LIST": "1"}
+    script = ["bash", str(ROOT / "scripts" / "gpu_check.sh"), str(tmp_path)]
+    printed = subprocess.run(script, env=env, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / line.split()[1] for line in printed.splitlines() if line.startswith("test ")]
+    missed = [
+        file
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if not any(path == file or path in file.parents for path in paths)
+    ]
+    assert missed == []
