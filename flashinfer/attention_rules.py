@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the published attention backends could serve a call: rules that engines ask for before they choose one.
+"""Rules by which serving engines choose a published attention backend for a call.
 
-They answer for the published family of kernels. Our own wrappers take ``"auto"`` to mean what exists here.
+The rules describe the published kernels. Our own wrappers resolve ``"auto"`` to a backend that exists in this package.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_fa3_backend_supported(
     dtype_q: torch.dtype,
     dtype_kv: torch.dtype,
 ) -> bool:
-    """Hopper's kernels have no masks and no position encodings, and read 8-bit keys with 8-bit queries only."""
+    """Tell whether FA3 (Hopper) serves a call: no custom mask, no position encoding, FP8 keys only with FP8 queries."""
     if use_custom_mask or use_fp16_qk_reductions or pos_encoding_mode != PosEncodingMode.NONE.value:
         return False
     return dtype_kv != torch.uint8 and not (dtype_kv in _FP8 and dtype_q not in _FP8)
@@ -48,7 +48,7 @@ def is_cutlass_backend_supported(
     dtype_q: torch.dtype,
     dtype_kv: torch.dtype,
 ) -> bool:
-    """Blackwell's kernels: as Hopper's, and without 8-bit floats."""
+    """Tell whether CUTLASS (Blackwell) serves a call: the rules of FA3, and no FP8."""
     if dtype_q in _FP8 or dtype_kv in _FP8:
         return False
     return is_fa3_backend_supported(pos_encoding_mode, use_fp16_qk_reductions, use_custom_mask, dtype_q, dtype_kv)
@@ -65,8 +65,8 @@ def determine_attention_backend(
     head_dim_qk: Optional[int] = None,
     head_dim_vo: Optional[int] = None,
 ) -> str:
-    """``"fa3"`` on Hopper (CUDA 12.3 on) for calls that it can serve, ``"fa2"`` otherwise."""
-    from . import utils  # engines replace the probe there
+    """Return ``"fa3"`` on Hopper (CUDA 12.3 or later) for calls that FA3 serves, ``"fa2"`` otherwise."""
+    from . import utils  # imported here: serving engines patch is_sm90a_supported in utils
 
     options = (pos_encoding_mode, use_fp16_qk_reductions, use_custom_mask, dtype_q, dtype_kv)
     if not utils.is_sm90a_supported(device) or not is_fa3_backend_supported(*options):
@@ -77,14 +77,14 @@ def determine_attention_backend(
 
 
 def determine_mla_backend(device: torch.device) -> str:
-    """``"fa3"`` on Hopper, ``"fa2"`` otherwise."""
+    """Return ``"fa3"`` on Hopper, ``"fa2"`` otherwise."""
     from . import utils
 
     return "fa3" if utils.is_sm90a_supported(device) else "fa2"
 
 
 def check_trtllm_gen_sm107_only_feature(enabled: Any, feature_name: str, device: torch.device) -> None:
-    """Refuse an option of compute capability 10.7 elsewhere."""
+    """Raise an error if an option of compute capability 10.7 is enabled on another device."""
     from . import utils
     from .errors import ArgumentError
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words of the attention calls that kernels know as numbers, and what else calls are made of: a number, two tensors."""
+"""Enums shared with the kernels (mask, position encoding, KV layout), plus ``log2e``, ALiBi slopes, indptr helpers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 __all__ = ["MaskMode", "PosEncodingMode", "TensorLayout", "get_alibi_slopes", "get_indptr", "log2e"]
 
-log2e = math.log2(math.e)  # natural logarithms times this are those to base 2, which an LSE is in
+log2e = math.log2(math.e)  # factor that converts natural to base-2 logarithms, the base of an LSE
 
 
 class PosEncodingMode(enum.Enum):
@@ -23,7 +23,7 @@ class PosEncodingMode(enum.Enum):
 
 
 class MaskMode(enum.Enum):
-    """Which keys a query sees."""
+    """Mask mode: the rule that decides which keys a query sees."""
 
     NON_CAUSAL = 0
     CAUSAL = 1
@@ -39,14 +39,14 @@ class TensorLayout(enum.Enum):
 
 
 def get_indptr(x: torch.Tensor) -> torch.Tensor:
-    """Offsets of segments from their lengths: ``[3, 1]`` gives ``[0, 3, 4]``, int64, on the same device."""
+    """Return the prefix sum of segment lengths, int64, on the same device: ``[3, 1]`` gives ``[0, 3, 4]``."""
     indptr = torch.zeros(x.shape[0] + 1, dtype=torch.int64, device=x.device)
     torch.cumsum(x, dim=0, out=indptr[1:])
     return indptr
 
 
 def get_alibi_slopes(n_heads: int, device: Optional[torch.device] = None) -> torch.Tensor:
-    """ALiBi slope of each head, float32 ``(n_heads,)``.
+    """Return the ALiBi slope of each head, float32 ``(n_heads,)``.
 
     With ``m`` the largest power of two up to ``n_heads``: ``2^(-8 k / m)`` for ``k = 1..m``; heads beyond ``m`` get the
     odd terms of the sequence for ``2 m`` heads.

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill together with decoding.
+"""POD attention: prefill together with decoding.
 
-Both parts are one launch on GPUs whose multiprocessors hold a block of each: products of the one run while keys of the
-other are read. That takes heads of at most 128 columns of 16 bits, neither rotation nor a custom mask, and enough
-queries to keep the device busy by themselves. Otherwise the parts are launched one right after the other. One batch
-that has requests of both kinds, in one cache, is a single launch too:
-:class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+Both parts share one launch on GPUs whose SMs hold a CTA of each part: tensor cores work for prefill while the keys of
+the decoding part are loaded. A shared launch needs 16-bit types, a head_dim of at most 128, no RoPE, no custom mask,
+and enough prefill queries to fill the GPU. Otherwise the two parts are launched one after the other. A batch with
+requests of both kinds in one cache is a single launch too: :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
 """
 
 from __future__ import annotations
@@ -46,41 +45,42 @@ __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
 
 Dtype = Union[str, torch.dtype]
 
-_TILE = 128  # rows
+_TILE = 128  # rows per prefill tile
 _is_compiling = torch.compiler.is_compiling
 
 
 @functools.cache
 def get_pod_module(*args: Any) -> Any:
-    """The module that serves both parts, built and loaded on first use."""
+    """Return the module that serves both parts, built and loaded on first use."""
     return gen_pod_module(*args).build_and_load()
 
 
 @functools.cache
 def get_batch_pod_module(*args: Any) -> Any:
-    """As :func:`get_pod_module`."""
+    """Return the module of the batch wrapper, built and loaded on first use."""
     return gen_batch_pod_module(*args).build_and_load()
 
 
 def _is_much(q: torch.Tensor) -> bool:
-    """Whether these queries keep a GPU busy while it decodes too (``FusesLists`` of attention/planner.h).
+    """Return True if there are enough prefill queries for a shared launch (``FusesLists`` of attention/planner.h).
 
-    Native code looks closer; where it would say no, two calls take less time on the host.
+    Native code makes the exact decision. This estimate saves host time: if native code would decline to share a launch,
+    two separate calls take less time on the host.
     """
     return q.is_cuda and q.ndim == 3 and q.shape[0] * q.shape[1] >= 3 * _TILE * get_device_sm_count(q.device)
 
 
 class _Part(AttentionWrapper):
-    """A part whose launch can be left to the caller, who has it together with another's."""
+    """One part of a POD call. ``prepare`` leaves its launch to the caller, who combines it with the other part's."""
 
     _launches: Optional[list[Launch]] = None
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[Result, Launch]:
-        """What ``run`` would return, and the launch that fills it. Scales of values are the caller's business too."""
+        """Return the result of ``run`` and the launch that fills it. The caller launches, and applies ``v_scale``."""
         self._launches = []
-        self._record = None  # a call like one before would be launched at once
+        self._record = None  # with a record, run() would launch at once
         try:
-            result = self.run(*args, **kwargs)  # type: ignore[attr-defined]  # of subclasses
+            result = self.run(*args, **kwargs)  # type: ignore[attr-defined]  # subclasses define run()
             return result, self._launches[0]
         finally:
             self._launches = None
@@ -99,7 +99,7 @@ class _Part(AttentionWrapper):
             self._launch(launch, enable_pdl)
 
     def launch_arguments(self, launch: Launch, enable_pdl: Optional[bool]) -> tuple[Any, ...]:
-        """What ``paged_run`` of the module takes."""
+        """Return the arguments of the module's ``paged_run``."""
         _, name, args = self._native_call(launch, use_pdl(launch.q, enable_pdl))
         assert name == "paged_run"
         return args
@@ -108,12 +108,12 @@ class _Part(AttentionWrapper):
 class _PrefillPart(_Part, BatchPrefillWithPagedKVCacheWrapper):
     _op = BatchPrefillWithPagedKVCacheWrapper._op
 
-    @flashinfer_api(trace=None)  # as plan() and run() are: a replay of the log needs it between them
+    @flashinfer_api(trace=None)  # logged like plan() and run(): a replay of the log calls it between them
     def plan_mask(
         self, causal: bool, custom_mask: Optional[torch.Tensor], packed_custom_mask: Optional[torch.Tensor]
     ) -> None:
         """Plan the same batch with another mask."""
-        self._plan_info = None  # if this fails there is no plan
+        self._plan_info = None  # if planning fails, no valid plan remains
         qo_indptr, _, kv_lens = self._planned[0][:3]
         self._store_mask(f"{self._op}.plan", custom_mask, packed_custom_mask, np.diff(qo_indptr), kv_lens, True)
         self._causal = causal
@@ -125,14 +125,14 @@ class _DecodePart(_Part, BatchDecodeWithPagedKVCacheWrapper):
 
 
 class PODWithPagedKVCacheWrapper(CopiedWithPlans):
-    r"""One request that prefills and a batch that decodes, in one call.
+    r"""POD attention: prefill of one request and decode of a batch, in one call.
 
     Parameters
     ----------
     float_workspace_buffer : torch.Tensor
         Scratch of both parts; its device is that of the wrapper.
     kv_layout : str
-        Of the paged cache: ``"NHD"`` or ``"HND"``.
+        Layout of the paged cache: ``"NHD"`` or ``"HND"``.
     use_cuda_graph, paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
         As for :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper`.
     jit_args : Optional[List]
@@ -176,7 +176,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
         return self._decode.is_cuda_graph_enabled
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from the next ``plan`` on."""
+        """Replace the workspaces. ``plan`` must be called again before ``run``."""
         self._decode.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
@@ -257,7 +257,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
         enable_pdl: Optional[bool] = None,
         *args: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention of both parts.
+        """Compute attention of both parts.
 
         Parameters
         ----------
@@ -271,9 +271,9 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
         q_scale, k_scale, v_scale : Optional[Union[float, torch.Tensor]]
             Scales of the decoding part.
         use_fp16_qk_reduction : bool
-            A permission that is not used: products are summed in float32.
+            Ignored: products are always accumulated in float32.
         enable_pdl : Optional[bool]
-            Programmatic dependent launch; where the device has it if None.
+            Programmatic dependent launch; None enables it where the device supports it.
         *args
             Not read.
 
@@ -330,7 +330,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
         return out_p, out_d
 
     def _shares_module(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pos_encoding_mode: str) -> bool:
-        """Whether the module of the part that decodes serves the one that prefills."""
+        """Return True if the module of the decoding part can serve the prefill part too."""
         decode = self._decode
         decode._require_plan()
         return (
@@ -341,11 +341,11 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
         )
 
     def end_forward(self) -> None:
-        """Nothing to do; published callers have it."""
+        """Do nothing; published callers call it."""
 
 
 class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
-    r"""A batch that prefills and a batch that decodes, in one call; both in paged caches.
+    r"""POD attention: prefill of a batch and decode of a batch, in one call; both over paged caches.
 
     Parameters
     ----------
@@ -362,8 +362,8 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
         half = flat.numel() // 32 * 16
         self._prefill = _PrefillPart(flat[:half], kv_layout)
         self._decode = _PrefillPart(flat[half:], kv_layout)
-        self._is_planned: Optional[bool] = None  #: False: the last plan failed
-        self._planned_causal: Optional[bool] = None  #: None: a mask of the caller's
+        self._is_planned: Optional[bool] = None  #: None: never planned; False: the last plan failed
+        self._planned_causal: Optional[bool] = None  #: causal flag of the prefill plan; None: custom mask
         self.device = float_workspace_buffer.device
 
     @property
@@ -409,7 +409,7 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
             "rope_theta": rope_theta,
             "non_blocking": non_blocking,
         }
-        self._is_planned = False  # one part without the other is no plan
+        self._is_planned = False  # both parts must be planned
         self._prefill.plan(qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p, *sizes, **options)
         self._decode.plan(qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d, *sizes, **options)
         self._planned_causal = False
@@ -420,7 +420,7 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
     def _plan_mask(
         self, causal: bool, custom_mask: Optional[torch.Tensor], packed_custom_mask: Optional[torch.Tensor]
     ) -> None:
-        """Plan the part that prefills for what it sees, if it was planned for something else."""
+        """Plan the prefill part again if it was planned with another mask."""
         is_custom = custom_mask is not None or packed_custom_mask is not None
         if is_custom or self._planned_causal is not causal:
             self._planned_causal = None
@@ -447,7 +447,7 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
         tuple[torch.Tensor, torch.Tensor],
         tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
     ]:
-        """Attention of both parts.
+        """Compute attention of both parts.
 
         Parameters
         ----------
@@ -463,9 +463,9 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
         return_lse : bool
             Whether to return the LSE too.
         use_fp16_qk_reduction : bool
-            A permission that is not used: products are summed in float32.
+            Ignored: products are always accumulated in float32.
         enable_pdl : Optional[bool]
-            Programmatic dependent launch; where the device has it if None.
+            Programmatic dependent launch; None enables it where the device supports it.
 
         Returns
         -------
@@ -514,4 +514,4 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
             self._decode._launch(launch_d, enable_pdl)
 
     def end_forward(self) -> None:
-        """Nothing to do; published callers have it."""
+        """Do nothing; published callers call it."""

@@ -118,7 +118,7 @@ def xqa(
     sm_count : Optional[int]
         Ignored.
     enable_pdl : Optional[bool]
-        Programmatic dependent launch; None where the device has it.
+        Programmatic dependent launch; None enables it where the device supports it.
     rcp_out_scale : float
         Multiplies the output.
     q_seq_len : int
@@ -176,9 +176,9 @@ def _ragged_drafts(
     mask: Optional[torch.Tensor],
     common: dict[str, Any],
 ) -> torch.Tensor:
-    """Requests with different numbers of draft tokens: those with equal numbers together.
+    """Compute attention of requests with different numbers of draft tokens: one launch per distinct number.
 
-    How many a request has decides what is launched, so the numbers are copied to the host, which waits for the GPU.
+    The launches depend on the numbers of draft tokens, so these are copied to the host, which waits for the GPU.
     """
     (offsets,) = to_host("xqa", q_cu_seq_lens=q_cu_seq_lens)
     if mask is None:
@@ -217,7 +217,7 @@ def get_xqa_module(
     q_seq_len: int,
     use_ragged_q: bool = False,
 ) -> Any:
-    """The module that serves such a call: that of batch decode, for every page size, group and window."""
+    """Return the module that serves ``xqa``: the batch decode module, for every page size, group size and window."""
     from .attention.modules import get_batch_decode_module
 
     dtypes = (input_dtype, kv_cache_dtype, input_dtype, torch.int32)

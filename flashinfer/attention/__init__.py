@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention beyond one kind of batch, and the pieces that the families of attention share."""
+"""Attention over mixed batches and with sinks, and code shared by the decode, prefill, MLA and cascade packages."""
 
 from ..jit.attention import gen_batch_attention_module as gen_batch_attention_module
 from .batch_attention import BatchAttention

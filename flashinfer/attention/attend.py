@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``run`` of the wrappers for queries, keys and values, after they have looked at their own arguments."""
+"""Shared ``run()`` of the decode and prefill wrappers, after wrapper-specific validation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 _is_compiling = torch.compiler.is_compiling
 
-#: What another plan for pages replaces, besides numbers.
+#: Attributes (objects, not numbers) that a new plan over a paged cache replaces.
 REPLANNED = (
     "_plan_info",
     "_qo_indptr_buf",
@@ -47,7 +47,7 @@ class AttentionWrapper(PlannedWrapper):
     """Base of the decode and prefill wrappers."""
 
     _head_dim_vo: int
-    _first_row = 0  #: of the first request; rows before it are of none
+    _first_row = 0  #: index of the first row of the first request; earlier rows belong to no request
 
     _objects: ClassVar[tuple[str, ...]] = (
         "_plan_info",
@@ -79,14 +79,14 @@ class AttentionWrapper(PlannedWrapper):
             )
 
     def _check_batch_size(self, op: str, batch_size: int) -> None:
-        """For CUDA graphs, whose buffers have a size."""
+        """Check the batch size against the fixed size of the CUDA graph buffers."""
         if batch_size != self._fixed_batch_size:
             raise ArgumentError(
                 f"{op}: the batch size is {batch_size}, expected {self._fixed_batch_size} (fixed by the buffers)"
             )
 
     def _expected_rows(self) -> int:
-        """Rows that q must have."""
+        """Return the number of rows that q must have."""
         raise AssertionError("a subclass knows")
 
     def _check_in_graph(self, launch: Launch) -> None:
@@ -109,7 +109,7 @@ class AttentionWrapper(PlannedWrapper):
             )
 
     def _numbers(self, sm_scale: float) -> tuple[float, float, float, float]:
-        """The scalars that every built-in module declares."""
+        """Return the scalars that every built-in module declares."""
         return (
             self._logits_soft_cap or 0.0,
             sm_scale,
@@ -118,7 +118,7 @@ class AttentionWrapper(PlannedWrapper):
         )
 
     def _derived_scalars(self, sm_scale: float, q_scale: Scale, k_scale: Scale, v_scale: Scale) -> dict[str, Any]:
-        """Scalars that a variant may declare and a caller need not pass."""
+        """Return default values of scalars that a variant may declare and the caller may omit."""
         cap, sm_scale, rope_rcp_scale, rope_rcp_theta = self._numbers(sm_scale)
         return {
             "logits_soft_cap": cap,
@@ -159,7 +159,7 @@ class AttentionWrapper(PlannedWrapper):
         is_compiling = _is_compiling()
         if num_qo_heads != self._num_qo_heads:
             self._refuse_query(q)
-        if not is_compiling and rows != self._expected_rows():  # a graph is for any rows: it looks when it runs
+        if not is_compiling and rows != self._expected_rows():  # compiled: run_planned checks the rows
             self._refuse_query(q)
         sm_scale = default_scale(f"{op}.run", self._sm_scale, head_dim)
         is_plain = self._jit is None and not args and not self._is_nvfp4 and q.dtype is self._dtypes.compute
@@ -176,7 +176,7 @@ class AttentionWrapper(PlannedWrapper):
             given, scalars = self._jit.split(op, args, derived, product_of_numbers(q_scale, k_scale))
             factors = [*given, *factors]
         score, given_out = None, out
-        o_dtype = self._cached_o_data_type or q.dtype  # plans of engines leave it None
+        o_dtype = self._cached_o_data_type or q.dtype  # serving engines that replace plan() leave the output dtype None
         out = output_buffer(op, out, (rows, num_qo_heads, self._head_dim_vo), o_dtype, q)
         if return_lse or lse is not None or sinks is not None:
             score = lse_buffer(op, lse if lse_layout == "NH" else None, (rows, num_qo_heads), q)
@@ -202,7 +202,7 @@ class AttentionWrapper(PlannedWrapper):
         return (out, score) if return_lse else out
 
     def _clear_first_rows(self, out: Optional[torch.Tensor], lse: Optional[torch.Tensor]) -> None:
-        """Make rows of no request those of one without keys, in what the caller did not give."""
+        """Set rows before the first request to out = 0 and lse = -inf, in buffers that we allocated (None: skip)."""
         if out is not None:
             out[: self._first_row] = 0
         if lse is not None:
@@ -221,9 +221,11 @@ class AttentionWrapper(PlannedWrapper):
         return_lse: bool,
         enable_pdl: Optional[bool],
     ) -> Optional[Result]:
-        """The call before with other tensors; None if it was another call. Without ``v``, ``k`` is a cache of both.
+        """Fast path: repeat the previous launch with new tensors. Return None if anything else changed.
 
-        Tensors that do not fit are refused by the native call; the caller then takes the long way, which says why.
+        If ``v`` is None, ``k`` is one tensor that holds keys and values. The native call rejects tensors that do not
+        match the previous launch. The result is None then too, and the caller takes the slow path, which raises an
+        error with the reason.
         """
         if is_traced() or compiler._is_compiling_flag:
             return None
@@ -234,7 +236,7 @@ class AttentionWrapper(PlannedWrapper):
         if is_replanned:
             if not self._can_replan(record, q):
                 return None
-            record.shape = (q.shape[0], *record.shape[1:])  # the strides do not depend on rows
+            record.shape = (q.shape[0], *record.shape[1:])  # contiguous strides do not depend on the number of rows
         sm_scale = self._sm_scale
         if sm_scale is None:
             sm_scale = record.default_scale
@@ -266,7 +268,7 @@ class AttentionWrapper(PlannedWrapper):
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _can_replan(self, record: CallRecord, q: torch.Tensor) -> bool:
-        """Whether the call before differs by its plan, tables and rows only."""
+        """Return True if only the plan, the page table and the number of rows changed since the recorded call."""
         return bool(
             self._replanned
             and self._plan_info is not None
@@ -276,11 +278,11 @@ class AttentionWrapper(PlannedWrapper):
         )
 
     def _new_plan(self) -> tuple[Any, ...]:
-        """What ``replan`` of the module takes between the record and the tensors."""
+        """Return the arguments of the module's ``replan`` between the record and the tensors."""
         return _plan_and_table(self)
 
     def _convert(self, q: torch.Tensor, args: Sequence[Any]) -> tuple[torch.Tensor, Scale]:
-        """8-bit queries as 16-bit ones; positional arguments are the scales of q, k and v."""
+        """Convert 8-bit queries to 16 bits, scaled. ``args``: scales of q, k and v. Also return the scale of v."""
         if q.dtype not in FP8:
             raise ArgumentError(f"{self._op}.run: {len(args)} more positional arguments, expected none (no jit_args)")
         if len(args) != 3:
@@ -289,12 +291,15 @@ class AttentionWrapper(PlannedWrapper):
         op, heads = f"{self._op}.run", self._num_kv_heads
         return convert_fp8_query(op, q, scale_q, scale_k, heads, self._dtypes.compute), scale_v
 
-    # Names of older releases.
+    # Method names of older releases.
 
     def _keeps_plan(self, covers: bool) -> bool:
-        """Whether ``forward`` with other parameters has to do with the plan there is: a graph that captured another
-        plan would copy it to the device at each replay, over that of the day. Kernels hide what a row may not see
-        themselves, so a plan that covers more keys will do."""
+        """Return True if ``forward`` with new parameters must reuse the existing plan because a capture is in progress.
+
+        A CUDA graph that captured a new plan would copy that plan to the device at each replay and overwrite the
+        current plan. Kernels apply the mask themselves, so a plan that covers more keys than needed is correct.
+        ``covers`` tells whether the existing plan covers all keys that the new parameters make visible.
+        """
         if not self._is_being_captured():
             return False
         if not covers:
@@ -306,8 +311,8 @@ class AttentionWrapper(PlannedWrapper):
         return True
 
     def end_forward(self) -> None:
-        """Does nothing; older programs call it."""
+        """Do nothing; programs written for older releases call it."""
 
     def run_return_lse(self, *args: Any, **kwargs: Any) -> Result:
-        """``run`` with ``return_lse=True``."""
-        return self.run(*args, return_lse=True, **kwargs)  # type: ignore[attr-defined]  # of subclasses
+        """Call ``run`` with ``return_lse=True``."""
+        return self.run(*args, return_lse=True, **kwargs)  # type: ignore[attr-defined]  # subclasses define run()

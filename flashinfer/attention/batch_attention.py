@@ -36,7 +36,7 @@ class BatchAttention(CopiedWithPlans):
     kv_layout : str
         ``"NHD"`` or ``"HND"``.
     device : Union[str, torch.device]
-        Where it runs.
+        Device of the tensors.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class BatchAttention(CopiedWithPlans):
         self.page_locked_int_workspace_buffer = self._wrapper._pin_memory_int_workspace_buffer
         self._kv_layout = kv_layout
         self._use_profiler = False
-        self._logits_soft_cap = 0.0  #: as planned
+        self._logits_soft_cap = 0.0  #: soft cap of the last plan
 
     @flashinfer_api(trace=None)
     @names_kinds
@@ -82,7 +82,7 @@ class BatchAttention(CopiedWithPlans):
         kv_data_type: Union[str, torch.dtype] = torch.bfloat16,
         use_profiler: bool = False,
     ) -> None:
-        """Plan a batch. Index arrays that lie on the GPU are copied to the host, which waits for it.
+        """Plan a batch. Index arrays on the GPU are copied to the host, which waits for the GPU.
 
         Parameters
         ----------
@@ -147,7 +147,7 @@ class BatchAttention(CopiedWithPlans):
         profiler_buffer: Optional[torch.Tensor] = None,
         kv_cache_sf: Optional[PagedCache] = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the planned batch.
+        """Compute attention for the planned batch.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class BatchAttention(CopiedWithPlans):
         kv_cache : Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
             The paged cache.
         out, lse : Optional[torch.Tensor]
-            Where results go.
+            Output buffers.
         k_scale, v_scale : Optional[Union[float, torch.Tensor]]
             Scales of stored keys and values.
         logits_soft_cap : Optional[float]
@@ -199,5 +199,5 @@ class BatchAttention(CopiedWithPlans):
         return result[0], result[1]
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
-        """Nothing to build: one module serves keys and values of equal and of different strides."""
+        """Check for a plan only: one module serves equal and different strides of keys and values."""
         self._wrapper.prewarm_paged_kv_stride_variant(variant)

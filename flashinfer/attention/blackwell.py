@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of attention that serving engines import and that only Blackwell GPUs can serve.
+"""Attention functions that serving engines import and that need a Blackwell GPU.
 
-They are no implementations: each can be imported, and a call says what it would need.
+The functions are placeholders: each can be imported, and a call raises an error that names the missing GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Callable, NoReturn
 
 from ..blackwell_only import needs
 
-#: What the top level publishes; ``flashinfer.decode``, ``prefill``, ``mla``, ``xqa`` and ``msa_ops`` have the rest.
+#: Names that ``flashinfer`` exports; ``flashinfer.decode``, ``prefill``, ``mla``, ``xqa`` and ``msa_ops`` the rest.
 __all__ = [
     "nvfp4_attention_sm120_fwd",
     "nvfp4_attention_sm120_quantize_qkv",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over a cache that is addressed by a table of pages for each request: what the calls without plan share.
+"""Attention over a paged cache with a page table row per request, shared by the calls without ``plan()``.
 
-No call here waits for the GPU: a page table is an array of indices as it stands, a request's row begins at a multiple
-of its width, and lengths stay where they are.
+No call here waits for the GPU. The page table, flattened, is used directly as the array of page ids; the row of request
+``i`` begins at ``i`` times the table's width. Sequence lengths stay on the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DRAFT_WORD = 16  # bits
 
 
 def split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values, 4-D. One tensor has both in its second dimension, or one that serves as both."""
+    """Split a cache into 4-D keys and values. A 5-D tensor holds both, or one that serves as both, in dimension 1."""
     if isinstance(kv_cache, torch.Tensor):
         if kv_cache.ndim != 5 or kv_cache.shape[1] not in (1, 2):
             shape = tuple(kv_cache.shape)
@@ -49,7 +49,7 @@ def split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def as_rows(op: str, name: str, out: torch.Tensor, row: Sequence[int]) -> torch.Tensor:
-    """Where results go, seen as rows of that shape."""
+    """View an output buffer as rows of shape ``row``."""
     try:
         return out.view(-1, *row)
     except RuntimeError:
@@ -60,7 +60,7 @@ def as_rows(op: str, name: str, out: torch.Tensor, row: Sequence[int]) -> torch.
 
 
 def to_output(op: str, result: torch.Tensor, out: torch.Tensor, scale: Scale, name: str) -> None:
-    """Write ``result * scale`` to ``out``, which may be the result itself or have 8 bits."""
+    """Write ``result * scale`` to ``out``, which may be ``result`` itself or an FP8 tensor."""
     if out.dtype in FP8:
         wide = result.float()
         scale_output(op, wide, scale, name)
@@ -73,7 +73,7 @@ def to_output(op: str, result: torch.Tensor, out: torch.Tensor, scale: Scale, na
 
 
 def draft_rows(op: str, mask: torch.Tensor, rows: int, q_len: int) -> torch.Tensor:
-    """A mask of draft tokens with a row of 16-bit words for each of them, as kernels read it."""
+    """Reshape a mask of draft tokens to the form that kernels read: one row of 16-bit words per draft token."""
     words = mask.numel() // max(rows, 1)
     if words * rows != mask.numel() or words * _DRAFT_WORD < q_len:
         raise ArgumentError(
@@ -120,7 +120,7 @@ def attend_block_tables(
     out: Optional[torch.Tensor] = None,
     enable_pdl: Optional[bool] = None,
 ) -> torch.Tensor:
-    """Attention of ``q_len`` rows of each request, the last of its sequence.
+    """Compute attention for the last ``q_len`` tokens of each request.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def attend_block_tables(
     block_tables, seq_lens : torch.Tensor
         ``(batch_size, pages)`` and ``batch_size`` lengths, on the device.
     max_seq_len : int
-        Keys that no request exceeds.
+        Upper bound of the keys of a request.
     draft_mask : Optional[torch.Tensor]
         ``(batch_size * q_len, words)`` uint16: bit ``j`` of a row says whether it sees row ``j`` of its request. Causal
         without it.
@@ -153,7 +153,7 @@ def attend_block_tables(
     return out
 
 
-@register_custom_op("flashinfer::attend_block_tables", mutates_args=("out",))  # nobody reads the scratch
+@register_custom_op("flashinfer::attend_block_tables", mutates_args=("out",))  # the workspace is scratch
 def _attend(
     op: str,
     out: torch.Tensor,
@@ -179,13 +179,13 @@ def _attend(
     causal = q_len > 1 and draft_mask is None
     sizes = UniformSizes(batch_size, q_len, pages, page_size, max_seq_len, q.shape[1], num_kv_heads, causal)
     if sinks is not None:
-        sinks = sinks.reshape(-1).float()  # no copy where they are that already
+        sinks = sinks.reshape(-1).float()  # no copy if already float32 and contiguous
     module, extras = _module_of(q, k, v, sm_scale, sinks, q_len, draft_mask)
     plan = uniform_plan(op, module, q.device, workspace, sizes)
     lengths = as_int32(seq_lens)
     if not q.is_cuda:
         _check_lengths(op, lengths, min(max_seq_len, pages * page_size))
-        lengths = lengths - (pages - 1) * page_size  # of the last page (UniformPlan)
+        lengths = lengths - (pages - 1) * page_size  # keys in the last page (see UniformPlan)
     tables = (plan.kv_indptr, as_int32(block_tables), lengths)
     head = (workspace, plan.int_workspace, plan.info, q, k, v)
     tail = (layout, window_left, use_pdl(q, enable_pdl), *extras)
@@ -197,7 +197,7 @@ def _attend(
 
 
 def _check_lengths(op: str, lengths: torch.Tensor, limit: int) -> None:
-    """What a GPU is not asked for: lengths that neither the plan nor the table have room for."""
+    """Check, on the CPU only, that no length exceeds the plan or the page table. A GPU check would wait."""
     if not lengths.numel():
         return
     low, high = (int(x) for x in lengths.aminmax())
@@ -209,7 +209,7 @@ def _check_lengths(op: str, lengths: torch.Tensor, limit: int) -> None:
 
 
 def as_int32(x: torch.Tensor) -> torch.Tensor:
-    """Lengths and page ids in the type of kernels, one after the other."""
+    """Convert lengths or page ids to a flat contiguous int32 tensor, as kernels read them."""
     if x.dtype is torch.uint32:
         x = x.view(_INT32)
     elif x.dtype is not _INT32:
@@ -219,7 +219,7 @@ def as_int32(x: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _get_module(kind: str, q: torch.dtype, kv: torch.dtype, head_dim_qk: int, head_dim_vo: int, device: str) -> Any:
-    """The module of a kind of call: "decode" of one row or "prefill" of several, with sinks or masks of drafts."""
+    """Return the module for a kind of call: "decode", "prefill", "decode_sinks", "prefill_sinks" or "drafts"."""
     types, dims = (q, kv, q, torch.int32), (head_dim_qk, head_dim_vo)
     name = f"q_{_short[q]}_kv_{_short[kv]}_head_dim_qk_{head_dim_qk}_head_dim_vo_{head_dim_vo}"
     sink = (("sink",), ("float",), ("sm_scale",), ("double",), "AttentionSink", attention_sink_decl["fa2"])
@@ -237,7 +237,7 @@ def _get_module(kind: str, q: torch.dtype, kv: torch.dtype, head_dim_qk: int, he
 
 
 def draft_module_arguments(q: torch.dtype, kv: torch.dtype, head_dim_qk: int, head_dim_vo: int) -> tuple[Any, ...]:
-    """What the generator of customised batch prefill is given for calls with masks of draft tokens."""
+    """Return the arguments of the customized batch prefill generator for calls with masks of draft tokens."""
     name = f"q_{_short[q]}_kv_{_short[kv]}_head_dim_qk_{head_dim_qk}_head_dim_vo_{head_dim_vo}"
     tensors = (("maybe_sink", "draft_mask"), ("float", "uint16_t"))
     scalars = (("sm_scale", "draft_words"), ("double", "int64_t"))
@@ -255,7 +255,7 @@ def _module_of(
     q_len: int,
     draft_mask: Optional[torch.Tensor],
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The module that serves a call, and the last arguments of its run()."""
+    """Return the module that serves a call, and the last arguments of its ``run()``."""
     identity = (q.dtype, k.dtype, q.shape[-1], v.shape[-1], backend_of(q))
     if draft_mask is not None:
         return _get_module("drafts", *identity), (sinks, draft_mask, sm_scale, draft_mask.shape[-1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values out of the forms in which callers hold a cache."""
+"""Unpacking of a KV cache into keys, values and NVFP4 scale factors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 _UINT8 = torch.uint8
 _FACTOR_DTYPES = (torch.float8_e4m3fn, _UINT8)
-_CODES_PER_FACTOR = 8  # bytes of two codes
+_CODES_PER_FACTOR = 8  # bytes of the cache per scale factor; a byte holds two 4-bit codes
 
 
 def unpack_paged_cache(
     op: str, cache: PagedCache, layout: int, name: str = "paged_kv_cache"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of a paged cache, 4-D each, without a copy.
+    """Return the keys and values of a paged cache as 4-D views.
 
     One tensor holds keys at 0 and values at 1 of its second dimension. A cache without the page dimension has pages of
     one token.
@@ -53,7 +53,7 @@ def unpack_paged_cache(
 def scale_factors(
     op: str, k: torch.Tensor, v: torch.Tensor, kv_cache_sf: Optional[PagedCache], layout: int, paged: bool
 ) -> tuple[torch.Tensor, ...]:
-    """Scale factors of an NVFP4 cache as bytes; nothing for other caches."""
+    """Return the scale factors of an NVFP4 cache as uint8 views, or () for other caches."""
     if k.dtype is not _UINT8:
         return ()
     if kv_cache_sf is None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of wrappers. A plan lies in memory that its wrapper owns: a copy that shared it would overwrite the plan of
-another."""
+"""Copying of wrappers. A plan lives in memory that its wrapper owns, so a copy gets its own memory; if they shared it,
+planning with one would overwrite the plan of the other."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _W = TypeVar("_W", bound="CopiedWithPlans")
 
 
 class CopiedWithPlans(Serialised):
-    """Base of wrappers, whose copies have the plan of the original, memory for the next one and a lock of their own.
+    """Base of wrappers that can be copied: a copy has the original's plan, and its own plan memory and lock.
 
-    ``copy.copy`` shares what callers gave (workspaces for results in between, buffers of CUDA graphs),
-    ``copy.deepcopy`` nothing.
+    ``copy.copy`` shares the tensors that the caller passed (float workspace, CUDA graph buffers), ``copy.deepcopy``
+    shares nothing.
     """
 
     def __copy__(self: _W) -> _W:
@@ -39,10 +39,10 @@ class CopiedWithPlans(Serialised):
         )
 
     def _copied_memory(self, memo: dict[int, Any], is_deep: bool) -> None:
-        """Say in ``memo`` what the copy has instead of tensors of this one."""
+        """Register in ``memo`` the tensors that replace this wrapper's tensors in the copy."""
 
     def _begin_as_copy(self) -> None:
-        """Forget what belongs to the original alone."""
+        """Reset, in the copy, the state that belongs only to the original."""
 
 
 def _twin(wrapper: _W, memo: dict[int, Any], is_deep: bool) -> _W:
@@ -61,7 +61,7 @@ def _twin(wrapper: _W, memo: dict[int, Any], is_deep: bool) -> _W:
 
 
 def _part(value: Any, memo: dict[int, Any], is_deep: bool) -> Any:
-    """An attribute for the copy. Modules, native plans and numbers are never written to."""
+    """Return the value of an attribute for the copy. Modules, native plans and numbers are read-only, hence shared."""
     if isinstance(value, torch.Tensor):
         return copy.deepcopy(value, memo) if is_deep else memo.get(id(value), value)
     if isinstance(value, CopiedWithPlans):
@@ -70,6 +70,6 @@ def _part(value: Any, memo: dict[int, Any], is_deep: bool) -> Any:
         return type(value)(_part(x, memo, is_deep) for x in value)
     if type(value) is dict:
         return {key: _part(x, memo, is_deep) for key, x in value.items()}
-    if type(value) is functools.partial:  # a plan that an engine has bound to the wrapper (fast_decode_plan)
+    if type(value) is functools.partial:  # a plan function bound to the wrapper by a serving engine (fast_decode_plan)
         return functools.partial(value.func, *_part(value.args, memo, is_deep), **_part(value.keywords, memo, is_deep))
     return value

@@ -22,7 +22,7 @@ KVCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
 def _scratch(workspace: torch.Tensor) -> torch.Tensor:
-    """What lies behind the semaphores of the published kernels, which callers keep at zero."""
+    """Return the workspace after the bytes that callers keep zero for the semaphores of the published kernels."""
     flat = workspace
     if flat.ndim != 1 or flat.dtype is not torch.uint8:
         flat = flat.view(-1).view(torch.uint8)
@@ -111,19 +111,19 @@ def xqa_batch_decode_with_kv_cache(
     seq_lens : torch.Tensor
         ``(batch_size,)`` int32 or uint32 on the device: keys of each request, the new tokens included.
     max_seq_len : int
-        Keys that no request exceeds. A tight bound is a better plan.
+        Upper bound of the keys of a request. A tight bound gives a better plan.
     bmm1_scale, bmm2_scale : Union[float, torch.Tensor]
         Scale of the logits (``1 / sqrt(head_dim)`` and the scales of q and k), and of the output.
     window_left : int
         Keys left of a token that it sees; negative: all.
     out : Optional[torch.Tensor]
-        Where the result goes; float8_e4m3fn too.
+        Output buffer; float8_e4m3fn is allowed.
     sinks : Optional[torch.Tensor]
         ``(num_qo_heads,)`` float32 logits that add to the denominator of the softmax.
     kv_layout : str
         ``"NHD"`` or ``"HND"``.
     enable_pdl : Optional[bool]
-        Programmatic dependent launch; None where the device has it.
+        Programmatic dependent launch; None enables it where the device supports it.
     q_len_per_req : int
         New tokens of each request.
     o_scale : float
@@ -182,7 +182,7 @@ def _ragged(
     mask: Optional[torch.Tensor],
     q_cu_seq_lens: torch.Tensor,
 ) -> torch.Tensor:
-    """Through xqa(), whose scale of values is that of keys: the one of the output makes up for it."""
+    """Call ``xqa()``, which has one scale for keys and values; ``bmm2_scale`` is passed as the scale of the output."""
     from ..xqa import xqa
 
     k, v = split_cache("xqa_batch_decode_with_kv_cache", kv_cache)
@@ -255,7 +255,7 @@ def trtllm_batch_decode_with_kv_cache(
     sinks, kv_layout, enable_pdl, q_len_per_req, o_scale, mask
         As in :func:`xqa_batch_decode_with_kv_cache`; ``kv_layout`` is ``"HND"`` unless said otherwise.
     out : Optional[torch.Tensor]
-        Where the result goes.
+        Output buffer.
     out_dtype : Optional[Union[torch.dtype, str]]
         dtype of the result: that of ``out`` or of ``query`` if None; float8_e4m3fn too.
     backend : str

@@ -38,7 +38,7 @@ Inputs = Union[torch.Tensor, Sequence[Any]]
 
 @dataclass(frozen=True)
 class _Prompt:
-    """Queries and keys of a call. ``tables`` are page ids of keys; without it keys are rows."""
+    """Queries, keys and values of a call. ``tables`` holds page ids; if it is None, keys are ragged rows."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -53,7 +53,7 @@ class _Prompt:
 
 @dataclass(frozen=True)
 class _Options:
-    """What a row sees, and how logits are made."""
+    """Options of the mask and of the logits."""
 
     mask_mode: str
     window_left: int
@@ -135,11 +135,11 @@ def _unpack_pages(
 
 
 def _blocks(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both caches with pages counted in blocks, as their tables do.
+    """Return views of both caches whose pages are blocks, the unit of the page tables.
 
-    A table counts blocks of one page of keys from the start of ``k``, for values too, and a page of values lies as far
-    from its page of keys as ``v`` does from ``k``. So the number of a block of keys finds the values from the start of
-    ``v``.
+    A block has the size of one page of keys. Table entries count blocks from the start of ``k``, for values too. The
+    distance between a page of values and its page of keys is the distance between ``v`` and ``k``, so the block index
+    of a page of keys, applied to ``v``, gives the page of its values.
     """
     block = k[0].numel()
     if k.shape != v.shape or not (k[0].is_contiguous() and v[0].is_contiguous()):
@@ -174,7 +174,7 @@ def _check(prompt: _Prompt, options: _Options, input_layout: str) -> None:
 
 
 def _check_rows(name: str, offsets: np.ndarray, what: str, tokens: int) -> None:
-    """Kernels read and write the rows that offsets name. There may be more, which nobody asks for."""
+    """Check that offsets stay inside a tensor, because kernels access these rows. More rows than needed are allowed."""
     if offsets[-1] > tokens:
         raise ArgumentError(f"{_OP}: {name} ends at {offsets[-1]}, expected at most {tokens} (tokens of {what})")
 
@@ -230,7 +230,7 @@ def trtllm_fmha_v2_prefill(
     block_tables : Optional[torch.Tensor]
         ``(batch_size, pages)`` int32; ``(batch_size, 2, pages)`` for two caches.
     out : Optional[torch.Tensor]
-        Where the result goes.
+        Output buffer.
     out_dtype : Union[torch.dtype, str, None]
         Its dtype: that of q if None.
     sinks : Optional[torch.Tensor]
@@ -292,7 +292,7 @@ def trtllm_fmha_v2_prefill(
     if stats is None:
         return out
     if isinstance(bmm1_scale, torch.Tensor) and not options.soft_cap:
-        stats[..., 0] /= bmm1_scale.reshape(())  # it is in q, where kernels cannot leave it out
+        stats[..., 0] /= bmm1_scale.reshape(())  # bmm1_scale multiplied q, so the maximum logit includes it
     return out, stats
 
 
@@ -307,7 +307,7 @@ def _attend(
     stats: Optional[torch.Tensor],
     target: torch.Tensor,
 ) -> torch.Tensor:
-    """The result before ``bmm2_scale``, in ``target`` if kernels can write its dtype."""
+    """Compute the result before ``bmm2_scale``, in ``target`` if kernels can write its dtype."""
     q, device = prompt.q, prompt.q.device
     dtype = torch.bfloat16 if q.dtype in FP8 else q.dtype
     q = q.to(dtype)  # every 8-bit float is exact in 16 bits
@@ -320,7 +320,7 @@ def _attend(
         begins = (np.arange(lengths.size + 1) * pages).astype(np.int32)
     layout_heads = prompt.k.shape[-2] if prompt.layout == 0 else prompt.k.shape[-3]
     int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    no_mirror = torch.empty(0, dtype=torch.uint8, device="cpu")  # modules have pinned memory of their own
+    no_mirror = torch.empty(0, dtype=torch.uint8, device="cpu")  # unused: modules have their own pinned memory
     causal = options.mask_mode != "padding"
     shares_launch = prompt.tables is not None and not options.chunk
     info = module.plan(
@@ -347,7 +347,7 @@ def _attend(
 
 
 def _report(prompt: _Prompt, options: _Options, lengths: np.ndarray) -> None:
-    """FLASHINFER_FMHA_V2_VERBOSE: what a call looks like and which kernels serve it, on stderr."""
+    """Print the shapes of a call and the kernels that serve it to stderr (FLASHINFER_FMHA_V2_VERBOSE)."""
     q, k, v = prompt.q, prompt.k, prompt.v
     keys = "rows" if prompt.tables is None else f"pages of {prompt.page_size}"
     kernels = "a variant of batch prefill" if options.needs_variant else "batch prefill"
@@ -361,7 +361,7 @@ def _report(prompt: _Prompt, options: _Options, lengths: np.ndarray) -> None:
 def _module_of(
     prompt: _Prompt, options: _Options, dtype: torch.dtype, sm_scale: float, stats: Optional[torch.Tensor]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The module that serves a call, and the last arguments of its runs."""
+    """Return the module that serves a call, and the last arguments of its run functions."""
     k, v = prompt.k, prompt.v
     device, slopes = backend_of(k), None
     dtypes, dims = (dtype, k.dtype, dtype, torch.int32), (k.shape[-1], v.shape[-1])
@@ -392,5 +392,5 @@ def _module_of(
 def get_trtllm_fmha_v2_module(
     input_layout: str, input_dtype: torch.dtype, output_dtype: Optional[torch.dtype] = None
 ) -> Any:
-    """The module behind such a call for heads of 128 columns, built and loaded on first use."""
+    """Return the module behind ``trtllm_fmha_v2_prefill`` for a head_dim of 128, built and loaded on first use."""
     return gen_fmha_v2_module(input_layout, input_dtype, output_dtype).build_and_load()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of customised modules: which come from the wrapper, which from the caller of ``run``."""
+"""Additional arguments of customized modules: collect them from the wrapper and from the caller of ``run``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 __all__ = ["JitArguments", "prepare_jit_additional_args"]
 
 _FRACTIONS = ("float", "double")
-_SCALAR_TYPES = 10  # where they are in jit_args; the name of the variant and its text follow
+_SCALAR_TYPES = 10  # index of the scalar types in jit_args; variant name and source follow
 
 
 def prepare_jit_additional_args(
@@ -21,10 +21,11 @@ def prepare_jit_additional_args(
     known_bufs: Mapping[str, Optional[torch.Tensor]],
     user_args: Sequence[Any],
 ) -> list[Any]:
-    """Arguments of a customised module after its own: tensors, then scalars.
+    """Return the additional arguments of a customized module: tensors, then scalars.
 
-    Tensors come in the order of their declaration, those that ``known_bufs`` names from there, the others one after the
-    other from ``user_args``, None where there are no more. What is left of ``user_args`` follows.
+    Tensors are in the order of their declaration. A tensor named in ``known_bufs`` is taken from there; any other
+    tensor is the next element of ``user_args``, or None if ``user_args`` is exhausted. The remaining ``user_args``
+    follow.
     """
     rest = list(user_args)
     tensors = [
@@ -35,11 +36,11 @@ def prepare_jit_additional_args(
 
 
 class JitArguments:
-    """The additional parameters that ``jit_args`` declare: tensors, their types, scalars, theirs, from index 7 on.
+    """Additional parameters that ``jit_args`` declares from index 7 on: names and types of tensors, of scalars.
 
-    A tensor that the wrapper knows is taken from it. The others, and then the scalars, are the caller's, in the order
-    of their declaration; a tensor that was left out is null, a scalar that was left out is derived where its name says
-    how. Scales of q and k multiply ``sm_scale``, whoever supplies it.
+    A tensor that the wrapper knows by name comes from the wrapper. The caller passes the other tensors, then the
+    scalars, in the order of declaration. A missing tensor is null; a missing scalar gets a default value if its name is
+    a known one (``sm_scale``, ...). Scales of q and k multiply ``sm_scale``, whether it is the caller's or the default.
     """
 
     def __init__(self, jit_args: Sequence[Any], known_tensors: Sequence[str]) -> None:
@@ -57,7 +58,7 @@ class JitArguments:
     def split(
         self, op: str, args: Sequence[Any], derived: Mapping[str, float], logit_scale: float = 1.0
     ) -> tuple[list[Optional[torch.Tensor]], list[Any]]:
-        """The caller's tensors and every scalar. ``logit_scale`` multiplies the ``sm_scale`` of the caller."""
+        """Return the caller's tensors and all scalars. ``logit_scale`` multiplies the caller's ``sm_scale``."""
         rest = list(args)
         tensors: list[Optional[torch.Tensor]] = []
         for name in self.tensors:
@@ -81,21 +82,21 @@ class JitArguments:
                 f"({', '.join(self.scalars) or 'the variant declares no scalars'})"
             )
         for name, kind, x in zip(self.scalars, self._scalar_types, given, strict=False):
-            if not isinstance(x, (float, int, Real)):  # the first two are what torch.compile knows
+            if not isinstance(x, (float, int, Real)):  # torch.compile traces float and int, not Real
                 raise TypeError(f"{op}.run: {name} is a {type(x).__name__}, expected a number")
             if kind not in _FRACTIONS:
                 self._check_integer(f"{op}.run: {name}", kind, x)
 
     @staticmethod
     def _check_integer(what: str, kind: str, x: Any) -> None:
-        if not isinstance(x, int) and x % 1 != 0:  # infinity has no remainder
+        if not isinstance(x, int) and x % 1 != 0:  # inf % 1 is nan, so infinity is rejected too
             raise TypeError(f"{what} is {x}, expected an integer ({kind})")
-        bits, end = (32, 1 << 32) if "32" in kind else (64, 1 << 63)  # of 32 bits, with or without a sign
+        bits, end = (32, 1 << 32) if "32" in kind else (64, 1 << 63)  # 32-bit types: signed or unsigned range
         if not -(1 << (bits - 1)) <= x < end:
             raise ArgumentError(f"{what} is {x}, expected {bits} bits at most")
 
     def _check_tensor(self, op: str, name: str, x: Optional[torch.Tensor]) -> None:
-        """Kernels read the memory as the type declared; its size they check themselves."""
+        """Check a tensor against its declared type: kernels read its memory as that type. Kernels check the size."""
         kind = self._tensor_types.get(name)
         if x is not None and x.dtype.itemsize > 2 and x.dtype.is_floating_point != (kind in _FRACTIONS):
             raise TypeError(f"{op}.run: {name} is {x.dtype}, expected {kind} (as declared)")
@@ -103,11 +104,11 @@ class JitArguments:
     def all_tensors(
         self, given: Sequence[Optional[torch.Tensor]], known: Mapping[str, Optional[torch.Tensor]]
     ) -> list[Optional[torch.Tensor]]:
-        """Tensors in the order of declaration."""
+        """Return all declared tensors in the order of declaration."""
         buffers = {name: known.get(name) for name in self._known}
         return prepare_jit_additional_args(self.tensors, buffers, given)[: len(self.tensors)]
 
     def typed(self, scalars: Sequence[float]) -> list[Any]:
-        """Numbers as declared: what passed through a compiled graph has become floats."""
+        """Convert scalars to their declared types; a compiled graph passes all of them as floats."""
         kinds = [*self._scalar_types, *(["double"] * len(scalars))]
         return [x if kind in _FRACTIONS else int(x) for x, kind in zip(scalars, kinds, strict=False)]

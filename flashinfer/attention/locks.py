@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call at a time on a wrapper: ``plan`` in one thread would replace what ``run`` in another is reading."""
+"""Lock that serializes the calls on a wrapper: ``plan`` in one thread must not replace a plan that ``run`` reads."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ _METHODS = (
 
 
 def one_at_a_time(method: F) -> F:
-    """Hold the lock of a :class:`Serialised` object during a method of it, or a function that takes one first.
+    """Hold the lock of a :class:`Serialised` object during a method, or a function whose first argument is the object.
 
-    A program that torch.compile traces takes no lock: the op it calls does (``run_planned``). A method that writes
-    traces on request already has a wrapper; both become one, since each costs 0.1 us.
+    Under torch.compile the method takes no lock; the op that the compiled program calls (``run_planned``) takes it. A
+    method that dumps traces on request already has a wrapper. The two wrappers are merged into one function, because
+    each wrapper costs 0.1 us per call.
     """
     func, dump, names = dump_parts(method)
     owner = next(iter(inspect.signature(func).parameters))
@@ -49,7 +50,7 @@ def one_at_a_time(method: F) -> F:
 
 
 class Serialised:
-    """Base of objects whose calls wait for each other. Calls of the thread that has the lock do not wait."""
+    """Base of objects whose calls are serialized by a reentrant lock: nested calls in one thread do not wait."""
 
     _lock: Any  #: a threading.RLock
 
@@ -60,7 +61,7 @@ class Serialised:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        locked: dict[Any, Any] = {}  # a method may have two names
+        locked: dict[Any, Any] = {}  # one wrapper per method, even if the method has two names
         for name in _METHODS:
             method = vars(cls).get(name)
             if method is not None:

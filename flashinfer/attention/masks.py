@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Custom masks of a batch in the form kernels read: bits, every request starting on a byte."""
+"""Packing of custom masks into the form that kernels read: one bit per element, each request starts on a byte."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..tensor_checks import check_tensors
 
 __all__ = ["byte_offsets", "check_items", "check_packed_mask", "pack_batch_mask", "pack_mask"]
 
-_LITTLE = True  # element n is bit n % 8 of byte n // 8
+_LITTLE = True  # bit order: element n is bit n % 8 of byte n // 8
 
 
 def pack_mask(op: str, mask: torch.Tensor, qo_len: int, kv_len: int) -> torch.Tensor:
-    """Bits of one request's mask."""
+    """Pack the mask of one request into bits."""
     check_tensors(op, custom_mask=mask)
     if mask.numel() != qo_len * kv_len or (mask.ndim == 2 and mask.shape != (qo_len, kv_len)):
         raise ArgumentError(f"{op}: custom_mask has shape {tuple(mask.shape)}, expected ({qo_len}, {kv_len})")
@@ -28,7 +28,7 @@ def pack_mask(op: str, mask: torch.Tensor, qo_len: int, kv_len: int) -> torch.Te
 
 
 def check_packed_mask(op: str, packed: torch.Tensor, expected: int) -> None:
-    """Kernels read that many bytes."""
+    """Check that a packed mask has the ``expected`` bytes, because kernels read that many."""
     check_tensors(op, packed_custom_mask=packed)
     if packed.dtype is not torch.uint8 or packed.numel() < expected:
         raise ArgumentError(
@@ -40,9 +40,11 @@ def check_packed_mask(op: str, packed: torch.Tensor, expected: int) -> None:
 def check_items(
     op: str, prefix_len: torch.Tensor, token_pos: Optional[torch.Tensor], stride: int, kv_lens: np.ndarray
 ) -> None:
-    """Multi-item scoring: kernels read a prefix for each request and, ``stride`` apart, the places of its later tokens.
+    """Check the arrays of multi-item scoring for size.
 
-    How many these are is known only of prefixes in host memory; to ask a GPU would mean to wait.
+    Kernels read a prefix length per request and the position of each token after the prefix inside its item; the
+    positions of request ``i`` begin at ``i * stride``. The number of positions is checked only if the prefix lengths
+    are in host memory, because reading them from a GPU would wait.
     """
     batch_size = kv_lens.size
     if token_pos is None:
@@ -62,7 +64,7 @@ def check_items(
 
 
 def byte_offsets(qo_lens: np.ndarray, kv_lens: np.ndarray) -> np.ndarray:
-    """``(batch_size + 1,)`` int32: where each request's bits begin."""
+    """Return the byte offset of each request's packed mask, int32 ``(batch_size + 1,)``."""
     sizes = (qo_lens.astype(np.int64) * kv_lens + 7) // 8
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     if offsets[-1] > np.iinfo(np.int32).max:
@@ -79,12 +81,12 @@ def pack_batch_mask(
     device: torch.device,
     non_blocking: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bits and byte offsets on the device. Sizes come from the host's lengths, so nothing waits for the GPU."""
+    """Return packed bits and byte offsets on the device. Sizes come from host arrays, so nothing waits for the GPU."""
     offsets = byte_offsets(qo_lens, kv_lens)
     bytes_indptr = torch.from_numpy(offsets).to(device, non_blocking=non_blocking)
     if packed_custom_mask is not None:
         check_packed_mask(op, packed_custom_mask, int(offsets[-1]))
-        is_on_host = device.type == "cpu"  # where callers may write to theirs
+        is_on_host = device.type == "cpu"  # copy on the host: the caller may overwrite the mask before run()
         packed_custom_mask = packed_custom_mask.to(device, non_blocking=non_blocking, copy=is_on_host)
         return packed_custom_mask.contiguous().view(-1), bytes_indptr
     assert custom_mask is not None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled modules of attention, built and loaded on first use.
+"""Compiled attention modules, built and loaded on first use.
 
-Published callers pass the generator's arguments by position and mean CUDA; ``device="cpu"`` is ours.
+Published callers pass the generator's arguments by position and expect CUDA; ``device="cpu"`` is an extension of this
+package.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ __all__ = [
     "make_hashable_cache",
 ]
 
-_jit: Any = jit_attention  # typed loosely: positional arguments are passed on as they come
+_jit: Any = jit_attention  # Any: positional arguments are forwarded unchecked
 
 
 def _family(name: str) -> Any:
-    """The family whose attribute the generator is: callers replace it there."""
+    """Return the package ``flashinfer.NAME`` that publishes the generator; callers patch the generator there."""
     return importlib.import_module(f"flashinfer.{name}")
 
 
 def make_hashable_cache(func: Callable[..., Any]) -> Callable[..., Any]:
-    """``functools.cache`` for functions that take lists."""
+    """Cache results as ``functools.cache`` does, for functions whose arguments may be lists."""
 
     def hashable(value: Any) -> Any:
         return tuple(map(hashable, value)) if isinstance(value, (list, tuple)) else value
@@ -93,16 +94,16 @@ def get_customize_batch_prefill_module(backend: str, *args: Any, **kwargs: Any) 
 
 @functools.cache
 def get_batch_decode_jit_module(module_name: str, jit_module: Any) -> Any:
-    """The module itself: it needs no adapter here. ``module_name`` is for callers of published releases."""
+    """Return the module unchanged: no adapter is needed here. ``module_name`` exists for published callers."""
     return jit_module
 
 
 @functools.cache
 def get_batch_prefill_jit_module(module_name: str, jit_module: Any) -> Any:
-    """As :func:`get_batch_decode_jit_module`."""
+    """Return the module unchanged, like :func:`get_batch_decode_jit_module`."""
     return jit_module
 
 
 def device_kind(device: torch.device) -> str:
-    """Which modules serve a device."""
+    """Return the kind of modules that serve a device: "cpu" or "cuda"."""
     return "cpu" if device.type == "cpu" else "cuda"

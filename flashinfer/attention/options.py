@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words and defaults of the attention calls, turned into what modules take."""
+"""Parse string options (layout, position encoding, dtype, backend) and fill in defaults."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pos_encoding_code(op: str, mode: str) -> int:
 
 
 def resolve_backend(op: str, backend: str) -> str:
-    """The backend that serves the call. ``fa2`` is the portable algorithm, on the GPU as on the CPU."""
+    """Return the backend that serves the call. ``fa2`` is the portable algorithm, for GPU and CPU."""
     if backend in ("auto", "fa2"):
         return "fa2"
     if backend in _PEERS:
@@ -74,7 +74,7 @@ def default_scale(op: str, sm_scale: Optional[float], head_dim: int) -> float:
 
 @dataclass(frozen=True)
 class Dtypes:
-    """``q``, ``kv`` and ``o`` as planned; ``compute`` is the q of the module, 16 bits where the caller's has 8."""
+    """Dtypes of a plan. ``compute`` is the query dtype of the module: 16 bits even if the caller's q has 8 bits."""
 
     q: torch.dtype
     kv: torch.dtype
@@ -97,7 +97,7 @@ def _dtype(op: str, name: str, dtype: Dtype) -> torch.dtype:
 
 @functools.lru_cache(maxsize=256)
 def resolve_dtypes(op: str, q: Dtype, kv: Dtype, o: Dtype, data: Dtype = None) -> Dtypes:
-    """Fill in what was left out: q <- data, kv <- data <- q, o <- q (bfloat16 for 8-bit queries)."""
+    """Fill in missing dtypes: q <- data, kv <- data <- q, o <- q (bfloat16 for 8-bit queries)."""
     q = _dtype(op, "q_data_type", q if q is not None else data)
     kv = _dtype(op, "kv_data_type", kv if kv is not None else data if data is not None else q)
     if o is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers that results go to: made here, or the caller's after a look at them."""
+"""Output buffers: allocate, or validate the caller's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..tensor_checks import check_tensors
 
 __all__ = ["LSE_BASES", "add_sinks", "check_lse_form", "finish_lse", "lse_buffer", "output_buffer"]
 
-#: Base of a returned LSE -> what to multiply the base-2 one by.
+#: Base of a returned LSE -> factor that converts a base-2 LSE to this base.
 LSE_BASES = {"log2": 1.0, "ln": math.log(2)}
 _FLOAT32 = torch.float32
 
@@ -61,7 +61,7 @@ def check_lse_form(op: str, lse_base: str, lse_layout: str) -> None:
 def finish_lse(
     op: str, lse: torch.Tensor, lse_base: str, lse_layout: str, given: Optional[torch.Tensor]
 ) -> torch.Tensor:
-    """The LSE ``(tokens, heads)`` of a kernel in another base, or with heads first and in the caller's buffer."""
+    """Convert a kernel's LSE ``(tokens, heads)`` to ``lse_base`` and ``lse_layout``, in the buffer ``given`` if any."""
     if lse_base == "ln":
         lse.mul_(LSE_BASES["ln"])
     if lse_layout == "NH":
@@ -76,8 +76,8 @@ def finish_lse(
 
 @register_custom_op("flashinfer::add_sinks", mutates_args=("out", "lse"))
 def add_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> None:
-    """Let a logit of each head that has no value take part in the softmax, after the fact and in place.
+    """Add attention sinks to finished results, in place: one extra logit per head, without a value, in the softmax.
 
-    That is one launch; ``BatchAttentionWithAttentionSinkWrapper`` saves it, and the pass over ``out``.
+    This costs one launch and one pass over ``out``; ``BatchAttentionWithAttentionSinkWrapper`` avoids both.
     """
     _native_add_sinks[out.is_cuda](out, lse, sinks.to(_FLOAT32))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of ``run`` that are kept: the next call with the same plan, tables and parameters gives new tensors only.
+"""Call cache: if plan and options are unchanged since the last ``run()``, skip validation and pass only the tensors.
 
-Looking at a dozen tensors and numbers is most of what a launch costs on the host. A wrapper keeps what the native call
-made of them, and the objects it was made from: serving engines replace attributes and ``plan``, so each call compares
-them by identity. Tables are read where they were; a tensor whose storage is replaced in place is not noticed. Where
-only the plan and its page table are others, a record is given these: a serving loop plans at each step.
+Validation of a dozen tensors and numbers is most of the host time of a launch. A wrapper therefore keeps a record of
+the validated native call, together with the objects from which the record was built. Serving engines replace
+attributes and ``plan``, so each call compares these objects by identity. Page tables are read at their recorded
+addresses; replacing the storage of a table tensor in place goes unnoticed. If only the plan and its page table changed,
+``replan`` updates the record, because a serving loop calls ``plan`` at each step.
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ _ROW_ALIGNMENT = 16  # bytes
 def unchanged(
     objects: Sequence[str], numbers: Sequence[str], but: Sequence[str] = ()
 ) -> Callable[[Any, Sequence[Any]], bool]:
-    """Whether attributes, ``but`` some, are those of a tuple (``state_of``): the same objects, equal numbers. Code made
-    once: looking at twenty names takes 0.5 us, and three times that in a loop."""
+    """Return a function that compares the attributes of an object with a recorded state tuple.
+
+    Objects must be identical and numbers equal; attributes named in ``but`` are skipped. The comparison is generated as
+    source code once: comparing twenty attributes takes 0.5 us this way, and three times as long in a loop.
+    """
     tests = [f"self.{name} is state[{i}]" for i, name in enumerate(objects) if name not in but]
     tests += [f"self.{name} == state[{i}]" for i, name in enumerate(numbers, len(objects)) if name not in but]
     return eval(f"lambda self, state: {' and '.join(tests)}")
 
 
 class CallRecord:
-    """What ``rerun`` of a module needs, what outputs are, and what it was made from.
+    """Record of one native call: the arguments of ``rerun``, the form of the outputs, and the recorded state.
 
-    If q has other rows than before, the native call says so.
+    If q has another number of rows than the recorded call, the native call raises an error.
     """
 
     __slots__ = (
@@ -70,37 +74,37 @@ class CallRecord:
         self.dtype = out.dtype
         self.device_index = cuda_index(out)
         self.default_scale = default_scale
-        self.least_pages = least_pages  #: of a cache; if it has fewer, page ids are looked at again, as ``replan`` does
-        self.pdl_probe = utils.device_support_pdl  # engines replace it
+        self.least_pages = least_pages  #: pages; a smaller cache needs its page ids validated again by ``replan``
+        self.pdl_probe = utils.device_support_pdl  # serving engines patch this function
         self.pdl = use_pdl(out, None)
 
     def is_too_small(self, cache: Any) -> bool:
-        """Whether a cache has fewer pages than the one whose page ids were looked at."""
+        """Return True if a cache has fewer pages than the cache against which the page ids were validated."""
         try:
             return len(cache) < self.least_pages
         except TypeError:
-            return False  # the native call says what it is
+            return False  # not a sized object: the native call raises the error
 
     def scores(self) -> torch.Tensor:
-        """Room for another LSE."""
+        """Allocate an LSE buffer for the next call."""
         rows, heads = self.shape[:2]
         return allocate((rows, heads), (heads, 1), torch.float32, self.device_index)
 
 
 def record_memory() -> Any:
-    """A tensor that native code writes a record to; of the FFI's type, because it is passed at each call."""
+    """Allocate the tensor in which native code keeps a record, as an FFI tensor because each call passes it."""
     import tvm_ffi
 
     return tvm_ffi.from_dlpack(torch.zeros(_RECORD_BYTES, dtype=torch.uint8, device="cpu"))
 
 
 def is_misaligned(error: Exception) -> bool:
-    """Whether a launch was refused because rows do not start at multiples of 16 bytes. Nothing has run then."""
+    """Return True if a launch was rejected, before any kernel ran, because rows are not aligned to 16 bytes."""
     return "misaligned address" in str(error)
 
 
 def aligned(x: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """The tensor, or a contiguous copy if its rows do not start at multiples of 16 bytes."""
+    """Return the tensor, or a contiguous copy if its rows are not aligned to 16 bytes."""
     if x is None:
         return None
     steps = [x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:-1])]

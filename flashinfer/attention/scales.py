@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration scales: ``value = stored * scale``. Those of q and k scale the logits, those of v the output."""
+"""Calibration scales: ``value = stored * scale``. Scales of q and k multiply the logits, scales of v the output."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ _S = TypeVar("_S")
 
 
 def _number(op: str, name: str, scale: Union[float, torch.Tensor]) -> Union[float, torch.Tensor]:
-    """A number, or a tensor of one element without dimensions: with them a product would have other ones, or a scale
-    per column."""
+    """Return a float or a 0-dimensional tensor.
+
+    A one-element tensor with dimensions could change the shape of a product, so its dimensions are removed.
+    """
     if isinstance(scale, torch.Tensor) and scale.numel() == 1:
         return scale.reshape(())
-    if isinstance(scale, (float, int, Real)):  # the first two are what torch.compile knows
+    if isinstance(scale, (float, int, Real)):  # torch.compile traces isinstance with float and int, not with Real
         return float(scale)
     got = f"has shape {tuple(scale.shape)}" if isinstance(scale, torch.Tensor) else f"is a {type(scale).__name__}"
     raise ArgumentError(f"{op}: {name} {got}, expected a number or a tensor of one element")
 
 
 def number_on_host(scale: _S) -> Union[_S, float]:
-    """The number of a tensor of one element in host memory, where reading waits for nothing; else what is given.
+    """Return a one-element tensor in host memory as a float, since reading it does not wait; return others unchanged.
 
-    In 16 bits the product with q may have no room for it. A compiled graph cannot read it.
+    A float multiplies ``sm_scale``, while a tensor would multiply 16-bit q, which may overflow. A compiled graph cannot
+    read the value, so the tensor stays a tensor there.
     """
     if not isinstance(scale, torch.Tensor) or scale.is_cuda or scale.numel() != 1 or torch.compiler.is_compiling():
         return scale
@@ -46,7 +49,7 @@ def number_on_host(scale: _S) -> Union[_S, float]:
 
 
 def scale_logits(op: str, q: torch.Tensor, sm_scale: float, **scales: Scale) -> tuple[torch.Tensor, float]:
-    """Fold the scales of q and k into ``sm_scale``; tensors on a GPU multiply q, because reading one would wait."""
+    """Fold the scales of q and k into ``sm_scale``; GPU tensors multiply q instead, because reading them would wait."""
     for name, given in scales.items():
         scale = number_on_host(given)
         if scale is None:
@@ -60,7 +63,7 @@ def scale_logits(op: str, q: torch.Tensor, sm_scale: float, **scales: Scale) -> 
 
 
 def product_of_numbers(*scales: Scale) -> float:
-    """What :func:`scale_logits` has multiplied ``sm_scale`` by: tensors on a GPU are in q."""
+    """Return the factor by which :func:`scale_logits` multiplied ``sm_scale``; GPU tensors multiplied q instead."""
     product = 1.0
     for scale in map(number_on_host, scales):
         if scale is not None and not isinstance(scale, torch.Tensor):
@@ -69,7 +72,7 @@ def product_of_numbers(*scales: Scale) -> float:
 
 
 def scale_output(op: str, out: torch.Tensor, scale: Scale, name: str = "v_scale") -> None:
-    """Multiply in place, by a number or a tensor of one element."""
+    """Multiply ``out`` in place by a number or a one-element tensor; None and 1.0 do nothing."""
     if scale is not None and not (isinstance(scale, float) and scale == 1.0):
         out.mul_(_number(op, name, scale))
 
@@ -77,7 +80,7 @@ def scale_output(op: str, out: torch.Tensor, scale: Scale, name: str = "v_scale"
 def _per_head(
     op: str, name: str, scale: Scale, num_heads: int, expected: int, like: torch.Tensor
 ) -> Optional[torch.Tensor]:
-    """``(num_heads, 1)`` float32: each of ``expected`` scales, or the only one, repeated for its heads."""
+    """Expand one scale, or ``expected`` scales, to float32 ``(num_heads, 1)`` by repeating each for its heads."""
     if scale is None:
         return None
     if isinstance(scale, torch.Tensor) and scale.numel() not in (1, expected, num_heads):
@@ -91,7 +94,7 @@ def _per_head(
 def convert_fp8_query(
     op: str, q: torch.Tensor, scale_q: Scale, scale_k: Scale, num_kv_heads: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """8-bit queries as 16-bit ones with the scales of each head of q and k in them.
+    """Convert 8-bit queries to ``dtype`` and multiply them by the per-head scales of q and k.
 
     Every 8-bit float is exact in 16 bits; only the product with the scales is rounded.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention with sinks: a logit of each head that takes part in the softmax and has no value."""
+"""Attention with sinks: one extra logit per head that takes part in the softmax and has no value."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     use_fp16_qk_reduction : bool
         Accepted; products are accumulated in float32.
     q_data_type, kv_data_type : Union[str, torch.dtype]
-        Of the queries (and the output) and of the cache.
+        Dtype of the queries and the output, and dtype of the cache.
     head_dim_qk, head_dim_vo : int
         Head dimensions.
     window_left : int
-        Whether there will be a sliding window; its size is an argument of ``plan``.
+        0 or more if a sliding window will be used; ``plan`` takes its size.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         sink, *rest = launch.tensors
-        if sink is not None:  # its absence is refused by the module
+        if sink is not None:  # without a sink, the module raises the error
             if sink.shape != (self._num_qo_heads,):
                 raise ArgumentError(
                     f"{_OP}.run: sink has shape {tuple(sink.shape)}, expected ({self._num_qo_heads},) (num_qo_heads)"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for calls without ``plan()``, whose lengths only the device knows.
+"""Plans for calls without ``plan()``, whose sequence lengths are known only on the device.
 
-Such a call says how many requests there are, how many rows each has and how many keys any may have. That is enough for
-a plan: work is laid out for the longest request there may be, and kernels end where a request really does. A plan is
-made once for each set of sizes and kept, so that later calls do no planning, copy nothing and can be captured.
+Such a call gives the number of requests, the rows per request and an upper bound of the keys per request. These sizes
+are enough for a plan: the planner splits work for the longest possible request, and kernels stop at the actual length
+of each request. A plan is made once per set of sizes and cached, so later calls do not plan, copy nothing and can be
+captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from ..errors import ArgumentError
 
 __all__ = ["UniformPlan", "UniformSizes", "uniform_plan"]
 
-_KEPT = 256  # plans; one is a few tens of kilobytes
+_KEPT = 256  # plans in the cache; each takes a few tens of kilobytes
 
 
 class UniformSizes(NamedTuple):
-    """What a plan depends on."""
+    """Sizes that a plan depends on: the key of the plan cache."""
 
     batch_size: int
     q_len: int
@@ -37,12 +38,13 @@ class UniformSizes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class UniformPlan:
-    """A plan with the buffers it lives in, and the offsets that kernels want.
+    """Plan, the int workspace that holds it, and the offset arrays that kernels read.
 
-    Kernels take a request's keys from its work items, and their number from ``(pages - 1) * page_size +
-    last_page_len``. With one page for each request in ``kv_indptr``, lengths can stand for ``last_page_len`` as they
-    are. On the CPU, where the ids of a request's pages are looked at before a launch, ``kv_indptr`` says where its row
-    of the table begins, and ``last_page_len`` is what its length has beyond the pages before the last.
+    Kernels locate the keys of a request by its work items, and compute the number of keys as ``(pages - 1) * page_size
+    + last_page_len``. On a GPU, ``kv_indptr`` declares one page per request, so that the sequence lengths can be passed
+    as ``last_page_len`` unchanged. The CPU validates the page ids of a request before a launch; there, ``kv_indptr``
+    holds the start of each row of the page table, and ``last_page_len`` is the sequence length minus
+    ``(pages - 1) * page_size``.
     """
 
     info: Any
@@ -52,11 +54,11 @@ class UniformPlan:
 
 
 _plans: OrderedDict[Hashable, UniformPlan] = OrderedDict()
-_captured: dict[Hashable, UniformPlan] = {}  # graphs hold the addresses of these
+_captured: dict[Hashable, UniformPlan] = {}  # plans whose addresses CUDA graphs hold; never evicted
 
 
 def _rounded(max_kv_len: int) -> int:
-    """Up to an eighth more: a request that grows by a token needs no new plan, and few blocks go without work."""
+    """Round up by at most an eighth (or to 64 keys): a growing request reuses its plan, and few CTAs stay idle."""
     step = max(64, 1 << max(max_kv_len.bit_length() - 4, 0))
     return -(-max_kv_len // step) * step
 
@@ -64,9 +66,9 @@ def _rounded(max_kv_len: int) -> int:
 def uniform_plan(
     op: str, module: Any, device: torch.device, float_workspace: torch.Tensor, sizes: UniformSizes
 ) -> UniformPlan:
-    """The plan for ``sizes``, made if it is not known yet.
+    """Return the plan for ``sizes`` from the cache, or make it.
 
-    Making one waits for the current stream, so that any stream may use it afterwards.
+    Making a plan waits for the current stream, so that any stream may use the plan afterwards.
     """
     capacity = sizes.pages_per_request * sizes.page_size
     sizes = sizes._replace(max_kv_len=min(_rounded(min(sizes.max_kv_len, capacity)), capacity))
@@ -86,7 +88,7 @@ def uniform_plan(
     elif capturing:
         _captured[key] = plan
     else:
-        with contextlib.suppress(KeyError):  # it is a captured one, or another thread has dropped it
+        with contextlib.suppress(KeyError):  # the plan is in _captured only, or another thread evicted it
             _plans.move_to_end(key)
     return plan
 
@@ -107,7 +109,7 @@ def _make(module: Any, device: torch.device, float_workspace: torch.Tensor, size
         int_bytes = max(int(module.uniform_workspace_size(*arguments)[1]), 16)
         int_workspace = torch.empty(int_bytes, dtype=torch.uint8, device=device)
         offsets = torch.arange(sizes.batch_size + 1, dtype=torch.int32, device=device)
-        no_mirror = torch.empty(0, dtype=torch.uint8, device="cpu")  # modules have pinned memory of their own
+        no_mirror = torch.empty(0, dtype=torch.uint8, device="cpu")  # unused: modules have their own pinned memory
         info = module.plan_uniform(float_workspace, int_workspace, no_mirror, *arguments)
         rows = offsets if on_cuda else offsets * sizes.pages_per_request
         plan = UniformPlan(info, int_workspace, offsets * sizes.q_len, rows)

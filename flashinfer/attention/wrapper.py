@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planned wrappers share: workspaces, the native plan and launch, and how ``torch.compile`` sees them."""
+"""Base of the planned wrappers: workspaces, the native plan, the launch, and the op that ``torch.compile`` traces."""
 
 from __future__ import annotations
 
@@ -29,64 +29,64 @@ from .records import CallRecord, aligned, is_misaligned, record_memory, unchange
 __all__ = ["Launch", "PlannedWrapper", "run_planned"]
 
 _INT_WORKSPACE_BYTES = 8 << 20
-_PLAN_ALIGNMENT = 16  # bytes: of the header of a native plan, and of what follows it
+_PLAN_ALIGNMENT = 16  # bytes; alignment of the native plan's header and of each array after the header
 
 _wrappers: weakref.WeakValueDictionary[int, PlannedWrapper] = weakref.WeakValueDictionary()
 _handles = itertools.count()
 
 
 class Launch(NamedTuple):
-    """What a launch is given besides the plan."""
+    """Arguments of a launch besides the plan."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     out: torch.Tensor
     lse: Optional[torch.Tensor]
-    tensors: list[Optional[torch.Tensor]]  #: what else the module declares
+    tensors: list[Optional[torch.Tensor]]  #: additional tensors that the module declares
     scalars: list[Any]
 
     def aligned(self) -> Launch:
-        """The same with copies of those tensors whose rows the kernels cannot read."""
+        """Return this launch with contiguous copies of tensors whose rows are not aligned to 16 bytes."""
         q, k, v, out = (aligned(x) for x in self[:4])
         return Launch(q, k, v, out, self.lse, [aligned(x) for x in self.tensors], self.scalars)  # type: ignore[arg-type]
 
     def named(self, names: Sequence[str]) -> list[tuple[str, Any, Any]]:
-        """Name, type and value of the tensors that there are: q, k, v, out, lse and as many others as have a name."""
+        """Return name, type and value of each tensor that is not None: q, k, v, out, lse and other named ones."""
         tensors = zip(names, (*self[:5], *self.tensors), strict=False)
         return [(name, torch.Tensor, x) for name, x in tensors if x is not None]
 
 
 class PlannedWrapper(CopiedWithPlans):
-    """Base of the batch wrappers. A subclass plans with ``_native_plan`` and says what is launched in ``_native_call``.
+    """Base of the batch wrappers. A subclass plans with ``_native_plan`` and returns the launch from ``_native_call``.
 
-    Names with an underscore that serving engines read or write keep their published meaning; ``run`` reads them anew at
-    each call, because those engines replace ``plan``.
+    Serving engines read and write attributes whose names start with an underscore; these attributes keep their
+    published meaning. ``run`` reads the attributes at each call, because serving engines replace ``plan``.
     """
 
-    _op: ClassVar[str]  #: what errors call it: the name of the class, unless a class that nobody knows says another
+    _op: ClassVar[str]  #: name in error messages: the class name; private subclasses override it
     _known_tensors: Sequence[str] = ()
     _fixed_batch_size: int
     _batch_size: int
     _num_qo_heads: int
     _num_kv_heads: int
-    _planned: Any  #: what the native plan was given, for a plan with other parameters
-    _planned_info: Any = None  #: the plan that was made of it; engines put plans of their own in ``_plan_info``
+    _planned: Any  #: arguments of the last native plan, kept to plan again with other parameters
+    _planned_info: Any = None  #: plan made from ``_planned``; serving engines store their own in ``_plan_info``
 
-    #: What callers know the tensors of a launch by.
+    #: Names of the launch tensors in error messages, as callers know them.
     _launched: ClassVar[tuple[str, ...]] = ("q", "k", "v", "out", "lse")
-    #: Attributes that ``run`` reads, ``_sm_scale`` aside: objects and numbers.
+    #: Attributes that ``run`` reads, except ``_sm_scale``: objects, compared by identity, and numbers, by value.
     _objects: ClassVar[tuple[str, ...]] = ()
     _numbers_read: ClassVar[tuple[str, ...]] = ()
-    #: Those that ``replan`` of a module gives a record anew after another plan; none: there is no such function.
+    #: Attributes that the module's ``replan`` updates in a record after a new plan; empty if there is no ``replan``.
     _replanned: ClassVar[tuple[str, ...]] = ()
-    _is_paged: ClassVar[bool] = False  #: keys are in pages, whose ids the CPU looks at before it follows them
+    _is_paged: ClassVar[bool] = False  #: True if keys are in pages; the CPU validates page ids before use
     _unchanged: ClassVar[Callable[[Any, Sequence[Any]], bool]]
     _unchanged_but_plan: ClassVar[Callable[[Any, Sequence[Any]], bool]]
-    _state: ClassVar[Callable[[Any], tuple[Any, ...]]]  #: what ``_unchanged`` compares with
+    _state: ClassVar[Callable[[Any], tuple[Any, ...]]]  #: returns the state tuple for ``_unchanged``
     _record: Optional[CallRecord] = None
     _record_memory: Any = None
-    _aligned: tuple[Any, Any] = (None, None)  #: workspaces that were found to be
+    _aligned: tuple[Any, Any] = (None, None)  #: workspaces whose alignment was validated
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -130,7 +130,7 @@ class PlannedWrapper(CopiedWithPlans):
         return self._use_cuda_graph
 
     def _require_graph_buffers(self, *dtypes: torch.dtype, **buffers: Optional[torch.Tensor]) -> None:
-        """``plan`` for a CUDA graph copies to them, which would convert numbers, and kernels read them as they are."""
+        """Check the buffers of a CUDA graph. ``copy_`` would convert to any dtype, but kernels read the raw memory."""
         for name, buffer in buffers.items():
             if not isinstance(buffer, torch.Tensor):
                 raise ArgumentError(f"{self._op}: {name} is missing, expected a tensor (use_cuda_graph=True)")
@@ -145,24 +145,24 @@ class PlannedWrapper(CopiedWithPlans):
                 )
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from the next ``plan`` on, which ``run`` needs.
+        """Replace the workspaces. ``plan`` must be called again before ``run``.
 
         Parameters
         ----------
         float_workspace_buffer : torch.Tensor
             Any dtype; on the device of the first one, aligned to 16 bytes.
         int_workspace_buffer : torch.Tensor
-            Likewise.
+            Any dtype; on the device of the first one, aligned to 16 bytes.
         """
         self._set_workspaces(float_workspace_buffer, int_workspace_buffer)
-        self._plan_info = None  # what it describes lies in the workspace of before
+        self._plan_info = None  # the plan lives in the old workspace, so it is no longer valid
 
     def _set_workspaces(self, float_workspace: torch.Tensor, int_workspace: torch.Tensor) -> None:
         self._check_workspaces(float_workspace, int_workspace)
         self._float_workspace_buffer = float_workspace
         self._int_workspace_buffer = int_workspace
         self._indptr_views: dict[tuple[int, int], torch.Tensor] = {}
-        self._viewed = int_workspace  #: what they are views of
+        self._viewed = int_workspace  #: workspace tensor that ``_indptr_views`` refers to
         self._pin_memory_int_workspace_buffer = self._pinned_like(int_workspace)
 
     def _pinned_like(self, int_workspace: torch.Tensor) -> torch.Tensor:
@@ -170,13 +170,13 @@ class PlannedWrapper(CopiedWithPlans):
         return torch.empty(int_workspace.shape, dtype=int_workspace.dtype, device="cpu", pin_memory=is_pinned)
 
     def _copied_memory(self, memo: dict[int, Any], is_deep: bool) -> None:
-        """A copy keeps the plan in an int workspace of its own, of which offsets may be views."""
+        """Give the copy its own int workspace with the plan, and offset arrays that are views of that workspace."""
         pinned, scratch = self._pin_memory_int_workspace_buffer, self._float_workspace_buffer
         memo.setdefault(id(pinned), self._pinned_like(self._int_workspace_buffer))
         for tensor in (self._int_workspace_buffer, *self._indptr_views.values()):
             copy.deepcopy(tensor, memo)
         if is_deep:
-            memo.setdefault(id(scratch), torch.empty_like(scratch))  # nobody reads what is in it
+            memo.setdefault(id(scratch), torch.empty_like(scratch))  # scratch: its contents need no copy
 
     def _begin_as_copy(self) -> None:
         self._record = self._record_memory = None
@@ -196,35 +196,39 @@ class PlannedWrapper(CopiedWithPlans):
                 raise ArgumentError(
                     f"{self._op}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}"
                 )
-            if not buffer.is_contiguous():  # kernels write all bytes from the first on
+            if not buffer.is_contiguous():  # kernels treat the buffer as one contiguous block of bytes
                 raise ArgumentError(f"{self._op}: {name} has strides {buffer.stride()}, expected a contiguous tensor")
         self._aligned = float_workspace, int_workspace
 
     def _indptr_on_device(self, indptr: torch.Tensor, which: int, non_blocking: bool) -> torch.Tensor:
-        """``kv_indptr`` (``which`` = 0) or ``qo_indptr`` (1) for kernels.
+        """Return ``kv_indptr`` (``which`` = 0) or ``qo_indptr`` (1) in device memory, for kernels.
 
-        As it is, if it is on the device, or else where the native plan copies it to: behind its header
-        (include/flashinfer/attention/planner.h, ``IndptrOffset``).
+        An array on the device is used directly. For an array on the host, the result is a view of the int workspace,
+        where the native plan copies the array: after the plan's header (include/flashinfer/attention/planner.h,
+        ``IndptrOffset``).
         """
         name = ("kv_indptr", "qo_indptr")[which]
         if indptr.is_cuda or self._device_kind == "cpu":
             return to_device(self._op, name, indptr, self.device, non_blocking)
-        if self._viewed is not self._int_workspace_buffer:  # engines replace it
+        if self._viewed is not self._int_workspace_buffer:  # serving engines replace the workspace
             self._viewed, self._indptr_views = self._int_workspace_buffer, {}
         size = indptr.shape[0]
         view = self._indptr_views.get((which, size))
         if view is None:
             begin = _PLAN_ALIGNMENT + which * (-(-4 * size // _PLAN_ALIGNMENT) * _PLAN_ALIGNMENT)
             taken = self._int_workspace_buffer.view(-1).view(torch.uint8)[begin : begin + 4 * size]
-            if taken.numel() < 4 * size:  # too small for any plan, which will say so
+            if taken.numel() < 4 * size:  # workspace too small: the native plan raises the error
                 return to_device(self._op, name, indptr, self.device, non_blocking)
             self._indptr_views[which, size] = view = taken.view(torch.int32)
         return view
 
     def _native_plan(self, entry: Any, *args: Any) -> Any:
-        """Call a native plan. It fills pinned memory of the module and copies it to the device without waiting; the
-        pinned buffer of the wrapper is passed as published and not written to (csrc/attention_staging.h)."""
-        self._plan_info = None  # if this one fails there is none
+        """Call a native plan, which fills pinned memory of the module and copies it to the device asynchronously.
+
+        The pinned buffer of the wrapper is passed because the published signature has it; native code does not write
+        to that buffer (csrc/attention_staging.h).
+        """
+        self._plan_info = None  # if planning fails, no valid plan remains
         return entry(
             self._float_workspace_buffer,
             self._int_workspace_buffer,
@@ -242,7 +246,7 @@ class PlannedWrapper(CopiedWithPlans):
         rope_theta: Optional[float],
     ) -> None:
         for name, x in (("sm_scale", sm_scale), ("rope_scale", rope_scale), ("rope_theta", rope_theta)):
-            if x is not None and not isinstance(x, (float, Real)):  # nobody looks at them before run()
+            if x is not None and not isinstance(x, (float, Real)):  # run() would fail much later
                 raise TypeError(f"{self._op}.plan: {name} is a {type(x).__name__}, expected float")
         cap, code = max(logits_soft_cap or 0.0, 0.0), pos_encoding_code(self._op, pos_encoding_mode)
         self._pos_encoding, self._pos_encoding_mode = code, pos_encoding_mode
@@ -277,13 +281,13 @@ class PlannedWrapper(CopiedWithPlans):
             raise ArgumentError(f"{self._op}.run: plan() was not called, expected it before run(){lost}")
 
     def _check_in_graph(self, launch: Launch) -> None:
-        """What ``run`` cannot look at while it is traced: whether tensors fit to the plan of the day."""
+        """Run the checks deferred from tracing to run time: do the tensors match the current plan?"""
 
     def _is_being_captured(self) -> bool:
         return self._device_kind == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _refuse_capture(self) -> None:
-        """A graph that captured this wrapper's own buffers would go on reading them after they are replaced."""
+        """Reject capture without use_cuda_graph: the graph would keep reading buffers that the next plan replaces."""
         if not self._is_capturable and self._is_being_captured():
             raise ArgumentError(
                 f"{self._op}.run: is being captured in a CUDA graph, expected a wrapper made with use_cuda_graph=True "
@@ -291,11 +295,11 @@ class PlannedWrapper(CopiedWithPlans):
             )
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
-        """The module, the name of its function and the arguments of a launch."""
+        """Return the module, the name of the function to call and its arguments."""
         raise AssertionError("a subclass knows")
 
     def _launch(self, launch: Launch, enable_pdl: Optional[bool]) -> None:
-        """Launch on tensors as they are, or on copies of those whose rows the kernels cannot read."""
+        """Launch on the given tensors; if rows are misaligned, retry on contiguous copies of the affected tensors."""
         self._refuse_capture()
         pdl = use_pdl(launch.q, enable_pdl)
         try:
@@ -312,14 +316,17 @@ class PlannedWrapper(CopiedWithPlans):
                 launch.out.copy_(copies.out)
 
     def _least_pages(self, k: torch.Tensor) -> int:
-        """Pages that the next cache must have for page ids not to be looked at again, after they were for ``k``. In
-        buffers of a graph they may change between any two runs."""
+        """Return the smallest cache, in pages, for which page ids validated against ``k`` need no second validation.
+
+        Only the CPU validates page ids. With CUDA graph buffers, page ids may change between any two runs, so every
+        run validates them.
+        """
         if self._device_kind != "cpu" or not self._is_paged:
             return 0
         return sys.maxsize if self._use_cuda_graph else k.shape[0]
 
     def _launch_kept(self, launch: Launch, enable_pdl: Optional[bool], default_scale: float) -> None:
-        """:meth:`_launch` that keeps what was found out, for a ``run`` with the same plan and parameters."""
+        """Launch as :meth:`_launch` does, and record the call for a later ``run`` with the same plan and parameters."""
         self._refuse_capture()
         self._record = None
         if self._record_memory is None:
@@ -343,7 +350,7 @@ class PlannedWrapper(CopiedWithPlans):
         )
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
-        """Nothing to build: one module serves keys and values of equal and of different strides."""
+        """Check for a plan only: one module serves equal and different strides of keys and values."""
         if self._plan_info is None or self._jit is not None:
             raise RuntimeError(
                 f"{self._op}.prewarm_paged_kv_stride_variant: expected a planned wrapper without jit_args"
@@ -362,7 +369,7 @@ def run_planned(
     scalars: list[float],
     enable_pdl: Optional[bool],
 ) -> None:
-    """Launch what the wrapper with this handle has planned: a compiled graph holds the handle, not the plan."""
+    """Launch the current plan of the wrapper with this handle; a compiled graph holds the handle, not the plan."""
     wrapper, launch = _wrappers[handle], Launch(q, k, v, out, lse, tensors, scalars)
     with wrapper._lock:
         wrapper._check_in_graph(launch)

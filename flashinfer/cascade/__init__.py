@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over parts of the keys, merged into attention over all of them."""
+"""Cascade attention: attention over parts of the keys, merged into attention over all keys."""
 
 from ..jit.cascade import gen_cascade_module as gen_cascade_module
 from .merge import get_cascade_module as get_cascade_module

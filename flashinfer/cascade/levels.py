@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels of a cascade. They are planned once all of them are known, because two may share a launch."""
+"""Levels of a cascade. Planning waits until all levels are known, because two levels may share a launch."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 
 __all__ = ["Level"]
 
-_DECODE_TILE = 16  # rows (backend_interface.h)
-_HEAD_DIMS = (64, 128)  # of which an SM holds two blocks
-_LARGE_SHARED_MEMORY = ((9, 0), (10, 0), (10, 3), (11, 0))  # as long as a block may have 227 KiB
+_DECODE_TILE = 16  # rows per tile (backend_interface.h)
+_HEAD_DIMS = (64, 128)  # head dimensions at which an SM holds two CTAs
+_LARGE_SHARED_MEMORY = ((9, 0), (10, 0), (10, 3), (11, 0))  # compute capabilities with 227 KiB of shared memory per CTA
 
 
 class Level(BatchPrefillWithPagedKVCacheWrapper):
-    """One level: ``plan`` checks and stores, then ``plan_alone`` or ``plan_with`` plans the launch."""
+    """One level: ``plan`` validates and stores, then ``plan_alone`` or ``plan_with`` plans the launch."""
 
     _op = BatchPrefillWithPagedKVCacheWrapper._op
-    _shared: Optional[Level] = None  #: whose keys ``run`` attends to as well
+    _shared: Optional[Level] = None  #: level whose keys are part of the same launch; None: this level only
 
     def _select_module(self, dtypes: Dtypes, head_dim_qk: int, head_dim_vo: int, use_fp16_qk_reduction: bool) -> None:
         self._module_key = (dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
         self._head_dim_vo = head_dim_vo
 
     def _plan_work(self) -> None:
-        """Later."""
+        """Do nothing: ``plan_alone`` or ``plan_with`` plans the launch later."""
 
     def _indptr_on_device(self, indptr: torch.Tensor, which: int, non_blocking: bool) -> torch.Tensor:
-        # A plan for two levels does not bring them along.
+        # A plan for two levels does not copy the offset arrays to the device.
         return to_device(self._op, ("paged_kv_indptr", "qo_indptr")[which], indptr, self.device, non_blocking)
 
-    @flashinfer_api(trace=None)  # as plan() and run() are: a replay of the log needs it between them
+    @flashinfer_api(trace=None)  # logged like plan() and run(): a replay of the log calls it between them
     def plan_alone(self) -> None:
-        """Plan a launch of its own."""
+        """Plan a launch for this level only."""
         self._shared = None
         super()._select_module(*self._module_key)
         super()._plan_work()
 
     def suits(self, shared: Level) -> bool:
-        """Whether one launch is for both levels what ``batch_fused`` is made for: few rows share keys here, many there.
+        """Return True if ``batch_fused`` can run both levels in one launch: few rows share keys here, many there.
 
-        Those of the other are read for all its rows by tensor cores while the keys of this one are on their way.
+        Tensor cores process the keys of ``shared``, for all rows together, while the keys of this level are loaded.
         """
         dtypes, head_dim, *_ = self._module_key
         indptr, shared_indptr = (level._planned[0][0] for level in (self, shared))
@@ -70,7 +70,7 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
 
     @flashinfer_api(trace=None)
     def plan_with(self, shared: Level) -> bool:
-        """Plan a launch for the keys of both levels; False if the workspaces are too small for it."""
+        """Plan one launch for the keys of both levels; return False if the workspaces are too small for it."""
         dtypes, head_dim, *_ = self._module_key
         module = get_batch_fused_module(
             *(dtypes.q, dtypes.kv, dtypes.o, torch.int32, head_dim, head_dim),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merging attention over parts of the keys into attention over all of them.
+"""Merge attention over parts of the keys into attention over all keys.
 
 A state is the output ``v`` of attention over some keys, and ``s``, the logarithm to base 2 of the sum of ``exp(logit)``
-over them, which attention returns as its LSE. No keys at all is ``s = -inf``.
+over these keys, which attention returns as its LSE. Without keys, ``s = -inf``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _as_float(s: torch.Tensor) -> torch.Tensor:
     return s if s.dtype is torch.float32 else s.float()
 
 
-# Destination-passing ops: what torch.compile sees, and what eager calls directly.
+# Destination-passing ops: torch.compile traces them as custom ops, and eager mode calls them directly.
 
 
 @register_custom_op("flashinfer::merge_state", mutates_args=("v", "s"))
@@ -80,7 +80,7 @@ def _variable_length_merge_states(
 def merge_state(
     v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention over two sets of keys from attention over each of them.
+    r"""Merge attention over two sets of keys into attention over their union.
 
     ``s = log2(2^s_a + 2^s_b)`` and ``v = 2^(s_a - s) v_a + 2^(s_b - s) v_b``, in float32, ``v`` rounded once. A state
     with ``s = -inf`` adds nothing, whatever its ``v`` holds; two of them merge to ``v = 0`` and ``s = -inf``.
@@ -95,7 +95,7 @@ def merge_state(
     v_b : torch.Tensor
         Shape and dtype of ``v_a``.
     s_b : torch.Tensor
-        As ``s_a``.
+        Shape of ``s_a``, base 2.
 
     Returns
     -------
@@ -128,7 +128,7 @@ def merge_state_in_place(
     s_other: torch.Tensor,
     mask: Optional[torch.Tensor] = None,
 ) -> None:
-    r""":func:`merge_state` of ``(v, s)`` and ``(v_other, s_other)``, written to ``v`` and ``s``.
+    r"""Merge ``(v_other, s_other)`` into ``(v, s)`` in place, like :func:`merge_state`.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def merge_state_in_place(
 @flashinfer_api(trace=merge_states_trace)
 @names_kinds
 def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention over many sets of keys from attention over each of them: :func:`merge_state` of a whole dimension.
+    r"""Merge attention over many sets of keys: :func:`merge_state` along a whole dimension.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
 def variable_length_merge_states(
     v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r""":func:`merge_states` where every row has a number of states of its own.
+    r"""Merge states like :func:`merge_states`, with a separate number of states for each row.
 
     Published as ``flashinfer.triton.cascade.variable_length_merge_states``.
 

@@ -29,7 +29,7 @@ def _check_lengths(where: str, expected: int, **lists: Sequence[Any]) -> None:
 
 
 class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
-    r"""Attention whose keys are cut into levels: a prompt that all requests share, prefixes of groups, their own keys.
+    r"""Attention over levels of keys: a prompt that all requests share, prefixes of groups, keys of single requests.
 
     Each level is a batch of its own over the same queries: ``qo_indptr_arr[level]`` says which rows share the keys of
     an entry. A level reads the keys of an entry once for all its rows, and the results of the levels are merged by
@@ -102,7 +102,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
             for qo_indptr, kv_indptr, kv_indices, last_page_len in buffers
         ]
         self._num_levels = num_levels
-        self._is_fused: Optional[bool] = None  #: whether ``run`` is one launch; a graph keeps what its first plan chose
+        self._is_fused: Optional[bool] = None  #: True if ``run`` is one launch; a CUDA graph keeps its first choice
         self._float_workspace_buffer = float_workspace_buffer
         self._kv_layout = kv_layout
         self.device = float_workspace_buffer.device
@@ -112,7 +112,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffers: Tensors) -> None:
-        """Use other workspaces from the next ``plan`` on: one for scratch, and one for the plan of each level."""
+        """Replace the workspaces: one for scratch, one for the plan of each level. ``plan`` must be called again."""
         _check_lengths("reset_workspace_buffer", self._num_levels, int_workspace_buffers=int_workspace_buffers)
         self._float_workspace_buffer = float_workspace_buffer
         self._is_fused = None
@@ -183,7 +183,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
     begin_forward = plan
 
     def _plan_launches(self) -> None:
-        """The native plans: one for two levels that suit each other, or one for each."""
+        """Make the native plans: one for two levels that can share a launch, otherwise one per level."""
         *shared, own = self._batch_prefill_wrappers
         if self._is_fused is None or not self._use_cuda_graph:
             self._is_fused = len(shared) == 1 and own.suits(shared[0])
@@ -195,7 +195,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
 
     @flashinfer_api(trace=multi_level_cascade_trace)
     def run(self, q: torch.Tensor, paged_kv_cache: PagedCache) -> torch.Tensor:
-        """Attention of ``q`` over the keys of all levels.
+        """Compute attention of ``q`` over the keys of all levels.
 
         Parameters
         ----------
@@ -220,9 +220,9 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
     forward = run
 
     def end_forward(self) -> None:
-        """Nothing to do; published callers have it."""
+        """Do nothing; published callers call it."""
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
-        """Nothing to build: one module serves keys and values of equal and of different strides."""
+        """Check for a plan only: one module serves equal and different strides of keys and values."""
         for wrapper in self._batch_prefill_wrappers:
             wrapper.prewarm_paged_kv_stride_variant(variant)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One prefix that all requests share, in dense tensors, and the keys of each request in pages.
+"""Attention over a prefix that all requests share, in dense tensors, and over the keys of each request, in pages.
 
 Older than :class:`flashinfer.MultiLevelCascadeAttentionWrapper`, which has any number of levels and keeps all of them
 in one cache.
@@ -52,7 +52,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         self._kv_layout = kv_layout
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from the next ``begin_forward`` on."""
+        """Replace the workspaces. ``begin_forward`` must be called again before ``forward``."""
         self._batch_decode_wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
@@ -110,7 +110,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         return out
 
     def end_forward(self) -> None:
-        """Nothing to do; published callers have it."""
+        """Do nothing; published callers call it."""
 
 
 class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
@@ -133,7 +133,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         self._planned: Optional[tuple] = None
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from now on."""
+        """Replace the workspaces."""
         self._batch_prefill_wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
         self._planned = None
 
@@ -150,9 +150,10 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         head_dim: int,
         page_size: int,
     ) -> None:
-        """Remember the part of each request; it is planned by ``forward``, which knows whether it is causal."""
+        """Store the page tables of the requests; ``forward`` plans, because it has the argument ``causal``."""
         table = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-        # Callers may write to theirs before forward(); not to those on a GPU, where a copy would be a launch.
+        # Copy arrays on the host, because callers may overwrite them before forward(). Arrays on a GPU must stay
+        # unchanged: a copy would be a launch.
         self._table = tuple(x if x.is_cuda else x.clone() for x in table)
         self._sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
         self._planned = None
@@ -184,7 +185,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         causal : bool
             Whether the request's own keys are seen causally.
         use_fp16_qk_reduction : bool
-            A permission that is not used: products are summed in float32.
+            Ignored: products are always accumulated in float32.
         sm_scale : Optional[float]
             1 / sqrt(head_dim) if None.
         rope_scale, rope_theta : Optional[float]
@@ -229,4 +230,4 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         return out
 
     def end_forward(self) -> None:
-        """Nothing to do; published callers have it."""
+        """Do nothing; published callers call it."""

@@ -46,7 +46,7 @@ def cudnn_batch_decode_with_kv_cache(
     k_cache, v_cache : torch.Tensor
         ``(num_pages, num_kv_heads, page_size, head_dim)``.
     scale : float
-        Of the logits.
+        Scale of the logits.
     workspace_buffer : torch.Tensor
         Scratch.
     max_sequence_kv : int
@@ -60,7 +60,7 @@ def cudnn_batch_decode_with_kv_cache(
     batch_offsets_q, batch_offsets_o, batch_offsets_k, batch_offsets_v : Optional[torch.Tensor]
         Accepted; rows lie one after the other.
     out : Optional[torch.Tensor]
-        Where the result goes.
+        Output buffer.
 
     Returns
     -------

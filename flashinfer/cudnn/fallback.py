@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls to cuDNN by our own kernels, for machines without its frontend."""
+"""Fallback of the cuDNN calls to our own kernels, for machines without the cuDNN frontend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def decode(
     block_tables: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Attention of one row of each request. Nothing waits for the GPU."""
+    """Compute attention for one row of each request. Does not wait for the GPU."""
     result = attend_block_tables(
         op, q, k_cache, v_cache, block_tables, seq_lens_kv.reshape(-1), max_sequence_kv, _bytes(workspace),
         kv_layout="HND", sm_scale=scale, out=out if out.dtype == q.dtype else None,
@@ -53,7 +53,7 @@ def prefill(
     out: torch.Tensor,
     lse: Optional[torch.Tensor],
 ) -> None:
-    """Attention of many rows of each request. The lengths are copied to the host, which waits for the GPU."""
+    """Compute attention for many rows of each request. Copies the lengths to the host, which waits for the GPU."""
     qo_lens, kv_lens = (
         x.reshape(-1) for x in to_host(op, actual_seq_lens_q=seq_lens_q, actual_seq_lens_kv=seq_lens_kv)
     )
@@ -102,7 +102,7 @@ def _offsets_of(lengths: np.ndarray) -> np.ndarray:
 def _rows(
     op: str, name: str, x: torch.Tensor, offsets: Optional[torch.Tensor], units: str, lengths: np.ndarray
 ) -> Optional[torch.Tensor]:
-    """Rows of all requests in ``x``; None where they are its first ones, one after the other."""
+    """Return the row indices of all requests in ``x``, or None if the requests are contiguous from row 0."""
     if offsets is None:
         return None
     begins = offsets.reshape(-1)[: len(lengths)].cpu().numpy().astype(np.int64)
@@ -119,7 +119,7 @@ def _rows(
 def _table(
     op: str, block_tables: torch.Tensor, kv_lens: np.ndarray, page_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pages of all requests one after the other, and how full the last of each is."""
+    """Return the page ids of all requests, concatenated, and the number of keys in the last page of each request."""
     tables = block_tables.reshape(len(kv_lens), -1)
     counts = -(-kv_lens // page_size)
     if counts.max(initial=0) > tables.shape[1]:
@@ -134,7 +134,7 @@ def _table(
 def _store_lse(
     op: str, lse: torch.Tensor, scores: torch.Tensor, offsets: Optional[torch.Tensor], units: str, qo_lens: np.ndarray
 ) -> None:
-    """Into ``(batch_size, max_token_per_sequence, heads)``, or where each row is if it has two dimensions."""
+    """Store the LSE into a padded 3-D ``(batch_size, max_token_per_sequence, heads)`` or a ragged 2-D buffer."""
     if lse.ndim == 2:
         rows = _rows(op, "stats", lse, offsets, units, qo_lens)
         if rows is None:

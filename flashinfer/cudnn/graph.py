@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cuDNN graph of one attention call: described by shapes, built once for each, run many times."""
+"""Graphs of cuDNN attention calls: built once per set of shapes, cached, and run many times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DTYPES = {
 
 
 def has_frontend() -> bool:
-    """Whether the package of cuDNN's frontend can be imported."""
+    """Return True if the package of cuDNN's frontend can be imported."""
     try:
         import cudnn
     except ImportError:
@@ -32,7 +32,7 @@ def has_frontend() -> bool:
 
 
 def frontend(op: str) -> Any:
-    """The package of cuDNN's frontend."""
+    """Import the package of cuDNN's frontend, or raise a LibraryError."""
     try:
         import cudnn
     except ImportError as error:
@@ -45,7 +45,7 @@ def frontend(op: str) -> Any:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor as a graph sees it. Every tensor has four dimensions there."""
+    """Description of a tensor in a graph, always with four dimensions."""
 
     dim: tuple[int, ...]
     stride: tuple[int, ...]
@@ -58,7 +58,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class SdpaShapes:
-    """Identity of a graph. What is None is no part of it; ``operands`` are named as in ``run_sdpa``."""
+    """Cache key of a graph. A field that is None is not used; ``operands`` are named as in ``run_sdpa``."""
 
     operands: tuple[tuple[str, Operand], ...]
     scale: float
@@ -151,8 +151,8 @@ def run_sdpa(
 ) -> None:
     """Run the graph for these shapes on the current stream.
 
-    ``tensors`` has q, k, v, seq_len_q, seq_len_kv and out; table_k and table_v for pages; stats for a LSE; offsets_*
-    where rows of requests follow each other. ``described`` says how a graph sees those that are not 4-D themselves.
+    ``tensors`` has q, k, v, seq_len_q, seq_len_kv and out; table_k and table_v for a paged cache; stats for an LSE;
+    offsets_* for ragged tensors. ``described`` gives the 4-D shape and strides of tensors that are not 4-D.
     """
     cudnn = frontend(op)
     device = tensors["q"].device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill by cuDNN: rows of requests one after the other, keys in pages or in rows."""
+"""Prefill by cuDNN with ragged queries, over a paged cache or ragged keys."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _OP = "cudnn_batch_prefill_with_kv_cache"
 
 
 def _padded(x: torch.Tensor, batch_size: int, length: int) -> Operand:
-    """``(tokens, heads, head_dim)`` as requests of ``length`` rows; where each begins is said by offsets."""
+    """Describe a ragged ``(tokens, heads, head_dim)`` tensor as requests of ``length`` rows that start at offsets."""
     token, head, _ = x.stride()
     dims = (batch_size, x.shape[1], length, x.shape[2])
     return Operand(dims, (token * length, head, token, 1), x.dtype)
 
 
 def _offsets(given: Optional[torch.Tensor], lengths: torch.Tensor, row: int, units: str) -> torch.Tensor:
-    """``(batch_size + 1, 1, 1, 1)`` in elements: the caller's, or from the lengths."""
+    """Return ``(batch_size + 1, 1, 1, 1)`` offsets in elements, from the caller's offsets or from the lengths."""
     if given is None:
         ends = torch.cumsum(lengths.view(-1), 0, dtype=torch.int64)
         given = torch.cat([ends.new_zeros(1), ends]) * row
@@ -78,7 +78,7 @@ def cudnn_batch_prefill_with_kv_cache(
         Pages ``(num_pages, num_kv_heads, page_size, head_dim)`` with ``block_tables``, else rows ``(tokens,
         num_kv_heads, head_dim)``.
     scale : float
-        Of the logits.
+        Scale of the logits.
     workspace_buffer : torch.Tensor
         Scratch.
     max_token_per_sequence, max_sequence_kv : int
@@ -95,7 +95,7 @@ def cudnn_batch_prefill_with_kv_cache(
         ``(batch_size + 1,)``: where the rows of each request begin, in ``batch_offsets_units`` ("elements" or
         "tokens"); by default one after the other.
     out, lse : Optional[torch.Tensor]
-        Where results go.
+        Output buffers.
     is_cuda_graph_compatible, backend
         Accepted; there is one way.
     o_data_type : Optional[torch.dtype]

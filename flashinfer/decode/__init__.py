@@ -28,7 +28,7 @@ __all__ = [
     "single_decode_with_kv_cache",
 ]
 
-_BLACKWELL = _DECODE | _MLA  # published releases have the latent ones here too
+_BLACKWELL = _DECODE | _MLA  # published releases export the MLA names here too
 
 
 def __getattr__(name: str) -> Any:

@@ -140,7 +140,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         *deprecated_positional_args: Any,
         **kwargs: Any,
     ) -> None:
-        r"""Prepare ``run`` for a batch: choose the module, cut the work, copy the page tables.
+        r"""Prepare ``run`` for a batch: select the module, split the work, copy the page tables.
 
         Parameters
         ----------
@@ -240,10 +240,10 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
         check_indices(op, "indices", num_indices, indptr_host)
         self._backend = resolve_backend(op, self._backend)
-        if seq_lens is not None and self._device_kind == "cpu":  # where page ids are looked at for all keys
+        if seq_lens is not None and self._device_kind == "cpu":  # the CPU validates the page ids of all seq_lens keys
             last_page_len = last_page_lens(kv_lens, indptr_host, page_size)  # type: ignore[arg-type]  # both are arrays
 
-        self._plan_info = None  # if the rest fails there is no plan: what it was made for is about to be replaced
+        self._plan_info = None  # the state of the old plan is replaced below; if that fails, no valid plan remains
         self._store_tables(indptr, indices, last_page_len, non_blocking)
         self._store_options(
             batch_size, num_qo_heads, num_kv_heads, head_dim, page_size, q_len_per_req, dtypes,
@@ -279,7 +279,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         disable_split_kv: bool = False,
         q_len_per_req: int = 1,
     ) -> tuple[int, int]:
-        """Bytes of float and of int workspace that ``plan`` with the same arguments needs. Changes nothing.
+        """Return the bytes of float and of int workspace that ``plan`` with the same arguments needs, without planning.
 
         Returns
         -------
@@ -323,7 +323,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         skip_softmax_threshold_scale_factor: Optional[float] = None,
         kv_cache_sf: Optional[PagedCache] = None,
     ) -> Result:
-        r"""Attention of the planned batch.
+        r"""Compute attention for the planned batch.
 
         Parameters
         ----------
@@ -335,21 +335,21 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         *args
             Parameters of a variant given as ``jit_args``; with 8-bit queries, scales of q, k and v, per head or not.
         q_scale, k_scale, v_scale : Union[float, torch.Tensor, None]
-            What stored values are multiplied by.
+            Calibration scales: value = stored * scale.
         out, lse : Optional[torch.Tensor]
-            Where the results go.
+            Output buffers.
         return_lse : bool
             Also return the logarithm to base 2 of the sum of ``exp(logit)``, float32 ``(tokens, num_qo_heads)``.
         enable_pdl : Optional[bool]
-            Programmatic dependent launch; where the device has it if None.
+            Programmatic dependent launch; None enables it where the device supports it.
         window_left : Optional[int]
-            That of ``plan``, if given.
+            Must equal the value given to ``plan``, if not None.
         sinks : Optional[torch.Tensor]
             ``(num_qo_heads,)`` logits, not scaled by ``sm_scale``, that add to the denominator of the softmax.
         skip_softmax_threshold_scale_factor
-            Of other backends; ignored: nothing is skipped.
+            Option of other backends; ignored: nothing is skipped.
         q_len_per_req : Optional[int]
-            Deprecated: ``plan`` knows.
+            Deprecated: ``plan`` takes it.
         kv_cache_sf : Optional[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]]
             Scale factors of a uint8 (NVFP4) cache, one e4m3 number for 16 elements, in the form of the cache.
 
@@ -390,7 +390,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         )
 
     def _expected_rows(self) -> int:
-        """By the current page table, which engines may have replaced without a ``plan``."""
+        """Return the rows of q from the current page table, which serving engines may replace without a ``plan``."""
         return self._paged_kv_last_page_len_buf.shape[0] * self._planned_q_len  # type: ignore[union-attr, operator]
 
     def _refuse_query(self, q: torch.Tensor) -> None:
@@ -431,7 +431,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         mask_mode = CAUSAL if self._planned_q_len > 1 else NON_CAUSAL  # type: ignore[operator]
         return self._cached_module, "paged_run", (*where, self._qo_indptr_buf, *table, mask_mode, *tail)
 
-    # Names of older releases.
+    # Method names of older releases.
 
     begin_forward = plan
 
@@ -452,7 +452,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         *,
         return_lse: bool = False,
     ) -> Result:
-        """:meth:`run` with parameters that replace those of ``plan``, the ones left out included."""
+        """Call :meth:`run` with parameters that replace those of ``plan``; omitted ones are reset to their defaults."""
         self._require_plan()
         planned = self._pos_encoding, self._window_left, self._logits_soft_cap > 0
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
@@ -475,7 +475,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         rope_scale: Optional[float] = None,
         rope_theta: Optional[float] = None,
     ) -> Result:
-        """:meth:`forward` that returns the LSE too."""
+        """Call :meth:`forward` and return the LSE too."""
         return self.forward(
             q, paged_kv_cache, pos_encoding_mode, q_scale, k_scale, v_scale, window_left, logits_soft_cap, sm_scale,
             rope_scale, rope_theta, return_lse=True,
@@ -483,12 +483,12 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
-    """:class:`BatchDecodeWithPagedKVCacheWrapper` for capture in a CUDA graph.
+    """Variant of :class:`BatchDecodeWithPagedKVCacheWrapper` for capture in a CUDA graph.
 
     Parameters
     ----------
     workspace_buffer : torch.Tensor
-        As ``float_workspace_buffer`` there.
+        ``float_workspace_buffer`` of :class:`BatchDecodeWithPagedKVCacheWrapper`.
     indptr_buffer, indices_buffer, last_page_len_buffer : torch.Tensor
         int32; the batch size is fixed by the last of them.
     kv_layout : str

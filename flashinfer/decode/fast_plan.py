@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan that copies less, for engines that write the page tables themselves."""
+"""Faster ``plan`` for serving engines that write the page tables themselves: the page table is not copied."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ fixed_split_size, disable_split_kv, q_len_per_req
     if q_len_per_req > 1 and kv_lens is not None and kv_lens.size and kv_lens.min() < q_len_per_req:
         raise ArgumentError(f"{op}: a request has an empty KV range, expected at least {q_len_per_req} keys each")
 
-    self._plan_info = None  # if the rest fails there is no plan
+    self._plan_info = None  # if the rest fails, no valid plan remains
     if not self._use_cuda_graph:
         self._paged_kv_indptr_buf = indptr
         self._paged_kv_indices_buf = indices
@@ -101,7 +101,7 @@ fixed_split_size, disable_split_kv, q_len_per_req
         pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta,
     )  # fmt: skip
     self._planned = (indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or self._is_nvfp4)
-    self._cached_module = self._module()  # another one if the soft cap or the encoding of positions changed
+    self._cached_module = self._module()  # changes with the soft cap, the window and the position encoding
     try:
         self._plan_work()
     except Exception as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planning of batch decode: checks, lengths, page tables, the module and its arguments."""
+"""Planning of batch decode: validation, lengths, page tables, the module and its arguments."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ..tensor_checks import narrowed
 __all__ = ["DecodePlanner"]
 
 _INT32 = torch.int32
-_rows_on_device = functools.lru_cache(maxsize=256)(range_buffer)  # a slice takes 2 us
+_rows_on_device = functools.lru_cache(maxsize=256)(range_buffer)  # cached: slicing a tensor takes 2 us
 
 
 class DecodePlanner(AttentionWrapper):
-    """What ``plan``, ``workspace_size`` and ``fast_decode_plan`` of the decode wrapper share."""
+    """Base of the decode wrapper: code shared by ``plan``, ``workspace_size`` and ``fast_decode_plan``."""
 
     _objects = (
         *AttentionWrapper._objects,
@@ -44,13 +44,13 @@ class DecodePlanner(AttentionWrapper):
     _replanned = REPLANNED
     _is_paged = True
 
-    _module_key: Any = None  #: what `_module_found` was found for: to look for it takes 1 us
+    _module_key: Any = None  #: key of ``_module_found``, a cache of one module: a lookup takes 1 us
     _module_found: Any = None
     _use_tensor_cores: bool
     _head_dim: int
     _page_size: int
     _planned_q_len: Optional[int]
-    _frozen_q_len: Optional[int] = None  #: of the first plan for a graph that succeeded
+    _frozen_q_len: Optional[int] = None  #: q_len_per_req of the first successful plan with use_cuda_graph
     _paged_kv_indptr_buf: Optional[torch.Tensor]
     _paged_kv_indices_buf: Optional[torch.Tensor]
     _paged_kv_last_page_len_buf: Optional[torch.Tensor]
@@ -95,10 +95,11 @@ class DecodePlanner(AttentionWrapper):
         q_len_per_req: int,
         is_exact: bool,
     ) -> tuple[Union[np.ndarray, torch.Tensor], Optional[np.ndarray]]:
-        """Page offsets and keys of each request on the host, in at most one copy from the device.
+        """Return the page offsets and the keys of each request on the host, in at most one copy from the device.
 
-        Keys are None if pages are enough to plan by: the device knows how full the last ones are, and to ask it would
-        mean to wait. ``is_exact``: splits must not depend on that. The native plan checks that offsets do not fall.
+        The keys are None if page offsets are enough for planning: ``last_page_len`` is on the device, and reading it
+        would wait. ``is_exact`` forces exact key counts, for plans whose splits must depend on the keys only. The
+        native plan checks that offsets are non-decreasing.
         """
         if last_page_len.is_cuda and seq_lens is None and not (indptr.is_cuda or is_exact or q_len_per_req > 1):
             if indptr.dtype is not _INT32 or not indptr.is_contiguous():
@@ -167,7 +168,7 @@ class DecodePlanner(AttentionWrapper):
             if not self._use_cuda_graph and q_len_per_req == 1:
                 self._qo_indptr_buf = rows
             elif not self._use_cuda_graph or self._frozen_q_len is None:
-                self._qo_indptr_buf = rows * q_len_per_req  # of its own: a graph keeps the address
+                self._qo_indptr_buf = rows * q_len_per_req  # separate tensor: a graph keeps its address
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
 
     def _module(self) -> Any:
@@ -184,7 +185,7 @@ class DecodePlanner(AttentionWrapper):
         return self._module_found
 
     def _work(self) -> tuple[Any, ...]:
-        """Arguments of the native plan after the workspaces."""
+        """Return the arguments of the native plan after the workspaces."""
         indptr, kv_lens, fixed_split_size, disable_split_kv = self._planned
         indptr, kv_lens = as_tensor(indptr), as_tensor(kv_lens)
         assert indptr is not None
@@ -203,18 +204,18 @@ class DecodePlanner(AttentionWrapper):
         )  # fmt: skip
 
     def _plan_again(self, covers: bool) -> None:
-        """With other parameters than those of the plan, which covers all keys that these show, or not."""
+        """Plan again after parameters changed. ``covers``: the old plan covers all keys that these make visible."""
         if self._keeps_plan(covers):
             self._cached_module = self._module()
             return
-        if self._plan_info is not self._planned_info:  # an engine's: the tables say of which batch
+        if self._plan_info is not self._planned_info:  # an engine replaced the plan: read the batch from its tables
             indptr, last_page_len = self._paged_kv_indptr_buf, self._paged_kv_last_page_len_buf
             assert indptr is not None and last_page_len is not None and self._planned_q_len is not None
             batch = self._lengths(
                 f"{self._op}.forward", indptr, last_page_len, None, self._page_size, self._planned_q_len, True
             )
             self._planned = (*batch, *self._planned[2:])
-        self._plan_info = None  # if the rest fails there is no plan
+        self._plan_info = None  # if the rest fails, no valid plan remains
         self._cached_module = self._module()
         self._plan_work()
 

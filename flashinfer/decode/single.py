@@ -134,7 +134,7 @@ def single_decode_with_kv_cache_with_jit_module(
     *args
         The additional tensors and scalars of the variant, in the order of their declaration.
     kv_layout, window_left
-        As there.
+        See :func:`single_decode_with_kv_cache`.
     return_lse : bool
         Whether the module computes the LSE. It is not returned, as in published releases.
 

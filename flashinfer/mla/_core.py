@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latent attention (MLA, with the projections absorbed into the queries) over a paged cache."""
+"""MLA (latent attention, with the projections absorbed into the queries) over a paged cache."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _is_compiling = torch.compiler.is_compiling
 
 @functools.cache
 def get_batch_mla_module(backend: str, *args: Any, device: str = "cuda") -> Any:
-    """The module of latent attention, built and loaded on first use. Arguments are those of its generator."""
+    """Return the MLA module, built and loaded on first use. Arguments are those of ``gen_batch_mla_module``."""
     return gen_batch_mla_module(backend, *args, device=device).build_and_load()  # type: ignore[misc]
 
 
 class BatchMLAPagedAttentionWrapper(PlannedWrapper):
-    r"""Attention of DeepSeek's models over their compressed cache.
+    r"""MLA of DeepSeek's models over their compressed (latent) cache.
 
     All heads share one key for each token, the concatenation of ``ckv`` and ``kpe``, and ``ckv`` is its value too:
     ``out[h] = sum_j softmax_j(sm_scale * (q_nope[h] . ckv_j + q_pe[h] . kpe_j)) ckv_j``.
@@ -74,11 +74,11 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     """
 
     _blackwell_auto_fallback_warned = False
-    _page_ranges: Optional[tuple[np.ndarray, np.ndarray]] = None  # where pages of requests begin, and their keys
+    _page_ranges: Optional[tuple[np.ndarray, np.ndarray]] = None  # page offsets and key counts of the requests
 
     _launched = ("q_nope", "ckv_cache", "kpe_cache", "out", "lse", "q_pe")
     _is_paged = True
-    _is_capturable = True  # by any wrapper: tables are read through the plan
+    _is_capturable = True  # even without use_cuda_graph: kernels read the tables through the plan
     _objects = (
         "_plan_info",
         "_cached_module",
@@ -131,7 +131,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             warnings.warn(f"{op}: the kernels behind 'auto' are not Blackwell-native", UserWarning, stacklevel=4)
         if backend in ("auto", "fa2"):
             return "fa2"
-        if backend == "cutlass":  # run() says that it needs another device
+        if backend == "cutlass":  # plan() and run() raise the error: it needs another GPU
             return backend
         if backend == "fa3":
             raise NotImplementedError(f"{op}: backend is 'fa3', which does not exist here; usable: fa2")
@@ -167,7 +167,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         kv_data_type: Union[str, torch.dtype],
         use_profiler: bool = False,
     ) -> None:
-        """Plan a batch. Index arrays that lie on the GPU are copied to the host in one go, which waits for it.
+        """Plan a batch. Index arrays on the GPU are copied to the host in one transfer, which waits for the GPU.
 
         Parameters
         ----------
@@ -188,7 +188,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         causal : bool
             Whether row ``i`` sees keys up to ``i + kv_len - qo_len`` only.
         sm_scale : float
-            That of the heads before absorption: ``1 / sqrt(128 + 64)``.
+            Softmax scale of the heads before absorption: ``1 / sqrt(128 + 64)``.
         q_data_type, kv_data_type : Union[str, torch.dtype]
             float16 or bfloat16; a float8_e4m3fn cache goes with bfloat16 queries.
         use_profiler : bool
@@ -202,7 +202,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         used = int(pages[-1]) if pages.size else 0
         if kv_indices.numel() < used:
             raise ArgumentError(f"{self._op}.plan: kv_indices has {kv_indices.numel()} elements, expected {used}")
-        self._plan_info = None  # if the rest fails there is no plan
+        self._plan_info = None  # if the rest fails, no valid plan remains
         self._page_ranges = (pages, lengths)
         if self._use_cuda_graph:
             self._fill_graph_buffers(rows, pages, kv_indices, lengths)
@@ -254,7 +254,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     def _host_tables(
         self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_len_arr: torch.Tensor, page_size: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, pages and keys. Pages end where the keys do: what a request owns beyond them does not matter."""
+        """Return row offsets, page offsets and key counts on the host. Pages beyond the keys are ignored."""
         op = f"{self._op}.plan"
         rows, begins, lengths = to_host(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_len_arr=kv_len_arr)
         batch_size = lengths.size
@@ -274,7 +274,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     def _fill_graph_buffers(
         self, rows: np.ndarray, pages: np.ndarray, kv_indices: torch.Tensor, lengths: np.ndarray
     ) -> None:
-        """Captured kernels go on reading these addresses."""
+        """Copy the index arrays into the CUDA graph buffers, whose addresses captured kernels read."""
         op = f"{self._op}.plan"
         if lengths.size != self._fixed_batch_size:
             raise ArgumentError(
@@ -319,7 +319,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         ckv_scale_arr: Optional[torch.Tensor] = None,
         kpe_scale: Optional[float] = None,
     ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Attention of the planned batch.
+        """Compute attention for the planned batch.
 
         Parameters
         ----------
@@ -332,7 +332,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         kpe_cache : torch.Tensor
             ``(num_pages, page_size, head_dim_kpe)``.
         out, lse : Optional[torch.Tensor]
-            Where results go.
+            Output buffers.
         return_lse : bool
             Whether to return the LSE too.
         profiler_buffer : Optional[torch.Tensor]
@@ -381,7 +381,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 )  # fmt: skip
                 return (target, scores) if return_lse else target  # type: ignore[return-value]
             except Exception:
-                self._record = None  # the long way says what was wrong
+                self._record = None  # the slow path below raises an error with the reason
         op = f"{self._op}.run"
         if self._backend == "cutlass":
             raise GPUArchitectureError(f"{op}: backend is 'cutlass', which needs SM100; usable: fa2")
@@ -397,7 +397,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         out = output_buffer(op, out, q_nope.shape, q_nope.dtype, q_nope)
         if return_lse or lse is not None:
             lse = lse_buffer(op, lse, q_nope.shape[:2], q_nope)
-        indices: Optional[torch.Tensor] = None  # those of the plan: an exported program would keep the first one's
+        indices: Optional[torch.Tensor] = None  # None: page ids of the plan; an exported program would freeze them
         pages, sm_scale = self._kv_indices_buf, self._sm_scale
         assert pages is not None and sm_scale is not None
         if scales is not None:
@@ -434,7 +434,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             expected = self._cached_q_data_type if name.startswith("q") else self._cached_kv_data_type
             if tensor.dtype != expected:
                 raise ArgumentError(f"{op}: {name}.dtype is {tensor.dtype}, expected {expected} (as planned)")
-        if not _is_compiling():  # a graph is for any rows: it looks when it runs
+        if not _is_compiling():  # compiled: run_planned checks the rows
             self._check_rows(op, q_nope.shape[0])
         if q_nope.shape[1] != self._num_heads:
             raise ArgumentError(f"{op}: q_nope has {q_nope.shape[1]} heads, expected {self._num_heads} (as planned)")
@@ -454,7 +454,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         q, k, v, out, lse, (q_pe, indices), (sm_scale, natural) = launch
         indices = self._kv_indices_buf if indices is None else indices
         module = self._cached_module
-        if k.dtype != self._cached_kv_data_type:  # converted: plans do not depend on the dtype of the cache
+        if k.dtype != self._cached_kv_data_type:  # gather() converted the cache; the plan is valid for any cache dtype
             module = self._module(k.dtype)
         where = (self._float_workspace_buffer, self._int_workspace_buffer, self._plan_info)
         mask_mode = CAUSAL if self._causal else NON_CAUSAL

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of latent attention in a model."""
+"""Head dimensions of MLA models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class MLAHeadDimensions:
-    """Columns of a head before absorption, and of the compressed cache."""
+    """Head dimensions before absorption, and the dimension of the compressed cache (``kv_lora_rank``)."""
 
     qk_nope_head_dim: int
     qk_rope_head_dim: int
@@ -28,7 +28,7 @@ class MLAHeadDimensions:
 
 @dataclass(frozen=True)
 class MLALayerDimensions:
-    """A layer: its heads, and how many there are."""
+    """Dimensions of a layer: head dimensions and number of heads."""
 
     head_dimensions: MLAHeadDimensions
     num_heads: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The older wrapper of latent decoding, which published releases have for SM80 only."""
+"""Older wrapper of MLA decoding, which published releases have for SM80 only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OP = "BatchDecodeMlaWithPagedKVCacheWrapper"
 
 
 class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
-    r"""Latent decoding of one token per request; :class:`flashinfer.BatchMLAPagedAttentionWrapper` replaces it.
+    r"""MLA decoding of one token per request; :class:`flashinfer.BatchMLAPagedAttentionWrapper` replaces it.
 
     Runs on SM80 GPUs, as published, and on the CPU; elsewhere ``run`` raises ``GPUArchitectureError``. Keys and queries
     have their positions encoded: nothing is rotated here.
@@ -64,7 +64,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
             rows,
             paged_kv_indptr_buffer,
             paged_kv_indices_buffer,
-            None if last is None else torch.empty_like(last),  # lengths
+            None if last is None else torch.empty_like(last),  # buffer for the number of keys of each request
             backend="fa2",
         )
 
@@ -73,7 +73,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from the next ``plan`` on."""
+        """Replace the workspaces. ``plan`` must be called again before ``run``."""
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
@@ -103,11 +103,11 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
         num_qo_heads, head_dim_compressed_kv, page_size : int
             Sizes; the encoded part of a head has an eighth of the compressed columns.
         sm_scale : float
-            That of the heads before absorption.
+            Softmax scale of the heads before absorption.
         window_left, logits_soft_cap
             -1 and None: latent attention has neither windows nor caps.
         data_type, q_data_type : Union[str, torch.dtype]
-            Of the cache, and of the queries if they differ.
+            Dtype of the cache, and dtype of the queries if it differs.
         rope_scale, rope_theta : Optional[float]
             Ignored.
         """
@@ -153,7 +153,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
         return_lse: bool = False,
         enable_pdl: bool = False,
     ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Attention of the planned batch.
+        """Compute attention for the planned batch.
 
         Parameters
         ----------
@@ -164,11 +164,11 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
         q_scale, k_scale, v_scale : Optional[Union[float, torch.Tensor]]
             Scales of the stored values.
         out, lse : Optional[torch.Tensor]
-            Where results go.
+            Output buffers.
         return_lse : bool
             Whether to return the LSE too, ``(batch_size, num_qo_heads)``, base 2.
         enable_pdl : Optional[bool]
-            Programmatic dependent launch; where the device has it if None.
+            Programmatic dependent launch; None enables it where the device supports it.
 
         Returns
         -------
@@ -185,7 +185,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
             )
         op, wrapper = f"{_OP}.run", self._wrapper
         scaled_nope, sm_scale = scale_logits(op, q_nope, self._sm_scale, q_scale=q_scale, k_scale=k_scale)
-        if scaled_nope is not q_nope:  # a scale was a tensor
+        if scaled_nope is not q_nope:  # a GPU scale multiplied q_nope, so it must multiply q_pe too
             q_pe = scale_logits(op, q_pe, 1.0, q_scale=q_scale, k_scale=k_scale)[0]
         wrapper._sm_scale = sm_scale
         result = wrapper.run(scaled_nope, q_pe, paged_ckv_cache, paged_kpe_cache, out, lse, return_lse)
@@ -193,5 +193,5 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
         return result
 
     def run_return_lse(self, *args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:
-        """``run`` with ``return_lse=True``."""
+        """Call ``run`` with ``return_lse=True``."""
         return self.run(*args, **kwargs, return_lse=True)

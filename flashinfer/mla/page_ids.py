@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of page ids that ``FLASHINFER_VALIDATE_INPUTS`` asks for."""
+"""Validation of page ids, enabled by ``FLASHINFER_VALIDATE_INPUTS``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from ..errors import ArgumentError
 from ..knobs import knobs
 
-#: Whether CUDA calls check the values of their page tables. Read at import: to ask at each call takes a microsecond.
+#: True if CUDA calls validate the values of their page tables. Read once at import: a lookup per call takes 1 us.
 VALIDATE = knobs.validate_inputs
 
 
 def check_page_ids(
     op: str, kv_indices: torch.Tensor, begins: np.ndarray, lengths: np.ndarray, page_size: int, num_pages: int
 ) -> None:
-    """Refuse pages outside of the cache, among those that hold keys. Waits for a GPU, so not while it captures."""
+    """Check that pages that hold keys are inside the cache. Waits for the GPU, so does nothing during a capture."""
     if kv_indices.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     ids = kv_indices.cpu().numpy()

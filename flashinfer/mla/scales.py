@@ -15,7 +15,7 @@ from ..errors import ArgumentError
 __all__ = ["LatentScales"]
 
 _FP8 = torch.float8_e4m3fn
-_BLOCK = 128  # columns of ckv that share a scale of a token
+_BLOCK = 128  # columns of ckv per scale; each token has one scale per block of columns
 
 
 def _positive(op: str, name: str, scale: object) -> float:
@@ -26,7 +26,7 @@ def _positive(op: str, name: str, scale: object) -> float:
 
 @dataclass(frozen=True)
 class LatentScales:
-    """``ckv`` and ``kpe`` multiply the whole cache; with ``per_token``, ``ckv`` is 1."""
+    """Scales of the caches: ``ckv`` and ``kpe`` multiply a whole cache; with ``per_token`` scales, ``ckv`` is 1."""
 
     ckv: float
     kpe: float
@@ -40,7 +40,7 @@ class LatentScales:
         ckv_scale_arr: Optional[torch.Tensor],
         kpe_scale: Optional[float],
     ) -> Optional[LatentScales]:
-        """The scales of a call; None for a cache that needs none."""
+        """Validate the scales of a call; return None for a cache that is not FP8."""
         if ckv_cache.dtype != _FP8:
             for name, scale in (("ckv_scale", ckv_scale), ("ckv_scale_arr", ckv_scale_arr), ("kpe_scale", kpe_scale)):
                 if scale is not None:
@@ -61,11 +61,12 @@ class LatentScales:
         return LatentScales(1.0, kpe, ckv_scale_arr)
 
     def fold(self, q_pe: torch.Tensor, sm_scale: float) -> tuple[torch.Tensor, float]:
-        """Queries and ``sm_scale`` that give the logits of the unscaled cache.
+        """Fold the scales into q_pe and ``sm_scale``, so that the stored FP8 values give the right logits.
 
-        ``sm_scale`` takes the scale of ckv, exactly; q_pe takes what differs, and is rounded if anything does.
+        ``sm_scale`` is multiplied by the scale of ckv, without rounding. ``q_pe`` is multiplied by ``kpe / ckv``, and
+        rounded, only if the two scales differ.
         """
-        if self.per_token is not None:  # gather() has multiplied both caches
+        if self.per_token is not None:  # gather() multiplies both caches by their scales
             return q_pe, sm_scale
         if self.kpe != self.ckv and q_pe.numel():
             q_pe = q_pe * (self.kpe / self.ckv)
@@ -74,9 +75,10 @@ class LatentScales:
     def gather(
         self, ckv_cache: torch.Tensor, kpe_cache: torch.Tensor, indices: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pages in ``indices``, one after the other, with all scales in them.
+        """Return the pages in ``indices`` as new contiguous caches, multiplied by their scales.
 
-        Entries of ``indices`` past the last request may be anything: they are read as some page and not used.
+        Entries of ``indices`` after the last request may have any value: they are clamped to a valid page, and the
+        result is not used.
         """
         assert self.per_token is not None
         pages = indices.long().clamp(0, max(ckv_cache.shape[0] - 1, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two batch wrappers of prefill share: options, masks, the module, and how it is called."""
+"""Base of the two batch prefill wrappers: options, masks, module selection and native arguments."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BatchPrefillWrapper(AttentionWrapper):
     # plan -------------------------------------------------------------------------------------
 
     def _check_rows(self, op: str, batch_size: int, rows: int) -> None:
-        """Frozen sizes of a CUDA graph."""
+        """Check batch size and rows against the sizes that a CUDA graph fixes."""
         if not self._use_cuda_graph:
             return
         self._check_batch_size(op, batch_size)
@@ -89,7 +89,7 @@ class BatchPrefillWrapper(AttentionWrapper):
             )
 
     def _check_mask_buffers(self, op: str, num_bytes: int, num_offsets: int) -> None:
-        """For CUDA graphs, whose masks have room for so much."""
+        """Check that the mask buffers of a CUDA graph are large enough."""
         self._require_graph_buffers(torch.uint8, torch.int8, custom_mask_buf=self._custom_mask_buf)
         self._require_graph_buffers(torch.int32, mask_indptr_buf=self._mask_indptr_buf)
         assert self._custom_mask_buf is not None and self._mask_indptr_buf is not None
@@ -111,7 +111,7 @@ class BatchPrefillWrapper(AttentionWrapper):
         if custom_mask is None and packed_custom_mask is None:
             if not self._use_cuda_graph:
                 self._custom_mask_buf = self._mask_indptr_buf = None
-            elif self._custom_mask_buf is not None:  # run() reads it all the same
+            elif self._custom_mask_buf is not None:  # run() reads the mask buffer even without a new mask
                 self._check_mask_buffers(op, int(byte_offsets(qo_lens, kv_lens)[-1]), qo_lens.size + 1)
             return
         packed, offsets = pack_batch_mask(
@@ -134,7 +134,7 @@ class BatchPrefillWrapper(AttentionWrapper):
         max_item_len_ptr: Optional[torch.Tensor],
         kv_lens: np.ndarray,
     ) -> None:
-        """Multi-item scoring: lengths of the prefixes, and the place of each later token inside its item."""
+        """Store the arrays of multi-item scoring: prefix lengths, and positions of later tokens in their items."""
         if prefix_len_ptr is not None:
             check_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len or 0, kv_lens)
 
@@ -150,7 +150,7 @@ class BatchPrefillWrapper(AttentionWrapper):
         self._max_item_len_ptr = stored(max_item_len_ptr, torch.uint16)
 
     def _select_module(self, dtypes: Dtypes, head_dim_qk: int, head_dim_vo: int, use_fp16_qk_reduction: bool) -> None:
-        """The module for what is planned; a legacy ``forward`` comes back here with other parameters."""
+        """Select the module for the planned options; the legacy ``forward`` calls this again with other parameters."""
         self._module_key = (dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
         self._head_dim_vo = head_dim_vo
         if self._jit_module is not None:
@@ -163,7 +163,7 @@ class BatchPrefillWrapper(AttentionWrapper):
         )  # fmt: skip
 
     def _freeze_rows(self) -> None:
-        """A graph has room for the rows of the first plan that succeeded."""
+        """Fix the maximal number of rows of a CUDA graph to the rows of the first successful plan."""
         if self._use_cuda_graph and self._max_total_num_rows is None:
             self._max_total_num_rows = self._qo_indptr_last
 
@@ -171,10 +171,10 @@ class BatchPrefillWrapper(AttentionWrapper):
         self._plan_info = self._planned_info = self._native_plan(self._cached_module.plan, *as_tensors(self._work()))
 
     def _work(self) -> tuple[Any, ...]:
-        """Arguments of the native plan after the workspaces."""
+        """Return the arguments of the native plan after the workspaces."""
         before, (fixed_split_size, disable_split_kv, uniform_q_len) = self._planned
         mask_mode = self._mask_mode()
-        # Below 0: requests of few rows and of many will not share a launch, so neither kind leaves room for the other.
+        # Below 0: decode and prefill items do not share a launch, so neither kind leaves SM resources for the other.
         num_colocated_ctas = 0 if self._is_paged and mask_mode in (CAUSAL, NON_CAUSAL) else -1
         return (
             *(*before, mask_mode in (CAUSAL, MULTI_ITEM), self._window_left),
@@ -199,7 +199,7 @@ class BatchPrefillWrapper(AttentionWrapper):
         rope_scale: Optional[float],
         rope_theta: Optional[float],
     ) -> None:
-        """What ``forward`` of older releases does before it runs: its arguments replace those of the plan."""
+        """Replace parameters of the plan by arguments of the legacy ``forward``, and plan again if necessary."""
         self._require_plan()
         planned = (self._causal, self._pos_encoding, self._window_left, bool(self._logits_soft_cap))
         was_causal, window = self._mask_mode() in (CAUSAL, MULTI_ITEM), self._window_left
@@ -211,19 +211,19 @@ class BatchPrefillWrapper(AttentionWrapper):
             self._plan_again(covers)
 
     def _plan_again(self, covers: bool) -> None:
-        """With other parameters than those of the plan, which covers all keys that these show, or not."""
+        """Plan again after parameters changed. ``covers``: the old plan covers all keys that these make visible."""
         if self._keeps_plan(covers):
             return self._select_module(*self._module_key)
-        if self._plan_info is not self._planned_info:  # an engine's: the tables say of which batch
+        if self._plan_info is not self._planned_info:  # an engine replaced the plan: read the batch from its tables
             qo_host, kv_host, kv_lens = self._batch_of_tables(f"{self._op}.forward")
             rows, (before, options) = self._max_total_num_rows or int(qo_host[-1]), self._planned
             self._planned = (qo_host, kv_host, kv_lens, rows, len(kv_lens), *before[5:]), options
-        self._plan_info = None  # if the rest fails there is no plan
+        self._plan_info = None  # if the rest fails, no valid plan remains
         self._select_module(*self._module_key)
         self._plan_work()
 
     def _batch_of_tables(self, op: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Offsets of rows and keys (or their pages), and how many keys each request has."""
+        """Return the offsets of rows, the offsets of keys or pages, and the number of keys of each request."""
         raise AssertionError("a subclass knows")
 
     def _native_workspace_size(self) -> tuple[int, int]:
@@ -233,14 +233,14 @@ class BatchPrefillWrapper(AttentionWrapper):
     # run --------------------------------------------------------------------------------------
 
     def _expected_rows(self) -> int:
-        return self._qo_indptr_last  # type: ignore[return-value]  # there is a plan
+        return self._qo_indptr_last  # type: ignore[return-value]  # not None after plan()
 
     def _derived_scalars(self, sm_scale: float, q_scale: Scale, k_scale: Scale, v_scale: Scale) -> dict[str, Any]:
         derived = super()._derived_scalars(sm_scale, q_scale, k_scale, v_scale)
         return {**derived, "token_pos_in_items_len": self._token_pos_in_items_len or 0}
 
     def _extras(self, launch: Launch) -> tuple[Any, ...]:
-        """Additional parameters of the module, in its order."""
+        """Return the additional parameters of the module, in the order of its declaration."""
         tensors, scalars = launch.tensors, launch.scalars
         slopes = alibi_slopes(self._num_qo_heads, launch.q.device) if self._pos_encoding == ALIBI else None
         state = (
@@ -268,7 +268,7 @@ class BatchPrefillWrapper(AttentionWrapper):
         return (*self._jit.all_tensors(tensors, known), *self._jit.typed(scalars))
 
     def _call_with(self, tables: Sequence[Optional[torch.Tensor]], launch: Launch, enable_pdl: bool) -> tuple[Any, ...]:
-        """Arguments of a native run."""
+        """Return the arguments of a native run."""
         return (
             self._float_workspace_buffer,
             self._int_workspace_buffer,

@@ -60,7 +60,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     jit_args, jit_kwargs
         Arguments of ``gen_customize_batch_prefill_module`` after the backend: a variant of one's own.
     variant_owns_mask : bool
-        That variant's mask is asked for every pair of query and key, and nothing else masks but the window.
+        Call the variant's mask for every pair of query and key; besides it, only the window masks keys.
 
     Examples
     --------
@@ -181,7 +181,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         disable_split_kv: bool = False,
         uniform_q_len: Optional[int] = None,
     ) -> None:
-        r"""Prepare ``run`` for a batch: choose the module, cut the work, pack the mask, copy the page tables.
+        r"""Prepare ``run`` for a batch: select the module, split the work, pack the mask, copy the page tables.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         pos_encoding_mode : str
             ``"NONE"``, ``"ROPE_LLAMA"`` (rotate q and k here) or ``"ALIBI"``.
         use_fp16_qk_reduction : bool
-            A permission that is not used: products are summed in float32.
+            Ignored: products are always accumulated in float32.
         sm_scale : Optional[float]
             1 / sqrt(head_dim_qk) if None.
         window_left : int
@@ -227,7 +227,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         seq_lens : Optional[torch.Tensor]
             ``(batch_size,)`` keys of each request, instead of what ``paged_kv_last_page_len`` says.
         seq_lens_q, max_token_per_sequence, max_sequence_kv
-            Of other backends; ignored.
+            Options of other backends; ignored.
         block_tables : Optional[torch.Tensor]
             Kept as ``_block_tables``.
         fixed_split_size : Optional[int]
@@ -250,9 +250,9 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         check_indices(op, "paged_kv_indices", len(paged_kv_indices), kv_host)
         self._check_pages(op, len(paged_kv_indices))
         backend = resolve_backend(op, self._backend)
-        if seq_lens is not None and self._device_kind == "cpu":  # where page ids are looked at for all keys
+        if seq_lens is not None and self._device_kind == "cpu":  # the CPU validates the page ids of all seq_lens keys
             paged_kv_last_page_len = last_page_lens(kv_lens, kv_host, page_size)
-        self._plan_info = None  # if the rest fails there is no plan: what it was made for is about to be replaced
+        self._plan_info = None  # the state of the old plan is replaced below; if that fails, no valid plan remains
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
         self._store_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
@@ -304,7 +304,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         seq_lens: Optional[torch.Tensor],
         page_size: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Offsets and lengths on the host, in at most one copy from the device."""
+        """Return offsets and lengths on the host, in at most one copy from the device."""
         lengths = {"paged_kv_last_page_len": last_page_len} if seq_lens is None else {"seq_lens": seq_lens}
         qo_host, kv_host, lens = to_host(op, qo_indptr=qo_indptr, paged_kv_indptr=kv_indptr, **lengths)
         qo_lens, pages = segment_lens(op, "qo_indptr", qo_host), segment_lens(op, "paged_kv_indptr", kv_host)
@@ -391,7 +391,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         disable_split_kv: bool = False,
         uniform_q_len: Optional[int] = None,
     ) -> tuple[int, int]:
-        """Bytes of float and of int workspace that ``plan`` with the same arguments needs. Changes nothing.
+        """Return the bytes of float and of int workspace that ``plan`` with the same arguments needs, without planning.
 
         Returns
         -------
@@ -414,7 +414,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         probe._store_dtypes(dtypes)
         mask = packed_custom_mask if custom_mask is None else custom_mask
         if mask is not None or not self._use_cuda_graph:
-            probe._custom_mask_buf = mask  # whether there is one is all that counts
+            probe._custom_mask_buf = mask  # only tested for None; the contents do not matter here
         probe._causal, probe._prefix_len_ptr = causal, prefix_len_ptr
         probe._batch_size, probe._num_qo_heads, probe._num_kv_heads = len(qo_lens), num_qo_heads, num_kv_heads
         probe._page_size, probe._qo_indptr_last = page_size, int(qo_host[-1])
@@ -446,7 +446,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         lse_base: str = "log2",
         lse_layout: str = "NH",
     ) -> Result:
-        r"""Attention of the planned batch.
+        r"""Compute attention for the planned batch.
 
         Parameters
         ----------
@@ -458,23 +458,23 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         *args
             Parameters of a variant given as ``jit_args``; with 8-bit queries, scales of q, k and v, per head or not.
         q_scale, k_scale, v_scale : Union[float, torch.Tensor, None]
-            What stored values are multiplied by. Those of q and k on a GPU multiply q, in its dtype.
+            Calibration scales: value = stored * scale. Those of q and k on a GPU multiply q, in its dtype.
         out, lse : Optional[torch.Tensor]
-            Where the results go.
+            Output buffers.
         return_lse : bool
             Also return the logarithm to base 2 of the sum of ``exp(logit)``, float32 ``(tokens, num_qo_heads)``.
         enable_pdl : Optional[bool]
-            Programmatic dependent launch; where the device has it if None.
+            Programmatic dependent launch; None enables it where the device supports it.
         window_left : Optional[int]
-            That of ``plan``, if given.
+            Must equal the value given to ``plan``, if not None.
         sinks : Optional[torch.Tensor]
             ``(num_qo_heads,)`` logits, not scaled by ``sm_scale``, that add to the denominator of the softmax.
         skip_softmax_threshold_scale_factor
-            Of other backends; ignored: nothing is skipped.
+            Option of other backends; ignored: nothing is skipped.
         kv_cache_sf : Optional[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]]
             Scale factors of a uint8 (NVFP4) cache, one e4m3 number for 16 elements, in the form of the cache.
         use_fp16_softmax, uses_spcompress : Optional[bool]
-            Of other GPUs; true is a ``ValueError``.
+            Option for other GPUs; True raises a ``ValueError``.
         lse_base : str
             ``"log2"`` or ``"ln"``.
         lse_layout : str
@@ -533,7 +533,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     def _new_plan(self) -> tuple[Any, ...]:
         return (*super()._new_plan(), self._qo_indptr_buf)
 
-    # Names of older releases.
+    # Method names of older releases.
 
     begin_forward = plan
 
@@ -555,7 +555,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         *,
         return_lse: bool = False,
     ) -> Result:
-        """:meth:`run` with parameters that replace those of ``plan``, the ones left out included."""
+        """Call :meth:`run` with parameters that replace those of ``plan``; omitted ones are reset to their defaults."""
         self._replace_parameters(
             causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale, rope_scale,
             rope_theta,
@@ -577,7 +577,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         rope_scale: Optional[float] = None,
         rope_theta: Optional[float] = None,
     ) -> Result:
-        """:meth:`forward` that returns the LSE too."""
+        """Call :meth:`forward` and return the LSE too."""
         return self.forward(
             q, paged_kv_cache, causal, pos_encoding_mode, use_fp16_qk_reduction, k_scale, v_scale, window_left,
             logits_soft_cap, sm_scale, rope_scale, rope_theta, return_lse=True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill attention for a batch of requests whose keys lie one request after the other."""
+"""Prefill attention for a batch of requests with ragged keys: the keys of all requests in one tensor, no pages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     jit_args, jit_kwargs
         Arguments of ``gen_customize_batch_prefill_module`` after the backend: a variant of one's own.
     variant_owns_mask : bool
-        That variant's mask is asked for every pair of query and key, and nothing else masks but the window.
+        Call the variant's mask for every pair of query and key; besides it, only the window masks keys.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
         o_indptr: Optional[torch.Tensor] = None,
         uniform_q_len: Optional[int] = None,
     ) -> None:
-        r"""Prepare ``run`` for a batch: choose the module, cut the work, pack the mask.
+        r"""Prepare ``run`` for a batch: select the module, split the work, pack the mask.
 
         Parameters
         ----------
@@ -147,7 +147,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
             Keys that one piece of work covers. With it, or with ``disable_split_kv``, the result of a request does not
             depend on the others, to the last bit.
         seq_lens, seq_lens_q, max_token_per_sequence, max_sequence_kv, v_indptr, o_indptr
-            Of other backends; ignored.
+            Options of other backends; ignored.
         custom_mask, packed_custom_mask, causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, \
 logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type, kv_data_type, o_data_type, non_blocking, \
 prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, disable_split_kv, uniform_q_len
@@ -166,7 +166,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         batch_size, rows = len(qo_lens), int(qo_host[-1])
         self._check_rows(op, batch_size, rows)
         backend = resolve_backend(op, self._backend)
-        self._plan_info = None  # if the rest fails there is no plan: what it was made for is about to be replaced
+        self._plan_info = None  # the state of the old plan is replaced below; if that fails, no valid plan remains
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
         self._store_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
@@ -222,7 +222,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         lse_base: str = "log2",
         lse_layout: str = "NH",
     ) -> Result:
-        r"""Attention of the planned batch.
+        r"""Compute attention for the planned batch.
 
         Parameters
         ----------
@@ -233,9 +233,9 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         *args
             Parameters of a variant given as ``jit_args``; with 8-bit queries, scales of q, k and v, per head or not.
         q_scale, k_scale, v_scale : Union[float, torch.Tensor, None]
-            What stored values are multiplied by.
+            Calibration scales: value = stored * scale.
         o_scale
-            Of other backends; ignored.
+            Options of other backends; ignored.
         out, lse, return_lse, enable_pdl, lse_base, lse_layout
             As in :meth:`BatchPrefillWithPagedKVCacheWrapper.run`.
         kv_cache_sf : Optional[Tuple[torch.Tensor, torch.Tensor]]
@@ -253,7 +253,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         self._require_plan()
         self._check_dtypes(q, k)
         check_tensors(f"{self._op}.run", v=v)
-        if not torch.compiler.is_compiling():  # a graph is for any keys: it looks when it runs
+        if not torch.compiler.is_compiling():  # a compiled graph accepts any number of keys; run_planned checks it
             self._check_keys(k)
         factors = scale_factors(self._op, k, v, kv_cache_sf, self._layout, False) if self._is_nvfp4 else ()
         return self._attend(
@@ -280,7 +280,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         tables = (self._qo_indptr_buf, self._kv_indptr_buf)
         return self._cached_module, "ragged_run", self._call_with(tables, launch, enable_pdl)
 
-    # Names of older releases.
+    # Method names of older releases.
 
     begin_forward = plan
 
@@ -301,7 +301,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         *,
         return_lse: bool = False,
     ) -> Result:
-        """:meth:`run` with parameters that replace those of ``plan``, the ones left out included."""
+        """Call :meth:`run` with parameters that replace those of ``plan``; omitted ones are reset to their defaults."""
         self._replace_parameters(
             causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale, rope_scale,
             rope_theta,
@@ -322,7 +322,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         rope_scale: Optional[float] = None,
         rope_theta: Optional[float] = None,
     ) -> Result:
-        """:meth:`forward` that returns the LSE too."""
+        """Call :meth:`forward` and return the LSE too."""
         return self.forward(
             q, k, v, causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale,
             rope_scale, rope_theta, return_lse=True,
@@ -330,5 +330,5 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
 
 
 def _is_byte(dtype: Dtype) -> bool:
-    """Whether an 8-bit output was asked for: published callers plan it for 8-bit queries and mean bfloat16."""
+    """Return True for an 8-bit output dtype, which published callers plan with 8-bit queries to get bfloat16."""
     return "float8" in str(dtype)

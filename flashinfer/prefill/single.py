@@ -90,7 +90,7 @@ def single_prefill_with_kv_cache(
     pos_encoding_mode : str
         ``"NONE"``, ``"ROPE_LLAMA"`` (rotate q and k here) or ``"ALIBI"``.
     use_fp16_qk_reduction : bool
-        A permission that is not used: products are summed in float32.
+        Ignored: products are always accumulated in float32.
     sm_scale : Optional[float]
         1 / sqrt(head_dim_qk) if None.
     window_left : int
@@ -123,7 +123,7 @@ def single_prefill_with_kv_cache(
     layout, pos_encoding = layout_code(op, kv_layout), pos_encoding_code(op, pos_encoding_mode)
     resolve_backend(op, backend)
     try:
-        q_shape, k_shape, v_shape, q_dtype = q.shape, k.shape, v.shape, q.dtype  # each takes 0.1 us to ask for
+        q_shape, k_shape, v_shape, q_dtype = q.shape, k.shape, v.shape, q.dtype  # read once: each access takes 0.1 us
     except AttributeError:
         check_tensors(op, q=q, k=k, v=v)
         raise

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention whose pattern is a matrix of equal blocks (BSR), the same for all heads.
+"""Block-sparse attention with blocks of equal size (BSR) and one pattern for all heads.
 
 A row of blocks is a request over a paged cache: its queries are R rows of q, its pages are the blocks of C keys in its
-list. So the planner balances rows with many blocks against rows with few, and every feature of paged attention is
-there.
+list. The planner therefore balances rows of many and of few blocks, and every feature of paged attention is available.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
 def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.Tensor:
-    r"""Masks of blocks as masks of rows of blocks.
+    r"""Convert masks of single blocks to masks of whole rows of blocks.
 
     Parameters
     ----------
@@ -96,7 +95,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         self.device = float_workspace_buffer.device
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from the next ``plan`` on."""
+        """Replace the workspaces. ``plan`` must be called again before ``run``."""
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
@@ -127,7 +126,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         non_blocking: bool = True,
         block_mask: Optional[torch.Tensor] = None,
     ) -> None:
-        """Plan a pattern. Arrays that lie on the GPU are copied to the host, which waits for it.
+        """Plan a pattern. Arrays on the GPU are copied to the host, which waits for the GPU.
 
         Parameters
         ----------
@@ -210,11 +209,11 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
     def _row_masks(
         op: str, mask: torch.Tensor, indptr: torch.Tensor, offsets: np.ndarray, M: int, R: int
     ) -> torch.Tensor:
-        """Masks of the rows of blocks, the last one without the queries that are not there."""
+        """Return the masks of the rows of blocks; the last mask omits queries beyond ``M``."""
         if mask.ndim != 3 or mask.shape[0] < offsets[-1] or mask.shape[1] != R:
             raise ArgumentError(f"{op}: mask has shape {tuple(mask.shape)}, expected ({offsets[-1]}, {R}, C)")
         flat = convert_bsr_mask_layout(mask, indptr)
-        missing = -M % R  # rows of the last row of blocks
+        missing = -M % R  # queries missing in the last row of blocks
         surplus = missing * int(offsets[-1] - offsets[-2]) * mask.shape[2] if missing else 0
         return flat[: flat.numel() - surplus]
 
@@ -232,7 +231,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         return_lse: bool = False,
         enable_pdl: Optional[bool] = None,
     ) -> Result:
-        """Attention with the planned pattern.
+        """Compute attention with the planned pattern.
 
         Parameters
         ----------
@@ -243,11 +242,11 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         scale_q, scale_k, scale_v : Optional[torch.Tensor]
             Scales of each head of 8-bit queries, keys and values.
         out, lse : Optional[torch.Tensor]
-            Where results go.
+            Output buffers.
         return_lse : bool
             Whether to return the LSE too.
         enable_pdl : Optional[bool]
-            Programmatic dependent launch; where the device has it if None.
+            Programmatic dependent launch; None enables it where the device supports it.
 
         Returns
         -------
@@ -284,7 +283,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         rope_scale: Optional[float] = None,
         rope_theta: Optional[float] = None,
     ) -> Result:
-        """``run`` after replacing what ``plan`` was told; kept for published callers."""
+        """Replace parameters of ``plan``, then call ``run``; kept for published callers."""
         self._require_plan()
         wrapper = self._wrapper
         wrapper._replace_parameters(
@@ -300,4 +299,4 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         return self.run(q, k, v, scale_q, scale_k, scale_v)
 
     def end_forward(self) -> None:
-        """Nothing to do; published callers have it."""
+        """Do nothing; published callers call it."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention whose pattern is a matrix of blocks of any size, another one for each KV head.
+"""Block-sparse attention with blocks of any size and a separate pattern for each KV head.
 
 A KV head and a row of blocks are a request: its queries are the rows of the head's group, its keys are pages of one
-token each. Keys and values are read where they are; queries are brought into the order of the requests.
+token each. Keys and values are read in place; queries are copied into the order of the requests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         self.device = float_workspace_buffer.device
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from the next ``plan`` on."""
+        """Replace the workspaces. ``plan`` must be called again before ``run``."""
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
@@ -79,7 +79,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         q_data_type: Dtype = "float16",
         kv_data_type: Optional[Dtype] = None,
     ) -> None:
-        """Plan a pattern. Waits for the GPU where the arguments lie on one.
+        """Plan a pattern. Waits for the GPU if arguments are on the GPU.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         return_lse: bool = False,
         enable_pdl: Optional[bool] = None,
     ) -> Result:
-        """Attention with the planned pattern; heads come first.
+        """Compute attention with the planned pattern; heads come first.
 
         Parameters
         ----------
@@ -152,13 +152,13 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
             ``(num_kv_heads, kv_len, head_dim)``.
         out : Optional[torch.Tensor]
             ``(num_qo_heads, qo_len, head_dim)``, or ``(num_kv_heads * qo_len, group, head_dim)``, the order in which it
-            is computed. The first where both are the same shape.
+            is computed. If both shapes are equal, the first order is used.
         lse : Optional[torch.Tensor]
-            As ``out`` without the last dimension, float32.
+            Shape of ``out`` without the last dimension, float32.
         return_lse : bool
             Whether to return the LSE too.
         enable_pdl : Optional[bool]
-            Programmatic dependent launch; where the device has it if None.
+            Programmatic dependent launch; None enables it where the device supports it.
 
         Returns
         -------
@@ -181,7 +181,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
                 )
         rows = q.unflatten(0, (heads, group)).transpose(1, 2).reshape(heads * qo_len, group, q.shape[-1])
         pages = tuple(x.reshape(heads * kv_len, 1, 1, x.shape[-1]) for x in (k, v))
-        has_inner_shape = qo_len != group  # or else heads come first in both
+        has_inner_shape = qo_len != group  # if equal, the shapes are ambiguous and heads come first
         inner = out if has_inner_shape and out is not None and out.shape == rows.shape else None
         inner_lse = lse if has_inner_shape and lse is not None and lse.shape == rows.shape[:2] else None
         if out is not None and inner is None:
@@ -216,7 +216,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         rope_scale: Optional[float] = None,
         rope_theta: Optional[float] = None,
     ) -> Result:
-        """``run`` after replacing what ``plan`` was told; kept for published callers."""
+        """Replace parameters of ``plan``, then call ``run``; kept for published callers."""
         self._require_plan()
         wrapper = self._wrapper
         wrapper._replace_parameters(
@@ -232,7 +232,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         return self.run(q, k, v)
 
     def end_forward(self) -> None:
-        """Nothing to do; published callers have it."""
+        """Do nothing; published callers call it."""
 
 
 def _check_pattern(op: str, pattern: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, heads: int) -> None:
@@ -260,7 +260,7 @@ def _offsets(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _key_indices(pattern: torch.Tensor, columns: torch.Tensor, kv_len: int) -> torch.Tensor:
-    """Keys of every request, one head and row of blocks after the other, counted over all heads."""
+    """Return the key indices of each request, ordered by head, then by row of blocks, numbered over all heads."""
     parts = [
         mask.repeat_interleave(sizes, dim=-1, output_size=kv_len).nonzero()[:, 1] + head * kv_len
         for head, (mask, sizes) in enumerate(zip(pattern, columns, strict=True))

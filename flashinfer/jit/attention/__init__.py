@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention modules: generators of the built-in ones and of users' own variants."""
+"""Generators of attention modules: built-in ones and user-defined variants."""
 
 from . import variants as variants
 from .customize import *

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of users' own variants (docs/attention_variants.md).
+"""Generators of modules for user-defined variants (docs/attention_variants.md).
 
-``uri`` names the module: two variants must not share one. ``additional_*`` declare the variant's parameters, C++ types
-as text; run() takes tensors, then scalars, after its own arguments. A tensor whose name starts with ``maybe`` may be
-None.
+``uri`` is the name of the module and must be unique for each variant. ``additional_*`` declare the parameters of the
+variant, with C++ types as strings; run() takes these tensors, then these scalars, after its own arguments. A tensor
+whose name starts with ``maybe`` may be None.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 _POS_ENCODINGS = [mode.value for mode in PosEncodingMode]
-#: What kernels read of every call (include/flashinfer/attention/params.h); a parameter of that name would hide it.
+#: Reserved names: fields that kernels read (include/flashinfer/attention/params.h), which a parameter would hide.
 _TAKEN = frozenset(
     (
         "q", "k", "v", "o", "lse", "q_stride_n", "q_stride_h", "o_stride_n", "o_stride_h", "k_stride_page",
@@ -86,7 +86,7 @@ def _customized(
     device: Optional[str],
     idtype: torch.dtype = torch.int32,
 ) -> JitSpec:
-    """``dtypes`` of q, kv and o, ``dims`` of qk and vo, ``variant`` its name and its text."""
+    """Generate a module: ``dtypes`` of q, kv and o, ``dims`` of qk and vo, ``variant`` its name and C++ source."""
     name, text = variant
     for what, x in (("uri", uri), ("variant_name", name), ("variant_decl", text)):
         if not isinstance(x, str):
@@ -128,7 +128,7 @@ def gen_customize_single_decode_module(
     use_logits_soft_cap: bool = False,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """One token of one request; the module has ``run``."""
+    """Generate a module for one query token of one request. It has ``run``."""
     return _customized(
         "single_decode", uri, (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo),
         _declared(additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes),
@@ -155,7 +155,7 @@ def gen_customize_batch_decode_module(
     use_logits_soft_cap: bool = False,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """A few tokens of each request; the module has ``plan``, ``run`` and ``workspace_size``."""
+    """Generate a module for a few query tokens of each request. It has ``plan``, ``run`` and ``workspace_size``."""
     return _customized(
         "batch_decode", uri, (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo),
         _declared(additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes),
@@ -184,7 +184,7 @@ def gen_customize_single_prefill_module(
     fp8_enabled: bool = False,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """Many tokens of one request; the module has ``run``."""
+    """Generate a module for many query tokens of one request. It has ``run``."""
     check_backend("gen_customize_single_prefill_module", backend)
     return _customized(
         "single_prefill", uri, (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo),
@@ -217,10 +217,10 @@ def gen_customize_batch_prefill_module(
     module_surface: str = "full",
     device: Optional[str] = None,
 ) -> JitSpec:
-    """Any number of tokens of each request; the module has ``plan``, ``ragged_run``, ``paged_run``, ``workspace_size``.
+    """Generate a module for any number of query tokens of each request.
 
-    Strides are always run-time values and the surface is always full: ``paged_kv_stride_mode`` and ``module_surface``
-    are accepted for callers that name them.
+    The module has ``plan``, ``ragged_run``, ``paged_run`` and ``workspace_size``. Strides are always run-time values,
+    and all functions are always exported: ``paged_kv_stride_mode`` and ``module_surface`` are accepted and ignored.
     """
     check_backend("gen_customize_batch_prefill_module", backend)
     return _customized(
@@ -242,7 +242,7 @@ def gen_batch_prefill_attention_sink_module(
     use_sliding_window: bool,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """Batch prefill with a logit of each head that has no value: run takes ``sink`` and ``sm_scale``."""
+    """Generate a batch prefill module with attention sinks; its run functions take ``sink`` and ``sm_scale``."""
     check_backend("gen_batch_prefill_attention_sink_module", backend)
     dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim_qk, head_dim_vo)
     name = get_batch_prefill_uri(backend, *dtypes, *dims, pos_encoding_mode, use_sliding_window, False, False)
@@ -262,7 +262,7 @@ def gen_batch_prefill_attention_sink_module(
     )
 
 
-# Mixed batches, and prefill together with decoding, run on the module of batch prefill.
+# Mixed batches and POD (prefill together with decoding) run on the batch prefill module.
 gen_customize_batch_attention_module = gen_customize_batch_prefill_module
 gen_customize_pod_module = gen_customize_batch_prefill_module
 gen_customize_batch_pod_module = gen_customize_batch_prefill_module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants behind the calls that other libraries named: masks of draft tokens, chunks, statistics of the softmax."""
+"""Variants behind calls with the interfaces of other libraries: draft token masks, chunks, softmax statistics."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def gen_fmha_v2_module(
     output_dtype: Optional[torch.dtype] = None,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """The module behind ``trtllm_fmha_v2_prefill`` for heads of 128 columns: that of batch prefill, for all layouts."""
+    """Generate the module behind ``trtllm_fmha_v2_prefill`` for a head_dim of 128: batch prefill, for all layouts."""
     dtype = torch.bfloat16 if input_dtype.itemsize == 1 else input_dtype
     types = (dtype, input_dtype, dtype, torch.int32)
     return gen_batch_prefill_module("fa2", *types, 128, 128, 0, False, False, False, device=device)
 
 
 def _absent(name: str, reason: str) -> Callable[..., NoReturn]:
-    """A generator that published code imports and that this package has no sources for."""
+    """Return a placeholder for a generator that published code imports and for which this package has no sources."""
 
     def generate(*args: Any, **kwargs: Any) -> NoReturn:
         raise BackendSupportedError(f"{name}: there is no such module here ({reason})")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the description of an attention module to its sources.
+"""Source generation for attention modules.
 
-Every module is made the same way, built-in or a user's. Two files are rendered: ``attention_params.inc`` (the struct
-that kernels are given, and how run() fills it; host code) and ``attention_variant.inc`` (the variant). The launcher
-``csrc/<kind>.cu`` is compiled against the first. Kernels come from units of their own that include the second
-(``csrc/attention_kernels.jinja``): one for the CPU, one per kernel for CUDA, so that they compile in parallel.
+Built-in and user-defined modules are generated the same way. Two files are rendered: ``attention_params.inc`` (the
+parameter struct of the kernels, and the host code with which run() fills it) and ``attention_variant.inc`` (the
+variant). The launcher ``csrc/<kind>.cu`` includes the first. Kernels are in separate translation units that include the
+second (``csrc/attention_kernels.jinja``): one unit for the CPU, one unit per kernel for CUDA, compiled in parallel.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .variants import NVFP4_TENSORS, VariantParams
 __all__ = ["AttentionModule", "resolve_device"]
 
 _FLOATS = {"cpu": (torch.float16, torch.bfloat16, torch.float32), "cuda": (torch.float16, torch.bfloat16)}
-_STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8)  # keys and values only
+_STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8)  # storage dtypes, for keys and values only
 _ROPE = 1  # PosEncodingMode
-_FRAGMENT = 16  # columns of an operand of mma.sync
-_DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE = 16, 64, 128  # backend_interface.h
+_FRAGMENT = 16  # columns of an mma.sync operand
+_DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE = 16, 64, 128  # rows per tile (backend_interface.h)
 
 
 def resolve_device(device: Optional[str]) -> str:
-    """What a module is built for when the caller did not say: CUDA if there is a target, else the CPU."""
+    """Return ``device``; None selects "cuda" if there is a CUDA target architecture, otherwise "cpu"."""
     if device is None:
         return "cuda" if current_compilation_context.TARGET_CUDA_ARCHS else "cpu"
     return device
@@ -55,7 +55,7 @@ class AttentionModule:
     variant_decl: str = ""
     idtype: torch.dtype = torch.int32
     pos_encoding_mode: int = 0
-    head_dim_pe: int = 0  #: columns of q and k that lie in tensors of their own (latent attention)
+    head_dim_pe: int = 0  #: columns of q and k that are in separate tensors (MLA)
     device: str = "cuda"
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class AttentionModule:
     def name(self) -> str:
         return f"{self.uri}_cpu" if self.device == "cpu" else self.uri
 
-    # which kernels there are ------------------------------------------------------------------
+    # kernels of the module --------------------------------------------------------------------
 
     @property
     def tiles(self) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ class AttentionModule:
 
     @property
     def masks(self) -> tuple[bool, ...]:
-        """Values of ALL_MASKED. Decoding asks a user's mask for each key; latent attention has no masks of users."""
+        """Return the values of ALL_MASKED. Decode calls a user mask for each key; MLA has no user masks."""
         if self.kind.endswith("decode"):
             return (bool(self.variant_decl),)
         needs_mask = "use_custom_mask" in self.variant_name
@@ -167,7 +167,7 @@ class AttentionModule:
         cascades: Iterable[int] = (),
         fused: Iterable[int] = (),
     ) -> str:
-        """Text of a unit that instantiates kernels of ``header`` for (tile, paged, masked), and functions by tile."""
+        """Render a unit that instantiates kernels of ``header`` for (tile, paged, masked), and functions by tile."""
         named = [(tile, str(paged), str(mask)) for tile, paged, mask in launches]
         return render(
             "attention_kernels.jinja",
@@ -180,7 +180,7 @@ class AttentionModule:
         )
 
     def _units(self) -> dict[str, str]:
-        """Name and text of each kernel unit."""
+        """Return the file name and the source of each kernel unit."""
         kernels = list(itertools.product(self.tiles, self.paged, self.masks))
         if self.device == "cpu":
             return {
@@ -202,7 +202,7 @@ class AttentionModule:
         return units
 
     def spec(self) -> JitSpec:
-        """Describe the module; nothing is written before it is built."""
+        """Return the build specification. Sources are written when the module is built, not here."""
         csrc, directory = jit_env.FLASHINFER_CSRC_DIR, jit_env.gen_src_dir(self.device) / self.name
         launchers = [csrc / f"{self.kind}.cu", csrc / f"{self.kind}_jit_binding.cu"]
         units = {directory / name: text for name, text in self._units().items()}

@@ -8,8 +8,8 @@ from typing import Any, Iterator, Optional
 import torch
 
 from ...errors import ArgumentError, BackendSupportedError
-from .. import env as jit_env  # noqa: F401, published code replaces it here
-from ..core import JitSpec, current_compilation_context  # noqa: F401, as above
+from .. import env as jit_env  # noqa: F401, published code patches jit_env here
+from ..core import JitSpec, current_compilation_context  # noqa: F401, published code patches it here
 from .generate import AttentionModule, resolve_device
 from .uri import (
     get_batch_decode_uri,
@@ -44,7 +44,7 @@ _ALIBI = 2  # PosEncodingMode
 
 
 def check_backend(op: str, backend: str) -> None:
-    """Generators want a backend that exists, not a wish."""
+    """Check that ``backend`` is ``"fa2"``; generators do not accept ``"auto"``."""
     if backend == "fa3":
         raise BackendSupportedError(f"{op}: backend 'fa3' is not available; usable here: fa2")
     if backend != "fa2":
@@ -75,7 +75,7 @@ def gen_single_decode_module(
     use_logits_soft_cap: bool,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """One token of one request."""
+    """Generate the module for decode: one query token of one request."""
     dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
     return AttentionModule(
         "single_decode",
@@ -101,7 +101,7 @@ def gen_batch_decode_module(
     use_logits_soft_cap: bool,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """A few tokens of each request over a paged cache."""
+    """Generate the module for batch decode: a few query tokens of each request over a paged cache."""
     dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
     return AttentionModule(
         "batch_decode",
@@ -129,7 +129,7 @@ def gen_single_prefill_module(
     use_fp16_qk_reduction: bool,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """Many tokens of one request."""
+    """Generate the module for prefill: many query tokens of one request."""
     check_backend("gen_single_prefill_module", backend)
     dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
     flags: tuple[Any, ...] = (pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction)
@@ -159,7 +159,7 @@ def gen_batch_prefill_module(
     use_fp16_qk_reduction: bool,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """Any number of tokens of each request, keys in pages or in rows."""
+    """Generate the module for batch prefill: any number of query tokens of each request, over paged or ragged keys."""
     check_backend("gen_batch_prefill_module", backend)
     dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
     flags: tuple[Any, ...] = (pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction)
@@ -186,7 +186,7 @@ def gen_batch_fused_module(
     pos_encoding_mode: int,
     use_logits_soft_cap: bool,
 ) -> JitSpec:
-    """Keys that many queries share and keys of each request, in one launch. CUDA only."""
+    """Generate the module for two cascade levels in one launch: shared keys and keys of each request. CUDA only."""
     dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
     return AttentionModule(
         "batch_fused",
@@ -212,7 +212,7 @@ def gen_batch_mla_module(
     use_profiler: bool,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """Latent attention over a paged cache."""
+    """Generate the module for MLA over a paged cache."""
     check_backend("gen_batch_mla_module", backend)
     dtypes = (dtype_q, dtype_kv, dtype_o)
     return AttentionModule(
@@ -244,7 +244,7 @@ def gen_batch_attention_module(
     use_profiler: bool,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """Mixed batches: the module of batch prefill."""
+    """Generate the module for mixed batches, which is the batch prefill module."""
     dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim_qk, head_dim_vo)
     return gen_batch_prefill_module(
         "fa2", *dtypes, *dims, pos_encoding_mode, False, use_logits_soft_cap, False, device=device
@@ -266,7 +266,7 @@ def gen_pod_module(
     use_logits_soft_cap_d: bool,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """Prefill together with decoding: the module of batch prefill."""
+    """Generate the module for POD (prefill together with decoding), which is the batch prefill module."""
     dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim, head_dim)
     flags = (use_sliding_window_p, use_logits_soft_cap_p, use_fp16_qk_reduction)
     return gen_batch_prefill_module("fa2", *dtypes, *dims, pos_encoding_mode_p, *flags, device=device)
@@ -287,7 +287,7 @@ def gen_batch_decode_mla_module(
     use_tensor_cores: bool,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """The older latent decoding: the module of latent attention, whose rotary part has an eighth of the columns."""
+    """Generate the module for the older MLA decoding: the MLA module with ``head_dim_kpe = head_dim // 8``."""
     dtypes = (dtype_q, dtype_kv, dtype_o, dtype_idx)
     return gen_batch_mla_module("fa2", *dtypes, head_dim, head_dim // 8, False, device=device)
 
@@ -298,14 +298,14 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 
 def gen_decode_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of decoding loads."""
+    """Generate the decode modules that AOT pre-builds and a warm-up loads."""
     for dtype in _DTYPES:
         yield gen_single_decode_module(dtype, dtype, dtype, 128, 128, 0, False, False, device=backend)
         yield gen_batch_decode_module(dtype, dtype, dtype, torch.int32, 128, 128, 0, False, False, device=backend)
 
 
 def gen_prefill_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of prefill loads."""
+    """Generate the prefill modules that AOT pre-builds and a warm-up loads."""
     for dtype in _DTYPES:
         dtypes = (dtype, dtype, dtype)
         yield gen_single_prefill_module("fa2", *dtypes, 128, 128, 0, False, False, False, device=backend)
@@ -315,7 +315,7 @@ def gen_prefill_modules(backend: str = "cuda") -> Iterator[JitSpec]:
 
 
 def gen_mla_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of latent attention loads."""
+    """Generate the MLA modules that AOT pre-builds and a warm-up loads."""
     for dtype in _DTYPES:
         yield gen_batch_mla_module("fa2", dtype, dtype, dtype, torch.int32, 512, 64, False, device=backend)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of the built-in attention modules.
 
-Sliding windows and the precision of the accumulator change nothing in our kernels, so modules that differ in these
-alone are one module and have one name.
+Sliding windows and the precision of the accumulator do not change the compiled kernels, so modules that differ only in
+these options share one name.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def get_batch_attention_uri(
     use_logits_soft_cap: bool,
     use_profiler: bool,
 ) -> str:
-    """Mixed batches are served by the module of paged prefill."""
+    """Return the name of the module for mixed batches, which is the batch prefill module."""
     dtypes = (dtype_q, dtype_kv, dtype_o, dtype_idx)
     return get_batch_prefill_uri(
         "fa2", *dtypes, head_dim_qk, head_dim_vo, pos_encoding_mode, False, use_logits_soft_cap, False
@@ -145,7 +145,7 @@ def get_pod_uri(
     use_sliding_window_d: bool,
     use_logits_soft_cap_d: bool,
 ) -> str:
-    """Prefill together with decoding is served by the module of batch prefill."""
+    """Return the name of the module for POD, which is the batch prefill module."""
     dtypes = (dtype_q, dtype_kv, dtype_o, dtype_idx)
     return get_batch_prefill_uri(
         "fa2", *dtypes, head_dim, head_dim, pos_encoding_mode_p, False, use_logits_soft_cap_p, use_fp16_qk_reduction
@@ -176,7 +176,7 @@ def get_batch_decode_mla_uri(
     use_logits_soft_cap: bool,
     arc: str,
 ) -> str:
-    """The older latent decoding is served by the module of latent attention."""
+    """Return the name of the module for the older MLA decoding, which is the MLA module."""
     return get_batch_mla_uri("fa2", dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim_ckv, head_dim_ckv // 8, False)
 
 

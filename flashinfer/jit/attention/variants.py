@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants as C++ text: the built-in one with its parameters, and attention sinks."""
+"""C++ source and parameters of attention variants: the built-in one, and attention sinks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["DECODE", "PREFILL", "NVFP4_TENSORS", "VariantParams", "attention_sin
 
 @dataclass(frozen=True)
 class VariantParams:
-    """What a variant declares beyond the tensors of every attention call; order is that of the arguments of run()."""
+    """Additional parameters of a variant, in the order of the arguments of run()."""
 
     tensors: tuple[tuple[str, str], ...] = field(default=())  #: (name, C++ element type)
     scalars: tuple[tuple[str, str], ...] = field(default=())  #: (name, C++ type)
@@ -36,7 +36,7 @@ NVFP4_TENSORS = (("maybe_k_cache_sf", "uint8_t"), ("maybe_v_cache_sf", "uint8_t"
 
 
 def default_variant_name(custom_mask: str, use_logits_soft_cap: bool, use_alibi: bool) -> str:
-    """The built-in variant. Windows are the kernels' business, so that argument is always false."""
+    """Return the C++ type of the built-in variant. Kernels apply sliding windows, so that flag is always false."""
     return f"DefaultAttention<{custom_mask}, false, {str(use_logits_soft_cap).lower()}, {str(use_alibi).lower()}>"
 
 
