@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels for LLM serving, compiled on first use for the device that is there.
+"""Kernels for LLM serving, compiled on first use for the device of this machine.
 
 Importing this package compiles nothing, writes nothing and touches no GPU.
 """
@@ -8,7 +8,7 @@ import gc as _gc
 import importlib as _importlib
 from typing import Any as _Any
 
-# torch leaves a million objects behind; walking them once or twice while our modules load costs 80 ms each time.
+# torch creates a million objects; a garbage collection that walks them while our modules load takes 80 ms each time.
 _gc_was_enabled = _gc.isenabled()
 _gc.disable()
 try:
@@ -72,7 +72,7 @@ _ON_USE = (
 )
 
 
-#: Names of fused_moe that callers read here.
+#: Names of fused_moe that callers import from here.
 _OF_FUSED_MOE = (
     "reorder_rows_for_gated_act_gemm",
     "trtllm_bf16_moe",

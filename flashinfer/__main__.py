@@ -24,13 +24,13 @@ as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for scr
 
 
 class _Commands(click.Group):
-    """Failures the user can act on become one line on stderr and exit code 1, not a traceback."""
+    """Turn failures that the user can act on into one line on stderr and exit code 1, not a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except (RuntimeError, OSError, ValueError, ImportError, BackendSupportedError) as error:
-            if isinstance(error, (click.exceptions.Exit, click.Abort, BrokenPipeError)):  # which click deals with
+            if isinstance(error, (click.exceptions.Exit, click.Abort, BrokenPipeError)):  # click handles these
                 raise
             raise click.ClickException(str(error)) from error
 
@@ -61,7 +61,7 @@ _NO_BINARIES = (
 
 @main.command("download-cubin", hidden=True)
 def download_cubin() -> None:
-    """Published releases download kernels with this."""
+    """Print that there is nothing to download. Published releases download kernels with this command."""
     click.echo(_NO_BINARIES)
 
 
@@ -81,7 +81,7 @@ def list_cubins() -> None:
 
 @main.command("clear-cubin", hidden=True)
 def clear_cubin() -> None:
-    """Delete ``FLASHINFER_CUBIN_DIR``: what a published release has downloaded."""
+    """Delete ``FLASHINFER_CUBIN_DIR``, the kernels that a published release has downloaded."""
     folder = jit_env.FLASHINFER_CUBIN_DIR
     if folder.exists():
         shutil.rmtree(folder)
@@ -92,7 +92,7 @@ def clear_cubin() -> None:
 
 
 def _config() -> dict[str, dict[str, Any]]:
-    """Everything ``show-config`` tells, section by section. Guarded: a broken part must not hide the others."""
+    """Collect the sections of ``show-config``. Guarded: a broken part must not hide the others."""
     return {
         "Versions": {
             "flashinfer": f"{__version__} ({__git_commit__[:12]})",
@@ -122,7 +122,7 @@ def _config() -> dict[str, dict[str, Any]]:
 
 
 def _unread_variables() -> dict[str, str]:
-    """What is set and named like a setting but is none: misspelt, or of a feature that is not here."""
+    """Return the ``FLASHINFER_*`` variables that are set but that nothing reads: misspelt, or of a missing feature."""
     known = {knob.variable for knob in knobs.all()}
     return {name: text for name, text in os.environ.items() if name.startswith("FLASHINFER_") and name not in known}
 
@@ -178,7 +178,7 @@ _PUBLISHED_TITLES = {
 @main.command("show-config")
 @as_json
 def show_config(json_: bool) -> None:
-    """Versions, toolchain, directories and every setting."""
+    """Print versions, toolchain, directories and every setting."""
     config = _config()
     if json_:
         _echo_json(config)
@@ -196,7 +196,7 @@ def show_config(json_: bool) -> None:
 @main.command("collect-env")
 @as_json
 def collect_env(json_: bool) -> None:
-    """A report about this machine to paste into a bug report."""
+    """Print a report about this machine to paste into a bug report."""
     from .collect_env import collect_env_info, format_report
 
     report = collect_env_info()
@@ -210,7 +210,7 @@ def collect_env(json_: bool) -> None:
 
 
 def _register_modules() -> None:
-    """Make the modules of every family and backend known, which compiles nothing."""
+    """Register the modules of every family and backend; compiles nothing."""
     from .aot import FAMILIES, gen_family_modules
 
     for family in FAMILIES:
@@ -252,7 +252,7 @@ def _describe(spec: JitSpec) -> dict[str, Any]:
 @click.argument("name", required=False)
 @as_json
 def list_modules(name: Optional[str], json_: bool) -> None:
-    """The modules that can be built, or all about one."""
+    """List the modules that can be built, or describe one of them."""
     specs = _specs([name] if name else [])
     if json_:
         _echo_json([_describe(spec) for spec in specs])
@@ -285,7 +285,7 @@ _FILTERS: dict[str, tuple[str, ...]] = {
 
 
 def _built_for_calls() -> list[str]:
-    """Libraries in the cache that no family lists: dtypes, head dimensions and variants that calls asked for."""
+    """List libraries in the cache that no family lists: dtypes, head dimensions and variants that calls asked for."""
     folders = {folder for backend in ("cuda", "cpu") for folder in jit_env.read_dirs(backend)}
     found = {library.stem: str(library) for folder in folders for library in folder.glob("*/*.so")}
     return [found[name] for name in sorted(found.keys() - jit_spec_registry.get_all_specs().keys())]
@@ -296,12 +296,12 @@ def _built_for_calls() -> list[str]:
 @click.option("--filter", "filter_", type=click.Choice(list(_FILTERS)), default="all", show_default=True)
 @as_json
 def module_status(detailed: bool, filter_: str, json_: bool) -> None:
-    """Which modules are ready to load."""
+    """List the modules and tell which of them are ready to load."""
     rows = [row for row in map(_describe, _specs()) if row["state"] in _FILTERS[filter_]]
     if json_:
         _echo_json(rows)
         return
-    columns = ["backend", "state", "name"]  # names are long: what is asked for comes before them
+    columns = ["backend", "state", "name"]  # names are long, so the state comes before the name
     table = [[row[c] for c in columns] + ([row["library"] or row["reason"]] if detailed else []) for row in rows]
     if table:
         click.echo(_table(table, headers=columns + (["library, or why not"] if detailed else [])))
@@ -340,7 +340,7 @@ def clear_cache() -> None:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size if path.is_file() else 0
-    except OSError:  # somebody else deletes, too
+    except OSError:  # another process deletes the file too
         return 0
 
 
@@ -351,14 +351,14 @@ def export_compile_commands(path: Optional[Path], output: Optional[Path]) -> Non
     """Write a compilation database for clangd (default: compile_commands.json here)."""
     target = output or path or Path("compile_commands.json")
     entries: list[dict[str, str]] = []
-    left_out: dict[str, list[str]] = {}  # why -> names
+    left_out: dict[str, list[str]] = {}  # reason -> names of modules
     for spec in _specs():
         try:
             entries += spec.get_compile_commands()
         except RuntimeError as error:  # no nvcc, or no target: the CPU modules can still be browsed
             left_out.setdefault(str(error).removeprefix(f"{spec.name}: "), []).append(spec.name)
         else:
-            spec.write_generated()  # an editor opens them
+            spec.write_generated()  # an editor opens the generated files
     for why, names in left_out.items():
         click.echo(f"left out {some_of(names)}: {why}", err=True)
     if not entries:
@@ -372,7 +372,7 @@ def export_compile_commands(path: Optional[Path], output: Optional[Path]) -> Non
 @click.option("--device", default=None, help="cpu or cuda; default: what this machine has.")
 @click.option("--allow-code", is_flag=True, help="Compile and run C++ source in the dumps. Only for dumps of your own.")
 def replay(directory: Path, device: Optional[str], allow_code: bool) -> None:
-    """Run dumped calls again and compare with what they returned (see FLASHINFER_LOGLEVEL=10)."""
+    """Run dumped calls again and compare with the recorded results (see FLASHINFER_LOGLEVEL=10)."""
     import torch
 
     from .dump import replay_main

@@ -38,7 +38,7 @@ _native_swiglu = NativeFunction(_get_module, "swiglu")
 
 
 def _half_of(op: str, input: torch.Tensor) -> torch.Tensor:
-    """Room for the result of ``op``: the shape of ``input`` with half the last dimension."""
+    """Allocate the result of ``op``: the shape of ``input`` with half the last dimension."""
     try:
         shape = input.shape
         if not shape:
@@ -51,12 +51,12 @@ def _half_of(op: str, input: torch.Tensor) -> torch.Tensor:
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """``x`` in the form the kernels take: a view of rows at one distance where there is one, else a copy."""
+    """View ``x`` as the rows that kernels take (last stride 1, one row stride); copy if there is no such view."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.shape[-1] <= 1 or rows.stride(-1) == 1 else rows.contiguous()
 
 
-# Destination-passing ops: what torch.compile sees, and what eager calls directly.
+# Destination-passing ops: torch.compile puts them into graphs, eager mode calls them directly.
 
 
 @register_custom_op("flashinfer::silu_and_mul", mutates_args=("out",))

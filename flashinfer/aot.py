@@ -54,14 +54,14 @@ _ATTENTION = ("decode", "prefill", "mla")
 
 
 def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:
-    """The default modules of one family for one backend."""
+    """Yield the default modules of one family for one backend."""
     if family not in FAMILIES:
         raise ArgumentError(f"gen_family_modules: family is {family!r}, expected one of {', '.join(FAMILIES)}")
     return globals()[f"gen_{family}_modules"](backend)
 
 
 def gen_all_modules(families: Iterable[str] = FAMILIES) -> list[JitSpec]:
-    """Every module AOT pre-builds, each once."""
+    """Return every module that AOT pre-builds, each once."""
     return list({spec.name: spec for family in families for spec in gen_family_modules(family)}.values())
 
 
@@ -71,7 +71,7 @@ def gen_attention_modules(
     f8_dtypes: Sequence[torch.dtype] = (),
     soft_caps: Sequence[bool] = (False,),
 ) -> Iterator[JitSpec]:
-    """Decode and prefill for each of the head dimensions, dtypes of queries and (16 or 8 bits) of caches, soft caps.
+    """Yield decode and prefill modules for the head dimensions, query dtypes, 16- or 8-bit cache dtypes and soft caps.
 
     A module serves every window and every page size.
     """
@@ -85,7 +85,7 @@ def gen_attention_modules(
 
 
 def register_default_modules() -> int:
-    """Make the default modules known to ``jit_spec_registry``; returns how many there are."""
+    """Register the default modules with ``jit_spec_registry``; return their number."""
     return len(gen_all_modules())
 
 
@@ -123,7 +123,7 @@ def compile_and_package_modules(
         raise RuntimeError(
             "aot: FLASHINFER_CUDA_ARCH_LIST is not set, expected the targets to build for, e.g. '8.0 9.0a'"
         )
-    build_dir = Path(build_dir).absolute()  # ninja runs elsewhere
+    build_dir = Path(build_dir).absolute()  # ninja runs in another directory
     rebound: dict[str, Path] = {
         "FLASHINFER_JIT_DIR": build_dir / "cached_ops",
         "FLASHINFER_GEN_SRC_DIR": build_dir / "generated",
@@ -148,7 +148,7 @@ def compile_and_package_modules(
 
 
 def parse_bool(s: str) -> bool:
-    """``true`` or ``false`` of a command line."""
+    """Parse ``true`` or ``false`` of a command line."""
     values = {"true": True, "1": True, "false": False, "0": False}
     if s.lower() not in values:
         raise argparse.ArgumentTypeError(f"{s!r}, expected true or false")
@@ -156,7 +156,7 @@ def parse_bool(s: str) -> bool:
 
 
 def parse_head_dim(head_dim: str) -> tuple[int, int]:
-    """``128,128`` (queries and keys, then values), or ``128`` for both."""
+    """Parse ``128,128`` (queries and keys, then values), or ``128`` for both."""
     words = head_dim.split(",")
     if len(words) > 2 or not all(word.strip().isdigit() for word in words):
         raise argparse.ArgumentTypeError(f"{head_dim!r}, expected two numbers such as 192,128")
@@ -164,7 +164,7 @@ def parse_head_dim(head_dim: str) -> tuple[int, int]:
 
 
 def parse_dtype(text: str) -> torch.dtype:
-    """The name of a dtype, such as ``bfloat16``."""
+    """Parse the name of a dtype, such as ``bfloat16``."""
     try:
         return canonicalize_torch_dtype(text)
     except TypeError as error:
@@ -172,7 +172,7 @@ def parse_dtype(text: str) -> torch.dtype:
 
 
 def _config_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What to build: by default every family; options about attention replace the modules it has by default."""
+    """Select what to build: every family by default; the attention options replace the default attention modules."""
     families = [
         family
         for family in args.family or FAMILIES
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     attention.add_argument("--f8-dtype", help="dtypes of caches besides that of queries", **dtypes)
     attention.add_argument("--use-logits-soft-cap", nargs="+", help="false, true or both", **switch)
     for name in ("fa3-head-dim", "use-sliding-window", "add-comm", "add-gemma", "add-oai-oss", "add-moe", "add-xqa"):
-        # Published build scripts pass them. No module here depends on them.
+        # Options that published build scripts pass. No module here depends on them.
         parser.add_argument(f"--{name}", nargs="+", help=argparse.SUPPRESS)
     return parser
 
@@ -222,7 +222,7 @@ def main(argv: Optional[list[str]] = None) -> None:
     args = _parser().parse_args(argv)
     try:
         specs = compile_and_package_modules(args.out_dir, args.build_dir, config=_config_of(args), verbose=args.verbose)
-    except (RuntimeError, ValueError, OSError) as error:  # targets, compilers, a failed build, folders: it says it all
+    except (RuntimeError, ValueError, OSError) as error:  # bad targets, no compiler, a failed build, bad folders
         raise SystemExit(str(error)) from error
     where: Union[Path, str] = args.out_dir or args.build_dir
     print(f"built {len(specs)} modules for {os.environ['FLASHINFER_CUDA_ARCH_LIST']} in {where}")

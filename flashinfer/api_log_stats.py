@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of tensors while a CUDA graph is captured (level 5 of the API log).
 
-Values cannot be read during a capture, and are not there yet. So a kernel is captured behind each logged tensor: every
-replay of the graph prints one line to standard output, with the id that the log has given to the tensor.
+Values cannot be read during a capture, and have not been computed yet. So a kernel is captured behind each logged
+tensor: every replay of the graph prints one line to standard output, with the id that the log has given to the tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .describe import skipped_statistics
 from .jit.api_log_stats import gen_api_log_stats_module
 from .jit.codegen import module_cache
 
-__all__: list[str] = []  # the log of calls is its only user
+__all__: list[str] = []  # only the API log uses this module
 
 Kernel = Callable[[torch.Tensor, int], None]
 

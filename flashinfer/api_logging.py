@@ -53,7 +53,7 @@ _TRACE_REGISTRY: list[tuple[Callable[..., Any], Any, str]] = []  #: (function, t
 
 @dataclass(frozen=True)
 class LogSettings:
-    """Everything the decorator needs to know, fixed when a function is decorated."""
+    """Settings of the decorator, fixed when a function is decorated."""
 
     level: int = 0
     dest: str = "stdout"
@@ -66,9 +66,9 @@ class LogSettings:
 
 
 def _is_our_command() -> bool:
-    """Whether this is ``flashinfer ...``, or ``python -m flashinfer...``: scripts read what these print to stdout."""
+    """Return True for ``flashinfer ...`` and ``python -m flashinfer...``: scripts parse what these print to stdout."""
     program = (getattr(sys, "argv", None) or [""])[0]
-    if program == "-m":  # while Python looks for the module
+    if program == "-m":  # sys.argv[0] while Python looks for the module
         program = " ".join(sys.orig_argv).partition(" -m")[2].strip().split(" ")[0].split(".")[0]
     return Path(program).name == "flashinfer"
 
@@ -81,7 +81,7 @@ _THIN_RULE = "-" * 80
 
 
 class _Lines(logging.Formatter):
-    """A time and the text; a rule above it where the record asks for one."""
+    """Format a record as time and text, with a rule above the record if it asks for one."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -221,7 +221,7 @@ class _ApiLog:
             return
         statistics = self._statistics(call)
         lines = [f"{call.name} returned (call {call.sequence})", "Output value:", *describe_result(result, statistics)]
-        if result is None and self.settings.level >= 5:  # the results are among the arguments
+        if result is None and self.settings.level >= 5:  # the function wrote its results to its arguments
             lines += ["Arguments after the call:", *self._describe_passed(call)]
         _log.info("\n".join(lines))
         if self._dumper is not None and dump is not None:
@@ -242,7 +242,7 @@ class _ApiLog:
         return _captured_statistics if call.is_capturing else tensor_statistics
 
     def _describe_arguments(self, call: ApiCall, signature: Optional[inspect.Signature]) -> list[str]:
-        """Arguments by the way they were passed, and the defaults of the others."""
+        """Describe the arguments in the way they were passed, and the defaults of parameters that were not passed."""
         lines = self._describe_passed(call)
         defaults = _defaults(call, signature)
         if defaults:
@@ -265,7 +265,7 @@ class _ApiLog:
 
 @functools.cache
 def _get_api_log_stats_kernel() -> Optional[Callable[[torch.Tensor, int], None]]:
-    """The kernel that prints statistics of a tensor on the device; ``None`` where it cannot be had."""
+    """Load the kernel that prints statistics of a tensor on the device; ``None`` where the kernel cannot be built."""
     with _harmless("loading the kernel for statistics inside CUDA graphs"):
         from .api_log_stats import load_stats_kernel
 
@@ -280,7 +280,7 @@ def _captured_statistics(tensor: torch.Tensor) -> str:
 
 
 def _defaults(call: ApiCall, signature: Optional[inspect.Signature]) -> dict[str, Any]:
-    """Values of the parameters that were not passed; none for a call that does not fit the signature."""
+    """Return the defaults of parameters that were not passed; empty for a call that does not fit the signature."""
     if signature is None:
         return {}
     try:
@@ -292,12 +292,12 @@ def _defaults(call: ApiCall, signature: Optional[inspect.Signature]) -> dict[str
 
 
 def _is_method_of(logged: Callable[..., Any], owner: object) -> bool:
-    """Whether the class of ``owner``, or a base of it, defines ``logged`` as a method."""
+    """Return True if the class of ``owner``, or a base of that class, defines ``logged`` as a method."""
     return any(wraps(vars(cls).get(logged.__name__), logged) for cls in type(owner).__mro__)
 
 
 def _banner() -> str:
-    """What the calls run on. Naming the GPUs would initialise CUDA, so that waits for a process that uses them."""
+    """Describe versions and devices. GPUs are named only if CUDA is initialised, because asking would initialise it."""
     lines = ["flashinfer API log"]
     lines.append(f"  flashinfer {__version__}, pid {os.getpid()}, Python {sys.version.split()[0]}")
     with _harmless("the torch version"):
@@ -316,12 +316,12 @@ def _cudnn_version() -> Optional[int]:
 
 
 def _restore_cuda_graph_hooks() -> None:
-    """Put the methods of ``torch.cuda.CUDAGraph`` back that level 10 has wrapped."""
+    """Restore the methods of ``torch.cuda.CUDAGraph`` that level 10 has wrapped."""
     graph.restore_graph_hooks()
 
 
 def make_api_decorator(settings: LogSettings) -> Callable[..., Any]:
-    """A decorator like :func:`flashinfer_api` with explicit settings; the last one made decides where the log goes."""
+    """Return a decorator like :func:`flashinfer_api` with explicit settings; the last one made sets the destination."""
     _set_destination(settings.dest)
     log = _ApiLog(settings)
     if settings.level >= 5:  # now: neither building nor opening a module is legal during a capture
@@ -351,7 +351,7 @@ def make_api_decorator(settings: LogSettings) -> Callable[..., Any]:
 
 _settings = LogSettings.from_knobs()
 _decorate = make_api_decorator(_settings)
-if _settings.level > 0:  # a program that calls no API shows so that its log is on
+if _settings.level > 0:  # so that a program that calls no API shows that its log is on
     _log.info("FlashInfer %s (commit %s)", __version__, __git_commit__[:8])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device is: named sets of compute capabilities, and probes of the GPU at hand.
+"""Devices: named sets of compute capabilities, and probes of the GPUs of this machine.
 
 A capability is ``major * 10 + minor``: 90 is a Hopper. The host is a device like the others; its capability is
 ``CPU``, so an op that runs there says ``@supported_compute_capability([CPU, *TURING_ON])``.
@@ -84,7 +84,7 @@ SM12X_MAJORS = _majors(SM12X)
 
 
 def get_device_index(device: Device) -> int:
-    """Index of a CUDA device; one given without an index is the current device."""
+    """Return the index of a CUDA device; a device without an index is the current device."""
     if isinstance(device, int):
         return device
     device = torch.device(device)
@@ -97,12 +97,12 @@ _RAISE: Any = object()
 
 
 def _per_device(probe: Callable[[int], T], otherwise: T = _RAISE) -> Callable[[Device], T]:
-    """Make a probe of a device index take any spelling of a device and remember its answer.
+    """Turn a probe of a device index into a cached function of any spelling of a device.
 
     ``otherwise`` is the answer for a device that is not CUDA; without it, such a device is an error.
 
-    Written by hand because ``functools.cache`` would remember "cuda" as whichever GPU was current at that time, and
-    because ``device.type`` costs 0.4 us: a device that was seen costs one dictionary look-up.
+    Written by hand because ``functools.cache`` would map "cuda" to the GPU that was current at the first call, and
+    because ``device.type`` costs 0.4 us: a device seen before costs one dictionary look-up.
     """
     answers: dict[Any, T] = {}
 
@@ -130,7 +130,7 @@ def _per_device(probe: Callable[[int], T], otherwise: T = _RAISE) -> Callable[[D
 
 @_per_device
 def get_device_properties(index: int) -> Any:
-    """What ``torch.cuda.get_device_properties`` says, remembered."""
+    """Cached ``torch.cuda.get_device_properties``."""
     return torch.cuda.get_device_properties(index)
 
 
@@ -172,7 +172,7 @@ def _cuda_generator(index: int) -> torch.Generator:
 
 
 def get_default_generators(device: Device) -> torch.Generator:
-    """The generator torch itself draws from on that device, CPU included."""
+    """Return the generator that torch itself draws from on that device, CPU included."""
     if not isinstance(device, int) and torch.device(device).type == "cpu":
         return torch.default_generator
     return _cuda_generator(device)
@@ -180,7 +180,7 @@ def get_default_generators(device: Device) -> torch.Generator:
 
 @functools.partial(_per_device, otherwise=False)
 def device_support_pdl(index: int) -> bool:
-    """Whether programmatic dependent launch exists there: capability 9.0 on. False for a device that is not CUDA."""
+    """Return True if the device has programmatic dependent launch (capability 9.0 on); False if it is not CUDA."""
     return torch.cuda.get_device_capability(index)[0] >= 9
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was wrong with a call that failed: an argument of another type, named as the caller knows it.
+"""Explain a failed call: find the argument of a wrong type and name it as the caller knows it.
 
-Native code can only number its arguments, and Python says "'NoneType' object has no attribute 'is_cuda'". Nothing is
-looked at before a call has failed, so a call that succeeds pays for no check.
+Native code can only number its arguments, and Python says "'NoneType' object has no attribute 'is_cuda'". Arguments
+are validated only after a call has failed, so a call that succeeds pays for no check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ACCEPTED: dict[Any, tuple[type, ...]] = {
     type(None): (type(None),),
 }
 _SEQUENCES = (tuple, list, collections.abc.Sequence)
-_NO_MEMORY = ("tensor without memory", "doesn't have storage")  # as native code says, and torch
+_NO_MEMORY = ("tensor without memory", "doesn't have storage")  # error texts of native code and of torch
 _WITHOUT_MEMORY = {
     "DTensor": "such as its to_local()",
     "FakeTensor": "torch.compile is served",
@@ -40,11 +40,11 @@ _WITHOUT_MEMORY = {
 
 
 def names_kinds(func: Optional[F] = None, *, name: Optional[str] = None) -> Any:
-    """Decorator: when a call fails because an argument has another type, say which argument of which call it is.
+    """Decorator: when a call fails because an argument has a wrong type, name the argument and the call in the error.
 
-    For what is called once in a while, such as ``plan``: the wrapper takes 0.1 us. Ops have it from
-    ``register_custom_op``. ``name`` is what callers know the function by, if not by its own name; of methods the class
-    is said, too.
+    Meant for functions that are called rarely, such as ``plan``: the wrapper takes 0.1 us. Ops get the same from
+    ``register_custom_op``. ``name`` replaces the function's own name in errors; for a method, the error also names the
+    class.
     """
     if func is None:
         return functools.partial(names_kinds, name=name)
@@ -66,23 +66,23 @@ def names_kinds(func: Optional[F] = None, *, name: Optional[str] = None) -> Any:
 def explain_kinds(op: str, func: Callable[..., Any], error: Exception, *args: Any, **kwargs: Any) -> None:
     """Raise an error that names the first argument of a wrong type, or on a device without kernels; else return.
 
-    Called after ``func(*args, **kwargs)`` raised ``error``, so it may take its time.
+    Called after ``func(*args, **kwargs)`` raised ``error``, so this function may be slow.
     """
     try:
         hints = get_type_hints(func)
-    except NameError:  # of a function of somebody else, whose annotations are for type checkers only
+    except NameError:  # a third-party function whose annotations exist for type checkers only
         hints = {}
     try:
         arguments = inspect.signature(func).bind(*args, **kwargs).arguments
-    except TypeError:  # too many or too few, as the error says
+    except TypeError:  # too many or too few arguments; the original error says so
         return
-    inputs_first = sorted(arguments.items(), key=lambda item: "out" in item[0])  # outputs are made like inputs
+    inputs_first = sorted(arguments.items(), key=lambda item: "out" in item[0])  # inputs before outputs
     explain_arguments(op, error, *((name, hints.get(name), value) for name, value in inputs_first))
 
 
 def explain_arguments(op: str, error: Exception, *arguments: tuple[str, Any, Any]) -> None:
-    """:func:`explain_kinds` of names, types and values."""
-    if isinstance(error, (ArgumentError, BackendSupportedError)):  # which say it already
+    """Do the work of :func:`explain_kinds` for triples of name, type and value."""
+    if isinstance(error, (ArgumentError, BackendSupportedError)):  # these errors name the argument already
         return
     for name, expected_kind, value in arguments:
         for part, hint, each in _parts(name, expected_kind, value):
@@ -111,12 +111,12 @@ def _check_tensor(what: str, x: torch.Tensor, error: Exception) -> None:
 def _has_memory(x: torch.Tensor) -> bool:
     try:
         return x.numel() == 0 or x.untyped_storage().data_ptr() != 0
-    except RuntimeError:  # of a tensor that stands for others
+    except RuntimeError:  # a tensor subclass that wraps other tensors has no storage
         return False
 
 
 def _parts(name: str, hint: Any, value: Any) -> list[tuple[str, Any, Any]]:
-    """The argument, and if it is a sequence of tensors each of them, with what it should be."""
+    """Return the argument and, if it is a sequence of tensors, each element, with name and expected type."""
     parts = [(name, hint, value)]
     if isinstance(value, (tuple, list)) and any(torch.Tensor in get_args(kind) for kind in _kinds(hint)):
         parts += [(f"{name}[{i}]", torch.Tensor, each) for i, each in enumerate(value)]
@@ -128,7 +128,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _missed(hint: Any, value: Any) -> Optional[str]:
-    """The type that ``value`` should have had, or None when it has it or the hint is about something else."""
+    """Name the type that ``value`` should have; None if ``value`` has that type or the hint names no known type."""
     accepted: list[type] = []
     names = []
     for kind in _kinds(hint):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices and backends an API serves: ``@supported_compute_capability`` and ``@backend_requirement``.
+"""Devices and backends that an API supports: ``@supported_compute_capability`` and ``@backend_requirement``.
 
 A *check* has the parameters of its API, returns True, or raises ``ValueError`` saying what is wrong. It carries the
 capabilities it is valid for; ``arch.CPU`` stands for the host:
@@ -68,10 +68,10 @@ def supported_compute_capability(supported_ccs: Iterable[int]) -> Callable[[F], 
 
 
 class SuitableBackends(Sequence[str]):
-    """The backends ``backend="auto"`` found for the call in progress, best first; after it, for the last call.
+    """Backends that ``backend="auto"`` found for the call in progress, best first; afterwards, those of the last call.
 
-    Reads like a list. Each thread and each asyncio task sees its own calls, and a call made inside another one's body
-    does not disturb it.
+    Reads like a list. Each thread and each asyncio task sees its own calls, and a nested call does not change the list
+    of the outer call.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def _spell(cc: Optional[int]) -> str:
 
 
 class _Requirement:
-    """What one decorated API demands; its first four methods become methods of the API."""
+    """Requirements of one decorated API; the first four methods become methods of the API."""
 
     def __init__(
         self,
@@ -143,13 +143,13 @@ class _Requirement:
         self.suitable = SuitableBackends()
 
     def is_backend_supported(self, backend: str, cc: Optional[int] = None) -> bool:
-        """Whether the function has ``backend`` and, when ``cc`` is given, it runs on that compute capability."""
+        """Return True if the function has ``backend`` and ``backend`` runs on capability ``cc`` (None: any)."""
         if not self.backend_checks:
             raise ArgumentError(f"Invalid is_backend_supported call: no backend choices for {self.name}")
         return backend in self.ccs and _accepts(self.ccs[backend], cc)
 
     def is_compute_capability_supported(self, cc: int) -> bool:
-        """Whether the function, through any of its backends, runs on compute capability ``cc``."""
+        """Return True if the function, through any of its backends, runs on compute capability ``cc``."""
         if self.backend_checks:
             return any(_accepts(ccs, cc) for ccs in self.ccs.values())
         if self.common_ccs is None:
@@ -161,15 +161,15 @@ class _Requirement:
         return cc in self.common_ccs
 
     def has_backend(self, backend: str) -> bool:
-        """Whether ``backend`` is one of the names the function knows."""
+        """Return True if ``backend`` is one of the names the function knows."""
         return backend in self.backend_checks
 
     def has_backend_choices(self) -> bool:
-        """Whether the caller can choose a backend."""
+        """Return True if the caller can choose a backend."""
         return bool(self.backend_checks)
 
     def capability(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[int]:
-        """Capability of the first tensor's device; None when no argument is a tensor or no check cares."""
+        """Return the capability of the first tensor's device; None without tensors or if no check restricts devices."""
         if not self.is_restricted:
             return None
         for value in (*args, *kwargs.values()) if kwargs else args:
@@ -191,7 +191,7 @@ class _Requirement:
             raise ArgumentError(f"Problem size is not supported for {self.name}")
 
     def check_plain(self, *args: Any, **kwargs: Any) -> None:
-        """Everything that is checked for an API without backends."""
+        """Validate a call of an API without backends."""
         if self.common_check is None:
             raise ArgumentError(
                 f"Invalid @backend_requirement decorator usage: no backend choices and no common_check for {self.name}"
@@ -202,10 +202,10 @@ class _Requirement:
         self.check_common(args, kwargs)
 
     def check_named(self, backend: str, /, *args: Any, **kwargs: Any) -> None:
-        """Everything that is checked for a call that names its backend."""
+        """Validate a call that names its backend."""
         if backend not in self.ccs:
             cc = None
-            with contextlib.suppress(ArgumentError):  # the name is wrong wherever the tensors are
+            with contextlib.suppress(ArgumentError):  # the name is wrong on any device
                 cc = self.capability(args, kwargs)
             self.refuse(backend, cc)
         cc = self.capability(args, kwargs)
@@ -221,7 +221,7 @@ class _Requirement:
         raise BackendSupportedError(f"{self.name} does not support backend '{backend}'{where}; usable here: {usable}")
 
     def run_auto(self, skip_check: bool, /, *args: Any, **kwargs: Any) -> Any:
-        """The call with ``backend="auto"``: find what suits, order it, leave it where the body looks, run the body."""
+        """Run a call with ``backend="auto"``: find suitable backends, order them, publish the list, run the body."""
         cc = self.capability(args, kwargs)
         if not skip_check:
             self.check_common(args, kwargs)

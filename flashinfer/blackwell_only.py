@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that serving engines import and that nothing here can serve, because they need a GPU or a package of others."""
+"""Names that serving engines import but that this package cannot serve: they need another GPU or package."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["UnsupportedError", "needs"]
 
 
 class UnsupportedError(BackendSupportedError, ValueError, RuntimeError):
-    """Callers probe such names with any of these types."""
+    """Error of an unsupported name; it has the types that callers catch when they probe such names."""
 
 
 def needs(name: str, what: str) -> Callable[..., NoReturn]:
-    """A function that can be imported and whose call says what is missing."""
+    """Return a function that can be imported and that raises an error naming what is missing."""
 
     def unsupported(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(f"{name}: needs {what}, expected a call only where that is present")

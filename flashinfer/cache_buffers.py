@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scratch memory that outlives a call: one buffer per name and device, which grows and is never given back."""
+"""Scratch memory that outlives a call: one buffer per name and device, which grows and is never freed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _cache_buf: dict[tuple[str, torch.device], torch.Tensor] = {}
 
 
 def _get_cache_buf(name: str, bytes: int, device: torch.device, zero_init: bool = False) -> torch.Tensor:
-    """The uint8 buffer called ``name``, of at least ``bytes`` bytes; a new one (zeros, if asked) only to grow."""
+    """Return the uint8 buffer ``name`` of at least ``bytes`` bytes; a new one (zeroed, if asked) only to grow."""
     key = (name, device)
     buffer = _cache_buf.get(key)
     if buffer is None or buffer.numel() < bytes:

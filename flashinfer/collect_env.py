@@ -167,7 +167,7 @@ def _cudnn_frontend() -> Section:
 
 
 def _libraries() -> Section:
-    """Which copy of a GPU library this process holds, and which others could be picked up instead."""
+    """List the copy of each GPU library that this process has loaded, and other copies that could be loaded instead."""
     loaded = re.findall(r"\s(/\S+\.so[.\d]*)$", _read("/proc/self/maps"), re.M)
     cached = re.findall(r"=> (\S+)$", _run("ldconfig", "-p") or "", re.M)
     wheels = [p for folder in sys.path for p in glob.glob(f"{folder}/nvidia/*/lib/*.so*")]
@@ -222,13 +222,13 @@ def collect_env_info() -> dict[str, Section]:
     for title, probe in _SECTIONS.items():
         try:
             report[title] = probe()
-        except Exception as error:  # a report about a broken machine must come out whatever is broken
+        except Exception as error:  # the report must be complete even on a broken machine
             report[title] = {"error": f"{type(error).__name__}: {error}"}
     return report
 
 
 def format_report(report: dict[str, Section]) -> str:
-    """The report as text, one block per section."""
+    """Format the report as text, one block per section."""
     lines = ["FlashInfer environment report", ""]
     for title, facts in report.items():
         lines.append(f"==== {title} ====")

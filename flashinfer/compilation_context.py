@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs we compile for, and the nvcc flags that say so.
+"""CUDA targets of a build, and the nvcc flags for them.
 
 Targets come from ``FLASHINFER_CUDA_ARCH_LIST``, else from the GPUs that are visible. A target is ``(major, minor)``
 with the minor as text, because it carries nvcc's suffix: ``a`` runs on exactly that capability and may use its special
@@ -54,7 +54,7 @@ sm121a_nvcc_flags = [_gencode((12, "1a")), *COMMON_NVCC_FLAGS]
 
 
 def _cuda_has_families() -> bool:
-    """Whether the compiler knows ``f`` targets and sm_121: CUDA 12.9 on. Yes where there is no CUDA to ask."""
+    """Return True if nvcc knows ``f`` targets and sm_121 (CUDA 12.9 on), or if there is no nvcc to ask."""
     from .jit.cpp_ext import get_cuda_version
 
     release = get_cuda_version().release[:2]
@@ -62,7 +62,7 @@ def _cuda_has_families() -> bool:
 
 
 def _with_suffix(major: int, minor: int) -> Target:
-    """Targets without a letter get the one that unlocks most of the chip."""
+    """Add the architecture suffix that unlocks most features of the chip to a target without a suffix."""
     if major < 9:
         return (major, str(minor))
     if (major, minor) == (12, 0):
@@ -87,10 +87,10 @@ def _parse(text: str) -> set[Target]:
 
 
 class CompilationContext:
-    """The targets of this process. Making one reads nothing; the first use of ``TARGET_CUDA_ARCHS`` does."""
+    """CUDA targets of this process, determined by the first read of ``TARGET_CUDA_ARCHS``, not by the constructor."""
 
     def __init__(self) -> None:
-        self._known: Optional[tuple[str, set[Target]]] = None  # the list's text, and what it meant
+        self._known: Optional[tuple[str, set[Target]]] = None  # text of the variable, and the targets it named
         self._warned = False
 
     @property
@@ -110,11 +110,11 @@ class CompilationContext:
         self._known = (knobs.cuda_arch_list.strip(" \t\r\n,;"), set(targets))
 
     def _detect(self) -> set[Target]:
-        """Targets of the visible GPUs. None there is no news until something is to be compiled, which then says so."""
+        """Return the targets of the visible GPUs. Having none is reported only when something is to be compiled."""
         try:
             gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
             return {_with_suffix(*torch.cuda.get_device_capability(gpu)) for gpu in gpus}
-        except (RuntimeError, AssertionError) as error:  # torch's ways to say: forked, driver too old, no CUDA
+        except (RuntimeError, AssertionError) as error:  # raised after a fork, with an old driver, without CUDA
             reason = str(error).splitlines()[0]
         if not self._warned:
             self._warned = True

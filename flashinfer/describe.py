@@ -20,12 +20,12 @@ Statistics = Callable[[torch.Tensor], str]
 
 
 def describe(label: str, value: Any, statistics: Optional[Statistics] = None) -> list[str]:
-    """``label`` on a line of its own and the value below, indented; ``statistics`` adds to every tensor."""
+    """Return ``label`` on its own line and the value below, indented; ``statistics`` adds a text for every tensor."""
     return [f"  {label}", *_describe("", value, statistics, depth=2)]
 
 
 def describe_result(value: Any, statistics: Optional[Statistics] = None) -> list[str]:
-    """The lines below ``Output value:``."""
+    """Return the lines below ``Output value:``."""
     return _describe("", value, statistics, depth=1)
 
 
@@ -83,7 +83,7 @@ def _clip(text: str) -> str:
 
 
 def skipped_statistics(tensor: torch.Tensor) -> str:
-    """Stands in for :func:`tensor_statistics` where reading values is illegal."""
+    """Replace :func:`tensor_statistics` where reading values is illegal."""
     return "[statistics skipped: CUDA graph capture in progress]"
 
 
@@ -132,7 +132,7 @@ def _statistics(tensor: torch.Tensor) -> str:
 
 
 def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Pieces of at most ``_CHUNK`` elements cut along the leading dimensions, without copying."""
+    """Split into pieces of at most ``_CHUNK`` elements along the leading dimensions, without copying."""
     if tensor.numel() <= _CHUNK:
         yield tensor
         return

@@ -15,11 +15,11 @@ __all__ = [
 
 
 class ArgumentError(ValueError, RuntimeError, AssertionError):
-    """A bad argument. Published callers catch it as any of its three bases, whichever layer found the fault."""
+    """A bad argument. Published callers catch any of its three bases, whichever layer found the fault."""
 
 
 class BackendSupportedError(Exception):
-    """The asked backend, or the device's compute capability, is not served by this function."""
+    """The function does not support the requested backend, or the compute capability of the device."""
 
 
 class GPUArchitectureError(Exception):

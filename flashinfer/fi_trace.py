@@ -41,8 +41,8 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 Template = Union[TraceTemplate, Callable[..., TraceTemplate]]
 
-traced_functions: dict[str, Callable[..., Any]] = {}  # every API with a template, by public name
-_registered: dict[str, Template] = {}  # templates of functions that are not ours
+traced_functions: dict[str, Callable[..., Any]] = {}  # every API with a template; keys are public names
+_registered: dict[str, Template] = {}  # templates of functions of other packages
 _dumped: set[Path] = set()
 _failed: set[str] = set()
 
@@ -50,7 +50,7 @@ _failed: set[str] = set()
 def fi_trace(
     func_or_method: Callable[..., Any], save_dir: Union[str, os.PathLike[str], None] = None, **kwargs: Any
 ) -> dict[str, Any]:
-    """The definition of a call, without making the call.
+    """Return the definition of a call, without making the call.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def register_fi_trace(qualname: str, spec: Template) -> None:
 def registry_entries(
     func: Callable[..., Any], template: Template
 ) -> list[tuple[Callable[..., Any], TraceTemplate, str]]:
-    """``(func, template, label)`` of each template behind an API; the label is the start of its definitions' names."""
+    """Return ``(func, template, label)`` of each template of an API; the label begins its definitions' names."""
     templates = [template] if isinstance(template, TraceTemplate) else getattr(template, "templates", ())
     return [(func, one, one.prefix) for one in templates]
 
@@ -106,7 +106,7 @@ def registry_entries(
 def build_fi_trace_fn(
     spec: Template, api: Union[str, Callable[..., Any], None] = None
 ) -> Callable[..., dict[str, Any]]:
-    """A function that takes the arguments of a call and returns its definition.
+    """Return a function that takes the arguments of a call and returns the definition of the call.
 
     ``api`` is the function that is called, whose signature names positional arguments and supplies defaults, or its
     name, which is kept as a tag; then only keywords are understood. Arguments that no template knows are ignored.
@@ -114,7 +114,7 @@ def build_fi_trace_fn(
     func = api if callable(api) else None
 
     def fi_trace(*args: Any, save_dir: Any = None, name: Optional[str] = None, **kwargs: Any) -> dict[str, Any]:
-        """The definition of a call with these arguments; ``save_dir`` also writes it."""
+        """Return the definition of a call with these arguments; ``save_dir`` also writes the definition."""
         if name is not None and (not isinstance(name, str) or not name or Path(name).name != name):
             raise ArgumentError(f"fi_trace: name is {name!r}, expected a file name (without .json)")
         arguments = _bind(func, args, kwargs)
@@ -130,17 +130,17 @@ def build_fi_trace_fn(
     return fi_trace
 
 
-# Where os.environ keeps what it is asked for: a look takes 0.02 us, os.environ.get() 0.8.
+# The dict inside os.environ: a lookup takes 0.02 us, os.environ.get() 0.8.
 _environment: Any = getattr(os.environ, "_data", os.environ)
 _SWITCH = type(knobs).trace_dump.variable
 _switch: Any = os.environ.encodekey(_SWITCH) if hasattr(os.environ, "encodekey") else _SWITCH
 
 
 def dumping_when_asked(func: F) -> F:
-    """``func``, which writes the definitions of its calls while ``FLASHINFER_TRACE_DUMP`` is set.
+    """Wrap ``func`` to write the definitions of its calls while ``FLASHINFER_TRACE_DUMP`` is set.
 
-    A program may set the variable at any time, so each call looks. It takes 0.17 us for a method with ten parameters
-    (Python 3.11, where an empty call takes 0.036).
+    A program may set the variable at any time, so each call reads it. The check takes 0.17 us for a method with ten
+    parameters (Python 3.11, where an empty call takes 0.036).
     """
     body = """
         if not _is_traced() and _switch in _environment:
@@ -161,7 +161,7 @@ _DUMP_NAMES = {"_switch": _switch, "_environment": _environment, "_dump": _dump_
 
 
 def dump_parts(func: Callable[..., Any]) -> tuple[Callable[..., Any], str, dict[str, Any]]:
-    """Take the wrapper of :func:`dumping_when_asked` apart, for a decorator that puts its own wrapper in its place.
+    """Return the parts of the wrapper of :func:`dumping_when_asked`, for a decorator that replaces the wrapper.
 
     Returns
     -------
@@ -170,13 +170,13 @@ def dump_parts(func: Callable[..., Any]) -> tuple[Callable[..., Any], str, dict[
         names that it uses. For any other function: the function, ``pass`` and no names.
     """
     inner: Any = getattr(func, "_dumps", None)
-    if inner is None or getattr(func, "__wrapped__", None) is not inner:  # a wrapper around the wrapper has copied it
+    if inner is None or getattr(func, "__wrapped__", None) is not inner:  # an outer wrapper has copied ``_dumps``
         return func, "pass", {}
     return cast(Callable[..., Any], inner), "if _switch in _environment: _dump(_func, {arguments})", _DUMP_NAMES
 
 
 def dump_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Write the definition of a call that is about to run, once per name; a failure warns once and is no error."""
+    """Write the definition of a call that is about to run, once per name; a failure is a warning, given once."""
     if torch.compiler.is_compiling():
         return
     try:
@@ -203,7 +203,7 @@ def _choose(spec: Template, arguments: dict[str, Any]) -> TraceTemplate:
     return spec if isinstance(spec, TraceTemplate) else spec(**arguments)
 
 
-#: Where the published package defines what a file of ours does; for other files it is the family.
+#: Our module -> the module of the published package that defines the same APIs, if not the family itself.
 _PUBLISHED_MODULES = {
     f"{__package__}.{ours}": f"{__package__}.{published}"
     for ours, published in {
@@ -222,7 +222,7 @@ _PUBLISHED_MODULES = {
 
 
 def _qualname(func: Callable[..., Any]) -> str:
-    """Name of an API in definitions: by the module of the published package, which data sets are keyed with."""
+    """Return the name of an API in definitions: with the module of the published package, the key of data sets."""
     module = getattr(func, "__module__", None) or ""
     if module.startswith(f"{__package__}."):
         module = _PUBLISHED_MODULES.get(module) or ".".join(module.split(".")[:2])
@@ -235,7 +235,7 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature:
 
 
 def _bind(func: Optional[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name with the defaults filled in. Keywords that are no parameters may be axes, so they stay."""
+    """Return arguments by name with the defaults filled in. Keywords that are no parameters stay: they may be axes."""
     if func is None:
         return dict(kwargs)
     signature = _signature(func)
@@ -245,7 +245,7 @@ def _bind(func: Optional[Callable[..., Any]], args: tuple[Any, ...], kwargs: dic
 
 
 def _write_once(path: Path, content: dict[str, Any]) -> None:
-    """Write what this process has not written yet; other processes may have."""
+    """Write a definition that this process has not written yet; other processes may have written the same."""
     if path not in _dumped:
         _write(path, content)
         _dumped.add(path)

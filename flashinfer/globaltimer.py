@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU's own clock, and whether it is needed: under confidential computing CUDA events do not give true times."""
+"""The GPU's own clock, for use under confidential computing, where CUDA events do not give true times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("flashinfer")
 
 @functools.cache
 def get_globaltimer_kernel() -> Optional[Callable[[torch.Tensor], None]]:
-    """What writes the GPU's clock, in nanoseconds, into an int64 CUDA tensor of one element on the current stream.
+    """Return a kernel that writes the GPU's clock, in nanoseconds, to a one-element int64 CUDA tensor (current stream).
 
     None without a GPU, or where the kernel cannot be built.
     """
@@ -35,7 +35,7 @@ def get_globaltimer_kernel() -> Optional[Callable[[torch.Tensor], None]]:
 
 
 def is_confidential_compute() -> bool:
-    """Whether the GPU runs under confidential computing: ``FLASHINFER_CONFIDENTIAL_COMPUTE``, else what NVML says.
+    """Return True if the GPU runs under confidential computing: ``FLASHINFER_CONFIDENTIAL_COMPUTE``, else NVML.
 
     False without a GPU or a driver that can tell.
     """

@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 def _flag(text: str) -> bool:
-    """``1``-style switches: empty, 0, false, no and off mean off."""
+    """Parse a switch: empty, 0, false, no and off mean off."""
     return text.strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def _is_set(text: str) -> bool:
-    """Switches that any non-empty value turns on."""
+    """Parse a switch that any non-empty value turns on."""
     return text != ""
 
 
@@ -38,7 +38,7 @@ def _positive_int(text: str) -> int:
 
 
 def _one_of(*allowed: str) -> Callable[[str], str]:
-    """Read one of a few words; the empty text is the default."""
+    """Return a parser of one of a few words; the empty text is the default."""
 
     def parse(text: str) -> str:
         if text and text not in allowed:
@@ -49,12 +49,12 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def _path(text: str) -> Path:
-    """``~`` is the home directory in variables that no shell has seen: of a Dockerfile, of a service."""
+    """Parse a path; ``~`` is the home directory also in variables that no shell has expanded (Dockerfile, service)."""
     return Path(os.path.expanduser(text))
 
 
 def _logging_level(text: str) -> Union[str, int]:
-    """A level of Python's logging, by name or number."""
+    """Parse a level of Python's logging, by name or number."""
     if text.strip().isdecimal():
         return int(text)
     if not isinstance(logging.getLevelName(text.strip().upper()), int):
@@ -63,7 +63,7 @@ def _logging_level(text: str) -> Union[str, int]:
 
 
 def _error_mode(text: str) -> str:
-    """Errors that decide between the two scales of an NVFP4 block."""
+    """Parse the error measure that decides between the two scales of an NVFP4 block."""
     if text.strip().upper() not in ("MAE", "MSE"):
         raise ValueError("must be MAE or MSE")
     return text.strip().upper()
@@ -79,7 +79,7 @@ def split_words(text: str) -> list[str]:
 
 
 class Knob(Generic[T]):
-    """One variable: its name, how its text is parsed, the value when unset, one line of documentation."""
+    """One variable: its name, its parser, the value when unset, and one line of documentation."""
 
     def __init__(self, variable: str, parse: Callable[[str], T], default: T, doc: str, group: str) -> None:
         self.variable, self.parse, self.default, self.doc, self.group = variable, parse, default, doc, group
@@ -97,10 +97,10 @@ class Knob(Generic[T]):
         if instance is None:
             return self
         known = getattr(os.environ, "_data", None)
-        if known is not None and self._key not in known:  # what get() takes 0.8 us to say; some knobs are read per call
+        if known is not None and self._key not in known:  # os.environ.get() takes 0.8 us; some knobs are read per call
             return self.default
         text = os.environ.get(self.variable)
-        if not text:  # set to nothing means unset
+        if not text:  # an empty value means unset
             return self.default
         try:
             return self.parse(text)

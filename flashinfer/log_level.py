@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much the ``flashinfer`` loggers say. Logging of API calls is another thing: see ``api_logging``."""
+"""Log levels of the ``flashinfer`` loggers. The log of API calls is separate: see ``api_logging``."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def set_log_level(lvl_str: str) -> None:
 
 
 def say(text: str, end: str = "\n", stream: Optional[TextIO] = None) -> None:
-    """Print to stderr, or to ``stream``, if it can be: a service whose streams are closed, full or gone works on."""
+    """Print to stderr, or to ``stream``; do nothing if the stream is closed, full or missing, as in some services."""
     stream = sys.stderr if stream is None else stream
-    if stream is not None:  # which print() takes for stdout
+    if stream is not None:  # print() would write to stdout for None
         with contextlib.suppress(OSError, ValueError):
             print(text, end=end, file=stream, flush=True)
 
 
 def is_terminal() -> bool:
-    """Whether stderr is one; some programs have none, a closed one, or an object that only writes."""
+    """Return True if stderr is a terminal; stderr may be missing, closed, or an object that can only write."""
     try:
         return sys.stderr.isatty()
     except (AttributeError, OSError, ValueError):
@@ -61,9 +61,9 @@ def is_terminal() -> bool:
 
 
 class _StderrUnlessConfigured(logging.Handler):
-    """stderr, until the program sets up logging of its own, which then has every record.
+    """Print records to stderr until the program configures logging, whose handlers then get every record.
 
-    Python's own last resort prints no record below WARNING, whatever the level of a logger.
+    The default handler of Python's logging prints no record below WARNING, whatever the level of a logger.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -72,7 +72,7 @@ class _StderrUnlessConfigured(logging.Handler):
 
 
 def configure_jit_log() -> logging.Logger:
-    """The logger ``flashinfer.jit`` at the level of ``FLASHINFER_LOGGING_LEVEL``; DEBUG tells why a module is built."""
+    """Set ``flashinfer.jit`` to the level of ``FLASHINFER_LOGGING_LEVEL``; DEBUG tells why a module is built."""
     logger = logging.getLogger("flashinfer.jit")
     if not logger.handlers:
         logger.addHandler(_StderrUnlessConfigured())

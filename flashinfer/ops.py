@@ -40,7 +40,7 @@ _NAMESPACE = "flashinfer"
 
 
 class _Op:
-    """One registered op. The dispatcher calls through it, so that registering a name again replaces the function."""
+    """One registered op. The dispatcher calls ``run``, so that registering a name again replaces the function."""
 
     def __init__(self, name: str, schema: str) -> None:
         self.name, self.schema = name, schema
@@ -56,7 +56,7 @@ class _Op:
 
 
 class _Registered:
-    """All ops of this package in one process, and the library that would take them along when it is collected."""
+    """All ops of this package in one process, and their library: torch removes the ops if the library is collected."""
 
     def __init__(self) -> None:
         self.ops: dict[str, _Op] = {}
@@ -64,7 +64,7 @@ class _Registered:
 
 
 def _registered() -> _Registered:
-    """What this import or an earlier one has registered. Torch keeps it, under a name that no op can have."""
+    """Return the ops that this or an earlier import registered; torch.ops keeps them under a name no op can have."""
     kept = vars(getattr(torch.ops, _NAMESPACE))
     key = "registered by flashinfer.ops"
     if key not in kept:
@@ -99,7 +99,7 @@ _CALL_NAMES: dict[str, Any] = {"_is_traced": is_traced, "_compiler": compiler}
 
 
 def called(name: str) -> Callable[[F], F]:
-    """Decorator below :func:`register_custom_op`: what errors call an op whose registered name no caller knows."""
+    """Decorator below :func:`register_custom_op`: set the name that errors use if callers do not know the op's name."""
 
     def mark(fn: F) -> F:
         fn._called = name  # type: ignore[attr-defined]
@@ -188,7 +188,7 @@ def _register(
 
 
 def register_fake_op(name: str, fn: Optional[F] = None) -> Any:
-    """Say what a registered op returns without running it: shapes, dtypes and devices of fresh tensors.
+    """Register the fake of an op: a function that returns fresh tensors of the right shapes, dtypes and devices.
 
     Parameters
     ----------

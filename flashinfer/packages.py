@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed beside us, and in which version."""
+"""Versions of optional packages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["get_cuda_python_version", "has_cuda_cudart", "version_at_least"]
 
 
 def version_at_least(version: str, base_version: str) -> bool:
-    """Whether ``version`` is ``base_version`` or newer; a build of 2.8 such as ``2.8.0a0+cu129`` counts as 2.8."""
+    """Return True if ``version`` is at least ``base_version``; builds of 2.8 such as ``2.8.0a0+cu129`` count as 2.8."""
     from packaging.version import parse
 
     return parse(parse(version).base_version) >= parse(base_version)
 
 
 def has_cuda_cudart() -> bool:
-    """Whether cuda-python's runtime bindings can be imported, under their present or their former name."""
+    """Return True if cuda-python's runtime bindings can be imported, under their present or their former name."""
     try:
         return any(importlib.util.find_spec(name) is not None for name in ("cuda.bindings.runtime", "cuda.cudart"))
     except ModuleNotFoundError:  # no package ``cuda`` at all
@@ -27,7 +27,7 @@ def has_cuda_cudart() -> bool:
 
 
 def get_cuda_python_version() -> str:
-    """Version of cuda-python; ``LibraryError`` without it."""
+    """Return the version of cuda-python; ``LibraryError`` without it."""
     try:
         return importlib.metadata.version("cuda-python")
     except importlib.metadata.PackageNotFoundError:

@@ -35,7 +35,7 @@ class TacticsBlocklist:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a file has been loaded."""
+        """True if a file has been loaded."""
         return self._path is not None
 
     @property
@@ -77,7 +77,7 @@ class TacticsBlocklist:
         return True
 
     def filter(self, custom_op: str, runner: Any, tactics: Iterable[Any]) -> list[Any]:
-        """The tactics that may be tried, in their order. ``runner`` is one, its class, or the name of the class."""
+        """Return the tactics that may be tried, in order. ``runner`` is a runner, its class, or the class name."""
         from .autotuner.tactics import as_hashable
 
         cls = runner if isinstance(runner, (str, type)) else type(runner)
@@ -85,14 +85,14 @@ class TacticsBlocklist:
         return list(tactics) if not blocked else [one for one in tactics if as_hashable(one) not in blocked]
 
     def summary(self) -> dict[str, int]:
-        """How many tactics are left out, by ``op::Runner``."""
+        """Return the number of blocked tactics, by ``op::Runner``."""
         return {key: len(tactics) for key, tactics in self._tactics.items()}
 
     @staticmethod
     def save(
         path: PathLike, invalid_tactics: Mapping[str, Sequence[Any]], metadata: Optional[Mapping[str, Any]] = None
     ) -> None:
-        """Write a list; the file is replaced at once.
+        """Write a list; the file is replaced atomically.
 
         Parameters
         ----------

@@ -22,17 +22,17 @@ __all__ = [
 
 
 def is_float8(x: torch.Tensor) -> bool:
-    """Whether the elements are one of the two 8-bit floats kernels take, e4m3 or e5m2."""
+    """Return True if the elements are one of the two 8-bit floats kernels take, e4m3 or e5m2."""
     return x.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def get_native_fp4_dtype() -> torch.dtype:
-    """Of two e2m1 numbers in a byte."""
+    """Return the dtype of two e2m1 numbers packed in a byte."""
     return torch.float4_e2m1fn_x2
 
 
 def canonicalize_torch_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
-    """``"float16"`` or ``torch.float16`` as a ``torch.dtype``."""
+    """Convert ``"float16"`` or ``torch.float16`` to a ``torch.dtype``."""
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
         raise TypeError(f"dtype is {dtype!r}, expected a torch.dtype or the name of one")
@@ -40,7 +40,7 @@ def canonicalize_torch_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
 
 
 def as_int32(op: str, **indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Index tensors as kernels read them: the very tensors when they are int32 already, copies of other integers."""
+    """Cast index tensors to int32, which kernels read; tensors that are int32 already are returned as they are."""
     try:
         return tuple([x if x.dtype is torch.int32 else narrowed(x, f"{op}: {name}") for name, x in indices.items()])
     except AttributeError:
@@ -49,7 +49,7 @@ def as_int32(op: str, **indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def check_tensors(op: str, **arguments: object) -> None:
-    """Raise ``TypeError`` for the first that is no tensor. For calls that failed: to ask beforehand takes time."""
+    """Raise ``TypeError`` for the first argument that is no tensor. Called after a failure: checking costs time."""
     for name, value in arguments.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
@@ -62,8 +62,7 @@ def check_integers(x: torch.Tensor, name: str) -> None:
 
 
 def narrowed(x: torch.Tensor, name: str) -> torch.Tensor:
-    """int32 of integers; the very tensor if it is that. Others in host memory are looked at: what does not fit would
-    become another number."""
+    """Cast integers to int32, without a copy if possible. CPU int64 values are range-checked: a cast would wrap."""
     check_integers(x, name)
     if x.dtype is torch.int64 and not x.is_cuda and x.numel():
         low, high = x.aminmax()
@@ -81,7 +80,7 @@ def check_shape_dtype_device(
     expected_device: Optional[torch.device],
     name: str,
 ) -> None:
-    """Raise ``ArgumentError``, calling ``x`` by ``name``, when it is not as expected; None accepts anything."""
+    """Raise ``ArgumentError``, naming ``x`` as ``name``, if ``x`` is not as expected; None accepts anything."""
     if expected_shape is not None and tuple(x.shape) != tuple(expected_shape):
         raise ArgumentError(f"{name}: shape is {tuple(x.shape)}, expected {tuple(expected_shape)}")
     if expected_dtype is not None and x.dtype != expected_dtype:

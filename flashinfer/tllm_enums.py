@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enumerations that callers of MoE and GEMM kernels pass, and what can be said of a dtype without a kernel."""
+"""Enumerations that callers of MoE and GEMM kernels pass, and properties of their dtypes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Readable(enum.IntEnum):
 
 
 class RoutingMethodType(_Readable):
-    """How experts are selected from router logits ``l``, and the weight of a selected one."""
+    """Routing methods: selection of experts from router logits ``l``, and the weight of a selected expert."""
 
     Default = 0  #: top-k of softmax(l); softmax(l)
     Renormalize = 1  #: top-k of l; softmax over the selected
@@ -44,7 +44,7 @@ class RoutingMethodType(_Readable):
 
 
 class RoutingInputMode(enum.IntEnum):
-    """What a MoE kernel is given: router logits, or experts chosen before, packed with their weights or apart."""
+    """Inputs of a MoE kernel: router logits, or experts chosen before, packed with their weights or separate."""
 
     FromLogits = 0
     PackedPrecomputed = 1
@@ -69,7 +69,7 @@ class ActivationType(_Readable):
 
     @property
     def is_gated(self) -> bool:
-        """Whether the first product has two halves, one of which gates the other."""
+        """True if the first product has two halves, one of which gates the other."""
         return self in _GATED
 
 
@@ -94,7 +94,7 @@ class WeightLayout(enum.IntEnum):
 
 
 class GatedActType(enum.IntEnum):
-    """The gated activations that older callers name."""
+    """Gated activations, under the names that older callers use."""
 
     SwiGlu = 0
     GeGlu = 1
@@ -140,7 +140,7 @@ class DtypeTrtllmGen(enum.IntEnum):
 
 
 def normalize_activation_type(activation_type: Union[int, ActivationType]) -> ActivationType:
-    """The member that a number or a member names; ValueError for others."""
+    """Return the member for a number or a member; ValueError for anything else."""
     try:
         return ActivationType(activation_type)
     except ValueError:
@@ -151,12 +151,12 @@ def normalize_activation_type(activation_type: Union[int, ActivationType]) -> Ac
 
 
 def is_gated_activation(activation_type: Union[int, ActivationType]) -> bool:
-    """Whether an activation is gated: Swiglu, Geglu, SwigluBias, SwigluStep, GegluTanh, Situ."""
+    """Return True if an activation is gated: Swiglu, Geglu, SwigluBias, SwigluStep, GegluTanh, Situ."""
     return normalize_activation_type(activation_type).is_gated
 
 
 def trtllm_gen_dtype_has_scale(dtype: DtypeTrtllmGen) -> bool:
-    """Whether tensors of the type come with block scales."""
+    """Return True if tensors of the type come with block scales."""
     return dtype in (DtypeTrtllmGen.E2m1, DtypeTrtllmGen.MxE2m1, DtypeTrtllmGen.MxE4m3, DtypeTrtllmGen.MxInt4)
 
 

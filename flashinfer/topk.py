@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k largest elements of rows, and where a paged or ragged batch keeps them.
+"""Selection of the k largest elements of rows, and their positions in a paged or ragged batch.
 
-Which elements are taken is determined by value and, among equal values, by index: the smaller first unless
-``tie_break`` says the larger. NaN is larger than any number, and the two zeros are equal.
+Elements are selected by value and, among equal values, by index: the smaller first, or the larger if ``tie_break``
+says so. NaN is larger than any number, and the two zeros are equal.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _native_top_k_ragged_transform = NativeFunction(get_topk_module, "top_k_ragged_t
 
 
 class TopKTieBreak(IntEnum):
-    """Which of the elements equal to the k-th largest are taken."""
+    """Tie-break: the choice among elements equal to the k-th largest."""
 
-    NONE = 0  #: not said; the same as SMALL
+    NONE = 0  #: no preference; the same as SMALL
     SMALL = 1  #: those with the smallest indices
     LARGE = 2  #: those with the largest indices
 
@@ -48,17 +48,17 @@ class TopKTieBreak(IntEnum):
 
 
 def roundup_kbyte(x: int) -> int:
-    """``x`` bytes in whole KiB, as bytes."""
+    """Round ``x`` bytes up to whole KiB; returns bytes."""
     return round_up(x, 1024)
 
 
 def can_implement_filtered_topk() -> bool:
-    """Whether tie-breaks and windows of rows are served: they are, on every device."""
+    """Return True: tie-breaks and windows of rows are supported on every device."""
     return True
 
 
 def can_use_clusters_topk(*args: object, **kwargs: object) -> bool:
-    """Whether the Blackwell kernels are there: they are not."""
+    """Return False: this package has no Blackwell kernels."""
     return False
 
 
@@ -78,7 +78,7 @@ def _integer(op: str, name: str, x: int) -> int:
 
 
 def _checked(op: str, input: torch.Tensor, k: int) -> int:
-    """k, after checks of what the outputs are made from; the launcher checks the rest."""
+    """Validate k and the rank of the input, which determine the outputs; the launcher checks the rest."""
     k = _integer(op, "k", k)
     try:
         rank = input.dim()
@@ -98,7 +98,7 @@ def _prefers_large(op: str, tie_break: int) -> bool:
     return tie_break == 2
 
 
-# Destination-passing ops: what torch.compile sees, and what eager calls directly.
+# Destination-passing ops: torch.compile puts them into graphs, eager mode calls them directly.
 
 
 @register_custom_op("flashinfer::radix_topk", mutates_args=("values", "indices"))
@@ -110,7 +110,7 @@ def _top_k(
     by_torch = order == _BY_VALUE and input.is_cuda and capacity < k
     order = _BY_INDEX if by_torch else order
     _native_top_k[input.is_cuda](values, indices, input, k, order, prefer_large, capacity, blocks)
-    if by_torch:  # too many to sort on chip
+    if by_torch:  # too many elements to sort in shared memory
         ordered, permutation = torch.sort(values, dim=1, descending=True, stable=True)
         values.copy_(ordered)
         indices.copy_(indices.gather(1, permutation))
@@ -178,7 +178,7 @@ def top_k(
     tie_break: int = TopKTieBreak.NONE,
     dsa_graph_safe: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""The k largest elements of each row.
+    r"""Select the k largest elements of each row.
 
     Parameters
     ----------
@@ -237,9 +237,9 @@ def top_k_page_table_transform(
     out: Optional[torch.Tensor] = None,
     out_raw_indices: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    r"""Where in a paged cache the k largest scores of each row are.
+    r"""Select the k largest scores of each row and return their positions in a paged cache.
 
-    Row ``i`` looks at its columns ``[row_starts[i], row_starts[i] + lengths[i])``. For each of the k largest, at ``r``
+    Row ``i`` reads its columns ``[row_starts[i], row_starts[i] + lengths[i])``. For each of the k largest, at ``r``
     within that window, it returns ``src_page_table[b, e] * page_size + r % page_size`` with
     ``e = page_table_row_starts[i] + r // page_size`` and ``b = row_to_batch[i]``. A window of at most ``k`` columns is
     listed in order; ``-1`` fills what is left. A window that its row of the page table does not cover is an error on
@@ -323,9 +323,9 @@ def top_k_ragged_transform(
     dsa_graph_safe: bool = False,
     row_starts: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    r"""Where in a ragged batch the k largest scores of each row are.
+    r"""Select the k largest scores of each row and return their positions in a ragged batch.
 
-    As :func:`top_k_page_table_transform`, but returns ``r + offsets[i]``.
+    Like :func:`top_k_page_table_transform`, but returns ``r + offsets[i]``.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every top-k call asks before it calls the module: which module, and how the CUDA kernel is to work."""
+"""Module and launch parameters of a top-k call: elements kept in shared memory and blocks per row."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["get_num_cached_for_topk", "get_topk_module", "plan"]
 get_topk_module = module_cache(gen_topk_module)
 
 _SCRATCH_BYTES = 10 * 1024  # shared memory of a block besides its candidates, rounded up
-_BLOCKS_PER_ROW = {"filtered": 1, "multi_cta": 8}  # by the value of FLASHINFER_TOPK_ALGO; 0: the kernel chooses
+_BLOCKS_PER_ROW = {"filtered": 1, "multi_cta": 8}  # keys are values of FLASHINFER_TOPK_ALGO; 0: the kernel chooses
 
 
 @functools.cache
 def get_num_cached_for_topk(device: torch.device, k: int) -> int:
-    """How many elements of a row a block keeps in shared memory to find the ``k`` largest of them.
+    """Return the number of elements of a row that a block keeps in shared memory to find the ``k`` largest.
 
-    Two and a half times ``k``, of which a sample lets about one and a half times pass; 0 where there is no memory for
-    the latter, and rows are selected in global memory then.
+    The number is 2.5 * ``k``, at least 5120: a threshold estimated from a sample lets about 1.5 * ``k`` elements pass.
+    If shared memory cannot hold 1.6 * ``k`` elements, the number is 0 and rows are selected in global memory.
     """
     available = utils.get_shared_bytes_per_block_optin(device) - _SCRATCH_BYTES - 2 * k
     fitting = min(max(5120, 5 * k // 2), available // 8)
@@ -34,7 +34,7 @@ def get_num_cached_for_topk(device: torch.device, k: int) -> int:
 
 
 def plan(input: torch.Tensor, k: int) -> tuple[int, int]:
-    """Elements a block keeps on chip, and blocks per row (0: the kernel chooses)."""
+    """Return the elements that a block keeps in shared memory, and the blocks per row (0: the kernel chooses)."""
     index = input.get_device()
     if index < 0:
         return 0, 0
@@ -46,9 +46,9 @@ def plan(input: torch.Tensor, k: int) -> tuple[int, int]:
 
 @functools.cache
 def _prepared(index: int, k: int) -> tuple[tuple[str, torch.device], int]:
-    """Key of a buffer, and elements kept on chip.
+    """Return the key of the state buffer, and the number of elements kept in shared memory.
 
-    Serving engines look for this buffer. Our kernels keep their state on chip, so a byte stands for it.
+    Serving engines look for this buffer. Our kernels keep their state in shared memory, so the buffer has one byte.
     """
     device = torch.device("cuda", index)
     return (f"radix_topk_row_states_{device}", device), get_num_cached_for_topk(device, k)

@@ -63,7 +63,7 @@ from .tensor_checks import check_shape_dtype_device as check_shape_dtype_device
 from .tensor_checks import get_native_fp4_dtype as get_native_fp4_dtype
 from .tensor_checks import is_float8 as is_float8
 
-#: Found on use: these modules import this one.
+#: Imported on first use, because these modules import this one.
 _LATE = {
     "FP4Tensor": ".quantization.fp4_tensor",
     "SINGLE_KERNEL_TMP_SIZE": ".attention.single",

@@ -16,7 +16,7 @@ __all__ = ["WarmupReport", "warmup"]
 
 @dataclass(frozen=True)
 class WarmupReport:
-    """What a warm-up did: the modules that are loaded now, those among them that had to be compiled, the seconds."""
+    """Result of a warm-up: the loaded modules, the modules among them that were compiled, and the seconds it took."""
 
     modules: tuple[str, ...]
     built: tuple[str, ...]
@@ -79,5 +79,5 @@ def warmup(
 def _device_type(device: Union[str, torch.device]) -> str:
     try:
         return torch.device(device).type
-    except RuntimeError:  # torch lists all types there are, most of which are not for us
+    except RuntimeError:  # our error names cpu and cuda; torch's lists all device types
         return str(device)

@@ -14,8 +14,8 @@ __all__ = ["compiler", "is_traced", "kept_out_of_graphs", "traced_as_constant", 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# `is_traced() or compiler._is_compiling_flag` is what torch.compiler.is_compiling() says, in 0.03 us instead of 0.1.
-# Dynamo takes the first for true and does not look at the second, which is set while torch.export runs a program.
+# `is_traced() or compiler._is_compiling_flag` equals torch.compiler.is_compiling(), in 0.03 us instead of 0.1. Dynamo
+# treats the first as true and does not read the second, which is set while torch.export runs a program.
 is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 compiler: Any = torch.compiler
 
@@ -23,16 +23,16 @@ compiler: Any = torch.compiler
 def traced_as_constant(func: F) -> F:
     """Let torch.compile run ``func`` while it traces and treat the result as a constant of the graph.
 
-    Does what ``torch.compiler.assume_constant_result`` does, which imports dynamo: a second, at every start.
+    Does the same as ``torch.compiler.assume_constant_result``, which imports dynamo: a second, at every start.
     """
     func._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return func
 
 
 def kept_out_of_graphs(func: F, reason: str) -> F:
-    """Let torch.compile break its graph at a call of ``func``, or say ``reason`` where it must not break.
+    """Let torch.compile break its graph at a call of ``func``, or report ``reason`` where it must not break.
 
-    Does what ``torch.compiler.disable`` says of a function, without the import of dynamo.
+    Does the same as ``torch.compiler.disable``, without importing dynamo.
     """
     func._torchdynamo_disable = True  # type: ignore[attr-defined]
     func._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def kept_out_of_graphs(func: F, reason: str) -> F:
 def wrap_with(
     func: Callable[..., Any], body: str, names: dict[str, Any], extra: Optional[dict[str, Any]] = None
 ) -> Callable[..., Any]:
-    """A plain function that takes the arguments of ``func`` and runs ``body``.
+    """Return a plain function that takes the arguments of ``func`` and runs ``body``.
 
     The interpreter binds the arguments and fills in the defaults, which costs nothing; ``inspect.Signature.bind`` takes
     5 us a call and ``*args, **kwargs`` 0.1 us without binding anything. The result has the name, module, documentation

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the fastest of several ways to compute something, by trying them once for each size.
+"""Autotuning: choose the fastest of several implementations of an operator, by measuring each once per size.
 
-A :class:`TunableRunner` knows its ways ("tactics"), :meth:`AutoTuner.choose_one` tells which to take. Inside
-``with autotune():`` unknown sizes are measured; elsewhere what is known is looked up, and -1, the default tactic of the
-first runner, stands for everything else. Kernels of this package choose by rules of their own: inside ``autotune`` they
-run as ever.
+A :class:`TunableRunner` lists its variants ("tactics"); :meth:`AutoTuner.choose_one` returns the one to run. Inside
+``with autotune():`` unknown sizes are measured. Elsewhere known results are looked up; all other sizes use tactic -1,
+the default of the first runner. Kernels of this package have their own selection rules, which ``autotune`` does not
+change.
 """
 
 from .autotuner import (

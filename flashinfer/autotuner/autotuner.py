@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tuner: what is known about each operator and size, and the trials that find it out."""
+"""The tuner: known results of each operator and size, and the trials that measure new ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _INFINITE = float("inf")
 
 
 class AutoTuner(Trials, SavedResults):
-    """The tuner of this process is ``AutoTuner.get()``.
+    """Tuner of tactics; ``AutoTuner.get()`` is the tuner of this process.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class AutoTuner(Trials, SavedResults):
         ]
 
     def _find(self, keys: Sequence[ProfilingCacheKey]) -> Optional[tuple[int, Any, Optional[OptimizationProfile]]]:
-        """Number of the runner, tactic and profile. What this process measured goes before what was loaded."""
+        """Return index of the runner, tactic and profile. Results measured here take precedence over loaded ones."""
         for i, key in enumerate(keys):
             if key in self.profiling_cache:
                 return i, *self.profiling_cache[key]
@@ -141,7 +141,7 @@ class AutoTuner(Trials, SavedResults):
         tuning_config: TuningConfig,
         inputs: Optional[Sequence[Any]] = None,
     ) -> tuple[bool, int, Any, Optional[OptimizationProfile]]:
-        """Look a result up: whether there is one, the number of its runner, its tactic and the profile measured.
+        """Look up a result: whether there is one, the index of its runner, its tactic and the measured profile.
 
         The profile is None for results from a file. Without a result: ``(False, 0, -1, None)``.
         """
@@ -157,7 +157,7 @@ class AutoTuner(Trials, SavedResults):
         inputs: Sequence[Any],
         **kwargs: Any,
     ) -> tuple[TunableRunner, Any]:
-        """The runner and the tactic for these inputs.
+        """Choose the runner and the tactic for these inputs.
 
         Parameters
         ----------
@@ -202,11 +202,11 @@ class AutoTuner(Trials, SavedResults):
         k: int = 1,
         **kwargs: Any,
     ) -> list[Any]:
-        """The fastest tactics of one runner for these inputs, the best first, at most ``k``.
+        """Return the fastest tactics of one runner for these inputs, best first, at most ``k``.
 
-        While tuning and with ``k`` above 1, each tactic is measured once for the bucket of these inputs, whatever is
-        known; the best is what :meth:`choose_one` takes from then on. Otherwise the list has one element, what
-        :meth:`choose_one` gives.
+        While tuning and with ``k`` above 1, each tactic is measured once for the bucket of these inputs, even if a
+        result is known; :meth:`choose_one` returns the best one from then on. Otherwise the list has one element, the
+        tactic that :meth:`choose_one` returns.
 
         Parameters
         ----------
@@ -247,7 +247,7 @@ class AutoTuner(Trials, SavedResults):
         shapes: Shapes,
         kwargs: dict[str, Any],
     ) -> None:
-        """Measure every bucket that is not known yet, the largest first: what fits once always will."""
+        """Measure every unknown bucket, the largest first: if its inputs fit in memory, those of smaller ones fit."""
         with self._lock:
             for profile in reversed(profiles_for(shapes, config)):
                 keys = self._keys(op, runners, profile.get_opt_shapes(), config, inputs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of inputs that the timed calls of a trial take turns with, so that none finds its inputs in the cache."""
+"""Input lists that the timed calls of a trial take in turn, so that no call finds its inputs in the cache."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .profiles import TuningConfig
 __all__ = ["input_lists"]
 
 _ALIGNMENT = 256  # bytes, as torch's allocator aligns
-_CACHES = 5  # copies together span this many caches: by then the first one has been evicted
+_CACHES = 5  # copies together span the cache this many times, so the first copy has been evicted
 
 CacheSize = Callable[[torch.device], int]
 
 
 def input_lists(inputs: Sequence[Any], config: TuningConfig, repeat: int, cache_size: CacheSize) -> list[list[Any]]:
-    """The inputs alone; copies of them for a cold cache; or one list for each of ``repeat`` calls with an arena."""
+    """Return the inputs alone; copies of them for a cold cache; or, with an arena, one list per timed call."""
     own = list(inputs)
     in_arena = sorted({*config.profile_arena_input_indices, *config.value_aware_input_indices})
     if in_arena:
@@ -29,7 +29,7 @@ def input_lists(inputs: Sequence[Any], config: TuningConfig, repeat: int, cache_
 
 
 def _copies(inputs: list[Any], repeat: int, cache_size: CacheSize) -> list[list[Any]]:
-    """The inputs, then as many copies as span the cache several times, no more than there are calls."""
+    """Return the inputs and enough copies to span the cache ``_CACHES`` times, but at most one list per call."""
     tensors = list(tensors_in(inputs))
     size = distinct_bytes(tensors)
     count = min(ceil_div(_CACHES * cache_size(tensors[0].device), size), repeat) if size else 1
@@ -37,7 +37,7 @@ def _copies(inputs: list[Any], repeat: int, cache_size: CacheSize) -> list[list[
 
 
 def _arena_lists(inputs: list[Any], indices: Sequence[int], repeat: int, cache_size: CacheSize) -> list[list[Any]]:
-    """Lists whose inputs ``indices`` are copies, by turns in one and the other of two buffers."""
+    """Return lists in which the inputs ``indices`` are copies, placed alternately in two buffers."""
     lists = [list(inputs) for _ in range(max(repeat, 1))]
     for device in {inputs[i].device: None for i in indices if isinstance(inputs[i], torch.Tensor)}:
         placed = [i for i in indices if isinstance(inputs[i], torch.Tensor) and inputs[i].device == device]
@@ -53,14 +53,14 @@ def _arena_lists(inputs: list[Any], indices: Sequence[int], repeat: int, cache_s
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last one in memory."""
+    """Return the number of elements in memory from the first to the last element, gaps included."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _copy_to(buffer: torch.Tensor, begin: int, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """A copy with the same strides at byte ``begin``, and where the next one may begin."""
+    """Copy with the same strides to byte ``begin``; return the copy and the byte at which the next copy may begin."""
     span = _span(tensor)
     end = begin + span * tensor.itemsize
     place = buffer[begin:end].view(tensor.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that stand for the sizes around them."""
+"""Buckets: representative sizes, each of which stands for the sizes around it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["checked_buckets", "make_bucket_mapper", "make_generated_bucket_mappe
 
 
 def checked_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
-    """Each bucket once, in rising order."""
+    """Return the buckets sorted, without duplicates."""
     if not buckets:
         raise ArgumentError("autotune: tuning_buckets is empty, expected at least one size")
     if not all(isinstance(size, int) for size in buckets):
@@ -25,9 +25,9 @@ def checked_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
 
 
 def round_to_nearest_bucket(x: int, buckets: Sequence[int], round_map: bool = False) -> int:
-    """The largest of rising ``buckets`` up to ``x``, or with ``round_map`` the smallest from ``x`` on.
+    """Return the largest of ascending ``buckets`` up to ``x``, or with ``round_map`` the smallest from ``x`` on.
 
-    Where there is none, the nearest one.
+    If there is no such bucket, return the nearest one.
     """
     at = bisect.bisect_left(buckets, x) if round_map else bisect.bisect_right(buckets, x) - 1
     return buckets[min(max(at, 0), len(buckets) - 1)]
@@ -35,12 +35,12 @@ def round_to_nearest_bucket(x: int, buckets: Sequence[int], round_map: bool = Fa
 
 @functools.cache
 def make_bucket_mapper(buckets: tuple[int, ...], round_map: bool = False) -> Callable[[int], int]:
-    """:func:`round_to_nearest_bucket` for these buckets; the same function for the same ones."""
+    """Return :func:`round_to_nearest_bucket` for these buckets; equal buckets give the same function object."""
     rising = checked_buckets(buckets)
     return lambda x: round_to_nearest_bucket(x, rising, round_map)
 
 
 @functools.lru_cache(maxsize=1024)
 def make_generated_bucket_mapper(generate: Callable[[int], Sequence[int]]) -> Callable[[int], int]:
-    """A mapper that rounds up where ``generate(x)`` makes the buckets: the next power of two, at most the largest."""
+    """Return a mapper for the buckets ``generate(x)``: rounds up to a power of two, at most the largest bucket."""
     return lambda x: min(next_positive_power_of_2(x), max(generate(x)))

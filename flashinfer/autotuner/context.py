@@ -68,7 +68,7 @@ def autotune(
 
 
 def _load(tuner: AutoTuner, path: Path) -> None:
-    """A file that cannot be read keeps nobody from tuning: it is replaced on exit."""
+    """Load a file of results. If the file cannot be read, log a warning and go on; saving replaces the file."""
     try:
         tuner.load_configs(path)
     except FileNotFoundError:
@@ -78,12 +78,12 @@ def _load(tuner: AutoTuner, path: Path) -> None:
 
 
 def _save(tuner: AutoTuner, path: Path, is_done: bool) -> None:
-    """Results hold in this process whether or not they can be kept, and an error inside the context goes first."""
+    """Save the results. A failure is a warning, but conflicting records are an error if the block raised none."""
     try:
         tuner.save_configs(path)
-    except (OSError, TypeError, ValueError) as error:  # the disk; tactics that JSON has no word for
+    except (OSError, TypeError, ValueError) as error:  # a disk error, or a tactic that JSON cannot express
         _log.warning("autotune: results cannot be written to %s (%s)", path, error)
-    except RuntimeError as error:  # records of a file that has changed
+    except RuntimeError as error:  # records of a file that has changed since it was read
         if is_done:
             raise
         _log.warning("autotune: results cannot be written to %s (%s)", path, error)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results in a JSON file: ``{"_metadata": {...}, "<key>": [runner class, tactic], ...}``.
 
-A result holds for the versions and the GPU it was measured with, which the file names. One of another machine is not
-read, and not overwritten either: somebody else may need it. Keys that begin with ``_`` are not results:
+A result is valid for the versions and the GPU it was measured with, which the file names. A file of another machine is
+not read, and not overwritten either: another user may need it. Keys that begin with ``_`` are not results:
 ``_generation`` counts how often the file was written, ``_records`` holds what products keep beside the results.
 """
 
@@ -46,11 +46,11 @@ Results = dict[str, tuple[str, Any]]
 
 
 class Fit(enum.Enum):
-    """Whether a file is for this machine."""
+    """Result of comparing a file of results with this machine."""
 
     YES = enum.auto()
     NO = enum.auto()
-    UNKNOWN = enum.auto()  #: it does not say; it may be replaced
+    UNKNOWN = enum.auto()  #: the file does not name the machine; the file may be replaced
 
 
 def _installed(*names: str) -> str:
@@ -65,7 +65,7 @@ def _installed(*names: str) -> str:
 
 
 def cudnn_backend_version() -> str:
-    """The version of the cuDNN library that torch loads, else of the one that the package ``cudnn`` finds."""
+    """Return the version of the cuDNN library that torch loads, else of the one that the package ``cudnn`` finds."""
     with contextlib.suppress(Exception):  # torch refuses libraries that do not fit together
         version = torch.backends.cudnn.version()
         if version is not None:
@@ -78,7 +78,7 @@ def cudnn_backend_version() -> str:
 
 
 def collect_metadata() -> dict[str, str]:
-    """What times depend on; ``"unknown"`` for what cannot be found out."""
+    """Collect what measured times depend on: versions and the GPU; ``"unknown"`` for a value that cannot be found."""
     return {
         "flashinfer_version": __version__,
         "cuda_version": torch.version.cuda or _UNKNOWN,
@@ -92,7 +92,7 @@ def collect_metadata() -> dict[str, str]:
 def classify_metadata(
     saved: Any, current: Mapping[str, str]
 ) -> tuple[dict[str, tuple[Any, str]], dict[str, tuple[Any, str]]]:
-    """What differs, as pairs of the file's and this machine's value: definitely, and where the file does not say."""
+    """Return two dicts of differences, (value in the file, value here): definite ones, and those the file omits."""
     definite: dict[str, tuple[Any, str]] = {}
     unsaid: dict[str, tuple[Any, str]] = {}
     for name, here in current.items():
@@ -104,7 +104,7 @@ def classify_metadata(
 
 
 def fit_of(content: Mapping[str, Any], current: Mapping[str, str]) -> Fit:
-    """Compare a file with this machine. ``"*"`` fits any, as does a file without metadata."""
+    """Compare a file with this machine. ``"*"`` fits any machine, as does a file without metadata."""
     if METADATA not in content:
         return Fit.YES
     definite, unsaid = classify_metadata(content[METADATA], current)
@@ -112,13 +112,13 @@ def fit_of(content: Mapping[str, Any], current: Mapping[str, str]) -> Fit:
 
 
 def read_content(path: Path) -> dict[str, Any]:
-    """The object in a file. FileNotFoundError without one, ``json.JSONDecodeError`` if it is no JSON."""
+    """Read the JSON object of a file. FileNotFoundError without a file, ``json.JSONDecodeError`` if it is no JSON."""
     content = json.loads(path.read_text())
     return content if isinstance(content, dict) else {METADATA: None}
 
 
 def results_in(content: Mapping[str, Any]) -> Results:
-    """Runner class and tactic by key. Tactics that were tuples are again."""
+    """Return runner class and tactic by key. Tactics that were saved as tuples are tuples again."""
     return {
         key: (value[0], from_json(value[1]))
         for key, value in content.items()
@@ -128,7 +128,7 @@ def results_in(content: Mapping[str, Any]) -> Results:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time merge into files of a folder. File systems without locks go without."""
+    """Let one process at a time merge into files of a folder. File systems without locks are not locked."""
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)

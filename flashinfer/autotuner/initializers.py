@@ -34,12 +34,12 @@ def autotuner_initializer_randn(shapes: Sequence[int], dtype: torch.dtype, devic
 
 
 def autotuner_initializer_rand(shapes: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
-    """From 0 to 1."""
+    """Uniform numbers from 0 to 1."""
     return torch.rand(shapes, device=device).to(dtype)
 
 
 def autotuner_initializer_rand_scaled(shapes: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
-    """From -5 to 5; what has no sign from 0 to 5, what has two values either."""
+    """Uniform numbers from -5 to 5; from 0 to 5 for unsigned dtypes; True or False for bool."""
     numbers = torch.rand(shapes, device=device) * 10 - 5
     if dtype is torch.bool:
         return numbers > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long one tactic takes."""
+"""Time one tactic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _state = threading.local()
 
 
 def is_in_profile_measurement() -> bool:
-    """Whether this thread is measuring a tactic: a runner may leave out what a serving call needs."""
+    """Return True if this thread is measuring a tactic: a runner may then skip work that only a serving call needs."""
     return getattr(_state, "measuring", False)
 
 
@@ -60,7 +60,7 @@ def median_ms(
     is_cold: bool,
     use_cuda_graph: bool,
 ) -> float:
-    """Median milliseconds of ``call(inputs)``, on the device of the first tensor; calls take turns with the lists."""
+    """Return the median milliseconds of ``call(inputs)`` on the first tensor's device; calls take the lists in turn."""
     from ..testing.cold_cache import CacheFlush
     from ..testing.timers import capture, time_by_events, time_on_host
 
@@ -79,8 +79,8 @@ def median_ms(
             for _ in range(warmup):
                 calls[-1]()
             torch.cuda.synchronize()
-            # The GPU is kept busy first, so that it does not wait for the host between kernels. In cycles: about half
-            # of the time at the clocks of today.
+            # The GPU is kept busy first, so that it does not wait for the host between kernels. The delay is in cycles:
+            # about half of the requested time at current clock rates.
             torch.cuda._sleep(delay_us * 1000)
             read_clock = _globaltimer()
             if read_clock is None:
@@ -89,7 +89,7 @@ def median_ms(
 
 
 def _globaltimer() -> Optional[ReadClock]:
-    """What reads the GPU's clock, if trials are to use it; None: CUDA events."""
+    """Return the function that reads the GPU's clock if trials use the clock; None if trials use CUDA events."""
     if (knobs.autotune_timer or ("globaltimer" if utils.is_confidential_compute() else "cuda_event")) == "cuda_event":
         return None
     read_clock = utils.get_globaltimer_kernel()
@@ -101,7 +101,7 @@ def _globaltimer() -> Optional[ReadClock]:
 def _time_by_globaltimer(
     call: Callable[[], Any], repeat: int, flush: Optional[Callable[[], None]], read_clock: ReadClock, device: Any
 ) -> list[float]:
-    """Milliseconds of each call between two reads of the GPU's own clock, on the current stream."""
+    """Return the milliseconds of each call between two reads of the GPU's own clock, on the current stream."""
     nanoseconds = torch.zeros(repeat, 2, dtype=torch.int64, device=device)
     places = nanoseconds.view(-1).split(1)
     for i in range(repeat):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``autotune`` changes: whether operators are tuned, in all threads; buckets and operators left out, in one."""
+"""State set by ``autotune``: tuning mode, shared by all threads; bucket overrides and skipped operators, per thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Overrides"]
 
 
 class _Overrides(NamedTuple):
-    """What ``autotune`` was given for every operator, in one thread."""
+    """Overrides that ``autotune`` was given for every operator, in one thread."""
 
     buckets: Optional[tuple[int, ...]] = None
     round_up: Optional[bool] = None
@@ -20,14 +20,14 @@ class _Overrides(NamedTuple):
 
 
 class Overrides:
-    """The contexts that are open. :class:`AutoTuner` looks here before it looks at the configuration of an operator."""
+    """The open ``autotune`` contexts. :class:`AutoTuner` reads them before the configuration of an operator."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_tuning_mode = False
-        self._active_tuning_contexts = 0  # in all threads
+        self._active_tuning_contexts = 0  # number of open contexts with tune_mode, in all threads
         self._lock = threading.RLock()
-        self._threads = threading.local()  # stacks of what `autotune` was given there
+        self._threads = threading.local()  # stack of overrides of each thread
 
     def enter(
         self,
@@ -36,7 +36,7 @@ class Overrides:
         round_up: Optional[bool],
         skip_ops: frozenset[str],
     ) -> None:
-        """Begin a context, which :meth:`leave` ends. None inherits from the context around."""
+        """Begin a context, which :meth:`leave` ends. None inherits the value of the enclosing context."""
         stack = self._stack()
         outer = stack[-1]
         stack.append(
@@ -81,5 +81,5 @@ class Overrides:
     def get_effective_map_to_tuning_buckets(
         self, tuning_config: TuningConfig, spec_idx: int = 0
     ) -> Callable[[int], int]:
-        """What maps sizes to buckets here: the buckets of ``autotune``, else those of the operator."""
+        """Return the map from sizes to buckets in effect: the buckets of ``autotune``, else those of the operator."""
         return self._apply_tuning_overrides(tuning_config).dynamic_tensor_specs[spec_idx].map_to_tuning_buckets

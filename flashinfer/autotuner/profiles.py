@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sizes are tried: dimensions that vary, those that follow from others, and the tensors made for a trial."""
+"""Tuned shapes: dynamic dimensions, dimensions derived from others, and the tensors allocated for a trial."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Shapes = tuple[tuple[int, ...], ...]
 Mapper = Callable[[int], int]
 Initializer = Callable[..., torch.Tensor]
 _UNBOUNDED = 2**31 - 1
-_FOLLOWS = -1  # a dimension that others determine does not tell profiles apart
+_FOLLOWS = -1  # size of a derived dimension in keys: derived dimensions do not distinguish profiles
 
 
 @dataclass(frozen=True)
 class StaticDim:
-    """A dimension that stays as it is."""
+    """A dimension of fixed size."""
 
     val: int
 
@@ -52,7 +52,7 @@ class StaticDim:
 
 @dataclass(frozen=True)
 class DynamicDim:
-    """A dimension that stands for all from ``min`` to ``max`` and is tried at ``opt``."""
+    """A dimension whose size is ``opt`` in the trial, which represents all sizes from ``min`` to ``max``."""
 
     min: int
     opt: int
@@ -61,10 +61,10 @@ class DynamicDim:
 
 @dataclass(frozen=True)
 class DynamicTensorSpec:
-    """A size that varies: dimension ``dim_idx`` of input ``input_idx``, or several of each that are always equal.
+    """A dynamic size: dimension ``dim_idx`` of input ``input_idx``, or tuples of both if several are always equal.
 
-    ``gen_tuning_buckets`` are the sizes to try, or a function that makes them from the size at hand;
-    ``map_to_tuning_buckets`` gives the one that stands for a size.
+    ``gen_tuning_buckets`` are the sizes to try, or a function that makes them from the current size;
+    ``map_to_tuning_buckets`` maps a size to its bucket.
     """
 
     input_idx: Union[int, tuple[int, ...]]
@@ -73,13 +73,13 @@ class DynamicTensorSpec:
     map_to_tuning_buckets: Mapper
 
     def __post_init__(self) -> None:
-        for name in ("input_idx", "dim_idx", "gen_tuning_buckets"):  # lists have no hash, and specs are keys
+        for name in ("input_idx", "dim_idx", "gen_tuning_buckets"):  # specs are keys of caches, and lists have no hash
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Pairs of an input and its dimension."""
+        """Pairs (input index, dimension index)."""
         inputs = self.input_idx if isinstance(self.input_idx, (tuple, list)) else (self.input_idx,)
         dims = self.dim_idx if isinstance(self.dim_idx, (tuple, list)) else (self.dim_idx,)
         return list(zip(inputs, dims, strict=True))
@@ -94,7 +94,7 @@ class DynamicTensorSpec:
 
 @dataclass(frozen=True)
 class ConstraintSpec:
-    """A dimension that follows from others: ``infer_shape`` computes it from the shapes of all inputs."""
+    """A derived dimension: ``infer_shape`` computes its size from the shapes of all inputs."""
 
     input_idx: int
     dim_idx: int
@@ -103,7 +103,7 @@ class ConstraintSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningConfig:
-    """How an operator is tuned.
+    """Tuning options of an operator.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class TuningConfig:
 
 @dataclass
 class OptimizationProfile:
-    """Shapes of one trial, and for each input what makes it, or None."""
+    """Shapes of one trial, and the initializer of each input, or None."""
 
     shapes: list[list[Union[StaticDim, DynamicDim]]]
     tensor_initializers: list[Optional[Initializer]] = field(default_factory=list)
@@ -154,7 +154,7 @@ class OptimizationProfile:
 
 
 class ProfilingCacheKey(NamedTuple):
-    """What a result is good for."""
+    """Key of a tuning result: operator, runner, bucketed shapes and further properties of the inputs."""
 
     custom_op: str
     runner_class_name: str
@@ -164,7 +164,7 @@ class ProfilingCacheKey(NamedTuple):
 
     @property
     def file_key(self) -> str:
-        """The same without the hash, which another process would not have."""
+        """Key for files. The hash is left out because it differs between processes."""
         return str((self.custom_op, self.runner_class_name, self.nearest_profile, self.extras))
 
 
@@ -183,7 +183,7 @@ def _with_bucket_rule(
 
 
 def with_buckets(config: TuningConfig, buckets: Optional[tuple[int, ...]], round_up: Optional[bool]) -> TuningConfig:
-    """The configuration under what ``autotune`` was given: its buckets, and whether sizes between two round up."""
+    """Return the configuration with the overrides of ``autotune``: its buckets, and whether sizes round up."""
     if buckets is None and not round_up:
         return config
     specs = tuple(_with_bucket_rule(spec, buckets, round_up) for spec in config.dynamic_tensor_specs)
@@ -191,7 +191,7 @@ def with_buckets(config: TuningConfig, buckets: Optional[tuple[int, ...]], round
 
 
 def shapes_of(inputs: Sequence[Any]) -> Shapes:
-    """What is no tensor has no dimensions."""
+    """Return the shape of each input; ``()`` for an input that is not a tensor."""
     return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else () for x in inputs)
 
 
@@ -199,7 +199,7 @@ def shapes_of(inputs: Sequence[Any]) -> Shapes:
 def nearest_profile(
     shapes: Shapes, specs: tuple[DynamicTensorSpec, ...], constraints: tuple[ConstraintSpec, ...]
 ) -> Shapes:
-    """The shapes with the bucket of each size that varies."""
+    """Return the shapes with every dynamic size replaced by its bucket."""
     nearest = [list(shape) for shape in shapes]
     for spec in specs:
         bucket = spec.map_to_tuning_buckets(spec.size_in(nearest))
@@ -213,7 +213,7 @@ def nearest_profile(
 def _profile(
     shapes: Sequence[Sequence[int]], config: TuningConfig, chosen: Sequence[int], largest: Sequence[int]
 ) -> OptimizationProfile:
-    """A trial with the sizes ``chosen``, one for each spec, which stand for those up to ``largest``."""
+    """Return the trial with the sizes ``chosen``, one for each spec, which represent the sizes up to ``largest``."""
     plain = [list(shape) for shape in shapes]
     dims: list[list[Union[StaticDim, DynamicDim]]] = [[StaticDim(n) for n in shape] for shape in shapes]
     for spec, size, last in zip(config.dynamic_tensor_specs, chosen, largest, strict=True):
@@ -230,7 +230,7 @@ def _profile(
 
 
 def profiles_for(shapes: Sequence[Sequence[int]], config: TuningConfig) -> list[OptimizationProfile]:
-    """A trial for each combination of buckets, the smallest first."""
+    """Return a trial for each combination of buckets, the smallest first."""
     ranges = []
     for spec in config.dynamic_tensor_specs:
         sizes = sorted(set(spec.buckets_for(spec.size_in(shapes))))
@@ -242,16 +242,16 @@ def profiles_for(shapes: Sequence[Sequence[int]], config: TuningConfig) -> list[
 
 
 def profile_of_bucket(shapes: Sequence[Sequence[int]], config: TuningConfig) -> OptimizationProfile:
-    """The trial of the bucket that stands for these shapes."""
+    """Return the trial of the bucket that represents these shapes."""
     chosen = [spec.map_to_tuning_buckets(spec.size_in(shapes)) for spec in config.dynamic_tensor_specs]
     return _profile(shapes, config, chosen, chosen)
 
 
 def inputs_of(profile: OptimizationProfile, inputs: Sequence[Any]) -> list[Any]:
-    """Inputs of a trial: new tensors in place of those with a size that varies, the caller's own for the rest.
+    """Make the inputs of a trial: new tensors for inputs with a dynamic size, the caller's own for the rest.
 
-    A size that the caller has as well is no exception: an operator may write into its arguments, and trials must not
-    change the caller's data.
+    New tensors are made even if the sizes equal the caller's: an operator may write to its arguments, and trials must
+    not change the caller's data.
     """
     made = []
     for i, (shape, x) in enumerate(zip(profile.shapes, inputs, strict=True)):

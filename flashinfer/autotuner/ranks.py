@@ -13,7 +13,7 @@ _group: Optional[Any] = None
 
 
 def set_autotune_process_group(group: Optional[Any]) -> None:
-    """Average the time of each tactic over the ranks of a group of ``torch.distributed``; None: each rank for itself.
+    """Average the time of each tactic over the ranks of a ``torch.distributed`` group; None: no averaging.
 
     All ranks of the group then tune the same operators and sizes in the same order.
     """
@@ -22,12 +22,12 @@ def set_autotune_process_group(group: Optional[Any]) -> None:
 
 
 def get_autotune_process_group() -> Optional[Any]:
-    """The group that :func:`set_autotune_process_group` was given."""
+    """Return the group that :func:`set_autotune_process_group` was given."""
     return _group
 
 
 def mean_over_ranks(time_ms: float) -> float:
-    """The mean over the ranks of the group: one reduction, in which every rank takes part; as it is without a group."""
+    """Average over the ranks of the group, in a reduction that every rank joins; unchanged without a group."""
     if _group is None:
         return time_ms
     distributed = torch.distributed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of other processes: those that were loaded, and the file that ours are merged into."""
+"""Results of other processes: loading them, and merging ours into a file."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ PathLike = Union[str, os.PathLike[str]]
 
 
 class SavedResults:
-    """What a tuner has loaded and what it has yet to save. :class:`AutoTuner` adds what it has measured."""
+    """Results loaded from files and results not saved yet. :class:`AutoTuner` adds the measured ones."""
 
     def __init__(self) -> None:
         self._file_configs: Results = {}  # runner class and tactic, by file key
-        self._dirty = False  # whether there is something that no file has
-        self._records: dict[str, dict[str, Any]] = {}  # loaded, by namespace
-        self._published: dict[str, dict[str, Any]] = {}  # not saved yet, by namespace
-        self._generations: dict[str, int] = {}  # of files when they were read
+        self._dirty = False  # True if some result is in no file
+        self._records: dict[str, dict[str, Any]] = {}  # loaded records, by namespace
+        self._published: dict[str, dict[str, Any]] = {}  # records not saved yet, by namespace
+        self._generations: dict[str, int] = {}  # generation of each file when the file was read
         self._warned_cache_mismatch: set[Fit] = set()
 
     def _metadata(self) -> dict[str, str]:
@@ -73,11 +73,11 @@ class SavedResults:
         return True
 
     def save_configs(self, path: PathLike) -> None:
-        """Merge what was measured and loaded into a file, which is replaced at once.
+        """Merge measured and loaded results into a file, which is replaced atomically.
 
-        The file is read again: other processes may have added to it since it was loaded. Its results give way to those
-        measured here. A file of another environment is left as it is, with a warning; one that does not say of which
-        it is, or cannot be read, is replaced. Metadata of a file that fits is kept.
+        The file is read again, because other processes may have added results since the file was loaded. Results
+        measured here replace those of the file. A file of another environment is not changed, and a warning is logged;
+        a file without an environment, or one that cannot be read, is replaced. Metadata of a file that fits is kept.
 
         Raises
         ------
@@ -105,11 +105,11 @@ class SavedResults:
         self._records, self._published, self._dirty = records, {}, False
 
     def get_namespaced_records(self, namespace: str) -> dict[str, Any]:
-        """A copy of what a product keeps beside the results; empty if there is nothing."""
+        """Return a copy of the records that a product keeps beside the results; empty if there are none."""
         return copy.deepcopy(self._published.get(namespace, self._records.get(namespace, {})))
 
     def publish_namespaced_records(self, namespace: str, records: Mapping[str, Any]) -> None:
-        """Replace what a product keeps beside the results. The next save writes it."""
+        """Replace the records that a product keeps beside the results. The next save writes them."""
         if not isinstance(records, Mapping):
             raise ArgumentError(f"publish_namespaced_records: records is {records!r}, expected a dict")
         self._published[namespace] = json.loads(json.dumps(records))
@@ -120,7 +120,7 @@ class SavedResults:
         self._records.clear()
 
     def _fit(self, path: Path, content: Mapping[str, Any]) -> Fit:
-        """Whether a file is for this machine. Says once for each reason why it is not."""
+        """Compare a file with this machine. Warns once for each reason not to use the file."""
         current = self._metadata()
         fit = fit_of(content, current)
         if fit is Fit.YES or fit in self._warned_cache_mismatch:
@@ -135,7 +135,7 @@ class SavedResults:
         return fit
 
     def _content_to_merge(self, path: Path) -> Optional[dict[str, Any]]:
-        """What the file has by now; empty if it is to be replaced, None if it is to be kept."""
+        """Read the content to merge into; empty if the file is to be replaced, None if the file is to be kept."""
         try:
             content = read_content(path)
         except FileNotFoundError:

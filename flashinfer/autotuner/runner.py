@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tuned: implementations of an operator, each with its tactics."""
+"""Tunable implementations of an operator, each with its tactics."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ FALLBACK = -1
 
 
 class TunableRunner(abc.ABC):
-    """One implementation of an operator. What tells two of a class apart are its attributes.
+    """One implementation of an operator. Two runners of a class are equal if their attributes are equal.
 
-    A list, a dict, a tensor or whatever else cannot be hashed by value counts by identity. Attributes whose name ends
-    in ``_cache`` do not count.
+    Attributes that cannot be hashed by value, such as lists, dicts and tensors, are compared by identity. Attributes
+    whose name ends in ``_cache`` are ignored.
     """
 
     @abc.abstractmethod
     def get_valid_tactics(self, inputs: list[Any], profile: OptimizationProfile) -> Sequence[Any]:
-        """Tactics worth a trial on these inputs."""
+        """Return the tactics worth a trial on these inputs."""
 
     @abc.abstractmethod
     def forward(self, inputs: list[Any], tactic: Any = FALLBACK, do_preparation: bool = False, **kwargs: Any) -> Any:
-        """Run with a tactic; -1 is one that always works. ``do_preparation``: once before trials, without timing."""
+        """Run with a tactic; -1 always works. ``do_preparation`` is set in one untimed call before the trials."""
 
     def get_cache_key_extras(self, inputs: list[Any]) -> tuple[Any, ...]:
-        """What results depend on besides shapes, such as dtypes."""
+        """Return what results depend on besides shapes, such as dtypes."""
         return ()
 
     def __call__(self, inputs: list[Any], **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ class TunableRunner(abc.ABC):
 
 
 class _Identity:
-    """A value that is equal to itself alone."""
+    """Wrapper that makes a value equal to itself only."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

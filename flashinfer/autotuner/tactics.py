@@ -9,7 +9,7 @@ __all__ = ["as_hashable", "from_json", "to_json"]
 
 
 def to_json(tactic: Any) -> Any:
-    """The tactic with lists in place of tuples; TypeError for what JSON has no word for."""
+    """Return the tactic with lists in place of tuples; TypeError for a value that JSON cannot express."""
     if isinstance(tactic, (tuple, list)):
         return [to_json(part) for part in tactic]
     if isinstance(tactic, dict):
@@ -20,14 +20,14 @@ def to_json(tactic: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The tactic that was written."""
+    """Return the tactic that :func:`to_json` was given."""
     if isinstance(value, dict):
         return {key: from_json(part) for key, part in value.items()}
     return tuple(map(from_json, value)) if isinstance(value, list) else value
 
 
 def as_hashable(tactic: Any) -> Any:
-    """The same for a list and a tuple of equal parts; usable in sets and as a key."""
+    """Convert to a hashable value; a list and a tuple of equal parts give the same value."""
     if isinstance(tactic, (tuple, list)):
         return tuple(map(as_hashable, tactic))
     if isinstance(tactic, dict):

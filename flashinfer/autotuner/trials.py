@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials: the inputs of one, the time of each tactic, and what is kept about it all."""
+"""Trials: their inputs, the time of each tactic, and statistics."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _log = logging.getLogger("flashinfer")
 
 @dataclass
 class AutoTunerStatistics:
-    """What has happened, by operator."""
+    """Counters of tuning, by operator."""
 
     cache_misses: int = 0
     cache_miss_config_collection: dict[str, set[Shapes]] = field(default_factory=lambda: defaultdict(set))
     failed_profiling_count: dict[str, set[Shapes]] = field(default_factory=lambda: defaultdict(set))
     tuned_op_total_configs: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     tuned_op_successful_configs: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    failed_tactics: dict[str, set[Any]] = field(default_factory=lambda: defaultdict(set))  #: by "op::Runner"
+    failed_tactics: dict[str, set[Any]] = field(default_factory=lambda: defaultdict(set))  #: keys are "op::Runner"
 
 
 class Trials(Overrides):
@@ -56,7 +56,7 @@ class Trials(Overrides):
             self._load_blocklist(knobs.tactics_blocklist)
 
     def _load_blocklist(self, path: str) -> None:
-        """A list that cannot be read keeps no operator from running, but is not passed over in silence."""
+        """Load the blocklist. A list that cannot be read is a warning, not an error."""
         try:
             self._blocklist.load(path)
         except (OSError, ValueError) as error:
@@ -79,9 +79,9 @@ class Trials(Overrides):
         inputs: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> Iterator[tuple[TunableRunner, Any, float]]:
-        """Milliseconds of each tactic, infinite where it fails.
+        """Yield the milliseconds of each tactic, infinite if the tactic fails.
 
-        A rank that fails, or has no memory for the inputs, takes part in the reductions of the others all the same.
+        A rank that fails, or has no memory for the inputs, still takes part in the reductions of the other ranks.
         """
         obstacle: Optional[Exception] = None
         tensors, lists = list(inputs), [list(inputs)]
@@ -102,7 +102,7 @@ class Trials(Overrides):
                         mean_over_ranks(_INFINITE)
                         raise unusable
                     time_ms = self.profile_tactic(runner, tensors, tactic, config, lists, **kwargs)
-                except Exception as failure:  # whatever it is, this tactic is not to be taken
+                except Exception as failure:  # any failure excludes this tactic
                     name = f"{op}::{type(runner).__name__}"
                     self.stats.failed_tactics[name].add(as_hashable(tactic))
                     _log.info("autotune: tactic %s of %s fails (%s); leaving it out", tactic, op, failure)
@@ -120,11 +120,11 @@ class Trials(Overrides):
     def prepare_tactic_profile(
         self, inputs: Sequence[Any], tuning_config: TuningConfig
     ) -> tuple[TuningConfig, list[list[Any]]]:
-        """What all tactics of a bucket are measured with: the configuration in effect and lists of inputs.
+        """Prepare what all tactics of a bucket are measured with: the configuration in effect and lists of inputs.
 
-        ``inputs_pre_hook`` is called here. Timed calls take turns with the lists. One list has the inputs themselves,
-        the first; with ``use_cold_l2_cache`` the others have copies. With ``profile_arena_input_indices`` there is a
-        list for each timed call, with copies of these inputs at addresses of their own.
+        ``inputs_pre_hook`` is called here. Timed calls take the lists in turn. The first list holds the inputs; with
+        ``use_cold_l2_cache`` the others hold copies. With ``profile_arena_input_indices`` there is one list per timed
+        call, with copies of these inputs at different addresses.
         """
         config = self._apply_tuning_overrides(tuning_config)
         prepared = list(inputs)
@@ -151,7 +151,7 @@ class Trials(Overrides):
         input_batches: Optional[Sequence[list[Any]]] = None,
         **kwargs: Any,
     ) -> float:
-        """Milliseconds of one tactic, the mean over the ranks where there is a process group.
+        """Measure one tactic in milliseconds; with a process group, return the mean over the ranks.
 
         Parameters
         ----------
@@ -182,7 +182,7 @@ class Trials(Overrides):
         input_tensor_batches: Optional[Sequence[list[Any]]] = None,
         **kwargs: Any,
     ) -> float:
-        """Milliseconds of one tactic. Programs replace this to simulate times, so every trial goes through it."""
+        """Measure one tactic in milliseconds. Programs replace this method to simulate times: every trial calls it."""
         return median_ms(
             lambda one: runner(one, tactic=tactic, **kwargs),
             input_tensor_batches or [list(inputs)],

@@ -10,23 +10,23 @@ __all__ = ["CommBackend", "TorchDistBackend"]
 
 
 class CommBackend(ABC):
-    """What engines implement to lend their communicator; names are those of MPI."""
+    """Interface through which engines lend their communicator; the method names are those of MPI."""
 
     @abstractmethod
     def Get_rank(self) -> int:
-        """The number of this rank in the group."""
+        """Return the index of this rank in the group."""
 
     @abstractmethod
     def Get_size(self) -> int:
-        """How many ranks the group has."""
+        """Return the number of ranks in the group."""
 
     @abstractmethod
     def allgather(self, data: Any) -> Any:
-        """The objects of all ranks, in their order."""
+        """Gather the objects of all ranks, in rank order."""
 
     @abstractmethod
     def bcast(self, data: Any, root: int) -> Any:
-        """The object of rank ``root`` of the group."""
+        """Return the object of rank ``root`` of the group on every rank."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -34,11 +34,11 @@ class CommBackend(ABC):
 
     @abstractmethod
     def Split(self, color: int, key: int) -> CommBackend:
-        """A backend for the ranks that give the same ``color``, ordered by ``key``."""
+        """Return a backend for the ranks that pass the same ``color``, ordered by ``key``."""
 
 
 def _split_partition(info: Iterable[tuple[int, int, int]]) -> list[list[int]]:
-    """Ranks of each colour, colours in order; ``info`` has (colour, key, rank), and ranks go by (key, rank)."""
+    """Return the ranks of each colour, in colour order, sorted by (key, rank); ``info`` has (colour, key, rank)."""
     groups: dict[int, list[tuple[int, int]]] = {}
     for color, key, rank in info:
         groups.setdefault(color, []).append((key, rank))
@@ -46,7 +46,7 @@ def _split_partition(info: Iterable[tuple[int, int, int]]) -> list[list[int]]:
 
 
 class TorchDistBackend(CommBackend):
-    """Objects through a process group of ``torch.distributed``; the default group without one."""
+    """Exchange of objects through a ``torch.distributed`` process group; the default group if none is given."""
 
     def __init__(self, group: Optional[Any] = None) -> None:
         import torch.distributed as dist

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank has which part of a model: tensor, context, pipeline and expert parallelism."""
+"""Assignment of model parts to ranks: tensor, context, pipeline and expert parallelism."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Mapping"]
 
 
 class Mapping:
-    """Sizes of the kinds of parallelism, and the place of one rank in each. Tensor ranks are neighbours, then context.
+    """Sizes of the kinds of parallelism, and the index of one rank in each. Tensor ranks vary fastest, then context.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class Mapping:
 
     @property
     def _first_tp_rank(self) -> int:
-        """The global rank of tensor rank 0 with the same context and pipeline ranks."""
+        """Return the global rank of tensor rank 0 with the same context and pipeline ranks."""
         return self.rank // self.tp_size * self.tp_size
 
     @property
@@ -194,13 +194,13 @@ class Mapping:
         return (self.rank + self.tp_size * self.cp_size) % self.world_size
 
     def pp_layers(self, num_layers: int) -> list[int]:
-        """The layers of this stage; the first stages have one more where they do not divide evenly."""
+        """Return the layers of this stage; the first stages have one more if the layers do not divide evenly."""
         size, more = divmod(num_layers, self.pp_size)
         begin = self.pp_rank * size + min(self.pp_rank, more)
         return list(range(begin, begin + size + (self.pp_rank < more)))
 
     def ep_experts(self, num_experts: int) -> list[int]:
-        """The experts of this rank."""
+        """Return the experts of this rank."""
         if num_experts % self.moe_ep_size:
             raise ArgumentError(
                 f"Mapping.ep_experts: num_experts must be a multiple of moe_ep_size = {self.moe_ep_size}, got "
@@ -212,7 +212,7 @@ class Mapping:
     # ------------------------------------------------------------------------------------------------ as data
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor."""
         return {
             name: getattr(self, name)
             for name in (
@@ -223,7 +223,7 @@ class Mapping:
 
     @classmethod
     def from_dict(cls, mapping: dict[str, Any]) -> Mapping:
-        """The mapping that :meth:`to_dict` described."""
+        """Return the mapping that :meth:`to_dict` described."""
         return cls(**mapping)
 
     def _identity(self) -> tuple[int, ...]:

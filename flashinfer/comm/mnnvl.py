@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks talk to set up shared memory, and whether the hardware can share memory between nodes."""
+"""Communicators that set up shared memory, and probes for memory sharing between nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MnnvlConfig:
 
 
 def _has_attribute(device_idx: int, name: str) -> bool:
-    """Whether the driver says that a device has a property; False without a GPU or the package ``cuda-python``."""
+    """Return True if the driver reports a device attribute; False without a GPU or the package ``cuda-python``."""
     try:
         from cuda.bindings import driver
 
@@ -35,15 +35,15 @@ def _has_attribute(device_idx: int, name: str) -> bool:
 
 
 def is_mnnvl_fabric_supported(device_idx: int) -> bool:
-    """Whether memory of the device can be exported with fabric handles."""
+    """Return True if memory of the device can be exported with fabric handles."""
     return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED")
 
 
 def is_multicast_supported(device_idx: int) -> bool:
-    """Whether the device can write to the memory of several GPUs at once."""
+    """Return True if the device can write to the memory of several GPUs at once (multicast)."""
     return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED")
 
 
 def all_ranks_agree(comm: Any, value: bool) -> bool:
-    """Whether ``value`` is true on each rank of a backend; each must call it."""
+    """Return True if ``value`` is true on every rank of a backend; every rank must call this function."""
     return all(comm.allgather(bool(value)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants of all-reduce with what follows it."""
+"""Constants of all-reduce fused with subsequent operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ __all__ = ["AllReduceFusionPattern", "QuantizationSFLayout"]
 
 
 class AllReduceFusionPattern:
-    """What is computed after the sum: residual addition, RMS norm, quantisation; ``Out`` also keeps the norm."""
+    """Fused operations after the sum: residual addition, RMS norm, quantisation; ``Out`` also returns the norm."""
 
     kAllReduce = 0
     kARResidualRMSNorm = 1

@@ -4,7 +4,7 @@
 writer   one directory per call, caps and filters       graph    calls captured in a CUDA graph
 files    tensors and records on disk                    replay   calling a dumped function again
 codec    arguments as JSON plus tensors                 apis     which functions a replay may call
-flat     the same in the form that others read          compare  recorded and replayed results
+flat     the same in the form that other tools read     compare  recorded and replayed results
 """
 
 from .graph import clear_graph_dumps, flush_graph_dumps

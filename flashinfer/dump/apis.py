@@ -21,14 +21,14 @@ def register_api(func: Callable[..., Any]) -> None:
 
 
 def wraps(candidate: Any, func: Callable[..., Any]) -> bool:
-    """Whether ``candidate`` is ``func`` or a ``functools.wraps`` chain around it."""
+    """Return True if ``candidate`` is ``func`` or a ``functools.wraps`` chain around ``func``."""
     while candidate is not None and candidate is not func:
         candidate = getattr(candidate, "__wrapped__", None)
     return candidate is func
 
 
 def public_module(func: Callable[..., Any]) -> str:
-    """The package that offers ``func``, or its class, by name: ``flashinfer.decode`` rather than a file of it."""
+    """Return the package that exports ``func``, or its class, by name: ``flashinfer.decode``, not a file inside it."""
     parts, name = func.__module__.split("."), func.__qualname__.partition(".")[0]
     for count in range(2, len(parts)):
         offered = getattr(sys.modules.get(".".join(parts[:count])), name, None)
@@ -38,10 +38,10 @@ def public_module(func: Callable[..., Any]) -> str:
 
 
 def find_api(record: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function of a record. A record of others has only a module and a name such as ``Wrapper.run``."""
+    """Find the function of a record. Records of other tools have only a module and a name such as ``Wrapper.run``."""
     module = record.get("defining_module") or record.get("module") or ""
     name = record.get("qualname") or record.get("function_name") or ""
-    if module == "flashinfer" or module.startswith("flashinfer."):  # metadata is data: nothing else is ever imported
+    if module == "flashinfer" or module.startswith("flashinfer."):  # a record is untrusted data: import nothing else
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     found = _apis.get((module, name)) or _registered_below(_attribute(module, name))
@@ -58,7 +58,7 @@ def _attribute(module: str, name: str) -> Any:
 
 
 def _registered_below(candidate: Any) -> Optional[Callable[..., Any]]:
-    """The registered function that ``candidate`` is or wraps."""
+    """Return the registered function that ``candidate`` is or wraps."""
     while candidate is not None:
         key = (getattr(candidate, "__module__", ""), getattr(candidate, "__qualname__", ""))
         if _apis.get(key) is candidate:
@@ -68,7 +68,7 @@ def _registered_below(candidate: Any) -> Optional[Callable[..., Any]]:
 
 
 def first_logged_init(cls: type) -> Optional[Callable[..., Any]]:
-    """The ``__init__`` whose dump is the first of an object of ``cls``: that of the class, or of the next base."""
+    """Return the ``__init__`` that writes the first dump of an object of ``cls``: the class's own, or a base's."""
     names = ((base.__module__, f"{base.__qualname__}.__init__") for base in cls.__mro__)
     return next((_apis[name] for name in names if name in _apis), None)
 
@@ -76,7 +76,7 @@ def first_logged_init(cls: type) -> Optional[Callable[..., Any]]:
 def refuse_code(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise if a parameter that holds C++ source is given."""
     values = dict(kwargs)
-    with contextlib.suppress(TypeError):  # the call itself says what does not fit
+    with contextlib.suppress(TypeError):  # the call itself reports arguments that do not fit
         values |= inspect.signature(func).bind_partial(*args).arguments
     for name in _CODE:
         if values.get(name) is not None:

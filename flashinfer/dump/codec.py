@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments <-> JSON plus a flat dict of tensors, and host copies that keep the layout of a tensor."""
+"""Encoding of arguments as JSON plus a flat dict of tensors, and host copies that keep the layout of a tensor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def class_path(cls: type) -> str:
 
 
 def load_class(path: str) -> Any:
-    """The class named by :func:`class_path`. Metadata is data: only modules of this package are ever imported."""
+    """Load the class named by :func:`class_path`. Records are untrusted: only modules of this package are imported."""
     module_name, _, qualname = path.partition(":")
     if module_name == "flashinfer" or module_name.startswith("flashinfer."):
         importlib.import_module(module_name)
@@ -47,7 +47,7 @@ def load_class(path: str) -> Any:
 
 
 def torch_dtype(text: Any) -> torch.dtype:
-    """The dtype that prints as ``text``, such as ``torch.float16``."""
+    """Return the dtype that prints as ``text``, such as ``torch.float16``."""
     dtype = getattr(torch, str(text).removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise RuntimeError(f"replay: {text!r} is recorded, expected a dtype of torch")
@@ -55,23 +55,24 @@ def torch_dtype(text: Any) -> torch.dtype:
 
 
 def item_key(key: str, index: int) -> str:
-    """Where an item of a list is: ``arg_1__0``; those of a returned tuple are results of their own, ``result_0``."""
+    """Return the key of a list item, ``arg_1__0``; items of a returned tuple are separate results, ``result_0``."""
     return f"{key}_{index}" if key == "result" else f"{key}__{index}"
 
 
 class Encoder:
     """Collects the tensors of nested arguments under flat keys and turns everything else into JSON.
 
-    A tensor object met twice is encoded as its first key, so a replay passes one tensor twice (``out=input`` stays in
-    place); ``tensors`` has it under each of its keys, ``aliases`` says which are the same. A generator is its state,
-    so a replay draws the same numbers; during a capture (``has_states=False``) it has none.
+    A tensor object that occurs twice is encoded as its first key, so a replay passes one tensor twice (``out=input``
+    stays in place); ``tensors`` has the tensor under each of its keys, and ``aliases`` maps a key to the first key. A
+    generator is encoded as its state, so a replay draws the same numbers; during a capture (``has_states=False``) the
+    state is left out.
     """
 
     def __init__(self, has_states: bool = True) -> None:
         self._has_states = has_states
         self.tensors: dict[str, torch.Tensor] = {}
-        self.states: dict[str, torch.Tensor] = {}  # of generators
-        self.keys: dict[str, str] = {}  # place of a tensor -> its key, the same but for collisions
+        self.states: dict[str, torch.Tensor] = {}  # states of generators
+        self.keys: dict[str, str] = {}  # place of a tensor -> key; they differ only after a collision
         self.aliases: dict[str, str] = {}  # key -> first key of the same tensor object
         self._first: dict[int, str] = {}
 
@@ -88,7 +89,7 @@ class Encoder:
             number = float(value)
             if math.isfinite(number):
                 return {"type": "value", "value": number}
-            return {"type": "float", "value": str(number)}  # JSON has no spelling for these
+            return {"type": "float", "value": str(number)}  # JSON cannot express NaN and infinities
         if isinstance(value, (torch.dtype, torch.device)):
             return {"type": f"torch.{type(value).__name__}", "value": str(value)}
         if isinstance(value, torch.Size):
@@ -127,7 +128,7 @@ def decode(
     place: Callable[[torch.device], torch.device],
     find_object: Callable[[Mapping[str, Any]], Any],
 ) -> Any:
-    """Inverse of :meth:`Encoder.encode`; ``place`` maps recorded devices, ``find_object`` supplies foreign objects."""
+    """Invert :meth:`Encoder.encode`; ``place`` maps recorded devices, ``find_object`` supplies foreign objects."""
     kind, value = encoded["type"], encoded.get("value")
     if kind == "tensor":
         return tensors[encoded["key"]]
@@ -158,7 +159,7 @@ def decode(
         pairs = [[decode(part, tensors, place, find_object) for part in pair] for pair in encoded["items"]]
         return dict(pairs)
     if kind == "torch.Generator" and (encoded["device"] == "cpu" or torch.cuda.is_available()):
-        generator = torch.Generator(encoded["device"])  # where it was: only there its state means something
+        generator = torch.Generator(encoded["device"])  # on the recorded device: a state is valid only there
         generator.set_state(tensors[encoded["key"]].cpu())
         return generator
     return find_object(encoded)
@@ -169,13 +170,13 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 
 def describe_layout(tensor: torch.Tensor) -> dict[str, Any]:
-    """The ``tensor_details`` entry of one tensor."""
+    """Return the ``tensor_details`` entry of one tensor."""
     stride = list(tensor.stride()) if tensor.layout is torch.strided else None
     return {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "stride": stride, "device": str(tensor.device)}
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A private CPU copy with the strides of ``tensor``.
+    """Return a private CPU copy with the strides of ``tensor``.
 
     Views that skip most of their memory (one column of a wide matrix) are packed instead: keeping the gaps would write
     far more than the values. The true strides are in the metadata, and a replay restores them from there.
@@ -190,7 +191,7 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def host_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A copy of each tensor; one copy for all keys of the same tensor, which ``torch.save`` then writes once."""
+    """Copy each tensor; all keys of the same tensor share one copy, which ``torch.save`` then writes once."""
     copies = {id(tensor): host_copy(tensor) for tensor in {id(tensor): tensor for tensor in tensors.values()}.values()}
     return {key: copies[id(tensor)] for key, tensor in tensors.items()}
 
@@ -198,7 +199,7 @@ def host_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def with_layout(
     source: torch.Tensor, shape: Sequence[int], stride: Optional[Sequence[int]], device: torch.device
 ) -> torch.Tensor:
-    """A copy of ``source`` on ``device`` with exactly these strides; broadcast (stride 0) dimensions stay broadcast."""
+    """Copy ``source`` to ``device`` with exactly these strides; broadcast (stride 0) dimensions stay broadcast."""
     if stride is None:
         return source.to(device)
     base = _base_shape(shape, stride)
@@ -216,5 +217,5 @@ def _base_shape(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
 
 
 def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements between the first and the last one, both included."""
+    """Return the number of elements in memory from the first to the last one, both included."""
     return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what a replayed call returned with what was recorded."""
+"""Comparison of the result of a replayed call with the recorded one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOLERANCE = 1e-3  # relative and absolute
 
 
 class Unrecorded:
-    """Stands for an object that a dump cannot hold, such as a communicator."""
+    """Placeholder of an object that a dump cannot hold, such as a communicator."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -27,7 +27,7 @@ class Unrecorded:
 
 
 def compare(expected: Any, actual: Any, path: str) -> list[str]:
-    """One line per difference; objects a dump cannot hold are passed over."""
+    """Return one line per difference; objects that a dump cannot hold are skipped."""
     if isinstance(expected, Unrecorded):
         return []
     if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a dump. Every write is flushed to the disk before it returns: the next thing may be the crash."""
+"""Files of a dump. Every write is flushed to the disk before it returns, because the call may crash the process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def save_tensors(directory: Path, stem: str, tensors: Mapping[str, torch.Tensor]
 
 
 def publish(source: Path, target: Path, stem: str) -> None:
-    """Make the tensors ``stem`` of directory ``source`` those of ``target`` too, in place of what is there."""
+    """Link or copy the tensor files ``stem`` of directory ``source`` into ``target``, replacing those already there."""
     for path in source.glob(f"{stem}.*"):
         temporary = target / f".{path.name}"
         temporary.unlink(missing_ok=True)
@@ -60,7 +60,7 @@ def publish(source: Path, target: Path, stem: str) -> None:
 
 
 def load_tensors(directory: Path, stem: str) -> dict[str, torch.Tensor]:
-    """Read whichever format is there. A dump may come from elsewhere, hence no pickled code (``weights_only``)."""
+    """Read either format. A dump may come from elsewhere, hence no pickled code (``weights_only``)."""
     path = directory / f"{stem}.safetensors"
     if path.exists():
         from safetensors.torch import load_file
@@ -85,11 +85,11 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """The last complete line of ``metadata.jsonl``."""
+    """Return the last complete line of ``metadata.jsonl``."""
     for line in reversed((directory / METADATA).read_text().splitlines()):
         try:
             return json.loads(line)
-        except json.JSONDecodeError:  # cut short by the crash; the line before it is the state to trust
+        except json.JSONDecodeError:  # cut short by a crash; the previous line is the valid state
             continue
     raise RuntimeError(f"replay: {directory / METADATA} has no complete line, expected the record of a call")
 

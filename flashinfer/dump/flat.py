@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flat form of a call's values that readers of dumps know, one entry per argument that is no tensor itself.
+"""Flat form of a call's values that other readers of dumps know, one entry per argument that is not a tensor.
 
-    arg_0, arg_1, ...  kwarg_<name>  result  result_<i>     the values; of a method, arg_0 is the object
+    arg_0, arg_1, ...  kwarg_<name>  result  result_<i>     the values; for a method, arg_0 is the object
     arg_1__0  kwarg_x__value_0  kwarg_x__key_0              tensors inside a list, or values and keys of a dict
 
-It says less than :mod:`.codec`, whose form our own replay prefers: no aliases, classes or states of generators. Records
-that others have written may hold even less, down to tensors without any metadata.
+The flat form has less information than :mod:`.codec`, which our own replay prefers: no aliases, classes or states of
+generators. Records that other tools have written may have even less, down to tensors without any metadata.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NESTED = re.compile(r"__(?:(key|value)_)?(\d+)")
 
 
 def describe_value(value: Any, key: str, keys: Mapping[str, str], may_read: bool = True) -> Any:
-    """The entry of one value.
+    """Return the entry of one value.
 
     Parameters
     ----------
@@ -75,22 +75,22 @@ def _text(value: Any, may_read: bool) -> str:
     if may_read:
         try:
             text = repr(value)
-        except Exception as error:  # of an object whose __init__ has not run yet
+        except Exception as error:  # an object whose __init__ has not run yet may raise
             text += f" (repr raised {type(error).__name__})"
     return text[:_MAX_TEXT]
 
 
-Missing = Callable[[str, str], Any]  # place and text of a value that the record does not hold -> its stand-in
+Missing = Callable[[str, str], Any]  # (place, text) of a value that the record does not hold -> placeholder
 
 
 def arguments_of(
     record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], missing: Missing
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments from the flat entries of a record and from the keys of its tensors."""
+    """Decode positional and keyword arguments from the flat entries of a record and the keys of its tensors."""
     entries = record.get("input_metadata") or {}
     tops = _top_keys([*entries, *tensors])
     positions = sorted(int(key[4:]) for key in tops if re.fullmatch(r"arg_\d+", key))
-    if "self_id" in record:  # arg_0 is the object itself, if there is such an entry
+    if "self_id" in record:  # arg_0 is the object itself, if the entry exists
         positions = [i for i in positions if i > 0]
     args = [_value(f"arg_{i}", entries, tensors, missing) for i in positions]
     names = [key.removeprefix("kwarg_") for key in tops if key.startswith("kwarg_")]
@@ -98,7 +98,7 @@ def arguments_of(
 
 
 def result_of(record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], missing: Missing) -> Any:
-    """What the recorded call returned: one value, or a tuple of ``result_<i>``."""
+    """Rebuild the return value of the recorded call: one value, or a tuple of ``result_<i>``."""
     entries = record.get("output_metadata") or {}
     tops = _top_keys([*entries, *tensors])
     positions = sorted(int(key[7:]) for key in tops if re.fullmatch(r"result_\d+", key))
@@ -108,7 +108,7 @@ def result_of(record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], mi
 
 
 def _top_keys(keys: Iterable[str]) -> list[str]:
-    """Keys of whole values, in order; what stands for a part of one names its parent."""
+    """Return the keys of whole values, in order; the key of a part is replaced by the key of the whole value."""
     return list(dict.fromkeys(re.sub(rf"(?:{_NESTED.pattern})+$", "", key) for key in keys))
 
 
@@ -153,7 +153,7 @@ def _decode(entry: Any, key: str, tensors: Mapping[str, torch.Tensor], missing: 
 
 
 def _enum_member(name: str, value: Any) -> Any:
-    """A member of an enum of this package; of any other only its value is known here."""
+    """Return a member of an enum of this package; for other enums, only the value."""
     import flashinfer
     from flashinfer import utils
 

@@ -42,7 +42,7 @@ _log = logging.getLogger("flashinfer.api")
 
 
 def is_capturing() -> bool:
-    """Whether the current stream is being captured; never initialises CUDA."""
+    """Return True if the current stream is being captured; never initialises CUDA."""
     try:
         return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     except RuntimeError:  # a broken context captures nothing; let the call itself report it
@@ -181,7 +181,7 @@ def install_graph_hooks(graph_class: Any = torch.cuda.CUDAGraph) -> None:
 
 
 def restore_graph_hooks(graph_class: Any = torch.cuda.CUDAGraph) -> None:
-    """Put the original methods of the class back. A method that others have wrapped since stays theirs."""
+    """Restore the original methods of the class. A method that other code has wrapped since stays wrapped."""
     for name, hook in vars(graph_class).get("_flashinfer_hooks", {}).items():
         if getattr(graph_class, name) is hook:
             setattr(graph_class, name, hook.__wrapped__)
@@ -199,7 +199,7 @@ def _install_exit_hooks() -> None:
 
 
 def _flush_at_exit() -> None:
-    """Snapshots of what no replay hook has written; the process ends whatever happens here."""
+    """Write snapshots that no replay hook has written; errors here do not keep the process from ending."""
     try:
         _flush(lambda call: call.flushes == 0)
     except Exception as error:

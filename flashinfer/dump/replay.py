@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs dumped calls again and compares the results.
+"""Replay of dumped calls and comparison of the results.
 
 A dump names the function to call, and a dump may come from someone else. Only functions decorated with
 ``@flashinfer_api`` are called, only modules of this package are imported, tensors load without pickled code, and C++
@@ -112,7 +112,7 @@ def replay_sequence(
 def replay_main(
     directory: Union[str, Path], device: Union[str, torch.device] = "cuda", allow_code: bool = False
 ) -> int:
-    """The ``replay`` command: one line per dump; returns 0 if all agree, 1 if one does not, 2 if there is none."""
+    """Run the ``replay`` command: one line per dump; returns 0 if all agree, 1 if one does not, 2 if there is none."""
     root = Path(directory)
     if (root / files.METADATA).exists():
         print(f"Replaying single dump from {root}")
@@ -136,7 +136,7 @@ def replay_main(
 
 
 def _outcome(result: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """A word for the table and the reasons of a failure."""
+    """Return a word for the table and the reasons of a failure."""
     error, match = result.get("error") or result.get("execution_error"), result.get("comparison_match")
     if match:
         return ("Passed", []) if error is None else ("Passed (raised the same error)", [])
@@ -146,7 +146,7 @@ def _outcome(result: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def _target(device: Union[str, torch.device]) -> Optional[torch.device]:
-    """Where replayed tensors go; ``None`` stands for the recorded devices."""
+    """Parse the device of replayed tensors; ``None`` stands for the recorded devices."""
     try:
         wanted = torch.device(device)
     except RuntimeError:
@@ -209,7 +209,7 @@ class _Replay:
         func, args = find_api(self.metadata), list(self.args)
         if "self_id" in self.metadata:
             if self._is_nested_init(func):
-                return None  # the replay of the subclass has called it
+                return None  # the __init__ of the subclass has made this call
             args.insert(0, self._owner(func))
         if not self._allow_code:
             refuse_code(func, args, self.kwargs)
@@ -219,7 +219,7 @@ class _Replay:
         return value
 
     def _is_nested_init(self, func: Callable[..., Any]) -> bool:
-        """Whether the ``__init__`` of a subclass, of which there is a dump too, has made this call."""
+        """Return True if this call was made by the ``__init__`` of a subclass that has its own dump."""
         if func.__name__ != "__init__":
             return False
         cls = load_class(self._owner_path(func))
@@ -229,7 +229,7 @@ class _Replay:
         return self.metadata.get("process_id", 0), self.metadata["self_id"]
 
     def _owner_path(self, func: Callable[..., Any]) -> str:
-        """The class of the object; a record of others names it in ``Wrapper.run`` only."""
+        """Return the class of the object; records written by other tools name the class in ``Wrapper.run`` only."""
         return self.metadata.get("self_class") or f"{func.__module__}:{func.__qualname__.rpartition('.')[0]}"
 
     def _owner(self, func: Callable[..., Any]) -> Any:
@@ -242,7 +242,7 @@ class _Replay:
             if key not in self.registry or func is first_logged_init(cls):
                 self.registry[key] = cls.__new__(cls)
         known = self.registry.get(key)
-        if known is None or path not in map(class_path, type(known).__mro__):  # of another object that had this id
+        if known is None or path not in map(class_path, type(known).__mro__):  # the id belonged to another object
             raise RuntimeError(f"replay: the {path} of this call is unknown, expected a dump of its __init__ before")
         return known
 
@@ -253,7 +253,7 @@ class _Replay:
         return files.load_tensors(self.directory, stem)
 
     def _restore(self, tensor: torch.Tensor, details: Optional[Mapping[str, Any]]) -> torch.Tensor:
-        """The tensor on its device and, where its strides were recorded, with them."""
+        """Copy the tensor to its device, with the recorded strides if there are any."""
         known = details or {}
         stride = known["stride"] if "stride" in known else tensor.contiguous().stride()
         return with_layout(tensor, tensor.shape, stride, self._place(_device_of(details)))
@@ -263,14 +263,14 @@ class _Replay:
         return files.load_tensors(self.directory, "outputs") if saved else None
 
     def _differences(self, expected: Optional[dict[str, torch.Tensor]], value: Any) -> Optional[list[str]]:
-        """``None`` when there is nothing to compare with."""
+        """Compare with the recorded results; ``None`` if there is nothing to compare with."""
         if expected is None:
             return None
         recorded = self.metadata.get("encoded")
         if recorded is None:
             return compare(flat.result_of(self.metadata, expected, self._not_held), value, "result")
         if self.metadata["graph_capture"] and (recorded["result_aliases"] or not expected):
-            return None  # the snapshot holds destinations as they were after the call, also among the inputs
+            return None  # the snapshot was taken after the call, so its inputs may hold results
         lines = compare(self._decode(recorded["result"], expected), value, "result")
         for key in recorded["mutated"]:
             lines += compare(expected[key], self.tensors[key], key)

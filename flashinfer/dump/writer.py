@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes one directory per API call (log level 10): inputs before the call, outputs after it.
+"""Writer of one directory per API call (log level 10): inputs before the call, outputs after it.
 
     <dir>/<YYYYmmdd_HHMMSS_mmm>_pid<PID>_<api>_call<NNNN>/{inputs.pt, outputs.pt, metadata.jsonl}
     <dir>/session.jsonl                                    every record of every call
 
 A record is one JSON line, written before and after the call. ``input_metadata``, ``output_metadata``, ``tensor_info``
-and ``tensor_details`` have the form of :mod:`.flat`; ``encoded`` has what a replay of ours needs besides.
+and ``tensor_details`` have the form of :mod:`.flat`; ``encoded`` has what our own replay needs in addition.
 
 Names sort in call order within a process, which is what a sequence replay relies on.
 """
@@ -41,7 +41,7 @@ _log = logging.getLogger("flashinfer.api")
 
 @dataclass(frozen=True)
 class DumpSettings:
-    """The ``FLASHINFER_DUMP_*`` variables."""
+    """Values of the ``FLASHINFER_DUMP_*`` variables."""
 
     directory: Path = Path("flashinfer_dumps")
     include: str = ""
@@ -62,7 +62,7 @@ class DumpSettings:
         )
 
     def selects(self, name: str) -> bool:
-        """Whether the include list (when there is one) names this API and the exclude list does not."""
+        """Return True if the include list (when there is one) names this API and the exclude list does not."""
         return (not self.include.strip() or _matches(name, self.include)) and not _matches(name, self.exclude)
 
 
@@ -84,7 +84,7 @@ class ApiCall:
 
     @property
     def passed(self) -> tuple[Any, ...]:
-        """Positional arguments as the function gets them."""
+        """Return the positional arguments as the function gets them."""
         return self.args if self.owner is None else (self.owner, *self.args)
 
 
@@ -95,8 +95,8 @@ class CallDump:
     directory: Path
     record: dict[str, Any]
     inputs: dict[str, torch.Tensor]
-    aliases: dict[str, str]  # key of an input -> another of the same tensor
-    before: dict[str, torch.Tensor] = field(default_factory=dict)  # host copies, to find what the call changed
+    aliases: dict[str, str]  # key of an input -> another key of the same tensor
+    before: dict[str, torch.Tensor] = field(default_factory=dict)  # host copies, to find changed arguments
 
 
 class Dumper:
@@ -185,7 +185,7 @@ class Dumper:
         self.write_record(dump)
 
     def fail(self, dump: CallDump, error: BaseException) -> None:
-        """The call raised: the state stays ``inputs_saved``, with the reason."""
+        """Record that the call raised: the state stays ``inputs_saved``, with the reason."""
         dump.record["error"] = f"{type(error).__name__}: {error}"
         self.write_record(dump)
 
@@ -240,7 +240,7 @@ def _unique_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def _flat(values: Mapping[str, Any], encoder: Encoder, is_capturing: bool) -> dict[str, Any]:
-    """Entries of what is no tensor itself."""
+    """Return the entries of values that are not tensors."""
     return {
         key: describe_value(value, key, encoder.keys, may_read=not is_capturing)
         for key, value in values.items()
@@ -264,7 +264,7 @@ def _tensor_info(inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch
 
 
 def _default_generator(call: ApiCall, tensors: Mapping[str, torch.Tensor]) -> Optional[torch.Generator]:
-    """The generator of torch that the call draws from: it has a parameter for one and was given none."""
+    """Return torch's default generator if the call draws from it: it has a parameter ``generator`` and got None."""
     device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     if call.is_capturing or device.type not in ("cpu", "cuda") or call.kwargs.get("generator") is not None:
         return None
@@ -277,7 +277,7 @@ def _default_generator(call: ApiCall, tensors: Mapping[str, torch.Tensor]) -> Op
 
 
 def _same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Bitwise, so that NaN equals itself and packed dtypes compare."""
+    """Compare bitwise, so that NaN equals itself and packed dtypes can be compared."""
     if left.shape != right.shape or left.layout is not torch.strided:
         return False
     return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right)))

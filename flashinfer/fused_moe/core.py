@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders of the weights of experts, as kernels with transposed output tiles read them; host code, any device."""
+"""Weight layouts of experts for kernels with transposed output tiles; computed by torch on any device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def get_reorder_rows_for_gated_act_gemm_row_indices(x: torch.Tensor) -> torch.Tensor:
-    """Rows of ``x`` in the order of :func:`reorder_rows_for_gated_act_gemm`: ``(m,)``, int64, on the CPU."""
+    """Return the row indices of :func:`reorder_rows_for_gated_act_gemm` for ``x``: ``(m,)``, int64, on the CPU."""
     if x.ndim != 2 or x.shape[0] % 2:
         raise ArgumentError(
             f"reorder_rows_for_gated_act_gemm: x must have 2 dimensions and an even number of rows, got shape "
@@ -34,12 +34,12 @@ def get_reorder_rows_for_gated_act_gemm_row_indices(x: torch.Tensor) -> torch.Te
 
 
 def reorder_rows_for_gated_act_gemm(x: torch.Tensor) -> torch.Tensor:
-    """Rows of the two halves of a gated weight in turn: ``r0, r(m/2), r1, r(m/2 + 1), ...``; a copy of ``(m, k)``."""
+    """Copy a gated weight ``(m, k)`` with the rows of its halves interleaved: ``r0, r(m/2), r1, r(m/2 + 1), ...``."""
     return x[get_reorder_rows_for_gated_act_gemm_row_indices(x).to(x.device)]
 
 
 def convert_to_block_layout(input_tensor: torch.Tensor, blockK: int) -> torch.Tensor:
-    """A weight ``(m, k)`` as ``(k / blockK, m, blockK)``, contiguous."""
+    """Copy a weight ``(m, k)`` to ``(k / blockK, m, blockK)``, contiguous."""
     if input_tensor.ndim != 2 or blockK < 1 or input_tensor.shape[1] % blockK:
         raise ArgumentError(
             f"convert_to_block_layout: input_tensor must have 2 dimensions and columns in blocks of blockK = {blockK}, "
@@ -62,12 +62,12 @@ def _maybe_get_cached_w3_w1_permute_indices(
     num_elts_per_sf: Optional[int] = None,
     is_gated_act_gemm: bool = True,
 ) -> torch.Tensor:
-    """Rows of a first weight (or its scales) in the order of kernels: halves in turn if gated, then shuffled.
+    """Return the row order of a first weight (or its scales) for kernels: halves interleaved if gated, then shuffled.
 
     Parameters
     ----------
     _cache_permute_indices : dict
-        Where orders are kept; the caller owns it.
+        Cache of row orders; the caller owns it.
     dst_w3_w1_weight : torch.Tensor
         ``(m, k)``: its shape and device count.
     epilogue_tile_m : int
@@ -98,7 +98,7 @@ def get_w2_permute_indices_with_cache(
     epilogue_tile_m: int,
     num_elts_per_sf: Optional[int] = None,
 ) -> torch.Tensor:
-    """Rows of a second weight (or its scales) in the order of kernels: those of ``shuffle_matrix_a``; see above."""
+    """Return the row order of a second weight (or its scales) for kernels, which is that of ``shuffle_matrix_a``."""
     key = ("w2", tuple(dst_w2_weight.shape), epilogue_tile_m, num_elts_per_sf)
     if key not in _cache_permute_indices:
         rows = _shuffled_rows(dst_w2_weight, epilogue_tile_m, num_elts_per_sf)

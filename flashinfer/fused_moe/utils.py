@@ -21,7 +21,7 @@ __all__ = [
 
 
 def map_to_hybrid_bucket_uncapped(x: int) -> int:
-    """``x`` rounded up: to a power of two up to 256, by 256 up to 2048, by 512 up to 4096, then a power of two."""
+    """Round ``x`` up: to a power of two up to 256, by 256 up to 2048, by 512 up to 4096, then to a power of two."""
     if x <= 256:
         return next_positive_power_of_2(x)
     if x <= 2048:
@@ -30,12 +30,12 @@ def map_to_hybrid_bucket_uncapped(x: int) -> int:
 
 
 def map_to_hybrid_bucket(x: int, max_num_tokens: int) -> int:
-    """:func:`map_to_hybrid_bucket_uncapped`, from 1 to ``max_num_tokens``."""
+    """Apply :func:`map_to_hybrid_bucket_uncapped`, limited to 1 ... ``max_num_tokens``."""
     return max(1, min(map_to_hybrid_bucket_uncapped(x), max_num_tokens))
 
 
 def get_hybrid_num_tokens_buckets(max_num_tokens: int, min_num_tokens: int = 1) -> tuple[int, ...]:
-    """The buckets from ``min_num_tokens`` on; ``max_num_tokens`` is the last."""
+    """Return the buckets from ``min_num_tokens`` on; ``max_num_tokens`` is the last."""
     if not 1 <= min_num_tokens <= max_num_tokens:
         raise ArgumentError(
             f"get_hybrid_num_tokens_buckets: min_num_tokens must be from 1 to max_num_tokens = {max_num_tokens}, got "
@@ -50,10 +50,10 @@ def get_hybrid_num_tokens_buckets(max_num_tokens: int, min_num_tokens: int = 1) 
 
 @functools.cache
 def make_hybrid_bucket_mapper(max_num_tokens: int) -> Callable[[int], int]:
-    """:func:`map_to_hybrid_bucket` for one maximum, the same object at each call."""
+    """Return :func:`map_to_hybrid_bucket` for one maximum; the same object at each call."""
     return functools.partial(map_to_hybrid_bucket, max_num_tokens=max_num_tokens)
 
 
 def make_random_topk_ids(num_experts: int, num_tokens: int, top_k: int, device: torch.device) -> torch.Tensor:
-    """``top_k`` different experts for each token: ``(num_tokens, top_k)`` int32."""
+    """Choose ``top_k`` different experts for each token: ``(num_tokens, top_k)`` int32."""
     return torch.rand(num_tokens, num_experts, device=device).topk(top_k, dim=1).indices.to(torch.int32)

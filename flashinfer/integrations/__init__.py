@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our kernels behind interfaces of other packages. Importing this needs none of them."""
+"""Adapters of our kernels to interfaces of other packages. Importing this module needs none of those packages."""
 
 from . import transformers as transformers

@@ -34,14 +34,14 @@ _WORKSPACE_BYTES = 128 << 20
 
 
 class _PlannedAttention:
-    """A wrapper, and what it was planned for: the layers of a model ask for the same plan one after the other."""
+    """A wrapper and the key of its plan: the layers of a model use the same plan one after the other."""
 
     def __init__(self, device: torch.device) -> None:
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
         self._key: Optional[tuple[Any, ...]] = None
         self._mask: Optional[torch.Tensor] = None
-        self._layer: Optional[int] = None  #: that ran last
+        self._layer: Optional[int] = None  #: layer that ran last
 
     def run(
         self,
@@ -55,9 +55,9 @@ class _PlannedAttention:
         soft_cap: Optional[float],
         sinks: Optional[torch.Tensor],
     ) -> torch.Tensor:
-        """``(batch, q_len, heads, dim)`` of q in that shape, and of k and v as ``transformers`` has them."""
+        """Compute attention; q and the result: ``(batch, q_len, heads, dim)``; k and v: ``(batch, heads, n, dim)``."""
         batch, q_len, num_qo_heads, head_dim = q.shape
-        version = None if mask is None or mask.is_inference() else mask._version  # moves on when it is written to
+        version = None if mask is None or mask.is_inference() else mask._version  # counts writes to the mask
         key = (*q.shape, *k.shape, v.shape[-1], q.dtype, k.dtype, causal, sm_scale, soft_cap, version)
         if key != self._key or mask is not self._mask or self._may_be_rewritten(mask, layer):
             self._plan(q, k, v, mask, causal, sm_scale, soft_cap)
@@ -68,7 +68,7 @@ class _PlannedAttention:
         return out.view(batch, q_len, num_qo_heads, v.shape[-1])
 
     def _may_be_rewritten(self, mask: Optional[torch.Tensor], layer: Optional[int]) -> bool:
-        """Tensors of inference mode do not count what is written to them, but nobody does so between two layers."""
+        """Return True if an inference mask, which counts no writes, may have changed; between layers it does not."""
         if mask is None or not mask.is_inference():
             return False
         return layer is None or self._layer is None or layer <= self._layer
@@ -85,7 +85,7 @@ class _PlannedAttention:
     ) -> None:
         batch, q_len, num_qo_heads, head_dim = q.shape
         num_kv_heads, kv_len = k.shape[1:3]
-        self._key = None  # nothing is planned if this fails
+        self._key = None  # no plan is valid if this call fails
         pages = torch.arange(batch + 1, dtype=torch.int32)
         self._wrapper.plan(
             pages * q_len,
@@ -107,7 +107,7 @@ class _PlannedAttention:
 
 
 def _as_rows(mask: torch.Tensor, batch: int, q_len: int, kv_len: int) -> torch.Tensor:
-    """The mask of ``transformers`` in the form of ours: of each request ``q_len`` rows of ``kv_len``, all flat."""
+    """Flatten the mask of ``transformers`` into our format: for each request, ``q_len`` rows of ``kv_len``."""
     seen = _seen(mask)
     fits = mask.ndim == 4 and mask.shape[:2] in ((1, 1), (batch, 1)) and mask.shape[2] in (1, q_len)
     if seen is None or not fits or 1 < mask.shape[3] < kv_len:
@@ -120,7 +120,7 @@ def _as_rows(mask: torch.Tensor, batch: int, q_len: int, kv_len: int) -> torch.T
 
 
 def _seen(mask: torch.Tensor) -> Optional[torch.Tensor]:
-    """True where a query sees a key. None if the mask says more than that."""
+    """Convert a mask to bool, True where a query sees a key; None if an additive mask has other values than two."""
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():
@@ -130,7 +130,7 @@ def _seen(mask: torch.Tensor) -> Optional[torch.Tensor]:
 
 
 class _Plans(threading.local):
-    """Those of a thread: what another one plans between our plan and our run would be run instead."""
+    """Plans of one thread: with shared plans, another thread could plan between this thread's plan and its run."""
 
     def __init__(self) -> None:
         self.of_kind: dict[tuple[torch.device, bool, Optional[int]], _PlannedAttention] = {}
@@ -152,7 +152,7 @@ def attention(
     s_aux: Optional[torch.Tensor] = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    r"""What a model calls in each layer. For inference: there is no dropout and no gradient.
+    r"""Compute the attention of one layer; models call this. For inference: there is no dropout and no gradient.
 
     Parameters
     ----------
@@ -163,9 +163,8 @@ def attention(
     key, value : torch.Tensor
         ``(batch, num_kv_heads, kv_len, head_dim)``; heads are not repeated, any strides but the last.
     attention_mask : Optional[torch.Tensor]
-        bool ``(batch, 1, q_len, kv_len)``, True where a query sees a key; windows and padding are in it. Masks that are
-        added, 0 and the lowest number of their type, are taken for that. None where causality is all there is, or
-        nothing.
+        bool ``(batch, 1, q_len, kv_len)``, True where a query sees a key; windows and padding are in it. Additive
+        masks of 0 and the lowest number of their type are converted to that. None: causal, or no mask.
     dropout : float
         0.
     scaling : Optional[float]
@@ -193,7 +192,7 @@ def attention(
         and q_len > 1
         and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     )
-    if causal and kv_len > q_len:  # a static cache before its first use: what follows the queries is empty
+    if causal and kv_len > q_len:  # a static cache before its first use is empty behind the queries
         key, value = key[:, :, :q_len], value[:, :, :q_len]
     # Layers with a window and layers without one alternate in some models; each kind keeps its plan.
     kind = (query.device, attention_mask is None, kwargs.get("sliding_window"))
@@ -229,7 +228,7 @@ def _refuse_what_is_missing(
         )
 
 
-_names: set[str] = set()  #: that we are registered under
+_names: set[str] = set()  #: names that we are registered under
 
 
 def register(name: str = "flashinfer") -> None:
@@ -251,7 +250,7 @@ def register(name: str = "flashinfer") -> None:
     except ImportError as error:
         raise LibraryError(f"{_OP}: the package transformers is missing or too old, expected release 5") from error
     AttentionInterface.register(name, kept_out_of_graphs(attention, "attention is planned on the host"))
-    # None where causality is all there is, else one bool for each pair
+    # sdpa_mask gives None where the causal flag suffices, else one bool for each (query, key) pair.
     AttentionMaskInterface.register(name, sdpa_mask)
     if not _names:
         _replace_everywhere(is_flash_attention_requested, _but_for_our_names(is_flash_attention_requested))
@@ -260,8 +259,9 @@ def register(name: str = "flashinfer") -> None:
 
 
 def _replace_everywhere(old: Callable[..., Any], new: Callable[..., Any]) -> None:
-    """In each module of ``transformers`` that has imported it. Those that are imported later find the new one where it
-    is defined."""
+    """Replace ``old`` in each module of ``transformers`` that has imported it.
+
+    Modules that are imported later find the new function where it is defined."""
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("transformers") and vars(module).get(old.__name__) is old:
             setattr(module, old.__name__, new)
@@ -279,7 +279,7 @@ def _but_for_our_names(ask: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _refuse_own_attention(models: Any) -> None:
-    """Let the base class of all models say which of them cannot use our names."""
+    """Make the base class of all models raise for models that cannot use our names."""
     choose = models.get_correct_attn_implementation
 
     @functools.wraps(choose)
@@ -296,7 +296,7 @@ def _refuse_own_attention(models: Any) -> None:
 
 
 def _has_own_attention(model: Any) -> bool:
-    """Whether masks as we want them would be misread, or layers are chosen from a table that we are not in."""
+    """Return True if a model would misread our masks, or chooses its layers from a table that we are not in."""
     names = dir(sys.modules.get(type(model).__module__))
     return any(name.endswith("_ATTENTION_CLASSES") for name in names) or not (
         model._supports_sdpa or model._supports_attention_backend

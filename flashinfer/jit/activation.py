@@ -15,12 +15,12 @@ _NAMES = ("silu", "gelu", "gelu_tanh")
 
 
 def gen_activation_module(backend: str = "cuda") -> JitSpec:
-    """The gated activations and ``swiglu``."""
+    """Describe the module of the gated activations and ``swiglu``."""
     return stage("activation", backend=backend, kernels={t: {"dtype": t} for t in ("float16_t", "bfloat16_t", "float")})
 
 
 def gen_act_and_mul_module(act_func_name: str, backend: str = "cuda") -> JitSpec:
-    """The module with ``<act_func_name>_and_mul``: "silu", "gelu" or "gelu_tanh". One module has all three."""
+    """Return the module with ``<act_func_name>_and_mul``: "silu", "gelu" or "gelu_tanh". One module has all three."""
     if act_func_name not in _NAMES:
         raise ArgumentError(
             f"gen_act_and_mul_module: act_func_name is {act_func_name!r}, expected one of {', '.join(_NAMES)}"
@@ -29,5 +29,5 @@ def gen_act_and_mul_module(act_func_name: str, backend: str = "cuda") -> JitSpec
 
 
 def gen_activation_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_activation_module(backend)

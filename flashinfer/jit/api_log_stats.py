@@ -14,11 +14,11 @@ _ELEMENTS = ("float", "float16_t", "bfloat16_t", "int32_t", "int64_t", "uint8_t"
 
 
 def gen_api_log_stats_module() -> JitSpec:
-    """One kernel per element type, in one unit."""
+    """Describe the module: one kernel per element type, in one unit."""
     return stage("api_log_stats", backend="cuda", kernels={"kernel": {"elements": _ELEMENTS}})
 
 
 def gen_api_log_stats_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     if backend == "cuda":
         yield gen_api_log_stats_module()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building modules so that nobody ever loads half of one.
+"""Build modules such that no process ever loads an incomplete one.
 
-Each module has an advisory lock; sources are generated, compiled and linked inside it, in a private directory, and
-published by renaming: objects, library, then the manifest that makes the library trusted. Who builds in order to load
-does both inside the lock, so that what is loaded is what was built. A builder that dies leaves a private directory that
-the next holder of the lock deletes. A warm start takes no lock: it loads the file that it has looked at, by descriptor
-when another has taken its name. The cache is deleted module by module inside the same locks.
+Each module has an advisory lock. Inside the lock, sources are generated, compiled and linked in a private directory,
+and published by renaming: objects, library, then the manifest that makes the library trusted. A process that builds in
+order to load does both inside the lock, so that it loads what it built. A builder that dies leaves a private directory,
+which the next holder of the lock deletes. A warm start takes no lock: it loads the file that it has validated, by
+descriptor if another file has taken the name. The cache is deleted module by module inside the same locks.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def ensure_built(specs: Sequence[JitSpec], verbose: Optional[bool] = None, progr
 def built(
     specs: Sequence[JitSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine, force: bool = False
 ) -> Iterator[bool]:
-    """:func:`ensure_built`, and keep the locks of what was not fresh until the block ends; whether there are any.
+    """Run :func:`ensure_built` and hold the locks of stale modules until the block ends; yields True if there are any.
 
-    ``force`` builds what is fresh, too. Inside the block, modules of these names must not be built.
+    ``force`` builds fresh modules too. Inside the block, modules of these names must not be built.
     """
     by_lock = {str(s.lock_path): s for s in specs if force or not s.is_fresh()}  # a module named twice is built once
     if not by_lock:
@@ -79,7 +79,7 @@ def built(
     for spec in pending:
         _check_trust(spec)
     with contextlib.ExitStack() as locks:
-        # In one order for everybody, so that two groups cannot wait for each other.
+        # All processes lock in the same order, so that two groups cannot wait for each other.
         held = [spec for spec in pending if locks.enter_context(_lock(spec, force))]
         pending = [s for s in held if force or not s.is_fresh()]
         if pending:
@@ -94,7 +94,7 @@ def _check_sources(spec: JitSpec) -> None:
 
 
 def _check_trust(spec: JitSpec) -> None:
-    """Before a build: what it makes is loaded, and others could have changed it by then."""
+    """Check the directories before a build: the result is loaded, and other users must not be able to change it."""
     for folder in (spec.build_dir, jit_env.gen_src_dir(spec.backend) / spec.name):
         reason = jit_env.untrusted(folder)
         if reason is not None:
@@ -114,7 +114,7 @@ def _explain_os_error(spec: JitSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock(spec: JitSpec, force: bool = False) -> Iterator[bool]:
-    """Hold the lock of a module, with its folder there. False, without the lock, when somebody else has built it."""
+    """Hold the lock of a module and make its folder. Yields False, without the lock, if another process built it."""
     with _explain_os_error(spec):
         lock = _acquire(spec.name, spec.lock_path, lambda: not force and spec.is_fresh())
     try:
@@ -128,8 +128,8 @@ def _lock(spec: JitSpec, force: bool = False) -> Iterator[bool]:
 
 
 def _acquire(name: str, path: Path, no_longer: Callable[[], bool]) -> Optional[BaseFileLock]:
-    """The lock ``path``, held; None when ``no_longer()`` came true while somebody else held it."""
-    from filelock import FileLock, Timeout  # 20 ms of import that a warm start does not need
+    """Acquire the lock ``path``; None if ``no_longer()`` became true while another process held the lock."""
+    from filelock import FileLock, Timeout  # takes 20 ms, and a warm start does not need it
 
     lock, patience, deleted = FileLock(str(path)), 2.0, 0
     while True:
@@ -143,7 +143,7 @@ def _acquire(name: str, path: Path, no_longer: Callable[[], bool]) -> Optional[B
             if patience == 2.0:
                 say(f"flashinfer: waiting for another process or thread to build {name}")
             patience = 0.5
-        except FileNotFoundError:  # the folder was deleted since it was made: `flashinfer clear-cache` does so
+        except FileNotFoundError:  # `flashinfer clear-cache` has deleted the folder meanwhile
             deleted += 1
             if deleted == 100:
                 raise
@@ -152,7 +152,7 @@ def _acquire(name: str, path: Path, no_longer: Callable[[], bool]) -> Optional[B
 def clear_modules(modules: Path, generated: Optional[Path] = None) -> None:
     """Delete the folder ``modules``, and ``generated``, module by module, each inside its lock.
 
-    A lock file is deleted by who holds it; who waited for it finds that out and makes a new one.
+    The holder of a lock deletes the lock file; a process that waited for the lock notices that and makes a new one.
     """
     folders = [folder for folder in (modules, generated) if folder is not None]
     found = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
@@ -167,7 +167,7 @@ def clear_modules(modules: Path, generated: Optional[Path] = None) -> None:
         finally:
             lock.release()
     for folder in folders:
-        with contextlib.suppress(OSError):  # not there, or somebody builds again
+        with contextlib.suppress(OSError):  # the folder is missing, or another process builds again
             folder.rmdir()
 
 
@@ -192,7 +192,7 @@ def _build_locked(specs: Sequence[JitSpec], verbose: bool, progress: Progress) -
             with _explain_os_error(specs[0]):
                 write_atomically(ninja_file, parent_ninja_text(private.values()))
         with progress([s.name for s in specs]) as shown, _Publisher(private, sources) as publisher:
-            shown.step(0, sum(len(translation_units(s)) + 1 for s in specs), "")  # units, and the link
+            shown.step(0, sum(len(translation_units(s)) + 1 for s in specs), "")  # steps: units, and the link
 
             def on_step(done: int, total: int, description: str) -> None:
                 shown.step(done, total, description)
@@ -208,9 +208,9 @@ def _build_locked(specs: Sequence[JitSpec], verbose: bool, progress: Progress) -
 
 
 class _Publisher:
-    """Publishes each module of a group as soon as it is linked: others load it while the rest compiles.
+    """Publishes each module of a group as soon as it is linked: other processes load it while the rest compiles.
 
-    One that cannot be published does not keep the others from it; its error is raised at the end.
+    A module that cannot be published does not stop the others; its error is raised at the end.
     """
 
     def __init__(self, private: Mapping[JitSpec, Path], sources: Mapping[JitSpec, dict[str, str]]) -> None:
@@ -219,7 +219,7 @@ class _Publisher:
         self._error: Optional[Exception] = None
 
     def publish_finished(self) -> None:
-        # The link renames its output when it is complete: a library that is there is whole.
+        # The link step renames its complete output, so a library that exists is complete.
         for spec in [s for s in self.waiting if (self._private[s] / s.library_name).exists()]:
             self.waiting.remove(spec)
             try:
@@ -258,7 +258,7 @@ def _publish(spec: JitSpec, private: Path, sources: dict[str, str]) -> None:
 
 
 def _failure(failed: Sequence[JitSpec], log: str) -> str:
-    """One message: which module, the first compiler error, where the log is, how to repeat the build."""
+    """Format one message: the module, the first compiler error, the path of the log, how to repeat the build."""
     spec = failed[0]
     log_path = spec.build_dir / "build.log"
     where = str(log_path)
@@ -272,7 +272,7 @@ def _failure(failed: Sequence[JitSpec], log: str) -> str:
 
 
 def _first_error(log: str) -> str:
-    """The first line that looks like a complaint, else the last that a compiler said, else ninja's exit code of it.
+    """Return the first line that looks like an error, else the last line of a compiler, else ninja's FAILED line.
 
     ninja prints ``FAILED: target`` and the command, then the output.
     """

@@ -12,10 +12,10 @@ __all__ = ["gen_cascade_module", "gen_cascade_modules"]
 
 
 def gen_cascade_module(backend: str = "cuda") -> JitSpec:
-    """The merges of attention states."""
+    """Describe the module that merges attention states."""
     return stage("cascade", backend=backend, kernels={t: {"dtype": t} for t in ("float16_t", "bfloat16_t", "float")})
 
 
 def gen_cascade_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_cascade_module(backend)

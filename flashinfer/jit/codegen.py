@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps every generator of ours shares: find the sources of a stem, render templates, describe the module.
+"""Steps that all generators share: find the sources of a stem, render templates, describe the module.
 
 A stem ``op`` has a launcher ``csrc/op.cu``, a binding ``csrc/op_jit_binding.cu`` and kernels in
 ``include/flashinfer/op.cuh`` and ``op_cpu.h``.
@@ -22,7 +22,7 @@ __all__ = ["module_cache", "render", "stage"]
 
 
 def render(template: str, **values: Any) -> str:
-    """Render ``csrc/<template>`` with jinja; a name the template asks for and nobody gave is an error."""
+    """Render ``csrc/<template>`` with jinja; a name in the template without a value is an error."""
     import jinja2
 
     text = (jit_env.FLASHINFER_CSRC_DIR / template).read_text()
@@ -68,7 +68,7 @@ def stage(
 
 
 def module_cache(generate: Callable[..., JitSpec]) -> Callable[..., Any]:
-    """``get_<op>_module`` of a generator: builds and loads on the first call, a dictionary look-up afterwards."""
+    """Return ``get_<op>_module`` of a generator: builds and loads on the first call, a dictionary look-up later."""
 
     @functools.cache
     def get_module(*key: Any, **by_name: Any) -> Any:

@@ -12,10 +12,10 @@ __all__ = ["gen_concat_mla_module", "gen_concat_ops_modules"]
 
 
 def gen_concat_mla_module(backend: str = "cuda") -> JitSpec:
-    """Keys of multi-head latent attention from their two parts."""
+    """Describe the module that concatenates the two parts of MLA keys."""
     return stage("concat_mla", backend=backend, kernels={"kernel": {}})
 
 
 def gen_concat_ops_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_concat_mla_module(backend)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one CompilationContext of the process. It looks for GPUs when its targets are first read."""
+"""The CompilationContext of the process. It looks for GPUs when its targets are first read."""
 
 from ..compilation_context import CompilationContext
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JitSpec, the description of one compiled module, and the registry of those made so far. Nothing about any op."""
+"""JitSpec, the description of one compiled module, and the registry of all specs. Independent of any op."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = [
 
 logger = logging.getLogger("flashinfer.jit")
 
-_MAX_NAME = 230  # bytes: file systems take 255, and the manifest is written as ``.<name>.manifest.json.xxxxxxxx`` first
+_MAX_NAME = 230  # bytes: file systems allow 255; the manifest's temporary name is ``.<name>.manifest.json.xxxxxxxx``
 
 
 @dataclass(eq=False)
 class JitSpec:
-    """One module: what to compile and how. Making one touches no disk; ``build_and_load`` does the work."""
+    """One module: its sources and flags. Making a spec touches no disk; ``build_and_load`` does the work."""
 
     name: str
     sources: list[Path]
@@ -89,7 +89,7 @@ class JitSpec:
         return jit_env.FLASHINFER_AOT_DIR / self.name / self.library_name
 
     def get_library_path(self) -> Path:
-        """The library that ``load`` would open."""
+        """Return the path of the library that ``load`` would open."""
         return self.aot_path if self.is_aot else (self._found or self.jit_library_path)
 
     def get_object_paths(self) -> list[Path]:
@@ -110,14 +110,14 @@ class JitSpec:
         return self.ninja_path.exists()
 
     def staleness(self) -> Optional[str]:
-        """None when a fresh library is in the cache, else why not."""
+        """Return None if a fresh library is in the cache, else the reason why there is none."""
         reason, file = self._open_fresh()
         if file is not None:
             file.close()
         return reason
 
     def _open_fresh(self) -> tuple[Optional[str], Optional[BinaryIO]]:
-        """Why there is no fresh library, or the one that was found, open."""
+        """Find a fresh library; return (None, the open file), or (the reason why there is none, None)."""
         if self.backend == "cuda" and not current_compilation_context.TARGET_CUDA_ARCHS:
             return "no CUDA target", None
         reason: Optional[str] = "not built"
@@ -144,7 +144,7 @@ class JitSpec:
     # life cycle -------------------------------------------------------------------------------
 
     def write_generated(self) -> None:
-        """Write the generated sources whose text changed. A build does so, in its lock."""
+        """Write the generated sources whose text changed. A build calls this inside its lock."""
         for path, text in self.generated.items():
             write_if_different(path, text)
 
@@ -166,7 +166,7 @@ class JitSpec:
         ]
 
     def build(self, verbose: Optional[bool] = None, need_lock: bool = True) -> None:
-        """Compile the module unless it is fresh. The lock is always taken; ``need_lock`` is there for old callers."""
+        """Compile the module unless it is fresh. The lock is always taken; ``need_lock`` is ignored."""
         check_target(self)
         ensure_built([self], verbose)
 
@@ -177,7 +177,7 @@ class JitSpec:
             return _load(path, file)
 
     def _load_fresh(self) -> Optional[Any]:
-        """The module of the fresh library in the cache: of the very file whose content was looked at."""
+        """Load the fresh library of the cache, from the same open file whose content was validated."""
         _, file = self._open_fresh()
         if file is None:
             return None
@@ -185,7 +185,7 @@ class JitSpec:
             return _load(Path(file.name), file)
 
     def try_load(self) -> Optional[Any]:
-        """The module when it is pre-built or fresh in the cache, else None. Compiles nothing."""
+        """Load the module if it is pre-built or fresh in the cache, else return None. Compiles nothing."""
         if self.is_aot:
             try:
                 return self.load(self.aot_path)
@@ -197,7 +197,7 @@ class JitSpec:
         """Return the loaded module: pre-built, else fresh in the cache, else compiled now."""
         try:
             module = self.try_load()
-        except Exception as error:  # fresh by content, yet not loadable here: other system libraries, say
+        except Exception as error:  # the content is fresh, but the library does not load: system libraries differ, say
             logger.warning("cached %s cannot be loaded (%s); building it again", self.name, error)
             with built([self], force=True):
                 return self.load(self.jit_library_path)
@@ -206,7 +206,7 @@ class JitSpec:
         while module is None:
             with built([self]) as locked:
                 module = self._load_fresh()
-                if module is None and locked:  # a header was edited meanwhile: what was built is what was asked for
+                if module is None and locked:  # a header was edited during the build: load what was built
                     module = self.load(self.jit_library_path)
         return module
 
@@ -215,10 +215,10 @@ class JitSpec:
 JitSpecNvcc = JitSpec
 
 
-#: All that were loaded, which stay so: by identity, which is how graphs of torch.compile name them.
+#: Loaded modules, never unloaded. Keys are ``id(module)``: graphs of torch.compile refer to modules by id.
 loaded_modules: dict[int, Any] = {}
 
-_loaded: dict[Path, Optional[tuple[int, int]]] = {}  #: device and inode of what the dynamic linker has by each name
+_loaded: dict[Path, Optional[tuple[int, int]]] = {}  #: path -> device and inode of the library loaded by that name
 
 
 def _load(path: Path, file: BinaryIO) -> Any:
@@ -228,7 +228,7 @@ def _load(path: Path, file: BinaryIO) -> Any:
 
 
 def _load_library(path: Path, file: BinaryIO) -> Any:
-    """Load ``file``, which was opened as ``path``, even when another file has taken its name since."""
+    """Load ``file``, which was opened as ``path``, even if another file has taken the name ``path`` since."""
     tvm_ffi = find_tvm_ffi()
     tvm_ffi.register_error("ArgumentError", ArgumentError)
     if not is_whole_library(file):
@@ -243,10 +243,10 @@ def _load_library(path: Path, file: BinaryIO) -> Any:
             if _identity(path) == identity:
                 raise
         else:
-            if _identity(path) == identity:  # before and after, and a name never leads back to a file that is open here
+            if _identity(path) == identity:  # unchanged before and after the load, so the loaded file is ours
                 return module
-        _loaded[path] = None  # replaced or deleted meanwhile
-    # The dynamic linker knows another library by this name, so give it a new one.
+        _loaded[path] = None  # the file was replaced or deleted meanwhile
+    # The dynamic linker knows another library by this name, so load through a new name.
     descriptor = Path(f"/proc/self/fd/{file.fileno()}")
     with tempfile.TemporaryDirectory() as directory:
         alias = Path(directory) / path.name
@@ -351,7 +351,7 @@ def gen_jit_spec(
     if isinstance(sources, (str, Path)) or not sources or not all(isinstance(s, (str, Path)) for s in sources):
         raise ArgumentError(f"gen_jit_spec: {name}: sources is {sources!r}, expected a list of files")
     for kind, value in (("cflags", extra_cflags), ("cuda_cflags", extra_cuda_cflags), ("ldflags", extra_ldflags)):
-        if isinstance(value, str):  # whose letters would be the flags
+        if isinstance(value, str):  # each letter of the string would become a flag
             raise ArgumentError(f"gen_jit_spec: {name}: extra_{kind} is {value!r}, expected a list of flags")
     if isinstance(extra_include_paths, (str, Path)):
         raise ArgumentError(
@@ -361,7 +361,7 @@ def gen_jit_spec(
         raise ArgumentError(f"gen_jit_spec: {name}: backend is {more['backend']!r}, expected cuda or cpu")
     spec = JitSpec(
         name=name,
-        sources=[Path(source).absolute() for source in sources],  # ninja runs elsewhere
+        sources=[Path(source).absolute() for source in sources],  # ninja runs in another directory
         extra_cflags=list(extra_cflags or []),
         extra_cuda_cflags=list(extra_cuda_cflags or []),
         extra_ldflags=list(extra_ldflags or []),
@@ -378,7 +378,7 @@ def gen_jit_spec(
 def build_jit_specs(
     specs: Iterable[JitSpec], verbose: bool = False, skip_prebuilt: bool = True, progress: Progress = ProgressLine
 ) -> None:
-    """Build many modules in parallel, as one ninja graph; those that are pre-built or fresh are left alone."""
+    """Build many modules in parallel, as one ninja graph; pre-built and fresh modules are skipped."""
     wanted = [spec for spec in specs if not (skip_prebuilt and spec.is_aot)]
     for spec in wanted:
         check_target(spec)
@@ -386,10 +386,10 @@ def build_jit_specs(
 
 
 def clear_cache_dir() -> None:
-    """Delete ``FLASHINFER_JIT_DIR``: every compiled module of this version, and what they were generated from.
+    """Delete ``FLASHINFER_JIT_DIR``: every compiled module of this version, and their generated sources.
 
-    Where nobody has bound that name to another folder, the modules of all targets go. A module that is being built is
-    waited for; processes that start meanwhile build again.
+    Unless that name was bound to another folder, the modules of all targets are deleted. The function waits for modules
+    that are being built; processes that start meanwhile build again.
     """
     if "FLASHINFER_JIT_DIR" in vars(jit_env):
         clear_modules(jit_env.FLASHINFER_JIT_DIR)
@@ -397,7 +397,7 @@ def clear_cache_dir() -> None:
     version = jit_env.FLASHINFER_WORKSPACE_DIR.parent
     for folder in sorted(version.iterdir()) if version.is_dir() else []:
         clear_modules(folder / "cached_ops", folder / "generated")
-        with contextlib.suppress(OSError):  # somebody builds again
+        with contextlib.suppress(OSError):  # another process builds again
             folder.rmdir()
     with contextlib.suppress(OSError):
         version.rmdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a JitSpec to compiler command lines: translation units, flags, the text of ``build.ninja``, running ninja."""
+"""Compiler command lines of a JitSpec: translation units, flags, the text of ``build.ninja``, running ninja."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_cuda_version_at_least(version_str: str) -> bool:
 
 
 def get_nvcc_parallelism_flags() -> list[str]:
-    """The flag that lets one nvcc compile for several targets at once, as ``FLASHINFER_NVCC_THREADS`` says."""
+    """Return the flag that lets one nvcc compile for several targets at once (``FLASHINFER_NVCC_THREADS``)."""
     return [f"--threads={knobs.nvcc_threads}"]
 
 
@@ -56,7 +56,7 @@ def get_nvcc_parallelism_flags() -> list[str]:
 
 @dataclass(frozen=True)
 class Unit:
-    """One object file: its source, the tool that compiles it, and whether the helper header is included for it."""
+    """One object file: its source, the tool that compiles the source, and whether the helper header is pre-included."""
 
     source: Path
     tool: str  # "nvcc" or "cxx"
@@ -65,11 +65,11 @@ class Unit:
 
 
 def translation_units(spec: JitSpec) -> list[Unit]:
-    """The sources to compile, each once.
+    """Return the sources to compile, each once.
 
-    A listed source that another listed source includes (a binding including its launcher) is a dependency of that
-    one, not a unit. A unit that speaks TVM-FFI without including the helper header gets it through ``-include``: the
-    add-a-kernel tutorial's launcher is written so.
+    A listed source that another listed source includes (a binding including its launcher) is a dependency of the other
+    source, not a unit. A unit that uses TVM-FFI without including the helper header gets the header through
+    ``-include``: the launcher of the add-a-kernel tutorial is written this way.
     """
     texts = {source: spec.source_text(source) for source in spec.sources}
     by_path = {os.path.normpath(source): source for source in texts}
@@ -95,14 +95,14 @@ def translation_units(spec: JitSpec) -> list[Unit]:
 
 
 def _object_name(source: Path, taken: set[str]) -> str:
-    """``<folder>_<stem>.cuda.o``, or ``.o``; with a number where another folder of that name has such a file, too."""
+    """Return ``<folder>_<stem>.cuda.o``, or ``.o``; with a number if another folder of that name has such a file."""
     stem, suffix = f"{source.parent.name}_{source.stem}", ".cuda.o" if source.suffix == ".cu" else ".o"
     numbered = (f"{stem}_{number}{suffix}" for number in itertools.count(2))
     return next(name for name in itertools.chain([stem + suffix], numbered) if name not in taken)
 
 
 def _needs_preinclude(text: str) -> bool:
-    """The helper header does not stand before everything else the unit includes."""
+    """Return True unless the helper header is the first header that the unit includes."""
     names = _INCLUDE.findall(text)
     return not names or Path(names[0]).name != _HELPER_HEADER
 
@@ -112,7 +112,7 @@ def _needs_preinclude(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Flags:
-    """Flags of one module. Directories appear as ``{tokens}``: the manifest must not depend on where they are."""
+    """Flags of one module. Directories appear as ``{tokens}``: the manifest must not depend on their location."""
 
     host: tuple[str, ...]
     cuda: tuple[str, ...]
@@ -120,7 +120,7 @@ class Flags:
 
 
 def flag_tokens(spec: JitSpec) -> dict[str, str]:
-    """What the ``{tokens}`` of this module's flags and manifest paths stand for on this machine."""
+    """Return the values of the ``{tokens}`` in this module's flags and manifest paths, on this machine."""
     include, lib = tvm_ffi_paths()
     tokens = {
         "include": str(jit_env.FLASHINFER_INCLUDE_DIR),
@@ -135,7 +135,7 @@ def flag_tokens(spec: JitSpec) -> dict[str, str]:
 
 
 def tokenise(path: str, tokens: dict[str, str]) -> str:
-    """Spell a path through the deepest token that contains it."""
+    """Replace the deepest directory that contains a path and has a token by the ``{token}``."""
     for name, directory in sorted(tokens.items(), key=lambda item: -len(item[1])):
         if path.startswith(directory + "/"):
             return f"{{{name}}}{path[len(directory) :]}"
@@ -143,7 +143,7 @@ def tokenise(path: str, tokens: dict[str, str]) -> str:
 
 
 def expand(text: str, tokens: dict[str, str]) -> str:
-    """The reverse; a token nobody knows stays as it is."""
+    """Replace ``{tokens}`` by paths, the reverse of :func:`tokenise`; an unknown token stays unchanged."""
     return re.sub(r"\{(\w+)\}", lambda m: tokens.get(m[1], m[0]), text)
 
 
@@ -184,14 +184,14 @@ def _cuda_flags(spec: JitSpec, debug: bool) -> list[str]:
     flags += [f"-DFLASHINFER_ENABLE_{name}" for name in ("F16", "BF16", "FP8_E4M3", "FP8_E5M2")]
     # No -use_fast_math: it flushes subnormals everywhere; kernels name the approximate instructions they want.
     if debug:
-        # Not -G, which compiler caches refuse.
+        # Not -G: compiler caches refuse it.
         flags += ["-O0", "-g", "--device-debug", "-lineinfo", "-Xptxas=-v"]
     else:
         flags += ["-O3", "-DNDEBUG"]
     if knobs.jit_lineinfo and not debug:
         flags += ["-lineinfo"]
     if knobs.cc:
-        before, compiler, given = split_command(knobs.cc)  # nvcc takes one word: no launcher, no flags
+        before, compiler, given = split_command(knobs.cc)  # nvcc -ccbin takes one word: no launcher, no flags
         flags += ["-ccbin", str(compiler) if before or given else knobs.cc]
         flags += [word for flag in given for word in ("-Xcompiler", flag)]
     targets = current_compilation_context.get_nvcc_flags_list(spec.supported_major_versions)
@@ -205,7 +205,7 @@ def _cuda_flags(spec: JitSpec, debug: bool) -> list[str]:
 
 def _join(flags: Sequence[str], tokens: dict[str, str]) -> str:
     words = (expand(flag, tokens) for flag in flags)
-    # A toolkit of the distribution has /usr/include: named, it comes before libstdc++, whose #include_next fails then.
+    # -isystem/usr/include (a toolkit of the distribution) would come before libstdc++, whose #include_next then fails.
     return shlex.join(word for word in words if word != "-isystem/usr/include")
 
 
@@ -226,15 +226,15 @@ class Commands:
         self.nvcc = f"{knobs.nvcc_launcher} {shlex.quote(str(nvcc))}".strip()
 
     def compile(self, unit: Unit) -> str:
-        """Everything before ``-c source -o object``."""
+        """Return everything before ``-c source -o object``."""
         helper = ["-include", "{csrc}/" + _HELPER_HEADER] if unit.needs_helper else []
         if unit.tool == "nvcc":
-            (threads,) = get_nvcc_parallelism_flags()  # here, not in the flags: it does not change the result
+            (threads,) = get_nvcc_parallelism_flags()  # not in the flags, because it does not change the result
             return f"{self.nvcc} {threads} {_join([*helper, *self.flags.cuda], self.tokens)}"
         return f"{self.cxx} -x c++ {_join([*helper, *self.flags.host], self.tokens)}"
 
     def link(self) -> tuple[str, str]:
-        """What stands before and after the object files."""
+        """Return the parts of the link command before and after the object files."""
         if self.spec.needs_device_linking:
             targets = [f for f in self.flags.cuda if "-gencode" in f or f.startswith(("-arch", "--gpu-architecture"))]
             flags = _join([*targets, *_for_nvcc(self.flags.link)], self.tokens)
@@ -243,7 +243,7 @@ class Commands:
 
 
 def _for_nvcc(flags: Sequence[str]) -> list[str]:
-    """Link flags in the form nvcc takes: ``-Wl`` and ``-l:`` words travel behind ``-Xlinker``."""
+    """Convert link flags to the form nvcc takes: ``-Wl`` and ``-l:`` words follow ``-Xlinker``."""
     words: list[str] = []
     for flag in flags:
         if flag.startswith("-Wl,"):
@@ -260,7 +260,7 @@ def _ninja_path(path: Path) -> str:
 
 
 def ninja_text(spec: JitSpec, out_dir: Path) -> str:
-    """``build.ninja`` of one module with all outputs in ``out_dir``."""
+    """Return ``build.ninja`` of one module with all outputs in ``out_dir``."""
     commands = Commands(spec)
     before, after = (part.replace("$", "$$") for part in commands.link())
     lines = [
@@ -269,7 +269,7 @@ def ninja_text(spec: JitSpec, out_dir: Path) -> str:
         "  command = $compiler -MMD -MF $out.d -c $in -o $out",
         "  depfile = $out.d",
         f"  description = {spec.name}: $what",
-        # Renamed when complete: a linker that is killed leaves half a library, which must not look like one.
+        # The output is renamed when complete: a linker that is killed leaves half a library.
         "rule link",
         f"  command = {before} $in -o $out.part {after} && mv -f $out.part $out",
         f"  description = {spec.name}: link",
@@ -296,7 +296,7 @@ def generate_ninja_build_for_op(
     extra_include_dirs: Optional[Sequence[Union[str, Path]]],
     needs_device_linking: bool = False,
 ) -> str:
-    """``build.ninja`` of a CUDA module of these sources, with its outputs where ``gen_jit_spec`` puts them."""
+    """Return ``build.ninja`` of a CUDA module of these sources, with outputs where ``gen_jit_spec`` puts them."""
     from .core import JitSpec
 
     spec = JitSpec(
@@ -312,7 +312,7 @@ def generate_ninja_build_for_op(
 
 
 def parent_ninja_text(directories: Iterable[Path]) -> str:
-    """A graph of several modules, each with its own ``build.ninja``."""
+    """Return a ninja graph of several modules, each with its own ``build.ninja``."""
     return "".join(f"subninja {_ninja_path(directory / 'build.ninja')}\n" for directory in directories)
 
 
@@ -340,7 +340,7 @@ def watch_ninja(
     verbose: bool,
     on_step: Optional[Callable[[int, int, str], None]] = None,
 ) -> tuple[int, str]:
-    """Run ninja to the end of all modules that do not fail; return its exit status and everything it printed.
+    """Run ninja until all modules are done or have failed; return its exit status and everything it printed.
 
     ``on_step(done, total, description)`` is called for each finished step.
     """

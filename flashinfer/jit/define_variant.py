@@ -21,7 +21,7 @@ from .variant_expression import Expression, evaluate, parse_function, plain_numb
 
 __all__ = ["AttentionVariant", "define_variant"]
 
-#: Parameters that the kernel knows; functions may ask for them by name.
+#: Parameters that the kernel provides; functions may use them by name.
 _FROM_KERNEL = {
     "qo_len": Typed("int32_t(qo_len)", "int"),
     "kv_len": Typed("int32_t(kv_len)", "int"),
@@ -72,7 +72,7 @@ def define_variant(
     logits_fn: Optional[Callable[..., float]] = None,
     use_softmax: bool = True,
 ) -> AttentionVariant:
-    """Attention with a mask, or logits, of your own, from plain Python functions that are translated to C++.
+    """Define attention with a custom mask or custom logits, from plain Python functions that are translated to C++.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def define_variant(
 
 
 class _Hook:
-    """A parsed function. ``leading`` says what its first parameters are, ``result`` the kind of what it returns."""
+    """A parsed function. ``leading`` maps its first parameters to their roles; ``result`` is the kind of its result."""
 
     def __init__(self, function: Callable[..., Any], leading: tuple[str, ...], result: str) -> None:
         self.where = f"define_variant: {getattr(function, '__name__', function)}"
@@ -149,7 +149,7 @@ class _Hook:
             self.extra[parameter.name] = parameter
 
     def cpp(self, kinds: Mapping[str, str], condition: str = "") -> str:
-        """C++ that returns the result, for run-time parameters of these kinds; ``condition`` comes before it."""
+        """Return C++ that returns the result, for run-time parameters of these kinds; ``condition`` precedes it."""
         texts = {
             "logit": Typed("scaled", "float"),
             "q_idx": Typed("int32_t(qo_idx)", "int"),
@@ -169,7 +169,7 @@ class _Hook:
 
 
 class AttentionVariant:
-    """What :func:`define_variant` returns: :meth:`run` on the device, :meth:`reference` in torch, :meth:`source`."""
+    """Result of :func:`define_variant`: :meth:`run` on the device, :meth:`reference` in torch, :meth:`source`."""
 
     def __init__(self, causal: bool, mask: Optional[_Hook], logits: Optional[_Hook], use_softmax: bool = True) -> None:
         self._causal, self._mask, self._logits, self._use_softmax = causal, mask, logits, use_softmax
@@ -186,7 +186,7 @@ class AttentionVariant:
             self.source(**declared)  # type: ignore[arg-type]  # mistakes are reported where the function is
 
     def _agreed(self, first: inspect.Parameter, second: inspect.Parameter) -> inspect.Parameter:
-        """One parameter of both functions, which may leave its type or its default to the other."""
+        """Merge one parameter of both functions; either may leave the type or the default to the other."""
         kinds = {self._declared_kind(p) for p in (first, second)} - {None}
         defaults = [p.default for p in (first, second) if p.default is not p.empty]
         if len(kinds) > 1 or any(x != defaults[0] for x in defaults):
@@ -205,11 +205,11 @@ class AttentionVariant:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the run-time parameters."""
+        """Return the names of the run-time parameters."""
         return tuple(self._extra)
 
     def source(self, **kinds: str) -> str:
-        """C++ of the variant struct. ``kinds`` says ``"int"``, ``"float"`` or ``"bool"`` for each parameter."""
+        """Return the C++ of the variant struct. ``kinds`` has "int", "float" or "bool" for each parameter."""
         for name in self._extra:
             if kinds.get(name) not in _SCALARS:
                 raise ValueError(f"source: {name} is {kinds.get(name)!r}, expected 'int', 'float' or 'bool'")
@@ -228,7 +228,7 @@ class AttentionVariant:
         return _STRUCT.format(name="DefinedVariant", softmax=softmax, scale=scale, helpers=HELPERS, hooks=hooks)
 
     def _arguments(self, given: Mapping[str, Any]) -> tuple[tuple[str, ...], list[Any]]:
-        """Kinds and values of the run-time parameters."""
+        """Return the kinds and values of the run-time parameters."""
         unknown = sorted(set(given) - set(self._extra))
         if unknown:
             raise TypeError(f"run: unknown argument {unknown[0]}, expected {', '.join(self._extra) or 'none'}")
@@ -260,7 +260,7 @@ class AttentionVariant:
         return_lse: bool = False,
         **parameters: Any,
     ) -> Any:
-        """Attention of ``q`` ``[qo_len, num_qo_heads, head_dim]`` over ``k`` and ``v``, as in single prefill.
+        """Compute attention of ``q`` ``[qo_len, num_qo_heads, head_dim]`` over ``k`` and ``v``, as in single prefill.
 
         Parameters
         ----------
@@ -331,7 +331,7 @@ class AttentionVariant:
         window_left: int = -1,
         **parameters: Any,
     ) -> torch.Tensor:
-        """The same attention from torch operations, in float32, for checking; ``k`` and ``v`` are NHD."""
+        """Compute the same attention with torch operations, in float32, for checking; ``k`` and ``v`` are NHD."""
         (qo_len, heads, head_dim), (kv_len, kv_heads, _) = q.shape, k.shape
         group = heads // kv_heads
         values = self._values(qo_len, kv_len, heads, group, parameters, q.device)
@@ -340,7 +340,7 @@ class AttentionVariant:
         logits = logits * (1 / math.sqrt(head_dim) if sm_scale is None else sm_scale)
         if self._logits is not None:
             logits = self._logits.evaluate({**values, "logit": logits}).expand_as(logits).float()
-        distance = values["q_idx"] + kv_len - qo_len - values["kv_idx"]  # to the left of the diagonal
+        distance = values["q_idx"] + kv_len - qo_len - values["kv_idx"]  # distance to the left of the diagonal
         hidden = -math.inf if self._use_softmax else 0.0
         if self._causal:
             logits = logits.masked_fill(distance < 0, hidden)
@@ -354,7 +354,7 @@ class AttentionVariant:
     def _values(
         self, qo_len: int, kv_len: int, heads: int, group: int, parameters: Mapping[str, Any], device: torch.device
     ) -> dict[str, torch.Tensor]:
-        """Everything a function may name, shaped to broadcast to ``[heads, qo_len, kv_len]``."""
+        """Return all values that a function may name, shaped to broadcast to ``[heads, qo_len, kv_len]``."""
         head = torch.arange(heads, device=device)[:, None, None]
         values = {
             "q_idx": torch.arange(qo_len, device=device)[:, None],
@@ -389,7 +389,7 @@ def _run_variant(
     kinds: str,
     numbers: list[float],
 ) -> None:
-    """:meth:`AttentionVariant.run` in a graph, which knows numbers as floats. Text is joined by commas."""
+    """Run :meth:`AttentionVariant.run` as an op of a graph. All numbers are floats; texts are joined by commas."""
     types: dict[str, Callable[[float], Any]] = {"bool": bool, "int": int, "float": float}
     given = zip(names.split(","), kinds.split(","), numbers, strict=False)
     parameters = {name: types[kind](x) for name, kind, x in given}
@@ -412,7 +412,7 @@ def _module(
     names: tuple[str, ...],
     kinds: tuple[str, ...],
 ) -> Any:
-    """Build (or load) the module of a variant; its name is a hash of all that decides its code."""
+    """Build (or load) the module of a variant; its name is a hash of everything that determines its code."""
     from .attention import gen_customize_single_prefill_module
 
     identity = repr((dtype_q, dtype_kv, head_dim_qk, head_dim_vo, source, names, kinds))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where things live. Read every name as an attribute of this module (``jit_env.FLASHINFER_JIT_DIR``).
+"""Directories and companion packages. Read every name as an attribute of this module (``jit_env.FLASHINFER_JIT_DIR``).
 
 The directories are computed when they are read, so importing touches no disk and no GPU, a changed environment is
 seen at once, and AOT can rebind a name by assigning to it. Nothing here creates a directory, but for the temporary
@@ -61,10 +61,10 @@ def _home() -> Path:
 
 
 def _temporary_base() -> Path:
-    """Last resort: a directory of this user alone, because modules found there are loaded into the process."""
+    """Return a directory of this user alone, the last resort: modules found there are loaded into the process."""
     try:
         parent = Path(tempfile.gettempdir())
-    except FileNotFoundError:  # nothing at all can be written: modules that are there still load
+    except FileNotFoundError:  # nothing can be written; existing modules still load
         parent = Path("/tmp")
     base = parent / f"flashinfer-{os.getuid()}"
     with contextlib.suppress(OSError):
@@ -73,14 +73,14 @@ def _temporary_base() -> Path:
 
 
 def _is_writable(path: Path) -> bool:
-    """Whether ``path`` can be made or written. ``os.path`` because a home of somebody else is no error, only a no."""
+    """Return True if ``path`` can be made or written. ``os.path`` returns False for a directory we may not enter."""
     while not os.path.lexists(path) and path != path.parent:
         path = path.parent
     return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
 
 
 def _is_private(path: Path) -> bool:
-    """Nobody else can plant a module in ``path``."""
+    """Return True if no other user can write a module to ``path``."""
     try:
         status = path.lstat()
     except OSError:
@@ -94,12 +94,12 @@ def _warn_fallback(wanted: str, used: str) -> None:
 
 
 def preferred_base() -> Path:
-    """The base directory asked for, writable or not: warm modules load from it even when it is read-only."""
+    """Return the requested base directory, writable or not: built modules load from it even if it is read-only."""
     return (knobs.workspace_base or _home()).absolute()
 
 
 def writable_base() -> Path:
-    """The first of ``FLASHINFER_WORKSPACE_BASE``, home, a temporary directory that can be written."""
+    """Return the first writable one of ``FLASHINFER_WORKSPACE_BASE``, home, a temporary directory."""
     for base in (preferred_base(), _home()):
         if _is_writable(cache_dir(base)):
             return base
@@ -107,7 +107,7 @@ def writable_base() -> Path:
 
 
 def check_base() -> None:
-    """Before a build: say where it goes if not where it was asked to, and refuse a directory others can write."""
+    """Check before a build: warn if it goes elsewhere than requested; refuse a directory that others can write."""
     if "FLASHINFER_JIT_DIR" in globals():
         return
     wanted, base = preferred_base(), writable_base()
@@ -142,13 +142,13 @@ def cpu_arch_tag() -> str:
 
 
 def cuda_arch_tag() -> str:
-    """Sorted targets joined by ``_`` (``80_90a``); empty without targets."""
+    """Return the sorted targets joined by ``_`` (``80_90a``); empty without targets."""
     targets = sorted(current_compilation_context.TARGET_CUDA_ARCHS)
     return "_".join(f"{major}{minor}" for major, minor in targets)
 
 
 def arch_tag(backend: Optional[str] = None) -> str:
-    """Tag of one backend's directory; by default CUDA's, or the CPU's on a machine without CUDA targets."""
+    """Return the tag of one backend's directory; by default CUDA's, or the CPU's on a machine without CUDA targets."""
     if backend == "cpu":
         return cpu_arch_tag()
     return cuda_arch_tag() or cpu_arch_tag()
@@ -159,7 +159,7 @@ def cache_dir(base: Path) -> Path:
 
 
 def jit_dir(backend: str) -> Path:
-    """``cached_ops`` of a backend. AOT rebinds ``FLASHINFER_JIT_DIR``, which then holds for every backend."""
+    """Return ``cached_ops`` of a backend. AOT rebinds ``FLASHINFER_JIT_DIR``, which then holds for every backend."""
     rebound = globals().get("FLASHINFER_JIT_DIR")
     return rebound or cache_dir(writable_base()) / __version__ / arch_tag(backend) / "cached_ops"
 
@@ -170,7 +170,7 @@ def gen_src_dir(backend: str) -> Path:
 
 
 def read_dirs(backend: str) -> Iterator[Path]:
-    """Directories a finished module may be in, best first."""
+    """Return the directories that may hold a built module, best first."""
     if "FLASHINFER_JIT_DIR" not in globals():
         bases = [preferred_base(), writable_base()]
         for base in dict.fromkeys(bases):
@@ -181,7 +181,7 @@ def read_dirs(backend: str) -> Iterator[Path]:
 
 
 def untrusted(folder: Path, *files: Path) -> Optional[str]:
-    """Why the module in ``folder``, one of ``jit_dir`` or ``gen_src_dir``, with these files is not to be used."""
+    """Return the reason not to trust ``folder``, in ``jit_dir`` or ``gen_src_dir``, and these files; None if none."""
     if folder.parent in (globals().get("FLASHINFER_JIT_DIR"), globals().get("FLASHINFER_GEN_SRC_DIR")):
         return refusal((folder.parent, folder, *files))
     modules, targets, version, cache, *above = folder.parents  # base/.cache/flashinfer/<version>/<targets>/cached_ops
@@ -202,20 +202,20 @@ def _package_data(name: str) -> Path:
 
 
 def companion_version(package: str) -> Optional[str]:
-    """Version of a companion package, used or not; None when it is absent."""
+    """Return the version of a companion package, used or not; None if it is not installed."""
     if importlib.util.find_spec(package) is None:
         return None
     return str(getattr(importlib.import_module(package), "__version__", "unknown"))
 
 
 def accepts_companion(version: str) -> bool:
-    """Whether a companion of this version is used: it is of our release, whatever follows ``+``, or nobody checks."""
+    """Return True if a companion is of our release (ignoring what follows ``+``), or if the version check is off."""
     same = version.split("+")[0] == __version__.split("+")[0]
     return same or knobs.disable_version_check or __version__ == "0.0.0+unknown"
 
 
 def _has_companion(package: str) -> bool:
-    """Whether a companion package is there to be used; one of another release is reported."""
+    """Return True if a companion package is installed and usable; warn about one of another release."""
     version = companion_version(package)
     if version is not None and not accepts_companion(version):
         _warn_companion(package, version)
@@ -232,12 +232,12 @@ def _warn_companion(package: str, version: str) -> None:
 
 
 def has_flashinfer_jit_cache() -> bool:
-    """Whether the companion package of pre-built modules is installed."""
+    """Return True if the companion package of pre-built modules is installed."""
     return importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 
 def has_flashinfer_cubin() -> bool:
-    """Whether the companion package of kernel binaries is installed."""
+    """Return True if the companion package of kernel binaries is installed."""
     return importlib.util.find_spec("flashinfer_cubin") is not None
 
 

@@ -40,7 +40,7 @@ _SWAPPED = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 32, 64, 128), "fp8_bloc
 
 
 class Tile(NamedTuple):
-    """A tile that a module has a kernel for."""
+    """A tile that a module has a kernel for: its sizes, the side of the tokens, and the C++ entry."""
 
     swapped: bool
     block_m: int
@@ -53,7 +53,7 @@ class Tile(NamedTuple):
 
 
 def tiles_of(kind: str) -> list[Tile]:
-    """The tiles of a module, in the order of the numbers that ``gemm_sm90`` takes."""
+    """Return the tiles of a module, in the order of the numbers that ``gemm_sm90`` takes."""
     element, scaling = _KINDS[kind]
     common = f"{element}, Scaling::{scaling}"
     plain = [Tile(False, m, n, f"GemmSm90<{common}, {m}, {n}>") for m, n in _TILES[kind]]
@@ -61,7 +61,7 @@ def tiles_of(kind: str) -> list[Tile]:
 
 
 def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
-    """Products of bf16, of e4m3 with scales of tensors (fp8), or of e4m3 with scales of blocks (fp8_block)."""
+    """Describe a GEMM module: bf16, e4m3 with per-tensor scales (fp8), or e4m3 with block scales (fp8_block)."""
     element, scaling = _KINDS[kind]
     tiles = tiles_of(kind)
     units = {t.unit: {"entry": t.entry, "header": "swapped_sm90.cuh" if t.swapped else "gemm_sm90.cuh"} for t in tiles}
@@ -83,7 +83,7 @@ get_gemm_sm90_module = module_cache(gen_dense_gemm_sm90_module)
 
 
 def gen_quantize_1x128_module() -> JitSpec:
-    """Activations to e4m3 by rows and 128 columns, for any CUDA target."""
+    """Describe the module that quantises activations to e4m3 by row and 128 columns, for any CUDA target."""
     units = {"units": {"types": ("bfloat16_t", "float16_t")}}
     return stage("quantize_1x128", backend="cuda", kernels=units)
 
@@ -92,7 +92,7 @@ get_quantize_1x128_module = module_cache(gen_quantize_1x128_module)
 
 
 def gen_gemm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     if backend == "cuda":
         yield gen_quantize_1x128_module()
         for kind in _KINDS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is this ``.so`` fresh? A manifest beside each library answers from content, never from modification times.
+"""Freshness of a ``.so``: a manifest beside each library decides by content, never by modification times.
 
 A module is fresh when its manifest equals what a build would record now: package version, targets, flags, the SHA-256
 of every source and of every header the compiler's dep-file named, the compilers' versions and the library itself.
@@ -37,7 +37,7 @@ def _digest(data: bytes) -> str:
 
 
 def identity(spec: JitSpec) -> dict[str, Any]:
-    """Everything that decides the result except file contents and compiler versions."""
+    """Return everything that determines the result except file contents and compiler versions."""
     flags, tokens = module_flags(spec), flag_tokens(spec)
     return {
         "schema": SCHEMA,
@@ -59,9 +59,9 @@ def _compilers(spec: JitSpec) -> dict[str, Optional[Path]]:
 
 
 def _dep_files(private: Path) -> set[str]:
-    """Paths named by the dep-files of a build (make syntax: ``target: a b \\`` with escaped blanks, # and $).
+    """Return the paths in the dep-files of a build (make syntax: ``target: a b \\`` with escaped blanks, # and $).
 
-    The target ends in ``.o``; nvcc escapes nothing in it, so that it may hold blanks and colons of its own.
+    The target ends in ``.o``; nvcc escapes nothing in the target, which may therefore contain blanks and colons.
     """
     paths = set()
     for depfile in private.glob("*.d"):
@@ -73,7 +73,7 @@ def _dep_files(private: Path) -> set[str]:
 
 
 def source_digests(spec: JitSpec) -> dict[str, str]:
-    """Content of the listed sources. Taken before the compiler reads them."""
+    """Return the digests of the listed sources. Taken before the compiler reads the sources."""
     return {os.path.normpath(source): _digest(_content(spec, source)) for source in spec.sources}
 
 
@@ -104,10 +104,10 @@ def write_manifest(spec: JitSpec, private: Path, library: Path, sources: dict[st
 
 
 def _edited_since(start: Path) -> Callable[[str], bool]:
-    """Whether a file changed between the writing of ``start`` and now.
+    """Return a function that tells whether a file changed between the writing of ``start`` and now.
 
-    Asked of the time of change, which only the system sets: unpacking an archive sets the other one to anything. A time
-    that is still to come is no edit of the last minutes either, but of a clock that was wrong.
+    The function reads ctime, which only the system sets: unpacking an archive sets mtime to any value. A ctime in the
+    future does not count as a recent edit: it comes from a clock that was wrong.
     """
     began, end = start.stat().st_ctime_ns, start.with_suffix(".end")
     end.touch()
@@ -116,12 +116,12 @@ def _edited_since(start: Path) -> Callable[[str], bool]:
 
 
 def _content(spec: JitSpec, path: Path) -> bytes:
-    """Content a build would see: a source that is generated during the build counts as its text."""
+    """Return the content that a build would see: a source generated during the build counts as its text."""
     return spec.generated[path].encode() if path in spec.generated else path.read_bytes()
 
 
 def _read_manifest(library: Path) -> Optional[dict[str, Any]]:
-    """None when there is no manifest, or none that we wrote."""
+    """Return the manifest; None if there is none, or none that we wrote."""
     try:
         manifest = json.loads(manifest_path(library).read_bytes())
     except (OSError, ValueError):
@@ -131,7 +131,7 @@ def _read_manifest(library: Path) -> Optional[dict[str, Any]]:
 
 
 def staleness(spec: JitSpec, library: Path) -> Optional[str]:
-    """None when ``library`` is fresh, else the first reason why it is not."""
+    """Return None if ``library`` is fresh, else the first reason why it is not."""
     reason, file = open_fresh(spec, library)
     if file is not None:
         file.close()
@@ -139,7 +139,7 @@ def staleness(spec: JitSpec, library: Path) -> Optional[str]:
 
 
 def open_fresh(spec: JitSpec, library: Path) -> tuple[Optional[str], Optional[BinaryIO]]:
-    """Why ``library`` is not fresh, or the open file whose content is: a moment later its name may lead to another."""
+    """Return the reason why ``library`` is stale, or the open fresh file: another file may take its name any time."""
     manifest = _read_manifest(library)
     reason = "not built" if manifest is None else _difference(spec, manifest)
     if manifest is None or reason is not None:
@@ -155,7 +155,7 @@ def open_fresh(spec: JitSpec, library: Path) -> tuple[Optional[str], Optional[Bi
 
 
 def _difference(spec: JitSpec, manifest: dict[str, Any]) -> Optional[str]:
-    """The first thing that differs from when ``manifest`` was written, the library apart."""
+    """Return the first thing, other than the library, that changed since ``manifest`` was written."""
     try:
         now = identity(spec)
     except OSError as error:

@@ -20,7 +20,7 @@ _SILU_FORMS = ("false, false, true", "true, false, true")
 
 
 def gen_norm_module(backend: str = "cuda") -> JitSpec:
-    """RMSNorm and LayerNorm with their fused and quantising forms."""
+    """Describe the module of RMSNorm and LayerNorm with their fused and quantising forms."""
     units: dict[str, dict] = {
         f"{dtype}_{name}": {"dtype": dtype, "forms": forms}
         for dtype in ("float16_t", "bfloat16_t", "float")
@@ -31,17 +31,17 @@ def gen_norm_module(backend: str = "cuda") -> JitSpec:
 
 
 def gen_dit_layernorm_module(backend: str = "cuda") -> JitSpec:
-    """The fused LayerNorms of diffusion transformers."""
+    """Describe the module of the fused LayerNorms of diffusion transformers."""
     return stage("dit_layernorm", backend=backend, kernels={"bfloat16_t": {}})
 
 
 def gen_qk_rmsnorm_rope_module() -> JitSpec:
-    """QK RMSNorm with 3-D rotary embedding; CUDA only."""
+    """Describe the module of QK RMSNorm with 3-D rotary embedding; CUDA only."""
     return stage("qk_rmsnorm_rope", backend="cuda", kernels={"bfloat16_t": {}})
 
 
 def gen_norm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_norm_module(backend)
     yield gen_dit_layernorm_module(backend)
     if backend == "cuda":

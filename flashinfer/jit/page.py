@@ -12,17 +12,17 @@ __all__ = ["gen_page_module", "gen_page_modules", "gen_page_nvfp4_module"]
 
 
 def gen_page_module(backend: str = "cuda") -> JitSpec:
-    """Appending keys and values of any element type, and the indices of a ragged batch."""
+    """Describe the module that appends keys and values of any element type, and computes indices of a ragged batch."""
     return stage("page", backend=backend, kernels={"append": {}})
 
 
 def gen_page_nvfp4_module(backend: str = "cuda") -> JitSpec:
-    """Appending keys and values quantised to NVFP4."""
+    """Describe the module that appends keys and values quantised to NVFP4."""
     units = {dtype: {"dtype": dtype} for dtype in ("float16_t", "bfloat16_t")}
     return stage("page_nvfp4", backend=backend, kernels=units)
 
 
 def gen_page_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_page_module(backend)
     yield gen_page_nvfp4_module(backend)

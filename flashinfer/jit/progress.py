@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user sees while modules build: nothing for the first second, then one line on stderr."""
+"""Progress display of a build: nothing for the first second, then one line on stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUIET_SECONDS = 1.0
 
 
 def some_of(names: Sequence[str]) -> str:
-    """Up to three names, and how many more there are: those of attention modules are long."""
+    """Return up to three names and the number of others: names of attention modules are long."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -34,7 +34,7 @@ class ProgressLine:
         return self
 
     def step(self, done: int, total: int, description: str) -> None:
-        """``done`` of ``total`` steps are."""
+        """Record that ``done`` of ``total`` steps are finished."""
         self.done, self.total = done, total
 
     @property
@@ -61,26 +61,26 @@ class ProgressLine:
             word = "built" if kind is None else "failed to build"
             line = f"flashinfer: {word} {self.label} in {self.seconds:.1f} s"
             if is_terminal():
-                line = f"\r{line:{len(self._text())}}"  # over all of the line before
+                line = f"\r{line:{len(self._text())}}"  # pad, to overwrite the previous line
             say(line)
 
 
 class _Stderr:
-    """stderr as it is for all but writing, which never fails."""
+    """stderr whose ``write`` never fails; everything else is passed on."""
 
     def write(self, text: str) -> int:
         say(text, end="")
         return len(text)
 
     def flush(self) -> None:
-        """Every write has been."""
+        """Do nothing: every write is flushed."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stderr, name)
 
 
 class ProgressBar:
-    """The same events as a tqdm bar, for warm-up and AOT builds of many modules."""
+    """Progress of warm-up and AOT builds of many modules, as a tqdm bar."""
 
     def __init__(self, names: Sequence[str]) -> None:
         from tqdm import tqdm

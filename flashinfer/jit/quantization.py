@@ -22,7 +22,7 @@ __all__ = [
 
 
 def gen_packbits_module(backend: str = "cuda") -> JitSpec:
-    """Truth values to bits, flat and by segment."""
+    """Describe the module that packs truth values into bits, flat and by segment."""
     units: dict[str, dict] = {
         "elements": {"elements": ("uint8_t", "uint16_t", "uint32_t", "uint64_t"), "indices": ()},
         "segments": {"elements": (), "indices": ("int32_t", "int64_t")},
@@ -31,17 +31,17 @@ def gen_packbits_module(backend: str = "cuda") -> JitSpec:
 
 
 def gen_quantization_module() -> JitSpec:
-    """The published name of :func:`gen_packbits_module`."""
+    """Published name of :func:`gen_packbits_module`."""
     return gen_packbits_module()
 
 
 def gen_nvfp4_kv_module(backend: str = "cuda") -> JitSpec:
-    """NVFP4 key-value caches to 16 bits."""
+    """Describe the module that dequantises NVFP4 key-value caches to 16 bits."""
     return stage("nvfp4_kv", backend=backend, kernels={t: {"dtype": t} for t in ("float16_t", "bfloat16_t")})
 
 
 def gen_fp4_kv_dequantization_module() -> JitSpec:
-    """The published name of :func:`gen_nvfp4_kv_module`."""
+    """Published name of :func:`gen_nvfp4_kv_module`."""
     return gen_nvfp4_kv_module()
 
 
@@ -54,18 +54,18 @@ _MX_UNITS: dict[str, dict] = {
 
 
 def gen_mx_quantization_module(backend: str = "cuda") -> JitSpec:
-    """MXFP8 quantisation and the layout of block scales; on the CPU also the dequantisers."""
+    """Describe the module of MXFP8 quantisation and block-scale layouts; on the CPU also the dequantisers."""
     return stage("mx_quantization", backend=backend, kernels=_MX_UNITS)
 
 
 def gen_fp4_quantization_module(nvcc_flags: Sequence[str], device_arch: str) -> JitSpec:
-    """The CUDA module above compiled with flags of the caller's, for callers that build one per architecture."""
+    """Describe the CUDA module above with the caller's compiler flags, for callers that build one per architecture."""
     name = f"fp4_quantization_{device_arch}"
     return stage("mx_quantization", backend="cuda", name=name, kernels=_MX_UNITS, extra_cuda_cflags=nvcc_flags)
 
 
 def gen_quantization_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_packbits_module(backend)
     yield gen_nvfp4_kv_module(backend)
     yield gen_mx_quantization_module(backend)

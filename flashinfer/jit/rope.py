@@ -12,7 +12,7 @@ __all__ = ["gen_rope_module", "gen_rope_modules"]
 
 
 def gen_rope_module(backend: str = "cuda") -> JitSpec:
-    """Rotary position embedding in all its forms."""
+    """Describe the module of rotary position embedding in all its forms."""
     units = {
         f"{dtype}_{name}": {"dtype": dtype, "quant": quant}
         for dtype in ("float16_t", "bfloat16_t", "float")
@@ -22,5 +22,5 @@ def gen_rope_module(backend: str = "cuda") -> JitSpec:
 
 
 def gen_rope_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_rope_module(backend)

@@ -11,17 +11,17 @@ from .core import JitSpec
 __all__ = ["gen_sampling_module", "gen_sampling_modules"]
 
 
-#: Forms of the kernel of top-k and top-p that are units of their own: threads of a block, and whether rows may be long.
+#: Forms of the top-k and top-p kernel that are separate units: threads of a block, and whether rows may be long.
 _TOP_FORMS = {"wide": "WIDE_THREADS, true", "long": "TOP_THREADS, true"}
 
 
 def _unit(header: str, *instances: str, elsewhere: Optional[dict[str, Any]] = None) -> dict[str, Any]:
-    """A header and what of its templates is compiled with it; ``elsewhere``: the unit of what else they use."""
+    """Return a unit: a header and the instances compiled here; ``elsewhere`` is the unit with the other instances."""
     return {"header": header, "instances": instances, "elsewhere": elsewhere}
 
 
 def _units() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Kernel units, each small enough to compile in a few seconds."""
+    """Yield kernel units, each small enough to compile in a few seconds."""
     for header in ("sample_unfiltered", "sample_many_per_row", "softmax", "speculative"):
         yield header, _unit(header)
     forms = {
@@ -40,10 +40,10 @@ def _units() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def gen_sampling_module(backend: str = "cuda") -> JitSpec:
-    """Draws, renormalisation, masks, softmax."""
+    """Describe the module of draws, renormalisation, masks and softmax."""
     return stage("sampling", backend=backend, kernels=dict(_units()))
 
 
 def gen_sampling_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_sampling_module(backend)

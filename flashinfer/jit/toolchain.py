@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which compilers this machine has: nvcc and its toolkit, the host compiler, ninja, the TVM-FFI headers.
+"""Compilers of this machine: nvcc and its toolkit, the host compiler, ninja, the TVM-FFI headers.
 
     nvcc           $FLASHINFER_NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin, PATH, /usr/local/cuda, pip's nvidia-cuda-nvcc
     host compiler  $CXX (which may be several words), then c++, g++, clang++ on PATH
@@ -42,7 +42,7 @@ _SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler binary and what it calls itself."""
+    """A compiler binary and its version text."""
 
     path: Path
     version: str  #: last line(s) of ``--version``, without any path
@@ -75,7 +75,7 @@ def _nvcc_candidates() -> Iterator[Path]:
 
 
 def find_nvcc() -> Optional[Path]:
-    """The nvcc to use, or None."""
+    """Find the nvcc to use, or None."""
     return next((p for p in _nvcc_candidates() if os.access(p, os.X_OK) and p.is_file()), None)
 
 
@@ -88,7 +88,7 @@ def _toolkit_of(nvcc: Path) -> Path:
 
 @functools.cache
 def _toolkit_behind(nvcc: Path) -> Path:
-    """A wrapper script outside its toolkit is asked where it leads."""
+    """Find the toolkit of an nvcc that is a wrapper script outside its toolkit, by a dry run."""
     dry_run = subprocess.run(
         [str(nvcc), "--dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=False
     )
@@ -99,7 +99,7 @@ def _toolkit_behind(nvcc: Path) -> Path:
 
 
 def get_cuda_path() -> str:
-    """The CUDA toolkit directory; RuntimeError when there is none."""
+    """Return the CUDA toolkit directory; RuntimeError if there is none."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise RuntimeError(NO_NVCC)
@@ -107,7 +107,7 @@ def get_cuda_path() -> str:
 
 
 def get_cuda_version() -> Version:
-    """The release of nvcc, else of the toolkit torch was built with; 0.0 when neither is known."""
+    """Return the release of nvcc, else of the toolkit torch was built with; 0.0 if neither is known."""
     from packaging.version import Version
 
     nvcc = find_nvcc()
@@ -124,7 +124,7 @@ def get_cuda_version() -> Version:
 
 
 def split_command(text: str) -> tuple[list[str], Optional[Path], list[str]]:
-    """What runs a compiler, the compiler or None, and its first flags: ``ccache g++ -m64``."""
+    """Split a command such as ``ccache g++ -m64`` into launcher, compiler (or None) and first flags."""
     words = [text] if shutil.which(text) else split_words(text)
     for i in reversed(range(len(words))):
         found = None if words[i].startswith("-") else shutil.which(words[i])
@@ -134,7 +134,7 @@ def split_command(text: str) -> tuple[list[str], Optional[Path], list[str]]:
 
 
 def split_cxx() -> tuple[list[str], Optional[Path], list[str]]:
-    """:func:`split_command` of the host C++ compiler."""
+    """Apply :func:`split_command` to the host C++ compiler."""
     if knobs.cxx:
         return split_command(knobs.cxx)
     found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
@@ -142,12 +142,12 @@ def split_cxx() -> tuple[list[str], Optional[Path], list[str]]:
 
 
 def find_cxx() -> Optional[Path]:
-    """The host C++ compiler, or None."""
+    """Find the host C++ compiler, or None."""
     return split_cxx()[1]
 
 
 def find_ninja() -> str:
-    """The ninja binary: the pip package's, else one on PATH."""
+    """Find the ninja binary: the pip package's, else one on PATH."""
     spec = importlib.util.find_spec("ninja")
     if spec is not None:
         import ninja
@@ -162,7 +162,7 @@ def find_ninja() -> str:
 
 
 def _warn_of_old_torch() -> None:
-    """Before torch 2.10, importing tvm_ffi compiles a library that passes tensors on, for 40 s and without a word."""
+    """Warn that before torch 2.10, importing tvm_ffi silently compiles a tensor-exchange library, which takes 40 s."""
     import torch
 
     names = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
@@ -175,7 +175,7 @@ def _warn_of_old_torch() -> None:
 
 
 def find_tvm_ffi() -> ModuleType:
-    """The module ``tvm_ffi``. Its package has another name, which a plain ImportError would not tell."""
+    """Import the module ``tvm_ffi``; the error names its package, which has another name than the module."""
     if "tvm_ffi" not in sys.modules:
         _warn_of_old_torch()
     try:
@@ -186,7 +186,7 @@ def find_tvm_ffi() -> ModuleType:
 
 @functools.cache
 def tvm_ffi_paths() -> tuple[Path, Path]:
-    """(include directory, library directory) of apache-tvm-ffi."""
+    """Return (include directory, library directory) of apache-tvm-ffi."""
     libinfo = find_tvm_ffi().libinfo
     return Path(libinfo.find_include_path()), Path(libinfo.find_libtvm_ffi()).parent
 
@@ -210,9 +210,9 @@ def identify(path: Path) -> Compiler:
 
 
 def binary_stamp(path: Path) -> Optional[list]:
-    """Path, size and mtime of a compiler binary: equal stamps spare asking for its version at every warm start.
+    """Return path, size and mtime of a compiler binary: with an equal stamp, a warm start need not ask for the version.
 
-    None for a script or a compiler cache: what it runs can change while it stays the same.
+    None for a script or a compiler cache: the compiler behind it can change while the script stays the same.
     """
     try:
         resolved = path.resolve()
@@ -233,7 +233,7 @@ def _read(path: str) -> str:
 
 
 def _available_bytes() -> int:
-    """Memory that can still be had, within this container's limit."""
+    """Return the bytes of memory still available within this container's limit."""
     try:
         info = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in _read("/proc/meminfo").splitlines()}
         available = info["MemAvailable"]
@@ -250,7 +250,7 @@ def _available_bytes() -> int:
 
 
 def job_count() -> int:
-    """``MAX_JOBS``, else one job per usable core as long as each has 1.5 GiB (the peak of nvcc on our units)."""
+    """Return ``MAX_JOBS``, else one job per usable core with 1.5 GiB for each job (the peak of nvcc on our units)."""
     if knobs.max_jobs is not None:
         return knobs.max_jobs
     cores = len(os.sched_getaffinity(0))

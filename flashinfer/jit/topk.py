@@ -12,10 +12,10 @@ __all__ = ["gen_topk_module", "gen_topk_modules"]
 
 
 def gen_topk_module(backend: str = "cuda") -> JitSpec:
-    """Top-k selection of rows and of windows of them."""
+    """Describe the module of top-k selection from rows and from windows of rows."""
     return stage("topk", backend=backend, kernels={t: {"dtype": t} for t in ("float16_t", "bfloat16_t", "float")})
 
 
 def gen_topk_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_topk_module(backend)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose code a cache directory can hold: what is found there is loaded into this process.
+"""Trust in a cache directory: modules found there are loaded into this process.
 
-A module is loaded only from folders that belong to this user or to root, and that nobody else can write. Above the
-cache, a folder may belong to others (the home of a container that runs as root), but everybody may write there only
-under the sticky bit, as in ``/tmp``: who can rename the cache can put another in its place between a look and a load.
+A module is loaded only from folders that belong to this user or to root, and that nobody else can write. A folder above
+the cache may belong to others (the home of a container that runs as root), but if everybody may write there, it must
+have the sticky bit, as ``/tmp`` has: a user who can rename the cache could replace it between the check and the load.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _REMEDY = "or set FLASHINFER_WORKSPACE_BASE to a directory of your own"
 
 
 def refusal(inside: Iterable[Path], above: Iterable[Path] = ()) -> Optional[str]:
-    """Why nothing is loaded from these folders and files of a cache, and what to do; None when they can be trusted.
+    """Return the reason not to load from these folders and files of a cache, and a remedy; None if they can be trusted.
 
-    ``above`` are the folders that the cache is in. What does not exist is no reason.
+    ``above`` are the folders above the cache. A path that does not exist is trusted.
     """
     user = os.geteuid()
     for path in inside:

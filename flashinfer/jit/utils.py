@@ -25,7 +25,7 @@ __all__ = [
 
 
 def make_folder(path: Path) -> None:
-    """Make ``path`` and what is missing above it, writable by this user alone whatever the umask allows."""
+    """Make ``path`` and its missing parents, writable by this user alone for any umask."""
     if not path.is_dir():
         make_folder(path.parent)
         with contextlib.suppress(FileExistsError):
@@ -33,7 +33,7 @@ def make_folder(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: Union[str, bytes]) -> None:
-    """Write through a temporary file in the same directory, so that no reader ever sees half of it."""
+    """Write through a temporary file in the same directory, so that no reader ever sees half of the content."""
     data = content.encode() if isinstance(content, str) else content
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -47,7 +47,7 @@ def write_atomically(path: Path, content: Union[str, bytes]) -> None:
 
 
 def write_if_different(path: Union[str, Path], content: str) -> None:
-    """Store ``content`` at ``path`` unless it is there already; parents are made, an equal file keeps its mtime."""
+    """Store ``content`` at ``path`` unless the file has it already; makes parents; an equal file keeps its mtime."""
     path = Path(path)
     try:
         if path.read_bytes() == content.encode():
@@ -58,7 +58,7 @@ def write_if_different(path: Union[str, Path], content: str) -> None:
 
 
 def is_whole_library(file: BinaryIO) -> bool:
-    """Whether an ELF file is as long as its header says: the dynamic linker maps a truncated one and dies of SIGBUS."""
+    """Return True if an ELF file is as long as its header says: loading a truncated library dies of SIGBUS."""
     header = os.pread(file.fileno(), 64, 0)
     if len(header) < 64 or header[:5] != b"\x7fELF\2":  # 64-bit
         return False

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C++ of an expression tree, with the meaning of Python: ``//`` and ``%`` round down, ``/`` makes fractions.
+"""C++ of an expression tree with Python's semantics: ``//`` and ``%`` round down, ``/`` makes fractions.
 
 Indices, lengths and run-time parameters are 32-bit. Sums and products of them are 64-bit, so that no window or stride
 that a caller may pass overflows; quotients and remainders stay 32-bit where both operands are, because a GPU divides 64
 bits in software. Fractions are float.
 
-A node with several parents is a local of the C++ too: the text is as long as the function, not as its paths. Locals are
-computed before any condition is looked at, so integers divided by 0 are 0.
+A node with several parents becomes a local variable of the C++ code too, so the text grows with the function and not
+with its paths. Locals are computed before any condition is evaluated, so an integer divided by 0 is 0.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _MATH = {"exp": "::expf", "log": "::logf", "sqrt": "::sqrtf", "tanh": "::tanhf"}
 
 @dataclass(frozen=True)
 class Typed:
-    """Text of a value. ``kind`` is bool, int or float; a ``wide`` int has 64 bits."""
+    """C++ text of a value. ``kind`` is bool, int or float; a ``wide`` int has 64 bits."""
 
     text: str
     kind: str
@@ -87,7 +87,7 @@ class Typed:
 
 
 def shared_nodes(tree: Expression) -> set[int]:
-    """Identities of the nodes below ``tree`` that have several parents."""
+    """Return the ids of the nodes below ``tree`` that have several parents."""
     seen, shared, ahead = {id(tree)}, set(), [tree]
     while ahead:
         for operand in ahead.pop().operands:
@@ -100,7 +100,7 @@ def shared_nodes(tree: Expression) -> set[int]:
 
 
 class CppWriter:
-    """Writes trees over ``names``. ``where`` begins the messages; ``statements`` define what the last one refers to."""
+    """Writer of trees over ``names``. ``where`` begins errors; ``statements`` define the locals of the last tree."""
 
     def __init__(self, names: Mapping[str, Typed], where: str) -> None:
         self.names, self.where = names, where
@@ -199,12 +199,12 @@ class CppWriter:
     def sign(self, op: str, operand: Typed) -> Typed:
         if op == "positive":
             return operand
-        wide = operand.kind == "int"  # the lowest integer has no positive twin
+        wide = operand.kind == "int"  # the negative of the lowest integer needs more bits
         text = operand.as_int(True) if wide else operand.text
         return Typed(f"(-{text})" if op == "negative" else f"Absolute({text})", operand.kind, wide)
 
     def common(self, a: Typed, b: Typed, widen: bool = False) -> tuple[str, str, str, bool]:
-        """Two operands in the type that holds both, its kind, and whether it is wide."""
+        """Convert two operands to their common type; return both, the kind, and whether it is wide."""
         if a.kind == b.kind == "bool":
             return a.text, b.text, "bool", False
         if "float" in (a.kind, b.kind):
@@ -229,7 +229,7 @@ class CppWriter:
         return Typed(f"({left} {tree.op} {right})", kind, wide)
 
     def power(self, a: Typed, b: Typed, exponent: Expression) -> Typed:
-        """Integers to a small constant power stay integers; everything else is a fraction."""
+        """Raise to a power: integers to a small constant power stay integers; everything else is a fraction."""
         if a.kind == b.kind == "int":
             n = exponent.value
             if exponent.op != "constant" or not 0 <= n <= 8:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python functions as expression trees, for :func:`define_variant`: parsing, and evaluation by torch.
+"""Expression trees of Python functions, for :func:`define_variant`: parsing, and evaluation by torch.
 
 A tree knows no statements. Assignments are put where their names are used, and ``if ...: return`` becomes a
 conditional expression.
@@ -95,7 +95,7 @@ class Expression:
 
 
 def parse_function(function: Callable[..., Any], op: str) -> Expression:
-    """The tree of what ``function`` returns; names are its parameters.
+    """Parse the expression that ``function`` returns into a tree; its names are the function's parameters.
 
     Numbers found outside the function (globals, closures) are taken as they are now.
 
@@ -117,7 +117,7 @@ def parse_function(function: Callable[..., Any], op: str) -> Expression:
 
 
 def plain_number(value: Any) -> Any:
-    """A number of numpy, an enumeration or the like as one of Python; anything else as it is."""
+    """Convert a number of numpy, an enumeration or the like to a Python number; return anything else unchanged."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, Integral):
@@ -167,7 +167,7 @@ class _Parser:
         raise ValueError(f"{self.op}: {self.function.__name__}{line}: {what} is not supported in a variant")
 
     def block(self, body: Sequence[ast.stmt], names: Mapping[str, Expression]) -> Expression:
-        """What a list of statements returns."""
+        """Return the expression that a list of statements returns."""
         self.paths += 1
         if self.paths > _MOST_PATHS:
             self.refuse(ast.Pass(), f"a choice of more than {_MOST_PATHS} paths to a return")
@@ -184,7 +184,7 @@ class _Parser:
         self.refuse(ast.Pass(), "a path that ends without return")
 
     def assigned(self, statement: ast.stmt, names: Mapping[str, Expression]) -> Mapping[str, Expression]:
-        """``names`` after a statement that does not return."""
+        """Return ``names`` after a statement that does not return."""
         match statement:
             case ast.Expr(value=ast.Constant(value=str())):  # docstring
                 return names
@@ -251,7 +251,7 @@ class _Parser:
         return tree
 
     def outside(self, node: ast.expr) -> Any:
-        """A value that the function finds in a closure, a module or among the builtins."""
+        """Return a value that the function finds in a closure, a module or among the builtins."""
         if isinstance(node, ast.Name):
             if node.id in self.function.__code__.co_varnames:
                 self.refuse(node, f"the name {node.id}, which has no value on a path to here,")
@@ -288,7 +288,7 @@ def _remainder(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _unless_zero(divide: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Integers divided by 0 are 0: torch computes the sides of a condition that are not taken, too."""
+    """Divide; an integer divided by 0 is 0, because torch also computes the branches that are not taken."""
     if a.is_floating_point() or b.is_floating_point():
         return divide(a, b)
     return divide(a, b.masked_fill(b == 0, 1)).masked_fill(b == 0, 0)
@@ -334,7 +334,7 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def evaluate(tree: Expression, names: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The value of ``tree`` for tensors that broadcast; integers are int64, fractions float32."""
+    """Evaluate ``tree`` for tensors that broadcast; integers are int64, fractions float32."""
     known: dict[int, torch.Tensor] = {}
 
     def value(node: Expression) -> torch.Tensor:
@@ -342,7 +342,7 @@ def evaluate(tree: Expression, names: Mapping[str, torch.Tensor]) -> torch.Tenso
             return names[node.value]
         if node.op == "constant":
             dtype = {bool: torch.bool, int: torch.int64, float: torch.float32}[type(node.value)]
-            return torch.tensor(node.value, dtype=dtype, device="cpu")  # a CPU scalar goes with tensors of any device
+            return torch.tensor(node.value, dtype=dtype, device="cpu")  # a CPU scalar works with tensors of any device
         if id(node) not in known:
             known[id(node)] = _TORCH[node.op](*[value(operand) for operand in node.operands])
         return known[id(node)]

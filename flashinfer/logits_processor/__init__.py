@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From logits to tokens as a pipeline: processors say what is to be done, ops do it, and rules fuse ops.
+"""Pipelines from logits to tokens: processors describe steps, ops execute them, and rules fuse ops.
 
 >>> from flashinfer.logits_processor import LogitsPipe, Sample, Softmax, Temperature, TopP
 >>> pipe = LogitsPipe([Temperature(), Softmax(), TopP(), Sample()])
 >>> tokens = pipe(torch.randn(4, 128256), temperature=0.7, top_p=0.9)
 
-A pipeline knows for each step whether it has logits, probabilities or token indices in hand (:class:`TensorType`), so a
-nonsensical order is refused when the pipeline is made. Two fused ops then do the work of the five steps above.
+A pipeline knows the type of the tensor before each step: logits, probabilities or token indices (:class:`TensorType`).
+An invalid order is therefore refused when the pipeline is made. Two fused ops then do the work of the four steps above.
 """
 
 from .compiler import CompileError, Compiler, compile_pipeline

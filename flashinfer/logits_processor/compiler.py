@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checking and fusing a list of ops."""
+"""Validation and fusion of a list of ops."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .validators import CompileError, ValidityCheck, default_validity_checks
 
 __all__ = ["CompileError", "Compiler", "compile_pipeline"]
 
-_MAX_FUSIONS = 1000  # of one list; rules that undo each other would never end
+_MAX_FUSIONS = 1000  # fusions in one list; rules that undo each other would never end
 
 
 class Compiler:
-    """Checks, then fuses from left to right: at each place by the first rule that fits, then one place back."""
+    """Validates, then fuses from left to right: at each place by the first matching rule, then one place back."""
 
     def __init__(self) -> None:
         self.validity_checks: list[ValidityCheck] = default_validity_checks()
@@ -24,18 +24,18 @@ class Compiler:
             self.register_fusion_rule(rule)
 
     def register_fusion_rule(self, rule: FusionRule) -> None:
-        """Try ``rule`` too; among rules of the same priority, those registered first come first."""
+        """Add ``rule``; among rules of the same priority, those registered first are tried first."""
         if not rule.pattern:
             raise CompileError("a fusion rule has an empty pattern, expected at least one op")
         self.rules.append(rule)
         self.rules.sort(key=lambda r: -r.prio)
 
     def register_validity_check(self, check: ValidityCheck) -> None:
-        """Check that ``check(ops)`` raises no :class:`CompileError`."""
+        """Add ``check``; ``check(ops)`` raises :class:`CompileError` for an invalid list."""
         self.validity_checks.append(check)
 
     def compile(self, ops: Sequence[Op]) -> list[Op]:
-        """The ops to execute instead; :class:`CompileError` if a check fails."""
+        """Return the ops to execute instead; :class:`CompileError` if a check fails."""
         for check in self.validity_checks:
             check(ops)
         compiled, place, fusions = list(ops), 0, 0
@@ -66,7 +66,7 @@ def compile_pipeline(
     custom_fusion_rules: Optional[Sequence[FusionRule]] = None,
     custom_validity_checks: Optional[Sequence[ValidityCheck]] = None,
 ) -> list[Op]:
-    """Compile with the default rules and checks, and these."""
+    """Compile with the default rules and checks, and with these in addition."""
     compiler = Compiler()
     for rule in custom_fusion_rules or ():
         compiler.register_fusion_rule(rule)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which neighbouring ops one fused op replaces."""
+"""Fusion rules: sequences of ops and the fused op that replaces each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["FusionRule", "default_fusion_rules"]
 
 
 class FusionRule(NamedTuple):
-    """Neighbouring ops of the types ``pattern``, if ``guard(ops)``, become ``build(ops)``; higher ``prio`` first."""
+    """Replace adjacent ops of the types ``pattern`` by ``build(ops)`` if ``guard(ops)``; higher ``prio`` first."""
 
     pattern: tuple[type[Op], ...]
     guard: Callable[[Sequence[Op]], bool]
@@ -41,7 +41,7 @@ def _is_joint(ops: Sequence[Op]) -> bool:
 
 
 def _fuse(fused: type[ParameterizedOp]) -> Callable[[Sequence[Op]], Op]:
-    """One op with the defaults of all."""
+    """Make one op with the default parameters of all."""
 
     def build(ops: Sequence[Op]) -> Op:
         defaults: dict[str, Any] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processors to ops: each gets the type that the one before it made."""
+"""Conversion of processors to ops: each processor gets the tensor type that the previous one produces."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["LegalizationError", "infer_initial_type", "legalize_processors"]
 
 
 class LegalizationError(Exception):
-    """A processor was put where it cannot be."""
+    """Error of a processor at a place where its input has the wrong type."""
 
 
 def legalize_processors(
     processors: Sequence[LogitsProcessor], initial_type: TensorType = TensorType.LOGITS
 ) -> list[Op]:
-    """The ops of a list of processors that starts from a tensor of ``initial_type``."""
+    """Return the ops of a list of processors that starts from a tensor of ``initial_type``."""
     ops: list[Op] = []
     for i, processor in enumerate(processors):
         try:
@@ -38,7 +38,7 @@ def _accepts(processor: LogitsProcessor, input_type: TensorType) -> bool:
 
 
 def infer_initial_type(processor: LogitsProcessor) -> TensorType:
-    """What the first processor must be given, if it takes one type only."""
+    """Return the input type of the first processor, if it accepts exactly one type."""
     accepted = [t for t in (TensorType.LOGITS, TensorType.PROBS) if _accepts(processor, t)]
     if len(accepted) != 1:
         raise LegalizationError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps a pipeline executes: functions from one type of tensor to another."""
+"""Steps that a pipeline executes: functions from one type of tensor to another."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Op", "ParameterizedOp"]
 
 
 class Op(ABC):
-    """A step. A subclass says what it takes (``IN``) and what it makes (``OUT``).
+    """A step. A subclass declares the type that it takes (``IN``) and the type that it produces (``OUT``).
 
-    Every op of a pipeline is offered all keyword arguments of the call and takes those it knows.
+    Every op of a pipeline gets all keyword arguments of the call and uses those it knows.
     """
 
     IN: TensorType
@@ -29,7 +29,7 @@ class Op(ABC):
         return f"{type(self).__name__}()"
 
     def _data(self, tensor: TaggedTensor) -> Any:
-        """The plain tensor, if it is of the right type."""
+        """Return the plain tensor if it has the right type."""
         if tensor.type is not self.IN:
             raise ArgumentError(
                 f"{type(self).__name__}: the input is of type {tensor.type.name}, expected {self.IN.name}"
@@ -38,7 +38,7 @@ class Op(ABC):
 
 
 class ParameterizedOp(Op):
-    """A step with parameters, of which the constructor takes defaults."""
+    """A step with parameters; the constructor takes their defaults."""
 
     def __init__(self, **default_params: Any) -> None:
         self.default_params = default_params
@@ -47,7 +47,7 @@ class ParameterizedOp(Op):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.default_params.items())})"
 
     def _get_param(self, name: str, kwargs: Mapping[str, Any], required: bool = True) -> Any:
-        """What the call says, else what the constructor said, else None, which a required parameter must not be."""
+        """Return the call's value, else the constructor's, else None; raise if a required parameter would be None."""
         value = kwargs.get(name)
         if value is None:
             value = self.default_params.get(name)

@@ -44,14 +44,14 @@ def _is_number(x: Any) -> bool:
 
 
 def _per_row(x: torch.Tensor, parameter: Parameter) -> Parameter:
-    """A number for each row of ``x``, as a column; whatever else is left as it is."""
+    """Turn a tensor with one number per row of ``x`` into a column; return other parameters unchanged."""
     if isinstance(parameter, torch.Tensor) and parameter.ndim == 1 and len(parameter) == len(x):
         return parameter.unsqueeze(-1)
     return parameter
 
 
 class _FilterOp(ParameterizedOp):
-    """What reads the parameters of filters; a number must be in range, a tensor is left to the kernel."""
+    """Base of filters: reads their parameters. A number must be in range; the kernel validates a tensor."""
 
     def _temperature(self, kwargs: Mapping[str, Any]) -> Parameter:
         value = self._get_param("temperature", kwargs)
@@ -83,7 +83,7 @@ class TemperatureOp(_FilterOp):
 
 
 class SoftmaxOp(ParameterizedOp):
-    """Logits to probabilities, in float32: those of :func:`flashinfer.softmax`.
+    """Convert logits to probabilities, in float32, with :func:`flashinfer.softmax`.
 
     Functions that sample from logits compute the same probabilities. With those of ``torch.softmax``, which round in
     another way, a filter may keep other tokens in long rows.
@@ -101,7 +101,7 @@ class SoftmaxOp(ParameterizedOp):
 
 
 class LogitsTopKOp(_FilterOp):
-    """-inf for all but the k largest logits."""
+    """Set all but the k largest logits to -inf."""
 
     IN = OUT = TensorType.LOGITS
 
@@ -110,7 +110,7 @@ class LogitsTopKOp(_FilterOp):
 
 
 class ProbsTopKOp(_FilterOp):
-    """0 for all but the k largest probabilities, which are normalised."""
+    """Set all but the k largest probabilities to 0 and normalise the rest."""
 
     IN = OUT = TensorType.PROBS
 
@@ -119,7 +119,7 @@ class ProbsTopKOp(_FilterOp):
 
 
 class TopPOp(_FilterOp):
-    """0 for all but the likeliest tokens that have ``top_p`` together; these are normalised."""
+    """Set all but the likeliest tokens, whose probabilities add up to ``top_p``, to 0 and normalise the rest."""
 
     IN = OUT = TensorType.PROBS
 
@@ -131,7 +131,7 @@ class TopPOp(_FilterOp):
 
 
 class MinPOp(_FilterOp):
-    """0 for tokens less likely than ``min_p`` times the likeliest; the others are normalised. NaN counts as 0."""
+    """Set tokens less likely than ``min_p`` times the likeliest to 0 and normalise the rest. NaN counts as 0."""
 
     IN = OUT = TensorType.PROBS
 
@@ -146,7 +146,7 @@ class MinPOp(_FilterOp):
 
 
 class _SampleOp(_FilterOp):
-    """What hands the arguments of a draw on."""
+    """Base of sampling ops: collects the arguments of a draw."""
 
     OUT = TensorType.INDICES
 
@@ -181,7 +181,7 @@ class ProbsSampleOp(_SampleOp):
 
 
 class FusedTemperatureSoftmaxOp(_FilterOp):
-    """:class:`TemperatureOp`, then :class:`SoftmaxOp`."""
+    """Fusion of :class:`TemperatureOp` and :class:`SoftmaxOp`."""
 
     IN, OUT = TensorType.LOGITS, TensorType.PROBS
 
@@ -196,7 +196,7 @@ class FusedTemperatureSoftmaxOp(_FilterOp):
 
 
 class FusedProbsTopKSampleOp(_SampleOp):
-    """:class:`ProbsTopKOp`, then :class:`ProbsSampleOp`."""
+    """Fusion of :class:`ProbsTopKOp` and :class:`ProbsSampleOp`."""
 
     IN = TensorType.PROBS
 
@@ -206,7 +206,7 @@ class FusedProbsTopKSampleOp(_SampleOp):
 
 
 class FusedProbsTopPSampleOp(_SampleOp):
-    """:class:`TopPOp`, then :class:`ProbsSampleOp`."""
+    """Fusion of :class:`TopPOp` and :class:`ProbsSampleOp`."""
 
     IN = TensorType.PROBS
 
@@ -216,7 +216,7 @@ class FusedProbsTopPSampleOp(_SampleOp):
 
 
 class FusedProbsMinPSampleOp(_SampleOp):
-    """:class:`MinPOp`, then :class:`ProbsSampleOp`."""
+    """Fusion of :class:`MinPOp` and :class:`ProbsSampleOp`."""
 
     IN = TensorType.PROBS
 
@@ -226,7 +226,7 @@ class FusedProbsMinPSampleOp(_SampleOp):
 
 
 class FusedProbsTopKTopPSampleOp(_SampleOp):
-    """A draw of what passes both filters, each applied to the probabilities as they come ("joint")."""
+    """Draw a token that passes both filters, each applied to the unfiltered probabilities ("joint")."""
 
     IN = TensorType.PROBS
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``LogitsPipe``: processors, made executable."""
+"""``LogitsPipe``: an executable list of processors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processors: what a user asks for. Each becomes ops, which depend on what it is applied to."""
+"""Processors: steps as a user names them. The input type of a processor determines its ops."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def legalize(self, input_type: TensorType) -> list[Op]:
-        """The ops that do it to a tensor of this type; ``ValueError`` where there are none."""
+        """Return the ops for an input of this type; ``ValueError`` if there are none."""
 
     def __repr__(self) -> str:
-        params = getattr(self, "params", {})  # which a subclass with a constructor of its own need not set
+        params = getattr(self, "params", {})  # a subclass with its own constructor may not set params
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in params.items())})"
 
 
@@ -60,7 +60,7 @@ class Temperature(_OneOp):
 
 
 class Softmax(_OneOp):
-    """Logits to probabilities."""
+    """Convert logits to probabilities."""
 
     OPS: ClassVar[_Ops] = {TensorType.LOGITS: SoftmaxOp}
 
@@ -87,7 +87,7 @@ class TopK(_OneOp):
 
 
 class TopP(_OneOp):
-    """Keep the likeliest tokens that have ``top_p`` together."""
+    """Keep the likeliest tokens whose probabilities add up to ``top_p``."""
 
     OPS: ClassVar[_Ops] = {TensorType.PROBS: TopPOp}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tensor in a pipeline means."""
+"""Tensors tagged with their meaning in a pipeline: logits, probabilities or indices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TensorType(Enum):
 
 @dataclass(frozen=True)
 class TaggedTensor:
-    """A tensor and what it means. torch functions take it like the tensor, and return plain tensors."""
+    """A tensor and its type. torch functions take it like the tensor, and return plain tensors."""
 
     data: torch.Tensor
     type: TensorType

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold for a list of ops before it is compiled."""
+"""Validity checks on a list of ops, run before compilation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CompileError", "ValidityCheck", "default_validity_checks"]
 
 
 class CompileError(Exception):
-    """A list of ops that makes no pipeline."""
+    """Error of a list of ops that is not a valid pipeline."""
 
 
 #: Raises :class:`CompileError`.
@@ -52,5 +52,5 @@ def check_first_op(ops: Sequence[Op]) -> None:
 
 
 def default_validity_checks() -> list[ValidityCheck]:
-    """In the order in which they are made."""
+    """Return the default checks, in the order in which they run."""
     return [check_not_empty, check_one_softmax, check_indices_are_last, check_types_match, check_first_op]

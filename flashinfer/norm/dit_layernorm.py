@@ -63,7 +63,7 @@ def _run(
     modulation: Optional[dict] = None,
     bias: Optional[dict] = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Check what the three forms share and launch."""
+    """Validate the arguments that the three forms share, and launch."""
     if use_nvfp4 and use_mxfp8:
         raise ArgumentError(f"{op}: use_nvfp4 and use_mxfp8 are both set: Cannot use both, expected at most one")
     if input.ndim != 3 or input.shape[-1] != HIDDEN:

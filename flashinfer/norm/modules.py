@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled modules of the family, and what its functions share on the Python side."""
+"""Compiled modules of the family, and helpers that its functions share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ get_qk_rmsnorm_rope_module = module_cache(gen_qk_rmsnorm_rope_module)
 
 
 def scale_tensor(op: str, scale: Union[torch.Tensor, float], input: torch.Tensor) -> torch.Tensor:
-    """A quantisation scale as a one-element float32 tensor on the input's device."""
+    """Convert a quantisation scale to a one-element float32 tensor on the input's device."""
     if not isinstance(scale, torch.Tensor):
         if not isinstance(scale, (int, float)):
             kind = type(scale).__name__
             raise ArgumentError(f"{op}: scale is a {kind}, expected a float32 tensor: scale must be a scalar tensor")
-        if not torch.compiler.is_compiling():  # which cannot trace a warning
+        if not torch.compiler.is_compiling():  # torch.compile cannot trace a warning
             warnings.warn(
                 f"{op}: a float scale is deprecated, pass a float32 tensor of one element", FutureWarning, stacklevel=3
             )
@@ -35,6 +35,6 @@ def scale_tensor(op: str, scale: Union[torch.Tensor, float], input: torch.Tensor
         )
     try:
         return scale.to(device=input.device, dtype=torch.float32)
-    except (AttributeError, NotImplementedError) as error:  # of no tensor, and of a scale on the meta device
+    except (AttributeError, NotImplementedError) as error:  # input is no tensor, or the scale is on the meta device
         check_tensors(op, input=input)
         raise ArgumentError(f"{op}: scale is on {scale.device}, expected the CPU or a CUDA device") from error

@@ -153,7 +153,7 @@ def fused_qk_rmsnorm_rope(
 
 
 def _check_qkv(qkv: torch.Tensor, heads: tuple[int, int, int], head_dim: int, patches: tuple[int, int, int]) -> None:
-    """``patches`` are ppf, pph and ppw."""
+    """Validate qkv; ``patches`` are ppf, pph and ppw."""
     _expect(qkv.is_cuda, f"qkv is on {qkv.device}, expected a CUDA device")
     _expect(qkv.dtype == torch.bfloat16, f"qkv has dtype {qkv.dtype}, expected torch.bfloat16")
     _expect(qkv.ndim in (2, 3), f"qkv has {qkv.ndim} dimensions, expected 2 or 3")
@@ -184,7 +184,7 @@ def _check_weight(name: str, weight: torch.Tensor, size: int, qkv: torch.Tensor)
 def _output(
     name: str, given: Optional[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype, qkv: torch.Tensor
 ) -> torch.Tensor:
-    """The buffer of one result: new, or the caller's."""
+    """Allocate the buffer of one result, or return the caller's."""
     out = torch.empty(shape, dtype=dtype, device=qkv.device) if given is None else given
     fits = out.shape == shape and out.dtype == dtype and out.device == qkv.device and out.is_contiguous()
     _expect(

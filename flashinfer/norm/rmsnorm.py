@@ -31,7 +31,7 @@ _native_rmsnorm_quant = NativeFunction(get_norm_module, "rmsnorm_quant")
 _native_fused_add_rmsnorm_quant = NativeFunction(get_norm_module, "fused_add_rmsnorm_quant")
 _native_rmsnorm_silu = NativeFunction(get_norm_module, "rmsnorm_silu")
 
-# Destination-passing ops: what torch.compile sees, and what eager calls directly.
+# Destination-passing ops: torch.compile puts them into graphs, eager mode calls them directly.
 
 
 @register_custom_op("flashinfer::rmsnorm", mutates_args=("out",))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Appending keys and values to a paged cache."""
+"""Append keys and values to a paged cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _append_paged_kv_cache(
     append, validate = _native_append[append_key.is_cuda], modules.VALIDATE
     if not append(
         append_key, append_value, cache, value_cache, is_hnd, validate, batch_indices, positions, kv_indices, kv_indptr
-    ):  # a table that is not int32
+    ):  # index tensors that are not int32
         table = table_as_int32("append_paged_kv_cache", batch_indices, positions, kv_indices, kv_indptr)
         append(append_key, append_value, cache, value_cache, is_hnd, validate, *table)
 
@@ -52,7 +52,7 @@ def _append_paged_mla_kv_cache(
     append, validate = _native_append_mla[append_ckv.is_cuda], modules.VALIDATE
     if not append(
         append_ckv, append_kpe, ckv_cache, kpe_cache, validate, batch_indices, positions, kv_indices, kv_indptr
-    ):  # a table that is not int32
+    ):  # index tensors that are not int32
         table = table_as_int32("append_paged_mla_kv_cache", batch_indices, positions, kv_indices, kv_indptr)
         append(append_ckv, append_kpe, ckv_cache, kpe_cache, validate, *table)
 

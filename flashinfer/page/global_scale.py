@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the global scales of NVFP4 appends: numbers, tensors elsewhere, tensors that the kernel reads."""
+"""Validation of the global scales of NVFP4 appends: numbers, tensors on other devices, tensors the kernel reads."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["Scale", "check_number", "check_tensor", "resolve_scales"]
 
 Scale = Union[float, torch.Tensor]
 
-_SMALLEST, _LARGEST = 2.0**-149, (2.0 - 2.0**-23) * 2.0**127  # of float32, which the kernel computes with
+_SMALLEST, _LARGEST = 2.0**-149, (2.0 - 2.0**-23) * 2.0**127  # positive range of float32, the kernel's type
 
-#: Version counters of the tensors on a GPU whose value was read and found good. To read one waits for the GPU.
+#: Version counters of GPU tensors whose value was read and is valid. Reading a value waits for the GPU.
 _accepted: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def check_number(op: str, name: str, scale: float) -> float:
-    """The number itself, where it is a positive finite float32."""
+    """Return the number; raise unless it is a positive finite float32."""
     if not _SMALLEST <= scale <= _LARGEST:
         raise ArgumentError(f"{op}: {name} is {scale}, expected a positive finite global decode scale (float32)")
     return scale
 
 
 def check_tensor(op: str, name: str, scale: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, where it has one element of float32."""
+    """Return the tensor; raise unless it has one element of float32."""
     if scale.numel() != 1 or scale.dtype != torch.float32:
         raise ArgumentError(
             f"{op}: {name} is {tuple(scale.shape)} {scale.dtype}, expected one element of torch.float32"
@@ -46,7 +46,7 @@ def _is_capturing(device: torch.device) -> bool:
 
 
 def _check_captured(op: str, scales: dict[str, Scale], device: torch.device) -> None:
-    """A graph keeps numbers for ever and may not wait for the GPU, so that only the kernel can look at the value."""
+    """Validate scales during a capture: a graph freezes numbers and cannot wait for the GPU, so tensors are needed."""
     for name, scale in scales.items():
         if not isinstance(scale, torch.Tensor):
             given = f"{scale}"
@@ -66,7 +66,7 @@ def _version(scale: torch.Tensor) -> Optional[int]:
 
 
 def _check_values(op: str, scales: dict[str, torch.Tensor]) -> None:
-    versions = {name: _version(scale) for name, scale in scales.items()}  # before the values: a write since then counts
+    versions = {name: _version(scale) for name, scale in scales.items()}  # before the values are read
     unknown = [name for name, seen in versions.items() if seen is None or _accepted.get(scales[name]) != seen]
     if not unknown:
         return
@@ -80,10 +80,10 @@ def _check_values(op: str, scales: dict[str, torch.Tensor]) -> None:
 def resolve_scales(
     op: str, scales: dict[str, Scale], device: torch.device
 ) -> list[tuple[float, Optional[torch.Tensor]]]:
-    """Each scale as a number, or as a tensor on ``device``, which the kernel reads; a bad value is refused.
+    """Return each scale as a number, or as a tensor on ``device``, which the kernel reads; a bad value is refused.
 
     While the current stream of ``device`` is captured, the values of tensors are known at replay only: the kernel then
-    ends the launch on a bad one. A launcher on the CPU looks at tensors itself.
+    ends the launch on a bad value. A launcher on the CPU validates tensors itself.
     """
     if _is_capturing(device):
         _check_captured(op, scales, device)

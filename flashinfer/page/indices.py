@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tokens of a ragged batch go."""
+"""Request and position of each token of a ragged batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..tensor_checks import as_int32, check_shape_dtype_device
 from ..trace.templates.page import get_batch_indices_positions_trace, get_seq_lens_trace
 from .modules import get_page_module
 
-_INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)  # that torch can subtract
+_INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)  # integer types that torch can subtract
 
 
 @register_custom_op("flashinfer::get_batch_indices_positions", mutates_args=("batch_indices", "positions"))
@@ -43,7 +43,7 @@ def get_batch_indices_positions(
     batch_indices: Optional[torch.Tensor] = None,
     positions: Optional[torch.Tensor] = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Request and position of each appended token.
+    r"""Compute the request and the position of each appended token.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def get_batch_indices_positions(
 @flashinfer_api(trace=get_seq_lens_trace)
 @names_kinds
 def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
-    r"""Tokens of each request in a paged cache. Works on any device, without a compiled module.
+    r"""Compute the number of tokens of each request in a paged cache, on any device, without a compiled module.
 
     Parameters
     ----------

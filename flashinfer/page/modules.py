@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled modules of the family, and what its functions share on the Python side."""
+"""Compiled modules of the family, and helpers that its functions share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..tensor_checks import as_int32
 get_page_module = module_cache(gen_page_module)
 get_page_nvfp4_module = module_cache(gen_page_nvfp4_module)
 
-#: Whether CUDA calls check the values of their index tensors. Read at import: to ask at each call takes a microsecond.
+#: True if CUDA calls check the values of their index tensors. Read at import: reading it per call takes 1 us.
 VALIDATE = knobs.validate_inputs
 
 PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
@@ -31,7 +31,7 @@ def table_as_int32(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """What says where rows go, as kernels read it."""
+    """Cast the tensors that locate the appended rows in the cache to int32, which kernels read."""
     return as_int32(op, batch_indices=batch_indices, positions=positions, kv_indices=kv_indices, kv_indptr=kv_indptr)
 
 
@@ -42,7 +42,7 @@ def is_hnd(op: str, kv_layout: str) -> bool:
 
 
 def halves(op: str, name: str, cache: PagedCache) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
-    """Keys and values of a pair; a cache that holds both comes back whole: the launcher splits it for free."""
+    """Split a (keys, values) pair; a tensor that holds both is returned whole: the launcher splits it for free."""
     if type(cache) is torch.Tensor or isinstance(cache, torch.Tensor):  # isinstance alone takes 0.2 us
         return cache, None
     if not isinstance(cache, tuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Appending keys and values to a paged cache in NVFP4: 4-bit codes, a scale per 16 of them, a global scale."""
+"""Append keys and values to a paged cache in NVFP4: 4-bit codes, a scale per 16 codes, a global scale."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _append_mapped(
 
 
 def _number_or_tensor(name: str, scale: Scale) -> tuple[float, Optional[torch.Tensor]]:
-    """A scale as the op takes it, which looks at the values: in a compiled graph they are not known here."""
+    """Return a scale as (number, tensor). The op validates the values, which a compiled graph does not know here."""
     if isinstance(scale, torch.Tensor):
         return 1.0, check_tensor(_MAPPING, name, scale)
     return check_number(_MAPPING, name, float(scale)), None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time goes: a labelled region of a program, or the inside of a kernel.
+"""Profiling: time a labelled region of a program, or trace the inside of a kernel.
 
 ``profile_kernel`` times what runs inside a ``with`` block. ``export_to_perfetto_trace`` turns the buffer that an
 instrumented kernel filled into a timeline.

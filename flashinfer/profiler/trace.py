@@ -25,7 +25,7 @@ _TIMER_RANGE = 1 << 32
 
 
 class EventType(enum.Enum):
-    """What an entry marks."""
+    """Kind of an entry: begin of an event, end of an event, or an instant."""
 
     kBegin = 0
     kEnd = 1
@@ -52,7 +52,7 @@ def decode_tag(tag: int, num_blocks: int, num_groups: int) -> Tag:
 
 
 def _since_first(timers: list[int]) -> list[int]:
-    """Nanoseconds after the earliest entry. The 32-bit timer wraps every 4.3 s; a launch is far shorter than half."""
+    """Return nanoseconds after the earliest entry. The 32-bit timer wraps at 4.3 s; a launch takes less than half."""
     if not timers:
         return []
     anchor = timers[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bits, block-scaled 8-bit and 4-bit floats: packing, quantising, dequantising and their layouts.
+"""Packing and quantisation: bits, block-scaled 8-bit and 4-bit floats, dequantisation and layouts.
 
 ``blackwell`` holds the names that need a Blackwell GPU; they can be imported from here too.
 """

@@ -76,7 +76,7 @@ def _fake_mxfp8_grouped_quantize(a: torch.Tensor, mask: torch.Tensor) -> tuple[t
 
 
 def get_mxfp8_grouped_quantization_module() -> SimpleNamespace:
-    """What grouped MXFP8 quantisation offers without a Blackwell GPU: the shapes of its results."""
+    """Return a stand-in for the grouped MXFP8 module: only the shapes of its results work without a Blackwell GPU."""
     return SimpleNamespace(
         mxfp8_grouped_quantize=mxfp8_grouped_quantize,
         mxfp8_grouped_quantize_impl=mxfp8_grouped_quantize,

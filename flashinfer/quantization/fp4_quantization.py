@@ -34,12 +34,12 @@ from .nvfp4_quantization_utils import NVFP4_QUANT_ENV_VARS as NVFP4_QUANT_ENV_VA
 
 
 def gen_fp4_quantization_sm90_module() -> JitSpec:
-    """The module that serves FP4 and MXFP8 on SM90; its kernels are the same for every architecture."""
+    """Describe the module of FP4 and MXFP8 on SM90; its kernels are the same for every architecture."""
     return gen_mx_quantization_module("cuda")
 
 
 def get_fp4_quantization_module(backend: str = "100") -> Any:
-    """The loaded module; ``backend`` is an architecture such as "90", and all of them have the same kernels."""
+    """Load the module; ``backend`` is an architecture such as "90", and all architectures have the same kernels."""
     return get_mx_quantization_module("cuda")
 
 
@@ -89,7 +89,7 @@ def _fp4_to_float(
     is_scale_e4m3: bool,
     layout: SfLayout,
 ) -> torch.Tensor:
-    """FP4 matrix to float32 on the host; ``names`` are what the caller calls ``data`` and ``scales``."""
+    """Convert an FP4 matrix to float32 on the host; ``names`` are the caller's names of ``data`` and ``scales``."""
     if data.ndim != 2:
         raise ArgumentError(f"{op}: {names[0]} has {data.ndim} dimensions, expected 2")
     if global_scale is not None and not isinstance(global_scale, torch.Tensor):
@@ -202,12 +202,12 @@ def mxfp4_dequantize_host(weight: torch.Tensor, scale: torch.Tensor, group_size:
 
 
 def get_shuffle_block_size(epilogue_tile_m: int) -> int:
-    """How many rows :func:`shuffle_matrix_a` reorders among themselves: 32 for tiles that 128 divides, else 16."""
+    """Return the rows per block that :func:`shuffle_matrix_a` reorders: 32 if 128 divides the tile size, else 16."""
     return 32 if epilogue_tile_m % 128 == 0 else 16
 
 
 def _block_of(op: str, x: torch.Tensor, epilogue_tile_m: int) -> int:
-    """The size of the blocks of ``x``, if it is made of them."""
+    """Return the rows per block of ``x``; raise if the rows of ``x`` are not a multiple of it."""
     block = get_shuffle_block_size(epilogue_tile_m)
     if x.ndim != 2 or x.shape[0] % block != 0:
         raise ArgumentError(
@@ -218,7 +218,7 @@ def _block_of(op: str, x: torch.Tensor, epilogue_tile_m: int) -> int:
 
 
 def _shuffled(x: torch.Tensor, block: int) -> torch.Tensor:
-    """Within 16 rows, those with even index first; within 32, each fourth one first."""
+    """Reorder the rows of each block: of 16 rows, even indices first; of 32 rows, every fourth row first."""
     return x.reshape(x.shape[0] // block, 8, block // 8, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 
@@ -236,7 +236,7 @@ def _check_scales(op: str, x: torch.Tensor, num_elts_per_sf: int) -> None:
 
 @names_kinds
 def get_shuffle_matrix_a_row_indices(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
-    """The rows of ``input_tensor`` in the order of :func:`shuffle_matrix_a`: ``(m,)``, int64, on the CPU."""
+    """Return the row order of :func:`shuffle_matrix_a`: ``(m,)``, int64, on the CPU."""
     return _row_indices("get_shuffle_matrix_a_row_indices", input_tensor, epilogue_tile_m)
 
 
@@ -244,7 +244,7 @@ def get_shuffle_matrix_a_row_indices(input_tensor: torch.Tensor, epilogue_tile_m
 def get_shuffle_matrix_sf_a_row_indices(
     input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16
 ) -> torch.Tensor:
-    """The rows of the scales in the order that :func:`shuffle_matrix_sf_a` interleaves: ``(m,)``, int64, on the CPU."""
+    """Return the row order in which :func:`shuffle_matrix_sf_a` interleaves scales: ``(m,)``, int64, on the CPU."""
     op = "get_shuffle_matrix_sf_a_row_indices"
     _check_scales(op, input_tensor, num_elts_per_sf)
     return _row_indices(op, input_tensor, epilogue_tile_m)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pair of tensors that engines hold an NVFP4 result in. The kernels that would write to one need Blackwell."""
+"""Pair of tensors in which engines hold an NVFP4 result. Kernels that write it need Blackwell."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def dequantize_blocks(
     input_name: str,
     scales_name: str,
 ) -> None:
-    """fp8 or fp4 blocks to float32, on the host; errors use the names that ``op`` has for its arguments."""
+    """Convert fp8 or fp4 blocks to float32, on the host; errors use the argument names of ``op``."""
     get_mx_quantization_module("cpu").dequantize(
         *(out, input, scales, global_scale, block_size, is_e2m1, is_scale_e4m3, layout),
         *(op, input_name, scales_name),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where block scales are stored: the layouts, and the sizes they pad a scale matrix to."""
+"""Layouts of block scales, and the sizes they pad a scale matrix to."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _TILE_ROWS = {SfLayout.layout_128x4: 128, SfLayout.layout_8x4: 8, SfLayout.layou
 
 
 def scale_count(rows: int, cols: int, layout: SfLayout) -> int:
-    """Scales in a buffer for ``rows`` x ``cols`` of them, the padding included."""
+    """Return the number of scales in a buffer for ``rows`` x ``cols`` scales, padding included."""
     return round_up(rows, _TILE_ROWS[layout]) * (cols if layout == SfLayout.layout_linear else round_up(cols, 4))
 
 
 def chosen_layout(op: str, is_sf_swizzled_layout: bool, sf_swizzle_layout: Optional[SfLayout]) -> SfLayout:
-    """The layout asked for: by name, or without one by the flag."""
+    """Return the requested layout: the named one, or without a name the one that the flag selects."""
     if sf_swizzle_layout is None:
         return SfLayout.layout_128x4 if is_sf_swizzled_layout else SfLayout.layout_linear
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled modules of the family."""
+"""Compiled modules of the family."""
 
 from __future__ import annotations
 

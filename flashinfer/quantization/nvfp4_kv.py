@@ -82,7 +82,7 @@ def nvfp4_kv_dequantize(
 
 
 def _key_and_value(op: str, name: str, pair: KVPair) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two halves of a cache: a tuple, or a tensor whose second dimension counts them."""
+    """Split a cache into keys and values: a tuple, or a tensor whose second dimension has size 2."""
     if isinstance(pair, torch.Tensor):
         if pair.ndim != 5 or pair.shape[1] != 2:
             raise ArgumentError(f"{op}: {name} has shape {tuple(pair.shape)}, expected (pages, 2, ., ., .) or a tuple")

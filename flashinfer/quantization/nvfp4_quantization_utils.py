@@ -26,7 +26,7 @@ __all__ = [
 E4M3_MAX = 448
 E2M1_MAX = 6
 
-#: The variables that change what NVFP4 quantisers compute.
+#: Environment variables that change the results of NVFP4 quantisers.
 NVFP4_QUANT_ENV_VARS = (
     "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH",
     "FLASHINFER_NVFP4_4OVER6",
@@ -37,7 +37,7 @@ NVFP4_QUANT_ENV_VARS = (
 
 
 class NVFP44Over6ErrMode(enum.IntEnum):
-    """Which error decides between the two block scales: mean absolute, or mean squared."""
+    """Error measure that decides between the two block scales: mean absolute, or mean squared."""
 
     MAE = 0
     MSE = 1
@@ -45,7 +45,7 @@ class NVFP44Over6ErrMode(enum.IntEnum):
 
 @dataclass(frozen=True)
 class NVFP44Over6Config:
-    """Choose, block by block, whether the largest element becomes 6 or 4, whichever loses less."""
+    """Scale each block such that its largest element becomes 6 or 4, whichever has the smaller error."""
 
     e4m3_max: int = E4M3_MAX
     err_mode: NVFP44Over6ErrMode = NVFP44Over6ErrMode.MAE
@@ -53,17 +53,17 @@ class NVFP44Over6Config:
 
 
 def env_flag_enabled(name: str) -> bool:
-    """Whether an environment variable is set to something other than 0, false, no or off."""
+    """Return True if an environment variable is set to something other than 0, false, no or off."""
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def nvfp4_e4m3_max(nvfp4_4over6_config: Optional[NVFP44Over6Config]) -> int:
-    """Largest block scale: what the configuration says, else the largest e4m3 number."""
+    """Return the largest block scale: that of the configuration, else the largest e4m3 number."""
     return E4M3_MAX if nvfp4_4over6_config is None else nvfp4_4over6_config.e4m3_max
 
 
 def current_nvfp4_4over6_config() -> Optional[NVFP44Over6Config]:
-    """The configuration that the environment names (``FLASHINFER_NVFP4_4OVER6`` and its companions), or None."""
+    """Read the configuration from the environment (``FLASHINFER_NVFP4_4OVER6`` and its companions), or None."""
     if not knobs.nvfp4_4over6:
         return None
     return NVFP44Over6Config(
@@ -79,7 +79,7 @@ def make_nvfp4_global_scale(
     global_scale: Union[float, torch.Tensor, None] = None,
     nvfp4_4over6_config: Optional[NVFP44Over6Config] = None,
 ) -> torch.Tensor:
-    """The global scale of a tensor that becomes NVFP4: what is multiplied before blocks are scaled.
+    """Compute the global scale of a tensor that becomes NVFP4: the factor applied before blocks are scaled.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def make_nvfp4_global_scale(
 
 
 def nvfp4_4over6_mode_label(per_token_activation: bool, nvfp4_4over6_config: Optional[NVFP44Over6Config]) -> str:
-    """What is quantised how, for tables: "standard", or "per-token, 4over6-mae, e4m3-448, err-exactmath"."""
+    """Label of a quantisation mode, for tables: "standard", or "per-token, 4over6-mae, e4m3-448, err-exactmath"."""
     parts = ["per-token"] if per_token_activation else []
     if nvfp4_4over6_config is not None:
         math = "fastmath" if nvfp4_4over6_config.err_use_fast_math else "exactmath"

@@ -38,7 +38,7 @@ def _apply_rope_pos_ids_cos_sin_cache(
 
 
 def _tokens(x: torch.Tensor, positions: torch.Tensor, head_size: int) -> torch.Tensor:
-    """A view with one row, or one row of heads, per token. The usual shapes are taken as they are."""
+    """View with one row, or one row of heads, per token. Tensors of the usual shapes are returned unchanged."""
     tokens = positions.numel()
     if x.ndim == 2 or (x.ndim == 3 and x.shape[2] == head_size and x.shape[0] == tokens):
         return x

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary embedding as Llama 3.1 has it: low frequencies are stretched, high ones are kept."""
+"""Rotary embedding of Llama 3.1: low frequencies are stretched, high ones are kept."""
 
 from __future__ import annotations
 

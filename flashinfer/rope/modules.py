@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled module of the family, and its setting."""
+"""Compiled module of the family, and its setting."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from ..knobs import knobs
 
 get_rope_module = module_cache(gen_rope_module)
 
-#: Whether CUDA calls check which page each token goes to. Read at import, as in :mod:`flashinfer.page`.
+#: True if CUDA calls check the page of each token. Read at import, as in :mod:`flashinfer.page`.
 VALIDATE = knobs.validate_inputs

@@ -43,7 +43,7 @@ def _rope_quantize(
 
 
 def target_dtype(quantize_dtype: Optional[torch.dtype], *outputs: Optional[torch.Tensor]) -> torch.dtype:
-    """What the caller asked for, else the dtype of the first output that was supplied, else e4m3."""
+    """Return the dtype the caller asked for, else the dtype of the first output that was supplied, else e4m3."""
     if quantize_dtype is not None:
         return quantize_dtype
     return next((out.dtype for out in outputs if out is not None), torch.float8_e4m3fn)
@@ -57,7 +57,7 @@ def output(
     rope: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The buffer of one part; that of a missing part has width 0."""
+    """Allocate or validate the output buffer of one part; a missing part gets a buffer of width 0."""
     if out is None:
         # empty_like takes 0.8 us, empty with a shape and a device three times as long.
         return torch.empty_like(rope[..., :0] if part is None else part, dtype=dtype)
@@ -67,7 +67,7 @@ def output(
 
 
 def _check_backend(backend: str, k_rope: torch.Tensor, is_neox: bool) -> None:
-    """``cutile`` is the interface of a package; where it is installed, the one kernel of this family serves it too."""
+    """Validate ``backend``: "cutile" needs its package installed, but runs the same kernel as "cuda"."""
     op = "rope_quantize_fp8"
     if backend not in ("cuda", "cutile"):
         raise ArgumentError(f"{op}: backend is {backend!r}, expected 'cuda' or 'cutile'")
@@ -197,7 +197,7 @@ def mla_rope_quantize_fp8(
     k_nope_out: Optional[torch.Tensor] = None,
     enable_pdl: Optional[bool] = False,
 ) -> Quantized:
-    r""":func:`rope_quantize_fp8` under the name it had when only MLA used it."""
+    r"""Call :func:`rope_quantize_fp8`; this is its name from the time when only MLA used it."""
     return _quantize(
         "mla_rope_quantize_fp8", q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, quantize_dtype,
         quant_scale_q, quant_scale_kv, q_rope_out, k_rope_out, q_nope_out, k_nope_out, enable_pdl,

@@ -127,7 +127,8 @@ def top_p_sampling_from_probs(
 ) -> Samples:
     r"""Draw a token of each row from its most likely ones that have the probability ``top_p`` together.
 
-    A column is kept if the columns above it have less than ``top_p``: the one that crosses the mark and its equals are.
+    A column is kept if the columns above it sum to less than ``top_p``: the column that crosses the limit is kept, and
+    columns equal to it are kept too.
 
     Parameters
     ----------
@@ -166,7 +167,7 @@ def top_k_sampling_from_probs(
     offset: Optional[Number] = None,
     return_valid: bool = False,
 ) -> Samples:
-    r"""Draw a token of each row from its ``top_k`` most likely ones; equals of the last one of them are kept too.
+    r"""Draw a token of each row from its ``top_k`` most likely ones; columns equal to the last of these are kept too.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled module of the family, its ops, and what the functions share on the Python side."""
+"""Compiled module of the family, its ops, and helpers that its functions share."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _native_sample = NativeFunction(get_native_module, "sample")
 
 Samples = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
-# Which columns a draw may take; csrc/sampling.cu has the same list.
+# Filters of a draw; csrc/sampling.cu has the same list.
 FROM_ALL, FROM_MIN_P, FROM_TOP_P, FROM_TOP_K, FROM_JOINT, FROM_TOP_K_FIRST = range(6)
 
 NO_LIMIT = 2**31 - 1
-_MANY = 2**30  # columns: more than a row can have
+_MANY = 2**30  # number of columns: more than a row can have
 _WIDE = (torch.uint32, torch.uint64)
 
 
@@ -46,11 +46,11 @@ def as_float(op: str, name: str, x: torch.Tensor) -> torch.Tensor:
 def per_row(
     op: str, name: str, value: Union[torch.Tensor, float], dtype: torch.dtype, input: torch.Tensor
 ) -> tuple[Optional[torch.Tensor], Any]:
-    """A sampling parameter as tensor, or as number: ``(tensor, 0)`` or ``(None, number)``."""
+    """Convert a sampling parameter: ``(tensor, 0)`` for a tensor, ``(None, number)`` for a number."""
     if type(value) is float or type(value) is int or not isinstance(value, torch.Tensor):  # isinstance takes 0.2 us
         try:
             return None, float(value) if dtype is torch.float32 else int(value)
-        except (TypeError, ValueError, OverflowError) as error:  # no number, or none that is an integer
+        except (TypeError, ValueError, OverflowError) as error:  # not a number, or not an integer
             raise ArgumentError(
                 f"{op}: {name} is {value!r}, expected a number, or a tensor of a number a row"
             ) from error
@@ -74,7 +74,7 @@ def per_row(
         if dtype is torch.int32 and value.dtype is torch.int64:
             value = value.clamp(0, _MANY)  # the largest int64 would become -1
         elif dtype is torch.int32 and (value.dtype.is_floating_point or value.dtype in _WIDE):
-            value = value.double().clamp(0, _MANY)  # which float16 does not reach, and torch does not compare in _WIDE
+            value = value.double().clamp(0, _MANY)  # float16 cannot hold _MANY, and torch cannot compare _WIDE
         return value.to(device=input.device, dtype=dtype).contiguous(), 0
     except (RuntimeError, NotImplementedError) as error:  # without memory, or sparse
         explain_arguments(op, error, (name, torch.Tensor, value))
@@ -130,10 +130,10 @@ def draw(
     increment: int,
     return_valid: bool,
 ) -> Samples:
-    """One token per output, and with ``return_valid`` whether there was one to draw. ``increment`` is per output; 0:
-    as many as there are columns.
+    """Draw one token per output; with ``return_valid``, also return whether a token could be drawn.
 
-    Calls the module itself unless torch compiles: a function more and the numbers it passes on take 0.5 us.
+    ``increment`` is the number of random numbers per output; 0: as many as there are columns. Calls the module directly
+    unless torch compiles: one more function call with its arguments takes 0.5 us.
     """
     name = "logits" if is_logits else "probs"
     try:
@@ -160,7 +160,7 @@ def draw(
         try:
             indices = indices.contiguous()
             batch = indices.shape[0]
-        except (AttributeError, IndexError) as error:  # no tensor, or no dimension
+        except (AttributeError, IndexError) as error:  # not a tensor, or 0-dimensional
             raise ArgumentError(f"{op}: indices is {indices!r}, expected a tensor of shape (batch,)") from error
     increment = batch * (increment or shape[-1])
     if is_traced() or compiler._is_compiling_flag:

@@ -30,7 +30,7 @@ def _drawn(function: Callable[..., Any], parameters: int) -> Callable[..., Any]:
 
 
 def _renormed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``f(input, array, value)``."""
+    """Return ``f(input, array, value)``."""
 
     def call(input: torch.Tensor, array: Optional[torch.Tensor], value: Any, *_: Any) -> torch.Tensor:
         return function(input, _pick(array, value))
@@ -51,10 +51,10 @@ def _joint(*arguments: Any) -> Any:
 
 @functools.cache
 def get_sampling_module() -> SimpleNamespace:
-    """The functions as the logits pipeline calls them: arguments in the order of the signature, tensors first.
+    """Return the functions in the form the logits pipeline calls: positional arguments, tensors first.
 
-    A parameter comes as two arguments, an array or None and the number to use then. Random functions go on with
-    ``deterministic, generator, seed, offset, return_valid``.
+    A parameter is two arguments: an array or None, and the number to use if the array is None. Random functions also
+    take ``deterministic, generator, seed, offset, return_valid``.
     """
     return SimpleNamespace(
         softmax=_softmax,

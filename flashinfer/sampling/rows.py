@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Softmax, and rows with what a filter drops set to 0 or ``-inf``."""
+"""Softmax, and filters that set the dropped columns of a row to 0 or ``-inf``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _top_k_mask_logits(out: torch.Tensor, logits: torch.Tensor, top_ks: Optional
 
 
 def _room_for(op: str, name: str, x: torch.Tensor) -> torch.Tensor:
-    """A result of the shape and dtype of ``x``."""
+    """Allocate a result of the shape and dtype of ``x``."""
     try:
         return new_empty(x, x.dtype, *x.shape)
     except AttributeError:

@@ -62,8 +62,8 @@ def chain_speculative_sampling(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     r"""Accept drafted tokens as long as the target model agrees, then emit one token more.
 
-    Draft ``i`` passes if ``u * draft_p < target_p`` for a uniform ``u`` of its own. Tokens before the first that does
-    not are emitted, then one drawn from ``max(target - draft, 0)`` at that position, or from the target alone behind
+    Draft ``i`` passes if ``u * draft_p < target_p``, with one uniform ``u`` per draft. Tokens before the first failing
+    draft are emitted, then one drawn from ``max(target - draft, 0)`` at that position, or from the target alone behind
     the last draft. So the emitted tokens are distributed as if the target model had drawn them.
 
     Parameters

@@ -18,7 +18,7 @@ __all__ = [
 
 
 def _pairs_times_two(qo_len: int, kv_len: int, causal: bool) -> int:
-    """Twice the number of (query, key) pairs that are scored; causal queries are the last ones of the sequence."""
+    """Return twice the number of scored (query, key) pairs; causal queries are the last ones of the sequence."""
     if not causal:
         return 2 * qo_len * kv_len
     if qo_len > kv_len:
@@ -140,5 +140,5 @@ def _ints(lengths: torch.Tensor) -> list[int]:
 
 
 def _per_second(amount: int, ms: float) -> float:
-    """Tera-units per second."""
+    """Return tera-units per second."""
     return amount / ms / 1e9 if ms > 0 else 0.0

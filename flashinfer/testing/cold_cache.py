@@ -25,7 +25,7 @@ Flush = Optional[Callable[[], None]]
 # Clearing 512 MiB takes a GPU of 4 TB/s 0.13 ms (arithmetic): longer than the host needs to enqueue an eager call, so
 # the GPU never waits for Python when the timed call begins. The neutral suite clears as much, so figures compare.
 _FLUSH_BYTES = 512 << 20
-_ROTATION_FACTOR = 5  # copies together span this many times the cache: by then the first one has been evicted
+_ROTATION_FACTOR = 5  # copies together span the cache this many times, so the first copy has been evicted
 _UNKNOWN_CPU_CACHE = 32 << 20
 
 
@@ -37,7 +37,7 @@ def _resolve(device: Device) -> torch.device:
 
 @functools.cache
 def _cpu_cache_size() -> int:
-    """Bytes of the last-level cache, as Linux reports it."""
+    """Return the bytes of the last-level cache, as Linux reports it."""
     sizes = [_UNKNOWN_CPU_CACHE]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         match = re.fullmatch(r"(\d+)([KM]?)", path.read_text().strip())
@@ -47,7 +47,7 @@ def _cpu_cache_size() -> int:
 
 
 def get_l2_cache_size(device: Device = None) -> int:
-    """Bytes of the cache in front of memory: L2 of a CUDA device, the last-level cache of a CPU.
+    """Return the bytes of the cache in front of memory: L2 of a CUDA device, the last-level cache of a CPU.
 
     ``None`` means the current CUDA device, or the CPU where there is none.
     """
@@ -83,7 +83,7 @@ class CacheFlush:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor inside nested lists, tuples and dictionaries."""
+    """Yield every tensor inside nested lists, tuples and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -94,12 +94,12 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the tensors, those at the same address counted once."""
+    """Return the bytes of the tensors; tensors at the same address are counted once."""
     return sum(t.nbytes for t in {t.data_ptr(): t for t in tensors}.values())
 
 
 def calculate_rotation_count(tensors: Iterable[torch.Tensor], device: Device = None, min_rotations: int = 2) -> int:
-    """Number of input copies to cycle through so that each call finds its own evicted.
+    """Return the number of input copies to cycle through so that each call finds its inputs evicted from the cache.
 
     One when the inputs alone exceed five times the cache; otherwise as many as reach that size, and no fewer than
     ``min_rotations``. No tensors, or empty ones: one.
@@ -112,7 +112,7 @@ def calculate_rotation_count(tensors: Iterable[torch.Tensor], device: Device = N
 
 
 def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, also where the tensor is a slice of a wider buffer."""
+    """Copy with the same strides, also if the tensor is a slice of a wider buffer."""
     if tensor.numel() == 0:
         return tensor.clone()
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

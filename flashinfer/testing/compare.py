@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How close two results must be: one table by dtype, used by every op test and by ``--refcheck``."""
+"""Tolerances for comparing two results: one table by dtype, used by every op test and by ``--refcheck``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tolerances(dtype: torch.dtype) -> Tolerance:
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:
-    """fp8 and the 16-bit types as fp32, which holds each of their values exactly."""
+    """Convert fp8 and the 16-bit types to fp32, which holds each of their values exactly."""
     return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 

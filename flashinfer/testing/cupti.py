@@ -28,7 +28,7 @@ class Activity(NamedTuple):
 
 
 def cupti_problem() -> Optional[str]:
-    """Why CUPTI cannot be used here, or ``None`` if it can."""
+    """Return the reason why CUPTI cannot be used here, or ``None`` if it can."""
     try:
         version = importlib.metadata.version("cupti-python")
     except importlib.metadata.PackageNotFoundError:
@@ -109,7 +109,7 @@ def cupti_times(call: Callable[[], Any], plan: Plan, flush: Flush) -> list[float
             for _ in range(repeat):
                 if flush:
                     flush()
-                # The device is idle at both ends of a window, so what starts inside it belongs to the call.
+                # The device is idle at both ends of a window, so activity that starts inside it belongs to the call.
                 torch.cuda.synchronize()
                 begin = collector.now()
                 call()

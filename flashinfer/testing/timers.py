@@ -33,11 +33,11 @@ __all__ = [
 
 Call = Callable[[], Any]
 _ESTIMATE_RUNS = 5
-_FEWEST_REPEATS = 5  # a median of fewer says little, however slow the call
+_FEWEST_REPEATS = 5  # a median of fewer repeats is unreliable, even for slow calls
 
 
 def sleep_after_kernel_run(execution_time: float) -> None:
-    """Rest as long as the call ran (``execution_time`` in ms, at most a second), so that the chip cools down."""
+    """Sleep as long as the call ran (``execution_time`` in ms, at most a second), so that the chip cools down."""
     rest = execution_time if math.isfinite(execution_time) else 1e3
     time.sleep(min(max(rest, 0.0), 1e3) / 1e3)
 
@@ -59,7 +59,7 @@ def aggregate_gpu_time_across_ranks(x: Any, op: Callable[..., float] = max) -> A
 
 @dataclass(frozen=True)
 class Plan:
-    """How often to run, from which cache state, and what to do between runs."""
+    """Options of a measurement: number of runs, state of the cache, and actions between runs."""
 
     dry_run_iters: Optional[int] = None
     repeat_iters: Optional[int] = None
@@ -86,7 +86,7 @@ class Plan:
 
 
 def time_on_host(call: Call, flush: Flush) -> float:
-    """Milliseconds of one synchronous call."""
+    """Return the milliseconds of one synchronous call."""
     if flush:
         flush()
     start = time.perf_counter()
@@ -95,7 +95,7 @@ def time_on_host(call: Call, flush: Flush) -> float:
 
 
 def time_by_events(call: Call, repeat: int, flush: Flush, rest: bool = False) -> list[float]:
-    """Milliseconds between two CUDA events around each of ``repeat`` calls on the current stream."""
+    """Return the milliseconds between two CUDA events around each of ``repeat`` calls on the current stream."""
     pairs = []
     for _ in range(repeat):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -117,7 +117,7 @@ def host_times(call: Call, plan: Plan) -> list[float]:
     flush = plan.flush("cpu")
 
     def estimate() -> float:
-        # The flush counts here: it can take longer than the call, and the time budget is the caller's patience.
+        # The flush counts here: it can take longer than the call, and the time budget covers the whole measurement.
         start = time.perf_counter()
         for _ in range(_ESTIMATE_RUNS):
             time_on_host(call, flush)

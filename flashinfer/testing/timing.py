@@ -42,7 +42,7 @@ class BenchTime(NamedTuple):
 
 
 def summarize(times_ms: Sequence[float]) -> BenchTime:
-    """Median and (population) standard deviation in seconds of a list in milliseconds."""
+    """Return median and (population) standard deviation in seconds of a list in milliseconds."""
     return BenchTime(statistics.median(times_ms) / 1e3, statistics.pstdev(times_ms) / 1e3)
 
 
@@ -58,7 +58,7 @@ def _plan(
     cold_l2_cache: bool,
     aggregate_op: Callable[..., float],
 ) -> Plan:
-    """The measuring plan; ``l2_flush*`` are the deprecated spelling of ``cold_l2_cache``."""
+    """Return the measuring plan; ``l2_flush*`` are the deprecated spelling of ``cold_l2_cache``."""
     if l2_flush is not None or l2_flush_size_mb is not None or l2_flush_device is not None:
         warnings.warn("bench_gpu_time: l2_flush* is deprecated, use cold_l2_cache", DeprecationWarning, stacklevel=3)
     for name, count, least in (("dry_run_iters", dry_run_iters, 0), ("repeat_iters", repeat_iters, 1)):
@@ -263,7 +263,7 @@ def bench_gpu_time(
         if both:
             raise ArgumentError(f"bench_gpu_time: {one} and {other} are both given, expected one (they mean the same)")
     inputs = args if args is not None else input_args
-    if isinstance(inputs, torch.Tensor):  # its rows would be the arguments
+    if isinstance(inputs, torch.Tensor):  # a tensor would be unpacked into its rows
         raise ArgumentError("bench_gpu_time: args is a tensor, expected a tuple of arguments, such as (x,)")
     named = kwargs if kwargs is not None else input_kwargs
     repeats = num_iters if num_iters is not None else repeat_iters

@@ -22,7 +22,7 @@ _BACKENDS = ("gvr", "radix", "radix_cutlass")  # best first
 
 
 def _n_is_256bit_aligned(dtype: torch.dtype, n: int) -> bool:
-    """Whether rows of ``n`` elements are whole 32-byte words."""
+    """Return True if a row of ``n`` elements is a multiple of 32 bytes."""
     return n * dtype.itemsize % 32 == 0
 
 
@@ -77,7 +77,7 @@ def _check_blackwell(logits: torch.Tensor, *args: object, **kwargs: object) -> b
 def _top_k_varlen_heuristic(
     suitable: Sequence[str], logits: torch.Tensor, seq_lens: torch.Tensor, top_k: int, *args: object, **kwargs: object
 ) -> list[str]:
-    """The suitable backends, best first."""
+    """Return the suitable backends, best first."""
     return [backend for backend in _BACKENDS if backend in suitable]
 
 
@@ -101,10 +101,11 @@ def top_k_varlen(
     load_balance: bool = True,
     workspace: Optional[torch.Tensor] = None,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
-    r"""Columns of the k largest logits of rows of various lengths.
+    r"""Select the k largest logits of rows of various lengths and return their columns.
 
-    Row ``q * next_n + t`` is token ``t`` of the ``next_n`` that request ``q`` decodes in this step. It looks at its
-    first ``(seq_lens[q] - next_n + t + 1) // compress_ratio`` columns. Indices ascend; ``-1`` fills what is left.
+    Row ``q * next_n + t`` is token ``t`` of the ``next_n`` tokens that request ``q`` decodes in this step. The row
+    consists of the first ``(seq_lens[q] - next_n + t + 1) // compress_ratio`` columns. Indices ascend; ``-1`` fills
+    unused places.
 
     Parameters
     ----------
@@ -115,7 +116,7 @@ def top_k_varlen(
     top_k : int
         At least 1.
     pre_idx : Optional[torch.Tensor]
-        The selection of the step before, from which other backends start; not needed here.
+        Selection of the previous step, from which other backends start; not needed here.
     compress_ratio : int
         Tokens that share a column.
     next_n : int
@@ -127,7 +128,7 @@ def top_k_varlen(
     out_values : Optional[torch.Tensor]
         ``(rows, top_k)``, dtype of ``logits``, contiguous; written and returned.
     backend : str
-        "radix_cutlass" everywhere; "radix" and "gvr" need a Blackwell GPU. "auto" takes what is there.
+        "radix_cutlass" everywhere; "radix" and "gvr" need a Blackwell GPU. "auto" takes the best available one.
     load_balance, workspace
         Accepted for compatibility: rows are balanced by the hardware and nothing is kept between calls.
 

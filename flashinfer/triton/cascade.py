@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The merges of attention states under the path of their published Triton twins: one implementation serves both."""
+"""Merges of attention states, under the module path of their published Triton versions."""
 
 from ..cascade.merge import merge_state, merge_state_in_place, merge_states, variable_length_merge_states
 

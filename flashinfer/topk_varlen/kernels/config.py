@@ -16,7 +16,7 @@ def _is_power_of_two(x: int, low: int, high: int) -> bool:
 
 @dataclass(frozen=True)
 class GvrTopKLBConfig:
-    """How rows are spread over clusters."""
+    """Distribution of rows over clusters."""
 
     max_batch_size: int = 1024
     cluster_size: int = 8
