@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of wrong arguments: good calls as ``name -> (shape, dtype)``, and what a caller sees after each change."""
+"""Tables of wrong arguments: good calls as ``name -> (shape, dtype)``, and the error text after each change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashinfer.errors import ArgumentError
 
 
 def made(value: Any, device: str) -> Any:
-    """A tensor for ``(shape, dtype)``; anything else is itself."""
+    """Make a tensor for ``(shape, dtype)``; return anything else unchanged."""
     return torch.ones(value[0], device=device).to(value[1]) if isinstance(value, tuple) else value
 
 
@@ -22,12 +22,12 @@ def make_arguments(good: Mapping[str, Any], device: str) -> dict[str, Any]:
 
 
 def with_bad(arguments: Mapping[str, Any], name: str, bad: Any, device: str) -> dict[str, Any]:
-    """``arguments`` with one replaced: by what ``bad`` makes of it, or by ``bad`` itself."""
+    """Return ``arguments`` with one replaced: by the result of ``bad`` if it is callable, else by ``bad`` itself."""
     return {**arguments, name: bad(arguments[name]) if callable(bad) else made(bad, device)}
 
 
 def check_refused(function: Callable[..., Any], text: str, *args: Any, **kwargs: Any) -> None:
-    """The call is refused in a message that begins with the function's name and has ``text`` in it."""
+    """Check that the call is rejected with a message that begins with the function's name and contains ``text``."""
     with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
         function(*args, **kwargs)
     assert str(caught.value).startswith(f"{function.__name__}: ")

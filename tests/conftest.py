@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test shares: the devices present, repeatable random numbers, and skips for what a machine lacks."""
+"""Fixtures and hooks of all tests: the devices present, reproducible random numbers, and skips for missing hardware."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``--sample``, for tools that slow the tests down a hundredfold. Chooses among what -k and -m left."""
+    """Apply ``--sample`` to the tests that -k and -m selected, for tools that slow tests down a hundredfold."""
     factor = config.getoption("sample")
     if not factor:
         return
@@ -42,18 +42,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """Each device of this machine; an op test that takes it runs once per device."""
+    """Return each device of this machine in turn; an op test that takes the fixture runs once per device."""
     return request.param
 
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    """Each test starts from the same seed, whichever tests ran before it."""
+    """Set the same seed before each test, whichever tests ran before."""
     set_seed(0)
 
 
 def _is_cuda_out_of_memory(error: BaseException) -> bool:
-    """torch has an exception of its own; native code reports a RuntimeError with CUDA's text."""
+    """Tell whether CUDA ran out of memory: torch has its own exception; native code raises RuntimeError."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return True
     text = str(error).lower()
@@ -62,7 +62,7 @@ def _is_cuda_out_of_memory(error: BaseException) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Skip, not fail, where the GPU is too small or ``FLASHINFER_DISABLE_JIT`` forbids building a module."""
+    """Skip, not fail, if the GPU is too small or ``FLASHINFER_DISABLE_JIT`` forbids building a module."""
     try:
         return (yield)
     except MissingJITCacheError as error:

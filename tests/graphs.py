@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs of what a test calls."""
+"""CUDA graphs of test steps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 def capture(step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of ``step``, and its result, which every replay writes anew."""
-    step()  # builds and loads modules, which a capture must not
+    """Capture ``step``; return the graph and the result, which every replay overwrites."""
+    step()  # builds and loads modules, which must not happen during a capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

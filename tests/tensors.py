@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that tests of several families make."""
+"""Tensors for tests of several families."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def randn(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 
 def view_of_wider(x: torch.Tensor, pad: int = 3, offset: int = 1, gap: float = 7.0) -> torch.Tensor:
-    """The same values as columns of a wider buffer. The odd defaults leave no row aligned to more than an element.
+    """Return the same values as columns of a wider buffer. The odd defaults align no row to more than an element.
 
     The columns around hold ``gap``: infinity is what no reduction may see.
     """
@@ -22,6 +22,6 @@ def view_of_wider(x: torch.Tensor, pad: int = 3, offset: int = 1, gap: float = 7
 
 
 def gaps_are_untouched(view: torch.Tensor) -> bool:
-    """Whether the columns around a ``view_of_wider`` still hold the sevens that it put there."""
+    """Return True if the columns around a ``view_of_wider`` still hold the sevens that were put there."""
     wide = view._base
     return int((wide.float() == 7.0).sum()) >= wide.numel() - view.numel()

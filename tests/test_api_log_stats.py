@@ -32,7 +32,7 @@ def test_what_is_skipped():
     def kernel(tensor, number):
         raise AssertionError("no kernel reads it")
 
-    assert deferred_statistics(torch.ones(2), kernel) == SKIPPED  # on the host
+    assert deferred_statistics(torch.ones(2), kernel) == SKIPPED  # a host tensor
     assert deferred_statistics(torch.ones(2), None) == SKIPPED
 
 

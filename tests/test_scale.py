@@ -71,7 +71,7 @@ def test_module_of_other_types(hopper, types):
 
 
 def test_tracing_runs_nothing():
-    """Under torch.compile's fake tensors the op neither compiles nor launches."""
+    """Check that the op neither compiles nor launches under torch.compile's fake tensors."""
     with FakeTensorMode():
         x = torch.empty(8)
         torch.ops.flashinfer.scale(torch.empty_like(x), x, 2.0)
@@ -107,7 +107,7 @@ def test_shapes(dtype, shape):
 @needs_gpu
 @pytest.mark.parametrize("offset", [1, 2, 3])
 def test_unaligned_views(offset):
-    """No vector of 16 bytes starts there."""
+    """Check views that do not start at a 16-byte vector."""
     x = torch.randn(1000, device="cuda", dtype=torch.float16)[offset:]
     assert_close(flashinfer.scale(x, 2.5), scale_trace.reference(x, 2.5))
 
@@ -151,7 +151,7 @@ def test_unsupported_dtype():
 
 @needs_gpu
 def test_native_checks():
-    """What Python does not look at: contiguity; and what ``skip_check`` leaves out."""
+    """Check native validation: contiguity, which Python does not check, and the checks that ``skip_check`` skips."""
     x = torch.ones(4, 4, device="cuda")
     with pytest.raises(ValueError, match="input must be contiguous"):
         flashinfer.scale(x.t()[:, :2], 2.0)
@@ -166,10 +166,10 @@ def test_accessor_is_cached():
 
 @needs_gpu
 def test_callers_stream():
-    """A long wait on a side stream must delay the kernel that is launched there."""
+    """Check that the kernel runs on the caller's stream: a long wait on a side stream must delay it."""
     stream = torch.cuda.Stream()
     x, y = torch.zeros(1 << 20, device="cuda"), torch.empty(1 << 20, device="cuda")
-    flashinfer.scale(x, 1.0, out=y)  # compiled and loaded before the race
+    flashinfer.scale(x, 1.0, out=y)  # compile and load before the race
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)
@@ -205,7 +205,7 @@ def test_torch_compile(form):
 
 @needs_gpu
 def test_without_torch_tensors():
-    """Any DLPack tensor will do."""
+    """Call with any DLPack tensor."""
     import tvm_ffi
 
     x = torch.ones(8, device="cuda", dtype=torch.float16)

@@ -31,8 +31,8 @@ OPS = [
 on_any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 on_any_op = pytest.mark.parametrize("op, reference", OPS)
 
-# Leading shape, half width: nothing to do, the least of 16 bytes, an odd number of 8-byte vectors, one past a block of
-# vectors, more rows than a block has, several blocks per row, a long row, no leading dimension.
+# Leading shape, half width: no elements, the smallest 16-byte vector, an odd number of 8-byte vectors, one past a block
+# of vectors, more rows than a block has, several blocks per row, a long row, no leading dimension.
 SHAPES = [
     ((0,), 128),
     ((7,), 0),
@@ -76,7 +76,7 @@ def test_act_and_mul(device, op, reference, leading, half, dtype):
 @pytest.mark.parametrize("batch, seq, half", [(1, 1, 128), (2, 16, 2048), (4, 2, 11008)])
 @on_any_op
 def test_close_to_torch_in_fp16(device, op, reference, batch, seq, half):
-    """The published test: against operators of torch that round to fp16 in between."""
+    """Compare with the published test's expression: operators of torch that round to fp16 in between."""
     x = torch.randn(batch, seq, 2 * half, device=device).half()
     gate, up = x.chunk(2, dim=-1)
     name = {"silu_and_mul": "silu"}.get(op.__name__, "gelu")
@@ -87,7 +87,7 @@ def test_close_to_torch_in_fp16(device, op, reference, batch, seq, half):
 
 @on_any_op
 def test_every_bfloat16(device, op, reference):
-    """All 65536 gates, infinities and NaN included."""
+    """Check all 65536 gates, infinities and NaN included."""
     gate = torch.arange(65536, device=device).to(torch.int32).to(torch.int16).view(torch.bfloat16)
     x = torch.cat([gate, torch.ones_like(gate)])
     assert_close(op(x), reference(x), equal_nan=True)
@@ -95,7 +95,7 @@ def test_every_bfloat16(device, op, reference):
 
 @on_any_op
 def test_product_is_rounded_once(device, op, reference):
-    # exact in double; two roundings to bfloat16 would be off by up to a unit, one by half of it
+    # exact in double; rounding twice to bfloat16 errs by up to one unit in the last place, rounding once by half a unit
     x = randn(64, 2 * 512, dtype=torch.bfloat16, device=device)
     gate, up = x.double().cpu().chunk(2, dim=-1)
     exact = {
@@ -154,7 +154,7 @@ def test_swiglu_is_silu_and_mul_turned_round(device):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_swiglu_any_layout(device, data):
-    """Shape, padding, order of dimensions, dtype: the same values come out."""
+    """Check that shape, padding, order of dimensions and dtype do not change the values."""
     dtype = data.draw(st.sampled_from(DTYPES), label="dtype")
     shape = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=4), label="shape")
     order = data.draw(st.permutations(range(len(shape))), label="order")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA has: graphs, streams, large grids."""
+"""CUDA-only behaviour of the activations: graphs, streams, large grids."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_runs_on_the_current_stream():
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)  # on any other stream the activation would overtake the fill
+        torch.cuda._sleep(20_000_000)  # an activation on any other stream would run before the fill
         x.fill_(1.0)
         out = silu_and_mul(x)
     stream.synchronize()
@@ -52,7 +52,7 @@ def test_runs_on_the_current_stream():
 
 @pytest.mark.parametrize("half", [2056, 8], ids=["chunks", "shared blocks"])
 def test_more_rows_than_one_grid_axis(half):
-    """Beyond 65535 row groups the grid has a third axis, and a group too many when it does not divide."""
+    """Check more than 65535 row groups: the grid then has a third axis, and padding if the axis does not divide."""
     rows = 70001 if half > 1024 else 65535 * 128 + 7
     x = randn(rows, 2 * half)
     guard = torch.full((rows + 2, half), 7.0, dtype=torch.bfloat16, device="cuda")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller sees who passes a wrong tensor: the op, the argument, what it is and what was expected."""
+"""Error messages for wrong tensors: they name the op, the argument, the actual and the expected value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOOD = {
     "swiglu": {"x": ((4, 128), FP16), "gate": ((4, 128), FP16), "out": ((4, 128), FP16)},
 }
 
-# (ops, argument, (shape, dtype) or what to do to the good tensor, text)
+# (ops, argument, (shape, dtype) or a function that changes the good tensor, text)
 BAD = [
     (ACT_AND_MUL, "input", ((4, 255), FP16), "input.shape[-1] = 255, expected a multiple of 8 (16 bytes of float16)"),
     (ACT_AND_MUL, "input", ((4, 250), FP16), "input.shape[-1] = 250, expected a multiple of 8"),

@@ -27,12 +27,12 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 @functools.cache
 def workspace(device: str) -> torch.Tensor:
-    """Shared by all calls; filled with what no result may contain."""
+    """Return the workspace that all calls share, filled with bytes (0x7F) that no result may contain."""
     return torch.full((64 << 20,), 0x7F, dtype=torch.uint8, device=device)
 
 
 def grow_workspace(wrapper: Any, size: int) -> None:
-    """Splits of a fixed size need as much as the batch is long: exactly ``size`` then."""
+    """Replace the workspace by one of exactly ``size`` bytes if it is smaller, as fixed split sizes may require."""
     if size > wrapper._float_workspace_buffer.nbytes:
         assume(size <= 1 << 30)
         buffer = torch.full((size,), 0x7F, dtype=torch.uint8, device=wrapper.device)
@@ -44,7 +44,7 @@ def first(what: What) -> Attention:
 
 
 def settings(what: What) -> dict[str, Any]:
-    """Arguments that every API spells the same way."""
+    """Return the arguments that have the same names in every API."""
     one = first(what)
     return {
         "pos_encoding_mode": "ROPE_LLAMA" if one.rope else "ALIBI" if one.alibi else "NONE",
@@ -57,7 +57,7 @@ def settings(what: What) -> dict[str, Any]:
 
 
 def scales(what: What) -> dict[str, float]:
-    """``q_scale``, ``k_scale``, ``v_scale`` that are not 1."""
+    """Return values of ``q_scale``, ``k_scale`` and ``v_scale`` other than 1."""
     one = first(what)
     return {name: value for name in ("q_scale", "k_scale", "v_scale") if (value := getattr(one, name)) != 1}
 
@@ -68,7 +68,7 @@ def sinks(what: What) -> dict[str, Any]:
 
 
 def masks(what: What) -> Optional[torch.Tensor]:
-    """The masks of all requests, flat."""
+    """Return the masks of all requests, flattened and concatenated."""
     each = [what] if isinstance(what, Attention) else what
     if each[0].mask is None:
         return None
@@ -76,7 +76,7 @@ def masks(what: What) -> Optional[torch.Tensor]:
 
 
 def items(what: What, device: str) -> dict[str, Any]:
-    """Arguments of multi-item scoring."""
+    """Return the arguments of multi-item scoring."""
     each = [what] if isinstance(what, Attention) else what
     if each[0].prefix_len is None:
         return {}
@@ -186,7 +186,7 @@ def paged_prefill(
 
 
 def ragged_workspace_size(batch: Batch, options: dict[str, Any]) -> int:
-    """Asked of the paged wrapper: rows are planned like pages of one token."""
+    """Return the workspace size as the paged wrapper computes it: rows are planned like pages of one token."""
     pages = batch.pages(1)
     probe = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(batch.device))
     arguments = (batch.qo_indptr, *pages.table, *batch.heads, batch.head_dim_qk, 1, batch.head_dim_vo)
@@ -261,7 +261,7 @@ def attention_sink(
 def cascade(
     batch: Batch, what: What, *, layout: str = "NHD", page_size: int = 4, form: str = "pair", **_: Any
 ) -> Result:
-    """Two levels: the common prefix of all requests, and what each has after it."""
+    """Run a cascade of two levels: the common prefix of all requests, and the remaining keys of each request."""
     prefix, one = batch.shared_prefix, first(what)
     own = [slice(a + prefix, b) for a, b in itertools.pairwise(batch.kv_indptr_host)]
     pages = Pages([prefix, *(n - prefix for n in batch.kv_lens)], page_size, batch.device)
@@ -286,7 +286,7 @@ def cascade(
 
 
 def pod(batch: Batch, what: What, *, layout: str = "NHD", page_size: int = 4, form: str = "pair", **_: Any) -> Result:
-    """The first request is filled in, the others decode."""
+    """Run the first request as prefill and the others as decode."""
     one, new, old = first(what), batch.part(0, 1), batch.part(1, len(batch.qo_lens))
     given = {name: value for name, value in settings(what).items() if name != "logits_soft_cap"}
     wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(batch.device), layout)
@@ -305,7 +305,7 @@ def pod(batch: Batch, what: What, *, layout: str = "NHD", page_size: int = 4, fo
 def batch_pod(
     batch: Batch, what: What, *, layout: str = "NHD", page_size: int = 4, form: str = "pair", **_: Any
 ) -> Result:
-    """The first two requests are filled in, the others decode."""
+    """Run the first two requests as prefill and the others as decode."""
     new, old = batch.part(0, 2), batch.part(2, len(batch.qo_lens))
     given = {name: value for name, value in settings(what).items() if name != "logits_soft_cap"}
     wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace(batch.device), layout)
@@ -328,7 +328,7 @@ BLOCK = 16
 
 
 def block_sparse(batch: Batch, what: What, **_: Any) -> Result:
-    """Blocks of 16 by 16 in which the mask has something; a mask that cuts through blocks is given as well."""
+    """Run block-sparse attention on the 16 x 16 blocks that the mask touches; pass the mask if it cuts blocks."""
     one = first(what)
     assert one.mask is not None
     (rows, columns), whole = one.mask.shape, one.mask
@@ -354,7 +354,7 @@ def block_sparse(batch: Batch, what: What, **_: Any) -> Result:
 
 
 def mla(batch: Batch, what: What, *, page_size: int = 4, **_: Any) -> Result:
-    """Keys are [compressed, rotary part]; values are the first of the two."""
+    """Run MLA: keys are [compressed part, rotary part], and values are the compressed part."""
     one, width = first(what), batch.head_dim_vo
     wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(batch.device))
     pages = batch.pages(page_size)
@@ -369,12 +369,12 @@ def mla(batch: Batch, what: What, *, page_size: int = 4, **_: Any) -> Result:
 
 
 def check(got: Result, expected: Result, dtype: torch.dtype, factor: float = 1.0) -> None:
-    """Outputs and scores are what the reference says, and no NaN is anywhere."""
+    """Check that outputs and scores match the reference and that no NaN occurs."""
     tolerance = TOLERANCES[dtype] * factor
     o, lse = got
     assert o.shape == expected[0].shape and o.dtype == dtype
     torch.testing.assert_close(o.float(), expected[0], rtol=tolerance, atol=tolerance)
-    if lse is None:  # this call has none
+    if lse is None:  # this API returns no LSE
         return
     assert lse.shape == expected[1].shape
     torch.testing.assert_close(lse, expected[1], rtol=min(tolerance, 2e-3), atol=min(tolerance, 2e-3))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that many attention tests need are built side by side before the first of them."""
+"""Build the modules that many attention tests need in parallel before the first test runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashinfer.knobs import knobs
 from ..conftest import DEVICES
 from . import matrix
 
-_MANY = 50  # cells; fewer build what they need one after the other
+_MANY = 50  # selected cells; smaller selections build their modules on first use, one after the other
 
 
 @pytest.fixture(scope="session", autouse=True)

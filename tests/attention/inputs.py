@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches for the attention tests: dense, ragged and paged keys in every layout, and NaN wherever nobody may look."""
+"""Batches for the attention tests: dense, ragged and paged keys in every layout, with NaN in memory beside them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from . import reference
 from .reference import Attention, Result
 
 LAYOUTS = ["NHD", "HND"]
-#: One tensor of both; two tensors of equal strides; two of different strides.
+#: One tensor for keys and values; two tensors of equal strides; two tensors of different strides.
 FORMS = ["combined", "pair", "separate"]
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def offsets(lengths: Sequence[int]) -> list[int]:
-    """``[3, 1]`` gives ``[0, 3, 4]``."""
+    """Return the prefix sum of the lengths: ``[3, 1]`` gives ``[0, 3, 4]``."""
     return [sum(lengths[:i]) for i in range(len(lengths) + 1)]
 
 
@@ -30,12 +30,12 @@ def int32(values: Sequence[int], device: str) -> torch.Tensor:
 
 
 def to_layout(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """``[..., tokens, heads, head_dim]`` in the order of ``layout``, contiguous."""
+    """Return ``[..., tokens, heads, head_dim]`` in the order of ``layout``, contiguous."""
     return (x.transpose(-3, -2) if layout == "HND" else x).contiguous()
 
 
 def strided(x: torch.Tensor, gap: int, fill: float = math.nan) -> torch.Tensor:
-    """The same values as the first columns of a wider buffer; ``gap`` must keep rows aligned to 16 bytes."""
+    """Copy the values into the first columns of a wider buffer; ``gap`` must keep rows aligned to 16 bytes."""
     wide = torch.full((*x.shape[:-1], x.shape[-1] + gap), fill, device=x.device).to(x.dtype)
     wide[..., : x.shape[-1]] = x
     return wide[..., : x.shape[-1]]
@@ -43,7 +43,7 @@ def strided(x: torch.Tensor, gap: int, fill: float = math.nan) -> torch.Tensor:
 
 @dataclass
 class Pages:
-    """Where the keys of each request lie: shuffled pages out of a pool with some to spare."""
+    """Page table of a batch: shuffled pages of a pool that has more pages than needed."""
 
     kv_lens: Sequence[int]
     page_size: int
@@ -63,17 +63,17 @@ class Pages:
 
     @property
     def table(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """indptr, indices, last_page_len, in the order of ``plan``."""
+        """Return indptr, indices and last_page_len, in the order of ``plan``."""
         return self.indptr, self.indices, self.last_page_len
 
     def slots(self, request: int) -> torch.Tensor:
-        """Place of each key in the pool of all pages, ``page * page_size + entry``."""
+        """Return the slot of each key in the pool of all pages: ``page * page_size + entry``."""
         pages = self.indices_host[self.indptr_host[request] : self.indptr_host[request + 1]]
         every = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_size + torch.arange(self.page_size)
         return every.view(-1)[: self.kv_lens[request]].to(self.device)
 
     def scatter(self, rows: torch.Tensor, layout: str) -> torch.Tensor:
-        """Rows of all requests put into pages; every other entry of the pool is NaN (0x7f in bytes)."""
+        """Write the rows of all requests into pages; every other entry of the pool is NaN (0x7f in bytes)."""
         fill = 0x7F if rows.dtype == torch.uint8 else math.nan
         pool = torch.full((self.num_pages * self.page_size, *rows.shape[1:]), fill, device=self.device).to(rows.dtype)
         at = [self.slots(i) for i in range(len(self.kv_lens))]
@@ -81,14 +81,14 @@ class Pages:
         return to_layout(pool.view(self.num_pages, self.page_size, *rows.shape[1:]), layout)
 
     def block_tables(self) -> torch.Tensor:
-        """``[batch, most pages of a request]``, unused entries are 0."""
+        """Return a block table ``[batch, largest page count of a request]``; unused entries are 0."""
         lists = [self.indices_host[a:b] for a, b in zip(self.indptr_host[:-1], self.indptr_host[1:], strict=True)]
         width = max(1, *map(len, lists)) if lists else 1
         return torch.stack([int32(x + [0] * (width - len(x)), self.device) for x in lists])
 
 
 def combine(k: torch.Tensor, v: torch.Tensor, form: str) -> Any:
-    """The two halves of a paged cache as callers hand them over."""
+    """Return keys and values of a paged cache in the given form, as callers pass them."""
     if form == "combined":
         return torch.stack([k, v], dim=1)
     if form == "pair":
@@ -98,7 +98,7 @@ def combine(k: torch.Tensor, v: torch.Tensor, form: str) -> Any:
 
 @dataclass
 class Batch:
-    """Queries and keys of some requests. ``q`` and the rows of ``k`` and ``v`` follow each other (NHD)."""
+    """Queries and keys of some requests. Rows of ``q``, ``k`` and ``v`` are concatenated by request (NHD)."""
 
     qo_lens: Sequence[int]
     kv_lens: Sequence[int]
@@ -110,8 +110,8 @@ class Batch:
     kv_dtype: torch.dtype | None = None
     device: str = "cpu"
     amplitude: float = 1.0
-    shared_prefix: int = 0  #: keys that all requests have in common
-    latent: bool = False  #: values are the first columns of keys
+    shared_prefix: int = 0  #: number of keys that all requests share
+    latent: bool = False  #: True for MLA: values are the first columns of keys
 
     def __post_init__(self) -> None:
         self.head_dim_vo = self.head_dim_vo or self.head_dim_qk
@@ -129,7 +129,7 @@ class Batch:
             self.v = self.k[..., : self.head_dim_vo]
 
     def _rows(self, head_dim: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Keys or values as stored, and the scale factors of NVFP4 (bytes: two codes each)."""
+        """Make keys or values as stored, and the scale factors of NVFP4 (bytes: two codes each)."""
         shape = (self.kv_indptr_host[-1], self.num_kv_heads)
         if self.kv_dtype != torch.uint8:
             return randn(*shape, head_dim, dtype=self.kv_dtype, device=self.device), None
@@ -138,7 +138,7 @@ class Batch:
         return codes, factors.to(torch.float8_e4m3fn)
 
     def part(self, begin: int, end: int) -> Batch:
-        """Requests ``begin`` to ``end`` as a batch of their own."""
+        """Return requests ``begin`` to ``end`` as a new batch."""
         rows, keys = (slice(x[begin], x[end]) for x in (self.qo_indptr_host, self.kv_indptr_host))
         some = replace(self, qo_lens=self.qo_lens[begin:end], kv_lens=self.kv_lens[begin:end], shared_prefix=0)
         some.q, some.k, some.v = self.q[rows], self.k[keys], self.v[keys]
@@ -151,32 +151,32 @@ class Batch:
         return self.num_qo_heads, self.num_kv_heads
 
     def values(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values as numbers, before ``k_scale`` and ``v_scale``."""
+        """Return keys and values as floats, before ``k_scale`` and ``v_scale``."""
         return read(self.k, self.k_sf), read(self.v, self.v_sf)
 
     def dense(self, layout: str = "NHD") -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values without pages."""
+        """Return keys and values without pages."""
         return to_layout(self.k, layout), to_layout(self.v, layout)
 
     def pages(self, page_size: int, spare: int = 3) -> Pages:
         return Pages(self.kv_lens, page_size, self.device, spare)
 
     def cache(self, pages: Pages, layout: str = "NHD", form: str = "pair") -> Any:
-        """Keys and values in pages."""
+        """Return keys and values in pages."""
         return combine(pages.scatter(self.k, layout), pages.scatter(self.v, layout), form)
 
     def cache_sf(self, pages: Pages, layout: str = "NHD") -> Any:
-        """Scale factors in pages, for ``kv_cache_sf``."""
+        """Return the scale factors in pages, for ``kv_cache_sf``."""
         assert self.k_sf is not None and self.v_sf is not None
         return pages.scatter(self.k_sf, layout), pages.scatter(self.v_sf, layout)
 
     def expected(self, what: Attention | Sequence[Attention] = Attention()) -> Result:  # noqa: B008, frozen
-        """Output and LSE of the reference, float32."""
+        """Return output and LSE of the reference in float32."""
         return reference.ragged(what, self.q, *self.values(), self.qo_indptr_host, self.kv_indptr_host)
 
 
 def read(rows: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-    """What stored keys or values mean. NVFP4: low nibble first, bit 3 is the sign, a factor for 16 elements."""
+    """Decode stored keys or values to floats. NVFP4: low nibble first, bit 3 is the sign, one scale per 16 elements."""
     if factors is None:
         return rows.float()
     code = torch.stack([rows & 15, rows >> 4], dim=-1).flatten(-2).long()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call launches on a GPU."""
+"""Kernel launches of a call on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def kernels(call: Callable[[], Any]) -> list[str]:
-    """Names of the kernels of a call, made once before: the first one builds modules and fills caches."""
+    """Return the names of the kernels that a call launches, after a warm-up call that builds modules."""
     call()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which attention call has which feature: the table behind test_matrix.py and docs/attention_support.md.
+"""Table of attention calls and their features, behind test_matrix.py and docs/attention_support.md.
 
 python -m tests.attention.matrix --write      regenerate the page
 """
@@ -26,7 +26,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "attention_support.md"
 
 @dataclass(frozen=True)
 class Feature:
-    """A row: how the call differs from the plain one."""
+    """Row of the table: a difference from the plain call."""
 
     title: str
     what: Callable[[Batch], calls.What] = lambda batch: Attention()
@@ -34,7 +34,7 @@ class Feature:
     options: dict[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "cuda")
     tolerance: float = 1.0
-    rare: bool = False  #: its modules are not worth building for every kind of call on the CPU
+    rare: bool = False  #: True if by default only batch prefill builds the modules of this feature on the CPU
 
 
 def always(**settings: Any) -> Callable[[Batch], calls.What]:
@@ -94,22 +94,22 @@ FEATURES = [
 
 @dataclass(frozen=True)
 class Api:
-    """A column: a call, the shape of its batches and the features that it has."""
+    """Column of the table: a call, the shape of its batches and the features that it has."""
 
     title: str
     call: Callable[..., Result]
-    kind: str  #: of its module
+    kind: str  #: kind of the native module
     features: tuple[str, ...]
     qo_lens: tuple[int, ...] = (1, 37, 5, 130)
     kv_lens: tuple[int, ...] = (70, 37, 260, 131)
-    shape: dict[str, Any] = field(default_factory=dict)  #: more arguments of Batch
-    #: What the call computes when the feature asks for nothing else.
+    shape: dict[str, Any] = field(default_factory=dict)  #: further arguments of Batch
+    #: Changes the computation of a feature to one that the call supports, such as a block mask.
     adapt: Callable[[Batch, calls.What], calls.What] = lambda batch, what: what
-    #: Feature -> exception and text of a call that is refused.
+    #: Feature -> exception and text of a call that is rejected.
     refused: dict[str, tuple[type[Exception], str]] = field(default_factory=dict)
 
     def is_run(self, feature: Feature, device: str) -> bool:
-        """Rare modules of other kinds run on a GPU, or with ``FLASHINFER_TEST_ATTENTION_FULL=1``."""
+        """Tell whether a cell runs: rare modules of other kinds need a GPU or ``FLASHINFER_TEST_ATTENTION_FULL=1``."""
         is_full = device == "cuda" or os.environ.get("FLASHINFER_TEST_ATTENTION_FULL") == "1"
         return is_full or not feature.rare or self.kind == "batch_prefill"
 
@@ -123,7 +123,7 @@ class Api:
 
 
 def in_blocks(batch: Batch, what: calls.What) -> calls.What:
-    """Half of the blocks, unless the feature has a mask of its own."""
+    """Return attention with a mask of half of the blocks, unless the feature has its own mask."""
     one = calls.first(what)
     if one.mask is not None:
         return one
@@ -207,7 +207,7 @@ APIS = [
 
 
 def specs(device: str) -> list[JitSpec]:
-    """The modules of all cells, to be built side by side."""
+    """Return the module specs of all cells, to be built in parallel."""
     found = {}
     for api in APIS:
         for feature in FEATURES:
@@ -232,7 +232,7 @@ GENERATORS: dict[str, Callable[..., JitSpec]] = {
 
 
 def cell(api: Api, feature: Feature) -> str:
-    """What the page says."""
+    """Return the text of a cell of the page."""
     if feature.title in api.refused:
         return f"no: {api.refused[feature.title][0].__name__}"
     if feature.title not in api.features:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the native attention modules, below the wrappers: what tests of kernels and planner use."""
+"""Direct calls of the native attention modules, below the wrappers, for tests of kernels and planner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load(generate: Any, *key: Any) -> Any:
 
 @dataclass
 class Native:
-    """One batch on the native modules. ``what`` says which variant and with which numbers."""
+    """One batch on the native modules. ``what`` selects the variant and its parameters."""
 
     batch: Batch
     what: Attention = Attention()  # noqa: RUF009, frozen
@@ -107,7 +107,7 @@ class Native:
     # runs ---------------------------------------------------------------------------------------
 
     def prefill(self, page_size: int = 0, form: str = "pair") -> Result:
-        """Batch prefill over pages, or rows if ``page_size`` is 0."""
+        """Run batch prefill over pages, or over ragged rows if ``page_size`` is 0."""
         b = self.batch
         module = load(gen_batch_prefill_module, "fa2", *self.dtypes, INT32, *self.dims, *self.flags, False, _kind(b))
         pages = b.pages(page_size) if page_size else None

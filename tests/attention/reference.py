@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention as its contract says it: float64 and whole matrices of logits. What every attention test compares with.
+"""Reference attention in float64 with whole matrices of logits. Every attention test compares with it.
 
 One request at a time; queries and keys are ``[tokens, heads, head_dim]``. ``ragged`` cuts a batch into requests; keys
 in pages are those that inputs.py put there.
@@ -19,7 +19,7 @@ Result = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """What is computed, apart from the tensors.
+    """Parameters of the computation, without the tensors.
 
     Parameters
     ----------
@@ -59,7 +59,9 @@ class Attention:
     token_pos: Optional[torch.Tensor] = None
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Result:
-        """Output ``[qo_len, num_qo_heads, head_dim_vo]`` and base-2 LSE ``[qo_len, num_qo_heads]``, both float32."""
+        """Return output ``[qo_len, num_qo_heads, head_dim_vo]`` and base-2 LSE ``[qo_len, num_qo_heads]``,
+        as float32.
+        """
         qo_len, kv_len = q.shape[0], k.shape[0]
         q, k, v = q.double(), k.double(), v.double()
         if self.rope:
@@ -78,7 +80,7 @@ class Attention:
         return o.float(), (lse / math.log(2)).T.contiguous().float()
 
     def transform(self, x: torch.Tensor, head_dim: int) -> torch.Tensor:
-        """Logits ``[heads, qo_len, kv_len]`` from products of q and k: scale, ALiBi, soft cap, in this order."""
+        """Return logits ``[heads, qo_len, kv_len]`` from products of q and k: scale, ALiBi, soft cap, in this order."""
         sm_scale = 1 / math.sqrt(head_dim) if self.sm_scale is None else self.sm_scale
         x = x * (sm_scale * self.q_scale * self.k_scale)
         if self.alibi:
@@ -90,7 +92,7 @@ class Attention:
         return x
 
     def visible(self, qo_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
-        """``[qo_len, kv_len]``, True where the key counts."""
+        """Return the mask ``[qo_len, kv_len]``, True where the key is visible."""
         position = torch.arange(qo_len, device=device)[:, None] + kv_len - qo_len
         key = torch.arange(kv_len, device=device)
         seen = torch.ones(qo_len, kv_len, dtype=torch.bool, device=device)
@@ -121,12 +123,12 @@ class Attention:
         return torch.cat([one * cos - two * sin, one * sin + two * cos], dim=-1)
 
     def with_(self, **changes: object) -> Attention:
-        """A copy with other settings."""
+        """Return a copy with other settings."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
 def alibi_slopes(heads: int) -> torch.Tensor:
-    """``[heads]``: a geometric series for the largest power of two, every other term of a finer one for the rest."""
+    """Return slopes: a geometric series for the largest power of two, every other term of a finer one for the rest."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     slopes += [2 ** (-4 * (2 * i - 1) / power) for i in range(1, heads - power + 1)]
@@ -134,14 +136,14 @@ def alibi_slopes(heads: int) -> torch.Tensor:
 
 
 def batched(what: Sequence[Attention], q: Sequence[torch.Tensor], kv: Sequence[tuple[torch.Tensor, ...]]) -> Result:
-    """Each request by itself, results one after the other."""
+    """Compute each request by itself and concatenate the results."""
     parts = [f(a, *b) for f, a, b in zip(what, q, kv, strict=True)]
     o, lse = zip(*parts, strict=True)
     return torch.cat(o), torch.cat(lse)
 
 
 def split(x: torch.Tensor, indptr: Sequence[int]) -> list[torch.Tensor]:
-    """Rows of each request."""
+    """Split rows by request."""
     return [x[a:b] for a, b in itertools.pairwise(indptr)]
 
 
@@ -153,7 +155,7 @@ def ragged(
     qo_indptr: Sequence[int],
     kv_indptr: Sequence[int],
 ) -> Result:
-    """A batch whose queries, keys and values lie one request after the other (NHD)."""
+    """Compute a ragged batch whose queries, keys and values are concatenated by request (NHD)."""
     requests = len(qo_indptr) - 1
     each = [what] * requests if isinstance(what, Attention) else what
     kv = list(zip(split(k, kv_indptr), split(v, kv_indptr), strict=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BatchAttention and attention sinks: mixed batches, their options, and what they refuse."""
+"""BatchAttention and attention sinks: mixed batches, their options, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .reference import Attention
 from .test_batch_decode import F16, close, decode_batch, workspace
 from .test_batch_decode import planned as planned_decode
 
-QO_LENS, KV_LENS = [1, 17, 40, 0, 3, 9], [9, 33, 97, 12, 130, 4]  # the last one has more rows than keys
+QO_LENS, KV_LENS = [1, 17, 40, 0, 3, 9], [9, 33, 97, 12, 130, 4]  # the last request has more rows than keys
 
 
 def planned(batch: Batch, pages, layout="NHD", **options) -> BatchAttention:
@@ -56,13 +56,13 @@ def test_soft_cap_and_scales(device):
     expected = batch.expected(Attention(logits_soft_cap=2.0, sm_scale=0.3, k_scale=0.5, v_scale=2.0))
     for cap in (0.0, 2.0, None):
         close(attention.run(batch.q, batch.cache(pages), k_scale=0.5, v_scale=2.0, logits_soft_cap=cap), expected)
-    for cap, used in ((0.7, 0.7), (0.0, 2.0)):  # that of run() replaces that of plan(), for one call
+    for cap, used in ((0.7, 0.7), (0.0, 2.0)):  # a non-zero cap given to run() replaces the cap of plan(), for one call
         expected = batch.expected(Attention(logits_soft_cap=used, sm_scale=0.3))
         close(attention.run(batch.q, batch.cache(pages), logits_soft_cap=cap), expected)
 
 
 def test_pages_beyond_the_keys(device):
-    """A request may own more pages than its keys fill."""
+    """Check that a request may own more pages than its keys fill."""
     batch = Batch([5], [9], device=device)
     pages = batch.pages(8, spare=3)
     indices = torch.cat([pages.indices, torch.zeros_like(pages.indices)])
@@ -135,7 +135,7 @@ def test_sinks_count_once_however_keys_are_split(device):
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_sinks_of_the_plain_wrappers(device, tensor_cores):
-    """Those of one call; a request without keys, and a sink that is none."""
+    """Check sinks given to single calls of run(), a request without keys, and a sink of -inf, which has no effect."""
     batch = decode_batch(device, kv_lens=[0, 54, 97])
     pages = batch.pages(8)
     cache, sinks = batch.cache(pages), torch.tensor([0.5, -3.0, 4.0, -torch.inf], device=device)
@@ -152,7 +152,7 @@ def test_sinks_of_the_plain_wrappers(device, tensor_cores):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sinks_of_a_plain_wrapper_are_added_in_one_launch(device, dtype):
-    """To results of any strides."""
+    """Check that sinks are added in one launch, for results of any strides."""
     batch = Batch([5, 40], [33, 97], dtype=dtype, device=device)
     pages = batch.pages(8)
     cache, sinks = batch.cache(pages), torch.tensor([0.5, -3.0, 4.0, 1.0], device=device)

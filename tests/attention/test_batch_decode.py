@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batch decode wrapper: results, options of plan and run, and what it refuses."""
+"""The batch decode wrapper: results, options of plan and run, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_scales(device, as_tensor):
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_a_buffer_for_the_lse_is_filled_unasked(device, tensor_cores):
-    """In the first run after a plan, and in those that repeat it."""
+    """Check that the LSE buffer is filled without ``return_lse``, in the first run after a plan and in later runs."""
     batch = decode_batch(device)
     pages = batch.pages(8)
     wrapper, cache, expected = planned(batch, pages, tensor_cores=tensor_cores), batch.cache(pages), batch.expected()
@@ -121,9 +121,9 @@ def test_requests_without_keys_give_zero(device):
     close((out, lse), batch.expected())
 
 
-@pytest.mark.parametrize("page_size", [16, 48, 24])  # the keys of a step lie in one page, or not
+@pytest.mark.parametrize("page_size", [16, 48, 24])  # one iteration reads keys of one page, or of several
 def test_long_requests_in_one_piece(device, page_size):
-    """Warps know the pages of 32 steps of 64 keys at most; then they ask again."""
+    """Check long requests without split-KV: a warp holds page ids of 32 iterations of 64 keys, then reads more."""
     batch = decode_batch(device, kv_lens=[2500, 7, 4200])
     pages = batch.pages(page_size)
     wrapper = planned(batch, pages, disable_split_kv=True)
@@ -131,7 +131,7 @@ def test_long_requests_in_one_piece(device, page_size):
 
 
 def test_short_requests_of_which_blocks_take_more(device):
-    """KV heads that do not divide the blocks of a device leave shares to those that are done, some without keys."""
+    """Check KV heads that do not divide the CTA count: idle CTAs take the remaining work, some of it without keys."""
     heads = {"num_qo_heads": 10, "num_kv_heads": 5, "head_dim_qk": 128}
     batch = decode_batch(device, kv_lens=[37 * i % 90 for i in range(300)], **heads)
     pages = batch.pages(16)
@@ -188,12 +188,12 @@ def test_fp8_cache(device, kv_dtype):
 
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e6, 1e30])
 def test_fp8_cache_and_queries_of_any_size(device, size):
-    """Kernels may multiply fp8 keys in fp16, whose range is less than that of bf16 queries."""
+    """Check fp8 keys with bf16 queries of any magnitude: kernels may multiply in fp16, whose range is smaller."""
     fp8 = torch.float8_e4m3fn
     batch = decode_batch(device, dtype=torch.bfloat16, kv_dtype=fp8)
     pages, scale = batch.pages(8), 0.1 / size
     batch.q[:] = (batch.q.float() * size).bfloat16()
-    batch.q[:, 0] *= 2.0**-12  # rows of a tile differ
+    batch.q[:, 0] *= 2.0**-12  # rows of one tile differ in magnitude
     options = {"q_data_type": torch.bfloat16, "kv_data_type": fp8, "sm_scale": scale}
     wrapper = planned(batch, pages, tensor_cores=True, **options)
     expected = batch.expected(Attention(sm_scale=scale))
@@ -293,7 +293,7 @@ def test_attributes_that_engines_use(device):
     assert wrapper._qo_indptr_buf.tolist() == list(range(len(LENS) + 1))
     assert not wrapper.is_cuda_graph_enabled and wrapper._fixed_batch_size == 0
     assert wrapper._pin_memory_int_workspace_buffer.shape == wrapper._int_workspace_buffer.shape
-    # Engines replace plan() and call the module's own, with as many arguments as the release had they were written for.
+    # Engines replace plan() by the module's plan, with as many arguments as the release that they were written for has.
     plan = wrapper._cached_module.plan
     arguments = (
         *(wrapper._float_workspace_buffer, wrapper._int_workspace_buffer, wrapper._pin_memory_int_workspace_buffer),
@@ -320,8 +320,9 @@ def test_attributes_that_engines_use(device):
 @pytest.mark.parametrize("tensor_cores", [False, True])
 @pytest.mark.parametrize("graph", [False, True])
 def test_forward_after_plans_of_engines(device, tensor_cores, graph):
-    """SGLang plans by the module and says the soft cap of a model to ``forward`` alone: that plan is of the last batch,
-    not of the last call of ``plan``."""
+    """Check ``forward`` after a plan of the native module: SGLang plans that way and passes a model's soft cap only to
+    ``forward``. The plan then describes the last batch, not the last call of ``plan``.
+    """
     first, batch = decode_batch(device, kv_lens=[3, 9, 30, 2]), decode_batch(device)
     sizes = (len(LENS) + 1, 256, len(LENS))
     buffers = [torch.zeros(n, dtype=torch.int32, device=device) for n in sizes] if graph else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batch prefill wrappers: results, options of plan and run, and what they refuse."""
+"""The batch prefill wrappers: results, options of plan and run, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ragged(batch: Batch, layout: str = "NHD", **options) -> BatchPrefillWithRagg
 
 
 def both(batch: Batch, what, **options):
-    """Results of either wrapper."""
+    """Return the results of both wrappers."""
     pages = batch.pages(8)
     yield paged(batch, pages, **options).run(batch.q, batch.cache(pages), return_lse=True), batch.expected(what)
     yield ragged(batch, **options).run(batch.q, *batch.dense(), return_lse=True), batch.expected(what)
@@ -59,7 +59,7 @@ def test_layouts_and_forms(device, layout, form):
 
 
 def test_rows_before_the_first_request(device, monkeypatch):
-    """They are zero in outputs made here, and left alone in the caller's; also by repeated runs and other plans."""
+    """Check rows before the first request: zero in allocated outputs, unchanged in the caller's outputs."""
     batch, first = batch_of(device), 5
     pages, expected = batch.pages(8), batch.expected(Attention())
     shifted, heads = batch.qo_indptr + first, (*batch.heads, batch.head_dim_qk)
@@ -69,7 +69,7 @@ def test_rows_before_the_first_request(device, monkeypatch):
         (paged(batch, pages), (batch.cache(pages),), (*pages.table, *heads, pages.page_size)),
         (ragged(batch), batch.dense(), (batch.kv_indptr, *heads)),
     ):
-        wrapper.run(batch.q, *kv)  # is kept, and must not be repeated for the next plan
+        wrapper.run(batch.q, *kv)  # this call is cached, and must not be repeated for the next plan
         wrapper.plan(shifted, *tables)
         for _ in range(2):
             out, lse = wrapper.run(q, *kv, return_lse=True)
@@ -136,7 +136,7 @@ def test_values_of_another_head_dimension(device):
 
 def masks_of(batch: Batch) -> list[torch.Tensor]:
     masks = [torch.rand(q, k) < 0.5 for q, k in zip(batch.qo_lens, batch.kv_lens, strict=True)]
-    masks[0][:] = False  # a row that sees nothing
+    masks[0][:] = False  # one row that sees no key
     return masks
 
 
@@ -220,7 +220,7 @@ def test_scales(device, as_tensor):
 
 @pytest.mark.parametrize("k_scale", [1e-8, 1e6])
 def test_scales_in_host_memory_have_their_full_range(device, k_scale):
-    """float16 queries times such a number would be 0 or infinite."""
+    """Check extreme scales in host memory: multiplied into float16 queries they would give 0 or infinity."""
     batch = batch_of(device)
     pages, scale = batch.pages(8), torch.tensor([k_scale])
     options = {"sm_scale": 0.125 / k_scale}
@@ -261,7 +261,7 @@ def test_nvfp4(device):
     with pytest.raises(ValueError, match="kv_cache_sf"):
         wrapper.run(batch.q, batch.cache(pages))
     keys, values = batch.cache_sf(pages)
-    for bad in (keys[..., :3], keys[1:], keys[:, :, :1], keys.float()):  # columns, pages, heads, dtype
+    for bad in (keys[..., :3], keys[1:], keys[:, :, :1], keys.float()):  # wrong columns, pages, heads, dtype
         with pytest.raises(ValueError, match=r"kv_cache_sf of keys is .* expected torch\.float8_e4m3fn \("):
             wrapper.run(batch.q, batch.cache(pages), kv_cache_sf=(bad, values))
         with pytest.raises(ValueError, match="kv_cache_sf of values is"):
@@ -304,7 +304,7 @@ def test_bases_and_layouts_of_the_lse(device, given):
 
 
 def test_a_buffer_for_the_lse_is_filled_unasked(device):
-    """In the first run after a plan, in those that repeat it, and after another plan."""
+    """Check that the LSE buffer is filled without ``return_lse``: in first runs, repeated runs and after a new plan."""
     batch = batch_of(device)
     pages = batch.pages(8)
     expected = batch.expected()
@@ -337,7 +337,9 @@ def test_workspace_size_is_enough(device):
 
 
 def test_only_plain_lists_of_pages_share_a_launch(device):
-    """Other plans would leave room on SMs that nobody takes. The last argument but one of the native plan says so."""
+    """Check that only plans over pages without a custom mask may fuse decode and prefill in one launch. The last
+    argument but one of the native plan tells; with other plans, SMs would stay partly idle.
+    """
     batch = batch_of(device)
     pages = batch.pages(8)
     mask = torch.ones(sum(a * b for a, b in zip(QO_LENS, KV_LENS, strict=True)), dtype=torch.bool, device=device)
@@ -347,7 +349,7 @@ def test_only_plain_lists_of_pages_share_a_launch(device):
 
 
 def test_workspace_size_forgets_the_last_mask(device, monkeypatch):
-    """It plans what ``plan`` with the same arguments would: causal or not, and whether lists share a launch."""
+    """Check that the workspace size is that of ``plan`` with the same arguments: causal mask, fused launch."""
     batch = batch_of(device)
     pages = batch.pages(8)
     mask = torch.ones(sum(a * b for a, b in zip(QO_LENS, KV_LENS, strict=True)), dtype=torch.bool, device=device)
@@ -375,7 +377,7 @@ def test_legacy_forward_replaces_the_parameters(device):
 
 
 def test_forward_after_plans_of_engines(device):
-    """SGLang plans by the module, without ``causal``, which it says to ``forward``: that plan is of the last batch."""
+    """Check ``forward(causal=...)`` after a plan of the native module without ``causal``, as SGLang makes it."""
     first, batch = batch_of(device, [1, 20, 40, 0], [33, 20, 60, 7]), batch_of(device)
     old, pages = first.pages(8), batch.pages(8)
     tables = {
@@ -405,7 +407,7 @@ def test_forward_after_plans_of_engines(device):
 
 
 def test_plans_of_engines_leave_the_type_of_outputs_open(device):
-    """SGLang's plan writes None: outputs then have the type of the queries."""
+    """Check outputs after SGLang's plan, which stores None as their dtype: they then have the dtype of the queries."""
     batch = batch_of(device)
     pages = batch.pages(8)
     for wrapper, kv in ((paged(batch, pages), (batch.cache(pages),)), (ragged(batch), batch.dense())):
@@ -419,8 +421,9 @@ def test_plans_of_engines_leave_the_type_of_outputs_open(device):
 
 
 def test_captured_forward_does_with_the_plan_there_is(device, monkeypatch):
-    """A graph that captured a plan would copy it over later ones. SGLang plans without ``causal``, which it says to the
-    captured ``forward``; replays then follow plans without it too."""
+    """Check that a captured ``forward`` uses the existing plan: a captured plan would be copied over later ones. SGLang
+    plans without ``causal``, which it passes to the captured ``forward``; replays then follow plans without it too.
+    """
     batch = batch_of(device)
     pages = batch.pages(8)
     causal = batch.expected(Attention(causal=True))

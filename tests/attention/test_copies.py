@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of planned wrappers: they run the plan they were copied with, and plans of one do not reach the other."""
+"""Copies of planned wrappers: a copy runs the plan that it was copied with; plans of one do not reach the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = 8
 
 
 def table(batch: Batch) -> tuple[Any, ...]:
-    """Pages in the order of requests, the same at each call."""
+    """Return a page table with pages in the order of requests, the same at each call."""
     counts = [-(-n // PAGE) for n in batch.kv_lens]
     indptr = torch.tensor([0, *counts]).cumsum(0).int()
     last = torch.tensor([n - (c - 1) * PAGE for n, c in zip(batch.kv_lens, counts, strict=True)]).int()
@@ -30,13 +30,13 @@ def table(batch: Batch) -> tuple[Any, ...]:
 
 
 def cache(batch: Batch) -> torch.Tensor:
-    """Both halves of a cache, by numbers that depend on the batch only."""
+    """Return keys and values of a cache, seeded by the batch only."""
     pages = sum(-(-n // PAGE) for n in batch.kv_lens)
     return torch.randn(pages, 2, PAGE, 2, 64, generator=torch.Generator().manual_seed(pages)).half()
 
 
 def wrappers() -> Iterator[Any]:
-    """How each wrapper is made, planned for a batch of one row each, and run."""
+    """Yield for each wrapper: its constructor, its plan for a batch of one row per request, and its run."""
     sizes = (4, 2, 64, PAGE)
     for tensor_cores in (False, True):
         yield pytest.param(
@@ -156,7 +156,7 @@ def test_plans_of_copies(make, plan, run, duplicate):
 
 
 def test_what_copies_share():
-    """copy.copy what the caller gave, copy.deepcopy nothing; a copy is registered under a handle of its own."""
+    """Check that copy.copy shares the caller's buffers, copy.deepcopy shares none, and each copy has its own handle."""
     buffers = torch.zeros(4, dtype=torch.int32), torch.zeros(99, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), "NHD", True, False, *buffers)
     batch = Batch([1] * len(FIRST), FIRST)
@@ -170,12 +170,12 @@ def test_what_copies_share():
     assert len({x.data_ptr() for x in (*scratch, *owned)}) == 8
     assert len({w._handle for w in (wrapper, shallow, deep)}) == 3
     expected = wrapper.run(batch.q, cache(batch))
-    wrapper.plan(*table(Batch([1] * 3, [1, 1, 1])), 4, 2, 64, PAGE)  # writes the buffers
+    wrapper.plan(*table(Batch([1] * 3, [1, 1, 1])), 4, 2, 64, PAGE)  # writes the caller's buffers
     assert torch.equal(deep.run(batch.q, cache(batch)), expected)
 
 
 def test_offsets_in_the_workspace():
-    """Plans for a GPU put offsets there; those of a copy are views of its own."""
+    """Check offsets in the workspace, where plans for a GPU put them: a copy gets views of its own workspace."""
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"))
     view = wrapper._int_workspace_buffer[16:28].view(torch.int32)
     wrapper._indptr_views[0, 3] = wrapper._paged_kv_indptr_buf = view

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls where torch makes tensors on another device by default: programs say ``torch.set_default_device("cuda")``.
+"""Calls while torch allocates on another device by default, as after ``torch.set_default_device("cuda")``.
 
 Whatever is made without a device lands on "meta" here, where nothing can be computed.
 """
@@ -16,7 +16,7 @@ from .inputs import Batch, int32
 from .reference import Attention
 
 PAGE_SIZE = 4
-SIZES = (4, 2, 64, PAGE_SIZE)  # heads of q and of k, columns, tokens of a page
+SIZES = (4, 2, 64, PAGE_SIZE)  # query heads, KV heads, head_dim, tokens per page
 
 
 def checked(call, expected) -> None:

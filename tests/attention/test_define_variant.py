@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""define_variant on the device, against the reference; what needs no device is in tests/jit."""
+"""define_variant on the device, against the reference; tests without a device are in tests/jit."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def tensors(device):
 
 
 def test_a_window_from_python(device, tensors):
-    """The published use: ``mask_mode="CUSTOM"`` and ``run(q, k, v, window_size=...)``."""
+    """Check the published use: ``mask_mode="CUSTOM"`` and ``run(q, k, v, window_size=...)``."""
     q, k, v = tensors
     variant = define_variant(mask_mode="CUSTOM", mask_fn=sliding)
-    for window_size in (1, 7, 256):  # run-time values of one module
+    for window_size in (1, 7, 256):  # run-time values for one module
         rows, columns = torch.arange(70, device=device)[:, None], torch.arange(200, device=device)
         mask = (columns <= rows) & (rows - columns < window_size)
         expected, lse = Attention(mask=mask)(q, k, v)
@@ -51,7 +51,7 @@ def test_logits_and_a_mask_with_the_diagonal(tensors):
     assert variant.parameters == ("stride", "cap", "slope")
     for options in ({"cap": 5.0}, {"cap": 3, "slope": 0.5, "stride": 2, "sm_scale": 0.3}):
         out = variant.run(q, k, v, **options)
-        torch.testing.assert_close(out, variant.reference(q, k, v, **options), rtol=4e-3, atol=4e-3)  # tanh on a GPU
+        torch.testing.assert_close(out, variant.reference(q, k, v, **options), rtol=4e-3, atol=4e-3)  # GPU tanh
     again = variant.run(q, to_layout(k, "HND"), to_layout(v, "HND"), kv_layout="HND", **options)
     assert torch.equal(again, out)
 
@@ -89,7 +89,7 @@ def test_logits_alone_run_with_the_kernels_own_masks(tensors):
 
 
 def test_in_compiled_graphs(tensors):
-    """Values of parameters are constants or inputs of a graph, and the variant may be made anew."""
+    """Check parameters that are constants or inputs of a graph, and a variant that is created again."""
     variant = define_variant(mask_mode="CAUSAL", mask_fn=lambda q, k, stride: (k - q) % stride != 1, logits_fn=capped)
 
     @torch.compile(fullgraph=True, backend="aot_eager")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold to the last bit: repeated runs, a request in any batch, rows that see one key or none."""
+"""Bit-exact properties: repeated runs, a request in any batch, rows that see one key or none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_repeated_runs_agree_to_the_bit(device, call):
 
 @pytest.mark.parametrize("call", BATCHED[:2], ids=name_of)
 def test_whoever_takes_what_is_left_the_result_is_the_same(device, call):
-    """Five or seven heads do not divide the blocks of a GPU: shares remain, for blocks that are done first."""
+    """Check 5 and 7 KV heads, which do not divide the CTA count: any idle CTA may take the remaining work."""
     for kv_heads in (5, 7):
         batch = make_batch(device, [1] * 9, [3000, 1, 2500, 64, 0, 1999, 4000, 130, 700], (2 * kv_heads, kv_heads))
         once, *others = (call(batch, Attention(), page_size=16) for _ in range(4))
@@ -89,7 +89,7 @@ def test_decoding_without_keys(device, call):
 
 
 def far_apart(device, qo_len, kv_len, visible):
-    """Logits of 640 thousand, negative for the visible key of each row."""
+    """Return inputs with logits of magnitude 640 thousand, negative for the visible key of each row."""
     batch = make_batch(device, [qo_len], [kv_len])
     batch.q.fill_(100), batch.k.fill_(100)
     batch.k[visible] = -100
@@ -124,13 +124,13 @@ def test_single_decode_of_one_key_far_below_zero(device):
 def test_large_logits_of_both_signs(device):
     batch = make_batch(device, [5], [300], amplitude=3000.0)
     what = Attention(causal=True)
-    calls.check(calls.paged_prefill(batch, what), batch.expected(what), batch.dtype, factor=4)  # sums of 1e4
+    calls.check(calls.paged_prefill(batch, what), batch.expected(what), batch.dtype, factor=4)  # sums near 1e4
 
 
 @pytest.mark.parametrize("call", [calls.paged_prefill, calls.ragged_prefill], ids=name_of)
 @pytest.mark.parametrize("step", [0.01, 0.3, 20.0])
 def test_logits_that_grow_from_key_to_key(device, call, step):
-    """Kernels may let the maximum that weights are relative to stay behind, but not by more than weights can hold."""
+    """Check logits that grow with each key: kernels may use an older maximum only while the weights stay finite."""
     batch = make_batch(device, [70], [500])
     batch.q.zero_(), batch.k.zero_()
     batch.q[..., 0] = 1

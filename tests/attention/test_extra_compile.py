@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls and wrappers beyond decode and prefill inside of ``torch.compile(fullgraph=True)``."""
+"""Calls and wrappers beyond decode and prefill inside ``torch.compile(fullgraph=True)``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .test_front_doors import SCALE, Tables, workspace
 
 
 def check(run, *tensors: torch.Tensor) -> None:
-    """The compiled graph gives what eager gives, and the rest of the graph is kept."""
+    """Check that the compiled graph equals eager and that the rest of the graph is kept."""
 
     def model(*inputs: torch.Tensor) -> torch.Tensor:
         return run(*(x * 1 for x in inputs)) * 2
 
-    torch._dynamo.reset()  # one code object of many runs: each would count as compiled once more
+    torch._dynamo.reset()  # all runs share one code object: without the reset each run counts as a recompilation
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(*tensors)
     assert torch.equal(compiled, model(*tensors))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions made of calls over page tables and of latent attention, and their references."""
+"""Trace definitions of calls over page tables and of MLA, and their references."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .test_front_doors import Tables, close, workspace
 
 
 def run_definition(definition: dict[str, Any], arguments: dict[str, Any]) -> Any:
-    """The reference as text, executed."""
+    """Execute the reference text of a definition."""
     validate(definition)
     scope: dict[str, Any] = {}
     exec(definition["reference"], scope)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill with the interface of TensorRT-LLM's fused attention: layouts, masks, statistics, and what it refuses."""
+"""Prefill with the interface of TensorRT-LLM's fused attention: layouts, masks, statistics, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_statistics(device, cap, in_tensor):
     for qo_len, kv_len, q, k in rows:
         logits = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) * SCALE
         hidden = torch.ones(qo_len, kv_len, dtype=torch.bool, device=device).triu(kv_len - qo_len + 1)
-        expected_largest = logits.masked_fill(hidden, -math.inf).amax(-1).clamp(min=0).T  # the sink is 0
+        expected_largest = logits.masked_fill(hidden, -math.inf).amax(-1).clamp(min=0).T  # the sink logit is 0
         torch.testing.assert_close(largest[:qo_len], expected_largest, rtol=1e-3, atol=1e-3)
         largest = largest[qo_len:]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding over tables of pages through the calls that other libraries named: xqa and trtllm."""
+"""Decoding over page tables through the calls with names of other libraries: xqa and trtllm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def close(out: torch.Tensor, expected, tolerance: float = 2e-3) -> None:
 
 
 class Tables:
-    """A batch, its cache, and a table of pages for each request."""
+    """A batch, its cache, and a page table for each request."""
 
     def __init__(self, device: str, layout: str = "NHD", q_len: int = 1, kv_lens=KV_LENS, **options) -> None:
         self.batch = Batch([q_len] * len(kv_lens), kv_lens, device=device, **options)
@@ -42,7 +42,7 @@ class Tables:
 
     @property
     def decode(self) -> tuple:
-        """Arguments of the batch calls up to max_seq_len."""
+        """Return the arguments of the batch calls up to max_seq_len."""
         lens = self.pages.lens
         return self.batch.q, self.cache, self.workspace, self.tables, lens, max(self.batch.kv_lens)
 
@@ -76,7 +76,7 @@ def test_decode(device, layout, window_left):
 
 @pytest.mark.parametrize("padding", [-1, 1 << 24])
 def test_padding_of_tables(device, padding):
-    """Nobody reads the entries behind the pages of a request."""
+    """Check that table entries behind the pages of a request are not read."""
     call = Tables(device)
     for i, n in enumerate(KV_LENS):
         call.tables[i, -(-n // PAGE) :] = padding
@@ -139,7 +139,7 @@ def test_scales_in_tensors(device):
 
 @pytest.mark.parametrize("decode", [xqa_batch_decode_with_kv_cache, trtllm_batch_decode_with_kv_cache])
 def test_the_scale_of_the_output_is_in_bmm2_scale_already(device, decode):
-    """Callers pass ``v_scale / o_scale``: what ``o_scale`` says changes nothing."""
+    """Check that ``o_scale`` changes nothing: callers pass ``v_scale / o_scale`` as ``bmm2_scale``."""
     call = Tables(device)
     expected = call.batch.expected(Attention(sm_scale=SCALE, v_scale=0.5 / 0.25))
     out = decode(*call.decode, SCALE, 0.5 / 0.25, kv_layout="NHD", o_scale=0.25)
@@ -160,7 +160,7 @@ def test_scales_in_host_memory_have_their_full_range(device):
 
 
 def test_lengths_change_and_the_plan_stays(device):
-    """What a graph replays: only device memory differs between calls."""
+    """Check that one plan serves calls that differ only in device memory, as replays of a graph do."""
     from flashinfer.attention import uniform_plan
 
     call = Tables(device, kv_lens=[120, 130])
@@ -185,7 +185,7 @@ def test_lengths_change_and_the_plan_stays(device):
             close(out[i], [Attention()(query[i : i + 1], k, v)[0][0]])
     assert len(uniform_plan._plans) == plans
     xqa_batch_decode_with_kv_cache(query, cache, scratch, tables, lens, max_seq_len + 1, SCALE)
-    assert len(uniform_plan._plans) == plans  # a request that grows by a token needs no other plan
+    assert len(uniform_plan._plans) == plans  # a request that grows by a token reuses the plan
 
 
 def test_sinks(device):
@@ -221,14 +221,14 @@ def test_fp8_cache_and_output(device):
     close(out8, [2 * expected[0]], 0.15)
     decode = (call.batch.q, call.cache.transpose(2, 3), *call.decode[2:])
     out8 = trtllm_batch_decode_with_kv_cache(*decode, bmm1_scale=SCALE / 2, bmm2_scale=1e4, out_dtype=FP8)
-    assert out8.dtype == FP8 and not out8.float().isnan().any() and out8.float().abs().max() == 448  # saturates
+    assert out8.dtype == FP8 and not out8.float().isnan().any() and out8.float().abs().max() == 448  # saturated
 
 
 # Draft tokens ------------------------------------------------------------------------------------
 
 
 def packed(visible: torch.Tensor) -> torch.Tensor:
-    """``[..., tokens]`` bits as uint16, a multiple of two words."""
+    """Pack ``[..., tokens]`` bits into uint16, padded to a multiple of two words."""
     tokens = visible.shape[-1]
     words = 2 * math.ceil(tokens / 32)
     bits = torch.nn.functional.pad(visible.int(), (0, 16 * words - tokens)).unflatten(-1, (words, 16))
@@ -279,7 +279,7 @@ def test_different_numbers_of_drafts(device):
     close(xqa_batch_decode_with_kv_cache(*decode, **options), expected)
 
 
-# What is refused ---------------------------------------------------------------------------------
+# Rejected arguments ------------------------------------------------------------------------------
 
 BAD_TRTLLM = [
     ({"backend": "fa2"}, KeyError, "backend is 'fa2', expected 'auto' or 'xqa'"),
@@ -320,7 +320,7 @@ def test_bad_drafts(device):
     out, rows = torch.empty_like(call.batch.q), call.batch.q.shape[0]
     mask = torch.zeros(rows, 2, dtype=torch.uint16, device=device)
     drafts = {"q": call.batch.q, "q_seq_len": count}
-    for bad in (mask[1:], mask[:, :1]):  # a row is missing; 17 bits do not fit
+    for bad in (mask[1:], mask[:, :1]):  # a mask without a row; a mask whose words do not hold 17 bits
         with pytest.raises(ArgumentError, match=r"mask has shape .* expected 34 rows of at least 17 bits"):
             call.xqa(out, **drafts, mask=bad)
         with pytest.raises(ArgumentError, match=r"mask has shape .* expected 34 rows of at least 17 bits"):

@@ -19,7 +19,7 @@ from . import calls
 from .inputs import FORMS, LAYOUTS, Batch, strided
 from .reference import Attention
 
-#: dtype and head_dim of the modules.
+#: dtype and head_dim for which modules are built.
 MODULES = {
     "cpu": [(torch.float16, 80), (torch.bfloat16, 64)],
     "cuda": [(torch.float16, 64), (torch.float16, 80), (torch.bfloat16, 128), (torch.float16, 256)],
@@ -27,7 +27,7 @@ MODULES = {
 CASES = {"cpu": 60, "cuda": 300}
 
 lengths = st.one_of(st.integers(0, 9), st.integers(10, 150), st.sampled_from([63, 64, 65, 127, 128, 129, 257, 600]))
-LONG = st.sampled_from([1000, 4097, 9001])  # many splits; the CPU has no blocks to fill
+LONG = st.sampled_from([1000, 4097, 9001])  # long enough for many splits; the CPU does not split for occupancy
 few_rows = st.one_of(st.integers(0, 5), st.integers(6, 40), st.sampled_from([63, 64, 65, 130]))
 
 
@@ -67,7 +67,7 @@ def draw_window(draw: Callable[..., Any]) -> int:
 
 
 def draw_what(draw: Callable[..., Any], batch: Batch) -> calls.What:
-    """Plain, causal, masked or multi-item attention."""
+    """Draw plain, causal, masked or multi-item attention."""
     kind = draw(st.sampled_from(["plain", "causal", "causal", "mask", "items"]), label="kind")
     what = Attention(window_left=draw_window(draw), sm_scale=draw(st.sampled_from([None, 0.3]), label="sm_scale"))
     if kind == "mask":
@@ -85,7 +85,7 @@ def draw_what(draw: Callable[..., Any], batch: Batch) -> calls.What:
 
 
 def fuzz(test: Callable[..., None]) -> Callable[..., None]:
-    """Each device present, as many cases as asked for."""
+    """Run as many cases as requested on each device present."""
 
     def run(device: str) -> None:
         checks = settings(max_examples=cases(device), deadline=None, suppress_health_check=list(HealthCheck))
@@ -109,7 +109,7 @@ def test_single_prefill(device, draw):
     batch = draw_batch(draw, device, [draw(few_rows, label="qo_len")], [draw(keys(device), label="kv_len")])
     what = draw_what(draw, batch)
     one = calls.first(what)
-    one = one.with_(prefix_len=None, token_pos=None)  # this call has no items
+    one = one.with_(prefix_len=None, token_pos=None)  # this call has no multi-item scoring
     calls.check(calls.single_prefill(batch, one, **draw_options(draw)), batch.expected(one), batch.dtype)
 
 
@@ -153,7 +153,7 @@ def test_ragged_prefill(device, draw):
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 32])
 def test_every_group(device, group):
-    """Decoding and prefill agree with the reference for groups that divide no tile."""
+    """Check decode and prefill against the reference for group sizes that divide no tile."""
     dtype, head_dim = MODULES[device][0]
     for qo_lens in ([1, 1], [1, 19]):
         batch = Batch(qo_lens, [33, 130], 2 * group, 2, head_dim, dtype=dtype, device=device)

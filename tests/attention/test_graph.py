@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrappers in CUDA graphs: a replay follows the latest plan, whatever lengths the captured one had."""
+"""Wrappers in CUDA graphs: a replay follows the latest plan, whatever lengths the captured plan had."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def empty(*shape, dtype=torch.int32):
 
 
 def fill(cache, batch, pages, order):
-    """Keys of ``batch`` into a pool that keeps its address."""
+    """Write the keys of ``batch`` into a pool that keeps its address."""
     for pool, rows in zip(cache, (batch.k, batch.v), strict=True):
         pool.fill_(torch.nan)
         pool[: pages.num_pages].copy_(pages.scatter(rows, order))
 
 
 def decode_wrapper(tensor_cores: bool):
-    """For graphs of four requests."""
+    """Return a decode wrapper for graphs of four requests."""
     return flashinfer.BatchDecodeWithPagedKVCacheWrapper(
         calls.workspace("cuda"),
         "NHD",
@@ -78,7 +78,7 @@ def test_decode(tensor_cores, q_len, split):
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_plans_without_what_forward_was_captured_with(tensor_cores, head_dim):
-    """As engines do: the plan knows of no soft cap, the captured forward() has one, and so have all replays."""
+    """Check plans without a soft cap and a captured forward() with one, as engines do: replays apply the soft cap."""
     wrapper = decode_wrapper(tensor_cores)
     q = empty(4, 8, head_dim, dtype=torch.float16)
     cache = tuple(empty(MAX_PAGES + 3, PAGE_SIZE, 2, head_dim, dtype=torch.float16) for _ in range(2))
@@ -100,7 +100,9 @@ def test_plans_without_what_forward_was_captured_with(tensor_cores, head_dim):
     [(1, 1024, (32, 8)), (16, 2048, (32, 8)), (4, 1000, (16, 1)), (1, 500, (8, 8)), (64, 4096, (8, 1))],
 )
 def test_requests_that_are_cut_alike_are_what_lists_make_of_them(requests, kv_len, heads):
-    """Plans for graphs have lists. Others compute items that are cut alike, whose parts clusters merge if they fit."""
+    """Check equal results with and without a list of work items: plans for graphs have lists, and other plans of equal
+    requests compute the items in the kernel, where clusters merge the partials if they fit.
+    """
     batch = Batch([1] * requests, [kv_len] * requests, *heads, 64, device="cuda")
     pages = batch.pages(PAGE_SIZE)
     cache, buffers = batch.cache(pages, "NHD"), (requests + 1, pages.num_pages, requests)
@@ -118,7 +120,7 @@ def test_requests_that_are_cut_alike_are_what_lists_make_of_them(requests, kv_le
 
 
 PREFILL_LENGTHS = [
-    ([100, 1, 60, 95], [300, 20, 61, 95]),  # the first plan sets the rows of all others
+    ([100, 1, 60, 95], [300, 20, 61, 95]),  # the first plan sets the row count of all later plans
     ([1, 1, 1, 1], [4000, 7, 0, 16]),
     ([0, 256, 0, 0], [5, 256, 0, 1]),
     ([64, 64, 64, 64], [64, 1000, 65, 129]),
@@ -170,7 +172,9 @@ def test_paged_prefill(masked, split):
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_plans_without_the_causal_that_forward_was_captured_with(warm):
-    """As SGLang does. Without a run before the capture, that of ``forward`` must not make a plan."""
+    """Check SGLang's use: plan without ``causal``, then capture ``forward`` with it. The captured ``forward`` must not
+    plan, even if nothing ran before the capture.
+    """
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
         *(calls.workspace("cuda"), "HND", True, empty(5), empty(5), empty(MAX_PAGES), empty(4))
     )
@@ -218,7 +222,7 @@ def test_ragged_prefill():
 
 @pytest.mark.parametrize("q_len", [1, 3])
 def test_latent_attention(q_len):
-    """Lengths beyond those of the captured plan, and requests without keys."""
+    """Check lengths beyond those of the captured plan, and requests without keys."""
     shape = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim_qk": 576, "head_dim_vo": 512, "latent": True}
     buffers = {"qo_indptr": empty(5), "kv_indptr": empty(5), "kv_indices": empty(MAX_PAGES), "kv_len_arr": empty(4)}
     wrapper = flashinfer.BatchMLAPagedAttentionWrapper(calls.workspace("cuda"), use_cuda_graph=True, **buffers)
@@ -251,7 +255,7 @@ def test_single_requests_can_be_captured():
 
 
 def test_single_decode_on_streams_beside_a_graph():
-    """Parts of a result are counted by each stream for itself, and not at all in a graph."""
+    """Check that each stream counts its own partials, and that a captured call uses no counters."""
     batch = Batch([1], [9000], 8, 2, 64, device="cuda")
     graph, captured = capture(lambda: calls.single_decode(batch, Attention()))
     streams = [torch.cuda.Stream() for _ in range(3)]

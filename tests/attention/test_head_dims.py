@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of different lengths, few rows and many, on a GPU: either kernel serves each accepted pair."""
+"""Head dimensions that differ for keys and values, with few and many rows, on a GPU: both kernels serve each pair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .test_batch_decode import close, workspace
 from .test_batch_prefill import BatchPrefillWithPagedKVCacheWrapper
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-#: More chunks of keys than of values and the other way round; powers of two, multiples of 16, beyond 256.
+#: More chunks of keys than of values and the reverse; powers of two, multiples of 16, beyond 256.
 PAIRS = [(448, 256), (320, 256), (512, 128), (288, 64), (256, 192), (256, 448), (192, 128), (64, 256), (80, 48)]
 
 

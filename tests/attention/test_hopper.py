@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill of sizes that keep a Hopper GPU busy, by the backend that "auto" chooses there. Other devices skip."""
+"""Prefill of sizes that fill a Hopper GPU, by the backend that "auto" chooses there. Other devices skip."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrappers and single requests with variants of one's own: who supplies which parameter."""
+"""Wrappers and single requests with user-defined variants: the source of each parameter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .inputs import Batch
 from .reference import Attention
 from .test_batch_decode import F16, close, workspace
 
-# Logits times a number per head, and a mask that hides keys whose index is a multiple of `stride`.
+# The variant multiplies logits by a number per head, and its mask hides keys whose index is a multiple of `stride`.
 DECL = r"""
 struct Gain : AttentionVariantBase {
   static constexpr bool use_softmax = true;
@@ -116,7 +116,7 @@ def test_single_requests(device):
     extras = {"mask_mode": flashinfer.utils.MaskMode.CUSTOM.value, "return_lse": True}
     got = single_prefill_with_kv_cache_with_jit_module(module, batch.q, *batch.dense(), gain, 3, 0.125, **extras)
     close(got, expected_of(batch, gain, 3), 5e-3)
-    k, v = (view_of_wider(x) for x in batch.dense())  # no row starts where kernels can read it
+    k, v = (view_of_wider(x) for x in batch.dense())  # rows whose starts are not aligned for kernels
     again = single_prefill_with_kv_cache_with_jit_module(module, batch.q, k, v, gain, 3, 0.125, **extras)
     assert all(torch.equal(*pair) for pair in zip(again, got, strict=True))
 
@@ -190,7 +190,7 @@ def test_known_tensors_do_not_consume_arguments():
 
 
 def test_parameters_of_other_types(device):
-    """A kernel reads the bits it is given: integers are no floats, and what does not fit is not cut."""
+    """Check that parameters of other types and values out of range are rejected: kernels read raw bits."""
     variant = (*TENSORS, SCALARS[0], ["int32_t", "double"], "Gain", DECL)
     dtypes = (F16, F16, F16, 64, 64)
     module = gen_customize_single_decode_module("test_gain_narrow", *dtypes, *variant, device=device).build_and_load()

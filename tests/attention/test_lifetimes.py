@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of plans: nothing that a copy or a kernel has still to read is written or handed on, whoever owns it by then.
+"""Memory of plans: no memory is overwritten or reused while a copy or a kernel still reads it, whoever owns it by then.
 
 On a GPU everything happens while streams sleep, so that host and device are far apart. Results must be
 those of a quiet run, to the bit.
@@ -30,7 +30,7 @@ HEADS = (4, 2)
 
 
 class Input(NamedTuple):
-    """Arguments of plan, all index arrays on the host, and of run."""
+    """Arguments of plan, with all index arrays on the host, and arguments of run."""
 
     plan: tuple[Any, ...]
     options: dict[str, Any]
@@ -125,7 +125,7 @@ def _pod(device: str) -> Kind:
 
 @functools.cache
 def kinds(device: str) -> list[Kind]:
-    """Wrappers of four modules; on a GPU of all there are."""
+    """Return wrappers of several modules; on a GPU also with soft cap, MLA, cascade and POD."""
     torch.manual_seed(0)
     some = [
         *(_ragged(device, F16), _ragged(device, BF16), _paged(device, F16), _paged(device, BF16)),
@@ -151,7 +151,7 @@ def _plan(kind: Kind, wrapper: Any, which: int) -> None:
 
 @functools.cache
 def quiet(device: str) -> dict[tuple[str, int], list[torch.Tensor]]:
-    """What each kind gives for each batch while nothing else runs."""
+    """Return the results of each kind for each batch while nothing else runs."""
     results = {}
     for kind in kinds(device):
         for which in range(2):
@@ -164,11 +164,11 @@ def quiet(device: str) -> dict[tuple[str, int], list[torch.Tensor]]:
 
 
 class Calls:
-    """Random calls on some wrappers, on streams that sleep."""
+    """Random calls on some wrappers, on streams that are kept busy by sleep kernels."""
 
     def __init__(self, device: str, seed: int, streams: Sequence[Any]) -> None:
         self.device, self.draw, self.streams = device, random.Random(seed), streams
-        self.live: list[list[Any]] = []  # kind, wrapper, what is planned or None, the stream of all its calls
+        self.live: list[list[Any]] = []  # kind, wrapper, index of the planned batch or None, stream of all calls
         self.results: list[tuple[str, int, list[torch.Tensor]]] = []
 
     def on(self, stream: Any) -> ContextManager[Any]:
@@ -203,7 +203,7 @@ class Calls:
             gc.collect()
 
     def fail(self) -> None:
-        """An exception in the middle of a plan, after which there is none."""
+        """Let a plan fail halfway; the wrapper then has no plan."""
         entry = self.draw.choice(self.live)
         kind, wrapper, _, stream = entry
         if "cascade" in kind.name:
@@ -218,7 +218,7 @@ class Calls:
         entry[2] = None
 
     def litter(self) -> None:
-        """Memory that was handed on is written to at once."""
+        """Overwrite memory that was freed, as soon as the allocator hands it out."""
         with self.on(self.draw.choice(self.streams) if self.streams else None):
             torch.full((8 << 20,), 255, dtype=torch.uint8, device=self.device)
         torch.empty(8 << 20, dtype=torch.uint8, pin_memory=self.device == "cuda").fill_(255)
@@ -272,7 +272,7 @@ def test_threads_with_wrappers_of_their_own():
 
 @needs_gpu
 def test_a_wrapper_that_is_dropped_while_its_copy_waits():
-    """The next wrapper, of another module, must not write to the memory that the copy reads."""
+    """Check that the next wrapper, of another module, does not write to memory that a pending copy still reads."""
     cases: list[tuple[torch.dtype, list[int]]] = [(F16, [37] * 60), (BF16, [5000, 3, 9])]
     batches = [Batch(lens, lens, dtype=dtype, device="cuda") for dtype, lens in cases]
     buffers = [workspace("cuda", 128 << 20) for _ in cases]
@@ -297,7 +297,7 @@ def test_a_wrapper_that_is_dropped_while_its_copy_waits():
 
 @needs_gpu
 def test_no_plan_waits_for_the_device():
-    """Plans of several modules in turn, while the stream sleeps."""
+    """Check that plans of several modules in turn do not wait for a sleeping stream."""
     quiet("cuda")
     made = [(kind, kind.make(workspace("cuda", 8 << 20))) for kind in kinds("cuda")]
     for kind, wrapper in made:

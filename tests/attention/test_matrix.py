@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every cell of the table of attention calls and features (matrix.py), and the page that is written from it."""
+"""Every cell of the table of attention calls and features (matrix.py), and the page generated from it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planned wrappers refuse, and what they say: arguments of plan and run, run before plan, frozen sizes."""
+"""Arguments that the planned wrappers reject, with the error texts: plan, run, run before plan, frozen sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE_SIZE = 4
 
 
 class Scene:
-    """A wrapper with arguments that are right; a case changes one of them."""
+    """A wrapper with valid arguments; each case changes one of them."""
 
     def __init__(self, kind, device, decode_q_len=1, **constructor):
         decode = kind is Decode
@@ -47,7 +47,7 @@ class Scene:
 
     def plan(self, **changes):
         arguments = {**self.planned, **changes}
-        if isinstance(self.wrapper, Decode):  # the first seven are positional by contract
+        if isinstance(self.wrapper, Decode):  # the first seven arguments are positional by contract
             names = ("indptr", "indices", "last_page_len", "num_qo_heads", "num_kv_heads", "head_dim", "page_size")
             first = [arguments.pop(name) for name in names]
             return self.wrapper.plan(*first, **arguments)
@@ -144,7 +144,7 @@ def test_buffers_of_the_caller(device, kind):
 
 @kinds
 def test_tensors_without_memory(device, kind):
-    """Named as the caller knows them, also where an earlier call of the same form went well."""
+    """Check that errors name the argument as the caller knows it, also after a successful call of the same form."""
     scene = Scene(kind, device)
     scene.plan()
     scene.run()
@@ -180,7 +180,7 @@ def test_indptrs_of_different_lengths(device):
 
 @kinds
 def test_offsets_below_zero(device, kind):
-    """They would be rows and pages in front of the tensors."""
+    """Check negative offsets: they would address rows and pages in front of the tensors."""
     names = {Decode: ["indptr"], Paged: ["qo_indptr", "paged_kv_indptr"], Ragged: ["qo_indptr", "kv_indptr"]}
     for name in names[kind]:
         scene = Scene(kind, device)
@@ -231,7 +231,7 @@ def test_lengths_need_pages(device, kind):
 
 @kinds
 def test_a_plan_that_fails_leaves_none(device, kind):
-    """Tables and options are replaced one after the other: to run with some of each would give wrong numbers."""
+    """Check that a failed plan leaves no plan: a mix of old and new tables and options would give wrong numbers."""
     scene = Scene(kind, device)
     scene.plan()
     scene.run()
@@ -246,7 +246,7 @@ def test_a_plan_that_fails_leaves_none(device, kind):
 
 @prefill_kinds
 def test_items_are_enough(device, kind):
-    """Multi-item scoring: what kernels read of the prefixes and of the places in items."""
+    """Check sizes of the multi-item tensors against the elements that kernels read."""
     places = torch.zeros(14, dtype=torch.uint16, device=device)
     items = {"prefix_len_ptr": torch.tensor([4, 3], dtype=torch.uint32), "token_pos_in_items_len": 7}
     Scene(kind, device).plan(**items, token_pos_in_items_ptr=places[:13])
@@ -262,7 +262,7 @@ def test_items_are_enough(device, kind):
 
 @kinds
 def test_scales_are_single_numbers(device, kind):
-    """A tensor of 64 would multiply columns."""
+    """Check that scales have one element: a tensor of 64 would multiply columns."""
     scene = Scene(kind, device)
     scene.plan()
     for name in ("q_scale", "k_scale", "v_scale"):
@@ -397,7 +397,7 @@ def graph_buffers(kind, device):
 
 @kinds
 def test_frozen_sizes(device, kind):
-    """Plans for CUDA graphs, which the CPU makes too."""
+    """Check the frozen sizes of plans for CUDA graphs, which the CPU makes too."""
     buffers = graph_buffers(kind, device)
     for name in buffers:
         with pytest.raises(ValueError, match="missing, expected"):
@@ -423,7 +423,7 @@ def test_frozen_sizes(device, kind):
 
 @kinds
 def test_buffers_of_graphs(device, kind):
-    """Named where they are given: ``plan`` copies to them, kernels read them later under other names."""
+    """Check that errors name the buffers given to the constructor: kernels read them later under other names."""
     buffers = graph_buffers(kind, device)
     for name, good in buffers.items():
         for bad, text in (
@@ -441,7 +441,7 @@ def test_buffers_of_graphs(device, kind):
 
 @prefill_kinds
 def test_mask_buffers_of_graphs(device, kind):
-    """Bits of a mask copied to a buffer of bools would be other bits."""
+    """Check mask buffers of dtype bool: copying packed mask bits into bools would change the bits."""
     for dtypes, text in (
         ((torch.bool, torch.int32), r"custom_mask_buf is torch.bool on .*, expected torch.uint8"),
         ((torch.uint8, torch.int64), r"mask_indptr_buf is torch.int64 on .*, expected torch.int32"),
@@ -470,7 +470,7 @@ def test_masks_of_graphs_need_buffers(device, kind):
 @pytest.mark.parametrize("tensor_cores", [False, True])
 @kinds
 def test_a_graph_fits_every_plan(device, kind, split, tensor_cores):
-    """What a captured launch relies on is the same for all lengths."""
+    """Check that the plan info, which a captured launch depends on, is the same for all lengths."""
     if tensor_cores != ("fixed_split_size" in split) if kind is Decode else tensor_cores:
         pytest.skip("no such option, or the same as another one")
     buffers = graph_buffers(kind, device)
@@ -497,7 +497,7 @@ def test_a_graph_fits_every_plan(device, kind, split, tensor_cores):
 
 
 def test_workspaces_of_wrappers_made_of_others(device):
-    """Errors name classes that callers know."""
+    """Check that errors name the public class."""
     workspace = calls.workspace(device)[1:]
     for make in (
         lambda: flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace),
@@ -512,7 +512,7 @@ def test_workspaces_of_wrappers_made_of_others(device):
 @kinds
 @pytest.mark.parametrize("name", ["sm_scale", "rope_scale", "rope_theta"])
 def test_numbers_that_are_none(device, kind, name):
-    """Those that only run() reads."""
+    """Check numbers of a wrong type that only run() reads."""
     for bad in ("1", torch.ones(1)):
         with pytest.raises(TypeError, match=rf"plan: {name} is a {type(bad).__name__}, expected float"):
             Scene(kind, device).plan(**{name: bad})

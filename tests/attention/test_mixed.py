@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that prefill and requests that decode in one batch, which are one launch on a GPU that can hold both."""
+"""Prefill and decode requests in one batch, fused into one launch on a GPU whose SMs can hold CTAs of both kinds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Mixed:
         self.q = randn(self.at[-1], HEADS[0], dim, dtype=dtype, device=device)
 
     def run(self, wanted, **plan):
-        """Results of the requests of these numbers, one after the other, and the wrapper."""
+        """Return the results of the requests with these indices, concatenated, and the wrapper."""
         indptr = [int(x) for x in self.pages.indptr]
         pages = [self.pages.indices[indptr[i] : indptr[i + 1]] for i in wanted]
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
@@ -57,7 +57,7 @@ def test_both_kinds_in_one_batch(device, dim, dtype):
     mixed = Mixed(device, dim, dtype)
     every = range(len(mixed.requests))
     (o, lse), wrapper, q = mixed.run(every)
-    if torch.cuda.get_device_capability() == (9, 0):  # what a launch of both is planned for: a block on each SM
+    if torch.cuda.get_device_capability() == (9, 0):  # a fused launch is planned for one narrow CTA per SM
         narrow_blocks = wrapper._plan_info[8]
         assert narrow_blocks <= torch.cuda.get_device_properties(0).multi_processor_count
     again = wrapper.run(q, mixed.cache, return_lse=True)
@@ -72,7 +72,7 @@ def test_both_kinds_in_one_batch(device, dim, dtype):
 
 
 def test_splits_of_a_request_ignore_the_others(device):
-    """With fixed splits the bits of a request are its own, whatever else is launched."""
+    """Check that with fixed splits the result of a request is bit-identical, whatever else is launched."""
     if device == "cpu":
         pytest.skip("needs a CUDA device")
     mixed = Mixed(device, 128, torch.bfloat16)

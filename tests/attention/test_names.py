@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that serving engines import: present everywhere, and clear where a GPU or a package is missing."""
+"""Names that serving engines import: they always exist, and their errors tell which GPU or package is missing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_names_of_other_modules():
     ):
         module = importlib.import_module(f"flashinfer.{family}")
         assert getattr(module, name) is getattr(flashinfer.cudnn, name)
-    assert flashinfer.decode.get_seq_lens is flashinfer.page.get_seq_lens  # vLLM and SGLang import it there
+    assert flashinfer.decode.get_seq_lens is flashinfer.page.get_seq_lens  # import path of vLLM and SGLang
     legacy = flashinfer.decode.BatchDecodeMlaWithPagedKVCacheWrapper
     assert legacy is flashinfer.mla.BatchDecodeMlaWithPagedKVCacheWrapper
 

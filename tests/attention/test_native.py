@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native attention modules, every feature of them, against the reference."""
+"""The native attention modules with every feature, against the reference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(native: Native, got: Result) -> None:
 
 
 def places(length: int) -> torch.Tensor:
-    """Items of 1, 2, 3, ... tokens with delimiters before them."""
+    """Return token positions in items of 1, 2, 3, ... tokens with delimiters before them."""
     values = itertools.chain.from_iterable(range(n) for n in range(1, length))
     return torch.tensor(list(itertools.islice(values, length)))
 
@@ -136,7 +136,7 @@ def test_single_prefill_custom_mask(device: str) -> None:
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("split", [{"fixed_split": 64}, {"disable_split": True}, {}])
 def test_results_do_not_depend_on_the_batch(device: str, split: dict[str, Any], graph: bool) -> None:
-    """Bit by bit with fixed splits or none, otherwise to rounding."""
+    """Check that results do not depend on the batch: to the bit with fixed splits or none, otherwise to rounding."""
     whole = Batch([1, 70, 9], [500, 300, 77], device=device)
     native = Native(whole, Attention(causal=True), graph=graph, **split)
     o, lse = native.prefill(0)

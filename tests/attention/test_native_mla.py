@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native module of latent attention against the reference."""
+"""The native MLA module against the reference."""
 
 from __future__ import annotations
 

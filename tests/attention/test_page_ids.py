@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page ids of 64 bits or with strides, and pages that are far away. What a GPU cannot refuse, a CPU can: pages outside
-of the cache, among those that hold keys."""
+"""Page ids of 64 bits or with strides, and pages at large offsets. CPU calls reject page ids outside of the cache among
+pages that hold keys; GPU calls cannot.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def test_pages_outside_of_the_cache(kind, place, value):
 
     bad = indices.clone()
     bad[place] = value
-    expected = attend(torch.cat([indices, bad]))  # nobody reads what lies behind the pages of the last request
+    expected = attend(torch.cat([indices, bad]))  # entries behind the pages of the last request are not read
     with pytest.raises(ArgumentError, match=rf"kv_indices\[{place}\] = {value}, expected 0 to {len(cache) - 1} "):
         attend(bad)
     assert torch.equal(attend(indices), expected)
@@ -62,11 +63,11 @@ def test_index_arrays_with_strides(device, kind):
     torch.testing.assert_close(wrapper.run(*given).float(), batch.expected()[0], rtol=2e-3, atol=2e-3)
 
 
-FAR = 1 << 30  # elements from page to page: offsets pass 2^31 elements and 2^32 bytes from page 2 on
+FAR = 1 << 30  # elements between pages: offsets exceed 2^31 elements and 2^32 bytes from page 2 on
 
 
 def far_pages(pages: torch.Tensor) -> torch.Tensor:
-    """The same pages, FAR apart. Memory in between is asked for and, on a CPU, never touched."""
+    """Return the same pages, FAR elements apart. The memory in between is allocated and, on a CPU, never touched."""
     room = (len(pages) - 1) * FAR + pages[0].numel()
     far = torch.empty(room, dtype=pages.dtype, device=pages.device).as_strided(
         pages.shape, (FAR, *pages[0].contiguous().stride())
@@ -118,7 +119,7 @@ def test_appending_to_pages_far_apart(device):
 
 
 def test_page_ids_of_more_than_32_bits(device):
-    """In host memory, where somebody looks at them."""
+    """Check page ids in host memory, where their range is validated."""
     huge = torch.tensor([0, (1 << 32) + 1])
     indptr, last = torch.tensor([0, 2]), torch.tensor([1])
     q, cache = torch.zeros(1, 2, 64, device=device).half(), torch.zeros(2, 2, PAGE, 2, 64, device=device).half()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions of calls that join several parts: prefill with decoding, levels of shared keys; and of older calls."""
+"""Trace definitions of calls that join several parts (POD, cascade) and of older calls."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_latent_decode():
 
 
 class Prompts:
-    """A call in one layout, its definition, and what its reference takes."""
+    """A call in one layout, its definition, and the inputs of its reference."""
 
     def __init__(self, layout: str) -> None:
         self.layout, self.options = layout, {}
@@ -158,7 +158,7 @@ class Prompts:
         return flashinfer.trtllm_fmha_v2_prefill.fi_trace(**call)
 
     def check(self, effective: dict[str, Any], tolerance: float = 2e-3, **options: Any) -> dict[str, Any]:
-        """``effective``: what the options mean, in the words of the definition."""
+        """Compare the call with its reference. ``effective``: the options under the names that the definition uses."""
         made = self.definition(**options)
         tensors = self.qkv if isinstance(self.qkv, tuple) else (self.qkv,)
         defaults = {"sinks": None, "logits_soft_cap_scale": None, "window_left": -1, "chunked_attention_size": 0}

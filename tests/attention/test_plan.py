@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work planner: every key of every tile exactly once, balanced, within its buffers, and the same in a graph."""
+"""The work planner: it covers every key of every tile once, balances work, stays in its buffers, keeps its layout in
+graphs.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def module() -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """What is planned. ``kv_lens`` is known to the planner unless ``hides_lens``."""
+    """Input of the planner. ``kv_lens`` is known to the planner unless ``hides_lens``."""
 
     qo_lens: Sequence[int]
     kv_lens: Sequence[int]
@@ -106,7 +108,7 @@ class Case:
 
 @dataclass
 class Work:
-    """One list of a plan, read back."""
+    """One work list of a plan, read back."""
 
     tile: int
     items: np.ndarray
@@ -120,7 +122,7 @@ class Work:
 @dataclass
 class Plan:
     case: Case
-    place: tuple[int, int] = (0, 0)  #: where in the buffer items are made, and how many bytes there are; 0: elsewhere
+    place: tuple[int, int] = (0, 0)  #: offset and bytes of the item buffer; 0 bytes: items are built elsewhere
     info: dict[str, int] = field(init=False)
     decode: Work = field(init=False)
     prefill: Work = field(init=False)
@@ -129,7 +131,7 @@ class Plan:
         buffer = torch.full((64 << 20,), 0x55, dtype=torch.uint8)
         self.info = dict(zip(INFO, module().plan(*self.case.arguments, buffer, *self.place), strict=True))
         self.raw = buffer.numpy()[: self.info["int_bytes"]]
-        shares = self.info["has_shares"]  # three numbers
+        shares = self.info["has_shares"]  # three packed numbers
         self.info |= {"has_shares": shares & 0xFFFF, "qo_len": shares >> 16 & 0xFFFF, "chunk_size": shares >> 32}
         counts = self.raw[:16].view("<i4")
         info = self.info
@@ -144,10 +146,10 @@ class Plan:
             self.decode.items, self.decode.indptr = self._ranges(self.decode.items, ranges)
 
     def _ranges(self, items: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """What a block finds when it follows the items of each range, and where those of a range begin."""
+        """Return the items in the order in which a block follows each linked list, and the offset of each list."""
         order, indptr = [], [0]
         blocks = -(-self.info["decode_blocks"] // self.case.heads[1])
-        assert blocks <= len(items) and (items["request"][count:blocks] < 0).all()  # blocks that have nothing to do
+        assert blocks <= len(items) and (items["request"][count:blocks] < 0).all()  # blocks without work
         for begin in range(count):
             at = begin
             while at >= 0:
@@ -186,7 +188,7 @@ def heads_of(item: np.void, count: int) -> range:
 
 
 def chunks_of(plan: Plan) -> int:
-    """Count the pieces of a request where all are split alike (attention_launch.h); 0 where they differ."""
+    """Return the number of splits per request if all requests are split equally (attention_launch.h), else 0."""
     if plan.info["chunk_size"] == 0:
         return 0
     merges = plan.info["decode_merge_blocks"]
@@ -194,7 +196,7 @@ def chunks_of(plan: Plan) -> int:
 
 
 def computed(plan: Plan) -> np.ndarray:
-    """The items that blocks compute when each request is cut alike, as EqualRequestItem of work_items.cuh does."""
+    """Compute the items of equally split requests, as EqualRequestItem of work_items.cuh does."""
     info, heads = plan.info, plan.case.heads[1]
     chunks, size = chunks_of(plan), info["chunk_size"]
     items = np.zeros(info["decode_blocks"] // heads, ITEM)
@@ -211,7 +213,7 @@ def computed(plan: Plan) -> np.ndarray:
 
 
 def check(plan: Plan) -> None:
-    """Pieces of a tile follow each other without gaps and cover what its rows may see; slots and merges agree."""
+    """Check that splits of a tile are adjacent and cover the visible keys, and that slots and merges agree."""
     case, seen = plan.case, {}
     if plan.info["chunk_size"] > 0:
         assert (plan.decode.items == computed(plan)).all()
@@ -244,7 +246,7 @@ def check(plan: Plan) -> None:
                 b, tile_head, row = tiles.pop()
                 assert (tile_head, row) == (head, merge["row_begin"]) and merge["qo_len"] == case.qo_lens[b]
                 pieces = sorted(seen[b, head, row, work.tile])
-                assert [p[2] for p in pieces] == own  # in the order of the keys
+                assert [p[2] for p in pieces] == own  # sorted by keys
                 merged.update(own)
         assert merged == set(slots)
         assert len(work.merges) <= work.merge_blocks
@@ -267,7 +269,7 @@ def check(plan: Plan) -> None:
 
 
 def visible(case: Case, b: int, row: int, tile: int) -> tuple[int, int]:
-    """Keys between the first and the last that any row of the tile may see."""
+    """Return the range from the first to the last key that any row of the tile may see."""
     qo_len, kv_len = case.qo_lens[b], case.kv_lens[b]
     first, last = row // case.group, min(qo_len, -(-(row + tile) // case.group)) - 1
     begin = max(0, first + kv_len - qo_len - case.window_left) if case.window_left >= 0 else 0
@@ -312,7 +314,7 @@ def test_decode(kv_lens: list[int], hides_lens: bool, window: int) -> None:
     ids=["even", "skew", "ramp", "one", "much"],
 )
 def test_shares_are_balanced(kv_lens: list[int], heads: int) -> None:
-    """Blocks of equal speed, each of which takes the next share once it is done, end together."""
+    """Check that blocks of equal speed, each of which takes the next share when it is done, end together."""
     plan = Plan(Case([1] * len(kv_lens), kv_lens, 16, (heads, heads), prefill_tiles=(0, 0)))
     if heads == 2:
         check(plan)
@@ -331,13 +333,13 @@ def test_shares_are_balanced(kv_lens: list[int], heads: int) -> None:
     [
         ([8192], {}, 64),
         ([2048] * 16, {}, 4),
-        ([2000] * 16, {}, 4),  # the last piece of each is shorter
+        ([2000] * 16, {}, 4),  # the last split of each request is shorter
         ([100] * 5, {}, 1),
         ([2048] * 15 + [2047], {}, 0),
         ([2048] * 16, {"hides_lens": True}, 0),
         ([2048] * 16, {"graph": True}, 0),
-        ([2048] * 16, {"window_left": 600}, 0),  # they do not begin at the first key
-        ([1024] * 256, {}, 0),  # blocks have several items
+        ([2048] * 16, {"window_left": 600}, 0),  # windows do not begin at the first key
+        ([1024] * 256, {}, 0),  # several items per block
     ],
 )
 def test_items_that_blocks_compute(kv_lens: list[int], options: dict[str, Any], chunks: int) -> None:
@@ -348,7 +350,7 @@ def test_items_that_blocks_compute(kv_lens: list[int], options: dict[str, Any], 
 
 @pytest.mark.parametrize("kv_lens, pieces", [([1024] * 4, 32), ([1000, 3000, 70, 500], 25), ([1], 1)])
 def test_few_keys_take_many_blocks(kv_lens: list[int], pieces: int) -> None:
-    """Pieces are as short as blocks allow, 33 for each of 8 heads here, and at least two granules long."""
+    """Check that splits are as short as the block count allows, 33 per head here, and at least two granules long."""
     plan = Plan(Case([1] * len(kv_lens), kv_lens, 16, (32, 8), decode_blocks=264))
     check(plan)
     assert len(plan.decode.items) == pieces
@@ -357,13 +359,13 @@ def test_few_keys_take_many_blocks(kv_lens: list[int], pieces: int) -> None:
 @pytest.mark.parametrize("place", [(0, 64 << 20), (32 << 20, 32 << 20), (32 << 20, 5000), (32 << 20, 20)])
 @pytest.mark.parametrize("options", [{}, {"disable_split": True}, {"graph": True}])
 def test_items_made_in_the_buffer_are_the_same(place: tuple[int, int], options: dict[str, bool]) -> None:
-    """Wherever they are made, and if there is no room for them: a copy of many bytes takes as long as the plan."""
+    """Check equal items wherever they are built, with or without room: copying them would take as long as the plan."""
     case = Case([1] * 64 + [90], [100000] + [50] * 63 + [700], 16, **options)
     assert Plan(case, place).raw.tobytes() == Plan(case).raw.tobytes()
 
 
 def test_long_prompts_fill_the_device() -> None:
-    """One tile per head would leave most blocks idle; pieces are of equal size."""
+    """Check that a long prompt is split into equal parts: one tile per head would leave most blocks idle."""
     plan = Plan(Case([32], [30000], causal=True))
     check(plan)
     keys = plan.prefill.items["kv_end"] - plan.prefill.items["kv_start"]
@@ -372,7 +374,7 @@ def test_long_prompts_fill_the_device() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"disable_split": True}])
 def test_graphs_have_one_layout(options: dict[str, bool]) -> None:
-    """Everything a captured launch took from the first plan holds for later ones."""
+    """Check that all values that a captured launch takes from the first plan hold for later plans."""
     infos = []
     for qo_lens, kv_lens in [([1] * 8, [1] * 8), ([1, 0, 30, 1, 1, 1, 1, 5], [9000] * 8), ([40] + [0] * 7, [70] * 8)]:
         plan = Plan(Case(qo_lens, kv_lens, 16, causal=True, graph=True, max_rows=40, **options))
@@ -395,7 +397,7 @@ def test_fixed_splits_ignore_the_batch(options: dict[str, Any]) -> None:
 
 
 def test_a_plan_takes_microseconds() -> None:
-    """5 us on a quiet core; the bound here allows for a busy one."""
+    """Check the planning time: 5 us on an idle core; the bound allows for a busy one."""
     kv_lens = [1000 + 37 * i for i in range(256)]
     case = Case([1] * 256, kv_lens, 16, (32, 8), prefill_tiles=(0, 0))
     nanoseconds = module().time(*case.arguments, torch.empty(8 << 20, dtype=torch.uint8))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plan() copies: nothing from host arrays, one array from a device; and what a CUDA graph may capture."""
+"""Copies made by plan(): none from host arrays, one from device arrays; and plan() during a graph capture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 class Counted(torch.Tensor):
-    """A host tensor that says it is on another device and counts the copies from there."""
+    """Host tensor that claims to be on another device and counts the copies from there."""
 
     copies = 0
     is_cuda = True
@@ -59,7 +59,7 @@ def test_each_array_answers_for_its_own_dtype(dtype):
 
 
 def wrappers(batch: Batch, decode: Batch) -> Iterator[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]]:
-    """plan of each wrapper, made once so that modules are loaded, and the index arrays it takes."""
+    """Yield plan() of each wrapper, called once so that modules are loaded, and its index arrays."""
     pages, decode_pages = batch.pages(8), decode.pages(8)
     for tensor_cores in (False, True):
         wrapper = planned(decode, decode_pages, tensor_cores=tensor_cores)
@@ -81,7 +81,7 @@ def test_plan_on_the_gpu_waits_once_or_never(monkeypatch):
     original = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda t, *a: copies.append(t) or original(t, *a))
     for plan, arrays in wrappers(batch, decode):
-        plan(*arrays)  # everything is loaded
+        plan(*arrays)  # loads the modules
         copies.clear()
         plan(*arrays)
         assert len(copies) == 1
@@ -97,7 +97,7 @@ def test_plan_on_the_gpu_waits_once_or_never(monkeypatch):
 @needs_gpu
 @pytest.mark.parametrize("plans_held", [100, 3, 1], ids=["many", "three", "one"])
 def test_plans_in_a_row_do_not_mix(plans_held):
-    """No plan overwrites what the copy of an earlier one has still to read, be it a part of the buffer or all of it."""
+    """Check that no plan overwrites memory that the copy of an earlier plan still reads, part of the buffer or all."""
     batches = [Batch([1] * 64, [n] * 64, device="cuda") for n in (700, 30)]
     pages = [batch.pages(8) for batch in batches]
     tables = [[t.cpu() for t in p.table] for p in pages]
@@ -116,7 +116,7 @@ def test_plans_in_a_row_do_not_mix(plans_held):
 
 
 def test_a_plan_holds_its_offsets(monkeypatch):
-    """Where wrappers on a GPU look for them; the planner is the same on either device."""
+    """Check that the plan stores offsets where wrappers on a GPU read them; the planner is the same on both devices."""
     batch = Batch([5, 20, 1], [40, 97, 3], device="cpu")
     pages = batch.pages(8)
     wrapper = paged(batch, pages)
@@ -126,7 +126,7 @@ def test_a_plan_holds_its_offsets(monkeypatch):
     for which, expected in enumerate((pages.indptr, batch.qo_indptr)):
         view = wrapper._indptr_on_device(expected, which, True)
         assert torch.equal(view, expected) and view is wrapper._indptr_on_device(expected, which, True)
-    wrapper._int_workspace_buffer = other = torch.zeros(1 << 20, dtype=torch.uint8)  # as engines do
+    wrapper._int_workspace_buffer = other = torch.zeros(1 << 20, dtype=torch.uint8)  # engines replace it
     assert wrapper._indptr_on_device(pages.indptr, 0, True).data_ptr() == other.data_ptr() + 16
 
 
@@ -161,7 +161,7 @@ def test_capture_of_a_wrapper_that_is_not_made_for_it_is_refused():
 
 
 def test_torch_compile_follows_the_plan(device):
-    """A compiled graph holds the wrapper, not its plan: the next plan needs no other graph."""
+    """Check that a compiled graph holds the wrapper, not its plan: the next plan does not recompile."""
     first, second = (Batch([1, 1], lens, device=device) for lens in ([40, 97], [9, 130]))
     pages = first.pages(8)
     wrapper = planned(first, pages)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of run() that are kept: what a repetition takes over, what makes it another call, and rows out of line."""
+"""Cached calls of run(): reuse of arguments, changes that invalidate the cache, and misaligned rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .test_batch_prefill import paged, ragged
 
 
 def counted(wrapper, monkeypatch):
-    """Calls that went the long way."""
+    """Return a list that records each call of ``_launch_kept``, the path for calls that are not cached yet."""
     calls = []
     original = wrapper._launch_kept
     monkeypatch.setattr(wrapper, "_launch_kept", lambda *a: calls.append(a) or original(*a))
@@ -42,7 +42,7 @@ def test_decode_repeats(device, monkeypatch, layout, form, page_size, tensor_cor
         (wrapper.run(batch.q, cache, v_scale=2.0) / 2, first[1]),
     ):
         assert torch.equal(repetition[0], first[0]) and torch.equal(repetition[1], first[1])
-    if page_size == 1:  # the dimension of a page's tokens may be absent
+    if page_size == 1:  # the token dimension of a page may be absent
         at = -3 if layout == "NHD" else -2
         short = tuple(x.squeeze(at) for x in cache) if isinstance(cache, tuple) else cache.squeeze(at)
         assert torch.equal(wrapper.run(batch.q, short), first[0])
@@ -54,7 +54,7 @@ def test_decode_repeats(device, monkeypatch, layout, form, page_size, tensor_cor
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_the_next_plan_of_decode(device, monkeypatch, tensor_cores):
-    """Its first run takes over all that the plan and its tables do not say, and what is wrong with it is still said."""
+    """Check the first run after a new plan: it reuses all other cached values, and still reports errors."""
     first, second, third = (
         decode_batch(device, kv_lens=lens) for lens in ([1, 54, 97, 700], [130, 20, 2000, 3], [9, 9, 9])
     )
@@ -108,7 +108,7 @@ def test_the_next_plan_of_prefill(device, monkeypatch):
     close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
     mask = torch.ones(sum(batch.kv_lens), dtype=torch.bool, device=device)
     mask[1] = mask[40] = False
-    for _ in range(2):  # masks are other tensors
+    for _ in range(2):  # other mask tensors
         wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 8, custom_mask=mask)
         masks = [Attention(mask=m[None].cpu()) for m in mask.split(list(batch.kv_lens))]
         close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected(masks))
@@ -116,7 +116,7 @@ def test_the_next_plan_of_prefill(device, monkeypatch):
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_strides_of_single_elements(device, monkeypatch, tensor_cores):
-    """One token or head has a stride that nobody takes: it is no reason to copy a cache."""
+    """Check size-1 dimensions (tokens, heads): their stride is never used, so no cache is copied because of it."""
     copied = []
     monkeypatch.setattr("flashinfer.attention.wrapper.aligned", lambda x: copied.append(x) or records.aligned(x))
     batch = Batch([1], [1], 1, 1, device=device)
@@ -144,7 +144,7 @@ def test_prefill_repeats(device, monkeypatch):
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_attributes_are_read_at_each_call(device, tensor_cores):
-    """Engines replace them without a plan."""
+    """Check attributes that engines replace without a plan."""
     batch, other = decode_batch(device), decode_batch(device)
     pages, other_pages = batch.pages(8), other.pages(8)
     wrapper = planned(batch, pages, tensor_cores=tensor_cores)
@@ -188,13 +188,13 @@ def test_what_does_not_fit_is_refused_after_a_call_too(device):
 
 
 def odd(x: torch.Tensor) -> torch.Tensor:
-    """The same values in rows that start anywhere."""
+    """Copy the values into rows without alignment."""
     return torch.nn.functional.pad(x, (1, 2))[..., 1 : 1 + x.shape[-1]]
 
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_rows_out_of_line(device, tensor_cores):
-    """CUDA kernels read 16 bytes at a time; other rows are copied first."""
+    """Check misaligned rows: CUDA kernels read 16 bytes at a time, so such rows are copied first."""
     batch = decode_batch(device)
     pages = batch.pages(8)
     wrapper = planned(batch, pages, tensor_cores=tensor_cores)
@@ -212,7 +212,7 @@ def test_rows_out_of_line(device, tensor_cores):
 
 
 def test_a_refused_launch_is_repeated_with_copies():
-    """As on a GPU, by a module that refuses like one."""
+    """Check the retry with aligned copies, using a module that rejects misaligned tensors as a GPU does."""
     batch = decode_batch("cpu")
     pages = batch.pages(8)
     wrapper = planned(batch, pages)
@@ -237,7 +237,7 @@ def test_a_refused_launch_is_repeated_with_copies():
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_plan_without_lengths(device, tensor_cores):
-    """Pages on the host are enough to plan by; the device knows how full they are."""
+    """Check that pages on the host suffice for planning; only the device knows how full the last pages are."""
     batch = decode_batch(device, kv_lens=[1, 54, 97, 130, 700])
     pages = batch.pages(16)
     wrapper = planned(batch, pages, tensor_cores=tensor_cores)

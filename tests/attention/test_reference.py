@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference is right: pinned to torch, to closed forms and to the words of the contract."""
+"""The attention reference against torch, closed forms and the text of the contract."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_sinks_are_keys_without_a_value():
 
 
 def test_items_see_the_prefix_and_themselves():
-    # Two keys of prefix, delimiter, item of two tokens, delimiter, item of one.
+    # Two keys of prefix, delimiter, item of two tokens, delimiter, item of one token.
     what = Attention(prefix_len=2, token_pos=torch.tensor([0, 1, 2, 0, 1, 0]))
     assert what.visible(7, 7, torch.device("cpu")).int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],

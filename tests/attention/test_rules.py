@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which published backend could serve a call, and the traces of the wrappers."""
+"""Rules that choose the published backend of a call, and the traces of the wrappers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_trace_of_a_wrapper_knows_its_layout(layout, name):
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_trace_of_pages_of_one_token(layout):
-    """Caches as SGLang holds them have no axis of pages."""
+    """Check caches of SGLang, which have no page axis."""
     wrapper = BatchPrefillWithPagedKVCacheWrapper(torch.empty(16, dtype=torch.uint8), layout)
     q, half, both = (torch.empty(shape, device="meta") for shape in ((3, 4, 64), (50, 2, 64), (50, 2, 2, 64)))
     made = fi_trace(wrapper.run, q=q, paged_kv_cache=(half, half))
@@ -113,8 +113,9 @@ wrapper.run(q[:2], (k.unsqueeze(1), k.unsqueeze(1)))
 
 
 def test_all_that_engines_call_is_logged_and_replayed(tmp_path, capsys):
-    """Arguments of forward() replace those of the plan, as fast_decode_plan does: without them a replay computes
-    something else. Levels of a cascade are planned one by one after all of them are known."""
+    """Check replays of logged calls: arguments of forward() and of fast_decode_plan replace those of the plan, so a
+    replay without them would compute something else. Levels of a cascade are planned one by one after all are known.
+    """
     variables = {"LOGLEVEL": "10", "LOGDEST": str(tmp_path / "log"), "DUMP_DIR": str(tmp_path / "dumps")}
     env = {**os.environ, **{f"FLASHINFER_{name}": value for name, value in variables.items()}}
     subprocess.run([sys.executable, "-c", FORWARD], env=env, check=True, capture_output=True)
@@ -142,7 +143,7 @@ def test_cuda_needs_whole_fragments():
 
 @pytest.mark.parametrize("hook", ["", "REGISTER_KEY_TRANSFORM(params, k, { return k; })"])
 def test_a_hook_on_keys_is_called(hook):
-    """CUDA kernels call it only where the variant says that it has one."""
+    """Check that key hooks are called: CUDA kernels call them only if the variant declares one."""
     arguments = ("probe", *(torch.float16,) * 3, 64, 64, [], [], ["sm_scale"], ["double"], "Probe", hook)
     spec = gen_customize_single_decode_module(*arguments, device="cuda")
     (text,) = (text for path, text in spec.generated.items() if path.name == "attention_variant.inc")

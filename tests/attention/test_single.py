@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of one request: results, options, errors, torch.compile."""
+"""Single-request attention: results, options, errors, torch.compile."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_prefill(device, layout, qo_len, kv_len):
 
 
 def test_odd_heads_cannot_be_rotated():
-    """Kernels on the CPU take heads of any size, and would read one element past those."""
+    """Check that rotary embedding rejects odd head dimensions: CPU kernels would read one element past the head."""
     q, k, v = torch.zeros(3, 5, 2, 65).half().unbind()
     with pytest.raises(ValueError, match="head_dim_qk is 65, expected an even number with ROPE_LLAMA"):
         single_prefill_with_kv_cache(q, k, v, pos_encoding_mode="ROPE_LLAMA")
@@ -142,9 +142,9 @@ def test_output_dtype_by_name(device):
 def test_errors(device):
     _, q, k, v = decode_inputs(device)
     rows = q[None]
-    many = q[:1].expand(32768, -1).contiguous()  # heads
+    many = q[:1].expand(32768, -1).contiguous()  # head count
     short = torch.full((3,), 255, dtype=torch.uint8, device=device)
-    across = torch.ones(k.shape[0], 1, dtype=torch.bool, device=device)  # keys by queries
+    across = torch.ones(k.shape[0], 1, dtype=torch.bool, device=device)  # shape: keys x queries
     for call, error, text in (
         (lambda: single_decode_with_kv_cache(q, k, v, "DHN"), KeyError, "kv_layout is 'DHN'"),
         (lambda: single_decode_with_kv_cache(q, k, v, "NHD", "SINE"), KeyError, "pos_encoding_mode is 'SINE'"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pinned memory of plans: no block is written while a copy may still read it, and nobody waits for one."""
+"""Pinned staging memory of plans: no block is written while a copy may still read it, and no plan waits for a copy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pool() -> Any:
 
 
 def plan(pool: Any, number: int, size: int, stream: int) -> int:
-    """A whole plan; the address it was copied from."""
+    """Make a whole plan and return the address that it is copied from."""
     pool.begin(number)
     address = pool.room(number, size)
     pool.end(number, size, stream)
@@ -37,9 +37,9 @@ def plan(pool: Any, number: int, size: int, stream: int) -> int:
 
 
 def test_random_plans_never_share_memory_that_is_read(pool):
-    """Plans of any size on four streams, some of which fail, in any order with the copies."""
+    """Check plans of any size on four streams, some of which fail, interleaved with the copies."""
     draw = random.Random(0)
-    pending: dict[int, list[tuple[int, int]]] = {stream: [] for stream in range(4)}  # what copies have still to read
+    pending: dict[int, list[tuple[int, int]]] = {stream: [] for stream in range(4)}  # pending reads: (address, bytes)
     for number in range(5000):
         stream, size = draw.randrange(4), draw.choice([1, 500, 64 * KIB, 70 * KIB, 1 * MIB])
         pool.begin(number)
@@ -58,7 +58,7 @@ def test_random_plans_never_share_memory_that_is_read(pool):
 
 
 def test_a_loop_uses_one_block_and_asks_once(pool):
-    """Each plan after the copy of the one before."""
+    """Check a loop in which each plan follows the copy of the previous plan."""
     addresses = set()
     for number in range(100):
         addresses.add(plan(pool, number, 17 * KIB, 0))
@@ -68,7 +68,7 @@ def test_a_loop_uses_one_block_and_asks_once(pool):
 
 def test_a_busy_stream_does_not_hold_up_another(pool):
     for number in range(10):
-        plan(pool, number, KIB, 0)  # never finish
+        plan(pool, number, KIB, 0)  # copies that never finish
     for number in range(200):
         plan(pool, number, KIB, 1)
         pool.finish(1, 1)
@@ -87,7 +87,7 @@ def test_a_plan_that_outgrows_its_room_keeps_what_it_has(pool):
 
 
 def test_a_captured_copy_keeps_its_block(pool):
-    """Each replay of the graph reads it."""
+    """Check that the block of a captured copy is not reused: each replay of the graph reads it."""
     pool.capture(0, True)
     captured = plan(pool, 0, KIB, 0)
     pool.capture(0, False)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wrapper keeps between calls: arrays that callers write to after plan(), plans that fail, what an earlier run
-has looked at."""
+"""State of a wrapper between calls: arrays that callers modify after plan(), failed plans, cached validation."""
 
 from __future__ import annotations
 
@@ -100,7 +99,7 @@ def test_tables_of_mla_may_be_written_to():
 
 
 def test_tables_of_batch_pod_may_be_written_to(batch):
-    """Its part that prefills is planned again for each other mask."""
+    """Check POD, whose prefill part is planned again for each other mask."""
     decode, pages = rows_of_one(), batch.pages(PAGE)
     decode_pages = decode.pages(PAGE)
     wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace("cpu"))
@@ -182,7 +181,7 @@ def test_refused_workspaces_are_not_taken(batch, which):
 
 
 def test_batch_pod_is_planned_as_a_whole(batch):
-    """A plan of which one part fails must not leave the other with it."""
+    """Check that a plan of which one part fails does not leave the other part planned."""
     pages, other = batch.pages(PAGE), Batch(QO_LENS, [9, 9, 9])
     other_pages, cache = other.pages(PAGE), batch.cache(pages)
     wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace("cpu"))
@@ -212,7 +211,7 @@ def test_a_shared_prefix_after_a_refused_forward(batch):
 
 
 def graph_buffers(batch: Batch) -> list[torch.Tensor]:
-    """Of a CUDA graph, whose rules hold on the CPU too: rows, pages, page ids, lengths of last pages."""
+    """Return CUDA graph buffers (their rules hold on the CPU too): qo_indptr, kv_indptr, page ids, last_page_len."""
     size = len(batch.kv_lens)
     return [torch.zeros(n, dtype=torch.int32) for n in (size + 1, size + 1, 99, size)]
 
@@ -251,7 +250,7 @@ def test_failed_plans_freeze_nothing(batch):
     ],
 )
 def test_mask_buffers_that_plans_without_a_mask_have_no_room_in(batch, buffers, text):
-    """Every run reads them."""
+    """Check mask buffers that are too small for plans without a mask: every run reads the buffers."""
     pages = batch.pages(PAGE)
     paged = BatchPrefillWithPagedKVCacheWrapper(workspace("cpu"), "NHD", True, *graph_buffers(batch), *buffers)
     with pytest.raises(ArgumentError, match=text):
@@ -273,7 +272,7 @@ def test_failed_plans_of_mla_freeze_nothing():
     assert wrapper.run(q, q[..., :0], cache, cache[..., :0]).isfinite().all()
 
 
-# ---------------------------------------------------------------------- what was looked at once is looked at again
+# ------------------------------------------------------------------------------ validation is repeated when needed
 
 
 @pytest.mark.parametrize("kind", ["decode", "tensor cores", "prefill"])
@@ -291,7 +290,7 @@ def test_a_smaller_cache_after_a_run(kind):
 
 
 def test_a_smaller_cache_after_another_plan():
-    """What the first plan could do with is too little for the second."""
+    """Check that a cache large enough for the first plan is rejected if the second plan needs more pages."""
     batch = rows_of_one()
     pages = batch.pages(PAGE)
     wrapper, cache = planned(batch, pages, tensor_cores=True), batch.cache(pages, form="combined")
@@ -331,7 +330,7 @@ def test_a_smaller_cache_after_a_run_of_mla():
 
 
 def test_rows_that_a_plan_of_mla_for_a_graph_has_and_the_queries_have_not():
-    """Kernels wrote the results of the missing ones behind the output."""
+    """Check queries with fewer rows than an MLA plan for a graph: kernels would write results past the output."""
     buffers = [torch.zeros(n, dtype=torch.int32) for n in (3, 3, 99, 2)]
     wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"), True, *buffers)
     tables, sizes = [torch.tensor([0, 3, 8]), torch.arange(8), torch.tensor([20, 33])], (4, 128, 0, PAGE, False, 0.1)
@@ -348,7 +347,7 @@ def test_rows_that_a_plan_of_mla_for_a_graph_has_and_the_queries_have_not():
 
 @pytest.mark.parametrize("kind", ["decode", "tensor cores", "prefill"])
 def test_pages_of_seq_lens(kind):
-    """Those that ``last_page_len`` knows nothing of are looked at, too."""
+    """Check that pages given by ``seq_lens`` are validated even if ``last_page_len`` does not cover them."""
     batch = rows_of_one()
     pages, sizes = batch.pages(PAGE), (*batch.heads, 64, PAGE)
     none, cache = torch.zeros_like(pages.last_page_len), batch.cache(pages)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wrapper that two threads share: their calls wait for each other."""
+"""A wrapper shared by two threads: calls of different threads wait for each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .inputs import Batch
 from .test_batch_decode import workspace
 from .test_batch_prefill import paged
 
-#: Plans of equal rows and other keys in one thread, runs in two others. Every result is that of one of the plans.
+#: Plans with equal rows and different keys in one thread, runs in two others. Every result matches one of the plans.
 SHARED = """
     import sys, threading
     import torch, flashinfer
@@ -65,8 +65,8 @@ SHARED = """
 
 
 def test_plan_in_one_thread_and_run_in_others():
-    """In a process of its own, which a heap that was corrupted ends."""
-    paged(Batch([1], [1]), Batch([1], [1]).pages(8))  # the module is built
+    """Run in a subprocess, because a corrupted heap would end it."""
+    paged(Batch([1], [1]), Batch([1], [1]).pages(8))  # builds the module
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(SHARED)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -123,7 +123,7 @@ def test_the_lock_is_given_back_after_an_exception():
 
 
 def test_a_thread_may_call_from_inside_a_call():
-    """``forward`` calls ``run``, and composed wrappers call those they are made of."""
+    """Check reentrant calls: ``forward`` calls ``run``, and composed wrappers call their parts."""
     batch = Batch([5, 3], [20, 9])
     pages = batch.pages(8)
     wrapper = paged(batch, pages)

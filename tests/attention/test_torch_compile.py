@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention inside torch.compile: one graph, and a plan made after compiling is the one that runs."""
+"""Attention inside torch.compile: one graph, and a plan made after compiling is the plan that runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ backends = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 
 
 def plan(wrapper, batch):
-    """Plan whichever wrapper it is; returns what ``run`` takes."""
+    """Plan any kind of wrapper and return the arguments of ``run``."""
     pages = batch.pages(PAGE_SIZE)
     if isinstance(wrapper, flashinfer.BatchDecodeWithPagedKVCacheWrapper):
         wrapper.plan(*pages.table, *batch.heads, 64, PAGE_SIZE, q_data_type=batch.dtype)
@@ -73,7 +73,7 @@ def test_single_requests(device, backend):
 
 
 def test_plans_are_not_part_of_a_graph(device):
-    """They work on the host: a graph is broken there, and where it must not be, the error says why."""
+    """Check that plan() breaks a graph, because it runs on the host, and that fullgraph errors explain it."""
     torch._dynamo.reset()
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(calls.workspace(device))
 
@@ -97,7 +97,7 @@ def test_plans_are_not_part_of_a_graph(device):
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("kind", ["decode", "ragged", "latent"])
 def test_exported_wrappers_take_any_batch(device, kind, strict):
-    """The rows, keys and pages of the plan at the time are not those of the program, which takes those of the day."""
+    """Check exported programs: rows, keys and pages come from the plan at run time, not at export time."""
     wrapper = {
         "decode": flashinfer.BatchDecodeWithPagedKVCacheWrapper,
         "ragged": flashinfer.BatchPrefillWithRaggedKVCacheWrapper,
@@ -153,6 +153,6 @@ def test_graphs_look_at_pages_and_rows_of_latent_attention(device):
     with pytest.raises(ValueError, match=r"q_nope has 4 rows, expected 5 \(qo_indptr\[-1\]\)"):
         model(q[:4], cache)
     prepare(ids.masked_fill(ids == 6, 1 << 24))
-    if device == "cpu":  # elsewhere FLASHINFER_VALIDATE_INPUTS asks for it
+    if device == "cpu":  # on a GPU only with FLASHINFER_VALIDATE_INPUTS
         with pytest.raises(ValueError, match=rf"kv_indices\[6\] = {1 << 24}, expected 0 to 7"):
             model(q, cache)

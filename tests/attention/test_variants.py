@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants as C++ text (docs/attention_variants.md): every hook, parameters, and what wrappers fill in."""
+"""Variants as C++ text (docs/attention_variants.md): hooks, parameters, and arguments filled in by wrappers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def struct(name, hooks, members="", body="sm_scale_log2 = params.sm_scale * math
     return HEAD.format(name=name, members=members, body=body) + hooks + "};"
 
 
-#: Nothing but what a variant without softmax needs: no lengths, no scale.
+#: The smallest variant without softmax: no lengths, no scale.
 SIGMOID = """
 struct Sigmoid : AttentionVariantBase {
   static constexpr bool use_softmax = false;
@@ -111,7 +111,7 @@ def expected_sigmoid(batch, sm_scale, bias):
 
 
 def describe(tensors, scalars, name, text):
-    """The lists, name and text that end the arguments of each generator. Scalars are double."""
+    """Return the lists, name and text that end the arguments of each generator. Scalars are double."""
     return ([*tensors], [*tensors.values()], [*scalars], ["double"] * len(scalars), name, text)
 
 
@@ -129,7 +129,7 @@ def test_a_mask_of_ones_own_when_decoding(device):
 
 
 def test_sigmoid_instead_of_softmax(device):
-    """Weights that need no denominator, also where keys are split: one request and batches, decoding and prefill."""
+    """Check weights without a denominator, also with split-KV: single requests and batches, decode and prefill."""
     variant = describe({}, ["factor", "bias"], "Sigmoid", SIGMOID)
     types = (F16, F16, F16)
 
@@ -167,7 +167,7 @@ def test_sigmoid_instead_of_softmax(device):
 
 @pytest.mark.parametrize("qo_len, kv_len", [(1, 100), (3, 250), (11, 256), (70, 200), (129, 65), (2, 3000)])
 def test_logits_can_be_written_down(device, qo_len, kv_len):
-    """Hooks are called for queries and keys that exist, none of which has the place of another in a tile."""
+    """Check that hooks run only for existing queries and keys, and that each pair has its own indices."""
     variant = describe({"dump": "float", "scores": "float"}, ["sm_scale"], "Dump", DUMP)
     spec = gen_customize_single_prefill_module("fa2", "test_dump", F16, F16, F16, 64, 64, *variant, device=device)
     batch = Batch([qo_len], [kv_len], device=device)
@@ -180,12 +180,12 @@ def test_logits_can_be_written_down(device, qo_len, kv_len):
     logits = torch.einsum("qhd,khd->hqk", batch.q.float(), batch.k.float().repeat_interleave(2, 1)) * 0.125
     torch.testing.assert_close(dump[:4], logits, rtol=1e-3, atol=1e-3)
     assert dump[4].isnan().all() and scores[-1].isnan().all()
-    if kv_len <= 256:  # else each part of the keys has its own
+    if kv_len <= 256:  # with split-KV each split has its own score
         torch.testing.assert_close(scores[:-1], lse, rtol=1e-3, atol=1e-3)
 
 
 def test_what_wrappers_fill_in(device):
-    """Masks and slopes come from plan; q and k hooks and the caller's own scalar."""
+    """Check masks and slopes that come from plan, hooks on q and k, and the caller's own scalar."""
     tensors = {"maybe_custom_mask": "uint8_t", "maybe_mask_indptr": "int32_t", "maybe_alibi_slopes": "float"}
     variant = describe(tensors, ["sm_scale"], "WellKnown", WELL_KNOWN)
     arguments = ("test_well_known", F16, F16, F16, torch.int32, 64, 64, *variant)
@@ -198,12 +198,12 @@ def test_what_wrappers_fill_in(device):
     options = {"pos_encoding_mode": "ALIBI", "custom_mask": calls.masks(what), "q_data_type": F16}
     paged.plan(batch.qo_indptr, *pages.table, *batch.heads, 64, 16, **options)
     ragged.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, 64, **options)
-    calls.check(paged.run(batch.q, batch.cache(pages), return_lse=True), batch.expected(what), F16)  # sm_scale derived
+    calls.check(paged.run(batch.q, batch.cache(pages), return_lse=True), batch.expected(what), F16)  # derived sm_scale
     calls.check(ragged.run(batch.q, batch.k, batch.v, 0.125, return_lse=True), batch.expected(what), F16)
 
 
 def test_sinks_with_ragged_keys(device):
-    """A denominator that starts with something, once per row, however the keys are split."""
+    """Check a denominator with an initial value, added once per row however the keys are split."""
     variant = describe({"sink": "float"}, ["sm_scale"], "AttentionSink", attention_sink_decl["fa2"])
     arguments = ("test_sink", F16, F16, F16, torch.int32, 64, 64, *variant)
     batch = Batch([1, 40, 3], [4000, 70, 9], device=device)

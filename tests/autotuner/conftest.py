@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tuner of its own for each test."""
+"""Fixture: a new tuner for each test."""
 
 from __future__ import annotations
 

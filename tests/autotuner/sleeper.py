@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A runner whose times are known: it turns the clock of the measurement on."""
+"""Runner with known times: it advances the clock of the measurement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TO_BUCKET = make_bucket_mapper(BUCKETS)
 
 
 class Sleeper(TunableRunner):
-    """Tactic ``(n,)`` of rows up to 4 takes 4 n ms, of more 4 (4 - n); n = 3 fails."""
+    """Runner whose tactic ``(n,)`` takes 4 n ms for up to 4 rows and 4 (4 - n) ms for more; n = 3 fails."""
 
     def __init__(self, name="one", tactics=(1, 2, 3)):
         self.name, self.tactics = name, tactics

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tactic is chosen, for which sizes, in which context."""
+"""Choice of tactics: by size, by context, by runner."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_nothing_is_tried_without_autotune(tuner):
 def test_the_fastest_tactic_of_each_bucket(tuner):
     with autotune():
         assert tuner.is_tuning_mode
-        assert choose(9, factor=2)[1] == (1,)  # the bucket of 4
+        assert choose(9, factor=2)[1] == (1,)  # bucket of 4 rows
         tried = len(calls)
-        assert choose(100)[1] == (2,) and len(calls) == tried  # that of 16 was tried, too
+        assert choose(100)[1] == (2,) and len(calls) == tried  # bucket of 16 rows was tried too
     assert not tuner.is_tuning_mode
     assert [choose(rows)[1] for rows in (1, 15, 16)] == [(1,), (1,), (2,)] and len(calls) == tried
     assert {rows for rows, *_ in calls} == {4, 16}
@@ -57,7 +57,7 @@ def test_the_fastest_tactic_of_each_bucket(tuner):
     assert all(measured and kwargs == {"factor": 2} for _, tactic, _, measured, kwargs in calls if tactic != -1)
     assert tuner.stats.failed_tactics == {"sleep::Sleeper": {(3,)}} and tuner.stats.cache_misses == 0
     assert tuner.stats.tuned_op_successful_configs["sleep"] == tuner.stats.tuned_op_total_configs["sleep"] == 2
-    assert choose(4, dtype=torch.float16)[1] == -1  # another extra
+    assert choose(4, dtype=torch.float16)[1] == -1  # another extra key
     assert choose(4, op="other")[1] == -1
     assert choose(4, [Sleeper("two")])[1] == -1  # a runner with other attributes
     tuner.clear_cache()
@@ -106,7 +106,7 @@ def test_buckets_and_operators_of_a_context(tuner):
         thread.start()
         thread.join()
         assert elsewhere == [4]
-    assert choose(7)[1] == -1  # 7 is of the bucket 4 here, which was not tried
+    assert choose(7)[1] == -1  # 7 belongs to bucket 4 here, which was not tried
     for wrong, text in (((), "tuning_buckets is empty"), ((4, -1), "tuning_buckets has -1")):
         with pytest.raises(ValueError, match=text), autotune(tuning_buckets=wrong):
             pass
@@ -160,7 +160,7 @@ def test_on_a_gpu(tuner):
 
 @pytest.mark.parametrize("generated", [False, True])
 def test_round_up_without_buckets(tuner, generated):
-    """Sizes between two buckets of the operator take the larger one, also when they are looked up later."""
+    """Check that sizes between two buckets of the operator use the larger one, also in later lookups."""
     buckets = (lambda rows: (4, 16)) if generated else BUCKETS
     config = TuningConfig(
         dynamic_tensor_specs=(DynamicTensorSpec(0, 0, buckets, TO_BUCKET),), constraint_specs=CONFIG.constraint_specs
@@ -218,7 +218,7 @@ def test_what_search_cache_tells(tuner):
     assert known == ((1,), profile)
     key = tuner._get_cache_key("sleep", slow, ((4, 3), (8,), ()), CONFIG, ("torch.float32",))
     tuner._file_configs[key.file_key] = ("Sleeper", (9,))
-    assert search([slow, fast])[1:3] == (1, (1,))  # what was measured goes first, of whichever runner
+    assert search([slow, fast])[1:3] == (1, (1,))  # measured results take priority, whichever runner they belong to
     assert search([slow]) == (True, 0, (9,), None)
 
 
@@ -264,7 +264,7 @@ def test_names_that_other_code_looks_at(tuner):
         assert tuner._effective_skip_ops == {"one", "two"} and tuner._active_tuning_contexts == 2
     before = tuner._find_nearest_profile_cached.cache_info().hits
     shapes = [x.shape if isinstance(x, torch.Tensor) else () for x in inputs_of(9)]
-    for cold in (False, True):  # what is no size does not count
+    for cold in (False, True):  # options that are not sizes do not affect the lookup
         config = TuningConfig(
             dynamic_tensor_specs=CONFIG.dynamic_tensor_specs,
             constraint_specs=CONFIG.constraint_specs,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results in files, of this and of other processes and machines."""
+"""Result files of this and of other processes and machines."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_results_in_a_file(tuner, path):
     calls.clear()
     written = path.stat().st_mtime_ns
     with autotune(cache=path):
-        assert choose(4)[1] == (1,) and calls == []  # a tuple again
+        assert choose(4)[1] == (1,) and calls == []  # converted back to a tuple
     assert path.stat().st_mtime_ns == written
     with knobs.override(autotuner_load_from_file="1"), autotune(cache=path):
         assert choose(4)[1] == (1,) and choose(4, op="other")[1] == -1 and calls == []
@@ -71,7 +71,7 @@ def test_results_in_a_file(tuner, path):
 @pytest.mark.parametrize("changed", ["13.0", "unknown", "None", None, "missing", "no dict"])
 @pytest.mark.parametrize("way", ["context", "save"])
 def test_files_of_other_environments(tuner, path, changed, way, caplog):
-    """One that says another value is kept, one that does not say is replaced."""
+    """Check that a file with another value is kept, and that a file without the value is replaced."""
     metadata = {**HERE, "cuda_version": changed}
     if changed == "missing":
         del metadata["cuda_version"]
@@ -94,7 +94,7 @@ def test_files_of_other_environments(tuner, path, changed, way, caplog):
 
 @pytest.mark.parametrize("gpu", ["H200", "*", None])
 def test_files_that_fit_are_merged(tuner, path, gpu):
-    """Another process has saved since: nothing of it is lost, and results of this process go first."""
+    """Check files that another process saved meanwhile: all their results are kept; results of this process win."""
     special = {} if gpu is None else {"_metadata": {**HERE, "gpu": gpu, "note": "kept"}}
     write(path, {"old": ["R", 0]}, **special)
     assert tuner.load_configs(path)
@@ -108,7 +108,7 @@ def test_files_that_fit_are_merged(tuner, path, gpu):
 
 
 def test_several_that_save_at_once(path):
-    """Each merges what the others have written; threads have locks of their own, as processes do."""
+    """Check concurrent saves: each merges what the others wrote. Threads use separate locks, as processes do."""
 
     def save_often(name):
         tuner = AutoTuner()
@@ -161,7 +161,7 @@ def test_what_was_not_saved_yet_is_written(tuner, path):
 
 
 def test_results_that_cannot_be_written(tuner, tmp_path, caplog):
-    """A server that has tuned goes on; an error of its own is the one that is raised."""
+    """Check that a failed write is only logged, and that an exception of the program itself is still raised."""
     (tmp_path / "file").touch()
     with autotune(cache=tmp_path / "file" / "results.json"):
         choose(4)
@@ -175,7 +175,7 @@ def test_results_that_cannot_be_written(tuner, tmp_path, caplog):
 def test_records_of_a_product(tuner, path):
     assert tuner.get_namespaced_records("product") == {}
     tuner.publish_namespaced_records("product", {"a": (1, 2)})
-    tuner.get_namespaced_records("product")["a"].append(3)  # of a copy
+    tuner.get_namespaced_records("product")["a"].append(3)  # changes a copy
     with autotune(cache=path):
         pass
     assert read(path)["_records"] == {"product": {"a": [1, 2]}}

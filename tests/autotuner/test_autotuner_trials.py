@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trials are made of: inputs, lists that calls take turns with, rankings, ranks."""
+"""Trials: inputs, rotated argument lists, rankings, ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .sleeper import BUCKETS, CONFIG, TO_BUCKET, Sleeper, calls, choose, inputs_
 
 
 class Writer(Sleeper):
-    """Writes into its arguments."""
+    """Runner that writes into its arguments."""
 
     def forward(self, inputs, tactic=-1, do_preparation=False, **kwargs):
         for x in inputs[:3]:
@@ -27,7 +27,7 @@ class Writer(Sleeper):
 
 
 def test_the_data_of_the_caller_is_not_changed(tuner):
-    """A size that equals a bucket is no reason to run a trial on the caller's tensors; what does not vary is shared."""
+    """Check that trials never run on the caller's tensors, even if a size equals a bucket; fixed tensors are shared."""
     config = TuningConfig(
         dynamic_tensor_specs=(DynamicTensorSpec(0, 0, BUCKETS, TO_BUCKET),), constraint_specs=CONFIG.constraint_specs
     )
@@ -60,7 +60,7 @@ def test_lists_of_a_cold_cache(tuner, monkeypatch):
     cold = TuningConfig(use_cold_l2_cache=True)
     assert tuner.prepare_tactic_profile([x], TuningConfig()) == (TuningConfig(), [[x]])
     config, lists = tuner.prepare_tactic_profile([x, None, "a"], cold)
-    assert config == cold and len(lists) == 3  # five times 40 bytes are more, but there are three calls
+    assert config == cold and len(lists) == 3  # five times 40 bytes would need more lists, but there are three calls
     assert lists[0][0] is x and len({one[0].data_ptr() for one in lists}) == 3
     assert all(torch.equal(one[0], x) and one[0].stride() == x.stride() and one[1:] == [None, "a"] for one in lists)
     monkeypatch.setattr(tuner, "_get_l2_cache_size_in_bytes", lambda device=None: 3)
@@ -131,10 +131,10 @@ def test_rankings(tuner):
     with pytest.raises(ValueError, match="runners has 2 elements, expected 1"):
         tuner.rank_tactics("sleep", [Sleeper(), Sleeper()], CONFIG, inputs_of(4))
     with autotune():
-        assert rank(3, rows=9) == [(1,), (2,)]  # the third one fails
-        assert {rows for rows, *_ in calls} == {4}  # the bucket of these inputs alone
+        assert rank(3, rows=9) == [(1,), (2,)]  # the third tactic fails
+        assert {rows for rows, *_ in calls} == {4}  # only the bucket of these inputs
         tried = len(calls)
-        assert rank(2) == [(1,), (2,)] and rank(1) == [(1,)] and len(calls) > tried  # a single one tunes as ever
+        assert rank(2) == [(1,), (2,)] and rank(1) == [(1,)] and len(calls) > tried  # k = 1 tunes as usual
         tried = len(calls)
         assert rank(9, Sleeper("broken", (3,))) == [-1] and tuner.stats.failed_tactics["sleep::Sleeper"] == {(3,)}
         tried = len(calls)
@@ -144,7 +144,7 @@ def test_rankings(tuner):
 
 
 def test_rankings_measure_what_is_known(tuner):
-    """A winner of before, or of a file, says nothing about the second best."""
+    """Check that a ranking measures again: a known winner, measured or from a file, does not tell the second best."""
     runner = Sleeper(tactics=(2, 1))
     key = tuner._get_cache_key("sleep", runner, ((4, 3), (8,), ()), CONFIG, ("torch.float32",))
     tuner._file_configs[key.file_key] = ("Sleeper", (2,))
@@ -156,7 +156,7 @@ def test_rankings_measure_what_is_known(tuner):
 
 @pytest.fixture
 def ranks(monkeypatch):
-    """A group of two ranks; the other one adds the times in this list, one for each reduction."""
+    """Return a group of two ranks; the other rank adds the times in this list, one for each reduction."""
     others: list = []
 
     def all_reduce(tensor, op=None, group=None):
@@ -174,7 +174,7 @@ ONE_BUCKET = TuningConfig(dynamic_tensor_specs=(DynamicTensorSpec(0, 0, (4,), la
 
 
 def test_times_are_the_mean_over_ranks(tuner, ranks):
-    """Here tactic 1 takes 4 ms and tactic 2 takes 8 ms, on the other rank 20 ms and 1 ms."""
+    """Check mean times: here tactic 1 takes 4 ms and tactic 2 takes 8 ms, on the other rank 20 ms and 1 ms."""
     assert get_autotune_process_group() == "group"
     ranks[:] = [20, 1]
     with autotune():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU's clock: the kernel compiles, and trials use it when they are told to."""
+"""GPU clock: the kernel compiles, and trials use it on request."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_the_tuner_leaves_them_out(path, monkeypatch):
     known = AutoTuner.get()
     key = known._get_cache_key("all", Sleeper(), ((4, 3), (8,), ()), CONFIG, ("torch.float32",))
     known._file_configs[key.file_key] = ("Sleeper", (1,))
-    assert choose(4, op="all")[1] == (1,)  # results that are known are not filtered
+    assert choose(4, op="all")[1] == (1,)  # known results are not filtered
 
 
 def test_a_list_that_cannot_be_read(path, caplog):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States to merge, and the ways they may lie in memory."""
+"""States to merge, in several memory layouts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
 def states(*shape: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """v of ``shape`` and its scores, wide enough apart that some states hardly count."""
+    """Return v of ``shape`` and its scores, far enough apart that some states have almost no weight."""
     return torch.randn(shape, device=device).to(dtype), 4 * torch.randn(shape[:-1], device=device)
 
 
 def heads_first(x: torch.Tensor) -> torch.Tensor:
-    """The same values, rows and heads swapped in memory."""
+    """Return the same values with rows and heads swapped in memory."""
     return x.transpose(0, 1).contiguous().transpose(0, 1)

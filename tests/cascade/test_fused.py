@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two levels in one launch: keys that many rows share, and keys of requests that decode. On the CPU, one by one."""
+"""Two cascade levels in one launch: keys that many rows share, and keys of decode requests. The CPU runs
+them in turn.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Cascade:
         self.q = randn(starts[-1], heads[0], dim, dtype=dtype, device=device)
 
     def tables(self, index_device=None):
-        """The four lists of plan."""
+        """Return the four lists of plan."""
         indptr, n = self.pages.indptr, len(self.shared)
         parts = indptr[: n + 1], indptr[n:] - indptr[n]
         indices = self.pages.indices[: indptr[n]], self.pages.indices[indptr[n] :]
@@ -82,7 +84,7 @@ def test_both_levels_are_attended_to(device, case, causal):
     wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(device))
     cascade.plan(wrapper, causal)
     assert wrapper._is_fused == is_hopper(device)
-    once, again = (wrapper.run(cascade.q, cascade.cache) for _ in range(2))  # the second call is a record's
+    once, again = (wrapper.run(cascade.q, cascade.cache) for _ in range(2))  # the second call is a cached one
     cascade.check(once, causal)
     assert torch.equal(once, again)
 
@@ -112,7 +114,7 @@ def test_small_workspaces_go_level_by_level(device):
     wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(device, 1)[: 1 << 19])
     try:
         cascade.plan(wrapper)
-    except ValueError as error:  # not even that fits: the error names what is needed
+    except ValueError as error:  # the smallest size does not fit either: the error names the required size
         assert "float_workspace_buffer has" in str(error)
     assert not wrapper._is_fused
     wrapper.reset_workspace_buffer(workspace(device), [workspace(device, 8), workspace(device, 8)])
@@ -122,7 +124,7 @@ def test_small_workspaces_go_level_by_level(device):
 
 
 def test_graph_is_planned_anew(device):
-    """One graph serves later plans, of other keys and of requests that no longer suit the launch."""
+    """Check that one graph serves later plans, with other keys and with requests that do not suit a fused launch."""
     first = Cascade(device, **CASES["decode"])
     rows = [[1] * 63 + [0], [1] * 30 + [8] + [0] * 33]
     later = [Cascade(device, x, [0, 350, 77, 1] * 16, [64], [n]) for x, n in zip(rows, (900, 40), strict=True)]

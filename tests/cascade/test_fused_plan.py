@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of two lists for one launch: the parts of each row are the keys of its requests, in a graph too."""
+"""Plans of two work lists for one launch: the splits of each row cover the keys of its requests, in a graph too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def module() -> Any:
 
 
 def cut(rows: list[int], groups: int) -> list[int]:
-    """Rows of each of some groups of consecutive requests."""
+    """Return the rows of each group of consecutive requests."""
     size = -(-len(rows) // groups)
     return [sum(rows[i : i + size]) for i in range(0, len(rows), size)]
 
@@ -49,7 +49,7 @@ def test_parts_are_all_keys(rows, keys, groups, heads, blocks, is_graph):
 
 
 def test_cascade_of_the_benchmark():
-    """64 requests that share 8k keys have a block of either list on almost every SM: as many for each head."""
+    """Check 64 requests that share 8k keys: almost every SM gets one block of each list, equally for each head."""
     _, float_bytes, _, narrow, wide = module().check([64], [8192], [1] * 64, [512] * 64, 32, 8, 132, 0)
     assert (narrow, wide) == (128, 128)
     assert float_bytes < 16 << 20

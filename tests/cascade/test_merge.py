@@ -28,8 +28,8 @@ from .inputs import DTYPES, heads_first, states
 
 on_any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
-# Rows, heads, head_dim: nothing to do, one element, no multiple of a vector, the published head dims, more vectors than
-# a block has threads, more heads than a block has, one head and rows that share a block.
+# Rows, heads, head_dim: no elements, one element, no multiple of a vector, the published head dims, more vectors than
+# a block has threads, more heads than a block handles, one head with rows that share a block.
 SHAPES = [
     (0, 4, 64),
     (3, 0, 64),
@@ -56,7 +56,7 @@ def test_reference_is_attention_over_all_keys():
 
     parts = [attend(slice(start, start + 8)) for start in (0, 8, 16)]
     v, s = (torch.stack(x, dim=1) for x in zip(*parts, strict=True))
-    assert_close(merge_states_trace.reference(v, s), attend(slice(None)), rtol=1e-5, atol=1e-5)  # another order of sums
+    assert_close(merge_states_trace.reference(v, s), attend(slice(None)), rtol=1e-5, atol=1e-5)  # sums in another order
 
 
 @on_any_dtype
@@ -91,7 +91,7 @@ def test_merge_states(device, shape, num_states, dtype):
 @on_any_dtype
 def test_a_state_without_keys_adds_nothing(device, dtype):
     v, s = states(9, 7, 3, 64, dtype=dtype, device=device)
-    s[:, 2], v[:, 2] = -INF, torch.nan  # what no attention wrote may be anything
+    s[:, 2], v[:, 2] = -INF, torch.nan  # entries without a state may hold any value
     s[0], s[1, :4], s[2, 4:] = -INF, -INF, -INF
     merged, score = merge_states(v, s)
     assert (merged[0] == 0).all() and (score[0] == -INF).all()
@@ -134,7 +134,7 @@ def test_the_result_is_rounded_once(device):
 @pytest.mark.parametrize("shape", [(33, 5, 128), (40, 1, 16), (9, 3, 41)], ids=str)
 def test_mask(device, shape, mask_dtype, dtype):
     (v, s), (v_other, s_other) = (states(*shape, dtype=dtype, device=device) for _ in range(2))
-    mask = (torch.arange(shape[0], device=device) % 3).to(mask_dtype)  # uint8: 2 is as good as 1
+    mask = (torch.arange(shape[0], device=device) % 3).to(mask_dtype)  # uint8: 2 counts as True, like 1
     before = v.clone(), s.clone()
     expected = merge_state_in_place_trace.reference(v, s, v_other, s_other, mask)
     assert merge_state_in_place(v, s, v_other, s_other, mask) is None
@@ -153,7 +153,7 @@ def test_scores_of_another_dtype(device, dtype):
     assert_close(merge_state(v, s, v_other, s_other), expected)
     stacked = torch.stack([v, v_other], dim=1), torch.stack([s, s_other], dim=1)
     assert_close(merge_states(*stacked), expected)
-    merge_state_in_place(v, s, v_other, s_other)  # the update of s is kept
+    merge_state_in_place(v, s, v_other, s_other)  # s is updated in place
     assert s.dtype == dtype
     assert_close((v, s), (expected[0], expected[1].to(dtype)), rtol=2e-3, atol=1e-5)  # computed in fp32
 
@@ -170,7 +170,7 @@ def test_strided(device, pad, offset, dtype):
     assert_close((v, s), expected)
     assert (v._base[..., :offset] == 7).all() and (v._base[..., offset + 64 :] == 7).all()
     assert (s._base[:, 0] == 7).all() and (s._base[:, 6:] == 7).all()
-    stacked = torch.stack([v_a, v_b]), torch.stack([s_a, s_b])  # states outermost in memory
+    stacked = torch.stack([v_a, v_b]), torch.stack([s_a, s_b])  # the state dimension is outermost in memory
     assert_close(merge_states(*(x.transpose(0, 1) for x in stacked)), expected)
 
 
@@ -221,7 +221,7 @@ def test_module_has_the_merges(device):
 @pytest.mark.parametrize("shape", [(5, 128), (2, 41), (1, 2056)], ids=str)
 def test_variable_length_merge_states(device, shape, lengths, dtype):
     v, s = states(sum(lengths), *shape, dtype=dtype, device=device)
-    indptr = torch.tensor([0, *lengths]).cumsum(0).to(device)  # int64: converted
+    indptr = torch.tensor([0, *lengths]).cumsum(0).to(device)  # int64 is converted
     merged = variable_length_merge_states(v, s, indptr)
     assert merged[0].shape == (len(lengths), *shape) and merged[1].shape == (len(lengths), shape[0])
     assert_close(merged, variable_length_merge_states_trace.reference(v, s, indptr))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA has: graphs, streams, large tensors."""
+"""CUDA-only behaviour of merging: graphs, streams, large tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_runs_on_the_current_stream():
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)  # on any other stream the merge would overtake the fill
+        torch.cuda._sleep(20_000_000)  # a merge on any other stream would run before the fill
         v.fill_(1.0)
         merged, _ = merge_states(v, s)
     stream.synchronize()

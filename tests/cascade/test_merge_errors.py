@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller sees who passes a wrong tensor: the op, the argument, what it is and what was expected."""
+"""Error messages for wrong tensors: they name the op, the argument, the actual and the expected value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def one_row(t):
     return t[:1].expand(t.shape)
 
 
-# (op, argument, (shape, dtype) or what to do to the good tensor, text)
+# (op, argument, (shape, dtype) or a function that changes the good tensor, text)
 BAD = [
     ("merge_state", "v_a", ((4, 64), FP16), "v_a has 2 dimensions, expected 3"),
     ("merge_state", "v_a", ((4, 2, 64), torch.int32), "v_a has dtype int32, expected float16"),

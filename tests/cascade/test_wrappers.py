@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in levels is attention over all keys: shared prefixes in pages and in dense tensors."""
+"""Cascade attention equals attention over all keys: shared prefixes in pages and in dense tensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..attention.reference import Attention
 from ..tensors import randn
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 8
-SHARED = 40  # keys of the prefix
-OWN = [5, 1, 0, 17]  # keys of each request after it
-GROUP = [9, 3]  # keys that the first two and the last two requests share besides
+SHARED = 40  # keys of the shared prefix
+OWN = [5, 1, 0, 17]  # further keys of each request
+GROUP = [9, 3]  # keys that the first two and the last two requests share in addition
 
 
 def workspace(device, mib: int = 32) -> torch.Tensor:
@@ -26,7 +26,7 @@ def workspace(device, mib: int = 32) -> torch.Tensor:
 
 
 class Tree:
-    """Requests, the keys they share at each level, and a cache with all of them."""
+    """Requests, the keys that they share at each level, and a cache with all keys."""
 
     def __init__(self, device: str, layout: str, levels: list[list[int]], rows: list[list[int]]) -> None:
         flat = [n for level in levels for n in level]
@@ -39,7 +39,7 @@ class Tree:
         self.q = randn(sum(rows[-1]), HEADS, DIM, dtype=torch.float16, device=device)
 
     def tables(self) -> list[list[torch.Tensor]]:
-        """One list per argument of plan, one tensor per level."""
+        """Return one list per argument of plan, with one tensor per level."""
         tables = []
         for begin, end in zip(self.first[:-1], self.first[1:], strict=True):
             indptr = self.pages.indptr[begin : end + 1]
@@ -47,7 +47,7 @@ class Tree:
         return [list(x) for x in zip(*tables, strict=True)]
 
     def entry(self, level: int, row: int) -> int:
-        """Which entry of a level has this row of q."""
+        """Return the index of the entry of a level that contains this row of q."""
         return next(i for i, end in enumerate(offsets(self.rows[level])[1:]) if row < end)
 
     def expected(self, causal: bool) -> torch.Tensor:
@@ -84,7 +84,7 @@ def test_levels_are_attention_over_all_keys(device, layout, causal, levels, rows
     wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(levels), workspace(device), layout)
     wrapper.plan(tree.qo_indptr, *tree.tables(), HEADS, KV_HEADS, DIM, PAGE, causal=causal)
     if causal and rows[-1] == [1, 1, 1, 1]:
-        causal = False  # one row sees all its keys
+        causal = False  # a single row sees all its keys
     close(wrapper.run(tree.q, tree.cache), tree.expected(causal))
 
 
@@ -136,7 +136,7 @@ def test_shared_prefix_prefill(device, layout, causal):
     wrapper = flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper(workspace(device), layout)
     wrapper.begin_forward(tree.qo_indptr[1], *(x[1] for x in tree.tables()), HEADS, KV_HEADS, DIM, PAGE)
     k, v = (to_layout(x[:SHARED], layout) for x in (tree.k, tree.v))
-    for _ in range(2):  # the second one has its plan
+    for _ in range(2):  # the second run reuses the plan
         close(wrapper.forward(tree.q, k, v, tree.cache, causal=causal), tree.expected(causal))
     wrapper.reset_workspace_buffer(workspace(device), workspace(device, 8))
     close(wrapper.forward(tree.q, k, v, tree.cache, causal=causal), tree.expected(causal))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bug-report command: complete, guarded, and free of secrets."""
+"""The bug-report command: complete, robust, and without secrets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_report_has_every_section():
     text = collect_env.format_report(report)
     assert text.splitlines()[0] == "FlashInfer environment report"
     assert all(f"\n==== {title} ====\n" in text for title in SECTIONS)
-    assert json.loads(json.dumps(report)) == report  # without help
+    assert json.loads(json.dumps(report)) == report  # serialisable without a custom encoder
 
 
 def test_a_failing_probe_reports_itself(monkeypatch):
@@ -53,7 +53,7 @@ def test_a_failing_probe_reports_itself(monkeypatch):
 
 
 def test_ninja_is_the_one_that_builds():
-    """PATH may have another."""
+    """Check that the reported ninja is the one that builds; PATH may have another."""
     assert collect_env.collect_env_info()["CUDA Toolkit"]["ninja"].startswith(f"{find_ninja()}: 1.")
 
 
@@ -85,7 +85,7 @@ def test_command(arguments):
 
 
 def test_runs_alone_without_the_package(tmp_path):
-    """A copy of the file, somewhere else, with torch and flashinfer out of reach."""
+    """Run a copy of the file elsewhere, without access to torch and flashinfer."""
     script = tmp_path / "collect_env.py"
     shutil.copy(collect_env.__file__, script)
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

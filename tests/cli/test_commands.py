@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``flashinfer`` command on a machine without GPU and without nvcc. Nothing is compiled here."""
+"""The ``flashinfer`` command on a machine without GPU and nvcc. Nothing is compiled here."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Calls a command with an empty cache, no nvcc and no targets, whatever this machine has."""
+    """Run a command with an empty cache, no nvcc and no targets, whatever this machine has."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
     monkeypatch.setenv("FLASHINFER_NVCC", "/nonexistent/nvcc")
-    monkeypatch.setattr(jit_spec_registry, "_specs", {})  # without what other tests have asked for
+    monkeypatch.setattr(jit_spec_registry, "_specs", {})  # drops specs that other tests requested
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments, code=0):
@@ -56,9 +56,9 @@ def test_runs_as_a_python_module():
 
 
 def test_the_log_of_calls_is_not_among_the_results(tmp_path):
-    """Which scripts read, while the log goes to stdout by default."""
+    """Check that the call log goes to stderr, even if stdout is its destination: scripts read the results on stdout."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_LOGLEVEL": "1", "FLASHINFER_LOGDEST": "stdout"}
-    script = tmp_path / "flashinfer"  # as pip installs it
+    script = tmp_path / "flashinfer"  # as installed by pip
     script.write_text("from flashinfer.__main__ import main\nmain()\n")
     for program in (["-m", "flashinfer"], [str(script)]):
         command = [sys.executable, *program, "list-modules", "norm_cpu", "--json"]
@@ -69,7 +69,7 @@ def test_the_log_of_calls_is_not_among_the_results(tmp_path):
 
 @pytest.mark.parametrize("words", ["--download-cubin", "download-cubin", "artifacts download"])
 def test_what_images_of_engines_are_built_with(run, words):
-    """There is nothing to fetch, which is no failure."""
+    """Check commands that images of engines run: there is nothing to download, which is not an error."""
     text = run(*words.split())
     assert text.startswith("All cubin download tasks completed successfully") and "no binaries to download" in text
 
@@ -103,7 +103,7 @@ def test_show_config_names_every_setting(run, tmp_path):
     for knob in knobs.all():
         assert knob.variable in text
     assert str(tmp_path / ".cache" / "flashinfer") in text
-    assert "not found" in text  # nvcc
+    assert "not found" in text  # nvcc is missing
     for title in ("Torch Version Info", "Environment Variables", "Artifact Path", "Downloaded Cubins"):
         assert f"=== {title} ===\n" in text
     assert "Downloaded 0/0 cubins" in text
@@ -120,7 +120,7 @@ def test_show_config_names_variables_that_nothing_reads(run, monkeypatch):
     for name in [n for n in os.environ if n.startswith("FLASHINFER_TEST_")]:
         monkeypatch.delenv(name)
     assert "nothing reads" not in run("show-config")
-    monkeypatch.setenv("FLASHINFER_LOG_LEVEL", "3")  # FLASHINFER_LOGLEVEL is meant
+    monkeypatch.setenv("FLASHINFER_LOG_LEVEL", "3")  # misspelt FLASHINFER_LOGLEVEL
     assert "Variables that nothing reads\nFLASHINFER_LOG_LEVEL  3\n" in run("show-config")
 
 
@@ -198,7 +198,7 @@ def test_module_status_detailed_says_why(run):
 
 
 def test_module_status_counts_what_calls_built(run):
-    """Modules of dtypes and sizes that no family lists are in the cache all the same."""
+    """Check that cached modules of dtypes and sizes that no family lists are counted too."""
     assert "which calls asked for" not in run("module-status")
     library = jit_env.FLASHINFER_JIT_DIR / "decode_of_64" / "decode_of_64.so"
     library.parent.mkdir(parents=True)
@@ -208,7 +208,7 @@ def test_module_status_counts_what_calls_built(run):
 
 
 def test_a_closed_pipe_is_no_news(tmp_path):
-    """``flashinfer list-modules | head``"""
+    """Check that a closed pipe is not an error: ``flashinfer list-modules | head``"""
     reader, writer = os.pipe()
     os.close(reader)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_WORKSPACE_BASE": str(tmp_path)}
@@ -244,7 +244,7 @@ def test_clear_cache(run, tmp_path):
     (module / "norm.so").write_bytes(bytes(2**20))
     assert run("clear-cache").startswith("Cache cleared successfully: 1.0 MiB in ")
     assert not jit_env.FLASHINFER_WORKSPACE_DIR.parent.exists()
-    assert run("clear-cache").startswith("Cache cleared successfully: 0.0 MiB in ")  # nothing there is no failure
+    assert run("clear-cache").startswith("Cache cleared successfully: 0.0 MiB in ")  # an empty cache is not an error
 
 
 def test_clear_cache_of_a_folder_bound_by_hand(run, tmp_path, monkeypatch):
@@ -259,7 +259,7 @@ def test_clear_cache_of_a_folder_bound_by_hand(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [("cc.json",), ("-o", "cc.json"), ()])
 def test_export_compile_commands(run, tmp_path, arguments):
-    """Without nvcc the CPU modules are described and the others named as left out."""
+    """Check that without nvcc the CPU modules are exported and the others are reported as left out."""
     text = run("export-compile-commands", *arguments)
     assert text.count("left out") == 1, "one reason, one line"
     assert "Successfully exported" in text
@@ -269,7 +269,7 @@ def test_export_compile_commands(run, tmp_path, arguments):
 
 
 def test_exported_sources_exist(run, tmp_path, monkeypatch):
-    """Generated ones too, though nothing was built: an editor opens what the database names."""
+    """Check that exported sources exist, generated ones too, though nothing was built: editors open these files."""
     fake_toolkit(tmp_path / "cuda")
     monkeypatch.setenv("FLASHINFER_NVCC", str(tmp_path / "cuda" / "bin" / "nvcc"))
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
@@ -300,7 +300,7 @@ def test_replay_on_a_device_that_is_none(run, tmp_path):
 
 
 def test_replay_of_source(run, tmp_path):
-    """A dump that somebody else has written: its C++ is not compiled unless the user says so."""
+    """Check the replay of a foreign dump: its C++ source is not compiled unless the user allows it."""
     directory = tmp_path / "20260101_000000_000_pid1_build_call0001"
     directory.mkdir()
     torch.save({}, directory / "inputs.pt")

@@ -19,7 +19,7 @@ from flashinfer.comm.mnnvl import (
 
 
 def test_ranks_and_groups():
-    """Two stages of two context ranks of four tensor ranks on nodes of eight."""
+    """Check two pipeline stages of two context ranks of four tensor ranks on nodes of eight."""
     m = Mapping(16, 13, 8, tp_size=4, cp_size=2, pp_size=2)
     assert (m.tp_rank, m.cp_rank, m.pp_rank, m.node_rank, m.local_rank) == (1, 1, 1, 1, 5)
     assert (m.tp_group, m.cp_group, m.pp_group) == ([12, 13, 14, 15], [9, 13], [5, 13])
@@ -75,7 +75,7 @@ def test_constants():
     numbers = [value for name, value in vars(pattern).items() if name.startswith("k")]
     assert numbers == list(range(12)) and pattern.kARResidualRMSNormOutDynamicFP8Quant == 11
     assert (layout.SWIZZLED_128x4, layout.SWIZZLED_8x4, layout.LINEAR) == (0, 1, 2)
-    assert not hasattr(flashinfer.comm, "allreduce_fusion")  # a switch for engines: it comes with the kernel
+    assert not hasattr(flashinfer.comm, "allreduce_fusion")  # engines probe for it: it must come with the kernel
 
 
 def test_partition_of_a_split():

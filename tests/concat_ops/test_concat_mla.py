@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""concat_mla_k: the bits of both parts, wherever they lie."""
+"""concat_mla_k: copies the bits of both parts, whatever their strides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ on_any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def bits(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Every pattern, NaNs included: a copy must not care."""
+    """Return every bit pattern, NaNs included: a copy must preserve all of them."""
     *leading, last = shape
     return torch.randint(0, 256, (*leading, last * dtype.itemsize), dtype=torch.uint8, device=device).view(dtype)
 
@@ -54,7 +54,7 @@ def test_contiguous(device, tokens, dtype):
 
 @on_any_dtype
 def test_slices_of_a_projection(device, dtype):
-    """As a model has them: k_nope beside v, k_rope beside the latent."""
+    """Check the strides of a model: k_nope beside v, k_rope beside the latent vector."""
     packed, latent = bits(33, 128, 256, dtype=dtype, device=device), bits(33, 576, dtype=dtype, device=device)
     nope, rope = packed[..., :128], latent[:, 512:].unsqueeze(1)
     k = torch.empty(33, 128, 192, dtype=dtype, device=device)
@@ -65,7 +65,7 @@ def test_slices_of_a_projection(device, dtype):
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_layout(device, data):
-    """Padding, offset, heads before tokens, dtype: the same bits come out, and nothing beside them."""
+    """Check that padding, offset, order of dimensions and dtype do not change the bits or write into gaps."""
     dtype = data.draw(st.sampled_from(DTYPES), label="dtype")
     tokens = data.draw(st.integers(0, 9), label="tokens")
 

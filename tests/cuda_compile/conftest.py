@@ -15,7 +15,7 @@ from flashinfer.jit.toolchain import NO_NVCC
 
 @pytest.fixture(scope="session")
 def nvcc() -> Path:
-    """The compiler. A machine without one skips; where ``FLASHINFER_TEST_REQUIRE_NVCC=1`` promises one, it fails."""
+    """Return the compiler. Without one the test skips, or fails if ``FLASHINFER_TEST_REQUIRE_NVCC=1`` is set."""
     found = find_nvcc()
     if found is None:
         refuse = pytest.fail if os.environ.get("FLASHINFER_TEST_REQUIRE_NVCC") == "1" else pytest.skip
@@ -25,8 +25,8 @@ def nvcc() -> Path:
 
 @pytest.fixture
 def hopper(nvcc, monkeypatch, tmp_path) -> None:
-    """An empty cache; the target is Hopper, whatever GPU is here."""
+    """Set an empty cache and Hopper as the target, whatever GPU is present."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
-    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O0")  # host code in half the time; only device code is judged
+    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O0")  # halves the host compile time; only device code is checked
     monkeypatch.setattr(current_compilation_context, "_known", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention compiles for CUDA: the modules of decoding, and of prefill a sample of its many units."""
+"""Attention compiles for CUDA: the decode modules, and a sample of the many prefill units."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..attention.test_variants import SIGMOID
 from .test_cuda_compile import NO_SPILLS
 
 F16, I32 = torch.float16, torch.int32
-#: A tile of each size; pages and rows; with and without masks.
+#: A tile of each size; paged and ragged; with and without masks.
 UNITS = ("16_paged_masked", "64_paged", "64_ragged_masked", "128_ragged")
 
 
 def sample() -> list[tuple[str, list, dict]]:
-    """Name, units and generated files of what is compiled."""
+    """Return name, units and generated files of the compiled modules."""
     decode = attention.gen_batch_decode_module(F16, F16, F16, I32, 64, 64, 0, False, True, device="cuda")
     prefill = attention.gen_batch_prefill_module(
         "fa2", F16, F16, F16, I32, 128, 128, 0, False, False, False, device="cuda"
@@ -31,10 +31,10 @@ def sample() -> list[tuple[str, list, dict]]:
 @pytest.mark.parametrize("target", ["9.0a", "8.0"])
 @pytest.mark.parametrize("which", [0, 1], ids=["decode", "prefill"])
 def test_units(hopper, monkeypatch, target, which):
-    """Units need no launcher to link; the decode module is whole."""
+    """Compile the whole decode module, and prefill units, which need no launcher to link."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", target)
     name, sources, generated = sample()[which]
-    if name == "decode":  # tiles of 128 rows fill the register file, and a little goes to local memory
+    if name == "decode":  # prefill tiles of 128 rows fill the register file and spill a little
         monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
     folder = next(iter(generated)).parent
     host = frozenset(source for source in sources if source not in generated)
@@ -44,7 +44,7 @@ def test_units(hopper, monkeypatch, target, which):
 
 @pytest.mark.parametrize("target", ["9.0a", "8.0"])
 def test_pair(hopper, monkeypatch, target):
-    """Two lists in one launch, whose blocks an SM80 cannot hold: there the unit says so."""
+    """Compile a unit that fuses two work lists in one launch; on SM80, where CTAs do not fit, the unit reports it."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", target)
     pair = attention.gen_batch_fused_module(F16, F16, F16, I32, 128, 128, 0, False)
     sources = [source for source in pair.sources if source.stem == "batch_fused_64"]
@@ -53,7 +53,7 @@ def test_pair(hopper, monkeypatch, target):
 
 
 def test_variants_of_front_doors(hopper):
-    """Masks of draft tokens; chunks, caps, slopes and statistics of prompts; latent attention. A unit of each."""
+    """Compile one unit each: masks of draft tokens; chunks, caps, slopes and statistics of prompts; MLA."""
     types, dims = (F16, F16, F16, I32), (128, 128)
     tensors, scalars = ("maybe_sink", "draft_mask"), ("sm_scale", "draft_words")
     drafts = attention.gen_customize_batch_prefill_module(
@@ -75,7 +75,7 @@ def test_variants_of_front_doors(hopper):
 
 
 def test_a_variant_without_softmax_or_members(hopper):
-    """Kernels ask such a class for no scale: the tiles of few rows, where decoding has the same, and of many."""
+    """Compile a variant class without scale: tiles of few rows, as in decode, and of many."""
     types, dims = (F16, F16, F16, I32), (64, 64)
     variant = ((), (), ("factor", "bias"), ("double", "double"), "Sigmoid", SIGMOID)
     spec = attention.gen_customize_batch_prefill_module("fa2", "sigmoid", *types, *dims, *variant, device="cuda")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ptxas makes of the copies of the decode kernel: never the form that adds a uniform register to the address in
-shared memory, which ptxas 13.0 writes in a way that SM90 refuses as an illegal instruction."""
+"""Copy instructions that ptxas emits for the decode kernel: never the form that adds a uniform register to the address
+in shared memory, which ptxas 13.0 encodes in a way that SM90 rejects as an illegal instruction.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ import torch
 
 from flashinfer.jit import attention, env
 
-#: Operation codes of a copy from global to shared memory (LDGSTS): the lowest 12 bits of an instruction.
+#: Opcodes of a copy from global to shared memory (LDGSTS): the lowest 12 bits of an instruction.
 COPY, COPY_UNIFORM = 0xFAE, 0xDAE
 
 
 def operations(cubin: bytes) -> Iterator[int]:
-    """Operation codes of all kernels: the text sections of an ELF file, 16 bytes to an instruction."""
+    """Return the opcodes of all kernels: the text sections of an ELF file, 16 bytes per instruction."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
@@ -29,7 +30,7 @@ def operations(cubin: bytes) -> Iterator[int]:
                 yield struct.unpack_from("<H", cubin, at)[0] & 0xFFF
 
 
-@pytest.mark.parametrize("head_dims", [(448, 256), (256, 192)])  # both had such copies; a GPU stopped at the first
+@pytest.mark.parametrize("head_dims", [(448, 256), (256, 192)])  # both had such copies; a GPU failed on the first
 def test_copies_of_rows_of_different_lengths(nvcc, tmp_path, head_dims):
     dtypes = (torch.float16,) * 3
     spec = attention.gen_batch_prefill_module(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA code compiles: everything AOT builds for Hopper, without register spills, and samples for other chips."""
+"""The CUDA code compiles: all AOT modules for Hopper, without register spills, and samples for other chips."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashinfer.jit.core import _load_library
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: ptxas names the kernel and the bytes, and fails.
+#: ptxas options: report kernel and bytes of each spill, and fail.
 NO_SPILLS = "-Xptxas=--warn-on-spills -Xptxas=--warning-as-error"
 
 SPILLING = """
@@ -43,7 +43,7 @@ def expected(family: str) -> set[str]:
 
 
 def test_scale_by_command(hopper, tmp_path):
-    """``python -m flashinfer.aot``, in a process of its own as a packager runs it."""
+    """Run ``python -m flashinfer.aot`` in a subprocess, as a packager does."""
     command = [sys.executable, "-m", "flashinfer.aot", "--family", "scale", "--out-dir", "out"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_EXTRA_CUDAFLAGS": NO_SPILLS}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
@@ -57,7 +57,7 @@ def test_scale_by_command(hopper, tmp_path):
 OTHERS = [family for family in aot.FAMILIES if family not in ("scale", "decode", "prefill", "mla")]  # test_attention.py
 
 
-#: Kernels that spill and were measured so: sampling's softmax (8 bytes; five blocks to an SM instead of four took 64
+#: Kernels that spill, with the measured gain: sampling's softmax (8 bytes; five blocks per SM instead of four took 64
 #: rows of 128256 from 26.0 to 23.8 us) and draws from rows too long for a cluster (56 bytes; two blocks instead of one
 #: took 512 rows from 388 to 133 us), and pairs of rows (8 bytes, outside of loops; 512 rows 156 us instead of 176). The
 #: rest is in functions that are called for unusual rows only.
@@ -83,7 +83,7 @@ def test_spills_would_be_noticed(hopper, tmp_path, monkeypatch):
 
 
 def test_other_targets(hopper, monkeypatch):
-    """Turing to Blackwell: a kernel unit of each family, all in one module; they need no launcher to link."""
+    """Compile one kernel unit of each family for Turing to Blackwell, all in one module without launchers."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "7.5 8.0 8.9 10.0a 12.0a")
     generated, units = {}, []
     for family in ("scale", *OTHERS):
@@ -95,7 +95,7 @@ def test_other_targets(hopper, monkeypatch):
 
 
 def test_device_linking(hopper, tmp_path):
-    """A device function of another unit: linked by nvcc, for the targets the units were compiled for."""
+    """Link a device function of another unit with nvcc, for the targets that the units were compiled for."""
     caller, callee = tmp_path / "caller.cu", tmp_path / "callee.cu"
     caller.write_text(
         "__device__ int f(int);\n__global__ void K(int* x) { *x = f(*x); }\nvoid Run(int* x) { K<<<1, 1>>>(x); }\n"
@@ -105,4 +105,4 @@ def test_device_linking(hopper, tmp_path):
     spec.build()
     library = spec.jit_library_path.read_bytes()
     assert b"sm_90a" in library
-    assert b"sm_75" not in library  # nvcc's default, for which it would link without a word
+    assert b"sm_75" not in library  # nvcc's default target, for which it would link without a warning

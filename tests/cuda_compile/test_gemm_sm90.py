@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMM for SM90 compiles without spills; ptxas neither serialises wgmma nor ignores setmaxnreg. A unit of each form."""
+"""GEMM for SM90 compiles without spills; ptxas neither serialises wgmma nor ignores setmaxnreg. One unit per form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_unit(hopper, nvcc, tmp_path, kind, unit):
 
 
 def test_quantizer(hopper, monkeypatch):
-    """The module as a whole, for Hopper and a chip without PDL."""
+    """Compile the whole module, for Hopper and a chip without PDL."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0 9.0a")
     monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
     gen_quantize_1x128_module().build()

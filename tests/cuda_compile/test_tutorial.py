@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator of the tutorial, as a newcomer types it (examples/scale), builds in a copy of the tree and runs.
+"""The operator of the tutorial (examples/scale), as a newcomer types it, builds in a copy of the tree and runs.
 
 What must hold: a launcher that does not include the helper header, a binding that includes the launcher while both are
 listed as sources, ``TensorView::data_ptr<T>()``, and both generations of the tutorial's binding.
@@ -71,7 +71,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, old_scale);
 
 @pytest.fixture(scope="module")
 def tutorial(nvcc, tmp_path_factory):
-    """Both editions, built for Hopper in one graph: (the API module of the example, its spec, the old spec)."""
+    """Build both editions for Hopper in one graph; return the API module of the example, its spec, the old spec."""
     root = tmp_path_factory.mktemp("tutorial")
     for name, directory in (("csrc", jit_env.FLASHINFER_CSRC_DIR), ("include", jit_env.FLASHINFER_INCLUDE_DIR)):
         shutil.copytree(directory, root / name)
@@ -109,7 +109,7 @@ def test_both_editions_build_and_load(tutorial):
 
 
 def test_the_example_was_built(tutorial):
-    """Not the package's own scale, which has the same name."""
+    """Check that the example was built, not the package's own scale, which has the same name."""
     _, spec, _ = tutorial
     assert [source.name for source in spec.sources] == ["scale.cu", "scale_jit_binding.cu"]
     assert len(spec.get_object_paths()) == 1
@@ -120,7 +120,7 @@ def test_the_example_was_built(tutorial):
 
 @pytest.mark.parametrize("which", [1, 2], ids=["example", "first edition"])
 def test_native_checks(tutorial, which):
-    """They stand before any launch, so a machine without GPU sees them too."""
+    """Check errors that are raised before any launch, on a machine without GPU too."""
     run = tutorial[which].load().run
     x = torch.ones(4, dtype=torch.float16)
     with pytest.raises(ValueError, match="input is on cpu, expected a CUDA tensor"):
@@ -153,7 +153,7 @@ def test_values(tutorial, dtype, size):
     _, spec, _ = tutorial
     x = torch.randn(size, device="cuda").to(dtype)
     y = torch.empty_like(x)
-    spec.load().run(x, y, 3.14)  # one module serves every type: the name of the tutorial's promises less
+    spec.load().run(x, y, 3.14)  # one module serves every dtype, though the module name in the tutorial mentions one
     torch.testing.assert_close(y, (x.float() * 3.14).to(dtype))
 
 
@@ -192,7 +192,7 @@ def test_errors_on_the_gpu(tutorial):
 
 @on_hopper
 def test_callers_stream(tutorial):
-    """A capture sees only launches on the capturing stream."""
+    """Check that launches use the caller's stream: a capture records only launches on the capturing stream."""
     run = tutorial[1].load().run
     x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
     graph = torch.cuda.CUDAGraph()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of signed bytes: what a kernel of a quantised operator writes compiles, and computes what it says."""
+"""Vectors of signed bytes: code of a quantised kernel compiles and computes correct values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls to cuDNN: what they ask of its frontend, with a frontend that only writes down what it is asked."""
+"""Calls of cuDNN, tested with a fake frontend that only records the requests."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def fake_frontend(monkeypatch):
 
 @pytest.fixture
 def pretend_cuda(monkeypatch):
-    """Tensors of the CPU pass for tensors of a GPU: nothing is computed here."""
+    """Accept CPU tensors as GPU tensors: nothing is computed here."""
     monkeypatch.setattr(graph, "_expect_cuda", lambda op, device: 0)
 
 
@@ -171,7 +171,7 @@ def test_decode_without_the_package(monkeypatch, device):
 
 @pytest.mark.parametrize("paged", [False, True])
 def test_prefill_without_the_package(monkeypatch, device, paged):
-    """Rows with gaps between requests, keys one after the other or in pages, scores with base e."""
+    """Check rows with gaps between requests, contiguous or paged keys, and natural-log scores."""
     monkeypatch.setitem(sys.modules, "cudnn", None)
     batch = Batch([7, 1, 20], [9, 33, 20], device=device)
     pages = batch.pages(PAGE)

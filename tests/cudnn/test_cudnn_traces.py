@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions of the calls to cuDNN. Their references agree with our own kernels, which run without a GPU."""
+"""Trace definitions of the cuDNN calls. Their references agree with our own kernels, which run without a GPU."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_prefill(paged, return_lse, causal):
     result = run_definition(made, inputs)
     close(out, [(result[0] if return_lse else result).float()])
     if return_lse:
-        padded = torch.full((3, 48, 4), math.nan)  # what nobody writes is not looked at
+        padded = torch.full((3, 48, 4), math.nan)  # unwritten entries are not compared
         for i, rows in enumerate(lse.split(QO_LENS)):
             padded[i, : len(rows)] = rows * math.log(2)
         scope: dict[str, Any] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation files and what they mention."""
+"""Documentation files, and the names they mention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def name_of(path: Path) -> str:
 
 
 def code(text: str) -> list[str]:
-    """Inline code, and the lines of fenced and indented blocks."""
+    """Return inline code, and the lines of fenced and indented blocks."""
     fenced = re.findall(r"^ *```[^\n]*\n(.*?)^ *```", text, re.S | re.M)
     prose = re.sub(r"^ *```[^\n]*\n.*?^ *```", "", text, flags=re.S | re.M)
     indented = re.findall(r"^(?: {4,}|\t)(.+)$", prose, re.M)
@@ -29,13 +29,13 @@ def code(text: str) -> list[str]:
 
 
 def links(text: str) -> list[str]:
-    """Targets of links, without anchors and without the web."""
+    """Return targets of links, without anchors and web addresses."""
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     return [t.split("#")[0] for t in targets if not re.match(r"[a-z]+://|#", t)]
 
 
 def paths(text: str) -> list[str]:
-    """Inline code that is a path of this repository. Placeholders in angle brackets stand for many and are left out."""
+    """Return inline code that is a path of this repository, without placeholders in angle brackets."""
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^ *```[^\n]*\n.*?^ *```", "", text, flags=re.S | re.M))
     top = {p.name for p in ROOT.iterdir()}
     found = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/architecture.md: the list of files that one call enters is what a call of rmsnorm does enter."""
+"""docs/architecture.md: the list of files that one call enters matches a real call of rmsnorm."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def entered_files(call: Any) -> list[str]:
 
 def test_the_document_lists_the_files_that_a_call_enters():
     x, weight = torch.randn(4, 64), torch.ones(64)
-    flashinfer.rmsnorm(x, weight)  # the first call loads the module
+    flashinfer.rmsnorm(x, weight)  # loads the module
     assert entered_files(lambda: flashinfer.rmsnorm(x, weight)) == documented_files()
 
 

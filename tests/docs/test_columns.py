@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/columns.py, the map of what is here: it knows every module, and a gap it shows is one."""
+"""scripts/columns.py, the file map: it knows every module, and each gap that it shows is real."""
 
 from __future__ import annotations
 

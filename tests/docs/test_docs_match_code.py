@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documentation may only name what exists: files, variables, commands, Python names."""
+"""Names in the documentation exist: files, variables, commands, Python names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .documents import DOCUMENTS, ROOT, code, links, name_of, paths
 
 documents = pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 
-BUILT = ("flashinfer/data", "flashinfer/_build_meta.py")  # made by the build backend, absent from a plain checkout
+BUILT = ("flashinfer/data", "flashinfer/_build_meta.py")  # created by the build backend, absent from a plain checkout
 
 
 def macros() -> set[str]:
-    """FLASHINFER_ words of the C++ sources, and variables that only tests and CI read."""
+    """Return FLASHINFER_ words of the C++ sources, and variables that only tests and CI read."""
     files = [path for folder in ("csrc", "include", "tests") for path in (ROOT / folder).rglob("*")]
     sources = [path for path in files if path.suffix in (".h", ".cuh", ".cu", ".jinja", ".py")]
     text = "".join(p.read_text() for p in sources if p.parent.name != "docs")
@@ -96,7 +96,7 @@ def test_python_names_exist(path):
 
 
 def test_python_names_are_found_after_importing_the_package():
-    """As they are written, with no import but the first; in a process of its own, where nobody else has imported."""
+    """Evaluate each name after ``import flashinfer`` alone, in a subprocess where no other import has happened."""
     lines = [line for path in DOCUMENTS for line in code(path.read_text())]
     names = sorted({name for line in lines for name in re.findall(r"(?<![\w./])flashinfer(?:\.\w+)+", line)})
     program = "import flashinfer, sys; [eval(name) for name in sys.argv[1:]]"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters that docstrings describe are those that functions have."""
+"""Parameters in docstrings match the signatures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashinfer.aot import FAMILIES
 PLACES = [*FAMILIES, "attention", "cudnn", "jit", "logits_processor", "pod", "quantization", "sparse", "testing", "xqa"]
 SECTION = re.compile(r"^Parameters\n-+\n(.*?)(?=^\w+\n-+\n|\Z)", re.M | re.S)
 HEAD = re.compile(r"^([*\w]+(?:, [*\w]+)*)(?: : .*)?$", re.M)
-#: A docstring that says this of another one leaves to it what it does not name.
+#: A docstring with this text refers to another docstring for the parameters that it does not name.
 REFERS = re.compile(r"other arguments are|Everything else as in|parameters not named here|that end in")
 OF_OLDER_RELEASES = {"deprecated_positional_args", "kwargs"}
 

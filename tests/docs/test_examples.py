@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples, the demo and the code in the documentation do what they say."""
+"""The examples, the demo and the code in the documentation run and print the documented results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .documents import ROOT
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Runs Python from the checkout with a cache that is empty at first and shared by the tests of this file."""
+    """Run Python from the checkout with a cache that starts empty and is shared by the tests of this file."""
     cache = tmp_path_factory.mktemp("cache")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_WORKSPACE_BASE": str(cache)}
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
 
 
 def test_demo_is_cold_once(run):
-    """The first run compiles and says so, the second finds the module."""
+    """Check that the first run compiles and prints it, and that the second run finds the module."""
     first = run(str(ROOT / "examples" / "demo.py"))
     assert "cold: compiled in" in first
     assert str(run.cache) in first
@@ -52,7 +52,7 @@ def test_readme_example(run):
 
 
 def test_dump_and_replay(run):
-    """The recipe of the debug-cuda-crash skill, on a program that does not crash."""
+    """Run the recipe of the debug-cuda-crash skill on a program that does not crash."""
     variables = {"FLASHINFER_LOGLEVEL": "10", "FLASHINFER_DUMP_DIR": "dumps", "FLASHINFER_DUMP_INCLUDE": "rmsnorm*"}
     run(str(ROOT / "examples" / "quickstart.py"), **variables)
     assert "1 passed, 0 failed" in run("-m", "flashinfer", "replay", "--dir", "dumps")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check that runs on a GPU machine misses no folder of tests."""
+"""The check for GPU machines covers every folder of tests."""
 
 from __future__ import annotations
 

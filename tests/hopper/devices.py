@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this machine has the GPU that the tests of this folder need."""
+"""Skip marker for machines without the GPU that the tests of this folder need."""
 
 from __future__ import annotations
 

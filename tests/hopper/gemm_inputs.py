@@ -16,7 +16,7 @@ _workspaces: dict[tuple[str, int], torch.Tensor] = {}
 
 
 def workspace(kind: str, blocks: int = 132) -> torch.Tensor:
-    """The workspace of a module: its counters are zero before the first call, and each call leaves them so."""
+    """Return the workspace of a module: its counters are zero before the first call, and each call resets them."""
     if (kind, blocks) not in _workspaces:
         size = get_gemm_sm90_module(kind).gemm_sm90_workspace_bytes(blocks)
         _workspaces[kind, blocks] = torch.zeros(max(size, 1), dtype=torch.uint8, device="cuda")
@@ -40,7 +40,7 @@ def gemm(
     blocks: int = 0,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Call the module of ``kind``; a negative tile is chosen by the rule."""
+    """Call the module of ``kind``; a negative tile lets the module choose."""
     get_gemm_sm90_module(kind).gemm_sm90(
         out, a, b, *scales, groups, workspace(kind), grouping, expected_m, tile, cluster, share_b, raster, blocks, pdl
     )
@@ -66,7 +66,7 @@ def block_scales(a: torch.Tensor, b: torch.Tensor, per_row: bool = False) -> tup
 
 
 def dequantized(x: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.Tensor:
-    """``x`` in float64, times the scales of its blocks."""
+    """Return ``x`` in float64, times the scales of its blocks."""
     x = x.double()
     if scale is None:
         return x
@@ -77,7 +77,7 @@ def dequantized(x: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.Tensor:
 
 
 def error(out: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative error in the Frobenius norm; NaN stays NaN."""
+    """Return the relative error in the Frobenius norm; NaN stays NaN."""
     return ((out.double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
 
 

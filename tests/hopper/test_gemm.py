@@ -29,13 +29,13 @@ def check(kind, m, n, k, batch=(), dtype=torch.bfloat16, per_row=False, **option
 @pytest.mark.parametrize("kind, tile", TILES, ids=IDS)
 @pytest.mark.parametrize("m, n, k", [(1, 64, 128), (300, 712, 1040), (520, 1088, 64)])
 def test_tiles_and_tails(kind, tile, m, n, k):
-    """One row; rows, columns and K that end inside a tile; K shorter than a stage of 8 bits."""
+    """Check one row; rows, columns and K that end inside a tile; K shorter than a stage of 8 bits."""
     check(kind, m, n, k, tile=tile)
 
 
 @pytest.mark.parametrize("kind, tile", TILES, ids=IDS)
 def test_many_tiles_of_few_blocks(kind, tile):
-    """Blocks walk many tiles, so rings and buffers wrap; two batches of 1024 x 1024 on 8 blocks."""
+    """Check few blocks with many tiles each, so that rings and buffers wrap: two batches of 1024 x 1024 on 8 blocks."""
     check(kind, 1024, 1024, 512, (2,), tile=tile, blocks=8)
 
 
@@ -46,7 +46,7 @@ PLAIN = [(kind, tile) for kind, tile in TILES if not tiles_of(kind)[tile].swappe
 @pytest.mark.parametrize("share_b", [False, True])
 @pytest.mark.parametrize("m, n", [(1024, 1024), (300, 712)])
 def test_pairs_of_blocks(kind, tile, share_b, m, n):
-    """Multicast of either operand, also where the number of tiles is odd."""
+    """Check multicast of either operand in block pairs, also with an odd number of tiles."""
     check(kind, m, n, 1024, tile=tile, cluster=2, share_b=share_b)
 
 
@@ -65,7 +65,7 @@ def test_no_rows(kind):
 
 
 def test_strides():
-    """Rows of a wider tensor, and results into one."""
+    """Check operands and results that are rows of a wider tensor."""
     a, b = operands("bf16", (200, 512), (256, 512))
     out = poisoned(200, 512)
     gemm("bf16", a[:, 128:384], b[:, :256], out[:, 128:384])
@@ -75,7 +75,7 @@ def test_strides():
 
 @pytest.mark.parametrize("m", [7, 300])
 def test_scales_of_tensors(m):
-    """Scales stay on the device."""
+    """Check tensor scales, which stay on the device."""
     a, b = operands("fp8", (m, 512), (256, 512))
     scales = (torch.tensor([0.5], device="cuda"), torch.tensor(3.0, device="cuda"))
     out = gemm("fp8", a, b, poisoned(m, 256, dtype=torch.float16), scales=scales)
@@ -84,7 +84,7 @@ def test_scales_of_tensors(m):
 
 @pytest.mark.parametrize("m", [7, 300])
 def test_two_level_sums(m):
-    """Block-scaled sums are as exact as fp32 sums of exact products: within 1.1 times their error before rounding."""
+    """Check that block-scaled sums have at most 1.1 times the error of fp32 sums of exact products, before rounding."""
     a, b = operands("fp8_block", (m, 7168), (256, 7168))
     scales = block_scales(a, b)
     out = gemm("fp8_block", a, b, poisoned(m, 256), scales=scales)
@@ -105,7 +105,7 @@ def test_repeated_calls_are_equal(kind):
 
 
 def test_dependent_launches():
-    """With PDL a product starts before the one that writes its operand has ended, and still sees all of it."""
+    """Check PDL: a product that starts before the kernel that writes its operand has ended still sees all of it."""
     a, b = operands("bf16", (256, 1024), (1024, 1024))
     b = b / 32
     expected = gemm("bf16", gemm("bf16", a, b, poisoned(256, 1024)), b, poisoned(256, 1024))

@@ -28,7 +28,7 @@ pytestmark = needs_hopper
 
 KINDS = ["bf16", "fp8", "fp8_block"]
 N, K = 328, 640
-#: More than 32 groups: the schedule reads them 32 at a time. Some are empty, some end inside a tile, some have two.
+#: More than 32 groups, because the schedule reads 32 at a time. Some are empty, end inside a tile, or have two tiles.
 COUNTS = [0, 5, 128, 1, 0, 0, 200, 64, 300] + [3] * 40 + [0]
 
 
@@ -37,7 +37,7 @@ def scales_of(kind, a, b):
 
 
 def tile_options(kind):
-    """The rule's choice and every tile, those with tokens on the M side also in pairs of blocks."""
+    """Yield the default choice and every tile; tiles with tokens on the M side also in block pairs."""
     yield {}
     for i, tile in enumerate(tiles_of(kind)):
         yield {"tile": i}
@@ -50,7 +50,7 @@ ALL = [(kind, options) for kind in KINDS for options in tile_options(kind)]
 
 @pytest.mark.parametrize("kind, options", ALL)
 def test_packed(kind, options):
-    """Rows of a group end anywhere; tiles compute rows of the next group and must not write them."""
+    """Check packed groups that end anywhere: tiles compute rows of the next group and must not write them."""
     indptr = torch.tensor([0, *torch.tensor(COUNTS).cumsum(0).tolist()], dtype=torch.int32)
     a, b = operands(kind, (sum(COUNTS), K), (len(COUNTS), N, K))
     scales = scales_of(kind, a, b[0])
@@ -80,7 +80,7 @@ def test_masked(kind, options):
 
 @pytest.mark.parametrize("kind, options", ALL)
 def test_contiguous(kind, options):
-    """Segments of multiples of 128 rows; blocks of -1 are left out."""
+    """Check segments of multiples of 128 rows; blocks with index -1 are skipped."""
     blocks = [2, 2, 0, -1, 5, 5, 5, -1]
     if options and tiles_of(kind)[options["tile"]].block_m > 128:
         pytest.skip("a tile of 256 rows would have two groups")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host arithmetic of the Hopper layer: descriptors of wgmma, the swizzle, what the copy engine accepts. No GPU."""
+"""Host arithmetic of the Hopper layer: wgmma descriptors, swizzles, limits of TMA. No GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_swizzle_moves_chunks_within_rows(probe):
 
 
 def fields(descriptor: int) -> tuple[int, int, int, int]:
-    """Address, leading and stride offsets in bytes, and the swizzle mode."""
+    """Return address, leading and stride offsets in bytes, and the swizzle mode."""
     bits = [(descriptor >> low) & 0x3FFF for low in (0, 16, 32)]
     assert descriptor & ~(0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 3 << 62) == 0
     return (*(16 * x for x in bits), descriptor >> 62)
@@ -64,7 +64,7 @@ GOOD = (0x1000, 2, 4096, 100, 3, 8192, 819200, 64, 128, 1)
         ({3: 0}, True, "sizes must be in"),
         ({5: 8200}, True, "strides must be multiples of 16 bytes"),
         ({6: 8}, True, "strides must be multiples of 16 bytes"),
-        ({4: 1, 6: 8}, True, None),  # the stride of one element is never used
+        ({4: 1, 6: 8}, True, None),  # the stride of a size-1 dimension is never used
         ({7: 128}, True, "swizzle must be at most 128 bytes"),
         ({7: 128}, False, None),
         ({7: 4}, True, "the inner size of a box must be a multiple of 16 bytes"),

@@ -32,7 +32,7 @@ def primitives():
 
 
 def small_integers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Integers in -4 .. 4: products and sums are exact in fp32, so results are equal, not close."""
+    """Return integers in -4 .. 4: products and sums are exact in fp32, so results are equal, not close."""
     return torch.randint(-4, 5, shape, device="cuda").to(torch.float32).to(dtype)
 
 
@@ -48,7 +48,7 @@ def test_wgmma_k_major(primitives, dtype, n):
 
 @pytest.mark.parametrize("form", ["a", "b", "ab", "registers", "registers b"])
 def test_wgmma_mn_major_and_registers(primitives, form):
-    """N = 128 is two slabs of 64 columns: swapped offsets in the descriptor would show."""
+    """Check N = 128, two slabs of 64 columns: swapped offsets in the descriptor would change the result."""
     of_a, of_b = form in ("a", "ab"), form in ("b", "ab", "registers b")
     a, b = small_integers(64, 64, dtype=BF16), small_integers(128, 64, dtype=BF16)
     c = torch.full((64, 128), torch.nan, device="cuda")
@@ -59,7 +59,7 @@ def test_wgmma_mn_major_and_registers(primitives, form):
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 1000])
 def test_ring_with_multicast(primitives, rows):
-    """Loads beyond the end are zeros and stores there are left out; the row after the last keeps its value."""
+    """Check boxes past the end: loads give zeros and stores are dropped; the row after the last keeps its value."""
     x = torch.randn(rows, 64, device="cuda").to(BF16)
     y = torch.full((rows + 1, 64), torch.nan, device="cuda", dtype=BF16)
     primitives.ring_copy(y[:rows], x)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders of tiles, ranges of split sums and the rule that picks a tile, on the host. No GPU and no CUDA."""
+"""Tile order, split-K ranges and the rule that picks a tile, on the host. No GPU and no CUDA."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_large_products_take_the_largest_tile_and_share_loads(probe):
 
 
 def test_tile_fills_the_last_wave(probe):
-    """17 x 16 tiles of 256 x 128 are 2.06 waves of 132, which take as long as 3: of these a third would be idle."""
+    """Check 17 x 16 tiles of 256 x 128: 2.06 waves of 132 would take as long as 3, with a third of the SM time idle."""
     swapped, block_m, block_n, *_ = choose(probe, "fp8_block", 4096, 2112, 7168)
     waves = -(-(-(-4096 // block_m) * -(-2112 // block_n)) // 132)
     assert not swapped

@@ -23,7 +23,7 @@ from flashinfer.jit.gemm import gen_gemm_modules, get_gemm_sm90_module, get_quan
 from .gemm_inputs import BATCHED, CONTIGUOUS, MASKED, PACKED, block_scales, dequantized, error, gemm, operands, poisoned
 
 L2_BYTES = 60 << 20
-CALLS = 20  # of a graph
+CALLS = 20  # calls per graph
 REPLAYS = 7
 
 
@@ -79,7 +79,7 @@ CASES = [
 
 
 def inputs(case: Case) -> dict[str, Any]:
-    """Operands, scales, group description and result of one call."""
+    """Return operands, scales, group description and result of one call."""
     rows = case.max_m or case.m
     flat = case.grouping in (CONTIGUOUS, PACKED)
     a_shape = (case.groups * rows, case.k) if flat else (case.groups, rows, case.k)
@@ -99,7 +99,7 @@ def inputs(case: Case) -> dict[str, Any]:
 
 
 def variants(case: Case) -> Iterator[dict[str, Any]]:
-    """Options of each kernel that can run a case."""
+    """Yield the options of each kernel that can run a case."""
     for i, tile in enumerate(tiles_of(case.kind)):
         if tile.swapped:
             if case.m <= 256 and tile.block_m < 2 * max(8, case.m):
@@ -115,7 +115,7 @@ def variants(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def chosen(case: Case) -> tuple[int, int, bool]:
-    """Tile, cluster and shared operand of the rule."""
+    """Return tile, cluster and shared operand that the rule picks."""
     flat = case.grouping in (CONTIGUOUS, PACKED)
     rows = case.m * case.groups if flat else case.m
     module = get_gemm_sm90_module(case.kind)
@@ -124,7 +124,7 @@ def chosen(case: Case) -> tuple[int, int, bool]:
 
 
 def seconds(calls: list[Callable[[], Any]]) -> float:
-    """Median time of one call; the calls take turns, so that operands come from memory."""
+    """Return the median time of one call; operands rotate, so that they are read from memory and not from L2."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -144,7 +144,7 @@ def seconds(calls: list[Callable[[], Any]]) -> float:
 
 
 def check(case: Case, x: dict[str, Any]) -> float:
-    """Relative error of the rows that were asked for, of the first and the last group."""
+    """Return the relative error of the requested rows in the first and the last group."""
     worst = 0.0
     for g in {0, case.groups - 1}:
         flat = case.grouping in (CONTIGUOUS, PACKED)
@@ -159,7 +159,7 @@ def check(case: Case, x: dict[str, Any]) -> float:
 
 
 def library(case: Case, x: dict[str, Any]) -> Optional[Callable[[], Any]]:
-    """torch's call for the same shape, where it has one."""
+    """Return torch's call for the same shape, or None if torch has none."""
     if case.kind == "bf16" and case.grouping == BATCHED:
         return lambda: torch.matmul(x["a"], x["b"].mT, out=x["out"])
     if case.kind != "bf16" and case.grouping == BATCHED and case.groups == 1:
@@ -169,7 +169,7 @@ def library(case: Case, x: dict[str, Any]) -> Optional[Callable[[], Any]]:
 
 
 def quantizer(case: Case) -> Callable[[], Any]:
-    """The quantisation that a block-scaled call does first."""
+    """Return the quantisation that precedes a block-scaled call."""
     x = torch.randn(case.m, case.k, device="cuda").bfloat16()
     codes = torch.empty(case.m, case.k, dtype=torch.float8_e4m3fn, device="cuda")
     scales = torch.empty(case.k // 128, -(-case.m // 4) * 4, device="cuda")[:, : case.m]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of ``transformers`` on our attention give what they give on torch's."""
+"""Models of ``transformers`` give the same results with our attention as with torch's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYER = SimpleNamespace(is_causal=True)
 
 def qkv(device, q_len, kv_len, batch=2):
     shapes = [(batch, q_len, 4, 64), (batch, kv_len, 2, 64), (batch, kv_len, 2, 64)]
-    return [torch.randn(shape, device=device).half().transpose(1, 2) for shape in shapes]  # as projections leave them
+    return [torch.randn(shape, device=device).half().transpose(1, 2) for shape in shapes]  # strides of projections
 
 
 def expected(q, k, v, mask, **options):
@@ -40,7 +40,7 @@ def test_with_a_mask(device):
     mask = torch.rand(2, 1, 6, 20, device=device) < 0.5
     mask[..., 0] = True
     assert_close(attention(LAYER, q, k, v, mask)[0], expected(q, k, v, mask))
-    mask[..., 1] = False  # the plan of the first call holds the mask as it was
+    mask[..., 1] = False  # the plan of the first call holds the old mask
     assert_close(attention(LAYER, q, k, v, mask)[0], expected(q, k, v, mask))
 
 
@@ -61,7 +61,7 @@ def test_masks_that_are_added(device):
 
 
 def test_a_mask_of_inference_mode(device, monkeypatch):
-    """Which does not count what is written to it: layers of a pass share a plan, another pass makes its own."""
+    """Check masks of inference mode, which have no version counter: only layers of one pass share a plan."""
     plans = []
     plan = BatchPrefillWithPagedKVCacheWrapper.plan
     monkeypatch.setattr(
@@ -81,7 +81,7 @@ def test_a_mask_of_inference_mode(device, monkeypatch):
 
 
 def test_threads(device, monkeypatch):
-    """What another thread plans between plan and run of this one does not matter."""
+    """Check that a plan made by another thread between plan and run of this thread has no effect."""
     plan = BatchPrefillWithPagedKVCacheWrapper.plan
     q, k, v = qkv(device, 6, 6)
     other = threading.Thread(target=lambda: attention(LAYER, *qkv(device, 9, 9), None))
@@ -97,7 +97,7 @@ def test_threads(device, monkeypatch):
 
 
 def test_a_cache_longer_than_its_contents(device):
-    """``transformers`` leaves out the mask of the first pass through a static cache."""
+    """Check a static cache longer than its contents: ``transformers`` passes no mask in the first pass."""
     q, k, v = qkv(device, 7, 16)
     out = attention(LAYER, q, k, v, None)[0]
     assert_close(out, expected(q, k[:, :, :7], v[:, :, :7], None, is_causal=True))
@@ -152,7 +152,7 @@ def test_what_is_refused(change, text):
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "s_aux"])
 def test_gradients_are_refused(name):
-    """Of each input: adapters on the values alone leave queries without one."""
+    """Check each input alone: adapters on the values leave queries without a gradient."""
     q, k, v = qkv("cpu", 3, 8)
     tensors = {"query": q, "key": k, "value": v, "s_aux": torch.zeros(4)}
     tensors[name].requires_grad_()
@@ -183,13 +183,13 @@ SIZES = {
 def transformers():
     module = pytest.importorskip("transformers", reason="models come from transformers")
     register()
-    register()  # as two libraries of one program might
+    register()  # a repeated registration, as by two libraries of one program
     register("fi")
     return module
 
 
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
-#: Its configuration, the implementation to compare with, our name, and more sizes.
+#: Name -> configuration class, implementation to compare with, our name, and more sizes.
 MODELS = {
     "llama": ("LlamaConfig", "sdpa", "flashinfer", {}),
     "mistral": ("MistralConfig", "sdpa", "fi", {"sliding_window": 8}),
@@ -205,8 +205,9 @@ MODELS = {
 
 @pytest.fixture(params=MODELS)
 def pair(request, transformers, tmp_path):
-    """A model with torch's attention, and the same one from its checkpoint with ours: plain, with a window, with sinks
-    and windows in every other layer, with keys in chunks."""
+    """Return a model with torch's attention, and the same checkpoint with ours: plain, with a window, with sinks and
+    windows in every other layer, with keys in chunks.
+    """
     config, implementation, name, options = MODELS[request.param]
     torch.manual_seed(0)
     auto = transformers.AutoModelForCausalLM
@@ -229,7 +230,7 @@ def test_logits(pair):
     theirs, ours = pair
     for lengths in ([7, 7], [20, 3, 11]):
         batch = left_padded(lengths)
-        is_token = batch["attention_mask"].bool()  # what stands at padded places is of no use to anyone
+        is_token = batch["attention_mask"].bool()  # logits at padding positions are not used
         assert_close(ours(**batch).logits[is_token], theirs(**batch).logits[is_token], rtol=1e-4, atol=1e-4)
 
 
@@ -259,7 +260,7 @@ def test_layers_share_a_plan(pair, monkeypatch):
 
 @torch.no_grad()
 def test_images_of_a_batch(transformers):
-    """Vision towers pack images one after the other: no patch sees another image."""
+    """Check vision towers, which pack the images of a batch: no patch sees another image."""
     sizes = {"depth": 2, "embed_dim": 128, "hidden_size": 128, "num_heads": 4, "patch_size": 8, "mlp_ratio": 2}
     made = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(**sizes)
     tower = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel
@@ -272,7 +273,7 @@ def test_images_of_a_batch(transformers):
 
 @pytest.mark.parametrize("family", ["Bloom", "Falcon"])
 def test_models_with_attention_of_their_own_are_refused(transformers, family):
-    """Which misread our masks, or do not know our name."""
+    """Check models with their own attention code, which misread our masks or do not know our name."""
     made = getattr(transformers, f"{family}Config")(vocab_size=256, hidden_size=64, n_layer=1, n_head=2)
     with pytest.raises(ValueError, match=f"is 'flashinfer', expected 'eager' or what else {family}ForCausalLM has"):
         transformers.AutoModelForCausalLM.from_config(made, attn_implementation="flashinfer")
@@ -280,7 +281,7 @@ def test_models_with_attention_of_their_own_are_refused(transformers, family):
 
 @torch.no_grad()
 def test_torch_compile(transformers):
-    """A graph ends at each attention and goes on behind it."""
+    """Check torch.compile: a graph ends at each attention call and continues after it."""
     ours = transformers.AutoModelForCausalLM.from_config(
         transformers.LlamaConfig(**SIZES), attn_implementation="flashinfer"
     ).eval()

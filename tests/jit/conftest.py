@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each test of the build system gets an empty cache, a clean environment and a registry of its own."""
+"""Fixtures of the build-system tests: an empty cache, a clean environment and a new registry for each test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def workshop(tmp_path, monkeypatch) -> Workshop:
 
 @pytest.fixture
 def toolkit(tmp_path, monkeypatch) -> Path:
-    """A CUDA toolkit whose nvcc is the host compiler; one target is set."""
+    """Return a CUDA toolkit whose nvcc is the host compiler; one target is set."""
     root = fake_toolkit(tmp_path / "cuda")
     monkeypatch.setenv("FLASHINFER_NVCC", str(root / "bin" / "nvcc"))
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")

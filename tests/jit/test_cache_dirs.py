@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Homes, caches and packages that cannot be written."""
+"""Home, cache and package folders that are not writable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(spec.get_library_path())
 
 @pytest.fixture
 def homes(workshop, tmp_path, monkeypatch):
-    """Two places that cannot be written (below a file, which holds for root too), one that can, and a temporary one."""
+    """Return two unwritable places (below a file, which holds for root too), a writable one, and a temporary one."""
     blocked = tmp_path / "file"
     blocked.touch()
     (tmp_path / "home").mkdir()
@@ -58,7 +58,7 @@ def test_home_when_the_workspace_is_unwritable(workshop, homes, caplog):
 
 def test_temporary_directory_when_nothing_else_is_writable(workshop, homes, monkeypatch, caplog):
     monkeypatch.setenv("HOME", str(homes / "file"))
-    old = os.umask(0o002)  # others of the group may write what we make: not here
+    old = os.umask(0o002)  # umask that makes new files group-writable: our cache must not be
     try:
         spec = workshop.spec()
         assert spec.build_and_load().answer() == 42
@@ -74,7 +74,7 @@ def test_temporary_directory_when_nothing_else_is_writable(workshop, homes, monk
 
 @pytest.mark.parametrize("planted", ["open directory", "link"])
 def test_temporary_directory_of_somebody_else(workshop, homes, monkeypatch, planted):
-    """What lies there would be loaded into this process."""
+    """Check that a temporary directory of another user is not used: its files would be loaded into this process."""
     monkeypatch.setenv("HOME", str(homes / "file"))
     spec = workshop.spec()
     spec.build()
@@ -90,7 +90,7 @@ def test_temporary_directory_of_somebody_else(workshop, homes, monkeypatch, plan
 
 
 def test_warm_module_in_an_unwritable_cache(workshop, homes, monkeypatch, caplog):
-    """As in a container image: read from where it is, no copy, no warning."""
+    """Check a read-only cache, as in a container image: modules are loaded in place, without copy or warning."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(homes / "image"))
     workshop.spec().build()
     wanted = homes / "image" / ".cache" / "flashinfer"
@@ -99,7 +99,7 @@ def test_warm_module_in_an_unwritable_cache(workshop, homes, monkeypatch, caplog
     assert spec.build_and_load().answer() == 42
     assert spec.get_library_path().is_relative_to(wanted)
     assert warnings_in(caplog) == []
-    workshop.set_answer(43)  # stale there: the new one goes to the home directory, and is found there
+    workshop.set_answer(43)  # the cached module is stale: the new one is built in the home directory and found there
     assert spec.build_and_load().answer() == 43
     assert workshop.spec().get_library_path().is_relative_to(homes / "home")
     assert workshop.spec().build_and_load().answer() == 43
@@ -108,7 +108,7 @@ def test_warm_module_in_an_unwritable_cache(workshop, homes, monkeypatch, caplog
 
 
 def test_unloadable_module_in_an_unwritable_cache(workshop, homes, monkeypatch, caplog):
-    """The manifest vouches for it, this machine cannot open it, nobody can replace it: use one built elsewhere."""
+    """Check a library with a valid manifest that this machine cannot load or replace: another is built elsewhere."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(homes / "image"))
     spec = workshop.spec()
     spec.build()
@@ -139,7 +139,7 @@ def test_level_of_the_log(workshop, homes):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")
 def test_home_that_may_not_even_be_looked_at(workshop, tmp_path, monkeypatch):
-    """An image made by root and run as another user: HOME=/root."""
+    """Check a home without access rights: an image made by root and run as another user, with HOME=/root."""
     home = tmp_path / "root"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("HOME", str(home))
@@ -169,7 +169,7 @@ def test_what_counts_as_writable(tmp_path):
 
 
 def in_namespace(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell script where it may mount."""
+    """Run a shell script in a namespace where it may mount."""
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", script]
     env = {
         **os.environ,

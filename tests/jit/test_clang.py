@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU kernels are written with the vectors of GCC; Clang has them too, under names of its own here and there."""
+"""CPU kernels use GCC vector extensions; Clang has them too, partly under other names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLANG = next(filter(None, map(shutil.which, ["clang++", *(f"clang++-{n}" for n i
 @pytest.mark.skipif(CLANG is None, reason="no clang++ on PATH")
 @pytest.mark.parametrize("family", ["norm", "rope", "page", "quantization", "sampling", "decode"])
 def test_clang_takes_the_launchers(monkeypatch, family):
-    """Launchers include the kernels of the CPU. Bindings are left out: they only declare and export."""
+    """Compile the launchers, which include the CPU kernels. Bindings are skipped: they only declare and export."""
     monkeypatch.setenv("CXX", str(CLANG))
     spec = next(iter(gen_family_modules(family, "cpu")))
     for path, text in spec.generated.items():

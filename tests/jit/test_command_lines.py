@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in ``build.ninja``: flags, their variables, units, job counts."""
+"""Contents of ``build.ninja``: flags, their variables, units, job counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .toolbox import TINY
 
 
 def commands(spec) -> SimpleNamespace:
-    """Words of the compile and link commands, by tool."""
+    """Return the words of the compile and link commands, by tool."""
     found = SimpleNamespace(cuda=[], host=[], link=[])
     for line in cpp_ext.ninja_text(spec, spec.build_dir).splitlines():
         key, _, value = line.strip().partition(" = ")
@@ -28,7 +28,7 @@ def commands(spec) -> SimpleNamespace:
 
 @pytest.fixture
 def op(workshop, toolkit):
-    """A CUDA module with a device and a host source; calling it describes it under the present environment."""
+    """Return a function that describes a CUDA module with a device and a host source in the current environment."""
     device, host = workshop.source("op", ".cu"), workshop.source("binding", ".cpp", "int x;\n")
     return lambda **more: gen_jit_spec("op", [device, host], **more)
 
@@ -47,7 +47,9 @@ def test_defaults(op, toolkit):
 
 
 def test_toolkit_of_the_distribution(op, monkeypatch):
-    """``-isystem /usr/include`` would break ``#include <cstdlib>``. What the manifest records is the same."""
+    """Check that ``-isystem /usr/include`` is absent, as it breaks ``#include <cstdlib>``; manifest flags do not
+    change.
+    """
     before = cpp_ext.module_flags(op())
     monkeypatch.setattr(cpp_ext, "get_cuda_path", lambda: "/usr")
     found = commands(op())
@@ -60,7 +62,7 @@ def test_debug(op, monkeypatch):
     monkeypatch.setenv("FLASHINFER_JIT_DEBUG", "1")
     found = commands(op())
     assert {"-O0", "-g", "--device-debug", "-lineinfo"} <= set(found.cuda)
-    assert "-G" not in found.cuda  # which compiler caches refuse
+    assert "-G" not in found.cuda  # compiler caches do not support -G
     assert {"-O0", "-g"} <= set(found.host)
     assert not {"-O3", "-DNDEBUG"} & {*found.cuda, *found.host}
 
@@ -109,7 +111,7 @@ def test_broken_quoting_is_split_at_blanks(op, monkeypatch):
 
 
 def test_extra_flags_with_shell_characters_survive_the_build(workshop, monkeypatch):
-    """Through ninja ($) and the shell (quotes) to the compiler."""
+    """Check flags that pass through ninja ($) and the shell (quotes) to the compiler."""
     workshop.set_answer("sizeof(TEXT)")
     monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", """'-DTEXT="a $b & c"'""")
     assert workshop.spec().build_and_load().answer() == len("a $b & c") + 1
@@ -123,7 +125,7 @@ def test_compiler_of_nvcc(op, monkeypatch):
 
 
 def test_compiler_of_nvcc_in_several_words(op, workshop, monkeypatch):
-    """As for CXX. nvcc would look for a program of that whole name."""
+    """Check that CC is split into words like CXX; nvcc would look for a program with the whole text as name."""
     monkeypatch.setenv("CC", f"env {workshop.cxx} -m64")
     found = " ".join(commands(op()).cuda)
     assert f" -ccbin {workshop.cxx} -Xcompiler -m64 " in found
@@ -169,11 +171,11 @@ def test_included_source_is_not_a_unit(workshop, toolkit):
     assert list(units(spec)) == ["op_jit_binding.cu"]
     assert spec.build_and_load().answer() == 42
     launcher.write_text(TINY.replace("= ANSWER", "= 1"))
-    assert spec.build_and_load().answer() == 1  # and still a dependency
+    assert spec.build_and_load().answer() == 1  # still a dependency
 
 
 def test_files_of_one_name_have_objects_of_their_own(workshop, tmp_path):
-    """In folders of one name, and beside each other with another suffix."""
+    """Check equal file names: in folders of equal name, and in one folder with different suffixes."""
     first = workshop.source("op")
     others = [tmp_path / "more" / first.parent.name / first.name, first.with_suffix(".cc")]
     for number, path in enumerate(others):
@@ -242,7 +244,7 @@ def test_bad_max_jobs_is_ignored(monkeypatch, jobs):
 
 
 def test_ninja_by_hand(workshop, toolkit, capfd):
-    """Published names for programs that write and run the file themselves."""
+    """Check the published functions for programs that write and run the ninja file themselves."""
     source = workshop.source("op", ".cu")
     described = gen_jit_spec("op", [source], extra_cuda_cflags=["-DX"])
     text = cpp_ext.generate_ninja_build_for_op("op", [source], None, ["-DX"], None, None)

@@ -23,7 +23,7 @@ LENGTHS = (9, 13)  # qo_len, kv_len
 
 
 def sliding(q_idx, kv_idx, window_size):
-    """Docstrings and locals are fine."""
+    """Use a docstring and locals, which are allowed."""
     distance = q_idx - kv_idx
     return distance >= 0 and distance < window_size
 
@@ -191,7 +191,7 @@ extern "C" void Run(int which, int64_t window, int64_t n, int64_t strict, double
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """The masks of all variants in one library: function of (index, parameters)."""
+    """Compile the masks of all variants into one library; return a function of (index, parameters)."""
     structs, calls = [], []
     for i, (function, parameters) in enumerate(MASKS.values()):
         kinds = {name: type(value).__name__ for name, value in parameters.items()}
@@ -356,12 +356,12 @@ def other_type(logit, q, k, n: float):
 
 
 def test_parameters_of_both_functions():
-    """What the one says holds for the other; they must not disagree."""
+    """Check that a parameter declared by one function holds for the other, and that contradictions are rejected."""
     q = torch.randn(4, 1, 16)
     variant = define_variant(mask_fn=mask_of_two, logits_fn=logits_of_two)
     assert torch.equal(variant.reference(q, q, q), variant.reference(q, q, q, n=3, gain=2.0))
     for logits_fn, text in ((other_default, r"n: int = 3 and n=4"), (other_type, r"n: int = 3 and n: float")):
-        text = text.replace("int", "'int'").replace("float", "'float'")  # of a file with annotations as text
+        text = text.replace("int", "'int'").replace("float", "'float'")  # annotations of this file are strings
         with pytest.raises(ValueError, match=f"have the parameters {text}, expected one type and default"):
             define_variant(mask_fn=mask_of_two, logits_fn=logits_fn)
 
@@ -377,7 +377,7 @@ def test_tensors_that_are_none():
 
 
 def test_an_annotation_counts_more_than_a_default():
-    """``ratio`` is a float whose default is written without a point."""
+    """Check that the annotation of ``ratio``, float, takes priority over its integer default."""
     q = torch.zeros(2, 1, 16)
     variant = define_variant(mask_fn=with_both)
     assert variant.source(ratio="float") == variant._source(variant._arguments({})[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A build that fails says what failed, where the log is and how to repeat it, and leaves nothing that is trusted."""
+"""A failed build reports the error, the log file and the command to repeat, and leaves no trusted module."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_repeat_command_shows_the_error_and_then_the_success(workshop, tmp_path,
 
 
 def test_first_error_is_the_compilers(workshop, tmp_path, monkeypatch):
-    """ninja echoes the failed command; words in it are not the error."""
+    """Check that words in the command, which ninja echoes, are not reported as the error."""
     monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-Wno-error -DNOTE='fatal error: not this one'")
     assert "NO_SUCH_NAME" in failure(workshop.spec(text=BROKEN)).splitlines()[0]
 
@@ -70,13 +70,13 @@ def test_first_error_is_the_compilers(workshop, tmp_path, monkeypatch):
     [("exit 3", "FAILED: .*tiny.o"), ("echo I give up; exit 3", "I give up"), ("exit 0", "mv: cannot stat .*")],
 )
 def test_compilers_that_say_little(workshop, before, expected):
-    """ "ninja: build stopped" would say nothing at all."""
+    """Check compilers with little output: "ninja: build stopped" alone would not help."""
     fake_cxx(workshop.cxx, before=before)
     assert re.fullmatch(rf"Ninja build failed for tiny: {expected}", failure(workshop.spec()).splitlines()[0].rstrip())
 
 
 def test_compilers_speak_english(workshop, monkeypatch):
-    """The report looks for the word "error"; a user's language must not hide it."""
+    """Check that compilers run in English: the report searches for the word "error", whatever the user's language."""
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     fake_cxx(workshop.cxx, before='echo "error: in $LC_ALL"; exit 1')
     assert failure(workshop.spec()).splitlines()[0].endswith("error: in C")
@@ -88,7 +88,7 @@ def test_a_launcher_that_is_not_there(workshop, monkeypatch):
 
 
 def test_undefined_symbol_is_a_link_error(workshop):
-    """Not a surprise at load time."""
+    """Check that an undefined symbol fails at link time, not at load time."""
     text = failure(workshop.spec(text="int missing();\n" + TINY.replace("= ANSWER;", "= missing();")))
     assert "undefined reference to `missing()'" in text.splitlines()[0]
 
@@ -100,7 +100,7 @@ def test_failed_rebuild_does_not_bring_back_the_old_module(workshop):
     failure(spec)
     assert not spec.is_fresh()
     workshop.source(text=TINY)
-    assert spec.is_fresh()  # the old library is what this text builds
+    assert spec.is_fresh()  # the old library matches this source
 
 
 def test_missing_source(workshop):
@@ -130,7 +130,7 @@ def test_no_ninja(workshop, monkeypatch):
 
 @pytest.mark.parametrize("names", [["tiny"], ["tiny", "other"]])
 def test_killed_linker_leaves_no_module(workshop, names):
-    """The out-of-memory killer takes a linker half-way: what it wrote must not be published."""
+    """Check a linker killed by the out-of-memory killer: its partial output must not be published."""
     half = 'head -c 3000 /dev/zero > "$out"; kill -9 $$'
     find_output = 'out=; last=; for a in "$@"; do [ "$last" = -o ] && out=$a; last=$a; done'
     fake_cxx(workshop.cxx, before=f'{find_output}\ncase "$out" in */tiny.so*) {half};; esac')
@@ -174,7 +174,7 @@ def test_group_is_one_graph(workshop, monkeypatch):
     build_jit_specs([workshop.spec(name) for name in "abc"])
     assert len(runs) == 1
     assert len(workshop.calls) == 6
-    build_jit_specs([workshop.spec(name) for name in "abcd"])  # only d is missing
+    build_jit_specs([workshop.spec(name) for name in "abcd"])  # only d is not built yet
     assert len(workshop.calls) == 8
 
 
@@ -182,7 +182,7 @@ def test_group_is_one_graph(workshop, monkeypatch):
 
 
 def test_full_disk(workshop):
-    """No file may grow beyond 4 KiB, as on a disk that is nearly full: compiler and linker hit the limit."""
+    """Limit file sizes to 4 KiB, as on a disk that is nearly full: compiler and linker hit the limit."""
     spec = workshop.spec()
 
     def build(_):
@@ -225,7 +225,7 @@ def test_disabled_jit_loads_what_is_there(workshop, monkeypatch):
 
 @pytest.mark.parametrize("value", ["1", "0", "yes"])
 def test_disabled_jit_refuses_the_rest(workshop, monkeypatch, value):
-    """Any value that is not empty."""
+    """Check that any value that is not empty disables JIT."""
     monkeypatch.setenv("FLASHINFER_DISABLE_JIT", value)
     spec = workshop.spec()
     with pytest.raises(MissingJITCacheError, match=r"tiny: no usable module in the cache \(not built\)") as caught:

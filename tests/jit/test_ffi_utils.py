@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""csrc/tvm_ffi_utils.h: error classes and texts, tensor views, dtype dispatch; everything through one CPU module."""
+"""csrc/tvm_ffi_utils.h: error classes and texts, tensor views, dtype dispatch, all through one CPU module."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_cpu_has_no_stream(probe):
 
 
 def test_call_without_torch(spec):
-    """Any DLPack producer will do."""
+    """Call with tensors of any DLPack producer."""
     code = f"""
 import sys
 sys.modules["torch"] = None

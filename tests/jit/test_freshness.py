@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a module is built again and when not: content decides, never modification times."""
+"""Rebuild rules: content decides whether a module is built again, never modification times."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_touched_source(workshop, built):
 
 
 def test_header_from_the_future(workshop):
-    """As archives and file servers with another clock leave it: no reason to build at every start."""
+    """Check a header with a future modification time, as archives or file servers leave it: it is built once."""
     tomorrow = time.time() + 86400
     os.utime(workshop.src / "answer.h", (tomorrow, tomorrow))
     spec = workshop.spec()
@@ -68,7 +68,7 @@ def test_header_from_the_future(workshop):
 
 
 def test_header_replaced_during_the_build_by_an_older_one(workshop):
-    """``mv`` and ``cp -p`` keep a time from before the build."""
+    """Check ``mv`` and ``cp -p``, which keep a modification time from before the build."""
     older = workshop.src / "older.h"
     older.write_text("#define ANSWER 7\n")
     os.utime(older, (1, 1))
@@ -93,7 +93,7 @@ def test_header_that_is_gone(workshop, built):
 
 @pytest.mark.parametrize("folder", ["two words", "a$b", "a#b", "a:b", "a: b", "a'b", "a%b", "ünï"])
 def test_unusual_folders(tmp_path, monkeypatch, folder):
-    """Sources and cache in folders whose names make, ninja or the shell would take for something else."""
+    """Check source and cache folders whose names are special to make, ninja or the shell."""
     (tmp_path / folder).mkdir()
     workshop = Workshop(tmp_path / folder)
     monkeypatch.setenv("CXX", str(fake_cxx(tmp_path / "bin" / "cxx")))
@@ -105,13 +105,15 @@ def test_unusual_folders(tmp_path, monkeypatch, folder):
 
 
 def test_targets_of_dep_files_in_folders_with_blanks(tmp_path):
-    """nvcc escapes the files but not the target: what follows a colon of its own is no file."""
+    """Check dep-files of nvcc, which escapes blanks in files but not in the target: text after its colon is no file."""
     (tmp_path / "x.o.d").write_text("/a: b/x: y.cuda.o : /a:\\ b/x:\\ y.cu \\\n    /cuda/x.h\n")
     assert manifest._dep_files(tmp_path) == {"/a: b/x: y.cu", "/cuda/x.h"}
 
 
 def test_header_that_is_gone_after_the_build(workshop, monkeypatch):
-    """Another process replaced the tree: the module of the old one is loaded, and built again at the next use."""
+    """Check a header that another process deletes during the build: the module is loaded, and rebuilt at the
+    next use.
+    """
     before = f"rm -f {workshop.src / 'more.h'}"
     text = '#include "more.h"\n' + TINY
     (workshop.src / "more.h").touch()
@@ -130,7 +132,7 @@ def test_several_words_of_cxx(workshop, monkeypatch):
 
 
 def test_header_of_another_header(workshop):
-    inner = workshop.src / "inner folder" / "inner.h"  # a blank: dep-files escape it
+    inner = workshop.src / "inner folder" / "inner.h"  # dep-files escape the blank
     inner.parent.mkdir()
     inner.write_text("#define ANSWER 1\n")
     (workshop.src / "answer.h").write_text('#include "inner.h"\n')
@@ -142,7 +144,7 @@ def test_header_of_another_header(workshop):
 
 @pytest.mark.parametrize("file", ["tiny.cpp", "answer.h"])
 def test_file_edited_during_the_build(workshop, monkeypatch, file):
-    """The library was made from the old text, so the manifest may not claim the new one."""
+    """Check that a manifest does not claim a text that was edited after the compiler read it."""
     edited = workshop.src / file
     fake_cxx(workshop.cxx, before=f"case \"$*\" in *-shared*) echo '//' >> {edited};; esac")  # after compiling
     spec = workshop.spec()
@@ -186,7 +188,7 @@ def test_settings_that_do_not_change_the_result(workshop, built, monkeypatch, va
 
 def test_other_compiler(workshop, built, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(fake_cxx(tmp_path / "same" / "cxx")))
-    assert built.is_fresh()  # version counts, not the path
+    assert built.is_fresh()  # the version matters, not the path
     monkeypatch.setenv("CXX", str(fake_cxx(tmp_path / "newer" / "cxx", version="13.1.0")))
     assert built.staleness() == "cxx changed"
 
@@ -207,7 +209,7 @@ def test_stamp_spares_asking_a_binary_but_never_a_script(tmp_path):
 
 
 def test_no_compiler_on_the_machine(workshop, built, tmp_path):
-    """A real process without ninja, without any compiler; a fresh module loads."""
+    """Load a fresh module in a process without ninja and without any compiler."""
     code = f"""
 import sys
 import torch  # which starts processes of its own, some releases with CUDA
@@ -305,7 +307,7 @@ def test_foreign_library(workshop, built):
 
 
 def test_foreign_module_directory(workshop, built):
-    """Library and manifest of another module under this name."""
+    """Check a folder that contains library and manifest of another module."""
     other = workshop.spec("other", text=TINY.replace("= ANSWER", "= 666"))
     other.build()
     shutil.copy2(other.jit_library_path, built.jit_library_path)
@@ -338,7 +340,7 @@ def test_manifest_without_a_key(built, key):
 
 
 def test_fresh_but_not_loadable(workshop, built, caplog):
-    """The manifest vouches for a library this machine cannot open: build it here."""
+    """Check a library with a valid manifest that this machine cannot open: it is built here."""
     library = built.jit_library_path
     library.write_bytes(b"not a library")
     content = json.loads(manifest.manifest_path(library).read_text())
@@ -350,7 +352,7 @@ def test_fresh_but_not_loadable(workshop, built, caplog):
 
 
 def test_restored_cache(workshop, built, tmp_path, monkeypatch):
-    """Copied to another place with new times, as a CI cache is."""
+    """Check a cache copied to another place with new times, as a CI cache is."""
     shutil.copytree(workshop.base, tmp_path / "restored", copy_function=shutil.copyfile)
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path / "restored"))
     assert not is_rebuilt(workshop, built)
@@ -358,7 +360,7 @@ def test_restored_cache(workshop, built, tmp_path, monkeypatch):
 
 
 def test_moved_package(workshop, tmp_path, monkeypatch):
-    """Reinstalled elsewhere: the same files under another directory are the same sources."""
+    """Check a package reinstalled elsewhere: the same files under another directory are the same sources."""
 
     def spec_in(folder: Path):
         monkeypatch.setitem(vars(jit_env), "FLASHINFER_CSRC_DIR", folder)

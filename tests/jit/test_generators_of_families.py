@@ -37,7 +37,7 @@ def test_a_replaced_generator_is_used(name, monkeypatch):
 
     monkeypatch.setattr(f"flashinfer.{FAMILIES[name]}.{name}", lambda *args, **kwargs: Spec())
     get_module = getattr(modules, name.replace("gen_", "get_"))
-    assert get_module.__wrapped__("fa2") == "loaded"  # below the cache
+    assert get_module.__wrapped__("fa2") == "loaded"  # bypasses the cache
 
 
 def test_customised_generators_are_where_published_code_looks():

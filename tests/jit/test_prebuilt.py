@@ -23,7 +23,7 @@ from .toolbox import TINY, calls
 
 @pytest.fixture
 def prebuilt(workshop, tmp_path, monkeypatch):
-    """``op`` pre-built with the answer 1; its source says 42. No target, no nvcc."""
+    """Pre-build ``op`` with the answer 1, while its source gives 42. No target, no nvcc."""
     op = workshop.spec("op", text=TINY.replace("= ANSWER", "= 1"))
     op.build()
     folder = tmp_path / "aot"
@@ -51,7 +51,7 @@ def test_prebuilt_is_preferred(workshop, prebuilt, monkeypatch):
 
 @pytest.mark.parametrize("keep", [0, 40, 2000, -1])
 def test_broken_prebuilt_module_is_built_instead(workshop, prebuilt, caplog, keep):
-    """Truncated anywhere: the dynamic linker would kill the process (SIGBUS), so it is not asked."""
+    """Check truncated libraries: loading one would kill the process (SIGBUS), so the dynamic linker is not called."""
     prebuilt.write_bytes(prebuilt.read_bytes()[:keep])
     assert workshop.spec("op").build_and_load().answer() == 42
     (record,) = caplog.records
@@ -61,7 +61,7 @@ def test_broken_prebuilt_module_is_built_instead(workshop, prebuilt, caplog, kee
 
 
 def test_prebuilt_module_of_another_machine(workshop, prebuilt, caplog):
-    """Complete, but for another processor: the number in bytes 18 and 19 of an ELF file."""
+    """Check a complete library of another processor: bytes 18 and 19 of an ELF file hold the machine number."""
     content = prebuilt.read_bytes()
     prebuilt.write_bytes(content[:18] + b"\x28\x00" + content[20:])
     assert workshop.spec("op").build_and_load().answer() == 42
@@ -91,7 +91,7 @@ RULES = [
 
 @pytest.fixture
 def companion(tmp_path, monkeypatch):
-    """Installs a fake companion package of a given version; flashinfer itself is 0.6.10."""
+    """Install a fake companion package of a given version; flashinfer itself is 0.6.10."""
     monkeypatch.setattr(jit_env, "__version__", "0.6.10")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
 
@@ -139,7 +139,7 @@ def test_development_version_takes_any_companion(companion, monkeypatch):
 
 
 def test_show_config_names_what_is_there_and_what_is_used(companion):
-    """A companion on ``PYTHONPATH`` has no distribution whose version could be asked for."""
+    """Check a companion on ``PYTHONPATH``, which has no distribution metadata with a version."""
     companion("flashinfer_jit_cache", "0.6.10+cu130")
     companion("flashinfer_cubin", "0.6.1")
     result = CliRunner().invoke(main, ["show-config", "--json"])
@@ -169,7 +169,7 @@ def test_cubin_directory(companion, workshop, monkeypatch, tmp_path):
 
 @pytest.fixture
 def family(workshop, toolkit, monkeypatch):
-    """The scale family, replaced by two modules that a fake nvcc can compile."""
+    """Replace the scale family by two modules that a fake nvcc can compile."""
     specs = lambda backend="cuda": (workshop.spec(name, backend) for name in ("one", "two"))  # noqa: E731
     monkeypatch.setattr(aot, "gen_scale_modules", specs)
     return workshop
@@ -203,7 +203,7 @@ def test_package_is_what_gets_loaded(family, tmp_path, monkeypatch):
 
 
 def test_package_from_a_warm_cache(family, tmp_path):
-    """A module that the user's cache has already is still built into the package."""
+    """Check that a module in the user's cache is still built into the package."""
     family.spec("one", "cuda").build()
     package(tmp_path)
     assert listing(tmp_path / "out") == {"one/one.so", "two/two.so"}
@@ -247,7 +247,7 @@ def test_package_without_an_output_folder(family, tmp_path):
 
 
 def test_project_root(family, tmp_path):
-    """Sources of another tree."""
+    """Check a build from sources of another tree."""
     seen = []
 
     def scale(backend):
@@ -265,7 +265,7 @@ def test_targets_must_be_named(family, tmp_path, monkeypatch):
     monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST")
     with pytest.raises(RuntimeError, match="FLASHINFER_CUDA_ARCH_LIST is not set"):
         package(tmp_path)
-    with pytest.raises(SystemExit, match="FLASHINFER_CUDA_ARCH_LIST is not set"):  # no traceback for a command
+    with pytest.raises(SystemExit, match="FLASHINFER_CUDA_ARCH_LIST is not set"):  # a command prints no traceback
         aot.main(["--build-dir", str(tmp_path)])
 
 
@@ -286,7 +286,7 @@ def test_command(family, tmp_path, capsys):
 
 
 def test_options_about_attention(monkeypatch):
-    """They replace the default modules of attention; each combination is a module of every kind."""
+    """Check that attention options replace the default modules; each combination gives one module of every kind."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
     configs = []
 

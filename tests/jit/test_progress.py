@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user sees while modules build."""
+"""Progress output while modules build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .toolbox import fake_cxx
 
 @pytest.fixture
 def slow(workshop, monkeypatch):
-    """Steps of 0.3 s where 0.2 s is the longest silence."""
+    """Set build steps of 0.3 s while the longest silence is 0.2 s."""
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.2)
     fake_cxx(workshop.cxx, before="sleep 0.3")
     return workshop
@@ -70,12 +70,12 @@ def test_terminal_shows_steps_in_place(monkeypatch):
         line.step(1, 4, "norm.cu")
         time.sleep(0.4)
     text = sys.stderr.getvalue()
-    assert "\rflashinfer: building norm, step 2 of 4" in text  # the first is done
+    assert "\rflashinfer: building norm, step 2 of 4" in text  # the first step is done
     assert text.count("\n") == 1
 
 
 class _WritesOnly:
-    """What some programs put in the place of stderr; a pipe that nobody reads any more, moreover."""
+    """Replacement of stderr with few methods, as some programs install it; its pipe is broken, too."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError(32, "Broken pipe")
@@ -91,7 +91,7 @@ def _closed() -> io.StringIO:
 
 @pytest.mark.parametrize("stream", [None, _closed(), _WritesOnly()], ids=["none", "closed", "broken"])
 def test_builds_without_anybody_to_tell(slow, monkeypatch, stream):
-    """A service has no stderr; a build that says what it does must not fail of that."""
+    """Check that a build does not fail without stderr, as in a service."""
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "stdout", stream)
     slow.spec().build(verbose=True)
@@ -109,7 +109,7 @@ def test_verbose_shows_commands(workshop, monkeypatch, capfd, how):
     out = capfd.readouterr().out
     assert f"{workshop.cxx} -x c++" in out
     assert "-shared" in out
-    assert "-O3" in out  # verbose is not debug
+    assert "-O3" in out  # verbose does not imply debug
 
 
 def test_argument_beats_the_variable(workshop, monkeypatch, capfd):

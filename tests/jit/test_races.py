@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many builders on one cache, and builders that die."""
+"""Concurrent builders on one cache, and builders that die."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def test_cold_processes_build_each_module_once(workshop):
 
 
 def test_cold_processes_with_generated_sources(workshop):
-    """Sources are rendered inside the lock: nobody compiles half a file, nobody invalidates a peer's module."""
+    """Check that sources are rendered inside the lock: no process compiles half a file or invalidates a
+    peer's module.
+    """
     generated = jit_env.gen_src_dir("cpu") / "op" / "op.cpp"
 
     def build(index):
@@ -61,7 +63,7 @@ def test_threads_of_one_process(workshop):
 
 
 def test_groups_in_opposite_order(workshop):
-    """Each takes several locks; one order for everybody, or they wait for each other."""
+    """Check groups that take several locks: all processes lock in one order, otherwise they would deadlock."""
     names = ["a", "b", "c"]
     for name in names:
         workshop.source(name)
@@ -75,7 +77,7 @@ def test_groups_in_opposite_order(workshop):
 
 
 def test_module_named_twice_in_a_group(workshop):
-    """A second lock on the same module would wait for the first, held by ourselves."""
+    """Check a module listed twice: a second lock on it would wait for the first, held by this process."""
     workshop.source()
     assert in_processes(1, lambda _: build_jit_specs([workshop.spec(), workshop.spec()])) == [None]
     assert len(workshop.calls) == 2
@@ -83,7 +85,7 @@ def test_module_named_twice_in_a_group(workshop):
 
 @pytest.mark.parametrize("end", ["goes on", "killed"])
 def test_group_publishes_each_module_as_it_is_done(workshop, tmp_path, end):
-    """Who waits for one of them does not wait for the others, and a builder that dies has not worked for nothing."""
+    """Check that each module is published as soon as it is built: waiters load it, and it survives a killed builder."""
     go = tmp_path / "go"
     fake_cxx(workshop.cxx, before=f'case "$*" in *slow.cpp*) while [ ! -e {go} ]; do sleep 0.02; done;; esac')
     fast, slow = workshop.spec("fast"), workshop.spec("slow")
@@ -113,7 +115,7 @@ def test_killed_builder_leaves_nothing_that_is_trusted(workshop, tmp_path, step)
     wait_for(begun)
     os.kill(builder.pid, signal.SIGKILL)
     builder.join()
-    go.touch()  # its orphaned compiler goes on
+    go.touch()  # the orphaned compiler continues
 
     assert list(spec.build_dir.glob(".build-*"))
     assert not spec.jit_library_path.exists()
@@ -124,7 +126,7 @@ def test_killed_builder_leaves_nothing_that_is_trusted(workshop, tmp_path, step)
 
 
 def test_death_between_library_and_manifest(workshop, monkeypatch):
-    """The manifest comes last; a library without one is not trusted."""
+    """Check that a library without a manifest, which is written last, is not trusted."""
     spec = workshop.spec()
     monkeypatch.setattr("flashinfer.jit.build.write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -134,7 +136,7 @@ def test_death_between_library_and_manifest(workshop, monkeypatch):
 
 
 def test_old_module_stays_loadable_while_a_new_one_is_built(workshop, tmp_path):
-    """Publishing renames: who has the old library open keeps it, who opens it gets one or the other, never half."""
+    """Check that publishing renames: open libraries stay valid, and others open the old or the new file, never half."""
     spec = workshop.spec()
     spec.build()
     old = spec.jit_library_path.open("rb")
@@ -147,7 +149,7 @@ def test_old_module_stays_loadable_while_a_new_one_is_built(workshop, tmp_path):
 
 @pytest.mark.parametrize("before", ["nothing", "a library that does not load"])
 def test_built_modules_are_loaded_inside_the_lock(workshop, monkeypatch, before):
-    """Or a peer with other flags may publish its library between our build and our load."""
+    """Check that loading happens inside the lock: a peer with other flags might publish in between."""
     spec, held = workshop.spec(), []
     if before != "nothing":
         spec.build()
@@ -179,7 +181,7 @@ def test_lock_of_a_module_that_does_not_load_is_released(workshop):
 
 
 def other_checkout(workshop, tmp_path):
-    """The same module from other sources, as another checkout of this version has it: its answer is 43."""
+    """Return the spec of the same module in another checkout of this version: its answer is 43."""
     theirs = Workshop(tmp_path / "theirs")
     theirs.set_answer(43)
     return theirs.spec()
@@ -188,7 +190,7 @@ def other_checkout(workshop, tmp_path):
 @pytest.mark.parametrize("meanwhile", ["published", "deleted"])
 @pytest.mark.parametrize("loaded_before", [False, True])
 def test_what_was_looked_at_is_loaded(workshop, tmp_path, monkeypatch, meanwhile, loaded_before):
-    """Whatever happens to its name between the look and the load."""
+    """Check that the validated file is loaded, whatever happens to its name between validation and load."""
     spec, theirs = workshop.spec(), other_checkout(workshop, tmp_path)
     spec.build()
     if loaded_before:
@@ -210,7 +212,7 @@ def test_what_was_looked_at_is_loaded(workshop, tmp_path, monkeypatch, meanwhile
 
 
 def test_two_checkouts_of_one_version_start_at_once(workshop, tmp_path):
-    """Each publishes over the other, and loads its own."""
+    """Check that each process loads its own library, though each publishes over the other."""
     ours, theirs = workshop.spec(), other_checkout(workshop, tmp_path)
 
     def start(index):
@@ -220,7 +222,7 @@ def test_two_checkouts_of_one_version_start_at_once(workshop, tmp_path):
 
 
 def test_clear_cache_while_others_start(workshop):
-    """They build again; none fails, and nothing is deleted under a builder."""
+    """Check that other processes build again, without failures, and that no file of a running build is deleted."""
     generated = jit_env.gen_src_dir("cpu") / "op" / "op.cpp"
     workshop.source("plain")
 

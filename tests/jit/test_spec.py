@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JitSpec: what it holds, where its files go, how it is built and loaded, and the registry of specs."""
+"""JitSpec: its fields, its files, building and loading, and the registry of specs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_sources_are_several(sources):
     [{f"extra_{kind}": "-DX"} for kind in ("cflags", "cuda_cflags", "ldflags")] + [{"extra_include_paths": "."}],
 )
 def test_flags_are_several(given):
-    """The letters of a text would be flags: ``- D X``."""
+    """Check that a string is rejected: its letters would become flags (``- D X``)."""
     (argument,) = given
     with pytest.raises(ValueError, match=rf"gen_jit_spec: op: {argument} is '.*', expected a list of"):
         gen_jit_spec("op", ["op.cpp"], backend="cpu", **given)
@@ -73,7 +73,7 @@ def test_making_a_spec_touches_no_disk(workshop):
 
 @pytest.mark.parametrize("targets, tag", [("9.0a", "90a"), ("9.0a 8.0", "80_90a")])
 def test_where_files_go(workshop, toolkit, monkeypatch, targets, tag):
-    """The documented tree: <base>/.cache/flashinfer/<version>/<targets>/{cached_ops,generated}/<name>/."""
+    """Check the documented tree: <base>/.cache/flashinfer/<version>/<targets>/{cached_ops,generated}/<name>/."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", targets)
     tree = workshop.base / ".cache" / "flashinfer" / __version__ / tag
     generated = jit_env.FLASHINFER_GEN_SRC_DIR / "op" / "op.cu"
@@ -92,7 +92,7 @@ def test_where_files_go(workshop, toolkit, monkeypatch, targets, tag):
     }
     assert spec.get_library_path() == tree / "cached_ops" / "op" / "op.so"
     assert spec.get_object_paths() == [tree / "cached_ops" / "op" / "op_op.cuda.o"]
-    assert (tree / "cached_ops" / "op.lock").exists()  # deleting it would race with a process that waits
+    assert (tree / "cached_ops" / "op.lock").exists()  # deleting the lock would race with a waiting process
 
 
 def test_directories_have_their_roles(workshop, toolkit):
@@ -123,7 +123,7 @@ def test_cuda_goes_through_nvcc_and_links_with_the_host_compiler(workshop, toolk
 
 
 def test_rebuilt_module_is_loaded_in_the_same_process(workshop):
-    """The dynamic linker returns a library it has under the same name; an edit in a notebook must still be seen."""
+    """Check a rebuild in one process (an edit in a notebook): the dynamic linker caches libraries by name."""
     first = workshop.spec().build_and_load()
     workshop.set_answer(43)
     second = workshop.spec().build_and_load()
@@ -142,7 +142,7 @@ def test_try_load_compiles_nothing(workshop):
 
 
 def test_reset(workshop):
-    """Deleting the cache by hand or by command is safe."""
+    """Check that deleting the cache by hand or by command is safe."""
     spec = workshop.spec()
     spec.build()
     clear_cache_dir()
@@ -154,7 +154,7 @@ def test_reset(workshop):
 
 
 def test_reset_of_a_folder_bound_by_hand(workshop, monkeypatch, tmp_path):
-    """As pre-building binds it: that folder goes, and nothing else."""
+    """Check a folder bound by hand, as pre-building does: clearing deletes that folder and nothing else."""
     kept = workshop.spec("kept")
     kept.build()
     monkeypatch.setitem(vars(jit_env), "FLASHINFER_JIT_DIR", tmp_path / "aot" / "cached_ops")
@@ -167,7 +167,7 @@ def test_reset_of_a_folder_bound_by_hand(workshop, monkeypatch, tmp_path):
 
 
 def test_relative_paths(workshop, monkeypatch):
-    """ninja runs in the module's directory; sources and the cache may still be spelled relative to ours."""
+    """Check relative paths of sources and cache: ninja runs in the module's directory."""
     workshop.source()
     monkeypatch.chdir(workshop.src)
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", "../base")
@@ -235,7 +235,7 @@ def test_compile_commands(workshop):
 
 
 def test_compile_commands_of_folders_with_blanks(workshop, monkeypatch):
-    """An editor splits a command as a shell does."""
+    """Check quoting of blanks: an editor splits a command as a shell does."""
     folder = workshop.src / "two words"
     folder.mkdir()
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(folder))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where compilers are found, in which order, and what is said when there is none."""
+"""Search for compilers: places, their order, and the errors if none is found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .toolbox import executable, fake_nvcc, fake_toolkit
 
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch, tmp_path):
-    """Nothing on PATH, no /usr/local/cuda, no pip package."""
+    """Set up a machine without PATH entries, /usr/local/cuda and pip packages."""
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setattr(toolchain, "_SYSTEM_TOOLKIT", tmp_path / "none")
     monkeypatch.setattr(toolchain, "_pip_toolkits", lambda: iter(()))
@@ -36,7 +36,7 @@ def test_nothing():
 
 
 def test_order(monkeypatch, tmp_path):
-    """Each place beats those before it in this test."""
+    """Check the search order: each place overrides those before it in this test."""
     pip, system = fake_toolkit(tmp_path / "pip"), fake_toolkit(tmp_path / "system")
     monkeypatch.setattr(toolchain, "_pip_toolkits", lambda: iter([pip]))
     assert get_cuda_path() == str(pip)
@@ -53,7 +53,7 @@ def test_order(monkeypatch, tmp_path):
     chosen = fake_nvcc(tmp_path / "mine" / "nvcc")
     monkeypatch.setenv("FLASHINFER_NVCC", str(chosen))
     assert toolchain.find_nvcc() == chosen
-    assert get_cuda_path() == str(tmp_path / "CUDA_HOME")  # the toolkit is still the one asked for
+    assert get_cuda_path() == str(tmp_path / "CUDA_HOME")  # the toolkit is still that of CUDA_HOME
 
 
 def test_chosen_nvcc_that_does_not_exist_is_not_replaced(monkeypatch, tmp_path):
@@ -69,7 +69,7 @@ def test_chosen_nvcc_by_name(monkeypatch, tmp_path):
 
 
 def test_home_without_nvcc_is_passed_over(monkeypatch, tmp_path):
-    """CUDA_HOME left behind by another installation."""
+    """Check a CUDA_HOME left behind by another installation."""
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "gone"))
     toolkit = fake_toolkit(tmp_path / "cuda")
     monkeypatch.setenv("PATH", str(toolkit / "bin"))
@@ -77,7 +77,7 @@ def test_home_without_nvcc_is_passed_over(monkeypatch, tmp_path):
 
 
 def test_wrapper_script_is_asked_for_its_toolkit(monkeypatch, tmp_path):
-    """/usr/local/bin/nvcc as a script that calls the real one."""
+    """Check /usr/local/bin/nvcc as a script that calls the real compiler."""
     toolkit = fake_toolkit(tmp_path / "real toolkit")
     say = f'echo "#\\$ _SPACE_= " >&2; echo "#\\$ _HERE_={toolkit}/bin" >&2'
     wrapper = executable(tmp_path / "path" / "nvcc", f'#!/bin/sh\ncase "$*" in *--dryrun*) {say};; esac\n')
@@ -86,7 +86,7 @@ def test_wrapper_script_is_asked_for_its_toolkit(monkeypatch, tmp_path):
 
 
 def test_pip_package(monkeypatch, tmp_path):
-    """The tree that nvidia-cuda-nvcc unpacks: site-packages/nvidia/cu13/bin/nvcc, a namespace package."""
+    """Check the tree of the nvidia-cuda-nvcc package: site-packages/nvidia/cu13/bin/nvcc, a namespace package."""
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setattr(toolchain, "_SYSTEM_TOOLKIT", tmp_path / "none")
@@ -139,7 +139,7 @@ def test_host_compiler_in_several_words(monkeypatch, tmp_path):
 
 
 def test_host_compiler_with_broken_quoting(monkeypatch, tmp_path):
-    """As other variables of flags: split at blanks, with a warning that shows the text."""
+    """Check CXX with an unbalanced quote: it is split at blanks, with a warning that shows the text."""
     compiler = executable(tmp_path / "path" / "g++", "#!/bin/sh\n")
     monkeypatch.setenv("CXX", "g++ -DA='b")
     with pytest.warns(UserWarning, match=r"cannot parse .*-DA='b"):

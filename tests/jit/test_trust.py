@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches of other users, and caches that others can write: who put a module there would run code in this process."""
+"""Caches of other users, and caches writable by others: their owner could run code in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become 
 
 
 def folders_of(spec) -> dict[str, Path]:
-    """The folders that lead to a module, and its library."""
+    """Return the folders that lead to a module, and its library."""
     names = ("module", "modules", "targets", "version", "cache")
     return {
         **dict(zip(names, (spec.build_dir, *spec.build_dir.parents), strict=False)),
@@ -48,12 +48,12 @@ def built(workshop):
     ],
 )
 def test_cache_that_others_can_write(workshop, built, caplog, which, mode):
-    """Neither loaded nor built into; the message says why and what to do."""
+    """Check that such a cache is neither loaded nor built into; the message gives the reason and the remedy."""
     path = folders_of(built)[which]
     path.chmod(mode)
     text = f"{path} is writable by others (mode {mode:04o})"
     assert text in built.staleness()
-    if which != "library":  # which a build replaces
+    if which != "library":  # a build replaces the library
         with pytest.raises(RuntimeError) as caught:
             built.build_and_load()
         assert str(caught.value).startswith(f"tiny: {text}")
@@ -79,7 +79,9 @@ def test_cache_of_somebody_else(built, which):
 
 @pytest.mark.parametrize("which", [".cache", "."])
 def test_place_of_the_cache_that_others_can_write(workshop, built, which):
-    """They could put another cache there; under the sticky bit, as in /tmp, they cannot."""
+    """Check parent folders writable by others, who could put another cache there, except under the sticky
+    bit (/tmp).
+    """
     (workshop.base / which).chmod(0o777)
     assert "is writable by others (mode 0777)" in built.staleness()
     with pytest.raises(
@@ -108,7 +110,7 @@ def test_folder_bound_by_hand(workshop, monkeypatch, tmp_path):
 
 
 def test_disabled_jit_names_the_reason(built, monkeypatch):
-    """A machine that must not compile is told why the module that is there does not count."""
+    """Check that a machine that must not compile reports why the existing module is rejected."""
     built.build_dir.chmod(0o777)
     monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
     with pytest.raises(MissingJITCacheError, match="is writable by others"):
@@ -117,7 +119,7 @@ def test_disabled_jit_names_the_reason(built, monkeypatch):
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
 def test_own_cache_whatever_the_umask(workshop, umask):
-    """Some systems let the group write what a user makes."""
+    """Check that our cache is private even if the umask lets the group write new files."""
     old = os.umask(umask)
     try:
         specs = [workshop.spec("one"), workshop.spec("two")]
@@ -130,7 +132,7 @@ def test_own_cache_whatever_the_umask(workshop, umask):
 
 @needs_root
 def test_cache_of_root_is_loaded_by_others(monkeypatch):
-    """An image made by root and run as another user, to whom the cache is read-only."""
+    """Check an image made by root and run as another user, for whom the cache is read-only."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         image = Workshop(Path(folder) / "image")
@@ -147,7 +149,7 @@ def test_cache_of_root_is_loaded_by_others(monkeypatch):
 
 @needs_root
 def test_untrusted_read_only_cache_is_built_elsewhere(workshop, monkeypatch, tmp_path, caplog):
-    """What is found is not used, and the log says why."""
+    """Check that the untrusted module is not used, and that the log gives the reason."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     spec = workshop.spec()

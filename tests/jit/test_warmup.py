@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``flashinfer.warmup``: afterwards nothing compiles."""
+"""``flashinfer.warmup``: later calls compile nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashinfer.norm import modules
 
 @pytest.fixture
 def families(workshop, monkeypatch):
-    """norm and scale, replaced by modules that compile in no time."""
+    """Replace norm and scale by modules that compile quickly."""
 
     def generator(*names):
         return lambda backend="cuda": (workshop.spec(name) for name in names if backend == "cpu")
@@ -76,7 +76,7 @@ def test_progress_bar(families, capfd):
 
 
 def test_cpu_family_end_to_end(monkeypatch):
-    """The real thing, in the cache that the op tests use."""
+    """Warm up a real family, in the cache that the op tests use."""
     monkeypatch.delenv("FLASHINFER_WORKSPACE_BASE")
     report = flashinfer.warmup("norm", device="cpu", progress=False)
     assert {"norm_cpu", "dit_layernorm_cpu"} <= set(report.modules)

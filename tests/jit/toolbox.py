@@ -60,7 +60,7 @@ def executable(path: Path, text: str) -> Path:
 
 
 def fake_cxx(path: Path, version: str = "12.2.0", before: str = "") -> Path:
-    """A host compiler that appends its arguments to ``<path>.log``, runs ``before``, then the real one."""
+    """Write a host compiler that appends its arguments to ``<path>.log``, runs ``before``, then the real compiler."""
     log = f"{path}.log"
     return executable(path, _CXX.format(version=version, log=f"'{log}'", before=before, cxx=REAL_CXX))
 
@@ -70,19 +70,19 @@ def fake_nvcc(path: Path, version: str = "13.0", build: str = "1") -> Path:
 
 
 def fake_toolkit(root: Path, version: str = "13.0", build: str = "1") -> Path:
-    """bin/nvcc, the header that marks a toolkit, and a libcudart to link with."""
+    """Create bin/nvcc, the header that marks a toolkit, and a libcudart to link with."""
     fake_nvcc(root / "bin" / "nvcc", version, build)
     (root / "include").mkdir()
     (root / "include" / "cuda_runtime.h").touch()
     (root / "lib64").mkdir()
     name = f"libcudart.so.{version.split('.')[0]}"
     command = [REAL_CXX, "-shared", "-x", "c", "/dev/null", f"-Wl,-soname,{name}", "-o", str(root / "lib64" / name)]
-    subprocess.run(command, check=True, env={"PATH": os.defpath})  # some tests have emptied theirs
+    subprocess.run(command, check=True, env={"PATH": os.defpath})  # some tests empty PATH
     return root
 
 
 def calls(compiler: Path) -> list[str]:
-    """Command lines a fake compiler has seen, questions for its version apart."""
+    """Return the command lines that a fake compiler has seen, without version queries."""
     log = Path(f"{compiler}.log")
     return log.read_text().splitlines() if log.exists() else []
 
@@ -119,7 +119,7 @@ class Workshop:
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program from the checkout in a process of its own."""
+    """Run a program from the checkout in a new process."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **environment}
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
 

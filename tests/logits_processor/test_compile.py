@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types, legalisation, validity and fusion: which pipelines can be made, and of which ops."""
+"""Types, legalisation, validity and fusion: which pipelines can be built, and from which ops."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_legalisation(processor, legal, input_type):
             legalize_processors([processor], input_type)
 
 
-# Fusion: by pair, by three with the guard, and not at all.
+# Fusion of two ops, of three ops with a guard, and no fusion.
 FUSED = [
     ([Temperature(), Softmax()], ["FusedTemperatureSoftmaxOp"]),
     ([Temperature(), Softmax(), TopK(), Sample()], ["FusedTemperatureSoftmaxOp", "FusedProbsTopKSampleOp"]),
@@ -146,7 +146,7 @@ def test_custom_rules_and_checks():
 
     assert FusionRule((ops.TopPOp,), all, all).prio == 0
     pipe = LogitsPipe([Softmax(), TopP(), Sample()], custom_fusion_rules=[rule])
-    assert names(pipe.compiled_ops) == ["SoftmaxOfZeros", "ProbsSampleOp"]  # found further left than the default rule
+    assert names(pipe.compiled_ops) == ["SoftmaxOfZeros", "ProbsSampleOp"]  # matched further left than the default rule
 
     def at_most_two(made):
         if len(made) > 2:
@@ -204,7 +204,7 @@ def test_processors_are_processors():
 
 
 def test_processors_of_others():
-    """Whose constructors may be their own."""
+    """Check user-defined processors, whose constructors may not call ours."""
 
     class Fixed(lp.LogitsProcessor):
         def __init__(self):

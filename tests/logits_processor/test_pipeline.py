@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pipeline computes: the same as the functions it calls, fused or step by step."""
+"""Results of a pipeline: equal to those of the functions it calls, fused or step by step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def logits(device):
 
 
 def per_row(parameters, device):
-    """The same numbers, as tensors."""
+    """Return the same numbers as tensors."""
     return {
         name: torch.full((ROWS,), value, dtype=torch.int32 if name == "top_k" else torch.float32, device=device)
         for name, value in parameters.items()
@@ -94,7 +94,7 @@ def test_same_as_the_function(logits, device, processors, direct):
     probs = torch.softmax(logits, dim=-1)
     pipe = LogitsPipe(processors, input_type=TensorType.PROBS)
     ours, theirs = generators(device)
-    for _ in range(3):  # generators move on alike
+    for _ in range(3):  # both generators advance equally
         assert torch.equal(pipe(probs, generator=ours, **PARAMETERS), direct(probs, theirs))
 
 
@@ -119,7 +119,7 @@ JOINT_ROWS = {"cpu": (99, 32000, 3), "cuda": (989, 128256, 10)}  # rows, columns
 
 
 def test_joint_draws_of_long_rows(device):
-    """The mass above a threshold is compared with top_p: probabilities that round otherwise keep other tokens."""
+    """Check top_p on long rows: probabilities that are rounded differently would keep other tokens."""
     rows, vocab, draws = JOINT_ROWS[torch.device(device).type]
     logits = torch.randn(rows, vocab, device=device)
     pipe = LogitsPipe([Softmax(), TopK(joint_topk_topp=True), TopP(), Sample()])
@@ -195,7 +195,7 @@ def test_numbers_of_numpy(logits):
 
 @pytest.mark.parametrize("processor", [TopK(), TopP(), MinP()], ids=repr)
 def test_rows_without_numbers(device, processor):
-    """NaN is never drawn, and a row of nothing else gives 0: step by step as fused."""
+    """Check that NaN is never drawn and that a row of NaN gives 0, fused or step by step."""
     probs = torch.tensor([[torch.nan, 0.0, 0.5, 0.5], [torch.nan] * 4, [0.0] * 4], device=device)
     kept = LogitsPipe([processor], input_type=TensorType.PROBS)(probs, **PARAMETERS)
     assert kept.tolist() == [[0.0, 0.0, 0.5, 0.5], [0.0] * 4, [0.0] * 4]

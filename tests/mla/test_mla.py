@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latent attention: values, caches in 8 bits, batches in CUDA graphs, and what the wrappers refuse."""
+"""MLA: values, caches in 8 bits, batches in CUDA graphs, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QO_LENS, KV_LENS = [1, 5, 0, 17, 2, 1], [33, 97, 4, 12, 0, 300]
 
 
 def workspace(device: str) -> torch.Tensor:
-    return torch.empty((32 if device == "cpu" else 128) << 20, dtype=torch.int8, device=device)  # a graph asks for 42
+    return torch.empty((32 if device == "cpu" else 128) << 20, dtype=torch.int8, device=device)  # a graph needs 42 MiB
 
 
 class Latent:
@@ -132,7 +132,7 @@ def test_fp8_cache_with_scales_of_tokens(device):
 
 
 def scatter_rows(pages: Pages, rows: torch.Tensor) -> torch.Tensor:
-    """Rows of all requests in pages, NaN elsewhere."""
+    """Write the rows of all requests into pages, with NaN elsewhere."""
     return pages.scatter(rows.unsqueeze(1), "NHD").squeeze(2)
 
 
@@ -165,7 +165,7 @@ def test_cuda_graph_mode(device):
 
 
 def test_plans_of_engines_whose_result_is_dropped(device):
-    """Between replays SGLang writes the tables, calls the plan of the module and forgets what it returns."""
+    """Check SGLang's use: between replays it writes the tables, calls the module's plan and drops the result."""
     first = Latent(device, 16, [1, 1, 1], [300, 5, 64])
     wrapper = first.plan(graph_wrapper(first), False)
     caches = [torch.zeros(200, 16, n, dtype=F16, device=device) for n in (CKV, KPE)]
@@ -203,7 +203,7 @@ def test_torch_compile(device):
     assert torch.equal(compiled(*batch.arguments), wrapper.run(*batch.arguments) * 2)
 
 
-# What is refused ---------------------------------------------------------------------------------
+# Rejected arguments ------------------------------------------------------------------------------
 
 BAD_PLANS = [
     ({"kv_indptr": torch.tensor([-7, *range(2, 8)])}, "indptr begins with -7, expected 0 or more"),
@@ -243,7 +243,7 @@ def put(tensor: torch.Tensor, place: int, value: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("place, value", [(0, -1), (3, 1 << 20)])
 def test_page_ids(device, monkeypatch, place, value):
-    """A CPU refuses pages that are not there, a GPU where FLASHINFER_VALIDATE_INPUTS was set."""
+    """Check page ids out of range: a CPU rejects them, a GPU only with FLASHINFER_VALIDATE_INPUTS."""
     monkeypatch.setattr(page_ids, "VALIDATE", torch.device(device).type == "cuda")
     batch = Latent(device)
     wrapper = batch.wrapper()
@@ -252,14 +252,14 @@ def test_page_ids(device, monkeypatch, place, value):
     wrapper.plan(*tables, HEADS, CKV, KPE, 16, False, SCALE, F16, F16)
     with pytest.raises(ArgumentError, match=re.escape(f"kv_indices[{place}] = {value}, expected 0 to ")):
         wrapper.run(*batch.arguments)
-    batch.plan(wrapper)._kv_indices_buf = good[2][:1]  # engines replace it
+    batch.plan(wrapper)._kv_indices_buf = good[2][:1]  # engines replace the buffer
     with pytest.raises(ArgumentError, match=r"has its pages at .* of kv_indices, expected 0 to 0"):
         wrapper.run(*batch.arguments)
     assert torch.equal(batch.plan(wrapper).run(*batch.arguments), expected)
 
 
 def test_page_ids_without_validation():
-    """Nothing is looked at by default: the call would wait for the GPU."""
+    """Check that page ids are not validated on a GPU by default: the call would wait for the GPU."""
     assert not page_ids.VALIDATE
     with knobs.override(validate_inputs="1"):
         assert importlib.reload(page_ids).VALIDATE
@@ -296,7 +296,7 @@ def test_bad_runs(device):
 
 @pytest.mark.parametrize("name", ["q_nope", "q_pe", "ckv_cache", "kpe_cache"])
 def test_tensors_without_memory(device, name):
-    """Not a crash: q_pe and kpe_cache may be left out of native calls, and were not looked at."""
+    """Check tensors without data: q_pe and kpe_cache are optional in native calls and must be validated too."""
     batch = Latent(device, qo_lens=[1], kv_lens=[33])
     wrapper = batch.wrapper()
     given = dict(zip(("q_nope", "q_pe", "ckv_cache", "kpe_cache"), batch.arguments, strict=True))

@@ -8,7 +8,7 @@ import torch
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 
-# rows x hidden: nothing to do, one element, sizes that no vector width divides, one past a tile, one warp, one block,
+# rows x hidden: no elements, one element, sizes that no vector width divides, one past a tile, one warp, one block,
 # more rows than threads, rows too long for one pass of a block and for the L1 cache.
 SHAPES = [
     (0, 128),

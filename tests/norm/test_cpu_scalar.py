@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 16-bit and 8-bit numbers of the CPU kernels against torch, bit by bit, on each instruction set we write for."""
+"""The 16-bit and 8-bit numbers of the CPU kernels against torch, bit by bit, on each supported instruction set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TYPES = {
     "float8_e4m3": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
 }
-# The host's own, and on x86 also the lowest: no F16C, four lanes, no fused multiply-add.
+# The host's instruction set, and on x86 also the lowest: no F16C, four lanes, no fused multiply-add.
 TARGETS = ["-march=native"] + (["-march=x86-64"] if platform.machine() == "x86_64" else [])
 
 
@@ -42,14 +42,14 @@ def call(function, source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def patterns(dtype: torch.dtype) -> torch.Tensor:
-    """Every value of the type."""
+    """Return every value of the type."""
     if dtype.itemsize == 1:
         return torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype)
     return torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
 
 
 def hard_floats(dtype: torch.dtype) -> torch.Tensor:
-    """Every value of the type, the midpoint of each two neighbours, the floats around those, and random bits."""
+    """Return every value of the type, midpoints of neighbours, the floats around those, and random bits."""
     values = patterns(dtype).float()
     values = values[values.isfinite()].double().unique()
     middle = ((values[1:] + values[:-1]) / 2).float()
@@ -83,7 +83,7 @@ def test_from_float(probe, name, path):
     dtype = TYPES[name]
     x = hard_floats(dtype)
     limit = torch.finfo(dtype).max if dtype.itemsize == 1 else torch.inf
-    expected = x.clamp(-limit, limit).to(dtype)  # torch's own fp8 conversion would overflow to NaN; ours saturates
+    expected = x.clamp(-limit, limit).to(dtype)  # torch's fp8 conversion overflows to NaN; ours saturates
     actual = call(getattr(probe, f"{name}_encode_{path}"), x, torch.empty(x.numel(), dtype=dtype))
     nan = x.isnan()
     assert actual.float()[nan].isnan().all()

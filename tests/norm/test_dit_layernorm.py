@@ -19,9 +19,9 @@ from flashinfer.trace.templates.norm import (
 )
 
 HIDDEN = 3072
-TOLERANCE = {"rtol": 1.6e-2, "atol": 1e-5}  # of the contract: two units in the last place of bfloat16
+TOLERANCE = {"rtol": 1.6e-2, "atol": 1e-5}  # contract: two units in the last place of bfloat16
 
-# function, reference, its tensors, those it can do without
+# function, reference, all tensors, optional tensors
 FORMS = {
     "gate_gamma_beta": (
         fused_dit_gate_residual_layernorm_gamma_beta,
@@ -46,7 +46,9 @@ on_each_form = pytest.mark.parametrize("form", FORMS)
 
 
 def tensors(device, batch=2, seq=5, rank=3):
-    """Every tensor a form may take; gate, scale and shift are slices of one (batch, seq, 6, hidden) buffer."""
+    """Return every tensor that a form may take; gate, scale and shift are slices of one (batch, seq, 6,
+    hidden) buffer.
+    """
     tokens = (batch, seq) if rank == 3 else (batch * seq,)
     modulation = torch.randn(*tokens, 6, HIDDEN, device=device).bfloat16()
     made = {name: modulation[..., i, :] for i, name in ((0, "shift"), (1, "scale"), (5, "gate"))}
@@ -58,7 +60,7 @@ def tensors(device, batch=2, seq=5, rank=3):
 
 
 def call(form, given, optional=(), **keywords):
-    """The function's result and the reference's."""
+    """Return the result of the function and of the reference."""
     function, reference, names, _ = FORMS[form]
     arguments = [given[name] for name in names]
     extra = {name: given[name] for name in optional}
@@ -103,7 +105,7 @@ def test_buffers_are_returned(device, form):
 
 @on_each_form
 def test_statistics_use_the_unrounded_sum(device, form):
-    """The result is nearer to the exact norm of the sum than to the norm of the stored, rounded residual."""
+    """Check that the result is closer to the exact norm of the sum than to the norm of the rounded residual."""
     given = tensors(device)
     given["input"] *= 2.0**-9  # below the last bit of the residual
     (_, norm), (_, expected) = call(form, given, ("residual",) if form == "scale_shift" else ())
@@ -185,7 +187,7 @@ def test_bad_arguments(device, case):
 
 
 def test_rows_of_single_token_sequences_must_be_six_apart(device):
-    """With one token per sequence the batch dimension carries the row stride; a dense tensor would be overrun."""
+    """Check one token per sequence: the batch dimension carries the row stride; a dense tensor would be overrun."""
     given = tensors(device, batch=3, seq=1)
     with pytest.raises(ValueError, match="row stride"):
         fused_dit_residual_layernorm_scale_shift(given["input"], given["scale"].contiguous(), given["shift"])

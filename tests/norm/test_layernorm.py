@@ -37,7 +37,7 @@ def test_layernorm(device, rows, hidden):
 
 
 def test_large_mean(device):
-    """Squares minus squared mean would lose all digits here; two passes do not."""
+    """Check a large mean: E[x^2] - E[x]^2 would lose all digits here; two passes do not."""
     x, gamma, beta = arguments(7, 4096, device, mean=100.0)
     assert_close(layernorm(x, gamma, beta, eps=1e-5), layernorm_trace.reference(x, gamma, beta, 1e-5))
 

@@ -58,7 +58,7 @@ def test_fused_add_rmsnorm(device, norm, reference, rows, hidden, dtype):
     expected, total = reference(x, residual, w, 1e-5)
     assert norm(x, residual, w, eps=1e-5) is None
     assert_close(x, expected)
-    assert torch.equal(residual, total)  # one addition and one rounding leave no room
+    assert torch.equal(residual, total)  # a single addition with a single rounding: equality is required
 
 
 @pytest.mark.parametrize("norm, weight", [(fused_add_rmsnorm, 1.0), (gemma_fused_add_rmsnorm, 0.0)])
@@ -81,7 +81,7 @@ def test_heads(device, norm, reference, batch, heads, head_dim, dtype):
 
 @on_any_dtype
 def test_heads_of_a_larger_buffer(device, dtype):
-    """q inside a packed (batch, q + k + v heads, head_dim) projection, read and written in place."""
+    """Check q inside a packed (batch, q + k + v heads, head_dim) projection, read and written in place."""
     qkv, w = randn(7, 12, 128, dtype=dtype, device=device), randn(128, dtype=dtype, device=device)
     expected = qkv.clone()
     expected[:, 2:6] = rmsnorm_trace.reference(qkv[:, 2:6], w)
@@ -188,7 +188,7 @@ def test_calls_from_several_threads(device):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_layout(device, data):
-    """Shape, padding, offset, order of dimensions, dtype, in place or not: the same values come out."""
+    """Check that shape, padding, offset, order of dimensions, dtype and in-place writes do not change the values."""
     dtype = data.draw(st.sampled_from(DTYPES), label="dtype")
     hidden = data.draw(st.integers(1, 300), label="hidden")
     leading = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=2), label="leading")

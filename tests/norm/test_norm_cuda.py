@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA has: SiLU after the norm, graphs, streams."""
+"""CUDA-only behaviour of the norms: SiLU after the norm, graphs, streams."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ BAD_SILU = {
 
 @pytest.mark.parametrize("case", BAD_SILU)
 def test_bad_silu_arguments(case, monkeypatch):
-    """On tensors that claim to be on an SM80 GPU: the checks come before anything touches one."""
+    """Check argument errors with fake tensors of an SM80 GPU: validation precedes any access."""
     monkeypatch.setattr(flashinfer.utils, "get_compute_capability", lambda device: (8, 0))
     make, kind, text = BAD_SILU[case]
     with FakeTensorMode(), pytest.raises(kind, match=re.escape(text)):
@@ -117,7 +117,7 @@ def test_runs_on_the_current_stream():
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)  # on any other stream the norm would overtake the fill
+        torch.cuda._sleep(20_000_000)  # a norm on any other stream would run before the fill
         x.fill_(1.0)
         out = rmsnorm(x, w)
     stream.synchronize()
@@ -148,7 +148,7 @@ def test_use_cuda_norm_changes_nothing():
 @needs_cuda
 @pytest.mark.parametrize("hidden", [2056, 64], ids=["block", "lanes"])
 def test_more_rows_than_one_grid_axis(hidden):
-    """Beyond 65535 blocks the grid of short rows has a third axis, and a block too many when it does not divide."""
+    """Check more than 65535 blocks: the grid of short rows then has a third axis, and padding if it does not divide."""
     rows = 70001 if hidden > 1024 else 65535 * 32 + 7
     x = torch.randn(rows, hidden, dtype=torch.bfloat16, device="cuda")
     w = torch.randn(hidden, dtype=torch.bfloat16, device="cuda")
@@ -162,7 +162,7 @@ def test_more_rows_than_one_grid_axis(hidden):
 @needs_cuda
 @pytest.mark.parametrize("hidden", [128, 2056, 16384], ids=["lanes", "two vectors", "four vectors"])
 def test_heads_that_do_not_fold(hidden):
-    """Heads of a packed qkv buffer: neither rows nor heads of the view follow each other."""
+    """Check heads of a packed qkv buffer: neither rows nor heads of the view are contiguous."""
     qkv = torch.randn(33, 12, hidden, dtype=torch.bfloat16, device="cuda")
     w = torch.randn(hidden, dtype=torch.bfloat16, device="cuda")
     q = qkv[:, 2:9]
@@ -188,7 +188,7 @@ def test_more_heads_than_one_grid_axis(hidden):
 
 
 def check_residual_rows_apart(rows, hidden):
-    """Rows that do not follow each other; nothing between them is written."""
+    """Check rows with gaps; the gaps are not written."""
     x, residual = (view_of_wider(randn(rows, hidden, dtype=BF16, device="cuda"), 16, 8) for _ in range(2))
     w = randn(hidden, dtype=BF16, device="cuda")
     expected, total = fused_add_rmsnorm_trace.reference(x, residual, w)
@@ -201,14 +201,14 @@ def check_residual_rows_apart(rows, hidden):
 @needs_cuda
 @pytest.mark.parametrize("hidden", [520, 1024, 1032, 2048, 2056, 4096, 4104, 8192])
 def test_residual_of_a_small_batch(hidden):
-    """Rows that just fill a block of each size, and those one vector longer."""
+    """Check rows that just fill a block of each size, and rows one vector longer."""
     check_residual_rows_apart(5, hidden)
 
 
 @needs_cuda
 @pytest.mark.parametrize("hidden", [64, 4096, 16384], ids=["lanes", "two vectors", "four vectors"])
 def test_residual_of_a_batch_that_is_prefetched(hidden):
-    """Batches of 4 MB up."""
+    """Check batches of 4 MB and more, which are prefetched."""
     check_residual_rows_apart(3001 if hidden > 1024 else 70001, hidden)
 
 

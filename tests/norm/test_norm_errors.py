@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller sees who passes a wrong tensor: the op, the argument, what it is and what was expected."""
+"""Error messages for wrong tensors: they name the op, the argument, the actual and the expected value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..bad_arguments import check_refused, make_arguments, with_bad
 
 FP16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 
-# For each op: the arguments of a good call, name -> (shape, dtype).
+# Op -> arguments of a good call, name -> (shape, dtype).
 RMSNORM = {"input": ((4, 4096), FP16), "weight": ((4096,), FP16)}
 FUSED_ADD = {"input": ((4, 4096), FP16), "residual": ((4, 4096), FP16), "weight": ((4096,), FP16)}
 LAYERNORM = {"input": ((4, 4096), BF16), "gemma": ((4096,), torch.float32), "beta": ((4096,), torch.float32)}
@@ -29,7 +29,7 @@ GOOD = {
     "layernorm_quant": {**OUT, **LAYERNORM, **SCALE},
 }
 
-# (ops, argument, (shape, dtype) or what to do to the good tensor, text)
+# (ops, argument, (shape, dtype) or a function that changes the good tensor, text)
 RMS = [op for op in GOOD if "rmsnorm" in op]
 RESIDUAL = [op for op in GOOD if "fused_add" in op]
 INPLACE = [op for op in RESIDUAL if "quant" not in op]
@@ -86,7 +86,7 @@ def test_bad_argument(device, op, argument, change, text):
     "op, argument", [(op, name) for op, names in GOOD.items() for name in names if name != "scale"]
 )
 def test_other_device(device, op, argument):
-    """A tensor that is elsewhere; scale is exempt, it is moved."""
+    """Check a tensor on another device; scale is exempt, because it is moved."""
     arguments = make_arguments(GOOD[op], device)
     arguments[argument] = arguments[argument].to("cpu" if torch.device(device).type == "cuda" else "meta")
     with pytest.raises(RuntimeError, match=rf"^{op}: \w+ is on "):

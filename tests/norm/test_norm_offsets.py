@@ -23,7 +23,7 @@ HIDDEN = 128
 
 @pytest.fixture
 def far_rows(device, tmp_path):
-    """make(values): the same values with rows FAR elements apart. On the CPU the buffer is a file full of holes."""
+    """Return make(values), which places rows FAR elements apart. On the CPU the buffer is a sparse file."""
 
     def make(values: torch.Tensor) -> torch.Tensor:
         size = (values.shape[0] - 1) * FAR + values[0].numel()
@@ -33,7 +33,7 @@ def far_rows(device, tmp_path):
         else:
             buffer = torch.empty(size * values.element_size(), dtype=torch.uint8, device=device)
         view = buffer.view(values.dtype).as_strided(values.shape, (FAR, *values.stride()[1:]))
-        for row, source in zip(view, values, strict=True):  # row by row: a copy of all would be planned over the holes
+        for row, source in zip(view, values, strict=True):  # row by row: one copy of all would cover the gaps too
             row.copy_(source)
         return view
 

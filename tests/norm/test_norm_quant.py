@@ -50,7 +50,7 @@ def test_fused_add_rmsnorm_quant(device, rows, hidden, dtype, out_dtype):
 
 @to_any_fp8
 def test_few_values_differ_at_all(device, out_dtype):
-    """A neighbour instead of the nearest fp8 number passes the tolerance; it may only happen near the middle of two."""
+    """Count values rounded to a neighbour of the nearest fp8 number: allowed only near a midpoint."""
     x, w = randn(99, 4096, dtype=torch.bfloat16, device=device), randn(4096, dtype=torch.bfloat16, device=device)
     out, scale = torch.empty(99, 4096, dtype=out_dtype, device=device), scalar(0.3, device)
     rmsnorm_quant(out, x, w, scale)

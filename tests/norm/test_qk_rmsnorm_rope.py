@@ -18,7 +18,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def setting(heads=(4, 4, 4), head_dim=128, grid=(3, 4, 5), channels=(44, 42, 42), **more):
-    """Keyword arguments of one call."""
+    """Return the keyword arguments of one call."""
     names = ("num_heads_q", "num_heads_k", "num_heads_v", "ppf", "pph", "ppw")
     names += ("num_frame_channels", "num_height_channels", "num_width_channels")
     return dict(zip(names, (*heads, *grid, *channels), strict=True), head_dim=head_dim, **more)
@@ -33,7 +33,7 @@ def tensors(device, keywords, batch=2, flat=False):
 
 
 def check(actual, expected, keywords):
-    """Limits of the contract: a bf16 rounding between norm and rotation, then one at the end."""
+    """Check the tolerance of the contract: a bf16 rounding between norm and rotation, then one at the end."""
     fp8, scale = keywords.get("output_fp8", False), keywords.get("output_quant_scale", 1.0)
     limit = max(0.75 * scale, 0.375) if fp8 else 0.1 if keywords.get("is_qk_norm", True) else 0.05
     for name, a, e in zip("qkv", actual, expected, strict=True):
@@ -92,12 +92,12 @@ def test_buffers_are_returned(fp8):
 
 
 def test_reference_turns_pairs():
-    """The reference itself: token (f, h, w) turns each pair by its own axis' position, and lengths are kept."""
+    """Check the reference: token (f, h, w) rotates each pair by the position on its axis, and lengths are kept."""
     keywords = setting(heads=(1, 1, 1), head_dim=64, channels=(20, 22, 22), grid=(2, 3, 4), is_qk_norm=False)
     qkv, q_weight, k_weight = tensors("cpu", keywords, batch=1)
     q, _, v = reference(qkv, q_weight, k_weight, **keywords)
     x = qkv[0, :, :64].float()
-    assert torch.equal(q[0, 0, 0].float(), x[0])  # the first token does not turn
+    assert torch.equal(q[0, 0, 0].float(), x[0])  # the first token is not rotated
     token, (f, h, w) = 1 * 12 + 2 * 4 + 3, (1, 2, 3)
     angle = torch.tensor([f * 10000 ** (-2 * i / 20) for i in range(10)])
     angle = torch.cat([angle, *(torch.tensor([p * 10000 ** (-2 * i / 22) for i in range(11)]) for p in (h, w))])
@@ -147,7 +147,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_arguments(case):
-    """On tensors that claim to be on a GPU: the checks come before anything touches one."""
+    """Check argument errors with fake GPU tensors: validation precedes any access."""
     keywords, change, text = BAD[case]
     with FakeTensorMode():
         arguments = dict(zip(("qkv", "q_weight", "k_weight"), tensors("cuda", keywords), strict=True))

@@ -65,7 +65,7 @@ def test_one_graph_same_numbers(tensors, model, backend):
     eager, compiled = ({name: t.clone() for name, t in tensors.items()} for _ in range(2))
     expected = model(**eager)
     assert torch.equal(torch.compile(model, fullgraph=True, backend=backend)(**compiled), expected)
-    for name in tensors:  # arguments written to, and only those
+    for name in tensors:  # exactly the arguments that are written to
         assert torch.equal(compiled[name], eager[name]), name
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wheels, sdists and editable installs are built from a copy of the tree and looked into. Nothing is compiled."""
+"""Wheels, sdists and editable installs are built from a copy of the tree and inspected. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_requirements_agree_with_pyproject():
 
 
 def test_old_setuptools_is_named():
-    """``--no-build-isolation`` takes what is there; setuptools 65 of a new venv only says that a key is invalid."""
+    """Check ``--no-build-isolation`` with an old setuptools: version 65 of a new venv only reports an invalid key."""
     program = "import setuptools; setuptools.__version__ = '65.5.0'; import build_backend"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 1
@@ -63,7 +63,7 @@ def test_wheel_is_not_tied_to_a_platform(wheel):
 
 
 def test_sdist_keeps_the_commit_it_was_made_from(tree, tmp_path):
-    """An unpacked sdist has no git, so the file it ships is the only witness of the commit."""
+    """Check the commit in an unpacked sdist: it has no git, so only the shipped file knows the commit."""
     meta = tree / "flashinfer" / "_build_meta.py"
     meta.write_text(f'__version__ = "{VERSION}"\n__git_commit__ = "abc123"\n')
     try:
@@ -83,7 +83,7 @@ def test_sdist_keeps_the_commit_it_was_made_from(tree, tmp_path):
 
 def test_editable_install_links_the_sources(tmp_path):
     tree = copy_tree(tmp_path / "tree")
-    stale = tree / "flashinfer" / "data" / "csrc"  # left by hand or by an older install; a link takes its place
+    stale = tree / "flashinfer" / "data" / "csrc"  # left by hand or by an older install; a link replaces it
     stale.mkdir(parents=True)
     (stale / "old.cu").write_text("")
     build(tree, "build_editable", tmp_path / "out")

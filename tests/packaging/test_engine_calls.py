@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How vLLM 0.29.0 and SGLang 0.5.19, which ask for version 0.6.18, call this package, and what else is published.
+"""Calls of this package by vLLM 0.29.0 and SGLang 0.5.19, which require version 0.6.18, and other published names.
 
 ``engine_calls.json`` holds facts of their published wheels: module, name, number of positional arguments, keywords, and
 attributes of our objects that they read. ``published_names.json`` holds the names that programs import, by module (""
@@ -40,7 +40,7 @@ def resolve(module: str, name: str) -> Any:
 
 @functools.cache
 def assigned(module: str) -> frozenset[str]:
-    """Attributes of ``self`` that the methods in a module assign."""
+    """Return the attributes of ``self`` that the methods in a module assign."""
     tree = ast.parse(inspect.getsource(importlib.import_module(module)))
     targets = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
     return frozenset(node.attr for node in targets if isinstance(node.value, ast.Name) and node.value.id == "self")
@@ -54,7 +54,7 @@ def has_member(cls: type, name: str) -> bool:
 
 
 def check_binds(function: Any, args: int, keywords: list[str], is_partial: bool) -> None:
-    """``is_partial``: the engine passes more, which its source does not name."""
+    """Check that the call binds. ``is_partial``: the engine passes more arguments, which its source does not name."""
     signature = inspect.signature(function)
     bind = signature.bind_partial if is_partial else signature.bind
     bind(*range(args), **dict.fromkeys(keywords))
@@ -103,5 +103,5 @@ def is_here(path: str) -> bool:
 
 
 def test_names_that_wait_are_absent():
-    """One that is here now belongs into published_names.json, and its calls into engine_calls.json."""
+    """Check that waiting names are absent: once present, they belong in published_names.json and engine_calls.json."""
     assert [path for path in load("absent_names.json") if is_here(path)] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``import flashinfer`` reads modules and does nothing else."""
+"""``import flashinfer`` imports modules and has no side effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from .tree import ROOT
 
-# Runs in a process of its own. torch comes first: what it does at import is not ours to judge, nor to pay for.
+# Runs in a new process. torch is imported first, so that its side effects and time are not counted as ours.
 PROBE = """
 import json, os, sys, time
 start = time.process_time()
@@ -49,7 +49,7 @@ print(json.dumps({
 
 
 def probe(env_changes):
-    """Import in a fresh process. No bytecode is written, unless asked: that is Python's doing, not ours."""
+    """Import in a new process, without writing bytecode by default, because Python and not the package writes it."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **env_changes}
     env = {k: v for k, v in env.items() if not k.startswith("FLASHINFER_")}
     done = subprocess.run([sys.executable, "-c", PROBE], env=env, cwd="/", capture_output=True, text=True)
@@ -92,7 +92,7 @@ def test_import_is_quick(tmp_path):
 
 
 def test_import_binds_submodules(imported):
-    """Published code reads these as attributes, without an import of its own."""
+    """Check submodules that published code reads as attributes, without importing them."""
     wanted = """
         activation api_logging attention cascade compilation_context cudnn decode jit mla msa_ops norm
         nvfp4_attention_sm120 page pod prefill quantization rope sampling sparse topk topk_varlen trace triton utils
@@ -101,7 +101,7 @@ def test_import_binds_submodules(imported):
 
 
 def test_submodules_that_are_imported_on_use(tmp_path):
-    """A program that says ``import flashinfer`` alone finds them."""
+    """Check that a program with ``import flashinfer`` alone finds lazily imported submodules."""
     program = """
 import sys, flashinfer
 late = [name for name in flashinfer._ON_USE if f"flashinfer.{name}" in sys.modules]
@@ -123,7 +123,9 @@ except AttributeError as error:
 
 
 def test_binding_layer_compiles_nothing(tmp_path):
-    """tvm-ffi compiles a library for a torch that cannot hand tensors on, before 2.10; the oldest we claim can."""
+    """Check that tvm-ffi compiles nothing. It compiles a library only for torch before 2.10, which we do not
+    support.
+    """
     program = """
 import sys, torch
 started = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about the sources that a text search can check."""
+"""Source rules that a text search can check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def relative(path):
 
 
 def code_of(path):
-    """The text without comments, so that a comment may name what the code must not use."""
+    """Return the text without comments, so that a comment may name what the code must not use."""
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repository as the packaging tests see it."""
+"""The repository as the packaging tests use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Enough to build from. Tests never build in the checkout itself: it may be installed and in use.
+# Files to build from. Tests never build in the checkout itself: it may be installed and in use.
 _TOP_FILES = (
     "build_backend.py",
     "LICENSE",
@@ -26,7 +26,7 @@ _TOP_FOLDERS = ("3rdparty", "csrc", "flashinfer", "include")
 
 
 def copy_tree(target: Path) -> Path:
-    """A clean checkout of what the build reads: no caches, no links of an editable install, no git."""
+    """Copy the files that the build reads: no caches, no links of an editable install, no git."""
     target.mkdir(parents=True)
     for name in _TOP_FILES:
         shutil.copy2(ROOT / name, target / name)
@@ -39,7 +39,7 @@ def copy_tree(target: Path) -> Path:
 
 
 def listing(folder: Path) -> dict[str, bytes]:
-    """Path -> content of every file below ``folder``; bytecode caches do not count."""
+    """Return path -> content of every file below ``folder``, without bytecode caches."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -48,7 +48,7 @@ def listing(folder: Path) -> dict[str, bytes]:
 
 
 def build(tree: Path, hook: str, out: Path) -> Path:
-    """Call one PEP 517 hook as a front end does: in a process of its own, standing in the tree."""
+    """Call one PEP 517 hook as a front end does: in a new process whose working directory is the tree."""
     out.mkdir(parents=True, exist_ok=True)
     code = f"import build_backend; print('built:' + build_backend.{hook}({str(out)!r}))"
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -17,7 +17,7 @@ FORMS = ["combined", "pair"]
 
 @dataclass
 class Batch:
-    """Requests that grow: page tables after the append, and the rows that are appended."""
+    """Growing requests: page tables after the append, and the appended rows."""
 
     batch_indices: torch.Tensor
     positions: torch.Tensor
@@ -40,7 +40,7 @@ class Batch:
 
 
 def make_batch(lengths, appended, page_size, device, spare_pages=2, padding=0):
-    """Requests of ``lengths`` tokens, the last ``appended`` of which are new; ``padding`` rows belong to nobody."""
+    """Make requests of ``lengths`` tokens, the last ``appended`` of which are new; ``padding`` rows have no request."""
     pages = [-(-length // page_size) for length in lengths]
     num_pages = sum(pages) + spare_pages
     indptr = torch.tensor([0, *torch.tensor(pages).cumsum(0).tolist()], dtype=torch.int32)
@@ -57,7 +57,7 @@ def make_batch(lengths, appended, page_size, device, spare_pages=2, padding=0):
 
 
 def make_cache(layout, form, num_pages, page_size, heads, dim, *, dtype, device, pad=0):
-    """A cache filled with noise. ``pad`` unused elements after each head leave no dimension packed but the last."""
+    """Make a cache of noise. ``pad`` unused elements after each head leave only the last dimension contiguous."""
     inner = (page_size, heads) if layout == "NHD" else (heads, page_size)
     shape = (num_pages, *inner, dim + pad) if form == "pair" else (num_pages, 2, *inner, dim + pad)
     if form == "pair":
@@ -66,13 +66,13 @@ def make_cache(layout, form, num_pages, page_size, heads, dim, *, dtype, device,
 
 
 def whole(cache):
-    """Everything a cache's memory holds, gaps included, as bytes."""
+    """Return the whole memory of a cache as bytes, gaps included."""
     tensors = cache if isinstance(cache, tuple) else (cache,)
     return tuple((t if t._base is None else t._base).clone().view(torch.uint8) for t in tensors)
 
 
 def clone(cache):
-    """A copy with the same strides and the same gaps."""
+    """Return a copy with the same strides and the same gaps."""
     if isinstance(cache, tuple):
         return tuple(clone(t) for t in cache)
     base = cache if cache._base is None else cache._base

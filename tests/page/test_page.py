@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Appending rows as they are, and the indices of a batch: values, layouts, edges."""
+"""Appending unquantised rows, and the indices of a batch: values, layouts, edges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def expected_cache(k, v, batch, cache, layout):
-    """What the references of the four templates say."""
+    """Return the cache that the reference of the template for this layout and form gives."""
     template = append_paged_kv_cache_trace(paged_kv_cache=cache, kv_layout=layout)
     heads_first = template.axes["heads_first"].value
     caches = cache if isinstance(cache, tuple) else (cache,)
@@ -41,7 +41,7 @@ def check_append(k, v, batch, cache, layout):
 
 
 def test_reference_row_by_row():
-    """The contract in words: row t goes to page kv_indices[kv_indptr[b] + p // page_size], entry p % page_size."""
+    """Check the contract: row t goes to page kv_indices[kv_indptr[b] + p // page_size], entry p % page_size."""
     batch = make_batch([5, 0, 9], [3, 0, 9], 4, "cpu", padding=1)
     k, v = torch.randn(2, batch.nnz, 2, 8)
     cache = make_cache("NHD", "combined", batch.num_pages, 4, 2, 8, dtype=FP32, device="cpu")
@@ -74,7 +74,7 @@ def test_page_sizes(device, layout, page_size):
     check_append(k, v, batch, cache, layout)
 
 
-# Wide rows, rows that no vector divides, more heads than a block of threads takes, one element.
+# Wide rows, rows that no vector divides, more heads than a block of threads handles, one element.
 @pytest.mark.parametrize(
     "heads, dim, dtype",
     [
@@ -114,7 +114,7 @@ def test_strided_cache(device, layout, form, pad):
 
 
 def test_keys_and_values_of_other_strides_and_sizes(device):
-    """Keys of 192 in a padded cache beside values of 128 in a packed one."""
+    """Check keys of 192 in a padded cache beside values of 128 in a packed one."""
     batch = make_batch([21, 6], [20, 3], 8, device)
     k, v = randn(batch.nnz, 4, 192, dtype=BF16, device=device), randn(batch.nnz, 4, 128, dtype=BF16, device=device)
     k_cache = randn(batch.num_pages, 8, 4, 200, dtype=BF16, device=device)[..., :192]
@@ -124,7 +124,7 @@ def test_keys_and_values_of_other_strides_and_sizes(device):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_rows(device, layout):
-    """From 4096 rows on a thread takes four; an odd number of them, some of nobody, keys wider than values."""
+    """Check 4096 rows and more, four per thread: an odd number, some without request, keys wider than values."""
     batch = make_batch([2500, 1600], [2500, 1597], 16, device, padding=2)
     k, v = (randn(batch.nnz, 3, dim, dtype=BF16, device=device) for dim in (40, 16))
     caches = tuple(
@@ -134,7 +134,7 @@ def test_many_rows(device, layout):
 
 
 def test_rows_of_a_packed_projection(device):
-    """k and v as slices of one (tokens, q + k + v heads, head_dim) tensor."""
+    """Check k and v as slices of one (tokens, q + k + v heads, head_dim) tensor."""
     batch = make_batch([21, 6], [20, 3], 8, device)
     qkv = randn(batch.nnz, 12, 64, dtype=BF16, device=device)
     cache = make_cache("NHD", "combined", batch.num_pages, 8, 2, 64, dtype=BF16, device=device)
@@ -203,7 +203,7 @@ def test_rows_of_no_request_are_skipped(device):
 def test_mla(device, ckv_dim, kpe_dim, dtype, page_size):
     batch = make_batch([37, 0, 16, 3], [5, 0, 16, 3], page_size, device, padding=2)
     ckv, kpe = (randn(batch.nnz, dim, dtype=dtype, device=device) for dim in (ckv_dim, kpe_dim))
-    # One buffer of 576 per token, as engines keep it, and two of their own.
+    # One buffer of 576 elements per token, as in engines, and two separate buffers.
     joint = randn(batch.num_pages, page_size, ckv_dim + kpe_dim, dtype=dtype, device=device)
     own = tuple(randn(batch.num_pages, page_size, dim, dtype=dtype, device=device) for dim in (ckv_dim, kpe_dim))
     for caches in ((joint[..., :ckv_dim], joint[..., ckv_dim:]), own):
@@ -249,7 +249,7 @@ def test_seq_lens(device, dtype):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_batch_and_cache(device, data):
-    """Batch, page size, row size, dtype, layout, form: every slot as the reference has it, every gap as it was."""
+    """Check batch, page size, row size, dtype, layout, form: slots match the reference, gaps are unchanged."""
     lengths = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=4), label="lengths")
     appended = [data.draw(st.integers(0, length), label="appended") for length in lengths]
     page_size = data.draw(st.integers(1, 20), label="page_size")
@@ -262,6 +262,6 @@ def test_any_batch_and_cache(device, data):
     cache = make_cache(layout, form, batch.num_pages, page_size, heads, dim, dtype=dtype, device=device, pad=pad)
     twin = clone(cache)
     check_append(k, v, batch, cache, layout)
-    # Where the rows came from a contiguous tensor, and to a cache without gaps, the same bytes arrive.
+    # For a contiguous source and a cache without gaps, the same bytes arrive.
     append_paged_kv_cache(k.contiguous(), v.contiguous(), *batch.rows, twin, *batch.table, layout)
     assert all(torch.equal(a, b) for a, b in zip(whole(cache), whole(twin), strict=True))

@@ -58,7 +58,7 @@ def test_one_graph_same_numbers(device, model, backend):
     eager, compiled = ({name: t.clone() for name, t in tensors.items()} for _ in range(2))
     expected = model(**eager)
     assert torch.equal(torch.compile(model, fullgraph=True, backend=backend)(**compiled), expected)
-    for name in tensors:  # arguments written to, and only those
+    for name in tensors:  # exactly the arguments that are written to
         assert torch.equal(compiled[name].view(torch.uint8), eager[name].view(torch.uint8)), name
     assert not same(eager["codes"], tensors["codes"])
 
@@ -70,9 +70,9 @@ def test_ops_have_their_published_names():
 
 @needs_gpu
 def test_graph_follows_its_buffers():
-    """One capture, then other rows, other pages, other scales."""
+    """Capture once, then replay with other rows, pages and scales."""
     tensors = make_tensors("cuda")
-    by_table(**tensors)  # builds and loads the modules, which a capture must not
+    by_table(**tensors)  # builds and loads the modules, which must not happen during a capture
     by_slot(**tensors)
     b, p = (torch.empty(23, dtype=torch.int32, device="cuda") for _ in range(2))
     slots = torch.arange(23, device="cuda")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller sees who passes a wrong tensor, and rows that have no slot: never a byte outside of the cache."""
+"""Error messages for wrong tensors, and rows without a slot: no byte outside of the cache is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .inputs import make_batch
 BF16, FP16, U8, E4M3 = torch.bfloat16, torch.float16, torch.uint8, torch.float8_e4m3fn
 PAGE, HEADS, DIM = 8, 4, 64
 
-# For each op: shape and dtype of the arguments of a good call that are no index tensors. PAGES stands for their number.
+# Op -> shape and dtype of the arguments of a good call, without index tensors. PAGES stands for the page count.
 PAGES = -1
 KEYS = {"append_key": ((23, HEADS, DIM), BF16), "append_value": ((23, HEADS, DIM), BF16)}
 NVFP4 = {
@@ -64,7 +64,7 @@ def ones(*shape, dtype=BF16):
     return lambda t: torch.ones(shape, dtype=torch.float32, device=t.device).to(dtype)
 
 
-# (ops, argument, what to do to the good value, text)
+# (ops, argument, a function that changes the good value, text)
 BAD = [
     (KV, "append_key", ones(23, 64), "append_key has 2 dimensions, expected 3"),
     (KV, "append_key", lambda t: t.repeat(1, 1, 2)[..., ::2], "append_key.stride(-1) = 2, expected 1"),
@@ -187,7 +187,7 @@ def test_bad_lengths(device):
 
 
 def test_offsets_that_fall():
-    """Looked at on the CPU only: a GPU would have to be waited for."""
+    """Check decreasing offsets on the CPU only: on a GPU the check would have to wait."""
     indptr, lengths = torch.tensor([0, 4, 2], dtype=torch.int32), torch.tensor([3, 8], dtype=torch.int32)
     text = r"indptr\[1\] to \w*indptr\[2\] = 4 to 2, expected offsets that rise"
     with pytest.raises(ArgumentError, match=f"get_batch_indices_positions: append_{text}"):
@@ -230,7 +230,7 @@ ROWS = pytest.mark.parametrize("argument, change, text", NO_SLOT, ids=[text for 
 @ROWS
 @pytest.mark.parametrize("op", BY_TABLE)
 def test_validation_names_the_row_and_writes_nothing(device, op, argument, change, text, monkeypatch):
-    monkeypatch.setattr(flashinfer.page.modules, "VALIDATE", True)  # the CPU checks without being asked
+    monkeypatch.setattr(flashinfer.page.modules, "VALIDATE", True)  # the CPU always validates
     arguments = make(op, device)
     getattr(flashinfer.page, op)(**arguments)
     caches = {name: t.clone() for name, t in arguments.items() if "cache" in name}
@@ -246,7 +246,7 @@ def test_validation_names_the_row_and_writes_nothing(device, op, argument, chang
 @ROWS
 @pytest.mark.parametrize("op", BY_TABLE)
 def test_unchecked_rows_without_a_slot_are_skipped(device, op, argument, change, text):
-    """CUDA without validation: the other rows arrive, and nothing around the cache changes."""
+    """Check CUDA without validation: the other rows arrive, and nothing around the cache changes."""
     if device == "cpu":
         pytest.skip("the CPU always checks")
     arguments = make(op, device)

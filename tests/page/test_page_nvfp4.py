@@ -32,7 +32,7 @@ def make_caches(layout, form, num_pages, page_size, heads, dim, device, pad=0):
 
 
 def expected_caches(trace, rows, where, caches, scales, table, layout):
-    """References of the pair forms want four tensors, those of the combined form two."""
+    """Return the caches of the reference: four tensors for the pair forms, two for the combined form."""
     template = trace(paged_kv_cache=caches[0], kv_layout=layout)
     flat = [t.contiguous() for cache in caches for t in (cache if isinstance(cache, tuple) else (cache,))]
     result = template.reference(*rows, *where, *flat, *table, *scales, heads_first=template.axes["heads_first"].value)
@@ -55,7 +55,7 @@ def check_mapped(rows, slots, caches, scales, layout):
 
 
 def test_reference_rounds_to_the_nearest_ties_to_even():
-    """Against a search over all codes; the scale of a block whose largest magnitude is 6 is one."""
+    """Check rounding by a search over all codes; a block whose largest magnitude is 6 has a scale of one."""
     x = torch.linspace(-6, 6, 4097)[:-1].view(-1, 16).clone()
     x[:, 0] = 6.0
     x[0, 1:8] = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
@@ -82,7 +82,7 @@ def test_append(device, layout, form, dtype):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slot_mapping(device, layout, form, slot_dtype):
-    """Slots before, in and after the cache; and more rows than slots."""
+    """Check slots before, in and after the cache, and more rows than slots."""
     slots = torch.randperm(5 * 16, device=device)[:30].to(slot_dtype)
     slots[3], slots[7], slots[9] = -1, 80, 2**31 - 1
     rows = [randn(33, 8, 128, dtype=BF16, device=device) for _ in range(2)]
@@ -114,7 +114,7 @@ def test_strides(device, pad):
 @pytest.mark.parametrize("magnitude", [0.0, 1e-6, 1e-3, 1.0, 1e4])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
 def test_ranges(device, magnitude, scale):
-    """Scales that round to zero, saturate at 448, or are subnormal; zeros of both signs."""
+    """Check scales that round to zero, saturate at 448, or are subnormal, and zeros of both signs."""
     rows = [magnitude * torch.randn(7, 2, 64, device=device).to(FP16) for _ in range(2)]
     rows[0][:, 0, ::3] *= 0.0
     slots = torch.arange(7, device=device, dtype=torch.int32)
@@ -122,7 +122,7 @@ def test_ranges(device, magnitude, scale):
 
 
 def test_every_code_and_tie(device):
-    """Halves of representable numbers, so that ties occur, with a scale of exactly one."""
+    """Check halves of representable numbers, so that ties occur, with a scale of exactly one."""
     x = torch.randint(-24, 25, (64, 2, 64), device=device).to(BF16) / 4
     x[..., ::16] = 6.0
     slots = torch.arange(64, device=device, dtype=torch.int32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Global scales of NVFP4 appends: what is refused, when tensors are read, what a captured graph does."""
+"""Global scales of NVFP4 appends: rejected values, the time when tensors are read, and captured graphs."""
 
 from __future__ import annotations
 
@@ -123,6 +123,6 @@ except RuntimeError as error:
 @needs_gpu
 @pytest.mark.parametrize("value", [0.5, *BAD])
 def test_a_replay_with_a_bad_value_is_a_cuda_error(value):
-    """In a process of its own: the error ends the context."""
+    """Run in a subprocess: the error destroys the CUDA context."""
     run = subprocess.run([sys.executable, "-c", REPLAY, str(value)], capture_output=True, text=True)
     assert run.stdout.startswith("fine" if value == 0.5 else "refused"), run.stdout + run.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill together with decoding gives what each part gives alone."""
+"""Prefill together with decode gives the results of each part alone."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ HEADS, PAGE = (32, 8), 16
 
 
 class Work:
-    """Prompts and requests that decode. On a GPU the prompts have 432 tiles, which is enough to share a launch."""
+    """Prompts and decode requests. On a GPU the prompts have 432 tiles, which is enough for a fused launch."""
 
     def __init__(self, device, dim, dtype, prompts):
         self.dim, self.dtype = dim, dtype
@@ -126,12 +126,12 @@ class Work:
         return lambda **run: wrapper.run(*arguments, causal_p=True, v_scale=2.0, **run)
 
 
-TYPES = [(128, torch.bfloat16), (64, torch.float16), (256, torch.float16)]  # the last has no launch for both
+TYPES = [(128, torch.bfloat16), (64, torch.float16), (256, torch.float16)]  # the last type has no fused launch
 
 
 @pytest.fixture
 def one_call(monkeypatch):
-    """Both parts in one call of the module, however small they are."""
+    """Run both parts in one call of the module, however small they are."""
     monkeypatch.setattr(pod, "_is_much", lambda q: True)
 
 
@@ -168,7 +168,7 @@ def test_both_parts_are_one_launch(device, dtype):
 
 
 def test_pod_of_other_types_and_rows_that_kernels_cannot_read(device, one_call):
-    """Parts that one module does not serve, and rows that do not start at multiples of 16 bytes."""
+    """Check parts that need different modules, and rows that do not start at multiples of 16 bytes."""
     work = Work(device, 64, torch.float16, [60])
     wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
     wrapper.plan(*work.pages_d.table, *work.sizes, q_data_type=work.dtype)
@@ -183,7 +183,7 @@ def test_pod_of_other_types_and_rows_that_kernels_cannot_read(device, one_call):
 
 
 def test_prompts_of_any_length_after_each_other(device, monkeypatch):
-    """One call and two calls with the same plan do not mistake each other's launches for their own."""
+    """Check that one call and two calls with the same plan do not mix up their cached launches."""
     work = Work(device, 64, torch.float16, [60])
     wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
     wrapper.plan(*work.pages_d.table, *work.sizes, q_data_type=work.dtype)

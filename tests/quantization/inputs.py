@@ -15,12 +15,12 @@ def random_bytes(*shape: int, device: str, low: int = 0, high: int = 256) -> tor
 
 
 def e4m3_scales(*shape: int, device: str) -> torch.Tensor:
-    """Every scale but NaN, 0x7F and 0xFF; block scales are not negative."""
+    """Return every scale but NaN, 0x7F and 0xFF; block scales are not negative."""
     return random_bytes(*shape, device=device, high=127).view(torch.float8_e4m3fn)
 
 
 def unaligned(x: torch.Tensor, offset: int = 1) -> torch.Tensor:
-    """The same values, contiguous, at an address that no vector load takes."""
+    """Return the same values, contiguous, at an address without vector alignment."""
     room = torch.empty(x.numel() + offset, dtype=x.dtype, device=x.device)
     view = room[offset:].view(x.shape)
     view.copy_(x)
@@ -28,6 +28,6 @@ def unaligned(x: torch.Tensor, offset: int = 1) -> torch.Tensor:
 
 
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Equal to the last bit, NaN included, wherever the two are."""
+    """Tell whether two tensors on any devices are equal to the last bit, NaN included."""
     assert actual.shape == expected.shape and actual.dtype == expected.dtype
     return torch.equal(actual.cpu().view(torch.uint8), expected.cpu().view(torch.uint8))

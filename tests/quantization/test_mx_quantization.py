@@ -30,7 +30,7 @@ from ..bad_arguments import check_refused
 from .inputs import LAYOUTS, random_bytes, same_bits, unaligned
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
-# Nothing; one block; a padded tile; one row and column past a tile; several tiles both ways.
+# No elements; one block; a padded tile; one row and column past a tile; several tiles in both directions.
 SHAPES = [(0, 64), (1, 32), (7, 96), (128, 128), (129, 160), (300, 4096)]
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 in_any_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
@@ -42,7 +42,7 @@ def usable(layout, device):
 
 
 def swizzled(row, col, rows, cols, layout):
-    """Place of a scale, in the words of the contract."""
+    """Return the offset of a scale, as the contract defines it."""
     p = -(-cols // 4) * 4
     if layout == SfLayout.layout_128x4:
         return (row // 128) * 128 * p + (col // 4) * 512 + (row % 32) * 16 + ((row % 128) // 32) * 4 + col % 4
@@ -55,7 +55,7 @@ def swizzled(row, col, rows, cols, layout):
 
 
 def scale_byte(amax):
-    """Of a block, number by number."""
+    """Return the scale byte of a block by scalar arithmetic."""
     t = np.float32(np.float32(amax) / np.float32(448))
     bits = int(t.view(np.uint32))
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
@@ -183,7 +183,7 @@ def test_e2m1(device, layout, ufp8_type, vec, has_global):
 
 
 def test_e2m1_number_by_number(device):
-    """The second row of one column block, high nibble of its last byte: -6 times 2^3 times 0.5."""
+    """Check -6 times 2^3 times 0.5 in the second row of a column block, high nibble of its last byte."""
     data, scales = (
         torch.zeros(2, 16, dtype=torch.uint8, device=device),
         torch.zeros(512, dtype=torch.uint8, device=device),
@@ -206,7 +206,7 @@ def test_mxfp4_dequantize(device, layout):
 @pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 5, 128), (2, 0, 64), (0, 64)])
 @pytest.mark.parametrize("group_size", [2, 6, 16, 32, 64])
 def test_mxfp4_dequantize_host(device, shape, group_size):
-    shape = (*shape[:-1], shape[-1] // 64 * 3 * 64)  # so that 6 divides it
+    shape = (*shape[:-1], shape[-1] // 64 * 3 * 64)  # divisible by 6
     data = random_bytes(*shape[:-1], shape[-1] // 2, device=device)
     scales = random_bytes(*shape[:-1], shape[-1] // group_size, device=device, high=255)
     expected = templates.mxfp4_dequantize_host_trace.reference(data.cpu(), scales.cpu(), group_size)
@@ -268,7 +268,7 @@ def test_shuffle(device, tile, block):
 
 @pytest.mark.parametrize("tile, block", [(64, 16), (128, 32)])
 def test_rows_of_shuffles(device, tile, block):
-    """For callers that gather the rows themselves."""
+    """Check the row indices for callers that gather the rows themselves."""
     x = random_bytes(256, 4, device=device)
     assert utils.get_shuffle_block_size(tile) == block
     rows = utils.get_shuffle_matrix_a_row_indices(x, tile)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that must import everywhere, and what those say that need a Blackwell GPU."""
+"""Names that always import, and the errors of those that need a Blackwell GPU."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_4over6_settings(monkeypatch):
 
 
 def test_fp4_tensor():
-    """vLLM's attention imports it, and hands one over as an output where kernels can write NVFP4."""
+    """Check the class that vLLM imports and passes as an output where kernels can write NVFP4."""
     from flashinfer.utils import FP4Tensor
 
     data, scale = torch.zeros(3, 32, dtype=torch.uint8), torch.zeros(128, 4, dtype=torch.float8_e4m3fn)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVFP4 caches to 16 bits, flat and paged, to the last bit."""
+"""Dequantisation of NVFP4 caches to 16 bits, flat and paged, to the last bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def matrix(rows, cols, device):
 
 def test_every_code_and_scale(device):
     codes = torch.arange(256, dtype=torch.uint8, device=device)
-    scales = torch.arange(256, dtype=torch.uint8, device=device)  # NaN and negative ones too
+    scales = torch.arange(256, dtype=torch.uint8, device=device)  # includes NaN and negative scales
     data = codes.repeat_interleave(8).view(256, 8)
     out = nvfp4_kv_dequantize(data, scales.view(256, 1), torch.ones(1, device=device), torch.float16)
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -65,7 +65,7 @@ def test_layouts_of_the_inputs(device):
 def paged(
     device, lens, heads=2, dims=(64, 64), page_size=16, layout="NHD", form="tuple", dtype=torch.bfloat16, room=None
 ):
-    """Arguments of a call; pages of the requests in random order, outputs filled with a number that tells."""
+    """Return the arguments of a call: pages of the requests in random order, outputs filled with a marker value."""
     room = max(lens, default=0) if room is None else room
     columns = -(-room // page_size) + 1
     pages = max(1, len(lens) * columns)
@@ -149,7 +149,7 @@ def test_int64_tables_and_wide_ones(device):
 
 @pytest.mark.parametrize("pad", [1, 8, 64])
 def test_strides(device, pad):
-    """Caches, scales and outputs as parts of larger buffers; odd gaps leave nothing aligned."""
+    """Check caches, scales and outputs as parts of larger buffers; odd gaps prevent alignment."""
 
     def spread(t):
         wide = torch.zeros((*t.shape[:-1], t.shape[-1] + pad), dtype=torch.uint8, device=device)
@@ -254,7 +254,7 @@ def test_bad_paged(device, name, change, text):
 
 @pytest.mark.parametrize("page", [-1, 10**6])
 def test_pages_of_no_cache(device, page):
-    """An error where it is cheap to look; a GPU leaves out their tokens and nothing else."""
+    """Check pages outside of the cache: a CPU call is rejected; a GPU skips their tokens only."""
     arguments = paged(device, [20, 31])
     whole = {**arguments, **{name: arguments[name].clone() for name in ("output_k", "output_v")}}
     nvfp4_kv_dequantize_paged(**whole)

@@ -25,7 +25,7 @@ DTYPES = [
     *(torch.int16, torch.uint16, torch.float16, torch.bfloat16, torch.int32, torch.float32),
     *(torch.int64, torch.float64, torch.complex64, torch.complex128),
 ]
-# Nothing, one, around a byte, a word, a vector and a block of threads; more than one piece and chunk of a CPU thread.
+# Lengths: 0, 1, around a byte, a word, a vector and a block of threads; more than one piece and chunk of a CPU thread.
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 2047, 2048, 2049, 8191, 8193, 300_001]
 in_any_order = pytest.mark.parametrize("bitorder", ORDERS)
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -78,7 +78,7 @@ def test_any_byte_but_zero_is_one(device, value):
     x = torch.zeros(40, dtype=torch.uint8, device=device)
     x[::3] = value
     assert torch.equal(packbits(x).cpu(), of_numpy(x, "big"))
-    assert torch.equal(packbits(x.view(torch.bool)).cpu(), of_numpy(x, "big"))  # a bool made by a view
+    assert torch.equal(packbits(x.view(torch.bool)).cpu(), of_numpy(x, "big"))  # bool made by a view
 
 
 @in_any_order
@@ -155,7 +155,7 @@ def test_segment_references(device, bitorder):
 
 
 def test_a_part_of_x(device):
-    """Segments need not begin at 0 nor end at the end; uint8 and views are taken too."""
+    """Check segments that do not begin at 0 or end at the end; uint8 and views are accepted too."""
     x, indptr = make_segments([9, 30, 200], device, first=5, rest=4)
     check_segments(x, indptr, "big")
     check_segments(x.view(torch.uint8) * 3, indptr, "little")

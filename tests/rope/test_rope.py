@@ -33,14 +33,14 @@ def heads(nnz, head_dim, dtype, device, num_q=4, num_k=2):
 
 
 def places(form, nnz, device):
-    """Where the tokens stand, as the form wants it said."""
+    """Return the token positions as the form takes them: ``pos_ids``, or offsets."""
     if "pos_ids" in form:
         return {"pos_ids": torch.randint(0, 1 << 20, (nnz,), device=device)}
     return ragged([nnz // 3, 0, nnz - nnz // 3], device)
 
 
 def check(form, q, k, **call):
-    """Both the form that allocates and the one that overwrites."""
+    """Check both the allocating and the in-place form."""
     expected = reference(form)(q, k, **call)
     before = q.clone(), k.clone()
     for actual, want in zip(getattr(flashinfer, form)(q, k, **call), expected, strict=True):
@@ -54,7 +54,7 @@ def check(form, q, k, **call):
 
 @pytest.mark.parametrize("interleave", [False, True])
 def test_reference_in_plain_words(interleave):
-    """Element by element, for one head at one position."""
+    """Compute the reference element by element, for one head at one position."""
     position, dim, theta, scale = 5, 8, 100.0, 2.0
     x = torch.randn(1, 1, dim + 2)  # two columns are not rotated
     y, _ = reference("apply_rope_pos_ids")(x, x, torch.tensor([position]), dim, interleave, scale, theta)
@@ -68,10 +68,10 @@ def test_reference_in_plain_words(interleave):
 
 
 def test_reference_of_llama31_in_plain_words():
-    """High frequencies are kept, low ones divided by the scale, those between are blended."""
+    """Check that high frequencies are kept, low ones divided by the scale, and those between blended."""
     dim, theta, scale, low, high, context = 64, 5e5, 8.0, 1.0, 4.0, 8192
     x = torch.zeros(1, 1, dim)
-    x[..., : dim // 2] = 1  # then the result is the cosines and the sines
+    x[..., : dim // 2] = 1  # the result is then the cosines and the sines
     y, _ = reference("apply_llama31_rope_pos_ids")(x, x, torch.tensor([3]))
     for j in range(dim // 2):
         f = theta ** (-2 * j / dim)
@@ -116,7 +116,7 @@ def test_llama31_factors(device, factors):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_positions(device, dtype):
-    """The far end of int32, and negative positions: angles are as exact there as near zero."""
+    """Check the largest int32 and negative positions: angles are as exact there as near zero."""
     pos_ids = torch.tensor([0, 1, -7, 2**20, 2**24 + 1, 2**31 - 1], device=device, dtype=dtype)
     q, k = heads(6, 128, torch.float32, device)
     check("apply_rope_pos_ids", q, k, pos_ids=pos_ids)
@@ -153,7 +153,7 @@ def test_numbers_of_tokens_and_heads(device, nnz, num_q, num_k):
 @on_both_styles
 @pytest.mark.parametrize("form", ["apply_rope", "apply_rope_pos_ids"])
 def test_many_tokens(device, form, interleave):
-    """Enough of them for the CUDA kernel to take two items per thread, a number of heads that leaves some idle."""
+    """Check enough tokens for two items per thread of the CUDA kernel, and a head count that leaves threads idle."""
     q, k = heads(1100, 128, torch.bfloat16, device, 24, 3)
     check(form, q, k, **places(form, 1100, device), interleave=interleave)
 
@@ -167,7 +167,7 @@ def test_no_requests(device):
 @on_any_dtype
 @on_both_styles
 def test_heads_of_a_packed_projection(device, dtype, interleave):
-    """q and k are slices of one (tokens, q + k + v heads, head_dim) buffer, overwritten in place."""
+    """Check q and k as slices of one (tokens, q + k + v heads, head_dim) buffer, overwritten in place."""
     qkv, pos_ids = randn(5, 8, 128, dtype=dtype, device=device), torch.arange(5, device=device)
     before = qkv.clone()
     expected = reference("apply_rope_pos_ids")(qkv[:, :4], qkv[:, 4:6], pos_ids, interleave=interleave)
@@ -200,7 +200,7 @@ def test_nan_and_inf_stay_in_their_pair(device, dtype):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_layout(device, data):
-    """Shape, padding, offset, order of dimensions, dtype, style, in place or not: the same values come out."""
+    """Check that shape, padding, offset, order of dimensions, dtype, style and in-place do not change the values."""
     form = data.draw(st.sampled_from(FORMS), label="form")
     dtype = data.draw(st.sampled_from(DTYPES), label="dtype")
     nnz, num_q, num_k = (data.draw(st.integers(0, 6), label=label) for label in ("nnz", "num_q", "num_k"))

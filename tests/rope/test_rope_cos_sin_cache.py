@@ -55,7 +55,7 @@ def test_positions(device, nnz, dtype):
 
 @pytest.mark.parametrize("is_neox", [True, False])
 def test_many_tokens(device, is_neox):
-    """Enough of them for the CUDA kernel to take two items per thread; the last columns of a head are copied."""
+    """Check enough tokens for two items per thread of the CUDA kernel; the last columns of a head are copied."""
     query, key = (randn(1100, heads * 160, dtype=torch.bfloat16, device=device) for heads in (24, 3))
     check(torch.arange(1100, device=device), query, key, 160, table(128, 1100, device), is_neox)
 
@@ -96,7 +96,7 @@ def test_last_row_of_the_table(device):
 
 @pytest.mark.parametrize("position", [-1, 8])
 def test_position_outside_of_the_table(device, position):
-    """A CPU kernel refuses it; a GPU kernel cannot, and stays inside of the table."""
+    """Check positions outside of the table: a CPU kernel rejects them; a GPU kernel stays inside the table."""
     query, key = (randn(2, 64, dtype=torch.float32, device=device) for _ in range(2))
     positions = torch.tensor([0, position], device=device)
     if device == "cpu":

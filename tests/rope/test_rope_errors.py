@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller sees who passes a wrong argument: the op, the argument, what it is and what was expected."""
+"""Error messages for wrong arguments: they name the op, the argument, the actual and the expected value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..bad_arguments import check_refused
 
 FP16, FP32, FP8, INT = torch.float16, torch.float32, torch.float8_e4m3fn, torch.int32
 
-# For each op: the arguments of a good call, name -> (shape, dtype) of zeros or a value.
+# Op -> arguments of a good call, name -> (shape, dtype) of zeros or a value.
 HEADS = {"q": ((4, 8, 64), FP16), "k": ((4, 2, 64), FP16)}
 RAGGED = {**HEADS, "indptr": ((3,), INT), "offsets": ((2,), INT)}
 POS_IDS = {**HEADS, "pos_ids": ((4,), INT)}
@@ -52,7 +52,7 @@ GOOD = {
     "rope_quantize_fp8_append_paged_kv_cache": {**GQA, **PAGES, "paged_kv_cache": KV},
 }
 
-# (ops, argument, (shape, dtype) or what to do to the good value, text)
+# (ops, argument, (shape, dtype) or a function that changes the good value, text)
 APPLY = [op for op in GOOD if op.startswith(("apply_rope", "apply_llama")) and "cache" not in op]
 POSITIONED = [op for op in APPLY if "pos_ids" in op]
 RAGGEDS = [op for op in APPLY if "pos_ids" not in op]
@@ -164,7 +164,7 @@ def test_bad_argument(device, op, argument, change, text):
 @pytest.mark.parametrize("op", RAGGEDS)
 @pytest.mark.parametrize("dtype", [INT, torch.int64])
 def test_offsets_that_fall(op, dtype):
-    """Looked at on the CPU only: a GPU would have to be waited for."""
+    """Check decreasing offsets on the CPU only: on a GPU the check would have to wait."""
     arguments = {name: make(value, "cpu") for name, value in GOOD[op].items()}
     arguments["offsets"] = arguments["offsets"].to(dtype)
     arguments["indptr"] = torch.tensor([0, 4, 2], dtype=dtype)
@@ -175,7 +175,7 @@ def test_offsets_that_fall(op, dtype):
 
 @pytest.mark.parametrize("op, argument", [(op, name) for op, names in GOOD.items() for name in names])
 def test_other_device(device, op, argument):
-    """A tensor that is elsewhere."""
+    """Check a tensor on another device."""
     if torch.device(device).type == "cpu":
         pytest.skip("a CPU alone has no other device")
     arguments = {name: make(value, device) for name, value in GOOD[op].items()}
@@ -189,7 +189,7 @@ def test_other_device(device, op, argument):
 
 @pytest.mark.parametrize("op", [*APPLY, *TABLED])
 def test_nothing_is_rotated_twice(device, op):
-    """In place, heads of an expanded tensor would be."""
+    """Check expanded tensors: an in-place call would rotate their heads several times."""
     arguments = {name: make(value, device) for name, value in GOOD[op].items()}
     name = "key" if op in TABLED else "k"
     arguments[name] = arguments[name][:1].expand(arguments[name].shape)
@@ -198,7 +198,9 @@ def test_nothing_is_rotated_twice(device, op):
 
 
 def test_indices_outside_of_the_cache():
-    """What a GPU cannot refuse, a CPU can. Request 0 has one page: its position 16 would be a token of request 1."""
+    """Check indices that only a CPU can reject. Request 0 has one page: its position 16 would be a token of
+    request 1.
+    """
     op = "rope_quantize_fp8_append_paged_kv_cache"
     for name, value, text in [
         ("batch_indices", 2, "batch_indices[0] = 2, expected less than 2 (kv_indptr has 2 requests)"),
@@ -224,7 +226,7 @@ def test_rotary_dim_of_a_gpu_has_a_limit():
 
 @pytest.mark.parametrize("name, value", [("batch_indices", 2), ("positions", 16), ("positions", -1), ("kv_indices", 3)])
 def test_tokens_without_a_slot_on_a_gpu(name, value):
-    """They write nothing: no page of another request, nothing outside of the cache, no query."""
+    """Check that such tokens write nothing: no page of another request, nothing outside of the cache, no query."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     op = "rope_quantize_fp8_append_paged_kv_cache"

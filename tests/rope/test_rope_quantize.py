@@ -70,7 +70,7 @@ def test_saturates(device, fp8):
 @on_any_fp8
 @pytest.mark.parametrize("pad", [0, 3, 16])
 def test_outputs_are_slices_of_wider_buffers(device, fp8, pad):
-    """q_rope and q_nope side by side in one buffer; its dtype chooses the format, and gaps stay as they were."""
+    """Check q_rope and q_nope side by side in one buffer; its dtype selects the format, and gaps stay unchanged."""
     inputs = quantize_inputs(5, 4, 0, 64, 128, torch.bfloat16, device)
     q_out = torch.full((5, 4, 128 + 64 + pad), 7.0, device=device).to(fp8)
     k_out = torch.full((5, 128 + 64 + pad), 7.0, device=device).to(fp8)
@@ -112,7 +112,7 @@ def test_backends(device):
 
 
 def append_inputs(nnz, heads, kv_heads, rope_dim, nope_dim, dtype, device, fp8, layout="NHD", page_size=16, requests=3):
-    """Tokens dealt to requests in turn, on shuffled pages; every slot of the caches holds 7."""
+    """Assign tokens to requests in turn, on shuffled pages; every slot of the caches holds 7."""
     inputs = quantize_inputs(nnz, heads, kv_heads, rope_dim, nope_dim, dtype, device)
     slots = -(-nnz // requests)
     pages = -(-max(slots, 1) // page_size)
@@ -138,7 +138,7 @@ def append_inputs(nnz, heads, kv_heads, rope_dim, nope_dim, dtype, device, fp8, 
 
 
 def check_append(inputs, layout="NHD", **options):
-    """Outputs and caches, each of whose bytes that nobody wrote must be as before."""
+    """Check outputs and caches, including that every byte not written is unchanged."""
     caches = inputs["paged_kv_cache"]
     call = {name: value for name, value in inputs.items() if name != "paged_kv_cache"}
     expected = append_reference(
@@ -188,7 +188,7 @@ def test_wide_indices(device):
 
 @pytest.mark.parametrize("enable_pdl", [None, True, False])
 def test_dependent_launch(device, enable_pdl):
-    """None as in every family: where the GPU has it."""
+    """Check PDL; None means: if the GPU supports it."""
     inputs = append_inputs(5, 4, 0, 64, 128, torch.bfloat16, device, torch.float8_e4m3fn)
     alone = {name: inputs[name] for name in quantize_inputs(0, 1, 0, 2, 2, torch.bfloat16, device)}
     same(rope_quantize_fp8(**alone, enable_pdl=enable_pdl), reference(**alone))
@@ -197,7 +197,7 @@ def test_dependent_launch(device, enable_pdl):
 
 
 def test_cache_slices_of_one_buffer(device):
-    """Both caches in one allocation, (pages, 2, page_size, heads, dim): their pages are two apart."""
+    """Check both caches in one allocation, (pages, 2, page_size, heads, dim): pages of a cache are two apart."""
     inputs = append_inputs(20, 4, 2, 64, 64, torch.bfloat16, device, torch.float8_e4m3fn)
     both = torch.stack(inputs["paged_kv_cache"], dim=1)
     inputs["paged_kv_cache"] = both[:, 0], both[:, 1]

@@ -59,7 +59,7 @@ def test_one_graph_same_numbers(device, model, backend):
     actual = torch.compile(model, fullgraph=True, backend=backend)(**compiled)
     for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one, other)
-    for name in tensors:  # arguments written to, and only those
+    for name in tensors:  # exactly the arguments that are written to
         assert torch.equal(compiled[name], eager[name]), name
 
 
@@ -130,7 +130,7 @@ def test_cuda_graph_replays_on_new_values():
 
 @needs_cuda
 def test_rows_past_32_bits():
-    """Strides of 2^31 elements: two tokens of a large buffer."""
+    """Check strides of 2^31 elements: two tokens of a large buffer."""
     buffer = torch.empty(2**31 + 1024, dtype=torch.float16, device="cuda")
     q = buffer.as_strided((2, 2, 128), (2**31, 128, 1))
     q.normal_()

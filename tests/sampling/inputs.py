@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows to sample from, and the functions that do, by name."""
+"""Rows to sample from, and the sampling functions by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def probs(rows: int, vocab: int, device: str, spread: float = 3.0) -> torch.Tens
     return torch.softmax(spread * torch.randn(rows, vocab, device=device), dim=-1)
 
 
-# Name -> arguments besides the rows, such that each filter both keeps and drops columns.
+# Name -> further arguments, such that each filter both keeps and drops columns.
 DRAWS: dict[str, list[dict[str, Any]]] = {
     "sampling_from_probs": [{}],
     "sampling_from_logits": [{}],
@@ -56,7 +56,7 @@ def reference(name: str) -> Callable[..., Any]:
 
 
 def kept(name: str, x: torch.Tensor, **parameters: Any) -> torch.Tensor:
-    """The distribution that a function draws from, by sorting, in float64."""
+    """Return the distribution that a function draws from, computed by sorting in float64."""
     order = parameters.get("filter_apply_order", "top_k_first")
     p = templates.probabilities(x) if takes_logits(name) else x.double()
     if "min_p" in parameters:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws: the tokens of the reference, whatever the layout; rows without a token; parameters at their limits."""
+"""Draws: equal to the reference in any layout; rows without a token; parameters at their limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_tokens_of_the_reference(device, shape, name, parameters):
     tokens = function(name)(x, **parameters, seed=42, offset=8)
     assert tokens.shape == shape[:1] and tokens.dtype == torch.int32
     expected = reference(name)(x, **parameters, seed=42, offset=8)
-    # The reference rounds its sums in its own way: one token in thousands may be a neighbour.
+    # The reference sums in another order: one token in thousands may be a neighbour.
     assert (tokens != expected).sum() <= 1
     assert torch.equal(x, before)
 
@@ -84,7 +84,7 @@ def test_indices(device, name, parameters, dtype):
 
 
 def test_which_row_a_parameter_belongs_to(device):
-    """With indices: top_p by row of probabilities; top_k and min_p by output."""
+    """Check parameters with indices: top_p belongs to the row of probabilities, top_k and min_p to the output."""
     x = probs(2, 200, device, spread=1)
     best = x.argmax(dim=-1)
     indices = torch.tensor([1, 0], dtype=torch.int32, device=device)
@@ -129,7 +129,7 @@ def test_logits_without_a_token(device, name):
 
 
 def test_logits_of_any_size(device):
-    """Sums are by segments of 1024 columns, whose largest may be anywhere."""
+    """Check logits of any magnitude: sums are computed by segments of 1024 columns, whose maximum may be anywhere."""
     x = torch.full((7, 5000), -INF, device=device)
     x[0, 4000], x[0, 10] = 0.0, -200.0
     x[1, 10], x[1, 4000] = 3e38, 1e6
@@ -146,7 +146,7 @@ def test_logits_of_any_size(device):
 
 
 def neighbours(number: float, rows: int, columns: int, device: str) -> torch.Tensor:
-    """Floats next to a number: itself, and up to 40 steps below."""
+    """Return floats near a number: the number itself, and up to 40 steps below."""
     steps = torch.randint(41, (rows, columns), device=device, dtype=torch.int32)
     bits = torch.tensor(number, dtype=torch.float32, device=device).view(torch.int32)
     return (bits - steps if number > 0 else bits + steps).view(torch.float32)
@@ -155,7 +155,7 @@ def neighbours(number: float, rows: int, columns: int, device: str) -> torch.Ten
 @pytest.mark.parametrize("size", [1e6, 2097152.0, 2097153.0, 1e7, 5.3e8, 536870912.0, 1e12, 3e38])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_logits_far_from_zero(device, size, sign):
-    """What callers pass that divide by a low temperature: only differences count."""
+    """Check large logits, as after division by a low temperature: only differences matter."""
     x = neighbours(sign * size, 4, 5000, device)
     x[1, 1000:], x[2, 1::2], x[3, 7] = -INF, -1e4, torch.nan
     for seed in range(5):
@@ -192,7 +192,7 @@ def test_limits_of_the_parameters(device, top_k, top_p):
 
 @pytest.mark.parametrize("many", [2**31, 2**32 + 1, 2**63 - 1, INF])
 def test_top_k_without_limit_by_row(device, many):
-    """Whatever a dtype has for it."""
+    """Check the largest value of each dtype as "no limit"."""
     x = probs(3, 100, device)
     top_k = torch.tensor([many, 1, many], device=device)
     masked = flashinfer.top_k_mask_logits(x, top_k)
@@ -227,7 +227,7 @@ def test_limits_of_min_p(device, min_p):
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-20, 1.0, 1e20, 1e30])
 def test_weights_of_any_size(device, scale):
-    """Filters that do not need normalised rows, at subnormal and at huge weights."""
+    """Check filters that do not need normalised rows, with subnormal and with huge weights."""
     x = torch.tensor([[1.0, 3.0, 2.0, 3.0, 0.0]], device=device) * scale
     indices = torch.zeros(4000, dtype=torch.int32, device=device)
     tokens = flashinfer.top_k_sampling_from_probs(x, 2, indices, seed=2, offset=2)
@@ -235,7 +235,7 @@ def test_weights_of_any_size(device, scale):
     tokens = flashinfer.min_p_sampling_from_probs(x, 0.5, indices, seed=2, offset=2)
     assert set(tokens.tolist()) == {1, 2, 3}
     if scale < 1:
-        assert (flashinfer.sampling_from_probs(x, indices, seed=2, offset=2) == 3).all()  # sums below 1: the last
+        assert (flashinfer.sampling_from_probs(x, indices, seed=2, offset=2) == 3).all()  # sums below 1: last column
 
 
 def test_equals_are_kept_together(device):
@@ -296,7 +296,7 @@ def test_logits_and_probabilities_draw_the_same(device):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_row(device, data):
-    """Few distinct values and many equal ones; what is drawn is kept, and the device does not matter."""
+    """Check rows of few distinct values with many ties: drawn tokens are kept ones, equal on all devices."""
     vocab = data.draw(st.one_of(st.integers(1, 300), st.sampled_from([1024, 1025, 9999])), label="vocab")
     values = data.draw(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=6), label="values")
     pick = torch.randint(0, len(values), (4, vocab))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA has: graphs, streams, millions of outputs, rows that no cluster can hold."""
+"""CUDA-only behaviour of sampling: graphs, streams, millions of outputs, rows that no cluster can hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @pytest.mark.parametrize("name, parameters", CASES, ids=str)
 def test_graph_capture(name, parameters):
-    """Seeds are read when the graph is replayed."""
+    """Check that seeds are read when the graph is replayed."""
     x = rows_for(name, 40, 5000, "cuda")
     seed, offset = torch.tensor([1], device="cuda"), torch.tensor([0], device="cuda")
 
@@ -50,7 +50,7 @@ def test_runs_on_the_current_stream():
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)  # on any other stream the draw would overtake the fill
+        torch.cuda._sleep(20_000_000)  # a draw on any other stream would run before the fill
         p.zero_()
         p[:, 77] = 1
         tokens = flashinfer.top_k_sampling_from_probs(p, 3)
@@ -66,7 +66,7 @@ def test_millions_of_outputs():
         tokens = function(name)(x, **parameters, indices=indices)
         counts = torch.bincount(tokens, minlength=128256).double()
         expected = kept(name, x, **parameters)[0]
-        # Columns at a threshold may fall to either side of it.
+        # Columns at the threshold may be kept or dropped.
         assert counts[expected == 0].sum() < 1e-4 * len(indices)
         assert torch.nn.functional.cosine_similarity(counts, expected, dim=0) > 0.99
 
@@ -89,7 +89,7 @@ def test_large_rows_of_rows():
 
 
 def test_rows_that_keep_more_than_a_block_lists():
-    """So many rows have a block each, which lists about 9000 columns: of some chunks, those that are uncertain only."""
+    """Check one block per row with more kept columns than its list of about 9000 holds."""
     p = probs(270, 128256, "cuda", 2.9)
     for top_p in (0.88, 0.9, 0.92):
         some = flashinfer.top_p_renorm_probs(p, top_p)[:24]
@@ -105,7 +105,7 @@ def test_batches_do_not_change_a_row(rows):
 
 
 def shaped(shape: str, rows: int, vocab: int) -> torch.Tensor:
-    """Rows that lists, bounds and first guesses are not made for."""
+    """Return rows that violate the assumptions of candidate lists, bounds and threshold estimates."""
     p = probs(rows, vocab, "cpu")
     if shape == "sorted":
         p = p.sort(dim=-1, descending=True).values
@@ -149,7 +149,7 @@ SHAPES += ["one", "two", "ties", "nan", "infinite", "zero"]
     [(1, 128256), (3, 6145), (5, 6144), (50, 20001), (70, 20001), (300, 9000), (2, 200001)],
 )
 def test_guesses(shape, rows, vocab):
-    """Draws guess thresholds from a sample, of more than 6144 columns; whether the guess was right does not show."""
+    """Check thresholds estimated from a sample (rows of more than 6144 columns): a wrong estimate changes no result."""
     p = probs(rows, vocab, "cpu", 5.0) if shape == "spread" else shaped(shape, rows, vocab)
     on_gpu = p.cuda()
     ps = torch.tensor([0.9, 0.0, 1.0, 0.999, 0.2, 0.01])[torch.arange(rows) % 6]
@@ -169,7 +169,7 @@ def test_guesses(shape, rows, vocab):
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
 @pytest.mark.parametrize("top_p", [0.9, 0.999, [0.9, 0.0, 1.0, 0.999, 0.2, 0.01, 0.6]], ids=str)
 def test_pairs_of_rows(top_p, scale):
-    """So many rows are renormalised by pairs of blocks: none, either or both cannot write its row alone, in any way."""
+    """Check renormalisation by pairs of blocks: none, one or both blocks cannot finish their row alone."""
     vocab, of_shape = 17500, {}
     for shape in SHAPES:
         of_shape[shape] = shaped(shape, 1, vocab)[0] * scale
@@ -184,7 +184,7 @@ def test_pairs_of_rows(top_p, scale):
 
 @pytest.mark.parametrize("shape", ["soft", "equal", "two", "flat"])
 def test_every_kernel_of_few_rows(shape):
-    """Each kernel and each way that a threshold is found once, of rows that are small: what sanitizers see."""
+    """Run each kernel and each threshold search once, on small rows, for sanitizers."""
     p = shaped(shape, 3, 9001)
     seeds = {"seed": 11, "offset": 0}
     indices = torch.arange(3, dtype=torch.int32).repeat(4)
@@ -206,7 +206,7 @@ def test_every_kernel_of_few_rows(shape):
 
 
 def test_rows_at_any_address():
-    """Rows that are not aligned to vectors, of which every other one is taken."""
+    """Check rows without vector alignment, of which every other one is sampled."""
     p = probs(6, 10007, "cpu")
     for first in (0, 1, 3):
         there, here = p.cuda()[::2, first:], p[::2, first:]
@@ -217,7 +217,7 @@ def test_rows_at_any_address():
 
 
 def test_many_outputs_of_few_rows_are_the_same():
-    """The table that they are drawn by adds up what single draws do."""
+    """Check that the table for many outputs per row gives the same sums as single draws."""
     p = probs(2, 20001, "cpu")
     on_gpu = p.cuda()
     indices = torch.arange(64, dtype=torch.int32) % 2
@@ -231,7 +231,7 @@ def test_many_outputs_of_few_rows_are_the_same():
 @pytest.mark.parametrize("shape", ["soft", "sorted", "equal", "few", "flat", "tiny", "heavy"])
 @pytest.mark.parametrize("rows, vocab", [(3, 50), (5, 40001), (130, 9000)])
 def test_unusual_rows(shape, rows, vocab):
-    """A threshold is the same however it was found."""
+    """Check that the threshold does not depend on the search that found it."""
     p = shaped(shape, rows, vocab)
     on_gpu = p.cuda()
     ks = torch.tensor([1, 40, 3000, vocab, 300], dtype=torch.int32)[torch.arange(rows) % 5]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A million draws against the exact probabilities, by chi-square."""
+"""Chi-square test of a million draws against the exact probabilities."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ DRAWN = 1_000_000
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
-    """Standard deviations of a normal variable as unlikely as the statistic (Wilson and Hilferty, 1931); cells below 5
-    are put together."""
+    """Return the chi-square statistic as standard deviations of a normal variable (Wilson and Hilferty, 1931); cells
+    below 5 are merged.
+    """
     small = expected < 5
     counts = torch.cat([counts[~small], counts[small].sum().view(1)])
     expected = torch.cat([expected[~small], expected[small].sum().view(1)])
@@ -49,7 +50,7 @@ def test_large_vocabulary(device):
 
 
 def test_offsets_are_independent(device):
-    """One draw of each of many calls is as random as many draws of one call."""
+    """Check that one draw of each of many calls is as random as many draws of one call."""
     x = rows_for("sampling_from_probs", 1, 5, device, 0.5).expand(100_000, 5)
     offsets = torch.arange(100_000, device=device)
     tokens = function("sampling_from_probs")(x, seed=torch.tensor([3], device=device), offset=offsets)

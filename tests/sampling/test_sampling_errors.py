@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller sees who passes something wrong."""
+"""Error messages for wrong arguments."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_devices_do_not_mix():
 
 
 def test_devices_without_kernels():
-    """Whose random numbers they would be is not the question."""
+    """Check that the error names the device, not the missing random generator."""
     probs = torch.ones(2, 8, device="meta")
     for name, call in (
         ("probs", lambda: flashinfer.sampling.sampling_from_probs(probs)),

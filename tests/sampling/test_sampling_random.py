@@ -16,7 +16,7 @@ from .inputs import CASES, DRAWS, function, kept, probs, rows_for
 
 @pytest.mark.parametrize(
     "seed, offset, row, words",
-    [  # the published test vectors: counter (offset, row), key seed
+    [  # published test vectors: counter (offset, row), key seed
         (0, 0, 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         (-1, -1, -1, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
         (
@@ -37,7 +37,7 @@ def test_reference_is_philox(seed, offset, row, words):
 
 
 def test_kernels_use_the_same_numbers(device):
-    """Equal columns turn a token into the leading bits of the random number."""
+    """Check Philox in kernels: with equal columns a token is the leading bits of the random number."""
     vocab = 4096
     p = torch.full((1, vocab), 1 / vocab, device=device)
     rows = torch.arange(300)
@@ -104,7 +104,7 @@ def test_cpu_generator_gives_a_seed():
     seed, offset = get_seed_and_offset(100, generator)
     assert 0 <= seed < 2**63 and offset == 0
     again = torch.Generator().manual_seed(3)
-    assert get_seed_and_offset(5, again) == (seed, 0)  # whatever the increment
+    assert get_seed_and_offset(5, again) == (seed, 0)  # any increment
     assert torch.equal(generator.get_state(), again.get_state())
     torch.manual_seed(3)
     assert get_seed_and_offset(1)[0] == seed

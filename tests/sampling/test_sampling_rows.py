@@ -60,7 +60,7 @@ def test_softmax_of_extremes(device):
 @pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-8, 1e-12, 1e-30])
 @pytest.mark.parametrize("vocab", [40, 9000, 450000])
 def test_softmax_of_low_temperatures(device, temperature, vocab):
-    """Next to nothing but the largest is left, wherever it is; logits are far from 0 then."""
+    """Check low temperatures, where nearly all weight is on the maximum and scaled logits are far from 0."""
     x = 8 * torch.randn(3, vocab, device=device)
     x[1] -= 100
     x[2, : vocab // 2] = -INF
@@ -78,7 +78,7 @@ def test_softmax_of_infinity(device):
 
 
 def test_softmax_orders_as_logits_do(device):
-    """Wherever in the row they are: equal logits are equally likely, larger ones not less."""
+    """Check that softmax keeps the order at any column: equal logits are equally likely, larger ones not less."""
     x = 4 * torch.randn(3, 9000, device=device)
     x[0, 1::4001] = x[0, 0]
     x[1, 5000:] += 60
@@ -96,7 +96,7 @@ def test_softmax_orders_as_logits_do(device):
 
 
 def equal_but_for_rounding(renormed, p, expected, top_p=None):
-    """Kept columns may differ by those at the threshold; the values where both agree must be close."""
+    """Compare results: kept columns may differ at the threshold; values kept by both must be close."""
     if top_p is None:
         assert_close(renormed, expected)
     else:
@@ -175,13 +175,13 @@ def test_strided(device, pad, offset):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_mask(device, data):
-    """Many equal values, infinities, both signs."""
+    """Check many equal values, infinities, both signs."""
     vocab = data.draw(st.one_of(st.integers(1, 200), st.sampled_from([2047, 5000])), label="vocab")
     values = st.one_of(st.floats(-10, 10, width=16), st.sampled_from([0.0, -0.0, INF, -INF]))
     palette = torch.tensor(data.draw(st.lists(values, min_size=1, max_size=5), label="values"))
     dtype = data.draw(st.sampled_from(FLOATS), label="dtype")
     x = palette[torch.randint(0, len(palette), (3, vocab))].to(device=device, dtype=dtype)
-    x = x + 0.0  # -0 is as good as 0 for the reference
+    x = x + 0.0  # turns -0 into 0 for the reference
     top_k = data.draw(st.integers(1, vocab + 3), label="top_k")
     masked = flashinfer.top_k_mask_logits(x, top_k)
     assert torch.equal(masked, templates.top_k_mask_logits_trace.reference(x, top_k))
@@ -202,7 +202,7 @@ def test_devices_agree(vocab):
 
 
 def unusual(kind: str, rows: int, vocab: int) -> torch.Tensor:
-    """Rows that samples, lists and bins are not made for."""
+    """Return rows that violate the assumptions of samples, candidate lists and histogram bins."""
     p, columns = probs(rows, vocab, "cpu"), torch.arange(vocab, dtype=torch.float32).expand(rows, vocab)
     if kind == "flat":
         p = probs(rows, vocab, "cpu", 1.0)
@@ -226,7 +226,7 @@ def unusual(kind: str, rows: int, vocab: int) -> torch.Tensor:
         p = p * 1e-38
     elif kind == "heavy":
         p = p * 1e4
-    elif kind in ("seen", "unseen"):  # all that there is is where samples are taken, or nothing is
+    elif kind in ("seen", "unseen"):  # all mass lies in sampled columns, or none
         pieces = torch.arange(256) * (vocab // 16) // 256
         is_seen = torch.isin(torch.arange(vocab) // 16, pieces)
         p = torch.nn.functional.normalize(torch.where(is_seen == (kind == "seen"), p, 1e-9), p=1, dim=-1)
@@ -244,7 +244,7 @@ def test_top_p_of_unusual_rows(device, kind, vocab):
     for top_p in (0.3, 0.9, 0.999):
         expected = templates.top_p_renorm_probs_trace.reference(p, top_p)
         renormed = flashinfer.top_p_renorm_probs(p, top_p)
-        if kind != "equal":  # where any of them may be the last, or all are
+        if kind != "equal":  # with equal columns, any one of them may be the last kept, or all are kept
             equal_but_for_rounding(renormed, p, expected, top_p)
         assert_close(renormed.sum(dim=-1), torch.ones(3, device=device))
 
@@ -255,7 +255,7 @@ def test_top_p_of_unusual_rows(device, kind, vocab):
 )
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_unusual_rows_on_both_devices(kind, rows, vocab):
-    """To the bit, whether what is kept was listed, sought in the row or is everything."""
+    """Check bitwise equality, whether kept columns were listed, searched in the row, or all columns."""
     p = unusual(kind, 5, vocab)
     logits = p.log().nan_to_num(nan=torch.nan, neginf=-INF) + 9
     ks = torch.tensor([1, 50, 2000, vocab // 2, vocab], dtype=torch.int32)
@@ -275,7 +275,7 @@ def test_unusual_rows_on_both_devices(kind, rows, vocab):
 
 
 def assert_equal(one, other):
-    """Bits, but that NaN is NaN."""
+    """Check equal bits; any NaN equals any NaN."""
     assert torch.equal(one.isnan(), other.isnan())
     assert torch.equal(
         one.nan_to_num(nan=0.0, neginf=-INF, posinf=INF), other.nan_to_num(nan=0.0, neginf=-INF, posinf=INF)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of drafts: tokens of the reference, counters, and the distribution of what is emitted."""
+"""Verification of drafts: tokens of the reference, counters, and the distribution of emitted tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_tokens_of_the_reference(device, batch, drafts, vocab):
     expected = chain_speculative_sampling_trace.reference(*arguments, seed=3, offset=8)
     assert out.shape == (batch, drafts + 1) and out.dtype == accepted.dtype == emitted.dtype == torch.int32
     assert torch.equal(accepted, expected[1]) and torch.equal(emitted, expected[2])
-    assert (out != expected[0]).sum() <= 1  # the reference rounds its sums in its own way
+    assert (out != expected[0]).sum() <= 1  # the reference sums in another order
     assert torch.equal(emitted + 1, (out != -1).sum(dim=1).int())
     assert (accepted >= emitted).all()
 
@@ -74,7 +74,7 @@ def test_emitted_tokens_are_distributed_as_the_target(device):
 
 
 def test_nothing_left_to_draw_from(device):
-    """A draft outside of the vocabulary, and a target equal to the draft: the target itself is drawn from."""
+    """Check a draft outside of the vocabulary, and a target equal to the draft: the token is drawn from the target."""
     target = torch.zeros(2, 2, 10, device=device)
     target[..., 4] = 1
     ids = torch.tensor([[10], [-1]], device=device).int()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws without a search on CUDA: each way that blocks share a row gives the tokens of the CPU."""
+"""Unfiltered and min-p draws on CUDA: each distribution of a row over blocks gives the tokens of the CPU."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .inputs import function, probs, takes_logits
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 SHAPES = [
-    (2, 70_000),  # the largest clusters
-    (9, 70_001),  # of 8 blocks, which wait for each other with min-p; no row but the first is aligned
-    (64, 20_000),  # two blocks that hold a row with min-p
-    (64, 70_000),  # from logits two blocks; with min-p two that fill SMs
-    (64, 135_001),  # from probabilities eight that take turns, the last one short
-    (70, 150_000),  # four, three turns or more
-    (140, 33_000),  # one of 16 warps
-    (300, 17_000),  # one of 8
-    (80, 70_000),  # from logits four
-    (100, 66_000),  # more blocks than a device has places for: with min-p only the leading ones wait
-    (600, 1025),  # one block for a row, a segment of one column
-    (3, 900),  # one block that has more warps than the row has segments
+    (2, 70_000),  # largest clusters
+    (9, 70_001),  # clusters of 8 blocks, which wait for each other with min-p; only the first row is aligned
+    (64, 20_000),  # with min-p: two blocks that hold a row
+    (64, 70_000),  # logits: two blocks; min-p: two blocks that fill SMs
+    (64, 135_001),  # probabilities: eight blocks in passes, the last pass short
+    (70, 150_000),  # four blocks, three passes or more
+    (140, 33_000),  # one block of 16 warps
+    (300, 17_000),  # one block of 8 warps
+    (80, 70_000),  # logits: four blocks
+    (100, 66_000),  # more blocks than the device can hold at once: with min-p only the leading blocks wait
+    (600, 1025),  # one block per row, last segment of one column
+    (3, 900),  # one block with more warps than the row has segments
 ]
 
 
@@ -32,7 +32,7 @@ DRAWS = [
     ("sampling_from_probs", {}),
     ("sampling_from_logits", {}),
     ("min_p_sampling_from_probs", {"min_p": 0.1}),
-    ("min_p_sampling_from_probs", {"min_p": 0.0}),  # keeps all
+    ("min_p_sampling_from_probs", {"min_p": 0.0}),  # keeps all columns
 ]
 
 
@@ -40,7 +40,7 @@ DRAWS = [
 @pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
 def test_tokens_of_both_devices(rows, vocab, spread):
     p = probs(rows, vocab, "cpu", spread)
-    p[0, vocab // 2 :] = 0.0  # what is left may not reach the target
+    p[0, vocab // 2 :] = 0.0  # the remaining mass may not reach the target
     for name, parameters in DRAWS:
         x = p.log() if takes_logits(name) else p
         tokens = function(name)(x.cuda(), **parameters, seed=5, offset=1)
@@ -49,13 +49,13 @@ def test_tokens_of_both_devices(rows, vocab, spread):
 
 @pytest.mark.parametrize("rows, vocab", [(64, 128_256), (70, 150_000), (140, 33_001), (300, 17_000), (4, 50_000)])
 def test_how_far_probabilities_are_read(rows, vocab):
-    """Draws from the first segment, from the last, from rows that weigh too little, nothing, or are not numbers."""
+    """Check draws from the first and the last segment, and from rows with too little mass, no mass, or NaN."""
     p = probs(rows, vocab, "cpu", 3.0)
     kinds = torch.arange(rows) % 6
     p[kinds == 1] = torch.nn.functional.one_hot(torch.tensor(0), vocab).float()
     p[kinds == 2] = torch.nn.functional.one_hot(torch.tensor(vocab - 1), vocab).float()
     p[kinds == 3] *= 0.3
-    p[kinds == 3, vocab - 5000 :] = 0.0  # beyond the last positive weight
+    p[kinds == 3, vocab - 5000 :] = 0.0  # zeros after the last positive weight
     p[kinds == 4] = 0.0
     p[kinds == 5, ::7] = float("nan")
     for seed in range(5):

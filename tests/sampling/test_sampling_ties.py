@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of few distinct probabilities: columns that are equal are kept together, however many they are."""
+"""Rows of few distinct probabilities: equal columns are kept together, however many they are."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LIMITS = [(50, 1.0), (3000, 1.0), (1 << 30, 0.9), (1 << 30, 0.3), (2500, 0.95)]
 
 def tied(kind: str, rows: int, vocab: int, device: str) -> torch.Tensor:
     columns, noise = torch.arange(vocab).expand(rows, vocab), torch.randn(rows, vocab)
-    if kind == "neighbours":  # floats that follow each other
+    if kind == "neighbours":  # adjacent floats
         return ((1 + (columns * 7919 % 3) * 2.0**-23) / 2 ** (vocab.bit_length() - 1)).to(device)
     logits = {
-        "equal": torch.zeros_like(noise),  # what engines measure their memory with
+        "equal": torch.zeros_like(noise),  # input of engines' memory profiling
         "two": (columns % 3 == 0) * 0.7,
         "rounded": 2 * noise.round(),
         "bfloat16": (3 * noise).bfloat16().float(),
@@ -31,7 +31,7 @@ def tied(kind: str, rows: int, vocab: int, device: str) -> torch.Tensor:
 
 
 def kept(row: torch.Tensor, top_k: int, top_p: float, top_k_first: bool = False) -> torch.Tensor:
-    """Which columns of a row are, by the mass and number of all columns with a larger value."""
+    """Return the mask of kept columns, from the mass and number of all columns with a larger value."""
     values, inverse, counts = row.double().unique(return_inverse=True, return_counts=True)
     from_on = counts.flip(0).cumsum(0).flip(0)
     by_count = from_on - counts < top_k
@@ -70,10 +70,10 @@ def test_draws(device, kind, vocab):
             parameters = {"top_k": top_k, "top_p": top_p, "filter_apply_order": order}
             tokens = draw(p.expand(40, -1), **parameters, seed=1, offset=0).long()
             assert expected[tokens].all()
-            # Draws by a table of the row: the same outputs draw the same.
+            # Draws by a table of the row: equal random numbers give equal tokens.
             indices = torch.zeros(40, dtype=torch.int32, device=device)
             assert torch.equal(draw(p, **parameters, indices=indices, seed=1, offset=0).long(), tokens)
-            if expected.sum() > 2000:  # not one and the same column, nor neighbours
+            if expected.sum() > 2000:  # many kept columns give many distinct tokens
                 assert tokens.unique().numel() > 10 or kind in ("spike", "smoothed")
 
 

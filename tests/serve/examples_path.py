@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts ``examples/`` on the path: its files are scripts, and import each other by plain names."""
+"""Put ``examples/`` on the path: its files are scripts, and import each other by plain names."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of examples/serve.py: what it generates does not depend on how it was batched."""
+"""The engine of examples/serve.py: the generated tokens do not depend on batching."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serve import Engine, Request, Sampling, serve
 from serve_model import Llama, LlamaConfig, Rope, random_weights
 
 CONFIG = LlamaConfig(num_layers=2)
-PROMPT_LENGTHS = [1, 2, 16, 17, 70]  # no prefill at all, the shortest, a page, one more, several pages
+PROMPT_LENGTHS = [1, 2, 16, 17, 70]  # no prefill, the shortest prefill, one page, one token more, several pages
 
 
 def model_on(device: str, config: LlamaConfig = CONFIG) -> Llama:
@@ -41,7 +41,7 @@ def run(engine, requests):
 
 @pytest.fixture(scope="module")
 def alone(model):
-    """What each request generates when there is no other."""
+    """Return the tokens that each request generates when it runs alone."""
     outputs = [run(Engine(model), [request])[0] for request in make_requests()]
     assert all(len(output) == 8 for output in outputs)
     assert len({tuple(output) for output in outputs}) == len(outputs)
@@ -53,9 +53,9 @@ def alone(model):
     [
         {},
         {"disable_split_kv": True},
-        {"max_prefill_tokens": 5},  # prompts in many pieces, two of them in one step
+        {"max_prefill_tokens": 5},  # prompts are split into many pieces, two of them in one step
         {"max_batch_size": 2},
-        {"num_pages": 9, "page_size": 16},  # eight pages of requests: most of them wait for others to leave
+        {"num_pages": 9, "page_size": 16},  # eight usable pages: most requests wait until others finish
         {"page_size": 3, "num_pages": 200},
     ],
     ids=str,
@@ -66,7 +66,7 @@ def test_output_does_not_depend_on_the_batch(model, alone, options):
 
 def test_output_does_not_depend_on_when_others_arrive(model, alone):
     engine, requests = Engine(model), make_requests()
-    for request in requests:  # each joins when the one before has three tokens and others may be done
+    for request in requests:  # each request joins when the previous one has three tokens and others may be done
         engine.submit(request)
         while len(request.output) < 3:
             engine.step()
@@ -131,13 +131,13 @@ def test_impossible_requests_are_refused(model, prompt, max_new_tokens, text):
     ],
 )
 def test_sampling_that_makes_no_sense_is_refused(name, value, text):
-    """Before it can end a batch halfway, or reverse what is likely."""
+    """Check that invalid sampling options are rejected early: they could stop a batch or invert probabilities."""
     with pytest.raises(ValueError, match=f"Sampling: {name} is {value}, expected {text}"):
         Sampling(**{name: value})
 
 
 def test_low_temperatures(model, alone):
-    """Divided by them, logits are infinite: of two such, neither would be likelier."""
+    """Check tiny temperatures: division would give infinite logits, which are all equally likely."""
     assert run(Engine(model), make_requests(sampling=Sampling(1e-40))) == alone
 
 
@@ -152,7 +152,7 @@ def test_requests_beyond_the_cache_are_refused(model):
 
 
 class FakeGraph:
-    """Runs the step again and keeps the address of its result, as a graph does."""
+    """Fake CUDA graph: runs the step again and keeps the address of its result."""
 
     def __init__(self, step):
         self.step, self.result = step, step()
@@ -166,7 +166,7 @@ class FakeGraph:
 
 
 def test_padding_of_graphs(model, alone, monkeypatch):
-    """The buffers of graphs, on any machine: three requests in a graph of four, five in one of six."""
+    """Check graph buffers on any machine: three requests in a graph of four, five in one of six."""
     monkeypatch.setattr("serve.capture", lambda step, pool: ((graph := FakeGraph(step)), graph.result))
     engine = Engine(model, max_batch_size=6, use_cuda_graphs=True)
     assert sorted(engine.graphs) == [1, 2, 4, 6]
@@ -177,7 +177,7 @@ def test_padding_of_graphs(model, alone, monkeypatch):
 @pytest.mark.parametrize("rope", [Rope(), Rope(5e5, 8.0, (1.0, 4.0, 64))], ids=["plain", "llama3"])
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_devices_agree(rope):
-    """Logits after prompts, one of them a single token and so a decode step, in float16 and in float32."""
+    """Compare logits after prompts, one of them a single token (a decode step), in float16 and in float32."""
     config = LlamaConfig(num_layers=2, rope=rope)
     logits = {}
     for device in ("cpu", "cuda"):
@@ -187,12 +187,12 @@ def test_devices_agree(rope):
         model.forward = lambda *arguments, forward=forward, seen=seen: seen.append(forward(*arguments)) or seen[-1]
         run(Engine(model, use_cuda_graphs=False), make_requests(max_new_tokens=1))
     for one, other in zip(logits["cuda"], logits["cpu"], strict=True):
-        assert_close(one.cpu(), other, rtol=2e-2, atol=5e-2)  # two layers of float16
+        assert_close(one.cpu(), other, rtol=2e-2, atol=5e-2)  # tolerance for two layers of float16
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_graphs_generate_what_separate_launches_do():
-    """Four requests fill a graph, so that matrix products have the same shapes in both."""
+    """Check four requests, which fill a graph, so that matrix products have the same shapes in both modes."""
     model = model_on("cuda")
     sampling = Sampling(0.8, 50, 0.9, seed=3)
 

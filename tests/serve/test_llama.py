@@ -41,7 +41,7 @@ VARIANTS = {
 
 
 def reference_model(family="Llama", **options):
-    """A random model of transformers whose logits differ by more than rounding can hide."""
+    """Return a random model of transformers whose logits differ by more than rounding errors."""
     config = getattr(transformers, f"{family}Config")(
         **{
             "vocab_size": 256,
@@ -50,7 +50,7 @@ def reference_model(family="Llama", **options):
             "num_hidden_layers": 3,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "head_dim": 64,  # not hidden_size / num_attention_heads
+            "head_dim": 64,  # differs from hidden_size / num_attention_heads
             "max_position_embeddings": 512,
             "bos_token_id": None,
             "eos_token_id": None,
@@ -68,7 +68,7 @@ def reference_model(family="Llama", **options):
 
 @pytest.fixture(scope="module", params=VARIANTS.values(), ids=VARIANTS)
 def pair(request, tmp_path_factory):
-    """transformers' model, and ours read from the checkpoint it wrote."""
+    """Return transformers' model, and ours read from the checkpoint that transformers wrote."""
     torch.manual_seed(0)
     reference = reference_model(**request.param)
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -78,7 +78,7 @@ def pair(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(pair):
-    """Requests run together, greedy, and for each the logits that its tokens were taken from."""
+    """Run requests together, greedily; return the logits of each sampled token."""
     _, model = pair
     seen = []
     forward = model.forward
@@ -102,7 +102,7 @@ def test_logits(pair, served):
     for request, logits in served:
         with torch.no_grad():
             expected = reference(torch.tensor([request.tokens])).logits[0]
-        assert_close(logits, expected[len(request.prompt) - 1 : -1], rtol=1e-4, atol=1e-4)  # three layers of float32
+        assert_close(logits, expected[len(request.prompt) - 1 : -1], rtol=1e-4, atol=1e-4)  # three float32 layers
 
 
 def test_greedy_text(pair, served):
@@ -130,7 +130,7 @@ def test_a_folder_without_weights_is_refused(tmp_path):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """In several shards."""
+    """Write a checkpoint in several shards."""
     reference_model(num_hidden_layers=1).save_pretrained(tmp_path, max_shard_size="200KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
     return tmp_path
@@ -174,13 +174,13 @@ def test_damaged_files(checkpoint):
 
 
 def test_weights_that_are_no_part_of_the_checkpoint(checkpoint):
-    """As the other format of the same model that some repositories have beside it."""
+    """Check that files of another format beside the checkpoint, as in some repositories, are ignored."""
     (checkpoint / "consolidated.safetensors").write_bytes(b"of no use")
     load_checkpoint(checkpoint, "cpu")
 
 
 def test_what_ends_an_answer(checkpoint):
-    """Chat models have more such tokens than config.json says."""
+    """Check stop tokens: chat models have more of them than config.json lists."""
     change_json(checkpoint / "config.json", eos_token_id=3)
     assert load_checkpoint(checkpoint, "cpu")[0].eos_tokens == (3,)
     change_json(checkpoint / "generation_config.json", eos_token_id=[3, 5])
@@ -188,7 +188,9 @@ def test_what_ends_an_answer(checkpoint):
 
 
 def test_a_last_matrix_that_is_tied_and_stored(checkpoint):
-    """Counts, as it does for transformers; one that is neither is missing."""
+    """Check that a stored lm_head is used though it is declared tied, as in transformers; without either it
+    is missing.
+    """
     change_json(checkpoint / "config.json", tie_word_embeddings=True)
     model = Llama(*load_checkpoint(checkpoint, "cpu"), torch.float32, "cpu")
     expected = transformers.LlamaForCausalLM.from_pretrained(checkpoint)

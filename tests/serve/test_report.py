@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table and the picture that examples/serve.py ends with."""
+"""The table and the timeline image at the end of examples/serve.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = [
 
 
 def read_png(path):
-    """The pixels of an RGB image whose rows have no filter; checks lengths and checksums on the way."""
+    """Return the pixels of an RGB image whose rows have no filter; check lengths and checksums."""
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, at = {}, 8
@@ -74,7 +74,7 @@ def test_png_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     write_timeline(tmp_path / "timeline.png", STEPS, REQUESTS)
     image = read_png(tmp_path / "timeline.png")
-    middle = image.shape[1] // 8  # half a second into four
+    middle = image.shape[1] // 8  # half a second on an axis of four
     assert tuple(image[image.shape[0] // 4, middle]) == COLOURS["prefill"]
     assert tuple(image[-7, 2 * middle - 3]) == COLOURS["waiting"]
     assert tuple(image[-7, -1]) == COLOURS["decode"]
@@ -82,7 +82,7 @@ def test_png_without_matplotlib(tmp_path, monkeypatch):
 
 def test_png_with_matplotlib(tmp_path):
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="draws the better picture")
-    write_timeline(tmp_path / "timeline", STEPS, REQUESTS)  # a name without suffix is kept, too
+    write_timeline(tmp_path / "timeline", STEPS, REQUESTS)  # a name without suffix is kept
     image = pyplot.imread(tmp_path / "timeline", format="png")
     for colour in COLOURS.values():
         assert (np.abs(image[..., :3] - np.array(colour) / 255) < 0.01).all(axis=-1).any()

@@ -35,7 +35,7 @@ def run(folder, *arguments):
 
 
 def test_random_model(tmp_path, device):
-    """The text of all requests is printed, then the table; nothing was compiled that was not announced."""
+    """Check that the text of all requests is printed, then the table; each compilation is announced."""
     options = ["--requests", "7", "--max-new-tokens", "6", "--rate", "1000", "--batch-size", "3", "--device", device]
     text = run(tmp_path, "-c", CHECK_MODULES, *options)
     assert len(re.findall(r"s  #\d .*\[[3-6] tokens\]", text)) == 7 and "the weights are random" in text
@@ -65,7 +65,7 @@ def test_random_model(tmp_path, device):
     ],
 )
 def test_bad_options(tmp_path, monkeypatch, capsys, arguments, text):
-    """One line, before anything is built or served."""
+    """Check for a one-line error before anything is built or served."""
     (tmp_path / "empty.txt").write_text("\n  \n")
     (tmp_path / "latin.txt").write_bytes(b"\xe9t\xe9")
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def test_blank_lines_are_no_prompts(tmp_path):
 
 @pytest.mark.parametrize("options", [["--max-new-tokens", "5000"], ["--pages", "2"]], ids=["model", "cache"])
 def test_requests_that_cannot_be_served(tmp_path, monkeypatch, capsys, options):
-    """One line, before any text of the others."""
+    """Check for a one-line error before any text of the other requests."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"serve\.py: submit: the prompt has 42 tokens .* at most \d+ together"):
         serve.main(["--device", "cpu", *options])
@@ -89,7 +89,7 @@ def test_requests_that_cannot_be_served(tmp_path, monkeypatch, capsys, options):
 
 
 def test_checkpoints_that_cannot_be_served(tmp_path, capsys):
-    """One line, not a stack."""
+    """Check for a one-line error without a traceback."""
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(SystemExit, match=r"serve\.py: config.json: model_type is 'mamba', expected 'llama' or"):
         serve.main(["--device", "cpu", "--model", str(tmp_path)])
@@ -108,11 +108,11 @@ def test_seeds_of_any_size():
     arguments = serve.parse_arguments(["--seed", str(2**64), "--requests", "4"])
     requests = serve.make_requests(serve.ByteTokenizer(), arguments)
     batch = serve.Batch.of([(request, 1) for request in requests], page_size=16)
-    assert len(set(batch.seed.tolist())) == 3  # greedy ones have none
+    assert len(set(batch.seed.tolist())) == 3  # greedy requests have no seed
 
 
 def test_checkpoint(tmp_path):
-    """Written by transformers, with a tokenizer of words; prompts from a file."""
+    """Serve a checkpoint written by transformers, with a word tokenizer and prompts from a file."""
     transformers = pytest.importorskip("transformers", reason="writes the checkpoint")
     tokenizers = pytest.importorskip("tokenizers", reason="reads tokenizer.json")
     pytest.importorskip("safetensors", reason="checkpoints are safetensors")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns of equal blocks against attention with the same pattern as a mask."""
+"""Block-sparse patterns of equal blocks against attention with the same pattern as a mask."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADS, KV_HEADS, DIM = 4, 2, 64
 
 
 def pattern_of(M: int, N: int, R: int, C: int, density: float):
-    """A random pattern: offsets and columns of its blocks, and the mask they mean."""
+    """Return a random pattern: offsets and columns of its blocks, and the equivalent mask."""
     blocks = torch.rand(-(-M // R), N // C) < density
     blocks[0] = False  # a row without blocks
     indptr = torch.tensor(offsets(blocks.sum(1).tolist()), dtype=torch.int32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns of blocks of any size, another for each head, against attention with the same patterns as masks."""
+"""Block-sparse patterns of any block size, different for each head, against attention with the same masks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIM = 64
 
 
 def cut(total: int, parts: int) -> list[int]:
-    """Sizes that sum to ``total``, some of them 0."""
+    """Return sizes that sum to ``total``, some of them 0."""
     at = sorted(torch.randint(0, total + 1, (parts - 1,)).tolist())
     return [b - a for a, b in zip([0, *at], [*at, total], strict=True)]
 
@@ -62,7 +62,7 @@ def test_pattern(device, heads, kv_heads):
 
 
 def test_as_many_rows_as_heads_in_a_group(device):
-    """The shape of q is then that of the order in which results are computed, too."""
+    """Check q with as many rows as heads in a group: its shape then equals that of the permuted results."""
     group, kv_heads = 4, 2
     plan = torch.ones(kv_heads, 1, 1, dtype=torch.bool), torch.full((kv_heads, 1), group), torch.full((kv_heads, 1), 9)
     wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace(device))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in the benchmarks: what results are compared with, and the backends of other packages."""
+"""Attention benchmarks: the baseline results, and the backends of other packages."""
 
 import sys
 
@@ -12,7 +12,7 @@ import bench_decode
 
 
 def test_the_baseline_takes_results_of_any_strides(monkeypatch):
-    """Those of a GPU have rows before heads."""
+    """Check the baseline with strides of a GPU result, which has rows before heads."""
 
     def with_rows_first(*args, **kwargs):
         return scaled_dot_product_attention(*args, **kwargs).transpose(1, 2).contiguous().transpose(1, 2)
@@ -24,7 +24,7 @@ def test_the_baseline_takes_results_of_any_strides(monkeypatch):
 
 
 def test_decoding_by_cudnn_is_the_same_call(monkeypatch):
-    """Without the package, whose call our own kernels then serve; requests of different lengths."""
+    """Check the cuDNN call without its package (our kernels serve it), with requests of different lengths."""
     monkeypatch.setitem(sys.modules, "cudnn", None)
     batch = attention_inputs.PagedBatch(3, 40, 2, 64, 64, 16, torch.float16, True)
     q = torch.randn(3, 4, 64).half()

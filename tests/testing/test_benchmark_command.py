@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/flashinfer_benchmark.py on invented routines: flags, output, CSV, test lists, checks."""
+"""benchmarks/flashinfer_benchmark.py on fake routines: flags, output, CSV, test lists, checks."""
 
 import csv
 import json
@@ -55,7 +55,7 @@ def routines(monkeypatch):
 
 
 def run(capsys, *words):
-    """Exit code, standard output and standard error."""
+    """Return exit code, standard output and standard error."""
     code = command.main([*words])
     return (code, *capsys.readouterr())
 
@@ -116,7 +116,7 @@ def test_refcheck(capsys):
         command.main([*wrong, "--refcheck"])
     code, out, _ = run(capsys, *wrong, "--refcheck", "--allow_output_mismatch")
     assert code == 0 and "[WARNING] output mismatch: negate cpu" in out and "[PERF]" in out
-    assert run(capsys, *wrong, "--refcheck", "--backends", "torch")[0] == 0  # not held against the op
+    assert run(capsys, *wrong, "--refcheck", "--backends", "torch")[0] == 0  # the torch baseline is not compared
     assert "has no reference" in run(capsys, "-R", "double", "--refcheck", *QUICK)[1]
 
 

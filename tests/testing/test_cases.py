@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registered benchmark cases: every op has one, and each computes what the op's reference says."""
+"""The registered benchmark cases: every op has one, and each agrees with the op's reference."""
 
 import shlex
 
@@ -41,7 +41,7 @@ def test_case_agrees_with_the_reference(device, name):
         if backend != "torch":
             measure.check(bench, run, f"{name} {backend}")
     if bench.baseline:
-        with torch.device("meta"):  # a tensor made without device= is then on neither device, and shows in a CPU run
+        with torch.device("meta"):  # a tensor allocated without device= then fails on the CPU too
             bench.baseline(*bench.args)
     assert bench.bytes > 0
 
@@ -63,7 +63,7 @@ HEADS = "--num_kv_heads 2 --head_dim_qk 128 --head_dim_vo 128 --q_dtype bfloat16
     ],
 )
 def test_published_flags_of_attention(device, name, flags, has_baseline):
-    """What scripts for the unified benchmark pass; requests of random lengths are checked like others."""
+    """Check the flags that scripts for the unified benchmark pass, also with requests of random lengths."""
     case = CASES[name]
     bench = case.make(device, flashinfer_benchmark.parse_point(case, device, shlex.split(f"{LENGTHS} {flags}")))
     measure.check(bench, bench.backends(device)["fa2"], name)

@@ -27,13 +27,13 @@ def test_flush_size_can_be_chosen():
     assert flush._buffer.nbytes == 1000 and not flush._buffer.any()
 
 
-# A cache of 1000 bytes: five times that is to be spanned.
+# A cache of 1000 bytes: the copies must cover five times that.
 @pytest.mark.parametrize("size, expected", [(0, 1), (5000, 1), (4999, 2), (2500, 2), (1000, 5), (999, 6)])
 def test_rotation_spans_five_caches(monkeypatch, size, expected):
     monkeypatch.setattr(cold_cache, "get_l2_cache_size", lambda d: 1000)
     x = torch.empty(size, dtype=torch.int8)
     assert calculate_rotation_count([x]) == expected
-    assert calculate_rotation_count([x, x]) == expected  # one tensor passed twice occupies the cache once
+    assert calculate_rotation_count([x, x]) == expected  # one tensor passed twice counts once
 
 
 def test_rotation_has_a_minimum(monkeypatch):

@@ -12,7 +12,7 @@ FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.flo
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("value", [1.0, 1.75, 3.0])
 def test_neighbouring_values_pass(dtype, value):
-    """One rounding step is what two correct kernels may differ by."""
+    """Check that one rounding step, the allowed difference of two correct kernels, passes."""
     x = torch.tensor([value]).to(dtype)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     assert_close((x.view(bits) + 1).view(dtype), x)

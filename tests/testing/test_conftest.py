@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/conftest.py itself, in a pytest of its own."""
+"""tests/conftest.py itself, in a nested pytest run."""
 
 import shutil
 import subprocess

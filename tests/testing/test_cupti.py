@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUPTI timer against a stand-in for cupti-python: records in, spans out."""
+"""The CUPTI timer with a fake cupti-python: records in, spans out."""
 
 import importlib.metadata
 import itertools
@@ -14,7 +14,7 @@ from flashinfer.testing.timers import Plan
 
 
 class FakeCupti(types.ModuleType):
-    """A clock that ticks in microseconds and a list of records delivered at the flush, as CUPTI delivers them."""
+    """Fake CUPTI: a clock that ticks in microseconds, and records that are delivered at the flush."""
 
     class ActivityKind:
         CONCURRENT_KERNEL, MEMCPY, MEMSET, OVERHEAD = "kernel", "memcpy", "memset", "overhead"
@@ -42,7 +42,7 @@ class FakeCupti(types.ModuleType):
         self.records = []
 
     def run(self, name, kind="kernel"):
-        """Pretend that a kernel of 1 us ran."""
+        """Record a kernel of 1 us."""
         begin, end = self.get_timestamp(), self.get_timestamp()
         if self.enabled:
             self.records.append(types.SimpleNamespace(name=name, kind=kind, start=begin, end=end))
@@ -89,7 +89,7 @@ def test_changing_work_is_an_error(fake):
     names = iter(["warm-up", "a", "b"])
     with pytest.raises(RuntimeError, match=r"ran \['b'\], expected \['a'\]"):
         cupti.cupti_times(lambda: fake.run(next(names)), Plan(dry_run_iters=0, repeat_iters=2), None)
-    assert not fake.enabled  # collection was switched off
+    assert not fake.enabled  # collection is switched off
 
 
 def test_no_activity_is_an_error(fake):
@@ -107,5 +107,5 @@ def test_problem_names_what_is_wrong(monkeypatch, fake):
     assert cupti.cupti_problem() == "cupti-python is 12.8.0, expected 13 or later"
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "13.0.1")
     assert cupti.cupti_problem() is None
-    monkeypatch.setitem(sys.modules, "cupti", None)  # import fails
+    monkeypatch.setitem(sys.modules, "cupti", None)  # makes the import fail
     assert "does not load" in cupti.cupti_problem()

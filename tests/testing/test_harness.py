@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The case registry and the measuring of one case, on invented ops."""
+"""The case registry and the measurement of one case, on fake ops."""
 
 import json
 
@@ -20,7 +20,7 @@ SMALL = measure.Settings("cpu", dry_run_iters=1, num_iters=3)
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
-    """An empty registry, a small cache to flush, and a peak that costs nothing to measure: 1 GB/s, 1 GFLOP/s."""
+    """Set an empty registry, a small cache to flush, and fixed peaks: 1 GB/s, 1 GFLOP/s."""
     monkeypatch.setattr(cold_cache, "_FLUSH_BYTES", 1 << 20)
     monkeypatch.setattr(harness, "CASES", {})
     monkeypatch.setattr(measure.Peak, "bytes_per_sec", 1e9)

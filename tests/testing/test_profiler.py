@@ -63,7 +63,7 @@ def test_trace_has_a_row_per_block_and_group(tmp_path, dtype):
         HEADER,
         _entry(0, 0, 0, EventType.kBegin, 200, 5_000),
         _entry(0, 0, 0, EventType.kEnd, 200, 7_500),
-        0,  # a slot nobody wrote
+        0,  # an unwritten slot
         _entry(1, 1, 1, EventType.kInstant, 7, 4_000),
     ]
     path = tmp_path / "trace.json"
@@ -117,7 +117,7 @@ def test_an_unused_buffer_gives_an_empty_trace(tmp_path):
 
 
 def test_gpu_region_is_an_nvtx_range_between_events(monkeypatch, capsys):
-    """Without a GPU at hand: what is called, in which order."""
+    """Check the order of calls without a GPU."""
     log = []
 
     class Event:

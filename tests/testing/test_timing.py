@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench_gpu_time: result forms, counts, cache state and the choice of clock."""
+"""bench_gpu_time: result forms, iteration counts, cache state and the choice of clock."""
 
 import inspect
 import statistics
@@ -16,7 +16,7 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="about machines w
 
 
 class Counter:
-    """Counts its calls; stands for the function to time."""
+    """Function to time that counts its calls."""
 
     def __init__(self):
         self.calls = 0
@@ -35,7 +35,7 @@ def test_num_iters_alone_selects_the_pair():
     fn = Counter()
     result = bench_gpu_time(fn, num_iters=7, dry_run_iters=3, cold_l2_cache=False)
     assert isinstance(result, timing.BenchTime) and len(result) == 2
-    assert fn.calls == 1 + 3 + 7  # one to build modules, then the two counts
+    assert fn.calls == 1 + 3 + 7  # one call to build modules, then the two counts
 
 
 def test_upstream_spelling_returns_milliseconds_per_iteration(device):
@@ -87,7 +87,7 @@ def test_impossible_counts_are_an_error(counts):
 def test_counts_follow_the_time_budget():
     plan = timers.Plan(dry_run_time_ms=10, repeat_time_ms=100)
     assert plan.counts(lambda: 2.0) == (5, 50)
-    assert plan.counts(lambda: 1e4) == (1, 5)  # however slow, a median of five
+    assert plan.counts(lambda: 1e4) == (1, 5)  # at least five iterations for a median, however slow
     fixed = timers.Plan(dry_run_iters=3, repeat_iters=4)
     assert fixed.counts(lambda: pytest.fail("nothing to estimate")) == (3, 4)
 
@@ -125,7 +125,7 @@ def test_gpu_timers_need_a_gpu(name):
 def test_cpu_tensors_are_timed_on_the_host_even_beside_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert timing._runs_on_cpu((torch.ones(1), [torch.ones(1)]), None)
-    assert not timing._runs_on_cpu((), None)  # a closure: nothing says CPU
+    assert not timing._runs_on_cpu((), None)  # a closure: its device is unknown
 
 
 def test_a_missing_cupti_warns_and_uses_events(monkeypatch):
@@ -182,7 +182,7 @@ def test_graph_and_event_times_agree(inputs, cold):
     common = {"input_args": args, "dry_run_iters": 5, "repeat_iters": 20, "cold_l2_cache": cold}
     events = statistics.median(bench_gpu_time(fn, **common))
     graph = statistics.median(bench_gpu_time(fn, use_cuda_graph=True, **common))
-    assert 0.3 < graph / events < 3  # 134 MB moved: long enough that launches hardly count
+    assert 0.3 < graph / events < 3  # 134 MB moved: long enough that launch times hardly matter
 
 
 @needs_cuda

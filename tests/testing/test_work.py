@@ -17,7 +17,7 @@ def test_attention_flops_full():
 
 @pytest.mark.parametrize("qo, kv", [(1, 1), (1, 7), (4, 7), (7, 7)])
 def test_causal_flops_count_the_visible_pairs_twice(qo, kv):
-    """Query i of qo sees kv - qo + i + 1 keys. The formula counts half a diagonal less, as published figures do."""
+    """Check causal FLOPs: query i of qo sees kv - qo + i + 1 keys. As published, the formula omits half a diagonal."""
     pairs = sum(kv - qo + i + 1 for i in range(qo))
     assert testing.attention_flops(1, qo, kv, 1, 1, 1, causal=True) // 2 == 2 * pairs - qo
 

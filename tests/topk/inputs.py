@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows to select from: smooth ones, and those a selection by sampling or by histograms could trip over."""
+"""Rows to select from: smooth ones, and adversarial ones for selection by sampling or by histograms."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _with_nan(rows: int, n: int) -> torch.Tensor:
 
 
 def _sampled(rows: int, n: int) -> torch.Tensor:
-    """Large only where the CPU takes its sample from, which makes it think that more are."""
+    """Return rows that are large only at the columns that the CPU samples, so that its estimate is too high."""
     x = torch.randn(rows, n)
     x[:, torch.arange(2048) * n // 2048] += 20
     return x

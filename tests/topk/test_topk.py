@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""top_k: which elements are taken, in which order, for every kind of row."""
+"""top_k: selected elements and their order, for every kind of row."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ SHAPES = [
 
 
 def same(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Equal values, NaN included."""
+    """Tell whether values are equal, NaN included."""
     return actual.dtype == expected.dtype and torch.equal(
         actual.float().nan_to_num(7e9), expected.float().nan_to_num(7e9)
     )
 
 
 def check(x: torch.Tensor, k: int, **options: object) -> None:
-    """Against the reference, which lists by index or by value; any order is right where neither was asked for."""
+    """Compare with the reference, which lists by index or by value; any order is right if neither was requested."""
     values, indices = top_k(x, k, **options)
     expected_values, expected = top_k_trace.reference(x, k, **options)
     assert values.shape == indices.shape == expected.shape and indices.dtype == torch.int64

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA has: graphs, streams, clusters, large tensors, the buffer engines look for."""
+"""CUDA-only behaviour of top_k: graphs, streams, clusters, large tensors, the cached buffer that engines look up."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_runs_on_the_current_stream():
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)  # on any other stream the selection would overtake the fill
+        torch.cuda._sleep(20_000_000)  # a selection on any other stream would run before the fill
         x[:, 777] = 1.0
         values, indices = top_k(x, 1)
     stream.synchronize()
@@ -60,7 +60,7 @@ def test_runs_on_the_current_stream():
 @pytest.mark.parametrize("rows", [1, 7, 20, 60, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_size_of_cluster(kind, rows, dtype):
-    """Few rows get clusters of eight blocks, many a block each."""
+    """Check clusters of eight blocks for few rows, down to one block per row for many."""
     x = make(kind, min(rows, 2), 128256, dtype, "cuda").repeat(-(-rows // 2), 1)[:rows]
     repeated = top_k_trace.reference(x[:2], 2048, sorted=True)[1].repeat(-(-rows // 2), 1)[:rows]
     for algorithm in ("", "multi_cta", "filtered"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller sees who passes something wrong: the op, the argument, what it is and what was expected."""
+"""Error messages for wrong arguments: they name the op, the argument, the actual and the expected value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def columns_of_wider(t):
     return torch.cat([t, t], dim=-1)[..., : t.shape[-1]]
 
 
-# (op, argument, (shape, dtype) or what to do to the good tensor or another value, text)
+# (op, argument, (shape, dtype) or a function that changes the good tensor or another value, text)
 BAD = [
     ("top_k", "input", ((100,), FP32), "input has 1 dimensions, expected 2"),
     ("top_k", "input", ((4, 100), torch.float64), "input has dtype float64, expected float32"),
@@ -96,7 +96,7 @@ def test_bad_argument(device, op, argument, bad, text):
     check_refused(getattr(flashinfer, op), text, **arguments)
 
 
-# (argument, its values, where the window of row 1 is looked for then)
+# (argument, its values, the resulting location of the window of row 1)
 BEYOND = [
     ("lengths", [4, 9], "row 1 of src_page_table, columns 0 to 8"),
     ("row_to_batch", [1, 2], "row 2 of src_page_table, columns 0 to 5"),
@@ -108,7 +108,7 @@ BEYOND = [
 
 @pytest.mark.parametrize("argument, values, where", BEYOND)
 def test_windows_beyond_the_page_table(device, argument, values, where):
-    """An error where it is cheap to look; on a GPU what is beyond gives -1, the rest is as ever."""
+    """Check windows beyond the table: a CPU call is rejected; a GPU writes -1 for the part beyond."""
     table = torch.arange(16, dtype=INT32, device=device).view(2, 8)
     arguments = {"lengths": [4, 6], "row_to_batch": [0, 1], "row_starts": [0, 0], "page_table_row_starts": [0, 0]}
     arguments |= {argument: values}

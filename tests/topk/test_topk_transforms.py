@@ -30,7 +30,7 @@ def int32(values, device: str) -> torch.Tensor:
 
 def assert_same(actual: torch.Tensor, expected: torch.Tensor, ordered: bool) -> None:
     assert actual.dtype == torch.int32
-    if not ordered:  # what is left over comes last all the same
+    if not ordered:  # padding (-1) comes last in any order
         left_over = actual == -1
         assert torch.equal(left_over, left_over.sort(dim=1).values)
         actual, expected = actual.sort(dim=1).values, expected.sort(dim=1).values

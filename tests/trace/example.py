@@ -120,7 +120,7 @@ def fp8(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
 
 
 def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """API and arguments, at sizes of published models."""
+    """Return API and arguments, at sizes of published models."""
     norm = flashinfer.norm
     x, w = bf16(16, 4096), bf16(4096)
     yield norm.rmsnorm, {"input": x, "weight": w}
@@ -176,7 +176,7 @@ def cascade_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 def topk_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """A vocabulary, then the indexer of sparse attention."""
+    """Return calls for a vocabulary and for the indexer of sparse attention."""
     yield flashinfer.top_k, {"input": fp32(64, 128256), "k": 50}
     scores, rows, table = fp32(64, 131072), int32(64), int32(64, 131072)
     windows = {"input": scores, "lengths": rows, "k": 2048}
@@ -186,7 +186,7 @@ def topk_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 def attention_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """One request with Llama 3's heads."""
+    """Return calls for one request with Llama 3's heads."""
     kv = {name: bf16(4096, 8, 128) for name in ("k", "v")}
     heads_first = {name: bf16(8, 4096, 128) for name in ("k", "v")} | {"kv_layout": "HND"}
     yield flashinfer.single_decode_with_kv_cache, {"q": bf16(32, 128), **kv}
@@ -200,7 +200,7 @@ def uint8(*shape: int) -> torch.Tensor:
 
 
 def sampling_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Llama 3's vocabulary."""
+    """Return calls for Llama 3's vocabulary."""
     s, x = flashinfer.sampling, fp32(64, 128256)
     yield s.sampling_from_probs, {"probs": x}
     yield s.sampling_from_logits, {"logits": x}
@@ -271,7 +271,7 @@ def int32(*shape: int) -> torch.Tensor:
 
 
 def position_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Llama 3's heads, then DeepSeek's."""
+    """Return calls for Llama 3's heads, then DeepSeek's."""
     rope = flashinfer.rope
     heads = {"q": bf16(99, 32, 128), "k": bf16(99, 8, 128)}
     ragged = {"indptr": int32(8), "offsets": int32(7)}
@@ -301,7 +301,7 @@ def position_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 def page_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Seven requests that append 99 tokens: Llama 3's heads, then DeepSeek's."""
+    """Return calls for seven requests that append 99 tokens: Llama 3's heads, then DeepSeek's."""
     page = flashinfer.page
     rows = {"append_key": bf16(99, 8, 128), "append_value": bf16(99, 8, 128)}
     where = {"batch_indices": int32(99), "positions": int32(99)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of definitions: the model of the published flashinfer-bench package."""
+"""Validation of definitions by the model of the published flashinfer-bench package."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ PAIRS = [
     for template in templates(api)
 ]
 
-OURS = {name: api for name, api in traced_functions.items() if name.startswith("flashinfer.")}  # tests have some too
+OURS = {name: api for name, api in traced_functions.items() if name.startswith("flashinfer.")}  # not those of tests
 EVERY_PAIR = [pytest.param(api, template, id=template.prefix) for api in OURS.values() for template in templates(api)]
-#: What the package exports besides operators.
+#: Exported functions that are not operators.
 NO_OPERATORS = {
     *("fast_decode_plan", "fi_trace", "get_fp4_quantization_module", "is_gated_activation"),
     *("next_positive_power_of_2", "warmup"),
@@ -62,7 +62,7 @@ def test_every_public_api_has_a_trace():
 
 
 def decorated() -> Iterator[tuple[str, str, Any]]:
-    """File, function and ``trace=`` of every ``@flashinfer_api``, by reading the source; without it, None."""
+    """Yield file, function and ``trace=`` (or None) of every ``@flashinfer_api``, by parsing the source."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             for decorator in getattr(node, "decorator_list", ()):
@@ -73,8 +73,9 @@ def decorated() -> Iterator[tuple[str, str, Any]]:
 
 
 def test_every_decorator_names_a_template():
-    """Also of methods, and of functions that no family lists. What prepares a call or makes another has nothing to
-    describe."""
+    """Check methods and functions that no family lists, too. Functions that only prepare or forward a call
+    need none.
+    """
     found = list(decorated())
     assert len(found) > len(OURS) > 80
     preparing = {"__init__", "plan", "begin_forward", "forward", "fast_decode_plan"}
@@ -88,20 +89,20 @@ def test_every_decorator_names_a_template():
 
 
 def test_logs_and_dumps_name_what_users_call():
-    """The log says ``Wrapper.plan``, not the name of a helper behind it."""
+    """Check that the log names public methods such as ``Wrapper.plan``, not helpers."""
     names = [name.rpartition(".")[2] for module, name in apis._apis if module.startswith("flashinfer.")]
     assert [name for name in names if name.startswith("_") and name != "__init__"] == []
 
 
 def test_every_exported_function_has_a_trace():
-    """Names that only tell what they would need (``blackwell_only``) compute nothing either."""
+    """Check all exported functions except placeholders (``blackwell_only``), which compute nothing."""
     exported = {name: f for name, f in vars(flashinfer).items() if inspect.isfunction(f) and name[0] != "_"}
     served = {name for name, f in exported.items() if f.__module__ != "flashinfer.blackwell_only"}
     assert {name for name in served if not hasattr(exported[name], "fi_trace")} == NO_OPERATORS
 
 
 def test_every_exported_wrapper_has_a_trace():
-    """Also those that inherit what computes; the oldest call it ``forward``."""
+    """Check wrappers that inherit ``run`` too; in the oldest wrapper it is ``forward``."""
     wrappers = [w for name, w in vars(flashinfer).items() if inspect.isclass(w) and name.endswith("Wrapper")]
     assert len(wrappers) >= 14
     calls = [getattr(w, "run", None) or w.forward for w in wrappers]
@@ -110,7 +111,7 @@ def test_every_exported_wrapper_has_a_trace():
 
 @pytest.mark.parametrize("api, template", EVERY_PAIR)
 def test_what_a_call_must_give_is_a_parameter(api, template):
-    """What ``plan`` knows is optional for a trace of ``run``."""
+    """Check that each required input of a trace is a parameter of the API; values known from ``plan`` are optional."""
     needed = {value.param or name for name, value in template.inputs.items() if not value.optional}
     assert needed <= inspect.signature(api).parameters.keys()
 
@@ -131,11 +132,11 @@ def test_reference_takes_the_inputs_and_shares_the_defaults(api, template):
     assert named == [name for name in reference if name in template.inputs]
     known = {*template.parameters(), *template.inputs, *signature, "workspace_buffer"}
     known |= {axis for axis, kind in template.axes.items() if isinstance(kind, Const)}
-    known |= {f"{output}_dtype" for output in template.outputs} | {"kv_last_page_len", "causal"}  # plan() has these
+    known |= {f"{output}_dtype" for output in template.outputs} | {"kv_last_page_len", "causal"}  # arguments of plan()
     assert reference.keys() <= known
     for name in reference.keys() & signature.keys():
         if signature[name].default is None and not getattr(template.inputs.get(name), "optional", True):
-            continue  # what this form of the call needs, another form has not
+            continue  # required in this form of the call only
         assert reference[name].default == signature[name].default, name
 
 
@@ -148,7 +149,7 @@ def test_check_takes_tolerances(api, template):
 
 
 def test_tags_name_the_published_modules():
-    """Data sets are keyed with them, whatever file of ours has the function."""
+    """Check tags, by which data sets are keyed: they name the published module, not our file."""
     for name in (
         "attention._core.BatchAttention.run",
         "cudnn.decode.cudnn_batch_decode_with_kv_cache",
@@ -181,7 +182,7 @@ def test_registry_lists_each_template_once():
 
 @pytest.mark.parametrize("api, template", PAIRS)
 def test_required_parameters_are_described(api, template):
-    """Anyone can make the call from the definition: what it needs is an input, an output buffer or a const axis."""
+    """Check that the definition describes the whole call: each argument is an input, an output buffer or an axis."""
     known = {*template.parameters(), *template.axes}
     required = [p.name for p in inspect.signature(api).parameters.values() if p.default is p.empty]
     assert set(required) <= known
@@ -220,7 +221,7 @@ def test_committed_file_is_valid(path):
 
 
 def test_import_reads_no_source():
-    """Turning functions into text is slow and needs the files; it waits for the first trace."""
+    """Check that source is read at the first trace only: turning functions into text is slow and needs the files."""
     code = (
         "import inspect, flashinfer.fi_trace\n"
         "def refuse(*_): raise SystemExit('inspect.getsource was called')\n"

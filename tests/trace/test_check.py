@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``default_check``: what passes for a right output."""
+"""``default_check``: which outputs pass as correct."""
 
 from __future__ import annotations
 

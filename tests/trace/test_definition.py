@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a template and arguments to a definition: axes, names, dtypes, errors. No op is involved."""
+"""Definitions made from a template and arguments: axes, names, dtypes, errors. No op is involved."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_axis_lookup_order():
 
 
 def test_sizes_are_not_negative():
-    """A call with k = -1 is refused; its definition would not validate."""
+    """Check that k = -1 is rejected; its definition would not validate."""
     template = TraceTemplate("op", {"k": Const(abbrev="k")}, {"k": Scalar("int32")}, {})
     with pytest.raises(ArgumentError, match="op: k = -1, expected a size of at least 0"):
         axis_values(template, {"k": -1})
@@ -220,7 +220,7 @@ def test_tuple_argument():
     made = definition(template, {"cache": (meta(4), meta(6, dtype=torch.float16))}, api="op")
     validate(made)
     assert made["name"] == "op_k_size4_v_size6"
-    assert made["outputs"]["out"]["dtype"] == "float16"  # the input with the common axis
+    assert made["outputs"]["out"]["dtype"] == "float16"  # dtype of the input with the common axis
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ ROOT = Path(flashinfer.__file__).parents[1]
 
 
 def execute(code: str, cwd: Path, **environment: str) -> str:
-    """Run a program of its own."""
+    """Run a program in a new process."""
     names = {"FLASHINFER_TRACE_DUMP", "FLASHINFER_TRACE_DUMP_DIR", "FLASHINFER_LOGLEVEL"}
     inherited = {name: value for name, value in os.environ.items() if name not in names}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -61,14 +61,14 @@ def test_one_file_per_shape_in_the_folder_asked_for(tmp_path):
     cwd.mkdir()
     output = execute(code, cwd, FLASHINFER_TRACE_DUMP="1", FLASHINFER_TRACE_DUMP_DIR=str(target))
     assert "CUDA" in output
-    assert files(target) == ["rmsnorm_h64.json", "rmsnorm_h96.json", "scale_2d.json"]  # scale: before it is refused
+    assert files(target) == ["rmsnorm_h64.json", "rmsnorm_h96.json", "scale_2d.json"]  # scale is dumped, then rejected
     assert files(cwd) == []
     for name in files(target):
         validate(json.loads((target / name).read_text()))
         assert (target / name).stat().st_mode & 0o444 == 0o444, "for whoever benchmarks it"
 
 
-# A call that is refused at once: nothing has to be compiled to see its definition written, or not.
+# A call that is rejected at once, so that nothing is compiled before its definition is dumped or not.
 REFUSED = """
     import contextlib, flashinfer, torch
 
@@ -84,7 +84,7 @@ def test_switch_and_current_directory(tmp_path, value, expected):
 
 
 def api():
-    """A new function each time: what was written and what failed is remembered by name."""
+    """Make a new function each time: written and failed definitions are remembered by name."""
 
     def rmsnorm(input, weight, eps=1e-6, out=None):
         raise AssertionError("a dump must not run the function")
@@ -114,7 +114,7 @@ def test_variables_may_be_set_after_the_import(tmp_path):
 
 
 def test_asking_writes_to_the_folder_of_the_variable(tmp_path):
-    """Once per name and process, also without the other variable."""
+    """Check that a requested definition is written once per name and process, also without FLASHINFER_TRACE_DUMP."""
     x = torch.empty(2, 24, device="meta")
     with knobs.override(trace_dump_dir=str(tmp_path)):
         made = flashinfer.rmsnorm.fi_trace(input=x, weight=x[0], name="asked_for")

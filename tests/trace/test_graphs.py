@@ -43,7 +43,7 @@ def test_cuda_graph(path):
     call = load(path, "cuda")
     if call.name in NO_CUDA_GRAPH:
         pytest.skip(f"{call.name}: {NO_CUDA_GRAPH[call.name]}")
-    expected = call.actual()  # builds and loads the module, which a capture must not
+    expected = call.actual()  # builds and loads the module, which must not happen during a capture
     arguments = call.arguments()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -29,7 +29,7 @@ WITH_INIT = pytest.mark.parametrize(
 
 
 def template_of(entry: dict[str, Any]) -> TraceTemplate:
-    """The one that the module exports; it stands first where an API has several."""
+    """Return the template that the module exports, or the first if an API has several."""
     found = getattr(importlib.import_module(f"flashinfer.trace.templates.{entry['module']}"), entry["trace"])
     return found if isinstance(found, TraceTemplate) else found.templates[0]
 
@@ -72,7 +72,7 @@ def test_api_has_the_template(entry):
 @EVERY
 def test_reference_takes_the_published_arguments(entry):
     if entry["reference"] is None:
-        return  # the published set has none; ours may
+        return  # the published set has no reference; ours may
     names = list(inspect.signature(template_of(entry).reference).parameters)
     assert names[: len(entry["reference"])] == entry["reference"]
 
@@ -108,7 +108,7 @@ def made_by(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def words_of(value: Any) -> str:
-    """A value as the facts spell it."""
+    """Return a value in the notation of published.json."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name} {words_of(part)}" for name, part in value.items()) + "}"
     if isinstance(value, tuple):
@@ -153,7 +153,7 @@ WRAPPERS = {
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrapper_runs_what_init_makes(name, device):
-    """The reference judges it, by the page table of the plan."""
+    """Compare the wrapper with the reference, which gets the page table of the plan."""
     template = template_of(next(entry for entry in PUBLISHED if entry["trace"] == name))
     rows = {"batch_size": 3} if "decode" in name else {"total_q": 11, "batch_size": 3}
     made = template.init(**rows, num_qo_heads=4, num_kv_heads=2, head_dim=64, device=device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A committed definition is enough to make a call and to judge it: the emitted text agrees with the op."""
+"""A committed definition suffices to make a call and to validate it: the emitted text agrees with the op."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ CUDA_ONLY = {"scale", "fused_rmsnorm_silu", "fused_qk_rmsnorm_rope"}
 
 
 def dtype_of(entry: dict[str, Any]) -> torch.dtype:
-    """The schema has no word for some; the truth is then in the description."""
+    """Return the dtype; the description gives it if the schema has no word for it."""
     _, marker, truth = entry.get("description", "").rpartition("really ")
     return getattr(torch, truth if marker else entry["dtype"])
 
 
 def copied(values: dict[str, Any]) -> dict[str, Any]:
-    """References of some in-place operators change their arguments, as these do."""
+    """Return copies of tensors: references of some in-place operators change their arguments."""
     return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
 
 
 class Call:
-    """One call made from a definition alone."""
+    """A call made from a definition alone."""
 
     def __init__(self, definition: dict[str, Any], device: str) -> None:
         self.definition, self.device = definition, device
@@ -76,7 +76,7 @@ class Call:
         return self._tensor(entry).sort().values
 
     def _given(self) -> dict[str, Any]:
-        """Arguments of the API that ``init`` makes; variable axes that it derives are left to it."""
+        """Return the API arguments that ``init`` makes, without sizes of variable axes that ``init`` derives."""
         if "init" not in self.definition:
             return {}
         init = self._function("init", "init")
@@ -108,7 +108,7 @@ class Call:
         return made
 
     def reference_arguments(self) -> dict[str, Any]:
-        """Inputs by the names of the reference or of the API."""
+        """Return inputs by the names of the reference or of the API."""
         parameters = inspect.signature(self.template.reference).parameters
         arguments: dict[str, Any] = dict.fromkeys(set(parameters) & {"workspace_buffer"})
         for name, value in copied(self.inputs).items():
@@ -127,7 +127,7 @@ class Call:
         return dict(zip(self.definition["outputs"], outputs, strict=True))
 
     def arguments(self) -> dict[str, Any]:
-        """What the API is called with; copies of the tensors it writes to."""
+        """Return the arguments of the API, with copies of the tensors that it writes to."""
         parameters = inspect.signature(self.api).parameters
         arguments: dict[str, Any] = {}
         for name, value in self.inputs.items():
@@ -136,7 +136,7 @@ class Call:
             value = value.clone() if parameter in self._overwritten() else value
             if getattr(spec, "tuple_idx", None) is None:
                 arguments[parameter] = value
-            else:  # elements of a tuple are inputs of their own, in its order
+            else:  # elements of a tuple are separate inputs, in order
                 arguments[parameter] = (*arguments.get(parameter, ()), value)
         arguments |= {name: v for name, v in self.given.items() if name in parameters and name not in arguments}
         arguments |= {name: self.axes[name] for name in self.axes if name in parameters and name not in arguments}
@@ -160,7 +160,7 @@ class Call:
 
     @staticmethod
     def _output(spec: Any, arguments: dict[str, Any], returned: Iterator[torch.Tensor]) -> torch.Tensor:
-        """What the call returned, as long as it returned something; then what it wrote to its arguments."""
+        """Return the next returned tensor, or else the argument that the call wrote to."""
         value = next(returned, None)
         if value is not None:
             return value
@@ -183,7 +183,7 @@ def test_text_returns_what_the_definition_says(path, device):
     call = load(path, device)
     for name, value in call.expected().items():
         entry = call.definition["outputs"][name]
-        sizes = [call.axes[axis] for axis in entry["shape"]]  # None: no input has the axis
+        sizes = [call.axes[axis] for axis in entry["shape"]]  # None if no input has the axis
         assert len(sizes) == value.ndim
         assert [size for size in sizes if size is not None] == [
             size for size, expected in zip(value.shape, sizes, strict=True) if expected is not None
@@ -212,6 +212,6 @@ def test_op_agrees_with_the_text(path, device):
         pytest.skip(f"{call.name} needs a GPU")
     expected = call.expected()
     check = call._function("check", "check") if "check" in call.definition else default_check
-    # The published check of norms is tighter than a rounding step of bfloat16, which may fall to either side.
+    # The published tolerance for norms is tighter than one rounding step of bfloat16.
     limits = {"max_mismatch_pct": 1.0} if "_norm_check" in call.definition.get("check", "") else {}
     assert check(expected, call.actual(), **limits)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The references, which judge every kernel, are judged here: by torch where it has the op, by plain loops elsewhere."""
+"""The references of all kernels, compared with torch where it has the op, with plain loops elsewhere."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_layernorm():
     out = norm.layernorm_trace.reference(x, gamma, beta, 1e-6)
     torch.testing.assert_close(out, exact.to(torch.bfloat16))
     quantised = norm.layernorm_quant_trace.reference(x, gamma, beta, torch.tensor([0.5]), 1e-6)
-    assert torch.equal(quantised.float(), (out.float() * 2).to(torch.float8_e4m3fn).float())  # of the bf16 value
+    assert torch.equal(quantised.float(), (out.float() * 2).to(torch.float8_e4m3fn).float())  # quantises bf16
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
@@ -143,7 +143,7 @@ HEADS = {"num_heads_q": 2, "num_heads_k": 1, "num_heads_v": 1, "head_dim": 16}
 
 
 def rotated(x: list[float], token: int, interleave: bool, factor: float, low: float, high: float) -> list[float]:
-    """One head of one token, element by element, in the words of the contract."""
+    """Rotate one head of one token, element by element, as the contract defines it."""
     dim, (f, h, w) = len(x), (ROPE[f"num_{axis}_channels"] for axis in ("frame", "height", "width"))
     area = ROPE["pph"] * ROPE["ppw"]
     frame, height, width = token // area, token % area // ROPE["ppw"], token % ROPE["ppw"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of kernels written for a definition."""
+"""Data models of kernels written for a definition."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions as text: what is copied, what is imported, what ``run`` binds."""
+"""Functions as text: copied functions, imports, and the arguments that ``run`` binds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quarter(x: torch.Tensor) -> torch.Tensor:
 
 
 def area(x: torch.Tensor, bias: Optional[torch.Tensor] = None, eps: float = 1e-6) -> torch.Tensor:
-    def limited(y: torch.Tensor) -> torch.Tensor:  # a global that only an inner function reads
+    def limited(y: torch.Tensor) -> torch.Tensor:  # uses the global LIMIT, which the outer function does not
         return y.clamp(max=LIMIT)
 
     y = limited(quarter(x)) * math.pi + eps
@@ -47,7 +47,7 @@ def template(reference, inputs, axes=None, outputs=None) -> TraceTemplate:
 
 
 def executed(text: str) -> dict[str, Any]:
-    """Names the text defines, with nothing of this module in reach."""
+    """Return the names that the text defines, executed without access to this module."""
     scope: dict[str, Any] = {"__name__": "text"}
     exec(compile(text, "<text>", "exec"), scope)
     return scope
@@ -92,7 +92,7 @@ def scaled_pair(pair: tuple[torch.Tensor, torch.Tensor], workspace_buffer: Any, 
 
 
 def test_inputs_are_passed_by_the_names_of_the_reference_or_of_the_api():
-    """Elements of a tuple become a tuple again, scratch memory is none, what the reference does not name is ignored."""
+    """Check that tuples are restored, scratch memory is None, and inputs unknown to the reference are ignored."""
     inputs = {
         "a": Tensor(("n",), param="pair", tuple_idx=0),
         "b": Tensor(("n",), param="pair", tuple_idx=1),

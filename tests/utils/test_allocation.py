@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room for results: what torch would have made, on the device of the input whatever device is current."""
+"""Output allocation: as torch would allocate, on the device of the input whatever device is current."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_makes_what_torch_makes(shape, device):
 
 
 def test_other_devices_count_as_the_cpu():
-    """Their results are refused by the launcher, with the name of the device; no CUDA function is asked for them."""
+    """Check other devices: the launcher rejects their outputs by device name; no CUDA function is called for them."""
 
     class OnAnother:
         is_cuda = False
@@ -48,7 +48,7 @@ def test_is_the_same_without_the_private_functions(shape, monkeypatch):
 
 
 def test_memory_is_of_the_index_though_another_device_is_current(monkeypatch):
-    """What the CUDA maker returns on a machine whose current device is another one is not handed out."""
+    """Check that memory of the current device is not returned if the input is on another device."""
     elsewhere = torch.empty(2, device="meta")
     asked = []
     monkeypatch.setattr(allocation, "_on_cuda", lambda *args: elsewhere)

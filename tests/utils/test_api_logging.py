@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API log: levels, destinations, and that it neither costs anything when off nor breaks a call when on."""
+"""The API log: levels, destinations, no cost when off, and no failed calls when on."""
 
 import enum
 import importlib
@@ -243,7 +243,7 @@ def test_statistics_are_skipped_during_a_capture(log, monkeypatch):
 
 
 def test_capture_probe_never_raises(monkeypatch):
-    assert graph.is_capturing() is False  # a CPU build of torch raises when it is asked directly
+    assert graph.is_capturing() is False  # a CPU build of torch raises if queried directly
 
     def broken():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -347,7 +347,7 @@ def test_file_is_appended_and_named_after_the_process(log, tmp_path):
 
 
 def test_home_in_the_name_of_the_file(log, tmp_path, monkeypatch):
-    """Of a Dockerfile or a service, whose variables no shell has seen."""
+    """Check ``~`` in the file name, from a Dockerfile or a service whose variables no shell expands."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     make_api_decorator(LogSettings(level=1, dest="~/log.txt"))(plain)(1)
@@ -372,7 +372,7 @@ def test_torch_compile_sees_the_plain_function(log):
 
 
 def test_trace_is_attached_and_dumped_without_a_log(monkeypatch):
-    """The variable is read at each call: a program may set it after the import."""
+    """Check that the variable is read at each call: a program may set it after the import."""
     fi_trace = importlib.import_module("flashinfer.fi_trace")  # flashinfer.fi_trace itself is the function
     seen = []
 
@@ -386,7 +386,7 @@ def test_trace_is_attached_and_dumped_without_a_log(monkeypatch):
         return x + y
 
     decorate = make_api_decorator(LogSettings(dest="stderr"))
-    assert decorate(plain) is plain  # has no template
+    assert decorate(plain) is plain  # no template
     api = decorate(traced, trace="template")
     assert api._trace_template == "template" and api.__wrapped__ is traced
     with knobs.override(trace_dump=None):
@@ -436,7 +436,7 @@ CRASH = """
 
 
 def test_a_killed_process_leaves_its_inputs(tmp_path):
-    """One process with three children: killed inside the op, terminated and ended with graph dumps pending."""
+    """Run one process with three children: killed inside the op, terminated, and ended with pending graph dumps."""
     variables = {
         "FLASHINFER_LOGLEVEL": "10",
         "FLASHINFER_LOGDEST": str(tmp_path / "log_%i.txt"),

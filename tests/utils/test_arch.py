@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device probes and architecture sets. A GPU is played by patching torch.cuda, except in the tests at the end."""
+"""Device probes and architecture sets. GPUs are simulated by patching torch.cuda, except in the tests at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TARGETS = ["sm90a", "sm100a", "sm100f", "sm110a", "sm120a", "sm120f", "sm121a", 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """gpu((9, 0), cuda="12.8"): two GPUs of that capability, the second one current; counts the questions asked."""
+    """Return gpu((9, 0), cuda="12.8"), which simulates two GPUs, the second one current, and counts queries."""
     asked = []
     memoised = [getattr(arch, name) for name in PROBES] + [arch.device_support_pdl, arch._cuda_generator]
 
@@ -79,7 +79,7 @@ def test_capability_is_asked_once_per_device(gpu):
         assert utils.get_compute_capability(device) == (9, 0)
     assert asked == [0]
     assert utils.get_compute_capability(torch.device("cuda")) == (9, 0)
-    assert asked == [0, 1]  # without an index: the current device, which is 1
+    assert asked == [0, 1]  # without an index: the current device, 1
 
 
 def test_cuda_without_index_follows_the_current_device(gpu, monkeypatch):

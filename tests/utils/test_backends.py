@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""supported_compute_capability and backend_requirement. CUDA devices are played by patching the probe in utils."""
+"""supported_compute_capability and backend_requirement. CUDA devices are simulated by patching the probe in utils."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flashinfer.utils import backend_requirement, supported_compute_capability
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """pretend(90): every tensor's device has that compute capability."""
+    """Return pretend(90), which gives every tensor's device that compute capability."""
 
     def patch(cc):
         monkeypatch.setattr(utils, "get_compute_capability", lambda device: divmod(cc, 10))
@@ -169,7 +169,7 @@ def test_named_backend_runs(pretend):
 
 
 def test_unknown_backend(pretend):
-    """Named wherever the tensors are; what is offered instead runs there."""
+    """Check that the error lists only backends that run on the device of the tensors."""
     with pytest.raises(BackendSupportedError, match="matmul does not support backend 'best'; usable here: old, new"):
         matmul(torch.ones(1), backend="best")
     pretend(80)
@@ -239,8 +239,8 @@ def test_auto_orders_what_suits(pretend):
 
 def test_auto_leaves_out_what_does_not(pretend):
     pretend(90)
-    assert matmul(torch.ones(1), 5) == "old"  # its check raises
-    assert matmul(torch.ones(1), 3) == "old"  # its check is false
+    assert matmul(torch.ones(1), 5) == "old"  # the check of "new" raises
+    assert matmul(torch.ones(1), 3) == "old"  # the check of "new" returns False
     pretend(80)
     assert matmul(torch.ones(1)) == "old"
     assert list(matmul.suitable_auto_backends) == ["old"] and len(matmul.suitable_auto_backends) == 1
@@ -308,7 +308,7 @@ def test_skip_check_skips(pretend):
     assert clamp(torch.ones(2), 2.0, skip_check=True).tolist() == [1, 1]
     assert matmul(torch.ones(1), -1, backend="new", skip_check=True) == "new"
     pretend(90)
-    assert matmul(torch.ones(1), -1, skip_check=True) == "new"  # the common check would refuse
+    assert matmul(torch.ones(1), -1, skip_check=True) == "new"  # the common check would reject -1
 
 
 def test_skip_check_is_faster():
@@ -318,14 +318,14 @@ def test_skip_check_is_faster():
 
     x = torch.ones(1)
     calls = [lambda: nothing.__wrapped__(x, 2), lambda: nothing(x, 2), lambda: nothing(x, 2, skip_check=True)]
-    rounds = [[timeit.timeit(call, number=1000) * 1e3 for call in calls] for _ in range(40)]  # us a call, interleaved
+    rounds = [[timeit.timeit(call, number=1000) * 1e3 for call in calls] for _ in range(40)]  # us per call, interleaved
     plain, checked, skipped = (min(column) for column in zip(*rounds, strict=True))
     assert skipped < checked
-    # A quiet core takes 0.8 and 0.1 us more than the function itself; the bounds leave room for a busy one.
+    # An idle core takes 0.8 and 0.1 us more than the function itself; the bounds allow for a busy one.
     assert checked - plain < 8 and skipped - plain < 2
 
 
-# -------------------------------------------------------------------------------- questions
+# -------------------------------------------------------------------------------- queries
 
 
 def test_is_backend_supported():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs are compiled for: the list syntax, detection, and the nvcc flags."""
+"""Compilation targets: the list syntax, detection, and the nvcc flags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIST = "FLASHINFER_CUDA_ARCH_LIST"
 
 @pytest.fixture
 def targets(monkeypatch):
-    """targets("8.0 9.0a"): what that list means."""
+    """Return targets("8.0 9.0a"), which parses such a list."""
 
     def read(text):
         monkeypatch.setenv(LIST, text)
@@ -60,7 +60,7 @@ def test_missing_letters(targets, cuda):
     assert targets("12.0") == {(12, "0a")}
     with pytest.raises(RuntimeError, match=r"12\.1 needs CUDA 12\.9"):
         targets("12.1")
-    assert targets("12.1a") == {(12, "1a")}  # asked for in full: the compiler will judge
+    assert targets("12.1a") == {(12, "1a")}  # spelled in full: left to the compiler
 
 
 def test_list_is_readable_without_a_compiler(targets, cuda):
@@ -105,7 +105,7 @@ def test_targets_can_be_set(monkeypatch):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """gpus((9, 0), (8, 0)): those are visible."""
+    """Return gpus((9, 0), (8, 0)), which makes GPUs of these capabilities visible."""
 
     def install(*capabilities):
         monkeypatch.delenv(LIST, raising=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps and their replay: what is on disk, the caps, in-place functions, objects, CUDA graphs."""
+"""Dumps and their replay: files, size caps, in-place functions, objects, CUDA graphs."""
 
 import collections
 import enum
@@ -78,7 +78,7 @@ def write_out(x, out=None):
 
 
 class Accumulator:
-    """Stands for a wrapper object: state set by ``plan``, used by ``run``."""
+    """Fake wrapper object: ``plan`` sets state, ``run`` uses it."""
 
     def __init__(self, start):
         self.start = start
@@ -95,7 +95,7 @@ class Accumulator:
 
 @pytest.fixture
 def wrapper_class(monkeypatch):
-    """``Accumulator`` with its methods decorated; undone afterwards."""
+    """Decorate the methods of ``Accumulator``; restore them afterwards."""
 
     def decorate(api):
         for name in ("__init__", "plan", "run", "run_twice"):
@@ -161,7 +161,7 @@ def test_inputs_are_synced_before_the_call(dumps, monkeypatch):
     def op(x):
         (directory,) = on.directories
         assert (directory / "inputs.pt").exists() and files.read_record(directory)["execution_status"] == "inputs_saved"
-        assert len(synced) >= 4  # tensors, their directory, both records (and the log)
+        assert len(synced) >= 4  # fsync of tensors, their directory, both records (and the log)
         raise ValueError("inside")
 
     with pytest.raises(ValueError, match="inside"):
@@ -190,7 +190,7 @@ def test_count_cap(dumps):
     with pytest.warns(RuntimeWarning, match="scaled_sum dropped: FLASHINFER_DUMP_MAX_COUNT=2 is reached"):
         assert scaled(x, (x,))[1] == 2
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a warning turned into an error is a failure of the log, not of the call
+        warnings.simplefilter("error")  # a warning raised as an error is a failure of the log, not of the call
         assert scaled(x, (x,))[1] == 2
     assert len(on.directories) == 2 and "FLASHINFER_DUMP_MAX_COUNT=2" in on.text
 
@@ -198,10 +198,10 @@ def test_count_cap(dumps):
 def test_size_cap(dumps):
     on = dumps(max_size_gb=1000 * 1e-9)
     write = on.api(write_out)
-    write(torch.ones(25), out=torch.zeros(25))  # 200 bytes in, 100 out
+    write(torch.ones(25), out=torch.zeros(25))  # bytes: 200 in, 100 out
     with pytest.warns(RuntimeWarning, match="8000 bytes would pass FLASHINFER_DUMP_MAX_SIZE_GB="):
         write(torch.ones(1000), out=torch.zeros(1000))
-    with pytest.warns(RuntimeWarning, match="280 bytes"):  # 560 fit, their result does not
+    with pytest.warns(RuntimeWarning, match="280 bytes"):  # 560 bytes fit, their result does not
         write(torch.ones(70), out=torch.zeros(70))
     small, cut = on.directories
     assert (small / "outputs.pt").exists() and not (cut / "outputs.pt").exists()
@@ -223,7 +223,7 @@ def test_safetensors(dumps):
     ]
     result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
     assert result["comparison_match"] and result["metadata"]["tensor_format"] == "safetensors"
-    assert result["args"][0].stride() == (1, 4)  # the file is packed, the metadata is not
+    assert result["args"][0].stride() == (1, 4)  # the file is packed; the metadata keeps the strides
 
 
 def test_safetensors_missing_falls_back(dumps, monkeypatch):
@@ -239,7 +239,7 @@ def test_safetensors_missing_falls_back(dumps, monkeypatch):
     [
         torch.arange(6.0).reshape(2, 3).T,
         torch.arange(24.0).reshape(4, 6)[:, ::2],
-        torch.arange(100.0).reshape(10, 10)[:, 3],  # skips most of its memory: packed
+        torch.arange(100.0).reshape(10, 10)[:, 3],  # a view of a small part of its memory is packed
         torch.arange(3.0)[None, :, None].expand(4, 3, 2),
         torch.tensor(5),
         torch.empty(0, 4),
@@ -320,7 +320,7 @@ def test_replay_matches_and_detects_changes(dumps, monkeypatch):
         ([1, 2], [1], False),
         ({"a": 1}, {"b": 1}, False),
         (torch.tensor([1.0, float("nan")]), torch.tensor([1.0005, float("nan")]), True),
-        (torch.tensor([10000]), torch.tensor([10001]), False),  # integers are exact
+        (torch.tensor([10000]), torch.tensor([10001]), False),  # integers must be equal
         (torch.ones(2), torch.ones(3), False),
         (torch.ones(2), torch.ones(2).half(), False),
         (torch.ones(2).to(torch.float8_e5m2), torch.ones(2).to(torch.float8_e5m2), True),
@@ -363,7 +363,7 @@ def test_a_destination_that_is_returned_is_saved_once(dumps):
     on.api(write_out)(x, out=x)  # in place: one tensor object twice
     (directory,) = on.directories
     inputs = torch.load(directory / "inputs.pt")
-    assert inputs["arg_0"].data_ptr() == inputs["kwarg_out"].data_ptr()  # the file holds it once
+    assert inputs["arg_0"].data_ptr() == inputs["kwarg_out"].data_ptr()  # stored once in the file
     assert torch.load(directory / "outputs.pt").keys() == {"result"}
     result = replay_from_dump(directory, compare_outputs=True, device="cpu", run=True)
     assert result["comparison_match"] and result["args"][0] is result["kwargs"]["out"]
@@ -376,7 +376,7 @@ def test_objects_are_rebuilt_in_a_sequence(dumps, wrapper_class):
     one.plan(3)
     two.plan(5)
     assert two.run(torch.ones(2)).tolist() == [7, 7]
-    assert one.run_twice(torch.ones(1), other=two).tolist() == [22]  # also records the two inner calls
+    assert one.run_twice(torch.ones(1), other=two).tolist() == [22]  # the two inner calls are recorded too
     results = replay_sequence(on.root, device="cpu")
     assert [r["metadata"]["function_name"] for r in results] == [
         f"Accumulator.{name}" for name in ["__init__", "__init__", "plan", "plan", "run", "run_twice", "run", "run"]
@@ -395,7 +395,7 @@ def test_objects_are_rebuilt_in_a_sequence(dumps, wrapper_class):
 
 
 class Doubled(Accumulator):
-    """Its own ``__init__`` is not logged, as that of a subclass somebody wrote."""
+    """Subclass by a user: its own ``__init__`` is not logged."""
 
     def __init__(self, start):
         super().__init__(2 * start)
@@ -408,7 +408,7 @@ def test_an_id_that_is_used_again_is_another_object(dumps, wrapper_class):
     other = Doubled(2.0)
     with pytest.raises(AttributeError):
         other.run(torch.ones(2))
-    same = {"self_id": id(other)}  # what the allocator does now and then
+    same = {"self_id": id(other)}  # the allocator may reuse an id
     for directory in on.directories:
         files.append_record(directory / "metadata.jsonl", {**files.read_record(directory), **same})
     unplanned = replay_sequence(on.root, device="cpu")[-1]
@@ -416,7 +416,7 @@ def test_an_id_that_is_used_again_is_another_object(dumps, wrapper_class):
 
 
 def test_an_id_of_an_object_of_another_class(dumps, wrapper_class):
-    """The dump of its ``__init__`` was dropped by a cap: it is unknown, not the object that died before."""
+    """Check a reused id whose ``__init__`` dump was dropped by a cap: the object is unknown, not the earlier one."""
     on = dumps()
     cls = wrapper_class(on.api)
     cls(1.0).plan(3)
@@ -482,7 +482,7 @@ def test_source_in_a_dump_is_compiled_only_on_request(dumps, capsys, by_name):
 
 
 def test_every_parameter_that_holds_source_is_known():
-    """The replay refuses source by the names of parameters: a new one must be among them."""
+    """Check the list of parameters that hold source: the replay rejects source by parameter name."""
     parameters = {
         name
         for (module, _), func in apis._apis.items()
@@ -495,7 +495,7 @@ def test_every_parameter_that_holds_source_is_known():
 
 
 def test_the_init_of_a_base_runs_once(dumps, monkeypatch):
-    """Its dump lies beside that of the subclass, and may hold source that the subclass brings along."""
+    """Check that ``__init__`` of a base runs once: its dump lies beside that of the subclass, and may hold source."""
     on = dumps()
     monkeypatch.setattr(Accumulator, "__init__", on.api(Accumulator.__init__))
     monkeypatch.setattr(Doubled, "__init__", on.api(Doubled.__init__))
@@ -532,7 +532,7 @@ def test_unrecorded_arguments_are_named(dumps):
 @pytest.mark.parametrize("fmt", [False, True], ids=["pt", "safetensors"])
 @pytest.mark.parametrize("given", [True, False], ids=["of the caller", "of torch"])
 def test_a_replay_draws_the_same_numbers(dumps, given, fmt):
-    """A call that draws is of no use in a bug report unless its draws can be had again."""
+    """Check that a replay draws the same random numbers, without which a bug report would be useless."""
     on = dumps(safetensors=fmt)
 
     @on.api
@@ -610,7 +610,7 @@ def test_dump_failures_do_not_reach_the_caller(dumps, monkeypatch):
 
 
 class FakeGraph:
-    """A graph on the CPU: records functions during the capture, runs them at replay."""
+    """Fake graph on the CPU: records functions during the capture, runs them at replay."""
 
     def __init__(self):
         self.work = []
@@ -632,7 +632,7 @@ def graph_class(monkeypatch):
     monkeypatch.setattr(graph, "_install_exit_hooks", lambda: None)
     cls = type("Graph", (FakeGraph,), dict(vars(FakeGraph)))
     graph.install_graph_hooks(cls)
-    graph.install_graph_hooks(cls)  # a second time does nothing
+    graph.install_graph_hooks(cls)  # a second call does nothing
     assert cls.replay.__wrapped__ is FakeGraph.replay
     return cls
 
@@ -703,7 +703,7 @@ def test_a_deleted_graph_releases_its_tensors(dumps, graph_class):
     captured.capture_begin()
     on.api(plain)(torch.ones(1))
     captured.capture_end()
-    graph_class().replay()  # another graph, without calls of its own
+    graph_class().replay()  # another graph, without recorded calls
     assert not list(on.root.glob("*/graph_flushes"))
     del captured
     gc.collect()
@@ -713,7 +713,7 @@ def test_a_deleted_graph_releases_its_tensors(dumps, graph_class):
 def test_graph_snapshots_obey_the_size_cap(dumps, fake_graph):
     on = dumps(max_size_gb=20e-9)
     fake_graph.capture_begin()
-    on.api(plain)(torch.ones(2))  # 8 bytes in, 8 out
+    on.api(plain)(torch.ones(2))  # bytes: 8 in, 8 out
     fake_graph.capture_end()
     fake_graph.replay()
     with pytest.warns(RuntimeWarning, match="16 bytes would pass"):
@@ -760,5 +760,5 @@ def test_cuda_dumps_and_devices(dumps):
     on.api(scaled_sum)(torch.ones(2, 3, device="cuda").T, (torch.tensor(2.0),))
     result = replay_from_dump(on.directories[0], compare_outputs=True, run=True)
     assert result["comparison_match"] and result["args"][0].is_cuda and result["args"][0].stride() == (1, 3)
-    assert result["args"][1][0].device.type == "cpu"  # host tensors beside CUDA ones stay where they were
+    assert result["args"][1][0].device.type == "cpu"  # host tensors beside CUDA ones keep their device
     assert replay_from_dump(on.directories[0], True, "cpu", True)["comparison_match"]

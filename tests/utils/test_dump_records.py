@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of a dump that programs of others read, and dumps that others have written."""
+"""Dump format for programs of others, and dumps written by others."""
 
 import enum
 import json
@@ -20,7 +20,7 @@ class Mode(enum.Enum):
 
 
 class Group:
-    """Stands for an object that no dump can hold."""
+    """Object that no dump can hold."""
 
     def __repr__(self):
         return "Group(2 ranks)"
@@ -35,7 +35,7 @@ def api(tmp_path):
 
 @pytest.fixture
 def records(tmp_path):
-    """The records of all calls, in order, that have been completed."""
+    """Return the records of all completed calls, in order."""
 
     def read():
         lines = [json.loads(line) for line in (tmp_path / "dumps" / "session.jsonl").read_text().splitlines()]
@@ -115,7 +115,7 @@ def test_the_module_is_where_the_name_is_found():
 
 @pytest.fixture
 def poor(tmp_path):
-    """Writes a dump such as another program leaves: tensors and as little metadata as it cares for."""
+    """Write a dump as another program might: tensors and minimal metadata."""
 
     def write(inputs, outputs=None, fmt="pt", name="call", **record):
         directory = tmp_path / "others" / name
@@ -179,7 +179,7 @@ def test_containers_and_plain_values(poor):
 
 
 def test_objects_of_others(poor, api):
-    """``__init__`` and a method by their names only; what was no value is named."""
+    """Check ``__init__`` and a method given by name only; arguments without a stored value are named."""
     started = []
 
     class Wrapper:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes made by fork, as a server's workers are: kernels run in them, with threads, whatever ran before."""
+"""Forked processes, as workers of a server: kernels run in them with threads, whatever ran before the fork."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import flashinfer
 
 
 def test_kernels_run_in_a_child():
-    """The threads that the parent's kernels ran on are not there."""
-    x, weight = torch.randn(512, 1024), torch.ones(1024)  # enough for several threads
+    """Check a child process, where the threads of the parent's kernels do not exist."""
+    x, weight = torch.randn(512, 1024), torch.ones(1024)  # large enough for several threads
     expected = flashinfer.rmsnorm(x, weight)
 
     def run():

@@ -80,6 +80,6 @@ def test_hooks_that_others_have_wrapped_stay():
     Graph.replay = theirs = lambda self: ours(self)
     graph.restore_graph_hooks(Graph)
     assert Graph.replay is theirs and Graph.capture_begin is original["capture_begin"]
-    graph.restore_graph_hooks(Graph)  # a second time does nothing
+    graph.restore_graph_hooks(Graph)  # a second call does nothing
     api_logging._restore_cuda_graph_hooks()
     assert "flashinfer" not in torch.cuda.CUDAGraph.replay.__module__

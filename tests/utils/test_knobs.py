@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: how the text of a variable is read, and what a bad one does."""
+"""Settings: parsing of environment variables, and invalid values."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from flashinfer.knobs import Knob, Knobs, knobs
     [
         ("jit_verbose", "1", True),
         ("jit_verbose", "off", False),
-        ("jit_verbose", "", False),  # set to nothing means unset
-        ("disable_jit", "0", True),  # any value
+        ("jit_verbose", "", False),  # an empty value means unset
+        ("disable_jit", "0", True),  # any value counts
         ("disable_jit", "", False),
         ("max_jobs", "4", 4),
         ("dump_max_size_gb", "0.5", 0.5),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registration with torch.library: eager calls go straight to the function, compiled graphs hold the op."""
+"""Registration with torch.library: eager calls go directly to the function, compiled graphs hold the op."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scale_add(
 ) -> None:
     """out = factor * times * x + bias."""
     calls.append("scale_add")
-    y = x.numpy() * (factor * times)  # numpy: what a tracer cannot look into, like a kernel
+    y = x.numpy() * (factor * times)  # numpy is opaque to a tracer, like a kernel
     y = -y if negate else y
     y = y if bias is None else y + bias.numpy()
     out.copy_(torch.from_numpy(y if shift is None else y + shift))
@@ -60,7 +60,7 @@ def model(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiles_in_one_graph(backend):
     compiled = torch.compile(model, fullgraph=True, backend=backend)
-    for n in (3, 4, 7):  # the later sizes make the shape symbolic
+    for n in (3, 4, 7):  # later sizes make the shape symbolic
         x, bias = torch.randn(n), torch.randn(n)
         torch.testing.assert_close(compiled(x, bias), model(x, bias))
 
@@ -168,13 +168,13 @@ def test_explicit_schema_and_device():
 
     schema = "(Tensor x) -> Tensor"
     f = register_custom_op(name="_test_double", fn=double, mutates_args=(), device_types="cuda", schema=schema)
-    assert f(torch.ones(1)).item() == 2  # eager: the function decides
+    assert f(torch.ones(1)).item() == 2  # eager: the function itself decides
     with pytest.raises(NotImplementedError, match="CPU"):
         torch.ops.flashinfer._test_double(torch.ones(1))
 
 
 def test_arguments_of_another_kind():
-    """Native code would say: argument 3 is a ffi.SmallStr."""
+    """Check that errors name the argument; native code would report: argument 3 is a ffi.SmallStr."""
 
     def scaled(x: torch.Tensor, y: Optional[torch.Tensor], factor: float, count: int, name: str) -> None:
         raise TypeError("argument 3 is of another type")
@@ -219,10 +219,10 @@ def test_cost():
         started = time.perf_counter()
         wrapped = register_custom_op(f"_test_cost_{i}", nothing, mutates_args=("out",))
         times.append(time.perf_counter() - started)
-    assert min(times) < 2e-3  # 0.4 ms on a quiet core
+    assert min(times) < 2e-3  # 0.4 ms on an idle core
 
     x = torch.ones(1)
     functions = [lambda: nothing(x, x, 1.0, True), lambda: wrapped(x, x, 1.0, True)]
     rounds = [[timeit.timeit(f, number=1000) * 1e3 for f in functions] for _ in range(40)]
     plain, called = (min(column) for column in zip(*rounds, strict=True))
-    assert called - plain < 0.6  # us; 0.1 on a quiet core
+    assert called - plain < 0.6  # us; 0.1 on an idle core

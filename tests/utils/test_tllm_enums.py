@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enumerations of MoE and GEMM callers: numbers, texts, and what is said of activations and dtypes."""
+"""Enumerations for MoE and GEMM callers: numbers, texts, and properties of activations and dtypes."""
 
 from __future__ import annotations
 

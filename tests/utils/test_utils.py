@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facade and the small helpers it re-exports. Probes, decorators and registration have test files of their own."""
+"""The facade and the small helpers it re-exports. Probes, decorators and registration have separate test files."""
 
 from __future__ import annotations
 

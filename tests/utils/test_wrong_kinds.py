@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is no tensor, or no number, where one is expected: call and argument are named, whoever notices first."""
+"""Arguments that are not a tensor or number as expected: the error names call and argument, whichever layer
+rejects it.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,7 @@ PLANS: list[tuple[Any, dict[str, Any]]] = [
 
 
 def replaced(calls: list[tuple[Any, dict[str, Any]]]) -> list[Any]:
-    """Each argument of each call, once as a string: neither a tensor nor a number."""
+    """Return each argument of each call, once replaced by a string: neither a tensor nor a number."""
     return [
         pytest.param(call, arguments, name, id=f"{call.__name__}-{name}")
         for call, arguments in calls
@@ -203,13 +205,13 @@ def test_decorated_functions():
     ids=["rmsnorm", "silu_and_mul", "softmax", "single_prefill"],
 )
 def test_tensors_without_memory(call, argument):
-    """Not a crash: their addresses are 0."""
+    """Check fake tensors: an error, not a crash, though their addresses are 0."""
     with FakeTensorMode(), pytest.raises(ArgumentError, match=f": {argument} is a FakeTensor, expected one with data"):
         call()
 
 
 class Standing(torch.Tensor):
-    """For another tensor, as distributed tensors do; so does what is made of it."""
+    """Tensor subclass that stands for another tensor, as distributed tensors do; results are wrapped too."""
 
     @staticmethod
     def __new__(cls, other: torch.Tensor) -> Any:
@@ -251,7 +253,7 @@ def test_tensors_inside_torch_func():
 
 
 def test_words_that_are_lists():
-    """They have no hash, which a table of words would complain about."""
+    """Check lists in place of words: a list has no hash, so a lookup in a table of words would raise TypeError."""
     q, k, page = half(1, 2, 64), half(3, 2, 64), half(1, 2, 4, 2, 64)
     where = ints(0), ints(0), page, ints(0), ints(0, 1), ints(1)
     with pytest.raises(KeyError, match=r"single_decode_with_kv_cache: kv_layout is \['NHD'\], expected one of"):
