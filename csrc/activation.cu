@@ -15,7 +15,7 @@ using flashinfer::Activation;
 
 namespace {
 
-/// Distance between the rows of a tensor of any rank; its leading dimensions must fold into one.
+/// Return the stride between rows of a tensor of any rank. The leading dimensions must collapse into one.
 int64_t RowStride(const char* op, const char* name, const TensorView& t) {
   int64_t stride = t.ndim() == 0 ? 1 : t.size(-1), rows = 1;
   for (int i = t.ndim() - 2; i >= 0; --i) {
@@ -54,7 +54,7 @@ void RunActAndMul(const char* op, const TensorView& out, const TensorView& input
     using T = typename decltype(tag)::type;
     ActAndMulParams<T> p{};
     p.gate = input.data_ptr<T>();
-    // By bytes: the host compiler sees no more of the 16-bit types than their names.
+    // Arithmetic on bytes, because the 16-bit types are incomplete types for the host compiler.
     p.up = reinterpret_cast<const T*>(input.data_ptr<char>() + width / 2 * (input.dtype().bits / 8));
     p.out = out.data_ptr<T>();
     p.columns = width / 2;

@@ -25,7 +25,7 @@ PlanInput InputOf(int64_t batch_size, int64_t q_len, int64_t num_qo_heads, int64
   return in;
 }
 
-/// Lengths are known on the device only: each request has what its last page says there.
+/// Make the plan input without key counts, which the kernel derives from kv_indptr and last_page_len on the device.
 PlanInput InputOf(const TensorView& indptr, int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads,
                   int64_t page_size, bool enable_cuda_graph, int64_t window_left) {
   PlanInput in = InputOf(batch_size, 1, num_qo_heads, num_kv_heads, page_size, enable_cuda_graph, window_left);
@@ -34,7 +34,7 @@ PlanInput InputOf(const TensorView& indptr, int64_t batch_size, int64_t num_qo_h
   return in;
 }
 
-/// Without kv_lens, as above.
+/// Make the plan input with key counts `kv_lens`. Without kv_lens, the kernel derives the counts on the device.
 PlanInput InputOf(const TensorView& kv_indptr, const Optional<TensorView>& kv_lens, int64_t q_len, int64_t num_qo_heads,
                   int64_t num_kv_heads, int64_t page_size, bool enable_cuda_graph, int64_t window_left,
                   int64_t fixed_split_size, bool disable_split_kv) {
@@ -141,7 +141,7 @@ static CheckedCall Check(Arguments& args) {
 /// window_left, enable_pdl, *extras)
 void batch_decode_run(Arguments& args) { Launch<false, true>(OP, Check(args)); }
 
-/// record_run(record, is_capturable, *what run takes)
+/// record_run(record, is_capturable, *arguments of run)
 void batch_decode_record_run(Arguments& args) {
   const Recorder recorder(args);
   const CheckedCall call = Check(args);
@@ -154,8 +154,8 @@ static constexpr bool SAME_STRIDES = true;  // keys and values have the same str
 /// rerun(record, q, k_cache, v_cache | None, o, lse | None, sm_scale, enable_pdl)
 void batch_decode_rerun(Arguments& args) { Launch<false, true>(OP, Repeat(OP, args, SAME_STRIDES)); }
 
-/// replan(record, float_ws, int_ws, plan_info, kv_indptr, kv_indices, last_page_len, *what a Repetition takes): rerun by
-/// another plan and table, which the record has from then on
+/// replan(record, float_ws, int_ws, plan_info, kv_indptr, kv_indices, last_page_len, *arguments of a Repetition): rerun
+/// with another plan and page table, which replace those of the record
 void batch_decode_replan(Arguments& args) {
   args.ExpectLast(REPLANNED_ARGUMENTS + REPETITION_ARGUMENTS);
   const Replanned plan(OP, args);

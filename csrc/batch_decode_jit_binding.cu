@@ -4,7 +4,7 @@
 
 FLASHINFER_EXPORT_PLAN(plan, batch_decode_plan)
 FLASHINFER_EXPORT_PLAN(plan_with_lens, batch_decode_plan_with_lens)
-/// Takes what either plan takes after the buffers.
+/// workspace_size: takes the arguments of either plan function, without the buffers.
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_workspace_size(void*, const TVMFFIAny* args, int32_t count,
                                                            TVMFFIAny* result) {
   TVM_FFI_SAFE_CALL_BEGIN();

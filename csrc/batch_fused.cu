@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_fused module: keys that many queries share and keys of each request, in one launch
-// (fused_decode_prefill.h). Everything is paged, of one cache.
+// (fused_decode_prefill.h). All keys are in the pages of one cache.
 #include "attention_call_cache.h"
 // clang-format off
 #include <flashinfer/attention/fused_decode_prefill.h>
@@ -124,8 +124,8 @@ void Launch(const FusedCall& call) {
 
 }  // namespace
 
-/// Plan both levels. Returns no numbers where the kernels or the workspaces do not allow fusion: the caller then plans
-/// the levels one by one.
+/// Plan both levels. Returns an empty list if the kernels or the workspaces do not allow fusion: the caller then plans
+/// each level separately.
 Numbers batch_fused_plan(TensorView float_ws, TensorView int_ws, TensorView, TensorView shared_qo_indptr,
                          TensorView shared_kv_indptr, TensorView shared_kv_lens, int64_t shared_batch_size,
                          TensorView qo_indptr, TensorView kv_indptr, TensorView kv_lens, int64_t batch_size,
@@ -151,10 +151,11 @@ Numbers batch_fused_plan(TensorView float_ws, TensorView int_ws, TensorView, Ten
 }
 
 /// run(float_ws, int_ws, plan_info, q, k_cache, v_cache, tables of the shared level: qo_indptr, kv_indptr, kv_indices,
-/// last_page_len, the same of the other, o, lse | None, mask_mode, layout, window_left, enable_pdl, *extras)
+/// last_page_len, the same tables of the other level, o, lse | None, mask_mode, layout, window_left, enable_pdl,
+/// *extras)
 void batch_fused_run(Arguments& args) { Launch(Check(args)); }
 
-/// record_run(record, is_capturable, *what run takes)
+/// record_run(record, is_capturable, *arguments of run)
 void batch_fused_record_run(Arguments& args) {
   const TensorView to = args.Next<TensorView>();
   const bool is_capturable = args.Next<bool>();

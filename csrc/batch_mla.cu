@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launchers of a batch_mla module: latent attention over pages; one key for all heads, whose first part is the value.
+// Launchers of a batch_mla module: MLA over pages. All heads share one key; the first part of the key is the value.
 #include "attention_call_cache.h"
 
 using namespace flashinfer;
@@ -8,7 +8,7 @@ using namespace flashinfer::attention;
 namespace {
 
 constexpr const char* OP = "batch_mla";
-constexpr int64_t ANY_PAGE_SIZE = int64_t{1} << 30;  // lengths are given, so a plan can do without it
+constexpr int64_t ANY_PAGE_SIZE = int64_t{1} << 30;  // key counts are given, so the plan does not need the page size
 
 PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, const TensorView& kv_lens,
                   int64_t num_heads, bool causal, int64_t page_size, bool enable_cuda_graph, int64_t max_rows) {
@@ -29,7 +29,7 @@ PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, cons
   return in;
 }
 
-/// The columns of q and k that have tensors of their own.
+/// Set the rotary columns of q and k, which are in separate tensors.
 void SetRotary(Params& p, const TensorView& q, const Optional<TensorView>& q_pe, const TensorView& ckv,
                const Optional<TensorView>& kpe) {
   if constexpr (Params::HEAD_DIM_PE > 0) {
@@ -73,7 +73,7 @@ Numbers batch_mla_plan_ext(TensorView float_ws, TensorView int_ws, TensorView, T
 
 namespace {
 
-/// The tensors of a call. Everything else in `p` has been set, or is after it.
+/// Set the tensors of a call in `p`. The caller sets all other members, before or after.
 void SetTensors(Params& p, const TensorView& q_nope, const Optional<TensorView>& q_pe, const TensorView& ckv_cache,
                 const Optional<TensorView>& kpe_cache, const TensorView& o, const Optional<TensorView>& lse,
                 int64_t num_heads, int64_t page_size, double sm_scale, bool return_lse_base_on_e) {
@@ -124,7 +124,7 @@ void batch_mla_run(TensorView float_ws, TensorView int_ws, Numbers plan_info, Te
                                mask_mode, num_heads, page_size, sm_scale, return_lse_base_on_e, enable_pdl));
 }
 
-/// run() whose call is kept in `record` for rerun().
+/// Run, and store the call in `record` for rerun().
 void batch_mla_record_run(TensorView record, bool is_capturable, TensorView float_ws, TensorView int_ws,
                           Numbers plan_info, TensorView q_nope, Optional<TensorView> q_pe, TensorView ckv_cache,
                           Optional<TensorView> kpe_cache, TensorView kv_indices, TensorView o, Optional<TensorView> lse,
@@ -137,7 +137,7 @@ void batch_mla_record_run(TensorView record, bool is_capturable, TensorView floa
   WriteRecord(to, call, is_capturable);
 }
 
-/// The call of a record with other tensors of equal shapes.
+/// Repeat the call of a record with other tensors of equal shapes.
 void batch_mla_rerun(TensorView record, TensorView q_nope, Optional<TensorView> q_pe, TensorView ckv_cache,
                      Optional<TensorView> kpe_cache, TensorView o, Optional<TensorView> lse, double sm_scale,
                      bool return_lse_base_on_e, bool enable_pdl) {

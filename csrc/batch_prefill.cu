@@ -10,8 +10,8 @@ namespace {
 
 constexpr const char* OP = "batch_prefill";
 
-/// Without kv_lens, each request has what its last page says on the device. `num_colocated_ctas` below 0: the lists of
-/// this plan will not share a launch.
+/// Make the plan input. Without kv_lens, the kernel derives key counts from last_page_len on the device.
+/// `num_colocated_ctas` below 0: the decode and prefill lists of this plan do not share a launch.
 PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, const Optional<TensorView>& kv_lens,
                   int64_t total_num_rows, int64_t batch_size, int64_t num_qo_heads, int64_t num_kv_heads,
                   int64_t page_size, bool enable_cuda_graph, bool causal, int64_t window_left, int64_t fixed_split_size,
@@ -51,7 +51,7 @@ Rest NextRest(Arguments& args) {
   return rest;
 }
 
-/// Tensors and everything that pages and rows have in common.
+/// Make the parameters that paged and ragged calls share: tensors and options.
 Params ParamsOf(Arguments& args, const TensorView& q, const TensorView& k, const TensorView& v,
                 const TensorView& qo_indptr, const TensorView& kv_indptr, const TensorView& o,
                 const Optional<TensorView>& lse, const Rest& rest, bool is_paged) {
@@ -120,9 +120,9 @@ CheckedCall Complete(CheckedCall call, const Rest& rest, bool is_paged) {
   return call;
 }
 
-constexpr int PAGED_ARGUMENTS = 16;  // and those of the variant
+constexpr int PAGED_ARGUMENTS = 16;  // number of arguments before those of the variant
 
-/// `more`: arguments of another call that follow.
+/// Validate the arguments of paged_run. `more`: number of arguments of another call that follow.
 CheckedCall CheckPaged(Arguments& args, int more = 0) {
   args.ExpectCount(PAGED_ARGUMENTS + more);
   const TensorView float_ws = args.Next<TensorView>(), int_ws = args.Next<TensorView>();
@@ -157,8 +157,9 @@ LaunchSite SiteOf(const CheckedCall& call) {
   return {OP, UsePdl(call.enable_pdl, call.device), get_stream(call.device), call.device};
 }
 
-/// One launch for the prefill list of requests that prefill and the decode list of a call that decodes; false if they are
-/// launched one after the other. The call was planned for all of a device: the blocks it has here take further shares.
+/// Try to launch a prefill list and the decode list of another call together. Returns false if the two lists have to be
+/// launched one after the other. The decode call was planned for the whole device: the fewer decode blocks of the fused
+/// launch each take several shares of the list.
 bool TryLaunchFused(const LaunchSite& site, const Params& params, const WorkList& prefill_list, int64_t tile,
                     const CheckedCall& decode) {
   if constexpr (HAS_FUSED) {
@@ -172,7 +173,7 @@ bool TryLaunchFused(const LaunchSite& site, const Params& params, const WorkList
   return false;
 }
 
-/// Rows as one page, of which kernels of pages find all: a page stride of 0 makes any table do.
+/// Convert ragged keys to paged parameters with one page. With a page stride of 0, any page table is valid.
 Params AsPage(const Params& rows, const CheckedCall& paged) {
   Params p = rows;
   p.page_size = FastDivisor(uint32_t(p.kv_len));
@@ -190,7 +191,7 @@ void batch_prefill_paged_run(Arguments& args) { Launch<true, true>(OP, CheckPage
 /// window_left, enable_pdl, *extras)
 void batch_prefill_ragged_run(Arguments& args) { Launch<true, false>(OP, CheckRagged(args)); }
 
-/// record_paged_run(record, is_capturable, *what paged_run takes)
+/// record_paged_run(record, is_capturable, *arguments of paged_run)
 void batch_prefill_record_paged_run(Arguments& args) {
   const Recorder recorder(args);
   const CheckedCall call = CheckPaged(args);
@@ -198,7 +199,7 @@ void batch_prefill_record_paged_run(Arguments& args) {
   recorder.Keep(call);
 }
 
-/// record_ragged_run(record, is_capturable, *what ragged_run takes)
+/// record_ragged_run(record, is_capturable, *arguments of ragged_run)
 void batch_prefill_record_ragged_run(Arguments& args) {
   const Recorder recorder(args);
   const CheckedCall call = CheckRagged(args);
@@ -216,8 +217,8 @@ void batch_prefill_rerun(Arguments& args) {
   }
 }
 
-/// replan(record, float_ws, int_ws, plan_info, kv_indptr, kv_indices, last_page_len, qo_indptr, *what a Repetition takes):
-/// rerun of pages by another plan and table, which the record has from then on
+/// replan(record, float_ws, int_ws, plan_info, kv_indptr, kv_indices, last_page_len, qo_indptr, *arguments of a
+/// Repetition): rerun of a paged call with another plan and page table, which replace those of the record
 void batch_prefill_replan(Arguments& args) {
   args.ExpectLast(REPLANNED_ARGUMENTS + 1 + REPETITION_ARGUMENTS);
   const Replanned plan(OP, args);
@@ -230,8 +231,8 @@ void batch_prefill_replan(Arguments& args) {
   WriteRecord(plan.memory.data_ptr(), call, record.is_capturable);
 }
 
-/// paged_pair_run(*what paged_run takes: requests that prefill, *the same: requests that decode). One launch where that is
-/// faster, else two.
+/// paged_pair_run(*arguments of paged_run for requests that prefill, *arguments of paged_run for requests that decode).
+/// One launch if that is faster, otherwise two.
 void batch_prefill_paged_pair_run(Arguments& args) {
   const CheckedCall prefill = CheckPaged(args, PAGED_ARGUMENTS + NUM_EXTRAS), decode = CheckPaged(args);
   const DeviceGuard guard(prefill.device);
@@ -245,7 +246,8 @@ void batch_prefill_paged_pair_run(Arguments& args) {
   Launch<true, true>(OP, decode);
 }
 
-/// single_pair_run(*what run of a single_prefill module takes, *what paged_run takes: requests that decode), likewise
+/// single_pair_run(*arguments of run of a single_prefill module, *arguments of paged_run for requests that decode). One
+/// launch if that is faster, otherwise two.
 void batch_prefill_single_pair_run(Arguments& args) {
   args.ExpectCount(SINGLE_ARGUMENTS + NUM_EXTRAS + PAGED_ARGUMENTS);
   const SingleCall prefill = NextSingle(OP, args);
@@ -254,7 +256,7 @@ void batch_prefill_single_pair_run(Arguments& args) {
   const LaunchSite site = SiteOf(decode);
   const Params& p = prefill.params;
   if (HAS_FUSED && !prefill.all_masked && p.qo_len > 0 && p.kv_len > 0) {
-    // Without cuts, because there are more tiles than blocks wherever one launch is faster.
+    // No split-KV: whenever one launch is faster, there are more tiles than blocks.
     const WorkList prefill_list =
         PlanSingle(int64_t(p.qo_len) * p.group.divisor, p.num_kv_heads, p.kv_len, LARGE_PREFILL_TILE, 0, 0);
     if (TryLaunchFused(site, AsPage(p, decode), prefill_list, LARGE_PREFILL_TILE, decode)) return;

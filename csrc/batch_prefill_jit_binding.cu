@@ -2,8 +2,8 @@
 // Exports of a batch_prefill module. One unit with the launcher: each pays for the TVM-FFI headers.
 #include "batch_prefill.cu"
 
-/// Engines call this one themselves, with the arguments of the release they were written for: it may end after
-/// window_left or after any number that follows.
+/// plan: serving engines call this export directly, with the arguments of the release that they were written for. The
+/// argument list may end after window_left or after any argument that follows.
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_plan(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   TVM_FFI_SAFE_CALL_BEGIN();
   // fixed_split_size, disable_split_kv, num_colocated_ctas, uniform_q_len

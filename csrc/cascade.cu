@@ -14,13 +14,13 @@ using namespace flashinfer;
 
 namespace {
 
-/// An argument and what messages call it.
+/// Argument, and its name in error messages.
 struct Named {
   const char* name;
   const TensorView& t;
 };
 
-/// v of any rank, and s with one number for each of its rows.
+/// Validate a state: v of any rank, and s with one number for each row of v.
 void CheckState(const char* op, const Named& v, const Named& s) {
   if (v.t.size(-1) == 0) {
     TVM_FFI_THROW(ArgumentError) << op << ": " << v.name << ".shape[-1] = 0, expected at least 1 element in a head";
@@ -32,7 +32,7 @@ void CheckState(const char* op, const Named& v, const Named& s) {
   for (int i = 0; i < s.t.ndim(); ++i) expect.dim(i, v.t.size(i), because.c_str());
 }
 
-/// Rows are dimension 0, heads the last but one of v and the last of s.
+/// Make a view of a state. Rows are dimension 0; heads are the last but one dimension of v and the last dimension of s.
 template <typename T>
 AttentionStates<T> StatesOf(const TensorView& v, const TensorView& s) {
   AttentionStates<T> states{};
@@ -45,7 +45,7 @@ AttentionStates<T> StatesOf(const TensorView& v, const TensorView& s) {
   return states;
 }
 
-/// (v_a, s_a) and (v_b, s_b) into (v, s). `mask` is checked.
+/// Merge (v_a, s_a) and (v_b, s_b) into (v, s). `mask` has been validated.
 void RunMergeState(const char* op, const TensorView& v, const TensorView& s, const Named& v_a, const Named& s_a,
                    const Named& v_b, const Named& s_b, const TensorView* mask) {
   Expect(op, v_a.name, v_a.t).on_device().rank(3).dtype({dl_float16, dl_bfloat16, dl_float32});
@@ -72,7 +72,7 @@ void RunMergeState(const char* op, const TensorView& v, const TensorView& s, con
 }
 
 #ifdef FLASHINFER_CPU
-/// Throw for offsets that fall or that are beyond the states. On CUDA, to look at them would mean to wait.
+/// Throw if offsets decrease or exceed the number of states. CPU only: on CUDA a check would have to synchronise.
 void CheckOffsets(const char* op, const TensorView& indptr, int64_t num_states) {
   const int32_t* offsets = indptr.data_ptr<int32_t>();
   for (int64_t i = 0; i < indptr.size(0); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launcher of the SM90 GEMM kernels: checks, the choice of a tile, stream. One module has the kernels of one element type
-// and scaling, listed in gemm_sm90_config.inc.
+// Launcher of the SM90 GEMM kernels: checks, the choice of a tile, stream. One module has the kernels of one element
+// type and scaling, listed in gemm_sm90_config.inc.
 #include "tvm_ffi_utils.h"
 // clang-format off
 #include <flashinfer/gemm/choose_sm90.h>
@@ -20,7 +20,7 @@ DLDataType ElementDtype() {
   return std::is_same_v<Element, flashinfer::float16_t> ? dl_float16 : dl_float8_e4m3fn;
 }
 
-/// Streaming multiprocessors of a device, asked for once.
+/// Return the number of SMs of a device, queried once.
 int SmCount(int device) {
   constexpr int MAX_DEVICES = 64;
   static std::atomic<int> counts[MAX_DEVICES];
@@ -32,7 +32,7 @@ int SmCount(int device) {
   return count;
 }
 
-/// Check a matrix, or a batch of them, that the copy engine reads or writes: 16-byte rows.
+/// Validate a matrix, or a batch of matrices, for TMA: rows are aligned to 16 bytes.
 void CheckMatrix(const char* name, const TensorView& x, int64_t rows, int64_t columns) {
   const int bytes = x.dtype().bits / 8, last = x.ndim() - 1;
   Expect(OP, name, x).last_dim_contiguous().dim(last - 1, rows, "rows").dim(last, columns, "columns");
@@ -52,7 +52,7 @@ void CheckMatrix(const char* name, const TensorView& x, int64_t rows, int64_t co
 int64_t RowStride(const TensorView& x) { return x.stride(x.ndim() - 2); }
 int64_t BatchStride(const TensorView& x) { return x.ndim() == 3 ? x.stride(0) : 0; }
 
-/// The scales of blocks, logically (batch, rows, k blocks) with any strides.
+/// Validate block scales, logically (batch, rows, k blocks) with any strides, and return a view.
 ScaleView BlockScale(const char* name, const TensorView& x, const TensorView& of, int64_t rows, int64_t k,
                      bool may_be_blocks) {
   Expect(OP, name, x).same_device(of, "a").dtype({dl_float32}).rank(of.ndim());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launcher and export of globaltimer: a service of the tuner, not an operator, so it has no column of its own.
+// Launcher and export of globaltimer. Used by the tuner only; not an operator, so the files of the other layers are
+// missing.
 #include <flashinfer/globaltimer.cuh>
 
 #include "tvm_ffi_utils.h"

@@ -59,7 +59,7 @@ void block_scale_interleave(TensorView out, TensorView unswizzled_sf) {
 void dequantize(TensorView out, TensorView input, TensorView scales, Optional<TensorView> global_scale,
                 int64_t block_size, bool is_e2m1, bool is_scale_e4m3, int64_t layout, tvm::ffi::String op_name,
                 tvm::ffi::String input_name, tvm::ffi::String scales_name) {
-  const char* op = op_name.c_str();  // one launcher serves several ops, which call their arguments differently
+  const char* op = op_name.c_str();  // one launcher serves several ops, whose argument names differ
   Expect(op, input_name.c_str(), input).on_device().dtype({dl_uint8, dl_float8_e4m3fn}).rank(2).contiguous();
   const int64_t rows = input.size(0), cols = input.size(1) * (is_e2m1 ? 2 : 1);
   if (block_size < 1 || cols % block_size != 0 || (is_e2m1 && block_size % 2 != 0)) {

@@ -36,7 +36,7 @@ struct RMSNormOptions {
   bool enable_pdl;
 };
 
-/// Every RMSNorm form; `residual` and `scale` are null where a form has none.
+/// Run any RMSNorm form. `residual` and `scale` are null if the form has none.
 void RunRMSNorm(const char* op, const TensorView& out, const TensorView& input, const TensorView* residual,
                 const TensorView& weight, const TensorView* scale, const RMSNormOptions& options) {
   Expect(op, "input", input).on_device().rank(2, 3).dtype({dl_float16, dl_bfloat16, dl_float32}).last_dim_contiguous();

@@ -84,7 +84,7 @@ Nvfp4Pages<T> PagesOf(const Part& part, Axes axes) {
           part.data.size(0)};
 }
 
-#ifdef FLASHINFER_CPU  // on CUDA tokens of such pages are left out: to look would be to wait
+#ifdef FLASHINFER_CPU  // CUDA kernels skip tokens of invalid pages: a check here would have to synchronise
 template <typename T, typename IdType>
 void CheckPages(const char* op, const flashinfer::Nvfp4PagedParams<T, IdType>& p) {
   int64_t num_pages = INT64_MAX;

@@ -30,7 +30,7 @@ void Append(const char* op, const TensorView& rows, AppendParams params, bool va
   CheckStatus(op, flashinfer::AppendPaged(params, stream));
 }
 
-/// (pages, page_size, dim): a cache of the compressed keys, or of their rotary part.
+/// Validate and view a cache (pages, page_size, dim) of compressed keys or of their rotary part.
 CacheView LatentView(const char* op, const char* name, const TensorView& t, const TensorView& rows, const char* of) {
   Expect(op, name, t)
       .same_device(rows, of)
@@ -44,7 +44,8 @@ CacheView LatentView(const char* op, const char* name, const TensorView& t, cons
 
 }  // namespace
 
-// The appends return false, having done nothing, when an index tensor is not int32: the caller converts and tries again.
+// The appends return false, having done nothing, when an index tensor is not int32: the caller converts and tries
+// again.
 
 bool append_paged_kv_cache(TensorView append_key, TensorView append_value, TensorView cache,
                            Optional<TensorView> value_cache, bool is_hnd, bool validate, TensorView batch_indices,

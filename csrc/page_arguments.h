@@ -19,8 +19,9 @@ struct CacheView {
   SlotStride stride;
 };
 
-/// `t` is one of a pair, NHD (pages, page_size, heads, dim) or HND (pages, heads, page_size, dim); or, when `half` is 0
-/// (keys) or 1 (values), both in one, with a dimension of two after the first. Pages of one token may lack theirs.
+/// Make a view of keys or values. `t` is one tensor of a pair, NHD (pages, page_size, heads, dim) or HND (pages, heads,
+/// page_size, dim); or, if `half` is 0 (keys) or 1 (values), both in one tensor, with a dimension of two after the
+/// first. The page_size dimension may be missing if it is 1.
 inline CacheView ViewOf(const char* op, const char* name, const TensorView& t, bool is_hnd, int half,
                         bool packed_scales = false) {
   const int first = half < 0 ? 1 : 2;
@@ -52,7 +53,8 @@ inline CacheView ViewOf(const char* op, const char* name, const TensorView& t, b
                                << " (" << because << ")";
 }
 
-/// A cache takes rows of `num_heads` x `head_dim`; `twin` is the cache of the keys, whose pages it shares.
+/// Validate that a cache holds rows of `num_heads` x `head_dim`, and has the same pages as `twin`, the cache of the
+/// keys.
 inline void ExpectSizes(const char* op, const char* name, const CacheView& cache, const CacheView& twin,
                         int64_t num_heads, int64_t head_dim) {
   if (cache.num_heads != num_heads) FailSize(op, name, "heads", cache.num_heads, num_heads, "those of append_key");
@@ -65,7 +67,7 @@ inline void ExpectSizes(const char* op, const char* name, const CacheView& cache
   if (cache.page_size < 1) FailSize(op, name, "tokens per page", cache.page_size, 1, "or more");
 }
 
-/// append_key and append_value: (rows, heads, dim), any strides but the last.
+/// Validate append_key or append_value: (rows, heads, dim), any strides except for the last dimension.
 inline void ExpectRows(const char* op, const char* name, const TensorView& t, const TensorView& key) {
   Expect(op, name, t)
       .same_device(key, "append_key")
@@ -94,7 +96,7 @@ struct IndexTensors {
   }
 };
 
-/// The table of a batch that appends `rows` to pages like those of `cache`.
+/// Validate the index tensors, and return the page table of a batch that appends `rows`.
 inline PageTable TableOf(const char* op, const IndexTensors& in, const TensorView& rows, int64_t num_pages,
                          int64_t page_size) {
   ExpectIndices(op, "batch_indices", in.batch_indices, rows);
@@ -122,7 +124,7 @@ inline PageTable TableOf(const char* op, const IndexTensors& in, const TensorVie
 }
 
 #ifdef FLASHINFER_CPU
-/// Refuse offsets of requests that fall, on the CPU only: kernels would take the rows of one request for another's.
+/// Throw if offsets of requests decrease, on the CPU only: kernels would assign rows to wrong requests.
 template <typename T>
 void CheckRising(const char* op, const char* name, const T* indptr, int64_t requests) {
   for (int64_t i = 0; i < requests; ++i) {
@@ -156,7 +158,7 @@ void CheckRising(const char* op, const char* name, const T* indptr, int64_t requ
                                << t.num_pages - 1 << " (the cache has " << t.num_pages << " pages)";
 }
 
-/// Throw for the first row that has no slot; the tables are in host memory. Nothing has been written by then.
+/// Throw for the first row that has no slot, before anything is written. The tables are in host memory.
 inline void CheckRows(const char* op, const PageTable& t) {
   for (int64_t row = 0; row < t.num_rows; ++row) {
     Slot slot;
@@ -166,7 +168,7 @@ inline void CheckRows(const char* op, const PageTable& t) {
 }
 
 #ifdef FLASHINFER_CPU
-/// Always: it costs a few nanoseconds a row, of a copy that takes hundreds.
+/// Validate the tables, always: a few nanoseconds per row, compared with hundreds for the copy of the row.
 inline void Validate(const char* op, const PageTable& table, bool, Stream) { CheckRows(op, table); }
 #else
 /// Validate the tables if `validate`: copies them to the host and waits, which a captured stream does not allow.

@@ -19,7 +19,7 @@ using namespace flashinfer::page;
 
 namespace {
 
-/// One of the four cache tensors: codes or scales, of keys or values.
+/// Make a view of one of the four cache tensors: codes or scales, of keys or values.
 CacheView View(const char* op, const char* name, const TensorView& t, const TensorView& rows, bool is_hnd, int half,
                bool scales) {
   Expect(op, name, t).same_device(rows, "append_key").dtype({scales ? dl_float8_e4m3fn : dl_uint8});
@@ -66,7 +66,7 @@ Nvfp4Part<T> PartOf(const TensorView& rows, const HalfCache& cache, const Global
   return part;
 }
 
-/// Both forms; `table` and `mapping` are filled in by what finds the slots, once the pages are known.
+/// Run either form of the append. `place` fills in `table` or `mapping` when the number of pages is known.
 template <typename Place>
 void Append(const char* op, const TensorView& key, const TensorView& value, const CacheTensors& caches,
             const GlobalScale& k_scale, const GlobalScale& v_scale, bool is_hnd, const Place& place) {

@@ -25,13 +25,13 @@ Frequencies Llama31(double scale, double theta, double low, double high, double 
   return {scale, theta, old_context_len / (TURN * (high - low)), -1 / (high / low - 1)};
 }
 
-/// Return the output, which is the input for None. (Passing None is cheaper than passing the input twice: 0.1 us per
-/// tensor.)
+/// Return the output, or the input if `out` is None. (Passing None is 0.1 us per tensor cheaper than passing the input
+/// twice.)
 TensorView OutputOf(const TensorView& in, const Optional<TensorView>& out) {
   return out.has_value() ? out.value() : in;
 }
 
-/// q and k, rotated by angles from positions.
+/// Make the parameters for rotating q and k by angles computed from positions.
 RopeParams PairOfHeads(const char* op, const TensorView& q, const TensorView& k, const Optional<TensorView>& q_out,
                        const Optional<TensorView>& k_out, Optional<int64_t> rotary_dim, bool interleave,
                        const Frequencies& f) {
@@ -110,7 +110,7 @@ RopeParams QuantizeQuery(const char* op, const TensorView& q_rope, const TensorV
   return p;
 }
 
-/// One tensor of the keys or values into a cache: `column` says where in the entry of a head it begins.
+/// Make the segment that writes a tensor of keys or values into a cache. `column`: first column in the entry of a head.
 RopeSegment CacheSegment(const TensorView& in, const TensorView& cache, int64_t column, bool heads_first, bool rotated,
                          double scale) {
   const int entry_dim = cache.ndim() == 4 && heads_first ? 2 : 1;

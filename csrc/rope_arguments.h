@@ -18,10 +18,10 @@
 namespace flashinfer {
 namespace rope {
 
-/// The stride that matters: a dimension of size one has none (and exporters write what they like there).
+/// Return the stride of a dimension, or 0 if its size is one: the stride of such a dimension is arbitrary.
 inline int64_t StrideOf(const TensorView& t, int dim) { return t.size(dim) > 1 ? t.stride(dim) : 0; }
 
-/// A tensor (tokens, heads, width), or (tokens, width) with one head, that is read and written token by token.
+/// Make the segment of a tensor (tokens, heads, width), or (tokens, width) with one head, whose output rows are tokens.
 inline RopeSegment SegmentOf(const TensorView& in, const TensorView& out, bool rotated, double scale = 1) {
   const bool heads = in.ndim() == 3;
   RopeSegment s{};
@@ -83,7 +83,7 @@ inline void SetRotaryDim(const char* op, const char* name, RopeParams& p, int64_
   p.rotary_dim = rotary_dim;
 }
 
-/// Cosines and sines from a table; the width of its rows is the number of rotated columns.
+/// Set the cos/sin table. The width of its rows is the number of rotated columns.
 inline void SetCache(const char* op, RopeParams& p, const TensorView& cache, const TensorView& q, int64_t width) {
   if (encode_dlpack_dtype(cache.dtype()) != encode_dlpack_dtype(dl_float32)) {  // the text is the contract's
     TVM_FFI_THROW(ArgumentError) << op << ": cos_sin_cache has dtype " << DTypeName(cache.dtype())
@@ -100,7 +100,7 @@ inline void SetCache(const char* op, RopeParams& p, const TensorView& cache, con
 }
 
 #ifdef FLASHINFER_CPU
-/// Refuse positions outside of the table, on the CPU only. Padding tokens have no position.
+/// Throw if a position is outside of the table, on the CPU only. Padding tokens have no position.
 inline void CheckTableRows(const char* op, const RopeParams& p) {
   for (int64_t token = 0; token < p.tokens; ++token) {
     if (p.pages.batch_indices != nullptr && p.pages.batch_indices[token] < 0) continue;

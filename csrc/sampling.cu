@@ -23,7 +23,8 @@ namespace {
 
 constexpr DLDataType dl_uint64{kDLUInt, 64, 1};
 
-/// What Python asks for, by number; and which function its user called.
+/// Sampling method, in the numbering that Python passes. NameOf maps a method to the public function for error
+/// messages.
 enum Method { kFromAll, kFromMinP, kFromTopP, kFromTopK, kFromJoint, kFromTopKFirst };
 
 const char* NameOf(int64_t method, bool is_logits) {
@@ -41,7 +42,7 @@ const char* NameOf(int64_t method, bool is_logits) {
   }
 }
 
-/// A tensor of rows: floats on this backend's device, columns next to each other.
+/// Validate a tensor of rows: floats on this backend's device, with contiguous columns.
 void CheckRows(const char* op, const char* name, const TensorView& t, std::initializer_list<DLDataType> dtypes) {
   Expect(op, name, t).on_device().dtype(dtypes).rank(2).last_dim_contiguous();
   if (t.size(1) < 1 || t.size(1) > sampling::MAX_VOCAB) {
@@ -55,7 +56,7 @@ PerRow<T> Constant(T value) {
   return {nullptr, value, 1};
 }
 
-/// A parameter that Python has checked to be 1-D: contiguous, and of at least one element where it is read.
+/// Validate and read a per-row parameter. Python has checked that the tensor is 1-D and, if read, not empty.
 template <typename T>
 PerRow<T> Parameter(const char* op, const char* name, const Optional<TensorView>& values, T value, DLDataType dtype,
                     const TensorView& input) {
@@ -86,7 +87,7 @@ FilterParams TopK(PerRow<int32_t> top_k, bool by_output) {
 
 FilterParams TopP(PerRow<float> top_p) { return FilterOf(Filter::kBoth, Constant(INT32_MAX), top_p, false); }
 
-/// Which row each output is drawn from.
+/// Validate `indices`, the input row of each output, and set them in `p`.
 void ReadIndices(const char* op, const char* name, const TensorView& indices, const TensorView& input,
                  SampleParams& p) {
   Expect(op, "indices", indices).same_device(input, name).dtype({dl_int32, dl_int64}).rank(1).contiguous();
@@ -96,7 +97,7 @@ void ReadIndices(const char* op, const char* name, const TensorView& indices, co
   if (p.rows == 0 && p.batch > 0) {
     TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[0] = 0, expected rows for " << p.batch << " indices";
   }
-#ifdef FLASHINFER_CPU  // on CUDA one outside counts as the nearest: to look would be to wait
+#ifdef FLASHINFER_CPU  // CUDA kernels clamp an index to the valid range: a check here would have to synchronise
   for (int64_t i = 0; i < p.batch; ++i) {
     const int64_t row = p.wide ? indices.data_ptr<int64_t>()[i] : indices.data_ptr<int32_t>()[i];
     if (row < 0 || row >= p.rows) {
@@ -122,7 +123,7 @@ FilterParams FilterOfMethod(int64_t method, PerRow<int32_t> k, PerRow<float> pro
   }
 }
 
-/// Replace the logits to draw from by their probabilities, written to `probs`.
+/// Replace the logits in `p` by their probabilities, written to `probs`.
 void TakeSoftmax(const char* op, float* probs, SampleParams& p, Stream stream) {
   RowParams<float> rows{};
   rows.input = p.input;
@@ -202,7 +203,7 @@ void sample(TensorView out, Optional<TensorView> valid, TensorView input, Option
   DeviceGuard guard(input.device());
   const Stream stream = get_stream(input.device());
   const bool is_searched = p.filter.filter == Filter::kBoth || p.filter.filter == Filter::kTopKFirst;
-  Optional<Tensor> probs;  // of logits: a search that had to exponentiate whatever it reads took twice as long
+  Optional<Tensor> probs;  // softmax of logits, computed first: exponentials inside the search took twice as long
   if (is_searched && is_logits) {
     probs = alloc_tensor({p.rows, p.vocab}, dl_float32, input.device());
     TakeSoftmax(op, static_cast<float*>((*probs).data_ptr()), p, stream);

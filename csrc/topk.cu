@@ -24,7 +24,7 @@ struct Common {
   int64_t capacity, blocks_per_row;
 };
 
-/// A contiguous int32 tensor with one number for each of `count` rows, or null.
+/// Validate a contiguous int32 tensor with one number for each of `count` rows; null if it is not given.
 const int32_t* RowNumbers(const Common& c, const char* name, const Optional<TensorView>& t, int64_t count) {
   if (!t.has_value()) return nullptr;
   const std::string because = std::string(c.name) + ".shape[0]" + (count == c.input.size(0) ? "" : " / next_n");
@@ -37,7 +37,7 @@ const int32_t* RowNumbers(const Common& c, const char* name, const Optional<Tens
   return (*t).data_ptr<int32_t>();
 }
 
-/// An output (rows, k), or null.
+/// Validate an output (rows, k); null if it is not given.
 template <typename T>
 T* Output(const Common& c, const char* name, const Optional<TensorView>& t, DLDataType dtype) {
   if (!t.has_value()) return nullptr;
@@ -51,7 +51,7 @@ T* Output(const Common& c, const char* name, const Optional<TensorView>& t, DLDa
   return static_cast<T*>((*t).data_ptr());
 }
 
-#ifdef FLASHINFER_CPU  // on CUDA what is beyond a page table gives -1: to look would be to wait
+#ifdef FLASHINFER_CPU  // CUDA kernels write -1 for columns beyond the page table: a check would have to synchronise
 /// Validate that the page table has all columns of all windows.
 template <typename T>
 void CheckPageTable(const char* op, const TopKParams<T>& p) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Helpers of launchers and bindings: tensor views, argument checks with good error texts, dtype dispatch, stream.
+// Helpers of launchers and bindings: tensor views, argument checks, dtype dispatch, stream.
 #pragma once
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
@@ -25,7 +25,7 @@
 namespace flashinfer {
 namespace ffi {
 
-/// A borrowed tensor argument. Adds a typed data_ptr<T>() to the stock view.
+/// Borrowed tensor argument. Adds a typed data_ptr<T>() to the view of TVM-FFI.
 class TensorView : public tvm::ffi::TensorView {
  public:
   using tvm::ffi::TensorView::TensorView;
@@ -38,7 +38,7 @@ class TensorView : public tvm::ffi::TensorView {
     return static_cast<T*>(data_ptr());
   }
 
-  /// False of tensors that only have a shape, such as torch's fake ones.
+  /// Return false for tensors without memory, such as torch's fake tensors.
   bool has_memory() const { return tvm::ffi::TensorView::data_ptr() != nullptr || numel() == 0; }
 };
 
@@ -48,7 +48,7 @@ class TensorView : public tvm::ffi::TensorView {
 namespace tvm {
 namespace ffi {
 
-/// Arguments convert to our view exactly as they do to the stock one.
+/// Conversion of arguments to our view, the same as for the view of TVM-FFI.
 template <>
 struct TypeTraits<flashinfer::ffi::TensorView> : public TypeTraits<TensorView> {
   using Self = flashinfer::ffi::TensorView;
@@ -79,14 +79,14 @@ constexpr DLDataType dl_int64{kDLInt, 64, 1};
 constexpr DLDataType dl_uint8{kDLUInt, 8, 1};
 constexpr DLDataType dl_bool{kDLBool, 8, 1};
 
-/// One integer per dtype, for switch statements.
+/// Encode a dtype as an integer, for switch statements.
 constexpr int64_t encode_dlpack_dtype(DLDataType t) {
   return (int64_t(t.code) << 32) | (int64_t(t.bits) << 16) | int64_t(t.lanes);
 }
 
 inline bool SameDevice(DLDevice a, DLDevice b) { return a.device_type == b.device_type && a.device_id == b.device_id; }
 
-/// The dtype as a Python user spells it.
+/// Return the name of a dtype in Python.
 inline std::string DTypeName(DLDataType t) {
   switch (encode_dlpack_dtype(t)) {
     case encode_dlpack_dtype(dl_float64):
@@ -133,7 +133,7 @@ inline std::string DeviceName(DLDevice d) {
 namespace flashinfer {
 namespace ffi {
 
-/// True if kernels can access an argument: numbers, and tensors with memory or left out.
+/// Return true if kernels can access an argument: a number, a tensor with memory, or a missing tensor.
 template <typename T>
 bool HasMemory(const T&) {
   return true;
@@ -141,8 +141,9 @@ bool HasMemory(const T&) {
 inline bool HasMemory(const TensorView& x) { return x.has_memory(); }
 inline bool HasMemory(const tvm::ffi::Optional<TensorView>& x) { return !x.has_value() || x.value().has_memory(); }
 
-/// Argument `i` of a call as a T. One function per type and not inlined: the stock export unpacks every argument of
-/// every function in line, which took g++ 10 s for the seven exports of rope. This takes 1.7 s, and 0.02 us of a call.
+/// Return argument `i` of a call as a T. One function per type, not inlined: the export of TVM-FFI unpacks every
+/// argument of every function inline, which took g++ 10 s for the seven exports of rope. This takes 1.7 s, and 0.02 us
+/// per call.
 template <typename T>
 __attribute__((noinline)) T Argument(const char* function, const TVMFFIAny* args, int i) {
   std::optional<T> value = tvm::ffi::TypeTraits<T>::TryCastFromAnyView(args + i);
@@ -188,7 +189,7 @@ void Call(const char* function, R (*f)(Args...), const TVMFFIAny* args, int coun
 
 // ------------------------------------------------------------------------------------------------ stream, device
 
-/// The caller's current stream on `device`.
+/// Return the caller's current stream on `device`.
 inline flashinfer::Stream get_stream(DLDevice device) {
   return static_cast<flashinfer::Stream>(TVMFFIEnvGetStream(device.device_type, device.device_id));
 }
@@ -208,7 +209,8 @@ inline flashinfer::Stream get_current_stream() {
   return get_stream(DLDevice{kDLCUDA, device});
 }
 
-/// Makes the tensors' device current for the launch: it need not be the one torch left current.
+/// Scope guard that makes the device of the tensors current during the launch. torch's current device may be another
+/// one.
 class DeviceGuard {
  public:
   explicit DeviceGuard(DLDevice device) {
@@ -228,14 +230,14 @@ class DeviceGuard {
 };
 #endif
 
-/// True if a launch on `device` uses PDL: the caller allows it and the device has it (SM90 on), which is queried once.
-/// Decided here because Python takes 0.3 us for it; such a launch takes the host 0.6 us less.
+/// Return true if a launch on `device` uses PDL: the caller allows PDL and the device supports it (SM90 and later,
+/// queried once). Decided here because Python takes 0.3 us for it; a launch with PDL takes the host 0.6 us less.
 inline bool UsePdl([[maybe_unused]] bool is_allowed, [[maybe_unused]] DLDevice device) {
 #ifdef FLASHINFER_CPU
   return false;
 #else
   constexpr int MAX_DEVICES = 64;
-  static std::atomic<int> majors[MAX_DEVICES];  // 0: not asked yet
+  static std::atomic<int> majors[MAX_DEVICES];  // 0: not queried yet
   if (!is_allowed || device.device_id >= MAX_DEVICES) return false;
   int major = majors[device.device_id].load(std::memory_order_relaxed);
   if (major == 0) {
@@ -264,7 +266,7 @@ class Expect {
  public:
   Expect(const char* op, const char* name, const TensorView& tensor) : op_(op), name_(name), t_(tensor) {}
 
-  /// On the kind of device this module was built for.
+  /// Check that the tensor is on the kind of device that this module was built for.
   const Expect& on_device() const {
 #ifdef FLASHINFER_CPU
     if (t_.device().device_type != kDLCPU) Fail(" is on " + DeviceName(t_.device()) + ", expected cpu");
@@ -343,7 +345,8 @@ class Expect {
   }
 
  private:
-  /// Without the C++ frames of TVM_FFI_THROW: they tell a caller in Python nothing and take 0.9 s the first time.
+  /// Throw without the C++ stack frames of TVM_FFI_THROW, which do not help a Python user and take 0.9 s the first
+  /// time.
   [[noreturn]] void Fail(const std::string& text) const {
     throw tvm::ffi::Error("ArgumentError", std::string(op_) + ": " + name_ + text, "");
   }
@@ -358,7 +361,7 @@ class Expect {
   const TensorView& t_;
 };
 
-// The macro spellings that published launchers use. They name the argument by its C++ spelling.
+// Check macros that published launchers use. Error messages contain the C++ spelling of the argument.
 #define CHECK_CPU(x)                                                                                         \
   do {                                                                                                       \
     if ((x).device().device_type != kDLCPU)                                                                  \
@@ -401,7 +404,7 @@ class Expect {
 
 // ------------------------------------------------------------------------------------------------ dtype dispatch
 
-/// Names a C++ type in a generic lambda: `[&](auto tag) { using T = typename decltype(tag)::type; ... }`.
+/// Tag that passes a C++ type to a generic lambda: `[&](auto tag) { using T = typename decltype(tag)::type; ... }`.
 template <typename T>
 struct TypeTag {
   using type = T;

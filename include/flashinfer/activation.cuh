@@ -2,9 +2,9 @@
 // Gated activations on CUDA (formulas and parameters: activation.h). Three elements of memory per result and about ten
 // instructions, two of them special functions: bound by DRAM.
 //
-// A thread makes one 16-byte vector of the output from two loads that are issued together. The grid is (chunks of a row,
-// rows), so no thread divides; short rows share a block. Rows aligned to 8 bytes only (an odd half width) take vectors
-// of that size, anything else single elements.
+// A thread makes one 16-byte vector of the output from two loads that are issued together. The grid is (chunks of a
+// row, rows), so no thread divides; short rows share a block. Rows aligned to 8 bytes only (an odd half width) take
+// vectors of that size, anything else single elements.
 //   test  pytest tests/activation      bench  python benchmarks/bench_activation.py
 #pragma once
 #include "activation.h"
@@ -18,8 +18,8 @@ namespace activation {
 
 constexpr float LOG2_E = 1.4426950409f;
 
-/// 1 / (1 + e^-x) in four instructions; off by some 1e-7, and as much again of x, since the product with LOG2_E is rounded.
-/// Where e^-x overflows the result is 0, the right limit.
+/// Return 1 / (1 + e^-x) in four instructions. The relative error is about 1e-7 * (1 + |x|), since the product with
+/// LOG2_E is rounded. If e^-x overflows, the result is 0, the right limit.
 __device__ __forceinline__ float Sigmoid(float x) { return ptx::Reciprocal(1.f + ptx::Exp2(-LOG2_E * x)); }
 
 template <Activation ACT>
@@ -39,7 +39,7 @@ __device__ __forceinline__ float Activate(float x) {
   }
 }
 
-/// ActAndMulParams in the form the kernel wants: 32-bit sizes, rows and columns in vectors.
+/// ActAndMulParams in the form that the kernel reads: 32-bit sizes, rows and columns in vectors.
 template <typename T>
 struct RowArgs {
   const T* gate;
@@ -50,7 +50,7 @@ struct RowArgs {
   int last;  // elements of the last vector of a row
 };
 
-/// Block (lanes, rows), grid (chunks, y, z): y and z together count the row groups.
+/// Kernel of all activations. Block (lanes, rows), grid (chunks, y, z): y and z together count the row groups.
 template <Activation ACT, typename T, int VEC>
 __global__ void __launch_bounds__(128) ActAndMulKernel(const __grid_constant__ RowArgs<T> a) {
   using V = Vec<T, VEC>;

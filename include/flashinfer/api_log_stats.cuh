@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Statistics of a tensor for the API log, printed by the device (parameters: api_log_stats.h).
-// One block reads the whole tensor, because one line must be printed without memory for partial results: a graph that is
-// being captured can neither wait for them nor own them. Slow for large tensors, which is what log level 5 costs.
+// One block reads the whole tensor, because one line must be printed without memory for partial results: a graph that
+// is being captured can neither wait for them nor own them. Slow for large tensors, which is what log level 5 costs.
 //   test  pytest tests/test_api_log_stats.py
 #pragma once
 #include <cuda_bf16.h>
@@ -24,7 +24,7 @@ __device__ double ToDouble(T x) {
   return double(x);
 }
 
-/// Extremes and sum are of the finite elements, as in the log outside of a capture.
+/// Partial statistics. Extremes and sum cover the finite elements, as in the log outside of a capture.
 struct Partial {
   double low = INFINITY;
   double high = -INFINITY;
@@ -53,7 +53,7 @@ struct Partial {
   }
 };
 
-/// The total of a warp, in its first lane.
+/// Reduce over a warp; the first lane gets the total.
 __device__ inline Partial ReduceWarp(Partial mine) {
   constexpr unsigned ALL = 0xffffffff;
   for (int offset = 16; offset > 0; offset /= 2) {
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(THREADS) ApiLogStatsKernel(const __grid_consta
          none ? double(NAN) : mine.sum / double(finite), mine.nans, mine.infs);
 }
 
-/// Lets the driver load a kernel at its first launch although the stream is being captured.
+/// Scope guard that lets the driver load a kernel at its first launch while the stream is being captured.
 class RelaxedCapture {
  public:
   RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }

@@ -7,7 +7,7 @@
 
 namespace flashinfer {
 
-/// `numel` elements that follow each other; `id` is printed, so that a reader finds the line of the log.
+/// Contiguous tensor of `numel` elements. The kernel prints `id`, which identifies the line of the log.
 template <typename T>
 struct ApiLogStatsParams {
   const T* x;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names that launchers need whatever the backend: element types, stream, status.
+// Types that launchers use with either backend: element types, stream, status.
 #pragma once
 #include <cstdint>
 

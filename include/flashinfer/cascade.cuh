@@ -18,13 +18,13 @@ namespace cascade {
 constexpr int THREADS = 128;
 constexpr int IN_FLIGHT = 4;  // states whose vectors a thread loads before it uses the first
 
-/// Return the reference of the scores: their maximum, or 0 where that is -inf and the difference would be NaN.
+/// Return the number to subtract from all scores: their maximum, or 0 if it is -inf, where the difference would be NaN.
 __device__ __forceinline__ float Base(float maximum) { return maximum == -INFINITY ? 0.f : maximum; }
 
-/// 1 / total weight; 0 if there was none, so that the result is 0.
+/// Return 1 / total weight, or 0 if the total is 0, so that the result is 0.
 __device__ __forceinline__ float Normaliser(float total) { return total == 0.f ? 0.f : ptx::Reciprocal(total); }
 
-/// sum += weight * v. A state without weight is left out: its v may be anything, even NaN.
+/// Compute sum += weight * v. A state of weight 0 is skipped: its v may be anything, even NaN.
 template <typename T, int VEC>
 __device__ __forceinline__ void Accumulate(float (&sum)[VEC], float weight, const Vec<T, VEC>& v) {
   if (weight == 0.f) return;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void Accumulate(float (&sum)[VEC], float weight, cons
   for (int i = 0; i < VEC; ++i) sum[i] += weight * v.Float(i);
 }
 
-/// Maps a thread to its (row, head). Blocks iterate over groups of rows, and within those over groups of heads.
+/// Row and head of a thread. Blocks iterate over groups of rows, and within a group of rows over groups of heads.
 struct Place {
   uint32_t row, head;
   __device__ __forceinline__ explicit Place(const FastDivisor& head_groups) {
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(THREADS)
     T* out = RowOfV(p.out, at);
     int i = threadIdx.x * VEC;
     V a = V::Load(v_a + i), b = V::Load(v_b + i);
-    ptx::LaunchDependents();  // and no load sinks below this
+    ptx::LaunchDependents();  // also keeps the compiler from moving loads below this point
     const float maximum = fmaxf(s_a, s_b), base = Base(maximum);
     const float weight_a = ptx::Exp2(s_a - base), weight_b = ptx::Exp2(s_b - base), total = weight_a + weight_b;
     const float normaliser = Normaliser(total);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(THREADS)
       a = V::Load(v_a + i), b = V::Load(v_b + i);
     }
   }
-  __syncthreads();  // the score may be written where the other lanes of the head read theirs
+  __syncthreads();  // the output score may alias the input score, which the other lanes of the head read
   if (active && threadIdx.x == 0) *ScoreOf(p.out, at) = s;
 }
 
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(THREADS)
   const float* const first_s = ScoreOf(p.in, at) + begin * p.s_state_stride;
   const T* const first_v = RowOfV(p.in, at) + begin * p.v_state_stride;
   const int head_dim = int(p.head_dim);
-  float maximum, total;  // the same in every turn of the loop, and thread 0 has one at least
+  float maximum, total;  // equal in every iteration of the loop; thread 0 has at least one iteration
   for (int i = threadIdx.x * VEC; i < head_dim; i += blockDim.x * VEC) {
     maximum = -INFINITY, total = 0.f;
     float sum[VEC] = {};
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(THREADS)
       float s[IN_FLIGHT];
 #pragma unroll
       for (int k = 0; k < IN_FLIGHT; ++k) {
-        const int from = min(state + k, num_states - 1);  // a state past the end is the last, without weight
+        const int from = min(state + k, num_states - 1);  // past the end: the last state again, with weight 0
         v[k] = V::Load(first_v + from * p.v_state_stride + i);
         s[k] = first_s[from * p.s_state_stride];
       }

@@ -13,7 +13,7 @@
 
 namespace flashinfer {
 
-/// States of (row, head). Strides are in elements; the elements of a v follow each other. T may be const.
+/// States of (row, head). Strides are in elements; each v is contiguous. T may be const.
 template <typename T>
 struct AttentionStates {
   T* v;
@@ -22,7 +22,7 @@ struct AttentionStates {
   int64_t s_row_stride, s_head_stride;
 };
 
-/// `out` may be `a` or `b`.
+/// Merge of two states per row and head. `out` may be `a` or `b`.
 template <typename T>
 struct MergeStateParams {
   AttentionStates<const T> a, b;
@@ -34,7 +34,7 @@ struct MergeStateParams {
   bool enable_pdl;   ///< CUDA only: programmatic dependent launch
 };
 
-/// `out` overlaps nothing of `in`.
+/// Merge of several states per row. `out` must not overlap `in`.
 template <typename T>
 struct MergeStatesParams {
   AttentionStates<const T> in;
@@ -46,7 +46,7 @@ struct MergeStatesParams {
   bool enable_pdl;
 };
 
-/// A logit of each head that has no value (attention sink): the state of v = 0 and s = sink / ln(2), merged into `states`.
+/// Attention sink of each head, a logit without a value: the state of v = 0 and s = sink / ln(2), merged into `states`.
 template <typename T>
 struct AddSinksParams {
   AttentionStates<T> states;

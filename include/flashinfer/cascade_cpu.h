@@ -17,7 +17,7 @@ namespace cpu {
 
 constexpr float LN_2 = 0.6931471806f;
 
-/// Return the reference of the scores: their maximum, or 0 where that is -inf and the difference would be NaN.
+/// Return the number to subtract from all scores: their maximum, or 0 if it is -inf, where the difference would be NaN.
 inline float ScoreBase(float maximum) { return maximum == -std::numeric_limits<float>::infinity() ? 0.0f : maximum; }
 
 template <typename T>
@@ -30,7 +30,7 @@ inline auto& ScoreOf(const AttentionStates<T>& x, int64_t row, int64_t head) {
   return x.s[row * x.s_row_stride + head * x.s_head_stride];
 }
 
-/// 2^(s - base) of `n` scores, in place; returns their sum.
+/// Replace `n` scores by 2^(s - base), in place, and return the sum.
 inline float ScoresToWeights(float* s, int64_t n, float base) {
   float total = 0.0f;
   ForEachVec(n, [&](int64_t i, auto lanes) {

@@ -22,7 +22,7 @@ struct Tile {
   static constexpr int HEADS = THREADS / K_WORDS;   // heads per block
   static constexpr int BLOCKS = MLA_HEADS / HEADS;  // blocks per token; a power of two, so that no division is left
   static constexpr int NOPE_BYTES = NOPE_WORDS * int(sizeof(Word));          // bytes per head
-  static constexpr int TOKENS_AHEAD = (5 << 19) / (MLA_HEADS * NOPE_BYTES);  // to the one that is prefetched: 2.5 MB
+  static constexpr int TOKENS_AHEAD = (5 << 19) / (MLA_HEADS * NOPE_BYTES);  // prefetch distance in tokens: 2.5 MB
   static_assert(HEADS * K_WORDS == THREADS && BLOCKS * HEADS == MLA_HEADS, "blocks cover a token exactly");
 };
 
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(THREADS) ConcatMlaKKernel(const __grid_constan
   const char* rope = p.rope + token * p.rope_token_stride - T::NOPE_BYTES;
   const Word value = reinterpret_cast<const Word*>(word < T::NOPE_WORDS ? nope : rope)[word];
   if constexpr (PREFETCH) {
-    const bool dense = p.nope_head_stride == T::NOPE_BYTES;  // then one thread asks for all heads of the block
+    const bool dense = p.nope_head_stride == T::NOPE_BYTES;  // one thread prefetches all heads of the block
     if (threadIdx.x == 0 && (threadIdx.y == 0 || !dense) && token + T::TOKENS_AHEAD < p.num_tokens) {
       ptx::PrefetchL2(nope + T::TOKENS_AHEAD * p.nope_token_stride, T::NOPE_BYTES * (dense ? T::HEADS : 1));
     }

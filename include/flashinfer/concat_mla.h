@@ -10,7 +10,7 @@ namespace flashinfer {
 
 constexpr int MLA_HEADS = 128, MLA_NOPE_DIM = 128, MLA_ROPE_DIM = 64, MLA_K_DIM = MLA_NOPE_DIM + MLA_ROPE_DIM;
 
-/// Strides are in bytes; elements of a head follow each other.
+/// Parameters of concat_mla_k. Strides are in bytes; the elements of a head are contiguous.
 struct ConcatMlaKParams {
   char* k;
   const char* nope;

@@ -17,7 +17,7 @@ inline void ConcatMlaKTokens(const ConcatMlaKParams& p) {
   constexpr size_t NOPE_BYTES = MLA_NOPE_DIM * ELEMENT_SIZE, ROPE_BYTES = MLA_ROPE_DIM * ELEMENT_SIZE;
   ParallelFor(p.num_tokens, MLA_HEADS * MLA_K_DIM, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      char rope[ROPE_BYTES];  // a local, which no write to k can change
+      char rope[ROPE_BYTES];  // local copy: the compiler knows that writes to k do not change it
       std::memcpy(rope, p.rope + t * p.rope_token_stride, ROPE_BYTES);
       char* k = p.k + t * p.k_token_stride;
       const char* nope = p.nope + t * p.nope_token_stride;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fused LayerNorm of diffusion transformers on CUDA (formula and parameters: dit_layernorm.h).
 // A block per row, NVEC vectors per thread (16 bytes, or one element where something is not aligned); r stays in
-// registers as fp32. Bound by DRAM: up to five reads and two writes of the row. Every term that may be absent is a uniform branch on a null pointer.
+// registers as fp32. Bound by DRAM: up to five reads and two writes of the row. Every term that may be absent is a
+// uniform branch on a null pointer.
 //   test  pytest tests/norm/test_dit_layernorm.py      bench  python benchmarks/bench_norm.py
 #pragma once
 #include "dit_layernorm.h"
@@ -84,9 +85,9 @@ __global__ void __launch_bounds__(256) DitLayerNormKernel(const __grid_constant_
 
 }  // namespace norm
 
-/// `hidden` may be at most 6144.
+/// Run the kernel. `hidden` may be at most 6144.
 FLASHINFER_INLINE Status DitLayerNorm(const DitLayerNormParams& p, Stream stream) {
-  constexpr int ELEMENTS = 24;  // per thread
+  constexpr int ELEMENTS = 24;  // elements per thread
   if (p.num_rows == 0) return cudaSuccess;
   if (p.hidden > 256 * ELEMENTS || p.num_rows > INT32_MAX) return cudaErrorInvalidValue;
   bool aligned = p.hidden % 8 == 0 && p.modulation_stride % 8 == 0;

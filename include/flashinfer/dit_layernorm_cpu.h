@@ -13,13 +13,13 @@
 namespace flashinfer {
 namespace cpu {
 
-/// Load at i, or `missing` in each lane where there is no array.
+/// Load at i, or return `missing` in each lane if the array is null.
 template <typename T, typename Lanes>
 inline Vec LoadOr(const T* from, int64_t i, Lanes lanes, float missing) {
   return from == nullptr ? Broadcast(missing) : Load(from + i, lanes);
 }
 
-/// The row of `from`, or null where there is no array.
+/// Return the row of `from`, or null if the array is null.
 template <typename T>
 inline T* RowOf(T* from, int64_t offset) {
   return from == nullptr ? nullptr : from + offset;

@@ -7,7 +7,7 @@
 #define FLASHINFER_HD __host__ __device__ __forceinline__
 #else
 #define FLASHINFER_HD inline
-#ifdef FLASHINFER_CPU  // users' attention variants spell these; for the CPU they mean nothing
+#ifdef FLASHINFER_CPU  // CUDA qualifiers in users' attention variants expand to nothing on the CPU
 #define __device__
 #define __host__
 #define __forceinline__ inline
@@ -16,8 +16,8 @@
 
 namespace flashinfer {
 
-/// n / divisor for n < 2^31 in a multiplication and a shift: magic = ceil(2^(31 + s) / divisor), with divisor <= 2^s,
-/// makes the quotient too large by less than n / 2^31 / divisor, which never reaches the next integer.
+/// Division n / divisor for n < 2^31 by a multiplication and a shift: magic = ceil(2^(31 + s) / divisor), with
+/// divisor <= 2^s, makes the quotient too large by less than n / 2^31 / divisor, which never reaches the next integer.
 struct FastDivisor {
   uint32_t divisor, magic, shift;
 

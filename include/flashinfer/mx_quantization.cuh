@@ -17,7 +17,7 @@ namespace mx {
 
 constexpr int THREADS = 128;
 
-/// ALIGNED: the input to 16 bytes.
+/// Quantise to MXFP8. ALIGNED: the input is aligned to 16 bytes.
 template <typename T, bool ALIGNED>
 __global__ void __launch_bounds__(THREADS) Mxfp8QuantizeKernel(const __grid_constant__ Mxfp8QuantizeParams<T> p) {
   constexpr int WORD = 16 / sizeof(T), VEC = 2 * WORD, LANES = MX_BLOCK / VEC;
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(THREADS) Mxfp8QuantizeKernel(const __grid_cons
   if (threadIdx.x % LANES == 0 && block < p.grid.PaddedCols()) p.scales[p.grid.Index(row, block)] = uint8_t(byte);
 }
 
-/// VECTOR: 4 columns of a row are one aligned load.
+/// Interleave scales. VECTOR: 4 columns of a row are one aligned load.
 template <typename U, bool VECTOR>
 __global__ void __launch_bounds__(256) InterleaveKernel(const __grid_constant__ InterleaveParams<U> p) {
   using Four = Vec<U, 4>;

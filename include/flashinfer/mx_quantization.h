@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers that share a scale by the block: parameters and entries, shared by both backends.
+// Block-scaled formats (the elements of a block share a scale): parameters and entries, shared by both backends.
 //   mxfp8_quantize          fp8 e4m3 with one power of two (ue8m0) for 32 elements of a row
 //   block_scale_interleave  scales from rows to the order that block-scaled matrix units read
 //   dequantize              fp8 or fp4 blocks to fp32, on the host
@@ -43,7 +43,8 @@ struct ScaleGrid {
 
 constexpr int MX_BLOCK = 32;  ///< elements of a row that share a scale in the MX formats
 
-/// Per block: t = amax / 448; the scale is the smallest 2^(byte - 127) that is >= t; out = e4m3(x / scale), saturated.
+/// MXFP8 quantisation. Per block: t = amax / 448; the scale is the smallest 2^(byte - 127) that is >= t;
+/// out = e4m3(x / scale), saturated.
 template <typename T>
 struct Mxfp8QuantizeParams {
   const T* input;   ///< rows x cols, contiguous
@@ -56,7 +57,7 @@ struct Mxfp8QuantizeParams {
 template <typename T>
 Status Mxfp8Quantize(const Mxfp8QuantizeParams<T>& params, Stream stream);
 
-/// U is the unsigned integer as large as a scale.
+/// Interleaving of scales. U is the unsigned integer type of the size of a scale.
 template <typename U>
 struct InterleaveParams {
   const U* input;  ///< batch x rows x cols, contiguous
@@ -68,8 +69,8 @@ struct InterleaveParams {
 template <typename U>
 Status BlockScaleInterleave(const InterleaveParams<U>& params, Stream stream);
 
-/// The byte of the scale of a block whose largest magnitude, over 448, has these float bits: rounded up to a power of two.
-/// Byte 0 stands for 2^-127 and what is below it: the subnormal floats with a mantissa up to 0x400000.
+/// Return the scale byte of a block. `bits`: float bits of the block's largest magnitude / 448, which is rounded up to
+/// a power of two. Byte 0 stands for 2^-127 and below: the subnormal floats with a mantissa up to 0x400000.
 FLASHINFER_HOST_DEVICE inline uint32_t ScaleByte(uint32_t bits) {
   const uint32_t exponent = bits >> 23 & 0xFF, mantissa = bits & 0x7FFFFF;
   const bool up = mantissa != 0 && !(exponent == 0 && mantissa <= 0x400000);
@@ -77,7 +78,7 @@ FLASHINFER_HOST_DEVICE inline uint32_t ScaleByte(uint32_t bits) {
   return byte < 254 ? byte : 254;
 }
 
-/// Bits of the float 2^(127 - byte); a block whose byte is 0 has nothing but zeros.
+/// Return the bits of the float 2^(127 - byte), or of 0 for byte 0: all codes of such a block are zero.
 FLASHINFER_HOST_DEVICE inline uint32_t InverseScaleBits(uint32_t byte) {
   return byte == 0 ? 0u : byte == 254 ? 0x00400000u : (254 - byte) << 23;
 }
@@ -86,7 +87,7 @@ FLASHINFER_HOST_DEVICE inline uint32_t InverseScaleBits(uint32_t byte) {
 enum class BlockFormat : int { kE2M1, kE4M3 };  ///< element format; two e2m1 values share a byte
 enum class ScaleFormat : int { kE8M0 = 0, kE4M3 = 1 };
 
-/// out = element * scale * global, rows x cols.
+/// Dequantisation: out = element * scale * global, rows x cols.
 struct DequantizeParams {
   const uint8_t* input;
   const uint8_t* scales;

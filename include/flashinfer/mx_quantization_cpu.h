@@ -12,7 +12,7 @@
 namespace flashinfer {
 namespace cpu {
 
-/// Largest of N lanes, upper half against lower half; N is a power of two.
+/// Return the largest of N lanes, by comparing the upper half with the lower half. N is a power of two.
 template <int N>
 inline float MaxLanes(const float* lane) {
   if constexpr (N == 1) {
@@ -24,7 +24,7 @@ inline float MaxLanes(const float* lane) {
   }
 }
 
-/// Largest magnitude of a block. NaN counts for nothing.
+/// Return the largest magnitude of a block. NaN is ignored.
 template <typename T>
 inline float BlockMaximum(const T* x) {
   Vec most{};
@@ -37,7 +37,7 @@ inline float BlockMaximum(const T* x) {
   return MaxLanes<LANES>(lanes);
 }
 
-/// Zeros where the padding of a swizzled layout is: columns of the last tile, rows after the last one.
+/// Write zeros to the padding of a swizzled layout: columns of the last tile, rows after the last row.
 inline void ClearPadding(uint8_t* scales, const ScaleGrid& grid) {
   const int64_t rows = grid.PaddedRows(), cols = grid.PaddedCols();
   for (int64_t row = 0; row < rows; ++row) {

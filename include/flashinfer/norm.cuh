@@ -21,8 +21,8 @@
 namespace flashinfer {
 namespace norm {
 
-/// blockDim.x lanes of a warp hold ROWS rows, NVEC vectors each. The rows of a block interleave: one instruction of a
-/// warp covers neighbouring rows. What lies outside is read from the nearest place inside and left out of the sum.
+/// Kernel "lanes": blockDim.x lanes of a warp hold ROWS rows, NVEC vectors each. The rows of a block interleave: one
+/// instruction of a warp covers neighbouring rows. Indices outside of the row are clamped, and not added to the sum.
 template <typename T, typename F, int VEC, int NVEC, int ROWS>
 __global__ void __launch_bounds__(128) RMSNormLanesKernel(const __grid_constant__ RowArgs<T, uint32_t> a) {
   using V = Vec<T, VEC>;
@@ -87,18 +87,19 @@ __global__ void __launch_bounds__(128) RMSNormLanesKernel(const __grid_constant_
   }
 }
 
-/// Reads outweigh writes: more of them are then on their way, in blocks and ahead.
+/// True if reads outweigh writes: more loads are then in flight, in the block and by prefetch.
 template <typename F>
 constexpr bool READS_MORE = F::QUANT && !F::RESIDUAL;
 
-/// Bytes from a row that is read to the one that is prefetched.
+/// Prefetch distance in bytes, from the row that is read to the row that is prefetched.
 template <typename F>
 constexpr int64_t AHEAD = (READS_MORE<F> ? 8 : 5) << 19;
 
-/// Most threads of a block that holds a row.
+/// Largest number of threads of a block that holds a row.
 constexpr int BlockLimit(int nvec) { return nvec == 2 ? 512 : 1024; }
 
-/// Blocks of 512 threads that registers must leave room for: SM75 has 1024 threads per SM, later chips 1536 up.
+/// Occupancy in blocks of 512 threads that the register count must allow: SM75 has 1024 threads per SM, later chips
+/// 1536 up.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int MAX_BLOCKS = 2;
 #else
@@ -110,8 +111,8 @@ constexpr int MinBlocks(int nvec) {
   return nvec == 4 ? 1 : F::RESIDUAL || F::QUANT ? 2 : MAX_BLOCKS;
 }
 
-/// A block holds one row, NVEC vectors per thread; the grid is (rows, heads). Weights are loaded with the row where
-/// registers hold them.
+/// Kernel "block": a block holds one row, NVEC vectors per thread; the grid is (rows, heads). Weights are loaded
+/// together with the row if there are enough registers.
 template <typename T, typename F, int VEC, int NVEC>
 __global__ void __launch_bounds__(BlockLimit(NVEC), MinBlocks<F>(NVEC))
     RMSNormBlockKernel(const __grid_constant__ RowArgs<T, uint32_t> a) {
@@ -135,12 +136,12 @@ __global__ void __launch_bounds__(BlockLimit(NVEC), MinBlocks<F>(NVEC))
     x[v] = V::Load(row.input + column[v]);
     if constexpr (F::RESIDUAL) add[v] = V::Load(row.residual + column[v]);
   }
-  if (threadIdx.x == 0) row.PrefetchAhead(blockIdx.x, 1);  // further down it would wait for what was loaded
+  if (threadIdx.x == 0) row.PrefetchAhead(blockIdx.x, 1);  // here: further down, it would wait for the loads
   if constexpr (EARLY) {
 #pragma unroll
     for (int v = 0; v < NVEC; ++v) w[v] = V::Load(a.weight + column[v]);
   }
-  ptx::LaunchDependents();  // and a fence: without it weights are loaded behind the sum
+  ptx::LaunchDependents();  // also a compiler fence: without it, weights are loaded after the sum
   const float inv_scale = InverseScale<F>(a.scale);
 
   float s[NVEC][VEC], sum = 0.f;
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(BlockLimit(NVEC), MinBlocks<F>(NVEC))
   }
 }
 
-/// A block reads its row twice; any length, any alignment (VEC 1).
+/// Kernel "long": a block reads its row twice; any length, any alignment (VEC 1).
 template <typename T, typename F, int VEC>
 __global__ void __launch_bounds__(1024)
     RMSNormLongKernel(const __grid_constant__ RowArgs<T, int64_t> a, int64_t hidden) {
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(1024)
 
 constexpr int64_t MAX_GRID_Y = 65535;
 
-/// The grid of `blocks` blocks for each head.
+/// Return the grid of `blocks` blocks for each head.
 inline dim3 HeadGrid(int64_t heads, int64_t blocks) {
   const int64_t z = CeilDiv(blocks, MAX_GRID_Y);
   return dim3(heads, CeilDiv(blocks, z), z);
@@ -204,8 +205,8 @@ bool CanVectorise(const RMSNormParams<T>& p, int vec) {
          (p.residual == nullptr || (IsAligned(p.residual, 16) && both_fit(p.residual_stride)));
 }
 
-/// Heads that follow each other at the distance of rows are rows. More heads than the second dimension of a grid holds
-/// change places with rows, which are then fewer.
+/// Simplify rows and heads. Heads whose stride continues that of the rows become rows. If there are more heads than the
+/// second dimension of a grid allows, heads and rows are exchanged: there are fewer rows then.
 template <typename T>
 void FoldHeads(RMSNormParams<T>& p) {
   const auto strides = {&p.input_stride, &p.out_stride, &p.residual_stride};
@@ -233,7 +234,7 @@ bool IsDense(const RMSNormParams<T>& p) {
   return p.input_stride.batch == p.hidden && (p.residual == nullptr || p.residual_stride.batch == p.hidden);
 }
 
-/// `bytes_ahead`: from a row that is read to the one that is prefetched; 0 for none.
+/// Make the kernel arguments. `bytes_ahead`: prefetch distance in bytes; 0 for no prefetch.
 template <typename Int, typename T>
 RowArgs<T, Int> ArgsOf(const RMSNormParams<T>& p, int64_t bytes_ahead) {
   auto narrow = [](RowStride s) { return Stride<Int>{Int(s.batch), Int(s.head)}; };

@@ -8,7 +8,7 @@
 namespace flashinfer {
 namespace norm {
 
-/// Values of a vector as fp32, the residual added.
+/// Return the values of a vector as fp32, with the residual added.
 template <typename F, typename T, int VEC>
 __device__ __forceinline__ void Values(const Vec<T, VEC>& x, const Vec<T, VEC>& add, float (&s)[VEC]) {
 #pragma unroll
@@ -39,7 +39,7 @@ __device__ __forceinline__ float InverseScale(const float* scale) {
 template <typename T, typename F>
 using OutOf = std::conditional_t<F::QUANT, uint8_t, T>;
 
-/// One vector of the result from its values.
+/// Compute one vector of the result from its values.
 template <typename F, typename T, int VEC>
 __device__ __forceinline__ void Normalise(float (&s)[VEC], float rstd, const Vec<T, VEC>& weight, float weight_bias,
                                           float inv_scale) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void StoreVector(OutOf<T, F>* out, const float (&s)[V
   }
 }
 
-/// Distances of rows and heads in elements. 32 bits where rows are vectors: an offset is then one instruction.
+/// Strides of rows and heads in elements. 32 bits if rows consist of vectors: an offset is then one instruction.
 template <typename Int>
 struct Stride {
   Int batch, head;
@@ -69,7 +69,7 @@ struct Stride {
   }
 };
 
-/// RMSNormParams in the form the kernels want; what is read first stands first.
+/// RMSNormParams in the form that kernels read. Members that are read first come first.
 template <typename T, typename Int>
 struct RowArgs {
   const T* input;
@@ -77,7 +77,7 @@ struct RowArgs {
   Stride<Int> input_stride;
   int hidden;
   uint32_t batch;  // rows of one head
-  uint32_t ahead;  // rows from one that is read to the one that is prefetched
+  uint32_t ahead;  // prefetch distance in rows
   float inv_hidden, eps, weight_bias;
   void* out;
   T* residual;
@@ -86,7 +86,7 @@ struct RowArgs {
   NormOut out_kind;
 };
 
-/// One row: where it is, and how a vector of it is finished.
+/// One row: its address, and the store of a vector of the result.
 template <typename T, typename F, int VEC, typename Int>
 struct Row {
   using V = Vec<T, VEC>;
@@ -102,7 +102,8 @@ struct Row {
         residual(F::RESIDUAL ? a.residual + a.residual_stride.Offset(row, head) : nullptr),
         out(static_cast<Out*>(a.out) + a.out_stride.Offset(row, head)) {}
 
-  /// Bring the `rows` rows that begin a.ahead after this one into L2, if there are so many; more than one are dense.
+  /// Prefetch `rows` rows, starting a.ahead after this row, into L2, if there are so many. Several rows must be
+  /// contiguous.
   __device__ __forceinline__ void PrefetchAhead(uint32_t row, uint32_t rows) const {
     if (a.ahead + rows > a.batch - min(row, a.batch)) return;
     const uint32_t bytes = rows * a.hidden * sizeof(T);
@@ -123,7 +124,7 @@ struct Row {
   }
 };
 
-/// Index of this block among those of its head where the grid is (heads, y, z), which may have a few blocks too many.
+/// Return the index of this block within its head, for a grid (heads, y, z). The grid may have a few excess blocks.
 __device__ __forceinline__ uint32_t BlockOfHead() { return blockIdx.z * gridDim.y + blockIdx.y; }
 
 }  // namespace norm

@@ -2,8 +2,8 @@
 // RMSNorm of small batches on CUDA (formulas: norm.h; large ones: norm.cuh). A block of a fixed number of threads holds
 // a row, two 16-byte vectors per thread.
 //
-// Such calls are a launch and one trip to DRAM and back, so what counts is how few instructions stand before the loads
-// and behind them: the number of threads is known when it is compiled, rows have no heads, vectors outside of a row are
+// The time of a small batch is the launch plus one DRAM round trip, so the number of instructions before and after the
+// loads matters: the number of threads is a compile-time constant, rows have no heads, vectors outside of a row are
 // predicated off, nothing is prefetched, and the parameters of the plain form fill one line of the constant cache.
 //
 // Measured on an H200 (bf16, after a memset of 512 MB; against the kernels for any batch): 128 x 8192 5.76 -> 5.65 us,
@@ -21,7 +21,7 @@
 namespace flashinfer {
 namespace norm {
 
-/// RMSNormParams of rows without heads; what only some forms read stands last.
+/// RMSNormParams of rows without heads. Members that only some forms read are last.
 template <typename T>
 struct SmallArgs {
   const T* input;
@@ -35,7 +35,7 @@ struct SmallArgs {
   NormOut out_kind;
 };
 
-/// Sum of N numbers, a power of two, in pairs.
+/// Return the sum of N numbers, added in pairs. N is a power of two.
 template <int N>
 __device__ __forceinline__ float PairwiseSum(const float* x) {
   if constexpr (N == 1) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ float PairwiseSum(const float* x) {
   }
 }
 
-/// Sum over a block of WARPS warps.
+/// Return the sum over a block of WARPS warps.
 template <int WARPS>
 __device__ __forceinline__ float SumOfWarps(float x, float* scratch) {
   x = GroupSum(x, 32);
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(THREADS) RMSNormSmallKernel(const __grid_const
   for (int v = 0; v < 2; ++v) {
     if (inside[v]) w[v] = V::Load(a.weight + column[v]);
   }
-  ptx::LaunchDependents();  // and a fence: without it weights are loaded behind the sum
+  ptx::LaunchDependents();  // also a compiler fence: without it, weights are loaded after the sum
   const float inv_scale = InverseScale<F>(a.scale);
 
   float s[2][VEC], sum = 0.f;
@@ -98,10 +98,10 @@ __global__ void __launch_bounds__(THREADS) RMSNormSmallKernel(const __grid_const
   }
 }
 
-/// Most vectors of a row.
+/// Largest number of vectors per row.
 constexpr int64_t SMALL_VECTORS = 1024;
 
-/// Rows of up to SMALL_VECTORS vectors.
+/// Launch the kernel for rows of up to SMALL_VECTORS vectors.
 template <typename F, typename T>
 cudaError_t LaunchSmall(const RMSNormParams<T>& p, cudaStream_t stream) {
   constexpr int VEC = 16 / sizeof(T);

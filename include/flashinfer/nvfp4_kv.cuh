@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVFP4 dequantisation on CUDA; parameters in nvfp4_kv.h. Bound by DRAM, four fifths of it writes: 2 bytes per element
-// against 9/16 read. A thread turns 8 codes (4 bytes) into one 16-byte store, so a warp writes 512 bytes in a row; with a
-// whole block of 16 per thread every store would touch twice as many sectors.
+// against 9/16 read. A thread turns 8 codes (4 bytes) into one 16-byte store, so a warp writes 512 bytes in a row; with
+// a whole block of 16 per thread every store would touch twice as many sectors.
 //
 //   flat    matrices: thread t makes vector t
 //   paged   a block takes some tokens of one head, keys or values: threads (x: vectors of the head, y: tokens), grid
@@ -17,7 +17,8 @@ namespace nvfp4 {
 
 constexpr int THREADS = 128, VEC = 8;  // codes per thread
 
-/// Values of the 8 codes of a word. As the top bits of a half a code is its value times 2^-14; the scale makes up for that.
+/// Decode the 8 codes of a word. A code in the top bits of a half is its value times 2^-14; the scale compensates for
+/// that.
 __device__ __forceinline__ void Decode(uint32_t word, float scale, float global, float (&y)[VEC]) {
   const float factor = scale * 16384.f;
 #pragma unroll
@@ -34,7 +35,7 @@ __device__ __forceinline__ float DecodeScale(uint8_t byte) {
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(byte, __NV_E4M3)));
 }
 
-/// One vector of output from its word and scale. ALIGNED: the word to 4 bytes and the output to 16.
+/// Compute one vector of output from its word and scale. ALIGNED: the word is aligned to 4 bytes and the output to 16.
 template <typename T, bool ALIGNED>
 __device__ __forceinline__ void DequantizeVector(const uint8_t* data, uint8_t scale, float global, T* out) {
   uint32_t word;

@@ -9,7 +9,7 @@
 
 namespace flashinfer {
 
-/// A matrix, all of it contiguous.
+/// Dequantisation of a contiguous matrix.
 template <typename T>
 struct Nvfp4DequantizeParams {
   const uint8_t* data;    ///< size / 2
@@ -43,8 +43,8 @@ struct Nvfp4Pages {
   int64_t num_pages;
 };
 
-/// out[b, s, h] = cache[block_tables[b, s / page_size], s % page_size, h] for s < seq_lens[b]; nothing else is written.
-/// Nothing is for a page that is none of the cache, either.
+/// Dequantisation of a paged cache: out[b, s, h] = cache[block_tables[b, s / page_size], s % page_size, h] for
+/// s < seq_lens[b]. Nothing is written for later tokens, nor for a page outside of the cache.
 template <typename T, typename IdType>
 struct Nvfp4PagedParams {
   Nvfp4Pages<T> parts[2];      ///< keys, values

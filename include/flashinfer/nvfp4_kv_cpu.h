@@ -11,7 +11,7 @@
 namespace flashinfer {
 namespace cpu {
 
-/// `blocks` blocks of 16 elements that follow each other.
+/// Dequantise `blocks` contiguous blocks of 16 elements.
 template <typename T>
 inline void DequantizeNvfp4Blocks(const uint8_t* data, const uint8_t* scales, float global, T* out, int64_t blocks) {
   constexpr int BLOCK = 16;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// packbits on CUDA; parameters in packbits.h. Bound by DRAM: the input is read once, the output is an eighth of it or less.
+// packbits on CUDA; parameters in packbits.h. Bound by DRAM: the input is read once, the output is an eighth of it or
+// less.
 //
 //   PackbitsKernel         a thread packs 16 elements of one byte (one 16-byte load, a 2-byte store), or 8 wider ones
 //   PackedIndptrKernel     one block: a running sum of the segments' bytes
@@ -21,23 +22,23 @@ namespace packing {
 
 constexpr int THREADS = 128;
 
-/// 1 in each byte of the word that is not zero.
+/// Return a word with 1 in each byte where the input byte is not zero.
 __device__ __forceinline__ uint32_t NonZeroBytes(uint32_t word) {
   return ((((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) >> 7) & 0x01010101u;
 }
 
-/// The byte that eight bytes, two words in memory order, pack to.
+/// Pack eight bytes, two words in memory order, into one byte.
 __device__ __forceinline__ uint32_t PackWords(uint32_t first, uint32_t second, bool big) {
   const uint32_t low = __dp4a(NonZeroBytes(first), big ? 0x10204080u : 0x08040201u, 0u);
   return __dp4a(NonZeroBytes(second), big ? 0x01020408u : 0x80402010u, low);
 }
 
-/// The two bytes that 16 bytes pack to.
+/// Pack 16 bytes into two bytes.
 __device__ __forceinline__ uint16_t PackVector(uint4 v, bool big) {
   return uint16_t(PackWords(v.x, v.y, big) | (PackWords(v.z, v.w, big) << 8));
 }
 
-/// The byte of up to eight elements, read one by one.
+/// Pack up to eight elements, read one by one, into one byte.
 template <typename U>
 __device__ __forceinline__ uint8_t PackSlowly(const U* input, int64_t count, U mask, bool big) {
   uint32_t bits = 0;
@@ -47,7 +48,7 @@ __device__ __forceinline__ uint8_t PackSlowly(const U* input, int64_t count, U m
   return uint8_t(bits);
 }
 
-/// ELEMENTS per thread; VECTOR: input and output are aligned.
+/// Kernel of packbits: ELEMENTS elements per thread. VECTOR: input and output are aligned.
 template <typename U, int ELEMENTS, bool VECTOR>
 __global__ void __launch_bounds__(THREADS) PackbitsKernel(const __grid_constant__ PackbitsParams p) {
   const int64_t begin = (int64_t(blockIdx.x) * THREADS + threadIdx.x) * ELEMENTS;
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(THREADS) PackbitsKernel(const __grid_constant_
   }
 }
 
-/// Inclusive sum over the block; `scratch` holds 32 numbers. Ends with a barrier, so that it can be called again.
+/// Return the inclusive prefix sum over the block. `scratch` holds 32 numbers. Ends with a barrier, so that `scratch`
+/// can be reused.
 __device__ __forceinline__ int64_t BlockScan(int64_t x, int64_t* scratch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   x = WarpInclusiveScan(x);
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
   }
 }
 
-/// 16 bytes from `offset` (0 to 15) on of two adjacent vectors.
+/// Return the 16 bytes at `offset` (0 to 15) of two adjacent vectors.
 __device__ __forceinline__ uint4 Extract(uint4 first, uint4 second, uint32_t offset) {
   uint32_t w[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
 #pragma unroll
@@ -131,8 +133,8 @@ __device__ __forceinline__ uint4 Extract(uint4 first, uint4 second, uint32_t off
                     __funnelshift_r(w[2], w[3], shift), __funnelshift_r(w[3], w[4], shift));
 }
 
-/// The last segment that starts at or before `byte`: 0 <= byte < new_indptr[num_segments]. Empty segments before it share
-/// its start and are passed over.
+/// Return the last segment that starts at or before `byte`: 0 <= byte < new_indptr[num_segments]. Empty segments with
+/// the same start are skipped.
 __device__ __forceinline__ int64_t SegmentOf(const int32_t* new_indptr, int64_t num_segments, int64_t byte) {
   int64_t low = 0, high = num_segments;
   while (high - low > 1) {

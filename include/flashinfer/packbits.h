@@ -2,8 +2,8 @@
 // Truth values packed into bits: parameters and entries, shared by both backends.
 //   packbits          bit i of the output is 1 where element i is not zero, eight elements to a byte
 //   segment_packbits  the same for each segment of a ragged array; a segment starts on a byte and is padded with zeros
-// Elements are read as unsigned integers of their size. What counts as zero is said by a mask: it leaves out the sign
-// bit of a float, because -0.0 is zero. Defined in packbits.cuh (CUDA) and packbits_cpu.h (CPU).
+// Elements are read as unsigned integers of their size. An element counts as zero if all bits of a mask are zero: the
+// mask omits the sign bit of a float, because -0.0 is zero. Defined in packbits.cuh (CUDA) and packbits_cpu.h (CPU).
 //   test  pytest tests/quantization/test_packbits.py      bench  python benchmarks/bench_quantization.py -k packbits
 #pragma once
 #include "backend.h"
@@ -20,7 +20,7 @@ struct PackbitsParams {
   BitOrder bit_order;
 };
 
-/// U is the unsigned integer as large as an element.
+/// Pack all elements. U is the unsigned integer type of the size of an element.
 template <typename U>
 Status Packbits(const PackbitsParams& params, Stream stream);
 

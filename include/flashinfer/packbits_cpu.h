@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // packbits on the CPU; parameters in packbits.h.
-// Eight bytes are packed at once in a 64-bit word: every non-zero byte becomes a 1, and one multiplication moves the eight
-// ones side by side. The compiler does that for eight words per AVX-512 register. Wider elements become such bytes first.
+// Eight bytes are packed at once in a 64-bit word: every non-zero byte becomes a 1, and one multiplication moves the
+// eight ones side by side. The compiler does that for eight words per AVX-512 register. Wider elements become such
+// bytes first.
 //   test  pytest tests/quantization/test_packbits.py      bench  python benchmarks/bench_quantization.py -k packbits
 #pragma once
 #include <cstdint>
@@ -18,7 +19,7 @@ constexpr uint64_t GATHER_BIG = 0x8040201008040201ull, GATHER_LITTLE = 0x0102040
 
 constexpr uint64_t Gather(BitOrder order) { return order == BitOrder::kBig ? GATHER_BIG : GATHER_LITTLE; }
 
-/// The byte that eight bytes pack to.
+/// Pack eight bytes into one byte.
 inline uint8_t PackWord(uint64_t word, uint64_t gather) {
   constexpr uint64_t LOW = 0x7F7F7F7F7F7F7F7Full, ONES = 0x0101010101010101ull;
   const uint64_t ones =
@@ -26,7 +27,7 @@ inline uint8_t PackWord(uint64_t word, uint64_t gather) {
   return static_cast<uint8_t>((ones * gather) >> 56);
 }
 
-/// Bytes to bits. What lies past the end counts as zero.
+/// Pack bytes into bits. Bytes past the end count as zero.
 inline void PackBytes(const uint8_t* in, int64_t size, uint8_t* out, uint64_t gather) {
   const int64_t whole = size / 8;
   for (int64_t i = 0; i < whole; ++i) {
@@ -41,7 +42,7 @@ inline void PackBytes(const uint8_t* in, int64_t size, uint8_t* out, uint64_t ga
   }
 }
 
-/// Elements to bytes that are non-zero where the element is, a piece at a time that stays in the L1 cache.
+/// Convert elements to bytes that are non-zero if the element is, in pieces that stay in the L1 cache.
 template <typename U>
 inline void PackElements(const U* in, int64_t size, uint8_t* out, U mask, uint64_t gather) {
   constexpr int64_t PIECE = 1024;
@@ -53,7 +54,7 @@ inline void PackElements(const U* in, int64_t size, uint8_t* out, U mask, uint64
   }
 }
 
-/// Bytes of output a thread is given at least, in elements of ParallelFor.
+/// Least number of output bytes per thread; one unit of ParallelFor.
 constexpr int64_t PACK_CHUNK = 1024;
 
 }  // namespace cpu

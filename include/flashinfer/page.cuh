@@ -23,7 +23,7 @@
 namespace flashinfer {
 namespace page {
 
-/// AppendPart in the form the kernel wants: units of BYTES, 32-bit strides.
+/// AppendPart in the form that the kernel reads: units of BYTES, 32-bit strides.
 template <int BYTES>
 struct Part {
   using Bits = typename Word<BYTES>::type;
@@ -46,16 +46,16 @@ struct AppendArgs {
   TableArgs table;
   Part<BYTES> key, value;
   uint32_t num_rows, num_heads, units;
-  uint32_t ahead;  // rows to those that are prefetched; 0 for none
+  uint32_t ahead;  // prefetch distance in rows; 0 for no prefetch
 };
 
-/// One row per thread, or a piece of it where rows are long.
+/// Kernel for small batches: one unit of a row per thread, or several units if rows are long.
 template <int BYTES>
 __global__ void __launch_bounds__(THREADS) AppendKernel(const __grid_constant__ AppendArgs<BYTES> a) {
   using Bits = typename Word<BYTES>::type;
   ptx::GridDependencyWait();
   ptx::LaunchDependentsOfFew();
-  const uint32_t row = min(RowOfThread(), a.num_rows - 1), head = HeadOfThread();  // past the end: the last, twice
+  const uint32_t row = min(RowOfThread(), a.num_rows - 1), head = HeadOfThread();  // past the end: the last row again
   const int32_t batch = a.table.batch_indices[row], position = a.table.positions[row];
   PrefetchTable(a.table);
   if (head >= a.num_heads) return;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(THREADS) AppendKernel(const __grid_constant__ 
   }
 }
 
-/// Several tokens per thread, which follow each other. One thread looks a token up for all of them.
+/// Consecutive tokens per thread in large batches. One thread looks up the slot of a token for all threads.
 constexpr int TOKENS_PER_THREAD = 4;
 
 template <int BYTES>
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(THREADS) AppendManyKernel(const __grid_constan
   ptx::LaunchDependentsOfFew();
   const uint32_t thread = ThreadOfBlock(), in_block = blockDim.z * TOKENS_PER_THREAD, block_row = blockIdx.x * in_block;
   const uint32_t first = threadIdx.z * TOKENS_PER_THREAD, head = HeadOfThread();
-  // A row past the end is the last, twice.
+  // Past the end, the last row is copied again.
   auto row_of = [&](uint32_t i) { return min(block_row + i, a.num_rows - 1); };
   int32_t batch = -1, position = 0;
   if (thread < in_block) {
@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(THREADS) AppendManyKernel(const __grid_constan
   }
 }
 
-/// Request of each row by binary search. Most batches fit into shared memory, where a step is faster than in L2.
+/// Largest batch whose offsets are searched in shared memory. The request of each row is found by binary search; a step
+/// in shared memory is faster than in L2, and most batches fit.
 constexpr int SHARED_REQUESTS = 1024;
 
 template <bool SHARED>
@@ -147,13 +148,13 @@ __global__ void __launch_bounds__(THREADS) BatchIndicesKernel(const __grid_const
   p.positions[row] = owned ? row + p.seq_lens[low - 1] - indptr[low] : 0;
 }
 
-/// Bytes that divide every address of a part, as a mask of low bits.
+/// Return the bitwise OR of all addresses and strides of a part; its low zero bits give the common alignment.
 inline uint64_t AddressBits(const AppendPart& p) {
   return reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.cache) | p.row_stride.token |
          p.row_stride.head | p.cache_stride.page | p.cache_stride.entry | p.cache_stride.head | p.row_bytes;
 }
 
-/// Heads that follow each other, in the rows and in the cache, are one row.
+/// Merge heads that are contiguous, both in the rows and in the cache, into one head.
 inline AppendParams FoldHeads(AppendParams p) {
   auto folds = [](const AppendPart& part) {
     return part.row_stride.head == part.row_bytes && part.cache_stride.head == part.row_bytes;
@@ -166,7 +167,7 @@ inline AppendParams FoldHeads(AppendParams p) {
   return p;
 }
 
-/// False where a stride or a row has more units than 32 bits count.
+/// Convert to 32-bit units. Returns false if a stride or a row exceeds 32 bits.
 template <int BYTES>
 bool MakePart(const AppendPart& p, Part<BYTES>& out) {
   const auto [token, head] = p.row_stride;
@@ -183,9 +184,8 @@ bool MakePart(const AppendPart& p, Part<BYTES>& out) {
   return true;
 }
 
-/// Rows from those that are read to those that are prefetched into L2, 4 MB later. None where the heads of a row do not
-/// follow each other or take several blocks, and in batches of less than 32 MB, which are on their way at once: 4096
-/// tokens would take 3 % more.
+/// Return the prefetch distance in rows: 4 MB. No prefetch if the heads of a row are not contiguous or take several
+/// blocks, nor in batches of less than 32 MB, whose loads are all in flight at once: 4096 tokens would take 3 % longer.
 template <int BYTES>
 uint32_t RowsAhead(const AppendArgs<BYTES>& a) {
   auto dense = [&](const Part<BYTES>& part) {

@@ -32,7 +32,7 @@ struct PageTable {
   int64_t page_size;
 };
 
-/// One of the two tensors that are appended, in bytes.
+/// One of the two appended tensors (keys or values). Sizes and strides are in bytes.
 struct AppendPart {
   const void* rows;
   void* cache;
@@ -67,10 +67,10 @@ struct Slot {
   int64_t page, entry;  ///< page -1: none
 };
 
-/// Fault of a row; kNone also for a row that is skipped on purpose.
+/// Error of a row. A row that is skipped on purpose has kNone.
 enum class RowFault : int { kNone, kBatch, kPosition, kIndptr, kPage };
 
-/// The slot of a row, from tables in host memory.
+/// Find the slot of a row, from tables in host memory.
 inline RowFault FindSlot(const PageTable& t, int64_t row, Slot* slot) {
   *slot = {-1, 0};
   const int64_t batch = t.batch_indices[row], position = t.positions[row];

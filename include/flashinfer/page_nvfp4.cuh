@@ -20,7 +20,7 @@ struct MappingArgs {
   FastDivisor page_size;
 };
 
-/// What tells a row its slot: a row of the table, or its own number.
+/// Look-up of a row's slot: in the page table, or (MAPPED) in an array with the slot number of each row.
 template <bool MAPPED>
 struct Place;
 template <>
@@ -49,16 +49,16 @@ struct Nvfp4Args {
   uint32_t num_rows, num_heads, num_blocks;
 };
 
-/// The nearest of 0, .5, 1, 1.5, 2, 3, 4, 6, ties to the even code.
+/// Round to the nearest of 0, .5, 1, 1.5, 2, 3, 4, 6, ties to the even code.
 __device__ __forceinline__ uint32_t RoundToE2M1(float magnitude) {
   const float x = fminf(magnitude, 6.f);
   const uint32_t bits = __float_as_uint(x);
   const uint32_t normal = ((bits + ((bits >> 22) & 1) + 0x1FFFFF) >> 22) - 252;  // keeps one mantissa bit
-  const uint32_t small = __float_as_uint(x + 4194304.f) - 0x4A800000;            // 2^22, whose last bit is one half
+  const uint32_t small = __float_as_uint(x + 4194304.f) - 0x4A800000;  // adds 2^22, whose last mantissa bit is one half
   return x < 1.f ? small : normal;
 }
 
-/// The global scale of a part. A bad one ends the launch: in a graph nobody else sees the value before it is used.
+/// Return the global scale of a part. An invalid scale traps: in a CUDA graph the host cannot check the value before.
 template <typename T>
 __device__ __forceinline__ float GlobalScale(const Nvfp4Part<T>& p) {
   if (p.global_on_device == nullptr) return p.global;
@@ -67,7 +67,7 @@ __device__ __forceinline__ float GlobalScale(const Nvfp4Part<T>& p) {
   return scale;
 }
 
-/// 16 elements in registers.
+/// Block of 16 elements in registers.
 template <typename T, bool ALIGNED>
 struct Nvfp4Block {
   static constexpr int VEC = ALIGNED ? 8 : 1;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(THREADS) Nvfp4AppendKernel(const __grid_consta
   }
 }
 
-/// Whether 16-byte loads and 8-byte stores are aligned.
+/// Return true if 16-byte loads and 8-byte stores are aligned.
 template <typename T>
 bool IsAligned(const Nvfp4Part<T>& p) {
   const int64_t rows = p.row_stride.token | p.row_stride.head;

@@ -12,7 +12,7 @@ namespace flashinfer {
 
 constexpr int NVFP4_BLOCK = 16;
 
-/// Slots given one by one: page * page_size + entry; others than those of the cache are skipped.
+/// Slot number of each row: page * page_size + entry. Rows whose slot is outside of the cache are skipped.
 struct SlotMapping {
   const void* slots;
   bool is_int64;
@@ -20,7 +20,7 @@ struct SlotMapping {
   int64_t page_size;
 };
 
-/// Keys or values. Strides are in elements of what they belong to.
+/// Keys or values. Each stride is in elements of its own tensor.
 template <typename T>
 struct Nvfp4Part {
   const T* rows;
@@ -28,14 +28,14 @@ struct Nvfp4Part {
   uint8_t* scales;  ///< e4m3
   TokenStride row_stride;
   SlotStride codes_stride, scales_stride;
-  const float* global_on_device;  ///< read and checked by the kernel; null: `global` is the scale
+  const float* global_on_device;  ///< global scale in device memory, checked by the kernel; null: use `global`
   float global;
 };
 
 template <typename T>
 struct Nvfp4AppendParams {
-  PageTable table;      ///< num_rows is that of the call; the rest is unused with a mapping
-  SlotMapping mapping;  ///< slots null: the table says where rows go
+  PageTable table;      ///< with a mapping, only num_rows is used
+  SlotMapping mapping;  ///< slots null: the page table gives the slot of each row
   int64_t num_heads, head_dim;
   Nvfp4Part<T> key, value;
 };

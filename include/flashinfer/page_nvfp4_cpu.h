@@ -16,7 +16,7 @@
 namespace flashinfer {
 namespace cpu {
 
-/// 16 elements to 8 bytes of codes; returns the bits of their scale.
+/// Quantise 16 elements to 8 bytes of codes, and return the bits of the scale.
 template <typename T>
 inline uint8_t QuantizeNvfp4Block(const T* x, float global, uint8_t* codes) {
   static_assert(NVFP4_BLOCK % LANES == 0, "a block is whole registers");

@@ -29,13 +29,13 @@ FLASHINFER_HD PhiloxWords Philox(uint64_t seed, uint64_t offset, uint64_t row) {
   return {{c0, c1, c2, c3}};
 }
 
-/// 64 random bits.
+/// Return 64 random bits.
 FLASHINFER_HD uint64_t RandomBits(uint64_t seed, uint64_t offset, uint64_t row) {
   const PhiloxWords words = Philox(seed, offset, row);
   return uint64_t(words.x[1]) << 32 | words.x[0];
 }
 
-/// A float in [0, 1), a multiple of 2^-24.
+/// Return a random float in [0, 1), a multiple of 2^-24.
 FLASHINFER_HD float RandomUnit(uint64_t seed, uint64_t offset, uint64_t row) {
   return float(Philox(seed, offset, row).x[0] >> 8) * 5.9604644775390625e-8f;
 }

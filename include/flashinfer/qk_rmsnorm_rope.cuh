@@ -13,7 +13,7 @@ namespace norm {
 
 constexpr int QK_THREADS = 256;
 
-/// Angle of pair i for the token at (frame, height, width).
+/// Return the angle of pair i for the token at (frame, height, width).
 __device__ __forceinline__ float PairAngle(const QkRMSNormRopeParams& p, int i, int frame, int height, int width) {
   const int channel = 2 * i;
   int position = frame, begin = 0, channels = p.num_frame_channels;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void RotateHeads(const QkRMSNormRopeParams& p, const 
 #pragma unroll
       for (int i = 0; i < VEC; ++i) {
         y[i] = y[i] * rstd * ToFloat(w[i]);
-        if constexpr (!FP8) y[i] = ToFloat(FromFloat<__nv_bfloat16>(y[i]));  // the contract rounds before turning
+        if constexpr (!FP8) y[i] = ToFloat(FromFloat<__nv_bfloat16>(y[i]));  // the contract rounds before the rotation
       }
     }
   };

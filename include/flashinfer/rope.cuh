@@ -27,7 +27,7 @@ namespace rope {
 
 constexpr int MAX_THREADS = 96;
 
-/// A segment in the form the kernel wants: 32-bit sizes, items instead of heads and columns.
+/// RopeSegment in the form that the kernel reads: 32-bit sizes, items instead of heads and columns.
 template <typename T>
 struct Part {
   const T* in;
@@ -45,7 +45,7 @@ template <typename T>
 struct Args {
   Part<T> parts[RopeParams::MAX_SEGMENTS];
   uint32_t tokens, items, rotated_items;  // items of rotated parts come first
-  uint32_t ahead;                         // tokens to the one that is prefetched; 0 for none
+  uint32_t ahead;                         // prefetch distance in tokens; 0 for no prefetch
   int half;                               // R / 2
   bool interleave;
   RopePositions positions;
@@ -54,7 +54,7 @@ struct Args {
   RopeOut out_kind;
 };
 
-/// Cosine and sine of pair j at a position, from a table or not.
+/// Find the cosine and sine of pair j at a position: read from the table if there is one, otherwise computed.
 __device__ __forceinline__ void FindCosSin(const RopeAngles& a, int half, int64_t position, int j, float& cosine,
                                            float& sine) {
   if (a.cache == nullptr) return CosSin(a, position, j, cosine, sine);
@@ -74,7 +74,7 @@ __device__ __forceinline__ void StoreRounded(void* out, int64_t offset, float (&
   }
 }
 
-/// Work of a thread for one item: two vectors of a head.
+/// One item of a thread: two vectors of a head.
 template <typename T, int VEC>
 struct Item {
   const Part<T>* part;
@@ -82,7 +82,7 @@ struct Item {
   int column, c0, c1;
   Vec<T, VEC> in0, in1;
 
-  /// Find an item by its number and send off its loads.
+  /// Find an item by its number and issue its loads.
   __device__ __forceinline__ Item(const Args<T>& a, uint32_t token, uint32_t number) {
     int index = 0;
 #pragma unroll
@@ -129,7 +129,7 @@ struct Item {
   }
 };
 
-/// READ_CACHE: cosines and sines come straight from the table, whose row is known from pos_ids.
+/// Kernel of all forms. READ_CACHE: each thread reads cosines and sines from the table, at the row given by pos_ids.
 template <typename T, bool QUANT, bool READ_CACHE, int VEC, int ITEMS>
 __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant__ Args<T> a) {
   __shared__ alignas(16) float table[READ_CACHE ? 1 : MAX_ROTARY_DIM];
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(MAX_THREADS) RopeKernel(const __grid_constant_
   auto item_of = [&](int k) { return Item<T, VEC>(a, token, min(number_of(k), a.items - 1)); };
   const bool appends = QUANT && a.pages.batch_indices != nullptr;
   int32_t batch = 0, slot_position = 0;
-  if (appends) {  // first of all: what else a slot takes depends on them
+  if (appends) {  // loaded first, because the other loads of the slot depend on these values
     batch = a.pages.batch_indices[token];
     slot_position = a.pages.positions[token];
   }
@@ -201,7 +201,7 @@ inline bool CanVectorise(const RopeParams& p, int vec) {
   return true;
 }
 
-/// Number the items of all segments; false when there are more of them, or longer strides, than 32 bits count.
+/// Number the items of all segments. Returns false if the number of items or a stride exceeds 32 bits.
 template <typename T>
 bool DealItems(const RopeParams& p, int vec, Args<T>& a) {
   int64_t items = 0, token_bytes = 0;

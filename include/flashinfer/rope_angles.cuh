@@ -9,14 +9,15 @@
 namespace flashinfer {
 namespace rope {
 
-constexpr uint32_t TOKENS_AHEAD = 1024;  // more than run at once, so that a fetched row is there in time
+constexpr uint32_t TOKENS_AHEAD = 1024;  // prefetch distance in tokens: more than run at once
 constexpr int64_t MAX_GRID_Y = 65535;
 
 __device__ __forceinline__ int64_t IndexAt(const void* values, int64_t i, bool wide) {
   return wide ? static_cast<const int64_t*>(values)[i] : static_cast<const int32_t*>(values)[i];
 }
 
-/// Position of a token in its request, or false when no request holds it. A warp searches together, 32 ways at a time.
+/// Find the position of a token in its request. Returns false if no request holds the token. A warp searches together,
+/// 32 ways per step.
 __device__ __forceinline__ bool RaggedPosition(const RopePositions& p, int64_t token, int lane, int64_t& position) {
   if (token < IndexAt(p.indptr, 0, p.wide) || token >= IndexAt(p.indptr, p.requests, p.wide)) return false;
   int64_t begin = 0, count = p.requests;  // the last of these requests that starts at the token or before it
@@ -31,12 +32,12 @@ __device__ __forceinline__ bool RaggedPosition(const RopePositions& p, int64_t t
   return true;
 }
 
-/// Row of the cos/sin table. A kernel cannot refuse a position, but it can stay inside of the table.
+/// Return the row of the cos/sin table. A kernel cannot throw for an invalid position, so the position is clamped.
 __device__ __forceinline__ const float* CacheRow(const RopeAngles& a, int64_t position) {
   return a.cache + max(int64_t(0), min(position, a.cache_rows - 1)) * a.cache_stride;
 }
 
-/// Bring the row of a token into L2. The first threads of a block take a line each.
+/// Prefetch the table row of a token into L2. The first threads of a block prefetch one line each.
 __device__ __forceinline__ void PrefetchRow(const RopeAngles& a, const RopePositions& p, uint32_t token, int columns,
                                             int thread) {
   constexpr int LINE = 32;  // floats
@@ -45,14 +46,15 @@ __device__ __forceinline__ void PrefetchRow(const RopeAngles& a, const RopePosit
   ptx::PrefetchL2(row + thread * LINE);
 }
 
-/// Tokens from the one that is rotated to the one that is prefetched, 5 MB later; 0, for none, in batches of less than
-/// 32 MB, which are on their way at once.
+/// Return the prefetch distance in tokens: 5 MB; 0 (no prefetch) in batches of less than 32 MB, whose loads are all in
+/// flight at once.
 inline uint32_t TokensAhead(int64_t tokens, int64_t token_bytes) {
   return tokens * token_bytes < 32 << 20 ? 0 : uint32_t(CeilDiv(5 << 20, token_bytes));
 }
 
-/// Cosine and sine of pair j at a position, without a table. fp64 (some 40 instructions, hidden behind loads): reduced
-/// to a turn, an angle needs no slow path for large positions, and the error does not grow with them.
+/// Compute the cosine and sine of pair j at a position, without a table. In fp64 (some 40 instructions, hidden by
+/// loads): the angle is reduced to one turn, so large positions need no slow path, and the error does not grow with the
+/// position.
 __device__ __forceinline__ void CosSin(const RopeAngles& a, int64_t position, int j, float& cosine, float& sine) {
   constexpr double INVERSE_TURN = 0.15915494309189535;
   const double frequency = exp2(-j * a.log2_step);
@@ -67,7 +69,7 @@ __device__ __forceinline__ void Rotate(float& first, float& second, float cosine
   second = second * cosine + x * sine;
 }
 
-/// Rotate two vectors; the table holds the cosines of the token and, `sines` behind them, the sines.
+/// Rotate two vectors. The table holds the cosines of the token and, at offset `sines`, the sines.
 template <int VEC>
 __device__ __forceinline__ void RotateVectors(float (&x)[VEC], float (&y)[VEC], const float* table, int sines, int c0,
                                               int c1, bool interleave) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rotary position embedding on the CPU; formulas and parameters in rope.h.
-// Frequencies are worked out once per call and the cosines and sines once per token, for all heads of all segments; what
-// remains is one pass over memory.
+// Frequencies are worked out once per call and the cosines and sines once per token, for all heads of all segments;
+// what remains is one pass over memory.
 //   test  pytest tests/rope      bench  python benchmarks/bench_rope.py
 #pragma once
 #include <algorithm>
@@ -21,7 +21,7 @@ inline int64_t IndexAt(const void* values, int64_t i, bool wide) {
   return wide ? static_cast<const int64_t*>(values)[i] : static_cast<const int32_t*>(values)[i];
 }
 
-/// Position of a token, or false when no request holds it.
+/// Find the position of a token. Returns false if no request holds the token.
 inline bool TokenPosition(const RopePositions& p, int64_t token, int64_t& position) {
   if (p.pos_ids != nullptr) {
     position = IndexAt(p.pos_ids, token, p.wide);
@@ -38,7 +38,7 @@ inline bool TokenPosition(const RopePositions& p, int64_t token, int64_t& positi
   return true;
 }
 
-/// Turns per position of each pair; empty when a table says.
+/// Return the turns per position of each pair; empty if a cos/sin table is given.
 inline std::vector<double> TurnsPerPosition(const RopeAngles& a, int64_t half) {
   std::vector<double> turns(a.cache == nullptr ? half : 0);
   for (size_t j = 0; j < turns.size(); ++j) {
@@ -49,8 +49,8 @@ inline std::vector<double> TurnsPerPosition(const RopeAngles& a, int64_t half) {
   return turns;
 }
 
-/// Sine and cosine of an angle in turns, |turns| <= 1/2, to about 1 ulp: quarter turns are split off, and what remains is
-/// at most pi/4, where the Taylor series to the 11th power leave 2e-9.
+/// Compute the sine and cosine of an angle in turns, |turns| <= 1/2, to about 1 ulp. Quarter turns are split off; the
+/// remaining angle is at most pi/4, where the Taylor series to the 11th power have an error of 2e-9.
 inline void SinCos(const Vec& turns, Vec& sine, Vec& cosine) {
   const Vec magic = Broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vec quarters = (turns * 4.0f + magic) - magic;
@@ -67,8 +67,8 @@ inline void SinCos(const Vec& turns, Vec& sine, Vec& cosine) {
   cosine = ((quarter + 1) & 2) != 0 ? -cosine : cosine;
 }
 
-/// The cosines and sines of one token, as the rows want them: R/2 each; interleaved, R each, every cosine twice and every
-/// sine as -sin, sin.
+/// Cosines and sines of one token, in the layout of the rows: R/2 each; interleaved: R each, every cosine twice and
+/// every sine as -sin, sin.
 class Rotation {
  public:
   Rotation(int64_t rotary_dim, bool interleave, const RopeAngles& angles, const std::vector<double>& turns)
@@ -138,7 +138,7 @@ class Rotation {
   Scratch cosine_, sine_, wide_cosine_, wide_sine_;
 };
 
-/// Columns that are not rotated.
+/// Copy columns that are not rotated.
 template <typename T, typename Out>
 inline void CopyScaled(const T* in, Out* out, int64_t count, float scale) {
   if constexpr (std::is_same_v<T, Out>) {

@@ -28,7 +28,7 @@ namespace rope {
 
 constexpr int HEADS_THREADS = 96;
 
-/// A tensor (tokens, heads, width). Strides are in elements.
+/// Tensor (tokens, heads, width). Strides are in elements.
 template <typename T>
 struct HeadsPart {
   const T* in;
@@ -47,7 +47,7 @@ template <typename T>
 struct HeadsArgs {
   HeadsPart<T> q, k;
   uint32_t tokens, q_heads, heads;  // heads of both
-  uint32_t ahead;                   // tokens to the one that is prefetched; 0 for none
+  uint32_t ahead;                   // prefetch distance in tokens; 0 for no prefetch
   int half;                         // R / 2
   RopePositions positions;
   RopeAngles angles;
@@ -56,7 +56,7 @@ struct HeadsArgs {
 /// Source of the cosines and sines of a token: a row of the table, or its position, given or searched.
 enum class AnglesFrom { kTable, kPosIds, kRagged };
 
-/// ITEMS heads per thread. PREFETCH: a later token is brought into L2.
+/// Kernel with ITEMS heads per thread. PREFETCH: a later token is prefetched into L2.
 template <typename T, AnglesFrom FROM, bool INTERLEAVE, int ITEMS, bool PREFETCH>
 __global__ void __launch_bounds__(HEADS_THREADS) RopeHeadsKernel(const __grid_constant__ HeadsArgs<T> a) {
   constexpr int VEC = 16 / sizeof(T);
@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(HEADS_THREADS) RopeHeadsKernel(const __grid_co
   }
 }
 
-/// False where the strides or the shape need more than this kernel knows. `vectorised` has been checked.
+/// Make the kernel arguments. Returns false if this kernel does not support the strides or the shape. The caller has
+/// checked `vectorised`.
 template <typename T>
 bool MakeHeads(const RopeParams& p, HeadsArgs<T>& a) {
   constexpr int VEC = 16 / sizeof(T);

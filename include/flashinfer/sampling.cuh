@@ -53,7 +53,7 @@ __device__ __forceinline__ int64_t InputRow(const SampleParams& p, int64_t outpu
   if (p.indices == nullptr) return output;
   const int64_t row =
       p.wide ? static_cast<const int64_t*>(p.indices)[output] : static_cast<const int32_t*>(p.indices)[output];
-  return min(max(row, int64_t{0}), p.rows - 1);  // an index out of range reads a wrong row, not memory of others
+  return min(max(row, int64_t{0}), p.rows - 1);  // an invalid index reads a wrong row, never outside of the input
 }
 
 __device__ __forceinline__ void WriteToken(const SampleParams& p, int64_t output, int column) {
@@ -154,8 +154,8 @@ inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device) {
   return g;
 }
 
-/// Blocks of the largest cluster that KERNEL, of so many threads and bytes for a block, can have: 16 where the device
-/// allows more than 8, which are to be had on any. RequestedFilter once per kernel and device.
+/// Return the largest cluster size of KERNEL with `threads` threads and `shared_bytes` per block: 16 if the device
+/// supports it, otherwise 8, which every device with clusters supports. Queried once per kernel and device.
 template <auto KERNEL>
 int LargestCluster(int threads, size_t shared_bytes) {
   static int known[64];

@@ -6,7 +6,8 @@
 //   or above a threshold, found exactly (no rejection, no loop that depends on the draw):
 //     top-k   fewer than k columns are above it         top-p   the columns above it have less than top_p
 //     min-p   it is min_p times the largest
-// Arithmetic: sampling/fixed_point.h. Defined in sampling/*.cuh (CUDA; sampling.cuh lists them) and sampling_cpu.h (CPU).
+// Arithmetic: sampling/fixed_point.h. Defined in sampling/*.cuh (CUDA; sampling.cuh lists them) and sampling_cpu.h
+// (CPU).
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include <cstdint>
@@ -93,8 +94,8 @@ struct RowParams {
   bool enable_pdl;
 };
 
-/// e^(x / temperature), divided by the sum. A row of -inf gives 0; a NaN gives NaN in its column and is left out of
-/// the sum.
+/// Compute the softmax: e^(x / temperature), divided by the sum. A row of -inf gives 0. A NaN gives NaN in its column
+/// and is not part of the sum.
 template <typename T>
 Status SoftmaxRows(const RowParams<T>& params, Stream stream);
 
@@ -102,7 +103,7 @@ Status SoftmaxRows(const RowParams<T>& params, Stream stream);
 template <typename T>
 Status RenormRows(const RowParams<T>& params, Stream stream);
 
-/// Logits below the k-th largest of their row become -inf.
+/// Set logits below the k-th largest of their row to -inf.
 template <typename T>
 Status MaskRows(const RowParams<T>& params, Stream stream);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampling on the CPU (definitions and parameters: sampling.h, arithmetic: sampling/fixed_point.h). Outputs over threads.
+// Sampling on the CPU (definitions and parameters: sampling.h, arithmetic: sampling/fixed_point.h). Outputs over
+// threads.
 //   Sums are of integers, so this draws what the CUDA kernels draw, though it finds thresholds in its own way.
 //   sampling/row_cpu.h  a row of weights      sampling/threshold_cpu.h  thresholds      cpu/top_k_bound.h  bounds of them
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py --device cpu
@@ -17,7 +18,7 @@
 namespace flashinfer {
 namespace cpu {
 
-/// Weights, threshold and masses of a row; returns the mass that random bits are scaled to.
+/// Compute the weights, threshold and masses of a row. Returns the total mass that random bits are scaled to.
 inline uint64_t Prepare(const SampleParams& p, int64_t input_row, int64_t output, Row& row) {
   const float* x = p.input + input_row * p.row_stride;
   const Filter filter = p.filter.filter;

@@ -20,7 +20,7 @@ namespace topk {
 
 constexpr int MAX_THREADS = 512;
 
-/// List what this block reads of a row and is not below `threshold`; `s.count` may become more than fits.
+/// List the elements in this block's part of the row that are not below `threshold`. `s.count` may exceed the capacity.
 template <typename T>
 __device__ __forceinline__ void ListCandidates(const Shared& shared, uint32_t capacity, const T* data, int length,
                                                float threshold, uint32_t rank, uint32_t size) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void ListCandidates(const Shared& shared, uint32_t ca
   });
 }
 
-/// List exactly what was chosen of a row.
+/// List exactly the selected elements of a row.
 template <typename T>
 __device__ __forceinline__ void ListChosen(const Shared& shared, const T* data, int length, const Selection& chosen) {
   Scratch& s = shared.s;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void ListChosen(const Shared& shared, const T* data, 
   __syncthreads();
 }
 
-/// Choose the k largest of `count` candidates, which are more.
+/// Select the k largest of `count` candidates, where count > k.
 template <typename T>
 __device__ __forceinline__ Selection SelectFromList(const Shared& shared, const TopKParams<T>& p, uint32_t count, int k,
                                                     int length) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(MAX_THREADS, 2) TopKKernel(const __grid_consta
   const int length = window.length, k = min(p.k, length);
   const T* const data = p.input + row * p.row_stride + window.start;
 
-  if (length <= p.k && p.order != TopKOrder::kByValue) {  // all of them, as they come
+  if (length <= p.k && p.order != TopKOrder::kByValue) {  // select all elements, in the order of the row
     for (int i = rank * blockDim.x + threadIdx.x; i < p.k; i += size * blockDim.x) {
       Emit(p, row, i, i < length ? i : -1, i < length ? data[i] : FromFloat<T>(0.f));
     }
@@ -125,14 +125,14 @@ __global__ void __launch_bounds__(MAX_THREADS, 2) TopKKernel(const __grid_consta
   EmitCandidates(shared, p, row, int(count), chosen);
 }
 
-/// Blocks that share a row: as many as processors would otherwise be idle, and rows long enough to share.
+/// Return the number of blocks per row: more than one if SMs would otherwise be idle and the rows are long enough.
 inline int BlocksPerRow(int64_t rows, int width, int processors) {
   int blocks = 1;
   while (blocks < 8 && rows * blocks * 2 <= processors && width / (blocks * 2) >= 8192) blocks *= 2;
   return blocks;
 }
 
-/// Properties of the current device; also allows the kernel all of its shared memory.
+/// Properties of the current device. Also raises the shared memory limit of the kernel to the maximum of the device.
 struct Device {
   int processors = 0;
   bool has_clusters = false;  ///< the kernel was compiled for SM90 or later

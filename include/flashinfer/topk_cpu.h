@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The k largest elements of rows on the CPU (meaning and parameters: topk.h). Rows over threads. One pass finds a value
-// that a bit more than k elements reach (cpu/top_k_bound.h); another keeps those as numbers that order as the elements do, and
-// nth_element ends it. Where the value was too high, all elements are kept.
+// that a bit more than k elements reach (cpu/top_k_bound.h); another keeps those as numbers that order as the elements
+// do, and nth_element ends it. Where the value was too high, all elements are kept.
 //   test  pytest tests/topk      bench  python benchmarks/bench_topk.py
 #pragma once
 #include <algorithm>
@@ -18,14 +18,14 @@ namespace cpu {
 
 constexpr uint32_t NAN_KEY = 0xFFC00000;  // above that of infinity
 
-/// An unsigned number that orders as x does.
+/// Return an unsigned number with the same order as x.
 inline uint32_t KeyOf(float x) {
   if (x != x) return NAN_KEY;
   const uint32_t bits = BitCast<uint32_t>(x + 0.0f);  // -0 becomes 0: they are equal
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-/// An element as one number, the larger the earlier it is taken: value, then index.
+/// Element as one number: value, then index. Larger numbers are selected first.
 struct Candidate {
   uint64_t order;
   Candidate() = default;
@@ -36,7 +36,7 @@ struct Candidate {
   bool operator<(const Candidate& other) const { return order > other.order; }
 };
 
-/// The elements that reach the threshold; NaN does.
+/// Collect the elements that reach the threshold, including NaN.
 template <typename T>
 inline void Collect(const T* row, int64_t length, float threshold, bool prefer_large, std::vector<Candidate>& found) {
   found.clear();
@@ -65,7 +65,7 @@ Status TopK(const TopKParams<T>& p, Stream) {
       const TopKWindow window = WindowOf(p, row);
       const T* data = p.input + row * p.row_stride + window.start;
       const int64_t length = window.length, k = std::min<int64_t>(p.k, length);
-      if (length <= p.k && p.order != TopKOrder::kByValue) {  // all of them, as they come
+      if (length <= p.k && p.order != TopKOrder::kByValue) {  // select all elements, in the order of the row
         for (int64_t i = 0; i < length; ++i) EmitTopK(p, row, i, int32_t(i), data[i]);
         for (int64_t i = length; i < p.k; ++i) EmitTopK(p, row, i, -1, T(0.0f));
         continue;

@@ -11,10 +11,10 @@
 namespace flashinfer {
 namespace topk {
 
-constexpr int GROUP_SIZE = 16;   // samples of a group
-constexpr int SAMPLE_BITS = 10;  // last bits of the sampled threshold that do not matter
+constexpr int GROUP_SIZE = 16;   // samples per group
+constexpr int SAMPLE_BITS = 10;  // low bits of the sampled threshold that are not determined
 
-/// Last bits of a key that say nothing, because the element type has fewer.
+/// Number of low bits of a key that carry no information, because the element type has fewer bits.
 template <typename T>
 inline constexpr int LOW_BITS = 0;
 template <>
@@ -22,7 +22,7 @@ inline constexpr int LOW_BITS<__half> = 13;
 template <>
 inline constexpr int LOW_BITS<__nv_bfloat16> = 16;
 
-/// A block's shared memory: the scratch, then `capacity` keys and as many indices, then a place for each of the k.
+/// Shared memory of a block: the scratch, then `capacity` keys and as many indices, then k permutation entries.
 struct Shared {
   Scratch& s;
   uint32_t *keys, *indices;
@@ -39,9 +39,9 @@ struct Shared {
   }
 };
 
-/// body(valid, vector, index of its first element) over the share of block `part` of a row, in whole warps. What lies
-/// before the first and after the last 16-byte boundary comes as vectors of one element. A thread loads UNROLL vectors
-/// before it uses the first.
+/// Call body(valid, vector, index of its first element) for the part of a row that block `part` reads, in whole warps.
+/// Elements before the first and after the last 16-byte boundary are passed as vectors of one element. A thread loads
+/// UNROLL vectors before it uses the first.
 template <int UNROLL, typename T, typename Body>
 __device__ __forceinline__ void ForEachVector(const T* row, int length, int part, int parts, const Body& body) {
   constexpr int VEC = 16 / sizeof(T);
@@ -70,9 +70,9 @@ __device__ __forceinline__ void ForEachVector(const T* row, int length, int part
   }
 }
 
-/// A value that somewhat more than k elements of the row reach, if the row is no different where it was not sampled.
-/// Each thread takes the maximum of g samples. Of the maxima a share 1 - (1 - k / length)^g should be among the k
-/// largest elements; the threshold is as much below as four standard deviations of that number.
+/// Estimate a threshold that somewhat more than k elements of the row reach, if the sample is representative. Each
+/// thread takes the maximum of g samples. A fraction 1 - (1 - k / length)^g of the maxima is expected to be among the k
+/// largest elements; the threshold is lower by four standard deviations of that count.
 template <typename T>
 __device__ __forceinline__ float SampleThreshold(Scratch& s, const T* row, int length, int k) {
   constexpr int VEC = 16 / sizeof(T);
@@ -98,14 +98,15 @@ __device__ __forceinline__ float SampleThreshold(Scratch& s, const T* row, int l
   }
   const float miss = exp2f(float(each * VEC) * log2f(1.f - share)), mean = float(blockDim.x) * (1.f - miss);
   const uint32_t want = uint32_t(mean + 4.f * sqrtf(mean * miss)) + 3;
-  if (want > blockDim.x) return INFINITY;  // passed by too few
+  if (want > blockDim.x) return INFINITY;  // the sample is too small for a threshold
   const uint32_t key = KeyOf(largest);
   uint32_t low = key, high = key;
   BlockRange(s, low, high);
   return FloatOf(FindCut(s, low, high, want, SAMPLE_BITS, [&](const auto& body) { body(true, key); }).low);
 }
 
-/// The candidates of all blocks of the cluster to the first one, unless they do not fit. Returns how many there are.
+/// Gather the candidates of all blocks of the cluster in the first block, unless they exceed its capacity. Returns
+/// their number.
 __device__ __forceinline__ uint32_t GatherCandidates(const Shared& shared, int capacity, uint32_t rank, uint32_t size) {
   Scratch& s = shared.s;
   const uint32_t count = s.count;
@@ -137,7 +138,7 @@ __device__ __forceinline__ void Emit(const TopKParams<T>& p, int64_t row, int sl
   if (p.transformed != nullptr) p.transformed[at] = TransformIndex(p, row, index);
 }
 
-/// Selects by histograms of the row itself. Any value may be in it.
+/// Select by histograms of the row itself, without a sample. Works for any values.
 template <typename T>
 __device__ __forceinline__ Selection SelectFromRow(Scratch& s, const TopKParams<T>& p, const T* row, int length,
                                                    int k) {
@@ -149,7 +150,7 @@ __device__ __forceinline__ Selection SelectFromRow(Scratch& s, const TopKParams<
   });
 }
 
-/// Emits what is selected straight from the row, by ascending index.
+/// Emit the selected elements directly from the row, by ascending index.
 template <typename T>
 __device__ __forceinline__ void EmitFromRow(Scratch& s, const TopKParams<T>& p, int64_t row, const T* data, int length,
                                             const Selection& chosen) {

@@ -30,8 +30,7 @@ __device__ __forceinline__ float FloatOf(uint32_t key) {
   return __uint_as_float(key ^ (uint32_t(~int32_t(key) >> 31) | 0x80000000u));
 }
 
-/// Smallest and largest number of the block, to every thread. Ends without a barrier: the next user of `warps` has one
-/// in between.
+/// Compute the smallest and largest number of the block, for every thread. Ends with a barrier.
 __device__ __forceinline__ void BlockRange(Scratch& s, uint32_t& low, uint32_t& high) {
   for (int offset = 16; offset > 0; offset /= 2) {
     low = min(low, __shfl_xor_sync(ALL_LANES, low, offset));
@@ -44,7 +43,7 @@ __device__ __forceinline__ void BlockRange(Scratch& s, uint32_t& low, uint32_t& 
   __syncthreads();
 }
 
-/// Sum of `x` over the threads before this one; `total` is that of the block.
+/// Return the exclusive prefix sum of `x` over the threads; `total` is the sum of the block.
 __device__ __forceinline__ uint32_t SumBefore(Scratch& s, uint32_t x, uint32_t& total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t sum = WarpInclusiveScan(x);
@@ -65,8 +64,8 @@ __device__ __forceinline__ void ClearBins(Scratch& s) {
   __syncthreads();
 }
 
-/// Count `bin`, or nothing if it is negative. The whole warp calls; lanes that agree, as in a row of equal values, make
-/// one addition where 32 to one address would queue.
+/// Add 1 to `bin`, or nothing if `bin` is negative. Called by the whole warp. Lanes with the same bin, as in a row of
+/// equal values, make one addition, because 32 additions to one address would serialise.
 __device__ __forceinline__ void CountInBin(Scratch& s, int bin) {
   int agree;
   __match_all_sync(ALL_LANES, bin, &agree);
@@ -78,8 +77,8 @@ __device__ __forceinline__ void CountInBin(Scratch& s, int bin) {
   }
 }
 
-/// The bin that holds the `want`-th number counting from the last bin down: sets s.bin, s.larger (numbers in later bins)
-/// and s.inside. Thread 0 owns the last bins, so that sums over threads run downwards.
+/// Find the bin that holds the `want`-th number, counted from the last bin down: sets s.bin, s.larger (numbers in later
+/// bins) and s.inside. Thread 0 owns the last bins, so that prefix sums over threads run downwards.
 __device__ __forceinline__ void FindBin(Scratch& s, uint32_t want) {
   const int each = BINS / blockDim.x, last = BINS - 1 - threadIdx.x * each;
   uint32_t sum = 0, total;
@@ -99,8 +98,9 @@ struct Cut {
   uint32_t low, range, larger, inside;
 };
 
-/// `for_each(body)` calls body(valid, key) with whole warps. `want` is at least 1 and at most the number of keys, which
-/// lie in [low, high]. Keys that differ in none but the `low_bits` last bits count as equal. At most three turns.
+/// Search for the `want`-th largest key. `for_each(body)` calls body(valid, key) with whole warps. `want` is at least 1
+/// and at most the number of keys. Keys lie in [low, high]; keys that differ only in the `low_bits` last bits count as
+/// equal. Takes at most three iterations.
 template <typename ForEach>
 __device__ __forceinline__ Cut FindCut(Scratch& s, uint32_t low, uint32_t high, uint32_t want, int low_bits,
                                        const ForEach& for_each) {
@@ -124,7 +124,7 @@ __device__ __forceinline__ Cut FindCut(Scratch& s, uint32_t low, uint32_t high, 
   }
 }
 
-/// Decides which elements belong to the k largest.
+/// Criterion that decides which elements belong to the k largest.
 struct Selection {
   uint32_t low = 0, range = ~uint32_t{0};  // keys above low + range do, keys below low do not,
   uint32_t tie = 0;                        // and those in between if their tie number is at least this
@@ -138,7 +138,7 @@ struct Selection {
   }
 };
 
-/// The `want` largest of elements with keys in [low, high] and indices below `length`; `for_each(body)` calls
+/// Select the `want` largest elements, with keys in [low, high] and indices below `length`. `for_each(body)` calls
 /// body(valid, key, index) with whole warps.
 template <typename ForEach>
 __device__ __forceinline__ Selection SelectLargest(Scratch& s, uint32_t low, uint32_t high, uint32_t want, int low_bits,
@@ -149,7 +149,7 @@ __device__ __forceinline__ Selection SelectLargest(Scratch& s, uint32_t low, uin
   Selection chosen;
   chosen.low = cut.low, chosen.range = cut.range;
   chosen.last_index = uint32_t(length - 1), chosen.prefer_large = prefer_large;
-  if (cut.larger + cut.inside > want) {  // equal elements, of which some
+  if (cut.larger + cut.inside > want) {  // only some of the equal elements are selected
     const Cut ties = FindCut(s, 0u, chosen.last_index, want - cut.larger, 0, [&](const auto& count) {
       for_each([&](bool valid, uint32_t key, uint32_t index) {
         count(valid && key - cut.low <= cut.range, chosen.TieOf(index));
@@ -160,8 +160,8 @@ __device__ __forceinline__ Selection SelectLargest(Scratch& s, uint32_t low, uin
   return chosen;
 }
 
-/// Sort `perm[0, n)` by `order_of(perm[i])`, numbers that are all different. Every comparison puts the smaller first, so
-/// those with places past the end can be left out.
+/// Sort `perm[0, n)` by `order_of(perm[i])`, numbers that are all different. Every comparison puts the smaller first,
+/// so those with places past the end can be left out.
 template <typename OrderOf>
 __device__ __forceinline__ void SortInPlace(uint16_t* perm, int n, const OrderOf& order_of) {
   const auto compare = [&](int a, int b) {
@@ -189,8 +189,9 @@ __device__ __forceinline__ void SortInPlace(uint16_t* perm, int n, const OrderOf
 
 constexpr uint32_t MAX_RANKED = 128;  // elements of a bin up to which each counts those before it
 
-/// Call emit(slot, i) for the i in [0, n) for which takes(i), `slot` being how many of them have a smaller order_of(i).
-/// The upper half of that 64-bit number picks a bin, and the lower settles what shares a bin. `perm` has a place for each.
+/// Call emit(slot, i) for each i in [0, n) with takes(i). `slot` is the number of such i with a smaller order_of(i).
+/// The upper half of that 64-bit number picks a bin, and the lower settles what shares a bin. `perm` has a place for
+/// each.
 template <typename Takes, typename OrderOf, typename Emit>
 __device__ __forceinline__ void EmitInOrder(Scratch& s, uint16_t* perm, int n, const Takes& takes,
                                             const OrderOf& order_of, const Emit& emit) {

@@ -19,37 +19,37 @@ namespace flashinfer {
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// Smallest power of two that is >= x.
+/// Return the smallest power of two that is >= x.
 constexpr int NextPowerOfTwo(int x) {
   int p = 1;
   while (p < x) p *= 2;
   return p;
 }
 
-/// Threads of a block that covers `hidden` with `elements` per thread, in whole warps.
+/// Return the threads of a block that covers `hidden` with `elements` per thread, in whole warps.
 inline int BlockThreads(int64_t hidden, int elements) {
   return int(std::min<int64_t>(1024, CeilDiv(hidden, int64_t(elements) * 32) * 32));
 }
 
 inline bool IsAligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
-/// Sum over groups of `width` neighbouring lanes (a power of two); every lane gets the result.
+/// Return the sum over groups of `width` neighbouring lanes (a power of two), in every lane.
 __device__ __forceinline__ float GroupSum(float x, int width) {
   for (int offset = width / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
   return x;
 }
 
-/// Sum over the block with one barrier: each warp leaves one number and every warp adds them all, in the same order.
-/// `scratch` holds 32 floats; a second reduction needs another scratch.
+/// Return the sum over the block, with one barrier: each warp writes one number and every warp adds all of them, in the
+/// same order. `scratch` holds 32 floats; a second reduction needs another scratch.
 __device__ __forceinline__ float BlockSum(float x, float* scratch) {
   x = GroupSum(x, 32);
   const int lane = threadIdx.x % 32;
   if (lane == 0) scratch[threadIdx.x / 32] = x;
   __syncthreads();
-  return GroupSum(lane * 32 < int(blockDim.x) ? scratch[lane] : 0.f, 32);  // straight code: a loop costs more to fetch
+  return GroupSum(lane * 32 < int(blockDim.x) ? scratch[lane] : 0.f, 32);  // no loop: its code takes longer to fetch
 }
 
-constexpr int MAX_CLUSTER = 8;  // blocks that every device with clusters can have in one
+constexpr int MAX_CLUSTER = 8;  // blocks per cluster that every device with clusters supports
 
 /// Launch configuration: optional programmatic dependent launch, cluster size.
 struct LaunchConfig {
@@ -73,7 +73,7 @@ struct LaunchConfig {
       attribute.val.programmaticStreamSerializationAllowed = 1;
     }
   }
-  LaunchConfig(const LaunchConfig&) = delete;  // it points to itself
+  LaunchConfig(const LaunchConfig&) = delete;  // members point to other members
 
   template <typename... Params, typename... Args>
   cudaError_t Launch(void (*kernel)(Params...), Args&&... args) const {

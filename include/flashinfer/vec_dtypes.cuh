@@ -12,7 +12,7 @@
 
 namespace flashinfer {
 
-/// The unsigned type that moves BYTES at once.
+/// Unsigned type that loads and stores BYTES at once.
 template <int BYTES>
 struct Word;
 template <>
@@ -49,7 +49,8 @@ struct alignas(sizeof(T) * N) Vec {
   __device__ __forceinline__ T& operator[](int i) { return data[i]; }
   __device__ __forceinline__ const T& operator[](int i) const { return data[i]; }
 
-  /// Element i as a float. The upper bfloat16 of a register is one when the lower is masked: one instruction, not two.
+  /// Return element i as a float. The upper bfloat16 of a register is a float after the lower half is masked: one
+  /// instruction instead of two.
   __device__ __forceinline__ float Float(int i) const {
     if constexpr (std::is_same_v<T, __nv_bfloat16> && N % 2 == 0) {
       if (i % 2 == 1) return __uint_as_float(reinterpret_cast<const uint32_t*>(data)[i / 2] & 0xffff0000u);
@@ -131,13 +132,13 @@ template <>
 __device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
-/// Rounded to nearest even and saturated to [-128, 127]; NaN is 0.
+/// Round to nearest even and saturate to [-128, 127]; NaN becomes 0.
 template <>
 __device__ __forceinline__ int8_t FromFloat<int8_t>(float x) {
   return int8_t(max(-128, min(127, __float2int_rn(x))));
 }
 
-/// N floats, four at a time where N allows it (`p` is then 16-byte aligned).
+/// Load N floats, four at a time if N is a multiple of four (`p` is then 16-byte aligned).
 template <int N>
 __device__ __forceinline__ void LoadFloats(const float* p, float (&x)[N]) {
   constexpr int WIDTH = N % 4 == 0 ? 4 : 1;
@@ -169,7 +170,7 @@ __device__ __forceinline__ Vec<T, N> RoundTo(const float (&x)[N]) {
   return out;
 }
 
-/// Two floats as fp8, the first in the low byte.
+/// Convert two floats to fp8, the first in the low byte.
 __device__ __forceinline__ uint32_t Fp8Pair(float low, float high, __nv_fp8_interpretation_t kind) {
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kind);
 }

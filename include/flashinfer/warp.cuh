@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of the 32 lanes of a warp, combined by all of them.
+// Reductions and prefix sums over the 32 lanes of a warp.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@ namespace flashinfer {
 
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
-/// The sum, to every lane.
+/// Return the sum over the warp, in every lane.
 template <typename T>
 __device__ __forceinline__ T WarpSum(T x) {
 #pragma unroll
@@ -15,7 +15,7 @@ __device__ __forceinline__ T WarpSum(T x) {
   return x;
 }
 
-/// The largest, to every lane.
+/// Return the maximum over the warp, in every lane.
 __device__ __forceinline__ int WarpMax(int x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(ALL_LANES, x, offset));
@@ -27,7 +27,7 @@ __device__ __forceinline__ float WarpMax(float x) {
   return x;
 }
 
-/// The sum of the lanes up to this one.
+/// Return the inclusive prefix sum over the lanes.
 template <typename T>
 __device__ __forceinline__ T WarpInclusiveScan(T x) {
 #pragma unroll

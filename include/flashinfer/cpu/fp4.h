@@ -11,7 +11,7 @@
 namespace flashinfer {
 namespace cpu {
 
-/// e2m1 in a byte of its own: the sign where a byte has it, the three magnitude bits at the bottom.
+/// e2m1 in one byte: the sign in bit 7, the three magnitude bits in bits 0 to 2.
 struct E2M1Format {
   using Storage = uint8_t;
   static constexpr int MANTISSA = 1, BIAS = 1;
@@ -20,7 +20,7 @@ struct E2M1Format {
 
 typedef uint64_t WideVec __attribute__((vector_size(VEC_BYTES)));
 
-/// LANES values from LANES / 2 bytes.
+/// Load LANES values from LANES / 2 bytes.
 inline Vec LoadE2M1(const uint8_t* from) {
   uint64_t bytes = 0;
   std::memcpy(&bytes, from, LANES / 2);
@@ -32,7 +32,7 @@ inline Vec LoadE2M1(const uint8_t* from) {
   return DecodeLanes<E2M1Format>(reinterpret_cast<UintVec>(lanes));
 }
 
-/// One value; `index` counts codes, two to a byte.
+/// Return one value. `index` counts codes, two per byte.
 inline float DecodeE2M1(const uint8_t* bytes, int64_t index) {
   const uint32_t code = (bytes[index / 2] >> (index % 2 * 4)) & 0xF;
   return Decode<E2M1Format, float>((code & 7) | ((code & 8) << 4), [](uint32_t x) { return static_cast<float>(x); });
@@ -42,7 +42,7 @@ inline float DecodeE4M3(uint8_t byte) {
   return Decode<E4M3Format, float>(uint32_t{byte}, [](uint32_t x) { return static_cast<float>(x); });
 }
 
-/// 2^(byte - 127); 255 is NaN.
+/// Return 2^(byte - 127), or NaN for 255.
 inline float DecodeE8M0(uint8_t byte) {
   if (byte == 255) return BitCast<float>(uint32_t{0x7FC00000});
   return BitCast<float>(byte == 0 ? uint32_t{0x00400000} : uint32_t{byte} << 23);

@@ -17,18 +17,19 @@ namespace cpu {
 
 #if defined(_OPENMP)
 namespace {
-/// Threads do not survive a fork, and libgomp would wait for them in the child for ever. So they end before it, those of
-/// torch's operators too; the next parallel region of either process starts new ones.
+/// Fork handler that ends all OpenMP threads, including those of torch's operators, before a fork: threads do not
+/// survive a fork, and libgomp would wait for them in the child forever. The next parallel region of either process
+/// starts new threads.
 [[maybe_unused]] const int fork_handler =
     pthread_atfork([] { omp_pause_resource_all(omp_pause_soft); }, nullptr, nullptr);
 }  // namespace
 #endif
 
-/// Elements below which a second thread costs more than it brings (waking it takes some microseconds).
+/// Least number of elements per thread: below it, waking another thread (some microseconds) costs more than it saves.
 constexpr int64_t ELEMENTS_PER_THREAD = 32768;
 
-/// body(begin, end) over contiguous shares of [0, rows), one per thread; each row has `row_size` elements.
-/// Each thread calls the body once, so per-thread scratch is a local variable of it.
+/// Call body(begin, end) with contiguous parts of [0, rows), one per thread. Each row has `row_size` elements. Each
+/// thread calls the body once, so per-thread scratch can be a local variable of the body.
 template <typename Body>
 inline void ParallelFor(int64_t rows, int64_t row_size, const Body& body) {
   if (rows <= 0) return;
@@ -39,7 +40,8 @@ inline void ParallelFor(int64_t rows, int64_t row_size, const Body& body) {
   if (threads > 1 && !omp_in_parallel()) {
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
-      const int64_t team = omp_get_num_threads(), rank = omp_get_thread_num();  // the team may be smaller than asked
+      // The team may be smaller than requested.
+      const int64_t team = omp_get_num_threads(), rank = omp_get_thread_num();
       body(rows * rank / team, rows * (rank + 1) / team);
     }
     return;
@@ -48,7 +50,7 @@ inline void ParallelFor(int64_t rows, int64_t row_size, const Body& body) {
   body(int64_t{0}, rows);
 }
 
-/// Uninitialised floats, aligned to a cache line and padded to a multiple of it.
+/// Buffer of uninitialised floats, aligned to a cache line and padded to a multiple of a cache line.
 class Scratch {
  public:
   explicit Scratch(int64_t size)

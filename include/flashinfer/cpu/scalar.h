@@ -45,14 +45,15 @@ struct E5M2Format {
   static constexpr uint32_t LIMIT = 0x47600000, SPECIAL = 0x7C, QUIET_NAN = 0x7F;  // limit 57344
 };
 
-/// 2^EXPONENT, exactly.
+/// Return 2^EXPONENT, exactly.
 template <int EXPONENT>
 inline float PowerOfTwo() {
   static_assert(EXPONENT > -127 && EXPONENT < 128, "a normal float");
   return BitCast<float>(uint32_t{EXPONENT + 127} << 23);
 }
 
-/// Bits of x in Format, rounded to nearest even; a magnitude above the limit becomes the limit, NaN stays NaN.
+/// Return the bits of x in Format, rounded to nearest even. A magnitude above the limit becomes the limit; NaN stays
+/// NaN.
 template <typename Format, typename U, typename F>
 inline U Encode(const F& x) {
   constexpr int SHIFT = 23 - Format::MANTISSA;
@@ -78,7 +79,8 @@ inline U Encode(const F& x) {
   return x == x ? result : U{} + Format::QUIET_NAN;
 }
 
-/// The float whose bits in Format are given; exact. `to_float` converts an integer (each lane of a vector) by value.
+/// Return the float whose bits in Format are given; exact. `to_float` converts an integer (each lane of a vector) by
+/// value.
 template <typename Format, typename F, typename U, typename ToFloat>
 inline F Decode(const U& bits, ToFloat to_float) {
   constexpr int SHIFT = 23 - Format::MANTISSA;
@@ -97,7 +99,7 @@ inline F Decode(const U& bits, ToFloat to_float) {
   }
 }
 
-/// A number stored in 8 or 16 bits. Conversions are explicit: a silent one would hide where rounding happens.
+/// Number stored in 8 or 16 bits. Conversions are explicit, so that every rounding is visible in the code.
 template <typename FormatT>
 struct SmallFloat {
   using Format = FormatT;

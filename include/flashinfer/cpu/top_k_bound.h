@@ -20,7 +20,8 @@ namespace cpu {
 
 constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
 
-/// The k-th largest of the maxima of groups, which k elements reach for certain: of 4k groups, 1.15 k elements do.
+/// Return the k-th largest of the maxima of groups: at least k elements reach it. With 4k groups, about 1.15 k elements
+/// do.
 template <typename T>
 inline float BoundOfGroups(const T* row, int64_t length, int64_t k, std::vector<float>& maxima) {
   const int64_t vecs = length / LANES, groups = std::max<int64_t>(4 * k, 256);
@@ -38,7 +39,7 @@ inline float BoundOfGroups(const T* row, int64_t length, int64_t k, std::vector<
   return maxima[k - 1];
 }
 
-/// A value that k elements of a sample's share should reach, and four standard deviations more.
+/// Return a value estimated from a sample, which k elements plus four standard deviations are expected to reach.
 template <typename T>
 inline float BoundOfSample(const T* row, int64_t length, int64_t k, std::vector<float>& sample) {
   constexpr int64_t SAMPLES = 2048;
@@ -53,8 +54,8 @@ inline float BoundOfSample(const T* row, int64_t length, int64_t k, std::vector<
   return sample[rank];
 }
 
-/// A value that k elements most likely reach (NaN does), and not many more. Minus infinity where a row is too short, or k
-/// too large, for that to pay. `scratch` is overwritten.
+/// Return a value that k elements most likely reach, and not many more; NaN counts as reaching it. Returns minus
+/// infinity if the row is too short, or k too large, for the bound to save time. `scratch` is overwritten.
 template <typename T>
 inline float BoundOfTopK(const T* row, int64_t length, int64_t k, std::vector<float>& scratch) {
   if (length < 8192 || k > length / 4) return MINUS_INF;
@@ -62,7 +63,7 @@ inline float BoundOfTopK(const T* row, int64_t length, int64_t k, std::vector<fl
   return few ? BoundOfGroups(row, length, k, scratch) : BoundOfSample(row, length, k, scratch);
 }
 
-/// A bit for each lane that is not below the threshold; NaN is not.
+/// Return a mask with a bit for each lane that is not below the threshold. NaN is not below it.
 inline uint32_t NotBelow(const Vec& x, float threshold) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), _mm512_set1_ps(threshold), _CMP_NLT_UQ);
@@ -76,7 +77,7 @@ inline uint32_t NotBelow(const Vec& x, float threshold) {
 #endif
 }
 
-/// take(i, x) for each element that is not below the threshold, in their order.
+/// Call take(i, x) for each element that is not below the threshold, in ascending order of i.
 template <typename T, typename Take>
 inline void ForEachNotBelow(const T* row, int64_t length, float threshold, const Take& take) {
   ForEachVec(length, [&](int64_t first, auto lanes) {

@@ -2,7 +2,8 @@
 // One SIMD register of floats, and how the storage types get into it and out of it.
 // Vec is a vector of the compiler's (GCC and Clang: + - * / < ?: and literals work lane by lane), as wide as the widest
 // register the target has; without SIMD the same code is lowered to scalars. Only half precision, and fp8 by way of it,
-// is spelled with intrinsics: no compiler finds F16C by itself before GCC 13. (And, in top_k_bound.h, compares that give bits.)
+// is spelled with intrinsics: no compiler finds F16C by itself before GCC 13. (And, in top_k_bound.h, compares that
+// give bits.)
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -36,7 +37,7 @@ struct Packed {  ///< LANES stored numbers, side by side
 
 inline Vec Broadcast(float x) { return Vec{} + x; }
 
-/// Lanes I of a and b, one after the other.
+/// Select lanes I from the concatenation of a and b.
 template <int... I>
 inline Vec Shuffle(const Vec& a, const Vec& b) {
 #if defined(__clang__) || __GNUC__ >= 12
@@ -134,14 +135,14 @@ inline Vec Load(const float8_e4m3* from) {
 inline Vec Load(const float8_e5m2* from) { return FromHalf(WidenSigned(&from->bits) << 8); }
 #endif
 
-/// The lanes an iteration works on: all of them, or (at the end of a row) the first `count`.
+/// Active lanes of an iteration: all lanes, or (at the end of a row) the first `count`.
 struct AllLanes {};
 struct SomeLanes {
   int count;
 };
 
-/// body(i, lanes) for each register's worth of [0, n). The body is generic over lanes, so the tail is separate code and
-/// the main loop has no masks.
+/// Call body(i, lanes) for each vector of [0, n). The body is generic over lanes, so the tail is separate code and the
+/// main loop has no masks.
 template <typename Body>
 inline void ForEachVec(int64_t n, Body&& body) {
   int64_t i = 0;
@@ -154,7 +155,7 @@ inline Vec Load(const T* from, AllLanes) {
   return Load(from);
 }
 
-/// The unused lanes read as 0.
+/// Load the active lanes; the other lanes are 0.
 template <typename T>
 inline Vec Load(const T* from, SomeLanes lanes) {
   T padded[LANES] = {};
@@ -174,13 +175,13 @@ inline void Store(T* to, const Vec& v, SomeLanes lanes) {
   std::memcpy(to, padded, lanes.count * sizeof(T));
 }
 
-/// v as T would hold it.
+/// Round v to the precision of T.
 template <typename T>
 inline Vec Round(const Vec& v) {
   return DecodeLanes<typename T::Format>(Encode<typename T::Format, UintVec>(v));
 }
 
-/// v with the unused lanes set to 0.
+/// Return v with the inactive lanes set to 0.
 inline Vec Keep(const Vec& v, AllLanes) { return v; }
 inline Vec Keep(const Vec& v, SomeLanes lanes) {
   float padded[LANES];
@@ -188,7 +189,7 @@ inline Vec Keep(const Vec& v, SomeLanes lanes) {
   return Load(padded, lanes);
 }
 
-/// Sum of N lanes, upper half onto lower half; N is a power of two.
+/// Return the sum of N lanes, by adding the upper half to the lower half. N is a power of two.
 template <int N>
 inline float SumLanes(const float* lane) {
   if constexpr (N == 1) {
@@ -206,7 +207,7 @@ inline float ReduceSum(const Vec& v) {
   return SumLanes<LANES>(lane);
 }
 
-/// A sum over many registers. Two halves that take turns: one alone would wait for the adder at each step.
+/// Sum over many vectors. Two accumulators alternate: with one, each addition would wait for the previous one.
 class RunningSum {
  public:
   void Add(const Vec& v) {
@@ -220,7 +221,7 @@ class RunningSum {
   Vec first_{}, second_{};
 };
 
-/// e^x to about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2. Saturates to 0 and infinity; NaN stays NaN.
+/// Return e^x to about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2. Saturates to 0 and infinity; NaN stays NaN.
 inline Vec Exp(const Vec& x) {
   const Vec low = Broadcast(-104.0f), high = Broadcast(89.0f);  // past the ends of the float range
   const Vec clamped = x < low ? low : (x > high ? high : x);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule that picks tile, cluster and order for a GEMM on SM90: a model of its time, evaluated for each tile that a module
-// has. Rates are those of an H200 (NVIDIA, 132 SMs): they matter by their proportions only.
+// Heuristic that chooses tile, cluster size and tile order of a GEMM on SM90: a model of the kernel's time, evaluated
+// for each tile that the module has a kernel for. Rates are those of an H200 (132 SMs). Only ratios of the rates
+// matter.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +17,8 @@ struct TileShape {
   int block_m, block_n;
 };
 
-/// What the choice depends on. `rows`: of tokens, in all of a batch or, of masked groups, expected in each.
+/// Problem size that the choice depends on. `rows` counts tokens: all tokens of one batch entry or of all groups, or,
+/// for kMasked, the expected tokens per group.
 struct GemmShape {
   int64_t rows, n, k;
   int64_t batch = 1;
@@ -28,14 +30,14 @@ struct GemmShape {
 
 namespace model {
 
-constexpr double DRAM = 4400.0;          // bytes a ns
-constexpr double L2_PER_SM = 64.0;       // bytes a ns
-constexpr double SHARED_PER_SM = 215.0;  // bytes a ns that wgmma reads
-constexpr double FLOP_PER_SM = 6300.0;   // a ns, 16 bits; twice that for 8
+constexpr double DRAM = 4400.0;          // bytes per ns
+constexpr double L2_PER_SM = 64.0;       // bytes per ns
+constexpr double SHARED_PER_SM = 215.0;  // bytes per ns that wgmma reads from shared memory
+constexpr double FLOP_PER_SM = 6300.0;   // operations per ns with 16-bit operands; twice as many with 8-bit operands
 constexpr double START = 2500.0;         // ns: launch, first loads, last stores
-constexpr double TILE = 120.0;           // ns between two tiles of a block that nothing hides
+constexpr double TILE = 120.0;           // ns between two tiles of a block that overlap with nothing
 
-/// Groups that have rows, and rows of each.
+/// Number of non-empty groups, and rows per group.
 struct Groups {
   double count, rows;
 };
@@ -47,16 +49,17 @@ inline Groups GroupsOf(const GemmShape& x) {
 
 inline double CeilOf(double x, double by) { return double(int64_t((x + by - 1) / by)); }
 
-/// Bytes that have to come from or go to memory, whatever the tile.
+/// Return the least DRAM traffic in bytes: each input is read once and each output written once, for any tile.
 inline double MemoryBytes(const GemmShape& x) {
   const Groups g = GroupsOf(x);
   return g.count * (double(x.element_bytes) * double(x.k) * (double(x.n) + g.rows) + 2.0 * g.rows * double(x.n));
 }
 
-/// Time of two things that overlap, but never fully: a fifth of the shorter one shows.
+/// Return the time of two activities that overlap incompletely: a fifth of the shorter one is not hidden.
 inline double Overlap(double x, double y) { return std::max(x, y) + 0.2 * std::min(x, y); }
 
-/// Nanoseconds with tokens on the M side. `sms` blocks, `cluster` of which share tokens or (`share_b`) weights.
+/// Estimate the nanoseconds with tokens on the M side. There are `sms` blocks; clusters of `cluster` blocks share the
+/// loads of tokens, or of weights if `share_b`.
 inline double Normal(const GemmShape& x, const TileShape& tile, int cluster, bool share_b, int sms) {
   const Groups g = GroupsOf(x);
   double m_tiles = CeilOf(g.rows, tile.block_m), n_tiles = CeilOf(double(x.n), tile.block_n);
@@ -75,7 +78,8 @@ inline double Normal(const GemmShape& x, const TileShape& tile, int cluster, boo
   return Overlap(work, MemoryBytes(x) / DRAM) + START;
 }
 
-/// Nanoseconds with weights on the M side: work is divided evenly, and shared tiles are added up.
+/// Estimate the nanoseconds with weights on the M side: work is split evenly among blocks, and the partial sums of
+/// tiles that several blocks share are added.
 inline double Swapped(const GemmShape& x, const TileShape& tile, int sms) {
   const Groups g = GroupsOf(x);
   const double token_tiles = CeilOf(g.rows, tile.block_m),
@@ -92,7 +96,7 @@ inline double Swapped(const GemmShape& x, const TileShape& tile, int sms) {
 
 }  // namespace model
 
-/// Tiles along M that are walked together: the smaller footprint of what runs at once in L2.
+/// Choose the number of tiles along M per band (8 or 16) that gives concurrent blocks the smaller L2 footprint.
 inline int ChooseRaster(int block_m, int block_n, int sms) {
   const auto footprint = [&](int g) { return g * block_m + (sms + g - 1) / g * block_n; };
   return footprint(16) < footprint(8) ? 16 : 8;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMM with tokens on the M side: a persistent kernel of one producer and two consumer warpgroups.
 //
-// Warp 0 of the producer loads stages of 128 bytes of K into the ring; each consumer warpgroup multiplies its part of the tile
-// and stores it by itself, so that one multiplies while the other stores. Two blocks of a cluster may share one operand:
-// each loads half of it and sends it to both. Tiles come in the order of tiles_sm90.cuh.
+// Warp 0 of the producer loads stages of 128 bytes of K into the ring. Each consumer warpgroup multiplies and stores
+// its own part of the tile, so that one warpgroup multiplies while the other stores. Two blocks of a cluster may share
+// one operand: each block loads half of the operand and multicasts that half to both blocks. tiles_sm90.cuh defines the
+// order of tiles.
 #pragma once
 #include "../ptx/cluster.cuh"
 #include "../ptx/pdl.cuh"
@@ -15,8 +16,9 @@
 namespace flashinfer {
 namespace gemm {
 
-/// Sizes of one instantiation. Warpgroups lie side by side along M, or along N where two waves of 128 columns fit one
-/// scratch accumulator of block scaling and the tile has 128 rows.
+/// Sizes of one instantiation. The tile is split between the two consumer warpgroups along M. A 128 x 256 tile with
+/// block scaling is split along N: a warpgroup then has one scale of weights per stage, and its two waves of 128
+/// columns share one scratch accumulator.
 template <typename T, Scaling SCALING, int BLOCK_M_, int BLOCK_N_>
 struct GemmTraits {
   static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
@@ -28,7 +30,7 @@ struct GemmTraits {
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int A_BYTES = BLOCK_M * SLAB_K_BYTES, B_BYTES = BLOCK_N * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
-  static constexpr int STORE_BYTES = 2 * 64 * hopper::SLAB_ROW_BYTES;  // of one warpgroup
+  static constexpr int STORE_BYTES = 2 * 64 * hopper::SLAB_ROW_BYTES;  // bytes of staging buffers per warpgroup
   static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - CONSUMERS * STORE_BYTES;
   static constexpr int STAGES = RING_BYTES / STAGE_BYTES < 8 ? RING_BYTES / STAGE_BYTES : 8;
   static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * STAGE_BYTES + CONSUMERS * STORE_BYTES;
@@ -38,7 +40,7 @@ struct GemmTraits {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Scales of blocks for tokens on the M side: two rows a wave and thread, one of the weights.
+/// Block scales for tokens on the M side: per thread, two token scales for each wave of 64 rows and one weight scale.
 template <int WAVES>
 class RowScales {
  public:
@@ -180,7 +182,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
 #endif
 }
 
-/// d = a b^T with tiles of BLOCK_M tokens by BLOCK_N weights.
+/// Compute d = a b^T with tiles of BLOCK_M tokens by BLOCK_N weights.
 template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N>
 Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
   using Traits = GemmTraits<T, SCALING, BLOCK_M, BLOCK_N>;

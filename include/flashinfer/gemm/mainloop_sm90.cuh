@@ -10,9 +10,9 @@ namespace gemm {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Where the operands of this warpgroup lie in stage 0, and how far apart stages are.
+/// Shared-memory descriptors of this warpgroup's operands in stage 0, and the distance between stages in bytes.
 struct StageOperands {
-  uint64_t a, b;  // descriptors
+  uint64_t a, b;  // wgmma descriptors
   uint32_t stage_bytes;
 
   __device__ __forceinline__ uint64_t A(int stage) const { return hopper::AdvanceDescriptor(a, stage * stage_bytes); }
@@ -29,8 +29,9 @@ __device__ __forceinline__ void StageProducts(float (&d)[COLUMNS / 2], uint64_t 
   }
 }
 
-/// acc = the sum of `k_blocks` stages, in the tensor cores' accumulators. The products of one stage are in flight while the
-/// next is waited for; a stage is given back when the products after it have been issued.
+/// Compute acc = the sum over `k_blocks` stages, in the accumulators of the tensor cores. The products of one stage are
+/// in flight while the warpgroup waits for the next stage. A stage is released after the products of the next stage are
+/// issued.
 template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STAGES>
 __device__ __forceinline__ void SumStages(float (&acc)[WAVES][COLUMNS / 2], const hopper::Ring<STAGES>& ring,
                                           hopper::RingPosition<STAGES>& at, const StageOperands& from, int k_blocks,
@@ -58,8 +59,9 @@ __device__ __forceinline__ void SumStages(float (&acc)[WAVES][COLUMNS / 2], cons
   ring.Release(previous, cluster);
 }
 
-/// acc = the sum over stages of their products times scales, added in fp32: tensor cores keep only some 13 bits of fp8 sums.
-/// `scales` reads those of a stage ahead (Load), while its products run, and multiplies (Add).
+/// Compute acc = the sum over stages of products times scales. The sum is in fp32, because tensor cores keep only some
+/// 13 bits of fp8 sums. `scales` loads the scales of a stage while the products run (Load), and adds scaled products
+/// (Add).
 template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STAGES, typename Scales>
 __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2], const hopper::Ring<STAGES>& ring,
                                                 hopper::RingPosition<STAGES>& at, const StageOperands& from,
@@ -84,7 +86,8 @@ __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2]
       if (w == 0) scales.Load(first_k_block + min(kb + 1, k_blocks - 1));
       ptx::WgmmaWait<0>();
       ptx::WgmmaPin(scratch);
-      if (w == WAVES - 1) ring.Release(at.stage, cluster);  // before the additions: the stage is filled meanwhile
+      // Released before the additions, so that the producer refills the stage meanwhile.
+      if (w == WAVES - 1) ring.Release(at.stage, cluster);
       scales.Add(acc[w], scratch, w);
     }
     at.Advance();

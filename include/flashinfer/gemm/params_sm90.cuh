@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of the SM90 GEMM kernels, and how they are made from a problem.
+// Parameters of the SM90 GEMM kernels, and their construction from a GemmProblem.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -13,8 +13,8 @@
 namespace flashinfer {
 namespace gemm {
 
-constexpr int MAX_SHARED_BYTES = 232448;  // of a block on SM90
-constexpr int BARRIER_BYTES = 1024;       // barriers and flags, in front of the stages; also aligns these
+constexpr int MAX_SHARED_BYTES = 232448;  // shared memory limit of a block on SM90, in bytes
+constexpr int BARRIER_BYTES = 1024;       // barriers and flags before the stages; a multiple of the stages' alignment
 constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;  // warpgroups that multiply
 constexpr int GEMM_THREADS = (1 + CONSUMERS) * WARPGROUP;
@@ -39,22 +39,23 @@ struct WgmmaTypeOf<float8_e4m3_t> {
   static constexpr int BYTES = 1;
 };
 
-/// Of both kernels.
+/// Parameters of GemmSm90Kernel and GemmSwappedSm90Kernel.
 struct GemmParams {
-  CUtensorMap tokens, weights, out;  // first: 64-byte aligned
+  CUtensorMap tokens, weights, out;  // first members, because a CUtensorMap is aligned to 64 bytes
   TileParams tiles;
   ScaleView token_scale, weight_scale;
   uint16_t* d;
   int64_t d_stride;
   int n, k_blocks;
   int cluster;
-  bool share_tokens, share_weights;  // loaded by halves, and sent to both blocks of a cluster
+  bool share_tokens, share_weights;  // each block of a cluster loads half of the operand and multicasts that half
   bool half_output;
-  bool read_weights_once;  // L2 need not keep them
+  bool read_weights_once;  // weights are loaded with the L2 policy evict-first
   float* workspace;
 };
 
-/// Describe a matrix of `rows` rows of `columns` elements, `batch` times, whose boxes are `box_columns` by `box_rows`.
+/// Encode the tensor map of `batch` matrices of `rows` by `columns` elements, with boxes of `box_rows` by
+/// `box_columns`.
 inline cudaError_t EncodeMatrix(CUtensorMap* map, const void* data, int bytes, int64_t columns, int64_t rows,
                                 int64_t stride, int64_t batch, int64_t batch_stride, int box_columns, int box_rows) {
   hopper::TensorBox t;
@@ -66,7 +67,7 @@ inline cudaError_t EncodeMatrix(CUtensorMap* map, const void* data, int bytes, i
   return hopper::EncodeTensorMap(map, t);
 }
 
-/// Fill what both kernels share. `weight_rows`: weights of a tile; `out_rows`: tokens of a box of results.
+/// Fill the parameters that both kernels share. `weight_rows`: weights per tile; `out_rows`: tokens per box of results.
 template <typename T>
 cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c, int token_rows, int weight_rows,
                        int out_rows) {
@@ -99,7 +100,7 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   return cudaSuccess;
 }
 
-/// Allow a kernel its shared memory, once per device.
+/// Raise the kernel's limit of dynamic shared memory, once per device.
 template <typename Kernel>
 cudaError_t AllowShared(Kernel kernel, int bytes, std::atomic<uint64_t>* allowed) {
   int device = 0;

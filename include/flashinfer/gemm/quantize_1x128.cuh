@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantisation of activations by 1 x 128 blocks on CUDA: 16 lanes a block of 128 columns, 8 elements a lane.
+// Quantisation of activations by 1 x 128 blocks on CUDA: 16 lanes per block of 128 columns, 8 elements per lane.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -12,11 +12,12 @@
 namespace flashinfer {
 namespace gemm {
 
-constexpr int QUANTIZE_ROWS = 8;       // of a thread block: 8 scales are a sector of 32 bytes
-constexpr int QUANTIZE_UNROLL = 4;     // blocks of columns whose loads a lane has in flight
+constexpr int QUANTIZE_ROWS = 8;       // rows per thread block: 8 scales are a sector of 32 bytes
+constexpr int QUANTIZE_UNROLL = 4;     // column blocks per lane whose loads are in flight together
 constexpr int QUANTIZE_THREADS = 256;  // 16 groups of 16 lanes: 8 rows by 2 halves of 4 blocks
 
-/// Product in fp32 of 8 elements by `q`, as 8 codes. Conversion saturates: amax * q may round to just above 448.
+/// Multiply 8 elements by `q` in fp32 and convert to 8 codes. The conversion saturates: amax * q may round to just
+/// above 448.
 template <typename T>
 __device__ __forceinline__ uint2 Encode8(const T (&x)[8], float q) {
   uint32_t words[2];

@@ -14,14 +14,14 @@ struct Quantize1x128Params {
   int64_t input_stride;
   uint8_t* codes;  // (rows, columns)
   int64_t code_stride;
-  float* scales;  // (columns / 128, rows): the stride of K blocks is given, rows are contiguous
+  float* scales;  // (columns / 128, rows): rows are contiguous, the stride between column blocks is a parameter
   int64_t scale_stride;
   int64_t rows;
   int blocks;  // columns / 128
   bool enable_pdl;
 };
 
-/// T is bfloat16_t or float16_t. Rows of input and codes are aligned to 16 and 8 bytes.
+/// Quantise. T is bfloat16_t or float16_t. Rows of the input are aligned to 16 bytes, rows of the codes to 8 bytes.
 template <typename T>
 Status Quantize1x128(const Quantize1x128Params& p, Stream stream);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of tiles whose K is divided among blocks. Each block writes its part to the workspace; the block that comes last
-// adds all of them in the order of K, so that results do not depend on who that is. Nobody waits.
+// Split-K reduction: sums of tiles whose K is split among blocks. Each block writes its partial sum to the workspace.
+// The last block to finish adds all partial sums in the order of K, so that results do not depend on which block is
+// last. No block waits for another.
 #pragma once
 #include "../ptx/barrier.cuh"
 #include "params_sm90.cuh"
@@ -8,10 +9,10 @@
 namespace flashinfer {
 namespace gemm {
 
-/// The range of units of K (all tiles in one line) of this block.
+/// Range of K units of this block, in the concatenated K units of all tiles.
 struct UnitRange {
-  int64_t units;  // of all blocks
-  int blocks;     // that have any
+  int64_t units;  // K units of all blocks together
+  int blocks;     // blocks with a non-empty range
   int64_t begin, end;
 };
 
@@ -23,9 +24,9 @@ __device__ __forceinline__ UnitRange RangeOfBlock(int64_t units) {
   return {units, blocks, RangeBegin(units, blocks, block), RangeBegin(units, blocks, block + 1)};
 }
 
-/// Add the parts of tile number `tile` into `d`; returns whether this warpgroup came last and has the sum. `flag`: a word of
-/// shared memory of the warpgroup. A block has two places: one for the tile that it starts and does not end, one for the tile
-/// that it goes on with.
+/// Add the partial sums of tile number `tile` into `d`. Returns true if this warpgroup finished last and holds the sum.
+/// `flag` is a word of shared memory per warpgroup. A block has two slots in the workspace: one for a tile that the
+/// block starts but does not finish, one for a tile that an earlier block started.
 template <int COUNT>
 __device__ __forceinline__ bool AddParts(const GemmParams& p, float (&d)[COUNT], const UnitRange& range, int64_t tile,
                                          int group, volatile int* flag) {
@@ -45,7 +46,7 @@ __device__ __forceinline__ bool AddParts(const GemmParams& p, float (&d)[COUNT],
   ptx::BarrierSync(1 + group, WARPGROUP);
   if (thread == 0) {
     const bool is_last = atomicAdd(counter, 1) == last - first;
-    if (is_last) *counter = 0;  // for the next launch
+    if (is_last) *counter = 0;  // reset before the next launch
     __threadfence();
     *flag = is_last;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results of a warpgroup: fp32 accumulators to 16 bits, through swizzled shared memory, to global memory. Whole boxes go by
-// the copy engine; rows that end inside a box, because another group's rows follow, by ordinary stores.
+// Stores of a warpgroup's results: fp32 accumulators are rounded to 16 bits, staged in swizzled shared memory and
+// written to global memory. TMA stores whole boxes. A box that ends early, because another group's rows follow, uses
+// ordinary stores.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -26,11 +27,11 @@ __device__ __forceinline__ uint32_t PackPair(float x, float y, bool is_half) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-/// Barrier of one consumer warpgroup.
+/// Synchronise one consumer warpgroup.
 __device__ __forceinline__ void WarpgroupSync(int group) { ptx::BarrierSync(1 + group, WARPGROUP); }
 
-/// Store a staged box of `box_rows` tokens by 64 columns, at (column, row) of `batch`. All threads of the warpgroup, after
-/// they have written it. `rows`: tokens of the box to be written.
+/// Store a staged box of `box_rows` tokens by 64 columns to (column, row) of `batch`. Called by all threads of the
+/// warpgroup after the threads have written the box. `rows`: number of tokens of the box to write.
 __device__ __forceinline__ void StoreStaged(const GemmParams& p, uint32_t box, int box_rows, int group, int column,
                                             int row, int batch, int rows) {
   const int thread = threadIdx.x % WARPGROUP;
@@ -39,10 +40,10 @@ __device__ __forceinline__ void StoreStaged(const GemmParams& p, uint32_t box, i
   WarpgroupSync(group);
   if (thread == 0) {
     if (is_whole) ptx::StoreBox(&p.out, box, column, row, batch);
-    ptx::CommitStores();  // an empty group counts as one: buffers alternate by groups
+    ptx::CommitStores();  // also an empty group: the waits count one group per staging buffer
   }
   if (is_whole) return;
-  const int chunk = thread % 8;  // of 16 bytes
+  const int chunk = thread % 8;  // index of a 16-byte chunk in the row
   if (column + 8 * chunk >= p.n) return;
   for (int r = thread / 8; r < rows; r += WARPGROUP / 8) {
     const float4 x = ptx::LoadShared16(box + hopper::Swizzle128(r * hopper::SLAB_ROW_BYTES + chunk * 16));
@@ -50,8 +51,8 @@ __device__ __forceinline__ void StoreStaged(const GemmParams& p, uint32_t box, i
   }
 }
 
-/// Store 64 rows of tokens by COLUMNS, at (column, row): the accumulators of tokens on the M side. `buffers`: two of
-/// 64 x 128 bytes, used in turn; `turn` counts them over all calls.
+/// Store 64 rows of tokens by COLUMNS to (column, row): accumulators with tokens on the M side. `buffers` are two
+/// staging buffers of 64 x 128 bytes that alternate; `turn` counts the uses of buffers over all calls.
 template <int COLUMNS>
 __device__ __forceinline__ void StoreRows(const GemmParams& p, const float (&d)[COLUMNS / 2], float scale,
                                           uint32_t buffers, int& turn, int group, int column, const Tile& tile,
@@ -75,8 +76,8 @@ __device__ __forceinline__ void StoreRows(const GemmParams& p, const float (&d)[
   }
 }
 
-/// Store TOKENS rows of tokens by 64 columns: the accumulators of weights on the M side, transposed on the way. `buffer`:
-/// TOKENS x 128 bytes.
+/// Store TOKENS rows of tokens by 64 columns: accumulators with weights on the M side, which are transposed while
+/// staged. `buffer` has TOKENS x 128 bytes.
 template <int TOKENS>
 __device__ __forceinline__ void StoreTransposed(const GemmParams& p, const float (&d)[TOKENS / 2], float scale,
                                                 uint32_t buffer, int group, int column, const Tile& tile) {
@@ -102,7 +103,7 @@ __device__ __forceinline__ void StoreTransposed(const GemmParams& p, const float
   StoreStaged(p, buffer, TOKENS, group, column, tile.row, tile.token_batch, tile.end_row - tile.row);
 }
 
-/// Product of the device-side scales of whole tensors; 1 where there are none.
+/// Return the product of the per-tensor scales in device memory; a missing scale is 1.
 __device__ __forceinline__ float TensorScale(const GemmParams& p) {
   const float a = p.token_scale.data == nullptr ? 1.f : *p.token_scale.data;
   return p.weight_scale.data == nullptr ? a : a * *p.weight_scale.data;

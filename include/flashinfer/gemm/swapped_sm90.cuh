@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// GEMM for few tokens: weights are the M side of the tensor cores (64 rows a warpgroup), tokens the N side, so no work is
-// spent on padding tokens to 64. Weights stream through a ring that fills shared memory. The K of all tiles, in one line, is
-// divided evenly among the blocks; tiles that several blocks share are added up by split_sm90.cuh.
+// GEMM for few tokens: weights are the M side of the tensor cores (64 rows per warpgroup) and tokens the N side, so
+// tokens are not padded to 64. Weights stream through a ring that fills shared memory. The K units of all tiles,
+// concatenated, are split evenly among the blocks; split_sm90.cuh adds the partial sums of tiles that several blocks
+// share.
 #pragma once
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
@@ -21,17 +22,17 @@ struct SwappedTraits {
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int WEIGHT_BYTES = SWAPPED_WEIGHTS * SLAB_K_BYTES, TOKEN_BYTES = TOKENS * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = WEIGHT_BYTES + TOKEN_BYTES;
-  static constexpr int STORE_BYTES = TOKENS * hopper::SLAB_ROW_BYTES;  // of one warpgroup
+  static constexpr int STORE_BYTES = TOKENS * hopper::SLAB_ROW_BYTES;  // bytes of the staging buffer per warpgroup
   static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - CONSUMERS * STORE_BYTES;
   static constexpr int STAGES = RING_BYTES / STAGE_BYTES;
   static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * STAGE_BYTES + CONSUMERS * STORE_BYTES;
-  static constexpr int FLAG_OFFSET = BARRIER_BYTES - 64;  // behind the barriers
+  static constexpr int FLAG_OFFSET = BARRIER_BYTES - 64;  // byte offset of the flags, behind the barriers
   static_assert(2 * STAGES * 8 <= FLAG_OFFSET && TOKENS % 8 == 0 && STAGE_BYTES % 1024 == 0, "tile shape");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Scales of blocks for weights on the M side: two rows of weights a thread, and two tokens of each eight columns.
+/// Block scales for weights on the M side: per thread, two rows of weights, and two tokens of every eight.
 template <int TOKENS>
 class ColumnScales {
  public:
@@ -170,7 +171,8 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
 #endif
 }
 
-/// d = a b^T with tiles of TOKENS tokens by 128 weights. Scales of blocks may be of single rows of weights.
+/// Compute d = a b^T with tiles of TOKENS tokens by 128 weights. With block scaling, every row of weights may have a
+/// scale.
 template <typename T, Scaling SCALING, int TOKENS>
 Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
   using Traits = SwappedTraits<T, SCALING, TOKENS>;
@@ -180,7 +182,7 @@ Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Str
   GemmParams p{};
   cudaError_t status = FillParams<T>(&p, problem, config, TOKENS, SWAPPED_WEIGHTS, TOKENS);
   if (status != cudaSuccess) return status;
-  p.tiles.raster = std::max(1, p.tiles.m_tiles);  // all tokens of some weights, then the next weights
+  p.tiles.raster = std::max(1, p.tiles.m_tiles);  // all tokens of one tile of weights, then the next weights
   p.read_weights_once = problem.m <= TOKENS;
   static std::atomic<uint64_t> allowed{0};
   auto* kernel = GemmSwappedSm90Kernel<Traits>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tiles a block computes: the device side of the schedules. All warps of a block, the producer's and the consumers',
-// walk the same list; each finds the tiles by itself, with all its lanes.
+// Tile schedules on the device: the list of tiles that a block computes. All producer and consumer warps of a block
+// iterate over the same list. Each warp finds the tiles for itself, with all its lanes.
 #pragma once
 #include "entries_sm90.h"
 #include "schedule_sm90.h"
@@ -8,35 +8,35 @@
 namespace flashinfer {
 namespace gemm {
 
-/// What the schedule depends on. Pairs of blocks that share loads have the same numbers and differ in their rank.
+/// Parameters of the schedule. Two blocks that share loads have the same tile numbers and differ in their cluster rank.
 struct TileParams {
   const int32_t* groups = nullptr;
   int group_count = 0;
-  int m = 0;        // rows of one batch or masked group, or of all groups
-  int batch = 1;    // kBatched only
-  int m_tiles = 0;  // of one batch; pairs of tiles where `pair_m`. kMasked and kPacked: not used
-  int n_tiles = 0;  // pairs of tiles where `pair_n`
+  int m = 0;        // rows per batch entry or masked group, or rows of all groups
+  int batch = 1;    // number of problems; kBatched only
+  int m_tiles = 0;  // tiles along M per batch entry, or pairs of tiles if `pair_m`; kMasked and kPacked: not used
+  int n_tiles = 0;  // tiles along N, or pairs of tiles if `pair_n`
   int raster = 1;
   bool pair_m = false, pair_n = false;
   Grouping grouping = Grouping::kBatched;
 
   FLASHINFER_HD bool IsCounted() const { return grouping == Grouping::kMasked || grouping == Grouping::kPacked; }
-  FLASHINFER_HD int Total() const { return batch * m_tiles * n_tiles; }  // not IsCounted()
+  FLASHINFER_HD int Total() const { return batch * m_tiles * n_tiles; }  // requires !IsCounted()
 };
 
-/// One tile.
+/// Position of one tile in the operands.
 struct Tile {
-  bool exists;       // false: this number has nothing to do
+  bool exists;       // false: the tile is skipped (rows without a group)
   int row;           // first row of tokens
-  int end_row;       // first row of tokens that is not of the same problem; may be in or beyond the tile
+  int end_row;       // end of the rows of the same problem; may be inside or beyond the tile
   int n_tile;        // number of the tile along N
   int token_batch;   // batch or group of a and d
-  int weight_batch;  // of b
+  int weight_batch;  // batch or group of b
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-/// Finder of tile numbers in groups of different sizes, 32 groups at a time: lane i knows group first + i.
+/// Search for tile numbers in groups of different sizes, 32 groups at a time: lane i holds group first + i.
 template <int BLOCK_M>
 class GroupFinder {
  public:
@@ -44,7 +44,7 @@ class GroupFinder {
     if (p_.IsCounted()) Read(0, 0);
   }
 
-  /// Find tile `t`; false after the last. Numbers may only grow from call to call.
+  /// Find tile `t`. Returns false after the last tile. `t` must not decrease from call to call.
   __device__ __forceinline__ bool Find(int t, Tile& tile) {
     while (true) {
       const unsigned found = __ballot_sync(~0u, t < end_);
@@ -57,7 +57,7 @@ class GroupFinder {
     }
   }
 
-  /// Count all tiles. Before the first Find().
+  /// Count all tiles. Call before the first Find().
   __device__ __forceinline__ int Count() {
     while (first_ + 32 < p_.group_count) Read(first_ + 32, __shfl_sync(~0u, end_, 31));
     const int total = __shfl_sync(~0u, end_, 31);
@@ -92,7 +92,7 @@ class GroupFinder {
     const int rows = __shfl_sync(~0u, rows_, lane), begin_row = __shfl_sync(~0u, begin_row_, lane);
     const int rest = t - __shfl_sync(~0u, begin_, lane), group = first_ + lane;
     const int m_tiles = CeilDivide(rows, BLOCK_M), n_tile = rest / m_tiles;
-    const int m_tile = rest - n_tile * m_tiles;  // M first: weights that are in L2 are used again at once
+    const int m_tile = rest - n_tile * m_tiles;  // M varies fastest, so that weights in L2 are reused at once
     const int token_batch = p_.grouping == Grouping::kMasked ? group : 0;
     return {true, begin_row + m_tile * BLOCK_M, begin_row + rows, n_tile, token_batch, group};
   }
@@ -101,13 +101,13 @@ class GroupFinder {
   int first_ = 0, rows_ = 0, begin_row_ = 0, begin_ = 0, end_ = 0;
 };
 
-/// The tiles of any grouping.
+/// Tile list of any grouping.
 template <int BLOCK_M>
 class TileList {
  public:
   __device__ __forceinline__ TileList(const TileParams& p, int rank) : p_(p), rank_(rank), finder_(p) {}
 
-  /// Get tile number `t`; false after the last.
+  /// Get tile number `t`. Returns false after the last tile.
   __device__ __forceinline__ bool Get(int t, Tile& tile) {
     if (p_.IsCounted()) {
       if (!finder_.Find(t, tile)) return false;

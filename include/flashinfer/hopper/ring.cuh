@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of stages in shared memory between one producer and some consumer warps, also across a cluster.
+// Ring buffer of stages in shared memory between one producer and several consumer warps, also across a cluster.
 //
-// Each stage has two mbarriers: `full` ends a phase when the producer has arrived and its bytes have landed, `empty` when all
-// consumer warps (of all blocks that the producer's multicasts write to) have arrived. A position counts the stages passed;
-// the producer waits for the parity before its own, which a fresh barrier has already passed.
+// Each stage has two mbarriers: `full` ends a phase when the producer has arrived and its bytes have landed, `empty`
+// when all consumer warps (of all blocks that the producer's multicasts write to) have arrived. A position counts the
+// stages passed. The producer waits for the opposite of its parity, which a new barrier has already passed.
 #pragma once
 #include "../ptx/cluster.cuh"
 #include "../ptx/mbarrier.cuh"
@@ -13,7 +13,7 @@ namespace hopper {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-/// Where one side of a ring of STAGES stages is.
+/// Position of the producer or of a consumer in a ring of STAGES stages.
 template <int STAGES>
 struct RingPosition {
   int stage = 0;
@@ -27,7 +27,7 @@ struct RingPosition {
   }
 };
 
-/// The barriers of a ring; `barriers` is the shared address of 2 * STAGES of them.
+/// Barriers of a ring. `barriers` is the shared-memory address of 2 * STAGES mbarriers.
 template <int STAGES>
 struct Ring {
   static constexpr int BYTES = 2 * STAGES * 8;
@@ -36,7 +36,7 @@ struct Ring {
   __device__ __forceinline__ uint32_t Full(int stage) const { return barriers + 8 * stage; }
   __device__ __forceinline__ uint32_t Empty(int stage) const { return barriers + 8 * (STAGES + stage); }
 
-  /// Initialise, by one thread; a barrier of the block (or cluster) has to follow.
+  /// Initialise the mbarriers. Called by one thread; a barrier of the block (or cluster) must follow.
   __device__ __forceinline__ void Init(uint32_t consumer_warps) const {
     for (int i = 0; i < STAGES; ++i) {
       ptx::MbarrierInit(Full(i), 1);
@@ -45,7 +45,8 @@ struct Ring {
     ptx::MbarrierInitFence();
   }
 
-  /// Wait until the stage may be written, and announce `bytes` of loads. The loads name the barrier that is returned.
+  /// Wait until the stage may be written, and announce `bytes` of loads. Returns the mbarrier that the loads must
+  /// signal.
   __device__ __forceinline__ uint32_t BeginFill(const RingPosition<STAGES>& at, uint32_t bytes) const {
     ptx::MbarrierWaitCluster(Empty(at.stage), at.parity ^ 1);
     ptx::MbarrierArriveExpect(Full(at.stage), bytes);
@@ -57,7 +58,7 @@ struct Ring {
     ptx::MbarrierWait(Full(at.stage), at.parity);
   }
 
-  /// Give a stage back to the producers of `blocks` blocks. By all lanes of a consumer warp whose reads have finished.
+  /// Release a stage to the producers of `blocks` blocks. Called by all lanes of a consumer warp, after its reads.
   __device__ __forceinline__ void Release(int stage, uint32_t blocks) const {
     const uint32_t lane = threadIdx.x % 32;
     if (blocks == 1) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptions of tensors for the copy engine, made on the host by the driver's cuTensorMapEncodeTiled. The function is
-// looked up at run time, so nothing links to libcuda.
+// Tensor maps for TMA, encoded on the host by the driver's cuTensorMapEncodeTiled. The function is looked up at run
+// time, so no module links to libcuda.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -10,17 +10,18 @@
 namespace flashinfer {
 namespace hopper {
 
-/// A tensor of up to three dimensions, innermost first, and the box that one instruction copies.
+/// Tensor of up to three dimensions, innermost first, and the box that one TMA instruction copies.
 struct TensorBox {
   const void* data = nullptr;
   int element_bytes = 2;              // 1, 2 or 4; loads zero-fill, so only the size of elements matters
-  uint64_t size[3] = {1, 1, 1};       // elements
-  uint64_t stride_bytes[2] = {0, 0};  // of dimensions 1 and 2; dimension 0 is contiguous
-  uint32_t box[3] = {1, 1, 1};        // elements
-  bool swizzle = true;                // 128 bytes
+  uint64_t size[3] = {1, 1, 1};       // size of the tensor in elements
+  uint64_t stride_bytes[2] = {0, 0};  // strides of dimensions 1 and 2; dimension 0 is contiguous
+  uint32_t box[3] = {1, 1, 1};        // size of the box in elements
+  bool swizzle = true;                // use the 128-byte swizzle
 };
 
-/// Return why the copy engine cannot use this tensor, or nullptr. The rules are the driver's; it would only say "invalid".
+/// Return the reason why TMA cannot use this tensor, or nullptr. The rules are the driver's, whose error is only
+/// "invalid".
 inline const char* TensorBoxFault(const TensorBox& t) {
   if (t.element_bytes != 1 && t.element_bytes != 2 && t.element_bytes != 4) return "element_bytes must be 1, 2 or 4";
   if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return "data must be aligned to 16 bytes";
@@ -44,7 +45,7 @@ using TensorMapEncode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32
                                      const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                                      CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/// Return the driver's encoder, or nullptr where the driver is older than CUDA 12.
+/// Return the driver's encoder, or nullptr if the driver is older than CUDA 12.
 inline TensorMapEncode FindTensorMapEncode() {
   static const TensorMapEncode encode = [] {
     void* function = nullptr;

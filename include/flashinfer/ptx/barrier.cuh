@@ -5,12 +5,13 @@
 namespace flashinfer {
 namespace ptx {
 
-/// Wait until `threads` threads, whole warps, have come to barrier `id`, and see what they wrote before.
+/// Wait until `threads` threads (whole warps) have arrived at barrier `id`. Writes before the barrier are visible after
+/// it.
 __device__ __forceinline__ void BarrierSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// The same; whether any of them brought true.
+/// Synchronise like BarrierSync, and return true if any thread passed true.
 __device__ __forceinline__ bool BarrierAny(int id, int threads, bool value) {
   int any;
   asm volatile(

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clusters of blocks that see each other's shared memory (PTX ISA: "barrier.cluster", "mapa", "st.shared::cluster"), SM90
-// and later. Before, a block is a cluster of one and nothing needs to be done.
+// Clusters of blocks that access each other's shared memory (PTX ISA: "barrier.cluster", "mapa", "st.shared::cluster"),
+// SM90 and later. Before SM90 every block is a cluster of one block.
 #pragma once
 #include <cstdint>
 
 namespace flashinfer {
 namespace ptx {
 
-/// Number of this block in its cluster.
+/// Return the rank of this block in its cluster.
 __device__ __forceinline__ uint32_t ClusterRank() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t rank;
@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t ClusterRank() {
 #endif
 }
 
-/// Number of the cluster, in a grid of one dimension.
+/// Return the index of the cluster in a one-dimensional grid.
 __device__ __forceinline__ uint32_t ClusterId() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t id;
@@ -29,7 +29,7 @@ __device__ __forceinline__ uint32_t ClusterId() {
 #endif
 }
 
-/// Blocks of this cluster.
+/// Return the number of blocks of this cluster.
 __device__ __forceinline__ uint32_t ClusterSize() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t size;
@@ -40,14 +40,16 @@ __device__ __forceinline__ uint32_t ClusterSize() {
 #endif
 }
 
-/// Every thread of the cluster arrives; what it wrote before is visible to those that have waited.
+/// Arrive at the cluster barrier, with release order: threads that wait for the barrier see earlier writes of this
+/// thread.
 __device__ __forceinline__ void ClusterArrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
 
-/// The same, but what it wrote is not shown to anyone: no wait for the writes.
+/// Arrive at the cluster barrier without release order: earlier writes of this thread need not be visible, so there is
+/// no delay until the writes have finished.
 __device__ __forceinline__ void ClusterArriveRelaxed() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -60,7 +62,7 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
-/// Wait for every thread of the cluster, or of the block where there are no clusters, and see what it wrote before.
+/// Synchronise all threads of the cluster, or of the block before SM90. Writes before the barrier are visible after it.
 __device__ __forceinline__ void ClusterSync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   ClusterArrive();
@@ -82,7 +84,7 @@ __device__ __forceinline__ T* InBlock(T* local, uint32_t rank) {
 #endif
 }
 
-/// 4 and 16 bytes from where `address`, of shared memory, is in block `rank` of the cluster.
+/// Load 4 or 16 bytes from the shared-memory address `address` of block `rank` of the cluster.
 __device__ __forceinline__ float LoadShared4(uint32_t address, [[maybe_unused]] uint32_t rank) {
   float x;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -110,7 +112,7 @@ __device__ __forceinline__ float4 LoadShared16(uint32_t address, [[maybe_unused]
   return x;
 }
 
-/// Store to where `local`, an address in shared memory, is in block `rank` of the cluster.
+/// Store `value` to the shared-memory address `local` of block `rank` of the cluster.
 __device__ __forceinline__ void StoreShared(uint32_t* local, uint32_t rank, uint32_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const uint32_t address = uint32_t(__cvta_generic_to_shared(local));

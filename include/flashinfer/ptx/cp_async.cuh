@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies to shared memory that do not wait (PTX ISA: Data Movement, "cp.async"). Before SM80 they are plain copies.
+// Asynchronous copies to shared memory (PTX ISA: Data Movement, "cp.async"). Before SM80 the copies are synchronous.
 #pragma once
 #include <cstdint>
 
 namespace flashinfer {
 namespace ptx {
 
-/// 16 bytes from global memory, or zeros if not `valid`: then `from` is not read.
+/// Copy 16 bytes from global memory, or write zeros without reading `from` if not `valid`.
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
@@ -16,7 +16,7 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool 
 #endif
 }
 
-/// 4 and 16 bytes from registers.
+/// Store 4 or 16 bytes from registers to shared memory.
 __device__ __forceinline__ void StoreShared4(uint32_t to, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
@@ -36,11 +36,12 @@ __device__ __forceinline__ float4 LoadShared16(uint32_t from) {
   return x;
 }
 
-/// The same; `goes_first`: L2 gives the line up before others. (A policy of keeping it as usual is slower than none.)
+/// Copy 16 bytes like the overload above. `goes_first`: L2 evicts the line before other lines (policy evict-first).
+/// (The policy evict-normal is slower than no policy.)
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid,
                                             [[maybe_unused]] bool goes_first) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  // In one piece: the compiler makes two of the code around it otherwise.
+  // One asm statement: otherwise the compiler duplicates the surrounding code.
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
@@ -62,7 +63,7 @@ __device__ __forceinline__ void CopyCommit() {
 #endif
 }
 
-/// Wait until at most N committed groups of this thread are under way.
+/// Wait until at most N committed groups of this thread are unfinished.
 template <int N>
 __device__ __forceinline__ void CopyWait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

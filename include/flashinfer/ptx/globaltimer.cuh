@@ -6,7 +6,7 @@
 namespace flashinfer {
 namespace ptx {
 
-/// Nanoseconds. The register advances in steps, of 32 ns up to about a microsecond by GPU and driver.
+/// Return the time in nanoseconds. The register advances in steps of 32 ns to about 1 us, depending on GPU and driver.
 __device__ __forceinline__ uint64_t GlobalTimer() {
   uint64_t ns;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");

@@ -6,8 +6,8 @@
 namespace flashinfer {
 namespace ptx {
 
-/// Four floats that nobody will want again, or `pad` without `exists`: the first to leave the cache, so that what others
-/// wrote need not.
+/// Load four floats that are read only once, or return `pad` if not `exists`. L2 evicts the line before other lines
+/// (policy evict-first), so that written lines stay in the cache.
 __device__ __forceinline__ void LoadOnce(bool exists, const float* from, float pad, float (&x)[4]) {
   x[0] = x[1] = x[2] = x[3] = pad;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -36,7 +36,7 @@ __device__ __forceinline__ uint64_t OncePolicy() {
   return policy;
 }
 
-/// The same, of what exists.
+/// Load four floats with the policy of OncePolicy.
 __device__ __forceinline__ void LoadOnce(const float* from, uint64_t policy, float (&x)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("ld.global.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"

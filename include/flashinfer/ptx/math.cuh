@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Special functions of the hardware (PTX ISA: Floating Point Instructions, "ex2", "rcp" and "tanh"). With .ftz each is a single
-// instruction; the intrinsics __expf and __fdividef wrap theirs in tests and scalings for subnormal numbers.
+// Special functions of the hardware (PTX ISA: Floating Point Instructions, "ex2", "rcp" and "tanh"). With .ftz each is
+// a single instruction; the intrinsics __expf and __fdividef wrap theirs in tests and scalings for subnormal numbers.
 #pragma once
 #include <cstdint>
 
 namespace flashinfer {
 namespace ptx {
 
-/// 2^x to 2 ulp. Results below 2^-126 are 0, above the range infinite; NaN stays NaN.
+/// Return 2^x to 2 ulp. Results below 2^-126 are 0, results above the range are infinite; NaN stays NaN.
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// 1 / x to 1 ulp. The reciprocal of infinity, and what would be below 2^-126, is 0.
+/// Return 1 / x to 1 ulp. The reciprocal of infinity is 0, and so are results below 2^-126.
 __device__ __forceinline__ float Reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// Two e4m3 or e5m2 numbers as __half2, exactly (PTX ISA: "cvt", SM89 and later).
+/// Convert two e4m3 or e5m2 numbers to __half2, exactly (PTX ISA: "cvt", SM89 and later).
 __device__ __forceinline__ uint32_t HalvesOfE4M3(uint16_t x) {
   uint32_t y;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(x));
@@ -33,7 +33,7 @@ __device__ __forceinline__ uint32_t HalvesOfE5M2(uint16_t x) {
   return y;
 }
 
-/// tanh to a relative error of 2^-11.
+/// Return tanh(x) to a relative error of 2^-11.
 __device__ __forceinline__ float Tanh(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

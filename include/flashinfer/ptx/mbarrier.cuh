@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers in shared memory that count arrivals and bytes (PTX ISA: Parallel Synchronization, "mbarrier"), SM90 and later.
-// A barrier is 8 bytes, aligned to 8, given by its address in shared memory. Its phases alternate between parity 0 and 1:
-// one that was just initialised is in phase 0, so waiting for parity 1 returns at once.
+// Barriers in shared memory that count arrivals and bytes (PTX ISA: Parallel Synchronization, "mbarrier"), SM90 and
+// later. A barrier is 8 bytes, aligned to 8, and is passed by its address in shared memory. Its phases alternate
+// between parity 0 and 1. A newly initialised barrier is in phase 0, so waiting for parity 1 returns at once.
 #pragma once
 #include <cstdint>
 
@@ -15,13 +15,13 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-/// Initialise a barrier whose phases end after `arrivals` arrivals and all expected bytes. By one thread.
+/// Initialise a barrier whose phases end after `arrivals` arrivals and all expected bytes. Called by one thread.
 __device__ __forceinline__ void MbarrierInit(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-/// Show initialised barriers to the copy engine and the cluster. By the thread that initialised them, before the barrier
-/// of the block or cluster that publishes them.
+/// Make initialised mbarriers visible to TMA and the cluster. Called by the thread that initialised the mbarriers,
+/// before the __syncthreads or cluster barrier after which other threads use them.
 __device__ __forceinline__ void MbarrierInitFence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -30,13 +30,13 @@ __device__ __forceinline__ void MbarrierArrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Arrive, and let the phase wait for `bytes` more from the copy engine. At most 2^20 - 1 bytes a phase.
+/// Arrive, and make the phase wait for `bytes` more from TMA. At most 2^20 - 1 bytes per phase.
 __device__ __forceinline__ void MbarrierArriveExpect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-/// Arrive at the barrier that has this address in block `rank` of the cluster, the own block included.
+/// Arrive at the barrier with this address in block `rank` of the cluster, which may be the calling block.
 __device__ __forceinline__ void MbarrierArriveCluster(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
@@ -46,7 +46,7 @@ __device__ __forceinline__ void MbarrierArriveCluster(uint32_t barrier, uint32_t
       : "memory");
 }
 
-/// Return whether the phase of this parity has ended; waits for a time that the hardware chooses.
+/// Return true if the phase of this parity has ended. Waits for at most a time that the hardware chooses.
 __device__ __forceinline__ bool MbarrierTryWait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -59,13 +59,13 @@ __device__ __forceinline__ bool MbarrierTryWait(uint32_t barrier, uint32_t parit
   return done != 0;
 }
 
-/// Wait until the phase of this parity has ended, and see what was written before those arrivals.
+/// Wait until the phase of this parity has ended. Writes that preceded the arrivals are visible afterwards.
 __device__ __forceinline__ void MbarrierWait(uint32_t barrier, uint32_t parity) {
   while (!MbarrierTryWait(barrier, parity)) {
   }
 }
 
-/// The same for arrivals from the whole cluster: acquires at that scope.
+/// Wait like MbarrierWait for arrivals from the whole cluster: acquires at cluster scope.
 __device__ __forceinline__ void MbarrierWaitCluster(uint32_t barrier, uint32_t parity) {
   uint32_t done = 0;
   while (done == 0) {

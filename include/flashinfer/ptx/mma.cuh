@@ -18,21 +18,21 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+/// Load four 8x8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void LdMatrix(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
 
-/// The same, each matrix transposed.
+/// Load four 8x8 matrices like LdMatrix, and transpose each.
 __device__ __forceinline__ void LdMatrixTrans(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
 
-/// The 8x8 matrix of 16-bit elements of which lane l has two of row l / 4, transposed.
+/// Transpose an 8x8 matrix of 16-bit elements. Lane l holds two elements of row l / 4.
 __device__ __forceinline__ uint32_t Transposed(uint32_t x) {
   uint32_t y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
@@ -53,14 +53,14 @@ __device__ __forceinline__ void StMatrix(uint32_t address, const uint32_t (&r)[4
 #endif
 }
 
-/// A fragment of A that lanes have stored as 16 bytes each.
+/// Load a fragment of A that each lane has stored as 16 bytes.
 __device__ __forceinline__ void LoadFragment(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
 
-/// c += a * b.
+/// Compute c += a * b.
 template <typename T>
 __device__ __forceinline__ void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 

@@ -6,12 +6,12 @@
 namespace flashinfer {
 namespace ptx {
 
-/// Bring the line of an address into L2. Nothing waits for it, and an address that cannot be read does no harm.
+/// Prefetch the cache line of an address into L2. The call does not wait, and an invalid address is ignored.
 __device__ __forceinline__ void PrefetchL2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-/// Bring `bytes` from an address into L2, both multiples of 16. Before SM90 nothing.
+/// Prefetch `bytes` from an address into L2, both multiples of 16. No-op before SM90.
 __device__ __forceinline__ void PrefetchL2(const void* address, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes));

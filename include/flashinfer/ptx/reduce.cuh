@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions of a number over all lanes of a warp (PTX ISA: "redux.sync"). Before SM80 by shuffles.
+// Reductions of a number over all lanes of a warp (PTX ISA: "redux.sync"). Implemented with shuffles before SM80.
 #pragma once
 #include <cstdint>
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words sent to blocks of a cluster (PTX ISA: "st.async", "mbarrier"), SM90 and later: whoever waits for them sees
-// them without any fence or barrier of the cluster. Within a cluster of one, words are stored and waiting is a barrier
-// of the block: all its threads wait.
+// Words sent to blocks of a cluster (PTX ISA: "st.async", "mbarrier"), SM90 and later. A thread that waits for the
+// words sees the words without a fence or a cluster barrier. In a cluster of one block, sending is an ordinary store
+// and waiting is a barrier of the block: all threads of the block must wait.
 #pragma once
 #include "cluster.cuh"
 
 namespace flashinfer {
 namespace ptx {
 
-/// `barrier`, in shared memory, is for so many bytes. By one thread, before it arrives at the barrier of the
-/// cluster that all senders wait for. (compute-sanitizer's racecheck warns of the two accesses, which are in order.)
+/// Initialise `barrier`, in shared memory, to wait for `bytes` bytes. Called by one thread, before that thread arrives
+/// at the cluster barrier that all senders wait for. (The racecheck of compute-sanitizer reports the two accesses,
+/// which are ordered.)
 __device__ __forceinline__ void ExpectBytes(uint64_t* barrier, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const uint32_t address = uint32_t(__cvta_generic_to_shared(barrier));
@@ -19,17 +20,17 @@ __device__ __forceinline__ void ExpectBytes(uint64_t* barrier, uint32_t bytes) {
 #endif
 }
 
-/// The same once more, by one thread that has waited for those before.
+/// Expect `bytes` bytes in the next phase of `barrier`. Called by one thread that has waited for the previous phase.
 __device__ __forceinline__ void ExpectMoreBytes(uint64_t* barrier, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (ClusterSize() == 1) return;  // there was nothing to be told of
+  if (ClusterSize() == 1) return;  // a cluster of one block does not use the mbarrier
   const uint32_t address = uint32_t(__cvta_generic_to_shared(barrier));
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
 #endif
 }
 
-/// Wait for all of them, and see these words. Not what senders wrote otherwise: acquiring that from the cluster would
-/// empty the L1 cache. `turn`: how often bytes were waited for before.
+/// Wait for all expected bytes. Only the words sent are visible afterwards, not other writes of the senders: an acquire
+/// at cluster scope would invalidate the L1 cache. `turn`: number of earlier waits for this barrier.
 __device__ __forceinline__ void WaitForBytes(uint64_t* barrier, uint32_t turn = 0) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if (ClusterSize() == 1) {
@@ -62,7 +63,7 @@ __device__ __forceinline__ uint32_t SharedInBlock(const void* local, uint32_t ra
 }
 #endif
 
-/// Store to where `local` is in block `rank`, whose `barrier` is told.
+/// Store `word` to the shared-memory address `local` of block `rank`, and signal `barrier` of that block.
 __device__ __forceinline__ void Send(uint32_t* local, uint32_t rank, uint32_t word, uint64_t* barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if (ClusterSize() == 1) {

@@ -6,7 +6,7 @@
 namespace flashinfer {
 namespace ptx {
 
-/// Bytes of it that the launch asked for.
+/// Return the bytes of dynamic shared memory that the launch requested.
 __device__ __forceinline__ uint32_t DynamicSharedBytes() {
   uint32_t bytes;
   asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));

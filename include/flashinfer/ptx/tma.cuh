@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copy engine's boxes of tensors (PTX ISA: Data Movement, "cp.async.bulk.tensor"), SM90 and later. A tensor is described
-// by a 128-byte map (hopper/tensor_map.h) that lies in a __grid_constant__ kernel parameter; coordinates are in elements,
-// innermost first. A load adds the bytes of the whole box, also those outside of the tensor, to an mbarrier; a store leaves
-// out what lies outside. One thread issues.
+// TMA copies of tensor boxes (PTX ISA: Data Movement, "cp.async.bulk.tensor"), SM90 and later. A tensor is described by
+// a 128-byte map (hopper/tensor_map.h) in a __grid_constant__ kernel parameter. Coordinates are in elements, innermost
+// first. A load signals the bytes of the whole box, including bytes outside of the tensor, to an mbarrier. A store does
+// not write outside of the tensor. One thread issues each copy.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +11,7 @@ namespace ptx {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-/// Bring a map into the cache of descriptors.
+/// Prefetch a map into the descriptor cache.
 __device__ __forceinline__ void PrefetchTensorMap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint64_t PolicyEvictLast() {
   return policy;
 }
 
-/// Load the box at (x, y) to shared memory `to`, and tell `barrier` of its bytes.
+/// Load the box at (x, y) to shared memory `to`, and signal its bytes to `barrier`.
 __device__ __forceinline__ void LoadBox(uint32_t to, const void* map, uint32_t barrier, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
@@ -37,7 +37,7 @@ __device__ __forceinline__ void LoadBox(uint32_t to, const void* map, uint32_t b
       : "memory");
 }
 
-/// The same of three dimensions.
+/// Load a box of a three-dimensional tensor.
 __device__ __forceinline__ void LoadBox(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
@@ -46,7 +46,7 @@ __device__ __forceinline__ void LoadBox(uint32_t to, const void* map, uint32_t b
       : "memory");
 }
 
-/// The same with an L2 policy.
+/// Load a box of a three-dimensional tensor with an L2 policy.
 __device__ __forceinline__ void LoadBox(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z,
                                         uint64_t policy) {
   asm volatile(
@@ -56,8 +56,8 @@ __device__ __forceinline__ void LoadBox(uint32_t to, const void* map, uint32_t b
       : "memory");
 }
 
-/// The same to `to` in each block of the cluster whose bit is set in `blocks`; the barrier with this address in each of
-/// them is told of the bytes.
+/// Load a box to `to` in each block of the cluster whose bit is set in `blocks`, and signal the bytes to the barrier
+/// with this address in each of these blocks.
 __device__ __forceinline__ void LoadBoxMulticast(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z,
                                                  uint16_t blocks) {
   asm volatile(
@@ -67,7 +67,7 @@ __device__ __forceinline__ void LoadBoxMulticast(uint32_t to, const void* map, u
       : "memory");
 }
 
-/// Make what this thread wrote to shared memory visible to the copy engine and to wgmma. By each writing thread, before the
+/// Make shared-memory writes of this thread visible to TMA and to wgmma. Called by each writing thread, before the
 /// barrier after which a store is issued.
 __device__ __forceinline__ void FenceAsyncProxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

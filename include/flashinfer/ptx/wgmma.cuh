@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix products of a warpgroup (PTX ISA: Asynchronous Warpgroup Level Matrix Instructions, "wgmma"), sm_90a.
 //
-// D (64 x N, fp32, N / 2 registers a thread) = A (64 x K) B^T (N x K), plus D if `accumulate`. K is 32 bytes: 16 elements of
-// 16 bits, 32 of 8. A comes from shared memory or, for 16 bits, from registers; B from shared memory. Descriptors are those of
-// hopper/smem_tile.cuh. Thread t, lane l = t % 32, has in registers 4 j, 4 j + 1 row 16 (t / 32) + l / 4, columns
-// 8 j + 2 (l % 4) + {0, 1}, and in 4 j + 2, 4 j + 3 the same columns eight rows below.
+// D (64 x N, fp32, N / 2 registers a thread) = A (64 x K) B^T (N x K), plus D if `accumulate`. K is 32 bytes: 16
+// elements of 16 bits, 32 of 8. A comes from shared memory or, for 16 bits, from registers; B from shared memory.
+// Descriptors are those of hopper/smem_tile.cuh. Thread t, lane l = t % 32, has in registers 4 j, 4 j + 1 row
+// 16 (t / 32) + l / 4, columns 8 j + 2 (l % 4) + {0, 1}, and in 4 j + 2, 4 j + 3 the same columns eight rows below.
 //
 //   WgmmaFence(); Wgmma<...>::Run(d, a, b, accumulate); ... WgmmaCommit(); WgmmaWait<0>(); WgmmaPin(d);
 //
@@ -39,7 +39,8 @@ __device__ __forceinline__ void WgmmaPin(float (&d)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/// The product of one type and width. `TRANSPOSE_A`, `TRANSPOSE_B`: the operand is MN-major, 16-bit types only.
+/// Matrix product of one operand type and width N. `TRANSPOSE_A`, `TRANSPOSE_B`: the operand is MN-major, 16-bit types
+/// only.
 template <WgmmaType TYPE, int N, bool TRANSPOSE_A = false, bool TRANSPOSE_B = false>
 struct Wgmma;
 
@@ -77,8 +78,8 @@ struct Wgmma;
 #define FLASHINFER_WGMMA_LIST_96(o) FLASHINFER_WGMMA_LIST_64(o), FLASHINFER_WGMMA_LIST_32(o + 64)
 #define FLASHINFER_WGMMA_LIST_128(o) FLASHINFER_WGMMA_LIST_64(o), FLASHINFER_WGMMA_LIST_64(o + 64)
 
-// 16 bits: operands from shared memory, and A from registers. COUNT is N / 2; P0 .. P6 are the numbers COUNT .. COUNT + 6 of
-// the operands that follow the accumulators, spelled out because they become text.
+// 16 bits: operands from shared memory, and A from registers. COUNT is N / 2; P0 .. P6 are the numbers
+// COUNT .. COUNT + 6 of the operands that follow the accumulators, spelled out because they become text.
 #define FLASHINFER_WGMMA_16(TYPE, NAME, N, COUNT, P0, P1, P2, P3, P4, P5, P6)                                          \
   template <bool TRANSPOSE_A, bool TRANSPOSE_B>                                                                        \
   struct Wgmma<TYPE, N, TRANSPOSE_A, TRANSPOSE_B> {                                                                    \
