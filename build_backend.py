@@ -24,7 +24,7 @@ from typing import Any, Iterator, Optional
 import setuptools
 from setuptools import build_meta as _setuptools
 
-if int(setuptools.__version__.split(".")[0]) < 77:  # with --no-build-isolation nobody has looked at the requirement
+if int(setuptools.__version__.split(".")[0]) < 77:  # with --no-build-isolation, pip does not check build requirements
     raise RuntimeError(
         f"setuptools is {setuptools.__version__}, expected 77 or newer (which reads the license of pyproject.toml): "
         "pip install --upgrade setuptools"
@@ -51,7 +51,7 @@ SHIPPED_FOLDERS = ("3rdparty", "csrc", "flashinfer", "include")
 
 
 def _git_commit(root: Path) -> str:
-    """The commit of a checkout, else what an unpacked sdist says of itself."""
+    """Return the commit of a checkout, or the commit recorded in an unpacked sdist."""
     if (root / ".git").exists():
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
@@ -80,7 +80,7 @@ def _remove(path: Path) -> None:
 
 
 def _link_data(root: Path) -> None:
-    """Point ``flashinfer/data/<name>`` at the folders of the tree, relative so that the checkout can be moved."""
+    """Link ``flashinfer/data/<name>`` to the folders of the tree. Relative links, so that the checkout can be moved."""
     data = root / PACKAGE / "data"
     data.mkdir(exist_ok=True)
     for name, folder in DATA.items():
@@ -94,7 +94,7 @@ def _copy_data(root: Path) -> None:
 
 
 def _generated(folder: str, names: list[str]) -> set[str]:
-    """What a checkout contains beside the sources."""
+    """Return the generated names of a folder, which are not copied: caches, build metadata and linked data."""
     skip = {n for n in names if n == "__pycache__" or n.endswith(".pyc")}
     if Path(folder) == ROOT / PACKAGE:
         skip |= {"data", BUILD_META.name}
@@ -103,7 +103,7 @@ def _generated(folder: str, names: list[str]) -> set[str]:
 
 @contextlib.contextmanager
 def _staged_tree() -> Iterator[Path]:
-    """A temporary copy of what is shipped, as the working directory."""
+    """Make a temporary copy of the shipped files the working directory."""
     with tempfile.TemporaryDirectory(prefix="flashinfer-build-") as name:
         stage = Path(name)
         for file in SHIPPED_FILES:
@@ -150,7 +150,7 @@ def prepare_metadata_for_build_editable(metadata_directory: str, config_settings
 
 
 def _no_requirements(config_settings: Any = None) -> list[str]:
-    """Nothing beyond ``build-system.requires``; asking setuptools would leave an egg-info in the checkout."""
+    """Return no requirements beyond ``build-system.requires``. setuptools would leave an egg-info in the checkout."""
     return []
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks of attention share: a paged batch, the baseline of torch, the work of a call."""
+"""Shared inputs of the attention benchmarks: a paged batch, the torch baseline, and counts of bytes and operations."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def workspace() -> torch.Tensor:
 
 
 def lengths(batch_size: int, longest: int, is_random: bool) -> torch.Tensor:
-    """Tokens of each request: ``longest``, or a random number up to it."""
+    """Return the number of tokens of each request: ``longest``, or a random number from 1 to ``longest``."""
     return torch.randint(1, longest + 1, (batch_size,)) if is_random else torch.full((batch_size,), longest)
 
 
 def offsets(counts: torch.Tensor) -> torch.Tensor:
-    """Where the rows of each request begin, and the end of the last one's."""
+    """Return the prefix sum of ``counts``: the first row of each request, then the total number of rows."""
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
 
 
 @dataclass
 class PagedBatch:
-    """Requests on shuffled pages; of equal length, ``k`` and ``v`` are the same keys and values gathered for torch."""
+    """Requests on shuffled pages. If lengths are equal, ``k`` and ``v`` are the keys and values gathered for torch."""
 
     batch_size: int
     s_kv: int
@@ -62,25 +62,25 @@ class PagedBatch:
 
     @property
     def bytes(self) -> int:
-        """Of all keys and values, once each."""
+        """Size of all keys and values in bytes, each counted once."""
         each = self.num_kv_heads * (self.head_dim_qk + self.head_dim_vo) * self.dtype.itemsize
         return int(self.lengths.sum()) * each
 
     def _gathered(self, cache: torch.Tensor) -> torch.Tensor:
-        """``[batch_size, heads, tokens, head_dim]``, as torch likes it best."""
+        """Gather a cache to a contiguous ``[batch_size, heads, tokens, head_dim]``, the fastest layout for torch."""
         rows = cache[self.indices.long()].view(self.batch_size, -1, *cache.shape[2:])[:, : self.s_kv]
         return rows.transpose(1, 2).contiguous()
 
 
 def torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """``q`` is ``[batch * tokens, heads, head_dim]``, keys ``[batch, heads, tokens, head_dim]``.
+    """Run torch's attention: ``q`` ``[batch * tokens, heads, head_dim]``, keys ``[batch, heads, tokens, head_dim]``.
 
-    One query per request is a matrix product of the heads that share keys: torch reads each key once that way.
+    With one query per request, heads that share keys become rows of one matrix product: torch reads each key once.
     """
     batch_size, num_kv_heads, s_kv, _ = k.shape
     if q.shape[0] == batch_size:
         rows = q.view(batch_size, num_kv_heads, -1, q.shape[-1])
-        # Heads may lie behind rows in the result of a GPU, where a view would not do.
+        # On a GPU the result may have heads inside rows, which is not contiguous: reshape works, a view does not.
         return scaled_dot_product_attention(rows, k, v).reshape(batch_size, q.shape[1], -1)
     q = q.view(batch_size, -1, *q.shape[1:]).transpose(1, 2)
     mask = None
@@ -92,11 +92,11 @@ def torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: b
 
 
 def query_bytes(q: torch.Tensor, head_dim_vo: int, out_dtype: Optional[torch.dtype] = None) -> int:
-    """Queries and results once each."""
+    """Return the bytes of queries and results, each counted once."""
     out = q.numel() // q.shape[-1] * head_dim_vo * (out_dtype or q.dtype).itemsize
     return q.numel() * q.element_size() + out
 
 
 def attention_bytes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
-    """Queries, keys, values and results once each."""
+    """Return the bytes of queries, keys, values and results, each counted once."""
     return query_bytes(q, v.shape[-1]) + sum(x.numel() * x.element_size() for x in (k, v))

@@ -16,7 +16,7 @@ import flashinfer
 import flashinfer.cascade as cascade
 from flashinfer.trace.templates import cascade as templates
 
-HEADS = {"num_heads": [32], "head_dim": [128]}  # of an 8B model
+HEADS = {"num_heads": [32], "head_dim": [128]}  # heads of an 8B model
 # One token, a decode batch, a prompt.
 CUDA = grid(seq_len=[1, 64, 8192], dtype=[bf16], **HEADS) + grid(seq_len=[8192], dtype=[fp16, fp32], **HEADS)
 CPU = grid(seq_len=[1, 64, 1024], dtype=[bf16], **HEADS) + grid(seq_len=[1024], dtype=[fp16], **HEADS)
@@ -24,7 +24,7 @@ CPU = grid(seq_len=[1, 64, 1024], dtype=[bf16], **HEADS) + grid(seq_len=[1024], 
 CUDA_STATES = [p | {"num_states": 8} for p in CUDA]
 CUDA_STATES += grid(seq_len=[1], num_states=[128], dtype=[bf16], **HEADS)
 CPU_STATES = [p | {"num_states": 8} for p in CPU]
-# A prompt that all requests share, and what each has after it.
+# Length of a prompt that all requests share, and of the keys that each request has after the prompt.
 LEVELS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim": [128]}
 CUDA_LEVELS = grid(batch_size=[64, 256], shared_len=[8192, 32768], own_len=[512], dtype=[bf16], **LEVELS)
 CPU_LEVELS = grid(batch_size=[8], shared_len=[1024], own_len=[64], dtype=[bf16], **LEVELS)
@@ -130,7 +130,7 @@ def levels(
     )
 
     def gathered(cache: torch.Tensor) -> torch.Tensor:
-        """``[batch_size, heads, tokens, head_dim]``: the prefix and the keys of each request."""
+        """Gather the prefix and the keys of each request to ``[batch_size, heads, tokens, head_dim]``."""
         prefix = cache[:shared].flatten(0, 1).expand(batch_size, -1, -1, -1)
         own = cache[shared:].unflatten(0, (batch_size, each)).flatten(1, 2)
         return torch.cat([prefix, own], dim=1).transpose(1, 2).contiguous()

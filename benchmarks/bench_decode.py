@@ -27,7 +27,7 @@ from flashinfer.cudnn.decode import CUDNN_AVAILABLE, cudnn_batch_decode_with_kv_
 from flashinfer.errors import ArgumentError
 from flashinfer.trace.templates.decode import batch_decode_trace, single_decode_trace
 
-HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim_qk": [128], "head_dim_vo": [128]}  # of an 8B model
+HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim_qk": [128], "head_dim_vo": [128]}  # heads of an 8B model
 CUDA = grid(batch_size=[1, 16, 64, 256], s_kv=[1024, 8192], page_size=[16], dtype=[bf16], **HEADS)
 CUDA += grid(batch_size=[64], s_kv=[4096], page_size=[1, 64], dtype=[fp16], **HEADS)
 CPU = grid(batch_size=[1, 8], s_kv=[1024], page_size=[16], dtype=[bf16, fp16], **HEADS)
@@ -35,7 +35,7 @@ ONE = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim": [128], "dtype": [b
 
 
 def by_cudnn(batch: PagedBatch) -> Run:
-    """The same by cuDNN, whose pages have heads first: here as a view."""
+    """Return a run of the same batch by cuDNN. cuDNN expects heads before tokens in a page, which a view provides."""
     counts = batch.indptr.diff()
     table = torch.zeros(batch.batch_size, int(counts.max()), dtype=torch.int32)
     table[torch.arange(table.shape[1]) < counts[:, None]] = batch.indices
@@ -76,7 +76,8 @@ def batch_decode(
     dtypes = {"q_data_type": dtype, "kv_data_type": kv_dtype, "o_data_type": out_dtype}
     wrapper.plan(*batch.table, num_qo_heads, num_kv_heads, head_dim_qk, page_size, **dtypes)
     reference = batch_decode_trace(paged_kv_cache=(batch.k_cache, batch.v_cache)).reference
-    has_baseline = dtype == kv_dtype == out_dtype and not random_actual_seq_len  # what torch has an attention for
+    # torch has no attention for mixed dtypes or different lengths.
+    has_baseline = dtype == kv_dtype == out_dtype and not random_actual_seq_len
     runs: dict[str, Run] = {"fa2": lambda q, k, v: wrapper.run(q, (k, v))}
     if CUDNN_AVAILABLE and q.is_cuda and dtype == kv_dtype == out_dtype:
         runs["cudnn"] = by_cudnn(batch)
@@ -114,7 +115,7 @@ def single_decode(s_kv: int, num_qo_heads: int, num_kv_heads: int, head_dim: int
 
 @case("batch_decode_fp8_cache", cpu=grid(batch_size=[8], s_kv=[1024]), cuda=grid(batch_size=[64], s_kv=[8192]))
 def batch_decode_fp8(batch_size: int, s_kv: int) -> Bench:
-    """8-bit keys and values, 16-bit queries: half of the bytes. torch has no such attention."""
+    """Decode with 8-bit keys and values and 16-bit queries: half of the bytes. torch has no such attention."""
     return batch_decode(batch_size, s_kv, 32, 8, 128, 128, 16, bf16, kv_dtype=e4m3)
 
 

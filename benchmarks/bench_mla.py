@@ -31,7 +31,7 @@ def mla(
     q_len: int,
     dtype: torch.dtype,
     page_size: int = 64,
-    head_dim_ckv: int = 512,  # this and the next are DeepSeek's
+    head_dim_ckv: int = 512,  # head_dim_ckv and head_dim_kpe of DeepSeek
     head_dim_kpe: int = 64,
 ) -> Bench:
     each = -(-s_kv // page_size)

@@ -29,7 +29,7 @@ EPS = 1e-6
 
 
 def _torch_rmsnorm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """torch's fused kernel where it has one; on the CPU ``F.rms_norm`` is this same sequence of operators."""
+    """Run torch's fused kernel if it has one. On the CPU ``F.rms_norm`` is the same sequence of operators."""
     if x.is_cuda:
         return F.rms_norm(x, (x.shape[-1],), w, EPS)
     f = x.float()
@@ -71,7 +71,7 @@ def gemma_rmsnorm(batch_size: int, hidden_size: int, dtype: torch.dtype, enable_
 def qk_rmsnorm(
     batch_size: int, num_heads: int, head_dim: int, dtype: torch.dtype, enable_pdl: Optional[bool] = None
 ) -> Bench:
-    """rmsnorm of every head: 3-D input."""
+    """RMSNorm of every head: 3-D input."""
     return _rmsnorm("rmsnorm", rand(batch_size, num_heads, head_dim, dtype), enable_pdl)
 
 
@@ -232,7 +232,7 @@ def dit_residual_layernorm_scale_shift(batch_size: int, seq_len: int) -> Bench:
 
 @case("fused_qk_rmsnorm_rope", cpu=[], cuda=grid(batch_size=[1], seq_len=[4096, 16384], num_heads=[24]))
 def fused_qk_rmsnorm_rope(batch_size: int, seq_len: int, num_heads: int) -> Bench:
-    """A video model's tokens: frames of 16 x 16 patches, heads of 128 channels. torch has nothing to compare with."""
+    """Tokens of a video model: frames of 16 x 16 patches, heads of 128 channels. torch has no comparable function."""
     head_dim, frame = 128, 16 * 16
     qkv = rand(batch_size, seq_len, 3 * num_heads * head_dim, bf16)
     q_weight, k_weight = rand(num_heads * head_dim, bf16), rand(num_heads * head_dim, bf16)

@@ -3,7 +3,7 @@
 
 python benchmarks/bench_pod.py [-k Batch] [--device cpu] [--json FILE]
 
-The backend ``pod`` is the wrapper, ``apart`` are the two it stands for.
+The backend ``pod`` is the wrapper; ``apart`` runs the two calls that the wrapper replaces.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from harness import Bench, bf16, case, grid, main, rand
 import flashinfer
 
 HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim": [128], "dtype": [bf16]}
-# A piece of a prompt, and requests that decode.
+# A chunk of a prompt, and requests that decode.
 CUDA = grid(s_qo=[2048, 8192], batch_size=[64, 256], s_kv=[2048], **HEADS)
 CUDA += grid(s_qo=[4096], batch_size=[32], s_kv=[8192], **HEADS)
 CPU = grid(s_qo=[256], batch_size=[8], s_kv=[512], **HEADS)

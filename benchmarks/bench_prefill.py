@@ -29,12 +29,12 @@ from flashinfer.trace.templates.prefill import paged_prefill_trace, ragged_prefi
 
 HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim_qk": [128], "head_dim_vo": [128], "causal": [True]}
 CUDA = [p | {"s_kv": p["s_qo"]} for p in grid(batch_size=[1, 8], s_qo=[1024, 8192], dtype=[bf16, fp16], **HEADS)]
-CUDA += grid(batch_size=[16], s_qo=[128], s_kv=[8192], dtype=[bf16], **HEADS)  # a piece of a long prompt
+CUDA += grid(batch_size=[16], s_qo=[128], s_kv=[8192], dtype=[bf16], **HEADS)  # a chunk of a long prompt
 CPU = grid(batch_size=[1], s_qo=[1024], s_kv=[1024], dtype=[bf16, fp16], **HEADS)
 
 
 def _query_lengths(s_qo: int, of_keys: torch.Tensor, is_random: bool) -> torch.Tensor:
-    """Queries of each request, no more than its keys where their number is random."""
+    """Return the queries per request: ``s_qo``, or a random number up to ``s_qo`` and the request's number of keys."""
     drawn = lengths(len(of_keys), s_qo, is_random)
     return drawn.minimum(of_keys) if is_random else drawn
 
@@ -71,7 +71,8 @@ def paged_prefill(
     dtypes = {"q_data_type": dtype, "kv_data_type": kv_dtype, "o_data_type": out_dtype}
     wrapper.plan(qo_indptr, *batch.table, *heads, causal=causal, **dtypes)
     reference = paged_prefill_trace(paged_kv_cache=(batch.k_cache, batch.v_cache)).reference
-    has_baseline = dtype == kv_dtype == out_dtype and not random_actual_seq_len  # what torch has an attention for
+    # torch has no attention for mixed dtypes or different lengths.
+    has_baseline = dtype == kv_dtype == out_dtype and not random_actual_seq_len
     return Bench(
         run={"fa2": lambda q, k, v: wrapper.run(q, (k, v))},
         args=(q, batch.k_cache, batch.v_cache),

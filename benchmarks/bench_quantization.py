@@ -24,7 +24,7 @@ def _bits(size: int) -> torch.Tensor:
 
 
 def _torch_packbits(x: torch.Tensor) -> torch.Tensor:
-    """The shortest expression torch has; the size is a multiple of 8."""
+    """Pack bits with the shortest torch expression. The size is a multiple of 8."""
     places = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=U8, device=x.device)
     return (x.view(-1, 8).to(U8) * places).sum(dim=1, dtype=U8)
 
@@ -51,7 +51,7 @@ def packbits(size: int, dtype: torch.dtype) -> Bench:
     cuda=grid(batch_size=[16], size=[2**12, 2**20]) + grid(batch_size=[64], size=[2**22]),
 )
 def segment_packbits(batch_size: int, size: int) -> Bench:
-    """On CUDA the result's size is read back; that wait is part of the time."""
+    """Pack segments. On CUDA the size of the result is copied to the host; the time includes that synchronisation."""
     size = size // 8 * 8 + 3
     x, indptr = _bits(batch_size * size), torch.arange(batch_size + 1, dtype=torch.int32) * size
     packed = (size + 7) // 8

@@ -26,7 +26,7 @@ def _torch_rope(q: torch.Tensor, k: torch.Tensor, angle: torch.Tensor) -> tuple[
 
 
 def _frequencies(name: str, like: torch.Tensor) -> torch.Tensor:
-    """Of the pairs of a head, in the angle per position that ``name`` has by default."""
+    """Return the frequency (angle per position) of each pair of a head, with the defaults of the function ``name``."""
     exponent = torch.arange(0, like.shape[-1], 2, device=like.device) / like.shape[-1]
     if "llama31" not in name:
         return 1e4**-exponent

@@ -36,7 +36,7 @@ def _parts(nnz: int, num_qo_heads: int, num_kv_heads: int, rope_dim: int, nope_d
 
 
 def _quantize_bytes(parts: dict[str, torch.Tensor], *more: torch.Tensor) -> int:
-    """Inputs of two bytes each, outputs of one; one row of the table per token."""
+    """Return the bytes moved: inputs of two bytes, outputs of one byte, and one row of the table per token."""
     values = nbytes([parts[name] for name in ("q_rope", "k_rope", "q_nope", "k_nope")], *more)
     return values * 3 // 2 + parts["pos_ids"].shape[0] * (4 + parts["cos_sin_cache"].shape[1] * 4)
 

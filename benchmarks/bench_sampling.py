@@ -56,7 +56,7 @@ def _torch_top_k_top_p(probs: torch.Tensor, top_k: int, top_p: float) -> torch.T
 
 
 def _drawing(name: str, baseline: Callable[..., Any], *parameters: float, logits: bool = False) -> None:
-    """Register a case that draws; with a seed, so that the check can expect the reference's tokens."""
+    """Register a sampling case. A fixed seed lets the check expect the tokens of the reference."""
     function, reference = getattr(sampling, name), getattr(templates, f"{name}_trace").reference
 
     @case(name, cpu=CPU, cuda=CUDA)
@@ -148,7 +148,7 @@ def chain_speculative_sampling(batch_size: int, vocab_size: int) -> Bench:
         run=lambda *args: sampling.chain_speculative_sampling(*args, **SEED),
         args=(draft, ids, target),
         reference=lambda *args: reference(*args, **SEED),
-        bytes=nbytes(draft) // drafts * 2,  # the rows of the position that is drawn from
+        bytes=nbytes(draft) // drafts * 2,  # draft and target row of the position that is sampled
     )
 
 

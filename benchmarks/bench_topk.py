@@ -35,7 +35,7 @@ def top_k(batch_size: int, vocab_size: int, k: int, dtype: torch.dtype, ordered:
         run=run,
         args=(x,),
         baseline=lambda input: torch.topk(input, k, sorted=ordered),
-        reference=reference if ordered else None,  # any order is right
+        reference=reference if ordered else None,  # the order is undefined if not `ordered`
         bytes=nbytes(x) + batch_size * k * (x.itemsize + 8),
     )
 

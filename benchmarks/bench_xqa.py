@@ -13,7 +13,7 @@ from harness import Bench, bf16, case, fp32, grid, main, rand
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache
 from flashinfer.trace.templates.xqa import trtllm_batch_decode_trace
 
-HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim": [128], "dtype": [bf16]}  # of an 8B model
+HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim": [128], "dtype": [bf16]}  # heads of an 8B model
 CUDA = grid(batch_size=[1, 64, 256], s_kv=[1024, 8192], use_sinks=[False], **HEADS)
 CUDA += grid(batch_size=[64], s_kv=[8192], use_sinks=[True], **HEADS)
 CPU = grid(batch_size=[8], s_kv=[1024], use_sinks=[False], **HEADS)
@@ -34,7 +34,8 @@ def decode(
     q, scale = rand(batch_size, num_qo_heads, head_dim, dtype), head_dim**-0.5
     tables = batch.indices.view(batch_size, -1)
     lengths, scratch = torch.full((batch_size,), s_kv).int(), workspace()
-    sinks = torch.full((num_qo_heads,), -torch.inf).to(fp32) if use_sinks else None  # the result is that without sinks
+    # Sinks of -inf do not change the result.
+    sinks = torch.full((num_qo_heads,), -torch.inf).to(fp32) if use_sinks else None
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return trtllm_batch_decode_with_kv_cache(

@@ -13,7 +13,7 @@ __all__ = ["picture_formats", "plot"]
 
 
 def picture_formats() -> set[str]:
-    """Endings of files that matplotlib can write."""
+    """Return the file suffixes that matplotlib can write."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
@@ -26,7 +26,7 @@ def _label(result: Result) -> str:
 
 
 def _bars(axes: Any, results: Sequence[Result], device: str) -> None:
-    """Bandwidth of each case, torch's beside it, the measured copy as a line."""
+    """Draw the bandwidth of each case next to that of torch, and the bandwidth of a plain copy as a line."""
     peak = peak_of(device).bytes_per_sec
     unit, name = (1e12, "TB/s") if peak >= 1e11 else (1e9, "GB/s")
     rows = range(len(results))
@@ -45,7 +45,7 @@ def _bars(axes: Any, results: Sequence[Result], device: str) -> None:
 
 
 def _roofline(axes: Any, results: Sequence[Result], device: str) -> None:
-    """Operations per second over operations per byte, below the two measured ceilings."""
+    """Draw operations per second over operations per byte, with the measured peaks of bandwidth and operations."""
     import torch
 
     peak = peak_of(device)

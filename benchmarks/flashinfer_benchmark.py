@@ -6,8 +6,8 @@
     python benchmarks/flashinfer_benchmark.py -R fused_add_rmsnorm --output_path out.csv --plot out.png
     python benchmarks/flashinfer_benchmark.py --testlist lists/nightly.txt --output_path nightly.csv
 
-A routine is a case of a ``bench_<stem>.py``; the arguments of its build function are its flags. With none of them given
-it runs all its points, with some it runs one: the first point of the device, changed where a flag says so.
+A routine is a case of a ``bench_<stem>.py``; the arguments of its build function are its flags. Without flags, the
+routine runs all its points. With flags, it runs one point: the first point of the device, with the values of the flags.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32
 
 
 class UsageError(Exception):
-    """A command that cannot be run; the text says what would be right."""
+    """Invalid command line; the text states the expected value."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -97,8 +97,8 @@ def routine_flags(case: Case) -> list[str]:
 
 
 def _how_to_read(name: str, value: Any) -> dict[str, Any]:
-    """What argparse is told of a flag whose value is like ``value``: ``--causal`` alone means true."""
-    if name.endswith("dtype"):  # of which some are None by default
+    """Return the argparse options of a flag, from its name and the type of ``value``. ``--causal`` alone means true."""
+    if name.endswith("dtype"):  # test the name, because some dtype parameters are None by default
         return {"type": _dtype}
     if isinstance(value, bool):
         return {"type": _bool, "nargs": "?", "const": True}
@@ -106,7 +106,7 @@ def _how_to_read(name: str, value: Any) -> dict[str, Any]:
 
 
 def parse_point(case: Case, device: str, flags: Sequence[str]) -> Optional[dict[str, Any]]:
-    """The point that a routine's flags describe, or ``None`` if there are no flags."""
+    """Return the point that a routine's flags describe, or ``None`` if there are no flags."""
     if not flags:
         return None
     point = _first_point(case, device)
@@ -181,7 +181,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def run_point(case: Case, point: dict[str, Any], args: argparse.Namespace, columns: list[str]) -> list[Result]:
-    """Check and time the asked backends on one point; one CSV row each."""
+    """Check and time the requested backends on one point, and write one CSV row per backend."""
     settings = settings_of(args)
     bench = case.make(args.device, point, args.random_seed)
     available = bench.backends(args.device)
@@ -198,7 +198,8 @@ def run_point(case: Case, point: dict[str, Any], args: argparse.Namespace, colum
             print(f"[WARNING] {case.name}: backend {backend!r} is skipped, expected one of {list(available)}")
             continue
         try:
-            if args.refcheck and backend != "torch":  # the baseline rounds where the op does not
+            # torch is not checked: it rounds intermediate results that the op does not round.
+            if args.refcheck and backend != "torch":
                 _checked(case, bench, backend, args)
             result = measure(case.name, point, bench, settings, backend)
         except BackendSupportedError as error:
@@ -223,7 +224,7 @@ def run_point(case: Case, point: dict[str, Any], args: argparse.Namespace, colum
 
 
 def choose(args: argparse.Namespace, flags: Sequence[str], cases: dict[str, Case]) -> list[tuple[Case, dict[str, Any]]]:
-    """What one command asks for: a routine, with the flags that are its own."""
+    """Return the cases and points that a command selects. ``flags`` are the flags of the routine."""
     if args.routine is None:
         raise UsageError("--routine is missing, expected a name from --list")
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -263,7 +264,7 @@ def run_testlist(
             args, flags = parser.parse_known_args(shlex.split(text))
             args.output_path = args.output_path or outer.output_path
             results += run_all(choose(args, flags, cases), args, cases)
-        except Exception as error:  # whatever one line does, the others are run
+        except Exception as error:  # any error of one line must not stop the other lines
             failures += 1
             print(f"[ERROR] {path}:{number}: {text.strip()}: {type(error).__name__}: {error}")
     return results, failures
@@ -275,7 +276,7 @@ def print_list(cases: dict[str, Case]) -> None:
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """Whether results can be written, before they are measured."""
+    """Check that the result files can be written, before the measurements start."""
     for flag in ("output_path", "json", "plot"):
         path = getattr(args, flag)
         if path and (Path(path).is_dir() or not Path(path).parent.is_dir()):
@@ -302,13 +303,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         lines = Path(args.testlist).read_text().splitlines() if args.testlist else []
         asked = [] if args.testlist else choose(args, flags, cases)
         if args.output_path:
-            Path(args.output_path).unlink(missing_ok=True)  # a run starts its own file; its commands append
+            # Start with a new file, to which the commands of this run append.
+            Path(args.output_path).unlink(missing_ok=True)
         failures = 0
         if args.testlist:
             results, failures = run_testlist(args.testlist, lines, args, cases)
         else:
             results = run_all(asked, args, cases)
-    except (UsageError, ArgumentError, OSError) as error:  # OSError: a list that is not there, a disk that is full
+    except (UsageError, ArgumentError, OSError) as error:  # OSError: for example a missing test list or a full disk
         print(f"flashinfer_benchmark.py: {error}", file=sys.stderr)
         return 2
     if args.json:

@@ -40,7 +40,7 @@ Run = Callable[..., Any]
 
 @dataclass
 class Bench:
-    """One thing to measure, its tensors made.
+    """One measurement, with its tensors allocated.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Bench:
     baseline : callable, optional
         The same result from torch alone.
     bytes, flops : int
-        Least memory traffic (each input read once, each output written once), and operations; 0 where it is no measure.
+        Least memory traffic (each input read once, each output written once), and operations; 0 if not meaningful.
     flops_dtype : torch.dtype
         Operand dtype of the matrix product that the operations are compared with.
     reference : callable, optional
@@ -60,7 +60,7 @@ class Bench:
     results : sequence of int
         Positions in ``args`` that hold the result of an in-place op; empty when ``run`` returns it.
     tolerance : Tolerance, optional
-        Of the check, instead of that of the result's dtype; say why where you pass one.
+        Tolerance of the check; default: that of the result's dtype. Give the reason in a comment where you pass one.
     """
 
     run: Union[Run, Mapping[str, Run]]
@@ -74,7 +74,7 @@ class Bench:
     tolerance: Optional[Tolerance] = None
 
     def backends(self, device: str) -> dict[str, Run]:
-        """Every backend that can be asked for; torch is the baseline."""
+        """Return all backends by name, including the baseline as ``torch``."""
         found = dict(self.run) if isinstance(self.run, Mapping) else {device: self.run}
         return {**found, "torch": self.baseline} if self.baseline else found
 
@@ -89,9 +89,9 @@ class Case:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameter -> default of ``build``; ``inspect.Parameter.empty`` where it has none.
+        """Parameters of ``build`` with their defaults; ``inspect.Parameter.empty`` for a parameter without a default.
 
-        A build function that passes ``**shape`` on has the parameters of its points.
+        A build function with ``**shape`` has the parameters of its points.
         """
         found: dict[str, Any] = {}
         for name, parameter in inspect.signature(self.build).parameters.items():
@@ -113,7 +113,7 @@ CASES: dict[str, Case] = {}
 
 
 def grid(**axes: Iterable[Any]) -> list[Point]:
-    """All combinations of the axes, the last one varying fastest; add two grids to get both."""
+    """Return all combinations of the axes, the last one varying fastest. Concatenate grids with ``+``."""
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
@@ -129,11 +129,11 @@ def case(
     Parameters
     ----------
     name : str
-        The routine's name: that of the API function, where there is one.
+        Name of the routine: that of the API function, if there is one.
     points : list of dict
         Arguments of the build function, for every device.
     cpu, cuda : list of dict, optional
-        Instead of ``points`` on that device; ``[]`` where the op does not run.
+        Points of that device, which replace ``points``; ``[]`` if the op does not run on the device.
     """
 
     def register(build: Callable[..., Bench]) -> Callable[..., Bench]:
@@ -183,7 +183,7 @@ def selected(cases: Iterable[Case], words: str) -> list[Case]:
 
 
 def positive(text: str) -> int:
-    """A number of runs."""
+    """Parse a positive number of runs."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs, expected 1 or more")
     return int(text)

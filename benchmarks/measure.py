@@ -21,7 +21,7 @@ __all__ = ["Peak", "Result", "Settings", "check", "measure", "peak_of", "time_ru
 
 @dataclass(frozen=True)
 class Settings:
-    """How to time. Counts left ``None`` follow a time budget: 60 ms on a GPU, 1 s on a CPU, where flushing is slow."""
+    """Timing settings. A count of ``None`` follows a time budget: 60 ms on a GPU, 1 s on a CPU (flushing is slow)."""
 
     device: str
     dry_run_iters: Optional[int] = None
@@ -31,7 +31,7 @@ class Settings:
 
     @property
     def timer(self) -> str:
-        """Name of the clock in use; CUPTI only where it works, so that the fallback is not announced per case."""
+        """Name of the timer in use. CUPTI only if it works, so that the fallback does not warn for every case."""
         if self.device == "cpu":
             return "host clock"
         if self.cupti and cupti_problem() is None:
@@ -41,7 +41,7 @@ class Settings:
 
 @dataclass
 class Result:
-    """What one backend achieved on one point."""
+    """Measurement of one backend on one point."""
 
     routine: str
     point: dict[str, Any]
@@ -50,9 +50,9 @@ class Result:
     time: BenchTime  # seconds
     bytes: int
     flops: int
-    fraction: Optional[float] = None  # of the measured peak that binds, 0..1
+    fraction: Optional[float] = None  # achieved share of the limiting peak (bandwidth or operations), 0..1
     baseline: Optional[BenchTime] = None
-    host_us: Optional[float] = None  # what one call costs the host; CUDA only
+    host_us: Optional[float] = None  # host time per call in microseconds; CUDA only
 
     @property
     def tb_per_sec(self) -> float:
@@ -85,7 +85,10 @@ def time_run(run: Run, args: Any, settings: Settings, cold: bool = True) -> Benc
 
 
 def host_time_us(run: Run, args: Any, calls: int = 50) -> float:
-    """Median time until a call returns, the GPU still busy; synchronised now and then so that no queue fills up."""
+    """Return the median time until a call returns, without waiting for the GPU.
+
+    Synchronises every 10 calls, so that the launch queue does not fill up.
+    """
     times = []
     for i in range(calls):
         if i % 10 == 0:
@@ -98,16 +101,16 @@ def host_time_us(run: Run, args: Any, calls: int = 50) -> float:
 
 
 class Peak:
-    """Measured ceilings of a device, each measured when first asked for."""
+    """Peak bandwidth and operation rates of a device, each measured on first use."""
 
     def __init__(self, device: str) -> None:
         self.device = device
 
     @functools.cached_property
     def bytes_per_sec(self) -> float:
-        """A copy far larger than any cache, bytes read plus bytes written.
+        """Bandwidth of a copy far larger than any cache: bytes read plus bytes written, per second.
 
-        An in-place op on a CPU may exceed it: a line that was just read is written without being fetched again.
+        An in-place op on a CPU may exceed this bandwidth: a line that was just read is written without a second fetch.
         """
         size = 1 << 30 if self.device == "cuda" else 256 << 20
         source = torch.ones(size // 4, device=self.device)  # written once, so that its pages exist
@@ -116,7 +119,7 @@ class Peak:
 
     @functools.cache  # noqa: B019 - one Peak per device lives as long as the process
     def flops_per_sec(self, dtype: torch.dtype) -> float:
-        """A square matrix product of random numbers (zeros run faster). fp8 is taken as twice the bf16 rate."""
+        """Measure a square matrix product of random numbers (zeros run faster). fp8 counts as twice the bf16 rate."""
         if dtype.itemsize == 1:
             return 2 * self.flops_per_sec(torch.bfloat16)
         n = 8192 if self.device == "cuda" else 1024
@@ -128,7 +131,7 @@ peak_of = functools.cache(Peak)
 
 
 def _fraction(bench: Bench, seconds: float, device: str) -> Optional[float]:
-    """Fraction of the tighter of the two ceilings."""
+    """Return the achieved fraction of the limiting peak: bandwidth or operations, whichever is nearer to its peak."""
     peak = peak_of(device)
     parts = []
     if bench.bytes:

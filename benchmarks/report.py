@@ -28,12 +28,12 @@ GENERAL_COLUMNS = [
 
 
 def show(value: Any) -> str:
-    """A parameter as the lines print it."""
+    """Format a parameter for printing."""
     return _DTYPES.get(value, str(value)) if isinstance(value, torch.dtype) else str(value)
 
 
 def show_point(point: Mapping[str, Any]) -> str:
-    """Parameters by name; the dtype that a routine has but one of stands last, without its name."""
+    """Format parameters as ``name=value``. A parameter named ``dtype`` comes last, without its name."""
     named = [f"{k}={show(v)}" for k, v in point.items() if k != "dtype" and v is not None]
     return " ".join([*named, show(point["dtype"])] if "dtype" in point else named)
 
@@ -50,7 +50,7 @@ def device_name(device: str) -> str:
 
 
 def print_header(settings: Settings) -> None:
-    """Say where and how the numbers below come about."""
+    """Print the device, the timer and the measured copy bandwidth, as a heading of the result lines."""
     bandwidth = peak_of(settings.device).bytes_per_sec
     print(f"# {device_name(settings.device)}; timer: {settings.timer}; peak copy {_rate(bandwidth)}", flush=True)
 
@@ -74,7 +74,7 @@ def line(result: Result) -> str:
 
 
 def perf_line(result: Result) -> str:
-    """The line of the unified benchmark."""
+    """Format a result as a line of the unified benchmark."""
     return (
         f"[PERF] {result.backend} :: median time {result.time.median * 1e3:.4f} ms; std {result.time.std * 1e3:.4f} ms;"
         f" achieved tflops {result.tflops:.4g} TFLOPs/sec; achieved tb_per_sec {result.tb_per_sec:.4g} TB/sec"
@@ -96,7 +96,7 @@ def _row(result: Result) -> dict[str, Any]:
 
 
 def write_json(path: Union[str, Path], settings: Settings, results: Sequence[Result]) -> None:
-    """One file per device, in the form kept under ``benchmarks/results/``."""
+    """Write the results of a device to one file, in the form kept under ``benchmarks/results/``."""
     import flashinfer
 
     head = {
@@ -110,13 +110,13 @@ def write_json(path: Union[str, Path], settings: Settings, results: Sequence[Res
 
 
 def csv_columns(cases: Iterable[Case]) -> list[str]:
-    """Performance, then every parameter of every routine, then how it was run; one header fits a whole test list."""
+    """Return the CSV columns of all routines: performance, every parameter of every routine, then settings."""
     parameters = dict.fromkeys(name for c in cases for name in c.parameters if name not in GENERAL_COLUMNS)
     return [*PERF_COLUMNS, *parameters, *GENERAL_COLUMNS]
 
 
 def append_csv(path: Union[str, Path], columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Append rows, and write the header first where the file is new. Unset columns stay empty."""
+    """Append rows, after a header if the file is new. Columns without a value stay empty."""
     path = Path(path)
     fresh = not path.exists() or path.stat().st_size == 0
     with path.open("a", newline="") as file:
@@ -127,7 +127,7 @@ def append_csv(path: Union[str, Path], columns: Sequence[str], rows: Sequence[Ma
 
 
 def csv_row(result: Result, settings: Settings, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Times in milliseconds, as the published columns have them."""
+    """Return a result as a CSV row. Times are in milliseconds."""
     return {
         "routine": result.routine,
         "median_time": result.time.median * 1e3,

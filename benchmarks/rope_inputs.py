@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks of the rotary embedding share: positions, a table of angles, the rotation as models write it."""
+"""Shared inputs of the rotary embedding benchmarks: positions, a cos/sin table, and the rotation written in torch."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def random_positions(nnz: int) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """As models write it in torch: in the dtype of x, cosines and sines repeated for both halves."""
+    """Rotate ``x`` as model code does in torch: in the dtype of x, with cosines and sines repeated for both halves."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin

@@ -25,7 +25,7 @@ def device_name(device: str) -> str:
 
 
 def build(spec: JitSpec) -> str:
-    """Make sure the module is there; a line for the report."""
+    """Build the module unless it is in the cache, and return a line for the report."""
     if spec.is_compiled:
         return "warm: found in the cache, nothing compiled"
     start = time.perf_counter()
@@ -34,7 +34,7 @@ def build(spec: JitSpec) -> str:
 
 
 def time_pair(ours, theirs, moved_bytes: int) -> list[tuple[str, float, float]]:
-    """(name, microseconds, GB/s) of both functions, each writing the same number of bytes."""
+    """Time both functions; return (name, microseconds, GB/s) of each. Both move ``moved_bytes`` bytes."""
     rows = []
     for name, function in (("flashinfer", ours), ("torch", theirs)):
         median, _ = bench_gpu_time(function, dry_run_iters=3, num_iters=11)

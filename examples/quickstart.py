@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm on whatever device is there, and where its compiled module went.
+"""Run RMSNorm on the GPU, or on the CPU if there is none, and print the path of the compiled module.
 
 python examples/quickstart.py
 """
@@ -13,7 +13,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 x = torch.randn(8, 4096, device=device).to(torch.bfloat16)
 weight = torch.rand(4096, device=device).to(torch.bfloat16)
 
-y = flashinfer.rmsnorm(x, weight)  # compiled on the first call, read from the cache ever after
+y = flashinfer.rmsnorm(x, weight)  # compiled on the first call, later loaded from the cache
 
 expected = torch.nn.functional.rms_norm(x.float(), (4096,), weight.float(), eps=1e-6)
 torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=1e-2)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small serving engine on flashinfer: continuous batching over a paged cache, on a GPU or on the CPU.
 
-python examples/serve.py                    a random model and a byte tokenizer; what ``make demo`` runs
+python examples/serve.py                    a random model and a byte tokenizer; ``make demo`` runs this
 python examples/serve.py --model DIR        a Hugging Face checkpoint of the Llama architecture: Llama, Mistral, Qwen2
 
-Read it in this order. ``Request`` is what a user sends. ``Engine.step`` is one forward pass: of the prompts that wait
-to be read, or else of the last token of every running request. ``Batch`` is what the kernels see of either: rows of
-tokens and a page table. ``DecodeGraph`` is a decode step as a CUDA graph. ``serve`` feeds the engine as requests
-arrive. The model is in serve_model.py, tokenizers and printing in serve_text.py, the report in serve_report.py.
+Read it in this order. ``Request`` is a user's request. ``Engine.step`` is one forward pass: a prefill of waiting
+prompts or, if there are none, a decode step with the last token of every running request. ``Batch`` holds the kernel
+inputs of either: rows of tokens and a page table. ``DecodeGraph`` is a decode step as a CUDA graph. ``serve`` submits
+requests when they arrive. The model is in serve_model.py, tokenizers and printing in serve_text.py, the report in
+serve_report.py.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from flashinfer.jit.sampling import gen_sampling_module
 
 WORKSPACE_BYTES = 128 << 20
 NO_TOP_K = 2**31 - 1
-LEAST_TEMPERATURE = 1e-5  # below it, logits would be infinite; what is likeliest is certain long before
-PADDING_PAGE = 0  # belongs to no request: rows that only fill up a CUDA graph write here
+LEAST_TEMPERATURE = 1e-5  # smaller temperatures overflow logits; the most likely token is certain long before
+PADDING_PAGE = 0  # belongs to no request: padding rows of a CUDA graph write here
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to pick a token. Temperature 0 takes the most likely one, whatever the rest says.
+    """Sampling parameters of a request. Temperature 0 takes the most likely token, whatever the other parameters are.
 
-    Random numbers are of the seed, the place of the token in its request, and the row of the request in the batch: the
-    same requests in the same order give the same text, in another batch another one.
+    Random numbers depend on the seed, the position of the token in its request, and the row of the request in the
+    batch: the same requests in the same order give the same text, but another batch may give another text.
     """
 
     temperature: float = 0.0
@@ -68,14 +69,14 @@ class Sampling:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, and what has become of it."""
+    """Prompt of a user, and the state of its generation."""
 
     prompt: list[int]
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     arrival: float = 0.0
 
-    tokens: list[int] = field(init=False)  #: the prompt and what follows
+    tokens: list[int] = field(init=False)  #: the prompt and the generated tokens
     pages: list[int] = field(default_factory=list)
     num_cached: int = 0  #: tokens whose keys and values are in the pages
     first_token_at: Optional[float] = None
@@ -94,7 +95,7 @@ class Request:
 
     @property
     def num_uncached(self) -> int:
-        """1 while text is generated: the latest token. More while the prompt is being read."""
+        """Number of tokens not yet in the cache: 1 while decoding (the latest token), more during prefill."""
         return len(self.tokens) - self.num_cached
 
 
@@ -118,7 +119,7 @@ class Batch:
 
     @staticmethod
     def of(chunks: Sequence[tuple[Request, int]], page_size: int) -> Batch:
-        """The next ``n`` tokens of each request. Built on the host, where the wrappers plan without waiting."""
+        """Make a batch of the next ``n`` tokens of each request, in host memory: ``plan`` then does not synchronise."""
         starts = [request.num_cached for request, _ in chunks]
         ends = [request.num_cached + n for request, n in chunks]
         pages = [request.pages[: -(-end // page_size)] for (request, _), end in zip(chunks, ends, strict=True)]
@@ -143,7 +144,7 @@ class Batch:
             top_k=ints([s.top_k for s in sampling]),
             top_p=torch.tensor([s.top_p for s in sampling]),
             seed=ints([s.seed for s in sampling], torch.int64),
-            offset=ints(ends, torch.int64),  # the place of the token to draw: each has random numbers of its own
+            offset=ints(ends, torch.int64),  # position of the sampled token: each has its own random numbers
         )
 
     def to(self, device: torch.device) -> Batch:
@@ -155,7 +156,7 @@ class Batch:
 
 
 def sample(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """A token of each row of ``(batch, vocab_size)`` logits, by its own parameters. Does not wait for the GPU."""
+    """Sample a token from each row of ``(batch, vocab_size)`` logits with the row's parameters, without waiting."""
     greedy = batch.temperature < LEAST_TEMPERATURE
     scaled = logits / batch.temperature.masked_fill(greedy, 1.0)[:, None]
     drawn = flashinfer.top_k_top_p_sampling_from_logits(
@@ -165,23 +166,23 @@ def sample(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 class Engine:
-    """Runs requests together, each at its own pace: they join and leave the batch between any two steps.
+    """Continuous batching: requests join and leave the batch between any two steps.
 
     Parameters
     ----------
     model : Llama
     num_pages, page_size : int
-        Size of the cache, ``page_size`` tokens a page. A request reserves on admission what it may need at most, so no
-        running request is ever stopped for want of pages; those who find too few wait.
+        Size of the cache, with ``page_size`` tokens per page. On admission a request reserves the pages of its longest
+        possible text, so no running request ever lacks a page. A request waits until enough pages are free.
     max_batch_size : int
-        Most requests that run at once.
+        Largest number of concurrent requests.
     max_prefill_tokens : int
-        Most prompt tokens of one step; longer prompts take several. Bounds the pause that a prompt imposes on others.
+        Largest number of prompt tokens per step; longer prompts take several steps. Limits the delay of other requests.
     disable_split_kv : bool
-        Attention never divides the keys of a request, so that its result does not depend on the rest of the batch, to
-        the last bit. Slower for a few long requests on a GPU. (Matrix products have such a dependence of their own.)
+        Attention never splits the keys of a request, so that its result does not depend on the rest of the batch, bit
+        for bit. Slower for a few long requests on a GPU. (Matrix products may still depend on the batch size.)
     use_cuda_graphs : Optional[bool]
-        For decode steps; default: on a GPU.
+        Use CUDA graphs for decode steps; default: True on a GPU.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class Engine:
         self.steps: list[Step] = []
         self.start = time.perf_counter()
 
-        # Scratch is dead after each launch, so all wrappers share it.
+        # Scratch memory is not used after a launch, so all wrappers share one workspace.
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=model.device)
         self.prefill_attention = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace)
         self.decode_attention = flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace)
@@ -213,7 +214,7 @@ class Engine:
             self._capture_graphs()
 
     def _capture_graphs(self) -> None:
-        """One graph for each power of two up to the batch size. Large ones first: the small ones reuse their memory."""
+        """Capture a graph for each power of two up to the batch size, largest first: the others reuse its memory."""
         sizes = {min(2**i, self.max_batch_size) for i in range(self.max_batch_size.bit_length() + 1)}
         pool = None
         for size in sorted(sizes, reverse=True):
@@ -221,7 +222,7 @@ class Engine:
             pool = self.graphs[size].graph.pool()
 
     def now(self) -> float:
-        """Seconds since the engine was made, or since ``start`` was set."""
+        """Return the seconds since the engine was created, or since ``start`` was set."""
         return time.perf_counter() - self.start
 
     @property
@@ -249,7 +250,7 @@ class Engine:
         self.waiting.append(request)
 
     def _admit(self) -> None:
-        """First come, first served: whoever does not fit holds up the rest, or large requests would starve."""
+        """Admit requests in order of arrival. A request that does not fit blocks the rest, so that it cannot starve."""
         while self.waiting and len(self.running) < self.max_batch_size:
             request = self.waiting[0]
             needed = -(-request.max_length // self.page_size)
@@ -259,7 +260,7 @@ class Engine:
             self.running.append(self.waiting.popleft())
 
     def step(self) -> list[Request]:
-        """One forward pass; returns the requests that have a new token."""
+        """Run one forward pass, and return the requests that have a new token."""
         self._admit()
         start = self.now()
         prompts = [request for request in self.running if request.num_uncached > 1]
@@ -270,13 +271,13 @@ class Engine:
         advanced = []
         for (request, n), token in zip(chunks, tokens, strict=True):
             request.num_cached += n
-            if request.num_uncached == 0:  # the prompt may have more chunks to come
+            if request.num_uncached == 0:  # false if the prompt has more chunks to prefill
                 self._append(request, token, now)
                 advanced.append(request)
         return advanced
 
     def _cut(self, prompts: list[Request]) -> list[tuple[Request, int]]:
-        """What of the prompts the next step reads."""
+        """Split prompts into chunks for the next step: (request, number of tokens), up to ``max_prefill_tokens``."""
         chunks, budget = [], self.max_prefill_tokens
         for request in prompts:
             n = min(request.num_uncached, budget)
@@ -308,7 +309,7 @@ class Engine:
         return self.run(batch.to(self.model.device), self.decode_attention).tolist()
 
     def padded(self, chunks: Sequence[tuple[Request, int]], size: int) -> Batch:
-        """A batch of exactly ``size`` requests: made-up ones of a token, on the padding page, follow the real."""
+        """Make a batch of exactly ``size`` requests, padded with one-token requests on the padding page."""
         filler = Request([0], 1, pages=[PADDING_PAGE])
         return Batch.of([*chunks, *[(filler, 1)] * (size - len(chunks))], self.page_size)
 
@@ -324,15 +325,15 @@ class Engine:
 
     @torch.inference_mode()
     def run(self, batch: Batch, attention: object) -> torch.Tensor:
-        """The next token of each request, on the device."""
+        """Return the next token of each request, on the device."""
         return sample(self.model.forward(batch, self.cache, attention), batch)
 
 
 def capture(step: Callable[[], torch.Tensor], pool: Optional[Any]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """A graph of ``step``, and its result, which every replay writes anew. ``pool`` is memory of an earlier graph."""
+    """Capture ``step``; return the graph and its result, which every replay overwrites. ``pool``: memory to reuse."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # loads modules and lets libraries allocate, which a capture may not
+    with torch.cuda.stream(stream):  # warm-up: loads modules and allocates memory, which is not allowed in a capture
         step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -344,8 +345,8 @@ def capture(step: Callable[[], torch.Tensor], pool: Optional[Any]) -> tuple[torc
 class DecodeGraph:
     """A decode step of a fixed batch size: hundreds of launches captured once, replayed as one.
 
-    A graph reads and writes the addresses it was captured with. So inputs are copied into the tensors of
-    ``self.batch``; the page table among them is written by the wrapper's ``plan``, as is what the plan decides.
+    A graph reads and writes the addresses it was captured with, so inputs are copied into the tensors of
+    ``self.batch``. The wrapper's ``plan`` writes the page table and the plan itself to fixed addresses.
     """
 
     def __init__(self, engine: Engine, size: int, pool: Optional[Any]) -> None:
@@ -361,7 +362,7 @@ class DecodeGraph:
         self.graph, self.tokens = capture(lambda: engine.run(self.batch, self.attention), pool)
 
     def replay(self, host: Batch) -> torch.Tensor:
-        """The next tokens of a batch of this size; overwritten by the next replay of any graph."""
+        """Return the next tokens of a batch of this size. The next replay of any graph overwrites them."""
         for name in ("tokens", "positions", "temperature", "top_k", "top_p", "seed", "offset"):
             getattr(self.batch, name).copy_(getattr(host, name), non_blocking=True)
         self.engine.plan_decode(self.attention, host)
@@ -370,7 +371,7 @@ class DecodeGraph:
 
 
 def kernel_specs(model: Llama) -> list[JitSpec]:
-    """Every module that serving this model takes, to be built up front and in parallel."""
+    """Return the specs of all modules that serving this model needs, to build them up front and in parallel."""
     backend, head_dim = model.device.type, model.config.head_dim
     key = (model.dtype, model.dtype, model.dtype, torch.int32, head_dim, head_dim, 0, False, False)
     elementwise = [gen_norm_module, gen_rope_module, gen_page_module, gen_activation_module, gen_sampling_module]
@@ -382,7 +383,7 @@ def kernel_specs(model: Llama) -> list[JitSpec]:
 
 
 def build_kernels(model: Llama) -> tuple[int, float]:
-    """Build what is not in the cache. Returns how many modules that were, and the seconds."""
+    """Build the modules that are not in the cache. Returns the number of modules built, and the seconds."""
     start = time.perf_counter()
     missing = [spec for spec in kernel_specs(model) if not spec.is_compiled]
     build_jit_specs(missing)
@@ -390,7 +391,7 @@ def build_kernels(model: Llama) -> tuple[int, float]:
 
 
 def serve(engine: Engine, requests: Sequence[Request], on_token: Callable[[Request], None]) -> None:
-    """Submit each request when it arrives and run the engine until all are done; time starts now."""
+    """Submit each request when it arrives and run the engine until all are done. The clock starts with the call."""
     coming = deque(sorted(requests, key=lambda request: request.arrival))
     engine.start = time.perf_counter()
     while coming or engine.is_busy:
@@ -404,13 +405,13 @@ def serve(engine: Engine, requests: Sequence[Request], on_token: Callable[[Reque
 
 
 def warm_up(engine: Engine) -> None:
-    """Serve something first: modules are loaded and libraries wake up on first use, which is nobody's waiting time."""
+    """Serve a short request first, so that loading modules and initialising libraries is not part of measured times."""
     serve(engine, [Request([0, 0], 2)], lambda request: None)
     engine.steps.clear()
 
 
 def make_requests(tokenizer: Tokenizer, arguments: argparse.Namespace) -> list[Request]:
-    """Prompts with exponential gaps between them, for texts of different lengths. Every other one is greedy."""
+    """Make requests with exponential gaps between arrivals and different output lengths. Every other one is greedy."""
     numbers = random.Random(arguments.seed)
     requests, arrival = [], 0.0
     for i, prompt in zip(range(arguments.requests), itertools.cycle(arguments.prompts), strict=False):
@@ -422,7 +423,7 @@ def make_requests(tokenizer: Tokenizer, arguments: argparse.Namespace) -> list[R
 
 
 def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
-    """The model and its tokenizer. GPUs take bfloat16, the CPU float32, unless told otherwise."""
+    """Load the model and its tokenizer. The default dtype is bfloat16 on a GPU, float32 on the CPU."""
     device = arguments.device
     on_gpu = device.type == "cuda"
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else torch.bfloat16 if on_gpu else torch.float32
@@ -446,7 +447,7 @@ def prompts_of(file: str) -> list[str]:
 
 
 def positive(kind: Callable[[str], Any], least: float = 0) -> Callable[[str], Any]:
-    """An argument that is a number above ``least``."""
+    """Return an argparse type: a number above ``least``."""
 
     def number(text: str) -> Any:
         value = kind(text)
@@ -508,7 +509,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         capture_seconds = time.perf_counter() - start
         requests = make_requests(tokenizer, arguments)
         for request in requests:
-            engine.check(request)  # now, and not halfway through
+            engine.check(request)  # before serving starts, so that an invalid request does not stop it halfway
     except (ValueError, ImportError, MemoryError) as error:
         raise SystemExit(f"serve.py: {error}") from error
     warm_up(engine)

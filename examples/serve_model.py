@@ -21,7 +21,7 @@ import flashinfer
 
 @dataclass(frozen=True)
 class Rope:
-    """How positions turn queries and keys. ``llama3``: low and high frequency factor and old length of Llama 3.1."""
+    """Parameters of the rotary embedding. ``llama3``: low and high frequency factor and old length of Llama 3.1."""
 
     theta: float = 10000.0
     scale: float = 1.0
@@ -29,7 +29,7 @@ class Rope:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Rope:
-        """From config.json, whose names for it changed with the releases."""
+        """Read the parameters from config.json. Their names differ between releases of transformers."""
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         theta = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
         kind = rope.get("rope_type", rope.get("type", "default"))
@@ -43,7 +43,7 @@ class Rope:
         raise ValueError(f"config.json: rope_type is {kind!r}, expected 'default', 'linear' or 'llama3'")
 
     def rotate(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
-        """In place; rows of ``(rows, heads, head_dim)`` at the given positions."""
+        """Rotate ``q`` and ``k`` of ``(rows, heads, head_dim)`` in place, at the given positions."""
         options: dict[str, Any] = {"rope_scale": self.scale, "rope_theta": self.theta}
         if self.llama3 is None:
             flashinfer.apply_rope_pos_ids_inplace(q, k, positions, **options)
@@ -55,9 +55,9 @@ class Rope:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Sizes of the model. The defaults are of a toy that a laptop serves.
+    """Sizes of the model. The defaults are those of a small model that runs on a laptop.
 
-    ``max_length`` is also at most the window of a model that has one: keys behind it are not there.
+    ``max_length`` does not exceed the attention window of a model that has one: windows are not implemented here.
     """
 
     vocab_size: int = 256
@@ -71,11 +71,11 @@ class LlamaConfig:
     eps: float = 1e-5
     rope: Rope = Rope()
     eos_tokens: tuple[int, ...] = ()
-    tied: bool = False  #: whether the embedding is the last matrix, too
+    tied: bool = False  #: True if the embedding is also the output matrix
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> LlamaConfig:
-        """From the fields of a Hugging Face config.json."""
+        """Read the sizes from the fields of a Hugging Face config.json."""
         for name, (expected, default) in EXPECTED.items():
             found = default if config.get(name) is None else config[name]
             if found not in expected:
@@ -99,8 +99,8 @@ class LlamaConfig:
         )
 
 
-#: What fields of config.json must be, and are if they are missing. The architectures differ in biases, which are found
-#: among the weights, and in windows.
+#: Supported values of fields of config.json, and the default of a missing field. The architectures differ in biases,
+#: which are found among the weights, and in attention windows.
 EXPECTED: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "model_type": (("llama", "mistral", "qwen2"), None),
     "hidden_act": (("silu",), "silu"),
@@ -109,15 +109,15 @@ EXPECTED: Mapping[str, tuple[tuple[Any, ...], Any]] = {
 
 
 def tokens_of(field: Union[int, Sequence[int], None]) -> tuple[int, ...]:
-    """Those of an eos_token_id."""
+    """Return the tokens of an ``eos_token_id`` as a tuple: none, one or several."""
     return () if field is None else (field,) if isinstance(field, int) else tuple(field)
 
 
-Weights = Mapping[str, torch.Tensor]  #: by the names they have in Hugging Face checkpoints
+Weights = Mapping[str, torch.Tensor]  #: weights, keyed by their names in Hugging Face checkpoints
 
 
 def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Of all weights but biases, which some models have."""
+    """Return the shapes of all weights except biases, which only some models have."""
     query_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config.vocab_size, hidden)}
@@ -141,7 +141,7 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(config: LlamaConfig, device: Union[str, torch.device], seed: int = 0) -> Weights:
-    """Weights of a model that knows nothing, but has logits of a sensible size."""
+    """Return random weights, scaled so that logits have a realistic size."""
     generator = torch.Generator(device).manual_seed(seed)
     weights = {}
     for name, shape in shapes_of(config).items():
@@ -154,7 +154,7 @@ def random_weights(config: LlamaConfig, device: Union[str, torch.device], seed: 
 
 
 def load_checkpoint(folder: Path, device: Union[str, torch.device]) -> tuple[LlamaConfig, Weights]:
-    """Configuration and weights of a folder that ``save_pretrained`` wrote or the Hub has.
+    """Load configuration and weights from a folder that ``save_pretrained`` wrote or that was downloaded from the Hub.
 
     Raises ``ValueError`` for a checkpoint that is of another architecture, incomplete or damaged.
     """
@@ -163,11 +163,11 @@ def load_checkpoint(folder: Path, device: Union[str, torch.device]) -> tuple[Lla
         config = LlamaConfig.of(fields)
     except KeyError as error:
         raise ValueError(f"config.json: has no {error.args[0]}, expected that of a Llama model") from error
-    if (folder / "generation_config.json").is_file():  # where chat models say what ends an answer
+    if (folder / "generation_config.json").is_file():  # chat models list their end-of-text tokens here
         stops = read_json(folder / "generation_config.json").get("eos_token_id")
         config = replace(config, eos_tokens=config.eos_tokens if stops is None else tokens_of(stops))
     weights = read_weights(folder, device)
-    config = replace(config, tied=config.tied and "lm_head.weight" not in weights)  # a matrix that is there counts
+    config = replace(config, tied=config.tied and "lm_head.weight" not in weights)  # a stored matrix has priority
     for name, shape in shapes_of(config).items():
         if name not in weights:
             raise ValueError(f"{folder}: has no tensor {name}, expected one of shape {shape}")
@@ -204,19 +204,19 @@ def read_weights(folder: Path, device: Union[str, torch.device]) -> dict[str, to
 
 
 class Rows(Protocol):
-    """What a forward pass reads of a batch; ``serve.Batch`` is one. All on the model's device."""
+    """Inputs of a forward pass, on the model's device. ``serve.Batch`` implements this protocol."""
 
     tokens: torch.Tensor  #: ``(rows,)``
-    positions: torch.Tensor  #: ``(rows,)`` place of each token in its request
+    positions: torch.Tensor  #: ``(rows,)`` position of each token in its request
     batch_indices: torch.Tensor  #: ``(rows,)`` request of each token
-    last_rows: torch.Tensor  #: ``(batch,)`` the last row of each request, whose logits are wanted
-    kv_indptr: torch.Tensor  #: ``(batch + 1,)`` where each request's pages begin in kv_indices
+    last_rows: torch.Tensor  #: ``(batch,)`` last row of each request; logits are computed for these rows
+    kv_indptr: torch.Tensor  #: ``(batch + 1,)`` offset of each request's first page in kv_indices
     kv_indices: torch.Tensor  #: pages of all requests
-    kv_last_page_len: torch.Tensor  #: ``(batch,)`` tokens in the last page, those of this pass included
+    kv_last_page_len: torch.Tensor  #: ``(batch,)`` tokens in the last page, including the tokens of this pass
 
 
 class Linear:
-    """One or more projections of the same input as one matrix product."""
+    """Projections (one or more) of the same input as one matrix product."""
 
     def __init__(self, weights: Weights, prefix: str, *names: str) -> None:
         def stacked(kind: str) -> torch.Tensor:
@@ -230,7 +230,7 @@ class Linear:
 
 
 class Layer:
-    """Attention and MLP of one layer. The norm before each is the model's business: it is fused with the addition."""
+    """Attention and MLP of one layer. The model runs the norm before each, fused with the residual addition."""
 
     def __init__(self, config: LlamaConfig, weights: Weights, index: int) -> None:
         prefix = f"model.layers.{index}"
@@ -243,7 +243,7 @@ class Layer:
         self.down = Linear(weights, f"{prefix}.mlp", "down_proj")
 
     def attend(self, x: torch.Tensor, rows: Rows, cache: torch.Tensor, attention: Any) -> torch.Tensor:
-        """Write the new keys and values to their pages, then let the queries see all of their request's."""
+        """Append the new keys and values to their pages, then attend to all keys of each request."""
         config = self.config
         heads = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
         q, k, v = self.qkv(x).view(len(x), -1, config.head_dim).split(heads, dim=1)
@@ -264,9 +264,9 @@ class Llama:
     ----------
     config : LlamaConfig
     weights : Mapping[str, torch.Tensor]
-        By their names in Hugging Face checkpoints. The embedding serves for ``lm_head.weight`` where they are tied.
+        Weights, keyed by their names in Hugging Face checkpoints. If ``tied``, the embedding is ``lm_head.weight``.
     dtype : torch.dtype
-        What to compute in: float16 or bfloat16, float32 on the CPU.
+        Dtype of the computation: float16 or bfloat16; on the CPU also float32.
     device : Union[str, torch.device]
     """
 
@@ -282,21 +282,21 @@ class Llama:
         self.num_parameters = sum(weight.numel() for weight in weights.values())
 
     def new_cache(self, num_pages: int, page_size: int) -> torch.Tensor:
-        """Pages for keys and values: ``(layers, pages, 2, page_size, num_kv_heads, head_dim)``, uninitialised."""
+        """Allocate empty pages of keys and values: ``(layers, pages, 2, page_size, num_kv_heads, head_dim)``."""
         c = self.config
         shape = (c.num_layers, num_pages, 2, page_size, c.num_kv_heads, c.head_dim)
         try:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
-        except RuntimeError as error:  # torch's text is that of its allocator
+        except RuntimeError as error:  # torch's error only describes its allocator
             size = math.prod(shape) * self.dtype.itemsize / 2**30
             raise MemoryError(
                 f"a cache of {num_pages} pages takes {size:,.1f} GiB, which {self.device} lacks"
             ) from error
 
     def forward(self, rows: Rows, cache: torch.Tensor, attention: Any) -> torch.Tensor:
-        """Logits ``(batch, vocab_size)`` of the last row of each request, float32.
+        """Return the logits ``(batch, vocab_size)`` of the last row of each request, float32.
 
-        ``attention`` is a wrapper that was planned for these rows. ``cache`` is that of :meth:`new_cache`.
+        ``attention`` is a wrapper that was planned for these rows. ``cache`` is a result of :meth:`new_cache`.
         """
         eps = self.config.eps
         residual = embedding(rows.tokens, self.embedding)

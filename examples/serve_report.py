@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``serve.py`` says at the end: a table of speeds, and a picture of who was in the batch when."""
+"""Report of ``serve.py``: a table of speeds, and a timeline of the requests in the batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOURS = {"waiting": (205, 205, 205), "prefill": (230, 126, 34), "decode": (52,
 
 @dataclass(frozen=True)
 class Step:
-    """A forward pass: when it was, and how many tokens of which request it took."""
+    """One forward pass: start and end time, and the number of tokens of each request."""
 
     kind: str  #: "prefill" or "decode"
     start: float
@@ -37,7 +37,7 @@ def device_name(device: torch.device) -> str:
 
 
 def speed(steps: Sequence[Step], kind: str) -> str:
-    """Tokens of all steps of a kind over the time these took; time without work does not count."""
+    """Return the tokens per second of all steps of a kind. Time between steps does not count."""
     chosen = [step for step in steps if step.kind == kind]
     tokens, seconds = sum(step.num_tokens for step in chosen), sum(step.end - step.start for step in chosen)
     if not chosen:
@@ -46,7 +46,7 @@ def speed(steps: Sequence[Step], kind: str) -> str:
 
 
 def table(steps: Sequence[Step], requests: Sequence[Any], facts: Mapping[str, str]) -> str:
-    """The report: ``facts`` first, then what the steps and requests tell."""
+    """Return the report: ``facts`` first, then figures of the steps and requests."""
     first = [1e3 * (request.first_token_at - request.arrival) for request in requests]
     decode_rows = [len(step.chunks) for step in steps if step.kind == "decode"]
     rows = {
@@ -62,7 +62,7 @@ def table(steps: Sequence[Step], requests: Sequence[Any], facts: Mapping[str, st
 
 
 def spans(steps: Sequence[Step], requests: Sequence[Any]) -> Iterator[tuple[int, str, float, float]]:
-    """(number of the request, what it did, from, to)."""
+    """Yield the bars of the timeline: (number of the request, activity, start, end)."""
     number = {id(request): i for i, request in enumerate(requests)}
     seen = set()
     for step in steps:
@@ -74,7 +74,7 @@ def spans(steps: Sequence[Step], requests: Sequence[Any]) -> Iterator[tuple[int,
 
 
 def batch_sizes(steps: Sequence[Step], requests: Sequence[Any]) -> tuple[list[int], list[float]]:
-    """How many requests were in the batch, and the times between which they were; none while there was no work."""
+    """Return batch sizes, and the times between which each size lasted. The size is 0 while there is no work."""
     sizes, times = [], []
     for step in steps:
         sizes.append(len(step.chunks))
@@ -82,11 +82,11 @@ def batch_sizes(steps: Sequence[Step], requests: Sequence[Any]) -> tuple[list[in
         if all(request.finished_at <= step.end or request.arrival > step.end for request in requests):
             sizes.append(0)
             times.append(step.end)
-    return sizes[:-1], times  # the last step leaves no work
+    return sizes[:-1], times  # the loop appends a 0 after the last step, which has no end time
 
 
 def write_timeline(path: Path, steps: Sequence[Step], requests: Sequence[Any]) -> None:
-    """A PNG: time to the right, one bar per request, coloured by what happened to it."""
+    """Write a PNG: time on the x axis, one bar per request, coloured by activity."""
     try:
         import matplotlib
     except ImportError:
@@ -111,14 +111,14 @@ def plot(path: Path, steps: Sequence[Step], requests: Sequence[Any]) -> None:
     bars.legend(handles=[Patch(color=colour, label=kind) for kind, colour in colours.items()], loc="lower left")
     load.stairs(*batch_sizes(steps, requests), fill=True, color="0.6")
     load.set(xlabel="seconds", ylabel="batch size")
-    figure.savefig(path, dpi=110, format="png")  # whatever its name: a suffix is neither read nor added
+    figure.savefig(path, dpi=110, format="png")  # always PNG, whatever the suffix of the file
     pyplot.close(figure)
 
 
 def paint(
     bars: Sequence[tuple[int, str, float, float]], num_rows: int, width: int = 1100, height: int = 14
 ) -> np.ndarray:
-    """The bars as pixels ``(height, width, 3)``, uint8, for machines without matplotlib."""
+    """Draw the bars as pixels ``(height, width, 3)``, uint8, for machines without matplotlib."""
     image = np.full((num_rows * height, width, 3), 255, np.uint8)
     end_of_time = max((end for *_, end in bars), default=1.0)
     for number, kind, start, end in bars:
@@ -129,7 +129,7 @@ def paint(
 
 
 def write_png(path: Path, image: np.ndarray) -> None:
-    """An RGB image ``(height, width, 3)`` of uint8 as PNG: signature, header, one block of compressed rows, end."""
+    """Write an RGB image ``(height, width, 3)`` of uint8 as PNG: signature, header, a block of compressed rows, end."""
     height, width, _ = image.shape
     rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each row begins with its filter, 0 for none
     rows[:, 1:] = image.reshape(height, -1)

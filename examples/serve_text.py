@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text for ``serve.py``: tokenizers, prompts to begin with, and printing what is generated as it comes."""
+"""Text for ``serve.py``: tokenizers, example prompts, and printing of generated text while it is generated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """A token is a byte of UTF-8. What a random model makes of them is mostly no text; a dot stands for the rest."""
+    """Tokenizer whose tokens are bytes of UTF-8. A random model mostly generates invalid text, printed as dots."""
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -24,7 +24,7 @@ class ByteTokenizer:
 
 
 class CheckpointTokenizer:
-    """The tokenizer.json of a checkpoint; needs the package ``tokenizers``, which ``transformers`` brings."""
+    """Tokenizer from the tokenizer.json of a checkpoint. Needs the package ``tokenizers``, as ``transformers`` does."""
 
     def __init__(self, folder: Path) -> None:
         import tokenizers
@@ -34,7 +34,7 @@ class CheckpointTokenizer:
             raise ValueError(f"{folder}: has no tokenizer.json, expected the tokenizer there")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the package has no class for it
+        except Exception as error:  # the package raises plain Exception
             raise ValueError(f"{path}: cannot be read: {error}") from error
 
     def encode(self, text: str) -> list[int]:
@@ -45,7 +45,7 @@ class CheckpointTokenizer:
 
 
 class TextStream:
-    """Prints text as it is generated: a line whenever a request has another ``width`` characters, or is done."""
+    """Printer of text while it is generated: one line whenever a request has ``width`` more characters or is done."""
 
     def __init__(
         self, now: Callable[[], float], tokenizer: Tokenizer, requests: Sequence[Any], width: int = 20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of each op, layer by layer, so that a gap is visible. A map, not a gate.
+"""Print the files of each op by layer, so that a missing layer is visible. Informative only; no check depends on it.
 
 python scripts/columns.py          one row per stem, line counts per layer
 python scripts/columns.py norm     the files of one family
@@ -54,12 +54,12 @@ def families() -> tuple[str, ...]:
 
 
 def known_stems() -> list[str]:
-    """A binding marks a stem: every module has one."""
+    """Return all stems. Every module has a binding, so the bindings list the stems."""
     return sorted(path.name.removesuffix("_jit_binding.cu") for path in ROOT.glob("csrc/*_jit_binding.cu"))
 
 
 def stems(family: str) -> list[str]:
-    """The csrc stems that a family's generator names; those of attention end in its name."""
+    """Return the csrc stems that a family's generator names. Stems of attention end in the family's name."""
     generators = [*ROOT.glob(f"flashinfer/jit/{family}.py"), *ROOT.glob(f"flashinfer/jit/{family}/*.py")]
     if not generators:
         return [stem for stem in known_stems() if stem.startswith(ATTENTION) and stem.endswith(f"_{family}")]

@@ -32,7 +32,7 @@ def _block(match: re.Match[str]) -> str:
 
 
 def render(page: Path) -> str:
-    """The page with every marked block taken from its file."""
+    """Return the text of the page with every marked block replaced by the content of its file."""
     return _BLOCK.sub(_block, page.read_text())
 
 

@@ -34,14 +34,14 @@ warning.
 
 
 def _default(knob: Any) -> str:
-    """The value in force when the variable is unset; empty for "none" and for switches that any text turns on."""
+    """Return the value used when the variable is unset; empty for "none" and for switches that any text turns on."""
     if knob.default in (None, "", []) or (knob.default is False and knob.parse("0")):
         return ""
     return f"`{int(knob.default) if isinstance(knob.default, bool) else knob.default}`"
 
 
 def render() -> str:
-    """The page as text."""
+    """Return the text of the page."""
     sys.path.insert(0, str(ROOT))
     from flashinfer.knobs import knobs
 

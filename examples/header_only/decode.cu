@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One token attends to 3000 keys, and the host checks the result.
+// Decode example without Python: one token attends to 3000 keys, and the host checks the result.
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -10,7 +10,7 @@ using flashinfer::float16_t;
 
 constexpr int HEAD_DIM = 128, QO_HEADS = 8, KV_HEADS = 2, KEYS = 3000;
 
-/// Numbers in (-1, 1) that depend on the index only.
+/// Return deterministic numbers in (-1, 1).
 std::vector<float> Numbers(int count, uint32_t state) {
   std::vector<float> x(count);
   for (float& value : x) {
@@ -20,7 +20,7 @@ std::vector<float> Numbers(int count, uint32_t state) {
   return x;
 }
 
-/// A copy on the device, rounded to float16.
+/// Round `x` to float16 in place, and return a copy on the device.
 float16_t* Upload(std::vector<float>& x) {
   std::vector<float16_t> rounded;
   for (float& value : x) {
