@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a change to CUDA code must pass on a GPU, in one go: cold builds, tests, compute-sanitizer. Stops at the first module
+# Run on a GPU all that a change to CUDA code must pass: cold builds, tests, compute-sanitizer. Stops at the first module
 # that does not build, because rented minutes are short.
 #
 #   bash scripts/gpu_check.sh [RESULTS_DIR]               everything
