@@ -25,7 +25,7 @@ from .jit.utils import write_atomically
 from .knobs import knobs
 from .trace.definition import definition, definition_name
 from .trace.template import TraceTemplate
-from .wrapping import is_traced, wrap_with
+from .wrapping import added_keywords, is_traced, wrap_with
 
 __all__ = [
     "attach_fi_trace",
@@ -145,9 +145,11 @@ def dumping_when_asked(func: F) -> F:
     body = """
         if not _is_traced() and _switch in _environment:
             _dump(_func, {arguments})
-        return _func({arguments})
+        return _func({arguments}{added})
     """
-    wrapper: Any = wrap_with(func, body, {"_is_traced": is_traced, **_DUMP_NAMES})
+    extra = added_keywords(func)
+    body = body.replace("{added}", "".join(f", {name}={name}" for name in extra))
+    wrapper: Any = wrap_with(func, body, {"_is_traced": is_traced, **_DUMP_NAMES}, extra)
     wrapper._dumps = func
     return cast(F, wrapper)
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 import torch
 
-__all__ = ["compiler", "is_traced", "kept_out_of_graphs", "traced_as_constant", "wrap_with"]
+__all__ = ["added_keywords", "compiler", "is_traced", "kept_out_of_graphs", "traced_as_constant", "wrap_with"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,6 +88,13 @@ def wrap_with(
     by_keyword = {p.name: p.default for p in given if p.kind == p.KEYWORD_ONLY and p.default is not p.empty}
     wrapper.__kwdefaults__ = {**by_keyword, **extra}
     return functools.wraps(func)(wrapper)
+
+
+def added_keywords(func: Callable[..., Any]) -> dict[str, Any]:
+    """Return the ``extra`` keywords, with their defaults, that :func:`wrap_with` has added to ``func``."""
+    published = inspect.signature(func).parameters
+    own = inspect.signature(func, follow_wrapped=False).parameters
+    return {n: p.default for n, p in own.items() if p.kind is p.KEYWORD_ONLY and n not in published}
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

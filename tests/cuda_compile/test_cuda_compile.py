@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,11 @@ def expected(family: str) -> set[str]:
     return {f"{spec.name}/{spec.name}.so" for spec in aot.gen_family_modules(family)}
 
 
+def load(path: Path) -> Any:
+    with path.open("rb") as file:
+        return _load_library(path, file)
+
+
 def test_scale_by_command(hopper, tmp_path):
     """Run ``python -m flashinfer.aot`` in a subprocess, as a packager does."""
     command = [sys.executable, "-m", "flashinfer.aot", "--family", "scale", "--out-dir", "out"]
@@ -51,7 +57,7 @@ def test_scale_by_command(hopper, tmp_path):
     assert "built 3 modules for 9.0a in out" in done.stdout
     assert libraries(tmp_path / "out") == expected("scale")
     for name in expected("scale"):
-        assert callable(_load_library(tmp_path / "out" / name).run)
+        assert callable(load(tmp_path / "out" / name).run)
 
 
 OTHERS = [family for family in aot.FAMILIES if family not in ("scale", "decode", "prefill", "mla")]  # test_attention.py
@@ -71,7 +77,7 @@ def test_family(hopper, tmp_path, monkeypatch, family):
     aot.compile_and_package_modules(tmp_path / "out", tmp_path / "build", config={"families": [family]})
     assert libraries(tmp_path / "out") == expected(family)
     for name in expected(family):
-        _load_library(tmp_path / "out" / name)
+        load(tmp_path / "out" / name)
 
 
 def test_spills_would_be_noticed(hopper, tmp_path, monkeypatch):

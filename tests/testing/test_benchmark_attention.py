@@ -29,6 +29,7 @@ def test_decoding_by_cudnn_is_the_same_call(monkeypatch):
     batch = attention_inputs.PagedBatch(3, 40, 2, 64, 64, 16, torch.float16, True)
     q = torch.randn(3, 4, 64).half()
     reference = bench_decode.batch_decode_trace(paged_kv_cache=(batch.k_cache, batch.v_cache)).reference
-    expected = reference(q, batch.k_cache, batch.v_cache, 0, *batch.table)
+    indptr, indices, last_page_len = batch.table
+    expected, _ = reference(q, batch.k_cache, batch.v_cache, indptr, indices, kv_last_page_len=last_page_len)
     got = bench_decode.by_cudnn(batch)(q, batch.k_cache, batch.v_cache)
     torch.testing.assert_close(got.float(), expected.float(), rtol=2e-3, atol=2e-3)

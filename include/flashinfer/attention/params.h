@@ -26,8 +26,7 @@ struct AttentionParams {
   using DTypeKV = DTypeKV_;  ///< uint8_t: two E2M1 codes a byte with scales in k_sf and v_sf (NVFP4)
   using DTypeO = DTypeO_;
   using IdType = IdType_;
-  static constexpr int HEAD_DIM_PE =
-      0;  ///< trailing columns of q and k that are stored in separate tensors (MlaParams)
+  static constexpr int HEAD_DIM_PE = 0;     ///< trailing columns of q and k that are in separate tensors (MlaParams)
   static constexpr bool SHARED_KV = false;  ///< v is the leading columns of k
 
   DTypeQ* q;  ///< [tokens, num_qo_heads, head_dim_qk]
