@@ -177,7 +177,7 @@ def _output_dtype(template: TraceTemplate, spec: Value, arguments: Arguments) ->
 
 
 def _neighbour_dtype(template: TraceTemplate, spec: Tensor, arguments: Arguments) -> torch.dtype:
-    """That of the first input with a common axis."""
+    """Return the dtype of the first input that shares an axis with the output."""
     for _, other, value in _tensors(template, arguments):
         if set(other.dim_names) & set(spec.dim_names):
             return value.dtype

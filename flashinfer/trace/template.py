@@ -177,7 +177,7 @@ class TraceDispatch:
         return self.choose(**arguments)
 
     def __getattr__(self, name: str) -> Any:
-        """What the first template has: its axes, its reference, its check."""
+        """Return an attribute of the first template, such as its axes, reference or check."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.templates[0], name)
