@@ -4,18 +4,10 @@
 #pragma once
 #include <cstdint>
 
-#include "../backend.h"
+#include "../gemm.h"
 
 namespace flashinfer {
 namespace gemm {
-
-/// Assignment of token rows to weight matrices.
-enum class Grouping {
-  kBatched,     // a (batch, m, k), b (batch, n, k), d (batch, m, n); a dense GEMM is a batch of one
-  kContiguous,  // a (m, k), b (groups, n, k): groups[row] is the group of a row, equal in each 128 rows; -1: left out
-  kMasked,  // a (groups, m, k), b (groups, n, k), d (groups, m, n): the first groups[g] rows of group g are computed
-  kPacked,  // a (m, k), b (groups, n, k): rows groups[g] .. groups[g + 1] belong to group g
-};
 
 /// Scaling of products to results.
 enum class Scaling {

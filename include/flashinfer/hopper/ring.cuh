@@ -48,7 +48,7 @@ struct Ring {
   /// Wait until the stage may be written, and announce `bytes` of loads. Returns the mbarrier that the loads must
   /// signal.
   __device__ __forceinline__ uint32_t BeginFill(const RingPosition<STAGES>& at, uint32_t bytes) const {
-    ptx::MbarrierWaitCluster(Empty(at.stage), at.parity ^ 1);
+    ptx::MbarrierWait(Empty(at.stage), at.parity ^ 1);
     ptx::MbarrierArriveExpect(Full(at.stage), bytes);
     return Full(at.stage);
   }

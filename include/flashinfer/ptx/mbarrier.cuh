@@ -36,12 +36,14 @@ __device__ __forceinline__ void MbarrierArriveExpect(uint32_t barrier, uint32_t 
                : "memory");
 }
 
-/// Arrive at the barrier with this address in block `rank` of the cluster, which may be the calling block.
+/// Arrive at the barrier with this address in block `rank` of the cluster, which may be the calling block. Orders reads
+/// by wgmma that have completed. Ordinary accesses are not ordered: release at cluster scope would cost a MEMBAR, which
+/// takes as long as a stage of a GEMM.
 __device__ __forceinline__ void MbarrierArriveCluster(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
       "r"(rank)
       : "memory");
 }
@@ -62,20 +64,6 @@ __device__ __forceinline__ bool MbarrierTryWait(uint32_t barrier, uint32_t parit
 /// Wait until the phase of this parity has ended. Writes that preceded the arrivals are visible afterwards.
 __device__ __forceinline__ void MbarrierWait(uint32_t barrier, uint32_t parity) {
   while (!MbarrierTryWait(barrier, parity)) {
-  }
-}
-
-/// Wait like MbarrierWait for arrivals from the whole cluster: acquires at cluster scope.
-__device__ __forceinline__ void MbarrierWaitCluster(uint32_t barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
   }
 }
 
