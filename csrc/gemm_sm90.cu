@@ -86,12 +86,22 @@ void FillScales(GemmProblem* p, const TensorView& a, const TensorView& b, const 
   }
 }
 
-void FillGroups(GemmProblem* p, const TensorView& a, const TensorView& b, const Optional<TensorView>& groups) {
+void FillGroups(GemmProblem* p, const TensorView& a, const TensorView& b, const Optional<TensorView>& groups,
+                const Optional<TensorView>& weight_indices) {
   const bool has_batch = p->grouping == Grouping::kMasked || p->grouping == Grouping::kBatched;
   const int rank = p->grouping == Grouping::kBatched ? b.ndim() : 3;
   Expect(OP, "b", b).rank(rank);
   Expect(OP, "a", a).rank(has_batch ? rank : 2);
-  p->batch = b.ndim() == 3 ? b.size(0) : 1;
+  p->weights = b.ndim() == 3 ? b.size(0) : 1;
+  p->batch = p->weights;
+  if (weight_indices.has_value()) {
+    if (p->grouping != Grouping::kPacked) {
+      TVM_FFI_THROW(ArgumentError) << OP << ": weight_indices must be None unless grouping is 3 (packed), got a tensor";
+    }
+    Expect(OP, "weight_indices", weight_indices.value()).same_device(a, "a").dtype({dl_int32}).rank(1).contiguous();
+    p->weight_indices = weight_indices.value().data_ptr<int32_t>();
+    p->batch = weight_indices.value().size(0);
+  }
   if (has_batch && a.ndim() == 3) Expect(OP, "a", a).dim(0, p->batch, "b.shape[0]");
   if (p->grouping == Grouping::kBatched) return;
   if (!groups.has_value()) TVM_FFI_THROW(ArgumentError) << OP << ": groups must be given for grouped products";
@@ -139,19 +149,20 @@ int64_t gemm_sm90_workspace_bytes(int64_t blocks) {
 }
 
 void gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,
-               Optional<TensorView> groups, Optional<TensorView> workspace, int64_t grouping, int64_t expected_m,
-               int64_t tile, int64_t cluster, bool share_b, int64_t raster, int64_t blocks, bool enable_pdl) {
+               Optional<TensorView> bias, Optional<TensorView> groups, Optional<TensorView> weight_indices,
+               Optional<TensorView> workspace, int64_t grouping, int64_t expected_m, int64_t tile, int64_t cluster,
+               bool share_b, int64_t raster, int64_t blocks, bool enable_pdl, bool weights_first) {
   if (grouping < 0 || grouping > 3 || tile >= TILE_COUNT) {
     TVM_FFI_THROW(ArgumentError) << OP << ": grouping must be in 0 .. 3 and tile below " << TILE_COUNT << ", got "
                                  << grouping << " and " << tile;
   }
   Expect(OP, "a", a).on_device().dtype({ElementDtype()}).rank(2, 3);
   Expect(OP, "b", b).same_device(a, "a").dtype({ElementDtype()}).rank(2, 3);
-  Expect(OP, "out", out).same_device(a, "a").dtype({dl_bfloat16, dl_float16}).rank(a.ndim());
+  Expect(OP, "out", out).same_device(a, "a").dtype({dl_bfloat16, dl_float16, dl_float32}).rank(a.ndim());
   GemmProblem p;
   p.grouping = Grouping(grouping);
   p.m = a.size(-2), p.k = a.size(-1), p.n = b.size(-2);
-  FillGroups(&p, a, b, groups);
+  FillGroups(&p, a, b, groups, weight_indices);
   if (p.m == 0 || p.n == 0 || p.batch == 0) return;
   if (p.k == 0) TVM_FFI_THROW(ArgumentError) << OP << ": a.shape[-1] must be at least 1, got 0";
   CheckMatrix("a", a, p.m, p.k);
@@ -161,7 +172,13 @@ void gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> 
   p.a = a.data_ptr(), p.b = b.data_ptr(), p.d = out.data_ptr();
   p.a_stride = RowStride(a), p.b_stride = RowStride(b), p.d_stride = RowStride(out);
   p.a_batch_stride = BatchStride(a), p.b_batch_stride = BatchStride(b), p.d_batch_stride = BatchStride(out);
-  p.half_output = out.dtype().code == kDLFloat;
+  p.out = out.dtype().bits == 32         ? flashinfer::gemm::Element::kFloat32
+          : out.dtype().code == kDLFloat ? flashinfer::gemm::Element::kFloat16
+                                         : flashinfer::gemm::Element::kBFloat16;
+  if (bias.has_value()) {
+    Expect(OP, "bias", bias.value()).same_device(a, "a").dtype({dl_bfloat16}).rank(1).numel(p.n).contiguous();
+    p.bias = static_cast<const flashinfer::bfloat16_t*>(bias.value().data_ptr());
+  }
   FillScales(&p, a, b, a_scale, b_scale);
   const int sms = SmCount(a.device().device_id);
   GemmConfig c;
@@ -176,6 +193,7 @@ void gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> 
   }
   c.blocks = blocks > 0 ? int(std::min<int64_t>(blocks, sms)) : sms;
   c.enable_pdl = UsePdl(enable_pdl, a.device());
+  c.weights_first = weights_first;
   if (c.swapped) {
     const int64_t bytes = SplitWorkspaceBytes(c.block_m, c.blocks);
     if (!workspace.has_value() || workspace.value().numel() < bytes) {

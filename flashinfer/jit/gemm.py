@@ -35,8 +35,8 @@ _TILES = {
 }
 
 
-#: Tokens of the tiles with 128 weights on the M side. Block scales of more than 64 tokens do not fit the registers.
-_SWAPPED = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 32, 64, 128), "fp8_block": (8, 16, 32, 64)}
+#: Tokens of the tiles with 128 weights on the M side.
+_SWAPPED = (8, 16, 32, 64, 128)
 
 
 class Tile(NamedTuple):
@@ -57,7 +57,7 @@ def tiles_of(kind: str) -> list[Tile]:
     element, scaling = _KINDS[kind]
     common = f"{element}, Scaling::{scaling}"
     plain = [Tile(False, m, n, f"GemmSm90<{common}, {m}, {n}>") for m, n in _TILES[kind]]
-    return plain + [Tile(True, m, 128, f"GemmSwappedSm90<{common}, {m}>") for m in _SWAPPED[kind]]
+    return plain + [Tile(True, m, 128, f"GemmSwappedSm90<{common}, {m}>") for m in _SWAPPED]
 
 
 def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:

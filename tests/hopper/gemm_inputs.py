@@ -30,7 +30,9 @@ def gemm(
     out: torch.Tensor,
     *,
     scales: tuple[Optional[torch.Tensor], Optional[torch.Tensor]] = (None, None),
+    bias: Optional[torch.Tensor] = None,
     groups: Optional[torch.Tensor] = None,
+    weight_indices: Optional[torch.Tensor] = None,
     grouping: int = BATCHED,
     expected_m: int = 0,
     tile: int = -1,
@@ -39,11 +41,12 @@ def gemm(
     raster: int = 0,
     blocks: int = 0,
     pdl: bool = False,
+    weights_first: bool = False,
 ) -> torch.Tensor:
     """Call the module of ``kind``; a negative tile lets the module choose."""
-    get_gemm_sm90_module(kind).gemm_sm90(
-        out, a, b, *scales, groups, workspace(kind), grouping, expected_m, tile, cluster, share_b, raster, blocks, pdl
-    )
+    chosen = (expected_m, tile, cluster, share_b, raster, blocks, pdl, weights_first)
+    memory = workspace(kind)
+    get_gemm_sm90_module(kind).gemm_sm90(out, a, b, *scales, bias, groups, weight_indices, memory, grouping, *chosen)
     return out
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer.jit.gemm import tiles_of
+from flashinfer.jit.gemm import get_quantize_1x128_module, tiles_of
 
 from .devices import needs_hopper
 from .gemm_inputs import TOLERANCE, block_scales, dequantized, error, gemm, operands, poisoned
@@ -120,3 +120,37 @@ def test_dependent_launches():
 @pytest.mark.parametrize("m", [1, 30, 200])
 def test_scales_of_single_weight_rows(m):
     check("fp8_block", m, 264, 1024, per_row=True)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+@pytest.mark.parametrize("m", [5, 300])
+def test_bias_and_wide_results(kind, m):
+    """Check fp32 results, the bias in fp32 before rounding, and rows whose last chunk of 8 columns is cut."""
+    n = 523
+    a, b = operands(kind, (m, 512), (n, 512))
+    bias = torch.randn(n, device="cuda").bfloat16()
+    expected = a.double() @ b.double().T + bias.double()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for tile in range(len(tiles_of(kind))):
+            out = poisoned(m, 528, dtype=dtype)
+            gemm(kind, a, b, out[:, :n], bias=bias, tile=tile)
+            assert error(out[:, :n], expected) < (1e-5 if dtype == torch.float32 and kind == "bf16" else TOLERANCE)
+            assert out[:, n:].isnan().all()
+
+
+@pytest.mark.parametrize("m", [1, 40])
+def test_weights_before_the_dependency(m):
+    """Check a product whose tokens are written by the kernel before it while its weights are already being read."""
+    module = get_quantize_1x128_module()
+    x = torch.randn(m, 4096, device="cuda").bfloat16()
+    codes = torch.zeros(m, 4096, device="cuda").to(torch.float8_e4m3fn)
+    padded = torch.zeros(32, -(-m // 4) * 4, device="cuda")
+    b = operands("fp8_block", (1024, 4096))[0]
+    scales = (padded[:, :m].T, block_scales(b[:1], b)[1])
+    module.quantize_1x128(codes, padded[:, :m], x, False)
+    expected = gemm("fp8_block", codes, b, poisoned(m, 1024), scales=scales)
+    for _ in range(50):
+        codes.view(torch.uint8).fill_(127), padded.fill_(torch.nan)
+        module.quantize_1x128(codes, padded[:, :m], x, True)
+        out = gemm("fp8_block", codes, b, poisoned(m, 1024), scales=scales, pdl=True, weights_first=True)
+        assert torch.equal(out, expected)

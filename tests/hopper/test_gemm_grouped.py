@@ -107,3 +107,17 @@ def test_all_groups_empty():
     for tile in range(len(tiles_of("bf16"))):
         gemm("bf16", a, b, poisoned(2, 64, 128), groups=none, grouping=MASKED, expected_m=1, tile=tile)
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+def test_weight_indices(kind):
+    """Check groups that choose their matrix: in another order, twice, and not at all."""
+    counts, indices = [7, 0, 130, 64], [2, 0, 0, 2]
+    indptr = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32).cuda()
+    a, b = operands(kind, (sum(counts), K), (3, N, K))
+    chosen = torch.tensor(indices, dtype=torch.int32).cuda()
+    expected = torch.cat([x.double() @ b[i].double().T for x, i in zip(a.split(counts), indices, strict=True)])
+    for tile in range(-1, len(tiles_of(kind))):
+        out = poisoned(sum(counts), N)
+        gemm(kind, a, b, out, groups=indptr, weight_indices=chosen, grouping=PACKED, tile=tile)
+        assert error(out, expected) < TOLERANCE

@@ -3,16 +3,18 @@
 
 python -m tests.hopper.tune [-k mm_bf16] [--json FILE]
 
-Each variant is checked against fp32 before it is timed. Times are medians of CUDA graph replays over operands that
-rotate through more memory than L2 holds. A star marks what the rule of choose_sm90.h picks; compare it with the best.
+Each variant is checked against fp32 before it is timed. Times are medians of single calls with L2 overwritten before
+each. A star marks what the rule of choose_sm90.h picks; compare it with the best.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
+import time
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Optional
 
@@ -21,10 +23,6 @@ import torch
 from flashinfer.jit.gemm import gen_gemm_modules, get_gemm_sm90_module, get_quantize_1x128_module, tiles_of
 
 from .gemm_inputs import BATCHED, CONTIGUOUS, MASKED, PACKED, block_scales, dequantized, error, gemm, operands, poisoned
-
-L2_BYTES = 60 << 20
-CALLS = 20  # calls per graph
-REPLAYS = 7
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def variants(case: Case) -> Iterator[dict[str, Any]]:
         if case.m < 32:
             continue
         pairs = [(1, False), (2, False)] + ([(2, True)] if case.grouping == BATCHED else [])
-        for (cluster, share_b), raster in itertools.product(pairs, (8, 16) if case.m > 1024 else (8,)):
+        for (cluster, share_b), raster in itertools.product(pairs, (8, 16) if case.m * case.groups > 1024 else (8,)):
             yield {"tile": i, "cluster": cluster, "share_b": share_b, "raster": raster}
 
 
@@ -123,24 +121,29 @@ def chosen(case: Case) -> tuple[int, int, bool]:
     return number // 4, 1 + number // 2 % 2, bool(number % 2)
 
 
-def seconds(calls: list[Callable[[], Any]]) -> float:
-    """Return the median time of one call; operands rotate, so that they are read from memory and not from L2."""
-    for call in calls:
+def seconds(call: Callable[[], Any], budget_s: float = 0.012) -> float:
+    """Return the median time of one call, with L2 overwritten before each: operands are read from memory."""
+    flush = _flush()
+    for _ in range(2):
         call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(CALLS):
-            calls[i % len(calls)]()
-    times = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    count = int(min(40, max(11, budget_s / (time.perf_counter() - began))))
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+    for start, end in events:
+        flush.zero_()
         start.record()
-        graph.replay()
+        call()
         end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / CALLS)
-    return statistics.median(times)
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) / 1e3 for start, end in events)
+
+
+@functools.cache
+def _flush() -> torch.Tensor:
+    return torch.empty(512 << 20, dtype=torch.int8, device="cuda")
 
 
 def check(case: Case, x: dict[str, Any]) -> float:
@@ -168,43 +171,53 @@ def library(case: Case, x: dict[str, Any]) -> Optional[Callable[[], Any]]:
     return None
 
 
-def quantizer(case: Case) -> Callable[[], Any]:
+def quantizer(case: Case, pdl: bool = False) -> Callable[[], Any]:
     """Return the quantisation that precedes a block-scaled call."""
     x = torch.randn(case.m, case.k, device="cuda").bfloat16()
     codes = torch.empty(case.m, case.k, dtype=torch.float8_e4m3fn, device="cuda")
     scales = torch.empty(case.k // 128, -(-case.m // 4) * 4, device="cuda")[:, : case.m]
-    return lambda: get_quantize_1x128_module().quantize_1x128(codes, scales, x, False)
+    return lambda: get_quantize_1x128_module().quantize_1x128(codes, scales, x, pdl)
+
+
+def quantized(case: Case, x: dict[str, Any], options: dict[str, Any]) -> Callable[[], Any]:
+    """Return the quantisation and the product that starts to read weights meanwhile."""
+    quantize = quantizer(case, True)
+
+    def both() -> None:
+        quantize()
+        gemm(case.kind, **x, expected_m=case.m, pdl=True, weights_first=True, **options)
+
+    return both
 
 
 def tune(case: Case) -> dict[str, Any]:
     """Time all variants of a case and print them, the fastest last."""
     torch.manual_seed(0)
-    copies = int(min(8, 2 + 2 * L2_BYTES // case.bytes)) if case.bytes < L2_BYTES else 2
-    sets = [inputs(case) for _ in range(copies)]
+    x = inputs(case)
     lines = []
     for options in variants(case):
-        sets[0]["out"].fill_(torch.nan)
-        calls = [
-            lambda x=x, options=options: gemm(case.kind, **x, grouping=case.grouping, expected_m=case.m, **options)
-            for x in sets
-        ]
-        calls[0]()
-        wrong = check(case, sets[0])
-        time = seconds(calls)
+        x["out"].fill_(torch.nan)
+        call = functools.partial(gemm, case.kind, **x, grouping=case.grouping, expected_m=case.m, **options)
+        call()
+        wrong = check(case, x)
         is_choice = (options["tile"], options.get("cluster", 1), options.get("share_b", False)) == chosen(case)
-        lines.append({**options, "us": time * 1e6, "error": wrong, "chosen": is_choice})
+        lines.append({**options, "us": seconds(call) * 1e6, "error": wrong, "chosen": is_choice})
+        if case.quantize and tiles_of(case.kind)[options["tile"]].swapped:
+            both = quantized(case, x, options)
+            lines[-1]["with quantizing"] = seconds(both) * 1e6
     lines.sort(key=lambda line: -line["us"])
     print(f"\n{case.name}: {case.flop / 1e9:.0f} GFLOP, {case.bytes / 1e6:.0f} MB")
     for line in lines:
         star, bad = "*" if line["chosen"] else " ", "" if line["error"] < 2.5e-3 else f"  WRONG: {line['error']:.1e}"
         form = f"cluster {line.get('cluster', 1)}{'b' if line.get('share_b') else ' '} raster {line.get('raster', 0):2}"
         rates = f"{case.flop / line['us'] / 1e6:7.0f} TFLOP/s {case.bytes / line['us'] / 1e6:5.2f} TB/s"
-        print(f" {star} {tiles_of(case.kind)[line['tile']].unit:16} {form} {line['us']:8.2f} us {rates}{bad}")
+        both = f"  with quantizing {line['with quantizing']:.2f} us" if "with quantizing" in line else ""
+        print(f" {star} {tiles_of(case.kind)[line['tile']].unit:16} {form} {line['us']:8.2f} us {rates}{both}{bad}")
     extra = {"quantize": quantizer(case)} if case.quantize else {}
-    torch_call = library(case, sets[0])
+    torch_call = library(case, x)
     if torch_call is not None:
         extra["torch"] = torch_call
-    others = {name: seconds([call]) * 1e6 for name, call in extra.items()}
+    others = {name: seconds(call) * 1e6 for name, call in extra.items()}
     for name, us in others.items():
         print(f"   {name}: {us:.2f} us")
     return {"case": case.name, "variants": lines, **others}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMM with tokens on the M side: a persistent kernel of one producer and two consumer warpgroups.
 //
-// Warp 0 of the producer loads stages of 128 bytes of K into the ring. Each consumer warpgroup multiplies and stores
+// Warp 0 of the producer loads stages of 128 bytes of K into the ring, warp 1 their block scales. Each consumer warpgroup multiplies and stores
 // its own part of the tile, so that one warpgroup multiplies while the other stores. Two blocks of a cluster may share
 // one operand: each block loads half of the operand and multicasts that half to both blocks. tiles_sm90.cuh defines the
 // order of tiles.
@@ -9,8 +9,10 @@
 #include "../ptx/cluster.cuh"
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
+#include "../ptx/tma.cuh"
 #include "mainloop_sm90.cuh"
 #include "params_sm90.cuh"
+#include "scales_sm90.cuh"
 #include "store_sm90.cuh"
 
 namespace flashinfer {
@@ -30,53 +32,16 @@ struct GemmTraits {
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int A_BYTES = BLOCK_M * SLAB_K_BYTES, B_BYTES = BLOCK_N * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
-  static constexpr int STORE_BYTES = 2 * 64 * hopper::SLAB_ROW_BYTES;  // bytes of staging buffers per warpgroup
-  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - CONSUMERS * STORE_BYTES;
-  static constexpr int STAGES = RING_BYTES / STAGE_BYTES < 8 ? RING_BYTES / STAGE_BYTES : 8;
-  static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * STAGE_BYTES + CONSUMERS * STORE_BYTES;
+  using Scales = StageScales<BLOCK_M, BLOCK_N, false>;
+  static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
+  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES;
+  static constexpr int STAGES = std::min(8, RING_BYTES / (STAGE_BYTES + SCALE_BYTES));
+  static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES);
   static_assert(GROUP_M % 64 == 0 && GROUP_N % 64 == 0 && STAGES >= 3, "tile shape");
   static_assert(!IS_BLOCK || GROUP_N <= SCALE_BLOCK, "a warpgroup has one scale of weights");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/// Block scales for tokens on the M side: per thread, two token scales for each wave of 64 rows and one weight scale.
-template <int WAVES>
-class RowScales {
- public:
-  __device__ __forceinline__ RowScales(const GemmParams& p, const Tile& tile, int row, int column)
-      : a_k_(p.token_scale.k_stride), b_k_(p.weight_scale.k_stride) {
-    const int lane_row = row + int(threadIdx.x) % WARPGROUP / 32 * 16 + int(threadIdx.x) % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < 2 * WAVES; ++i) {
-      const int r = min(lane_row + i / 2 * 64 + i % 2 * 8, tile.end_row - 1);
-      a_[i] = p.token_scale.data + tile.token_batch * p.token_scale.batch_stride + r * p.token_scale.row_stride;
-    }
-    const int n = min(column, p.n - 1);
-    b_ = p.weight_scale.data + tile.weight_batch * p.weight_scale.batch_stride +
-         n / SCALE_BLOCK * p.weight_scale.row_stride;
-  }
-  __device__ __forceinline__ void Load(int kb) {
-#pragma unroll
-    for (int i = 0; i < 2 * WAVES; ++i) next_[i] = *(a_[i] + kb * a_k_);
-    next_b_ = *(b_ + kb * b_k_);
-  }
-  __device__ __forceinline__ void Take() {
-#pragma unroll
-    for (int i = 0; i < 2 * WAVES; ++i) now_[i] = next_[i] * next_b_;
-  }
-  template <int COUNT>
-  __device__ __forceinline__ void Add(float (&acc)[COUNT], const float (&x)[COUNT], int wave) const {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) acc[i] = fmaf(x[i], now_[2 * wave + i % 4 / 2], acc[i]);
-  }
-
- private:
-  const float* a_[2 * WAVES];
-  const float* b_;
-  const int64_t a_k_, b_k_;
-  float next_[2 * WAVES], now_[2 * WAVES], next_b_;
-};
 
 template <typename Traits>
 __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
@@ -113,9 +78,29 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
   __syncwarp();
 }
 
+/// Copy the block scales of each stage.
+template <typename Traits>
+__device__ __forceinline__ void ProduceScales(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
+                                              uint32_t scales) {
+  const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
+  const int step = int(gridDim.x) / p.cluster;
+  hopper::RingPosition<Traits::STAGES> at;
+  TileList<Traits::BLOCK_M> list(p.tiles, rank);
+  Tile tile;
+  for (int t = int(blockIdx.x) / p.cluster; list.Get(t, tile); t += step) {
+    if (!tile.exists) continue;
+    const ScaleCopies<Traits::BLOCK_M, Traits::BLOCK_N, false> copies(p, tile);
+    for (int kb = 0; kb < p.k_blocks; ++kb, at.Advance()) {
+      ring.WaitEmpty(at);
+      copies.Run(p, scales + at.stage * Traits::SCALE_BYTES, kb);
+      ptx::MbarrierArriveCopies(ring.Full(at.stage));
+    }
+  }
+}
+
 template <typename Traits>
 __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring, uint32_t stages,
-                                        int group) {
+                                        const float* stage_scales, int group) {
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
   const int step = int(gridDim.x) / p.cluster;
   const int group_row = Traits::SPLIT_N ? 0 : group * Traits::GROUP_M;
@@ -123,29 +108,27 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
   const StageOperands from = {hopper::DescriptorKMajor(stages + group_row * SLAB_K_BYTES),
                               hopper::DescriptorKMajor(stages + Traits::A_BYTES + group_column * SLAB_K_BYTES),
                               Traits::STAGE_BYTES};
-  const uint32_t buffers = stages + Traits::STAGES * Traits::STAGE_BYTES + group * Traits::STORE_BYTES;
   const float scale = Traits::IS_BLOCK ? 1.f : TensorScale(p);
   hopper::RingPosition<Traits::STAGES> at;
   TileList<Traits::BLOCK_M> list(p.tiles, rank);
   Tile tile;
-  int turn = 0;
   for (int t = int(blockIdx.x) / p.cluster; list.Get(t, tile); t += step) {
     if (!tile.exists) continue;
     const int row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N + group_column;
     float acc[Traits::WAVES][Traits::GROUP_N / 2];
     if constexpr (Traits::IS_BLOCK) {
-      RowScales<Traits::WAVES> scales(p, tile, row, column);
-      SumScaledStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, 0, p.k_blocks, p.cluster,
-                                                                    scales);
+      const int lane_row = group_row + int(threadIdx.x) % WARPGROUP / 32 * 16 + int(threadIdx.x) % 32 / 4;
+      RowScales<Traits::WAVES, Traits::Scales::FLOATS> scales(
+          stage_scales + lane_row, stage_scales + Traits::BLOCK_M + group_column / SCALE_BLOCK);
+      SumScaledStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster, scales);
     } else {
       SumStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster);
     }
 #pragma unroll
     for (int w = 0; w < Traits::WAVES; ++w) {
-      StoreRows<Traits::GROUP_N>(p, acc[w], scale, buffers, turn, group, column, tile, row + 64 * w);
+      StoreRows<Traits::GROUP_N>(p, acc[w], scale, column, tile, row + 64 * w);
     }
   }
-  if (threadIdx.x % WARPGROUP == 0) ptx::WaitStoresRead<0>();
 }
 
 #endif
@@ -154,14 +137,13 @@ template <typename Traits>
 __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_constant__ GemmParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
-  const uint32_t base = (ptx::SharedAddress(shared) + 1023) / 1024 * 1024;
+  const uint32_t address = ptx::SharedAddress(shared), base = (address + 1023) / 1024 * 1024;
   const hopper::Ring<Traits::STAGES> ring{base};
-  const uint32_t stages = base + BARRIER_BYTES;
+  const uint32_t stages = base + BARRIER_BYTES, scales = stages + Traits::STAGES * Traits::STAGE_BYTES;
   if (threadIdx.x == 0) {
     ptx::PrefetchTensorMap(&p.tokens);
     ptx::PrefetchTensorMap(&p.weights);
-    ptx::PrefetchTensorMap(&p.out);
-    ring.Init(CONSUMERS * WARPGROUP / 32 * p.cluster);
+    ring.Init(CONSUMERS * WARPGROUP / 32 * p.cluster, Traits::IS_BLOCK ? 1 + 32 : 1);
   }
   if (p.cluster > 1) {
     ptx::ClusterSync();
@@ -173,10 +155,14 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
   const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
   if (role == 0) {
     ptx::ReleaseRegisters<PRODUCER_REGISTERS>();
-    if (threadIdx.x < 32) Produce<Traits>(p, ring, stages);
+    if (threadIdx.x < 32) {
+      Produce<Traits>(p, ring, stages);
+    } else if (Traits::IS_BLOCK && threadIdx.x < 64) {
+      ProduceScales<Traits>(p, ring, scales);
+    }
   } else {
     ptx::TakeRegisters<CONSUMER_REGISTERS>();
-    Consume<Traits>(p, ring, stages, role - 1);
+    Consume<Traits>(p, ring, stages, reinterpret_cast<const float*>(shared + (scales - address)), role - 1);
   }
   if (p.cluster > 1) ptx::ClusterSync();  // the other block may still signal barriers of this one
 #endif
@@ -190,7 +176,7 @@ Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream str
   if (problem.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % BLOCK_M != 0) return cudaErrorInvalidValue;
   if (problem.grouping != Grouping::kBatched && config.share_b) return cudaErrorInvalidValue;
   GemmParams p{};
-  cudaError_t status = FillParams<T>(&p, problem, config, BLOCK_M, BLOCK_N, 64);
+  cudaError_t status = FillParams<T>(&p, problem, config, BLOCK_M, BLOCK_N);
   if (status != cudaSuccess) return status;
   static std::atomic<uint64_t> allowed{0};
   auto* kernel = GemmSm90Kernel<Traits>;

@@ -60,22 +60,20 @@ __device__ __forceinline__ void SumStages(float (&acc)[WAVES][COLUMNS / 2], cons
 }
 
 /// Compute acc = the sum over stages of products times scales. The sum is in fp32, because tensor cores keep only some
-/// 13 bits of fp8 sums. `scales` loads the scales of a stage while the products run (Load), and adds scaled products
-/// (Add).
+/// 13 bits of fp8 sums. `scales` reads the scales of a stage from shared memory (Take), and adds scaled products (Add).
 template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STAGES, typename Scales>
 __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2], const hopper::Ring<STAGES>& ring,
                                                 hopper::RingPosition<STAGES>& at, const StageOperands& from,
-                                                int first_k_block, int k_blocks, uint32_t cluster, Scales& scales) {
+                                                int k_blocks, uint32_t cluster, Scales& scales) {
   float scratch[COLUMNS / 2];
 #pragma unroll
   for (int w = 0; w < WAVES; ++w) {
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; ++i) acc[w][i] = 0.f;
   }
-  scales.Load(first_k_block);
   for (int kb = 0; kb < k_blocks; ++kb) {
-    scales.Take();
     ring.WaitFull(at);
+    scales.Take(at.stage);
 #pragma unroll
     for (int w = 0; w < WAVES; ++w) {
       const uint64_t a = hopper::AdvanceDescriptor(from.A(at.stage), w * 64 * hopper::SLAB_ROW_BYTES);
@@ -83,7 +81,6 @@ __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2]
       ptx::WgmmaFence();
       StageProducts<TYPE, COLUMNS>(scratch, a, from.B(at.stage), false);
       ptx::WgmmaCommit();
-      if (w == 0) scales.Load(first_k_block + min(kb + 1, k_blocks - 1));
       ptx::WgmmaWait<0>();
       ptx::WgmmaPin(scratch);
       // Released before the additions, so that the producer refills the stage meanwhile.

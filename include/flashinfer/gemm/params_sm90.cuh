@@ -41,15 +41,17 @@ struct WgmmaTypeOf<float8_e4m3_t> {
 
 /// Parameters of GemmSm90Kernel and GemmSwappedSm90Kernel.
 struct GemmParams {
-  CUtensorMap tokens, weights, out;  // first members, because a CUtensorMap is aligned to 64 bytes
+  CUtensorMap tokens, weights;  // first members, because a CUtensorMap is aligned to 64 bytes
   TileParams tiles;
   ScaleView token_scale, weight_scale;
-  uint16_t* d;
-  int64_t d_stride;
+  void* d;
+  int64_t d_stride, d_batch_stride;
+  const bfloat16_t* bias;
   int n, k_blocks;
   int cluster;
   bool share_tokens, share_weights;  // each block of a cluster loads half of the operand and multicasts that half
-  bool half_output;
+  Element out;
+  bool weights_first;      // weights do not depend on the kernel before this one, which waited for those before it
   bool read_weights_once;  // weights are loaded with the L2 policy evict-first
   float* workspace;
 };
@@ -67,10 +69,9 @@ inline cudaError_t EncodeMatrix(CUtensorMap* map, const void* data, int bytes, i
   return hopper::EncodeTensorMap(map, t);
 }
 
-/// Fill the parameters that both kernels share. `weight_rows`: weights per tile; `out_rows`: tokens per box of results.
+/// Fill the parameters that both kernels share. `token_rows`, `weight_rows`: tokens and weights per tile.
 template <typename T>
-cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c, int token_rows, int weight_rows,
-                       int out_rows) {
+cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c, int token_rows, int weight_rows) {
   constexpr int BYTES = WgmmaTypeOf<T>::BYTES, BLOCK_K = SLAB_K_BYTES / BYTES;
   const bool one_token_batch = x.grouping == Grouping::kContiguous || x.grouping == Grouping::kPacked;
   const int64_t token_batch = one_token_batch ? 1 : x.batch;
@@ -80,12 +81,11 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   cudaError_t status =
       EncodeMatrix(&p->tokens, x.a, BYTES, x.k, x.m, x.a_stride, token_batch, x.a_batch_stride, BLOCK_K, a_box);
   if (status != cudaSuccess) return status;
-  status = EncodeMatrix(&p->weights, x.b, BYTES, x.k, x.n, x.b_stride, x.batch, x.b_batch_stride, BLOCK_K, b_box);
-  if (status != cudaSuccess) return status;
-  status = EncodeMatrix(&p->out, x.d, 2, x.n, x.m, x.d_stride, token_batch, x.d_batch_stride, 64, out_rows);
+  status = EncodeMatrix(&p->weights, x.b, BYTES, x.k, x.n, x.b_stride, x.weights, x.b_batch_stride, BLOCK_K, b_box);
   if (status != cudaSuccess) return status;
   TileParams& t = p->tiles;
   t.groups = x.groups, t.group_count = int(x.batch), t.m = int(x.m);
+  t.weight_indices = x.weight_indices;
   t.batch = x.grouping == Grouping::kBatched ? int(x.batch) : 1;
   t.pair_m = p->share_weights, t.pair_n = p->share_tokens;
   t.m_tiles = CeilDivide(CeilDivide(int(x.m), token_rows), t.pair_m ? 2 : 1);
@@ -93,9 +93,10 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   t.raster = std::max(1, std::min(c.raster, t.m_tiles));
   t.grouping = x.grouping;
   p->token_scale = x.a_scale, p->weight_scale = x.b_scale;
-  p->d = static_cast<uint16_t*>(x.d), p->d_stride = x.d_stride;
+  p->d = x.d, p->d_stride = x.d_stride, p->d_batch_stride = one_token_batch ? 0 : x.d_batch_stride;
+  p->bias = x.bias;
   p->n = int(x.n), p->k_blocks = int(CeilDiv(x.k, BLOCK_K));
-  p->cluster = c.cluster, p->half_output = x.half_output;
+  p->cluster = c.cluster, p->out = x.out;
   p->workspace = x.workspace;
   return cudaSuccess;
 }

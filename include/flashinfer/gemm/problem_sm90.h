@@ -32,12 +32,15 @@ struct GemmProblem {
   void* d = nullptr;
   int64_t m = 0, n = 0, k = 0;                       // m: rows of tokens, per batch entry or masked group
   int64_t batch = 1;                                 // kBatched: number of problems; otherwise number of groups
+  int64_t weights = 1;                               // matrices in b; equal to `batch` without weight_indices
   int64_t a_stride = 0, b_stride = 0, d_stride = 0;  // distance between rows, in elements
   int64_t a_batch_stride = 0, b_batch_stride = 0, d_batch_stride = 0;  // distance between batch entries or groups
   Grouping grouping = Grouping::kBatched;
   const int32_t* groups = nullptr;
   ScaleView a_scale, b_scale;
-  bool half_output = false;    // d is fp16, not bf16
+  Element out = Element::kBFloat16;         // element type of d: bf16, fp16 or fp32
+  const bfloat16_t* bias = nullptr;         // one per row of weights, added before rounding
+  const int32_t* weight_indices = nullptr;  // matrix of b of each group; null: group g has matrix g; kPacked only
   float* workspace = nullptr;  // SplitWorkspaceBytes() for the swapped kernel; counters are zero before the first call
 };
 
@@ -51,6 +54,7 @@ struct GemmConfig {
   int raster = 8;        // tiles along M per band; a band visits all of them before the next tile along N
   int blocks = 132;      // blocks to launch at most, one per SM
   bool enable_pdl = false;
+  bool weights_first = false;  // with PDL: only tokens and scales are written by the kernel before this one
 };
 
 }  // namespace gemm

@@ -11,6 +11,7 @@ namespace gemm {
 /// Parameters of the schedule. Two blocks that share loads have the same tile numbers and differ in their cluster rank.
 struct TileParams {
   const int32_t* groups = nullptr;
+  const int32_t* weight_indices = nullptr;
   int group_count = 0;
   int m = 0;        // rows per batch entry or masked group, or rows of all groups
   int batch = 1;    // number of problems; kBatched only
@@ -94,7 +95,8 @@ class GroupFinder {
     const int m_tiles = CeilDivide(rows, BLOCK_M), n_tile = rest / m_tiles;
     const int m_tile = rest - n_tile * m_tiles;  // M varies fastest, so that weights in L2 are reused at once
     const int token_batch = p_.grouping == Grouping::kMasked ? group : 0;
-    return {true, begin_row + m_tile * BLOCK_M, begin_row + rows, n_tile, token_batch, group};
+    const int weight_batch = p_.weight_indices == nullptr ? group : p_.weight_indices[group];
+    return {true, begin_row + m_tile * BLOCK_M, begin_row + rows, n_tile, token_batch, weight_batch};
   }
 
   const TileParams& p_;

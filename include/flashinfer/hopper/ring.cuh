@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ring buffer of stages in shared memory between one producer and several consumer warps, also across a cluster.
 //
-// Each stage has two mbarriers: `full` ends a phase when the producer has arrived and its bytes have landed, `empty`
+// Each stage has two mbarriers: `full` ends a phase when the producers have arrived and their bytes have landed, `empty`
 // when all consumer warps (of all blocks that the producer's multicasts write to) have arrived. A position counts the
 // stages passed. The producer waits for the opposite of its parity, which a new barrier has already passed.
 #pragma once
@@ -36,19 +36,25 @@ struct Ring {
   __device__ __forceinline__ uint32_t Full(int stage) const { return barriers + 8 * stage; }
   __device__ __forceinline__ uint32_t Empty(int stage) const { return barriers + 8 * (STAGES + stage); }
 
-  /// Initialise the mbarriers. Called by one thread; a barrier of the block (or cluster) must follow.
-  __device__ __forceinline__ void Init(uint32_t consumer_warps) const {
+  /// Initialise the mbarriers. `producers`: arrivals that fill a stage, one of them by BeginFill(). Called by one
+  /// thread; a barrier of the block (or cluster) must follow.
+  __device__ __forceinline__ void Init(uint32_t consumer_warps, uint32_t producers = 1) const {
     for (int i = 0; i < STAGES; ++i) {
-      ptx::MbarrierInit(Full(i), 1);
+      ptx::MbarrierInit(Full(i), producers);
       ptx::MbarrierInit(Empty(i), consumer_warps);
     }
     ptx::MbarrierInitFence();
   }
 
+  /// Wait until the stage may be written.
+  __device__ __forceinline__ void WaitEmpty(const RingPosition<STAGES>& at) const {
+    ptx::MbarrierWait(Empty(at.stage), at.parity ^ 1);
+  }
+
   /// Wait until the stage may be written, and announce `bytes` of loads. Returns the mbarrier that the loads must
   /// signal.
   __device__ __forceinline__ uint32_t BeginFill(const RingPosition<STAGES>& at, uint32_t bytes) const {
-    ptx::MbarrierWait(Empty(at.stage), at.parity ^ 1);
+    WaitEmpty(at);
     ptx::MbarrierArriveExpect(Full(at.stage), bytes);
     return Full(at.stage);
   }

@@ -16,6 +16,15 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool 
 #endif
 }
 
+/// Copy 4 bytes from global memory.
+__device__ __forceinline__ void CopyAsync4(uint32_t to, const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+#else
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(*static_cast<const uint32_t*>(from)) : "memory");
+#endif
+}
+
 /// Store 4 or 16 bytes from registers to shared memory.
 __device__ __forceinline__ void StoreShared4(uint32_t to, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");

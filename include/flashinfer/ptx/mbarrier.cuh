@@ -36,6 +36,11 @@ __device__ __forceinline__ void MbarrierArriveExpect(uint32_t barrier, uint32_t 
                : "memory");
 }
 
+/// Arrive when the copies that this thread has begun with cp.async have landed.
+__device__ __forceinline__ void MbarrierArriveCopies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Arrive at the barrier with this address in block `rank` of the cluster, which may be the calling block. Orders reads
 /// by wgmma that have completed. Ordinary accesses are not ordered: release at cluster scope would cost a MEMBAR, which
 /// takes as long as a stage of a GEMM.

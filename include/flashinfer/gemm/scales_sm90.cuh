@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Block scales of a stage: one producer warp copies them to shared memory with the stage, so that their latency is
+// hidden like that of the operands. Consumer threads read those of their accumulators before the products.
+#pragma once
+#include "../hopper/ring.cuh"
+#include "../ptx/cp_async.cuh"
+#include "params_sm90.cuh"
+
+namespace flashinfer {
+namespace gemm {
+
+/// Scales of one stage in shared memory, in floats: one per token of the tile, then one per weight column (SINGLE: per
+/// weight, otherwise per 128 weights).
+template <int TOKENS, int WEIGHTS, bool SINGLE>
+struct StageScales {
+  static constexpr int WEIGHT_SCALES = SINGLE ? WEIGHTS : (WEIGHTS + SCALE_BLOCK - 1) / SCALE_BLOCK;
+  static constexpr int FLOATS = (TOKENS + WEIGHT_SCALES + 3) / 4 * 4;
+  static constexpr int BYTES = FLOATS * 4;
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Copies of the scales of one tile by a warp. Scales of rows beyond the end of the problem are not copied: what is in
+/// their place affects only results that are not stored.
+template <int TOKENS, int WEIGHTS, bool SINGLE>
+class ScaleCopies {
+ public:
+  using Layout = StageScales<TOKENS, WEIGHTS, SINGLE>;
+
+  __device__ __forceinline__ ScaleCopies(const GemmParams& p, const Tile& tile)
+      : tokens_(tile.end_row - tile.row), weights_(p.n - tile.n_tile * WEIGHTS) {
+    const int lane = threadIdx.x % 32;
+    token_ = p.token_scale.data + tile.token_batch * p.token_scale.batch_stride +
+             (tile.row + lane) * p.token_scale.row_stride;
+    const int weight = (tile.n_tile * WEIGHTS + (SINGLE ? lane : lane * SCALE_BLOCK)) / p.weight_scale.rows;
+    weight_ =
+        p.weight_scale.data + tile.weight_batch * p.weight_scale.batch_stride + weight * p.weight_scale.row_stride;
+  }
+
+  __device__ __forceinline__ void Run(const GemmParams& p, uint32_t to, int kb) const {
+    const int lane = threadIdx.x % 32;
+    const float* token = token_ + kb * p.token_scale.k_stride;
+#pragma unroll 1
+    for (int i = lane; i < min(TOKENS, tokens_); i += 32, token += 32 * p.token_scale.row_stride) {
+      ptx::CopyAsync4(to + 4 * i, token);
+    }
+    const float* weight = weight_ + kb * p.weight_scale.k_stride;
+    if constexpr (SINGLE) {
+      // 32 weights have 32 scales, or one that repeats
+      const int64_t step = p.weight_scale.rows == 1 ? 32 * p.weight_scale.row_stride : 0;
+#pragma unroll 1
+      for (int i = lane; i < min(WEIGHTS, weights_); i += 32, weight += step) {
+        ptx::CopyAsync4(to + 4 * (TOKENS + i), weight);
+      }
+    } else if (lane < Layout::WEIGHT_SCALES && lane * SCALE_BLOCK < weights_) {
+      ptx::CopyAsync4(to + 4 * (TOKENS + lane), weight);
+    }
+  }
+
+ private:
+  const float* token_;    // scale of this lane's first token at K block 0
+  const float* weight_;   // scale of this lane's first weight, or block of weights
+  int tokens_, weights_;  // rows from the first of the tile to the end of the problem
+};
+
+/// Scales of a thread's accumulators with tokens on the M side: two token scales for each wave of 64 rows, times the
+/// scale of the warpgroup's weights. `tokens`, `weight`: scales of stage 0 of this thread's first row and of its weights.
+template <int WAVES, int STAGE_FLOATS>
+class RowScales {
+ public:
+  __device__ __forceinline__ RowScales(const float* tokens, const float* weight) : tokens_(tokens), weight_(weight) {}
+
+  __device__ __forceinline__ void Take(int stage) {
+    const float weight = weight_[stage * STAGE_FLOATS];
+#pragma unroll
+    for (int i = 0; i < 2 * WAVES; ++i) {
+      now_[i] = tokens_[stage * STAGE_FLOATS + i / 2 * 64 + i % 2 * 8] * weight;
+    }
+  }
+  template <int COUNT>
+  __device__ __forceinline__ void Add(float (&acc)[COUNT], const float (&x)[COUNT], int wave) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) acc[i] = fmaf(x[i], now_[2 * wave + i % 4 / 2], acc[i]);
+  }
+
+ private:
+  const float *tokens_, *weight_;
+  float now_[2 * WAVES];
+};
+
+/// Scales of a thread's accumulators with weights on the M side: two rows of weights, and two tokens of every eight.
+template <int TOKENS, int STAGE_FLOATS>
+class ColumnScales {
+ public:
+  /// `tokens`, `weights`: scales of stage 0 of this thread's first two tokens and of its first row of weights.
+  __device__ __forceinline__ ColumnScales(const float* tokens, const float* weights)
+      : tokens_(tokens), weights_(weights) {}
+
+  __device__ __forceinline__ void Take(int stage) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) now_weights_[i] = weights_[stage * STAGE_FLOATS + 8 * i];
+#pragma unroll
+    for (int i = 0; i < TOKENS / 8; ++i) {
+      now_tokens_[i] = *reinterpret_cast<const float2*>(tokens_ + stage * STAGE_FLOATS + 8 * i);
+    }
+  }
+  __device__ __forceinline__ void Add(float (&acc)[TOKENS / 2], const float (&x)[TOKENS / 2], int) const {
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; ++i) {
+      const float token = i % 2 ? now_tokens_[i / 4].y : now_tokens_[i / 4].x;
+      acc[i] = fmaf(x[i], now_weights_[i % 4 / 2] * token, acc[i]);
+    }
+  }
+
+ private:
+  const float *tokens_, *weights_;
+  float2 now_tokens_[TOKENS / 8];
+  float now_weights_[2];
+};
+
+#endif
+
+}  // namespace gemm
+}  // namespace flashinfer
