@@ -137,21 +137,13 @@ int64_t gemm_sm90_choose(int64_t rows, int64_t n, int64_t k, int64_t batch, int6
   p.n = n, p.k = k, p.batch = batch, p.grouping = Grouping(grouping);
   p.b_scale.rows = needs_swapped ? 1 : SCALE_BLOCK;
   const GemmConfig c = ChooseSm90(ShapeOf(p, rows), TILES, TILE_COUNT, int(sms));
-  return IndexOf(c) * 4 + (c.cluster == 2 ? 2 : 0) + (c.share_b ? 1 : 0);
-}
-
-int64_t gemm_sm90_workspace_bytes(int64_t blocks) {
-  int64_t bytes = 0;
-  for (const TileShape& tile : TILES) {
-    if (tile.swapped) bytes = std::max(bytes, SplitWorkspaceBytes(tile.block_m, int(blocks)));
-  }
-  return bytes;
+  return IndexOf(c) * 32 + c.cluster * 2 + (c.share_b ? 1 : 0);
 }
 
 void gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,
                Optional<TensorView> bias, Optional<TensorView> groups, Optional<TensorView> weight_indices,
-               Optional<TensorView> workspace, int64_t grouping, int64_t expected_m, int64_t tile, int64_t cluster,
-               bool share_b, int64_t raster, int64_t blocks, bool enable_pdl, bool weights_first) {
+               int64_t grouping, int64_t expected_m, int64_t tile, int64_t cluster, bool share_b, int64_t raster,
+               int64_t blocks, bool enable_pdl, bool weights_first) {
   if (grouping < 0 || grouping > 3 || tile >= TILE_COUNT) {
     TVM_FFI_THROW(ArgumentError) << OP << ": grouping must be in 0 .. 3 and tile below " << TILE_COUNT << ", got "
                                  << grouping << " and " << tile;
@@ -194,15 +186,7 @@ void gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> 
   c.blocks = blocks > 0 ? int(std::min<int64_t>(blocks, sms)) : sms;
   c.enable_pdl = UsePdl(enable_pdl, a.device());
   c.weights_first = weights_first;
-  if (c.swapped) {
-    const int64_t bytes = SplitWorkspaceBytes(c.block_m, c.blocks);
-    if (!workspace.has_value() || workspace.value().numel() < bytes) {
-      TVM_FFI_THROW(ArgumentError) << OP << ": workspace must have at least " << bytes << " bytes, zero before the "
-                                   << "first call, got " << (workspace.has_value() ? workspace.value().numel() : 0);
-    }
-    Expect(OP, "workspace", workspace.value()).same_device(a, "a").dtype({dl_uint8}).contiguous();
-    p.workspace = static_cast<float*>(workspace.value().data_ptr());
-  } else if (SCALING == Scaling::kBlock && p.b_scale.rows == 1) {
+  if (!c.swapped && SCALING == Scaling::kBlock && p.b_scale.rows == 1) {
     TVM_FFI_THROW(ArgumentError) << OP << ": tile must be a swapped one for scales of single weight rows, got " << tile;
   }
   DeviceGuard guard(a.device());

@@ -4,12 +4,10 @@
 
 void gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,
                Optional<TensorView> bias, Optional<TensorView> groups, Optional<TensorView> weight_indices,
-               Optional<TensorView> workspace, int64_t grouping, int64_t expected_m, int64_t tile, int64_t cluster,
-               bool share_b, int64_t raster, int64_t blocks, bool enable_pdl, bool weights_first);
+               int64_t grouping, int64_t expected_m, int64_t tile, int64_t cluster, bool share_b, int64_t raster,
+               int64_t blocks, bool enable_pdl, bool weights_first);
 int64_t gemm_sm90_choose(int64_t rows, int64_t n, int64_t k, int64_t batch, int64_t grouping, bool needs_swapped,
                          int64_t sms);
-int64_t gemm_sm90_workspace_bytes(int64_t blocks);
 
 FLASHINFER_EXPORT(gemm_sm90, gemm_sm90)
 FLASHINFER_EXPORT(gemm_sm90_choose, gemm_sm90_choose)
-FLASHINFER_EXPORT(gemm_sm90_workspace_bytes, gemm_sm90_workspace_bytes)

@@ -12,16 +12,6 @@ from flashinfer.jit.gemm import get_gemm_sm90_module
 BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
 E4M3 = torch.float8_e4m3fn
 
-_workspaces: dict[tuple[str, int], torch.Tensor] = {}
-
-
-def workspace(kind: str, blocks: int = 132) -> torch.Tensor:
-    """Return the workspace of a module: its counters are zero before the first call, and each call resets them."""
-    if (kind, blocks) not in _workspaces:
-        size = get_gemm_sm90_module(kind).gemm_sm90_workspace_bytes(blocks)
-        _workspaces[kind, blocks] = torch.zeros(max(size, 1), dtype=torch.uint8, device="cuda")
-    return _workspaces[kind, blocks]
-
 
 def gemm(
     kind: str,
@@ -45,8 +35,7 @@ def gemm(
 ) -> torch.Tensor:
     """Call the module of ``kind``; a negative tile lets the module choose."""
     chosen = (expected_m, tile, cluster, share_b, raster, blocks, pdl, weights_first)
-    memory = workspace(kind)
-    get_gemm_sm90_module(kind).gemm_sm90(out, a, b, *scales, bias, groups, weight_indices, memory, grouping, *chosen)
+    get_gemm_sm90_module(kind).gemm_sm90(out, a, b, *scales, bias, groups, weight_indices, grouping, *chosen)
     return out
 
 

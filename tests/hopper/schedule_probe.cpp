@@ -15,9 +15,6 @@ void raster_tiles(int count, int m_tiles, int n_tiles, int raster, int* out) {
   }
 }
 
-int64_t range_begin(int64_t units, int blocks, int block) { return RangeBegin(units, blocks, block); }
-int range_owner(int64_t units, int blocks, int64_t unit) { return RangeOwner(units, blocks, unit); }
-
 /// Chosen tile as (swapped, block_m, block_n, cluster, share_b, raster); `tiles` has three numbers of each.
 void choose(const int64_t* shape, bool is_block, bool needs_swapped, const int* tiles, int count, int sms, int* out) {
   GemmShape x{shape[0], shape[1], shape[2]};

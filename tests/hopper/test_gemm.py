@@ -50,6 +50,19 @@ def test_pairs_of_blocks(kind, tile, share_b, m, n):
     check(kind, m, n, 1024, tile=tile, cluster=2, share_b=share_b)
 
 
+SWAPPED = [(kind, tile) for kind, tile in TILES if tiles_of(kind)[tile].swapped]
+
+
+@pytest.mark.parametrize("kind, tile", SWAPPED)
+@pytest.mark.parametrize("split", [2, 3, 4, 7, 8])
+def test_blocks_that_split_k(kind, tile, split):
+    """Check clusters that exchange partial sums: tokens of several tiles, K that does not divide, several turns."""
+    if split > 4 and tiles_of(kind)[tile].block_m > 64:
+        pytest.skip("the receive buffer has room for four blocks")
+    check(kind, 77, 712, 1936, tile=tile, cluster=split)
+    check(kind, 300, 1024, 2048, tile=tile, cluster=split, blocks=3 * split)
+
+
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
 @pytest.mark.parametrize("m", [1, 5, 16, 33, 64, 128, 1000])
 def test_chosen_tile(kind, m):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tile order, split-K ranges and the rule that picks a tile, on the host. No GPU and no CUDA."""
+"""Tile order and the rule that picks a tile, on the host. No GPU and no CUDA."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def probe(tmp_path_factory):
     source = Path(__file__).with_name("schedule_probe.cpp")
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     subprocess.run([compiler, *flags, f"-I{env.FLASHINFER_INCLUDE_DIR}", source, "-o", library], check=True)
-    loaded = ctypes.CDLL(str(library))
-    loaded.range_begin.restype = ctypes.c_int64
-    return loaded
+    return ctypes.CDLL(str(library))
 
 
 @pytest.mark.parametrize("m_tiles, n_tiles, raster", [(1, 1, 1), (20, 7, 8), (8, 3, 8), (5, 4, 16), (17, 1, 16)])
@@ -39,19 +37,6 @@ def test_every_tile_once(probe, m_tiles, n_tiles, raster):
     assert sorted(tiles) == [(b, m, n) for b in range(2) for m in range(m_tiles) for n in range(n_tiles)]
     first_band = {m for _, m, _ in tiles[: min(raster, m_tiles) * n_tiles]}
     assert first_band == set(range(min(raster, m_tiles)))
-
-
-@pytest.mark.parametrize("units, blocks", [(1, 1), (3584, 132), (5, 132), (1 << 40, 132), (131, 132), (264, 132)])
-def test_ranges_cover_all_units(probe, units, blocks):
-    def begin(block):
-        return probe.range_begin(ctypes.c_int64(units), blocks, block)
-
-    assert begin(0) == 0 and begin(blocks) == units
-    lengths = {begin(i + 1) - begin(i) for i in range(blocks)}
-    assert max(lengths) - min(lengths) <= 1
-    for unit in {0, units - 1, units // 2, units // 3} | {min(begin(i), units - 1) for i in range(0, blocks, 7)}:
-        owner = probe.range_owner(ctypes.c_int64(units), blocks, ctypes.c_int64(unit))
-        assert begin(owner) <= unit < begin(owner + 1)
 
 
 def choose(probe, kind, m, n, k, batch=1, grouping=BATCHED, needs_swapped=False):

@@ -100,8 +100,10 @@ def variants(case: Case) -> Iterator[dict[str, Any]]:
     """Yield the options of each kernel that can run a case."""
     for i, tile in enumerate(tiles_of(case.kind)):
         if tile.swapped:
-            if case.m <= 256 and tile.block_m < 2 * max(8, case.m):
-                yield {"tile": i}
+            if case.m <= 256 and case.m / 2 <= tile.block_m < 2 * max(8, case.m):
+                for split in (1, 2, 3, 4, 6, 8) if case.groups == 1 else (1, 2, 4):
+                    if tile.block_m <= 64 or split <= 4:
+                        yield {"tile": i, "cluster": split}
             continue
         if case.grouping == CONTIGUOUS and tile.block_m > 128:
             continue
@@ -118,7 +120,7 @@ def chosen(case: Case) -> tuple[int, int, bool]:
     rows = case.m * case.groups if flat else case.m
     module = get_gemm_sm90_module(case.kind)
     number = module.gemm_sm90_choose(rows, case.n, case.k, case.groups, case.grouping, False, 132)
-    return number // 4, 1 + number // 2 % 2, bool(number % 2)
+    return number // 32, number // 2 % 16, bool(number % 2)
 
 
 def seconds(call: Callable[[], Any], budget_s: float = 0.012) -> float:

@@ -32,6 +32,7 @@ namespace model {
 
 constexpr double DRAM = 4400.0;          // bytes per ns
 constexpr double L2_PER_SM = 64.0;       // bytes per ns
+constexpr double LOAD_PER_SM = 50.0;     // bytes per ns that a block receives from memory at most
 constexpr double SHARED_PER_SM = 215.0;  // bytes per ns that wgmma reads from shared memory
 constexpr double FLOP_PER_SM = 6300.0;   // operations per ns with 16-bit operands; twice as many with 8-bit operands
 constexpr double START = 2500.0;         // ns: launch, first loads, last stores
@@ -78,20 +79,21 @@ inline double Normal(const GemmShape& x, const TileShape& tile, int cluster, boo
   return Overlap(work, MemoryBytes(x) / DRAM) + START;
 }
 
-/// Estimate the nanoseconds with weights on the M side: work is split evenly among blocks, and the partial sums of
-/// tiles that several blocks share are added.
-inline double Swapped(const GemmShape& x, const TileShape& tile, int sms) {
+/// Return how many clusters of `split` blocks run at once, one block per SM; SMs of a cluster belong to one group of 16.
+inline int ClustersOf(int split, int sms) { return split == 1 ? sms : std::max(1, sms / 16 * (16 / split)); }
+
+/// Estimate the nanoseconds with weights on the M side, and `split` blocks that share the K of a tile.
+inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int sms) {
   const Groups g = GroupsOf(x);
-  const double token_tiles = CeilOf(g.rows, tile.block_m),
-               tiles = g.count * token_tiles * CeilOf(double(x.n), tile.block_n);
-  const double k_bytes = double(x.k) * x.element_bytes;
-  const double l2 = k_bytes * (tile.block_m + tile.block_n) / L2_PER_SM;
-  const double flop = 2.0 * tile.block_m * tile.block_n * double(x.k) / (FLOP_PER_SM * 2 / x.element_bytes);
+  const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), tile.block_n);
+  const double rounds = CeilOf(tiles, ClustersOf(split, sms));
+  const double k_bytes = double(x.k) * x.element_bytes / split;
+  const double load = k_bytes * (tile.block_m + tile.block_n) / LOAD_PER_SM;
+  const double flop = 2.0 * tile.block_m * tile.block_n * double(x.k) / split / (FLOP_PER_SM * 2 / x.element_bytes);
   const double shared = k_bytes * 2 * (64 + tile.block_m) / SHARED_PER_SM;
-  const double scales = x.is_block ? 1.3 : 1.0;
-  const double work = tiles * (std::max({flop * scales, l2, shared}) + TILE) / sms;
-  const double fix_up = tiles < 8.0 * sms ? 800.0 + 12.0 * tile.block_m : 0.0;
-  return Overlap(work, MemoryBytes(x) / DRAM) + fix_up + START;
+  const double exchange = split > 1 ? 400.0 + 6.0 * tile.block_m : 0.0;
+  const double work = rounds * (std::max({flop * (x.is_block ? 1.3 : 1.0), load, shared}) + TILE + exchange);
+  return Overlap(work, MemoryBytes(x) / DRAM) + START;
 }
 
 }  // namespace model
@@ -115,7 +117,10 @@ inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int cou
   for (int i = 0; i < count; ++i) {
     const TileShape& tile = tiles[i];
     if (tile.swapped) {
-      consider(tile, 1, false, model::Swapped(x, tile, sms));
+      const int64_t k_blocks = std::max<int64_t>(1, x.k * x.element_bytes / SLAB_K_BYTES);
+      for (int split = 1; split <= std::min<int64_t>(tile.block_m > 64 ? 4 : 8, k_blocks); ++split) {
+        consider(tile, split, false, model::Swapped(x, tile, split, sms));
+      }
       continue;
     }
     if (x.needs_swapped) continue;

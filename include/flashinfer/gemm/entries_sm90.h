@@ -16,13 +16,5 @@ Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Str
 
 constexpr int SWAPPED_WEIGHTS = 128;  // rows of weights per tile
 
-/// Workspace of GemmSwappedSm90 in bytes: counters, at an offset that is the same for every launch, then two partial
-/// tiles per block.
-constexpr int64_t SPLIT_COUNTER_BYTES = 4096;
-constexpr int MAX_SPLIT_BLOCKS = int(SPLIT_COUNTER_BYTES / 8);
-constexpr int64_t SplitWorkspaceBytes(int tokens, int blocks) {
-  return SPLIT_COUNTER_BYTES + int64_t(blocks) * 2 * SWAPPED_WEIGHTS * tokens * 4;
-}
-
 }  // namespace gemm
 }  // namespace flashinfer

@@ -34,9 +34,10 @@ struct GemmTraits {
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
   using Scales = StageScales<BLOCK_M, BLOCK_N, false>;
   static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
-  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES;
+  static constexpr int STAGING_BYTES = CONSUMERS * WARPGROUP / 32 * 2048;
+  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - STAGING_BYTES;
   static constexpr int STAGES = std::min(8, RING_BYTES / (STAGE_BYTES + SCALE_BYTES));
-  static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES);
+  static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + STAGING_BYTES;
   static_assert(GROUP_M % 64 == 0 && GROUP_N % 64 == 0 && STAGES >= 3, "tile shape");
   static_assert(!IS_BLOCK || GROUP_N <= SCALE_BLOCK, "a warpgroup has one scale of weights");
 };
@@ -109,6 +110,7 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
                               hopper::DescriptorKMajor(stages + Traits::A_BYTES + group_column * SLAB_K_BYTES),
                               Traits::STAGE_BYTES};
   const float scale = Traits::IS_BLOCK ? 1.f : TensorScale(p);
+  const uint32_t staging = stages + Traits::STAGES * Traits::STAGE_BYTES + (int(threadIdx.x) / 32 - 4) * 2048;
   hopper::RingPosition<Traits::STAGES> at;
   TileList<Traits::BLOCK_M> list(p.tiles, rank);
   Tile tile;
@@ -126,7 +128,7 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
     }
 #pragma unroll
     for (int w = 0; w < Traits::WAVES; ++w) {
-      StoreRows<Traits::GROUP_N>(p, acc[w], scale, column, tile, row + 64 * w);
+      StoreRows<Traits::GROUP_N>(p, acc[w], scale, staging, column, tile, row + 64 * w);
     }
   }
 }
@@ -139,7 +141,8 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
   extern __shared__ unsigned char shared[];
   const uint32_t address = ptx::SharedAddress(shared), base = (address + 1023) / 1024 * 1024;
   const hopper::Ring<Traits::STAGES> ring{base};
-  const uint32_t stages = base + BARRIER_BYTES, scales = stages + Traits::STAGES * Traits::STAGE_BYTES;
+  const uint32_t stages = base + BARRIER_BYTES;
+  const uint32_t scales = stages + Traits::STAGES * Traits::STAGE_BYTES + Traits::STAGING_BYTES;
   if (threadIdx.x == 0) {
     ptx::PrefetchTensorMap(&p.tokens);
     ptx::PrefetchTensorMap(&p.weights);

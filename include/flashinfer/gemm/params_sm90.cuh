@@ -53,7 +53,6 @@ struct GemmParams {
   Element out;
   bool weights_first;      // weights do not depend on the kernel before this one, which waited for those before it
   bool read_weights_once;  // weights are loaded with the L2 policy evict-first
-  float* workspace;
 };
 
 /// Encode the tensor map of `batch` matrices of `rows` by `columns` elements, with boxes of `box_rows` by
@@ -75,7 +74,8 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   constexpr int BYTES = WgmmaTypeOf<T>::BYTES, BLOCK_K = SLAB_K_BYTES / BYTES;
   const bool one_token_batch = x.grouping == Grouping::kContiguous || x.grouping == Grouping::kPacked;
   const int64_t token_batch = one_token_batch ? 1 : x.batch;
-  p->share_tokens = c.cluster == 2 && !c.share_b, p->share_weights = c.cluster == 2 && c.share_b;
+  p->share_tokens = !c.swapped && c.cluster == 2 && !c.share_b;
+  p->share_weights = !c.swapped && c.cluster == 2 && c.share_b;
   const int a_box = p->share_tokens ? token_rows / 2 : token_rows,
             b_box = p->share_weights ? weight_rows / 2 : weight_rows;
   cudaError_t status =
@@ -97,7 +97,6 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   p->bias = x.bias;
   p->n = int(x.n), p->k_blocks = int(CeilDiv(x.k, BLOCK_K));
   p->cluster = c.cluster, p->out = x.out;
-  p->workspace = x.workspace;
   return cudaSuccess;
 }
 

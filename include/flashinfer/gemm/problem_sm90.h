@@ -41,7 +41,6 @@ struct GemmProblem {
   Element out = Element::kBFloat16;         // element type of d: bf16, fp16 or fp32
   const bfloat16_t* bias = nullptr;         // one per row of weights, added before rounding
   const int32_t* weight_indices = nullptr;  // matrix of b of each group; null: group g has matrix g; kPacked only
-  float* workspace = nullptr;  // SplitWorkspaceBytes() for the swapped kernel; counters are zero before the first call
 };
 
 /// Tile shape of a kernel, and sharing of loads between blocks.
@@ -49,7 +48,7 @@ struct GemmConfig {
   bool swapped = false;  // weights on the M side (64 rows per warpgroup), tokens on the N side
   int block_m = 128;     // tokens per tile
   int block_n = 128;     // weights per tile
-  int cluster = 1;       // 2: pairs of blocks share an operand
+  int cluster = 1;       // blocks per cluster: 2 share an operand; if swapped, 1 .. 8 split K
   bool share_b = false;  // true: the pair computes two tiles along M and shares weights; false: along N, shares tokens
   int raster = 8;        // tiles along M per band; a band visits all of them before the next tile along N
   int blocks = 132;      // blocks to launch at most, one per SM

@@ -26,16 +26,5 @@ FLASHINFER_HD constexpr TileIndex RasterTile(int t, int m_tiles, int n_tiles, in
   return {batch, first + in_band % height, in_band / height};
 }
 
-/// Return the first unit of a block's range. The K units of all tiles, concatenated, are split into `blocks` ranges of
-/// nearly equal length. 64-bit, because 10^5 tiles of 10^3 units times 10^3 blocks overflow 32 bits.
-FLASHINFER_HD constexpr int64_t RangeBegin(int64_t units, int blocks, int block) { return units * block / blocks; }
-
-/// Return the block whose range contains `unit`.
-FLASHINFER_HD constexpr int RangeOwner(int64_t units, int blocks, int64_t unit) {
-  int block = int((unit * blocks) / units);  // too small by at most one
-  while (block + 1 < blocks && RangeBegin(units, blocks, block + 1) <= unit) ++block;
-  return block;
-}
-
 }  // namespace gemm
 }  // namespace flashinfer

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMM for few tokens: weights are the M side of the tensor cores (64 rows per warpgroup) and tokens the N side, so
-// tokens are not padded to 64. Weights stream through a ring that fills shared memory. The K units of all tiles,
-// concatenated, are split evenly among the blocks; split_sm90.cuh adds the partial sums of tiles that several blocks
-// share.
+// tokens are not padded to 64. Weights stream through a ring that fills shared memory. The blocks of a cluster split K
+// of each tile evenly; split_sm90.cuh adds their partial sums.
 #pragma once
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
@@ -27,38 +26,36 @@ struct SwappedTraits {
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int WEIGHT_BYTES = SWAPPED_WEIGHTS * SLAB_K_BYTES, TOKEN_BYTES = TOKENS * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = WEIGHT_BYTES + TOKEN_BYTES;
-  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES;
+  static constexpr int SPLIT_BYTES = SplitBuffer<TOKENS>::MaxBytes();
+  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES;
   using Scales = StageScales<TOKENS, SWAPPED_WEIGHTS, true>;
   static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
   static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES);
-  static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES);
-  static constexpr int FLAG_OFFSET = BARRIER_BYTES - 64;  // byte offset of the flags, behind the barriers
-  static_assert(2 * STAGES * 8 <= FLAG_OFFSET && TOKENS % 8 == 0 && STAGE_BYTES % 1024 == 0, "tile shape");
+  static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES;
+  static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
+  static_assert(2 * STAGES * 8 <= SPLIT_BARRIERS && SCALE_BYTES % 16 == 0 && TOKENS % 8 == 0 && STAGE_BYTES % 1024 == 0,
+                "tile shape");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Consecutive K blocks of one tile: [first, end).
+/// K blocks [first, end) of a tile that this block sums.
 struct TilePart {
-  int number;  // of the tile
   Tile tile;
   int first, end;
 };
 
-/// Call body(part, range of the block, position in the ring) for each tile, or part of a tile, of this block. The body
-/// advances the position once per K block. All lanes of a warp call it together.
+/// Call body(part, position in the ring) for each tile of this cluster. The body advances the position once per K
+/// block. All lanes of a warp call it together.
 template <typename Traits, typename Body>
 __device__ __forceinline__ void ForEachPart(const GemmParams& p, const Body& body) {
+  const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0, step = int(gridDim.x) / p.cluster;
   hopper::RingPosition<Traits::STAGES> at;
   TileList<Traits::TOKENS> list(p.tiles, 0);
-  const UnitRange range = RangeOfBlock(int64_t(list.Count()) * p.k_blocks);
   TilePart part;
-  for (int64_t unit = range.begin; unit < range.end;) {
-    part.number = int(unit / p.k_blocks);
-    part.first = int(unit - int64_t(part.number) * p.k_blocks);
-    part.end = int(min(int64_t(p.k_blocks), part.first + range.end - unit));
-    unit += part.end - part.first;
-    if (list.Get(part.number, part.tile) && part.tile.exists) body(part, range, at);
+  part.first = p.k_blocks * rank / p.cluster, part.end = p.k_blocks * (rank + 1) / p.cluster;
+  for (int t = int(blockIdx.x) / p.cluster; list.Get(t, part.tile); t += step) {
+    if (part.tile.exists) body(part, at);
   }
 }
 
@@ -80,14 +77,14 @@ __device__ __forceinline__ void ProduceSwapped(const GemmParams& p, const hopper
   };
   int early = 0;  // stages whose weights are under way
   if (p.weights_first) {
-    ForEachPart<Traits>(p, [&](const TilePart& part, const UnitRange&, hopper::RingPosition<Traits::STAGES>& at) {
+    ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
       for (int kb = part.first; kb < part.end && early < Traits::STAGES; ++kb, ++early, at.Advance()) {
         if (is_leader) load_weights(part.tile, kb, at);
       }
     });
     ptx::GridDependencyWait();
   }
-  ForEachPart<Traits>(p, [&](const TilePart& part, const UnitRange&, hopper::RingPosition<Traits::STAGES>& at) {
+  ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
     for (int kb = part.first; kb < part.end; ++kb, early = max(0, early - 1), at.Advance()) {
       if (!is_leader) continue;
       if (early == 0) load_weights(part.tile, kb, at);
@@ -104,7 +101,7 @@ template <typename Traits>
 __device__ __forceinline__ void ProduceSwappedScales(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                                      uint32_t scales) {
   if (p.weights_first) ptx::GridDependencyWait();
-  ForEachPart<Traits>(p, [&](const TilePart& part, const UnitRange&, hopper::RingPosition<Traits::STAGES>& at) {
+  ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
     const ScaleCopies<Traits::TOKENS, SWAPPED_WEIGHTS, true> copies(p, part.tile);
     for (int kb = part.first; kb < part.end; ++kb, at.Advance()) {
       ring.WaitEmpty(at);
@@ -116,26 +113,29 @@ __device__ __forceinline__ void ProduceSwappedScales(const GemmParams& p, const 
 
 template <typename Traits>
 __device__ __forceinline__ void ConsumeSwapped(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
-                                               uint32_t stages, const float* stage_scales, int group,
-                                               volatile int* flag) {
+                                               uint32_t stages, const float* stage_scales,
+                                               const SplitSum<Traits::TOKENS>& split, int group) {
   constexpr int TOKENS = Traits::TOKENS;
   const StageOperands from = {hopper::DescriptorKMajor(stages + group * 64 * SLAB_K_BYTES),
                               hopper::DescriptorKMajor(stages + Traits::WEIGHT_BYTES), Traits::STAGE_BYTES};
   const float scale = Traits::IS_BLOCK ? 1.f : TensorScale(p);
-  ForEachPart<Traits>(p, [&](const TilePart& part, const UnitRange& range, hopper::RingPosition<Traits::STAGES>& at) {
-    const int column = part.tile.n_tile * SWAPPED_WEIGHTS + group * 64, count = part.end - part.first;
+  uint32_t turn = 0;
+  ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
     float acc[1][TOKENS / 2];
     if constexpr (Traits::IS_BLOCK) {
       const int row = group * 64 + int(threadIdx.x) % WARPGROUP / 32 * 16 + int(threadIdx.x) % 32 / 4;
       ColumnScales<TOKENS, Traits::Scales::FLOATS> scales(stage_scales + 2 * (threadIdx.x % 4),
                                                           stage_scales + TOKENS + row);
-      SumScaledStages<Traits::TYPE, 1, TOKENS>(acc, ring, at, from, count, 1, scales);
+      SumScaledStages<Traits::TYPE, 1, TOKENS>(acc, ring, at, from, part.end - part.first, 1, scales);
     } else {
-      SumStages<Traits::TYPE, 1, TOKENS>(acc, ring, at, from, count, 1);
+      SumStages<Traits::TYPE, 1, TOKENS>(acc, ring, at, from, part.end - part.first, 1);
     }
-    if (count < p.k_blocks && !AddParts(p, acc[0], range, part.number, group, flag)) return;
-    StoreTransposed<TOKENS>(p, acc[0], scale, column, part.tile);
+    if (p.cluster > 1 && turn == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
+    const int column = part.tile.n_tile * SWAPPED_WEIGHTS + group * 64;
+    split.Add(acc[0], turn++,
+              [&](int j, float (&sum)[4]) { StoreTokens(p, sum, scale, column, part.tile, part.tile.row + 8 * j); });
   });
+  if (p.cluster > 1 && turn == 0) ptx::ClusterWait();
 }
 
 #endif
@@ -145,14 +145,20 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
   const uint32_t address = ptx::SharedAddress(shared), base = (address + 1023) / 1024 * 1024;
+  unsigned char* const aligned = shared + (base - address);
   const hopper::Ring<Traits::STAGES> ring{base};
-  const uint32_t stages = base + BARRIER_BYTES, scales = stages + Traits::STAGES * Traits::STAGE_BYTES;
+  const uint32_t stages = base + BARRIER_BYTES;
+  constexpr int SCALES = BARRIER_BYTES + Traits::STAGES * Traits::STAGE_BYTES;
+  constexpr int BUFFER = SCALES + Traits::STAGES * Traits::SCALE_BYTES;
+  const SplitSum<Traits::TOKENS> split(aligned + Traits::SPLIT_BARRIERS, aligned + BUFFER, p.cluster);
   if (threadIdx.x == 0) {
-    ptx::PrefetchTensorMap(&p.tokens);
     ptx::PrefetchTensorMap(&p.weights);
+    ptx::PrefetchTensorMap(&p.tokens);
     ring.Init(CONSUMERS * WARPGROUP / 32, Traits::IS_BLOCK ? 1 + 32 : 1);
+    split.Init();
   }
   __syncthreads();
+  if (p.cluster > 1) ptx::ClusterArriveRelaxed();  // consumers wait before they send the first sums
   if (!p.weights_first) ptx::GridDependencyWait();
   ptx::LaunchDependents();
   const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
@@ -161,15 +167,41 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
     if (threadIdx.x < 32) {
       ProduceSwapped<Traits>(p, ring, stages);
     } else if (Traits::IS_BLOCK && threadIdx.x < 64) {
-      ProduceSwappedScales<Traits>(p, ring, scales);
+      ProduceSwappedScales<Traits>(p, ring, base + SCALES);
     }
+    __syncwarp();
+    if (p.cluster > 1) ptx::ClusterWait();
   } else {
     ptx::TakeRegisters<SWAPPED_CONSUMER_REGISTERS>();
-    int* const flags = reinterpret_cast<int*>(shared + (base - address) + Traits::FLAG_OFFSET);
-    ConsumeSwapped<Traits>(p, ring, stages, reinterpret_cast<const float*>(shared + (scales - address)), role - 1,
-                           flags + role - 1);
+    ConsumeSwapped<Traits>(p, ring, stages, reinterpret_cast<const float*>(aligned + SCALES), split, role - 1);
   }
+  if (p.cluster > 1) ptx::ClusterSync();  // the other blocks may still write to this one
 #endif
+}
+
+/// Return how many clusters of `split` blocks run at once on the current device, or 0 if none can. Queried once.
+template <typename Traits>
+int MaxClusters(int split) {
+  constexpr int DEVICES = 64;
+  static std::atomic<int> cache[DEVICES][9];
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= DEVICES) return 0;
+  int count = cache[device][split].load(std::memory_order_relaxed);
+  if (count == 0) {
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {unsigned(split), 1, 1};
+    config.gridDim = dim3(split * 128), config.blockDim = dim3(GEMM_THREADS);
+    config.dynamicSmemBytes = Traits::SHARED_BYTES;
+    config.attrs = &attribute, config.numAttrs = 1;
+    if (cudaOccupancyMaxActiveClusters(&count, GemmSwappedSm90Kernel<Traits>, &config) != cudaSuccess) {
+      cudaGetLastError();
+      count = -1;
+    }
+    cache[device][split].store(count == 0 ? -1 : count, std::memory_order_relaxed);
+  }
+  return std::max(0, count);
 }
 
 /// Compute d = a b^T with tiles of TOKENS tokens by 128 weights. With block scaling, every row of weights may have a
@@ -178,8 +210,10 @@ template <typename T, Scaling SCALING, int TOKENS>
 Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
   using Traits = SwappedTraits<T, SCALING, TOKENS>;
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
-  if (config.cluster != 1 || problem.workspace == nullptr || config.blocks > MAX_SPLIT_BLOCKS)
+  const int k_blocks = int(CeilDiv(problem.k, Traits::BLOCK_K));
+  if (config.cluster < 1 || config.cluster > std::min(SplitBuffer<TOKENS>::MAX_SPLIT, k_blocks)) {
     return cudaErrorInvalidValue;
+  }
   GemmParams p{};
   cudaError_t status = FillParams<T>(&p, problem, config, TOKENS, SWAPPED_WEIGHTS);
   if (status != cudaSuccess) return status;
@@ -190,7 +224,11 @@ Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Str
   auto* kernel = GemmSwappedSm90Kernel<Traits>;
   status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);
   if (status != cudaSuccess) return status;
-  const LaunchConfig launch(dim3(config.blocks), dim3(GEMM_THREADS), Traits::SHARED_BYTES, config.enable_pdl, stream);
+  int clusters = std::min(MaxClusters<Traits>(config.cluster), std::max(1, config.blocks / config.cluster));
+  if (clusters == 0) return cudaErrorInvalidConfiguration;
+  if (!p.tiles.IsCounted()) clusters = std::min(clusters, p.tiles.Total());
+  const LaunchConfig launch(dim3(clusters * config.cluster), dim3(GEMM_THREADS), Traits::SHARED_BYTES,
+                            config.enable_pdl, stream, config.cluster);
   return launch.Launch(kernel, p);
 }
 
