@@ -51,9 +51,15 @@ def choose(probe, kind, m, n, k, batch=1, grouping=BATCHED, needs_swapped=False)
     return tuple(out)
 
 
-def test_large_products_take_the_largest_tile_and_share_loads(probe):
-    assert choose(probe, "bf16", 4096, 7168, 4096)[1:4] == (128, 256, 2)
-    assert choose(probe, "fp8_block", 4096, 7168, 4096)[3] == 2
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+def test_large_products_take_the_largest_tile(probe, kind):
+    assert choose(probe, kind, 4096, 7168, 4096)[:4] == (0, 128, 256, 1)
+
+
+def test_few_tiles_split_k(probe):
+    """Check 32 tiles of weights: alone, 100 SMs would idle."""
+    swapped, _, _, split, *_ = choose(probe, "bf16", 16, 4096, 14336)
+    assert swapped and split > 1
 
 
 def test_tile_fills_the_last_wave(probe):

@@ -204,7 +204,7 @@ def tune(case: Case) -> dict[str, Any]:
         wrong = check(case, x)
         is_choice = (options["tile"], options.get("cluster", 1), options.get("share_b", False)) == chosen(case)
         lines.append({**options, "us": seconds(call) * 1e6, "error": wrong, "chosen": is_choice})
-        if case.quantize and tiles_of(case.kind)[options["tile"]].swapped:
+        if case.quantize:
             both = quantized(case, x, options)
             lines[-1]["with quantizing"] = seconds(both) * 1e6
     lines.sort(key=lambda line: -line["us"])

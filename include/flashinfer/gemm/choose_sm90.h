@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Heuristic that chooses tile, cluster size and tile order of a GEMM on SM90: a model of the kernel's time, evaluated
-// for each tile that the module has a kernel for. Rates are those of an H200 (132 SMs). Only ratios of the rates
-// matter.
+// for each tile that the module has a kernel for. Constants were fitted to times of every tile on an H200
+// (tests/hopper/tune.py). Only ratios of the times matter.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -30,13 +30,41 @@ struct GemmShape {
 
 namespace model {
 
-constexpr double DRAM = 4400.0;          // bytes per ns
-constexpr double L2_PER_SM = 64.0;       // bytes per ns
-constexpr double LOAD_PER_SM = 50.0;     // bytes per ns that a block receives from memory at most
-constexpr double SHARED_PER_SM = 215.0;  // bytes per ns that wgmma reads from shared memory
-constexpr double FLOP_PER_SM = 6300.0;   // operations per ns with 16-bit operands; twice as many with 8-bit operands
-constexpr double START = 2500.0;         // ns: launch, first loads, last stores
-constexpr double TILE = 120.0;           // ns between two tiles of a block that overlap with nothing
+constexpr double DRAM = 4200.0;   // bytes per ns
+constexpr double START = 7000.0;  // ns: launch, first loads, last stores
+
+/// Nanoseconds of a tile: per 128 bytes of K, and once.
+struct TileTime {
+  double k_block, tile;
+};
+
+/// Return the time of a tile with tokens on the M side.
+inline TileTime TimeOf(const TileShape& tile, bool is_block) {
+  const int64_t size = int64_t(tile.block_m) * tile.block_n;
+  if (is_block) {
+    if (size >= 256 * 128) return tile.block_m > 128 ? TileTime{860, 2400} : TileTime{840, 2300};
+    if (size >= 128 * 128) return tile.block_m > 128 ? TileTime{535, 1500} : TileTime{490, 1500};
+    return {355, 950};
+  }
+  if (size >= 128 * 256) return {692, 2000};
+  if (size >= 128 * 192) return {535, 1700};
+  return size >= 128 * 128 ? TileTime{379, 1400} : TileTime{315, 700};
+}
+
+/// Return the time per 128 bytes of K of a tile with weights on the M side.
+inline double SwappedKBlock(int tokens, bool is_block) {
+  if (tokens <= 16) return 250;
+  if (tokens <= 32) return is_block ? 345 : 325;
+  if (tokens <= 64) return is_block ? 440 : 325;
+  return is_block ? 850 : 610;
+}
+
+/// Return the time that `split` blocks take to exchange the partial sums of a tile.
+inline double Exchange(int tokens, int split) {
+  if (split == 1) return 0;
+  const double of_two = tokens <= 8 ? 1300 : tokens <= 16 ? 1800 : tokens <= 32 ? 2500 : tokens <= 64 ? 4500 : 12000;
+  return of_two * (1 + 0.25 * (split - 2));
+}
 
 /// Number of non-empty groups, and rows per group.
 struct Groups {
@@ -56,44 +84,36 @@ inline double MemoryBytes(const GemmShape& x) {
   return g.count * (double(x.element_bytes) * double(x.k) * (double(x.n) + g.rows) + 2.0 * g.rows * double(x.n));
 }
 
-/// Return the time of two activities that overlap incompletely: a fifth of the shorter one is not hidden.
-inline double Overlap(double x, double y) { return std::max(x, y) + 0.2 * std::min(x, y); }
+/// Return the time of two activities that overlap incompletely: a tenth of the shorter one is not hidden.
+inline double Overlap(double x, double y) { return std::max(x, y) + 0.1 * std::min(x, y); }
 
-/// Estimate the nanoseconds with tokens on the M side. There are `sms` blocks; clusters of `cluster` blocks share the
-/// loads of tokens, or of weights if `share_b`.
-inline double Normal(const GemmShape& x, const TileShape& tile, int cluster, bool share_b, int sms) {
+inline double KBlocks(const GemmShape& x) { return CeilOf(double(x.k) * x.element_bytes, SLAB_K_BYTES); }
+
+/// Estimate the nanoseconds with tokens on the M side, on `sms` blocks.
+inline double Normal(const GemmShape& x, const TileShape& tile, int sms) {
   const Groups g = GroupsOf(x);
-  double m_tiles = CeilOf(g.rows, tile.block_m), n_tiles = CeilOf(double(x.n), tile.block_n);
-  (share_b ? m_tiles : n_tiles) = CeilOf(share_b ? m_tiles : n_tiles, cluster);
-  const double waves = CeilOf(g.count * m_tiles * n_tiles, sms / cluster);
-  const double k_bytes = double(x.k) * x.element_bytes;
-  const double flop = 2.0 * tile.block_m * tile.block_n * double(x.k) / (FLOP_PER_SM * 2 / x.element_bytes);
-  const double a = share_b || cluster == 1 ? tile.block_m : tile.block_m / 2.0;
-  const double b = !share_b || cluster == 1 ? tile.block_n : tile.block_n / 2.0;
-  const double l2 = k_bytes * (a + b) / L2_PER_SM;
-  const double waves_of_64 = tile.block_m / 64.0;
-  const double width = x.is_block ? std::min(tile.block_n, 128) : tile.block_n;
-  const double shared = k_bytes * waves_of_64 * (tile.block_n / width) * (64 + width) / SHARED_PER_SM;
-  const double store = 2.0 * tile.block_m * tile.block_n / SHARED_PER_SM;
-  const double work = waves * (std::max({flop, l2, shared}) + 0.5 * store + TILE);
+  const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), tile.block_n);
+  const TileTime time = TimeOf(tile, x.is_block);
+  const double work = CeilOf(tiles, sms) * (time.k_block * KBlocks(x) + time.tile);
   return Overlap(work, MemoryBytes(x) / DRAM) + START;
 }
 
-/// Return how many clusters of `split` blocks run at once, one block per SM; SMs of a cluster belong to one group of 16.
-inline int ClustersOf(int split, int sms) { return split == 1 ? sms : std::max(1, sms / 16 * (16 / split)); }
+/// Return how many clusters of `split` blocks run at once, one block per SM: the SMs of a cluster belong to one GPC of
+/// about 18, and one GPC may have few.
+inline int ClustersOf(int split, int sms) {
+  if (split <= 2) return sms / split;
+  return std::max(1, sms / 18 * (18 / split));
+}
 
 /// Estimate the nanoseconds with weights on the M side, and `split` blocks that share the K of a tile.
 inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int sms) {
   const Groups g = GroupsOf(x);
   const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), tile.block_n);
-  const double rounds = CeilOf(tiles, ClustersOf(split, sms));
-  const double k_bytes = double(x.k) * x.element_bytes / split;
-  const double load = k_bytes * (tile.block_m + tile.block_n) / LOAD_PER_SM;
-  const double flop = 2.0 * tile.block_m * tile.block_n * double(x.k) / split / (FLOP_PER_SM * 2 / x.element_bytes);
-  const double shared = k_bytes * 2 * (64 + tile.block_m) / SHARED_PER_SM;
-  const double exchange = split > 1 ? 400.0 + 6.0 * tile.block_m : 0.0;
-  const double work = rounds * (std::max({flop * (x.is_block ? 1.3 : 1.0), load, shared}) + TILE + exchange);
-  return Overlap(work, MemoryBytes(x) / DRAM) + START;
+  // Half of an exchange overlaps with loads of the next tile; the last one overlaps with nothing.
+  const double exchange = Exchange(tile.block_m, split);
+  const double sum = SwappedKBlock(tile.block_m, x.is_block) * CeilOf(KBlocks(x), split);
+  const double work = CeilOf(tiles, ClustersOf(split, sms)) * (sum + 300 + exchange / 2);
+  return Overlap(work, MemoryBytes(x) / DRAM) + exchange / 2 + START;
 }
 
 }  // namespace model
@@ -108,26 +128,22 @@ inline int ChooseRaster(int block_m, int block_n, int sms) {
 inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int count, int sms) {
   GemmConfig best;
   double best_time = 1e30;
-  const auto consider = [&](const TileShape& tile, int cluster, bool share_b, double time) {
+  const auto consider = [&](const TileShape& tile, int cluster, double time) {
     if (time >= best_time) return;
     best_time = time;
-    best.swapped = tile.swapped, best.block_m = tile.block_m, best.block_n = tile.block_n;
-    best.cluster = cluster, best.share_b = share_b;
+    best.swapped = tile.swapped, best.block_m = tile.block_m, best.block_n = tile.block_n, best.cluster = cluster;
   };
   for (int i = 0; i < count; ++i) {
     const TileShape& tile = tiles[i];
     if (tile.swapped) {
-      const int64_t k_blocks = std::max<int64_t>(1, x.k * x.element_bytes / SLAB_K_BYTES);
-      for (int split = 1; split <= std::min<int64_t>(tile.block_m > 64 ? 4 : 8, k_blocks); ++split) {
-        consider(tile, split, false, model::Swapped(x, tile, split, sms));
-      }
+      const int most = int(std::min(tile.block_m > 64 ? 4.0 : 8.0, model::KBlocks(x)));
+      for (int split = 1; split <= most; ++split) consider(tile, split, model::Swapped(x, tile, split, sms));
       continue;
     }
     if (x.needs_swapped) continue;
     if (x.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % tile.block_m != 0) continue;
-    consider(tile, 1, false, model::Normal(x, tile, 1, false, sms));
-    consider(tile, 2, false, model::Normal(x, tile, 2, false, sms));
-    if (x.grouping == Grouping::kBatched) consider(tile, 2, true, model::Normal(x, tile, 2, true, sms));
+    // Pairs of blocks that share loads were slower than single blocks by 0 to 4 %, except at 1 % of the shapes.
+    consider(tile, 1, model::Normal(x, tile, sms));
   }
   best.blocks = sms;
   best.raster = ChooseRaster(best.block_m, best.block_n, sms);
