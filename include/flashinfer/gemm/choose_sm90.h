@@ -62,7 +62,7 @@ inline double SwappedKBlock(int tokens, bool is_block) {
 /// Return the time that `split` blocks take to exchange the partial sums of a tile.
 inline double Exchange(int tokens, int split) {
   if (split == 1) return 0;
-  const double of_two = tokens <= 8 ? 1300 : tokens <= 16 ? 1800 : tokens <= 32 ? 2500 : tokens <= 64 ? 4500 : 12000;
+  const double of_two = tokens <= 8 ? 1700 : tokens <= 16 ? 1800 : tokens <= 32 ? 2500 : tokens <= 64 ? 4500 : 12000;
   return of_two * (1 + 0.25 * (split - 2));
 }
 
@@ -113,7 +113,7 @@ inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int 
   const double exchange = Exchange(tile.block_m, split);
   const double sum = SwappedKBlock(tile.block_m, x.is_block) * CeilOf(KBlocks(x), split);
   const double work = CeilOf(tiles, ClustersOf(split, sms)) * (sum + 300 + exchange / 2);
-  return Overlap(work, MemoryBytes(x) / DRAM) + exchange / 2 + START;
+  return Overlap(work, MemoryBytes(x) / DRAM) + exchange + START;
 }
 
 }  // namespace model
