@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of the GEMM family for SM90: one per element type and scaling, one unit per tile."""
+"""The modules of the GEMM family: a general one per backend, and those for SM90, one per element type and scaling."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from .core import JitSpec
 
 __all__ = [
     "Tile",
+    "gen_gemm_module",
     "gen_gemm_modules",
     "gen_dense_gemm_sm90_module",
     "gen_quantize_1x128_module",
+    "get_gemm_module",
     "get_gemm_sm90_module",
     "get_quantize_1x128_module",
     "tiles_of",
@@ -91,8 +93,17 @@ def gen_quantize_1x128_module() -> JitSpec:
 get_quantize_1x128_module = module_cache(gen_quantize_1x128_module)
 
 
+def gen_gemm_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the general product: any strides, all element types, scales, groupings and targets."""
+    return stage("gemm", backend=backend, kernels={"units": {}})
+
+
+get_gemm_module = module_cache(gen_gemm_module)
+
+
 def gen_gemm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
+    yield gen_gemm_module(backend)
     if backend == "cuda":
         yield gen_quantize_1x128_module()
         for kind in _KINDS:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The product that every function of the family calls, and its choice of a module."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from ..dispatch import NativeFunction, use_pdl
+from ..jit.gemm import get_gemm_module
+
+__all__ = ["BATCHED", "CONTIGUOUS", "MASKED", "PACKED", "product"]
+
+#: Groupings, in the order of ``Grouping`` in include/flashinfer/gemm.h, which defines them.
+BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
+
+_native_gemm = NativeFunction(get_gemm_module, "gemm")
+
+
+def product(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    a_scale: Optional[torch.Tensor] = None,
+    b_scale: Optional[torch.Tensor] = None,
+    bias: Optional[torch.Tensor] = None,
+    groups: Optional[torch.Tensor] = None,
+    weight_indices: Optional[torch.Tensor] = None,
+    grouping: int = BATCHED,
+    granularity: tuple[int, int, int] = (1, 128, 128),
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    expected_m: int = 0,
+    enable_pdl: Optional[bool] = None,
+) -> None:
+    """Write ``alpha * a @ b.mT + bias + beta * out`` to ``out``; sums are float32, rounded once.
+
+    Parameters
+    ----------
+    out : torch.Tensor
+        ``(m, n)`` or ``(batch, m, n)``, float32, float16 or bfloat16. Any strides; so have ``a`` and ``b``, so that a
+        caller's column-major ``(k, n)`` matrix is passed as its ``.mT``. Not read where ``beta`` is 0.
+    a : torch.Tensor
+        ``(m, k)``, or ``(batch, m, k)`` for batched and masked products: tokens.
+    b : torch.Tensor
+        ``(n, k)``, ``(batch, n, k)`` or ``(groups, n, k)``: weights. The dtype of ``a``, or both are float8.
+    a_scale, b_scale : Optional[torch.Tensor]
+        float32: one element for the whole tensor, or one per block of ``granularity``, in the shape of the operand
+        with rows and ``k`` divided (rounded up).
+    bias : Optional[torch.Tensor]
+        ``(n,)``, added in float32.
+    groups : Optional[torch.Tensor]
+        int32. CONTIGUOUS: ``(m,)``, the group of each row or -1. MASKED: ``(batch,)``, rows of each batch entry that
+        count. PACKED: ``(groups + 1,)``, where the rows of each group begin. Rows of no group are not written.
+    weight_indices : Optional[torch.Tensor]
+        int32 ``(groups,)``, PACKED only: the matrix of ``b`` of each group. Without it, group g has matrix g.
+    grouping : int
+        BATCHED, CONTIGUOUS, MASKED or PACKED.
+    granularity : tuple[int, int, int]
+        Rows of ``a``, rows of ``b`` and elements along ``k`` that share a block scale.
+    alpha, beta : float
+        Factors of the product and of the former ``out``.
+    expected_m : int
+        MASKED: number of rows that most batch entries have, from which a tile is chosen. No effect on results.
+    enable_pdl : Optional[bool]
+        Programmatic dependent launch; None turns it on where the GPU has it.
+    """
+    pdl = use_pdl(a, enable_pdl)
+    _native_gemm[a.is_cuda](
+        out, a, b, a_scale, b_scale, bias, groups, weight_indices, grouping, *granularity, alpha, beta, pdl
+    )
