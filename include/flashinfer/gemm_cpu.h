@@ -10,6 +10,7 @@
 
 #include "cpu/parallel.h"
 #include "gemm.h"
+#include "gemm/stream_cpu.h"
 #include "gemm/tile_cpu.h"
 
 namespace flashinfer {
@@ -46,12 +47,6 @@ inline std::vector<Segment> SegmentsOf(const GemmArguments& p) {
   return segments;
 }
 
-/// Block of the result that one thread computes.
-struct Tile {
-  int64_t row, rows, column, columns;
-  int64_t batch, weight;
-};
-
 /// Cut the segments into tiles of similar size, at least some per thread so that all finish at about the same time.
 inline std::vector<Tile> TilesOf(const GemmArguments& p, const std::vector<Segment>& segments, int64_t threads) {
   const int64_t panels = (p.n + PANEL_N - 1) / PANEL_N;
@@ -74,10 +69,6 @@ inline std::vector<Tile> TilesOf(const GemmArguments& p, const std::vector<Segme
   return tiles;
 }
 
-inline bool IsBlockScale(const Scale& x) {
-  return x.data != nullptr && (x.batch_stride != 0 || x.row_stride != 0 || x.k_stride != 0);
-}
-
 /// Fill `to` with the scales of rows [row, row + rows) at element k of K, or with ones; `padded` more are zero.
 inline void FillScales(const Scale& x, int64_t batch, int64_t row, int64_t rows, int64_t padded, int64_t k, float* to) {
   const bool is_block = IsBlockScale(x);
@@ -92,8 +83,8 @@ struct TileScratch {
   cpu::Scratch row_scale{MAX_TILE_M}, column_scale{MAX_TILE_N};
 };
 
-/// Sum the products of a tile over K.
-inline void SumTile(const GemmArguments& p, const Tile& t, const TileScratch& s, int64_t stride) {
+/// Sum the products of a tile over K, by packing both operands.
+inline void PackTile(const GemmArguments& p, const Tile& t, const TileScratch& s, int64_t stride) {
   const bool has_blocks = IsBlockScale(p.a_scale) || IsBlockScale(p.b_scale);
   const int64_t depth = IsBlockScale(p.a_scale) ? p.a_scale.depth : p.b_scale.depth;
   std::fill(&s.sums[0], &s.sums[0] + t.rows * stride, 0.f);
@@ -104,7 +95,7 @@ inline void SumTile(const GemmArguments& p, const Tile& t, const TileScratch& s,
       FillScales(p.a_scale, t.batch, t.row, t.rows, t.rows, k, &s.row_scale[0]);
       FillScales(p.b_scale, t.weight, t.column, t.columns, stride, k, &s.column_scale[0]);
     }
-    PackRows(p.a, t.batch, t.row, t.rows, k, chunk, &s.a[0]);
+    PackRows(p.a, t.batch, t.row, t.rows, k, chunk, &s.a[0], PANEL_STRIDE);
     PackPanels(p.b, t.weight, t.column, t.columns, k, chunk, &s.b[0]);
     MultiplyChunk(&s.a[0], &s.b[0], t.rows, t.columns, chunk, &s.sums[0], stride,
                   has_blocks ? &s.row_scale[0] : nullptr, has_blocks ? &s.column_scale[0] : nullptr);
@@ -168,11 +159,15 @@ inline Status Gemm(const GemmArguments& p, Stream) {
   const int64_t workers = std::min<int64_t>(threads, tiles.size());
   // Tiles differ in size, so each thread takes the next one when it is done. Products are counted by 16 as elements.
   cpu::ParallelFor(workers, products / 16 / std::max<int64_t>(workers, 1), [&](int64_t, int64_t) {
-    const TileScratch scratch;
+    static thread_local const TileScratch scratch;  // kept: new pages would cost more than small products
     for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tiles.size();) {
       const Tile& t = tiles[i];
       const int64_t stride = (t.columns + PANEL_N - 1) / PANEL_N * PANEL_N;
-      SumTile(p, t, scratch, stride);
+      if (StreamsWeights(p, t.rows)) {
+        StreamTile(p, t, &scratch.sums[0], stride);
+      } else {
+        PackTile(p, t, scratch, stride);
+      }
       WithElement(p.d.element, [&](auto type) {
         using Out = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
         if constexpr (sizeof(Out) > 1) {

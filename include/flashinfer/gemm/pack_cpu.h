@@ -3,6 +3,8 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "../cpu/vec.h"
 #include "../gemm.h"
@@ -17,6 +19,17 @@ constexpr int64_t PANEL_N = 2 * LANES;  // weights side by side in a panel of b
 constexpr int64_t CHUNK_K = 256;        // of K, per pass over a tile: a panel of b has 32 KiB with AVX-512
 /// Distance between the rows of a packed panel of a. It is odd in cache lines, so that rows fall into different sets.
 constexpr int64_t PANEL_STRIDE = CHUNK_K + 16;
+
+/// Block of the result that one thread computes.
+struct Tile {
+  int64_t row, rows, column, columns;
+  int64_t batch;   // of a and d
+  int64_t weight;  // matrix of b
+};
+
+inline bool IsBlockScale(const Scale& x) {
+  return x.data != nullptr && (x.batch_stride != 0 || x.row_stride != 0 || x.k_stride != 0);
+}
 
 /// Call f with a null pointer of the C++ type of `element`.
 template <typename F>
@@ -96,11 +109,12 @@ inline const T* At(const Matrix& x, int64_t batch, int64_t row, int64_t k) {
   return static_cast<const T*>(x.data) + batch * x.batch_stride + row * x.row_stride + k * x.column_stride;
 }
 
-/// Pack rows of a: row i of the chunk begins at to[i * PANEL_STRIDE].
-inline void PackRows(const Matrix& a, int64_t batch, int64_t row, int64_t rows, int64_t k, int64_t depth, float* to) {
+/// Decode rows of a: row i begins at to[i * stride].
+inline void PackRows(const Matrix& a, int64_t batch, int64_t row, int64_t rows, int64_t k, int64_t depth, float* to,
+                     int64_t stride) {
   WithElement(a.element, [&](auto type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-    DecodeBlock(At<T>(a, batch, row, k), a.row_stride, a.column_stride, rows, depth, to, PANEL_STRIDE);
+    DecodeBlock(At<T>(a, batch, row, k), a.row_stride, a.column_stride, rows, depth, to, stride);
   });
 }
 

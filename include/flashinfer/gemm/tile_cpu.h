@@ -19,7 +19,7 @@ inline void AddProducts(const float* a, const float* b, int64_t depth, float* su
     const Vec b_low = cpu::Load(b + k * PANEL_N), b_high = cpu::Load(b + k * PANEL_N + LANES);
 #pragma GCC unroll 14
     for (int i = 0; i < ROWS; ++i) {
-      const Vec x = cpu::Broadcast(a[i * PANEL_STRIDE + k]);
+      const Vec x = a[i * PANEL_STRIDE + k] - Vec{};  // one load; 0 + x keeps an addition, for the sign of zero
       low[i] += x * b_low;
       high[i] += x * b_high;
     }
