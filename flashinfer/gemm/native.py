@@ -9,13 +9,16 @@ import torch
 
 from ..dispatch import NativeFunction, use_pdl
 from ..jit.gemm import get_gemm_module
+from .sm90 import Sm90Devices, Sm90Functions, sm90_serves, workspace_of
 
-__all__ = ["BATCHED", "CONTIGUOUS", "MASKED", "PACKED", "product"]
+__all__ = ["BATCHED", "CONTIGUOUS", "MASKED", "PACKED", "product", "sm90_serves"]
 
 #: Groupings, in the order of ``Grouping`` in include/flashinfer/gemm.h, which defines them.
 BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
 
 _native_gemm = NativeFunction(get_gemm_module, "gemm")
+_is_sm90 = Sm90Devices()
+_sm90_gemm = Sm90Functions()
 
 
 def product(
@@ -68,6 +71,17 @@ def product(
         Programmatic dependent launch; None turns it on where the GPU has it.
     """
     pdl = use_pdl(a, enable_pdl)
-    _native_gemm[a.is_cuda](
+    is_cuda = a.is_cuda
+    if is_cuda and _is_sm90[index := a.get_device()]:
+        kind = sm90_serves(out, a, b, a_scale, b_scale, bias, granularity, alpha, beta)
+        if kind is not None:
+            # A tile of -1 is chosen by the module; the rest are its defaults.
+            memory = workspace_of(kind, index)
+            _sm90_gemm[kind](
+                *(out, a, b, a_scale, b_scale, bias, groups, weight_indices, memory, grouping, expected_m),
+                *(-1, 1, False, 0, 0, pdl, False),
+            )
+            return
+    _native_gemm[is_cuda](
         out, a, b, a_scale, b_scale, bias, groups, weight_indices, grouping, *granularity, alpha, beta, pdl
     )
