@@ -93,9 +93,33 @@ def gen_quantize_1x128_module() -> JitSpec:
 get_quantize_1x128_module = module_cache(gen_quantize_1x128_module)
 
 
+def _general_kernels() -> dict[str, list[str]]:
+    """Return the kernels of each unit of the general module, those of ``HasKernel`` in gemm/choose.h."""
+
+    def kernels(element: str, loads: str, scaled: str, *sizes: str) -> list[str]:
+        return [f"{element}, Loads::k{loads}, {scaled}, TileSize::k{size}" for size in sizes]
+
+    units = {
+        "fp8_scaled": kernels("Fp8", "Chunks", "true", "Large", "Medium", "Small"),
+        "fp8": kernels("Fp8", "Chunks", "false", "Large", "Medium", "Small"),
+        "fp8_scaled_any": kernels("Fp8", "Any", "true", "Medium", "Small"),
+        "fp8_any": kernels("Fp8", "Any", "false", "Medium", "Small"),
+        "fp32": [*kernels("float", "Any", "false", "Medium"), *kernels("float", "Any", "true", "Medium")],
+    }
+    for name, element in (("fp16", "__half"), ("bf16", "__nv_bfloat16")):
+        units[name] = kernels(element, "Chunks", "false", "Large", "Medium", "Small")
+        units[f"{name}_columns"] = kernels(element, "Columns", "false", "Large", "Medium", "Small")
+        units[f"{name}_any"] = kernels(element, "Any", "false", "Medium", "Small")
+        units[f"{name}_any"] += kernels(element, "Any", "true", "Medium")
+    return units
+
+
 def gen_gemm_module(backend: str = "cuda") -> JitSpec:
     """Describe the module of the general product: any strides, all element types, scales, groupings and targets."""
-    return stage("gemm", backend=backend, kernels={"units": {}})
+    units = _general_kernels()
+    kernels: dict[str, dict[str, list[str]]] = {name: {"kernels": entries} for name, entries in units.items()}
+    kernels["entry"] = {"others": [kernel for entries in units.values() for kernel in entries]}
+    return stage("gemm", backend=backend, kernels=kernels)
 
 
 get_gemm_module = module_cache(gen_gemm_module)

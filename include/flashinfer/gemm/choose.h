@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Choice of a kernel of the general GEMM: how operands can be loaded, whether sums are scaled by block, and the tile.
+#pragma once
+#include <algorithm>
+#include <climits>
+
+#include "work.cuh"
+
+namespace flashinfer {
+namespace gemm {
+
+/// How operands are loaded.
+enum class Loads {
+  kChunks,   // both in chunks of 16 bytes along K
+  kColumns,  // a in chunks along K, b in chunks along N (16-bit elements)
+  kAny,      // both in any way, through registers
+};
+
+/// Tile of results: tokens by weights.
+enum class TileSize {
+  kSmall,   // 16 x 32, four warps share K
+  kMedium,  // 64 x 64
+  kLarge,   // 128 x 128
+};
+
+constexpr int BlockM(TileSize size) { return size == TileSize::kSmall ? 16 : size == TileSize::kMedium ? 64 : 128; }
+constexpr int BlockN(TileSize size) { return size == TileSize::kSmall ? 32 : BlockM(size); }
+
+struct KernelChoice {
+  Loads loads;
+  bool scaled;  // scales differ between rows or along K
+  TileSize size;
+};
+
+constexpr int ElementBytes(Element x) {
+  return x == Element::kFloat32 ? 4 : x == Element::kE4M3 || x == Element::kE5M2 ? 1 : 2;
+}
+
+/// True if there is a kernel. fp32 has no tensor cores, and only fp8 is fast with block scales.
+constexpr bool HasKernel(int element_bytes, Loads loads, bool scaled, TileSize size) {
+  if (element_bytes == 4) return loads == Loads::kAny && size == TileSize::kMedium;
+  if (element_bytes == 2 && scaled) return loads == Loads::kAny && size == TileSize::kMedium;
+  if (element_bytes == 1 && loads == Loads::kColumns) return false;
+  return loads != Loads::kAny || size != TileSize::kLarge;
+}
+
+/// True if runs of 16 bytes along a dimension of `unit_stride` can be loaded or stored at once.
+inline bool HasChunks(const Matrix& x, int64_t unit_stride, int64_t other_stride, int64_t others, int64_t batch) {
+  const int64_t width = 16 / ElementBytes(x.element);
+  return unit_stride == 1 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 &&
+         (others == 1 || other_stride % width == 0) && (batch == 1 || x.batch_stride % width == 0);
+}
+
+inline bool VariesByRowOrK(const Scale& x) {
+  return x.data != nullptr && (x.row_stride != 0 || x.k_stride != 0 || x.batch_stride != 0);
+}
+
+/// Choose a tile. `blocks`: tiles that fill the device.
+inline TileSize ChooseSize(const GemmArguments& x, int64_t blocks) {
+  const bool has_counts = x.grouping == Grouping::kPacked || x.grouping == Grouping::kMasked;
+  const int64_t groups = x.batch > 1 ? x.batch : 1;
+  const int64_t rows = x.grouping == Grouping::kPacked ? (x.m + groups - 1) / groups : x.m;
+  if (rows <= 32) return TileSize::kSmall;
+  if (x.grouping == Grouping::kMasked || (has_counts && rows <= 64)) return TileSize::kMedium;  // few rows are likely
+  const int64_t problems = x.grouping == Grouping::kContiguous ? 1 : groups;
+  const int64_t tiles = (rows + 127) / 128 * ((x.n + 127) / 128) * problems;
+  return rows > 64 && x.n > 64 && tiles >= blocks ? TileSize::kLarge : TileSize::kMedium;
+}
+
+/// Complete a plan and choose its kernel. `multiprocessors`: of the device.
+inline KernelChoice ChooseKernel(GemmPlan* p, const GemmArguments& x, int multiprocessors) {
+  const int bytes = ElementBytes(x.a.element), step = ROW_BYTES / bytes, width = 16 / bytes;
+  p->x = x;
+  p->m = int(x.m), p->n = int(x.n), p->k = int(x.k), p->batch = int(x.batch);
+  const bool scaled = VariesByRowOrK(x.a_scale) || VariesByRowOrK(x.b_scale);
+  int64_t depth = std::max<int64_t>(x.k, 1);  // of the scales that vary along K, which agree
+  if (scaled && x.a_scale.k_stride != 0) depth = std::min(depth, x.a_scale.depth);
+  if (scaled && x.b_scale.k_stride != 0) depth = std::min(depth, x.b_scale.depth);
+  p->depth = int(depth);
+  p->k_steps = KSteps(p->k, p->depth, step);
+
+  const bool one_token_batch = x.grouping == Grouping::kContiguous || x.grouping == Grouping::kPacked;
+  const int64_t token_batch = one_token_batch ? 1 : x.batch;
+  const bool whole_depth = depth % width == 0 || depth >= x.k;         // blocks begin at chunks
+  const bool whole_k = x.k % width == 0 && whole_depth;                // no block ends inside of a chunk
+  const int64_t matrices = x.weight_indices == nullptr ? x.batch : 2;  // an index can name any matrix
+  p->a_chunks = whole_depth && HasChunks(x.a, x.a.column_stride, x.a.row_stride, x.m, token_batch);
+  p->b_chunks = whole_depth && HasChunks(x.b, x.b.column_stride, x.b.row_stride, x.n, matrices);
+  p->a_by_rows = x.a.column_stride != 1 && x.a.row_stride == 1;
+  p->b_by_rows = x.b.column_stride != 1 && x.b.row_stride == 1;
+  p->d_chunks = HasChunks(x.d, x.d.column_stride, x.d.row_stride, x.m, token_batch);
+  p->d_by_rows = x.d.column_stride != 1 && x.d.row_stride == 1;
+  const bool b_columns = HasChunks(x.b, x.b.row_stride, x.b.column_stride, x.k, matrices) && x.n % width == 0;
+
+  KernelChoice c{Loads::kAny, scaled, ChooseSize(x, multiprocessors)};
+  if (p->a_chunks && whole_k) c.loads = p->b_chunks ? Loads::kChunks : b_columns ? Loads::kColumns : Loads::kAny;
+  if (!HasKernel(bytes, c.loads, scaled, c.size)) {
+    const bool only_size = HasKernel(bytes, c.loads, scaled, TileSize::kMedium);
+    if (!only_size) c.loads = Loads::kAny;
+    if (!HasKernel(bytes, c.loads, scaled, c.size)) c.size = TileSize::kMedium;
+  }
+  p->m_tiles = CeilDivide(p->m, BlockM(c.size)), p->n_tiles = CeilDivide(p->n, BlockN(c.size));
+  return c;
+}
+
+/// Return the most tiles that there can be.
+inline int64_t MaxTiles(const GemmPlan& p) {
+  const int64_t columns = p.n_tiles, rows = p.m_tiles;
+  if (p.x.grouping == Grouping::kMasked) return columns * rows * p.batch;
+  if (p.x.grouping == Grouping::kPacked) return columns * (rows + p.batch);
+  return KnownTiles(p);
+}
+
+/// True if the numbers of the problem fit the 32-bit ones of a plan.
+inline bool FitsPlan(const GemmArguments& x) {
+  constexpr int64_t MOST = INT_MAX / 2;  // sums of two do not overflow
+  if (x.m > MOST || x.n > MOST || x.k > MOST || x.batch > MOST) return false;
+  return double((x.m + 15) / 16) * double((x.n + 31) / 32) * double(x.batch) < double(MOST);
+}
+
+}  // namespace gemm
+}  // namespace flashinfer
