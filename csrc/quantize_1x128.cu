@@ -3,6 +3,11 @@
 #include "tvm_ffi_utils.h"
 // clang-format off
 #include <flashinfer/gemm/quantize_1x128.h>
+#if defined(FLASHINFER_CPU)
+#include <flashinfer/gemm/quantize_1x128_cpu.h>
+#elif defined(__CUDACC__)
+#include <flashinfer/gemm/quantize_1x128.cuh>
+#endif
 // clang-format on
 
 /// `scales` is (columns / 128, rows); its rows may be padded, so that the copy engine can read them.
@@ -17,6 +22,7 @@ void quantize_1x128(TensorView codes, TensorView scales, TensorView input, bool 
   Expect(op, "codes", codes).same_shape(input, "input").distinct();
   Expect(op, "scales", scales).same_device(input, "input").dtype({dl_float32}).rank(2).last_dim_contiguous();
   Expect(op, "scales", scales).dim(0, columns / 128, "input.shape[1] / 128").dim(1, rows, "input.shape[0]");
+#ifndef FLASHINFER_CPU  // the CUDA kernel reads 16 bytes at once
   const bool is_aligned = reinterpret_cast<uintptr_t>(input.data_ptr()) % 16 == 0 &&
                           (rows < 2 || (input.stride(0) % 8 == 0 && codes.stride(0) % 8 == 0)) &&
                           reinterpret_cast<uintptr_t>(codes.data_ptr()) % 8 == 0;
@@ -24,6 +30,7 @@ void quantize_1x128(TensorView codes, TensorView scales, TensorView input, bool 
     TVM_FFI_THROW(ArgumentError) << op << ": rows of input must be aligned to 16 bytes and rows of codes to 8, got "
                                  << "strides " << input.stride(0) << " and " << codes.stride(0);
   }
+#endif
   DeviceGuard guard(input.device());
   const flashinfer::gemm::Quantize1x128Params p{input.data_ptr(),
                                                 input.stride(0),

@@ -84,10 +84,10 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
 get_gemm_sm90_module = module_cache(gen_dense_gemm_sm90_module)
 
 
-def gen_quantize_1x128_module() -> JitSpec:
-    """Describe the module that quantises activations to e4m3 by row and 128 columns, for any CUDA target."""
+def gen_quantize_1x128_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module that quantises activations to e4m3 by row and 128 columns, for any CUDA target or the CPU."""
     units = {"units": {"types": ("bfloat16_t", "float16_t")}}
-    return stage("quantize_1x128", backend="cuda", kernels=units)
+    return stage("quantize_1x128", backend=backend, kernels=units)
 
 
 get_quantize_1x128_module = module_cache(gen_quantize_1x128_module)
@@ -128,7 +128,7 @@ get_gemm_module = module_cache(gen_gemm_module)
 def gen_gemm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_gemm_module(backend)
+    yield gen_quantize_1x128_module(backend)
     if backend == "cuda":
-        yield gen_quantize_1x128_module()
         for kind in _KINDS:
             yield gen_dense_gemm_sm90_module(kind)

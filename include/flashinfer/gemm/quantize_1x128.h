@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantisation of activations to e4m3 by blocks of 128 columns of a row: code = e4m3(x * q), scale = 1 / q, with
-// q = 448 / amax, or 1 where amax is 0.
+// q = 448 / amax, or 1 where amax is 0. Defined in quantize_1x128.cuh (CUDA) and quantize_1x128_cpu.h (CPU).
 #pragma once
 #include <cstdint>
 
@@ -21,7 +21,7 @@ struct Quantize1x128Params {
   bool enable_pdl;
 };
 
-/// Quantise. T is bfloat16_t or float16_t. Rows of the input are aligned to 16 bytes, rows of the codes to 8 bytes.
+/// Quantise. T is bfloat16_t or float16_t. On CUDA, rows of the input are aligned to 16 bytes, rows of the codes to 8.
 template <typename T>
 Status Quantize1x128(const Quantize1x128Params& p, Stream stream);
 
