@@ -59,11 +59,13 @@ _ON_USE = (
     "autotuner",
     "collect_env",
     "comm",
+    "cutile",
     "diffusion_ops",
     "dsv3_ops",
     "fp4_quantization",
     "fp8_quantization",
     "fused_moe",
+    "gemm",
     "integrations",
     "logits_processor",
     "profiler",
@@ -71,6 +73,9 @@ _ON_USE = (
     "testing",
 )
 
+
+#: Names of gemm that callers import from here.
+_OF_GEMM = ("bmm_bf16", "bmm_fp8", "mm_bf16")
 
 #: Names of fused_moe that callers import from here.
 _OF_FUSED_MOE = (
@@ -90,6 +95,8 @@ def __getattr__(name: str) -> _Any:
         return _importlib.import_module(".autotuner", __name__).autotune
     if name in _OF_FUSED_MOE:
         return getattr(_importlib.import_module(".fused_moe", __name__), name)
+    if name in _OF_GEMM:
+        return getattr(_importlib.import_module(".gemm", __name__), name)
     if name in _ON_USE:
         return _importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,6 +33,7 @@ from .jit.attention import gen_mla_modules as gen_mla_modules
 from .jit.attention import gen_prefill_modules as gen_prefill_modules
 from .jit.cascade import gen_cascade_modules as gen_cascade_modules
 from .jit.concat_ops import gen_concat_ops_modules as gen_concat_ops_modules
+from .jit.gemm import gen_gemm_modules as gen_gemm_modules
 from .jit.norm import gen_norm_modules as gen_norm_modules
 from .jit.page import gen_page_modules as gen_page_modules
 from .jit.progress import ProgressBar
@@ -47,7 +48,7 @@ from .tensor_checks import canonicalize_torch_dtype
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
 FAMILIES = (
     *("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk"),
-    *("decode", "prefill", "mla"),
+    *("decode", "prefill", "mla", "gemm"),
     "api_log_stats",
 )
 _ATTENTION = ("decode", "prefill", "mla")

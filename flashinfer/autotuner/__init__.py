@@ -3,8 +3,8 @@
 
 A :class:`TunableRunner` lists its variants ("tactics"); :meth:`AutoTuner.choose_one` returns the one to run. Inside
 ``with autotune():`` unknown sizes are measured. Elsewhere known results are looked up; all other sizes use tactic -1,
-the default of the first runner. Kernels of this package have their own selection rules, which ``autotune`` does not
-change.
+the default of the first runner. ``mm_bf16`` and ``bmm_fp8`` with ``backend="auto"`` are tuned. Other kernels of this
+package have their own selection rules, which ``autotune`` does not change.
 """
 
 from .autotuner import (

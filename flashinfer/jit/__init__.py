@@ -26,6 +26,7 @@ from .core import clear_cache_dir as clear_cache_dir
 from .core import gen_jit_spec as gen_jit_spec
 from .core import jit_spec_registry as jit_spec_registry
 from .define_variant import define_variant as define_variant
+from .gemm import gen_tinygemm2_module as gen_tinygemm2_module
 from .norm import gen_norm_module as gen_norm_module
 from .page import gen_page_module as gen_page_module
 from .quantization import gen_fp4_kv_dequantization_module as gen_fp4_kv_dequantization_module

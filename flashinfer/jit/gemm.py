@@ -15,7 +15,10 @@ __all__ = [
     "gen_gemm_module",
     "gen_gemm_modules",
     "gen_dense_gemm_sm90_module",
+    "gen_fp8_blockscale_gemm_sm90_module",
+    "gen_gemm_sm90_module",
     "gen_quantize_1x128_module",
+    "gen_tinygemm2_module",
     "get_gemm_module",
     "get_gemm_sm90_module",
     "get_quantize_1x128_module",
@@ -123,6 +126,24 @@ def gen_gemm_module(backend: str = "cuda") -> JitSpec:
 
 
 get_gemm_module = module_cache(gen_gemm_module)
+
+
+# Published names of modules.
+
+
+def gen_gemm_sm90_module() -> JitSpec:
+    """Describe the bf16 module for SM90."""
+    return gen_dense_gemm_sm90_module("bf16")
+
+
+def gen_fp8_blockscale_gemm_sm90_module(use_fast_build: bool = False) -> JitSpec:
+    """Describe the module of block-scaled e4m3 products for SM90. ``use_fast_build`` has no effect."""
+    return gen_dense_gemm_sm90_module("fp8_block")
+
+
+def gen_tinygemm2_module() -> JitSpec:
+    """Describe the module that multiplies few rows with a bias: the general one."""
+    return gen_gemm_module("cuda")
 
 
 def gen_gemm_modules(backend: str = "cuda") -> Iterator[JitSpec]:

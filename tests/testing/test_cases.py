@@ -24,7 +24,9 @@ def test_every_family_has_a_benchmark():
     assert without == ["api_log_stats"], "a part of the log"
 
 
-@pytest.mark.parametrize("family", ["activation", "concat_ops", "norm", "page", "quantization", "rope", "scale"])
+@pytest.mark.parametrize(
+    "family", ["activation", "concat_ops", "gemm", "norm", "page", "quantization", "rope", "scale"]
+)
 def test_every_function_has_a_case(family):
     names = [name.rpartition(".")[2] for name in traced_functions if name.startswith(f"flashinfer.{family}.")]
     assert names and [name for name in names if name not in CASES] == []

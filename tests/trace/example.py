@@ -21,9 +21,12 @@ them with what this program writes; run it again after changing a template or a 
     apply_rope_with_cos_sin_cache_inplace_q4096_k1024_d128_r64.json
     apply_rope_with_cos_sin_cache_q4096_k1024_d128_r64.json
     block_scale_interleave.json
+    bmm_bf16_n512_k128.json
+    bmm_fp8_n512_k2048.json
     chain_speculative_sampling_v128256.json
     concat_mla_k_h128_n128_r64.json
     e2m1_and_ufp8sf_scale_to_float.json
+    fp8_blockscale_gemm_sm90_n576_k7168.json
     fused_add_rmsnorm_h4096.json
     fused_add_rmsnorm_quant_h4096.json
     fused_dit_gate_residual_layernorm_gamma_beta_h3072.json
@@ -47,6 +50,7 @@ them with what this program writes; run it again after changing a template or a 
     merge_states_h32_d128.json
     min_p_sampling_from_probs_v128256.json
     mla_rope_quantize_fp8_h128_r64.json
+    mm_bf16_n256_k7168.json
     mxfp4_dequantize.json
     mxfp4_dequantize_host.json
     mxfp8_dequantize_host.json
@@ -80,6 +84,7 @@ them with what this program writes; run it again after changing a template or a 
     single_prefill_nhd_h32_kv8_d128_dv128.json
     softmax_v128256.json
     swiglu_2d.json
+    tinygemm_bf16_n128_k2880.json
     top_k_mask_logits_v128256.json
     top_k_page_table_transform_n131072_k2048.json
     top_k_ragged_transform_n131072_k2048.json
@@ -155,7 +160,20 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from attention_calls()
     yield from sampling_calls()
     yield from topk_calls()
+    yield from gemm_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
+
+
+def gemm_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    gemm = flashinfer.gemm
+    yield gemm.mm_bf16, {"a": bf16(16, 7168), "b": bf16(256, 7168).T}
+    yield gemm.bmm_bf16, {"A": bf16(16, 4, 128), "B": bf16(16, 512, 128).mT}
+    fp8_operands = {"A": fp8(1, 16, 2048), "B": fp8(1, 512, 2048).mT}
+    yield gemm.bmm_fp8, {**fp8_operands, "A_scale": fp32(), "B_scale": fp32(), "dtype": torch.bfloat16}
+    weight = {"weight": fp8(576, 7168), "weight_scale": fp32(5, 56)}
+    yield gemm.fp8_blockscale_gemm_sm90, {"input": bf16(16, 7168), **weight}
+    router = {"input": bf16(8, 2880), "weight": bf16(128, 2880), "bias": bf16(128), "out": bf16(8, 128)}
+    yield gemm.tinygemm_bf16, router
 
 
 def activation_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -156,6 +156,10 @@ def test_tags_name_the_published_modules():
         "cudnn.prefill.cudnn_batch_prefill_with_kv_cache",
         "decode.trtllm_batch_decode_with_kv_cache",
         "decode.xqa_batch_decode_with_kv_cache",
+        "gemm.gemm_base.bmm_fp8",
+        "gemm.gemm_base.fp8_blockscale_gemm_sm90",
+        "gemm.gemm_base.mm_bf16",
+        "gemm.routergemm.tinygemm_bf16",
         "mla._core.BatchMLAPagedAttentionWrapper.run",
         "norm.rmsnorm",
         "prefill.BatchPrefillWithPagedKVCacheWrapper.run",
@@ -182,8 +186,9 @@ def test_registry_lists_each_template_once():
 
 @pytest.mark.parametrize("api, template", PAIRS)
 def test_required_parameters_are_described(api, template):
-    """Check that the definition describes the whole call: each argument is an input, an output buffer or an axis."""
-    known = {*template.parameters(), *template.axes}
+    """Check that the definition describes the whole call: each argument is an input, an axis, or an output's buffer or
+    dtype."""
+    known = {*template.parameters(), *template.axes, *(value.dtype_from for value in template.outputs.values())}
     required = [p.name for p in inspect.signature(api).parameters.values() if p.default is p.empty]
     assert set(required) <= known
 

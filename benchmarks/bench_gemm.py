@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks of ``flashinfer.gemm``: few rows are bound by memory (read the bandwidth), many by the tensor cores.
+
+python benchmarks/bench_gemm.py [-k bmm_fp8] [--device cpu] [--json FILE]
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from harness import Bench, bf16, case, e4m3, empty, grid, main, nbytes, rand
+
+from flashinfer import gemm
+from flashinfer.testing import Tolerance
+from flashinfer.trace.templates import gemm as templates
+from flashinfer.trace.templates.gemm_blocks import to_e4m3_blocks
+
+# Weights of a 7B model and of DeepSeek V3: one token, a decode batch, a prompt.
+SHAPES = [(1, 7168, 4096), (64, 7168, 4096), (16, 4096, 14336), (4096, 7168, 4096)]
+CUDA = [{"m": m, "n": n, "k": k} for m, n, k in SHAPES]
+CPU = [{"m": m, "n": 2048, "k": 2048} for m in (1, 64)] + grid(m=[3], n=[192], k=[256])
+# Sums in another order, rounded to bf16; an element near zero is off by the error of a sum of K products.
+SUMS = Tolerance(rtol=2**-7, atol=2e-2)
+
+
+def _flops(m: int, n: int, k: int, batch_size: int = 1) -> int:
+    return 2 * batch_size * m * n * k
+
+
+@case("mm_bf16", cpu=CPU, cuda=CUDA)
+def mm_bf16(m: int, n: int, k: int, backend: str = "cudnn") -> Bench:
+    a, b, out = rand(m, k, bf16), rand(n, k, bf16), empty(m, n, bf16)
+    return Bench(
+        run=lambda a, b, out: gemm.mm_bf16(a, b.T, out=out, backend=backend),
+        args=(a, b, out),
+        baseline=lambda a, b, out: torch.mm(a, b.T, out=out),
+        reference=lambda a, b, out: templates.mm_bf16_trace.reference(a, b.T),
+        bytes=nbytes(a, b, out),
+        flops=_flops(m, n, k),
+        tolerance=SUMS,
+    )
+
+
+@case(
+    "bmm_bf16",  # the absorbed projections of MLA: 128 heads, and a batch of prompts
+    cpu=grid(batch_size=[16], m=[4], n=[512], k=[128]),
+    cuda=grid(batch_size=[128], m=[16, 1024], n=[512], k=[128]),
+)
+def bmm_bf16(batch_size: int, m: int, n: int, k: int, backend: str = "cudnn") -> Bench:
+    a, b, out = rand(batch_size, m, k, bf16), rand(batch_size, n, k, bf16), empty(batch_size, m, n, bf16)
+    return Bench(
+        run=lambda a, b, out: gemm.bmm_bf16(a, b.mT, out=out, backend=backend),
+        args=(a, b, out),
+        baseline=lambda a, b, out: torch.bmm(a, b.mT, out=out),
+        reference=lambda a, b, out: templates.bmm_bf16_trace.reference(a, b.mT),
+        bytes=nbytes(a, b, out),
+        flops=_flops(m, n, k, batch_size),
+        tolerance=SUMS,
+    )
+
+
+def _scaled_mm(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> Any:
+    return torch._scaled_mm(a[0], b[0].T, scale, scale, out_dtype=out.dtype, use_fast_accum=True, out=out[0])
+
+
+@case(
+    "bmm_fp8",
+    cpu=[{"batch_size": 1, **point} for point in CPU],
+    cuda=[{"batch_size": 1, **point} for point in CUDA] + grid(batch_size=[16], m=[1024], n=[4096], k=[4096]),
+)
+def bmm_fp8(batch_size: int, m: int, n: int, k: int, backend: str = "cublas") -> Bench:
+    a, b = rand(batch_size, m, k, e4m3), rand(batch_size, n, k, e4m3)
+    out, scale = empty(batch_size, m, n, bf16), torch.full((), 0.5)
+    can_compare = batch_size == 1 and a.is_cuda
+    return Bench(
+        run=lambda a, b, scale, out: gemm.bmm_fp8(a, b.mT, scale, scale, bf16, out, backend),
+        args=(a, b, scale, out),
+        baseline=_scaled_mm if can_compare else None,
+        reference=lambda a, b, scale, out: templates.bmm_fp8_trace.reference(a, b.mT, scale, scale),
+        bytes=nbytes(a, b, out),
+        flops=_flops(m, n, k, batch_size),
+        flops_dtype=e4m3,
+        tolerance=SUMS,
+    )
+
+
+@case(
+    "fp8_blockscale_gemm_sm90",
+    cpu=CPU,
+    cuda=CUDA + [{"m": m, "n": n, "k": k} for m, n, k in [(4096, 2112, 7168), (128, 24576, 1536), (4096, 32768, 512)]],
+)
+def fp8_blockscale_gemm_sm90(m: int, n: int, k: int) -> Bench:
+    """Quantisation of the activations is part of the time."""
+    x, (w, scale) = rand(m, k, bf16), to_e4m3_blocks(rand(n, k, bf16), 128)
+    out = empty(m, n, bf16)
+    return Bench(
+        run=lambda x, w, scale, out: gemm.fp8_blockscale_gemm_sm90(x, w, None, scale, out),
+        args=(x, w, scale, out),
+        reference=lambda x, w, scale, out: templates.fp8_blockscale_gemm_sm90_trace.reference(x, w, None, scale),
+        bytes=nbytes(x, w, scale, out),
+        flops=_flops(m, n, k),
+        flops_dtype=e4m3,
+        tolerance=SUMS,
+    )
+
+
+@case("tinygemm_bf16", cpu=grid(m=[1, 8], n=[128], k=[2880]), cuda=grid(m=[1, 8, 64], n=[128], k=[2880]))
+def tinygemm_bf16(m: int, n: int, k: int, use_pdl: Optional[bool] = False) -> Bench:
+    """The router of GPT-OSS."""
+    x, w, bias, out = rand(m, k, bf16), rand(n, k, bf16), rand(n, bf16), empty(m, n, bf16)
+    return Bench(
+        run=lambda x, w, bias, out: gemm.tinygemm_bf16(x, w, out, bias, bool(use_pdl)),
+        args=(x, w, bias, out),
+        results=(3,),
+        baseline=lambda x, w, bias, out: torch.nn.functional.linear(x, w, bias),
+        reference=lambda x, w, bias, out: templates.tinygemm_bf16_trace.reference(x, w, bias),
+        bytes=nbytes(x, w, bias, out),
+        flops=_flops(m, n, k),
+        tolerance=SUMS,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of bf16 matrices, dense and batched."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..backends import backend_requirement
+from ..ops import register_custom_op
+from ..trace.templates.gemm import bmm_bf16_trace, mm_bf16_trace
+from ..wrapping import compiler, is_traced
+from .bf16_checks import (
+    candidates,
+    check_bmm_bf16,
+    check_mm_bf16,
+    first,
+    serves_batch,
+    serves_cublaslt,
+    serves_cudnn,
+    serves_cutile,
+    serves_tinygemm,
+)
+from .native import product
+from .routes import prefers_torch_bf16
+
+__all__ = ["bmm_bf16", "mm_bf16", "mm_bf16_op", "torch_bf16"]
+
+
+def torch_bf16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: Optional[torch.Tensor] = None) -> None:
+    """Write ``a @ b + bias`` to ``out`` with cuBLASLt: sums and bias in float32, one rounding."""
+    if a.requires_grad or b.requires_grad:  # torch refuses out= for them
+        a, b = a.detach(), b.detach()
+    multiply: Any = torch.mm if a.ndim == 2 else torch.bmm
+    if bias is None and out.dtype is a.dtype:
+        multiply(a, b, out=out)
+    elif bias is None and out.dtype is torch.float32:
+        multiply(a, b, torch.float32, out=out)
+    else:
+        wide = multiply(a, b, out_dtype=torch.float32)
+        if bias is None:
+            out.copy_(wide)
+        else:
+            torch.add(wide, bias.detach(), out=out)
+
+
+@register_custom_op("flashinfer::mm_bf16", mutates_args=("out",))
+def mm_bf16_op(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    pdl: bool,
+    with_torch: Optional[bool],
+) -> None:
+    """Multiply with torch, with our kernel, or (``with_torch`` is None) by the rule."""
+    if a.is_cuda and (prefers_torch_bf16(a, b) if with_torch is None else with_torch):
+        torch_bf16(out, a, b, bias)
+    else:
+        product(out, a, b.mT, bias=bias, enable_pdl=pdl or None)
+
+
+@register_custom_op("flashinfer::bmm_bf16", mutates_args=("out",))
+def _bmm_bf16(out: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> None:
+    if A.is_cuda and prefers_torch_bf16(A, B):
+        torch_bf16(out, A, B)
+    else:
+        product(out, A, B.mT)
+
+
+@flashinfer_api(trace=mm_bf16_trace)
+@backend_requirement(
+    {"cudnn": serves_cudnn, "cublaslt": serves_cublaslt, "tinygemm": serves_tinygemm, "cutile": serves_cutile},
+    common_check=check_mm_bf16,
+    heuristic_func=candidates,
+)
+def mm_bf16(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: Optional[torch.Tensor] = None,
+    pdl: bool = False,
+    out: Optional[torch.Tensor] = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    backend: str = "cudnn",
+) -> torch.Tensor:
+    r"""Product of bf16 matrices, ``a @ b + bias``: sums and bias in float32, rounded once.
+
+    Parameters
+    ----------
+    a : torch.Tensor
+        ``(m, k)`` bfloat16.
+    b : torch.Tensor
+        ``(k, n)`` bfloat16. Column-major (the transposed view of ``(n, k)`` weights) is the fast layout; any strides
+        are taken.
+    bias : Optional[torch.Tensor]
+        ``(n,)`` bfloat16.
+    pdl : bool
+        Programmatic dependent launch: a hint without effect on the result.
+    out : Optional[torch.Tensor]
+        ``(m, n)`` of ``out_dtype``; written and returned when given.
+    out_dtype : torch.dtype
+        torch.bfloat16, torch.float16 or torch.float32.
+    backend : str
+        ``"cudnn"`` and ``"cutile"`` choose torch's cuBLASLt or our kernel by a rule (``gemm/routes.py``);
+        ``"cublaslt"`` is torch, ``"tinygemm"`` is our kernel; ``"auto"`` is the choice of the autotuner, by the same
+        rule where nothing was tuned. Only cudnn and tinygemm take a bias.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(m, n)``.
+
+    Examples
+    --------
+    >>> x, w = torch.randn(4, 64).bfloat16(), torch.randn(32, 64).bfloat16()
+    >>> y = flashinfer.mm_bf16(x, w.T)
+    """
+    if out is None:
+        out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
+    if backend == "auto" and not (is_traced() or compiler._is_compiling_flag):
+        from .tuning import tuned_mm_bf16
+
+        tuned_mm_bf16(out, a, b, bias, pdl)
+    else:
+        mm_bf16_op(out, a, b, bias, pdl, _WITH_TORCH.get(backend))
+    return out
+
+
+_WITH_TORCH = {"cublaslt": True, "tinygemm": False}
+
+
+@flashinfer_api(trace=bmm_bf16_trace)
+@backend_requirement({"cudnn": serves_batch, "cutile": serves_batch}, common_check=check_bmm_bf16, heuristic_func=first)
+def bmm_bf16(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    out: Optional[torch.Tensor] = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    backend: str = "cudnn",
+) -> torch.Tensor:
+    r"""Batched product of bf16 matrices, ``A @ B``: sums in float32, rounded once.
+
+    Parameters
+    ----------
+    A : torch.Tensor
+        ``(batch, m, k)`` bfloat16.
+    B : torch.Tensor
+        ``(batch, k, n)`` bfloat16. Column-major (the transposed view of ``(batch, n, k)``) is the fast layout; any
+        strides are taken.
+    out : Optional[torch.Tensor]
+        ``(batch, m, n)`` of ``out_dtype``; written and returned when given.
+    out_dtype : torch.dtype
+        torch.bfloat16, torch.float16 or torch.float32.
+    backend : str
+        ``"cudnn"``, ``"cutile"`` or ``"auto"``: all choose torch's cuBLASLt or our kernel by a rule
+        (``gemm/routes.py``).
+
+    Returns
+    -------
+    torch.Tensor
+        ``(batch, m, n)``.
+
+    Examples
+    --------
+    >>> x, w = torch.randn(2, 4, 64).bfloat16(), torch.randn(2, 32, 64).bfloat16()
+    >>> y = flashinfer.bmm_bf16(x, w.mT)
+    """
+    if out is None:
+        x = A.shape
+        out = torch.empty((x[0], x[1], B.shape[2]), dtype=out_dtype, device=A.device)
+    _bmm_bf16(out, A, B)
+    return out

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batched fp8 products with one scale per tensor."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..arch import AMPERE_ON, CPU
+from ..backends import backend_requirement, supported_compute_capability
+from ..errors import ArgumentError
+from ..ops import register_custom_op
+from ..trace.templates.gemm import bmm_fp8_trace
+from ..wrapping import compiler, is_traced
+from .checks import refuse_output, refuse_shapes
+from .native import product
+from .routes import prefers_torch_fp8
+
+__all__ = ["bmm_fp8", "torch_bmm_fp8"]
+
+_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+_FP8 = (_E4M3, _E5M2)
+_OUTPUTS = (torch.bfloat16, torch.float16)
+
+
+def torch_bmm_fp8(
+    out: torch.Tensor, A: torch.Tensor, B: torch.Tensor, A_scale: torch.Tensor, B_scale: torch.Tensor
+) -> None:
+    """Multiply one batch entry with cuBLASLt; ``has_scaled_mm`` says for which layouts."""
+    torch._scaled_mm(
+        A.squeeze(0),
+        B.squeeze(0),
+        A_scale,
+        B_scale,
+        out_dtype=out.dtype,
+        use_fast_accum=True,
+        out=out.squeeze(0),
+    )
+
+
+@register_custom_op("flashinfer::bmm_fp8", mutates_args=("out",))
+def _bmm_fp8(out: torch.Tensor, A: torch.Tensor, B: torch.Tensor, A_scale: torch.Tensor, B_scale: torch.Tensor) -> None:
+    if A.is_cuda and prefers_torch_fp8(out, A, B):
+        torch_bmm_fp8(out, A, B, A_scale, B_scale)
+    else:
+        product(out, A, B.mT, a_scale=A_scale, b_scale=B_scale)
+
+
+def _is_scale(scale: torch.Tensor) -> bool:
+    return scale.dtype is torch.float32 and scale.numel() == 1
+
+
+@supported_compute_capability([CPU, *AMPERE_ON])
+def _check_bmm_fp8(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: Optional[torch.Tensor] = None,
+    backend: str = "cublas",
+) -> bool:
+    a, b = A.shape, B.shape
+    if (
+        len(a) == 3 == len(b)
+        and a[0] == b[0]
+        and a[2] == b[1]
+        and (A.dtype is _E4M3 or (A.dtype is _E5M2 and B.dtype is not _E5M2))
+        and B.dtype in _FP8
+        and dtype in _OUTPUTS
+        and _is_scale(A_scale)
+        and _is_scale(B_scale)
+        and (out is None or (out.dtype is dtype and out.shape == (a[0], a[1], b[2]) and out.device == A.device))
+    ):
+        return True
+    op = "bmm_fp8"
+    for name, x in (("A", A), ("B", B)):
+        if x.dtype not in _FP8:
+            raise ArgumentError(f"{op}: unsupported dtype: {name} must be float8_e4m3fn or float8_e5m2, got {x.dtype}")
+    if A.dtype is _E5M2 and B.dtype is _E5M2:
+        raise ArgumentError(f"{op}: unsupported dtype: A or B must be float8_e4m3fn, got {A.dtype} twice")
+    refuse_shapes(op, ("A", "B"), A, B, 3)
+    for name, scale in (("A_scale", A_scale), ("B_scale", B_scale)):
+        if not _is_scale(scale):
+            kind = f"{scale.dtype} {tuple(scale.shape)}"
+            raise ArgumentError(f"{op}: {name} must be float32 with one element, got {kind}")
+    refuse_output(op, out, (a[0], a[1], b[2]), A.device, dtype, _OUTPUTS)
+    return True
+
+
+def _serves(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: Optional[torch.Tensor] = None,
+    backend: str = "cublas",
+) -> bool:
+    return True
+
+
+@flashinfer_api(trace=bmm_fp8_trace)
+@backend_requirement({"cublas": _serves, "cudnn": _serves}, common_check=_check_bmm_fp8)
+def bmm_fp8(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: Optional[torch.Tensor] = None,
+    backend: str = "cublas",
+) -> torch.Tensor:
+    r"""Batched product of fp8 matrices, ``(A @ B) * A_scale * B_scale``: sums in float32, rounded once.
+
+    Parameters
+    ----------
+    A : torch.Tensor
+        ``(batch, m, k)``, float8_e4m3fn or float8_e5m2.
+    B : torch.Tensor
+        ``(batch, k, n)``, float8_e4m3fn or float8_e5m2, but not float8_e5m2 with an ``A`` of float8_e5m2. Column-major
+        (the transposed view of ``(batch, n, k)``) is the fast layout; any strides are taken.
+    A_scale, B_scale : torch.Tensor
+        float32 with one element, 0-d or ``(1,)``, on the device of ``A``. They are read there, so nothing waits.
+    dtype : torch.dtype
+        torch.bfloat16 or torch.float16.
+    out : Optional[torch.Tensor]
+        ``(batch, m, n)`` of ``dtype``; written and returned when given.
+    backend : str
+        ``"cublas"`` or ``"cudnn"`` (both choose torch's cuBLASLt or our kernel by a rule, see ``gemm/routes.py``), or
+        ``"auto"``: the choice of the autotuner, by the same rule where nothing was tuned.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(batch, m, n)``.
+
+    Examples
+    --------
+    >>> x, w = torch.randn(1, 4, 64).to(torch.float8_e4m3fn), torch.randn(1, 32, 64).to(torch.float8_e4m3fn)
+    >>> y = flashinfer.bmm_fp8(x, w.mT, torch.tensor(0.5), torch.tensor(2.0), torch.bfloat16)
+    """
+    if out is None:
+        a = A.shape
+        out = torch.empty((a[0], a[1], B.shape[2]), dtype=dtype, device=A.device)
+    if backend == "auto" and not (is_traced() or compiler._is_compiling_flag):
+        from .tuning import tuned_bmm_fp8
+
+        tuned_bmm_fp8(out, A, B, A_scale, B_scale)
+    else:
+        _bmm_fp8(out, A, B, A_scale, B_scale)
+    return out

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facade: names that published code imports from ``flashinfer.gemm.gemm_base``, each defined in a module of its own."""
+
+import importlib
+from typing import Any
+
+from ..jit.gemm import get_gemm_module as get_gemm_module
+from .bf16 import bmm_bf16 as bmm_bf16
+from .bf16 import mm_bf16 as mm_bf16
+from .bf16_checks import CUDNN_AVAILABLE as CUDNN_AVAILABLE
+from .blockscale import fp8_blockscale_gemm_sm90 as fp8_blockscale_gemm_sm90
+from .fp8 import bmm_fp8 as bmm_fp8
+
+#: Bytes of the workspace that published code allocates for a product. Ours allocate what they need themselves.
+DEFAULT_WORKSPACE_SIZE = 32 * 1024 * 1024
+
+
+def __getattr__(name: str) -> Any:
+    if name == "get_mm_bf16_cublaslt_module":  # imports the autotuner, which takes 10 ms
+        return importlib.import_module(".tuning", __package__).get_mm_bf16_cublaslt_module
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
