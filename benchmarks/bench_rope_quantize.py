@@ -80,8 +80,7 @@ def mla_rope_quantize_fp8(enable_pdl: Optional[bool] = None, **shape: int) -> Be
 def rope_quantize_fp8_append_paged_kv_cache(**shape: int) -> Bench:
     """Every token is the first of its own request, in a page of 16."""
     parts, page_size = _parts(**shape), 16
-    reference = templates.rope_quantize_fp8_append_paged_kv_cache_trace.reference
-    assert reference is not None
+    reference = templates.rope_quantize_append_reference
     nnz, heads = shape["nnz"], shape["num_kv_heads"]
     head_dim = shape["rope_dim"] + shape["nope_dim"]
     v = rand(nnz, heads, head_dim, bf16) if heads else None

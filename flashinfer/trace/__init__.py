@@ -2,6 +2,7 @@
 """Definitions of calls: what shapes and dtypes an API was used with, and what it must compute.
 
 template.py     what an API takes and returns, in named axes
+notation.py     a template in a few lines of text
 definition.py   template + arguments of one call -> definition (a dict, written as JSON)
 source.py       a Python function and what it uses -> self-contained text
 check.py        tolerances and comparison of outputs

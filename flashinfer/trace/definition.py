@@ -53,7 +53,7 @@ def definition(
     inputs = {key: _input_entry(template, key, arguments) for key in template.inputs}
     outputs = {key: _output_entry(template, key, arguments) for key in template.outputs}
     fixed: dict[str, Any] = {axis: values[axis] for axis, kind in template.axes.items() if isinstance(kind, Const)}
-    fixed |= {f"{key}_dtype": _output_dtype(template, spec, arguments) for key, spec in template.outputs.items()}
+    fixed |= {f"{key}_dtype": _output_dtype(template, key, arguments) for key in template.outputs}
     result = {
         "name": name or template.definition_name(values),
         "description": template.description,
@@ -68,8 +68,12 @@ def definition(
     if template.check is not default_check:
         result["check"] = function_source(template.check, "check")
     if template.init is not None:
-        result["init"] = function_source(template.init, "init")
+        result["init"] = function_source(template.init, "init", *_known_as(template, "init"))
     return result
+
+
+def _known_as(template: TraceTemplate, what: str) -> list[str]:
+    return [] if template.stem is None else [f"_{template.stem}_{what}"]
 
 
 def definition_name(template: TraceTemplate, arguments: Arguments) -> str:
@@ -94,7 +98,7 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
 
     def learn_tensors(optional: bool) -> None:
         for name, spec, value in _tensors(template, arguments):
-            if spec.optional == optional:
+            if spec.optional == optional and not spec.unread:
                 for i, (axis, size) in enumerate(zip(spec.dim_names, _fit(template, name, spec, value), strict=True)):
                     learn(axis, int(size), f"{name}.shape[{i}]")
 
@@ -115,8 +119,8 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
 
 def _argument(name: str, spec: Value, arguments: Arguments) -> Any:
     value = arguments.get(spec.param or name)
-    if isinstance(spec, Tensor) and spec.tuple_idx is not None and isinstance(value, (tuple, list)):
-        return value[spec.tuple_idx]
+    if isinstance(spec, Tensor) and isinstance(value, (tuple, list)):
+        return value[spec.tuple_idx or 0] if value else None
     return value
 
 
@@ -160,14 +164,16 @@ def _input_entry(template: TraceTemplate, name: str, arguments: Arguments) -> di
 def _output_entry(template: TraceTemplate, name: str, arguments: Arguments) -> dict[str, Any]:
     spec = template.outputs[name]
     shape = spec.dim_names if isinstance(spec, Tensor) else None
-    entry = _entry(shape, _output_dtype(template, spec, arguments), spec)
+    entry = _entry(shape, _output_dtype(template, name, arguments), spec)
     return entry | ({"param": spec.param} if spec.param else {})
 
 
-def _output_dtype(template: TraceTemplate, spec: Value, arguments: Arguments) -> torch.dtype:
+def _output_dtype(template: TraceTemplate, output: str, arguments: Arguments) -> torch.dtype:
+    spec = template.outputs[output]
     if isinstance(spec, Scalar):
         return getattr(torch, spec.dtype)
-    for name in filter(None, (spec.dtype_from, spec.param)):
+    overwritten = output if output in template.inputs and spec.dtype is None else None
+    for name in filter(None, (spec.dtype_from, spec.param, overwritten)):
         source = template.inputs.get(name)
         value = _argument(name, source, arguments) if source else arguments.get(name)
         dtype = value if isinstance(value, torch.dtype) else getattr(value, "dtype", None)

@@ -8,7 +8,7 @@ import functools
 import inspect
 import textwrap
 import types
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping
 
 import torch
 
@@ -36,7 +36,10 @@ def run_source(template: TraceTemplate, fixed: Mapping[str, Any]) -> str:
         raise ArgumentError(f"{template.prefix}: the reference needs {missing}, expected inputs or const axes")
     head = f"def run({', '.join(_with_defaults(template, parameters))}):"
     call = ", ".join(f"{name}={value}" for name, value in passed.items())
-    return f"{_text(template.reference)}\n\n\n{head}\n    return {template.reference.__name__}({call})\n"
+    text = _text(template.reference) + _aliases(
+        template.reference, f"_{template.stem}_reference" if template.stem else ""
+    )
+    return f"{text}\n\n\n{head}\n    return {template.reference.__name__}({call})\n"
 
 
 _SCRATCH = ("workspace_buffer",)  # no reference reads it, but those of the published set take it
@@ -60,11 +63,18 @@ def _target(name: str, spec: Value, parameters: Mapping[str, inspect.Parameter])
     return name if name in parameters or spec.param is None or spec.param not in parameters else spec.param
 
 
-def function_source(func: Callable[..., Any], name: Optional[str] = None) -> str:
-    """Text that defines ``func``, also under the given name; a ``functools.partial`` keeps its arguments."""
+def _aliases(func: Callable[..., Any], *names: str) -> str:
+    """Statements that give a function further names."""
+    lines = [f"{name} = {func.__name__}" for name in names if name and name != func.__name__]
+    return "\n\n\n" + "\n".join(lines) if lines else ""
+
+
+def function_source(func: Callable[..., Any], *names: str) -> str:
+    """Text that defines ``func``, also under the given names; a ``functools.partial`` keeps its arguments and has one
+    name."""
     if not isinstance(func, functools.partial):
-        return _text(func) + ("\n" if name in (None, func.__name__) else f"\n\n\n{name} = {func.__name__}\n")
-    name = name or func.func.__name__
+        return _text(func) + _aliases(func, *names) + "\n"
+    name = names[0] if names else func.func.__name__
     arguments = [_literal(value) for value in func.args]
     arguments += [f"{key}={_literal(value)}" for key, value in func.keywords.items()]
     call = ", ".join([func.func.__name__, *arguments])

@@ -45,7 +45,8 @@ class Tensor:
     Parameters
     ----------
     dim_names
-        One axis name per dimension. A call may add leading dimensions of size one.
+        One axis name per dimension. A call may add leading dimensions of size one. Where it gives a tuple and
+        ``tuple_idx`` is None, the first element is meant.
     param
         Parameter of the API; the name in the definition when omitted. For an output, the buffer or the input it
         overwrites.
@@ -55,6 +56,8 @@ class Tensor:
         Fixed dtype, used when no tensor of the call tells another one.
     may_lack
         An axis that a call may leave out, which is one then; the definition has it.
+    unread
+        Whether the dimensions describe the definition only: those of the argument are others, and are not looked at.
     dtype_from
         Outputs: the input or parameter whose dtype is taken when it is there, or that is a dtype. Next comes ``param``.
     """
@@ -64,6 +67,7 @@ class Tensor:
     param: Optional[str] = None
     tuple_idx: Optional[int] = None
     may_lack: Optional[str] = None
+    unread: bool = False
     dtype: Optional[str] = None
     dtype_from: Optional[str] = None
     optional: bool = False
@@ -109,6 +113,8 @@ class TraceTemplate:
         ``init(**axes, device="cuda", seed=0) -> dict`` makes the arguments of a call.
     constraints
         Python expressions over axes and scalars that hold for every valid call.
+    stem
+        The texts of a definition define ``_<stem>_reference`` and ``_<stem>_init`` too: names that data sets know.
     """
 
     op_type: str
@@ -122,6 +128,7 @@ class TraceTemplate:
     init: Optional[Callable[..., dict[str, Any]]] = None
     constraints: Optional[Sequence[str]] = None
     tags: Optional[Sequence[str]] = None
+    stem: Optional[str] = None
     description: str = ""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,9 @@ from flashinfer.errors import LibraryError
 from flashinfer.rope import mla_rope_quantize_fp8, rope_quantize_fp8, rope_quantize_fp8_append_paged_kv_cache
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.rope_quantize import (
-    rope_quantize_fp8_append_paged_kv_cache_trace,
+    rope_quantize_append_reference as append_reference,
+)
+from flashinfer.trace.templates.rope_quantize import (
     rope_quantize_fp8_trace,
 )
 
@@ -20,7 +22,6 @@ from ..tensors import randn
 from .inputs import DTYPES, FP8, quantize_inputs
 
 reference = rope_quantize_fp8_trace.reference
-append_reference = rope_quantize_fp8_append_paged_kv_cache_trace.reference
 on_any_fp8 = pytest.mark.parametrize("fp8", FP8, ids=str)
 SCALES = {"quant_scale_q": 0.7, "quant_scale_kv": 1.3}
 # heads, key heads (0: MLA), rope_dim, nope_dim: DeepSeek, Llama with and without a rest, a width no vector divides

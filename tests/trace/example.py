@@ -9,17 +9,6 @@ them with what this program writes; run it again after changing a template or a 
     append_paged_kv_cache_hnd_pair_h8_d128_ps16.json
     append_paged_kv_cache_nhd_h8_d128_ps16.json
     append_paged_mla_kv_cache_ckv512_kpe64_ps64.json
-    apply_llama31_rope_h32_kv8_d128.json
-    apply_llama31_rope_inplace_h32_kv8_d128.json
-    apply_llama31_rope_pos_ids_h32_kv8_d128.json
-    apply_llama31_rope_pos_ids_inplace_h32_kv8_d128.json
-    apply_rope_h32_kv8_d128.json
-    apply_rope_inplace_h32_kv8_d128.json
-    apply_rope_pos_ids_h32_kv8_d128.json
-    apply_rope_pos_ids_inplace_h32_kv8_d128.json
-    apply_rope_with_cos_sin_cache_heads_h32_kv8_d128_r64.json
-    apply_rope_with_cos_sin_cache_inplace_q4096_k1024_d128_r64.json
-    apply_rope_with_cos_sin_cache_q4096_k1024_d128_r64.json
     block_scale_interleave.json
     bmm_bf16_n512_k128.json
     bmm_fp8_n512_k2048.json
@@ -45,11 +34,15 @@ them with what this program writes; run it again after changing a template or a 
     get_seq_lens.json
     layernorm_h1280.json
     layernorm_quant_h1280.json
+    llama31_rope_h32_kv8_d128.json
+    llama31_rope_inplace_h32_kv8_d128.json
+    llama31_rope_pos_ids_h32_kv8_d128.json
+    llama31_rope_pos_ids_inplace_h32_kv8_d128.json
     merge_state_h32_d128.json
     merge_state_in_place_h32_d128.json
     merge_states_h32_d128.json
     min_p_sampling_from_probs_v128256.json
-    mla_rope_quantize_fp8_h128_r64.json
+    mla_rope_quantize_fp8_h128_rope64.json
     mm_bf16_n256_k7168.json
     mxfp4_dequantize.json
     mxfp4_dequantize_host.json
@@ -65,11 +58,18 @@ them with what this program writes; run it again after changing a template or a 
     rmsnorm_h4096.json
     rmsnorm_heads_d128.json
     rmsnorm_quant_h4096.json
+    rope_cos_sin_cache_d128.json
+    rope_cos_sin_cache_heads_h32_kv8_d128.json
+    rope_cos_sin_cache_inplace_d128.json
+    rope_h32_kv8_d128.json
+    rope_inplace_h32_kv8_d128.json
+    rope_pos_ids_h32_kv8_d128.json
+    rope_pos_ids_inplace_h32_kv8_d128.json
     rope_quantize_fp8_append_paged_gqa_hnd_h32_kv8_r64_ps16.json
-    rope_quantize_fp8_append_paged_gqa_nhd_h32_kv8_r64_ps16.json
+    rope_quantize_fp8_append_paged_kv_cache_h32_kv8_rope64_ps16.json
     rope_quantize_fp8_append_paged_mla_h128_r64_ps16.json
-    rope_quantize_fp8_gqa_h32_kv8_r64.json
-    rope_quantize_fp8_h128_r64.json
+    rope_quantize_fp8_h32_kv8_rope64.json
+    rope_quantize_fp8_latent_h128_r64.json
     sampling_from_logits_v128256.json
     sampling_from_probs_v128256.json
     scale_2d.json

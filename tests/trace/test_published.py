@@ -21,6 +21,8 @@ import flashinfer
 from flashinfer.fi_trace import traced_functions
 from flashinfer.trace import Const, Tensor, TraceTemplate
 
+from .schema import validate
+
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 EVERY = pytest.mark.parametrize("entry", PUBLISHED, ids=[entry["trace"] for entry in PUBLISHED])
 WITH_INIT = pytest.mark.parametrize(
@@ -86,6 +88,17 @@ def test_init_takes_the_axes(entry):
     assert defaults == {name: value or "" for name, value in entry["init"]["args"].items()}
 
 
+@EVERY
+def test_texts_define_the_published_names(entry):
+    """Check that data sets find ``_<stem>_init`` and ``_<stem>_reference``, besides ``init`` and ``run``."""
+    stem = entry["trace"].removeprefix("_").removesuffix("_trace")
+    template = template_of(entry)
+    texts = {"init": template.init, "reference": template.reference if entry["reference"] else None}
+    for what, function in texts.items():
+        if function is not None:
+            assert f"_{stem}_{what}" in (function.__name__, f"_{template.stem}_{what}"), what
+
+
 SMALL = {"vocab_size": 128, "workspace_size": 1024, "max_seq_len": 64, "num_heads": 4, "num_heads_qo": 4}
 NEEDED = {
     "batch_size": 2,
@@ -127,6 +140,22 @@ def test_init_makes_the_published_arguments(entry):
     assert words_of(made)[1:-1] == entry["init"]["gives"]
     parameters = inspect.signature(traced_functions[entry["api"]]).parameters
     assert set(made.get("run", made)) <= set(parameters)
+
+
+@WITH_INIT
+def test_definition_of_what_init_makes(entry):
+    """Check what a call is recorded as: the published template, with dtypes that the benchmark schema has."""
+    made = made_by(entry)
+    definition = traced_functions[entry["api"]].fi_trace(**made.get("run", made))
+    pattern = re.sub(r"{\w+}", r"\\d+", entry["name"])
+    assert re.fullmatch(pattern, definition["name"])
+    assert {axis for axis, fact in definition["axes"].items() if fact["type"] == "var"} == set(entry["var"])
+    for name, fact in entry["outputs"].items():
+        found = definition["outputs"][name]
+        assert found["shape"] == fact.get("dims")
+        if "dtype" in fact:
+            assert found["dtype"] == fact["dtype"].replace("uint8", "int8")
+    validate(definition)
 
 
 @WITH_INIT

@@ -25,6 +25,8 @@ SIZES |= {
     "max_position": 64,
     "q_nope_dim": 32,
     "k_nope_dim": 32,
+    "no_rope_dim": 32,
+    "max_seq_len": 64,
     "head_dim": 96,
     "v_heads": 1,
     "v_dim": 80,
@@ -103,8 +105,10 @@ class Call:
                 made[name] = None if entry["shape"] is not None else defaults[name].default
             elif entry["shape"] is not None:
                 made[name] = (self._offsets if name.endswith("indptr") else self._tensor)(entry)
+            elif defaults[name].default is defaults[name].empty:
+                made[name] = NUMBERS[name] if name in NUMBERS else self.axes[name]
             else:
-                made[name] = NUMBERS[name] if defaults[name].default is defaults[name].empty else defaults[name].default
+                made[name] = defaults[name].default
         return made
 
     def reference_arguments(self) -> dict[str, Any]:

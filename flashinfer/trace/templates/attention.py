@@ -12,7 +12,7 @@ from typing import Any, Optional
 import torch
 
 from ..template import Axis, Const, Scalar, Tensor, TraceTemplate, Var
-from .shared import normal, seeded
+from .shared import even_indptr, normal, seeded
 
 __all__ = [
     "attention_reference",
@@ -173,10 +173,6 @@ def _gqa_ragged_reference(
     return out, lse
 
 
-def _even_indptr(total: int, batch_size: int, device: Any) -> torch.Tensor:
-    return torch.tensor([total * i // batch_size for i in range(batch_size + 1)], dtype=torch.int32, device=device)
-
-
 def _gqa_paged_decode_init(
     *,
     batch_size: int,
@@ -196,7 +192,7 @@ def _gqa_paged_decode_init(
     cache = (num_pages, page_size, num_kv_heads, head_dim)
     return {
         "plan": {
-            "indptr": _even_indptr(used, batch_size, device),
+            "indptr": even_indptr(used, batch_size, device),
             "indices": torch.randperm(num_pages, generator=g, device=device)[:used].int(),
             "last_page_len": torch.full((batch_size,), page_size, dtype=torch.int32, device=device),
             "num_qo_heads": num_qo_heads,
@@ -234,8 +230,8 @@ def _gqa_paged_prefill_init(
     cache = (num_pages, page_size, num_kv_heads, head_dim)
     return {
         "plan": {
-            "qo_indptr": _even_indptr(total_q, batch_size, device),
-            "paged_kv_indptr": _even_indptr(used, batch_size, device),
+            "qo_indptr": even_indptr(total_q, batch_size, device),
+            "paged_kv_indptr": even_indptr(used, batch_size, device),
             "paged_kv_indices": torch.randperm(num_pages, generator=g, device=device)[:used].int(),
             "paged_kv_last_page_len": torch.full((batch_size,), page_size, dtype=torch.int32, device=device),
             "num_qo_heads": num_qo_heads,
@@ -270,8 +266,8 @@ def _gqa_ragged_init(
     g, keys = seeded(seed, device), (total_kv, num_kv_heads, head_dim)
     return {
         "plan": {
-            "qo_indptr": _even_indptr(total_q, batch_size, device),
-            "kv_indptr": _even_indptr(total_kv, batch_size, device),
+            "qo_indptr": even_indptr(total_q, batch_size, device),
+            "kv_indptr": even_indptr(total_kv, batch_size, device),
             "num_qo_heads": num_qo_heads,
             "num_kv_heads": num_kv_heads,
             "head_dim_qk": head_dim,
@@ -364,6 +360,7 @@ gqa_ragged_prefill_trace = TraceTemplate(
     outputs=_results("total_q"),
     reference=_gqa_ragged_reference,
     init=_gqa_ragged_init,
+    stem="gqa_ragged_prefill",
     constraints=["total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()"],
     description="Causal attention of the last tokens of each request over its keys.",
 )

@@ -8,8 +8,18 @@ from typing import Any, Callable
 import torch
 
 from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Var
+from .shared import even_indptr
 
-__all__ = ["TABLES", "append_init", "by_cache_form", "cache_axes", "cache_dims", "slots_of", "write_slots"]
+__all__ = [
+    "TABLES",
+    "append_init",
+    "append_tables",
+    "by_cache_form",
+    "cache_axes",
+    "cache_dims",
+    "slots_of",
+    "write_slots",
+]
 
 TABLES: dict[str, Tensor] = {
     "batch_indices": Tensor(("nnz",), dtype="int32", description="request of each row; negative: the row is skipped"),
@@ -89,5 +99,28 @@ def append_init(
         "positions": positions.to(torch.int32),
         "kv_indices": order.to(torch.int32),
         "kv_indptr": torch.arange(batch_size + 1, dtype=torch.int32, device=device) * pages_each,
+        "kv_last_page_len": torch.full((batch_size,), page_size, dtype=torch.int32, device=device),
+    }
+
+
+def append_tables(
+    generator: torch.Generator, nnz: int, batch_size: int, page_size: int, num_pages: int, num_kv_indices: int
+) -> tuple[int, dict[str, torch.Tensor]]:
+    """Pages in any order, shared out evenly; rows are the last tokens of their requests, whose pages are full.
+
+    Returns the number of pages, which is larger than ``num_pages`` where the rows need more, and the tables.
+    """
+    needed = max(-(-nnz // (batch_size * page_size)), 1)
+    used = num_kv_indices or batch_size * max(num_pages // batch_size, needed)
+    num_pages, device = max(num_pages, used), generator.device
+    starts, kv_indptr = even_indptr(nnz, batch_size, device), even_indptr(used, batch_size, device)
+    rows = torch.arange(nnz, dtype=torch.int32, device=device)
+    batch_indices = torch.repeat_interleave(starts.diff())
+    ends = kv_indptr.diff() * page_size - starts[1:]  # of the tokens of each request, minus that of its rows
+    return num_pages, {
+        "batch_indices": batch_indices.int(),
+        "positions": rows + ends[batch_indices],
+        "kv_indices": torch.randperm(num_pages, generator=generator, device=device)[:used].int(),
+        "kv_indptr": kv_indptr,
         "kv_last_page_len": torch.full((batch_size,), page_size, dtype=torch.int32, device=device),
     }

@@ -11,7 +11,15 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Value, Var, by_rank
+from ..notation import template_of_text
+from ..template import TraceDispatch, TraceTemplate, by_rank
+from .rope_quantize import (
+    mla_rope_quantize_fp8_trace,
+    rope_quantize_fp8_append_paged_kv_cache_trace,
+    rope_quantize_fp8_trace,
+)
+from .rope_shared import cos_sin_table, frequencies, rotate
+from .shared import even_indptr, normal, randint, seeded
 
 __all__ = [
     "apply_llama31_rope_inplace_trace",
@@ -24,30 +32,17 @@ __all__ = [
     "apply_rope_trace",
     "apply_rope_with_cos_sin_cache_inplace_trace",
     "apply_rope_with_cos_sin_cache_trace",
-    "rotate",
+    "mla_rope_quantize_fp8_trace",
+    "rope_quantize_fp8_append_paged_kv_cache_trace",
+    "rope_quantize_fp8_trace",
 ]
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleave: bool) -> torch.Tensor:
-    """Turn the pairs of the last dimension, fp32; cos and sin are (tokens, pairs), and the columns beyond are kept."""
-    x, tail = x.float().split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
-    cos, sin = (t.float().view(t.shape[0], *(1,) * (x.ndim - 2), t.shape[1]) for t in (cos, sin))
-    first, second = (x[..., 0::2], x[..., 1::2]) if interleave else x.chunk(2, dim=-1)
-    pair = first * cos - second * sin, second * cos + first * sin
-    turned = torch.stack(pair, dim=-1).flatten(-2) if interleave else torch.cat(pair, dim=-1)
-    return torch.cat([turned, tail], dim=-1)
-
-
-def _frequencies(rotary_dim: int, rope_scale: float, rope_theta: float) -> torch.Tensor:
-    """What each pair turns per position, fp64."""
-    return rope_theta ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim) / rope_scale
 
 
 def _llama31_frequencies(
     rotary_dim: int, rope_scale: float, rope_theta: float, low: float, high: float, old_context_len: float
 ) -> torch.Tensor:
     """Frequencies with few turns over the old context are stretched, those with many are kept."""
-    frequency = _frequencies(rotary_dim, 1.0, rope_theta)
+    frequency = frequencies(rotary_dim, 1.0, rope_theta)
     turns = old_context_len * frequency / (2 * math.pi)
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - smooth) * frequency / rope_scale + smooth * frequency
@@ -79,7 +74,7 @@ def _apply_rope_reference(
     rope_theta: float = 1e4,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    frequency = _frequencies(rotary_dim or q.shape[-1], rope_scale, rope_theta)
+    frequency = frequencies(rotary_dim or q.shape[-1], rope_scale, rope_theta)
     return _rotated_pair(q, k, _ragged_positions(indptr, offsets), frequency, interleave)
 
 
@@ -93,7 +88,7 @@ def _apply_rope_pos_ids_reference(
     rope_theta: float = 1e4,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    frequency = _frequencies(rotary_dim or q.shape[-1], rope_scale, rope_theta)
+    frequency = frequencies(rotary_dim or q.shape[-1], rope_scale, rope_theta)
     return _rotated_pair(q, k, pos_ids, frequency, interleave)
 
 
@@ -154,65 +149,106 @@ def _apply_rope_with_cos_sin_cache_reference(
     return turned(query), turned(key)
 
 
-_AXES: dict[str, Axis] = {
-    "nnz": Var("tokens"),
-    "num_qo_heads": Const(abbrev="h"),
-    "num_kv_heads": Const(abbrev="kv"),
-    "head_dim": Const(abbrev="d"),
-}
-_HEADS = {"q": Tensor(("nnz", "num_qo_heads", "head_dim")), "k": Tensor(("nnz", "num_kv_heads", "head_dim"))}
-_POS_IDS: dict[str, Value] = {"pos_ids": Tensor(("nnz",), description="position of each token")}
-_RAGGED: dict[str, Value] = {
-    "indptr": Tensor(("indptr_len",), description="where each request begins, then where the last one ends"),
-    "offsets": Tensor(("batch_size",), description="position of the first token of each request"),
-}
-_STYLE: dict[str, Value] = {
-    "rotary_dim": Scalar("int32", optional=True, description="leading columns that are rotated; none means all"),
-    "interleave": Scalar("bool", description="pairs are neighbours, otherwise half the rotated columns apart"),
-    "rope_scale": Scalar(description="positions are divided by it"),
-    "rope_theta": Scalar(description="base of the frequencies"),
-}
-_LLAMA31: dict[str, Value] = {
-    "low_freq_factor": Scalar(description="fewer turns over the old context: stretched"),
-    "high_freq_factor": Scalar(description="more turns over the old context: kept"),
-    "old_context_len": Scalar("int32"),
-}
+def _apply_rope_init(
+    *,
+    nnz: int,
+    batch_size: int = 4,
+    batch_size_plus_1: int = 0,
+    num_q_heads: int = 32,
+    num_k_heads: int = 8,
+    head_dim: int = 128,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Requests of about the same length: any random integers would not be offsets of tokens."""
+    g = seeded(seed, device)
+    batch_size = batch_size_plus_1 - 1 if batch_size_plus_1 else batch_size
+    return {
+        "q": normal(g, nnz, num_q_heads, head_dim),
+        "k": normal(g, nnz, num_k_heads, head_dim),
+        "indptr": even_indptr(nnz, batch_size, device),
+        "offsets": randint(g, 4096, batch_size),
+    }
 
 
-def _apply_template(name: str, reference: Callable[..., Any]) -> TraceTemplate:
+def _apply_rope_pos_ids_init(
+    *,
+    nnz: int,
+    num_q_heads: int = 32,
+    num_k_heads: int = 8,
+    head_dim: int = 128,
+    max_seq_len: int = 8192,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    return {
+        "q": normal(g, nnz, num_q_heads, head_dim),
+        "k": normal(g, nnz, num_k_heads, head_dim),
+        "pos_ids": randint(g, max_seq_len, nnz),
+    }
+
+
+def _apply_rope_with_cos_sin_cache_init(
+    *,
+    nnz: int,
+    num_q_heads_x_head_size: int = 4096,
+    num_k_heads_x_head_size: int = 1024,
+    head_size: int = 128,
+    max_seq_len: int = 8192,
+    rotary_dim: int = 128,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Positions that the table has."""
+    g = seeded(seed, device)
+    return {
+        "positions": randint(g, max_seq_len, nnz),
+        "query": normal(g, nnz, num_q_heads_x_head_size),
+        "key": normal(g, nnz, num_k_heads_x_head_size),
+        "head_size": head_size,
+        "cos_sin_cache": cos_sin_table(max_seq_len, rotary_dim, device),
+    }
+
+
+_NOTES = {
+    "nnz": "tokens",
+    "indptr": "where each request begins, then where the last one ends",
+    "offsets": "position of the first token of each request",
+    "pos_ids": "position of each token",
+    "rotary_dim": "leading columns that are rotated; none means all",
+    "interleave": "pairs are neighbours, otherwise half the rotated columns apart",
+    "rope_scale": "positions are divided by it",
+    "rope_theta": "base of the frequencies",
+    "low_freq_factor": "fewer turns over the old context: stretched",
+    "high_freq_factor": "more turns over the old context: kept",
+}
+_HEADS = "q[nnz, num_q_heads, head_dim]; k[nnz, num_k_heads, head_dim]"
+_STYLE = "rotary_dim:int32?; interleave:int32?; rope_scale:float32?; rope_theta:float32?"
+_LLAMA31 = "low_freq_factor:float32?; high_freq_factor:float32?; old_context_len:int32?"
+
+
+def _apply_template(stem: str, reference: Callable[..., Any]) -> TraceTemplate:
     """Of one of the eight forms with frequencies; its name says which."""
-    in_place, ragged, llama31 = name.endswith("_inplace"), "pos_ids" not in name, "llama31" in name
-    axes: dict[str, Axis] = _AXES | ({"batch_size": Var(), "indptr_len": Var("batch_size + 1")} if ragged else {})
-    return TraceTemplate(
+    in_place, ragged, llama31 = stem.endswith("_inplace"), "pos_ids" not in stem, "llama31" in stem
+    places = "indptr[batch_size_plus_1]; offsets[batch_size]" if ragged else "pos_ids[nnz]"
+    rotated = "q_rope[nnz, num_q_heads, head_dim]=q; k_rope[nnz, num_k_heads, head_dim]=k"
+    return template_of_text(
+        stem.removeprefix("apply_") + "_h{num_q_heads}_kv{num_k_heads}_d{head_dim}",
         "rope",
-        axes=axes,
-        inputs={**_HEADS, **(_RAGGED if ragged else _POS_IDS), **_STYLE, **(_LLAMA31 if llama31 else {})},
-        outputs={
-            f"{x}_rope": Tensor(_HEADS[x].dim_names, param=x if in_place else None, dtype_from=x) for x in ("q", "k")
-        },
-        name_prefix=name,
+        var="nnz batch_size batch_size_plus_1" if ragged else "nnz",
+        inputs="; ".join([_HEADS, places, _STYLE, *([_LLAMA31] if llama31 else [])]),
+        outputs="q[nnz, num_q_heads, head_dim]<-q; k[nnz, num_k_heads, head_dim]<-k" if in_place else rotated,
+        notes=_NOTES,
         reference=reference,
-        init=_init_ragged if ragged else None,
-        constraints=["indptr_len == batch_size + 1"] if ragged else None,
+        init=_apply_rope_init if ragged else _apply_rope_pos_ids_init,
+        constraints=["batch_size_plus_1 == batch_size + 1"] if ragged else None,
+        stem=stem,
         description=(
             f"Rotary embedding{' of Llama 3.1' if llama31 else ''}, "
             f"{'of a ragged batch' if ragged else 'by position'}{', in place' if in_place else ''}."
         ),
     )
-
-
-def _init_ragged(
-    nnz: int, batch_size: int, num_qo_heads: int, num_kv_heads: int, head_dim: int, device: str = "cpu"
-) -> dict[str, Any]:
-    """Requests of about the same length: any random integers would not be offsets of tokens."""
-    return {
-        "q": torch.randn(nnz, num_qo_heads, head_dim, device=device).bfloat16(),
-        "k": torch.randn(nnz, num_kv_heads, head_dim, device=device).bfloat16(),
-        "indptr": torch.tensor(
-            [nnz * b // batch_size for b in range(batch_size + 1)], dtype=torch.int32, device=device
-        ),
-        "offsets": torch.randint(0, 4096, (batch_size,), dtype=torch.int32, device=device),
-    }
 
 
 apply_rope_trace = _apply_template("apply_rope", _apply_rope_reference)
@@ -226,73 +262,50 @@ apply_llama31_rope_pos_ids_inplace_trace = _apply_template(
     "apply_llama31_rope_pos_ids_inplace", _apply_llama31_rope_pos_ids_reference
 )
 
-
-def _init_cache(
-    nnz: int,
-    head_size: int,
-    rotary_dim: int,
-    q_size: int = 0,
-    k_size: int = 0,
-    num_qo_heads: int = 0,
-    num_kv_heads: int = 0,
-    max_position: int = 4096,
-    device: str = "cpu",
-) -> dict[str, Any]:
-    """Positions that the table has; queries and keys are rows of heads, or have a dimension for the heads."""
-    angle = torch.arange(max_position)[:, None] * _frequencies(rotary_dim, 1.0, 1e4)
-    query, key = (q_size,) if q_size else (num_qo_heads, head_size), (k_size,) if k_size else (num_kv_heads, head_size)
-    return {
-        "positions": torch.randint(0, max_position, (nnz,), dtype=torch.int32, device=device),
-        "query": torch.randn(nnz, *query, device=device).bfloat16(),
-        "key": torch.randn(nnz, *key, device=device).bfloat16(),
-        "head_size": head_size,
-        "cos_sin_cache": torch.cat([angle.cos(), angle.sin()], dim=-1).float().to(device),
-    }
+_TABLE_TEXT = "head_size:int32; cos_sin_cache[max_seq_len, rotary_dim]; is_neox:int32?"
+_TABLE = {"max_seq_len": "rows of the table", "cos_sin_cache": "cosines, then sines"}
+_TABLE |= {"is_neox": "pairs are half the rotated columns apart, otherwise neighbours"}
 
 
-def _cache_template(name: str, rank: int) -> TraceTemplate:
-    """Queries and keys are rows of heads, or have a dimension for the heads."""
-    in_place, flat = name.endswith("_inplace"), rank == 2
-    heads: dict[str, Axis] = (
-        {
-            "q_size": Const("num_qo_heads * head_size", abbrev="q"),
-            "k_size": Const("num_kv_heads * head_size", abbrev="k"),
-        }
-        if flat
-        else {"num_qo_heads": Const(abbrev="h"), "num_kv_heads": Const(abbrev="kv")}
-    )
-    query, key = (("nnz", axis) if flat else ("nnz", axis, "head_size") for axis in heads)
-    return TraceTemplate(
+def _cache_template(stem: str, in_place: bool) -> TraceTemplate:
+    """Queries and keys are rows of heads."""
+    query, key = "query[nnz, num_q_heads_x_head_size]", "key[nnz, num_k_heads_x_head_size]"
+    made = f"{query.replace('[', '_out[')}=query; {key.replace('[', '_out[')}=key"
+    return template_of_text(
+        f"{stem.removeprefix('apply_').replace('_with', '')}_d{{head_size}}",
         "rope",
-        axes={
-            "nnz": Var("tokens"),
-            **heads,
-            "head_size": Const(abbrev="d"),
-            "rotary_dim": Const(abbrev="r"),
-            "max_position": Var("rows of the table"),
-        },
-        inputs={
-            "positions": Tensor(("nnz",)),
-            "query": Tensor(query),
-            "key": Tensor(key),
-            "head_size": Scalar("int32"),
-            "cos_sin_cache": Tensor(("max_position", "rotary_dim"), dtype="float32", description="cosines, then sines"),
-            "is_neox": Scalar("bool", description="pairs are half the rotated columns apart, otherwise neighbours"),
-        },
-        outputs={
-            "query_out": Tensor(query, param="query" if in_place else None, dtype_from="query"),
-            "key_out": Tensor(key, param="key" if in_place else None, dtype_from="key"),
-        },
-        name_prefix=name if flat else f"{name}_heads",
+        var="nnz max_seq_len",
+        hidden="num_q_heads_x_head_size num_k_heads_x_head_size rotary_dim",
+        inputs=f"positions[nnz]; {query}; {key}; {_TABLE_TEXT}",
+        outputs=f"{query}<-query; {key}<-key" if in_place else made,
+        notes=_TABLE,
         reference=_apply_rope_with_cos_sin_cache_reference,
-        init=_init_cache,
-        constraints=["rotary_dim <= head_size", *(f"{axis} % head_size == 0" for axis in heads if flat)],
+        init=_apply_rope_with_cos_sin_cache_init,
+        stem=stem,
         description=f"Rotary embedding by a table of cosines and sines{', in place' if in_place else ''}.",
     )
 
 
-def _by_rank(name: str) -> TraceDispatch:
-    return by_rank("query", {rank: _cache_template(name, rank) for rank in (2, 3)})
+def _heads_template(stem: str, in_place: bool) -> TraceTemplate:
+    """Queries and keys have a dimension for the heads: a form that the published set does not have."""
+    query, key = "query[nnz, num_q_heads, head_size]", "key[nnz, num_k_heads, head_size]"
+    made = f"{query.replace('[', '_out[')}=query; {key.replace('[', '_out[')}=key"
+    return template_of_text(
+        f"{stem.removeprefix('apply_').replace('_with', '')}_heads_h{{num_q_heads}}_kv{{num_k_heads}}_d{{head_size}}",
+        "rope",
+        var="nnz max_seq_len",
+        hidden="rotary_dim",
+        inputs=f"positions[nnz]; {query}; {key}; {_TABLE_TEXT}",
+        outputs=f"{query}<-query; {key}<-key" if in_place else made,
+        notes=_TABLE,
+        reference=_apply_rope_with_cos_sin_cache_reference,
+        description=f"Rotary embedding by a table of cosines and sines{', in place' if in_place else ''}.",
+    )
+
+
+def _by_rank(stem: str) -> TraceDispatch:
+    in_place = stem.endswith("_inplace")
+    return by_rank("query", {2: _cache_template(stem, in_place), 3: _heads_template(stem, in_place)})
 
 
 apply_rope_with_cos_sin_cache_trace = _by_rank("apply_rope_with_cos_sin_cache")

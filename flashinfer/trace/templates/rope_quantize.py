@@ -9,12 +9,15 @@ from typing import Any, Optional
 import torch
 
 from ...errors import ArgumentError
-from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Value, Var, by_rank
-from .rope import rotate
-from .shared import fp8_check, to_fp8
+from ..notation import template_of_text
+from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Value, Var
+from .page_shared import append_tables
+from .rope_shared import cos_sin_table, rotate
+from .shared import fp8_check, normal, randint, seeded, to_fp8
 
 __all__ = [
     "mla_rope_quantize_fp8_trace",
+    "rope_quantize_append_reference",
     "rope_quantize_fp8_append_paged_kv_cache_trace",
     "rope_quantize_fp8_trace",
 ]
@@ -34,7 +37,7 @@ def _quantized(
     return to_fp8(rotate(rope, cos, sin, not is_neox) * scale, dtype), to_fp8(nope.float() * scale, dtype)
 
 
-def _rope_quantize_reference(
+def _rope_quantize_fp8_reference(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,
     q_nope: Optional[torch.Tensor],
@@ -42,14 +45,15 @@ def _rope_quantize_reference(
     cos_sin_cache: torch.Tensor,
     pos_ids: torch.Tensor,
     is_neox: bool = True,
+    quantize_dtype: Optional[torch.dtype] = None,
     quant_scale_q: float = 1.0,
     quant_scale_kv: float = 1.0,
     q_rope_out_dtype: torch.dtype = torch.float8_e4m3fn,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = cos_sin_cache[pos_ids.long()]
-    q_rope_out, q_nope_out = _quantized(q_rope, q_nope, rows, is_neox, quant_scale_q, q_rope_out_dtype)
-    k_rope_out, k_nope_out = _quantized(k_rope, k_nope, rows, is_neox, quant_scale_kv, q_rope_out_dtype)
+    rows, dtype = cos_sin_cache[pos_ids.long()], quantize_dtype or q_rope_out_dtype
+    q_rope_out, q_nope_out = _quantized(q_rope, q_nope, rows, is_neox, quant_scale_q, dtype)
+    k_rope_out, k_nope_out = _quantized(k_rope, k_nope, rows, is_neox, quant_scale_kv, dtype)
     return q_rope_out, k_rope_out, q_nope_out, k_nope_out
 
 
@@ -65,7 +69,7 @@ def _appended(
     return result.view(cache.dtype)
 
 
-def _rope_quantize_append_reference(
+def rope_quantize_append_reference(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,
     q_nope: Optional[torch.Tensor],
@@ -86,8 +90,8 @@ def _rope_quantize_append_reference(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     dtype, page_size = first_cache.dtype, first_cache.shape[2 if heads_first and first_cache.ndim == 4 else 1]
-    q_rope_out, k_rope_out, q_nope_out, k_nope_out = _rope_quantize_reference(
-        q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, quant_scale_q, quant_scale_kv, dtype
+    q_rope_out, k_rope_out, q_nope_out, k_nope_out = _rope_quantize_fp8_reference(
+        q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, dtype, quant_scale_q, quant_scale_kv
     )
     kept = (batch_indices >= 0).nonzero().flatten()  # for padding nothing is written; rows of q are then anything
     request, slot = batch_indices.long()[kept], positions.long()[kept]
@@ -102,6 +106,35 @@ def _rope_quantize_append_reference(
         _appended(first_cache, first[kept], page, entry, heads_first),
         _appended(second_cache, second[kept], page, entry, heads_first),
     )
+
+
+def _rope_quantize_fp8_append_paged_kv_cache_reference(
+    q_rope: torch.Tensor,
+    k_rope: torch.Tensor,
+    q_nope: Optional[torch.Tensor],
+    k_nope: Optional[torch.Tensor],
+    v: Optional[torch.Tensor],
+    cos_sin_cache: torch.Tensor,
+    pos_ids: torch.Tensor,
+    paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    is_neox: bool = True,
+    quantize_dtype: Optional[torch.dtype] = None,
+    quant_scale_q: float = 1.0,
+    quant_scale_kv: float = 1.0,
+    page_size: int = 16,
+    kv_layout: str = "NHD",
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The queries: the published definition does not name the caches among its outputs."""
+    made = _rope_quantize_fp8_reference(
+        *(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox),
+        *(quantize_dtype or paged_kv_cache[0].dtype, quant_scale_q, quant_scale_kv),
+    )
+    return made[0], made[2]
 
 
 _FP8: dict[str, Any] = {"dtype": "float8_e4m3fn"}
@@ -139,6 +172,95 @@ _TABLE: dict[str, Value] = {
 }
 
 
+def _rope_quantize_fp8_init(
+    *,
+    nnz: int,
+    num_q_heads: int = 8,
+    num_k_heads: int = 2,
+    rope_dim: int = 64,
+    no_rope_dim: int = 64,
+    max_seq_len: int = 4096,
+    rotary_dim: int = 64,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Positions that the table has."""
+    g = seeded(seed, device)
+    return {
+        "q_rope": normal(g, nnz, num_q_heads, rope_dim),
+        "k_rope": normal(g, nnz, num_k_heads, rope_dim),
+        "q_nope": normal(g, nnz, num_q_heads, no_rope_dim),
+        "k_nope": normal(g, nnz, num_k_heads, no_rope_dim),
+        "cos_sin_cache": cos_sin_table(max_seq_len, rotary_dim, device),
+        "pos_ids": randint(g, max_seq_len, nnz),
+        "is_neox": False,
+    }
+
+
+def _mla_rope_quantize_fp8_init(
+    *,
+    nnz: int,
+    num_q_heads: int = 128,
+    rope_dim: int = 64,
+    no_rope_dim: int = 512,
+    max_seq_len: int = 4096,
+    rotary_dim: int = 64,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    return {
+        "q_rope": normal(g, nnz, num_q_heads, rope_dim),
+        "k_rope": normal(g, nnz, rope_dim),
+        "q_nope": normal(g, nnz, num_q_heads, no_rope_dim),
+        "k_nope": normal(g, nnz, no_rope_dim),
+        "cos_sin_cache": cos_sin_table(max_seq_len, rotary_dim, device),
+        "pos_ids": randint(g, max_seq_len, nnz).long(),
+        "is_neox": False,
+    }
+
+
+def _rope_quantize_fp8_append_paged_kv_cache_init(
+    *,
+    nnz: int,
+    num_q_heads: int = 8,
+    num_k_heads: int = 2,
+    rope_dim: int = 64,
+    no_rope_dim: int = 64,
+    head_dim: int = 0,
+    max_seq_len: int = 4096,
+    rotary_dim: int = 64,
+    num_pages: int = 4,
+    page_size: int = 16,
+    batch_size: int = 2,
+    batch_size_plus_1: int = 0,
+    num_kv_indices: int = 0,
+    num_pages_per_seq: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Requests that share out the pages; tokens are the last ones of their requests."""
+    g, head_dim = seeded(seed, device), head_dim or rope_dim + no_rope_dim
+    batch_size = batch_size_plus_1 - 1 if batch_size_plus_1 else batch_size
+    used = num_kv_indices or batch_size * num_pages_per_seq
+    num_pages, tables = append_tables(g, nnz, batch_size, page_size, num_pages, used)
+    pages = (num_pages, page_size, num_k_heads, head_dim)
+    return {
+        "q_rope": normal(g, nnz, num_q_heads, rope_dim),
+        "k_rope": normal(g, nnz, num_k_heads, rope_dim),
+        "q_nope": normal(g, nnz, num_q_heads, no_rope_dim),
+        "k_nope": normal(g, nnz, num_k_heads, no_rope_dim),
+        "v": normal(g, nnz, num_k_heads, head_dim),
+        "cos_sin_cache": cos_sin_table(max_seq_len, rotary_dim, device),
+        "pos_ids": randint(g, max_seq_len, nnz),
+        "paged_kv_cache": tuple(torch.zeros(pages, device=device).to(torch.float8_e4m3fn) for _ in range(2)),
+        **{name: tables[name] for name in ("kv_indices", "kv_indptr", "batch_indices", "positions")},
+        "is_neox": False,
+        "page_size": page_size,
+        "kv_layout": "NHD",
+    }
+
+
 def _init_quantize(
     nnz: int,
     num_qo_heads: int,
@@ -151,13 +273,12 @@ def _init_quantize(
 ) -> dict[str, Any]:
     """Positions that the table has; no key heads is MLA."""
     q, k = (nnz, num_qo_heads), (nnz, num_kv_heads) if num_kv_heads else (nnz,)
-    angle = torch.arange(max_position)[:, None] * 1e4 ** (-torch.arange(0, rope_dim, 2, dtype=torch.float64) / rope_dim)
     return {
         "q_rope": torch.randn(*q, rope_dim, device=device).bfloat16(),
         "k_rope": torch.randn(*k, rope_dim, device=device).bfloat16(),
         "q_nope": torch.randn(*q, q_nope_dim, device=device).bfloat16(),
         "k_nope": torch.randn(*k, k_nope_dim, device=device).bfloat16(),
-        "cos_sin_cache": torch.cat([angle.cos(), angle.sin()], dim=-1).float().to(device),
+        "cos_sin_cache": cos_sin_table(max_position, rope_dim, device),
         "pos_ids": torch.randint(0, max_position, (nnz,), dtype=torch.int32, device=device),
     }
 
@@ -210,20 +331,83 @@ def _quantize_template(name: str, mla: bool) -> TraceTemplate:
             f"{part}_out": Tensor(parts[part].dim_names, param=f"{part}_out", dtype_from="q_rope_out", **_FP8)
             for part in ("q_rope", "k_rope", "q_nope", "k_nope")
         },
-        name_prefix=name if mla else f"{name}_gqa",
-        reference=_rope_quantize_reference,
+        name_prefix=f"{name}_{'latent' if mla else 'heads'}",
+        reference=_rope_quantize_fp8_reference,
         check=fp8_check,
         init=_init_quantize,
         description="Rotary embedding of one part of q and k; that part and the other one are quantised to fp8.",
     )
 
 
-def _by_keys(name: str) -> TraceDispatch:
-    return by_rank("k_rope", {2: _quantize_template(name, mla=True), 3: _quantize_template(name, mla=False)})
+_NOTES = {
+    "nnz": "tokens",
+    "no_rope_dim": "columns that are not rotated",
+    "max_seq_len": "rows of the table",
+    "cos_sin_cache": "cosines, then sines",
+    "pos_ids": "row of the table for each token",
+    "is_neox": "pairs are half the rope columns apart, otherwise neighbours",
+    "quant_scale_q": "the queries are multiplied by it before the conversion to fp8",
+    "quant_scale_kv": "the same for keys and values",
+    "kv_indices": "pages of each request, one request after the other",
+    "kv_indptr": "where the pages of each request begin",
+    "batch_indices": "request of each token; negative for padding",
+    "positions": "slot of each token in its request",
+}
+_OPTIONS = "is_neox:int32?; quant_scale_q:float32?; quant_scale_kv:float32?"
 
 
-rope_quantize_fp8_trace = _by_keys("rope_quantize_fp8")
-mla_rope_quantize_fp8_trace = _by_keys("mla_rope_quantize_fp8")
+def _parts_text(key_heads: str, suffix: str = "", end: str = "", nope_end: str = "?") -> str:
+    """The four parts of queries and keys, in the notation of templates."""
+    q, k = "nnz, num_q_heads", f"nnz{key_heads}"
+    parts = {"q_rope": (q, "rope_dim"), "k_rope": (k, "rope_dim"), "q_nope": (q, "no_rope_dim")}
+    parts["k_nope"] = (k, "no_rope_dim")
+    return "; ".join(
+        f"{name}{suffix}[{rows}, {width}]{end.format(name)}{nope_end if 'nope' in name else ''}"
+        for name, (rows, width) in parts.items()
+    )
+
+
+def _published_quantize(stem: str, mla: bool) -> TraceTemplate:
+    key_heads = "" if mla else ", num_k_heads"
+    heads = "_h{num_q_heads}" if mla else "_h{num_q_heads}_kv{num_k_heads}"
+    return template_of_text(
+        f"{stem}{heads}_rope{{rope_dim}}",
+        "rope",
+        var="nnz no_rope_dim max_seq_len",
+        hidden="rotary_dim",
+        inputs=f"{_parts_text(key_heads)}; cos_sin_cache[max_seq_len, rotary_dim]; pos_ids[nnz]; {_OPTIONS}",
+        outputs=_parts_text(key_heads, "_out", "<-{}_out:float8_e4m3fn=quantize_dtype", ""),
+        notes=_NOTES,
+        reference=_rope_quantize_fp8_reference,
+        init=_mla_rope_quantize_fp8_init if mla else _rope_quantize_fp8_init,
+        check=fp8_check,
+        stem=stem,
+        description="Rotary embedding of one part of q and k; that part and the other one are quantised to fp8.",
+    )
+
+
+def _widths_agree(arguments: dict[str, Any], *names: str) -> bool:
+    """Whether the tensors that are there have rows of the same width."""
+    return len({arguments[name].shape[-1] for name in names if getattr(arguments.get(name), "shape", ())}) <= 1
+
+
+def _quantize_dispatch(stem: str, mla: bool) -> TraceDispatch:
+    """The published definition has one kind of keys, and parts of the same width in q and k; ours have the rest."""
+    published = _published_quantize(stem, mla)
+    ours = {is_mla: _quantize_template(stem, is_mla) for is_mla in (True, False)}
+
+    def choose(**arguments: Any) -> TraceTemplate:
+        rank = getattr(arguments.get("k_rope"), "ndim", None)
+        if rank not in (2, 3):
+            raise ArgumentError(f"fi_trace: k_rope has rank {rank}, expected one of [2, 3]")
+        fits = (rank == 2) == mla and _widths_agree(arguments, "q_nope", "k_nope")
+        return published if fits else ours[rank == 2]
+
+    return TraceDispatch(choose, (published, *ours.values()))
+
+
+rope_quantize_fp8_trace = _quantize_dispatch("rope_quantize_fp8", mla=False)
+mla_rope_quantize_fp8_trace = _quantize_dispatch("mla_rope_quantize_fp8", mla=True)
 
 
 def _append_axes(mla: bool, heads_first: bool) -> dict[str, Axis]:
@@ -271,7 +455,7 @@ def _append_template(mla: bool, heads_first: bool) -> TraceTemplate:
             **{f"{name}_out": replace(cache, dtype_from=name) for name, cache in caches.items()},
         },
         name_prefix="rope_quantize_fp8_append_paged_" + ("mla" if mla else "gqa_hnd" if heads_first else "gqa_nhd"),
-        reference=_rope_quantize_append_reference,
+        reference=rope_quantize_append_reference,
         check=fp8_check,
         init=_init_append,
         constraints=None if mla else ["head_dim == rope_dim + k_nope_dim"],
@@ -279,6 +463,25 @@ def _append_template(mla: bool, heads_first: bool) -> TraceTemplate:
     )
 
 
+_PUBLISHED_APPEND = template_of_text(
+    "rope_quantize_fp8_append_paged_kv_cache_h{num_q_heads}_kv{num_k_heads}_rope{rope_dim}_ps{page_size}",
+    "rope",
+    var="nnz no_rope_dim head_dim max_seq_len num_pages batch_size batch_size_plus_1 num_kv_indices",
+    hidden="rotary_dim",
+    inputs=f"{_parts_text(', num_k_heads')}; v[nnz, num_k_heads, head_dim]?;"
+    "cos_sin_cache[max_seq_len, rotary_dim]; pos_ids[nnz];"
+    "k_cache[num_pages, page_size, num_k_heads, head_dim]<-paged_kv_cache[0];"
+    "v_cache[num_pages, page_size, num_k_heads, head_dim]<-paged_kv_cache[1];"
+    "kv_indices[num_kv_indices]; kv_indptr[batch_size_plus_1]; batch_indices[nnz]; positions[nnz];" + _OPTIONS,
+    outputs="q_rope_out[nnz, num_q_heads, rope_dim]<-q_rope_out:float8_e4m3fn=k_cache;"
+    "q_nope_out[nnz, num_q_heads, no_rope_dim]<-q_nope_out:float8_e4m3fn=k_cache",
+    notes=_NOTES,
+    reference=_rope_quantize_fp8_append_paged_kv_cache_reference,
+    init=_rope_quantize_fp8_append_paged_kv_cache_init,
+    check=fp8_check,
+    stem="rope_quantize_fp8_append_paged_kv_cache",
+    description="Rotary embedding, quantisation to fp8, and append of keys and values to a paged cache.",
+)
 _APPEND = {
     "MLA": _append_template(mla=True, heads_first=False),
     "NHD": _append_template(mla=False, heads_first=False),
@@ -286,11 +489,15 @@ _APPEND = {
 }
 
 
-def _choose_append(k_rope: torch.Tensor, kv_layout: str = "NHD", **_: Any) -> TraceTemplate:
+def _choose_append(**arguments: Any) -> TraceTemplate:
+    """The published definition has keys in the layout NHD, as wide as values, and parts of the same width."""
+    k_rope, kv_layout = arguments["k_rope"], arguments.get("kv_layout", "NHD")
     key = "MLA" if k_rope.ndim == 2 else kv_layout
     if key not in _APPEND:
         raise ArgumentError(f"fi_trace: kv_layout is {kv_layout!r}, expected 'NHD' or 'HND'")
-    return _APPEND[key]
+    caches = dict(zip(("k_cache", "v_cache"), arguments["paged_kv_cache"], strict=True))
+    fits = _widths_agree(arguments, "q_nope", "k_nope") and _widths_agree(arguments | caches, "v", *caches)
+    return _PUBLISHED_APPEND if key == "NHD" and fits else _APPEND[key]
 
 
-rope_quantize_fp8_append_paged_kv_cache_trace = TraceDispatch(_choose_append, tuple(_APPEND.values()))
+rope_quantize_fp8_append_paged_kv_cache_trace = TraceDispatch(_choose_append, (_PUBLISHED_APPEND, *_APPEND.values()))

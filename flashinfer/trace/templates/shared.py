@@ -9,7 +9,7 @@ import torch
 
 from ..check import default_check
 
-__all__ = ["fp8_check", "normal", "normalize", "seeded", "to_fp8"]
+__all__ = ["even_indptr", "fp8_check", "normal", "normalize", "randint", "seeded", "to_fp8"]
 
 
 def seeded(seed: int, device: Any) -> torch.Generator:
@@ -20,6 +20,16 @@ def seeded(seed: int, device: Any) -> torch.Generator:
 def normal(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Normally distributed values."""
     return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
+
+
+def randint(generator: torch.Generator, high: int, *shape: int, low: int = 0) -> torch.Tensor:
+    """Integers of ``[low, high)``, int32."""
+    return torch.randint(low, high, shape, generator=generator, device=generator.device, dtype=torch.int32)
+
+
+def even_indptr(total: int, parts: int, device: Any) -> torch.Tensor:
+    """Where each of so many parts of about the same size begins, then the total."""
+    return torch.tensor([total * i // parts for i in range(parts + 1)], dtype=torch.int32, device=device)
 
 
 def normalize(x: torch.Tensor, eps: float) -> torch.Tensor:
