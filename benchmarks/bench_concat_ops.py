@@ -32,7 +32,7 @@ def concat_mla_k(batch_size: int, dtype: torch.dtype) -> Bench:
         args=(k, k_nope, k_rope),
         results=(0,),
         baseline=_torch_concat,
-        reference=lambda k, k_nope, k_rope: concat_mla_k_trace.reference(k_nope, k_rope),
+        reference=lambda k, k_nope, k_rope: concat_mla_k_trace.reference(k.clone(), k_nope, k_rope),
         bytes=nbytes(k, k_rope) + k.numel() * 2 // 3 * k.element_size(),
     )
 

@@ -62,7 +62,7 @@ def append_paged_kv_cache(num_tokens: int, num_heads: int, head_dim: int, page_s
         args=(k, v, b, p, cache, *table),
         results=(4,),
         baseline=_torch_append,
-        reference=lambda *args: templates.append_paged_kv_cache_trace.reference(*args, heads_first=0),
+        reference=lambda *args: templates.append_paged_kv_cache_trace.reference(*(x.clone() for x in args)),
         bytes=2 * nbytes(k, v) + nbytes(b, p),
     )
 
@@ -82,7 +82,7 @@ def append_paged_mla_kv_cache(num_tokens: int, page_size: int) -> Bench:
         args=(ckv, kpe, b, p, *caches, *table),
         results=(4, 5),
         baseline=_torch_append_mla,
-        reference=templates.append_paged_mla_kv_cache_trace.reference,
+        reference=lambda *args: templates.append_paged_mla_kv_cache_trace.reference(*(x.clone() for x in args)),
         bytes=2 * nbytes(ckv, kpe) + nbytes(b, p),
     )
 

@@ -27,10 +27,14 @@ FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 def expected_cache(k, v, batch, cache, layout):
     """Return the cache that the reference of the template for this layout and form gives."""
     template = append_paged_kv_cache_trace(paged_kv_cache=cache, kv_layout=layout)
-    heads_first = template.axes["heads_first"].value
-    caches = cache if isinstance(cache, tuple) else (cache,)
-    caches = tuple(t.contiguous() for t in caches)
-    return template.reference(k, v, *batch.rows, *caches, *batch.table, heads_first=heads_first)
+    copy = tuple(map(packed, cache)) if isinstance(cache, tuple) else packed(cache)
+    expected = template.reference(k, v, *batch.rows, copy, *batch.table, kv_layout=layout)
+    assert expected is copy  # it writes to the cache that it is given
+    return expected
+
+
+def packed(x):
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def check_append(k, v, batch, cache, layout):
@@ -207,9 +211,7 @@ def test_mla(device, ckv_dim, kpe_dim, dtype, page_size):
     joint = randn(batch.num_pages, page_size, ckv_dim + kpe_dim, dtype=dtype, device=device)
     own = tuple(randn(batch.num_pages, page_size, dim, dtype=dtype, device=device) for dim in (ckv_dim, kpe_dim))
     for caches in ((joint[..., :ckv_dim], joint[..., ckv_dim:]), own):
-        expected = append_paged_mla_kv_cache_trace.reference(
-            ckv, kpe, *batch.rows, *(t.contiguous() for t in caches), *batch.table
-        )
+        expected = append_paged_mla_kv_cache_trace.reference(ckv, kpe, *batch.rows, *map(packed, caches), *batch.table)
         assert append_paged_mla_kv_cache(ckv, kpe, *batch.rows, *caches, *batch.table) is None
         assert same(caches, expected)
 

@@ -34,8 +34,8 @@ def make_caches(layout, form, num_pages, page_size, heads, dim, device, pad=0):
 def expected_caches(trace, rows, where, caches, scales, table, layout):
     """Return the caches of the reference: four tensors for the pair forms, two for the combined form."""
     template = trace(paged_kv_cache=caches[0], kv_layout=layout)
-    flat = [t.contiguous() for cache in caches for t in (cache if isinstance(cache, tuple) else (cache,))]
-    result = template.reference(*rows, *where, *flat, *table, *scales, heads_first=template.axes["heads_first"].value)
+    packed = [tuple(t.contiguous() for t in c) if isinstance(c, tuple) else c.contiguous() for c in caches]
+    result = template.reference(*rows, *where, *packed, *table, *scales, heads_first=int(layout == "HND"))
     return result if len(result) == 2 else (result[:2], result[2:])
 
 

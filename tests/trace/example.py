@@ -7,13 +7,14 @@ No GPU is needed: a trace reads shapes and dtypes, so meta tensors do. The files
 them with what this program writes; run it again after changing a template or a reference. It writes
 
     append_paged_kv_cache_hnd_pair_h8_d128_ps16.json
+    append_paged_kv_cache_kv8_d128_ps16.json
     append_paged_kv_cache_nhd_h8_d128_ps16.json
-    append_paged_mla_kv_cache_ckv512_kpe64_ps64.json
+    append_paged_mla_kv_cache_ckv512_kpe64.json
     block_scale_interleave.json
     bmm_bf16_n512_k128.json
     bmm_fp8_n512_k2048.json
     chain_speculative_sampling_v128256.json
-    concat_mla_k_h128_n128_r64.json
+    concat_mla_k_h128_nope128_rope64_d192.json
     e2m1_and_ufp8sf_scale_to_float.json
     fp8_blockscale_gemm_sm90_n576_k7168.json
     fused_add_rmsnorm_h4096.json
@@ -51,8 +52,10 @@ them with what this program writes; run it again after changing a template or a 
     nvfp4_kv_dequantize.json
     nvfp4_kv_dequantize_paged_ps16_h8_dk128_dv128.json
     nvfp4_quantize_append_paged_kv_cache_hnd_pair_h8_d128_ps16.json
+    nvfp4_quantize_append_paged_kv_cache_kv8_d128_pd64_sd8_ps16.json
     nvfp4_quantize_append_paged_kv_cache_nhd_h8_d128_ps16.json
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_hnd_pair_h8_d128_ps16.json
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_kv8_d128_pd64_sd8_ps16.json
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_nhd_h8_d128_ps16.json
     packbits.json
     rmsnorm_h4096.json
@@ -325,8 +328,11 @@ def page_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     where = {"batch_indices": int32(99), "positions": int32(99)}
     table = {"kv_indices": int32(40), "kv_indptr": int32(8), "kv_last_page_len": int32(7)}
     yield page.append_paged_kv_cache, {**rows, **where, "paged_kv_cache": bf16(50, 2, 16, 8, 128), **table}
-    pair = {"paged_kv_cache": (bf16(50, 8, 16, 128), bf16(50, 8, 16, 128)), "kv_layout": "HND"}
-    yield page.append_paged_kv_cache, {**rows, **where, **pair, **table}
+    for layout, half in (("NHD", bf16(50, 16, 8, 128)), ("HND", bf16(50, 8, 16, 128))):
+        yield (
+            page.append_paged_kv_cache,
+            {**rows, **where, "paged_kv_cache": (half, half), **table, "kv_layout": layout},
+        )
     mla = {"append_ckv": bf16(99, 512), "append_kpe": bf16(99, 64)}
     caches = {"ckv_cache": bf16(50, 64, 512), "kpe_cache": bf16(50, 64, 64)}
     yield page.append_paged_mla_kv_cache, {**mla, **where, **caches, **table}
@@ -339,6 +345,11 @@ def page_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     pair = {"paged_kv_cache": (codes[:, 0].transpose(1, 2), codes[:, 1].transpose(1, 2)), "kv_layout": "HND", **scales}
     yield page.nvfp4_quantize_append_paged_kv_cache, {**rows, **where, **pair, **table}
     yield page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping, {**rows, **slots, **pair}
+    scales = {"kv_cache_sf": (fp8(50, 16, 8, 8), fp8(50, 16, 8, 8)), "k_scale": 0.5, "v_scale": 0.5}
+    pair = {"paged_kv_cache": codes.unbind(1), **scales}
+    yield page.nvfp4_quantize_append_paged_kv_cache, {**rows, **where, **pair, **table}
+    tensors = {"k_scale": fp32(1), "v_scale": fp32(1)}
+    yield page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping, {**rows, **slots, **pair, **tensors}
     yield page.get_batch_indices_positions, {"append_indptr": int32(8), "seq_lens": int32(7), "nnz": 99}
     yield page.get_seq_lens, {"kv_indptr": int32(8), "kv_last_page_len": int32(7), "page_size": 16}
 

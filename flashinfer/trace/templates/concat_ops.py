@@ -7,33 +7,50 @@ from typing import Any
 
 import torch
 
-from ..template import Const, Tensor, TraceTemplate, Var
+from ..notation import template_of_text
+from .shared import normal, seeded
 
 __all__ = ["concat_mla_k_trace"]
 
 
-def _concat_mla_k_reference(k_nope: torch.Tensor, k_rope: torch.Tensor, **_: Any) -> torch.Tensor:
-    # As bytes: not every torch can concatenate fp8.
-    nope, rope = k_nope.contiguous().view(torch.uint8), k_rope.contiguous().view(torch.uint8)
-    return torch.cat([nope, rope.expand(-1, nope.shape[1], -1)], dim=-1).view(k_nope.dtype)
+def _concat_mla_k_reference(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor, **_: Any) -> torch.Tensor:
+    """Writes to k, as the API does."""
+    # As bytes: not every torch can assign fp8.
+    out, nope, rope = (x.view(torch.uint8) if x.stride(-1) == 1 else x for x in (k, k_nope, k_rope))
+    out[..., : nope.shape[-1]] = nope
+    out[..., nope.shape[-1] :] = rope
+    return k
 
 
-concat_mla_k_trace = TraceTemplate(
-    "concat",
-    axes={
-        "num_tokens": Var(),
-        "num_heads": Const(abbrev="h", value=128),
-        "nope_dim": Const("elements without position", abbrev="n", value=128),
-        "rope_dim": Const("elements with position, one set for all heads", abbrev="r", value=64),
-        "head_dim": Const("nope_dim + rope_dim", abbrev="", value=192),
-        "one": Const(abbrev="", value=1),
-    },
-    inputs={
-        "k_nope": Tensor(("num_tokens", "num_heads", "nope_dim")),
-        "k_rope": Tensor(("num_tokens", "one", "rope_dim")),
-    },
-    outputs={"out": Tensor(("num_tokens", "num_heads", "head_dim"), param="k", dtype_from="k_nope")},
-    name_prefix="concat_mla_k",
+def _concat_mla_k_init(
+    *,
+    num_tokens: int,
+    num_heads: int = 128,
+    nope_dim: int = 128,
+    rope_dim: int = 64,
+    total_dim: int = 0,
+    num_heads_broadcast: int = 1,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    return {
+        "k": normal(g, num_tokens, num_heads, total_dim or nope_dim + rope_dim),
+        "k_nope": normal(g, num_tokens, num_heads, nope_dim),
+        "k_rope": normal(g, num_tokens, num_heads_broadcast, rope_dim),
+    }
+
+
+concat_mla_k_trace = template_of_text(
+    "concat_mla_k_h{num_heads}_nope{nope_dim}_rope{rope_dim}_d{total_dim}",
+    "mla_paged",
+    var="num_tokens",
+    hidden="num_heads_broadcast",
+    inputs="k[num_tokens, num_heads, total_dim]; k_nope[num_tokens, num_heads, nope_dim];"
+    "k_rope[num_tokens, num_heads_broadcast, rope_dim]",
+    outputs="k[num_tokens, num_heads, total_dim]<-k",
+    notes={"nope_dim": "elements without position", "rope_dim": "elements with position, one set for all heads"},
     reference=_concat_mla_k_reference,
+    init=_concat_mla_k_init,
     description="Keys of multi-head latent attention: the part without position, then the one with it, for every head.",
 )

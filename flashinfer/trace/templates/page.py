@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Templates and references of ``flashinfer.page``.
 
-A cache comes as one tensor or as a pair, in one of two layouts. Templates of either form share a reference, which the
-const axis ``heads_first`` tells the layout.
+A cache comes as one tensor or as a pair, in one of two layouts. The published definition is that of a pair in the
+layout NHD; the other forms have definitions of ours with the same reference, which the const axis ``heads_first`` tells
+the layout.
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ from typing import Any
 
 import torch
 
-from ..template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
+from ..notation import template_of_text
+from ..template import Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .page_nvfp4 import (
     nvfp4_quantize_append_paged_kv_cache_trace,
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace,
 )
 from .page_shared import (
+    TABLE_NOTES,
     TABLES,
+    Cache,
     append_init,
+    append_tables,
     by_cache_form,
     cache_axes,
     cache_dims,
+    halves_of,
     slots_of,
     write_slots,
 )
+from .shared import normal, seeded
 
 __all__ = [
     "append_paged_kv_cache_trace",
@@ -36,46 +43,28 @@ __all__ = [
 ]
 
 
-def _append_reference(
+def _append_paged_kv_cache_reference(
     append_key: torch.Tensor,
     append_value: torch.Tensor,
     batch_indices: torch.Tensor,
     positions: torch.Tensor,
-    paged_kv_cache: torch.Tensor,
+    paged_kv_cache: Cache,
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
-    heads_first: int,
+    kv_layout: str = "NHD",
+    heads_first: int = 0,
     **_: Any,
-) -> torch.Tensor:
-    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, paged_kv_cache.shape[3 if heads_first else 2])
-    cache = paged_kv_cache.clone()
-    for half, rows in enumerate((append_key, append_value)):
-        write_slots(cache[:, half], slots, rows, heads_first)
-    return cache
+) -> Cache:
+    """Writes to the cache, as the API does. A cache of four dimensions, as in the published definition, is keys."""
+    halves, heads_first = halves_of(paged_kv_cache), int(heads_first or kv_layout == "HND")
+    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, halves[0].shape[2 if heads_first else 1])
+    for half, rows in zip(halves, (append_key, append_value), strict=False):
+        write_slots(half, slots, rows, heads_first)
+    return paged_kv_cache
 
 
-def _append_pair_reference(
-    append_key: torch.Tensor,
-    append_value: torch.Tensor,
-    batch_indices: torch.Tensor,
-    positions: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    kv_indices: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_last_page_len: torch.Tensor,
-    heads_first: int,
-    **_: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, k_cache.shape[2 if heads_first else 1])
-    k_cache, v_cache = k_cache.clone(), v_cache.clone()
-    write_slots(k_cache, slots, append_key, heads_first)
-    write_slots(v_cache, slots, append_value, heads_first)
-    return k_cache, v_cache
-
-
-def _append_mla_reference(
+def _append_paged_mla_kv_cache_reference(
     append_ckv: torch.Tensor,
     append_kpe: torch.Tensor,
     batch_indices: torch.Tensor,
@@ -87,8 +76,8 @@ def _append_mla_reference(
     kv_last_page_len: torch.Tensor,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Writes to the caches, as the API does."""
     slots = slots_of(batch_indices, positions, kv_indices, kv_indptr, ckv_cache.shape[1])
-    ckv_cache, kpe_cache = ckv_cache.clone(), kpe_cache.clone()
     write_slots(ckv_cache, slots, append_ckv, 0)
     write_slots(kpe_cache, slots, append_kpe, 0)
     return ckv_cache, kpe_cache
@@ -139,43 +128,97 @@ def _append_template(layout: str, pair: bool) -> TraceTemplate:
         },
         outputs=outputs,
         name_prefix=f"append_paged_kv_cache_{layout.lower()}{'_pair' if pair else ''}",
-        reference=_append_pair_reference if pair else _append_reference,
+        reference=_append_paged_kv_cache_reference,
         init=append_init,
         description="Write keys and values into the pages of their requests.",
     )
 
 
-append_paged_kv_cache_trace: TraceDispatch = by_cache_form(_append_template)
+def _append_paged_kv_cache_init(
+    *,
+    nnz_kv: int,
+    batch_size: int = 2,
+    num_kv_heads: int = 8,
+    head_dim: int = 128,
+    page_size: int = 16,
+    num_pages: int = 4,
+    batch_size_plus_1: int = 0,
+    num_kv_indices: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g, batch_size = seeded(seed, device), batch_size_plus_1 - 1 if batch_size_plus_1 else batch_size
+    num_pages, tables = append_tables(g, nnz_kv, batch_size, page_size, num_pages, num_kv_indices)
+    pages = (num_pages, page_size, num_kv_heads, head_dim)
+    return {
+        "append_key": normal(g, nnz_kv, num_kv_heads, head_dim),
+        "append_value": normal(g, nnz_kv, num_kv_heads, head_dim),
+        **{name: tables.pop(name) for name in ("batch_indices", "positions")},
+        "paged_kv_cache": (normal(g, *pages), normal(g, *pages)),
+        **tables,
+    }
 
-append_paged_mla_kv_cache_trace = TraceTemplate(
-    "append_paged_mla_kv_cache",
-    axes={
-        "nnz": Var("rows"),
-        "head_dim_ckv": Const(abbrev="ckv"),
-        "head_dim_kpe": Const(abbrev="kpe"),
-        "num_pages": Var(),
-        "page_size": Const(abbrev="ps"),
-        "num_indices": Var(),
-        "indptr_len": Var("batch_size + 1"),
-        "batch_size": Var(),
-    },
-    inputs={
-        "append_ckv": Tensor(("nnz", "head_dim_ckv")),
-        "append_kpe": Tensor(("nnz", "head_dim_kpe")),
-        "batch_indices": TABLES["batch_indices"],
-        "positions": TABLES["positions"],
-        "ckv_cache": Tensor(("num_pages", "page_size", "head_dim_ckv")),
-        "kpe_cache": Tensor(("num_pages", "page_size", "head_dim_kpe")),
-        "kv_indices": TABLES["kv_indices"],
-        "kv_indptr": TABLES["kv_indptr"],
-        "kv_last_page_len": TABLES["kv_last_page_len"],
-    },
-    outputs={
-        "ckv_cache_out": Tensor(("num_pages", "page_size", "head_dim_ckv"), param="ckv_cache", dtype_from="append_ckv"),
-        "kpe_cache_out": Tensor(("num_pages", "page_size", "head_dim_kpe"), param="kpe_cache", dtype_from="append_kpe"),
-    },
-    reference=_append_mla_reference,
-    init=append_init,
+
+def _append_paged_mla_kv_cache_init(
+    *,
+    nnz_kv: int,
+    batch_size: int = 2,
+    head_dim_ckv: int = 512,
+    head_dim_kpe: int = 64,
+    page_size: int = 64,
+    num_pages: int = 4,
+    batch_size_plus_1: int = 0,
+    num_kv_indices: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g, batch_size = seeded(seed, device), batch_size_plus_1 - 1 if batch_size_plus_1 else batch_size
+    num_pages, tables = append_tables(g, nnz_kv, batch_size, page_size, num_pages, num_kv_indices)
+    return {
+        "append_ckv": normal(g, nnz_kv, head_dim_ckv),
+        "append_kpe": normal(g, nnz_kv, head_dim_kpe),
+        **{name: tables.pop(name) for name in ("batch_indices", "positions")},
+        "ckv_cache": normal(g, num_pages, page_size, head_dim_ckv),
+        "kpe_cache": normal(g, num_pages, page_size, head_dim_kpe),
+        **tables,
+    }
+
+
+_WHERE = "batch_indices[nnz_kv]; positions[nnz_kv]"
+_TABLE = "kv_indices[num_kv_indices]; kv_indptr[batch_size_plus_1]; kv_last_page_len[batch_size]"
+_ROWS = "[nnz_kv, num_kv_heads, head_dim]"
+
+append_paged_kv_cache_trace: TraceDispatch = by_cache_form(
+    _append_template,
+    template_of_text(
+        "append_paged_kv_cache_kv{num_kv_heads}_d{head_dim}_ps{page_size}",
+        "page_append",
+        var="nnz_kv num_pages batch_size batch_size_plus_1 num_kv_indices",
+        inputs=f"append_key{_ROWS}; append_value{_ROWS}; {_WHERE};"
+        f"paged_kv_cache[num_pages, (page_size), num_kv_heads, head_dim]; {_TABLE}",
+        outputs="paged_kv_cache[num_pages, page_size, num_kv_heads, head_dim]<-paged_kv_cache",
+        notes=TABLE_NOTES | {"paged_kv_cache": "a pair of such tensors, keys and values"},
+        reference=_append_paged_kv_cache_reference,
+        init=_append_paged_kv_cache_init,
+        constraints=["batch_size_plus_1 == batch_size + 1"],
+        stem="append_paged_kv_cache",
+        description="Write keys and values into the pages of their requests.",
+    ),
+)
+
+append_paged_mla_kv_cache_trace = template_of_text(
+    "append_paged_mla_kv_cache_ckv{head_dim_ckv}_kpe{head_dim_kpe}",
+    "page_append",
+    var="nnz_kv num_pages page_size batch_size batch_size_plus_1 num_kv_indices",
+    inputs=f"append_ckv[nnz_kv, head_dim_ckv]; append_kpe[nnz_kv, head_dim_kpe]; {_WHERE};"
+    f"ckv_cache[num_pages, page_size, head_dim_ckv]?; kpe_cache[num_pages, page_size, head_dim_kpe]?; {_TABLE}",
+    outputs="ckv_cache[num_pages, page_size, head_dim_ckv]<-ckv_cache;"
+    "kpe_cache[num_pages, page_size, head_dim_kpe]<-kpe_cache",
+    notes=TABLE_NOTES,
+    reference=_append_paged_mla_kv_cache_reference,
+    init=_append_paged_mla_kv_cache_init,
+    constraints=["batch_size_plus_1 == batch_size + 1"],
+    stem="append_paged_mla_kv_cache",
     description="Write compressed keys and their rotary parts into the pages of their requests.",
 )
 

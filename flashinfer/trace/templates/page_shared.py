@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 import torch
 
@@ -21,6 +21,8 @@ __all__ = [
     "write_slots",
 ]
 
+Cache = Union[torch.Tensor, tuple[torch.Tensor, ...]]
+
 TABLES: dict[str, Tensor] = {
     "batch_indices": Tensor(("nnz",), dtype="int32", description="request of each row; negative: the row is skipped"),
     "positions": Tensor(("nnz",), dtype="int32", description="place of each row in its request"),
@@ -28,6 +30,7 @@ TABLES: dict[str, Tensor] = {
     "kv_indptr": Tensor(("indptr_len",), dtype="int32", description="where each request's pages begin"),
     "kv_last_page_len": Tensor(("batch_size",), dtype="int32", description="entries in use of the last page"),
 }
+TABLE_NOTES = {name: tensor.description for name, tensor in TABLES.items()}
 
 
 def cache_axes(layout: str, pair: bool) -> dict[str, Axis]:
@@ -51,14 +54,30 @@ def cache_dims(layout: str, pair: bool, head_dim: str) -> tuple[str, ...]:
     return ("num_pages", *(() if pair else ("kv",)), *inner, head_dim)
 
 
-def by_cache_form(make: Callable[[str, bool], TraceTemplate]) -> TraceDispatch:
-    """Choose among ``make(layout, pair)`` by the layout and the type of the cache."""
-    templates = {(layout, pair): make(layout, pair) for layout in ("NHD", "HND") for pair in (False, True)}
+def by_cache_form(
+    make: Callable[[str, bool], TraceTemplate],
+    published: TraceTemplate,
+    fits: Callable[[dict[str, Any]], bool] = lambda _: True,
+) -> TraceDispatch:
+    """Choose by the layout and the type of the cache.
+
+    ``published`` is the template of a pair in the layout NHD, for calls that fit; ``make(layout, pair)`` are those of
+    the rest.
+    """
+    ours = {(layout, pair): make(layout, pair) for layout in ("NHD", "HND") for pair in (False, True)}
 
     def choose(**arguments: Any) -> TraceTemplate:
-        return templates[arguments.get("kv_layout", "NHD"), isinstance(arguments.get("paged_kv_cache"), tuple)]
+        form = arguments.get("kv_layout", "NHD"), isinstance(arguments.get("paged_kv_cache"), tuple)
+        return published if form == ("NHD", True) and fits(arguments) else ours[form]
 
-    return TraceDispatch(choose, tuple(templates.values()))
+    return TraceDispatch(choose, (published, *ours.values()))
+
+
+def halves_of(cache: Cache) -> tuple[torch.Tensor, ...]:
+    """Keys and values of a cache in either form. One tensor of four dimensions is keys alone."""
+    if isinstance(cache, (tuple, list)):
+        return tuple(cache)
+    return cache.unbind(1) if cache.ndim == 5 else (cache,)
 
 
 def slots_of(
