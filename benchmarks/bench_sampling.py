@@ -57,7 +57,8 @@ def _torch_top_k_top_p(probs: torch.Tensor, top_k: int, top_p: float) -> torch.T
 
 def _drawing(name: str, baseline: Callable[..., Any], *parameters: float, logits: bool = False) -> None:
     """Register a sampling case. A fixed seed lets the check expect the tokens of the reference."""
-    function, reference = getattr(sampling, name), getattr(templates, f"{name}_trace").reference
+    function = getattr(sampling, name)
+    reference = function._trace_template.reference
 
     @case(name, cpu=CPU, cuda=CUDA)
     def build(batch_size: int, vocab_size: int) -> Bench:
@@ -143,7 +144,7 @@ def chain_speculative_sampling(batch_size: int, vocab_size: int) -> Bench:
     draft = _probs(batch_size * drafts, vocab_size).view(batch_size, drafts, vocab_size)
     target = _probs(batch_size * (drafts + 1), vocab_size).view(batch_size, drafts + 1, vocab_size)
     ids = torch.randint(0, vocab_size, (batch_size, drafts), dtype=torch.int32)
-    reference = templates.chain_speculative_sampling_trace.reference
+    reference = templates.chain_speculative_outputs
     return Bench(
         run=lambda *args: sampling.chain_speculative_sampling(*args, **SEED),
         args=(draft, ids, target),

@@ -9,11 +9,11 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..trace.templates.sampling import (
-    min_p_sampling_from_probs_trace,
+    min_p_sampling_trace,
     sampling_from_logits_trace,
     sampling_from_probs_trace,
-    top_k_sampling_from_probs_trace,
-    top_p_sampling_from_probs_trace,
+    top_k_sampling_trace,
+    top_p_sampling_trace,
 )
 from .modules import FROM_ALL, FROM_MIN_P, FROM_TOP_K, FROM_TOP_P, NO_LIMIT, Samples, draw
 from .random_stream import Number
@@ -113,7 +113,7 @@ def sampling_from_probs(
     )  # fmt: skip
 
 
-@flashinfer_api(trace=top_p_sampling_from_probs_trace)
+@flashinfer_api(trace=top_p_sampling_trace)
 def top_p_sampling_from_probs(
     probs: torch.Tensor,
     top_p: Union[torch.Tensor, float],
@@ -155,7 +155,7 @@ def top_p_sampling_from_probs(
     )  # fmt: skip
 
 
-@flashinfer_api(trace=top_k_sampling_from_probs_trace)
+@flashinfer_api(trace=top_k_sampling_trace)
 def top_k_sampling_from_probs(
     probs: torch.Tensor,
     top_k: Union[torch.Tensor, int],
@@ -195,7 +195,7 @@ def top_k_sampling_from_probs(
     )  # fmt: skip
 
 
-@flashinfer_api(trace=min_p_sampling_from_probs_trace)
+@flashinfer_api(trace=min_p_sampling_trace)
 def min_p_sampling_from_probs(
     probs: torch.Tensor,
     min_p: Union[torch.Tensor, float],

@@ -9,7 +9,7 @@ import torch
 
 from ..api_logging import flashinfer_api
 from ..errors import ArgumentError
-from ..trace.templates.sampling import top_k_top_p_sampling_from_logits_trace, top_k_top_p_sampling_from_probs_trace
+from ..trace.templates.sampling import top_k_top_p_sampling_from_logits_trace, top_k_top_p_sampling_trace
 from .modules import FROM_JOINT, FROM_TOP_K_FIRST, Samples, draw
 from .random_stream import Number
 
@@ -69,7 +69,7 @@ def top_k_top_p_sampling_from_logits(
     )  # type: ignore[return-value]  # fmt: skip
 
 
-@flashinfer_api(trace=top_k_top_p_sampling_from_probs_trace)
+@flashinfer_api(trace=top_k_top_p_sampling_trace)
 def top_k_top_p_sampling_from_probs(
     probs: torch.Tensor,
     top_k: Union[torch.Tensor, int],

@@ -14,7 +14,7 @@ from ..dispatch import backend_of
 from ..errors import ArgumentError
 from ..ops import register_custom_op
 from ..topk_plan import get_topk_module, plan
-from ..trace.templates.topk import top_k_varlen_trace
+from ..trace.templates.topk import top_k_varlen_dispatch
 
 __all__ = ["top_k_varlen"]
 
@@ -81,7 +81,7 @@ def _top_k_varlen_heuristic(
     return [backend for backend in _BACKENDS if backend in suitable]
 
 
-@flashinfer_api(trace=top_k_varlen_trace)
+@flashinfer_api(trace=top_k_varlen_dispatch)
 @backend_requirement(
     backend_checks={"radix_cutlass": _check_radix_cutlass, "radix": _check_blackwell, "gvr": _check_blackwell},
     common_check=_check_arguments,

@@ -52,7 +52,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def reference(name: str) -> Callable[..., Any]:
-    return getattr(templates, f"{name}_trace").reference
+    return function(name)._trace_template.reference
 
 
 def kept(name: str, x: torch.Tensor, **parameters: Any) -> torch.Tensor:

@@ -42,7 +42,7 @@ them with what this program writes; run it again after changing a template or a 
     merge_state_h32_d128.json
     merge_state_in_place_h32_d128.json
     merge_states_h32_d128.json
-    min_p_sampling_from_probs_v128256.json
+    min_p_sampling_v128256.json
     mla_rope_quantize_fp8_h128_rope64.json
     mm_bf16_n256_k7168.json
     mxfp4_dequantize.json
@@ -89,16 +89,16 @@ them with what this program writes; run it again after changing a template or a 
     swiglu_2d.json
     tinygemm_bf16_n128_k2880.json
     top_k_mask_logits_v128256.json
-    top_k_page_table_transform_n131072_k2048.json
-    top_k_ragged_transform_n131072_k2048.json
+    top_k_page_table_transform_k2048_ps1.json
+    top_k_ragged_transform_k2048.json
     top_k_renorm_probs_v128256.json
-    top_k_sampling_from_probs_v128256.json
+    top_k_sampling_v128256.json
     top_k_top_p_sampling_from_logits_v128256.json
-    top_k_top_p_sampling_from_probs_v128256.json
+    top_k_top_p_sampling_v128256.json
     top_k_v128256_k50.json
     top_k_varlen_n131072_k2048.json
     top_p_renorm_probs_v128256.json
-    top_p_sampling_from_probs_v128256.json
+    top_p_sampling_v128256.json
     variable_length_merge_states_h32_d128.json
 """
 
@@ -233,7 +233,7 @@ def sampling_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield s.softmax, {"logits": x}
     yield s.top_p_renorm_probs, {"probs": x, "top_p": 0.9}
     yield s.top_k_renorm_probs, {"probs": x, "top_k": 50}
-    yield s.top_k_mask_logits, {"logits": bf16(64, 128256), "top_k": 50}
+    yield s.top_k_mask_logits, {"logits": x, "top_k": 50}
     drafts = {"draft_probs": fp32(64, 4, 128256), "target_probs": fp32(64, 5, 128256)}
     yield s.chain_speculative_sampling, {**drafts, "draft_token_ids": int32(64, 4)}
 

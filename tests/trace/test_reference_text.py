@@ -32,7 +32,8 @@ SIZES |= {
     "v_dim": 80,
 }
 SIZES |= {"num_pages": 7, "num_indices": 4, "num_slots": 8, "num_states": 5, "qo_len": 5, "kv_len": 9}
-SIZES |= {"nnz_kv": 9, "num_bits": 45, "num_rows": 128, "num_cols": 128, "m": 3}
+SIZES |= {"num_rows": 128, "max_len": 64, "num_speculative": 3}
+SIZES |= {"nnz_kv": 9, "num_bits": 45, "num_cols": 128, "m": 3}
 NUMBERS = {"epilogue_tile_m": 128, "nnz": 9, "page_size": 16, "ppf": 2, "pph": 3, "ppw": 4, "factor": 3.14}
 NUMBERS |= {"k_scale": 0.5, "v_scale": 0.25, "top_k": 50, "top_p": 0.9}
 CUDA_ONLY = {"scale", "fused_rmsnorm_silu", "fused_qk_rmsnorm_rope"}
@@ -219,7 +220,9 @@ def test_text_is_the_reference(path, device):
     fixed = {name: call.axes[name] for name in inspect.signature(reference).parameters if name in known}
     dtypes = {f"{n}_dtype": dtype_of(e) for n, e in call.definition["outputs"].items()}
     fixed |= {name: dtypes[name] for name in inspect.signature(reference).parameters if name in dtypes}
+    torch.manual_seed(0)  # some draw tokens
     outputs = reference(**call.reference_arguments(), **fixed)
+    torch.manual_seed(0)
     for name, expected in call.expected().items():
         for one, other in zip(tensors_of(expected), tensors_of(named(call.definition, outputs)[name]), strict=True):
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
@@ -234,4 +237,5 @@ def test_op_agrees_with_the_text(path, device):
     check = call._function("check", "check") if "check" in call.definition else default_check
     # The published tolerance for norms is tighter than one rounding step of bfloat16.
     limits = {"max_mismatch_pct": 1.0} if "_norm_check" in call.definition.get("check", "") else {}
-    assert check(expected, call.actual(), **limits)
+    tied = inspect.signature(check).parameters.keys() & {"logits", "seq_lens", "top_k"}  # to accept any of equals
+    assert check(expected, call.actual(), **limits, **{name: call.inputs[name] for name in tied})

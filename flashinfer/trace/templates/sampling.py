@@ -4,27 +4,45 @@ but for rounding: it adds floats where they add integers."""
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Callable, Mapping, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import torch
 
-from ..template import Axis, Const, Scalar, Tensor, TraceTemplate, Value, Var
+from ..notation import template_of_text
+from ..template import TraceTemplate
+from .sampling_arguments import (
+    _chain_speculative_sampling_init,
+    _min_p_sampling_init,
+    _sampling_from_logits_init,
+    _sampling_from_probs_init,
+    _softmax_init,
+    _top_k_mask_logits_init,
+    _top_k_renorm_probs_init,
+    _top_k_sampling_init,
+    _top_k_top_p_sampling_from_logits_init,
+    _top_k_top_p_sampling_init,
+    _top_p_renorm_probs_init,
+    _top_p_sampling_init,
+)
 from .sampling_shared import as_column, draw_columns, keep_top_k, keep_top_p, random_units, random_words, same_shapes
+from .topk import top_k_page_table_transform_trace, top_k_ragged_transform_trace
 
 __all__ = [
+    "chain_speculative_outputs",
     "chain_speculative_sampling_trace",
-    "min_p_sampling_from_probs_trace",
+    "min_p_sampling_trace",
     "sampling_from_logits_trace",
     "sampling_from_probs_trace",
     "softmax_trace",
     "top_k_mask_logits_trace",
+    "top_k_page_table_transform_trace",
+    "top_k_ragged_transform_trace",
     "top_k_renorm_probs_trace",
-    "top_k_sampling_from_probs_trace",
+    "top_k_sampling_trace",
     "top_k_top_p_sampling_from_logits_trace",
-    "top_k_top_p_sampling_from_probs_trace",
+    "top_k_top_p_sampling_trace",
     "top_p_renorm_probs_trace",
-    "top_p_sampling_from_probs_trace",
+    "top_p_sampling_trace",
 ]
 
 Parameter = Union[torch.Tensor, float]
@@ -45,33 +63,64 @@ def normalised(x: torch.Tensor) -> torch.Tensor:
     return x / total.masked_fill(total == 0, 1)
 
 
+def chosen_rows(x: torch.Tensor, indices: Optional[torch.Tensor]) -> torch.Tensor:
+    """The rows that are drawn from, one for each token."""
+    return x if indices is None else x[indices.long()]
+
+
 def _sampling_from_probs_reference(
-    probs: torch.Tensor, seed: Seed = None, offset: Seed = None, **_: Any
+    probs: torch.Tensor,
+    indices: Optional[torch.Tensor] = None,
+    seed: Seed = None,
+    offset: Seed = None,
+    **_: Any,
 ) -> torch.Tensor:
+    probs = chosen_rows(probs, indices)
     return draw_columns(probs.float(), random_units(seed, offset, rows_of(probs)), normalise=False).int()
 
 
 def _sampling_from_logits_reference(
-    logits: torch.Tensor, seed: Seed = None, offset: Seed = None, **_: Any
+    logits: torch.Tensor,
+    indices: Optional[torch.Tensor] = None,
+    seed: Seed = None,
+    offset: Seed = None,
+    **_: Any,
 ) -> torch.Tensor:
+    logits = chosen_rows(logits, indices)
     return draw_columns(probabilities(logits), random_units(seed, offset, rows_of(logits))).int()
 
 
 def _top_p_sampling_reference(
-    probs: torch.Tensor, top_p: Parameter, seed: Seed = None, offset: Seed = None, **_: Any
+    probs: torch.Tensor,
+    top_p: Parameter,
+    seed: Seed = None,
+    offset: Seed = None,
+    samples_dtype: torch.dtype = torch.int32,
+    **_: Any,
 ) -> torch.Tensor:
-    return draw_columns(keep_top_p(probs, top_p), random_units(seed, offset, rows_of(probs))).int()
+    return draw_columns(keep_top_p(probs, top_p), random_units(seed, offset, rows_of(probs))).to(samples_dtype)
 
 
 def _top_k_sampling_reference(
-    probs: torch.Tensor, top_k: Parameter, seed: Seed = None, offset: Seed = None, **_: Any
+    probs: torch.Tensor,
+    top_k: Parameter,
+    seed: Seed = None,
+    offset: Seed = None,
+    samples_dtype: torch.dtype = torch.int32,
+    **_: Any,
 ) -> torch.Tensor:
-    return draw_columns(keep_top_k(probs, top_k), random_units(seed, offset, rows_of(probs))).int()
+    return draw_columns(keep_top_k(probs, top_k), random_units(seed, offset, rows_of(probs))).to(samples_dtype)
 
 
 def _min_p_sampling_reference(
-    probs: torch.Tensor, min_p: Parameter, seed: Seed = None, offset: Seed = None, **_: Any
+    probs: torch.Tensor,
+    min_p: Parameter,
+    indices: Optional[torch.Tensor] = None,
+    seed: Seed = None,
+    offset: Seed = None,
+    **_: Any,
 ) -> torch.Tensor:
+    probs = chosen_rows(probs, indices)
     threshold = as_column(min_p, probs).float().clamp(max=1) * probs.float().amax(dim=-1, keepdim=True)
     kept = torch.where(probs.float() >= threshold, probs.float(), 0)
     return draw_columns(kept, random_units(seed, offset, rows_of(probs))).int()
@@ -84,24 +133,27 @@ def _top_k_top_p_sampling_reference(
     filter_apply_order: str = "top_k_first",
     seed: Seed = None,
     offset: Seed = None,
+    samples_dtype: torch.dtype = torch.int32,
     **_: Any,
 ) -> torch.Tensor:
     by_count = keep_top_k(probs.double(), top_k)
     by_mass = keep_top_p(normalised(by_count) if filter_apply_order == "top_k_first" else probs, top_p)
     kept = torch.where((by_mass > 0) & (by_count > 0), probs.double(), 0)
-    return draw_columns(kept, random_units(seed, offset, rows_of(probs))).int()
+    return draw_columns(kept, random_units(seed, offset, rows_of(probs))).to(samples_dtype)
 
 
 def _top_k_top_p_sampling_from_logits_reference(
     logits: torch.Tensor,
     top_k: Parameter,
     top_p: Parameter,
+    indices: Optional[torch.Tensor] = None,
     filter_apply_order: str = "top_k_first",
     seed: Seed = None,
     offset: Seed = None,
     **_: Any,
 ) -> torch.Tensor:
-    return _top_k_top_p_sampling_reference(probabilities(logits), top_k, top_p, filter_apply_order, seed, offset)
+    probs = probabilities(chosen_rows(logits, indices))
+    return _top_k_top_p_sampling_reference(probs, top_k, top_p, filter_apply_order, seed, offset)
 
 
 def _softmax_reference(logits: torch.Tensor, temperature: Optional[Parameter] = None, **_: Any) -> torch.Tensor:
@@ -124,7 +176,7 @@ def _top_k_mask_logits_reference(logits: torch.Tensor, top_k: Parameter, **_: An
     return keep_top_k(logits, top_k, fill=-torch.inf)
 
 
-def _chain_speculative_sampling_reference(
+def chain_speculative_outputs(
     draft_probs: torch.Tensor,
     draft_token_ids: torch.Tensor,
     target_probs: torch.Tensor,
@@ -132,8 +184,8 @@ def _chain_speculative_sampling_reference(
     maybe_output_emitted_draft_token_num: Optional[torch.Tensor] = None,
     seed: Seed = None,
     offset: Seed = None,
-    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, and the counters that the op returns besides them."""
     batch, drafts = draft_probs.shape[:2]
     rows, device = rows_of(draft_probs), draft_probs.device
     if seed is None or offset is None:
@@ -161,179 +213,157 @@ def _chain_speculative_sampling_reference(
     return out, accepted, emitted
 
 
-def _drawing_init(
-    batch_size: int = 4, vocab_size: int = 128256, device: str = "cpu", rows: str = "probs", **parameters: float
-) -> dict[str, Any]:
-    """Normalised rows, and a seed: without one, no two calls agree."""
-    x = 3 * torch.randn(batch_size, vocab_size, device=device)
-    return {rows: torch.softmax(x, dim=-1) if rows == "probs" else x, **parameters, "seed": 42, "offset": 0}
+def _chain_speculative_sampling_reference(
+    draft_probs: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    target_probs: torch.Tensor,
+    seed: Seed = None,
+    offset: Seed = None,
+    **_: Any,
+) -> torch.Tensor:
+    return chain_speculative_outputs(draft_probs, draft_token_ids, target_probs, seed=seed, offset=offset)[0]
 
 
-def _chain_speculative_sampling_init(
-    batch_size: int = 4, vocab_size: int = 128256, num_drafts: int = 3, device: str = "cpu"
-) -> dict[str, Any]:
-    """A draft that the target agrees with now and then."""
-    draft = torch.softmax(3 * torch.randn(batch_size, num_drafts, vocab_size, device=device), dim=-1)
-    target = torch.softmax(3 * torch.randn(batch_size, num_drafts + 1, vocab_size, device=device), dim=-1)
-    target[:, :num_drafts] = (target[:, :num_drafts] + draft) / 2
-    counters = torch.zeros(2, batch_size, dtype=torch.int32, device=device)
-    return {
-        "draft_probs": draft,
-        "draft_token_ids": draft.argmax(dim=-1).int(),
-        "target_probs": target,
-        "maybe_output_accepted_token_num": counters[0],
-        "maybe_output_emitted_draft_token_num": counters[1],
-        "seed": 42,
-        "offset": 0,
-    }
-
-
-_AXES: dict[str, Axis] = {"batch_size": Var(), "vocab_size": Const(abbrev="v")}
-_ROWS = Tensor(("batch_size", "vocab_size"))
-_SEEDS: dict[str, Value] = {
-    name: Scalar("int64", optional=True, description="or one for each row") for name in ("seed", "offset")
+_NOTES = {
+    "indices": "row of each token; the rows in order when it is missing",
+    "min_p": "or one for each row",
+    "temperature": "or one for each row",
 }
-_TOP_K = Scalar("int32", description="or one for each row")
-_TOP_P = Scalar("float32", description="or one for each row")
-_ORDER = Scalar("int32", optional=True, description="'top_k_first' or 'joint'")
 
 
 def _drawing(
-    name: str,
-    inputs: Mapping[str, Value],
-    reference: Callable[..., torch.Tensor],
-    description: str,
-    **numbers: float,
+    stem: str, inputs: str, reference: Callable[..., Any], init: Callable[..., Any], description: str
 ) -> TraceTemplate:
-    """A template of a draw; ``numbers`` are what its init gives to scalars."""
-    bound: dict[str, Any] = {"rows": next(iter(inputs)), **numbers}
-    return TraceTemplate(
+    """A template of a draw. Those with a limit for each row have int64 tokens in the published set."""
+    by_row = "[batch_size]!" in inputs
+    return template_of_text(
+        f"{stem}_v{{vocab_size}}",
         "sampling",
-        axes=_AXES,
-        inputs={**inputs, **_SEEDS},
-        outputs={"samples": Tensor(("batch_size",), dtype="int32")},
-        name_prefix=name,
+        var="batch_size" if by_row else "batch_size num_indices",
+        inputs=inputs if by_row else f"{inputs}; indices[num_indices]:int32?",
+        outputs=f"samples[batch_size]:{'int64' if by_row else 'int32'}",
+        notes=_NOTES,
         reference=reference,
         check=same_shapes,
-        init=functools.partial(_drawing_init, **bound),
+        init=init,
+        stem=stem,
         description=description,
     )
 
 
+_PROBS, _LOGITS = "probs[batch_size, vocab_size]", "logits[batch_size, vocab_size]"
+_TOP_K, _TOP_P = "top_k[batch_size]!:int32", "top_p[batch_size]!:float32"  # or a number for all rows
+
 sampling_from_probs_trace = _drawing(
-    "sampling_from_probs", {"probs": _ROWS}, _sampling_from_probs_reference, "A token of each row of probabilities."
+    "sampling_from_probs",
+    _PROBS,
+    _sampling_from_probs_reference,
+    _sampling_from_probs_init,
+    "A token of each row of probabilities.",
 )
 sampling_from_logits_trace = _drawing(
-    "sampling_from_logits", {"logits": _ROWS}, _sampling_from_logits_reference, "A token of each row of logits."
+    "sampling_from_logits",
+    _LOGITS,
+    _sampling_from_logits_reference,
+    _sampling_from_logits_init,
+    "A token of each row of logits.",
 )
-top_p_sampling_from_probs_trace = _drawing(
-    "top_p_sampling_from_probs",
-    {"probs": _ROWS, "top_p": _TOP_P},
+top_p_sampling_trace = _drawing(
+    "top_p_sampling",
+    f"{_PROBS}; {_TOP_P}",
     _top_p_sampling_reference,
+    _top_p_sampling_init,
     "A token of each row, from its most likely ones that have top_p together.",
-    top_p=0.9,
 )
-top_k_sampling_from_probs_trace = _drawing(
-    "top_k_sampling_from_probs",
-    {"probs": _ROWS, "top_k": _TOP_K},
+top_k_sampling_trace = _drawing(
+    "top_k_sampling",
+    f"{_PROBS}; {_TOP_K}",
     _top_k_sampling_reference,
+    _top_k_sampling_init,
     "A token of each row, from its k most likely ones.",
-    top_k=50,
 )
-min_p_sampling_from_probs_trace = _drawing(
-    "min_p_sampling_from_probs",
-    {"probs": _ROWS, "min_p": _TOP_P},
+min_p_sampling_trace = _drawing(
+    "min_p_sampling",
+    f"{_PROBS}; min_p:float32",
     _min_p_sampling_reference,
+    _min_p_sampling_init,
     "A token of each row, from those at least min_p times as likely as the most likely one.",
-    min_p=0.1,
 )
-top_k_top_p_sampling_from_probs_trace = _drawing(
-    "top_k_top_p_sampling_from_probs",
-    {"probs": _ROWS, "top_k": _TOP_K, "top_p": _TOP_P, "filter_apply_order": _ORDER},
+top_k_top_p_sampling_trace = _drawing(
+    "top_k_top_p_sampling",
+    f"{_PROBS}; {_TOP_K}; {_TOP_P}",
     _top_k_top_p_sampling_reference,
+    _top_k_top_p_sampling_init,
     "A token of each row, from what top-k and top-p keep.",
-    top_k=50,
-    top_p=0.9,
 )
 top_k_top_p_sampling_from_logits_trace = _drawing(
     "top_k_top_p_sampling_from_logits",
-    {"logits": _ROWS, "top_k": _TOP_K, "top_p": _TOP_P, "filter_apply_order": _ORDER},
+    f"{_LOGITS}; top_k:int32; top_p:float32",
     _top_k_top_p_sampling_from_logits_reference,
+    _top_k_top_p_sampling_from_logits_init,
     "A token of each row of logits, from what top-k and top-p keep.",
-    top_k=50,
-    top_p=0.9,
 )
 
 
 def _rewriting(
-    name: str,
-    inputs: Mapping[str, Value],
-    output: tuple[str, Tensor],
-    reference: Callable[..., torch.Tensor],
-    description: str,
+    stem: str, inputs: str, output: str, reference: Callable[..., Any], init: Callable[..., Any], description: str
 ) -> TraceTemplate:
-    return TraceTemplate(
+    return template_of_text(
+        f"{stem}_v{{vocab_size}}",
         "sampling",
-        axes=_AXES,
+        var="batch_size",
         inputs=inputs,
-        outputs=dict([output]),
-        name_prefix=name,
+        outputs=output,
+        notes=_NOTES,
         reference=reference,
+        init=init,
+        stem=stem,
         description=description,
     )
 
 
-_PROBS = Tensor(("batch_size", "vocab_size"), dtype="float32")
 softmax_trace = _rewriting(
     "softmax",
-    {"logits": _ROWS, "temperature": Scalar("float32", optional=True, description="or one for each row")},
-    ("probs", _PROBS),
+    f"{_LOGITS}; temperature:float32?",
+    "output[batch_size, vocab_size]:float32",
     _softmax_reference,
+    _softmax_init,
     "softmax(logits / temperature) in float32.",
 )
 top_p_renorm_probs_trace = _rewriting(
     "top_p_renorm_probs",
-    {"probs": _ROWS, "top_p": _TOP_P},
-    ("renormed", _PROBS),
+    f"{_PROBS}; top_p:float32",
+    "renormalized[batch_size, vocab_size]:float32",
     _top_p_renorm_probs_reference,
+    _top_p_renorm_probs_init,
     "What top-p keeps of each row, divided by its sum.",
 )
 top_k_renorm_probs_trace = _rewriting(
     "top_k_renorm_probs",
-    {"probs": _ROWS, "top_k": _TOP_K},
-    ("renormed", Tensor(("batch_size", "vocab_size"), dtype_from="probs")),
+    f"{_PROBS}; top_k:int32",
+    "renormalized[batch_size, vocab_size]=probs",
     _top_k_renorm_probs_reference,
+    _top_k_renorm_probs_init,
     "What top-k keeps of each row, divided by its sum.",
 )
 top_k_mask_logits_trace = _rewriting(
     "top_k_mask_logits",
-    {"logits": _ROWS, "top_k": _TOP_K},
-    ("masked", Tensor(("batch_size", "vocab_size"), dtype_from="logits")),
+    f"{_LOGITS}; top_k:int32",
+    "masked_logits[batch_size, vocab_size]=logits",
     _top_k_mask_logits_reference,
+    _top_k_mask_logits_init,
     "Logits with all but the k largest of each row set to -inf.",
 )
 
-_COUNTER = Tensor(("batch_size",), dtype="int32", optional=True, description="is added to")
-chain_speculative_sampling_trace = TraceTemplate(
+chain_speculative_sampling_trace = template_of_text(
+    "chain_speculative_sampling_v{vocab_size}",
     "sampling",
-    axes={**_AXES, "num_drafts": Var("tokens proposed"), "num_targets": Var("num_drafts + 1")},
-    inputs={
-        "draft_probs": Tensor(("batch_size", "num_drafts", "vocab_size")),
-        "draft_token_ids": Tensor(("batch_size", "num_drafts"), dtype="int32"),
-        "target_probs": Tensor(("batch_size", "num_targets", "vocab_size")),
-        "maybe_output_accepted_token_num": _COUNTER,
-        "maybe_output_emitted_draft_token_num": _COUNTER,
-        **_SEEDS,
-    },
-    outputs={
-        "output_token_ids": Tensor(("batch_size", "num_targets"), dtype="int32"),
-        "output_accepted_token_num": Tensor(("batch_size",), dtype="int32"),
-        "output_emitted_draft_token_num": Tensor(("batch_size",), dtype="int32"),
-    },
-    name_prefix="chain_speculative_sampling",
+    var="batch_size num_speculative num_speculative_plus_1",
+    inputs="draft_probs[batch_size, num_speculative, vocab_size]; draft_token_ids[batch_size, num_speculative];"
+    "target_probs[batch_size, num_speculative_plus_1, vocab_size]",
+    outputs="accepted_token_ids[batch_size, num_speculative_plus_1]:int32",
     reference=_chain_speculative_sampling_reference,
     check=same_shapes,
     init=_chain_speculative_sampling_init,
-    constraints=("num_targets == num_drafts + 1",),
     description="Accepts drafted tokens as long as the target model agrees and emits one token more.",
 )

@@ -11,9 +11,18 @@ from typing import Any, Optional
 
 import torch
 
-from ..template import Axis, Const, Scalar, Tensor, TraceTemplate, Var
+from ..check import default_check
+from ..notation import template_of_text
+from ..template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
+from .shared import normal, randint, seeded
 
-__all__ = ["top_k_page_table_transform_trace", "top_k_ragged_transform_trace", "top_k_trace", "top_k_varlen_trace"]
+__all__ = [
+    "top_k_page_table_transform_trace",
+    "top_k_ragged_transform_trace",
+    "top_k_trace",
+    "top_k_varlen_dispatch",
+    "top_k_varlen_trace",
+]
 
 
 def _select(scores: torch.Tensor, k: int, tie_break: int) -> torch.Tensor:
@@ -60,6 +69,7 @@ def _top_k_ragged_transform_reference(
     k: int,
     deterministic: bool = False,
     tie_break: int = 0,
+    dsa_graph_safe: bool = False,
     row_starts: Optional[torch.Tensor] = None,
     **_: Any,
 ) -> torch.Tensor:
@@ -75,6 +85,7 @@ def _top_k_page_table_transform_reference(
     row_to_batch: Optional[torch.Tensor] = None,
     deterministic: bool = False,
     tie_break: int = 0,
+    dsa_graph_safe: bool = False,
     row_starts: Optional[torch.Tensor] = None,
     page_table_row_starts: Optional[torch.Tensor] = None,
     page_size: int = 1,
@@ -92,7 +103,13 @@ def _top_k_page_table_transform_reference(
 
 
 def _top_k_varlen_reference(
-    logits: torch.Tensor, seq_lens: torch.Tensor, top_k: int, compress_ratio: int = 1, next_n: int = 1, **_: Any
+    logits: torch.Tensor,
+    seq_lens: torch.Tensor,
+    top_k: int,
+    pre_idx: Optional[torch.Tensor] = None,
+    compress_ratio: int = 1,
+    next_n: int = 1,
+    **_: Any,
 ) -> torch.Tensor:
     row = torch.arange(logits.shape[0], device=logits.device)
     lengths = (seq_lens[row // next_n] - next_n + row % next_n + 1) // compress_ratio
@@ -104,32 +121,104 @@ def _top_k_init(batch_size: int = 2, vocab_size: int = 128, device: str = "cpu")
     return {"input": logits, "sorted": True, "deterministic": True}
 
 
-def _windows_init(batch_size: int = 2, max_len: int = 4096, device: str = "cpu") -> dict[str, Any]:
+def _top_k_ragged_transform_init(
+    *, num_rows: int, max_len: int = 64, k: int = 8, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    g = seeded(seed, device)
     return {
-        "input": torch.randn(batch_size, max_len, device=device),
-        "offsets": torch.arange(batch_size, dtype=torch.int32, device=device) * max_len,
-        "lengths": torch.randint(0, max_len + 1, (batch_size,), dtype=torch.int32, device=device),
-        "src_page_table": torch.randint(0, 10000, (batch_size, max_len), dtype=torch.int32, device=device),
-        "deterministic": True,
-        "row_to_batch": None,
-        "row_starts": None,
-        "page_table_row_starts": None,
+        "input": normal(g, num_rows, max_len, dtype=torch.float32),
+        "offsets": torch.arange(num_rows, dtype=torch.int32, device=device) * max_len,
+        "lengths": randint(g, max_len + 1, num_rows),
+        "k": k,
     }
 
 
-def _varlen_init(batch_size: int = 2, max_len: int = 4096, device: str = "cpu") -> dict[str, Any]:
-    lengths = torch.randint(0, max_len + 1, (batch_size,), dtype=torch.int32, device=device)
-    return {"logits": torch.randn(batch_size, max_len, device=device), "seq_lens": lengths}
+def _top_k_page_table_transform_init(
+    *,
+    num_rows: int,
+    max_len: int = 64,
+    batch_size: int = 4,
+    max_pages_per_seq: int = 64,
+    k: int = 8,
+    page_size: int = 1,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """A table that has a row for each row of scores, and an entry for each column."""
+    g = seeded(seed, device)
+    table = (max(batch_size, num_rows), max(max_pages_per_seq, -(-max_len // page_size)))
+    return {
+        "input": normal(g, num_rows, max_len, dtype=torch.float32),
+        "src_page_table": randint(g, 10000, *table),
+        "lengths": randint(g, max_len + 1, num_rows),
+        "k": k,
+        "page_size": page_size,
+    }
+
+
+def _top_k_varlen_init(
+    *, batch_size: int, max_seq_len: int = 8192, top_k: int = 1024, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    return {
+        "logits": normal(g, batch_size, max_seq_len),
+        "seq_lens": randint(g, max_seq_len + 1, batch_size, low=1),
+        "top_k": top_k,
+        "backend": "radix_cutlass",
+    }
+
+
+def _sorted_rows(outputs: Any) -> Any:
+    if isinstance(outputs, dict):
+        return {name: _sorted_rows(value) for name, value in outputs.items()}
+    if isinstance(outputs, (list, tuple)):
+        return type(outputs)(_sorted_rows(value) for value in outputs)
+    return outputs.sort(dim=-1).values
+
+
+def _top_k_transform_check(reference_outputs: Any, actual_outputs: Any, **tolerances: Any) -> bool:
+    """A row may be listed in any order."""
+    return default_check(_sorted_rows(reference_outputs), _sorted_rows(actual_outputs), **tolerances)
+
+
+def _first_tensor(outputs: Any) -> Any:
+    if isinstance(outputs, dict):
+        return next(iter(outputs.values()))
+    return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+
+
+def _top_k_varlen_check(
+    reference_outputs: Any,
+    actual_outputs: Any,
+    *,
+    logits: Optional[torch.Tensor] = None,
+    seq_lens: Optional[torch.Tensor] = None,
+    top_k: Optional[int] = None,
+    **tolerances: Any,
+) -> bool:
+    """With the logits, any choice among ties is right: the values that are selected are compared."""
+    if logits is None:
+        return default_check(_sorted_rows(reference_outputs), _sorted_rows(actual_outputs), **tolerances)
+    expected, actual = _first_tensor(reference_outputs), _first_tensor(actual_outputs)
+    if expected.shape != actual.shape or not torch.equal((expected < 0).sum(dim=-1), (actual < 0).sum(dim=-1)):
+        return False
+    listed = [row[row >= 0] for row in actual]
+    if any(len(row.unique()) != len(row) or bool((row >= logits.shape[1]).any()) for row in listed):
+        return False
+    if seq_lens is not None and any(
+        bool((row >= length).any()) for row, length in zip(listed, seq_lens.tolist(), strict=True)
+    ):
+        return False
+    values = [
+        logits.float().gather(1, chosen.long().clamp(min=0)).masked_fill(chosen < 0, -torch.inf).sort(dim=-1).values
+        for chosen in (expected, actual)
+    ]
+    return torch.equal(*values)
 
 
 _K = Const("elements taken of each row", abbrev="k")
 _TIE_BREAK = Scalar("int32", optional=True, description="1 prefers small indices among equals, 2 large ones")
 _DETERMINISTIC = Scalar("bool", optional=True, description="list by ascending index instead of in any order")
-_ROWS: dict[str, Axis] = {"batch_size": Var("rows"), "max_len": Const("columns of the scores", abbrev="n"), "k": _K}
-_SCORES = Tensor(("batch_size", "max_len"), description="the window of a row is what counts")
-_LENGTHS = Tensor(("batch_size",), dtype="int32", description="columns of each window")
-_STARTS = Tensor(("batch_size",), dtype="int32", optional=True, description="first column of each window")
-
 top_k_trace = TraceTemplate(
     "topk",
     axes={"batch_size": Var(), "vocab_size": Const(abbrev="v"), "k": _K},
@@ -149,57 +238,80 @@ top_k_trace = TraceTemplate(
     description="The k largest elements of each row.",
 )
 
-top_k_page_table_transform_trace = TraceTemplate(
-    "topk",
-    axes={**_ROWS, "num_requests": Var(), "max_pages": Var("entries of a row of the page table")},
-    inputs={
-        "input": _SCORES,
-        "src_page_table": Tensor(("num_requests", "max_pages"), dtype="int32"),
-        "lengths": _LENGTHS,
-        "row_to_batch": Tensor(("batch_size",), dtype="int32", optional=True, description="row of the page table"),
-        "deterministic": _DETERMINISTIC,
-        "tie_break": _TIE_BREAK,
-        "row_starts": _STARTS,
-        "page_table_row_starts": Tensor(("batch_size",), dtype="int32", optional=True, description="first page"),
-        "page_size": Scalar("int32", optional=True),
-    },
-    outputs={"slots": Tensor(("batch_size", "k"), dtype="int32", param="out")},
-    name_prefix="top_k_page_table_transform",
+_NOTES = {
+    "k": "elements taken of each row",
+    "top_k": "elements taken of each row",
+    "lengths": "columns of each window",
+    "row_starts": "first column of each window",
+    "page_table_row_starts": "first page",
+    "row_to_batch": "row of the page table",
+    "offsets": "added to the indices of a row",
+    "deterministic": "list by ascending index instead of in any order",
+    "tie_break": "1 prefers small indices among equals, 2 large ones",
+}
+
+top_k_page_table_transform_trace = template_of_text(
+    "top_k_page_table_transform_k{k}_ps{page_size}",
+    "sampling",
+    var="num_rows max_len batch_size max_pages_per_seq",
+    inputs="input[num_rows, max_len]; src_page_table[batch_size, max_pages_per_seq]; lengths[num_rows]; k:int32;"
+    "row_to_batch[num_rows]:int32?; row_starts[num_rows]:int32?; page_table_row_starts[num_rows]:int32?;"
+    "page_size:int32?",
+    outputs="indices[num_rows, k]:int32",
+    notes=_NOTES,
     reference=_top_k_page_table_transform_reference,
-    init=_windows_init,
+    check=_top_k_transform_check,
+    init=_top_k_page_table_transform_init,
     description="Where in a paged cache the k largest scores of each row are; -1 where there are fewer.",
 )
 
-top_k_ragged_transform_trace = TraceTemplate(
-    "topk",
-    axes=_ROWS,
-    inputs={
-        "input": _SCORES,
-        "offsets": Tensor(("batch_size",), dtype="int32", description="added to the indices of a row"),
-        "lengths": _LENGTHS,
-        "deterministic": _DETERMINISTIC,
-        "tie_break": _TIE_BREAK,
-        "row_starts": _STARTS,
-    },
-    outputs={"indices": Tensor(("batch_size", "k"), dtype="int32")},
-    name_prefix="top_k_ragged_transform",
+top_k_ragged_transform_trace = template_of_text(
+    "top_k_ragged_transform_k{k}",
+    "sampling",
+    var="num_rows max_len",
+    inputs="input[num_rows, max_len]; offsets[num_rows]; lengths[num_rows]; k:int32; deterministic:int32?;"
+    "tie_break:int32?; dsa_graph_safe:int32?",
+    outputs="indices[num_rows, k]:int32",
+    notes=_NOTES,
     reference=_top_k_ragged_transform_reference,
-    init=_windows_init,
+    check=_top_k_transform_check,
+    init=_top_k_ragged_transform_init,
     description="Where in a ragged batch the k largest scores of each row are; -1 where there are fewer.",
 )
 
-top_k_varlen_trace = TraceTemplate(
+top_k_varlen_trace = template_of_text(
+    "top_k_varlen_n{max_seq_len}_k{top_k}",
     "topk",
-    axes={"batch_size": Var("rows"), "num_requests": Var(), "max_len": _ROWS["max_len"], "top_k": _K},
-    inputs={
-        "logits": _SCORES,
-        "seq_lens": Tensor(("num_requests",), dtype="int32", description="of each request"),
-        "compress_ratio": Scalar("int32", optional=True, description="a row has a column for so many tokens"),
-        "next_n": Scalar("int32", optional=True, description="rows of a request"),
-    },
-    outputs={"indices": Tensor(("batch_size", "top_k"), dtype="int32", param="out_indices")},
-    name_prefix="top_k_varlen",
+    var="batch_size",
+    inputs="logits[batch_size, max_seq_len]; seq_lens[batch_size]; top_k:int32; pre_idx[batch_size, top_k]:int32?",
+    outputs="indices[batch_size, top_k]<-out_indices:int32",
+    notes=_NOTES,
     reference=_top_k_varlen_reference,
-    init=_varlen_init,
+    check=_top_k_varlen_check,
+    init=_top_k_varlen_init,
     description="Columns of the k largest logits of rows of various lengths; -1 where there are fewer.",
 )
+_drafted = template_of_text(
+    "top_k_varlen_next_n{max_seq_len}_k{top_k}",
+    "topk",
+    var="batch_size num_requests",
+    inputs="logits[batch_size, max_seq_len]; seq_lens[num_requests]; top_k:int32; compress_ratio:int32?; next_n:int32?",
+    outputs="indices[batch_size, top_k]<-out_indices:int32",
+    notes={
+        **_NOTES,
+        "compress_ratio": "a row has a column for so many tokens",
+        "next_n": "rows of a request",
+    },
+    reference=_top_k_varlen_reference,
+    check=_top_k_varlen_check,
+    description="The same for several rows of a request, or columns that stand for several tokens.",
+)
+
+
+def _choose_varlen(**arguments: Any) -> TraceTemplate:
+    """The published definition has one row for each request, and one column for each token."""
+    plain = arguments.get("next_n", 1) == 1 and arguments.get("compress_ratio", 1) == 1
+    return top_k_varlen_trace if plain else _drafted
+
+
+top_k_varlen_dispatch = TraceDispatch(_choose_varlen, (top_k_varlen_trace, _drafted))
