@@ -141,7 +141,8 @@ void batch_mla_record_run(TensorView record, bool is_capturable, TensorView floa
 void batch_mla_rerun(TensorView record, TensorView q_nope, Optional<TensorView> q_pe, TensorView ckv_cache,
                      Optional<TensorView> kpe_cache, TensorView o, Optional<TensorView> lse, double sm_scale,
                      bool return_lse_base_on_e, bool enable_pdl) {
-  CheckedCall call = ReadRecord(OP, record).call;
+  const Record kept = ReadRecord(OP, record);
+  CheckedCall call = kept.call;
   Params& p = call.params;
   SetTensors(p, q_nope, q_pe, ckv_cache, kpe_cache, o, lse, p.num_qo_heads, p.page_size.divisor, sm_scale,
              return_lse_base_on_e);
@@ -149,6 +150,7 @@ void batch_mla_rerun(TensorView record, TensorView q_nope, Optional<TensorView> 
   if (!SameDevice(q_nope.device(), call.device) || q_nope.size(0) != call.rows) {
     TVM_FFI_THROW(ArgumentError) << OP << ": q_nope differs from the one recorded, expected the same shape";
   }
+  if (!kept.is_capturable) RefuseCapture(OP, get_stream(call.device));
   call.enable_pdl = enable_pdl;
   Launch<true, true>(OP, call);
 }

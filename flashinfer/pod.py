@@ -89,7 +89,7 @@ class _Part(AttentionWrapper):
         if self._launches is None:
             super()._launch(launch, enable_pdl)
         else:
-            self._refuse_capture()
+            self._prepare_capture()
             self._launches.append(launch)
 
     def _launch_kept(self, launch: Launch, enable_pdl: Optional[bool], default_scale: float) -> None:
@@ -170,6 +170,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
             paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
         )
         self.device = float_workspace_buffer.device
+        self._follow_streams(self.device)
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -365,6 +366,7 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
         self._is_planned: Optional[bool] = None  #: None: never planned; False: the last plan failed
         self._planned_causal: Optional[bool] = None  #: causal flag of the prefill plan; None: custom mask
         self.device = float_workspace_buffer.device
+        self._follow_streams(self.device)
 
     @property
     def is_cuda_graph_enabled(self) -> bool:

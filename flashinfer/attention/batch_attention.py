@@ -53,6 +53,7 @@ class BatchAttention(CopiedWithPlans):
     @names_kinds
     def __init__(self, kv_layout: str = "NHD", device: Union[str, torch.device] = "cuda") -> None:
         self.device = torch.device(device)
+        self._follow_streams(self.device)
         scratch = torch.empty(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(scratch, kv_layout)
         self.float_workspace_buffer = scratch

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar
 import torch
 
 from .locks import Serialised
+from .streams import on_current_stream
 
 __all__ = ["CopiedWithPlans"]
 
@@ -52,6 +53,7 @@ def _twin(wrapper: _W, memo: dict[int, Any], is_deep: bool) -> _W:
     result = object.__new__(type(wrapper))
     memo[id(wrapper)] = result
     with wrapper._lock:
+        on_current_stream(wrapper)
         wrapper._copied_memory(memo, is_deep)
         for name, value in vars(wrapper).items():
             setattr(result, name, _part(value, memo, is_deep))

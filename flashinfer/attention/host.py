@@ -12,6 +12,7 @@ import torch
 
 from ..errors import ArgumentError
 from ..tensor_checks import check_integers, narrowed
+from .streams import made_for_all_streams
 
 __all__ = [
     "as_tensor",
@@ -146,13 +147,16 @@ def check_indices(op: str, name: str, num_indices: int, indptr: Union[np.ndarray
         raise ArgumentError(f"{op}: {name} has {num_indices} elements, expected at least {last} (the last offset)")
 
 
-_ranges: dict[torch.device, torch.Tensor] = {}
+_ranges: dict[torch.device, list[torch.Tensor]] = {}  # none is ever freed: any stream may still read a shorter one
 
 
 def range_buffer(size: int, device: torch.device) -> torch.Tensor:
-    """Return int32 ``[0, 1, ..., size - 1]``, a view of one growing tensor per device."""
-    known = _ranges.get(device)
-    if known is None or known.numel() < size:
-        known = torch.arange(max(size, 1024), dtype=_INT32, device=device)
-        _ranges[device] = known
-    return known[:size]
+    """Return int32 ``[0, 1, ..., size - 1]``, a view of a tensor that all calls share. Any stream may read it."""
+    known = _ranges.setdefault(device, [])
+    if known and known[-1].numel() >= size:
+        return known[-1][:size]
+    length = max(size, 1024, 2 * known[-1].numel() if known else 0)
+    made, is_ready = made_for_all_streams(lambda: torch.arange(length, dtype=_INT32, device=device), device)
+    if is_ready:
+        known.append(made)
+    return made[:size]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lock that serializes the calls on a wrapper: ``plan`` in one thread must not replace a plan that ``run`` reads."""
+"""Lock that serializes the calls on a wrapper: ``plan`` in one thread must not replace a plan that ``run`` reads.
+
+The same place orders calls from different CUDA streams (streams.py).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any, Callable, TypeVar, cast
 
 from ..fi_trace import dump_parts
 from ..wrapping import compiler, is_traced, wrap_with
+from . import streams
 
 __all__ = ["Serialised", "one_at_a_time"]
 
@@ -44,13 +48,20 @@ def one_at_a_time(method: F) -> F:
             return _func({{arguments}})
         {dump}
         with {owner}._lock:
+            if {owner}._cuda_index is not None and _streams.raw_stream({owner}._cuda_index) != {owner}._stream:
+                _streams.enter({owner})
             return _func({{arguments}})
     """
-    return cast(F, wrap_with(func, body, {"_is_traced": is_traced, "_compiler": compiler, **names}))
+    return cast(
+        F, wrap_with(func, body, {"_is_traced": is_traced, "_compiler": compiler, "_streams": streams, **names})
+    )
 
 
-class Serialised:
-    """Base of objects whose calls are serialized by a reentrant lock: nested calls in one thread do not wait."""
+class Serialised(streams.OnStreams):
+    """Base of objects whose calls are serialized by a reentrant lock: nested calls in one thread do not wait.
+
+    Calls are ordered on the device too, once ``_follow_streams`` was called.
+    """
 
     _lock: Any  #: a threading.RLock
 

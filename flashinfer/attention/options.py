@@ -14,6 +14,7 @@ from ..errors import ArgumentError
 from ..jit.utils import filename_safe_dtype_map
 from ..layouts import MaskMode, PosEncodingMode, TensorLayout, get_alibi_slopes
 from ..tensor_checks import canonicalize_torch_dtype
+from .streams import made_for_all_streams
 
 __all__ = [
     "ALIBI",
@@ -108,6 +109,14 @@ def resolve_dtypes(op: str, q: Dtype, kv: Dtype, o: Dtype, data: Dtype = None) -
     return Dtypes(q, kv, o, o if q in FP8 else q)
 
 
-@functools.cache
+_slopes: dict[tuple[int, torch.device], torch.Tensor] = {}
+
+
 def alibi_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
-    return get_alibi_slopes(num_heads, device)
+    """Return the ALiBi slopes of ``num_heads`` heads, a tensor that all calls share. Any stream may read it."""
+    slopes = _slopes.get((num_heads, device))
+    if slopes is None:
+        slopes, is_ready = made_for_all_streams(lambda: get_alibi_slopes(num_heads, device), device)
+        if is_ready:
+            _slopes[num_heads, device] = slopes
+    return slopes

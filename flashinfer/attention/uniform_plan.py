@@ -3,8 +3,8 @@
 
 Such a call gives the number of requests, the rows per request and an upper bound of the keys per request. These sizes
 are enough for a plan: the planner splits work for the longest possible request, and kernels stop at the actual length
-of each request. A plan is made once per set of sizes and cached, so later calls do not plan, copy nothing and can be
-captured in a CUDA graph.
+of each request. A plan is made once per set of sizes and stream, and cached, so later calls do not plan, copy nothing
+and can be captured in a CUDA graph. Streams do not share plans: kernels count finished tiles in the plan's memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Hashable, NamedTuple
 import torch
 
 from ..errors import ArgumentError
+from . import streams
 
 __all__ = ["UniformPlan", "UniformSizes", "uniform_plan"]
 
@@ -53,8 +54,8 @@ class UniformPlan:
     kv_indptr: torch.Tensor
 
 
-_plans: OrderedDict[Hashable, UniformPlan] = OrderedDict()
-_captured: dict[Hashable, UniformPlan] = {}  # plans whose addresses CUDA graphs hold; never evicted
+_plans: OrderedDict[tuple[Any, ...], UniformPlan] = OrderedDict()
+_captured: dict[Hashable, UniformPlan] = {}  # plans whose addresses CUDA graphs hold, for graphs only; never evicted
 
 
 def _rounded(max_kv_len: int) -> int:
@@ -66,30 +67,38 @@ def _rounded(max_kv_len: int) -> int:
 def uniform_plan(
     op: str, module: Any, device: torch.device, float_workspace: torch.Tensor, sizes: UniformSizes
 ) -> UniformPlan:
-    """Return the plan for ``sizes`` from the cache, or make it.
+    """Return the plan of the current stream for ``sizes`` from the cache, or make it.
 
-    Making a plan waits for the current stream, so that any stream may use the plan afterwards.
+    A graph that is being captured takes a plan over from the stream that made it: a replay may run beside that stream.
+    Making a plan waits for the current stream, so that a graph may use the plan on another stream.
     """
     capacity = sizes.pages_per_request * sizes.page_size
     sizes = sizes._replace(max_kv_len=min(_rounded(min(sizes.max_kv_len, capacity)), capacity))
-    key = (id(module), device, sizes)
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    plan = _plans.get(key) or _captured.get(key)
+    wanted = (id(module), device, sizes)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return _plan_for_graph(op, wanted)
+    key = (*wanted, streams.raw_stream(device.index) if device.type == "cuda" else None)
+    plan = _plans.get(key)
     if plan is None:
-        if capturing:
+        plan = _plans[key] = _make(module, device, float_workspace, sizes)
+        if len(_plans) > _KEPT:
+            _plans.popitem(last=False)
+    else:
+        with contextlib.suppress(KeyError):  # another thread evicted the plan
+            _plans.move_to_end(key)
+    return plan
+
+
+def _plan_for_graph(op: str, wanted: tuple[int, torch.device, UniformSizes]) -> UniformPlan:
+    plan = _captured.get(wanted)
+    if plan is None:
+        key = next((key for key in reversed(_plans) if key[:-1] == wanted), None)
+        if key is None:
             raise ArgumentError(
                 f"{op}: is being captured in a CUDA graph with sizes it was not called with before, expected a call "
                 "before the capture (it makes the plan that the graph replays)"
             )
-        plan = _make(module, device, float_workspace, sizes)
-        _plans[key] = plan
-        if len(_plans) > _KEPT:
-            _plans.popitem(last=False)
-    elif capturing:
-        _captured[key] = plan
-    else:
-        with contextlib.suppress(KeyError):  # the plan is in _captured only, or another thread evicted it
-            _plans.move_to_end(key)
+        plan = _captured[wanted] = _plans.pop(key)
     return plan
 
 

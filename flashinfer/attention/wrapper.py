@@ -25,6 +25,7 @@ from .jit_arguments import JitArguments
 from .modules import device_kind
 from .options import Dtypes, layout_code, pos_encoding_code
 from .records import CallRecord, aligned, is_misaligned, record_memory, unchanged
+from .streams import hold_for_graph, on_current_stream
 
 __all__ = ["Launch", "PlannedWrapper", "run_planned"]
 
@@ -116,6 +117,7 @@ class PlannedWrapper(CopiedWithPlans):
         self._plan_info: Any = None
         self.device = float_workspace_buffer.device
         self._device_kind = device_kind(self.device)
+        self._follow_streams(self.device)
         int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         self._set_workspaces(float_workspace_buffer, int_workspace)
         self._handle = next(_handles)
@@ -286,13 +288,19 @@ class PlannedWrapper(CopiedWithPlans):
     def _is_being_captured(self) -> bool:
         return self._device_kind == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    def _refuse_capture(self) -> None:
-        """Reject capture without use_cuda_graph: the graph would keep reading buffers that the next plan replaces."""
-        if not self._is_capturable and self._is_being_captured():
+    def _prepare_capture(self) -> None:
+        """Keep the plan's memory for the graph if the call is being captured.
+
+        Without use_cuda_graph, capture is rejected: the graph would keep reading buffers that the next plan replaces.
+        """
+        if not self._is_being_captured():
+            return
+        if not self._is_capturable:
             raise ArgumentError(
                 f"{self._op}.run: is being captured in a CUDA graph, expected a wrapper made with use_cuda_graph=True "
                 "(the next plan() of this one would not reach the graph)"
             )
+        hold_for_graph(self)
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         """Return the module, the name of the function to call and its arguments."""
@@ -300,7 +308,7 @@ class PlannedWrapper(CopiedWithPlans):
 
     def _launch(self, launch: Launch, enable_pdl: Optional[bool]) -> None:
         """Launch on the given tensors; if rows are misaligned, retry on contiguous copies of the affected tensors."""
-        self._refuse_capture()
+        self._prepare_capture()
         pdl = use_pdl(launch.q, enable_pdl)
         try:
             module, name, args = self._native_call(launch, pdl)
@@ -326,14 +334,17 @@ class PlannedWrapper(CopiedWithPlans):
         return sys.maxsize if self._use_cuda_graph else k.shape[0]
 
     def _launch_kept(self, launch: Launch, enable_pdl: Optional[bool], default_scale: float) -> None:
-        """Launch as :meth:`_launch` does, and record the call for a later ``run`` with the same plan and parameters."""
-        self._refuse_capture()
+        """Launch as :meth:`_launch` does, and record the call for a later ``run`` with the same plan and parameters.
+
+        A record is never repeated during a capture: native code rejects that, and the call comes here again.
+        """
+        self._prepare_capture()
         self._record = None
         if self._record_memory is None:
             self._record_memory = record_memory()
         module, name, args = self._native_call(launch, use_pdl(launch.q, enable_pdl))
         try:
-            getattr(module, f"record_{name}")(self._record_memory, self._is_capturable, *args)
+            getattr(module, f"record_{name}")(self._record_memory, False, *args)
         except Exception as error:
             if not is_misaligned(error):
                 explain_arguments(f"{self._op}.run", error, *launch.named(self._launched))
@@ -372,5 +383,6 @@ def run_planned(
     """Launch the current plan of the wrapper with this handle; a compiled graph holds the handle, not the plan."""
     wrapper, launch = _wrappers[handle], Launch(q, k, v, out, lse, tensors, scalars)
     with wrapper._lock:
+        on_current_stream(wrapper)
         wrapper._check_in_graph(launch)
         wrapper._launch(launch, enable_pdl)

@@ -106,6 +106,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
         self._float_workspace_buffer = float_workspace_buffer
         self._kv_layout = kv_layout
         self.device = float_workspace_buffer.device
+        self._follow_streams(self.device)
 
     @property
     def is_cuda_graph_enabled(self) -> bool:

@@ -53,6 +53,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
         paged_kv_last_page_len_buffer: Optional[torch.Tensor] = None,
     ) -> None:
         self.device = float_workspace_buffer.device
+        self._follow_streams(self.device)
         self._use_cuda_graph = use_cuda_graph
         self._batch_size: Optional[int] = None
         rows = None if paged_kv_indptr_buffer is None else torch.empty_like(paged_kv_indptr_buffer)

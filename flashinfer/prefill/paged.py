@@ -42,8 +42,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     Parameters
     ----------
     float_workspace_buffer : torch.Tensor
-        Scratch for partial results, any dtype, 16-byte aligned; its device is where everything runs. One call at a time
-        may use it: threads on the CPU, and streams, need a wrapper with a workspace each.
+        Scratch for partial results, any dtype, 16-byte aligned; its device is where everything runs. Wrappers
+        that run at the same time, in threads on the CPU or on several streams, need a workspace each.
     kv_layout : str
         ``"NHD"`` or ``"HND"``: order of tokens and heads inside a page.
     use_cuda_graph : bool

@@ -93,6 +93,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
             raise ArgumentError(f"{_OP}: backend is {backend!r}, which needs a Blackwell GPU; expected 'auto' or 'fa2'")
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, "NHD", backend=backend)
         self.device = float_workspace_buffer.device
+        self._follow_streams(self.device)
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
         """Replace the workspaces. ``plan`` must be called again before ``run``."""

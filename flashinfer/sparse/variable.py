@@ -53,6 +53,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, "NHD", backend=backend)
         self.device = float_workspace_buffer.device
+        self._follow_streams(self.device)
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
         """Replace the workspaces. ``plan`` must be called again before ``run``."""

@@ -432,7 +432,7 @@ def test_captured_forward_does_with_the_plan_there_is(device, monkeypatch):
         plan = wrapper._plan_info
         with monkeypatch.context() as context:
             context.setattr(type(wrapper), "_is_being_captured", lambda self: True)
-            context.setattr(type(wrapper), "_refuse_capture", lambda self: None)
+            context.setattr(type(wrapper), "_prepare_capture", lambda self: None)
             close(wrapper.forward_return_lse(batch.q, *kv, causal=True), causal)
             assert wrapper._plan_info is plan
             close(

@@ -20,6 +20,7 @@ import torch
 import flashinfer
 from flashinfer.errors import ArgumentError
 
+from ..graphs import capture
 from .inputs import Batch
 from .test_batch_decode import workspace
 
@@ -123,6 +124,13 @@ def _pod(device: str) -> Kind:
     return Kind("pod", flashinfer.PODWithPagedKVCacheWrapper, [given(0), given(1)])
 
 
+#: Indices of :func:`kinds` on a GPU, named for tests.
+_GPU_KINDS = (
+    *("ragged f16", "ragged bf16", "paged f16", "paged bf16", "decode f16", "decode bf16", "decode tensor cores"),
+    *("paged soft cap", "mla", "cascade", "pod"),
+)
+
+
 @functools.cache
 def kinds(device: str) -> list[Kind]:
     """Return wrappers of several modules; on a GPU also with soft cap, MLA, cascade and POD."""
@@ -168,33 +176,34 @@ class Calls:
 
     def __init__(self, device: str, seed: int, streams: Sequence[Any]) -> None:
         self.device, self.draw, self.streams = device, random.Random(seed), streams
-        self.live: list[list[Any]] = []  # kind, wrapper, index of the planned batch or None, stream of all calls
+        self.live: list[list[Any]] = []  # kind, wrapper, index of the planned batch or None
         self.results: list[tuple[str, int, list[torch.Tensor]]] = []
 
-    def on(self, stream: Any) -> ContextManager[Any]:
-        if stream is None:
+    def on_any(self) -> ContextManager[Any]:
+        """Make one of the streams the current one, and let it sleep first now and then."""
+        if not self.streams:
             return contextlib.nullcontext()
+        stream = self.draw.choice(self.streams)
         if self.draw.random() < 0.3:
             with torch.cuda.stream(stream):
                 torch.cuda._sleep(1_000_000)
         return torch.cuda.stream(stream)
 
     def create(self) -> None:
-        stream = self.draw.choice(self.streams) if self.streams else None
         kind = self.draw.choice(kinds(self.device))
-        with self.on(stream):
-            self.live.append([kind, kind.make(workspace(self.device, 8 << 20)), None, stream])
+        with self.on_any():
+            self.live.append([kind, kind.make(workspace(self.device, 8 << 20)), None])
 
     def plan(self) -> None:
         entry = self.draw.choice(self.live)
         entry[2] = self.draw.randrange(2)
-        with self.on(entry[3]):
+        with self.on_any():
             _plan(entry[0], entry[1], entry[2])
 
     def run(self) -> None:
-        kind, wrapper, which, stream = self.draw.choice(self.live)
+        kind, wrapper, which = self.draw.choice(self.live)
         if which is not None:
-            with self.on(stream):
+            with self.on_any():
                 self.results.append((kind.name, which, _run(kind, wrapper, which)))
 
     def drop(self) -> None:
@@ -205,10 +214,10 @@ class Calls:
     def fail(self) -> None:
         """Let a plan fail halfway; the wrapper then has no plan."""
         entry = self.draw.choice(self.live)
-        kind, wrapper, _, stream = entry
+        kind, wrapper, _ = entry
         if "cascade" in kind.name:
             return
-        with self.on(stream):
+        with self.on_any():
             tiny = torch.empty(16, dtype=torch.uint8, device=self.device)
             wrapper.reset_workspace_buffer(workspace(self.device, 8 << 20), tiny)
             with contextlib.suppress(ArgumentError, RuntimeError):
@@ -219,7 +228,7 @@ class Calls:
 
     def litter(self) -> None:
         """Overwrite memory that was freed, as soon as the allocator hands it out."""
-        with self.on(self.draw.choice(self.streams) if self.streams else None):
+        with self.on_any():
             torch.full((8 << 20,), 255, dtype=torch.uint8, device=self.device)
         torch.empty(8 << 20, dtype=torch.uint8, pin_memory=self.device == "cuda").fill_(255)
 
@@ -253,6 +262,83 @@ def test_random_sequences_on_two_streams():
         sequence.play(20)
         torch.cuda.synchronize()
         sequence.check()
+
+
+@needs_gpu
+@pytest.mark.parametrize("number", range(len(_GPU_KINDS)), ids=_GPU_KINDS)
+def test_a_plan_on_another_stream_than_the_run(number):
+    """Check that a run waits for the copy of its plan, and the next plan for the run, when either stream is busy."""
+    kind, expected = kinds("cuda")[number], quiet("cuda")
+    plans, runs = torch.cuda.Stream(), torch.cuda.Stream()
+    wrapper = kind.make(workspace("cuda", 8 << 20))
+    results = []
+    for which, busy in ((0, plans), (1, runs), (0, runs), (1, plans)):
+        with torch.cuda.stream(busy):
+            torch.cuda._sleep(20_000_000)
+        with torch.cuda.stream(plans):
+            _plan(kind, wrapper, which)
+        with torch.cuda.stream(runs):
+            results.append((which, _run(kind, wrapper, which)))
+    del wrapper
+    with torch.cuda.stream(plans):
+        torch.full((64 << 20,), 255, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    for which, got in results:
+        for x, y in zip(got, expected[kind.name, which], strict=True):
+            assert torch.equal(x, y), which
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["decode", "mla"])
+def test_a_graph_outlives_its_wrapper(name):
+    """Check that a replay reads a plan whose wrapper was dropped, also if calls before the capture were recorded."""
+    kind = _decode("cuda", F16, False) if name == "decode" else _latent("cuda")
+    given = kind.inputs[0]
+    if name == "decode":
+        buffers = [table.cuda() for table in given.plan[:3]]
+        wrapper: Any = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(workspace("cuda", 8 << 20), *buffers)
+    else:
+        wrapper = kind.make(workspace("cuda", 8 << 20))
+    scratch = wrapper._float_workspace_buffer  # the caller's
+    _plan(kind, wrapper, 0)
+    for _ in range(2):
+        expected = _run(kind, wrapper, 0)
+    graph, result = capture(functools.partial(_run, kind, wrapper, 0))
+    del wrapper
+    gc.collect()
+    litter = [torch.full((1 << 20,), 255, dtype=torch.uint8, device="cuda") for _ in range(64)]
+    for x in result:
+        x.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert len(litter) == 64 and scratch.is_cuda
+    for x, y in zip(result, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+@needs_gpu
+def test_two_streams_call_without_a_plan():
+    """Check front doors without ``plan()``: streams of one plan would count finished tiles in the same memory."""
+    lens = torch.tensor([900, 4000, 37, 2500], dtype=torch.int32, device="cuda")
+    tables = torch.arange(4 * 256, dtype=torch.int32, device="cuda").view(4, 256)
+    cache = torch.randn(1024, 2, 2, 16, 64, device="cuda").half()
+    q = torch.randn(4, 8, 64, device="cuda").half()
+    buffers = [torch.zeros(32 << 20, dtype=torch.uint8, device="cuda") for _ in range(3)]
+
+    def step(i: int) -> torch.Tensor:
+        return flashinfer.decode.trtllm_batch_decode_with_kv_cache(
+            q, cache, buffers[i], tables, lens, 4096, bmm1_scale=0.125, bmm2_scale=1.0, kv_layout="HND"
+        )
+
+    expected = step(2)
+    torch.cuda.synchronize()
+    streams, results = [torch.cuda.Stream(), torch.cuda.Stream()], []
+    for _ in range(200):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                results.append(step(i))
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, expected) for x in results)
 
 
 @needs_gpu

@@ -16,6 +16,7 @@ import torch
 
 import flashinfer
 from flashinfer.attention.locks import one_at_a_time
+from flashinfer.attention.streams import OnStreams
 
 from .inputs import Batch
 from .test_batch_decode import workspace
@@ -108,7 +109,7 @@ def test_every_name_of_a_method_is_one_function():
 
 
 def test_the_lock_is_given_back_after_an_exception():
-    class Guarded:
+    class Guarded(OnStreams):
         def __init__(self) -> None:
             self._lock = threading.RLock()
 

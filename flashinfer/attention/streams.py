@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Order of the calls on one wrapper that come from several CUDA streams, and memory that CUDA graphs read.
+
+A plan lies in device memory that its wrapper owns. ``plan`` writes to this memory on the caller's stream, ``run`` reads
+it on the caller's stream, and kernels keep counters in it. One stream executes all of this in order. When a call comes
+from another stream than the last call, that stream first waits for an event on the last one (:func:`enter`). The device
+waits, the host does not. Calls from one stream compare two numbers and record no event.
+
+Two cases are left to the caller, because a wrapper does not see them: wrappers that share a float workspace must run on
+one stream, and a CUDA graph must be replayed on the stream that ``plan`` is called on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator
+
+import torch
+
+__all__ = [
+    "OnStreams",
+    "cuda",
+    "enter",
+    "hold_for_graph",
+    "keep_until_read",
+    "made_for_all_streams",
+    "on_current_stream",
+    "raw_stream",
+]
+
+cuda: Any = torch.cuda
+
+
+def _no_stream(index: int) -> int:
+    raise RuntimeError(f"device {index} has no streams: this torch was built without CUDA")
+
+
+#: Handle of the current stream of a CUDA device. ``torch.cuda.current_stream`` takes 20 times as long.
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream)
+
+_held: dict[int, torch.Tensor] = {}  # tensors that CUDA graphs read; they live until the process ends
+
+
+class OnStreams:
+    """Base of objects that own device memory and remember the stream of their last call."""
+
+    _cuda_index: Any = None  #: index of the CUDA device; None on the CPU, where calls need no order
+    _stream: Any = None  #: handle of the stream of the last call
+    _stream_object: Any = None  #: torch.cuda.Stream of the last call
+
+    def _follow_streams(self, device: torch.device) -> None:
+        """Remember the current stream: the allocator may return memory that earlier work of this stream still reads."""
+        if device.type == "cuda":
+            self._stream_object = cuda.current_stream(device)
+            self._cuda_index = self._stream_object.device_index
+            self._stream = raw_stream(self._cuda_index)
+
+
+def keep_until_read(tensor: torch.Tensor, stream: Any) -> None:
+    """Tell the allocator that ``stream`` reads a tensor, whose memory it must not reuse before that has happened."""
+    if tensor.is_cuda:
+        tensor.record_stream(stream)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Return the tensors and the objects with streams that ``value`` consists of."""
+    if isinstance(value, (torch.Tensor, OnStreams)):
+        yield value
+    elif type(value) in (list, tuple):
+        for part in value:
+            yield from _parts(part)
+    elif type(value) is dict:
+        yield from _parts(list(value.values()))
+
+
+def enter(owner: OnStreams) -> None:
+    """Make the current stream wait for the last call on ``owner``, and keep the owner's memory until it was read.
+
+    The wait includes all work of the other stream so far. A stream that is captured cannot wait for work outside its
+    graph: capture begins after a synchronisation, and :func:`hold_for_graph` keeps the memory.
+    """
+    with cuda.device(owner._cuda_index):
+        stream, last = cuda.current_stream(), owner._stream_object
+        if cuda.is_current_stream_capturing():
+            return
+        with cuda.stream(last):
+            is_captured = cuda.is_current_stream_capturing()
+        if not is_captured:  # by another thread; an event recorded there would pull this stream into the capture
+            stream.wait_event(last.record_event())
+        owner._stream, owner._stream_object = raw_stream(owner._cuda_index), stream
+        for part in _parts(list(vars(owner).values())):
+            if isinstance(part, torch.Tensor):
+                keep_until_read(part, stream)
+            elif part._cuda_index is not None and part._stream != owner._stream:
+                enter(part)
+
+
+def on_current_stream(owner: OnStreams) -> None:
+    """Call :func:`enter` if the current stream is another one than that of the last call."""
+    if owner._cuda_index is not None and raw_stream(owner._cuda_index) != owner._stream:
+        enter(owner)
+
+
+def made_for_all_streams(make: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, bool]:
+    """Return ``make()``, and True if any stream may read the result from now on.
+
+    The tensor is made on a stream of its own, for which the host waits: the current stream may be busy for long. During
+    a capture nothing may be waited for; the tensor then belongs to the graph, and the second result is False.
+    """
+    if device.type != "cuda":
+        return make(), True
+    with cuda.device(device):
+        if cuda.is_current_stream_capturing():
+            return make(), False
+        stream = cuda.Stream()
+        with cuda.stream(stream):
+            made = make()
+        stream.synchronize()
+    return made, True
+
+
+def hold_for_graph(owner: OnStreams) -> None:
+    """Keep the device memory of ``owner``, except the caller's float workspace, for the graph that is being captured.
+
+    The end of a graph cannot be observed from here, so the memory is never freed: 8 MiB for each captured wrapper.
+    """
+    scratch = vars(owner).get("_float_workspace_buffer")
+    for part in _parts(list(vars(owner).values())):
+        if isinstance(part, OnStreams):
+            hold_for_graph(part)
+        elif part.is_cuda and part is not scratch:
+            _held[id(part)] = part
