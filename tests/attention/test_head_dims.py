@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Head dimensions that differ for keys and values, with few and many rows, on a GPU: both kernels serve each pair."""
+"""Head dimensions that differ for keys and values, with few and many rows, on a GPU: both kernels serve each pair, and
+pairs that do not fit into shared memory are refused before anything is compiled."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+
+from flashinfer.errors import ArgumentError
+from flashinfer.jit.attention import gen_batch_mla_module, gen_batch_prefill_module, gen_mla_modules
+from flashinfer.jit.context import current_compilation_context
 
 from .inputs import Batch
 from .reference import Attention
@@ -29,3 +34,53 @@ def test_pairs(pair, dtype):
             wrapper.plan(batch.qo_indptr, *pages.table, *heads, qk, 16, head_dim_vo=vo, causal=True, q_data_type=dtype)
             result = wrapper.run(batch.q, batch.cache(pages), return_lse=True)
             close(result, batch.expected(Attention(causal=True)), 2e-3 if dtype == torch.float16 else 2e-2)
+
+
+@pytest.fixture
+def target(request, monkeypatch) -> None:
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", request.param)
+    monkeypatch.setattr(current_compilation_context, "_known", None)
+
+
+F16 = (torch.float16,) * 3
+
+
+@pytest.mark.parametrize(
+    "target, pair, limit",
+    [
+        ("9.0a", (1168, 1168), 232448),
+        ("8.0", (896, 896), 166912),
+        ("8.0", (1024, 64), 166912),  # only tiles of 128 rows are too large
+        ("8.6", (512, 512), 101376),
+        ("8.6 9.0a", (512, 512), 101376),  # the smaller of both
+        ("7.5", (320, 256), 65536),
+    ],
+    indirect=["target"],
+)
+def test_pairs_that_no_kernel_serves(target, pair, limit):
+    text = f"must fit into {limit} bytes of shared memory .* got {pair[0]} and {pair[1]}, which need"
+    with pytest.raises(ArgumentError, match=text):
+        gen_batch_prefill_module("fa2", *F16, torch.int32, *pair, 0, False, False, False, device="cuda")
+
+
+@pytest.mark.parametrize("target", ["8.6"], indirect=True)
+def test_mla_where_it_does_not_fit(target):
+    """Check that a list of default modules, which a warm-up builds, has none that cannot be built."""
+    with pytest.raises(ArgumentError, match="got 576 and 512"):
+        gen_batch_mla_module("fa2", *F16, torch.int32, 512, 64, False, device="cuda")
+    assert not list(gen_mla_modules())
+
+
+@pytest.mark.parametrize("target", ["9.0a"], indirect=True)
+@pytest.mark.parametrize("pair", [*PAIRS, (512, 512), (576, 512)], ids=str)
+def test_pairs_that_a_kernel_serves(target, pair):
+    assert gen_batch_prefill_module("fa2", *F16, torch.int32, *pair, 0, False, False, False, device="cuda").name
+
+
+@needs_gpu
+def test_plan_refuses_before_a_build():
+    batch = Batch([3], [65], 2, 2, 1168, 1168, dtype=torch.float16, device="cuda")
+    pages = batch.pages(16)
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace("cuda"))
+    with pytest.raises(ArgumentError, match="got 1168 and 1168"):
+        wrapper.plan(batch.qo_indptr, *pages.table, 2, 2, 1168, 16, q_data_type=torch.float16)

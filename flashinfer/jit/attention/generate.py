@@ -21,6 +21,7 @@ from ..codegen import render
 from ..context import current_compilation_context
 from ..core import JitSpec, gen_jit_spec
 from ..utils import dtype_map
+from .shared_memory import Heads, decode_bytes, prefill_bytes, shared_limit
 from .variants import NVFP4_TENSORS, VariantParams
 
 __all__ = ["AttentionModule", "resolve_device"]
@@ -85,12 +86,43 @@ class AttentionModule:
                 f"{self.kind}: head_dim_qk is {self.head_dim_qk}, expected an even number with ROPE_LLAMA (halves are "
                 "rotated)"
             )
+        if self.device == "cuda":
+            self._check_shared_memory()
         tensors = dict(self.params.tensors)
         if self.is_nvfp4 and not all(name in tensors for name, _ in NVFP4_TENSORS):
             raise ArgumentError(
                 f"{self.kind}: the tensors of {self.variant_name} are {list(tensors)}, expected maybe_k_cache_sf and "
                 "maybe_v_cache_sf among them (a uint8 cache has scale factors)"
             )
+
+    def _check_shared_memory(self) -> None:
+        targets = current_compilation_context.TARGET_CUDA_ARCHS
+        if not targets:  # reported when something is to be compiled
+            return
+        limit = shared_limit(targets)
+        tile = max(self.tiles, key=self.shared_bytes)
+        if self.shared_bytes(tile) > limit:
+            names = " ".join(f"{major}.{minor}" for major, minor in sorted(targets))
+            raise ArgumentError(
+                f"{self.kind}: head_dim_qk and head_dim_vo must fit into {limit} bytes of shared memory (of a block on "
+                f"{names}), got {self.head_dim_qk} and {self.head_dim_vo}, which need {self.shared_bytes(tile)} "
+                f"(tiles of {tile} rows)"
+            )
+
+    def shared_bytes(self, tile: int) -> int:
+        """Return the bytes of shared memory that the CUDA kernel for tiles of ``tile`` rows needs at least."""
+        is_latent = self.kind == "batch_mla"
+        heads = Heads(
+            self.head_dim_qk,
+            self.head_dim_vo,
+            self.dtype_q.itemsize,
+            self.dtype_q.itemsize if self.is_nvfp4 else self.dtype_kv.itemsize,
+            8 if self.is_nvfp4 else 4,
+            is_latent,
+        )
+        if tile == _DECODE_TILE and self.head_dim_vo <= 256 and not is_latent:
+            return decode_bytes(heads)
+        return prefill_bytes(heads, tile)
 
     @property
     def is_nvfp4(self) -> bool:

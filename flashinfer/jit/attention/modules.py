@@ -9,8 +9,9 @@ import torch
 
 from ...errors import ArgumentError, BackendSupportedError
 from .. import env as jit_env  # noqa: F401, published code patches jit_env here
-from ..core import JitSpec, current_compilation_context  # noqa: F401, published code patches it here
+from ..core import JitSpec, current_compilation_context
 from .generate import AttentionModule, resolve_device
+from .shared_memory import Heads, prefill_bytes, shared_limit
 from .uri import (
     get_batch_decode_uri,
     get_batch_fused_uri,
@@ -41,6 +42,7 @@ __all__ = [
 #: Generators that published code looks for in this module; they are defined in customize.py, which imports this one.
 _CUSTOMIZE = "gen_customize_"
 _ALIBI = 2  # PosEncodingMode
+_LATENT_HEADS, _PREFILL_TILE = Heads(576, 512, 2, 2, 4, True), 64  # of MLA
 
 
 def check_backend(op: str, backend: str) -> None:
@@ -315,7 +317,13 @@ def gen_prefill_modules(backend: str = "cuda") -> Iterator[JitSpec]:
 
 
 def gen_mla_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """Generate the MLA modules that AOT pre-builds and a warm-up loads."""
+    """Generate the MLA modules that AOT pre-builds and a warm-up loads; none for targets with too little shared memory.
+
+    The call raises an error there.
+    """
+    targets = current_compilation_context.TARGET_CUDA_ARCHS if backend == "cuda" else ()
+    if targets and prefill_bytes(_LATENT_HEADS, _PREFILL_TILE) > shared_limit(targets):
+        return
     for dtype in _DTYPES:
         yield gen_batch_mla_module("fa2", dtype, dtype, dtype, torch.int32, 512, 64, False, device=backend)
 
