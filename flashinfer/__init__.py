@@ -56,6 +56,7 @@ finally:
 #: Imported on use: a server needs them once, if at all, and tuning alone takes 10 ms.
 _ON_USE = (
     "aot",
+    "artifacts",
     "autotuner",
     "collect_env",
     "comm",

@@ -6,16 +6,20 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import shutil
+import subprocess
 from pathlib import Path
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import click
+import torch
 from tabulate import tabulate
 
+from .artifacts import clear_cubin, download_artifacts, get_artifacts_status
+from .companion_wheels import Wheel, cubin_wheel, jit_cache_wheel
 from .errors import BackendSupportedError
 from .jit import JitSpec, clear_cache_dir, cpp_ext, current_compilation_context, jit_spec_registry
 from .jit import env as jit_env
+from .jit.cpp_ext import get_cuda_version
 from .jit.progress import some_of
 from .knobs import knobs
 from .version import __git_commit__, __version__
@@ -42,7 +46,7 @@ class _Commands(click.Group):
 def main(ctx: click.Context, download_cubin: bool) -> None:
     """Inspect and manage compiled kernels."""
     if download_cubin:
-        click.echo(_NO_BINARIES)
+        _download()
     elif ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -53,16 +57,22 @@ cli = main
 
 # ------------------------------------------------------------------------------------------------ binaries
 
+_DONE = "All cubin download tasks completed successfully"
 _NO_BINARIES = (
-    "All cubin download tasks completed successfully: there are no binaries to download, since all kernels are "
+    f"{_DONE}: there are no binaries to download, since all kernels are "
     "compiled where they run (flashinfer warmup does it now)"
 )
 
 
+def _download() -> None:
+    download_artifacts()
+    click.echo(_DONE if knobs.cubins_repository else _NO_BINARIES)
+
+
 @main.command("download-cubin", hidden=True)
 def download_cubin() -> None:
-    """Print that there is nothing to download. Published releases download kernels with this command."""
-    click.echo(_NO_BINARIES)
+    """Download the files of FLASHINFER_CUBINS_REPOSITORY; nothing without it."""
+    _download()
 
 
 @main.group(hidden=True)
@@ -75,17 +85,120 @@ artifacts.add_command(download_cubin, "download")
 
 @main.command("list-cubins", hidden=True)
 def list_cubins() -> None:
-    """Published releases list kernels to download with this; there are none."""
-    click.echo(_table([], headers=["Cubin", "Status"]))
+    """List the files of FLASHINFER_CUBINS_REPOSITORY; none without it."""
+    rows = [(name, "Downloaded" if is_here else "Missing") for name, is_here in get_artifacts_status()]
+    click.echo(_table(rows, headers=["Cubin", "Status"]))
 
 
 @main.command("clear-cubin", hidden=True)
-def clear_cubin() -> None:
+def clear_cubin_command() -> None:
     """Delete ``FLASHINFER_CUBIN_DIR``, the kernels that a published release has downloaded."""
-    folder = jit_env.FLASHINFER_CUBIN_DIR
-    if folder.exists():
-        shutil.rmtree(folder)
-    click.echo(f"Cubin cleared successfully: {folder}")
+    clear_cubin()
+    click.echo(f"Cubin cleared successfully: {jit_env.FLASHINFER_CUBIN_DIR}")
+
+
+# ------------------------------------------------------------------------------------------------ companions
+
+#: CUDA releases that companion packages are built for.
+_SUPPORTED_JIT_CACHE_CUDA_VERSIONS = ("12.9", "13.0", "13.4")
+
+_version = click.option("--flashinfer-version", default=None, help="Default: the version of this package.")
+_cuda = click.option("--cuda-version", default=None, help="12.9 or cu129; default: torch's, else the toolkit's.")
+_index = click.option("--index-url", default=None, help="Index that serves companions of this package.")
+_nightly = click.option("--nightly", is_flag=True, help="Accept development versions.")
+_dry_run = click.option("--dry-run", is_flag=True, help="Print what would be installed.")
+
+
+def _cuda_of(given: Optional[str]) -> str:
+    if given or torch.version.cuda:
+        return given or torch.version.cuda or ""
+    return str(get_cuda_version())
+
+
+def _install(wheel: Wheel, dry_run: bool) -> None:
+    click.echo(wheel.describe())
+    if dry_run:
+        click.echo("Dry run requested; pip install was not executed.")
+    else:
+        wheel.install(subprocess.run)
+
+
+@main.command("install-cubin-wheel")
+@_version
+@_index
+@_nightly
+@_dry_run
+def install_cubin_wheel(
+    flashinfer_version: Optional[str], index_url: Optional[str], nightly: bool, dry_run: bool
+) -> None:
+    """Install flashinfer-cubin from an index of one's own."""
+    _install(cubin_wheel(flashinfer_version or __version__, index_url, nightly), dry_run)
+
+
+@main.command("install-jit-cache-wheel")
+@_cuda
+@_version
+@_index
+@_nightly
+@_dry_run
+def install_jit_cache_wheel(
+    cuda_version: Optional[str],
+    flashinfer_version: Optional[str],
+    index_url: Optional[str],
+    nightly: bool,
+    dry_run: bool,
+) -> None:
+    """Install flashinfer-jit-cache, modules that are built already, from an index of one's own."""
+    cuda, version = _cuda_of(cuda_version), flashinfer_version or __version__
+    _install(jit_cache_wheel(version, index_url, nightly, cuda, _SUPPORTED_JIT_CACHE_CUDA_VERSIONS), dry_run)
+
+
+main.add_command(
+    click.Command(
+        "download-jit-cache",
+        params=install_jit_cache_wheel.params,
+        callback=install_jit_cache_wheel.callback,
+        hidden=True,
+    )
+)
+
+
+@main.command("download-kernels")
+@_cuda
+@_version
+@click.option("--cubin-index-url", default=None, help="Index that serves flashinfer-cubin of this package.")
+@click.option("--jit-cache-index-url", default=None, help="Index that serves flashinfer-jit-cache of this package.")
+@_nightly
+@_dry_run
+def download_kernels(
+    cuda_version: Optional[str],
+    flashinfer_version: Optional[str],
+    cubin_index_url: Optional[str],
+    jit_cache_index_url: Optional[str],
+    nightly: bool,
+    dry_run: bool,
+) -> None:
+    """Install both companion packages from indexes of one's own."""
+    version = flashinfer_version or __version__
+    labels = _SUPPORTED_JIT_CACHE_CUDA_VERSIONS
+    wheels: dict[str, Callable[[], Wheel]] = {
+        "flashinfer-cubin": lambda: cubin_wheel(version, cubin_index_url, nightly),
+        "flashinfer-jit-cache": lambda: jit_cache_wheel(
+            version, jit_cache_index_url, nightly, _cuda_of(cuda_version), labels
+        ),
+    }
+    failed = []
+    for package, make in wheels.items():
+        try:
+            _install(make(), dry_run)
+        except (RuntimeError, ValueError) as error:
+            failed.append(f"{package} install failed: {error}")
+            click.echo(failed[-1])
+        else:
+            if not dry_run:
+                click.echo(f"{package} installed successfully")
+    if failed:
+        raise RuntimeError("\n".join(["One or more kernel wheel installs failed:", *failed]))
 
 
 # ------------------------------------------------------------------------------------------------ configuration
@@ -147,8 +260,6 @@ def _cuda_text() -> str:
 
 
 def _torch_text() -> str:
-    import torch
-
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return f"{torch.__version__}, " + (", ".join(devices) if devices else "no GPU")
 
@@ -160,7 +271,7 @@ def _targets_text() -> str:
 
 def _module_totals() -> dict[str, Any]:
     def count() -> dict[str, int]:
-        _register_modules()
+        _ensure_modules_registered()
         return jit_spec_registry.get_stats()
 
     totals = _try(count)
@@ -190,7 +301,9 @@ def show_config(json_: bool) -> None:
             click.echo(f"{title}\n(* = not the default)\n{_table(rows)}\n")
         elif facts:
             click.echo(f"{title}\n{_table(facts.items())}\n")
-    click.echo("=== Downloaded Cubins ===\nDownloaded 0/0 cubins")
+    files = _try(get_artifacts_status)  # text, if the repository does not answer
+    here = f"{sum(x for _, x in files)}/{len(files)}" if isinstance(files, tuple) else files
+    click.echo(f"=== Downloaded Cubins ===\nDownloaded {here} cubins")
 
 
 @main.command("collect-env")
@@ -209,7 +322,7 @@ def collect_env(json_: bool) -> None:
 # ------------------------------------------------------------------------------------------------ modules
 
 
-def _register_modules() -> None:
+def _ensure_modules_registered() -> None:
     """Register the modules of every family and backend; compiles nothing."""
     from .aot import FAMILIES, gen_family_modules
 
@@ -219,7 +332,7 @@ def _register_modules() -> None:
 
 
 def _specs(names: Sequence[str] = ()) -> list[JitSpec]:
-    _register_modules()
+    _ensure_modules_registered()
     specs = jit_spec_registry.get_all_specs()
     unknown = [name for name in names if name not in specs]
     if unknown:
@@ -291,8 +404,21 @@ def _built_for_calls() -> list[str]:
     return [found[name] for name in sorted(found.keys() - jit_spec_registry.get_all_specs().keys())]
 
 
+def _details(row: dict[str, Any]) -> str:
+    status = jit_spec_registry.get_spec_status(row["name"])
+    facts = {
+        "Module:": row["name"],
+        "Backend:": row["backend"],
+        "Status:": row["state"],
+        "Library:": row["library"] or f"none ({row['reason']})",
+        "Sources:": row["sources"],
+        "Created:": status.created_at.isoformat(" ", "seconds") if status else None,
+    }
+    return _table(facts.items())
+
+
 @main.command("module-status")
-@click.option("--detailed", is_flag=True, help="Add the library, or why it would be built.")
+@click.option("--detailed", is_flag=True, help="Show sources, time and library, or why it would be built.")
 @click.option("--filter", "filter_", type=click.Choice(list(_FILTERS)), default="all", show_default=True)
 @as_json
 def module_status(detailed: bool, filter_: str, json_: bool) -> None:
@@ -302,9 +428,10 @@ def module_status(detailed: bool, filter_: str, json_: bool) -> None:
         _echo_json(rows)
         return
     columns = ["backend", "state", "name"]  # names are long, so the state comes before the name
-    table = [[row[c] for c in columns] + ([row["library"] or row["reason"]] if detailed else []) for row in rows]
-    if table:
-        click.echo(_table(table, headers=columns + (["library, or why not"] if detailed else [])))
+    if detailed:
+        click.echo("\n\n".join(map(_details, rows)))
+    elif rows:
+        click.echo(_table([[row[c] for c in columns] for row in rows], headers=columns))
     ready = sum(row["state"] != "not compiled" for row in rows)
     totals = {"Total modules:": len(rows), "Compiled:": ready, "Not compiled:": len(rows) - ready}
     click.echo(f"\n=== Summary ===\n{_table(totals.items())}")
@@ -352,7 +479,11 @@ def export_compile_commands(path: Optional[Path], output: Optional[Path]) -> Non
     target = output or path or Path("compile_commands.json")
     entries: list[dict[str, str]] = []
     left_out: dict[str, list[str]] = {}  # reason -> names of modules
-    for spec in _specs():
+    specs = _specs()
+    if not specs:
+        click.echo("No modules found")
+        return
+    for spec in specs:
         try:
             entries += spec.get_compile_commands()
         except RuntimeError as error:  # no nvcc, or no target: the CPU modules can still be browsed
@@ -373,8 +504,6 @@ def export_compile_commands(path: Optional[Path], output: Optional[Path]) -> Non
 @click.option("--allow-code", is_flag=True, help="Compile and run C++ source in the dumps. Only for dumps of your own.")
 def replay(directory: Path, device: Optional[str], allow_code: bool) -> None:
     """Run dumped calls again and compare with the recorded results (see FLASHINFER_LOGLEVEL=10)."""
-    import torch
-
     from .dump import replay_main
 
     code = replay_main(directory, device or ("cuda" if torch.cuda.is_available() else "cpu"), allow_code)

@@ -155,6 +155,18 @@ class Knobs:
     cubin_dir = Knob[Optional[Path]](
         "FLASHINFER_CUBIN_DIR", _path, None, "kernel binaries; default: the companion package, else the cache", "jit"
     )
+    cubins_repository = Knob(
+        "FLASHINFER_CUBINS_REPOSITORY",
+        str,
+        "",
+        "URL or folder of kernel binaries of one's own; none is published",
+        "jit",
+    )
+    cubin_checksum_disabled = Knob(
+        "FLASHINFER_CUBIN_CHECKSUM_DISABLED", _is_set, False, "any value: accept binaries that were changed", "jit"
+    )
+    cubin_download_threads = Knob("FLASHINFER_CUBIN_DOWNLOAD_THREADS", int, 4, "files downloaded at once", "jit")
+    no_download = Knob("FLASHINFER_NO_DOWNLOAD", _is_set, False, "any value: a missing binary is an error", "jit")
     logging_level = Knob[Union[str, int]](
         "FLASHINFER_LOGGING_LEVEL", _logging_level, "INFO", "log level of the JIT; DEBUG: why modules are built", "jit"
     )

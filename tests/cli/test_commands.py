@@ -78,6 +78,24 @@ def test_list_cubins(run):
     assert run("list-cubins").split() == ["Cubin", "Status"]
 
 
+def test_a_repository_of_ones_own(run, monkeypatch):
+    """Check that commands look up what they call, which programs replace."""
+    files = (("a/x.cubin", True), ("a/y.cubin", False))
+    monkeypatch.setattr("flashinfer.__main__.get_artifacts_status", lambda: files)
+    assert [line.split() for line in run("list-cubins").splitlines()[1:]] == [
+        ["a/x.cubin", "Downloaded"],
+        ["a/y.cubin", "Missing"],
+    ]
+    assert "Downloaded 1/2 cubins" in run("show-config")
+
+
+def test_a_repository_that_does_not_answer(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_CUBINS_REPOSITORY", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("FLASHINFER_NO_DOWNLOAD", "1")
+    assert "Downloaded unknown (get_checksums: " in run("show-config")
+    assert "get_checksums" in run("download-cubin", code=1)
+
+
 def test_clear_cubin(run, tmp_path, monkeypatch):
     assert run("clear-cubin").startswith("Cubin cleared successfully")
     monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(tmp_path / "mine"))
@@ -193,8 +211,13 @@ def test_module_status_knows_pre_built_modules(run, tmp_path, monkeypatch):
     assert rows[0]["library"] == str(library)
 
 
-def test_module_status_detailed_says_why(run):
-    assert "library, or why not" in run("module-status", "--detailed")
+def test_module_status_detailed(run):
+    """Check the block of a module: what programs look for, and why the module would be built."""
+    blocks = run("module-status", "--detailed").split("\n\n")
+    norm = next(block for block in blocks if block.split()[:2] == ["Module:", "norm"])
+    words = [line.split()[0] for line in norm.splitlines() if not line.startswith(" ")]
+    assert words == ["Module:", "Backend:", "Status:", "Library:", "Sources:", "Created:"]
+    assert "not compiled" in norm and "none (" in norm and "norm.cu" in norm
 
 
 def test_module_status_counts_what_calls_built(run):
@@ -266,6 +289,12 @@ def test_export_compile_commands(run, tmp_path, arguments):
     entries = json.loads((tmp_path / (arguments[-1] if arguments else "compile_commands.json")).read_text())
     assert any(entry["file"].endswith("norm.cu") for entry in entries)
     assert all({"directory", "command", "file"} <= set(entry) for entry in entries)
+
+
+def test_export_of_an_empty_registry(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("flashinfer.__main__._ensure_modules_registered", lambda: None)
+    assert run("export-compile-commands") == "No modules found\n"
+    assert not (tmp_path / "compile_commands.json").exists()
 
 
 def test_exported_sources_exist(run, tmp_path, monkeypatch):

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repository of kernel binaries: what it holds, what of it is here, and its download.
+
+This package compiles its kernels where they run and publishes no binaries, so without ``FLASHINFER_CUBINS_REPOSITORY``
+there is nothing to list and nothing to download.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, Iterable, Iterator, Optional
+
+from .jit import cubin_loader
+from .jit import env as jit_env
+from .jit.cubin_loader import download_file, safe_urljoin, verify_cubin
+from .knobs import knobs
+
+__all__ = [
+    "ArtifactPath",
+    "CheckSumHash",
+    "clear_cubin",
+    "download_artifacts",
+    "get_artifacts_status",
+    "get_available_cubin_files",
+    "get_available_header_files",
+    "get_checksums",
+    "get_subdir_file_list",
+    "temp_env_var",
+]
+
+_LINK = re.compile(r'href="([^"?#]+)"')
+
+
+class ArtifactPath:
+    """Folders of a repository, one for each kind of kernel."""
+
+    TRTLLM_GEN_FMHA: str = "trtllm-gen/fmha/"
+    TRTLLM_GEN_BMM: str = "trtllm-gen/bmm/"
+    TRTLLM_GEN_GEMM: str = "trtllm-gen/gemm/"
+    TRTLLM_GEN_BMM_RUBIN: str = "trtllm-gen/bmm-rubin/"
+    TRTLLM_GEN_GEMM_RUBIN: str = "trtllm-gen/gemm-rubin/"
+    CUDNN_SDPA: str = "cudnn/sdpa/"
+    DEEPGEMM: str = "deep-gemm/"
+    DEEPGEMM_RUBIN: str = "deep-gemm-rubin/"
+    DSL_FMHA: str = "dsl/fmha/"
+    DSL_FMHA_ARCHS: tuple[str, ...] = ()
+
+
+class CheckSumHash:
+    """SHA-256 of the file ``checksums.txt`` in each folder. No binaries are published, so all are empty."""
+
+    TRTLLM_GEN_FMHA: str = ""
+    TRTLLM_GEN_BMM: str = ""
+    TRTLLM_GEN_GEMM: str = ""
+    TRTLLM_GEN_BMM_RUBIN: str = ""
+    TRTLLM_GEN_GEMM_RUBIN: str = ""
+    DEEPGEMM: str = ""
+    DEEPGEMM_RUBIN: str = ""
+    DSL_FMHA_CHECKSUMS: ClassVar[dict[str, str]] = {}
+    map_checksums: ClassVar[dict[str, str]] = {}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("FLASHINFER_CUBIN_DIR", "FLASHINFER_CUBINS_REPOSITORY"):
+        return getattr(cubin_loader, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _folders() -> list[str]:
+    return [path for name, path in vars(ArtifactPath).items() if name.isupper() and isinstance(path, str)]
+
+
+@contextlib.contextmanager
+def temp_env_var(key: str, value: str) -> Iterator[None]:
+    """Set an environment variable inside a ``with`` block."""
+    before = os.environ.get(key)
+    os.environ[key] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = before
+
+
+def _links(source: str, suffix: str, retries: int, delay: float, timeout: float) -> tuple[str, ...]:
+    """Return the links of a directory page that end in ``suffix``; none if the server answers with an error."""
+    import time
+
+    import requests
+
+    for attempt in range(retries):
+        if attempt:
+            time.sleep(delay)
+        try:
+            answer = requests.get(source, timeout=timeout)
+            answer.raise_for_status()
+            return tuple(link for link in _LINK.findall(answer.text) if link.endswith(suffix))
+        except requests.RequestException as error:
+            cubin_loader.logger.warning("%s cannot be read (attempt %d of %d): %s", source, attempt + 1, retries, error)
+    return ()
+
+
+def get_available_cubin_files(source: str, retries: int = 3, delay: float = 5, timeout: float = 10) -> tuple[str, ...]:
+    """Return the links of a directory page that end in ``.cubin``; none if the server answers with an error."""
+    return _links(source, ".cubin", retries, delay, timeout)
+
+
+def get_available_header_files(source: str, retries: int = 3, delay: float = 5, timeout: float = 10) -> tuple[str, ...]:
+    """Return the links of a directory page that end in ``.h``; none if the server answers with an error."""
+    return _links(source, ".h", retries, delay, timeout)
+
+
+def get_checksums(subdirs: Iterable[str]) -> dict[str, str]:
+    """Return ``{path of a file: SHA-256}`` from the ``checksums.txt`` of each folder.
+
+    The file of an earlier download is used where the repository does not answer. Without either, a RuntimeError names
+    the folder.
+    """
+    sums = {}
+    for subdir in subdirs:
+        path = safe_urljoin(subdir, "checksums.txt")
+        local = jit_env.FLASHINFER_CUBIN_DIR / path
+        repository = knobs.cubins_repository
+        if repository and not knobs.no_download:
+            download_file(safe_urljoin(repository, path), local)
+        if not local.is_file():
+            raise RuntimeError(
+                f"get_checksums: {subdir} must have a checksums.txt, got none from {repository or '(no repository)'}"
+            )
+        for line in local.read_text().splitlines():
+            sha256, _, name = line.strip().partition(" ")
+            name = name.strip()
+            if name.startswith("/") or ".." in Path(name).parts:
+                raise RuntimeError(f"get_checksums: files of {subdir} must lie in it, got {name}")
+            if name:
+                sums[safe_urljoin(subdir, name)] = sha256
+    return sums
+
+
+def get_subdir_file_list() -> Iterator[tuple[str, str]]:
+    """Return path and SHA-256 of each file of the repository; nothing if there is no repository."""
+    if knobs.cubins_repository:
+        yield from get_checksums(_folders()).items()
+
+
+def _is_here(path: str, sha256: str) -> bool:
+    local = jit_env.FLASHINFER_CUBIN_DIR / path
+    return local.is_file() and verify_cubin(local.read_bytes(), sha256)
+
+
+def get_artifacts_status() -> tuple[tuple[str, bool], ...]:
+    """Return each file of the repository and whether it is here, complete."""
+    return tuple((path, _is_here(path, sha256)) for path, sha256 in get_subdir_file_list())
+
+
+def download_artifacts() -> None:
+    """Download what is missing; a RuntimeError names the first file that is missing or differs afterwards."""
+    from tqdm import tqdm
+
+    files = dict(get_subdir_file_list())
+    missing = [path for path, sha256 in files.items() if not _is_here(path, sha256)]
+    if missing and knobs.no_download:
+        raise RuntimeError(f"download_artifacts: {missing[0]} is missing, and FLASHINFER_NO_DOWNLOAD is set")
+
+    def fetch(path: str) -> Optional[str]:
+        local: Path = jit_env.FLASHINFER_CUBIN_DIR / path
+        download_file(safe_urljoin(knobs.cubins_repository, path), local)
+        return None if _is_here(path, files[path]) else path
+
+    with ThreadPoolExecutor(max(knobs.cubin_download_threads, 1)) as pool:
+        failed = [path for path in tqdm(pool.map(fetch, missing), total=len(missing), disable=not missing) if path]
+    if failed:
+        raise RuntimeError(
+            f"download_artifacts: {failed[0]} and {len(failed) - 1} more must match checksums.txt, they do not"
+        )
+
+
+def clear_cubin() -> None:
+    """Delete ``FLASHINFER_CUBIN_DIR``."""
+    shutil.rmtree(jit_env.FLASHINFER_CUBIN_DIR, ignore_errors=True)
