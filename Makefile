@@ -1,10 +1,13 @@
-# make demo   set up .venv if needed, then serve a small model on whatever device is there
-#             DEMO_ARGS="--model DIR" serves a checkpoint; python examples/serve.py --help has the rest
-# make test   set up .venv if needed, then run the tests
-# make lint   pre-commit over the whole tree
+# make demo      set up .venv if needed, then serve a small model on whatever device is there
+#                DEMO_ARGS="--model DIR" serves a checkpoint; python examples/serve.py --help has the rest
+# make quick     smoke test, and a sample of the tests of what differs from main: under two minutes once modules are built
+# make test      everything a change can break: at most 20 minutes on two cores from a fresh clone, builds included
+# make test-all  every parametrisation, CUDA for every target; with a GPU also compute-sanitizer
+# make lint      pre-commit over the whole tree
 #
 # PYTHON=python3.12   interpreter for a new .venv
 # VENV_FLAGS=--system-site-packages   reuse packages that the machine already has, torch first of all
+# WORKERS=4   processes of pytest-xdist; each compiles with one job and computes with two threads at most
 # PYTEST_ARGS="tests/norm -x"   passed on to pytest
 
 PYTHON ?= python3
@@ -12,19 +15,37 @@ VENV ?= .venv
 VENV_FLAGS ?=
 # An exact release: an open range would replace a torch that already works by the newest one. The package itself asks >= 2.10.
 TORCH ?= torch==2.13.0
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
 READY := $(VENV)/.ready
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 
-.PHONY: demo test lint setup clean
+# A thread that waits must not spin: the other workers need the core.
+PARALLEL := MAX_JOBS=1 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python -m pytest -n $(WORKERS)
+# pytest ends with 5 if no test was selected, as when PYTEST_ARGS names a folder without tests of that kind.
+OR_NONE := || test $$? = 5
+
+.PHONY: demo quick test test-all lint setup clean
 
 demo: setup
 	python examples/serve.py $(DEMO_ARGS)
 
+quick: setup
+	python -m pytest -q -x --sample 1 -m "not alone and not full" $$(python scripts/touched.py) $(PYTEST_ARGS)
+
 test: setup
-	python -m pytest $(PYTEST_ARGS)
+	python -m tests.prebuild
+	$(PARALLEL) --pairs -m "not alone and not full" $(PYTEST_ARGS) $(OR_NONE)
+	python -m pytest --pairs -m "alone and not full" $(PYTEST_ARGS) $(OR_NONE)
+
+test-all: export FLASHINFER_TEST_ATTENTION_FULL = 1
+test-all: setup
+	python -m tests.prebuild
+	$(PARALLEL) -m "not alone" $(PYTEST_ARGS) $(OR_NONE)
+	python -m pytest -m "alone" $(PYTEST_ARGS) $(OR_NONE)
+	if python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then STEPS="memcheck racecheck" bash scripts/gpu_check.sh; fi
 
 lint: setup
 	pre-commit run --all-files --show-diff-on-failure

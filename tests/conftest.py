@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import math
-import random
-from typing import Iterator
+from typing import Any, Iterator
 
 import pytest
 import torch
 
 from flashinfer.errors import MissingJITCacheError
 from flashinfer.testing import set_seed
+
+from . import lanes
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
@@ -21,23 +21,31 @@ _missing_modules: list[str] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "of the k parametrisations of a test run about F * sqrt(k), the same ones every time"
     parser.addoption("--sample", type=float, metavar="F", help=text)
+    text = "of the parametrisations of a test run enough to cover each pair of values, the same ones every time"
+    parser.addoption("--pairs", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: measures time or counts threads, and runs while no other test does")
+    config.addinivalue_line(
+        "markers", "full: repeats on more shapes or targets what another test covers; make test-all"
+    )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Apply ``--sample`` to the tests that -k and -m selected, for tools that slow tests down a hundredfold."""
+    """Apply ``--sample`` or ``--pairs`` to the tests that -k and -m selected."""
     factor = config.getoption("sample")
-    if not factor:
-        return
-    tests: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = set()
-    for name, same in tests.items():
-        count = min(len(same), math.ceil(factor * math.sqrt(len(same))))
-        kept.update(random.Random(name).sample(same, count))
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+    if factor or config.getoption("pairs"):
+        kept = set(chosen := lanes.choose(items, factor))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
+    lanes.longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return lanes.scheduler(config, log)
 
 
 @pytest.fixture(params=DEVICES)

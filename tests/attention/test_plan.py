@@ -396,6 +396,7 @@ def test_fixed_splits_ignore_the_batch(options: dict[str, Any]) -> None:
     assert pieces(alone, 0) == pieces(crowd, 1)
 
 
+@pytest.mark.alone
 def test_a_plan_takes_microseconds() -> None:
     """Check the planning time: 5 us on an idle core; the bound allows for a busy one."""
     kv_lens = [1000 + 37 * i for i in range(256)]

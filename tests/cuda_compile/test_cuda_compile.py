@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA code compiles: all AOT modules for Hopper, without register spills, and samples for other chips."""
+"""The CUDA code compiles: for Hopper without register spills, and samples for other chips.
+
+``make test`` compiles each kernel unit for one element type, ``make test-all`` all AOT modules.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +17,12 @@ import pytest
 
 from flashinfer import aot
 from flashinfer.jit import gen_jit_spec
-from flashinfer.jit.core import _load_library
+from flashinfer.jit.core import JitSpec, _load_library
+from flashinfer.jit.cpp_ext import Commands
+
+from .options import NO_SPILLS
 
 ROOT = Path(__file__).resolve().parents[2]
-
-#: ptxas options: report kernel and bytes of each spill, and fail.
-NO_SPILLS = "-Xptxas=--warn-on-spills -Xptxas=--warning-as-error"
 
 SPILLING = """
 __global__ void __launch_bounds__(1024, 2) Spill(float* x) {
@@ -70,6 +74,32 @@ OTHERS = [family for family in aot.FAMILIES if family not in ("scale", "decode",
 SPILLS_MEASURED = ("sampling",)
 
 
+def one_per_type(spec: JitSpec) -> list[Path]:
+    """Return the kernel units of a module without those that repeat another one for a different element type."""
+    units = [unit.source for unit in Commands(spec).units if unit.tool == "nvcc"]
+    return list({re.sub(r"_(b?float16_t|float)(?=_|$)", "", unit.stem): unit for unit in units}.values())
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_units(hopper, monkeypatch, family):
+    """Compile the kernel units of a family for one element type; parse launchers and bindings as the build does."""
+    if family not in SPILLS_MEASURED:
+        monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
+    generated, units = {}, []
+    for spec in aot.gen_family_modules(family):
+        spec.write_generated()
+        commands = Commands(spec)
+        for unit in (unit for unit in commands.units if unit.tool == "cxx"):
+            command = f"{commands.compile(unit)} -fsyntax-only {unit.source}"
+            done = subprocess.run(command, shell=True, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+        generated.update(spec.generated)
+        units += one_per_type(spec)
+    includes = [path.parent for path in generated if path.suffix == ".inc"]
+    gen_jit_spec(f"{family}_units", units, generated=generated, extra_include_paths=includes).build()
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("family", OTHERS)
 def test_family(hopper, tmp_path, monkeypatch, family):
     if family not in SPILLS_MEASURED:
@@ -88,9 +118,10 @@ def test_spills_would_be_noticed(hopper, tmp_path, monkeypatch):
         gen_jit_spec("spill", [source]).build()
 
 
-def test_other_targets(hopper, monkeypatch):
+@pytest.mark.parametrize("targets", ["7.5 12.0a", pytest.param("8.0 8.9 10.0a", marks=pytest.mark.full)])
+def test_other_targets(hopper, monkeypatch, targets):
     """Compile one kernel unit of each family for Turing to Blackwell, all in one module without launchers."""
-    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "7.5 8.0 8.9 10.0a 12.0a")
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", targets)
     generated, units = {}, []
     for family in ("scale", *OTHERS):
         spec = next(aot.gen_family_modules(family))

@@ -11,7 +11,7 @@ from flashinfer.compilation_context import sm90a_nvcc_flags
 from flashinfer.jit import env as jit_env
 from flashinfer.jit.gemm import gen_dense_gemm_sm90_module, gen_quantize_1x128_module
 
-from .test_cuda_compile import NO_SPILLS
+from .options import NO_SPILLS
 
 UNITS = [("bf16", "tile_128x256"), ("fp8_block", "tile_256x128"), ("fp8_block", "swapped_64x128")]
 

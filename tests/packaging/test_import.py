@@ -80,6 +80,7 @@ def test_import_needs_no_home(home):
     assert result["version"] == (ROOT / "version.txt").read_text().strip()
 
 
+@pytest.mark.alone
 def test_import_is_quick(tmp_path):
     """Take at most 0.2 s on top of torch, or 15 % of torch's own import on a slow CPU, with bytecode as installed.
 

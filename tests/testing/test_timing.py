@@ -175,6 +175,7 @@ def test_signature_starts_with_the_published_parameters():
 @needs_cuda
 @pytest.mark.parametrize("cold", [True, False])
 @pytest.mark.parametrize("inputs", ["arguments", "closure"])
+@pytest.mark.alone
 def test_graph_and_event_times_agree(inputs, cold):
     x = torch.randn(4096, 4096, device="cuda")
     y = torch.empty_like(x)

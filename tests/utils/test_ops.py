@@ -210,6 +210,7 @@ def test_bad_names():
         register_fake_op("_test_unknown", lambda: None)
 
 
+@pytest.mark.alone
 def test_cost():
     def nothing(out: torch.Tensor, x: torch.Tensor, eps: float, flag: bool) -> None:
         return None
