@@ -62,12 +62,13 @@ def _fp8_blockscale_gemm(
     input_scale: Optional[torch.Tensor],
     weight_scale: Optional[torch.Tensor],
 ) -> None:
-    if input_scale is None:
-        input, input_scale = quantize_rows(input)
     if weight_scale is None:
         weight, weight_scale = quantize_weight_blocks(weight)
+    quantizes = input_scale is None
+    if input_scale is None:  # the last kernel before the product, which reads weights meanwhile
+        input, input_scale = quantize_rows(input)
     by = _BY_ROW if weight_scale.shape[0] == weight.shape[0] else _BY_BLOCK
-    product(out, input, weight, a_scale=input_scale.mT, b_scale=weight_scale, granularity=by)
+    product(out, input, weight, a_scale=input_scale.mT, b_scale=weight_scale, granularity=by, weights_first=quantizes)
 
 
 def _refuse(

@@ -9,7 +9,7 @@ import torch
 
 from ..dispatch import NativeFunction, use_pdl
 from ..jit.gemm import get_gemm_module
-from .sm90 import Sm90Devices, Sm90Functions, sm90_serves, workspace_of
+from .sm90 import Sm90Devices, Sm90Functions, sm90_serves
 
 __all__ = ["BATCHED", "CONTIGUOUS", "MASKED", "PACKED", "product", "sm90_serves"]
 
@@ -37,6 +37,7 @@ def product(
     beta: float = 0.0,
     expected_m: int = 0,
     enable_pdl: Optional[bool] = None,
+    weights_first: bool = False,
 ) -> None:
     """Write ``alpha * a @ b.mT + bias + beta * out`` to ``out``; sums are float32, rounded once.
 
@@ -69,17 +70,19 @@ def product(
         MASKED: number of rows that most batch entries have, from which a tile is chosen. No effect on results.
     enable_pdl : Optional[bool]
         Programmatic dependent launch; None turns it on where the GPU has it.
+    weights_first : bool
+        With programmatic dependent launch: the kernel before this one wrote nothing but ``a`` and ``a_scale``, and
+        waited for the kernels before it, so that weights may be read before it has finished.
     """
     pdl = use_pdl(a, enable_pdl)
     is_cuda = a.is_cuda
-    if is_cuda and _is_sm90[index := a.get_device()]:
+    if is_cuda and _is_sm90[a.get_device()]:
         kind = sm90_serves(out, a, b, a_scale, b_scale, bias, granularity, alpha, beta)
         if kind is not None:
             # A tile of -1 is chosen by the module; the rest are its defaults.
-            memory = workspace_of(kind, index)
             _sm90_gemm[kind](
-                *(out, a, b, a_scale, b_scale, bias, groups, weight_indices, memory, grouping, expected_m),
-                *(-1, 1, False, 0, 0, pdl, False),
+                *(out, a, b, a_scale, b_scale, bias, groups, weight_indices, grouping, expected_m),
+                *(-1, 1, False, 0, 0, pdl, weights_first),
             )
             return
     _native_gemm[is_cuda](

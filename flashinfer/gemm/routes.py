@@ -5,10 +5,11 @@ The thresholds were measured on an H200 with operands read from DRAM, in microse
 
 | rows x weights x k | bf16 | e4m3, one scale per tensor |
 |---|---|---|
-| 1 x 7168 x 4096 | 22.8 / 26.8 | ours |
-| 64 x 7168 x 4096 | 24.2 / 25.7 | ours |
-| 16 x 4096 x 14336 | 37.4 / 42.5 | |
-| 4096 x 7168 x 4096 | 322 / 303 | cuBLASLt |
+| 1 x 7168 x 4096 | 23.3 / 26.5 | 14.8 / 15.6 |
+| 16 x 4096 x 14336 | 40.3 / 42.0 | |
+| 64 x 7168 x 4096 | 26.6 / 25.2 | 17.2 / 16.5 |
+| 4096 x 7168 x 4096 | 319 / 302 | |
+| 8192 x 8192 x 8192 | | 752 / 740 |
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .. import utils
 __all__ = ["MOST_ROWS_OF_OURS", "has_scaled_mm", "prefers_torch_bf16", "prefers_torch_fp8"]
 
 #: Rows of tokens up to which our Hopper kernels, which swap the operands, are faster than cuBLASLt.
-MOST_ROWS_OF_OURS = 64
+MOST_ROWS_OF_OURS = 32
 #: Batch entries up to which cuBLASLt is faster for per-tensor fp8; torch has no batched fp8 product.
 MOST_BATCHES_OF_TORCH = 1
 

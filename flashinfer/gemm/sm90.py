@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels for SM90: which calls they take, and the workspace of their split sums."""
+"""The kernels for SM90 and the calls they take."""
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from typing import Callable, Optional
 
 import torch
 
 from ..jit.gemm import get_gemm_sm90_module
 
-__all__ = ["Sm90Devices", "Sm90Functions", "sm90_serves", "workspace_of"]
+__all__ = ["Sm90Devices", "Sm90Functions", "sm90_serves"]
 
 _BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
 _OUT = frozenset({torch.bfloat16, torch.float16, torch.float32})
 _BLOCKS = frozenset({(1, 128, 128), (1, 1, 128)})
-_COUNTER_BYTES = 4096  # SPLIT_COUNTER_BYTES of include/flashinfer/gemm/entries_sm90.h
 
 
 class Sm90Devices(dict[int, bool]):
@@ -84,60 +81,3 @@ def sm90_serves(
         if (pitches | a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15 == 0:
             return kind
     return kind if _takes_bulk_copies(a) and _takes_bulk_copies(b) and _takes_bulk_copies(out) else None
-
-
-# Split sums count finished blocks in a workspace. Its counters are zero before the first launch and each launch leaves
-# zeros, so launches that follow one another share a workspace, and those that may run at the same time must not.
-
-#: Workspaces by kind, device and stream.
-_eager: dict[tuple[str, int, int], torch.Tensor] = {}
-#: Number and workspace of the last capture, by the same key. The memory belongs to the pool of the graph, which sets
-#: the counters to zero once per replay.
-_captured: dict[tuple[str, int, int], tuple[int, torch.Tensor]] = {}
-
-
-def _allocate(kind: str, index: int) -> torch.Tensor:
-    blocks = torch.cuda.get_device_properties(index).multi_processor_count
-    size = get_gemm_sm90_module(kind).gemm_sm90_workspace_bytes(blocks)
-    memory = torch.empty(max(size, _COUNTER_BYTES), dtype=torch.uint8, device=torch.device("cuda", index))
-    memory[:_COUNTER_BYTES].zero_()
-    return memory
-
-
-def _capture_number(stream: int) -> int:
-    """Return the number that the driver gave to the capture of a stream. (torch does not tell it.)"""
-    status, number = ctypes.c_int(), ctypes.c_uint64()
-    driver = ctypes.CDLL("libcuda.so.1")
-    error = driver.cuStreamGetCaptureInfo(ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number))
-    if error != 0:
-        raise RuntimeError(f"gemm: cuStreamGetCaptureInfo failed with error {error}")
-    return number.value
-
-
-def _is_capturing(index: int) -> bool:
-    if torch.cuda.current_device() == index:
-        return torch.cuda.is_current_stream_capturing()
-    with torch.cuda.device(index):
-        return torch.cuda.is_current_stream_capturing()
-
-
-def _of_capture(key: tuple[str, int, int]) -> torch.Tensor:
-    kind, index, stream = key
-    if "torch._inductor.cudagraph_trees" in sys.modules:
-        return _allocate(kind, index)  # its recordings fail if memory of the pool is still referenced at the end
-    number = _capture_number(stream)
-    found = _captured.get(key)
-    if found is None or found[0] != number:
-        found = _captured[key] = number, _allocate(kind, index)
-    return found[1]
-
-
-def workspace_of(kind: str, index: int) -> torch.Tensor:
-    """Return the workspace of the current stream of a device, or of the capture that the stream is in."""
-    key = (kind, index, torch._C._cuda_getCurrentRawStream(index))
-    if _is_capturing(index):
-        return _of_capture(key)
-    memory = _eager.get(key)
-    if memory is None:
-        memory = _eager[key] = _allocate(kind, index)
-    return memory

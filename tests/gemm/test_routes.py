@@ -25,8 +25,8 @@ def capability(monkeypatch):
     "m, n, k, is_column_major, prefers_torch",
     [
         (1, 64, 128, True, False),
-        (64, 64, 128, True, False),
-        (65, 64, 128, True, True),
+        (32, 64, 128, True, False),
+        (33, 64, 128, True, True),
         (1, 64, 128, False, True),  # row-major weights
         (1, 60, 128, True, True),  # rows of the result are not whole 16 bytes
         (1, 64, 100, True, True),  # rows of the weights are not whole 16 bytes
@@ -45,14 +45,14 @@ def fp8(batch: int, m: int, n: int, k: int, dtype: torch.dtype = E4M3) -> tuple[
 
 
 def test_fp8(capability):
-    assert not routes.prefers_torch_fp8(*fp8(1, 64, 64, 128))
-    assert routes.prefers_torch_fp8(*fp8(1, 65, 64, 128))
+    assert not routes.prefers_torch_fp8(*fp8(1, 32, 64, 128))
+    assert routes.prefers_torch_fp8(*fp8(1, 33, 64, 128))
     assert routes.prefers_torch_fp8(*fp8(1, 1, 64, 128, dtype=E5M2))  # our Hopper kernels have no e5m2
     assert not routes.prefers_torch_fp8(*fp8(2, 65, 64, 128))  # torch has no batches
     capability(8, 9)
     assert routes.prefers_torch_fp8(*fp8(1, 1, 64, 128))
     capability(8, 0)
-    assert not routes.prefers_torch_fp8(*fp8(1, 65, 64, 128))  # no fp8 in cuBLASLt
+    assert not routes.prefers_torch_fp8(*fp8(1, 33, 64, 128))  # no fp8 in cuBLASLt
 
 
 @pytest.mark.parametrize(
