@@ -102,16 +102,17 @@ def _general_kernels() -> dict[str, list[str]]:
     def kernels(element: str, loads: str, scaled: str, *sizes: str) -> list[str]:
         return [f"{element}, Loads::k{loads}, {scaled}, TileSize::k{size}" for size in sizes]
 
+    all_sizes = ("Large", "Medium", "Narrow", "Small")
     units = {
-        "fp8_scaled": kernels("Fp8", "Chunks", "true", "Large", "Medium", "Small"),
-        "fp8": kernels("Fp8", "Chunks", "false", "Large", "Medium", "Small"),
+        "fp8_scaled": kernels("Fp8", "Chunks", "true", *all_sizes),
+        "fp8": kernels("Fp8", "Chunks", "false", *all_sizes),
         "fp8_scaled_any": kernels("Fp8", "Any", "true", "Medium", "Small"),
         "fp8_any": kernels("Fp8", "Any", "false", "Medium", "Small"),
         "fp32": [*kernels("float", "Any", "false", "Medium"), *kernels("float", "Any", "true", "Medium")],
     }
     for name, element in (("fp16", "__half"), ("bf16", "__nv_bfloat16")):
-        units[name] = kernels(element, "Chunks", "false", "Large", "Medium", "Small")
-        units[f"{name}_columns"] = kernels(element, "Columns", "false", "Large", "Medium", "Small")
+        units[name] = kernels(element, "Chunks", "false", *all_sizes)
+        units[f"{name}_columns"] = kernels(element, "Columns", "false", *all_sizes)
         units[f"{name}_any"] = kernels(element, "Any", "false", "Medium", "Small")
         units[f"{name}_any"] += kernels(element, "Any", "true", "Medium")
     return units

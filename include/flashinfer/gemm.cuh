@@ -25,6 +25,8 @@ Status LaunchOfSize(const GemmPlan& p, TileSize size, int device, Stream stream)
   switch (size) {
     case TileSize::kSmall:
       return LaunchIfThere<T, LOADS, SCALED, TileSize::kSmall>(p, device, stream);
+    case TileSize::kNarrow:
+      return LaunchIfThere<T, LOADS, SCALED, TileSize::kNarrow>(p, device, stream);
     case TileSize::kMedium:
       return LaunchIfThere<T, LOADS, SCALED, TileSize::kMedium>(p, device, stream);
     default:

@@ -26,7 +26,7 @@ def gemm(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, a_scale=None, b
 
 
 #: Rows and weights of each tile. 2048 x 2200 are 288 large tiles, more than any GPU has multiprocessors.
-SIZES = [(7, 200), (33, 200), (2048, 2200)]
+SIZES = [(7, 200), (33, 200), (70, 200), (2048, 2200)]
 
 
 @pytest.mark.parametrize("m, n", SIZES)

@@ -22,7 +22,7 @@ from flashinfer.jit.toolchain import get_cuda_path
 
 BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
 CHUNKS, COLUMNS, ANY = range(3)
-SMALL, MEDIUM, LARGE = range(3)
+SMALL, NARROW, MEDIUM, LARGE = range(4)
 F32, F16, BF16, E4M3, E5M2 = ELEMENTS = (
     torch.float32,
     torch.float16,
@@ -102,9 +102,11 @@ def product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 #: dtypes, m, n, k, and the kernel: every one that serves batches without block scales.
 DENSE = [
     (F16, F16, 5, 40, 136, (CHUNKS, SMALL)),
-    (BF16, BF16, 50, 72, 328, (CHUNKS, MEDIUM)),
+    (F16, F16, 64, 40, 600, (CHUNKS, NARROW)),
+    (BF16, BF16, 66, 40, 328, (CHUNKS, MEDIUM)),
     (F16, F16, 200, 136, 200, (CHUNKS, LARGE)),
     (E4M3, E4M3, 17, 35, 1808, (CHUNKS, SMALL)),
+    (E4M3, E4M3, 40, 33, 1296, (CHUNKS, NARROW)),
     (E5M2, E4M3, 50, 65, 208, (CHUNKS, MEDIUM)),
     (E4M3, E5M2, 130, 200, 272, (CHUNKS, LARGE)),
     (BF16, BF16, 3, 7, 91, (ANY, SMALL)),
@@ -122,7 +124,7 @@ def test_dense(library, a_type, b_type, m, n, k, kernel):
     close(out, *product(a, b))
 
 
-@pytest.mark.parametrize("m, n, size", [(9, 40, SMALL), (40, 72, MEDIUM), (150, 264, LARGE)])
+@pytest.mark.parametrize("m, n, size", [(9, 40, SMALL), (40, 40, NARROW), (40, 72, MEDIUM), (150, 136, LARGE)])
 def test_weights_by_columns(library, m, n, size):
     """Read a row-major (k, n) matrix; K ends inside of a step."""
     a, b, out = numbers(m, 152, dtype=BF16), numbers(152, n, dtype=BF16).mT, torch.full((m, n), torch.nan)
@@ -162,6 +164,7 @@ def dequantized(x: torch.Tensor, scale: torch.Tensor, rows: int, depth: int) -> 
 SCALED = [
     (E4M3, 20, 40, 300, (1, 128, 128), (ANY, SMALL)),  # K ends inside of a chunk
     (E4M3, 20, 40, 304, (1, 128, 128), (CHUNKS, SMALL)),
+    (E4M3, 40, 40, 400, (1, 1, 128), (CHUNKS, NARROW)),
     (E4M3, 40, 72, 400, (1, 1, 128), (CHUNKS, MEDIUM)),
     (E5M2, 140, 150, 656, (128, 128, 256), (CHUNKS, LARGE)),
     (E4M3, 70, 65, 208, (3, 5, 48), (CHUNKS, MEDIUM)),

@@ -19,12 +19,15 @@ enum class Loads {
 /// Tile of results: tokens by weights.
 enum class TileSize {
   kSmall,   // 16 x 32, four warps share K
+  kNarrow,  // 64 x 32, two warps share K: more blocks than kMedium that stream weights, each with more in flight
   kMedium,  // 64 x 64
   kLarge,   // 128 x 128
 };
 
-constexpr int BlockM(TileSize size) { return size == TileSize::kSmall ? 16 : size == TileSize::kMedium ? 64 : 128; }
-constexpr int BlockN(TileSize size) { return size == TileSize::kSmall ? 32 : BlockM(size); }
+constexpr int BlockM(TileSize size) { return size == TileSize::kSmall ? 16 : size == TileSize::kLarge ? 128 : 64; }
+constexpr int BlockN(TileSize size) {
+  return size == TileSize::kSmall || size == TileSize::kNarrow ? 32 : BlockM(size);
+}
 
 struct KernelChoice {
   Loads loads;
@@ -41,7 +44,7 @@ constexpr bool HasKernel(int element_bytes, Loads loads, bool scaled, TileSize s
   if (element_bytes == 4) return loads == Loads::kAny && size == TileSize::kMedium;
   if (element_bytes == 2 && scaled) return loads == Loads::kAny && size == TileSize::kMedium;
   if (element_bytes == 1 && loads == Loads::kColumns) return false;
-  return loads != Loads::kAny || size != TileSize::kLarge;
+  return loads != Loads::kAny || size == TileSize::kMedium || size == TileSize::kSmall;
 }
 
 /// True if runs of 16 bytes along a dimension of `unit_stride` can be loaded or stored at once.
@@ -63,8 +66,9 @@ inline TileSize ChooseSize(const GemmArguments& x, int64_t blocks) {
   if (rows <= 32) return TileSize::kSmall;
   if (x.grouping == Grouping::kMasked || (has_counts && rows <= 64)) return TileSize::kMedium;  // few rows are likely
   const int64_t problems = x.grouping == Grouping::kContiguous ? 1 : groups;
+  if (rows <= 64) return (x.n + 63) / 64 * problems < blocks ? TileSize::kNarrow : TileSize::kMedium;
   const int64_t tiles = (rows + 127) / 128 * ((x.n + 127) / 128) * problems;
-  return rows > 64 && x.n > 64 && tiles >= blocks ? TileSize::kLarge : TileSize::kMedium;
+  return x.n > 64 && tiles >= blocks ? TileSize::kLarge : TileSize::kMedium;
 }
 
 /// Complete a plan and choose its kernel. `multiprocessors`: of the device.

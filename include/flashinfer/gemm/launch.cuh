@@ -13,14 +13,18 @@ namespace gemm {
 /// from SM80 on have for a block; the large tile with scales needs 98.
 template <typename T, Loads LOADS, TileSize SIZE>
 struct TileClass {
-  static constexpr bool COLUMNS = LOADS == Loads::kColumns;
-  using type = MmaTile<T, 128, 128, 2, 4, 1, COLUMNS>;
+  using type = MmaTile<T, 128, 128, 2, 4, 1, LOADS == Loads::kColumns>;
   static constexpr int STAGES = 3;
 };
 template <typename T, Loads LOADS>
 struct TileClass<T, LOADS, TileSize::kMedium> {
   using type = MmaTile<T, 64, 64, 2, 2, 1, LOADS == Loads::kColumns>;
   static constexpr int STAGES = 4;
+};
+template <typename T, Loads LOADS>
+struct TileClass<T, LOADS, TileSize::kNarrow> {
+  using type = MmaTile<T, 64, 32, 2, 1, 2, LOADS == Loads::kColumns>;
+  static constexpr int STAGES = 8;
 };
 template <typename T, Loads LOADS>
 struct TileClass<T, LOADS, TileSize::kSmall> {
