@@ -6,7 +6,7 @@ python benchmarks/bench_gemm.py [-k bmm_fp8] [--device cpu] [--json FILE]
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from harness import Bench, bf16, case, e4m3, empty, grid, main, nbytes, rand
@@ -28,14 +28,21 @@ def _flops(m: int, n: int, k: int, batch_size: int = 1) -> int:
     return 2 * batch_size * m * n * k
 
 
+def _mm(backend: str, pdl: bool) -> Callable[..., Any]:
+    return lambda a, b, out: gemm.mm_bf16(a, b.T, pdl=pdl, out=out, out_dtype=out.dtype, backend=backend)
+
+
 @case("mm_bf16", cpu=CPU, cuda=CUDA)
-def mm_bf16(m: int, n: int, k: int, backend: str = "cudnn") -> Bench:
-    a, b, out = rand(m, k, bf16), rand(n, k, bf16), empty(m, n, bf16)
+def mm_bf16(m: int, n: int, k: int, out_dtype: torch.dtype = bf16, enable_pdl: Optional[bool] = None) -> Bench:
+    """``cudnn`` is the rule of gemm/routes.py, ``cublaslt`` torch, ``tinygemm`` our kernel."""
+    a, b, out = rand(m, k, bf16), rand(n, k, bf16), empty(m, n, out_dtype)
+    names = [name for name in ("cudnn", "cublaslt", "tinygemm") if not (enable_pdl and name == "cublaslt")]
+    names = [name for name in names if out_dtype is bf16 or name != "tinygemm"]
     return Bench(
-        run=lambda a, b, out: gemm.mm_bf16(a, b.T, out=out, backend=backend),
+        run={name: _mm(name, bool(enable_pdl)) for name in names},
         args=(a, b, out),
-        baseline=lambda a, b, out: torch.mm(a, b.T, out=out),
-        reference=lambda a, b, out: templates.mm_bf16_trace.reference(a, b.T),
+        baseline=(lambda a, b, out: torch.mm(a, b.T, out=out)) if out_dtype is bf16 else None,
+        reference=lambda a, b, out: templates.mm_bf16_trace.reference(a, b.T, None, out.dtype),
         bytes=nbytes(a, b, out),
         flops=_flops(m, n, k),
         tolerance=SUMS,
@@ -47,17 +54,21 @@ def mm_bf16(m: int, n: int, k: int, backend: str = "cudnn") -> Bench:
     cpu=grid(batch_size=[16], m=[4], n=[512], k=[128]),
     cuda=grid(batch_size=[128], m=[16, 1024], n=[512], k=[128]),
 )
-def bmm_bf16(batch_size: int, m: int, n: int, k: int, backend: str = "cudnn") -> Bench:
-    a, b, out = rand(batch_size, m, k, bf16), rand(batch_size, n, k, bf16), empty(batch_size, m, n, bf16)
+def bmm_bf16(batch_size: int, m: int, n: int, k: int, out_dtype: torch.dtype = bf16) -> Bench:
+    a, b, out = rand(batch_size, m, k, bf16), rand(batch_size, n, k, bf16), empty(batch_size, m, n, out_dtype)
     return Bench(
-        run=lambda a, b, out: gemm.bmm_bf16(a, b.mT, out=out, backend=backend),
+        run={"cudnn": lambda a, b, out: gemm.bmm_bf16(a, b.mT, out=out, out_dtype=out.dtype)},
         args=(a, b, out),
-        baseline=lambda a, b, out: torch.bmm(a, b.mT, out=out),
-        reference=lambda a, b, out: templates.bmm_bf16_trace.reference(a, b.mT),
+        baseline=(lambda a, b, out: torch.bmm(a, b.mT, out=out)) if out_dtype is bf16 else None,
+        reference=lambda a, b, out: templates.bmm_bf16_trace.reference(a, b.mT, out.dtype),
         bytes=nbytes(a, b, out),
         flops=_flops(m, n, k, batch_size),
         tolerance=SUMS,
     )
+
+
+def _bmm_fp8(backend: str) -> Callable[..., Any]:
+    return lambda a, b, scale, out: gemm.bmm_fp8(a, b.mT, scale, scale, out.dtype, out, backend)
 
 
 def _scaled_mm(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> Any:
@@ -69,15 +80,23 @@ def _scaled_mm(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, out: torch
     cpu=[{"batch_size": 1, **point} for point in CPU],
     cuda=[{"batch_size": 1, **point} for point in CUDA] + grid(batch_size=[16], m=[1024], n=[4096], k=[4096]),
 )
-def bmm_fp8(batch_size: int, m: int, n: int, k: int, backend: str = "cublas") -> Bench:
-    a, b = rand(batch_size, m, k, e4m3), rand(batch_size, n, k, e4m3)
-    out, scale = empty(batch_size, m, n, bf16), torch.full((), 0.5)
+def bmm_fp8(
+    batch_size: int,
+    m: int,
+    n: int,
+    k: int,
+    input_dtype: torch.dtype = e4m3,
+    mat2_dtype: torch.dtype = e4m3,
+    out_dtype: torch.dtype = bf16,
+) -> Bench:
+    a, b = rand(batch_size, m, k, input_dtype), rand(batch_size, n, k, mat2_dtype)
+    out, scale = empty(batch_size, m, n, out_dtype), torch.full((), 0.5)
     can_compare = batch_size == 1 and a.is_cuda
     return Bench(
-        run=lambda a, b, scale, out: gemm.bmm_fp8(a, b.mT, scale, scale, bf16, out, backend),
+        run={name: _bmm_fp8(name) for name in ("cublas", "cudnn")},
         args=(a, b, scale, out),
         baseline=_scaled_mm if can_compare else None,
-        reference=lambda a, b, scale, out: templates.bmm_fp8_trace.reference(a, b.mT, scale, scale),
+        reference=lambda a, b, scale, out: templates.bmm_fp8_trace.reference(a, b.mT, scale, scale, out.dtype),
         bytes=nbytes(a, b, out),
         flops=_flops(m, n, k, batch_size),
         flops_dtype=e4m3,
@@ -106,11 +125,11 @@ def fp8_blockscale_gemm_sm90(m: int, n: int, k: int) -> Bench:
 
 
 @case("tinygemm_bf16", cpu=grid(m=[1, 8], n=[128], k=[2880]), cuda=grid(m=[1, 8, 64], n=[128], k=[2880]))
-def tinygemm_bf16(m: int, n: int, k: int, use_pdl: Optional[bool] = False) -> Bench:
+def tinygemm_bf16(m: int, n: int, k: int, enable_pdl: Optional[bool] = None) -> Bench:
     """The router of GPT-OSS."""
     x, w, bias, out = rand(m, k, bf16), rand(n, k, bf16), rand(n, bf16), empty(m, n, bf16)
     return Bench(
-        run=lambda x, w, bias, out: gemm.tinygemm_bf16(x, w, out, bias, bool(use_pdl)),
+        run=lambda x, w, bias, out: gemm.tinygemm_bf16(x, w, out, bias, bool(enable_pdl)),
         args=(x, w, bias, out),
         results=(3,),
         baseline=lambda x, w, bias, out: torch.nn.functional.linear(x, w, bias),

@@ -71,3 +71,22 @@ def test_published_flags_of_attention(device, name, flags, has_baseline):
     measure.check(bench, bench.backends(device)["fa2"], name)
     assert (bench.baseline is not None) == has_baseline
     assert bench.bytes > 0 and bench.flops > 0
+
+
+@pytest.mark.parametrize(
+    "name, backend, flags",
+    [
+        ("mm_bf16", "cublaslt", "--m 5 --n 48 --k 64 --out_dtype bfloat16"),
+        ("bmm_bf16", "cudnn", "--batch_size 2 --m 5 --n 48 --k 64 --out_dtype fp32"),
+        (
+            "bmm_fp8",
+            "cublas",
+            "--batch_size 2 --m 1 --n 48 --k 64 --input_dtype fp8_e4m3 --mat2_dtype fp8_e5m2 --out_dtype fp16",
+        ),
+    ],
+)
+def test_published_flags_of_gemm(device, name, backend, flags):
+    case = CASES[name]
+    bench = case.make(device, flashinfer_benchmark.parse_point(case, device, shlex.split(flags)))
+    measure.check(bench, bench.backends(device)[backend], name)
+    assert bench.bytes > 0 and bench.flops > 0
