@@ -61,22 +61,45 @@ _ON_USE = (
     "collect_env",
     "comm",
     "cutile",
+    "deep_gemm",
     "diffusion_ops",
     "dsv3_ops",
     "fp4_quantization",
     "fp8_quantization",
     "fused_moe",
     "gemm",
+    "green_ctx",
+    "grouped_mm",
     "integrations",
     "logits_processor",
     "profiler",
     "tactics_blocklist",
     "testing",
+    "trtllm_low_latency_gemm",
 )
 
 
 #: Names of gemm that callers import from here.
-_OF_GEMM = ("bmm_bf16", "bmm_fp8", "mm_bf16")
+_OF_GEMM = (
+    "SegmentGEMMWrapper",
+    "bmm_bf16",
+    "bmm_fp8",
+    "bmm_mxfp8",
+    "mm_bf16",
+    "mm_bf16_fp4",
+    "mm_fp4",
+    "mm_fp8",
+    "mm_mxfp8",
+    "mm_nvfp4_svdquant",
+    "nvfp4_quantize_smooth",
+    "prepare_bf16_fp4_weights",
+    "prepare_low_latency_gemm_weights",
+    "svdquant_linear",
+    "tgv_gemm_sm100",
+)
+
+#: Names of grouped_mm that callers import from here.
+_OF_GROUPED_MM = ("grouped_mm_bf16", "grouped_mm_fp4", "grouped_mm_fp8", "grouped_mm_mxfp8")
 
 #: Names of fused_moe that callers import from here.
 _OF_FUSED_MOE = (
@@ -98,6 +121,8 @@ def __getattr__(name: str) -> _Any:
         return getattr(_importlib.import_module(".fused_moe", __name__), name)
     if name in _OF_GEMM:
         return getattr(_importlib.import_module(".gemm", __name__), name)
+    if name in _OF_GROUPED_MM:
+        return getattr(_importlib.import_module(".grouped_mm", __name__), name)
     if name in _ON_USE:
         return _importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

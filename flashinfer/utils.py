@@ -67,6 +67,7 @@ from .tensor_checks import is_float8 as is_float8
 _LATE = {
     "FP4Tensor": ".quantization.fp4_tensor",
     "SINGLE_KERNEL_TMP_SIZE": ".attention.single",
+    "determine_gemm_backend": ".gemm.segment",
     "get_globaltimer_kernel": ".globaltimer",
     "get_shuffle_block_size": ".quantization.fp4_quantization",
     "get_shuffle_matrix_a_row_indices": ".quantization.fp4_quantization",

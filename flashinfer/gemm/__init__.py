@@ -4,14 +4,35 @@
 from ..cutile import is_cuda_tile_available as is_cuda_tile_available
 from . import gemm_base as gemm_base
 from .bf16 import bmm_bf16, mm_bf16
+from .blackwell import *
+from .blackwell import Sm100BlockScaledPersistentDenseGemmKernel as Sm100BlockScaledPersistentDenseGemmKernel
+from .blackwell import Sm107BlockScaledPersistentDenseGemmKernel as Sm107BlockScaledPersistentDenseGemmKernel
+from .blackwell import Sm120B12xBlockScaledDenseGemmKernel as Sm120B12xBlockScaledDenseGemmKernel
+from .blackwell import create_scale_factor_tensor as create_scale_factor_tensor
+from .blackwell import group_gemm_mxfp4_nt_groupwise as group_gemm_mxfp4_nt_groupwise
+from .blackwell import group_gemm_mxfp8_mxfp4_nt_groupwise as group_gemm_mxfp8_mxfp4_nt_groupwise
+from .blackwell import group_gemm_nvfp4_nt_groupwise as group_gemm_nvfp4_nt_groupwise
+from .blackwell import grouped_gemm_nt_masked as grouped_gemm_nt_masked
+from .blackwell import mm_M1_16_K6144_N256 as mm_M1_16_K6144_N256
+from .blackwell import mm_M1_16_K7168_N128 as mm_M1_16_K7168_N128
+from .blackwell import mm_M1_16_K7168_N256 as mm_M1_16_K7168_N256
 from .blockscale import fp8_blockscale_gemm_sm90
+from .deepgemm import batch_deepgemm_fp8_nt_groupwise, group_deepgemm_fp8_nt_groupwise
 from .fp8 import bmm_fp8
+from .groupwise import gemm_fp8_nt_blockscaled, gemm_fp8_nt_groupwise, group_gemm_fp8_nt_groupwise
 from .routergemm import tinygemm_bf16
+from .segment import SegmentGEMMWrapper
 
 __all__ = [
+    "SegmentGEMMWrapper",
+    "batch_deepgemm_fp8_nt_groupwise",
     "bmm_bf16",
     "bmm_fp8",
     "fp8_blockscale_gemm_sm90",
+    "gemm_fp8_nt_blockscaled",
+    "gemm_fp8_nt_groupwise",
+    "group_deepgemm_fp8_nt_groupwise",
+    "group_gemm_fp8_nt_groupwise",
     "mm_bf16",
     "tinygemm_bf16",
 ]

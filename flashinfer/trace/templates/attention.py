@@ -12,6 +12,7 @@ from typing import Any, Optional
 import torch
 
 from ..template import Axis, Const, Scalar, Tensor, TraceTemplate, Var
+from .gemm_grouped import segment_gemm_run_trace as segment_gemm_run_trace
 from .shared import even_indptr, normal, seeded
 
 __all__ = [

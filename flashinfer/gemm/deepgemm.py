@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of fp8 matrices with block scales in the two layouts of DeepGEMM: contiguous and masked groups of rows."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from ..api_logging import flashinfer_api
+from ..arch import AMPERE_ON, CPU
+from ..backends import backend_requirement, supported_compute_capability
+from ..errors import ArgumentError
+from ..trace.templates.gemm_groupwise import (
+    batch_deepgemm_fp8_nt_groupwise_trace,
+    group_deepgemm_fp8_nt_groupwise_trace,
+)
+from .groupwise_checks import check_deepgemm
+from .native import CONTIGUOUS, MASKED
+from .op import grouped_product
+
+__all__ = ["batch_deepgemm_fp8_nt_groupwise", "group_deepgemm_fp8_nt_groupwise"]
+
+Granularity = tuple[int, int, int]
+
+
+@supported_compute_capability([CPU, *AMPERE_ON])
+def _check_group_deepgemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indices: torch.Tensor,
+    scale_granularity_mnk: Granularity = (1, 128, 128),
+    out: Optional[torch.Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+) -> bool:
+    op = "group_deepgemm_fp8_nt_groupwise"
+    if a.ndim != 2:
+        raise ArgumentError(f"{op}: a must have shape (m, k), got {tuple(a.shape)}")
+    check_deepgemm(op, a, b, a_scale, b_scale, scale_granularity_mnk, out, out_dtype)
+    if m_indices.dtype is not torch.int32:
+        raise ArgumentError(f"{op}: m_indices must be int32, got {m_indices.dtype}")
+    if m_indices.shape != a.shape[:1] or not m_indices.is_contiguous():
+        raise ArgumentError(
+            f"{op}: m_indices must be contiguous with shape {tuple(a.shape[:1])}, got shape {tuple(m_indices.shape)} "
+            f"and strides {m_indices.stride()}"
+        )
+    return True
+
+
+@flashinfer_api(trace=group_deepgemm_fp8_nt_groupwise_trace)
+@backend_requirement(backend_checks={}, common_check=_check_group_deepgemm)
+def group_deepgemm_fp8_nt_groupwise(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indices: torch.Tensor,
+    scale_granularity_mnk: Granularity = (1, 128, 128),
+    out: Optional[torch.Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    r"""Product of each row with the fp8 matrix of its group, in the contiguous layout of DeepGEMM:
+    ``out[i] = a[i] @ b[m_indices[i]].T``.
+
+    Parameters
+    ----------
+    a : torch.Tensor
+        ``(m, k)`` float8_e4m3fn. Rows of a group are consecutive and every group begins at a multiple of 128 rows; the
+        group of 128 rows is read from the first of them. Nothing happens if m is 0.
+    b : torch.Tensor
+        ``(groups, n, k)`` float8_e4m3fn.
+    a_scale : torch.Tensor
+        ``(m, k / 128)`` float32 factors of any size and strides.
+    b_scale : torch.Tensor
+        ``(groups, n / 128, k / 128)`` float32.
+    m_indices : torch.Tensor
+        ``(m,)`` int32 on the device of ``a``, the group of each row; -1 marks rows that are not computed.
+    scale_granularity_mnk : tuple of int
+        (1, 128, 128), the only one there is.
+    out : Optional[torch.Tensor]
+        ``(m, n)`` bfloat16, written and returned when given; rows that are not computed are left as they are.
+    out_dtype : Optional[torch.dtype]
+        bfloat16, the only one there is.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(m, n)``.
+    """
+    if out is None:
+        out = a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16)
+    grouped_product(out, a, b, a_scale, b_scale, m_indices, CONTIGUOUS)
+    return out
+
+
+@supported_compute_capability([CPU, *AMPERE_ON])
+def _check_batch_deepgemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    masked_m: torch.Tensor,
+    expected_m: int,
+    scale_granularity_mnk: Granularity = (1, 128, 128),
+    out: Optional[torch.Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+) -> bool:
+    op = "batch_deepgemm_fp8_nt_groupwise"
+    if a.ndim != 3 or a.shape[0] != b.shape[0]:
+        raise ArgumentError(f"{op}: a must have shape ({b.shape[0]}, m, k), as many groups as b, got {tuple(a.shape)}")
+    check_deepgemm(op, a, b, a_scale, b_scale, scale_granularity_mnk, out, out_dtype)
+    if masked_m.dtype is not torch.int32:
+        raise ArgumentError(f"{op}: masked_m must be int32, got {masked_m.dtype}")
+    if masked_m.shape != a.shape[:1] or not masked_m.is_contiguous():
+        raise ArgumentError(
+            f"{op}: masked_m must be contiguous with shape {tuple(a.shape[:1])}, got shape {tuple(masked_m.shape)} "
+            f"and strides {masked_m.stride()}"
+        )
+    if expected_m < 1:
+        raise ArgumentError(f"{op}: expected_m must be positive, got {expected_m}")
+    return True
+
+
+@flashinfer_api(trace=batch_deepgemm_fp8_nt_groupwise_trace)
+@backend_requirement(backend_checks={}, common_check=_check_batch_deepgemm)
+def batch_deepgemm_fp8_nt_groupwise(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    masked_m: torch.Tensor,
+    expected_m: int,
+    scale_granularity_mnk: Granularity = (1, 128, 128),
+    out: Optional[torch.Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    r"""Product of the first rows of each group with the fp8 matrix of the group, in the masked layout of DeepGEMM:
+    ``out[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T``. Other rows are not written.
+
+    Parameters
+    ----------
+    a : torch.Tensor
+        ``(groups, m, k)`` float8_e4m3fn.
+    b : torch.Tensor
+        ``(groups, n, k)`` float8_e4m3fn.
+    a_scale : torch.Tensor
+        ``(groups, m, k / 128)`` float32 factors of any size and strides.
+    b_scale : torch.Tensor
+        ``(groups, n / 128, k / 128)`` float32.
+    masked_m : torch.Tensor
+        ``(groups,)`` int32 on the device of ``a``, rows of each group that are computed. The host does not read them,
+        so that a CUDA graph can replay with other counts.
+    expected_m : int
+        Rows that a group has on average, at least 1: chooses the tile, without effect on the result.
+    scale_granularity_mnk : tuple of int
+        (1, 128, 128), the only one there is.
+    out : Optional[torch.Tensor]
+        ``(groups, m, n)`` bfloat16, written and returned when given.
+    out_dtype : Optional[torch.dtype]
+        bfloat16, the only one there is.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(groups, m, n)``.
+    """
+    if out is None:
+        out = a.new_empty((*a.shape[:2], b.shape[1]), dtype=torch.bfloat16)
+    grouped_product(out, a, b, a_scale, b_scale, masked_m, MASKED, 1, 128, 128, expected_m)
+    return out
