@@ -106,7 +106,7 @@ def single_decode(s_kv: int, num_qo_heads: int, num_kv_heads: int, head_dim: int
         run={"fa2": flashinfer.single_decode_with_kv_cache},
         args=(q, k, v),
         baseline=lambda q, *_: torch_attention(q[None], *gathered, causal=False)[0],
-        reference=lambda q, k, v: reference(q, k, v, 0),
+        reference=lambda q, k, v: reference(q, k, v),
         bytes=attention_bytes(q, k, v),
         flops=attention_flops(1, 1, s_kv, head_dim, head_dim, num_qo_heads, False),
         flops_dtype=dtype,

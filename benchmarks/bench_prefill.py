@@ -147,7 +147,7 @@ def single_prefill(
         run={"fa2": lambda q, k, v: flashinfer.single_prefill_with_kv_cache(q, k, v, causal=causal)},
         args=(q, k, v),
         baseline=lambda q, *_: torch_attention(q, *gathered, causal),
-        reference=lambda q, k, v: reference(q, k, v, 0, causal),
+        reference=lambda q, k, v: reference(q, k, v, causal),
         bytes=attention_bytes(q, k, v),
         flops=attention_flops(1, s_qo, s_qo, head_dim, head_dim, num_qo_heads, causal),
         flops_dtype=dtype,

@@ -81,10 +81,10 @@ them with what this program writes; run it again after changing a template or a 
     shuffle_matrix_sf_a.json
     silu_and_mul_3d_h28672.json
     silu_and_mul_h28672.json
+    single_decode_h32_kv8_d128.json
     single_decode_hnd_lse_h32_kv8_d128.json
-    single_decode_nhd_h32_kv8_d128.json
+    single_prefill_h32_kv8_d128.json
     single_prefill_hnd_lse_h32_kv8_d128_dv128.json
-    single_prefill_nhd_h32_kv8_d128_dv128.json
     softmax_v128256.json
     swiglu_2d.json
     tinygemm_bf16_n128_k2880.json

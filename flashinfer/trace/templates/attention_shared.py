@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Callable, Optional
 
+from ..check import default_check
 from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Var
 
 __all__ = [
@@ -65,14 +66,26 @@ def keys_of_request(layout: str, length: str, head_dim: str) -> Tensor:
     return Tensor((length, "num_kv_heads", head_dim) if layout == "NHD" else ("num_kv_heads", length, head_dim))
 
 
-def by_layout_and_lse(make: Callable[[str, bool], TraceTemplate]) -> TraceDispatch:
-    """Choose among ``make(layout, return_lse)`` by the arguments of a function."""
-    templates = {(layout, lse): make(layout, lse) for layout in ("NHD", "HND") for lse in (False, True)}
+def _single_check(
+    reference_outputs: Any, actual_outputs: Any, *, rtol: float = 1e-3, atol: float = 1e-3, **limits: Any
+) -> bool:
+    """The published tolerance of single requests; no cosine."""
+    return default_check(reference_outputs, actual_outputs, rtol=rtol, atol=atol, **{"min_cos_sim": None, **limits})
+
+
+def by_layout_and_lse(make: Callable[[str, bool], TraceTemplate], published: TraceTemplate) -> TraceDispatch:
+    """Choose by the arguments of a function of one request.
+
+    ``published`` describes the layout NHD without LSE, values as wide as keys; ``make(layout, return_lse)`` the rest.
+    """
+    ours = {(layout, lse): make(layout, lse) for layout in ("NHD", "HND") for lse in (False, True)}
 
     def choose(**arguments: Any) -> TraceTemplate:
-        return templates[arguments.get("kv_layout", "NHD"), bool(arguments.get("return_lse"))]
+        form = arguments.get("kv_layout", "NHD"), bool(arguments.get("return_lse"))
+        k, v = (getattr(arguments.get(name), "shape", (0,))[-1:] for name in ("k", "v"))
+        return published if form == ("NHD", False) and k == v else ours[form]
 
-    return TraceDispatch(choose, tuple(templates.values()))
+    return TraceDispatch(choose, (published, *ours.values()))
 
 
 def by_wrapper(

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 
 from ..template import Scalar, Tensor, TraceDispatch, TraceTemplate, Var
-from .attention import attention_reference
+from .attention_reference import attention_reference
 from .attention_shared import cache_inputs, paged_axes
 
 __all__ = ["batch_attention_trace"]

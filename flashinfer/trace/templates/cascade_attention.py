@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 
 from ..template import Axis, Scalar, Tensor, TraceTemplate, Var
-from .attention import attention_reference, paged_states_reference
+from .attention_reference import attention_reference, paged_states_reference
 from .attention_shared import PAGE_TABLE, QO_INDPTR, by_wrapper, cache_inputs, keys_of_request, paged_axes
 from .cascade import _merge_state_reference
 

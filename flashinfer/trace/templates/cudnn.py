@@ -11,7 +11,7 @@ import torch
 
 from ..check import default_check
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
-from .attention import attention_reference
+from .attention_reference import attention_reference
 from .xqa import block_table_reference
 
 __all__ = ["cudnn_batch_decode_trace", "cudnn_batch_prefill_trace"]

@@ -7,11 +7,22 @@ from typing import Any, Optional
 
 import torch
 
+from ..notation import template_of_text
 from ..template import Scalar, Tensor, TraceTemplate, Var
-from .attention import attention_reference, gqa_paged_decode_trace, paged_attention_reference
-from .attention_shared import PAGE_TABLE, by_layout_and_lse, by_wrapper, cache_inputs, heads, paged_axes
+from .attention_reference import attention_reference, paged_attention_reference
+from .attention_shared import (
+    PAGE_TABLE,
+    _single_check,
+    by_layout_and_lse,
+    by_wrapper,
+    cache_inputs,
+    heads,
+    paged_axes,
+)
+from .gqa import gqa_paged_decode_trace
+from .shared import normal, seeded
 
-__all__ = ["batch_decode_trace", "single_decode_trace"]
+__all__ = ["batch_decode_trace", "single_decode_trace", "single_decode_with_kv_cache_trace"]
 
 
 def _single_decode_lse_reference(
@@ -41,6 +52,48 @@ def _single_decode_reference(
     **_: Any,
 ) -> torch.Tensor:
     return _single_decode_lse_reference(q, k, v, heads_first, window_left, logits_soft_cap, sm_scale)[0]
+
+
+def _single_decode_with_kv_cache_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window_left: int = -1,
+    logits_soft_cap: Optional[float] = None,
+    sm_scale: Optional[float] = None,
+    **_: Any,
+) -> torch.Tensor:
+    return _single_decode_lse_reference(q, k, v, 0, window_left, logits_soft_cap, sm_scale)[0]
+
+
+def _single_decode_with_kv_cache_init(
+    *,
+    kv_len: int,
+    num_qo_heads: int = 32,
+    num_kv_heads: int = 8,
+    head_dim: int = 128,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    return {
+        "q": normal(g, num_qo_heads, head_dim),
+        "k": normal(g, kv_len, num_kv_heads, head_dim),
+        "v": normal(g, kv_len, num_kv_heads, head_dim),
+    }
+
+
+single_decode_with_kv_cache_trace = template_of_text(
+    "single_decode_h{num_qo_heads}_kv{num_kv_heads}_d{head_dim}",
+    "single_decode",
+    var="kv_len",
+    inputs="q[num_qo_heads, head_dim]; k[kv_len, num_kv_heads, head_dim]; v[kv_len, num_kv_heads, head_dim]",
+    outputs="output[num_qo_heads, head_dim]=q",
+    reference=_single_decode_with_kv_cache_reference,
+    init=_single_decode_with_kv_cache_init,
+    check=_single_check,
+    description="Attention of one query token over the keys of its request.",
+)
 
 
 def _single_decode(layout: str, return_lse: bool) -> TraceTemplate:
@@ -116,5 +169,5 @@ def _batch_decode(layout: str, pair: bool) -> TraceTemplate:
     )
 
 
-single_decode_trace = by_layout_and_lse(_single_decode)
+single_decode_trace = by_layout_and_lse(_single_decode, single_decode_with_kv_cache_trace)
 batch_decode_trace = by_wrapper(_batch_decode, published=gqa_paged_decode_trace)

@@ -11,7 +11,7 @@ import torch
 
 from ...errors import ArgumentError
 from ..template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
-from .attention import attention_reference, paged_attention_reference
+from .attention_reference import attention_reference, paged_attention_reference
 from .attention_shared import PAGE_TABLE, QO_INDPTR, cache_inputs, heads, keys_of_request, paged_axes
 
 __all__ = ["batch_pod_trace", "pod_trace"]

@@ -7,17 +7,13 @@ from typing import Any, Optional
 
 import torch
 
+from ..notation import template_of_text
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
-from .attention import (
-    attention_reference,
-    gqa_paged_prefill_trace,
-    gqa_ragged_prefill_trace,
-    paged_attention_reference,
-    ragged_attention_reference,
-)
+from .attention_reference import attention_reference, paged_attention_reference, ragged_attention_reference
 from .attention_shared import (
     PAGE_TABLE,
     QO_INDPTR,
+    _single_check,
     by_layout_and_lse,
     by_wrapper,
     cache_inputs,
@@ -25,8 +21,15 @@ from .attention_shared import (
     keys_of_request,
     paged_axes,
 )
+from .gqa import gqa_paged_prefill_trace, gqa_ragged_prefill_trace
+from .shared import normal, seeded
 
-__all__ = ["paged_prefill_trace", "ragged_prefill_trace", "single_prefill_trace"]
+__all__ = [
+    "paged_prefill_trace",
+    "ragged_prefill_trace",
+    "single_prefill_trace",
+    "single_prefill_with_kv_cache_trace",
+]
 
 
 def _single_prefill_lse_reference(
@@ -57,6 +60,52 @@ def _single_prefill_reference(
     **_: Any,
 ) -> torch.Tensor:
     return _single_prefill_lse_reference(q, k, v, heads_first, causal, sm_scale, window_left, logits_soft_cap)[0]
+
+
+def _single_prefill_with_kv_cache_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = True,
+    sm_scale: Optional[float] = None,
+    window_left: int = -1,
+    logits_soft_cap: Optional[float] = None,
+    **_: Any,
+) -> torch.Tensor:
+    """Causal unless told otherwise, as the arguments of ``init`` are; the definition has no such input."""
+    return _single_prefill_lse_reference(q, k, v, 0, causal, sm_scale, window_left, logits_soft_cap)[0]
+
+
+def _single_prefill_with_kv_cache_init(
+    *,
+    qo_len: int,
+    kv_len: int = 256,
+    num_qo_heads: int = 32,
+    num_kv_heads: int = 8,
+    head_dim: int = 128,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    return {
+        "q": normal(g, qo_len, num_qo_heads, head_dim),
+        "k": normal(g, kv_len, num_kv_heads, head_dim),
+        "v": normal(g, kv_len, num_kv_heads, head_dim),
+        "causal": True,
+    }
+
+
+single_prefill_with_kv_cache_trace = template_of_text(
+    "single_prefill_h{num_qo_heads}_kv{num_kv_heads}_d{head_dim}",
+    "single_prefill",
+    var="qo_len kv_len",
+    inputs="q[qo_len, num_qo_heads, head_dim]; k[kv_len, num_kv_heads, head_dim]; v[kv_len, num_kv_heads, head_dim]",
+    outputs="output[qo_len, num_qo_heads, head_dim]=q",
+    reference=_single_prefill_with_kv_cache_reference,
+    init=_single_prefill_with_kv_cache_init,
+    check=_single_check,
+    description="Causal attention of the last tokens of one request over its keys.",
+)
 
 
 def _axes(layout: str) -> dict[str, Axis]:
@@ -193,6 +242,6 @@ def _choose_ragged(**arguments: Any) -> TraceTemplate:
     return gqa_ragged_prefill_trace if layout == "NHD" and k == v else _RAGGED[layout]
 
 
-single_prefill_trace = by_layout_and_lse(_single_prefill)
+single_prefill_trace = by_layout_and_lse(_single_prefill, single_prefill_with_kv_cache_trace)
 paged_prefill_trace = by_wrapper(_paged_prefill, published=gqa_paged_prefill_trace)
 ragged_prefill_trace = TraceDispatch(_choose_ragged, (gqa_ragged_prefill_trace, *_RAGGED.values()))

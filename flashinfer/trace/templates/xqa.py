@@ -9,7 +9,7 @@ from typing import Any, Callable
 import torch
 
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
-from .attention import attention_reference
+from .attention_reference import attention_reference
 
 __all__ = ["block_table_reference", "trtllm_batch_decode_trace", "xqa_batch_decode_trace", "xqa_trace"]
 
