@@ -12,19 +12,10 @@ from flashinfer.errors import ArgumentError
 
 from .inputs import LAYOUTS, Batch, strided
 from .launches import kernels
+from .mixed import KV_LENS, QO_LENS, planned
 from .reference import Attention
-from .test_batch_decode import F16, close, decode_batch, workspace
-from .test_batch_decode import planned as planned_decode
-
-QO_LENS, KV_LENS = [1, 17, 40, 0, 3, 9], [9, 33, 97, 12, 130, 4]  # the last request has more rows than keys
-
-
-def planned(batch: Batch, pages, layout="NHD", **options) -> BatchAttention:
-    attention = BatchAttention(layout, device=batch.device)
-    dims = (*batch.heads, batch.head_dim_qk, batch.head_dim_vo, pages.page_size)
-    types = {"q_data_type": batch.dtype, "kv_data_type": batch.kv_dtype}
-    attention.plan(batch.qo_indptr, pages.indptr, pages.indices, pages.lens, *dims, **types, **options)
-    return attention
+from .wrappers import F16, close, decode_batch, workspace
+from .wrappers import planned as planned_decode
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -16,27 +16,15 @@ from flashinfer import (
 )
 from flashinfer.attention import outputs
 
-from .inputs import FORMS, LAYOUTS, Batch, Pages
+from .inputs import FORMS, LAYOUTS, Batch
 from .reference import Attention
-from .test_batch_decode import F16, close, workspace
+from .wrappers import F16, close, paged, ragged, workspace
 
 QO_LENS, KV_LENS = [1, 17, 40, 3], [9, 33, 97, 130]
 
 
 def batch_of(device: str, qo_lens=QO_LENS, kv_lens=KV_LENS, **options) -> Batch:
     return Batch(qo_lens, kv_lens, device=device, **options)
-
-
-def paged(batch: Batch, pages: Pages, layout: str = "NHD", **options) -> BatchPrefillWithPagedKVCacheWrapper:
-    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(batch.device), layout)
-    wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, batch.head_dim_qk, pages.page_size, **options)
-    return wrapper
-
-
-def ragged(batch: Batch, layout: str = "NHD", **options) -> BatchPrefillWithRaggedKVCacheWrapper:
-    wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace(batch.device), layout)
-    wrapper.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, batch.head_dim_qk, **options)
-    return wrapper
 
 
 def both(batch: Batch, what, **options):

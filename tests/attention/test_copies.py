@@ -16,7 +16,7 @@ from flashinfer.decode import fast_decode_plan
 from flashinfer.mla import BatchDecodeMlaWithPagedKVCacheWrapper, BatchMLAPagedAttentionWrapper
 
 from .inputs import Batch
-from .test_batch_decode import workspace
+from .wrappers import workspace
 
 PAGE = 8
 

@@ -9,11 +9,11 @@ import torch
 import flashinfer
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache
 
-from ..cascade.test_wrappers import Tree
-from ..sparse import test_block
-from . import test_batch_attention as mixed
+from ..cascade.tree import Tree
+from ..sparse import inputs as sparse_inputs
+from . import mixed
 from .inputs import Batch
-from .test_front_doors import SCALE, Tables, workspace
+from .tables import SCALE, Tables, workspace
 
 
 def check(run, *tensors: torch.Tensor) -> None:
@@ -61,7 +61,7 @@ def test_wrappers(device):
     cascade = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(device))
     cascade.plan(tree.qo_indptr, *tree.tables(), 4, 2, 64, 8)
     check(lambda q: cascade.run(q, tree.cache), tree.q)
-    indptr, indices, _ = test_block.pattern_of(40, 64, 16, 8, 0.5)
+    indptr, indices, _ = sparse_inputs.pattern_of(40, 64, 16, 8, 0.5)
     sparse = flashinfer.BlockSparseAttentionWrapper(workspace(device))
     sparse.plan(indptr, indices, 40, 64, 16, 8, 4, 2, 64)
-    check(sparse.run, *test_block.tensors(40, 64, device))
+    check(sparse.run, *sparse_inputs.tensors(40, 64, device))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -12,23 +11,13 @@ import torch
 import flashinfer
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
 
-from ..mla.test_mla import F16, SCALE, Latent
-from ..mla.test_mla import close as close_latent
-from ..sparse import test_block, test_variable
-from ..trace.schema import validate
-from . import test_batch_attention as mixed
+from ..mla.latent import F16, SCALE, Latent
+from ..mla.latent import close as close_latent
+from ..sparse import inputs as sparse_inputs
+from . import mixed
+from .definitions import run_definition
 from .inputs import Batch
-from .test_front_doors import Tables, close, workspace
-
-
-def run_definition(definition: dict[str, Any], arguments: dict[str, Any]) -> Any:
-    """Execute the reference text of a definition."""
-    validate(definition)
-    scope: dict[str, Any] = {}
-    exec(definition["reference"], scope)
-    names = inspect.signature(scope["run"]).parameters
-    assert list(names) == list(definition["inputs"])
-    return scope["run"](**{name: arguments[name] for name in names})
+from .tables import Tables, close, workspace
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
@@ -89,8 +78,8 @@ def test_batch_attention(layout, form):
 
 
 def test_block_sparse():
-    indptr, indices, _ = test_block.pattern_of(40, 64, 16, 8, 0.5)
-    q, k, v = test_block.tensors(40, 64, "cpu")
+    indptr, indices, _ = sparse_inputs.pattern_of(40, 64, 16, 8, 0.5)
+    q, k, v = sparse_inputs.tensors(40, 64, "cpu")
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace("cpu"))
     wrapper.plan(indptr, indices, 40, 64, 16, 8, 4, 2, 64)
     definition = wrapper.run.fi_trace(wrapper, q=q, k=k, v=v)
@@ -100,7 +89,7 @@ def test_block_sparse():
 
 def test_variable_block_sparse():
     pattern = torch.rand(2, 3, 4) < 0.5
-    rows, columns = (torch.tensor([test_variable.cut(n, parts) for _ in range(2)]) for n, parts in ((30, 3), (50, 4)))
+    rows, columns = (torch.tensor([sparse_inputs.cut(n, parts) for _ in range(2)]) for n, parts in ((30, 3), (50, 4)))
     q, k, v = (torch.randn(heads, n, 64).half() for heads, n in ((4, 30), (2, 50), (2, 50)))
     wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace("cpu"))
     wrapper.plan(pattern, rows, columns, 4, 2, 64)

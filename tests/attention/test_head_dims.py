@@ -7,14 +7,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 from flashinfer.errors import ArgumentError
 from flashinfer.jit.attention import gen_batch_mla_module, gen_batch_prefill_module, gen_mla_modules
 from flashinfer.jit.context import current_compilation_context
 
 from .inputs import Batch
 from .reference import Attention
-from .test_batch_decode import close, workspace
-from .test_batch_prefill import BatchPrefillWithPagedKVCacheWrapper
+from .wrappers import close, workspace
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 #: More chunks of keys than of values and the reverse; powers of two, multiples of 16, beyond 256.

@@ -12,7 +12,7 @@ from flashinfer.prefill import single_prefill_with_kv_cache_return_lse
 from . import calls
 from .inputs import LAYOUTS, Batch
 from .reference import Attention
-from .test_batch_decode import close
+from .wrappers import close
 
 BF16 = torch.bfloat16
 

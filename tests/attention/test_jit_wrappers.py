@@ -21,7 +21,7 @@ from flashinfer.prefill import (
 from ..tensors import view_of_wider
 from .inputs import Batch
 from .reference import Attention
-from .test_batch_decode import F16, close, workspace
+from .wrappers import F16, close, workspace
 
 # The variant multiplies logits by a number per head, and its mask hides keys whose index is a multiple of `stride`.
 DECL = r"""

@@ -22,7 +22,7 @@ from flashinfer.errors import ArgumentError
 
 from ..graphs import capture
 from .inputs import Batch
-from .test_batch_decode import workspace
+from .wrappers import workspace
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 F16, BF16 = torch.float16, torch.bfloat16

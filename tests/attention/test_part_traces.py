@@ -12,13 +12,13 @@ import flashinfer
 from flashinfer.errors import ArgumentError
 from flashinfer.fi_trace import fi_trace
 
-from ..cascade import test_wrappers as cascade
-from ..mla.test_mla import CKV, F16, HEADS, SCALE, Latent
-from ..pod.test_pod import decode_part
+from ..cascade import tree as cascade
+from ..mla.latent import CKV, F16, HEADS, SCALE, Latent
+from ..pod.inputs import decode_part
+from .definitions import run_definition
 from .inputs import LAYOUTS, Batch, int32, to_layout
+from .prompts import FP8, KV_LENS, PAGE, QO_LENS, contiguous, prefill, workspace
 from .reference import alibi_slopes
-from .test_extra_traces import run_definition
-from .test_fmha_v2 import FP8, KV_LENS, PAGE, QO_LENS, contiguous, prefill, workspace
 
 PAIR = pytest.mark.parametrize("pair", [False, True])
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)

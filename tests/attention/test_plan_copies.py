@@ -13,8 +13,7 @@ from flashinfer.attention import host
 
 from .inputs import Batch
 from .reference import Attention
-from .test_batch_decode import close, planned, workspace
-from .test_batch_prefill import paged, ragged
+from .wrappers import close, paged, planned, ragged, workspace
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -11,8 +11,7 @@ from flashinfer.attention import records
 
 from .inputs import FORMS, LAYOUTS, Batch
 from .reference import Attention
-from .test_batch_decode import close, decode_batch, planned, workspace
-from .test_batch_prefill import paged, ragged
+from .wrappers import close, decode_batch, paged, planned, ragged, workspace
 
 
 def counted(wrapper, monkeypatch):

@@ -15,7 +15,7 @@ from flashinfer.prefill import single_prefill_with_kv_cache_return_lse
 
 from .inputs import LAYOUTS, Batch
 from .reference import Attention
-from .test_batch_decode import F16, close
+from .wrappers import F16, close
 
 
 def decode_inputs(device: str, layout: str = "NHD", kv_len: int = 97, **options):

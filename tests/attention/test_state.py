@@ -13,8 +13,7 @@ from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
 from .inputs import Batch
 from .reference import Attention
-from .test_batch_decode import close, planned, workspace
-from .test_batch_prefill import paged, ragged
+from .wrappers import close, paged, planned, ragged, workspace
 
 QO_LENS, KV_LENS, PAGE = [5, 1, 3], [40, 7, 97], 8
 CAUSAL = Attention(causal=True)

@@ -19,8 +19,7 @@ from flashinfer.attention.locks import one_at_a_time
 from flashinfer.attention.streams import OnStreams
 
 from .inputs import Batch
-from .test_batch_decode import workspace
-from .test_batch_prefill import paged
+from .wrappers import paged, workspace
 
 #: Plans with equal rows and different keys in one thread, runs in two others. Every result matches one of the plans.
 SHARED = """

@@ -21,6 +21,7 @@ from flashinfer.jit.attention.variants import attention_sink_decl
 from . import calls
 from .inputs import Batch
 from .reference import Attention
+from .sigmoid import SIGMOID
 
 F16 = torch.float16
 HEAD = """
@@ -43,19 +44,6 @@ def struct(name, hooks, members="", body="sm_scale_log2 = params.sm_scale * math
     return HEAD.format(name=name, members=members, body=body) + hooks + "};"
 
 
-#: The smallest variant without softmax: no lengths, no scale.
-SIGMOID = """
-struct Sigmoid : AttentionVariantBase {
-  static constexpr bool use_softmax = false;
-  template <typename Params>
-  __device__ __host__ Sigmoid(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {}
-
-  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
-    return math::ptx_rcp(1.f + math::ptx_exp2(-float(logits * params.factor + params.bias) * math::log2e));
-  });
-  REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, { return output; })
-};
-"""
 PACKED_MASK = struct(
     "PackedMask",
     """

@@ -11,56 +11,15 @@ import torch
 import flashinfer
 from flashinfer.errors import ArgumentError
 
-from ..attention.inputs import LAYOUTS, Pages, int32, offsets, to_layout
-from ..attention.reference import Attention
-from ..tensors import randn
+from ..attention.inputs import LAYOUTS, to_layout
+from .tree import DIM, HEADS, KV_HEADS, PAGE, SHARED, Tree
 
-HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 8
-SHARED = 40  # keys of the shared prefix
 OWN = [5, 1, 0, 17]  # further keys of each request
 GROUP = [9, 3]  # keys that the first two and the last two requests share in addition
 
 
 def workspace(device, mib: int = 32) -> torch.Tensor:
     return torch.empty(mib << 20, dtype=torch.uint8, device=device)
-
-
-class Tree:
-    """Requests, the keys that they share at each level, and a cache with all keys."""
-
-    def __init__(self, device: str, layout: str, levels: list[list[int]], rows: list[list[int]]) -> None:
-        flat = [n for level in levels for n in level]
-        self.pages = Pages(flat, PAGE, device)
-        self.k, self.v = (randn(sum(flat), KV_HEADS, DIM, dtype=torch.float16, device=device) for _ in range(2))
-        self.cache = torch.stack([self.pages.scatter(x, layout) for x in (self.k, self.v)], dim=1)
-        self.at, self.first, self.levels = offsets(flat), offsets([len(level) for level in levels]), levels
-        self.qo_indptr = [int32(offsets(lens), device) for lens in rows]
-        self.rows = rows
-        self.q = randn(sum(rows[-1]), HEADS, DIM, dtype=torch.float16, device=device)
-
-    def tables(self) -> list[list[torch.Tensor]]:
-        """Return one list per argument of plan, with one tensor per level."""
-        tables = []
-        for begin, end in zip(self.first[:-1], self.first[1:], strict=True):
-            indptr = self.pages.indptr[begin : end + 1]
-            tables.append((indptr - indptr[0], self.pages.indices[indptr[0] :], self.pages.last_page_len[begin:end]))
-        return [list(x) for x in zip(*tables, strict=True)]
-
-    def entry(self, level: int, row: int) -> int:
-        """Return the index of the entry of a level that contains this row of q."""
-        return next(i for i, end in enumerate(offsets(self.rows[level])[1:]) if row < end)
-
-    def expected(self, causal: bool) -> torch.Tensor:
-        out, row = [], 0
-        for request, length in enumerate(self.rows[-1]):
-            if length == 0:
-                continue
-            parts = [self.first[level] + self.entry(level, row) for level in range(len(self.levels) - 1)]
-            parts.append(self.first[-2] + request)
-            k, v = (torch.cat([x[self.at[i] : self.at[i + 1]] for i in parts]) for x in (self.k, self.v))
-            out.append(Attention(causal=causal)(self.q[row : row + length], k, v)[0])
-            row += length
-        return torch.cat(out)
 
 
 def close(out: torch.Tensor, expected: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from flashinfer.jit import attention, gen_jit_spec
 from flashinfer.jit.attention.front_doors import draft_decl, prompt_decl
 
-from ..attention.test_variants import SIGMOID
+from ..attention.sigmoid import SIGMOID
 from .options import NO_SPILLS
 
 F16, I32 = torch.float16, torch.int32

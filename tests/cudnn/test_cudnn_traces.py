@@ -12,9 +12,9 @@ import torch
 import flashinfer
 from flashinfer.cudnn import cudnn_batch_decode_with_kv_cache, cudnn_batch_prefill_with_kv_cache
 
+from ..attention.definitions import run_definition
 from ..attention.inputs import Batch, int32
-from ..attention.test_extra_traces import run_definition
-from ..attention.test_front_doors import Tables, close, workspace
+from ..attention.tables import Tables, close, workspace
 
 QO_LENS, KV_LENS, PAGE = [17, 1, 40], [33, 9, 97], 16
 

@@ -39,6 +39,15 @@ def test_csrc_has_no_inline_assembly():
     assert not guilty
 
 
+def test_no_test_file_imports_another():
+    """Check that what test files share is in helper modules: a test file can then be changed or moved by itself."""
+    pattern = re.compile(r"^(?:from [\w.]*\btest_\w+ import|(?:from [\w.]+ )?import .*\btest_\w+)", re.M)
+    found = {relative(p): pattern.findall(p.read_text()) for p in sorted((ROOT / "tests").rglob("test_*.py"))}
+    found.pop("tests/page/test_page_scales.py")  # a program in a string, which imports the file itself
+    found.pop("tests/trace/test_graphs.py")  # takes the loader of definitions from test_reference_text.py
+    assert not {path: lines for path, lines in found.items() if lines}
+
+
 def test_every_source_states_its_license():
     sources = [p for d in ("flashinfer", "csrc", "include") for p in (ROOT / d).rglob("*")]
     sources = [p for p in sources if p.suffix in (".py", ".cu", ".cuh", ".h", ".cpp") and "data" not in p.parts]

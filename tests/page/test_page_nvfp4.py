@@ -19,16 +19,10 @@ from flashinfer.trace.templates.page import (
 from flashinfer.trace.templates.page_nvfp4 import quantize_nvfp4
 
 from ..tensors import randn
-from .inputs import FORMS, LAYOUTS, make_batch, make_cache, same
+from .inputs import FORMS, LAYOUTS, make_batch, same
+from .nvfp4_caches import BF16, FP16, make_caches
 
-BF16, FP16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-
-
-def make_caches(layout, form, num_pages, page_size, heads, dim, device, pad=0):
-    codes = make_cache(layout, form, num_pages, page_size, heads, dim // 2, dtype=torch.uint8, device=device, pad=pad)
-    scales = make_cache(layout, form, num_pages, page_size, heads, dim // 16, dtype=E4M3, device=device, pad=pad)
-    return codes, scales
 
 
 def expected_caches(trace, rows, where, caches, scales, table, layout):

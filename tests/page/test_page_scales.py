@@ -14,7 +14,7 @@ from flashinfer.page import global_scale
 from flashinfer.page import nvfp4_quantize_append_paged_kv_cache_with_slot_mapping as append
 
 from .inputs import same
-from .test_page_nvfp4 import BF16, make_caches
+from .nvfp4_caches import BF16, make_caches
 
 BAD = [0.0, -1.0, float("nan"), float("inf"), float("-inf")]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

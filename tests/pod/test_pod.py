@@ -13,18 +13,13 @@ from flashinfer.errors import ArgumentError
 from ..attention.inputs import LAYOUTS, Batch, Pages, int32, offsets
 from ..attention.launches import kernels
 from ..attention.reference import Attention
-from ..attention.test_batch_decode import workspace
+from ..attention.wrappers import workspace
 from ..tensors import randn
+from .inputs import decode_part
 
 
 def close(out: torch.Tensor, expected) -> None:
     torch.testing.assert_close(out.float(), expected[0], rtol=1e-3, atol=1e-3)
-
-
-def decode_part(device: str, layout: str):
-    batch = Batch([1, 1, 1], [9, 130, 0], device=device)
-    pages = batch.pages(8)
-    return batch, pages, batch.cache(pages, layout, "combined")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

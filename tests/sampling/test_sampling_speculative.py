@@ -9,8 +9,8 @@ import torch
 import flashinfer
 from flashinfer.trace.templates.sampling import chain_speculative_outputs
 
+from .chi_square import chi_square
 from .inputs import probs
-from .test_sampling_distribution import chi_square
 
 
 def drafts_and_targets(batch: int, drafts: int, vocab: int, device: str, agreement: float = 0.5):

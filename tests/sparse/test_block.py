@@ -14,25 +14,8 @@ from flashinfer.sparse import convert_bsr_mask_layout
 
 from ..attention.inputs import offsets
 from ..attention.reference import Attention
-from ..attention.test_batch_decode import close, workspace
-from ..tensors import randn
-
-HEADS, KV_HEADS, DIM = 4, 2, 64
-
-
-def pattern_of(M: int, N: int, R: int, C: int, density: float):
-    """Return a random pattern: offsets and columns of its blocks, and the equivalent mask."""
-    blocks = torch.rand(-(-M // R), N // C) < density
-    blocks[0] = False  # a row without blocks
-    indptr = torch.tensor(offsets(blocks.sum(1).tolist()), dtype=torch.int32)
-    indices = blocks.nonzero()[:, 1].int()
-    dense = blocks.repeat_interleave(R, 0)[:M].repeat_interleave(C, 1)
-    return indptr, indices, dense
-
-
-def tensors(M: int, N: int, device: str):
-    q = randn(M, HEADS, DIM, dtype=torch.float16, device=device)
-    return q, *(randn(N, KV_HEADS, DIM, dtype=torch.float16, device=device) for _ in range(2))
+from ..attention.wrappers import close, workspace
+from .inputs import DIM, HEADS, KV_HEADS, pattern_of, tensors
 
 
 @pytest.mark.parametrize("R", [1, 2, 3, 16, 64])

@@ -12,16 +12,11 @@ import flashinfer
 from flashinfer.errors import ArgumentError
 
 from ..attention.reference import Attention
-from ..attention.test_batch_decode import close, workspace
+from ..attention.wrappers import close, workspace
 from ..tensors import randn
+from .inputs import cut
 
 DIM = 64
-
-
-def cut(total: int, parts: int) -> list[int]:
-    """Return sizes that sum to ``total``, some of them 0."""
-    at = sorted(torch.randint(0, total + 1, (parts - 1,)).tolist())
-    return [b - a for a, b in zip([0, *at], [*at, total], strict=True)]
 
 
 def expected(q, k, v, pattern, rows, columns, **options):
