@@ -16,6 +16,7 @@ from typing import Any, Iterable, Iterator, Optional, Sequence, Union
 
 import torch
 
+from .compilation_context import CompilationContext as CompilationContext
 from .errors import ArgumentError
 from .jit import (
     JitSpec,
@@ -33,6 +34,8 @@ from .jit.attention import gen_mla_modules as gen_mla_modules
 from .jit.attention import gen_prefill_modules as gen_prefill_modules
 from .jit.cascade import gen_cascade_modules as gen_cascade_modules
 from .jit.concat_ops import gen_concat_ops_modules as gen_concat_ops_modules
+from .jit.context import current_compilation_context
+from .jit.cpp_ext import get_cuda_version as get_cuda_version
 from .jit.gemm import gen_gemm_modules as gen_gemm_modules
 from .jit.norm import gen_norm_modules as gen_norm_modules
 from .jit.page import gen_page_modules as gen_page_modules
@@ -83,6 +86,37 @@ def gen_attention_modules(
             yield gen_batch_decode_module(*dtypes, ids, qk, vo, 0, False, soft_cap, device="cuda")
             yield gen_single_prefill_module("fa2", *dtypes, qk, vo, 0, False, soft_cap, False, device="cuda")
             yield gen_batch_prefill_module("fa2", *dtypes, ids, qk, vo, 0, False, soft_cap, False, device="cuda")
+
+
+def gen_attention(
+    f16_dtype_: Sequence[torch.dtype],
+    f8_dtype_: Sequence[torch.dtype],
+    fa2_head_dim_: Sequence[tuple[int, int]],
+    fa3_head_dim_: Sequence[tuple[int, int]],
+    use_sliding_window_: Sequence[bool],
+    use_logits_soft_cap_: Sequence[bool],
+    has_sm90: bool,
+    has_sm100: bool,
+    add_gemma: bool,
+    add_oai_oss: bool,
+) -> Iterator[JitSpec]:
+    """Yield what :func:`gen_attention_modules` yields, by the published arguments. One kernel serves all targets here.
+
+    Windows and the ``fa3`` head dimensions add no modules; ``add_gemma`` adds head dimension 256 with a soft cap, and
+    ``add_oai_oss`` head dimension 64.
+    """
+    yield from gen_attention_modules(fa2_head_dim_, f16_dtype_, f8_dtype_, use_logits_soft_cap_)
+    if add_gemma:
+        yield from gen_attention_modules([(256, 256)], f16_dtype_, (), [True])
+    if add_oai_oss:
+        yield from gen_attention_modules([(64, 64)], f16_dtype_, (), [False])
+
+
+def detect_sm_capabilities() -> dict[str, bool]:
+    """Tell for ``"sm80"``, ``"sm90"`` and later architectures whether the targets have it."""
+    targets = {(major, int(minor.rstrip("af"))) for major, minor in current_compilation_context.TARGET_CUDA_ARCHS}
+    known = ((8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (10, 7), (11, 0), (12, 0), (12, 1))
+    return {f"sm{major}{minor}": (major, minor) in targets for major, minor in known}
 
 
 def register_default_modules() -> int:

@@ -18,6 +18,8 @@ from . import env as jit_env
 from .build import Progress, built, clear_modules, ensure_built
 from .context import current_compilation_context
 from .cpp_ext import Commands, ninja_text, translation_units
+from .cpp_ext import get_nvcc_parallelism_flags as get_nvcc_parallelism_flags
+from .cpp_ext import run_ninja as run_ninja
 from .manifest import manifest_path, open_fresh
 from .progress import ProgressLine
 from .toolchain import find_tvm_ffi

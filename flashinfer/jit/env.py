@@ -13,6 +13,7 @@ one of last resort, which must be ours from the start.
     FLASHINFER_AOT_DIR                                       pre-built modules, read only
     FLASHINFER_CUBIN_DIR                                     downloaded binaries
     CUTLASS_INCLUDE_DIRS                                     two, for users' modules, where CUTLASS was put
+    FLASHINFER_DATA                                          folder of what the package ships besides Python
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     FLASHINFER_AOT_DIR: Path
     FLASHINFER_CUBIN_DIR: Path
     CUTLASS_INCLUDE_DIRS: list[Path]
+    FLASHINFER_DATA: Path
 
 
 # ------------------------------------------------------------------------------------------------ cache base
@@ -270,6 +272,7 @@ _COMPUTED: dict[str, Callable[[], Any]] = {
     "FLASHINFER_AOT_DIR": _aot_dir,
     "FLASHINFER_CUBIN_DIR": _cubin_dir,
     "CUTLASS_INCLUDE_DIRS": _cutlass_include_dirs,
+    "FLASHINFER_DATA": lambda: _PACKAGE / "data",
 }
 
 

@@ -2,6 +2,7 @@
 """Normalisation: RMSNorm, LayerNorm, and their forms fused with what stands next to them in a model."""
 
 from ..jit.norm import gen_norm_module as gen_norm_module
+from .cute_names import qk_rmsnorm_cute as qk_rmsnorm_cute
 from .dit_layernorm import (
     fused_dit_gate_residual_layernorm_gamma_beta,
     fused_dit_gate_residual_layernorm_scale_shift,
@@ -19,6 +20,8 @@ from .rmsnorm import (
     rmsnorm,
     rmsnorm_quant,
 )
+
+_USE_CUDA_NORM = True  # engines ask which kernels the norms have: here always CUDA
 
 __all__ = [
     "fused_add_rmsnorm",

@@ -325,3 +325,12 @@ def test_families_and_their_generators(toolkit):
         assert names
         assert len(set(names)) == len(names)
     assert aot.register_default_modules() == len(aot.gen_all_modules())
+
+
+def test_published_names_of_generators(monkeypatch):
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0 9.0a")
+    found = aot.detect_sm_capabilities()
+    assert [name for name, is_there in found.items() if is_there] == ["sm80", "sm90"] and "sm100" in found
+    half, flags = [torch.float16], [False]
+    specs = aot.gen_attention(half, [], [(128, 128)], [], flags, flags, True, False, True, True)
+    assert len({spec.name for spec in specs}) == 4 * 3, "four kinds of head dimensions 128, 256 with soft cap and 64"

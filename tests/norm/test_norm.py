@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flashinfer.norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, rmsnorm
+from flashinfer.norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, qk_rmsnorm_cute, rmsnorm
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.norm import (
     fused_add_rmsnorm_trace,
@@ -204,3 +204,18 @@ def test_any_layout(device, data):
     assert norm(view, w, out=out) is out
     assert_close(out, expected)
     assert gaps_are_untouched(out)
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_the_name_that_engines_call_for_heads(device, bias):
+    x, weight = torch.randn(3, 4, 64, device=device).half(), torch.randn(64, device=device).half()
+    out = torch.empty_like(x)
+    qk_rmsnorm_cute(x, weight, out, 1e-5, weight_bias=bias)
+    same = gemma_rmsnorm if bias else rmsnorm
+    assert torch.equal(out, same(x, weight, 1e-5))
+
+
+def test_a_weight_bias_without_a_kernel():
+    x = torch.randn(1, 2, 64)
+    with pytest.raises(ValueError, match=r"weight_bias must be 0 or 1, got 0\.5"):
+        qk_rmsnorm_cute(x, torch.ones(64), x, weight_bias=0.5)
