@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Sequence
 import torch
 
 from ..errors import ArgumentError
-from ..jit.core import loaded_modules
+from ..jit.load import loaded_modules
 from ..ops import register_custom_op
 from ..wrapping import compiler, is_traced
 from .modules import get_single_decode_module, get_single_prefill_module

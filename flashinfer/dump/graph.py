@@ -19,15 +19,13 @@ import threading
 import weakref
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
 from . import files
+from .call_dump import CallDump, Recorder
 from .codec import host_copies, tensor_bytes
-
-if TYPE_CHECKING:
-    from .writer import CallDump, Dumper
 
 __all__ = [
     "clear_graph_dumps",
@@ -51,7 +49,7 @@ def is_capturing() -> bool:
 
 @dataclass
 class _HeldCall:
-    dumper: Dumper
+    dumper: Recorder
     dump: CallDump
     outputs: dict[str, torch.Tensor]
     graph: Callable[[], Any]  # weak reference; returns None for a capture no hook saw
@@ -65,7 +63,7 @@ _lock = threading.RLock()  # re-entrant: the SIGTERM handler may interrupt a flu
 _captures = threading.local()  # .stack: graphs this thread is capturing
 
 
-def hold(dumper: Dumper, dump: CallDump, outputs: dict[str, torch.Tensor]) -> None:
+def hold(dumper: Recorder, dump: CallDump, outputs: dict[str, torch.Tensor]) -> None:
     """Keep the tensors of a captured call until its graph is deleted or :func:`clear_graph_dumps`."""
     stack = getattr(_captures, "stack", [])
     reference = weakref.ref(stack[-1], _forget) if stack else lambda: None

@@ -21,7 +21,7 @@ import re
 import threading
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
 
@@ -31,6 +31,7 @@ from ..arch import get_default_generators
 from ..knobs import knobs
 from . import files, graph
 from .apis import public_module
+from .call_dump import CallDump
 from .codec import Encoder, class_path, describe_layout, host_copies, host_copy, item_key, tensor_bytes
 from .flat import describe_value
 
@@ -86,17 +87,6 @@ class ApiCall:
     def passed(self) -> tuple[Any, ...]:
         """Return the positional arguments as the function gets them."""
         return self.args if self.owner is None else (self.owner, *self.args)
-
-
-@dataclass
-class CallDump:
-    """State between the inputs and the outputs of one dumped call."""
-
-    directory: Path
-    record: dict[str, Any]
-    inputs: dict[str, torch.Tensor]
-    aliases: dict[str, str]  # key of an input -> another key of the same tensor
-    before: dict[str, torch.Tensor] = field(default_factory=dict)  # host copies, to find changed arguments
 
 
 class Dumper:

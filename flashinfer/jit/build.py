@@ -18,21 +18,22 @@ import shlex
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 from ..errors import MissingJITCacheError
 from ..knobs import knobs
 from ..log_level import say
 from . import env as jit_env
+from .context import current_compilation_context
 from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, translation_units, watch_ninja
+from .load import is_fresh, load, load_fresh, staleness, try_load
 from .manifest import manifest_path, source_digests, write_manifest
 from .progress import ProgressBar, ProgressLine
-from .utils import make_folder, write_atomically
+from .spec import ModuleSpec
+from .utils import make_folder, write_atomically, write_if_different
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
-
-    from .core import JitSpec
 
 logger = logging.getLogger("flashinfer.jit")
 
@@ -46,7 +47,55 @@ _ERROR_LINE = re.compile(
 _NINJA_LINE = re.compile(r"FAILED: |\[\d+/\d+\] |ninja: (Entering directory|build stopped)")
 
 
-def ensure_built(specs: Sequence[JitSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine) -> None:
+def build_and_load(spec: ModuleSpec) -> Any:
+    """Return the loaded module: pre-built, else fresh in the cache, else compiled now."""
+    try:
+        module = try_load(spec)
+    except Exception as error:  # the content is fresh, but the library does not load: system libraries differ, say
+        logger.warning("cached %s cannot be loaded (%s); building it again", spec.name, error)
+        with built([spec], force=True):
+            return load(spec.jit_library_path)
+    if module is None:
+        check_target(spec)
+    while module is None:
+        with built([spec]) as locked:
+            module = load_fresh(spec)
+            if module is None and locked:  # a header was edited during the build: load what was built
+                module = load(spec.jit_library_path)
+    return module
+
+
+def build_modules(
+    specs: Sequence[ModuleSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine
+) -> None:
+    """Build those of ``specs`` that are not fresh, all in one ninja graph; refuse CUDA modules without a target."""
+    for spec in specs:
+        check_target(spec)
+    ensure_built(specs, verbose, progress)
+
+
+def check_target(spec: ModuleSpec) -> None:
+    if spec.backend == "cuda" and not current_compilation_context.TARGET_CUDA_ARCHS:
+        raise RuntimeError(
+            f"{spec.name}: no CUDA target to compile for: no GPU is visible and FLASHINFER_CUDA_ARCH_LIST is not set "
+            "(FlashInfer requires GPUs with sm75 or higher)"
+        )
+
+
+def write_generated(spec: ModuleSpec) -> None:
+    """Write the generated sources whose text changed. A build calls this inside its lock."""
+    for path, text in spec.generated.items():
+        write_if_different(path, text)
+
+
+def write_ninja(spec: ModuleSpec) -> None:
+    """Write ``build.ninja`` into the module's directory, if its text changed."""
+    write_if_different(spec.ninja_path, ninja_text(spec, spec.build_dir))
+
+
+def ensure_built(
+    specs: Sequence[ModuleSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine
+) -> None:
     """Build those of ``specs`` that are not fresh, all in one ninja graph."""
     with built(specs, verbose, progress):
         pass
@@ -54,46 +103,46 @@ def ensure_built(specs: Sequence[JitSpec], verbose: Optional[bool] = None, progr
 
 @contextlib.contextmanager
 def built(
-    specs: Sequence[JitSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine, force: bool = False
+    specs: Sequence[ModuleSpec], verbose: Optional[bool] = None, progress: Progress = ProgressLine, force: bool = False
 ) -> Iterator[bool]:
     """Run :func:`ensure_built` and hold the locks of stale modules until the block ends; yields True if there are any.
 
     ``force`` builds fresh modules too. Inside the block, modules of these names must not be built.
     """
-    by_lock = {str(s.lock_path): s for s in specs if force or not s.is_fresh()}  # a module named twice is built once
+    by_lock = {str(s.lock_path): s for s in specs if force or not is_fresh(s)}  # a module named twice is built once
     if not by_lock:
         yield False
         return
     pending = [by_lock[lock] for lock in sorted(by_lock)]
     if knobs.disable_jit:
         raise MissingJITCacheError(
-            f"{pending[0].name}: no usable module in the cache ({pending[0].staleness() or 'it does not load'}) "
+            f"{pending[0].name}: no usable module in the cache ({staleness(pending[0]) or 'it does not load'}) "
             "nor pre-built, and FLASHINFER_DISABLE_JIT is set",
             pending[0],
         )
     for spec in pending:
         _check_sources(spec)
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("building %s: %s", spec.name, spec.staleness() or "it does not load")
+            logger.debug("building %s: %s", spec.name, staleness(spec) or "it does not load")
     jit_env.check_base()
     for spec in pending:
         _check_trust(spec)
     with contextlib.ExitStack() as locks:
         # All processes lock in the same order, so that two groups cannot wait for each other.
         held = [spec for spec in pending if locks.enter_context(_lock(spec, force))]
-        pending = [s for s in held if force or not s.is_fresh()]
+        pending = [s for s in held if force or not is_fresh(s)]
         if pending:
             _build_locked(pending, knobs.jit_verbose if verbose is None else verbose, progress)
         yield bool(held)
 
 
-def _check_sources(spec: JitSpec) -> None:
+def _check_sources(spec: ModuleSpec) -> None:
     for source in spec.sources:
         if source not in spec.generated and not source.is_file():
             raise RuntimeError(f"{spec.name}: source {source} does not exist")
 
 
-def _check_trust(spec: JitSpec) -> None:
+def _check_trust(spec: ModuleSpec) -> None:
     """Check the directories before a build: the result is loaded, and other users must not be able to change it."""
     for folder in (spec.build_dir, jit_env.gen_src_dir(spec.backend) / spec.name):
         reason = jit_env.untrusted(folder)
@@ -102,7 +151,7 @@ def _check_trust(spec: JitSpec) -> None:
 
 
 @contextlib.contextmanager
-def _explain_os_error(spec: JitSpec) -> Iterator[None]:
+def _explain_os_error(spec: ModuleSpec) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -113,10 +162,10 @@ def _explain_os_error(spec: JitSpec) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock(spec: JitSpec, force: bool = False) -> Iterator[bool]:
+def _lock(spec: ModuleSpec, force: bool = False) -> Iterator[bool]:
     """Hold the lock of a module and make its folder. Yields False, without the lock, if another process built it."""
     with _explain_os_error(spec):
-        lock = _acquire(spec.name, spec.lock_path, lambda: not force and spec.is_fresh())
+        lock = _acquire(spec.name, spec.lock_path, lambda: not force and is_fresh(spec))
     try:
         if lock is not None:
             with _explain_os_error(spec):
@@ -178,7 +227,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _build_locked(specs: Sequence[JitSpec], verbose: bool, progress: Progress) -> None:
+def _build_locked(specs: Sequence[ModuleSpec], verbose: bool, progress: Progress) -> None:
     private, sources = {}, {}
     try:
         for spec in specs:
@@ -213,7 +262,7 @@ class _Publisher:
     A module that cannot be published does not stop the others; its error is raised at the end.
     """
 
-    def __init__(self, private: Mapping[JitSpec, Path], sources: Mapping[JitSpec, dict[str, str]]) -> None:
+    def __init__(self, private: Mapping[ModuleSpec, Path], sources: Mapping[ModuleSpec, dict[str, str]]) -> None:
         self._private, self._sources = private, sources
         self.waiting = list(private)
         self._error: Optional[Exception] = None
@@ -236,18 +285,18 @@ class _Publisher:
             raise self._error
 
 
-def _prepare(spec: JitSpec) -> Path:
+def _prepare(spec: ModuleSpec) -> Path:
     """Write the generated sources and the ninja files; return a fresh private directory."""
     for stale in spec.build_dir.glob(_PRIVATE_PREFIX + "*"):
         shutil.rmtree(stale, ignore_errors=True)
-    spec.write_generated()
-    spec.write_ninja()
+    write_generated(spec)
+    write_ninja(spec)
     directory = Path(tempfile.mkdtemp(prefix=_PRIVATE_PREFIX, dir=spec.build_dir))
     write_atomically(directory / "build.ninja", ninja_text(spec, directory))
     return directory
 
 
-def _publish(spec: JitSpec, private: Path, sources: dict[str, str]) -> None:
+def _publish(spec: ModuleSpec, private: Path, sources: dict[str, str]) -> None:
     library = spec.jit_library_path
     manifest_path(library).unlink(missing_ok=True)
     for path in private.glob("*.o"):
@@ -257,7 +306,7 @@ def _publish(spec: JitSpec, private: Path, sources: dict[str, str]) -> None:
     write_manifest(spec, private, library, sources)
 
 
-def _failure(failed: Sequence[JitSpec], log: str) -> str:
+def _failure(failed: Sequence[ModuleSpec], log: str) -> str:
     """Format one message: the module, the first compiler error, the path of the log, how to repeat the build."""
     spec = failed[0]
     log_path = spec.build_dir / "build.log"

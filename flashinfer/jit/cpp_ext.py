@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiler command lines of a JitSpec: translation units, flags, the text of ``build.ninja``, running ninja."""
+"""Compiler command lines of a ModuleSpec: translation units, flags, the text of ``build.ninja``, running ninja."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterable, Optional, Sequence, Union
+from typing import Callable, Iterable, Optional, Sequence, Union
 
 from ..knobs import knobs
 from ..log_level import say
 from . import env as jit_env
 from .context import current_compilation_context
+from .spec import ModuleSpec
 from .toolchain import (  # noqa: F401  (the contract looks for the discovery functions here)
     NO_CXX,
     NO_NVCC,
@@ -31,9 +32,6 @@ from .toolchain import (  # noqa: F401  (the contract looks for the discovery fu
     split_cxx,
     tvm_ffi_paths,
 )
-
-if TYPE_CHECKING:
-    from .core import JitSpec
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _FFI = re.compile(r"\bTensorView\b|\bTVM_FFI_")
@@ -64,7 +62,7 @@ class Unit:
     object_name: str
 
 
-def translation_units(spec: JitSpec) -> list[Unit]:
+def translation_units(spec: ModuleSpec) -> list[Unit]:
     """Return the sources to compile, each once.
 
     A listed source that another listed source includes (a binding including its launcher) is a dependency of the other
@@ -119,7 +117,7 @@ class Flags:
     link: tuple[str, ...]
 
 
-def flag_tokens(spec: JitSpec) -> dict[str, str]:
+def flag_tokens(spec: ModuleSpec) -> dict[str, str]:
     """Return the values of the ``{tokens}`` in this module's flags and manifest paths, on this machine."""
     include, lib = tvm_ffi_paths()
     tokens = {
@@ -147,7 +145,7 @@ def expand(text: str, tokens: dict[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda m: tokens.get(m[1], m[0]), text)
 
 
-def module_flags(spec: JitSpec) -> Flags:
+def module_flags(spec: ModuleSpec) -> Flags:
     debug, tokens = knobs.jit_debug, flag_tokens(spec)
     extra = [f"-I{tokenise(str(directory), tokens)}" for directory in spec.extra_include_dirs]
     optimise = ["-O0", "-g"] if debug else ["-O3", "-DNDEBUG"]
@@ -178,7 +176,7 @@ def module_flags(spec: JitSpec) -> Flags:
     )
 
 
-def _cuda_flags(spec: JitSpec, debug: bool) -> list[str]:
+def _cuda_flags(spec: ModuleSpec, debug: bool) -> list[str]:
     flags = [] if any(f.startswith(("-std=", "--std=")) for f in spec.extra_cuda_cflags) else ["-std=c++17"]
     flags += ["-Xcompiler=-fPIC,-fvisibility=hidden", "-Xfatbin=-compress-all"]
     flags += [f"-DFLASHINFER_ENABLE_{name}" for name in ("F16", "BF16", "FP8_E4M3", "FP8_E5M2")]
@@ -212,7 +210,7 @@ def _join(flags: Sequence[str], tokens: dict[str, str]) -> str:
 class Commands:
     """The command lines of one module. Needs the compilers of the spec's backend."""
 
-    def __init__(self, spec: JitSpec) -> None:
+    def __init__(self, spec: ModuleSpec) -> None:
         self.spec, self.units = spec, translation_units(spec)
         self.flags, self.tokens = module_flags(spec), flag_tokens(spec)
         (before_cxx, cxx, _), nvcc = split_cxx(), find_nvcc() if spec.backend == "cuda" else None
@@ -259,7 +257,7 @@ def _ninja_path(path: Path) -> str:
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
-def ninja_text(spec: JitSpec, out_dir: Path) -> str:
+def ninja_text(spec: ModuleSpec, out_dir: Path) -> str:
     """Return ``build.ninja`` of one module with all outputs in ``out_dir``."""
     commands = Commands(spec)
     before, after = (part.replace("$", "$$") for part in commands.link())
@@ -297,9 +295,7 @@ def generate_ninja_build_for_op(
     needs_device_linking: bool = False,
 ) -> str:
     """Return ``build.ninja`` of a CUDA module of these sources, with outputs where ``gen_jit_spec`` puts them."""
-    from .core import JitSpec
-
-    spec = JitSpec(
+    spec = ModuleSpec(
         name=name,
         sources=[Path(source).absolute() for source in sources],
         extra_cflags=list(extra_cflags or []),

@@ -14,16 +14,14 @@ import os
 import re
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Optional
+from typing import Any, BinaryIO, Callable, Optional
 
 from ..version import __version__
 from . import env as jit_env
 from .cpp_ext import expand, flag_tokens, module_flags, tokenise, translation_units
+from .spec import ModuleSpec
 from .toolchain import binary_stamp, find_cxx, find_nvcc, find_tvm_ffi, identify
 from .utils import write_atomically
-
-if TYPE_CHECKING:
-    from .core import JitSpec
 
 SCHEMA = 1
 
@@ -36,7 +34,7 @@ def _digest(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
-def identity(spec: JitSpec) -> dict[str, Any]:
+def identity(spec: ModuleSpec) -> dict[str, Any]:
     """Return everything that determines the result except file contents and compiler versions."""
     flags, tokens = module_flags(spec), flag_tokens(spec)
     return {
@@ -51,7 +49,7 @@ def identity(spec: JitSpec) -> dict[str, Any]:
     }
 
 
-def _compilers(spec: JitSpec) -> dict[str, Optional[Path]]:
+def _compilers(spec: ModuleSpec) -> dict[str, Optional[Path]]:
     found = {"cxx": find_cxx()}
     if spec.backend == "cuda":
         found["nvcc"] = find_nvcc()
@@ -72,12 +70,12 @@ def _dep_files(private: Path) -> set[str]:
     return paths
 
 
-def source_digests(spec: JitSpec) -> dict[str, str]:
+def source_digests(spec: ModuleSpec) -> dict[str, str]:
     """Return the digests of the listed sources. Taken before the compiler reads the sources."""
     return {os.path.normpath(source): _digest(_content(spec, source)) for source in spec.sources}
 
 
-def write_manifest(spec: JitSpec, private: Path, library: Path, sources: dict[str, str]) -> None:
+def write_manifest(spec: ModuleSpec, private: Path, library: Path, sources: dict[str, str]) -> None:
     """Record how ``library`` came to be. Called after it has been published.
 
     ``sources`` are the digests from before the build. A header is known only afterwards; one that was edited in the
@@ -115,7 +113,7 @@ def _edited_since(start: Path) -> Callable[[str], bool]:
     return lambda path: began < os.stat(path).st_ctime_ns <= now
 
 
-def _content(spec: JitSpec, path: Path) -> bytes:
+def _content(spec: ModuleSpec, path: Path) -> bytes:
     """Return the content that a build would see: a source generated during the build counts as its text."""
     return spec.generated[path].encode() if path in spec.generated else path.read_bytes()
 
@@ -130,7 +128,7 @@ def _read_manifest(library: Path) -> Optional[dict[str, Any]]:
     return manifest if complete else None
 
 
-def staleness(spec: JitSpec, library: Path) -> Optional[str]:
+def staleness(spec: ModuleSpec, library: Path) -> Optional[str]:
     """Return None if ``library`` is fresh, else the first reason why it is not."""
     reason, file = open_fresh(spec, library)
     if file is not None:
@@ -138,7 +136,7 @@ def staleness(spec: JitSpec, library: Path) -> Optional[str]:
     return reason
 
 
-def open_fresh(spec: JitSpec, library: Path) -> tuple[Optional[str], Optional[BinaryIO]]:
+def open_fresh(spec: ModuleSpec, library: Path) -> tuple[Optional[str], Optional[BinaryIO]]:
     """Return the reason why ``library`` is stale, or the open fresh file: another file may take its name any time."""
     manifest = _read_manifest(library)
     reason = "not built" if manifest is None else _difference(spec, manifest)
@@ -154,7 +152,7 @@ def open_fresh(spec: JitSpec, library: Path) -> tuple[Optional[str], Optional[Bi
         return "library missing", None
 
 
-def _difference(spec: JitSpec, manifest: dict[str, Any]) -> Optional[str]:
+def _difference(spec: ModuleSpec, manifest: dict[str, Any]) -> Optional[str]:
     """Return the first thing, other than the library, that changed since ``manifest`` was written."""
     try:
         now = identity(spec)

@@ -17,8 +17,9 @@ import pytest
 
 from flashinfer import aot
 from flashinfer.jit import gen_jit_spec
-from flashinfer.jit.core import JitSpec, _load_library
+from flashinfer.jit.core import JitSpec
 from flashinfer.jit.cpp_ext import Commands
+from flashinfer.jit.load import _load_library
 
 from .options import NO_SPILLS
 

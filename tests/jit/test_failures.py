@@ -197,7 +197,7 @@ def test_full_disk(workshop):
     assert spec.build_and_load().answer() == 42
 
 
-@pytest.mark.parametrize("step", ["build._prepare", "build.write_manifest", "core.write_if_different"])
+@pytest.mark.parametrize("step", ["build._prepare", "build.write_manifest", "build.write_if_different"])
 def test_full_disk_in_our_own_writes(workshop, monkeypatch, step):
     def full(*_):
         raise OSError(28, os.strerror(28))

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from filelock import FileLock, Timeout
 
-from flashinfer.jit import build_jit_specs, clear_cache_dir, core, gen_jit_spec
+from flashinfer.jit import build_jit_specs, clear_cache_dir, gen_jit_spec
 from flashinfer.jit import env as jit_env
+from flashinfer.jit import load as loading
 
 from .toolbox import TINY, Workshop, fake_cxx, in_processes
 
@@ -164,8 +165,8 @@ def test_built_modules_are_loaded_inside_the_lock(workshop, monkeypatch, before)
             raise OSError("cannot open shared object file")
         return load_library(path, file)
 
-    load_library = core._load_library
-    monkeypatch.setattr(core, "_load_library", load)
+    load_library = loading._load_library
+    monkeypatch.setattr(loading, "_load_library", load)
     assert spec.build_and_load().answer() == 42
     assert held == ([True] if before == "nothing" else [False, True])
     with FileLock(str(spec.lock_path), timeout=0):
@@ -195,17 +196,17 @@ def test_what_was_looked_at_is_loaded(workshop, tmp_path, monkeypatch, meanwhile
     spec.build()
     if loaded_before:
         assert spec.build_and_load().answer() == 42
-    load_library = core._load_library
+    load_library = loading._load_library
 
     def load(path, file):
-        monkeypatch.setattr(core, "_load_library", load_library)
+        monkeypatch.setattr(loading, "_load_library", load_library)
         if meanwhile == "published":
             theirs.build()
         else:
             clear_cache_dir()
         return load_library(path, file)
 
-    monkeypatch.setattr(core, "_load_library", load)
+    monkeypatch.setattr(loading, "_load_library", load)
     assert spec.build_and_load().answer() == 42
     assert spec.build_and_load().answer() == 42
     assert theirs.build_and_load().answer() == 43

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data of one compiled module: name, sources, flags, and where its files lie. Independent of any op.
+
+``manifest`` and ``cpp_ext`` read a spec, ``load`` opens its library, ``build`` makes it. None of them is known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Mapping, Optional
+
+from . import env as jit_env
+
+__all__ = ["ModuleSpec"]
+
+
+@dataclass(eq=False)
+class ModuleSpec:
+    """One module: its sources and flags. Making a spec touches no disk."""
+
+    name: str
+    sources: list[Path]
+    extra_cflags: list[str] = field(default_factory=list)
+    extra_cuda_cflags: list[str] = field(default_factory=list)
+    extra_ldflags: list[str] = field(default_factory=list)
+    extra_include_dirs: list[Path] = field(default_factory=list)
+    is_class: bool = False
+    needs_device_linking: bool = False
+    backend: str = "cuda"  #: "cuda" or "cpu"
+    host_sources: frozenset[Path] = frozenset()  #: ``.cu`` files without device code: the host compiler takes them
+    generated: Mapping[Path, str] = field(default_factory=dict)  #: sources written inside the build lock
+    supported_major_versions: Optional[list[int]] = None  #: limits the targets to these majors
+
+    def __post_init__(self) -> None:
+        self.found: Optional[Path] = None  #: the fresh library that was found last; the cache has several folders
+
+    @property
+    def library_name(self) -> str:
+        return f"{self.name}.so"
+
+    @property
+    def build_dir(self) -> Path:
+        return jit_env.jit_dir(self.backend) / self.name
+
+    @property
+    def ninja_path(self) -> Path:
+        return self.build_dir / "build.ninja"
+
+    @property
+    def jit_library_path(self) -> Path:
+        return self.build_dir / self.library_name
+
+    @property
+    def lock_path(self) -> Path:
+        return jit_env.jit_dir(self.backend) / f"{self.name}.lock"
+
+    @property
+    def aot_path(self) -> Path:
+        return jit_env.FLASHINFER_AOT_DIR / self.name / self.library_name
+
+    @property
+    def is_aot(self) -> bool:
+        return self.aot_path.exists()
+
+    @property
+    def is_ninja_generated(self) -> bool:
+        return self.ninja_path.exists()
+
+    def source_text(self, source: Path) -> str:
+        return self.generated[source] if source in self.generated else source.read_text(errors="replace")
