@@ -25,6 +25,7 @@ struct Tile {
   int64_t row, rows, column, columns;
   int64_t batch;   // of a and d
   int64_t weight;  // matrix of b
+  bool streams;    // computed by stream_cpu.h: so are all tiles of a segment, however it is cut
 };
 
 inline bool IsBlockScale(const Scale& x) {
@@ -82,7 +83,10 @@ inline void DecodeBlock(const T* from, int64_t stride_i, int64_t stride_j, int64
       const T* row = from + i * stride_i;
       float* out = to + i * to_stride;
       int64_t j = 0;
-      for (; j + LANES <= columns; j += LANES) cpu::Store(out + j, cpu::Load(row + j));
+      for (; j + LANES <= columns; j += LANES) {
+        cpu::Store(out + j, cpu::Load(row + j));
+        __builtin_prefetch(row + 2 * stride_i + j, 0, 2);  // runs are too short for the hardware to look ahead
+      }
       for (; j < columns; ++j) out[j] = static_cast<float>(row[j]);
     }
     return;
@@ -91,7 +95,11 @@ inline void DecodeBlock(const T* from, int64_t stride_i, int64_t stride_j, int64
   for (int64_t i = 0; i < whole_i; i += LANES) {
     for (int64_t j = 0; j < whole_j; j += LANES) {
       Vec block[LANES];
-      for (int x = 0; x < LANES; ++x) block[x] = cpu::Load(from + i + (j + x) * stride_j);
+      for (int x = 0; x < LANES; ++x) {
+        const T* const line = from + i + (j + x) * stride_j;
+        block[x] = cpu::Load(line);
+        __builtin_prefetch(line + PANEL_N * stride_j, 0, 2);  // the next panel
+      }
       Transpose(block);
       for (int x = 0; x < LANES; ++x) cpu::Store(to + (i + x) * to_stride + j, block[x]);
     }
