@@ -61,6 +61,7 @@ FLASHINFER_INLINE Status Gemm(const GemmArguments& x, Stream stream) {
   if (status != cudaSuccess) return status;
   GemmPlan p;
   const KernelChoice c = ChooseKernel(&p, x, Multiprocessors(device));
+  if (!FitsPlan(p)) return cudaErrorInvalidValue;
   switch (x.a.element) {
     case Element::kFloat32:
       return LaunchOfType<float>(p, c, device, stream);

@@ -29,6 +29,8 @@ constexpr int BlockN(TileSize size) {
   return size == TileSize::kSmall || size == TileSize::kNarrow ? 32 : BlockM(size);
 }
 
+constexpr int64_t MAX_PLAN = INT_MAX / 2;  // sums of two do not overflow
+
 struct KernelChoice {
   Loads loads;
   bool scaled;  // scales differ between rows or along K
@@ -47,11 +49,21 @@ constexpr bool HasKernel(int element_bytes, Loads loads, bool scaled, TileSize s
   return loads != Loads::kAny || size == TileSize::kMedium || size == TileSize::kSmall;
 }
 
-/// True if runs of 16 bytes along a dimension of `unit_stride` can be loaded or stored at once.
-inline bool HasChunks(const Matrix& x, int64_t unit_stride, int64_t other_stride, int64_t others, int64_t batch) {
-  const int64_t width = 16 / ElementBytes(x.element);
-  return unit_stride == 1 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 &&
+/// True if runs of `run` bytes along a dimension of `unit_stride` can be loaded or stored at once, at multiples of that.
+inline bool HasRuns(int run, const Matrix& x, int64_t unit_stride, int64_t other_stride, int64_t others,
+                    int64_t batch) {
+  const int64_t width = run / ElementBytes(x.element);
+  return unit_stride == 1 && reinterpret_cast<uintptr_t>(x.data) % run == 0 &&
          (others == 1 || other_stride % width == 0) && (batch == 1 || x.batch_stride % width == 0);
+}
+
+/// Return how an operand of (batch, rows, k) can be loaded. `whole_depth`: blocks of scales begin at chunks.
+inline OperandLayout LayoutOf(const Matrix& x, int64_t batch, int64_t rows, int64_t k, bool whole_depth) {
+  OperandLayout layout;
+  layout.chunks = whole_depth && HasRuns(16, x, x.column_stride, x.row_stride, rows, batch);
+  layout.by_rows = x.column_stride != 1 && x.row_stride == 1;
+  layout.words = layout.by_rows && HasRuns(4, x, x.row_stride, x.column_stride, k, batch);
+  return layout;
 }
 
 inline bool VariesByRowOrK(const Scale& x) {
@@ -88,21 +100,19 @@ inline KernelChoice ChooseKernel(GemmPlan* p, const GemmArguments& x, int multip
   const bool whole_depth = depth % width == 0 || depth >= x.k;         // blocks begin at chunks
   const bool whole_k = x.k % width == 0 && whole_depth;                // no block ends inside of a chunk
   const int64_t matrices = x.weight_indices == nullptr ? x.batch : 2;  // an index can name any matrix
-  p->a_chunks = whole_depth && HasChunks(x.a, x.a.column_stride, x.a.row_stride, x.m, token_batch);
-  p->b_chunks = whole_depth && HasChunks(x.b, x.b.column_stride, x.b.row_stride, x.n, matrices);
-  p->a_by_rows = x.a.column_stride != 1 && x.a.row_stride == 1;
-  p->b_by_rows = x.b.column_stride != 1 && x.b.row_stride == 1;
-  p->d_chunks = HasChunks(x.d, x.d.column_stride, x.d.row_stride, x.m, token_batch);
+  p->a_layout = LayoutOf(x.a, token_batch, x.m, x.k, whole_depth);
+  p->a_layout.words &= x.grouping != Grouping::kPacked;  // tiles begin at any row
+  p->b_layout = LayoutOf(x.b, matrices, x.n, x.k, whole_depth);
+  p->d_chunks = HasRuns(16, x.d, x.d.column_stride, x.d.row_stride, x.m, token_batch);
   p->d_by_rows = x.d.column_stride != 1 && x.d.row_stride == 1;
-  const bool b_columns = HasChunks(x.b, x.b.row_stride, x.b.column_stride, x.k, matrices) && x.n % width == 0;
+  const bool b_columns = HasRuns(16, x.b, x.b.row_stride, x.b.column_stride, x.k, matrices) && x.n % width == 0;
 
   KernelChoice c{Loads::kAny, scaled, ChooseSize(x, multiprocessors)};
-  if (p->a_chunks && whole_k) c.loads = p->b_chunks ? Loads::kChunks : b_columns ? Loads::kColumns : Loads::kAny;
-  if (!HasKernel(bytes, c.loads, scaled, c.size)) {
-    const bool only_size = HasKernel(bytes, c.loads, scaled, TileSize::kMedium);
-    if (!only_size) c.loads = Loads::kAny;
-    if (!HasKernel(bytes, c.loads, scaled, c.size)) c.size = TileSize::kMedium;
+  if (p->a_layout.chunks && whole_k) {
+    c.loads = p->b_layout.chunks ? Loads::kChunks : b_columns ? Loads::kColumns : Loads::kAny;
   }
+  if (!HasKernel(bytes, c.loads, scaled, TileSize::kMedium)) c.loads = Loads::kAny;
+  if (!HasKernel(bytes, c.loads, scaled, c.size)) c.size = TileSize::kMedium;  // there is one for all kinds of loads
   p->m_tiles = CeilDivide(p->m, BlockM(c.size)), p->n_tiles = CeilDivide(p->n, BlockN(c.size));
   return c;
 }
@@ -115,12 +125,9 @@ inline int64_t MaxTiles(const GemmPlan& p) {
   return KnownTiles(p);
 }
 
-/// True if the numbers of the problem fit the 32-bit ones of a plan.
-inline bool FitsPlan(const GemmArguments& x) {
-  constexpr int64_t MOST = INT_MAX / 2;  // sums of two do not overflow
-  if (x.m > MOST || x.n > MOST || x.k > MOST || x.batch > MOST) return false;
-  return double((x.m + 15) / 16) * double((x.n + 31) / 32) * double(x.batch) < double(MOST);
-}
+/// True if a plan can hold the sizes of the problem and the numbers of its tiles.
+inline bool FitsPlan(const GemmArguments& x) { return std::max({x.m, x.n, x.k, x.batch}) <= MAX_PLAN; }
+inline bool FitsPlan(const GemmPlan& p) { return MaxTiles(p) <= MAX_PLAN; }
 
 }  // namespace gemm
 }  // namespace flashinfer

@@ -31,10 +31,10 @@ struct KernelTraits {
 };
 
 template <typename T>
-__device__ __forceinline__ Operand<T> OperandOf(const Matrix& x, int batch, int row, int rows, bool chunks,
-                                                bool by_rows) {
+__device__ __forceinline__ Operand<T> OperandOf(const Matrix& x, int batch, int row, int rows,
+                                                const OperandLayout& layout) {
   const T* data = static_cast<const T*>(x.data) + batch * x.batch_stride + row * x.row_stride;
-  return {data, x.row_stride, x.column_stride, rows, chunks, by_rows};
+  return {data, x.row_stride, x.column_stride, rows, layout};
 }
 
 /// Scale of one row of a or b that a thread loads for the block.
@@ -77,9 +77,8 @@ class TileProduct {
       : p_(p),
         tile_(tile),
         shared_(shared),
-        a_(OperandOf<T>(p.x.a, tile.token_batch, tile.row, tile.rows, p.a_chunks, p.a_by_rows)),
-        b_(OperandOf<T>(p.x.b, tile.weight_batch, tile.column, min(p.n - tile.column, Tile::BLOCK_N), p.b_chunks,
-                        p.b_by_rows)) {}
+        a_(OperandOf<T>(p.x.a, tile.token_batch, tile.row, tile.rows, p.a_layout)),
+        b_(OperandOf<T>(p.x.b, tile.weight_batch, tile.column, min(p.n - tile.column, Tile::BLOCK_N), p.b_layout)) {}
 
   __device__ __forceinline__ void Run() {
     Sums sums{};
@@ -195,8 +194,8 @@ class TileProduct {
   }
   __device__ __forceinline__ void Store(int slot) const {
     const uint32_t to = ptx::SharedAddress(shared_ + slot * Traits::STAGE_BYTES);
-    a_part_.Store(to, a_.by_rows);
-    b_part_.Store(to + Traits::A_BYTES, b_.by_rows);
+    a_part_.Store(to, a_.layout.by_rows);
+    b_part_.Store(to + Traits::A_BYTES, b_.layout.by_rows);
   }
 
   const GemmPlan& p_;

@@ -23,7 +23,7 @@ struct Operand {
   const T* data;
   int64_t row_stride, k_stride;
   int rows;  // rows that exist; others count as zero
-  bool chunks, by_rows;
+  OperandLayout layout;
 };
 
 /// Return the byte offset of a chunk in a tile with rows of K.
@@ -67,16 +67,45 @@ __device__ __forceinline__ void CopyColumns(uint32_t to, const Operand<T>& x, in
   }
 }
 
-/// Part of a tile of ROWS rows that one thread loads to registers and then stores to shared memory.
+/// Transpose a chunk of COUNT rows: word i has element i of each row; rows[r] gets the elements of row r.
+template <int BYTES, int COUNT>
+__device__ __forceinline__ void TransposeWords(const uint32_t (&words)[COUNT * 4], uint32_t (&rows)[COUNT][4]) {
+  static_assert(BYTES * COUNT == 4, "a word must hold one element of each row");
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t* x = words + i * COUNT;
+    if constexpr (COUNT == 4) {
+      const uint32_t low[2] = {__byte_perm(x[0], x[1], 0x5140), __byte_perm(x[2], x[3], 0x5140)};
+      const uint32_t high[2] = {__byte_perm(x[0], x[1], 0x7362), __byte_perm(x[2], x[3], 0x7362)};
+      rows[0][i] = __byte_perm(low[0], low[1], 0x5410), rows[1][i] = __byte_perm(low[0], low[1], 0x7632);
+      rows[2][i] = __byte_perm(high[0], high[1], 0x5410), rows[3][i] = __byte_perm(high[0], high[1], 0x7632);
+    } else if constexpr (COUNT == 2) {
+      rows[0][i] = __byte_perm(x[0], x[1], 0x5410), rows[1][i] = __byte_perm(x[0], x[1], 0x7632);
+    } else {
+      rows[0][i] = x[0];
+    }
+  }
+}
+
+/// Part of a tile of ROWS rows that one thread loads to registers and then stores to shared memory: chunks of
+/// neighbouring rows, as many as have elements in one word, where the thread has enough of them.
 template <int ROWS, int THREADS, typename T>
 class Fetched {
  public:
   __device__ __forceinline__ void Fetch(const Operand<T>& x, int k, int k_end) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
+    for (int i = 0; i < COUNT; i += GROUP) {
       int row, chunk;
-      Place(x.by_rows, i, row, chunk);
-      chunks_[i] = Chunk(x, row, k + chunk * WIDTH, k_end);
+      Place(x.layout.by_rows, i, row, chunk);
+      if (GROUP == PER_WORD && x.layout.words && row + GROUP <= x.rows) {
+        FetchWords(x, i, row, k + chunk * WIDTH, k_end);
+      } else {
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) {
+          Place(x.layout.by_rows, i + j, row, chunk);
+          chunks_[i + j] = Chunk(x, row, k + chunk * WIDTH, k_end);
+        }
+      }
     }
   }
 
@@ -90,20 +119,36 @@ class Fetched {
   }
 
  private:
-  static constexpr int WIDTH = 16 / sizeof(T), COUNT = ROWS * 8 / THREADS;
+  static constexpr int WIDTH = 16 / sizeof(T), COUNT = ROWS * 8 / THREADS, PER_WORD = 4 / sizeof(T);
+  static constexpr int GROUP = COUNT % PER_WORD == 0 ? PER_WORD : 1;  // chunks of neighbouring rows
   static_assert(ROWS * 8 % THREADS == 0, "threads must share the chunks evenly");
   using Bits = typename Word<sizeof(T)>::type;
 
   static __device__ __forceinline__ void Place(bool by_rows, int i, int& row, int& chunk) {
-    const int index = threadIdx.x + i * THREADS;
-    row = by_rows ? index % ROWS : index / 8;
-    chunk = by_rows ? index / ROWS : index % 8;
+    const int index = threadIdx.x + (by_rows ? i / GROUP : i) * THREADS;
+    row = by_rows ? index % (ROWS / GROUP) * GROUP + i % GROUP : index / 8;
+    chunk = by_rows ? index / (ROWS / GROUP) : index % 8;
+  }
+
+  /// Load the same chunk of GROUP rows that are neighbours in memory, in words.
+  __device__ __forceinline__ void FetchWords(const Operand<T>& x, int i, int row, int k, int k_end) {
+    if constexpr (GROUP == PER_WORD) {
+      uint32_t words[WIDTH], rows[GROUP][4];
+      const T* from = x.data + row + k * x.k_stride;
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        words[j] = k + j < k_end ? *reinterpret_cast<const uint32_t*>(from + j * x.k_stride) : 0;
+      }
+      TransposeWords<int(sizeof(T))>(words, rows);
+#pragma unroll
+      for (int j = 0; j < GROUP; ++j) chunks_[i + j] = uint4{rows[j][0], rows[j][1], rows[j][2], rows[j][3]};
+    }
   }
 
   static __device__ __forceinline__ uint4 Chunk(const Operand<T>& x, int row, int k, int k_end) {
     if (row >= x.rows) return uint4{};
     const T* from = x.data + row * x.row_stride + k * x.k_stride;
-    if (x.chunks && k + WIDTH <= k_end) return *reinterpret_cast<const uint4*>(from);
+    if (x.layout.chunks && k + WIDTH <= k_end) return *reinterpret_cast<const uint4*>(from);
     uint32_t words[4] = {};
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {

@@ -44,7 +44,11 @@ __device__ __forceinline__ void StoreColumns(const GemmPlan& p, const float* sum
 #pragma unroll
   for (int part = 0; part < Tile::PARTS; ++part) {  // in this order: results do not depend on timing
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] += sums[part * Tile::BLOCK_M * Tile::SUMS_STRIDE + i];
+    for (int i = 0; i < 8; i += 4) {
+      const auto four = Vec<float, 4>::Load(sums + part * Tile::BLOCK_M * Tile::SUMS_STRIDE + i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[i + j] += four[j];
+    }
   }
   const Matrix& d = p.x.d;
 #pragma unroll

@@ -12,16 +12,22 @@ namespace gemm {
 constexpr int ROW_BYTES = 128;
 constexpr int RASTER = 8;  // tiles along M that run together, so that concurrent blocks share rows in L2
 
+/// How an operand can be loaded through registers.
+struct OperandLayout {
+  bool chunks = false;   // 16 bytes along K at once
+  bool by_rows = false;  // neighbours in memory are rows, not K: neighbouring threads load rows
+  bool words = false;    // the same, and 4 bytes along the rows at once
+};
+
 /// A product as the kernel gets it.
 struct GemmPlan {
   GemmArguments x;
   int m = 0, n = 0, k = 0, batch = 1;
-  int depth = 1;                              // elements of K with the same scales: sums of products before scaling
-  int k_steps = 0;                            // ROW_BYTES of K, or what is left of `depth`, per step
-  int m_tiles = 0, n_tiles = 0;               // m_tiles: per problem; not used with groups of different sizes
-  bool a_chunks = false, b_chunks = false;    // 16 bytes along K can be loaded at once
-  bool a_by_rows = false, b_by_rows = false;  // neighbours in memory are rows: neighbouring threads load rows
-  bool d_chunks = false, d_by_rows = false;   // the same for results, along N
+  int depth = 1;                 // elements of K with the same scales: sums of products before scaling
+  int k_steps = 0;               // ROW_BYTES of K, or what is left of `depth`, per step
+  int m_tiles = 0, n_tiles = 0;  // m_tiles: per problem; not used with groups of different sizes
+  OperandLayout a_layout, b_layout;
+  bool d_chunks = false, d_by_rows = false;  // 16 bytes along N at once; neighbours in memory are rows
 };
 
 /// Range [begin, end) of K of one step. Steps do not cross multiples of `depth`; what a step lacks counts as zero.
