@@ -16,7 +16,7 @@ from attention_inputs import torch_attention, workspace
 from harness import Bench, bf16, case, fp16, grid, main, nbytes, rand
 
 import flashinfer
-from flashinfer.trace.templates.mla import mla_paged_trace
+from flashinfer.trace.templates.mla import mla_paged_reference
 
 CUDA = grid(batch_size=[1, 16, 64, 256], s_kv=[1024, 8192], num_heads=[128], q_len=[1], dtype=[bf16])
 CUDA += grid(batch_size=[64], s_kv=[4096], num_heads=[16, 64], q_len=[1, 4], dtype=[fp16])
@@ -55,7 +55,7 @@ def mla(
         run={"fa2": wrapper.run},
         args=(q_nope, q_pe, ckv, kpe),
         baseline=baseline,
-        reference=lambda *args: mla_paged_trace.reference(*args, *tables, True, scale),  # type: ignore[misc]
+        reference=lambda *args: mla_paged_reference(*args, *tables, True, scale),
         bytes=nbytes(q_nope, q_pe, q_nope, k),
         flops=2 * batch_size * q_len * num_heads * s_kv * (2 * head_dim_ckv + head_dim_kpe),
         flops_dtype=dtype,

@@ -11,7 +11,7 @@ from attention_inputs import PagedBatch, attention_bytes, attention_flops, torch
 from harness import Bench, bf16, case, fp32, grid, main, rand
 
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache
-from flashinfer.trace.templates.xqa import trtllm_batch_decode_trace
+from flashinfer.trace.templates.xqa import trtllm_batch_decode_dispatch
 
 HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim": [128], "dtype": [bf16]}  # heads of an 8B model
 CUDA = grid(batch_size=[1, 64, 256], s_kv=[1024, 8192], use_sinks=[False], **HEADS)
@@ -42,12 +42,12 @@ def decode(
             q, (k, v), scratch, tables, lengths, s_kv, scale, sinks=sinks, kv_layout="NHD"
         )
 
-    reference = trtllm_batch_decode_trace(kv_layout="NHD", kv_cache=(q, q)).reference
+    reference = trtllm_batch_decode_dispatch(kv_layout="NHD", kv_cache=(q, q)).reference
     return Bench(
         run={"xqa": run},
         args=(q, batch.k_cache, batch.v_cache),
         baseline=lambda q, *_: torch_attention(q, batch.k, batch.v, causal=False),
-        reference=lambda q, k, v: reference(q, k, v, tables, lengths, 0, scale),  # type: ignore[misc]
+        reference=lambda q, k, v: reference(q, (k, v), None, tables, lengths, 0, scale, heads_first=0),
         bytes=attention_bytes(q, batch.k, batch.v),
         flops=attention_flops(batch_size, 1, s_kv, head_dim, head_dim, num_qo_heads, False),
         flops_dtype=dtype,

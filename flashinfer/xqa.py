@@ -16,7 +16,7 @@ from .attention.block_tables import as_int32, as_rows, attend_block_tables, draf
 from .attention.host import segment_lens, to_host
 from .attention.options import layout_code
 from .errors import ArgumentError
-from .trace.templates.xqa import xqa_trace
+from .trace.templates.xqa import xqa_dispatch
 
 __all__ = ["xqa"]
 
@@ -51,7 +51,7 @@ def _check_sizes(
         )
 
 
-@flashinfer_api(trace=xqa_trace)
+@flashinfer_api(trace=xqa_dispatch)
 @names_kinds
 def xqa(
     q: torch.Tensor,

@@ -11,7 +11,7 @@ from ..api_logging import flashinfer_api
 from ..argument_kinds import names_kinds
 from ..errors import ArgumentError
 from ..tensor_checks import canonicalize_torch_dtype
-from ..trace.templates.xqa import trtllm_batch_decode_trace, xqa_batch_decode_trace
+from ..trace.templates.xqa import trtllm_batch_decode_dispatch, xqa_batch_decode_dispatch
 from .block_tables import as_rows, attend_block_tables, draft_rows, split_cache, to_output
 
 __all__ = ["trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"]
@@ -70,7 +70,7 @@ def _decode(
     return out
 
 
-@flashinfer_api(trace=xqa_batch_decode_trace)
+@flashinfer_api(trace=xqa_batch_decode_dispatch)
 @names_kinds
 def xqa_batch_decode_with_kv_cache(
     query: torch.Tensor,
@@ -212,7 +212,7 @@ def _ragged(
     return out
 
 
-@flashinfer_api(trace=trtllm_batch_decode_trace)
+@flashinfer_api(trace=trtllm_batch_decode_dispatch)
 @names_kinds
 def trtllm_batch_decode_with_kv_cache(
     query: torch.Tensor,

@@ -21,7 +21,7 @@ from ..attention.wrapper import Launch, PlannedWrapper, run_planned
 from ..errors import ArgumentError, GPUArchitectureError
 from ..jit.attention import gen_batch_mla_module
 from ..tensor_checks import canonicalize_torch_dtype, check_tensors, narrowed
-from ..trace.templates.mla import mla_paged_trace
+from ..trace.templates.mla import mla_paged_decode_trace
 from ..utils import get_compute_capability
 from ..wrapping import compiler, is_traced
 from . import page_ids
@@ -299,7 +299,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             buffer.copy_(values, non_blocking=True)
         self._kv_indices_buf[:count].copy_(narrowed(kv_indices, f"{op}: kv_indices"), non_blocking=True)
 
-    @flashinfer_api(trace=mla_paged_trace)
+    @flashinfer_api(trace=mla_paged_decode_trace)
     def run(
         self,
         q_nope: torch.Tensor,

@@ -177,6 +177,7 @@ WRAPPERS = {
     "gqa_paged_decode_trace": flashinfer.BatchDecodeWithPagedKVCacheWrapper,
     "gqa_paged_prefill_trace": flashinfer.BatchPrefillWithPagedKVCacheWrapper,
     "gqa_ragged_prefill_trace": flashinfer.BatchPrefillWithRaggedKVCacheWrapper,
+    "mla_paged_decode_trace": flashinfer.mla.BatchMLAPagedAttentionWrapper,
 }
 
 
@@ -185,8 +186,10 @@ def test_wrapper_runs_what_init_makes(name, device):
     """Compare the wrapper with the reference, which gets the page table of the plan."""
     template = template_of(next(entry for entry in PUBLISHED if entry["trace"] == name))
     rows = {"batch_size": 3} if "decode" in name else {"total_q": 11, "batch_size": 3}
-    made = template.init(**rows, num_qo_heads=4, num_kv_heads=2, head_dim=64, device=device)
-    wrapper = WRAPPERS[name](torch.zeros(32 << 20, dtype=torch.uint8, device=device), "NHD")
+    sizes = {} if "mla" in name else {"num_kv_heads": 2, "head_dim": 64}
+    made = template.init(**rows, num_qo_heads=4, **sizes, device=device)
+    options = ("NHD",) if sizes else ()
+    wrapper = WRAPPERS[name](torch.zeros(32 << 20, dtype=torch.uint8, device=device), *options)
     wrapper.plan(**made["plan"])
     actual = wrapper.run(**made["run"], return_lse=True)
     arguments = {key.removeprefix("paged_"): value for key, value in made["plan"].items()}

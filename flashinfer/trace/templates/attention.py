@@ -7,14 +7,20 @@ from .concat_ops import concat_mla_k_trace
 from .decode import single_decode_with_kv_cache_trace
 from .gemm_grouped import segment_gemm_run_trace
 from .gqa import gqa_paged_decode_trace, gqa_paged_prefill_trace, gqa_ragged_prefill_trace
+from .mla import mla_paged_decode_trace
 from .prefill import single_prefill_with_kv_cache_trace
+from .xqa import trtllm_batch_decode_block_sparse_trace, trtllm_batch_decode_trace, xqa_batch_decode_trace
 
 __all__ = [
     "concat_mla_k_trace",
     "gqa_paged_decode_trace",
     "gqa_paged_prefill_trace",
     "gqa_ragged_prefill_trace",
+    "mla_paged_decode_trace",
     "segment_gemm_run_trace",
     "single_decode_with_kv_cache_trace",
     "single_prefill_with_kv_cache_trace",
+    "trtllm_batch_decode_block_sparse_trace",
+    "trtllm_batch_decode_trace",
+    "xqa_batch_decode_trace",
 ]

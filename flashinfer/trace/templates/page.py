@@ -32,6 +32,7 @@ from .page_shared import (
     write_slots,
 )
 from .shared import normal, seeded
+from .xqa import xqa_trace
 
 __all__ = [
     "append_paged_kv_cache_trace",
@@ -40,6 +41,7 @@ __all__ = [
     "get_seq_lens_trace",
     "nvfp4_quantize_append_paged_kv_cache_trace",
     "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace",
+    "xqa_trace",
 ]
 
 
