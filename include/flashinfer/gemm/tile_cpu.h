@@ -15,6 +15,10 @@ template <int ROWS>
 inline void AddProducts(const float* a, const float* b, int64_t depth, float* sums, int64_t stride,
                         const float* row_scale, const float* column_scale) {
   Vec low[ROWS] = {}, high[ROWS] = {};
+  for (int i = 0; i < ROWS; ++i) {  // sums of large tiles come from L3
+    __builtin_prefetch(sums + i * stride, 1);
+    __builtin_prefetch(sums + i * stride + LANES, 1);
+  }
   for (int64_t k = 0; k < depth; ++k) {
     const Vec b_low = cpu::Load(b + k * PANEL_N), b_high = cpu::Load(b + k * PANEL_N + LANES);
 #pragma GCC unroll 14
