@@ -119,10 +119,10 @@ def __getattr__(name: str) -> _Any:
         return _importlib.import_module(".autotuner", __name__).autotune
     if name in _OF_FUSED_MOE:
         return getattr(_importlib.import_module(".fused_moe", __name__), name)
-    if name in _OF_GEMM:
-        return getattr(_importlib.import_module(".gemm", __name__), name)
-    if name in _OF_GROUPED_MM:
-        return getattr(_importlib.import_module(".grouped_mm", __name__), name)
+    if name in _OF_GEMM or name in _OF_GROUPED_MM:
+        family = ".gemm" if name in _OF_GEMM else ".grouped_mm"
+        found = globals()[name] = getattr(_importlib.import_module(family, __name__), name)  # found at once from now on
+        return found
     if name in _ON_USE:
         return _importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,14 @@ from .bf16 import bmm_bf16 as bmm_bf16
 from .bf16 import mm_bf16 as mm_bf16
 from .bf16_checks import CUDNN_AVAILABLE as CUDNN_AVAILABLE
 from .blockscale import fp8_blockscale_gemm_sm90 as fp8_blockscale_gemm_sm90
+from .deepgemm import batch_deepgemm_fp8_nt_groupwise as batch_deepgemm_fp8_nt_groupwise
+from .deepgemm import group_deepgemm_fp8_nt_groupwise as group_deepgemm_fp8_nt_groupwise
 from .fp8 import bmm_fp8 as bmm_fp8
+from .groupwise import gemm_fp8_nt_blockscaled as gemm_fp8_nt_blockscaled
+from .groupwise import gemm_fp8_nt_groupwise as gemm_fp8_nt_groupwise
+from .groupwise import group_gemm_fp8_nt_groupwise as group_gemm_fp8_nt_groupwise
+from .groupwise import pad_indptr_to_multiple_of_4 as pad_indptr_to_multiple_of_4
+from .segment import SegmentGEMMWrapper as SegmentGEMMWrapper
 
 #: Bytes of the workspace that published code allocates for a product. Ours allocate what they need themselves.
 DEFAULT_WORKSPACE_SIZE = 32 * 1024 * 1024

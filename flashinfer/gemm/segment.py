@@ -120,7 +120,7 @@ class SegmentGEMMWrapper:
         if seg_indptr is not None:
             _check_length("seg_indptr", seg_indptr, batch_size + 1)
             (indptr,) = as_int32(_OP, seg_indptr=seg_indptr)
-            indptr = indptr.to(x.device, non_blocking=True).contiguous()
+            indptr = _placed(indptr, x)
         elif seg_lens is not None:
             _check_length("seg_lens", seg_lens, batch_size)
             indptr = _indptr_of_lengths(seg_lens, x.device)
@@ -128,7 +128,7 @@ class SegmentGEMMWrapper:
             raise ArgumentError(f"{_OP}: seg_lens or seg_indptr must be given, got neither")
         if weight_indices is not None:
             (weight_indices,) = as_int32(_OP, weight_indices=weight_indices)
-            weight_indices = weight_indices.to(x.device, non_blocking=True).contiguous()
+            weight_indices = _placed(weight_indices, x)
         if out is None:
             dtype = torch.bfloat16 if is_float8(x) else x.dtype
             out = x.new_zeros((x.shape[0], weights.shape[1]), dtype=dtype)
@@ -138,6 +138,13 @@ class SegmentGEMMWrapper:
         return out
 
     forward = run
+
+
+def _placed(indices: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return indices contiguous on the device of ``x``."""
+    if indices.device != x.device:
+        indices = indices.to(x.device, non_blocking=True)
+    return indices if indices.is_contiguous() else indices.contiguous()
 
 
 def _check_length(name: str, x: torch.Tensor, length: int) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from flashinfer import gemm
 from flashinfer.errors import ArgumentError, BackendSupportedError
-from flashinfer.gemm.groupwise import pad_indptr_to_multiple_of_4
+from flashinfer.gemm.gemm_base import pad_indptr_to_multiple_of_4
 from flashinfer.trace.templates import gemm_groupwise
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

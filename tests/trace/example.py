@@ -10,6 +10,7 @@ them with what this program writes; run it again after changing a template or a 
     append_paged_kv_cache_kv8_d128_ps16.json
     append_paged_kv_cache_nhd_h8_d128_ps16.json
     append_paged_mla_kv_cache_ckv512_kpe64.json
+    batch_deepgemm_fp8_nt_groupwise_n512_k2048.json
     block_scale_interleave.json
     bmm_bf16_n512_k128.json
     bmm_fp8_n512_k2048.json
@@ -29,10 +30,18 @@ them with what this program writes; run it again after changing a template or a 
     fused_rmsnorm_silu_h5120.json
     gelu_and_mul_h8192.json
     gelu_tanh_and_mul_h18432.json
+    gemm_fp8_nt_blockscaled_k_major_n512_k2048.json
+    gemm_fp8_nt_blockscaled_mn_major_n512_k2048.json
+    gemm_fp8_nt_groupwise_k_major_n512_k2048.json
+    gemm_fp8_nt_groupwise_mn_major_n512_k2048.json
+    gemm_fp8_nt_groupwise_trtllm_n512_k2048.json
     gemma_fused_add_rmsnorm_h2304.json
     gemma_rmsnorm_h2304.json
     get_batch_indices_positions.json
     get_seq_lens.json
+    group_deepgemm_fp8_nt_groupwise_n512_k2048.json
+    group_gemm_fp8_nt_groupwise_k_major_n512_k2048.json
+    group_gemm_fp8_nt_groupwise_mn_major_n512_k2048.json
     layernorm_h1280.json
     layernorm_quant_h1280.json
     llama31_rope_h32_kv8_d128.json
@@ -111,6 +120,7 @@ from typing import Any, Callable, Iterator
 import torch
 
 import flashinfer
+import flashinfer.gemm  # which the package imports on use
 
 OUT = Path(__file__).parent / "fi_trace_out"
 
@@ -177,6 +187,31 @@ def gemm_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield gemm.fp8_blockscale_gemm_sm90, {"input": bf16(16, 7168), **weight}
     router = {"input": bf16(8, 2880), "weight": bf16(128, 2880), "bias": bf16(128), "out": bf16(8, 128)}
     yield gemm.tinygemm_bf16, router
+    yield from block_scaled_calls()
+
+
+def block_scaled_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return calls at sizes of Qwen3-Next: one layer, then eight experts."""
+    gemm = flashinfer.gemm
+    dense = {"a": fp8(64, 2048), "b": fp8(512, 2048)}
+    k_major = {"a_scale": fp32(64, 16), "b_scale": fp32(4, 16), "scale_major_mode": "K"}
+    mn_major = {"a_scale": fp32(16, 64), "b_scale": fp32(16, 4), "scale_major_mode": "MN"}
+    yield gemm.gemm_fp8_nt_groupwise, dense | k_major
+    yield gemm.gemm_fp8_nt_groupwise, dense | mn_major
+    trtllm = {"a_scale": fp32(64, 16), "b_scale": fp32(16, 4), "backend": "trtllm"}
+    yield gemm.gemm_fp8_nt_groupwise, dense | trtllm
+    blocks = {"a": fp8(256, 2048), "b": fp8(512, 2048)}
+    yield gemm.gemm_fp8_nt_blockscaled, {**blocks, "a_scale": fp32(16, 2), "b_scale": fp32(16, 4)}
+    k_blocks = {"a_scale": fp32(2, 16), "b_scale": fp32(4, 16), "scale_major_mode": "K"}
+    yield gemm.gemm_fp8_nt_blockscaled, blocks | k_blocks
+    experts = {"a": fp8(1024, 2048), "b": fp8(8, 512, 2048)}
+    groups = {**experts, "m_indptr": int32(9)}
+    yield gemm.group_gemm_fp8_nt_groupwise, {**groups, "a_scale": fp32(16, 1024), "b_scale": fp32(8, 16, 4)}
+    k_groups = {"a_scale": fp32(1024, 16), "b_scale": fp32(8, 4, 16)}
+    yield gemm.group_gemm_fp8_nt_groupwise, {**groups, **k_groups, "scale_major_mode": "K"}
+    yield gemm.group_deepgemm_fp8_nt_groupwise, {**experts, **k_groups, "m_indices": int32(1024)}
+    masked = {"a": fp8(8, 128, 2048), "b": fp8(8, 512, 2048), "a_scale": fp32(8, 128, 16), "b_scale": fp32(8, 4, 16)}
+    yield gemm.batch_deepgemm_fp8_nt_groupwise, {**masked, "masked_m": int32(8), "expected_m": 32}
 
 
 def activation_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -6,12 +6,14 @@ Rows that belong to no group are zero in a reference; the functions leave them a
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any, Optional
 
 import torch
 
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
+from .shared import normal, seeded
 
 __all__ = [
     "batch_deepgemm_fp8_nt_groupwise_trace",
@@ -150,6 +152,75 @@ def _batch_deepgemm_fp8_nt_groupwise_reference(
     return out.to(torch.bfloat16)
 
 
+def _operand(
+    generator: torch.Generator, *shape: int, rows: int, is_transposed: bool = False, size: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An e4m3 matrix, or several, and factors of blocks of ``rows`` by 128 around ``size``."""
+    blocks = (*shape[:-2], (shape[-2] + rows - 1) // rows, (shape[-1] + 127) // 128)
+    factors = (torch.rand(blocks, generator=generator, device=generator.device) + 0.5) * size
+    factors = factors.mT.contiguous() if is_transposed else factors
+    return normal(generator, *shape, dtype=torch.float8_e4m3fn), factors
+
+
+def _dense_init(
+    *,
+    m: int,
+    n: int = 4096,
+    k: int = 7168,
+    rows: int = 1,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    a, a_scale = _operand(g, m, k, rows=rows, is_transposed=a_transposed)
+    b, b_scale = _operand(g, n, k, rows=128, is_transposed=b_transposed, size=k**-0.5)
+    made = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
+    if a_transposed != b_transposed:
+        return {**made, "backend": "trtllm"}
+    return {**made, "scale_major_mode": "MN" if a_transposed else "K"}
+
+
+def _group_gemm_init(
+    *,
+    cum_m: int = 6,
+    groups: int = 3,
+    n: int = 4096,
+    k: int = 7168,
+    is_transposed: bool = False,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    a, a_scale = _operand(g, cum_m, k, rows=1, is_transposed=is_transposed)
+    b, b_scale = _operand(g, groups, n, k, rows=128, is_transposed=is_transposed, size=k**-0.5)
+    bounds = torch.arange(groups + 1, device=device) * cum_m // groups
+    made = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "m_indptr": bounds.int()}
+    return {**made, "scale_major_mode": "MN" if is_transposed else "K"}
+
+
+def _group_deepgemm_init(
+    *, m: int, groups: int = 2, n: int = 4096, k: int = 7168, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    a, a_scale = _operand(g, m, k, rows=1)
+    b, b_scale = _operand(g, groups, n, k, rows=128, size=k**-0.5)
+    indices = torch.arange(m, device=device) // 128 % groups
+    return {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "m_indices": indices.int()}
+
+
+def _batch_deepgemm_init(
+    *, m: int, groups: int = 2, n: int = 4096, k: int = 7168, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    """Each group has all its rows."""
+    g = seeded(seed, device)
+    a, a_scale = _operand(g, groups, m, k, rows=1)
+    b, b_scale = _operand(g, groups, n, k, rows=128, size=k**-0.5)
+    counts = torch.full((groups,), m, dtype=torch.int32, device=device)
+    return {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "masked_m": counts, "expected_m": m}
+
+
 _WEIGHTS: dict[str, Axis] = {"n": Const("rows of a weight"), "k": Const("length of a sum")}
 _BLOCKS: dict[str, Axis] = {
     "m_blocks": Var("blocks of rows of a"),
@@ -168,7 +239,7 @@ def _out(*names: str) -> Tensor:
     return Tensor(names, param="out", dtype_from="out_dtype", dtype="bfloat16")
 
 
-def _dense(name: str, reference: Any, a_transposed: bool, b_transposed: bool) -> TraceTemplate:
+def _dense(name: str, reference: Any, a_transposed: bool, b_transposed: bool, rows: int = 1) -> TraceTemplate:
     return TraceTemplate(
         "gemm_fp8",
         axes={"m": Var(), **_WEIGHTS, **_BLOCKS},
@@ -181,6 +252,7 @@ def _dense(name: str, reference: Any, a_transposed: bool, b_transposed: bool) ->
         outputs={"out": _out("m", "n")},
         name_prefix=name,
         reference=reference,
+        init=functools.partial(_dense_init, rows=rows, a_transposed=a_transposed, b_transposed=b_transposed),
         description="Product a @ b.T of fp8 matrices with one scale per block.",
     )
 
@@ -191,8 +263,8 @@ _GROUPWISE = {
     None: _dense("gemm_fp8_nt_groupwise_trtllm", _gemm_fp8_nt_groupwise_trtllm_reference, False, True),
 }
 _BLOCKSCALED = {
-    "MN": _dense("gemm_fp8_nt_blockscaled_mn_major", _gemm_fp8_nt_blockscaled_mn_reference, True, True),
-    "K": _dense("gemm_fp8_nt_blockscaled_k_major", _gemm_fp8_nt_blockscaled_k_reference, False, False),
+    "MN": _dense("gemm_fp8_nt_blockscaled_mn_major", _gemm_fp8_nt_blockscaled_mn_reference, True, True, 128),
+    "K": _dense("gemm_fp8_nt_blockscaled_k_major", _gemm_fp8_nt_blockscaled_k_reference, False, False, 128),
 }
 
 
@@ -210,6 +282,7 @@ def _group_gemm(name: str, reference: Any, is_transposed: bool) -> TraceTemplate
         outputs={"out": _out("cum_m", "n")},
         name_prefix=name,
         reference=reference,
+        init=functools.partial(_group_gemm_init, is_transposed=is_transposed),
         constraints=["groups_plus_1 == groups + 1"],
         description="Product of each group of rows with the fp8 matrix of its group, one scale per block.",
     )
@@ -248,6 +321,7 @@ group_deepgemm_fp8_nt_groupwise_trace = TraceTemplate(
     outputs={"out": _out("m", "n")},
     name_prefix="group_deepgemm_fp8_nt_groupwise",
     reference=_group_deepgemm_fp8_nt_groupwise_reference,
+    init=_group_deepgemm_init,
     description="Product of each row with the fp8 matrix of its group, rows sorted by group.",
 )
 
@@ -265,5 +339,6 @@ batch_deepgemm_fp8_nt_groupwise_trace = TraceTemplate(
     outputs={"out": _out("groups", "m", "n")},
     name_prefix="batch_deepgemm_fp8_nt_groupwise",
     reference=_batch_deepgemm_fp8_nt_groupwise_reference,
+    init=_batch_deepgemm_init,
     description="Product of the first rows of each group with the fp8 matrix of the group.",
 )
