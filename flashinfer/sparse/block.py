@@ -20,7 +20,7 @@ from ..attention.scales import Scale
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..tensor_checks import check_tensors
-from ..trace.templates.sparse import block_sparse_trace
+from ..trace.templates.sparse import block_sparse_attention_run_trace
 
 __all__ = ["BlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
 
@@ -218,7 +218,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         surplus = missing * int(offsets[-1] - offsets[-2]) * mask.shape[2] if missing else 0
         return flat[: flat.numel() - surplus]
 
-    @flashinfer_api(trace=block_sparse_trace)
+    @flashinfer_api(trace=block_sparse_attention_run_trace)
     def run(
         self,
         q: torch.Tensor,

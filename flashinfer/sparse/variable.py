@@ -18,7 +18,7 @@ from ..attention.outputs import lse_buffer, output_buffer
 from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..tensor_checks import check_tensors
-from ..trace.templates.sparse import variable_block_sparse_trace
+from ..trace.templates.sparse import variable_block_sparse_attention_run_trace
 
 __all__ = ["VariableBlockSparseAttentionWrapper"]
 
@@ -132,7 +132,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         if not hasattr(self, "_sizes"):
             raise ArgumentError(f"{_OP}.run: plan() was not called, expected it before run()")
 
-    @flashinfer_api(trace=variable_block_sparse_trace)
+    @flashinfer_api(trace=variable_block_sparse_attention_run_trace)
     def run(
         self,
         q: torch.Tensor,

@@ -140,6 +140,8 @@ def _fit(template: TraceTemplate, name: str, spec: Tensor, value: Any) -> tuple[
     may lack."""
     shape = tuple(getattr(value, "shape", ()))
     extra = len(shape) - len(spec.dim_names)
+    if extra == 1 and spec.half and shape[1] == 2:
+        return (shape[0], *shape[2:])
     if extra == -1 and spec.may_lack is not None:
         at = list(spec.dim_names).index(spec.may_lack)
         return (*shape[:at], 1, *shape[at:])

@@ -10,6 +10,7 @@ separated by semicolons, and each reads
 with these parts, all but the name and ``[AXES]`` optional:
 
     (axis)          among the axes: one that a call may leave out, see ``Tensor.may_lack``
+    *               after the axes: one half of a cache, see ``Tensor.half``
     !               after the axes: they are not read from the call, see ``Tensor.unread``
     <-PARAMETER     of the API, when it is called otherwise; of an output, the argument that it is written to
     [INDEX]         which element, when the parameter is a tuple
@@ -29,7 +30,7 @@ from .template import Axis, Const, Scalar, Tensor, TraceTemplate, Value, Var
 __all__ = ["template_of_text"]
 
 _VALUE = re.compile(
-    r"(?P<name>\w+)(?P<dims>\[[^]]*\])?(?P<unread>!)?(?:<-(?P<param>\w+)(?:\[(?P<index>\d+)\])?)?"
+    r"(?P<name>\w+)(?P<dims>\[[^]]*\])?(?P<half>\*)?(?P<unread>!)?(?:<-(?P<param>\w+)(?:\[(?P<index>\d+)\])?)?"
     r"(?::(?P<dtype>\w+))?(?:=(?P<dtype_from>\w+))?(?P<optional>\?)?"
 )
 
@@ -100,6 +101,7 @@ def _value(text: str, notes: Mapping[str, str]) -> tuple[str, Value]:
         tuple(axis.strip("()") for axis in axes),
         tuple_idx=None if index is None else int(index),
         may_lack=missing[0] if missing else None,
+        half=match["half"] is not None,
         unread=match["unread"] is not None,
         dtype=match["dtype"],
         dtype_from=match["dtype_from"],

@@ -56,6 +56,8 @@ class Tensor:
         Fixed dtype, used when no tensor of the call tells another one.
     may_lack
         An axis that a call may leave out, which is one then; the definition has it.
+    half
+        Whether a call may have a second dimension of size two, for keys and values; the template describes one of them.
     unread
         Whether the dimensions describe the definition only: those of the argument are others, and are not looked at.
     dtype_from
@@ -67,6 +69,7 @@ class Tensor:
     param: Optional[str] = None
     tuple_idx: Optional[int] = None
     may_lack: Optional[str] = None
+    half: bool = False
     unread: bool = False
     dtype: Optional[str] = None
     dtype_from: Optional[str] = None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from flashinfer.fi_trace import fi_trace
 from ..cascade import tree as cascade
 from ..mla.latent import CKV, F16, HEADS, SCALE, Latent
 from ..pod.inputs import decode_part
-from .definitions import run_definition
+from .definitions import run_definition, run_reference
 from .inputs import LAYOUTS, Batch, int32, to_layout
 from .prompts import FP8, KV_LENS, PAGE, QO_LENS, contiguous, prefill, workspace
 from .reference import alibi_slopes
@@ -76,6 +77,29 @@ def test_batch_pod(layout, pair):
         fi_trace(wrapper.run, **(call | {"paged_kv_cache_d": form(cache, not pair)}))
 
 
+@PAIR
+def test_published_pod(pair):
+    """Check prompts with as many keys as queries in the layout NHD, whose definitions are published."""
+    prompt, (batch, pages, cache) = Batch([40], [40]), decode_part("cpu", "NHD")
+    wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace("cpu"), "NHD")
+    wrapper.plan(*pages.table, *batch.heads, 64, 8)
+    call = {"q_p": prompt.q, "k_p": prompt.k, "v_p": prompt.v, "q_d": batch.q, "paged_kv_cache_d": form(cache, pair)}
+    call |= {"causal_p": True}
+    made = fi_trace(wrapper.run, **call)
+    assert made["name"] == "pod_run_h4_kv2_d64_ps8"
+    tables = dict(zip(TABLE, pages.table, strict=True))
+    close(wrapper.run(**call), run_reference(wrapper.run, made, {**call, **tables}))
+    wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace("cpu"), "NHD")
+    wrapper.plan(batch.qo_indptr, *pages.table, batch.qo_indptr, *pages.table, *batch.heads, 64, 8)
+    call = {"q_p": batch.q, "q_d": batch.q}
+    call |= {f"paged_kv_cache_{part}": form(cache, pair) for part in "pd"}
+    made = fi_trace(wrapper.run, **call)
+    assert made["name"] == "batch_pod_run_h4_kv2_d64_ps8"
+    rows = {**tables, "qo_indptr": batch.qo_indptr}
+    tables = {f"{name}_{part}": x for part in "pd" for name, x in rows.items()}
+    close(wrapper.run(**call), run_reference(wrapper.run, made, {**call, **tables}))
+
+
 @LAYOUT
 @PAIR
 @pytest.mark.parametrize(
@@ -92,12 +116,17 @@ def test_levels(layout, pair, levels, rows):
     wrapper.plan(*arrays, cascade.HEADS, cascade.KV_HEADS, cascade.DIM, cascade.PAGE, causal=True, sm_scale=0.2)
     call = {"q": tree.q, "paged_kv_cache": form(tree.cache, pair)}
     made = fi_trace(wrapper.run, **call)
-    assert made["axes"]["num_levels"] == {"type": "var"}
+    if layout == "NHD":
+        heads = f"h{cascade.HEADS}_kv{cascade.KV_HEADS}_d{cascade.DIM}_ps{cascade.PAGE}"
+        assert made["name"] == f"multi_level_cascade_run_{heads}"
+    else:
+        assert made["axes"]["num_levels"] == {"type": "var"}
     names = ("qo_indptr_arr", "paged_kv_indptr_arr", "paged_kv_indices_arr", "paged_kv_last_page_len")
     tables = {name: torch.cat(array) for name, array in zip(names, arrays, strict=True)}
     tables["level_sizes"] = int32([len(level) for level in levels], "cpu")
     inputs = {**call, **halves(tree.cache), **tables, "causal": True, "sm_scale": 0.2}
-    close(wrapper.run(**call), run_definition(made, inputs))
+    run = run_definition if layout == "HND" else partial(run_reference, wrapper.run)
+    close(wrapper.run(**call), run(made, inputs))
 
 
 @LAYOUT

@@ -30,11 +30,14 @@ def test_name_and_axes():
 
 
 def test_tensors():
-    template = described("a[n, (m)]; b[n]<-pair[1]:int32?; c[m]!; s[]", "y[n]<-out:float32=a; z[]", notes={"b": "why"})
+    template = described(
+        "a[n, (m)]; b[n]<-pair[1]:int32?; c[m]!; e[n, m]*; s[]", "y[n]<-out:float32=a; z[]", notes={"b": "why"}
+    )
     assert template.inputs == {
         "a": Tensor(("n", "m"), may_lack="m"),
         "b": Tensor(("n",), param="pair", tuple_idx=1, dtype="int32", optional=True, description="why"),
         "c": Tensor(("m",), unread=True),
+        "e": Tensor(("n", "m"), half=True),
         "s": Tensor(()),
     }
     assert template.outputs == {

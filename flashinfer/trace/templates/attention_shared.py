@@ -6,12 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Callable, Optional
 
+import torch
+
 from ..check import default_check
 from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Var
+from .shared import even_indptr
 
 __all__ = [
     *("PAGE_TABLE", "QO_INDPTR"),
-    *("by_layout_and_lse", "by_wrapper", "cache_inputs", "heads", "keys_of_request", "paged_axes"),
+    *("by_layout_and_lse", "by_wrapper", "cache_inputs", "halves_of", "heads", "keys_of_request", "paged_axes"),
+    *("one_request_table", "table_of_all_pages"),
 ]
 
 #: Known to ``plan``, not to ``run``: a trace of ``run`` describes them and leaves their sizes open.
@@ -73,6 +77,29 @@ def _single_check(
     return default_check(reference_outputs, actual_outputs, rtol=rtol, atol=atol, **{"min_cos_sim": None, **limits})
 
 
+def halves_of(cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a cache: a pair, or a tensor that has both in its second dimension, or one for both."""
+    if isinstance(cache, torch.Tensor):
+        return cache.unbind(1) if cache.ndim == 5 else (cache, cache)  # type: ignore[return-value]
+    return cache
+
+
+def table_of_all_pages(num_requests: int, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where no plan says otherwise: the pages of a cache in order, shared out among the requests, all of them full."""
+    pages, page_size = cache.shape[:2]
+    kv_indptr = even_indptr(pages, num_requests, cache.device)
+    return kv_indptr, torch.arange(pages, device=cache.device), torch.full_like(kv_indptr[1:], page_size)
+
+
+def one_request_table(num_pages: int, page_size: int, device: Any) -> dict[str, torch.Tensor]:
+    """Arguments of plan: one request that has all pages, which are full."""
+    return {
+        "kv_indptr": torch.tensor([0, num_pages], dtype=torch.int32, device=device),
+        "kv_indices": torch.arange(num_pages, dtype=torch.int32, device=device),
+        "kv_last_page_len": torch.full((1,), page_size, dtype=torch.int32, device=device),
+    }
+
+
 def by_layout_and_lse(make: Callable[[str, bool], TraceTemplate], published: TraceTemplate) -> TraceDispatch:
     """Choose by the arguments of a function of one request.
 
@@ -92,20 +119,19 @@ def by_wrapper(
     make: Callable[[str, bool], TraceTemplate],
     param: str = "paged_kv_cache",
     published: Optional[TraceTemplate] = None,
+    one_tensor: bool = False,
 ) -> TraceDispatch:
     """Choose among ``make(layout, pair)`` by the layout of the wrapper and the form of its cache.
 
-    ``published`` stands for a pair in the layout NHD, and comes first.
+    ``published`` stands for a pair in the layout NHD, with ``one_tensor`` for both forms, and comes first.
     """
     forms = [(layout, pair) for layout in ("NHD", "HND") for pair in (False, True)]
-    if published is not None:
-        forms.insert(0, ("NHD", True))
-    templates = {form: make(*form) for form in forms}
-    if published is not None:
-        templates["NHD", True] = published
+    published_forms = [] if published is None else [("NHD", True), *([("NHD", False)] if one_tensor else [])]
+    templates = {form: make(*form) for form in forms if form not in published_forms}
 
     def choose(**arguments: Any) -> TraceTemplate:
         layout = getattr(arguments.get("self"), "_kv_layout", "NHD")
-        return templates[layout, isinstance(arguments.get(param), tuple)]
+        form = layout, isinstance(arguments.get(param), (tuple, list))
+        return published if published is not None and form in published_forms else templates[form]
 
-    return TraceDispatch(choose, tuple(templates.values()))
+    return TraceDispatch(choose, (*([] if published is None else [published]), *templates.values()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Template and reference of ``flashinfer.BatchAttention``."""
+"""Templates and references of ``flashinfer.BatchAttention``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any, Optional
 
 import torch
 
+from ..notation import template_of_text
 from ..template import Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .attention_reference import attention_reference
-from .attention_shared import cache_inputs, paged_axes
+from .attention_shared import cache_inputs, halves_of, one_request_table, paged_axes
+from .shared import normal, seeded
 
-__all__ = ["batch_attention_trace"]
+__all__ = ["batch_attention_run_trace", "batch_attention_trace"]
 
 
 def _pair_reference(
@@ -77,12 +79,76 @@ def _template(layout: str, pair: bool) -> TraceTemplate:
     )
 
 
-_TEMPLATES = {(layout, pair): _template(layout, pair) for layout in ("NHD", "HND") for pair in (False, True)}
+def _batch_attention_run_reference(
+    q: torch.Tensor,
+    kv_cache: Any,
+    qo_indptr: Optional[torch.Tensor] = None,
+    kv_indptr: Optional[torch.Tensor] = None,
+    kv_indices: Optional[torch.Tensor] = None,
+    kv_len_arr: Optional[torch.Tensor] = None,
+    causal: bool = False,
+    sm_scale: Optional[float] = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Without the arguments of plan: one request over all that the cache holds.
+
+    The published definition has a cache of the shape of q; such a tensor is taken for keys and values.
+    """
+    k_cache, v_cache = halves_of(kv_cache)
+    if qo_indptr is None or kv_indptr is None or kv_indices is None or kv_len_arr is None:
+        k, v = (x.reshape(-1, *x.shape[-2:]) for x in (k_cache, v_cache))
+        return attention_reference(q, k, v, causal, sm_scale=sm_scale)
+    table = (qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+    return _pair_reference(q, k_cache, v_cache, 0, *table, causal, sm_scale)
+
+
+def _batch_attention_run_init(
+    *,
+    num_qo_tokens: int = 1,
+    num_qo_heads: int = 8,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    num_pages: int = 1,
+    page_size: int = 16,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g, pages = seeded(seed, device), (num_pages, page_size, num_kv_heads, head_dim)
+    return {
+        "plan": {
+            **one_request_table(num_pages, page_size, device),
+            "num_qo_heads": num_qo_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "page_size": page_size,
+            "q_data_type": torch.bfloat16,
+            "kv_data_type": torch.bfloat16,
+        },
+        "run": {
+            "q": normal(g, num_qo_tokens, num_qo_heads, head_dim),
+            "kv_cache": (normal(g, *pages), normal(g, *pages)),
+        },
+    }
+
+
+batch_attention_run_trace = template_of_text(
+    "batch_attention_run_h{num_qo_heads}_d{head_dim}",
+    "gqa_paged",
+    var="num_qo_tokens num_kv_heads",
+    inputs="q[num_qo_tokens, num_qo_heads, head_dim]; kv_cache[num_qo_tokens, num_qo_heads, head_dim]!",
+    outputs="output[num_qo_tokens, num_qo_heads, head_dim]=q; lse[num_qo_tokens, num_qo_heads]:float32",
+    notes={"kv_cache": "pages of keys and values; the shape is that of the published definition"},
+    reference=_batch_attention_run_reference,
+    init=_batch_attention_run_init,
+    description="Attention of requests that prefill and of requests that decode, over their pages.",
+)
+_HND = {pair: _template("HND", pair) for pair in (False, True)}
 
 
 def _choose(**arguments: Any) -> TraceTemplate:
-    layout = getattr(arguments.get("self"), "_kv_layout", "NHD")
-    return _TEMPLATES[layout, isinstance(arguments.get("kv_cache"), tuple)]
+    if getattr(arguments.get("self"), "_kv_layout", "NHD") == "NHD":
+        return batch_attention_run_trace
+    return _HND[isinstance(arguments.get("kv_cache"), tuple)]
 
 
-batch_attention_trace = TraceDispatch(_choose, tuple(_TEMPLATES.values()))
+batch_attention_trace = TraceDispatch(_choose, (batch_attention_run_trace, *_HND.values()))

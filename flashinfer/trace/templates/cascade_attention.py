@@ -8,12 +8,28 @@ from typing import Any, Optional
 
 import torch
 
+from ..notation import template_of_text
 from ..template import Axis, Scalar, Tensor, TraceTemplate, Var
 from .attention_reference import attention_reference, paged_states_reference
-from .attention_shared import PAGE_TABLE, QO_INDPTR, by_wrapper, cache_inputs, keys_of_request, paged_axes
+from .attention_shared import (
+    PAGE_TABLE,
+    QO_INDPTR,
+    by_wrapper,
+    cache_inputs,
+    halves_of,
+    keys_of_request,
+    one_request_table,
+    paged_axes,
+)
 from .cascade import _merge_state_reference
+from .shared import normal, seeded
 
-__all__ = ["multi_level_cascade_trace", "shared_prefix_decode_trace", "shared_prefix_prefill_trace"]
+__all__ = [
+    "multi_level_cascade_run_trace",
+    "multi_level_cascade_trace",
+    "shared_prefix_decode_trace",
+    "shared_prefix_prefill_trace",
+]
 
 
 def _levels_pair_reference(
@@ -221,6 +237,66 @@ def _shared_prefix_prefill(layout: str, pair: bool) -> TraceTemplate:
     )
 
 
-multi_level_cascade_trace = by_wrapper(_multi_level)
+def _multi_level_cascade_run_reference(
+    q: torch.Tensor,
+    paged_kv_cache: Any,
+    level_sizes: Optional[torch.Tensor] = None,
+    qo_indptr_arr: Optional[torch.Tensor] = None,
+    paged_kv_indptr_arr: Optional[torch.Tensor] = None,
+    paged_kv_indices_arr: Optional[torch.Tensor] = None,
+    paged_kv_last_page_len: Optional[torch.Tensor] = None,
+    causal: bool = False,
+    sm_scale: Optional[float] = None,
+    **_: Any,
+) -> torch.Tensor:
+    """Without the arguments of plan: every row sees all that the cache holds."""
+    k_cache, v_cache = halves_of(paged_kv_cache)
+    table = (level_sizes, qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len)
+    if any(part is None for part in table):
+        return attention_reference(q, k_cache.flatten(0, 1), v_cache.flatten(0, 1), sm_scale=sm_scale)[0]
+    return _levels_pair_reference(q, k_cache, v_cache, 0, *table, causal, sm_scale)  # type: ignore[arg-type]
+
+
+def _multi_level_cascade_run_init(
+    *,
+    batch_size: int = 1,
+    num_pages: int = 1,
+    num_qo_heads: int = 8,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    page_size: int = 16,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Tables of one level."""
+    g = seeded(seed, device)
+    return {
+        "plan": {
+            "qo_indptr": torch.tensor([0, batch_size], dtype=torch.int32, device=device),
+            **one_request_table(num_pages, page_size, device),
+            "num_qo_heads": num_qo_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "page_size": page_size,
+            "q_data_type": torch.bfloat16,
+        },
+        "run": {
+            "q": normal(g, batch_size, num_qo_heads, head_dim),
+            "paged_kv_cache": normal(g, num_pages, 2, page_size, num_kv_heads, head_dim),
+        },
+    }
+
+
+multi_level_cascade_run_trace = template_of_text(
+    "multi_level_cascade_run_h{num_qo_heads}_kv{num_kv_heads}_d{head_dim}_ps{page_size}",
+    "cascade_attention",
+    var="batch_size num_pages",
+    inputs="q[batch_size, num_qo_heads, head_dim]; paged_kv_cache[num_pages, (page_size), num_kv_heads, head_dim]*",
+    outputs="output[batch_size, num_qo_heads, head_dim]=q",
+    reference=_multi_level_cascade_run_reference,
+    init=_multi_level_cascade_run_init,
+    description="Attention over keys in levels: entries of the first are shared by most rows.",
+)
+multi_level_cascade_trace = by_wrapper(_multi_level, published=multi_level_cascade_run_trace, one_tensor=True)
 shared_prefix_decode_trace = by_wrapper(_shared_prefix_decode, "unique_kv_cache")
 shared_prefix_prefill_trace = by_wrapper(_shared_prefix_prefill, "unique_kv_cache")

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
-from ..template import Axis, Const, Scalar, Tensor, TraceTemplate, Var
+from ..notation import template_of_text
+from ..template import TraceTemplate
+from .attention_reference import attention_reference
+from .shared import normal, seeded
 
-__all__ = ["block_sparse_trace", "variable_block_sparse_trace"]
+__all__ = ["block_sparse_attention_run_trace", "variable_block_sparse_attention_run_trace"]
 
 
 def _masked_attention(
@@ -27,17 +30,20 @@ def _masked_attention(
     return torch.einsum("hqk,hkd->hqd", weights, values).to(q.dtype)
 
 
-def _block_sparse_reference(
+def _block_sparse_attention_run_reference(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    indptr: torch.Tensor,
-    indices: torch.Tensor,
-    R: int,
-    C: int,
+    indptr: Optional[torch.Tensor] = None,
+    indices: Optional[torch.Tensor] = None,
+    R: int = 1,
+    C: int = 1,
     sm_scale: Optional[float] = None,
     **_: Any,
 ) -> torch.Tensor:
+    """Without the arguments of plan, every query sees every key."""
+    if indptr is None or indices is None:
+        return attention_reference(q, k, v, sm_scale=sm_scale)[0]
     mask = torch.zeros(q.shape[0], k.shape[0], dtype=torch.bool, device=q.device)
     offsets, columns = indptr.tolist(), indices.tolist()
     for row in range(len(offsets) - 1):
@@ -47,16 +53,22 @@ def _block_sparse_reference(
     return out.transpose(0, 1).contiguous()
 
 
-def _variable_block_sparse_reference(
+def _variable_block_sparse_attention_run_reference(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    block_mask_map: torch.Tensor,
-    block_row_sz: torch.Tensor,
-    block_col_sz: torch.Tensor,
+    block_mask_map: Optional[torch.Tensor] = None,
+    block_row_sz: Optional[torch.Tensor] = None,
+    block_col_sz: Optional[torch.Tensor] = None,
     sm_scale: Optional[float] = None,
     **_: Any,
 ) -> torch.Tensor:
+    """With the arguments of plan the tensors are those of the API, heads first.
+
+    Without them, they are those of the published definition, tokens first, and every query sees every key.
+    """
+    if block_mask_map is None or block_row_sz is None or block_col_sz is None:
+        return attention_reference(q, k, v, sm_scale=sm_scale)[0]
     group = q.shape[0] // k.shape[0]
     masks = [
         pattern.repeat_interleave(rows, dim=0).repeat_interleave(columns, dim=1)
@@ -65,45 +77,48 @@ def _variable_block_sparse_reference(
     return _masked_attention(q, k, v, torch.stack(masks).repeat_interleave(group, dim=0), sm_scale)
 
 
-_HEADS: dict[str, Axis] = {
-    "num_qo_heads": Const(abbrev="h"),
-    "num_kv_heads": Const(abbrev="kv"),
-    "head_dim": Const(abbrev="d"),
-    "qo_len": Var(),
-    "kv_len": Var(),
-}
+def _block_sparse_attention_run_init(
+    *,
+    qo_len: int = 32,
+    kv_len: int = 32,
+    num_qo_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g, keys = seeded(seed, device), (kv_len, num_kv_heads, head_dim)
+    return {
+        "q": normal(g, qo_len, num_qo_heads, head_dim, dtype=torch.float16),
+        "k": normal(g, *keys, dtype=torch.float16),
+        "v": normal(g, *keys, dtype=torch.float16),
+    }
 
-block_sparse_trace = TraceTemplate(
-    "block_sparse",
-    axes={**_HEADS, "indptr_len": Var("rows of blocks + 1"), "nnz": Var("blocks")},
-    inputs={
-        "q": Tensor(("qo_len", "num_qo_heads", "head_dim")),
-        "k": Tensor(("kv_len", "num_kv_heads", "head_dim")),
-        "v": Tensor(("kv_len", "num_kv_heads", "head_dim")),
-        "indptr": Tensor(("indptr_len",), dtype="int32", optional=True, description="blocks of each row of blocks"),
-        "indices": Tensor(("nnz",), dtype="int32", optional=True, description="columns of the blocks"),
-        "R": Scalar("int32", optional=True, description="queries of a block"),
-        "C": Scalar("int32", optional=True, description="keys of a block"),
-        "sm_scale": Scalar(optional=True),
-    },
-    outputs={"o": Tensor(("qo_len", "num_qo_heads", "head_dim"), dtype_from="q")},
-    reference=_block_sparse_reference,
-    description="Attention where only listed blocks of queries and keys are computed.",
+
+def _published(stem: str, prefix: str, reference: Callable[..., Any], description: str) -> TraceTemplate:
+    return template_of_text(
+        prefix + "_h{num_qo_heads}_kv{num_kv_heads}_d{head_dim}",
+        "block_sparse",
+        var="qo_len kv_len",
+        inputs="q[qo_len, num_qo_heads, head_dim]; k[kv_len, num_kv_heads, head_dim];v[kv_len, num_kv_heads, head_dim]",
+        outputs="output[qo_len, num_qo_heads, head_dim]=q",
+        reference=reference,
+        init=_block_sparse_attention_run_init,
+        stem=stem,
+        description=description,
+    )
+
+
+block_sparse_attention_run_trace = _published(
+    "block_sparse_attention_run",
+    "block_sparse_run",
+    _block_sparse_attention_run_reference,
+    "Attention where only listed blocks of queries and keys are computed.",
 )
-
-variable_block_sparse_trace = TraceTemplate(
-    "variable_block_sparse",
-    axes={**_HEADS, "block_rows": Var("blocks of queries"), "block_columns": Var("blocks of keys")},
-    inputs={
-        "q": Tensor(("num_qo_heads", "qo_len", "head_dim")),
-        "k": Tensor(("num_kv_heads", "kv_len", "head_dim")),
-        "v": Tensor(("num_kv_heads", "kv_len", "head_dim")),
-        "block_mask_map": Tensor(("num_kv_heads", "block_rows", "block_columns"), dtype="bool", optional=True),
-        "block_row_sz": Tensor(("num_kv_heads", "block_rows"), dtype="int32", optional=True),
-        "block_col_sz": Tensor(("num_kv_heads", "block_columns"), dtype="int32", optional=True),
-        "sm_scale": Scalar(optional=True),
-    },
-    outputs={"o": Tensor(("num_qo_heads", "qo_len", "head_dim"), dtype_from="q")},
-    reference=_variable_block_sparse_reference,
-    description="Attention where each head has blocks of its own, and a list of those that are computed.",
+variable_block_sparse_attention_run_trace = _published(
+    "variable_block_sparse_attention_run",
+    "var_block_sparse_run",
+    _variable_block_sparse_attention_run_reference,
+    "Attention where each head has blocks of its own; dimensions are named as in the published definition, though the "
+    "API has heads first.",
 )
