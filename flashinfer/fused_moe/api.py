@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of a mixture-of-experts layer, and the tensors of a call. The layer itself is not here yet."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Any, ClassVar, Iterator, Optional
+
+import torch
+
+from ..errors import ArgumentError
+from ..tllm_enums import ActivationType as ActivationType
+from ..tllm_enums import RoutingInputMode as RoutingInputMode
+from ..tllm_enums import RoutingMethodType, is_gated_activation
+
+__all__ = [
+    "ActivationConfig",
+    "BackendOptions",
+    "ExecutionConfig",
+    "ExpertConfig",
+    "MoEActivationPack",
+    "MoEConfig",
+    "MoEFinalizeConfig",
+    "MoEWeightPack",
+    "QuantConfig",
+    "QuantVariant",
+    "RoutingConfig",
+]
+
+
+class QuantVariant(enum.IntEnum):
+    """Number formats of weights and activations."""
+
+    BF16 = 0
+    FP8PerTensor = 1
+    DeepSeekFp8 = 2
+    MxFp8 = 3
+    NVFP4 = 4
+    MXFP4 = 5
+    MxInt4 = 6
+    W4A16 = 7
+
+
+def _text(value: Any) -> str:
+    """Return an expression for a value; the representation of an enum member is none."""
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
+
+
+class _Printed:
+    """Base of configurations whose representation can be evaluated."""
+
+    def __repr__(self) -> str:
+        parts = (f"{x.name}={_text(getattr(self, x.name))}" for x in fields(self))  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+@dataclass(frozen=True, repr=False)
+class RoutingConfig(_Printed):
+    """How tokens choose experts."""
+
+    num_experts: int
+    top_k: int
+    method: RoutingMethodType = RoutingMethodType.Default
+    n_group: Optional[int] = None
+    topk_group: Optional[int] = None
+    routed_scaling_factor: Optional[float] = None
+
+
+@dataclass(frozen=True, repr=False)
+class QuantConfig(_Printed):
+    """Number format, and the form of its scale factors."""
+
+    variant: QuantVariant = QuantVariant.BF16
+    swizzled_scale_factors: Optional[bool] = None
+    per_token_scale: Optional[bool] = None
+
+
+@dataclass(frozen=True, repr=False)
+class ActivationConfig(_Printed):
+    """Activation between the two products of an expert."""
+
+    swiglu: ClassVar[ActivationConfig]
+    geglu: ClassVar[ActivationConfig]
+    relu2: ClassVar[ActivationConfig]
+    identity: ClassVar[ActivationConfig]
+
+    type: ActivationType = ActivationType.Swiglu
+
+    @property
+    def is_gated(self) -> bool:
+        """Tell whether one half of the columns gates the other."""
+        return is_gated_activation(self.type)
+
+
+ActivationConfig.swiglu = ActivationConfig(ActivationType.Swiglu)
+ActivationConfig.geglu = ActivationConfig(ActivationType.Geglu)
+ActivationConfig.relu2 = ActivationConfig(ActivationType.Relu2)
+ActivationConfig.identity = ActivationConfig(ActivationType.Identity)
+
+
+@dataclass(frozen=True, repr=False)
+class ExpertConfig(_Printed):
+    """Sizes of the experts, and which of them this process has."""
+
+    intermediate_size: int
+    local_expert_offset: int = 0
+    local_num_experts: Optional[int] = None
+    num_fused_shared_experts: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class MoEFinalizeConfig(_Printed):
+    """Whether, and where, the outputs of a token's experts are added up."""
+
+    do_finalize: bool = True
+    use_fused_finalize: bool = True
+
+
+@dataclass(frozen=True, repr=False)
+class ExecutionConfig(_Printed):
+    """Launch options, and the largest number of tokens that is tuned for."""
+
+    enable_pdl: Optional[bool] = None
+    tune_max_num_tokens: int = 8192
+
+
+@dataclass(frozen=True, repr=False)
+class BackendOptions(_Printed):
+    """Backends to choose from: objects with a method ``supported(arch)``."""
+
+    candidates: tuple[Any, ...] = ()
+
+    def valid_for(self, arch: int) -> tuple[Any, ...]:
+        """Return the candidates that support an architecture, such as 90."""
+        return tuple(candidate for candidate in self.candidates if candidate.supported(arch))
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.candidates)
+
+
+@dataclass(frozen=True, repr=False)
+class MoEConfig(_Printed):
+    """Configuration of a layer; ``**config`` gives its fields."""
+
+    routing: RoutingConfig
+    quant: QuantConfig
+    experts: ExpertConfig
+    activation: ActivationConfig = ActivationConfig.swiglu
+    backend: BackendOptions = BackendOptions()
+    execution: ExecutionConfig = ExecutionConfig()
+    finalize: MoEFinalizeConfig = MoEFinalizeConfig()
+
+    def __post_init__(self) -> None:
+        shared = self.experts.num_fused_shared_experts
+        if shared and self.routing.method != RoutingMethodType.DeepSeekV3:
+            raise ArgumentError(
+                f"MoEConfig: num_fused_shared_experts must be 0 without DeepSeekV3 routing, got {shared} with "
+                f"{self.routing.method.name}"
+            )
+        local, total = self.experts.local_num_experts, self.routing.num_experts
+        if shared and (self.experts.local_expert_offset or local not in (None, total)):
+            raise ArgumentError(
+                f"MoEConfig: num_fused_shared_experts must be 0 with expert parallelism, got {shared} with {local} of "
+                f"{total} experts from {self.experts.local_expert_offset} on"
+            )
+
+    def keys(self) -> list[str]:
+        return [x.name for x in fields(self)]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+
+@dataclass
+class MoEActivationPack:
+    """Tokens of a call with their choice of experts, which is given or follows from ``routing_logits``."""
+
+    hidden_states_q: torch.Tensor
+    hidden_states_scale: Optional[torch.Tensor]
+    topk_ids: Optional[torch.Tensor] = None
+    topk_weights: Optional[torch.Tensor] = None
+    _: KW_ONLY
+    per_token_scale: Optional[torch.Tensor] = None
+    routing_input_mode: RoutingInputMode = RoutingInputMode.PackedPrecomputed
+    routing_logits: Optional[torch.Tensor] = None
+    routing_bias: Optional[torch.Tensor] = None
+
+    #: Fields that a mode needs.
+    _needed: ClassVar[dict[RoutingInputMode, tuple[str, ...]]] = {
+        RoutingInputMode.FromLogits: ("routing_logits",),
+        RoutingInputMode.PackedPrecomputed: ("topk_ids",),
+        RoutingInputMode.UnpackedPrecomputed: ("topk_ids", "topk_weights"),
+    }
+
+    def __post_init__(self) -> None:
+        mode = self.routing_input_mode
+        for name in self._needed[mode]:
+            if getattr(self, name) is None:
+                raise ArgumentError(f"MoEActivationPack: {name} must be a tensor with {mode.name}, got None")
+        if mode != RoutingInputMode.FromLogits and self.routing_logits is not None:
+            raise ArgumentError(f"MoEActivationPack: routing_logits must be None with {mode.name}, got a tensor")
+        if self.topk_ids is not None and self.topk_ids.dtype != torch.int32:
+            raise TypeError(f"MoEActivationPack: topk_ids must be torch.int32, got {self.topk_ids.dtype}")
+        device = self.hidden_states_q.device
+        for x in fields(self):
+            value = getattr(self, x.name)
+            if isinstance(value, torch.Tensor) and value.device != device:
+                raise ArgumentError(f"MoEActivationPack: {x.name} must be on {device}, got {value.device}")
+
+    @property
+    def num_tokens(self) -> int:
+        return self.hidden_states_q.shape[0]
+
+
+@dataclass
+class MoEWeightPack:
+    """Weights in the form of each backend, by the backend's key."""
+
+    native_views: dict[str, Any] = field(default_factory=dict)
+
+    def prepare_for(self, backend_key: str, view: Any) -> None:
+        """Store the weights of a backend."""
+        self.native_views[backend_key] = view
+
+    def get_view(self, backend_key: str) -> Any:
+        """Return the weights of a backend; ``KeyError`` if they were not prepared."""
+        if backend_key not in self.native_views:
+            known = ", ".join(self.native_views) or "none"
+            raise KeyError(f"MoEWeightPack: backend_key must be prepared ({known}), got {backend_key!r}")
+        return self.native_views[backend_key]
