@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scale: multiply every element by a number. The op of the add-a-kernel tutorial (docs/adding_an_op.md)."""
+"""scale: multiply every element by a number."""
 
 from __future__ import annotations
 
