@@ -76,6 +76,8 @@ def sm90_serves(
         if not (_is_block_scale(a_scale, a) and _is_block_scale(b_scale, b)):
             return None
         kind = "fp8_block"
+    if kind != "bf16" and out.dtype is torch.float32:
+        return None  # tensor cores keep 13 bits of sums of 8-bit products; the general kernel sums in fp32
     if a.is_contiguous() and b.is_contiguous() and out.is_contiguous():  # 2 us less than to look at all strides
         pitches = a.element_size() * k | out.element_size() * out.shape[-1]
         if (pitches | a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15 == 0:

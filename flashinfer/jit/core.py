@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = [
     "write_if_different",
 ]
 
+logger = logging.getLogger("flashinfer.jit")  # published code imports it from here
 _MAX_NAME = 230  # bytes: file systems allow 255; the manifest's temporary name is ``.<name>.manifest.json.xxxxxxxx``
 
 

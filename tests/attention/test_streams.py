@@ -14,7 +14,7 @@ import flashinfer
 from flashinfer.attention import host, options, streams, uniform_plan
 from flashinfer.attention.uniform_plan import UniformSizes
 
-from .test_batch_decode import decode_batch, workspace
+from .wrappers import decode_batch, workspace
 
 
 class FakeStream:

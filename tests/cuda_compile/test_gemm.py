@@ -11,8 +11,8 @@ from flashinfer.jit import env as jit_env
 from flashinfer.jit import gen_jit_spec
 from flashinfer.jit.gemm import gen_gemm_module
 
-from .test_copy_addresses import COPY, COPY_UNIFORM, operations
-from .test_cuda_compile import NO_SPILLS
+from .machine_code import COPY, COPY_UNIFORM, operations
+from .options import NO_SPILLS
 
 #: A unit per target; test_family of test_cuda_compile.py compiles all units for 9.0a.
 UNITS = [("8.0", "fp8_scaled"), ("8.9", "fp8"), ("10.0a", "bf16_any"), ("12.0a", "bf16")]

@@ -13,8 +13,10 @@ from flashinfer.gemm.blockscale import quantize_rows, quantize_weight_blocks
 from flashinfer.trace.templates.gemm import fp8_blockscale_gemm_sm90_trace
 from flashinfer.trace.templates.gemm_blocks import spread_scales, to_e4m3_blocks
 
+from .scaled import close
+
 BF16, FP16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
-CLOSE = {"rtol": 2**-7, "atol": 2e-3}  # sums in another order, then one rounding to bf16
+ATOL = 2e-3  # sums in another order, then one rounding to bf16
 reference = fp8_blockscale_gemm_sm90_trace.reference
 
 
@@ -46,9 +48,9 @@ def test_bf16_times_e4m3(device, m, n, k, by, out_dtype):
     expected = reference(x, w, None, scale, out_dtype)
     out = torch.full((m, n), torch.nan, dtype=out_dtype, device=device)
     assert fp8_blockscale_gemm_sm90(x, w, None, scale, out) is out
-    torch.testing.assert_close(out, expected, **CLOSE)
+    close(out, expected, ATOL)
     fresh = fp8_blockscale_gemm_sm90(input=x, weight=w, weight_scale=scale, out_dtype=out_dtype)
-    torch.testing.assert_close(fresh, expected, **CLOSE)
+    close(fresh, expected, ATOL)
     exact = x.double() @ (w.double() * spread_scales(scale.double(), n, k)).T
     assert torch.nn.functional.cosine_similarity(out.double().flatten(), exact.flatten(), dim=0) > 0.999
 
@@ -57,7 +59,7 @@ def test_bf16_times_e4m3(device, m, n, k, by, out_dtype):
 def test_bf16_times_bf16(device, m, n, k):
     on(device)
     x, w = bf16(m, k, device=device), bf16(n, k, device=device)
-    torch.testing.assert_close(fp8_blockscale_gemm_sm90(x, w), reference(x, w), **CLOSE)
+    close(fp8_blockscale_gemm_sm90(x, w), reference(x, w), ATOL)
 
 
 @pytest.mark.parametrize("m, n, k", [(1, 64, 128), (6, 192, 384)])
@@ -68,7 +70,7 @@ def test_e4m3_times_e4m3(device, m, n, k):
     x_scale = scales(k // 128, -(-m // 4) * 4, device=device)[:, :m]
     w_scale = scales(-(-n // 128), k // 128, device=device)
     out = fp8_blockscale_gemm_sm90(x, w, x_scale, w_scale)
-    torch.testing.assert_close(out, reference(x, w, x_scale, w_scale), **CLOSE)
+    close(out, reference(x, w, x_scale, w_scale), ATOL)
 
 
 def test_quantisation(device):

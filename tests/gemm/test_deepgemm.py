@@ -11,7 +11,7 @@ import torch
 from flashinfer import deep_gemm, gemm
 from flashinfer.trace.templates import gemm_groupwise
 
-from .test_groupwise import BF16, close, factors, fp8, poisoned
+from .scaled import BF16, close, factors, fp8, poisoned
 
 
 def contiguous(groups: list[int], device: str, n: int = 136, k: int = 256) -> dict:

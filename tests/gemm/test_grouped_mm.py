@@ -13,7 +13,7 @@ from flashinfer.errors import BackendSupportedError
 from flashinfer.grouped_mm import core, cudnn, grouped_mm_bf16, grouped_mm_fp8
 from flashinfer.trace.templates import gemm_grouped
 
-from .test_groupwise import BF16, E4M3, E5M2, FP16, poisoned
+from .scaled import BF16, E4M3, E5M2, FP16, poisoned
 
 FP32 = torch.float32
 BOUNDS = [(0, 3, 3, 8), (0, 0, 0, 0), (0, 0, 130, 131)]

@@ -13,32 +13,7 @@ from flashinfer.errors import ArgumentError, BackendSupportedError
 from flashinfer.gemm.gemm_base import pad_indptr_to_multiple_of_4
 from flashinfer.trace.templates import gemm_groupwise
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-BF16, FP16 = torch.bfloat16, torch.float16
-
-
-def fp8(*shape: int, device: str, dtype: torch.dtype = E4M3) -> torch.Tensor:
-    return torch.randn(shape, device=device).to(dtype)
-
-
-def factors(*shape: int, device: str) -> torch.Tensor:
-    """Make scales that are no powers of two."""
-    return torch.rand(shape, device=device) * 1.5 + 0.5
-
-
-def scale_of(x: torch.Tensor, rows: int, depth: int, major: str) -> torch.Tensor:
-    *batch, m, k = x.shape
-    blocks = (-(-m // rows), -(-k // depth))
-    return factors(*batch, *(blocks if major == "K" else blocks[::-1]), device=x.device)
-
-
-def poisoned(*shape: int, device: str, dtype: torch.dtype = BF16) -> torch.Tensor:
-    return torch.full(shape, torch.nan, device=device, dtype=dtype)
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compare to one rounding of the result; sums may differ by their order."""
-    torch.testing.assert_close(actual, expected, rtol=2**-7, atol=1e-2)
+from .scaled import BF16, E4M3, E5M2, FP16, close, factors, fp8, poisoned, scale_of
 
 
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3, BF16), (E5M2, E4M3, FP16), (E4M3, E5M2, BF16)])

@@ -12,7 +12,7 @@ from flashinfer.gemm.native import MASKED, product, sm90_serves
 
 from ..graphs import capture
 from ..hopper.devices import needs_hopper
-from .references import BF16, E4M3, E5M2, FP16, FP32, block_scales, check, dequantized, operand
+from .references import BF16, E4M3, E5M2, FP16, FP32, SUM_OF_13_BITS, block_scales, check, dequantized, operand
 
 
 def kind_of(
@@ -54,7 +54,8 @@ SERVED: list[tuple[torch.dtype, dict[str, Any], str]] = [
 @pytest.mark.parametrize("out_dtype", [BF16, FP16, FP32])
 def test_served(dtype, options, kind, out_dtype):
     a, b = empty(32, 256, dtype=dtype), empty(200, 256, dtype=dtype)
-    assert kind_of(a, b, empty(32, 200, dtype=out_dtype), **options) == kind
+    is_exact = dtype is not BF16 and out_dtype is FP32  # the tensor cores keep 13 bits of sums of 8-bit products
+    assert kind_of(a, b, empty(32, 200, dtype=out_dtype), **options) == (None if is_exact else kind)
 
 
 NOT_SERVED: list[tuple[torch.dtype, dict[str, Any]]] = [
@@ -162,4 +163,4 @@ def test_expected_rows_do_not_change_results(expected_m):
     product(out, a, b, a_scale=a_scale, b_scale=b_scale, groups=groups, grouping=MASKED, expected_m=expected_m)
     tokens, weights = dequantized(a, a_scale, 1, 128), dequantized(b, b_scale, 128, 128)
     for i, count in enumerate(counts):
-        check(out[i, :count], tokens[i, :count], weights[i])
+        check(out[i, :count], tokens[i, :count], weights[i], sum_error=SUM_OF_13_BITS)

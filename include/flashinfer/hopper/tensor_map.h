@@ -30,7 +30,7 @@ inline const char* TensorBoxFault(const TensorBox& t) {
     if (t.box[i] < 1 || t.box[i] > 256) return "box sizes must be in 1 .. 256";
   }
   for (int i = 0; i < 2; ++i) {
-    const bool is_used = t.size[i + 1] > 1 || i == 0;
+    const bool is_used = t.size[i + 1] > 1;
     if (is_used && (t.stride_bytes[i] % 16 != 0 || t.stride_bytes[i] >= (uint64_t(1) << 40))) {
       return "strides must be multiples of 16 bytes below 2^40";
     }
