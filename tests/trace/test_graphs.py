@@ -45,6 +45,8 @@ def test_torch_compile(path, device):
 @FILES
 def test_cuda_graph(path):
     call = load(path, "cuda")
+    if "sampling" in call.name:
+        pytest.skip(f"{call.name}: draws from the generator of the device, which a replay advances")
     if call.name in NO_CUDA_GRAPH:
         pytest.skip(f"{call.name}: {NO_CUDA_GRAPH[call.name]}")
     expected = call.actual()  # builds and loads the module, which must not happen during a capture

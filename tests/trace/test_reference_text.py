@@ -238,5 +238,10 @@ def test_op_agrees_with_the_text(path, device):
     check = call._function("check", "check") if "check" in call.definition else default_check
     # The published tolerance for norms and single requests is tighter than one rounding step of bfloat16.
     limits = {"max_mismatch_pct": 1.0} if re.search("_(norm|single)_check", call.definition.get("check", "")) else {}
+    if device == "cuda" and call.name.startswith("single_"):
+        limits = {"rtol": 2e-2, "atol": 2e-2}  # as in tests/attention: probabilities are bfloat16, too
+    if device == "cuda" and call.name == "fp8_blockscale_gemm_sm90":
+        # The tensor cores keep 13 bits of sums of 8-bit products, relative to the largest term.
+        limits = {"rtol": 2**-7, "atol": 2**-12 * max(float(x.abs().max()) for x in expected.values())}
     tied = inspect.signature(check).parameters.keys() & {"logits", "seq_lens", "top_k"}  # to accept any of equals
     assert check(expected, call.actual(), **limits, **{name: call.inputs[name] for name in tied})
