@@ -160,7 +160,7 @@ def test_logits_far_from_zero(device, size, sign):
     x[1, 1000:], x[2, 1::2], x[3, 7] = -INF, -1e4, torch.nan
     for seed in range(5):
         tokens = flashinfer.sampling_from_logits(x, seed=seed, offset=0)
-        assert torch.equal(tokens, reference("sampling_from_logits")(x, seed, 0))
+        assert torch.equal(tokens, reference("sampling_from_logits")(x, seed=seed, offset=0))
         indices = torch.arange(4, dtype=torch.int32, device=device).repeat(8)
         assert torch.equal(flashinfer.sampling_from_logits(x, indices, seed=seed, offset=0)[:4], tokens)
     filtered = flashinfer.top_k_top_p_sampling_from_logits(x[:3], 50, 0.9, seed=1, offset=0)
