@@ -1,7 +1,7 @@
 # make demo      set up .venv if needed, then serve a small model on whatever device is there
 #                DEMO_ARGS="--model DIR" serves a checkpoint; python examples/serve.py --help has the rest
 # make quick     smoke test, and a sample of the tests of what differs from main: under two minutes once modules are built
-# make test      everything a change can break: at most 20 minutes on two cores from a fresh clone, builds included
+# make test      everything a change can break: about an hour on two cores from a fresh clone, builds included
 # make test-all  every parametrisation, CUDA for every target; with a GPU also compute-sanitizer
 # make lint      pre-commit over the whole tree
 #

@@ -286,7 +286,10 @@ def trtllm_batch_decode_with_kv_cache(
         if value is not default:
             raise ArgumentError(f"{op}: {name} is given, expected {default} (backend xqa has no such feature)")
     if return_lse or lse is not None:
-        raise NotImplementedError(f"{op}: return_lse or lse is given, which backend xqa does not have")
+        raise NotImplementedError(
+            f"{op}: return_lse or lse is given, expected neither (backend xqa returns no LSE; "
+            "BatchDecodeWithPagedKVCacheWrapper.run does)"
+        )
     if out_dtype == "nvfp4":
         raise ArgumentError(f"{op}: out_dtype is {out_dtype!r}, expected a torch.dtype (NVFP4 outputs need SM100)")
     if out_dtype is not None:

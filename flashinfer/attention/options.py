@@ -40,7 +40,15 @@ ALIBI = PosEncodingMode.ALIBI.value
 
 _LAYOUTS = {layout.name: layout.value for layout in TensorLayout}
 _POS_ENCODINGS = {mode.name: mode.value for mode in PosEncodingMode}
-_PEERS = ("fa3", "cudnn", "trtllm-gen", "cute-dsl", "cutlass", "fmha_v2")
+#: Published backends that the wrappers do not have, and what a caller of each needs instead.
+_PEERS = {
+    "fa3": "which has no kernels here",
+    "cudnn": "which flashinfer.cudnn offers as functions",
+    "trtllm-gen": "which needs SM100",
+    "cute-dsl": "which needs SM100",
+    "cutlass": "which needs SM100",
+    "fmha_v2": "which flashinfer.prefill.trtllm_fmha_v2_prefill offers as a function",
+}
 
 
 def layout_code(op: str, kv_layout: str) -> int:
@@ -62,7 +70,7 @@ def resolve_backend(op: str, backend: str) -> str:
     if backend in ("auto", "fa2"):
         return "fa2"
     if backend in _PEERS:
-        raise NotImplementedError(f"{op}: backend is {backend!r}, which is not available yet; usable: fa2")
+        raise NotImplementedError(f"{op}: backend is {backend!r}, {_PEERS[backend]}; usable: fa2")
     raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto' or 'fa2'")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
@@ -29,7 +30,7 @@ __all__ = ["SavedResults"]
 PathLike = Union[str, os.PathLike[str]]
 
 
-class SavedResults:
+class SavedResults(ABC):
     """Results loaded from files and results not saved yet. :class:`AutoTuner` adds the measured ones."""
 
     def __init__(self) -> None:
@@ -40,14 +41,17 @@ class SavedResults:
         self._generations: dict[str, int] = {}  # generation of each file when the file was read
         self._warned_cache_mismatch: set[Fit] = set()
 
+    @abstractmethod
     def _metadata(self) -> dict[str, str]:
-        raise NotImplementedError
+        """Return what describes this environment in a file of results."""
 
+    @abstractmethod
     def _measured(self) -> Results:
-        raise NotImplementedError
+        """Return the results that this process has measured, by file key."""
 
+    @abstractmethod
     def _warn(self, text: str, *arguments: Any) -> None:
-        raise NotImplementedError
+        """Log a warning."""
 
     def load_configs(self, path: PathLike) -> bool:
         """Add the results of a file to those that were loaded before.
