@@ -34,8 +34,13 @@ def gemm(
     weights_first: bool = False,
 ) -> torch.Tensor:
     """Call the module of ``kind``; a negative tile lets the module choose."""
-    chosen = (expected_m, tile, cluster, share_b, raster, blocks, pdl, weights_first)
-    get_gemm_sm90_module(kind).gemm_sm90(out, a, b, *scales, bias, groups, weight_indices, grouping, *chosen)
+    module = get_gemm_sm90_module(kind)
+    scale_rows = 1 if scales[1] is None or scales[1].shape[-2:-1] == b.shape[-2:-1] else 128
+    operands = (out, a, b, *scales, bias, groups, weight_indices, grouping, scale_rows)
+    if tile < 0:
+        assert module.gemm_sm90(*operands, expected_m, pdl, weights_first)
+    else:
+        assert module.gemm_sm90_with_tile(*operands, tile, cluster, share_b, raster, blocks, pdl, weights_first)
     return out
 
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from flashinfer.jit import env
 from flashinfer.jit.cpp_ext import find_cxx, find_nvcc
@@ -26,6 +27,7 @@ def probe(tmp_path_factory):
     subprocess.run([compiler, *flags, *includes, source, "-o", library], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.fault.restype = ctypes.c_char_p
+    loaded.takes_bulk_copies.restype = ctypes.c_bool
     for name in ("k_major", "mn_major", "advance"):
         getattr(loaded, name).restype = ctypes.c_uint64
     return loaded
@@ -75,3 +77,28 @@ def test_what_the_copy_engine_accepts(probe, change, swizzle, text):
     numbers = [change.get(i, x) for i, x in enumerate(GOOD)]
     fault = probe.fault((ctypes.c_uint64 * len(numbers))(*numbers), swizzle)
     assert fault is None if text is None else text in fault.decode()
+
+
+def halves(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+
+
+@pytest.mark.parametrize(
+    "x, offset, taken",
+    [
+        (halves(32, 256), 0, True),
+        (halves(32, 256), 2, False),  # the address
+        (halves(32, 264)[:, :256], 0, True),  # rows at multiples of 16 bytes
+        (halves(32, 260)[:, :256], 0, False),
+        (halves(256, 32).mT, 0, False),
+        (halves(1, 255), 0, True),  # the distance between rows does not matter
+        (halves(2, 255), 0, False),
+        (halves(4, 32, 256), 0, True),
+        (halves(32, 4, 256).transpose(0, 1), 0, True),
+        (halves(1, 32, 256).expand(4, 32, 256), 0, False),
+    ],
+)
+def test_layouts_of_bulk_copies(probe, x, offset, taken):
+    sizes, strides = ((ctypes.c_int64 * x.ndim)(*numbers) for numbers in (x.shape, x.stride()))
+    data = ctypes.c_void_p(0x1000 + offset)
+    assert probe.takes_bulk_copies(data, x.element_size(), x.ndim, sizes, strides) == taken

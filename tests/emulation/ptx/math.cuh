@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Emulates include/flashinfer/ptx/math.cuh: exact instead of approximate.
+#pragma once
+
+namespace flashinfer {
+namespace ptx {
+
+/// Flush subnormal results to zero.
+inline float Flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
+inline float Exp2(float x) { return Flush(exp2f(Flush(x))); }
+inline float Reciprocal(float x) { return Flush(1.f / Flush(x)); }
+inline float Tanh(float x) { return tanhf(x); }
+inline uint32_t HalvesOf(uint16_t x, __nv_fp8_interpretation_t type) {
+  const __half2_raw y = __nv_cvt_fp8x2_to_halfraw2(x, type);
+  return y.x | uint32_t(y.y) << 16;
+}
+inline uint32_t HalvesOfE4M3(uint16_t x) { return HalvesOf(x, __NV_E4M3); }
+inline uint32_t HalvesOfE5M2(uint16_t x) { return HalvesOf(x, __NV_E5M2); }
+
+}  // namespace ptx
+}  // namespace flashinfer

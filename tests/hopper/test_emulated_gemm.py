@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SM90 GEMM kernels on the CPU (tests/emulation): rings, multicasts, block scales, split K and grouping."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from ..emulation.build import Library, compile_emulated
+from .gemm_inputs import BATCHED, CONTIGUOUS, E4M3, MASKED, PACKED, TOLERANCE, dequantized, error
+
+BF16, F32 = torch.bfloat16, torch.float32
+OUTPUTS = {F32: 0, torch.float16: 1, BF16: 2, E4M3: 3}
+DENSE_BF16, DENSE_FP8, DENSE_BLOCK, FEW_BF16, FEW_BLOCK = 0, 1, 2, 10, 11
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Library:
+    return compile_emulated("emulated_gemm.cpp", tmp_path_factory)
+
+
+@dataclass
+class Options:
+    """What a product may have besides its operands."""
+
+    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    bias: torch.Tensor | None = None
+    groups: torch.Tensor | None = None
+    weight_indices: torch.Tensor | None = None
+    activation: tuple[torch.Tensor | None, ...] = ()  # alpha, beta, limit, factor, bias and quantizer of each group
+    grouping: int = BATCHED
+    cluster: int = 1
+    share_b: bool = False
+    blocks: int = 2
+    weights_first: bool = False
+
+
+def address(x: torch.Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def batch_stride(x: torch.Tensor) -> int:
+    return x.stride(0) if x.ndim == 3 else 0
+
+
+def scale_fields(x: torch.Tensor | None, rows: int) -> list[int]:
+    if x is None or x.numel() == 1:
+        return [address(x), 0, 0, 0, 1]
+    return [address(x), batch_stride(x), x.stride(-2), x.stride(-1), 1 if x.shape[-2] == rows else 128]
+
+
+def run(library: Library, kernel: int, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **options) -> torch.Tensor:
+    """Compute into ``out``."""
+    o = Options(**options)
+    batch = len(o.groups) - 1 if o.grouping == PACKED else len(b) if b.ndim == 3 else 1
+    fields = [address(a), address(b), address(out), a.shape[-2], b.shape[-2], a.shape[-1], batch]
+    fields += [len(b) if b.ndim == 3 else 1, a.stride(-2), b.stride(-2), out.stride(-2)]
+    fields += [batch_stride(a), batch_stride(b), batch_stride(out), o.grouping, address(o.groups)]
+    fields += [*scale_fields(o.scales[0], a.shape[-2]), *scale_fields(o.scales[1], b.shape[-2])]
+    fields += [OUTPUTS[out.dtype], address(o.bias), address(o.weight_indices)]
+    fields += [bool(o.activation), *(address(x) for x in o.activation or (None,) * 6)]
+    fields += [o.cluster, int(o.share_b), o.blocks, int(o.weights_first)]
+    packed = (ctypes.c_int64 * len(fields))(*fields)
+    assert library.call("gemm_sm90", kernel, ctypes.addressof(packed)) == 0
+    return out
+
+
+def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def poisoned(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype)
+
+
+def block_scales(a: torch.Tensor, b: torch.Tensor, per_row: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make scales between 0.5 and 2 for rows of ``a`` and blocks (or rows) of ``b``."""
+    (*batch, m, k), rows = a.shape, b.shape[-2] if per_row else -(-b.shape[-2] // 128)
+    of_a = torch.rand(*batch, -(-k // 128), m).mT * 1.5 + 0.5
+    return of_a, torch.rand(*b.shape[:-2], rows, -(-k // 128)) * 1.5 + 0.5
+
+
+def check(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    assert error(out, a.double() @ b.double().mT) < tolerance
+
+
+@pytest.mark.parametrize("cluster, share_b", [(1, False), (2, False), (2, True)])
+def test_bf16(library, cluster, share_b):
+    """Whole and partial tiles; pairs of blocks that multicast one operand."""
+    a, b = numbers(200, 200, dtype=BF16), numbers(264, 200, dtype=BF16)
+    check(run(library, DENSE_BF16, poisoned(200, 264), a, b, cluster=cluster, share_b=share_b), a, b)
+
+
+def test_bf16_ring_wraps(library):
+    """K is longer than the ring, with another order of threads in each run."""
+    a, b = numbers(64, 1024, dtype=BF16), numbers(128, 1024, dtype=BF16)
+    for seed in range(3):
+        library.seed(seed)
+        check(run(library, DENSE_BF16, poisoned(64, 128), a, b, blocks=1), a, b)
+
+
+def test_fp8_per_tensor(library):
+    """Scales of tensors, a bias and fp32 results."""
+    a, b, bias = numbers(130, 160, dtype=E4M3), numbers(72, 160, dtype=E4M3), numbers(72, dtype=BF16)
+    scales = torch.tensor([0.5]), torch.tensor([1.25])
+    out = run(library, DENSE_FP8, poisoned(130, 72, dtype=F32), a, b, scales=scales, bias=bias)
+    assert error(out, a.double() @ b.double().mT * 0.625 + bias.double()) < 1e-6
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_block_scales_through_the_ring(library, cluster):
+    a, b = numbers(130, 640, dtype=E4M3), numbers(200, 640, dtype=E4M3)
+    scales = block_scales(a, b)
+    out = run(library, DENSE_BLOCK, poisoned(130, 200), a, b, scales=scales, cluster=cluster)
+    check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
+
+
+@pytest.mark.parametrize("m, cluster", [(5, 1), (16, 3), (33, 2)])
+def test_few_tokens(library, m, cluster):
+    """Weights on the M side; the blocks of a cluster split K, and exchange sums of several tiles."""
+    a, b = numbers(m, 456, dtype=BF16), numbers(264, 456, dtype=BF16)
+    check(run(library, FEW_BF16, poisoned(m, 264), a, b, cluster=cluster, blocks=cluster), a, b)
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+def test_few_tokens_with_block_scales(library, per_row):
+    """A scale per block or per row of weights; weights of the first stages before the wait for the kernel before."""
+    a, b = numbers(30, 512, dtype=E4M3), numbers(136, 512, dtype=E4M3)
+    scales = block_scales(a, b, per_row)
+    out = run(library, FEW_BLOCK, poisoned(30, 136), a, b, scales=scales, cluster=2, weights_first=True)
+    check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
+
+
+def test_masked_groups(library):
+    counts = torch.tensor([0, 130, 3, 128], dtype=torch.int32)
+    a, b = numbers(4, 140, 72, dtype=BF16), numbers(4, 136, 72, dtype=BF16)
+    out = torch.full((4, 140, 136), 7.0).to(BF16)
+    run(library, DENSE_BF16, out, a, b, groups=counts, grouping=MASKED)
+    for group, count in enumerate(counts.tolist()):
+        if count:
+            check(out[group, :count], a[group, :count], b[group])
+        assert bool((out[group, count:] == 7).all())
+
+
+def test_contiguous_groups(library):
+    """Blocks of 128 rows; one has no group."""
+    rows = torch.tensor([2, -1, 0]).repeat_interleave(128)[:300].int()
+    a, b = numbers(300, 128, dtype=E4M3), numbers(3, 136, 128, dtype=E4M3)
+    scales, out = block_scales(a, b), torch.full((300, 136), 7.0).to(BF16)
+    run(library, DENSE_BLOCK, out, a, b, scales=scales, groups=rows, grouping=CONTIGUOUS)
+    a, b = dequantized(a, scales[0]), dequantized(b, scales[1])
+    for group in (0, 2):
+        check(out[rows == group], a[rows == group], b[group])
+    assert bool((out[rows < 0] == 7).all())
+
+
+def test_packed_groups(library):
+    """Groups of any number of rows, with weights in any order."""
+    indptr = torch.tensor([0, 20, 20, 53, 60], dtype=torch.int32)
+    weights = torch.tensor([1, 0, 2, 0], dtype=torch.int32)
+    a, b, out = numbers(60, 64, dtype=BF16), numbers(3, 136, 64, dtype=BF16), poisoned(60, 136)
+    run(library, FEW_BF16, out, a, b, groups=indptr, weight_indices=weights, grouping=PACKED)
+    for group, weight in enumerate(weights.tolist()):
+        rows = slice(int(indptr[group]), int(indptr[group + 1]))
+        if rows.stop > rows.start:
+            check(out[rows], a[rows], b[weight])
+
+
+def gated(a: torch.Tensor, b: torch.Tensor, alpha, beta, limit, factor, bias, quantizer) -> torch.Tensor:
+    """Return the activation of one group in float64, times the quantizer."""
+    up, gate = (a.double() @ b.double().mT * factor + bias.double()).chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + beta) * quantizer
+
+
+@pytest.mark.parametrize("kernel, cluster", [(DENSE_BF16, 1), (FEW_BF16, 1), (FEW_BF16, 2)])
+@pytest.mark.parametrize("dtype", [BF16, E4M3])
+def test_gated_activation(library, kernel, cluster, dtype):
+    """Both halves of the weights in one tile, with constants of each group; the last tile of columns is partial."""
+    indptr = torch.tensor([0, 21, 21, 60], dtype=torch.int32)
+    a, b = numbers(60, 136, dtype=BF16), (torch.randn(3, 160, 136) / 12).to(BF16)
+    constants = [torch.rand(3) + 0.5, torch.rand(3), torch.rand(3) + 0.75, torch.rand(3) + 0.5]
+    bias, quantizer = numbers(3, 160, dtype=BF16), torch.rand(3) + 1
+    out = torch.full((60, 80), 7.0).to(dtype)
+    activation = (*constants, bias, quantizer)
+    options = {"groups": indptr, "grouping": PACKED, "activation": activation, "cluster": cluster}
+    run(library, kernel, out, a, b, **options, blocks=cluster, weights_first=True)
+    for group in (0, 2):
+        rows = slice(int(indptr[group]), int(indptr[group + 1]))
+        expected = gated(a[rows], b[group], *(x[group] for x in activation))
+        assert error(out[rows], expected) < (TOLERANCE if dtype is BF16 else 0.04)
+
+
+def test_gated_activation_without_constants(library):
+    a, b = numbers(9, 64, dtype=BF16), numbers(1, 256, 64, dtype=BF16)
+    indptr = torch.tensor([0, 9], dtype=torch.int32)
+    out = run(library, FEW_BF16, poisoned(9, 128), a, b, groups=indptr, grouping=PACKED, activation=(None,) * 6)
+    assert error(out, gated(a, b[0], 1.0, 0.0, torch.inf, 1.0, torch.zeros(256), 1.0)) < TOLERANCE
