@@ -10,6 +10,32 @@ namespace {
 constexpr const char* OP = "batch_mla";
 constexpr int64_t ANY_PAGE_SIZE = int64_t{1} << 30;  // key counts are given, so the plan does not need the page size
 
+/// Set the tiles of the plan. Kernels for SM90 have one list: the decode list, with tiles of PREFILL_TILE rows.
+template <bool IS_SM90>
+void SetLists(PlanInput& in) {
+  if constexpr (IS_SM90) {
+    in.head_dim_vo = Params::HEAD_DIM_VO;
+    in.decode_tile = PREFILL_TILE;
+    in.decode_blocks = CachedBlocks<PREFILL_TILE>();
+  } else {
+    SetTiles<true>(in);
+  }
+}
+
+template <bool IS_SM90>
+void LaunchLists(const CheckedCall& call) {
+  if constexpr (IS_SM90) {
+    CheckScale(OP, call.params);
+    const DeviceGuard guard(call.device);
+    const Stream stream = get_stream(call.device);
+    const bool enable_pdl = UsePdl(call.enable_pdl, call.device);
+    CheckStatus(OP,
+                LaunchAttention<Params, PREFILL_TILE, true, false>(call.params, call.decode_list, enable_pdl, stream));
+  } else {
+    Launch<true, true>(OP, call);
+  }
+}
+
 PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, const TensorView& kv_lens,
                   int64_t num_heads, bool causal, int64_t page_size, bool enable_cuda_graph, int64_t max_rows) {
   const int64_t batch_size = kv_lens.numel();
@@ -25,7 +51,7 @@ PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, cons
   in.window_left = -1;
   in.cuda_graph = enable_cuda_graph;
   in.max_rows = int32_t(max_rows >= 0 ? max_rows : in.qo_indptr[batch_size]);
-  SetTiles<true>(in);
+  SetLists<IS_MLA_SM90>(in);
   return in;
 }
 
@@ -92,6 +118,7 @@ void SetTensors(Params& p, const TensorView& q_nope, const Optional<TensorView>&
   p.k = p.v = ckv_cache.data_ptr<Params::DTypeKV>();
   p.k_stride_page = p.v_stride_page = StrideOf(ckv_cache, 0);
   p.k_stride_n = p.v_stride_n = StrideOf(ckv_cache, 1);
+  p.num_pages = ckv_cache.size(0);
   SetRotary(p, q_nope, q_pe, ckv_cache, kpe_cache);
   p.sm_scale = sm_scale;
   if (return_lse_base_on_e) p.lse_scale = 0.693147180559945309417f;
@@ -110,6 +137,7 @@ CheckedCall Check(const TensorView& float_ws, const TensorView& int_ws, const Nu
   p.window_left = -1;
   p.mask_mode = int32_t(mask_mode);
   CheckedCall call = CallOf(OP, p, info, float_ws, int_ws, q_nope);
+  if (IS_MLA_SM90) SetPartials(call.decode_list, float_ws.data_ptr<char>(), info.prefill_partial, PREFILL_TILE);
   call.enable_pdl = enable_pdl;
   return call;
 }
@@ -120,8 +148,8 @@ void batch_mla_run(TensorView float_ws, TensorView int_ws, Numbers plan_info, Te
                    Optional<TensorView> q_pe, TensorView ckv_cache, Optional<TensorView> kpe_cache,
                    TensorView kv_indices, TensorView o, Optional<TensorView> lse, int64_t mask_mode, int64_t num_heads,
                    int64_t page_size, double sm_scale, bool return_lse_base_on_e, bool enable_pdl) {
-  Launch<true, true>(OP, Check(float_ws, int_ws, plan_info, q_nope, q_pe, ckv_cache, kpe_cache, kv_indices, o, lse,
-                               mask_mode, num_heads, page_size, sm_scale, return_lse_base_on_e, enable_pdl));
+  LaunchLists<IS_MLA_SM90>(Check(float_ws, int_ws, plan_info, q_nope, q_pe, ckv_cache, kpe_cache, kv_indices, o, lse,
+                                 mask_mode, num_heads, page_size, sm_scale, return_lse_base_on_e, enable_pdl));
 }
 
 /// Run, and store the call in `record` for rerun().
@@ -133,7 +161,7 @@ void batch_mla_record_run(TensorView record, bool is_capturable, TensorView floa
   void* const to = RecordAddress(OP, record);
   const CheckedCall call = Check(float_ws, int_ws, plan_info, q_nope, q_pe, ckv_cache, kpe_cache, kv_indices, o, lse,
                                  mask_mode, num_heads, page_size, sm_scale, return_lse_base_on_e, enable_pdl);
-  Launch<true, true>(OP, call);
+  LaunchLists<IS_MLA_SM90>(call);
   WriteRecord(to, call, is_capturable);
 }
 
@@ -152,5 +180,5 @@ void batch_mla_rerun(TensorView record, TensorView q_nope, Optional<TensorView> 
   }
   if (!kept.is_capturable) RefuseCapture(OP, get_stream(call.device));
   call.enable_pdl = enable_pdl;
-  Launch<true, true>(OP, call);
+  LaunchLists<IS_MLA_SM90>(call);
 }

@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashinfer
 from flashinfer import BatchMLAPagedAttentionWrapper
-from flashinfer.errors import ArgumentError, GPUArchitectureError
-from flashinfer.knobs import knobs
+from flashinfer._runtime.errors import ArgumentError, BackendSupportedError, GPUArchitectureError
+from flashinfer._runtime.knobs import knobs
+from flashinfer.jit.attention import gen_batch_mla_module
 from flashinfer.mla import _core, page_ids
 
 from ..attention.inputs import Pages
@@ -307,6 +308,34 @@ def test_warning_on_blackwell(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         BatchMLAPagedAttentionWrapper._resolve(Buffer(), "auto")
+
+
+def test_hopper_backend(monkeypatch):
+    """Only an SM90 device has the kernels of "fa3", which take 16-bit caches of 512 and 64 columns."""
+
+    class Buffer:
+        is_cuda, device = True, torch.device("cuda")
+
+    resolve = BatchMLAPagedAttentionWrapper._resolve
+    monkeypatch.setattr(_core, "get_compute_capability", lambda device: (9, 0))
+    assert (resolve(Buffer(), "fa3"), resolve(Buffer(), "auto")) == ("fa3", "fa2")
+    with pytest.raises(NotImplementedError, match="backend is 'fa3', which needs an SM90 device; usable: fa2"):
+        resolve(workspace("cpu"), "fa3")
+    wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"))
+    wrapper._backend = wrapper._requested_backend = "fa3"
+    with pytest.raises(
+        ArgumentError, match=r"kv_data_type must be q_data_type, .*got torch.float8_e4m3fn.*usable: fa2"
+    ):
+        Latent("cpu", 16, [1], [3], dtype=BF16, kv_dtype=FP8).plan(wrapper)
+    with pytest.raises(ArgumentError, match="must be 512 and 64 with backend 'fa3', got 512 and 0; usable: fa2"):
+        Latent("cpu", 16, [1], [3], kpe=0).plan(wrapper)
+    for device, dtypes, dims, text in (
+        ("cpu", (F16,) * 3, (512, 64), "backend 'fa3' is not available on cpu"),
+        ("cuda", (BF16, FP8, BF16), (512, 64), "must be all float16 or all bfloat16"),
+        ("cuda", (F16,) * 3, (256, 64), "must be 512 and 64 for backend 'fa3', got 256 and 64"),
+    ):
+        with pytest.raises((ArgumentError, BackendSupportedError), match=text):
+            gen_batch_mla_module("fa3", *dtypes, torch.int32, *dims, False, device=device)
 
 
 # The older wrapper -------------------------------------------------------------------------------

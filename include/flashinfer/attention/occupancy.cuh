@@ -85,7 +85,7 @@ int MaxActiveClustersOf() {
   return OncePerDevice<Tag>([](int) {
     int clusters = 0;
     AllowShared<KERNEL, BYTES>();
-    const LaunchConfig launch(dim3(SIZE), dim3(THREADS), BYTES, false, nullptr, SIZE);
+    const LaunchConfig launch(dim3(SIZE, 1), dim3(THREADS, 1), BYTES, false, nullptr, SIZE);
     if (cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &launch.config) != cudaSuccess) {
       cudaGetLastError();  // clear the error: no clusters is a valid answer
       return 0;

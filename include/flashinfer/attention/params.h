@@ -51,7 +51,7 @@ struct AttentionParams {
   const IdType* kv_indices;     ///< page table, null unless paged
   const IdType* last_page_len;  ///< [batch], or null
   const IdType* kv_lens;        ///< [batch] keys of each request, or null; replaces last_page_len
-  int32_t qo_len, kv_len;
+  int32_t qo_len, kv_len;       ///< rows of q; keys of k, or of a page
   FastDivisor page_size;
   FastDivisor kv_heads;  ///< num_kv_heads as a divisor
   FastDivisor group;     ///< query heads per KV head
@@ -81,6 +81,7 @@ struct MlaParams : AttentionParams<DTypeQ, DTypeKV, DTypeO, IdType> {
   DTypeKV* k_pe;
   int64_t q_pe_stride_n, q_pe_stride_h;
   int64_t k_pe_stride_page, k_pe_stride_n;
+  int64_t num_pages;  ///< pages of the cache
 };
 
 namespace attention {
@@ -119,10 +120,12 @@ struct WorkList {
   /// then takes unstarted shares from the counter `tickets`. False: block i runs item i / heads for head i % heads.
   bool has_shares;
   const int32_t* num_items;  ///< number of items; number of shares if has_shares
-  int32_t* tickets;          ///< number of shares taken by blocks that finished their first one; 0 between launches
-  int32_t* arrivals;         ///< finished parts of each merge (and head); 0 between launches. Null: LaunchMerge merges
-  bool in_clusters;          ///< the blocks of a cluster hold all parts of a tile and merge them (LaunchDecode)
-  bool reads_past_cache;     ///< load keys with evict-first so that they do not displace other data in L2
+  /// Number of shares (items in the Hopper prefill kernel) that blocks took after their first one; 0 between launches.
+  int32_t* tickets;
+  bool is_by_head;  ///< Hopper prefill kernel: all items of a head precede those of the next, so that L2 keeps its keys
+  int32_t* arrivals;      ///< finished parts of each merge (and head); 0 between launches. Null: LaunchMerge merges
+  bool in_clusters;       ///< the blocks of a cluster hold all parts of a tile and merge them (LaunchDecode)
+  bool reads_past_cache;  ///< load keys with evict-first so that they do not displace other data in L2
   const MergeItem* merges;
   const int32_t* num_merges;
   int32_t blocks;        ///< blocks of the launch; an upper bound in a CUDA graph

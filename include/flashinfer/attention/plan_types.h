@@ -12,7 +12,7 @@ namespace flashinfer {
 namespace attention {
 
 constexpr int32_t PLAN_INFO_SIZE = 15;
-constexpr int32_t TICKETS = 1;  ///< number of counters in WorkList::tickets; WorkList::arrivals follow them
+constexpr int32_t TICKETS = 2;  ///< WorkList::tickets of the decode and of the prefill list; WorkList::arrivals follow
 
 struct PlanInput {
   int32_t batch_size;
@@ -37,6 +37,7 @@ struct PlanInput {
   int32_t decode_blocks;     ///< resident blocks of the decode kernel
   bool takes_shares;         ///< decode blocks that finish early take further shares (WorkList::tickets)
   int32_t fused_blocks;      ///< resident decode blocks beside prefill blocks in a fused launch; 0: no fused kernel
+  bool takes_items;          ///< prefill blocks take items from a counter, so that any order of the list is balanced
   int32_t prefill_tiles[2];  ///< rows of the prefill tiles, ascending; the second may be 0
   int32_t prefill_blocks[2];
 };
@@ -46,7 +47,8 @@ struct PlanInput {
 struct PlanInfo {
   int64_t int_bytes;
   int64_t float_bytes;
-  int16_t has_shares;  ///< WorkList::has_shares of the decode list
+  bool has_shares;     ///< WorkList::has_shares of the decode list
+  bool is_by_head;     ///< WorkList::is_by_head of the prefill list
   int16_t qo_len;      ///< with chunk_size: WorkList::equal_requests; its other fields follow from the counts
   int32_t chunk_size;  ///< 0: the requests are not split alike
   int64_t tile;        ///< rows of the larger tile in use; Python reads it as index 3

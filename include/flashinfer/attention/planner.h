@@ -8,7 +8,7 @@
 // skew of lengths; a range has at most two partial tiles, and the number of slots is bounded. A few requests are split
 // separately if that gives shorter pieces; where all requests are split alike, blocks compute their items. Requests of
 // many rows go to the prefill list: one block per tile and head, longest first; keys are split only where there are too
-// few tiles to fill the device.
+// few tiles to fill the device. The Hopper kernel takes many tiles in an order that reuses keys in L2.
 //   test  pytest tests/attention/test_plan.py
 #pragma once
 #include <algorithm>
@@ -28,6 +28,7 @@ class Planner {
 
   void Run() {
     out_.Clear();
+    out_.info.is_by_head = false;
     decode_blocks_ = in_.decode_blocks;
     ChoosePrefillTile();
     if (in_.fixed_split > 0 || in_.disable_split) {
@@ -345,20 +346,58 @@ class Planner {
       } while (start < tile.kv_end);
       SetSlots(pieces, first, merges, slots, in_.num_kv_heads);
     }
-    Sort(pieces, items);
+    if (&items == &out_.prefill) out_.info.is_by_head = FollowsCache(pieces);
+    Sort(pieces, items, &items == &out_.prefill && out_.info.is_by_head);
   }
 
-  /// Bucket sort, longest first, with a resolution of one KV unit or 1/1023 of the longest item. Stable.
-  static void Sort(const List<WorkItem>& from, List<WorkItem>& to) {
+  /// Return true if blocks should take the items head by head. Longest first over all heads is more even, but all keys
+  /// and values of the batch then pass through L2 once for every tile of rows: no gain where L2 holds them. No item may
+  /// be so long that the other blocks would wait for it at the end.
+  bool FollowsCache(const List<WorkItem>& items) const {
+    constexpr int64_t ITEMS_PER_BLOCK = 4;  // a block must have work for as many of the longest items
+    if (!in_.takes_items) return false;
+    int64_t longest = 0, shortest = INT32_MAX, total = 0, keys = 0;
+    for (const WorkItem& item : items) {
+      longest = std::max(longest, KvUnits(item));
+      shortest = std::min(shortest, KvUnits(item));
+      total += KvUnits(item);
+      if (item.row_begin == 0) keys += KvLen(item.request);
+    }
+    if (shortest < longest && keys * in_.num_kv_heads <= 2 * CACHED_KEYS) return false;
+    return longest * prefill_blocks_ * ITEMS_PER_BLOCK <= total * in_.num_kv_heads;
+  }
+
+  /// Keys of a head that L2 holds beside other data: 16 MB with values, of 128 columns of 16 bits (H200: 50 MB).
+  static constexpr int64_t CACHED_KEYS = 32768;
+
+  /// Sort all items, longest first; or `by_requests`, each run of requests whose keys of a head fit into L2 by itself.
+  void Sort(const List<WorkItem>& from, List<WorkItem>& to, bool by_requests) const {
+    to.Resize(from.Size());
+    size_t begin = 0;
+    int64_t keys = 0;
+    for (size_t i = 0; i < from.Size() && by_requests; ++i) {
+      if (i > 0 && from[i].request == from[i - 1].request) continue;
+      const int64_t more = KvLen(from[i].request);
+      if (keys > 0 && keys + more > CACHED_KEYS) {
+        SortRange(from, to, begin, i);
+        begin = i;
+        keys = 0;
+      }
+      keys += more;
+    }
+    SortRange(from, to, begin, from.Size());
+  }
+
+  /// Bucket sort of a range, longest first, with a resolution of one KV unit or 1/1023 of the longest item. Stable.
+  static void SortRange(const List<WorkItem>& from, List<WorkItem>& to, size_t first, size_t last) {
     constexpr int BUCKETS = 1024;
     int32_t longest = 0, begin[BUCKETS + 1] = {};
-    for (const WorkItem& item : from) longest = std::max(longest, item.kv_end - item.kv_start);
+    for (size_t i = first; i < last; ++i) longest = std::max(longest, from[i].kv_end - from[i].kv_start);
     const int32_t width = std::max(KV_UNIT, longest / (BUCKETS - 1) + 1);
     auto bucket = [&](const WorkItem& item) { return (longest - (item.kv_end - item.kv_start)) / width; };
-    for (const WorkItem& item : from) ++begin[bucket(item) + 1];
+    for (size_t i = first; i < last; ++i) ++begin[bucket(from[i]) + 1];
     for (int i = 0; i < BUCKETS; ++i) begin[i + 1] += begin[i];
-    to.Resize(from.Size());
-    for (const WorkItem& item : from) to[begin[bucket(item)]++] = item;
+    for (size_t i = first; i < last; ++i) to[first + begin[bucket(from[i])]++] = from[i];
   }
 
   static int64_t ItemsOffset(const PlanInput& in) {

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launch of the Hopper prefill kernel: definitions for its tiles of the functions that backend_interface.h declares.
+#pragma once
+#include "occupancy.cuh"
+#include "prefill_sm90_kernel.cuh"
+
+namespace flashinfer {
+namespace attention {
+namespace prefill_sm90 {
+
+/// Blocks of the kernel that run at once, and its launch. All ways of loading keys have the same shape.
+template <typename Tr, bool ALL_MASKED>
+struct Kernel {
+  static constexpr auto FUNCTION = PrefillSm90Kernel<Tr, Variant<ALL_MASKED>, ALL_MASKED>;
+
+  static int ResidentBlocks() { return MaxActiveBlocksOf<FUNCTION, Tr::THREADS, Tr::SHARED_BYTES>(); }
+  static Status Launch(const typename Tr::Params& params, const WorkList& work, const Boxes& boxes, bool enable_pdl,
+                       Stream stream) {
+    const int blocks = std::min(work.blocks, ResidentBlocks());
+    if (blocks == 0) return cudaErrorInvalidConfiguration;
+    return LaunchBlocks<FUNCTION, Tr::THREADS, Tr::SHARED_BYTES>(blocks, enable_pdl, stream, params, work, boxes,
+                                                                 RowStrides<typename Tr::Params>(params));
+  }
+};
+
+}  // namespace prefill_sm90
+
+template <typename Params, bool PAGED, bool ALL_MASKED>
+int MaxActivePrefillSm90Blocks() {
+  using namespace prefill_sm90;
+  return Kernel<UsualTraits<Params, PAGED>, ALL_MASKED>::ResidentBlocks();
+}
+
+/// Run the items of `work`, whose tiles have PrefillTileSm90() rows, by TMA where the strides and pages allow it, or
+/// converted. Not for RoPE in the kernel, nor for variants that change keys.
+template <typename Params, bool PAGED, bool ALL_MASKED>
+Status LaunchPrefillSm90(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
+  using namespace prefill_sm90;
+  static_assert(HasPrefillSm90(Params::HEAD_DIM_QK, Params::HEAD_DIM_VO), "head dimensions of the kernel");
+  static_assert(!CHANGES_KEYS<Params>, "keys are multiplied as stored");
+  using Tr = UsualTraits<Params, PAGED>;
+  if (work.blocks == 0) return cudaSuccess;
+  if (!RowsAligned(params)) return cudaErrorMisalignedAddress;
+  Boxes boxes{};
+  boxes.has_query = !CHANGES_QUERIES && EncodeQueries(&boxes, params, Tr::TILE);
+  if constexpr (Tr::CONVERTS) {
+    return Kernel<Tr, ALL_MASKED>::Launch(params, work, boxes, enable_pdl, stream);
+  } else {
+    if (PAGED ? EncodePages(&boxes, params, Tr::KEYS) : EncodeRows(&boxes, params, Tr::KEYS)) {
+      return Kernel<Tr, ALL_MASKED>::Launch(params, work, boxes, enable_pdl, stream);
+    }
+    return Kernel<Traits<Params, Loading::kGather, PAGED>, ALL_MASKED>::Launch(params, work, boxes, enable_pdl, stream);
+  }
+}
+
+template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
+Status LaunchAttention(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
+  static_assert(TILE == PrefillTileSm90(Params::HEAD_DIM_QK, Params::HEAD_DIM_VO), "tiles of the kernel");
+  return LaunchPrefillSm90<Params, PAGED, ALL_MASKED>(params, work, enable_pdl, stream);
+}
+
+}  // namespace attention
+}  // namespace flashinfer

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Hopper prefill kernel on the emulated device: plans a batch with the planner of all backends, runs the kernel and
+// the merge. Compiled for head dimensions HEAD_QK and HEAD_VO, with HAS_CAP or with hooks of a user (USER_HOOKS), for
+// ragged keys (KERNEL_ROWS), for pages (KERNEL_PAGES) or both, with a mask of each pair (KERNEL_MASKS) or without, for
+// queries of type DTYPE_Q and keys of type DTYPE_KV.
+#include <flashinfer/attention/planner.h>
+#include <flashinfer/ptx/math.cuh>
+
+namespace flashinfer {
+
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
+  return uint32_t((uint64_t(high) << 32 | low) >> (shift & 31));
+}
+
+using Query = DTYPE_Q;
+using Key = DTYPE_KV;
+struct Params : AttentionParams<Query, Key, Query, int32_t> {
+  static constexpr int HEAD_DIM_QK = HEAD_QK, HEAD_DIM_VO = HEAD_VO, HEAD_DIM_PE = 0;
+  static constexpr PosEncodingMode POS_ENCODING = PosEncodingMode::kNone;
+  uint8_t* maybe_custom_mask;
+  int32_t* maybe_mask_indptr;
+  float* sink;
+  double sm_scale, logits_soft_cap;
+};
+
+}  // namespace flashinfer
+
+#ifdef USER_HOOKS
+#define FLASHINFER_VARIANT_CHANGES_QUERIES
+#endif
+#include <flashinfer/attention/variants.h>
+
+namespace flashinfer {
+
+#ifdef USER_HOOKS
+/// Hooks of a user: a sink, queries that are doubled, every fifth key of odd heads hidden, outputs that are negated.
+struct UserVariant : AttentionVariantBase {
+  static constexpr bool use_softmax = true;
+  float sm_scale_log2;
+  template <typename P>
+  UserVariant(const P& params, uint32_t, uint8_t*) : sm_scale_log2(float(params.sm_scale) * math::log2e) {}
+  REGISTER_QUERY_TRANSFORM(params, q, { return q * 2.f; })
+  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx,
+                       { return qo_head_idx % 2 == 0 || kv_idx % 5 != 0; })
+  REGISTER_M_D_UPDATE(params, kv_tile_idx, qo_head_idx, m, d, scale, {
+    m = params.sink[qo_head_idx] * math::log2e;
+    d = 1.f;
+  })
+  REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, { return -output / d; })
+};
+template <bool use_custom_mask>
+using Variant = UserVariant;
+#else
+template <bool use_custom_mask>
+using Variant = DefaultAttention<use_custom_mask, false, HAS_CAP, false>;
+#endif
+
+}  // namespace flashinfer
+
+#include <flashinfer/attention/merge.cuh>
+#include <flashinfer/attention/prefill_sm90.cuh>
+
+using namespace flashinfer;
+using namespace flashinfer::attention;
+
+/// One call; Python passes these numbers in this order (test_emulated_prefill.py).
+struct Call {
+  int64_t q, k, v, o, lse, qo_indptr, kv_indptr, kv_lens, kv_indices, mask, mask_indptr, sink;
+  int64_t batch, rows, keys, qo_heads, kv_heads, page_size;  // page_size 0: ragged
+  int64_t q_stride_n, q_stride_h, k_stride_page, k_stride_n, k_stride_h, v_stride_page, v_stride_n, v_stride_h;
+  int64_t mask_mode, window_left, split, blocks;
+};
+
+template <bool PAGED, bool ALL_MASKED>
+int64_t Run(const Params& p, WorkList work) {
+  Status status = LaunchPrefillSm90<Params, PAGED, ALL_MASKED>(p, work, false, nullptr);
+  if (status == cudaSuccess) {
+    status = LaunchMerge<Params, PrefillTileSm90(HEAD_QK, HEAD_VO)>(p, work, false, nullptr);
+  }
+  return int64_t(status);
+}
+
+template <typename T>
+T* Pointer(int64_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+/// Run the call; returns the status of the launches, or minus the number of work items if `only_count`.
+EMULATION_EXPORT int64_t run(const Call* call, int64_t only_count, double sm_scale, double soft_cap) {
+  const Call& c = *call;
+  constexpr int TILE = PrefillTileSm90(HEAD_QK, HEAD_VO);
+  emulation::device.multiprocessors = int(c.blocks);
+  PlanInput in{};
+  in.batch_size = int32_t(c.batch);
+  in.qo_indptr = Pointer<int32_t>(c.qo_indptr);
+  in.kv_indptr = Pointer<int32_t>(c.kv_indptr);
+  in.kv_lens = Pointer<int32_t>(c.kv_lens);
+  in.page_size = c.page_size > 0 ? int32_t(c.page_size) : 1;
+  in.num_qo_heads = int32_t(c.qo_heads), in.num_kv_heads = int32_t(c.kv_heads), in.head_dim_vo = HEAD_VO;
+  in.causal = c.mask_mode == int64_t(MaskMode::kCausal);
+  in.window_left = int32_t(c.window_left);
+  in.fixed_split = int32_t(c.split);
+  in.disable_split = c.split == 0;
+  in.takes_items = true;
+  in.prefill_tiles[0] = TILE;
+  in.prefill_blocks[0] = int32_t(c.blocks);
+  PlanOutput out;
+  Planner(in, out).Run();
+  std::vector<char> plan(size_t(out.info.int_bytes));
+  Planner::Write(out, plan.data());
+  const auto* header = reinterpret_cast<const PlanHeader*>(plan.data());
+  WorkList work{};
+  work.items = reinterpret_cast<const WorkItem*>(plan.data() + out.info.prefill_items);
+  work.num_items = &header->prefill_items;
+  work.merges = reinterpret_cast<const MergeItem*>(plan.data() + out.info.prefill_merges);
+  work.num_merges = &header->prefill_merges;
+  work.tickets = reinterpret_cast<int32_t*>(plan.data() + out.info.decode_tickets) + 1;
+  work.is_by_head = out.info.is_by_head;
+  work.blocks = int32_t(out.info.prefill_blocks);
+  work.merge_blocks = int32_t(out.info.prefill_merge_blocks);
+  std::vector<float> partial(size_t(out.prefill_slots) * TILE * (HEAD_VO + 1), NAN);
+  work.partial_o = partial.data();
+  work.partial_lse = partial.data() + size_t(out.prefill_slots) * TILE * HEAD_VO;
+  if (only_count != 0) return -int64_t(header->prefill_items) * c.kv_heads;
+
+  Params p{};
+  p.q = Pointer<Query>(c.q), p.k = Pointer<Key>(c.k), p.v = Pointer<Key>(c.v), p.o = Pointer<Query>(c.o);
+  p.lse = Pointer<float>(c.lse);
+  p.q_stride_n = c.q_stride_n, p.q_stride_h = c.q_stride_h;
+  p.o_stride_n = c.qo_heads * HEAD_VO, p.o_stride_h = HEAD_VO;
+  p.k_stride_page = c.k_stride_page, p.k_stride_n = c.k_stride_n, p.k_stride_h = c.k_stride_h;
+  p.v_stride_page = c.v_stride_page, p.v_stride_n = c.v_stride_n, p.v_stride_h = c.v_stride_h;
+  p.qo_indptr = in.qo_indptr, p.kv_indptr = in.kv_indptr, p.kv_lens = in.kv_lens;
+  p.kv_indices = Pointer<int32_t>(c.kv_indices);
+  p.qo_len = int32_t(c.rows), p.kv_len = int32_t(c.keys);
+  p.page_size = FastDivisor(uint32_t(in.page_size));
+  p.kv_heads = FastDivisor(uint32_t(c.kv_heads));
+  p.group = FastDivisor(uint32_t(c.qo_heads / c.kv_heads));
+  p.num_qo_heads = int32_t(c.qo_heads), p.num_kv_heads = int32_t(c.kv_heads);
+  p.window_left = int32_t(c.window_left), p.mask_mode = int32_t(c.mask_mode);
+  p.out_scale = 1.f, p.lse_scale = 1.f;
+  p.maybe_custom_mask = Pointer<uint8_t>(c.mask), p.maybe_mask_indptr = Pointer<int32_t>(c.mask_indptr);
+  p.sink = Pointer<float>(c.sink);
+  p.sm_scale = sm_scale, p.logits_soft_cap = soft_cap;
+  constexpr bool ALL_MASKED = KERNEL_MASKS;
+  if (c.page_size > 0) return Run<KERNEL_PAGES, ALL_MASKED>(p, work);
+  return Run<!KERNEL_ROWS, ALL_MASKED>(p, work);
+}

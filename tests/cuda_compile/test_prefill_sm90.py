@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Hopper prefill kernel compiles without spills; ptxas neither serialises wgmma nor ignores setmaxnreg."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+import torch
+
+from flashinfer._runtime.errors import BackendSupportedError
+from flashinfer.compilation_context import sm90a_nvcc_flags
+from flashinfer.jit import env as jit_env
+from flashinfer.jit.attention import gen_batch_prefill_module
+from flashinfer.jit.core import JitSpec
+
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+
+
+def module(head_dim_qk: int, head_dim_vo: int, dtype_kv: torch.dtype = BF16, pos_encoding_mode: int = 0) -> JitSpec:
+    types, dims = (BF16, dtype_kv, BF16, torch.int32), (head_dim_qk, head_dim_vo)
+    return gen_batch_prefill_module("fa3", *types, *dims, pos_encoding_mode, False, False, False, device="cuda")
+
+
+@pytest.mark.parametrize(
+    "head_dim, unit, dtype_kv", [(128, "128_ragged", BF16), (256, "128_paged", BF16), (64, "192_ragged", E4M3)]
+)
+def test_unit(hopper, nvcc, tmp_path, head_dim, unit, dtype_kv):
+    """Compile a unit: its kernel for TMA and the one for cp.async, or the one that converts keys."""
+    for path, text in module(head_dim, head_dim, dtype_kv).generated.items():
+        (tmp_path / path.name).write_text(text)
+    source = tmp_path / f"batch_prefill_{unit}.cu"
+    includes = [f"-I{jit_env.FLASHINFER_INCLUDE_DIR}", f"-I{tmp_path}"]
+    command = [nvcc, "-std=c++17", "-O3", *sm90a_nvcc_flags, *includes, "-cubin", "-Xptxas=-v", source]
+    done = subprocess.run([*map(str, command), "-o", str(tmp_path / "unit.cubin")], capture_output=True, text=True)
+    log = done.stdout + done.stderr
+    assert done.returncode == 0, log
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    assert spills == [("0", "0")] * (1 if dtype_kv == E4M3 else 2), log
+    assert "(C75" not in log, log  # C7508: setmaxnreg ignored; C7510 to C7519: wgmma serialised
+
+
+def test_units(hopper):
+    """The module has no tile of the portable prefill kernel, and is compiled for Hopper only."""
+    spec = module(64, 64)
+    tiles = {path.name.split("_")[2] for path in spec.generated if path.name.endswith("ed.cu")}
+    assert tiles == {"16", "192"}
+    assert spec.supported_major_versions == [9]
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ((80, 80), "head dimensions are 80 and 80, expected .* one of 64"),
+        ((128, 128, torch.float16), "expected the same type, or keys of 8 bits"),
+        ((128, 128, BF16, 1), "keys are transformed"),
+    ],
+)
+def test_refusals(hopper, arguments, text):
+    with pytest.raises(BackendSupportedError, match=f"{text}.*usable here: fa2"):
+        module(*arguments)
+
+
+def test_another_target(hopper, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
+    with pytest.raises(BackendSupportedError, match=r"the targets are 8\.0, expected 9\.0a"):
+        module(128, 128)
