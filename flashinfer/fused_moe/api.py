@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Iterator, Optional
 
 import torch
 
-from ..errors import ArgumentError
-from ..tllm_enums import ActivationType as ActivationType
-from ..tllm_enums import RoutingInputMode as RoutingInputMode
-from ..tllm_enums import RoutingMethodType, is_gated_activation
+from .._compat.tllm_enums import ActivationType as ActivationType
+from .._compat.tllm_enums import RoutingInputMode as RoutingInputMode
+from .._compat.tllm_enums import RoutingMethodType, is_gated_activation
+from .._runtime.errors import ArgumentError
 
 __all__ = [
     "ActivationConfig",
@@ -57,7 +57,7 @@ class _Printed:
 
 @dataclass(frozen=True, repr=False)
 class RoutingConfig(_Printed):
-    """How tokens choose experts."""
+    """Choice of the experts of each token."""
 
     num_experts: int
     top_k: int
@@ -111,7 +111,7 @@ class ExpertConfig(_Printed):
 
 @dataclass(frozen=True, repr=False)
 class MoEFinalizeConfig(_Printed):
-    """Whether, and where, the outputs of a token's experts are added up."""
+    """Sum of the outputs of a token's experts: whether a kernel adds them, and which one."""
 
     do_finalize: bool = True
     use_fused_finalize: bool = True

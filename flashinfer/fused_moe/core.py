@@ -7,13 +7,21 @@ from typing import Any, Optional
 
 import torch
 
-from ..errors import ArgumentError
+from .._compat.tllm_enums import ActivationType as ActivationType
+from .._compat.tllm_enums import Fp8QuantizationType as Fp8QuantizationType
+from .._compat.tllm_enums import RoutingInputMode as RoutingInputMode
+from .._compat.tllm_enums import RoutingMethodType as RoutingMethodType
+from .._compat.tllm_enums import WeightLayout as WeightLayout
+from .._compat.unsupported_fused_moe import setup_cubin_loader as setup_cubin_loader
+from .._runtime.errors import ArgumentError
 from ..quantization.fp4_quantization import get_shuffle_matrix_a_row_indices, get_shuffle_matrix_sf_a_row_indices
-from ..tllm_enums import ActivationType as ActivationType
-from ..tllm_enums import Fp8QuantizationType as Fp8QuantizationType
-from ..tllm_enums import RoutingInputMode as RoutingInputMode
-from ..tllm_enums import RoutingMethodType as RoutingMethodType
-from ..tllm_enums import WeightLayout as WeightLayout
+from .cutlass import cutlass_fused_moe as cutlass_fused_moe
+from .cutlass_workspace import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size
+from .mixed_weights import interleave_moe_scales_for_sm90_mixed_gemm as interleave_moe_scales_for_sm90_mixed_gemm
+from .mixed_weights import interleave_moe_weights_for_sm90_mixed_gemm as interleave_moe_weights_for_sm90_mixed_gemm
+from .mixed_weights import (
+    preprocess_moe_weights_for_sm90_mixed_gemm_humming as preprocess_moe_weights_for_sm90_mixed_gemm_humming,
+)
 
 __all__ = [
     "convert_to_block_layout",

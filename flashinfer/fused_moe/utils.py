@@ -8,8 +8,8 @@ from typing import Callable
 
 import torch
 
-from ..errors import ArgumentError
-from ..integers import next_positive_power_of_2, round_up
+from .._runtime.errors import ArgumentError
+from .._runtime.integer_math import next_positive_power_of_2, round_up
 
 __all__ = [
     "get_hybrid_num_tokens_buckets",

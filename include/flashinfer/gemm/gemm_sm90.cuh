@@ -10,6 +10,7 @@
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
 #include "../ptx/tma.cuh"
+#include "gated_sm90.cuh"
 #include "mainloop_sm90.cuh"
 #include "params_sm90.cuh"
 #include "scales_sm90.cuh"
@@ -29,6 +30,7 @@ struct GemmTraits {
   static constexpr bool SPLIT_N = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
   static constexpr int GROUP_M = SPLIT_N ? BLOCK_M : BLOCK_M / 2, GROUP_N = SPLIT_N ? BLOCK_N / 2 : BLOCK_N;
   static constexpr int WAVES = GROUP_M / 64;
+  static constexpr bool CAN_GATE = !IS_BLOCK && BLOCK_N % 128 == 0;  // stores have 64 columns
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int A_BYTES = BLOCK_M * SLAB_K_BYTES, B_BYTES = BLOCK_N * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
@@ -71,6 +73,9 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
         constexpr int HALF = Traits::BLOCK_N / 2;
         ptx::LoadBoxMulticast(b + rank * (Traits::B_BYTES / 2), &p.weights, full, k, n + rank * HALF, tile.weight_batch,
                               3);
+      } else if (Traits::CAN_GATE && p.activation.is_active) {
+        ptx::LoadBox(b, &p.weights, full, k, n / 2, tile.weight_batch);
+        ptx::LoadBox(b + Traits::B_BYTES / 2, &p.weights, full, k, p.n + n / 2, tile.weight_batch);
       } else {
         ptx::LoadBox(b, &p.weights, full, k, n, tile.weight_batch);
       }
@@ -128,6 +133,12 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
     }
 #pragma unroll
     for (int w = 0; w < Traits::WAVES; ++w) {
+      if constexpr (Traits::CAN_GATE) {
+        if (p.activation.is_active) {
+          StoreGatedRows<Traits::GROUP_N>(p, acc[w], scale, staging, column / 2, tile, row + 64 * w);
+          continue;
+        }
+      }
       StoreRows<Traits::GROUP_N>(p, acc[w], scale, staging, column, tile, row + 64 * w);
     }
   }
@@ -178,6 +189,7 @@ Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream str
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
   if (problem.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % BLOCK_M != 0) return cudaErrorInvalidValue;
   if (problem.grouping != Grouping::kBatched && config.share_b) return cudaErrorInvalidValue;
+  if (problem.activation.is_active && (!Traits::CAN_GATE || config.share_b)) return cudaErrorInvalidValue;
   GemmParams p{};
   cudaError_t status = FillParams<T>(&p, problem, config, BLOCK_M, BLOCK_N);
   if (status != cudaSuccess) return status;

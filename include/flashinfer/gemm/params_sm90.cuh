@@ -47,7 +47,8 @@ struct GemmParams {
   void* d;
   int64_t d_stride, d_batch_stride;
   const bfloat16_t* bias;
-  int n, k_blocks;
+  GatedActivation activation;
+  int n, k_blocks;  // n: columns of d
   int cluster;
   bool share_tokens, share_weights;  // each block of a cluster loads half of the operand and multicasts that half
   Element out;
@@ -76,8 +77,9 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   const int64_t token_batch = one_token_batch ? 1 : x.batch;
   p->share_tokens = !c.swapped && c.cluster == 2 && !c.share_b;
   p->share_weights = !c.swapped && c.cluster == 2 && c.share_b;
+  const bool is_gated = x.activation.is_active;  // a tile then has two boxes of weights
   const int a_box = p->share_tokens ? token_rows / 2 : token_rows,
-            b_box = p->share_weights ? weight_rows / 2 : weight_rows;
+            b_box = p->share_weights || is_gated ? weight_rows / 2 : weight_rows;
   cudaError_t status =
       EncodeMatrix(&p->tokens, x.a, BYTES, x.k, x.m, x.a_stride, token_batch, x.a_batch_stride, BLOCK_K, a_box);
   if (status != cudaSuccess) return status;
@@ -95,7 +97,8 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   p->token_scale = x.a_scale, p->weight_scale = x.b_scale;
   p->d = x.d, p->d_stride = x.d_stride, p->d_batch_stride = one_token_batch ? 0 : x.d_batch_stride;
   p->bias = x.bias;
-  p->n = int(x.n), p->k_blocks = int(CeilDiv(x.k, BLOCK_K));
+  p->activation = x.activation;
+  p->n = int(is_gated ? x.n / 2 : x.n), p->k_blocks = int(CeilDiv(x.k, BLOCK_K));
   p->cluster = c.cluster, p->out = x.out;
   return cudaSuccess;
 }

@@ -26,6 +26,19 @@ struct ScaleView {
   int rows = 1;  // rows that share a scale: 1 or 128
 };
 
+/// Gated activation of the sums of groups of tokens that have their own weights (the experts of a layer). Rows of weights
+/// are [up ; gate], and results have half as many columns: g sigmoid(alpha g) (u + beta) with g = min(gate, limit) and u
+/// = up limited to both sides, of sums * factor + bias. Arrays have one element per matrix of weights. Null means alpha
+/// 1, beta 0, no limit, factor 1, no bias.
+struct GatedActivation {
+  bool is_active = false;
+  const float *alpha = nullptr, *beta = nullptr, *limit = nullptr, *factor = nullptr;
+  const void* bias = nullptr;          // (matrices of weights, n), bf16
+  bool is_bias_half = false;           // fp16 instead
+  const float* quantizer = nullptr;    // results are multiplied by it before they are rounded; null: 1
+  bool is_quantizer_of_group = false;  // one per matrix of weights instead of one
+};
+
 struct GemmProblem {
   const void* a = nullptr;
   const void* b = nullptr;
@@ -38,9 +51,10 @@ struct GemmProblem {
   Grouping grouping = Grouping::kBatched;
   const int32_t* groups = nullptr;
   ScaleView a_scale, b_scale;
-  Element out = Element::kBFloat16;         // element type of d: bf16, fp16 or fp32
+  Element out = Element::kBFloat16;         // element type of d: bf16, fp16 or fp32; bf16, fp16 or e4m3 if activated
   const bfloat16_t* bias = nullptr;         // one per row of weights, added before rounding
   const int32_t* weight_indices = nullptr;  // matrix of b of each group; null: group g has matrix g; kPacked only
+  GatedActivation activation;               // kTensor only
 };
 
 /// Tile shape of a kernel, and sharing of loads between blocks.
@@ -54,6 +68,7 @@ struct GemmConfig {
   int blocks = 132;      // blocks to launch at most, one per SM
   bool enable_pdl = false;
   bool weights_first = false;  // with PDL: only tokens and scales are written by the kernel before this one
+  bool groups_first = false;   // with weights_first: nor did that kernel write `groups`
 };
 
 }  // namespace gemm

@@ -85,6 +85,16 @@ __device__ __forceinline__ void StoreSlab(const GemmParams& p, const uint32_t (&
   }
 }
 
+/// Round the 16 rows of a warp, by 64 columns, and store them at (row, column). `d`: a wgmma fragment.
+__device__ __forceinline__ void StoreRounded(const GemmParams& p, const float* d, uint32_t staging, const Tile& tile,
+                                             int row, int column) {
+  const bool is_half = p.out == Element::kFloat16;
+  uint32_t words[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) words[i] = PackPair(d[2 * i], d[2 * i + 1], is_half);
+  StoreSlab(p, words, staging, tile, row, column);
+}
+
 /// Store 64 rows of tokens by COLUMNS from (row, column): accumulators with tokens on the M side.
 template <int COLUMNS>
 __device__ __forceinline__ void StoreRows(const GemmParams& p, float (&d)[COLUMNS / 2], float scale, uint32_t staging,
@@ -104,20 +114,20 @@ __device__ __forceinline__ void StoreRows(const GemmParams& p, float (&d)[COLUMN
       if (r >= tile.end_row) continue;
       float* const to = RowOf<float>(p, tile, r);
 #pragma unroll
-      for (int i = 0; i < COLUMNS / 4; ++i) {
-        const int c = column + i / 2 * 8 + 2 * quad + i % 2;
-        if (c < p.n) to[c] = d[i / 2 * 4 + 2 * h + i % 2];
+      for (int i = 0; i < COLUMNS / 2; i += 4) {
+        const int c = column + 2 * i + 2 * quad;
+        if (c + 1 < p.n) {  // rows begin at multiples of 16 bytes
+          *reinterpret_cast<float2*>(to + c) = float2{d[i + 2 * h], d[i + 2 * h + 1]};
+        } else if (c < p.n) {
+          to[c] = d[i + 2 * h];
+        }
       }
     }
     return;
   }
-  const bool is_half = p.out == Element::kFloat16;
 #pragma unroll
   for (int slab = 0; slab < COLUMNS / 64; ++slab) {
-    uint32_t words[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) words[i] = PackPair(d[32 * slab + 2 * i], d[32 * slab + 2 * i + 1], is_half);
-    StoreSlab(p, words, staging, tile, warp_row, column + 64 * slab);
+    StoreRounded(p, d + 32 * slab, staging, tile, warp_row, column + 64 * slab);
   }
 }
 

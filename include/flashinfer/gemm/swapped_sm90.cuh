@@ -6,6 +6,7 @@
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
 #include "../ptx/tma.cuh"
+#include "gated_sm90.cuh"
 #include "mainloop_sm90.cuh"
 #include "params_sm90.cuh"
 #include "scales_sm90.cuh"
@@ -27,11 +28,13 @@ struct SwappedTraits {
   static constexpr int WEIGHT_BYTES = SWAPPED_WEIGHTS * SLAB_K_BYTES, TOKEN_BYTES = TOKENS * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = WEIGHT_BYTES + TOKEN_BYTES;
   static constexpr int SPLIT_BYTES = SplitBuffer<TOKENS>::MaxBytes();
-  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES;
+  static constexpr int GATE_BYTES = IS_BLOCK ? 0 : SWAP_BYTES;
+  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - GATE_BYTES;
   using Scales = StageScales<TOKENS, SWAPPED_WEIGHTS, true>;
   static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
   static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES);
-  static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES;
+  static constexpr int SHARED_BYTES =
+      1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + GATE_BYTES;
   static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
   static_assert(2 * STAGES * 8 <= SPLIT_BARRIERS && SCALE_BYTES % 16 == 0 && TOKENS % 8 == 0 && STAGE_BYTES % 1024 == 0,
                 "tile shape");
@@ -69,10 +72,18 @@ __device__ __forceinline__ void ProduceSwapped(const GemmParams& p, const hopper
   const auto load_weights = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
     const uint32_t full = ring.BeginFill(at, Traits::STAGE_BYTES), to = stages + at.stage * Traits::STAGE_BYTES;
     const int k = kb * Traits::BLOCK_K, n = tile.n_tile * SWAPPED_WEIGHTS;
-    if (p.read_weights_once) {
-      ptx::LoadBox(to, &p.weights, full, k, n, tile.weight_batch, once);
+    const auto load_box = [&](uint32_t box, int row) {
+      if (p.read_weights_once) {
+        ptx::LoadBox(box, &p.weights, full, k, row, tile.weight_batch, once);
+      } else {
+        ptx::LoadBox(box, &p.weights, full, k, row, tile.weight_batch);
+      }
+    };
+    if (!Traits::IS_BLOCK && p.activation.is_active) {
+      load_box(to, n / 2);
+      load_box(to + Traits::WEIGHT_BYTES / 2, p.n + n / 2);
     } else {
-      ptx::LoadBox(to, &p.weights, full, k, n, tile.weight_batch);
+      load_box(to, n);
     }
   };
   int early = 0;  // stages whose weights are under way
@@ -114,7 +125,7 @@ __device__ __forceinline__ void ProduceSwappedScales(const GemmParams& p, const 
 template <typename Traits>
 __device__ __forceinline__ void ConsumeSwapped(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                                uint32_t stages, const float* stage_scales,
-                                               const SplitSum<Traits::TOKENS>& split, int group) {
+                                               const SplitSum<Traits::TOKENS>& split, HalvesSwap swap, int group) {
   constexpr int TOKENS = Traits::TOKENS;
   const StageOperands from = {hopper::DescriptorKMajor(stages + group * 64 * SLAB_K_BYTES),
                               hopper::DescriptorKMajor(stages + Traits::WEIGHT_BYTES), Traits::STAGE_BYTES};
@@ -131,6 +142,16 @@ __device__ __forceinline__ void ConsumeSwapped(const GemmParams& p, const hopper
       SumStages<Traits::TYPE, 1, TOKENS>(acc, ring, at, from, part.end - part.first, 1);
     }
     if (p.cluster > 1 && turn == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
+    if constexpr (!Traits::IS_BLOCK) {
+      if (p.activation.is_active) {
+        const GateConstants constants(p, part.tile.weight_batch, scale);
+        split.Add(acc[0], turn++, [&](int j, float (&sum)[4]) {
+          StoreGatedTokens(p, sum, swap, constants, group, part.tile.n_tile * SWAPPED_WEIGHTS / 2, part.tile,
+                           part.tile.row + 8 * j);
+        });
+        return;
+      }
+    }
     const int column = part.tile.n_tile * SWAPPED_WEIGHTS + group * 64;
     split.Add(acc[0], turn++,
               [&](int j, float (&sum)[4]) { StoreTokens(p, sum, scale, column, part.tile, part.tile.row + 8 * j); });
@@ -150,6 +171,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
   const uint32_t stages = base + BARRIER_BYTES;
   constexpr int SCALES = BARRIER_BYTES + Traits::STAGES * Traits::STAGE_BYTES;
   constexpr int BUFFER = SCALES + Traits::STAGES * Traits::SCALE_BYTES;
+  const HalvesSwap swap(aligned + BUFFER + Traits::SPLIT_BYTES);
   const SplitSum<Traits::TOKENS> split(aligned + Traits::SPLIT_BARRIERS, aligned + BUFFER, p.cluster);
   if (threadIdx.x == 0) {
     ptx::PrefetchTensorMap(&p.weights);
@@ -173,7 +195,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
     if (p.cluster > 1) ptx::ClusterWait();
   } else {
     ptx::TakeRegisters<SWAPPED_CONSUMER_REGISTERS>();
-    ConsumeSwapped<Traits>(p, ring, stages, reinterpret_cast<const float*>(aligned + SCALES), split, role - 1);
+    ConsumeSwapped<Traits>(p, ring, stages, reinterpret_cast<const float*>(aligned + SCALES), split, swap, role - 1);
   }
   if (p.cluster > 1) ptx::ClusterSync();  // the other blocks may still write to this one
 #endif
@@ -210,6 +232,7 @@ template <typename T, Scaling SCALING, int TOKENS>
 Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
   using Traits = SwappedTraits<T, SCALING, TOKENS>;
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
+  if (problem.activation.is_active && Traits::IS_BLOCK) return cudaErrorInvalidValue;
   const int k_blocks = int(CeilDiv(problem.k, Traits::BLOCK_K));
   if (config.cluster < 1 || config.cluster > std::min(SplitBuffer<TOKENS>::MAX_SPLIT, k_blocks)) {
     return cudaErrorInvalidValue;
@@ -219,7 +242,7 @@ Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Str
   if (status != cudaSuccess) return status;
   p.tiles.raster = std::max(1, p.tiles.m_tiles);  // all tokens of one tile of weights, then the next weights
   p.read_weights_once = problem.m <= TOKENS;
-  p.weights_first = config.enable_pdl && config.weights_first && !p.tiles.IsCounted();
+  p.weights_first = config.enable_pdl && config.weights_first && (!p.tiles.IsCounted() || config.groups_first);
   static std::atomic<uint64_t> allowed{0};
   auto* kernel = GemmSwappedSm90Kernel<Traits>;
   status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);

@@ -91,7 +91,7 @@ FLASHINFER_HD WorkTile GroupTile(const GemmPlan& p, int t, int group, int begin,
   return {true, begin + at.m * BLOCK_M, left < BLOCK_M ? left : BLOCK_M, at.n * BLOCK_N, token_batch, weight};
 }
 
-#if defined(__CUDACC__) || defined(FLASHINFER_EMULATED)  // tests/gemm/emulation
+#if defined(__CUDACC__) || defined(FLASHINFER_EMULATED)  // tests/emulation
 
 /// Find tile number `t` among groups whose sizes are on the device, 32 groups at a time. All lanes of a warp call it
 /// with the same `t`. Returns false after the last tile.

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks of ``flashinfer.fused_moe``: few tokens are bound by the weights they touch, many by the products.
+
+python benchmarks/bench_fused_moe.py [-k fp8_block] [--device cpu] [--json FILE]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from harness import Bench, bf16, case, empty, main, nbytes, rand
+
+from flashinfer.fused_moe import cutlass_fused_moe
+from flashinfer.testing import Tolerance
+from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
+
+# Experts, experts per token, hidden and intermediate size.
+MIXTRAL = {"experts": 8, "top_k": 2, "hidden": 4096, "inner": 14336}
+QWEN3 = {"experts": 128, "top_k": 8, "hidden": 2048, "inner": 768}
+DEEPSEEK_TP8 = {"experts": 256, "top_k": 8, "hidden": 7168, "inner": 256}
+SMALL = {"experts": 8, "top_k": 2, "hidden": 512, "inner": 768}
+# Sums in another order; the hidden values are rounded before the second product.
+SUMS = Tolerance(rtol=2**-6, atol=3e-2)
+# A hidden value near the middle of two codes may fall to either side, an eighth away.
+CODES = Tolerance(rtol=0.1, atol=0.1)
+
+
+def _points(sizes: dict[str, int], *tokens: int) -> list[dict[str, int]]:
+    return [{"tokens": count, **sizes} for count in tokens]
+
+
+def _touched(ids: torch.Tensor) -> int:
+    return int(ids.unique().numel())
+
+
+def _bench(call: dict[str, Any], reference: Any, flops: int, tolerance: Tolerance) -> Bench:
+    ids, fc1, fc2 = (call[name] for name in ("token_selected_experts", "fc1_expert_weights", "fc2_expert_weights"))
+    out = empty(*call["input"].shape, bf16)
+    weights = nbytes(fc1, fc2) * _touched(ids) // fc1.shape[0]
+    return Bench(
+        run={"cutlass_fused_moe": lambda x, out: cutlass_fused_moe(**{**call, "input": x}, output=out)[0]},
+        args=(call["input"], out),
+        reference=reference,
+        bytes=weights + nbytes(call["input"], out),
+        flops=flops,
+        tolerance=tolerance,
+    )
+
+
+def _routing(tokens: int, top_k: int, experts: int) -> dict[str, torch.Tensor]:
+    scores = rand(tokens, experts, torch.float32)
+    weights, ids = scores.topk(top_k, dim=1)
+    return {"token_selected_experts": ids.to(torch.int32), "token_final_scales": weights.softmax(dim=1)}
+
+
+@case(
+    "cutlass_fused_moe",
+    cpu=_points(SMALL, 1, 32),
+    cuda=_points(MIXTRAL, 1, 16, 4096) + _points(QWEN3, 1, 64, 8192),
+)
+def dense(tokens: int, experts: int, top_k: int, hidden: int, inner: int) -> Bench:
+    call = {
+        "input": rand(tokens, hidden, bf16),
+        **_routing(tokens, top_k, experts),
+        "fc1_expert_weights": rand(experts, 2 * inner, hidden, bf16) * hidden**-0.5,
+        "fc2_expert_weights": rand(experts, hidden, inner, bf16) * inner**-0.5,
+        "output_dtype": bf16,
+        "quant_scales": [],
+    }
+    reference = lambda x, out: cutlass_fused_moe_trace.reference(**{**call, "input": x})  # noqa: E731
+    return _bench(call, reference, 6 * tokens * top_k * hidden * inner, SUMS)
+
+
+@case(
+    "cutlass_fused_moe_fp8_block",
+    cpu=_points(SMALL, 1, 32),
+    cuda=_points(DEEPSEEK_TP8, 1, 16, 4096) + _points(QWEN3, 64, 8192),
+)
+def fp8_block(tokens: int, experts: int, top_k: int, hidden: int, inner: int) -> Bench:
+    """Weights are small codes with scales of one half, so that no quantiser runs before the measurement."""
+    scales = [
+        torch.full((experts, -(-n // 128), -(-k // 128)), 0.5 * k**-0.5, device=out.device)
+        for out in [empty(1, bf16)]
+        for n, k in ((2 * inner, hidden), (hidden, inner))
+    ]
+    call = {
+        "input": rand(tokens, hidden, bf16),
+        **_routing(tokens, top_k, experts),
+        "fc1_expert_weights": rand(experts, 2 * inner, hidden, bf16).to(torch.float8_e4m3fn),
+        "fc2_expert_weights": rand(experts, hidden, inner, bf16).to(torch.float8_e4m3fn),
+        "output_dtype": bf16,
+        "quant_scales": scales,
+        "use_deepseek_fp8_block_scale": True,
+    }
+    template = cutlass_fused_moe_trace(**call)
+    named = dict(zip(("fc1_scale", "fc2_scale"), scales, strict=True))
+    reference = lambda x, out: template.reference(**{**call, "input": x}, **named)  # noqa: E731
+    return _bench(call, reference, 6 * tokens * top_k * hidden * inner, CODES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launcher of the mixture of experts: checks, one workspace, and all stages on the caller's stream.
+#include "fused_moe_arguments.h"
+// clang-format off
+#if defined(FLASHINFER_CPU)
+#include <flashinfer/fused_moe/product_cpu.h>
+#include <flashinfer/fused_moe_cpu.h>
+#include <flashinfer/moe_sort_cpu.h>
+#else
+#include "fused_moe_product.h"
+#endif
+// clang-format on
+
+using namespace moe_arguments;
+using tvm::ffi::Function;
+
+namespace {
+
+/// Element of the sums of a product: fp32, which the contract rounds only after the activation and after the sum over
+/// slots. The exceptions: block-scaled layers are defined with a first product rounded to bf16, and second sums on SM90
+/// that would leave its L2 are rounded to bf16, because fp32 would double the traffic that bounds them.
+Element SumsElement(const LayerSizes& s, int product, bool use_sm90) {
+  if (product == 1) return s.format == Format::kFp8Block ? Element::kBFloat16 : Element::kFloat32;
+  return use_sm90 && s.pairs() * s.hidden * 4 > EXACT_SUMS_BYTES ? Element::kBFloat16 : Element::kFloat32;
+}
+
+/// Return the buffer: the caller's, if it is large enough, or a new one that `owner` keeps alive.
+char* Buffer(const Optional<TensorView>& given, const TensorView& input, int64_t bytes, Tensor* owner) {
+  if (!given.has_value()) {
+    *owner = alloc_tensor({bytes}, dl_uint8, input.device());
+    return static_cast<char*>(owner->data_ptr());
+  }
+  const TensorView& x = given.value();
+  if (x.dtype().bits != 8 || (x.dtype().code != kDLInt && x.dtype().code != kDLUInt)) {
+    Refuse("workspace_buffer dtype must be int8 or uint8, got " + DTypeName(x.dtype()));
+  }
+  if (x.device().device_type != input.device().device_type) {
+    Refuse("workspace_buffer must be a " + std::string(input.device().device_type == kDLCUDA ? "CUDA" : "CPU") +
+           " tensor, got one on " + DeviceName(x.device()));
+  }
+  if (x.ndim() != 1) Refuse("workspace_buffer must be 1-D, got " + std::to_string(x.ndim()) + " dimensions");
+  if (!x.IsContiguous()) Refuse("workspace_buffer must be contiguous, got stride " + std::to_string(x.stride(0)));
+  if (!SameDevice(x.device(), input.device())) {
+    Refuse("workspace_buffer device " + DeviceName(x.device()) + " does not match input device " +
+           DeviceName(input.device()));
+  }
+  const int64_t alignment = input.device().device_type == kDLCUDA ? 128 : 64;  // what torch gives on either
+  if (reinterpret_cast<uintptr_t>(x.data_ptr()) % alignment != 0) {
+    Refuse("workspace_buffer must be aligned to " + std::to_string(alignment) + " bytes");
+  }
+  if (x.numel() < bytes) {
+    Refuse("workspace_buffer too small: it must have " + std::to_string(bytes) + " bytes, got " +
+           std::to_string(x.numel()));
+  }
+  return static_cast<char*>(x.data_ptr());
+}
+
+Operand OperandAt(char* buffer, const LayerSizes& s, const Workspace& w, int product, Element element) {
+  Operand x{};
+  x.rounding = RoundingOf(s.format, product);
+  x.element = s.format == Format::kPlain || s.format == Format::kMxfp4 ? element : Element::kE4M3;
+  x.data = buffer + (product == 1 ? w.operand1 : w.operand2);
+  x.columns = product == 1 ? s.hidden : s.intermediate;
+  x.scales = reinterpret_cast<float*>(buffer + (product == 1 ? w.scales1 : w.scales2));
+  x.scale_stride = w.scale_stride;
+  return x;
+}
+
+/// Sort the pairs by expert and return their tables.
+SortedPairs Sort(const Tensors& x, const LayerSizes& s, char* buffer, const Workspace& w, int64_t first_expert,
+                 bool enable_pdl, flashinfer::Stream stream) {
+  if (s.pairs() >= (int64_t{1} << 31) - (1 << 20))
+    Refuse("tokens times top_k must be below 2^31, got " + std::to_string(s.pairs()));
+  const auto ints = [&](int64_t offset) { return reinterpret_cast<int32_t*>(buffer + offset); };
+  flashinfer::MoeSortParams p{};
+  p.experts = x.experts.data_ptr<int32_t>();
+  p.pairs = int32_t(s.pairs());
+  p.first_expert = int32_t(first_expert), p.num_experts = int32_t(s.num_experts);
+  p.align = 1;
+  p.expert_offsets = ints(w.expert_offsets);
+  p.pair_to_row = ints(w.pair_to_row), p.row_to_pair = ints(w.row_to_pair);
+  p.max_rows = p.pairs;
+  p.workspace = ints(w.sort);
+  p.enable_pdl = enable_pdl;
+  CheckStatus(OP, flashinfer::MoeSort(p, stream));
+  return {p.experts, p.expert_offsets, p.pair_to_row,  p.row_to_pair,
+          s.tokens,  int32_t(s.top_k), p.first_expert, p.num_experts};
+}
+
+LayerSizes WithSums(LayerSizes s, bool use_sm90) {
+  s.sums1 = SumsElement(s, 1, use_sm90), s.sums2 = SumsElement(s, 2, use_sm90);
+  return s;
+}
+
+/// Run all stages. `multiply(operand, product, pairs, sums)` enqueues a product.
+template <typename Multiply>
+void RunStages(const Tensors& x, const LayerSizes& s, char* buffer, const Workspace& w, ActivationParams activation,
+               int64_t first_expert, bool adds_bias2, bool enable_pdl, const Multiply& multiply) {
+  const auto stream = get_stream(x.input.device());
+  const int64_t experts = s.num_experts;
+  const bool by_row = s.format == Format::kMxfp4Fp8;
+  Operand a1 = OperandAt(buffer, s, w, 1, ElementOf(x.input)), a2 = OperandAt(buffer, s, w, 2, ElementOf(x.input));
+  Sums d1{buffer + w.sums1, s.sums1, s.fc1_rows()}, d2{buffer + w.sums2, s.sums2, s.hidden};
+  d1.expert_factor = ExpertVector("the factor of GEMM 1 in quant_scales", x.factor1, x.input, experts);
+  d2.expert_factor = ExpertVector("the factor of GEMM 2 in quant_scales", x.factor2, x.input, experts);
+  d1.row_factor = by_row ? a1.scales : nullptr, d2.row_factor = by_row ? a2.scales : nullptr;
+  d1.bias = Bias("fc1_expert_biases", x.bias1, x, experts, d1.columns);
+  d2.bias = Bias("fc2_expert_biases", x.bias2, x, experts, d2.columns);
+  if (!adds_bias2) d2.bias = nullptr;
+  d1.bias_element = d2.bias_element = ElementOf(x.output);
+  if (s.format == Format::kFp8Tensor) {
+    if (!x.quant2.has_value()) Refuse("quant_scales must have 4 tensors, got None for the second");
+    const TensorView& q = x.quant2.value();
+    a2.is_factor_of_expert = q.numel() != 1;
+    a2.factor = ExpertVector("the quantisation scale of GEMM 2 in quant_scales", x.quant2, x.input,
+                             q.numel() == 1 ? 1 : experts);
+  } else if (s.format == Format::kInt4Fp8) {
+    a1.column_factors = ColumnFactors("the activation scale of GEMM 1 in quant_scales", x.quant1, x.input, s.hidden);
+    a2.column_factors =
+        ColumnFactors("the activation scale of GEMM 2 in quant_scales", x.quant2, x.input, s.intermediate);
+  }
+  const SortedPairs pairs = Sort(x, s, buffer, w, first_expert, enable_pdl, stream);
+  CheckStatus(OP, Permute({x.input.data_ptr(), ElementOf(x.input), x.input.stride(0), pairs, a1, enable_pdl}, stream));
+  multiply(a1, 1, pairs, d1);
+  CheckStatus(OP, Activate({d1, activation, pairs, a2, enable_pdl}, stream));
+  multiply(a2, 2, pairs, d2);
+  const float* scales = x.token_scales.has_value() ? x.token_scales.value().data_ptr<float>() : nullptr;
+  CheckStatus(
+      OP,
+      Finalize({d2, pairs, scales, x.output.data_ptr(), ElementOf(x.output), x.output.stride(0), enable_pdl}, stream));
+}
+
+}  // namespace
+
+int64_t fused_moe_workspace_size(int64_t tokens, int64_t top_k, int64_t hidden, int64_t intermediate, int64_t experts,
+                                 int64_t format, int64_t activation, bool use_sm90) {
+  LayerSizes s{tokens, top_k, hidden, intermediate, experts};
+  s.format = Format(format), s.is_gated = IsGated(ActivationType(activation));
+  return LayOut(WithSums(s, use_sm90)).bytes;
+}
+
+void fused_moe(TensorView output, TensorView input, TensorView experts, Optional<TensorView> token_scales,
+               TensorView fc1, TensorView fc2, Optional<TensorView> bias1, Optional<TensorView> bias2,
+               Optional<TensorView> scale1, Optional<TensorView> scale2, Optional<TensorView> factor1,
+               Optional<TensorView> factor2, Optional<TensorView> quant1, Optional<TensorView> quant2,
+               Optional<TensorView> alpha, Optional<TensorView> beta, Optional<TensorView> limit,
+               Optional<TensorView> situ_beta, Optional<TensorView> situ_linear_beta, Optional<TensorView> workspace,
+               [[maybe_unused]] Optional<Function> product, int64_t format_number, int64_t activation_number,
+               int64_t first_expert, bool adds_bias2, bool use_sm90, bool enable_pdl) {
+  const Tensors x{output,  input,   experts, token_scales, fc1,   fc2,  bias1, bias2,     scale1,          scale2,
+                  factor1, factor2, quant1,  quant2,       alpha, beta, limit, situ_beta, situ_linear_beta};
+  const Format format = Format(format_number);
+  ActivationParams activation{ActivationType(activation_number)};
+  CheckDtypes(x, format);
+  const LayerSizes s = WithSums(SizesOf(x, format, activation.type), use_sm90);
+  if (bias1.has_value() != bias2.has_value()) Refuse("fc1_expert_biases and fc2_expert_biases must be given together");
+  const int64_t n = s.num_experts;
+  activation.alpha = ExpertVector("swiglu_alpha", alpha, input, n);
+  activation.beta = ExpertVector("swiglu_beta", beta, input, n);
+  activation.limit = ExpertVector("swiglu_limit", limit, input, n);
+  activation.situ_beta = ExpertVector("situ_beta", situ_beta, input, n);
+  activation.situ_linear_beta = ExpertVector("situ_linear_beta", situ_linear_beta, input, n);
+  const void* scales[] = {
+      WeightScales("the scale of fc1_expert_weights", scale1, input, format, n, s.fc1_rows(), s.hidden),
+      WeightScales("the scale of fc2_expert_weights", scale2, input, format, n, s.hidden, s.intermediate)};
+  const Workspace w = LayOut(s);
+  Tensor owner;
+  char* buffer = Buffer(workspace, input, w.bytes, &owner);
+  if (s.tokens == 0 || s.hidden == 0) return;
+  DeviceGuard guard(input.device());
+  const bool pdl = UsePdl(enable_pdl, input.device());
+#if defined(FLASHINFER_CPU)
+  const Weights weights[] = {{fc1.data_ptr(), format, ElementOf(input), s.fc1_rows(), s.hidden, scales[0]},
+                             {fc2.data_ptr(), format, ElementOf(input), s.hidden, s.intermediate, scales[1]}};
+  const auto multiply = [&](const Operand& a, int index, const SortedPairs& pairs, const Sums& d) {
+    Multiply(a, weights[index - 1], pairs, d);
+  };
+#else
+  const GroupedProduct multiply{x, s, scales, product, use_sm90, pdl};
+#endif
+  RunStages(x, s, buffer, w, activation, first_expert, adds_bias2, pdl, multiply);
+}

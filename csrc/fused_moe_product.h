@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of a mixture of experts on CUDA: calls of the function that a GEMM module exports. The module for SM90 takes
+// a description of the product, because its checks would repeat those of fused_moe.cu; the general one takes views.
+#pragma once
+#include "fused_moe_arguments.h"
+// clang-format off
+#include <flashinfer/gemm/problem_sm90.h>
+// clang-format on
+
+namespace moe_arguments {
+
+/// A tensor argument on the stack.
+class View {
+ public:
+  View(const void* data, DLDataType dtype, DLDevice device, std::initializer_list<int64_t> shape,
+       std::initializer_list<int64_t> strides) {
+    int32_t rank = 0;
+    for (int64_t size : shape) shape_[rank++] = size;
+    rank = 0;
+    for (int64_t stride : strides) strides_[rank++] = stride;
+    tensor_ = {const_cast<void*>(data), device, rank, dtype, shape_, strides_, 0};
+  }
+  View(const View&) = delete;  // the tensor points to members
+  View& operator=(const View&) = delete;
+  DLTensor* get() { return &tensor_; }
+
+ private:
+  int64_t shape_[3], strides_[3];
+  DLTensor tensor_;
+};
+
+inline DLDataType DtypeOf(Element x) {
+  switch (x) {
+    case Element::kFloat32:
+      return dl_float32;
+    case Element::kFloat16:
+      return dl_float16;
+    case Element::kBFloat16:
+      return dl_bfloat16;
+    default:
+      return dl_float8_e4m3fn;
+  }
+}
+
+/// Enqueues the products of a layer: rows grouped by expert (packed), offsets on the device.
+class GroupedProduct {
+ public:
+  GroupedProduct(const Tensors& tensors, const LayerSizes& sizes, const void* const* scales,
+                 const Optional<tvm::ffi::Function>& product, bool use_sm90, bool enable_pdl)
+      : x_(tensors), s_(sizes), scales_(scales), product_(product), use_sm90_(use_sm90), enable_pdl_(enable_pdl) {
+    if (!product_.has_value()) Refuse("product must be the function of a GEMM module, got None");
+  }
+
+  void operator()(const Operand& a, int index, const SortedPairs& pairs, const Sums& d) const {
+    if (use_sm90_) {
+      MultiplySm90(a, index, pairs, d);
+    } else {
+      MultiplyGeneral(a, index, pairs, d);
+    }
+  }
+
+ private:
+  const void* WeightsOf(int index) const { return (index == 1 ? x_.fc1 : x_.fc2).data_ptr(); }
+
+  void MultiplySm90(const Operand& a, int index, const SortedPairs& pairs, const Sums& d) const {
+    flashinfer::gemm::GemmProblem p;
+    p.a = a.data, p.b = WeightsOf(index), p.d = d.data;
+    p.m = s_.pairs(), p.n = d.columns, p.k = a.columns;
+    p.batch = p.weights = s_.num_experts;
+    p.a_stride = p.b_stride = p.k, p.d_stride = p.n;
+    p.b_batch_stride = p.n * p.k;
+    p.grouping = flashinfer::gemm::Grouping::kPacked, p.groups = pairs.expert_offsets;
+    p.out = d.element;
+    if (s_.format == Format::kFp8Block) {
+      const int64_t depth = (p.k + 127) / 128, blocks = (p.n + 127) / 128;
+      p.a_scale = {a.scales, 0, 1, a.scale_stride, 1};
+      p.b_scale = {static_cast<const float*>(scales_[index - 1]), blocks * depth, depth, 1, 128};
+    }
+    product_.value()(static_cast<void*>(&p), x_.input.device().device_id, enable_pdl_);
+  }
+
+  void MultiplyGeneral(const Operand& a, int index, const SortedPairs& pairs, const Sums& d) const {
+    const DLDevice device = x_.input.device();
+    const int64_t rows = s_.pairs(), k = a.columns, n = d.columns, e = s_.num_experts;
+    View out(d.data, DtypeOf(d.element), device, {rows, n}, {n, 1});
+    View tokens(a.data, DtypeOf(a.element), device, {rows, k}, {k, 1});
+    View weights(WeightsOf(index), DtypeOf(a.element), device, {e, n, k}, {n * k, k, 1});
+    View groups(pairs.expert_offsets, dl_int32, device, {e + 1}, {1});
+    constexpr int PACKED = 3;  // Grouping::kPacked
+    product_.value()(out.get(), tokens.get(), weights.get(), nullptr, nullptr, nullptr, groups.get(), nullptr, PACKED,
+                     1, 128, 128, 1.0, 0.0, enable_pdl_);
+  }
+
+  const Tensors& x_;
+  const LayerSizes& s_;
+  const void* const* scales_;
+  const Optional<tvm::ffi::Function>& product_;
+  bool use_sm90_, enable_pdl_;
+};
+
+}  // namespace moe_arguments

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The op behind ``cutlass_fused_moe``: one call into native code, as ``torch.compile`` sees it."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+
+from .._runtime.dispatch import NativeFunction, use_pdl
+from .._runtime.torch_ops import called, register_custom_op
+from ..gemm.sm90 import Sm90Devices, Sm90Functions
+from ..jit.fused_moe.cutlass import get_fused_moe_module
+from ..jit.gemm import get_gemm_module
+from .cutlass_formats import Format
+
+__all__ = ["fused_moe", "sm90_kind"]
+
+_native = NativeFunction(get_fused_moe_module, "fused_moe")
+_general_product = NativeFunction(get_gemm_module, "gemm")
+_is_sm90 = Sm90Devices()
+_sm90_product = Sm90Functions("gemm_sm90_experts")
+
+
+def sm90_kind(device_index: int, input_dtype: torch.dtype, format: int) -> Optional[str]:
+    """Return the kind of SM90 module that multiplies for a layer, or None for the general one."""
+    if not _is_sm90[device_index]:
+        return None
+    if format == Format.PLAIN:
+        return "bf16" if input_dtype is torch.bfloat16 else None
+    return {Format.FP8_TENSOR: "fp8", Format.FP8_BLOCK: "fp8_block"}.get(format)
+
+
+@register_custom_op("flashinfer::cutlass_fused_moe", mutates_args=("output", "workspace"))
+@called("cutlass_fused_moe")
+def fused_moe(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    experts: torch.Tensor,
+    token_scales: Optional[torch.Tensor],
+    fc1: torch.Tensor,
+    fc2: torch.Tensor,
+    bias1: Optional[torch.Tensor],
+    bias2: Optional[torch.Tensor],
+    scale1: Optional[torch.Tensor],
+    scale2: Optional[torch.Tensor],
+    factor1: Optional[torch.Tensor],
+    factor2: Optional[torch.Tensor],
+    quant1: Optional[torch.Tensor],
+    quant2: Optional[torch.Tensor],
+    alpha: Optional[torch.Tensor],
+    beta: Optional[torch.Tensor],
+    limit: Optional[torch.Tensor],
+    situ_beta: Optional[torch.Tensor],
+    situ_linear_beta: Optional[torch.Tensor],
+    workspace: Optional[torch.Tensor],
+    format: int,
+    activation: int,
+    first_expert: int,
+    adds_bias2: bool,
+    enable_pdl: Optional[bool],
+) -> None:
+    """Enqueue all stages of a layer of experts; arguments as in csrc/fused_moe.cu."""
+    is_cuda = input.is_cuda
+    product: Optional[Callable[..., Any]] = None
+    is_sm90 = False
+    if is_cuda:
+        kind = sm90_kind(input.get_device(), input.dtype, format)
+        is_sm90 = kind is not None
+        product = _general_product[True] if kind is None else _sm90_product[kind]
+    _native[is_cuda](
+        *(output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2),
+        *(quant1, quant2, alpha, beta, limit, situ_beta, situ_linear_beta, workspace, product, format, activation),
+        *(first_expert, adds_bias2, is_sm90, use_pdl(input, enable_pdl)),
+    )

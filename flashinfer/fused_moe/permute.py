@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Activations of a mixture-of-experts layer in the order of :func:`flashinfer.fused_moe.moe_sort`, and back."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from .._runtime.dispatch import NativeFunction, use_pdl
+from .._runtime.errors import ArgumentError
+from .._runtime.torch_ops import called, register_custom_op
+from ..api_logging import flashinfer_api
+from ..jit.fused_moe.routing import get_moe_permute_module
+from ..trace.templates.fused_moe_permute import moe_permute_trace, moe_unpermute_trace
+
+__all__ = ["moe_permute", "moe_unpermute"]
+
+_native_permute = NativeFunction(get_moe_permute_module, "moe_permute")
+_native_finalize = NativeFunction(get_moe_permute_module, "moe_finalize")
+
+
+@register_custom_op("flashinfer::moe_permute", mutates_args=("output",))
+def _moe_permute(
+    output: torch.Tensor, input: torch.Tensor, row_to_pair: torch.Tensor, top_k: int, enable_pdl: bool
+) -> None:
+    _native_permute[input.is_cuda](output, input, row_to_pair, top_k, enable_pdl)
+
+
+@register_custom_op("flashinfer::moe_unpermute", mutates_args=("output",))
+@called("moe_unpermute")
+def _moe_unpermute(
+    output: torch.Tensor,
+    rows: torch.Tensor,
+    pair_to_row: torch.Tensor,
+    scales: Optional[torch.Tensor],
+    enable_pdl: bool,
+) -> None:
+    _native_finalize[rows.is_cuda](output, rows, pair_to_row, scales, enable_pdl)
+
+
+@flashinfer_api(trace=moe_permute_trace)
+def moe_permute(
+    input: torch.Tensor,
+    permuted_output: torch.Tensor,
+    tile_idx_to_mn_limit: Optional[torch.Tensor],
+    permuted_idx_to_expanded_idx: torch.Tensor,
+    num_non_exiting_tiles: Optional[torch.Tensor],
+    max_num_permuted_tokens: int,
+    top_k: int,
+    tile_size: int,
+    enable_pdl: bool = False,
+) -> None:
+    r"""Copy the row of each token to the rows of its experts.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``(num_tokens, hidden_size)``, elements of one, two or four bytes.
+    permuted_output : torch.Tensor
+        ``(at least max_num_permuted_tokens, hidden_size)``, dtype of ``input``. Rows without a pair are not written.
+    tile_idx_to_mn_limit, num_non_exiting_tiles : Optional[torch.Tensor]
+        Results of :func:`moe_sort`. Not read: ``permuted_idx_to_expanded_idx`` tells which rows have a pair.
+    permuted_idx_to_expanded_idx : torch.Tensor
+        ``(at least max_num_permuted_tokens,)`` int32: ``token * top_k + slot`` of each row; negative: no pair.
+    max_num_permuted_tokens : int
+        Rows to look at.
+    top_k : int
+        Slots of a token.
+    tile_size : int
+        Rows of a tile. Not read.
+    enable_pdl : bool
+        Whether the kernel may start before the kernel before it has ended.
+    """
+    if permuted_idx_to_expanded_idx.shape[0] < max_num_permuted_tokens:
+        raise ArgumentError(
+            f"moe_permute: permuted_idx_to_expanded_idx must have max_num_permuted_tokens = {max_num_permuted_tokens} "
+            f"elements, got {permuted_idx_to_expanded_idx.shape[0]}"
+        )
+    rows = permuted_idx_to_expanded_idx[:max_num_permuted_tokens]
+    _moe_permute(permuted_output, input, rows, top_k, use_pdl(input, enable_pdl))
+
+
+@flashinfer_api(trace=moe_unpermute_trace)
+def moe_unpermute(
+    permuted_input: torch.Tensor,
+    output: torch.Tensor,
+    expanded_idx_to_permuted_idx: torch.Tensor,
+    topk_scales: Optional[torch.Tensor],
+    num_tokens: int,
+    top_k: int,
+    enable_pdl: bool = False,
+) -> None:
+    r"""Add up the rows of each token: ``output[t] = sum_s topk_scales[t, s] * permuted_input[row of (t, s)]``.
+
+    Sums are in float32, in the order of slots, and rounded once.
+
+    Parameters
+    ----------
+    permuted_input : torch.Tensor
+        ``(num_rows, hidden_size)`` float16, bfloat16 or float32.
+    output : torch.Tensor
+        ``(num_tokens, hidden_size)``, dtype of ``permuted_input`` or float32; any of the three for float32 rows. Tokens
+        without rows get zeros.
+    expanded_idx_to_permuted_idx : torch.Tensor
+        ``(num_tokens, top_k)`` int32; negative: the slot is skipped.
+    topk_scales : Optional[torch.Tensor]
+        ``(num_tokens, top_k)`` float32; None is 1.
+    num_tokens : int
+        Tokens.
+    top_k : int
+        Slots of a token.
+    enable_pdl : bool
+        Whether the kernel may start before the kernel before it has ended.
+    """
+    rows = expanded_idx_to_permuted_idx
+    if rows.numel() != num_tokens * top_k:
+        raise ArgumentError(
+            f"moe_unpermute: expanded_idx_to_permuted_idx must be (num_tokens, top_k) = ({num_tokens}, {top_k}), got "
+            f"{tuple(rows.shape)}"
+        )
+    _moe_unpermute(output, permuted_input, rows.view(num_tokens, top_k), topk_scales, use_pdl(output, enable_pdl))

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stages of a mixture of experts around its products, on CUDA; parameters in fused_moe.h. All are bound by memory.
+// Grids cover all pairs; a block of a row that is not in use returns, so that the host never waits for counts.
+//   test  pytest tests/fused_moe      bench  python benchmarks/bench_fused_moe.py
+#pragma once
+#include "fused_moe/activate.cuh"
+#include "fused_moe/rows.cuh"
+#include "ptx/pdl.cuh"
+
+namespace flashinfer {
+namespace fused_moe {
+
+__device__ __forceinline__ int ExpertOf(const SortedPairs& p, int64_t pair) { return p.experts[pair] - p.first_expert; }
+
+/// A block reads (and quantises) its token once and writes it to the rows of all its experts.
+template <typename In, Rounding ROUNDING>
+__global__ void __launch_bounds__(ROW_THREADS) PermuteKernel(const __grid_constant__ PermuteParams p) {
+  ptx::GridDependencyWait();
+  ptx::LaunchDependentsOfFew();
+  const int64_t token = blockIdx.x;
+  const int32_t* const rows = p.pairs.pair_to_row + token * p.pairs.top_k;
+  PermuteToken<In, ROUNDING>(p, token, [&](const auto& write) {
+#pragma unroll 4
+    for (int slot = 0; slot < p.pairs.top_k; ++slot) {
+      if (rows[slot] >= 0) write(rows[slot]);
+    }
+  });
+}
+
+/// Read four values of sums: times the factor, plus the bias.
+template <typename T>
+__device__ __forceinline__ void ReadSums(const Sums& s, int64_t row, int expert, float factor, int column,
+                                         float (&x)[4]) {
+  LoadFour<T>(s.data, row * s.columns + column, x);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] *= factor;
+  if (s.bias == nullptr) return;
+  float bias[4];
+  if (s.bias_element == Element::kBFloat16) {
+    LoadFour<__nv_bfloat16>(s.bias, expert * s.columns + column, bias);
+  } else {
+    LoadFour<__half>(s.bias, expert * s.columns + column, bias);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] += bias[i];
+}
+
+__device__ __forceinline__ float FactorOf(const Sums& s, int64_t row, int expert) {
+  const float factor = s.expert_factor == nullptr ? 1.f : s.expert_factor[expert];
+  return s.row_factor == nullptr ? factor : factor * s.row_factor[row];
+}
+
+template <typename In, typename Out, Rounding ROUNDING>
+__global__ void __launch_bounds__(ROW_THREADS) ActivateKernel(const __grid_constant__ ActivateParams p) {
+  ptx::GridDependencyWait();
+  ptx::LaunchDependentsOfFew();
+  const int64_t row = blockIdx.x;
+  const int pair = p.pairs.row_to_pair[row];
+  if (pair < 0) return;
+  const int expert = ExpertOf(p.pairs, pair), columns = int(p.output.columns);
+  const bool is_gated = p.sums.columns != columns;
+  const ActivationConstants constants = ConstantsOf(p.activation, expert);
+  const float factor = FactorOf(p.sums, row, expert);
+  const auto this_row = [&](const auto& write) { write(row); };
+  WriteRows<ROUNDING, Out>(p.output, this_row, expert, [&](int column, float (&x)[4]) {
+    float up[4] = {};
+    ReadSums<In>(p.sums, row, expert, factor, is_gated ? columns + column : column, x);
+    if (is_gated) ReadSums<In>(p.sums, row, expert, factor, column, up);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = ActivateValue(p.activation.type, constants, x[i], up[i]);
+  });
+}
+
+constexpr int FINALIZE_THREADS = 128;
+
+/// A thread sums four columns of a token over its slots, in their order.
+template <typename In, typename Out>
+__global__ void __launch_bounds__(FINALIZE_THREADS) FinalizeKernel(const __grid_constant__ FinalizeParams p) {
+  ptx::GridDependencyWait();
+  ptx::LaunchDependentsOfFew();
+  const int64_t token = blockIdx.x;
+  const int column = (blockIdx.y * FINALIZE_THREADS + threadIdx.x) * 4;
+  if (column >= p.sums.columns) return;
+  float total[4] = {};
+#pragma unroll 8
+  for (int slot = 0; slot < p.pairs.top_k; ++slot) {
+    const int64_t pair = token * p.pairs.top_k + slot, row = p.pairs.pair_to_row[pair];
+    if (row < 0) continue;
+    const int expert = ExpertOf(p.pairs, pair);
+    float x[4];
+    ReadSums<In>(p.sums, row, expert, FactorOf(p.sums, row, expert), column, x);
+    const float scale = p.scales == nullptr ? 1.f : p.scales[pair];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[i] += x[i] * scale;
+  }
+  RoundTo<Out, 4>(total).Store(static_cast<Out*>(p.output) + token * p.output_stride + column);
+}
+
+FLASHINFER_INLINE Status Permute(const PermuteParams& p, Stream stream) {
+  const dim3 grid(unsigned(p.pairs.tokens), PermuteBlocks(p));
+  const auto launch = [&](auto kernel) { return Launch(kernel, grid, dim3(ROW_THREADS), p.enable_pdl, stream, p); };
+  const bool is_bf16 = p.element == Element::kBFloat16;
+  switch (p.output.rounding) {
+    case Rounding::kElement:
+      return launch(p.element == Element::kE4M3 ? PermuteKernel<uint8_t, Rounding::kElement>
+                                                : PermuteKernel<uint16_t, Rounding::kElement>);
+    case Rounding::kBlocks:
+      return launch(PermuteKernel<__nv_bfloat16, Rounding::kBlocks>);
+    case Rounding::kColumns:
+      return launch(is_bf16 ? PermuteKernel<__nv_bfloat16, Rounding::kColumns>
+                            : PermuteKernel<__half, Rounding::kColumns>);
+    case Rounding::kRows:
+      return launch(is_bf16 ? PermuteKernel<__nv_bfloat16, Rounding::kRows> : PermuteKernel<__half, Rounding::kRows>);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+template <typename In>
+Status ActivateFrom(const ActivateParams& p, Stream stream) {
+  const auto launch = [&](auto kernel) {
+    const dim3 grid(unsigned(p.pairs.tokens * p.pairs.top_k), RowBlocks(p.output));
+    return Launch(kernel, grid, dim3(ROW_THREADS), p.enable_pdl, stream, p);
+  };
+  using Bf16 = __nv_bfloat16;
+  switch (p.output.rounding) {
+    case Rounding::kElement:
+      return launch(p.output.element == Element::kBFloat16 ? ActivateKernel<In, Bf16, Rounding::kElement>
+                                                           : ActivateKernel<In, __half, Rounding::kElement>);
+    case Rounding::kFactor:
+      return launch(ActivateKernel<In, Bf16, Rounding::kFactor>);
+    case Rounding::kBlocks:
+      return launch(ActivateKernel<In, Bf16, Rounding::kBlocks>);
+    case Rounding::kColumns:
+      return launch(ActivateKernel<In, Bf16, Rounding::kColumns>);
+    default:
+      return launch(ActivateKernel<In, Bf16, Rounding::kRows>);
+  }
+}
+
+FLASHINFER_INLINE Status Activate(const ActivateParams& p, Stream stream) {
+  if (p.sums.element == Element::kFloat32) return ActivateFrom<float>(p, stream);
+  return ActivateFrom<__nv_bfloat16>(p, stream);
+}
+
+FLASHINFER_INLINE Status Finalize(const FinalizeParams& p, Stream stream) {
+  const dim3 grid(unsigned(p.pairs.tokens), unsigned(CeilDiv(p.sums.columns, FINALIZE_THREADS * 4)));
+  const auto launch = [&](auto kernel) {
+    return Launch(kernel, grid, dim3(FINALIZE_THREADS), p.enable_pdl, stream, p);
+  };
+  const bool is_bf16 = p.element == Element::kBFloat16;
+  if (p.sums.element == Element::kFloat32) {
+    return launch(is_bf16 ? FinalizeKernel<float, __nv_bfloat16> : FinalizeKernel<float, __half>);
+  }
+  return launch(is_bf16 ? FinalizeKernel<__nv_bfloat16, __nv_bfloat16> : FinalizeKernel<__nv_bfloat16, __half>);
+}
+
+}  // namespace fused_moe
+}  // namespace flashinfer

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gated activations between a product and its store: fp32 sums of gates and ups become one rounded result. Rows of
+// weights are [up ; gate]; a tile of weights is loaded as two boxes, as many rows of each half. With tokens on the M side
+// a thread then has both values in its accumulators. With weights on the M side one warpgroup has the ups and the other
+// the gates, and they swap halves of their sums through shared memory.
+#pragma once
+#include <cuda_fp8.h>
+
+#include "../ptx/barrier.cuh"
+#include "../ptx/math.cuh"
+#include "store_sm90.cuh"
+
+namespace flashinfer {
+namespace gemm {
+
+constexpr int SWAP_BYTES = 2 * CONSUMERS * WARPGROUP * 8;  // two turns of 8 bytes per consumer thread
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+/// Constants of one group of tokens.
+struct GateConstants {
+  float alpha, beta, limit;
+  float factor;     // sums are multiplied by it
+  float quantizer;  // results are multiplied by it
+  int64_t bias;     // position of the group's biases
+
+  __device__ __forceinline__ GateConstants(const GemmParams& p, int group, float scale) {
+    const GatedActivation& a = p.activation;
+    const auto constant = [&](const float* values, float standard) {
+      return values == nullptr ? standard : values[group];
+    };
+    alpha = constant(a.alpha, 1.f), beta = constant(a.beta, 0.f);
+    limit = constant(a.limit, __int_as_float(0x7F800000));
+    factor = scale * constant(a.factor, 1.f);
+    quantizer = a.quantizer == nullptr ? 1.f : a.quantizer[a.is_quantizer_of_group ? group : 0];
+    bias = int64_t(group) * 2 * p.n;
+  }
+};
+
+/// Return the biases of up and gate of column `c`.
+__device__ __forceinline__ float2 GateBias(const GemmParams& p, const GateConstants& constants, int c) {
+  const void* const bias = p.activation.bias;
+  if (bias == nullptr || c >= p.n) return {0.f, 0.f};
+  const int64_t up = constants.bias + c, gate = up + p.n;
+  if (p.activation.is_bias_half) {
+    const auto* x = static_cast<const __half*>(bias);
+    return {__half2float(x[up]), __half2float(x[gate])};
+  }
+  const auto* x = static_cast<const __nv_bfloat16*>(bias);
+  return {__bfloat162float(x[up]), __bfloat162float(x[gate])};
+}
+
+/// Return g sigmoid(alpha g) (u + beta) with limited values, times the quantizer. NaN stays NaN.
+__device__ __forceinline__ float Gate(const GateConstants& c, float up, float gate, const float2& bias) {
+  const float u = fmaf(up, c.factor, bias.x), g = fmaf(gate, c.factor, bias.y);
+  const float limited_gate = g > c.limit ? c.limit : g;
+  const float limited_up = u > c.limit ? c.limit : u < -c.limit ? -c.limit : u;
+  constexpr float LOG2_E = 1.4426950409f;
+  const float sigmoid = ptx::Reciprocal(1.f + ptx::Exp2(-LOG2_E * c.alpha * limited_gate));
+  return limited_gate * sigmoid * (limited_up + c.beta) * c.quantizer;
+}
+
+__device__ __forceinline__ uint32_t PackCodes(float x, float y) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
+}
+
+/// Store the 16 rows of a warp, by 64 columns of e4m3, from registers to (row, column); `d` as in StoreSlab, `staging`:
+/// the warp's 2 KB, of which rows take 64 bytes and a gap that spreads them over the banks.
+__device__ __forceinline__ void StoreCodes(const GemmParams& p, const float* d, uint32_t staging, const Tile& tile,
+                                           int row, int column) {
+  constexpr int ROW_BYTES = 80;
+  const int lane = threadIdx.x % 32, quad = lane % 4;
+  const bool is_odd = quad % 2 != 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const uint32_t low = PackCodes(d[4 * j], d[4 * j + 1]), high = PackCodes(d[4 * j + 2], d[4 * j + 3]);
+    // Even lanes collect four columns of row lane / 4, odd lanes those of the row 8 below.
+    const uint32_t other = __shfl_xor_sync(~0u, is_odd ? low : high, 1);
+    const uint32_t word = is_odd ? other | high << 16 : low | other << 16;
+    ptx::StoreShared4(staging + (lane / 4 + (is_odd ? 8 : 0)) * ROW_BYTES + 8 * j + quad / 2 * 4, word);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int r = 8 * i + lane / 4, c = column + 16 * quad;
+    const float4 x = ptx::LoadShared16(staging + r * ROW_BYTES + 16 * quad);
+    if (row + r < tile.end_row && c < p.n) *reinterpret_cast<float4*>(RowOf<uint8_t>(p, tile, row + r) + c) = x;
+  }
+  __syncwarp();
+}
+
+/// Store 64 rows of tokens by COLUMNS / 2 results from (row, column): accumulators with tokens on the M side, whose
+/// first half of columns are ups.
+template <int COLUMNS>
+__device__ __forceinline__ void StoreGatedRows(const GemmParams& p, float (&d)[COLUMNS / 2], float scale,
+                                               uint32_t staging, int column, const Tile& tile, int row) {
+  constexpr int COUNT = COLUMNS / 4;
+  const int quad = threadIdx.x % 4, warp_row = row + int(threadIdx.x) % WARPGROUP / 32 * 16;
+  const GateConstants constants(p, tile.weight_batch, scale);
+#pragma unroll
+  for (int i = 0; i < COUNT; i += 4) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float2 bias = GateBias(p, constants, column + 2 * i + 2 * quad + c);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float& up = d[i + 2 * h + c];
+        up = Gate(constants, up, d[COUNT + i + 2 * h + c], bias);
+      }
+    }
+  }
+#pragma unroll
+  for (int slab = 0; slab < COUNT / 32; ++slab) {
+    if (p.out == Element::kE4M3) {
+      StoreCodes(p, d + 32 * slab, staging, tile, warp_row, column + 64 * slab);
+    } else {
+      StoreRounded(p, d + 32 * slab, staging, tile, warp_row, column + 64 * slab);
+    }
+  }
+}
+
+/// Swaps of sums between the two consumer warpgroups. `slots`: SWAP_BYTES of shared memory.
+class HalvesSwap {
+ public:
+  __device__ __forceinline__ explicit HalvesSwap(unsigned char* slots) : slots_(reinterpret_cast<float2*>(slots)) {}
+
+  /// Give the other warpgroup its two sums, and return the two that it gives: group 0 (ups) keeps those of its first row
+  /// and group 1 (gates) those of its second row. Two turns use different slots, so one barrier per turn is enough.
+  __device__ __forceinline__ float2 Swap(const float (&x)[4], int group) {
+    float2* const slots = slots_ + turn_ * CONSUMERS * WARPGROUP + threadIdx.x % WARPGROUP;
+    turn_ ^= 1;
+    slots[group * WARPGROUP] = group == 0 ? float2{x[2], x[3]} : float2{x[0], x[1]};
+    ptx::BarrierSync(1, CONSUMERS * WARPGROUP);
+    return slots[(1 - group) * WARPGROUP];
+  }
+
+ private:
+  float2* const slots_;
+  int turn_ = 0;
+};
+
+/// Store 8 tokens from `row` by 64 results from `column`: one fragment of sums with weights on the M side, ups in
+/// warpgroup 0 and gates in warpgroup 1. Each stores 8 of every 16 columns.
+__device__ __forceinline__ void StoreGatedTokens(const GemmParams& p, const float (&d)[4], HalvesSwap& swap,
+                                                 const GateConstants& constants, int group, int column,
+                                                 const Tile& tile, int row) {
+  const float2 other = swap.Swap(d, group);
+  const int lane = threadIdx.x % 32;
+  const int first = column + int(threadIdx.x) % WARPGROUP / 32 * 16 + 8 * group;
+  const float2 bias = GateBias(p, constants, first + lane / 4);
+  const bool has_ups = group == 0;
+  const float x = Gate(constants, has_ups ? d[0] : other.x, has_ups ? other.x : d[2], bias);
+  const float y = Gate(constants, has_ups ? d[1] : other.y, has_ups ? other.y : d[3], bias);
+  const int token = row + lane / 4, c = first + 2 * (lane % 4);
+  const bool is_stored = token < tile.end_row && c < p.n;
+  if (p.out == Element::kE4M3) {
+    const uint32_t codes = PackCodes(x, y);
+    const uint32_t word = ptx::TransposeMatrix((codes & 0xFF) | (codes & 0xFF00) << 8);
+    if (is_stored) *reinterpret_cast<uint16_t*>(RowOf<uint8_t>(p, tile, token) + c) = uint16_t(word | word >> 8);
+  } else {
+    const uint32_t word = ptx::TransposeMatrix(PackPair(x, y, p.out == Element::kFloat16));
+    if (is_stored) *reinterpret_cast<uint32_t*>(RowOf<uint16_t>(p, tile, token) + c) = word;
+  }
+}
+
+#endif
+
+}  // namespace gemm
+}  // namespace flashinfer

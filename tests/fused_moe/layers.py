@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of experts for tests: arguments of ``cutlass_fused_moe`` in each format, and what they must give."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from flashinfer.fused_moe import (
+    interleave_moe_scales_for_sm90_mixed_gemm,
+    interleave_moe_weights_for_sm90_mixed_gemm,
+    preprocess_moe_weights_for_sm90_mixed_gemm_humming,
+)
+from flashinfer.trace.templates.fused_moe_reference import fold_experts
+from flashinfer.trace.templates.gemm_blocks import to_e4m3_blocks
+from flashinfer.trace.templates.shared import to_fp8
+
+E4M3, BF16, FP16 = torch.float8_e4m3fn, torch.bfloat16, torch.float16
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def routed(tokens: int, top_k: int, experts: int, device: str) -> dict[str, torch.Tensor]:
+    """Return ids, some of them twice in a row, and scales."""
+    return {
+        "token_selected_experts": torch.randint(0, experts, (tokens, top_k), device=device).to(torch.int32),
+        "token_final_scales": torch.rand(tokens, top_k, device=device),
+    }
+
+
+def dense(
+    tokens: int,
+    hidden: int,
+    inner: int,
+    experts: int,
+    top_k: int,
+    device: str,
+    dtype: torch.dtype = BF16,
+    is_gated: bool = True,
+    total: Optional[int] = None,
+) -> dict[str, Any]:
+    """Return a call with 16-bit weights; ``total`` is the number of experts of all ranks."""
+    rows = 2 * inner if is_gated else inner
+    return {
+        "input": torch.randn(tokens, hidden, device=device).to(dtype),
+        **routed(tokens, top_k, total or experts, device),
+        "fc1_expert_weights": (torch.randn(experts, rows, hidden, device=device) / hidden**0.5).to(dtype),
+        "fc2_expert_weights": (torch.randn(experts, hidden, inner, device=device) / inner**0.5).to(dtype),
+        "output_dtype": dtype,
+        "quant_scales": [],
+    }
+
+
+def fp8(*sizes: int, device: str, per_expert: bool) -> dict[str, Any]:
+    """Return a call with e4m3 tokens and weights; the scale of the hidden values is one, or one per expert."""
+    call = dense(*sizes, device)
+    experts = sizes[3]
+    call["input"] = to_fp8(call["input"].float() * 16, E4M3)
+    for name in ("fc1_expert_weights", "fc2_expert_weights"):
+        call[name] = to_fp8(call[name].float() * 64, E4M3)
+    dequant1 = (torch.rand(experts, device=device) + 0.5) / 1024
+    dequant2 = (torch.rand(experts, device=device) + 0.5) / 2048
+    quant2 = torch.rand(experts, device=device) * 32 + 16 if per_expert else torch.tensor(32.0, device=device)
+    call["quant_scales"] = [dequant1, quant2, dequant2, torch.tensor(1.0 / 16, device=device)]
+    return call
+
+
+def fp8_block(*sizes: int, device: str) -> dict[str, Any]:
+    """Return a call with e4m3 weights and scales of 128 x 128 blocks."""
+    call = dense(*sizes, device)
+    call["quant_scales"] = []
+    for name in ("fc1_expert_weights", "fc2_expert_weights"):
+        weights = call[name]
+        n, k = weights.shape[1:]
+        padded = torch.zeros(weights.shape[0], n, (k + 127) // 128 * 128, device=device)
+        padded[:, :, :k] = weights
+        pairs = [to_e4m3_blocks(x, 128) for x in padded]
+        call[name] = torch.stack([codes[:, :k] for codes, _ in pairs]).contiguous()
+        call["quant_scales"].append(torch.stack([scale for _, scale in pairs]))
+    return {**call, "use_deepseek_fp8_block_scale": True}
+
+
+def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
+    """Return the values of packed e2m1 codes, the even element in the low nibble."""
+    table = torch.tensor([*_MAGNITUDES, *(-x for x in _MAGNITUDES)], device=codes.device)
+    return torch.stack((table[(codes & 15).long()], table[(codes >> 4).long()]), dim=-1).flatten(-2)
+
+
+def decode_int4(codes: torch.Tensor) -> torch.Tensor:
+    """Return the values of packed two's complement int4 codes."""
+    both = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).float()
+    return torch.where(both < 8, both, both - 16)
+
+
+def packed(experts: int, n: int, k: int, device: str) -> torch.Tensor:
+    return torch.randint(0, 256, (experts, n, k // 2), device=device).to(torch.uint8)
+
+
+def mxfp4(
+    tokens: int, hidden: int, inner: int, experts: int, top_k: int, device: str, span: int = 4
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return a call with random MXFP4 weights, whose exponents differ by up to ``span``, and float32 weights."""
+    call = dense(tokens, hidden, inner, experts, top_k, device)
+    values = {}
+    call["quant_scales"] = []
+    for name, (n, k) in {"fc1": (2 * inner, hidden), "fc2": (hidden, inner)}.items():
+        codes = packed(experts, n, k, device)
+        scale = torch.randint(120 - span, 121, (experts, n, k // 32), device=device).to(torch.uint8)
+        values[name] = decode_e2m1(codes) * torch.exp2(scale.float() - 127).repeat_interleave(32, dim=-1)
+        values[f"{name}_codes"], values[f"{name}_scale"] = codes, scale
+        call[f"{name}_expert_weights"] = interleave_moe_weights_for_sm90_mixed_gemm(codes, "fp4")
+        call["quant_scales"].append(interleave_moe_scales_for_sm90_mixed_gemm(scale))
+    return {**call, "use_w4_group_scaling": True}, values
+
+
+def mxfp4_fp8(*sizes: int, device: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return a call with MXFP4 weights rewritten for e4m3 activations, and the float32 weights they stand for."""
+    call, values = mxfp4(*sizes, device=device)
+    scales = []
+    for name in ("fc1", "fc2"):
+        codes, raw = values[f"{name}_codes"], values[f"{name}_scale"]
+        weight, offset, residual = preprocess_moe_weights_for_sm90_mixed_gemm_humming(codes, raw)
+        call[f"{name}_expert_weights"] = weight
+        scales.append((offset.view(torch.int32), residual * 64))
+    call["quant_scales"] = [*scales[0], torch.ones((), device=device), *scales[1]]
+    return {**call, "use_wfp4afp8_humming": True}, values
+
+
+def int4_fp8(*sizes: int, device: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return a call with int4 weights in groups of 128 and e4m3 activations, and float32 weights and factors."""
+    tokens, hidden, inner, experts, top_k = sizes
+    call = dense(tokens, hidden, inner, experts, top_k, device)
+    values = {}
+    scales = []
+    for name, (n, k) in {"fc1": (2 * inner, hidden), "fc2": (hidden, inner)}.items():
+        codes = packed(experts, n, k, device)
+        scale = (torch.rand(experts, n, k // 128, device=device) / 32).to(BF16)
+        alpha = torch.rand(experts, device=device) + 0.5
+        factor = (torch.rand(k, device=device) + 0.5).to(BF16)
+        weights = decode_int4(codes) * scale.float().repeat_interleave(128, dim=-1)
+        values[name] = weights * alpha.view(-1, 1, 1)
+        values[f"{name}_factor"] = factor.float()
+        call[f"{name}_expert_weights"] = interleave_moe_weights_for_sm90_mixed_gemm(codes, "int4")
+        scales.append((interleave_moe_scales_for_sm90_mixed_gemm(scale, 128), factor, alpha))
+    nothing = torch.empty(0, dtype=BF16, device=device)
+    (s1, a1, alpha1), (s2, a2, alpha2) = scales
+    call["quant_scales"] = [s1, s2, a1, a2, nothing, nothing, alpha1, alpha2]
+    return {**call, "use_w4_group_scaling": True, "use_packed_weights": True}, values
+
+
+def by_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return the values of rows quantised to e4m3 with q = 448 / amax."""
+    amax = x.float().abs().amax(dim=-1, keepdim=True)
+    q = torch.where(amax == 0, 1.0, torch.full_like(amax, 448.0) / amax)
+    return to_fp8(x.float() * q, E4M3).float() / q
+
+
+def folded(call: dict[str, Any], fc1: torch.Tensor, fc2: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    """Return the reference of a call with float32 weights in place of the packed ones."""
+    x = arguments.pop("x", call["input"].float())
+    routing = (call["token_selected_experts"], call["token_final_scales"])
+    return fold_experts(x, *routing, fc1, fc2, **arguments).to(call["output_dtype"])

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernels before the products of a layer of experts, on the CPU (tests/emulation): tables and rows."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from flashinfer.trace.templates.gemm_blocks import to_e4m3_blocks
+
+from ..emulation.build import Library, compile_emulated
+from .layers import BF16, E4M3
+
+ELEMENTS = {BF16: 2, E4M3: 3}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Library:
+    return compile_emulated("emulated_stages.cpp", tmp_path_factory)
+
+
+@pytest.mark.parametrize("tokens, experts", [(1, 5), (9, 40)], ids=["one", "several"])
+@pytest.mark.parametrize("is_block", [False, True], ids=["copied", "quantised"])
+@pytest.mark.parametrize("launches", [1, 2])
+def test_sort_and_permute(library, launches, is_block, tokens, experts):
+    """Experts 2 to ``experts`` + 1 are local; a slot without one has no row."""
+    top_k, columns, pairs = 3, 272, tokens * 3
+    ids = torch.randint(0, experts + 4, (tokens, top_k), dtype=torch.int32)
+    x = torch.randn(tokens, columns).to(BF16)
+    offsets, pair_to_row, row_to_pair = (torch.full((n,), -7, dtype=torch.int32) for n in (experts + 1, pairs, pairs))
+    out = torch.zeros(pairs, columns, dtype=torch.uint8 if is_block else BF16)
+    scales = torch.zeros(-(-columns // 128), pairs) if is_block else None
+    fields = [t.data_ptr() for t in (ids, offsets, pair_to_row, row_to_pair)] + [tokens, top_k, 2, experts]
+    fields += [x.data_ptr(), ELEMENTS[BF16], columns, out.data_ptr(), ELEMENTS[E4M3 if is_block else BF16]]
+    fields += [0 if scales is None else scales.data_ptr()]
+    packed = (ctypes.c_int64 * len(fields))(*fields)
+    assert library.call("sort_and_permute", int(launches == 1), ctypes.addressof(packed)) == 0
+
+    local = ids.flatten().long() - 2
+    order = [pair for e in range(experts) for pair in torch.where(local == e)[0].tolist()]
+    assert row_to_pair.tolist() == order + [-1] * (pairs - len(order))
+    assert pair_to_row.tolist() == [order.index(pair) if pair in order else -1 for pair in range(pairs)]
+    assert offsets.tolist() == [int(((local >= 0) & (local < e)).sum()) for e in range(experts + 1)]
+    rows = x[torch.tensor(order, dtype=torch.long) // top_k]
+    if scales is None:
+        assert torch.equal(out[: len(order)], rows)
+        return
+    padded = torch.nn.functional.pad(rows.float(), (0, -columns % 128))
+    codes, expected = to_e4m3_blocks(padded, 1)
+    assert torch.equal(out[: len(order)], codes[:, :columns].view(torch.uint8))
+    assert torch.equal(scales[:, : len(order)].mT, expected)
