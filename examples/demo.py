@@ -29,7 +29,10 @@ def build(spec: JitSpec) -> str:
     if spec.is_compiled:
         return "warm: found in the cache, nothing compiled"
     start = time.perf_counter()
-    spec.build()
+    try:
+        spec.build()
+    except RuntimeError as error:  # no compiler, for example: the text names the remedy, a traceback would hide it
+        raise SystemExit(f"demo.py: {error}") from error
     return f"cold: compiled in {time.perf_counter() - start:.1f} s; run again to start warm"
 
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small serving engine on flashinfer: continuous batching over a paged cache, on a GPU or on the CPU.
 
-python examples/serve.py                    a random model and a byte tokenizer; ``make demo`` runs this
+python examples/serve.py                    a small model that adds numbers, so that you can check it; ``make demo``
+python examples/serve.py --random           a random model of the size that the device can take, for its speed
 python examples/serve.py --model DIR        a Hugging Face checkpoint of the Llama architecture: Llama, Mistral, Qwen2
 
 Read it in this order. ``Request`` is a user's request. ``Engine.step`` is one forward pass: a prefill of waiting
 prompts or, if there are none, a decode step with the last token of every running request. ``Batch`` holds the kernel
 inputs of either: rows of tokens and a page table. ``DecodeGraph`` is a decode step as a CUDA graph. ``serve`` submits
-requests when they arrive. The model is in serve_model.py, tokenizers and printing in serve_text.py, the report in
-serve_report.py.
+requests when they arrive. The model is in serve_model.py, tokenizers and printing in serve_text.py, the sums in
+serve_addition.py, the report in serve_report.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch
+from serve_addition import AnswerStream, count_right, draw_prompts
 from serve_model import Llama, LlamaConfig, load_checkpoint, random_weights
 from serve_report import Step, device_name, table, write_timeline
 from serve_text import PROMPTS, ByteTokenizer, CheckpointTokenizer, TextStream, Tokenizer
@@ -39,6 +41,7 @@ from flashinfer.jit.sampling import gen_sampling_module
 WORKSPACE_BYTES = 128 << 20
 NO_TOP_K = 2**31 - 1
 LEAST_TEMPERATURE = 1e-5  # smaller temperatures overflow logits; the most likely token is certain long before
+ADDITION = Path(__file__).resolve().parent / "addition"  # weights that train_addition.py wrote
 PADDING_PAGE = 0  # belongs to no request: padding rows of a CUDA graph write here
 
 
@@ -386,7 +389,10 @@ def build_kernels(model: Llama) -> tuple[int, float]:
     """Build the modules that are not in the cache. Returns the number of modules built, and the seconds."""
     start = time.perf_counter()
     missing = [spec for spec in kernel_specs(model) if not spec.is_compiled]
-    build_jit_specs(missing)
+    try:
+        build_jit_specs(missing)
+    except RuntimeError as error:  # no compiler, for example: the text names the remedy, a traceback would hide it
+        raise SystemExit(f"serve.py: {error}") from error
     return len(missing), time.perf_counter() - start
 
 
@@ -411,15 +417,25 @@ def warm_up(engine: Engine) -> None:
 
 
 def make_requests(tokenizer: Tokenizer, arguments: argparse.Namespace) -> list[Request]:
-    """Make requests with exponential gaps between arrivals and different output lengths. Every other one is greedy."""
+    """Make requests with exponential gaps between arrivals and different output lengths.
+
+    Every other request is greedy; sums are all greedy, because their answers are right or wrong.
+    """
     numbers = random.Random(arguments.seed)
+    prompts = draw_prompts(arguments.requests, arguments.seed) if adds(arguments) else arguments.prompts or PROMPTS
     requests, arrival = [], 0.0
-    for i, prompt in zip(range(arguments.requests), itertools.cycle(arguments.prompts), strict=False):
-        sampling = Sampling(0.8, 50, 0.95, seed=(arguments.seed + i) % 2**63) if i % 2 else Sampling()
+    for i, prompt in zip(range(arguments.requests), itertools.cycle(prompts), strict=False):
+        is_greedy = i % 2 == 0 or adds(arguments)
+        sampling = Sampling() if is_greedy else Sampling(0.8, 50, 0.95, seed=(arguments.seed + i) % 2**63)
         length = numbers.randint(-(-arguments.max_new_tokens // 2), arguments.max_new_tokens)
         requests.append(Request(tokenizer.encode(prompt), length, sampling, arrival))
         arrival += numbers.expovariate(arguments.rate)
     return requests
+
+
+def adds(arguments: argparse.Namespace) -> bool:
+    """Return True if the requests are sums, whose answers are checked."""
+    return not (arguments.model or arguments.random or arguments.prompts)
 
 
 def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
@@ -430,6 +446,8 @@ def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
     if arguments.model:
         folder = Path(arguments.model)
         return Llama(*load_checkpoint(folder, device), dtype, device), CheckpointTokenizer(folder)
+    if not arguments.random:
+        return Llama(*load_checkpoint(ADDITION, device), dtype, device), ByteTokenizer()
     config = LlamaConfig(256, 2048, 5504, 16, 16, 4, 128) if on_gpu else LlamaConfig()
     return Llama(config, random_weights(config, device), dtype, device), ByteTokenizer()
 
@@ -481,7 +499,10 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add, whole = parser.add_argument, positive(int)
     add("--model", metavar="DIR", help="Hugging Face checkpoint: config.json, *.safetensors, tokenizer")
-    add("--prompts", type=prompts_of, default=PROMPTS, metavar="FILE", help="one prompt per line, instead of our own")
+    add(
+        "--random", action="store_true", help="random weights, of a size for the device, instead of the model that adds"
+    )
+    add("--prompts", type=prompts_of, metavar="FILE", help="one prompt per line, instead of our own")
     add("--requests", type=whole, default=24, metavar="N")
     add("--rate", type=positive(float), default=20.0, metavar="R", help="requests per second, on average")
     add("--max-new-tokens", type=whole, default=64, metavar="N")
@@ -493,9 +514,19 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--seed", type=int, default=0, metavar="N")
     add("--timeline", type=picture, default="serve_timeline.png", metavar="FILE")
     arguments = parser.parse_args(argv)
+    if arguments.model and arguments.random:
+        parser.error("argument --random: not allowed with argument --model")
     if arguments.model and not (Path(arguments.model) / "config.json").is_file():
         parser.error(f"argument --model: {arguments.model} has no config.json, expected a Hugging Face checkpoint")
     return arguments
+
+
+#: What is printed before the text, by (random, adds).
+INTRODUCTIONS = {
+    (False, False): "",
+    (True, False): "the weights are random, and so is the text\n",
+    (False, True): "sums of three digits: the columns from right to left with their carries, then the answer\n",
+}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -514,14 +545,17 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         raise SystemExit(f"serve.py: {error}") from error
     warm_up(engine)
     print(f"{len(requests)} requests, about {arguments.rate:g} per second, on {device_name(model.device)}")
-    print("the weights are random, and so is the text\n" if arguments.model is None else "")
-    serve(engine, requests, TextStream(engine.now, tokenizer, requests))
+    print(INTRODUCTIONS[arguments.random, adds(arguments)])
+    stream = AnswerStream if adds(arguments) else TextStream
+    serve(engine, requests, stream(engine.now, tokenizer, requests))
     facts = {
         "device": device_name(model.device),
         "model": f"{model.num_parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}",
         "kernel builds": f"{builds} modules in {build_seconds:.1f} s" + ("" if builds else ": all in the cache"),
         "CUDA graphs": f"{len(engine.graphs)} in {capture_seconds:.1f} s" if engine.graphs else "none",
     }
+    if adds(arguments):
+        facts["right answers"] = f"{count_right(requests)} of {len(requests)}"
     print(f"\n{table(engine.steps, requests, facts)}")
     write_timeline(arguments.timeline, engine.steps, requests)
     print(f"timeline of the batch: {arguments.timeline}")

@@ -85,6 +85,16 @@ def batch_sizes(steps: Sequence[Step], requests: Sequence[Any]) -> tuple[list[in
     return sizes[:-1], times  # the loop appends a 0 after the last step, which has no end time
 
 
+def token_rates(steps: Sequence[Step], num_bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    """Return generated tokens per second in bins of equal length, and the times between them.
+
+    Each request of a step gains a token at the end of the step; a chunk of a longer prompt is counted too.
+    """
+    ends = [step.end for step in steps]
+    counts, edges = np.histogram(ends, num_bins, (0.0, max(ends)), weights=[len(step.chunks) for step in steps])
+    return counts / (edges[1] - edges[0]), edges
+
+
 def write_timeline(path: Path, steps: Sequence[Step], requests: Sequence[Any]) -> None:
     """Write a PNG: time on the x axis, one bar per request, coloured by activity."""
     try:
@@ -100,8 +110,8 @@ def plot(path: Path, steps: Sequence[Step], requests: Sequence[Any]) -> None:
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    figure, (bars, load) = pyplot.subplots(
-        2, 1, sharex=True, figsize=(11, 2.2 + 0.18 * len(requests)), height_ratios=[3, 1], layout="constrained"
+    figure, (bars, load, rate) = pyplot.subplots(
+        3, 1, sharex=True, figsize=(11, 3.2 + 0.18 * len(requests)), height_ratios=[3, 1, 1], layout="constrained"
     )
     colours = {kind: "#{:02x}{:02x}{:02x}".format(*rgb) for kind, rgb in COLOURS.items()}
     for number, kind, start, end in spans(steps, requests):
@@ -110,7 +120,9 @@ def plot(path: Path, steps: Sequence[Step], requests: Sequence[Any]) -> None:
     bars.invert_yaxis()
     bars.legend(handles=[Patch(color=colour, label=kind) for kind, colour in colours.items()], loc="lower left")
     load.stairs(*batch_sizes(steps, requests), fill=True, color="0.6")
-    load.set(xlabel="seconds", ylabel="batch size")
+    load.set(ylabel="batch size")
+    rate.stairs(*token_rates(steps), fill=True, color=colours["decode"])
+    rate.set(xlabel="seconds", ylabel="tokens/s")
     figure.savefig(path, dpi=110, format="png")  # always PNG, whatever the suffix of the file
     pyplot.close(figure)
 

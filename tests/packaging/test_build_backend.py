@@ -30,6 +30,22 @@ def test_requirements_agree_with_pyproject():
     assert project["requires-python"] == ">=3.10"
 
 
+def test_requirements_are_imported():
+    """Check that the package imports what it requires; each requirement is one more download for every user."""
+    modules = {"apache-tvm-ffi": "tvm_ffi"}
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    names = [re.split(r"[<>=]", line)[0] for line in lines if not line.startswith("#")]
+    text = "\n".join(path.read_text() for path in (ROOT / "flashinfer").rglob("*.py") if "data" not in path.parts)
+    unused = [
+        name
+        for name in names
+        if not re.search(
+            rf"^\s*(import|from) {modules.get(name, name)}\b|import_module\(.{modules.get(name, name)}", text, re.M
+        )
+    ]
+    assert not unused
+
+
 def test_old_setuptools_is_named():
     """Check ``--no-build-isolation`` with an old setuptools: version 65 of a new venv only reports an invalid key."""
     program = "import setuptools; setuptools.__version__ = '65.5.0'; import build_backend"
@@ -56,6 +72,8 @@ def test_wheel_contents(wheel):
         metadata = archive.read(f"{info}/METADATA").decode()
     assert "Name: flashinfer-python" in metadata
     assert "Requires-Python: >=3.10" in metadata
+    assert "Keywords: attention,cuda" in metadata and "Author: The flashinfer contributors" in metadata
+    assert "Classifier: Environment :: GPU :: NVIDIA CUDA" in metadata
 
 
 def test_wheel_is_not_tied_to_a_platform(wheel):
@@ -103,3 +121,27 @@ def test_commit_comes_from_git(tmp_path):
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     build(tree, "build_editable", tmp_path / "out")
     assert f'__git_commit__ = "{head}"' in (tree / "flashinfer" / "_build_meta.py").read_text()
+
+
+REMOTES = {
+    "https://me:secret@forge.example.org/team/flashinfer.git": "https://forge.example.org/team/flashinfer",
+    "git@forge.example.org:team/flashinfer.git": "https://forge.example.org/team/flashinfer",
+    "/srv/git/flashinfer": "",
+}
+
+
+@pytest.mark.parametrize("remote, url", REMOTES.items())
+def test_package_page_links_to_the_repository(remote, url, tmp_path):
+    """Check what a package index shows: no link to a file that only the repository has, and no password of a remote."""
+    tree = copy_tree(tmp_path / "tree")
+    subprocess.run(["git", "-C", str(tree), "init", "-q"], check=True)
+    subprocess.run(["git", "-C", str(tree), "remote", "add", "origin", remote], check=True)
+    (tree / "README.md").write_text("[a](docs/a.md), [web](https://w.example.org) and [below](#below)\n")
+    before = listing(tree)
+    info = build(tree, "prepare_metadata_for_build_wheel", tmp_path / "out")
+    assert listing(tree) == before
+    metadata = (info / "METADATA").read_text()
+    link = f"[a]({url}/blob/HEAD/docs/a.md)" if url else "a"
+    assert f"{link}, [web](https://w.example.org) and [below](#below)" in metadata
+    assert ("Project-URL: Source, " + url + "\n" in metadata) == bool(url)
+    assert "secret" not in metadata

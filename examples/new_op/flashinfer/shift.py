@@ -7,11 +7,11 @@ from typing import Optional
 
 import torch
 
+from ._runtime.dispatch import backend_of
+from ._runtime.torch_ops import register_custom_op
 from .api_logging import flashinfer_api
-from .dispatch import backend_of
 from .jit.codegen import module_cache
 from .jit.shift import gen_shift_module
-from .ops import register_custom_op
 from .trace.templates.shift import shift_trace
 
 __all__ = ["shift"]

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pre-built modules: which library of ``FLASHINFER_AOT_DIR`` fits this machine.
+
+    <aot>/<name>/<name>.so                       CUDA; index.json tells the targets
+    <aot>/cpu-x86-64-v3/<name>/<name>.so         CPU, for machines with these instructions
+    <aot>/index.json                             {"schema": 1, "modules": {"<path>": {"targets": ["80", "90a"]}}}
+
+A library that ``index.json`` does not name is taken for one of this machine: somebody has put it there by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Iterator, Mapping, Optional
+
+from . import env as jit_env
+from .context import current_compilation_context
+from .cpu_targets import supported_levels, target_tag
+from .utils import write_atomically
+
+__all__ = ["find_prebuilt", "prebuilt_folders", "read_index", "record_modules"]
+
+logger = logging.getLogger("flashinfer.jit")
+
+SCHEMA = 1
+_TARGET = re.compile(r"([0-9]{1,2})([0-9])([af]?)")
+Target = tuple[int, str]
+
+
+def prebuilt_folders(backend: str, cpu_target: str = "") -> Iterator[Path]:
+    """Return the folders that may hold a pre-built module for this machine, or for one CPU target; best first."""
+    root = jit_env.FLASHINFER_AOT_DIR
+    if backend == "cpu" and cpu_target:
+        yield root / target_tag(cpu_target)
+        return
+    if backend == "cpu":
+        yield root / target_tag("")
+        yield from (root / target_tag(level) for level in supported_levels())
+    yield root
+
+
+def find_prebuilt(name: str, backend: str, cpu_target: str = "", majors: Optional[list[int]] = None) -> Optional[Path]:
+    """Return the pre-built library of a module that runs on this machine; None if there is none.
+
+    ``majors`` are those that the module is compiled for; None stands for all of them.
+    """
+    for folder in prebuilt_folders(backend, cpu_target):
+        library = folder / name / f"{name}.so"
+        if library.exists() and (backend == "cpu" or _covers(library, majors)):
+            return library
+    return None
+
+
+def _covers(library: Path, majors: Optional[list[int]]) -> bool:
+    """Tell whether a CUDA library has code for each target of this machine; without a target, everything is taken."""
+    root = library.parents[1]
+    recorded = read_index(root).get(str(library.relative_to(root)), {}).get("targets")
+    if recorded is None:
+        return True
+    recorded = list(map(str, recorded)) if isinstance(recorded, list) else []  # a damaged index names no target
+    wanted = {t for t in current_compilation_context.TARGET_CUDA_ARCHS if majors is None or t[0] in majors}
+    missing = [target for target in sorted(wanted) if not any(_runs(has, target) for has in recorded)]
+    if missing:
+        _warn_missing(str(root), " ".join(recorded), " ".join(f"{major}{minor}" for major, minor in missing))
+    return not missing
+
+
+def _runs(has: str, target: Target) -> bool:
+    """Tell whether code for ``80`` or ``90a`` runs on a target: ``a`` on that one alone, else on later minors too."""
+    found = _TARGET.fullmatch(has)
+    if found is None:
+        return False
+    major, minor, letter = int(found[1]), int(found[2]), found[3]
+    wanted = int(target[1].rstrip("af"))
+    return major == target[0] and (minor == wanted if letter == "a" else minor <= wanted)
+
+
+@functools.cache
+def _warn_missing(root: str, recorded: str, missing: str) -> None:
+    logger.warning("pre-built modules in %s are for %s, not for %s: compiling instead", root, recorded, missing)
+
+
+def read_index(root: Path) -> dict[str, dict]:
+    """Return what ``index.json`` of a folder of pre-built modules tells, by path; nothing without such a file."""
+    path = root / "index.json"
+    try:
+        return _parse_index(str(path), path.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@functools.lru_cache(maxsize=8)
+def _parse_index(path: str, changed: int) -> dict[str, dict]:
+    try:
+        index = json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError):
+        index = None
+    modules = index.get("modules") if isinstance(index, dict) and index.get("schema") == SCHEMA else None
+    if not isinstance(modules, dict):
+        logger.warning("%s cannot be read, so that targets of pre-built modules are unknown", path)
+        return {}
+    return {name: facts for name, facts in modules.items() if isinstance(facts, dict)}
+
+
+def record_modules(root: Path, modules: Mapping[str, dict]) -> None:
+    """Add modules to ``index.json``; those of earlier builds into the same folder stay."""
+    known = {name: facts for name, facts in read_index(root).items() if (root / name).exists()}
+    merged = {**known, **modules}
+    text = json.dumps({"schema": SCHEMA, "modules": {name: merged[name] for name in sorted(merged)}}, indent=1)
+    write_atomically(root / "index.json", text + "\n")
