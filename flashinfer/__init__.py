@@ -8,25 +8,27 @@ import gc as _gc
 import importlib as _importlib
 from typing import Any as _Any
 
+# Published module paths that only re-export, such as flashinfer.fp4_quantization, are files of this folder.
+__path__.append(f"{__path__[0]}/_compat/published")
+
 # torch creates a million objects; a garbage collection that walks them while our modules load takes 80 ms each time.
 _gc_was_enabled = _gc.isenabled()
 _gc.disable()
 try:
     from . import jit as jit
-    from . import msa_ops as msa_ops
-    from . import nvfp4_attention_sm120 as nvfp4_attention_sm120
-    from . import triton as triton
+    from ._compat.tllm_enums import *
+    from ._compat.unsupported_attention import *
+    from ._compat.unsupported_quantization import *
+    from ._runtime.errors import *
+    from ._runtime.integer_math import next_positive_power_of_2 as next_positive_power_of_2
     from .activation import *
     from .attention import *
-    from .attention.blackwell import *
     from .cascade import *
     from .concat_ops import *
     from .cudnn import *
     from .decode import *
     from .decode import fast_decode_plan as fast_decode_plan
-    from .errors import *
     from .fi_trace import fi_trace as fi_trace
-    from .integers import next_positive_power_of_2 as next_positive_power_of_2
     from .mla import *
     from .norm import *
     from .page import *
@@ -36,18 +38,19 @@ try:
     from .quantization import *
     from .quantization import get_fp4_quantization_module as get_fp4_quantization_module
     from .quantization import nvfp4_block_scale_interleave as nvfp4_block_scale_interleave
-    from .quantization.blackwell import *
     from .rope import *
     from .sampling import *
     from .scale import *
     from .sparse import *
-    from .tllm_enums import *
     from .topk import *
     from .version import __git_commit__ as __git_commit__
     from .version import __git_version__ as __git_version__
     from .version import __version__ as __version__
     from .warmup import *
     from .xqa import xqa as xqa
+
+    for _path in ("msa_ops", "nvfp4_attention_sm120", "tllm_enums", "triton"):  # paths in _compat/published
+        _importlib.import_module(f".{_path}", __name__)
 finally:
     if _gc_was_enabled:
         _gc.enable()
@@ -103,6 +106,7 @@ _OF_GROUPED_MM = ("grouped_mm_bf16", "grouped_mm_fp4", "grouped_mm_fp8", "groupe
 
 #: Names of fused_moe that callers import from here.
 _OF_FUSED_MOE = (
+    "cutlass_fused_moe",
     "reorder_rows_for_gated_act_gemm",
     "trtllm_bf16_moe",
     "trtllm_bf16_routed_moe",

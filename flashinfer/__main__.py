@@ -14,14 +14,14 @@ import click
 import torch
 from tabulate import tabulate
 
+from ._runtime.errors import BackendSupportedError
+from ._runtime.knobs import knobs
 from .artifacts import clear_cubin, download_artifacts, get_artifacts_status
-from .companion_wheels import Wheel, cubin_wheel, jit_cache_wheel
-from .errors import BackendSupportedError
 from .jit import JitSpec, clear_cache_dir, cpp_ext, current_compilation_context, jit_spec_registry
 from .jit import env as jit_env
+from .jit.companion_wheels import Wheel, cubin_wheel, jit_cache_wheel
 from .jit.cpp_ext import get_cuda_version
 from .jit.progress import some_of
-from .knobs import knobs
 from .version import __git_commit__, __version__
 
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for scripts.")

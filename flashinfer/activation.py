@@ -7,18 +7,18 @@ from typing import Optional
 
 import torch
 
-from .allocation import new_empty
+from ._compat.unsupported_quantization import (
+    silu_and_mul_scaled_nvfp4_experts_quantize as silu_and_mul_scaled_nvfp4_experts_quantize,
+)
+from ._runtime.allocation import new_empty
+from ._runtime.checks import check_tensors
+from ._runtime.dispatch import NativeFunction, use_pdl
+from ._runtime.errors import ArgumentError
+from ._runtime.torch_ops import register_custom_op
 from .api_logging import flashinfer_api
-from .dispatch import NativeFunction, use_pdl
-from .errors import ArgumentError
 from .jit.activation import gen_act_and_mul_module as gen_act_and_mul_module
 from .jit.activation import gen_activation_module
 from .jit.codegen import module_cache
-from .ops import register_custom_op
-from .quantization.blackwell import (
-    silu_and_mul_scaled_nvfp4_experts_quantize as silu_and_mul_scaled_nvfp4_experts_quantize,
-)
-from .tensor_checks import check_tensors
 from .trace.templates.activation import (
     gelu_and_mul_trace,
     gelu_tanh_and_mul_trace,

@@ -3,6 +3,10 @@
 
 FLASHINFER_CUDA_ARCH_LIST="8.0 9.0a" python -m flashinfer.aot --out-dir aot
 FLASHINFER_CUDA_ARCH_LIST=9.0a python -m flashinfer.aot --out-dir aot --fa2-head-dim 64,64 --f16-dtype bfloat16
+python -m flashinfer.aot --out-dir aot --cpu-target x86-64-v3 native --family norm --family rope
+
+All modules are one parallel graph, with as many jobs as cores and free memory allow (MAX_JOBS overrides it). A build
+that was interrupted goes on where it stopped. FLASHINFER_AOT_DIR=aot lets the package load from the result.
 """
 
 from __future__ import annotations
@@ -11,13 +15,18 @@ import argparse
 import itertools
 import os
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Optional, Sequence, Union
 
 import torch
 
+from ._compat.unsupported import needs
+from ._runtime.checks import canonicalize_torch_dtype
+from ._runtime.errors import ArgumentError
+from ._runtime.knobs import knobs
 from .compilation_context import CompilationContext as CompilationContext
-from .errors import ArgumentError
 from .jit import (
     JitSpec,
     build_jit_specs,
@@ -32,29 +41,35 @@ from .jit.api_log_stats import gen_api_log_stats_modules as gen_api_log_stats_mo
 from .jit.attention import gen_decode_modules as gen_decode_modules
 from .jit.attention import gen_mla_modules as gen_mla_modules
 from .jit.attention import gen_prefill_modules as gen_prefill_modules
+from .jit.attention.generate import has_hopper_target, hopper_serves
 from .jit.cascade import gen_cascade_modules as gen_cascade_modules
 from .jit.concat_ops import gen_concat_ops_modules as gen_concat_ops_modules
 from .jit.context import current_compilation_context
 from .jit.cpp_ext import get_cuda_version as get_cuda_version
+from .jit.cpu_targets import check_target, target_tag
+from .jit.fused_moe import gen_fused_moe_modules as gen_fused_moe_modules
 from .jit.gemm import gen_gemm_modules as gen_gemm_modules
 from .jit.norm import gen_norm_modules as gen_norm_modules
 from .jit.page import gen_page_modules as gen_page_modules
+from .jit.prebuilt import record_modules
 from .jit.progress import ProgressBar
 from .jit.quantization import gen_quantization_modules as gen_quantization_modules
 from .jit.rope import gen_rope_modules as gen_rope_modules
 from .jit.sampling import gen_sampling_modules as gen_sampling_modules
 from .jit.scale import gen_scale_modules as gen_scale_modules
 from .jit.topk import gen_topk_modules as gen_topk_modules
-from .knobs import knobs
-from .tensor_checks import canonicalize_torch_dtype
 
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
 FAMILIES = (
     *("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk"),
-    *("decode", "prefill", "mla", "gemm"),
+    *("decode", "prefill", "mla", "gemm", "fused_moe"),
     "api_log_stats",
 )
 _ATTENTION = ("decode", "prefill", "mla")
+
+# Modules of the published package that this package does not have.
+gen_cudnn_fmha_module = needs("gen_cudnn_fmha_module", "pre-built cuDNN kernels, which this package does not have", "")
+gen_spdlog_module = needs("gen_spdlog_module", "the library spdlog, which no module here uses", "")
 
 
 def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:
@@ -74,18 +89,22 @@ def gen_attention_modules(
     f16_dtypes: Sequence[torch.dtype] = (torch.float16, torch.bfloat16),
     f8_dtypes: Sequence[torch.dtype] = (),
     soft_caps: Sequence[bool] = (False,),
+    device: str = "cuda",
 ) -> Iterator[JitSpec]:
     """Yield decode and prefill modules for the head dimensions, query dtypes, 16- or 8-bit cache dtypes and soft caps.
 
-    A module serves every window and every page size.
+    A module serves every window and every page size. For 9.0a there are Hopper prefill modules besides.
     """
     for (qk, vo), q_dtype, soft_cap in itertools.product(head_dims, f16_dtypes, soft_caps):
         for kv_dtype in (q_dtype, *f8_dtypes):
             dtypes, ids = (q_dtype, kv_dtype, q_dtype), torch.int32
-            yield gen_single_decode_module(*dtypes, qk, vo, 0, False, soft_cap, device="cuda")
-            yield gen_batch_decode_module(*dtypes, ids, qk, vo, 0, False, soft_cap, device="cuda")
-            yield gen_single_prefill_module("fa2", *dtypes, qk, vo, 0, False, soft_cap, False, device="cuda")
-            yield gen_batch_prefill_module("fa2", *dtypes, ids, qk, vo, 0, False, soft_cap, False, device="cuda")
+            yield gen_single_decode_module(*dtypes, qk, vo, 0, False, soft_cap, device=device)
+            yield gen_batch_decode_module(*dtypes, ids, qk, vo, 0, False, soft_cap, device=device)
+            yield gen_single_prefill_module("fa2", *dtypes, qk, vo, 0, False, soft_cap, False, device=device)
+            yield gen_batch_prefill_module("fa2", *dtypes, ids, qk, vo, 0, False, soft_cap, False, device=device)
+            if device == "cuda" and has_hopper_target() and hopper_serves(dtypes, qk, vo, 0):
+                yield gen_single_prefill_module("fa3", *dtypes, qk, vo, 0, False, soft_cap, False, device=device)
+                yield gen_batch_prefill_module("fa3", *dtypes, ids, qk, vo, 0, False, soft_cap, False, device=device)
 
 
 def gen_attention(
@@ -124,12 +143,51 @@ def register_default_modules() -> int:
     return len(gen_all_modules())
 
 
+def _place(spec: JitSpec, library: str) -> Path:
+    """Return the path of a library below the output folder: those of a CPU target are in a folder of the target."""
+    return Path(target_tag(spec.cpu_target) if spec.backend == "cpu" else "", spec.name, library)
+
+
 def copy_built_kernels(jit_specs: Iterable[JitSpec], out_dir: Path) -> None:
-    """Copy each built library to ``out_dir/<name>/<name>.so``."""
+    """Copy each built library to ``out_dir/<name>/<name>.so``, and record the targets in ``out_dir/index.json``.
+
+    A library appears complete or not at all, so that programs may load from the folder meanwhile.
+    """
+    recorded = {}
     for spec in jit_specs:
-        target = out_dir / spec.name
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(spec.jit_library_path, target / spec.library_name)
+        place = _place(spec, spec.library_name)
+        target = out_dir / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_suffix(".part")
+        shutil.copy2(spec.jit_library_path, part)
+        os.replace(part, target)
+        recorded[str(place)] = {"targets": _targets_of(spec)}
+    if recorded:
+        record_modules(out_dir, recorded)
+
+
+def _targets_of(spec: JitSpec) -> list[str]:
+    if spec.backend == "cpu":
+        return [target_tag(spec.cpu_target)]
+    majors = spec.supported_major_versions
+    targets = sorted(current_compilation_context.TARGET_CUDA_ARCHS)
+    return [f"{major}{minor}" for major, minor in targets if majors is None or major in majors]
+
+
+def select_modules(config: dict[str, Any]) -> list[JitSpec]:
+    """Return the modules that a configuration of :func:`compile_and_package_modules` names, each once per target."""
+    backends = [("cuda", "")] if knobs.cuda_arch_list else []
+    backends += [("cpu", check_target(target)) for target in config.get("cpu_targets", ())]
+    specs: list[JitSpec] = []
+    for backend, target in backends:
+        found = [spec for family in config.get("families", FAMILIES) for spec in gen_family_modules(family, backend)]
+        if "attention" in config:
+            found += gen_attention_modules(**config["attention"], device=backend)
+        specs += [replace(spec, cpu_target=target) for spec in {spec.name: spec for spec in found}.values()]
+    if not specs:
+        families = ", ".join(config.get("families", FAMILIES))
+        raise ArgumentError(f"aot: families must have modules for the targets, got {families} for the CPU alone")
+    return specs
 
 
 def compile_and_package_modules(
@@ -140,7 +198,9 @@ def compile_and_package_modules(
     verbose: bool = False,
     skip_prebuilt: bool = True,
 ) -> list[JitSpec]:
-    """Build all modules for the targets of ``FLASHINFER_CUDA_ARCH_LIST`` in one parallel graph.
+    """Build all modules for the targets of ``FLASHINFER_CUDA_ARCH_LIST``, and for CPUs, in one parallel graph.
+
+    A module that an earlier, interrupted build has finished in ``build_dir`` is not built again.
 
     Parameters
     ----------
@@ -152,11 +212,13 @@ def compile_and_package_modules(
         Tree with ``csrc`` and ``include``; default: the package's own.
     config
         ``{"families": [...]}`` limits what is built; ``{"attention": {...}}`` adds what
-        :func:`gen_attention_modules` makes of these arguments.
+        :func:`gen_attention_modules` makes of these arguments; ``{"cpu_targets": ["x86-64-v3"]}`` adds CPU modules.
     """
-    if not knobs.cuda_arch_list:
+    config = config or {}
+    if not knobs.cuda_arch_list and not config.get("cpu_targets"):
         raise RuntimeError(
-            "aot: FLASHINFER_CUDA_ARCH_LIST is not set, expected the targets to build for, e.g. '8.0 9.0a'"
+            "aot: FLASHINFER_CUDA_ARCH_LIST is not set, expected the targets to build for, e.g. '8.0 9.0a', or a CPU "
+            "target (--cpu-target)"
         )
     build_dir = Path(build_dir).absolute()  # ninja runs in another directory
     rebound: dict[str, Path] = {
@@ -168,11 +230,7 @@ def compile_and_package_modules(
         rebound |= {"FLASHINFER_CSRC_DIR": root / "csrc", "FLASHINFER_INCLUDE_DIR": root / "include"}
     vars(jit_env).update(rebound)
     try:
-        config = config or {}
-        specs = gen_all_modules(config.get("families", FAMILIES))
-        if "attention" in config:
-            specs += gen_attention_modules(**config["attention"])
-        specs = list({spec.name: spec for spec in specs}.values())
+        specs = select_modules(config)
         build_jit_specs(specs, verbose=verbose, skip_prebuilt=skip_prebuilt, progress=ProgressBar)
         if out_dir is not None:
             copy_built_kernels((s for s in specs if not (skip_prebuilt and s.is_aot)), Path(out_dir))
@@ -219,10 +277,11 @@ def _config_of(args: argparse.Namespace) -> dict[str, Any]:
         "f8_dtypes": args.f8_dtype,
         "soft_caps": args.use_logits_soft_cap,
     }
+    cpu: dict[str, Any] = {"cpu_targets": args.cpu_target} if args.cpu_target else {}
     attention = {name: value for name, value in options.items() if value}
     if not attention:
-        return {"families": families}
-    return {"families": [family for family in families if family not in _ATTENTION], "attention": attention}
+        return {"families": families, **cpu}
+    return {"families": [family for family in families if family not in _ATTENTION], "attention": attention, **cpu}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -238,6 +297,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out-dir", help="where <name>/<name>.so go; default: stay in the build directory", **folder)
     parser.add_argument("--build-dir", default=Path("build") / "aot", help="objects and ninja files", **folder)
     parser.add_argument("--family", action="append", choices=FAMILIES, metavar="NAME", help=families)
+    targets = "CPU targets: x86-64-v2, x86-64-v3, x86-64-v4, native"
+    parser.add_argument("--cpu-target", action="extend", nargs="+", metavar="TARGET", help=targets)
     parser.add_argument("--add-act", default=True, help="activations (default true)", **switch)
     parser.add_argument("--add-misc", default=True, help="all but activations and attention (true)", **switch)
     parser.add_argument("-v", "--verbose", action="store_true", help="show the commands")
@@ -253,14 +314,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _summary(specs: Iterable[JitSpec], folder: Path) -> str:
+    """Return a line for each kind of target: the number of modules and their size in ``folder``."""
+    sizes: dict[str, list[int]] = {}
+    for spec in specs:
+        library = folder / _place(spec, spec.library_name)
+        if library.exists():
+            kind = _place(spec, "").parts[0] if spec.backend == "cpu" else f"CUDA {' '.join(_targets_of(spec))}"
+            sizes.setdefault(kind, []).append(library.stat().st_size)
+    return "\n".join(f"  {kind}: {len(s)} modules, {sum(s) / 2**20:.1f} MiB" for kind, s in sizes.items())
+
+
 def main(argv: Optional[list[str]] = None) -> None:
     args = _parser().parse_args(argv)
+    start = time.monotonic()
     try:
         specs = compile_and_package_modules(args.out_dir, args.build_dir, config=_config_of(args), verbose=args.verbose)
     except (RuntimeError, ValueError, OSError) as error:  # bad targets, no compiler, a failed build, bad folders
         raise SystemExit(str(error)) from error
     where: Union[Path, str] = args.out_dir or args.build_dir
-    print(f"built {len(specs)} modules for {os.environ['FLASHINFER_CUDA_ARCH_LIST']} in {where}")
+    targets = " ".join([*knobs.cuda_arch_list.split(), *(args.cpu_target or [])])
+    print(f"built {len(specs)} modules for {targets} in {where}, {time.monotonic() - start:.0f} s")
+    if args.out_dir:
+        print(_summary(specs, args.out_dir))
 
 
 if __name__ == "__main__":

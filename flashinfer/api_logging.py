@@ -27,11 +27,11 @@ from typing import Any, Callable, Iterator, Mapping, Optional, TextIO, TypeVar
 
 import torch
 
-from .describe import Statistics, describe, describe_result, tensor_statistics
+from ._runtime.describe import Statistics, describe, describe_result, tensor_statistics
+from ._runtime.knobs import knobs
 from .dump import clear_graph_dumps, flush_graph_dumps, graph, replay_from_dump, replay_sequence
 from .dump.apis import register_api, wraps
 from .dump.writer import ApiCall, CallDump, Dumper, DumpSettings
-from .knobs import knobs
 from .version import __git_commit__, __version__
 
 __all__ = [
@@ -267,14 +267,14 @@ class _ApiLog:
 def _get_api_log_stats_kernel() -> Optional[Callable[[torch.Tensor, int], None]]:
     """Load the kernel that prints statistics of a tensor on the device; ``None`` where the kernel cannot be built."""
     with _harmless("loading the kernel for statistics inside CUDA graphs"):
-        from .api_log_stats import load_stats_kernel
+        from ._runtime.api_log_stats import load_stats_kernel
 
         return load_stats_kernel()
     return None
 
 
 def _captured_statistics(tensor: torch.Tensor) -> str:
-    from .api_log_stats import deferred_statistics
+    from ._runtime.api_log_stats import deferred_statistics
 
     return deferred_statistics(tensor, _get_api_log_stats_kernel())
 

@@ -2,7 +2,8 @@
 """Repository of kernel binaries: what it holds, what of it is here, and its download.
 
 This package compiles its kernels where they run and publishes no binaries, so without ``FLASHINFER_CUBINS_REPOSITORY``
-there is nothing to list and nothing to download.
+and without the companion package ``flashinfer-cubin`` there is nothing to list and nothing to download.
+``python -m flashinfer.jit.cubins`` makes such a repository.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import contextlib
 import os
 import re
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar, Iterable, Iterator, Optional
 
+from ._runtime.knobs import knobs
 from .jit import cubin_loader
 from .jit import env as jit_env
-from .jit.cubin_loader import download_file, safe_urljoin, verify_cubin
-from .knobs import knobs
+from .jit.cubin_loader import DSL_FMHA, download_dir, download_file, find_artifact, safe_urljoin
+from .jit.download import read_url
+from .version import __version__
 
 __all__ = [
     "ArtifactPath",
@@ -37,7 +42,9 @@ _LINK = re.compile(r'href="([^"?#]+)"')
 
 
 class ArtifactPath:
-    """Folders of a repository, one for each kind of kernel."""
+    """Folders of a repository, one for each kind of kernel. Ours are in the first; the others are published names."""
+
+    FLASHINFER_KERNELS: str = f"flashinfer/{__version__.partition('+')[0]}/"
 
     TRTLLM_GEN_FMHA: str = "trtllm-gen/fmha/"
     TRTLLM_GEN_BMM: str = "trtllm-gen/bmm/"
@@ -47,7 +54,7 @@ class ArtifactPath:
     CUDNN_SDPA: str = "cudnn/sdpa/"
     DEEPGEMM: str = "deep-gemm/"
     DEEPGEMM_RUBIN: str = "deep-gemm-rubin/"
-    DSL_FMHA: str = "dsl/fmha/"
+    DSL_FMHA: str = DSL_FMHA
     DSL_FMHA_ARCHS: tuple[str, ...] = ()
 
 
@@ -72,7 +79,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _folders() -> list[str]:
-    return [path for name, path in vars(ArtifactPath).items() if name.isupper() and isinstance(path, str)]
+    """Return the folders that are downloaded: only those of this package's own kernels."""
+    return [ArtifactPath.FLASHINFER_KERNELS]
 
 
 @contextlib.contextmanager
@@ -91,18 +99,12 @@ def temp_env_var(key: str, value: str) -> Iterator[None]:
 
 def _links(source: str, suffix: str, retries: int, delay: float, timeout: float) -> tuple[str, ...]:
     """Return the links of a directory page that end in ``suffix``; none if the server answers with an error."""
-    import time
-
-    import requests
-
     for attempt in range(retries):
         if attempt:
             time.sleep(delay)
         try:
-            answer = requests.get(source, timeout=timeout)
-            answer.raise_for_status()
-            return tuple(link for link in _LINK.findall(answer.text) if link.endswith(suffix))
-        except requests.RequestException as error:
+            return tuple(link for link in _LINK.findall(read_url(source, timeout)) if link.endswith(suffix))
+        except (OSError, HTTPException) as error:
             cubin_loader.logger.warning("%s cannot be read (attempt %d of %d): %s", source, attempt + 1, retries, error)
     return ()
 
@@ -126,38 +128,39 @@ def get_checksums(subdirs: Iterable[str]) -> dict[str, str]:
     sums = {}
     for subdir in subdirs:
         path = safe_urljoin(subdir, "checksums.txt")
-        local = jit_env.FLASHINFER_CUBIN_DIR / path
         repository = knobs.cubins_repository
         if repository and not knobs.no_download:
-            download_file(safe_urljoin(repository, path), local)
-        if not local.is_file():
+            download_file(safe_urljoin(repository, path), download_dir() / path)
+        local = _local_checksums(path)
+        if local is None:
             raise RuntimeError(
                 f"get_checksums: {subdir} must have a checksums.txt, got none from {repository or '(no repository)'}"
             )
         for line in local.read_text().splitlines():
             sha256, _, name = line.strip().partition(" ")
             name = name.strip()
-            if name.startswith("/") or ".." in Path(name).parts:
+            if name.startswith("/") or ".." in Path(name).parts or "://" in name:
                 raise RuntimeError(f"get_checksums: files of {subdir} must lie in it, got {name}")
             if name:
                 sums[safe_urljoin(subdir, name)] = sha256
     return sums
 
 
+def _local_checksums(path: str) -> Optional[Path]:
+    places = (download_dir() / path, jit_env.FLASHINFER_CUBIN_DIR / path)
+    return next((place for place in places if place.is_file()), None)
+
+
 def get_subdir_file_list() -> Iterator[tuple[str, str]]:
-    """Return path and SHA-256 of each file of the repository; nothing if there is no repository."""
-    if knobs.cubins_repository:
-        yield from get_checksums(_folders()).items()
-
-
-def _is_here(path: str, sha256: str) -> bool:
-    local = jit_env.FLASHINFER_CUBIN_DIR / path
-    return local.is_file() and verify_cubin(local.read_bytes(), sha256)
+    """Return path and SHA-256 of each file of the repository, or of the companion package; nothing without either."""
+    folders = _folders()
+    if knobs.cubins_repository or any(_local_checksums(safe_urljoin(f, "checksums.txt")) for f in folders):
+        yield from get_checksums(folders).items()
 
 
 def get_artifacts_status() -> tuple[tuple[str, bool], ...]:
     """Return each file of the repository and whether it is here, complete."""
-    return tuple((path, _is_here(path, sha256)) for path, sha256 in get_subdir_file_list())
+    return tuple((path, find_artifact(path, sha256) is not None) for path, sha256 in get_subdir_file_list())
 
 
 def download_artifacts() -> None:
@@ -165,17 +168,20 @@ def download_artifacts() -> None:
     from tqdm import tqdm
 
     files = dict(get_subdir_file_list())
-    missing = [path for path, sha256 in files.items() if not _is_here(path, sha256)]
-    if missing and knobs.no_download:
-        raise RuntimeError(f"download_artifacts: {missing[0]} is missing, and FLASHINFER_NO_DOWNLOAD is set")
+    missing = [path for path, sha256 in files.items() if find_artifact(path, sha256) is None]
+    if missing and (knobs.no_download or not knobs.cubins_repository):
+        why = "FLASHINFER_NO_DOWNLOAD is set" if knobs.no_download else "FLASHINFER_CUBINS_REPOSITORY is not set"
+        raise RuntimeError(f"download_artifacts: {missing[0]} is missing, and {why}")
 
     def fetch(path: str) -> Optional[str]:
-        local: Path = jit_env.FLASHINFER_CUBIN_DIR / path
-        download_file(safe_urljoin(knobs.cubins_repository, path), local)
-        return None if _is_here(path, files[path]) else path
+        url, local = safe_urljoin(knobs.cubins_repository, path), download_dir() / path
+        return None if download_file(url, local, sha256=files[path]) else path
 
     with ThreadPoolExecutor(max(knobs.cubin_download_threads, 1)) as pool:
-        failed = [path for path in tqdm(pool.map(fetch, missing), total=len(missing), disable=not missing) if path]
+        fetched = tqdm(
+            pool.map(fetch, missing), total=len(missing), unit="file", desc="downloading", disable=not missing
+        )
+        failed = [path for path in fetched if path]
     if failed:
         raise RuntimeError(
             f"download_artifacts: {failed[0]} and {len(failed) - 1} more must match checksums.txt, they do not"
@@ -183,5 +189,5 @@ def download_artifacts() -> None:
 
 
 def clear_cubin() -> None:
-    """Delete ``FLASHINFER_CUBIN_DIR``."""
-    shutil.rmtree(jit_env.FLASHINFER_CUBIN_DIR, ignore_errors=True)
+    """Delete what was downloaded: ``FLASHINFER_CUBIN_DIR``, unless that is the companion package."""
+    shutil.rmtree(download_dir(), ignore_errors=True)

@@ -14,8 +14,8 @@ from typing import Iterable, Optional
 
 import torch
 
-from .errors import ArgumentError
-from .knobs import knobs
+from ._runtime.errors import ArgumentError
+from ._runtime.knobs import knobs
 
 __all__ = [
     "CompilationContext",

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import torch
 
+from ._runtime.dispatch import backend_of
+from ._runtime.errors import BackendSupportedError
+from ._runtime.torch_ops import register_custom_op
 from .api_logging import flashinfer_api
-from .dispatch import backend_of
-from .errors import BackendSupportedError
 from .jit.codegen import module_cache
 from .jit.concat_ops import gen_concat_mla_module
-from .ops import register_custom_op
 from .trace.templates.concat_ops import concat_mla_k_trace
 
 __all__ = ["concat_mla_k"]

@@ -11,8 +11,8 @@ from typing import Any, Sequence
 
 import torch
 
-from .errors import ArgumentError, LibraryError
-from .integers import round_up
+from ._runtime.errors import ArgumentError, LibraryError
+from ._runtime.integer_math import round_up
 from .utils import get_compute_capability as get_compute_capability
 
 __all__ = [

@@ -15,9 +15,12 @@ from typing import Any, Optional, Sequence, Union
 import numpy as np
 import torch
 
+from ._runtime.arch import get_device_sm_count
+from ._runtime.checks import check_tensors
+from ._runtime.dispatch import use_pdl
+from ._runtime.errors import ArgumentError
+from ._runtime.explain_error import explain_type_errors
 from .api_logging import flashinfer_api
-from .arch import get_device_sm_count
-from .argument_kinds import names_kinds
 from .attention.attend import AttentionWrapper, Result
 from .attention.cache import PagedCache
 from .attention.copies import CopiedWithPlans
@@ -34,11 +37,8 @@ from .attention.records import is_misaligned
 from .attention.scales import Scale, scale_output
 from .attention.wrapper import Launch
 from .decode import BatchDecodeWithPagedKVCacheWrapper
-from .dispatch import use_pdl
-from .errors import ArgumentError
 from .jit.attention import gen_batch_pod_module, gen_pod_module
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
-from .tensor_checks import check_tensors
 from .trace.templates.pod import batch_pod_trace, pod_trace
 
 __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
@@ -149,7 +149,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
     """
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -181,7 +181,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
         self._decode.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def plan(
         self,
         indptr: torch.Tensor,
@@ -316,6 +316,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
             q_p,
             k_p,
             v_p,
+            backend="fa2",  # as in one launch
             custom_mask=custom_mask_p,
             packed_custom_mask=packed_custom_mask_p,
             causal=causal_p,
@@ -357,12 +358,12 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
     """
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         flat = float_workspace_buffer.view(-1).view(torch.uint8)
         half = flat.numel() // 32 * 16
-        self._prefill = _PrefillPart(flat[:half], kv_layout)
-        self._decode = _PrefillPart(flat[half:], kv_layout)
+        self._prefill = _PrefillPart(flat[:half], kv_layout, backend="fa2")
+        self._decode = _PrefillPart(flat[half:], kv_layout, backend="fa2")
         self._is_planned: Optional[bool] = None  #: None: never planned; False: the last plan failed
         self._planned_causal: Optional[bool] = None  #: causal flag of the prefill plan; None: custom mask
         self.device = float_workspace_buffer.device
@@ -373,7 +374,7 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
         return False
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def plan(
         self,
         qo_indptr_p: torch.Tensor,

@@ -7,13 +7,13 @@ from typing import Optional
 
 import torch
 
+from ._runtime.arch import TURING_ON
+from ._runtime.errors import ArgumentError
+from ._runtime.requirements import backend_requirement, supported_compute_capability
+from ._runtime.torch_ops import register_custom_op
 from .api_logging import flashinfer_api
-from .arch import TURING_ON
-from .backends import backend_requirement, supported_compute_capability
-from .errors import ArgumentError
 from .jit.codegen import module_cache
 from .jit.scale import gen_scale_module
-from .ops import register_custom_op
 from .trace.templates.scale import scale_trace
 
 __all__ = ["scale"]

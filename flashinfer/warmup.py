@@ -9,7 +9,7 @@ from typing import Iterable, Union
 
 import torch
 
-from .errors import ArgumentError
+from ._runtime.errors import ArgumentError
 
 __all__ = ["WarmupReport", "warmup"]
 
@@ -54,7 +54,7 @@ def warmup(
 
     backend = _device_type(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if backend not in ("cpu", "cuda"):
-        raise ArgumentError(f"warmup: device is {str(device)!r}, expected cpu or cuda")
+        raise ArgumentError(f"warmup: device must be cpu or cuda, got {str(device)!r}")
     known = {family: list(gen_family_modules(family, backend)) for family in FAMILIES}
     by_name = {spec.name: spec for specs in known.values() for spec in specs}
     wanted = FAMILIES if names is None else (names,) if isinstance(names, str) else tuple(names)
@@ -62,8 +62,8 @@ def warmup(
     for name in wanted:
         if name not in known and name not in by_name:
             raise ArgumentError(
-                f"warmup: name is {name!r}, expected one of {', '.join(known)}, or a module for {backend} that "
-                "`flashinfer list-modules` names"
+                f"warmup: name must be one of {', '.join(known)}, or a module for {backend} that "
+                f"`flashinfer list-modules` names, got {name!r}"
             )
         specs = known[name] if name in known else [by_name[name]]
         chosen.update({spec.name: spec for spec in specs})

@@ -9,13 +9,13 @@ from typing import Any, Optional, Union
 
 import torch
 
+from ._compat.unsupported_attention import XQA_NAMES
+from ._runtime.errors import ArgumentError
+from ._runtime.explain_error import explain_type_errors
 from .api_logging import flashinfer_api
-from .argument_kinds import names_kinds
-from .attention.blackwell import XQA_NAMES
 from .attention.block_tables import as_int32, as_rows, attend_block_tables, draft_rows, to_output
 from .attention.host import segment_lens, to_host
 from .attention.options import layout_code
-from .errors import ArgumentError
 from .trace.templates.xqa import xqa_dispatch
 
 __all__ = ["xqa"]
@@ -52,7 +52,7 @@ def _check_sizes(
 
 
 @flashinfer_api(trace=xqa_dispatch)
-@names_kinds
+@explain_type_errors
 def xqa(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Optional, Sequence, Union
 import torch
 
 from .. import utils
-from ..allocation import allocate
-from ..errors import ArgumentError
-from ..tensor_checks import check_tensors
-from ..wrapping import compiler, is_traced
+from .._runtime.allocation import allocate
+from .._runtime.checks import check_tensors
+from .._runtime.codegen_wrapper import compiler, is_traced
+from .._runtime.errors import ArgumentError
 from .options import FP8, default_scale
 from .outputs import add_sinks, check_lse_form, finish_lse, lse_buffer, output_buffer
 from .records import CallRecord

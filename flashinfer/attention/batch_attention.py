@@ -8,9 +8,9 @@ from typing import Optional, Union
 import numpy as np
 import torch
 
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..trace.templates.batch_attention import batch_attention_trace
 from .cache import PagedCache
@@ -50,7 +50,7 @@ class BatchAttention(CopiedWithPlans):
     """
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(self, kv_layout: str = "NHD", device: Union[str, torch.device] = "cuda") -> None:
         self.device = torch.device(device)
         self._follow_streams(self.device)
@@ -64,7 +64,7 @@ class BatchAttention(CopiedWithPlans):
         self._logits_soft_cap = 0.0  #: soft cap of the last plan
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def plan(
         self,
         qo_indptr: torch.Tensor,

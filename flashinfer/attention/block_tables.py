@@ -12,13 +12,13 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 
-from ..dispatch import backend_of, use_pdl
-from ..errors import ArgumentError
+from .._runtime.checks import narrowed
+from .._runtime.dispatch import backend_of, use_pdl
+from .._runtime.errors import ArgumentError
+from .._runtime.torch_ops import register_custom_op
 from ..jit.attention.front_doors import draft_decl
 from ..jit.attention.variants import attention_sink_decl
 from ..jit.utils import filename_safe_dtype_map as _short
-from ..ops import register_custom_op
-from ..tensor_checks import narrowed
 from .modules import (
     get_batch_decode_module,
     get_batch_prefill_module,

@@ -7,8 +7,8 @@ from typing import Optional, Union
 
 import torch
 
-from ..errors import ArgumentError
-from ..tensor_checks import check_tensors
+from .._runtime.checks import check_tensors
+from .._runtime.errors import ArgumentError
 
 __all__ = ["PagedCache", "scale_factors", "unpack_paged_cache"]
 

@@ -7,10 +7,10 @@ from typing import Any, Optional, Union
 
 import torch
 
+from .._runtime.checks import canonicalize_torch_dtype
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..errors import ArgumentError
-from ..tensor_checks import canonicalize_torch_dtype
 from ..trace.templates.xqa import trtllm_batch_decode_dispatch, xqa_batch_decode_dispatch
 from .block_tables import as_rows, attend_block_tables, draft_rows, split_cache, to_output
 
@@ -71,7 +71,7 @@ def _decode(
 
 
 @flashinfer_api(trace=xqa_batch_decode_dispatch)
-@names_kinds
+@explain_type_errors
 def xqa_batch_decode_with_kv_cache(
     query: torch.Tensor,
     kv_cache: KVCache,
@@ -213,7 +213,7 @@ def _ragged(
 
 
 @flashinfer_api(trace=trtllm_batch_decode_dispatch)
-@names_kinds
+@explain_type_errors
 def trtllm_batch_decode_with_kv_cache(
     query: torch.Tensor,
     kv_cache: KVCache,

@@ -11,15 +11,15 @@ from typing import Any, Optional, Sequence, Union
 import numpy as np
 import torch
 
+from .._runtime.checks import canonicalize_torch_dtype
+from .._runtime.dispatch import backend_of, use_pdl
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.knobs import knobs
+from .._runtime.log import say
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import backend_of, use_pdl
-from ..errors import ArgumentError
 from ..jit.attention.front_doors import gen_fmha_v2_module, prompt_decl
 from ..jit.utils import filename_safe_dtype_map as _short
-from ..knobs import knobs
-from ..log_level import say
-from ..tensor_checks import canonicalize_torch_dtype
 from ..trace.templates.fmha_v2 import fmha_v2_trace
 from .block_tables import to_output
 from .host import to_host
@@ -180,7 +180,7 @@ def _check_rows(name: str, offsets: np.ndarray, what: str, tokens: int) -> None:
 
 
 @flashinfer_api(trace=fmha_v2_trace)
-@names_kinds
+@explain_type_errors
 def trtllm_fmha_v2_prefill(
     qkv: Inputs,
     input_layout: str,

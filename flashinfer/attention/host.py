@@ -10,8 +10,8 @@ from typing import Any, Iterable, Optional, Union
 import numpy as np
 import torch
 
-from ..errors import ArgumentError
-from ..tensor_checks import check_integers, narrowed
+from .._runtime.checks import check_integers, narrowed
+from .._runtime.errors import ArgumentError
 from .streams import made_for_all_streams
 
 __all__ = [

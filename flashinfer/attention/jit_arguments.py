@@ -8,7 +8,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 
 __all__ = ["JitArguments", "prepare_jit_additional_args"]
 

@@ -8,11 +8,11 @@ from typing import Optional
 import numpy as np
 import torch
 
-from ..dispatch import backend_of
-from ..errors import ArgumentError
+from .._runtime.checks import check_tensors
+from .._runtime.dispatch import backend_of
+from .._runtime.errors import ArgumentError
 from ..quantization.modules import get_packbits_module
 from ..quantization.packbits import packbits
-from ..tensor_checks import check_tensors
 
 __all__ = ["byte_offsets", "check_items", "check_packed_mask", "pack_batch_mask", "pack_mask"]
 

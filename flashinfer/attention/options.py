@@ -10,10 +10,12 @@ from typing import Optional, Union
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.arch import is_sm90a_supported
+from .._runtime.checks import canonicalize_torch_dtype
+from .._runtime.enums import MaskMode, PosEncodingMode, TensorLayout, get_alibi_slopes
+from .._runtime.errors import ArgumentError
+from ..jit.attention.generate import has_hopper_target, hopper_serves
 from ..jit.utils import filename_safe_dtype_map
-from ..layouts import MaskMode, PosEncodingMode, TensorLayout, get_alibi_slopes
-from ..tensor_checks import canonicalize_torch_dtype
 from .streams import made_for_all_streams
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "Dtypes",
     "alibi_slopes",
     "default_scale",
+    "fa3_is_faster",
+    "fa3_serves",
     "layout_code",
     "pos_encoding_code",
     "resolve_backend",
@@ -42,7 +46,7 @@ _LAYOUTS = {layout.name: layout.value for layout in TensorLayout}
 _POS_ENCODINGS = {mode.name: mode.value for mode in PosEncodingMode}
 #: Published backends that the wrappers do not have, and what a caller of each needs instead.
 _PEERS = {
-    "fa3": "which has no kernels here",
+    "fa3": "which has kernels for prefill and MLA only",
     "cudnn": "which flashinfer.cudnn offers as functions",
     "trtllm-gen": "which needs SM100",
     "cute-dsl": "which needs SM100",
@@ -65,13 +69,47 @@ def pos_encoding_code(op: str, mode: str) -> int:
     return code
 
 
-def resolve_backend(op: str, backend: str) -> str:
-    """Return the backend that serves the call. ``fa2`` is the portable algorithm, for GPU and CPU."""
+def resolve_backend(op: str, backend: str, fa3_device: Optional[torch.device] = None) -> str:
+    """Return the backend that serves the call. ``fa2`` is the portable algorithm, for GPU and CPU.
+
+    ``fa3_device`` is the device of a prefill call, for which there is a kernel for Hopper.
+    """
     if backend in ("auto", "fa2"):
         return "fa2"
+    if backend == "fa3" and fa3_device is not None:
+        if fa3_device.type != "cuda" or not is_sm90a_supported(fa3_device):
+            raise NotImplementedError(
+                f"{op}: backend is 'fa3', expected another on {fa3_device} (it needs an SM90 GPU); usable: fa2"
+            )
+        return "fa3"
     if backend in _PEERS:
         raise NotImplementedError(f"{op}: backend is {backend!r}, {_PEERS[backend]}; usable: fa2")
-    raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto' or 'fa2'")
+    usable = "'auto' or 'fa2'" if fa3_device is None else "'auto', 'fa2' or 'fa3'"
+    raise ArgumentError(f"{op}: backend is {backend!r}, expected {usable}")
+
+
+@functools.cache
+def fa3_serves(
+    device: torch.device,
+    q: torch.dtype,
+    kv: torch.dtype,
+    o: torch.dtype,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    pos_encoding: int,
+) -> bool:
+    """Tell whether the Hopper prefill kernels serve a call: 16-bit data on an SM90 GPU, keys used as stored."""
+    if device.type != "cuda" or not is_sm90a_supported(device) or not has_hopper_target():
+        return False
+    return hopper_serves((q, kv, o), head_dim_qk, head_dim_vo, pos_encoding)
+
+
+def fa3_is_faster(rows: int, batch_size: int, mask_mode: int) -> bool:
+    """Tell whether the Hopper kernels are faster than ``fa2``, which has smaller tiles and skips masked ones (H200).
+
+    ``rows`` counts the query heads of a KV head: tiles of 128 rows must be full on average.
+    """
+    return mask_mode in (NON_CAUSAL, CAUSAL) and rows >= 128 * batch_size
 
 
 def default_scale(op: str, sm_scale: Optional[float], head_dim: int) -> float:

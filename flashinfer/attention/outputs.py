@@ -8,13 +8,13 @@ from typing import Optional
 
 import torch
 
-from ..allocation import new_empty
-from ..dispatch import NativeFunction
-from ..errors import ArgumentError
+from .._runtime.allocation import new_empty
+from .._runtime.checks import check_tensors
+from .._runtime.dispatch import NativeFunction
+from .._runtime.errors import ArgumentError
+from .._runtime.torch_ops import register_custom_op
 from ..jit.cascade import gen_cascade_module
 from ..jit.codegen import module_cache
-from ..ops import register_custom_op
-from ..tensor_checks import check_tensors
 
 __all__ = ["LSE_BASES", "add_sinks", "check_lse_form", "finish_lse", "lse_buffer", "output_buffer"]
 

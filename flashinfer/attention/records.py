@@ -15,8 +15,8 @@ from typing import Any, Callable, Optional, Sequence
 import torch
 
 from .. import utils
-from ..allocation import allocate, contiguous_strides, cuda_index
-from ..dispatch import use_pdl
+from .._runtime.allocation import allocate, contiguous_strides, cuda_index
+from .._runtime.dispatch import use_pdl
 
 __all__ = ["CallRecord", "aligned", "is_misaligned", "record_memory", "unchanged"]
 

@@ -8,7 +8,7 @@ from typing import Optional, TypeVar, Union
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 
 __all__ = [
     "Scale",

@@ -7,10 +7,10 @@ from typing import Any, Callable, Optional, Sequence
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.codegen_wrapper import compiler, is_traced
+from .._runtime.errors import ArgumentError
+from .._runtime.torch_ops import register_custom_op
 from ..jit.load import loaded_modules
-from ..ops import register_custom_op
-from ..wrapping import compiler, is_traced
 from .modules import get_single_decode_module, get_single_prefill_module
 from .options import ALIBI, alibi_slopes
 from .records import aligned, is_misaligned
@@ -107,10 +107,11 @@ def single_prefill(
     sm_scale: float,
     rope_scale: float,
     rope_theta: float,
+    backend: str = "fa2",
 ) -> None:
     factors: tuple[Any, ...] = () if k_sf is None else (k_sf, v_sf)
     entry = _prefill_entries[
-        "fa2", q.dtype, k.dtype, out.dtype, head_dim_qk, head_dim_vo, pos_encoding, window_left >= 0,
+        backend, q.dtype, k.dtype, out.dtype, head_dim_qk, head_dim_vo, pos_encoding, window_left >= 0,
         logits_soft_cap > 0, use_fp16_qk_reduction, q.is_cuda,
     ]  # fmt: skip
     slopes = alibi_slopes(q.shape[-2], q.device) if pos_encoding == ALIBI else None

@@ -7,14 +7,14 @@ from typing import Any, Optional, Union
 
 import torch
 
+from .._runtime.checks import canonicalize_torch_dtype
+from .._runtime.enums import PosEncodingMode
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..errors import ArgumentError
 from ..jit.attention.variants import attention_sink_decl
 from ..jit.utils import filename_safe_dtype_map
-from ..layouts import PosEncodingMode
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
-from ..tensor_checks import canonicalize_torch_dtype
 from .options import CAUSAL, NON_CAUSAL, pos_encoding_code
 from .wrapper import Launch
 
@@ -64,7 +64,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     """
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,

@@ -84,7 +84,8 @@ def enter(owner: OnStreams) -> None:
             return
         with cuda.stream(last):
             is_captured = cuda.is_current_stream_capturing()
-        if not is_captured:  # by another thread; an event recorded there would pull this stream into the capture
+        # Another thread may capture the last stream: an event recorded there would pull this stream into the capture.
+        if not is_captured:
             stream.wait_event(last.record_event())
         owner._stream, owner._stream_object = raw_stream(owner._cuda_index), stream
         for part in _parts(list(vars(owner).values())):

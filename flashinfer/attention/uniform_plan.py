@@ -16,7 +16,7 @@ from typing import Any, Hashable, NamedTuple
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from . import streams
 
 __all__ = ["UniformPlan", "UniformSizes", "uniform_plan"]

@@ -13,12 +13,12 @@ from typing import Any, Callable, ClassVar, NamedTuple, Optional, Sequence
 
 import torch
 
-from ..argument_kinds import explain_arguments
-from ..dispatch import use_pdl
-from ..errors import ArgumentError
-from ..ops import register_custom_op
-from ..tensor_checks import check_tensors
-from ..wrapping import kept_out_of_graphs
+from .._runtime.checks import check_tensors
+from .._runtime.codegen_wrapper import kept_out_of_graphs
+from .._runtime.dispatch import use_pdl
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_arguments
+from .._runtime.torch_ops import register_custom_op
 from .copies import CopiedWithPlans
 from .host import to_device
 from .jit_arguments import JitArguments

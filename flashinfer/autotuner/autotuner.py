@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any, Optional, Sequence
 
-from ..errors import ArgumentError
-from ..knobs import knobs
+from .._runtime.errors import ArgumentError
+from .._runtime.knobs import knobs
 from .files import METADATA as _METADATA_KEY
 from .files import Results
 from .files import classify_metadata as _classify_metadata_mismatches
@@ -25,6 +26,7 @@ from .profiles import (
     profiles_for,
     shapes_of,
 )
+from .ranks import mean_over_ranks
 from .results import SavedResults
 from .runner import FALLBACK, TunableRunner
 from .tactics import as_hashable as _tactic_to_json_hashable
@@ -218,9 +220,9 @@ class AutoTuner(Trials, SavedResults):
             How many tactics to return, at least 1.
         """
         if len(runners) != 1:
-            raise ArgumentError(f"rank_tactics: runners has {len(runners)} elements, expected 1")
+            raise ArgumentError(f"rank_tactics: runners must have 1 element, got {len(runners)}")
         if k < 1:
-            raise ArgumentError(f"rank_tactics: k is {k}, expected at least 1")
+            raise ArgumentError(f"rank_tactics: k must be at least 1, got {k}")
         if k == 1 or not self._may_measure() or custom_op in self._effective_skip_ops:
             return [self.choose_one(custom_op, runners, tuning_config, inputs, **kwargs)[1]]
         config, shapes = self._apply_tuning_overrides(tuning_config), shapes_of(inputs)
@@ -254,6 +256,11 @@ class AutoTuner(Trials, SavedResults):
                 nearest = keys[0].nearest_profile
                 if nearest in self.stats.failed_profiling_count[op] or self._find(keys) is not None:
                     continue
+                if self._is_budget_spent():
+                    logger.warning(
+                        "autotune: time_budget is spent; using defaults of %s for %s and smaller", op, nearest
+                    )
+                    return
                 refuse_capture(op)
                 self.stats.tuned_op_total_configs[op] += 1
                 runner, tactic, time_ms = min(
@@ -268,6 +275,12 @@ class AutoTuner(Trials, SavedResults):
                 self.profiling_cache[keys[list(runners).index(runner)]] = (tactic, profile)
                 self.stats.tuned_op_successful_configs[op] += 1
                 self._dirty = True
+
+    def _is_budget_spent(self) -> bool:
+        """Tell whether the time budget is over, on any of the ranks that must choose alike."""
+        if self._deadline == _INFINITE:
+            return False
+        return mean_over_ranks(float(time.monotonic() >= self._deadline)) > 0
 
     # results -------------------------------------------------------------------------------------
 

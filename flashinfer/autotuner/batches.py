@@ -7,7 +7,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from ..integers import ceil_div, round_up
+from .._runtime.integer_math import ceil_div, round_up
 from ..testing.cold_cache import copy_inputs, distinct_bytes, tensors_in
 from .profiles import TuningConfig
 

@@ -7,8 +7,8 @@ import bisect
 import functools
 from typing import Callable, Sequence
 
-from ..errors import ArgumentError
-from ..integers import next_positive_power_of_2
+from .._runtime.errors import ArgumentError
+from .._runtime.integer_math import next_positive_power_of_2
 
 __all__ = ["checked_buckets", "make_bucket_mapper", "make_generated_bucket_mapper", "round_to_nearest_bucket"]
 
@@ -16,9 +16,9 @@ __all__ = ["checked_buckets", "make_bucket_mapper", "make_generated_bucket_mappe
 def checked_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
     """Return the buckets sorted, without duplicates."""
     if not buckets:
-        raise ArgumentError("autotune: tuning_buckets is empty, expected at least one size")
+        raise ArgumentError("autotune: tuning_buckets must have at least one size, got none")
     if not all(isinstance(size, int) for size in buckets):
-        raise ArgumentError(f"autotune: tuning_buckets is {buckets!r}, expected whole numbers")
+        raise ArgumentError(f"autotune: tuning_buckets must be whole numbers, got {buckets!r}")
     if min(buckets) < 0:
         raise ArgumentError(f"autotune: tuning_buckets has {min(buckets)}, expected sizes of 0 or more")
     return tuple(sorted(set(buckets)))

@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Collection, Iterator, Optional, Sequence, Union
 
+from .._runtime.errors import ArgumentError
 from .autotuner import AutoTuner
 from .buckets import checked_buckets
 
@@ -24,6 +26,7 @@ def autotune(
     tuning_buckets: Optional[Sequence[int]] = None,
     round_up: Optional[bool] = None,
     skip_ops: Union[str, Collection[str], None] = None,
+    time_budget: Optional[float] = None,
 ) -> Iterator[None]:
     """Measure the tactics of operators that are called inside, for sizes that are not known yet.
 
@@ -44,6 +47,9 @@ def autotune(
         ``tuning_buckets``; the buckets of an operator map sizes as it says. None: as the context around.
     skip_ops : Union[str, Collection[str], None]
         Operators that keep their defaults, in addition to those of contexts around this one.
+    time_budget : Optional[float]
+        Seconds after which no further size is measured in this thread: what is known then is used, and defaults for the
+        rest. A size that was begun is finished. None: no limit but that of the context around.
 
     Examples
     --------
@@ -52,11 +58,14 @@ def autotune(
     """
     buckets = None if tuning_buckets is None else checked_buckets(tuple(tuning_buckets))
     skipped = frozenset((skip_ops,) if isinstance(skip_ops, str) else skip_ops or ())
+    if time_budget is not None and not time_budget >= 0:
+        raise ArgumentError(f"autotune: time_budget must be 0 seconds or more, got {time_budget}")
+    deadline = float("inf") if time_budget is None else time.monotonic() + time_budget
     tuner, path = AutoTuner.get(), None if cache is None else Path(cache)
     if path is not None:
         tuner._forget_loaded()
         _load(tuner, path)
-    tuner.enter(tune_mode, buckets, round_up, skipped)
+    tuner.enter(tune_mode, buckets, round_up, skipped, deadline)
     is_done = False
     try:
         yield

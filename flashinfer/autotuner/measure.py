@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 import torch
 
 from .. import utils
-from ..knobs import knobs
+from .._runtime.knobs import knobs
 
 __all__ = ["is_capturing", "is_in_profile_measurement", "median_ms", "refuse_capture"]
 

@@ -17,6 +17,7 @@ class _Overrides(NamedTuple):
     buckets: Optional[tuple[int, ...]] = None
     round_up: Optional[bool] = None
     skip_ops: frozenset[str] = frozenset()
+    deadline: float = float("inf")  #: time.monotonic() after which no trial of a bucket begins
 
 
 class Overrides:
@@ -35,6 +36,7 @@ class Overrides:
         buckets: Optional[tuple[int, ...]],
         round_up: Optional[bool],
         skip_ops: frozenset[str],
+        deadline: float = float("inf"),
     ) -> None:
         """Begin a context, which :meth:`leave` ends. None inherits the value of the enclosing context."""
         stack = self._stack()
@@ -44,6 +46,7 @@ class Overrides:
                 outer.buckets if buckets is None else buckets,
                 outer.round_up if round_up is None else round_up,
                 outer.skip_ops | skip_ops,
+                min(outer.deadline, deadline),
             )
         )
         self._count_contexts(+tune_mode)
@@ -73,6 +76,10 @@ class Overrides:
     @property
     def _effective_skip_ops(self) -> frozenset[str]:
         return self._stack()[-1].skip_ops
+
+    @property
+    def _deadline(self) -> float:
+        return self._stack()[-1].deadline
 
     def _apply_tuning_overrides(self, tuning_config: TuningConfig) -> TuningConfig:
         overrides = self._stack()[-1]

@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .buckets import make_bucket_mapper, make_generated_bucket_mapper
 from .initializers import autotuner_initializer_rand_scaled
 

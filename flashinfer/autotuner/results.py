@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .files import (
     GENERATION,
     METADATA,
@@ -115,7 +115,7 @@ class SavedResults(ABC):
     def publish_namespaced_records(self, namespace: str, records: Mapping[str, Any]) -> None:
         """Replace the records that a product keeps beside the results. The next save writes them."""
         if not isinstance(records, Mapping):
-            raise ArgumentError(f"publish_namespaced_records: records is {records!r}, expected a dict")
+            raise ArgumentError(f"publish_namespaced_records: records must be a dict, got {records!r}")
         self._published[namespace] = json.loads(json.dumps(records))
         self._dirty = True
 

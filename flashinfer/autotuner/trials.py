@@ -10,8 +10,8 @@ from typing import Any, Iterator, Optional, Sequence
 
 import torch
 
-from .. import tactics_blocklist
-from ..knobs import knobs
+from .._runtime.knobs import knobs
+from . import blocklist as tactics_blocklist
 from .batches import input_lists
 from .measure import median_ms
 from .overrides import Overrides

@@ -8,8 +8,8 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
+from .._runtime.arch import get_compute_capability
 from ..api_logging import flashinfer_api
-from ..arch import get_compute_capability
 from ..attention.host import as_tensors, to_device
 from ..attention.modules import get_batch_fused_module
 from ..attention.options import CAUSAL, Dtypes

@@ -11,15 +11,15 @@ from typing import Optional
 
 import torch
 
-from ..allocation import new_empty
+from .._runtime.allocation import new_empty
+from .._runtime.checks import as_int32, check_tensors
+from .._runtime.dispatch import NativeFunction
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import NativeFunction
-from ..errors import ArgumentError
 from ..jit.cascade import gen_cascade_module
 from ..jit.codegen import module_cache
-from ..ops import register_custom_op
-from ..tensor_checks import as_int32, check_tensors
 from ..trace.templates.cascade import (
     merge_state_in_place_trace,
     merge_state_trace,
@@ -153,7 +153,7 @@ def merge_state_in_place(
 
 
 @flashinfer_api(trace=merge_states_trace)
-@names_kinds
+@explain_type_errors
 def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Merge attention over many sets of keys: :func:`merge_state` along a whole dimension.
 
@@ -187,7 +187,7 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 @flashinfer_api(trace=variable_length_merge_states_trace)
-@names_kinds
+@explain_type_errors
 def variable_length_merge_states(
     v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

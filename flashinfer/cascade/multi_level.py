@@ -7,11 +7,11 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.cache import PagedCache
 from ..attention.copies import CopiedWithPlans
-from ..errors import ArgumentError
 from ..trace.templates.cascade_attention import multi_level_cascade_trace
 from .levels import Level
 from .merge import merge_state_in_place
@@ -64,7 +64,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
     """
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(
         self,
         num_levels: int,
@@ -121,7 +121,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
             wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace)
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def plan(
         self,
         qo_indptr_arr: Tensors,

@@ -11,12 +11,12 @@ from typing import Optional, Union
 
 import torch
 
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.cache import PagedCache
 from ..attention.copies import CopiedWithPlans
 from ..decode import BatchDecodeWithPagedKVCacheWrapper
-from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 from ..trace.templates.cascade_attention import shared_prefix_decode_trace, shared_prefix_prefill_trace
 from .merge import merge_state_in_place
@@ -46,7 +46,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
     """
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         self._batch_decode_wrapper = BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._kv_layout = kv_layout
@@ -56,7 +56,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         self._batch_decode_wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def begin_forward(
         self,
         unique_kv_indptr: torch.Tensor,
@@ -83,7 +83,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         )
 
     @flashinfer_api(trace=shared_prefix_decode_trace)
-    @names_kinds
+    @explain_type_errors
     def forward(
         self, q: torch.Tensor, k_shared: torch.Tensor, v_shared: torch.Tensor, unique_kv_cache: PagedCache
     ) -> torch.Tensor:
@@ -125,7 +125,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
     """
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         self._batch_prefill_wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._kv_layout = kv_layout
@@ -138,7 +138,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         self._planned = None
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def begin_forward(
         self,
         qo_indptr: torch.Tensor,
@@ -159,7 +159,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         self._planned = None
 
     @flashinfer_api(trace=shared_prefix_prefill_trace)
-    @names_kinds
+    @explain_type_errors
     def forward(
         self,
         q: torch.Tensor,

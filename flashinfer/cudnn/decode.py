@@ -8,9 +8,9 @@ from typing import Optional
 
 import torch
 
+from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
-from ..errors import ArgumentError
-from ..trace.templates.cudnn import cudnn_batch_decode_trace
+from ..trace.templates.cudnn import cudnn_batch_decode_dispatch
 from .graph import Operand, has_frontend, run_sdpa
 
 __all__ = ["CUDNN_AVAILABLE", "cudnn_batch_decode_with_kv_cache"]
@@ -19,7 +19,7 @@ CUDNN_AVAILABLE = importlib.util.find_spec("cudnn") is not None
 _OP = "cudnn_batch_decode_with_kv_cache"
 
 
-@flashinfer_api(trace=cudnn_batch_decode_trace)
+@flashinfer_api(trace=cudnn_batch_decode_dispatch)
 def cudnn_batch_decode_with_kv_cache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

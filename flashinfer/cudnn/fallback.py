@@ -8,9 +8,9 @@ from typing import Optional
 import numpy as np
 import torch
 
+from .._runtime.errors import ArgumentError
 from ..attention.block_tables import attend_block_tables, to_output
 from ..attention.host import to_host
-from ..errors import ArgumentError
 from ..prefill.paged import BatchPrefillWithPagedKVCacheWrapper
 from ..prefill.ragged import BatchPrefillWithRaggedKVCacheWrapper
 

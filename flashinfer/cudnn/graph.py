@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import torch
 
-from ..errors import ArgumentError, LibraryError
+from .._runtime.errors import ArgumentError, LibraryError
 
 __all__ = ["Operand", "SdpaShapes", "frontend", "has_frontend", "run_sdpa"]
 

@@ -8,15 +8,20 @@ from typing import Optional
 
 import torch
 
+from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
-from ..errors import ArgumentError
-from ..trace.templates.cudnn import cudnn_batch_prefill_trace
+from ..trace.templates.cudnn import cudnn_batch_prefill_dispatch
 from .graph import Operand, has_frontend, run_sdpa
 
 __all__ = ["CUDNN_AVAILABLE", "cudnn_batch_prefill_with_kv_cache"]
 
 CUDNN_AVAILABLE = importlib.util.find_spec("cudnn") is not None
 _OP = "cudnn_batch_prefill_with_kv_cache"
+
+
+def _cudnn_supports_direct_seqlens(dtype: torch.dtype, mixed: bool = False) -> bool:
+    """Return False: graphs here find the rows of a request by offsets, never by lengths alone."""
+    return False
 
 
 def _padded(x: torch.Tensor, batch_size: int, length: int) -> Operand:
@@ -36,7 +41,7 @@ def _offsets(given: Optional[torch.Tensor], lengths: torch.Tensor, row: int, uni
     return given.reshape(-1, 1, 1, 1)
 
 
-@flashinfer_api(trace=cudnn_batch_prefill_trace)
+@flashinfer_api(trace=cudnn_batch_prefill_dispatch)
 def cudnn_batch_prefill_with_kv_cache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

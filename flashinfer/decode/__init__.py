@@ -3,8 +3,8 @@
 
 from typing import Any
 
-from ..attention.blackwell import DECODE_NAMES as _DECODE
-from ..attention.blackwell import MLA_NAMES as _MLA
+from .._compat.unsupported_attention import DECODE_NAMES as _DECODE
+from .._compat.unsupported_attention import MLA_NAMES as _MLA
 from ..attention.decode_front_doors import trtllm_batch_decode_with_kv_cache as trtllm_batch_decode_with_kv_cache
 from ..attention.decode_front_doors import xqa_batch_decode_with_kv_cache as xqa_batch_decode_with_kv_cache
 from ..attention.host import range_buffer as _get_range_buf  # noqa: F401, older releases of SGLang import it

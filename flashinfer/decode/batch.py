@@ -8,8 +8,9 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.attend import Result
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import check_indices, last_page_lens
@@ -17,7 +18,6 @@ from ..attention.modules import get_customize_batch_decode_module, get_customize
 from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
-from ..errors import ArgumentError
 from ..trace.templates.decode import batch_decode_trace
 from .planning import DecodePlanner
 
@@ -80,7 +80,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -200,7 +200,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
                 kwargs[name] = value
         self._plan_impl(indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **kwargs)
 
-    @names_kinds(name="plan")
+    @explain_type_errors(name="plan")
     def _plan_impl(
         self,
         indptr: torch.Tensor,

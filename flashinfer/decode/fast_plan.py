@@ -8,11 +8,11 @@ from typing import Any, Optional, Union
 import numpy as np
 import torch
 
+from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
 from ..attention.host import range_buffer, segment_lens, to_host
 from ..attention.locks import one_at_a_time
 from ..attention.options import resolve_dtypes
-from ..errors import ArgumentError
 from .batch import BatchDecodeWithPagedKVCacheWrapper
 
 Dtype = Optional[Union[str, torch.dtype]]

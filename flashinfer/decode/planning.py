@@ -9,6 +9,8 @@ from typing import Any, Optional, Union
 import numpy as np
 import torch
 
+from .._runtime.checks import narrowed
+from .._runtime.errors import ArgumentError
 from ..attention.attend import REPLANNED, AttentionWrapper
 from ..attention.host import (
     as_tensor,
@@ -22,8 +24,6 @@ from ..attention.host import (
 )
 from ..attention.modules import get_batch_decode_module, get_batch_prefill_module
 from ..attention.options import Dtypes
-from ..errors import ArgumentError
-from ..tensor_checks import narrowed
 
 __all__ = ["DecodePlanner"]
 

@@ -7,14 +7,14 @@ from typing import Any, Optional, Union
 
 import torch
 
-from ..allocation import new_empty
+from .._runtime.allocation import new_empty
+from .._runtime.checks import check_tensors
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.options import NON_CAUSAL, default_scale, layout_code, pos_encoding_code
 from ..attention.scales import scale_logits, scale_output
 from ..attention.single import run_module, single_decode, single_prefill
-from ..errors import ArgumentError
-from ..tensor_checks import check_tensors
 from ..trace.templates.decode import single_decode_trace
 
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
@@ -112,7 +112,7 @@ def single_decode_with_kv_cache(
     return out if lse is None else (out, lse)
 
 
-@names_kinds
+@explain_type_errors
 def single_decode_with_kv_cache_with_jit_module(
     jit_module: Any,
     q: torch.Tensor,

@@ -50,7 +50,7 @@ def torch_dtype(text: Any) -> torch.dtype:
     """Return the dtype that prints as ``text``, such as ``torch.float16``."""
     dtype = getattr(torch, str(text).removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise RuntimeError(f"replay: {text!r} is recorded, expected a dtype of torch")
+        raise RuntimeError(f"replay: the recorded dtype must be one of torch, got {text!r}")
     return dtype
 
 
@@ -145,14 +145,14 @@ def decode(
     if kind == "enum":
         cls = load_class(encoded["class"])
         if not issubclass(cls, enum.Enum):
-            raise RuntimeError(f"replay: {encoded['class']} is {cls!r}, expected an Enum")
+            raise RuntimeError(f"replay: {encoded['class']} must be an Enum, got {cls!r}")
         return cls[encoded["name"]]
     if kind in ("list", "tuple"):
         items = [decode(item, tensors, place, find_object) for item in encoded["items"]]
         if "class" in encoded:
             cls = load_class(encoded["class"])
             if not (issubclass(cls, tuple) and hasattr(cls, "_fields")):
-                raise RuntimeError(f"replay: {encoded['class']} is {cls!r}, expected a named tuple")
+                raise RuntimeError(f"replay: {encoded['class']} must be a named tuple, got {cls!r}")
             return cls(*items)
         return items if kind == "list" else tuple(items)
     if kind == "dict":

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..describe import describe_tensor
+from .._runtime.describe import describe_tensor
 
 __all__ = ["Unrecorded", "compare"]
 

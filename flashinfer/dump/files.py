@@ -86,11 +86,13 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 
 def read_record(directory: Path) -> dict[str, Any]:
     """Return the last complete line of ``metadata.jsonl``."""
-    for line in reversed((directory / METADATA).read_text().splitlines()):
+    for line in reversed((directory / METADATA).read_bytes().splitlines()):
         try:
-            return json.loads(line)
-        except json.JSONDecodeError:  # cut short by a crash; the previous line is the valid state
+            record = json.loads(line)
+        except (ValueError, RecursionError):  # cut short by a crash; the previous line is the valid state
             continue
+        if isinstance(record, dict):
+            return record
     raise RuntimeError(f"replay: {directory / METADATA} has no complete line, expected the record of a call")
 
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping, MutableMapping, Optional, Union
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from . import files, flat
 from .apis import find_api, first_logged_init, refuse_code, wraps
 from .codec import class_path, decode, load_class, with_layout
@@ -150,7 +150,7 @@ def _target(device: Union[str, torch.device]) -> Optional[torch.device]:
     try:
         wanted = torch.device(device)
     except RuntimeError:
-        raise ArgumentError(f"replay: device is {str(device)!r}, expected cpu or cuda") from None
+        raise ArgumentError(f"replay: device must be cpu or cuda, got {str(device)!r}") from None
     if wanted.type == "cuda" and not torch.cuda.is_available():
         _log.warning("replay: CUDA is not available, using the devices recorded in the dump (CPU for CUDA ones)")
         return None

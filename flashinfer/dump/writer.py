@@ -27,8 +27,8 @@ from typing import Any, Callable, Mapping, Optional
 
 import torch
 
-from ..arch import get_default_generators
-from ..knobs import knobs
+from .._runtime.arch import get_default_generators
+from .._runtime.knobs import knobs
 from . import files, graph
 from .apis import public_module
 from .call_dump import CallDump

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products: dense, batched and grouped, with 16-bit, 32-bit and scaled 8-bit operands."""
 
+from .._compat.unsupported_gemm import *
+from .._compat.unsupported_gemm import (
+    Sm100BlockScaledPersistentDenseGemmKernel as Sm100BlockScaledPersistentDenseGemmKernel,
+)
+from .._compat.unsupported_gemm import (
+    Sm107BlockScaledPersistentDenseGemmKernel as Sm107BlockScaledPersistentDenseGemmKernel,
+)
+from .._compat.unsupported_gemm import Sm120B12xBlockScaledDenseGemmKernel as Sm120B12xBlockScaledDenseGemmKernel
+from .._compat.unsupported_gemm import create_scale_factor_tensor as create_scale_factor_tensor
+from .._compat.unsupported_gemm import group_gemm_mxfp4_nt_groupwise as group_gemm_mxfp4_nt_groupwise
+from .._compat.unsupported_gemm import group_gemm_mxfp8_mxfp4_nt_groupwise as group_gemm_mxfp8_mxfp4_nt_groupwise
+from .._compat.unsupported_gemm import group_gemm_nvfp4_nt_groupwise as group_gemm_nvfp4_nt_groupwise
+from .._compat.unsupported_gemm import grouped_gemm_nt_masked as grouped_gemm_nt_masked
+from .._compat.unsupported_gemm import mm_M1_16_K6144_N256 as mm_M1_16_K6144_N256
+from .._compat.unsupported_gemm import mm_M1_16_K7168_N128 as mm_M1_16_K7168_N128
+from .._compat.unsupported_gemm import mm_M1_16_K7168_N256 as mm_M1_16_K7168_N256
 from ..cutile import is_cuda_tile_available as is_cuda_tile_available
 from . import gemm_base as gemm_base
 from .bf16 import bmm_bf16, mm_bf16
-from .blackwell import *
-from .blackwell import Sm100BlockScaledPersistentDenseGemmKernel as Sm100BlockScaledPersistentDenseGemmKernel
-from .blackwell import Sm107BlockScaledPersistentDenseGemmKernel as Sm107BlockScaledPersistentDenseGemmKernel
-from .blackwell import Sm120B12xBlockScaledDenseGemmKernel as Sm120B12xBlockScaledDenseGemmKernel
-from .blackwell import create_scale_factor_tensor as create_scale_factor_tensor
-from .blackwell import group_gemm_mxfp4_nt_groupwise as group_gemm_mxfp4_nt_groupwise
-from .blackwell import group_gemm_mxfp8_mxfp4_nt_groupwise as group_gemm_mxfp8_mxfp4_nt_groupwise
-from .blackwell import group_gemm_nvfp4_nt_groupwise as group_gemm_nvfp4_nt_groupwise
-from .blackwell import grouped_gemm_nt_masked as grouped_gemm_nt_masked
-from .blackwell import mm_M1_16_K6144_N256 as mm_M1_16_K6144_N256
-from .blackwell import mm_M1_16_K7168_N128 as mm_M1_16_K7168_N128
-from .blackwell import mm_M1_16_K7168_N256 as mm_M1_16_K7168_N256
 from .blockscale import fp8_blockscale_gemm_sm90
 from .deepgemm import batch_deepgemm_fp8_nt_groupwise, group_deepgemm_fp8_nt_groupwise
 from .fp8 import bmm_fp8

@@ -7,11 +7,11 @@ from typing import Any, Optional
 
 import torch
 
+from .._runtime.codegen_wrapper import compiler, is_traced
+from .._runtime.requirements import backend_requirement
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..backends import backend_requirement
-from ..ops import register_custom_op
 from ..trace.templates.gemm import bmm_bf16_trace, mm_bf16_trace
-from ..wrapping import compiler, is_traced
 from .bf16_checks import (
     candidates,
     check_bmm_bf16,

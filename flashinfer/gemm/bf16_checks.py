@@ -8,9 +8,9 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from ..arch import AMPERE_ON, CPU
-from ..backends import supported_compute_capability
-from ..errors import ArgumentError
+from .._runtime.arch import AMPERE_ON, CPU
+from .._runtime.errors import ArgumentError
+from .._runtime.requirements import supported_compute_capability
 from .checks import refuse_output, refuse_shapes
 
 __all__ = [

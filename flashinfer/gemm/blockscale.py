@@ -8,15 +8,16 @@ from typing import Optional
 import torch
 
 from .. import utils
+from .._runtime.dispatch import NativeFunction, use_pdl
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import NativeFunction, use_pdl
-from ..errors import ArgumentError
 from ..jit.gemm import get_quantize_1x128_module
-from ..ops import register_custom_op
 from ..trace.templates.gemm import fp8_blockscale_gemm_sm90_trace
 from .checks import refuse_output
 from .native import product
+from .sm90 import Sm90Functions, is_sm90
 
 __all__ = ["fp8_blockscale_gemm_sm90", "quantize_rows", "quantize_weight_blocks"]
 
@@ -26,6 +27,7 @@ _OUTPUTS = (torch.bfloat16, torch.float16)
 _BY_ROW, _BY_BLOCK = (1, 1, _BLOCK), (1, _BLOCK, _BLOCK)
 
 _native_quantize = NativeFunction(get_quantize_1x128_module, "quantize_1x128")
+_sm90_quantizing = Sm90Functions("gemm_sm90_quantizing")
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,6 +42,17 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = torch.empty_strided((k // _BLOCK, m), (-(-m // 4) * 4, 1), dtype=torch.float32, device=x.device)
     _native_quantize[x.is_cuda](codes, scales, x, use_pdl(x, None))
     return codes, scales
+
+
+def _quantize_and_multiply(
+    out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, scale_rows: int
+) -> bool:
+    """Launch both kernels with one call. Returns False if the SM90 module does not take the layouts."""
+    m, k = input.shape
+    size = m * k + (m + 3) // 4 * 4 * (k // _BLOCK) * 4  # codes, and scales with rows padded as in quantize_rows
+    workspace = torch.empty(size, dtype=torch.uint8, device=input.device)
+    multiply = _sm90_quantizing["fp8_block"]
+    return bool(multiply(out, input, weight, weight_scale, scale_rows, workspace, use_pdl(input, None)))
 
 
 def quantize_weight_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,10 +77,12 @@ def _fp8_blockscale_gemm(
 ) -> None:
     if weight_scale is None:
         weight, weight_scale = quantize_weight_blocks(weight)
+    by = _BY_ROW if weight_scale.shape[0] == weight.shape[0] else _BY_BLOCK
     quantizes = input_scale is None
     if input_scale is None:  # the last kernel before the product, which reads weights meanwhile
+        if is_sm90(input) and _quantize_and_multiply(out, input, weight, weight_scale, by[1]):
+            return
         input, input_scale = quantize_rows(input)
-    by = _BY_ROW if weight_scale.shape[0] == weight.shape[0] else _BY_BLOCK
     product(out, input, weight, a_scale=input_scale.mT, b_scale=weight_scale, granularity=by, weights_first=quantizes)
 
 
@@ -158,7 +173,7 @@ def _is_good(
 
 
 @flashinfer_api(trace=fp8_blockscale_gemm_sm90_trace)
-@names_kinds
+@explain_type_errors
 def fp8_blockscale_gemm_sm90(
     input: torch.Tensor,
     weight: torch.Tensor,

@@ -7,21 +7,67 @@ from typing import Optional
 
 import torch
 
+from .._runtime.arch import AMPERE_ON, CPU
+from .._runtime.codegen_wrapper import compiler, is_traced
+from .._runtime.errors import ArgumentError
+from .._runtime.requirements import backend_requirement, supported_compute_capability
 from ..api_logging import flashinfer_api
-from ..arch import AMPERE_ON, CPU
-from ..backends import backend_requirement, supported_compute_capability
-from ..errors import ArgumentError
 from ..trace.templates.gemm_groupwise import (
     batch_deepgemm_fp8_nt_groupwise_trace,
     group_deepgemm_fp8_nt_groupwise_trace,
 )
-from .groupwise_checks import check_deepgemm
+from .groupwise_checks import check_counts, check_deepgemm
 from .native import CONTIGUOUS, MASKED
 from .op import grouped_product
+from .sm90 import is_sm90
 
 __all__ = ["batch_deepgemm_fp8_nt_groupwise", "group_deepgemm_fp8_nt_groupwise"]
 
+_BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
+
 Granularity = tuple[int, int, int]
+
+
+def _is_checked_by_kernel(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    granularity: Granularity,
+    out: Optional[torch.Tensor],
+    out_dtype: Optional[torch.dtype],
+) -> bool:
+    """Return True if the native code refuses all that is wrong with a call: it checks shapes in a tenth of the time.
+
+    Here is what the native code also takes. Its errors are worded by the functions below, as published.
+    """
+    return (
+        not (is_traced() or compiler._is_compiling_flag)
+        and is_sm90(a)
+        and granularity == (1, 128, 128)
+        and a.dtype is _E4M3
+        and b.dtype is _E4M3
+        and a.is_contiguous()
+        and b.is_contiguous()
+        and (out_dtype is None or out_dtype is _BF16)
+        and (out is None or (out.dtype is _BF16 and out.is_contiguous()))
+    )
+
+
+def _refuse_contiguous(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indices: torch.Tensor,
+    granularity: Granularity,
+    out: Optional[torch.Tensor],
+    out_dtype: Optional[torch.dtype],
+) -> None:
+    """Raise the error of the first wrong argument, if any."""
+    op = "group_deepgemm_fp8_nt_groupwise"
+    if a.ndim != 2:
+        raise ArgumentError(f"{op}: a must have shape (m, k), got {tuple(a.shape)}")
+    check_deepgemm(op, a, b, a_scale, b_scale, granularity, out, out_dtype)
+    check_counts(op, "m_indices", m_indices, a)
 
 
 @supported_compute_capability([CPU, *AMPERE_ON])
@@ -35,17 +81,8 @@ def _check_group_deepgemm(
     out: Optional[torch.Tensor] = None,
     out_dtype: Optional[torch.dtype] = None,
 ) -> bool:
-    op = "group_deepgemm_fp8_nt_groupwise"
-    if a.ndim != 2:
-        raise ArgumentError(f"{op}: a must have shape (m, k), got {tuple(a.shape)}")
-    check_deepgemm(op, a, b, a_scale, b_scale, scale_granularity_mnk, out, out_dtype)
-    if m_indices.dtype is not torch.int32:
-        raise ArgumentError(f"{op}: m_indices must be int32, got {m_indices.dtype}")
-    if m_indices.shape != a.shape[:1] or not m_indices.is_contiguous():
-        raise ArgumentError(
-            f"{op}: m_indices must be contiguous with shape {tuple(a.shape[:1])}, got shape {tuple(m_indices.shape)} "
-            f"and strides {m_indices.stride()}"
-        )
+    if not _is_checked_by_kernel(a, b, scale_granularity_mnk, out, out_dtype):
+        _refuse_contiguous(a, b, a_scale, b_scale, m_indices, scale_granularity_mnk, out, out_dtype)
     return True
 
 
@@ -90,9 +127,34 @@ def group_deepgemm_fp8_nt_groupwise(
         ``(m, n)``.
     """
     if out is None:
-        out = a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16)
-    grouped_product(out, a, b, a_scale, b_scale, m_indices, CONTIGUOUS)
+        out = torch.empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16, device=a.device)
+    try:
+        grouped_product(out, a, b, a_scale, b_scale, m_indices, CONTIGUOUS, 1, 128, 128)
+    except ArgumentError:
+        _refuse_contiguous(a, b, a_scale, b_scale, m_indices, scale_granularity_mnk, out, out_dtype)
+        raise
     return out
+
+
+def _refuse_masked(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    masked_m: torch.Tensor,
+    expected_m: int,
+    granularity: Granularity,
+    out: Optional[torch.Tensor],
+    out_dtype: Optional[torch.dtype],
+) -> None:
+    """Raise the error of the first wrong argument, if any."""
+    op = "batch_deepgemm_fp8_nt_groupwise"
+    if a.ndim != 3 or a.shape[0] != b.shape[0]:
+        raise ArgumentError(f"{op}: a must have shape ({b.shape[0]}, m, k), as many groups as b, got {tuple(a.shape)}")
+    check_deepgemm(op, a, b, a_scale, b_scale, granularity, out, out_dtype)
+    check_counts(op, "masked_m", masked_m, a)
+    if expected_m < 1:
+        raise ArgumentError(f"{op}: expected_m must be positive, got {expected_m}")
 
 
 @supported_compute_capability([CPU, *AMPERE_ON])
@@ -107,19 +169,8 @@ def _check_batch_deepgemm(
     out: Optional[torch.Tensor] = None,
     out_dtype: Optional[torch.dtype] = None,
 ) -> bool:
-    op = "batch_deepgemm_fp8_nt_groupwise"
-    if a.ndim != 3 or a.shape[0] != b.shape[0]:
-        raise ArgumentError(f"{op}: a must have shape ({b.shape[0]}, m, k), as many groups as b, got {tuple(a.shape)}")
-    check_deepgemm(op, a, b, a_scale, b_scale, scale_granularity_mnk, out, out_dtype)
-    if masked_m.dtype is not torch.int32:
-        raise ArgumentError(f"{op}: masked_m must be int32, got {masked_m.dtype}")
-    if masked_m.shape != a.shape[:1] or not masked_m.is_contiguous():
-        raise ArgumentError(
-            f"{op}: masked_m must be contiguous with shape {tuple(a.shape[:1])}, got shape {tuple(masked_m.shape)} "
-            f"and strides {masked_m.stride()}"
-        )
-    if expected_m < 1:
-        raise ArgumentError(f"{op}: expected_m must be positive, got {expected_m}")
+    if expected_m < 1 or not _is_checked_by_kernel(a, b, scale_granularity_mnk, out, out_dtype):
+        _refuse_masked(a, b, a_scale, b_scale, masked_m, expected_m, scale_granularity_mnk, out, out_dtype)
     return True
 
 
@@ -167,6 +218,10 @@ def batch_deepgemm_fp8_nt_groupwise(
         ``(groups, m, n)``.
     """
     if out is None:
-        out = a.new_empty((*a.shape[:2], b.shape[1]), dtype=torch.bfloat16)
-    grouped_product(out, a, b, a_scale, b_scale, masked_m, MASKED, 1, 128, 128, expected_m)
+        out = torch.empty((*a.shape[:2], b.shape[1]), dtype=torch.bfloat16, device=a.device)
+    try:
+        grouped_product(out, a, b, a_scale, b_scale, masked_m, MASKED, 1, 128, 128, expected_m)
+    except ArgumentError:
+        _refuse_masked(a, b, a_scale, b_scale, masked_m, expected_m, scale_granularity_mnk, out, out_dtype)
+        raise
     return out

@@ -7,13 +7,13 @@ from typing import Optional
 
 import torch
 
+from .._runtime.arch import AMPERE_ON, CPU
+from .._runtime.codegen_wrapper import compiler, is_traced
+from .._runtime.errors import ArgumentError
+from .._runtime.requirements import backend_requirement, supported_compute_capability
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..arch import AMPERE_ON, CPU
-from ..backends import backend_requirement, supported_compute_capability
-from ..errors import ArgumentError
-from ..ops import register_custom_op
 from ..trace.templates.gemm import bmm_fp8_trace
-from ..wrapping import compiler, is_traced
 from .checks import refuse_output, refuse_shapes
 from .native import product
 from .routes import prefers_torch_fp8

@@ -7,10 +7,10 @@ from typing import Optional
 
 import torch
 
+from .._runtime.arch import AMPERE_ON, CPU
+from .._runtime.errors import ArgumentError
+from .._runtime.requirements import backend_requirement, supported_compute_capability
 from ..api_logging import flashinfer_api
-from ..arch import AMPERE_ON, CPU
-from ..backends import backend_requirement, supported_compute_capability
-from ..errors import ArgumentError
 from ..trace.templates.gemm_groupwise import (
     gemm_fp8_nt_blockscaled_trace,
     gemm_fp8_nt_groupwise_trace,

@@ -7,11 +7,19 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from ..errors import ArgumentError
-from ..integers import ceil_div
-from ..tensor_checks import is_float8
+from .._runtime.checks import is_float8
+from .._runtime.errors import ArgumentError
+from .._runtime.integer_math import ceil_div
 
-__all__ = ["check_deepgemm", "check_float8", "check_granularity", "check_major", "check_out", "check_scale"]
+__all__ = [
+    "check_counts",
+    "check_deepgemm",
+    "check_float8",
+    "check_granularity",
+    "check_major",
+    "check_out",
+    "check_scale",
+]
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
 _E4M3 = torch.float8_e4m3fn
@@ -65,43 +73,22 @@ def check_out(
         raise ArgumentError(f"{op}: out must be on {a.device}, got {out.device}")
 
 
+def check_counts(op: str, name: str, counts: torch.Tensor, a: torch.Tensor) -> None:
+    """Check the numbers of a group or a row: int32, one for each first index of ``a``."""
+    if counts.dtype is not torch.int32:
+        raise ArgumentError(f"{op}: {name} must be int32, got {counts.dtype}")
+    if counts.shape != a.shape[:1] or not counts.is_contiguous():
+        raise ArgumentError(
+            f"{op}: {name} must be contiguous with shape {tuple(a.shape[:1])}, got shape {tuple(counts.shape)} "
+            f"and strides {counts.stride()}"
+        )
+
+
 def _check_k_major(op: str, name: str, x: torch.Tensor) -> None:
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         raise ArgumentError(
             f"{op}: major_{name} must be KMajor ({name} contiguous in its last dimension), got strides {x.stride()}"
         )
-
-
-def _is_plain_deepgemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    granularity: Sequence[int],
-    out: Optional[torch.Tensor],
-    out_dtype: Optional[torch.dtype],
-) -> bool:
-    """Return True for contiguous arguments that are right. Calls that a graph does not hide pay for every look."""
-    rows, weights = a.shape, b.shape
-    if len(weights) != 3 or weights[2] != rows[-1]:
-        return False
-    blocks = (rows[-1] + 127) // 128
-    if out is None:
-        is_right = out_dtype is None or out_dtype is torch.bfloat16
-    else:
-        is_right = out.dtype is torch.bfloat16 and out.shape == (*rows[:-1], weights[1]) and out.is_contiguous()
-    return (
-        is_right
-        and granularity == (1, 128, 128)
-        and a.dtype is _E4M3
-        and b.dtype is _E4M3
-        and a_scale.dtype is torch.float32
-        and b_scale.dtype is torch.float32
-        and a_scale.shape == (*rows[:-1], blocks)
-        and b_scale.shape == (weights[0], (weights[1] + 127) // 128, blocks)
-        and a.is_contiguous()
-        and b.is_contiguous()
-    )
 
 
 def check_deepgemm(
@@ -118,8 +105,6 @@ def check_deepgemm(
 
     Devices are checked by the native function.
     """
-    if _is_plain_deepgemm(a, b, a_scale, b_scale, granularity, out, out_dtype):
-        return
     for name, x in (("a", a), ("b", b)):
         if x.dtype is not _E4M3:
             raise ArgumentError(f"{op}: {name} must be float8_e4m3fn, got {x.dtype}")

@@ -7,18 +7,32 @@ from typing import Optional
 
 import torch
 
-from ..dispatch import NativeFunction, use_pdl
+from .._runtime.dispatch import NativeFunction, use_pdl
 from ..jit.gemm import get_gemm_module
-from .sm90 import Sm90Devices, Sm90Functions, sm90_serves
+from .sm90 import Sm90Functions, is_sm90
 
-__all__ = ["BATCHED", "CONTIGUOUS", "MASKED", "PACKED", "product", "sm90_serves"]
+__all__ = ["BATCHED", "CONTIGUOUS", "MASKED", "PACKED", "product", "sm90_kind"]
 
 #: Groupings, in the order of ``Grouping`` in include/flashinfer/gemm.h, which defines them.
 BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
 
 _native_gemm = NativeFunction(get_gemm_module, "gemm")
-_is_sm90 = Sm90Devices()
-_sm90_gemm = Sm90Functions()
+_sm90_gemm = Sm90Functions("gemm_sm90")
+_BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
+_BLOCKS = frozenset({(1, 128, 128), (1, 1, 128)})
+
+Granularity = tuple[int, int, int]
+
+
+def sm90_kind(dtype: torch.dtype, granularity: Optional[Granularity], alpha: float, beta: float) -> Optional[str]:
+    """Return the kind of SM90 module for operands of ``dtype``, or None. The module itself looks at layouts."""
+    if alpha != 1.0 or beta != 0.0:
+        return None
+    if dtype is _E4M3:
+        if granularity is None:
+            return "fp8"
+        return "fp8_block" if granularity in _BLOCKS else None
+    return "bf16" if dtype is _BF16 and granularity is None else None
 
 
 def product(
@@ -32,7 +46,7 @@ def product(
     groups: Optional[torch.Tensor] = None,
     weight_indices: Optional[torch.Tensor] = None,
     grouping: int = BATCHED,
-    granularity: tuple[int, int, int] = (1, 128, 128),
+    granularity: Optional[Granularity] = None,
     alpha: float = 1.0,
     beta: float = 0.0,
     expected_m: int = 0,
@@ -62,8 +76,9 @@ def product(
         int32 ``(groups,)``, PACKED only: the matrix of ``b`` of each group. Without it, group g has matrix g.
     grouping : int
         BATCHED, CONTIGUOUS, MASKED or PACKED.
-    granularity : tuple[int, int, int]
-        Rows of ``a``, rows of ``b`` and elements along ``k`` that share a block scale.
+    granularity : Optional[tuple[int, int, int]]
+        Rows of ``a``, rows of ``b`` and elements along ``k`` that share a block scale; None if scales are those of
+        whole tensors.
     alpha, beta : float
         Factors of the product and of the former ``out``.
     expected_m : int
@@ -75,16 +90,15 @@ def product(
         waited for the kernels before it, so that weights may be read before it has finished.
     """
     pdl = use_pdl(a, enable_pdl)
-    is_cuda = a.is_cuda
-    if is_cuda and _is_sm90[a.get_device()]:
-        kind = sm90_serves(out, a, b, a_scale, b_scale, bias, granularity, alpha, beta)
-        if kind is not None:
-            # A tile of -1 is chosen by the module; the rest are its defaults.
-            _sm90_gemm[kind](
-                *(out, a, b, a_scale, b_scale, bias, groups, weight_indices, grouping, expected_m),
-                *(-1, 1, False, 0, 0, pdl, weights_first),
-            )
+    if is_sm90(a):
+        kind = sm90_kind(a.dtype, granularity, alpha, beta)
+        # The module returns False for layouts that it does not take.
+        if kind is not None and _sm90_gemm[kind](
+            *(out, a, b, a_scale, b_scale, bias, groups, weight_indices, grouping),
+            *(1 if granularity is None else granularity[1], expected_m, pdl, weights_first),
+        ):
             return
-    _native_gemm[is_cuda](
-        out, a, b, a_scale, b_scale, bias, groups, weight_indices, grouping, *granularity, alpha, beta, pdl
+    blocks = (1, 128, 128) if granularity is None else granularity
+    _native_gemm[a.is_cuda](
+        out, a, b, a_scale, b_scale, bias, groups, weight_indices, grouping, *blocks, alpha, beta, pdl
     )

@@ -7,7 +7,7 @@ from typing import Optional
 
 import torch
 
-from ..ops import called, register_custom_op
+from .._runtime.torch_ops import called, register_custom_op
 from .native import product
 
 __all__ = ["grouped_product"]
@@ -23,15 +23,15 @@ def grouped_product(
     b_scale: Optional[torch.Tensor],
     groups: Optional[torch.Tensor],
     grouping: int,
-    scale_m: int = 1,
-    scale_n: int = 128,
-    scale_k: int = 128,
+    scale_m: int = 0,
+    scale_n: int = 0,
+    scale_k: int = 0,
     expected_m: int = 0,
     weight_indices: Optional[torch.Tensor] = None,
     alpha: float = 1.0,
     beta: float = 0.0,
 ) -> None:
-    """Call :func:`flashinfer.gemm.native.product` with the granularity of scales as three integers."""
+    """Call :func:`flashinfer.gemm.native.product` with the granularity as three integers, 0 for whole tensors."""
     product(
         out,
         a,
@@ -41,7 +41,7 @@ def grouped_product(
         groups=groups,
         weight_indices=weight_indices,
         grouping=grouping,
-        granularity=(scale_m, scale_n, scale_k),
+        granularity=(scale_m, scale_n, scale_k) if scale_m else None,
         alpha=alpha,
         beta=beta,
         expected_m=expected_m,

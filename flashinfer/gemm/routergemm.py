@@ -7,10 +7,10 @@ from typing import Any, Optional
 
 import torch
 
+from .._runtime.arch import AMPERE_ON, CPU
+from .._runtime.errors import ArgumentError
+from .._runtime.requirements import backend_requirement, supported_compute_capability
 from ..api_logging import flashinfer_api
-from ..arch import AMPERE_ON, CPU
-from ..backends import backend_requirement, supported_compute_capability
-from ..errors import ArgumentError
 from ..jit.gemm import get_gemm_module
 from ..trace.templates.gemm import tinygemm_bf16_trace
 from .bf16 import mm_bf16_op

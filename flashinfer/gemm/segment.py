@@ -8,9 +8,9 @@ from typing import Optional
 import torch
 
 from .. import utils
+from .._runtime.checks import as_int32, is_float8
+from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
-from ..errors import ArgumentError
-from ..tensor_checks import as_int32, is_float8
 from ..trace.templates.gemm_grouped import segment_gemm_run_trace
 from .native import PACKED
 from .op import grouped_product

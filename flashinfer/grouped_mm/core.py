@@ -7,15 +7,15 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from .._compat.unsupported import UnsupportedError, needs
+from .._runtime.checks import is_float8
+from .._runtime.codegen_wrapper import wrap_with
+from .._runtime.errors import ArgumentError, BackendSupportedError
+from .._runtime.requirements import backend_requirement, supported_compute_capability
 from ..api_logging import flashinfer_api
-from ..backends import backend_requirement, supported_compute_capability
-from ..blackwell_only import UnsupportedError, needs
-from ..errors import ArgumentError, BackendSupportedError
 from ..gemm.native import PACKED
 from ..gemm.op import grouped_product
-from ..tensor_checks import is_float8
 from ..trace.templates.gemm_grouped import grouped_mm_bf16_trace, grouped_mm_fp8_trace
-from ..wrapping import wrap_with
 from .cudnn import BF16_CCS, BLACKWELL_CCS, FP8_CCS, accept_bf16, accept_fp8
 
 __all__ = [

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from ..arch import CPU
-from ..backends import supported_compute_capability
+from .._runtime.arch import CPU
+from .._runtime.requirements import supported_compute_capability
 
 __all__ = ["accept_bf16", "accept_fp8"]
 

@@ -23,9 +23,9 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from ..errors import ArgumentError, LibraryError
+from .._runtime.codegen_wrapper import kept_out_of_graphs
+from .._runtime.errors import ArgumentError, LibraryError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
-from ..wrapping import kept_out_of_graphs
 
 __all__ = ["attention", "register"]
 

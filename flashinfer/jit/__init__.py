@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Just-in-time compilation: from sources to loaded modules. See docs/architecture.md."""
 
+import importlib
+from types import ModuleType
+
 from ..compilation_context import sm90a_nvcc_flags as sm90a_nvcc_flags
 from ..compilation_context import sm100a_nvcc_flags as sm100a_nvcc_flags
 from ..compilation_context import sm100f_nvcc_flags as sm100f_nvcc_flags
@@ -26,6 +29,9 @@ from .core import clear_cache_dir as clear_cache_dir
 from .core import gen_jit_spec as gen_jit_spec
 from .core import jit_spec_registry as jit_spec_registry
 from .define_variant import define_variant as define_variant
+from .fused_moe import gen_dsv3_fused_routing_module as gen_dsv3_fused_routing_module
+from .fused_moe import gen_hash_topk_module as gen_hash_topk_module
+from .fused_moe import gen_moe_utils_module as gen_moe_utils_module
 from .gemm import gen_tinygemm2_module as gen_tinygemm2_module
 from .norm import gen_norm_module as gen_norm_module
 from .page import gen_page_module as gen_page_module
@@ -36,3 +42,10 @@ from .sampling import gen_sampling_module as gen_sampling_module
 from .scale import gen_scale_module as gen_scale_module
 from .topk import gen_topk_module as gen_topk_module
 from .utils import write_if_different as write_if_different
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import ``cubins`` on use: it needs ``flashinfer.aot``, which needs this package."""
+    if name == "cubins":
+        return importlib.import_module(f"{__name__}.cubins")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .codegen import stage
 from .core import JitSpec
 
@@ -23,7 +23,7 @@ def gen_act_and_mul_module(act_func_name: str, backend: str = "cuda") -> JitSpec
     """Return the module with ``<act_func_name>_and_mul``: "silu", "gelu" or "gelu_tanh". One module has all three."""
     if act_func_name not in _NAMES:
         raise ArgumentError(
-            f"gen_act_and_mul_module: act_func_name is {act_func_name!r}, expected one of {', '.join(_NAMES)}"
+            f"gen_act_and_mul_module: act_func_name must be one of {', '.join(_NAMES)}, got {act_func_name!r}"
         )
     return gen_activation_module(backend)
 

@@ -20,9 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
-from ..errors import MissingJITCacheError
-from ..knobs import knobs
-from ..log_level import say
+from .._runtime.errors import MissingJITCacheError
+from .._runtime.knobs import knobs
+from .._runtime.log import say
 from . import env as jit_env
 from .context import current_compilation_context
 from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, translation_units, watch_ninja

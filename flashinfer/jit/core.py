@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Iterable, Optional, Sequence, Union
 
-from ..errors import ArgumentError, MissingJITCacheError
+from .._runtime.errors import ArgumentError, MissingJITCacheError
 from . import env as jit_env
 from .build import Progress, build_and_load, build_modules, clear_modules, write_generated, write_ninja
 from .context import current_compilation_context
@@ -133,18 +133,18 @@ def gen_jit_spec(
 ) -> JitSpec:
     """Describe a module and register it. ``more`` passes on the fields of JitSpec that only generators of ours use."""
     if not isinstance(name, str) or not _is_file_name(name):
-        raise ArgumentError(f"gen_jit_spec: name is {name!r}, expected a file name of at most {_MAX_NAME} bytes")
+        raise ArgumentError(f"gen_jit_spec: name must be a file name of at most {_MAX_NAME} bytes, got {name!r}")
     if isinstance(sources, (str, Path)) or not sources or not all(isinstance(s, (str, Path)) for s in sources):
-        raise ArgumentError(f"gen_jit_spec: {name}: sources is {sources!r}, expected a list of files")
+        raise ArgumentError(f"gen_jit_spec: {name}: sources must be a list of files, got {sources!r}")
     for kind, value in (("cflags", extra_cflags), ("cuda_cflags", extra_cuda_cflags), ("ldflags", extra_ldflags)):
         if isinstance(value, str):  # each letter of the string would become a flag
-            raise ArgumentError(f"gen_jit_spec: {name}: extra_{kind} is {value!r}, expected a list of flags")
+            raise ArgumentError(f"gen_jit_spec: {name}: extra_{kind} must be a list of flags, got {value!r}")
     if isinstance(extra_include_paths, (str, Path)):
         raise ArgumentError(
-            f"gen_jit_spec: {name}: extra_include_paths is {extra_include_paths!r}, expected a list of folders"
+            f"gen_jit_spec: {name}: extra_include_paths must be a list of folders, got {extra_include_paths!r}"
         )
     if more.get("backend", "cuda") not in ("cuda", "cpu"):
-        raise ArgumentError(f"gen_jit_spec: {name}: backend is {more['backend']!r}, expected cuda or cpu")
+        raise ArgumentError(f"gen_jit_spec: {name}: backend must be cuda or cpu, got {more['backend']!r}")
     spec = JitSpec(
         name=name,
         sources=[Path(source).absolute() for source in sources],  # ninja runs in another directory

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Iterable, Optional, Sequence, Union
 
-from ..knobs import knobs
-from ..log_level import say
+from .._runtime.knobs import knobs
+from .._runtime.log import say
 from . import env as jit_env
 from .context import current_compilation_context
+from .cpu_targets import march
 from .spec import ModuleSpec
 from .toolchain import (  # noqa: F401  (the contract looks for the discovery functions here)
     NO_CXX,
@@ -158,7 +159,7 @@ def module_flags(spec: ModuleSpec) -> Flags:
     link = [*given, "-shared", "-Wl,-z,defs", "-L{tvm_ffi_lib}", "-ltvm_ffi"]
     cuda: list[str] = []
     if spec.backend == "cpu":
-        host += ["-DFLASHINFER_CPU", "-march=native", "-fopenmp"]
+        host += ["-DFLASHINFER_CPU", march(spec.cpu_target), "-fopenmp"]
         link += ["-fopenmp"]
     else:
         host += ["-isystem{cuda}/include"]

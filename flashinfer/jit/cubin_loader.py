@@ -2,23 +2,21 @@
 """Files of a repository of kernel binaries: fetched into ``FLASHINFER_CUBIN_DIR``, with their SHA-256 compared.
 
 No binaries are published for this package. ``FLASHINFER_CUBINS_REPOSITORY`` names a repository of one's own: a URL or a
-local folder.
+local folder, such as ``python -m flashinfer.jit.cubins`` makes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import random
-import shutil
-import time
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 from urllib.parse import urljoin
 
-from ..knobs import knobs
+from .._runtime.errors import ArgumentError
+from .._runtime.knobs import knobs
 from . import env as jit_env
+from .download import download_file, verify_cubin
 
 __all__ = [
     "download_file",
@@ -32,6 +30,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger("flashinfer.jit")
+
+DSL_FMHA = "dsl/fmha/"  #: folder whose files ``FLASHINFER_DSL_FMHA_LOCAL_DIR`` may hold
 
 
 def __getattr__(name: str) -> Any:
@@ -47,65 +47,24 @@ def safe_urljoin(base: str, path: str) -> str:
     return urljoin(base if base.endswith("/") else f"{base}/", path)
 
 
-def download_file(
-    source: str,
-    destination: Union[str, Path],
-    retries: int = 4,
-    delay: float = 5,
-    timeout: float = 10,
-    lock_timeout: float = 30,
-    session: Optional[Any] = None,
-) -> bool:
-    """Copy a URL or a local file to ``destination``; return False if that fails after ``retries`` attempts.
-
-    The file appears complete or not at all, also if several processes download it.
-
-    Parameters
-    ----------
-    delay : float
-        Seconds before the second attempt; each further wait is twice as long, with up to a fifth added by chance.
-    timeout, lock_timeout : float
-        Seconds without an answer, and seconds to wait for another process.
-    session : Optional[requests.Session]
-        Keeps connections open.
-    """
-    from filelock import FileLock, Timeout
-
-    target = Path(destination)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with FileLock(f"{target}.lock", timeout=lock_timeout):
-            for attempt in range(retries):
-                if attempt:
-                    time.sleep(delay * 2 ** (attempt - 1) * (1 + random.random() / 5))
-                try:
-                    _fetch(source, part, timeout, session)
-                    os.replace(part, target)
-                    return True
-                except OSError as error:  # errors of requests are of this type too
-                    logger.warning("download of %s failed (attempt %d of %d): %s", source, attempt + 1, retries, error)
-    except Timeout:
-        logger.warning("download of %s: another process holds %s.lock", source, target)
-    finally:
-        part.unlink(missing_ok=True)
-    return False
+def download_dir() -> Path:
+    """Return the folder that downloads go to: never the companion package, which is read-only."""
+    return knobs.cubin_dir or jit_env.cache_dir(jit_env.writable_base()) / "cubins"
 
 
-def _fetch(source: str, target: Path, timeout: float, session: Optional[Any]) -> None:
-    if "://" not in source:
-        shutil.copyfile(source, target)
-        return
-    import requests
-
-    answer = (session or requests).get(source, timeout=timeout)
-    answer.raise_for_status()
-    target.write_bytes(answer.content)
+def find_artifact(file_name: str, sha256: str) -> Optional[Path]:
+    """Return the file if it is here with this SHA-256, in ``FLASHINFER_CUBIN_DIR`` or where downloads go."""
+    folders = dict.fromkeys([jit_env.FLASHINFER_CUBIN_DIR, download_dir()])
+    places = [folder / file_name for folder in folders]
+    if knobs.dsl_fmha_local_dir and file_name.startswith(DSL_FMHA):
+        places.insert(0, knobs.dsl_fmha_local_dir / Path(file_name).name)
+    return next((path for path in places if path.is_file() and verify_cubin(path.read_bytes(), sha256)), None)
 
 
-def verify_cubin(cubin: bytes, expected_sha256: str) -> bool:
-    """Return True if the SHA-256 is the expected one, or if ``FLASHINFER_CUBIN_CHECKSUM_DISABLED`` is set."""
-    return knobs.cubin_checksum_disabled or hashlib.sha256(cubin).hexdigest() == expected_sha256
+def check_name(file_name: str) -> None:
+    """Refuse a name that leaves the folder of downloads."""
+    if file_name.startswith(("/", "\\")) or ".." in Path(file_name).parts or "://" in file_name:
+        raise ArgumentError(f"get_artifact: file_name must lie in the repository, got {file_name!r}")
 
 
 def get_artifact(file_name: str, sha256: str, session: Optional[Any] = None) -> bytes:
@@ -117,19 +76,17 @@ def get_artifact(file_name: str, sha256: str, session: Optional[Any] = None) -> 
         Empty if the download failed or the file differs from what was expected. A RuntimeError if downloads are
         forbidden or there is no repository.
     """
-    local = jit_env.FLASHINFER_CUBIN_DIR / file_name
-    if local.is_file() and verify_cubin(found := local.read_bytes(), sha256):
-        return found
+    check_name(file_name)
+    found = find_artifact(file_name, sha256)
+    if found is not None:
+        return found.read_bytes()
+    local = download_dir() / file_name
     for why, reason in ((knobs.no_download, "FLASHINFER_NO_DOWNLOAD is set"), (not knobs.cubins_repository, _NONE)):
         if why:
             raise RuntimeError(f"get_artifact: {local} must exist with SHA-256 {sha256}, it does not ({reason})")
-    if not download_file(safe_urljoin(knobs.cubins_repository, file_name), local, session=session):
+    if not download_file(safe_urljoin(knobs.cubins_repository, file_name), local, session=session, sha256=sha256):
         return b""
-    found = local.read_bytes()
-    if verify_cubin(found, sha256):
-        return found
-    logger.warning("%s has another SHA-256 than %s", local, sha256)
-    return b""
+    return local.read_bytes()
 
 
 #: The published name of an older release.

@@ -13,9 +13,9 @@ from typing import Any, Callable, Mapping, Optional
 
 import torch
 
-from ..argument_kinds import names_kinds
-from ..ops import register_custom_op
-from ..wrapping import compiler, is_traced
+from .._runtime.codegen_wrapper import compiler, is_traced
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from .variant_cpp import HELPERS, CppWriter, Typed
 from .variant_expression import Expression, evaluate, parse_function, plain_number
 
@@ -110,11 +110,11 @@ def define_variant(
     """
     op = "define_variant"
     if mask_mode not in _MASK_MODES:
-        raise ValueError(f"{op}: mask_mode is {mask_mode!r}, expected one of {', '.join(map(repr, _MASK_MODES))}")
+        raise ValueError(f"{op}: mask_mode must be one of {', '.join(map(repr, _MASK_MODES))}, got {mask_mode!r}")
     if mask_fn is None and logits_fn is None:
         raise ValueError(f"{op}: mask_fn and logits_fn are None, expected a function for one of them")
     if logits_fn is None and not use_softmax:
-        raise ValueError(f"{op}: logits_fn is None, expected a function that returns weights (use_softmax is False)")
+        raise ValueError(f"{op}: logits_fn must be a function that returns weights (use_softmax is False), got None")
     return AttentionVariant(
         _MASK_MODES[mask_mode] == 1,
         None if mask_fn is None else _Hook(mask_fn, ("q_idx", "kv_idx"), "bool"),
@@ -212,7 +212,7 @@ class AttentionVariant:
         """Return the C++ of the variant struct. ``kinds`` has "int", "float" or "bool" for each parameter."""
         for name in self._extra:
             if kinds.get(name) not in _SCALARS:
-                raise ValueError(f"source: {name} is {kinds.get(name)!r}, expected 'int', 'float' or 'bool'")
+                raise ValueError(f"source: {name} must be 'int', 'float' or 'bool', got {kinds.get(name)!r}")
         return self._source(tuple(kinds[name] for name in self._extra))
 
     def _write(self, kinds: tuple[str, ...]) -> str:
@@ -236,18 +236,18 @@ class AttentionVariant:
         for name, parameter in self._extra.items():
             value = plain_number(given.get(name, parameter.default))
             if value is parameter.empty:
-                raise TypeError(f"run: {name} is missing, expected a number (the variant's functions use it)")
+                raise TypeError(f"run: {name} must be a number (the variant's functions use it), got nothing")
             kind = self._declared_kind(parameter) or type(value).__name__
             if type(value).__name__ not in {"float": ("int", "float")}.get(kind, (kind,)) or kind not in _SCALARS:
                 expected = kind if kind in _SCALARS else "int, float or bool"
-                raise TypeError(f"run: {name} is {value!r}, expected {expected}")
+                raise TypeError(f"run: {name} must be {expected}, got {value!r}")
             if kind == "int" and not -(2**31) < value < 2**31:
-                raise ValueError(f"run: {name} is {value}, expected 32 bits at most")
+                raise ValueError(f"run: {name} must fit in 32 bits, got {value}")
             kinds.append(kind)
             values.append(int(value) if kind == "bool" else value)
         return tuple(kinds), values
 
-    @names_kinds
+    @explain_type_errors
     def run(
         self,
         q: torch.Tensor,
@@ -282,7 +282,7 @@ class AttentionVariant:
         from ..prefill import single_prefill_with_kv_cache_with_jit_module
 
         if return_lse and not self._use_softmax:
-            raise ValueError("run: return_lse is True, expected False (a variant without softmax has no LSE)")
+            raise ValueError("run: return_lse must be False (a variant without softmax has no LSE), got True")
         if is_traced() or compiler._is_compiling_flag:
             return self._run_in_graph(q, k, v, kv_layout, sm_scale, window_left, return_lse, parameters)
         kinds, values = self._arguments(parameters)
@@ -320,7 +320,7 @@ class AttentionVariant:
         )  # fmt: skip
         return out if lse is None else (out, lse)
 
-    @names_kinds
+    @explain_type_errors
     def reference(
         self,
         q: torch.Tensor,

@@ -13,6 +13,7 @@ one of last resort, which must be ours from the start.
     FLASHINFER_AOT_DIR                                       pre-built modules, read only
     FLASHINFER_CUBIN_DIR                                     downloaded binaries
     CUTLASS_INCLUDE_DIRS                                     two, for users' modules, where CUTLASS was put
+    CCCL_INCLUDE_DIRS, SPDLOG_INCLUDE_DIR                    three and one, for users' modules in the same way
     FLASHINFER_DATA                                          folder of what the package ships besides Python
 """
 
@@ -22,17 +23,16 @@ import contextlib
 import functools
 import importlib.util
 import os
-import platform
 import stat
 import tempfile
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
 
-from ..knobs import knobs
-from ..log_level import configure_jit_log
+from .._runtime.knobs import knobs
+from .._runtime.log import configure_jit_log
 from ..version import __version__
 from .context import current_compilation_context
+from .cpu_targets import cpu_arch_tag, target_tag
 from .trust import refusal
 
 logger = configure_jit_log()
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     FLASHINFER_AOT_DIR: Path
     FLASHINFER_CUBIN_DIR: Path
     CUTLASS_INCLUDE_DIRS: list[Path]
+    CCCL_INCLUDE_DIRS: list[Path]
+    SPDLOG_INCLUDE_DIR: Path
     FLASHINFER_DATA: Path
 
 
@@ -122,37 +124,16 @@ def check_base() -> None:
 # ------------------------------------------------------------------------------------------------ arch tags
 
 
-@functools.cache
-def cpu_arch_tag() -> str:
-    """``cpu-x86_64-avx512-3f2a1c``: machine, widest vector set, and a hash of all feature flags.
-
-    CPU modules are built with ``-march=native``, so a home directory shared by different machines needs one
-    directory for each instruction set.
-    """
-    machine, flags = platform.machine(), ""
-    try:
-        with open("/proc/cpuinfo") as f:
-            for line in f:
-                if line.split(":")[0].strip().lower() in ("flags", "features"):
-                    flags = " ".join(sorted(line.split(":", 1)[1].split()))
-                    break
-    except OSError:
-        pass
-    known = ("avx512_bf16", "avx512f", "avx2", "sve2", "sve", "asimd", "sse2")
-    level = next((k for k in known if k in flags.split()), "generic").replace("_", "")
-    return f"cpu-{machine}-{level}-{sha256(flags.encode()).hexdigest()[:6]}"
-
-
 def cuda_arch_tag() -> str:
     """Return the sorted targets joined by ``_`` (``80_90a``); empty without targets."""
     targets = sorted(current_compilation_context.TARGET_CUDA_ARCHS)
     return "_".join(f"{major}{minor}" for major, minor in targets)
 
 
-def arch_tag(backend: Optional[str] = None) -> str:
+def arch_tag(backend: Optional[str] = None, cpu_target: str = "") -> str:
     """Return the tag of one backend's directory; by default CUDA's, or the CPU's on a machine without CUDA targets."""
     if backend == "cpu":
-        return cpu_arch_tag()
+        return target_tag(cpu_target)
     return cuda_arch_tag() or cpu_arch_tag()
 
 
@@ -160,10 +141,15 @@ def cache_dir(base: Path) -> Path:
     return base / ".cache" / "flashinfer"
 
 
-def jit_dir(backend: str) -> Path:
-    """Return ``cached_ops`` of a backend. AOT rebinds ``FLASHINFER_JIT_DIR``, which then holds for every backend."""
+def jit_dir(backend: str, cpu_target: str = "") -> Path:
+    """Return ``cached_ops`` of a backend. AOT rebinds ``FLASHINFER_JIT_DIR``, which then holds for every backend.
+
+    A CPU target that is named has a folder of its own in either.
+    """
     rebound = globals().get("FLASHINFER_JIT_DIR")
-    return rebound or cache_dir(writable_base()) / __version__ / arch_tag(backend) / "cached_ops"
+    if rebound is not None:
+        return rebound / target_tag(cpu_target) if cpu_target else rebound
+    return cache_dir(writable_base()) / __version__ / arch_tag(backend, cpu_target) / "cached_ops"
 
 
 def gen_src_dir(backend: str) -> Path:
@@ -171,21 +157,24 @@ def gen_src_dir(backend: str) -> Path:
     return rebound or cache_dir(writable_base()) / __version__ / arch_tag(backend) / "generated"
 
 
-def read_dirs(backend: str) -> Iterator[Path]:
+def read_dirs(backend: str, cpu_target: str = "") -> Iterator[Path]:
     """Return the directories that may hold a built module, best first."""
     if "FLASHINFER_JIT_DIR" not in globals():
         bases = [preferred_base(), writable_base()]
         for base in dict.fromkeys(bases):
             if base in (bases[0], _home()) or _is_private(base):
-                yield cache_dir(base) / __version__ / arch_tag(backend) / "cached_ops"
+                yield cache_dir(base) / __version__ / arch_tag(backend, cpu_target) / "cached_ops"
     else:
-        yield jit_dir(backend)
+        yield jit_dir(backend, cpu_target)
 
 
 def untrusted(folder: Path, *files: Path) -> Optional[str]:
     """Return the reason not to trust ``folder``, in ``jit_dir`` or ``gen_src_dir``, and these files; None if none."""
-    if folder.parent in (globals().get("FLASHINFER_JIT_DIR"), globals().get("FLASHINFER_GEN_SRC_DIR")):
+    rebound = (globals().get("FLASHINFER_JIT_DIR"), globals().get("FLASHINFER_GEN_SRC_DIR"))
+    if folder.parent in rebound:
         return refusal((folder.parent, folder, *files))
+    if folder.parent.parent in rebound:  # of a CPU target that was named
+        return refusal((folder.parent.parent, folder.parent, folder, *files))
     modules, targets, version, cache, *above = folder.parents  # base/.cache/flashinfer/<version>/<targets>/cached_ops
     return refusal((cache, version, targets, modules, folder, *files), above[:2])
 
@@ -244,6 +233,8 @@ def has_flashinfer_cubin() -> bool:
 
 
 def _aot_dir() -> Path:
+    if knobs.aot_dir:
+        return knobs.aot_dir.absolute()
     if _has_companion("flashinfer_jit_cache"):
         return Path(importlib.import_module("flashinfer_jit_cache").get_jit_cache_dir())
     return _PACKAGE / "data" / "aot"
@@ -262,6 +253,11 @@ def _cutlass_include_dirs() -> list[Path]:
     return [cutlass / "include", cutlass / "tools" / "util" / "include"]
 
 
+def _cccl_include_dirs() -> list[Path]:
+    cccl = _PACKAGE / "data" / "cccl"
+    return [cccl / "cub", cccl / "libcudacxx" / "include", cccl / "thrust"]
+
+
 _COMPUTED: dict[str, Callable[[], Any]] = {
     "FLASHINFER_CACHE_DIR": lambda: cache_dir(writable_base()),
     "FLASHINFER_WORKSPACE_DIR": lambda: cache_dir(writable_base()) / __version__ / arch_tag(),
@@ -272,6 +268,8 @@ _COMPUTED: dict[str, Callable[[], Any]] = {
     "FLASHINFER_AOT_DIR": _aot_dir,
     "FLASHINFER_CUBIN_DIR": _cubin_dir,
     "CUTLASS_INCLUDE_DIRS": _cutlass_include_dirs,
+    "CCCL_INCLUDE_DIRS": _cccl_include_dirs,
+    "SPDLOG_INCLUDE_DIR": lambda: _PACKAGE / "data" / "spdlog" / "include",
     "FLASHINFER_DATA": lambda: _PACKAGE / "data",
 }
 

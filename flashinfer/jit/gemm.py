@@ -69,7 +69,20 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
     """Describe a GEMM module: bf16, e4m3 with per-tensor scales (fp8), or e4m3 with block scales (fp8_block)."""
     element, scaling = _KINDS[kind]
     tiles = tiles_of(kind)
-    units = {t.unit: {"entry": t.entry, "header": "swapped_sm90.cuh" if t.swapped else "gemm_sm90.cuh"} for t in tiles}
+    units = {
+        t.unit: {
+            "entry": t.entry,
+            "header": "swapped_sm90.cuh" if t.swapped else "gemm_sm90.cuh",
+            "parameters": "const GemmProblem&, const GemmConfig&, Stream",
+        }
+        for t in tiles
+    }
+    if scaling == "kBlock":
+        units["quantize"] = {
+            "entry": "Quantize1x128<bfloat16_t>",
+            "header": "quantize_1x128.cuh",
+            "parameters": "const Quantize1x128Params&, Stream",
+        }
     qualified = {"<": "<flashinfer::", "Scaling::": "flashinfer::gemm::Scaling::"}  # the launcher is in no namespace
     entries = [
         t._replace(entry=functools.reduce(lambda s, x: s.replace(*x), qualified.items(), t.entry)) for t in tiles

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO, Optional
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from . import env as jit_env
 from .context import current_compilation_context
 from .manifest import manifest_path, open_fresh
@@ -32,7 +32,7 @@ def find_fresh(spec: ModuleSpec) -> tuple[Optional[str], Optional[BinaryIO]]:
     if spec.backend == "cuda" and not current_compilation_context.TARGET_CUDA_ARCHS:
         return "no CUDA target", None
     reason: Optional[str] = "not built"
-    for directory in jit_env.read_dirs(spec.backend):
+    for directory in jit_env.read_dirs(spec.backend, spec.cpu_target):
         library = directory / spec.name / spec.library_name
         untrusted = jit_env.untrusted(library.parent, library, manifest_path(library))
         if untrusted is not None and library.exists():

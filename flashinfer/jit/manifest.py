@@ -41,7 +41,7 @@ def identity(spec: ModuleSpec) -> dict[str, Any]:
         "schema": SCHEMA,
         "name": spec.name,
         "version": __version__,
-        "arch": jit_env.arch_tag(spec.backend),
+        "arch": jit_env.arch_tag(spec.backend, spec.cpu_target),
         "tvm_ffi": find_tvm_ffi().__version__,
         "flags": {"host": list(flags.host), "cuda": list(flags.cuda), "link": list(flags.link)},
         "device_link": spec.needs_device_linking,
@@ -122,10 +122,16 @@ def _read_manifest(library: Path) -> Optional[dict[str, Any]]:
     """Return the manifest; None if there is none, or none that we wrote."""
     try:
         manifest = json.loads(manifest_path(library).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    complete = isinstance(manifest, dict) and {"files", "compilers", "library"} <= manifest.keys()
-    return manifest if complete else None
+    if not isinstance(manifest, dict) or "library" not in manifest:
+        return None
+    files, compilers = manifest.get("files"), manifest.get("compilers")
+    if not isinstance(files, dict) or not isinstance(compilers, dict):
+        return None
+    # A damaged file can be valid JSON: a path with a NUL raises ValueError where a missing file raises OSError.
+    is_ours = all("\0" not in path for path in files) and all(isinstance(facts, dict) for facts in compilers.values())
+    return manifest if is_ours else None
 
 
 def staleness(spec: ModuleSpec, library: Path) -> Optional[str]:

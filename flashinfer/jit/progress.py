@@ -8,14 +8,28 @@ import threading
 import time
 from typing import Any, Optional, Sequence
 
-from ..log_level import is_terminal, say
+from .._runtime.log import is_terminal, say
 
 QUIET_SECONDS = 1.0
 
 
+def short_name(name: str) -> str:
+    """Return the name of a module without its dtypes and sizes, which fill a line: ``batch_prefill_with_kv_cache``."""
+    short = name.partition("_dtype_")[0]
+    return short if len(short) <= 40 else f"{short[:37]}..."
+
+
 def some_of(names: Sequence[str]) -> str:
-    """Return up to three names and the number of others: names of attention modules are long."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    """Return up to three short names and the number of others; a name stands for all modules that have it."""
+    short = list(dict.fromkeys(map(short_name, names)))[:3]
+    others = len(names) - sum(short_name(name) in short for name in names)
+    return ", ".join(short) + (f" and {others} more" if others else "")
+
+
+def _short_step(description: str) -> str:
+    """Shorten ``<module>: <file>``, the description of a step."""
+    module, colon, what = description.partition(": ")
+    return f"{short_name(module)}{colon}{what if len(what) <= 40 else what[:37] + '...'}"
 
 
 class ProgressLine:
@@ -85,14 +99,17 @@ class ProgressBar:
     def __init__(self, names: Sequence[str]) -> None:
         from tqdm import tqdm
 
-        self.bar = tqdm(total=None, desc=f"building {len(names)} modules", unit="step", file=_Stderr())
+        # A log file gets a line each half minute: it keeps what a terminal would overwrite.
+        interval = 0.1 if is_terminal() else 30.0
+        desc = f"building {len(names)} modules"
+        self.bar = tqdm(total=None, desc=desc, unit="step", mininterval=interval, file=_Stderr())
 
     def __enter__(self) -> ProgressBar:
         return self
 
     def step(self, done: int, total: int, description: str) -> None:
         self.bar.total = total
-        self.bar.set_postfix_str(description, refresh=False)
+        self.bar.set_postfix_str(_short_step(description), refresh=False)
         self.bar.update(done - self.bar.n)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:

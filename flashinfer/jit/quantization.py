@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Iterator, Sequence
 
-from ..blackwell_only import needs
+from .._compat.unsupported import needs
 from .codegen import stage
 from .core import JitSpec
 

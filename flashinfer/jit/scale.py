@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .codegen import stage
 from .core import JitSpec
 
@@ -21,7 +21,7 @@ def get_scale_uri(dtype_in: str, dtype_out: str) -> str:
 def gen_scale_module(dtype_in: str, dtype_out: str) -> JitSpec:
     """``dtype_in`` and ``dtype_out`` are torch's names without the prefix, such as "float16"; they must be equal."""
     if dtype_in not in _TYPES or dtype_in != dtype_out:
-        raise ArgumentError(f"scale: dtypes are {dtype_in} -> {dtype_out}, expected one of {', '.join(_TYPES)}, twice")
+        raise ArgumentError(f"scale: dtypes must be one of {', '.join(_TYPES)}, twice, got {dtype_in} -> {dtype_out}")
     return stage(
         "scale",
         backend="cuda",

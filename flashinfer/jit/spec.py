@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Mapping, Optional
 
 from . import env as jit_env
+from .prebuilt import find_prebuilt
 
 __all__ = ["ModuleSpec"]
 
@@ -31,6 +32,7 @@ class ModuleSpec:
     host_sources: frozenset[Path] = frozenset()  #: ``.cu`` files without device code: the host compiler takes them
     generated: Mapping[Path, str] = field(default_factory=dict)  #: sources written inside the build lock
     supported_major_versions: Optional[list[int]] = None  #: limits the targets to these majors
+    cpu_target: str = ""  #: instruction set of a CPU module built ahead of time; empty: all that this machine has
 
     def __post_init__(self) -> None:
         self.found: Optional[Path] = None  #: the fresh library that was found last; the cache has several folders
@@ -41,7 +43,7 @@ class ModuleSpec:
 
     @property
     def build_dir(self) -> Path:
-        return jit_env.jit_dir(self.backend) / self.name
+        return jit_env.jit_dir(self.backend, self.cpu_target) / self.name
 
     @property
     def ninja_path(self) -> Path:
@@ -53,15 +55,20 @@ class ModuleSpec:
 
     @property
     def lock_path(self) -> Path:
-        return jit_env.jit_dir(self.backend) / f"{self.name}.lock"
+        return jit_env.jit_dir(self.backend, self.cpu_target) / f"{self.name}.lock"
+
+    @property
+    def _prebuilt(self) -> Optional[Path]:
+        return find_prebuilt(self.name, self.backend, self.cpu_target, self.supported_major_versions)
 
     @property
     def aot_path(self) -> Path:
-        return jit_env.FLASHINFER_AOT_DIR / self.name / self.library_name
+        """Return the path of the pre-built library for this machine, or the path where one would be looked for last."""
+        return self._prebuilt or jit_env.FLASHINFER_AOT_DIR / self.name / self.library_name
 
     @property
     def is_aot(self) -> bool:
-        return self.aot_path.exists()
+        return self._prebuilt is not None
 
     @property
     def is_ninja_generated(self) -> bool:

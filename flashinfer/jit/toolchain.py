@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Iterator, Optional
 
-from ..knobs import knobs, split_words
+from .._runtime.knobs import knobs, split_words
 
 if TYPE_CHECKING:
     from packaging.version import Version

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Union
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 
 __all__ = [
     "dtype_map",

@@ -109,7 +109,7 @@ class CppWriter:
         self.locals: dict[int, Typed] = {}
 
     def refuse(self, what: str, found: str, expected: str) -> NoReturn:
-        raise TypeError(f"{self.where}: {what} is {_ARTICLES[found]}, expected {expected}")
+        raise TypeError(f"{self.where}: {what} must be {expected}, got {_ARTICLES[found]}")
 
     def write(self, tree: Expression) -> Typed:
         self.shared, self.statements, self.locals = shared_nodes(tree), [], {}

@@ -107,7 +107,7 @@ def parse_function(function: Callable[..., Any], op: str) -> Expression:
         It has no source, or uses something that has no place in an expression, which the text names.
     """
     if not inspect.isfunction(function):
-        raise TypeError(f"{op}: function is {type(function).__name__}, expected a Python function")
+        raise TypeError(f"{op}: function must be a Python function, got {type(function).__name__}")
     try:
         return _Parser(function, op).parse()
     except RecursionError:

@@ -7,7 +7,7 @@ from typing import Optional
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .attention import gen_batch_decode_module, gen_customize_batch_prefill_module
 from .core import JitSpec
 

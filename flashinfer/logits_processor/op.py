@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Mapping
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .types import TaggedTensor, TensorType
 
 __all__ = ["Op", "ParameterizedOp"]
@@ -32,7 +32,7 @@ class Op(ABC):
         """Return the plain tensor if it has the right type."""
         if tensor.type is not self.IN:
             raise ArgumentError(
-                f"{type(self).__name__}: the input is of type {tensor.type.name}, expected {self.IN.name}"
+                f"{type(self).__name__}: the input must be of type {self.IN.name}, got {tensor.type.name}"
             )
         return tensor.data
 

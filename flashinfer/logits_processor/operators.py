@@ -15,7 +15,7 @@ from typing import Any, Mapping, Union
 import torch
 
 from .. import sampling
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from ..sampling.modules import per_row
 from .op import ParameterizedOp
 from .types import TaggedTensor, TensorType
@@ -56,19 +56,19 @@ class _FilterOp(ParameterizedOp):
     def _temperature(self, kwargs: Mapping[str, Any]) -> Parameter:
         value = self._get_param("temperature", kwargs)
         if not isinstance(value, torch.Tensor) and not (_is_number(value) and value > 0):
-            raise ArgumentError(f"{type(self).__name__}: temperature is {value!r}, expected a positive float")
+            raise ArgumentError(f"{type(self).__name__}: temperature must be a positive float, got {value!r}")
         return value
 
     def _top_k(self, kwargs: Mapping[str, Any]) -> Union[int, torch.Tensor]:
         value = self._get_param("top_k", kwargs)
         if not isinstance(value, torch.Tensor) and not (_is_number(value) and value > 0 and value % 1 == 0):
-            raise ArgumentError(f"{type(self).__name__}: top_k is {value!r}, expected a positive integer")
+            raise ArgumentError(f"{type(self).__name__}: top_k must be a positive integer, got {value!r}")
         return value
 
     def _share(self, name: str, kwargs: Mapping[str, Any]) -> Union[float, torch.Tensor]:
         value = self._get_param(name, kwargs)
         if not isinstance(value, torch.Tensor) and not (_is_number(value) and 0 < value <= 1):
-            raise ArgumentError(f"{type(self).__name__}: {name} is {value!r}, expected a float in (0, 1]")
+            raise ArgumentError(f"{type(self).__name__}: {name} must be a float in (0, 1], got {value!r}")
         return value
 
 

@@ -7,8 +7,8 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 
-from ..argument_kinds import names_kinds
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from .compiler import CompileError, compile_pipeline
 from .fusion_rules import FusionRule
 from .legalization import LegalizationError, infer_initial_type, legalize_processors
@@ -53,7 +53,7 @@ class LogitsPipe:
     >>> tokens = pipe(torch.randn(4, 128256), temperature=0.7, top_k=50, seed=42, offset=0)
     """
 
-    @names_kinds
+    @explain_type_errors
     def __init__(
         self,
         processors: Sequence[LogitsProcessor],
@@ -63,13 +63,13 @@ class LogitsPipe:
         custom_validity_checks: Optional[Sequence[ValidityCheck]] = None,
     ) -> None:
         if not processors:
-            raise ArgumentError("LogitsPipe: processors is empty, expected at least one processor")
+            raise ArgumentError("LogitsPipe: processors must have at least one processor, got none")
         self.processors = list(processors)
         for i, processor in enumerate(self.processors):
             if not isinstance(processor, LogitsProcessor):
-                raise ArgumentError(f"LogitsPipe: processors[{i}] is {processor!r}, expected a LogitsProcessor")
+                raise ArgumentError(f"LogitsPipe: processors[{i}] must be a LogitsProcessor, got {processor!r}")
         if input_type is not None and not isinstance(input_type, TensorType):
-            raise ArgumentError(f"LogitsPipe: input_type is {input_type!r}, expected a TensorType")
+            raise ArgumentError(f"LogitsPipe: input_type must be a TensorType, got {input_type!r}")
         self.compiled_ops: Optional[list[Op]] = None
         try:
             self.initial_type = input_type or infer_initial_type(self.processors[0])
@@ -110,7 +110,7 @@ class LogitsPipe:
         tagged = x if isinstance(x, TaggedTensor) else TaggedTensor(x, self.initial_type)
         if tagged.type is not self.initial_type:
             raise ArgumentError(
-                f"LogitsPipe: x is of type {tagged.type.name}, expected {self.initial_type.name} (the pipeline's input)"
+                f"LogitsPipe: x must be of type {self.initial_type.name} (the pipeline's input), got {tagged.type.name}"
             )
         for i, op in enumerate(self.ops if self.compiled_ops is None else self.compiled_ops):
             try:

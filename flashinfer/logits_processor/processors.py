@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Callable, ClassVar, Mapping, Optional
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .op import Op
 from .operators import (
     LogitsSampleOp,
@@ -49,7 +49,7 @@ class _OneOp(LogitsProcessor):
     def legalize(self, input_type: TensorType) -> list[Op]:
         if input_type not in self.OPS:
             expected = " or ".join(t.name for t in self.OPS)
-            raise ArgumentError(f"{type(self).__name__}: the input is of type {input_type.name}, expected {expected}")
+            raise ArgumentError(f"{type(self).__name__}: the input must be of type {expected}, got {input_type.name}")
         return [self.OPS[input_type](**self.params)]
 
 

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from ..attention.blackwell import MLA_NAMES as _BLACKWELL
+from .._compat.unsupported_attention import MLA_NAMES as _BLACKWELL
 from ._core import BatchMLAPagedAttentionWrapper
 from ._core import get_batch_mla_module as get_batch_mla_module
 from .dimensions import MLAHeadDimensions as MLAHeadDimensions

@@ -11,19 +11,22 @@ import numpy as np
 import torch
 
 from .. import utils
-from ..allocation import allocate
+from .._compat.unsupported_attention import MLA_NAMES
+from .._runtime.allocation import allocate
+from .._runtime.arch import is_sm90a_supported
+from .._runtime.checks import canonicalize_torch_dtype, check_tensors, narrowed
+from .._runtime.codegen_wrapper import compiler, is_traced
+from .._runtime.errors import ArgumentError, GPUArchitectureError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.host import as_tensors, range_buffer, to_device, to_host
 from ..attention.options import CAUSAL, NON_CAUSAL
 from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.wrapper import Launch, PlannedWrapper, run_planned
-from ..errors import ArgumentError, GPUArchitectureError
 from ..jit.attention import gen_batch_mla_module
-from ..tensor_checks import canonicalize_torch_dtype, check_tensors, narrowed
+from ..jit.attention.generate import has_hopper_target
 from ..trace.templates.mla import mla_paged_decode_trace
 from ..utils import get_compute_capability
-from ..wrapping import compiler, is_traced
 from . import page_ids
 from .scales import LatentScales
 
@@ -32,6 +35,8 @@ __all__ = ["BatchMLAPagedAttentionWrapper", "get_batch_mla_module"]
 _KV_DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float32)
 _FP8 = torch.float8_e4m3fn
 _HOPPER = 9
+_SM90 = (9, 0)
+_FA3_ROWS = 64  #: rows (query heads of all tokens) of a request from which on the Hopper kernels are faster
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -57,7 +62,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         int32 buffers that ``plan`` writes to in CUDA graph mode: ``(batch_size + 1,)`` twice, as many page ids as there
         may ever be, ``(batch_size,)``.
     backend : str
-        ``"auto"`` or ``"fa2"``.
+        ``"auto"`` (the faster one), ``"fa2"``, or ``"fa3"``: kernels for SM90 only, for caches of the queries' dtype
+        and head dimensions 512 and 64.
 
     Examples
     --------
@@ -99,7 +105,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     )
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -113,6 +119,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         super().__init__(
             float_workspace_buffer, "NHD", use_cuda_graph, self._resolve(float_workspace_buffer, backend), None
         )
+        self._requested_backend = backend
         self._qo_indptr_buf = qo_indptr
         self._kv_indptr_buf = kv_indptr
         self._kv_indices_buf = kv_indices
@@ -129,13 +136,15 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if backend == "auto" and is_blackwell and not cls._blackwell_auto_fallback_warned:
             cls._blackwell_auto_fallback_warned = True
             warnings.warn(f"{op}: the kernels behind 'auto' are not Blackwell-native", UserWarning, stacklevel=4)
-        if backend in ("auto", "fa2"):
+        if backend in ("auto", "fa2"):  # plan() replaces "auto" (_choose_backend)
             return "fa2"
         if backend == "cutlass":  # plan() and run() raise the error: it needs another GPU
             return backend
         if backend == "fa3":
-            raise NotImplementedError(f"{op}: backend is 'fa3', which does not exist here; usable: fa2")
-        raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto' or 'fa2'")
+            if workspace.is_cuda and get_compute_capability(workspace.device) == _SM90:
+                return backend
+            raise NotImplementedError(f"{op}: backend is 'fa3', which needs an SM90 device; usable: fa2")
+        raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto', 'fa2' or 'fa3'")
 
     def _check_graph_buffers(self) -> int:
         names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
@@ -150,7 +159,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         return batch_size
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -199,6 +208,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         q_dtype, kv_dtype = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
         self._check_types(q_dtype, kv_dtype, head_dim_ckv, head_dim_kpe)
         rows, pages, lengths = self._host_tables(qo_indptr, kv_indptr, kv_len_arr, page_size)
+        fills_tiles = int(rows[-1]) * num_heads >= _FA3_ROWS * max(lengths.size, 1)
+        self._backend = self._choose_backend(fills_tiles, q_dtype, kv_dtype, (head_dim_ckv, head_dim_kpe))
         used = int(pages[-1]) if pages.size else 0
         if kv_indices.numel() < used:
             raise ArgumentError(f"{self._op}.plan: kv_indices has {kv_indices.numel()} elements, expected {used}")
@@ -239,6 +250,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             raise ArgumentError(f"{op}: kv_data_type is {kv}, expected float16, bfloat16 or float8_e4m3fn")
         if head_dim_kpe < 0:
             raise ArgumentError(f"{op}: head_dim_kpe is {head_dim_kpe}, expected 0 or more")
+        if self._requested_backend == "fa3":
+            self._check_fa3(q, kv, head_dim_ckv, head_dim_kpe)
         if kv != _FP8:
             return
         if self._device_kind == "cuda" and get_compute_capability(self.device)[0] != _HOPPER:
@@ -249,6 +262,30 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             raise ArgumentError(
                 f"{op}: head_dim_ckv and head_dim_kpe are {head_dim_ckv} and {head_dim_kpe}, expected 512 and 0 or 64 "
                 "for an FP8 cache"
+            )
+
+    def _choose_backend(self, fills_tiles: bool, q: torch.dtype, kv: torch.dtype, dims: tuple[int, int]) -> str:
+        """Return the backend of a plan: with ``"auto"`` the Hopper kernels where they serve it and have full tiles.
+
+        A CUDA graph keeps the backend of its first plan. With 16 rows a request, both read memory at the same speed.
+        """
+        if self._requested_backend != "auto" or self._device_kind != "cuda" or self._max_total_num_rows is not None:
+            return self._backend
+        has_kernels = is_sm90a_supported(self.device) and has_hopper_target()
+        fits_kernels = kv == q and q in (torch.float16, torch.bfloat16) and dims == (512, 64)
+        return "fa3" if fills_tiles and has_kernels and fits_kernels else "fa2"
+
+    def _check_fa3(self, q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> None:
+        op = f"{self._op}.plan"
+        if kv != q or q not in (torch.float16, torch.bfloat16):
+            raise ArgumentError(
+                f"{op}: kv_data_type must be q_data_type, float16 or bfloat16, with backend 'fa3', got {kv} and {q}; "
+                "usable: fa2"
+            )
+        if (head_dim_ckv, head_dim_kpe) != (512, 64):
+            raise ArgumentError(
+                f"{op}: head_dim_ckv and head_dim_kpe must be 512 and 64 with backend 'fa3', got {head_dim_ckv} and "
+                f"{head_dim_kpe}; usable: fa2"
             )
 
     def _host_tables(
@@ -460,3 +497,10 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         mask_mode = CAUSAL if self._causal else NON_CAUSAL
         numbers = (mask_mode, self._num_heads, self._page_size, sm_scale, bool(natural), enable_pdl)
         return module, "run", (*where, q, q_pe, k, v, indices, out, lse, *numbers)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a published name of this module that needs a Blackwell GPU."""
+    if name in MLA_NAMES:
+        return MLA_NAMES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,13 +7,13 @@ from typing import Optional, Union
 
 import torch
 
+from .._runtime.checks import canonicalize_torch_dtype
+from .._runtime.errors import ArgumentError, GPUArchitectureError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.copies import CopiedWithPlans
 from ..attention.host import kv_lens_of_pages, to_host
 from ..attention.scales import Scale, scale_logits, scale_output
-from ..errors import ArgumentError, GPUArchitectureError
-from ..tensor_checks import canonicalize_torch_dtype
 from ..trace.templates.mla import mla_decode_trace
 from ..utils import get_compute_capability
 from ._core import BatchMLAPagedAttentionWrapper
@@ -42,7 +42,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
     """
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -78,7 +78,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def plan(
         self,
         indptr: torch.Tensor,

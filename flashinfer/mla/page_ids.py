@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..errors import ArgumentError
-from ..knobs import knobs
+from .._runtime.errors import ArgumentError
+from .._runtime.knobs import knobs
 
 #: True if CUDA calls validate the values of their page tables. Read once at import: a lookup per call takes 1 us.
 VALIDATE = knobs.validate_inputs

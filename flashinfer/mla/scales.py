@@ -10,7 +10,7 @@ from typing import Optional
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 
 __all__ = ["LatentScales"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .rmsnorm import gemma_rmsnorm, rmsnorm
 
 __all__ = ["qk_rmsnorm_cute"]

@@ -8,11 +8,11 @@ from typing import Optional
 import torch
 
 from .. import utils
+from .._runtime.dispatch import backend_of
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import backend_of
-from ..errors import ArgumentError
-from ..ops import register_custom_op
 from ..trace.templates.norm import (
     fused_dit_gate_residual_layernorm_gamma_beta_trace,
     fused_dit_gate_residual_layernorm_scale_shift_trace,
@@ -110,7 +110,7 @@ def _run(
 
 
 @flashinfer_api(trace=fused_dit_gate_residual_layernorm_gamma_beta_trace)
-@names_kinds
+@explain_type_errors
 def fused_dit_gate_residual_layernorm_gamma_beta(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -175,7 +175,7 @@ def fused_dit_gate_residual_layernorm_gamma_beta(
 
 
 @flashinfer_api(trace=fused_dit_gate_residual_layernorm_scale_shift_trace)
-@names_kinds
+@explain_type_errors
 def fused_dit_gate_residual_layernorm_scale_shift(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -218,7 +218,7 @@ def fused_dit_gate_residual_layernorm_scale_shift(
 
 
 @flashinfer_api(trace=fused_dit_residual_layernorm_scale_shift_trace)
-@names_kinds
+@explain_type_errors
 def fused_dit_residual_layernorm_scale_shift(
     input: torch.Tensor,
     scale: torch.Tensor,

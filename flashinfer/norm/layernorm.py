@@ -7,9 +7,9 @@ from typing import Union
 
 import torch
 
+from .._runtime.dispatch import backend_of
+from .._runtime.torch_ops import register_custom_op, register_fake_op
 from ..api_logging import flashinfer_api
-from ..dispatch import backend_of
-from ..ops import register_custom_op, register_fake_op
 from ..trace.templates.norm import layernorm_quant_trace, layernorm_trace
 from .modules import get_norm_module, scale_tensor
 

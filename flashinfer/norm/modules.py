@@ -8,10 +8,10 @@ from typing import Union
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.checks import check_tensors
+from .._runtime.errors import ArgumentError
 from ..jit.codegen import module_cache
 from ..jit.norm import gen_dit_layernorm_module, gen_norm_module, gen_qk_rmsnorm_rope_module
-from ..tensor_checks import check_tensors
 
 get_norm_module = module_cache(gen_norm_module)
 get_dit_layernorm_module = module_cache(gen_dit_layernorm_module)

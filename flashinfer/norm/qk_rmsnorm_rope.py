@@ -8,10 +8,10 @@ from typing import Optional
 
 import torch
 
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..errors import ArgumentError
-from ..ops import register_custom_op
 from ..trace.templates.norm import fused_qk_rmsnorm_rope_trace
 from .modules import get_qk_rmsnorm_rope_module
 
@@ -61,7 +61,7 @@ def _expect(condition: bool, text: str) -> None:
 
 
 @flashinfer_api(trace=fused_qk_rmsnorm_rope_trace)
-@names_kinds
+@explain_type_errors
 def fused_qk_rmsnorm_rope(
     qkv: torch.Tensor,
     q_weight: torch.Tensor,

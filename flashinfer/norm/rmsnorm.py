@@ -8,12 +8,12 @@ from typing import Optional, Union
 import torch
 
 from .. import utils
+from .._runtime.checks import check_tensors
+from .._runtime.dispatch import NativeFunction, use_pdl
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import NativeFunction, use_pdl
-from ..errors import ArgumentError
-from ..ops import register_custom_op
-from ..tensor_checks import check_tensors
 from ..trace.templates.norm import (
     fused_add_rmsnorm_quant_trace,
     fused_add_rmsnorm_trace,
@@ -273,7 +273,7 @@ def _check_silu(input: torch.Tensor, weight: torch.Tensor, out: Optional[torch.T
 
 
 @flashinfer_api(trace=fused_rmsnorm_silu_trace)
-@names_kinds
+@explain_type_errors
 def fused_rmsnorm_silu(
     input: torch.Tensor,
     weight: torch.Tensor,

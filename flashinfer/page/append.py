@@ -7,9 +7,9 @@ from typing import Optional
 
 import torch
 
+from .._runtime.dispatch import NativeFunction
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..dispatch import NativeFunction
-from ..ops import register_custom_op
 from ..trace.templates.page import append_paged_kv_cache_trace, append_paged_mla_kv_cache_trace
 from . import modules
 from .modules import PagedCache, get_page_module, halves, is_hnd, table_as_int32

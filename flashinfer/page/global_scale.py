@@ -8,7 +8,7 @@ from typing import Optional, Union
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 
 __all__ = ["Scale", "check_number", "check_tensor", "resolve_scales"]
 

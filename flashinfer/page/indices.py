@@ -7,12 +7,12 @@ from typing import Optional
 
 import torch
 
+from .._runtime.checks import as_int32, check_shape_dtype_device
+from .._runtime.dispatch import backend_of
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import backend_of
-from ..errors import ArgumentError
-from ..ops import register_custom_op
-from ..tensor_checks import as_int32, check_shape_dtype_device
 from ..trace.templates.page import get_batch_indices_positions_trace, get_seq_lens_trace
 from .modules import get_page_module
 
@@ -35,7 +35,7 @@ def _buffer(name: str, buffer: Optional[torch.Tensor], nnz: int, like: torch.Ten
 
 
 @flashinfer_api(trace=get_batch_indices_positions_trace)
-@names_kinds
+@explain_type_errors
 def get_batch_indices_positions(
     append_indptr: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -77,7 +77,7 @@ def get_batch_indices_positions(
 
 
 @flashinfer_api(trace=get_seq_lens_trace)
-@names_kinds
+@explain_type_errors
 def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
     r"""Compute the number of tokens of each request in a paged cache, on any device, without a compiled module.
 

@@ -7,11 +7,11 @@ from typing import Optional, Union
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.checks import as_int32
+from .._runtime.errors import ArgumentError
+from .._runtime.knobs import knobs
 from ..jit.codegen import module_cache
 from ..jit.page import gen_page_module, gen_page_nvfp4_module
-from ..knobs import knobs
-from ..tensor_checks import as_int32
 
 get_page_module = module_cache(gen_page_module)
 get_page_nvfp4_module = module_cache(gen_page_nvfp4_module)

@@ -7,11 +7,11 @@ from typing import Optional
 
 import torch
 
+from .._runtime.arch import AMPERE_ON, CPU
+from .._runtime.dispatch import backend_of
+from .._runtime.requirements import backend_requirement, supported_compute_capability
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..arch import AMPERE_ON, CPU
-from ..backends import backend_requirement, supported_compute_capability
-from ..dispatch import backend_of
-from ..ops import register_custom_op
 from ..trace.templates.page import (
     nvfp4_quantize_append_paged_kv_cache_trace,
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace,

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from ..attention.blackwell import PREFILL_NAMES as _BLACKWELL
+from .._compat.unsupported_attention import PREFILL_NAMES as _BLACKWELL
 from ..attention.fmha_v2 import get_trtllm_fmha_v2_module as get_trtllm_fmha_v2_module
 from ..attention.fmha_v2 import trtllm_fmha_v2_prefill as trtllm_fmha_v2_prefill
 from ..attention.modules import get_batch_prefill_jit_module as get_batch_prefill_jit_module

@@ -8,6 +8,7 @@ from typing import Any, Mapping, Optional, Sequence
 import numpy as np
 import torch
 
+from .._runtime.errors import ArgumentError
 from ..attention.attend import AttentionWrapper, Result
 from ..attention.host import as_tensors
 from ..attention.masks import byte_offsets, check_items, pack_batch_mask
@@ -20,11 +21,12 @@ from ..attention.options import (
     NON_CAUSAL,
     Dtypes,
     alibi_slopes,
+    fa3_is_faster,
+    fa3_serves,
     resolve_backend,
 )
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
-from ..errors import ArgumentError
 
 __all__ = ["BatchPrefillWrapper", "Result"]
 
@@ -56,11 +58,12 @@ class BatchPrefillWrapper(AttentionWrapper):
         variant_owns_mask: bool,
     ) -> None:
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args)
+        self._requested_backend = backend  # "auto" chooses for each plan
         if variant_owns_mask and jit_args is None:
             raise ArgumentError(f"{self._op}: variant_owns_mask is True, expected jit_args too (a variant with a mask)")
         self._variant_owns_mask = variant_owns_mask
         if jit_args is not None:
-            self._backend = resolve_backend(self._op, backend)
+            self._backend = resolve_backend(self._op, backend, self.device)
             self._jit_module = get_customize_batch_prefill_module(
                 self._backend, *jit_args, device=self._device_kind, **(jit_kwargs or {})
             )
@@ -162,6 +165,22 @@ class BatchPrefillWrapper(AttentionWrapper):
             device=self._device_kind,
         )  # fmt: skip
 
+    def _choose_backend(self, dtypes: Dtypes, head_dim_qk: int, head_dim_vo: int) -> str:
+        """Return the backend of the planned batch. A CUDA graph keeps that of its first plan.
+
+        With splits that are the same in every batch, so is the backend: results then do not depend on the batch.
+        """
+        if self._requested_backend != "auto" or self._jit_module is not None:
+            return resolve_backend(self._op, self._requested_backend, self.device)
+        if self._max_total_num_rows is not None:
+            return self._backend
+        (*_, rows, batch_size), (fixed_split_size, disable_split_kv, _) = self._planned[0][:5], self._planned[1]
+        if fixed_split_size > 0 or disable_split_kv:
+            return "fa2"
+        serves = fa3_serves(self.device, dtypes.q, dtypes.kv, dtypes.o, head_dim_qk, head_dim_vo, self._pos_encoding)
+        group = self._num_qo_heads // self._num_kv_heads
+        return "fa3" if serves and fa3_is_faster(rows * group, batch_size, self._mask_mode()) else "fa2"
+
     def _freeze_rows(self) -> None:
         """Fix the maximal number of rows of a CUDA graph to the rows of the first successful plan."""
         if self._use_cuda_graph and self._max_total_num_rows is None:
@@ -212,8 +231,10 @@ class BatchPrefillWrapper(AttentionWrapper):
 
     def _plan_again(self, covers: bool) -> None:
         """Plan again after parameters changed. ``covers``: the old plan covers all keys that these make visible."""
-        if self._keeps_plan(covers):
+        backend = self._choose_backend(*self._module_key[:3])
+        if backend == self._backend and self._keeps_plan(covers):
             return self._select_module(*self._module_key)
+        self._backend = backend
         if self._plan_info is not self._planned_info:  # an engine replaced the plan: read the batch from its tables
             qo_host, kv_host, kv_lens = self._batch_of_tables(f"{self._op}.forward")
             rows, (before, options) = self._max_total_num_rows or int(qo_host[-1]), self._planned

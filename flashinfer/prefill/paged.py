@@ -8,8 +8,11 @@ from typing import Any, Mapping, Optional, Sequence, Union
 import numpy as np
 import torch
 
+from .._compat.backend_rules import check_trtllm_gen_sm107_only_feature
+from .._runtime.checks import narrowed
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.attend import REPLANNED
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import (
@@ -24,9 +27,6 @@ from ..attention.host import (
 from ..attention.options import resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
-from ..attention_rules import check_trtllm_gen_sm107_only_feature
-from ..errors import ArgumentError
-from ..tensor_checks import narrowed
 from ..trace.templates.prefill import paged_prefill_trace
 from .base import BatchPrefillWrapper, Result
 
@@ -56,7 +56,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         uint8 bytes of the largest packed mask and int32 ``(batch_size + 1,)``; with ``use_cuda_graph`` and masks. Every
         ``run`` then reads them: a plan without a mask leaves what is in them.
     backend : str
-        ``"auto"`` or ``"fa2"``.
+        ``"auto"`` (the faster one), ``"fa2"`` or, on an SM90 GPU with 16-bit or FP8 keys, ``"fa3"``.
     jit_args, jit_kwargs
         Arguments of ``gen_customize_batch_prefill_module`` after the backend: a variant of one's own.
     variant_owns_mask : bool
@@ -93,7 +93,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     )
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -142,7 +142,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buf
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -249,7 +249,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._check_rows(op, batch_size, rows)
         check_indices(op, "paged_kv_indices", len(paged_kv_indices), kv_host)
         self._check_pages(op, len(paged_kv_indices))
-        backend = resolve_backend(op, self._backend)
+        resolve_backend(op, self._requested_backend, self.device)
         if seq_lens is not None and self._device_kind == "cpu":  # the CPU validates the page ids of all seq_lens keys
             paged_kv_last_page_len = last_page_lens(kv_lens, kv_host, page_size)
         self._plan_info = None  # the state of the old plan is replaced below; if that fails, no valid plan remains
@@ -257,7 +257,6 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
         self._store_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
 
-        self._backend = backend
         self._store_dtypes(dtypes)
         self._causal = causal
         self._block_tables = block_tables
@@ -271,6 +270,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._plan_arrays(
             qo_host, kv_host, kv_lens, head_dim_qk, head_dim_vo, fixed_split_size, disable_split_kv, uniform_q_len
         )
+        self._backend = self._choose_backend(dtypes, head_dim_qk, head_dim_vo or head_dim_qk)
         self._select_module(dtypes, head_dim_qk, head_dim_vo or head_dim_qk, use_fp16_qk_reduction)
         self._plan_work()
         self._freeze_rows()
@@ -409,7 +409,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._check_pages(op, len(paged_kv_indices))
         probe = object.__new__(type(self))
         probe.__dict__.update(self.__dict__)
-        probe._backend = resolve_backend(op, self._backend)
+        resolve_backend(op, self._requested_backend, self.device)
         probe._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         probe._store_dtypes(dtypes)
         mask = packed_custom_mask if custom_mask is None else custom_mask
@@ -421,6 +421,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         probe._plan_arrays(
             qo_host, kv_host, kv_lens, head_dim_qk, head_dim_vo, fixed_split_size, disable_split_kv, uniform_q_len
         )
+        probe._backend = probe._choose_backend(dtypes, head_dim_qk, head_dim_vo or head_dim_qk)
         probe._select_module(dtypes, head_dim_qk, head_dim_vo or head_dim_qk, use_fp16_qk_reduction)
         return probe._native_workspace_size()
 

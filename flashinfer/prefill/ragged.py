@@ -8,15 +8,15 @@ from typing import Any, Mapping, Optional, Sequence, Union
 import numpy as np
 import torch
 
+from .._runtime.checks import check_tensors
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.cache import PagedCache, scale_factors
 from ..attention.host import segment_lens, to_host
 from ..attention.options import resolve_backend, resolve_dtypes
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
-from ..errors import ArgumentError
-from ..tensor_checks import check_tensors
 from ..trace.templates.prefill import ragged_prefill_trace
 from .base import BatchPrefillWrapper, Result
 
@@ -44,7 +44,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
         uint8 bytes of the largest packed mask and int32 ``(batch_size + 1,)``; with ``use_cuda_graph`` and masks. Every
         ``run`` then reads them: a plan without a mask leaves what is in them.
     backend : str
-        ``"auto"`` or ``"fa2"``.
+        ``"auto"`` (the faster one), ``"fa2"`` or, on an SM90 GPU with 16-bit or FP8 keys, ``"fa3"``.
     jit_args, jit_kwargs
         Arguments of ``gen_customize_batch_prefill_module`` after the backend: a variant of one's own.
     variant_owns_mask : bool
@@ -63,7 +63,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -96,7 +96,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
         self._kv_indptr_buf = kv_indptr_buf
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -165,13 +165,12 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         qo_lens, kv_lens = segment_lens(op, "qo_indptr", qo_host), segment_lens(op, "kv_indptr", kv_host)
         batch_size, rows = len(qo_lens), int(qo_host[-1])
         self._check_rows(op, batch_size, rows)
-        backend = resolve_backend(op, self._backend)
+        resolve_backend(op, self._requested_backend, self.device)
         self._plan_info = None  # the state of the old plan is replaced below; if that fails, no valid plan remains
         self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
         self._store_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
 
-        self._backend = backend
         self._store_dtypes(dtypes)
         self._causal = causal
         self._batch_size, self._num_qo_heads, self._num_kv_heads = batch_size, num_qo_heads, num_kv_heads
@@ -194,6 +193,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             ),
             (fixed_split_size or -1, bool(disable_split_kv) or self._is_nvfp4, uniform_q_len or 0),
         )
+        self._backend = self._choose_backend(dtypes, head_dim_qk, head_dim_vo)
         self._select_module(dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
         self._plan_work()
         self._freeze_rows()

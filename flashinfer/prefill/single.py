@@ -8,9 +8,11 @@ from typing import Any, Optional, Union
 
 import torch
 
-from ..allocation import new_empty
+from .._runtime.allocation import new_empty
+from .._runtime.checks import canonicalize_torch_dtype, check_tensors
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.cache import scale_factors
 from ..attention.masks import check_packed_mask, pack_mask
 from ..attention.options import (
@@ -19,6 +21,8 @@ from ..attention.options import (
     FP8,
     NON_CAUSAL,
     default_scale,
+    fa3_is_faster,
+    fa3_serves,
     layout_code,
     pos_encoding_code,
     resolve_backend,
@@ -31,8 +35,6 @@ from ..attention.scales import (
     scale_output_per_head,
 )
 from ..attention.single import run_module, single_prefill
-from ..errors import ArgumentError
-from ..tensor_checks import canonicalize_torch_dtype, check_tensors
 from ..trace.templates.prefill import single_prefill_trace
 
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
@@ -100,7 +102,7 @@ def single_prefill_with_kv_cache(
     rope_scale, rope_theta : Optional[float]
         1 and 1e4 if None.
     backend : str
-        ``"auto"`` or ``"fa2"``.
+        ``"auto"`` (the faster one), ``"fa2"`` or, on an SM90 GPU with 16-bit or FP8 keys, ``"fa3"``.
     return_lse : bool
         Also return the logarithm to base 2 of the sum of ``exp(logit)``.
     kv_cache_sf : Optional[Tuple[torch.Tensor, torch.Tensor]]
@@ -121,7 +123,8 @@ def single_prefill_with_kv_cache(
     """
     op = "single_prefill_with_kv_cache"
     layout, pos_encoding = layout_code(op, kv_layout), pos_encoding_code(op, pos_encoding_mode)
-    resolve_backend(op, backend)
+    requested = backend
+    backend = resolve_backend(op, backend, q.device if backend == "fa3" else None)
     try:
         q_shape, k_shape, v_shape, q_dtype = q.shape, k.shape, v.shape, q.dtype  # read once: each access takes 0.1 us
     except AttributeError:
@@ -143,6 +146,11 @@ def single_prefill_with_kv_cache(
         packed_custom_mask = pack_mask(op, custom_mask, qo_len, k_shape[layout])
     mask_mode = CUSTOM if packed_custom_mask is not None else CAUSAL if causal else NON_CAUSAL
     sm_scale = default_scale(op, sm_scale, head_dim)
+    if requested == "auto" and q.is_cuda:
+        rows = qo_len * num_qo_heads // max(k_shape[1 - layout], 1)
+        dtypes = (q_dtype, k.dtype, o_dtype)
+        if fa3_is_faster(rows, 1, mask_mode) and fa3_serves(q.device, *dtypes, head_dim, v_shape[-1], pos_encoding):
+            backend = "fa3"
     if k_scale is not None:
         q, sm_scale = scale_logits(op, q, sm_scale, k_scale=k_scale)
     head_dim_vo, k_sf, v_sf = v_shape[-1], None, None
@@ -153,6 +161,7 @@ def single_prefill_with_kv_cache(
     single_prefill(
         q, k, v, out, lse, packed_custom_mask, k_sf, v_sf, head_dim, head_dim_vo, mask_mode, layout, pos_encoding,
         use_fp16_qk_reduction, window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0, rope_theta or 1e4,
+        backend,
     )  # fmt: skip
     if fp8:
         scale_output_per_head(op, out, scale_v, num_kv_heads)
@@ -179,7 +188,7 @@ def _check_fp8(
 single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_kv_cache, return_lse=True)
 
 
-@names_kinds
+@explain_type_errors
 def single_prefill_with_kv_cache_with_jit_module(
     jit_module: Any,
     q: torch.Tensor,

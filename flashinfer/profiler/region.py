@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from typing import Iterator, Optional
 
 import torch
 
 __all__ = ["KernelProfile", "profile_kernel"]
+
+#: Lists that each region is appended to when it ends; profile_session adds and removes its own.
+collectors: list[list[KernelProfile]] = []
+
+_open = threading.local()  # .depth: number of open regions of this thread
 
 
 class KernelProfile:
@@ -21,27 +27,38 @@ class KernelProfile:
         The label of the block.
     device : str
         ``"cuda"`` when the time is between two CUDA events, ``"cpu"`` when it is wall time.
+    began : float
+        Time of ``time.perf_counter`` when the block began.
+    thread, depth : int
+        Identifier of the thread that ran the block, and the number of regions of that thread around it.
     """
 
     def __init__(self, label: str, events: Optional[tuple[torch.cuda.Event, torch.cuda.Event]]) -> None:
         self.label = label
         self.device = "cpu" if events is None else "cuda"
+        self.began = 0.0
+        self.thread = threading.get_ident()
+        self.depth = 0
         self._events = events
-        self._start = 0.0
         self._ended = False
         self._elapsed_ms: Optional[float] = None
 
     def _begin(self) -> None:
         if self._events:
             self._events[0].record()
-        self._start = time.perf_counter()
+        self.depth = getattr(_open, "depth", 0)
+        _open.depth = self.depth + 1
+        self.began = time.perf_counter()
 
     def _end(self) -> None:
         if self._events:
             self._events[1].record()  # the time is known once the GPU gets here
         else:
-            self._elapsed_ms = (time.perf_counter() - self._start) * 1e3
+            self._elapsed_ms = (time.perf_counter() - self.began) * 1e3
+        _open.depth = self.depth
         self._ended = True
+        for collector in collectors:
+            collector.append(self)
 
     @property
     def elapsed_ms(self) -> float:
@@ -54,6 +71,12 @@ class KernelProfile:
             end.synchronize()
             self._elapsed_ms = begin.elapsed_time(end)
         return self._elapsed_ms
+
+    def elapsed_since(self, event: torch.cuda.Event) -> float:
+        """Milliseconds from ``event`` to the start of a region on the GPU; waits for the GPU."""
+        assert self._events is not None
+        self._events[1].synchronize()
+        return event.elapsed_time(self._events[0])
 
     @property
     def elapsed_s(self) -> float:
@@ -85,7 +108,7 @@ def profile_kernel(label: str, verbose: bool = True) -> Iterator[KernelProfile]:
     Yields
     ------
     KernelProfile
-        Read ``elapsed_ms`` after the block.
+        Read ``elapsed_ms`` after the block. :func:`profile_session` collects many of them.
 
     Examples
     --------

@@ -1,30 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packing and quantisation: bits, block-scaled 8-bit and 4-bit floats, dequantisation and layouts.
 
-``blackwell`` holds the names that need a Blackwell GPU; they can be imported from here too.
+``_compat.unsupported_quantization`` holds the names that need a Blackwell GPU; they can be imported from here too.
 """
 
+from .._compat.unsupported_quantization import *
+from .._compat.unsupported_quantization import gen_fp4_kv_quantization_module as gen_fp4_kv_quantization_module
+from .._compat.unsupported_quantization import gen_fp4_quantization_sm100_module as gen_fp4_quantization_sm100_module
+from .._compat.unsupported_quantization import gen_fp4_quantization_sm103_module as gen_fp4_quantization_sm103_module
+from .._compat.unsupported_quantization import gen_fp4_quantization_sm107_module as gen_fp4_quantization_sm107_module
+from .._compat.unsupported_quantization import gen_fp4_quantization_sm110_module as gen_fp4_quantization_sm110_module
+from .._compat.unsupported_quantization import gen_fp4_quantization_sm120_module as gen_fp4_quantization_sm120_module
+from .._compat.unsupported_quantization import gen_fp4_quantization_sm120f_module as gen_fp4_quantization_sm120f_module
+from .._compat.unsupported_quantization import gen_fp4_quantization_sm121_module as gen_fp4_quantization_sm121_module
+from .._compat.unsupported_quantization import (
+    get_mxfp8_grouped_quantization_module as get_mxfp8_grouped_quantization_module,
+)
+from .._compat.unsupported_quantization import (
+    get_mxfp8_quantization_sm100_module as get_mxfp8_quantization_sm100_module,
+)
+from .._compat.unsupported_quantization import mxfp4_quantize_cute_dsl as mxfp4_quantize_cute_dsl
+from .._compat.unsupported_quantization import mxfp8_quantize_cute_dsl as mxfp8_quantize_cute_dsl
+from .._compat.unsupported_quantization import nvfp4_quantize_cute_dsl as nvfp4_quantize_cute_dsl
+from .._compat.unsupported_quantization import nvfp4_quantize_per_token_cute_dsl as nvfp4_quantize_per_token_cute_dsl
+from .._compat.unsupported_quantization import per_token_group_quant_8bit as per_token_group_quant_8bit
 from ..jit.quantization import gen_fp4_quantization_module as gen_fp4_quantization_module
 from ..jit.quantization import gen_mx_quantization_module as gen_mx_quantization_module
 from ..jit.quantization import gen_nvfp4_kv_module as gen_nvfp4_kv_module
 from ..jit.quantization import gen_packbits_module as gen_packbits_module
 from ..jit.quantization import gen_quantization_module as gen_quantization_module
-from .blackwell import *
-from .blackwell import gen_fp4_kv_quantization_module as gen_fp4_kv_quantization_module
-from .blackwell import gen_fp4_quantization_sm100_module as gen_fp4_quantization_sm100_module
-from .blackwell import gen_fp4_quantization_sm103_module as gen_fp4_quantization_sm103_module
-from .blackwell import gen_fp4_quantization_sm107_module as gen_fp4_quantization_sm107_module
-from .blackwell import gen_fp4_quantization_sm110_module as gen_fp4_quantization_sm110_module
-from .blackwell import gen_fp4_quantization_sm120_module as gen_fp4_quantization_sm120_module
-from .blackwell import gen_fp4_quantization_sm120f_module as gen_fp4_quantization_sm120f_module
-from .blackwell import gen_fp4_quantization_sm121_module as gen_fp4_quantization_sm121_module
-from .blackwell import get_mxfp8_grouped_quantization_module as get_mxfp8_grouped_quantization_module
-from .blackwell import get_mxfp8_quantization_sm100_module as get_mxfp8_quantization_sm100_module
-from .blackwell import mxfp4_quantize_cute_dsl as mxfp4_quantize_cute_dsl
-from .blackwell import mxfp8_quantize_cute_dsl as mxfp8_quantize_cute_dsl
-from .blackwell import nvfp4_quantize_cute_dsl as nvfp4_quantize_cute_dsl
-from .blackwell import nvfp4_quantize_per_token_cute_dsl as nvfp4_quantize_per_token_cute_dsl
-from .blackwell import per_token_group_quant_8bit as per_token_group_quant_8bit
 from .fp4_quantization import (
     block_scale_interleave,
     e2m1_and_ufp8sf_scale_to_float,

@@ -7,13 +7,18 @@ from typing import Any, Optional
 
 import torch
 
+from .._compat.unsupported_quantization import fp4_quantize as fp4_quantize
+from .._compat.unsupported_quantization import mxfp4_quantize as mxfp4_quantize
+from .._compat.unsupported_quantization import nvfp4_kv_quantize as nvfp4_kv_quantize
+from .._compat.unsupported_quantization import nvfp4_quantize as nvfp4_quantize
+from .._compat.unsupported_quantization import silu_and_mul_nvfp4_quantize as silu_and_mul_nvfp4_quantize
+from .._runtime.dispatch import backend_of
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import backend_of
-from ..errors import ArgumentError
 from ..jit.core import JitSpec
 from ..jit.quantization import gen_mx_quantization_module
-from ..ops import register_custom_op
 from ..trace.templates.quantization import (
     block_scale_interleave_trace,
     e2m1_and_ufp8sf_scale_to_float_trace,
@@ -22,10 +27,6 @@ from ..trace.templates.quantization import (
     shuffle_matrix_a_trace,
     shuffle_matrix_sf_a_trace,
 )
-from .blackwell import fp4_quantize as fp4_quantize
-from .blackwell import mxfp4_quantize as mxfp4_quantize
-from .blackwell import nvfp4_quantize as nvfp4_quantize
-from .blackwell import silu_and_mul_nvfp4_quantize as silu_and_mul_nvfp4_quantize
 from .fp8_quantization import dequantize_blocks
 from .layout import SfLayout, chosen_layout, scale_count
 from .modules import get_mx_quantization_module
@@ -49,7 +50,7 @@ def _block_scale_interleave(out: torch.Tensor, unswizzled_sf: torch.Tensor) -> N
 
 
 @flashinfer_api(trace=block_scale_interleave_trace)
-@names_kinds
+@explain_type_errors
 def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
     r"""Bring row-major block scales into the 128 x 4 layout of block-scaled matrix units, padded with zeros.
 
@@ -102,7 +103,7 @@ def _fp4_to_float(
 
 
 @flashinfer_api(trace=e2m1_and_ufp8sf_scale_to_float_trace)
-@names_kinds
+@explain_type_errors
 def e2m1_and_ufp8sf_scale_to_float(
     e2m1_tensor: torch.Tensor,
     ufp8_scale_tensor: torch.Tensor,
@@ -145,7 +146,7 @@ def e2m1_and_ufp8sf_scale_to_float(
 
 
 @flashinfer_api(trace=mxfp4_dequantize_trace)
-@names_kinds
+@explain_type_errors
 def mxfp4_dequantize(
     a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: SfLayout = SfLayout.layout_128x4
 ) -> torch.Tensor:
@@ -170,7 +171,7 @@ def mxfp4_dequantize(
 
 
 @flashinfer_api(trace=mxfp4_dequantize_host_trace)
-@names_kinds
+@explain_type_errors
 def mxfp4_dequantize_host(weight: torch.Tensor, scale: torch.Tensor, group_size: int = 32) -> torch.Tensor:
     r"""MXFP4 weights with row-major scales to float32 on the host.
 
@@ -234,13 +235,13 @@ def _check_scales(op: str, x: torch.Tensor, num_elts_per_sf: int) -> None:
         raise ArgumentError(f"{op}: input_tensor.shape[0] = {x.shape[0]}, expected a multiple of 128")
 
 
-@names_kinds
+@explain_type_errors
 def get_shuffle_matrix_a_row_indices(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
     """Return the row order of :func:`shuffle_matrix_a`: ``(m,)``, int64, on the CPU."""
     return _row_indices("get_shuffle_matrix_a_row_indices", input_tensor, epilogue_tile_m)
 
 
-@names_kinds
+@explain_type_errors
 def get_shuffle_matrix_sf_a_row_indices(
     input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16
 ) -> torch.Tensor:
@@ -251,7 +252,7 @@ def get_shuffle_matrix_sf_a_row_indices(
 
 
 @flashinfer_api(trace=shuffle_matrix_a_trace)
-@names_kinds
+@explain_type_errors
 def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
     r"""Reorder the rows of a weight for kernels whose epilogue works on transposed tiles.
 
@@ -274,7 +275,7 @@ def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.
 
 
 @flashinfer_api(trace=shuffle_matrix_sf_a_trace)
-@names_kinds
+@explain_type_errors
 def shuffle_matrix_sf_a(input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16) -> torch.Tensor:
     r"""Reorder block scales as :func:`shuffle_matrix_a` does the weight, then :func:`block_scale_interleave`.
 

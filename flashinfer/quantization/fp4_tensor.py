@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 
 __all__ = ["FP4Tensor"]
 

@@ -9,15 +9,17 @@ from typing import Optional
 import torch
 
 from .. import utils
+from .._compat.unsupported_quantization import (
+    get_mxfp8_grouped_quantization_module as get_mxfp8_grouped_quantization_module,
+)
+from .._compat.unsupported_quantization import mxfp8_grouped_quantize as mxfp8_grouped_quantize
+from .._runtime.dispatch import backend_of
+from .._runtime.errors import ArgumentError, BackendSupportedError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.integer_math import round_up
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import backend_of
-from ..errors import ArgumentError, BackendSupportedError
-from ..integers import round_up
-from ..ops import register_custom_op
-from ..trace.templates.quantization import mxfp8_dequantize_host_trace, mxfp8_quantize_trace
-from .blackwell import get_mxfp8_grouped_quantization_module as get_mxfp8_grouped_quantization_module
-from .blackwell import mxfp8_grouped_quantize as mxfp8_grouped_quantize
+from ..trace.templates.quantization import mxfp8_dequantize_host_trace, mxfp8_quantize_dispatch
 from .layout import SfLayout, chosen_layout, scale_count
 from .modules import get_mx_quantization_module
 
@@ -52,8 +54,8 @@ def dequantize_blocks(
     )
 
 
-@flashinfer_api(trace=mxfp8_quantize_trace)
-@names_kinds
+@flashinfer_api(trace=mxfp8_quantize_dispatch)
+@explain_type_errors
 def mxfp8_quantize(
     input: torch.Tensor,
     is_sf_swizzled_layout: bool = True,
@@ -110,7 +112,7 @@ def mxfp8_quantize(
 
 
 @flashinfer_api(trace=mxfp8_dequantize_host_trace)
-@names_kinds
+@explain_type_errors
 def mxfp8_dequantize_host(
     input: torch.Tensor,
     scale_tensor: torch.Tensor,

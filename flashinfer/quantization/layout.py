@@ -6,8 +6,8 @@ from __future__ import annotations
 import enum
 from typing import Optional
 
-from ..errors import ArgumentError
-from ..integers import round_up
+from .._runtime.errors import ArgumentError
+from .._runtime.integer_math import round_up
 
 __all__ = ["SfLayout"]
 

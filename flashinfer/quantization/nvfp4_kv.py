@@ -7,11 +7,11 @@ from typing import Union
 
 import torch
 
+from .._runtime.dispatch import backend_of
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import backend_of
-from ..errors import ArgumentError
-from ..ops import register_custom_op
 from ..trace.templates.quantization import nvfp4_kv_dequantize_paged_trace, nvfp4_kv_dequantize_trace
 from .modules import get_nvfp4_kv_module
 
@@ -45,7 +45,7 @@ def _nvfp4_kv_dequantize_paged(
 
 
 @flashinfer_api(trace=nvfp4_kv_dequantize_trace)
-@names_kinds
+@explain_type_errors
 def nvfp4_kv_dequantize(
     fp4_data: torch.Tensor,
     block_scales: torch.Tensor,
@@ -93,7 +93,7 @@ def _key_and_value(op: str, name: str, pair: KVPair) -> tuple[torch.Tensor, torc
 
 
 @flashinfer_api(trace=nvfp4_kv_dequantize_paged_trace)
-@names_kinds
+@explain_type_errors
 def nvfp4_kv_dequantize_paged(
     paged_kv_cache: KVPair,
     kv_cache_sf: KVPair,

@@ -10,8 +10,8 @@ from typing import Optional, Union
 
 import torch
 
-from ..errors import ArgumentError
-from ..knobs import knobs
+from .._runtime.errors import ArgumentError
+from .._runtime.knobs import knobs
 
 __all__ = [
     "NVFP44Over6Config",

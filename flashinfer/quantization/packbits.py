@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import torch
 
+from .._runtime.dispatch import backend_of
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op, register_fake_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import backend_of
-from ..errors import ArgumentError
-from ..ops import register_custom_op, register_fake_op
 from ..trace.templates.quantization import packbits_trace, segment_packbits_trace
 from .modules import get_packbits_module
 
@@ -66,7 +66,7 @@ def _segment_packbits_fake(x: torch.Tensor, indptr: torch.Tensor, is_little: boo
 
 
 @flashinfer_api(trace=packbits_trace)
-@names_kinds
+@explain_type_errors
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     r"""Pack the truth values of ``x`` into bytes, as ``numpy.packbits`` does of a flattened array.
 
@@ -94,7 +94,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
 
 
 @flashinfer_api(trace=segment_packbits_trace)
-@names_kinds
+@explain_type_errors
 def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big") -> tuple[torch.Tensor, torch.Tensor]:
     r"""Pack each segment of ``x`` on its own: every segment starts on a byte and is padded with zeros to a whole one.
 

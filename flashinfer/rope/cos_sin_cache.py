@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import torch
 
+from .._runtime.dispatch import NativeFunction
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_arguments, explain_type_errors
+from .._runtime.torch_ops import called, register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import explain_arguments, names_kinds
-from ..dispatch import NativeFunction
-from ..errors import ArgumentError
-from ..ops import called, register_custom_op
 from ..trace.templates.rope import (
     apply_rope_with_cos_sin_cache_inplace_trace,
     apply_rope_with_cos_sin_cache_trace,
@@ -52,7 +52,7 @@ def _tokens(x: torch.Tensor, positions: torch.Tensor, head_size: int) -> torch.T
 
 
 @flashinfer_api(trace=apply_rope_with_cos_sin_cache_trace)
-@names_kinds
+@explain_type_errors
 def apply_rope_with_cos_sin_cache(
     positions: torch.Tensor,
     query: torch.Tensor,

@@ -7,10 +7,10 @@ from typing import Optional
 
 import torch
 
+from .._runtime.dispatch import NativeFunction
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import NativeFunction
-from ..ops import register_custom_op
 from ..trace.templates.rope import (
     apply_llama31_rope_inplace_trace,
     apply_llama31_rope_pos_ids_inplace_trace,
@@ -69,7 +69,7 @@ def _apply_llama31_rope_pos_ids(
 
 
 @flashinfer_api(trace=apply_llama31_rope_trace)
-@names_kinds
+@explain_type_errors
 def apply_llama31_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -136,7 +136,7 @@ def apply_llama31_rope_inplace(
 
 
 @flashinfer_api(trace=apply_llama31_rope_pos_ids_trace)
-@names_kinds
+@explain_type_errors
 def apply_llama31_rope_pos_ids(
     q: torch.Tensor,
     k: torch.Tensor,

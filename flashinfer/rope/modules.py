@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from .._runtime.knobs import knobs
 from ..jit.codegen import module_cache
 from ..jit.rope import gen_rope_module
-from ..knobs import knobs
 
 get_rope_module = module_cache(gen_rope_module)
 

@@ -8,11 +8,11 @@ from typing import Optional
 
 import torch
 
+from .._runtime.dispatch import backend_of, use_pdl
+from .._runtime.errors import ArgumentError, LibraryError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import backend_of, use_pdl
-from ..errors import ArgumentError, LibraryError
-from ..ops import register_custom_op
 from ..trace.templates.rope_quantize import mla_rope_quantize_fp8_trace, rope_quantize_fp8_trace
 from .modules import get_rope_module
 
@@ -117,7 +117,7 @@ def _quantize(
 
 
 @flashinfer_api(trace=rope_quantize_fp8_trace)
-@names_kinds
+@explain_type_errors
 def rope_quantize_fp8(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,
@@ -179,7 +179,7 @@ def rope_quantize_fp8(
 
 
 @flashinfer_api(trace=mla_rope_quantize_fp8_trace)
-@names_kinds
+@explain_type_errors
 def mla_rope_quantize_fp8(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,

@@ -7,12 +7,12 @@ from typing import Optional
 
 import torch
 
+from .._runtime.checks import as_int32
+from .._runtime.dispatch import backend_of, use_pdl
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import backend_of, use_pdl
-from ..errors import ArgumentError
-from ..ops import register_custom_op
-from ..tensor_checks import as_int32
 from ..trace.templates.rope_quantize import rope_quantize_fp8_append_paged_kv_cache_trace
 from . import modules
 from .modules import get_rope_module
@@ -83,7 +83,7 @@ def _check_caches(
 
 
 @flashinfer_api(trace=rope_quantize_fp8_append_paged_kv_cache_trace)
-@names_kinds
+@explain_type_errors
 def rope_quantize_fp8_append_paged_kv_cache(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,

@@ -7,8 +7,8 @@ from typing import Optional, Union
 
 import torch
 
+from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
-from ..errors import ArgumentError
 from ..trace.templates.sampling import top_k_top_p_sampling_from_logits_trace, top_k_top_p_sampling_trace
 from .modules import FROM_JOINT, FROM_TOP_K_FIRST, Samples, draw
 from .random_stream import Number

@@ -7,15 +7,15 @@ from typing import Any, Optional, Union
 
 import torch
 
-from ..allocation import allocate, cuda_index
-from ..argument_kinds import explain_arguments
-from ..dispatch import NativeFunction
-from ..errors import ArgumentError
+from .._runtime.allocation import allocate, cuda_index
+from .._runtime.checks import check_tensors
+from .._runtime.codegen_wrapper import compiler, is_traced
+from .._runtime.dispatch import NativeFunction
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_arguments
+from .._runtime.torch_ops import register_custom_op
 from ..jit.codegen import module_cache
 from ..jit.sampling import gen_sampling_module
-from ..ops import register_custom_op
-from ..tensor_checks import check_tensors
-from ..wrapping import compiler, is_traced
 from .random_stream import Number, stream_arguments, take_from_default
 
 get_native_module = module_cache(gen_sampling_module)

@@ -12,8 +12,8 @@ from typing import Any, Optional, Union
 
 import torch
 
-from ..arch import get_default_generators
-from ..errors import ArgumentError
+from .._runtime.arch import get_default_generators
+from .._runtime.errors import ArgumentError
 
 __all__ = ["Number", "get_seed_and_offset", "stream_arguments", "take_from_default"]
 

@@ -7,11 +7,11 @@ from typing import Optional, Union
 
 import torch
 
-from ..allocation import new_empty
+from .._runtime.allocation import new_empty
+from .._runtime.checks import check_tensors
+from .._runtime.dispatch import NativeFunction, use_pdl
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..dispatch import NativeFunction, use_pdl
-from ..ops import register_custom_op
-from ..tensor_checks import check_tensors
 from ..trace.templates.sampling import (
     softmax_trace,
     top_k_mask_logits_trace,

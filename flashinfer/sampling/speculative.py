@@ -7,12 +7,12 @@ from typing import Optional
 
 import torch
 
-from ..allocation import cuda_index
+from .._runtime.allocation import cuda_index
+from .._runtime.dispatch import NativeFunction
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
-from ..dispatch import NativeFunction
-from ..errors import ArgumentError
-from ..ops import register_custom_op
 from ..trace.templates.sampling import chain_speculative_sampling_trace
 from .modules import as_float, get_native_module
 from .random_stream import Number, stream_arguments, take_from_default
@@ -48,7 +48,7 @@ def _counter(counter: Optional[torch.Tensor], batch: int, device: torch.device) 
 
 
 @flashinfer_api(trace=chain_speculative_sampling_trace)
-@names_kinds
+@explain_type_errors
 def chain_speculative_sampling(
     draft_probs: torch.Tensor,
     draft_token_ids: torch.Tensor,

@@ -12,14 +12,14 @@ from typing import Any, Optional, Union
 import numpy as np
 import torch
 
+from .._runtime.checks import check_tensors
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.copies import CopiedWithPlans
 from ..attention.host import segment_lens, to_host
 from ..attention.scales import Scale
-from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
-from ..tensor_checks import check_tensors
 from ..trace.templates.sparse import block_sparse_attention_run_trace
 
 __all__ = ["BlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
@@ -87,7 +87,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
     """
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         if backend.startswith("vsa"):
             raise ArgumentError(f"{_OP}: backend is {backend!r}, which needs a Blackwell GPU; expected 'auto' or 'fa2'")
@@ -100,7 +100,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def plan(
         self,
         indptr: Optional[torch.Tensor],

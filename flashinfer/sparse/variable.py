@@ -11,13 +11,13 @@ from typing import Any, Optional, Union
 
 import torch
 
+from .._runtime.checks import check_tensors
+from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..argument_kinds import names_kinds
 from ..attention.copies import CopiedWithPlans
 from ..attention.outputs import lse_buffer, output_buffer
-from ..errors import ArgumentError
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
-from ..tensor_checks import check_tensors
 from ..trace.templates.sparse import variable_block_sparse_attention_run_trace
 
 __all__ = ["VariableBlockSparseAttentionWrapper"]
@@ -49,7 +49,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
     """
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, "NHD", backend=backend)
         self.device = float_workspace_buffer.device
@@ -60,7 +60,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     @flashinfer_api(trace=None)
-    @names_kinds
+    @explain_type_errors
     def plan(
         self,
         block_mask_map: torch.Tensor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 
 __all__ = [
     "attention_flops",
@@ -22,7 +22,7 @@ def _pairs_times_two(qo_len: int, kv_len: int, causal: bool) -> int:
     if not causal:
         return 2 * qo_len * kv_len
     if qo_len > kv_len:
-        raise ArgumentError(f"attention_flops: qo_seqlen is {qo_len}, expected at most kv_seqlen = {kv_len} (causal)")
+        raise ArgumentError(f"attention_flops: qo_seqlen must be at most kv_seqlen = {kv_len} (causal), got {qo_len}")
     return (2 * kv_len - qo_len) * qo_len
 
 

@@ -83,7 +83,7 @@ def assert_close(
         return
     actual, expected = torch.as_tensor(actual), torch.as_tensor(expected)
     assert not check_dtype or actual.dtype == expected.dtype, (
-        f"{name}: dtype is {actual.dtype}, expected {expected.dtype}"
+        f"{name}: dtype must be {expected.dtype}, got {actual.dtype}"
     )
     loose = max(tolerances(actual.dtype), tolerances(expected.dtype))
     torch.testing.assert_close(

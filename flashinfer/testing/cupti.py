@@ -34,7 +34,7 @@ def cupti_problem() -> Optional[str]:
     except importlib.metadata.PackageNotFoundError:
         return "cupti-python is not installed"
     if int(version.split(".")[0]) < _OLDEST:
-        return f"cupti-python is {version}, expected {_OLDEST} or later"
+        return f"cupti-python must be {_OLDEST} or later, got {version}"
     try:
         from cupti import cupti  # noqa: F401
     except (ImportError, OSError) as error:

@@ -7,7 +7,7 @@ from typing import Sequence
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 
 __all__ = ["dequantize_fp8", "per_block_cast_to_fp8", "per_token_cast_to_fp8", "quantize_fp8"]
 
@@ -32,7 +32,7 @@ def _quantize(x: torch.Tensor, tile: Sequence[int]) -> tuple[torch.Tensor, torch
 
 def _check_major_mode(op: str, scale_major_mode: str) -> None:
     if scale_major_mode not in ("K", "MN"):
-        raise ArgumentError(f"{op}: scale_major_mode is {scale_major_mode!r}, expected 'K' or 'MN'")
+        raise ArgumentError(f"{op}: scale_major_mode must be 'K' or 'MN', got {scale_major_mode!r}")
 
 
 def quantize_fp8(
@@ -58,15 +58,13 @@ def quantize_fp8(
     """
     _check_major_mode("quantize_fp8", scale_major_mode)
     if x.ndim != len(tile_shape) or any(size % step for size, step in zip(x.shape, tile_shape, strict=True)):
-        raise ArgumentError(
-            f"quantize_fp8: tile_shape is {tuple(tile_shape)}, expected divisors of x.shape = {tuple(x.shape)}"
-        )
+        raise ArgumentError(f"quantize_fp8: tile_shape must divide x.shape = {tuple(x.shape)}, got {tuple(tile_shape)}")
     values, scale = _quantize(x, tile_shape)
     if scale_major_mode == "MN":
         scale = scale.transpose(-1, -2).contiguous()
     if tuple(scale.shape) != tuple(scale_shape):
         raise ArgumentError(
-            f"quantize_fp8: scale_shape is {tuple(scale_shape)}, expected {tuple(scale.shape)} (x.shape / tile_shape)"
+            f"quantize_fp8: scale_shape must be {tuple(scale.shape)} (x.shape / tile_shape), got {tuple(scale_shape)}"
         )
     return values, scale
 

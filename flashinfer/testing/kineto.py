@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Sequence, Union
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .cold_cache import CacheFlush
 
 __all__ = ["bench_kineto", "empty_suppress", "suppress_stdout_stderr"]

@@ -15,7 +15,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .cold_cache import tensors_in
 from .cupti import cupti_problem, cupti_times
 from .timers import Plan, capture, event_times, graph_times, host_times
@@ -63,7 +63,7 @@ def _plan(
         warnings.warn("bench_gpu_time: l2_flush* is deprecated, use cold_l2_cache", DeprecationWarning, stacklevel=3)
     for name, count, least in (("dry_run_iters", dry_run_iters, 0), ("repeat_iters", repeat_iters, 1)):
         if count is not None and count < least:
-            raise ArgumentError(f"bench_gpu_time: {name} is {count}, expected at least {least}")
+            raise ArgumentError(f"bench_gpu_time: {name} must be at least {least}, got {count}")
     return Plan(
         dry_run_iters=dry_run_iters,
         repeat_iters=repeat_iters,
@@ -264,7 +264,7 @@ def bench_gpu_time(
             raise ArgumentError(f"bench_gpu_time: {one} and {other} are both given, expected one (they mean the same)")
     inputs = args if args is not None else input_args
     if isinstance(inputs, torch.Tensor):  # a tensor would be unpacked into its rows
-        raise ArgumentError("bench_gpu_time: args is a tensor, expected a tuple of arguments, such as (x,)")
+        raise ArgumentError("bench_gpu_time: args must be a tuple of arguments, such as (x,), got a tensor")
     named = kwargs if kwargs is not None else input_kwargs
     repeats = num_iters if num_iters is not None else repeat_iters
 

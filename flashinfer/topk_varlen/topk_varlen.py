@@ -7,13 +7,13 @@ from typing import Optional, Sequence
 
 import torch
 
+from .._runtime.arch import BLACKWELL, CPU, TURING_ON
+from .._runtime.dispatch import backend_of
+from .._runtime.errors import ArgumentError
+from .._runtime.requirements import backend_requirement, supported_compute_capability
+from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
-from ..arch import BLACKWELL, CPU, TURING_ON
-from ..backends import backend_requirement, supported_compute_capability
-from ..dispatch import backend_of
-from ..errors import ArgumentError
-from ..ops import register_custom_op
-from ..topk_plan import get_topk_module, plan
+from ..topk.launch import get_topk_module, plan
 from ..trace.templates.topk import top_k_varlen_dispatch
 
 __all__ = ["top_k_varlen"]

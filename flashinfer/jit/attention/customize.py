@@ -12,8 +12,8 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from ...errors import ArgumentError
-from ...layouts import PosEncodingMode
+from ..._runtime.enums import PosEncodingMode
+from ..._runtime.errors import ArgumentError
 from ..core import JitSpec
 from .generate import AttentionModule, resolve_device
 from .modules import check_backend
@@ -51,7 +51,7 @@ def _pairs(what: str, names: Sequence[str], types: Sequence[str]) -> tuple[tuple
         raise TypeError(f"additional_{what}_names and additional_{what}_dtypes are text, expected lists of it")
     if len(names) != len(types):
         because = f"those of additional_{what}_names"
-        raise ArgumentError(f"additional_{what}_dtypes has {len(types)} entries, expected {len(names)} ({because})")
+        raise ArgumentError(f"additional_{what}_dtypes must have {len(names)} entries ({because}), got {len(types)}")
     for name, kind in zip(names, types, strict=True):
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError(f"additional_{what}_names has {name!r}, expected the name of a variable")
@@ -85,16 +85,17 @@ def _customized(
     pos_encoding_mode: int,
     device: Optional[str],
     idtype: torch.dtype = torch.int32,
+    backend: str = "fa2",
 ) -> JitSpec:
     """Generate a module: ``dtypes`` of q, kv and o, ``dims`` of qk and vo, ``variant`` its name and C++ source."""
     name, text = variant
     for what, x in (("uri", uri), ("variant_name", name), ("variant_decl", text)):
         if not isinstance(x, str):
-            raise TypeError(f"gen_customize_{kind}_module: {what} is a {type(x).__name__}, expected text")
+            raise TypeError(f"gen_customize_{kind}_module: {what} must be text, got a {type(x).__name__}")
     if pos_encoding_mode not in _POS_ENCODINGS:
         raise ArgumentError(
-            f"gen_customize_{kind}_module: pos_encoding_mode is {pos_encoding_mode!r}, expected a value of "
-            "flashinfer.utils.PosEncodingMode"
+            f"gen_customize_{kind}_module: pos_encoding_mode must be a value of "
+            f"flashinfer.utils.PosEncodingMode, got {pos_encoding_mode!r}"
         )
     return AttentionModule(
         kind,
@@ -107,6 +108,7 @@ def _customized(
         idtype=idtype,
         pos_encoding_mode=int(pos_encoding_mode),
         device=resolve_device(device),
+        backend=backend,
     ).spec()
 
 
@@ -185,11 +187,11 @@ def gen_customize_single_prefill_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Generate a module for many query tokens of one request. It has ``run``."""
-    check_backend("gen_customize_single_prefill_module", backend)
+    check_backend("gen_customize_single_prefill_module", backend, has_fa3=True)
     return _customized(
         "single_prefill", uri, (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo),
         _declared(additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes),
-        (variant_name, variant_decl), pos_encoding_mode, device,
+        (variant_name, variant_decl), pos_encoding_mode, device, backend=backend,
     )  # fmt: skip
 
 
@@ -222,11 +224,11 @@ def gen_customize_batch_prefill_module(
     The module has ``plan``, ``ragged_run``, ``paged_run`` and ``workspace_size``. Strides are always run-time values,
     and all functions are always exported: ``paged_kv_stride_mode`` and ``module_surface`` are accepted and ignored.
     """
-    check_backend("gen_customize_batch_prefill_module", backend)
+    check_backend("gen_customize_batch_prefill_module", backend, has_fa3=True)
     return _customized(
         "batch_prefill", uri, (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo),
         _declared(additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes),
-        (variant_name, variant_decl), pos_encoding_mode, device, idtype,
+        (variant_name, variant_decl), pos_encoding_mode, device, idtype, backend,
     )  # fmt: skip
 
 
@@ -243,7 +245,7 @@ def gen_batch_prefill_attention_sink_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Generate a batch prefill module with attention sinks; its run functions take ``sink`` and ``sm_scale``."""
-    check_backend("gen_batch_prefill_attention_sink_module", backend)
+    check_backend("gen_batch_prefill_attention_sink_module", backend, has_fa3=True)
     dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim_qk, head_dim_vo)
     name = get_batch_prefill_uri(backend, *dtypes, *dims, pos_encoding_mode, use_sliding_window, False, False)
     sink: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any, Callable, NoReturn, Optional
 
 import torch
 
-from ...errors import BackendSupportedError
+from ..._runtime.errors import BackendSupportedError
 from ..core import JitSpec
 from .modules import gen_batch_prefill_module
 

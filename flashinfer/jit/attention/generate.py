@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Iterable, Optional
+from typing import Iterable, NoReturn, Optional
 
 import torch
 
-from ...errors import ArgumentError
+from ..._runtime.errors import ArgumentError, BackendSupportedError
+from ...compilation_context import sm90a_nvcc_flags
 from .. import env as jit_env
 from ..codegen import render
 from ..context import current_compilation_context
@@ -27,10 +28,17 @@ from .variants import NVFP4_TENSORS, VariantParams
 __all__ = ["AttentionModule", "resolve_device"]
 
 _FLOATS = {"cpu": (torch.float16, torch.bfloat16, torch.float32), "cuda": (torch.float16, torch.bfloat16)}
-_STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8)  # storage dtypes, for keys and values only
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_STORED = (*_FP8, torch.uint8)  # storage dtypes, for keys and values only
 _ROPE = 1  # PosEncodingMode
 _FRAGMENT = 16  # columns of an mma.sync operand
+HOPPER_WIDTHS = (64, 96, 128, 192, 256)  # head_dim_vo of the Hopper kernel (HasPrefillSm90 of prefill_sm90.h)
 _DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE = 16, 64, 128  # rows per tile (backend_interface.h)
+
+
+def _hopper_tile(head_dim_qk: int, head_dim_vo: int) -> int:
+    """Return the rows of a tile of the Hopper kernel, as PrefillTileSm90 of prefill_sm90.h does."""
+    return 192 if head_dim_qk <= 64 and head_dim_vo <= 64 else 128
 
 
 def resolve_device(device: Optional[str]) -> str:
@@ -38,6 +46,24 @@ def resolve_device(device: Optional[str]) -> str:
     if device is None:
         return "cuda" if current_compilation_context.TARGET_CUDA_ARCHS else "cpu"
     return device
+
+
+def has_hopper_target() -> bool:
+    """Tell whether modules are compiled for SM90 with its own instructions (9.0a)."""
+    return (9, "0a") in current_compilation_context.TARGET_CUDA_ARCHS
+
+
+def hopper_serves(dtypes: Iterable[torch.dtype], head_dim_qk: int, head_dim_vo: int, pos_encoding_mode: int) -> bool:
+    """Tell whether ``backend="auto"`` may choose the Hopper prefill kernels: one 16-bit type, keys used as stored."""
+    types = set(dtypes)
+    return (
+        len(types) == 1
+        and types <= {torch.float16, torch.bfloat16}
+        and head_dim_qk % _FRAGMENT == 0
+        and head_dim_qk <= 256
+        and head_dim_vo in HOPPER_WIDTHS
+        and pos_encoding_mode != _ROPE
+    )
 
 
 @dataclass(frozen=True)
@@ -58,6 +84,8 @@ class AttentionModule:
     pos_encoding_mode: int = 0
     head_dim_pe: int = 0  #: columns of q and k that are in separate tensors (MLA)
     device: str = "cuda"
+    is_sm90: bool = False  #: kernels with wgmma and TMA, which need a target 9.0a (batch_mla)
+    backend: str = "fa2"  #: "fa3": tiles of the prefill list run on the Hopper kernel (prefill_sm90.cuh)
 
     def __post_init__(self) -> None:
         floats = _FLOATS[self.device]
@@ -69,35 +97,58 @@ class AttentionModule:
         ):
             if dtype not in allowed:
                 names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
-                raise ArgumentError(f"{self.kind}: {name} is {dtype}, expected one of {names} on {self.device}")
+                raise ArgumentError(f"{self.kind}: {name} must be one of {names} on {self.device}, got {dtype}")
         dims = (self.head_dim_qk, self.head_dim_vo, self.head_dim_pe)
         if self.device == "cuda" and any(dim % _FRAGMENT for dim in dims):
             raise ArgumentError(
-                f"{self.kind}: head dimensions are {dims[0]} and {dims[1]}, expected multiples of {_FRAGMENT} on cuda "
-                "(kernels multiply fragments of as many columns)"
+                f"{self.kind}: head dimensions must be multiples of {_FRAGMENT} on cuda (kernels multiply "
+                f"fragments of as many columns), got {dims[0]} and {dims[1]}"
             )
         if self.device == "cuda" and self.pos_encoding_mode == _ROPE and self.head_dim_qk % 32:
             raise ArgumentError(
-                f"{self.kind}: head_dim_qk is {self.head_dim_qk}, expected a multiple of 32 with ROPE_LLAMA on cuda "
-                "(kernels rotate halves of whole fragments)"
+                f"{self.kind}: head_dim_qk must be a multiple of 32 with ROPE_LLAMA on cuda (kernels "
+                f"rotate halves of whole fragments), got {self.head_dim_qk}"
             )
         if self.pos_encoding_mode == _ROPE and self.head_dim_qk % 2:
             raise ArgumentError(
-                f"{self.kind}: head_dim_qk is {self.head_dim_qk}, expected an even number with ROPE_LLAMA (halves are "
-                "rotated)"
+                f"{self.kind}: head_dim_qk must be an even number with ROPE_LLAMA (halves are rotated), "
+                f"got {self.head_dim_qk}"
             )
-        if self.device == "cuda":
+        if self.backend == "fa3":
+            self._check_hopper()
+        elif self.device == "cuda":
             self._check_shared_memory()
         tensors = dict(self.params.tensors)
         if self.is_nvfp4 and not all(name in tensors for name, _ in NVFP4_TENSORS):
             raise ArgumentError(
-                f"{self.kind}: the tensors of {self.variant_name} are {list(tensors)}, expected maybe_k_cache_sf and "
-                "maybe_v_cache_sf among them (a uint8 cache has scale factors)"
+                f"{self.kind}: the tensors of {self.variant_name} must have maybe_k_cache_sf and "
+                f"maybe_v_cache_sf among them (a uint8 cache has scale factors), got {list(tensors)}"
             )
+
+    def _check_hopper(self) -> None:
+        """Check that the Hopper kernel serves the module, and that there is a target that can run it."""
+
+        def refuse(what: str, expected: str) -> NoReturn:
+            raise BackendSupportedError(f"{self.kind}: {what}, expected {expected} (backend 'fa3'); usable here: fa2")
+
+        targets = current_compilation_context.TARGET_CUDA_ARCHS if self.device == "cuda" else set()
+        if (9, "0a") not in targets:
+            names = " ".join(f"{major}.{minor}" for major, minor in sorted(targets)) or "none"
+            refuse(f"the targets are {names}", "9.0a among them")
+        if self.dtype_kv not in (self.dtype_q, *_FP8):
+            refuse(f"dtype_q and dtype_kv are {self.dtype_q} and {self.dtype_kv}", "the same type, or keys of 8 bits")
+        if self.dtype_o not in (torch.float16, torch.bfloat16):
+            refuse(f"dtype_o is {self.dtype_o}", "float16 or bfloat16")
+        dims = (self.head_dim_qk, self.head_dim_vo)
+        if dims[0] % _FRAGMENT or not _FRAGMENT <= dims[0] <= 256 or dims[1] not in HOPPER_WIDTHS:
+            widths = ", ".join(map(str, HOPPER_WIDTHS))
+            refuse(f"head dimensions are {dims[0]} and {dims[1]}", f"at most 256 and one of {widths}")
+        if self.pos_encoding_mode == _ROPE or "REGISTER_KEY_TRANSFORM" in self.variant_decl:
+            refuse("keys are transformed in the kernel", "keys that are multiplied as stored")
 
     def _check_shared_memory(self) -> None:
         targets = current_compilation_context.TARGET_CUDA_ARCHS
-        if not targets:  # reported when something is to be compiled
+        if not targets or self.is_sm90:  # no target: reported when something is to be compiled
             return
         limit = shared_limit(targets)
         tile = max(self.tiles, key=self.shared_bytes)
@@ -138,6 +189,10 @@ class AttentionModule:
     def tiles(self) -> tuple[int, ...]:
         if self.kind.endswith("decode"):
             return (_DECODE_TILE,)
+        if self.is_sm90:
+            return (_PREFILL_TILE,)
+        if self.backend == "fa3":
+            return (_DECODE_TILE, _hopper_tile(self.head_dim_qk, self.head_dim_vo))
         return (_DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE)[: 3 if self.head_dim_vo <= 256 else 2]
 
     @property
@@ -159,13 +214,16 @@ class AttentionModule:
     @property
     def has_fused(self) -> bool:
         """Tell whether the module has a fused kernel for prefill and decode lists (fused_decode_prefill.h)."""
-        return self.kind == "batch_prefill" and self.device == "cuda" and _LARGE_PREFILL_TILE in self.tiles
+        is_served = self.backend == "fa2" and _LARGE_PREFILL_TILE in self.tiles
+        return self.kind == "batch_prefill" and self.device == "cuda" and is_served
 
     def resident_kernel(self, tile: int, paged: bool, mask: bool) -> str:
         """Name of the C++ function that returns how many blocks of a CUDA kernel are resident at once."""
         flags = f"{str(paged).lower()}, {str(mask).lower()}"
         if tile == _DECODE_TILE and self.head_dim_vo <= 256 and self.kind != "batch_mla":
             return f"MaxActiveDecodeBlocks<Params, {flags}>"
+        if self.backend == "fa3":
+            return f"MaxActivePrefillSm90Blocks<Params, {flags}>"
         return f"MaxActivePrefillBlocks<Params, {tile}, {flags}>"
 
     # sources ----------------------------------------------------------------------------------
@@ -187,6 +245,8 @@ class AttentionModule:
             edge_masked=str(False in self.masks),
             all_masked=str(True in self.masks),
             fused=str(self.has_fused),
+            mla_sm90=str(self.is_sm90),
+            prefill_sm90=str(self.backend == "fa3"),
             nvfp4=self.is_nvfp4,
         )
 
@@ -198,6 +258,7 @@ class AttentionModule:
         merges: Iterable[int] = (),
         cascades: Iterable[int] = (),
         fused: Iterable[int] = (),
+        mla_pages: Iterable[str] = (),
     ) -> str:
         """Render a unit that instantiates kernels of ``header`` for (tile, paged, masked), and functions by tile."""
         named = [(tile, str(paged), str(mask)) for tile, paged, mask in launches]
@@ -209,6 +270,7 @@ class AttentionModule:
             merges=merges,
             cascades=cascades,
             fused=fused,
+            mla_pages=mla_pages,
         )
 
     def _units(self) -> dict[str, str]:
@@ -223,6 +285,13 @@ class AttentionModule:
                 f"{self.kind}_{tile}.cu": self._unit("fused_decode_prefill.cuh", cascades=[tile])
                 for tile in self.tiles[1:]
             }
+        if self.is_sm90:
+            resident = [(_PREFILL_TILE, "MaxActiveMlaSm90Blocks<Params>")]
+            return {
+                f"{self.kind}_boxes.cu": self._unit("mla_sm90_kernel.cuh", resident=resident, mla_pages=["false"]),
+                f"{self.kind}_rows.cu": self._unit("mla_sm90_kernel.cuh", mla_pages=["true"]),
+                f"{self.kind}_launch.cu": self._unit("mla_sm90_launch.cuh", kernels),
+            }
         units = {f"{self.kind}_merge.cu": self._unit("merge.cuh", merges=self.tiles)}
         if self.has_fused:
             units[f"{self.kind}_fused.cu"] = self._unit("fused_decode_prefill.cuh", fused=[_LARGE_PREFILL_TILE])
@@ -230,7 +299,9 @@ class AttentionModule:
             is_first = (paged, mask) == (self.paged[0], self.masks[0])
             resident = [(tile, self.resident_kernel(tile, paged, mask))] if is_first else []
             name = f"{self.kind}_{tile}_{'paged' if paged else 'ragged'}{'_masked' if mask else ''}.cu"
-            units[name] = self._unit("launch.cuh", [(tile, paged, mask)], resident)
+            is_hopper = self.backend == "fa3" and tile != _DECODE_TILE
+            header = "prefill_sm90.cuh" if is_hopper else "launch.cuh"
+            units[name] = self._unit(header, [(tile, paged, mask)], resident)
         return units
 
     def spec(self) -> JitSpec:
@@ -243,8 +314,10 @@ class AttentionModule:
             self.name,
             [*launchers, *units],
             extra_include_paths=[directory],
+            extra_cuda_cflags=sm90a_nvcc_flags if self.is_sm90 else None,
             backend=self.device,
             host_sources=frozenset(launchers),
+            supported_major_versions=[9] if self.backend == "fa3" else None,
             generated={
                 **units,
                 directory / "attention_params.inc": self._config(),

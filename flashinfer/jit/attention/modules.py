@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generators of the built-in attention modules. ``device`` is "cuda" or "cpu"; None takes CUDA if there is a target."""
+"""Published generators of the built-in attention modules, each one line over the key.
+
+``device`` is "cuda" or "cpu"; None takes CUDA if there is a target.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,12 @@ from typing import Any, Iterator, Optional
 
 import torch
 
-from ...errors import ArgumentError, BackendSupportedError
 from .. import env as jit_env  # noqa: F401, published code patches jit_env here
 from ..core import JitSpec, current_compilation_context
-from .generate import AttentionModule, resolve_device
+from .generate import has_hopper_target
+from .key import AttentionKey
+from .key import check_backend as check_backend
 from .shared_memory import Heads, prefill_bytes, shared_limit
-from .uri import (
-    get_batch_decode_uri,
-    get_batch_fused_uri,
-    get_batch_mla_uri,
-    get_batch_prefill_uri,
-    get_single_decode_uri,
-    get_single_prefill_uri,
-)
-from .variants import DECODE, NVFP4_TENSORS, PREFILL, VariantParams, default_variant_name
 
 __all__ = [
     "check_backend",
@@ -41,29 +36,7 @@ __all__ = [
 
 #: Generators that published code looks for in this module; they are defined in customize.py, which imports this one.
 _CUSTOMIZE = "gen_customize_"
-_ALIBI = 2  # PosEncodingMode
-_LATENT_HEADS, _PREFILL_TILE = Heads(576, 512, 2, 2, 4, True), 64  # of MLA
-
-
-def check_backend(op: str, backend: str) -> None:
-    """Check that ``backend`` is ``"fa2"``; generators do not accept ``"auto"``."""
-    if backend == "fa3":
-        raise BackendSupportedError(f"{op}: backend 'fa3' is not available; usable here: fa2")
-    if backend != "fa2":
-        raise ArgumentError(f"{op}: backend is {backend!r}, expected 'fa2'")
-
-
-def _params(params: VariantParams, dtype_kv: torch.dtype) -> VariantParams:
-    extra = NVFP4_TENSORS if dtype_kv == torch.uint8 else ()
-    return VariantParams((*params.tensors, *extra), params.scalars)
-
-
-def _decode_name(pos_encoding_mode: int, use_logits_soft_cap: bool) -> str:
-    return default_variant_name("false", use_logits_soft_cap, pos_encoding_mode == _ALIBI)
-
-
-def _prefill_name(pos_encoding_mode: int, use_logits_soft_cap: bool) -> str:
-    return default_variant_name("use_custom_mask", use_logits_soft_cap, pos_encoding_mode == _ALIBI)
+_MLA_HEADS, _PREFILL_TILE = Heads(576, 512, 2, 2, 4, True), 64
 
 
 def gen_single_decode_module(
@@ -78,17 +51,17 @@ def gen_single_decode_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Generate the module for decode: one query token of one request."""
-    dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
-    return AttentionModule(
+    return AttentionKey(
         "single_decode",
-        get_single_decode_uri(*dtypes, *dims, pos_encoding_mode, use_sliding_window, use_logits_soft_cap),
-        *dtypes,
-        *dims,
-        params=_params(DECODE, dtype_kv),
-        variant_name=_decode_name(pos_encoding_mode, use_logits_soft_cap),
-        pos_encoding_mode=int(pos_encoding_mode),
-        device=resolve_device(device),
-    ).spec()
+        dtype_q,
+        dtype_kv,
+        dtype_o,
+        torch.int32,
+        head_dim_qk,
+        head_dim_vo,
+        pos_encoding_mode,
+        use_logits_soft_cap,
+    ).spec(device)
 
 
 def gen_batch_decode_module(
@@ -104,18 +77,17 @@ def gen_batch_decode_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Generate the module for batch decode: a few query tokens of each request over a paged cache."""
-    dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
-    return AttentionModule(
+    return AttentionKey(
         "batch_decode",
-        get_batch_decode_uri(*dtypes, dtype_idx, *dims, pos_encoding_mode, use_sliding_window, use_logits_soft_cap),
-        *dtypes,
-        *dims,
-        params=_params(DECODE, dtype_kv),
-        variant_name=_decode_name(pos_encoding_mode, use_logits_soft_cap),
-        idtype=dtype_idx,
-        pos_encoding_mode=int(pos_encoding_mode),
-        device=resolve_device(device),
-    ).spec()
+        dtype_q,
+        dtype_kv,
+        dtype_o,
+        dtype_idx,
+        head_dim_qk,
+        head_dim_vo,
+        pos_encoding_mode,
+        use_logits_soft_cap,
+    ).spec(device)
 
 
 def gen_single_prefill_module(
@@ -132,19 +104,18 @@ def gen_single_prefill_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Generate the module for prefill: many query tokens of one request."""
-    check_backend("gen_single_prefill_module", backend)
-    dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
-    flags: tuple[Any, ...] = (pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction)
-    return AttentionModule(
+    return AttentionKey(
         "single_prefill",
-        get_single_prefill_uri(backend, *dtypes, *dims, *flags),
-        *dtypes,
-        *dims,
-        params=_params(PREFILL, dtype_kv),
-        variant_name=_prefill_name(pos_encoding_mode, use_logits_soft_cap),
-        pos_encoding_mode=int(pos_encoding_mode),
-        device=resolve_device(device),
-    ).spec()
+        dtype_q,
+        dtype_kv,
+        dtype_o,
+        torch.int32,
+        head_dim_qk,
+        head_dim_vo,
+        pos_encoding_mode,
+        use_logits_soft_cap,
+        backend=backend,
+    ).spec(device)
 
 
 def gen_batch_prefill_module(
@@ -162,20 +133,18 @@ def gen_batch_prefill_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Generate the module for batch prefill: any number of query tokens of each request, over paged or ragged keys."""
-    check_backend("gen_batch_prefill_module", backend)
-    dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
-    flags: tuple[Any, ...] = (pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction)
-    return AttentionModule(
+    return AttentionKey(
         "batch_prefill",
-        get_batch_prefill_uri(backend, *dtypes, dtype_idx, *dims, *flags),
-        *dtypes,
-        *dims,
-        params=_params(PREFILL, dtype_kv),
-        variant_name=_prefill_name(pos_encoding_mode, use_logits_soft_cap),
-        idtype=dtype_idx,
-        pos_encoding_mode=int(pos_encoding_mode),
-        device=resolve_device(device),
-    ).spec()
+        dtype_q,
+        dtype_kv,
+        dtype_o,
+        dtype_idx,
+        head_dim_qk,
+        head_dim_vo,
+        pos_encoding_mode,
+        use_logits_soft_cap,
+        backend=backend,
+    ).spec(device)
 
 
 def gen_batch_fused_module(
@@ -189,18 +158,17 @@ def gen_batch_fused_module(
     use_logits_soft_cap: bool,
 ) -> JitSpec:
     """Generate the module for two cascade levels in one launch: shared keys and keys of each request. CUDA only."""
-    dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
-    return AttentionModule(
+    return AttentionKey(
         "batch_fused",
-        get_batch_fused_uri(*dtypes, dtype_idx, *dims, pos_encoding_mode, use_logits_soft_cap),
-        *dtypes,
-        *dims,
-        params=PREFILL,
-        variant_name=_prefill_name(pos_encoding_mode, use_logits_soft_cap),
-        idtype=dtype_idx,
-        pos_encoding_mode=int(pos_encoding_mode),
-        device="cuda",
-    ).spec()
+        dtype_q,
+        dtype_kv,
+        dtype_o,
+        dtype_idx,
+        head_dim_qk,
+        head_dim_vo,
+        pos_encoding_mode,
+        use_logits_soft_cap,
+    ).spec("cuda")
 
 
 def gen_batch_mla_module(
@@ -214,21 +182,18 @@ def gen_batch_mla_module(
     use_profiler: bool,
     device: Optional[str] = None,
 ) -> JitSpec:
-    """Generate the module for MLA over a paged cache."""
-    check_backend("gen_batch_mla_module", backend)
-    dtypes = (dtype_q, dtype_kv, dtype_o)
-    return AttentionModule(
+    """Generate the module for MLA over a paged cache. ``"fa3"``: for SM90, 16-bit caches, 512 and 64 columns."""
+    return AttentionKey(
         "batch_mla",
-        get_batch_mla_uri(backend, *dtypes, dtype_idx, head_dim_ckv, head_dim_kpe, use_profiler),
-        *dtypes,
-        head_dim_qk=head_dim_ckv + head_dim_kpe,
-        head_dim_vo=head_dim_ckv,
-        params=VariantParams(scalars=(("sm_scale", "double"),)),
-        variant_name=default_variant_name("false", False, False),
-        idtype=dtype_idx,
-        head_dim_pe=head_dim_kpe,
-        device=resolve_device(device),
-    ).spec()
+        dtype_q,
+        dtype_kv,
+        dtype_o,
+        dtype_idx,
+        head_dim_ckv,
+        head_dim_ckv,
+        head_dim_kpe=head_dim_kpe,
+        backend=backend,
+    ).spec(device)
 
 
 # ------------------------------------------------------------------------------------------------ names of other APIs
@@ -247,10 +212,17 @@ def gen_batch_attention_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Generate the module for mixed batches, which is the batch prefill module."""
-    dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim_qk, head_dim_vo)
-    return gen_batch_prefill_module(
-        "fa2", *dtypes, *dims, pos_encoding_mode, False, use_logits_soft_cap, False, device=device
-    )
+    return AttentionKey(
+        "batch_prefill",
+        dtype_q,
+        dtype_kv,
+        dtype_o,
+        dtype_idx,
+        head_dim_qk,
+        head_dim_vo,
+        pos_encoding_mode,
+        use_logits_soft_cap,
+    ).spec(device)
 
 
 def gen_pod_module(
@@ -269,9 +241,17 @@ def gen_pod_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Generate the module for POD (prefill together with decoding), which is the batch prefill module."""
-    dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim, head_dim)
-    flags = (use_sliding_window_p, use_logits_soft_cap_p, use_fp16_qk_reduction)
-    return gen_batch_prefill_module("fa2", *dtypes, *dims, pos_encoding_mode_p, *flags, device=device)
+    return AttentionKey(
+        "batch_prefill",
+        dtype_q,
+        dtype_kv,
+        dtype_o,
+        dtype_idx,
+        head_dim,
+        head_dim,
+        pos_encoding_mode_p,
+        use_logits_soft_cap_p,
+    ).spec(device)
 
 
 gen_batch_pod_module = gen_pod_module
@@ -290,8 +270,9 @@ def gen_batch_decode_mla_module(
     device: Optional[str] = None,
 ) -> JitSpec:
     """Generate the module for the older MLA decoding: the MLA module with ``head_dim_kpe = head_dim // 8``."""
-    dtypes = (dtype_q, dtype_kv, dtype_o, dtype_idx)
-    return gen_batch_mla_module("fa2", *dtypes, head_dim, head_dim // 8, False, device=device)
+    return AttentionKey(
+        "batch_mla", dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim, head_dim, head_dim_kpe=head_dim // 8
+    ).spec(device)
 
 
 # ------------------------------------------------------------------------------------------------ families
@@ -309,9 +290,10 @@ def gen_decode_modules(backend: str = "cuda") -> Iterator[JitSpec]:
 def gen_prefill_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     """Generate the prefill modules that AOT pre-builds and a warm-up loads."""
     for dtype in _DTYPES:
-        dtypes = (dtype, dtype, dtype)
-        yield gen_single_prefill_module("fa2", *dtypes, 128, 128, 0, False, False, False, device=backend)
-        yield gen_batch_prefill_module("fa2", *dtypes, torch.int32, 128, 128, 0, False, False, False, device=backend)
+        dtypes, ids = (dtype, dtype, dtype), torch.int32
+        for name in ("fa2", "fa3") if backend == "cuda" and has_hopper_target() else ("fa2",):
+            yield gen_single_prefill_module(name, *dtypes, 128, 128, 0, False, False, False, device=backend)
+            yield gen_batch_prefill_module(name, *dtypes, ids, 128, 128, 0, False, False, False, device=backend)
         if backend == "cuda":
             yield gen_batch_fused_module(*dtypes, torch.int32, 128, 128, 0, False)
 
@@ -322,10 +304,12 @@ def gen_mla_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     The call raises an error there.
     """
     targets = current_compilation_context.TARGET_CUDA_ARCHS if backend == "cuda" else ()
-    if targets and prefill_bytes(_LATENT_HEADS, _PREFILL_TILE) > shared_limit(targets):
+    if targets and prefill_bytes(_MLA_HEADS, _PREFILL_TILE) > shared_limit(targets):
         return
     for dtype in _DTYPES:
         yield gen_batch_mla_module("fa2", dtype, dtype, dtype, torch.int32, 512, 64, False, device=backend)
+        if backend == "cuda" and has_hopper_target():
+            yield gen_batch_mla_module("fa3", dtype, dtype, dtype, torch.int32, 512, 64, False, device=backend)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...errors import ArgumentError
+from ..._runtime.errors import ArgumentError
 
 __all__ = ["GvrTopKLBConfig"]
 

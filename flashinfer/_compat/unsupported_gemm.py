@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products that serving engines import and that only Blackwell GPUs can serve.
+
+They are no implementations: each can be imported, has the published signature where that is known, says that it
+supports no device, and raises an error that names what it would need.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, NoReturn, Optional
+
+from .unsupported import needs
+
+#: Names that ``flashinfer`` exports.
+__all__ = [
+    "bmm_mxfp8",
+    "mm_bf16_fp4",
+    "mm_fp4",
+    "mm_fp8",
+    "mm_mxfp8",
+    "mm_nvfp4_svdquant",
+    "nvfp4_quantize_smooth",
+    "prepare_bf16_fp4_weights",
+    "prepare_low_latency_gemm_weights",
+    "svdquant_linear",
+    "tgv_gemm_sm100",
+]
+
+
+def _needs_gpu(name: str, parameters: Optional[str] = None, arch: str = "SM100 on") -> Callable[..., NoReturn]:
+    what = f"a Blackwell GPU ({arch}) and kernels for it, which this package does not have"
+    return needs(name, what, parameters)
+
+
+mm_fp8 = _needs_gpu("mm_fp8", "a, b, alpha=None, out_dtype=torch.bfloat16, out=None, backend='trtllm_low_latency'")
+mm_mxfp8 = _needs_gpu(
+    "mm_mxfp8",
+    "a, b, a_descale, b_descale, out=None, out_dtype=torch.bfloat16, use_8x4_sf_layout=False, backend='auto'",
+)
+bmm_mxfp8 = _needs_gpu("bmm_mxfp8")
+mm_fp4 = _needs_gpu(
+    "mm_fp4",
+    "a, b, a_descale, b_descale, alpha=None, out_dtype=torch.bfloat16, out=None, block_size=16, "
+    "use_8x4_sf_layout=False, backend='auto', use_nvfp4=True, enable_pdl=True",
+)
+mm_bf16_fp4 = _needs_gpu("mm_bf16_fp4")
+prepare_bf16_fp4_weights = _needs_gpu("prepare_bf16_fp4_weights")
+prepare_low_latency_gemm_weights = _needs_gpu("prepare_low_latency_gemm_weights")
+mm_nvfp4_svdquant = _needs_gpu("mm_nvfp4_svdquant")
+nvfp4_quantize_smooth = _needs_gpu("nvfp4_quantize_smooth")
+svdquant_linear = _needs_gpu("svdquant_linear")
+tgv_gemm_sm100 = _needs_gpu("tgv_gemm_sm100", arch="SM100 or SM103")
+
+# Not at top level.
+group_gemm_mxfp4_nt_groupwise = _needs_gpu("group_gemm_mxfp4_nt_groupwise")
+group_gemm_mxfp8_mxfp4_nt_groupwise = _needs_gpu("group_gemm_mxfp8_mxfp4_nt_groupwise")
+group_gemm_nvfp4_nt_groupwise = _needs_gpu("group_gemm_nvfp4_nt_groupwise")
+mm_M1_16_K7168_N128 = _needs_gpu("mm_M1_16_K7168_N128")
+mm_M1_16_K7168_N256 = _needs_gpu("mm_M1_16_K7168_N256")
+mm_M1_16_K6144_N256 = _needs_gpu("mm_M1_16_K6144_N256")
+grouped_gemm_nt_masked = _needs_gpu(
+    "grouped_gemm_nt_masked",
+    "lhs, rhs, out, masked_m, *, ab_dtype, sf_dtype, c_dtype, sf_vec_size, topk_weights=None, idx_src_info=None, "
+    "rank_src_info=None, out_ptrs=None, num_ranks=0, dst_signals=None, sm_count=None, barrier_flag_local=None, "
+    "barrier_flag_multicast=None, is_combine_fusion=False, is_swap_ab=False, **kwargs",
+)
+create_scale_factor_tensor = _needs_gpu("create_scale_factor_tensor")
+get_nvfp4_svdquant_module = _needs_gpu("get_nvfp4_svdquant_module")
+get_trtllm_low_latency_gemm_module = _needs_gpu("get_trtllm_low_latency_gemm_module")
+trtllm_low_latency_gemm = _needs_gpu("trtllm_low_latency_gemm")
+Sm100BlockScaledPersistentDenseGemmKernel = _needs_gpu("Sm100BlockScaledPersistentDenseGemmKernel")
+Sm107BlockScaledPersistentDenseGemmKernel = _needs_gpu("Sm107BlockScaledPersistentDenseGemmKernel", arch="SM107")
+Sm120B12xBlockScaledDenseGemmKernel = _needs_gpu(
+    "Sm120B12xBlockScaledDenseGemmKernel",
+    "sf_vec_size, mma_tiler_mn, cluster_shape_mn, mma_k=64, tile_k=None, single_work_tile_per_cta=False, "
+    "use_prefetch=False, enable_pdl=True, direct_one_m_tile_scheduler=False, split_k_slices=1, "
+    "split_k_atomic_bf16=False, use_m1_non_tma_a=False, use_m1_non_tma_c=False, use_m1_non_tma_sfa=False, "
+    "load_path='tma', swap_ab=False",
+    arch="SM120",
+)

@@ -1,6 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The path under which published code imports ops of DeepSeek-V3; each belongs to the family of its kind."""
-
-from .concat_ops import concat_mla_k as concat_mla_k
-from .gemm.blackwell import mm_M1_16_K7168_N128 as mm_M1_16_K7168_N128
-from .gemm.blackwell import mm_M1_16_K7168_N256 as mm_M1_16_K7168_N256

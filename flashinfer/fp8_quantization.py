@@ -1,7 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The path under which published code imports the MXFP8 functions of :mod:`flashinfer.quantization`."""
-
-from .quantization import *  # noqa: F403
-from .quantization import get_mxfp8_grouped_quantization_module as get_mxfp8_grouped_quantization_module
-from .quantization import get_mxfp8_quantization_sm100_module as get_mxfp8_quantization_sm100_module
-from .quantization.blackwell import *  # noqa: F403
