@@ -1,9 +1,11 @@
-# make demo      set up .venv if needed, then serve a small model on whatever device is there
-#                DEMO_ARGS="--model DIR" serves a checkpoint; python examples/serve.py --help has the rest
+# make demo      set up .venv if needed, then serve a small model that adds numbers on whatever device is there
+#                DEMO_ARGS="--model DIR" serves a checkpoint, DEMO_ARGS=--random a larger random model
+#                python examples/serve.py --help has the rest
 # make quick     smoke test, and a sample of the tests of what differs from main: under two minutes once modules are built
 # make test      everything a change can break: about an hour on two cores from a fresh clone, builds included
 # make test-all  every parametrisation, CUDA for every target; with a GPU also compute-sanitizer
 # make lint      pre-commit over the whole tree
+# make docs      the documentation site in build/site, from docs/ and the docstrings
 #
 # PYTHON=python3.12   interpreter for a new .venv
 # VENV_FLAGS=--system-site-packages   reuse packages that the machine already has, torch first of all
@@ -27,7 +29,7 @@ PARALLEL := MAX_JOBS=1 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python -m pytes
 # pytest ends with 5 if no test was selected, as when PYTEST_ARGS names a folder without tests of that kind.
 OR_NONE := || test $$? = 5
 
-.PHONY: demo quick test test-all lint setup clean
+.PHONY: demo quick test test-all lint docs setup clean
 
 demo: setup
 	python examples/serve.py $(DEMO_ARGS)
@@ -50,13 +52,18 @@ test-all: setup
 lint: setup
 	pre-commit run --all-files --show-diff-on-failure
 
+docs: setup
+	python -c "import mkdocs" 2>/dev/null || python -m pip install --quiet "mkdocs>=1.6,<2"
+	python scripts/build_site.py
+
 setup: $(READY)
 
 $(READY): pyproject.toml build_backend.py version.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
-	python -c "import torch" 2>/dev/null || python -m pip install --quiet "$(TORCH)"
+	@echo "setting up $(VENV): torch and the packages of the tests, about 3 GB where nothing is cached"
+	python -c "import torch" 2>/dev/null || python -m pip install "$(TORCH)"
 	python -m pip install --quiet "setuptools>=77"
-	python -m pip install --quiet --no-build-isolation -e ".[test]"
+	python -m pip install --no-build-isolation -e ".[test]"
 	touch $@
 
 clean:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """PEP 517 build backend: setuptools, plus the C++ sources that the JIT compiles at run time.
 
-No kernel is compiled here. Two things are added to what setuptools does:
+No kernel is compiled here. Three things are added to what setuptools does:
 
 * ``flashinfer/_build_meta.py`` is written from ``version.txt`` and the git commit;
 * ``flashinfer/data/`` receives the folders of ``DATA``. An editable install links to them, so that an edited header is
-  picked up by the next call. A wheel holds copies.
+  picked up by the next call. A wheel holds copies;
+* the package page gets URLs, and absolute links in place of the README's relative ones: from ``[project.urls]`` if
+  pyproject.toml has it, else from the git remote ``origin``. Without either, links to files become their names.
 
 Wheels and sdists are built in a temporary copy of the tree: the checkout stays as it was, a read-only one works, and no
 stale ``build/`` folder can leak a deleted file into a wheel.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -60,6 +63,40 @@ def _git_commit(root: Path) -> str:
     with contextlib.suppress(OSError):
         exec((root / BUILD_META).read_text(), shipped)
     return shipped.get("__git_commit__", "unknown")
+
+
+def _source_url(root: Path) -> str:
+    """Return the web address of the repository, or "" if neither pyproject.toml nor git names one."""
+    stated = re.search(r'^Source = "([^"]+)"', (root / "pyproject.toml").read_text(), re.M)
+    if stated:
+        return stated[1].rstrip("/")
+    command = ["git", "-C", str(root), "config", "--get", "remote.origin.url"]
+    remote = ""
+    if (root / ".git").exists():
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            remote = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    # https://user:password@host/path.git, git@host:path.git and ssh://git@host/path.git; a path is no web address
+    found = re.fullmatch(r"(?:https?://(?:[^/@]*@)?|(?:ssh://)?git@)([\w.-]+)[:/](.+?)(?:\.git)?/?", remote)
+    return f"https://{found[1]}/{found[2]}" if found else ""
+
+
+def _write_package_page(root: Path, url: str, commit: str) -> None:
+    """Add URLs to pyproject.toml, and make the README's links to files absolute: a package index has no files."""
+    project = root / "pyproject.toml"
+    if url and "[project.urls]" not in project.read_text():
+        urls = {"Source": url, "Documentation": f"{url}/tree/HEAD/docs", "Changelog": f"{url}/blob/HEAD/CHANGELOG.md"}
+        lines = "".join(f'{name} = "{value}"\n' for name, value in urls.items())
+        project.write_text(f"{project.read_text()}\n[project.urls]\n{lines}")
+    version = "HEAD" if commit == "unknown" else commit
+
+    def absolute(link: re.Match[str]) -> str:
+        is_image, label, target = link.groups()
+        if not url:
+            return "" if is_image else label
+        return f"{is_image}[{label}]({url}/{'raw' if is_image else 'blob'}/{version}/{target})"
+
+    readme = root / "README.md"
+    readme.write_text(re.sub(r"(!?)\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)", absolute, readme.read_text()))
 
 
 def _write_build_meta(root: Path, commit: str) -> None:
@@ -110,7 +147,9 @@ def _staged_tree() -> Iterator[Path]:
             shutil.copy2(ROOT / file, stage / file)
         for folder in SHIPPED_FOLDERS:
             shutil.copytree(ROOT / folder, stage / folder, ignore=_generated)
-        _write_build_meta(stage, _git_commit(ROOT))
+        commit = _git_commit(ROOT)
+        _write_build_meta(stage, commit)
+        _write_package_page(stage, _source_url(ROOT), commit)
         before = Path.cwd()
         os.chdir(stage)
         try:

@@ -23,8 +23,8 @@ from attention_inputs import (
 from harness import Bench, Run, bf16, case, e4m3, fp16, grid, main, rand
 
 import flashinfer
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.cudnn.decode import CUDNN_AVAILABLE, cudnn_batch_decode_with_kv_cache
-from flashinfer.errors import ArgumentError
 from flashinfer.trace.templates.decode import batch_decode_trace, single_decode_trace
 
 HEADS = {"num_qo_heads": [32], "num_kv_heads": [8], "head_dim_qk": [128], "head_dim_vo": [128]}  # heads of an 8B model

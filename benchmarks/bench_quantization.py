@@ -77,7 +77,7 @@ def segment_packbits(batch_size: int, size: int) -> Bench:
 )
 def mxfp8_quantize(rows: int, cols: int, dtype: torch.dtype) -> Bench:
     x = rand(rows, cols, dtype)
-    reference = templates.mxfp8_quantize_trace.reference
+    reference = templates.mxfp8_quantize_layout_trace.reference
     return Bench(
         run=quantization.mxfp8_quantize,
         args=(x,),

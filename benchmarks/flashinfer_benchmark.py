@@ -25,7 +25,7 @@ import torch
 from harness import Bench, Case, default_device, load_cases, positive
 from measure import Result, Settings, check, measure
 
-from flashinfer.errors import ArgumentError, BackendSupportedError
+from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
 
 _FLAG_ALIASES = {"dtype": ("input_dtype", "q_dtype"), "q_len": ("s_qo",), "num_heads": ("num_qo_heads",)}
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32",

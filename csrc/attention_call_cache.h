@@ -182,6 +182,7 @@ struct Replanned {
     GiveTensors(op, record, given, same_strides);
     const CheckedCall& before = record.call;
     Params p = before.params;
+    if (p.qo_indptr != nullptr) p.qo_len = before.rows;  // tensor maps of queries end there
     p.kv_indptr = Indices(op, "kv_indptr", kv_indptr, given.q, batch_size + 1);
     p.kv_indices = Indices(op, "kv_indices", kv_indices, given.q, 0);
     p.last_page_len = Indices(op, "kv_last_page_len", last_page_len, given.q, batch_size);

@@ -192,6 +192,8 @@ inline WorkList PrefillList(const PlanInfo& info, char* int_ws, char* float_ws) 
   work.num_items = &header->prefill_items;
   work.merges = reinterpret_cast<const MergeItem*>(int_ws + info.prefill_merges);
   work.num_merges = &header->prefill_merges;
+  work.tickets = reinterpret_cast<int32_t*>(int_ws + info.decode_tickets) + 1;
+  work.is_by_head = info.is_by_head;
   work.blocks = int32_t(info.prefill_blocks);
   work.merge_blocks = int32_t(info.prefill_merge_blocks);
   SetPartials(work, float_ws + info.prefill_partial, info.float_bytes - info.prefill_partial, info.tile);
@@ -203,7 +205,9 @@ inline WorkList PrefillList(const PlanInfo& info, char* int_ws, char* float_ws) 
 /// Call f(tile) with the number of rows as a constant.
 template <bool HAS_PREFILL, typename F>
 Status DispatchTile(int64_t tile, const F& f) {
-  if constexpr (HAS_PREFILL) {
+  if constexpr (HAS_PREFILL && HAS_PREFILL_SM90) {
+    if (tile == HOPPER_TILE) return f(std::integral_constant<int, HOPPER_TILE>{});
+  } else if constexpr (HAS_PREFILL) {
     if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
       if (tile == LARGE_PREFILL_TILE) return f(std::integral_constant<int, LARGE_PREFILL_TILE>{});
     }
@@ -343,13 +347,7 @@ void RunPlannedSingle(const LaunchSite& site, const Params& params, const Tensor
   const int64_t rows = int64_t(params.qo_len) * params.group.divisor, heads = params.num_kv_heads;
   if (rows == 0) return;
   CheckScale(site.op, params);
-  int64_t tile = DECODE_TILE, blocks = CachedBlocks<DECODE_TILE>();
-  if constexpr (HAS_PREFILL) {
-    if (rows > DECODE_TILE) tile = PREFILL_TILE, blocks = CachedBlocks<PREFILL_TILE>();
-    if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
-      if (rows > PREFILL_TILE) tile = LARGE_PREFILL_TILE, blocks = CachedBlocks<LARGE_PREFILL_TILE>();
-    }
-  }
+  const auto [tile, blocks] = SingleTileOf<HAS_PREFILL>(rows);
   const int64_t slot_bytes = tile * (Params::HEAD_DIM_VO + 1) * int64_t(sizeof(float));
   WorkList work = PlanSingle(rows, heads, params.kv_len, tile, blocks, ByteSize(tmp) / slot_bytes);
   work.reads_past_cache = ReadsPastCache(params.kv_len, heads);
@@ -358,9 +356,14 @@ void RunPlannedSingle(const LaunchSite& site, const Params& params, const Tensor
   if (SERVED_BY_DECODE_KERNEL<Params, DECODE_TILE> && tile == DECODE_TILE && work.merge_blocks > 0) {
     work.arrivals = ArrivalsOf(site.stream, site.device, work.merge_blocks);
   }
+  if (HAS_PREFILL && HAS_PREFILL_SM90 && tile == HOPPER_TILE) {
+    work.tickets = ArrivalsOf(site.stream, site.device, 1);
+    work.is_by_head = work.tickets != nullptr && work.blocks >= 8 * blocks;  // as in Planner::FollowsCache
+  }
 #endif
-  DispatchMask(site.op, all_masked,
-               [&](auto masked) { LaunchList<HAS_PREFILL, false, decltype(masked)::value>(site, params, work, tile); });
+  DispatchMask(site.op, all_masked, [&, tile = tile](auto masked) {
+    LaunchList<HAS_PREFILL, false, decltype(masked)::value>(site, params, work, tile);
+  });
   LaunchMerges<HAS_PREFILL>(site, params, work, tile);
 }
 

@@ -6,6 +6,7 @@
 // clang-format off
 #include <flashinfer/attention/backend_interface.h>
 #include <flashinfer/attention/fused_decode_prefill.h>
+#include <flashinfer/attention/prefill_sm90.h>
 // clang-format on
 
 namespace flashinfer {
@@ -67,6 +68,26 @@ int CachedBlocks() {
 #endif
 }
 
+/// Rows of a tile of the Hopper kernel.
+constexpr int HOPPER_TILE = PrefillTileSm90(Params::HEAD_DIM_QK, Params::HEAD_DIM_VO);
+
+/// Rows of the tiles of a single request, and the number of their blocks that the current device runs at once.
+struct SingleTile {
+  int64_t tile, blocks;
+};
+template <bool HAS_PREFILL>
+SingleTile SingleTileOf(int64_t rows) {
+  if constexpr (HAS_PREFILL && HAS_PREFILL_SM90) {
+    if (rows > DECODE_TILE) return {HOPPER_TILE, CachedBlocks<HOPPER_TILE>()};
+  } else if constexpr (HAS_PREFILL) {
+    if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
+      if (rows > PREFILL_TILE) return {LARGE_PREFILL_TILE, CachedBlocks<LARGE_PREFILL_TILE>()};
+    }
+    if (rows > DECODE_TILE) return {PREFILL_TILE, CachedBlocks<PREFILL_TILE>()};
+  }
+  return {DECODE_TILE, CachedBlocks<DECODE_TILE>()};
+}
+
 /// Set the tiles that kernels of this module exist for.
 template <bool HAS_PREFILL>
 void SetTiles(PlanInput& in) {
@@ -76,7 +97,11 @@ void SetTiles(PlanInput& in) {
 #ifndef FLASHINFER_CPU
   in.takes_shares = SERVED_BY_DECODE_KERNEL<Params, DECODE_TILE>;
 #endif
-  if constexpr (HAS_PREFILL) {
+  if constexpr (HAS_PREFILL && HAS_PREFILL_SM90) {
+    in.takes_items = true;
+    in.prefill_tiles[0] = HOPPER_TILE;
+    in.prefill_blocks[0] = CachedBlocks<HOPPER_TILE>();
+  } else if constexpr (HAS_PREFILL) {
     in.prefill_tiles[0] = PREFILL_TILE;
     in.prefill_blocks[0] = CachedBlocks<PREFILL_TILE>();
     if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {

@@ -43,13 +43,7 @@ inline SingleCall NextSingle(const char* op, Arguments& args) {
 template <bool HAS_PREFILL>
 int64_t ScratchBytes(const Params& params) {
   const int64_t rows = int64_t(params.qo_len) * params.group.divisor;
-  int64_t tile = DECODE_TILE, blocks = CachedBlocks<DECODE_TILE>();
-  if constexpr (HAS_PREFILL) {
-    if (rows > DECODE_TILE) tile = PREFILL_TILE, blocks = CachedBlocks<PREFILL_TILE>();
-    if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
-      if (rows > PREFILL_TILE) tile = LARGE_PREFILL_TILE, blocks = CachedBlocks<LARGE_PREFILL_TILE>();
-    }
-  }
+  const auto [tile, blocks] = SingleTileOf<HAS_PREFILL>(rows);
   const bool is_cut = params.kv_len > KV_UNIT && 2 * DivideUp(rows, tile) * params.num_kv_heads <= blocks;
   return is_cut ? blocks * tile * (Params::HEAD_DIM_VO + 1) * int64_t(sizeof(float)) : 0;
 }

@@ -5,6 +5,8 @@
 // clang-format off
 #include <flashinfer/gemm/choose_sm90.h>
 #include <flashinfer/gemm/entries_sm90.h>
+#include <flashinfer/gemm/layout_sm90.h>
+#include <flashinfer/gemm/quantize_1x128.h>
 #include "gemm_sm90_config.inc"
 // clang-format on
 
@@ -32,20 +34,32 @@ int SmCount(int device) {
   return count;
 }
 
-/// Validate a matrix, or a batch of matrices, for TMA: rows are aligned to 16 bytes.
+bool TakesBulkCopies(const TensorView& x) {
+  return flashinfer::gemm::TakesBulkCopies(x.data_ptr(), x.dtype().bits / 8, x.ndim(), x.shape().data(),
+                                           x.strides().data());
+}
+
+bool HasDtype(const TensorView& x, DLDataType dtype) {
+  return encode_dlpack_dtype(x.dtype()) == encode_dlpack_dtype(dtype);
+}
+
+/// Return true if the kernels of this module take the dtypes and layouts of the operands.
+bool Serves(const TensorView& out, const TensorView& a, const TensorView& b, const Optional<TensorView>& bias) {
+  if (!HasDtype(a, ElementDtype()) || !HasDtype(b, ElementDtype())) return false;
+  if (bias.has_value() && !HasDtype(bias.value(), dl_bfloat16)) return false;
+  if (HasDtype(out, dl_float32)) {
+    // Tensor cores keep 13 bits of sums of 8-bit products; the general kernel sums in fp32.
+    if (ElementDtype().bits == 8) return false;
+  } else if (!HasDtype(out, dl_bfloat16) && !HasDtype(out, dl_float16)) {
+    return false;
+  }
+  const bool has_rows = a.ndim() >= 2 && b.ndim() >= 2 && out.ndim() >= 2;
+  return has_rows && a.size(-1) > 0 && TakesBulkCopies(a) && TakesBulkCopies(b) && TakesBulkCopies(out);
+}
+
 void CheckMatrix(const char* name, const TensorView& x, int64_t rows, int64_t columns) {
-  const int bytes = x.dtype().bits / 8, last = x.ndim() - 1;
-  Expect(OP, name, x).last_dim_contiguous().dim(last - 1, rows, "rows").dim(last, columns, "columns");
-  for (int i = 0; i < last; ++i) {
-    if (x.size(i) > 1 && x.stride(i) * bytes % 16 != 0) {
-      TVM_FFI_THROW(ArgumentError) << OP << ": " << name << ".stride(" << i << ") must be a multiple of " << 16 / bytes
-                                   << " elements (alignment of 16 bytes), got " << x.stride(i);
-    }
-  }
-  if (reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 != 0) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": " << name << " must have an alignment of 16 bytes, got address "
-                                 << x.data_ptr();
-  }
+  const int last = x.ndim() - 1;
+  Expect(OP, name, x).dim(last - 1, rows, "rows").dim(last, columns, "columns");
 }
 
 /// Strides of a (rows, columns) or (batch, rows, columns) tensor.
@@ -54,14 +68,13 @@ int64_t BatchStride(const TensorView& x) { return x.ndim() == 3 ? x.stride(0) : 
 
 /// Validate block scales, logically (batch, rows, k blocks) with any strides, and return a view.
 ScaleView BlockScale(const char* name, const TensorView& x, const TensorView& of, int64_t rows, int64_t k,
-                     bool may_be_blocks) {
+                     int rows_per_scale) {
   Expect(OP, name, x).same_device(of, "a").dtype({dl_float32}).rank(of.ndim());
   const int last = x.ndim() - 1;
-  const bool is_blocks = may_be_blocks && x.size(last - 1) != rows;
-  const int64_t expected = is_blocks ? (rows + SCALE_BLOCK - 1) / SCALE_BLOCK : rows;
-  Expect(OP, name, x).dim(last - 1, expected, is_blocks ? "blocks of 128 rows" : "rows");
+  const int64_t expected = (rows + rows_per_scale - 1) / rows_per_scale;
+  Expect(OP, name, x).dim(last - 1, expected, rows_per_scale == 1 ? "rows" : "blocks of 128 rows");
   Expect(OP, name, x).dim(last, (k + SCALE_BLOCK - 1) / SCALE_BLOCK, "blocks of 128 of K");
-  return {x.data_ptr<float>(), BatchStride(x), RowStride(x), x.stride(last), is_blocks ? SCALE_BLOCK : 1};
+  return {x.data_ptr<float>(), BatchStride(x), RowStride(x), x.stride(last), rows_per_scale};
 }
 
 ScaleView TensorScaleOf(const char* name, const Optional<TensorView>& x, const TensorView& a) {
@@ -73,13 +86,10 @@ ScaleView TensorScaleOf(const char* name, const Optional<TensorView>& x, const T
 }
 
 void FillScales(GemmProblem* p, const TensorView& a, const TensorView& b, const Optional<TensorView>& a_scale,
-                const Optional<TensorView>& b_scale) {
+                const Optional<TensorView>& b_scale, int64_t scale_rows) {
   if constexpr (SCALING == Scaling::kBlock) {
-    if (!a_scale.has_value() || !b_scale.has_value()) {
-      TVM_FFI_THROW(ArgumentError) << OP << ": a_scale and b_scale must be given with block scaling";
-    }
-    p->a_scale = BlockScale("a_scale", a_scale.value(), a, p->m, p->k, false);
-    p->b_scale = BlockScale("b_scale", b_scale.value(), b, p->n, p->k, true);
+    p->a_scale = BlockScale("a_scale", a_scale.value(), a, p->m, p->k, 1);
+    p->b_scale = BlockScale("b_scale", b_scale.value(), b, p->n, p->k, int(scale_rows));
   } else {
     p->a_scale = TensorScaleOf("a_scale", a_scale, a);
     p->b_scale = TensorScaleOf("b_scale", b_scale, a);
@@ -129,6 +139,73 @@ int IndexOf(const GemmConfig& c) {
   return 0;
 }
 
+/// Validate the arguments of a product and describe it. Returns false if it has no elements.
+bool Describe(GemmProblem* p, const TensorView& out, const TensorView& a, const TensorView& b,
+              const Optional<TensorView>& bias, const Optional<TensorView>& groups,
+              const Optional<TensorView>& weight_indices, int64_t grouping) {
+  if (grouping < 0 || grouping > 3) {
+    TVM_FFI_THROW(ArgumentError) << OP << ": grouping must be in 0 .. 3, got " << grouping;
+  }
+  Expect(OP, "a", a).on_device().rank(2, 3);
+  Expect(OP, "b", b).same_device(a, "a").rank(2, 3);
+  Expect(OP, "out", out).same_device(a, "a").rank(a.ndim());
+  p->grouping = Grouping(grouping);
+  p->m = a.size(-2), p->k = a.size(-1), p->n = b.size(-2);
+  FillGroups(p, a, b, groups, weight_indices);
+  CheckMatrix("b", b, p->n, p->k);
+  CheckMatrix("out", out, p->m, p->n);
+  if (out.ndim() == 3) Expect(OP, "out", out).dim(0, p->batch, "b.shape[0]");
+  p->a = a.data_ptr(), p->b = b.data_ptr(), p->d = out.data_ptr();
+  p->a_stride = RowStride(a), p->b_stride = RowStride(b), p->d_stride = RowStride(out);
+  p->a_batch_stride = BatchStride(a), p->b_batch_stride = BatchStride(b), p->d_batch_stride = BatchStride(out);
+  p->out = out.dtype().bits == 32         ? flashinfer::gemm::Element::kFloat32
+           : out.dtype().code == kDLFloat ? flashinfer::gemm::Element::kFloat16
+                                          : flashinfer::gemm::Element::kBFloat16;
+  if (bias.has_value()) {
+    Expect(OP, "bias", bias.value()).same_device(a, "a").rank(1).numel(p->n).contiguous();
+    p->bias = static_cast<const flashinfer::bfloat16_t*>(bias.value().data_ptr());
+  }
+  return p->m != 0 && p->n != 0 && p->batch != 0;
+}
+
+/// Return true unless a scale is missing or that of a whole tensor.
+bool IsBlockScale(const Optional<TensorView>& scale, const TensorView& of) {
+  return scale.has_value() && scale.value().ndim() == of.ndim();
+}
+
+/// Operands and options of one product, as callers pass them.
+struct Call {
+  TensorView out, a, b;
+  Optional<TensorView> a_scale, b_scale, bias, groups, weight_indices;
+  int64_t grouping;
+  int64_t scale_rows;  // rows of b that share a block scale: 1 or 128
+  bool enable_pdl;
+  bool weights_first;
+};
+
+/// Multiply with the configuration `choose(problem, sms)`. Returns false if this module does not take the operands.
+template <typename ChooseConfig>
+bool Multiply(const Call& x, const ChooseConfig& choose) {
+  if (!Serves(x.out, x.a, x.b, x.bias)) return false;
+  if (SCALING == Scaling::kBlock && !(IsBlockScale(x.a_scale, x.a) && IsBlockScale(x.b_scale, x.b))) return false;
+  GemmProblem p;
+  if (!Describe(&p, x.out, x.a, x.b, x.bias, x.groups, x.weight_indices, x.grouping)) return true;
+  FillScales(&p, x.a, x.b, x.a_scale, x.b_scale, x.scale_rows);
+  const DLDevice device = x.a.device();
+  GemmConfig c = choose(p, SmCount(device.device_id));
+  c.enable_pdl = UsePdl(x.enable_pdl, device);
+  c.weights_first = x.weights_first;
+  DeviceGuard guard(device);
+  CheckStatus(OP, ENTRIES[IndexOf(c)](p, c, get_stream(device)));
+  return true;
+}
+
+GemmConfig ChooseByRule(const GemmProblem& p, int64_t rows, int sms) {
+  GemmConfig c = ChooseSm90(ShapeOf(p, rows), TILES, TILE_COUNT, sms);
+  c.blocks = sms;
+  return c;
+}
+
 }  // namespace
 
 int64_t gemm_sm90_choose(int64_t rows, int64_t n, int64_t k, int64_t batch, int64_t grouping, bool needs_swapped,
@@ -136,59 +213,84 @@ int64_t gemm_sm90_choose(int64_t rows, int64_t n, int64_t k, int64_t batch, int6
   GemmProblem p;
   p.n = n, p.k = k, p.batch = batch, p.grouping = Grouping(grouping);
   p.b_scale.rows = needs_swapped ? 1 : SCALE_BLOCK;
-  const GemmConfig c = ChooseSm90(ShapeOf(p, rows), TILES, TILE_COUNT, int(sms));
+  const GemmConfig c = ChooseByRule(p, rows, int(sms));
   return IndexOf(c) * 32 + c.cluster * 2 + (c.share_b ? 1 : 0);
 }
 
-void gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,
+bool gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,
                Optional<TensorView> bias, Optional<TensorView> groups, Optional<TensorView> weight_indices,
-               int64_t grouping, int64_t expected_m, int64_t tile, int64_t cluster, bool share_b, int64_t raster,
-               int64_t blocks, bool enable_pdl, bool weights_first) {
-  if (grouping < 0 || grouping > 3 || tile >= TILE_COUNT) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": grouping must be in 0 .. 3 and tile below " << TILE_COUNT << ", got "
-                                 << grouping << " and " << tile;
+               int64_t grouping, int64_t scale_rows, int64_t expected_m, bool enable_pdl, bool weights_first) {
+  const Call call{out,      a,          b,          a_scale,      b_scale, bias, groups, weight_indices,
+                  grouping, scale_rows, enable_pdl, weights_first};
+  return Multiply(call, [expected_m](const GemmProblem& p, int sms) {
+    return ChooseByRule(p, p.grouping == Grouping::kMasked ? std::max<int64_t>(expected_m, 1) : p.m, sms);
+  });
+}
+
+void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl) {
+  const GemmProblem& p = *static_cast<const GemmProblem*>(problem);
+  const DLDevice device{kDLCUDA, int32_t(device_id)};
+  GemmConfig c = ChooseByRule(p, p.m, SmCount(device.device_id));
+  c.enable_pdl = enable_pdl;
+  CheckStatus(OP, ENTRIES[IndexOf(c)](p, c, get_stream(device)));
+}
+
+bool gemm_sm90_with_tile(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
+                         Optional<TensorView> b_scale, Optional<TensorView> bias, Optional<TensorView> groups,
+                         Optional<TensorView> weight_indices, int64_t grouping, int64_t scale_rows, int64_t tile,
+                         int64_t cluster, bool share_b, int64_t raster, int64_t blocks, bool enable_pdl,
+                         bool weights_first) {
+  if (tile < 0 || tile >= TILE_COUNT) {
+    TVM_FFI_THROW(ArgumentError) << OP << ": tile must be in 0 .. " << TILE_COUNT - 1 << ", got " << tile;
   }
-  Expect(OP, "a", a).on_device().dtype({ElementDtype()}).rank(2, 3);
-  Expect(OP, "b", b).same_device(a, "a").dtype({ElementDtype()}).rank(2, 3);
-  Expect(OP, "out", out).same_device(a, "a").dtype({dl_bfloat16, dl_float16, dl_float32}).rank(a.ndim());
-  GemmProblem p;
-  p.grouping = Grouping(grouping);
-  p.m = a.size(-2), p.k = a.size(-1), p.n = b.size(-2);
-  FillGroups(&p, a, b, groups, weight_indices);
-  if (p.m == 0 || p.n == 0 || p.batch == 0) return;
-  if (p.k == 0) TVM_FFI_THROW(ArgumentError) << OP << ": a.shape[-1] must be at least 1, got 0";
-  CheckMatrix("a", a, p.m, p.k);
-  CheckMatrix("b", b, p.n, p.k);
-  CheckMatrix("out", out, p.m, p.n);
-  if (out.ndim() == 3) Expect(OP, "out", out).dim(0, p.batch, "b.shape[0]");
-  p.a = a.data_ptr(), p.b = b.data_ptr(), p.d = out.data_ptr();
-  p.a_stride = RowStride(a), p.b_stride = RowStride(b), p.d_stride = RowStride(out);
-  p.a_batch_stride = BatchStride(a), p.b_batch_stride = BatchStride(b), p.d_batch_stride = BatchStride(out);
-  p.out = out.dtype().bits == 32         ? flashinfer::gemm::Element::kFloat32
-          : out.dtype().code == kDLFloat ? flashinfer::gemm::Element::kFloat16
-                                         : flashinfer::gemm::Element::kBFloat16;
-  if (bias.has_value()) {
-    Expect(OP, "bias", bias.value()).same_device(a, "a").dtype({dl_bfloat16}).rank(1).numel(p.n).contiguous();
-    p.bias = static_cast<const flashinfer::bfloat16_t*>(bias.value().data_ptr());
-  }
-  FillScales(&p, a, b, a_scale, b_scale);
-  const int sms = SmCount(a.device().device_id);
-  GemmConfig c;
-  if (tile < 0) {
-    c = ChooseSm90(ShapeOf(p, p.grouping == Grouping::kMasked ? std::max<int64_t>(expected_m, 1) : p.m), TILES,
-                   TILE_COUNT, sms);
-    tile = IndexOf(c);
-  } else {
-    c.swapped = TILES[tile].swapped, c.block_m = TILES[tile].block_m, c.block_n = TILES[tile].block_n;
-    c.cluster = int(cluster), c.share_b = share_b;
-    c.raster = raster > 0 ? int(raster) : ChooseRaster(c.block_m, c.block_n, sms);
-  }
-  c.blocks = blocks > 0 ? int(std::min<int64_t>(blocks, sms)) : sms;
-  c.enable_pdl = UsePdl(enable_pdl, a.device());
-  c.weights_first = weights_first;
-  if (!c.swapped && SCALING == Scaling::kBlock && p.b_scale.rows == 1) {
+  const TileShape& shape = TILES[tile];
+  if (!shape.swapped && SCALING == Scaling::kBlock && scale_rows == 1) {
     TVM_FFI_THROW(ArgumentError) << OP << ": tile must be a swapped one for scales of single weight rows, got " << tile;
   }
-  DeviceGuard guard(a.device());
-  CheckStatus(OP, ENTRIES[tile](p, c, get_stream(a.device())));
+  const Call call{out,      a,          b,          a_scale,      b_scale, bias, groups, weight_indices,
+                  grouping, scale_rows, enable_pdl, weights_first};
+  return Multiply(call, [&](const GemmProblem&, int sms) {
+    GemmConfig c;
+    c.swapped = shape.swapped, c.block_m = shape.block_m, c.block_n = shape.block_n;
+    c.cluster = int(cluster), c.share_b = share_b;
+    c.raster = raster > 0 ? int(raster) : ChooseRaster(c.block_m, c.block_n, sms);
+    c.blocks = blocks > 0 ? int(std::min<int64_t>(blocks, sms)) : sms;
+    return c;
+  });
+}
+
+bool gemm_sm90_quantizing(TensorView out, TensorView input, TensorView weight, TensorView weight_scale,
+                          int64_t scale_rows, TensorView workspace, bool enable_pdl) {
+  if constexpr (SCALING == Scaling::kBlock) {
+    Expect(OP, "input", input).on_device().dtype({dl_bfloat16}).rank(2);
+    Expect(OP, "workspace", workspace).same_device(input, "input").dtype({dl_uint8}).rank(1).contiguous();
+    const int64_t m = input.size(0), k = input.size(1), padded = (m + 3) / 4 * 4;
+    if (k % SCALE_BLOCK != 0) {
+      TVM_FFI_THROW(ArgumentError) << OP << ": input.shape[1] must be divisible by block size 128, got " << k;
+    }
+    Expect(OP, "workspace", workspace).numel(m * k + padded * (k / SCALE_BLOCK) * int64_t(sizeof(float)));
+    if (!TakesBulkCopies(input)) return false;
+    auto* const codes = static_cast<uint8_t*>(workspace.data_ptr());
+    auto* const scales = reinterpret_cast<float*>(codes + m * k);
+    int64_t code_shape[] = {m, k}, code_strides[] = {k, 1};
+    int64_t scale_shape[] = {m, k / SCALE_BLOCK}, scale_strides[] = {1, padded};
+    const DLTensor a{codes, input.device(), 2, dl_float8_e4m3fn, code_shape, code_strides, 0};
+    const DLTensor a_scale{scales, input.device(), 2, dl_float32, scale_shape, scale_strides, 0};
+    Call call{out,        TensorView(&a), weight, TensorView(&a_scale), weight_scale, {}, {}, {}, 0,
+              scale_rows, enable_pdl,     true};
+    if (!Serves(call.out, call.a, call.b, call.bias)) return false;
+    DeviceGuard guard(input.device());
+    const Quantize1x128Params p{input.data_ptr(),
+                                input.stride(0),
+                                codes,
+                                k,
+                                scales,
+                                padded,
+                                m,
+                                int(k / SCALE_BLOCK),
+                                UsePdl(enable_pdl, input.device())};
+    CheckStatus(OP, Quantize1x128<flashinfer::bfloat16_t>(p, get_stream(input.device())));
+    return Multiply(call, [](const GemmProblem& p, int sms) { return ChooseByRule(p, p.m, sms); });
+  }
+  return false;  // the other modules have no quantiser
 }

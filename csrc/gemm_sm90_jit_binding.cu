@@ -2,12 +2,23 @@
 // Exports of a gemm_sm90 module.
 #include "tvm_ffi_utils.h"
 
-void gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,
+bool gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,
                Optional<TensorView> bias, Optional<TensorView> groups, Optional<TensorView> weight_indices,
-               int64_t grouping, int64_t expected_m, int64_t tile, int64_t cluster, bool share_b, int64_t raster,
-               int64_t blocks, bool enable_pdl, bool weights_first);
+               int64_t grouping, int64_t scale_rows, int64_t expected_m, bool enable_pdl, bool weights_first);
+/// Multiply the rows of experts for fused_moe.cu, on the current device. `problem`: a flashinfer::gemm::GemmProblem.
+void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl);
+bool gemm_sm90_with_tile(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
+                         Optional<TensorView> b_scale, Optional<TensorView> bias, Optional<TensorView> groups,
+                         Optional<TensorView> weight_indices, int64_t grouping, int64_t scale_rows, int64_t tile,
+                         int64_t cluster, bool share_b, int64_t raster, int64_t blocks, bool enable_pdl,
+                         bool weights_first);
+bool gemm_sm90_quantizing(TensorView out, TensorView input, TensorView weight, TensorView weight_scale,
+                          int64_t scale_rows, TensorView workspace, bool enable_pdl);
 int64_t gemm_sm90_choose(int64_t rows, int64_t n, int64_t k, int64_t batch, int64_t grouping, bool needs_swapped,
                          int64_t sms);
 
 FLASHINFER_EXPORT(gemm_sm90, gemm_sm90)
+FLASHINFER_EXPORT(gemm_sm90_experts, gemm_sm90_experts)
+FLASHINFER_EXPORT(gemm_sm90_with_tile, gemm_sm90_with_tile)
+FLASHINFER_EXPORT(gemm_sm90_quantizing, gemm_sm90_quantizing)
 FLASHINFER_EXPORT(gemm_sm90_choose, gemm_sm90_choose)

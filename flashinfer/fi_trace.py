@@ -20,12 +20,12 @@ from typing import Any, Callable, Optional, TypeVar, Union, cast
 
 import torch
 
-from .errors import ArgumentError
+from ._runtime.codegen_wrapper import added_keywords, is_traced, wrap_with
+from ._runtime.errors import ArgumentError
+from ._runtime.knobs import knobs
 from .jit.utils import write_atomically
-from .knobs import knobs
 from .trace.definition import definition, definition_name
 from .trace.template import TraceTemplate
-from .wrapping import added_keywords, is_traced, wrap_with
 
 __all__ = [
     "attach_fi_trace",
@@ -116,7 +116,7 @@ def build_fi_trace_fn(
     def fi_trace(*args: Any, save_dir: Any = None, name: Optional[str] = None, **kwargs: Any) -> dict[str, Any]:
         """Return the definition of a call with these arguments; ``save_dir`` also writes the definition."""
         if name is not None and (not isinstance(name, str) or not name or Path(name).name != name):
-            raise ArgumentError(f"fi_trace: name is {name!r}, expected a file name (without .json)")
+            raise ArgumentError(f"fi_trace: name must be a file name (without .json), got {name!r}")
         arguments = _bind(func, args, kwargs)
         template = _choose(spec, arguments)
         label = _qualname(func) if func is not None else api or template.prefix
@@ -168,7 +168,7 @@ def dump_parts(func: Callable[..., Any]) -> tuple[Callable[..., Any], str, dict[
     Returns
     -------
     tuple
-        The wrapped function, a statement for :func:`~flashinfer.wrapping.wrap_with` that writes the definition, and the
+        The wrapped function, a statement for :func:`wrap_with` that writes the definition, and the
         names that it uses. For any other function: the function, ``pass`` and no names.
     """
     inner: Any = getattr(func, "_dumps", None)
@@ -197,7 +197,7 @@ def dump_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 def _template_of(func: Callable[..., Any]) -> Template:
     template = getattr(func, "_trace_template", None) or _registered.get(_qualname(func))
     if template is None:
-        raise ArgumentError(f"fi_trace: {_qualname(func)} has no trace template, expected a function that carries one")
+        raise ArgumentError(f"fi_trace: func must be a function with a trace template, got {_qualname(func)}")
     return template
 
 

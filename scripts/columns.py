@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # layer -> alternatives, each a list of patterns below the root; the first that finds files is the layer. {family} and
 # {stem} as in the column rule of CLAUDE.md; {folder} has parts that stems share: the family's, or attention's.
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "API": (("flashinfer/{family}.py", "flashinfer/{family}/*.py"),),
+    "API": (("flashinfer/{family}.py", "flashinfer/{family}/*.py", "flashinfer/_runtime/{family}.py"),),
     "JIT": (("flashinfer/jit/{family}.py", "flashinfer/jit/{stem}.py"), ("flashinfer/jit/{folder}/*.py",)),
     "launcher": (("csrc/{stem}.cu", "csrc/{stem}_sm[0-9]*.cu", "csrc/{stem}_cpu.cpp"),),
     "binding": (("csrc/{stem}_jit_binding.cu",),),

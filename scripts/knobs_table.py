@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/environment.md from the declarations in flashinfer/knobs.py.
+"""Write docs/environment.md from the declarations in flashinfer/_runtime/knobs.py.
 
 python scripts/knobs_table.py            print the page
 python scripts/knobs_table.py --write    store it; tests/docs fails while the stored page is out of date
@@ -26,7 +26,7 @@ HEADINGS = {
 
 INTRODUCTION = """# Environment variables
 
-Written by `python scripts/knobs_table.py --write` from [knobs.py](../flashinfer/knobs.py): edit there, not here.
+Written by `python scripts/knobs_table.py --write` from [knobs.py](../flashinfer/_runtime/knobs.py): edit that file.
 `flashinfer show-config` prints the values in force. A variable is read when it matters, not at import, except for those
 of logging and traces, which decide whether a function is wrapped at all. A value that cannot be read is ignored with a
 warning.
@@ -43,7 +43,7 @@ def _default(knob: Any) -> str:
 def render() -> str:
     """Return the text of the page."""
     sys.path.insert(0, str(ROOT))
-    from flashinfer.knobs import knobs
+    from flashinfer._runtime.knobs import knobs
 
     groups = dict.fromkeys([*HEADINGS, *(knob.group for knob in knobs.all())])
     parts = [INTRODUCTION]

@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping
 import pytest
 import torch
 
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 
 def made(value: Any, device: str) -> Any:

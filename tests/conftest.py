@@ -8,7 +8,7 @@ from typing import Any, Iterator
 import pytest
 import torch
 
-from flashinfer.errors import MissingJITCacheError
+from flashinfer._runtime.errors import MissingJITCacheError
 from flashinfer.testing import set_seed
 
 from . import lanes

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer import api_log_stats, api_logging
-from flashinfer.api_log_stats import deferred_statistics
+from flashinfer import api_logging
+from flashinfer._runtime import api_log_stats
+from flashinfer._runtime.api_log_stats import deferred_statistics
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SKIPPED = "[statistics skipped: CUDA graph capture in progress]"

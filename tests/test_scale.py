@@ -66,7 +66,7 @@ def test_modules_ahead_of_time(hopper):
 
 @pytest.mark.parametrize("types", [("float16", "float32"), ("float64", "float64"), ("torch.float16", "float16")])
 def test_module_of_other_types(hopper, types):
-    with pytest.raises(ValueError, match=r"scale: dtypes are .* expected one of float16, bfloat16, float32"):
+    with pytest.raises(ValueError, match=r"scale: dtypes must be one of float16, bfloat16, float32, twice, got "):
         gen_scale_module(*types)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Sequence, Union
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 
 __all__ = ["EventType", "Tag", "decode_tag", "export_to_perfetto_trace"]
 
@@ -99,8 +99,8 @@ def export_to_perfetto_trace(
     """
     if profiler_buffer.ndim != 1 or profiler_buffer.dtype not in (torch.uint64, torch.int64):
         raise ArgumentError(
-            f"export_to_perfetto_trace: profiler_buffer is {profiler_buffer.ndim}-D {profiler_buffer.dtype},"
-            " expected 1-D uint64"
+            f"export_to_perfetto_trace: profiler_buffer must be 1-D uint64, got {profiler_buffer.ndim}-D "
+            f"{profiler_buffer.dtype}"
         )
     words = [word % (1 << 64) for word in profiler_buffer.view(torch.int64).tolist()]
     if not words or not (words[0] >> 32 and words[0] % _TIMER_RANGE):

@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping, Optional
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .check import default_check
 from .source import function_source, run_source
 from .template import Axis, Const, Scalar, Tensor, TraceTemplate, Value
@@ -91,10 +91,10 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
 
     def learn(axis: str, value: int, source: str) -> None:
         if value < 0:  # the call is refused, too, and the schema has no such size
-            raise ArgumentError(f"{template.prefix}: {source} = {value}, expected a size of at least 0")
+            raise ArgumentError(f"{template.prefix}: {source} must be a size of at least 0, got {value}")
         expected, origin = known.setdefault(axis, (value, source))
         if value != expected:
-            raise ArgumentError(f"{template.prefix}: {source} = {value}, expected {axis} = {expected} (from {origin})")
+            raise ArgumentError(f"{template.prefix}: {source} must be {axis} = {expected} (from {origin}), got {value}")
 
     def learn_tensors(optional: bool) -> None:
         for name, spec, value in _tensors(template, arguments):
@@ -113,7 +113,7 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
         if axis not in known and isinstance(number, int):
             learn(axis, number, axis)
         if axis not in known and isinstance(kind, Const):
-            raise ArgumentError(f"{template.prefix}: no argument tells the size of {axis}, expected one that does")
+            raise ArgumentError(f"{template.prefix}: an argument must tell the size of {axis}, got {sorted(arguments)}")
     return {axis: value for axis, (value, _) in known.items()}
 
 
@@ -132,7 +132,7 @@ def _tensors(template: TraceTemplate, arguments: Arguments) -> Iterator[tuple[st
             if value is not None:
                 yield name, spec, value
             elif not spec.optional:
-                raise ArgumentError(f"{template.prefix}: {spec.param or name} is missing, expected a tensor")
+                raise ArgumentError(f"{template.prefix}: {spec.param or name} must be a tensor, got None")
 
 
 def _fit(template: TraceTemplate, name: str, spec: Tensor, value: Any) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ def _fit(template: TraceTemplate, name: str, spec: Tensor, value: Any) -> tuple[
         at = list(spec.dim_names).index(spec.may_lack)
         return (*shape[:at], 1, *shape[at:])
     if extra < 0 or any(size != 1 for size in shape[:extra]):
-        raise ArgumentError(f"{template.prefix}: {name} has shape {shape}, expected ({', '.join(spec.dim_names)})")
+        raise ArgumentError(f"{template.prefix}: {name} must have shape ({', '.join(spec.dim_names)}), got {shape}")
     return shape[extra:]
 
 
@@ -196,7 +196,7 @@ def _entry(shape: Any, dtype: Any, spec: Value) -> dict[str, Any]:
     spelled = str(dtype).removeprefix("torch.")
     word = spelled if spelled in _SCHEMA_DTYPES else _SUBSTITUTES.get(spelled)
     if word is None:
-        raise ArgumentError(f"fi_trace: dtype {spelled} has no word in the schema, expected one of {_SCHEMA_DTYPES}")
+        raise ArgumentError(f"fi_trace: dtype must be one of {_SCHEMA_DTYPES}, got {spelled}")
     entry: dict[str, Any] = {"shape": None if shape is None else list(shape), "dtype": word}
     if spec.optional:
         entry["optional"] = True

@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Optional
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .template import Axis, Const, Scalar, Tensor, TraceTemplate, Value, Var
 
 __all__ = ["template_of_text"]
@@ -86,7 +86,7 @@ def _values(text: str, notes: Mapping[str, str]) -> dict[str, Value]:
 def _value(text: str, notes: Mapping[str, str]) -> tuple[str, Value]:
     match = _VALUE.fullmatch(text)
     if match is None:
-        raise ArgumentError(f"template_of_text: {text!r} is no value, expected NAME[AXES] or NAME:DTYPE")
+        raise ArgumentError(f"template_of_text: a value must be NAME[AXES] or NAME:DTYPE, got {text!r}")
     name, dims, index = match["name"], match["dims"], match["index"]
     common: dict[str, Any] = {
         "param": match["param"],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Optional, Sequence
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 
 __all__ = ["BuildSpec", "Solution", "SourceFile", "SupportedBindings", "SupportedLanguages"]
 
@@ -38,7 +38,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """How to build a solution; ``entry_point`` is ``"file::function"``.
+    """Build instructions of a solution; ``entry_point`` is ``"file::function"``.
 
     With ``destination_passing_style`` the function receives its outputs as further arguments instead of returning them.
     """
@@ -55,7 +55,7 @@ class BuildSpec:
         if self.binding is not None:
             object.__setattr__(self, "binding", SupportedBindings(self.binding))
         if len(self.entry_point.split("::")) != 2:
-            raise ArgumentError(f"BuildSpec: entry_point is {self.entry_point!r}, expected 'file::function'")
+            raise ArgumentError(f"BuildSpec: entry_point must be 'file::function', got {self.entry_point!r}")
 
 
 @dataclass(frozen=True)
@@ -73,4 +73,4 @@ class Solution:
         file = self.spec.entry_point.split("::")[0]
         paths = [source.path for source in self.sources]
         if file not in paths:
-            raise ArgumentError(f"Solution: entry_point names {file!r}, expected one of the sources {paths}")
+            raise ArgumentError(f"Solution: entry_point must name one of the sources {paths}, got {file!r}")

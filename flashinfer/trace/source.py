@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping
 
 import torch
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .template import TraceTemplate, Value
 
 __all__ = ["function_source", "run_source"]
@@ -33,7 +33,9 @@ def run_source(template: TraceTemplate, fixed: Mapping[str, Any]) -> str:
     passed |= {name: "None" for name in _SCRATCH if name in parameters and name not in passed}
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in passed]
     if missing:
-        raise ArgumentError(f"{template.prefix}: the reference needs {missing}, expected inputs or const axes")
+        raise ArgumentError(
+            f"{template.prefix}: arguments of the reference must be inputs or const axes, got {missing}"
+        )
     head = f"def run({', '.join(_with_defaults(template, parameters))}):"
     call = ", ".join(f"{name}={value}" for name, value in passed.items())
     text = _text(template.reference) + _aliases(
@@ -111,7 +113,7 @@ def _text(func: Callable[..., Any], *imports: str) -> str:
 def _collect(func: Callable[..., Any], imports: set[str], definitions: dict[str, str]) -> None:
     """Add the function after everything it uses."""
     if func.__code__.co_freevars or "<" in func.__name__:
-        raise ArgumentError(f"{func.__qualname__} cannot be written as text, expected a function of a module")
+        raise ArgumentError(f"fi_trace: what travels as text must be a function of a module, got {func.__qualname__}")
     source = textwrap.dedent(inspect.getsource(func)).rstrip()
     for name in _global_names(source, func):
         value = func.__globals__[name]
@@ -145,4 +147,4 @@ def _literal(value: Any) -> str:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str, tuple)):
         return repr(value)
-    raise ArgumentError(f"{value!r} cannot be written as text, expected a number, a string, a dtype or None")
+    raise ArgumentError(f"fi_trace: a constant must be a number, a string, a dtype or None, got {value!r}")

@@ -12,7 +12,7 @@ import inspect
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
-from ..errors import ArgumentError
+from .._runtime.errors import ArgumentError
 from .check import default_check
 
 __all__ = ["Axis", "Const", "Scalar", "Tensor", "TraceDispatch", "TraceTemplate", "Value", "Var", "by_rank"]
@@ -140,7 +140,9 @@ class TraceTemplate:
         for name, value in [*self.inputs.items(), *self.outputs.items()]:
             unknown = set(getattr(value, "dim_names", ())) - self.axes.keys()
             if unknown:
-                raise ArgumentError(f"TraceTemplate: {self.prefix}: {name} uses undeclared axes {sorted(unknown)}")
+                raise ArgumentError(
+                    f"TraceTemplate: {self.prefix}: axes of {name} must be known, got {sorted(unknown)}"
+                )
 
     @property
     def prefix(self) -> str:
@@ -205,7 +207,7 @@ class TraceDispatch:
                     inspect.signature(candidate).bind(**arguments)
                     break
             else:
-                raise ArgumentError(f"fi_init: no template takes {sorted(arguments)}, expected the axes of one")
+                raise ArgumentError(f"fi_init: arguments must be the axes of one template, got {sorted(arguments)}")
             return candidate(**arguments)
 
         return init
@@ -218,9 +220,9 @@ def by_rank(param: str, templates: Mapping[int, TraceTemplate]) -> TraceDispatch
         value = arguments.get(param)
         rank = getattr(value, "ndim", None)
         if rank is None:
-            raise ArgumentError(f"fi_trace: {param} is {value!r}, expected a tensor of rank {sorted(templates)}")
+            raise ArgumentError(f"fi_trace: {param} must be a tensor of rank {sorted(templates)}, got {value!r}")
         if rank not in templates:
-            raise ArgumentError(f"fi_trace: {param} has rank {rank}, expected one of {sorted(templates)}")
+            raise ArgumentError(f"fi_trace: {param} must have rank {sorted(templates)}, got {rank}")
         return templates[rank]
 
     return TraceDispatch(choose, tuple(templates.values()))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Statistics of a tensor for the API log, printed by the device: parameters and entry. Defined in api_log_stats.cuh.
-// There is no CPU kernel: on the host torch reads the values, see flashinfer/describe.py.
+// There is no CPU kernel: on the host torch reads the values, see flashinfer/_runtime/describe.py.
 //   test  pytest tests/test_api_log_stats.py
 #pragma once
 #include "backend.h"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 from ..bad_arguments import check_refused, make_arguments, with_bad
 
@@ -82,7 +82,7 @@ def test_swiglu_out_of_scattered_rows(device):
 
 
 def test_unknown_activation():
-    with pytest.raises(ArgumentError, match="act_func_name is 'relu', expected one of silu, gelu, gelu_tanh"):
+    with pytest.raises(ArgumentError, match=r"act_func_name must be one of silu, gelu, gelu_tanh.*, got 'relu'"):
         flashinfer.activation.gen_act_and_mul_module("relu")
 
 

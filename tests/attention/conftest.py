@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from flashinfer._runtime.knobs import knobs
 from flashinfer.jit import build_jit_specs
-from flashinfer.knobs import knobs
 
 from ..conftest import DEVICES
 from . import matrix

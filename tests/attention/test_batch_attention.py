@@ -8,7 +8,7 @@ import torch
 
 import flashinfer
 from flashinfer import BatchAttention, BatchAttentionWithAttentionSinkWrapper
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 from .inputs import LAYOUTS, Batch, strided
 from .launches import kernels

@@ -71,9 +71,9 @@ def test_sigmoid_attention_from_python(tensors):
     expected = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(2, dim=1).float())
     plain = define_variant(logits_fn=sigmoid, use_softmax=False, mask_mode="NON_CAUSAL")
     torch.testing.assert_close(plain.run(q, k, v, bias=-4.0).float(), expected, rtol=1e-2, atol=1e-2)
-    with pytest.raises(ValueError, match="return_lse is True, expected False"):
+    with pytest.raises(ValueError, match="return_lse must be False"):
         plain.run(q, k, v, bias=-4.0, return_lse=True)
-    with pytest.raises(ValueError, match=r"logits_fn is None, .* \(use_softmax is False\)"):
+    with pytest.raises(ValueError, match=r"logits_fn must be .* \(use_softmax is False\), got None"):
         define_variant(mask_fn=sliding, use_softmax=False)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flashinfer import trtllm_fmha_v2_prefill
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 from .inputs import Batch, int32, offsets
 from .prompts import F16, FP8, KV_LENS, PAGE, QO_LENS, SCALE, contiguous, prefill, workspace

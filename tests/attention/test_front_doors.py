@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
-from flashinfer.errors import ArgumentError
 
 from .inputs import LAYOUTS, Batch
 from .reference import Attention

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.jit.attention import gen_batch_mla_module, gen_batch_prefill_module, gen_mla_modules
 from flashinfer.jit.context import current_compilation_context
 

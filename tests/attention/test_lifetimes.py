@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 from ..graphs import capture
 from .inputs import Batch

@@ -10,7 +10,7 @@ import torch
 
 import flashinfer
 from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 from . import calls
 from .inputs import Batch

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.fi_trace import fi_trace
 
 from ..cascade import tree as cascade

@@ -8,7 +8,7 @@ import torch
 
 import flashinfer
 from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
 from .inputs import Batch

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import signal
 import subprocess
 import sys
 import textwrap
@@ -124,6 +125,43 @@ def test_the_lock_is_given_back_after_an_exception():
     thread.start()
     thread.join()
     assert got == [True]
+
+
+def test_a_signal_may_end_the_wait_for_the_lock():
+    """Interrupt a call that waits: its own exception comes out, and the lock stays with the thread that has it."""
+
+    class Guarded(OnStreams):
+        def __init__(self) -> None:
+            self._lock = threading.RLock()
+
+        @one_at_a_time
+        def reach(self) -> None:
+            raise AssertionError("reached without the lock")
+
+    def stop(*_: object) -> None:
+        raise InterruptedError("on purpose")
+
+    guarded, holds, ends = Guarded(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with guarded._lock:
+            holds.set()
+            ends.wait(60)
+
+    thread = threading.Thread(target=hold)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        thread.start()
+        holds.wait()
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(InterruptedError, match="on purpose"):
+            guarded.reach()
+        assert not guarded._lock.acquire(blocking=False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        ends.set()
+        thread.join()
 
 
 def test_a_thread_may_call_from_inside_a_call():

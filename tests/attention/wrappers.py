@@ -37,13 +37,15 @@ def close(got, expected, tolerance: float = 2e-3) -> None:
     torch.testing.assert_close(got[1], expected[1], rtol=tolerance, atol=tolerance)
 
 
-def paged(batch: Batch, pages: Pages, layout: str = "NHD", **options) -> BatchPrefillWithPagedKVCacheWrapper:
-    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(batch.device), layout)
+def paged(
+    batch: Batch, pages: Pages, layout: str = "NHD", backend: str = "auto", **options
+) -> BatchPrefillWithPagedKVCacheWrapper:
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(batch.device), layout, backend=backend)
     wrapper.plan(batch.qo_indptr, *pages.table, *batch.heads, batch.head_dim_qk, pages.page_size, **options)
     return wrapper
 
 
-def ragged(batch: Batch, layout: str = "NHD", **options) -> BatchPrefillWithRaggedKVCacheWrapper:
-    wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace(batch.device), layout)
+def ragged(batch: Batch, layout: str = "NHD", backend: str = "auto", **options) -> BatchPrefillWithRaggedKVCacheWrapper:
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace(batch.device), layout, backend=backend)
     wrapper.plan(batch.qo_indptr, batch.kv_indptr, *batch.heads, batch.head_dim_qk, **options)
     return wrapper

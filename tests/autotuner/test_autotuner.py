@@ -107,7 +107,7 @@ def test_buckets_and_operators_of_a_context(tuner):
         thread.join()
         assert elsewhere == [4]
     assert choose(7)[1] == -1  # 7 belongs to bucket 4 here, which was not tried
-    for wrong, text in (((), "tuning_buckets is empty"), ((4, -1), "tuning_buckets has -1")):
+    for wrong, text in (((), "tuning_buckets must have at least one size"), ((4, -1), "tuning_buckets has -1")):
         with pytest.raises(ValueError, match=text), autotune(tuning_buckets=wrong):
             pass
 
@@ -115,7 +115,7 @@ def test_buckets_and_operators_of_a_context(tuner):
 @pytest.mark.parametrize("buckets", [["a"], [1.5], [None, 4]])
 def test_buckets_are_whole_numbers(buckets):
     with (
-        pytest.raises(ValueError, match=r"autotune: tuning_buckets is .*, expected whole numbers"),
+        pytest.raises(ValueError, match=r"autotune: tuning_buckets must be whole numbers, got .*"),
         autotune(tuning_buckets=buckets),
     ):
         pass
@@ -134,6 +134,31 @@ def test_no_trial_inside_a_capture(tuner, monkeypatch):
         with pytest.raises(RuntimeError, match="active outer CUDA Graph capture"):
             choose(4, op="other", config=config)
         assert made == []
+
+
+def test_time_budget(tuner, monkeypatch, caplog):
+    """Check that no further size is measured once the budget is spent, and that what is known by then is used."""
+    with autotune(time_budget=0):
+        assert choose(100)[1] == -1 and calls == []
+    seconds = iter([0.0, 9.9, 10.0, 10.0])  # entry, before the bucket of 16 rows, before that of 4 rows, again
+    with monkeypatch.context() as patch:
+        patch.setattr("time.monotonic", lambda: next(seconds))
+        with autotune(), autotune(time_budget=10):
+            assert choose(100)[1] == (2,)
+            assert choose(4)[1] == -1
+    assert {rows for rows, *_ in calls} == {16}
+    assert "time_budget is spent; using defaults of sleep for" in caplog.text
+    with autotune():
+        assert choose(4)[1] == (1,)
+
+
+@pytest.mark.parametrize("budget", [-1, float("nan")])
+def test_time_budgets_that_mean_nothing(tuner, budget):
+    with (
+        pytest.raises(ValueError, match="autotune: time_budget must be 0 seconds or more, got"),
+        autotune(time_budget=budget),
+    ):
+        pass
 
 
 def test_errors_inside_end_the_context(tuner):

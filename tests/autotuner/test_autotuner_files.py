@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer._runtime.knobs import knobs
 from flashinfer.autotuner import AutoTuner, autotune
 from flashinfer.autotuner import autotuner as autotuner_module
-from flashinfer.knobs import knobs
 
 from .sleeper import Sleeper, calls, choose
 
@@ -194,7 +194,7 @@ def test_records_of_a_product(tuner, path):
     assert later.load_configs(path) and later.get_namespaced_records("product") == {"d": 1}
     later.save_configs(path)
     assert read(path)["_records"] == {"product": {"d": 1}, "other": {"b": 1}}
-    with pytest.raises(ValueError, match="expected a dict"):
+    with pytest.raises(ValueError, match="records must be a dict"):
         later.publish_namespaced_records("product", [1])
 
 

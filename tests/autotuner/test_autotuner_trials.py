@@ -126,9 +126,9 @@ def test_rankings(tuner):
 
     for k in (1, 3):
         assert rank(k) == [-1] and calls == []
-    with pytest.raises(ValueError, match="k is 0, expected at least 1"):
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         rank(0)
-    with pytest.raises(ValueError, match="runners has 2 elements, expected 1"):
+    with pytest.raises(ValueError, match="runners must have 1 element, got 2"):
         tuner.rank_tactics("sleep", [Sleeper(), Sleeper()], CONFIG, inputs_of(4))
     with autotune():
         assert rank(3, rows=9) == [(1,), (2,)]  # the third tactic fails

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer import globaltimer, utils
+from flashinfer import utils
+from flashinfer._runtime import globaltimer
+from flashinfer._runtime.knobs import knobs
 from flashinfer.autotuner import measure
-from flashinfer.knobs import knobs
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -20,7 +21,7 @@ def test_confidential_computing_is_forced_or_found_out(monkeypatch):
         with knobs.override(confidential_compute=forced):
             assert utils.is_confidential_compute() is expected
     for wrong in ("yes", "2"):
-        with knobs.override(confidential_compute=wrong), pytest.raises(ValueError, match="expected 0 or 1"):
+        with knobs.override(confidential_compute=wrong), pytest.raises(ValueError, match="must be 0 or 1"):
             utils.is_confidential_compute()
 
 

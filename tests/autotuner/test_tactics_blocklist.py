@@ -10,9 +10,9 @@ import sys
 import pytest
 
 import flashinfer
+from flashinfer._runtime.knobs import knobs
 from flashinfer.autotuner import AutoTuner, autotune
 from flashinfer.autotuner import _collect_metadata as collect_metadata
-from flashinfer.knobs import knobs
 from flashinfer.tactics_blocklist import TacticsBlocklist
 
 from .sleeper import CONFIG, Sleeper, calls, choose

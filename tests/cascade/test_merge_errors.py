@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 from ..bad_arguments import check_refused, make_arguments, with_bad
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 from ..attention.inputs import LAYOUTS, to_layout
 from .tree import DIM, HEADS, KV_HEADS, PAGE, SHARED, Tree

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 import flashinfer
 from flashinfer.__main__ import cli, main
+from flashinfer._runtime.knobs import knobs
 from flashinfer.jit import env as jit_env
 from flashinfer.jit import jit_spec_registry
-from flashinfer.knobs import knobs
 
 from ..jit.toolbox import fake_toolkit
 
@@ -46,6 +46,13 @@ def test_no_arguments_print_help(run):
     assert "Usage" in text
     for command in ("show-config", "module-status", "warmup", "replay"):
         assert command in text
+
+
+def test_missing_compiler_is_one_line(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "")
+    (line,) = run("warmup", "activation", "--device", "cpu", code=1).splitlines()
+    assert line.startswith("Error: activation_cpu: cannot find a host C++ compiler: looked at $CXX")
 
 
 def test_runs_as_a_python_module():
@@ -323,7 +330,7 @@ def test_replay_needs_an_existing_directory(run):
 
 
 def test_replay_on_a_device_that_is_none(run, tmp_path):
-    assert "replay: device is 'tpu', expected cpu or cuda" in run(
+    assert "replay: device must be cpu or cuda, got 'tpu'" in run(
         "replay", "--dir", str(tmp_path), "--device", "tpu", code=1
     )
 

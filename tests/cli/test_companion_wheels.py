@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import flashinfer.__main__ as program
-from flashinfer.companion_wheels import wheel_label
+from flashinfer.jit.companion_wheels import wheel_label
 
 URL = "https://example.invalid/whl"
 SUPPORTED = ("12.9", "13.0", "13.4")

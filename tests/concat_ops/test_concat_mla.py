@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flashinfer
+from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
 from flashinfer.concat_ops import concat_mla_k, get_concat_mla_module
-from flashinfer.errors import ArgumentError, BackendSupportedError
 from flashinfer.trace.templates.concat_ops import concat_mla_k_trace
 
 from ..graphs import capture

@@ -14,6 +14,7 @@ from flashinfer.jit.gemm import gen_gemm_module
 from .machine_code import COPY, COPY_UNIFORM, operations
 from .options import NO_SPILLS
 
+FULL = pytest.mark.full
 #: A unit per target; test_family of test_cuda_compile.py compiles all units for 9.0a.
 UNITS = [("8.0", "fp8_scaled"), ("8.9", "fp8"), ("10.0a", "bf16_any"), ("12.0a", "bf16")]
 
@@ -27,7 +28,7 @@ def test_other_targets(hopper, monkeypatch, target, unit):
     gen_jit_spec("gemm_sample", sources, generated=module.generated).build()
 
 
-@pytest.mark.parametrize("unit", ["fp8_scaled", "bf16", "bf16_columns"])
+@pytest.mark.parametrize("unit", ["bf16", *(pytest.param(u, marks=FULL) for u in ("fp8_scaled", "bf16_columns"))])
 def test_copies(nvcc, tmp_path, unit):
     """Check for the instructions that test_copy_addresses.py describes."""
     text = next(text for path, text in gen_gemm_module("cuda").generated.items() if path.stem == f"gemm_{unit}")

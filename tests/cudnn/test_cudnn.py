@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer._runtime.errors import ArgumentError, LibraryError
 from flashinfer.cudnn import cudnn_batch_decode_with_kv_cache, cudnn_batch_prefill_with_kv_cache, graph
-from flashinfer.errors import ArgumentError, LibraryError
 
 from ..attention.inputs import Batch
 from ..attention.reference import Attention
@@ -231,3 +231,8 @@ def test_decode_by_cudnn():
     decode = flashinfer.decode.xqa_batch_decode_with_kv_cache
     expected = decode(q, (k, v), scratch, table, lengths, 64, 0.125, kv_layout="HND")
     torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_requests_are_found_by_offsets():
+    """Check the probe that published tests call before they pass lengths without offsets."""
+    assert not flashinfer.cudnn.prefill._cudnn_supports_direct_seqlens(torch.bfloat16, mixed=True)

@@ -28,7 +28,20 @@ def test_decode():
     k, v = call.cache.unbind(1)
     inputs = {"q": call.batch.q, "k_cache": k, "v_cache": v, "scale": 0.2, "block_tables": call.tables}
     inputs["actual_seq_lens_kv"] = lengths(call.batch.kv_lens)
-    made = cudnn_batch_decode_with_kv_cache.fi_trace(**inputs, workspace_buffer=call.workspace, max_sequence_kv=130)
+    inputs["max_sequence_kv"] = 130
+    made = cudnn_batch_decode_with_kv_cache.fi_trace(**inputs, workspace_buffer=call.workspace)
+    assert made["name"] == "cudnn_batch_decode_lengths_h4_kv2_d64_ps16"
+    expected = run_definition(made, inputs)
+    close(flashinfer.decode.trtllm_batch_decode_with_kv_cache(*call.decode, bmm1_scale=0.2), [expected.float()])
+
+
+def test_decode_without_lengths():
+    """Check the published definition: every request has ``max_sequence_kv`` keys."""
+    call = Tables("cpu", "HND", kv_lens=[70] * 3)
+    k, v = call.cache.unbind(1)
+    inputs = {"q": call.batch.q, "k_cache": k, "v_cache": v, "scale": 0.2, "block_tables": call.tables}
+    inputs |= {"max_sequence_kv": 70, "workspace_buffer": call.workspace}
+    made = cudnn_batch_decode_with_kv_cache.fi_trace(**inputs)
     assert made["name"] == "cudnn_batch_decode_h4_kv2_d64_ps16"
     expected = run_definition(made, inputs)
     close(flashinfer.decode.trtllm_batch_decode_with_kv_cache(*call.decode, bmm1_scale=0.2), [expected.float()])

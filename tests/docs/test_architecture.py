@@ -28,7 +28,7 @@ def documented_files() -> list[str]:
 def entered_files(call: Any) -> list[str]:
     """Return the files of the package that a call enters, in order, without repetitions of a file by itself.
 
-    A generated wrapper counts as wrapping.py, which generates it.
+    A generated wrapper counts as codegen_wrapper.py, which generates it.
     """
     entered: list[str] = []
 
@@ -37,7 +37,7 @@ def entered_files(call: Any) -> list[str]:
             return
         name = frame.f_code.co_filename
         if name.startswith("<wrapper of"):
-            entered.append("wrapping.py")
+            entered.append("_runtime/codegen_wrapper.py")
         elif PACKAGE in Path(name).parents:
             entered.append(str(Path(name).relative_to(PACKAGE)))
 

@@ -45,6 +45,19 @@ def test_quickstart(run):
     assert str(run.cache) in text
 
 
+@pytest.mark.parametrize("script", ["demo.py", "serve.py"])
+def test_missing_compiler_is_one_line(script, tmp_path):
+    """Check a machine without a C++ compiler: the remedy is on one line, not at the end of a traceback."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("CXX", "FLASHINFER_CXX_LAUNCHER", "CUDA_VISIBLE_DEVICES")}
+    env = {**kept, "PYTHONPATH": str(ROOT), "FLASHINFER_WORKSPACE_BASE": str(tmp_path), "PATH": "/nowhere"}
+    command = [sys.executable, str(ROOT / "examples" / script)]
+    done = subprocess.run(
+        command, env={**env, "CUDA_VISIBLE_DEVICES": ""}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(rf"{script}: \w+: cannot find a host C\+\+ compiler: .*apt-get install g\+\+\)\n", done.stderr)
+
+
 def test_readme_example(run):
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(code) == 1

@@ -11,7 +11,7 @@ import torch
 
 import flashinfer
 from flashinfer import gemm, grouped_mm
-from flashinfer.errors import BackendSupportedError
+from flashinfer._runtime.errors import BackendSupportedError
 
 IN_GEMM = [
     *("mm_fp8", "mm_mxfp8", "bmm_mxfp8", "mm_fp4", "mm_bf16_fp4", "prepare_bf16_fp4_weights", "mm_nvfp4_svdquant"),

@@ -8,7 +8,7 @@ import torch
 
 import flashinfer
 from flashinfer import gemm
-from flashinfer.errors import BackendSupportedError
+from flashinfer._runtime.errors import BackendSupportedError
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

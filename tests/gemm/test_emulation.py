@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The general CUDA GEMM kernel, run on the CPU: all kernels, without a GPU.
 
-The kernel headers are compiled by the host compiler against an emulation of threads, barriers and the PTX wrappers
-(``emulation/``). Copies arrive late, threads run in random order and memory starts as NaN, so that index errors and
-missing barriers show as wrong results.
+The kernel headers are compiled by the host compiler against an emulated device (``tests/emulation``). Copies arrive
+late, threads run in random order and memory starts as NaN, so that index errors and missing barriers show as wrong
+results.
 """
 
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 
-from flashinfer.jit import env
-from flashinfer.jit.cpp_ext import find_cxx, find_nvcc
-from flashinfer.jit.toolchain import get_cuda_path
+from ..emulation.build import Library, compile_emulated
 
 BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
 CHUNKS, COLUMNS, ANY = range(3)
@@ -30,28 +25,12 @@ F32, F16, BF16, E4M3, E5M2 = ELEMENTS = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
-EMULATION = Path(__file__).with_name("emulation")
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> ctypes.CDLL:
-    """Compile the kernel headers with the emulated wrappers in place of ``ptx/`` and ``utils.cuh``."""
-    compiler = find_cxx()
-    if compiler is None or find_nvcc() is None:
-        pytest.skip("needs a C++ compiler and the CUDA headers")
-    folder = tmp_path_factory.mktemp("emulation")
-    include = folder / "flashinfer"
-    shutil.copytree(env.FLASHINFER_INCLUDE_DIR / "flashinfer", include)
-    for name in ("cp_async", "mma", "math", "pdl"):
-        (include / "ptx" / f"{name}.cuh").write_text('#include "ptx.h"\n')
-    (include / "utils.cuh").write_text('#include "launch.h"\n')
-    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-DFLASHINFER_EMULATED"]
-    includes = [f"-I{folder}", f"-I{EMULATION}", f"-isystem{get_cuda_path()}/include"]
-    target = folder / "gemm.so"
-    subprocess.run([compiler, *flags, *includes, EMULATION / "gemm.cpp", "-o", target], check=True)
-    loaded = ctypes.CDLL(str(target))
-    loaded.gemm.argtypes = [ctypes.c_void_p, ctypes.c_double, ctypes.c_double]
-    return loaded
+def library(tmp_path_factory) -> Library:
+    """Compile the kernels for SM80."""
+    return compile_emulated("emulated_gemm.cpp", tmp_path_factory, arch=800)
 
 
 def matrix(x: torch.Tensor) -> list[int]:
@@ -76,7 +55,8 @@ def run(library, out, a, b, *, a_scale=None, b_scale=None, bias=None, groups=Non
     fields += [0 if bias is None else bias.data_ptr(), ELEMENTS.index(BF16 if bias is None else bias.dtype)]
     fields += [a.shape[-2], b.shape[-2], a.shape[-1], batch, grouping]
     fields += [0 if x is None else x.data_ptr() for x in (groups, weights)]
-    code = library.gemm((ctypes.c_int64 * len(fields))(*fields), alpha, beta)
+    packed = (ctypes.c_int64 * len(fields))(*fields)
+    code = library.call("gemm", ctypes.addressof(packed), alpha, beta)
     assert code < 100, f"status {code // 100}"
     return code // 10, code % 10
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flashinfer import green_ctx
-from flashinfer.errors import LibraryError
+from flashinfer._runtime.errors import LibraryError
 from flashinfer.green_ctx import get_sm_count_constraint
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import BackendSupportedError
+from flashinfer._runtime.errors import BackendSupportedError
 from flashinfer.grouped_mm import core, cudnn, grouped_mm_bf16, grouped_mm_fp8
 from flashinfer.trace.templates import gemm_grouped
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashinfer import gemm
-from flashinfer.errors import ArgumentError, BackendSupportedError
+from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
 from flashinfer.gemm.gemm_base import pad_indptr_to_multiple_of_4
 from flashinfer.trace.templates import gemm_groupwise
 

@@ -31,6 +31,8 @@ def gemm(out: torch.Tensor, *args, **kwargs) -> torch.Tensor:
     return out
 
 
+#: Rows of tokens, rows of weights and elements along K that share a scale.
+BLOCKS = (1, 128, 128)
 PAIRS = [(FP32, FP32), (FP16, FP16), (BF16, BF16), (E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)]
 
 
@@ -123,7 +125,7 @@ def test_two_level_sums_are_as_exact_as_float32_sums(device):
     """The contract: the error is at most 1.1 times that of exact products summed in float32."""
     a, b = operand(32, 4096, dtype=E4M3, device=device), operand(64, 4096, dtype=E4M3, device=device)
     a_scale, b_scale = block_scales(a, 1, 128), block_scales(b, 128, 128)
-    out = gemm(poisoned(32, 64, dtype=FP32, device=device), a, b, a_scale=a_scale, b_scale=b_scale)
+    out = gemm(poisoned(32, 64, dtype=FP32, device=device), a, b, a_scale=a_scale, b_scale=b_scale, granularity=BLOCKS)
     x, y = dequantized(a, a_scale, 1, 128), dequantized(b, b_scale, 128, 128)
     in_order = torch.zeros(32, 64, device=device)
     for k in range(4096):
@@ -194,7 +196,7 @@ def test_contiguous(device):
     a_scale, b_scale = block_scales(a, 1, 128), block_scales(b, 128, 128)
     groups = int32(order, device).repeat_interleave(128)
     out = torch.full((512, 100), 7.0, dtype=BF16, device=device)
-    gemm(out, a, b, a_scale=a_scale, b_scale=b_scale, groups=groups, grouping=CONTIGUOUS)
+    gemm(out, a, b, a_scale=a_scale, b_scale=b_scale, groups=groups, grouping=CONTIGUOUS, granularity=BLOCKS)
     tokens, weights = dequantized(a, a_scale, 1, 128), dequantized(b, b_scale, 128, 128)
     for i, group in enumerate(order):
         rows = slice(128 * i, 128 * i + 128)
@@ -210,7 +212,7 @@ def test_masked(device):
     a_scale, b_scale = block_scales(a, 1, 128), block_scales(b, 128, 128)
     out = torch.full((4, 40, 100), 7.0, dtype=BF16, device=device)
     groups = int32(counts, device)
-    gemm(out, a, b, a_scale=a_scale, b_scale=b_scale, groups=groups, grouping=MASKED, expected_m=8)
+    gemm(out, a, b, a_scale=a_scale, b_scale=b_scale, groups=groups, grouping=MASKED, expected_m=8, granularity=BLOCKS)
     tokens, weights = dequantized(a, a_scale, 1, 128), dequantized(b, b_scale, 128, 128)
     for i, count in enumerate(counts):
         check(out[i, :count], tokens[i, :count], weights[i])
@@ -239,6 +241,7 @@ def test_packed(device, dtypes, indices):
         b,
         a_scale=scales[0],
         b_scale=scales[1],
+        granularity=None if scales[1] is None else BLOCKS,
         groups=int32(bounds, device),
         grouping=PACKED,
         weight_indices=chosen,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.jit.gemm import get_quantize_1x128_module
 
 E4M3 = torch.float8_e4m3fn

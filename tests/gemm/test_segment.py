@@ -10,7 +10,7 @@ import torch
 
 import flashinfer
 from flashinfer import utils
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.gemm import SegmentGEMMWrapper
 from flashinfer.trace.templates.gemm_grouped import segment_gemm_run_trace
 

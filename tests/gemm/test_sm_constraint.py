@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from flashinfer.errors import BackendSupportedError
+from flashinfer._runtime.errors import BackendSupportedError
 from flashinfer.trace.templates import gemm_grouped
 from flashinfer.triton import gemm as triton_gemm
 from flashinfer.triton.sm_constraint_gemm import gemm, gemm_descriptor_persistent, gemm_persistent

@@ -7,11 +7,10 @@ import hashlib
 from pathlib import Path
 
 import pytest
-import requests
 
 from flashinfer import artifacts
 from flashinfer.artifacts import ArtifactPath
-from flashinfer.jit import cubin_loader
+from flashinfer.jit import cubin_loader, download
 from flashinfer.jit.cubin_loader import download_file, get_artifact, safe_urljoin
 
 FOLDER = ArtifactPath.TRTLLM_GEN_FMHA
@@ -34,7 +33,7 @@ def repository(tmp_path, monkeypatch, cubins) -> Path:
     (root / FOLDER / "checksums.txt").write_text(f"{SHA}  x.cubin\n")
     monkeypatch.setenv("FLASHINFER_CUBINS_REPOSITORY", str(root))
     monkeypatch.setattr(artifacts, "_folders", lambda: [FOLDER])
-    monkeypatch.setattr(cubin_loader.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
     return root
 
 
@@ -115,16 +114,14 @@ def test_a_file_that_is_not_there(repository, tmp_path, caplog):
 
 def test_links_of_a_page(monkeypatch):
     page = '<a href="a.cubin">a</a> <a href="b.h">b</a> <a href="c.cubin">c</a>'
-
-    def answer(status):
-        made = requests.Response()
-        made.status_code, made._content = status, page.encode()
-        return lambda url, timeout: made
-
-    monkeypatch.setattr(requests, "get", answer(200))
+    monkeypatch.setattr(artifacts, "read_url", lambda url, timeout: page)
     assert artifacts.get_available_cubin_files("https://a.b/") == ("a.cubin", "c.cubin")
     assert artifacts.get_available_header_files("https://a.b/") == ("b.h",)
-    monkeypatch.setattr(requests, "get", answer(500))
+
+    def error(url, timeout):
+        raise OSError("500")
+
+    monkeypatch.setattr(artifacts, "read_url", error)
     assert artifacts.get_available_cubin_files("https://a.b/", retries=1) == ()
 
 

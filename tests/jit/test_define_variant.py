@@ -275,7 +275,7 @@ REFUSED = {
     "attribute": (torch_object, ValueError, "the attribute torch.pi.real is not supported"),
     "two names": (two_names, ValueError, r"line \d+: an assignment to other than one name is not supported"),
     "one path only": (one_path_only, ValueError, "the name PAGE, which has no value on a path to here, is"),
-    "mixed bits": (lambda q, k: (q > k) & k > 1, TypeError, "one operand of `&` is a truth value, expected an"),
+    "mixed bits": (lambda q, k: (q > k) & k > 1, TypeError, "one operand of `&` must be an"),
     "in": (lambda q, k: q in (1, k), ValueError, "Tuple is not supported"),
     "is": (lambda q, k: q is k, ValueError, "`is` is not supported"),
     "string": (lambda q, k: q == "k", ValueError, "a value of type str is not supported"),
@@ -283,11 +283,11 @@ REFUSED = {
     "keyword": (lambda q, k: max(q, k, key=abs) > 1, ValueError, r"max\(\) with 2 positional and 1 named"),
     "run's own": (lambda q, kv, sm_scale: q > kv, ValueError, r"the parameter sm_scale is not supported, run\(\) has"),
     "one parameter": (lambda q: True, TypeError, "has 1 parameters, expected q_idx, kv_idx and then its own"),
-    "no bool": (lambda q, k: q - k, TypeError, "the result is an integer, expected a truth value"),
-    "number as truth": (lambda q, k: q and k > 1, TypeError, "an operand of `and` is an integer"),
-    "truth as number": (lambda q, k: (q > k) + 1 > 0, TypeError, r"an operand of `\+` is a truth value"),
+    "no bool": (lambda q, k: q - k, TypeError, "the result must be a truth value, got an integer"),
+    "number as truth": (lambda q, k: q and k > 1, TypeError, "an operand of `and` must be a truth value"),
+    "truth as number": (lambda q, k: (q > k) + 1 > 0, TypeError, r"an operand of `\+` must be a number"),
     "power": (lambda q, k: q**k > 1, ValueError, r"`\*\*` of integers is not supported unless"),
-    "builtin": (max, TypeError, "function is builtin_function_or_method, expected a Python function"),
+    "builtin": (max, TypeError, "function must be a Python function, got builtin_function_or_method"),
 }  # fmt: skip
 
 
@@ -299,11 +299,11 @@ def test_what_is_not_supported_is_named(case):
 
 
 def test_arguments_of_define_variant():
-    with pytest.raises(ValueError, match="mask_mode is 'DIAGONAL', expected one of 'NON_CAUSAL', 'CAUSAL', 'CUSTOM'"):
+    with pytest.raises(ValueError, match="mask_mode must be one of 'NON_CAUSAL', 'CAUSAL', 'CUSTOM', got 'DIAGONAL'"):
         define_variant(mask_mode="DIAGONAL", mask_fn=chained)
     with pytest.raises(ValueError, match="mask_fn and logits_fn are None, expected a function for one of them"):
         define_variant()
-    with pytest.raises(TypeError, match="the result is a truth value, expected a number"):
+    with pytest.raises(TypeError, match="the result must be a number, got a truth value"):
         define_variant(logits_fn=lambda x, q, k: x > 0)
     namespace: dict = {}
     exec("def typed(q, k):\n    return q > k\n", namespace)
@@ -317,17 +317,17 @@ def test_arguments_of_run():
     variant = define_variant(mask_fn=lambda q, k, n: q > k + n)
     q = torch.zeros(2, 1, 16)
     cases = (
-        ({}, TypeError, "n is missing, expected a number"),
+        ({}, TypeError, "n must be a number"),
         ({"n": 1, "m": 2}, TypeError, "unknown argument m, expected n"),
-        ({"n": "1"}, TypeError, "n is '1', expected int, float or bool"),
-        ({"n": 2**31}, ValueError, "n is 2147483648, expected 32 bits at most"),
+        ({"n": "1"}, TypeError, "n must be int, float or bool"),
+        ({"n": 2**31}, ValueError, "n must fit in 32 bits, got 2147483648"),
     )
     for parameters, error, text in cases:
         with pytest.raises(error, match=text):
             variant.reference(q, q, q, **parameters)
     annotated = define_variant(mask_fn=with_annotation)
     assert annotated.parameters == ("n", "ratio")
-    with pytest.raises(TypeError, match=r"n is 1\.5, expected int"):
+    with pytest.raises(TypeError, match=r"n must be int, got 1\.5"):
         annotated.reference(q, q, q, n=1.5)
 
 
@@ -403,7 +403,7 @@ def test_kinds_and_numbers_of_numpy():
     variant = define_variant(mask_fn=lambda q, k, n: q > k - n)
     assert torch.equal(variant.reference(q, q, q, n=np.int32(2)), variant.reference(q, q, q, n=2))
     for kinds, found in (({}, "None"), ({"n": "int64"}, "'int64'")):
-        with pytest.raises(ValueError, match=f"source: n is {found}, expected 'int', 'float' or 'bool'"):
+        with pytest.raises(ValueError, match=f"source: n must be 'int', 'float' or 'bool', got {found}"):
             variant.source(**kinds)
 
 

@@ -14,7 +14,7 @@ import subprocess
 
 import pytest
 
-from flashinfer.errors import MissingJITCacheError
+from flashinfer._runtime.errors import MissingJITCacheError
 from flashinfer.jit import build, build_jit_specs, gen_jit_spec, manifest, toolchain
 
 from .toolbox import TINY, fake_cxx, in_processes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.jit import env as jit_env
 from flashinfer.jit import gen_jit_spec
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import platform
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ from click.testing import CliRunner
 
 from flashinfer import aot
 from flashinfer.__main__ import main
-from flashinfer.jit import build_jit_specs
+from flashinfer.jit import build_jit_specs, cpu_targets
 from flashinfer.jit import env as jit_env
+from flashinfer.jit.prebuilt import _warn_missing, record_modules
 
 from .toolbox import TINY, calls
 
@@ -75,6 +78,61 @@ def test_groups_leave_prebuilt_modules_alone(workshop, prebuilt):
     assert not specs[0].jit_library_path.exists()
     build_jit_specs(specs, skip_prebuilt=False)
     assert specs[0].jit_library_path.exists()
+
+
+# ------------------------------------------------------------------------------------------------ targets
+
+
+@pytest.mark.parametrize(
+    "recorded, machine, fits",
+    [
+        (["80"], "8.6", True),
+        (["86"], "8.0", False),
+        (["80", "90a"], "9.0a", True),
+        (["80"], "9.0a", False),
+        (["100a"], "10.3a", False),
+        (["100f"], "10.3a", True),
+        (["80"], "8.0 9.0a", False),
+        (["80"], "", True),
+    ],
+)
+def test_targets_of_a_prebuilt_module(workshop, prebuilt, monkeypatch, caplog, recorded, machine, fits):
+    """Check that code for another GPU is not loaded, where each launch would fail; without a GPU nothing is known."""
+    record_modules(prebuilt.parents[1], {"op/op.so": {"targets": recorded}})
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", machine)
+    _warn_missing.cache_clear()
+    assert workshop.spec("op", "cuda").is_aot is fits
+    assert ("compiling instead" in caplog.text) is not fits
+
+
+def test_target_of_a_module_for_some_majors(workshop, prebuilt, monkeypatch):
+    """Check a module for Hopper alone, on a machine that has other GPUs besides."""
+    record_modules(prebuilt.parents[1], {"op/op.so": {"targets": ["90a"]}})
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0 9.0a")
+    spec = workshop.spec("op", "cuda")
+    assert not spec.is_aot
+    assert replace(spec, supported_major_versions=[9]).is_aot
+
+
+def test_cpu_modules_need_the_instructions(workshop, prebuilt, monkeypatch):
+    """Check that the best level of this machine is chosen, and none that it lacks: an illegal instruction kills."""
+    root, (low, mid, high) = prebuilt.parents[1], ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+    for level in (low, mid, high):
+        shutil.copytree(prebuilt.parent, root / f"cpu-{level}" / "op")
+    shutil.rmtree(prebuilt.parent)
+    monkeypatch.setattr(cpu_targets.platform, "machine", lambda: "x86_64")
+    for flags, expected in ((cpu_targets._V3, mid), (cpu_targets.LEVELS["x86_64"][high], high), ("sse2", None)):
+        monkeypatch.setattr(cpu_targets, "cpu_flags", lambda flags=flags: frozenset(flags.split()))
+        spec = workshop.spec("op")
+        assert spec.is_aot is (expected is not None)
+        assert expected is None or spec.aot_path == root / f"cpu-{expected}" / "op" / "op.so"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2, "modules": {}}', '{"schema": 1, "modules": 3}'])
+def test_index_that_cannot_be_read(workshop, prebuilt, caplog, text):
+    (prebuilt.parents[1] / "index.json").write_text(text)
+    assert workshop.spec("op", "cuda").is_aot
+    assert "index.json cannot be read" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------ companions
@@ -181,7 +239,8 @@ def package(tmp_path, **more):
 
 
 def listing(folder) -> set[str]:
-    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    """Return the files of a folder, without the index, which all of them have."""
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {"index.json"}
 
 
 def test_package(family, tmp_path, toolkit):
@@ -200,6 +259,41 @@ def test_package_is_what_gets_loaded(family, tmp_path, monkeypatch):
     monkeypatch.setitem(vars(jit_env), "FLASHINFER_AOT_DIR", tmp_path / "out")
     monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
     assert family.spec("one", "cuda").build_and_load().answer() == 42
+
+
+def test_package_for_cpus(family, tmp_path, monkeypatch):
+    """Check several CPU targets in one graph, without a CUDA target, and that the package finds the result."""
+    monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST")
+    levels = list(cpu_targets.LEVELS[platform.machine()])
+    words = ["--out-dir", str(tmp_path / "out"), "--build-dir", str(tmp_path / "build"), "--family", "scale"]
+    aot.main([*words, "--cpu-target", levels[-1], "native"])
+    folders = (f"cpu-{levels[-1]}", cpu_targets.cpu_arch_tag())
+    assert listing(tmp_path / "out") == {f"{folder}/{name}/{name}.so" for folder in folders for name in ("one", "two")}
+    flags = [word for line in family.calls for word in line.split() if word.startswith("-march")]
+    assert sorted(flags) == sorted([f"-march={levels[-1]}", "-march=native"] * 2)
+    monkeypatch.setenv("FLASHINFER_AOT_DIR", str(tmp_path / "out"))
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    assert family.spec("one").build_and_load().answer() == 42
+    assert family.spec("one").aot_path == tmp_path / "out" / folders[1] / "one" / "one.so"
+    with pytest.raises(SystemExit, match=r"cpu_target must be one of native, .*, got 'pentium'"):
+        aot.main([*words, "--cpu-target", "pentium"])
+
+
+def test_package_without_modules(tmp_path):
+    """Check a family that is CUDA only, built for a CPU alone."""
+    with pytest.raises(SystemExit, match="families must have modules for the targets, got scale"):
+        aot.main(["--build-dir", str(tmp_path / "build"), "--family", "scale", "--cpu-target", "native"])
+
+
+def test_package_goes_on_where_it_stopped(family, tmp_path, toolkit):
+    """Check that a second run compiles only what the first has not finished."""
+    family.spec("two", "cuda", text="#error no")
+    with pytest.raises(RuntimeError, match="Ninja build failed for two"):
+        package(tmp_path)
+    family.source("two", ".cu")
+    before = len(calls(toolkit / "bin" / "nvcc"))
+    package(tmp_path)
+    assert len(calls(toolkit / "bin" / "nvcc")) == before + 1
 
 
 def test_package_from_a_warm_cache(family, tmp_path):
@@ -303,8 +397,8 @@ def test_options_about_attention(monkeypatch):
     assert configs[0] == {"families": list(aot.FAMILIES)}
     assert configs[1]["families"] == ["activation"]
     names = [spec.name for spec in aot.gen_attention_modules(**configs[1]["attention"])]
-    assert len(names) == len(set(names)) == 2 * 2 * 2 * 4
-    assert sum("head_dim_qk_192_head_dim_vo_128" in name for name in names) == 16
+    assert len(names) == len(set(names)) == 2 * 2 * (2 * 4 + 2)  # for 9.0a, caches of 16 bits have two modules more
+    assert sum("head_dim_qk_192_head_dim_vo_128" in name for name in names) == 20
     assert sum("kv_e4m3" in name for name in names) == 16
 
 
@@ -333,4 +427,4 @@ def test_published_names_of_generators(monkeypatch):
     assert [name for name, is_there in found.items() if is_there] == ["sm80", "sm90"] and "sm100" in found
     half, flags = [torch.float16], [False]
     specs = aot.gen_attention(half, [], [(128, 128)], [], flags, flags, True, False, True, True)
-    assert len({spec.name for spec in specs}) == 4 * 3, "four kinds of head dimensions 128, 256 with soft cap and 64"
+    assert len({spec.name for spec in specs}) == 6 * 3, "six kinds of head dimensions 128, 256 with soft cap and 64"

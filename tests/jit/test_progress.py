@@ -59,6 +59,20 @@ def test_long_group_is_abbreviated(slow, capfd):
     assert "building a, b, c and 2 more" in capfd.readouterr().err
 
 
+def test_names_are_short():
+    """Check names of attention modules, which have 150 letters: a line on a terminal must not wrap."""
+    prefill = [
+        f"batch_prefill_with_kv_cache_dtype_q_{q}_dtype_kv_{q}_dtype_o_{q}_head_dim_qk_128" for q in ("f16", "bf16")
+    ]
+    assert progress.some_of([*prefill, "norm"]) == "batch_prefill_with_kv_cache, norm"
+    assert progress.some_of([*"abcd", *prefill]) == "a, b, c and 3 more"
+    assert progress.some_of(["x" * 90]) == "x" * 37 + "..."
+    bar = progress.ProgressBar(prefill)
+    bar.step(1, 2, f"{prefill[0]}: {'y' * 90}.cu")
+    assert bar.bar.postfix == f"batch_prefill_with_kv_cache: {'y' * 37}..."
+    bar.bar.close()
+
+
 def test_terminal_shows_steps_in_place(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -36,13 +36,13 @@ def test_both_ways_to_call_the_generator(workshop, toolkit):
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/op", "x" * 231, "a\nb", "a\0b", None, Path("op")])
 def test_a_name_is_that_of_a_file(name):
-    with pytest.raises(ValueError, match=r"gen_jit_spec: name is .* expected a file name of at most 230 bytes"):
+    with pytest.raises(ValueError, match=r"gen_jit_spec: name must be a file name of at most 230 bytes, got "):
         gen_jit_spec(name, ["op.cpp"], backend="cpu")
 
 
 @pytest.mark.parametrize("sources", ["op.cpp", Path("op.cpp"), [], None, [None]])
 def test_sources_are_several(sources):
-    with pytest.raises(ValueError, match=r"gen_jit_spec: op: sources is .* expected a list of files"):
+    with pytest.raises(ValueError, match=r"gen_jit_spec: op: sources must be a list of files, got "):
         gen_jit_spec("op", sources, backend="cpu")
 
 
@@ -53,12 +53,12 @@ def test_sources_are_several(sources):
 def test_flags_are_several(given):
     """Check that a string is rejected: its letters would become flags (``- D X``)."""
     (argument,) = given
-    with pytest.raises(ValueError, match=rf"gen_jit_spec: op: {argument} is '.*', expected a list of"):
+    with pytest.raises(ValueError, match=rf"gen_jit_spec: op: {argument} must be a list of .*, got '.*'"):
         gen_jit_spec("op", ["op.cpp"], backend="cpu", **given)
 
 
 def test_backends_are_two():
-    with pytest.raises(ValueError, match="gen_jit_spec: op: backend is 'rocm', expected cuda or cpu"):
+    with pytest.raises(ValueError, match="gen_jit_spec: op: backend must be cuda or cpu, got 'rocm'"):
         gen_jit_spec("op", ["op.cpp"], backend="rocm")
 
 
@@ -102,6 +102,8 @@ def test_directories_have_their_roles(workshop, toolkit):
     assert str(jit_env.FLASHINFER_AOT_DIR) == f"{package}/data/aot"
     cutlass = package / "data" / "cutlass"
     assert [cutlass / "include", cutlass / "tools" / "util" / "include"] == jit_env.CUTLASS_INCLUDE_DIRS
+    assert [path.relative_to(cutlass.parent).parts[0] for path in jit_env.CCCL_INCLUDE_DIRS] == ["cccl"] * 3
+    assert cutlass.parent / "spdlog" / "include" == jit_env.SPDLOG_INCLUDE_DIR
     for name in ("CACHE", "WORKSPACE", "JIT", "GEN_SRC"):
         assert workshop.base in getattr(jit_env, f"FLASHINFER_{name}_DIR").parents
     with pytest.raises(AttributeError, match="FLASHINFER_NO_DIR"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.errors import MissingJITCacheError
+from flashinfer._runtime.errors import MissingJITCacheError
 from flashinfer.jit import build_jit_specs
 from flashinfer.jit import env as jit_env
 

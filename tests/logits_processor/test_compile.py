@@ -53,7 +53,7 @@ def test_legalisation(processor, legal, input_type):
     if input_type in legal:
         assert names(processor.legalize(input_type)) == [legal[input_type]]
     else:
-        with pytest.raises(ValueError, match=f"the input is of type {input_type.name}, expected"):
+        with pytest.raises(ValueError, match=f"the input must be of type .*, got {input_type.name}"):
             processor.legalize(input_type)
         with pytest.raises(LegalizationError, match="processor 0: "):
             legalize_processors([processor], input_type)
@@ -86,10 +86,10 @@ def test_fusion(processors, expected):
 @pytest.mark.parametrize(
     "processors, text",
     [
-        ([Softmax(), Temperature()], "processor 1: Temperature: the input is of type PROBS, expected LOGITS"),
+        ([Softmax(), Temperature()], "processor 1: Temperature: the input must be of type LOGITS, got PROBS"),
         ([Softmax(), Softmax()], "processor 1: Softmax"),
-        ([Softmax(), Sample(), TopP()], "processor 2: TopP: the input is of type INDICES, expected PROBS"),
-        ([Temperature(), TopP()], "processor 1: TopP: the input is of type LOGITS"),
+        ([Softmax(), Sample(), TopP()], "processor 2: TopP: the input must be of type PROBS, got INDICES"),
+        ([Temperature(), TopP()], "processor 1: TopP: the input must be of type PROBS, got LOGITS"),
         ([TopK(), Sample()], "the input type cannot be inferred: TopK"),
         ([Sample()], "takes LOGITS and PROBS, expected input_type"),
     ],
@@ -102,7 +102,7 @@ def test_pipelines_that_cannot_be(processors, text, compile):
 
 
 def test_no_processors():
-    with pytest.raises(ValueError, match="processors is empty"):
+    with pytest.raises(ValueError, match="processors must have at least one processor, got none"):
         LogitsPipe([])
 
 
@@ -167,16 +167,16 @@ def test_rules_that_never_end():
 
 BAD = [
     ([Temperature()], {}, "0 (TemperatureOp): TemperatureOp: temperature is missing"),
-    ([Temperature()], {"temperature": 0.0}, "temperature is 0.0, expected a positive float"),
+    ([Temperature()], {"temperature": 0.0}, "temperature must be a positive float, got 0.0"),
     ([Temperature(), Softmax()], {"temperature": -1.0}, "0 (FusedTemperatureSoftmaxOp): "),
-    ([Temperature()], {"temperature": "warm"}, "temperature is 'warm', expected a positive float"),
+    ([Temperature()], {"temperature": "warm"}, "temperature must be a positive float, got 'warm'"),
     ([Softmax(), TopK()], {}, "1 (ProbsTopKOp): ProbsTopKOp: top_k is missing"),
-    ([Softmax(), TopK()], {"top_k": 0}, "top_k is 0, expected a positive integer"),
-    ([Softmax(), TopK()], {"top_k": 1.5}, "top_k is 1.5, expected a positive integer"),
-    ([Softmax(), TopP()], {"top_p": 0.0}, "top_p is 0.0, expected a float in (0, 1]"),
-    ([Softmax(), TopP()], {"top_p": 1.1}, "top_p is 1.1, expected a float in (0, 1]"),
+    ([Softmax(), TopK()], {"top_k": 0}, "top_k must be a positive integer, got 0"),
+    ([Softmax(), TopK()], {"top_k": 1.5}, "top_k must be a positive integer, got 1.5"),
+    ([Softmax(), TopP()], {"top_p": 0.0}, "top_p must be a float in (0, 1], got 0.0"),
+    ([Softmax(), TopP()], {"top_p": 1.1}, "top_p must be a float in (0, 1], got 1.1"),
     ([Softmax(), TopP(), Sample()], {"top_p": 2}, "1 (FusedProbsTopPSampleOp): "),
-    ([Softmax(), MinP()], {"min_p": 0.0}, "min_p is 0.0, expected a float in (0, 1]"),
+    ([Softmax(), MinP()], {"min_p": 0.0}, "min_p must be a float in (0, 1], got 0.0"),
     ([Softmax(), MinP(), Sample()], {}, "min_p is missing"),
     (
         [Softmax(), MinP()],
@@ -195,11 +195,11 @@ def test_bad_parameters(processors, parameters, text):
 
 
 def test_processors_are_processors():
-    with pytest.raises(ValueError, match=r"processors\[1\] is <class .*TopK'>, expected a LogitsProcessor"):
+    with pytest.raises(ValueError, match=r"processors\[1\] must be a LogitsProcessor, got <class .*TopK'>"):
         LogitsPipe([Softmax(), TopK])
     with pytest.raises(TypeError, match="LogitsPipe: processors is a Softmax, expected a sequence"):
         LogitsPipe(Softmax())
-    with pytest.raises(ValueError, match="LogitsPipe: input_type is 'logits', expected a TensorType"):
+    with pytest.raises(ValueError, match="LogitsPipe: input_type must be a TensorType, got 'logits'"):
         LogitsPipe([TopK()], input_type="logits")
 
 
@@ -218,7 +218,7 @@ def test_processors_of_others():
 
 
 def test_ops_check_the_type():
-    with pytest.raises(ValueError, match="SoftmaxOp: the input is of type PROBS, expected LOGITS"):
+    with pytest.raises(ValueError, match="SoftmaxOp: the input must be of type LOGITS, got PROBS"):
         ops.SoftmaxOp()(TaggedTensor.probs(torch.ones(1, 1)))
 
 

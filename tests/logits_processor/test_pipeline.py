@@ -209,7 +209,7 @@ def test_rows_without_numbers(device, processor):
 def test_tagged_input(logits):
     pipe = LogitsPipe([Softmax()])
     assert torch.equal(pipe(TaggedTensor.logits(logits)), pipe(logits))
-    with pytest.raises(ValueError, match="LogitsPipe: x is of type PROBS, expected LOGITS"):
+    with pytest.raises(ValueError, match="LogitsPipe: x must be of type LOGITS"):
         pipe(TaggedTensor.probs(logits))
 
 

@@ -36,9 +36,13 @@ def test_layernorm(device, rows, hidden):
     assert_close(out, layernorm_trace.reference(x, gamma, beta))
 
 
-def test_large_mean(device):
-    """Check a large mean: E[x^2] - E[x]^2 would lose all digits here; two passes do not."""
-    x, gamma, beta = arguments(7, 4096, device, mean=100.0)
+@pytest.mark.parametrize("hidden", [4096, 111])
+def test_large_mean(device, hidden):
+    """Check a large mean: E[x^2] - E[x]^2 would lose all digits here; two passes do not.
+
+    111 columns do not fill the last vector register: its other lanes must not count as deviations from the mean.
+    """
+    x, gamma, beta = arguments(7, hidden, device, mean=100.0)
     assert_close(layernorm(x, gamma, beta, eps=1e-5), layernorm_trace.reference(x, gamma, beta, 1e-5))
 
 

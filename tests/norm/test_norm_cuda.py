@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashinfer
-from flashinfer.knobs import knobs
+from flashinfer._runtime.knobs import knobs
 from flashinfer.norm import fused_add_rmsnorm, fused_rmsnorm_silu, layernorm, rmsnorm, rmsnorm_quant
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.norm import fused_add_rmsnorm_trace, fused_rmsnorm_silu_trace, rmsnorm_trace

@@ -219,7 +219,7 @@ def test_mla(device, ckv_dim, kpe_dim, dtype, page_size):
 @pytest.mark.parametrize("appended", [[3, 2], [0], [0, 4, 0, 0, 1], [1] * 300, [5] * 2000])
 @pytest.mark.parametrize("padding", [0, 3])
 def test_batch_indices_positions(device, appended, padding):
-    indptr = flashinfer.layouts.get_indptr(torch.tensor(appended, device=device)).to(torch.int32)
+    indptr = flashinfer._runtime.enums.get_indptr(torch.tensor(appended, device=device)).to(torch.int32)
     seq_lens = torch.randint(5, 50, (len(appended),), dtype=torch.int32, device=device)
     nnz = sum(appended) + padding
     actual = get_batch_indices_positions(indptr, seq_lens, nnz)

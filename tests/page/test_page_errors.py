@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer.page
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 from ..bad_arguments import check_refused, with_bad
 from .inputs import make_batch
@@ -266,7 +266,7 @@ def test_unchecked_rows_without_a_slot_are_skipped(device, op, argument, change,
 
 
 def test_knob(monkeypatch):
-    from flashinfer.knobs import knobs
+    from flashinfer._runtime.knobs import knobs
 
     assert not knobs.validate_inputs
     with knobs.override(validate_inputs="1"):

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.page import global_scale
 from flashinfer.page import nvfp4_quantize_append_paged_kv_cache_with_slot_mapping as append
 

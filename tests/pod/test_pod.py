@@ -8,7 +8,7 @@ import torch
 
 import flashinfer
 from flashinfer import pod
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 from ..attention.inputs import LAYOUTS, Batch, Pages, int32, offsets
 from ..attention.launches import kernels
@@ -134,7 +134,7 @@ def one_call(monkeypatch):
 def test_pod_is_what_both_parts_are_alone(device, one_call, dim, dtype):
     work = Work(device, dim, dtype, [1700])
     out_p, out_d = work.pod(device)()
-    options = {"causal": True, "window_left": 900}
+    options = {"causal": True, "window_left": 900, "backend": "fa2"}  # POD runs this backend
     assert torch.equal(out_p, flashinfer.single_prefill_with_kv_cache(work.q_p, work.k_p, work.v_p, **options))
     assert torch.equal(out_d, work.decode_alone(device, k_scale=0.5, v_scale=2.0))
 
@@ -145,7 +145,7 @@ def test_batch_pod_is_what_both_parts_are_alone(device, one_call, dim, dtype):
     outs, lses = work.batch_pod(device)(return_lse=True)
     parts = ((work.qo_p, work.pages_p, work.q_p, work.cache_p), (work.qo_d, work.pages_d, work.q_d, work.cache_d))
     for out, lse, causal, (qo_indptr, pages, q, cache) in zip(outs, lses, (True, False), parts, strict=True):
-        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device), backend="fa2")
         wrapper.plan(qo_indptr, *pages.table, *work.sizes, causal=causal, q_data_type=dtype)
         expected, expected_lse = wrapper.run(q, cache, v_scale=2.0, return_lse=True)
         assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
@@ -182,7 +182,7 @@ def test_prompts_of_any_length_after_each_other(device, monkeypatch):
     work = Work(device, 64, torch.float16, [60])
     wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
     wrapper.plan(*work.pages_d.table, *work.sizes, q_data_type=work.dtype)
-    expected = flashinfer.single_prefill_with_kv_cache(work.q_p, work.k_p, work.v_p)
+    expected = flashinfer.single_prefill_with_kv_cache(work.q_p, work.k_p, work.v_p, backend="fa2")
     decoded = wrapper._decode.run(work.q_d, work.cache_d)
     for is_much in (False, True, False, False, True, True):
         monkeypatch.setattr(pod, "_is_much", lambda q, answer=is_much: answer)

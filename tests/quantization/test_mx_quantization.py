@@ -22,7 +22,7 @@ from flashinfer import (
     shuffle_matrix_sf_a,
     utils,
 )
-from flashinfer.errors import BackendSupportedError
+from flashinfer._runtime.errors import BackendSupportedError
 from flashinfer.trace.templates import quantization as templates
 from flashinfer.trace.templates.quantization_blocks import padded_scales
 
@@ -71,7 +71,7 @@ def test_mxfp8(device, rows, cols, layout, dtype):
     usable(layout, device)
     x = (torch.randn(rows, cols, device=device) * torch.logspace(-6, 3, cols, device=device)).to(dtype)
     out, scales = mxfp8_quantize(x, sf_swizzle_layout=layout)
-    expected = templates.mxfp8_quantize_trace.reference(x, sf_swizzle_layout=layout)
+    expected = templates.mxfp8_quantize_layout_trace.reference(x, sf_swizzle_layout=layout)
     assert out.shape == x.shape and scales.ndim == 1
     assert same_bits(out, expected[0]) and same_bits(scales, expected[1])
 
@@ -116,7 +116,7 @@ def test_mxfp8_pads_rows_and_takes_any_rank(device, shape, alignment, swizzled):
     out, scales = mxfp8_quantize(x, swizzled, alignment)
     padded = -(-shape[-1] // alignment) * alignment
     zeros = torch.nn.functional.pad(x, (0, padded - shape[-1])).reshape(-1, padded)
-    expected = templates.mxfp8_quantize_trace.reference(zeros, swizzled)
+    expected = templates.mxfp8_quantize_layout_trace.reference(zeros, swizzled)
     assert out.shape == (*shape[:-1], padded) and not out[..., shape[-1] :].any()
     assert same_bits(out.reshape(-1, padded), expected[0]) and same_bits(scales, expected[1])
 
@@ -156,7 +156,7 @@ def test_mxfp8_dequantize(device, rows, cols, layout):
 )
 def test_mxfp8_property(device, rows, blocks, layout, dtype):
     x = torch.randn(rows, 32 * blocks, device=device).to(dtype)
-    expected = templates.mxfp8_quantize_trace.reference(x, sf_swizzle_layout=layout)
+    expected = templates.mxfp8_quantize_layout_trace.reference(x, sf_swizzle_layout=layout)
     for actual, value in zip(mxfp8_quantize(x, sf_swizzle_layout=layout), expected, strict=True):
         assert same_bits(actual, value)
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import BackendSupportedError
-from flashinfer.quantization import blackwell
+from flashinfer._compat import unsupported_quantization as blackwell
+from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
+from flashinfer.cute_dsl import utils as cute_dsl
 from flashinfer.quantization.nvfp4_quantization_utils import (
     NVFP44Over6Config,
     NVFP44Over6ErrMode,
@@ -24,7 +25,7 @@ from flashinfer.quantization.nvfp4_quantization_utils import (
 TOP_LEVEL = [*flashinfer.quantization.__all__, *blackwell.__all__, "nvfp4_block_scale_interleave"]
 UNSUPPORTED = [
     name for name, value in vars(blackwell).items() if inspect.isfunction(value) and value.__name__ == name
-    and value.__code__.co_name == "unsupported"
+    and inspect.unwrap(value).__code__.co_name == "unsupported"
 ]  # fmt: skip
 
 
@@ -36,7 +37,9 @@ def test_top_level(name):
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_needs_blackwell(name):
     with pytest.raises(BackendSupportedError, match=rf"^{name}: needs .*(SM1\d\d|cuda\.tile)") as caught:
-        getattr(blackwell, name)(torch.ones(4))
+        function = getattr(blackwell, name)
+        required = [x for x in inspect.signature(function).parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
+        function(*(torch.ones(4) for x in required if x.default is x.empty))
     assert isinstance(caught.value, RuntimeError)
     assert getattr(flashinfer.quantization, name) is getattr(blackwell, name)
 
@@ -163,3 +166,23 @@ def test_fp4_tensor():
         flashinfer.decode.trtllm_batch_decode_with_kv_cache(
             q, cache, torch.zeros(1 << 20, dtype=torch.uint8), table, lens, 16, out=x
         )
+
+
+def test_mma_layout_of_swizzled_scales():
+    """Look up each scale of two groups: tiles of 128 x 4, of which a column has the rows r, r + 32, r + 64, r + 96."""
+    groups, m, k = 2, 130, 96
+    linear = torch.arange(groups * m * 6, dtype=torch.int32).view(groups, m, 6)
+    sf = torch.zeros(groups, 2, 2, 32, 4, 4, dtype=torch.int32)
+    row, col = torch.arange(m).unsqueeze(1), torch.arange(6)
+    for group in range(groups):
+        sf[group, row // 128, col // 4, row % 32, row % 128 // 32, col % 4] = linear[group]
+    swizzled = sf.view(groups * 256, 8)
+    view = cute_dsl.convert_sf_to_mma_layout(swizzled, m, k, groups)
+    assert view.shape == cute_dsl.get_mma_sf_shape(m, k, groups) == (32, 4, 2, 4, 2, 2)
+    assert view.data_ptr() == swizzled.data_ptr()
+    for group in range(groups):
+        assert torch.equal(view[row % 32, row % 128 // 32, row // 128, col % 4, col // 4, group], linear[group])
+    assert torch.equal(cute_dsl.convert_sf_from_mma_layout(view, m, k, groups), swizzled)
+    with pytest.raises(ArgumentError, match="sf must be contiguous and have 2048 elements"):
+        cute_dsl.convert_sf_to_mma_layout(swizzled, m, k)
+    assert not cute_dsl.is_cute_dsl_available()

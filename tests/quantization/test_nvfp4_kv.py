@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashinfer import nvfp4_kv_dequantize, nvfp4_kv_dequantize_paged
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.trace.templates.quantization import nvfp4_kv_dequantize_paged_trace, nvfp4_kv_dequantize_trace
 
 from ..graphs import capture
@@ -92,7 +92,7 @@ def paged(
 
 
 def expected_of(arguments):
-    halves = {"paged_kv_cache": ("k_cache", "v_cache"), "kv_cache_sf": ("k_cache_sf", "v_cache_sf")}
+    halves = {"paged_kv_cache": ("paged_k_cache", "paged_v_cache"), "kv_cache_sf": ("k_scales", "v_scales")}
     flat = {name: value for name, value in arguments.items() if name not in ("kv_layout", *halves)}
     if isinstance(arguments["paged_kv_cache"], tuple):
         for name, parts in halves.items():

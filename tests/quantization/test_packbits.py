@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashinfer import packbits, segment_packbits
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.trace.templates.quantization import packbits_trace, segment_packbits_trace
 
 from ..graphs import capture

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer.rope
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 from ..bad_arguments import check_refused
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flashinfer.errors import LibraryError
+from flashinfer._runtime.errors import LibraryError
 from flashinfer.rope import mla_rope_quantize_fp8, rope_quantize_fp8, rope_quantize_fp8_append_paged_kv_cache
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.rope_quantize import (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 
 P = torch.full((4, 10), 0.1)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from .examples_path import EXAMPLES as EXAMPLES  # isort: skip
-from serve_report import COLOURS, Step, batch_sizes, paint, spans, table, write_png, write_timeline
+from serve_report import COLOURS, Step, batch_sizes, paint, spans, table, token_rates, write_png, write_timeline
 
 ONE = SimpleNamespace(arrival=0.0, first_token_at=1.0, finished_at=3.0)
 TWO = SimpleNamespace(arrival=0.5, first_token_at=2.0, finished_at=4.0)
@@ -50,6 +50,18 @@ def test_batch_sizes():
     sizes, times = batch_sizes(steps, [*REQUESTS, late])
     assert sizes == [1, 1, 2, 1, 0, 1, 1], "nothing is drawn where nothing was done"
     assert times == [0.0, 1.0, 2.0, 3.0, 4.0, 7.0, 8.0, 9.0]
+
+
+def test_token_rates():
+    """Check that every request of a step gains a token at the end of the step."""
+    rates, edges = token_rates(STEPS, num_bins=4)
+    assert edges.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert rates.tolist() == [
+        0.0,
+        1.0,
+        1.0,
+        3.0,
+    ]  # an end on an edge counts behind it, the last one before it
 
 
 def test_table():

@@ -13,6 +13,7 @@ import torch
 
 from .examples_path import EXAMPLES  # isort: skip
 import serve
+import serve_addition
 
 CHECK_MODULES = """
 import sys
@@ -37,11 +38,48 @@ def run(folder, *arguments):
 def test_random_model(tmp_path, device):
     """Check that the text of all requests is printed, then the table; each compilation is announced."""
     options = ["--requests", "7", "--max-new-tokens", "6", "--rate", "1000", "--batch-size", "3", "--device", device]
-    text = run(tmp_path, "-c", CHECK_MODULES, *options)
+    text = run(tmp_path, "-c", CHECK_MODULES, "--random", *options)
     assert len(re.findall(r"s  #\d .*\[[3-6] tokens\]", text)) == 7 and "the weights are random" in text
     for name in ("device", "model", "kernel builds", "CUDA graphs", "prefill", "decode", "time to first token"):
         assert re.search(rf"^{name} +\S", text, re.M), name
     assert (tmp_path / "serve_timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sums(tmp_path, device):
+    """Check the default of ``make demo``: answers that a person can check, and how many are right."""
+    pytest.importorskip("safetensors", reason="the weights are safetensors")
+    text = run(tmp_path, str(EXAMPLES / "serve.py"), "--requests", "32", "--rate", "1000", "--device", device)
+    lines = re.findall(r"s  #\d+ +(\d+)\+(\d+): [\d ]+ -> (\d+) +(right|wrong)$", text, re.M)
+    right = [int(a) + int(b) == int(answer) for a, b, answer, _ in lines]
+    assert right == [verdict == "right" for *_, verdict in lines]
+    assert sum(right) >= 31
+    assert f"right answers             {sum(right)} of 32\n" in text
+
+
+@pytest.mark.full
+def test_training(tmp_path):
+    """Check that two steps of training write a checkpoint that can be served."""
+    pytest.importorskip("transformers", reason="has the model that is trained")
+    options = ["--steps", "2", "--batch-size", "4", "--device", "cpu", "--out", "trained"]
+    text = run(tmp_path, str(EXAMPLES / "train_addition.py"), *options)
+    assert re.search(r"^right: [\d.]+% of 2000 pairs that were held out$", text, re.M)
+    config, weights = serve.load_checkpoint(tmp_path / "trained", "cpu")
+    assert config.eos_tokens == (ord("\n"),) and weights["model.norm.weight"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("374+528: 12 10 09 -> 902\n", True),
+        ("999+999: 18 19 19 -> 1998\n", True),
+        ("374+528: 12 10 09 -> 903\n", False),
+        ("374+528: 12 10 09 -> 902", False),
+        ("374+528: \ufffd\n", False),
+    ],
+)
+def test_verdicts(text, expected):
+    assert serve_addition.is_right(text) == expected
+    assert not expected or text == serve_addition.text_of(*map(int, text.partition(":")[0].split("+")))
 
 
 @pytest.mark.parametrize(
@@ -61,6 +99,7 @@ def test_random_model(tmp_path, device):
         (["--device", "abacus"], "--device: abacus is not here, expected cpu or a CUDA device"),
         (["--timeline", "."], "--timeline: . is a folder, expected a file in it"),
         (["--timeline", "nowhere/picture.png"], "--timeline: nowhere is no folder"),
+        (["--model", "nowhere", "--random"], "--random: not allowed with argument --model"),
         (["--model", "nowhere"], "--model: nowhere has no config.json, expected a Hugging Face checkpoint"),
     ],
 )
@@ -84,7 +123,7 @@ def test_requests_that_cannot_be_served(tmp_path, monkeypatch, capsys, options):
     """Check for a one-line error before any text of the other requests."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"serve\.py: submit: the prompt has 42 tokens .* at most \d+ together"):
-        serve.main(["--device", "cpu", *options])
+        serve.main(["--device", "cpu", "--random", *options])
     assert capsys.readouterr().out == ""
 
 
@@ -105,7 +144,7 @@ def test_tokenizers_that_cannot_be_read(tmp_path):
 
 
 def test_seeds_of_any_size():
-    arguments = serve.parse_arguments(["--seed", str(2**64), "--requests", "4"])
+    arguments = serve.parse_arguments(["--random", "--seed", str(2**64), "--requests", "4"])
     requests = serve.make_requests(serve.ByteTokenizer(), arguments)
     batch = serve.Batch.of([(request, 1) for request in requests], page_size=16)
     assert len(set(batch.seed.tolist())) == 3  # greedy requests have no seed

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.sparse import convert_bsr_mask_layout
 
 from ..attention.inputs import offsets

@@ -13,7 +13,7 @@ import harness
 import measure
 from harness import Bench, bf16, case, fp16, grid, nbytes, rand
 
-from flashinfer.errors import ArgumentError, BackendSupportedError
+from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
 from flashinfer.testing import cold_cache
 
 QUICK = ["--device", "cpu", "-n", "2", "-d", "1"]

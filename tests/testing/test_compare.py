@@ -38,7 +38,7 @@ def test_integers_must_be_equal():
 def test_shape_and_dtype_are_compared():
     with pytest.raises(AssertionError, match="shape"):
         assert_close(torch.ones(2), torch.ones(3))
-    with pytest.raises(AssertionError, match=r"dtype is torch\.float16, expected torch\.float32"):
+    with pytest.raises(AssertionError, match=r"dtype must be torch\.float32, got torch\.float16"):
         assert_close(torch.ones(2).half(), torch.ones(2))
     assert_close(torch.ones(2).half(), torch.ones(2) * 1.0005, check_dtype=False)
 

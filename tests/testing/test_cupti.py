@@ -104,7 +104,7 @@ def test_problem_names_what_is_wrong(monkeypatch, fake):
     monkeypatch.setattr(importlib.metadata, "version", missing)
     assert cupti.cupti_problem() == "cupti-python is not installed"
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "12.8.0")
-    assert cupti.cupti_problem() == "cupti-python is 12.8.0, expected 13 or later"
+    assert cupti.cupti_problem() == "cupti-python must be 13 or later, got 12.8.0"
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "13.0.1")
     assert cupti.cupti_problem() is None
     monkeypatch.setitem(sys.modules, "cupti", None)  # makes the import fail

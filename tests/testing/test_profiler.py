@@ -2,11 +2,12 @@
 """profile_kernel and the trace of an instrumented kernel."""
 
 import json
+import threading
 
 import pytest
 import torch
 
-from flashinfer.profiler import EventType, decode_tag, export_to_perfetto_trace, profile_kernel
+from flashinfer.profiler import EventType, decode_tag, export_to_perfetto_trace, profile_kernel, profile_session
 
 
 def test_region_reports_its_label_and_time(device, capsys):
@@ -36,6 +37,56 @@ def test_region_passes_exceptions_on(capsys):
     with pytest.raises(KeyError), profile_kernel("broken"):
         raise KeyError
     assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def session(device):
+    """Two steps with a kernel in each, and a region of another thread."""
+
+    def kernel():
+        with profile_kernel("kernel", verbose=False):
+            torch.ones(64, 64, device=device).sum()
+
+    with profile_session() as found:
+        for _ in range(2):
+            with profile_kernel("step", verbose=False):
+                kernel()
+        other = threading.Thread(target=kernel)
+        other.start()
+        other.join()
+    kernel()  # after the session: not collected
+    return found
+
+
+def test_session_table(session):
+    head, _, *rows = session.table().splitlines()
+    assert head.split()[:4] == ["label", "calls", "total", "ms"]
+    cells = {row.split()[0]: row.split()[1:] for row in rows}
+    assert cells["kernel"][0] == "3" and cells["step"][0] == "2"
+    total = sum(profile.elapsed_ms for profile in session.profiles if profile.label == "step")
+    assert float(cells["step"][1]) == pytest.approx(total, abs=5e-4)
+
+
+def test_session_chrome_trace(session, tmp_path):
+    session.export_chrome_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    regions = [event for event in events if event["ph"] == "X"]
+    assert sorted(event["name"] for event in regions) == ["kernel"] * 3 + ["step"] * 2
+    steps = [event for event in regions if event["name"] == "step"]
+    inside = [
+        any(step["ts"] <= e["ts"] and e["ts"] + e["dur"] <= step["ts"] + step["dur"] for step in steps)
+        for e in regions
+        if e["name"] == "kernel"
+    ]
+    assert sum(inside) == 2, "the kernel of the other thread is in no step"
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == ({"cuda"} if torch.cuda.is_available() else {"thread 0", "thread 1"})
+
+
+def test_session_picture(session, tmp_path):
+    pytest.importorskip("matplotlib", reason="draws the picture")
+    session.export_png(tmp_path / "timeline.png")
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _entry(block, group, event, kind, sm, time_ns, groups=2):
@@ -99,8 +150,8 @@ def test_timer_may_wrap(tmp_path):
 @pytest.mark.parametrize(
     "buffer, text",
     [
-        (torch.zeros(2, 2, dtype=torch.int64), "expected 1-D uint64"),
-        (torch.zeros(4), "expected 1-D uint64"),
+        (torch.zeros(2, 2, dtype=torch.int64), "must be 1-D uint64"),
+        (torch.zeros(4), "must be 1-D uint64"),
         (torch.zeros(4, dtype=torch.int64), "no header"),
         (_signed([HEADER, _entry(0, 0, 5, EventType.kBegin, 0, 1)]), "event 5 of type 0, expected an event below 1"),
     ],

@@ -23,7 +23,7 @@ def test_causal_flops_count_the_visible_pairs_twice(qo, kv):
 
 
 def test_causal_queries_must_fit():
-    with pytest.raises(ValueError, match="qo_seqlen is 4, expected at most kv_seqlen = 3"):
+    with pytest.raises(ValueError, match=r"qo_seqlen must be at most kv_seqlen = 3 \(causal\), got 4"):
         testing.attention_flops(1, 4, 3, 64, 64, 1, causal=True)
 
 
@@ -84,8 +84,8 @@ def test_quantize_uses_the_whole_range_and_survives_zero():
 @pytest.mark.parametrize(
     "shape, tile, mode, text",
     [
-        ((8, 2), (1, 100), "K", "divisors"),
-        ((2, 8), (1, 128), "K", "scale_shape is"),
+        ((8, 2), (1, 100), "K", "tile_shape must divide"),
+        ((2, 8), (1, 128), "K", "scale_shape must be"),
         ((8, 2), (1, 128), "row", "'K' or 'MN'"),
     ],
 )

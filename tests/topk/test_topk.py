@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import flashinfer
 from flashinfer import TopKTieBreak, top_k
-from flashinfer.knobs import knobs
+from flashinfer._runtime.knobs import knobs
 from flashinfer.trace.templates.topk import top_k_trace
 
 from ..tensors import view_of_wider

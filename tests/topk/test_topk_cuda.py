@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashinfer import top_k, top_k_page_table_transform, top_k_varlen, utils
-from flashinfer.knobs import knobs
+from flashinfer._runtime.knobs import knobs
 from flashinfer.topk import get_num_cached_for_topk
 from flashinfer.trace.templates.topk import top_k_page_table_transform_trace, top_k_trace, top_k_varlen_trace
 

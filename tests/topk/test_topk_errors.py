@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import BackendSupportedError
+from flashinfer._runtime.errors import BackendSupportedError
 
 from ..bad_arguments import check_refused, make_arguments, with_bad
 

@@ -16,6 +16,9 @@ them with what this program writes; run it again after changing a template or a 
     bmm_fp8_n512_k2048.json
     chain_speculative_sampling_v128256.json
     concat_mla_k_h128_nope128_rope64_d192.json
+    cutlass_fused_moe_fp8_block_topk8_e32_h1024_i512.json
+    cutlass_fused_moe_fp8_topk8_e32_h1024_i512.json
+    cutlass_fused_moe_topk8_e32_h1024_i512.json
     e2m1_and_ufp8sf_scale_to_float.json
     fp8_blockscale_gemm_sm90_n576_k7168.json
     fused_add_rmsnorm_h4096.json
@@ -28,6 +31,7 @@ them with what this program writes; run it again after changing a template or a 
     fused_qk_rmsnorm_rope_fp8_q24_k24_v24_d128_f44_h42_w42.json
     fused_qk_rmsnorm_rope_q24_k24_v24_d128_f44_h42_w42.json
     fused_rmsnorm_silu_h5120.json
+    fused_topk_deepseek_e256_k8.json
     gelu_and_mul_h8192.json
     gelu_tanh_and_mul_h18432.json
     gemm_fp8_nt_blockscaled_k_major_n512_k2048.json
@@ -42,6 +46,7 @@ them with what this program writes; run it again after changing a template or a 
     group_deepgemm_fp8_nt_groupwise_n512_k2048.json
     group_gemm_fp8_nt_groupwise_k_major_n512_k2048.json
     group_gemm_fp8_nt_groupwise_mn_major_n512_k2048.json
+    hash_topk_e256_k6.json
     layernorm_h1280.json
     layernorm_quant_h1280.json
     llama31_rope_h32_kv8_d128.json
@@ -54,12 +59,15 @@ them with what this program writes; run it again after changing a template or a 
     min_p_sampling_v128256.json
     mla_rope_quantize_fp8_h128_rope64.json
     mm_bf16_n256_k7168.json
+    moe_permute_h2048.json
+    moe_sort_e128_k8.json
+    moe_unpermute_h2048_k8.json
     mxfp4_dequantize.json
     mxfp4_dequantize_host.json
     mxfp8_dequantize_host.json
-    mxfp8_quantize.json
+    mxfp8_quantize_k4096.json
     nvfp4_kv_dequantize.json
-    nvfp4_kv_dequantize_paged_ps16_h8_dk128_dv128.json
+    nvfp4_kv_dequantize_paged_stacked_ps16_h8_dk128_dv128.json
     nvfp4_quantize_append_paged_kv_cache_hnd_pair_h8_d128_ps16.json
     nvfp4_quantize_append_paged_kv_cache_kv8_d128_pd64_sd8_ps16.json
     nvfp4_quantize_append_paged_kv_cache_nhd_h8_d128_ps16.json
@@ -82,6 +90,7 @@ them with what this program writes; run it again after changing a template or a 
     rope_quantize_fp8_append_paged_mla_h128_r64_ps16.json
     rope_quantize_fp8_h32_kv8_rope64.json
     rope_quantize_fp8_latent_h128_r64.json
+    route_tokens_e128_k8.json
     sampling_from_logits_v128256.json
     sampling_from_probs_v128256.json
     scale_2d.json
@@ -120,6 +129,7 @@ from typing import Any, Callable, Iterator
 import torch
 
 import flashinfer
+import flashinfer.fused_moe
 import flashinfer.gemm  # which the package imports on use
 
 OUT = Path(__file__).parent / "fi_trace_out"
@@ -174,6 +184,8 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from sampling_calls()
     yield from topk_calls()
     yield from gemm_calls()
+    yield from expert_layer_calls()
+    yield from moe_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
 
 
@@ -212,6 +224,46 @@ def block_scaled_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield gemm.group_deepgemm_fp8_nt_groupwise, {**experts, **k_groups, "m_indices": int32(1024)}
     masked = {"a": fp8(8, 128, 2048), "b": fp8(8, 512, 2048), "a_scale": fp32(8, 128, 16), "b_scale": fp32(8, 4, 16)}
     yield gemm.batch_deepgemm_fp8_nt_groupwise, {**masked, "masked_m": int32(8), "expected_m": 32}
+
+
+def expert_layer_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return calls for Granite 3.0 1B, whose layers are small enough for a test on the CPU."""
+
+    experts, top_k, hidden, inner = 32, 8, 1024, 512
+
+    def layer(make: Callable[..., Any]) -> dict[str, Any]:
+        routing = {"token_selected_experts": int32(16, top_k), "token_final_scales": fp32(16, top_k)}
+        weights = {
+            "fc1_expert_weights": make(experts, 2 * inner, hidden),
+            "fc2_expert_weights": make(experts, hidden, inner),
+        }
+        return {"input": bf16(16, hidden), **routing, **weights, "output_dtype": torch.bfloat16, "quant_scales": []}
+
+    moe = flashinfer.fused_moe.cutlass_fused_moe
+    yield moe, layer(bf16)
+    scales = [fp32(experts), fp32(), fp32(experts), fp32()]
+    yield moe, {**layer(fp8), "input": fp8(16, hidden), "quant_scales": scales}
+    blocks = {"quant_scales": [fp32(experts, 8, 8), fp32(experts, 8, 4)], "use_deepseek_fp8_block_scale": True}
+    yield moe, {**layer(fp8), **blocks}
+
+
+def moe_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return calls at sizes of Qwen3-30B-A3B, and of DeepSeek V3 for what it brought."""
+    moe, hidden, tiles = flashinfer.fused_moe, 2048, 140
+    ids = {"token_selected_experts": int32(256, 8), "token_final_scales": fp32(256, 8)}
+    yield moe.route_tokens, {"logits": fp32(256, 128), "top_k": 8}
+    chosen = {"topk_values": fp32(256, 8), "topk_indices": int32(256, 8)}
+    groups = {"n_group": 8, "topk_group": 4, "topk": 8, "routed_scaling_factor": 2.5}
+    yield moe.fused_topk_deepseek, {"scores": fp32(256, 256), "bias": fp32(256), **groups, **chosen}
+    table = {"input_ids": int32(256).long(), "tid2eid": int32(129280, 6)}
+    yield moe.hash_topk, {"router_logits": fp32(256, 256), **table}
+    yield moe.moe_sort, {**ids, "num_experts": 128, "top_k": 8}
+    order = {"tile_idx_to_mn_limit": int32(tiles), "permuted_idx_to_expanded_idx": int32(tiles * 128)}
+    order |= {"num_non_exiting_tiles": int32(1), "max_num_permuted_tokens": tiles * 128, "top_k": 8, "tile_size": 128}
+    yield moe.moe_permute, {"input": bf16(256, hidden), "permuted_output": bf16(tiles * 128, hidden), **order}
+    sums = {"output": bf16(256, hidden), "topk_scales": fp32(256, 8), "num_tokens": 256, "top_k": 8}
+    rows = {"permuted_input": bf16(tiles * 128, hidden), "expanded_idx_to_permuted_idx": int32(256, 8)}
+    yield moe.moe_unpermute, rows | sums
 
 
 def activation_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -33,7 +33,7 @@ SIZES |= {
     "v_dim": 80,
 }
 SIZES |= {"num_pages": 7, "num_indices": 4, "num_slots": 8, "num_states": 5, "qo_len": 5, "kv_len": 9}
-SIZES |= {"num_rows": 128, "max_len": 64, "num_speculative": 3}
+SIZES |= {"num_rows": 128, "M": 128, "max_len": 64, "num_speculative": 3}
 SIZES |= {"nnz_kv": 9, "num_bits": 45, "num_cols": 128, "m": 3}
 NUMBERS = {"epilogue_tile_m": 128, "nnz": 9, "page_size": 16, "ppf": 2, "pph": 3, "ppw": 4, "factor": 3.14}
 NUMBERS |= {"k_scale": 0.5, "v_scale": 0.25, "top_k": 50, "top_p": 0.9}
@@ -66,6 +66,12 @@ def named(definition: dict[str, Any], outputs: Any) -> dict[str, Any]:
     """Return outputs by name; a single one may be a pair."""
     several = isinstance(outputs, tuple) and len(definition["outputs"]) > 1
     return dict(zip(definition["outputs"], outputs if several else (outputs,), strict=True))
+
+
+def as_declared(value: Any, entry: dict[str, Any]) -> Any:
+    """Return bytes as the 8-bit type of the definition: on the CPU, quantisers return bytes."""
+    is_bytes = isinstance(value, torch.Tensor) and value.dtype == torch.uint8
+    return value.view(torch.float8_e4m3fn) if is_bytes and entry.get("dtype") == "float8_e4m3fn" else value
 
 
 class Call:
@@ -176,8 +182,9 @@ class Call:
         return self.outputs(arguments, self.api(**arguments))
 
     def outputs(self, arguments: dict[str, Any], result: Any) -> dict[str, torch.Tensor]:
-        returned = iter(() if result is None else result if isinstance(result, tuple) else (result,))
-        return {name: self._output(self.template.outputs[name], arguments, returned) for name in self.template.outputs}
+        returned = iter(() if result is None else result if isinstance(result, (tuple, list)) else (result,))
+        found = {name: self._output(spec, arguments, returned) for name, spec in self.template.outputs.items()}
+        return {name: as_declared(value, self.definition["outputs"][name]) for name, value in found.items()}
 
     @staticmethod
     def _output(spec: Any, arguments: dict[str, Any], returned: Iterator[torch.Tensor]) -> torch.Tensor:

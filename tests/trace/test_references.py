@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flashinfer.trace.templates import norm
+from flashinfer.trace.templates import attention_blackwell as latent
+from flashinfer.trace.templates import norm, quantization, quantize
 from flashinfer.trace.templates.scale import scale_trace
 
 ROWS, HIDDEN = 5, 96
@@ -225,3 +226,98 @@ def test_qk_rmsnorm_rope_flat_input_is_the_same():
 def test_scale(dtype, shape):
     x = rand(*shape, dtype=dtype)
     torch.testing.assert_close(scale_trace.reference(x, 3.14), (x.double() * 3.14).to(dtype))
+
+
+@pytest.mark.parametrize("swizzled", [True, False])
+@pytest.mark.parametrize("op", ["nvfp4", "mxfp4"])
+def test_fp4_quantisers_are_undone_by_the_dequantisers(op, swizzled):
+    x, layout = rand(ROWS, HIDDEN), 0 if swizzled else 2
+    if op == "nvfp4":
+        global_scale = 448 * 6 / x.float().abs().amax().reshape(1)
+        codes, scales = quantize.nvfp4_quantize_trace.reference(x, global_scale, sfLayout=layout)
+        again = quantize.fp4_quantize_trace.reference(x, global_scale, is_sf_swizzled_layout=swizzled)
+        assert torch.equal(codes, again[0]) and torch.equal(scales, again[1])
+        undo = quantization.e2m1_and_ufp8sf_scale_to_float_trace.reference
+        back = undo(codes, scales, 1 / global_scale, is_sf_swizzled_layout=swizzled)
+    else:
+        codes, scales = quantize.mxfp4_quantize_trace.reference(x, sfLayout=layout)
+        back = quantization.mxfp4_dequantize_trace.reference(codes, scales, sfLayout=layout)
+    step = x.float().abs().unflatten(1, (-1, 16 if op == "nvfp4" else 32)).amax(dim=-1, keepdim=True)
+    error = (back - x.float()).unflatten(1, (-1, 16 if op == "nvfp4" else 32)).abs()
+    assert (error <= step * (0.18 if op == "nvfp4" else 0.26)).all()  # half of 4 .. 6; a power of two may double it
+    assert torch.equal(back.sign()[x.float().abs() > 1], x.float().sign()[x.float().abs() > 1])
+
+
+def test_a_block_of_exact_e2m1_values_is_kept():
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6, 6])
+    codes, sf = quantize.nvfp4_kv_quantize_trace.reference(values.reshape(1, 16), torch.ones(1))
+    assert (sf.float() == 1).all()
+    assert codes.tolist() == [[0x10, 0x32, 0x54, 0x76, 0xA9, 0xCB, 0xED, 0x7F]]
+    codes, scales = quantize.mxfp4_quantize_trace.reference(values.repeat(2).reshape(1, 32) / 8, sfLayout=2)
+    assert scales.tolist() == [124]  # 2^-3
+    assert codes.tolist() == [[0x10, 0x32, 0x54, 0x76, 0xA9, 0xCB, 0xED, 0x7F] * 2]
+
+
+def test_silu_and_mul_nvfp4_quantize():
+    x, scale = rand(ROWS, 2 * HIDDEN), torch.tensor([100.0])
+    product = (F.silu(x[:, :HIDDEN].float()) * x[:, HIDDEN:].float()).to(x.dtype)
+    expected = quantize.nvfp4_quantize_trace.reference(product, scale)
+    for one, other in zip(quantize.silu_and_mul_nvfp4_quantize_trace.reference(x, scale), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_mxfp8_grouped_quantize_is_mxfp8_of_each_group():
+    x, mask = rand(2, 130, 96), torch.tensor([130, 3], dtype=torch.int32)
+    values, sf = quantize.mxfp8_grouped_quantize_trace.reference(x, mask)
+    assert (values.shape, sf.shape) == ((130, 128, 2), (32, 4, 2, 4, 1, 2))
+    for group, count in enumerate(mask.tolist()):
+        padded = F.pad(x[group, :count], (0, 32))
+        expected, scales = quantization.mxfp8_quantize_layout_trace.reference(padded)
+        assert torch.equal(values[:count, :, group].view(torch.uint8), expected)
+        rows, cols = 128 * (2 - group), 4
+        tiles = sf[:, :, : 2 - group, ..., group].permute(2, 4, 0, 1, 3).reshape(-1)  # tile, column, 32, 4, 4
+        assert torch.equal(tiles, scales) and scales.numel() == rows * cols
+
+
+SMALL = {"num_heads": 2, "head_dim_qk": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
+SMALL |= {"page_size": 4, "workspace_size": 1, "device": "cpu"}
+
+
+def test_latent_attention_row_by_row():
+    made = latent.trtllm_batch_decode_mla_dense_trace.init(batch_size=2, q_len_per_request=3, num_pages=6, **SMALL)
+    made["seq_lens"] = torch.tensor([12, 5], dtype=torch.int32)
+    out = latent.trtllm_batch_decode_mla_dense_trace.reference(**made)
+    for i, kv_len in enumerate((12, 5)):
+        keys = torch.cat([made["kv_cache"].double()[page, 0] for page in made["block_tables"][i]])
+        for j in range(3):
+            seen = keys[: kv_len - 2 + j]
+            weights = torch.softmax(made["query"].double()[i, j] @ seen.T * made["bmm1_scale"], dim=-1)
+            torch.testing.assert_close(out[i, j].double(), weights @ seen[:, :16], rtol=1 / 128, atol=1e-3)
+
+
+def test_forms_of_latent_attention_agree():
+    """Compare ragged rows, a table of single tokens and xqa_mla with the dense form, one row for each request."""
+    made = latent.trtllm_batch_decode_mla_dense_trace.init(batch_size=2, q_len_per_request=1, num_pages=6, **SMALL)
+    expected = latent.trtllm_batch_decode_mla_dense_trace.reference(**made)
+    rows = {**made, "query": made["query"][:, 0], "cum_seq_lens_q": torch.arange(3)}
+    assert torch.equal(latent.trtllm_batch_decode_mla_ragged_trace.reference(**rows), expected[:, 0])
+    slots = (made["block_tables"][:, :, None] * 4 + torch.arange(4)).flatten(1)
+    tokens = {"block_tables": F.pad(slots, (0, 3), value=-1)[:, None], "sparse_mla_top_k": 15}
+    assert torch.equal(latent.trtllm_batch_decode_mla_sparse_trace.reference(**{**made, **tokens}), expected)
+    cache = made["kv_cache"].transpose(1, 2)
+    scale, output = made["bmm1_scale"] * math.sqrt(24), torch.empty(2, 1, 2, 16)
+    tables = (made["block_tables"], made["seq_lens"])
+    out = latent.xqa_mla_trace.reference(made["query"], cache, cache, *tables, output, q_scale=scale)
+    torch.testing.assert_close(out, expected)
+
+
+def test_trtllm_batch_context_is_attention_of_each_prompt():
+    sizes = {"num_heads": 4, "head_dim": 16, "page_size": 4, "device": "cpu"}
+    made = latent.trtllm_batch_context_trace.init(num_tokens=11, batch_size=2, **sizes)
+    out = latent.trtllm_batch_context_trace.reference(**made)
+    for i, (begin, end) in enumerate([(0, 5), (5, 11)]):
+        pages = made["kv_cache"][made["block_tables"][i].long()].float().transpose(2, 3)
+        k, v = (pages[:, half].flatten(0, 1)[: end - begin].repeat_interleave(2, 1).transpose(0, 1) for half in (0, 1))
+        rows = made["query"][begin:end].float().transpose(0, 1)
+        expected = F.scaled_dot_product_attention(rows, k, v, is_causal=True).transpose(0, 1)
+        torch.testing.assert_close(out[begin:end].float(), expected, rtol=1 / 128, atol=1e-3)

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.trace import BuildSpec, Solution, SourceFile, SupportedBindings, SupportedLanguages
 
 SPEC = BuildSpec("cuda", ["H200"], "main.cu::run", binding="tvm-ffi")
@@ -29,7 +29,7 @@ def test_models_are_frozen():
 
 
 def test_entry_point():
-    with pytest.raises(ArgumentError, match="expected 'file::function'"):
+    with pytest.raises(ArgumentError, match="entry_point must be 'file::function', got"):
         BuildSpec("cuda", [], "main.cu")
-    with pytest.raises(ArgumentError, match=r"entry_point names 'main.cu', expected one of the sources"):
+    with pytest.raises(ArgumentError, match=r"entry_point must name one of the sources .*, got 'main.cu'"):
         Solution("fast", "rmsnorm_h4096", "me", SPEC, [SourceFile("other.cu", "...")])

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer import allocation
-from flashinfer.allocation import allocate, contiguous_strides, new_empty
+from flashinfer._runtime import allocation
+from flashinfer._runtime.allocation import allocate, contiguous_strides, new_empty
 
 DEVICES = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
 SHAPES = [(), (5,), (0,), (3, 4), (3, 0), (0, 4), (2, 3, 4), (2, 0, 4), (2, 3, 0), (2, 3, 4, 5), (2, 0, 4, 5)]

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer import api_logging, describe
+from flashinfer import api_logging
+from flashinfer._runtime import describe
+from flashinfer._runtime.knobs import knobs
 from flashinfer.api_logging import LogSettings, flashinfer_api, make_api_decorator
 from flashinfer.dump import DumpSettings, graph
-from flashinfer.knobs import knobs
 from flashinfer.version import __version__
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashinfer import arch, utils
-from flashinfer.errors import ArgumentError
+from flashinfer import utils
+from flashinfer._runtime import arch
+from flashinfer._runtime.errors import ArgumentError
 
 PROBES = [
     "get_compute_capability",
@@ -64,7 +65,7 @@ def test_sets_are_nested():
 @pytest.mark.parametrize("probe", PROBES)
 @pytest.mark.parametrize("device", [torch.device("cpu"), "cpu", torch.device("meta")])
 def test_probes_refuse_what_is_not_cuda(probe, device):
-    with pytest.raises(ArgumentError, match=f"{probe}: device is {device}, expected a CUDA device"):
+    with pytest.raises(ArgumentError, match=f"{probe}: device must be a CUDA device, got {device}"):
         getattr(utils, probe)(device)
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from flashinfer import utils
-from flashinfer.arch import ALL_CCS, CPU, HOPPER_ON, TURING_ON
-from flashinfer.errors import BackendSupportedError
+from flashinfer._runtime.arch import ALL_CCS, CPU, HOPPER_ON, TURING_ON
+from flashinfer._runtime.errors import BackendSupportedError
 from flashinfer.utils import backend_requirement, supported_compute_capability
 
 

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 import flashinfer.jit
 from flashinfer import compilation_context
-from flashinfer.arch import HOPPER_ON_MAJORS
+from flashinfer._runtime.arch import HOPPER_ON_MAJORS
 from flashinfer.compilation_context import CompilationContext, sm90a_nvcc_flags, sm120f_nvcc_flags
 from flashinfer.jit import cpp_ext
 

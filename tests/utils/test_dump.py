@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from flashinfer import api_logging
+from flashinfer._runtime.knobs import knobs
 from flashinfer.api_logging import LogSettings, make_api_decorator
 from flashinfer.dump import (
     DumpSettings,
@@ -27,7 +28,6 @@ from flashinfer.dump import (
     replay_main,
     replay_sequence,
 )
-from flashinfer.knobs import knobs
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -446,7 +446,7 @@ def test_replay_calls_only_known_functions(dumps, tmp_path):
     on.api(plain)(torch.ones(1))
     (directory,) = on.directories
     record = files.read_record(directory)
-    for module, qualname in (("os", "getcwd"), ("flashinfer.knobs", "Knobs.all")):
+    for module, qualname in (("os", "getcwd"), ("flashinfer._runtime.knobs", "Knobs.all")):
         ours = {"defining_module": module, "qualname": qualname}
         of_others = {"defining_module": None, "qualname": None, "module": module, "function_name": qualname}
         for names in (ours, of_others):

@@ -10,9 +10,9 @@ import torch
 
 import flashinfer
 from flashinfer import api_logging
+from flashinfer._runtime.knobs import knobs
 from flashinfer.api_logging import LogSettings, make_api_decorator
 from flashinfer.dump import DumpSettings, apis, replay_from_dump, replay_sequence
-from flashinfer.knobs import knobs
 
 
 class Mode(enum.Enum):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.knobs import Knob, Knobs, knobs
+from flashinfer._runtime.knobs import Knob, Knobs, knobs
 
 
 @pytest.mark.parametrize(

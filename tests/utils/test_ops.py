@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.utils import register_custom_op, register_fake_op
 
 calls = []
@@ -204,9 +204,9 @@ def test_arguments_of_another_kind():
 
 
 def test_bad_names():
-    with pytest.raises(ArgumentError, match="name is 'other::op', expected"):
+    with pytest.raises(ArgumentError, match="name must be an identifier or flashinfer::identifier, got 'other::op'"):
         register_custom_op("other::op", lambda: None, mutates_args=())
-    with pytest.raises(ArgumentError, match="name is '_test_unknown', expected"):
+    with pytest.raises(ArgumentError, match=r"name must be an op .*, got '_test_unknown'"):
         register_fake_op("_test_unknown", lambda: None)
 
 

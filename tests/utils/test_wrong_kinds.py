@@ -13,8 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashinfer
-from flashinfer.argument_kinds import names_kinds
-from flashinfer.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError
+from flashinfer._runtime.explain_error import explain_type_errors
 
 F16, INT = torch.float16, torch.int32
 
@@ -160,11 +160,11 @@ PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
 class Pages:
-    @names_kinds
+    @explain_type_errors
     def __init__(self, size: int) -> None:
         self.size = size + 0
 
-    @names_kinds(name="append")
+    @explain_type_errors(name="append")
     def _append(self, cache: PagedCache, scale: Optional[float] = None, dtype: Union[str, torch.dtype] = F16) -> None:
         raise AttributeError("of something else")
 

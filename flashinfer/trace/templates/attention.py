@@ -3,9 +3,18 @@
 
 from __future__ import annotations
 
+from .attention_blackwell import (
+    trtllm_batch_context_trace,
+    trtllm_batch_decode_mla_dense_trace,
+    trtllm_batch_decode_mla_ragged_trace,
+    trtllm_batch_decode_mla_sparse_trace,
+    trtllm_batch_decode_mla_trace_dispatch,
+    xqa_batch_decode_mla_trace,
+)
 from .batch_attention import batch_attention_run_trace
 from .cascade_attention import multi_level_cascade_run_trace
 from .concat_ops import concat_mla_k_trace
+from .cudnn import cudnn_batch_decode_trace, cudnn_batch_prefill_trace
 from .decode import single_decode_with_kv_cache_trace
 from .gemm_grouped import segment_gemm_run_trace
 from .gqa import gqa_paged_decode_trace, gqa_paged_prefill_trace, gqa_ragged_prefill_trace
@@ -20,6 +29,8 @@ __all__ = [
     "batch_pod_with_paged_kv_cache_run_trace",
     "block_sparse_attention_run_trace",
     "concat_mla_k_trace",
+    "cudnn_batch_decode_trace",
+    "cudnn_batch_prefill_trace",
     "gqa_paged_decode_trace",
     "gqa_paged_prefill_trace",
     "gqa_ragged_prefill_trace",
@@ -29,8 +40,14 @@ __all__ = [
     "segment_gemm_run_trace",
     "single_decode_with_kv_cache_trace",
     "single_prefill_with_kv_cache_trace",
+    "trtllm_batch_context_trace",
     "trtllm_batch_decode_block_sparse_trace",
+    "trtllm_batch_decode_mla_dense_trace",
+    "trtllm_batch_decode_mla_ragged_trace",
+    "trtllm_batch_decode_mla_sparse_trace",
+    "trtllm_batch_decode_mla_trace_dispatch",
     "trtllm_batch_decode_trace",
     "variable_block_sparse_attention_run_trace",
+    "xqa_batch_decode_mla_trace",
     "xqa_batch_decode_trace",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the templates of decode and prefill share: axes of caches and page tables, and the choice among forms."""
+"""Parts of the templates of decode and prefill: axes of caches and page tables, and the choice among forms."""
 
 from __future__ import annotations
 

@@ -10,23 +10,72 @@ from typing import Any, Callable, Mapping, Optional
 import torch
 
 from ..check import default_check
+from ..notation import template_of_text
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .attention_reference import attention_reference
 from .xqa import block_table_reference
 
-__all__ = ["cudnn_batch_decode_trace", "cudnn_batch_prefill_trace"]
+__all__ = [
+    "cudnn_batch_decode_dispatch",
+    "cudnn_batch_decode_trace",
+    "cudnn_batch_prefill_dispatch",
+    "cudnn_batch_prefill_trace",
+]
 
 
-def _decode_reference(
+def _cudnn_batch_decode_reference(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     scale: float,
-    actual_seq_lens_kv: torch.Tensor,
-    block_tables: torch.Tensor,
+    workspace_buffer: Optional[torch.Tensor],
+    max_sequence_kv: int,
+    block_tables: Optional[torch.Tensor] = None,
+    actual_seq_lens_kv: Optional[torch.Tensor] = None,
     **_: Any,
 ) -> torch.Tensor:
-    return block_table_reference(q, k_cache, v_cache, block_tables, actual_seq_lens_kv, 1, scale, 1.0, -1)
+    """Without lengths all requests have ``max_sequence_kv`` keys, without a table the pages in order."""
+    block_tables, lengths = published_table(len(q), k_cache, max_sequence_kv, block_tables, actual_seq_lens_kv)
+    return block_table_reference(q, k_cache, v_cache, block_tables, lengths, 1, scale, 1.0, -1)
+
+
+def published_table(
+    batch_size: int,
+    cache: torch.Tensor,
+    max_sequence_kv: int,
+    block_tables: Optional[torch.Tensor],
+    lengths: Optional[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fill in what a definition may lack: pages in order for each request, and full lengths."""
+    if block_tables is None:
+        pages = torch.arange(cache.shape[0] // batch_size * batch_size, device=cache.device)
+        block_tables = pages.view(batch_size, -1)
+    if lengths is None:
+        lengths = torch.full((batch_size,), max_sequence_kv, device=cache.device)
+    return block_tables, lengths.flatten()
+
+
+def _cudnn_batch_prefill_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    workspace_buffer: Optional[torch.Tensor],
+    max_token_per_sequence: int,
+    max_sequence_kv: int,
+    actual_seq_lens_q: torch.Tensor,
+    actual_seq_lens_kv: torch.Tensor,
+    causal: bool,
+    return_lse: bool,
+    block_tables: Optional[torch.Tensor] = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output, and the natural logarithm of the sum of exp(logit) of each row."""
+    qo_lens = actual_seq_lens_q.flatten()
+    tables, kv_lens = published_table(len(qo_lens), k_cache, max_sequence_kv, block_tables, actual_seq_lens_kv)
+    lengths = (max_token_per_sequence, qo_lens, kv_lens)
+    out, lse = _prefill_lse_reference(q, k_cache, v_cache, scale, *lengths, tables, causal)
+    return out, torch.cat([rows[:n] for rows, n in zip(lse, qo_lens.tolist(), strict=True)])
 
 
 def _prefill_lse_reference(
@@ -131,25 +180,52 @@ _PAGES = Tensor(("num_pages", "num_kv_heads", "page_size", "head_dim"))
 _TABLES = Tensor(("batch_size", "max_pages"), dtype="int32")
 
 
+_PUBLISHED_CACHE = "; ".join(f"{half}_cache[total_num_pages, num_heads_kv, page_size, head_dim]" for half in "kv")
+
+
 def _lengths(what: str) -> Tensor:
     return Tensor(("batch_size", "one", "one", "one"), dtype="int32", description=f"{what} of each request")
 
 
-cudnn_batch_decode_trace = TraceTemplate(
-    "batch_decode",
-    axes={**_AXES, **_PAGED},
-    inputs={
-        "q": Tensor(("batch_size", "num_qo_heads", "head_dim")),
-        "k_cache": _PAGES,
-        "v_cache": _PAGES,
-        "scale": Scalar(),
-        "actual_seq_lens_kv": _lengths("keys"),
-        "block_tables": _TABLES,
-    },
-    outputs={"output": Tensor(("batch_size", "num_qo_heads", "head_dim"), param="out", dtype_from="q")},
-    name_prefix="cudnn_batch_decode",
-    reference=_decode_reference,
+cudnn_batch_decode_trace = template_of_text(
+    "cudnn_batch_decode_h{num_heads_qo}_kv{num_heads_kv}_d{head_dim}_ps{page_size}",
+    "cudnn_paged",
+    var="batch_size total_num_pages num_pages_per_seq",
+    inputs=f"q[batch_size, num_heads_qo, head_dim]; {_PUBLISHED_CACHE}; scale:float32; max_sequence_kv:int32;"
+    "block_tables[batch_size, num_pages_per_seq]:int32?",
+    outputs="output[batch_size, num_heads_qo, head_dim]<-out=q",
+    reference=_cudnn_batch_decode_reference,
     description="Attention of one token per request over its table of pages.",
+)
+_DECODE_LENGTHS = template_of_text(
+    "cudnn_batch_decode_lengths_h{num_heads_qo}_kv{num_heads_kv}_d{head_dim}_ps{page_size}",
+    "cudnn_paged",
+    hidden="one",
+    var="batch_size total_num_pages num_pages_per_seq",
+    inputs=f"q[batch_size, num_heads_qo, head_dim]; {_PUBLISHED_CACHE}; scale:float32; max_sequence_kv:int32;"
+    "block_tables[batch_size, num_pages_per_seq]:int32?; actual_seq_lens_kv[batch_size, one, one, one]:int32",
+    outputs="output[batch_size, num_heads_qo, head_dim]<-out=q",
+    reference=_cudnn_batch_decode_reference,
+    description="Attention of one token per request over its table of pages, with the keys of each request counted.",
+)
+
+
+def _choose_decode(**arguments: Any) -> TraceTemplate:
+    """The published definition has no lengths: a call that has them is recorded with them."""
+    return cudnn_batch_decode_trace if arguments.get("actual_seq_lens_kv") is None else _DECODE_LENGTHS
+
+
+cudnn_batch_decode_dispatch = TraceDispatch(_choose_decode, (cudnn_batch_decode_trace, _DECODE_LENGTHS))
+cudnn_batch_prefill_trace = template_of_text(
+    "cudnn_batch_prefill_h{num_heads_qo}_kv{num_heads_kv}_d{head_dim}_ps{page_size}",
+    "cudnn_paged",
+    var="batch_size total_num_pages num_pages_per_seq num_tokens",
+    inputs=f"q[num_tokens, num_heads_qo, head_dim]; {_PUBLISHED_CACHE}; scale:float32; max_token_per_sequence:int32;"
+    "max_sequence_kv:int32; actual_seq_lens_q[batch_size]:int32; actual_seq_lens_kv[batch_size]:int32;"
+    "block_tables[batch_size, num_pages_per_seq]:int32?; causal:int32; return_lse:int32",
+    outputs="output[num_tokens, num_heads_qo, head_dim]<-out=q; lse[num_tokens, num_heads_qo]:float32?",
+    reference=_cudnn_batch_prefill_reference,
+    description="Attention of the last tokens of each request over its table of pages.",
 )
 
 _PREFILL_REFERENCES: dict[tuple[bool, bool], Callable[..., Any]] = {
@@ -202,7 +278,11 @@ _PREFILL = {key: _prefill(*key) for key in itertools.product((True, False), (Fal
 
 
 def _choose_prefill(**arguments: Any) -> TraceTemplate:
+    """The published definition has lengths of one dimension and a cache in pages; other forms are ours."""
+    lengths = [getattr(arguments.get(f"actual_seq_lens_{part}"), "ndim", 0) for part in ("q", "kv")]
+    if lengths == [1, 1] and getattr(arguments.get("k_cache"), "ndim", 0) == 4:
+        return cudnn_batch_prefill_trace
     return _PREFILL[arguments.get("block_tables") is not None, bool(arguments.get("return_lse"))]
 
 
-cudnn_batch_prefill_trace = TraceDispatch(_choose_prefill, tuple(_PREFILL.values()))
+cudnn_batch_prefill_dispatch = TraceDispatch(_choose_prefill, (cudnn_batch_prefill_trace, *_PREFILL.values()))

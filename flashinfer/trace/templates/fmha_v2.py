@@ -8,10 +8,12 @@ from typing import Any, Optional
 
 import torch
 
-from ...errors import ArgumentError
+from ..._runtime.errors import ArgumentError
+from ..notation import template_of_text
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
+from .shared import even_indptr, normal, seeded
 
-__all__ = ["fmha_v2_trace"]
+__all__ = ["fmha_v2_trace", "trtllm_fmha_v2_prefill_trace"]
 
 
 def _prompt_logits(
@@ -204,6 +206,51 @@ def _paged_reference(
     )[0]
 
 
+def _trtllm_fmha_v2_prefill_reference(
+    qkv: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    bmm1_scale: float,
+    bmm2_scale: float,
+    batch_size: int,
+    cum_seq_lens_q: torch.Tensor,
+    cum_seq_lens_kv: torch.Tensor,
+    **_: Any,
+) -> torch.Tensor:
+    """The published definition has one tensor, which is queries, keys and values."""
+    scales = (bmm1_scale, bmm2_scale)
+    return _contiguous_stats_reference(
+        qkv, torch.stack([qkv, qkv], dim=1), seq_lens, *scales, cum_seq_lens_q, cum_seq_lens_kv
+    )[0]
+
+
+def _trtllm_fmha_v2_prefill_init(
+    *,
+    num_tokens: int,
+    batch_size: int = 2,
+    batch_size_plus_1_q: int = 0,
+    batch_size_plus_1_kv: int = 0,
+    num_heads: int = 32,
+    head_dim: int = 128,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    starts = even_indptr(num_tokens, batch_size, device)
+    longest = -(-num_tokens // batch_size)
+    return {
+        "qkv": normal(seeded(seed, device), num_tokens, num_heads, head_dim),
+        "seq_lens": starts.diff(),
+        "max_q_len": longest,
+        "max_kv_len": longest,
+        "bmm1_scale": 1 / math.sqrt(head_dim),
+        "bmm2_scale": 1.0,
+        "batch_size": batch_size,
+        "cum_seq_lens_q": starts,
+        "cum_seq_lens_kv": starts.clone(),
+    }
+
+
 _AXES: dict[str, Axis] = {
     "num_qo_heads": Const(abbrev="h"),
     "num_kv_heads": Const(abbrev="kv"),
@@ -297,9 +344,24 @@ _TEMPLATES = {
 }
 _STATS = _contiguous(True)
 
+trtllm_fmha_v2_prefill_trace = template_of_text(
+    "trtllm_fmha_v2_prefill_h{num_heads}_d{head_dim}",
+    "trtllm_paged",
+    var="num_tokens batch_size batch_size_plus_1_q batch_size_plus_1_kv",
+    inputs="qkv[num_tokens, num_heads, head_dim]; seq_lens[batch_size]; max_q_len:int32; max_kv_len:int32;"
+    "bmm1_scale:float32; bmm2_scale:float32; batch_size_scalar<-batch_size:int32;"
+    "cum_seq_lens_q[batch_size_plus_1_q]; cum_seq_lens_kv[batch_size_plus_1_kv]",
+    outputs="output[num_tokens, num_heads, head_dim]=qkv",
+    reference=_trtllm_fmha_v2_prefill_reference,
+    init=_trtllm_fmha_v2_prefill_init,
+    description="Attention of prompts whose queries, keys and values are one tensor.",
+)
+
 
 def _choose(**arguments: Any) -> TraceTemplate:
     layout, qkv = str(arguments.get("input_layout")).upper(), arguments.get("qkv")
+    if arguments.get("input_layout") is None:
+        return trtllm_fmha_v2_prefill_trace
     if layout not in _TEMPLATES:
         raise ArgumentError(f"fmha_v2: input_layout is {layout}, expected one of {', '.join(_TEMPLATES)}")
     if isinstance(qkv, (tuple, list)) and any(isinstance(part, (tuple, list)) for part in qkv):
@@ -310,4 +372,4 @@ def _choose(**arguments: Any) -> TraceTemplate:
     return _STATS if layout == "CONTIGUOUS_Q_KV" and arguments.get("save_softmax_stats") else _TEMPLATES[layout]
 
 
-fmha_v2_trace = TraceDispatch(_choose, (*_TEMPLATES.values(), _STATS))
+fmha_v2_trace = TraceDispatch(_choose, (*_TEMPLATES.values(), _STATS, trtllm_fmha_v2_prefill_trace))

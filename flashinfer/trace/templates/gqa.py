@@ -18,7 +18,7 @@ from .shared import even_indptr, normal, seeded
 __all__ = ["gqa_paged_decode_trace", "gqa_paged_prefill_trace", "gqa_ragged_prefill_trace"]
 
 
-# What plan() knows and a definition does not: pages are full, and prefill is causal, unless the caller says otherwise.
+# A definition has no arguments of plan(): pages are full, and prefill is causal, unless the caller says otherwise.
 
 
 def _gqa_paged_decode_reference(

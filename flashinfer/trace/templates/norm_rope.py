@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ArgumentError
+from ..._runtime.errors import ArgumentError
 from ..check import default_check
 from ..template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .shared import fp8_check, normalize, to_fp8

@@ -14,6 +14,8 @@ import torch
 
 from ..notation import template_of_text
 from ..template import Scalar, Tensor, TraceDispatch, TraceTemplate, Var
+from .attention_blackwell import xqa_mla_trace
+from .fmha_v2 import trtllm_fmha_v2_prefill_trace
 from .page_nvfp4 import (
     nvfp4_quantize_append_paged_kv_cache_trace,
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace,
@@ -41,6 +43,8 @@ __all__ = [
     "get_seq_lens_trace",
     "nvfp4_quantize_append_paged_kv_cache_trace",
     "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_trace",
+    "trtllm_fmha_v2_prefill_trace",
+    "xqa_mla_trace",
     "xqa_trace",
 ]
 

@@ -305,7 +305,7 @@ _PUBLISHED_MAPPED = template_of_text(
 
 
 def _mapped_as_published(arguments: dict[str, Any]) -> bool:
-    """Whether the scales are tensors of one element, and each row has a slot."""
+    """Return True if the scales are tensors of one element, and each row has a slot."""
     scales = (arguments.get("k_scale"), arguments.get("v_scale"))
     rows, slots = (getattr(arguments.get(name), "shape", (0,))[0] for name in ("append_key", "slot_mapping"))
     return rows == slots and all(getattr(scale, "shape", None) == (1,) for scale in scales)

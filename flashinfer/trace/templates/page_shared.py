@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the templates of ``flashinfer.page`` share: axes, index tensors, and the slots they name."""
+"""Parts of the templates of ``flashinfer.page``: axes, index tensors, and the slots they name."""
 
 from __future__ import annotations
 

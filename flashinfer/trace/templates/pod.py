@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import torch
 
-from ...errors import ArgumentError
+from ..._runtime.errors import ArgumentError
 from ..notation import template_of_text
 from ..template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .attention_reference import attention_reference, paged_attention_reference
@@ -365,7 +365,7 @@ _BATCH_POD = {key: _batch_pod(*key) for key in itertools.product(_LAYOUTS, (Fals
 
 
 def _layout(arguments: dict[str, Any]) -> str:
-    """That of the wrapper, which its parts know."""
+    """Return the layout of the wrapper, which the decode wrapper inside it knows."""
     return getattr(getattr(arguments.get("self"), "_decode", None), "_kv_layout", "NHD")
 
 

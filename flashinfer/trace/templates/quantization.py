@@ -8,9 +8,11 @@ from typing import Any, Optional
 
 import torch
 
+from ..notation import template_of_text
 from ..template import Axis, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .quantization_blocks import dequantize, e2m1_values, mxfp8_blocks, padded_scales, random_bytes, scale_values
 from .quantization_nvfp4 import nvfp4_kv_dequantize_paged_trace, nvfp4_kv_dequantize_trace
+from .shared import normal, seeded
 
 __all__ = [
     "block_scale_interleave_trace",
@@ -18,6 +20,8 @@ __all__ = [
     "mxfp4_dequantize_host_trace",
     "mxfp4_dequantize_trace",
     "mxfp8_dequantize_host_trace",
+    "mxfp8_quantize_dispatch",
+    "mxfp8_quantize_layout_trace",
     "mxfp8_quantize_trace",
     "nvfp4_kv_dequantize_paged_trace",
     "nvfp4_kv_dequantize_trace",
@@ -122,6 +126,20 @@ segment_packbits_trace = TraceDispatch(_choose_segment_packbits, tuple(_SEGMENT_
 
 
 def _mxfp8_quantize_reference(
+    input: torch.Tensor,
+    is_sf_swizzled_layout: bool = True,
+    alignment: int = 32,
+    enable_pdl: Optional[bool] = None,
+    backend: str = "cuda",
+    sf_swizzle_layout: Optional[int] = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    padded = torch.nn.functional.pad(input, (0, -input.shape[-1] % alignment))
+    values, scales = _mxfp8_quantize_layout_reference(padded, is_sf_swizzled_layout, sf_swizzle_layout)
+    return values.view(torch.float8_e4m3fn), scales
+
+
+def _mxfp8_quantize_layout_reference(
     input: torch.Tensor, is_sf_swizzled_layout: bool = True, sf_swizzle_layout: Optional[int] = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     values, scales = mxfp8_blocks(input)
@@ -139,6 +157,12 @@ def _mxfp8_dequantize_host_reference(
     layout = sf_swizzle_layout if sf_swizzle_layout is not None else 0 if is_sf_swizzled_layout else 2
     values = input.view(torch.float8_e4m3fn).float()
     return dequantize(values, scale_values(scale_tensor, False), 32, int(layout))
+
+
+def _mxfp8_quantize_init(
+    *, M: int, K: int = 4096, num_scale_elems: int = 0, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    return {"input": normal(seeded(seed, device), M, K)}
 
 
 def _mxfp8_init(num_rows: int, num_cols: int = 128, device: Any = "cpu") -> dict[str, Any]:
@@ -160,16 +184,37 @@ _SCALES = Tensor(("num_scales",), dtype="uint8", description="ue8m0, one for 32 
 _SWIZZLED = Scalar("bool", description="scales in tiles of 128 x 4, else row by row")
 _LAYOUT = Scalar("int32", optional=True, description="0: tiles of 128 x 4, 1: of 8 x 4, 2: row by row")
 
-mxfp8_quantize_trace = TraceTemplate(
+mxfp8_quantize_trace = template_of_text(
+    "mxfp8_quantize_k{K}",
+    "quantization",
+    var="M num_scale_elems",
+    inputs="input[M, K]",
+    outputs="quantized[M, K]:float8_e4m3fn; scales[num_scale_elems]:uint8",
+    reference=_mxfp8_quantize_reference,
+    init=_mxfp8_quantize_init,
+    description="e4m3 with a power of two for 32 elements of a row, scales in tiles of 128 x 4.",
+)
+mxfp8_quantize_layout_trace = TraceTemplate(
     "quantize",
     axes=_BLOCKS,
     inputs={"input": Tensor(_MATRIX), "is_sf_swizzled_layout": _SWIZZLED, "sf_swizzle_layout": _LAYOUT},
     outputs={"out": Tensor(_MATRIX, dtype="uint8", description="e4m3"), "scales": _SCALES},
-    name_prefix="mxfp8_quantize",
-    reference=_mxfp8_quantize_reference,
+    name_prefix="mxfp8_quantize_layout",
+    reference=_mxfp8_quantize_layout_reference,
     init=_mxfp8_init,
     description="e4m3 with a power of two for 32 elements of a row.",
 )
+
+
+def _choose_mxfp8(
+    input: Any = None, is_sf_swizzled_layout: bool = True, sf_swizzle_layout: Any = None, **_: Any
+) -> TraceTemplate:
+    """The published definition has scales in tiles of 128 x 4; the other layouts are ours."""
+    is_published = is_sf_swizzled_layout if sf_swizzle_layout is None else int(sf_swizzle_layout) == 0
+    return mxfp8_quantize_trace if is_published else mxfp8_quantize_layout_trace
+
+
+mxfp8_quantize_dispatch = TraceDispatch(_choose_mxfp8, (mxfp8_quantize_trace, mxfp8_quantize_layout_trace))
 mxfp8_dequantize_host_trace = TraceTemplate(
     "dequantize",
     axes=_BLOCKS,

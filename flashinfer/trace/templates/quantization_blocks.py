@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the references of block-scaled formats share: where a scale is stored, and what bytes stand for."""
+"""Parts of the references of block-scaled formats: the place of a scale, and the values of bytes."""
 
 from __future__ import annotations
 

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
+from ..notation import template_of_text
 from ..template import Axis, Const, Tensor, TraceDispatch, TraceTemplate, Var
 from .quantization_blocks import e2m1_values, random_bytes, scale_values
+from .shared import randint, seeded
 
 __all__ = ["nvfp4_kv_dequantize_paged_trace", "nvfp4_kv_dequantize_trace"]
 
@@ -115,11 +117,11 @@ def _paged_hnd_reference(
     return _paged_nhd_reference(cache, scales, block_tables, seq_lens, k_scale, v_scale, output_k, output_v)
 
 
-def _pair_nhd_reference(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k_cache_sf: torch.Tensor,
-    v_cache_sf: torch.Tensor,
+def _nvfp4_kv_dequantize_paged_nhd_reference(
+    paged_k_cache: torch.Tensor,
+    paged_v_cache: torch.Tensor,
+    k_scales: torch.Tensor,
+    v_scales: torch.Tensor,
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
     k_scale: torch.Tensor,
@@ -129,16 +131,16 @@ def _pair_nhd_reference(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return (
-        _gather(k_cache, k_cache_sf, block_tables, seq_lens, k_scale, output_k),
-        _gather(v_cache, v_cache_sf, block_tables, seq_lens, v_scale, output_v),
+        _gather(paged_k_cache, k_scales, block_tables, seq_lens, k_scale, output_k),
+        _gather(paged_v_cache, v_scales, block_tables, seq_lens, v_scale, output_v),
     )
 
 
-def _pair_hnd_reference(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k_cache_sf: torch.Tensor,
-    v_cache_sf: torch.Tensor,
+def _nvfp4_kv_dequantize_paged_hnd_reference(
+    paged_k_cache: torch.Tensor,
+    paged_v_cache: torch.Tensor,
+    k_scales: torch.Tensor,
+    v_scales: torch.Tensor,
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
     k_scale: torch.Tensor,
@@ -147,9 +149,9 @@ def _pair_hnd_reference(
     output_v: torch.Tensor,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    keys, values, key_scales, value_scales = (t.transpose(1, 2) for t in (k_cache, v_cache, k_cache_sf, v_cache_sf))
+    k, v, k_sf, v_sf = (part.transpose(1, 2) for part in (paged_k_cache, paged_v_cache, k_scales, v_scales))
     arguments = (block_tables, seq_lens, k_scale, v_scale, output_k, output_v)
-    return _pair_nhd_reference(keys, values, key_scales, value_scales, *arguments)
+    return _nvfp4_kv_dequantize_paged_nhd_reference(k, v, k_sf, v_sf, *arguments)
 
 
 def _paged_init(batch_size: int, head_dim: int = 128, num_heads: int = 2, device: Any = "cpu") -> dict[str, Any]:
@@ -168,6 +170,83 @@ def _paged_init(batch_size: int, head_dim: int = 128, num_heads: int = 2, device
     }
 
 
+def _nvfp4_kv_dequantize_paged_nhd_init(
+    *,
+    batch_size: int,
+    max_seq_len: int,
+    num_heads: int,
+    k_head_dim: int = 128,
+    v_head_dim: int = 128,
+    k_packed_dim: int = 0,
+    v_packed_dim: int = 0,
+    k_scale_dim: int = 0,
+    v_scale_dim: int = 0,
+    num_pages: int = 0,
+    page_size: int = 16,
+    block_table_stride: int = 0,
+    scalar: int = 1,
+    kv_layout: str = "NHD",
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    g, heads_first = seeded(seed, device), kv_layout == "HND"
+    columns = block_table_stride or -(-max_seq_len // page_size)
+    num_pages = max(num_pages, batch_size * columns)
+    order = (num_heads, page_size) if heads_first else (page_size, num_heads)
+    dims = (k_head_dim, v_head_dim)
+    codes = tuple(randint(g, 256, num_pages, *order, dim // 2).to(torch.uint8) for dim in dims)
+    scales = tuple(randint(g, 127, num_pages, *order, dim // 16).to(torch.uint8) for dim in dims)  # 127 is NaN
+    tables = torch.randperm(num_pages, generator=g, device=device)[: batch_size * columns]
+    k_scale, v_scale = torch.rand(2, scalar, generator=g, device=device)
+    rows = (batch_size, max_seq_len, num_heads)
+    return {
+        "paged_kv_cache": codes,
+        "kv_cache_sf": tuple(part.view(torch.float8_e4m3fn) for part in scales),
+        "block_tables": tables.int().view(batch_size, columns),
+        "seq_lens": randint(g, max_seq_len + 1, batch_size),
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+        "output_k": torch.zeros(*rows, k_head_dim, dtype=torch.bfloat16, device=device),
+        "output_v": torch.zeros(*rows, v_head_dim, dtype=torch.bfloat16, device=device),
+        "kv_layout": kv_layout,
+    }
+
+
+def _nvfp4_kv_dequantize_paged_hnd_init(
+    *,
+    batch_size: int,
+    max_seq_len: int,
+    num_heads: int,
+    k_head_dim: int = 128,
+    v_head_dim: int = 128,
+    k_packed_dim: int = 0,
+    v_packed_dim: int = 0,
+    k_scale_dim: int = 0,
+    v_scale_dim: int = 0,
+    num_pages: int = 0,
+    page_size: int = 16,
+    block_table_stride: int = 0,
+    scalar: int = 1,
+    kv_layout: str = "HND",
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    return _nvfp4_kv_dequantize_paged_nhd_init(
+        batch_size=batch_size,
+        max_seq_len=max_seq_len,
+        num_heads=num_heads,
+        k_head_dim=k_head_dim,
+        v_head_dim=v_head_dim,
+        num_pages=num_pages,
+        page_size=page_size,
+        block_table_stride=block_table_stride,
+        scalar=scalar,
+        kv_layout=kv_layout,
+        device=device,
+        seed=seed,
+    )
+
+
 _PAGED_AXES: dict[str, Axis] = {
     "batch_size": Var(),
     "max_seq_len": Var("tokens an output row has room for"),
@@ -179,39 +258,20 @@ _PAGED_AXES: dict[str, Axis] = {
     "k_head_dim": Const(abbrev="dk"),
     "v_head_dim": Const(abbrev="dv"),
     "k_bytes": Const("half of k_head_dim", abbrev=""),
-    "v_bytes": Const("half of v_head_dim", abbrev=""),
     "k_scales": Const("one for 16 elements of a head", abbrev=""),
-    "v_scales": Const("one for 16 elements of a head", abbrev=""),
 }
 
 
-def _paged_template(prefix: str, layout: str, stacked: bool) -> TraceTemplate:
+def _stacked(layout: str) -> TraceTemplate:
+    """A cache that is one tensor, keys before values."""
     order = ("page_size", "num_heads") if layout == "NHD" else ("num_heads", "page_size")
-    cache: dict[str, Any] = {}
-    if stacked:
-        cache["paged_kv_cache"] = Tensor(("num_pages", "two", *order, "k_bytes"), dtype="uint8")
-        cache["kv_cache_sf"] = Tensor(("num_pages", "two", *order, "k_scales"), dtype="float8_e4m3fn")
-    else:
-        for name, param, last, dtype in (
-            ("cache", "paged_kv_cache", "bytes", "uint8"),
-            ("cache_sf", "kv_cache_sf", "scales", "float8_e4m3fn"),
-        ):
-            for i, part in enumerate("kv"):
-                dims = ("num_pages", *order, f"{part}_{last}")
-                cache[f"{part}_{name}"] = Tensor(dims, param=param, tuple_idx=i, dtype=dtype)
-    unused = {"v_bytes", "v_scales"} if stacked else {"two"}
     outputs = {part: ("batch_size", "max_seq_len", "num_heads", f"{part}_head_dim") for part in "kv"}
-    references: dict[tuple[bool, str], Callable[..., Any]] = {
-        (True, "NHD"): _paged_nhd_reference,
-        (True, "HND"): _paged_hnd_reference,
-        (False, "NHD"): _pair_nhd_reference,
-        (False, "HND"): _pair_hnd_reference,
-    }
     return TraceTemplate(
         "dequantize",
-        axes={name: axis for name, axis in _PAGED_AXES.items() if name not in unused},
+        axes=_PAGED_AXES,
         inputs={
-            **cache,
+            "paged_kv_cache": Tensor(("num_pages", "two", *order, "k_bytes"), dtype="uint8"),
+            "kv_cache_sf": Tensor(("num_pages", "two", *order, "k_scales"), dtype="float8_e4m3fn"),
             "block_tables": Tensor(("batch_size", "num_columns"), dtype="int32", description="pages of a request"),
             "seq_lens": Tensor(("batch_size",), dtype="int32"),
             "k_scale": Tensor((), dtype="float32"),
@@ -222,19 +282,56 @@ def _paged_template(prefix: str, layout: str, stacked: bool) -> TraceTemplate:
             part: Tensor(dims, param=f"output_{part}", dtype_from=f"output_{part}", description="tokens below seq_lens")
             for part, dims in outputs.items()
         },
-        name_prefix=prefix,
-        reference=references[stacked, layout],
-        init=_paged_init if (stacked, layout) == (True, "NHD") else None,
+        name_prefix=f"nvfp4_kv_dequantize_paged_stacked{'' if layout == 'NHD' else '_hnd'}",
+        reference=_paged_nhd_reference if layout == "NHD" else _paged_hnd_reference,
+        init=_paged_init if layout == "NHD" else None,
         description="Pages of an NVFP4 cache to dense rows: e2m1 * scale * global scale.",
     )
 
 
-_PAGED = {
-    (stacked, layout): _paged_template(
-        f"nvfp4_kv_dequantize_paged{'' if stacked else '_pair'}{'' if layout == 'NHD' else '_hnd'}", layout, stacked
+def _pair(layout: str, **rest: Any) -> TraceTemplate:
+    """The published form: keys and values are a pair."""
+    order = "page_size, num_heads" if layout == "NHD" else "num_heads, page_size"
+    rows = "batch_size, max_seq_len, num_heads"
+    outputs = f"output_k[{rows}, k_head_dim]{{}}; output_v[{rows}, v_head_dim]{{}}"
+    return template_of_text(
+        f"nvfp4_kv_dequantize_paged{'' if layout == 'NHD' else '_hnd'}"
+        "_h{num_heads}_dk{k_head_dim}_dv{v_head_dim}_ps{page_size}",
+        "dequantize_fp4",
+        var="batch_size max_seq_len k_packed_dim v_packed_dim k_scale_dim v_scale_dim num_pages block_table_stride "
+        "scalar",
+        inputs=f"paged_k_cache[num_pages, {order}, k_packed_dim]<-paged_kv_cache[0]:uint8;"
+        f"paged_v_cache[num_pages, {order}, v_packed_dim]<-paged_kv_cache[1]:uint8;"
+        f"k_scales[num_pages, {order}, k_scale_dim]<-kv_cache_sf[0]:float8_e4m3fn;"
+        f"v_scales[num_pages, {order}, v_scale_dim]<-kv_cache_sf[1]:float8_e4m3fn;"
+        "block_tables[batch_size, block_table_stride]:int32; seq_lens[batch_size]:int32;"
+        f"k_scale[(scalar)]:float32; v_scale[(scalar)]:float32; {outputs.format('', '')}",
+        outputs=outputs.format("<-output_k=output_k", "<-output_v=output_v"),
+        constraints=[
+            "k_head_dim == k_packed_dim * 2",
+            "v_head_dim == v_packed_dim * 2",
+            "k_head_dim == k_scale_dim * 16",
+            "v_head_dim == v_scale_dim * 16",
+            "block_table_stride * page_size >= max_seq_len",
+            "scalar == 1",
+        ],
+        notes={"output_k": "tokens below seq_lens are written", "output_v": "tokens below seq_lens are written"},
+        description="Pages of an NVFP4 cache to dense rows: e2m1 * scale * global scale.",
+        **rest,
     )
-    for stacked in (True, False)
-    for layout in ("NHD", "HND")
+
+
+_nvfp4_kv_dequantize_paged_nhd_trace = _pair(
+    "NHD", reference=_nvfp4_kv_dequantize_paged_nhd_reference, init=_nvfp4_kv_dequantize_paged_nhd_init
+)
+_nvfp4_kv_dequantize_paged_hnd_trace = _pair(
+    "HND", reference=_nvfp4_kv_dequantize_paged_hnd_reference, init=_nvfp4_kv_dequantize_paged_hnd_init
+)
+_PAGED = {
+    (True, "NHD"): _stacked("NHD"),
+    (True, "HND"): _stacked("HND"),
+    (False, "NHD"): _nvfp4_kv_dequantize_paged_nhd_trace,
+    (False, "HND"): _nvfp4_kv_dequantize_paged_hnd_trace,
 }
 
 

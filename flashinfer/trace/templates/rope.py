@@ -229,7 +229,7 @@ _LLAMA31 = "low_freq_factor:float32?; high_freq_factor:float32?; old_context_len
 
 
 def _apply_template(stem: str, reference: Callable[..., Any]) -> TraceTemplate:
-    """Of one of the eight forms with frequencies; its name says which."""
+    """Return the template of one of the eight forms with frequencies, which its name tells apart."""
     in_place, ragged, llama31 = stem.endswith("_inplace"), "pos_ids" not in stem, "llama31" in stem
     places = "indptr[batch_size_plus_1]; offsets[batch_size]" if ragged else "pos_ids[nnz]"
     rotated = "q_rope[nnz, num_q_heads, head_dim]=q; k_rope[nnz, num_k_heads, head_dim]=k"

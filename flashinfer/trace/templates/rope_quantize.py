@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import torch
 
-from ...errors import ArgumentError
+from ..._runtime.errors import ArgumentError
 from ..notation import template_of_text
 from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Value, Var
 from .page_shared import append_tables
@@ -387,7 +387,7 @@ def _published_quantize(stem: str, mla: bool) -> TraceTemplate:
 
 
 def _widths_agree(arguments: dict[str, Any], *names: str) -> bool:
-    """Whether the tensors that are there have rows of the same width."""
+    """Return True if the tensors that the call has have rows of equal width."""
     return len({arguments[name].shape[-1] for name in names if getattr(arguments.get(name), "shape", ())}) <= 1
 
 
@@ -411,7 +411,7 @@ mla_rope_quantize_fp8_trace = _quantize_dispatch("mla_rope_quantize_fp8", mla=Tr
 
 
 def _append_axes(mla: bool, heads_first: bool) -> dict[str, Axis]:
-    """Of a cache (pages, slots and heads in either order, columns), and of the values, which MLA does not have."""
+    """Return the axes of a cache (pages, slots and heads in either order, columns), and of values unless for MLA."""
     columns: dict[str, Axis] = (
         {"v_heads": Var()} if mla else {"head_dim": Var("columns of a key, rope_dim + k_nope_dim")}
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the references and the init functions of rotary embeddings share: the rotation, frequencies, a table."""
+"""Parts of the references and the init functions of rotary embeddings: the rotation, frequencies, a table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the references of sampling share: random numbers, filters, a draw. All in float64, by sorting."""
+"""Parts of the references of sampling: random numbers, filters, a draw. All in float64, by sorting."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several templates share; its source travels with each definition that uses it."""
+"""Parts of several templates; the source travels with each definition that uses it."""
 
 from __future__ import annotations
 

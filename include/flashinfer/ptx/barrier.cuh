@@ -11,6 +11,11 @@ __device__ __forceinline__ void BarrierSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Arrive at barrier `id` without waiting. Threads that wait there with BarrierSync count in `threads` too.
+__device__ __forceinline__ void BarrierArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /// Synchronise like BarrierSync, and return true if any thread passed true.
 __device__ __forceinline__ bool BarrierAny(int id, int threads, bool value) {
   int any;

@@ -5,13 +5,10 @@
 #pragma once
 #include <cstdint>
 
+#include "shared.cuh"
+
 namespace flashinfer {
 namespace ptx {
-
-/// Return the 32-bit address in shared memory that the functions here take.
-__device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
-  return uint32_t(__cvta_generic_to_shared(shared));
-}
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 

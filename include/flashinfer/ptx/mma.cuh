@@ -11,12 +11,10 @@
 
 #include <cstdint>
 
+#include "shared.cuh"
+
 namespace flashinfer {
 namespace ptx {
-
-__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 /// Load four 8x8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void LdMatrix(uint32_t (&r)[4], uint32_t address) {

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The general CUDA GEMM kernel on the CPU, called by test_emulation.py through ctypes.
-#include "launch.h"
-// clang-format off
 #include <flashinfer/gemm.cuh>
-// clang-format on
-
-alignas(1024) unsigned char flashinfer::gemm::shared[emulation::SHARED_BYTES];
 
 using namespace flashinfer::gemm;
 
@@ -17,10 +12,9 @@ Scale ScaleOf(const int64_t* x) { return {reinterpret_cast<const float*>(x[0]), 
 
 }  // namespace
 
-extern "C" {
-
 /// Compute a product. Returns the status times 100, plus loads * 10 + size of the kernel.
-int gemm(const int64_t* x, double alpha, double beta) {
+EMULATION_EXPORT int gemm(const int64_t* x, double alpha, double beta) {
+  emulation::device.shared_bytes = 99 * 1024;  // the least that a block of any device from SM80 on can have
   GemmArguments g;
   g.a = MatrixOf(x), g.b = MatrixOf(x + 5), g.d = MatrixOf(x + 10);
   g.a_scale = ScaleOf(x + 15), g.b_scale = ScaleOf(x + 21);
@@ -31,5 +25,4 @@ int gemm(const int64_t* x, double alpha, double beta) {
   GemmPlan plan;
   const KernelChoice c = ChooseKernel(&plan, g, 2);
   return int(Gemm(g, nullptr)) * 100 + int(c.loads) * 10 + int(c.size);
-}
 }

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates and references of ``cutlass_fused_moe``, one for each format of weights."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Value, Var
+from .fused_moe_inputs import cutlass_fused_moe_fp8_block_init, cutlass_fused_moe_fp8_init, cutlass_fused_moe_init
+from .fused_moe_reference import fold_experts
+from .gemm_blocks import spread_scales, to_e4m3_blocks
+from .shared import fp8_check, to_fp8
+
+__all__ = ["cutlass_fused_moe_trace"]
+
+
+def _cutlass_fused_moe_reference(
+    input: torch.Tensor,
+    token_selected_experts: torch.Tensor,
+    token_final_scales: Optional[torch.Tensor],
+    fc1_expert_weights: torch.Tensor,
+    fc2_expert_weights: torch.Tensor,
+    fc1_expert_biases: Optional[torch.Tensor] = None,
+    fc2_expert_biases: Optional[torch.Tensor] = None,
+    swiglu_alpha: Optional[torch.Tensor] = None,
+    swiglu_beta: Optional[torch.Tensor] = None,
+    swiglu_limit: Optional[torch.Tensor] = None,
+    tp_rank: int = 0,
+    ep_rank: int = 0,
+    activation_type: int = 3,
+    situ_beta: Optional[torch.Tensor] = None,
+    situ_linear_beta: Optional[torch.Tensor] = None,
+    **_: Any,
+) -> torch.Tensor:
+    out = fold_experts(
+        input.float(),
+        token_selected_experts,
+        token_final_scales,
+        fc1_expert_weights.float(),
+        fc2_expert_weights.float(),
+        fc1_bias=fc1_expert_biases,
+        fc2_bias=fc2_expert_biases,
+        activation_type=int(activation_type),
+        first_expert=ep_rank * fc1_expert_weights.shape[0],
+        adds_fc2_bias=tp_rank == 0,
+        round_hidden=lambda h, expert: h.to(input.dtype).float(),
+        swiglu_alpha=swiglu_alpha,
+        swiglu_beta=swiglu_beta,
+        swiglu_limit=swiglu_limit,
+        situ_beta=situ_beta,
+        situ_linear_beta=situ_linear_beta,
+    )
+    return out.to(input.dtype)
+
+
+def _cutlass_fused_moe_fp8_reference(
+    input: torch.Tensor,
+    token_selected_experts: torch.Tensor,
+    token_final_scales: Optional[torch.Tensor],
+    fc1_expert_weights: torch.Tensor,
+    fc2_expert_weights: torch.Tensor,
+    fc1_dequant: torch.Tensor,
+    fc2_quant: torch.Tensor,
+    fc2_dequant: torch.Tensor,
+    output_dtype: torch.dtype,
+    fc1_expert_biases: Optional[torch.Tensor] = None,
+    fc2_expert_biases: Optional[torch.Tensor] = None,
+    swiglu_alpha: Optional[torch.Tensor] = None,
+    swiglu_beta: Optional[torch.Tensor] = None,
+    swiglu_limit: Optional[torch.Tensor] = None,
+    tp_rank: int = 0,
+    ep_rank: int = 0,
+    activation_type: int = 3,
+    **_: Any,
+) -> torch.Tensor:
+    quant = fc2_quant.expand(fc1_expert_weights.shape[0])
+    out = fold_experts(
+        input.float(),
+        token_selected_experts,
+        token_final_scales,
+        fc1_expert_weights.float() * fc1_dequant.view(-1, 1, 1),
+        fc2_expert_weights.float() * fc2_dequant.view(-1, 1, 1),
+        fc1_bias=fc1_expert_biases,
+        fc2_bias=fc2_expert_biases,
+        activation_type=int(activation_type),
+        first_expert=ep_rank * fc1_expert_weights.shape[0],
+        adds_fc2_bias=tp_rank == 0,
+        round_hidden=lambda h, expert: to_fp8(h * quant[expert], torch.float8_e4m3fn).float(),
+        swiglu_alpha=swiglu_alpha,
+        swiglu_beta=swiglu_beta,
+        swiglu_limit=swiglu_limit,
+    )
+    return out.to(output_dtype)
+
+
+def _quantized_rows(x: torch.Tensor) -> torch.Tensor:
+    """Values of (n, k) after rounding to bf16 and quantisation to e4m3 by row and 128 columns."""
+    n, k = x.shape
+    padded = torch.zeros(n, (k + 127) // 128 * 128, device=x.device)
+    padded[:, :k] = x.to(torch.bfloat16)
+    codes, scales = to_e4m3_blocks(padded, 1)
+    return (codes.float() * scales.repeat_interleave(128, dim=1))[:, :k]
+
+
+def _cutlass_fused_moe_fp8_block_reference(
+    input: torch.Tensor,
+    token_selected_experts: torch.Tensor,
+    token_final_scales: Optional[torch.Tensor],
+    fc1_expert_weights: torch.Tensor,
+    fc2_expert_weights: torch.Tensor,
+    fc1_scale: torch.Tensor,
+    fc2_scale: torch.Tensor,
+    output_dtype: torch.dtype,
+    fc1_expert_biases: Optional[torch.Tensor] = None,
+    fc2_expert_biases: Optional[torch.Tensor] = None,
+    swiglu_alpha: Optional[torch.Tensor] = None,
+    swiglu_beta: Optional[torch.Tensor] = None,
+    swiglu_limit: Optional[torch.Tensor] = None,
+    tp_rank: int = 0,
+    ep_rank: int = 0,
+    activation_type: int = 3,
+    **_: Any,
+) -> torch.Tensor:
+    def weights(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        spread = [spread_scales(scale, *codes.shape[1:]) for scale in scales]
+        return codes.float() * torch.stack(spread)
+
+    out = fold_experts(
+        _quantized_rows(input),
+        token_selected_experts,
+        token_final_scales,
+        weights(fc1_expert_weights, fc1_scale),
+        weights(fc2_expert_weights, fc2_scale),
+        fc1_bias=fc1_expert_biases,
+        fc2_bias=fc2_expert_biases,
+        activation_type=int(activation_type),
+        first_expert=ep_rank * fc1_expert_weights.shape[0],
+        adds_fc2_bias=tp_rank == 0,
+        round_sums=lambda z: z.to(torch.bfloat16).float(),
+        round_hidden=lambda h, expert: _quantized_rows(h),
+        swiglu_alpha=swiglu_alpha,
+        swiglu_beta=swiglu_beta,
+        swiglu_limit=swiglu_limit,
+    )
+    return out.to(output_dtype)
+
+
+_AXES: dict[str, Axis] = {
+    "num_tokens": Var(),
+    "top_k": Const(abbrev="topk"),
+    "num_experts": Const("experts of this rank", abbrev="e"),
+    "hidden_size": Const(abbrev="h"),
+    "fc1_rows": Const("twice the intermediate size where the activation is gated", abbrev=""),
+    "intermediate_size": Const(abbrev="i"),
+}
+_EXPERT = ("num_experts",)
+_INPUTS: dict[str, Value] = {
+    "input": Tensor(("num_tokens", "hidden_size")),
+    "token_selected_experts": Tensor(("num_tokens", "top_k"), dtype="int32"),
+    "token_final_scales": Tensor(("num_tokens", "top_k"), dtype="float32", optional=True),
+    "fc1_expert_weights": Tensor(("num_experts", "fc1_rows", "hidden_size"), description="[up ; gate]"),
+    "fc2_expert_weights": Tensor(("num_experts", "hidden_size", "intermediate_size")),
+}
+_OPTIONAL: dict[str, Value] = {
+    "fc1_expert_biases": Tensor(("num_experts", "fc1_rows"), optional=True),
+    "fc2_expert_biases": Tensor(("num_experts", "hidden_size"), optional=True),
+    "swiglu_alpha": Tensor(_EXPERT, dtype="float32", optional=True),
+    "swiglu_beta": Tensor(_EXPERT, dtype="float32", optional=True),
+    "swiglu_limit": Tensor(_EXPERT, dtype="float32", optional=True),
+    "tp_rank": Scalar("int32", optional=True),
+    "ep_rank": Scalar("int32", optional=True),
+    "activation_type": Scalar("int32", optional=True),
+}
+
+
+def _scale(index: int, *dims: str) -> Tensor:
+    return Tensor(dims, param="quant_scales", tuple_idx=index, dtype="float32")
+
+
+_OUTPUT = {"output": Tensor(("num_tokens", "hidden_size"), param="output", dtype_from="output_dtype")}
+
+_dense = TraceTemplate(
+    "moe",
+    axes=_AXES,
+    inputs={**_INPUTS, "quant_scales": Tensor((), optional=True, description="none"), **_OPTIONAL},
+    outputs=_OUTPUT,
+    name_prefix="cutlass_fused_moe",
+    reference=_cutlass_fused_moe_reference,
+    init=cutlass_fused_moe_init,
+    description="A layer of experts from routed ids to the weighted sum, in fp16 or bf16.",
+)
+_fp8 = TraceTemplate(
+    "moe",
+    axes=_AXES,
+    inputs={
+        **_INPUTS,
+        "fc1_dequant": _scale(0, "num_experts"),
+        "fc2_quant": _scale(1),
+        "fc2_dequant": _scale(2, "num_experts"),
+        "fc1_input_dequant": Tensor(
+            (), param="quant_scales", tuple_idx=3, dtype="float32", description="not read: part of fc1_dequant"
+        ),
+        **_OPTIONAL,
+    },
+    outputs=_OUTPUT,
+    name_prefix="cutlass_fused_moe_fp8",
+    reference=_cutlass_fused_moe_fp8_reference,
+    init=cutlass_fused_moe_fp8_init,
+    check=fp8_check,
+    description="A layer of experts with e4m3 tokens and weights, one factor per expert.",
+)
+_fp8_block = TraceTemplate(
+    "moe",
+    axes={
+        **_AXES,
+        "fc1_row_blocks": Const(abbrev=""),
+        "hidden_blocks": Const(abbrev=""),
+        "intermediate_blocks": Const(abbrev=""),
+    },
+    inputs={
+        **_INPUTS,
+        "fc1_scale": _scale(0, "num_experts", "fc1_row_blocks", "hidden_blocks"),
+        "fc2_scale": _scale(1, "num_experts", "hidden_blocks", "intermediate_blocks"),
+        **_OPTIONAL,
+    },
+    outputs=_OUTPUT,
+    name_prefix="cutlass_fused_moe_fp8_block",
+    reference=_cutlass_fused_moe_fp8_block_reference,
+    init=cutlass_fused_moe_fp8_block_init,
+    check=fp8_check,
+    description="A layer of experts with e4m3 weights and scales of 128 x 128 blocks; tokens are quantised by 1 x 128.",
+)
+
+
+def _choose(fc1_expert_weights: Any = None, use_deepseek_fp8_block_scale: bool = False, **_: Any) -> TraceTemplate:
+    if use_deepseek_fp8_block_scale:
+        return _fp8_block
+    return _fp8 if getattr(fc1_expert_weights, "dtype", None) is torch.float8_e4m3fn else _dense
+
+
+cutlass_fused_moe_trace = TraceDispatch(_choose, (_dense, _fp8, _fp8_block))
