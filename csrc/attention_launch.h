@@ -311,13 +311,16 @@ inline bool TryLaunchFused([[maybe_unused]] const LaunchSite& site, [[maybe_unus
                            [[maybe_unused]] int64_t tile, [[maybe_unused]] const Part& decode_list) {
   if constexpr (HAS_FUSED) {
     if (prefill_list.work.blocks == 0 || !decode_list.work.has_shares ||
-        !Planner::FusesLists(tile, decode_list.work.blocks, prefill_list.work.blocks,
-                             FusedBlocks<Params, LARGE_PREFILL_TILE>())) {
+        !Planner::FusesLists(tile, decode_list.work.blocks, prefill_list.work.blocks, FusedBlocks<Params, FUSED_TILE>(),
+                             HAS_PREFILL_SM90)) {
       return false;
     }
-    CheckStatus(site.op,
-                LaunchFused<Params, LARGE_PREFILL_TILE>(prefill_list.params, prefill_list.work, decode_list.params,
-                                                        decode_list.work, site.enable_pdl, site.stream));
+    const Status status = LaunchFused<Params, FUSED_TILE>(prefill_list.params, prefill_list.work, decode_list.params,
+                                                          decode_list.work, site.enable_pdl, site.stream);
+#ifndef FLASHINFER_CPU
+    if (HAS_PREFILL_SM90 && status == cudaErrorNotSupported) return false;  // strides that TMA cannot read
+#endif
+    CheckStatus(site.op, status);
     return true;
   }
   return false;

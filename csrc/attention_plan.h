@@ -71,6 +71,9 @@ int CachedBlocks() {
 /// Rows of a tile of the Hopper kernel.
 constexpr int HOPPER_TILE = PrefillTileSm90(Params::HEAD_DIM_QK, Params::HEAD_DIM_VO);
 
+/// Rows of the prefill tiles of a fused launch.
+constexpr int FUSED_TILE = HAS_PREFILL_SM90 ? HOPPER_TILE : LARGE_PREFILL_TILE;
+
 /// Rows of the tiles of a single request, and the number of their blocks that the current device runs at once.
 struct SingleTile {
   int64_t tile, blocks;
@@ -101,13 +104,14 @@ void SetTiles(PlanInput& in) {
     in.takes_items = true;
     in.prefill_tiles[0] = HOPPER_TILE;
     in.prefill_blocks[0] = CachedBlocks<HOPPER_TILE>();
+    if constexpr (HAS_FUSED) in.fused_blocks = FusedBlocks<Params, FUSED_TILE>();
   } else if constexpr (HAS_PREFILL) {
     in.prefill_tiles[0] = PREFILL_TILE;
     in.prefill_blocks[0] = CachedBlocks<PREFILL_TILE>();
     if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
       in.prefill_tiles[1] = LARGE_PREFILL_TILE;
       in.prefill_blocks[1] = CachedBlocks<LARGE_PREFILL_TILE>();
-      if constexpr (HAS_FUSED) in.fused_blocks = FusedBlocks<Params, LARGE_PREFILL_TILE>();
+      if constexpr (HAS_FUSED) in.fused_blocks = FusedBlocks<Params, FUSED_TILE>();
     }
   }
 }

@@ -32,7 +32,9 @@ PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, cons
   in.cuda_graph = enable_cuda_graph;
   in.max_rows = int32_t(total_num_rows);
   SetTiles<true>(in);
-  if (num_colocated_ctas < 0) in.fused_blocks = 0;
+  // Pages that are no multiple of 8 tokens are not read by TMA (SMALLEST_BOX of prefill_sm90_boxes.h).
+  constexpr int64_t SMALLEST_PAGE = 8;
+  if (num_colocated_ctas < 0 || (HAS_PREFILL_SM90 && page_size % SMALLEST_PAGE != 0)) in.fused_blocks = 0;
   return in;
 }
 
@@ -168,7 +170,7 @@ bool TryLaunchFused(const LaunchSite& site, const Params& params, const WorkList
     CheckScale(OP, params);
     CheckScale(OP, decode.params);
     WorkList decode_list = decode.decode_list;
-    decode_list.blocks = std::min(decode_list.blocks, FusedBlocks<Params, LARGE_PREFILL_TILE>());
+    decode_list.blocks = std::min(decode_list.blocks, FusedBlocks<Params, FUSED_TILE>());
     return attention::TryLaunchFused(site, {params, prefill_list}, tile, {decode.params, decode_list});
   }
   return false;
@@ -256,7 +258,7 @@ void batch_prefill_single_pair_run(Arguments& args) {
   const DeviceGuard guard(prefill.device);
   const LaunchSite site = SiteOf(decode);
   const Params& p = prefill.params;
-  if (HAS_FUSED && !prefill.all_masked && p.qo_len > 0 && p.kv_len > 0) {
+  if (HAS_FUSED && !HAS_PREFILL_SM90 && !prefill.all_masked && p.qo_len > 0 && p.kv_len > 0) {
     // No split-KV: whenever one launch is faster, there are more tiles than blocks.
     const WorkList prefill_list =
         PlanSingle(int64_t(p.qo_len) * p.group.divisor, p.num_kv_heads, p.kv_len, LARGE_PREFILL_TILE, 0, 0);

@@ -2,7 +2,8 @@
 // The Hopper prefill kernel on the emulated device: plans a batch with the planner of all backends, runs the kernel and
 // the merge. Compiled for head dimensions HEAD_QK and HEAD_VO, with HAS_CAP or with hooks of a user (USER_HOOKS), for
 // ragged keys (KERNEL_ROWS), for pages (KERNEL_PAGES) or both, with a mask of each pair (KERNEL_MASKS) or without, for
-// queries of type DTYPE_Q and keys of type DTYPE_KV.
+// queries of type DTYPE_Q and keys of type DTYPE_KV. With MIXED, requests of few rows are in a decode list, and both
+// lists run in one launch (mixed_sm90.cuh).
 #include <flashinfer/attention/planner.h>
 #include <flashinfer/ptx/math.cuh>
 
@@ -58,7 +59,11 @@ using Variant = DefaultAttention<use_custom_mask, false, HAS_CAP, false>;
 }  // namespace flashinfer
 
 #include <flashinfer/attention/merge.cuh>
+#ifdef MIXED
+#include <flashinfer/attention/mixed_sm90.cuh>
+#else
 #include <flashinfer/attention/prefill_sm90.cuh>
+#endif
 
 using namespace flashinfer;
 using namespace flashinfer::attention;
@@ -79,6 +84,27 @@ int64_t Run(const Params& p, WorkList work) {
   }
   return int64_t(status);
 }
+
+#ifdef MIXED
+constexpr int TEAMS = mixed_sm90::Shape<Params>::TEAMS;
+
+/// Run the decode list and the prefill list in one launch. Returns -1 if the plan does not divide the device.
+int64_t RunMixed(const Params& p, const WorkList& prefill, WorkList decode, const PlanOutput& out, int64_t sms) {
+  constexpr int TILE = PrefillTileSm90(HEAD_QK, HEAD_VO);
+  const int fused = FusedBlocks<Params, TILE>();
+  if (fused != TEAMS * sms || !Planner::FusesLists(TILE, decode.blocks, prefill.blocks, fused, true)) return -1;
+  std::vector<float> partial(size_t(out.decode_slots) * DECODE_TILE * (HEAD_VO + 1), NAN);
+  decode.partial_o = partial.data();
+  decode.partial_lse = partial.data() + size_t(out.decode_slots) * DECODE_TILE * HEAD_VO;
+  Status status = LaunchFused<Params, TILE>(p, prefill, p, decode, false, nullptr);
+  if (status == cudaSuccess) status = LaunchMerge<Params, TILE>(p, prefill, false, nullptr);
+  const int32_t* const counters = decode.tickets;
+  for (int i = 0; i < TICKETS + out.info.decode_merge_blocks; ++i) {
+    if (counters[i] != 0) return -2;  // the next launch begins with zeros
+  }
+  return int64_t(status);
+}
+#endif
 
 template <typename T>
 T* Pointer(int64_t address) {
@@ -101,6 +127,12 @@ EMULATION_EXPORT int64_t run(const Call* call, int64_t only_count, double sm_sca
   in.window_left = int32_t(c.window_left);
   in.fixed_split = int32_t(c.split);
   in.disable_split = c.split == 0;
+#ifdef MIXED
+  in.disable_split = false;
+  in.decode_tile = DECODE_TILE;
+  in.decode_blocks = in.fused_blocks = int32_t(TEAMS * c.blocks);
+  in.takes_shares = true;
+#endif
   in.takes_items = true;
   in.prefill_tiles[0] = TILE;
   in.prefill_blocks[0] = int32_t(c.blocks);
@@ -142,6 +174,18 @@ EMULATION_EXPORT int64_t run(const Call* call, int64_t only_count, double sm_sca
   p.maybe_custom_mask = Pointer<uint8_t>(c.mask), p.maybe_mask_indptr = Pointer<int32_t>(c.mask_indptr);
   p.sink = Pointer<float>(c.sink);
   p.sm_scale = sm_scale, p.logits_soft_cap = soft_cap;
+#ifdef MIXED
+  WorkList decode{};
+  decode.items = reinterpret_cast<const WorkItem*>(plan.data() + out.info.decode_items);
+  decode.has_shares = true;
+  decode.num_items = &header->decode_items;
+  decode.merges = reinterpret_cast<const MergeItem*>(plan.data() + out.info.decode_merges);
+  decode.num_merges = &header->decode_merges;
+  decode.tickets = work.tickets - 1;
+  decode.arrivals = decode.tickets + TICKETS;
+  decode.blocks = int32_t(out.info.decode_blocks);
+  return RunMixed(p, work, decode, out, c.blocks);
+#endif
   constexpr bool ALL_MASKED = KERNEL_MASKS;
   if (c.page_size > 0) return Run<KERNEL_PAGES, ALL_MASKED>(p, work);
   return Run<!KERNEL_ROWS, ALL_MASKED>(p, work);

@@ -23,7 +23,7 @@ def compiled(
     *options: str,
     dtypes: tuple[torch.dtype, torch.dtype] = (torch.bfloat16, torch.bfloat16),
 ) -> tuple[Library, int, int, torch.dtype, torch.dtype]:
-    """Compile the kernels that ``options`` name: rows, pages, masks, cap (soft cap) or hooks (of a user).
+    """Compile the kernels that ``options`` name: rows, pages, masks, cap (soft cap), hooks (of a user) or mixed.
 
     ``dtypes`` are those of queries and of keys.
     """
@@ -31,6 +31,7 @@ def compiled(
     defines = [f"HEAD_QK={dims[0]}", f"HEAD_VO={dims[1]}", f"HAS_CAP={kinds.pop('cap')}"]
     defines += [f"KERNEL_{name.upper()}={value}" for name, value in kinds.items()]
     defines += ["USER_HOOKS"] if "hooks" in options else []
+    defines += ["MIXED", "__CUDA_ARCH_LIST__=900"] if "mixed" in options else []
     defines += [f"DTYPE_Q={QUERIES[dtypes[0]]}", f"DTYPE_KV={KEYS[dtypes[1]]}"]
     return compile_emulated("emulated_prefill.cpp", factory, defines=tuple(defines)), *dims, *dtypes
 
@@ -56,6 +57,12 @@ def d96(tmp_path_factory):
 def d256(tmp_path_factory):
     """Results are staged in the memory of the query; warpgroups take no turns."""
     return compiled(tmp_path_factory, (256, 256), "pages", "masks", "hooks")
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Requests of few rows are in a decode list, which the first blocks of the launch run before prefill items."""
+    return compiled(tmp_path_factory, (128, 128), "pages", "mixed")
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +250,17 @@ def test_e4m3_pages(e4m3, page_size, layout):
 
 def test_e5m2(e5m2):
     Case(e5m2, *LENGTHS, (3, 1), mask_mode=CAUSAL).check()
+
+
+@pytest.mark.parametrize("mask_mode", [0, CAUSAL])
+def test_decode_and_prefill_in_one_launch(mixed, mask_mode):
+    """Decode tiles of 2 and 16 rows, split and whole, next to prefill tiles; more shares than teams."""
+    lengths = [1, 300, 0, 8, 1, 400, 1, 1], [700, 300, 30, 65, 1, 520, 0, 200]
+    Case(mixed, *lengths, (4, 2), mask_mode=mask_mode, page_size=16, blocks=4).check(seed=mask_mode)
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_decode_and_prefill_with_a_window(mixed, page_size):
+    """Decode requests that outweigh the prefill; the first items of most blocks are those of tickets."""
+    lengths = [*[1] * 9, 520], [*range(100, 1000, 100), 700]
+    Case(mixed, *lengths, (2, 1), mask_mode=CAUSAL, page_size=page_size, window=333, blocks=4).check()

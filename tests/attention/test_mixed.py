@@ -18,8 +18,8 @@ SHORT = [(1, 700), (1, 3000), (2, 64), (1, 0), (3, 129)] * 8
 
 
 class Mixed:
-    def __init__(self, device, dim, dtype):
-        self.device, self.dim, self.dtype = device, dim, dtype
+    def __init__(self, device, dim, dtype, backend="auto"):
+        self.device, self.dim, self.dtype, self.backend = device, dim, dtype, backend
         self.requests = [*SHORT[:20], *LONG, *SHORT[20:]]
         self.pages = Pages([keys for _, keys in self.requests], PAGE, device)
         shape = (self.pages.num_pages, 2, PAGE, HEADS[1], dim)
@@ -32,7 +32,7 @@ class Mixed:
         indptr = [int(x) for x in self.pages.indptr]
         pages = [self.pages.indices[indptr[i] : indptr[i + 1]] for i in wanted]
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-            torch.empty(128 << 20, dtype=torch.uint8, device=self.device)
+            torch.empty(128 << 20, dtype=torch.uint8, device=self.device), backend=self.backend
         )
         wrapper.plan(
             int32(offsets([self.requests[i][0] for i in wanted]), self.device),
@@ -50,16 +50,21 @@ class Mixed:
         return wrapper.run(q, self.cache, return_lse=True), wrapper, q
 
 
+@pytest.mark.parametrize("backend", ["fa2", "fa3"])
 @pytest.mark.parametrize("dim, dtype", [(128, torch.bfloat16), (64, torch.float16)])
-def test_both_kinds_in_one_batch(device, dim, dtype):
+def test_both_kinds_in_one_batch(device, dim, dtype, backend):
     if device == "cpu":
         pytest.skip("needs a CUDA device")
-    mixed = Mixed(device, dim, dtype)
+    is_hopper = torch.cuda.get_device_capability() == (9, 0)
+    if backend == "fa3" and not is_hopper:
+        pytest.skip("needs a GPU of capability 9.0")
+    mixed = Mixed(device, dim, dtype, backend)
     every = range(len(mixed.requests))
     (o, lse), wrapper, q = mixed.run(every)
-    if torch.cuda.get_device_capability() == (9, 0):  # a fused launch is planned for one narrow CTA per SM
-        narrow_blocks = wrapper._plan_info[8]
-        assert narrow_blocks <= torch.cuda.get_device_properties(0).multi_processor_count
+    if is_hopper and (backend == "fa2" or dim == 128):
+        # A fused launch is planned for one decode block beside a prefill block, or for two on some SMs.
+        decode_blocks, sms = wrapper._plan_info[8], torch.cuda.get_device_properties(0).multi_processor_count
+        assert decode_blocks <= (sms if backend == "fa2" else 2 * (sms - 1))
     again = wrapper.run(q, mixed.cache, return_lse=True)
     assert torch.equal(o, again[0]) and torch.equal(lse, again[1])
     is_long = [rows > 16 for rows, _ in mixed.requests]

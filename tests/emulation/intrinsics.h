@@ -143,6 +143,11 @@ inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fadd_rn(float x, float y) { return x + y; }
 
+template <typename T>
+void __stcg(T* to, T value) {
+  *to = value;
+}
+
 // Any pointer: an overload for `const T*` in the source of a test is preferred.
 template <typename Pointer>
 std::decay_t<decltype(*Pointer())> __ldg(Pointer p) {

@@ -214,7 +214,7 @@ class AttentionModule:
     @property
     def has_fused(self) -> bool:
         """Tell whether the module has a fused kernel for prefill and decode lists (fused_decode_prefill.h)."""
-        is_served = self.backend == "fa2" and _LARGE_PREFILL_TILE in self.tiles
+        is_served = _LARGE_PREFILL_TILE in self.tiles and (self.backend == "fa2" or self.dtype_kv not in _STORED)
         return self.kind == "batch_prefill" and self.device == "cuda" and is_served
 
     def resident_kernel(self, tile: int, paged: bool, mask: bool) -> str:
@@ -294,7 +294,8 @@ class AttentionModule:
             }
         units = {f"{self.kind}_merge.cu": self._unit("merge.cuh", merges=self.tiles)}
         if self.has_fused:
-            units[f"{self.kind}_fused.cu"] = self._unit("fused_decode_prefill.cuh", fused=[_LARGE_PREFILL_TILE])
+            header = "mixed_sm90.cuh" if self.backend == "fa3" else "fused_decode_prefill.cuh"
+            units[f"{self.kind}_fused.cu"] = self._unit(header, fused=[max(self.tiles)])
         for tile, paged, mask in kernels:
             is_first = (paged, mask) == (self.paged[0], self.masks[0])
             resident = [(tile, self.resident_kernel(tile, paged, mask))] if is_first else []

@@ -40,7 +40,7 @@ struct ItemQuery {
 
   static constexpr QueryOrder ORDER =
       IN_FP16 ? QueryOrder::kPairs : (Tr::FP8 ? QueryOrder::kOddFirst : QueryOrder::kStored);
-  using Query = QueryTile<DECODE_TILE, THREADS, typename Tr::QLayout, ORDER, T, Params, Variant>;
+  using Query = QueryTile<DECODE_TILE, THREADS, typename Tr::QLayout, ORDER, T, Params, Variant, typename Tr::Team>;
   __device__ __forceinline__ QueryReader<Params, Variant> Reader() { return {p, variant, item}; }
 
   /// Store the query; called by all threads. `exponents` has one number per warp.
@@ -50,8 +50,8 @@ struct ItemQuery {
       int largest = query.Exponent(Reader());
 #pragma unroll
       for (int i = 16; i > 0; i /= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, i));
-      if (threadIdx.x % 32 == 0) exponents[threadIdx.x / 32] = largest;
-      __syncthreads();
+      if (threadIdx.x % 32 == 0) exponents[Tr::Team::Warp()] = largest;
+      Tr::Team::Sync();
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) largest = max(largest, exponents[w]);
       largest = min(max(largest, 15), 254);
@@ -114,7 +114,7 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
         m[half][j] = -math::inf;
         d[half][j] = 0.f;
         float scale = 1.f;
-        if (item.is_first && threadIdx.x < 32) {
+        if (item.is_first && Tr::Team::Warp() == 0) {
           variant.update_m_d(p, 0, HeadOf(row), m[half][j], d[half][j], scale);
           if (lane >= 4) d[half][j] = 0.f;  // d is summed over the lanes of a row
         }
@@ -336,7 +336,7 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
   /// `scores`.
   __device__ __forceinline__ void Finish(const WorkList& work, char* rings, int free_stage, float* stats,
                                          float* scores) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = Tr::Team::Warp();
     float* m_of = stats;  // [warp][row]
     float* d_of = stats + WARPS * DECODE_TILE;
     int* buffer_of =
@@ -361,9 +361,9 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
     for (int begin = 0; begin < rows; begin += Tr::MERGE_ROWS) {
       __syncwarp();
       Spread(ptx::SharedAddress(rings) + buffer, begin, rows);
-      __syncthreads();
+      Tr::Team::Sync();
       Write(work, m_of, d_of, rings, buffer_of, begin, min(rows, begin + Tr::MERGE_ROWS), scores);
-      __syncthreads();  // what is read here is overwritten next, by copies or other rows
+      Tr::Team::Sync();  // what is read here is overwritten next, by copies or other rows
     }
   }
 
@@ -402,7 +402,7 @@ struct Consumer : ItemQuery<Params, Variant, Tr> {
                                         const int* buffer_of, int begin, int end, float* scores) {
     constexpr int VECTORS = Tr::D_VO / 4;
 #pragma unroll 1
-    for (int id = threadIdx.x; id < (end - begin) * VECTORS; id += THREADS) {
+    for (int id = Tr::Team::Index(); id < (end - begin) * VECTORS; id += THREADS) {
       const int row = id / VECTORS, column = id % VECTORS * 4, at = begin + row;
       float top = -math::inf, total = 0.f, scale[WARPS], y[4] = {};
 #pragma unroll

@@ -19,12 +19,14 @@ namespace attention {
 namespace decode {
 
 /// Run the items of block `block` with SHARED_BYTES of shared memory at `shared`. SINGLE_ITEM: each block has one item,
-/// which it computes (ComputedItem), alone or as part of a cluster.
-template <typename Params, typename Variant, int STAGES, bool PAGED, bool ALL_MASKED, bool SINGLE_ITEM = false>
+/// which it computes (ComputedItem), alone or as part of a cluster. IS_TEAM: see Threads.
+template <typename Params, typename Variant, int STAGES, bool PAGED, bool ALL_MASKED, bool SINGLE_ITEM = false,
+          bool IS_TEAM = false>
 __device__ __forceinline__ void DecodeBlock(const Params& p, const WorkList& work, const RowStrides<Params>& strides,
                                             char* shared, int block) {
-  using Tr = Traits<Params, STAGES>;
-  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32,
+  using Tr = Traits<Params, STAGES, IS_TEAM>;
+  using Team = typename Tr::Team;
+  const int warp = __shfl_sync(0xffffffffu, Team::Warp(),
                                0);  // the shuffle tells the compiler that the value is warp-uniform
   const uint32_t ring_address = ptx::SharedAddress(shared) + warp * (STAGES * Tr::STAGE_BYTES);
   char* const q_shared = shared + Tr::RING_BYTES;
@@ -49,15 +51,15 @@ __device__ __forceinline__ void DecodeBlock(const Params& p, const WorkList& wor
     if (merges) parts = merge::PartsOf<SINGLE_ITEM, !PAGED>(p, work, item);  // loaded early to hide the latency
     // The last item of a share takes the next ticket early, so that copies need not wait for it.
     const bool takes_share = !SINGLE_ITEM && item.next < 0 && shares > work.blocks;
-    const int ticket = takes_share && threadIdx.x == 0 ? atomicAdd(work.tickets, 1) : 0;
+    const int ticket = takes_share && Team::Index() == 0 ? atomicAdd(work.tickets, 1) : 0;
     producer.Fill();  // after the loads of the query, which would otherwise arrive behind all the keys
     // The previous item no longer reads this memory: its last step came before the barriers of its merge.
     item_query.Store(query, q_shared, exponents);
-    if (takes_share && threadIdx.x == 0) {
+    if (takes_share && Team::Index() == 0) {
       *next_share = work.blocks + ticket < shares ? work.blocks + ticket : -1;
       if (ticket == shares - 1) *work.tickets = 0;  // reset by the last ticket: every block is refused exactly once
     }
-    __syncthreads();
+    Team::Sync();
     if (takes_share && *next_share >= 0) producer.item.next = item.next = *next_share;
     int free_stage;
     const auto consume = [&](auto halves) {
@@ -102,7 +104,8 @@ __device__ __forceinline__ void DecodeBlock(const Params& p, const WorkList& wor
     } else if (merges) {
       const bool is_last = SINGLE_ITEM || item.next < 0;  // after the last item all stages are free
       const uint32_t buffer = ring_address + (is_last ? 0 : free_stage * Tr::STAGE_BYTES);
-      merge::Arrive<Params, Variant>(p, work, item, parts, arrived, buffer, (is_last ? STAGES : 1) * Tr::STAGE_BYTES);
+      merge::Arrive<Params, Variant, Team>(p, work, item, parts, arrived, buffer,
+                                           (is_last ? STAGES : 1) * Tr::STAGE_BYTES);
     }
     if (SINGLE_ITEM || item.next < 0) break;
     item = ListItem(p, work, item.next);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Producer of the decode kernel (decode_kernel.cuh): tile shapes, and the order in which a warp copies keys.
 #pragma once
+#include "../ptx/barrier.cuh"
 #include "tile.cuh"
 
 namespace flashinfer {
@@ -10,8 +11,24 @@ namespace decode {
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * 32;
 
-template <typename Params, int STAGES_>
+/// The threads that run a decode block: all threads of a block, or one of several teams of a larger block
+/// (mixed_sm90.cuh).
+template <bool IS_TEAM>
+struct Threads {
+  static __device__ __forceinline__ uint32_t Index() { return IS_TEAM ? threadIdx.x % THREADS : threadIdx.x; }
+  static __device__ __forceinline__ int Warp() { return int(Index() / 32); }
+  static __device__ __forceinline__ void Sync() {
+    if constexpr (IS_TEAM) {
+      ptx::BarrierSync(1 + int(threadIdx.x) / THREADS, THREADS);
+    } else {
+      __syncthreads();
+    }
+  }
+};
+
+template <typename Params, int STAGES_, bool IS_TEAM = false>
 struct Traits {
+  using Team = Threads<IS_TEAM>;
   using T = typename Params::DTypeQ;
   using KV = SharedKV<Params>;
   static constexpr int STAGES = STAGES_;
@@ -79,7 +96,7 @@ struct Producer {
     if constexpr (EVEN) {
       to += Tr::KLayout::Offset(FirstRow(), int(threadIdx.x % 32) % CHUNKS);
     } else {
-      to += uint32_t(int(threadIdx.x) / 32 - warp) * 16;
+      to += uint32_t(Tr::Team::Warp() - warp) * 16;
     }
     end = to + Tr::STAGES * Tr::STAGE_BYTES;
     token = item.kv_start + warp * KEYS;

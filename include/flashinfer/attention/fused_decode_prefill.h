@@ -2,7 +2,7 @@
 // Fused launch of a prefill list and a decode list: an SM holds a block of each, so that tensor-core work of one
 // overlaps memory reads of the other. The lists belong to prefill and decode requests of one batch (POD), or both
 // attend with the same queries to different keys (a cascade of two levels): then every item writes a partial state, and
-// one merge adds those of both lists. Plain host header; the kernels are in fused_decode_prefill.cuh.
+// one merge adds those of both lists. Plain host header; the kernels are in fused_decode_prefill.cuh and mixed_sm90.cuh.
 //   test  pytest tests/cascade tests/pod
 #pragma once
 #include "backend_interface.h"
@@ -28,7 +28,7 @@ struct FusedLists {
 };
 
 /// Number of blocks of each list that the current device runs at once; 0 if an SM cannot hold two. TILE: tile of the
-/// prefill list.
+/// prefill list. With the tile of the Hopper kernel (mixed_sm90.cuh): decode blocks, if all SMs ran the decode list.
 template <typename Params, int TILE>
 int FusedBlocks();
 

@@ -240,18 +240,18 @@ __device__ __forceinline__ void MergeThrough(const Params& p, const float* o, co
 /// Report that a part of a tile of the decode list is done; the block that reports the last part merges the tile.
 /// Called by all threads of a block after a barrier; `others` is memory for one number, `buffer` is `room` bytes per
 /// warp.
-template <typename Params, typename Variant>
+template <typename Params, typename Variant, typename Team>
 __device__ __forceinline__ void Arrive(const Params& p, const WorkList& work, const WorkItem& part, const Parts& parts,
                                        int* others, uint32_t buffer, int room) {
   int* const arrivals = work.arrivals + part.merge * p.num_kv_heads + part.kv_head;
-  if (threadIdx.x == 0) *others = ptx::AddOrdered(arrivals, 1);
-  __syncthreads();
+  if (Team::Index() == 0) *others = ptx::AddOrdered(arrivals, 1);
+  Team::Sync();
   if (*others + 1 != parts.count) return;
-  if (threadIdx.x == 0) *arrivals = 0;
+  if (Team::Index() == 0) *arrivals = 0;
   const int group = p.group.divisor, rows = min(DECODE_TILE, part.qo_len * group - part.row_begin);
   const int first = parts.first_slot * DECODE_TILE, step = p.num_kv_heads * DECODE_TILE;
 #pragma unroll 1
-  for (int row = threadIdx.x / 32; row < rows; row += WARPS) {
+  for (int row = Team::Warp(); row < rows; row += WARPS) {
     const int token = p.group.Divide(part.row_begin + row);
     MergeThrough<Variant>(p, work.partial_o + int64_t(first + row) * Params::HEAD_DIM_VO,
                           work.partial_lse + first + row, parts.count, step, int64_t(part.qo_begin) + token,

@@ -122,6 +122,8 @@ struct WorkList {
   const int32_t* num_items;  ///< number of items; number of shares if has_shares
   /// Number of shares (items in the Hopper prefill kernel) that blocks took after their first one; 0 between launches.
   int32_t* tickets;
+  /// Number of blocks that come to the items late, after the decode list (mixed_sm90.cuh): they have no first item.
+  int32_t late_blocks;
   bool is_by_head;  ///< Hopper prefill kernel: all items of a head precede those of the next, so that L2 keeps its keys
   int32_t* arrivals;      ///< finished parts of each merge (and head); 0 between launches. Null: LaunchMerge merges
   bool in_clusters;       ///< the blocks of a cluster hold all parts of a tile and merge them (LaunchDecode)

@@ -36,7 +36,8 @@ struct PlanInput {
   int32_t decode_tile;       ///< rows of a decode tile; 0: the backend has no decode kernel
   int32_t decode_blocks;     ///< resident blocks of the decode kernel
   bool takes_shares;         ///< decode blocks that finish early take further shares (WorkList::tickets)
-  int32_t fused_blocks;      ///< resident decode blocks beside prefill blocks in a fused launch; 0: no fused kernel
+  int32_t fused_blocks;      ///< resident decode blocks beside prefill blocks in a fused launch; 0: no fused kernel.
+                             ///< With takes_items: decode blocks of all SMs, instead of prefill blocks
   bool takes_items;          ///< prefill blocks take items from a counter, so that any order of the list is balanced
   int32_t prefill_tiles[2];  ///< rows of the prefill tiles, ascending; the second may be 0
   int32_t prefill_blocks[2];

@@ -31,6 +31,7 @@ class Planner {
     out_.info.is_by_head = false;
     decode_blocks_ = in_.decode_blocks;
     ChoosePrefillTile();
+    if (in_.takes_items && in_.fused_blocks > 0) DivideDevice();
     if (in_.fixed_split > 0 || in_.disable_split) {
       PlanFixed();
     } else {
@@ -43,8 +44,10 @@ class Planner {
 
   /// Return true if fusing the decode and prefill lists into one launch pays off. `fused_sms` is the number of SMs that
   /// hold one block of each. While decode blocks run, prefill blocks have half an SM: that must cost less than the time
-  /// of the decode list.
-  static bool FusesLists(int64_t prefill_tile, int64_t decode_blocks, int64_t prefill_blocks, int64_t fused_sms) {
+  /// of the decode list. The Hopper kernel serves any two lists of a plan that divides the SMs (DivideDevice).
+  static bool FusesLists(int64_t prefill_tile, int64_t decode_blocks, int64_t prefill_blocks, int64_t fused_sms,
+                         bool is_hopper = false) {
+    if (is_hopper) return decode_blocks > 0 && decode_blocks < fused_sms && prefill_blocks > 0;
     return prefill_tile == 128 && decode_blocks > 0 && decode_blocks <= fused_sms && prefill_blocks >= 3 * fused_sms;
   }
 
@@ -151,6 +154,34 @@ class Planner {
         decode_blocks_ = in_.fused_blocks;
       }
     }
+  }
+
+  /// Divide the SMs between the lists of a fused launch on Hopper (mixed_sm90.cuh), where the first blocks begin with
+  /// the decode list. Sizes of a CUDA graph do not depend on the batch, so its lists are launched one after the other.
+  void DivideDevice() {
+    if (in_.cuda_graph || in_.fixed_split > 0 || in_.disable_split) return;
+    // Cost of 64 keys: of a decode tile, which an SM reads at about 60 GB/s, and of 128 rows of a prefill tile.
+    constexpr int64_t DECODE_COST = 2, PREFILL_COST = 3;
+    constexpr int64_t ROWS = 128, LEAST_ITEMS = 8;
+    int64_t decode = 0, prefill = 0, items = 0;
+    for (int32_t b = 0; b < in_.batch_size; ++b) {
+      const int64_t qo_len = QoLen(b), rows = qo_len * group_, kv_len = KvLen(b);
+      if (rows <= 0) continue;
+      int64_t keys = in_.causal ? std::max<int64_t>(kv_len - qo_len / 2, 0) : kv_len;
+      if (in_.window_left >= 0) keys = std::min<int64_t>(keys, int64_t(in_.window_left) + 1);
+      const int64_t units = DivideUp(keys, KV_UNIT);
+      if (IsDecode(rows)) {
+        decode += (units + 1) * DECODE_COST;
+      } else {
+        prefill += DivideUp(rows, ROWS) * (units + 1) * PREFILL_COST;
+        items += DivideUp(rows, prefill_tile_);
+      }
+    }
+    if (decode == 0 || prefill == 0 || items < LEAST_ITEMS) return;
+    const int64_t sms = in_.prefill_blocks[0], teams = in_.fused_blocks / sms;
+    const int64_t reading = std::clamp<int64_t>(DivideUp(sms * decode, decode + prefill), 1, sms - 1);
+    decode_blocks_ = int32_t(reading * teams);
+    prefill_blocks_ = int32_t(sms - reading);
   }
 
   /// List the tiles of all decode (or prefill) requests in out_.tiles; set has_others_ if there are requests of the

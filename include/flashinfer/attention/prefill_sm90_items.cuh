@@ -73,9 +73,12 @@ class ItemWriter {
         work_(work),
         shared_(shared),
         units_(work.items == nullptr ? work.blocks / p.num_kv_heads : *work.num_items),
-        taken_(int(blockIdx.x)) {}
+        taken_(int(blockIdx.x) - work.late_blocks) {}
 
-  /// Begin to take the next item; the first one is taken already. The counter answers while the producer loads keys.
+  /// True for a block whose first item is that of a ticket.
+  __device__ __forceinline__ bool IsLate() const { return int(blockIdx.x) < work_.late_blocks; }
+
+  /// Begin to take the next item; the first one is taken already, unless the block is late. The counter answers while the producer loads keys.
   __device__ __forceinline__ void Take() {
     if (work_.tickets != nullptr) {
       taken_ = atomicAdd(work_.tickets, 1);
@@ -88,9 +91,10 @@ class ItemWriter {
   __device__ __forceinline__ void Publish() {
     const int count = units_ * p_.num_kv_heads;
     int index = taken_;
-    if (work_.tickets != nullptr && published_ > 0) {
-      if (index == count - 1) *work_.tickets = 0;  // all blocks together draw `count` tickets; this is the last one
-      index += int(gridDim.x);
+    if (work_.tickets != nullptr && (published_ > 0 || IsLate())) {
+      // All blocks together draw `count` tickets, and late blocks one more each; this is the last one.
+      if (index == count + work_.late_blocks - 1) *work_.tickets = 0;
+      index += int(gridDim.x) - work_.late_blocks;
     }
     const hopper::RingPosition<2> place{int(published_ % 2), published_ / 2 % 2};
     shared_.ItemBarriers().WaitEmpty(place);

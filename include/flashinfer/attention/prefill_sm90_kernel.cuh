@@ -80,15 +80,10 @@ __device__ __forceinline__ void RunConsumer(const typename Tr::Params& p, const 
   }
 }
 
-#endif
-
+/// Run the items that this block takes, in SHARED_BYTES of shared memory at `memory`.
 template <typename Tr, typename Variant, bool ALL_MASKED>
-__global__ void __launch_bounds__(Tr::THREADS, 1)
-    PrefillSm90Kernel(const __grid_constant__ typename Tr::Params p, const __grid_constant__ WorkList work,
-                      const __grid_constant__ Boxes boxes,
-                      const __grid_constant__ RowStrides<typename Tr::Params> strides) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) char memory[];
+__device__ __forceinline__ void RunBlock(const typename Tr::Params& p, const WorkList& work, const Boxes& boxes,
+                                         const RowStrides<typename Tr::Params>& strides, char* memory) {
   constexpr uint32_t ALIGNMENT = hopper::SLAB_ALIGNMENT;
   const Shared<Tr> shared{(ptx::SharedAddress(memory) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT};
   if (threadIdx.x == 0) shared.Init();
@@ -103,6 +98,18 @@ __global__ void __launch_bounds__(Tr::THREADS, 1)
     RunConsumer<Tr, Variant, ALL_MASKED>(p, work, boxes, shared, role - 1);
   }
   ptx::LaunchDependents();
+}
+
+#endif
+
+template <typename Tr, typename Variant, bool ALL_MASKED>
+__global__ void __launch_bounds__(Tr::THREADS, 1)
+    PrefillSm90Kernel(const __grid_constant__ typename Tr::Params p, const __grid_constant__ WorkList work,
+                      const __grid_constant__ Boxes boxes,
+                      const __grid_constant__ RowStrides<typename Tr::Params> strides) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) char memory[];
+  RunBlock<Tr, Variant, ALL_MASKED>(p, work, boxes, strides, memory);
 #endif
 }
 

@@ -24,7 +24,10 @@ __device__ __forceinline__ void Produce(const typename Tr::Params& p, const Work
   ItemWriter<Tr> writer(p, work, shared);
   ItemReader<Tr> reader(shared);
   WorkItem item;
-  if (threadIdx.x == 0) writer.Publish();
+  if (threadIdx.x == 0) {
+    if (writer.IsLate()) writer.Take();
+    writer.Publish();
+  }
   __syncwarp();
   while (reader.Next(item)) {
     if (threadIdx.x == 0) writer.Take();

@@ -76,9 +76,15 @@ struct QueryReader {
 /// (ExpandFp8), or the first two of each four (HalvesOf).
 enum class QueryOrder { kStored, kOddFirst, kPairs };
 
+/// The threads of a block, as those that handle a query tile.
+struct WholeBlock {
+  static __device__ __forceinline__ uint32_t Index() { return threadIdx.x; }
+};
+
 /// Query tile on its way to shared memory, handled by all threads of a block: loaded first, stored as numbers of type T
 /// once it has arrived.
-template <int TILE, int THREADS, typename Layout, QueryOrder ORDER, typename T, typename Params, typename Variant>
+template <int TILE, int THREADS, typename Layout, QueryOrder ORDER, typename T, typename Params, typename Variant,
+          typename Team = WholeBlock>
 struct QueryTile {
   static constexpr int CHUNKS = Params::HEAD_DIM_QK / 8, TURNS = (TILE * CHUNKS + THREADS - 1) / THREADS;
   // Rows that are put together or rotated are read when they are stored; so are tiles that need many registers.
@@ -94,7 +100,7 @@ struct QueryTile {
     if constexpr (AHEAD) {
 #pragma unroll
       for (int turn = 0; turn < TURNS; ++turn) {
-        const int id = turn * THREADS + int(threadIdx.x);
+        const int id = turn * THREADS + int(Team::Index());
         if (TILE * CHUNKS % THREADS == 0 || id < TILE * CHUNKS)
           loaded[turn] = query.Vector(id / CHUNKS, id % CHUNKS * 8);
       }
@@ -107,7 +113,7 @@ struct QueryTile {
     float largest = 0.f;
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
-      if (TILE * CHUNKS % THREADS != 0 && turn * THREADS + int(threadIdx.x) >= TILE * CHUNKS) break;
+      if (TILE * CHUNKS % THREADS != 0 && turn * THREADS + int(Team::Index()) >= TILE * CHUNKS) break;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         largest = fmaxf(largest, fabsf(query.variant.QueryTransform(query.p, Loaded(turn, i))));
@@ -119,7 +125,7 @@ struct QueryTile {
   __device__ __forceinline__ void Store(const QueryReader<Params, Variant>& query, char* to, float factor = 1.f) const {
 #pragma unroll TURNS < 4 ? TURNS : 4
     for (int turn = 0; turn < TURNS; ++turn) {
-      const int id = turn * THREADS + int(threadIdx.x), row = id / CHUNKS, chunk = id % CHUNKS;
+      const int id = turn * THREADS + int(Team::Index()), row = id / CHUNKS, chunk = id % CHUNKS;
       if (TILE * CHUNKS % THREADS != 0 && id >= TILE * CHUNKS) break;
       float x[8];
       if constexpr (AHEAD) {
