@@ -16,19 +16,11 @@ from flashinfer.fused_moe import (
 from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
 from flashinfer.trace.templates.shared import to_fp8
 
-from .layers import E4M3, FP16, by_rows, decode_e2m1, folded, fp8, fp8_block, int4_fp8, mxfp4, mxfp4_fp8
+from .layers import E4M3, FP16, by_rows, close, decode_e2m1, folded, fp8, fp8_block, int4_fp8, mxfp4, mxfp4_fp8
 
 SM90_OR_CPU = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="other GPUs refuse the format"
 )
-
-
-def close(out: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compare: codes of hidden values may fall to a neighbour, an eighth away, where sums differ in the last bit."""
-    assert out.dtype == expected.dtype and out.isfinite().all()
-    error = (out.float() - expected.float()).abs()
-    size = expected.float().abs().mean()
-    assert error.mean() < 0.01 * size and error.max() < 0.25 * size + 0.02 * expected.float().abs().max()
 
 
 @pytest.mark.parametrize("output_dtype", [torch.bfloat16, FP16])
