@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules by which serving engines choose a published attention backend for a call.
+"""Rules by which serving engines choose an attention backend for a call.
 
-The rules describe the published kernels. Our own wrappers resolve ``"auto"`` to a backend that exists in this package.
+``determine_*`` tell what ``backend="auto"`` takes here, by the rule of the wrappers. The others describe the published
+kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "is_fa3_prefill_head_dim_supported",
 ]
 
+_LONG_PREFILL = 8192  #: rows of a request; its tiles are full
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -65,22 +67,24 @@ def determine_attention_backend(
     head_dim_qk: Optional[int] = None,
     head_dim_vo: Optional[int] = None,
 ) -> str:
-    """Return ``"fa3"`` on Hopper (CUDA 12.3 or later) for calls that FA3 serves, ``"fa2"`` otherwise."""
-    from .. import utils  # imported here: serving engines patch is_sm90a_supported in utils
+    """Return the backend that ``backend="auto"`` takes for a long prefill, ``"fa2"`` or ``"fa3"``.
 
-    options = (pos_encoding_mode, use_fp16_qk_reductions, use_custom_mask, dtype_q, dtype_kv)
-    if not utils.is_sm90a_supported(device) or not is_fa3_backend_supported(*options):
-        return "fa2"
-    if head_dim_qk is not None and head_dim_vo is not None:
-        return "fa3" if is_fa3_prefill_head_dim_supported(head_dim_qk, head_dim_vo) else "fa2"
-    return "fa3"
+    Outputs have the type of the queries; head dimensions that are not given are 128. With few rows per request,
+    ``"auto"`` is always ``"fa2"``. ``use_fp16_qk_reductions`` does not matter: kernels here sum in float32 anyway.
+    """
+    from ..attention.options import CUSTOM, NON_CAUSAL, fa3_is_faster, fa3_serves
+
+    rows, mask_mode = _LONG_PREFILL, CUSTOM if use_custom_mask else NON_CAUSAL
+    dims = (head_dim_qk or head_dim_vo or 128, head_dim_vo or head_dim_qk or 128)
+    serves = fa3_serves(torch.device(device), dtype_q, dtype_kv, dtype_q, *dims, pos_encoding_mode)
+    return "fa3" if serves and fa3_is_faster(rows, 1, mask_mode) else "fa2"
 
 
 def determine_mla_backend(device: torch.device) -> str:
-    """Return ``"fa3"`` on Hopper, ``"fa2"`` otherwise."""
-    from .. import utils
+    """Return the backend that ``backend="auto"`` takes for a long bfloat16 MLA prefill with DeepSeek's dimensions."""
+    from ..attention.options import fa3_serves_mla
 
-    return "fa3" if utils.is_sm90a_supported(device) else "fa2"
+    return "fa3" if fa3_serves_mla(torch.device(device), torch.bfloat16, torch.bfloat16, 512, 64) else "fa2"
 
 
 def check_trtllm_gen_sm107_only_feature(enabled: Any, feature_name: str, device: torch.device) -> None:

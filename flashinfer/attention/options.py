@@ -6,10 +6,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import torch
 
+from .. import utils
 from .._runtime.arch import is_sm90a_supported
 from .._runtime.checks import canonicalize_torch_dtype
 from .._runtime.enums import MaskMode, PosEncodingMode, TensorLayout, get_alibi_slopes
@@ -30,6 +31,8 @@ __all__ = [
     "default_scale",
     "fa3_is_faster",
     "fa3_serves",
+    "fa3_serves_mla",
+    "has_fa3",
     "layout_code",
     "pos_encoding_code",
     "resolve_backend",
@@ -42,6 +45,7 @@ NON_CAUSAL, CAUSAL = MaskMode.NON_CAUSAL.value, MaskMode.CAUSAL.value
 CUSTOM, MULTI_ITEM = MaskMode.CUSTOM.value, MaskMode.MULTIITEMSCORING.value
 ALIBI = PosEncodingMode.ALIBI.value
 
+_hopper_serves = functools.cache(hopper_serves)
 _LAYOUTS = {layout.name: layout.value for layout in TensorLayout}
 _POS_ENCODINGS = {mode.name: mode.value for mode in PosEncodingMode}
 #: Published backends that the wrappers do not have, and what a caller of each needs instead.
@@ -89,6 +93,19 @@ def resolve_backend(op: str, backend: str, fa3_device: Optional[torch.device] = 
 
 
 @functools.cache
+def _is_hopper(device: torch.device, probe: Callable[..., bool], _capability: Callable[..., Any]) -> bool:
+    return device.type == "cuda" and probe(device)
+
+
+def has_fa3(device: torch.device) -> bool:
+    """Tell whether the Hopper kernels can run on a device: an SM90 GPU, and modules are compiled for 9.0a.
+
+    Probes of ``utils`` are looked up at each call because engines replace them, and the targets are read at each call
+    because ``FLASHINFER_CUDA_ARCH_LIST`` may change during a process.
+    """
+    return _is_hopper(device, utils.is_sm90a_supported, utils.get_compute_capability) and has_hopper_target()
+
+
 def fa3_serves(
     device: torch.device,
     q: torch.dtype,
@@ -99,9 +116,13 @@ def fa3_serves(
     pos_encoding: int,
 ) -> bool:
     """Tell whether the Hopper prefill kernels serve a call: 16-bit data on an SM90 GPU, keys used as stored."""
-    if device.type != "cuda" or not is_sm90a_supported(device) or not has_hopper_target():
-        return False
-    return hopper_serves((q, kv, o), head_dim_qk, head_dim_vo, pos_encoding)
+    return _hopper_serves((q, kv, o), head_dim_qk, head_dim_vo, pos_encoding) and has_fa3(device)
+
+
+def fa3_serves_mla(device: torch.device, q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> bool:
+    """Tell whether the Hopper kernels serve MLA: 16-bit data of DeepSeek's head dimensions on an SM90 GPU."""
+    fits = kv == q and q in (torch.float16, torch.bfloat16) and (head_dim_ckv, head_dim_kpe) == (512, 64)
+    return fits and has_fa3(device)
 
 
 def fa3_is_faster(rows: int, batch_size: int, mask_mode: int) -> bool:

@@ -13,18 +13,16 @@ import torch
 from .. import utils
 from .._compat.unsupported_attention import MLA_NAMES
 from .._runtime.allocation import allocate
-from .._runtime.arch import is_sm90a_supported
 from .._runtime.checks import canonicalize_torch_dtype, check_tensors, narrowed
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError, GPUArchitectureError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
 from ..attention.host import as_tensors, range_buffer, to_device, to_host
-from ..attention.options import CAUSAL, NON_CAUSAL
+from ..attention.options import CAUSAL, NON_CAUSAL, fa3_serves_mla
 from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.wrapper import Launch, PlannedWrapper, run_planned
 from ..jit.attention import gen_batch_mla_module
-from ..jit.attention.generate import has_hopper_target
 from ..trace.templates.mla import mla_paged_decode_trace
 from ..utils import get_compute_capability
 from . import page_ids
@@ -271,9 +269,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         """
         if self._requested_backend != "auto" or self._device_kind != "cuda" or self._max_total_num_rows is not None:
             return self._backend
-        has_kernels = is_sm90a_supported(self.device) and has_hopper_target()
-        fits_kernels = kv == q and q in (torch.float16, torch.bfloat16) and dims == (512, 64)
-        return "fa3" if fills_tiles and has_kernels and fits_kernels else "fa2"
+        return "fa3" if fills_tiles and fa3_serves_mla(self.device, q, kv, *dims) else "fa2"
 
     def _check_fa3(self, q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> None:
         op = f"{self._op}.plan"

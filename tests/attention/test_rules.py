@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -19,40 +20,97 @@ from flashinfer import (
     utils,
 )
 from flashinfer._runtime.errors import ArgumentError
+from flashinfer.attention import options
 from flashinfer.dump import replay_main
 from flashinfer.fi_trace import fi_trace
 from flashinfer.jit.attention import gen_customize_single_decode_module, gen_single_prefill_module
+from flashinfer.mla import BatchMLAPagedAttentionWrapper
+from flashinfer.prefill.base import BatchPrefillWrapper
 
 F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 HOPPER = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def hopper(monkeypatch) -> torch.device:
+    """Pretend that the process has a Hopper GPU and compiles for it."""
+    monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: True)
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    return HOPPER
 
 
 @pytest.mark.parametrize(
     "arguments, dims, backend",
     [
         ((0, False, False, F16, F16), (), "fa3"),
-        ((0, False, False, FP8, FP8), (128, 128), "fa3"),
         ((0, False, False, BF16, BF16), (192, 128), "fa3"),
-        ((0, False, False, BF16, BF16), (96, 96), "fa2"),
-        ((0, False, False, BF16, BF16), (128, 64), "fa2"),
+        ((0, False, False, BF16, BF16), (96, 96), "fa3"),  # published kernels lack it, ours have it
+        ((0, False, False, BF16, BF16), (512, 512), "fa2"),
         ((1, False, False, F16, F16), (), "fa2"),
-        ((2, False, False, F16, F16), (), "fa2"),
-        ((0, True, False, F16, F16), (), "fa2"),
+        ((2, False, False, F16, F16), (), "fa3"),
         ((0, False, True, F16, F16), (), "fa2"),
+        ((0, False, False, FP8, FP8), (128, 128), "fa2"),
         ((0, False, False, F16, FP8), (), "fa2"),
         ((0, False, False, F16, torch.uint8), (), "fa2"),
     ],
 )
-def test_rules_on_hopper_and_elsewhere(monkeypatch, arguments, dims, backend):
+def test_the_backend_that_engines_ask_for_is_that_of_auto(monkeypatch, hopper, arguments, dims, backend):
     named = dict(zip(("head_dim_qk", "head_dim_vo"), dims, strict=False))
-    monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: True)
-    assert utils.determine_attention_backend(HOPPER, *arguments, **named) == backend
-    assert utils.determine_mla_backend(HOPPER) == "fa3"
-    assert not dims or utils.is_fa3_prefill_head_dim_supported(*dims) == (backend == "fa3")
-    assert dims or utils.is_fa3_backend_supported(*arguments) == (backend == "fa3")
+    assert utils.determine_attention_backend(hopper, *arguments, **named) == backend
+    pos_encoding, _, has_mask, q, kv = arguments
+    planned = types.SimpleNamespace(
+        _requested_backend="auto", _jit_module=None, _max_total_num_rows=None, device=hopper, _num_qo_heads=8,
+        _num_kv_heads=8, _planned=((None, None, None, 4096, 1), (-1, False, 0)), _pos_encoding=pos_encoding,
+        _mask_mode=lambda: options.CUSTOM if has_mask else options.CAUSAL,
+    )  # fmt: skip
+    assert BatchPrefillWrapper._choose_backend(planned, options.Dtypes(q, kv, q, q), *(dims or (128, 128))) == backend
     monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: False)
-    assert utils.determine_attention_backend(HOPPER, *arguments, **named) == "fa2"
-    assert utils.determine_mla_backend(HOPPER) == "fa2"
+    assert utils.determine_attention_backend(hopper, *arguments, **named) == "fa2"
+
+
+def test_the_mla_backend_that_engines_ask_for_is_that_of_auto(monkeypatch, hopper):
+    planned = types.SimpleNamespace(
+        _requested_backend="auto", _device_kind="cuda", _max_total_num_rows=None, device=hopper, _backend="fa2"
+    )
+    for target, backend in (("9.0a", "fa3"), ("8.0", "fa2"), ("8.0 9.0a", "fa3")):
+        monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", target)
+        assert utils.determine_mla_backend(hopper) == backend
+        choose = BatchMLAPagedAttentionWrapper._choose_backend
+        assert choose(planned, True, BF16, BF16, (512, 64)) == backend
+    monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: False)
+    assert utils.determine_mla_backend(hopper) == "fa2"
+
+
+def test_compile_targets_may_change_during_a_process(monkeypatch, hopper):
+    call = (hopper, F16, F16, F16, 128, 128, 0)
+    for target, serves in (("9.0a", True), ("8.0", False), ("9.0a", True)):
+        monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", target)
+        assert options.fa3_serves(*call) == serves
+        assert utils.determine_attention_backend(hopper, 0, False, False, F16, F16) == ("fa3" if serves else "fa2")
+
+
+@pytest.mark.parametrize(
+    "arguments, is_supported",
+    [
+        ((0, False, False, F16, F16), True),
+        ((0, False, False, FP8, FP8), True),
+        ((1, False, False, F16, F16), False),
+        ((2, False, False, F16, F16), False),
+        ((0, True, False, F16, F16), False),
+        ((0, False, True, F16, F16), False),
+        ((0, False, False, F16, FP8), False),
+        ((0, False, False, F16, torch.uint8), False),
+    ],
+)
+def test_published_rules_of_fa3(arguments, is_supported):
+    assert utils.is_fa3_backend_supported(*arguments) == is_supported
+
+
+@pytest.mark.parametrize(
+    "dims, is_supported", [((128, 128), True), ((192, 128), True), ((96, 96), False), ((128, 64), False)]
+)
+def test_published_head_dims_of_fa3(dims, is_supported):
+    assert utils.is_fa3_prefill_head_dim_supported(*dims) == is_supported
 
 
 def test_cutlass_has_no_8_bit_floats():
