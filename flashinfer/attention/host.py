@@ -150,11 +150,24 @@ def check_indices(op: str, name: str, num_indices: int, indptr: Union[np.ndarray
 _ranges: dict[torch.device, list[torch.Tensor]] = {}  # none is ever freed: any stream may still read a shorter one
 
 
+_views: dict[tuple[int, torch.device], torch.Tensor] = {}  # slices of the above: slicing a tensor takes 2 us
+_MOST_VIEWS = 256
+
+
 def range_buffer(size: int, device: torch.device) -> torch.Tensor:
-    """Return int32 ``[0, 1, ..., size - 1]``, a view of a tensor that all calls share. Any stream may read it."""
+    """Return int32 ``[0, 1, ..., size - 1]``, a view of a tensor that all calls share. Any stream may read it.
+
+    A tensor that a captured stream makes is not shared: it has no values before the graph is replayed.
+    """
+    view = _views.get((size, device))
+    if view is not None:
+        return view
     known = _ranges.setdefault(device, [])
     if known and known[-1].numel() >= size:
-        return known[-1][:size]
+        if len(_views) >= _MOST_VIEWS:
+            _views.clear()
+        view = _views[size, device] = known[-1][:size]
+        return view
     length = max(size, 1024, 2 * known[-1].numel() if known else 0)
     made, is_ready = made_for_all_streams(lambda: torch.arange(length, dtype=_INT32, device=device), device)
     if is_ready:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -28,7 +27,6 @@ from ..attention.options import Dtypes
 __all__ = ["DecodePlanner"]
 
 _INT32 = torch.int32
-_rows_on_device = functools.lru_cache(maxsize=256)(range_buffer)  # cached: slicing a tensor takes 2 us
 
 
 class DecodePlanner(AttentionWrapper):
@@ -164,7 +162,7 @@ class DecodePlanner(AttentionWrapper):
         self._store_dtypes(dtypes)
         self._page_shape = (page_size, num_kv_heads) if self._layout == 0 else (num_kv_heads, page_size)
         if self._use_tensor_cores:
-            rows = _rows_on_device(batch_size + 1, self.device)
+            rows = range_buffer(batch_size + 1, self.device)
             if not self._use_cuda_graph and q_len_per_req == 1:
                 self._qo_indptr_buf = rows
             elif not self._use_cuda_graph or self._frozen_q_len is None:

@@ -195,6 +195,7 @@ def test_a_graph_keeps_the_plan(cuda, monkeypatch):
 def test_shared_tensors_are_finished_before_they_are_cached(cuda, monkeypatch):
     device = torch.device("cuda", 0)
     monkeypatch.setattr(host, "_ranges", {})
+    monkeypatch.setattr(host, "_views", {})
     monkeypatch.setattr(options, "_slopes", {})
     monkeypatch.setattr(host.torch, "arange", lambda size, **_: torch.ones(size).cumsum(0).int() - 1)
     monkeypatch.setattr(options, "get_alibi_slopes", lambda heads, _: torch.ones(heads))
@@ -215,6 +216,34 @@ def test_shared_tensors_of_a_graph_are_not_cached(cuda, monkeypatch):
     cuda.now.is_captured = True
     options.alibi_slopes(4, device)
     assert not options._slopes and not cuda.finished
+
+
+def test_row_offsets_of_a_graph_are_not_cached(cuda, monkeypatch):
+    """Plan while a stream is captured: the offsets made there have no values before a replay, so no later plan uses
+    them.
+    """
+    made = []
+
+    def ranges(size: int, **_: Any) -> torch.Tensor:
+        made.append(size)
+        return torch.ones(size).cumsum(0).int() - 1
+
+    monkeypatch.setattr(host, "_ranges", {})
+    monkeypatch.setattr(host, "_views", {})
+    monkeypatch.setattr(host.torch, "arange", ranges)
+    types = options.resolve_dtypes("op", torch.float16, None, None)
+
+    def offsets() -> torch.Tensor:
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), use_tensor_cores=True)
+        wrapper.device = torch.device("cuda", 0)
+        wrapper._store_options(6, 4, 2, 64, 8, 1, types, "NONE", -1, None, None, None, None)
+        return wrapper._qo_indptr_buf
+
+    cuda.now.is_captured = True
+    of_graph = offsets()
+    cuda.now.is_captured = False
+    assert offsets().data_ptr() != of_graph.data_ptr() and len(made) == 2 and len(cuda.finished) == 1
+    assert offsets() is offsets() and len(made) == 2
 
 
 class TestUniformPlans:
