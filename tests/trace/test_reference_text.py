@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from flashinfer.fi_trace import traced_functions
+from flashinfer.jit import cpu_targets
 from flashinfer.trace import default_check
 from flashinfer.trace.definition import axis_values
 
@@ -203,6 +204,19 @@ def load(path: Path, device: str) -> Call:
     return Call(json.loads(path.read_text()), device)
 
 
+def limits_of(call: Call, device: str) -> dict[str, float]:
+    """Return limits of the check, where the rounding of a machine is coarser than the published tolerance."""
+    if call.name.startswith("single_"):
+        if device == "cuda":
+            return {"rtol": 2e-2, "atol": 2e-2}  # as in tests/attention: probabilities are bfloat16, too
+        if "avx512_bf16" in cpu_targets.cpu_flags():
+            # Matrix registers multiply bfloat16 only, so probabilities p are rounded: each by up to 2^-9 p, the result
+            # by up to 2^-9 of the largest value. Then reference and result are rounded to bfloat16: 2^-9 of each.
+            return {"rtol": 2**-8, "atol": 2**-9 * float(call.inputs["v"].abs().max())}
+    # The published tolerance for norms and single requests is tighter than one rounding step of bfloat16.
+    return {"max_mismatch_pct": 1.0} if re.search("_(norm|single)_check", call.definition.get("check", "")) else {}
+
+
 FILES = pytest.mark.parametrize("path", sorted(example.OUT.glob("*.json")), ids=lambda path: path.stem)
 
 
@@ -243,12 +257,28 @@ def test_op_agrees_with_the_text(path, device):
         pytest.skip(f"{call.name} needs a GPU")
     expected = call.expected()
     check = call._function("check", "check") if "check" in call.definition else default_check
-    # The published tolerance for norms and single requests is tighter than one rounding step of bfloat16.
-    limits = {"max_mismatch_pct": 1.0} if re.search("_(norm|single)_check", call.definition.get("check", "")) else {}
-    if device == "cuda" and call.name.startswith("single_"):
-        limits = {"rtol": 2e-2, "atol": 2e-2}  # as in tests/attention: probabilities are bfloat16, too
+    limits = limits_of(call, device)
     if device == "cuda" and call.name == "fp8_blockscale_gemm_sm90":
         # The tensor cores keep 13 bits of sums of 8-bit products, relative to the largest term.
         limits = {"rtol": 2**-7, "atol": 2**-12 * max(float(x.abs().max()) for x in expected.values())}
     tied = inspect.signature(check).parameters.keys() & {"logits", "seq_lens", "top_k"}  # to accept any of equals
     assert check(expected, call.actual(), **limits, **{name: call.inputs[name] for name in tied})
+
+
+@pytest.mark.parametrize("error, is_accepted", [(0.0, True), (2**-6, False)])
+def test_limits_of_a_cpu_that_multiplies_bfloat16(monkeypatch, error, is_accepted):
+    """Round probabilities to bfloat16 as such a CPU does: its limits accept that, and no larger error."""
+    path = example.OUT / "single_decode_h32_kv8_d128.json"
+    call = load(path, "cpu")
+    q, k, v = (call.inputs[name].float() for name in "qkv")
+    k, v = (x.repeat_interleave(q.shape[0] // x.shape[1], 1).transpose(0, 1) for x in (k, v))
+    weights = (k @ q.unsqueeze(-1)).squeeze(-1).mul(q.shape[-1] ** -0.5)
+    p = (weights - weights.amax(-1, keepdim=True)).exp()
+    out = (p.bfloat16().float().unsqueeze(1) @ v).squeeze(1) / p.sum(-1, keepdim=True)
+    out = out + error * v.abs().max()
+    expected, got = call.expected(), {"output": out.bfloat16()}
+    check = call._function("check", "check")
+    monkeypatch.setattr(cpu_targets, "cpu_flags", lambda: frozenset())
+    assert not check(expected, got, **limits_of(call, "cpu"))  # the published tolerance, for CPUs that do not round
+    monkeypatch.setattr(cpu_targets, "cpu_flags", lambda: frozenset(["avx512_bf16"]))
+    assert check(expected, got, **limits_of(call, "cpu")) == is_accepted
