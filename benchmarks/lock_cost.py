@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host time that a wrapper's lock, its comparison of streams and its look for traces add to ``run()``.
+"""Host time that a wrapper's lock and its comparison of streams add to ``run()``.
 
     python benchmarks/lock_cost.py --device cuda
 
-``locked`` is ``run()`` as callers call it, ``bare`` the function that it wraps; ``empty`` is the same for a method that
-has the parameters of a decode wrapper's ``run()`` and does nothing. All are measured in turn, in blocks of calls, so
-that a change of the CPU's clock meets all of them; the figure is the minimum over the blocks, because other programs
-only add time. ``--empty`` leaves the kernels out, for a busy machine. A call must not cost 0.2 us more than without the
-lock.
+``locked`` is ``run()`` of a decode wrapper that repeats its last launch, ``bare`` the same with the text of ``_repeat``
+less the lock. ``empty`` is ``_repeat`` alone, with and without the lock, that repeats nothing. ``method`` is what the
+full lock, the stream and the look for traces add to any other call (``plan()``, a ``run()`` with other parameters).
+All are measured in turn, in blocks of calls, so that a change of the CPU's clock meets all of them; the figure is the
+minimum over the blocks, because other programs only add time. ``--empty`` leaves the kernels out, for a busy machine.
+A repeated call must not cost 0.2 us more than without the lock.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
+import textwrap
 import time
 from typing import Any, Callable
 
@@ -21,41 +24,55 @@ import torch
 
 import flashinfer
 from flashinfer.attention import streams
-from flashinfer.attention.locks import Serialised
+from flashinfer.attention.attend import AttentionWrapper
+from flashinfer.attention.locks import Serialised, one_at_a_time
 
 CALLS = 200  # per block; launches of one block fit into the queue of a GPU
+Wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper
+
+
+def repeat_of(locks: bool, works: bool) -> Callable[..., Any]:
+    """Return ``AttentionWrapper._repeat`` from its source, with or without the lock and what the lock protects."""
+    source = textwrap.dedent(inspect.getsource(AttentionWrapper._repeat))
+    module = ast.parse(source)
+    (function,) = module.body
+    assert isinstance(function, ast.FunctionDef)
+    (guarded,) = (x for x in function.body if isinstance(x, ast.Try) and x.finalbody)
+    (entered,) = (x for x in guarded.body if isinstance(x, ast.If))
+    if not works:
+        entered.body = ast.parse("if True:\n    return None").body[0].body  # type: ignore[attr-defined]
+    if not locks:
+        begin = next(i for i, x in enumerate(function.body) if "self._lock" in ast.unparse(x))
+        function.body[begin:] = entered.body
+    scope = dict(inspect.unwrap(AttentionWrapper._repeat).__globals__)
+    exec(compile(ast.fix_missing_locations(module), f"<_repeat, {locks=}, {works=}>", "exec"), scope)
+    return scope["_repeat"]
+
+
+class Bare(Wrapper):
+    """Decode wrapper that repeats calls without a lock."""
+
+    _repeat = repeat_of(locks=False, works=True)
 
 
 class Empty(Serialised):
-    """Wrapper without work, with the lock, the streams and the parameters of the decode wrapper."""
+    """Wrapper without work, with the lock and the streams of the decode wrapper."""
+
+    locked = repeat_of(locks=True, works=False)
+    bare = repeat_of(locks=False, works=False)
 
     def __init__(self, device: str) -> None:
         self._follow_streams(torch.device(device))
 
-    def run(
-        self,
-        q: Any,
-        cache: Any,
-        *args: Any,
-        q_scale: Any = None,
-        k_scale: Any = None,
-        v_scale: Any = None,
-        out: Any = None,
-        lse: Any = None,
-        return_lse: bool = False,
-        enable_pdl: Any = None,
-        window_left: Any = None,
-        sinks: Any = None,
-        q_len_per_req: Any = None,
-        skip_softmax_threshold_scale_factor: Any = None,
-        kv_cache_sf: Any = None,
-    ) -> None:
+    def method(self, a: Any, b: Any) -> None:
         pass
 
+    locked_method = one_at_a_time(method)
 
-def planned(device: str) -> tuple[Any, tuple[Any, ...]]:
+
+def planned(device: str, cls: type[Wrapper]) -> tuple[Any, tuple[Any, ...]]:
     """Return a planned decode wrapper for four requests of one page, and the arguments of ``run``."""
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(8 << 20, dtype=torch.uint8, device=device))
+    wrapper = cls(torch.empty(8 << 20, dtype=torch.uint8, device=device))
     pages = torch.arange(5, dtype=torch.int32)
     wrapper.plan(pages, pages[:4], torch.full((4,), 16, dtype=torch.int32), 4, 1, 64, 16, q_data_type=torch.float16)
     q = torch.randn(4, 4, 64, device=device).half()
@@ -73,21 +90,22 @@ def seconds(call: Callable[[], Any], device: str) -> float:
     return taken / CALLS
 
 
-def pair(run: Any, wrapper: Any, arguments: tuple[Any, ...], out: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return two functions without arguments that call ``run`` with and without the lock."""
-    bare = inspect.unwrap(run)
-    return lambda: run(wrapper, *arguments, out=out), lambda: bare(wrapper, *arguments, out=out)
+def running(device: str, cls: type[Wrapper]) -> Callable[[], Any]:
+    wrapper, arguments = planned(device, cls)
+    out = torch.empty_like(arguments[0])
+    return lambda: wrapper.run(*arguments, out=out)
 
 
 def measure(device: str, blocks: int, only_empty: bool = False) -> dict[str, float]:
-    """Return the host time in microseconds of a call with and without the lock, and of a comparison of streams."""
+    """Return the host time in microseconds of calls with and without the lock, and of a comparison of streams."""
     calls: dict[str, Callable[[], Any]] = {}
     if not only_empty:
-        wrapper, arguments = planned(device)
-        out = torch.empty_like(arguments[0])
-        calls["locked"], calls["bare"] = pair(type(wrapper).run, wrapper, arguments, out)
-    empty = Empty(device)
-    calls["empty locked"], calls["empty bare"] = pair(Empty.run, empty, (1, 2), 3)
+        calls["locked"], calls["bare"] = running(device, Wrapper), running(device, Bare)
+    empty, arguments = Empty(device), (None,) * 10
+    calls["empty locked"] = lambda: empty.locked(*arguments)
+    calls["empty bare"] = lambda: empty.bare(*arguments)
+    calls["method locked"] = lambda: empty.locked_method(1, 2)
+    calls["method bare"] = lambda: empty.method(1, 2)
     if device == "cuda":
         calls["stream"] = lambda: streams.raw_stream(0) != empty._stream
     for call in calls.values():
@@ -103,13 +121,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--blocks", type=int, default=200)
-    parser.add_argument("--empty", action="store_true", help="measure the method that does nothing only")
+    parser.add_argument("--empty", action="store_true", help="measure calls that do nothing only")
     options = parser.parse_args()
     times = measure(options.device, options.blocks, options.empty)
     print(", ".join(f"{name} {x:.3f} us" for name, x in times.items()))
-    for kind in ("", "empty "):
+    for kind in ("", "empty ", "method "):
         if f"{kind}locked" in times:
-            print(f"{kind}run(): {times[f'{kind}locked'] - times[f'{kind}bare']:.3f} us a call")
+            print(f"{kind or 'run() '}lock: {times[f'{kind}locked'] - times[f'{kind}bare']:.3f} us a call")
 
 
 if __name__ == "__main__":

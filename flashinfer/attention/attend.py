@@ -13,6 +13,8 @@ from .._runtime.allocation import allocate
 from .._runtime.checks import check_tensors
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError
+from . import streams
+from .locks import CLOSED
 from .options import FP8, default_scale
 from .outputs import add_sinks, check_lse_form, finish_lse, lse_buffer, output_buffer
 from .records import CallRecord
@@ -226,46 +228,70 @@ class AttentionWrapper(PlannedWrapper):
         If ``v`` is None, ``k`` is one tensor that holds keys and values. The native call rejects tensors that do not
         match the previous launch. The result is None then too, and the caller takes the slow path, which raises an
         error with the reason.
+
+        The lock is written out here because a function for it would cost as much as the lock (locks.py).
         """
         if is_traced() or compiler._is_compiling_flag:
             return None
-        record = self._record
-        if record is None or record.pdl_probe is not utils.device_support_pdl:
-            return None
-        is_replanned = not self._unchanged(record.state) or (record.least_pages and record.is_too_small(k))
-        if is_replanned:
-            if not self._can_replan(record, q):
-                return None
-            record.shape = (q.shape[0], *record.shape[1:])  # contiguous strides do not depend on the number of rows
-        sm_scale = self._sm_scale
-        if sm_scale is None:
-            sm_scale = record.default_scale
-        if q_scale is not None:
-            if type(q_scale) is not float:
-                return None
-            sm_scale *= q_scale
-        if k_scale is not None:
-            if type(k_scale) is not float:
-                return None
-            sm_scale *= k_scale
-        if out is None:
-            out = allocate(record.shape, record.strides, record.dtype, record.device_index)
-        if lse is None and return_lse:
-            lse = record.scores()
-        pdl = record.pdl and enable_pdl is not False
+        lock = self._lock
+        calls = lock.free
+        is_nested = not calls
+        if is_nested:
+            if not lock._is_owned():
+                return self._repeat_alone(q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
+            calls = [None]
         try:
-            if is_replanned:
-                self._cached_module.replan(record.memory, *self._new_plan(), q, k, v, out, lse, sm_scale, pdl)
-                record.state = type(self)._state(self)
-                record.least_pages = self._least_pages(k)
-            else:
-                record.rerun(record.memory, q, k, v, out, lse, sm_scale, pdl)
-        except Exception:
-            self._record = None
-            return None
-        if v_scale is not None:
-            scale_output(f"{self._op}.run", out, v_scale)
-        return (out, lse) if return_lse else out  # type: ignore[return-value]
+            calls.pop()
+        except IndexError:  # another thread was faster
+            return self._repeat_alone(q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
+        except BaseException:  # of a signal handler, which runs after the call of pop()
+            calls.append(None)
+            raise
+        try:
+            device = self._cuda_index
+            if is_nested or (
+                lock.free is not CLOSED and (device is None or streams.raw_stream(device) == self._stream)
+            ):
+                record = self._record
+                if record is None or record.pdl_probe is not utils.device_support_pdl:
+                    return None
+                is_replanned = not self._unchanged(record.state) or (record.least_pages and record.is_too_small(k))
+                if is_replanned:
+                    if not self._can_replan(record, q):
+                        return None
+                    record.shape = (q.shape[0], *record.shape[1:])  # contiguous strides are those of any row count
+                sm_scale = self._sm_scale
+                if sm_scale is None:
+                    sm_scale = record.default_scale
+                if q_scale is not None:
+                    if type(q_scale) is not float:
+                        return None
+                    sm_scale *= q_scale
+                if k_scale is not None:
+                    if type(k_scale) is not float:
+                        return None
+                    sm_scale *= k_scale
+                if out is None:
+                    out = allocate(record.shape, record.strides, record.dtype, record.device_index)
+                if lse is None and return_lse:
+                    lse = record.scores()
+                pdl = record.pdl and enable_pdl is not False
+                try:
+                    if is_replanned:
+                        self._cached_module.replan(record.memory, *self._new_plan(), q, k, v, out, lse, sm_scale, pdl)
+                        record.state = type(self)._state(self)
+                        record.least_pages = self._least_pages(k)
+                    else:
+                        record.rerun(record.memory, q, k, v, out, lse, sm_scale, pdl)
+                except Exception:
+                    self._record = None
+                    return None
+                if v_scale is not None:
+                    scale_output(f"{self._op}.run", out, v_scale)
+                return (out, lse) if return_lse else out  # type: ignore[return-value]
+        finally:
+            calls.append(None)
+        return self._repeat_alone(q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
 
     def _can_replan(self, record: CallRecord, q: torch.Tensor) -> bool:
         """Return True if only the plan, the page table and the number of rows changed since the recorded call."""

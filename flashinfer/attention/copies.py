@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import torch
 
-from .locks import Serialised
+from .locks import CallLock, Serialised
 from .streams import on_current_stream
 
 __all__ = ["CopiedWithPlans"]
@@ -57,7 +56,7 @@ def _twin(wrapper: _W, memo: dict[int, Any], is_deep: bool) -> _W:
         wrapper._copied_memory(memo, is_deep)
         for name, value in vars(wrapper).items():
             setattr(result, name, _part(value, memo, is_deep))
-    result._lock = threading.RLock()
+    result._lock = CallLock()
     result._begin_as_copy()
     return result
 

@@ -323,6 +323,12 @@ class PlannedWrapper(CopiedWithPlans):
             if copies.out is not launch.out:
                 launch.out.copy_(copies.out)
 
+    def _repeat_alone(self, *args: Any) -> Any:
+        """Wait for the call of another thread or on another stream, then call the ``_repeat`` of a subclass."""
+        with self._lock:
+            on_current_stream(self)
+            return self._repeat(*args)  # type: ignore[attr-defined]
+
     def _least_pages(self, k: torch.Tensor) -> int:
         """Return the smallest cache, in pages, for which page ids validated against ``k`` need no second validation.
 

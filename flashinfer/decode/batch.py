@@ -77,6 +77,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
     >>> o = wrapper.run(q, cache)
     """
 
+    _locked_inside = ("run",)
+
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
     @flashinfer_api(trace=None)
@@ -358,7 +360,6 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
             ``(tokens, num_qo_heads, head_dim)``, and the LSE. A request without keys has output 0 and LSE -inf.
         """
-        op = self._op
         if not (
             args or window_left is not None or sinks is not None or q_len_per_req is not None or kv_cache_sf is not None
         ):
@@ -367,6 +368,30 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             result = self._repeat(q, keys, values, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
             if result is not None:
                 return result
+        return self._run_alone(
+            q, paged_kv_cache, args, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, window_left, sinks,
+            q_len_per_req, kv_cache_sf,
+        )  # fmt: skip
+
+    def _run_alone(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        args: tuple[Any, ...],
+        q_scale: Scale,
+        k_scale: Scale,
+        v_scale: Scale,
+        out: Optional[torch.Tensor],
+        lse: Optional[torch.Tensor],
+        return_lse: bool,
+        enable_pdl: Optional[bool],
+        window_left: Optional[int],
+        sinks: Optional[torch.Tensor],
+        q_len_per_req: Optional[int],
+        kv_cache_sf: Optional[PagedCache],
+    ) -> Result:
+        """Validate the arguments of ``run`` and launch, while no other call on this wrapper is under way."""
+        op = self._op
         self._require_plan()
         k, v = unpack_paged_cache(op, paged_kv_cache, self._layout)
         self._check_dtypes(q, k)

@@ -18,7 +18,9 @@ from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError, GPUArchitectureError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
+from ..attention import streams
 from ..attention.host import as_tensors, range_buffer, to_device, to_host
+from ..attention.locks import CLOSED
 from ..attention.options import CAUSAL, NON_CAUSAL, fa3_serves_mla
 from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.wrapper import Launch, PlannedWrapper, run_planned
@@ -76,6 +78,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     >>> wrapper.run(q_nope, q_pe, ckv, kpe).shape
     torch.Size([2, 16, 512])
     """
+
+    _locked_inside = ("run",)
 
     _blackwell_auto_fallback_warned = False
     _page_ranges: Optional[tuple[np.ndarray, np.ndarray]] = None  # page offsets and key counts of the requests
@@ -389,32 +393,94 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         lse : torch.Tensor
             ``(rows, num_heads)`` float32, with ``return_lse``.
         """
-        record = self._record
-        if (
-            record is not None
-            and not page_ids.VALIDATE
-            and self._unchanged(record.state)
-            and not (record.least_pages and record.is_too_small(ckv_cache))
-            and record.pdl_probe is utils.device_support_pdl
-            and o_scale is None
-            and ckv_scale is None
-            and ckv_scale_arr is None
-            and kpe_scale is None
-            and not is_traced()
-            and not compiler._is_compiling_flag
-        ):
-            target = out
-            if out is None:
-                target = allocate(record.shape, record.strides, record.dtype, record.device_index)
-            scores = record.scores() if lse is None and return_lse else lse
-            try:
-                record.rerun(
-                    record.memory, q_nope, q_pe, ckv_cache, kpe_cache, target, scores, self._sm_scale,
-                    return_lse_base_on_e, record.pdl,
-                )  # fmt: skip
-                return (target, scores) if return_lse else target  # type: ignore[return-value]
-            except Exception:
-                self._record = None  # the slow path below raises an error with the reason
+        if o_scale is None and ckv_scale is None and ckv_scale_arr is None and kpe_scale is None:
+            result = self._repeat(q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, return_lse_base_on_e)
+            if result is not None:
+                return result
+        return self._run_alone(
+            q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, profiler_buffer, return_lse_base_on_e, o_scale,
+            ckv_scale, ckv_scale_arr, kpe_scale,
+        )  # fmt: skip
+
+    def _repeat(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+        out: Optional[torch.Tensor],
+        lse: Optional[torch.Tensor],
+        return_lse: bool,
+        is_natural: bool,
+    ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor], None]:
+        """Repeat the previous launch with new tensors. Return None if anything else changed.
+
+        The lock is written out here because a function for it would cost as much as the lock (attention/locks.py).
+        """
+        if is_traced() or compiler._is_compiling_flag:
+            return None
+        lock = self._lock
+        calls = lock.free
+        is_nested = not calls
+        if is_nested:
+            if not lock._is_owned():
+                return self._repeat_alone(q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, is_natural)
+            calls = [None]
+        try:
+            calls.pop()
+        except IndexError:  # another thread was faster
+            return self._repeat_alone(q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, is_natural)
+        except BaseException:  # of a signal handler, which runs after the call of pop()
+            calls.append(None)
+            raise
+        try:
+            device = self._cuda_index
+            if is_nested or (
+                lock.free is not CLOSED and (device is None or streams.raw_stream(device) == self._stream)
+            ):
+                record = self._record
+                if (
+                    record is None
+                    or page_ids.VALIDATE
+                    or not self._unchanged(record.state)
+                    or (record.least_pages and record.is_too_small(ckv_cache))
+                    or record.pdl_probe is not utils.device_support_pdl
+                ):
+                    return None
+                if out is None:
+                    out = allocate(record.shape, record.strides, record.dtype, record.device_index)
+                if lse is None and return_lse:
+                    lse = record.scores()
+                try:
+                    record.rerun(
+                        record.memory, q_nope, q_pe, ckv_cache, kpe_cache, out, lse, self._sm_scale, is_natural,
+                        record.pdl,
+                    )  # fmt: skip
+                except Exception:
+                    self._record = None  # the slow path raises an error with the reason
+                    return None
+                return (out, lse) if return_lse else out  # type: ignore[return-value]
+        finally:
+            calls.append(None)
+        return self._repeat_alone(q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, is_natural)
+
+    def _run_alone(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+        out: Optional[torch.Tensor],
+        lse: Optional[torch.Tensor],
+        return_lse: bool,
+        profiler_buffer: Optional[torch.Tensor],
+        return_lse_base_on_e: bool,
+        o_scale: Optional[float],
+        ckv_scale: Optional[float],
+        ckv_scale_arr: Optional[torch.Tensor],
+        kpe_scale: Optional[float],
+    ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Validate the arguments of ``run`` and launch, while no other call on this wrapper is under way."""
         op = f"{self._op}.run"
         if self._backend == "cutlass":
             raise GPUArchitectureError(f"{op}: backend is 'cutlass', which needs SM100; usable: fa2")

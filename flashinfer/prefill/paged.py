@@ -72,6 +72,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     >>> o = wrapper.run(q, cache)
     """
 
+    _locked_inside = ("run",)
+
     _objects = (
         *BatchPrefillWrapper._objects,
         "_paged_kv_indptr_buf",
@@ -501,6 +503,32 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             result = self._repeat(q, keys, values, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
             if result is not None:
                 return result
+        return self._run_alone(
+            q, paged_kv_cache, args, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, window_left, sinks,
+            kv_cache_sf, use_fp16_softmax, uses_spcompress, lse_base, lse_layout,
+        )  # fmt: skip
+
+    def _run_alone(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        args: tuple[Any, ...],
+        q_scale: Scale,
+        k_scale: Scale,
+        v_scale: Scale,
+        out: Optional[torch.Tensor],
+        lse: Optional[torch.Tensor],
+        return_lse: bool,
+        enable_pdl: Optional[bool],
+        window_left: Optional[int],
+        sinks: Optional[torch.Tensor],
+        kv_cache_sf: Optional[PagedCache],
+        use_fp16_softmax: Optional[bool],
+        uses_spcompress: Optional[bool],
+        lse_base: str,
+        lse_layout: str,
+    ) -> Result:
+        """Validate the arguments of ``run`` and launch, while no other call on this wrapper is under way."""
         self._require_plan()
         if use_fp16_softmax or uses_spcompress:
             check_trtllm_gen_sm107_only_feature(use_fp16_softmax, "use_fp16_softmax", self.device)

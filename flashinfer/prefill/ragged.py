@@ -58,6 +58,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     >>> o = wrapper.run(torch.randn(5, 8, 64).half(), *torch.randn(2, 16, 2, 64).half())
     """
 
+    _locked_inside = ("run",)
+
     _objects = (*BatchPrefillWrapper._objects, "_kv_indptr_buf")
     _numbers_read = (*BatchPrefillWrapper._numbers_read, "_kv_indptr_last")
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
@@ -250,6 +252,29 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             result = self._repeat(q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
             if result is not None:
                 return result
+        return self._run_alone(
+            q, k, v, args, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, kv_cache_sf, lse_base,
+            lse_layout,
+        )  # fmt: skip
+
+    def _run_alone(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        args: tuple[Any, ...],
+        q_scale: Scale,
+        k_scale: Scale,
+        v_scale: Scale,
+        out: Optional[torch.Tensor],
+        lse: Optional[torch.Tensor],
+        return_lse: bool,
+        enable_pdl: Optional[bool],
+        kv_cache_sf: Optional[PagedCache],
+        lse_base: str,
+        lse_layout: str,
+    ) -> Result:
+        """Validate the arguments of ``run`` and launch, while no other call on this wrapper is under way."""
         self._require_plan()
         self._check_dtypes(q, k)
         check_tensors(f"{self._op}.run", v=v)

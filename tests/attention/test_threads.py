@@ -11,16 +11,17 @@ import subprocess
 import sys
 import textwrap
 import threading
+from typing import Any, Callable
 
 import pytest
 import torch
 
 import flashinfer
-from flashinfer.attention.locks import one_at_a_time
+from flashinfer.attention.locks import CLOSED, CallLock, one_at_a_time
 from flashinfer.attention.streams import OnStreams
 
 from .inputs import Batch
-from .wrappers import paged, workspace
+from .wrappers import decode_batch, paged, workspace
 
 #: Plans with equal rows and different keys in one thread, runs in two others. Every result matches one of the plans.
 SHARED = """
@@ -96,6 +97,81 @@ def test_a_call_waits_for_the_call_of_another_thread(name):
     assert ends.is_set()
 
 
+def decode_calls() -> tuple[Any, Callable[[], torch.Tensor], Callable[[], None]]:
+    """Return a decode wrapper, and its ``run`` and ``plan`` with arguments; the next ``run`` repeats a call."""
+    batch = decode_batch("cpu")
+    pages = batch.pages(8)
+    cache = batch.cache(pages)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"))
+
+    def plan() -> None:
+        wrapper.plan(*pages.table, *batch.heads, 64, 8)
+
+    plan()
+    for _ in range(2):
+        wrapper.run(batch.q, cache)
+    assert wrapper._record is not None
+    return wrapper, lambda: wrapper.run(batch.q, cache), plan
+
+
+def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, threading.Event]:
+    ends = threading.Event()
+
+    def whole() -> None:
+        call()
+        ends.set()
+
+    thread = threading.Thread(target=whole)
+    thread.start()
+    return thread, ends
+
+
+def test_all_calls_wait_for_a_repeated_call():
+    """Stand for a repeated call by taking what it takes: neither a plan nor another repeated call begins."""
+    wrapper, run, plan = decode_calls()
+    expected = run()
+    wrapper._lock.calls.pop()
+    threads = [in_thread(run), in_thread(plan), in_thread(run)]
+    assert not threads[0][1].wait(0.1) and not threads[1][1].is_set() and not threads[2][1].is_set()
+    wrapper._lock.calls.append(None)
+    for thread, ends in threads:
+        thread.join(60)
+        assert ends.is_set()
+    assert wrapper._lock.free is wrapper._lock.calls == [None]
+    assert torch.equal(run(), expected)
+
+
+def test_a_repeated_call_waits_for_a_holder_of_the_lock():
+    wrapper, run, _ = decode_calls()
+    with wrapper._lock:
+        run()  # of the thread that holds the lock
+        assert wrapper._lock.free is CLOSED
+        thread, ends = in_thread(run)
+        assert not ends.wait(0.1)
+    thread.join(60)
+    assert ends.is_set() and wrapper._lock.free == [None]
+
+
+@pytest.mark.parametrize("error", [ValueError("on purpose"), KeyboardInterrupt("on purpose")])
+def test_a_repeated_call_that_fails_gives_everything_back(error):
+    wrapper, run, plan = decode_calls()
+    expected = run()
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    wrapper._record.rerun = fail
+    if isinstance(error, Exception):
+        assert torch.equal(run(), expected)  # validated and launched again
+    else:
+        with pytest.raises(KeyboardInterrupt, match="on purpose"):
+            run()
+    assert wrapper._lock.free == [None]
+    thread, ends = in_thread(plan)
+    thread.join(60)
+    assert ends.is_set()
+
+
 def test_copies_have_locks_of_their_own():
     attention = flashinfer.BatchAttention(device="cpu")
     for twin in (copy.copy(attention), copy.deepcopy(attention)):
@@ -111,7 +187,7 @@ def test_every_name_of_a_method_is_one_function():
 def test_the_lock_is_given_back_after_an_exception():
     class Guarded(OnStreams):
         def __init__(self) -> None:
-            self._lock = threading.RLock()
+            self._lock = CallLock()
 
         @one_at_a_time
         def fail(self) -> None:
@@ -132,7 +208,7 @@ def test_a_signal_may_end_the_wait_for_the_lock():
 
     class Guarded(OnStreams):
         def __init__(self) -> None:
-            self._lock = threading.RLock()
+            self._lock = CallLock()
 
         @one_at_a_time
         def reach(self) -> None:
