@@ -215,11 +215,11 @@ class Commands:
         self.spec, self.units = spec, translation_units(spec)
         self.flags, self.tokens = module_flags(spec), flag_tokens(spec)
         (before_cxx, cxx, _), nvcc = split_cxx(), find_nvcc() if spec.backend == "cuda" else None
+        if spec.backend == "cuda" and nvcc is None:
+            raise RuntimeError(f"{spec.name}: {NO_NVCC}")
         if cxx is None:
             raise RuntimeError(f"{spec.name}: {NO_CXX}")
         if spec.backend == "cuda":
-            if nvcc is None:
-                raise RuntimeError(f"{spec.name}: {NO_NVCC}")
             self.tokens["cudart"] = str(get_cuda_version().major)
         self.cxx = f"{knobs.cxx_launcher} {shlex.join([*before_cxx, str(cxx)])}".strip()
         self.nvcc = f"{knobs.nvcc_launcher} {shlex.quote(str(nvcc))}".strip()

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Optional
 from .._runtime.errors import ArgumentError
 from . import env as jit_env
 from .context import current_compilation_context
+from .cuda_runtime import load_missing_cudart
 from .manifest import manifest_path, open_fresh
 from .spec import ModuleSpec
 from .toolchain import find_tvm_ffi
@@ -111,7 +112,7 @@ def _load_library(path: Path, file: BinaryIO) -> Any:
     identity = (status.st_dev, status.st_ino)
     if _loaded.setdefault(path, identity) == identity:
         try:
-            module = tvm_ffi.load_module(str(path))
+            module = _open(tvm_ffi, path)
         except Exception:
             if _identity(path) == identity:
                 raise
@@ -124,7 +125,16 @@ def _load_library(path: Path, file: BinaryIO) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         alias = Path(directory) / path.name
         alias.symlink_to(descriptor if descriptor.exists() else path.absolute())
-        return tvm_ffi.load_module(str(alias))
+        return _open(tvm_ffi, alias)
+
+
+def _open(tvm_ffi: Any, path: Path) -> Any:
+    try:
+        return tvm_ffi.load_module(str(path))
+    except Exception as error:
+        if not load_missing_cudart(str(error)):
+            raise
+    return tvm_ffi.load_module(str(path))
 
 
 def _identity(path: Path) -> Optional[tuple[int, int]]:

@@ -30,12 +30,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flashinfer.jit")
 
+#: The other remedy, for machines that shall have no compiler.
+_PREBUILT = "install pre-built modules, which need no compiler (flashinfer-jit-cache: docs/distribution.md)"
 NO_NVCC = (
     "cannot find nvcc: looked at $FLASHINFER_NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin, PATH, /usr/local/cuda and the pip "
-    "package nvidia-cuda-nvcc. Install the CUDA toolkit or `pip install nvidia-cuda-nvcc nvidia-cuda-runtime "
-    "nvidia-cuda-crt nvidia-nvvm nvidia-cuda-cccl`. CPU modules and pre-built CUDA modules work without it."
+    f"package nvidia-cuda-nvcc. Either `pip install 'flashinfer-python[nvcc]'`, beside a host compiler such as g++, or "
+    f"{_PREBUILT}. CPU modules work without it."
 )
-NO_CXX = "cannot find a host C++ compiler: looked at $CXX, then c++, g++ and clang++ on PATH (apt-get install g++)"
+NO_CXX = (
+    "cannot find a host C++ compiler: looked at $CXX, then c++, g++ and clang++ on PATH. Either install one "
+    f"(apt-get install g++), or {_PREBUILT}"
+)
 
 _SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 

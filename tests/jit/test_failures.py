@@ -110,7 +110,9 @@ def test_missing_source(workshop):
 
 def test_no_host_compiler(workshop, monkeypatch):
     monkeypatch.setenv("CXX", "/nonexistent/c++")
-    assert failure(workshop.spec()) == f"tiny: {toolchain.NO_CXX}"
+    text = failure(workshop.spec())
+    assert text == f"tiny: {toolchain.NO_CXX}" and "\n" not in text
+    assert "apt-get install g++" in text and "flashinfer-jit-cache" in text  # the two remedies
 
 
 def test_no_nvcc(workshop, monkeypatch):
@@ -118,7 +120,8 @@ def test_no_nvcc(workshop, monkeypatch):
     monkeypatch.setenv("FLASHINFER_NVCC", "/nonexistent/nvcc")
     text = failure(workshop.spec("op", backend="cuda"))
     assert text.startswith("op: cannot find nvcc: looked at $FLASHINFER_NVCC")
-    assert "pip install nvidia-cuda-nvcc" in text
+    assert "pip install 'flashinfer-python[nvcc]'" in text and "flashinfer-jit-cache" in text  # the two remedies
+    assert "\n" not in text
 
 
 def test_no_ninja(workshop, monkeypatch):

@@ -30,7 +30,7 @@ def test_nothing():
     assert toolchain.find_nvcc() is None
     assert toolchain.find_cxx() is None
     with pytest.raises(
-        RuntimeError, match=r"cannot find nvcc: looked at \$FLASHINFER_NVCC.*pip install nvidia-cuda-nvcc"
+        RuntimeError, match=r"cannot find nvcc: looked at \$FLASHINFER_NVCC.*pip install 'flashinfer-python\[nvcc\]'"
     ):
         get_cuda_path()
 
