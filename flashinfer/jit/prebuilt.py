@@ -5,7 +5,9 @@
     <aot>/cpu-x86-64-v3/<name>/<name>.so         CPU, for machines with these instructions
     <aot>/index.json                             {"schema": 1, "modules": {"<path>": {"targets": ["80", "90a"]}}}
 
-A library that ``index.json`` does not name is taken for one of this machine: somebody has put it there by hand.
+A library that ``index.json`` does not name is taken for one of this machine: somebody has put it there by hand. A
+directory that ``FLASHINFER_AOT_DIR`` names must be trusted as a cache is. Modules of an installed package are trusted
+as its Python code is.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import re
 from pathlib import Path
 from typing import Iterator, Mapping, Optional
 
+from .._runtime.knobs import knobs
 from . import env as jit_env
 from .context import current_compilation_context
 from .cpu_targets import supported_levels, target_tag
+from .trust import refusal
 from .utils import write_atomically
 
 __all__ = ["find_prebuilt", "prebuilt_folders", "read_index", "record_modules"]
@@ -50,9 +54,20 @@ def find_prebuilt(name: str, backend: str, cpu_target: str = "", majors: Optiona
     """
     for folder in prebuilt_folders(backend, cpu_target):
         library = folder / name / f"{name}.so"
-        if library.exists() and (backend == "cpu" or _covers(library, majors)):
+        if library.exists() and _is_trusted(folder, library) and (backend == "cpu" or _covers(library, majors)):
             return library
     return None
+
+
+def _is_trusted(folder: Path, library: Path) -> bool:
+    """Tell whether nobody else can have written a library of ``FLASHINFER_AOT_DIR``; warn once if somebody can."""
+    if not knobs.aot_dir:
+        return True
+    root = jit_env.FLASHINFER_AOT_DIR
+    reason = refusal(dict.fromkeys((root, folder, library.parent, library)), root.parents, "FLASHINFER_AOT_DIR")
+    if reason is not None:
+        jit_env.warn_untrusted(reason)
+    return reason is None
 
 
 def _covers(library: Path, majors: Optional[list[int]]) -> bool:

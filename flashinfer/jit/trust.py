@@ -13,14 +13,14 @@ import stat
 from pathlib import Path
 from typing import Iterable, Optional
 
-_REMEDY = "or set FLASHINFER_WORKSPACE_BASE to a directory of your own"
-
-
-def refusal(inside: Iterable[Path], above: Iterable[Path] = ()) -> Optional[str]:
+def refusal(
+    inside: Iterable[Path], above: Iterable[Path] = (), variable: str = "FLASHINFER_WORKSPACE_BASE"
+) -> Optional[str]:
     """Return the reason not to load from these folders and files of a cache, and a remedy; None if they can be trusted.
 
-    ``above`` are the folders above the cache. A path that does not exist is trusted.
+    ``above`` are the folders above the cache, ``variable`` is what chooses it. A path that does not exist is trusted.
     """
+    remedy = f"or set {variable} to a directory of your own"
     user = os.geteuid()
     for path in inside:
         status = _status(path)
@@ -29,21 +29,21 @@ def refusal(inside: Iterable[Path], above: Iterable[Path] = ()) -> Optional[str]
         if status.st_uid not in (0, user):
             return (
                 f"{path} belongs to user {status.st_uid}, not to user {user} who runs this, and could hold any code: "
-                f"delete or chown it, {_REMEDY}"
+                f"delete or chown it, {remedy}"
             )
         if status.st_mode & 0o022:
-            return _writable(path, status, "-R go-w")
+            return _writable(path, status, "-R go-w", remedy)
     for path in above:
         status = _status(path)
         if status is not None and status.st_mode & 0o002 and not status.st_mode & stat.S_ISVTX:
-            return _writable(path, status, "o-w")
+            return _writable(path, status, "o-w", remedy)
     return None
 
 
-def _writable(path: Path, status: os.stat_result, change: str) -> str:
+def _writable(path: Path, status: os.stat_result, change: str, remedy: str) -> str:
     return (
         f"{path} is writable by others (mode {stat.S_IMODE(status.st_mode):04o}) and could hold any code: "
-        f"`chmod {change} {path}` if you trust what is there, {_REMEDY}"
+        f"`chmod {change} {path}` if you trust what is there, {remedy}"
     )
 
 

@@ -162,3 +162,23 @@ def test_untrusted_read_only_cache_is_built_elsewhere(workshop, monkeypatch, tmp
     assert again.build_and_load().answer() == 42
     assert again.get_library_path().is_relative_to(tmp_path / "home")
     assert f"not loaded: {theirs} belongs to user {SOMEBODY}" in caplog.text
+
+
+@pytest.mark.parametrize("which", ["root", "module", "library"])
+def test_prebuilt_modules_that_others_can_write(workshop, tmp_path, monkeypatch, caplog, which):
+    """Check a folder of FLASHINFER_AOT_DIR: it is not loaded from, and the module is compiled instead."""
+    spec = workshop.spec("op")
+    spec.build()
+    folder = tmp_path / "aot" / "op"
+    folder.mkdir(parents=True)
+    library = folder / "op.so"
+    library.write_bytes(spec.jit_library_path.read_bytes())
+    for path in (folder.parent, folder, library):
+        path.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_AOT_DIR", str(folder.parent))
+    assert spec.is_aot
+    {"root": folder.parent, "module": folder, "library": library}[which].chmod(0o777)
+    assert not spec.is_aot
+    assert "writable by others (mode 0777)" in caplog.text
+    assert "set FLASHINFER_AOT_DIR to a directory of your own" in caplog.text
+    assert spec.build_and_load().answer() == 42
