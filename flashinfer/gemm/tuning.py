@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runners of the dense products for ``backend="auto"``: torch (cuBLASLt) and our kernels.
+"""Runners of the dense products for ``backend="auto"``: torch (cuBLASLt, oneDNN) and our kernels with their tiles.
 
-Where nothing was tuned, the rule of ``routes.py`` says which runner comes first. On the CPU our kernels are the only
-runner that the public functions use.
+Where nothing was tuned, the rule of ``routes.py`` says which runner comes first; on the CPU that is ours. On SM90 the
+tactics of our runners are tiles (``tiles.py``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from ..autotuner import (
 )
 from .bf16 import torch_bf16
 from .fp8 import torch_bmm_fp8
-from .native import product
 from .routes import has_scaled_mm, prefers_torch_bf16, prefers_torch_fp8
+from .sm90 import is_sm90
+from .tiles import BY_RULE, product_with_tile, tile_tactics
 
 __all__ = [
     "CublasLtBf16Runner",
@@ -86,12 +87,26 @@ class CublasLtBf16Runner(_Runner):
         return out
 
 
-class OwnBf16Runner(_Runner):
+class _OwnRunner(_Runner):
+    """Our product; a tactic is :data:`BY_RULE`, or a tile of the SM90 kernels."""
+
+    kind: str
+    dtype: torch.dtype
+
+    def get_valid_tactics(self, inputs: list[Any], profile: OptimizationProfile) -> Sequence[Any]:
+        a, b = inputs[0], inputs[1]
+        has_tiles = a.dtype is b.dtype is self.dtype and is_sm90(a)
+        return [BY_RULE, *(tile_tactics(self.kind, a.shape[-2], a.shape[-1]) if has_tiles else ())]
+
+
+class OwnBf16Runner(_OwnRunner):
     """Our product of bf16 matrices."""
+
+    kind, dtype = "bf16", torch.bfloat16
 
     def forward(self, inputs: list[Any], tactic: Any = -1, do_preparation: bool = False, **kwargs: Any) -> Any:
         a, b, bias, pdl, out, _ = inputs
-        product(out, a, b.mT, bias=bias, enable_pdl=pdl or None)
+        product_with_tile(tactic, self.kind, out, a, b.mT, bias=bias, enable_pdl=pdl or None)
         return out
 
 
@@ -104,12 +119,14 @@ class CublasLtFp8Runner(_Runner):
         return out
 
 
-class OwnFp8Runner(_Runner):
+class OwnFp8Runner(_OwnRunner):
     """Our product of fp8 matrices with one scale per tensor."""
+
+    kind, dtype = "fp8", torch.float8_e4m3fn
 
     def forward(self, inputs: list[Any], tactic: Any = -1, do_preparation: bool = False, **kwargs: Any) -> Any:
         a, b, a_scale, b_scale, out, _ = inputs
-        product(out, a, b.mT, a_scale=a_scale, b_scale=b_scale)
+        product_with_tile(tactic, self.kind, out, a, b.mT, a_scale, b_scale)
         return out
 
 
@@ -133,7 +150,9 @@ def choose_fp8(inputs: list[Any], runners: Sequence[TunableRunner]) -> None:
 def tuned_mm_bf16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: Optional[torch.Tensor], pdl: bool) -> None:
     """Write ``a @ b + bias`` to ``out`` with the runner that was measured fastest, or else by the rule."""
     runners: list[TunableRunner] = [_own_bf16]
-    if a.is_cuda:
+    if not a.is_cuda:  # torch has neither a bias nor another result dtype there
+        runners += [_cublaslt_bf16] if bias is None and out.dtype is a.dtype else []
+    else:
         runners = [_cublaslt_bf16, _own_bf16] if prefers_torch_bf16(a, b) else [_own_bf16, _cublaslt_bf16]
     choose_bf16([a, b, bias, pdl, out, None], runners)
 

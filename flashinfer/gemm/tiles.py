@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles of the SM90 products as tactics of the autotuner: ``(tile, cluster, share_b)``.
+
+``tile`` counts the kernels of a module (``tiles_of`` in jit/gemm.py). ``cluster`` blocks share an operand, weights if
+``share_b``; of a swapped tile, which has weights on the M side, they split K. The rule of choose_sm90.h estimates which
+is fastest; trials on the machine itself know.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+import torch
+
+from .._runtime.dispatch import use_pdl
+from ..jit.gemm import tiles_of
+from .native import BATCHED, product
+from .sm90 import Sm90Functions
+
+__all__ = ["BY_RULE", "product_with_tile", "tile_tactics"]
+
+#: Tactic of the rule.
+BY_RULE = 0
+
+_K_BLOCK_BYTES = 128
+_FEWEST_ROWS = 32  # with fewer tokens, tiles with tokens on the M side are mostly padding
+_MOST_SWAPPED_ROWS = 256
+_gemm_with_tile = Sm90Functions("gemm_sm90_with_tile")
+
+
+def tile_tactics(kind: str, m: int, k: int) -> list[tuple[int, int, bool]]:
+    """Return the tiles worth a trial for ``m`` tokens and sums of ``k`` elements, kind "bf16" or "fp8"."""
+    k_blocks = max(1, k * (2 if kind == "bf16" else 1) // _K_BLOCK_BYTES)
+    tactics = []
+    for i, tile in enumerate(tiles_of(kind)):
+        if not tile.swapped:
+            tactics += [(i, 1, False), (i, 2, False), (i, 2, True)] if m >= _FEWEST_ROWS else []
+        elif m <= _MOST_SWAPPED_ROWS and m / 2 <= tile.block_m < 2 * max(8, m):
+            most = min(8 if tile.block_m <= 64 else 4, k_blocks)
+            tactics += [(i, split, False) for split in (1, 2, 3, 4, 6, 8) if split <= most]
+    return tactics
+
+
+def product_with_tile(
+    tactic: Any,
+    kind: str,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: Optional[torch.Tensor] = None,
+    b_scale: Optional[torch.Tensor] = None,
+    bias: Optional[torch.Tensor] = None,
+    enable_pdl: Optional[bool] = None,
+) -> None:
+    """Write ``a @ b.mT + bias`` to ``out`` with the tile of a tactic; by the rule where it is none, or not taken."""
+    if isinstance(tactic, Sequence) and len(tactic) == 3:
+        tile, cluster, share_b = tactic
+        operands = (out, a, b, a_scale, b_scale, bias, None, None, BATCHED, 1)
+        # 0, 0: the order of tiles is that of the rule, and all SMs take part.
+        options = (int(tile), int(cluster), bool(share_b), 0, 0, use_pdl(a, enable_pdl), False)
+        if _gemm_with_tile[kind](*operands, *options):
+            return
+    product(out, a, b, a_scale=a_scale, b_scale=b_scale, bias=bias, enable_pdl=enable_pdl)
