@@ -128,6 +128,12 @@ def gelu_and_mul(
     r"""GELU of the first half of each row times the second half: ``gelu(x) = 0.5 x (1 + erf(x / sqrt(2)))``.
 
     Everything else as in :func:`silu_and_mul`.
+
+    Examples
+    --------
+    >>> x = torch.randn(2, 64)
+    >>> flashinfer.gelu_and_mul(x).shape
+    torch.Size([2, 32])
     """
     if out is None:
         out = _half_of("gelu_and_mul", input)
@@ -142,6 +148,12 @@ def gelu_tanh_and_mul(
     r"""Tanh-approximated GELU of the first half of each row times the second half.
 
     ``gelu_tanh(x) = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))``. Everything else as in :func:`silu_and_mul`.
+
+    Examples
+    --------
+    >>> x = torch.randn(2, 64)
+    >>> flashinfer.gelu_tanh_and_mul(x).shape
+    torch.Size([2, 32])
     """
     if out is None:
         out = _half_of("gelu_tanh_and_mul", input)

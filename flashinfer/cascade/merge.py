@@ -215,7 +215,8 @@ def variable_length_merge_states(
     Examples
     --------
     >>> v, s = torch.randn(7, 32, 128).bfloat16(), torch.randn(7, 32)
-    >>> v_merged, s_merged = variable_length_merge_states(v, s, torch.tensor([0, 3, 3, 7], dtype=torch.int32))
+    >>> indptr = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
+    >>> v_merged, s_merged = flashinfer.cascade.variable_length_merge_states(v, s, indptr)
     """
     if v.ndim != 3:
         raise ArgumentError(f"variable_length_merge_states: v has {v.ndim} dimensions, expected 3")

@@ -71,6 +71,14 @@ def moe_permute(
         Rows of a tile. Not read.
     enable_pdl : bool
         Whether the kernel may start before the kernel before it has ended.
+
+    Examples
+    --------
+    >>> x, rows = torch.arange(4.0).view(2, 2), torch.full((4, 2), -1.0)
+    >>> pairs = torch.tensor([0, 2, 3, 1]).int()  # token * top_k + slot of each row
+    >>> flashinfer.fused_moe.moe_permute(x, rows, None, pairs, None, 4, top_k=2, tile_size=4)
+    >>> rows[:, 0].tolist()
+    [0.0, 2.0, 2.0, 0.0]
     """
     if permuted_idx_to_expanded_idx.shape[0] < max_num_permuted_tokens:
         raise ArgumentError(
@@ -112,6 +120,14 @@ def moe_unpermute(
         Slots of a token.
     enable_pdl : bool
         Whether the kernel may start before the kernel before it has ended.
+
+    Examples
+    --------
+    >>> rows, out = torch.arange(8.0).view(4, 2), torch.empty(2, 2)
+    >>> where = torch.tensor([[0, 3], [1, 2]]).int()  # the row of each slot of a token
+    >>> flashinfer.fused_moe.moe_unpermute(rows, out, where, None, num_tokens=2, top_k=2)
+    >>> out[:, 0].tolist()
+    [6.0, 6.0]
     """
     rows = expanded_idx_to_permuted_idx
     if rows.numel() != num_tokens * top_k:

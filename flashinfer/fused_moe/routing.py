@@ -137,6 +137,14 @@ def fused_topk_deepseek(
         ``(at least num_tokens, topk)`` int16: receives the experts too.
     backend : str
         ``"default"``; ``"cake"`` needs a Blackwell GPU.
+
+    Examples
+    --------
+    >>> scores, bias = torch.randn(3, 64), torch.zeros(64)
+    >>> weights, experts = torch.empty(3, 4), torch.empty(3, 4, dtype=torch.int32)
+    >>> flashinfer.fused_moe.fused_topk_deepseek(scores, bias, 8, 4, 4, 1.0, weights, experts)
+    >>> torch.allclose(weights.sum(1), torch.ones(3))
+    True
     """
     if backend != "default":
         raise ArgumentError(f"fused_topk_deepseek: backend must be 'default' on this device, got {backend!r}")
@@ -213,7 +221,8 @@ def route_tokens(
 
     Examples
     --------
-    >>> weights, experts = flashinfer.fused_moe.route_tokens(torch.randn(4, 64), 8, RoutingMethodType.Renormalize)
+    >>> from flashinfer.fused_moe import RoutingMethodType, route_tokens
+    >>> weights, experts = route_tokens(torch.randn(4, 64), 8, RoutingMethodType.Renormalize)
     """
     if method not in _METHODS:
         raise ArgumentError(f"route_tokens: method must be a RoutingMethodType with a rule, got {method!r}")
@@ -265,6 +274,13 @@ def hash_topk(
     -------
     tuple
         Weights float32 and experts int32, both ``(num_tokens, topk + num_fused_shared_experts)``.
+
+    Examples
+    --------
+    >>> logits, table = torch.zeros(2, 8), torch.tensor([[0, 1], [2, 3], [4, 5]]).int()
+    >>> weights, experts = flashinfer.fused_moe.hash_topk(logits, torch.tensor([2, 0]), table)
+    >>> experts.tolist(), weights.tolist()
+    ([[4, 5], [0, 1]], [[0.5, 0.5], [0.5, 0.5]])
     """
     shared, factor = num_fused_shared_experts, float(routed_scaling_factor)
     if tid2eid.dim() != 2 or shared not in (0, 1) or not 1 <= tid2eid.shape[-1] + shared <= 32:

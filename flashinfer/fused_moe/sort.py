@@ -143,7 +143,7 @@ def moe_sort(
     Examples
     --------
     >>> ids = torch.tensor([[1, 0], [1, 2]], dtype=torch.int32)
-    >>> moe_sort(ids, None, num_experts=4, top_k=2, tile_tokens_dim=4)[2]
+    >>> flashinfer.fused_moe.moe_sort(ids, None, num_experts=4, top_k=2, tile_tokens_dim=4)[2]
     tensor([[4, 0],
             [5, 8]], dtype=torch.int32)
     """

@@ -125,6 +125,15 @@ def group_deepgemm_fp8_nt_groupwise(
     -------
     torch.Tensor
         ``(m, n)``.
+
+    Examples
+    --------
+    >>> a, b = torch.ones(256, 128).to(torch.float8_e4m3fn), torch.ones(2, 128, 128).to(torch.float8_e4m3fn)
+    >>> a_scale, b_scale = torch.ones(256, 1), torch.tensor([1.0, 2.0]).view(2, 1, 1)
+    >>> m_indices = torch.arange(2).repeat_interleave(128).int()
+    >>> y = flashinfer.gemm.group_deepgemm_fp8_nt_groupwise(a, b, a_scale, b_scale, m_indices)
+    >>> y[0, 0].item(), y[128, 0].item()
+    (128.0, 256.0)
     """
     if out is None:
         out = torch.empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16, device=a.device)
@@ -216,6 +225,15 @@ def batch_deepgemm_fp8_nt_groupwise(
     -------
     torch.Tensor
         ``(groups, m, n)``.
+
+    Examples
+    --------
+    >>> a, b = torch.ones(2, 4, 128).to(torch.float8_e4m3fn), torch.ones(2, 128, 128).to(torch.float8_e4m3fn)
+    >>> a_scale, b_scale = torch.ones(2, 4, 1), torch.tensor([1.0, 2.0]).view(2, 1, 1)
+    >>> rows = torch.tensor([4, 1]).int()  # rows of each group that are computed
+    >>> y = flashinfer.gemm.batch_deepgemm_fp8_nt_groupwise(a, b, a_scale, b_scale, rows, expected_m=2)
+    >>> y[0, 3, 0].item(), y[1, 0, 0].item()
+    (128.0, 256.0)
     """
     if out is None:
         out = torch.empty((*a.shape[:2], b.shape[1]), dtype=torch.bfloat16, device=a.device)

@@ -145,6 +145,13 @@ def gemm_fp8_nt_groupwise(
     -------
     torch.Tensor
         ``(m, n)``.
+
+    Examples
+    --------
+    >>> a, b = torch.ones(4, 256).to(torch.float8_e4m3fn), torch.ones(128, 256).to(torch.float8_e4m3fn)
+    >>> y = flashinfer.gemm.gemm_fp8_nt_groupwise(a, b, torch.ones(4, 2), torch.ones(1, 2), "K")
+    >>> y[0, 0].item()
+    256.0
     """
     if out is None:
         out = a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype or torch.bfloat16)
@@ -210,6 +217,13 @@ def gemm_fp8_nt_blockscaled(
     -------
     torch.Tensor
         ``(m, n)``.
+
+    Examples
+    --------
+    >>> a, b = torch.ones(128, 256).to(torch.float8_e4m3fn), torch.ones(128, 256).to(torch.float8_e4m3fn)
+    >>> y = flashinfer.gemm.gemm_fp8_nt_blockscaled(a, b, torch.ones(1, 2), torch.ones(1, 2), "K")
+    >>> y[0, 0].item()
+    256.0
     """
     if out is None:
         out = a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype or torch.bfloat16)
@@ -308,6 +322,15 @@ def group_gemm_fp8_nt_groupwise(
     -------
     torch.Tensor
         ``(cum_m, n)``.
+
+    Examples
+    --------
+    >>> a, b = torch.ones(6, 128).to(torch.float8_e4m3fn), torch.ones(2, 128, 128).to(torch.float8_e4m3fn)
+    >>> a_scale, b_scale = torch.ones(6, 1), torch.tensor([1.0, 2.0]).view(2, 1, 1)
+    >>> m_indptr = torch.tensor([0, 4, 6]).int()  # four rows of the first group, two of the second
+    >>> y = flashinfer.gemm.group_gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, m_indptr, scale_major_mode="K")
+    >>> y[:, 0].tolist()
+    [128.0, 128.0, 128.0, 128.0, 256.0, 256.0]
     """
     if out is None:
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or torch.bfloat16)

@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 from typing import Iterable, Optional
 
+
 def refusal(
     inside: Iterable[Path], above: Iterable[Path] = (), variable: str = "FLASHINFER_WORKSPACE_BASE"
 ) -> Optional[str]:

@@ -49,6 +49,7 @@ class LogitsPipe:
 
     Examples
     --------
+    >>> from flashinfer.logits_processor import LogitsPipe, Sample, Softmax, Temperature, TopK
     >>> pipe = LogitsPipe([Temperature(), Softmax(), TopK(), Sample()])
     >>> tokens = pipe(torch.randn(4, 128256), temperature=0.7, top_k=50, seed=42, offset=0)
     """

@@ -156,6 +156,14 @@ def fused_dit_gate_residual_layernorm_gamma_beta(
     -------
     Tuple[torch.Tensor, torch.Tensor]
         ``(residual_out, norm_out)``, bfloat16: ``r`` rounded, and its norm.
+
+    Examples
+    --------
+    >>> x, residual = torch.randn(2, 1, 4, 3072).bfloat16()
+    >>> gate = torch.randn(1, 4, 6, 3072).bfloat16()[:, :, 0]
+    >>> gamma, beta = torch.ones(3072), torch.zeros(3072)
+    >>> fuse = flashinfer.norm.fused_dit_gate_residual_layernorm_gamma_beta
+    >>> new_residual, y = fuse(x, residual, gate, gamma, beta)
     """
     return _run(
         "fused_dit_gate_residual_layernorm_gamma_beta",
@@ -199,6 +207,13 @@ def fused_dit_gate_residual_layernorm_scale_shift(
 
     ``norm_out = layernorm(r) * (1 + scale + scale_bias) + (shift + shift_bias)``; ``scale`` and ``shift`` are strided
     like ``gate``. Everything else as in :func:`fused_dit_gate_residual_layernorm_gamma_beta`.
+
+    Examples
+    --------
+    >>> x, residual = torch.randn(2, 1, 4, 3072).bfloat16()
+    >>> gate, scale, shift = torch.randn(1, 4, 6, 3072).bfloat16().unbind(2)[:3]
+    >>> fuse = flashinfer.norm.fused_dit_gate_residual_layernorm_scale_shift
+    >>> new_residual, y = fuse(x, residual, gate, scale, shift)
     """
     return _run(
         "fused_dit_gate_residual_layernorm_scale_shift",
@@ -237,7 +252,14 @@ def fused_dit_residual_layernorm_scale_shift(
     sf_out: Optional[torch.Tensor] = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Residual without a gate, ``r = residual + input`` (``input`` alone when None), then scale and shift as in
-    :func:`fused_dit_gate_residual_layernorm_scale_shift`."""
+    :func:`fused_dit_gate_residual_layernorm_scale_shift`.
+
+    Examples
+    --------
+    >>> x = torch.randn(1, 4, 3072).bfloat16()
+    >>> scale, shift = torch.randn(1, 4, 6, 3072).bfloat16().unbind(2)[:2]
+    >>> residual, y = flashinfer.norm.fused_dit_residual_layernorm_scale_shift(x, scale, shift)
+    """
     return _run(
         "fused_dit_residual_layernorm_scale_shift",
         input,

@@ -54,6 +54,11 @@ def layernorm(input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps:
     -------
     torch.Tensor
         ``(batch, hidden)`` bfloat16.
+
+    Examples
+    --------
+    >>> x = torch.randn(2, 64).bfloat16()
+    >>> y = flashinfer.layernorm(x, torch.ones(64), torch.zeros(64))
     """
     return _layernorm(input, gemma, beta, eps)
 
@@ -77,5 +82,10 @@ def layernorm_quant(
         As in :func:`layernorm`.
     scale : torch.Tensor
         One float32 element. A float is accepted with a FutureWarning.
+
+    Examples
+    --------
+    >>> x, out = torch.randn(2, 64).bfloat16(), torch.empty(2, 64, dtype=torch.float8_e4m3fn)
+    >>> flashinfer.norm.layernorm_quant(out, x, torch.ones(64), torch.zeros(64), torch.tensor([0.5]))
     """
     _layernorm_quant(out, input, gemma, beta, scale_tensor("layernorm_quant", scale, input), eps)

@@ -156,6 +156,11 @@ def gemma_rmsnorm(
     r"""RMSNorm as Gemma has it: the weight counts from one.
 
     ``out[i] = input[i] / sqrt(mean(input ** 2) + eps) * (1 + weight[i])``. Everything else as in :func:`rmsnorm`.
+
+    Examples
+    --------
+    >>> x, w = torch.randn(2, 64), torch.zeros(64)
+    >>> y = flashinfer.gemma_rmsnorm(x, w)  # a weight of 0 is a factor of 1
     """
     if out is None:
         try:
@@ -192,6 +197,13 @@ def fused_add_rmsnorm(
         Added to the mean square.
     enable_pdl : Optional[bool]
         As in :func:`rmsnorm`.
+
+    Examples
+    --------
+    >>> x, residual, w = torch.ones(2, 64), torch.ones(2, 64), torch.ones(64)
+    >>> flashinfer.fused_add_rmsnorm(x, residual, w)
+    >>> residual[0, 0].item(), round(x[0, 0].item(), 4)
+    (2.0, 1.0)
     """
     _fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
 
@@ -204,7 +216,15 @@ def gemma_fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: Optional[bool] = None,
 ) -> None:
-    r""":func:`fused_add_rmsnorm` with Gemma's weight, ``1 + weight``."""
+    r""":func:`fused_add_rmsnorm` with Gemma's weight, ``1 + weight``.
+
+    Examples
+    --------
+    >>> x, residual, w = torch.ones(2, 64), torch.ones(2, 64), torch.zeros(64)
+    >>> flashinfer.gemma_fused_add_rmsnorm(x, residual, w)
+    >>> residual[0, 0].item(), round(x[0, 0].item(), 4)
+    (2.0, 1.0)
+    """
     _gemma_fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
 
 
@@ -227,6 +247,12 @@ def rmsnorm_quant(
         As in :func:`rmsnorm`.
     scale : torch.Tensor
         One float32 element, on the input's device (moved there otherwise). A float is accepted with a FutureWarning.
+
+    Examples
+    --------
+    >>> x, w = torch.randn(2, 64).bfloat16(), torch.ones(64).bfloat16()
+    >>> out = torch.empty(2, 64, dtype=torch.float8_e4m3fn)
+    >>> flashinfer.norm.rmsnorm_quant(out, x, w, torch.tensor([0.5]))
     """
     _rmsnorm_quant(out, input, weight, scale_tensor("rmsnorm_quant", scale, input), eps, enable_pdl)
 
@@ -241,7 +267,16 @@ def fused_add_rmsnorm_quant(
     eps: float = 1e-6,
     enable_pdl: Optional[bool] = None,
 ) -> None:
-    r"""Add the residual (in place), RMSNorm, fp8 output. ``input`` is left as it was; see :func:`rmsnorm_quant`."""
+    r"""Add the residual (in place), RMSNorm, fp8 output. ``input`` is left as it was; see :func:`rmsnorm_quant`.
+
+    Examples
+    --------
+    >>> x, w = torch.randn(2, 64).bfloat16(), torch.ones(64).bfloat16()
+    >>> out, residual = torch.empty(2, 64, dtype=torch.float8_e4m3fn), torch.zeros_like(x)
+    >>> flashinfer.norm.fused_add_rmsnorm_quant(out, x, residual, w, torch.tensor([0.5]))
+    >>> torch.equal(residual, x)
+    True
+    """
     scale = scale_tensor("fused_add_rmsnorm_quant", scale, input)
     _fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps, enable_pdl)
 

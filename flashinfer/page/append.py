@@ -147,6 +147,16 @@ def append_paged_mla_kv_cache(
         ``(num_pages, page_size, head_dim_ckv)`` and ``(num_pages, page_size, head_dim_kpe)``, dtype of the rows.
     batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len
         As in :func:`append_paged_kv_cache`, rows without a slot included.
+
+    Examples
+    --------
+    >>> ckv, kpe = torch.randn(3, 512).bfloat16(), torch.randn(3, 64).bfloat16()
+    >>> pages, rope_pages = torch.zeros(1, 16, 512).bfloat16(), torch.zeros(1, 16, 64).bfloat16()
+    >>> request, slot = torch.zeros(3).int(), torch.arange(3).int()
+    >>> indices, indptr, last = torch.tensor([0]).int(), torch.tensor([0, 1]).int(), torch.tensor([3]).int()
+    >>> flashinfer.append_paged_mla_kv_cache(ckv, kpe, request, slot, pages, rope_pages, indices, indptr, last)
+    >>> torch.equal(pages[0, :3], ckv)
+    True
     """
     _append_paged_mla_kv_cache(
         append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr

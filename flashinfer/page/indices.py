@@ -95,6 +95,11 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
     -------
     torch.Tensor
         ``(batch_size,)``: ``max(pages - 1, 0) * page_size + kv_last_page_len``.
+
+    Examples
+    --------
+    >>> flashinfer.get_seq_lens(torch.tensor([0, 2, 3]), torch.tensor([5, 16]), 16)  # two pages, then one
+    tensor([21, 16])
     """
     for name, numbers in (("kv_indptr", kv_indptr), ("kv_last_page_len", kv_last_page_len)):
         if numbers.dtype not in _INTEGERS:

@@ -129,6 +129,17 @@ def nvfp4_quantize_append_paged_kv_cache(
         Global scales of keys and values, positive and finite: ``x`` is about ``code * sf * scale``.
     batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len, kv_layout
         As in :func:`append_paged_kv_cache`, rows without a slot included.
+
+    Examples
+    --------
+    >>> key, value = torch.randn(2, 3, 2, 64).bfloat16()
+    >>> pages = tuple(torch.zeros(1, 16, 2, 32, dtype=torch.uint8) for _ in "kv")
+    >>> scales = tuple(torch.zeros(1, 16, 2, 4, dtype=torch.float8_e4m3fn) for _ in "kv")
+    >>> request, slot = torch.zeros(3).int(), torch.arange(3).int()
+    >>> indices, indptr, last = torch.tensor([0]).int(), torch.tensor([0, 1]).int(), torch.tensor([3]).int()
+    >>> flashinfer.nvfp4_quantize_append_paged_kv_cache(
+    ...     key, value, request, slot, pages, scales, indices, indptr, last, 1.0, 1.0
+    ... )
     """
     cache, value_cache = halves(_TABLE, "paged_kv_cache", paged_kv_cache)
     sf, value_sf = halves(_TABLE, "kv_cache_sf", kv_cache_sf)
@@ -177,6 +188,17 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
         host the first time and after each write to it, which waits for the GPU; a bad value is refused. The kernel
         reads it too, so that a captured graph follows it, and ends the launch with a CUDA error where the value is bad.
         While the current stream is captured, scales must be such tensors: a number would be frozen in the graph.
+
+    Examples
+    --------
+    >>> key, value = torch.randn(2, 3, 2, 64).bfloat16()
+    >>> pages = tuple(torch.zeros(1, 16, 2, 32, dtype=torch.uint8) for _ in "kv")
+    >>> scales = tuple(torch.zeros(1, 16, 2, 4, dtype=torch.float8_e4m3fn) for _ in "kv")
+    >>> flashinfer.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+    ...     key, value, torch.tensor([5, 6, 7]), pages, scales, 1.0, 1.0
+    ... )
+    >>> pages[0][0, :5].count_nonzero().item()  # slots before the first are as they were
+    0
     """
     cache, value_cache = halves(_MAPPING, "paged_kv_cache", paged_kv_cache)
     sf, value_sf = halves(_MAPPING, "kv_cache_sf", kv_cache_sf)

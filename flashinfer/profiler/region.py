@@ -112,6 +112,7 @@ def profile_kernel(label: str, verbose: bool = True) -> Iterator[KernelProfile]:
 
     Examples
     --------
+    >>> from flashinfer.profiler import profile_kernel
     >>> with profile_kernel("square", verbose=False) as profile:
     ...     y = torch.ones(8).square()
     >>> profile.elapsed_ms > 0

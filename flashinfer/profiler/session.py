@@ -139,6 +139,7 @@ def profile_session() -> Iterator[ProfileSession]:
 
     Examples
     --------
+    >>> from flashinfer.profiler import profile_kernel, profile_session
     >>> with profile_session() as session:
     ...     for _ in range(3):
     ...         with profile_kernel("square", verbose=False):

@@ -65,6 +65,12 @@ def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
         One-dimensional, same dtype: ``round_up(rows, 128) * P`` scales for each expert, ``P = round_up(cols, 4)``.
         Scale ``(r, c)`` of an expert is, with integer divisions, at
         ``(r / 128) * 128 * P + (c / 4) * 512 + (r % 32) * 16 + ((r % 128) / 32) * 4 + c % 4``.
+
+    Examples
+    --------
+    >>> scales = torch.arange(128 * 4, dtype=torch.int16).to(torch.uint8).view(128, 4)
+    >>> flashinfer.block_scale_interleave(scales).numel()
+    512
     """
     if unswizzled_sf.ndim not in (2, 3):
         raise ArgumentError(
@@ -134,6 +140,13 @@ def e2m1_and_ufp8sf_scale_to_float(
     -------
     torch.Tensor
         ``(m, k)`` float32 on the CPU.
+
+    Examples
+    --------
+    >>> codes = torch.full((1, 8), 0x22, dtype=torch.uint8)  # sixteen codes of 1.0
+    >>> scale = torch.tensor([0x40], dtype=torch.uint8)  # 2.0 in e4m3
+    >>> flashinfer.e2m1_and_ufp8sf_scale_to_float(codes, scale, None, 16, 1, False)[0, :3]
+    tensor([2., 2., 2.])
     """
     op = "e2m1_and_ufp8sf_scale_to_float"
     if ufp8_type not in (0, 1):
@@ -165,6 +178,13 @@ def mxfp4_dequantize(
     -------
     torch.Tensor
         ``(m, k)`` float32 on the CPU.
+
+    Examples
+    --------
+    >>> codes = torch.full((128, 64), 0x22, dtype=torch.uint8)  # codes of 1.0
+    >>> scales = torch.full((128 * 4,), 128, dtype=torch.uint8)  # 2 ** (128 - 127)
+    >>> flashinfer.mxfp4_dequantize(codes, scales)[0, :3]
+    tensor([2., 2., 2.])
     """
     layout = chosen_layout("mxfp4_dequantize", True, sfLayout)
     return _fp4_to_float("mxfp4_dequantize", ("a_fp4", "a_sf"), a_fp4, a_sf, None, 32, False, layout)
@@ -188,6 +208,13 @@ def mxfp4_dequantize_host(weight: torch.Tensor, scale: torch.Tensor, group_size:
     -------
     torch.Tensor
         ``(..., k)`` float32 on the CPU.
+
+    Examples
+    --------
+    >>> codes = torch.full((1, 16), 0x22, dtype=torch.uint8)  # 32 codes of 1.0
+    >>> scale = torch.tensor([[128]], dtype=torch.uint8)  # 2 ** (128 - 127)
+    >>> flashinfer.mxfp4_dequantize_host(codes, scale)[0, :3]
+    tensor([2., 2., 2.])
     """
     op = "mxfp4_dequantize_host"
     if weight.ndim == 0:
@@ -270,6 +297,12 @@ def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.
     -------
     torch.Tensor
         ``(m, k)``, a copy.
+
+    Examples
+    --------
+    >>> rows = torch.arange(16)[:, None]
+    >>> flashinfer.shuffle_matrix_a(rows, 16)[:4, 0]
+    tensor([0, 2, 4, 6])
     """
     return _shuffled(input_tensor, _block_of("shuffle_matrix_a", input_tensor, epilogue_tile_m))
 
@@ -292,6 +325,12 @@ def shuffle_matrix_sf_a(input_tensor: torch.Tensor, epilogue_tile_m: int, num_el
     -------
     torch.Tensor
         One-dimensional, as :func:`block_scale_interleave` returns it.
+
+    Examples
+    --------
+    >>> scales = torch.zeros(128, 4, dtype=torch.uint8)
+    >>> flashinfer.shuffle_matrix_sf_a(scales, 128).numel()
+    512
     """
     op = "shuffle_matrix_sf_a"
     _check_scales(op, input_tensor, num_elts_per_sf)

@@ -89,6 +89,13 @@ def mxfp8_quantize(
     tuple[torch.Tensor, torch.Tensor]
         The e4m3 bytes, uint8 ``(..., k')``, and the scale bytes, uint8, one-dimensional: ``m * k' / 32`` of them, where
         ``m`` is the product of the leading dimensions, and the padding of the layout, which is zero.
+
+    Examples
+    --------
+    >>> x = torch.randn(4, 64).bfloat16()
+    >>> codes, scales = flashinfer.mxfp8_quantize(x, is_sf_swizzled_layout=False)
+    >>> codes.shape, scales.shape
+    (torch.Size([4, 64]), torch.Size([8]))
     """
     op = "mxfp8_quantize"
     if backend != "cuda":
@@ -134,6 +141,14 @@ def mxfp8_dequantize_host(
     -------
     torch.Tensor
         ``(m, k)`` float32 on the CPU.
+
+    Examples
+    --------
+    >>> x = torch.ones(4, 64).bfloat16()
+    >>> codes, scales = flashinfer.mxfp8_quantize(x, is_sf_swizzled_layout=False)
+    >>> y = flashinfer.mxfp8_dequantize_host(codes, scales, is_sf_swizzled_layout=False)
+    >>> y[0, :3]
+    tensor([1., 1., 1.])
     """
     op = "mxfp8_dequantize_host"
     layout = chosen_layout(op, is_sf_swizzled_layout, sf_swizzle_layout)

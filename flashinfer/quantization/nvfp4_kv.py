@@ -69,6 +69,13 @@ def nvfp4_kv_dequantize(
     -------
     torch.Tensor
         ``(m, k)`` of ``output_dtype``.
+
+    Examples
+    --------
+    >>> codes = torch.full((1, 8), 0x22, dtype=torch.uint8)  # sixteen codes of 1.0
+    >>> scales = torch.tensor([[2.0]]).to(torch.float8_e4m3fn)
+    >>> flashinfer.nvfp4_kv_dequantize(codes, scales, torch.tensor([0.5]))[0, :3]
+    tensor([1., 1., 1.], dtype=torch.bfloat16)
     """
     op = "nvfp4_kv_dequantize"
     if fp4_data.ndim != 2:
@@ -130,6 +137,16 @@ def nvfp4_kv_dequantize_paged(
         ``(batch, seq, heads, d)`` float16 or bfloat16, written; may be empty.
     kv_layout : str
         ``"NHD"`` or ``"HND"``.
+
+    Examples
+    --------
+    >>> pages = tuple(torch.full((1, 16, 2, 32), 0x22, dtype=torch.uint8) for _ in "kv")
+    >>> scales = tuple(torch.ones(1, 16, 2, 4).to(torch.float8_e4m3fn) for _ in "kv")
+    >>> k, v = torch.zeros(2, 1, 16, 2, 64).bfloat16()
+    >>> table, lengths, one = torch.tensor([[0]]).int(), torch.tensor([3]).int(), torch.ones(1)
+    >>> flashinfer.quantization.nvfp4_kv_dequantize_paged(pages, scales, table, lengths, one, one, k, v)
+    >>> k[0, :4, 0, 0]
+    tensor([1., 1., 1., 0.], dtype=torch.bfloat16)
     """
     op = "nvfp4_kv_dequantize_paged"
     if kv_layout not in ("NHD", "HND"):

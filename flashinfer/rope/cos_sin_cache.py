@@ -105,7 +105,15 @@ def apply_rope_with_cos_sin_cache_inplace(
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
 ) -> None:
-    r""":func:`apply_rope_with_cos_sin_cache` that overwrites query and key."""
+    r""":func:`apply_rope_with_cos_sin_cache` that overwrites query and key.
+
+    Examples
+    --------
+    >>> angles = torch.arange(16)[:, None] * 10000.0 ** (-torch.arange(32) / 32)
+    >>> table = torch.cat([angles.cos(), angles.sin()], dim=1)
+    >>> q, k = torch.randn(5, 4 * 64), torch.randn(5, 2 * 64)
+    >>> flashinfer.apply_rope_with_cos_sin_cache_inplace(torch.tensor([0, 1, 7, 8, 9]), q, k, 64, table)
+    """
     try:
         q = query if query.ndim == 2 else _tokens(query, positions, head_size)
         k = key if key.ndim == 2 else _tokens(key, positions, head_size)

@@ -105,6 +105,12 @@ def apply_llama31_rope(
     -------
     tuple[torch.Tensor, torch.Tensor]
         q and k rotated: new tensors of the same shapes.
+
+    Examples
+    --------
+    >>> q, k = torch.randn(5, 4, 64), torch.randn(5, 2, 64)  # a request of two tokens and one of three
+    >>> indptr, offsets = torch.tensor([0, 2, 5]).int(), torch.tensor([0, 7]).int()
+    >>> q_rotated, k_rotated = flashinfer.apply_llama31_rope(q, k, indptr, offsets)
     """
     q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
     _apply_llama31_rope(
@@ -128,7 +134,14 @@ def apply_llama31_rope_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> None:
-    r""":func:`apply_llama31_rope` that overwrites q and k."""
+    r""":func:`apply_llama31_rope` that overwrites q and k.
+
+    Examples
+    --------
+    >>> q, k = torch.randn(5, 4, 64), torch.randn(5, 2, 64)
+    >>> indptr, offsets = torch.tensor([0, 2, 5]).int(), torch.tensor([0, 7]).int()
+    >>> flashinfer.apply_llama31_rope_inplace(q, k, indptr, offsets)
+    """
     _apply_llama31_rope(
         q, k, q, k, indptr, offsets, rotary_dim, interleave,
         rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,
@@ -152,6 +165,11 @@ def apply_llama31_rope_pos_ids(
     r"""Llama 3.1's rotary embedding of tokens whose positions are given.
 
     ``pos_ids`` is ``(nnz,)``, int32 or int64; everything else as in :func:`apply_llama31_rope`.
+
+    Examples
+    --------
+    >>> q, k = torch.randn(5, 4, 64), torch.randn(5, 2, 64)
+    >>> q_rotated, k_rotated = flashinfer.apply_llama31_rope_pos_ids(q, k, torch.tensor([0, 1, 7, 8, 9]))
     """
     q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
     _apply_llama31_rope_pos_ids(
@@ -174,7 +192,13 @@ def apply_llama31_rope_pos_ids_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> None:
-    r""":func:`apply_llama31_rope_pos_ids` that overwrites q and k."""
+    r""":func:`apply_llama31_rope_pos_ids` that overwrites q and k.
+
+    Examples
+    --------
+    >>> q, k = torch.randn(5, 4, 64), torch.randn(5, 2, 64)
+    >>> flashinfer.apply_llama31_rope_pos_ids_inplace(q, k, torch.tensor([0, 1, 7, 8, 9]))
+    """
     _apply_llama31_rope_pos_ids(
         q, k, q, k, pos_ids, rotary_dim, interleave,
         rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len,

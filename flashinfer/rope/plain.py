@@ -125,7 +125,14 @@ def apply_rope_inplace(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> None:
-    r""":func:`apply_rope` that overwrites q and k."""
+    r""":func:`apply_rope` that overwrites q and k.
+
+    Examples
+    --------
+    >>> q, k = torch.randn(5, 4, 64), torch.randn(5, 2, 64)  # a request of two tokens and one of three
+    >>> indptr, offsets = torch.tensor([0, 2, 5]).int(), torch.tensor([0, 7]).int()
+    >>> flashinfer.apply_rope_inplace(q, k, indptr, offsets)
+    """
     _apply_rope(q, k, q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta)
 
 
@@ -174,5 +181,11 @@ def apply_rope_pos_ids_inplace(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> None:
-    r""":func:`apply_rope_pos_ids` that overwrites q and k."""
+    r""":func:`apply_rope_pos_ids` that overwrites q and k.
+
+    Examples
+    --------
+    >>> q, k = torch.randn(5, 4, 64), torch.randn(5, 2, 64)
+    >>> flashinfer.apply_rope_pos_ids_inplace(q, k, torch.tensor([0, 1, 7, 8, 9]))
+    """
     _apply_rope_pos_ids(q, k, q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta)

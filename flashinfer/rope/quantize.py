@@ -169,6 +169,16 @@ def rope_quantize_fp8(
     -------
     tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
         ``q_rope_out, k_rope_out, q_nope_out, k_nope_out``; a part that was None comes back with width 0.
+
+    Examples
+    --------
+    >>> q_rope, q_nope = torch.randn(3, 4, 64).bfloat16(), torch.randn(3, 4, 512).bfloat16()
+    >>> k_rope, k_nope = torch.randn(3, 64).bfloat16(), torch.randn(3, 512).bfloat16()  # MLA: one head of keys
+    >>> angles = torch.arange(16)[:, None] * 10000.0 ** (-torch.arange(32) / 32)
+    >>> table, pos_ids = torch.cat([angles.cos(), angles.sin()], dim=1), torch.arange(3)
+    >>> parts = flashinfer.rope.rope_quantize_fp8(q_rope, k_rope, q_nope, k_nope, table, pos_ids)
+    >>> [part.dtype for part in parts] == [torch.float8_e4m3fn] * 4
+    True
     """
     if backend != "cuda":
         _check_backend(backend, k_rope, is_neox)
@@ -197,7 +207,14 @@ def mla_rope_quantize_fp8(
     k_nope_out: Optional[torch.Tensor] = None,
     enable_pdl: Optional[bool] = False,
 ) -> Quantized:
-    r"""Call :func:`rope_quantize_fp8`; this is its name from the time when only MLA used it."""
+    r"""Call :func:`rope_quantize_fp8`; this is its name from the time when only MLA used it.
+
+    Examples
+    --------
+    >>> q_rope, k_rope = torch.randn(3, 4, 64).bfloat16(), torch.randn(3, 64).bfloat16()
+    >>> table, pos_ids = torch.cat([torch.ones(8, 32), torch.zeros(8, 32)], dim=1), torch.arange(3)
+    >>> parts = flashinfer.rope.mla_rope_quantize_fp8(q_rope, k_rope, None, None, table, pos_ids)
+    """
     return _quantize(
         "mla_rope_quantize_fp8", q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, quantize_dtype,
         quant_scale_q, quant_scale_kv, q_rope_out, k_rope_out, q_nope_out, k_nope_out, enable_pdl,

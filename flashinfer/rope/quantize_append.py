@@ -143,6 +143,19 @@ def rope_quantize_fp8_append_paged_kv_cache(
     -------
     tuple[torch.Tensor, torch.Tensor]
         ``q_rope_out, q_nope_out``.
+
+    Examples
+    --------
+    >>> q_rope, k_rope = torch.randn(3, 4, 64).bfloat16(), torch.randn(3, 2, 64).bfloat16()
+    >>> v = torch.randn(3, 2, 64).bfloat16()
+    >>> table = torch.cat([torch.ones(8, 32), torch.zeros(8, 32)], dim=1)
+    >>> pages = tuple(torch.zeros(1, 16, 2, 64, dtype=torch.float8_e4m3fn) for _ in "kv")
+    >>> indices, indptr, tokens = torch.tensor([0]).int(), torch.tensor([0, 1]).int(), torch.arange(3).int()
+    >>> q_rope_out, q_nope_out = flashinfer.rope.rope_quantize_fp8_append_paged_kv_cache(
+    ...     q_rope, k_rope, None, None, v, table, tokens, pages, indices, indptr, torch.zeros_like(tokens), tokens
+    ... )
+    >>> torch.equal(pages[1][0, :3].float(), v.to(torch.float8_e4m3fn).float())
+    True
     """
     if kv_layout not in ("NHD", "HND"):
         raise ArgumentError(f"{_OP}: kv_layout is {kv_layout!r}, expected 'NHD' or 'HND'")

@@ -251,6 +251,7 @@ def bench_gpu_time(
 
     Examples
     --------
+    >>> from flashinfer.testing import bench_gpu_time
     >>> median, std = bench_gpu_time(torch.neg, args=(torch.ones(8),), num_iters=10)
     >>> times_ms = bench_gpu_time(torch.neg, input_args=(torch.ones(8),), repeat_iters=10)
     """
