@@ -4,7 +4,7 @@
 A stem ``op`` has a launcher ``csrc/op.cu``, a binding ``csrc/op_jit_binding.cu`` and kernels in
 ``include/flashinfer/op.cuh`` and ``op_cpu.h``.
 
-* CPU: the host compiler takes launcher and binding; the launcher includes the kernels.
+* CPU: the host compiler takes launcher and binding; the launcher includes the kernels, so only the binding has none.
 * CUDA: the host compiler takes them too, against declarations only (3 s each instead of 9 s under nvcc, whose front end
   is slow on the TVM-FFI headers); the kernels come from units rendered from ``csrc/op_kernels.jinja``, one per
   element type, which nvcc compiles in parallel.
@@ -62,7 +62,7 @@ def stage(
         extra_cuda_cflags=list(extra_cuda_cflags),
         extra_include_paths=[directory] if config else [],
         backend=backend,
-        host_sources=frozenset(sources),
+        host_sources=frozenset(sources if backend == "cuda" else sources[1:]),
         generated={**units, **inc},
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Optional
@@ -43,9 +44,11 @@ def identity(spec: ModuleSpec) -> dict[str, Any]:
         "version": __version__,
         "arch": jit_env.arch_tag(spec.backend, spec.cpu_target),
         "tvm_ffi": find_tvm_ffi().__version__,
-        "flags": {"host": list(flags.host), "cuda": list(flags.cuda), "link": list(flags.link)},
+        "flags": {kind: list(values) for kind, values in asdict(flags).items()},
         "device_link": spec.needs_device_linking,
-        "units": [[tokenise(str(u.source), tokens), u.tool, u.needs_helper] for u in translation_units(spec)],
+        "units": [
+            [tokenise(str(u.source), tokens), u.tool, u.needs_helper, u.has_kernels] for u in translation_units(spec)
+        ],
     }
 
 

@@ -29,7 +29,7 @@ class ModuleSpec:
     is_class: bool = False
     needs_device_linking: bool = False
     backend: str = "cuda"  #: "cuda" or "cpu"
-    host_sources: frozenset[Path] = frozenset()  #: ``.cu`` files without device code: the host compiler takes them
+    host_sources: frozenset[Path] = frozenset()  #: ``.cu`` files without kernels, for the host compiler with -O2
     generated: Mapping[Path, str] = field(default_factory=dict)  #: sources written inside the build lock
     supported_major_versions: Optional[list[int]] = None  #: limits the targets to these majors
     cpu_target: str = ""  #: instruction set of a CPU module built ahead of time; empty: all that this machine has

@@ -7,9 +7,12 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from flashinfer.jit import cpp_ext, gen_jit_spec, toolchain
+from flashinfer.jit.attention import gen_single_decode_module
 from flashinfer.jit.context import current_compilation_context
+from flashinfer.jit.norm import gen_norm_module
 
 from .toolbox import TINY
 
@@ -208,6 +211,37 @@ def test_host_sources_go_to_the_host_compiler(workshop, toolkit):
     assert units(spec)["op.cu"].tool == "cxx"
     assert spec.get_object_paths()[0].name == "src_op.cuda.o"
     assert spec.build_and_load().answer() == 42
+
+
+def test_sources_without_kernels_are_optimised_less(workshop, toolkit, monkeypatch):
+    """Compile launchers with -O2, kernels with -O3; the flags of the user come last."""
+    source, binding = workshop.source("op", ".cu"), workshop.source("binding", ".cpp", "int x;\n")
+
+    def levels() -> list[list[str]]:
+        spec = gen_jit_spec("op", [source, binding], host_sources=frozenset([source]))
+        lines = [cpp_ext.Commands(spec).compile(unit) for unit in cpp_ext.translation_units(spec)]
+        return [[word for word in shlex.split(line) if word.startswith("-O")] for line in lines]
+
+    assert levels() == [["-O2"], ["-O3"]]
+    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O1")
+    assert levels() == [["-O2", "-O1"], ["-O3", "-O1"]]
+    monkeypatch.setenv("FLASHINFER_JIT_DEBUG", "1")
+    assert levels() == [["-O0", "-O1"], ["-O0", "-O1"]]
+
+
+def test_modules_of_one_stem(toolkit):
+    """Check which units of a CPU module have no kernels: a binding, and the launcher of an attention module."""
+    norm = cpp_ext.translation_units(gen_norm_module("cpu"))
+    assert [(unit.source.name, unit.has_kernels) for unit in norm] == [
+        ("norm.cu", True),
+        ("norm_jit_binding.cu", False),
+    ]
+    types = (torch.float16, torch.float16, torch.float16)
+    decode = gen_single_decode_module(*types, 64, 64, 0, False, False, device="cpu")
+    assert {unit.source.name: unit.has_kernels for unit in cpp_ext.translation_units(decode)} == {
+        "single_decode_jit_binding.cu": False,
+        "single_decode_cpu.cpp": True,
+    }
 
 
 # ------------------------------------------------------------------------------------------------ jobs
