@@ -16,13 +16,42 @@ using tvm::ffi::Function;
 
 namespace {
 
-/// Element of the sums of a product: fp32, which the contract rounds only after the activation and after the sum over
-/// slots. The exceptions: block-scaled layers are defined with a first product rounded to bf16, and second sums on SM90
-/// that would leave its L2 are rounded to bf16, because fp32 would double the traffic that bounds them.
-Element SumsElement(const LayerSizes& s, int product, bool use_sm90) {
-  if (product == 1) return s.format == Format::kFp8Block ? Element::kBFloat16 : Element::kFloat32;
-  return use_sm90 && s.pairs() * s.hidden * 4 > EXACT_SUMS_BYTES ? Element::kBFloat16 : Element::kFloat32;
+#if defined(FLASHINFER_CPU)
+constexpr bool IS_CPU = true;
+#else
+constexpr bool IS_CPU = false;
+#endif
+
+/// Return true if product 1 applies the activation, so that its sums are never stored: SM90 without block scales.
+bool ActivatesInProduct(const LayerSizes& s, ActivationType type, bool use_sm90) {
+  return use_sm90 && s.format != Format::kFp8Block &&
+         (type == ActivationType::kSwiglu || type == ActivationType::kSwigluBias);
 }
+
+/// Choose the elements of sums. Sums 1 are fp32, but for block-scaled layers, which are defined with bf16. Sums 2, of
+/// which a layer stores top_k rows per token, have the output's element on CUDA, because their traffic counts at every
+/// size. The general product has no factors of experts: sums of raw codes, which fp16 could not hold, stay fp32.
+LayerSizes WithSums(LayerSizes s, ActivationType type, bool use_sm90, Element output) {
+  s.sums1 = s.format == Format::kFp8Block ? Element::kBFloat16 : Element::kFloat32;
+  s.sums2 = !IS_CPU && (use_sm90 || s.format == Format::kPlain) ? output : Element::kFloat32;
+  s.has_sums1 = !ActivatesInProduct(s, type, use_sm90);
+  return s;
+}
+
+#if defined(FLASHINFER_CPU)
+/// Products on the CPU, with the interface of GroupedProduct.
+struct CpuProduct {
+  Weights weights[2];
+
+  bool MultiplyAndActivate(const Operand&, const SortedPairs&, const Sums&, const ActivationParams&,
+                           const Operand&) const {
+    return false;
+  }
+  void Multiply(const Operand& a, int index, const SortedPairs& pairs, Sums* d) const {
+    flashinfer::fused_moe::Multiply(a, weights[index - 1], pairs, *d);
+  }
+};
+#endif
 
 /// Return the buffer: the caller's, if it is large enough, or a new one that `owner` keeps alive.
 char* Buffer(const Optional<TensorView>& given, const TensorView& input, int64_t bytes, Tensor* owner) {
@@ -66,9 +95,9 @@ Operand OperandAt(char* buffer, const LayerSizes& s, const Workspace& w, int pro
   return x;
 }
 
-/// Sort the pairs by expert and return their tables.
-SortedPairs Sort(const Tensors& x, const LayerSizes& s, char* buffer, const Workspace& w, int64_t first_expert,
-                 bool enable_pdl, flashinfer::Stream stream) {
+/// Sort the pairs by expert and copy tokens to the rows of product 1; return the tables of pairs.
+SortedPairs SortAndCopy(const Tensors& x, const LayerSizes& s, char* buffer, const Workspace& w, int64_t first_expert,
+                        const Operand& to, bool enable_pdl, flashinfer::Stream stream) {
   if (s.pairs() >= (int64_t{1} << 31) - (1 << 20))
     Refuse("tokens times top_k must be below 2^31, got " + std::to_string(s.pairs()));
   const auto ints = [&](int64_t offset) { return reinterpret_cast<int32_t*>(buffer + offset); };
@@ -82,20 +111,24 @@ SortedPairs Sort(const Tensors& x, const LayerSizes& s, char* buffer, const Work
   p.max_rows = p.pairs;
   p.workspace = ints(w.sort);
   p.enable_pdl = enable_pdl;
+  const SortedPairs pairs{p.experts, p.expert_offsets, p.pair_to_row,  p.row_to_pair,
+                          s.tokens,  int32_t(s.top_k), p.first_expert, p.num_experts};
+  const PermuteParams copies{x.input.data_ptr(), ElementOf(x.input), x.input.stride(0), pairs, to, enable_pdl};
+#if !defined(FLASHINFER_CPU)
+  if (TakesOneLaunch(s.pairs(), s.num_experts, to.rounding)) {
+    CheckStatus(OP, SortAndPermute(p, copies, stream));
+    return pairs;
+  }
+#endif
   CheckStatus(OP, flashinfer::MoeSort(p, stream));
-  return {p.experts, p.expert_offsets, p.pair_to_row,  p.row_to_pair,
-          s.tokens,  int32_t(s.top_k), p.first_expert, p.num_experts};
+  CheckStatus(OP, Permute(copies, stream));
+  return pairs;
 }
 
-LayerSizes WithSums(LayerSizes s, bool use_sm90) {
-  s.sums1 = SumsElement(s, 1, use_sm90), s.sums2 = SumsElement(s, 2, use_sm90);
-  return s;
-}
-
-/// Run all stages. `multiply(operand, product, pairs, sums)` enqueues a product.
-template <typename Multiply>
+/// Run all stages. `product` enqueues the products.
+template <typename Product>
 void RunStages(const Tensors& x, const LayerSizes& s, char* buffer, const Workspace& w, ActivationParams activation,
-               int64_t first_expert, bool adds_bias2, bool enable_pdl, const Multiply& multiply) {
+               int64_t first_expert, bool adds_bias2, bool enable_pdl, const Product& product) {
   const auto stream = get_stream(x.input.device());
   const int64_t experts = s.num_experts;
   const bool by_row = s.format == Format::kMxfp4Fp8;
@@ -119,11 +152,12 @@ void RunStages(const Tensors& x, const LayerSizes& s, char* buffer, const Worksp
     a2.column_factors =
         ColumnFactors("the activation scale of GEMM 2 in quant_scales", x.quant2, x.input, s.intermediate);
   }
-  const SortedPairs pairs = Sort(x, s, buffer, w, first_expert, enable_pdl, stream);
-  CheckStatus(OP, Permute({x.input.data_ptr(), ElementOf(x.input), x.input.stride(0), pairs, a1, enable_pdl}, stream));
-  multiply(a1, 1, pairs, d1);
-  CheckStatus(OP, Activate({d1, activation, pairs, a2, enable_pdl}, stream));
-  multiply(a2, 2, pairs, d2);
+  const SortedPairs pairs = SortAndCopy(x, s, buffer, w, first_expert, a1, enable_pdl, stream);
+  if (!product.MultiplyAndActivate(a1, pairs, d1, activation, a2)) {
+    product.Multiply(a1, 1, pairs, &d1);
+    CheckStatus(OP, Activate({d1, activation, pairs, a2, enable_pdl}, stream));
+  }
+  product.Multiply(a2, 2, pairs, &d2);
   const float* scales = x.token_scales.has_value() ? x.token_scales.value().data_ptr<float>() : nullptr;
   CheckStatus(
       OP,
@@ -135,8 +169,9 @@ void RunStages(const Tensors& x, const LayerSizes& s, char* buffer, const Worksp
 int64_t fused_moe_workspace_size(int64_t tokens, int64_t top_k, int64_t hidden, int64_t intermediate, int64_t experts,
                                  int64_t format, int64_t activation, bool use_sm90) {
   LayerSizes s{tokens, top_k, hidden, intermediate, experts};
-  s.format = Format(format), s.is_gated = IsGated(ActivationType(activation));
-  return LayOut(WithSums(s, use_sm90)).bytes;
+  const auto type = ActivationType(activation);
+  s.format = Format(format), s.is_gated = IsGated(type);
+  return LayOut(WithSums(s, type, use_sm90, Element::kBFloat16)).bytes;  // fp16 has as many bytes
 }
 
 void fused_moe(TensorView output, TensorView input, TensorView experts, Optional<TensorView> token_scales,
@@ -152,7 +187,7 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
   const Format format = Format(format_number);
   ActivationParams activation{ActivationType(activation_number)};
   CheckDtypes(x, format);
-  const LayerSizes s = WithSums(SizesOf(x, format, activation.type), use_sm90);
+  const LayerSizes s = WithSums(SizesOf(x, format, activation.type), activation.type, use_sm90, ElementOf(x.output));
   if (bias1.has_value() != bias2.has_value()) Refuse("fc1_expert_biases and fc2_expert_biases must be given together");
   const int64_t n = s.num_experts;
   activation.alpha = ExpertVector("swiglu_alpha", alpha, input, n);
@@ -170,13 +205,10 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
   DeviceGuard guard(input.device());
   const bool pdl = UsePdl(enable_pdl, input.device());
 #if defined(FLASHINFER_CPU)
-  const Weights weights[] = {{fc1.data_ptr(), format, ElementOf(input), s.fc1_rows(), s.hidden, scales[0]},
-                             {fc2.data_ptr(), format, ElementOf(input), s.hidden, s.intermediate, scales[1]}};
-  const auto multiply = [&](const Operand& a, int index, const SortedPairs& pairs, const Sums& d) {
-    Multiply(a, weights[index - 1], pairs, d);
-  };
+  const CpuProduct products{{{fc1.data_ptr(), format, ElementOf(input), s.fc1_rows(), s.hidden, scales[0]},
+                             {fc2.data_ptr(), format, ElementOf(input), s.hidden, s.intermediate, scales[1]}}};
 #else
-  const GroupedProduct multiply{x, s, scales, product, use_sm90, pdl};
+  const GroupedProduct products{x, s, scales, product, use_sm90, pdl};
 #endif
-  RunStages(x, s, buffer, w, activation, first_expert, adds_bias2, pdl, multiply);
+  RunStages(x, s, buffer, w, activation, first_expert, adds_bias2, pdl, products);
 }

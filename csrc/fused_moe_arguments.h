@@ -132,6 +132,7 @@ inline const void* Bias(const char* name, const Optional<TensorView>& x, const T
   if (!x.has_value()) return nullptr;
   Expect(OP, name, x.value()).same_device(all.input, "input").same_dtype(all.output, "output").rank(2).contiguous();
   Expect(OP, name, x.value()).dim(0, n, "local experts").dim(1, columns, "rows of the weights");
+  CheckAligned(name, x.value());
   return x.value().data_ptr();
 }
 

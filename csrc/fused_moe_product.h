@@ -51,32 +51,61 @@ class GroupedProduct {
     if (!product_.has_value()) Refuse("product must be the function of a GEMM module, got None");
   }
 
-  void operator()(const Operand& a, int index, const SortedPairs& pairs, const Sums& d) const {
-    if (use_sm90_) {
-      MultiplySm90(a, index, pairs, d);
-    } else {
-      MultiplyGeneral(a, index, pairs, d);
+  /// Enqueue product 1 and the activation as one kernel, if the layer has no sums 1. Returns false if it has.
+  bool MultiplyAndActivate(const Operand& a, const SortedPairs& pairs, const Sums& sums,
+                           const ActivationParams& activation, const Operand& to) const {
+    if (s_.has_sums1) return false;
+    flashinfer::gemm::GemmProblem p = ProblemOf(a, 1, pairs, sums.columns);
+    p.d = to.data, p.d_stride = to.columns, p.out = to.element;
+    flashinfer::gemm::GatedActivation& gate = p.activation;
+    gate.is_active = true;
+    if (activation.type == ActivationType::kSwigluBias) {
+      gate.alpha = activation.alpha, gate.beta = activation.beta, gate.limit = activation.limit;
     }
+    gate.factor = sums.expert_factor;
+    gate.bias = sums.bias, gate.is_bias_half = sums.bias_element == Element::kFloat16;
+    gate.quantizer = to.factor, gate.is_quantizer_of_group = to.is_factor_of_expert;
+    EnqueueSm90(&p, 1);
+    return true;
+  }
+
+  /// Enqueue a product. Factors of experts that it has applied are removed from `d`.
+  void Multiply(const Operand& a, int index, const SortedPairs& pairs, Sums* d) const {
+    if (!use_sm90_) {
+      MultiplyGeneral(a, index, pairs, *d);
+      return;
+    }
+    flashinfer::gemm::GemmProblem p = ProblemOf(a, index, pairs, d->columns);
+    p.d = d->data, p.d_stride = p.n, p.out = d->element;
+    p.weight_factors = d->expert_factor;
+    d->expert_factor = nullptr;
+    EnqueueSm90(&p, index);
   }
 
  private:
   const void* WeightsOf(int index) const { return (index == 1 ? x_.fc1 : x_.fc2).data_ptr(); }
 
-  void MultiplySm90(const Operand& a, int index, const SortedPairs& pairs, const Sums& d) const {
+  /// Describe a product of the SM90 module, but for its results.
+  flashinfer::gemm::GemmProblem ProblemOf(const Operand& a, int index, const SortedPairs& pairs,
+                                          int64_t columns) const {
     flashinfer::gemm::GemmProblem p;
-    p.a = a.data, p.b = WeightsOf(index), p.d = d.data;
-    p.m = s_.pairs(), p.n = d.columns, p.k = a.columns;
+    p.a = a.data, p.b = WeightsOf(index);
+    p.m = s_.pairs(), p.n = columns, p.k = a.columns;
     p.batch = p.weights = s_.num_experts;
-    p.a_stride = p.b_stride = p.k, p.d_stride = p.n;
+    p.a_stride = p.b_stride = p.k;
     p.b_batch_stride = p.n * p.k;
     p.grouping = flashinfer::gemm::Grouping::kPacked, p.groups = pairs.expert_offsets;
-    p.out = d.element;
     if (s_.format == Format::kFp8Block) {
       const int64_t depth = (p.k + 127) / 128, blocks = (p.n + 127) / 128;
       p.a_scale = {a.scales, 0, 1, a.scale_stride, 1};
       p.b_scale = {static_cast<const float*>(scales_[index - 1]), blocks * depth, depth, 1, 128};
     }
-    product_.value()(static_cast<void*>(&p), x_.input.device().device_id, enable_pdl_);
+    return p;
+  }
+
+  /// Weights and offsets of product 2 are older than the kernel before it, which is not the sort: it loads weights early.
+  void EnqueueSm90(flashinfer::gemm::GemmProblem* p, int index) const {
+    product_.value()(static_cast<void*>(p), x_.input.device().device_id, enable_pdl_, index == 2);
   }
 
   void MultiplyGeneral(const Operand& a, int index, const SortedPairs& pairs, const Sums& d) const {

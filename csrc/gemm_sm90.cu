@@ -127,6 +127,7 @@ GemmShape ShapeOf(const GemmProblem& p, int64_t rows) {
   x.element_bytes = ElementDtype().bits / 8;
   x.is_block = SCALING == Scaling::kBlock;
   x.needs_swapped = x.is_block && p.b_scale.rows == 1;
+  x.is_gated = p.activation.is_active;
   return x;
 }
 
@@ -227,11 +228,12 @@ bool gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> 
   });
 }
 
-void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl) {
+void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
   const GemmProblem& p = *static_cast<const GemmProblem*>(problem);
   const DLDevice device{kDLCUDA, int32_t(device_id)};
   GemmConfig c = ChooseByRule(p, p.m, SmCount(device.device_id));
   c.enable_pdl = enable_pdl;
+  c.weights_first = c.groups_first = weights_first;
   CheckStatus(OP, ENTRIES[IndexOf(c)](p, c, get_stream(device)));
 }
 

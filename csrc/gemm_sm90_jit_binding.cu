@@ -5,8 +5,9 @@
 bool gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,
                Optional<TensorView> bias, Optional<TensorView> groups, Optional<TensorView> weight_indices,
                int64_t grouping, int64_t scale_rows, int64_t expected_m, bool enable_pdl, bool weights_first);
-/// Multiply the rows of experts for fused_moe.cu, on the current device. `problem`: a flashinfer::gemm::GemmProblem.
-void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl);
+/// Multiply the rows of experts for fused_moe.cu, on the current device. `problem`: a flashinfer::gemm::GemmProblem;
+/// `weights_first`: the kernel before this one wrote neither weights nor `groups`.
+void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first);
 bool gemm_sm90_with_tile(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
                          Optional<TensorView> b_scale, Optional<TensorView> bias, Optional<TensorView> groups,
                          Optional<TensorView> weight_indices, int64_t grouping, int64_t scale_rows, int64_t tile,

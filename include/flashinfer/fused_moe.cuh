@@ -27,22 +27,22 @@ __global__ void __launch_bounds__(ROW_THREADS) PermuteKernel(const __grid_consta
   });
 }
 
-/// Read four values of sums: times the factor, plus the bias.
-template <typename T>
+/// Read values of sums: times the factor, plus the bias.
+template <typename T, int COUNT>
 __device__ __forceinline__ void ReadSums(const Sums& s, int64_t row, int expert, float factor, int column,
-                                         float (&x)[4]) {
-  LoadFour<T>(s.data, row * s.columns + column, x);
+                                         float (&x)[COUNT]) {
+  LoadFloats<T>(s.data, row * s.columns + column, x);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] *= factor;
+  for (int i = 0; i < COUNT; ++i) x[i] *= factor;
   if (s.bias == nullptr) return;
-  float bias[4];
+  float bias[COUNT];
   if (s.bias_element == Element::kBFloat16) {
-    LoadFour<__nv_bfloat16>(s.bias, expert * s.columns + column, bias);
+    LoadFloats<__nv_bfloat16>(s.bias, expert * s.columns + column, bias);
   } else {
-    LoadFour<__half>(s.bias, expert * s.columns + column, bias);
+    LoadFloats<__half>(s.bias, expert * s.columns + column, bias);
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] += bias[i];
+  for (int i = 0; i < COUNT; ++i) x[i] += bias[i];
 }
 
 __device__ __forceinline__ float FactorOf(const Sums& s, int64_t row, int expert) {
@@ -73,27 +73,38 @@ __global__ void __launch_bounds__(ROW_THREADS) ActivateKernel(const __grid_const
 
 constexpr int FINALIZE_THREADS = 128;
 
-/// A thread sums four columns of a token over its slots, in their order.
+template <typename In>
+constexpr int FINALIZE_COLUMNS = 16 / int(sizeof(In));  // of a thread: hidden sizes are multiples of 8
+
+/// A thread sums 16 bytes of columns of a token over its slots, in their order.
 template <typename In, typename Out>
 __global__ void __launch_bounds__(FINALIZE_THREADS) FinalizeKernel(const __grid_constant__ FinalizeParams p) {
   ptx::GridDependencyWait();
   ptx::LaunchDependentsOfFew();
   const int64_t token = blockIdx.x;
-  const int column = (blockIdx.y * FINALIZE_THREADS + threadIdx.x) * 4;
+  constexpr int COLUMNS = FINALIZE_COLUMNS<In>;
+  const int column = (blockIdx.y * FINALIZE_THREADS + threadIdx.x) * COLUMNS;
   if (column >= p.sums.columns) return;
-  float total[4] = {};
+  float total[COLUMNS] = {};
 #pragma unroll 8
   for (int slot = 0; slot < p.pairs.top_k; ++slot) {
     const int64_t pair = token * p.pairs.top_k + slot, row = p.pairs.pair_to_row[pair];
     if (row < 0) continue;
     const int expert = ExpertOf(p.pairs, pair);
-    float x[4];
+    float x[COLUMNS];
     ReadSums<In>(p.sums, row, expert, FactorOf(p.sums, row, expert), column, x);
     const float scale = p.scales == nullptr ? 1.f : p.scales[pair];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[i] += x[i] * scale;
+    for (int i = 0; i < COLUMNS; ++i) total[i] += x[i] * scale;
   }
-  RoundTo<Out, 4>(total).Store(static_cast<Out*>(p.output) + token * p.output_stride + column);
+  Out* const to = static_cast<Out*>(p.output) + token * p.output_stride + column;
+  const auto rounded = RoundTo<Out, COLUMNS>(total);
+  if (p.output_stride % COLUMNS == 0) {
+    rounded.Store(to);
+  } else {
+#pragma unroll
+    for (int i = 0; i < COLUMNS; ++i) to[i] = rounded.data[i];
+  }
 }
 
 FLASHINFER_INLINE Status Permute(const PermuteParams& p, Stream stream) {
@@ -144,15 +155,18 @@ FLASHINFER_INLINE Status Activate(const ActivateParams& p, Stream stream) {
 }
 
 FLASHINFER_INLINE Status Finalize(const FinalizeParams& p, Stream stream) {
-  const dim3 grid(unsigned(p.pairs.tokens), unsigned(CeilDiv(p.sums.columns, FINALIZE_THREADS * 4)));
-  const auto launch = [&](auto kernel) {
+  const auto launch = [&](auto kernel, int columns) {
+    const dim3 grid(unsigned(p.pairs.tokens), unsigned(CeilDiv(p.sums.columns, FINALIZE_THREADS * columns)));
     return Launch(kernel, grid, dim3(FINALIZE_THREADS), p.enable_pdl, stream, p);
   };
   const bool is_bf16 = p.element == Element::kBFloat16;
   if (p.sums.element == Element::kFloat32) {
-    return launch(is_bf16 ? FinalizeKernel<float, __nv_bfloat16> : FinalizeKernel<float, __half>);
+    return launch(is_bf16 ? FinalizeKernel<float, __nv_bfloat16> : FinalizeKernel<float, __half>,
+                  FINALIZE_COLUMNS<float>);
   }
-  return launch(is_bf16 ? FinalizeKernel<__nv_bfloat16, __nv_bfloat16> : FinalizeKernel<__nv_bfloat16, __half>);
+  if (p.sums.element != p.element) return cudaErrorInvalidValue;
+  return launch(is_bf16 ? FinalizeKernel<__nv_bfloat16, __nv_bfloat16> : FinalizeKernel<__half, __half>,
+                FINALIZE_COLUMNS<__half>);
 }
 
 }  // namespace fused_moe

@@ -125,11 +125,16 @@ struct FinalizeParams {
   bool enable_pdl;
 };
 
-constexpr int64_t FEW_PAIRS = 256;  // pairs that SortAndPermute takes at most
+constexpr int64_t FEW_PAIRS = 1024, FEW_EXPERTS = 512;  // what SortAndPermute takes at most
+
+/// Return true if SortAndPermute serves a layer: few pairs, experts whose counters fit in 48 KB, no scale of whole rows.
+inline bool TakesOneLaunch(int64_t pairs, int64_t num_experts, Rounding rounding) {
+  return pairs <= FEW_PAIRS && num_experts <= FEW_EXPERTS &&
+         (rounding == Rounding::kElement || rounding == Rounding::kBlocks);
+}
 
 Status Permute(const PermuteParams& params, Stream stream);
-/// Sort up to FEW_PAIRS pairs of up to 512 experts, and permute their rows; roundings kElement and kBlocks. CUDA only,
-/// fused_moe/sort_permute.cuh.
+/// Sort the pairs of a layer that TakesOneLaunch, and permute their rows. CUDA only, fused_moe/sort_permute.cuh.
 Status SortAndPermute(const MoeSortParams& sort, const PermuteParams& params, Stream stream);
 Status Activate(const ActivateParams& params, Stream stream);
 Status Finalize(const FinalizeParams& params, Stream stream);

@@ -21,7 +21,7 @@ def library(tmp_path_factory) -> Library:
     return compile_emulated("emulated_stages.cpp", tmp_path_factory)
 
 
-@pytest.mark.parametrize("tokens, experts", [(1, 5), (9, 40)], ids=["one", "several"])
+@pytest.mark.parametrize("tokens, experts", [(1, 5), (9, 40), (100, 40)], ids=["one", "several", "many"])
 @pytest.mark.parametrize("is_block", [False, True], ids=["copied", "quantised"])
 @pytest.mark.parametrize("launches", [1, 2])
 def test_sort_and_permute(library, launches, is_block, tokens, experts):

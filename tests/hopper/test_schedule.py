@@ -13,7 +13,7 @@ from flashinfer.jit import env
 from flashinfer.jit.cpp_ext import find_cxx
 from flashinfer.jit.gemm import tiles_of
 
-BATCHED, CONTIGUOUS, MASKED = 0, 1, 2
+BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,15 @@ def test_every_tile_once(probe, m_tiles, n_tiles, raster):
     assert first_band == set(range(min(raster, m_tiles)))
 
 
-def choose(probe, kind, m, n, k, batch=1, grouping=BATCHED, needs_swapped=False):
+def choose(probe, kind, m, n, k, batch=1, grouping=BATCHED, needs_swapped=False, is_gated=False):
     """Return (swapped, block_m, block_n, cluster, share_b, raster) for an H200."""
     tiles = tiles_of(kind)
     numbers = [x for t in tiles for x in (int(t.swapped), t.block_m, t.block_n)]
     shape = (ctypes.c_int64 * 6)(m, n, k, batch, grouping, 2 if kind == "bf16" else 1)
     out = (ctypes.c_int * 6)()
     is_block = kind == "fp8_block"
-    probe.choose(shape, is_block, needs_swapped, (ctypes.c_int * len(numbers))(*numbers), len(tiles), 132, out)
+    flags = (is_block, needs_swapped, is_gated)
+    probe.choose(shape, *flags, (ctypes.c_int * len(numbers))(*numbers), len(tiles), 132, out)
     assert (bool(out[0]), out[1], out[2]) in {(t.swapped, t.block_m, t.block_n) for t in tiles}
     return tuple(out)
 
@@ -85,3 +86,11 @@ def test_few_tokens_are_not_padded_to_64(probe, kind, m):
 
 def test_scales_of_single_weight_rows_need_swapped_operands(probe):
     assert choose(probe, "fp8_block", 4096, 7168, 4096, needs_swapped=True)[0]
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+@pytest.mark.parametrize("rows", [2, 8, 128, 1000, 65536])
+def test_gated_products_store_64_columns(probe, kind, rows):
+    """Half of the columns of a tile with tokens on the M side are results."""
+    swapped, _, block_n, *_ = choose(probe, kind, rows, 1536, 2048, 128, PACKED, is_gated=True)
+    assert swapped or block_n % 128 == 0

@@ -21,11 +21,11 @@ __device__ __forceinline__ float MaxMagnitude(const float (&x)[4]) {
   return fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
 }
 
-template <typename T>
-__device__ __forceinline__ void LoadFour(const void* data, int64_t index, float (&x)[4]) {
-  const auto v = Vec<T, 4>::Load(static_cast<const T*>(data) + index);
+template <typename T, int COUNT>
+__device__ __forceinline__ void LoadFloats(const void* data, int64_t index, float (&x)[COUNT]) {
+  const auto v = Vec<T, COUNT>::Load(static_cast<const T*>(data) + index);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = v.Float(i);
+  for (int i = 0; i < COUNT; ++i) x[i] = v.Float(i);
 }
 
 /// Return e4m3 of four values times `q`.
@@ -90,7 +90,7 @@ __device__ __forceinline__ void WriteRows(const Operand& to, const Rows& for_eac
     if constexpr (ROUNDING == Rounding::kColumns) {
       if (has_columns && to.column_factors != nullptr) {
         float factors[4];
-        LoadFour<__nv_bfloat16>(to.column_factors, column, factors);
+        LoadFloats<__nv_bfloat16>(to.column_factors, column, factors);
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[i] *= factors[i];
       }
@@ -123,7 +123,7 @@ __device__ __forceinline__ void PermuteToken(const PermuteParams& p, int64_t tok
     }
   } else {
     WriteRows<ROUNDING, In>(p.output, for_each_row, 0,
-                            [&](int column, float (&x)[4]) { LoadFour<In>(p.input, begin + column, x); });
+                            [&](int column, float (&x)[4]) { LoadFloats<In>(p.input, begin + column, x); });
   }
 }
 

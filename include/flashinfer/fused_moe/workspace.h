@@ -15,7 +15,8 @@ struct LayerSizes {
   int64_t tokens, top_k, hidden, intermediate, num_experts;  // experts of this rank
   Format format;
   bool is_gated;
-  Element sums1, sums2;  // element types of the sums of both products
+  Element sums1, sums2;   // element types of the sums of both products
+  bool has_sums1 = true;  // false: product 1 applies the activation
   int64_t pairs() const { return tokens * top_k; }
   int64_t fc1_rows() const { return is_gated ? 2 * intermediate : intermediate; }
 };
@@ -27,8 +28,6 @@ struct Workspace {
   int64_t scale_stride;  // between blocks along K
   int64_t bytes;
 };
-
-constexpr int64_t EXACT_SUMS_BYTES = 32 << 20;  // second sums that stay fp32 on SM90: they fit in its L2 of 50 MB
 
 inline int64_t ElementBytes(Element x) {
   if (x == Element::kFloat32) return 4;
@@ -74,11 +73,10 @@ inline Workspace LayOut(const LayerSizes& s) {
   const int64_t shared = end;
   w.operand1 = take(pairs * s.hidden * operand);
   w.scales1 = take(scale_bytes(s.hidden));
-  w.sums1 = take(pairs * s.fc1_rows() * ElementBytes(s.sums1));
+  w.sums1 = take(s.has_sums1 ? pairs * s.fc1_rows() * ElementBytes(s.sums1) : 0);
   const int64_t end1 = end;
   end = shared;
-  const int64_t sums2 = pairs * s.hidden * ElementBytes(s.sums2);
-  w.sums2 = take(s.sums2 == Element::kFloat32 ? sums2 : std::max(sums2, EXACT_SUMS_BYTES));  // more tokens, more bytes
+  w.sums2 = take(pairs * s.hidden * ElementBytes(s.sums2));
   w.bytes = std::max({end, end1, ALIGNMENT});
   return w;
 }

@@ -26,6 +26,7 @@ struct GemmShape {
   int element_bytes = 2;
   bool is_block = false;
   bool needs_swapped = false;  // scales of single weight rows
+  bool is_gated = false;       // tiles with tokens on the M side then store half of their columns, by 64
 };
 
 namespace model {
@@ -140,7 +141,7 @@ inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int cou
       for (int split = 1; split <= most; ++split) consider(tile, split, model::Swapped(x, tile, split, sms));
       continue;
     }
-    if (x.needs_swapped) continue;
+    if (x.needs_swapped || (x.is_gated && tile.block_n % 128 != 0)) continue;
     if (x.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % tile.block_m != 0) continue;
     // Pairs of blocks that share loads were slower than single blocks by 0 to 4 %, except at 1 % of the shapes.
     consider(tile, 1, model::Normal(x, tile, sms));

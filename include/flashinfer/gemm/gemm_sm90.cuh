@@ -139,7 +139,7 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
           continue;
         }
       }
-      StoreRows<Traits::GROUP_N>(p, acc[w], scale, staging, column, tile, row + 64 * w);
+      StoreRows<Traits::GROUP_N>(p, acc[w], scale * WeightFactor(p, tile), staging, column, tile, row + 64 * w);
     }
   }
 }

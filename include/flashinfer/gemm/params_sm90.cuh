@@ -47,6 +47,7 @@ struct GemmParams {
   void* d;
   int64_t d_stride, d_batch_stride;
   const bfloat16_t* bias;
+  const float* weight_factors;
   GatedActivation activation;
   int n, k_blocks;  // n: columns of d
   int cluster;
@@ -96,7 +97,7 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   t.grouping = x.grouping;
   p->token_scale = x.a_scale, p->weight_scale = x.b_scale;
   p->d = x.d, p->d_stride = x.d_stride, p->d_batch_stride = one_token_batch ? 0 : x.d_batch_stride;
-  p->bias = x.bias;
+  p->bias = x.bias, p->weight_factors = x.weight_factors;
   p->activation = x.activation;
   p->n = int(is_gated ? x.n / 2 : x.n), p->k_blocks = int(CeilDiv(x.k, BLOCK_K));
   p->cluster = c.cluster, p->out = x.out;

@@ -54,6 +54,7 @@ struct GemmProblem {
   Element out = Element::kBFloat16;         // element type of d: bf16, fp16 or fp32; bf16, fp16 or e4m3 if activated
   const bfloat16_t* bias = nullptr;         // one per row of weights, added before rounding
   const int32_t* weight_indices = nullptr;  // matrix of b of each group; null: group g has matrix g; kPacked only
+  const float* weight_factors = nullptr;    // factor of the sums of each matrix of b; null: 1. Not if activated
   GatedActivation activation;               // kTensor only
 };
 

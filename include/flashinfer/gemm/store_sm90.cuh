@@ -158,6 +158,11 @@ __device__ __forceinline__ void StoreTokens(const GemmParams& p, float (&d)[4], 
   }
 }
 
+/// Return the factor of the sums of a matrix of weights.
+__device__ __forceinline__ float WeightFactor(const GemmParams& p, const Tile& tile) {
+  return p.weight_factors == nullptr ? 1.f : p.weight_factors[tile.weight_batch];
+}
+
 /// Return the product of the per-tensor scales in device memory; a missing scale is 1.
 __device__ __forceinline__ float TensorScale(const GemmParams& p) {
   const float a = p.token_scale.data == nullptr ? 1.f : *p.token_scale.data;

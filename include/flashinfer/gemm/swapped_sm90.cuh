@@ -153,8 +153,9 @@ __device__ __forceinline__ void ConsumeSwapped(const GemmParams& p, const hopper
       }
     }
     const int column = part.tile.n_tile * SWAPPED_WEIGHTS + group * 64;
+    const float factor = scale * WeightFactor(p, part.tile);
     split.Add(acc[0], turn++,
-              [&](int j, float (&sum)[4]) { StoreTokens(p, sum, scale, column, part.tile, part.tile.row + 8 * j); });
+              [&](int j, float (&sum)[4]) { StoreTokens(p, sum, factor, column, part.tile, part.tile.row + 8 * j); });
   });
   if (p.cluster > 1 && turn == 0) ptx::ClusterWait();
 }
