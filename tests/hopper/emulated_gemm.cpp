@@ -22,6 +22,7 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
   }
   g.out = Element(next()), g.bias = static_cast<const bfloat16_t*>(pointer());
   g.weight_indices = static_cast<const int32_t*>(pointer());
+  g.weight_factors = static_cast<const float*>(pointer());
   GatedActivation& activation = g.activation;
   activation.is_active = next() != 0;
   for (const float** values : {&activation.alpha, &activation.beta, &activation.limit, &activation.factor}) {
@@ -41,6 +42,8 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
       return int(GemmSm90<float8_e4m3_t, TENSOR, 128, 64>(g, c, nullptr));
     case 2:
       return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 128>(g, c, nullptr));
+    case 3:
+      return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 256>(g, c, nullptr));
     case 10:
       return int(GemmSwappedSm90<bfloat16_t, TENSOR, 16>(g, c, nullptr));
     case 11:

@@ -14,7 +14,7 @@ from .gemm_inputs import BATCHED, CONTIGUOUS, E4M3, MASKED, PACKED, TOLERANCE, d
 
 BF16, F32 = torch.bfloat16, torch.float32
 OUTPUTS = {F32: 0, torch.float16: 1, BF16: 2, E4M3: 3}
-DENSE_BF16, DENSE_FP8, DENSE_BLOCK, FEW_BF16, FEW_BLOCK = 0, 1, 2, 10, 11
+DENSE_BF16, DENSE_FP8, DENSE_BLOCK, WIDE_BLOCK, FEW_BF16, FEW_BLOCK = 0, 1, 2, 3, 10, 11
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,7 @@ class Options:
     bias: torch.Tensor | None = None
     groups: torch.Tensor | None = None
     weight_indices: torch.Tensor | None = None
+    weight_factors: torch.Tensor | None = None
     activation: tuple[torch.Tensor | None, ...] = ()  # alpha, beta, limit, factor, bias and quantizer of each group
     grouping: int = BATCHED
     cluster: int = 1
@@ -60,7 +61,7 @@ def run(library: Library, kernel: int, out: torch.Tensor, a: torch.Tensor, b: to
     fields += [len(b) if b.ndim == 3 else 1, a.stride(-2), b.stride(-2), out.stride(-2)]
     fields += [batch_stride(a), batch_stride(b), batch_stride(out), o.grouping, address(o.groups)]
     fields += [*scale_fields(o.scales[0], a.shape[-2]), *scale_fields(o.scales[1], b.shape[-2])]
-    fields += [OUTPUTS[out.dtype], address(o.bias), address(o.weight_indices)]
+    fields += [OUTPUTS[out.dtype], address(o.bias), address(o.weight_indices), address(o.weight_factors)]
     fields += [bool(o.activation), *(address(x) for x in o.activation or (None,) * 6)]
     fields += [o.cluster, int(o.share_b), o.blocks, int(o.weights_first)]
     packed = (ctypes.c_int64 * len(fields))(*fields)
@@ -116,6 +117,28 @@ def test_block_scales_through_the_ring(library, cluster):
     scales = block_scales(a, b)
     out = run(library, DENSE_BLOCK, poisoned(130, 200), a, b, scales=scales, cluster=cluster)
     check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
+
+
+@pytest.mark.parametrize("kernel", [DENSE_BLOCK, WIDE_BLOCK])
+@pytest.mark.parametrize("m", [40, 64, 193])
+def test_rows_that_are_not_there(library, kernel, m):
+    """A warpgroup, or one of its waves of 64 rows, has no rows in the last tile and lets the stages pass."""
+    a, b = numbers(m, 1280, dtype=E4M3), numbers(264, 1280, dtype=E4M3)  # more stages than the ring has
+    scales = block_scales(a, b)
+    out = run(library, kernel, poisoned(m, 264), a, b, scales=scales, blocks=1)
+    check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
+
+
+def test_factors_of_groups(library):
+    """Sums are multiplied by the factor of their matrix of weights before they are rounded."""
+    indptr = torch.tensor([0, 20, 20, 53, 60], dtype=torch.int32)
+    a, b, factors = numbers(60, 64, dtype=BF16), numbers(4, 136, 64, dtype=BF16), torch.rand(4) + 0.5
+    for kernel in (DENSE_BF16, FEW_BF16):
+        options = {"groups": indptr, "grouping": PACKED, "weight_factors": factors}
+        out = run(library, kernel, poisoned(60, 136), a, b, **options)
+        for group in (0, 2, 3):
+            rows = slice(int(indptr[group]), int(indptr[group + 1]))
+            assert error(out[rows], a[rows].double() @ b[group].double().mT * factors[group]) < TOLERANCE
 
 
 @pytest.mark.parametrize("m, cluster", [(5, 1), (16, 3), (33, 2)])

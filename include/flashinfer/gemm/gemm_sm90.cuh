@@ -122,17 +122,24 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
   for (int t = int(blockIdx.x) / p.cluster; list.Get(t, tile); t += step) {
     if (!tile.exists) continue;
     const int row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N + group_column;
+    if (row >= tile.end_row) {
+      SkipStages(ring, at, p.k_blocks, p.cluster);
+      continue;
+    }
     float acc[Traits::WAVES][Traits::GROUP_N / 2];
     if constexpr (Traits::IS_BLOCK) {
       const int lane_row = group_row + int(threadIdx.x) % WARPGROUP / 32 * 16 + int(threadIdx.x) % 32 / 4;
       RowScales<Traits::WAVES, Traits::Scales::FLOATS> scales(
           stage_scales + lane_row, stage_scales + Traits::BLOCK_M + group_column / SCALE_BLOCK);
-      SumScaledStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster, scales);
+      const int waves = min(Traits::WAVES, CeilDivide(tile.end_row - row, 64));
+      SumScaledStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster, scales,
+                                                                    waves);
     } else {
       SumStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster);
     }
 #pragma unroll
     for (int w = 0; w < Traits::WAVES; ++w) {
+      if (row + 64 * w >= tile.end_row) break;
       if constexpr (Traits::CAN_GATE) {
         if (p.activation.is_active) {
           StoreGatedRows<Traits::GROUP_N>(p, acc[w], scale, staging, column / 2, tile, row + 64 * w);

@@ -59,12 +59,24 @@ __device__ __forceinline__ void SumStages(float (&acc)[WAVES][COLUMNS / 2], cons
   ring.Release(previous, cluster);
 }
 
-/// Compute acc = the sum over stages of products times scales. The sum is in fp32, because tensor cores keep only some
-/// 13 bits of fp8 sums. `scales` reads the scales of a stage from shared memory (Take), and adds scaled products (Add).
+/// Let `k_blocks` stages pass: the warpgroup has no rows in the tile, and leaves the tensor cores to the other one.
+template <int STAGES>
+__device__ __forceinline__ void SkipStages(const hopper::Ring<STAGES>& ring, hopper::RingPosition<STAGES>& at,
+                                           int k_blocks, uint32_t cluster) {
+  for (int kb = 0; kb < k_blocks; ++kb) {
+    ring.WaitFull(at);
+    ring.Release(at.stage, cluster);
+    at.Advance();
+  }
+}
+
+/// Compute acc = the sum over stages of products times scales, for the first `waves` waves; the others are zero. The sum
+/// is in fp32, because tensor cores keep only some 13 bits of fp8 sums. `scales` reads the scales of a stage from shared
+/// memory (Take), and adds scaled products (Add).
 template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STAGES, typename Scales>
 __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2], const hopper::Ring<STAGES>& ring,
                                                 hopper::RingPosition<STAGES>& at, const StageOperands& from,
-                                                int k_blocks, uint32_t cluster, Scales& scales) {
+                                                int k_blocks, uint32_t cluster, Scales& scales, int waves = WAVES) {
   float scratch[COLUMNS / 2];
 #pragma unroll
   for (int w = 0; w < WAVES; ++w) {
@@ -76,6 +88,7 @@ __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2]
     scales.Take(at.stage);
 #pragma unroll
     for (int w = 0; w < WAVES; ++w) {
+      if (w >= waves) break;
       const uint64_t a = hopper::AdvanceDescriptor(from.A(at.stage), w * 64 * hopper::SLAB_ROW_BYTES);
       ptx::WgmmaPin(scratch);
       ptx::WgmmaFence();
@@ -84,7 +97,7 @@ __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2]
       ptx::WgmmaWait<0>();
       ptx::WgmmaPin(scratch);
       // Released before the additions, so that the producer refills the stage meanwhile.
-      if (w == WAVES - 1) ring.Release(at.stage, cluster);
+      if (w == waves - 1) ring.Release(at.stage, cluster);
       scales.Add(acc[w], scratch, w);
     }
     at.Advance();
