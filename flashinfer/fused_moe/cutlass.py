@@ -16,11 +16,13 @@ from ..trace.templates.fused_moe import cutlass_fused_moe_trace
 from .cutlass_checks import refuse_modes, refuse_output, refuse_profiles, refuse_ranks
 from .cutlass_formats import Format, format_of, scales_of
 from .cutlass_op import fused_moe
+from .cutlass_results import unspecified
 
 __all__ = ["cutlass_fused_moe"]
 
 _OUTPUTS = frozenset({torch.float16, torch.bfloat16})
 _SWIGLU, _SWIGLU_BIAS = int(ActivationType.Swiglu), int(ActivationType.SwigluBias)
+_INVALID = int(ActivationType.InvalidType)
 _OF_SM90 = frozenset({Format.FP8_BLOCK, Format.MXFP4_FP8})
 _FOUR_BITS = frozenset({Format.MXFP4, Format.INT4_FP8, Format.MXFP4_FP8})
 _CHECKED_ON_CUDA = _OF_SM90 | _FOUR_BITS
@@ -29,9 +31,9 @@ _CHECKED_ON_CUDA = _OF_SM90 | _FOUR_BITS
 def _activation_number(activation_type: Union[int, ActivationType], has_constants: bool) -> int:
     """Return the number of the activation; Swiglu with constants is SwigluBias."""
     number = int(activation_type) if type(activation_type) is ActivationType else -1
-    if number < 0 or number >= int(ActivationType.InvalidType):
+    if number < 0 or number >= _INVALID:
         number = int(normalize_activation_type(activation_type))
-        if number == int(ActivationType.InvalidType):
+        if number == _INVALID:
             normalize_activation_type(-1)
     return _SWIGLU_BIAS if number == _SWIGLU and has_constants else number
 
@@ -161,7 +163,7 @@ def cutlass_fused_moe(
     -------
     list[torch.Tensor]
         The output ``(T, H)``, then an int32 ``(1,)``, a float32 ``(E_local, T)`` and an int32 ``(E_local,)`` tensor,
-        whose contents have no meaning.
+        whose contents have no meaning; calls may return the same ones.
 
     Examples
     --------
@@ -218,9 +220,4 @@ def cutlass_fused_moe(
         tp_rank == 0,
         enable_pdl,
     )
-    return [
-        output,
-        new_empty(input, torch.int32, 1),
-        new_empty(input, torch.float32, experts, tokens),
-        new_empty(input, torch.int32, experts),
-    ]
+    return [output, *unspecified(input, experts, tokens)]

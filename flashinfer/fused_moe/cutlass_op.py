@@ -68,8 +68,10 @@ def fused_moe(
         kind = sm90_kind(input.get_device(), input.dtype, format)
         is_sm90 = kind is not None
         product = _general_product[True] if kind is None else _sm90_product[kind]
+    # fmt: off
     _native[is_cuda](
-        *(output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2),
-        *(quant1, quant2, alpha, beta, limit, situ_beta, situ_linear_beta, workspace, product, format, activation),
-        *(first_expert, adds_bias2, is_sm90, use_pdl(input, enable_pdl)),
+        output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2,
+        quant1, quant2, alpha, beta, limit, situ_beta, situ_linear_beta, workspace, product, format, activation,
+        first_expert, adds_bias2, is_sm90, use_pdl(input, enable_pdl),
     )
+    # fmt: on

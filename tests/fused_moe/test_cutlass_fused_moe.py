@@ -100,6 +100,18 @@ def test_no_tokens(device):
     assert [x.dtype for x in out] == [BF16, torch.int32, torch.float32, torch.int32]
 
 
+def test_results_without_meaning(device):
+    """Those of small calls are allocated once for each size, also for calls in inference mode."""
+    sizes = {3: [(1,), (2, 3), (2,)], 5: [(1,), (2, 5), (2,)]}
+    for tokens, shapes in sizes.items():
+        call = dense(tokens, 64, 32, 2, 1, device)
+        with torch.inference_mode():
+            first = cutlass_fused_moe(**call)[1:]
+        assert [tuple(x.shape) for x in first] == shapes
+        assert not any(x.is_inference() for x in first)
+        assert all(x is y for x, y in zip(cutlass_fused_moe(**call)[1:], first, strict=True))
+
+
 def test_strided_input_and_output(device):
     call = dense(5, 64, 32, 3, 2, device)
     wide = torch.zeros(5, 128, dtype=BF16, device=device)

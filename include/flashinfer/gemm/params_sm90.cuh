@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "../hopper/tensor_map.h"
+#include "../hopper/tensor_map_cache.h"
 #include "../ptx/wgmma.cuh"
 #include "../utils.cuh"
 #include "entries_sm90.h"
@@ -67,7 +67,7 @@ inline cudaError_t EncodeMatrix(CUtensorMap* map, const void* data, int bytes, i
   t.size[0] = columns, t.size[1] = rows, t.size[2] = batch;
   t.stride_bytes[0] = stride * bytes, t.stride_bytes[1] = batch_stride * bytes;
   t.box[0] = box_columns, t.box[1] = box_rows;
-  return hopper::EncodeTensorMap(map, t);
+  return hopper::FindTensorMap(map, t);
 }
 
 /// Fill the parameters that both kernels share. `token_rows`, `weight_rows`: tokens and weights per tile.
