@@ -51,10 +51,10 @@ class GroupedProduct {
     if (!product_.has_value()) Refuse("product must be the function of a GEMM module, got None");
   }
 
-  /// Enqueue product 1 and the activation as one kernel, if the layer has no sums 1. Returns false if it has.
+  /// Enqueue product 1 and the activation as one kernel. Returns false if the activation must be a kernel of its own.
   bool MultiplyAndActivate(const Operand& a, const SortedPairs& pairs, const Sums& sums,
                            const ActivationParams& activation, const Operand& to) const {
-    if (s_.has_sums1) return false;
+    if (s_.has_sums1 && !ActivatesBlocks(activation.type)) return false;
     flashinfer::gemm::GemmProblem p = ProblemOf(a, 1, pairs, sums.columns);
     p.d = to.data, p.d_stride = to.columns, p.out = to.element;
     flashinfer::gemm::GatedActivation& gate = p.activation;
@@ -65,6 +65,7 @@ class GroupedProduct {
     gate.factor = sums.expert_factor;
     gate.bias = sums.bias, gate.is_bias_half = sums.bias_element == Element::kFloat16;
     gate.quantizer = to.factor, gate.is_quantizer_of_group = to.is_factor_of_expert;
+    gate.scales = to.scales, gate.scale_stride = to.scale_stride;
     EnqueueSm90(&p, 1);
     return true;
   }
@@ -83,6 +84,14 @@ class GroupedProduct {
   }
 
  private:
+  /// Return true if product 1 quantises hidden values by blocks. Only the tile of 128 tokens does; experts with fewer
+  /// rows are served by tiles of fewer tokens, and the activation of their sums is short.
+  bool ActivatesBlocks(ActivationType type) const {
+    return use_sm90_ && s_.format == Format::kFp8Block && s_.intermediate % flashinfer::gemm::SCALE_BLOCK == 0 &&
+           (type == ActivationType::kSwiglu || type == ActivationType::kSwigluBias) &&
+           s_.pairs() >= 128 * s_.num_experts;
+  }
+
   const void* WeightsOf(int index) const { return (index == 1 ? x_.fc1 : x_.fc2).data_ptr(); }
 
   /// Describe a product of the SM90 module, but for its results.

@@ -30,6 +30,7 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
   }
   activation.bias = pointer(), activation.quantizer = static_cast<const float*>(pointer());
   activation.is_quantizer_of_group = true;
+  activation.scales = static_cast<float*>(pointer()), activation.scale_stride = next();
   GemmConfig c;
   c.cluster = int(next()), c.share_b = next() != 0, c.blocks = int(next()), c.swapped = kernel >= 10;
   c.enable_pdl = c.weights_first = c.groups_first = next() != 0;

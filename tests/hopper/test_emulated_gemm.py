@@ -32,6 +32,7 @@ class Options:
     weight_indices: torch.Tensor | None = None
     weight_factors: torch.Tensor | None = None
     activation: tuple[torch.Tensor | None, ...] = ()  # alpha, beta, limit, factor, bias and quantizer of each group
+    result_scales: torch.Tensor | None = None  # of activated blocks
     grouping: int = BATCHED
     cluster: int = 1
     share_b: bool = False
@@ -63,6 +64,7 @@ def run(library: Library, kernel: int, out: torch.Tensor, a: torch.Tensor, b: to
     fields += [*scale_fields(o.scales[0], a.shape[-2]), *scale_fields(o.scales[1], b.shape[-2])]
     fields += [OUTPUTS[out.dtype], address(o.bias), address(o.weight_indices), address(o.weight_factors)]
     fields += [bool(o.activation), *(address(x) for x in o.activation or (None,) * 6)]
+    fields += [address(o.result_scales), 0 if o.result_scales is None else o.result_scales.stride(0)]
     fields += [o.cluster, int(o.share_b), o.blocks, int(o.weights_first)]
     packed = (ctypes.c_int64 * len(fields))(*fields)
     assert library.call("gemm_sm90", kernel, ctypes.addressof(packed)) == 0
@@ -222,3 +224,31 @@ def test_gated_activation_without_constants(library):
     indptr = torch.tensor([0, 9], dtype=torch.int32)
     out = run(library, FEW_BF16, poisoned(9, 128), a, b, groups=indptr, grouping=PACKED, activation=(None,) * 6)
     assert error(out, gated(a, b[0], 1.0, 0.0, torch.inf, 1.0, torch.zeros(256), 1.0)) < TOLERANCE
+
+
+@pytest.mark.parametrize("has_constants", [False, True])
+def test_gated_activation_of_blocks(library, has_constants):
+    """Sums and results are rounded to bf16, and results quantised by row and 128 columns; one group has one wave."""
+    indptr = torch.tensor([0, 150, 150, 190], dtype=torch.int32)
+    a, b = numbers(190, 640, dtype=E4M3), numbers(3, 512, 640, dtype=E4M3)
+    scales = block_scales(a, b)
+    scales = (scales[0] / 16, scales[1] / 16)
+    constants = (torch.rand(3) + 0.5, torch.rand(3), torch.rand(3) * 8 + 1, None, numbers(3, 512, dtype=BF16), None)
+    out, found = torch.full((190, 256), 7.0).to(E4M3), torch.full((2, 192), torch.nan)
+    options = {"groups": indptr, "grouping": PACKED, "activation": constants if has_constants else (None,) * 6}
+    run(library, WIDE_BLOCK, out, a, b, scales=scales, result_scales=found, **options)
+    for group in (0, 2):
+        rows = slice(int(indptr[group]), int(indptr[group + 1]))
+        sums = dequantized(a[rows], scales[0][rows]) @ dequantized(b[group], scales[1][group]).mT
+        alpha, beta, limit = (x[group] for x in constants[:3]) if has_constants else (1.0, 0.0, torch.inf)
+        bias = constants[4][group].double() if has_constants else 0.0
+        up, gate = (sums.to(BF16).double() + bias).chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        expected = (gate * torch.sigmoid(alpha * gate) * (up + beta)).to(BF16).double()
+        amax = expected.view(-1, 2, 128).abs().amax(dim=-1)
+        torch.testing.assert_close(found[:, rows].mT.double(), amax / 448, rtol=2**-7, atol=0)
+        values = out[rows].double().view(-1, 2, 128) * found[:, rows].mT.double().unsqueeze(-1)
+        step = amax.unsqueeze(-1) / 448  # codes below 2^-6 are 2^-9 apart; others differ by an eighth
+        errors = (values - expected.view(-1, 2, 128)).abs()
+        assert bool((errors <= 2**-3.9 * expected.view(-1, 2, 128).abs() + 2**-9 * step).all())
+    assert found[:, 190:].isnan().all()

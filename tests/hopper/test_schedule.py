@@ -94,3 +94,7 @@ def test_gated_products_store_64_columns(probe, kind, rows):
     """Half of the columns of a tile with tokens on the M side are results."""
     swapped, _, block_n, *_ = choose(probe, kind, rows, 1536, 2048, 128, PACKED, is_gated=True)
     assert swapped or block_n % 128 == 0
+
+
+def test_gated_blocks_have_128_ups_and_gates(probe):
+    assert choose(probe, "fp8_block", 65536, 1536, 2048, 128, PACKED, is_gated=True)[:3] == (0, 128, 256)

@@ -26,7 +26,7 @@ struct GemmShape {
   int element_bytes = 2;
   bool is_block = false;
   bool needs_swapped = false;  // scales of single weight rows
-  bool is_gated = false;       // tiles with tokens on the M side then store half of their columns, by 64
+  bool is_gated = false;
 };
 
 namespace model {
@@ -125,6 +125,12 @@ inline int ChooseRaster(int block_m, int block_n, int sms) {
   return footprint(16) < footprint(8) ? 16 : 8;
 }
 
+/// Return true if a tile with tokens on the M side can apply a gated activation: it stores 64 of its columns at a time,
+/// or, with block scales, quantises 128 ups and 128 gates to one block.
+inline bool CanGate(bool is_block, const TileShape& tile) {
+  return is_block ? tile.block_m == 128 && tile.block_n == 256 : tile.block_n % 128 == 0;
+}
+
 /// Choose among `count` tiles for a device of `sms` SMs.
 inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int count, int sms) {
   GemmConfig best;
@@ -137,11 +143,12 @@ inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int cou
   for (int i = 0; i < count; ++i) {
     const TileShape& tile = tiles[i];
     if (tile.swapped) {
+      if (x.is_gated && x.is_block) continue;
       const int most = int(std::min(tile.block_m > 64 ? 4.0 : 8.0, model::KBlocks(x)));
       for (int split = 1; split <= most; ++split) consider(tile, split, model::Swapped(x, tile, split, sms));
       continue;
     }
-    if (x.needs_swapped || (x.is_gated && tile.block_n % 128 != 0)) continue;
+    if (x.needs_swapped || (x.is_gated && !CanGate(x.is_block, tile))) continue;
     if (x.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % tile.block_m != 0) continue;
     // Pairs of blocks that share loads were slower than single blocks by 0 to 4 %, except at 1 % of the shapes.
     consider(tile, 1, model::Normal(x, tile, sms));

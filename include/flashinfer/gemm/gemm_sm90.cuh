@@ -30,7 +30,7 @@ struct GemmTraits {
   static constexpr bool SPLIT_N = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
   static constexpr int GROUP_M = SPLIT_N ? BLOCK_M : BLOCK_M / 2, GROUP_N = SPLIT_N ? BLOCK_N / 2 : BLOCK_N;
   static constexpr int WAVES = GROUP_M / 64;
-  static constexpr bool CAN_GATE = !IS_BLOCK && BLOCK_N % 128 == 0;  // stores have 64 columns
+  static constexpr bool CAN_GATE = IS_BLOCK ? SPLIT_N : BLOCK_N % 128 == 0;  // as CanGate of choose_sm90.h
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int A_BYTES = BLOCK_M * SLAB_K_BYTES, B_BYTES = BLOCK_N * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
@@ -137,10 +137,16 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
     } else {
       SumStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster);
     }
+    if constexpr (Traits::SPLIT_N) {
+      if (p.activation.is_active) {
+        StoreGatedBlocks(p, acc, staging, tile.n_tile * SCALE_BLOCK, tile, group);
+        continue;
+      }
+    }
 #pragma unroll
     for (int w = 0; w < Traits::WAVES; ++w) {
       if (row + 64 * w >= tile.end_row) break;
-      if constexpr (Traits::CAN_GATE) {
+      if constexpr (Traits::CAN_GATE && !Traits::IS_BLOCK) {
         if (p.activation.is_active) {
           StoreGatedRows<Traits::GROUP_N>(p, acc[w], scale, staging, column / 2, tile, row + 64 * w);
           continue;
@@ -197,6 +203,10 @@ Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream str
   if (problem.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % BLOCK_M != 0) return cudaErrorInvalidValue;
   if (problem.grouping != Grouping::kBatched && config.share_b) return cudaErrorInvalidValue;
   if (problem.activation.is_active && (!Traits::CAN_GATE || config.share_b)) return cudaErrorInvalidValue;
+  if (problem.activation.is_active && Traits::IS_BLOCK &&
+      (problem.n % (2 * SCALE_BLOCK) != 0 || problem.activation.scales == nullptr)) {
+    return cudaErrorInvalidValue;
+  }
   GemmParams p{};
   cudaError_t status = FillParams<T>(&p, problem, config, BLOCK_M, BLOCK_N);
   if (status != cudaSuccess) return status;

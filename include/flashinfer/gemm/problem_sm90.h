@@ -37,6 +37,10 @@ struct GatedActivation {
   bool is_bias_half = false;           // fp16 instead
   const float* quantizer = nullptr;    // results are multiplied by it before they are rounded; null: 1
   bool is_quantizer_of_group = false;  // one per matrix of weights instead of one
+  // Block scales only: sums and results are rounded to bf16, then results are quantised by row and 128 columns (n / 2 is
+  // a multiple of 128), with scales (columns / 128, rows) of this stride between blocks.
+  float* scales = nullptr;
+  int64_t scale_stride = 0;
 };
 
 struct GemmProblem {
@@ -55,7 +59,7 @@ struct GemmProblem {
   const bfloat16_t* bias = nullptr;         // one per row of weights, added before rounding
   const int32_t* weight_indices = nullptr;  // matrix of b of each group; null: group g has matrix g; kPacked only
   const float* weight_factors = nullptr;    // factor of the sums of each matrix of b; null: 1. Not if activated
-  GatedActivation activation;               // kTensor only
+  GatedActivation activation;
 };
 
 /// Tile shape of a kernel, and sharing of loads between blocks.

@@ -28,11 +28,13 @@ class ScaleCopies {
   using Layout = StageScales<TOKENS, WEIGHTS, SINGLE>;
 
   __device__ __forceinline__ ScaleCopies(const GemmParams& p, const Tile& tile)
-      : tokens_(tile.end_row - tile.row), weights_(p.n - tile.n_tile * WEIGHTS) {
+      : tokens_(tile.end_row - tile.row), weights_(p.activation.is_active ? WEIGHTS : p.n - tile.n_tile * WEIGHTS) {
     const int lane = threadIdx.x % 32;
     token_ = p.token_scale.data + tile.token_batch * p.token_scale.batch_stride +
              (tile.row + lane) * p.token_scale.row_stride;
-    const int weight = (tile.n_tile * WEIGHTS + (SINGLE ? lane : lane * SCALE_BLOCK)) / p.weight_scale.rows;
+    int row = tile.n_tile * WEIGHTS + (SINGLE ? lane : lane * SCALE_BLOCK);
+    if (p.activation.is_active) row = tile.n_tile * (WEIGHTS / 2) + lane * p.n;  // a block of ups, one of gates
+    const int weight = row / p.weight_scale.rows;
     weight_ =
         p.weight_scale.data + tile.weight_batch * p.weight_scale.batch_stride + weight * p.weight_scale.row_stride;
   }
