@@ -28,6 +28,12 @@ def round_to_nearest_bucket(x: int, buckets: Sequence[int], round_map: bool = Fa
     """Return the largest of ascending ``buckets`` up to ``x``, or with ``round_map`` the smallest from ``x`` on.
 
     If there is no such bucket, return the nearest one.
+
+    Examples
+    --------
+    >>> from flashinfer.autotuner import round_to_nearest_bucket
+    >>> round_to_nearest_bucket(100, (16, 64, 256)), round_to_nearest_bucket(100, (16, 64, 256), round_map=True)
+    (64, 256)
     """
     at = bisect.bisect_left(buckets, x) if round_map else bisect.bisect_right(buckets, x) - 1
     return buckets[min(max(at, 0), len(buckets) - 1)]

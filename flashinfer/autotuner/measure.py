@@ -25,7 +25,13 @@ _state = threading.local()
 
 
 def is_in_profile_measurement() -> bool:
-    """Return True if this thread is measuring a tactic: a runner may then skip work that only a serving call needs."""
+    """Return True if this thread is measuring a tactic: a runner may then skip work that only a serving call needs.
+
+    Examples
+    --------
+    >>> flashinfer.autotuner.is_in_profile_measurement()
+    False
+    """
     return getattr(_state, "measuring", False)
 
 

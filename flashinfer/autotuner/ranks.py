@@ -22,7 +22,13 @@ def set_autotune_process_group(group: Optional[Any]) -> None:
 
 
 def get_autotune_process_group() -> Optional[Any]:
-    """Return the group that :func:`set_autotune_process_group` was given."""
+    """Return the group that :func:`set_autotune_process_group` was given.
+
+    Examples
+    --------
+    >>> flashinfer.autotuner.get_autotune_process_group() is None  # one rank
+    True
+    """
     return _group
 
 

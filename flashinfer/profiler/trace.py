@@ -43,7 +43,14 @@ class Tag(NamedTuple):
 
 
 def decode_tag(tag: int, num_blocks: int, num_groups: int) -> Tag:
-    """Take a 32-bit tag apart; ``event_type`` is the value of an :class:`EventType`."""
+    """Take a 32-bit tag apart; ``event_type`` is the value of an :class:`EventType`.
+
+    Examples
+    --------
+    >>> from flashinfer.profiler import decode_tag
+    >>> decode_tag((3 << 12) | (5 << 2) | 1, num_blocks=4, num_groups=2)[:4]  # block, group, event, type
+    (1, 1, 5, 1)
+    """
     block_group = (tag >> 12) & 0xFFF
     fields = Tag(block_group // num_groups, block_group % num_groups, (tag >> 2) & 0x3FF, tag & 0x3, (tag >> 24) & 0xFF)
     if fields.block_idx >= num_blocks:

@@ -38,6 +38,11 @@ def attention_flops(
     """Floating-point operations of ``batch_size`` equal requests: ``2 * pairs * heads * (head_dim_qk + head_dim_vo)``.
 
     Causal: ``2 * pairs`` is taken as ``(2 * kv_seqlen - qo_seqlen) * qo_seqlen``; ``qo > kv``: ``ValueError``.
+
+    Examples
+    --------
+    >>> flashinfer.testing.attention_flops(1, 8, 8, 64, 64, 2, causal=False)  # 64 pairs of 2 heads
+    32768
     """
     return batch_size * _pairs_times_two(qo_seqlen, kv_seqlen, causal) * num_qo_heads * (head_dim_qk + head_dim_vo)
 
@@ -50,7 +55,14 @@ def attention_flops_with_actual_seq_lens(
     num_qo_heads: int,
     causal: bool,
 ) -> int:
-    """Like :func:`attention_flops`, summed over requests of the given lengths."""
+    """Like :func:`attention_flops`, summed over requests of the given lengths.
+
+    Examples
+    --------
+    >>> lengths = torch.tensor([8, 8])
+    >>> flashinfer.testing.attention_flops_with_actual_seq_lens(lengths, lengths, 64, 64, 2, causal=False)
+    65536
+    """
     lengths = zip(_ints(actual_seq_lens_q), _ints(actual_seq_lens_kv), strict=True)
     return sum(attention_flops(1, q, kv, head_dim_qk, head_dim_vo, num_qo_heads, causal) for q, kv in lengths)
 
@@ -65,7 +77,13 @@ def attention_tflops_per_sec(
     causal: bool,
     time: float,
 ) -> float:
-    """TFLOP/s of a call that took ``time`` milliseconds; 0 where no time is known."""
+    """TFLOP/s of a call that took ``time`` milliseconds; 0 where no time is known.
+
+    Examples
+    --------
+    >>> flashinfer.testing.attention_tflops_per_sec(1, 8, 8, 64, 64, 2, False, time=1e-6)  # in 1 ns
+    32.768
+    """
     flops = attention_flops(batch_size, qo_seqlen, kv_seqlen, head_dim_qk, head_dim_vo, num_qo_heads, causal)
     return _per_second(flops, time)
 
@@ -79,7 +97,14 @@ def attention_tflops_per_sec_with_actual_seq_lens(
     causal: bool,
     ms: float,
 ) -> float:
-    """TFLOP/s of a ragged call that took ``ms`` milliseconds."""
+    """TFLOP/s of a ragged call that took ``ms`` milliseconds.
+
+    Examples
+    --------
+    >>> lengths, count = torch.tensor([8, 8]), flashinfer.testing.attention_tflops_per_sec_with_actual_seq_lens
+    >>> count(lengths, lengths, 64, 64, 2, False, ms=1e-6)
+    65.536
+    """
     return _per_second(
         attention_flops_with_actual_seq_lens(
             actual_seq_lens_q, actual_seq_lens_kv, head_dim_qk, head_dim_vo, num_qo_heads, causal
@@ -101,7 +126,12 @@ def attention_tb_per_sec(
     kv_dtype: torch.dtype = torch.bfloat16,
     o_dtype: torch.dtype = torch.bfloat16,
 ) -> float:
-    """Decimal TB/s of a call that took ``time`` milliseconds, q, k, v and the output counted once each."""
+    """Decimal TB/s of a call that took ``time`` milliseconds, q, k, v and the output counted once each.
+
+    Examples
+    --------
+    >>> rate = flashinfer.testing.attention_tb_per_sec(1, 1, 1024, 64, 64, 8, 8, time=0.01)
+    """
     return attention_tb_per_sec_with_actual_seq_lens(
         torch.tensor([qo_seqlen * batch_size]),
         torch.tensor([kv_seqlen * batch_size]),
@@ -128,7 +158,13 @@ def attention_tb_per_sec_with_actual_seq_lens(
     kv_dtype: torch.dtype = torch.bfloat16,
     o_dtype: torch.dtype = torch.bfloat16,
 ) -> float:
-    """Like :func:`attention_tb_per_sec` for requests of the given lengths."""
+    """Like :func:`attention_tb_per_sec` for requests of the given lengths.
+
+    Examples
+    --------
+    >>> lengths = torch.tensor([1, 1]), torch.tensor([100, 200])
+    >>> rate = flashinfer.testing.attention_tb_per_sec_with_actual_seq_lens(*lengths, 64, 64, 8, 8, 0.01)
+    """
     q_tokens, kv_tokens = sum(_ints(actual_seq_lens_q)), sum(_ints(actual_seq_lens_kv))
     q_bytes = q_tokens * num_qo_heads * (head_dim_qk * q_dtype.itemsize + head_dim_vo * o_dtype.itemsize)
     kv_bytes = kv_tokens * num_kv_heads * (head_dim_qk + head_dim_vo) * kv_dtype.itemsize

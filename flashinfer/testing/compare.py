@@ -32,7 +32,13 @@ _EXACT = Tolerance(0.0, 0.0)
 
 
 def tolerances(dtype: torch.dtype) -> Tolerance:
-    """``(rtol, atol)`` for results stored as ``dtype``; integers and booleans must be equal."""
+    """``(rtol, atol)`` for results stored as ``dtype``; integers and booleans must be equal.
+
+    Examples
+    --------
+    >>> flashinfer.testing.tolerances(torch.int32)
+    Tolerance(rtol=0.0, atol=0.0)
+    """
     return _TABLE.get(dtype, _EXACT)
 
 
@@ -65,6 +71,10 @@ def assert_close(
         True: NaN equals NaN.
     name : str
         How the message calls the value.
+
+    Examples
+    --------
+    >>> flashinfer.testing.assert_close(torch.ones(3) + 1e-7, torch.ones(3))
     """
     same: Any = {"rtol": rtol, "atol": atol, "check_dtype": check_dtype, "equal_nan": equal_nan}
     if isinstance(expected, dict):
