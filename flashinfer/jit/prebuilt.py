@@ -16,6 +16,7 @@ import functools
 import json
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Iterator, Mapping, Optional
 
@@ -52,11 +53,30 @@ def find_prebuilt(name: str, backend: str, cpu_target: str = "", majors: Optiona
 
     ``majors`` are those that the module is compiled for; None stands for all of them.
     """
+    if _is_foreign(jit_env.FLASHINFER_AOT_DIR):
+        return None
     for folder in prebuilt_folders(backend, cpu_target):
         library = folder / name / f"{name}.so"
         if library.exists() and _is_trusted(folder, library) and (backend == "cpu" or _covers(library, majors)):
             return library
     return None
+
+
+def _is_foreign(root: Path) -> bool:
+    """Tell whether modules are those of an installed package that we have not built: ours has an ``index.json``.
+
+    Other projects use the name of the package and the names of its modules for kernels with other signatures.
+    """
+    package = sys.modules.get("flashinfer_jit_cache")
+    if package is None or str(root) != package.get_jit_cache_dir() or (root / "index.json").exists():
+        return False
+    _warn_foreign(str(root))
+    return True
+
+
+@functools.cache
+def _warn_foreign(root: str) -> None:
+    logger.warning("pre-built modules in %s have no index.json, so they are not of this package: not loaded", root)
 
 
 def _is_trusted(folder: Path, library: Path) -> bool:

@@ -170,6 +170,19 @@ def companion(tmp_path, monkeypatch):
         sys.modules.pop(package, None)
 
 
+def test_modules_of_another_project(workshop, companion, caplog):
+    """Check a companion of our version whose modules have the names of ours: only with an index are they ours."""
+    data = Path(companion("flashinfer_jit_cache", "0.6.10"))
+    spec = workshop.spec("op")
+    spec.build()
+    (data / "op").mkdir(parents=True)
+    shutil.copy(spec.jit_library_path, data / "op" / "op.so")
+    assert not spec.is_aot
+    assert "have no index.json, so they are not of this package: not loaded" in caplog.text
+    record_modules(data, {"op/op.so": {"targets": []}})
+    assert spec.is_aot
+
+
 @pytest.mark.parametrize("version, matches", RULES)
 @pytest.mark.parametrize("package, name", [("flashinfer_jit_cache", "AOT"), ("flashinfer_cubin", "CUBIN")])
 def test_companion_version(companion, caplog, package, name, version, matches):
