@@ -33,7 +33,7 @@ from .attention.options import (
     layout_code,
     pos_encoding_code,
 )
-from .attention.records import is_misaligned
+from .attention.records import aligned, is_launch_error
 from .attention.scales import Scale, scale_output
 from .attention.wrapper import Launch
 from .decode import BatchDecodeWithPagedKVCacheWrapper
@@ -114,8 +114,9 @@ class _PrefillPart(_Part, BatchPrefillWithPagedKVCacheWrapper):
     ) -> None:
         """Plan the same batch with another mask."""
         self._plan_info = None  # if planning fails, no valid plan remains
-        qo_indptr, _, kv_lens = self._planned[0][:3]
-        self._store_mask(f"{self._op}.plan", custom_mask, packed_custom_mask, np.diff(qo_indptr), kv_lens, True)
+        planned = self._planned
+        qo_lens = np.diff(planned.qo_indptr)
+        self._store_mask(f"{self._op}.plan", custom_mask, packed_custom_mask, qo_lens, planned.kv_lens, True)
         self._causal = causal
         self._plan_work()
 
@@ -310,7 +311,8 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
                     scale_output("PODWithPagedKVCacheWrapper.run", launch.out, v_scale)
                 return out_p, out_d
             except RuntimeError as error:
-                if not is_misaligned(error):
+                is_aligned = launch.aligned() is launch and all(aligned(x) is x for x in (q_p, k_p, v_p))
+                if is_aligned or not is_launch_error(error):
                     raise
         out_p = single_prefill_with_kv_cache(
             q_p,
@@ -511,7 +513,8 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
                 *self._decode.launch_arguments(launch_d, enable_pdl),
             )
         except RuntimeError as error:
-            if not is_misaligned(error):
+            is_aligned = launch_p.aligned() is launch_p and launch_d.aligned() is launch_d
+            if is_aligned or not is_launch_error(error):
                 raise
             self._prefill._launch(launch_p, enable_pdl)
             self._decode._launch(launch_d, enable_pdl)

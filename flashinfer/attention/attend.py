@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, ClassVar, Optional, Sequence, Union
+from typing import Any, Optional, Sequence, Union
 
 import torch
 
@@ -21,20 +21,12 @@ from .records import CallRecord
 from .scales import Scale, convert_fp8_query, product_of_numbers, scale_logits, scale_output, scale_output_per_head
 from .wrapper import Launch, PlannedWrapper, run_planned
 
-__all__ = ["REPLANNED", "AttentionWrapper", "Result"]
+__all__ = ["AttentionWrapper", "Result"]
 
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 _is_compiling = torch.compiler.is_compiling
 
-#: Attributes (objects, not numbers) that a new plan over a paged cache replaces.
-REPLANNED = (
-    "_plan_info",
-    "_qo_indptr_buf",
-    "_paged_kv_indptr_buf",
-    "_paged_kv_indices_buf",
-    "_paged_kv_last_page_len_buf",
-)
 _plan_and_table = operator.attrgetter(
     "_float_workspace_buffer",
     "_int_workspace_buffer",
@@ -50,28 +42,6 @@ class AttentionWrapper(PlannedWrapper):
 
     _head_dim_vo: int
     _first_row = 0  #: index of the first row of the first request; earlier rows belong to no request
-
-    _objects: ClassVar[tuple[str, ...]] = (
-        "_plan_info",
-        "_cached_module",
-        "_float_workspace_buffer",
-        "_int_workspace_buffer",
-        "_cached_q_data_type",
-        "_cached_kv_data_type",
-        "_cached_o_data_type",
-        "_qo_indptr_buf",
-        "_custom_mask_buf",
-        "_mask_indptr_buf",
-    )
-    _numbers_read: ClassVar[tuple[str, ...]] = (
-        "_window_left",
-        "_logits_soft_cap",
-        "_rope_scale",
-        "_rope_theta",
-        "_num_qo_heads",
-        "_num_kv_heads",
-        "_use_cuda_graph",
-    )
 
     @staticmethod
     def _check_heads(op: str, num_qo_heads: int, num_kv_heads: int) -> None:
@@ -255,7 +225,10 @@ class AttentionWrapper(PlannedWrapper):
                 record = self._record
                 if record is None or record.pdl_probe is not utils.device_support_pdl:
                     return None
-                is_replanned = not self._unchanged(record.state) or (record.least_pages and record.is_too_small(k))
+                state = record.state
+                is_replanned = not (state.has_plan_of(self) and state.has_options_of(self)) or (
+                    record.least_pages and record.is_too_small(k)
+                )
                 if is_replanned:
                     if not self._can_replan(record, q):
                         return None
@@ -279,7 +252,7 @@ class AttentionWrapper(PlannedWrapper):
                 try:
                     if is_replanned:
                         self._cached_module.replan(record.memory, *self._new_plan(), q, k, v, out, lse, sm_scale, pdl)
-                        record.state = type(self)._state(self)
+                        state.take_plan(self)
                         record.least_pages = self._least_pages(k)
                     else:
                         record.rerun(record.memory, q, k, v, out, lse, sm_scale, pdl)
@@ -296,10 +269,10 @@ class AttentionWrapper(PlannedWrapper):
     def _can_replan(self, record: CallRecord, q: torch.Tensor) -> bool:
         """Return True if only the plan, the page table and the number of rows changed since the recorded call."""
         return bool(
-            self._replanned
+            self._has_replan
             and self._plan_info is not None
             and not self._first_row
-            and self._unchanged_but_plan(record.state)
+            and record.state.has_options_of(self)
             and q.shape[0] == self._expected_rows()
         )
 

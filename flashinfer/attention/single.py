@@ -13,7 +13,7 @@ from .._runtime.torch_ops import register_custom_op
 from ..jit.load import loaded_modules
 from .modules import get_single_decode_module, get_single_prefill_module
 from .options import ALIBI, alibi_slopes
-from .records import aligned, is_misaligned
+from .records import aligned, is_launch_error
 
 __all__ = ["SINGLE_KERNEL_TMP_SIZE", "run_module", "scratch", "single_decode", "single_prefill"]
 
@@ -43,13 +43,13 @@ _prefill_entries = _Entries(get_single_prefill_module)
 
 
 def _launch_on_copies(error: RuntimeError, entry: Any, args: tuple[Any, ...]) -> None:
-    """Retry a failed launch on aligned copies of the tensors if misaligned rows caused it; else raise the error."""
-    if not is_misaligned(error):
-        raise error
+    """Retry a failed launch on copies of tensors with misaligned rows; raise the error if all rows are aligned."""
     q, k, v, scratch, out, *rest = args
-    result = aligned(out)
-    assert result is not None
-    entry(aligned(q), aligned(k), aligned(v), scratch, result, *rest)
+    copies = [aligned(x) for x in (q, k, v, out)]
+    if not is_launch_error(error) or all(copy is x for copy, x in zip(copies, (q, k, v, out), strict=True)):
+        raise error
+    *tensors, result = copies
+    entry(*tensors, scratch, result, *rest)
     if result is not out:
         out.copy_(result)
 

@@ -16,6 +16,7 @@ from ..jit.attention.variants import attention_sink_decl
 from ..jit.utils import filename_safe_dtype_map
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from .options import CAUSAL, NON_CAUSAL, pos_encoding_code
+from .plan_options import AttentionOptions
 from .wrapper import Launch
 
 __all__ = ["BatchAttentionWithAttentionSinkWrapper"]
@@ -116,12 +117,10 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             jit_kwargs={"pos_encoding_mode": mode, "use_sliding_window": window_left >= 0},
         )
 
-    def _set_parameters(
-        self, pos_encoding_mode: str, window_left: int, logits_soft_cap: Optional[float], *scales: Any
-    ) -> None:
-        if logits_soft_cap is not None and logits_soft_cap > 0:
-            raise ArgumentError(f"{_OP}.plan: logits_soft_cap is {logits_soft_cap}, expected None")
-        super()._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, *scales)
+    def _set_parameters(self, options: AttentionOptions) -> None:
+        if options.logits_soft_cap is not None and options.logits_soft_cap > 0:
+            raise ArgumentError(f"{_OP}.plan: logits_soft_cap is {options.logits_soft_cap}, expected None")
+        super()._set_parameters(options)
 
     def _mask_mode(self) -> int:
         mode = super()._mask_mode()

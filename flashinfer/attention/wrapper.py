@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-import operator
 import sys
 import weakref
 from numbers import Real
-from typing import Any, Callable, ClassVar, NamedTuple, Optional, Sequence
+from typing import Any, ClassVar, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -24,7 +23,8 @@ from .host import to_device
 from .jit_arguments import JitArguments
 from .modules import device_kind
 from .options import Dtypes, layout_code, pos_encoding_code
-from .records import CallRecord, aligned, is_misaligned, record_memory, unchanged
+from .plan_options import AttentionOptions
+from .records import CallRecord, CallState, aligned, is_launch_error, record_memory
 from .streams import hold_for_graph, on_current_stream
 
 __all__ = ["Launch", "PlannedWrapper", "run_planned"]
@@ -48,9 +48,13 @@ class Launch(NamedTuple):
     scalars: list[Any]
 
     def aligned(self) -> Launch:
-        """Return this launch with contiguous copies of tensors whose rows are not aligned to 16 bytes."""
-        q, k, v, out = (aligned(x) for x in self[:4])
-        return Launch(q, k, v, out, self.lse, [aligned(x) for x in self.tensors], self.scalars)  # type: ignore[arg-type]
+        """Return this launch with contiguous copies of tensors whose rows are not aligned to 16 bytes, if any."""
+        given = (self.q, self.k, self.v, self.out, *self.tensors)
+        copies = [aligned(x) for x in given]
+        if all(copy is x for copy, x in zip(copies, given, strict=True)):
+            return self
+        q, k, v, out, *tensors = copies
+        return Launch(q, k, v, out, self.lse, tensors, self.scalars)  # type: ignore[arg-type]
 
     def named(self, names: Sequence[str]) -> list[tuple[str, Any, Any]]:
         """Return name, type and value of each tensor that is not None: q, k, v, out, lse and other named ones."""
@@ -76,15 +80,8 @@ class PlannedWrapper(CopiedWithPlans):
 
     #: Names of the launch tensors in error messages, as callers know them.
     _launched: ClassVar[tuple[str, ...]] = ("q", "k", "v", "out", "lse")
-    #: Attributes that ``run`` reads, except ``_sm_scale``: objects, compared by identity, and numbers, by value.
-    _objects: ClassVar[tuple[str, ...]] = ()
-    _numbers_read: ClassVar[tuple[str, ...]] = ()
-    #: Attributes that the module's ``replan`` updates in a record after a new plan; empty if there is no ``replan``.
-    _replanned: ClassVar[tuple[str, ...]] = ()
+    _has_replan: ClassVar[bool] = False  #: True if the module's ``replan`` updates a record after a new plan
     _is_paged: ClassVar[bool] = False  #: True if keys are in pages; the CPU validates page ids before use
-    _unchanged: ClassVar[Callable[[Any, Sequence[Any]], bool]]
-    _unchanged_but_plan: ClassVar[Callable[[Any, Sequence[Any]], bool]]
-    _state: ClassVar[Callable[[Any], tuple[Any, ...]]]  #: returns the state tuple for ``_unchanged``
     _record: Optional[CallRecord] = None
     _record_memory: Any = None
     _aligned: tuple[Any, Any] = (None, None)  #: workspaces whose alignment was validated
@@ -94,10 +91,6 @@ class PlannedWrapper(CopiedWithPlans):
         cls._op = vars(cls).get("_op", cls.__name__)
         if "plan" in vars(cls):
             kept_out_of_graphs(cls.plan, f"{cls._op}.plan() works on the host, call it before what is compiled")  # type: ignore[attr-defined]
-        cls._unchanged = unchanged(cls._objects, cls._numbers_read)
-        cls._unchanged_but_plan = unchanged(cls._objects, cls._numbers_read, cls._replanned)
-        if cls._objects:
-            cls._state = operator.attrgetter(*cls._objects, *cls._numbers_read)
 
     def __init__(
         self,
@@ -238,21 +231,15 @@ class PlannedWrapper(CopiedWithPlans):
             *args,
         )
 
-    def _set_parameters(
-        self,
-        pos_encoding_mode: str,
-        window_left: int,
-        logits_soft_cap: Optional[float],
-        sm_scale: Optional[float],
-        rope_scale: Optional[float],
-        rope_theta: Optional[float],
-    ) -> None:
+    def _set_parameters(self, options: AttentionOptions) -> None:
+        sm_scale, rope_scale, rope_theta = options.sm_scale, options.rope_scale, options.rope_theta
         for name, x in (("sm_scale", sm_scale), ("rope_scale", rope_scale), ("rope_theta", rope_theta)):
             if x is not None and not isinstance(x, (float, Real)):  # run() would fail much later
                 raise TypeError(f"{self._op}.plan: {name} is a {type(x).__name__}, expected float")
-        cap, code = max(logits_soft_cap or 0.0, 0.0), pos_encoding_code(self._op, pos_encoding_mode)
-        self._pos_encoding, self._pos_encoding_mode = code, pos_encoding_mode
-        self._window_left, self._logits_soft_cap = window_left, cap
+        cap, mode = max(options.logits_soft_cap or 0.0, 0.0), options.pos_encoding_mode
+        self._pos_encoding = pos_encoding_code(self._op, mode)
+        self._pos_encoding_mode = mode
+        self._window_left, self._logits_soft_cap = options.window_left, cap
         self._sm_scale = sm_scale
         self._rope_scale = rope_scale
         self._rope_theta = rope_theta
@@ -307,19 +294,17 @@ class PlannedWrapper(CopiedWithPlans):
         raise AssertionError("a subclass knows")
 
     def _launch(self, launch: Launch, enable_pdl: Optional[bool]) -> None:
-        """Launch on the given tensors; if rows are misaligned, retry on contiguous copies of the affected tensors."""
+        """Launch on the given tensors; if that fails, retry with contiguous copies of tensors with misaligned rows."""
         self._prepare_capture()
-        pdl = use_pdl(launch.q, enable_pdl)
         try:
-            module, name, args = self._native_call(launch, pdl)
+            module, name, args = self._native_call(launch, use_pdl(launch.q, enable_pdl))
             getattr(module, name)(*args)
         except Exception as error:
-            if not is_misaligned(error):
+            copies = launch.aligned() if is_launch_error(error) else launch
+            if copies is launch:
                 explain_arguments(f"{self._op}.run", error, *launch.named(self._launched))
                 raise
-            copies = launch.aligned()
-            module, name, args = self._native_call(copies, pdl)
-            getattr(module, name)(*args)
+            self._launch(copies, enable_pdl)
             if copies.out is not launch.out:
                 launch.out.copy_(copies.out)
 
@@ -339,6 +324,10 @@ class PlannedWrapper(CopiedWithPlans):
             return 0
         return sys.maxsize if self._use_cuda_graph else k.shape[0]
 
+    def _state(self) -> CallState:
+        """Return the attributes that ``run`` reads, for comparison with those of a later call."""
+        raise AssertionError("a subclass knows")
+
     def _launch_kept(self, launch: Launch, enable_pdl: Optional[bool], default_scale: float) -> None:
         """Launch as :meth:`_launch` does, and record the call for a later ``run`` with the same plan and parameters.
 
@@ -352,7 +341,7 @@ class PlannedWrapper(CopiedWithPlans):
         try:
             getattr(module, f"record_{name}")(self._record_memory, False, *args)
         except Exception as error:
-            if not is_misaligned(error):
+            if not is_launch_error(error) or launch.aligned() is launch:
                 explain_arguments(f"{self._op}.run", error, *launch.named(self._launched))
                 raise
             self._launch(launch, enable_pdl)
@@ -360,7 +349,7 @@ class PlannedWrapper(CopiedWithPlans):
         self._record = CallRecord(
             module,
             self._record_memory,
-            type(self)._state(self),
+            self._state(),
             launch.out,
             default_scale,
             self._least_pages(launch.k),

@@ -53,7 +53,7 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
         Tensor cores process the keys of ``shared``, for all rows together, while the keys of this level are loaded.
         """
         dtypes, head_dim, *_ = self._module_key
-        indptr, shared_indptr = (level._planned[0][0] for level in (self, shared))
+        indptr, shared_indptr = self._planned.qo_indptr, shared._planned.qo_indptr
         group = self._num_qo_heads // self._num_kv_heads
         return bool(
             self._device_kind == "cuda"
@@ -76,12 +76,17 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
             *(dtypes.q, dtypes.kv, dtypes.o, torch.int32, head_dim, head_dim),
             *(self._pos_encoding, bool(self._logits_soft_cap)),
         )
-        qo_indptr, kv_indptr, kv_lens, rows, batch_size, *sizes = self._planned[0][:9]
-        others = shared._planned[0]
+        own, other = self._planned, shared._planned
         plan_info = self._native_plan(
             module.plan,
-            *as_tensors((*others[:3], others[4], qo_indptr, kv_indptr, kv_lens, batch_size)),
-            *(rows, *sizes, self._mask_mode() == CAUSAL),
+            *as_tensors((other.qo_indptr, other.kv_indptr, other.kv_lens, other.batch_size)),
+            *as_tensors((own.qo_indptr, own.kv_indptr, own.kv_lens, own.batch_size)),
+            own.num_rows,
+            own.num_qo_heads,
+            own.num_kv_heads,
+            own.page_size,
+            own.use_cuda_graph,
+            self._mask_mode() == CAUSAL,
         )
         if not len(plan_info):
             return False

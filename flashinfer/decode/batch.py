@@ -16,9 +16,11 @@ from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import check_indices, last_page_lens
 from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
 from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
+from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
 from ..trace.templates.decode import batch_decode_trace
+from .plan import DecodePlan
 from .planning import DecodePlanner
 
 #: Options that plan() of older releases took by position, in their order.
@@ -248,11 +250,17 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         self._plan_info = None  # the state of the old plan is replaced below; if that fails, no valid plan remains
         self._store_tables(indptr, indices, last_page_len, non_blocking)
         self._store_options(
-            batch_size, num_qo_heads, num_kv_heads, head_dim, page_size, q_len_per_req, dtypes,
-            pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta,
-        )  # fmt: skip
+            batch_size=batch_size,
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            page_size=page_size,
+            q_len_per_req=q_len_per_req,
+            dtypes=dtypes,
+            options=AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
+        )
         self._block_tables = block_tables
-        self._planned = (indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or self._is_nvfp4)
+        self._planned = DecodePlan(indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or self._is_nvfp4)
         self._cached_module = self._module()
         self._plan_work()
 
@@ -299,10 +307,16 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         probe = object.__new__(type(self))
         probe.__dict__.update(self.__dict__)
         probe._store_options(
-            len(last_page_len), num_qo_heads, num_kv_heads, head_dim, page_size, q_len_per_req, dtypes,
-            pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta,
-        )  # fmt: skip
-        probe._planned = (indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or probe._is_nvfp4)
+            batch_size=len(last_page_len),
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            page_size=page_size,
+            q_len_per_req=q_len_per_req,
+            dtypes=dtypes,
+            options=AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
+        )
+        probe._planned = DecodePlan(indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or probe._is_nvfp4)
         float_bytes, int_bytes = probe._module().workspace_size(*probe._work())
         return int(float_bytes), int(int_bytes)
 
@@ -480,7 +494,9 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         """Call :meth:`run` with parameters that replace those of ``plan``; omitted ones are reset to their defaults."""
         self._require_plan()
         planned = self._pos_encoding, self._window_left, self._logits_soft_cap > 0
-        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._set_parameters(
+            AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        )
         if planned != (self._pos_encoding, self._window_left, self._logits_soft_cap > 0):
             window = planned[1]
             self._plan_again(window < 0 or 0 <= window_left <= window)

@@ -13,7 +13,9 @@ from ..api_logging import flashinfer_api
 from ..attention.host import range_buffer, segment_lens, to_host
 from ..attention.locks import one_at_a_time
 from ..attention.options import resolve_dtypes
+from ..attention.plan_options import AttentionOptions
 from .batch import BatchDecodeWithPagedKVCacheWrapper
+from .plan import DecodePlan
 
 Dtype = Optional[Union[str, torch.dtype]]
 
@@ -97,10 +99,16 @@ fixed_split_size, disable_split_kv, q_len_per_req
     elif q_len_per_req > 1 and self._qo_indptr_buf is not None:
         self._qo_indptr_buf.copy_(range_buffer(batch_size + 1, self.device) * q_len_per_req)
     self._store_options(
-        batch_size, num_qo_heads, num_kv_heads, head_dim, page_size, q_len_per_req, dtypes,
-        pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta,
-    )  # fmt: skip
-    self._planned = (indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or self._is_nvfp4)
+        batch_size=batch_size,
+        num_qo_heads=num_qo_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        q_len_per_req=q_len_per_req,
+        dtypes=dtypes,
+        options=AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
+    )
+    self._planned = DecodePlan(indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or self._is_nvfp4)
     self._cached_module = self._module()  # changes with the soft cap, the window and the position encoding
     try:
         self._plan_work()

@@ -10,7 +10,7 @@ import torch
 
 from .._runtime.checks import narrowed
 from .._runtime.errors import ArgumentError
-from ..attention.attend import REPLANNED, AttentionWrapper
+from ..attention.attend import AttentionWrapper
 from ..attention.host import (
     as_tensor,
     kv_lens_given,
@@ -23,6 +23,8 @@ from ..attention.host import (
 )
 from ..attention.modules import get_batch_decode_module, get_batch_prefill_module
 from ..attention.options import Dtypes
+from ..attention.plan_options import AttentionOptions
+from .plan import DecodePlan, DecodeState
 
 __all__ = ["DecodePlanner"]
 
@@ -32,14 +34,7 @@ _INT32 = torch.int32
 class DecodePlanner(AttentionWrapper):
     """Base of the decode wrapper: code shared by ``plan``, ``workspace_size`` and ``fast_decode_plan``."""
 
-    _objects = (
-        *AttentionWrapper._objects,
-        "_paged_kv_indptr_buf",
-        "_paged_kv_indices_buf",
-        "_paged_kv_last_page_len_buf",
-    )
-    _numbers_read = (*AttentionWrapper._numbers_read, "_page_shape", "_planned_q_len")
-    _replanned = REPLANNED
+    _has_replan = True
     _is_paged = True
 
     _module_key: Any = None  #: key of ``_module_found``, a cache of one module: a lookup takes 1 us
@@ -47,6 +42,7 @@ class DecodePlanner(AttentionWrapper):
     _use_tensor_cores: bool
     _head_dim: int
     _page_size: int
+    _planned: DecodePlan
     _planned_q_len: Optional[int]
     _frozen_q_len: Optional[int] = None  #: q_len_per_req of the first successful plan with use_cuda_graph
     _paged_kv_indptr_buf: Optional[torch.Tensor]
@@ -139,6 +135,7 @@ class DecodePlanner(AttentionWrapper):
 
     def _store_options(
         self,
+        *,
         batch_size: int,
         num_qo_heads: int,
         num_kv_heads: int,
@@ -146,12 +143,7 @@ class DecodePlanner(AttentionWrapper):
         page_size: int,
         q_len_per_req: int,
         dtypes: Dtypes,
-        pos_encoding_mode: str,
-        window_left: int,
-        logits_soft_cap: Optional[float],
-        sm_scale: Optional[float],
-        rope_scale: Optional[float],
-        rope_theta: Optional[float],
+        options: AttentionOptions,
     ) -> None:
         self._check_heads(f"{self._op}.plan", num_qo_heads, num_kv_heads)
         self._batch_size = batch_size
@@ -167,7 +159,7 @@ class DecodePlanner(AttentionWrapper):
                 self._qo_indptr_buf = rows
             elif not self._use_cuda_graph or self._frozen_q_len is None:
                 self._qo_indptr_buf = rows * q_len_per_req  # separate tensor: a graph keeps its address
-        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._set_parameters(options)
 
     def _module(self) -> Any:
         if self._jit_module is not None:
@@ -184,22 +176,43 @@ class DecodePlanner(AttentionWrapper):
 
     def _work(self) -> tuple[Any, ...]:
         """Return the arguments of the native plan after the workspaces."""
-        indptr, kv_lens, fixed_split_size, disable_split_kv = self._planned
-        indptr, kv_lens = as_tensor(indptr), as_tensor(kv_lens)
-        assert indptr is not None
+        planned = self._planned
+        indptr, kv_lens = as_tensor(planned.indptr), as_tensor(planned.kv_lens)
         batch_size, q_len = indptr.shape[0] - 1, self._planned_q_len
         if self._use_tensor_cores:
             assert q_len is not None
             qo_indptr = rows_on_host(batch_size, q_len)
             return (
-                qo_indptr, indptr, kv_lens, batch_size * q_len, batch_size, self._num_qo_heads, self._num_kv_heads,
-                self._page_size, self._use_cuda_graph, self._head_dim, self._head_dim, q_len > 1, self._window_left,
-                fixed_split_size, disable_split_kv, 0, q_len,
-            )  # fmt: skip
+                qo_indptr,
+                indptr,
+                kv_lens,
+                batch_size * q_len,
+                batch_size,
+                self._num_qo_heads,
+                self._num_kv_heads,
+                self._page_size,
+                self._use_cuda_graph,
+                self._head_dim,
+                self._head_dim,
+                q_len > 1,  # causal
+                self._window_left,
+                planned.fixed_split_size,
+                planned.disable_split_kv,
+                0,  # num_colocated_ctas
+                q_len,
+            )
         return (
-            indptr, kv_lens, q_len, self._num_qo_heads, self._num_kv_heads, self._page_size,
-            self._use_cuda_graph, self._window_left, fixed_split_size, disable_split_kv,
-        )  # fmt: skip
+            indptr,
+            kv_lens,
+            q_len,
+            self._num_qo_heads,
+            self._num_kv_heads,
+            self._page_size,
+            self._use_cuda_graph,
+            self._window_left,
+            planned.fixed_split_size,
+            planned.disable_split_kv,
+        )
 
     def _plan_again(self, covers: bool) -> None:
         """Plan again after parameters changed. ``covers``: the old plan covers all keys that these make visible."""
@@ -209,13 +222,16 @@ class DecodePlanner(AttentionWrapper):
         if self._plan_info is not self._planned_info:  # an engine replaced the plan: read the batch from its tables
             indptr, last_page_len = self._paged_kv_indptr_buf, self._paged_kv_last_page_len_buf
             assert indptr is not None and last_page_len is not None and self._planned_q_len is not None
-            batch = self._lengths(
+            indptr_host, kv_lens = self._lengths(
                 f"{self._op}.forward", indptr, last_page_len, None, self._page_size, self._planned_q_len, True
             )
-            self._planned = (*batch, *self._planned[2:])
+            self._planned = self._planned.with_batch(indptr_host, kv_lens)
         self._plan_info = None  # if the rest fails, no valid plan remains
         self._cached_module = self._module()
         self._plan_work()
+
+    def _state(self) -> DecodeState:
+        return DecodeState.of(self)
 
     def _new_plan(self) -> tuple[Any, ...]:
         plan = super()._new_plan()

@@ -28,6 +28,7 @@ from ..jit.attention import gen_batch_mla_module
 from ..trace.templates.mla import mla_paged_decode_trace
 from ..utils import get_compute_capability
 from . import page_ids
+from .call_state import MLAState
 from .scales import LatentScales
 
 __all__ = ["BatchMLAPagedAttentionWrapper", "get_batch_mla_module"]
@@ -87,24 +88,6 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     _launched = ("q_nope", "ckv_cache", "kpe_cache", "out", "lse", "q_pe")
     _is_paged = True
     _is_capturable = True  # even without use_cuda_graph: kernels read the tables through the plan
-    _objects = (
-        "_plan_info",
-        "_cached_module",
-        "_float_workspace_buffer",
-        "_int_workspace_buffer",
-        "_kv_indices_buf",
-        "_cached_q_data_type",
-        "_cached_kv_data_type",
-    )
-    _numbers_read = (
-        "_causal",
-        "_page_size",
-        "_num_heads",
-        "_num_rows",
-        "_max_total_num_rows",
-        "_use_cuda_graph",
-        "_use_profiler",
-    )
 
     @flashinfer_api(trace=None)
     @explain_type_errors
@@ -442,7 +425,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 if (
                     record is None
                     or page_ids.VALIDATE
-                    or not self._unchanged(record.state)
+                    or not (record.state.has_plan_of(self) and record.state.has_options_of(self))
                     or (record.least_pages and record.is_too_small(ckv_cache))
                     or record.pdl_probe is not utils.device_support_pdl
                 ):
@@ -548,6 +531,9 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 )
         elif rows != self._num_rows:
             raise ArgumentError(f"{op}: q_nope has {rows} rows, expected {self._num_rows} (qo_indptr[-1])")
+
+    def _state(self) -> MLAState:
+        return MLAState.of(self)
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         q, k, v, out, lse, (q_pe, indices), (sm_scale, natural) = launch

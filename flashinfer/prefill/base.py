@@ -10,7 +10,6 @@ import torch
 
 from .._runtime.errors import ArgumentError
 from ..attention.attend import AttentionWrapper, Result
-from ..attention.host import as_tensors
 from ..attention.masks import byte_offsets, check_items, pack_batch_mask
 from ..attention.modules import get_batch_prefill_module, get_customize_batch_prefill_module
 from ..attention.options import (
@@ -25,8 +24,10 @@ from ..attention.options import (
     fa3_serves,
     resolve_backend,
 )
+from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
+from .plan import PrefillPlan, PrefillState
 
 __all__ = ["BatchPrefillWrapper", "Result"]
 
@@ -34,15 +35,15 @@ __all__ = ["BatchPrefillWrapper", "Result"]
 class BatchPrefillWrapper(AttentionWrapper):
     """Base of the paged and the ragged wrapper."""
 
-    _objects = (
-        *AttentionWrapper._objects,
-        "_prefix_len_ptr",
-        "_token_pos_in_items_ptr",
-        "_max_item_len_ptr",
-    )
-    _numbers_read = (*AttentionWrapper._numbers_read, "_token_pos_in_items_len", "_causal", "_qo_indptr_last")
-
     _causal: bool
+    _planned: PrefillPlan
+    #: Tables of the other wrapper, which a recorded call compares too.
+    _paged_kv_indptr_buf: Optional[torch.Tensor] = None
+    _paged_kv_indices_buf: Optional[torch.Tensor] = None
+    _paged_kv_last_page_len_buf: Optional[torch.Tensor] = None
+    _page_shape: Optional[tuple[int, int]] = None
+    _kv_indptr_buf: Optional[torch.Tensor] = None
+    _kv_indptr_last: int = 0
     _module_key: tuple[Dtypes, int, int, bool]
 
     def __init__(
@@ -174,12 +175,13 @@ class BatchPrefillWrapper(AttentionWrapper):
             return resolve_backend(self._op, self._requested_backend, self.device)
         if self._max_total_num_rows is not None:
             return self._backend
-        (*_, rows, batch_size), (fixed_split_size, disable_split_kv, _) = self._planned[0][:5], self._planned[1]
-        if fixed_split_size > 0 or disable_split_kv:
+        planned = self._planned
+        if planned.fixed_split_size > 0 or planned.disable_split_kv:
             return "fa2"
-        serves = fa3_serves(self.device, dtypes.q, dtypes.kv, dtypes.o, head_dim_qk, head_dim_vo, self._pos_encoding)
-        group = self._num_qo_heads // self._num_kv_heads
-        return "fa3" if serves and fa3_is_faster(rows * group, batch_size, self._mask_mode()) else "fa2"
+        if not fa3_serves(self.device, dtypes.q, dtypes.kv, dtypes.o, head_dim_qk, head_dim_vo, self._pos_encoding):
+            return "fa2"
+        rows = planned.num_rows * (self._num_qo_heads // self._num_kv_heads)
+        return "fa3" if fa3_is_faster(rows, planned.batch_size, self._mask_mode()) else "fa2"
 
     def _freeze_rows(self) -> None:
         """Fix the maximal number of rows of a CUDA graph to the rows of the first successful plan."""
@@ -187,18 +189,18 @@ class BatchPrefillWrapper(AttentionWrapper):
             self._max_total_num_rows = self._qo_indptr_last
 
     def _plan_work(self) -> None:
-        self._plan_info = self._planned_info = self._native_plan(self._cached_module.plan, *as_tensors(self._work()))
+        self._plan_info = self._planned_info = self._native_plan(self._cached_module.plan, *self._work())
 
     def _work(self) -> tuple[Any, ...]:
         """Return the arguments of the native plan after the workspaces."""
-        before, (fixed_split_size, disable_split_kv, uniform_q_len) = self._planned
         mask_mode = self._mask_mode()
         # Below 0: decode and prefill items do not share a launch, so neither kind leaves SM resources for the other.
         num_colocated_ctas = 0 if self._is_paged and mask_mode in (CAUSAL, NON_CAUSAL) else -1
-        return (
-            *(*before, mask_mode in (CAUSAL, MULTI_ITEM), self._window_left),
-            *(fixed_split_size, disable_split_kv, num_colocated_ctas, uniform_q_len),
-        )
+        is_causal = mask_mode in (CAUSAL, MULTI_ITEM)
+        return self._planned.native_arguments(is_causal, self._window_left, num_colocated_ctas)
+
+    def _state(self) -> PrefillState:
+        return PrefillState.of(self)
 
     def _mask_mode(self) -> int:
         if self._prefix_len_ptr is not None:
@@ -207,26 +209,16 @@ class BatchPrefillWrapper(AttentionWrapper):
             return CUSTOM
         return CAUSAL if self._causal else NON_CAUSAL
 
-    def _replace_parameters(
-        self,
-        causal: bool,
-        pos_encoding_mode: str,
-        use_fp16_qk_reduction: bool,
-        window_left: int,
-        logits_soft_cap: Optional[float],
-        sm_scale: Optional[float],
-        rope_scale: Optional[float],
-        rope_theta: Optional[float],
-    ) -> None:
+    def _replace_parameters(self, causal: bool, options: AttentionOptions) -> None:
         """Replace parameters of the plan by arguments of the legacy ``forward``, and plan again if necessary."""
         self._require_plan()
         planned = (self._causal, self._pos_encoding, self._window_left, bool(self._logits_soft_cap))
         was_causal, window = self._mask_mode() in (CAUSAL, MULTI_ITEM), self._window_left
-        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._set_parameters(options)
         self._causal = causal
         if planned != (self._causal, self._pos_encoding, self._window_left, bool(self._logits_soft_cap)):
             is_causal = self._mask_mode() in (CAUSAL, MULTI_ITEM)
-            covers = (is_causal or not was_causal) and (window < 0 or 0 <= window_left <= window)
+            covers = (is_causal or not was_causal) and (window < 0 or 0 <= options.window_left <= window)
             self._plan_again(covers)
 
     def _plan_again(self, covers: bool) -> None:
@@ -237,8 +229,8 @@ class BatchPrefillWrapper(AttentionWrapper):
         self._backend = backend
         if self._plan_info is not self._planned_info:  # an engine replaced the plan: read the batch from its tables
             qo_host, kv_host, kv_lens = self._batch_of_tables(f"{self._op}.forward")
-            rows, (before, options) = self._max_total_num_rows or int(qo_host[-1]), self._planned
-            self._planned = (qo_host, kv_host, kv_lens, rows, len(kv_lens), *before[5:]), options
+            rows = self._max_total_num_rows or int(qo_host[-1])
+            self._planned = self._planned.with_batch(qo_host, kv_host, kv_lens, rows)
         self._plan_info = None  # if the rest fails, no valid plan remains
         self._select_module(*self._module_key)
         self._plan_work()
@@ -248,7 +240,7 @@ class BatchPrefillWrapper(AttentionWrapper):
         raise AssertionError("a subclass knows")
 
     def _native_workspace_size(self) -> tuple[int, int]:
-        float_bytes, int_bytes = self._cached_module.workspace_size(*as_tensors(self._work()))
+        float_bytes, int_bytes = self._cached_module.workspace_size(*self._work())
         return int(float_bytes), int(int_bytes)
 
     # run --------------------------------------------------------------------------------------

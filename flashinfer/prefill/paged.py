@@ -13,7 +13,6 @@ from .._runtime.checks import narrowed
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.attend import REPLANNED
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import (
     check_indices,
@@ -25,10 +24,12 @@ from ..attention.host import (
     to_host,
 )
 from ..attention.options import resolve_backend, resolve_dtypes
+from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
 from ..trace.templates.prefill import paged_prefill_trace
 from .base import BatchPrefillWrapper, Result
+from .plan import PrefillPlan
 
 Dtype = Optional[Union[str, torch.dtype]]
 
@@ -73,15 +74,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     """
 
     _locked_inside = ("run",)
-
-    _objects = (
-        *BatchPrefillWrapper._objects,
-        "_paged_kv_indptr_buf",
-        "_paged_kv_indices_buf",
-        "_paged_kv_last_page_len_buf",
-    )
-    _numbers_read = (*BatchPrefillWrapper._numbers_read, "_page_shape")
-    _replanned = (*REPLANNED, "_qo_indptr_last")
+    _has_replan = True
     _is_paged = True
     _known_tensors = (
         "maybe_custom_mask",
@@ -255,7 +248,9 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         if seq_lens is not None and self._device_kind == "cpu":  # the CPU validates the page ids of all seq_lens keys
             paged_kv_last_page_len = last_page_lens(kv_lens, kv_host, page_size)
         self._plan_info = None  # the state of the old plan is replaced below; if that fails, no valid plan remains
-        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._set_parameters(
+            AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        )
         self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
         self._store_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
 
@@ -288,13 +283,21 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         disable_split_kv: bool,
         uniform_q_len: Optional[int],
     ) -> None:
-        self._planned = (
-            (
-                *(qo_indptr, kv_indptr, kv_lens, self._max_total_num_rows or self._qo_indptr_last, self._batch_size),
-                *(self._num_qo_heads, self._num_kv_heads, self._page_size, self._use_cuda_graph),
-                *(head_dim_qk, head_dim_vo or head_dim_qk),
-            ),
-            (fixed_split_size or -1, bool(disable_split_kv) or self._is_nvfp4, uniform_q_len or 0),
+        self._planned = PrefillPlan(
+            qo_indptr=qo_indptr,
+            kv_indptr=kv_indptr,
+            kv_lens=kv_lens,
+            num_rows=self._max_total_num_rows or self._qo_indptr_last,  # type: ignore[arg-type]  # set by plan()
+            batch_size=self._batch_size,
+            num_qo_heads=self._num_qo_heads,
+            num_kv_heads=self._num_kv_heads,
+            page_size=self._page_size,
+            use_cuda_graph=self._use_cuda_graph,
+            head_dim_qk=head_dim_qk,
+            head_dim_vo=head_dim_vo or head_dim_qk,
+            fixed_split_size=fixed_split_size or -1,
+            disable_split_kv=bool(disable_split_kv) or self._is_nvfp4,
+            uniform_q_len=uniform_q_len or 0,
         )
 
     @staticmethod
@@ -412,7 +415,9 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         probe = object.__new__(type(self))
         probe.__dict__.update(self.__dict__)
         resolve_backend(op, self._requested_backend, self.device)
-        probe._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        probe._set_parameters(
+            AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        )
         probe._store_dtypes(dtypes)
         mask = packed_custom_mask if custom_mask is None else custom_mask
         if mask is not None or not self._use_cuda_graph:
@@ -586,9 +591,9 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
     ) -> Result:
         """Call :meth:`run` with parameters that replace those of ``plan``; omitted ones are reset to their defaults."""
         self._replace_parameters(
-            causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale, rope_scale,
-            rope_theta,
-        )  # fmt: skip
+            causal,
+            AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
+        )
         return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     def forward_return_lse(

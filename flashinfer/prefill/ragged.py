@@ -15,10 +15,12 @@ from ..api_logging import flashinfer_api
 from ..attention.cache import PagedCache, scale_factors
 from ..attention.host import segment_lens, to_host
 from ..attention.options import resolve_backend, resolve_dtypes
+from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
 from ..trace.templates.prefill import ragged_prefill_trace
 from .base import BatchPrefillWrapper, Result
+from .plan import PrefillPlan
 
 Dtype = Optional[Union[str, torch.dtype]]
 
@@ -59,9 +61,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     """
 
     _locked_inside = ("run",)
-
-    _objects = (*BatchPrefillWrapper._objects, "_kv_indptr_buf")
-    _numbers_read = (*BatchPrefillWrapper._numbers_read, "_kv_indptr_last")
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
     @flashinfer_api(trace=None)
@@ -169,7 +168,9 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         self._check_rows(op, batch_size, rows)
         resolve_backend(op, self._requested_backend, self.device)
         self._plan_info = None  # the state of the old plan is replaced below; if that fails, no valid plan remains
-        self._set_parameters(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._set_parameters(
+            AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        )
         self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
         self._store_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
 
@@ -188,12 +189,21 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             self._qo_indptr_buf = self._indptr_on_device(qo_indptr, 1, non_blocking)
             self._kv_indptr_buf = self._indptr_on_device(kv_indptr, 0, non_blocking)
         head_dim_vo = head_dim_vo or head_dim_qk
-        self._planned = (
-            (
-                *(qo_host, kv_host, kv_lens, self._max_total_num_rows or rows, batch_size, num_qo_heads, num_kv_heads),
-                *(1, self._use_cuda_graph, head_dim_qk, head_dim_vo),
-            ),
-            (fixed_split_size or -1, bool(disable_split_kv) or self._is_nvfp4, uniform_q_len or 0),
+        self._planned = PrefillPlan(
+            qo_indptr=qo_host,
+            kv_indptr=kv_host,
+            kv_lens=kv_lens,
+            num_rows=self._max_total_num_rows or rows,
+            batch_size=batch_size,
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            page_size=1,
+            use_cuda_graph=self._use_cuda_graph,
+            head_dim_qk=head_dim_qk,
+            head_dim_vo=head_dim_vo,
+            fixed_split_size=fixed_split_size or -1,
+            disable_split_kv=bool(disable_split_kv) or self._is_nvfp4,
+            uniform_q_len=uniform_q_len or 0,
         )
         self._backend = self._choose_backend(dtypes, head_dim_qk, head_dim_vo)
         self._select_module(dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
@@ -328,9 +338,9 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
     ) -> Result:
         """Call :meth:`run` with parameters that replace those of ``plan``; omitted ones are reset to their defaults."""
         self._replace_parameters(
-            causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale, rope_scale,
-            rope_theta,
-        )  # fmt: skip
+            causal,
+            AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
+        )
         return self.run(q, k, v, return_lse=return_lse)
 
     def forward_return_lse(

@@ -18,6 +18,7 @@ from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
 from ..attention.copies import CopiedWithPlans
 from ..attention.host import segment_lens, to_host
+from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..trace.templates.sparse import block_sparse_attention_run_trace
@@ -287,16 +288,8 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         """Replace parameters of ``plan``, then call ``run``; kept for published callers."""
         self._require_plan()
         wrapper = self._wrapper
-        wrapper._replace_parameters(
-            wrapper._causal,
-            pos_encoding_mode,
-            use_fp16_qk_reduction,
-            -1,
-            logits_soft_cap,
-            sm_scale,
-            rope_scale,
-            rope_theta,
-        )
+        options = AttentionOptions(pos_encoding_mode, -1, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        wrapper._replace_parameters(wrapper._causal, options)
         return self.run(q, k, v, scale_q, scale_k, scale_v)
 
     def end_forward(self) -> None:

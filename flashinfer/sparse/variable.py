@@ -17,6 +17,7 @@ from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
 from ..attention.copies import CopiedWithPlans
 from ..attention.outputs import lse_buffer, output_buffer
+from ..attention.plan_options import AttentionOptions
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..trace.templates.sparse import variable_block_sparse_attention_run_trace
 
@@ -220,16 +221,8 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         """Replace parameters of ``plan``, then call ``run``; kept for published callers."""
         self._require_plan()
         wrapper = self._wrapper
-        wrapper._replace_parameters(
-            wrapper._causal,
-            pos_encoding_mode,
-            use_fp16_qk_reduction,
-            -1,
-            logits_soft_cap,
-            sm_scale,
-            rope_scale,
-            rope_theta,
-        )
+        options = AttentionOptions(pos_encoding_mode, -1, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        wrapper._replace_parameters(wrapper._causal, options)
         return self.run(q, k, v)
 
     def end_forward(self) -> None:

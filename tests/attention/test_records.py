@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 import flashinfer
 from flashinfer.attention import records
+from flashinfer.decode.plan import DecodeState
+from flashinfer.mla.call_state import MLAState
+from flashinfer.prefill.plan import PrefillState
 
 from .inputs import FORMS, LAYOUTS, Batch
 from .reference import Attention
@@ -234,6 +239,31 @@ def test_a_refused_launch_is_repeated_with_copies():
     close((out, lse), batch.expected())
 
 
+@pytest.mark.parametrize("state_class", [DecodeState, PrefillState, MLAState])
+def test_state_compares_every_attribute(state_class):
+    """Check that a change of any attribute that a record was built from is noticed, and that a new plan is taken."""
+
+    class Wrapper:
+        def __getattr__(self, name):
+            value = self.__dict__[name] = object()
+            return value
+
+    wrapper = Wrapper()
+    state = state_class.of(wrapper)
+    names = list(vars(wrapper))
+    assert len(names) == len(dataclasses.fields(state_class))
+    assert state.has_plan_of(wrapper) and state.has_options_of(wrapper)
+    for name in names:
+        before = getattr(wrapper, name)
+        setattr(wrapper, name, object())
+        assert state.has_plan_of(wrapper) + state.has_options_of(wrapper) == 1, name
+        if state.has_options_of(wrapper):
+            state.take_plan(wrapper)
+            assert state.has_plan_of(wrapper)
+        else:
+            setattr(wrapper, name, before)
+
+
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_plan_without_lengths(device, tensor_cores):
     """Check that pages on the host suffice for planning; only the device knows how full the last pages are."""
@@ -241,10 +271,10 @@ def test_plan_without_lengths(device, tensor_cores):
     pages = batch.pages(16)
     wrapper = planned(batch, pages, tensor_cores=tensor_cores)
     exact = wrapper._planned
-    assert exact[1] is not None
-    wrapper._planned = (exact[0], None, *exact[2:])
+    assert exact.kv_lens is not None
+    wrapper._planned = exact.with_batch(exact.indptr, None)
     wrapper._plan_work()
     close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
     wrapper.plan(pages.indptr.cpu(), pages.indices, pages.last_page_len, *batch.heads, 64, 16)
-    assert (wrapper._planned[1] is None) == (device == "cuda")
+    assert (wrapper._planned.kv_lens is None) == (device == "cuda")
     close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
