@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw how kernels split their work: docs/kernels_attention.svg and docs/kernels_sampling.svg.
+"""Draw how kernels split their work: docs/kernels_attention.svg, kernels_attention_sm90.svg and kernels_sampling.svg.
 
 python scripts/draw_kernels.py            check that the pictures are current
 python scripts/draw_kernels.py --write    write them
@@ -112,6 +112,83 @@ def attention() -> str:
     return p.finish()
 
 
+def draw_prefill_sm90(p: Picture) -> None:
+    """Draw the roles in a block of the Hopper prefill kernel: item counter, producer, rings, and consumers' turns."""
+    p.text(
+        20,
+        24,
+        "Prefill on Hopper: a producer warpgroup fills rings, consumers of 64 rows each empty them",
+        weight="bold",
+    )
+    p.box(20, 40, 150, 40, GREY, "counter of work items")
+    p.arrow(170, 60, 208, 60)
+    p.box(210, 40, 170, 40, COLOURS[1], "producer: TMA copies")
+    for ring, y in (("keys", 96), ("values", 130)):
+        p.text(210, y + 17, f"ring of {ring}")
+        for stage in range(2):
+            p.box(300 + 90 * stage, y, 88, 26, COLOURS[1], f"tile {stage}")
+    p.arrow(340, 80, 340, 94)
+    p.arrow(480, 126, 518, 76)
+    p.arrow(480, 126, 518, 126)
+    for group in range(2):
+        p.box(
+            520,
+            50 + 50 * group,
+            340,
+            40,
+            COLOURS[2 + group],
+            f"consumer {group}: rows {64 * group} to {64 * group + 63}, all keys",
+        )
+    p.text(
+        20,
+        186,
+        "The consumers take turns: one multiplies on the tensor cores while the other computes softmax weights.",
+    )
+    for group in range(2):
+        y = 200 + 34 * group
+        p.text(20, y + 18, f"consumer {group}")
+        for step in range(4):
+            is_product = step % 2 == group
+            colour = COLOURS[2 + group] if is_product else GREY
+            words = f"S({3 - step}) and P V({4 - step})" if is_product and step else "softmax"
+            p.box(110 + 190 * step, y, 188, 28, colour, "S = Q K" if step == group == 0 else words)
+    p.text(110, 282, "time: last keys first, so that masked steps come first")
+
+
+def draw_mla_sm90(p: Picture) -> None:
+    """Draw the columns and key blocks that the two consumers of the Hopper MLA kernel share."""
+    p.text(
+        20,
+        324,
+        "MLA on Hopper: 64 rows, keys in pairs of blocks of 64, output columns split over two consumers",
+        weight="bold",
+    )
+    for block in range(2):
+        y = 340 + 40 * block
+        p.box(20, y, 150, 30, COLOURS[block], f"keys of block {block}")
+        p.arrow(170, y + 15, 208, y + 15)
+        p.box(210, y, 220, 30, COLOURS[2 + block], f"consumer {block}: scores, weights P{block}")
+        p.arrow(430, y + 15, 468, 375)
+    p.box(470, 354, 130, 42, GREY, "P0, P1 in shared memory")
+    for half, columns in enumerate(("0 to 255", "256 to 511")):
+        y = 340 + 40 * half
+        p.arrow(600, 375, 638, y + 15)
+        p.box(640, y, 220, 30, COLOURS[2 + half], f"consumer {half}: columns {columns}")
+    p.text(
+        20,
+        440,
+        "Values are the first 512 columns of the keys, in the same shared memory. The first buffer is free, and keys",
+    )
+    p.text(20, 456, "of the next pair arrive in it, while the second block is multiplied.")
+
+
+def attention_sm90() -> str:
+    p = Picture(880, 472)
+    for draw in (draw_prefill_sm90, draw_mla_sm90):
+        draw(p)
+    return p.finish()
+
+
 def draw_estimate(p: Picture) -> None:
     """Draw the sample of a row, its bins, and the range that contains the threshold."""
     p.text(20, 24, "1. Each block estimates a range for the threshold from a sample of the row", weight="bold")
@@ -170,7 +247,11 @@ def sampling() -> str:
     return p.finish()
 
 
-PICTURES = {"kernels_attention.svg": attention, "kernels_sampling.svg": sampling}
+PICTURES = {
+    "kernels_attention.svg": attention,
+    "kernels_attention_sm90.svg": attention_sm90,
+    "kernels_sampling.svg": sampling,
+}
 
 
 def main() -> None:
