@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parametrisations a lane runs, and how pytest-xdist distributes the tests over its workers."""
+"""Choice of the parametrisations that a lane runs, and how pytest-xdist distributes the tests over its workers."""
 
 from __future__ import annotations
 

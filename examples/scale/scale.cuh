@@ -19,7 +19,7 @@ __global__ void ScaleKernel(const T* input, T* output, float factor, int64_t n) 
   if (i < n) output[i] = T(float(input[i]) * factor);
 }
 
-/// What the rest of the world calls: chooses the grid, launches, and reports what CUDA said.
+/// Entry for callers: chooses the grid, launches, and returns the status of CUDA.
 template <typename T>
 cudaError_t ScaleLauncher(const T* input, T* output, float factor, int64_t n, cudaStream_t stream = nullptr) {
   if (n == 0) return cudaSuccess;  // a grid of zero blocks is an error

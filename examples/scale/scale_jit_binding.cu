@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Python can call: `module.run(input, output, factor)`.
+// Export for Python: `module.run(input, output, factor)`.
 #include "scale.cu"
 #include "tvm_ffi_utils.h"
 

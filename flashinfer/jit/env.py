@@ -173,7 +173,7 @@ def untrusted(folder: Path, *files: Path) -> Optional[str]:
     rebound = (globals().get("FLASHINFER_JIT_DIR"), globals().get("FLASHINFER_GEN_SRC_DIR"))
     if folder.parent in rebound:
         return refusal((folder.parent, folder, *files))
-    if folder.parent.parent in rebound:  # of a CPU target that was named
+    if folder.parent.parent in rebound:  # folder of a named CPU target
         return refusal((folder.parent.parent, folder.parent, folder, *files))
     modules, targets, version, cache, *above = folder.parents  # base/.cache/flashinfer/<version>/<targets>/cached_ops
     return refusal((cache, version, targets, modules, folder, *files), above[:2])

@@ -32,6 +32,6 @@ def gen_scale_module(dtype_in: str, dtype_out: str) -> JitSpec:
 
 
 def gen_scale_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """What AOT pre-builds and what a warm-up of the family loads."""
+    """Return the modules that AOT pre-builds and a warm-up of the family loads."""
     for dtype in _TYPES if backend == "cuda" else ():
         yield gen_scale_module(dtype, dtype)

@@ -17,12 +17,12 @@ namespace flashinfer {
 namespace gemm {
 
 constexpr int64_t MAX_TILE_M = TILE_ROWS * 40, MAX_TILE_N = 256;
-constexpr int64_t PACKED_ROWS = TILE_ROWS * 20;  // of a at a time: with the panels of b, 560 KiB of L2 with AVX-512
+constexpr int64_t PACKED_ROWS = TILE_ROWS * 20;  // rows of a per pass; with panels of b, 560 KiB of L2 (AVX-512)
 
 /// Rows of tokens that are multiplied with one matrix of b.
 struct Segment {
   int64_t row, rows;
-  int64_t batch;   // of a and d
+  int64_t batch;   // matrix of a and d
   int64_t weight;  // matrix of b
 };
 

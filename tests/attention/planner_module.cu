@@ -44,7 +44,7 @@ PlanInput InputOf(const Optional<TensorView>& qo_indptr, const TensorView& kv_in
   return in;
 }
 
-/// What plan() returns; the lists go to `buffer`, items by way of `room` bytes of it from `offset` on.
+/// Return the result of plan(); the lists go to `buffer`, items through the `room` bytes that begin at `offset`.
 Numbers Plan(Optional<TensorView> qo_indptr, TensorView kv_indptr, Optional<TensorView> kv_lens, Numbers numbers,
              TensorView buffer, int64_t offset, int64_t room) {
   static PlanOutput out;

@@ -173,7 +173,7 @@ def test_captures_are_left_alone(cuda):
     with cuda.on(1):
         streams.enter(decode.wrapper)
     assert not cuda.waits
-    cuda.streams[0].is_captured = True  # by another thread, after the last call
+    cuda.streams[0].is_captured = True  # another thread captures it after the last call
     with cuda.on(2):
         decode.run()
     assert not cuda.waits

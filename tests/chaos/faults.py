@@ -26,7 +26,7 @@ DAY = 86400
 
 @dataclass
 class Round:
-    """What a fault can reach: the module of this round, the folder of its sources, and random numbers."""
+    """State that a fault can change: the module of this round, the folder of its sources, and random numbers."""
 
     spec: JitSpec
     sources: Path

@@ -8,12 +8,12 @@ namespace emulation {
 /// The device: a test may change it before a launch.
 struct Device {
   int multiprocessors = 2;
-  int shared_bytes = int(MAX_DYNAMIC);  // of a block
+  int shared_bytes = int(MAX_DYNAMIC);  // shared memory of a block, in bytes
   int blocks_per_multiprocessor = 1;
   int clusters = 1;
 };
 inline Device device;
-inline std::map<const void*, int> allowed_bytes;  // of dynamic shared memory, per kernel
+inline std::map<const void*, int> allowed_bytes;  // dynamic shared memory of each kernel
 
 inline cudaError_t GetDevice(int* id) { return *id = 0, cudaSuccess; }
 inline cudaError_t GetAttribute(int* value, cudaDeviceAttr attribute, int) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks of a cluster on the CPU. Each thread is a fibre that runs until it waits; the next one is chosen at random.
-// What the hardware does on its own (copies, matrix products) is an event, which happens at a random time: early, or
+// Asynchronous work of the hardware (copies, matrix products) is an event, which happens at a random time: early, or
 // when no thread can go on. Clusters run one after another.
 #pragma once
 #include <algorithm>
@@ -105,7 +105,7 @@ struct Fibre {
   Block* block = nullptr;
   int thread = 0;
   bool done = false;
-  bool result = false;  // of BarrierAny
+  bool result = false;  // result of BarrierAny
   const char* waits_for = nullptr;
   uint32_t detail[2] = {0, 0};
   int polls = 0;  // tests of an mbarrier in a row that failed
@@ -159,7 +159,7 @@ struct Failure : std::runtime_error {
 struct State {
   Context scheduler;
   Fibre* current = nullptr;                    // null: an event
-  std::vector<std::unique_ptr<Block>> blocks;  // of the cluster
+  std::vector<std::unique_ptr<Block>> blocks;  // blocks of the cluster
   std::vector<Fibre*> ready;
   std::vector<Event> events;
   std::function<void()> body;

@@ -5,7 +5,7 @@
 
 namespace emulation {
 
-/// What the emulated driver writes into a CUtensorMap.
+/// Contents that the emulated driver writes into a CUtensorMap.
 struct TensorMap {
   uint64_t mark;
   unsigned char* data;
@@ -53,7 +53,7 @@ inline CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32
     if (i > 0) t.stride[i - 1] = stride[i - 1];
   }
   const uint32_t inner = box[0] * t.element;
-  uint32_t width = 0;  // of a row of a swizzled box
+  uint32_t width = 0;  // bytes of a row of a swizzled box
   switch (swizzle) {
     case CU_TENSOR_MAP_SWIZZLE_NONE:
       t.swizzle = 0;

@@ -24,7 +24,7 @@ def library(tmp_path_factory) -> Library:
 
 @dataclass
 class Options:
-    """What a product may have besides its operands."""
+    """Options of a product besides its operands."""
 
     scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     bias: torch.Tensor | None = None

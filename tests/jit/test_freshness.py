@@ -212,7 +212,7 @@ def test_no_compiler_on_the_machine(workshop, built, tmp_path):
     """Load a fresh module in a process without ninja and without any compiler."""
     code = f"""
 import sys
-import torch  # which starts processes of its own, some releases with CUDA
+import torch  # some releases with CUDA start processes on import
 sys.modules["ninja"] = None
 import subprocess
 subprocess.Popen = None

@@ -130,7 +130,7 @@ import torch
 
 import flashinfer
 import flashinfer.fused_moe
-import flashinfer.gemm  # which the package imports on use
+import flashinfer.gemm  # the package imports it on first use
 
 OUT = Path(__file__).parent / "fi_trace_out"
 

@@ -46,7 +46,7 @@ AGAIN = """
     compiled = torch.compile(lambda x: norm.rmsnorm(x, weight), fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), flashinfer.rmsnorm(x, weight))
 
-    forget("flashinfer.api_logging")                           # that module alone
+    forget("flashinfer.api_logging")                           # this module alone
     os.environ |= {"FLASHINFER_LOGLEVEL": "1", "FLASHINFER_LOGDEST": f"{sys.argv[1]}/log_alone.txt"}
     from flashinfer.api_logging import flashinfer_api
     flashinfer_api(lambda x: x)(1)

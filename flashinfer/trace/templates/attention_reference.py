@@ -93,7 +93,7 @@ def paged_states_reference(
     sm_scale: Optional[float],
     heads_first: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As above, with the base-2 LSE."""
+    """Return the output and the base-2 LSE."""
     if heads_first:
         k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     page_size = k_cache.shape[1]

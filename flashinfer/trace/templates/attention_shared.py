@@ -85,7 +85,7 @@ def halves_of(cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def table_of_all_pages(num_requests: int, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where no plan says otherwise: the pages of a cache in order, shared out among the requests, all of them full."""
+    """Return the page table of a call without a plan: pages in order, split evenly among the requests, all full."""
     pages, page_size = cache.shape[:2]
     kv_indptr = even_indptr(pages, num_requests, cache.device)
     return kv_indptr, torch.arange(pages, device=cache.device), torch.full_like(kv_indptr[1:], page_size)

@@ -363,11 +363,11 @@ def _choose(**arguments: Any) -> TraceTemplate:
     if arguments.get("input_layout") is None:
         return trtllm_fmha_v2_prefill_trace
     if layout not in _TEMPLATES:
-        raise ArgumentError(f"fmha_v2: input_layout is {layout}, expected one of {', '.join(_TEMPLATES)}")
+        raise ArgumentError(f"fmha_v2: input_layout must be one of {', '.join(_TEMPLATES)}, got {layout}")
     if isinstance(qkv, (tuple, list)) and any(isinstance(part, (tuple, list)) for part in qkv):
         raise ArgumentError(
-            "fmha_v2: the cache is a pair, expected one tensor (tables of a pair count blocks of one allocation, which "
-            "a definition cannot say)"
+            "fmha_v2: the cache must be one tensor (tables of a pair count blocks of one allocation, which a "
+            "definition cannot say), got a pair"
         )
     return _STATS if layout == "CONTIGUOUS_Q_KV" and arguments.get("save_softmax_stats") else _TEMPLATES[layout]
 

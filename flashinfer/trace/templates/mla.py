@@ -45,7 +45,7 @@ def mla_states_reference(
     causal: bool,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As above, with the base-2 LSE."""
+    """Return the output and the base-2 LSE."""
     out = torch.zeros_like(q_nope)
     states = torch.full(q_nope.shape[:2], -math.inf, device=q_nope.device)
     page_size = ckv_cache.shape[1]
@@ -130,7 +130,7 @@ def _mla_paged_decode_reference(
     if kv_len_arr is None:
         kv_len_arr = kv_indptr.diff() * ckv_cache.shape[1]
     if sm_scale is None:
-        sm_scale = 1 / math.sqrt(128 + q_pe.shape[-1])  # of the heads before the compression
+        sm_scale = 1 / math.sqrt(128 + q_pe.shape[-1])  # scale of the heads before the compression
     caches = (_dequantized(ckv_cache, ckv_scale, ckv_scale_arr), _dequantized(kpe_cache, kpe_scale))
     table = (qo_indptr, kv_indptr, kv_indices, kv_len_arr)
     return mla_states_reference(q_nope, q_pe, *caches, *table, causal, sm_scale)

@@ -157,7 +157,7 @@ _TEMPLATES = {(rank, fp8): _qk_template(rank, fp8) for rank in (3, 2) for fp8 in
 def _choose(qkv: torch.Tensor, output_fp8: bool = False, **_: Any) -> TraceTemplate:
     key = (qkv.ndim, bool(output_fp8))
     if key not in _TEMPLATES:
-        raise ArgumentError(f"fi_trace: qkv has rank {qkv.ndim}, expected 2 or 3")
+        raise ArgumentError(f"fi_trace: qkv must have rank 2 or 3, got {qkv.ndim}")
     return _TEMPLATES[key]
 
 

@@ -230,7 +230,7 @@ append_paged_mla_kv_cache_trace = template_of_text(
 
 
 def _indices_init(batch_size: int, nnz: int, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """As many rows per request as fit, the rest without one; every request had three tokens before."""
+    """Return indices of a batch in which each request has three tokens and gets ``nnz // batch_size`` more rows."""
     each = nnz // batch_size
     append_indptr = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * each
     return {

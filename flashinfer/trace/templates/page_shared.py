@@ -135,7 +135,7 @@ def append_tables(
     starts, kv_indptr = even_indptr(nnz, batch_size, device), even_indptr(used, batch_size, device)
     rows = torch.arange(nnz, dtype=torch.int32, device=device)
     batch_indices = torch.repeat_interleave(starts.diff())
-    ends = kv_indptr.diff() * page_size - starts[1:]  # of the tokens of each request, minus that of its rows
+    ends = kv_indptr.diff() * page_size - starts[1:]  # end of the tokens of each request minus the end of its rows
     return num_pages, {
         "batch_indices": batch_indices.int(),
         "positions": rows + ends[batch_indices],

@@ -387,7 +387,7 @@ def _choose_batch_pod(**arguments: Any) -> TraceTemplate:
     """The published definition has caches of the same size, in the layout NHD."""
     pair, other = (isinstance(arguments.get(f"paged_kv_cache_{part}"), tuple) for part in "pd")
     if pair != other:
-        raise ArgumentError("batch_pod: one cache is a pair and one is not, expected caches of the same form")
+        raise ArgumentError("batch_pod: both caches must have the same form, got a pair and one tensor")
     pages = {_shape(arguments, f"paged_kv_cache_{part}")[:1] for part in "pd"}
     if _layout(arguments) == "NHD" and len(pages) == 1:
         return batch_pod_with_paged_kv_cache_run_trace

@@ -93,7 +93,7 @@ def rope_quantize_append_reference(
     q_rope_out, k_rope_out, q_nope_out, k_nope_out = _rope_quantize_fp8_reference(
         q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, dtype, quant_scale_q, quant_scale_kv
     )
-    kept = (batch_indices >= 0).nonzero().flatten()  # for padding nothing is written; rows of q are then anything
+    kept = (batch_indices >= 0).nonzero().flatten()  # padding writes nothing; its rows of q are undefined
     request, slot = batch_indices.long()[kept], positions.long()[kept]
     page, entry = kv_indices.long()[kv_indptr.long()[request] + slot // page_size], slot % page_size
     if v is None:
@@ -399,7 +399,7 @@ def _quantize_dispatch(stem: str, mla: bool) -> TraceDispatch:
     def choose(**arguments: Any) -> TraceTemplate:
         rank = getattr(arguments.get("k_rope"), "ndim", None)
         if rank not in (2, 3):
-            raise ArgumentError(f"fi_trace: k_rope has rank {rank}, expected one of [2, 3]")
+            raise ArgumentError(f"fi_trace: k_rope must have rank 2 or 3, got {rank}")
         fits = (rank == 2) == mla and _widths_agree(arguments, "q_nope", "k_nope")
         return published if fits else ours[rank == 2]
 
@@ -494,7 +494,7 @@ def _choose_append(**arguments: Any) -> TraceTemplate:
     k_rope, kv_layout = arguments["k_rope"], arguments.get("kv_layout", "NHD")
     key = "MLA" if k_rope.ndim == 2 else kv_layout
     if key not in _APPEND:
-        raise ArgumentError(f"fi_trace: kv_layout is {kv_layout!r}, expected 'NHD' or 'HND'")
+        raise ArgumentError(f"fi_trace: kv_layout must be 'NHD' or 'HND', got {kv_layout!r}")
     caches = dict(zip(("k_cache", "v_cache"), arguments["paged_kv_cache"], strict=True))
     fits = _widths_agree(arguments, "q_nope", "k_nope") and _widths_agree(arguments | caches, "v", *caches)
     return _PUBLISHED_APPEND if key == "NHD" and fits else _APPEND[key]

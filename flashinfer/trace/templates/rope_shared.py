@@ -21,7 +21,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleave: bo
 
 
 def frequencies(rotary_dim: int, rope_scale: float, rope_theta: float) -> torch.Tensor:
-    """What each pair turns per position, fp64."""
+    """Return the angle of each pair per position, fp64."""
     return rope_theta ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim) / rope_scale
 
 

@@ -57,7 +57,7 @@ def draw_columns(weights: torch.Tensor, units: torch.Tensor, normalise: bool = T
 
 
 def keep_top_k(x: torch.Tensor, top_k: Parameter, fill: float = 0.0) -> torch.Tensor:
-    """What is at least the k-th largest of its row."""
+    """Keep the values that are at least the k-th largest of their row."""
     k = as_column(top_k, x).long().clamp(1, x.shape[-1]).expand(x.shape[0], 1)
     threshold = x.sort(dim=-1, descending=True).values.gather(1, k - 1)
     return torch.where(x >= threshold, x, fill)

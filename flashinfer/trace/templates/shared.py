@@ -28,7 +28,7 @@ def randint(generator: torch.Generator, high: int, *shape: int, low: int = 0) ->
 
 
 def even_indptr(total: int, parts: int, device: Any) -> torch.Tensor:
-    """Where each of so many parts of about the same size begins, then the total."""
+    """Return the begin of each of ``parts`` parts of about the same size, then the total."""
     return torch.tensor([total * i // parts for i in range(parts + 1)], dtype=torch.int32, device=device)
 
 

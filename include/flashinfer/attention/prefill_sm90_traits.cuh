@@ -24,7 +24,7 @@ constexpr int WARPGROUP = 128;
 template <typename T>
 inline constexpr ptx::WgmmaType WGMMA_TYPE = std::is_same_v<T, __half> ? ptx::WgmmaType::kF16 : ptx::WgmmaType::kBf16;
 
-/// How keys and values reach shared memory: by TMA, in boxes of whole tiles (kRows: ragged keys) or of parts of pages
+/// Path of keys and values to shared memory: by TMA, in boxes of whole tiles (kRows: ragged keys) or of parts of pages
 /// (kPages), or by cp.async, row by row, from anywhere (kGather). 8-bit keys and values are converted (kConvert).
 enum class Loading { kRows, kPages, kGather, kConvert };
 

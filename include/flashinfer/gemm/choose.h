@@ -9,7 +9,7 @@
 namespace flashinfer {
 namespace gemm {
 
-/// How operands are loaded.
+/// Ways to load the operands.
 enum class Loads {
   kChunks,   // both in chunks of 16 bytes along K
   kColumns,  // a in chunks along K, b in chunks along N (16-bit elements)
@@ -89,7 +89,7 @@ inline KernelChoice ChooseKernel(GemmPlan* p, const GemmArguments& x, int multip
   p->x = x;
   p->m = int(x.m), p->n = int(x.n), p->k = int(x.k), p->batch = int(x.batch);
   const bool scaled = VariesByRowOrK(x.a_scale) || VariesByRowOrK(x.b_scale);
-  int64_t depth = std::max<int64_t>(x.k, 1);  // of the scales that vary along K, which agree
+  int64_t depth = std::max<int64_t>(x.k, 1);  // elements of K per scale, equal for all scales that vary along K
   if (scaled && x.a_scale.k_stride != 0) depth = std::min(depth, x.a_scale.depth);
   if (scaled && x.b_scale.k_stride != 0) depth = std::min(depth, x.b_scale.depth);
   p->depth = int(depth);

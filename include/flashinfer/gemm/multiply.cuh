@@ -50,7 +50,7 @@ class MmaTile {
   static constexpr int PARTS = WARPS_K, SUMS_STRIDE = BLOCK_N + 8;  // 8: rows of one warp are in different banks
   static constexpr bool IS_FP8 = sizeof(T) == 1;
 
-  static constexpr int ROWS = BLOCK_M / WARPS_M, COLUMNS = BLOCK_N / WARPS_N;  // of a warp
+  static constexpr int ROWS = BLOCK_M / WARPS_M, COLUMNS = BLOCK_N / WARPS_N;  // tile of one warp
   static constexpr int TILES_M = ROWS / 16, TILES_N = COLUMNS / 8;
   static_assert(ROWS % 16 == 0 && COLUMNS % 16 == 0 && 4 % WARPS_K == 0 && !(IS_FP8 && B_COLUMNS));
 

@@ -16,14 +16,14 @@ using cpu::LANES;
 using cpu::Vec;
 
 constexpr int64_t PANEL_N = 2 * LANES;  // weights side by side in a panel of b
-constexpr int64_t CHUNK_K = 256;        // of K, per pass over a tile: a panel of b has 32 KiB with AVX-512
+constexpr int64_t CHUNK_K = 256;        // elements of K per pass over a tile: a panel of b has 32 KiB with AVX-512
 /// Distance between the rows of a packed panel of a. It is odd in cache lines, so that rows fall into different sets.
 constexpr int64_t PANEL_STRIDE = CHUNK_K + 16;
 
 /// Block of the result that one thread computes.
 struct Tile {
   int64_t row, rows, column, columns;
-  int64_t batch;   // of a and d
+  int64_t batch;   // matrix of a and d
   int64_t weight;  // matrix of b
   bool streams;    // computed by stream_cpu.h: so are all tiles of a segment, however it is cut
 };

@@ -10,7 +10,7 @@ namespace flashinfer {
 namespace gemm {
 
 constexpr int64_t STREAM_ROWS = 32;        // more rows are faster with packed weights
-constexpr int64_t STREAM_BYTES = 1 << 19;  // of decoded tokens, which stay in L2
+constexpr int64_t STREAM_BYTES = 1 << 19;  // bytes of decoded tokens, which stay in L2
 constexpr int STREAM_STRIP = 4;            // rows of tokens per pass over some weights
 
 /// Weights per pass, for as many sums as the registers hold.

@@ -12,7 +12,7 @@ namespace gemm {
 constexpr int ROW_BYTES = 128;
 constexpr int RASTER = 8;  // tiles along M that run together, so that concurrent blocks share rows in L2
 
-/// How an operand can be loaded through registers.
+/// Ways to load an operand through registers.
 struct OperandLayout {
   bool chunks = false;   // 16 bytes along K at once
   bool by_rows = false;  // neighbours in memory are rows, not K: neighbouring threads load rows

@@ -5,8 +5,8 @@
 //   3. the leading block finds the threshold among the survivors that are not certain to be kept, and the mass
 //      of all kept columns;
 //   4. the row is written.
-// Where a list is too short for the survivors of some chunks, these chunks are split: they are read again in steps 3
-// and 4. Where there are too many survivors for that, or the threshold is not among them: filter_rows_fallback.cuh.
+// If a list is too short for the survivors of some chunks, these chunks are split: they are read again in steps 3
+// and 4. If there are too many survivors for that, or the threshold is not among them: filter_rows_fallback.cuh.
 // Shared memory: RowFilterShared, the survivors of each lane of each chunk as bits, the list position of each chunk,
 // the list.
 #pragma once
@@ -37,7 +37,7 @@ struct RowFilterShared {
     BoundShared bound;
     TightShared tight;
     struct {
-      ColumnSums above_of[CHUNK_WARPS], within_of[CHUNK_WARPS];  // by warp
+      ColumnSums above_of[CHUNK_WARPS], within_of[CHUNK_WARPS];  // one entry per warp
     };
     ListSearchShared rank;
   };

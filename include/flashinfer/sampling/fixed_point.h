@@ -104,7 +104,7 @@ struct LogitScale {
   int exponent;
   float magic;                   ///< adding it rounds to an integer whose lowest bits are relative to the exponent
   float least;                   ///< logits below it weigh nothing; those above give normal numbers
-  float base = 0.f, rest = 0.f;  ///< for far logits: 2^exponent is e^(base - rest)
+  float base = 0.f, rest = 0.f;  ///< far logits use 2^exponent = e^(base - rest)
 
   /// Scale of near logits; `exponent` is an integer.
   FLASHINFER_HD explicit LogitScale(float exponent)
