@@ -24,8 +24,9 @@ def check(call, **more):
     return output
 
 
-#: Tokens, hidden size, intermediate size, experts, top k: one token, tails of tiles, more tokens than a tile.
-SHAPES = [(1, 64, 32, 4, 2), (7, 256, 136, 5, 3), (150, 72, 48, 3, 2), (33, 64, 520, 40, 1)]
+#: Tokens, hidden size, intermediate size, experts, top k: one token, tails of tiles, more tokens than a tile, and
+#: more pairs than one launch sorts and copies.
+SHAPES = [(1, 64, 32, 4, 2), (7, 256, 136, 5, 3), (150, 72, 48, 3, 2), (33, 64, 520, 40, 1), (600, 72, 136, 3, 2)]
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])

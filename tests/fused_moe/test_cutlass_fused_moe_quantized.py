@@ -33,8 +33,11 @@ def test_fp8(device, output_dtype, per_expert):
 
 
 @SM90_OR_CPU
-@pytest.mark.parametrize("sizes", [(1, 128, 128, 3, 2), (40, 256, 208, 4, 2)], ids=["one", "tails"])
+@pytest.mark.parametrize(
+    "sizes", [(1, 128, 128, 3, 2), (40, 256, 208, 4, 2), (200, 256, 384, 3, 2)], ids=["one", "tails", "many"]
+)
 def test_fp8_block(device, sizes):
+    """``many``: at least 128 pairs per expert, whose product 1 quantises on SM90."""
     call = fp8_block(*sizes, device=device)
     scales = dict(zip(("fc1_scale", "fc2_scale"), call["quant_scales"], strict=True))
     close(cutlass_fused_moe(**call)[0], cutlass_fused_moe_trace(**call).reference(**call, **scales))
