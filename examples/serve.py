@@ -3,7 +3,7 @@
 
 python examples/serve.py                    a small model that adds numbers, so that you can check it; ``make demo``
 python examples/serve.py --random           a random model of the size that the device can take, for its speed
-python examples/serve.py --model DIR        a Hugging Face checkpoint of the Llama architecture: Llama, Mistral, Qwen2
+python examples/serve.py --model DIR        a Hugging Face checkpoint: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE
 
 Read it in this order. ``Request`` is a user's request. ``Engine.step`` is one forward pass: a prefill of waiting
 prompts or, if there are none, a decode step with the last token of every running request. ``Batch`` holds the kernel
@@ -33,6 +33,7 @@ from serve_text import PROMPTS, ByteTokenizer, CheckpointTokenizer, TextStream, 
 import flashinfer
 from flashinfer.jit import JitSpec, build_jit_specs, gen_batch_decode_module, gen_batch_prefill_module
 from flashinfer.jit.activation import gen_activation_module
+from flashinfer.jit.fused_moe import gen_fused_moe_module, gen_moe_routing_module
 from flashinfer.jit.norm import gen_norm_module
 from flashinfer.jit.page import gen_page_module
 from flashinfer.jit.rope import gen_rope_module
@@ -324,7 +325,13 @@ class Engine:
         return config.num_qo_heads, config.num_kv_heads, config.head_dim, self.page_size
 
     def _options(self) -> dict[str, object]:
-        return {"q_data_type": self.model.dtype, "disable_split_kv": self.disable_split_kv}
+        window = self.model.config.window
+        window_left = -1 if window is None else window - 1  # keys before a token, without itself
+        return {
+            "q_data_type": self.model.dtype,
+            "disable_split_kv": self.disable_split_kv,
+            "window_left": window_left,
+        }
 
     @torch.inference_mode()
     def run(self, batch: Batch, attention: object) -> torch.Tensor:
@@ -378,6 +385,10 @@ def kernel_specs(model: Llama) -> list[JitSpec]:
     backend, head_dim = model.device.type, model.config.head_dim
     key = (model.dtype, model.dtype, model.dtype, torch.int32, head_dim, head_dim, 0, False, False)
     elementwise = [gen_norm_module, gen_rope_module, gen_page_module, gen_activation_module, gen_sampling_module]
+    if model.config.experts is not None:
+        elementwise.append(gen_moe_routing_module)
+        if model.dtype != torch.float32:
+            elementwise.append(gen_fused_moe_module)
     return [
         *(gen(backend) for gen in elementwise),
         gen_batch_decode_module(*key, device=backend),

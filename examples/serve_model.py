@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that ``serve.py`` serves: Llama on flashinfer's kernels, from random weights or a Hugging Face checkpoint.
+"""The model that ``serve.py`` serves: Llama and its relatives, from random weights or a Hugging Face checkpoint.
 
 Matrix products are torch's; everything between them is flashinfer's: norms, rotary embedding, the paged cache,
-attention, the gated activation. A forward pass takes the tokens of many requests as rows of one matrix.
+attention, the gated activation. So are the experts of models that have them (serve_experts.py). A forward pass takes
+the tokens of many requests as rows of one matrix.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Protocol, Sequence, Union
 
 import torch
+from serve_experts import ExpertLayer, Experts
 from torch.nn.functional import embedding, linear
 
 import flashinfer
@@ -57,7 +59,8 @@ class Rope:
 class LlamaConfig:
     """Sizes of the model. The defaults are those of a small model that runs on a laptop.
 
-    ``max_length`` does not exceed the attention window of a model that has one: windows are not implemented here.
+    ``window`` is the number of keys that a token attends to, itself included, in all layers. A model with windows in
+    some layers only is served up to the length of the window: ``max_length``.
     """
 
     vocab_size: int = 256
@@ -72,6 +75,9 @@ class LlamaConfig:
     rope: Rope = Rope()
     eos_tokens: tuple[int, ...] = ()
     tied: bool = False  #: True if the embedding is also the output matrix
+    window: Optional[int] = None
+    has_head_norms: bool = False  #: True if queries and keys are normalised before they are rotated
+    experts: Optional[Experts] = None
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> LlamaConfig:
@@ -82,7 +88,9 @@ class LlamaConfig:
                 raise ValueError(f"config.json: {name} is {found!r}, expected {' or '.join(map(repr, expected))}")
         heads = config["num_attention_heads"]
         max_length = config.get("max_position_embeddings", 2048)
-        has_window = config["model_type"] == "mistral" or config.get("use_sliding_window")
+        kind = config["model_type"]
+        window = config.get("sliding_window", 4096 if kind == "mistral" else None)
+        is_partly_windowed = kind.startswith("qwen") and config.get("use_sliding_window") and window
         return LlamaConfig(
             vocab_size=config["vocab_size"],
             hidden_size=config["hidden_size"],
@@ -91,18 +99,21 @@ class LlamaConfig:
             num_qo_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            max_length=min(max_length, config.get("sliding_window", 4096) or max_length) if has_window else max_length,
+            max_length=min(max_length, window) if is_partly_windowed else max_length,
             eps=config.get("rms_norm_eps", 1e-6),
             rope=Rope.of(config),
             eos_tokens=tokens_of(config.get("eos_token_id")),
             tied=config.get("tie_word_embeddings", False),
+            window=window if kind in ("mistral", "mixtral") else None,
+            has_head_norms=kind in ("qwen3", "qwen3_moe"),
+            experts=Experts.of(config) if kind in ("mixtral", "qwen3_moe") else None,
         )
 
 
 #: Supported values of fields of config.json, and the default of a missing field. The architectures differ in biases,
-#: which are found among the weights, and in attention windows.
+#: which are found among the weights, in norms of heads, in attention windows and in experts.
 EXPECTED: Mapping[str, tuple[tuple[Any, ...], Any]] = {
-    "model_type": (("llama", "mistral", "qwen2"), None),
+    "model_type": (("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"), None),
     "hidden_act": (("silu",), "silu"),
     "quantization_config": ((None,), None),
 }
@@ -132,12 +143,21 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
             f"{layer}.self_attn.v_proj": (kv_size, hidden),
             f"{layer}.self_attn.o_proj": (hidden, query_size),
             f"{layer}.post_attention_layernorm": (hidden,),
-            f"{layer}.mlp.gate_proj": (inner, hidden),
-            f"{layer}.mlp.up_proj": (inner, hidden),
-            f"{layer}.mlp.down_proj": (hidden, inner),
         }
+        if config.has_head_norms:
+            shapes |= {f"{layer}.self_attn.{name}_norm": (config.head_dim,) for name in "qk"}
+        if has_experts(config, i):
+            assert config.experts is not None
+            shapes |= {f"{layer}.{name}": shape for name, shape in config.experts.shapes(hidden).items()}
+        else:
+            shapes |= {f"{layer}.mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+            shapes[f"{layer}.mlp.down_proj"] = (hidden, inner)
     shapes["model.norm"] = (hidden,)
     return {f"{name}.weight": shape for name, shape in shapes.items()}
+
+
+def has_experts(config: LlamaConfig, layer: int) -> bool:
+    return config.experts is not None and layer not in config.experts.dense_layers
 
 
 def random_weights(config: LlamaConfig, device: Union[str, torch.device], seed: int = 0) -> Weights:
@@ -239,6 +259,15 @@ class Layer:
         self.post_attention_norm = weights[f"{prefix}.post_attention_layernorm.weight"]
         self.qkv = Linear(weights, f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj")
         self.out = Linear(weights, f"{prefix}.self_attn", "o_proj")
+        self.head_norms: Optional[tuple[torch.Tensor, torch.Tensor]] = None
+        if config.has_head_norms:
+            norms = (weights[f"{prefix}.self_attn.{name}_norm.weight"] for name in "qk")
+            self.head_norms = (next(norms), next(norms))
+        self.experts: Optional[ExpertLayer] = None
+        if has_experts(config, index):
+            assert config.experts is not None
+            self.experts = ExpertLayer(config.experts, weights, prefix)
+            return
         self.gate_up = Linear(weights, f"{prefix}.mlp", "gate_proj", "up_proj")
         self.down = Linear(weights, f"{prefix}.mlp", "down_proj")
 
@@ -247,6 +276,8 @@ class Layer:
         config = self.config
         heads = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
         q, k, v = self.qkv(x).view(len(x), -1, config.head_dim).split(heads, dim=1)
+        if self.head_norms is not None:
+            q, k = (flashinfer.rmsnorm(x, w, config.eps) for x, w in zip((q, k), self.head_norms, strict=True))
         config.rope.rotate(q, k, rows.positions)
         flashinfer.append_paged_kv_cache(
             k, v, rows.batch_indices, rows.positions, cache, rows.kv_indices, rows.kv_indptr, rows.kv_last_page_len
@@ -254,6 +285,8 @@ class Layer:
         return self.out(attention.run(q, cache).view(len(x), -1))
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        if self.experts is not None:
+            return self.experts(x)
         return self.down(flashinfer.silu_and_mul(self.gate_up(x)))
 
 

@@ -36,7 +36,26 @@ VARIANTS = {
         "num_key_value_heads": 1,
     },
     "Mistral in its window": {"family": "Mistral", "sliding_window": 150},
+    "Mistral beyond its window": {"family": "Mistral", "sliding_window": 40},
     "Qwen2": {"family": "Qwen2", "head_dim": 64, "tie_word_embeddings": True},
+    "Qwen3": {"family": "Qwen3"},
+    "Mixtral, window": {"family": "Mixtral", "num_local_experts": 5, "sliding_window": 60},
+    "Qwen3-MoE": {
+        "family": "Qwen3Moe",
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 72,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "Qwen3-MoE, plain weights": {
+        "family": "Qwen3Moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 72,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 2,
+    },
 }
 
 
@@ -61,7 +80,7 @@ def reference_model(family="Llama", **options):
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            spread = 0.3 if "embed" in name else parameter.shape[-1] ** -0.5 if parameter.ndim == 2 else 0.2
+            spread = 0.3 if "embed" in name else parameter.shape[-1] ** -0.5 if parameter.ndim >= 2 else 0.2
             parameter.normal_(1.0 if "norm" in name else 0.0, spread)
     return model
 
@@ -206,8 +225,31 @@ def test_a_last_matrix_that_is_tied_and_stored(checkpoint):
         load_checkpoint(checkpoint / "tied", "cpu")
 
 
-def test_windows_bound_the_length(tmp_path):
+def test_windows(tmp_path):
+    """Check that a window is one of all layers, which does not bound the length, or of some, which does."""
     reference_model("Mistral", sliding_window=100).save_pretrained(tmp_path)
-    assert load_checkpoint(tmp_path, "cpu")[0].max_length == 100
+    config = load_checkpoint(tmp_path, "cpu")[0]
+    assert (config.max_length, config.window) == (512, 100)
     change_json(tmp_path / "config.json", sliding_window=None)
-    assert load_checkpoint(tmp_path, "cpu")[0].max_length == 512
+    config = load_checkpoint(tmp_path, "cpu")[0]
+    assert (config.max_length, config.window) == (512, None)
+    change_json(tmp_path / "config.json", model_type="qwen2", use_sliding_window=True, sliding_window=100)
+    config = load_checkpoint(tmp_path, "cpu")[0]
+    assert (config.max_length, config.window) == (100, None)
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen3Moe"])
+def test_experts_in_bfloat16(device, family, tmp_path):
+    """Check experts by the fused layer, which has no float32, against those of transformers in bfloat16."""
+    torch.manual_seed(0)
+    options = {"num_experts": 6, "moe_intermediate_size": 96} if family == "Qwen3Moe" else {"num_local_experts": 6}
+    reference = reference_model(family, num_hidden_layers=1, num_experts_per_tok=2, **options)
+    reference.save_pretrained(tmp_path)
+    model = Llama(*load_checkpoint(tmp_path, device), torch.bfloat16, device)
+    x = torch.randn(9, 192, device=device).bfloat16()
+    with torch.no_grad():
+        expected = reference.to(device).model.layers[0].mlp(x.float().unsqueeze(0))
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    assert model.layers[0].experts is not None
+    out = model.layers[0].mlp(x).float()
+    assert (out - expected[0]).norm() / expected.norm() < 0.01  # rounded weights and hidden values

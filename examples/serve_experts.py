@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts of the models that ``serve.py`` serves: Mixtral, and Qwen3-MoE, which has more and smaller ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+import torch
+from torch.nn.functional import linear
+
+import flashinfer
+from flashinfer import RoutingMethodType
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Sizes and routing of the experts; layers in ``dense_layers`` have an ordinary MLP."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalize: bool
+    prefix: str  #: of the names below a layer: ``mlp`` or ``block_sparse_moe``
+    names: tuple[str, str, str]  #: of gate, up and down
+    dense_layers: frozenset[int] = frozenset()
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> Experts:
+        """Read them from config.json. Names of fields differ between releases of transformers."""
+        count = config.get("num_local_experts") or config["num_experts"]
+        top_k = config["num_experts_per_tok"]
+        if config["model_type"] == "mixtral":
+            return Experts(count, top_k, config["intermediate_size"], True, "block_sparse_moe", ("w1", "w3", "w2"))
+        step, layers = config.get("decoder_sparse_step") or 1, range(config["num_hidden_layers"])
+        dense = {i for i in layers if (i + 1) % step} | set(config.get("mlp_only_layers") or ())
+        names = ("gate_proj", "up_proj", "down_proj")
+        inner = config["moe_intermediate_size"]
+        renormalize = config.get("norm_topk_prob", False)
+        return Experts(count, top_k, inner, renormalize, "mlp", names, frozenset(dense))
+
+    def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the weights of one layer, keyed by their names below it."""
+        gate, up, down = self.names
+        shapes: dict[str, tuple[int, ...]] = {f"{self.prefix}.gate": (self.num_experts, hidden_size)}
+        for i in range(self.num_experts):
+            expert = f"{self.prefix}.experts.{i}"
+            shapes |= {f"{expert}.{name}": (self.intermediate_size, hidden_size) for name in (gate, up)}
+            shapes[f"{expert}.{down}"] = (hidden_size, self.intermediate_size)
+        return shapes
+
+
+class ExpertLayer:
+    """The experts of one layer: routing and products are flashinfer's; those of float32, which exist on the CPU only
+    and which tests compare exactly, are torch's.
+    """
+
+    def __init__(self, experts: Experts, weights: Mapping[str, torch.Tensor], layer: str) -> None:
+        self.experts = experts
+        prefix, (gate, up, down) = f"{layer}.{experts.prefix}", experts.names
+        self.router = weights[f"{prefix}.gate.weight"]
+
+        def stacked(*names: str) -> torch.Tensor:
+            numbers = range(experts.num_experts)
+            parts = (torch.cat([weights[f"{prefix}.experts.{i}.{name}.weight"] for name in names]) for i in numbers)
+            return torch.stack(list(parts))
+
+        self.up_gate, self.down = stacked(up, gate), stacked(down)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        method = RoutingMethodType.RenormalizeNaive if self.experts.renormalize else RoutingMethodType.Default
+        weights, ids = flashinfer.fused_moe.route_tokens(linear(x, self.router), self.experts.top_k, method)
+        if x.dtype == torch.float32:
+            return self.exact(x, ids, weights)
+        return flashinfer.fused_moe.cutlass_fused_moe(x, ids, weights, self.up_gate, self.down, x.dtype, None)[0]
+
+    def exact(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        out, inner = torch.zeros_like(x), self.experts.intermediate_size
+        for expert in ids.unique().tolist():
+            rows, slots = torch.where(ids == expert)
+            sums = linear(x[rows], self.up_gate[expert])
+            hidden = torch.nn.functional.silu(sums[:, inner:]) * sums[:, :inner]
+            out.index_add_(0, rows, linear(hidden, self.down[expert]) * weights[rows, slots].unsqueeze(1))
+        return out
