@@ -33,7 +33,7 @@ void CheckRange(const char* op, const char* name, int64_t value, int64_t low, in
 /// `score` and `weight` are numbers of MoeScore and MoeWeight.
 void moe_route(TensorView weights, TensorView experts, Optional<TensorView> replay, TensorView logits,
                Optional<TensorView> bias, int64_t groups, int64_t top_groups, int64_t score, int64_t weight,
-               double factor, bool enable_pdl) {
+               double factor, bool enable_pdl, int64_t block_tokens) {
   const char* op = "moe_route";
   Expect(op, "logits", logits).on_device().rank(2).dtype({dl_float32, dl_float16, dl_bfloat16}).last_dim_contiguous();
   const int64_t tokens = logits.size(0), num_experts = logits.size(1);
@@ -47,6 +47,7 @@ void moe_route(TensorView weights, TensorView experts, Optional<TensorView> repl
   CheckRange(op, "top_groups", top_groups, 1, groups);
   CheckRange(op, "score", score, 0, 2);
   CheckRange(op, "weight", weight, 0, 3);
+  CheckRange(op, "block_tokens", block_tokens, 1, MOE_ROUTE_MAX_BLOCK_TOKENS);
   if (num_experts % groups != 0) {
     TVM_FFI_THROW(ArgumentError) << op << ": groups must divide the number of experts, " << num_experts << ", got "
                                  << groups;
@@ -76,6 +77,7 @@ void moe_route(TensorView weights, TensorView experts, Optional<TensorView> repl
   p.weight = MoeWeight(weight);
   p.factor = float(factor);
   p.enable_pdl = UsePdl(enable_pdl, logits.device());
+  p.block_tokens = int32_t(block_tokens);
   DeviceGuard guard(logits.device());
   CheckStatus(op, MoeRoute(p, get_stream(logits.device())));
 }

@@ -261,6 +261,19 @@ class Knobs:
         "file of tactics that autotune() must not try, read with the tuner",
         "ops",
     )
+    routing_force_block_per_token = Knob[Optional[bool]](
+        "FLASHINFER_ROUTING_FORCE_BLOCK_PER_TOKEN",
+        _flag,
+        None,
+        "MoE routing on CUDA: 1 gives each token a block of its own, 0 puts four into a block; default: four",
+        "ops",
+    )
+    b12x_micro_share_input = Knob(
+        "FLASHINFER_B12X_MICRO_SHARE_INPUT", _flag, True, "MoE on SM12x: small batches share their input", "ops"
+    )
+    b12x_force_moe_w4a16 = Knob(
+        "FLASHINFER_B12X_FORCE_MOE_W4A16", _is_set, False, "MoE on SM12x: any value forces bf16 activations", "ops"
+    )
     topk_algo = Knob(
         "FLASHINFER_TOPK_ALGO",
         str,

@@ -23,25 +23,68 @@ from .api import MoEWeightPack as MoEWeightPack
 from .api import QuantConfig as QuantConfig
 from .api import QuantVariant as QuantVariant
 from .api import RoutingConfig as RoutingConfig
+from .backends import B12xNvfp4Config as B12xNvfp4Config
+from .backends import B12xW4A16Config as B12xW4A16Config
+from .backends import CuteDslConfig as CuteDslConfig
+from .backends import CutlassBf16Config as CutlassBf16Config
+from .backends import CutlassConfig as CutlassConfig
+from .backends import CutlassW4A16Config as CutlassW4A16Config
+from .backends import TrtllmBf16Config as TrtllmBf16Config
+from .backends import TrtllmFp4Config as TrtllmFp4Config
+from .backends import TrtllmFp8BlockConfig as TrtllmFp8BlockConfig
+from .backends import TrtllmFp8PerTensorConfig as TrtllmFp8PerTensorConfig
+from .backends import TrtllmMxInt4Config as TrtllmMxInt4Config
+from .bgmv_moe import (
+    bgmv_moe,
+    bgmv_moe_expand,
+    bgmv_moe_gemm1_lora_delta,
+    bgmv_moe_gemm2_lora_delta,
+    bgmv_moe_shrink,
+)
+from .bgmv_moe import fill_w_ptr as fill_w_ptr
+from .bgmv_moe import has_bgmv_moe as has_bgmv_moe
 from .core import convert_to_block_layout as convert_to_block_layout
 from .core import reorder_rows_for_gated_act_gemm as reorder_rows_for_gated_act_gemm
 from .cutlass import cutlass_fused_moe
 from .cutlass_workspace import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size
+from .layer import MoELayer as MoELayer
 from .mixed_weights import interleave_moe_scales_for_sm90_mixed_gemm as interleave_moe_scales_for_sm90_mixed_gemm
 from .mixed_weights import interleave_moe_weights_for_sm90_mixed_gemm as interleave_moe_weights_for_sm90_mixed_gemm
 from .mixed_weights import (
     preprocess_moe_weights_for_sm90_mixed_gemm_humming as preprocess_moe_weights_for_sm90_mixed_gemm_humming,
 )
+from .monomoe import alloc_scratchpad as alloc_scratchpad
+from .monomoe import get_scratchpad_size_bytes as get_scratchpad_size_bytes
+from .monomoe import has_monomoe as has_monomoe
+from .monomoe import interleave_for_tma_wgmma_up as interleave_for_tma_wgmma_up
+from .monomoe import mono_moe
 from .permute import moe_permute, moe_unpermute
 from .routing import fused_topk_deepseek, hash_topk, route_tokens
+from .runners import B12xNvfp4Runner as B12xNvfp4Runner
+from .runners import B12xW4A16Runner as B12xW4A16Runner
+from .runners import CuteDslNvfp4Runner as CuteDslNvfp4Runner
+from .runners import CutlassBf16Runner as CutlassBf16Runner
+from .runners import CutlassW4A16Runner as CutlassW4A16Runner
+from .runners import MoERunner as MoERunner
+from .runners import TrtllmBf16RoutedRunner as TrtllmBf16RoutedRunner
+from .runners import TrtllmFp4RoutedRunner as TrtllmFp4RoutedRunner
+from .runners import TrtllmFp8BlockRunner as TrtllmFp8BlockRunner
+from .runners import TrtllmFp8PerTensorRunner as TrtllmFp8PerTensorRunner
+from .runners import TrtllmMxInt4RoutedRunner as TrtllmMxInt4RoutedRunner
 from .sort import moe_sort
 
 __all__ = [
+    "bgmv_moe",
+    "bgmv_moe_expand",
+    "bgmv_moe_gemm1_lora_delta",
+    "bgmv_moe_gemm2_lora_delta",
+    "bgmv_moe_shrink",
     "cutlass_fused_moe",
     "fused_topk_deepseek",
     "hash_topk",
     "moe_permute",
     "moe_sort",
     "moe_unpermute",
+    "mono_moe",
     "route_tokens",
 ]

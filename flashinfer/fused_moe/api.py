@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of a mixture-of-experts layer, and the tensors of a call. The layer itself is not here yet."""
+"""Configuration of a mixture-of-experts layer, and the tensors of a call. The layer is in ``layer.py``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from .._compat.tllm_enums import ActivationType as ActivationType
 from .._compat.tllm_enums import RoutingInputMode as RoutingInputMode
 from .._compat.tllm_enums import RoutingMethodType, is_gated_activation
 from .._runtime.errors import ArgumentError
+from .backends import CutlassBf16Config as CutlassBf16Config
+from .backends import CutlassConfig as CutlassConfig
+from .backends import CutlassW4A16Config as CutlassW4A16Config
 
 __all__ = [
     "ActivationConfig",

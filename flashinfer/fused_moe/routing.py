@@ -16,6 +16,7 @@ from ..api_logging import flashinfer_api
 from ..jit.fused_moe.routing import get_moe_routing_module
 from ..tllm_enums import RoutingMethodType
 from ..trace.templates.fused_moe_routing import fused_topk_deepseek_trace, hash_topk_trace, route_tokens_trace
+from .dispatch import block_tokens
 
 __all__ = ["fused_topk_deepseek", "hash_topk", "route_tokens"]
 
@@ -56,7 +57,8 @@ def _route(
     enable_pdl: bool,
 ) -> None:
     _native_route[logits.is_cuda](
-        weights, experts, replay, logits, bias, groups, top_groups, score, weight, factor, enable_pdl
+        *(weights, experts, replay, logits, bias, groups, top_groups, score, weight, factor, enable_pdl),
+        block_tokens(),
     )
 
 

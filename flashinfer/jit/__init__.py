@@ -29,9 +29,13 @@ from .core import clear_cache_dir as clear_cache_dir
 from .core import gen_jit_spec as gen_jit_spec
 from .core import jit_spec_registry as jit_spec_registry
 from .define_variant import define_variant as define_variant
+from .fused_moe import gen_bgmv_moe_module as gen_bgmv_moe_module
 from .fused_moe import gen_dsv3_fused_routing_module as gen_dsv3_fused_routing_module
 from .fused_moe import gen_hash_topk_module as gen_hash_topk_module
 from .fused_moe import gen_moe_utils_module as gen_moe_utils_module
+from .fused_moe import gen_monomoe_module as gen_monomoe_module
+from .fused_moe import load_bgmv_moe_module as load_bgmv_moe_module
+from .fused_moe import load_monomoe_module as load_monomoe_module
 from .gemm import gen_tinygemm2_module as gen_tinygemm2_module
 from .norm import gen_norm_module as gen_norm_module
 from .page import gen_page_module as gen_page_module

@@ -120,7 +120,8 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
 def _argument(name: str, spec: Value, arguments: Arguments) -> Any:
     value = arguments.get(spec.param or name)
     if isinstance(spec, Tensor) and isinstance(value, (tuple, list)):
-        return value[spec.tuple_idx or 0] if value else None
+        index = spec.tuple_idx or 0
+        return value[index] if index < len(value) else None  # an optional element may be missing
     return value
 
 

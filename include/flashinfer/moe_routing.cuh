@@ -17,7 +17,7 @@
 namespace flashinfer {
 namespace moe {
 
-constexpr int ROUTE_WARPS = 4;  // tokens of a block
+constexpr int ROUTE_WARPS = MOE_ROUTE_MAX_BLOCK_TOKENS;  // most tokens of a block
 
 __device__ __forceinline__ float NumberAt(const MoeNumbers& x, int64_t i) {
   switch (x.type) {
@@ -124,11 +124,11 @@ __device__ __forceinline__ float WeightOf(const MoeRouteParams& p, float logit, 
 
 template <int PER_LANE>
 __global__ void __launch_bounds__(ROUTE_WARPS * 32) MoeRouteKernel(const __grid_constant__ MoeRouteParams p) {
-  extern __shared__ float shared_values[];  // (ROUTE_WARPS, num_experts) if there are groups
+  extern __shared__ float shared_values[];  // (block_tokens, num_experts) if there are groups
   ptx::GridDependencyWait();
   ptx::LaunchDependentsOfFew();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t token = int64_t(blockIdx.x) * ROUTE_WARPS + warp;
+  const int64_t token = int64_t(blockIdx.x) * p.block_tokens + warp;
   if (token >= p.tokens) return;
   float x[PER_LANE], most = -INFINITY, sum = 0.f;
 #pragma unroll
@@ -202,9 +202,9 @@ __global__ void __launch_bounds__(ROUTE_WARPS * 32) HashTopKKernel(const __grid_
 
 template <int PER_LANE>
 Status Route(const MoeRouteParams& p, Stream stream) {
-  const dim3 grid(unsigned(CeilDiv(p.tokens, ROUTE_WARPS)));
-  const size_t bytes = p.groups > 1 ? ROUTE_WARPS * p.num_experts * sizeof(float) : 0;
-  return LaunchShared(MoeRouteKernel<PER_LANE>, grid, dim3(ROUTE_WARPS * 32), bytes, p.enable_pdl, stream, p);
+  const dim3 grid(unsigned(CeilDiv(p.tokens, p.block_tokens)));
+  const size_t bytes = p.groups > 1 ? p.block_tokens * p.num_experts * sizeof(float) : 0;
+  return LaunchShared(MoeRouteKernel<PER_LANE>, grid, dim3(p.block_tokens * 32), bytes, p.enable_pdl, stream, p);
 }
 
 }  // namespace moe

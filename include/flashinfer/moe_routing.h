@@ -48,8 +48,10 @@ struct MoeRouteParams {
   MoeWeight weight;
   float factor = 1.f;
   bool enable_pdl = false;
+  int32_t block_tokens = 4;  ///< CUDA: tokens of a block, one warp each: 1 to MOE_ROUTE_MAX_BLOCK_TOKENS
 };
 
+constexpr int32_t MOE_ROUTE_MAX_BLOCK_TOKENS = 4;
 constexpr int32_t MOE_ROUTE_MAX_EXPERTS = 1024;
 constexpr int32_t MOE_ROUTE_MAX_TOP_K = 32;
 constexpr int32_t MOE_ROUTE_MAX_GROUPS = 32;

@@ -11,6 +11,11 @@ them with what this program writes; run it again after changing a template or a 
     append_paged_kv_cache_nhd_h8_d128_ps16.json
     append_paged_mla_kv_cache_ckv512_kpe64.json
     batch_deepgemm_fp8_nt_groupwise_n512_k2048.json
+    bgmv_moe_expand_h1536_r16.json
+    bgmv_moe_gemm1_lora_delta_h2048_k8_e128.json
+    bgmv_moe_gemm2_lora_delta_i768_k8_e128.json
+    bgmv_moe_h2048_r16_f768_e128.json
+    bgmv_moe_shrink_h2048_r16.json
     block_scale_interleave.json
     bmm_bf16_n512_k128.json
     bmm_fp8_n512_k2048.json
@@ -62,6 +67,8 @@ them with what this program writes; run it again after changing a template or a 
     moe_permute_h2048.json
     moe_sort_e128_k8.json
     moe_unpermute_h2048_k8.json
+    mono_moe_e256_h2048_i512.json
+    mono_moe_sigmoid_e256_h2048_i512.json
     mxfp4_dequantize.json
     mxfp4_dequantize_host.json
     mxfp8_dequantize_host.json
@@ -264,6 +271,32 @@ def moe_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     sums = {"output": bf16(256, hidden), "topk_scales": fp32(256, 8), "num_tokens": 256, "top_k": 8}
     rows = {"permuted_input": bf16(tiles * 128, hidden), "expanded_idx_to_permuted_idx": int32(256, 8)}
     yield moe.moe_unpermute, rows | sums
+    yield from lora_calls()
+    blocks = {"expert_scales_up": fp32(256, 8, 16), "expert_scales_down": fp32(256, 16, 4)}
+    mono = {"expert_weights_up": fp8(256, 1024, hidden), "expert_weights_down": fp8(256, hidden, 512), **blocks}
+    mono |= {"activations_in": bf16(8, hidden), "router_logits": bf16(8, 256), "top_k": 8}
+    yield moe.mono_moe, mono
+    yield moe.mono_moe, {**mono, "scoring_func": "sigmoid"}
+
+
+def lora_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return calls with adapters of rank 16 on the experts of Qwen3-30B-A3B."""
+    moe, hidden, inner, experts, rank, pairs = flashinfer.fused_moe, 2048, 768, 128, 16, 2048
+    by = {"sorted_token_ids": int32(pairs).long(), "expert_ids": int32(pairs).long()}
+    weights, loras, table = {"topk_weights": fp32(pairs)}, {"lora_indices": int32(256).long()}, int32(2, experts).long()
+    low, stride = {"lora_stride": experts * rank * hidden}, {"lora_stride_a": 1 << 22, "lora_stride_b": 1 << 22}
+    yield moe.bgmv_moe_shrink, {"y": fp32(2, pairs, rank), "x": bf16(256, hidden), "w_ptr": table, **by, **loras, **low}
+    slices = {"slice_start_loc": int32(2).long(), "output_slices": [inner, inner]}
+    up = {"y": fp32(256, 2 * inner), "x": bf16(2, pairs, rank), "w_ptr": table, **by, **weights, **loras, **slices}
+    yield moe.bgmv_moe_expand, {**up, **low}
+    banks = {"lora_a_weights": [bf16(4, experts, rank, hidden)], "lora_b_weights": [bf16(4, experts, inner, rank)]}
+    yield moe.bgmv_moe, {"x": bf16(256, hidden), **banks, **by, **loras, **weights, "num_experts": experts}
+    slots = {"w_ptr_a": table, "w_ptr_b": table, **stride, "topk_ids": int32(256, 8), "lora_ids": int32(256)}
+    sizes = {"rank": rank, "intermediate_size": inner}
+    yield moe.bgmv_moe_gemm1_lora_delta, {"hidden_states": bf16(256, hidden), **slots, **sizes}
+    slots |= {"w_ptr_a": table[:1], "w_ptr_b": table[:1], "topk_weights": fp32(256, 8)}
+    rows = {"gemm1_activation_output": bf16(pairs, inner), "expanded_idx_to_permuted_idx": int32(pairs)}
+    yield moe.bgmv_moe_gemm2_lora_delta, {**rows, **slots, "rank": rank, "hidden_size": hidden}
 
 
 def activation_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

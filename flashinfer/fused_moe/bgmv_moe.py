@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters of experts (multi-LoRA): one adapter per token, one pair of matrices per (adapter, expert).
+
+Banks are ``A (max_loras, num_experts, rank, features)`` and ``B (max_loras, num_experts, features_out, rank)``, float16
+or bfloat16. Kernels find the matrices by address, so that the banks of several slices (gate and up, say) need not be
+one tensor: :func:`fill_w_ptr` writes the table. A pair is a token and one of its experts.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Optional, Sequence
+
+import torch
+
+from .._runtime.allocation import new_empty
+from .._runtime.dispatch import NativeFunction
+from .._runtime.errors import ArgumentError
+from .._runtime.torch_ops import called, register_custom_op
+from ..api_logging import flashinfer_api
+from ..jit.fused_moe.bgmv_moe import get_bgmv_moe_module
+from ..trace.templates.bgmv_moe import (
+    bgmv_moe_expand_trace,
+    bgmv_moe_gemm1_lora_delta_trace,
+    bgmv_moe_gemm2_lora_delta_trace,
+    bgmv_moe_shrink_trace,
+    bgmv_moe_trace,
+)
+
+__all__ = [
+    "bgmv_moe",
+    "bgmv_moe_expand",
+    "bgmv_moe_gemm1_lora_delta",
+    "bgmv_moe_gemm2_lora_delta",
+    "bgmv_moe_shrink",
+    "fill_w_ptr",
+    "has_bgmv_moe",
+]
+
+_native_shrink = NativeFunction(get_bgmv_moe_module, "bgmv_moe_shrink")
+_native_expand = NativeFunction(get_bgmv_moe_module, "bgmv_moe_expand")
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@register_custom_op("flashinfer::bgmv_moe_shrink", mutates_args=("y",))
+@called("bgmv_moe_shrink")
+def _shrink(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    w_ptr: torch.Tensor,
+    token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    lora_ids: torch.Tensor,
+    x_rows: Optional[torch.Tensor],
+    lora_stride: int,
+) -> None:
+    _native_shrink[x.is_cuda](y, x, w_ptr, token_ids, expert_ids, lora_ids, x_rows, lora_stride)
+
+
+@register_custom_op("flashinfer::bgmv_moe_expand", mutates_args=("y",))
+@called("bgmv_moe_expand")
+def _expand(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    w_ptr: torch.Tensor,
+    token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    lora_ids: torch.Tensor,
+    weights: Optional[torch.Tensor],
+    slice_starts: torch.Tensor,
+    order: Optional[torch.Tensor],
+    offsets: Optional[torch.Tensor],
+    top_k: int,
+    columns: int,
+    lora_stride: int,
+    is_bf16: bool,
+    finalize: bool,
+    scale: float,
+) -> None:
+    _native_expand[x.is_cuda](
+        *(y, x, w_ptr, token_ids, expert_ids, lora_ids, weights, slice_starts, order, offsets),
+        *(top_k, columns, lora_stride, is_bf16, finalize, scale),
+    )
+
+
+def _pairs_by_token(token_ids: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pairs ordered by token, and where those of each token begin: sums then have one order."""
+    ids, order = torch.sort(token_ids, stable=True)
+    return order, torch.searchsorted(ids, torch.arange(tokens + 1, device=ids.device))
+
+
+@functools.cache
+def has_bgmv_moe() -> bool:
+    """Tell whether the kernels exist: they do, for the CPU and for every GPU."""
+    return True
+
+
+def fill_w_ptr(w_ptr: torch.Tensor, weights: torch.Tensor, num_experts: int, slice_id: int) -> int:
+    """Write the addresses of one bank's matrices into a table, and return the elements between adapters.
+
+    Parameters
+    ----------
+    w_ptr : torch.Tensor
+        ``(slices, num_experts)`` int64; row ``slice_id`` receives the addresses of adapter 0. The tensor object also
+        keeps ``weights`` alive and remembers their dtype; copies and views of it do not.
+    weights : torch.Tensor
+        ``(max_loras, num_experts, rows, columns)`` float16 or bfloat16, the last two dimensions contiguous.
+    num_experts : int
+        Experts of the bank.
+    slice_id : int
+        Row of the table.
+
+    Returns
+    -------
+    int
+        ``weights.stride(0)``: the ``lora_stride`` of calls that use the table.
+    """
+    if weights.dim() != 4 or weights.shape[1] != num_experts or weights.dtype not in _HALVES:
+        raise ArgumentError(
+            f"fill_w_ptr: weights must be (max_loras, {num_experts}, rows, columns) in float16 or bfloat16, got "
+            f"{tuple(weights.shape)} in {weights.dtype}"
+        )
+    if weights.numel() and not weights[0, 0].is_contiguous():
+        raise ArgumentError(
+            f"fill_w_ptr: weights must be contiguous in the last two dimensions, got strides {weights.stride()}"
+        )
+    if w_ptr.dtype != torch.int64 or w_ptr.dim() != 2 or w_ptr.shape[1] != num_experts or slice_id >= w_ptr.shape[0]:
+        raise ArgumentError(
+            f"fill_w_ptr: w_ptr must be (more than {slice_id}, {num_experts}) int64, got {tuple(w_ptr.shape)} "
+            f"{w_ptr.dtype}"
+        )
+    step = weights.stride(1) * weights.element_size()
+    addresses = [weights.data_ptr() + expert * step for expert in range(num_experts)]
+    w_ptr[slice_id].copy_(torch.tensor(addresses, dtype=torch.int64))
+    table: Any = w_ptr
+    table.lora_dtype = weights.dtype  # what an address does not tell
+    table.banks = {**getattr(table, "banks", {}), slice_id: weights}
+    return weights.stride(0)
+
+
+@flashinfer_api(trace=bgmv_moe_shrink_trace)
+def bgmv_moe_shrink(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    w_ptr: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    lora_indices: torch.Tensor,
+    lora_stride: int,
+    *,
+    per_pair_input: bool = False,
+) -> None:
+    r"""Multiply by the first matrix of the adapter: ``y[s, p] += A[s] x[token of p]``, with float32 sums.
+
+    Parameters
+    ----------
+    y : torch.Tensor
+        ``(slices, pairs, rank)`` float32, float16 or bfloat16: is added to. Pairs without adapter are left alone.
+    x : torch.Tensor
+        ``(num_tokens, features)``, or ``(pairs, features)`` with ``per_pair_input``; the dtype of the bank.
+    w_ptr : torch.Tensor
+        ``(slices, num_experts)`` int64, of :func:`fill_w_ptr`.
+    sorted_token_ids, expert_ids : torch.Tensor
+        ``(pairs,)`` int64: token and expert of each pair, in any order. Numbers out of range: the pair is skipped.
+    lora_indices : torch.Tensor
+        ``(num_tokens,)`` int64: adapter of each token; negative: none.
+    lora_stride : int
+        Elements between adapters of the bank.
+    per_pair_input : bool
+        Whether ``x`` has a row for each pair.
+    """
+    rows = None if per_pair_input else sorted_token_ids
+    _shrink(y, x, w_ptr, sorted_token_ids, expert_ids, lora_indices, rows, lora_stride)
+
+
+@flashinfer_api(trace=bgmv_moe_expand_trace)
+def bgmv_moe_expand(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    w_ptr: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    lora_indices: torch.Tensor,
+    slice_start_loc: torch.Tensor,
+    output_slices: Sequence[int],
+    lora_stride: int,
+    *,
+    finalize: bool = True,
+) -> None:
+    r"""Multiply by the second matrix of the adapter, and add up the experts of each token.
+
+    With ``o = slice_start_loc[s]`` and ``f = output_slices[0]``, which all slices share: ``y[t, o : o + f] += sum over
+    the pairs p of t of topk_weights[p] * B[s] x[s, p]``, in the order of pairs; without ``finalize``,
+    ``y[p, o : o + f] = B[s] x[s, p]``. Sums are float32; results are the same bits at each call.
+
+    Parameters
+    ----------
+    y : torch.Tensor
+        ``(num_tokens, columns)``, or ``(pairs, columns)`` without ``finalize``: float32, float16 or bfloat16. Rows of
+        skipped pairs are left alone.
+    x : torch.Tensor
+        ``(slices, pairs, rank)``: float32, float16 or bfloat16. The bank has the dtype that :func:`fill_w_ptr` noted on
+        ``w_ptr``, else that of ``x``.
+    w_ptr : torch.Tensor
+        ``(slices, num_experts)`` int64, of :func:`fill_w_ptr`.
+    sorted_token_ids, expert_ids, lora_indices : torch.Tensor
+        As for :func:`bgmv_moe_shrink`.
+    topk_weights : torch.Tensor
+        ``(pairs,)`` float32; not read without ``finalize``.
+    slice_start_loc : torch.Tensor
+        ``(slices,)`` int64: first column of each slice.
+    output_slices : Sequence[int]
+        Columns of each slice, all the same.
+    lora_stride : int
+        Elements between adapters of the bank.
+    finalize : bool
+        Whether to weight and add up the pairs of a token.
+    """
+    dtype = getattr(w_ptr, "lora_dtype", x.dtype)
+    if dtype not in _HALVES:
+        raise ArgumentError(
+            f"bgmv_moe_expand: x must be float16 or bfloat16, which is then the dtype of the bank, unless fill_w_ptr "
+            f"filled w_ptr, got {x.dtype}"
+        )
+    if len(output_slices) != w_ptr.shape[0] or any(size != output_slices[0] for size in output_slices):
+        raise ArgumentError(
+            f"bgmv_moe_expand: output_slices must be {w_ptr.shape[0]} equal numbers, got {list(output_slices)}"
+        )
+    order: Optional[torch.Tensor] = None
+    offsets: Optional[torch.Tensor] = None
+    if finalize:
+        order, offsets = _pairs_by_token(sorted_token_ids, lora_indices.shape[0])
+    _expand(
+        y,
+        x,
+        w_ptr,
+        sorted_token_ids,
+        expert_ids,
+        lora_indices,
+        topk_weights if finalize else None,
+        slice_start_loc,
+        order,
+        offsets,
+        0,
+        int(output_slices[0]),
+        lora_stride,
+        dtype is torch.bfloat16,
+        finalize,
+        1.0,
+    )
+
+
+@flashinfer_api(trace=bgmv_moe_trace)
+def bgmv_moe(
+    x: torch.Tensor,
+    lora_a_weights: Sequence[torch.Tensor],
+    lora_b_weights: Sequence[torch.Tensor],
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    lora_indices: torch.Tensor,
+    topk_weights: torch.Tensor,
+    num_experts: int,
+    output_dim: Optional[int] = None,
+) -> torch.Tensor:
+    r"""Apply both matrices of the adapters: ``out[t, slice s] = sum over pairs p of t of weight_p * B[s] A[s] x[t]``.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``(num_tokens, features)`` float16 or bfloat16, the dtype of the banks.
+    lora_a_weights : Sequence[torch.Tensor]
+        One bank ``(max_loras, num_experts, rank, features)`` for each slice.
+    lora_b_weights : Sequence[torch.Tensor]
+        One bank ``(max_loras, num_experts, features_out, rank)`` for each slice; the sizes of slices may differ.
+    sorted_token_ids, expert_ids, lora_indices : torch.Tensor
+        As for :func:`bgmv_moe_shrink`.
+    topk_weights : torch.Tensor
+        ``(pairs,)`` float32.
+    num_experts : int
+        Experts of the banks.
+    output_dim : Optional[int]
+        Columns of the result, at least those of all slices; None: those of all slices. Further columns are zero.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(num_tokens, output_dim)``, dtype of ``x``; tokens without adapter get zeros. What is between the matrices is
+        float32.
+    """
+    if len(lora_a_weights) != len(lora_b_weights) or not lora_a_weights:
+        raise ArgumentError(
+            f"bgmv_moe: lora_a_weights and lora_b_weights must have one bank per slice, got {len(lora_a_weights)} and "
+            f"{len(lora_b_weights)}"
+        )
+    columns = sum(bank.shape[2] for bank in lora_b_weights)
+    width = columns if output_dim is None else output_dim
+    if width < columns:
+        raise ArgumentError(f"bgmv_moe: output_dim must be at least {columns}, the columns of all slices, got {width}")
+    pairs = sorted_token_ids.shape[0]
+    out = torch.zeros(x.shape[0], width, dtype=torch.float32, device=x.device)
+    order, offsets = _pairs_by_token(sorted_token_ids, lora_indices.shape[0])
+    start = 0
+    for a, b in zip(lora_a_weights, lora_b_weights, strict=True):
+        if a.dtype != x.dtype or b.dtype != x.dtype or a.shape[-1] != x.shape[1] or a.shape[2] != b.shape[3]:
+            raise ArgumentError(
+                f"bgmv_moe: banks must be (..., rank, {x.shape[1]}) and (..., rank) in {x.dtype}, got "
+                f"{tuple(a.shape)} in {a.dtype} and {tuple(b.shape)} in {b.dtype}"
+            )
+        table = new_empty(x, torch.int64, 2, num_experts)
+        stride_a, stride_b = fill_w_ptr(table, a, num_experts, 0), fill_w_ptr(table, b, num_experts, 1)
+        low = torch.zeros(1, pairs, a.shape[2], dtype=torch.float32, device=x.device)
+        of_pairs = (sorted_token_ids, expert_ids, lora_indices)
+        _shrink(low, x, table[:1], *of_pairs, sorted_token_ids, stride_a)
+        starts = torch.full((1,), start, dtype=torch.int64, device=x.device)
+        is_bf16 = b.dtype is torch.bfloat16
+        _expand(
+            *(out, low, table[1:], *of_pairs, topk_weights, starts, order, offsets),
+            *(0, b.shape[2], stride_b, is_bf16, True, 1.0),
+        )
+        start += b.shape[2]
+    return out.to(x.dtype)
+
+
+def _slot_pairs(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token and expert of each slot, int64."""
+    tokens, top_k = topk_ids.shape
+    ids = torch.arange(tokens, device=topk_ids.device).repeat_interleave(top_k)
+    return ids, topk_ids.reshape(-1).long()
+
+
+def _table(op: str, name: str, w_ptr: torch.Tensor, slices: Sequence[int]) -> torch.Tensor:
+    """Return a table with two dimensions, of one of so many slices."""
+    table = w_ptr if w_ptr.dim() == 2 else w_ptr.unsqueeze(0)
+    if w_ptr.dim() not in (1, 2) or table.shape[0] not in slices:
+        raise ArgumentError(
+            f"{op}: {name} must be (num_experts,) or (slices, num_experts) with {' or '.join(map(str, slices))} slices,"
+            f" got {tuple(w_ptr.shape)}"
+        )
+    return table
+
+
+def _check_lora_dtype(op: str, lora_dtype: torch.dtype) -> None:
+    if lora_dtype not in _HALVES:
+        raise ArgumentError(f"{op}: lora_dtype must be torch.float16 or torch.bfloat16, got {lora_dtype}")
+
+
+@flashinfer_api(trace=bgmv_moe_gemm1_lora_delta_trace)
+def bgmv_moe_gemm1_lora_delta(
+    hidden_states: torch.Tensor,
+    w_ptr_a: torch.Tensor,
+    lora_stride_a: int,
+    w_ptr_b: torch.Tensor,
+    lora_stride_b: int,
+    topk_ids: torch.Tensor,
+    lora_ids: torch.Tensor,
+    rank: int,
+    intermediate_size: int,
+    *,
+    lora_dtype: torch.dtype = torch.bfloat16,
+    scale: float = 1.0,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    r"""Return what adapters add to the first product of a gated layer: ``scale * [B_gate A_gate x ; B_up A_up x]``.
+
+    Parameters
+    ----------
+    hidden_states : torch.Tensor
+        ``(num_tokens, hidden_size)``; rounded to ``lora_dtype`` where it has another dtype.
+    w_ptr_a : torch.Tensor
+        ``(2, num_experts)`` int64, gate and up; or ``(num_experts,)``: one A for both.
+    w_ptr_b : torch.Tensor
+        ``(2, num_experts)`` int64, each of ``intermediate_size`` rows; or ``(num_experts,)``: one B of
+        ``2 * intermediate_size`` rows, which goes with one A.
+    lora_stride_a, lora_stride_b : int
+        Elements between adapters of the banks.
+    topk_ids : torch.Tensor
+        ``(num_tokens, top_k)`` int32 or int64.
+    lora_ids : torch.Tensor
+        ``(num_tokens,)`` int32 or int64: adapter of each token; negative: none.
+    rank, intermediate_size : int
+        Sizes of the matrices.
+    lora_dtype, out_dtype : torch.dtype
+        dtype of the banks, and of the result.
+    scale : float
+        Factor of the result.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(num_tokens, top_k, 2 * intermediate_size)``; zeros for tokens without adapter.
+    """
+    op = "bgmv_moe_gemm1_lora_delta"
+    _check_lora_dtype(op, lora_dtype)
+    table_a, table_b = _table(op, "w_ptr_a", w_ptr_a, (1, 2)), _table(op, "w_ptr_b", w_ptr_b, (1, 2))
+    if table_b.shape[0] < table_a.shape[0]:
+        raise ArgumentError(f"{op}: w_ptr_b must have the two slices of w_ptr_a, got {tuple(w_ptr_b.shape)}")
+    tokens, top_k = topk_ids.shape
+    token_ids, expert_ids = _slot_pairs(topk_ids)
+    of_pairs = (token_ids, expert_ids, lora_ids.long())
+    low = hidden_states.new_zeros(table_a.shape[0], token_ids.shape[0], rank, dtype=torch.float32)
+    _shrink(low, hidden_states.to(lora_dtype), table_a, *of_pairs, token_ids, lora_stride_a)
+    slices = table_b.shape[0]
+    if slices > low.shape[0]:
+        low = low.expand(slices, -1, -1).contiguous()
+    columns = 2 * intermediate_size // slices
+    starts = torch.arange(slices, device=low.device) * columns
+    out = hidden_states.new_zeros(tokens * top_k, 2 * intermediate_size, dtype=out_dtype)
+    is_bf16 = lora_dtype is torch.bfloat16
+    _expand(
+        *(out, low, table_b, *of_pairs, None, starts, None, None),
+        *(top_k, columns, lora_stride_b, is_bf16, False, float(scale)),
+    )
+    return out.view(tokens, top_k, -1)
+
+
+@flashinfer_api(trace=bgmv_moe_gemm2_lora_delta_trace)
+def bgmv_moe_gemm2_lora_delta(
+    gemm1_activation_output: torch.Tensor,
+    expanded_idx_to_permuted_idx: torch.Tensor,
+    w_ptr_a: torch.Tensor,
+    lora_stride_a: int,
+    w_ptr_b: torch.Tensor,
+    lora_stride_b: int,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    lora_ids: torch.Tensor,
+    rank: int,
+    hidden_size: int,
+    *,
+    lora_dtype: torch.dtype = torch.bfloat16,
+    scale: float = 1.0,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    r"""Return what adapters add to a layer's output: ``scale * sum over slots j of w[t, j] * B A a[row of (t, j)]``.
+
+    Parameters
+    ----------
+    gemm1_activation_output : torch.Tensor
+        ``(rows, intermediate_size)``, the hidden values in expert order; rounded to ``lora_dtype``.
+    expanded_idx_to_permuted_idx : torch.Tensor
+        ``(num_tokens * top_k,)`` int32 or int64: row of each slot; negative: the slot adds nothing.
+    w_ptr_a, w_ptr_b : torch.Tensor
+        ``(num_experts,)`` or ``(1, num_experts)`` int64: A of ``(rank, intermediate_size)``, B of
+        ``(hidden_size, rank)``.
+    lora_stride_a, lora_stride_b : int
+        Elements between adapters of the banks.
+    topk_ids, topk_weights : torch.Tensor
+        ``(num_tokens, top_k)``: int32 or int64 experts, and their weights.
+    lora_ids : torch.Tensor
+        ``(num_tokens,)`` int32 or int64: adapter of each token; negative: none.
+    rank, hidden_size : int
+        Sizes of the matrices.
+    lora_dtype, out_dtype : torch.dtype
+        dtype of the banks, and of the result.
+    scale : float
+        Factor of the result.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(num_tokens, hidden_size)``; zeros for tokens without adapter.
+    """
+    op = "bgmv_moe_gemm2_lora_delta"
+    _check_lora_dtype(op, lora_dtype)
+    table_a, table_b = _table(op, "w_ptr_a", w_ptr_a, (1,)), _table(op, "w_ptr_b", w_ptr_b, (1,))
+    tokens, top_k = topk_ids.shape
+    rows = expanded_idx_to_permuted_idx.reshape(-1).long()
+    if rows.shape[0] != tokens * top_k:
+        raise ArgumentError(
+            f"{op}: expanded_idx_to_permuted_idx must have {tokens * top_k} elements (topk_ids), got {rows.shape[0]}"
+        )
+    token_ids, expert_ids = _slot_pairs(topk_ids)
+    of_pairs = (token_ids, expert_ids, lora_ids.long())
+    x = gemm1_activation_output.to(lora_dtype)
+    low = x.new_zeros(1, tokens * top_k, rank, dtype=torch.float32)
+    _shrink(low, x, table_a, *of_pairs, rows, lora_stride_a)
+    out = x.new_zeros(tokens, hidden_size, dtype=out_dtype)
+    starts = torch.zeros(1, dtype=torch.int64, device=x.device)
+    weights = topk_weights.reshape(-1).float()
+    _expand(
+        *(out, low, table_b, *of_pairs, weights, starts, None, None),
+        *(top_k, hidden_size, lora_stride_b, lora_dtype is torch.bfloat16, True, float(scale)),
+    )
+    return out

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer of experts that chooses among its configured backends, once for each bucket of token counts."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Union
+
+import torch
+
+from .._compat.tllm_enums import RoutingInputMode
+from .._runtime.errors import ArgumentError
+from ..autotuner import AutoTuner, TunableRunner, TuningConfig
+from ..utils import get_compute_capability
+from .api import MoEActivationPack, MoEConfig, MoEWeightPack
+from .runners import _BACKEND_RUNNERS, MoERunner
+from .utils import make_hybrid_bucket_mapper
+
+__all__ = ["MoELayer"]
+
+
+class _Call(TunableRunner):
+    """One call by one backend, for the autotuner: backends take their weights in different forms."""
+
+    def __init__(self, runner: MoERunner, inputs: list[Any], extras: tuple[Any, ...]) -> None:
+        self.runner, self.inputs, self.extras = runner, inputs, extras
+
+    def get_valid_tactics(self, inputs: list[Any], profile: Any) -> Sequence[int]:
+        return [-1]
+
+    def get_cache_key_extras(self, inputs: list[Any]) -> tuple[Any, ...]:
+        return (*self.runner.get_cache_key_extras(self.inputs), *self.extras)
+
+    def forward(self, inputs: list[Any], tactic: Any = -1, do_preparation: bool = False, **kwargs: Any) -> torch.Tensor:
+        return self.runner.forward(self.inputs)
+
+    def __hash__(self) -> int:
+        return hash(self.extras)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.extras == other.extras
+
+
+def _call_of(runner: MoERunner, pack: MoEActivationPack, weights: MoEWeightPack, extras: tuple[Any, ...]) -> _Call:
+    """Return a call whose class has the name of the runner's class: files of the autotuner name classes."""
+    kind = type(type(runner).__name__, (_Call,), {})
+    return kind(runner, runner.pack_inputs(pack, weights), (type(runner).__name__, *extras))
+
+
+class MoELayer:
+    """Experts behind one call: ``layer(activations, weights)`` returns ``(num_tokens, hidden_size)`` bfloat16.
+
+    Parameters
+    ----------
+    config : MoEConfig
+        Sizes, number format, and the backends to choose from, best first.
+    device : Optional[Union[torch.device, str]]
+        Where calls run. Default: the current CUDA device; the CPU on a machine without one.
+
+    Attributes
+    ----------
+    config : MoEConfig
+        The configuration.
+    runners : list[MoERunner]
+        The backends that can serve it here, built.
+
+    Notes
+    -----
+    The backend of a call is chosen once for each bucket of token counts (that of
+    :func:`flashinfer.fused_moe.utils.map_to_hybrid_bucket`) and each way of giving the experts: the fastest inside
+    ``flashinfer.autotune()``, else the fastest of an earlier run of it, else the first whose weights were prepared.
+
+    Examples
+    --------
+    >>> backend = BackendOptions((CutlassBf16Config(),))
+    >>> config = MoEConfig(RoutingConfig(8, 2), QuantConfig(), ExpertConfig(64), backend=backend)
+    >>> layer, weights = MoELayer(config, "cpu"), MoEWeightPack()
+    >>> sizes = dict(num_local_experts=8, hidden_size=64, intermediate_size=64)
+    >>> weights.prepare_for("cutlass_bf16", CutlassBf16Config.prepare_weights(w1, w2, **sizes))
+    >>> y = layer(MoEActivationPack(x, None, topk_ids, topk_weights), weights)
+    """
+
+    def __init__(self, config: MoEConfig, device: Optional[Union[torch.device, str]] = None) -> None:
+        self.config = config
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.runners: list[MoERunner] = self._build_runners()
+        self._bucket_of = make_hybrid_bucket_mapper(config.execution.tune_max_num_tokens)
+        self._winners: dict[tuple[int, RoutingInputMode], MoERunner] = {}
+        self._last: Optional[MoERunner] = None
+
+    def _build_runners(self) -> list[MoERunner]:
+        is_cpu = self.device.type == "cpu"
+        arch = 0
+        if not is_cpu:
+            major, minor = get_compute_capability(self.device)
+            arch = major * 10 + minor
+        built, reasons, is_refused = [], [], False
+        for backend in self.config.backend:
+            name = type(backend).__name__
+            is_supported = getattr(backend, "runs_on_cpu", False) if is_cpu else backend.supported(arch)
+            if not is_supported:
+                lacks = getattr(backend, "lacks", None)
+                where = "the CPU" if is_cpu else f"SM{arch}"
+                reasons.append(f"{name} needs {lacks}" if lacks else f"{name} does not run on {where}")
+                continue
+            runner = _BACKEND_RUNNERS[type(backend)](self.config, self.device)
+            try:
+                runner.check_support()
+            except NotImplementedError as error:
+                reasons.append(str(error))
+                is_refused = True
+                continue
+            runner.build()
+            built.append(runner)
+        if not built:
+            text = "; ".join(reasons) or "config.backend has no candidates"
+            error_type = NotImplementedError if is_refused else RuntimeError  # the first is a kind of the second
+            raise error_type(f"MoELayer: none of the configured backends can serve the configuration: {text}")
+        return list(built)
+
+    @property
+    def winner_backend(self) -> Optional[str]:
+        """Key of the backend that served the last call; None before the first."""
+        return None if self._last is None else self._last.backend_key
+
+    def reset_winner(self) -> None:
+        """Forget the choices: the next call of each bucket chooses again."""
+        self._winners.clear()
+        self._last = None
+
+    def _choose(self, pack: MoEActivationPack, weights: MoEWeightPack) -> MoERunner:
+        mode = pack.routing_input_mode
+        able = [runner for runner in self.runners if mode in runner.modes]
+        if not able:
+            keys = ", ".join(runner.backend_key for runner in self.runners)
+            raise NotImplementedError(f"MoELayer: routing_input_mode must be one that {keys} serve, got {mode.name}")
+        ready = [runner for runner in able if runner.backend_key in weights.native_views]
+        if not ready:
+            able[0].pack_inputs(pack, weights)  # raises KeyError, naming what was prepared
+        if len(ready) == 1:
+            return ready[0]
+        extras = (self._bucket_of(pack.num_tokens), mode.name)
+        calls = [_call_of(runner, pack, weights, extras) for runner in ready]
+        chosen, _ = AutoTuner.get().choose_one("flashinfer::MoELayer", calls, TuningConfig(), [])
+        return next(runner for runner, call in zip(ready, calls, strict=True) if call is chosen)
+
+    def __call__(self, act_pack: MoEActivationPack, weight_pack: MoEWeightPack) -> torch.Tensor:
+        """Return the output of the layer for a pack of tokens."""
+        limit = self.config.execution.tune_max_num_tokens
+        if act_pack.num_tokens > limit:
+            raise ArgumentError(
+                f"MoELayer: number of tokens {act_pack.num_tokens} exceeds tune_max_num_tokens = {limit}"
+            )
+        if act_pack.hidden_states_q.device.type != self.device.type:
+            raise ArgumentError(
+                f"MoELayer: hidden_states_q must be on {self.device}, got {act_pack.hidden_states_q.device}"
+            )
+        key = (self._bucket_of(act_pack.num_tokens), act_pack.routing_input_mode)
+        runner = self._winners.get(key)
+        may_tune = len(self.runners) > 1 and AutoTuner.get().is_tuning_mode
+        if runner is None or may_tune or runner.backend_key not in weight_pack.native_views:
+            runner = self._winners[key] = self._choose(act_pack, weight_pack)
+        self._last = runner
+        return runner.forward(runner.pack_inputs(act_pack, weight_pack))

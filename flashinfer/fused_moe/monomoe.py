@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole layer of experts for few tokens: from router logits to the output, with e4m3 weights in 128 x 128 blocks.
+
+The published kernel of this name is one launch for one shape. Here the call is composed of :func:`route_tokens` and
+:func:`cutlass_fused_moe`, at any size and for any number of tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Optional, Union
+
+import torch
+
+from .._runtime.errors import ArgumentError
+from ..api_logging import flashinfer_api
+from ..tllm_enums import RoutingMethodType
+from ..trace.templates.monomoe import mono_moe_trace
+from .cutlass import cutlass_fused_moe
+from .cutlass_workspace import cutlass_fused_moe_workspace_size
+from .routing import route_tokens
+
+__all__ = ["alloc_scratchpad", "get_scratchpad_size_bytes", "has_monomoe", "interleave_for_tma_wgmma_up", "mono_moe"]
+
+_METHODS = {
+    ("softmax", True): RoutingMethodType.RenormalizeNaive,
+    ("softmax", False): RoutingMethodType.Default,
+    ("sigmoid", True): RoutingMethodType.SigmoidRenorm,
+    ("sigmoid", False): RoutingMethodType.Sigmoid,
+}
+_SLAB = 128  # rows that the interleaved order permutes
+
+
+@functools.cache
+def has_monomoe() -> bool:
+    """Tell whether :func:`mono_moe` exists: it does, on the CPU and on SM90."""
+    return True
+
+
+@functools.cache
+def get_scratchpad_size_bytes() -> int:
+    """Return the bytes of a scratchpad for 8 tokens of the published shape: 256 experts, 8 of them, 2048 x 512."""
+    return cutlass_fused_moe_workspace_size(
+        *(8, 2048, 512, 256, 8),
+        x_dtype=torch.bfloat16,
+        weight_dtype=torch.float8_e4m3fn,
+        use_deepseek_fp8_block_scale=True,
+    )
+
+
+def alloc_scratchpad(device: Union[torch.device, str]) -> torch.Tensor:
+    """Allocate a scratchpad of :func:`get_scratchpad_size_bytes` zeros; calls on one stream may share it."""
+    return torch.zeros(get_scratchpad_size_bytes(), dtype=torch.uint8, device=device)
+
+
+def _interleaved_rows(rows: int) -> torch.Tensor:
+    """Return the row of [gate ; up] at each place of the interleaved order."""
+    gate = torch.arange(rows // 2).view(-1, 8)  # 8 rows of a warp's half
+    return torch.stack((gate, gate + rows // 2), dim=1).flatten()
+
+
+def _check_rows(op: str, w: torch.Tensor) -> None:
+    if w.dim() != 3 or w.shape[1] % _SLAB:
+        raise ArgumentError(
+            f"{op}: weights must be (num_experts, 2 * intermediate_size, hidden_size) with rows in slabs of {_SLAB}, "
+            f"got {tuple(w.shape)}"
+        )
+
+
+def interleave_for_tma_wgmma_up(w_fp8: torch.Tensor) -> torch.Tensor:
+    """Copy [gate ; up] weights with their rows interleaved: 8 of gate, then the 8 of up that match, and so on.
+
+    Parameters
+    ----------
+    w_fp8 : torch.Tensor
+        ``(num_experts, 2 * intermediate_size, hidden_size)``, elements of one byte. The copy is kept on the tensor as
+        ``_tma_interleaved_up`` and returned again by later calls.
+    """
+    _check_rows("interleave_for_tma_wgmma_up", w_fp8)
+    tensor: Any = w_fp8
+    if getattr(tensor, "_tma_interleaved_up", None) is None:
+        rows = _interleaved_rows(w_fp8.shape[1]).to(w_fp8.device)
+        tensor._tma_interleaved_up = w_fp8.view(torch.uint8).index_select(1, rows).view(w_fp8.dtype)
+    made: torch.Tensor = tensor._tma_interleaved_up
+    return made
+
+
+def _up_gate(weights: torch.Tensor, scales: torch.Tensor, is_interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights and scales with rows [up ; gate], which ``cutlass_fused_moe`` takes; kept on the tensors."""
+    tensor: Any = weights
+    name = "_up_gate_of_interleaved" if is_interleaved else "_up_gate"
+    kept = getattr(tensor, name, None)
+    if kept is None or kept[2] is not scales:
+        rows, half = torch.arange(weights.shape[1]), weights.shape[1] // 2
+        if is_interleaved:
+            rows = torch.argsort(_interleaved_rows(weights.shape[1]))
+        order = torch.cat((rows[half:], rows[:half])).to(weights.device)
+        swapped = weights.view(torch.uint8).index_select(1, order).view(weights.dtype)
+        blocks = scales.shape[1] // 2
+        kept = (swapped, torch.cat((scales[:, blocks:], scales[:, :blocks]), dim=1), scales)
+        setattr(tensor, name, kept)
+    return kept[0], kept[1]
+
+
+def _check(x: torch.Tensor, logits: torch.Tensor, up: torch.Tensor, up_scale: torch.Tensor, down: torch.Tensor) -> None:
+    op = "mono_moe"
+    for name, tensor, dtype, rank in (
+        ("activations_in", x, torch.bfloat16, 2),
+        ("router_logits", logits, torch.bfloat16, 2),
+        ("expert_weights_up", up, torch.float8_e4m3fn, 3),
+        ("expert_scales_up", up_scale, torch.float32, 3),
+        ("expert_weights_down", down, torch.float8_e4m3fn, 3),
+    ):
+        if tensor.dtype != dtype or tensor.dim() != rank:
+            raise ArgumentError(
+                f"{op}: {name} must be {dtype} with {rank} dimensions, got {tensor.dtype} with {tensor.dim()}"
+            )
+    experts, rows, hidden = up.shape
+    if rows % (2 * _SLAB):
+        raise ArgumentError(f"{op}: expert_weights_up must have rows in multiples of {2 * _SLAB}, got {rows}")
+    if logits.shape != (x.shape[0], experts) or x.shape[1] != hidden or down.shape != (experts, hidden, rows // 2):
+        raise ArgumentError(
+            f"{op}: shapes must be (M, H), (M, E), (E, 2 I, H) and (E, H, I) for activations_in, router_logits, "
+            f"expert_weights_up and expert_weights_down, got {tuple(x.shape)}, {tuple(logits.shape)}, "
+            f"{tuple(up.shape)} and {tuple(down.shape)}"
+        )
+    blocks = (experts, rows // _SLAB, -(-hidden // _SLAB))
+    if up_scale.shape != blocks:
+        raise ArgumentError(f"{op}: expert_scales_up must be {blocks}, got {tuple(up_scale.shape)}")
+
+
+@flashinfer_api(trace=mono_moe_trace)
+def mono_moe(
+    activations_in: torch.Tensor,
+    router_logits: torch.Tensor,
+    expert_weights_up: torch.Tensor,
+    expert_scales_up: torch.Tensor,
+    expert_weights_down: torch.Tensor,
+    expert_scales_down: torch.Tensor,
+    top_k: int,
+    scoring_func: str = "softmax",
+    renormalize: bool = True,
+    out: Optional[torch.Tensor] = None,
+    scratchpad: Optional[torch.Tensor] = None,
+    interleave_up: bool = True,
+) -> torch.Tensor:
+    r"""Route few tokens and compute their experts: ``sum over the top_k experts of w * down(silu(gate x) * up x)``.
+
+    The first call on a weight copies it with its halves swapped and keeps the copy on the tensor: the layer takes
+    [up ; gate]. On CUDA the call needs SM90.
+
+    Parameters
+    ----------
+    activations_in : torch.Tensor
+        ``(M, H)`` bfloat16; quantised to e4m3 by 1 x 128.
+    router_logits : torch.Tensor
+        ``(M, E)`` bfloat16.
+    expert_weights_up : torch.Tensor
+        ``(E, 2 * I, H)`` float8_e4m3fn, rows [gate ; up]; I in multiples of 128.
+    expert_scales_up : torch.Tensor
+        ``(E, 2 * I / 128, H / 128)`` float32.
+    expert_weights_down, expert_scales_down : torch.Tensor
+        ``(E, H, I)`` float8_e4m3fn and ``(E, H / 128, I / 128)`` float32.
+    top_k : int
+        Experts of a token. Among equal logits the smaller number is chosen.
+    scoring_func : str
+        ``"softmax"`` or ``"sigmoid"`` of the logits.
+    renormalize : bool
+        Whether the weights of a token's experts add up to one.
+    out : Optional[torch.Tensor]
+        ``(M, H)`` bfloat16; written and returned when given.
+    scratchpad : Optional[torch.Tensor]
+        Memory between the stages, of :func:`alloc_scratchpad`; one that is too small for the call is not used.
+    interleave_up : bool
+        Whether ``expert_weights_up`` has the order above; False: it has that of :func:`interleave_for_tma_wgmma_up`.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(M, H)`` bfloat16. The weight of an expert multiplies its output, in float32.
+    """
+    method = _METHODS.get((scoring_func, bool(renormalize)))
+    if method is None:
+        raise ArgumentError(f"mono_moe: scoring_func must be 'softmax' or 'sigmoid', got {scoring_func!r}")
+    _check(activations_in, router_logits, expert_weights_up, expert_scales_up, expert_weights_down)
+    if scratchpad is not None and (scratchpad.dtype != torch.uint8 or scratchpad.dim() != 1):
+        raise ArgumentError(
+            f"mono_moe: scratchpad must be torch.uint8 with 1 dimension, got {scratchpad.dtype} with {scratchpad.dim()}"
+        )
+    weights, experts = route_tokens(router_logits, top_k, method)
+    up, up_scales = _up_gate(expert_weights_up, expert_scales_up, not interleave_up)
+    tokens, hidden = activations_in.shape
+    if scratchpad is not None and tokens:
+        needed = cutlass_fused_moe_workspace_size(
+            *(tokens, hidden, expert_weights_down.shape[2], up.shape[0], top_k),
+            x_dtype=torch.bfloat16,
+            weight_dtype=up.dtype,
+            use_deepseek_fp8_block_scale=True,
+            device=activations_in.device,
+        )
+        scratchpad = scratchpad if scratchpad.numel() >= needed else None
+    return cutlass_fused_moe(
+        activations_in,
+        experts,
+        weights,
+        up,
+        expert_weights_down,
+        torch.bfloat16,
+        [up_scales, expert_scales_down],
+        output=out,
+        use_deepseek_fp8_block_scale=True,
+        workspace_buffer=scratchpad if tokens else None,
+    )[0]

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters of experts: values, skipped pairs, order of sums, tables of addresses, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flashinfer import fused_moe
+from flashinfer.fused_moe import (
+    bgmv_moe,
+    bgmv_moe_expand,
+    bgmv_moe_gemm1_lora_delta,
+    bgmv_moe_gemm2_lora_delta,
+    bgmv_moe_shrink,
+    fill_w_ptr,
+)
+from flashinfer.testing import assert_close
+from flashinfer.trace.templates import bgmv_moe as templates
+
+HALVES = [torch.float16, torch.bfloat16]
+LORAS, EXPERTS, TOKENS = 3, 5, 7
+# rank and features: whole vectors; more than one part of shared memory and of a block; neither in vectors
+SIZES = [(16, 64), (136, 264), (5, 37)]
+
+
+def bank(rows: int, columns: int, device: str, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(LORAS, EXPERTS, rows, columns, device=device) / columns**0.5).to(dtype)
+
+
+def table(device: str, *banks: torch.Tensor) -> tuple[torch.Tensor, int]:
+    w_ptr = torch.zeros(len(banks), EXPERTS, dtype=torch.int64, device=device)
+    strides = {fill_w_ptr(w_ptr, bank, EXPERTS, i) for i, bank in enumerate(banks)}
+    return w_ptr, strides.pop()
+
+
+def pairs_of(device: str, count: int = 18) -> dict[str, torch.Tensor]:
+    """Pairs in any order: one token has none, one no adapter; one expert and one token are out of range."""
+    tokens = torch.randint(0, TOKENS - 1, (count,), device=device)
+    experts = torch.randint(0, EXPERTS, (count,), device=device)
+    loras = torch.randint(0, LORAS, (TOKENS,), device=device)
+    tokens[3], experts[5], loras[2], tokens[0] = TOKENS + 9, -1, -1, 2
+    return {"sorted_token_ids": tokens, "expert_ids": experts, "lora_indices": loras}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("rank, features", SIZES)
+@pytest.mark.parametrize("per_pair", [False, True])
+def test_shrink(device, dtype, rank, features, per_pair):
+    banks = [bank(rank, features, device, dtype) for _ in range(2)]
+    w_ptr, stride = table(device, *banks)
+    by = pairs_of(device)
+    x = torch.randn(18 if per_pair else TOKENS, features, device=device).to(dtype)
+    for y_dtype in (torch.float32, dtype):
+        y = torch.randn(2, 18, rank, device=device).to(y_dtype)
+        call = {"x": x, "w_ptr": w_ptr, **by, "lora_stride": stride, "per_pair_input": per_pair}
+        expected = templates.bgmv_moe_shrink_trace.reference(y=y, **call)
+        before = y.clone()
+        assert bgmv_moe_shrink(y, **call) is None
+        assert_close(y, expected)
+        assert torch.equal(y[:, [0, 3, 5]], before[:, [0, 3, 5]])  # skipped
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("rank, features", SIZES)
+@pytest.mark.parametrize("finalize", [True, False])
+def test_expand(device, dtype, rank, features, finalize):
+    w_ptr, stride = table(device, *(bank(features, rank, device, dtype) for _ in range(2)))
+    by = pairs_of(device)
+    for x_dtype in (torch.float32, dtype):
+        call: dict[str, Any] = {
+            "x": torch.randn(2, 18, rank, device=device).to(x_dtype),
+            "w_ptr": w_ptr,
+            **by,
+            "topk_weights": torch.rand(18, device=device),
+            "slice_start_loc": torch.tensor([3, features + 4], device=device),
+            "output_slices": [features, features],
+            "lora_stride": stride,
+            "finalize": finalize,
+        }
+        y = torch.randn(TOKENS if finalize else 18, 2 * features + 5, device=device)
+        before = y.clone()
+        expected = templates.bgmv_moe_expand_trace.reference(y=y, **call)
+        bgmv_moe_expand(y, **call)
+        assert_close(y, expected)
+        assert torch.equal(y[:, :3], before[:, :3])
+        skipped = [2, TOKENS - 1] if finalize else [0, 3, 5]
+        assert torch.equal(y[skipped], before[skipped])
+
+
+def test_sums_of_a_token_have_the_order_of_its_pairs(device):
+    """Check the order: 1e8 and -1e8 cancel before 1 is added, not after; and the same bits come twice."""
+    ones = torch.ones(1, 1, 1, 1, device=device, dtype=torch.bfloat16)
+    w_ptr = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    stride = fill_w_ptr(w_ptr, ones, 1, 0)
+    for values, total in (([1e8, -1e8, 1.0], 1.0), ([1e8, 1.0, -1e8], 0.0)):
+        y, zeros = torch.zeros(1, 1, device=device), torch.zeros(3, dtype=torch.int64, device=device)
+        x = torch.ones(1, 3, 1, device=device)
+        weights = torch.tensor(values, device=device)
+        bgmv_moe_expand(y, x, w_ptr, zeros, zeros, weights, zeros[:1], zeros[:1], [1], stride)
+        assert y.item() == total
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_both_matrices_of_slices_of_different_sizes(device, dtype):
+    by = pairs_of(device)
+    a, b = [bank(16, 48, device, dtype) for _ in range(2)], [bank(n, 16, device, dtype) for n in (40, 24)]
+    x, weights = torch.randn(TOKENS, 48, device=device).to(dtype), torch.rand(18, device=device)
+    out = bgmv_moe(x, a, b, *by.values(), weights, EXPERTS, output_dim=70)
+    expected = templates.bgmv_moe_trace.reference(x, a[0], b[0], *by.values(), weights, a[1], b[1], 70)
+    assert out.dtype == dtype
+    assert_close(out, expected)
+    assert bool((out[[2, TOKENS - 1]] == 0).all()) and bool((out[:, 64:] == 0).all())
+    assert torch.equal(out, bgmv_moe(x, a, b, *by.values(), weights, EXPERTS, output_dim=70))
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+def test_gemm1_delta(device, is_fused, index_dtype):
+    hidden, inner, rank, dtype = 64, 40, 16, torch.float16
+    a = [bank(rank, hidden, device, dtype) for _ in range(1 if is_fused else 2)]
+    b = [bank(2 * inner, rank, device, dtype)] if is_fused else [bank(inner, rank, device, dtype) for _ in range(2)]
+    (w_a, stride_a), (w_b, stride_b) = table(device, *a), table(device, *b)
+    if is_fused:
+        w_a, w_b = w_a[0], w_b[0]
+    ids = torch.randint(0, EXPERTS, (TOKENS, 2), device=device).to(index_dtype)
+    loras = torch.tensor([0, 1, -1, 2, 0, -1, 1], device=device, dtype=index_dtype)
+    x = torch.randn(TOKENS, hidden, device=device).to(dtype)
+    call = (x, w_a, stride_a, w_b, stride_b, ids, loras, rank, inner)
+    options: dict[str, Any] = {"lora_dtype": dtype, "scale": 0.5, "out_dtype": torch.float32}
+    out = bgmv_moe_gemm1_lora_delta(*call, **options)
+    assert out.shape == (TOKENS, 2, 2 * inner) and out.dtype == torch.float32
+    assert_close(out, templates.bgmv_moe_gemm1_lora_delta_trace.reference(*call, **options))
+    assert bool((out[2] == 0).all()) and bool((out[0] != 0).any())
+
+
+def test_gemm2_delta(device):
+    hidden, inner, rank = 64, 40, 16
+    w_a, stride_a = table(device, bank(rank, inner, device, torch.bfloat16))
+    w_b, stride_b = table(device, bank(hidden, rank, device, torch.bfloat16))
+    ids = torch.randint(0, EXPERTS, (TOKENS, 2), device=device).int()
+    loras = torch.tensor([0, 1, -1, 2, 0, -1, 1], device=device)
+    rows = torch.randperm(2 * TOKENS, device=device).int()
+    rows[1] = -1
+    x = torch.randn(2 * TOKENS, inner, device=device).bfloat16()
+    weights = torch.rand(TOKENS, 2, device=device)
+    call = (x, rows, w_a[0], stride_a, w_b, stride_b, ids, weights, loras, rank, hidden)
+    out = bgmv_moe_gemm2_lora_delta(*call, scale=2.0)
+    assert out.dtype == torch.bfloat16
+    assert_close(out, templates.bgmv_moe_gemm2_lora_delta_trace.reference(*call, scale=2.0))
+    assert bool((out[2] == 0).all())
+
+
+def test_views_of_banks(device):
+    """Check a bank whose experts and adapters are not adjacent: a part of a larger tensor, at an odd address."""
+    wide = torch.randn(LORAS, EXPERTS + 1, 16 * 32 + 3, device=device).bfloat16()
+    a = wide[:, 1:, 1 : 16 * 32 + 1].unflatten(2, (16, 32))
+    w_ptr, stride = table(device, a)
+    by, x = pairs_of(device), torch.randn(TOKENS, 32, device=device).bfloat16()
+    by["sorted_token_ids"][1], by["expert_ids"][1], by["lora_indices"][4] = 4, 3, 1
+    y = torch.zeros(1, 18, 16, device=device)
+    bgmv_moe_shrink(y, x, w_ptr, **by, lora_stride=stride)
+    assert stride == a.stride(0)
+    assert_close(y[0, 1], a[1, 3].float() @ x[4].float())
+
+
+def test_tables_keep_their_banks_alive(device):
+    import weakref
+
+    first, second = bank(4, 8, device, torch.float16), bank(4, 8, device, torch.float16)
+    seen = [weakref.ref(first), weakref.ref(second)]
+    w_ptr, _ = table(device, first, second)
+    del first, second
+    assert all(ref() is not None for ref in seen)
+    assert w_ptr[1].tolist() == [seen[1]()[0, e].data_ptr() for e in range(EXPERTS)]
+    del w_ptr
+    assert all(ref() is None for ref in seen)
+
+
+def test_templates_can_make_their_inputs(device):
+    for api in (bgmv_moe, bgmv_moe_gemm1_lora_delta, bgmv_moe_gemm2_lora_delta):
+        template = getattr(templates, f"{api.__name__}_trace")
+        inputs = template.init(num_tokens=5, device=device)
+        made = api(**inputs)
+        for name in ("a", "b"):
+            if f"lora_{name}_weights" in inputs:
+                inputs[f"lora_{name}"] = inputs.pop(f"lora_{name}_weights")[0]
+        assert_close(made, template.reference(**inputs))
+    for api in (bgmv_moe_shrink, bgmv_moe_expand):
+        template = getattr(templates, f"{api.__name__}_trace")
+        inputs = template.init(pairs=11, device=device)
+        expected = template.reference(**inputs)
+        api(**inputs)
+        assert_close(inputs["y"], expected)
+
+
+def test_nothing(device):
+    w_ptr, stride = table(device, bank(16, 32, device, torch.bfloat16))
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    y = torch.zeros(1, 0, 16, device=device)
+    x = torch.zeros(0, 32, dtype=torch.bfloat16, device=device)
+    bgmv_moe_shrink(y, x, w_ptr, none, none, none, stride)
+    a, b = bank(4, 32, device, torch.bfloat16), bank(8, 4, device, torch.bfloat16)
+    weights = torch.zeros(0, device=device)
+    assert bgmv_moe(x, [a], [b], none, none, none, weights, EXPERTS).shape == (0, 8)
+    assert fused_moe.has_bgmv_moe() is True
+
+
+def test_compiles_to_one_graph(device):
+    a, b = bank(16, 48, device, torch.bfloat16), bank(48, 16, device, torch.bfloat16)
+    (w_a, stride_a), (w_b, stride_b) = table(device, a, a), table(device, b, b)
+    ids = torch.randint(0, EXPERTS, (TOKENS, 2), device=device)
+    loras = torch.zeros(TOKENS, dtype=torch.int64, device=device)
+    x = torch.randn(TOKENS, 48, device=device).bfloat16()
+    call = (x, w_a, stride_a, w_b, stride_b, ids, loras, 16, 48)
+    compiled = torch.compile(bgmv_moe_gemm1_lora_delta, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(*call), bgmv_moe_gemm1_lora_delta(*call))
+
+
+def test_errors(device):
+    good = bank(16, 32, device, torch.bfloat16)
+    w_ptr, stride = table(device, good)
+    by = pairs_of(device)
+    x, y = torch.randn(TOKENS, 32, device=device).bfloat16(), torch.zeros(1, 18, 16, device=device)
+    with pytest.raises(ValueError, match=r"fill_w_ptr: weights must be \(max_loras, 4, rows, columns\)"):
+        fill_w_ptr(w_ptr, good, 4, 0)
+    with pytest.raises(ValueError, match="fill_w_ptr: weights must be contiguous in the last two dimensions"):
+        fill_w_ptr(w_ptr, good.transpose(2, 3), EXPERTS, 0)
+    with pytest.raises(ValueError, match=r"fill_w_ptr: w_ptr must be \(more than 1, 5\) int64, got \(1, 5\)"):
+        fill_w_ptr(w_ptr, good, EXPERTS, 1)
+    with pytest.raises(ValueError, match="bgmv_moe_shrink: x has dtype float32"):
+        bgmv_moe_shrink(y, x.float(), w_ptr, **by, lora_stride=stride)
+    with pytest.raises(ValueError, match="bgmv_moe_shrink: expert_ids has dtype int32, expected int64"):
+        bgmv_moe_shrink(y, x, w_ptr, **{**by, "expert_ids": by["expert_ids"].int()}, lora_stride=stride)
+    with pytest.raises(ValueError, match=r"bgmv_moe_shrink: x.shape\[0\] = 7, expected 18"):
+        bgmv_moe_shrink(y, x, w_ptr, **by, lora_stride=stride, per_pair_input=True)
+    out, weights = torch.zeros(TOKENS, 16, device=device), torch.rand(18, device=device)
+    starts = torch.zeros(1, dtype=torch.int64, device=device)
+    tail = (by["lora_indices"], starts)
+    head = (w_ptr, by["sorted_token_ids"], by["expert_ids"], weights)
+    with pytest.raises(ValueError, match=r"bgmv_moe_expand: output_slices must be 1 equal numbers, got \[16, 16\]"):
+        bgmv_moe_expand(out, y, *head, *tail, [16, 16], stride)
+    with pytest.raises(ValueError, match=r"bgmv_moe_expand: output_slices\[0\] must be from 0 to 16 .*, got 32"):
+        bgmv_moe_expand(out, y, *head, *tail, [32], stride)
+    with pytest.raises(ValueError, match="bgmv_moe_expand: x must be float16 or bfloat16"):
+        bgmv_moe_expand(out, y, w_ptr.clone(), *head[1:], *tail, [16], stride)
+    with pytest.raises(ValueError, match="bgmv_moe: output_dim must be at least 8"):
+        b = bank(8, 16, device, torch.bfloat16)
+        bgmv_moe(x, [good], [b], *by.values(), weights, EXPERTS, output_dim=4)
+    with pytest.raises(ValueError, match="bgmv_moe: lora_a_weights and lora_b_weights must have one bank per slice"):
+        bgmv_moe(x, [good], [], *by.values(), weights, EXPERTS)
+    with pytest.raises(ValueError, match=r"lora_dtype must be torch\.float16 or torch\.bfloat16, got torch\.float32"):
+        ids = torch.zeros(TOKENS, 2, dtype=torch.int32, device=device)
+        bgmv_moe_gemm1_lora_delta(
+            x, w_ptr, stride, w_ptr, stride, ids, by["lora_indices"], 16, 8, lora_dtype=torch.float32
+        )

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MoELayer: values of its backends, ways of giving experts, choice of the backend, refusals; weights of backends."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer import fused_moe
+from flashinfer.fused_moe import (
+    ActivationConfig,
+    BackendOptions,
+    CutlassBf16Config,
+    CutlassBf16Runner,
+    CutlassConfig,
+    CutlassW4A16Config,
+    CutlassW4A16Runner,
+    ExecutionConfig,
+    ExpertConfig,
+    MoEActivationPack,
+    MoEConfig,
+    MoEFinalizeConfig,
+    MoELayer,
+    MoEWeightPack,
+    QuantConfig,
+    QuantVariant,
+    RoutingConfig,
+    RoutingInputMode,
+    RoutingMethodType,
+    layer,
+    route_tokens,
+    runners,
+)
+from flashinfer.fused_moe.prepare import _quantize_mxfp4_linear
+from flashinfer.testing import assert_close
+from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
+
+from .layers import decode_e2m1
+
+EXPERTS, TOP_K, HIDDEN, INNER = 4, 2, 128, 128
+BF16_BACKEND = BackendOptions((CutlassBf16Config(),))
+SIZES = {"num_local_experts": EXPERTS, "hidden_size": HIDDEN, "intermediate_size": INNER}
+
+
+def config(**changes: Any) -> MoEConfig:
+    fields = {"routing": RoutingConfig(EXPERTS, TOP_K), "quant": QuantConfig(), "experts": ExpertConfig(INNER)}
+    return MoEConfig(**{**fields, "backend": BF16_BACKEND, **changes})
+
+
+def weights_of(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    w1 = torch.randn(EXPERTS, 2 * INNER, HIDDEN, device=device) / HIDDEN**0.5
+    w2 = torch.randn(EXPERTS, HIDDEN, INNER, device=device) / INNER**0.5
+    return w1.bfloat16(), w2.bfloat16()
+
+
+def pack_of(device: str, tokens: int = 5) -> MoEActivationPack:
+    ids = torch.randint(0, EXPERTS, (tokens, TOP_K), dtype=torch.int32, device=device)
+    x = torch.randn(tokens, HIDDEN, device=device).bfloat16()
+    return MoEActivationPack(x, None, ids, torch.rand(tokens, TOP_K, device=device))
+
+
+def bf16_weights(device: str) -> tuple[MoEWeightPack, torch.Tensor, torch.Tensor]:
+    w1, w2 = weights_of(device)
+    weights = MoEWeightPack()
+    weights.prepare_for("cutlass_bf16", CutlassBf16Config.prepare_weights(w1, w2, **SIZES))
+    return weights, w1, w2
+
+
+def reference(x: torch.Tensor, ids: Any, scales: Any, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    dense = cutlass_fused_moe_trace.templates[0]
+    return dense.reference(x, ids, scales, w1, w2, output_dtype=torch.bfloat16)
+
+
+def test_bf16(device):
+    weights, w1, w2 = bf16_weights(device)
+    made = MoELayer(config(), device)
+    assert made.winner_backend is None
+    for tokens in (5, 1, 17):
+        pack = pack_of(device, tokens)
+        out = made(pack, weights)
+        assert out.dtype == torch.bfloat16
+        assert_close(out, reference(pack.hidden_states_q, pack.topk_ids, pack.topk_weights, w1, w2))
+    assert made.winner_backend == "cutlass_bf16"
+    made.reset_winner()
+    assert made.winner_backend is None
+    assert made(pack_of(device, 0), weights).shape == (0, HIDDEN)
+
+
+def test_w4a16():
+    """Check on the CPU, where four-bit weights are served."""
+    w1, w2 = weights_of("cpu")
+    weights = MoEWeightPack()
+    weights.prepare_for("cutlass_w4a16", CutlassW4A16Config.prepare_weights(w1, w2, **SIZES))
+    view = weights.get_view("cutlass_w4a16")
+    assert view["fc1_expert_scales"].shape == (EXPERTS, 2 * INNER // 64, HIDDEN // 128, 16, 16)
+    backend = BackendOptions((CutlassW4A16Config(),))
+    made = MoELayer(config(quant=QuantConfig(QuantVariant.W4A16), backend=backend), "cpu")
+    pack = pack_of("cpu")
+    out = made(pack, weights)
+    values = []
+    for w in (w1, w2):
+        codes, scale = _quantize_mxfp4_linear(w)
+        values.append(decode_e2m1(codes) * torch.exp2(scale.float() - 127).repeat_interleave(32, dim=-1))
+    assert_close(out, reference(pack.hidden_states_q, pack.topk_ids, pack.topk_weights, *values))
+    assert made.winner_backend == "cutlass_w4a16"
+
+
+def test_ways_of_giving_experts(device):
+    """Check packed ids, plain ids and logits: the same experts give the same bits."""
+    weights, *_ = bf16_weights(device)
+    made = MoELayer(config(routing=RoutingConfig(EXPERTS, TOP_K, RoutingMethodType.Renormalize)), device)
+    x, logits = pack_of(device).hidden_states_q, torch.randn(5, EXPERTS, device=device)
+    scales, ids = route_tokens(logits, TOP_K, RoutingMethodType.Renormalize)
+    from_logits = MoEActivationPack(x, None, routing_input_mode=RoutingInputMode.FromLogits, routing_logits=logits)
+    plain = MoEActivationPack(x, None, ids, scales, routing_input_mode=RoutingInputMode.UnpackedPrecomputed)
+    expected = made(plain, weights)
+    assert torch.equal(made(from_logits, weights), expected)
+    rounded = scales.bfloat16()
+    bits = rounded.view(torch.int16).int() & 0xFFFF
+    packed = MoEActivationPack(x, None, (ids << 16) | bits)
+    assert torch.equal(made(packed, weights), made(MoEActivationPack(x, None, ids, rounded.float()), weights))
+
+
+def test_workspaces_are_kept_for_powers_of_two(device):
+    weights, *_ = bf16_weights(device)
+    made = MoELayer(config(), device)
+    for tokens in (5, 8, 6, 3):
+        made(pack_of(device, tokens), weights)
+    runner = made.runners[0]
+    assert sorted(capacity for capacity, _ in runner._workspace_cache) == [4, 8]
+    assert runner._ensure_workspace(7, HIDDEN) is runner._ensure_workspace(8, HIDDEN)
+
+
+class _Fast(CutlassBf16Runner):
+    """A second backend, which is free."""
+
+    backend_key = "fast"
+
+    def forward(self, inputs: list[Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        return inputs[0].clone()
+
+
+class _FastConfig(CutlassBf16Config):
+    pass
+
+
+def test_winner_of_a_bucket(device, monkeypatch):
+    """Check that the first backend is taken until tuning finds another, for each bucket and mode by itself."""
+    monkeypatch.setitem(runners._BACKEND_RUNNERS, _FastConfig, _Fast)
+    weights, *_ = bf16_weights(device)
+    made = MoELayer(config(backend=BackendOptions((CutlassBf16Config(), _FastConfig()))), device)
+    assert [runner.backend_key for runner in made.runners] == ["cutlass_bf16", "fast"]
+    made(pack_of(device, 64), weights)
+    assert made.winner_backend == "cutlass_bf16"  # the only one with weights
+    weights.prepare_for("fast", weights.get_view("cutlass_bf16"))
+    made(pack_of(device, 64), weights)
+    assert made.winner_backend == "cutlass_bf16"
+    with flashinfer.autotune():
+        made(pack_of(device, 64), weights)
+    assert made.winner_backend == "fast"
+    made(pack_of(device, 63), weights)  # the same bucket
+    assert made.winner_backend == "fast"
+    made(pack_of(device, 5), weights)
+    assert made.winner_backend == "cutlass_bf16"
+    flashinfer.autotuner.AutoTuner.get().clear_cache()
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"backend": BackendOptions()}, "none of the configured backends .* no candidates"),
+        ({"backend": BackendOptions((fused_moe.TrtllmBf16Config(),))}, "TrtllmBf16Config needs a Blackwell GPU"),
+        ({"quant": QuantConfig(QuantVariant.NVFP4)}, "quant.variant must be BF16, got NVFP4"),
+        ({"activation": ActivationConfig.relu2}, "activation.type must be Swiglu, got Relu2"),
+        ({"finalize": MoEFinalizeConfig(do_finalize=False)}, "do_finalize must be True, got False"),
+        ({"experts": ExpertConfig(INNER, 2, 2)}, "local_expert_offset must be 0, got 2"),
+        ({"experts": ExpertConfig(INNER, 0, 2)}, "local_num_experts must be 4, got 2"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value[:30],
+)
+def test_refused_configurations(device, changes, text):
+    with pytest.raises(
+        RuntimeError, match=f"MoELayer: none of the configured backends .*{text}" if "none" not in text else text
+    ):
+        MoELayer(config(**changes), device)
+    if "must be" in text:
+        with pytest.raises(NotImplementedError):
+            MoELayer(config(**changes), device)
+
+
+def test_architectures(monkeypatch):
+    """Check the decision for GPUs that are not here."""
+    monkeypatch.setattr(layer, "get_compute_capability", lambda device: (8, 0))
+    with pytest.raises(
+        RuntimeError, match=r"none of the configured backends .* CutlassBf16Config does not run on SM80"
+    ):
+        MoELayer(config(), "cuda")
+    assert CutlassBf16Config.supported(90) and not CutlassBf16Config.supported(80)
+    assert CutlassW4A16Config().supported(90) and not CutlassW4A16Config().supported(100)
+    assert not fused_moe.B12xNvfp4Config().supported(120)
+    with pytest.warns(DeprecationWarning, match="CutlassConfig is deprecated"):
+        old = CutlassConfig()
+    assert not old.supported(90)
+    assert BackendOptions((CutlassBf16Config(), old)).valid_for(90) == (CutlassBf16Config(),)
+
+
+def test_refused_calls(device):
+    weights, *_ = bf16_weights(device)
+    made = MoELayer(config(execution=ExecutionConfig(tune_max_num_tokens=8)), device)
+    with pytest.raises(ValueError, match="exceeds tune_max_num_tokens = 8"):
+        made(pack_of(device, 9), weights)
+    with pytest.raises(KeyError, match="cutlass_bf16"):
+        made(pack_of(device), MoEWeightPack())
+    with pytest.raises(ValueError, match="hidden_states_scale and per_token_scale must be None"):
+        made(dataclasses.replace(pack_of(device), hidden_states_scale=torch.ones(1, device=device)), weights)
+    with pytest.raises(TypeError, match=r"topk_weights must be torch\.float32, got torch\.float64"):
+        pack = pack_of(device)
+        made(dataclasses.replace(pack, topk_weights=pack.topk_weights.double()), weights)
+    with pytest.raises(TypeError, match=r"hidden_states_q must be torch\.bfloat16"):
+        made(MoEActivationPack(pack.hidden_states_q.half(), None, pack.topk_ids, pack.topk_weights), weights)
+    made.runners[0].__class__.modes, kept = frozenset(), type(made.runners[0]).modes
+    try:
+        made.reset_winner()
+        with pytest.raises(NotImplementedError, match="routing_input_mode must be one that cutlass_bf16 serve"):
+            made(pack, weights)
+    finally:
+        made.runners[0].__class__.modes = kept
+
+
+def test_lifecycle(device):
+    weights, *_ = bf16_weights(device)
+    runner = CutlassBf16Runner(config(), device)
+    with pytest.raises(RuntimeError, match="build must follow check_support"):
+        runner.build()
+    runner.check_support()
+    with pytest.raises(RuntimeError, match="pack_inputs must follow build"):
+        runner.pack_inputs(pack_of(device), weights)
+    with pytest.raises(RuntimeError, match="forward must follow build"):
+        runner.forward([])
+    runner.build()
+    assert runner.forward(runner.pack_inputs(pack_of(device), weights)).shape == (5, HIDDEN)
+    assert runner.get_cache_key_extras([]) == ("cutlass_bf16", EXPERTS, TOP_K, INNER, "BF16")
+    with pytest.raises(NotImplementedError, match=r"quant\.variant must be W4A16, got BF16"):
+        CutlassW4A16Runner(config(), device).check_support()
+
+
+def test_prepared_weights_are_checked():
+    w1, w2 = weights_of("cpu")
+    with pytest.raises(TypeError, match=r"w1_bf16 must be torch\.bfloat16, got torch\.float32"):
+        CutlassBf16Config.prepare_weights(w1.float(), w2, **SIZES)
+    with pytest.raises(ValueError, match=r"w2_bf16 must be \(4, 128, 128\), got \(4, 64, 128\)"):
+        CutlassBf16Config().prepare_weights(w1, w2[:, :64], **SIZES)
+    with pytest.raises(ValueError, match="multiples of 128, got 128 and 64"):
+        CutlassW4A16Config.prepare_weights(w1[:, :128], w2[:, :, :64], **{**SIZES, "intermediate_size": 64})
+
+
+def test_mxfp4_codes():
+    """Check midpoints, which go to the smaller magnitude, the exponent's ceiling, and a block of zeros."""
+    w = torch.zeros(4, 32)
+    w[0, :8] = torch.tensor([0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5.0, 6.0])
+    w[1, 0], w[1, 1] = 6.01, 3.0  # exponent 1
+    w[2, 0] = 2.0**-130
+    codes, scale = _quantize_mxfp4_linear(w)
+    assert scale.flatten().tolist() == [127, 128, 0, 0]
+    low, high = codes[0, :4] & 15, codes[0, :4] >> 4
+    assert low.tolist() == [0, 2 + 8, 4, 6] and high.tolist() == [1, 3, 5 + 8, 7]
+    assert codes[1, 0].item() == 5 | (3 << 4)
+    assert codes[3].eq(0).all()
+
+
+def test_blackwell_runners_answer_and_refuse():
+    for name in ("B12xNvfp4Runner", "CuteDslNvfp4Runner", "TrtllmFp4RoutedRunner", "TrtllmMxInt4RoutedRunner"):
+        with pytest.raises(RuntimeError, match=f"{name}: needs a Blackwell GPU"):
+            getattr(fused_moe, name)(config(), "cpu")
