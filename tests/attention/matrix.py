@@ -34,7 +34,9 @@ class Feature:
     options: dict[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "cuda")
     tolerance: float = 1.0
-    rare: bool = False  #: True if by default only batch prefill builds the modules of this feature on the CPU
+    #: True if by default only batch prefill, whose modules have the kernels of all other calls, builds modules of this
+    #: feature on the CPU.
+    rare: bool = False
 
 
 def always(**settings: Any) -> Callable[[Batch], calls.What]:
@@ -82,11 +84,12 @@ FEATURES = [
     Feature("disable_split_kv", options={"plan": {"disable_split_kv": True}}),
     Feature("fixed_split_size", options={"plan": {"fixed_split_size": 2}}),
     Feature("float32", batch={"dtype": torch.float32}, devices=("cpu",), rare=True),
-    Feature("bfloat16", batch={"dtype": torch.bfloat16}),
-    Feature("head dim 80", batch={"head_dim_qk": 80}),
+    Feature("bfloat16", batch={"dtype": torch.bfloat16}, rare=True),
+    Feature("head dim 80", batch={"head_dim_qk": 80}, rare=True),
     Feature("head dim 256", batch={"head_dim_qk": 256}, rare=True),
-    Feature("head dims 192 and 128", always(causal=True), {"head_dim_qk": 192, "head_dim_vo": 128}),
-    Feature("float8_e4m3fn keys", SCALED, {"kv_dtype": torch.float8_e4m3fn}),
+    Feature("head dims 192 and 128", always(causal=True), {"head_dim_qk": 192, "head_dim_vo": 128}, rare=True),
+    Feature("scales of keys and values", SCALED),
+    Feature("float8_e4m3fn keys", SCALED, {"kv_dtype": torch.float8_e4m3fn}, rare=True),
     Feature("float8_e5m2 keys", SCALED, {"dtype": torch.bfloat16, "kv_dtype": torch.float8_e5m2}, rare=True),
     Feature("NVFP4 keys", SCALED, {"kv_dtype": torch.uint8}, tolerance=4),
 ]  # fmt: skip
@@ -145,10 +148,12 @@ POSITIONS = ("sliding window", "soft cap", "ALiBi", "ALiBi and soft cap", "RoPE"
 PAGES = ("pages of 1", "pages of 5", "one tensor for keys and values", "different strides of keys and values")
 ALWAYS = ("plain", "float32", "groups of 7 heads", "HND", "bfloat16", "head dim 80", "head dim 256")
 FP8 = ("float8_e4m3fn keys", "float8_e5m2 keys")
+SCALES = "scales of keys and values"
 PREFILL = (
     *ALWAYS,
     *POSITIONS,
     *FP8,
+    SCALES,
     "causal",
     "window without causal",
     "custom mask",
@@ -158,7 +163,7 @@ PREFILL = (
 BATCHED = ("disable_split_kv", "fixed_split_size", "multi-item scoring")
 
 NARROW = {"qo_lens": (1, 1, 1, 1), "kv_lens": (70, 3, 600, 128)}
-DECODE = (*ALWAYS, *POSITIONS, *FP8)
+DECODE = (*ALWAYS, *POSITIONS, *FP8, SCALES)
 MIXED = ("plain", "causal", "groups of 7 heads", "HND", "bfloat16", *PAGES)
 APIS = [
     Api("single decode", calls.single_decode, "single_decode", DECODE, (1,), (600,)),

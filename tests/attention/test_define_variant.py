@@ -43,6 +43,8 @@ def test_a_window_from_python(device, tensors):
         torch.testing.assert_close(variant.reference(q, k, v, window_size=window_size), out, rtol=2e-3, atol=2e-3)
     hidden = variant.run(q, k, v, window_size=0)
     assert (hidden == 0).all()
+    with pytest.raises(TypeError, match="run: sm_scale is a str, expected float"):
+        variant.run(q, k, v, window_size=1, sm_scale="1")
 
 
 def test_logits_and_a_mask_with_the_diagonal(tensors):

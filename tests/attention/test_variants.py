@@ -116,28 +116,34 @@ def test_a_mask_of_ones_own_when_decoding(device):
     torch.testing.assert_close(o.float(), expected[0], rtol=2e-3, atol=2e-3)
 
 
-def test_sigmoid_instead_of_softmax(device):
-    """Check weights without a denominator, also with split-KV: single requests and batches, decode and prefill."""
-    variant = describe({}, ["factor", "bias"], "Sigmoid", SIGMOID)
-    types = (F16, F16, F16)
+def close_to_sigmoid(o: torch.Tensor, batch: Batch) -> None:
+    torch.testing.assert_close(o.float(), expected_sigmoid(batch, 0.2, -6.0), rtol=1e-2, atol=1e-2)
 
-    def close(o, batch):
-        torch.testing.assert_close(o.float(), expected_sigmoid(batch, 0.2, -6.0), rtol=1e-2, atol=1e-2)
 
+SIGMOID_VARIANT = describe({}, ["factor", "bias"], "Sigmoid", SIGMOID)
+
+
+@pytest.mark.full  # the kernels below for one request; test_jit_wrappers.py calls modules of single requests
+def test_sigmoid_of_single_requests(device):
+    key = (F16, F16, F16, 64, 64, *SIGMOID_VARIANT)
     batch = Batch([1], [4000], device=device)
-    module = gen_customize_single_decode_module("test_sigmoid_decode", *types, 64, 64, *variant, device=device)
+    module = gen_customize_single_decode_module("test_sigmoid_decode", *key, device=device)
     o = flashinfer.decode.single_decode_with_kv_cache_with_jit_module(
         module.build_and_load(), batch.q[0], batch.k, batch.v, 0.2, -6.0
     )
-    close(o[None], batch)
+    close_to_sigmoid(o[None], batch)
     batch = Batch([40], [70], device=device)
-    module = gen_customize_single_prefill_module("fa2", "test_sigmoid", *types, 64, 64, *variant, device=device)
+    module = gen_customize_single_prefill_module("fa2", "test_sigmoid", *key, device=device)
     run = flashinfer.prefill.single_prefill_with_kv_cache_with_jit_module
-    close(run(module.build_and_load(), batch.q, batch.k, batch.v, 0.2, -6.0), batch)
+    close_to_sigmoid(run(module.build_and_load(), batch.q, batch.k, batch.v, 0.2, -6.0), batch)
 
+
+def test_sigmoid_instead_of_softmax(device):
+    """Check weights without a denominator, also with split-KV: batches, decode and prefill."""
+    close = close_to_sigmoid
     batch = Batch([1, 1], [2000, 9], device=device)
     pages = batch.pages(16)
-    arguments = ("test_sigmoid_batch_decode", *types, torch.int32, 64, 64, *variant)
+    arguments = ("test_sigmoid_batch_decode", F16, F16, F16, torch.int32, 64, 64, *SIGMOID_VARIANT)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(calls.workspace(device), jit_args=arguments)
     wrapper.plan(*pages.table, *batch.heads, 64, 16, q_data_type=F16)
     close(wrapper.run(batch.q, batch.cache(pages), 0.2, -6.0), batch)
