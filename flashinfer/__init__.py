@@ -18,6 +18,7 @@ try:
     from . import jit as jit
     from ._compat.tllm_enums import *
     from ._compat.unsupported_attention import *
+    from ._compat.unsupported_norm import *
     from ._compat.unsupported_quantization import *
     from ._runtime.errors import *
     from ._runtime.integer_math import next_positive_power_of_2 as next_positive_power_of_2
