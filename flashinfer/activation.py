@@ -42,7 +42,7 @@ def _half_of(op: str, input: torch.Tensor) -> torch.Tensor:
     try:
         shape = input.shape
         if not shape:
-            raise ArgumentError(f"{op}: input has 0 dimensions, expected at least 1")
+            raise ArgumentError(f"{op}: input must have at least 1 dimension, got 0")
         *leading, width = shape
         return new_empty(input, input.dtype, *leading, width // 2)
     except AttributeError:
@@ -79,7 +79,7 @@ def _swiglu(out: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> None:
     if not (x.is_contiguous() and gate.is_contiguous() and out.is_contiguous()) and x.shape == gate.shape == out.shape:
         rows = out.reshape(-1, out.shape[-1])
         if rows.data_ptr() != out.data_ptr():
-            raise ArgumentError(f"swiglu: out has strides {out.stride()}, expected those of rows at one distance")
+            raise ArgumentError(f"swiglu: out must have rows at one distance, got strides {out.stride()}")
         out, x, gate = rows, _as_rows(x), _as_rows(gate)
     _native_swiglu[x.is_cuda](out, x, gate)
 

@@ -75,7 +75,7 @@ gen_spdlog_module = needs("gen_spdlog_module", "the library spdlog, which no mod
 def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:
     """Yield the default modules of one family for one backend."""
     if family not in FAMILIES:
-        raise ArgumentError(f"gen_family_modules: family is {family!r}, expected one of {', '.join(FAMILIES)}")
+        raise ArgumentError(f"gen_family_modules: family must be one of {', '.join(FAMILIES)}, got {family!r}")
     return globals()[f"gen_{family}_modules"](backend)
 
 
@@ -217,8 +217,8 @@ def compile_and_package_modules(
     config = config or {}
     if not knobs.cuda_arch_list and not config.get("cpu_targets"):
         raise RuntimeError(
-            "aot: FLASHINFER_CUDA_ARCH_LIST is not set, expected the targets to build for, e.g. '8.0 9.0a', or a CPU "
-            "target (--cpu-target)"
+            "aot: FLASHINFER_CUDA_ARCH_LIST must name the targets to build for, e.g. '8.0 9.0a', or --cpu-target a CPU "
+            "target, got neither"
         )
     build_dir = Path(build_dir).absolute()  # ninja runs in another directory
     rebound: dict[str, Path] = {

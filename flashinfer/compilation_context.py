@@ -78,8 +78,8 @@ def _parse(text: str) -> set[Target]:
         match = _TOKEN.fullmatch(token)
         if match is None:
             raise ValueError(
-                f"FLASHINFER_CUDA_ARCH_LIST: target is {token!r}, expected major.minor with an optional letter a or f, "
-                f"such as '8.0 9.0a 12.0f' (separated by spaces, commas or semicolons)"
+                "FLASHINFER_CUDA_ARCH_LIST: target must be major.minor with an optional letter a or f, such as '8.0 "
+                f"9.0a 12.0f' (separated by spaces, commas or semicolons), got {token!r}"
             )
         major, minor, letter = int(match[1]), int(match[2]), match[3]
         targets.add((major, f"{minor}{letter}") if letter else _with_suffix(major, minor))
@@ -140,7 +140,7 @@ class CompilationContext:
         """
         if isinstance(supported_major_versions, (int, str)):
             raise ArgumentError(
-                f"get_nvcc_flags_list: supported_major_versions is {supported_major_versions!r}, expected a list of int"
+                f"get_nvcc_flags_list: supported_major_versions must be a list of int, got {supported_major_versions!r}"
             )
         targets = {
             target

@@ -26,14 +26,14 @@ _DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.floa
 @supported_compute_capability(TURING_ON)
 def _check_scale(input: torch.Tensor, factor: float, out: Optional[torch.Tensor] = None) -> bool:
     if input.dtype not in _DTYPE_NAMES:
-        raise ArgumentError(f"scale: input has dtype {input.dtype}, expected float16, bfloat16 or float32")
+        raise ArgumentError(f"scale: input must have dtype float16, bfloat16 or float32, got {input.dtype}")
     if out is not None:
         if out.shape != input.shape:
-            raise ArgumentError(f"scale: out has shape {tuple(out.shape)}, expected {tuple(input.shape)}")
+            raise ArgumentError(f"scale: out must have shape {tuple(input.shape)}, got {tuple(out.shape)}")
         if out.dtype != input.dtype:
-            raise ArgumentError(f"scale: out has dtype {out.dtype}, expected {input.dtype}")
+            raise ArgumentError(f"scale: out must have dtype {input.dtype}, got {out.dtype}")
         if out.device != input.device:
-            raise ArgumentError(f"scale: out is on {out.device}, expected {input.device}")
+            raise ArgumentError(f"scale: out must be on {input.device}, got {out.device}")
     return True
 
 

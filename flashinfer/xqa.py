@@ -31,23 +31,23 @@ def _check_sizes(
 ) -> None:
     head_dim, group = q.shape[-1], q.shape[-2] // max(num_kv_heads, 1)
     if page_size not in _PAGE_SIZES:
-        raise ArgumentError(f"xqa: page_size is {page_size}, expected one of {_PAGE_SIZES}")
+        raise ArgumentError(f"xqa: page_size must be one of {_PAGE_SIZES}, got {page_size}")
     if head_dim % 16 or not 16 <= head_dim <= 512:
-        raise ArgumentError(f"xqa: head_dim is {head_dim}, expected a multiple of 16 from 16 to 512")
+        raise ArgumentError(f"xqa: head_dim must be a multiple of 16 from 16 to 512, got {head_dim}")
     if head_dim > 256 and (q_seq_len > 1 or group > 16):
         raise ArgumentError(
-            f"xqa: head_dim is {head_dim} with {q_seq_len} tokens and {group} query heads per KV head, expected one "
-            "token and at most 16 heads above a head_dim of 256"
+            "xqa: head_dim must be at most 256 for several tokens or more than 16 query heads per KV head, got "
+            f"{head_dim} with {q_seq_len} tokens and {group} query heads per KV head"
         )
     if q.shape[-2] % max(num_kv_heads, 1):
-        raise ArgumentError(f"xqa: q has {q.shape[-2]} heads, expected a multiple of num_kv_heads = {num_kv_heads}")
+        raise ArgumentError(f"xqa: q must have a multiple of num_kv_heads = {num_kv_heads} heads, got {q.shape[-2]}")
     if k_cache.dtype == torch.uint8:
-        raise ArgumentError("xqa: k_cache has dtype uint8 (NVFP4), expected 16 bits or FP8 (NVFP4 needs SM12x)")
+        raise ArgumentError("xqa: k_cache must have 16 bits or FP8 (NVFP4 needs SM12x), got dtype uint8")
     page = (page_size, num_kv_heads) if layout_code("xqa", kv_layout) == 0 else (num_kv_heads, page_size)
     if k_cache.ndim != 4 or k_cache.shape[1:3] != page:
         raise ArgumentError(
-            f"xqa: k_cache has shape {tuple(k_cache.shape)}, expected {kv_layout} pages of {page_size} tokens by "
-            f"{num_kv_heads} heads (page_size and num_kv_heads)"
+            f"xqa: k_cache must have {kv_layout} pages of {page_size} tokens by {num_kv_heads} heads (page_size "
+            f"and num_kv_heads), got shape {tuple(k_cache.shape)}"
         )
 
 
@@ -133,12 +133,12 @@ def xqa(
     """
     _check_sizes(q, k_cache, kv_layout, page_size, num_kv_heads, q_seq_len)
     if q_seq_len > 1 and mask is None:
-        raise ArgumentError(f"xqa: mask is None, expected a tensor ({q_seq_len} draft tokens)")
+        raise ArgumentError(f"xqa: mask must be a tensor ({q_seq_len} draft tokens), got None")
     if output.dtype == torch.float8_e4m3fn and k_cache.dtype != torch.float8_e4m3fn:
-        raise ArgumentError(f"xqa: output is {output.dtype}, expected {q.dtype} (the cache is {k_cache.dtype})")
+        raise ArgumentError(f"xqa: output must be {q.dtype} (the cache is {k_cache.dtype}), got {output.dtype}")
     rows = q.reshape(-1, *q.shape[-2:])
     if output.numel() != q.numel():
-        raise ArgumentError(f"xqa: output has shape {tuple(output.shape)}, expected {tuple(q.shape)} (that of q)")
+        raise ArgumentError(f"xqa: output must have shape {tuple(q.shape)} (that of q), got {tuple(output.shape)}")
     flat = as_rows("xqa", "output", output, q.shape[-2:])
     common: dict[str, Any] = {
         "kv_layout": kv_layout,
@@ -182,7 +182,7 @@ def _ragged_drafts(
     """
     (offsets,) = to_host("xqa", q_cu_seq_lens=q_cu_seq_lens)
     if mask is None:
-        raise ArgumentError("xqa: mask is None, expected a tensor (q_cu_seq_lens is given)")
+        raise ArgumentError("xqa: mask must be a tensor (q_cu_seq_lens is given), got None")
     counts = segment_lens("xqa", "q_cu_seq_lens", offsets)
     if counts.size != page_table.shape[0] or offsets[0] != 0 or offsets[-1] != rows.shape[0]:
         raise ArgumentError(

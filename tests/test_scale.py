@@ -34,12 +34,12 @@ def test_cpu_tensor_is_refused():
 @pytest.mark.parametrize(
     "input, out, text",
     [
-        (torch.ones(4), torch.ones(5), r"out has shape \(5,\), expected \(4,\)"),
-        (torch.ones(2, 2), torch.ones(4), r"out has shape \(4,\), expected \(2, 2\)"),
-        (torch.ones(4), torch.ones(4).half(), "out has dtype torch.float16, expected torch.float32"),
-        (torch.ones(4), torch.ones(4, device="meta"), "out is on meta, expected cpu"),
-        (torch.ones(4).double(), None, "input has dtype torch.float64, expected float16, bfloat16 or float32"),
-        (torch.ones(4).int(), None, "input has dtype torch.int32"),
+        (torch.ones(4), torch.ones(5), r"out must have shape \(4,\), got \(5,\)"),
+        (torch.ones(2, 2), torch.ones(4), r"out must have shape \(2, 2\), got \(4,\)"),
+        (torch.ones(4), torch.ones(4).half(), "out must have dtype torch.float32, got torch.float16"),
+        (torch.ones(4), torch.ones(4, device="meta"), "out must be on cpu, got meta"),
+        (torch.ones(4).double(), None, "input must have dtype float16, bfloat16 or float32, got torch.float64"),
+        (torch.ones(4).int(), None, "input must have dtype float16, bfloat16 or float32, got torch.int32"),
     ],
 )
 def test_mismatches(input, out, text):

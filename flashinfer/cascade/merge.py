@@ -178,7 +178,7 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
     >>> v_merged, s_merged = flashinfer.merge_states(v, s)
     """
     if v.ndim != 4:
-        raise ArgumentError(f"merge_states: v has {v.ndim} dimensions, expected 4")
+        raise ArgumentError(f"merge_states: v must have 4 dimensions, got {v.ndim}")
     seq_len, _, num_heads, head_dim = v.shape
     v_merged = new_empty(v, v.dtype, seq_len, num_heads, head_dim)
     s_merged = new_empty(v, torch.float32, seq_len, num_heads)
@@ -219,10 +219,10 @@ def variable_length_merge_states(
     >>> v_merged, s_merged = flashinfer.cascade.variable_length_merge_states(v, s, indptr)
     """
     if v.ndim != 3:
-        raise ArgumentError(f"variable_length_merge_states: v has {v.ndim} dimensions, expected 3")
+        raise ArgumentError(f"variable_length_merge_states: v must have 3 dimensions, got {v.ndim}")
     if indptr.ndim != 1 or indptr.shape[0] == 0:
         shape = tuple(indptr.shape)
-        raise ArgumentError(f"variable_length_merge_states: indptr has shape {shape}, expected (seq_len + 1,)")
+        raise ArgumentError(f"variable_length_merge_states: indptr must have shape (seq_len + 1,), got {shape}")
     _, num_heads, head_dim = v.shape
     rows = indptr.shape[0] - 1
     v_merged = new_empty(v, v.dtype, rows, num_heads, head_dim)

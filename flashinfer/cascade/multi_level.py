@@ -25,7 +25,7 @@ Tensors = Sequence[torch.Tensor]
 def _check_lengths(where: str, expected: int, **lists: Sequence[Any]) -> None:
     for name, values in lists.items():
         if len(values) != expected:
-            raise ArgumentError(f"{_OP}.{where}: {name} has {len(values)} elements, expected {expected} (num_levels)")
+            raise ArgumentError(f"{_OP}.{where}: {name} must have {expected} elements (num_levels), got {len(values)}")
 
 
 class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
@@ -77,7 +77,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
         paged_kv_last_page_len_buf_arr: Optional[Tensors] = None,
     ) -> None:
         if num_levels < 1:
-            raise ArgumentError(f"{_OP}: num_levels is {num_levels}, expected at least 1")
+            raise ArgumentError(f"{_OP}: num_levels must be at least 1, got {num_levels}")
         self._use_cuda_graph = use_cuda_graph
         buffers: list[tuple[Optional[torch.Tensor], ...]] = [(None,) * 4] * num_levels
         if use_cuda_graph:

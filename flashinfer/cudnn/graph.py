@@ -37,8 +37,8 @@ def frontend(op: str) -> Any:
         import cudnn
     except ImportError as error:
         raise LibraryError(
-            f"{op}: the package cudnn is missing, expected nvidia-cudnn-frontend to be installed (the wrappers of "
-            "flashinfer.decode and flashinfer.prefill need no such package)"
+            f"{op}: the package nvidia-cudnn-frontend must be installed (the wrappers of flashinfer.decode and "
+            "flashinfer.prefill need no such package), got no module cudnn"
         ) from error
     return cudnn
 
@@ -136,7 +136,7 @@ def _build(shapes: SdpaShapes) -> tuple[Any, dict[str, Any]]:
 
 def _expect_cuda(op: str, device: torch.device) -> int:
     if device.type != "cuda":
-        raise ArgumentError(f"{op}: q is on {device}, expected a CUDA device (cuDNN has no CPU kernels)")
+        raise ArgumentError(f"{op}: q must be on a CUDA device (cuDNN has no CPU kernels), got {device}")
     return device.index or 0
 
 
@@ -164,5 +164,7 @@ def run_sdpa(
     cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream(device).cuda_stream)
     needed = graph.get_workspace_size()
     if workspace.nbytes < needed:
-        raise ArgumentError(f"{op}: workspace_buffer has {workspace.nbytes} bytes, expected {needed} (what cuDNN asks)")
+        raise ArgumentError(
+            f"{op}: workspace_buffer must have {needed} bytes (what cuDNN asks), got {workspace.nbytes}"
+        )
     graph.execute({known[name]: x for name, x in tensors.items()}, workspace, handle=handle)

@@ -119,7 +119,7 @@ def cudnn_batch_prefill_with_kv_cache(
             f"{_OP}: q_scale, k_scale or v_scale is given, expected None (16-bit tensors have no scales)"
         )
     if actual_seq_lens_q is None or actual_seq_lens_kv is None:
-        raise ArgumentError(f"{_OP}: actual_seq_lens_q or actual_seq_lens_kv is None, expected tensors")
+        raise ArgumentError(f"{_OP}: actual_seq_lens_q or actual_seq_lens_kv must be tensors, got None")
     batch_size, heads, head_dim = actual_seq_lens_q.numel(), q.shape[1], v_cache.shape[-1]
     if out is None:
         out = q.new_empty((q.shape[0], heads, head_dim), dtype=o_data_type or q.dtype)

@@ -112,9 +112,9 @@ def _as_rows(mask: torch.Tensor, batch: int, q_len: int, kv_len: int) -> torch.T
     fits = mask.ndim == 4 and mask.shape[:2] in ((1, 1), (batch, 1)) and mask.shape[2] in (1, q_len)
     if seen is None or not fits or 1 < mask.shape[3] < kv_len:
         raise ArgumentError(
-            f"{_OP}: attention_mask has dtype {mask.dtype} and shape {tuple(mask.shape)}, expected torch.bool and "
-            f"({batch}, 1, {q_len}, {kv_len}) (one mask for all heads, True where a query sees a key; or numbers to "
-            "add that are 0 there and elsewhere the lowest of a float type)"
+            f"{_OP}: attention_mask must have dtype torch.bool and shape ({batch}, 1, {q_len}, {kv_len}) (one mask for "
+            "all heads, True where a query sees a key; or numbers to add that are 0 there and elsewhere the lowest of "
+            f"a float type), got {mask.dtype} and shape {tuple(mask.shape)}"
         )
     return seen[:, 0, :, :kv_len].expand(batch, q_len, kv_len).reshape(-1)
 
@@ -211,20 +211,21 @@ def _refuse_what_is_missing(
     kwargs: dict[str, Any],
 ) -> None:
     if dropout:
-        raise ArgumentError(f"{_OP}: dropout is {dropout}, expected 0 (call model.eval(): this is for inference)")
+        raise ArgumentError(f"{_OP}: dropout must be 0 (call model.eval(): this is for inference), got {dropout}")
     if torch.is_grad_enabled():
         for name, tensor in zip(("query", "key", "value", "s_aux"), tensors, strict=True):
             if tensor is not None and tensor.requires_grad:
                 raise ArgumentError(
-                    f"{_OP}: {name} requires a gradient, expected torch.no_grad() (this is for inference)"
+                    f"{_OP}: {name} must not require a gradient (this is for inference), got one that does: use "
+                    "torch.no_grad()"
                 )
     if kwargs.get("position_bias") is not None:
-        raise ArgumentError(f"{_OP}: position_bias is given, expected None (attn_implementation='eager' has it)")
+        raise ArgumentError(f"{_OP}: position_bias must be None (attn_implementation='eager' has it), got a value")
     packed = kwargs.get("cu_seq_lens_q")
     if packed is not None and attention_mask is None and len(packed) > 2:
         raise ArgumentError(
-            f"{_OP}: cu_seq_lens_q is of {len(packed) - 1} sequences and there is no mask, expected position_ids that "
-            "start again with each (transformers makes the mask of packed sequences from them)"
+            f"{_OP}: position_ids must start again with each sequence (transformers makes the mask of packed sequences "
+            f"from them), got cu_seq_lens_q of {len(packed) - 1} sequences and no mask"
         )
 
 
@@ -248,7 +249,7 @@ def register(name: str = "flashinfer") -> None:
         from transformers.masking_utils import sdpa_mask
         from transformers.utils.generic import is_flash_attention_requested
     except ImportError as error:
-        raise LibraryError(f"{_OP}: the package transformers is missing or too old, expected release 5") from error
+        raise LibraryError(f"{_OP}: the package transformers must be release 5, got none or an older one") from error
     AttentionInterface.register(name, kept_out_of_graphs(attention, "attention is planned on the host"))
     # sdpa_mask gives None where the causal flag suffices, else one bool for each (query, key) pair.
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -287,8 +288,8 @@ def _refuse_own_attention(models: Any) -> None:
         chosen = choose(model, *args, **kwargs)
         if chosen in _names and _has_own_attention(model):
             raise ArgumentError(
-                f"{_OP}: attn_implementation is {chosen!r}, expected 'eager' or what else {type(model).__name__} has "
-                "(its attention does not go through the interface of transformers)"
+                f"{_OP}: attn_implementation must be 'eager' or what else {type(model).__name__} has (its attention "
+                f"does not go through the interface of transformers), got {chosen!r}"
             )
         return chosen
 

@@ -23,13 +23,13 @@ ValidityCheck = Callable[[Sequence[Op]], None]
 
 def check_not_empty(ops: Sequence[Op]) -> None:
     if not ops:
-        raise CompileError("there are no ops, expected at least one")
+        raise CompileError("the pipeline must have at least one op, got no ops")
 
 
 def check_one_softmax(ops: Sequence[Op]) -> None:
     count = sum(isinstance(op, SoftmaxOp) for op in ops)
     if count > 1:
-        raise CompileError(f"there are {count} softmax ops, expected one at most")
+        raise CompileError(f"the pipeline must have at most one softmax, got {count} softmax ops")
 
 
 def check_indices_are_last(ops: Sequence[Op]) -> None:

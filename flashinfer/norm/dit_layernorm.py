@@ -65,18 +65,18 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Validate the arguments that the three forms share, and launch."""
     if use_nvfp4 and use_mxfp8:
-        raise ArgumentError(f"{op}: use_nvfp4 and use_mxfp8 are both set: Cannot use both, expected at most one")
+        raise ArgumentError(f"{op}: Cannot use both: use_nvfp4 and use_mxfp8 must not be set together, got both")
     if input.ndim != 3 or input.shape[-1] != HIDDEN:
-        raise ArgumentError(f"{op}: input has shape {tuple(input.shape)}, expected (batch, seq, {HIDDEN})")
+        raise ArgumentError(f"{op}: input must have shape (batch, seq, {HIDDEN}), got {tuple(input.shape)}")
     if use_nvfp4 and global_scaling_factor is None:
         raise ArgumentError(
-            f"{op}: global_scaling_factor is None, expected a float32 tensor (because use_nvfp4 is set)"
+            f"{op}: global_scaling_factor must be a float32 tensor (because use_nvfp4 is set), got None"
         )
     if use_nvfp4 or use_mxfp8:
         where = "the CPU" if not input.is_cuda else "SM{}{}".format(*utils.get_compute_capability(input.device))
         raise RuntimeError(f"{op}: quantised output needs an SM100 kernel, this is {where}")
     if sf_out is not None:
-        raise ArgumentError(f"{op}: sf_out is given, expected None (only quantised output has scale factors)")
+        raise ArgumentError(f"{op}: sf_out must be None (only quantised output has scale factors), got a value")
     for name, tensor in (modulation or {}).items():
         rows_in_line = (
             tensor.ndim != 3 or tensor.shape[0] == 1 or tensor.stride(0) == tensor.shape[1] * MODULATION_STRIDE
@@ -88,19 +88,19 @@ def _run(
             or not rows_in_line
         ):
             raise ArgumentError(
-                f"{op}: {name} has strides {tensor.stride()}, expected 2-D or 3-D with row stride {MODULATION_STRIDE} "
-                f"(a slice of a (batch, seq, 6, {HIDDEN}) buffer)"
+                f"{op}: {name} must be 2-D or 3-D with row stride {MODULATION_STRIDE} (a slice of a (batch, "
+                f"seq, 6, {HIDDEN}) buffer), got strides {tensor.stride()}"
             )
     if norm_out is None:
         norm_out = torch.empty_like(input)
     elif norm_out.dtype is not torch.bfloat16:
         raise ArgumentError(f"{op}: norm_out dtype must be torch.bfloat16, got {norm_out.dtype}")
     elif norm_out.shape != input.shape:
-        raise ArgumentError(f"{op}: norm_out shape is {tuple(norm_out.shape)}, expected {tuple(input.shape)}")
+        raise ArgumentError(f"{op}: norm_out shape must be {tuple(input.shape)}, got {tuple(norm_out.shape)}")
     if residual_out is None:
         residual_out = torch.empty_like(input)
     elif residual_out.shape != input.shape:
-        raise ArgumentError(f"{op}: residual_out shape is {tuple(residual_out.shape)}, expected {tuple(input.shape)}")
+        raise ArgumentError(f"{op}: residual_out shape must be {tuple(input.shape)}, got {tuple(residual_out.shape)}")
     m, b = modulation or {}, bias or {}
     _dit_layernorm(
         *(norm_out, residual_out, input, residual, m.get("gate"), b.get("gate"), m.get("scale"), b.get("scale")),

@@ -37,4 +37,4 @@ def scale_tensor(op: str, scale: Union[torch.Tensor, float], input: torch.Tensor
         return scale.to(device=input.device, dtype=torch.float32)
     except (AttributeError, NotImplementedError) as error:  # input is no tensor, or the scale is on the meta device
         check_tensors(op, input=input)
-        raise ArgumentError(f"{op}: scale is on {scale.device}, expected the CPU or a CUDA device") from error
+        raise ArgumentError(f"{op}: scale must be on the CPU or a CUDA device, got {scale.device}") from error

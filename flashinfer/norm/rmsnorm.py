@@ -287,12 +287,13 @@ _SILU_OUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 def _check_silu(input: torch.Tensor, weight: torch.Tensor, out: Optional[torch.Tensor]) -> None:
     op = "fused_rmsnorm_silu"
     if not input.is_cuda:
-        raise ArgumentError(f"{op}: input is on {input.device}, expected a CUDA device")
+        raise ArgumentError(f"{op}: input must be on a CUDA device, got {input.device}")
     if input.ndim != 2 or input.dtype != torch.bfloat16:
-        raise ArgumentError(f"{op}: input is {input.ndim}-D {input.dtype}, expected 2-D torch.bfloat16")
+        raise ArgumentError(f"{op}: input must be 2-D torch.bfloat16, got {input.ndim}-D {input.dtype}")
     if weight.ndim != 1 or weight.dtype != torch.bfloat16 or weight.shape[0] != input.shape[1]:
         raise ArgumentError(
-            f"{op}: weight is {tuple(weight.shape)} {weight.dtype}, expected ({input.shape[1]},) torch.bfloat16"
+            f"{op}: weight must have shape ({input.shape[1]},) and dtype torch.bfloat16, got {tuple(weight.shape)} and "
+            f"{weight.dtype}"
         )
     if out is None:
         return
@@ -300,11 +301,11 @@ def _check_silu(input: torch.Tensor, weight: torch.Tensor, out: Optional[torch.T
     if out.dtype == getattr(torch, "float4_e2m1fn_x2", None):
         raise RuntimeError(f"{op}: float4_e2m1fn_x2 output needs an SM100 kernel, this is SM{major}{minor}")
     if out.dtype not in _SILU_OUT_DTYPES:
-        raise ArgumentError(f"{op}: out has dtype {out.dtype}, expected torch.bfloat16 or torch.float8_e4m3fn")
+        raise ArgumentError(f"{op}: out must have dtype torch.bfloat16 or torch.float8_e4m3fn, got {out.dtype}")
     if out.dtype == torch.float8_e4m3fn and major * 10 + minor < 89:
         raise RuntimeError(f"{op}: float8_e4m3fn output needs SM89, this is SM{major}{minor}")
     if out.shape != input.shape:
-        raise ArgumentError(f"{op}: out has shape {tuple(out.shape)}, expected {tuple(input.shape)}")
+        raise ArgumentError(f"{op}: out must have shape {tuple(input.shape)}, got {tuple(out.shape)}")
 
 
 @flashinfer_api(trace=fused_rmsnorm_silu_trace)
@@ -341,6 +342,6 @@ def fused_rmsnorm_silu(
     if out is None:
         out = torch.empty_like(input)
     if block_scale is not None:
-        raise ArgumentError(f"fused_rmsnorm_silu: block_scale is given, expected None (out has dtype {out.dtype})")
+        raise ArgumentError(f"fused_rmsnorm_silu: block_scale must be None (out has dtype {out.dtype}), got a value")
     _fused_rmsnorm_silu(out, input, weight, eps)
     return out

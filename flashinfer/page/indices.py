@@ -69,7 +69,7 @@ def get_batch_indices_positions(
     (tensor([ 0,  0,  0,  1,  1, -1], dtype=torch.int32), tensor([0, 1, 2, 6, 7, 0], dtype=torch.int32))
     """
     if not 0 <= nnz < 2**31:
-        raise ArgumentError(f"get_batch_indices_positions: nnz is {nnz}, expected 0 or more and less than 2**31")
+        raise ArgumentError(f"get_batch_indices_positions: nnz must be 0 or more and less than 2**31, got {nnz}")
     batch_indices = _buffer("batch_indices", batch_indices, nnz, append_indptr)
     positions = _buffer("positions", positions, nnz, append_indptr)
     _get_batch_indices_positions(append_indptr, seq_lens, batch_indices, positions)
@@ -106,16 +106,16 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
             raise ArgumentError(f"get_seq_lens: {name} has dtype {numbers.dtype}, expected integers, best torch.int32")
     if kv_last_page_len.ndim != 1 or kv_indptr.shape != (kv_last_page_len.shape[0] + 1,):
         raise ArgumentError(
-            f"get_seq_lens: kv_indptr has shape {tuple(kv_indptr.shape)} and kv_last_page_len "
-            f"{tuple(kv_last_page_len.shape)}, expected (batch_size + 1,) and (batch_size,)"
+            "get_seq_lens: kv_indptr and kv_last_page_len must have shapes (batch_size + 1,) and (batch_size,), got "
+            f"{tuple(kv_indptr.shape)} and {tuple(kv_last_page_len.shape)}"
         )
     if kv_indptr.device.type == "cpu" and not torch.compiler.is_compiling():
         falls = (kv_indptr[1:] < kv_indptr[:-1]).nonzero()
         if len(falls):
             at = int(falls[0])
             raise ArgumentError(
-                f"get_seq_lens: kv_indptr[{at}] to kv_indptr[{at + 1}] = {int(kv_indptr[at])} to "
-                f"{int(kv_indptr[at + 1])}, expected offsets that rise"
+                f"get_seq_lens: kv_indptr must be non-decreasing, got kv_indptr[{at}] = {int(kv_indptr[at])} and "
+                f"kv_indptr[{at + 1}] = {int(kv_indptr[at + 1])}"
             )
     full_pages = torch.clamp(kv_indptr[1:] - kv_indptr[:-1] - 1, min=0)
     return full_pages * page_size + kv_last_page_len

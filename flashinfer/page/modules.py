@@ -37,7 +37,7 @@ def table_as_int32(
 
 def is_hnd(op: str, kv_layout: str) -> bool:
     if not isinstance(kv_layout, str) or kv_layout not in _IS_HND:
-        raise KeyError(f"{op}: kv_layout is {kv_layout!r}, expected 'NHD' or 'HND'")
+        raise KeyError(f"{op}: kv_layout must be 'NHD' or 'HND', got {kv_layout!r}")
     return _IS_HND[kv_layout]
 
 
@@ -46,7 +46,7 @@ def halves(op: str, name: str, cache: PagedCache) -> tuple[torch.Tensor, Optiona
     if type(cache) is torch.Tensor or isinstance(cache, torch.Tensor):  # isinstance alone takes 0.2 us
         return cache, None
     if not isinstance(cache, tuple):
-        raise KeyError(f"{op}: {name} is a {type(cache).__name__}, expected a tensor or a tuple of two")
+        raise KeyError(f"{op}: {name} must be a tensor or a tuple of two, got a {type(cache).__name__}")
     if len(cache) != 2:
-        raise ArgumentError(f"{op}: {name} has {len(cache)} tensors, expected 2 (keys and values)")
+        raise ArgumentError(f"{op}: {name} must have 2 tensors (keys and values), got {len(cache)}")
     return cache

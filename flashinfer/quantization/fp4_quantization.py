@@ -74,7 +74,7 @@ def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
     """
     if unswizzled_sf.ndim not in (2, 3):
         raise ArgumentError(
-            f"block_scale_interleave: unswizzled_sf has {unswizzled_sf.ndim} dimensions, expected 2 or 3"
+            f"block_scale_interleave: unswizzled_sf must have 2 or 3 dimensions, got {unswizzled_sf.ndim}"
         )
     rows, cols = unswizzled_sf.shape[-2:]
     experts = unswizzled_sf.shape[0] if unswizzled_sf.ndim == 3 else 1
@@ -98,9 +98,9 @@ def _fp4_to_float(
 ) -> torch.Tensor:
     """Convert an FP4 matrix to float32 on the host; ``names`` are the caller's names of ``data`` and ``scales``."""
     if data.ndim != 2:
-        raise ArgumentError(f"{op}: {names[0]} has {data.ndim} dimensions, expected 2")
+        raise ArgumentError(f"{op}: {names[0]} must have 2 dimensions, got {data.ndim}")
     if global_scale is not None and not isinstance(global_scale, torch.Tensor):
-        raise ArgumentError(f"{op}: global_scale_tensor is {global_scale!r}, expected a float32 tensor of one element")
+        raise ArgumentError(f"{op}: global_scale_tensor must be a float32 tensor of one element, got {global_scale!r}")
     out = torch.empty((data.shape[0], data.shape[1] * 2), dtype=torch.float32, device="cpu")
     factor = None if global_scale is None else global_scale.cpu()
     data, scales = data.cpu().contiguous(), scales.cpu().contiguous()
@@ -150,7 +150,7 @@ def e2m1_and_ufp8sf_scale_to_float(
     """
     op = "e2m1_and_ufp8sf_scale_to_float"
     if ufp8_type not in (0, 1):
-        raise ArgumentError(f"{op}: ufp8_type is {ufp8_type}, expected 0 (ue8m0) or 1 (e4m3)")
+        raise ArgumentError(f"{op}: ufp8_type must be 0 (ue8m0) or 1 (e4m3), got {ufp8_type}")
     swizzled = SfLayout.layout_8x4 if is_sf_8x4_layout else SfLayout.layout_128x4
     layout = swizzled if is_sf_swizzled_layout else SfLayout.layout_linear
     scales = (ufp8_scale_tensor, global_scale_tensor, sf_vec_size)
@@ -218,7 +218,7 @@ def mxfp4_dequantize_host(weight: torch.Tensor, scale: torch.Tensor, group_size:
     """
     op = "mxfp4_dequantize_host"
     if weight.ndim == 0:
-        raise ArgumentError(f"{op}: weight has 0 dimensions, expected at least 1")
+        raise ArgumentError(f"{op}: weight must have at least 1 dimension, got 0")
     out = torch.empty((*weight.shape[:-1], weight.shape[-1] * 2), dtype=torch.float32, device="cpu")
     data = weight.cpu().reshape(weight.numel() // max(weight.shape[-1], 1), weight.shape[-1])
     layout = int(SfLayout.layout_linear)
@@ -239,8 +239,8 @@ def _block_of(op: str, x: torch.Tensor, epilogue_tile_m: int) -> int:
     block = get_shuffle_block_size(epilogue_tile_m)
     if x.ndim != 2 or x.shape[0] % block != 0:
         raise ArgumentError(
-            f"{op}: input_tensor has shape {tuple(x.shape)}, expected 2 dimensions and rows in blocks of {block} "
-            f"(epilogue_tile_m is {epilogue_tile_m})"
+            f"{op}: input_tensor must have 2 dimensions and rows in blocks of {block} (epilogue_tile_m is "
+            f"{epilogue_tile_m}), got {tuple(x.shape)}"
         )
     return block
 
@@ -257,9 +257,9 @@ def _row_indices(op: str, x: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor
 
 def _check_scales(op: str, x: torch.Tensor, num_elts_per_sf: int) -> None:
     if num_elts_per_sf not in (16, 32):
-        raise ArgumentError(f"{op}: num_elts_per_sf is {num_elts_per_sf}, expected 16 or 32")
+        raise ArgumentError(f"{op}: num_elts_per_sf must be 16 or 32, got {num_elts_per_sf}")
     if x.ndim > 0 and x.shape[0] % 128 != 0:
-        raise ArgumentError(f"{op}: input_tensor.shape[0] = {x.shape[0]}, expected a multiple of 128")
+        raise ArgumentError(f"{op}: input_tensor.shape[0] must be a multiple of 128, got {x.shape[0]}")
 
 
 @explain_type_errors

@@ -35,13 +35,13 @@ class FP4Tensor:
         original_shape: Optional[Sequence[int]] = None,
     ) -> None:
         if data.dtype is not torch.uint8 or data.ndim == 0:
-            raise ArgumentError(f"FP4Tensor: data is {data.ndim}-dimensional {data.dtype}, expected rows of uint8")
+            raise ArgumentError(f"FP4Tensor: data must be rows of uint8, got {data.ndim}-dimensional {data.dtype}")
         if scale.dtype is not torch.float8_e4m3fn:
-            raise ArgumentError(f"FP4Tensor: scale has dtype {scale.dtype}, expected torch.float8_e4m3fn")
+            raise ArgumentError(f"FP4Tensor: scale must have dtype torch.float8_e4m3fn, got {scale.dtype}")
         unpacked = (*data.shape[:-1], data.shape[-1] * 2)
         if original_shape is not None and tuple(original_shape) != unpacked:
             raise ArgumentError(
-                f"FP4Tensor: original_shape is {tuple(original_shape)}, expected {unpacked} (two numbers a byte)"
+                f"FP4Tensor: original_shape must be {unpacked} (two numbers a byte), got {tuple(original_shape)}"
             )
         self.data = data
         self.scale = scale

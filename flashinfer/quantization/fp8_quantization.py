@@ -99,14 +99,14 @@ def mxfp8_quantize(
     """
     op = "mxfp8_quantize"
     if backend != "cuda":
-        raise BackendSupportedError(f"{op}: backend is {backend!r}, expected 'cuda'; usable here: cuda")
+        raise BackendSupportedError(f"{op}: backend must be 'cuda', got {backend!r}; usable here: cuda")
     if input.ndim == 0:
-        raise ArgumentError(f"{op}: input has 0 dimensions, expected at least 1")
+        raise ArgumentError(f"{op}: input must have at least 1 dimension, got 0")
     if alignment < BLOCK or alignment % BLOCK != 0:
-        raise ArgumentError(f"{op}: alignment is {alignment}, expected a multiple of {BLOCK}")
+        raise ArgumentError(f"{op}: alignment must be a multiple of {BLOCK}, got {alignment}")
     layout = chosen_layout(op, is_sf_swizzled_layout, sf_swizzle_layout)
     if layout == SfLayout.layout_8x4 and not input.is_cuda:
-        raise ArgumentError(f"{op}: sf_swizzle_layout is layout_8x4, expected layout_128x4 or layout_linear on the CPU")
+        raise ArgumentError(f"{op}: sf_swizzle_layout must be layout_128x4 or layout_linear on the CPU, got layout_8x4")
     shape, cols = input.shape, round_up(input.shape[-1], alignment)
     if cols != shape[-1]:
         input = torch.nn.functional.pad(input, (0, cols - shape[-1]))

@@ -41,4 +41,4 @@ def chosen_layout(op: str, is_sf_swizzled_layout: bool, sf_swizzle_layout: Optio
     try:
         return SfLayout(sf_swizzle_layout)
     except ValueError:
-        raise ArgumentError(f"{op}: the layout is {sf_swizzle_layout!r}, expected an SfLayout") from None
+        raise ArgumentError(f"{op}: the layout must be an SfLayout, got {sf_swizzle_layout!r}") from None

@@ -79,9 +79,9 @@ def nvfp4_kv_dequantize(
     """
     op = "nvfp4_kv_dequantize"
     if fp4_data.ndim != 2:
-        raise ArgumentError(f"{op}: fp4_data has {fp4_data.ndim} dimensions, expected 2")
+        raise ArgumentError(f"{op}: fp4_data must have 2 dimensions, got {fp4_data.ndim}")
     if output_dtype not in (torch.bfloat16, torch.float16):
-        raise ArgumentError(f"{op}: output_dtype is {output_dtype}, expected torch.bfloat16 or torch.float16")
+        raise ArgumentError(f"{op}: output_dtype must be torch.bfloat16 or torch.float16, got {output_dtype}")
     rows, half = fp4_data.shape
     out = torch.empty((rows, half * 2), dtype=output_dtype, device=fp4_data.device)
     _nvfp4_kv_dequantize(out, fp4_data.contiguous(), block_scales.contiguous(), global_scale)
@@ -92,10 +92,12 @@ def _key_and_value(op: str, name: str, pair: KVPair) -> tuple[torch.Tensor, torc
     """Split a cache into keys and values: a tuple, or a tensor whose second dimension has size 2."""
     if isinstance(pair, torch.Tensor):
         if pair.ndim != 5 or pair.shape[1] != 2:
-            raise ArgumentError(f"{op}: {name} has shape {tuple(pair.shape)}, expected (pages, 2, ., ., .) or a tuple")
+            raise ArgumentError(
+                f"{op}: {name} must have shape (pages, 2, ., ., .) or be a tuple, got {tuple(pair.shape)}"
+            )
         return pair[:, 0], pair[:, 1]
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ArgumentError(f"{op}: {name} is {type(pair).__name__}, expected a tensor or a tuple of two")
+        raise ArgumentError(f"{op}: {name} must be a tensor or a tuple of two, got {type(pair).__name__}")
     return pair[0], pair[1]
 
 
@@ -150,7 +152,7 @@ def nvfp4_kv_dequantize_paged(
     """
     op = "nvfp4_kv_dequantize_paged"
     if kv_layout not in ("NHD", "HND"):
-        raise ArgumentError(f"{op}: kv_layout is {kv_layout!r}, expected 'NHD' or 'HND'")
+        raise ArgumentError(f"{op}: kv_layout must be 'NHD' or 'HND', got {kv_layout!r}")
     for scale in (k_scale, v_scale):
         if not isinstance(scale, torch.Tensor) or scale.numel() != 1:
             raise ArgumentError(f"{op}: k_scale and v_scale must be scalar tensors, expected one float32 element each")

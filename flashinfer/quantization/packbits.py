@@ -26,7 +26,7 @@ _BITS_TELL = {
 
 def _is_little(op: str, bitorder: str) -> bool:
     if bitorder not in _IS_LITTLE:
-        raise ArgumentError(f"{op}: bitorder is {bitorder!r}, expected 'big' or 'little'")
+        raise ArgumentError(f"{op}: bitorder must be 'big' or 'little', got {bitorder!r}")
     return _IS_LITTLE[bitorder]
 
 

@@ -62,7 +62,7 @@ def output(
         # empty_like takes 0.8 us, empty with a shape and a device three times as long.
         return torch.empty_like(rope[..., :0] if part is None else part, dtype=dtype)
     if out.dtype != dtype:
-        raise ArgumentError(f"{op}: {name} has dtype {out.dtype}, expected {dtype} (the target of the quantisation)")
+        raise ArgumentError(f"{op}: {name} must have dtype {dtype} (the target of the quantisation), got {out.dtype}")
     return out
 
 
@@ -70,7 +70,7 @@ def _check_backend(backend: str, k_rope: torch.Tensor, is_neox: bool) -> None:
     """Validate ``backend``: "cutile" needs its package installed, but runs the same kernel as "cuda"."""
     op = "rope_quantize_fp8"
     if backend not in ("cuda", "cutile"):
-        raise ArgumentError(f"{op}: backend is {backend!r}, expected 'cuda' or 'cutile'")
+        raise ArgumentError(f"{op}: backend must be 'cuda' or 'cutile', got {backend!r}")
     if is_neox or k_rope.ndim == 3:
         got = "is_neox=True" if is_neox else "a 3-D k_rope"
         raise NotImplementedError(

@@ -64,21 +64,21 @@ def _check_caches(
     if not isinstance(paged_kv_cache, (tuple, list)) or len(paged_kv_cache) != 2:
         count = f" of {len(paged_kv_cache)}" if isinstance(paged_kv_cache, (tuple, list, torch.Tensor)) else ""
         kind = type(paged_kv_cache).__name__ + count
-        raise ArgumentError(f"{_OP}: paged_kv_cache is a {kind}, expected a tuple of 2 tensors")
+        raise ArgumentError(f"{_OP}: paged_kv_cache must be a tuple of 2 tensors, got a {kind}")
     mla = k_rope.ndim == 2
     if mla and v is not None:
-        raise ArgumentError(f"{_OP}: v is given, expected None (k_rope is 2-D: MLA has no values of its own)")
+        raise ArgumentError(f"{_OP}: v must be None (k_rope is 2-D: MLA has no values of its own), got a value")
     if not mla and v is None:
-        raise ArgumentError(f"{_OP}: v is None, expected a tensor (k_rope is {k_rope.ndim}-D: not MLA)")
+        raise ArgumentError(f"{_OP}: v must be a tensor (k_rope is {k_rope.ndim}-D: not MLA), got None")
     names, rank = (("ckv_cache", "kpe_cache"), 3) if mla else (("k_cache", "v_cache"), 4)
     for name, cache in zip(names, paged_kv_cache, strict=True):
         if cache.ndim != rank:
             raise ArgumentError(
-                f"{_OP}: {name} has {cache.ndim} dimensions, expected {rank} (k_rope is {k_rope.ndim}-D)"
+                f"{_OP}: {name} must have {rank} dimensions (k_rope is {k_rope.ndim}-D), got {cache.ndim}"
             )
         if cache.dtype != dtype:
             raise ArgumentError(
-                f"{_OP}: {name} has dtype {cache.dtype}, expected {dtype} (the target of the quantisation)"
+                f"{_OP}: {name} must have dtype {dtype} (the target of the quantisation), got {cache.dtype}"
             )
 
 
@@ -158,7 +158,7 @@ def rope_quantize_fp8_append_paged_kv_cache(
     True
     """
     if kv_layout not in ("NHD", "HND"):
-        raise ArgumentError(f"{_OP}: kv_layout is {kv_layout!r}, expected 'NHD' or 'HND'")
+        raise ArgumentError(f"{_OP}: kv_layout must be 'NHD' or 'HND', got {kv_layout!r}")
     dtype = target_dtype(quantize_dtype, q_rope_out, q_nope_out)
     _check_caches(paged_kv_cache, k_rope, v, dtype)
     q_rope_out = output(_OP, "q_rope_out", q_rope_out, q_rope, q_rope, dtype)

@@ -36,7 +36,7 @@ def as_float(op: str, name: str, x: torch.Tensor) -> torch.Tensor:
         if x.dtype is torch.float32:
             return x
         if x.dtype.is_complex:  # torch would leave the imaginary part out
-            raise ArgumentError(f"{op}: {name} has dtype {x.dtype}, expected float32, float16 or bfloat16")
+            raise ArgumentError(f"{op}: {name} must have dtype float32, float16 or bfloat16, got {x.dtype}")
         return x.float()
     except AttributeError:
         check_tensors(op, **{name: x})
@@ -52,7 +52,7 @@ def per_row(
             return None, float(value) if dtype is torch.float32 else int(value)
         except (TypeError, ValueError, OverflowError) as error:  # not a number, or not an integer
             raise ArgumentError(
-                f"{op}: {name} is {value!r}, expected a number, or a tensor of a number a row"
+                f"{op}: {name} must be a number, or a tensor of a number a row, got {value!r}"
             ) from error
     if value.ndim == 0:
         raise ArgumentError(
@@ -64,7 +64,7 @@ def per_row(
             f"{op}: {name}: Expected a 1D tensor or scalar for the sampling parameter, but got a {value.ndim}D tensor"
         )
     if input.ndim == 0:
-        raise ArgumentError(f"{op}: the input has no dimensions, expected 2")
+        raise ArgumentError(f"{op}: the input must have 2 dimensions, got 0")
     if value.shape[0] != input.shape[0]:
         raise ArgumentError(
             f"{op}: {name}: Sampling parameter tensor batch size mismatch: expected length {input.shape[0]}, the rows "
@@ -154,14 +154,14 @@ def draw(
         top_p = float(number)
     shape = input.shape
     if len(shape) != 2:
-        raise ArgumentError(f"{op}: {name} has {len(shape)} dimensions, expected 2")
+        raise ArgumentError(f"{op}: {name} must have 2 dimensions, got {len(shape)}")
     batch = shape[0]
     if indices is not None:
         try:
             indices = indices.contiguous()
             batch = indices.shape[0]
         except (AttributeError, IndexError) as error:  # not a tensor, or 0-dimensional
-            raise ArgumentError(f"{op}: indices is {indices!r}, expected a tensor of shape (batch,)") from error
+            raise ArgumentError(f"{op}: indices must be a tensor of shape (batch,), got {indices!r}") from error
     increment = batch * (increment or shape[-1])
     if is_traced() or compiler._is_compiling_flag:
         stream = stream_arguments(op, seed, offset, generator, increment, input, batch)

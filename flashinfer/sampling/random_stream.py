@@ -90,7 +90,7 @@ def stream_arguments(
         if generator is None:
             return None, None, None, None
         if not isinstance(generator, torch.Generator):
-            raise ArgumentError(f"{op}: generator is a {type(generator).__name__}, expected a torch.Generator")
+            raise ArgumentError(f"{op}: generator must be a torch.Generator, got a {type(generator).__name__}")
         seed, offset = get_seed_and_offset(increment, generator)
     if type(seed) is int and type(offset) is int:
         return None, as_int64(seed), None, as_int64(offset)
@@ -112,7 +112,7 @@ def _integer(op: str, name: str, x: Any) -> int:
     try:
         return as_int64(operator.index(x))
     except TypeError as error:
-        raise ArgumentError(f"{op}: {name} is a {type(x).__name__}, expected an int or a tensor") from error
+        raise ArgumentError(f"{op}: {name} must be an int or a tensor, got a {type(x).__name__}") from error
 
 
 def as_int64(x: int) -> int:
@@ -125,8 +125,8 @@ def as_int64(x: int) -> int:
 
 def _check_tensor(op: str, name: str, t: torch.Tensor, input: torch.Tensor, batch: int) -> None:
     if t.device != input.device:
-        raise ArgumentError(f"{op}: {name} is on {t.device}, expected {input.device} (the device of the input)")
+        raise ArgumentError(f"{op}: {name} must be on {input.device} (the device of the input), got {t.device}")
     if t.dtype not in (torch.int64, torch.uint64):
-        raise ArgumentError(f"{op}: {name} has dtype {t.dtype}, expected int64 or uint64")
+        raise ArgumentError(f"{op}: {name} must have dtype int64 or uint64, got {t.dtype}")
     if t.ndim != 1 or t.shape[0] not in (1, batch):
-        raise ArgumentError(f"{op}: {name} has shape {tuple(t.shape)}, expected (1,) or ({batch},)")
+        raise ArgumentError(f"{op}: {name} must have shape (1,) or ({batch},), got {tuple(t.shape)}")

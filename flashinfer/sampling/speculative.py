@@ -98,7 +98,7 @@ def chain_speculative_sampling(
     target_probs = as_float(op, "target_probs", target_probs).contiguous()
     draft_probs = as_float(op, "draft_probs", draft_probs).contiguous()
     if target_probs.ndim != 3:
-        raise ArgumentError(f"{op}: target_probs has {target_probs.ndim} dimensions, expected 3")
+        raise ArgumentError(f"{op}: target_probs must have 3 dimensions, got {target_probs.ndim}")
     ids = draft_token_ids if draft_token_ids.dtype is torch.int32 else draft_token_ids.int()
     batch, length, device = target_probs.shape[0], target_probs.shape[1], target_probs.device
     accepted = _counter(maybe_output_accepted_token_num, batch, device)

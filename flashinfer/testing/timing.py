@@ -275,7 +275,9 @@ def bench_gpu_time(
         ("num_iters", "repeat_iters", num_iters is not None and repeat_iters is not None),
     ):
         if both:
-            raise ArgumentError(f"bench_gpu_time: {one} and {other} are both given, expected one (they mean the same)")
+            raise ArgumentError(
+                f"bench_gpu_time: only one of {one} and {other} must be given (they mean the same), got both"
+            )
     inputs = args if args is not None else input_args
     if isinstance(inputs, torch.Tensor):  # a tensor would be unpacked into its rows
         raise ArgumentError("bench_gpu_time: args must be a tuple of arguments, such as (x,), got a tensor")

@@ -73,7 +73,7 @@ def _integer(op: str, name: str, x: int) -> int:
     if type(x) is int or isinstance(x, torch.SymInt):
         return x
     if not isinstance(x, Integral):
-        raise TypeError(f"{op}: {name} is a {type(x).__name__}, expected an int")
+        raise TypeError(f"{op}: {name} must be an int, got a {type(x).__name__}")
     return int(x)
 
 
@@ -86,15 +86,15 @@ def _checked(op: str, input: torch.Tensor, k: int) -> int:
         check_tensors(op, input=input)
         raise
     if rank != 2:
-        raise ArgumentError(f"{op}: input has {rank} dimensions, expected 2")
+        raise ArgumentError(f"{op}: input must have 2 dimensions, got {rank}")
     if not 1 <= k < 2**31:
-        raise ArgumentError(f"{op}: k is {k}, expected at least 1 and less than 2**31")
+        raise ArgumentError(f"{op}: k must be at least 1 and less than 2**31, got {k}")
     return k
 
 
 def _prefers_large(op: str, tie_break: int) -> bool:
     if tie_break not in (0, 1, 2):
-        raise ArgumentError(f"{op}: tie_break is {tie_break!r}, expected a TopKTieBreak: none, small or large")
+        raise ArgumentError(f"{op}: tie_break must be a TopKTieBreak: none, small or large, got {tie_break!r}")
     return tie_break == 2
 
 
@@ -288,10 +288,10 @@ def top_k_page_table_transform(
     op = "top_k_page_table_transform"
     k, page_size = _checked(op, input, k), _integer(op, "page_size", page_size)
     if not 1 <= page_size <= _MAX_PAGE_SIZE or page_size & (page_size - 1):
-        raise ArgumentError(f"{op}: page_size is {page_size}, expected a power of two in [1, 2^30]")
+        raise ArgumentError(f"{op}: page_size must be a power of two in [1, 2^30], got {page_size}")
     if page_size > 1 and row_starts is not None and page_table_row_starts is None:
         raise ArgumentError(
-            f"{op}: page_table_row_starts is None, expected a tensor (row_starts may lie inside a page of {page_size})"
+            f"{op}: page_table_row_starts must be a tensor (row_starts may lie inside a page of {page_size}), got None"
         )
     if out is None:
         out = new_empty(input, torch.int32, input.shape[0], k)

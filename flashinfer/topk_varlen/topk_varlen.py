@@ -56,11 +56,11 @@ def _check_arguments(
     workspace: Optional[torch.Tensor] = None,
 ) -> bool:
     if logits.ndim != 2:
-        raise ArgumentError(f"top_k_varlen: logits has {logits.ndim} dimensions, expected 2")
+        raise ArgumentError(f"top_k_varlen: logits must have 2 dimensions, got {logits.ndim}")
     if seq_lens.dtype is not torch.int32:
-        raise ArgumentError(f"top_k_varlen: seq_lens has dtype {seq_lens.dtype}, expected torch.int32")
+        raise ArgumentError(f"top_k_varlen: seq_lens must have dtype torch.int32, got {seq_lens.dtype}")
     if top_k < 1:
-        raise ArgumentError(f"top_k_varlen: top_k is {top_k}, expected at least 1")
+        raise ArgumentError(f"top_k_varlen: top_k must be at least 1, got {top_k}")
     return True
 
 

@@ -151,7 +151,7 @@ def test_lengths_change_and_the_plan_stays(device):
             close(out[i], [Attention()(query[i : i + 1], k, v)[0][0]])
     assert plans() == before
     xqa_batch_decode_with_kv_cache(query, cache, scratch, tables, lens, max_seq_len + 1, SCALE)
-    is_taken = device == "cuda"  # by the graph, which may be replayed on another stream
+    is_taken = device == "cuda"  # the graph owns the plan: it may be replayed on another stream
     assert plans() == before + is_taken  # a request that grows by a token reuses the plan
 
 
@@ -278,7 +278,7 @@ def test_sizes_of_xqa_are_those_of_its_tensors(device):
     k, v = call.cache.unbind(1)
     tables = (call.tables, call.pages.lens, out, call.workspace, call.workspace)
     for heads, page_size in ((2, 2 * PAGE), (1, PAGE)):
-        with pytest.raises(ArgumentError, match=f"expected NHD pages of {page_size} tokens by {heads} heads"):
+        with pytest.raises(ArgumentError, match=f"must have NHD pages of {page_size} tokens by {heads} heads"):
             flashinfer.xqa(call.batch.q.unsqueeze(1), k, v, *tables, heads, page_size)
 
 
@@ -317,9 +317,9 @@ def test_dtype_of_trtllm_by_name(device):
 def test_bad_xqa(device):
     call = Tables(device)
     out = torch.empty_like(call.batch.q).unsqueeze(1)
-    with pytest.raises(AssertionError, match="mask is None, expected a tensor"):
+    with pytest.raises(AssertionError, match="mask must be a tensor"):
         call.xqa(out, q_seq_len=2)
-    with pytest.raises(ValueError, match=r"output is torch\.float8_e4m3fn"):
+    with pytest.raises(ValueError, match=r"output must be .*, got torch\.float8_e4m3fn"):
         call.xqa(out.to(FP8))
     query, cache, *rest = call.decode
     with pytest.raises(ArgumentError, match="kv_cache has shape"):
@@ -328,7 +328,10 @@ def test_bad_xqa(device):
         xqa_batch_decode_with_kv_cache(query, cache, *rest[:2], rest[2][:3], rest[3])
     with pytest.raises(ArgumentError, match="NVFP4 caches need SM12x"):
         xqa_batch_decode_with_kv_cache(query, cache.view(torch.uint8), *rest)
-    for page_size, head_dim, text in ((8, 64, "page_size is 8, expected one of"), (16, 24, "head_dim is 24, expected")):
+    for page_size, head_dim, text in (
+        (8, 64, "page_size must be one of"),
+        (16, 24, "head_dim must be a multiple of 16"),
+    ):
         q = torch.empty(4, 1, 4, head_dim, dtype=F16, device=device)
         with pytest.raises(ValueError, match=text):
             flashinfer.xqa(q, q, q, q, q, q, q, q, 2, page_size)

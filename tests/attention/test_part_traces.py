@@ -73,7 +73,7 @@ def test_batch_pod(layout, pair):
     names = [f"{name}{part}" for part in ("_p", "_d") for name in ("qo_indptr", *TABLE)]
     inputs = {**call, **halves(prompt_cache, "_p"), **halves(cache, "_d"), **dict(zip(names, tables, strict=True))}
     close(wrapper.run(**call), run_definition(made, {**inputs, "sm_scale": 0.3}))
-    with pytest.raises(ArgumentError, match="one cache is a pair and one is not"):
+    with pytest.raises(ArgumentError, match="both caches must have the same form"):
         fi_trace(wrapper.run, **(call | {"paged_kv_cache_d": form(cache, not pair)}))
 
 
@@ -237,8 +237,8 @@ def test_prompts_that_have_no_definition():
     prompts = Prompts("Q_PAGED_KV_NHD")
     q, cache = prompts.qkv
     prompts.qkv = (q, tuple(cache.unbind(1)))
-    with pytest.raises(ArgumentError, match="the cache is a pair, expected one tensor"):
+    with pytest.raises(ArgumentError, match="the cache must be one tensor"):
         prompts.definition()
     prompts.layout = "QKV"
-    with pytest.raises(ArgumentError, match="input_layout is QKV, expected one of PACKED_QKV"):
+    with pytest.raises(ArgumentError, match="input_layout must be one of PACKED_QKV"):
         prompts.definition()

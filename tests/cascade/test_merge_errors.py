@@ -53,18 +53,18 @@ BAD = [
     ("merge_state_in_place", "mask", ((3,), torch.bool), "mask.shape[0] = 3, expected 4 (v.shape[0])"),
     ("merge_state_in_place", "mask", ((4, 2), torch.bool), "mask has 2 dimensions, expected 1"),
     ("merge_state_in_place", "mask", ((4,), torch.int32), "mask has dtype int32, expected bool or uint8"),
-    ("merge_states", "v", ((4, 2, 64), FP16), "v has 3 dimensions, expected 4"),
+    ("merge_states", "v", ((4, 2, 64), FP16), "v must have 4 dimensions, got 3"),
     ("merge_states", "v", ((4, 3, 2, 64), torch.int32), "v has dtype int32, expected float16"),
     ("merge_states", "v", every_other, "v.stride(-1) = 2, expected 1"),
     ("merge_states", "s", ((4, 2, 2), FP32), "s.shape[1] = 2, expected 3 (that of v)"),
     ("merge_states", "s", ((4, 3), FP32), "s has 2 dimensions, expected 3"),
-    ("variable_length_merge_states", "v", ((4, 64), FP16), "v has 2 dimensions, expected 3"),
+    ("variable_length_merge_states", "v", ((4, 64), FP16), "v must have 3 dimensions, got 2"),
     ("variable_length_merge_states", "indptr", ((3,), FP32), "indptr has dtype torch.float32, expected integers"),
     (
         "variable_length_merge_states",
         "indptr",
         ((3, 1), torch.int32),
-        "indptr has shape (3, 1), expected (seq_len + 1,)",
+        "indptr must have shape (seq_len + 1,), got (3, 1)",
     ),
 ]
 

@@ -114,12 +114,12 @@ def test_forward_before_begin_forward(device):
 def test_wrong_numbers_of_levels(device):
     tree = Tree(device, "NHD", [[SHARED], OWN], [[4], [1, 1, 1, 1]])
     make = flashinfer.MultiLevelCascadeAttentionWrapper
-    with pytest.raises(ArgumentError, match="num_levels is 0, expected at least 1"):
+    with pytest.raises(ArgumentError, match="num_levels must be at least 1, got 0"):
         make(0, workspace(device))
-    with pytest.raises(ArgumentError, match="qo_indptr_buf_arr has 0 elements, expected 2"):
+    with pytest.raises(ArgumentError, match="qo_indptr_buf_arr must have 2 elements"):
         make(2, workspace(device), use_cuda_graph=True)
     wrapper = make(2, workspace(device))
-    with pytest.raises(ValueError, match=re.escape("plan: qo_indptr_arr has 1 elements, expected 2 (num_levels)")):
+    with pytest.raises(ValueError, match=re.escape("plan: qo_indptr_arr must have 2 elements (num_levels), got 1")):
         wrapper.plan(tree.qo_indptr[:1], *tree.tables(), HEADS, KV_HEADS, DIM, PAGE)
-    with pytest.raises(ValueError, match="int_workspace_buffers has 1 elements, expected 2"):
+    with pytest.raises(ValueError, match="int_workspace_buffers must have 2 elements"):
         wrapper.reset_workspace_buffer(workspace(device), [workspace(device)])

@@ -211,10 +211,10 @@ def test_bad_arguments(fake_frontend):
     table, lengths = torch.zeros(BATCH, 5, dtype=torch.int32), torch.ones(BATCH, dtype=torch.int32)
     with pytest.raises(ArgumentError, match="q has 2 dimensions and k_cache 4, expected 3 and 4"):
         cudnn_batch_decode_with_kv_cache(q[0], cache, cache, 1.0, workspace(), max_sequence_kv=1)
-    with pytest.raises(ArgumentError, match="block_tables or actual_seq_lens_kv is None"):
+    with pytest.raises(ArgumentError, match="block_tables or actual_seq_lens_kv must be tensors, got None"):
         cudnn_batch_decode_with_kv_cache(q, cache, cache, 1.0, workspace(), max_sequence_kv=1)
     options = {"max_sequence_kv": 80, "actual_seq_lens_kv": lengths, "block_tables": table}
-    with pytest.raises(ArgumentError, match="q is on cpu, expected a CUDA device"):
+    with pytest.raises(ArgumentError, match="q must be on a CUDA device"):
         cudnn_batch_decode_with_kv_cache(q, cache, cache, 1.0, workspace(), **options)
 
 

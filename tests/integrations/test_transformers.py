@@ -123,23 +123,29 @@ def test_sinks(device):
 @pytest.mark.parametrize(
     "change, text",
     [
-        ({"dropout": 0.1}, "dropout is 0.1, expected 0"),
-        ({"position_bias": torch.zeros(4)}, "position_bias is given, expected None"),
-        ({"cu_seq_lens_q": torch.tensor([0, 2, 3])}, "cu_seq_lens_q is of 2 sequences .* expected position_ids"),
-        ({"attention_mask": torch.ones(2, 1, 3, 8)}, "dtype torch.float32 .* expected torch.bool"),
-        ({"attention_mask": torch.ones(2, 1, 3, 8, dtype=torch.int64)}, "dtype torch.int64 .* expected torch.bool"),
+        ({"dropout": 0.1}, "dropout must be 0"),
+        ({"position_bias": torch.zeros(4)}, "position_bias must be None"),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 2, 3])},
+            "position_ids must start again .* got cu_seq_lens_q of 2 sequences",
+        ),
+        ({"attention_mask": torch.ones(2, 1, 3, 8)}, "must have dtype torch.bool .* got torch.float32"),
+        (
+            {"attention_mask": torch.ones(2, 1, 3, 8, dtype=torch.int64)},
+            "must have dtype torch.bool .* got torch.int64",
+        ),
         ({"attention_mask": torch.ones(2, 4, 3, 8, dtype=torch.bool)}, "one mask for all heads"),
         (
             {"attention_mask": torch.ones(3, 1, 3, 8, dtype=torch.bool)},
-            r"shape \(3, 1, 3, 8\), expected .*\(2, 1, 3, 8\)",
+            r"shape \(2, 1, 3, 8\) .* got .*shape \(3, 1, 3, 8\)",
         ),
         (
             {"attention_mask": torch.ones(2, 1, 2, 8, dtype=torch.bool)},
-            r"shape \(2, 1, 2, 8\), expected .*\(2, 1, 3, 8\)",
+            r"shape \(2, 1, 3, 8\) .* got .*shape \(2, 1, 2, 8\)",
         ),
         (
             {"attention_mask": torch.ones(2, 1, 3, 7, dtype=torch.bool)},
-            r"shape \(2, 1, 3, 7\), expected .*\(2, 1, 3, 8\)",
+            r"shape \(2, 1, 3, 8\) .* got .*shape \(2, 1, 3, 7\)",
         ),
     ],
     ids=["dropout", "bias", "packed", "numbers to add", "integers", "mask per head", "requests", "queries", "keys"],
@@ -156,7 +162,7 @@ def test_gradients_are_refused(name):
     q, k, v = qkv("cpu", 3, 8)
     tensors = {"query": q, "key": k, "value": v, "s_aux": torch.zeros(4)}
     tensors[name].requires_grad_()
-    with pytest.raises(ValueError, match=f"{name} requires a gradient"):
+    with pytest.raises(ValueError, match=f"{name} must not require a gradient"):
         attention(LAYER, attention_mask=None, **tensors)
     with torch.no_grad():
         attention(LAYER, attention_mask=None, **tensors)
@@ -275,7 +281,7 @@ def test_images_of_a_batch(transformers):
 def test_models_with_attention_of_their_own_are_refused(transformers, family):
     """Check models with their own attention code, which misread our masks or do not know our name."""
     made = getattr(transformers, f"{family}Config")(vocab_size=256, hidden_size=64, n_layer=1, n_head=2)
-    with pytest.raises(ValueError, match=f"is 'flashinfer', expected 'eager' or what else {family}ForCausalLM has"):
+    with pytest.raises(ValueError, match=f"must be 'eager' or what else {family}ForCausalLM has .* got 'flashinfer'"):
         transformers.AutoModelForCausalLM.from_config(made, attn_implementation="flashinfer")
 
 

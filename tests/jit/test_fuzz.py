@@ -47,7 +47,7 @@ def test_arch_lists(text):
         try:
             targets = context.TARGET_CUDA_ARCHS
         except ValueError as error:
-            assert str(error).startswith("FLASHINFER_CUDA_ARCH_LIST: target is ")
+            assert str(error).startswith("FLASHINFER_CUDA_ARCH_LIST: target must be ")
             return
         flags = context.get_nvcc_flags_list() if targets else []
     for flag in flags:
@@ -108,7 +108,7 @@ def test_manifests_that_hypothesis_rarely_makes(library, text):
 def test_index_of_prebuilt_modules(tmp_path, monkeypatch, facts, targets):
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
     for modules in (facts, {"op/op.so": facts}, {"op/op.so": {"targets": targets}}):
-        read_index.__globals__["_parse_index"].cache_clear()  # by mtime, which does not tell quick writes apart
+        read_index.__globals__["_parse_index"].cache_clear()  # its key is the mtime, which two quick writes share
         (tmp_path / "index.json").write_text(json.dumps({"schema": 1, "modules": modules}))
         assert _covers(tmp_path / "op" / "op.so", None) in (True, False)
 

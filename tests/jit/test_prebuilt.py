@@ -325,7 +325,7 @@ def test_package_with_relative_directories(family, tmp_path, monkeypatch):
 
 
 def test_package_of_a_family_that_is_not_there(family, tmp_path):
-    with pytest.raises(ValueError, match="family is 'scales', expected one of scale, norm"):
+    with pytest.raises(ValueError, match="family must be one of scale, norm"):
         aot.compile_and_package_modules(tmp_path / "out", tmp_path / "build", config={"families": ["scales"]})
 
 
@@ -370,9 +370,9 @@ def test_project_root(family, tmp_path):
 
 def test_targets_must_be_named(family, tmp_path, monkeypatch):
     monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST")
-    with pytest.raises(RuntimeError, match="FLASHINFER_CUDA_ARCH_LIST is not set"):
+    with pytest.raises(RuntimeError, match="FLASHINFER_CUDA_ARCH_LIST must name"):
         package(tmp_path)
-    with pytest.raises(SystemExit, match="FLASHINFER_CUDA_ARCH_LIST is not set"):  # a command prints no traceback
+    with pytest.raises(SystemExit, match="FLASHINFER_CUDA_ARCH_LIST must name"):  # a command prints no traceback
         aot.main(["--build-dir", str(tmp_path)])
 
 
@@ -382,7 +382,7 @@ def test_command_without_a_traceback(family, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="Not a directory"):
         aot.main([*words, "--out-dir", str(tmp_path / "file" / "out")])
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "ninety")
-    with pytest.raises(SystemExit, match="target is 'ninety'"):
+    with pytest.raises(SystemExit, match=r"target must be .*got 'ninety'"):
         aot.main(words)
 
 
@@ -410,7 +410,7 @@ def test_options_about_attention(monkeypatch):
     assert configs[0] == {"families": list(aot.FAMILIES)}
     assert configs[1]["families"] == ["activation"]
     names = [spec.name for spec in aot.gen_attention_modules(**configs[1]["attention"])]
-    assert len(names) == len(set(names)) == 2 * 2 * (2 * 4 + 2)  # for 9.0a, caches of 16 bits have two modules more
+    assert len(names) == len(set(names)) == 2 * 2 * (2 * 4 + 2)  # 9.0a adds two modules to caches of 16 bits
     assert sum("head_dim_qk_192_head_dim_vo_128" in name for name in names) == 20
     assert sum("kv_e4m3" in name for name in names) == 16
 

@@ -109,8 +109,8 @@ def test_no_processors():
 @pytest.mark.parametrize(
     "made, text",
     [
-        ([], "there are no ops"),
-        ([ops.SoftmaxOp(), ops.SoftmaxOp()], "there are 2 softmax ops"),
+        ([], "at least one op, got no ops"),
+        ([ops.SoftmaxOp(), ops.SoftmaxOp()], "at most one softmax, got 2 softmax ops"),
         ([ops.ProbsSampleOp(), ops.TopPOp()], "expected nothing after a draw"),
         ([ops.SoftmaxOp(), ops.TemperatureOp()], "takes LOGITS, expected PROBS"),
     ],

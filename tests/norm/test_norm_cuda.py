@@ -50,7 +50,7 @@ def test_silu_of_strided_rows():
 
 
 def test_silu_of_a_cpu_tensor():
-    with pytest.raises(ValueError, match="fused_rmsnorm_silu: input is on cpu, expected a CUDA device"):
+    with pytest.raises(ValueError, match="fused_rmsnorm_silu: input must be on a CUDA device, got cpu"):
         fused_rmsnorm_silu(*arguments(device="cpu"))
 
 
@@ -59,14 +59,14 @@ def empty(*shape, dtype=BF16):
 
 
 BAD_SILU = {
-    "rank": (lambda: (empty(2, 7, 500), empty(500)), ValueError, "input is 3-D torch.bfloat16, expected 2-D"),
+    "rank": (lambda: (empty(2, 7, 500), empty(500)), ValueError, "input must be 2-D"),
     "dtype": (lambda: (empty(7, 500, dtype=torch.float16), empty(500)), ValueError, "expected 2-D torch.bfloat16"),
-    "weight": (lambda: (empty(7, 500), empty(499)), ValueError, "weight is (499,) torch.bfloat16, expected (500,)"),
+    "weight": (lambda: (empty(7, 500), empty(499)), ValueError, "weight must be (500,)"),
     "out shape": (lambda: (empty(7, 500), empty(500), 1e-6, empty(7, 400)), ValueError, "out has shape (7, 400)"),
     "out dtype": (
         lambda: (empty(7, 500), empty(500), 1e-6, empty(7, 500, dtype=torch.float16)),
         ValueError,
-        "out has dtype torch.float16, expected torch.bfloat16 or torch.float8_e4m3fn",
+        "out must have dtype torch.bfloat16 or torch.float8_e4m3fn, got torch.float16",
     ),
     "out of SM89": (
         lambda: (empty(7, 500), empty(500), 1e-6, empty(7, 500, dtype=FP8)),

@@ -275,8 +275,13 @@ def test_rows_of_shuffles(device, tile, block):
     assert torch.equal(x[rows], shuffle_matrix_a(x, tile))
     of_scales = utils.get_shuffle_matrix_sf_a_row_indices(x, tile, num_elts_per_sf=32)
     assert same_bits(block_scale_interleave(x[of_scales]), shuffle_matrix_sf_a(x, tile))
-    check_refused(utils.get_shuffle_matrix_a_row_indices, "input_tensor has shape (8, 4), expected", x[:8], tile)
-    check_refused(utils.get_shuffle_matrix_sf_a_row_indices, "input_tensor.shape[0] = 64, expected", x[:64], tile)
+    check_refused(utils.get_shuffle_matrix_a_row_indices, "input_tensor must have 2 dimensions", x[:8], tile)
+    check_refused(
+        utils.get_shuffle_matrix_sf_a_row_indices,
+        "input_tensor.shape[0] must be a multiple of 128, got 64",
+        x[:64],
+        tile,
+    )
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -291,30 +296,30 @@ def f32(*shape):
 
 
 BAD = [
-    (mxfp8_quantize, (f32(4, 96), True, 48), {}, "alignment is 48, expected a multiple of 32"),
-    (mxfp8_quantize, (f32(),), {}, "input has 0 dimensions, expected at least 1"),
+    (mxfp8_quantize, (f32(4, 96), True, 48), {}, "alignment must be a multiple of 32, got 48"),
+    (mxfp8_quantize, (f32(),), {}, "input must have at least 1 dimension, got 0"),
     (mxfp8_quantize, (f32(4, 32).int(),), {}, "input has dtype int32, expected float16 or bfloat16 or float32"),
-    (mxfp8_quantize, (f32(4, 32),), {"sf_swizzle_layout": 3}, "the layout is 3, expected an SfLayout"),
+    (mxfp8_quantize, (f32(4, 32),), {"sf_swizzle_layout": 3}, "the layout must be an SfLayout, got 3"),
     (mxfp8_dequantize_host, (u8(4, 40), u8(512)), {}, "rows of input have 40 elements, expected a multiple of 32"),
     (mxfp8_dequantize_host, (u8(4, 64), u8(511)), {}, "scale_tensor has 511 elements, expected 512"),
     (mxfp8_dequantize_host, (f32(4, 64), u8(512)), {}, "input has dtype float32, expected uint8"),
     (mxfp8_dequantize_host, (u8(64), u8(512)), {}, "input has 1 dimensions, expected 2"),
     (e2m1_and_ufp8sf_scale_to_float, (u8(4, 12), u8(512)), {}, "rows of e2m1_tensor have 24 elements, expected"),
     (e2m1_and_ufp8sf_scale_to_float, (u8(4, 16), u8(512)), {"sf_vec_size": 0}, "expected a multiple of 0"),
-    (e2m1_and_ufp8sf_scale_to_float, (u8(4, 16), u8(512)), {"ufp8_type": 2}, "ufp8_type is 2, expected 0 (ue8m0) or 1"),
+    (e2m1_and_ufp8sf_scale_to_float, (u8(4, 16), u8(512)), {"ufp8_type": 2}, "ufp8_type must be 0 (ue8m0) or 1"),
     (
         e2m1_and_ufp8sf_scale_to_float,
         (u8(4, 16), u8(512), f32(2)),
         {},
         "global_scale_tensor has 2 elements, expected 1",
     ),
-    (e2m1_and_ufp8sf_scale_to_float, (u8(16), u8(512)), {}, "e2m1_tensor has 1 dimensions, expected 2"),
+    (e2m1_and_ufp8sf_scale_to_float, (u8(16), u8(512)), {}, "e2m1_tensor must have 2 dimensions, got 1"),
     (e2m1_and_ufp8sf_scale_to_float, (u8(4, 16), u8(511)), {}, "ufp8_scale_tensor has 511 elements, expected 512"),
-    (e2m1_and_ufp8sf_scale_to_float, (u8(4, 16), u8(512), 1.0), {}, "global_scale_tensor is 1.0, expected a float32"),
+    (e2m1_and_ufp8sf_scale_to_float, (u8(4, 16), u8(512), 1.0), {}, "global_scale_tensor must be a float32"),
     (mxfp4_dequantize, (u8(4, 16), u8(511)), {}, "a_sf has 511 elements, expected 512"),
-    (mxfp4_dequantize_host, (u8(), u8(4, 2)), {}, "weight has 0 dimensions, expected at least 1"),
-    (mxfp4_dequantize, (u8(16), u8(512)), {}, "a_fp4 has 1 dimensions, expected 2"),
-    (mxfp4_dequantize, (u8(4, 16), u8(512), 7), {}, "the layout is 7, expected an SfLayout"),
+    (mxfp4_dequantize_host, (u8(), u8(4, 2)), {}, "weight must have at least 1 dimension, got 0"),
+    (mxfp4_dequantize, (u8(16), u8(512)), {}, "a_fp4 must have 2 dimensions, got 1"),
+    (mxfp4_dequantize, (u8(4, 16), u8(512), 7), {}, "the layout must be an SfLayout, got 7"),
     (mxfp4_dequantize_host, (u8(4, 16), u8(4, 2)), {}, "scale has 8 elements, expected 4"),
     (
         mxfp4_dequantize_host,
@@ -322,13 +327,13 @@ BAD = [
         {"group_size": 3},
         "rows of weight have 30 elements, expected a multiple of 3",
     ),
-    (block_scale_interleave, (u8(16),), {}, "unswizzled_sf has 1 dimensions, expected 2 or 3"),
+    (block_scale_interleave, (u8(16),), {}, "unswizzled_sf must have 2 or 3 dimensions, got 1"),
     (block_scale_interleave, (f32(4, 4),), {}, "unswizzled_sf has dtype float32, expected uint8 or bfloat16"),
-    (shuffle_matrix_a, (f32(40, 4), 64), {}, "expected 2 dimensions and rows in blocks of 16"),
-    (shuffle_matrix_a, (f32(48, 4), 128), {}, "expected 2 dimensions and rows in blocks of 32"),
-    (shuffle_matrix_sf_a, (u8(), 128), {}, "input_tensor has shape (), expected 2 dimensions"),
-    (shuffle_matrix_sf_a, (u8(96, 4), 128), {}, "input_tensor.shape[0] = 96, expected a multiple of 128"),
-    (shuffle_matrix_sf_a, (u8(128, 4), 128, 8), {}, "num_elts_per_sf is 8, expected 16 or 32"),
+    (shuffle_matrix_a, (f32(40, 4), 64), {}, "must have 2 dimensions and rows in blocks of 16"),
+    (shuffle_matrix_a, (f32(48, 4), 128), {}, "must have 2 dimensions and rows in blocks of 32"),
+    (shuffle_matrix_sf_a, (u8(), 128), {}, "input_tensor must have 2 dimensions"),
+    (shuffle_matrix_sf_a, (u8(96, 4), 128), {}, "input_tensor.shape[0] must be a multiple of 128, got 96"),
+    (shuffle_matrix_sf_a, (u8(128, 4), 128, 8), {}, "num_elts_per_sf must be 16 or 32, got 8"),
 ]
 
 
@@ -339,9 +344,9 @@ def test_bad_argument(device, op, args, kwargs, text):
 
 
 def test_what_the_cpu_does_not_have():
-    with pytest.raises(ValueError, match="sf_swizzle_layout is layout_8x4, expected layout_128x4 or layout_linear"):
+    with pytest.raises(ValueError, match="sf_swizzle_layout must be layout_128x4 or layout_linear"):
         mxfp8_quantize(f32(4, 32), sf_swizzle_layout=SfLayout.layout_8x4)
-    with pytest.raises(BackendSupportedError, match="backend is 'cute-dsl', expected 'cuda'"):
+    with pytest.raises(BackendSupportedError, match="backend must be 'cuda'"):
         mxfp8_quantize(f32(4, 32), backend="cute-dsl")
 
 

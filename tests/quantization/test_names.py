@@ -154,9 +154,9 @@ def test_fp4_tensor():
     assert (x.data, x.scale, x.scale_start_index, x.dtype) == (data, scale, 2, "nvfp4")
     assert x.original_shape == FP4Tensor(data, scale).original_shape == (3, 64)
     for wrong, text in [
-        ((data.float(), scale), r"data is 2-dimensional torch.float32, expected rows of uint8"),
-        ((data, scale.float()), "scale has dtype torch.float32, expected torch.float8_e4m3fn"),
-        ((data, scale, 0, (3, 32)), r"original_shape is \(3, 32\), expected \(3, 64\)"),
+        ((data.float(), scale), r"data must be rows of uint8, got 2-dimensional torch.float32"),
+        ((data, scale.float()), "scale must have dtype torch.float8_e4m3fn, got torch.float32"),
+        ((data, scale, 0, (3, 32)), r"original_shape must be \(3, 64\)"),
     ]:
         with pytest.raises(ValueError, match=text):
             FP4Tensor(*wrong)

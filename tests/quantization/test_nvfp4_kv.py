@@ -191,14 +191,14 @@ def test_property(device, lens, heads, dims, page_size, layout, dtype):
 
 BAD_MATRIX = [
     ({"fp4_data": ((4, 12), torch.uint8)}, "K = 24, expected a multiple of 16"),
-    ({"fp4_data": ((64,), torch.uint8)}, "fp4_data has 1 dimensions, expected 2"),
+    ({"fp4_data": ((64,), torch.uint8)}, "fp4_data must have 2 dimensions, got 1"),
     ({"fp4_data": ((4, 32), torch.float32)}, "fp4_data has dtype float32, expected uint8"),
     ({"block_scales": ((4, 5), torch.uint8)}, "block_scales.shape[1] = 5, expected 4"),
     ({"block_scales": ((3, 4), torch.uint8)}, "block_scales.shape[0] = 3, expected 4"),
     ({"block_scales": ((4, 4), torch.float32)}, "block_scales has dtype float32, expected float8_e4m3fn or uint8"),
     ({"global_scale": ((2,), torch.float32)}, "global_scale has 2 elements, expected 1"),
     ({"global_scale": ((1,), torch.float64)}, "global_scale has dtype float64, expected float32"),
-    ({"output_dtype": torch.float32}, "output_dtype is torch.float32, expected torch.bfloat16 or torch.float16"),
+    ({"output_dtype": torch.float32}, "output_dtype must be torch.bfloat16 or torch.float16, got torch.float32"),
 ]
 
 
@@ -217,13 +217,13 @@ def halves(change):
 
 
 BAD_PAGED = [
-    ("kv_layout", lambda _: "NDH", "kv_layout is 'NDH', expected 'NHD' or 'HND'"),
+    ("kv_layout", lambda _: "NDH", "kv_layout must be 'NHD' or 'HND', got 'NDH'"),
     ("k_scale", lambda t: t.repeat(2), "k_scale and v_scale must be scalar tensors"),
     ("v_scale", lambda t: 0.5, "k_scale and v_scale must be scalar tensors"),
     ("k_scale", lambda t: t.double(), "k_scale has dtype float64, expected float32"),
     ("paged_kv_cache", halves(lambda t: t.float()), "k_cache has dtype float32, expected uint8"),
-    ("paged_kv_cache", lambda pair: pair[0], "paged_kv_cache has shape"),
-    ("paged_kv_cache", lambda pair: pair[:1], "paged_kv_cache is tuple, expected a tensor or a tuple of two"),
+    ("paged_kv_cache", lambda pair: pair[0], "paged_kv_cache must have shape"),
+    ("paged_kv_cache", lambda pair: pair[:1], "paged_kv_cache must be a tensor or a tuple of two, got tuple"),
     ("paged_kv_cache", halves(lambda t: t[0]), "k_cache has 3 dimensions, expected 4"),
     ("paged_kv_cache", halves(lambda t: t.repeat(1, 1, 1, 2)[..., ::2]), "k_cache.stride(-1) = 2, expected 1"),
     ("kv_cache_sf", halves(lambda t: t.float()), "k_cache_sf has dtype float32, expected float8_e4m3fn or uint8"),

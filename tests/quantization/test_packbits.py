@@ -187,7 +187,7 @@ def edges(*values, dtype=torch.int32):
 
 
 BAD_SEGMENTS = [
-    (bits(), edges(0, 16), "middle", "bitorder is 'middle', expected 'big' or 'little'"),
+    (bits(), edges(0, 16), "middle", "bitorder must be 'big' or 'little', got 'middle'"),
     (bits(dtype=torch.float32), edges(0, 16), "big", "x has dtype float32, expected bool or uint8"),
     (bits((4, 4)), edges(0, 16), "big", "x has 2 dimensions, expected 1"),
     (bits(), edges(0.0, 16.0, dtype=torch.float32), "big", "indptr has dtype float32, expected int32 or int64"),
@@ -207,7 +207,7 @@ def test_bad_segments(device, x, indptr, bitorder, text):
 
 
 def test_bad_order(device):
-    with pytest.raises(ValueError, match="packbits: bitorder is 'middle', expected 'big' or 'little'"):
+    with pytest.raises(ValueError, match="packbits: bitorder must be 'big' or 'little', got 'middle'"):
         packbits(torch.ones(3, device=device), "middle")
 
 

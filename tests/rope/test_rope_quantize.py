@@ -93,7 +93,7 @@ def test_inputs_are_slices_of_wider_buffers(device):
 
 def test_backends(device):
     inputs = quantize_inputs(2, 4, 0, 64, 128, torch.bfloat16, device)
-    with pytest.raises(ValueError, match="backend is 'triton', expected 'cuda' or 'cutile'"):
+    with pytest.raises(ValueError, match="backend must be 'cuda' or 'cutile', got 'triton'"):
         rope_quantize_fp8(**inputs, backend="triton")
     with pytest.raises(NotImplementedError, match="is_neox=True"):
         rope_quantize_fp8(**inputs, backend="cutile")

@@ -44,13 +44,17 @@ def test_parameters(device, name, parameter, others, shape, text):
 
 # (function, arguments, text)
 BAD = [
-    ("sampling_from_probs", {"probs": P[0]}, "probs has 1 dimensions, expected 2"),
+    ("sampling_from_probs", {"probs": P[0]}, "probs must have 2 dimensions, got 1"),
     ("sampling_from_probs", {"probs": P[:, :0]}, r"probs.shape\[1\] = 0, expected 1 to"),
     ("sampling_from_probs", {"probs": every_other(P)}, r"probs.stride\(-1\) = 2, expected 1"),
-    ("sampling_from_logits", {"logits": P[None]}, "sampling_from_logits: logits has 3 dimensions, expected 2"),
-    ("sampling_from_logits", {"logits": P * 1j}, "sampling_from_logits: logits has dtype torch.complex64"),
-    ("top_p_renorm_probs", {"probs": P * 1j, "top_p": 0.9}, "top_p_renorm_probs: probs has dtype torch.complex64"),
-    ("softmax", {"logits": P * 1j}, "softmax: logits has dtype torch.complex64, expected float32, float16 or bfloat16"),
+    ("sampling_from_logits", {"logits": P[None]}, "sampling_from_logits: logits must have 2 dimensions, got 3"),
+    ("sampling_from_logits", {"logits": P * 1j}, "sampling_from_logits: logits must have dtype float32"),
+    ("top_p_renorm_probs", {"probs": P * 1j, "top_p": 0.9}, "top_p_renorm_probs: probs must have dtype float32"),
+    (
+        "softmax",
+        {"logits": P * 1j},
+        "softmax: logits must have dtype float32, float16 or bfloat16, got torch.complex64",
+    ),
     (
         "sampling_from_probs",
         {"probs": P, "indices": torch.zeros(3)},
@@ -59,11 +63,11 @@ BAD = [
     ("sampling_from_probs", {"probs": P, "indices": torch.zeros(3, 1).int()}, "indices has 2 dimensions, expected 1"),
     ("sampling_from_probs", {"probs": P[:0], "indices": torch.zeros(3).int()}, r"shape\[0\] = 0, expected rows for 3"),
     ("sampling_from_probs", {"probs": P, "indices": torch.zeros(3).short()}, "indices has dtype int16, expected int32"),
-    ("sampling_from_probs", {"probs": P, "indices": torch.tensor(1)}, r"indices is tensor\(1.*, expected a tensor"),
-    ("sampling_from_logits", {"logits": P, "indices": [0, 1]}, r"indices is \[0, 1\], expected a tensor of shape"),
-    ("sampling_from_probs", {"probs": P, "generator": 7}, "generator is a int, expected a torch.Generator"),
-    ("sampling_from_probs", {"probs": P, "seed": 1.5, "offset": 1}, "seed is a float, expected an int or a tensor"),
-    ("sampling_from_probs", {"probs": P, "seed": 1, "offset": "1"}, "offset is a str, expected an int or a tensor"),
+    ("sampling_from_probs", {"probs": P, "indices": torch.tensor(1)}, r"indices must be a tensor"),
+    ("sampling_from_logits", {"logits": P, "indices": [0, 1]}, r"indices must be a tensor of shape"),
+    ("sampling_from_probs", {"probs": P, "generator": 7}, "generator must be a torch.Generator, got a int"),
+    ("sampling_from_probs", {"probs": P, "seed": 1.5, "offset": 1}, "seed must be an int or a tensor, got a float"),
+    ("sampling_from_probs", {"probs": P, "seed": 1, "offset": "1"}, "offset must be an int or a tensor, got a str"),
     (
         "sampling_from_probs",
         {"probs": P, "seed": 1, "offset": torch.zeros(1).long()},
@@ -74,16 +78,20 @@ BAD = [
         {"probs": P, "seed": torch.zeros(1).long(), "offset": 1},
         "both be tensors or both be scalars",
     ),
-    ("sampling_from_probs", {"probs": P, "seed": torch.zeros(1), "offset": torch.zeros(1)}, "expected int64 or uint64"),
+    (
+        "sampling_from_probs",
+        {"probs": P, "seed": torch.zeros(1), "offset": torch.zeros(1)},
+        "must have dtype int64 or uint64",
+    ),
     (
         "sampling_from_probs",
         {"probs": P, "seed": torch.zeros(3).long(), "offset": torch.zeros(4).long()},
-        r"seed has shape \(3,\), expected \(1,\) or \(4,\)",
+        r"seed must have shape \(1,\) or \(4,\), got \(3,\)",
     ),
     (
         "sampling_from_probs",
         {"probs": P, "seed": torch.zeros(1).long(), "offset": torch.zeros(4, 1).long()},
-        r"offset has shape \(4, 1\), expected \(1,\) or \(4,\)",
+        r"offset must have shape \(1,\) or \(4,\), got \(4, 1\)",
     ),
     (
         "top_k_top_p_sampling_from_probs",
@@ -98,19 +106,19 @@ BAD = [
     ("top_k_renorm_probs", {"probs": P.double(), "top_k": 1}, "probs has dtype float64, expected float32 or float16"),
     ("top_k_mask_logits", {"logits": P.int(), "top_k": 1}, "logits has dtype int32, expected float32 or float16"),
     ("softmax", {"logits": P[0]}, "softmax: logits has 1 dimensions, expected 2"),
-    ("softmax", {"logits": P[0, 0], "temperature": torch.ones(1)}, "softmax: the input has no dimensions, expected 2"),
+    ("softmax", {"logits": P[0, 0], "temperature": torch.ones(1)}, "softmax: the input must have 2 dimensions, got 0"),
     (
         "softmax",
         {"logits": P, "temperature": torch.ones(4).to_sparse()},
         "softmax: temperature has layout .*sparse_coo",
     ),
-    ("sampling_from_probs", {"probs": P[0, 0]}, "sampling_from_probs: probs has 0 dimensions, expected 2"),
-    ("top_k_sampling_from_probs", {"probs": P, "top_k": float("nan")}, "top_k is nan, expected a number"),
+    ("sampling_from_probs", {"probs": P[0, 0]}, "sampling_from_probs: probs must have 2 dimensions, got 0"),
+    ("top_k_sampling_from_probs", {"probs": P, "top_k": float("nan")}, "top_k must be a number"),
     ("top_k_sampling_from_probs", {"probs": P, "top_k": 2**70}, "top_k is 1180591620717411303424, expected"),
     (
         "chain_speculative_sampling",
         {"draft_probs": P, "draft_token_ids": torch.zeros(1, 4), "target_probs": P},
-        "target_probs has 2 dimensions, expected 3",
+        "target_probs must have 3 dimensions, got 2",
     ),
     (
         "chain_speculative_sampling",
@@ -150,9 +158,9 @@ def test_error_types(device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
 def test_devices_do_not_mix():
-    with pytest.raises(ArgumentError, match="indices is on cpu, expected cuda:0"):
+    with pytest.raises(ArgumentError, match="indices must be on cuda:0"):
         flashinfer.sampling_from_probs(P.cuda(), torch.zeros(2).int())
-    with pytest.raises(ArgumentError, match="seed is on cpu, expected cuda:0"):
+    with pytest.raises(ArgumentError, match="seed must be on cuda:0"):
         flashinfer.sampling_from_probs(P.cuda(), seed=torch.zeros(1).long(), offset=torch.zeros(1).long())
 
 

@@ -43,14 +43,14 @@ def columns_of_wider(t):
 
 # (op, argument, (shape, dtype) or a function that changes the good tensor or another value, text)
 BAD = [
-    ("top_k", "input", ((100,), FP32), "input has 1 dimensions, expected 2"),
+    ("top_k", "input", ((100,), FP32), "input must have 2 dimensions, got 1"),
     ("top_k", "input", ((4, 100), torch.float64), "input has dtype float64, expected float32"),
     ("top_k", "input", ((4, 100), INT32), "input has dtype int32, expected float32"),
     ("top_k", "input", every_other, "input.stride(-1) = 2, expected 1"),
-    ("top_k", "k", 0, "k is 0, expected at least 1"),
-    ("top_k", "k", -3, "k is -3, expected at least 1"),
-    ("top_k", "tie_break", 3, "tie_break is 3, expected a TopKTieBreak"),
-    (PAGED, "input", ((2, 4, 100), FP32), "input has 3 dimensions, expected 2"),
+    ("top_k", "k", 0, "k must be at least 1"),
+    ("top_k", "k", -3, "k must be at least 1"),
+    ("top_k", "tie_break", 3, "tie_break must be a TopKTieBreak"),
+    (PAGED, "input", ((2, 4, 100), FP32), "input must have 2 dimensions, got 3"),
     (PAGED, "src_page_table", ((100,), INT32), "src_page_table has 1 dimensions, expected 2"),
     (PAGED, "src_page_table", ((4, 100), torch.int64), "src_page_table has dtype int64, expected int32"),
     (PAGED, "lengths", ((3,), INT32), "lengths.shape[0] = 3, expected 4 (input.shape[0])"),
@@ -58,12 +58,12 @@ BAD = [
     (PAGED, "row_to_batch", ((4, 1), INT32), "row_to_batch has 2 dimensions, expected 1"),
     (PAGED, "row_starts", every_other, "row_starts must be contiguous"),
     (PAGED, "page_table_row_starts", ((5,), INT32), "page_table_row_starts.shape[0] = 5, expected 4"),
-    (PAGED, "k", 0, "k is 0, expected at least 1"),
+    (PAGED, "k", 0, "k must be at least 1"),
     (PAGED, "k", 9, "out.shape[1] = 8, expected 9 (k)"),
-    (PAGED, "page_size", 0, "page_size is 0, expected a power of two"),
-    (PAGED, "page_size", 48, "page_size is 48, expected a power of two"),
-    (PAGED, "page_size", 1 << 31, "page_size is 2147483648, expected a power of two"),
-    (PAGED, "tie_break", -1, "tie_break is -1"),
+    (PAGED, "page_size", 0, "page_size must be a power of two"),
+    (PAGED, "page_size", 48, "page_size must be a power of two"),
+    (PAGED, "page_size", 1 << 31, "page_size must be a power of two"),
+    (PAGED, "tie_break", -1, "tie_break must be a TopKTieBreak: none, small or large, got -1"),
     (PAGED, "out", ((4, 9), INT32), "out.shape[1] = 9, expected 8 (k)"),
     (PAGED, "out", ((3, 8), INT32), "out.shape[0] = 3, expected 4"),
     (PAGED, "out", ((4, 8), torch.int64), "out has dtype int64, expected int32"),
@@ -72,11 +72,11 @@ BAD = [
     (RAGGED, "input", columns_of_wider, "input must be contiguous"),
     (RAGGED, "offsets", ((4,), torch.int64), "offsets has dtype int64, expected int32"),
     (RAGGED, "lengths", ((4, 1), INT32), "lengths has 2 dimensions, expected 1"),
-    (RAGGED, "k", -1, "k is -1, expected at least 1"),
-    (VARLEN, "logits", ((100,), FP32), "logits has 1 dimensions, expected 2"),
-    (VARLEN, "seq_lens", ((4,), torch.int64), "seq_lens has dtype torch.int64, expected torch.int32"),
+    (RAGGED, "k", -1, "k must be at least 1"),
+    (VARLEN, "logits", ((100,), FP32), "logits must have 2 dimensions, got 1"),
+    (VARLEN, "seq_lens", ((4,), torch.int64), "seq_lens must have dtype torch.int32, got torch.int64"),
     (VARLEN, "seq_lens", ((3,), INT32), "seq_lens.shape[0] = 3, expected 4"),
-    (VARLEN, "top_k", 0, "top_k is 0, expected at least 1"),
+    (VARLEN, "top_k", 0, "top_k must be at least 1, got 0"),
     (VARLEN, "next_n", 0, "next_n is 0 and compress_ratio 1, expected both at least 1"),
     (VARLEN, "next_n", 3, "logits.shape[0] = 4, expected a multiple of next_n = 3"),
     (VARLEN, "compress_ratio", 0, "compress_ratio 0, expected both at least 1"),
@@ -128,7 +128,7 @@ def test_windows_beyond_the_page_table(device, argument, values, where):
 
 @pytest.mark.parametrize("k", [2.0, "2", torch.tensor(2), None])
 def test_k_is_an_integer(device, k):
-    with pytest.raises(TypeError, match=f"top_k: k is a {type(k).__name__}, expected an int"):
+    with pytest.raises(TypeError, match=f"top_k: k must be an int, got a {type(k).__name__}"):
         flashinfer.top_k(torch.randn(2, 8, device=device), k)
 
 
@@ -138,13 +138,13 @@ def test_integers_of_numpy(device):
     lengths = torch.full((2,), 8, dtype=INT32, device=device)
     paged = flashinfer.top_k_page_table_transform(scores, table, lengths, 8, page_size=np.int64(2))
     assert paged.tolist() == [[0, 1] * 4] * 2
-    with pytest.raises(TypeError, match="top_k_page_table_transform: page_size is a float, expected an int"):
+    with pytest.raises(TypeError, match="top_k_page_table_transform: page_size must be an int, got a float"):
         flashinfer.top_k_page_table_transform(scores, table, lengths, 8, page_size=2.0)
 
 
 def test_pages_need_their_own_starts(device):
     arguments = make_arguments(GOOD[PAGED], device) | {"page_size": 16, "page_table_row_starts": None}
-    with pytest.raises(ValueError, match="page_table_row_starts is None, expected a tensor"):
+    with pytest.raises(ValueError, match="page_table_row_starts must be a tensor"):
         flashinfer.top_k_page_table_transform(**arguments)
 
 

@@ -25,13 +25,13 @@ class GvrTopKLBConfig:
     def __post_init__(self) -> None:
         if not _is_power_of_two(self.max_batch_size, 64, 1024):
             raise ArgumentError(
-                f"GvrTopKLBConfig: max_batch_size is {self.max_batch_size}, expected a power of 2 in [64, 1024]"
+                f"GvrTopKLBConfig: max_batch_size must be a power of 2 in [64, 1024], got {self.max_batch_size}"
             )
         if not _is_power_of_two(self.cluster_size, 1, 16):
             raise ArgumentError(
-                f"GvrTopKLBConfig: cluster_size is {self.cluster_size}, expected one of 1, 2, 4, 8 and 16"
+                f"GvrTopKLBConfig: cluster_size must be one of 1, 2, 4, 8 and 16, got {self.cluster_size}"
             )
         if not 32 <= self.num_threads <= 1024 or self.num_threads % 32:
             raise ArgumentError(
-                f"GvrTopKLBConfig: num_threads is {self.num_threads}, expected whole warps, 1024 threads at most"
+                f"GvrTopKLBConfig: num_threads must be whole warps, 1024 threads at most, got {self.num_threads}"
             )
