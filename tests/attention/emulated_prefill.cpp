@@ -2,8 +2,8 @@
 // The Hopper prefill kernel on the emulated device: plans a batch with the planner of all backends, runs the kernel and
 // the merge. Compiled for head dimensions HEAD_QK and HEAD_VO, with HAS_CAP or with hooks of a user (USER_HOOKS), for
 // ragged keys (KERNEL_ROWS), for pages (KERNEL_PAGES) or both, with a mask of each pair (KERNEL_MASKS) or without, for
-// queries of type DTYPE_Q and keys of type DTYPE_KV. With MIXED, requests of few rows are in a decode list, and both
-// lists run in one launch (mixed_sm90.cuh).
+// queries of type DTYPE_Q, keys of type DTYPE_KV and results of type DTYPE_O, with scales of each head (HEAD_SCALES).
+// With MIXED, requests of few rows are in a decode list, and both lists run in one launch (mixed_sm90.cuh).
 #include <flashinfer/attention/planner.h>
 #include <flashinfer/ptx/math.cuh>
 
@@ -15,12 +15,16 @@ inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
 
 using Query = DTYPE_Q;
 using Key = DTYPE_KV;
-struct Params : AttentionParams<Query, Key, Query, int32_t> {
+using Result = DTYPE_O;
+struct Params : AttentionParams<Query, Key, Result, int32_t> {
   static constexpr int HEAD_DIM_QK = HEAD_QK, HEAD_DIM_VO = HEAD_VO, HEAD_DIM_PE = 0;
   static constexpr PosEncodingMode POS_ENCODING = PosEncodingMode::kNone;
   uint8_t* maybe_custom_mask;
   int32_t* maybe_mask_indptr;
   float* sink;
+#ifdef HEAD_SCALES
+  float *maybe_scale_q, *maybe_scale_k, *maybe_scale_v;
+#endif
   double sm_scale, logits_soft_cap;
 };
 
@@ -70,7 +74,8 @@ using namespace flashinfer::attention;
 
 /// One call; Python passes these numbers in this order (test_emulated_prefill.py).
 struct Call {
-  int64_t q, k, v, o, lse, qo_indptr, kv_indptr, kv_lens, kv_indices, mask, mask_indptr, sink;
+  int64_t q, k, v, o, lse, qo_indptr, kv_indptr, kv_lens, kv_indices, mask, mask_indptr, sink, scale_q, scale_k,
+      scale_v;
   int64_t batch, rows, keys, qo_heads, kv_heads, page_size;  // page_size 0: ragged
   int64_t q_stride_n, q_stride_h, k_stride_page, k_stride_n, k_stride_h, v_stride_page, v_stride_n, v_stride_h;
   int64_t mask_mode, window_left, split, blocks;
@@ -156,7 +161,7 @@ EMULATION_EXPORT int64_t run(const Call* call, int64_t only_count, double sm_sca
   if (only_count != 0) return -int64_t(header->prefill_items) * c.kv_heads;
 
   Params p{};
-  p.q = Pointer<Query>(c.q), p.k = Pointer<Key>(c.k), p.v = Pointer<Key>(c.v), p.o = Pointer<Query>(c.o);
+  p.q = Pointer<Query>(c.q), p.k = Pointer<Key>(c.k), p.v = Pointer<Key>(c.v), p.o = Pointer<Result>(c.o);
   p.lse = Pointer<float>(c.lse);
   p.q_stride_n = c.q_stride_n, p.q_stride_h = c.q_stride_h;
   p.o_stride_n = c.qo_heads * HEAD_VO, p.o_stride_h = HEAD_VO;
@@ -173,6 +178,10 @@ EMULATION_EXPORT int64_t run(const Call* call, int64_t only_count, double sm_sca
   p.out_scale = 1.f, p.lse_scale = 1.f;
   p.maybe_custom_mask = Pointer<uint8_t>(c.mask), p.maybe_mask_indptr = Pointer<int32_t>(c.mask_indptr);
   p.sink = Pointer<float>(c.sink);
+#ifdef HEAD_SCALES
+  p.maybe_scale_q = Pointer<float>(c.scale_q), p.maybe_scale_k = Pointer<float>(c.scale_k);
+  p.maybe_scale_v = Pointer<float>(c.scale_v);
+#endif
   p.sm_scale = sm_scale, p.logits_soft_cap = soft_cap;
 #ifdef MIXED
   WorkList decode{};

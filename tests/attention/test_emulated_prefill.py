@@ -12,9 +12,9 @@ from ..emulation.build import Library, compile_emulated
 
 CAUSAL, CUSTOM = 1, 2
 CAP = 4.0
-#: C++ types of queries, and of keys and values.
-QUERIES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
-KEYS = {**QUERIES, torch.float8_e4m3fn: "__nv_fp8_e4m3", torch.float8_e5m2: "__nv_fp8_e5m2"}
+#: C++ types of results, and of queries, keys and values.
+FLOATS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
+TYPES = {**FLOATS, torch.float8_e4m3fn: "__nv_fp8_e4m3", torch.float8_e5m2: "__nv_fp8_e5m2"}
 
 
 def compiled(
@@ -22,18 +22,23 @@ def compiled(
     dims: tuple[int, int],
     *options: str,
     dtypes: tuple[torch.dtype, torch.dtype] = (torch.bfloat16, torch.bfloat16),
-) -> tuple[Library, int, int, torch.dtype, torch.dtype]:
-    """Compile the kernels that ``options`` name: rows, pages, masks, cap (soft cap), hooks (of a user) or mixed.
+    dtype_o: torch.dtype = torch.bfloat16,
+) -> tuple[Library, int, int, torch.dtype, torch.dtype, torch.dtype]:
+    """Compile the kernels that ``options`` name: rows, pages, masks, cap (soft cap), hooks (of a user), scales
+    or mixed.
 
-    ``dtypes`` are those of queries and of keys.
+    ``dtypes`` are those of queries and of keys; results have the type of 16-bit queries, or ``dtype_o``.
     """
     kinds = {name: str(name in options).lower() for name in ("rows", "pages", "masks", "cap")}
     defines = [f"HEAD_QK={dims[0]}", f"HEAD_VO={dims[1]}", f"HAS_CAP={kinds.pop('cap')}"]
     defines += [f"KERNEL_{name.upper()}={value}" for name, value in kinds.items()]
     defines += ["USER_HOOKS"] if "hooks" in options else []
     defines += ["MIXED", "__CUDA_ARCH_LIST__=900"] if "mixed" in options else []
-    defines += [f"DTYPE_Q={QUERIES[dtypes[0]]}", f"DTYPE_KV={KEYS[dtypes[1]]}"]
-    return compile_emulated("emulated_prefill.cpp", factory, defines=tuple(defines)), *dims, *dtypes
+    defines += ["HEAD_SCALES"] if "scales" in options else []
+    dtype_o = dtypes[0] if dtypes[0] in FLOATS else dtype_o
+    names = {"Q": dtypes[0], "KV": dtypes[1], "O": dtype_o}
+    defines += [f"DTYPE_{name}={TYPES[dtype]}" for name, dtype in names.items()]
+    return compile_emulated("emulated_prefill.cpp", factory, defines=tuple(defines)), *dims, *dtypes, dtype_o
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +86,7 @@ class Case:
     """A batch, ragged or paged, and how the kernel is to run it."""
 
     def __init__(self, kernel, qo_lens, kv_lens, heads, **options) -> None:
-        self.library, self.qk, self.vo, self.dtype, self.dtype_kv = kernel
+        self.library, self.qk, self.vo, self.dtype, self.dtype_kv, self.dtype_o = kernel
         self.qo_lens, self.kv_lens, (self.qo_heads, self.kv_heads) = qo_lens, kv_lens, heads
         self.page_size: int = options.pop("page_size", 0)
         self.layout: str = options.pop("layout", "NHD")
@@ -98,6 +103,8 @@ class Case:
         self.bits = [torch.rand(q, k) < 0.6 for q, k in zip(qo_lens, kv_lens, strict=True)]
         self.sink = torch.randn(self.qo_heads)
         self.sm_scale = 1 / math.sqrt(self.qk)
+        #: Scales of queries, keys and values of each head, for kernels that have them.
+        self.scales: list[torch.Tensor] = []
 
     def pages(self, rows: torch.Tensor) -> torch.Tensor:
         """Scatter rows into shuffled pages, NaN where no row is; a view with unused rows between pages if ``gap``."""
@@ -127,7 +134,7 @@ class Case:
             k, v = self.pages(k), self.pages(v)
         packed = [_packed(bits) for bits in self.bits]
         mask, mask_indptr = torch.cat(packed), lengths([len(x) for x in packed])
-        o = torch.full((len(self.q), self.qo_heads, self.vo), math.nan, dtype=self.dtype)
+        o = torch.full((len(self.q), self.qo_heads, self.vo), math.nan, dtype=self.dtype_o)
         lse = torch.full((len(self.q), self.qo_heads), math.nan)
         tensors = [self.q, k, v, o, lse, qo_indptr, kv_indptr, kv_lens, self.table, mask, mask_indptr, self.sink]
         page_stride = [k.stride(0) if self.page_size else 0, v.stride(0) if self.page_size else 0]
@@ -136,7 +143,8 @@ class Case:
         for stride, t in zip(page_stride, (k, v), strict=True):
             strides += [stride, t.stride(-3), t.stride(-2)]
         options = [self.mask_mode, self.window, self.split, self.blocks]
-        call = torch.tensor([*(t.data_ptr() for t in tensors), *numbers, *strides, *options], dtype=torch.int64)
+        pointers = [t.data_ptr() for t in tensors] + ([t.data_ptr() for t in self.scales] or [0, 0, 0])
+        call = torch.tensor([*pointers, *numbers, *strides, *options], dtype=torch.int64)
         self.items = -self.library.call("run", call.data_ptr(), 1, self.sm_scale, CAP)
         self.library.seed(seed)
         assert self.library.call("run", call.data_ptr(), 0, self.sm_scale, CAP) == 0
@@ -149,6 +157,10 @@ class Case:
             q = self.q[q0 : q0 + q_len].double() * (2 if has_hooks else 1)
             k = self.keys[k0 : k0 + kv_len].double().repeat_interleave(group, 1)
             v = self.values[k0 : k0 + kv_len].double().repeat_interleave(group, 1)
+            if self.scales:
+                scale_q, scale_k, scale_v = (x.double()[:, None] for x in self.scales)
+                q, k = q * scale_q, k * scale_k.repeat_interleave(group, 0)
+                v = v * scale_v.repeat_interleave(group, 0)
             s = torch.einsum("qhd,khd->hqk", q, k) * self.sm_scale
             if soft_cap:
                 s = soft_cap * torch.tanh(s / soft_cap)

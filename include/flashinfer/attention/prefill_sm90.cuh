@@ -8,6 +8,22 @@ namespace flashinfer {
 namespace attention {
 namespace prefill_sm90 {
 
+/// Traits of the kernel that a module has for calls without special strides or pages.
+template <typename Params, bool PAGED, bool IS_FP8_QUERY = sizeof(typename Params::DTypeQ) == 1>
+struct UsualTraitsOf {
+  using Type = Traits<Params,
+                      IS_FP8<typename Params::DTypeKV> ? Loading::kConvert
+                      : PAGED                          ? Loading::kPages
+                                                       : Loading::kRows,
+                      PAGED>;
+};
+template <typename Params, bool PAGED>
+struct UsualTraitsOf<Params, PAGED, true> {
+  using Type = Fp8Traits<Params, PAGED>;
+};
+template <typename Params, bool PAGED>
+using UsualTraits = typename UsualTraitsOf<Params, PAGED>::Type;
+
 /// Blocks of the kernel that run at once, and its launch. All ways of loading keys have the same shape.
 template <typename Tr, bool ALL_MASKED>
 struct Kernel {
@@ -32,7 +48,7 @@ int MaxActivePrefillSm90Blocks() {
 }
 
 /// Run the items of `work`, whose tiles have PrefillTileSm90() rows, by TMA where the strides and pages allow it, or
-/// converted. Not for RoPE in the kernel, nor for variants that change keys.
+/// with keys and values converted or values transposed. Not for RoPE in the kernel, nor for variants that change keys.
 template <typename Params, bool PAGED, bool ALL_MASKED>
 Status LaunchPrefillSm90(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
   using namespace prefill_sm90;
@@ -43,7 +59,7 @@ Status LaunchPrefillSm90(const Params& params, const WorkList& work, bool enable
   if (!RowsAligned(params)) return cudaErrorMisalignedAddress;
   Boxes boxes{};
   boxes.has_query = !CHANGES_QUERIES && EncodeQueries(&boxes, params, Tr::TILE);
-  if constexpr (Tr::CONVERTS) {
+  if constexpr (Tr::CONVERTS || Tr::TRANSPOSES) {
     return Kernel<Tr, ALL_MASKED>::Launch(params, work, boxes, enable_pdl, stream);
   } else {
     if (PAGED ? EncodePages(&boxes, params, Tr::KEYS) : EncodeRows(&boxes, params, Tr::KEYS)) {

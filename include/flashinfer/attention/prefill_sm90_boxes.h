@@ -20,7 +20,9 @@ struct Boxes {
   bool has_query;                    // false: consumers copy the queries row by row
 };
 
-constexpr int SLAB_COLUMNS = 64;
+/// Columns of a slab: 128 bytes.
+template <typename T>
+inline constexpr int SLAB_COLUMNS = 128 / int(sizeof(T));
 constexpr int SMALLEST_BOX = 8;  // rows; smaller boxes are issued more slowly than they are used (H200)
 
 /// Tensor [rows, heads, columns] and a box of `box_rows` rows of `box_heads` heads of a slab.
@@ -29,10 +31,10 @@ inline hopper::TensorBox BoxOf(const T* data, int64_t columns, int64_t heads, in
                                int64_t stride_n, int box_heads, int box_rows) {
   hopper::TensorBox box;
   box.data = data;
-  box.element_bytes = 2;
+  box.element_bytes = int(sizeof(T));
   box.size[0] = uint64_t(columns), box.size[1] = uint64_t(heads), box.size[2] = uint64_t(rows);
-  box.stride_bytes[0] = uint64_t(stride_h) * 2, box.stride_bytes[1] = uint64_t(stride_n) * 2;
-  box.box[0] = SLAB_COLUMNS, box.box[1] = uint32_t(box_heads), box.box[2] = uint32_t(box_rows);
+  box.stride_bytes[0] = uint64_t(stride_h) * sizeof(T), box.stride_bytes[1] = uint64_t(stride_n) * sizeof(T);
+  box.box[0] = SLAB_COLUMNS<T>, box.box[1] = uint32_t(box_heads), box.box[2] = uint32_t(box_rows);
   return box;
 }
 

@@ -45,7 +45,8 @@ template <typename Tr>
 struct MainLoop {
   static constexpr ptx::WgmmaType TYPE = WGMMA_TYPE<typename Tr::T>;
   using Scores = float[Tr::KEYS / 2];
-  using Weights = uint32_t[Tr::KEYS / 16][4];
+  static constexpr int DEPTH = hopper::WGMMA_K_BYTES / int(sizeof(typename Tr::T));  // of a product
+  using Weights = uint32_t[Tr::KEYS / DEPTH][4];
   using Output = float[Tr::D_VO / 2];
 
   const Shared<Tr> shared;
@@ -129,7 +130,7 @@ struct MainLoop {
     ptx::WgmmaPin(s);
     ptx::WgmmaFence();
 #pragma unroll
-    for (int i = 0; i < Tr::D_QK / 16; ++i) {
+    for (int i = 0; i < Tr::D_QK / DEPTH; ++i) {
       const int slab = i / 4, byte = i % 4 * hopper::WGMMA_K_BYTES;
       ptx::Wgmma<TYPE, Tr::KEYS>::Run(
           s, hopper::AdvanceDescriptor(q, slab * (Tr::TILE * hopper::SLAB_ROW_BYTES) + byte),
@@ -140,13 +141,14 @@ struct MainLoop {
 
   /// o += weights times values.
   __device__ __forceinline__ void IssueValues(Output& o, const Weights& w) const {
-    const uint64_t v = hopper::DescriptorMnMajor(shared.Values(RingAt<Tr>(count).stage), Tr::KEYS);
+    const uint32_t values = shared.Values(RingAt<Tr>(count).stage);
+    const uint64_t v = Tr::TRANSPOSES ? hopper::DescriptorKMajor(values) : hopper::DescriptorMnMajor(values, Tr::KEYS);
+    constexpr uint32_t ADVANCE = Tr::TRANSPOSES ? hopper::WGMMA_K_BYTES : DEPTH * hopper::SLAB_ROW_BYTES;
     ptx::WgmmaPin(o);
     ptx::WgmmaFence();
 #pragma unroll
-    for (int i = 0; i < Tr::KEYS / 16; ++i) {
-      ptx::Wgmma<TYPE, Tr::D_VO, false, true>::Run(o, w[i],
-                                                   hopper::AdvanceDescriptor(v, i * 16 * hopper::SLAB_ROW_BYTES), true);
+    for (int i = 0; i < Tr::KEYS / DEPTH; ++i) {
+      ptx::Wgmma<TYPE, Tr::D_VO, false, !Tr::TRANSPOSES>::Run(o, w[i], hopper::AdvanceDescriptor(v, i * ADVANCE), true);
     }
     ptx::WgmmaCommit();
   }

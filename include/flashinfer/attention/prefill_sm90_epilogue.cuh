@@ -46,7 +46,8 @@ struct Epilogue {
 
   /// Call the output hook: once a row where it is a factor, otherwise for each element.
   __device__ __forceinline__ void Normalise(Output& o) {
-    const float out_scale = item.slot >= 0 ? 1.f : p.out_scale;  // the merge scales partial states
+    const float out_scale =
+        (item.slot >= 0 ? 1.f : p.out_scale) * rows.ValueScale();  // the merge scales partial states
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float top = Top(i), total = Total(i);
@@ -78,6 +79,16 @@ struct Epilogue {
       if (!rows.Exists(rows.row[i])) continue;
       const int64_t slot_row = int64_t(item.slot) * Tr::TILE + rows.row[i] - item.row_begin;
       if (threadIdx.x % 4 == 0) work.partial_lse[slot_row] = Lse(i);
+      if constexpr (Tr::TRANSPOSES) {
+        float* const row = work.partial_o + slot_row * Tr::D_VO + 4 * (threadIdx.x % 4);
+#pragma unroll
+        for (int n = 0; n < Tr::D_VO / 16; ++n) {
+          const float* x = o + 8 * n + 2 * i;
+          *reinterpret_cast<float2*>(row + 16 * n) = make_float2(x[0], x[4]);
+          *reinterpret_cast<float2*>(row + 16 * n + 2) = make_float2(x[1], x[5]);
+        }
+        continue;
+      }
       float* to = work.partial_o + slot_row * Tr::D_VO + 2 * (threadIdx.x % 4);
 #pragma unroll
       for (int n = 0; n < Tr::D_VO / 8; ++n) {
@@ -107,8 +118,24 @@ struct Epilogue {
 #pragma unroll
     for (int n = 0; n < Blocks(slab); ++n) {
       const float* x = o + 32 * slab + 8 * n;
+      if constexpr (Tr::TRANSPOSES) {
+        StageOrdered(x, 32 * n);
+        continue;
+      }
       ptx::StoreMatrix4(staging + hopper::Swizzle128(lane % 16 * hopper::SLAB_ROW_BYTES + (2 * n + lane / 16) * 16),
                         Pack<To>(x[0], x[1]), Pack<To>(x[2], x[3]), Pack<To>(x[4], x[5]), Pack<To>(x[6], x[7]));
+    }
+  }
+
+  /// Stage 16 columns whose even ones precede the odd ones in the registers: lane l has columns 4 (l % 4) + {0 .. 3}.
+  __device__ __forceinline__ void StageOrdered(const float* x, int byte) const {
+    using To = typename Params::DTypeO;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      ptx::StoreShared8(staging + hopper::Swizzle128((lane / 4 + 8 * i) * hopper::SLAB_ROW_BYTES + byte + lane % 4 * 8),
+                        __uint_as_float(Pack<To>(x[2 * i], x[2 * i + 4])),
+                        __uint_as_float(Pack<To>(x[2 * i + 1], x[2 * i + 5])));
     }
   }
 

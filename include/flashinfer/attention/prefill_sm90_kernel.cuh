@@ -14,6 +14,7 @@
 #include "prefill_sm90_epilogue.cuh"
 #include "prefill_sm90_producer.cuh"
 #include "prefill_sm90_query.cuh"
+#include "prefill_sm90_transpose.cuh"
 
 namespace flashinfer {
 namespace attention {
@@ -24,7 +25,10 @@ namespace prefill_sm90 {
 template <typename Tr>
 __device__ __forceinline__ void RunProducer(const typename Tr::Params& p, const WorkList& work, const Boxes& boxes,
                                             const RowStrides<typename Tr::Params>& strides, const Shared<Tr>& shared) {
-  if constexpr (Tr::CONVERTS) {
+  if constexpr (Tr::TRANSPOSES) {
+    TransposeProducer<Tr> producer(p, boxes, strides, shared);
+    Produce<Tr>(p, work, shared, producer);
+  } else if constexpr (Tr::CONVERTS) {
     ConvertProducer<Tr> producer(p, boxes, strides, shared);
     Produce<Tr>(p, work, shared, producer);
     producer.Finish();

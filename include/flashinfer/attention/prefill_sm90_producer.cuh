@@ -79,8 +79,8 @@ struct QueryBoxes {
     at.Advance();
 #pragma unroll
     for (int slab = 0; slab < Tr::QK_SLABS; ++slab) {
-      ptx::LoadBox(shared.Query() + slab * (Tr::TILE * hopper::SLAB_ROW_BYTES), &boxes.q, full, slab * SLAB_COLUMNS,
-                   head, token);
+      ptx::LoadBox(shared.Query() + slab * (Tr::TILE * hopper::SLAB_ROW_BYTES), &boxes.q, full,
+                   slab * SLAB_COLUMNS<typename Tr::T>, head, token);
     }
   }
 };
@@ -161,7 +161,7 @@ struct BoxProducer {
   static __device__ __forceinline__ void Issue(uint32_t to, const CUtensorMap& map, uint32_t full, int head, int row) {
 #pragma unroll
     for (int slab = 0; slab < SLABS; ++slab) {
-      ptx::LoadBox(to + slab * SLAB_BYTES, &map, full, slab * SLAB_COLUMNS, head, row);
+      ptx::LoadBox(to + slab * SLAB_BYTES, &map, full, slab * SLAB_COLUMNS<typename Tr::T>, head, row);
     }
   }
 };
@@ -209,6 +209,7 @@ struct GatherProducer {
                                        const typename Params::DTypeKV* data, uint32_t offset) {
     const int lane = threadIdx.x % 32, first = int(threadIdx.x) / 32 * 32, chunk = lane % 8;
     const int room = item.kv_end - (item.kv_start + step * Tr::KEYS);  // rows that exist
+    constexpr int SLAB = SLAB_COLUMNS<typename Tr::T>;
     ring.WaitEmpty(at);
 #pragma unroll 2
     for (int i = 0; i < 8; ++i) {
@@ -217,10 +218,9 @@ struct GatherProducer {
       if (Tr::KEYS % WARPGROUP != 0 && target >= Tr::KEYS) continue;
       const uint32_t line = to + hopper::Swizzle128(target * hopper::SLAB_ROW_BYTES + 16 * chunk);
 #pragma unroll
-      for (int column = 0; column < COLUMNS; column += SLAB_COLUMNS) {
-        if (COLUMNS - column < SLAB_COLUMNS && column + 8 * chunk >= COLUMNS) break;
-        ptx::CopyAsync16(line + column / SLAB_COLUMNS * (Tr::KEYS * hopper::SLAB_ROW_BYTES), from + 2 * column,
-                         target < room);
+      for (int column = 0; column < COLUMNS; column += SLAB) {
+        if (COLUMNS - column < SLAB && column + 8 * chunk >= COLUMNS) break;
+        ptx::CopyAsync16(line + column / SLAB * (Tr::KEYS * hopper::SLAB_ROW_BYTES), from + 2 * column, target < room);
       }
     }
     ptx::MbarrierArriveCopies(ring.Full(at.stage));

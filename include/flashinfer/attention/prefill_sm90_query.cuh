@@ -26,7 +26,7 @@ template <typename Tr, typename Variant>
 __device__ __forceinline__ void CopyQuery(const typename Tr::Params& p, Variant& variant, const WorkItem& item,
                                           const Shared<Tr>& shared, int group) {
   using Params = typename Tr::Params;
-  constexpr int CHUNKS = Tr::D_QK / 8;
+  constexpr int COLUMNS = 16 / int(sizeof(typename Tr::T)), CHUNKS = Tr::D_QK / COLUMNS;
   const QueryReader<Params, Variant> reader{p, variant, item};
   const int thread = threadIdx.x % WARPGROUP, rows = item.qo_len * int(p.group.divisor);
   ptx::BarrierSync(Barrier::kWarpgroup + group, WARPGROUP);  // its warps may still read the previous query
@@ -42,7 +42,7 @@ __device__ __forceinline__ void CopyQuery(const typename Tr::Params& p, Variant&
                                    Pack<typename Tr::T>(x[4], x[5]), Pack<typename Tr::T>(x[6], x[7])});
     } else {
       const int token = p.group.Divide(at), head = item.kv_head * int(p.group.divisor) + at - token * p.group.divisor;
-      const auto* from = p.q + (int64_t(item.qo_begin) + token) * p.q_stride_n + head * p.q_stride_h + 8 * chunk;
+      const auto* from = p.q + (int64_t(item.qo_begin) + token) * p.q_stride_n + head * p.q_stride_h + COLUMNS * chunk;
       ptx::CopyAsync16(to, from, at < rows);
     }
   }

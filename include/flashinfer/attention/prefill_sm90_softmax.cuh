@@ -13,20 +13,45 @@ namespace prefill_sm90 {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+/// True if the parameters of a module have scales of each head: of queries, keys and values of 8 bits.
+template <typename Params, typename = void>
+inline constexpr bool HAS_HEAD_SCALES = false;
+template <typename Params>
+inline constexpr bool HAS_HEAD_SCALES<Params, std::void_t<decltype(Params::maybe_scale_q)>> = true;
+
+/// True if the logits of a variant are products of queries and keys, so that scales of a head multiply the exponent.
+template <typename Variant>
+inline constexpr bool HAS_PLAIN_LOGITS = false;
+template <bool CUSTOM_MASK, bool SLIDING_WINDOW>
+inline constexpr bool HAS_PLAIN_LOGITS<DefaultAttention<CUSTOM_MASK, SLIDING_WINDOW, false, false>> = true;
+
+/// Four weights as e4m3, the first in the lowest byte. The largest finite number is 448.
+__device__ __forceinline__ uint32_t PackE4m3(float a, float b, float c, float d) {
+  const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
+  const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
+  return high << 16 | low;
+}
+
 template <typename Tr, typename Variant, bool ALL_MASKED>
 struct Softmax {
   using Params = typename Tr::Params;
   static constexpr int SCORES = Tr::KEYS / 2;  // registers of a thread
   /// True if the visible pairs of a step are found as words of 64 bits.
   static constexpr bool BY_WORDS = ALL_MASKED && (HAS_MASK_BITS<Variant> || HasItems<Params>::value);
+  /// Weights of 8 bits are at most 2^SHIFT and the largest one of a row is exact: small ones then keep their precision
+  /// down to 2^-14 of the largest.
+  static constexpr bool HAS_FP8_WEIGHTS = sizeof(typename Tr::T) == 1;
+  static constexpr float SHIFT = HAS_FP8_WEIGHTS ? MAX_LAG<Variant> : 0.f;
+  static constexpr bool HAS_SCALES = HAS_HEAD_SCALES<Params>, SCALES_LOGITS = HAS_SCALES && !HAS_PLAIN_LOGITS<Variant>;
 
   const Params& p;
   const WorkItem& item;
   Variant variant;
-  int row[2];                // rows of the thread in the request
-  float m[2], d[2];          // exponent and sum of the weights of a row; lanes hold parts of the sum
-  float scale[2];            // factor of the sums so far, where the exponent has grown
-  int full_begin, full_end;  // range of keys that all rows of the warpgroup see
+  int row[2];                     // rows of the thread in the request
+  float m[2], d[2];               // exponent and sum of the weights of a row; lanes hold parts of the sum
+  float scale[2];                 // factor of the sums so far, where the exponent has grown
+  float own[HAS_SCALES ? 2 : 1];  // scales of the rows: of logits (SCALES_LOGITS) or of exponents
+  int full_begin, full_end;       // range of keys that all rows of the warpgroup see
 
   __device__ __forceinline__ Softmax(const Params& p, const WorkItem& item, int group)
       : p(p), item(item), variant(p, item.request, nullptr) {
@@ -38,6 +63,7 @@ struct Softmax {
     full_end = min(mask.End(TokenOf(first)), item.kv_end);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      if constexpr (HAS_SCALES) own[i] = HeadScale(HeadOf(row[i])) * (SCALES_LOGITS ? 1.f : variant.sm_scale_log2);
       m[i] = -math::inf;
       d[i] = 0.f;
       float factor = 1.f;
@@ -73,11 +99,20 @@ struct Softmax {
   }
 
   /// Round weights to the A fragments of wgmma: 16 keys are 4 registers, in the order of the scores.
-  static __device__ __forceinline__ void Round(uint32_t (&w)[Tr::KEYS / 16][4], const float (&s)[SCORES]) {
+  /// 8 bits: 32 keys are 4 registers, in an order that the tiles of values share (prefill_sm90_transpose.cuh).
+  template <int STEPS>
+  static __device__ __forceinline__ void Round(uint32_t (&w)[STEPS][4], const float (&s)[SCORES]) {
 #pragma unroll
-    for (int k = 0; k < Tr::KEYS / 16; ++k) {
+    for (int k = 0; k < STEPS; ++k) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) w[k][i] = Pack<typename Tr::T>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (HAS_FP8_WEIGHTS) {
+          const float* x = s + 16 * k + i / 2 * 8 + i % 2 * 2;
+          w[k][i] = PackE4m3(x[0], x[1], x[4], x[5]);
+        } else {
+          w[k][i] = Pack<typename Tr::T>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+        }
+      }
     }
   }
 
@@ -86,7 +121,28 @@ struct Softmax {
     for (int i = 0; i < 2; ++i) d[i] = GroupSum(d[i], 4);
   }
 
+  /// Scale of the values.
+  __device__ __forceinline__ float ValueScale() const {
+    if constexpr (HAS_SCALES) {
+      if (p.maybe_scale_v != nullptr) return p.maybe_scale_v[item.kv_head];
+    }
+    return 1.f;
+  }
+
  private:
+  __device__ __forceinline__ float HeadScale(int head) const {
+    float x = 1.f;
+    if constexpr (HAS_SCALES) {
+      if (p.maybe_scale_q != nullptr) x = p.maybe_scale_q[head];
+      if (p.maybe_scale_k != nullptr) x *= p.maybe_scale_k[item.kv_head];
+    }
+    return x;
+  }
+  /// Factor from a logit of row i to an exponent of 2.
+  __device__ __forceinline__ float ExponentScale(int i) const {
+    return HAS_SCALES && !SCALES_LOGITS ? own[HAS_SCALES ? i : 0] : variant.sm_scale_log2;
+  }
+
   /// Apply the hooks to the logits, and set invisible pairs to -inf (0 without softmax).
   template <bool MASKED>
   __device__ __forceinline__ void Transform(float (&s)[SCORES], int key) {
@@ -101,7 +157,9 @@ struct Softmax {
     }
   }
 
-  __device__ __forceinline__ void Hook(float& x, [[maybe_unused]] bool exists, int token, int key, int head) {
+  __device__ __forceinline__ void Hook(float& x, [[maybe_unused]] int i, [[maybe_unused]] bool exists, int token,
+                                       int key, int head) {
+    if constexpr (SCALES_LOGITS) x *= own[i];
     if (HOOKS_ACCEPT_PADDING<Variant> || exists) {
       x = variant.LogitsTransform(p, x, item.request, token, key, head, item.kv_head);
     }
@@ -109,20 +167,20 @@ struct Softmax {
 
   template <bool MASKED>
   __device__ __forceinline__ void TransformByRange(float (&s)[SCORES], int i, int key) {
-    const int token = TokenOf(row[i]), head = HeadOf(row[i]), own = key + 2 * int(threadIdx.x % 4);
+    const int token = TokenOf(row[i]), head = HeadOf(row[i]), base = key + 2 * int(threadIdx.x % 4);
     const MaskOf<Params> mask(p, item.qo_len, item.kv_len);
-    const int first = MASKED ? mask.First(token) - own : 0;
-    const int end = MASKED ? min(mask.End(token), item.kv_end) - own : 0, room = item.kv_end - own;
+    const int first = MASKED ? mask.First(token) - base : 0;
+    const int end = MASKED ? min(mask.End(token), item.kv_end) - base : 0, room = item.kv_end - base;
 #pragma unroll
     for (int n = 0; n < Tr::KEYS / 8; ++n) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int offset = 8 * n + j;
         float& x = s[4 * n + 2 * i + j];
-        Hook(x, !MASKED || offset < room, token, own + offset, head);
+        Hook(x, i, !MASKED || offset < room, token, base + offset, head);
         if constexpr (MASKED) {
           const bool visible = offset >= first && offset < end &&
-                               variant.LogitsMask(p, item.request, token, own + offset, head, item.kv_head);
+                               variant.LogitsMask(p, item.request, token, base + offset, head, item.kv_head);
           if (!visible) x = Variant::use_softmax ? -math::inf : 0.f;
         }
       }
@@ -139,12 +197,12 @@ struct Softmax {
       if (n % 8 == 0) bits = VisibleWord(token, key + 8 * n, first, end) >> c;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int own = key + 8 * n + c + j;
+        const int at = key + 8 * n + c + j;
         float& x = s[4 * n + 2 * i + j];
-        Hook(x, own < item.kv_end, token, own, head);
+        Hook(x, i, at < item.kv_end, token, at, head);
         bool visible = (bits >> (n % 8 * 8 + j) & 1) != 0;
         if constexpr (!HAS_MASK_BITS<Variant>) {
-          visible = visible && variant.LogitsMask(p, item.request, token, own, head, item.kv_head);
+          visible = visible && variant.LogitsMask(p, item.request, token, at, head, item.kv_head);
         }
         if (!visible) x = Variant::use_softmax ? -math::inf : 0.f;
       }
@@ -166,7 +224,7 @@ struct Softmax {
     return bits;
   }
 
-  /// Raise m where it lags behind the largest logit by more than MAX_LAG: only then do the lanes of a row exchange their
+  /// Raise m to SHIFT below the largest logit where it lags behind that by more than MAX_LAG: only then do the lanes of a row exchange their
   /// maxima, and are sums rescaled. The branch is taken by whole warps.
   __device__ __forceinline__ bool Rebase(const float (&s)[SCORES]) {
     float top[2];
@@ -176,7 +234,7 @@ struct Softmax {
       float x = fmaxf(s[2 * i], s[2 * i + 1]);
 #pragma unroll
       for (int n = 1; n < Tr::KEYS / 8; ++n) x = fmaxf(x, fmaxf(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
-      top[i] = x * variant.sm_scale_log2;
+      top[i] = x * ExponentScale(i);
       grown = grown || top[i] > m[i] + MAX_LAG<Variant>;
     }
     if (!__any_sync(0xffffffffu, grown)) return false;
@@ -184,7 +242,7 @@ struct Softmax {
     for (int i = 0; i < 2; ++i) {
       top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], 1));
       top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], 2));
-      const float next = fmaxf(m[i], top[i]);
+      const float next = fmaxf(m[i], top[i] - SHIFT);
       scale[i] = next == -math::inf ? 1.f : ptx::Exp2(m[i] - next);
       m[i] = next;
       d[i] *= scale[i];
@@ -201,7 +259,7 @@ struct Softmax {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           float& x = s[4 * n + 2 * i + j];
-          x = ptx::Exp2(fmaf(x, variant.sm_scale_log2, -base));
+          x = ptx::Exp2(fmaf(x, ExponentScale(i), -base));
           d[i] += x;
         }
       }

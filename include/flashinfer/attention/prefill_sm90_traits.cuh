@@ -22,11 +22,14 @@ namespace prefill_sm90 {
 constexpr int WARPGROUP = 128;
 
 template <typename T>
-inline constexpr ptx::WgmmaType WGMMA_TYPE = std::is_same_v<T, __half> ? ptx::WgmmaType::kF16 : ptx::WgmmaType::kBf16;
+inline constexpr ptx::WgmmaType WGMMA_TYPE = sizeof(T) == 1              ? ptx::WgmmaType::kE4m3
+                                             : std::is_same_v<T, __half> ? ptx::WgmmaType::kF16
+                                                                         : ptx::WgmmaType::kBf16;
 
 /// Path of keys and values to shared memory: by TMA, in boxes of whole tiles (kRows: ragged keys) or of parts of pages
-/// (kPages), or by cp.async, row by row, from anywhere (kGather). 8-bit keys and values are converted (kConvert).
-enum class Loading { kRows, kPages, kGather, kConvert };
+/// (kPages), or by cp.async, row by row, from anywhere (kGather). 8-bit keys and values are converted (kConvert) or, under
+/// 8-bit queries, values are transposed (kTranspose, prefill_sm90_fp8_traits.cuh).
+enum class Loading { kRows, kPages, kGather, kConvert, kTranspose };
 
 template <typename Params_, Loading LOADING_, bool PAGED_ = LOADING_ == Loading::kPages>
 struct Traits {
@@ -37,7 +40,7 @@ struct Traits {
                     (CONVERTS ? IS_FP8<typename Params::DTypeKV> : std::is_same_v<T, typename Params::DTypeKV>),
                 "16-bit queries, and keys and values of the same type or of 8 bits");
   static constexpr Loading LOADING = LOADING_;
-  static constexpr bool PAGED = PAGED_, GATHERS = LOADING == Loading::kGather;
+  static constexpr bool PAGED = PAGED_, GATHERS = LOADING == Loading::kGather, TRANSPOSES = false;
   static constexpr bool ZEROES_ROWS = GATHERS || CONVERTS;  // rows behind the end of an item are 0, not what lies there
   static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
   static constexpr int QK_SLABS = (D_QK + 63) / 64, VO_SLABS = (D_VO + 63) / 64;
@@ -51,6 +54,7 @@ struct Traits {
   // Warps of the producer that fill a stage, and their arrivals at its barrier.
   static constexpr int ISSUERS = LOADING == Loading::kPages || CONVERTS ? 4 : 1;
   static constexpr int FILL_ARRIVALS = GATHERS ? WARPGROUP : ISSUERS, PRODUCER_WARPS = GATHERS ? 4 : ISSUERS;
+  static constexpr int VALUE_ARRIVALS = FILL_ARRIVALS;
   // One warpgroup multiplies while another computes weights. Larger heads multiply long enough without taking turns.
   static constexpr bool TAKES_TURNS = D_VO <= 128;
 
@@ -88,14 +92,6 @@ struct Traits {
   static constexpr int SHARED_BYTES = hopper::SLAB_ALIGNMENT + NOTES_OFFSET + NOTES_BYTES;
   static_assert(SHARED_BYTES <= SHARED_LIMIT, "it was made to fit");
 };
-
-/// Traits of the kernel that a module has for calls without special strides or pages.
-template <typename Params, bool PAGED>
-using UsualTraits = Traits<Params,
-                           IS_FP8<typename Params::DTypeKV> ? Loading::kConvert
-                           : PAGED                          ? Loading::kPages
-                                                            : Loading::kRows,
-                           PAGED>;
 
 /// Named barriers of the consumers.
 enum Barrier : int { kWarpgroup = 1, kTurn = 4 };  // plus the number of the warpgroup, below 3
@@ -136,7 +132,7 @@ struct Shared {
   __device__ __forceinline__ void Init() const {
     QueryBarriers().Init(Tr::CONSUMER_WARPS);
     KeyBarriers().Init(Tr::CONSUMER_WARPS, Tr::FILL_ARRIVALS);
-    ValueBarriers().Init(Tr::CONSUMER_WARPS, Tr::FILL_ARRIVALS);
+    ValueBarriers().Init(Tr::CONSUMER_WARPS, Tr::VALUE_ARRIVALS);
     ItemBarriers().Init(Tr::CONSUMER_WARPS + Tr::PRODUCER_WARPS);
   }
 };

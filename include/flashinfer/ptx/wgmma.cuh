@@ -2,7 +2,7 @@
 // Matrix products of a warpgroup (PTX ISA: Asynchronous Warpgroup Level Matrix Instructions, "wgmma"), sm_90a.
 //
 // D (64 x N, fp32, N / 2 registers a thread) = A (64 x K) B^T (N x K), plus D if `accumulate`. K is 32 bytes: 16
-// elements of 16 bits, 32 of 8. A comes from shared memory or, for 16 bits, from registers; B from shared memory.
+// elements of 16 bits, 32 of 8. A comes from shared memory or from registers; B from shared memory.
 // Descriptors are those of hopper/smem_tile.cuh. Thread t, lane l = t % 32, has in registers 4 j, 4 j + 1 row
 // 16 (t / 32) + l / 4, columns 8 j + 2 (l % 4) + {0, 1}, and in 4 j + 2, 4 j + 3 the same columns eight rows below.
 //
@@ -105,8 +105,9 @@ struct Wgmma;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)), "n"(int(TRANSPOSE_B))); \
     }                                                                                                                  \
   };
-// 8 bits: both operands K-major, from shared memory.
-#define FLASHINFER_WGMMA_8(TYPE, NAME, N, COUNT, P0, P1, P2)                                                          \
+// 8 bits: both operands K-major. Registers of A, lane l: bytes k = 4 (l % 4) + {0 .. 3} of rows l / 4 and l / 4 + 8, then the
+// same of k + 16.
+#define FLASHINFER_WGMMA_8(TYPE, NAME, N, COUNT, P0, P1, P2, P3, P4, P5)                                              \
   template <>                                                                                                         \
   struct Wgmma<TYPE, N, false, false> {                                                                               \
     static __device__ __forceinline__ void Run(float (&d)[COUNT], uint64_t a, uint64_t b, bool accumulate) {          \
@@ -117,11 +118,20 @@ struct Wgmma;
                    : FLASHINFER_WGMMA_LIST_##COUNT(0)                                                                 \
                    : "l"(a), "l"(b), "r"(int(accumulate)));                                                           \
     }                                                                                                                 \
+    static __device__ __forceinline__ void Run(float (&d)[COUNT], const uint32_t (&a)[4], uint64_t b,                 \
+                                               bool accumulate) {                                                     \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P5                                                           \
+                   ", 0;\n"                                                                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." NAME "." NAME " {" FLASHINFER_WGMMA_TEXT_##COUNT \
+                   "}, {%" #P0 ", %" #P1 ", %" #P2 ", %" #P3 "}, %" #P4 ", p, 1, 1;\n}"                               \
+                   : FLASHINFER_WGMMA_LIST_##COUNT(0)                                                                 \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));                       \
+    }                                                                                                                 \
   };
 #define FLASHINFER_WGMMA(N, COUNT, P0, P1, P2, P3, P4, P5, P6)                        \
   FLASHINFER_WGMMA_16(WgmmaType::kBf16, "bf16", N, COUNT, P0, P1, P2, P3, P4, P5, P6) \
   FLASHINFER_WGMMA_16(WgmmaType::kF16, "f16", N, COUNT, P0, P1, P2, P3, P4, P5, P6)   \
-  FLASHINFER_WGMMA_8(WgmmaType::kE4m3, "e4m3", N, COUNT, P0, P1, P2)
+  FLASHINFER_WGMMA_8(WgmmaType::kE4m3, "e4m3", N, COUNT, P0, P1, P2, P3, P4, P5)
 
 FLASHINFER_WGMMA(8, 4, 4, 5, 6, 7, 8, 9, 10)
 FLASHINFER_WGMMA(16, 8, 8, 9, 10, 11, 12, 13, 14)

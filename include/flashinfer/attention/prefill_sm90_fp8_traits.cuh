@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shape of the Hopper prefill kernel for e4m3 queries, keys and values: the members of Traits (prefill_sm90_traits.cuh).
+//
+// wgmma reads 8-bit operands K-major only. Queries and keys are: a row of a slab has 128 columns. Values are transposed
+// on the way (prefill_sm90_transpose.cuh): tiles of values have a row of 128 bytes for each output column, with the keys
+// of a step in it.
+//
+// Precision. Tensor cores keep 13 fraction bits of 8-bit sums (H200): a product of 32 keys adds an error below 2^-13 of
+// the largest sum so far, so outputs of n keys are off by at most n / 32 * 2^-13 of the largest partial sum.
+#pragma once
+#include <cuda_fp8.h>
+
+#include "prefill_sm90_traits.cuh"
+
+namespace flashinfer {
+namespace attention {
+namespace prefill_sm90 {
+
+template <typename Params_, bool PAGED_>
+struct Fp8Traits {
+  using Params = Params_;
+  using T = typename Params::DTypeQ;
+  static_assert(std::is_same_v<T, __nv_fp8_e4m3> && std::is_same_v<typename Params::DTypeKV, T>,
+                "queries, keys and values of e4m3");
+  static constexpr Loading LOADING = Loading::kTranspose;
+  static constexpr bool PAGED = PAGED_, CONVERTS = false, TRANSPOSES = true;
+  static constexpr bool GATHERS = true, ZEROES_ROWS = true;  // cp.async copies keys, and zeroes what does not exist
+  static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
+  static constexpr int QK_SLABS = (D_QK + 127) / 128, LANDING_SLABS = (D_VO + 127) / 128;
+  static constexpr int VO_SLABS = (D_VO + 63) / 64;  // of the 16-bit results
+
+  static constexpr int TILE = PrefillTileSm90(D_QK, D_VO), CONSUMERS = TILE / 64;
+  static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP, CONSUMER_WARPS = CONSUMERS * 4, PRODUCER_WARPS = 4;
+  static constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 56 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 224 : 160;
+  static constexpr int ISSUERS = 4, FILL_ARRIVALS = WARPGROUP, VALUE_ARRIVALS = 4;
+  static constexpr bool TAKES_TURNS = D_VO <= 128;
+
+  static constexpr int STAGES = 2, LANDINGS = 2, NOTES_BYTES = 0;
+  static constexpr int SHARED_LIMIT = 227 * 1024, BARRIER_BYTES = 128, ITEM_BYTES = sizeof(WorkItem);
+  static constexpr int WARP_STAGING = 16 * hopper::SLAB_ROW_BYTES;
+  // Keys per step: the keys of a row of transposed values. Beside more than 128 output columns, the registers hold 64.
+  static constexpr int KEYS = D_VO > 128 ? 64 : 128;
+  static constexpr int Q_BYTES = QK_SLABS * TILE * hopper::SLAB_ROW_BYTES;
+  static constexpr int K_BYTES = QK_SLABS * KEYS * hopper::SLAB_ROW_BYTES, V_BYTES = D_VO * hopper::SLAB_ROW_BYTES;
+  static constexpr int LANDING_BYTES = LANDING_SLABS * KEYS * hopper::SLAB_ROW_BYTES;
+  static constexpr bool STAGES_IN_QUERY = false;
+  static constexpr int STAGING_BYTES = CONSUMER_WARPS * WARP_STAGING;
+  static constexpr int K_OFFSET = Q_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
+  static constexpr int LANDING_OFFSET = V_OFFSET + STAGES * V_BYTES;
+  static constexpr int STAGING_OFFSET = LANDING_OFFSET + LANDINGS * LANDING_BYTES;
+  static constexpr int BARRIER_OFFSET = STAGING_OFFSET + STAGING_BYTES, ITEM_OFFSET = BARRIER_OFFSET + BARRIER_BYTES;
+  static constexpr int NOTES_OFFSET = ITEM_OFFSET + 2 * ITEM_BYTES;
+  static constexpr int SHARED_BYTES = hopper::SLAB_ALIGNMENT + NOTES_OFFSET;
+  static_assert(SHARED_BYTES <= SHARED_LIMIT, "heads this large do not fit into shared memory");
+  static_assert(D_QK % 32 == 0, "products of 32 columns");
+};
+
+}  // namespace prefill_sm90
+}  // namespace attention
+}  // namespace flashinfer
