@@ -119,3 +119,12 @@ def test_dominant_key(d128):
     case = Fp8Case(d128, [40], [500], (1, 1))
     case.sm_scale = 4 / math.sqrt(128)
     case.check()
+
+
+@pytest.mark.parametrize("kv_len", [2048, 2100, 5000])
+def test_two_levels(d128, kv_len):
+    """Sums of 2048 keys are added in shared memory; exponents grow between them, as keys are taken last to first."""
+    case = Fp8Case(d128, [23, 9], [kv_len, 2176], (3, 1), mask_mode=CAUSAL)
+    growth = torch.linspace(2.0, 0.25, sum(case.kv_lens))[:, None, None]
+    case.keys = (case.keys.float() * growth).to(E4M3)
+    case.check(seed=kv_len)

@@ -6,7 +6,9 @@
 // of a step in it.
 //
 // Precision. Tensor cores keep 13 fraction bits of 8-bit sums (H200): a product of 32 keys adds an error below 2^-13 of
-// the largest sum so far, so outputs of n keys are off by at most n / 32 * 2^-13 of the largest partial sum.
+// the largest sum so far. Sums of SUM_STEPS steps are therefore added in fp32, in shared memory: outputs are off by at most
+// 2048 / 32 * 2^-13 = 2^-7 of the largest sum, however many keys there are. Where shared memory has no room for that (256
+// columns), outputs of n keys are off by at most n / 32 * 2^-13 of the largest partial sum.
 #pragma once
 #include <cuda_fp8.h>
 
@@ -31,15 +33,17 @@ struct Fp8Traits {
 
   static constexpr int TILE = PrefillTileSm90(D_QK, D_VO), CONSUMERS = TILE / 64;
   static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP, CONSUMER_WARPS = CONSUMERS * 4, PRODUCER_WARPS = 4;
-  static constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 56 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 224 : 160;
   static constexpr int ISSUERS = 4, FILL_ARRIVALS = WARPGROUP, VALUE_ARRIVALS = 4;
   static constexpr bool TAKES_TURNS = D_VO <= 128;
 
   static constexpr int STAGES = 2, LANDINGS = 2, NOTES_BYTES = 0;
   static constexpr int SHARED_LIMIT = 227 * 1024, BARRIER_BYTES = 128, ITEM_BYTES = sizeof(WorkItem);
   static constexpr int WARP_STAGING = 16 * hopper::SLAB_ROW_BYTES;
-  // Keys per step: the keys of a row of transposed values. Beside more than 128 output columns, the registers hold 64.
-  static constexpr int KEYS = D_VO > 128 ? 64 : 128;
+  // Keys per step: the keys of a row of transposed values. Beside more than 128 output columns, and for three consumers,
+  // the registers hold 64.
+  static constexpr int KEYS = D_VO > 128 || CONSUMERS == 3 ? 64 : 128;
+  static constexpr int PRODUCER_REGISTERS = KEYS == 128 || CONSUMERS == 3 ? 56 : 72;
+  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : (KEYS == 128 ? 224 : 216);
   static constexpr int Q_BYTES = QK_SLABS * TILE * hopper::SLAB_ROW_BYTES;
   static constexpr int K_BYTES = QK_SLABS * KEYS * hopper::SLAB_ROW_BYTES, V_BYTES = D_VO * hopper::SLAB_ROW_BYTES;
   static constexpr int LANDING_BYTES = LANDING_SLABS * KEYS * hopper::SLAB_ROW_BYTES;
@@ -49,8 +53,10 @@ struct Fp8Traits {
   static constexpr int LANDING_OFFSET = V_OFFSET + STAGES * V_BYTES;
   static constexpr int STAGING_OFFSET = LANDING_OFFSET + LANDINGS * LANDING_BYTES;
   static constexpr int BARRIER_OFFSET = STAGING_OFFSET + STAGING_BYTES, ITEM_OFFSET = BARRIER_OFFSET + BARRIER_BYTES;
-  static constexpr int NOTES_OFFSET = ITEM_OFFSET + 2 * ITEM_BYTES;
-  static constexpr int SHARED_BYTES = hopper::SLAB_ALIGNMENT + NOTES_OFFSET;
+  static constexpr int NOTES_OFFSET = ITEM_OFFSET + 2 * ITEM_BYTES, SUMS_OFFSET = NOTES_OFFSET;
+  static constexpr int SUMS_BYTES = TILE * D_VO * int(sizeof(float));
+  static constexpr int SUM_STEPS = hopper::SLAB_ALIGNMENT + SUMS_OFFSET + SUMS_BYTES <= SHARED_LIMIT ? 2048 / KEYS : 0;
+  static constexpr int SHARED_BYTES = hopper::SLAB_ALIGNMENT + SUMS_OFFSET + (SUM_STEPS > 0 ? SUMS_BYTES : 0);
   static_assert(SHARED_BYTES <= SHARED_LIMIT, "heads this large do not fit into shared memory");
   static_assert(D_QK % 32 == 0, "products of 32 columns");
 };

@@ -89,6 +89,7 @@ struct Traits {
   static constexpr int STAGING_OFFSET = LANDING_OFFSET + LANDINGS * LANDING_BYTES;
   static constexpr int BARRIER_OFFSET = STAGING_OFFSET + STAGING_BYTES, ITEM_OFFSET = BARRIER_OFFSET + BARRIER_BYTES;
   static constexpr int NOTES_OFFSET = ITEM_OFFSET + 2 * ITEM_BYTES;
+  static constexpr int SUM_STEPS = 0, SUMS_OFFSET = 0;  // sums in registers have all bits
   static constexpr int SHARED_BYTES = hopper::SLAB_ALIGNMENT + NOTES_OFFSET + NOTES_BYTES;
   static_assert(SHARED_BYTES <= SHARED_LIMIT, "it was made to fit");
 };
@@ -122,6 +123,8 @@ struct Shared {
   __device__ __forceinline__ uint32_t Staging(int warp) const {
     return base + (Tr::STAGES_IN_QUERY ? 0 : Tr::STAGING_OFFSET) + warp * Tr::WARP_STAGING;
   }
+  /// Sums of all steps but the latest, 16 bytes of thread `thread` of the consumers; the next ones are TILE * 32 further.
+  __device__ __forceinline__ uint32_t Sums(int thread) const { return base + Tr::SUMS_OFFSET + thread * 16; }
   __device__ __forceinline__ uint32_t Item(int stage) const { return base + Tr::ITEM_OFFSET + stage * Tr::ITEM_BYTES; }
   __device__ __forceinline__ hopper::Ring<1> QueryBarriers() const { return {base + Tr::BARRIER_OFFSET}; }
   __device__ __forceinline__ hopper::Ring<Tr::STAGES> KeyBarriers() const { return {base + Tr::BARRIER_OFFSET + 16}; }
