@@ -138,7 +138,8 @@ inline PlanInfo ReadPlan(const char* op, const Numbers& numbers) {
 
 /// Place partial states in `bytes` bytes at `at`: outputs, then log-sum-exps.
 inline void SetPartials(WorkList& work, char* at, int64_t bytes, int64_t tile) {
-  const int64_t slots = bytes / int64_t(sizeof(float)) / (tile * (Params::HEAD_DIM_VO + 1));
+  // An empty plan has tiles of no rows.
+  const int64_t slots = tile == 0 ? 0 : bytes / int64_t(sizeof(float)) / (tile * (Params::HEAD_DIM_VO + 1));
   work.partial_o = reinterpret_cast<float*>(at);
   work.partial_lse = work.partial_o + slots * tile * Params::HEAD_DIM_VO;
 }
@@ -204,16 +205,20 @@ inline WorkList PrefillList(const PlanInfo& info, char* int_ws, char* float_ws) 
 
 /// Call f(tile) with the number of rows as a constant.
 template <bool HAS_PREFILL, typename F>
-Status DispatchTile(int64_t tile, const F& f) {
-  if constexpr (HAS_PREFILL && HAS_PREFILL_SM90) {
-    if (tile == HOPPER_TILE) return f(std::integral_constant<int, HOPPER_TILE>{});
-  } else if constexpr (HAS_PREFILL) {
-    if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
-      if (tile == LARGE_PREFILL_TILE) return f(std::integral_constant<int, LARGE_PREFILL_TILE>{});
+Status DispatchTile([[maybe_unused]] int64_t tile, const F& f) {
+  if constexpr (!HAS_DECODE_KERNEL) {
+    return f(std::integral_constant<int, HOPPER_TILE>{});
+  } else {
+    if constexpr (HAS_PREFILL && HAS_PREFILL_SM90) {
+      if (tile == HOPPER_TILE) return f(std::integral_constant<int, HOPPER_TILE>{});
+    } else if constexpr (HAS_PREFILL) {
+      if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
+        if (tile == LARGE_PREFILL_TILE) return f(std::integral_constant<int, LARGE_PREFILL_TILE>{});
+      }
+      if (tile == PREFILL_TILE) return f(std::integral_constant<int, PREFILL_TILE>{});
     }
-    if (tile == PREFILL_TILE) return f(std::integral_constant<int, PREFILL_TILE>{});
+    return f(std::integral_constant<int, DECODE_TILE>{});
   }
-  return f(std::integral_constant<int, DECODE_TILE>{});
 }
 
 /// Op name, stream and options of a launch.

@@ -79,7 +79,7 @@ struct SingleTile {
   int64_t tile, blocks;
 };
 template <bool HAS_PREFILL>
-SingleTile SingleTileOf(int64_t rows) {
+SingleTile SingleTileBySize(int64_t rows) {
   if constexpr (HAS_PREFILL && HAS_PREFILL_SM90) {
     if (rows > DECODE_TILE) return {HOPPER_TILE, CachedBlocks<HOPPER_TILE>()};
   } else if constexpr (HAS_PREFILL) {
@@ -90,16 +90,26 @@ SingleTile SingleTileOf(int64_t rows) {
   }
   return {DECODE_TILE, CachedBlocks<DECODE_TILE>()};
 }
+template <bool HAS_PREFILL>
+SingleTile SingleTileOf(int64_t rows) {
+  if constexpr (!HAS_DECODE_KERNEL) {
+    return {HOPPER_TILE, CachedBlocks<HOPPER_TILE>()};
+  } else {
+    return SingleTileBySize<HAS_PREFILL>(rows);
+  }
+}
 
 /// Set the tiles that kernels of this module exist for.
 template <bool HAS_PREFILL>
 void SetTiles(PlanInput& in) {
   in.head_dim_vo = Params::HEAD_DIM_VO;
-  in.decode_tile = DECODE_TILE;
-  in.decode_blocks = CachedBlocks<DECODE_TILE>();
+  if constexpr (HAS_DECODE_KERNEL) {
+    in.decode_tile = DECODE_TILE;
+    in.decode_blocks = CachedBlocks<DECODE_TILE>();
 #ifndef FLASHINFER_CPU
-  in.takes_shares = SERVED_BY_DECODE_KERNEL<Params, DECODE_TILE>;
+    in.takes_shares = SERVED_BY_DECODE_KERNEL<Params, DECODE_TILE>;
 #endif
+  }
   if constexpr (HAS_PREFILL && HAS_PREFILL_SM90) {
     in.takes_items = true;
     in.prefill_tiles[0] = HOPPER_TILE;

@@ -18,7 +18,15 @@ from .locks import CLOSED
 from .options import FP8, default_scale
 from .outputs import add_sinks, check_lse_form, finish_lse, lse_buffer, output_buffer
 from .records import CallRecord
-from .scales import Scale, convert_fp8_query, product_of_numbers, scale_logits, scale_output, scale_output_per_head
+from .scales import (
+    Scale,
+    convert_fp8_query,
+    fp8_scales,
+    product_of_numbers,
+    scale_logits,
+    scale_output,
+    scale_output_per_head,
+)
 from .wrapper import Launch, PlannedWrapper, run_planned
 
 __all__ = ["AttentionWrapper", "Result"]
@@ -136,7 +144,15 @@ class AttentionWrapper(PlannedWrapper):
         sm_scale = default_scale(f"{op}.run", self._sm_scale, head_dim)
         is_plain = self._jit is None and not args and not self._is_nvfp4 and q.dtype is self._dtypes.compute
         scale_v: Scale = None
-        if self._jit is None and args:
+        if self._jit is None and self._dtypes.compute in FP8:
+            of_heads = self._head_scales(args)
+            scales, sm_scale = fp8_scales(
+                f"{op}.run", q, sm_scale, of_heads, self._num_kv_heads, q_scale=q_scale, k_scale=k_scale
+            )
+            q_scale = k_scale = None
+            factors = [*factors, *scales]
+            is_plain = is_plain and not any(x is not None for x in scales)
+        elif self._jit is None and args:
             q, scale_v = self._convert(q, args)
         elif self._jit is None and q.dtype in FP8:
             q = q.to(self._dtypes.compute)
@@ -284,11 +300,15 @@ class AttentionWrapper(PlannedWrapper):
         """Convert 8-bit queries to 16 bits, scaled. ``args``: scales of q, k and v. Also return the scale of v."""
         if q.dtype not in FP8:
             raise ArgumentError(f"{self._op}.run: {len(args)} more positional arguments, expected none (no jit_args)")
-        if len(args) != 3:
-            raise ArgumentError(f"{self._op}.run: {len(args)} scales, expected 3 (of q, k and v)")
-        scale_q, scale_k, scale_v = args
+        scale_q, scale_k, scale_v = self._head_scales(args)
         op, heads = f"{self._op}.run", self._num_kv_heads
         return convert_fp8_query(op, q, scale_q, scale_k, heads, self._dtypes.compute), scale_v
+
+    def _head_scales(self, args: Sequence[Any]) -> Sequence[Scale]:
+        """Return the scales of 8-bit q, k and v, None if there are none."""
+        if args and len(args) != 3:
+            raise ArgumentError(f"{self._op}.run: {len(args)} scales, expected 3 (of q, k and v)")
+        return args or (None, None, None)
 
     # Method names of older releases.
 

@@ -30,6 +30,7 @@ __all__ = [
     "alibi_slopes",
     "default_scale",
     "fa3_is_faster",
+    "fa3_multiplies_fp8",
     "fa3_serves",
     "fa3_serves_mla",
     "has_fa3",
@@ -115,7 +116,7 @@ def fa3_serves(
     head_dim_vo: int,
     pos_encoding: int,
 ) -> bool:
-    """Tell whether the Hopper prefill kernels serve a call: 16-bit data on an SM90 GPU, keys used as stored."""
+    """Tell whether the Hopper prefill kernels serve a call: 16-bit or e4m3 q on an SM90 GPU, keys used as stored."""
     return _hopper_serves((q, kv, o), head_dim_qk, head_dim_vo, pos_encoding) and has_fa3(device)
 
 
@@ -133,6 +134,13 @@ def fa3_is_faster(rows: int, batch_size: int, mask_mode: int) -> bool:
     return mask_mode in (NON_CAUSAL, CAUSAL) and rows >= 128 * batch_size
 
 
+def fa3_multiplies_fp8(
+    q: torch.dtype, kv: torch.dtype, o: torch.dtype, head_dim_qk: int, head_dim_vo: int, pos_encoding: int
+) -> bool:
+    """Tell whether the Hopper prefill kernels take 8-bit queries as they are; others are converted to 16 bits."""
+    return q in FP8 and hopper_serves((q, kv, o), head_dim_qk, head_dim_vo, pos_encoding)
+
+
 def default_scale(op: str, sm_scale: Optional[float], head_dim: int) -> float:
     try:
         return 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
@@ -142,7 +150,7 @@ def default_scale(op: str, sm_scale: Optional[float], head_dim: int) -> float:
 
 @dataclass(frozen=True)
 class Dtypes:
-    """Dtypes of a plan. ``compute`` is the query dtype of the module: 16 bits even if the caller's q has 8 bits."""
+    """Dtypes of a plan. ``compute`` is the query dtype of the module: 16 bits, unless its kernel multiplies 8 bits."""
 
     q: torch.dtype
     kv: torch.dtype

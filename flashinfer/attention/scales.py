@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Optional, TypeVar, Union
+from typing import Optional, Sequence, TypeVar, Union
 
 import torch
 
@@ -13,6 +13,7 @@ from .._runtime.errors import ArgumentError
 __all__ = [
     "Scale",
     "convert_fp8_query",
+    "fp8_scales",
     "number_on_host",
     "product_of_numbers",
     "scale_logits",
@@ -104,6 +105,38 @@ def convert_fp8_query(
         if scale is not None:
             result = result * scale
     return result.to(dtype)
+
+
+def fp8_scales(
+    op: str, q: torch.Tensor, sm_scale: float, scales: Sequence[Scale], num_kv_heads: int, **more: Scale
+) -> tuple[list[Optional[torch.Tensor]], float]:
+    """Return the scales of q, k and v for kernels that multiply 8 bits: float32 of each head, or None for 1.
+
+    Numbers for q and k multiply ``sm_scale``, which is returned too; so do ``more`` of them, or else the scales of q.
+    """
+    of_heads: list[Optional[torch.Tensor]] = []
+    counts = (q.shape[-2], num_kv_heads, num_kv_heads)
+    for name, given, heads in zip(("scale_q", "scale_k", "scale_v"), scales, counts, strict=True):
+        scale = number_on_host(given)
+        if name != "scale_v" and isinstance(scale, (float, int)):
+            sm_scale *= scale
+            scale = None
+        if isinstance(scale, torch.Tensor) and scale.numel() == heads:  # used in place where it can be
+            of_heads.append(scale.to(device=q.device, dtype=torch.float32).reshape(-1).contiguous())
+            continue
+        of_head = _per_head(op, name, scale, heads, heads, q)
+        of_heads.append(None if of_head is None else of_head.reshape(-1))
+    for name, given in more.items():
+        scale = number_on_host(given)
+        if scale is None:
+            continue
+        number = _number(op, name, scale)
+        if isinstance(number, torch.Tensor):
+            of_head = _per_head(op, name, number, counts[0], counts[0], q).reshape(-1)  # type: ignore[union-attr]
+            of_heads[0] = of_head if of_heads[0] is None else of_heads[0] * of_head
+        else:
+            sm_scale *= number
+    return of_heads, sm_scale
 
 
 def scale_output_per_head(op: str, out: torch.Tensor, scale_v: Scale, num_kv_heads: int) -> None:

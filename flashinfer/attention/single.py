@@ -12,7 +12,7 @@ from .._runtime.errors import ArgumentError
 from .._runtime.torch_ops import register_custom_op
 from ..jit.load import loaded_modules
 from .modules import get_single_decode_module, get_single_prefill_module
-from .options import ALIBI, alibi_slopes
+from .options import ALIBI, FP8, alibi_slopes
 from .records import aligned, is_launch_error
 
 __all__ = ["SINGLE_KERNEL_TMP_SIZE", "run_module", "scratch", "single_decode", "single_prefill"]
@@ -108,8 +108,13 @@ def single_prefill(
     rope_scale: float,
     rope_theta: float,
     backend: str = "fa2",
+    scale_q: Optional[torch.Tensor] = None,
+    scale_k: Optional[torch.Tensor] = None,
+    scale_v: Optional[torch.Tensor] = None,
 ) -> None:
     factors: tuple[Any, ...] = () if k_sf is None else (k_sf, v_sf)
+    if q.dtype in FP8:
+        factors = (scale_q, scale_k, scale_v)
     entry = _prefill_entries[
         backend, q.dtype, k.dtype, out.dtype, head_dim_qk, head_dim_vo, pos_encoding, window_left >= 0,
         logits_soft_cap > 0, use_fp16_qk_reduction, q.is_cuda,

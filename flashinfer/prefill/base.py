@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ from ..attention.options import (
     Dtypes,
     alibi_slopes,
     fa3_is_faster,
+    fa3_multiplies_fp8,
     fa3_serves,
     resolve_backend,
 )
@@ -160,6 +162,11 @@ class BatchPrefillWrapper(AttentionWrapper):
         if self._jit_module is not None:
             self._cached_module = self._jit_module
             return
+        if self._backend == "fa3" and fa3_multiplies_fp8(
+            dtypes.q, dtypes.kv, dtypes.o, head_dim_qk, head_dim_vo, self._pos_encoding
+        ):
+            dtypes = dataclasses.replace(dtypes, compute=dtypes.q)
+        self._dtypes = dtypes
         self._cached_module = get_batch_prefill_module(
             self._backend, dtypes.compute, dtypes.kv, dtypes.o, torch.int32, head_dim_qk, head_dim_vo,
             self._pos_encoding, self._window_left >= 0, bool(self._logits_soft_cap), use_fp16_qk_reduction,

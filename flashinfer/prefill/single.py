@@ -22,6 +22,7 @@ from ..attention.options import (
     NON_CAUSAL,
     default_scale,
     fa3_is_faster,
+    fa3_multiplies_fp8,
     fa3_serves,
     layout_code,
     pos_encoding_code,
@@ -30,6 +31,7 @@ from ..attention.options import (
 from ..attention.scales import (
     Scale,
     convert_fp8_query,
+    fp8_scales,
     scale_logits,
     scale_output,
     scale_output_per_head,
@@ -102,7 +104,8 @@ def single_prefill_with_kv_cache(
     rope_scale, rope_theta : Optional[float]
         1 and 1e4 if None.
     backend : str
-        ``"auto"`` (the faster one), ``"fa2"`` or, on an SM90 GPU with 16-bit or FP8 keys, ``"fa3"``.
+        ``"auto"`` (the faster one), ``"fa2"`` or, on an SM90 GPU with 16-bit or FP8 keys, ``"fa3"``, which multiplies
+        e4m3 q, k and v as they are; other 8-bit q are converted to 16 bits.
     return_lse : bool
         Also return the logarithm to base 2 of the sum of ``exp(logit)``.
     kv_cache_sf : Optional[Tuple[torch.Tensor, torch.Tensor]]
@@ -138,7 +141,6 @@ def single_prefill_with_kv_cache(
     if fp8:
         _check_fp8(op, q, k, v, window_left, o_dtype)
         num_kv_heads = k_shape[1 - layout]
-        q = convert_fp8_query(op, q, scale_q, scale_k, num_kv_heads, o_dtype)
     if packed_custom_mask is not None:
         check_packed_mask(op, packed_custom_mask, -(-qo_len * k_shape[layout] // 8))
         packed_custom_mask = packed_custom_mask.contiguous()
@@ -151,6 +153,14 @@ def single_prefill_with_kv_cache(
         dtypes = (q_dtype, k.dtype, o_dtype)
         if fa3_is_faster(rows, 1, mask_mode) and fa3_serves(q.device, *dtypes, head_dim, v_shape[-1], pos_encoding):
             backend = "fa3"
+    scales: list[Optional[torch.Tensor]] = [None, None, None]
+    if fp8:
+        given = (scale_q, scale_k, scale_v)
+        if backend == "fa3" and fa3_multiplies_fp8(q_dtype, k.dtype, o_dtype, head_dim, v_shape[-1], pos_encoding):
+            scales, sm_scale = fp8_scales(op, q, sm_scale, given, num_kv_heads, k_scale=k_scale)
+            k_scale = scale_v = None
+        else:
+            q = convert_fp8_query(op, q, scale_q, scale_k, num_kv_heads, o_dtype)
     if k_scale is not None:
         q, sm_scale = scale_logits(op, q, sm_scale, k_scale=k_scale)
     head_dim_vo, k_sf, v_sf = v_shape[-1], None, None
@@ -161,7 +171,7 @@ def single_prefill_with_kv_cache(
     single_prefill(
         q, k, v, out, lse, packed_custom_mask, k_sf, v_sf, head_dim, head_dim_vo, mask_mode, layout, pos_encoding,
         use_fp16_qk_reduction, window_left, logits_soft_cap or 0.0, sm_scale, rope_scale or 1.0, rope_theta or 1e4,
-        backend,
+        backend, *scales,
     )  # fmt: skip
     if fp8:
         scale_output_per_head(op, out, scale_v, num_kv_heads)

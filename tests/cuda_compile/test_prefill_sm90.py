@@ -19,30 +19,43 @@ BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 SPILLS = r"(\d+) bytes spill stores, (\d+) bytes spill loads"
 
 
-def module(head_dim_qk: int, head_dim_vo: int, dtype_kv: torch.dtype = BF16, pos_encoding_mode: int = 0) -> JitSpec:
-    types, dims = (BF16, dtype_kv, BF16, torch.int32), (head_dim_qk, head_dim_vo)
+def module(
+    head_dim_qk: int,
+    head_dim_vo: int,
+    dtype_kv: torch.dtype = BF16,
+    pos_encoding_mode: int = 0,
+    dtype_q: torch.dtype = BF16,
+) -> JitSpec:
+    types, dims = (dtype_q, dtype_kv, BF16, torch.int32), (head_dim_qk, head_dim_vo)
     return gen_batch_prefill_module("fa3", *types, *dims, pos_encoding_mode, False, False, False, device="cuda")
 
 
 @pytest.mark.parametrize(
-    "head_dim, unit, dtype_kv", [(128, "128_ragged", BF16), (256, "128_paged", BF16), (64, "192_ragged", E4M3)]
+    "head_dim, unit, dtype_q, dtype_kv",
+    [
+        (128, "128_ragged", BF16, BF16),
+        (256, "128_paged", BF16, BF16),
+        (64, "192_ragged", BF16, E4M3),
+        (128, "128_ragged", E4M3, E4M3),
+        (256, "128_paged", E4M3, E4M3),
+    ],
 )
-def test_unit(hopper, nvcc, tmp_path, head_dim, unit, dtype_kv):
-    """Compile a unit: its kernel for TMA and the one for cp.async, or the one that converts keys."""
-    log = compiled(nvcc, tmp_path, head_dim, unit, dtype_kv)
+def test_unit(hopper, nvcc, tmp_path, head_dim, unit, dtype_q, dtype_kv):
+    """Compile a unit: its kernels for TMA and for cp.async, or the one that converts keys or transposes values."""
+    log = compiled(nvcc, tmp_path, head_dim, unit, dtype_q, dtype_kv)
     spills = re.findall(SPILLS, log)
     assert spills == [("0", "0")] * (1 if dtype_kv == E4M3 else 2), log
 
 
 def test_fused_unit(hopper, nvcc, tmp_path):
     """Compile decode and prefill in one kernel. Decode alone has more registers; a few numbers of an item spill."""
-    ((stored, loaded),) = re.findall(SPILLS, compiled(nvcc, tmp_path, 128, "fused", BF16))
+    ((stored, loaded),) = re.findall(SPILLS, compiled(nvcc, tmp_path, 128, "fused", BF16, BF16))
     assert int(stored) <= 32 and int(loaded) <= 32
 
 
-def compiled(nvcc, tmp_path, head_dim: int, unit: str, dtype_kv: torch.dtype) -> str:
+def compiled(nvcc, tmp_path, head_dim: int, unit: str, dtype_q: torch.dtype, dtype_kv: torch.dtype) -> str:
     """Return what ptxas says about a unit."""
-    for path, text in module(head_dim, head_dim, dtype_kv).generated.items():
+    for path, text in module(head_dim, head_dim, dtype_kv, dtype_q=dtype_q).generated.items():
         (tmp_path / path.name).write_text(text)
     source = tmp_path / f"batch_prefill_{unit}.cu"
     includes = [f"-I{jit_env.FLASHINFER_INCLUDE_DIR}", f"-I{tmp_path}"]
@@ -63,12 +76,22 @@ def test_units(hopper):
     assert spec.supported_major_versions == [9]
 
 
+def test_units_of_fp8_queries(hopper):
+    """All rows are in tiles of the Hopper kernel, which has the scales of each head among its parameters."""
+    generated = {path.name: text for path, text in module(128, 128, E4M3, dtype_q=E4M3).generated.items()}
+    assert {name.split("_")[2] for name in generated if name.endswith("ed.cu")} == {"128"}
+    params = generated["attention_params.inc"]
+    assert "HAS_DECODE_KERNEL = false" in params and "float* maybe_scale_v" in params
+
+
 @pytest.mark.parametrize(
     "arguments, text",
     [
         ((80, 80), "head dimensions are 80 and 80, expected .* one of 64"),
         ((128, 128, torch.float16), "expected the same type, or keys of 8 bits"),
         ((128, 128, BF16, 1), "keys are transformed"),
+        ((128, 128, BF16, 0, E4M3), "dtype_kv torch.bfloat16 .* expected keys of the type of queries"),
+        ((48, 64, E4M3, 0, E4M3), "head_dim_qk 48, expected .* a multiple of 32 columns"),
     ],
 )
 def test_refusals(hopper, arguments, text):

@@ -28,10 +28,13 @@ from .variants import NVFP4_TENSORS, VariantParams
 __all__ = ["AttentionModule", "resolve_device"]
 
 _FLOATS = {"cpu": (torch.float16, torch.bfloat16, torch.float32), "cuda": (torch.float16, torch.bfloat16)}
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_HALVES = (torch.float16, torch.bfloat16)
+_E4M3 = torch.float8_e4m3fn
+_FP8 = (_E4M3, torch.float8_e5m2)
 _STORED = (*_FP8, torch.uint8)  # storage dtypes, for keys and values only
 _ROPE = 1  # PosEncodingMode
 _FRAGMENT = 16  # columns of an mma.sync operand
+_FP8_FRAGMENT = 32  # columns of a wgmma operand of 8 bits
 HOPPER_WIDTHS = (64, 96, 128, 192, 256)  # head_dim_vo of the Hopper kernel (HasPrefillSm90 of prefill_sm90.h)
 _DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE = 16, 64, 128  # rows per tile (backend_interface.h)
 
@@ -54,11 +57,15 @@ def has_hopper_target() -> bool:
 
 
 def hopper_serves(dtypes: Iterable[torch.dtype], head_dim_qk: int, head_dim_vo: int, pos_encoding_mode: int) -> bool:
-    """Tell whether ``backend="auto"`` may choose the Hopper prefill kernels: one 16-bit type, keys used as stored."""
-    types = set(dtypes)
+    """Tell whether ``backend="auto"`` may choose the Hopper prefill kernels for keys used as stored.
+
+    ``dtypes`` are those of q, k and the output: one 16-bit type, with keys of 8 bits or not, or e4m3 queries and keys.
+    """
+    q, kv, o = dtypes
+    is_16_bit = q == o and kv in (q, *_FP8)
     return (
-        len(types) == 1
-        and types <= {torch.float16, torch.bfloat16}
+        o in _HALVES
+        and (is_16_bit or (q == kv == _E4M3 and head_dim_qk % _FP8_FRAGMENT == 0))
         and head_dim_qk % _FRAGMENT == 0
         and head_dim_qk <= 256
         and head_dim_vo in HOPPER_WIDTHS
@@ -90,7 +97,7 @@ class AttentionModule:
     def __post_init__(self) -> None:
         floats = _FLOATS[self.device]
         for name, dtype, allowed in (
-            ("dtype_q", self.dtype_q, floats),
+            ("dtype_q", self.dtype_q, (*floats, _E4M3) if self._takes_fp8_queries else floats),
             ("dtype_kv", self.dtype_kv, floats + _STORED),
             ("dtype_o", self.dtype_o, floats),
             ("idtype", self.idtype, (torch.int32,)),
@@ -125,6 +132,15 @@ class AttentionModule:
                 f"maybe_v_cache_sf among them (a uint8 cache has scale factors), got {list(tensors)}"
             )
 
+    @property
+    def _takes_fp8_queries(self) -> bool:
+        """Tell whether queries may be e4m3: in built-in modules of the Hopper kernel."""
+        return self.backend == "fa3" and not self.variant_decl
+
+    @property
+    def has_decode_kernel(self) -> bool:
+        return self.dtype_q not in _FP8
+
     def _check_hopper(self) -> None:
         """Check that the Hopper kernel serves the module, and that there is a target that can run it."""
 
@@ -135,9 +151,12 @@ class AttentionModule:
         if (9, "0a") not in targets:
             names = " ".join(f"{major}.{minor}" for major, minor in sorted(targets)) or "none"
             refuse(f"the targets are {names}", "9.0a among them")
+        if self.dtype_q == _E4M3 and (self.dtype_kv != _E4M3 or self.head_dim_qk % _FP8_FRAGMENT):
+            what = f"dtype_q is {self.dtype_q}, dtype_kv {self.dtype_kv} and head_dim_qk {self.head_dim_qk}"
+            refuse(what, f"keys of the type of queries, and a multiple of {_FP8_FRAGMENT} columns")
         if self.dtype_kv not in (self.dtype_q, *_FP8):
             refuse(f"dtype_q and dtype_kv are {self.dtype_q} and {self.dtype_kv}", "the same type, or keys of 8 bits")
-        if self.dtype_o not in (torch.float16, torch.bfloat16):
+        if self.dtype_o not in _HALVES:
             refuse(f"dtype_o is {self.dtype_o}", "float16 or bfloat16")
         dims = (self.head_dim_qk, self.head_dim_vo)
         if dims[0] % _FRAGMENT or not _FRAGMENT <= dims[0] <= 256 or dims[1] not in HOPPER_WIDTHS:
@@ -192,7 +211,8 @@ class AttentionModule:
         if self.is_sm90:
             return (_PREFILL_TILE,)
         if self.backend == "fa3":
-            return (_DECODE_TILE, _hopper_tile(self.head_dim_qk, self.head_dim_vo))
+            tile = _hopper_tile(self.head_dim_qk, self.head_dim_vo)
+            return (_DECODE_TILE, tile) if self.has_decode_kernel else (tile,)
         return (_DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE)[: 3 if self.head_dim_vo <= 256 else 2]
 
     @property
@@ -247,6 +267,7 @@ class AttentionModule:
             fused=str(self.has_fused),
             mla_sm90=str(self.is_sm90),
             prefill_sm90=str(self.backend == "fa3"),
+            decode=str(self.has_decode_kernel),
             nvfp4=self.is_nvfp4,
         )
 

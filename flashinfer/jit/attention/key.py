@@ -17,7 +17,7 @@ from ..._runtime.errors import ArgumentError, BackendSupportedError
 from ..core import JitSpec
 from ..utils import filename_safe_dtype_map as _short
 from .generate import AttentionModule, resolve_device
-from .variants import DECODE, NVFP4_TENSORS, PREFILL, VariantParams, default_variant_name
+from .variants import DECODE, HEAD_SCALES, NVFP4_TENSORS, PREFILL, VariantParams, default_variant_name
 
 __all__ = ["AttentionKey", "check_backend"]
 
@@ -120,8 +120,12 @@ class AttentionKey:
         if self.kind == "batch_mla":
             return VariantParams(scalars=(("sm_scale", "double"),))
         params = DECODE if self.kind.endswith("decode") else PREFILL
-        has_scales = self.dtype_kv == torch.uint8 and self.kind != "batch_fused"
-        return VariantParams((*params.tensors, *(NVFP4_TENSORS if has_scales else ())), params.scalars)
+        scales: tuple[tuple[str, str], ...] = ()
+        if self.dtype_q == torch.float8_e4m3fn:
+            scales = HEAD_SCALES
+        elif self.dtype_kv == torch.uint8 and self.kind != "batch_fused":
+            scales = NVFP4_TENSORS
+        return VariantParams((*params.tensors, *scales), params.scalars)
 
     @property
     def _variant_name(self) -> str:

@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["DECODE", "PREFILL", "NVFP4_TENSORS", "VariantParams", "attention_sink_decl", "default_variant_name"]
+__all__ = [
+    "DECODE",
+    "HEAD_SCALES",
+    "NVFP4_TENSORS",
+    "PREFILL",
+    "VariantParams",
+    "attention_sink_decl",
+    "default_variant_name",
+]
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,9 @@ PREFILL = VariantParams(
 
 #: Scale factors of an NVFP4 cache, appended to the tensors when the cache is uint8.
 NVFP4_TENSORS = (("maybe_k_cache_sf", "uint8_t"), ("maybe_v_cache_sf", "uint8_t"))
+
+#: Scales of each query head, and of keys and values of each KV head, appended to the tensors when queries have 8 bits.
+HEAD_SCALES = (("maybe_scale_q", "float"), ("maybe_scale_k", "float"), ("maybe_scale_v", "float"))
 
 
 def default_variant_name(custom_mask: str, use_logits_soft_cap: bool, use_alibi: bool) -> str:
