@@ -42,8 +42,8 @@ struct Fp8Traits {
   // Keys per step: the keys of a row of transposed values. Beside more than 128 output columns, and for three consumers,
   // the registers hold 64.
   static constexpr int KEYS = D_VO > 128 || CONSUMERS == 3 ? 64 : 128;
-  static constexpr int PRODUCER_REGISTERS = KEYS == 128 || CONSUMERS == 3 ? 56 : 72;
-  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : (KEYS == 128 ? 224 : 216);
+  static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 80 : (KEYS == 128 ? 56 : 72);
+  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 144 : (KEYS == 128 ? 224 : 216);
   static constexpr int Q_BYTES = QK_SLABS * TILE * hopper::SLAB_ROW_BYTES;
   static constexpr int K_BYTES = QK_SLABS * KEYS * hopper::SLAB_ROW_BYTES, V_BYTES = D_VO * hopper::SLAB_ROW_BYTES;
   static constexpr int LANDING_BYTES = LANDING_SLABS * KEYS * hopper::SLAB_ROW_BYTES;
