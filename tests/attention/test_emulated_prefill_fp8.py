@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from .test_emulated_prefill import CAP, CAUSAL, CUSTOM, LENGTHS, Case, compiled
+from .emulated_cases import CAP, CAUSAL, CUSTOM, LENGTHS, Case, compiled
 
 E4M3 = torch.float8_e4m3fn
 #: Weights have three fraction bits, so each is off by at most 2^-4 of itself, and those below 2^-14 of the largest by

@@ -20,29 +20,11 @@ from flashinfer.fused_moe import (
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates import bgmv_moe as templates
 
+from .adapters import EXPERTS, LORAS, TOKENS, bank, pairs_of, table
+
 HALVES = [torch.float16, torch.bfloat16]
-LORAS, EXPERTS, TOKENS = 3, 5, 7
 # rank and features: whole vectors; more than one part of shared memory and of a block; neither in vectors
 SIZES = [(16, 64), (136, 264), (5, 37)]
-
-
-def bank(rows: int, columns: int, device: str, dtype: torch.dtype) -> torch.Tensor:
-    return (torch.randn(LORAS, EXPERTS, rows, columns, device=device) / columns**0.5).to(dtype)
-
-
-def table(device: str, *banks: torch.Tensor) -> tuple[torch.Tensor, int]:
-    w_ptr = torch.zeros(len(banks), EXPERTS, dtype=torch.int64, device=device)
-    strides = {fill_w_ptr(w_ptr, bank, EXPERTS, i) for i, bank in enumerate(banks)}
-    return w_ptr, strides.pop()
-
-
-def pairs_of(device: str, count: int = 18) -> dict[str, torch.Tensor]:
-    """Pairs in any order: one token has none, one no adapter; one expert and one token are out of range."""
-    tokens = torch.randint(0, TOKENS - 1, (count,), device=device)
-    experts = torch.randint(0, EXPERTS, (count,), device=device)
-    loras = torch.randint(0, LORAS, (TOKENS,), device=device)
-    tokens[3], experts[5], loras[2], tokens[0] = TOKENS + 9, -1, -1, 2
-    return {"sorted_token_ids": tokens, "expert_ids": experts, "lora_indices": loras}
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

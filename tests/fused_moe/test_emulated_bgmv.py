@@ -13,7 +13,7 @@ from flashinfer.fused_moe.bgmv_moe import _pairs_by_token  # type: ignore[attr-d
 from flashinfer.testing import assert_close
 
 from ..emulation.build import Library, compile_emulated
-from .test_bgmv_moe import EXPERTS, TOKENS, bank, pairs_of, table
+from .adapters import EXPERTS, TOKENS, bank, pairs_of, table
 
 # rank and features: vectors; two parts of shared memory and blocks of both grids; neither in vectors
 SIZES = [(16, 64), (136, 264), (5, 37)]
