@@ -76,6 +76,7 @@ _ON_USE = (
     "grouped_mm",
     "integrations",
     "logits_processor",
+    "moe_ep",
     "profiler",
     "tactics_blocklist",
     "testing",

@@ -69,14 +69,16 @@ def determine_attention_backend(
 ) -> str:
     """Return the backend that ``backend="auto"`` takes for a long prefill, ``"fa2"`` or ``"fa3"``.
 
-    Outputs have the type of the queries; head dimensions that are not given are 128. With few rows per request,
-    ``"auto"`` is always ``"fa2"``. ``use_fp16_qk_reductions`` does not matter: kernels here sum in float32 anyway.
+    Outputs have the type of the queries, bfloat16 if those have 8 bits; head dimensions that are not given are 128.
+    With few rows per request, ``"auto"`` is always ``"fa2"``. ``use_fp16_qk_reductions`` does not matter: kernels here
+    sum in float32 anyway.
     """
-    from ..attention.options import CUSTOM, NON_CAUSAL, fa3_is_faster, fa3_serves
+    from ..attention.options import CUSTOM, FP8, NON_CAUSAL, fa3_is_faster, fa3_serves
 
     rows, mask_mode = _LONG_PREFILL, CUSTOM if use_custom_mask else NON_CAUSAL
     dims = (head_dim_qk or head_dim_vo or 128, head_dim_vo or head_dim_qk or 128)
-    serves = fa3_serves(torch.device(device), dtype_q, dtype_kv, dtype_q, *dims, pos_encoding_mode)
+    dtype_o = torch.bfloat16 if dtype_q in FP8 else dtype_q
+    serves = fa3_serves(torch.device(device), dtype_q, dtype_kv, dtype_o, *dims, pos_encoding_mode)
     return "fa3" if serves and fa3_is_faster(rows, 1, mask_mode) else "fa2"
 
 

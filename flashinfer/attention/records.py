@@ -110,8 +110,8 @@ def is_launch_error(error: Exception) -> bool:
 
 def aligned(x: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     """Return the tensor, or a contiguous copy if its rows are not aligned to 16 bytes."""
-    if x is None:
-        return None
+    if x is None or x.layout is not torch.strided:
+        return x
     steps = [x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:-1])]
     if all(step % _ROW_ALIGNMENT == 0 for step in steps):
         return x

@@ -83,6 +83,13 @@ def _expand(
     )
 
 
+@register_custom_op("flashinfer::bgmv_moe_addresses", mutates_args=("row",))
+def _write_addresses(row: torch.Tensor, weights: torch.Tensor) -> None:
+    """Write the addresses of the matrices of adapter 0; on the device of the table, so that a CUDA graph can do it."""
+    experts = torch.arange(weights.shape[1], device=row.device)
+    row.copy_(experts * (weights.stride(1) * weights.element_size()) + weights.data_ptr())
+
+
 def _pairs_by_token(token_ids: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the pairs ordered by token, and where those of each token begin: sums then have one order."""
     ids, order = torch.sort(token_ids, stable=True)
@@ -115,6 +122,20 @@ def fill_w_ptr(w_ptr: torch.Tensor, weights: torch.Tensor, num_experts: int, sli
     int
         ``weights.stride(0)``: the ``lora_stride`` of calls that use the table.
     """
+    _check_bank(weights, num_experts)
+    if w_ptr.dtype != torch.int64 or w_ptr.dim() != 2 or w_ptr.shape[1] != num_experts or slice_id >= w_ptr.shape[0]:
+        raise ArgumentError(
+            f"fill_w_ptr: w_ptr must be (more than {slice_id}, {num_experts}) int64, got {tuple(w_ptr.shape)} "
+            f"{w_ptr.dtype}"
+        )
+    _write_addresses(w_ptr[slice_id], weights)
+    table: Any = w_ptr
+    table.lora_dtype = weights.dtype  # what an address does not tell
+    table.banks = {**getattr(table, "banks", {}), slice_id: weights}
+    return weights.stride(0)
+
+
+def _check_bank(weights: torch.Tensor, num_experts: int) -> None:
     if weights.dim() != 4 or weights.shape[1] != num_experts or weights.dtype not in _HALVES:
         raise ArgumentError(
             f"fill_w_ptr: weights must be (max_loras, {num_experts}, rows, columns) in float16 or bfloat16, got "
@@ -124,18 +145,6 @@ def fill_w_ptr(w_ptr: torch.Tensor, weights: torch.Tensor, num_experts: int, sli
         raise ArgumentError(
             f"fill_w_ptr: weights must be contiguous in the last two dimensions, got strides {weights.stride()}"
         )
-    if w_ptr.dtype != torch.int64 or w_ptr.dim() != 2 or w_ptr.shape[1] != num_experts or slice_id >= w_ptr.shape[0]:
-        raise ArgumentError(
-            f"fill_w_ptr: w_ptr must be (more than {slice_id}, {num_experts}) int64, got {tuple(w_ptr.shape)} "
-            f"{w_ptr.dtype}"
-        )
-    step = weights.stride(1) * weights.element_size()
-    addresses = [weights.data_ptr() + expert * step for expert in range(num_experts)]
-    w_ptr[slice_id].copy_(torch.tensor(addresses, dtype=torch.int64))
-    table: Any = w_ptr
-    table.lora_dtype = weights.dtype  # what an address does not tell
-    table.banks = {**getattr(table, "banks", {}), slice_id: weights}
-    return weights.stride(0)
 
 
 @flashinfer_api(trace=bgmv_moe_shrink_trace)
@@ -168,6 +177,19 @@ def bgmv_moe_shrink(
         Elements between adapters of the bank.
     per_pair_input : bool
         Whether ``x`` has a row for each pair.
+
+    Examples
+    --------
+    >>> bank = torch.ones(2, 4, 8, 64, dtype=torch.bfloat16)  # two adapters of four experts, rank 8
+    >>> w_ptr = torch.zeros(1, 4, dtype=torch.int64)
+    >>> stride = flashinfer.fused_moe.fill_w_ptr(w_ptr, bank, 4, 0)
+    >>> tokens, experts, adapters = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 3]), torch.tensor([1, -1])
+    >>> y = torch.zeros(1, 3, 8)
+    >>> flashinfer.fused_moe.bgmv_moe_shrink(
+    ...     y, torch.ones(2, 64, dtype=torch.bfloat16), w_ptr, tokens, experts, adapters, stride
+    ... )
+    >>> y[0, :, 0]
+    tensor([64.,  0.,  0.])
     """
     rows = None if per_pair_input else sorted_token_ids
     _shrink(y, x, w_ptr, sorted_token_ids, expert_ids, lora_indices, rows, lora_stride)
@@ -216,6 +238,18 @@ def bgmv_moe_expand(
         Elements between adapters of the bank.
     finalize : bool
         Whether to weight and add up the pairs of a token.
+
+    Examples
+    --------
+    >>> bank = torch.ones(2, 4, 64, 8, dtype=torch.bfloat16)  # two adapters of four experts, rank 8
+    >>> w_ptr = torch.zeros(1, 4, dtype=torch.int64)
+    >>> stride = flashinfer.fused_moe.fill_w_ptr(w_ptr, bank, 4, 0)
+    >>> tokens, experts, adapters = torch.tensor([0, 0, 1]), torch.tensor([2, 0, 3]), torch.tensor([1, -1])
+    >>> x, y, weights = torch.ones(1, 3, 8), torch.zeros(2, 64), torch.tensor([0.25, 0.5, 1.0])
+    >>> starts = torch.zeros(1, dtype=torch.int64)
+    >>> flashinfer.fused_moe.bgmv_moe_expand(y, x, w_ptr, tokens, experts, weights, adapters, starts, [64], stride)
+    >>> y[:, 0]
+    tensor([6., 0.])
     """
     dtype = getattr(w_ptr, "lora_dtype", x.dtype)
     if dtype not in _HALVES:
@@ -287,6 +321,15 @@ def bgmv_moe(
     torch.Tensor
         ``(num_tokens, output_dim)``, dtype of ``x``; tokens without adapter get zeros. What is between the matrices is
         float32.
+
+    Examples
+    --------
+    >>> a = torch.ones(2, 4, 8, 64, dtype=torch.bfloat16)  # two adapters of four experts, rank 8
+    >>> b = torch.ones(2, 4, 32, 8, dtype=torch.bfloat16)
+    >>> tokens, experts, adapters = torch.tensor([0, 1]), torch.tensor([2, 0]), torch.tensor([1, -1])
+    >>> x, weights = torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(2)
+    >>> flashinfer.fused_moe.bgmv_moe(x, [a], [b], tokens, experts, adapters, weights, 4)[:, 0]
+    tensor([512.,   0.], dtype=torch.bfloat16)
     """
     if len(lora_a_weights) != len(lora_b_weights) or not lora_a_weights:
         raise ArgumentError(
@@ -308,15 +351,17 @@ def bgmv_moe(
                 f"{tuple(a.shape)} in {a.dtype} and {tuple(b.shape)} in {b.dtype}"
             )
         table = new_empty(x, torch.int64, 2, num_experts)
-        stride_a, stride_b = fill_w_ptr(table, a, num_experts, 0), fill_w_ptr(table, b, num_experts, 1)
+        for row, bank in enumerate((a, b)):
+            _check_bank(bank, num_experts)
+            _write_addresses(table[row], bank)
         low = torch.zeros(1, pairs, a.shape[2], dtype=torch.float32, device=x.device)
         of_pairs = (sorted_token_ids, expert_ids, lora_indices)
-        _shrink(low, x, table[:1], *of_pairs, sorted_token_ids, stride_a)
+        _shrink(low, x, table[:1], *of_pairs, sorted_token_ids, a.stride(0))
         starts = torch.full((1,), start, dtype=torch.int64, device=x.device)
         is_bf16 = b.dtype is torch.bfloat16
         _expand(
             *(out, low, table[1:], *of_pairs, topk_weights, starts, order, offsets),
-            *(0, b.shape[2], stride_b, is_bf16, True, 1.0),
+            *(0, b.shape[2], b.stride(0), is_bf16, True, 1.0),
         )
         start += b.shape[2]
     return out.to(x.dtype)
@@ -389,6 +434,21 @@ def bgmv_moe_gemm1_lora_delta(
     -------
     torch.Tensor
         ``(num_tokens, top_k, 2 * intermediate_size)``; zeros for tokens without adapter.
+
+    Examples
+    --------
+    >>> a = [torch.ones(2, 4, 8, 64, dtype=torch.bfloat16) for _ in range(2)]  # gate and up: two adapters, four experts
+    >>> b = [torch.ones(2, 4, 32, 8, dtype=torch.bfloat16) for _ in range(2)]
+    >>> to_a, to_b = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.int64)
+    >>> fill = flashinfer.fused_moe.fill_w_ptr
+    >>> stride_a, _ = [fill(to_a, bank, 4, i) for i, bank in enumerate(a)]
+    >>> stride_b, _ = [fill(to_b, bank, 4, i) for i, bank in enumerate(b)]
+    >>> x, ids, adapters = torch.ones(3, 64, dtype=torch.bfloat16), torch.tensor([[0, 1]] * 3), torch.tensor([0, 1, -1])
+    >>> delta = flashinfer.fused_moe.bgmv_moe_gemm1_lora_delta(
+    ...     x, to_a, stride_a, to_b, stride_b, ids, adapters, rank=8, intermediate_size=32
+    ... )
+    >>> delta.shape, delta[:, 0, 0].tolist()
+    (torch.Size([3, 2, 64]), [512.0, 512.0, 0.0])
     """
     op = "bgmv_moe_gemm1_lora_delta"
     _check_lora_dtype(op, lora_dtype)
@@ -460,6 +520,19 @@ def bgmv_moe_gemm2_lora_delta(
     -------
     torch.Tensor
         ``(num_tokens, hidden_size)``; zeros for tokens without adapter.
+
+    Examples
+    --------
+    >>> a, b = torch.ones(2, 4, 8, 32, dtype=torch.bfloat16), torch.ones(2, 4, 64, 8, dtype=torch.bfloat16)
+    >>> to_a, to_b = torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
+    >>> stride_a, stride_b = (flashinfer.fused_moe.fill_w_ptr(t, w, 4, 0) for t, w in ((to_a, a), (to_b, b)))
+    >>> hidden, rows = torch.ones(4, 32, dtype=torch.bfloat16), torch.arange(4)
+    >>> ids, weights, adapters = torch.tensor([[0, 1]] * 2), torch.full((2, 2), 0.5), torch.tensor([0, -1])
+    >>> delta = flashinfer.fused_moe.bgmv_moe_gemm2_lora_delta(
+    ...     hidden, rows, to_a, stride_a, to_b, stride_b, ids, weights, adapters, rank=8, hidden_size=64
+    ... )
+    >>> delta.shape, delta[:, 0].tolist()
+    (torch.Size([2, 64]), [256.0, 0.0])
     """
     op = "bgmv_moe_gemm2_lora_delta"
     _check_lora_dtype(op, lora_dtype)

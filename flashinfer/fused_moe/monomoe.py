@@ -178,6 +178,15 @@ def mono_moe(
     -------
     torch.Tensor
         ``(M, H)`` bfloat16. The weight of an expert multiplies its output, in float32.
+
+    Examples
+    --------
+    >>> x, logits = torch.ones(2, 128, dtype=torch.bfloat16), torch.tensor([[3.0, 1.0, 2.0, 0.0]] * 2).bfloat16()
+    >>> up = torch.full((4, 256, 128), 0.125).to(torch.float8_e4m3fn)  # four experts, rows [gate ; up]
+    >>> down = torch.ones(4, 128, 128).to(torch.float8_e4m3fn)
+    >>> scales = torch.full((4, 2, 1), 0.125), torch.full((4, 1, 1), 0.125)
+    >>> flashinfer.fused_moe.mono_moe(x, logits, up, scales[0], down, scales[1], top_k=2).shape
+    torch.Size([2, 128])
     """
     method = _METHODS.get((scoring_func, bool(renormalize)))
     if method is None:

@@ -49,8 +49,8 @@ def hopper(monkeypatch) -> torch.device:
         ((1, False, False, F16, F16), (), "fa2"),
         ((2, False, False, F16, F16), (), "fa3"),
         ((0, False, True, F16, F16), (), "fa2"),
-        ((0, False, False, FP8, FP8), (128, 128), "fa2"),
-        ((0, False, False, F16, FP8), (), "fa2"),
+        ((0, False, False, FP8, FP8), (128, 128), "fa3"),
+        ((0, False, False, F16, FP8), (), "fa3"),
         ((0, False, False, F16, torch.uint8), (), "fa2"),
     ],
 )
@@ -58,12 +58,14 @@ def test_the_backend_that_engines_ask_for_is_that_of_auto(monkeypatch, hopper, a
     named = dict(zip(("head_dim_qk", "head_dim_vo"), dims, strict=False))
     assert utils.determine_attention_backend(hopper, *arguments, **named) == backend
     pos_encoding, _, has_mask, q, kv = arguments
+    batch = types.SimpleNamespace(num_rows=4096, batch_size=1, fixed_split_size=-1, disable_split_kv=False)
+    o = BF16 if q == FP8 else q
     planned = types.SimpleNamespace(
         _requested_backend="auto", _jit_module=None, _max_total_num_rows=None, device=hopper, _num_qo_heads=8,
-        _num_kv_heads=8, _planned=((None, None, None, 4096, 1), (-1, False, 0)), _pos_encoding=pos_encoding,
+        _num_kv_heads=8, _planned=batch, _pos_encoding=pos_encoding,
         _mask_mode=lambda: options.CUSTOM if has_mask else options.CAUSAL,
     )  # fmt: skip
-    assert BatchPrefillWrapper._choose_backend(planned, options.Dtypes(q, kv, q, q), *(dims or (128, 128))) == backend
+    assert BatchPrefillWrapper._choose_backend(planned, options.Dtypes(q, kv, o, o), *(dims or (128, 128))) == backend
     monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: False)
     assert utils.determine_attention_backend(hopper, *arguments, **named) == "fa2"
 

@@ -12,6 +12,7 @@ import torch
 
 import flashinfer
 from flashinfer.attention import host, options, streams, uniform_plan
+from flashinfer.attention.plan_options import AttentionOptions
 from flashinfer.attention.uniform_plan import UniformSizes
 
 from .wrappers import decode_batch, workspace
@@ -236,7 +237,10 @@ def test_row_offsets_of_a_graph_are_not_cached(cuda, monkeypatch):
     def offsets() -> torch.Tensor:
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), use_tensor_cores=True)
         wrapper.device = torch.device("cuda", 0)
-        wrapper._store_options(6, 4, 2, 64, 8, 1, types, "NONE", -1, None, None, None, None)
+        sizes = {"batch_size": 6, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 8}
+        wrapper._store_options(
+            **sizes, q_len_per_req=1, dtypes=types, options=AttentionOptions("NONE", -1, None, None, None, None)
+        )
         return wrapper._qo_indptr_buf
 
     cuda.now.is_captured = True

@@ -410,9 +410,9 @@ def test_options_about_attention(monkeypatch):
     assert configs[0] == {"families": list(aot.FAMILIES)}
     assert configs[1]["families"] == ["activation"]
     names = [spec.name for spec in aot.gen_attention_modules(**configs[1]["attention"])]
-    assert len(names) == len(set(names)) == 2 * 2 * (2 * 4 + 2)  # 9.0a adds two modules to caches of 16 bits
-    assert sum("head_dim_qk_192_head_dim_vo_128" in name for name in names) == 20
-    assert sum("kv_e4m3" in name for name in names) == 16
+    assert len(names) == len(set(names)) == 2 * 2 * 2 * (4 + 2)  # 9.0a adds two modules to each cache
+    assert sum("head_dim_qk_192_head_dim_vo_128" in name for name in names) == 24
+    assert sum("kv_e4m3" in name for name in names) == 24
 
 
 def test_published_names_of_parameters():

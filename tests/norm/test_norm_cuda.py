@@ -60,9 +60,13 @@ def empty(*shape, dtype=BF16):
 
 BAD_SILU = {
     "rank": (lambda: (empty(2, 7, 500), empty(500)), ValueError, "input must be 2-D"),
-    "dtype": (lambda: (empty(7, 500, dtype=torch.float16), empty(500)), ValueError, "expected 2-D torch.bfloat16"),
-    "weight": (lambda: (empty(7, 500), empty(499)), ValueError, "weight must be (500,)"),
-    "out shape": (lambda: (empty(7, 500), empty(500), 1e-6, empty(7, 400)), ValueError, "out has shape (7, 400)"),
+    "dtype": (lambda: (empty(7, 500, dtype=torch.float16), empty(500)), ValueError, "input must be 2-D torch.bfloat16"),
+    "weight": (lambda: (empty(7, 500), empty(499)), ValueError, "weight must have shape (500,)"),
+    "out shape": (
+        lambda: (empty(7, 500), empty(500), 1e-6, empty(7, 400)),
+        ValueError,
+        "out must have shape (7, 500), got (7, 400)",
+    ),
     "out dtype": (
         lambda: (empty(7, 500), empty(500), 1e-6, empty(7, 500, dtype=torch.float16)),
         ValueError,

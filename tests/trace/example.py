@@ -67,8 +67,8 @@ them with what this program writes; run it again after changing a template or a 
     moe_permute_h2048.json
     moe_sort_e128_k8.json
     moe_unpermute_h2048_k8.json
-    mono_moe_e256_h2048_i512.json
-    mono_moe_sigmoid_e256_h2048_i512.json
+    mono_moe_e16_h256_i128.json
+    mono_moe_sigmoid_e16_h256_i128.json
     mxfp4_dequantize.json
     mxfp4_dequantize_host.json
     mxfp8_dequantize_host.json
@@ -272,9 +272,9 @@ def moe_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     rows = {"permuted_input": bf16(tiles * 128, hidden), "expanded_idx_to_permuted_idx": int32(256, 8)}
     yield moe.moe_unpermute, rows | sums
     yield from lora_calls()
-    blocks = {"expert_scales_up": fp32(256, 8, 16), "expert_scales_down": fp32(256, 16, 4)}
-    mono = {"expert_weights_up": fp8(256, 1024, hidden), "expert_weights_down": fp8(256, hidden, 512), **blocks}
-    mono |= {"activations_in": bf16(8, hidden), "router_logits": bf16(8, 256), "top_k": 8}
+    blocks = {"expert_scales_up": fp32(16, 2, 2), "expert_scales_down": fp32(16, 2, 1)}  # small: a test runs it
+    mono = {"expert_weights_up": fp8(16, 256, 256), "expert_weights_down": fp8(16, 256, 128), **blocks}
+    mono |= {"activations_in": bf16(8, 256), "router_logits": bf16(8, 16), "top_k": 8}
     yield moe.mono_moe, mono
     yield moe.mono_moe, {**mono, "scoring_func": "sigmoid"}
 

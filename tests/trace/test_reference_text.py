@@ -124,7 +124,9 @@ class Call:
             spec = self.template.inputs[name]
             value, index = self.given.get(name), getattr(spec, "tuple_idx", None)
             if value is None and spec.param in self.given:
-                value = self.given[spec.param] if index is None else self.given[spec.param][index]
+                value = self.given[spec.param]
+                if index is not None:
+                    value = value[index] if index < len(value) else None
             if value is not None:
                 made[name] = value
             elif name in self.given or (self.given and spec.optional):
@@ -164,7 +166,7 @@ class Call:
             value = copy_of(value) if parameter in self._overwritten() else value
             if getattr(spec, "tuple_idx", None) is None:
                 arguments[parameter] = value
-            else:  # elements of a tuple are separate inputs, in order
+            elif value is not None or not spec.optional:  # elements of a tuple are separate inputs, in order
                 arguments[parameter] = (*arguments.get(parameter, ()), value)
         arguments |= {name: v for name, v in self.given.items() if name in parameters and name not in arguments}
         arguments |= {name: self.axes[name] for name in self.axes if name in parameters and name not in arguments}

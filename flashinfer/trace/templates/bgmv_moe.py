@@ -205,7 +205,7 @@ def table_of_banks(banks: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _bgmv_moe_shrink_init(
-    *, pairs: int, num_tokens: int = 8, rank: int = 16, hidden_size: int = 256, device: Any = "cuda", seed: int = 0
+    *, pairs: int = 16, num_tokens: int = 8, rank: int = 16, hidden_size: int = 256, device: Any = "cuda", seed: int = 0
 ) -> dict[str, Any]:
     g = seeded(seed, device)
     bank = normal(g, 3, 4, rank, hidden_size) / 16
@@ -221,7 +221,7 @@ def _bgmv_moe_shrink_init(
 
 
 def _bgmv_moe_expand_init(
-    *, pairs: int, num_tokens: int = 8, rank: int = 16, columns: int = 256, device: Any = "cuda", seed: int = 0
+    *, pairs: int = 16, num_tokens: int = 8, rank: int = 16, columns: int = 256, device: Any = "cuda", seed: int = 0
 ) -> dict[str, Any]:
     g = seeded(seed, device)
     bank = normal(g, 3, 4, columns, rank) / 4
