@@ -155,3 +155,13 @@ find_tvm_ffi()
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("expected 2.10 or newer: tvm-ffi may now compile a library") == 1
     assert "pip install torch-c-dlpack-ext" in done.stderr
+
+
+def test_import_leaves_the_garbage_collector_as_it_was():
+    """Check that collection stays on, or off, and that objects which the program froze stay frozen."""
+    program = (
+        "import gc, sys; exec(sys.argv[1]); before = gc.isenabled(), gc.get_freeze_count() > 0\n"
+        "import flashinfer; assert (gc.isenabled(), gc.get_freeze_count() > 0) == before"
+    )
+    for first in ("", "gc.disable()", "gc.freeze()"):
+        subprocess.run([sys.executable, "-c", program, first], check=True, timeout=300)
