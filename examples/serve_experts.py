@@ -21,8 +21,8 @@ class Experts:
     top_k: int
     intermediate_size: int
     renormalize: bool
-    prefix: str  #: of the names below a layer: ``mlp`` or ``block_sparse_moe``
-    names: tuple[str, str, str]  #: of gate, up and down
+    prefix: str  #: prefix of the names below a layer: ``mlp`` or ``block_sparse_moe``
+    names: tuple[str, str, str]  #: names of gate, up and down
     dense_layers: frozenset[int] = frozenset()
 
     @staticmethod

@@ -230,7 +230,7 @@ class AttentionWrapper(PlannedWrapper):
             calls.pop()
         except IndexError:  # another thread was faster
             return self._repeat_alone(q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl)
-        except BaseException:  # of a signal handler, which runs after the call of pop()
+        except BaseException:  # a signal handler raised it after pop() returned
             calls.append(None)
             raise
         try:

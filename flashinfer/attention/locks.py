@@ -73,7 +73,7 @@ class CallLock(_RLock):
         self.free = CLOSED
         try:
             self.wait()
-        except BaseException:  # of a signal handler
+        except BaseException:  # a signal handler raised it
             self.__exit__()
             raise
         return self

@@ -122,7 +122,7 @@ def fill_w_ptr(w_ptr: torch.Tensor, weights: torch.Tensor, num_experts: int, sli
     int
         ``weights.stride(0)``: the ``lora_stride`` of calls that use the table.
     """
-    _check_bank(weights, num_experts)
+    _check_bank("fill_w_ptr", weights, num_experts)
     if w_ptr.dtype != torch.int64 or w_ptr.dim() != 2 or w_ptr.shape[1] != num_experts or slice_id >= w_ptr.shape[0]:
         raise ArgumentError(
             f"fill_w_ptr: w_ptr must be (more than {slice_id}, {num_experts}) int64, got {tuple(w_ptr.shape)} "
@@ -135,15 +135,15 @@ def fill_w_ptr(w_ptr: torch.Tensor, weights: torch.Tensor, num_experts: int, sli
     return weights.stride(0)
 
 
-def _check_bank(weights: torch.Tensor, num_experts: int) -> None:
+def _check_bank(op: str, weights: torch.Tensor, num_experts: int) -> None:
     if weights.dim() != 4 or weights.shape[1] != num_experts or weights.dtype not in _HALVES:
         raise ArgumentError(
-            f"fill_w_ptr: weights must be (max_loras, {num_experts}, rows, columns) in float16 or bfloat16, got "
+            f"{op}: weights must be (max_loras, {num_experts}, rows, columns) in float16 or bfloat16, got "
             f"{tuple(weights.shape)} in {weights.dtype}"
         )
     if weights.numel() and not weights[0, 0].is_contiguous():
         raise ArgumentError(
-            f"fill_w_ptr: weights must be contiguous in the last two dimensions, got strides {weights.stride()}"
+            f"{op}: weights must be contiguous in the last two dimensions, got strides {weights.stride()}"
         )
 
 
@@ -352,7 +352,7 @@ def bgmv_moe(
             )
         table = new_empty(x, torch.int64, 2, num_experts)
         for row, bank in enumerate((a, b)):
-            _check_bank(bank, num_experts)
+            _check_bank("bgmv_moe", bank, num_experts)
             _write_addresses(table[row], bank)
         low = torch.zeros(1, pairs, a.shape[2], dtype=torch.float32, device=x.device)
         of_pairs = (sorted_token_ids, expert_ids, lora_indices)

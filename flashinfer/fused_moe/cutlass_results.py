@@ -13,7 +13,7 @@ __all__ = ["unspecified"]
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _KEPT_SIZES = 64
-_KEPT_ELEMENTS = 1 << 16  # of the largest tensor: 256 KB
+_KEPT_ELEMENTS = 1 << 16  # elements of the largest tensor that is kept: 256 KB
 _kept: dict[tuple[int, int, int], Three] = {}
 
 

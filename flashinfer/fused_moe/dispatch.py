@@ -22,8 +22,9 @@ def block_tokens() -> int:
 
 @dataclass(frozen=True)
 class B12xPlan:
-    """What a MoE call on SM12x would run: activations ``"nvfp4"`` or ``"w4a16"``, and whether experts share a tile of
-    input.
+    """Kernel that a MoE call on SM12x would run.
+
+    ``path`` has the types: ``"nvfp4"`` or ``"w4a16"``. ``share_input``: experts share a tile of input.
     """
 
     path: str

@@ -116,7 +116,7 @@ class Flags:
     """Flags of one module. Directories appear as ``{tokens}``: the manifest must not depend on their location."""
 
     host: tuple[str, ...]
-    launcher: tuple[str, ...]  #: of the host compiler, for sources without kernels
+    launcher: tuple[str, ...]  #: options of the host compiler for sources without kernels
     cuda: tuple[str, ...]
     link: tuple[str, ...]
 

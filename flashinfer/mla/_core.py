@@ -413,7 +413,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             calls.pop()
         except IndexError:  # another thread was faster
             return self._repeat_alone(q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, is_natural)
-        except BaseException:  # of a signal handler, which runs after the call of pop()
+        except BaseException:  # a signal handler raised it after pop() returned
             calls.append(None)
             raise
         try:

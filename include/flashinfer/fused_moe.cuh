@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(ROW_THREADS) ActivateKernel(const __grid_const
 constexpr int FINALIZE_THREADS = 128;
 
 template <typename In>
-constexpr int FINALIZE_COLUMNS = 16 / int(sizeof(In));  // of a thread: hidden sizes are multiples of 8
+constexpr int FINALIZE_COLUMNS = 16 / int(sizeof(In));  // columns per thread; hidden sizes are multiples of 8
 
 /// A thread sums 16 bytes of columns of a token over its slots, in their order.
 template <typename In, typename Out>

@@ -13,7 +13,7 @@
 
 namespace flashinfer {
 
-/// What experts are compared by. A bias is added for the comparison only.
+/// Score by which experts are compared. A bias is added for the comparison only.
 enum class MoeScore : int32_t { kLogit = 0, kSoftmax = 1, kSigmoid = 2 };
 
 /// Weight of a chosen expert.

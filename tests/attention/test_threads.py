@@ -144,7 +144,7 @@ def test_all_calls_wait_for_a_repeated_call():
 def test_a_repeated_call_waits_for_a_holder_of_the_lock():
     wrapper, run, _ = decode_calls()
     with wrapper._lock:
-        run()  # of the thread that holds the lock
+        run()  # in the thread that holds the lock
         assert wrapper._lock.free is CLOSED
         thread, ends = in_thread(run)
         assert not ends.wait(0.1)

@@ -102,7 +102,7 @@ def test_no_tokens(device):
 
 
 def test_results_without_meaning(device):
-    """Those of small calls are allocated once for each size, also for calls in inference mode."""
+    """Check that unread results of small calls are allocated once for each size, also for calls in inference mode."""
     sizes = {3: [(1,), (2, 3), (2,)], 5: [(1,), (2, 5), (2,)]}
     for tokens, shapes in sizes.items():
         call = dense(tokens, 64, 32, 2, 1, device)

@@ -180,7 +180,7 @@ def test_group_of_torch(tmp_path):
     try:
         for _ in range(2):
             moe_ep.ensure_bootstrap_dist_validated(one)
-        assert moe_ep.bootstrap_ep_world_size(two) == 1  # that of the group
+        assert moe_ep.bootstrap_ep_world_size(two) == 1  # the size of the group
         with pytest.raises(MoEEpConfigError, match=r"must match those of the process group, \(1, 0\), got \(2, 1\)"):
             moe_ep.validate_bootstrap_world_size(two)
     finally:

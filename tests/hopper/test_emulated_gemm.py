@@ -32,7 +32,7 @@ class Options:
     weight_indices: torch.Tensor | None = None
     weight_factors: torch.Tensor | None = None
     activation: tuple[torch.Tensor | None, ...] = ()  # alpha, beta, limit, factor, bias and quantizer of each group
-    result_scales: torch.Tensor | None = None  # of activated blocks
+    result_scales: torch.Tensor | None = None  # scales of activated blocks
     grouping: int = BATCHED
     cluster: int = 1
     share_b: bool = False

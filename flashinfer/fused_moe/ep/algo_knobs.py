@@ -40,7 +40,7 @@ class AlgoKnob:
 
 @dataclass(frozen=True)
 class FleetAlgoKnobAllocator(AlgoKnob):
-    """Where a transport takes its memory: torch's caching allocator, or two C functions by address."""
+    """Source of the memory of a transport: torch's caching allocator, or two C functions by address."""
 
     torch_caching: bool = False
     alloc_fn: int = 0
@@ -62,7 +62,7 @@ class FleetAlgoKnobAllocator(AlgoKnob):
 
 @dataclass(frozen=True)
 class FleetAlgoKnobFaultTolerance(AlgoKnob):
-    """Whether a fleet goes on without a rank, and how long it waits for one."""
+    """Behaviour of a fleet that lost a rank: whether it goes on, and how long it waits."""
 
     enabled: bool = True
     timeout_ms: int = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which transports are installed."""
+"""Probes for installed transports."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class EpAlgorithm(enum.IntEnum):
-    """What an exchange is made for: few tokens, or many."""
+    """Purpose of an exchange: few tokens, or many."""
 
     LOW_LATENCY = 0
     HIGH_THROUGHPUT = 1

@@ -84,7 +84,7 @@ template <typename Tr>
 struct MainLoop {
   static constexpr ptx::WgmmaType TYPE = WGMMA_TYPE<typename Tr::T>;
   using Scores = float[Tr::KEYS / 2];
-  static constexpr int DEPTH = hopper::WGMMA_K_BYTES / int(sizeof(typename Tr::T));  // of a product
+  static constexpr int DEPTH = hopper::WGMMA_K_BYTES / int(sizeof(typename Tr::T));  // columns per product
   using Weights = uint32_t[Tr::KEYS / DEPTH][4];
   using Output = float[Tr::D_VO / 2];
 

@@ -29,7 +29,7 @@ struct Fp8Traits {
   static constexpr bool GATHERS = true, ZEROES_ROWS = true;  // cp.async copies keys, and zeroes what does not exist
   static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
   static constexpr int QK_SLABS = (D_QK + 127) / 128, LANDING_SLABS = (D_VO + 127) / 128;
-  static constexpr int VO_SLABS = (D_VO + 63) / 64;  // of the 16-bit results
+  static constexpr int VO_SLABS = (D_VO + 63) / 64;  // slabs of 16-bit results
 
   static constexpr int TILE = PrefillTileSm90(D_QK, D_VO), CONSUMERS = TILE / 64;
   static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP, CONSUMER_WARPS = CONSUMERS * 4, PRODUCER_WARPS = 4;

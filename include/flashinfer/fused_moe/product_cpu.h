@@ -17,7 +17,7 @@ namespace fused_moe {
 struct Weights {
   const void* data;
   Format format;
-  Element element;  // of kPlain
+  Element element;  // type of kPlain weights
   int64_t n, k;
   const void* scales;  // kFp8Block: fp32 (experts, ceil(n / 128), ceil(k / 128)); four-bit formats: folded, see below
 };
