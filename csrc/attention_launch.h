@@ -211,6 +211,9 @@ Status DispatchTile([[maybe_unused]] int64_t tile, const F& f) {
   } else {
     if constexpr (HAS_PREFILL && HAS_PREFILL_SM90) {
       if (tile == HOPPER_TILE) return f(std::integral_constant<int, HOPPER_TILE>{});
+      if constexpr (HAS_SHORT_TILES) {
+        if (tile == SHORT_PREFILL_TILE) return f(std::integral_constant<int, SHORT_PREFILL_TILE>{});
+      }
     } else if constexpr (HAS_PREFILL) {
       if constexpr (HasLargePrefillTile(Params::HEAD_DIM_VO)) {
         if (tile == LARGE_PREFILL_TILE) return f(std::integral_constant<int, LARGE_PREFILL_TILE>{});
@@ -315,7 +318,7 @@ struct Part {
 inline bool TryLaunchFused([[maybe_unused]] const LaunchSite& site, [[maybe_unused]] const Part& prefill_list,
                            [[maybe_unused]] int64_t tile, [[maybe_unused]] const Part& decode_list) {
   if constexpr (HAS_FUSED) {
-    if (prefill_list.work.blocks == 0 || !decode_list.work.has_shares ||
+    if (prefill_list.work.blocks == 0 || !decode_list.work.has_shares || (HAS_PREFILL_SM90 && tile != FUSED_TILE) ||
         !Planner::FusesLists(tile, decode_list.work.blocks, prefill_list.work.blocks, FusedBlocks<Params, FUSED_TILE>(),
                              HAS_PREFILL_SM90)) {
       return false;

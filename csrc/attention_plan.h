@@ -114,6 +114,10 @@ void SetTiles(PlanInput& in) {
     in.takes_items = true;
     in.prefill_tiles[0] = HOPPER_TILE;
     in.prefill_blocks[0] = CachedBlocks<HOPPER_TILE>();
+    if constexpr (HAS_SHORT_TILES) {
+      in.prefill_tiles[1] = SHORT_PREFILL_TILE;
+      in.prefill_blocks[1] = CachedBlocks<SHORT_PREFILL_TILE>();
+    }
     if constexpr (HAS_FUSED) in.fused_blocks = FusedBlocks<Params, FUSED_TILE>();
   } else if constexpr (HAS_PREFILL) {
     in.prefill_tiles[0] = PREFILL_TILE;

@@ -26,7 +26,7 @@ def compiled(
     dtypes: tuple[torch.dtype, torch.dtype] = (torch.bfloat16, torch.bfloat16),
     dtype_o: torch.dtype = torch.bfloat16,
 ) -> tuple[Library, int, int, torch.dtype, torch.dtype, torch.dtype]:
-    """Compile the kernels that ``options`` name: rows, pages, masks, cap, hooks (of a user), scales or mixed.
+    """Compile the kernels that ``options`` name: rows, pages, masks, cap, hooks (of a user), scales, mixed or short.
 
     ``dtypes`` are those of queries and of keys; results have the type of 16-bit queries, or ``dtype_o``.
     """
@@ -35,6 +35,7 @@ def compiled(
     defines += [f"KERNEL_{name.upper()}={value}" for name, value in kinds.items()]
     defines += ["USER_HOOKS"] if "hooks" in options else []
     defines += ["MIXED", "__CUDA_ARCH_LIST__=900"] if "mixed" in options else []
+    defines += ["SHORT_FORM"] if "short" in options else []
     defines += ["HEAD_SCALES"] if "scales" in options else []
     dtype_o = dtypes[0] if dtypes[0] in FLOATS else dtype_o
     names = {"Q": dtypes[0], "KV": dtypes[1], "O": dtype_o}

@@ -3,7 +3,8 @@
 // the merge. Compiled for head dimensions HEAD_QK and HEAD_VO, with HAS_CAP or with hooks of a user (USER_HOOKS), for
 // ragged keys (KERNEL_ROWS), for pages (KERNEL_PAGES) or both, with a mask of each pair (KERNEL_MASKS) or without, for
 // queries of type DTYPE_Q, keys of type DTYPE_KV and results of type DTYPE_O, with scales of each head (HEAD_SCALES).
-// With MIXED, requests of few rows are in a decode list, and both lists run in one launch (mixed_sm90.cuh).
+// With MIXED, requests of few rows are in a decode list, and both lists run in one launch (mixed_sm90.cuh). With SHORT_FORM,
+// the kernel has the form for short items.
 #include <flashinfer/attention/planner.h>
 #include <flashinfer/ptx/math.cuh>
 
@@ -72,6 +73,12 @@ using Variant = DefaultAttention<use_custom_mask, false, HAS_CAP, false>;
 using namespace flashinfer;
 using namespace flashinfer::attention;
 
+#ifdef SHORT_FORM
+constexpr int TILE = SHORT_PREFILL_TILE;
+#else
+constexpr int TILE = PrefillTileSm90(HEAD_QK, HEAD_VO);
+#endif
+
 /// One call; Python passes these numbers in this order (test_emulated_prefill.py).
 struct Call {
   int64_t q, k, v, o, lse, qo_indptr, kv_indptr, kv_lens, kv_indices, mask, mask_indptr, sink, scale_q, scale_k,
@@ -83,9 +90,9 @@ struct Call {
 
 template <bool PAGED, bool ALL_MASKED>
 int64_t Run(const Params& p, WorkList work) {
-  Status status = LaunchPrefillSm90<Params, PAGED, ALL_MASKED>(p, work, false, nullptr);
+  Status status = LaunchPrefillSm90<Params, TILE, PAGED, ALL_MASKED>(p, work, false, nullptr);
   if (status == cudaSuccess) {
-    status = LaunchMerge<Params, PrefillTileSm90(HEAD_QK, HEAD_VO)>(p, work, false, nullptr);
+    status = LaunchMerge<Params, TILE>(p, work, false, nullptr);
   }
   return int64_t(status);
 }
@@ -95,7 +102,6 @@ constexpr int TEAMS = mixed_sm90::Shape<Params>::TEAMS;
 
 /// Run the decode list and the prefill list in one launch. Returns -1 if the plan does not divide the device.
 int64_t RunMixed(const Params& p, const WorkList& prefill, WorkList decode, const PlanOutput& out, int64_t sms) {
-  constexpr int TILE = PrefillTileSm90(HEAD_QK, HEAD_VO);
   const int fused = FusedBlocks<Params, TILE>();
   if (fused != TEAMS * sms || !Planner::FusesLists(TILE, decode.blocks, prefill.blocks, fused, true)) return -1;
   std::vector<float> partial(size_t(out.decode_slots) * DECODE_TILE * (HEAD_VO + 1), NAN);
@@ -119,7 +125,6 @@ T* Pointer(int64_t address) {
 /// Run the call; returns the status of the launches, or minus the number of work items if `only_count`.
 EMULATION_EXPORT int64_t run(const Call* call, int64_t only_count, double sm_scale, double soft_cap) {
   const Call& c = *call;
-  constexpr int TILE = PrefillTileSm90(HEAD_QK, HEAD_VO);
   emulation::device.multiprocessors = int(c.blocks);
   PlanInput in{};
   in.batch_size = int32_t(c.batch);

@@ -41,6 +41,7 @@ PlanInput InputOf(const Optional<TensorView>& qo_indptr, const TensorView& kv_in
   in.takes_shares = next() != 0;
   for (int i = 0; i < 2; ++i) in.prefill_tiles[i] = next();
   for (int i = 0; i < 2; ++i) in.prefill_blocks[i] = next();
+  in.takes_items = next() != 0;
   return in;
 }
 

@@ -89,6 +89,7 @@ class Case:
     takes_shares: bool = True
     prefill_tiles: tuple[int, int] = (64, 128)
     prefill_blocks: tuple[int, int] = (264, 132)
+    takes_items: bool = False
     head_dim: int = 128
 
     @property
@@ -101,7 +102,7 @@ class Case:
         rows = sum(self.qo_lens) if self.max_rows is None else self.max_rows
         numbers = (0, 0, self.page_size, *self.heads, self.head_dim, self.causal, self.window_left, self.fixed_split)
         numbers += (self.disable_split, self.graph, rows, 16, self.decode_blocks, self.takes_shares)
-        numbers += (*self.prefill_tiles, *self.prefill_blocks)
+        numbers += (*self.prefill_tiles, *self.prefill_blocks, self.takes_items)
         lens = None if self.hides_lens else int32(self.kv_lens, "cpu")
         return int32(offsets(self.qo_lens), "cpu"), int32(offsets(pages), "cpu"), lens, [int(n) for n in numbers]
 
@@ -404,3 +405,25 @@ def test_a_plan_takes_microseconds() -> None:
     nanoseconds = module().time(*case.arguments, torch.empty(8 << 20, dtype=torch.uint8))
     assert nanoseconds < 50_000, f"{nanoseconds / 1e3:.1f} us"
     assert math.isfinite(nanoseconds)
+
+
+@pytest.mark.parametrize(
+    "qo_lens, kv_lens, options, tile",
+    [
+        ([512] * 32, [512] * 32, {"causal": True}, 64),  # 256 keys on average
+        ([512] * 32, [512] * 32, {}, 128),
+        ([4096], [4096], {"causal": True}, 128),
+        ([4096], [4096], {"causal": True, "window_left": 200}, 64),
+        ([12] * 8, [9000] * 8, {}, 64),  # 48 rows of each request: large tiles would be half empty
+        ([40] * 8, [9000] * 8, {}, 128),
+        ([1, 512, 512], [9000, 512, 512], {"causal": True}, 64),  # the request of one row is not a prefill tile
+        ([512] * 32, [512] * 32, {"causal": True, "graph": True}, 128),
+        ([512] * 32, [512] * 32, {"causal": True, "disable_split": True}, 128),
+    ],
+)
+def test_form_of_the_hopper_kernel(qo_lens: list[int], kv_lens: list[int], options: dict[str, Any], tile: int) -> None:
+    """Short items run in blocks of 64 rows, two on an SM, unless the form must not depend on the batch."""
+    case = Case(qo_lens, kv_lens, heads=(32, 8), prefill_tiles=(128, 64), prefill_blocks=(132, 264), takes_items=True)
+    plan = Plan(replace(case, **options))
+    assert plan.info["tile"] == plan.prefill.tile == tile
+    check(plan)

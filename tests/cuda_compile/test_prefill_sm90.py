@@ -34,6 +34,8 @@ def module(
     "head_dim, unit, dtype_q, dtype_kv",
     [
         (128, "128_ragged", BF16, BF16),
+        (128, "64_ragged", BF16, BF16),
+        (64, "64_paged_masked", BF16, BF16),
         (256, "128_paged", BF16, BF16),
         (64, "192_ragged", BF16, E4M3),
         (128, "128_ragged", E4M3, E4M3),
@@ -69,10 +71,10 @@ def compiled(nvcc, tmp_path, head_dim: int, unit: str, dtype_q: torch.dtype, dty
 
 
 def test_units(hopper):
-    """The module has no tile of the portable prefill kernel, and is compiled for Hopper only."""
+    """The module has tiles of both forms of the Hopper kernel, and is compiled for Hopper only."""
     spec = module(64, 64)
     tiles = {path.name.split("_")[2] for path in spec.generated if path.name.endswith("ed.cu")}
-    assert tiles == {"16", "192"}
+    assert tiles == {"16", "64", "192"}
     assert any(path.name.endswith("_fused.cu") for path in module(128, 128).generated)
     assert spec.supported_major_versions == [9]
 

@@ -212,8 +212,15 @@ class AttentionModule:
             return (_PREFILL_TILE,)
         if self.backend == "fa3":
             tile = _hopper_tile(self.head_dim_qk, self.head_dim_vo)
-            return (_DECODE_TILE, tile) if self.has_decode_kernel else (tile,)
+            tiles = (_PREFILL_TILE, tile) if self.has_short_tiles else (tile,)
+            return (_DECODE_TILE, *tiles) if self.has_decode_kernel else tiles
         return (_DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE)[: 3 if self.head_dim_vo <= 256 else 2]
+
+    @property
+    def has_short_tiles(self) -> bool:
+        """Tell whether the Hopper kernel has a form for short requests too (HasShortPrefillSm90 of prefill_sm90.h)."""
+        is_served = self.dtype_kv == self.dtype_q and max(self.head_dim_qk, self.head_dim_vo) <= 128
+        return self.backend == "fa3" and self.kind == "batch_prefill" and self.has_decode_kernel and is_served
 
     @property
     def paged(self) -> tuple[bool, ...]:
@@ -243,7 +250,7 @@ class AttentionModule:
         if tile == _DECODE_TILE and self.head_dim_vo <= 256 and self.kind != "batch_mla":
             return f"MaxActiveDecodeBlocks<Params, {flags}>"
         if self.backend == "fa3":
-            return f"MaxActivePrefillSm90Blocks<Params, {flags}>"
+            return f"MaxActivePrefillSm90Blocks<Params, {tile}, {flags}>"
         return f"MaxActivePrefillBlocks<Params, {tile}, {flags}>"
 
     # sources ----------------------------------------------------------------------------------
@@ -267,6 +274,7 @@ class AttentionModule:
             fused=str(self.has_fused),
             mla_sm90=str(self.is_sm90),
             prefill_sm90=str(self.backend == "fa3"),
+            short_tiles=str(self.has_short_tiles),
             decode=str(self.has_decode_kernel),
             nvfp4=self.is_nvfp4,
         )

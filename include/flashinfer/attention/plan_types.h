@@ -39,7 +39,8 @@ struct PlanInput {
   int32_t fused_blocks;      ///< resident decode blocks beside prefill blocks in a fused launch; 0: no fused kernel.
                              ///< With takes_items: decode blocks of all SMs, instead of prefill blocks
   bool takes_items;          ///< prefill blocks take items from a counter, so that any order of the list is balanced
-  int32_t prefill_tiles[2];  ///< rows of the prefill tiles, ascending; the second may be 0
+  int32_t prefill_tiles[2];  ///< rows of the prefill tiles, ascending; the second may be 0. With takes_items: those of
+                             ///< the usual form and of the form for short items (Planner::ChooseForm)
   int32_t prefill_blocks[2];
 };
 

@@ -17,6 +17,11 @@
 
 #include "plan_types.h"
 
+/// Mean number of keys of the tiles of a batch up to which the Hopper kernel has the form for short items.
+#ifndef FLASHINFER_SHORT_ITEM_KEYS
+#define FLASHINFER_SHORT_ITEM_KEYS 384
+#endif
+
 namespace flashinfer {
 namespace attention {
 
@@ -136,7 +141,8 @@ class Planner {
     prefill_blocks_ = in_.prefill_blocks[0];
     if (in_.prefill_tiles[1] == 0) return;
     if (in_.fixed_split > 0 || in_.disable_split) return;  // results must not depend on the rest of the batch
-    int64_t rows = 0, tiles = 0;                           // take large tiles once at least half of their rows are used
+    if (in_.takes_items) return ChooseForm();
+    int64_t rows = 0, tiles = 0;  // take large tiles once at least half of their rows are used
     if (in_.cuda_graph) {
       rows = int64_t(in_.max_rows) * group_;
       tiles = in_.batch_size;
@@ -156,6 +162,33 @@ class Planner {
     }
   }
 
+  /// Choose the form of the Hopper kernel (Form of prefill_sm90_traits.cuh): the one for short items where an item ends
+  /// after few keys, because its beginning and its end then take as long as the rest; and where large tiles would be
+  /// padding for the most part. The launches of a CUDA graph are captured, so its form does not follow the batch.
+  void ChooseForm() {
+    constexpr int64_t SHORT_ITEM_KEYS = FLASHINFER_SHORT_ITEM_KEYS;
+    if (in_.cuda_graph) return;
+    int64_t rows = 0, tiles = 0, keys = 0;
+    for (int32_t b = 0; b < in_.batch_size; ++b) {
+      const int64_t n = int64_t(QoLen(b)) * group_, count = DivideUp(n, in_.prefill_tiles[0]);
+      if (n <= 0 || IsDecode(n)) continue;
+      rows += n;
+      tiles += count;
+      keys += count * MeanKeys(b);
+    }
+    if (tiles == 0) return;
+    if (keys > tiles * SHORT_ITEM_KEYS && rows > tiles * in_.prefill_tiles[1]) return;
+    prefill_tile_ = in_.prefill_tiles[1];
+    prefill_blocks_ = in_.prefill_blocks[1];
+  }
+
+  /// Mean number of keys that a row of a request sees.
+  int64_t MeanKeys(int32_t b) const {
+    const int64_t qo_len = QoLen(b), kv_len = KvLen(b);
+    const int64_t keys = in_.causal ? std::max<int64_t>(kv_len - qo_len / 2, 0) : kv_len;
+    return in_.window_left >= 0 ? std::min<int64_t>(keys, int64_t(in_.window_left) + 1) : keys;
+  }
+
   /// Divide the SMs between the lists of a fused launch on Hopper (mixed_sm90.cuh), where the first blocks begin with
   /// the decode list. Sizes of a CUDA graph do not depend on the batch, so its lists are launched one after the other.
   void DivideDevice() {
@@ -165,16 +198,13 @@ class Planner {
     constexpr int64_t ROWS = 128, LEAST_ITEMS = 8;
     int64_t decode = 0, prefill = 0, items = 0;
     for (int32_t b = 0; b < in_.batch_size; ++b) {
-      const int64_t qo_len = QoLen(b), rows = qo_len * group_, kv_len = KvLen(b);
+      const int64_t rows = int64_t(QoLen(b)) * group_, units = DivideUp(MeanKeys(b), KV_UNIT);
       if (rows <= 0) continue;
-      int64_t keys = in_.causal ? std::max<int64_t>(kv_len - qo_len / 2, 0) : kv_len;
-      if (in_.window_left >= 0) keys = std::min<int64_t>(keys, int64_t(in_.window_left) + 1);
-      const int64_t units = DivideUp(keys, KV_UNIT);
       if (IsDecode(rows)) {
         decode += (units + 1) * DECODE_COST;
       } else {
         prefill += DivideUp(rows, ROWS) * (units + 1) * PREFILL_COST;
-        items += DivideUp(rows, prefill_tile_);
+        items += DivideUp(rows, in_.prefill_tiles[0]);
       }
     }
     if (decode == 0 || prefill == 0 || items < LEAST_ITEMS) return;
@@ -182,6 +212,7 @@ class Planner {
     const int64_t reading = std::clamp<int64_t>(DivideUp(sms * decode, decode + prefill), 1, sms - 1);
     decode_blocks_ = int32_t(reading * teams);
     prefill_blocks_ = int32_t(sms - reading);
+    prefill_tile_ = in_.prefill_tiles[0];  // that of the fused kernel
   }
 
   /// List the tiles of all decode (or prefill) requests in out_.tiles; set has_others_ if there are requests of the

@@ -9,20 +9,24 @@ namespace attention {
 namespace prefill_sm90 {
 
 /// Traits of the kernel that a module has for calls without special strides or pages.
-template <typename Params, bool PAGED, bool IS_FP8_QUERY = sizeof(typename Params::DTypeQ) == 1>
+template <typename Params, bool PAGED, Form FORM, bool IS_FP8_QUERY = sizeof(typename Params::DTypeQ) == 1>
 struct UsualTraitsOf {
   using Type = Traits<Params,
                       IS_FP8<typename Params::DTypeKV> ? Loading::kConvert
                       : PAGED                          ? Loading::kPages
                                                        : Loading::kRows,
-                      PAGED>;
+                      PAGED, FORM>;
 };
 template <typename Params, bool PAGED>
-struct UsualTraitsOf<Params, PAGED, true> {
+struct UsualTraitsOf<Params, PAGED, Form::kLong, true> {
   using Type = Fp8Traits<Params, PAGED>;
 };
-template <typename Params, bool PAGED>
-using UsualTraits = typename UsualTraitsOf<Params, PAGED>::Type;
+template <typename Params, bool PAGED, Form FORM = Form::kLong>
+using UsualTraits = typename UsualTraitsOf<Params, PAGED, FORM>::Type;
+
+/// Form whose tiles have TILE rows.
+template <int TILE>
+inline constexpr Form FORM_OF = TILE == SHORT_PREFILL_TILE ? Form::kShort : Form::kLong;
 
 /// Blocks of the kernel that run at once, and its launch. All ways of loading keys have the same shape.
 template <typename Tr, bool ALL_MASKED>
@@ -41,20 +45,22 @@ struct Kernel {
 
 }  // namespace prefill_sm90
 
-template <typename Params, bool PAGED, bool ALL_MASKED>
+template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
 int MaxActivePrefillSm90Blocks() {
   using namespace prefill_sm90;
-  return Kernel<UsualTraits<Params, PAGED>, ALL_MASKED>::ResidentBlocks();
+  return Kernel<UsualTraits<Params, PAGED, FORM_OF<TILE>>, ALL_MASKED>::ResidentBlocks();
 }
 
-/// Run the items of `work`, whose tiles have PrefillTileSm90() rows, by TMA where the strides and pages allow it, or
+/// Run the items of `work`, whose tiles have PrefillTileSm90() or SHORT_PREFILL_TILE rows, by TMA where the strides and pages allow it, or
 /// with keys and values converted or values transposed. Not for RoPE in the kernel, nor for variants that change keys.
-template <typename Params, bool PAGED, bool ALL_MASKED>
+template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
 Status LaunchPrefillSm90(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
   using namespace prefill_sm90;
   static_assert(HasPrefillSm90(Params::HEAD_DIM_QK, Params::HEAD_DIM_VO), "head dimensions of the kernel");
   static_assert(!CHANGES_KEYS<Params>, "keys are multiplied as stored");
-  using Tr = UsualTraits<Params, PAGED>;
+  constexpr Form FORM = FORM_OF<TILE>;
+  using Tr = UsualTraits<Params, PAGED, FORM>;
+  static_assert(TILE == Tr::TILE, "tiles of the kernel");
   if (work.blocks == 0) return cudaSuccess;
   if (!RowsAligned(params)) return cudaErrorMisalignedAddress;
   Boxes boxes{};
@@ -65,14 +71,14 @@ Status LaunchPrefillSm90(const Params& params, const WorkList& work, bool enable
     if (PAGED ? EncodePages(&boxes, params, Tr::KEYS) : EncodeRows(&boxes, params, Tr::KEYS)) {
       return Kernel<Tr, ALL_MASKED>::Launch(params, work, boxes, enable_pdl, stream);
     }
-    return Kernel<Traits<Params, Loading::kGather, PAGED>, ALL_MASKED>::Launch(params, work, boxes, enable_pdl, stream);
+    using Gathering = Traits<Params, Loading::kGather, PAGED, FORM>;
+    return Kernel<Gathering, ALL_MASKED>::Launch(params, work, boxes, enable_pdl, stream);
   }
 }
 
 template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
 Status LaunchAttention(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
-  static_assert(TILE == PrefillTileSm90(Params::HEAD_DIM_QK, Params::HEAD_DIM_VO), "tiles of the kernel");
-  return LaunchPrefillSm90<Params, PAGED, ALL_MASKED>(params, work, enable_pdl, stream);
+  return LaunchPrefillSm90<Params, TILE, PAGED, ALL_MASKED>(params, work, enable_pdl, stream);
 }
 
 }  // namespace attention

@@ -11,6 +11,14 @@ constexpr int PrefillTileSm90(int head_dim_qk, int head_dim_vo) {
   return head_dim_qk <= 64 && head_dim_vo <= 64 ? 192 : 128;
 }
 
+/// Rows of a tile of the form for short items (Form::kShort of prefill_sm90_traits.cuh): one consumer warpgroup.
+constexpr int SHORT_PREFILL_TILE = 64;
+
+/// True for head dimensions that the form for short items exists for: two of its blocks fit into an SM.
+constexpr bool HasShortPrefillSm90(int head_dim_qk, int head_dim_vo) {
+  return head_dim_qk <= 128 && head_dim_vo <= 128;
+}
+
 /// True for head dimensions that the kernel exists for: wgmma has these widths of results, and two stages of 64 keys
 /// fit into shared memory.
 constexpr bool HasPrefillSm90(int head_dim_qk, int head_dim_vo) {

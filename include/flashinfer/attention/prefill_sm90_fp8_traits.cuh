@@ -32,7 +32,8 @@ struct Fp8Traits {
   static constexpr int VO_SLABS = (D_VO + 63) / 64;  // slabs of 16-bit results
 
   static constexpr int TILE = PrefillTileSm90(D_QK, D_VO), CONSUMERS = TILE / 64;
-  static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP, CONSUMER_WARPS = CONSUMERS * 4, PRODUCER_WARPS = 4;
+  static constexpr int BLOCKS = 1, THREADS = (1 + CONSUMERS) * WARPGROUP, CONSUMER_WARPS = CONSUMERS * 4,
+                       PRODUCER_WARPS = 4;
   static constexpr int ISSUERS = 4, FILL_ARRIVALS = WARPGROUP, VALUE_ARRIVALS = 4;
   static constexpr bool TAKES_TURNS = D_VO <= 128;
 

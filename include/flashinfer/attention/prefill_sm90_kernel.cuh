@@ -107,7 +107,7 @@ __device__ __forceinline__ void RunBlock(const typename Tr::Params& p, const Wor
 #endif
 
 template <typename Tr, typename Variant, bool ALL_MASKED>
-__global__ void __launch_bounds__(Tr::THREADS, 1)
+__global__ void __launch_bounds__(Tr::THREADS, Tr::BLOCKS)
     PrefillSm90Kernel(const __grid_constant__ typename Tr::Params p, const __grid_constant__ WorkList work,
                       const __grid_constant__ Boxes boxes,
                       const __grid_constant__ RowStrides<typename Tr::Params> strides) {

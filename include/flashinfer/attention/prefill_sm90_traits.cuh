@@ -21,6 +21,12 @@ namespace prefill_sm90 {
 
 constexpr int WARPGROUP = 128;
 
+/// Keys per step of Form::kShort: fewer waste less at the diagonal, and items of it are short.
+#ifndef FLASHINFER_SHORT_KEYS
+#define FLASHINFER_SHORT_KEYS 64
+#endif
+constexpr int SHORT_KEYS = FLASHINFER_SHORT_KEYS;
+
 template <typename T>
 inline constexpr ptx::WgmmaType WGMMA_TYPE = sizeof(T) == 1              ? ptx::WgmmaType::kE4m3
                                              : std::is_same_v<T, __half> ? ptx::WgmmaType::kF16
@@ -31,7 +37,12 @@ inline constexpr ptx::WgmmaType WGMMA_TYPE = sizeof(T) == 1              ? ptx::
 /// 8-bit queries, values are transposed (kTranspose, prefill_sm90_fp8_traits.cuh).
 enum class Loading { kRows, kPages, kGather, kConvert, kTranspose };
 
-template <typename Params_, Loading LOADING_, bool PAGED_ = LOADING_ == Loading::kPages>
+/// Shape of a block: one block of two or three consumers fills an SM (kLong), or two blocks of one consumer share it
+/// (kShort). Nothing ties the blocks of an SM together, so that the ends of the items of one overlap with products of the
+/// other; but each loads the keys for 64 rows only. kShort is for items of few keys.
+enum class Form { kLong, kShort };
+
+template <typename Params_, Loading LOADING_, bool PAGED_ = LOADING_ == Loading::kPages, Form FORM_ = Form::kLong>
 struct Traits {
   using Params = Params_;
   using T = typename Params::DTypeQ;
@@ -46,21 +57,25 @@ struct Traits {
   static constexpr int QK_SLABS = (D_QK + 63) / 64, VO_SLABS = (D_VO + 63) / 64;
 
   // Roles: one producer warpgroup, and consumer warpgroups of 64 rows each.
-  static constexpr int TILE = PrefillTileSm90(D_QK, D_VO), CONSUMERS = TILE / 64;
+  static constexpr bool IS_SHORT = FORM_ == Form::kShort;
+  static_assert(!IS_SHORT || (HasShortPrefillSm90(D_QK, D_VO) && !CONVERTS), "two blocks do not fit into an SM");
+  static constexpr int BLOCKS = IS_SHORT ? 2 : 1;  // blocks that share an SM
+  static constexpr int TILE = IS_SHORT ? SHORT_PREFILL_TILE : PrefillTileSm90(D_QK, D_VO), CONSUMERS = TILE / 64;
   static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP, CONSUMER_WARPS = CONSUMERS * 4;
   // Registers per thread. The producer gives its registers to the consumers; their sum is what the launch reserved.
-  static constexpr int PRODUCER_REGISTERS = CONVERTS ? 72 : (CONSUMERS == 2 ? 56 : 32);
-  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (CONVERTS ? 216 : 224) : (CONVERTS ? 144 : 160);
+  static constexpr int PRODUCER_REGISTERS = CONVERTS ? 72 : (IS_SHORT ? 56 : (CONSUMERS == 2 ? 56 : 32));
+  static constexpr int CONSUMER_REGISTERS =
+      IS_SHORT ? 200 : (CONSUMERS == 2 ? (CONVERTS ? 216 : 224) : (CONVERTS ? 144 : 160));
   // Warps of the producer that fill a stage, and their arrivals at its barrier.
   static constexpr int ISSUERS = LOADING == Loading::kPages || CONVERTS ? 4 : 1;
   static constexpr int FILL_ARRIVALS = GATHERS ? WARPGROUP : ISSUERS, PRODUCER_WARPS = GATHERS ? 4 : ISSUERS;
   static constexpr int VALUE_ARRIVALS = FILL_ARRIVALS;
   // One warpgroup multiplies while another computes weights. Larger heads multiply long enough without taking turns.
-  static constexpr bool TAKES_TURNS = D_VO <= 128;
+  static constexpr bool TAKES_TURNS = D_VO <= 128 && CONSUMERS > 1;
 
   // Shared memory: query tile, rings of two key tiles and two value tiles, staging of results, barriers, two items.
   static constexpr int STAGES = 2;
-  static constexpr int SHARED_LIMIT = 227 * 1024, BARRIER_BYTES = 128, ITEM_BYTES = sizeof(WorkItem);
+  static constexpr int SHARED_LIMIT = (228 / BLOCKS - 1) * 1024, BARRIER_BYTES = 128, ITEM_BYTES = sizeof(WorkItem);
   static constexpr int NOTES_BYTES = CONVERTS ? 3 * 16 : 0;  // notes about the tiles on their way
   static constexpr int WARP_STAGING = 16 * hopper::SLAB_ROW_BYTES;
   static constexpr int Q_BYTES = QK_SLABS * TILE * hopper::SLAB_ROW_BYTES;
@@ -76,8 +91,10 @@ struct Traits {
   // Keys per step. Beside 256 output columns, 80 keys would fit into shared memory, but not into the registers; nor
   // would 128 keys for three consumers beside a producer that converts.
   static constexpr bool FITS_128 = FIT >= 128 && !(CONVERTS && CONSUMERS == 3);
-  static constexpr int KEYS =
+  static constexpr int LONG_KEYS =
       D_VO > 192 ? 64 : (FITS_128 ? 128 : (FIT >= 96 ? 96 : (FIT >= 80 && !CONVERTS ? 80 : 64)));
+  static constexpr int KEYS = IS_SHORT ? SHORT_KEYS : LONG_KEYS;
+  static_assert(KEYS <= FIT, "rings of this many keys do not fit into shared memory");
   static_assert(FIT >= 64, "heads this large do not fit into shared memory");
   static constexpr int K_BYTES = QK_SLABS * KEYS * hopper::SLAB_ROW_BYTES;
   static constexpr int V_BYTES = VO_SLABS * KEYS * hopper::SLAB_ROW_BYTES;
