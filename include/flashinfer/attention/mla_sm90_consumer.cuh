@@ -14,10 +14,15 @@
 //   O = O 2^(m0 - m1) + P1 V1[left]                        O = O 2^(m0 - m1) + P1 V1[right]
 //
 // The softmax of warpgroup 0 runs while warpgroup 1 computes scores, and the softmax of warpgroup 1 while both multiply
-// P0. Each part of a buffer is released, before anything else is waited for, by the warpgroup that multiplies it. A last
-// block without a partner is multiplied by both, with the weights of warpgroup 0.
+// P0. What limits a pair of blocks is the way of the second buffer: release, load, scores, softmax, products. So values
+// are multiplied in parts of a few columns, each of which is released as soon as its products are done, and scores take
+// the slabs in the order in which they arrive. A last block without a partner is multiplied by both, with the weights of
+// warpgroup 0.
 #pragma once
+#include <utility>
+
 #include "../ptx/cp_async.cuh"
+#include "../ptx/mma.cuh"
 #include "../ptx/stmatrix.cuh"
 #include "mla_sm90_softmax.cuh"
 
@@ -35,10 +40,11 @@ constexpr ptx::WgmmaType TYPE_OF = std::is_same_v<T, __half> ? ptx::WgmmaType::k
 template <typename T, int GROUP, bool COPIED>
 struct Consumer {
   static constexpr ptx::WgmmaType TYPE = TYPE_OF<T>;
-  static constexpr int OTHER = 1 - GROUP;
+  static constexpr int OTHER = 1 - GROUP, HELD = QUERY_SLABS<COPIED>;
   const Shared shared;
-  const float scale;              // sm_scale * log2(e)
-  uint32_t parities[2] = {0, 0};  // phase of each buffer
+  const float scale;                             // sm_scale * log2(e)
+  uint32_t parities[2] = {0, 0};                 // phase of each buffer
+  uint32_t query[HELD > 0 ? HELD : 1][16] = {};  // fragments of the last slabs of the query
 
   /// Return `shared` by way of a shuffle: its value is uniform, and the compiler computes descriptors where they are
   /// used instead of keeping those of 40 products in registers.
@@ -65,44 +71,63 @@ struct Consumer {
     }
   }
 
-  /// Compute the scores of this warpgroup's block. The columns that this warpgroup releases itself come first.
-  __device__ __forceinline__ void Scores(float (&s)[32]) const {
+  /// Return the offset in a slab of the 16 bytes that this lane addresses in ldmatrix and stmatrix, for product `step`.
+  static __device__ __forceinline__ uint32_t FragmentAt(int step) {
+    const int lane = threadIdx.x % 32, row = int(threadIdx.x) % WARPGROUP / 32 * 16 + lane % 16;
+    return hopper::Swizzle128(row * hopper::SLAB_ROW_BYTES + (2 * step + lane / 16) * 16);
+  }
+
+  /// Load the fragments of four products from a slab of 64 rows.
+  static __device__ __forceinline__ void LoadFragments(uint32_t (&words)[16], uint32_t slab) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      uint32_t a[4];
+      ptx::LdMatrix(a, slab + FragmentAt(step));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[4 * step + i] = a[i];
+    }
+  }
+
+  /// Load the slabs of the query that stay in registers.
+  __device__ __forceinline__ void LoadQuery() {
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) LoadFragments(query[i], shared.Query() + (ROTARY_SLAB - i) * SLAB_BYTES);
+  }
+
+  /// Return the slab that scores take at place `i`: the rotary slab is released first. The halves of the second buffer
+  /// are released at the same time, the left half of the first buffer before the right one.
+  static __device__ __forceinline__ constexpr int SlabAt(int i) {
+    if (i == 0) return ROTARY_SLAB;
+    return GROUP == 0 ? i - 1 : (i - 1) / 2 + (i % 2) * HALF_SLABS;
+  }
+
+  /// Compute the scores of this warpgroup's block.
+  __device__ __forceinline__ void Scores(float (&s)[32]) {
     const Shared here = Here();
     const uint64_t q = hopper::DescriptorKMajor(here.Query()), k = hopper::DescriptorKMajor(here.Keys(GROUP));
 #pragma unroll
     for (int i = 0; i < SLABS; ++i) {
-      const int slab = i < ROTARY_SLAB ? i ^ (GROUP * HALF_SLABS) : ROTARY_SLAB;
+      const int slab = SlabAt(i);
       WaitSlab(here, GROUP, slab);
       ptx::WgmmaFence();  // again after each wait, whose loop ends the sequence of products for ptxas
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         const uint32_t at = slab * SLAB_BYTES + step * hopper::WGMMA_K_BYTES;
-        ptx::Wgmma<TYPE, KEYS>::Run(s, hopper::AdvanceDescriptor(q, at), hopper::AdvanceDescriptor(k, at),
-                                    i + step > 0);
+        const uint64_t b = hopper::AdvanceDescriptor(k, at);
+        if (slab > ROTARY_SLAB - HELD) {
+          const uint32_t (&words)[16] = query[HELD > 0 ? ROTARY_SLAB - slab : 0];
+          const uint32_t a[4] = {words[4 * step], words[4 * step + 1], words[4 * step + 2], words[4 * step + 3]};
+          ptx::Wgmma<TYPE, KEYS>::Run(s, a, b, i + step > 0);
+        } else {
+          ptx::Wgmma<TYPE, KEYS>::Run(s, hopper::AdvanceDescriptor(q, at), b, i + step > 0);
+        }
       }
     }
     ptx::WgmmaCommit();
     ptx::WgmmaWait<0>();
     ptx::WgmmaPin(s);
-  }
-
-  /// Return the descriptor of 16 keys of this warpgroup's columns of the values in `buffer`.
-  static __device__ __forceinline__ uint64_t Values(const Shared& here, int buffer, int step) {
-    const uint32_t at = here.Keys(buffer) + GROUP * HALF_SLABS * SLAB_BYTES;
-    return hopper::AdvanceDescriptor(hopper::DescriptorMnMajor(at, KEYS), step * 16 * hopper::SLAB_ROW_BYTES);
-  }
-
-  /// Issue o += weights in registers times values.
-  __device__ __forceinline__ void IssueOwn(float (&o)[HALF / 2], const uint32_t (&weights)[16]) const {
-    const Shared here = Here();
-    ptx::WgmmaPin(o);
-    ptx::WgmmaFence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const uint32_t a[4] = {weights[4 * step], weights[4 * step + 1], weights[4 * step + 2], weights[4 * step + 3]};
-      ptx::Wgmma<TYPE, HALF, false, true>::Run(o, a, Values(here, GROUP, step), true);
-    }
-    ptx::WgmmaCommit();
+    for (int i = 0; i < HELD; ++i) ptx::WgmmaPin(query[i]);
   }
 
   /// Wait until this warpgroup's columns of the other buffer have landed. The scores of the other warpgroup needed them.
@@ -112,36 +137,62 @@ struct Consumer {
     for (int slab = 0; slab < HALF_SLABS; ++slab) WaitSlab(here, OTHER, GROUP * HALF_SLABS + slab);
   }
 
-  /// Issue o += weights of the other warpgroup, in shared memory, times values.
-  __device__ __forceinline__ void IssueOther(float (&o)[HALF / 2]) const {
+  /// Take the weights of the other warpgroup, and let the next rotary columns replace them.
+  __device__ __forceinline__ void TakeWeights(uint32_t (&words)[16]) const {
+    LoadFragments(words, shared.Weights(OTHER));
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(shared.Empty(OTHER, ROTARY_SLAB));
+  }
+
+  /// Issue o += weights times this warpgroup's columns of the values in `buffer`, one group per part.
+  __device__ __forceinline__ void Issue(float (&o)[HALF / 2], const uint32_t (&weights)[16], int buffer) const {
+    constexpr int COLUMNS = HALF / PARTS;
     const Shared here = Here();
-    const uint64_t a = hopper::DescriptorKMajor(here.Weights(OTHER));
+    const uint64_t values = hopper::DescriptorMnMajor(here.Keys(buffer) + GROUP * HALF_SLABS * SLAB_BYTES, KEYS);
     ptx::WgmmaPin(o);
     ptx::WgmmaFence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      ptx::Wgmma<TYPE, HALF, false, true>::Run(o, hopper::AdvanceDescriptor(a, step * hopper::WGMMA_K_BYTES),
-                                               Values(here, OTHER, step), true);
+    for (int part = 0; part < PARTS; ++part) {
+      auto& d = reinterpret_cast<float (&)[COLUMNS / 2]>(o[part * COLUMNS / 2]);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const uint32_t a[4] = {weights[4 * step], weights[4 * step + 1], weights[4 * step + 2], weights[4 * step + 3]};
+        const uint32_t at = part * COLUMNS / SLAB_COLUMNS * SLAB_BYTES + step * 16 * hopper::SLAB_ROW_BYTES;
+        ptx::Wgmma<TYPE, COLUMNS, false, true>::Run(d, a, hopper::AdvanceDescriptor(values, at), true);
+      }
+      ptx::WgmmaCommit();
     }
-    ptx::WgmmaCommit();
   }
 
-  /// Finish the products of the values in `buffer`, and release this warpgroup's half of it.
-  __device__ __forceinline__ void Finish(float (&o)[HALF / 2], int buffer) {
-    ptx::WgmmaWait<0>();
+  /// Finish the products of some parts of `buffer`, in order and without groups issued later, and release the parts.
+  template <int... PART>
+  __device__ __forceinline__ void Release(int buffer, std::integer_sequence<int, PART...>) const {
+    (ReleasePart<PART>(buffer), ...);
+  }
+  template <int PART>
+  __device__ __forceinline__ void ReleasePart(int buffer) const {
+    constexpr int COUNT = HALF_SLABS / PARTS;
+    ptx::WgmmaWait<PARTS - 1 - PART>();
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) ptx::MbarrierArrive(shared.Empty(buffer, GROUP * HALF_SLABS + PART * COUNT + i));
+    }
+  }
+
+  /// Finish all products of the values in `buffer`, and release this warpgroup's half of it.
+  __device__ __forceinline__ void Finish(float (&o)[HALF / 2], uint32_t (&weights)[16], int buffer) {
+    Release(buffer, std::make_integer_sequence<int, PARTS>());
     ptx::WgmmaPin(o);
-    if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(shared.Empty(buffer, GROUP));
+    ptx::WgmmaPin(weights);
     parities[buffer] ^= 1;
   }
 
   /// Write the weights of this warpgroup's block for the other one. A barrier must follow.
   __device__ __forceinline__ void GiveWeights(const uint32_t (&words)[16]) const {
-    const int lane = threadIdx.x % 32, row = int(threadIdx.x) % WARPGROUP / 32 * 16 + lane % 16;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const uint32_t at = hopper::Swizzle128(row * hopper::SLAB_ROW_BYTES + (2 * step + lane / 16) * 16);
-      ptx::StoreMatrix4(shared.Weights(GROUP) + at, words[4 * step], words[4 * step + 1], words[4 * step + 2],
-                        words[4 * step + 3]);
+      ptx::StoreMatrix4(shared.Weights(GROUP) + FragmentAt(step), words[4 * step], words[4 * step + 1],
+                        words[4 * step + 2], words[4 * step + 3]);
     }
     ptx::FenceAsyncProxy();
   }
@@ -188,53 +239,61 @@ __device__ __forceinline__ void Attend(Consumer<T, 0, COPIED>& c, float (&o)[HAL
     c.GiveWeights(words);
     c.Arrive(kFirstWeights);
     ScaleRows(o, factor);
-    c.IssueOwn(o, words);
-    c.Finish(o, 0);
+    c.Issue(o, words, 0);
+    c.Finish(o, words, 0);
     if (key + KEYS >= item.kv_end) break;
     c.WaitOther();
     c.Sync(kSecondWeights);
     factor = state.Raise(ReadRows(c.shared.Maxima(1)));
+    c.TakeWeights(words);
     ScaleRows(o, factor);
-    c.IssueOther(o);
-    c.Finish(o, 1);
+    c.Issue(o, words, 1);
+    c.Finish(o, words, 1);
   }
+}
+
+/// Multiply the weights of the first block of a pair, whose keys have all landed once the weights are given: warpgroup 1.
+template <typename T, bool COPIED>
+__device__ __forceinline__ void IssueFirst(Consumer<T, 1, COPIED>& c, float (&o)[HALF / 2], RowState& state,
+                                           uint32_t (&words)[16]) {
+  c.WaitOther();
+  c.Sync(kFirstWeights);
+  const RowPair factor = state.Raise(ReadRows(c.shared.Maxima(0)));
+  c.TakeWeights(words);
+  ScaleRows(o, factor);
+  c.Issue(o, words, 0);
 }
 
 /// Attend to all keys of an item: warpgroup 1.
 template <typename T, bool COPIED>
 __device__ __forceinline__ void Attend(Consumer<T, 1, COPIED>& c, float (&o)[HALF / 2], RowState& state,
                                        const WorkItem& item, const Limits& limits) {
+  int own = item.kv_start + KEYS;
+  if (own >= item.kv_end) c.ReleaseQuery();
 #pragma unroll 1
-  for (int key = item.kv_start; key < item.kv_end; key += 2 * KEYS) {
-    const int own = key + KEYS;
-    const bool has_own = own < item.kv_end;
+  for (; own < item.kv_end; own += 2 * KEYS) {
     float s[32];
-    if (has_own) {
-      c.Scores(s);
-      Mask(s, limits, own);
-      c.ClearRows(item.kv_end - own);
-    }
-    if (key + 2 * KEYS >= item.kv_end) c.ReleaseQuery();
-    c.WaitOther();
-    c.Sync(kFirstWeights);
-    RowPair factor = state.Raise(ReadRows(c.shared.Maxima(0)));
-    ScaleRows(o, factor);
-    c.IssueOther(o);
-    if (!has_own) {
-      c.Finish(o, 0);
-      break;
-    }
-    factor = state.Raise(Maxima(s, state.maximum, c.scale));
+    uint32_t first[16], second[16];
+    c.Scores(s);
+    IssueFirst(c, o, state, first);
+    if (own + 2 * KEYS >= item.kv_end) c.ReleaseQuery();
+    Mask(s, limits, own);
+    c.ClearRows(item.kv_end - own);
+    const RowPair factor = state.Raise(Maxima(s, state.maximum, c.scale));
     WriteRows(c.shared.Maxima(1), state.maximum);
     Weigh(s, state.maximum, c.scale, state.sum);
-    uint32_t words[16];
-    RoundWeights<T>(words, s);
-    c.GiveWeights(words);
+    RoundWeights<T>(second, s);
+    c.GiveWeights(second);
     c.Arrive(kSecondWeights);
-    c.Finish(o, 0);
+    c.Finish(o, first, 0);
     ScaleRows(o, factor);
-    c.IssueOwn(o, words);
-    c.Finish(o, 1);
+    c.Issue(o, second, 1);
+    c.Finish(o, second, 1);
+  }
+  if (own - KEYS < item.kv_end) {
+    uint32_t words[16];
+    IssueFirst(c, o, state, words);
+    c.Finish(o, words, 0);
   }
 }
 

@@ -39,6 +39,7 @@ __device__ __forceinline__ void Consume(const Params& p, const WorkList& work, c
       ptx::MbarrierWait(shared.QueryFull(), query_parity);
       ptx::FenceAsyncProxy();  // the query was written by cp.async
       query_parity ^= 1;
+      consumer.LoadQuery();
       Attend(consumer, o, state, item, Limits(p, item));
       factor = Normalise<GROUP>(shared, state.maximum, state.sum, lse);
     }
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   const Shared shared{base, dynamic + (base - address)};
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * SLABS; ++i) ptx::MbarrierInit(shared.Full(i / SLABS, i % SLABS), Loader::ARRIVALS);
-    for (int i = 0; i < 4; ++i) ptx::MbarrierInit(shared.Empty(i / 2, i % 2), WARPGROUP / 32);
+    for (int i = 0; i < 2 * SLABS; ++i) ptx::MbarrierInit(shared.Empty(i / SLABS, i % SLABS), WARPGROUP / 32);
     ptx::MbarrierInit(shared.QueryFull(), WARPGROUP);
     ptx::MbarrierInit(shared.QueryEmpty(), 2 * WARPGROUP / 32);
     ptx::MbarrierInitFence();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // MLA decode on SM90: loads of queries and keys by the producer warpgroup.
 //
-// Each of the four warps loads one part of the keys: half of the columns of every second block. The parts are released
-// at different times (mla_sm90_consumer.cuh), so no warp waits for a part while another part could be loaded. Page ids
-// are loaded one block ahead. Pages of at least 8 keys are copied by TMA, box by box, a box being one page or 64 keys
+// Each of the four warps loads one part of the keys: half of the columns of every second block, slab by slab as the slabs
+// are released. The parts are released at different times (mla_sm90_consumer.cuh), so no warp waits for a part while
+// another part could be loaded. Page ids are loaded one block ahead. Pages of at least 8 keys are copied by TMA, box by box, a box being one page or 64 keys
 // of a page by 64 columns. Smaller or odd pages are copied row by row with cp.async. (Loads of keys into L2, two blocks
 // ahead, were tried on an H200: with 16 heads they cost 22 %, with 128 heads they gained nothing.)
 #pragma once
@@ -133,7 +133,7 @@ template <typename Params, typename Loader>
 __device__ __forceinline__ void Produce(const Params& p, const WorkList& work, const Shared& shared, Loader& loader) {
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), buffer = warp % 2, half = warp / 2;
   const bool has_rotary = HasRotary(buffer, half);
-  const uint32_t keys = shared.Keys(buffer), empty = shared.Empty(buffer, half);
+  const uint32_t keys = shared.Keys(buffer);
   uint32_t parity = 1, query_parity = 1;
   ItemList<Params> list(p, work);
   for (WorkItem item = list.First(); item.request >= 0;) {
@@ -144,15 +144,16 @@ __device__ __forceinline__ void Produce(const Params& p, const WorkList& work, c
       if (block < blocks) {
         loader.Take();
         if (block + 2 < blocks) loader.Ask(item, key + 2 * KEYS);
-        ptx::MbarrierWait(empty, parity);
-        parity ^= 1;
-#pragma unroll 1
-        for (int slab = half * HALF_SLABS; slab < (half + 1) * HALF_SLABS; ++slab) {
-          loader.Load(item, key, false, slab * SLAB_COLUMNS, keys + slab * SLAB_BYTES, shared.Full(buffer, slab));
-        }
         if (has_rotary) {
+          ptx::MbarrierWait(shared.Empty(buffer, ROTARY_SLAB), parity);
           loader.Load(item, key, true, 0, keys + ROTARY_SLAB * SLAB_BYTES, shared.Full(buffer, ROTARY_SLAB));
         }
+#pragma unroll 1
+        for (int slab = half * HALF_SLABS; slab < (half + 1) * HALF_SLABS; ++slab) {
+          ptx::MbarrierWait(shared.Empty(buffer, slab), parity);
+          loader.Load(item, key, false, slab * SLAB_COLUMNS, keys + slab * SLAB_BYTES, shared.Full(buffer, slab));
+        }
+        parity ^= 1;
       }
       if (block == buffer) {  // the first keys are on their way, so the wait for the query's place costs little
         ptx::MbarrierWait(shared.QueryEmpty(), query_parity);

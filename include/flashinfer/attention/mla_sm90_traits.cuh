@@ -34,6 +34,18 @@ template <bool COPIED>
 inline constexpr int PRODUCER_REGISTERS = COPIED ? 72 : 40;
 template <bool COPIED>
 inline constexpr int CONSUMER_REGISTERS = COPIED ? 216 : 232;
+/// Parts in which a warpgroup multiplies and releases its columns of the values, 1, 2 or 4: parts of fewer columns let
+/// the next keys come earlier.
+#ifndef FLASHINFER_MLA_PARTS
+#define FLASHINFER_MLA_PARTS 4
+#endif
+constexpr int PARTS = FLASHINFER_MLA_PARTS;
+/// Slabs of the query that stay in registers, 0 or 1: products of scores otherwise read shared memory at its full rate.
+#ifndef FLASHINFER_MLA_QUERY_SLABS
+#define FLASHINFER_MLA_QUERY_SLABS 1
+#endif
+template <bool COPIED>
+inline constexpr int QUERY_SLABS = COPIED ? 0 : FLASHINFER_MLA_QUERY_SLABS;
 constexpr int STAGING_BYTES = 1024;  // per consumer warp: 16 rows by 32 columns of results
 
 /// Named barriers.
@@ -50,7 +62,7 @@ struct Shared {
   static constexpr int STAGING_AT = 3 * TILE_BYTES;
   static constexpr int ROWS_AT = STAGING_AT + 8 * STAGING_BYTES;  // four arrays of one float per row
   static constexpr int BARRIERS_AT = ROWS_AT + 4 * ROWS * int(sizeof(float));
-  static constexpr int BARRIERS = 2 * SLABS + 4 + 2;
+  static constexpr int BARRIERS = 4 * SLABS + 2;
   static constexpr int BYTES = BARRIERS_AT + BARRIERS * 8 + hopper::SLAB_ALIGNMENT;  // with room to align the base
 
   uint32_t base;
@@ -66,12 +78,10 @@ struct Shared {
 
   /// mbarrier that a slab of keys has landed.
   __device__ __forceinline__ uint32_t Full(int buffer, int slab) const { return Barrier(buffer * SLABS + slab); }
-  /// mbarrier that the slabs of PartOf(buffer, half) may be overwritten.
-  __device__ __forceinline__ uint32_t Empty(int buffer, int half) const {
-    return Barrier(2 * SLABS + 2 * buffer + half);
-  }
-  __device__ __forceinline__ uint32_t QueryFull() const { return Barrier(2 * SLABS + 4); }
-  __device__ __forceinline__ uint32_t QueryEmpty() const { return Barrier(2 * SLABS + 5); }
+  /// mbarrier that a slab of keys may be overwritten.
+  __device__ __forceinline__ uint32_t Empty(int buffer, int slab) const { return Barrier((2 + buffer) * SLABS + slab); }
+  __device__ __forceinline__ uint32_t QueryFull() const { return Barrier(4 * SLABS); }
+  __device__ __forceinline__ uint32_t QueryEmpty() const { return Barrier(4 * SLABS + 1); }
 
  private:
   __device__ __forceinline__ float* Floats(int which) const {
@@ -84,8 +94,8 @@ static_assert(Shared::BYTES <= 232448, "shared memory of a block");
 /// Return true if boxes of pages of this size tile a block of keys, and are large enough for TMA.
 inline bool PagesAreBoxes(int page_size) { return page_size % KEYS == 0 || (page_size >= 8 && KEYS % page_size == 0); }
 
-/// Slabs of a buffer that are filled by one producer warp and released by one consumer warpgroup: half of the latent
-/// columns, and the rotary slab (the weights) with the half that the other warpgroup multiplies.
+/// A producer warp fills half of the latent slabs of a buffer, which one consumer warpgroup releases. The rotary slab (the
+/// weights) belongs to the half of the warpgroup that did not compute the weights, which reads and releases them.
 __device__ __forceinline__ bool HasRotary(int buffer, int half) { return half != buffer; }
 
 /// Number of blocks of keys of an item.

@@ -39,6 +39,13 @@ __device__ __forceinline__ void WgmmaPin(float (&d)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/// Keep an operand in its registers until this point, which follows the wait for its products.
+template <int COUNT>
+__device__ __forceinline__ void WgmmaPin(uint32_t (&a)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
+
 /// Matrix product of one operand type and width N. `TRANSPOSE_A`, `TRANSPOSE_B`: the operand is MN-major, 16-bit types
 /// only.
 template <WgmmaType TYPE, int N, bool TRANSPOSE_A = false, bool TRANSPOSE_B = false>

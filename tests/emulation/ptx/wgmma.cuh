@@ -15,6 +15,8 @@ void WgmmaWait() {
 }
 template <int COUNT>
 void WgmmaPin(float (&)[COUNT]) {}
+template <int COUNT>
+void WgmmaPin(uint32_t (&)[COUNT]) {}
 
 template <WgmmaType TYPE, int N, bool TRANSPOSE_A = false, bool TRANSPOSE_B = false>
 struct Wgmma {
