@@ -61,6 +61,16 @@ def test_split(library):
     check(library, latent, blocks=4)
 
 
+@pytest.mark.parametrize("requests, parts", [(1, 9), (3, 3)])
+def test_merge(library, requests, parts):
+    """Few tiles of many parts, whose rows several groups of warps merge, and more tiles of few parts."""
+    latent = Latent("cpu", 64, [1] * requests, [640] * requests, heads=128, dtype=BF16)
+    blocks = 2 * requests * parts
+    items, merges = divmod(library.call("mla_counts", ctypes.byref(pack(latent, False, blocks))), 1000)
+    assert merges == 2 * requests and items > 4 * requests
+    check(library, latent, blocks=blocks)
+
+
 @pytest.mark.parametrize("qo_len", [1, 2])
 def test_heads(library, qo_len):
     """128 heads are two tiles per token; the mask differs between tokens."""

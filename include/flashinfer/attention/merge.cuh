@@ -57,13 +57,20 @@ __device__ __forceinline__ void Write(const Params& p, const float (&sum)[VECTOR
   }
 }
 
-/// Merge row n of head `head` from parts part_of(i), i < count, in order. Run by one warp.
-template <typename Variant, typename Params, typename PartOf>
-__device__ __forceinline__ void MergeRow(const Params& p, int count, const PartOf& part_of, int64_t n, int head) {
-  constexpr int D = Params::HEAD_DIM_VO, VECTORS = (D + 127) / 128;  // vectors of 4 floats per lane
-  constexpr int IN_FLIGHT = VECTORS <= 1 ? 16 : (VECTORS <= 2 ? 8 : 4);
-  const int lane = threadIdx.x % 32;
+/// Weighted sum of the parts of a row, relative to a maximum: VECTORS vectors of 4 of its D columns per lane.
+template <int D>
+struct RowSum {
+  static constexpr int VECTORS = (D + 127) / 128;
   float maximum = -math::inf, total = 0.f, sum[VECTORS][4] = {};
+};
+
+/// Add parts part_of(i), i < count, in order. Run by one warp.
+template <typename Variant, int D, typename PartOf>
+__device__ __forceinline__ void AddParts(RowSum<D>& row, int count, const PartOf& part_of) {
+  constexpr int VECTORS = RowSum<D>::VECTORS, IN_FLIGHT = VECTORS <= 1 ? 16 : (VECTORS <= 2 ? 8 : 4);
+  const int lane = threadIdx.x % 32;
+  float &maximum = row.maximum, &total = row.total;
+  auto& sum = row.sum;
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += 32) {
     const float lse = begin + lane < count ? __ldcg(part_of(begin + lane).lse) : -math::inf;
@@ -99,7 +106,14 @@ __device__ __forceinline__ void MergeRow(const Params& p, int count, const PartO
       }
     }
   }
-  Write<Variant>(p, sum, maximum, total, n, head);
+}
+
+/// Merge row n of head `head` from parts part_of(i), i < count, in order. Run by one warp.
+template <typename Variant, typename Params, typename PartOf>
+__device__ __forceinline__ void MergeRow(const Params& p, int count, const PartOf& part_of, int64_t n, int head) {
+  RowSum<Params::HEAD_DIM_VO> row;
+  AddParts<Variant>(row, count, part_of);
+  Write<Variant>(p, row.sum, row.maximum, row.total, n, head);
 }
 
 /// Merge row `row` of a tile; run by one warp.

@@ -12,6 +12,11 @@ namespace attention {
 namespace mla {
 
 constexpr int MERGE_COLUMNS = LATENT / merge::WARPS;  // columns of a warp
+/// Tiles up to which several groups of warps merge each row: their blocks are all resident on an H200.
+#ifndef FLASHINFER_MLA_FEW_TILES
+#define FLASHINFER_MLA_FEW_TILES 4
+#endif
+constexpr int FEW_TILES = FLASHINFER_MLA_FEW_TILES;
 
 /// Params of the merge of some columns of each row.
 template <typename Params>
@@ -20,25 +25,67 @@ struct MergedColumns : Params {
   __device__ __forceinline__ explicit MergedColumns(const Params& p) : Params(p) {}
 };
 
-/// Merge one row per block, with a part of its columns per warp: one long request has few rows and many parts.
-template <typename Params, typename Variant>
-__global__ void __launch_bounds__(merge::THREADS)
+/// Add the sums of a row of GROUPS groups of warps in the first group, in order. `first`: first column of the warp.
+template <int GROUPS>
+__device__ __forceinline__ void AddGroups(merge::RowSum<MERGE_COLUMNS>& row, int group, int first) {
+  __shared__ float4 sums[GROUPS][LATENT / 4];
+  __shared__ float maxima[GROUPS], totals[GROUPS];
+  const int at = first / 4 + int(threadIdx.x) % 32;
+  const auto& x = row.sum[0];
+  sums[group][at] = float4{x[0], x[1], x[2], x[3]};
+  if (first == 0 && threadIdx.x % 32 == 0) maxima[group] = row.maximum, totals[group] = row.total;
+  __syncthreads();
+  if (group > 0) return;
+  row = {};
+#pragma unroll
+  for (int i = 0; i < GROUPS; ++i) row.maximum = fmaxf(row.maximum, maxima[i]);
+  const float base = row.maximum == -math::inf ? 0.f : row.maximum;
+#pragma unroll
+  for (int i = 0; i < GROUPS; ++i) {
+    const float weight = ptx::Exp2(maxima[i] - base);
+    row.total += weight * totals[i];
+    merge::AddPart(row.sum, weight, {sums[i][at]});
+  }
+}
+
+/// Merge one row per block, with a part of its columns per warp. GROUPS: groups of warps that take some of the parts
+/// each. One long request has few rows and many parts.
+template <typename Params, typename Variant, int GROUPS>
+__global__ void __launch_bounds__(GROUPS* merge::THREADS)
     MergeColumnsKernel(const __grid_constant__ Params params, const __grid_constant__ WorkList work) {
-  ptx::GridDependencyWait();
-  const int index = int(blockIdx.x) / ROWS, row = int(blockIdx.x) % ROWS, first = int(threadIdx.x) / 32 * MERGE_COLUMNS;
-  if (index >= *work.num_merges) return;
+  const int index = int(blockIdx.x) / ROWS, row = int(blockIdx.x) % ROWS, warp = int(threadIdx.x) / 32;
+  const int first = warp % merge::WARPS * MERGE_COLUMNS, group = warp / merge::WARPS;
+  // The list is older than the kernel that this one waits for, and has room for items of all blocks. All blocks wait: the
+  // next kernel may start when this one has ended.
+  const int count = *work.num_merges;
   const MergeItem item = work.merges[index];
-  const int group = params.group.divisor, token = params.group.Divide(item.row_begin + row);
+  ptx::GridDependencyWait();
+  if (index >= count) return;
+  const int heads = params.group.divisor, token = params.group.Divide(item.row_begin + row);
   if (token >= item.qo_len) return;
   MergedColumns<Params> p(params);
   p.o += first;
   if (first > 0) p.lse = nullptr;
+  const int begin = item.count * group / GROUPS, end = item.count * (group + 1) / GROUPS;
   auto part_of = [&](int i) {
-    const int64_t at = int64_t(item.first_slot + i) * ROWS + row;
+    const int64_t at = int64_t(item.first_slot + begin + i) * ROWS + row;
     return merge::Part{work.partial_o + at * LATENT + first, work.partial_lse + at};
   };
-  const int head = item.row_begin + row - token * group;
-  merge::MergeRow<Variant>(p, item.count, part_of, int64_t(item.qo_begin) + token, head);
+  merge::RowSum<MERGE_COLUMNS> sum;
+  merge::AddParts<Variant>(sum, end - begin, part_of);
+  if constexpr (GROUPS > 1) {
+    AddGroups<GROUPS>(sum, group, first);
+    if (group > 0) return;
+  }
+  const int head = item.row_begin + row - token * heads;
+  merge::Write<Variant>(p, sum.sum, sum.maximum, sum.total, int64_t(item.qo_begin) + token, head);
+}
+
+/// Launch the merge.
+template <int GROUPS, typename Params>
+Status LaunchMerge(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
+  return Launch(MergeColumnsKernel<Params, Variant<false>, GROUPS>, dim3(work.merge_blocks * ROWS),
+                dim3(GROUPS * merge::THREADS), enable_pdl, stream, params, work);
 }
 
 }  // namespace mla
@@ -60,8 +107,8 @@ Status LaunchAttention(const Params& params, const WorkList& work, bool enable_p
                             ? LaunchPages<Params, false>(params, work, enable_pdl, stream)
                             : LaunchPages<Params, true>(params, work, enable_pdl, stream);
   if (status != cudaSuccess || work.merge_blocks == 0) return status;
-  return Launch(mla::MergeColumnsKernel<Params, Variant<false>>, dim3(work.merge_blocks * mla::ROWS),
-                dim3(merge::THREADS), enable_pdl, stream, params, work);
+  return work.merge_blocks <= mla::FEW_TILES ? mla::LaunchMerge<4>(params, work, enable_pdl, stream)
+                                             : mla::LaunchMerge<1>(params, work, enable_pdl, stream);
 }
 
 }  // namespace attention

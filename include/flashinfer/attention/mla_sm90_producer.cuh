@@ -135,10 +135,18 @@ __device__ __forceinline__ void Produce(const Params& p, const WorkList& work, c
   const bool has_rotary = HasRotary(buffer, half);
   const uint32_t keys = shared.Keys(buffer);
   uint32_t parity = 1, query_parity = 1;
+  auto load_query = [&](const WorkItem& item) {
+    ptx::MbarrierWait(shared.QueryEmpty(), query_parity);
+    query_parity ^= 1;
+    LoadQueryRows(p, item, warp * 16, shared.Query());
+    ptx::MbarrierArriveCopies(shared.QueryFull());
+  };
+  bool is_first = FIRST_QUERY_EARLY;
   ItemList<Params> list(p, work);
   for (WorkItem item = list.First(); item.request >= 0;) {
     const int blocks = BlocksOf(item);
     if (blocks > 0) loader.Ask(item, item.kv_start + buffer * KEYS);
+    if (blocks > 0 && is_first) load_query(item);  // while the page ids are on their way
     for (int block = buffer; block < blocks + buffer; block += 2) {
       const int key = item.kv_start + block * KEYS;
       if (block < blocks) {
@@ -155,13 +163,10 @@ __device__ __forceinline__ void Produce(const Params& p, const WorkList& work, c
         }
         parity ^= 1;
       }
-      if (block == buffer) {  // the first keys are on their way, so the wait for the query's place costs little
-        ptx::MbarrierWait(shared.QueryEmpty(), query_parity);
-        query_parity ^= 1;
-        LoadQueryRows(p, item, warp * 16, shared.Query());
-        ptx::MbarrierArriveCopies(shared.QueryFull());
-      }
+      // The first keys of a further item are on their way before this waits for the query's place.
+      if (block == buffer && !is_first) load_query(item);
     }
+    if (blocks > 0) is_first = false;
     if (!list.Next(item)) break;
   }
 }

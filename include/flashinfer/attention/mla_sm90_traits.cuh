@@ -46,6 +46,11 @@ constexpr int PARTS = FLASHINFER_MLA_PARTS;
 #endif
 template <bool COPIED>
 inline constexpr int QUERY_SLABS = COPIED ? 0 : FLASHINFER_MLA_QUERY_SLABS;
+/// Load the query of the first item before its keys.
+#ifndef FLASHINFER_MLA_FIRST_QUERY_EARLY
+#define FLASHINFER_MLA_FIRST_QUERY_EARLY 1
+#endif
+constexpr bool FIRST_QUERY_EARLY = FLASHINFER_MLA_FIRST_QUERY_EARLY != 0;
 constexpr int STAGING_BYTES = 1024;  // per consumer warp: 16 rows by 32 columns of results
 
 /// Named barriers.
