@@ -109,6 +109,26 @@ def test_e4m3_pages(e4m3, page_size, layout):
     Case(e4m3, [300, 2, 0, 129], [301, 5, 0, 270], (2, 1), page_size=page_size, layout=layout).check(seed=page_size)
 
 
+def test_e4m3_queries_of_any_size(e4m3):
+    """Products of scores are in fp16: rows of queries beyond its range, and numbers far below the largest of a row."""
+    case = Case(e4m3, [70, 40], [90, 130], (3, 1), mask_mode=CAUSAL)
+    rows = torch.arange(110)[:, None, None] % 7
+    case.q = (case.q.double() * 2.0 ** (16 - 20 * rows)).to(torch.bfloat16)
+    case.q[:, :, ::5] *= 2.0**-20
+    case.sm_scale *= 2.0**-12
+    case.check()
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_e4m3_numbers_are_exact(e4m3, page_size):
+    """The output of one key is its value, for all numbers of the type, subnormal ones included; NaN stays NaN."""
+    case = Case(e4m3, [3, 2], [1, 1], (2, 1), page_size=page_size)
+    case.values = torch.arange(256, dtype=torch.uint8).view(2, 1, 128).view(torch.float8_e4m3fn)
+    o, _ = case.run()
+    for rows, value in zip(o.split([3, 2]), case.values, strict=True):
+        assert torch.equal(rows.nan_to_num(999), value.to(torch.bfloat16).nan_to_num(999).expand_as(rows))
+
+
 def test_e5m2(e5m2):
     Case(e5m2, *LENGTHS, (3, 1), mask_mode=CAUSAL).check()
 

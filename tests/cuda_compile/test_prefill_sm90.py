@@ -38,6 +38,7 @@ def module(
         (64, "64_paged_masked", BF16, BF16),
         (256, "128_paged", BF16, BF16),
         (64, "192_ragged", BF16, E4M3),
+        (128, "128_paged", BF16, E4M3),
         (128, "128_ragged", E4M3, E4M3),
         (256, "128_paged", E4M3, E4M3),
         (64, "192_paged_masked", E4M3, E4M3),

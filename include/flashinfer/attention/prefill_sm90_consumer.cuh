@@ -82,7 +82,7 @@ struct Sums {
 
 template <typename Tr>
 struct MainLoop {
-  static constexpr ptx::WgmmaType TYPE = WGMMA_TYPE<typename Tr::T>;
+  static constexpr ptx::WgmmaType SCORE_TYPE = WGMMA_TYPE<typename Tr::T>, VALUE_TYPE = WGMMA_TYPE<typename Tr::W>;
   using Scores = float[Tr::KEYS / 2];
   static constexpr int DEPTH = hopper::WGMMA_K_BYTES / int(sizeof(typename Tr::T));  // columns per product
   using Weights = uint32_t[Tr::KEYS / DEPTH][4];
@@ -178,7 +178,7 @@ struct MainLoop {
 #pragma unroll
     for (int i = 0; i < Tr::D_QK / DEPTH; ++i) {
       const int slab = i / 4, byte = i % 4 * hopper::WGMMA_K_BYTES;
-      ptx::Wgmma<TYPE, Tr::KEYS>::Run(
+      ptx::Wgmma<SCORE_TYPE, Tr::KEYS>::Run(
           s, hopper::AdvanceDescriptor(q, slab * (Tr::TILE * hopper::SLAB_ROW_BYTES) + byte),
           hopper::AdvanceDescriptor(k, slab * (Tr::KEYS * hopper::SLAB_ROW_BYTES) + byte), i > 0);
     }
@@ -194,7 +194,8 @@ struct MainLoop {
     ptx::WgmmaFence();
 #pragma unroll
     for (int i = 0; i < Tr::KEYS / DEPTH; ++i) {
-      ptx::Wgmma<TYPE, Tr::D_VO, false, !Tr::TRANSPOSES>::Run(o, w[i], hopper::AdvanceDescriptor(v, i * ADVANCE), true);
+      ptx::Wgmma<VALUE_TYPE, Tr::D_VO, false, !Tr::TRANSPOSES>::Run(o, w[i], hopper::AdvanceDescriptor(v, i * ADVANCE),
+                                                                    true);
     }
     ptx::WgmmaCommit();
   }

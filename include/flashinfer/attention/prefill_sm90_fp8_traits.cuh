@@ -22,6 +22,9 @@ template <typename Params_, bool PAGED_>
 struct Fp8Traits {
   using Params = Params_;
   using T = typename Params::DTypeQ;
+  using Query = T;
+  using W = T;
+  static constexpr bool SCALES_QUERY = false;
   static_assert(std::is_same_v<T, __nv_fp8_e4m3> && std::is_same_v<typename Params::DTypeKV, T>,
                 "queries, keys and values of e4m3");
   static constexpr Loading LOADING = Loading::kTranspose;

@@ -69,6 +69,7 @@ __device__ __forceinline__ void RunConsumer(const typename Tr::Params& p, const 
       } else {
         CopyQuery<Tr>(p, rows.variant, item, shared, group);
       }
+      if constexpr (Tr::SCALES_QUERY) rows.ScaleBy(ScaleQuery<Tr>(shared, group));
       loop.Run(rows, o, item, steps, [&] {
         if (!Tr::STAGES_IN_QUERY) release();
       });

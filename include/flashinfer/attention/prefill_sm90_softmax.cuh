@@ -42,7 +42,8 @@ struct Softmax {
   /// down to 2^-14 of the largest.
   static constexpr bool HAS_FP8_WEIGHTS = sizeof(typename Tr::T) == 1;
   static constexpr float SHIFT = HAS_FP8_WEIGHTS ? MAX_LAG<Variant> : 0.f;
-  static constexpr bool HAS_SCALES = HAS_HEAD_SCALES<Params>, SCALES_LOGITS = HAS_SCALES && !HAS_PLAIN_LOGITS<Variant>;
+  static constexpr bool HAS_SCALES = HAS_HEAD_SCALES<Params> || Tr::SCALES_QUERY;
+  static constexpr bool SCALES_LOGITS = HAS_SCALES && !HAS_PLAIN_LOGITS<Variant>;
 
   const Params& p;
   const WorkItem& item;
@@ -70,6 +71,12 @@ struct Softmax {
       if (item.is_first) variant.update_m_d(p, 0, HeadOf(row[i]), m[i], d[i], factor);
       if (threadIdx.x % 4 != 0) d[i] = 0.f;  // the lanes of a row are summed at the end
     }
+  }
+
+  /// Note the inverse of the factors that the queries of the thread's rows were multiplied by (ScaleQuery).
+  __device__ __forceinline__ void ScaleBy(const float2& factors) {
+    static_assert(HAS_SCALES, "rows have no factors");
+    own[0] *= factors.x, own[HAS_SCALES ? 1 : 0] *= factors.y;
   }
 
   /// Token and query head of a row. Padding rows have the last token.
@@ -110,7 +117,7 @@ struct Softmax {
           const float* x = s + 16 * k + i / 2 * 8 + i % 2 * 2;
           w[k][i] = PackE4m3(x[0], x[1], x[4], x[5]);
         } else {
-          w[k][i] = Pack<typename Tr::T>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+          w[k][i] = Pack<typename Tr::W>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
         }
       }
     }
@@ -123,7 +130,7 @@ struct Softmax {
 
   /// Scale of the values.
   __device__ __forceinline__ float ValueScale() const {
-    if constexpr (HAS_SCALES) {
+    if constexpr (HAS_HEAD_SCALES<Params>) {
       if (p.maybe_scale_v != nullptr) return p.maybe_scale_v[item.kv_head];
     }
     return 1.f;
@@ -132,7 +139,7 @@ struct Softmax {
  private:
   __device__ __forceinline__ float HeadScale(int head) const {
     float x = 1.f;
-    if constexpr (HAS_SCALES) {
+    if constexpr (HAS_HEAD_SCALES<Params>) {
       if (p.maybe_scale_q != nullptr) x = p.maybe_scale_q[head];
       if (p.maybe_scale_k != nullptr) x *= p.maybe_scale_k[item.kv_head];
     }

@@ -45,11 +45,16 @@ enum class Form { kLong, kShort };
 template <typename Params_, Loading LOADING_, bool PAGED_ = LOADING_ == Loading::kPages, Form FORM_ = Form::kLong>
 struct Traits {
   using Params = Params_;
-  using T = typename Params::DTypeQ;
+  using Query = typename Params::DTypeQ;
   static constexpr bool CONVERTS = LOADING_ == Loading::kConvert;
-  static_assert(sizeof(T) == 2 &&
-                    (CONVERTS ? IS_FP8<typename Params::DTypeKV> : std::is_same_v<T, typename Params::DTypeKV>),
+  static_assert(sizeof(Query) == 2 &&
+                    (CONVERTS ? IS_FP8<typename Params::DTypeKV> : std::is_same_v<Query, typename Params::DTypeKV>),
                 "16-bit queries, and keys and values of the same type or of 8 bits");
+  // Operands of the scores (T) and of the outputs (W). One instruction turns two 8-bit numbers into fp16, which holds them
+  // exactly; bf16 takes five. Queries of bf16 are then scaled (ScaleQuery). Weights without softmax may exceed fp16.
+  using T = std::conditional_t<CONVERTS, __half, Query>;
+  using W = std::conditional_t<CONVERTS && Variant<false>::use_softmax, __half, Query>;
+  static constexpr bool SCALES_QUERY = !std::is_same_v<T, Query>;
   static constexpr Loading LOADING = LOADING_;
   static constexpr bool PAGED = PAGED_, GATHERS = LOADING == Loading::kGather, TRANSPOSES = false;
   static constexpr bool ZEROES_ROWS = GATHERS || CONVERTS;  // rows behind the end of an item are 0, not what lies there
