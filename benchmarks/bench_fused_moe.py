@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from harness import Bench, bf16, case, empty, main, nbytes, rand
 
-from flashinfer.fused_moe import cutlass_fused_moe
+from flashinfer.fused_moe import cutlass_fused_moe, interleave_moe_weights_for_sm90_mixed_gemm
 from flashinfer.testing import Tolerance
 from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
 
@@ -19,6 +19,7 @@ from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
 MIXTRAL = {"experts": 8, "top_k": 2, "hidden": 4096, "inner": 14336}
 QWEN3 = {"experts": 128, "top_k": 8, "hidden": 2048, "inner": 768}
 DEEPSEEK_TP8 = {"experts": 256, "top_k": 8, "hidden": 7168, "inner": 256}
+GPT_OSS = {"experts": 128, "top_k": 4, "hidden": 2944, "inner": 2944}  # 2880, padded to a multiple of 128
 SMALL = {"experts": 8, "top_k": 2, "hidden": 512, "inner": 768}
 # Sums in another order; the hidden values are rounded before the second product.
 SUMS = Tolerance(rtol=2**-6, atol=3e-2)
@@ -97,6 +98,51 @@ def fp8_block(tokens: int, experts: int, top_k: int, hidden: int, inner: int) ->
     named = dict(zip(("fc1_scale", "fc2_scale"), scales, strict=True))
     reference = lambda x, out: template.reference(**{**call, "input": x}, **named)  # noqa: E731
     return _bench(call, reference, 6 * tokens * top_k * hidden * inner, CODES)
+
+
+def _decoded(codes: torch.Tensor, exponent: int) -> torch.Tensor:
+    """Return packed e2m1 codes times a power of two, as bf16."""
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=codes.device)
+    table = (torch.cat((magnitudes, -magnitudes)) * 2.0**exponent).to(bf16)
+    return table[torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).int()]
+
+
+@case(
+    "cutlass_fused_moe_mxfp4",
+    cpu=_points(SMALL, 1, 32),
+    cuda=_points(GPT_OSS, 1, 16, 64, 256, 1024, 4096, 16384),
+)
+def mxfp4(tokens: int, experts: int, top_k: int, hidden: int, inner: int) -> Bench:
+    """The layer of GPT-OSS: biases, and constants of the activation. All scales are 2^-7."""
+    device = empty(1, bf16).device
+    shapes = ((2 * inner, hidden), (hidden, inner))
+    codes = [torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, device=device) for n, k in shapes]
+    weights = [interleave_moe_weights_for_sm90_mixed_gemm(x) for x in codes]
+    scales = [
+        torch.full((experts, n // 64, k // 128, 16, 16), 120, dtype=torch.uint8, device=device) for n, k in shapes
+    ]
+    constants = {"swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 7.0}
+    call = {
+        "input": rand(tokens, hidden, bf16),
+        **_routing(tokens, top_k, experts),
+        "fc1_expert_weights": weights[0],
+        "fc2_expert_weights": weights[1],
+        "fc1_expert_biases": rand(experts, 2 * inner, bf16),
+        "fc2_expert_biases": rand(experts, hidden, bf16),
+        "output_dtype": bf16,
+        "quant_scales": scales,
+        "use_w4_group_scaling": True,
+        **{name: torch.full((experts,), x, device=device) for name, x in constants.items()},
+    }
+
+    def reference(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        fc1, fc2 = (_decoded(x, -7) for x in codes)
+        same = {**call, "input": x, "quant_scales": [], "use_w4_group_scaling": False}
+        return cutlass_fused_moe_trace.reference(**{**same, "fc1_expert_weights": fc1, "fc2_expert_weights": fc2})
+
+    bench = _bench(call, reference, 6 * tokens * top_k * hidden * inner, SUMS)
+    bench.bytes += nbytes(*scales) * _touched(call["token_selected_experts"]) // experts
+    return bench
 
 
 if __name__ == "__main__":

@@ -22,18 +22,23 @@ constexpr bool IS_CPU = true;
 constexpr bool IS_CPU = false;
 #endif
 
-/// Return true if product 1 applies the activation, so that its sums are never stored: SM90 without block scales.
+/// Return true if product 1 applies the activation, so that its sums are never stored: SM90, where hidden values are
+/// rounded to the operand's element alone or with one factor.
 bool ActivatesInProduct(const LayerSizes& s, ActivationType type, bool use_sm90) {
-  return use_sm90 && s.format != Format::kFp8Block &&
+  const Rounding rounding = RoundingOf(s.format, 2);
+  return use_sm90 && (rounding == Rounding::kElement || rounding == Rounding::kFactor) &&
          (type == ActivationType::kSwiglu || type == ActivationType::kSwigluBias);
 }
 
 /// Choose the elements of sums. Sums 1 are fp32, but for block-scaled layers, which are defined with bf16. Sums 2, of
 /// which a layer stores top_k rows per token, have the output's element on CUDA, because their traffic counts at every
-/// size. The general product has no factors of experts: sums of raw codes, which fp16 could not hold, stay fp32.
+/// size. The general product has no factors of experts: sums of raw codes, which fp16 could not hold, stay fp32, and so do
+/// sums with a factor per row.
 LayerSizes WithSums(LayerSizes s, ActivationType type, bool use_sm90, Element output) {
   s.sums1 = s.format == Format::kFp8Block ? Element::kBFloat16 : Element::kFloat32;
-  s.sums2 = !IS_CPU && (use_sm90 || s.format == Format::kPlain) ? output : Element::kFloat32;
+  const bool is_scaled_later = RoundingOf(s.format, 2) == Rounding::kRows;
+  s.sums2 = !IS_CPU && (use_sm90 || s.format == Format::kPlain) && !is_scaled_later ? output : Element::kFloat32;
+  s.has_wide_codes = !IS_CPU && s.format >= Format::kMxfp4;
   s.has_sums1 = !ActivatesInProduct(s, type, use_sm90);
   return s;
 }
@@ -87,7 +92,9 @@ char* Buffer(const Optional<TensorView>& given, const TensorView& input, int64_t
 Operand OperandAt(char* buffer, const LayerSizes& s, const Workspace& w, int product, Element element) {
   Operand x{};
   x.rounding = RoundingOf(s.format, product);
-  x.element = s.format == Format::kPlain || s.format == Format::kMxfp4 ? element : Element::kE4M3;
+  x.element = s.format == Format::kPlain || s.format == Format::kMxfp4 ? element
+              : s.has_wide_codes                                       ? Element::kBFloat16
+                                                                       : Element::kE4M3;
   x.data = buffer + (product == 1 ? w.operand1 : w.operand2);
   x.columns = product == 1 ? s.hidden : s.intermediate;
   x.scales = reinterpret_cast<float*>(buffer + (product == 1 ? w.scales1 : w.scales2));

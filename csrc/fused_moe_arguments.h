@@ -149,6 +149,7 @@ inline const void* WeightScales(const char* name, const Optional<TensorView>& gi
     return x.data_ptr();
   }
   CheckDivisible("rows of four-bit weights", n, 64);
+  CheckAligned(name, x);
   const int64_t bytes = format == Format::kInt4Fp8 ? n * (k / 128) * 2 : n * (k / 32);
   const int64_t got = x.numel() * (x.dtype().bits / 8);
   if (got != experts * bytes) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of a mixture of experts on CUDA: calls of the function that a GEMM module exports. The module for SM90 takes
-// a description of the product, because its checks would repeat those of fused_moe.cu; the general one takes views.
+// a description of the product, because its checks would repeat those of fused_moe.cu; the general one takes views. Those
+// for four-bit weights take a description with their scales.
 #pragma once
 #include "fused_moe_arguments.h"
 // clang-format off
-#include <flashinfer/gemm/problem_sm90.h>
+#include <flashinfer/gemm/w4_sm90.h>
 // clang-format on
 
 namespace moe_arguments {
@@ -55,7 +56,7 @@ class GroupedProduct {
   bool MultiplyAndActivate(const Operand& a, const SortedPairs& pairs, const Sums& sums,
                            const ActivationParams& activation, const Operand& to) const {
     if (s_.has_sums1 && !ActivatesBlocks(activation.type)) return false;
-    flashinfer::gemm::GemmProblem p = ProblemOf(a, 1, pairs, sums.columns);
+    flashinfer::gemm::W4Problem p = ProblemOf(a, 1, pairs, sums.columns);
     p.d = to.data, p.d_stride = to.columns, p.out = to.element;
     flashinfer::gemm::GatedActivation& gate = p.activation;
     gate.is_active = true;
@@ -76,7 +77,7 @@ class GroupedProduct {
       MultiplyGeneral(a, index, pairs, *d);
       return;
     }
-    flashinfer::gemm::GemmProblem p = ProblemOf(a, index, pairs, d->columns);
+    flashinfer::gemm::W4Problem p = ProblemOf(a, index, pairs, d->columns);
     p.d = d->data, p.d_stride = p.n, p.out = d->element;
     p.weight_factors = d->expert_factor;
     d->expert_factor = nullptr;
@@ -95,9 +96,9 @@ class GroupedProduct {
   const void* WeightsOf(int index) const { return (index == 1 ? x_.fc1 : x_.fc2).data_ptr(); }
 
   /// Describe a product of the SM90 module, but for its results.
-  flashinfer::gemm::GemmProblem ProblemOf(const Operand& a, int index, const SortedPairs& pairs,
-                                          int64_t columns) const {
-    flashinfer::gemm::GemmProblem p;
+  flashinfer::gemm::W4Problem ProblemOf(const Operand& a, int index, const SortedPairs& pairs, int64_t columns) const {
+    flashinfer::gemm::W4Problem p;
+    p.codes_scales = IsPacked(s_.format) ? scales_[index - 1] : nullptr;
     p.a = a.data, p.b = WeightsOf(index);
     p.m = s_.pairs(), p.n = columns, p.k = a.columns;
     p.batch = p.weights = s_.num_experts;
@@ -113,8 +114,9 @@ class GroupedProduct {
   }
 
   /// Weights and offsets of product 2 are older than the kernel before it, which is not the sort: it loads weights early.
-  void EnqueueSm90(flashinfer::gemm::GemmProblem* p, int index) const {
-    product_.value()(static_cast<void*>(p), x_.input.device().device_id, enable_pdl_, index == 2);
+  void EnqueueSm90(flashinfer::gemm::W4Problem* p, int index) const {
+    void* const problem = IsPacked(s_.format) ? static_cast<void*>(p) : static_cast<flashinfer::gemm::GemmProblem*>(p);
+    product_.value()(problem, x_.input.device().device_id, enable_pdl_, index == 2);
   }
 
   void MultiplyGeneral(const Operand& a, int index, const SortedPairs& pairs, const Sums& d) const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launcher of the SM90 GEMM kernels: checks, the choice of a tile, stream. One module has the kernels of one element
 // type and scaling, listed in gemm_sm90_config.inc.
+#include "gemm_sm_count.h"
 #include "tvm_ffi_utils.h"
 // clang-format off
 #include <flashinfer/gemm/choose_sm90.h>
@@ -20,18 +21,6 @@ const char* const OP = "gemm_sm90";
 DLDataType ElementDtype() {
   if (std::is_same_v<Element, flashinfer::bfloat16_t>) return dl_bfloat16;
   return std::is_same_v<Element, flashinfer::float16_t> ? dl_float16 : dl_float8_e4m3fn;
-}
-
-/// Return the number of SMs of a device, queried once.
-int SmCount(int device) {
-  constexpr int MAX_DEVICES = 64;
-  static std::atomic<int> counts[MAX_DEVICES];
-  int count = device < MAX_DEVICES ? counts[device].load(std::memory_order_relaxed) : 0;
-  if (count == 0) {
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    if (device < MAX_DEVICES) counts[device].store(count, std::memory_order_relaxed);
-  }
-  return count;
 }
 
 bool TakesBulkCopies(const TensorView& x) {

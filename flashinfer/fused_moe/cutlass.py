@@ -23,9 +23,13 @@ __all__ = ["cutlass_fused_moe"]
 _OUTPUTS = frozenset({torch.float16, torch.bfloat16})
 _SWIGLU, _SWIGLU_BIAS = int(ActivationType.Swiglu), int(ActivationType.SwigluBias)
 _INVALID = int(ActivationType.InvalidType)
-_OF_SM90 = frozenset({Format.FP8_BLOCK, Format.MXFP4_FP8})
-_FOUR_BITS = frozenset({Format.MXFP4, Format.INT4_FP8, Format.MXFP4_FP8})
-_CHECKED_ON_CUDA = _OF_SM90 | _FOUR_BITS
+#: Formats that only SM90 and the CPU have, and the argument that selects each.
+_OF_SM90 = {
+    Format.FP8_BLOCK: "use_deepseek_fp8_block_scale",
+    Format.MXFP4: "use_w4_group_scaling",
+    Format.INT4_FP8: "use_w4_group_scaling",
+    Format.MXFP4_FP8: "use_wfp4afp8_humming",
+}
 
 
 def _activation_number(activation_type: Union[int, ActivationType], has_constants: bool) -> int:
@@ -40,15 +44,9 @@ def _activation_number(activation_type: Union[int, ActivationType], has_constant
 
 def _refuse_format(format: int, device: torch.device) -> None:
     major, minor = utils.get_compute_capability(device)
-    if format in _OF_SM90 and (major, minor) != (9, 0):
-        flag = "use_deepseek_fp8_block_scale" if format == Format.FP8_BLOCK else "use_wfp4afp8_humming"
+    if (major, minor) != (9, 0):
         raise NotImplementedError(
-            f"cutlass_fused_moe: {flag} must be False on GPUs other than SM90, got SM{major}{minor}"
-        )
-    if format in _FOUR_BITS:
-        raise NotImplementedError(
-            "cutlass_fused_moe: use_w4_group_scaling must be False on CUDA: there is no CUDA kernel for four-bit "
-            "weights yet, got True"
+            f"cutlass_fused_moe: {_OF_SM90[format]} must be False on GPUs other than SM90, got SM{major}{minor}"
         )
 
 
@@ -136,7 +134,7 @@ def cutlass_fused_moe(
     use_deepseek_fp8_block_scale : bool
         float8_e4m3fn weights with scales of 128 x 128 blocks; bfloat16 ``input`` is quantised by 1 x 128. SM90 and CPU.
     use_w4_group_scaling : bool
-        Four-bit weights: MXFP4 with bfloat16 activations, unless the next flags say otherwise.
+        Four-bit weights: MXFP4 with bfloat16 activations, unless the next flags say otherwise. SM90 and CPU.
     use_packed_weights : bool
         Four-bit weights are int4, activations are quantised to float8_e4m3fn.
     use_wfp4afp8_humming : bool
@@ -186,7 +184,7 @@ def cutlass_fused_moe(
         use_packed_weights,
         use_wfp4afp8_humming,
     )
-    if format in _CHECKED_ON_CUDA and input.is_cuda:
+    if format in _OF_SM90 and input.is_cuda:
         _refuse_format(format, input.device)
     tokens, experts = input.shape[0], fc1_expert_weights.shape[0]
     shape = (tokens, fc2_expert_weights.shape[-2])

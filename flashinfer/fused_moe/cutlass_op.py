@@ -9,7 +9,7 @@ import torch
 
 from .._runtime.dispatch import NativeFunction, use_pdl
 from .._runtime.torch_ops import called, register_custom_op
-from ..gemm.sm90 import Sm90Devices, Sm90Functions
+from ..gemm.sm90 import Sm90Devices, Sm90Functions, W4Functions
 from ..jit.fused_moe.cutlass import get_fused_moe_module
 from ..jit.gemm import get_gemm_module
 from .cutlass_formats import Format
@@ -20,6 +20,8 @@ _native = NativeFunction(get_fused_moe_module, "fused_moe")
 _general_product = NativeFunction(get_gemm_module, "gemm")
 _is_sm90 = Sm90Devices()
 _sm90_product = Sm90Functions("gemm_sm90_experts")
+_w4_product = W4Functions()
+_W4_KINDS = {Format.MXFP4: "mxfp4", Format.MXFP4_FP8: "mxfp4_fp8", Format.INT4_FP8: "int4"}
 
 
 def sm90_kind(device_index: int, input_dtype: torch.dtype, format: int) -> Optional[str]:
@@ -28,7 +30,7 @@ def sm90_kind(device_index: int, input_dtype: torch.dtype, format: int) -> Optio
         return None
     if format == Format.PLAIN:
         return "bf16" if input_dtype is torch.bfloat16 else None
-    return {Format.FP8_TENSOR: "fp8", Format.FP8_BLOCK: "fp8_block"}.get(format)
+    return _W4_KINDS.get(format) or ("fp8" if format == Format.FP8_TENSOR else "fp8_block")
 
 
 @register_custom_op("flashinfer::cutlass_fused_moe", mutates_args=("output", "workspace"))
@@ -67,7 +69,10 @@ def fused_moe(
     if is_cuda:
         kind = sm90_kind(input.get_device(), input.dtype, format)
         is_sm90 = kind is not None
-        product = _general_product[True] if kind is None else _sm90_product[kind]
+        if kind is None:
+            product = _general_product[True]
+        else:
+            product = _w4_product[kind] if format in _W4_KINDS else _sm90_product[kind]
     # fmt: off
     _native[is_cuda](
         output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2,

@@ -15,12 +15,29 @@ __all__ = [
 
 _TYPES = ("fp4", "fp4_fp8", "int4")
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # numbers that e2m1 codes stand for
+#: Positions in a 16-bit word of the bits of each of its four codes, highest bit first, as in gemm/w4_layout.h.
+_E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (14, 11, 10, 9), (13, 2, 1, 0))
+_INT4_BITS = ((3, 2, 1, 0), (7, 6, 5, 4), (11, 10, 9, 8), (15, 14, 13, 12))
+
+
+def _to_fragments(packed: torch.Tensor, bits: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+    """Reorder one matrix ``(n, k / 2)`` to the fragments of gemm/w4_layout.h."""
+    n, columns = packed.shape[0], packed.shape[1] * 2
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).view(n, columns)
+    # Row 16 a + 8 b + c, column 64 d + 16 e + 8 f + 2 g + h: block (a, d), lane (c, g), word e, half h, code (f, b).
+    split = codes.view(n // 16, 2, 8, columns // 64, 4, 2, 4, 2).permute(0, 3, 2, 6, 4, 7, 5, 1)
+    halves = torch.zeros(split.shape[:-2], dtype=torch.int32, device=packed.device)
+    for code, positions in zip(split.flatten(-2).unbind(-1), bits, strict=True):
+        for i, position in enumerate(positions):
+            halves |= ((code >> (3 - i)) & 1).int() << position
+    return torch.stack((halves & 255, halves >> 8), dim=-1).to(torch.uint8).view(packed.shape)
 
 
 def interleave_moe_weights_for_sm90_mixed_gemm(weight: torch.Tensor, quant_type: str = "fp4") -> torch.Tensor:
     """Copy four-bit weights to the order in which the kernels of ``cutlass_fused_moe`` read them.
 
-    The order is private: callers pass the result on and do not look into it. Today it is the order of ``weight``.
+    The order is private: callers pass the result on and do not look into it. It is that of the registers of tensor
+    cores (include/flashinfer/gemm/w4_layout.h).
 
     Parameters
     ----------
@@ -43,7 +60,11 @@ def interleave_moe_weights_for_sm90_mixed_gemm(weight: torch.Tensor, quant_type:
         raise ArgumentError(f"{op}: quant_type must be one of {', '.join(_TYPES)}, got {quant_type!r}")
     if weight.shape[1] % 16 or weight.shape[2] % 32:
         raise ArgumentError(f"{op}: n must be divisible by 16 and k by 64, got shape {tuple(weight.shape)}")
-    return weight.clone(memory_format=torch.contiguous_format)
+    bits = _INT4_BITS if quant_type == "int4" else _E2M1_BITS
+    out = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    for expert, matrix in enumerate(weight):
+        out[expert] = _to_fragments(matrix, bits)
+    return out
 
 
 def interleave_moe_scales_for_sm90_mixed_gemm(scales: torch.Tensor, group_size: int = 32) -> torch.Tensor:

@@ -7,9 +7,9 @@ from typing import Any, Callable
 
 import torch
 
-from ..jit.gemm import get_gemm_sm90_module
+from ..jit.gemm import get_gemm_sm90_module, get_gemm_w4_sm90_module
 
-__all__ = ["Sm90Devices", "Sm90Functions", "is_sm90"]
+__all__ = ["Sm90Devices", "Sm90Functions", "W4Functions", "is_sm90"]
 
 
 class Sm90Devices(dict[int, bool]):
@@ -28,6 +28,14 @@ class Sm90Functions(dict[str, Callable[..., Any]]):
 
     def __missing__(self, kind: str) -> Callable[..., Any]:
         self[kind] = getattr(get_gemm_sm90_module(kind), self._name)
+        return self[kind]
+
+
+class W4Functions(dict[str, Callable[..., Any]]):
+    """The product of the module of each kind of four-bit weights, loaded on first use."""
+
+    def __missing__(self, kind: str) -> Callable[..., Any]:
+        self[kind] = get_gemm_w4_sm90_module(kind).gemm_w4_sm90_experts
         return self[kind]
 
 

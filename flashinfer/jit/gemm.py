@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of the GEMM family: a general one per backend, and those for SM90, one per element type and scaling."""
+"""The modules of the GEMM family: a general one per backend, and those for SM90, one per type of operands."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ __all__ = [
     "gen_dense_gemm_sm90_module",
     "gen_fp8_blockscale_gemm_sm90_module",
     "gen_gemm_sm90_module",
+    "gen_gemm_w4_sm90_module",
     "gen_quantize_1x128_module",
     "gen_tinygemm2_module",
     "get_gemm_module",
     "get_gemm_sm90_module",
+    "get_gemm_w4_sm90_module",
     "get_quantize_1x128_module",
     "tiles_of",
 ]
@@ -99,6 +101,27 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
 
 get_gemm_sm90_module = module_cache(gen_dense_gemm_sm90_module)
 
+#: Type of the codes of each kind of module for four-bit weights, a ``WeightCode`` of gemm/w4_layout.h.
+_W4_KINDS = {"mxfp4": "kE2M1", "mxfp4_fp8": "kShiftedE2M1", "int4": "kInt4"}
+#: Tokens of their tiles, those of ``W4_TOKENS`` in gemm/w4_sm90.h.
+_W4_TOKENS = (8, 16, 32, 64, 96, 128, 160, 192, 256)
+
+
+def gen_gemm_w4_sm90_module(kind: str = "mxfp4") -> JitSpec:
+    """Describe the module of products of groups of bf16 tokens with four-bit weights: mxfp4, mxfp4_fp8 or int4."""
+    code = _W4_KINDS[kind]
+    return stage(
+        "gemm_w4_sm90",
+        backend="cuda",
+        name=f"gemm_w4_sm90_{kind}",
+        kernels={f"tile_{tokens}x128": {"code": code, "tokens": tokens} for tokens in _W4_TOKENS},
+        config={"code": code, "tiles": _W4_TOKENS},
+        extra_cuda_cflags=sm90a_nvcc_flags,
+    )
+
+
+get_gemm_w4_sm90_module = module_cache(gen_gemm_w4_sm90_module)
+
 
 def gen_quantize_1x128_module(backend: str = "cuda") -> JitSpec:
     """Describe the module that quantises activations to e4m3 by row and 128 columns, for any CUDA target or the CPU."""
@@ -167,3 +190,5 @@ def gen_gemm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     if backend == "cuda":
         for kind in _KINDS:
             yield gen_dense_gemm_sm90_module(kind)
+        for kind in _W4_KINDS:
+            yield gen_gemm_w4_sm90_module(kind)

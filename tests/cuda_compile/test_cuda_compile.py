@@ -84,6 +84,7 @@ REPETITION = re.compile(r"_(b?float16_t|float|b?fp?16|\d+x\d+)(?=_|$)")
 ELSEWHERE = {("gemm_sm90_bf16", "gemm_sm90_tile")} | {
     ("gemm_sm90_fp8_block", f"gemm_sm90_{f}") for f in ("tile", "swapped")
 }
+ELSEWHERE |= {(f"gemm_w4_sm90_{kind}", "gemm_w4_sm90_tile") for kind in ("mxfp4", "mxfp4_fp8", "int4")}
 
 
 def one_of_each(spec: JitSpec) -> list[Path]:

@@ -9,17 +9,26 @@ import pytest
 
 from flashinfer.compilation_context import sm90a_nvcc_flags
 from flashinfer.jit import env as jit_env
-from flashinfer.jit.gemm import gen_dense_gemm_sm90_module, gen_quantize_1x128_module
+from flashinfer.jit.gemm import gen_dense_gemm_sm90_module, gen_gemm_w4_sm90_module, gen_quantize_1x128_module
 
 from .options import NO_SPILLS
 
 UNITS = [("bf16", "tile_128x256"), ("fp8_block", "tile_256x128"), ("fp8_block", "swapped_64x128")]
+W4_UNITS = [("mxfp4", "tile_256x128"), ("mxfp4_fp8", "tile_64x128"), ("int4", "tile_256x128")]
 
 
 @pytest.mark.parametrize("kind, unit", UNITS)
 def test_unit(hopper, nvcc, tmp_path, kind, unit):
-    spec = gen_dense_gemm_sm90_module(kind)
-    text = next(text for path, text in spec.generated.items() if path.stem == f"gemm_sm90_{unit}")
+    compile_unit(nvcc, tmp_path, gen_dense_gemm_sm90_module(kind), f"gemm_sm90_{unit}")
+
+
+@pytest.mark.parametrize("kind, unit", W4_UNITS)
+def test_four_bits(hopper, nvcc, tmp_path, kind, unit):
+    compile_unit(nvcc, tmp_path, gen_gemm_w4_sm90_module(kind), f"gemm_w4_sm90_{unit}")
+
+
+def compile_unit(nvcc, tmp_path, spec, stem):
+    text = next(text for path, text in spec.generated.items() if path.stem == stem)
     source = tmp_path / "unit.cu"
     source.write_text(text)
     include = f"-I{jit_env.FLASHINFER_INCLUDE_DIR}"

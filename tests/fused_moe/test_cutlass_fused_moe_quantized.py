@@ -9,6 +9,7 @@ import torch
 from flashinfer.fused_moe import (
     ActivationType,
     cutlass_fused_moe,
+    cutlass_fused_moe_workspace_size,
     interleave_moe_scales_for_sm90_mixed_gemm,
     interleave_moe_weights_for_sm90_mixed_gemm,
     preprocess_moe_weights_for_sm90_mixed_gemm_humming,
@@ -52,11 +53,11 @@ def test_fp8_block_with_constants_and_ranks(device):
     close(cutlass_fused_moe(**call)[0], cutlass_fused_moe_trace(**call).reference(**call, **scales))
 
 
-@pytest.mark.parametrize("as_int32", [False, True])
-def test_mxfp4(as_int32):
+@SM90_OR_CPU
+@pytest.mark.parametrize("tokens, as_int32", [(1, False), (19, True), (300, False)])
+def test_mxfp4(device, tokens, as_int32):
     """The layer of GPT-OSS: biases, and constants of the activation; scales as bytes or as their int32 view."""
-    device = "cpu"
-    call, weights = mxfp4(19, 128, 256, 3, 2, device=device)
+    call, weights = mxfp4(tokens, 128, 256, 3, 2, device=device)
     if as_int32:
         call["quant_scales"] = [x.view(torch.int32) for x in call["quant_scales"]]
     biases = {
@@ -81,8 +82,51 @@ def test_mxfp4(as_int32):
     torch.testing.assert_close(cutlass_fused_moe(**call, **biases, **constants)[0], expected, rtol=2e-2, atol=2e-2)
 
 
-def test_int4_with_fp8_activations():
-    call, weights = int4_fp8(19, 128, 256, 3, 2, device="cpu")
+@SM90_OR_CPU
+@pytest.mark.parametrize("activation", [ActivationType.Geglu, ActivationType.Relu2])
+def test_mxfp4_with_an_activation_of_its_own(device, activation):
+    """Activations that product 1 does not apply; experts of another rank contribute nothing."""
+    call, weights = mxfp4(23, 256, 128, 4, 2, device=device)
+    call |= {"ep_size": 2, "ep_rank": 1, "activation_type": activation}
+    call["token_selected_experts"] += 2
+    if not activation.is_gated:
+        call["fc1_expert_weights"] = call["fc1_expert_weights"][:, :128].contiguous()
+        call["quant_scales"][0] = call["quant_scales"][0][:, :2].contiguous()
+        weights["fc1"] = weights["fc1"][:, :128]
+    expected = folded(
+        call,
+        weights["fc1"],
+        weights["fc2"],
+        activation_type=int(activation),
+        first_expert=4,
+        round_hidden=lambda h, expert: h.bfloat16().float(),
+    )
+    torch.testing.assert_close(cutlass_fused_moe(**call)[0], expected, rtol=2e-2, atol=2e-2)
+
+
+@SM90_OR_CPU
+@pytest.mark.parametrize("tokens", [1, 7, 40, 130, 700])
+def test_mxfp4_is_the_same_at_each_call(device, tokens):
+    """Bits repeat, for tiles of every size and experts without tokens; a given buffer changes nothing."""
+    call, _ = mxfp4(tokens, 128, 128, 5, 2, device=device)
+    call["token_selected_experts"] = call["token_selected_experts"].clamp(max=3)
+    first = cutlass_fused_moe(**call)[0]
+    size = cutlass_fused_moe_workspace_size(
+        *(tokens, 128, 128, 5, 2),
+        x_dtype=torch.bfloat16,
+        weight_dtype=torch.uint8,
+        use_w4_group_scaling=True,
+        device=device,
+    )
+    buffer = torch.full((size,), 255, dtype=torch.uint8, device=device)
+    assert torch.equal(cutlass_fused_moe(**call, workspace_buffer=buffer)[0], first) and first.isfinite().all()
+
+
+@SM90_OR_CPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP16])
+def test_int4_with_fp8_activations(device, dtype):
+    call, weights = int4_fp8(19, 128, 256, 3, 2, device=device)
+    call |= {"input": call["input"].to(dtype), "output_dtype": dtype}
     expected = folded(
         call,
         weights["fc1"],
@@ -93,19 +137,24 @@ def test_int4_with_fp8_activations():
     close(cutlass_fused_moe(**call)[0], expected)
 
 
-def test_mxfp4_with_fp8_activations():
-    call, weights = mxfp4_fp8(19, 128, 256, 3, 2, device="cpu")
+@SM90_OR_CPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP16])
+def test_mxfp4_with_fp8_activations(device, dtype):
+    call, weights = mxfp4_fp8(19, 128, 256, 3, 2, device=device)
+    call |= {"input": call["input"].to(dtype), "output_dtype": dtype}
     expected = folded(
         call, weights["fc1"], weights["fc2"], x=by_rows(call["input"]), round_hidden=lambda h, expert: by_rows(h)
     )
     close(cutlass_fused_moe(**call)[0], expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() == (9, 0), reason="needs a GPU other than SM90"
+)
 @pytest.mark.parametrize("make", [mxfp4, int4_fp8, mxfp4_fp8])
-def test_four_bits_are_refused_on_a_gpu(make):
+def test_four_bits_are_refused_on_other_gpus(make):
     call, _ = make(3, 128, 128, 3, 2, device="cuda")
-    with pytest.raises(NotImplementedError, match=r"four-bit weights|must be False on GPUs other than SM90"):
+    with pytest.raises(NotImplementedError, match="must be False on GPUs other than SM90"):
         cutlass_fused_moe(**call)
 
 

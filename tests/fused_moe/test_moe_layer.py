@@ -91,7 +91,7 @@ def test_bf16(device):
 
 
 def test_w4a16():
-    """Check on the CPU, where four-bit weights are served."""
+    """Check on the CPU; test_cutlass_fused_moe_quantized.py has four-bit weights on each device."""
     w1, w2 = weights_of("cpu")
     weights = MoEWeightPack()
     weights.prepare_for("cutlass_w4a16", CutlassW4A16Config.prepare_weights(w1, w2, **SIZES))

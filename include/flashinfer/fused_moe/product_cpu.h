@@ -9,11 +9,12 @@
 #include "../cpu/parallel.h"
 #include "../fused_moe.h"
 #include "../gemm/stream_cpu.h"
+#include "../gemm/w4_layout.h"
 
 namespace flashinfer {
 namespace fused_moe {
 
-/// Weights of a product: (num_experts, n, k), K-major. Four-bit ones have two codes per byte, the even k low.
+/// Weights of a product: (num_experts, n, k), K-major; four-bit ones in the order of gemm/w4_layout.h.
 struct Weights {
   const void* data;
   Format format;
@@ -64,17 +65,16 @@ inline void FillCodes(const Weights& w, int64_t expert, int64_t row, int64_t gro
 
 /// Decode rows of four-bit weights to fp32, rows of k contiguous.
 inline void DecodeWeights(const Weights& w, int64_t expert, int64_t row, int64_t rows, float* to) {
-  const int64_t group = w.format == Format::kInt4Fp8 ? 128 : 32;
+  const bool is_int4 = w.format == Format::kInt4Fp8;
+  const int64_t group = is_int4 ? 128 : 32;
+  const auto type = is_int4 ? gemm::WeightCode::kInt4 : gemm::WeightCode::kE2M1;
+  const uint8_t* const codes = static_cast<const uint8_t*>(w.data) + expert * w.n * (w.k / 2);
   for (int64_t i = 0; i < rows; ++i) {
-    const uint8_t* codes = static_cast<const uint8_t*>(w.data) + (expert * w.n + row + i) * (w.k / 2);
     float* out = to + i * w.k;
     for (int64_t k = 0; k < w.k; k += group) {
       float table[16];
       FillCodes(w, expert, row + i, k / group, table);
-      for (int64_t j = k; j < k + group; j += 2) {
-        out[j] = table[codes[j / 2] & 15];
-        out[j + 1] = table[codes[j / 2] >> 4];
-      }
+      for (int64_t j = k; j < k + group; ++j) out[j] = table[gemm::CodeAt(codes, type, row + i, j, w.k)];
     }
   }
 }

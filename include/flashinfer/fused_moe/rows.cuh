@@ -33,6 +33,19 @@ __device__ __forceinline__ uint32_t FourCodes(const float (&x)[4], float q) {
   return Fp8Pair(x[0] * q, x[1] * q, __NV_E4M3) | Fp8Pair(x[2] * q, x[3] * q, __NV_E4M3) << 16;
 }
 
+/// Return four e4m3 codes as bf16, exactly.
+__device__ __forceinline__ uint2 WideCodes(uint32_t codes) {
+  float x[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[i] = __half2float(__half(__nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t(codes >> 8 * i), __NV_E4M3)));
+  }
+  const auto rounded = RoundTo<__nv_bfloat16, 4>(x);
+  uint2 words;
+  rounded.Store(reinterpret_cast<__nv_bfloat16*>(&words));
+  return words;
+}
+
 /// Return the largest magnitude of a row over the block, in every thread.
 template <typename Source>
 __device__ __forceinline__ float RowMax(int columns, const Source& source) {
@@ -97,6 +110,13 @@ __device__ __forceinline__ void WriteRows(const Operand& to, const Rows& for_eac
     }
     if (!has_columns) continue;
     const uint32_t codes = FourCodes(x, q);
+    if (ROUNDING != Rounding::kBlocks && ROUNDING != Rounding::kFactor && to.element == Element::kBFloat16) {
+      const uint2 wide = WideCodes(codes);
+      for_each_row([&](int64_t row) {
+        *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(to.data) + row * to.columns + column) = wide;
+      });
+      continue;
+    }
     for_each_row([&](int64_t row) {
       *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(to.data) + row * to.columns + column) = codes;
     });

@@ -17,6 +17,8 @@ struct LayerSizes {
   bool is_gated;
   Element sums1, sums2;   // element types of the sums of both products
   bool has_sums1 = true;  // false: product 1 applies the activation
+  bool has_wide_codes =
+      false;  // operands of e4m3 numbers are bf16, as the products with four-bit weights on CUDA take them
   int64_t pairs() const { return tokens * top_k; }
   int64_t fc1_rows() const { return is_gated ? 2 * intermediate : intermediate; }
 };
@@ -57,7 +59,8 @@ inline Workspace LayOut(const LayerSizes& s) {
     end += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     return begin;
   };
-  const int64_t pairs = s.pairs(), operand = s.format == Format::kPlain || s.format == Format::kMxfp4 ? 2 : 1;
+  const int64_t pairs = s.pairs();
+  const int64_t operand = s.format == Format::kPlain || s.format == Format::kMxfp4 || s.has_wide_codes ? 2 : 1;
   Workspace w{};
   w.scale_stride = (pairs + 3) / 4 * 4;  // the copy engine of Hopper asks for rows of 16 bytes
   const auto scale_bytes = [&](int64_t columns) -> int64_t {

@@ -202,9 +202,9 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
 #endif
 }
 
-/// Return how many clusters of `split` blocks run at once on the current device, or 0 if none can. Queried once.
-template <typename Traits>
-int MaxClusters(int split) {
+/// Return how many clusters of `split` blocks of KERNEL run at once on the current device, or 0 if none can. Queried once.
+template <auto KERNEL>
+int MaxClusters(int shared_bytes, int split) {
   constexpr int DEVICES = 64;
   static std::atomic<int> cache[DEVICES][9];
   int device = 0;
@@ -216,9 +216,9 @@ int MaxClusters(int split) {
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {unsigned(split), 1, 1};
     config.gridDim = dim3(split * 128), config.blockDim = dim3(GEMM_THREADS);
-    config.dynamicSmemBytes = Traits::SHARED_BYTES;
+    config.dynamicSmemBytes = shared_bytes;
     config.attrs = &attribute, config.numAttrs = 1;
-    if (cudaOccupancyMaxActiveClusters(&count, GemmSwappedSm90Kernel<Traits>, &config) != cudaSuccess) {
+    if (cudaOccupancyMaxActiveClusters(&count, KERNEL, &config) != cudaSuccess) {
       cudaGetLastError();
       count = -1;
     }
@@ -248,7 +248,8 @@ Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Str
   auto* kernel = GemmSwappedSm90Kernel<Traits>;
   status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);
   if (status != cudaSuccess) return status;
-  int clusters = std::min(MaxClusters<Traits>(config.cluster), std::max(1, config.blocks / config.cluster));
+  int clusters = std::min(MaxClusters<GemmSwappedSm90Kernel<Traits>>(Traits::SHARED_BYTES, config.cluster),
+                          std::max(1, config.blocks / config.cluster));
   if (clusters == 0) return cudaErrorInvalidConfiguration;
   if (!p.tiles.IsCounted()) clusters = std::min(clusters, p.tiles.Total());
   const LaunchConfig launch(dim3(clusters * config.cluster), dim3(GEMM_THREADS), Traits::SHARED_BYTES,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Special functions of the hardware (PTX ISA: Floating Point Instructions, "ex2", "rcp" and "tanh"). With .ftz each is
-// a single instruction; the intrinsics __expf and __fdividef wrap theirs in tests and scalings for subnormal numbers.
+// Special functions of the hardware (PTX ISA: Floating Point Instructions, "ex2", "rcp" and "tanh"), and arithmetic of pairs
+// of bf16. With .ftz each is a single instruction; the intrinsics __expf and __fdividef wrap theirs in tests and scalings
+// for subnormal numbers.
 #pragma once
 #include <cstdint>
 
@@ -31,6 +32,19 @@ __device__ __forceinline__ uint32_t HalvesOfE5M2(uint16_t x) {
   uint32_t y;
   asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(y) : "h"(x));
   return y;
+}
+
+/// Multiply or subtract pairs of bf16 (PTX ISA: Half Precision Floating Point Instructions, SM90 and later). Rounded to
+/// nearest; subnormal numbers are kept.
+__device__ __forceinline__ uint32_t MultiplyBf16Pairs(uint32_t x, uint32_t y) {
+  uint32_t z;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+__device__ __forceinline__ uint32_t SubtractBf16Pairs(uint32_t x, uint32_t y) {
+  uint32_t z;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
 }
 
 /// Return tanh(x) to a relative error of 2^-11.

@@ -16,6 +16,23 @@ inline uint32_t HalvesOf(uint16_t x, __nv_fp8_interpretation_t type) {
 }
 inline uint32_t HalvesOfE4M3(uint16_t x) { return HalvesOf(x, __NV_E4M3); }
 inline uint32_t HalvesOfE5M2(uint16_t x) { return HalvesOf(x, __NV_E5M2); }
+/// Apply f to the numbers of two pairs of bf16, and round.
+template <typename F>
+uint32_t Bf16Pairs(uint32_t x, uint32_t y, const F& f) {
+  uint32_t z = 0;
+  for (int i = 0; i < 2; ++i) {
+    const __nv_bfloat16_raw a = {uint16_t(x >> 16 * i)}, b = {uint16_t(y >> 16 * i)};
+    const __nv_bfloat16 rounded = __float2bfloat16_rn(f(__bfloat162float(a), __bfloat162float(b)));
+    z |= uint32_t(static_cast<__nv_bfloat16_raw>(rounded).x) << 16 * i;
+  }
+  return z;
+}
+inline uint32_t MultiplyBf16Pairs(uint32_t x, uint32_t y) {
+  return Bf16Pairs(x, y, [](float a, float b) { return a * b; });
+}
+inline uint32_t SubtractBf16Pairs(uint32_t x, uint32_t y) {
+  return Bf16Pairs(x, y, [](float a, float b) { return a - b; });
+}
 
 }  // namespace ptx
 }  // namespace flashinfer

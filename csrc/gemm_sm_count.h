@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Number of SMs of a device, for launchers that choose tiles.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+
+/// Return the number of SMs of a device, queried once.
+inline int SmCount(int device) {
+  constexpr int MAX_DEVICES = 64;
+  static std::atomic<int> counts[MAX_DEVICES];
+  int count = device < MAX_DEVICES ? counts[device].load(std::memory_order_relaxed) : 0;
+  if (count == 0) {
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    if (device < MAX_DEVICES) counts[device].store(count, std::memory_order_relaxed);
+  }
+  return count;
+}

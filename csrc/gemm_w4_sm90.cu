@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launcher of the SM90 kernels for four-bit weights: the choice of a tile, stream. Callers have checked the operands. One
+// module has the kernels of one type of codes, listed in gemm_w4_sm90_config.inc.
+#include "gemm_sm_count.h"
+#include "tvm_ffi_utils.h"
+// clang-format off
+#include <flashinfer/gemm/w4_sm90.h>
+#include "gemm_w4_sm90_config.inc"
+// clang-format on
+
+using namespace flashinfer::gemm;
+
+namespace {
+
+constexpr int TILE_COUNT = sizeof(W4_TOKENS) / sizeof(W4_TOKENS[0]);
+static_assert(TILE_COUNT == sizeof(ENTRIES) / sizeof(ENTRIES[0]), "tiles of jit/gemm.py and of w4_sm90.h");
+
+int IndexOf(const GemmConfig& c) {
+  int i = 0;
+  while (i < TILE_COUNT - 1 && W4_TOKENS[i] != c.block_m) ++i;
+  return i;
+}
+
+}  // namespace
+
+void gemm_w4_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
+  const W4Problem& p = *static_cast<const W4Problem*>(problem);
+  const DLDevice device{kDLCUDA, int32_t(device_id)};
+  GemmConfig c = ChooseW4(p.m, p.batch, p.n, p.k, SmCount(device.device_id));
+  c.enable_pdl = enable_pdl;
+  c.weights_first = c.groups_first = weights_first;
+  CheckStatus("gemm_w4_sm90", ENTRIES[IndexOf(c)](p, c, get_stream(device)));
+}

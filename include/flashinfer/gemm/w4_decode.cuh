@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Four-bit weights to bf16 in registers, as fragments of the A operand of wgmma; order of the codes in w4_layout.h.
+//
+// e2m1: the sign at bit 15 and the magnitude at bits 8 to 6 of a bf16 are the code's value times 2^-126, so one
+// multiplication by 2^(126 + exponent) gives the scaled value (bf16 multiplications keep subnormals). int4: the bits of
+// 128 + (code + 8), minus 136, times the scale, which is the only rounding.
+#pragma once
+#include "../ptx/math.cuh"
+#include "w4_layout.h"
+
+namespace flashinfer {
+namespace gemm {
+
+/// Bytes of the scales of 64 rows by 128 columns.
+FLASHINFER_HD constexpr int ScaleBytes(WeightCode type) { return type == WeightCode::kInt4 ? 128 : 256; }
+
+/// Factor of sums that decoded weights leave out, so that the factor of shifted codes is a bf16.
+FLASHINFER_HD constexpr float LeftOutFactor(WeightCode type) { return type == WeightCode::kShiftedE2M1 ? 4096.f : 1.f; }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+constexpr uint32_t E2M1_SIGNS = 0x80008000u, E2M1_MAGNITUDES = 0x01C001C0u, E2M1_ALL = 0x81C081C0u;
+
+/// Spread a word of eight e2m1 codes to four pairs of 16-bit numbers, value times 2^-126.
+__device__ __forceinline__ void SpreadE2M1(uint32_t word, uint32_t (&to)[4]) {
+  to[0] = word & E2M1_ALL;
+  to[1] = word << 3 & E2M1_ALL;
+  to[2] = (word << 1 & E2M1_SIGNS) | (word >> 3 & E2M1_MAGNITUDES);
+  to[3] = (word << 2 & E2M1_SIGNS) | (word << 6 & E2M1_MAGNITUDES);
+}
+
+/// Scales of two rows (lane / 4 and lane / 4 + 8 of a warp's 16) and 128 columns, and decoding with them.
+template <WeightCode TYPE>
+class FragmentDecoder {
+ public:
+  /// Read from the folded scales of the warpgroup's 64 rows in shared memory.
+  __device__ __forceinline__ explicit FragmentDecoder(const unsigned char* scales) {
+    const int warp = int(threadIdx.x) % 128 / 32, row = int(threadIdx.x) % 32 / 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) bytes_[h] = *reinterpret_cast<const uint32_t*>(scales + (row + 8 * h) * 16 + warp * 4);
+    if (TYPE == WeightCode::kE2M1) is_large_ = __any_sync(~0u, ((bytes_[0] | bytes_[1]) & 0x80808080u) != 0);
+  }
+
+  /// Decode the words of 64 columns; half: 0 or 1 of the 128 columns.
+  __device__ __forceinline__ void Decode(const uint4& words, int half, uint32_t (&to)[4][4]) const {
+    const uint32_t x[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      uint32_t factor[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) factor[h] = Factor(Byte(h, 2 * half + g));
+#pragma unroll
+      for (int j = 2 * g; j < 2 * g + 2; ++j) {
+        SpreadE2M1(x[j], to[j]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[j][i] = ptx::MultiplyBf16Pairs(to[j][i], factor[i % 2]);
+      }
+    }
+    if (TYPE == WeightCode::kE2M1 && is_large_) MultiplyLarge(half, to);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t Byte(int h, int group) const { return __byte_perm(bytes_[h], 0, 0x4440 + group); }
+  /// Return a pair of 2^(byte - 1), or for shifted codes 2^(byte + 108): exponents 126 + s - 127 and 126 + s - 6 - 12.
+  __device__ __forceinline__ static uint32_t Factor(uint32_t byte) {
+    if (TYPE == WeightCode::kShiftedE2M1) return byte * 0x00800080u + 0x75807580u;
+    return min(byte, 128u) * 0x00800080u + 0x3F003F00u;
+  }
+  /// Multiply by what Factor() left out of scales above 2; 255 is NaN. No trained layer has them.
+  __device__ __forceinline__ void MultiplyLarge(int half, uint32_t (&to)[4][4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t byte = Byte(i % 2, 2 * half + j / 2);
+        const uint32_t rest = byte == 255 ? 0x7FFF7FFFu : (max(byte, 128u) - 1) * 0x00800080u;
+        to[j][i] = ptx::MultiplyBf16Pairs(to[j][i], rest);
+      }
+    }
+  }
+
+  uint32_t bytes_[2];
+  bool is_large_ = false;
+};
+
+template <>
+class FragmentDecoder<WeightCode::kInt4> {
+ public:
+  __device__ __forceinline__ explicit FragmentDecoder(const unsigned char* scales) {
+    const int warp = int(threadIdx.x) % 128 / 32, row = int(threadIdx.x) % 32 / 4;
+    const uint32_t both = *reinterpret_cast<const uint32_t*>(scales + row * 16 + warp * 4);
+    factor_[0] = __byte_perm(both, 0, 0x1010), factor_[1] = __byte_perm(both, 0, 0x3232);
+  }
+
+  __device__ __forceinline__ void Decode(const uint4& words, int, uint32_t (&to)[4][4]) const {
+    const uint32_t x[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t biased = (x[j] >> (4 * i) & 0x000F000Fu) ^ 0x43084308u;
+        to[j][i] = ptx::MultiplyBf16Pairs(ptx::SubtractBf16Pairs(biased, 0x43084308u), factor_[i % 2]);
+      }
+    }
+  }
+
+ private:
+  uint32_t factor_[2];
+};
+
+#endif
+
+}  // namespace gemm
+}  // namespace flashinfer

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Order of four-bit weights in memory, written by interleave_moe_weights_for_sm90_mixed_gemm: what a lane of wgmma needs as
+// its A operand lies together, so that weights go from shared memory to registers in loads of 16 bytes.
+//
+// A matrix (n, k) is (n / 16, k / 64) blocks of 16 rows by 64 columns, 512 bytes each. In a block, lane l has 16 bytes:
+// word j is its fragment of columns 16 j to 16 j + 15, rows l / 4 and l / 4 + 8. Register i = (row / 8) + 2 (column % 16
+// / 8) of the fragment has two columns 2 (l % 4) + {0, 1}; the codes of even columns are in the low half of the word and
+// those of odd columns in the high half. In a half, int4 code i has bits 4 i to 4 i + 3. The bits of e2m1 codes are where
+// few instructions move them to their place in a 16-bit number (w4_decode.cuh).
+#pragma once
+#include <cstdint>
+
+#include "../host_device.h"
+
+namespace flashinfer {
+namespace gemm {
+
+/// Meaning of four-bit codes and of their scales.
+enum class WeightCode : int {
+  kE2M1,         // times a power of two per 32 columns: byte s is 2^(s - 127)
+  kShiftedE2M1,  // times 2^(byte - 6) per 32 columns, bytes 1 to 12
+  kInt4,         // two's complement, times a bf16 per 128 columns
+};
+
+constexpr int W4_BLOCK_ROWS = 16, W4_BLOCK_COLUMNS = 64, W4_BLOCK_BYTES = 512;
+
+/// Positions in a half word of the bits of e2m1 code i: sign, then the magnitude from its highest bit. Packed by
+/// mixed_weights.py with the same table.
+constexpr int E2M1_BITS[4][4] = {{15, 8, 7, 6}, {12, 5, 4, 3}, {14, 11, 10, 9}, {13, 2, 1, 0}};
+
+/// Return the code of (row, column) of a matrix with k columns at `data`.
+inline uint32_t CodeAt(const uint8_t* data, WeightCode type, int64_t row, int64_t column, int64_t k) {
+  const int64_t block = row / W4_BLOCK_ROWS * (k / W4_BLOCK_COLUMNS) + column / W4_BLOCK_COLUMNS;
+  const int64_t lane = row % 8 * 4 + column % 8 / 2, word = column % W4_BLOCK_COLUMNS / 16;
+  const uint8_t* const half = data + block * W4_BLOCK_BYTES + lane * 16 + word * 4 + column % 2 * 2;
+  const uint32_t bits = uint32_t(half[0]) | uint32_t(half[1]) << 8;
+  const int i = int(row % W4_BLOCK_ROWS / 8 + column % 16 / 8 * 2);
+  if (type == WeightCode::kInt4) return bits >> (4 * i) & 15;
+  uint32_t code = 0;
+  for (int bit : E2M1_BITS[i]) code = code << 1 | (bits >> bit & 1);
+  return code;
+}
+
+}  // namespace gemm
+}  // namespace flashinfer

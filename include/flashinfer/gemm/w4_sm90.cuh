@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// GEMM of bf16 tokens with four-bit weights: weights are the M side of wgmma, as fragments in registers, and tokens the N
+// side. TMA loads packed weights, their scales and tokens to a ring, 128 of K per stage; each consumer warpgroup decodes
+// 64 rows of weights, 64 of K at a time, while the tensor cores multiply the 64 before.
+//   d[token][row] = sum over k of a[token][k] * code[row][k] * scale[row][k / group]
+//   stage: tokens (2 slabs of TOKENS x 64) | codes of warpgroup 0, of 1 (4 strips x 1 KB); scales in an array of their own
+//   bound by DRAM up to some 50 tokens per group, above that by the products
+//   test  pytest tests/hopper/test_emulated_w4.py      bench  python benchmarks/bench_fused_moe.py -k mxfp4
+#pragma once
+#include "swapped_sm90.cuh"
+#include "w4_decode.cuh"
+#include "w4_sm90.h"
+
+namespace flashinfer {
+namespace gemm {
+
+constexpr int W4_BLOCK_K = 128;
+constexpr int W4_STRIPS = 4;                                   // strips of 16 rows per warpgroup
+constexpr int W4_STRIP_WORDS = 256;                            // 4-byte words of a strip per stage
+constexpr int W4_CODE_BYTES = W4_STRIPS * W4_STRIP_WORDS * 4;  // per warpgroup and stage
+
+/// Parameters of GemmW4Sm90Kernel. `gemm.weights` is the map of codes.
+struct W4Params {
+  GemmParams gemm;
+  CUtensorMap scales;
+};
+
+template <WeightCode TYPE_, int TOKENS_>
+struct W4Traits {
+  static constexpr WeightCode TYPE = TYPE_;
+  static constexpr int TOKENS = TOKENS_;
+  // Tokens of a load; those that no row needs are left out.
+  static constexpr int BOX_TOKENS = TOKENS % 64 == 0 ? 64 : TOKENS % 32 == 0 ? 32 : TOKENS;
+  static constexpr int SLAB_BYTES = TOKENS * SLAB_K_BYTES, TOKEN_BYTES = 2 * SLAB_BYTES;
+  static constexpr int CODE_BYTES = CONSUMERS * W4_CODE_BYTES;
+  static constexpr int STAGE_BYTES = TOKEN_BYTES + CODE_BYTES;
+  static constexpr int SCALE_BYTES = CONSUMERS * ScaleBytes(TYPE);
+  static constexpr bool CAN_SPLIT = TOKENS <= W4_SPLIT_TOKENS;
+  static constexpr int SPLIT_BYTES = CAN_SPLIT ? SplitBuffer<TOKENS>::MaxBytes() : 0;
+  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - SWAP_BYTES;
+  static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES);
+  static constexpr int SHARED_BYTES =
+      1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SWAP_BYTES;
+  static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
+  static_assert(2 * STAGES * 8 <= SPLIT_BARRIERS && STAGE_BYTES % 1024 == 0 && STAGES >= 3, "tile shape");
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Load the operands of each stage; as ProduceSwapped.
+template <typename Traits>
+__device__ __forceinline__ void ProduceW4(const W4Params& params, const hopper::Ring<Traits::STAGES>& ring,
+                                          uint32_t stages, uint32_t scales) {
+  const GemmParams& p = params.gemm;
+  const bool is_leader = threadIdx.x % 32 == 0, is_gated = p.activation.is_active;
+  const uint64_t once = ptx::PolicyEvictFirst(), keep = ptx::PolicyEvictLast();
+  const auto boxes_of = [&](const Tile& tile) {
+    return CeilDivide(min(Traits::TOKENS, tile.end_row - tile.row), Traits::BOX_TOKENS);
+  };
+  const auto load_weights = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
+    const int tokens = 2 * boxes_of(tile) * Traits::BOX_TOKENS * SLAB_K_BYTES;
+    const uint32_t full = ring.BeginFill(at, Traits::CODE_BYTES + Traits::SCALE_BYTES + tokens);
+#pragma unroll
+    for (int g = 0; g < CONSUMERS; ++g) {
+      // Blocks of 64 rows: ups and gates, or two neighbours.
+      const int block = is_gated ? tile.n_tile + g * (p.n / 64) : 2 * tile.n_tile + g;
+      const uint32_t to = stages + at.stage * Traits::STAGE_BYTES + Traits::TOKEN_BYTES + g * W4_CODE_BYTES;
+      const uint32_t to_scales = scales + at.stage * Traits::SCALE_BYTES + g * ScaleBytes(Traits::TYPE);
+      const int scale = kb * (ScaleBytes(Traits::TYPE) / 4);
+      if (p.read_weights_once) {
+        ptx::LoadBox(to, &p.weights, full, kb * W4_STRIP_WORDS, block * W4_STRIPS, tile.weight_batch, once);
+        ptx::LoadBox(to_scales, &params.scales, full, scale, block, tile.weight_batch, once);
+      } else {
+        ptx::LoadBox(to, &p.weights, full, kb * W4_STRIP_WORDS, block * W4_STRIPS, tile.weight_batch);
+        ptx::LoadBox(to_scales, &params.scales, full, scale, block, tile.weight_batch);
+      }
+    }
+  };
+  int early = 0;  // stages whose weights are under way
+  if (p.weights_first) {
+    ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
+      for (int kb = part.first; kb < part.end && early < Traits::STAGES; ++kb, ++early, at.Advance()) {
+        if (is_leader) load_weights(part.tile, kb, at);
+      }
+    });
+    ptx::GridDependencyWait();
+  }
+  ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
+    const int boxes = boxes_of(part.tile);
+    for (int kb = part.first; kb < part.end; ++kb, early = max(0, early - 1), at.Advance()) {
+      if (!is_leader) continue;
+      if (early == 0) load_weights(part.tile, kb, at);
+      const uint32_t to = stages + at.stage * Traits::STAGE_BYTES;
+#pragma unroll
+      for (int slab = 0; slab < 2; ++slab) {
+        for (int box = 0; box < boxes; ++box) {
+          ptx::LoadBox(to + slab * Traits::SLAB_BYTES + box * Traits::BOX_TOKENS * SLAB_K_BYTES, &p.tokens,
+                       ring.Full(at.stage), kb * W4_BLOCK_K + slab * 64, part.tile.row + box * Traits::BOX_TOKENS, 0,
+                       keep);
+        }
+      }
+    }
+  });
+  __syncwarp();
+}
+
+/// Memory of a consumer warpgroup's stage 0.
+struct W4Stage {
+  const unsigned char *codes, *scales;  // the thread's codes, the warpgroup's scales
+  uint64_t tokens;                      // wgmma descriptor
+};
+
+/// Compute acc = the sum over `k_blocks` stages. The products of 64 of K are in flight while the next 64 are decoded. A
+/// stage is released when the products of half of the next one are issued.
+template <typename Traits>
+__device__ __forceinline__ void SumPacked(float (&acc)[Traits::TOKENS / 2], const hopper::Ring<Traits::STAGES>& ring,
+                                          hopper::RingPosition<Traits::STAGES>& at, const W4Stage& from, int k_blocks) {
+  uint32_t fragments[2][4][4];
+  int previous = 0;
+  for (int kb = 0; kb < k_blocks; ++kb) {
+    ring.WaitFull(at);
+    const FragmentDecoder<Traits::TYPE> decoder(from.scales + at.stage * Traits::SCALE_BYTES);
+    const unsigned char* const codes = from.codes + at.stage * Traits::STAGE_BYTES;
+    const uint64_t tokens = hopper::AdvanceDescriptor(from.tokens, at.stage * Traits::STAGE_BYTES);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 words = *reinterpret_cast<const uint4*>(codes + half * W4_BLOCK_BYTES);
+      ptx::WgmmaWait<1>();  // fragments[half] are free
+      if (half == 1 && kb > 0) ring.Release(previous, 1);
+      decoder.Decode(words, half, fragments[half]);
+      ptx::WgmmaFence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        ptx::Wgmma<ptx::WgmmaType::kBf16, Traits::TOKENS>::Run(
+            acc, fragments[half][k],
+            hopper::AdvanceDescriptor(tokens, half * Traits::SLAB_BYTES + k * hopper::WGMMA_K_BYTES),
+            kb > 0 || half > 0 || k > 0);
+      }
+      ptx::WgmmaCommit();
+    }
+    previous = at.stage;
+    at.Advance();
+  }
+  ptx::WgmmaWait<0>();
+  ptx::WgmmaPin(acc);
+  ring.Release(previous, 1);
+}
+
+template <typename Traits>
+class W4Consumer {
+ public:
+  static constexpr int TOKENS = Traits::TOKENS;
+  using Split = SplitSum<Traits::CAN_SPLIT ? TOKENS : 8>;
+
+  __device__ __forceinline__ W4Consumer(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
+                                        const W4Stage& stage, const Split& split, HalvesSwap swap, int group)
+      : p_(p), ring_(ring), stage_(stage), split_(split), swap_(swap), group_(group) {}
+
+  /// Compute a part of a tile.
+  __device__ __forceinline__ void Run(const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
+    float acc[TOKENS / 2];
+    SumPacked<Traits>(acc, ring_, at, stage_, part.end - part.first);
+    const Tile& tile = part.tile;
+    constexpr float LEFT_OUT = LeftOutFactor(Traits::TYPE);
+    if (p_.cluster > 1 && turn_ == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
+    if (p_.activation.is_active) {
+      const GateConstants constants(p_, tile.weight_batch, LEFT_OUT);
+      Add(acc, [&](int j, float (&sum)[4]) {
+        if (tile.row + 8 * j >= tile.end_row) return;  // the same in both warpgroups
+        StoreGatedTokens(p_, sum, swap_, constants, group_, tile.n_tile * SWAPPED_WEIGHTS / 2, tile, tile.row + 8 * j);
+      });
+    } else {
+      const int column = tile.n_tile * SWAPPED_WEIGHTS + group_ * 64;
+      const float factor = LEFT_OUT * WeightFactor(p_, tile);
+      Add(acc, [&](int j, float (&sum)[4]) {
+        if (tile.row + 8 * j < tile.end_row) StoreTokens(p_, sum, factor, column, tile, tile.row + 8 * j);
+      });
+    }
+    ++turn_;
+  }
+
+  __device__ __forceinline__ uint32_t turn() const { return turn_; }
+
+ private:
+  /// Call finish(fragment, sums) for the fragments that this block stores.
+  template <typename Finish>
+  __device__ __forceinline__ void Add(float (&acc)[TOKENS / 2], const Finish& finish) {
+    if constexpr (Traits::CAN_SPLIT) {
+      split_.Add(acc, turn_, finish);
+    } else {
+#pragma unroll
+      for (int j = 0; j < TOKENS / 8; ++j) {
+        float sum[4] = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
+        finish(j, sum);
+      }
+    }
+  }
+
+  const GemmParams& p_;
+  const hopper::Ring<Traits::STAGES>& ring_;
+  const W4Stage stage_;
+  const Split& split_;
+  HalvesSwap swap_;
+  const int group_;
+  uint32_t turn_ = 0;
+};
+
+#endif
+
+template <typename Traits>
+__global__ void __launch_bounds__(GEMM_THREADS, 1) GemmW4Sm90Kernel(const __grid_constant__ W4Params params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char shared[];
+  const GemmParams& p = params.gemm;
+  const uint32_t address = ptx::SharedAddress(shared), base = (address + 1023) / 1024 * 1024;
+  unsigned char* const aligned = shared + (base - address);
+  const hopper::Ring<Traits::STAGES> ring{base};
+  constexpr int SCALES = BARRIER_BYTES + Traits::STAGES * Traits::STAGE_BYTES;
+  constexpr int BUFFER = SCALES + Traits::STAGES * Traits::SCALE_BYTES;
+  const HalvesSwap swap(aligned + BUFFER + Traits::SPLIT_BYTES);
+  const typename W4Consumer<Traits>::Split split(aligned + Traits::SPLIT_BARRIERS, aligned + BUFFER, p.cluster);
+  if (threadIdx.x == 0) {
+    ptx::PrefetchTensorMap(&p.weights);
+    ptx::PrefetchTensorMap(&p.tokens);
+    ptx::PrefetchTensorMap(&params.scales);
+    ring.Init(CONSUMERS * WARPGROUP / 32);
+    split.Init();
+  }
+  __syncthreads();
+  if (p.cluster > 1) ptx::ClusterArriveRelaxed();  // consumers wait before they send the first sums
+  if (!p.weights_first) ptx::GridDependencyWait();
+  ptx::LaunchDependents();
+  const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
+  if (role == 0) {
+    ptx::ReleaseRegisters<SWAPPED_PRODUCER_REGISTERS>();
+    if (threadIdx.x < 32) ProduceW4<Traits>(params, ring, base + BARRIER_BYTES, base + SCALES);
+    __syncwarp();
+    if (p.cluster > 1) ptx::ClusterWait();
+  } else {
+    ptx::TakeRegisters<SWAPPED_CONSUMER_REGISTERS>();
+    const int group = role - 1, warp = int(threadIdx.x) % WARPGROUP / 32, lane = threadIdx.x % 32;
+    const int codes = Traits::TOKEN_BYTES + group * W4_CODE_BYTES + warp * W4_STRIP_WORDS * 4 + lane * 16;
+    const W4Stage stage = {aligned + BARRIER_BYTES + codes, aligned + SCALES + group * ScaleBytes(Traits::TYPE),
+                           hopper::DescriptorKMajor(base + BARRIER_BYTES)};
+    W4Consumer<Traits> consumer(p, ring, stage, split, swap, group);
+    ForEachPart<Traits>(
+        p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) { consumer.Run(part, at); });
+    if (p.cluster > 1 && consumer.turn() == 0) ptx::ClusterWait();
+  }
+  if (p.cluster > 1) ptx::ClusterSync();  // the other blocks may still write to this one
+#endif
+}
+
+/// Encode the map of (batch, rows, words) of 4 bytes, with boxes of `box_words` by `box_rows`.
+inline cudaError_t EncodeWords(CUtensorMap* map, const void* data, int64_t words, int64_t rows, int64_t batch,
+                               int box_words, int box_rows) {
+  hopper::TensorBox t;
+  t.data = data, t.element_bytes = 4, t.swizzle = false;
+  t.size[0] = words, t.size[1] = rows, t.size[2] = batch;
+  t.stride_bytes[0] = words * 4, t.stride_bytes[1] = words * rows * 4;
+  t.box[0] = box_words, t.box[1] = box_rows;
+  return hopper::FindTensorMap(map, t);
+}
+
+template <WeightCode TYPE, int TOKENS>
+cudaError_t FillW4Params(W4Params* params, const W4Problem& x, const GemmConfig& c) {
+  using Traits = W4Traits<TYPE, TOKENS>;
+  GemmParams* const p = &params->gemm;
+  const int64_t k_blocks = x.k / W4_BLOCK_K;
+  cudaError_t status =
+      EncodeMatrix(&p->tokens, x.a, 2, x.k, x.m, x.a_stride, 1, 0, SLAB_K_BYTES / 2, Traits::BOX_TOKENS);
+  if (status != cudaSuccess) return status;
+  status = EncodeWords(&p->weights, x.b, k_blocks * W4_STRIP_WORDS, x.n / 16, x.weights, W4_STRIP_WORDS, W4_STRIPS);
+  if (status != cudaSuccess) return status;
+  constexpr int SCALE_WORDS = ScaleBytes(TYPE) / 4;
+  status = EncodeWords(&params->scales, x.codes_scales, k_blocks * SCALE_WORDS, x.n / 64, x.weights, SCALE_WORDS, 1);
+  if (status != cudaSuccess) return status;
+  TileParams& t = p->tiles;
+  t.groups = x.groups, t.group_count = int(x.batch), t.m = int(x.m), t.grouping = x.grouping;
+  t.n_tiles = int(x.n / SWAPPED_WEIGHTS);
+  p->d = x.d, p->d_stride = x.d_stride, p->weight_factors = x.weight_factors, p->activation = x.activation;
+  p->n = int(x.activation.is_active ? x.n / 2 : x.n), p->k_blocks = int(k_blocks);
+  p->cluster = c.cluster, p->out = x.out;
+  p->read_weights_once = x.m <= x.batch * TOKENS;
+  p->weights_first = c.enable_pdl && c.weights_first && c.groups_first;
+  return cudaSuccess;
+}
+
+/// Compute d = a b^T with tiles of up to TOKENS tokens by 128 weights.
+template <WeightCode TYPE, int TOKENS>
+Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream stream) {
+  using Traits = W4Traits<TYPE, TOKENS>;
+  if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
+  if (problem.grouping != Grouping::kPacked || problem.n % SWAPPED_WEIGHTS != 0 || problem.k % W4_BLOCK_K != 0 ||
+      problem.k == 0 || problem.bias != nullptr || problem.weight_indices != nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  const int most = Traits::CAN_SPLIT ? SplitBuffer<TOKENS>::MAX_SPLIT : 1;
+  if (config.cluster < 1 || config.cluster > std::min<int64_t>(most, problem.k / W4_BLOCK_K)) {
+    return cudaErrorInvalidValue;
+  }
+  W4Params params{};
+  cudaError_t status = FillW4Params<TYPE, TOKENS>(&params, problem, config);
+  if (status != cudaSuccess) return status;
+  static std::atomic<uint64_t> allowed{0};
+  auto* kernel = GemmW4Sm90Kernel<Traits>;
+  status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);
+  if (status != cudaSuccess) return status;
+  const int fitting = MaxClusters<GemmW4Sm90Kernel<Traits>>(Traits::SHARED_BYTES, config.cluster);
+  const int clusters = std::min(fitting, std::max(1, config.blocks / config.cluster));
+  if (clusters == 0) return cudaErrorInvalidConfiguration;
+  const LaunchConfig launch(dim3(clusters * config.cluster), dim3(GEMM_THREADS), Traits::SHARED_BYTES,
+                            config.enable_pdl, stream, config.cluster);
+  return launch.Launch(kernel, params);
+}
+
+}  // namespace gemm
+}  // namespace flashinfer

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SM90 kernels for four-bit weights on the CPU (tests/emulation): decoding, ring, split K, gated activation."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Optional
+
+import pytest
+import torch
+
+from flashinfer.fused_moe import interleave_moe_scales_for_sm90_mixed_gemm, interleave_moe_weights_for_sm90_mixed_gemm
+
+from ..emulation.build import Library, compile_emulated
+from ..fused_moe.layers import decode_e2m1, decode_int4
+
+BF16, F32 = torch.bfloat16, torch.float32
+OUTPUTS = {F32: 0, torch.float16: 1, BF16: 2}
+E2M1, SHIFTED, INT4 = range(3)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Library:
+    return compile_emulated("emulated_w4.cpp", tmp_path_factory)
+
+
+class Weights:
+    """Random weights of one type: codes and scales as the kernel takes them, and their values."""
+
+    def __init__(self, type: int, experts: int, n: int, k: int, exponents: tuple[int, int] = (118, 124)) -> None:
+        codes = torch.randint(0, 256, (experts, n, k // 2)).to(torch.uint8)
+        self.type, self.n, self.k, self.experts = type, n, k, experts
+        group = 128 if type == INT4 else 32
+        if type == INT4:
+            raw = (torch.rand(experts, n, k // group) / 8).to(BF16)
+            scale = raw.double()
+        else:
+            low, high = exponents if type == E2M1 else (1, 12)
+            raw = torch.randint(low, high + 1, (experts, n, k // group)).to(torch.uint8)
+            scale = torch.exp2(raw.double() - (127 if type == E2M1 else 6))
+        decoded = decode_int4(codes) if type == INT4 else decode_e2m1(codes)
+        self.values = decoded.double() * scale.repeat_interleave(group, dim=-1)
+        self.codes = interleave_moe_weights_for_sm90_mixed_gemm(codes, "int4" if type == INT4 else "fp4")
+        self.scales = interleave_moe_scales_for_sm90_mixed_gemm(raw, group)
+
+
+def address(x: Optional[torch.Tensor]) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def run(
+    library: Library,
+    weights: Weights,
+    tokens: int,
+    counts: list[int],
+    *,
+    out: torch.dtype = F32,
+    gate: Optional[list[Optional[torch.Tensor]]] = None,
+    factors: Optional[torch.Tensor] = None,
+    cluster: int = 1,
+    blocks: int = 2,
+    weights_first: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multiply ``counts`` tokens of each expert, then one row that belongs to none; return tokens and results."""
+    rows = sum(counts)
+    a = torch.randn(rows + 1, weights.k).to(BF16)
+    a[rows] = torch.nan
+    groups = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    d = torch.full((rows + 1, weights.n // 2 if gate else weights.n), torch.nan, dtype=out)
+    fields = [address(x) for x in (a, weights.codes, d, weights.scales, groups)]
+    fields += [rows + 1, weights.n, weights.k, weights.experts, OUTPUTS[out], gate is not None, address(factors)]
+    fields += [address(x) for x in gate or [None] * 4] + [cluster, blocks, weights_first]
+    packed = (ctypes.c_int64 * len(fields))(*fields)
+    assert library.call("gemm_w4", weights.type, tokens, ctypes.addressof(packed)) == 0
+    assert d[rows].isnan().all()
+    return a[:rows], d[:rows]
+
+
+def products(weights: Weights, a: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    parts = a.double().split(counts)
+    return torch.cat([x @ w.T for x, w in zip(parts, weights.values, strict=True)])
+
+
+def close(out: torch.Tensor, expected: torch.Tensor, error: float) -> None:
+    """Compare with an error relative to the root mean square."""
+    assert (out.double() - expected).abs().max() <= error * expected.square().mean().sqrt()
+
+
+@pytest.mark.parametrize(
+    "tokens, counts, cluster, weights_first",
+    [
+        (8, [1], 1, False),
+        (8, [3, 0, 8, 1], 2, True),
+        (8, [0, 9, 2], 3, False),  # two tiles of tokens
+        (32, [17, 0, 33], 2, False),
+        (160, [150, 170, 3], 1, True),
+    ],
+)
+def test_mxfp4(library, tokens, counts, cluster, weights_first):
+    weights = Weights(E2M1, len(counts), 256, 384)
+    options = {"cluster": cluster, "blocks": 2 * cluster, "weights_first": weights_first}
+    a, d = run(library, weights, tokens, counts, **options)
+    close(d, products(weights, a, counts), 1e-5)
+
+
+def test_every_code_and_scale(library):
+    """Scales far below and above 1, and one that is no number."""
+    weights = Weights(E2M1, 1, 128, 128, exponents=(60, 190))
+    a, d = run(library, weights, 8, [5])
+    expected = products(weights, a, [5])
+    assert ((d.double() - expected).abs() <= 1e-5 * (a.double().abs() @ weights.values[0].abs().T)).all()
+    weights.scales[0, 0, 0, 3, 0] = 255  # row 3
+    _, d = run(library, weights, 8, [5])
+    assert d.isnan().any(dim=0).nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize("type", [SHIFTED, INT4])
+def test_other_codes(library, type):
+    """The int4 code times its scale is rounded to bf16."""
+    weights = Weights(type, 2, 128, 256)
+    factors = torch.rand(2) + 0.5
+    a, d = run(library, weights, 16, [7, 20], factors=factors, blocks=1)
+    expected = products(weights, a, [7, 20]) * factors.double().repeat_interleave(torch.tensor([7, 20])).view(-1, 1)
+    close(d, expected, 1e-5 if type == SHIFTED else 2e-2)
+    a, rounded = run(library, weights, 16, [7, 20], factors=factors, out=torch.float16)
+    assert rounded.isfinite().all()
+
+
+@pytest.mark.parametrize("tokens, counts, cluster", [(8, [2, 7], 2), (160, [100, 31], 1)])
+def test_gated(library, tokens, counts, cluster):
+    """The activation of GPT-OSS, with biases and constants of each expert."""
+    weights = Weights(E2M1, 2, 256, 256)
+    alpha, beta, limit = torch.tensor([1.702, 1.0]), torch.tensor([1.0, 0.5]), torch.tensor([7.0, 3.0])
+    bias = torch.randn(2, 256).to(BF16)
+    a, d = run(library, weights, tokens, counts, out=BF16, gate=[alpha, beta, limit, bias], cluster=cluster)
+    expert = torch.arange(2).repeat_interleave(torch.tensor(counts))
+    up, gate = (products(weights, a, counts) + bias.double()[expert]).chunk(2, dim=1)
+    of = lambda x: x.double()[expert].view(-1, 1)  # noqa: E731
+    gate = gate.minimum(of(limit))
+    up = up.minimum(of(limit)).maximum(-of(limit)) + of(beta)
+    expected = gate * torch.sigmoid(of(alpha) * gate) * up
+    torch.testing.assert_close(d.double(), expected, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "rows, groups, n, chosen",
+    [(4, 128, 5888, 8), (1, 8, 512, 8), (256, 128, 5888, 8), (1024, 128, 5888, 16)]
+    + [(16384, 128, 5888, 160), (10**5, 8, 5888, 256)],
+)
+def test_choice(library, rows, groups, n, chosen):
+    """The tile takes all rows of nearly every expert; few tiles are split over K."""
+    number = library.call("choose_w4", rows, groups, n, 7168)
+    assert number // 16 == chosen
+    assert (number % 16 > 1) == (rows <= 4)
