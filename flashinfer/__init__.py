@@ -83,6 +83,7 @@ _ON_USE = (
     "profiler",
     "tactics_blocklist",
     "testing",
+    "trace_apply",
     "trtllm_low_latency_gemm",
 )
 
@@ -135,3 +136,7 @@ def __getattr__(name: str) -> _Any:
     if name in _ON_USE:
         return _importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if jit.env.knobs.trace_apply:
+    _importlib.import_module(".trace.apply.patch", __name__).apply_from_environment()

@@ -28,6 +28,7 @@ from .trace.definition import definition, definition_name
 from .trace.template import TraceTemplate
 
 __all__ = [
+    "api_name",
     "attach_fi_trace",
     "build_fi_trace_fn",
     "dump_call",
@@ -86,7 +87,7 @@ def attach_fi_trace(func: Callable[..., Any], template: Template) -> Callable[..
     init = getattr(template, "init", None)
     if init is not None:
         target.fi_init = init
-    traced_functions[_qualname(func)] = func
+    traced_functions[api_name(func)] = func
     return func
 
 
@@ -119,7 +120,7 @@ def build_fi_trace_fn(
             raise ArgumentError(f"fi_trace: name must be a file name (without .json), got {name!r}")
         arguments = _bind(func, args, kwargs)
         template = _choose(spec, arguments)
-        label = _qualname(func) if func is not None else api or template.prefix
+        label = api_name(func) if func is not None else api or template.prefix
         result = definition(template, arguments, api=str(label), name=name)
         if save_dir is not None:
             _write(Path(save_dir) / f"{result['name']}.json", result)
@@ -186,18 +187,18 @@ def dump_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         template = _choose(_template_of(func), arguments)
         path = (knobs.trace_dump_dir / f"{definition_name(template, arguments)}.json").absolute()
         if path not in _dumped:
-            _write_once(path, definition(template, arguments, api=_qualname(func)))
+            _write_once(path, definition(template, arguments, api=api_name(func)))
     except Exception as error:
-        api = _qualname(func)
+        api = api_name(func)
         if api not in _failed:
             _failed.add(api)
             warnings.warn(f"{api}: no trace definition is written ({error}); the call goes on", stacklevel=3)
 
 
 def _template_of(func: Callable[..., Any]) -> Template:
-    template = getattr(func, "_trace_template", None) or _registered.get(_qualname(func))
+    template = getattr(func, "_trace_template", None) or _registered.get(api_name(func))
     if template is None:
-        raise ArgumentError(f"fi_trace: func must be a function with a trace template, got {_qualname(func)}")
+        raise ArgumentError(f"fi_trace: func must be a function with a trace template, got {api_name(func)}")
     return template
 
 
@@ -227,7 +228,7 @@ _PUBLISHED_MODULES = {
 }
 
 
-def _qualname(func: Callable[..., Any]) -> str:
+def api_name(func: Callable[..., Any]) -> str:
     """Return the name of an API in definitions: with the module of the published package, the key of data sets."""
     module = getattr(func, "__module__", None) or ""
     if module.startswith(f"{__package__}."):

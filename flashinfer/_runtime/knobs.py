@@ -194,6 +194,10 @@ class Knobs:
     # traces
     trace_dump = Knob("FLASHINFER_TRACE_DUMP", _flag, False, "write a definition JSON per unique shape called", "trace")
     trace_dump_dir = Knob("FLASHINFER_TRACE_DUMP_DIR", _path, Path("."), "where the definitions go", "trace")
+    trace_apply = Knob("FLASHINFER_TRACE_APPLY", _flag, False, "1 replaces ops by solutions at import", "trace")
+    trace_apply_path: Knob[Optional[Path]] = Knob(
+        "FLASHINFER_TRACE_APPLY_PATH", _path, None, "file or folder of solutions, whose code is run", "trace"
+    )
 
     # families
     validate_inputs = Knob(

@@ -7,6 +7,7 @@ definition.py   template + arguments of one call -> definition (a dict, written 
 source.py       a Python function and what it uses -> self-contained text
 check.py        tolerances and comparison of outputs
 solution.py     kernels written for a definition
+apply/          such kernels in the place of our ops
 templates/      the templates and references, one module per family
 """
 

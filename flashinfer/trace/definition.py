@@ -15,7 +15,7 @@ from .check import default_check
 from .source import function_source, run_source
 from .template import Axis, Const, Scalar, Tensor, TraceTemplate, Value
 
-__all__ = ["axis_values", "definition", "definition_name"]
+__all__ = ["axis_values", "definition", "definition_name", "input_value", "output_dtype"]
 
 Arguments = Mapping[str, Any]
 
@@ -53,7 +53,7 @@ def definition(
     inputs = {key: _input_entry(template, key, arguments) for key in template.inputs}
     outputs = {key: _output_entry(template, key, arguments) for key in template.outputs}
     fixed: dict[str, Any] = {axis: values[axis] for axis, kind in template.axes.items() if isinstance(kind, Const)}
-    fixed |= {f"{key}_dtype": _output_dtype(template, key, arguments) for key in template.outputs}
+    fixed |= {f"{key}_dtype": output_dtype(template, key, arguments) for key in template.outputs}
     result = {
         "name": name or template.definition_name(values),
         "description": template.description,
@@ -104,7 +104,7 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
 
     learn_tensors(optional=False)
     for name, spec in template.inputs.items():
-        number = _argument(name, spec, arguments)
+        number = input_value(name, spec, arguments)
         if isinstance(spec, Scalar) and name in template.axes and number is not None:
             learn(name, int(number), name)
     learn_tensors(optional=True)
@@ -117,7 +117,8 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
     return {axis: value for axis, (value, _) in known.items()}
 
 
-def _argument(name: str, spec: Value, arguments: Arguments) -> Any:
+def input_value(name: str, spec: Value, arguments: Arguments) -> Any:
+    """Return the argument of a call that is the input ``name``; None if the call lacks it."""
     value = arguments.get(spec.param or name)
     if isinstance(spec, Tensor) and isinstance(value, (tuple, list)):
         index = spec.tuple_idx or 0
@@ -129,7 +130,7 @@ def _tensors(template: TraceTemplate, arguments: Arguments) -> Iterator[tuple[st
     """The tensor inputs that the call has. A number may stand for a 0-d tensor."""
     for name, spec in template.inputs.items():
         if isinstance(spec, Tensor):
-            value = _argument(name, spec, arguments)
+            value = input_value(name, spec, arguments)
             if value is not None:
                 yield name, spec, value
             elif not spec.optional:
@@ -160,25 +161,26 @@ def _input_entry(template: TraceTemplate, name: str, arguments: Arguments) -> di
     spec = template.inputs[name]
     if isinstance(spec, Scalar):
         return _entry(None, spec.dtype, spec)
-    dtype = getattr(_argument(name, spec, arguments), "dtype", None) or spec.dtype
+    dtype = getattr(input_value(name, spec, arguments), "dtype", None) or spec.dtype
     return _entry(spec.dim_names, dtype or _neighbour_dtype(template, spec, arguments), spec)
 
 
 def _output_entry(template: TraceTemplate, name: str, arguments: Arguments) -> dict[str, Any]:
     spec = template.outputs[name]
     shape = spec.dim_names if isinstance(spec, Tensor) else None
-    entry = _entry(shape, _output_dtype(template, name, arguments), spec)
+    entry = _entry(shape, output_dtype(template, name, arguments), spec)
     return entry | ({"param": spec.param} if spec.param else {})
 
 
-def _output_dtype(template: TraceTemplate, output: str, arguments: Arguments) -> torch.dtype:
+def output_dtype(template: TraceTemplate, output: str, arguments: Arguments) -> torch.dtype:
+    """Return the dtype that an output of the call has."""
     spec = template.outputs[output]
     if isinstance(spec, Scalar):
         return getattr(torch, spec.dtype)
     overwritten = output if output in template.inputs and spec.dtype is None else None
     for name in filter(None, (spec.dtype_from, spec.param, overwritten)):
         source = template.inputs.get(name)
-        value = _argument(name, source, arguments) if source else arguments.get(name)
+        value = input_value(name, source, arguments) if source else arguments.get(name)
         dtype = value if isinstance(value, torch.dtype) else getattr(value, "dtype", None)
         if dtype is not None:
             return dtype

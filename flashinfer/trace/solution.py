@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from .._runtime.errors import ArgumentError
 
@@ -74,3 +74,24 @@ class Solution:
         paths = [source.path for source in self.sources]
         if file not in paths:
             raise ArgumentError(f"Solution: entry_point must name one of the sources {paths}, got {file!r}")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Solution:
+        """Read a solution from its JSON object; keys that this class does not know are left out.
+
+        ``target_hardware`` and ``dependencies`` may be missing.
+        """
+        try:
+            spec = data["spec"]
+            build = BuildSpec(
+                spec["language"],
+                tuple(spec.get("target_hardware") or ()),
+                spec["entry_point"],
+                tuple(spec.get("dependencies") or ()),
+                bool(spec.get("destination_passing_style", False)),
+                spec.get("binding"),
+            )
+            sources = tuple(SourceFile(source["path"], source["content"]) for source in data["sources"])
+            return cls(data["name"], data["definition"], data["author"], build, sources, data.get("description"))
+        except (KeyError, TypeError) as error:
+            raise ArgumentError(f"Solution: the object must have the fields of a solution, got {error!r}") from error

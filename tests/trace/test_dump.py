@@ -4,10 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
 import warnings
 from pathlib import Path
 
@@ -19,25 +15,8 @@ from flashinfer._runtime.knobs import knobs
 from flashinfer.fi_trace import attach_fi_trace, dump_call
 from flashinfer.trace.templates.norm import rmsnorm_trace
 
+from .programs import execute
 from .schema import validate
-
-ROOT = Path(flashinfer.__file__).parents[1]
-
-
-def execute(code: str, cwd: Path, **environment: str) -> str:
-    """Run a program in a new process."""
-    names = {"FLASHINFER_TRACE_DUMP", "FLASHINFER_TRACE_DUMP_DIR", "FLASHINFER_LOGLEVEL"}
-    inherited = {name: value for name, value in os.environ.items() if name not in names}
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=cwd,
-        env=inherited | {"PYTHONPATH": path} | environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
 
 
 def files(folder: Path) -> list[str]:
