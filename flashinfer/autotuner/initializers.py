@@ -34,12 +34,26 @@ def autotuner_initializer_randn(shapes: Sequence[int], dtype: torch.dtype, devic
 
 
 def autotuner_initializer_rand(shapes: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
-    """Uniform numbers from 0 to 1."""
+    """Return uniform numbers from 0 to 1.
+
+    Examples
+    --------
+    >>> x = flashinfer.autotuner.autotuner_initializer_rand((2, 3), torch.bfloat16, "cpu")
+    >>> x.shape, x.dtype, bool((x >= 0).all() and (x <= 1).all())
+    (torch.Size([2, 3]), torch.bfloat16, True)
+    """
     return torch.rand(shapes, device=device).to(dtype)
 
 
 def autotuner_initializer_rand_scaled(shapes: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
-    """Uniform numbers from -5 to 5; from 0 to 5 for unsigned dtypes; True or False for bool."""
+    """Return uniform numbers from -5 to 5; from 0 to 5 for unsigned dtypes; True or False for bool.
+
+    Examples
+    --------
+    >>> x = flashinfer.autotuner.autotuner_initializer_rand_scaled((64,), torch.uint8, "cpu")
+    >>> x.dtype, int(x.max()) <= 5
+    (torch.uint8, True)
+    """
     numbers = torch.rand(shapes, device=device) * 10 - 5
     if dtype is torch.bool:
         return numbers > 0

@@ -16,6 +16,12 @@ def set_autotune_process_group(group: Optional[Any]) -> None:
     """Average the time of each tactic over the ranks of a ``torch.distributed`` group; None: no averaging.
 
     All ranks of the group then tune the same operators and sizes in the same order.
+
+    Examples
+    --------
+    >>> flashinfer.autotuner.set_autotune_process_group(None)  # or torch.distributed.new_group(ranks)
+    >>> flashinfer.autotuner.get_autotune_process_group() is None
+    True
     """
     global _group
     _group = group

@@ -66,7 +66,15 @@ def compile_pipeline(
     custom_fusion_rules: Optional[Sequence[FusionRule]] = None,
     custom_validity_checks: Optional[Sequence[ValidityCheck]] = None,
 ) -> list[Op]:
-    """Compile with the default rules and checks, and with these in addition."""
+    """Compile with the default rules and checks, and with these in addition.
+
+    Examples
+    --------
+    >>> from flashinfer.logits_processor import Sample, Temperature, compile_pipeline, legalize_processors
+    >>> ops = legalize_processors([Temperature(), Sample()])
+    >>> [type(op).__name__ for op in compile_pipeline(ops)]
+    ['TemperatureOp', 'LogitsSampleOp']
+    """
     compiler = Compiler()
     for rule in custom_fusion_rules or ():
         compiler.register_fusion_rule(rule)

@@ -19,7 +19,14 @@ class LegalizationError(Exception):
 def legalize_processors(
     processors: Sequence[LogitsProcessor], initial_type: TensorType = TensorType.LOGITS
 ) -> list[Op]:
-    """Return the ops of a list of processors that starts from a tensor of ``initial_type``."""
+    """Return the ops of a list of processors that starts from a tensor of ``initial_type``.
+
+    Examples
+    --------
+    >>> from flashinfer.logits_processor import Softmax, TopP, legalize_processors
+    >>> [type(op).__name__ for op in legalize_processors([Softmax(), TopP()])]
+    ['SoftmaxOp', 'TopPOp']
+    """
     ops: list[Op] = []
     for i, processor in enumerate(processors):
         try:

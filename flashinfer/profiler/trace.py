@@ -103,6 +103,18 @@ def export_to_perfetto_trace(
         Name of each event index.
     file_name : str or Path
         Where to write. Entries keep their order within a row; times start at the earliest entry.
+
+    Examples
+    --------
+    >>> import json, tempfile
+    >>> header = 1 | 1 << 32  # one block, one group; entries follow: tag in the low half, time in the high half
+    >>> begin, end = 0 | 100 << 32, 1 | 350 << 32  # event 0 of SM 0 begins at 100 ns and ends at 350 ns
+    >>> buffer = torch.tensor([header, begin, end])
+    >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
+    ...     flashinfer.profiler.export_to_perfetto_trace(buffer, ["load"], file.name)
+    ...     events = json.load(open(file.name))["traceEvents"]
+    >>> [(event["name"], event["ph"]) for event in events if event["ph"] != "M"]
+    [('load', 'B'), ('load', 'E')]
     """
     if profiler_buffer.ndim != 1 or profiler_buffer.dtype not in (torch.uint64, torch.int64):
         raise ArgumentError(

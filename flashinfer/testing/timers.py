@@ -37,7 +37,16 @@ _FEWEST_REPEATS = 5  # a median of fewer repeats is unreliable, even for slow ca
 
 
 def sleep_after_kernel_run(execution_time: float) -> None:
-    """Sleep as long as the call ran (``execution_time`` in ms, at most a second), so that the chip cools down."""
+    """Sleep as long as the call ran (``execution_time`` in ms, at most a second), so that the chip cools down.
+
+    Examples
+    --------
+    >>> import time
+    >>> begin = time.perf_counter()
+    >>> flashinfer.testing.sleep_after_kernel_run(2.0)
+    >>> time.perf_counter() - begin >= 0.002
+    True
+    """
     rest = execution_time if math.isfinite(execution_time) else 1e3
     time.sleep(min(max(rest, 0.0), 1e3) / 1e3)
 
