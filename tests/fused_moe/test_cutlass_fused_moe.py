@@ -13,14 +13,27 @@ from ..graphs import capture
 from .layers import BF16, FP16, dense
 
 
+def largest_terms(call):
+    """Return the sum over the top k of the absolute expert outputs, which are rounded before they are added."""
+    ids, scales = call["token_selected_experts"], call["token_final_scales"]
+    total = 0.0
+    for k in range(ids.shape[1]):
+        one = {"token_selected_experts": ids[:, k : k + 1].contiguous()}
+        one["token_final_scales"] = None if scales is None else scales[:, k : k + 1].contiguous()
+        total = total + cutlass_fused_moe_trace.reference(**{**call, **one}).float().abs()
+    return total
+
+
 def check(call, **more):
-    """Run a call with poisoned output and compare with the reference."""
+    """Run a call with poisoned output and compare with the reference, to 1 % of the terms of each sum."""
     call = {**call, **more}
     expected = cutlass_fused_moe_trace.reference(**call)
     output = torch.full_like(expected, torch.nan)
     result = cutlass_fused_moe(**call, output=output)
     assert result[0] is output
-    torch.testing.assert_close(output, expected, rtol=1e-2, atol=1e-2)
+    error = (output.float() - expected.float()).abs()
+    allowed = 1e-2 + 1e-2 * largest_terms(call)
+    assert torch.all(error <= allowed), f"{(error / allowed).max():.2f} of what is allowed"
     return output
 
 

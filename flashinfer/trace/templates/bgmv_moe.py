@@ -31,7 +31,7 @@ def matrix_at(address: int, rows: int, columns: int, dtype: torch.dtype, device:
         memory: Any = (ctypes.c_int16 * count).from_address(address)
         bits = torch.frombuffer(memory, dtype=torch.int16)
     else:
-        array = {"data": (address, True), "shape": (count,), "typestr": "<i2", "version": 3}
+        array = {"data": (address, False), "shape": (count,), "typestr": "<i2", "version": 3}
         bits = torch.as_tensor(type("Memory", (), {"__cuda_array_interface__": array})(), device=device)
     return bits.view(dtype).view(rows, columns).float()
 
