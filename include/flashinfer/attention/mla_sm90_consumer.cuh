@@ -40,11 +40,10 @@ constexpr ptx::WgmmaType TYPE_OF = std::is_same_v<T, __half> ? ptx::WgmmaType::k
 template <typename T, int GROUP, bool COPIED>
 struct Consumer {
   static constexpr ptx::WgmmaType TYPE = TYPE_OF<T>;
-  static constexpr int OTHER = 1 - GROUP, HELD = QUERY_SLABS<COPIED>;
+  static constexpr int OTHER = 1 - GROUP;
   const Shared shared;
-  const float scale;                             // sm_scale * log2(e)
-  uint32_t parities[2] = {0, 0};                 // phase of each buffer
-  uint32_t query[HELD > 0 ? HELD : 1][16] = {};  // fragments of the last slabs of the query
+  const float scale;              // sm_scale * log2(e)
+  uint32_t parities[2] = {0, 0};  // phase of each buffer
 
   /// Return `shared` by way of a shuffle: its value is uniform, and the compiler computes descriptors where they are
   /// used instead of keeping those of 40 products in registers.
@@ -88,12 +87,6 @@ struct Consumer {
     }
   }
 
-  /// Load the slabs of the query that stay in registers.
-  __device__ __forceinline__ void LoadQuery() {
-#pragma unroll
-    for (int i = 0; i < HELD; ++i) LoadFragments(query[i], shared.Query() + (ROTARY_SLAB - i) * SLAB_BYTES);
-  }
-
   /// Return the slab that scores take at place `i`: the rotary slab is released first. The halves of the second buffer
   /// are released at the same time, the left half of the first buffer before the right one.
   static __device__ __forceinline__ constexpr int SlabAt(int i) {
@@ -114,20 +107,12 @@ struct Consumer {
       for (int step = 0; step < 4; ++step) {
         const uint32_t at = slab * SLAB_BYTES + step * hopper::WGMMA_K_BYTES;
         const uint64_t b = hopper::AdvanceDescriptor(k, at);
-        if (slab > ROTARY_SLAB - HELD) {
-          const uint32_t (&words)[16] = query[HELD > 0 ? ROTARY_SLAB - slab : 0];
-          const uint32_t a[4] = {words[4 * step], words[4 * step + 1], words[4 * step + 2], words[4 * step + 3]};
-          ptx::Wgmma<TYPE, KEYS>::Run(s, a, b, i + step > 0);
-        } else {
-          ptx::Wgmma<TYPE, KEYS>::Run(s, hopper::AdvanceDescriptor(q, at), b, i + step > 0);
-        }
+        ptx::Wgmma<TYPE, KEYS>::Run(s, hopper::AdvanceDescriptor(q, at), b, i + step > 0);
       }
     }
     ptx::WgmmaCommit();
     ptx::WgmmaWait<0>();
     ptx::WgmmaPin(s);
-#pragma unroll
-    for (int i = 0; i < HELD; ++i) ptx::WgmmaPin(query[i]);
   }
 
   /// Wait until this warpgroup's columns of the other buffer have landed. The scores of the other warpgroup needed them.

@@ -39,7 +39,6 @@ __device__ __forceinline__ void Consume(const Params& p, const WorkList& work, c
       ptx::MbarrierWait(shared.QueryFull(), query_parity);
       ptx::FenceAsyncProxy();  // the query was written by cp.async
       query_parity ^= 1;
-      consumer.LoadQuery();
       Attend(consumer, o, state, item, Limits(p, item));
       factor = Normalise<GROUP>(shared, state.maximum, state.sum, lse);
     }

@@ -13,10 +13,7 @@ namespace mla {
 
 constexpr int MERGE_COLUMNS = LATENT / merge::WARPS;  // columns of a warp
 /// Tiles up to which several groups of warps merge each row: their blocks are all resident on an H200.
-#ifndef FLASHINFER_MLA_FEW_TILES
-#define FLASHINFER_MLA_FEW_TILES 4
-#endif
-constexpr int FEW_TILES = FLASHINFER_MLA_FEW_TILES;
+constexpr int FEW_TILES = 4;
 
 /// Params of the merge of some columns of each row.
 template <typename Params>

@@ -141,7 +141,7 @@ __device__ __forceinline__ void Produce(const Params& p, const WorkList& work, c
     LoadQueryRows(p, item, warp * 16, shared.Query());
     ptx::MbarrierArriveCopies(shared.QueryFull());
   };
-  bool is_first = FIRST_QUERY_EARLY;
+  bool is_first = true;
   ItemList<Params> list(p, work);
   for (WorkItem item = list.First(); item.request >= 0;) {
     const int blocks = BlocksOf(item);

@@ -35,22 +35,8 @@ inline constexpr int PRODUCER_REGISTERS = COPIED ? 72 : 40;
 template <bool COPIED>
 inline constexpr int CONSUMER_REGISTERS = COPIED ? 216 : 232;
 /// Parts in which a warpgroup multiplies and releases its columns of the values, 1, 2 or 4: parts of fewer columns let
-/// the next keys come earlier.
-#ifndef FLASHINFER_MLA_PARTS
-#define FLASHINFER_MLA_PARTS 4
-#endif
-constexpr int PARTS = FLASHINFER_MLA_PARTS;
-/// Slabs of the query that stay in registers, 0 or 1: products of scores otherwise read shared memory at its full rate.
-#ifndef FLASHINFER_MLA_QUERY_SLABS
-#define FLASHINFER_MLA_QUERY_SLABS 1
-#endif
-template <bool COPIED>
-inline constexpr int QUERY_SLABS = COPIED ? 0 : FLASHINFER_MLA_QUERY_SLABS;
-/// Load the query of the first item before its keys.
-#ifndef FLASHINFER_MLA_FIRST_QUERY_EARLY
-#define FLASHINFER_MLA_FIRST_QUERY_EARLY 1
-#endif
-constexpr bool FIRST_QUERY_EARLY = FLASHINFER_MLA_FIRST_QUERY_EARLY != 0;
+/// the next keys come earlier, and narrower products read the weights more often.
+constexpr int PARTS = 2;
 constexpr int STAGING_BYTES = 1024;  // per consumer warp: 16 rows by 32 columns of results
 
 /// Named barriers.
