@@ -5,6 +5,7 @@
 #pragma once
 #include "fused_moe/activate.cuh"
 #include "fused_moe/rows.cuh"
+#include "gemm/quantize_1x128.cuh"
 #include "ptx/pdl.cuh"
 
 namespace flashinfer {
@@ -25,6 +26,39 @@ __global__ void __launch_bounds__(ROW_THREADS) PermuteKernel(const __grid_consta
       if (rows[slot] >= 0) write(rows[slot]);
     }
   });
+}
+
+/// Kernel: PermuteKernel<__nv_bfloat16, kBlocks> with loads of 32 bytes and stores of 16 bytes per lane, for columns that
+/// are whole blocks of 128. 8 lanes quantise a block, as in gemm/quantize_1x128.cuh.
+template <int LANES>
+__global__ void __launch_bounds__(ROW_THREADS) PermuteBlocksKernel(const __grid_constant__ PermuteParams p) {
+  ptx::GridDependencyWait();
+  ptx::LaunchDependentsOfFew();
+  const int64_t token = blockIdx.x;
+  const int lane = threadIdx.x % LANES, block = (blockIdx.y * ROW_THREADS + threadIdx.x) / LANES;
+  const bool has_block = block < int(p.output.columns) / WARP_COLUMNS;  // no early exit: lanes of a warp share shuffles
+  const int column = block * WARP_COLUMNS + lane * 16;
+  uint4 raw[2] = {};
+  if (has_block) {
+    const auto* const from = static_cast<const bfloat16_t*>(p.input) + token * p.input_stride + column;
+    raw[0] = *reinterpret_cast<const uint4*>(from), raw[1] = *reinterpret_cast<const uint4*>(from + 8);
+  }
+  float amax = gemm::AbsMax16<bfloat16_t>(raw);
+#pragma unroll
+  for (int offset = LANES / 2; offset > 0; offset /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, offset));
+  if (!has_block) return;
+  const float q = amax == 0.f ? 1.f : 448.f / amax;
+  const uint2 low = gemm::Encode8(reinterpret_cast<const bfloat16_t(&)[8]>(raw[0]), q);
+  const uint2 high = gemm::Encode8(reinterpret_cast<const bfloat16_t(&)[8]>(raw[1]), q);
+  const int32_t* const rows = p.pairs.pair_to_row + token * p.pairs.top_k;
+#pragma unroll 8
+  for (int slot = 0; slot < p.pairs.top_k; ++slot) {
+    const int64_t row = rows[slot];
+    if (row < 0) continue;
+    *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.output.data) + row * p.output.columns + column) =
+        uint4{low.x, low.y, high.x, high.y};
+    if (lane == 0) p.output.scales[block * p.output.scale_stride + row] = 1.f / q;
+  }
 }
 
 /// Read values of sums: times the factor, plus the bias.
@@ -115,8 +149,15 @@ FLASHINFER_INLINE Status Permute(const PermuteParams& p, Stream stream) {
     case Rounding::kElement:
       return launch(p.element == Element::kE4M3 ? PermuteKernel<uint8_t, Rounding::kElement>
                                                 : PermuteKernel<uint16_t, Rounding::kElement>);
-    case Rounding::kBlocks:
+    case Rounding::kBlocks: {
+      constexpr int LANES = 8;
+      const int64_t blocks = CeilDiv(p.output.columns / WARP_COLUMNS, int64_t{ROW_THREADS / LANES});
+      if (p.output.columns % WARP_COLUMNS == 0 && p.input_stride % 8 == 0 && IsAligned(p.input, 16)) {
+        return Launch(PermuteBlocksKernel<LANES>, dim3(unsigned(p.pairs.tokens), unsigned(blocks)), dim3(ROW_THREADS),
+                      p.enable_pdl, stream, p);
+      }
       return launch(PermuteKernel<__nv_bfloat16, Rounding::kBlocks>);
+    }
     case Rounding::kColumns:
       return launch(is_bf16 ? PermuteKernel<__nv_bfloat16, Rounding::kColumns>
                             : PermuteKernel<__half, Rounding::kColumns>);

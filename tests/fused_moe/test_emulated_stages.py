@@ -24,9 +24,10 @@ def library(tmp_path_factory) -> Library:
 @pytest.mark.parametrize("tokens, experts", [(1, 5), (9, 40), (100, 40)], ids=["one", "several", "many"])
 @pytest.mark.parametrize("is_block", [False, True], ids=["copied", "quantised"])
 @pytest.mark.parametrize("launches", [1, 2])
-def test_sort_and_permute(library, launches, is_block, tokens, experts):
+@pytest.mark.parametrize("columns", [272, 384], ids=["part", "whole"])  # of the last block of 128
+def test_sort_and_permute(library, columns, launches, is_block, tokens, experts):
     """Experts 2 to ``experts`` + 1 are local; a slot without one has no row."""
-    top_k, columns, pairs = 3, 272, tokens * 3
+    top_k, pairs = 3, tokens * 3
     ids = torch.randint(0, experts + 4, (tokens, top_k), dtype=torch.int32)
     x = torch.randn(tokens, columns).to(BF16)
     offsets, pair_to_row, row_to_pair = (torch.full((n,), -7, dtype=torch.int32) for n in (experts + 1, pairs, pairs))
