@@ -14,7 +14,7 @@ from .gemm_inputs import BATCHED, CONTIGUOUS, E4M3, MASKED, PACKED, TOLERANCE, d
 
 BF16, F32 = torch.bfloat16, torch.float32
 OUTPUTS = {F32: 0, torch.float16: 1, BF16: 2, E4M3: 3}
-DENSE_BF16, DENSE_FP8, DENSE_BLOCK, WIDE_BLOCK, FEW_BF16, FEW_BLOCK = 0, 1, 2, 3, 10, 11
+DENSE_BF16, DENSE_FP8, DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK, FEW_BF16, FEW_BLOCK = 0, 1, 2, 3, 4, 10, 11
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,14 @@ def test_rows_that_are_not_there(library, kernel, m):
     a, b = numbers(m, 1280, dtype=E4M3), numbers(264, 1280, dtype=E4M3)  # more stages than the ring has
     scales = block_scales(a, b)
     out = run(library, kernel, poisoned(m, 264), a, b, scales=scales, blocks=1)
+    check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
+
+
+@pytest.mark.parametrize("n", [192, 264, 304, 320, 456])
+def test_tiles_that_begin_inside_a_block_of_weights(library, n):
+    a, b = numbers(70, 256, dtype=E4M3), numbers(n, 256, dtype=E4M3)
+    scales = block_scales(a, b)
+    out = run(library, ODD_BLOCK, poisoned(70, n), a, b, scales=scales)
     check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
 
 

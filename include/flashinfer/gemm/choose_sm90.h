@@ -44,6 +44,7 @@ inline TileTime TimeOf(const TileShape& tile, bool is_block) {
   const int64_t size = int64_t(tile.block_m) * tile.block_n;
   if (is_block) {
     if (size >= 256 * 128) return tile.block_m > 128 ? TileTime{860, 2400} : TileTime{840, 2300};
+    if (size >= 128 * 192) return {690, 1900};
     if (size >= 128 * 128) return tile.block_m > 128 ? TileTime{535, 1500} : TileTime{490, 1500};
     return {355, 950};
   }
@@ -113,7 +114,8 @@ inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int 
   // Half of an exchange overlaps with loads of the next tile; the last one overlaps with nothing.
   const double exchange = Exchange(tile.block_m, split);
   const double sum = SwappedKBlock(tile.block_m, x.is_block) * CeilOf(KBlocks(x), split);
-  const double work = CeilOf(tiles, ClustersOf(split, sms)) * (sum + 300 + exchange / 2);
+  const double stores = 300 + 20 * tile.block_m;  // written from registers, some lines in parts
+  const double work = CeilOf(tiles, ClustersOf(split, sms)) * (sum + stores + exchange / 2);
   return Overlap(work, MemoryBytes(x) / DRAM) + exchange + START;
 }
 

@@ -119,57 +119,37 @@ __device__ __forceinline__ void StoreGatedRows(const GemmParams& p, float (&d)[C
   }
 }
 
-/// Quantise and store 128 rows of tokens by 128 results from (tile.row, column): accumulators of block-scaled products
-/// with tokens on the M side, two waves of 64 rows, ups in warpgroup 0 and gates in warpgroup 1. Group g finishes wave g:
-/// the groups swap the other waves, rounded to bf16, through the staging memory of all warps. `staging`: the warp's 2 KB.
+/// Quantise and store 64 rows of tokens by 128 results from (row, column): accumulators of block-scaled products with
+/// tokens on the M side, ups in acc[0] and gates in acc[1], rounded to bf16 before the activation. `staging`: the warp's
+/// 2 KB.
 __device__ __forceinline__ void StoreGatedBlocks(const GemmParams& p, float (&acc)[2][SCALE_BLOCK / 2],
-                                                 uint32_t staging, int column, const Tile& tile, int group) {
-  constexpr int COUNT = SCALE_BLOCK / 2, TURNS = 2, PER_TURN = COUNT / TURNS, THREADS = CONSUMERS * WARPGROUP;
-  const int thread = int(threadIdx.x) % WARPGROUP, lane = threadIdx.x % 32, quad = lane % 4;
-  const uint32_t swap = staging - (int(threadIdx.x) / 32 - WARPGROUP / 32) * 2048;
+                                                 uint32_t staging, int column, const Tile& tile, int row) {
+  constexpr int COUNT = SCALE_BLOCK / 2;
+  const int lane = threadIdx.x % 32, quad = lane % 4;
+  const int warp_row = row + int(threadIdx.x) % WARPGROUP / 32 * 16;
   const GateConstants constants(p, tile.weight_batch, 1.f);
-  const bool has_ups = group == 0;
+  const auto rounded = [](float x) { return __bfloat162float(__float2bfloat16_rn(x)); };
   float amax[2] = {};
 #pragma unroll
-  for (int turn = 0; turn < TURNS; ++turn) {
+  for (int i = 0; i < COUNT; i += 4) {
 #pragma unroll
-    for (int i = 0; i < PER_TURN; i += 8) {
-      uint32_t words[4];
+    for (int c = 0; c < 2; ++c) {
+      const float2 bias = GateBias(p, constants, column + 2 * i + 2 * quad + c);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = turn * PER_TURN + i + 2 * j;
-        words[j] = PackPair(has_ups ? acc[1][at] : acc[0][at], has_ups ? acc[1][at + 1] : acc[0][at + 1], false);
-      }
-      ptx::StoreShared16(swap + (i / 8 * THREADS + group * WARPGROUP + thread) * 16,
-                         uint4{words[0], words[1], words[2], words[3]});
-    }
-    ptx::BarrierSync(1, THREADS);
-#pragma unroll
-    for (int i = 0; i < PER_TURN; i += 8) {
-      const float4 four = ptx::LoadShared16(swap + (i / 8 * THREADS + (1 - group) * WARPGROUP + thread) * 16);
-      const uint32_t words[4] = {__float_as_uint(four.x), __float_as_uint(four.y), __float_as_uint(four.z),
-                                 __float_as_uint(four.w)};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int at = turn * PER_TURN + i + j;
-        const float other = __uint_as_float(j % 2 ? words[j / 2] & 0xFFFF0000u : words[j / 2] << 16);
-        const float own = __bfloat162float(__float2bfloat16_rn(has_ups ? acc[0][at] : acc[1][at]));
-        const float2 bias = GateBias(p, constants, column + at / 4 * 8 + 2 * quad + at % 2);
-        const float result = Gate(constants, has_ups ? own : other, has_ups ? other : own, bias);
-        acc[0][at] = __bfloat162float(__float2bfloat16_rn(result));
-        amax[at % 4 / 2] = fmaxf(amax[at % 4 / 2], fabsf(acc[0][at]));
+      for (int h = 0; h < 2; ++h) {
+        float& up = acc[0][i + 2 * h + c];
+        up = rounded(Gate(constants, rounded(up), rounded(acc[1][i + 2 * h + c]), bias));
+        amax[h] = fmaxf(amax[h], fabsf(up));
       }
     }
-    ptx::BarrierSync(1, THREADS);
   }
-  const int row = tile.row + 64 * group + thread / 32 * 16;
   float q[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     amax[h] = fmaxf(amax[h], __shfl_xor_sync(~0u, amax[h], 1));
     amax[h] = fmaxf(amax[h], __shfl_xor_sync(~0u, amax[h], 2));
     q[h] = amax[h] == 0.f ? 1.f : 448.f / amax[h];
-    const int r = row + lane / 4 + 8 * h;
+    const int r = warp_row + lane / 4 + 8 * h;
     if (quad == 0 && r < tile.end_row) {
       p.activation.scales[column / SCALE_BLOCK * p.activation.scale_stride + r] = 1.f / q[h];
     }
@@ -177,7 +157,7 @@ __device__ __forceinline__ void StoreGatedBlocks(const GemmParams& p, float (&ac
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) acc[0][i] *= q[i % 4 / 2];
 #pragma unroll
-  for (int slab = 0; slab < 2; ++slab) StoreCodes(p, acc[0] + 32 * slab, staging, tile, row, column + 64 * slab);
+  for (int slab = 0; slab < 2; ++slab) StoreCodes(p, acc[0] + 32 * slab, staging, tile, warp_row, column + 64 * slab);
 }
 
 /// Swaps of sums between the two consumer warpgroups. `slots`: SWAP_BYTES of shared memory.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMM with tokens on the M side: a persistent kernel of one producer and two consumer warpgroups.
 //
-// Warp 0 of the producer loads stages of 128 bytes of K into the ring, warp 1 their block scales. Each consumer warpgroup multiplies and stores
-// its own part of the tile, so that one warpgroup multiplies while the other stores. Two blocks of a cluster may share
-// one operand: each block loads half of the operand and multicasts that half to both blocks. tiles_sm90.cuh defines the
-// order of tiles.
+// Warp 0 of the producer loads stages of 128 bytes of K into the ring, warp 1 their block scales. Each consumer
+// warpgroup multiplies and stores its own part of the tile, so that one warpgroup multiplies while the other stores. Two
+// blocks of a cluster may share one operand: each block loads half of the operand and multicasts that half to both
+// blocks. tiles_sm90.cuh defines the order of tiles.
 #pragma once
 #include "../ptx/cluster.cuh"
 #include "../ptx/pdl.cuh"
@@ -19,18 +19,18 @@
 namespace flashinfer {
 namespace gemm {
 
-/// Sizes of one instantiation. The tile is split between the two consumer warpgroups along M. A 128 x 256 tile with
-/// block scaling is split along N: a warpgroup then has one scale of weights per stage, and its two waves of 128
-/// columns share one scratch accumulator.
+/// Sizes of one instantiation. The tile is split between the two consumer warpgroups along M. A warpgroup sums WAVES times
+/// 64 rows by GROUP_N columns: further rows, or, for a 128 x 256 tile with block scales, the second half of the columns,
+/// whose products use the same scratch accumulator and the same tokens, held in registers.
 template <typename T, Scaling SCALING, int BLOCK_M_, int BLOCK_N_>
 struct GemmTraits {
   static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
   static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock;
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
-  static constexpr bool SPLIT_N = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
-  static constexpr int GROUP_M = SPLIT_N ? BLOCK_M : BLOCK_M / 2, GROUP_N = SPLIT_N ? BLOCK_N / 2 : BLOCK_N;
-  static constexpr int WAVES = GROUP_M / 64;
-  static constexpr bool CAN_GATE = IS_BLOCK ? SPLIT_N : BLOCK_N % 128 == 0;  // as CanGate of choose_sm90.h
+  static constexpr bool IN_HALVES = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
+  static constexpr int GROUP_M = BLOCK_M / 2, GROUP_N = IN_HALVES ? BLOCK_N / 2 : BLOCK_N;
+  static constexpr int WAVES = IN_HALVES ? 2 : GROUP_M / 64;  // halves of 128 columns, or rows of 64
+  static constexpr bool CAN_GATE = IS_BLOCK ? IN_HALVES : BLOCK_N % 128 == 0;  // as CanGate of choose_sm90.h
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int A_BYTES = BLOCK_M * SLAB_K_BYTES, B_BYTES = BLOCK_N * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
@@ -41,7 +41,7 @@ struct GemmTraits {
   static constexpr int STAGES = std::min(8, RING_BYTES / (STAGE_BYTES + SCALE_BYTES));
   static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + STAGING_BYTES;
   static_assert(GROUP_M % 64 == 0 && GROUP_N % 64 == 0 && STAGES >= 3, "tile shape");
-  static_assert(!IS_BLOCK || GROUP_N <= SCALE_BLOCK, "a warpgroup has one scale of weights");
+  static_assert(!IS_BLOCK || GROUP_N <= SCALE_BLOCK || WAVES == 1, "two waves share the scale of the weights");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -109,11 +109,10 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
                                         const float* stage_scales, int group) {
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
   const int step = int(gridDim.x) / p.cluster;
-  const int group_row = Traits::SPLIT_N ? 0 : group * Traits::GROUP_M;
-  const int group_column = Traits::SPLIT_N ? group * Traits::GROUP_N : 0;
+  const int group_row = group * Traits::GROUP_M;
   const StageOperands from = {hopper::DescriptorKMajor(stages + group_row * SLAB_K_BYTES),
-                              hopper::DescriptorKMajor(stages + Traits::A_BYTES + group_column * SLAB_K_BYTES),
-                              Traits::STAGE_BYTES};
+                              hopper::DescriptorKMajor(stages + Traits::A_BYTES), Traits::STAGE_BYTES};
+  const int lane_row = group_row + int(threadIdx.x) % WARPGROUP / 32 * 16 + int(threadIdx.x) % 32 / 4;
   const float scale = Traits::IS_BLOCK ? 1.f : TensorScale(p);
   const uint32_t staging = stages + Traits::STAGES * Traits::STAGE_BYTES + (int(threadIdx.x) / 32 - 4) * 2048;
   hopper::RingPosition<Traits::STAGES> at;
@@ -121,38 +120,43 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
   Tile tile;
   for (int t = int(blockIdx.x) / p.cluster; list.Get(t, tile); t += step) {
     if (!tile.exists) continue;
-    const int row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N + group_column;
+    const int row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N;
     if (row >= tile.end_row) {
       SkipStages(ring, at, p.k_blocks, p.cluster);
       continue;
     }
     float acc[Traits::WAVES][Traits::GROUP_N / 2];
-    if constexpr (Traits::IS_BLOCK) {
-      const int lane_row = group_row + int(threadIdx.x) % WARPGROUP / 32 * 16 + int(threadIdx.x) % 32 / 4;
-      RowScales<Traits::WAVES, Traits::Scales::FLOATS> scales(
-          stage_scales + lane_row, stage_scales + Traits::BLOCK_M + group_column / SCALE_BLOCK);
+    if constexpr (Traits::IN_HALVES) {
+      HalfScales<Traits::Scales::FLOATS> scales(stage_scales + lane_row, stage_scales + Traits::BLOCK_M);
+      SumScaledHalves<Traits::TYPE>(acc, ring, at, from, stages + group_row * SLAB_K_BYTES, p.k_blocks, p.cluster,
+                                    scales);
+    } else if constexpr (Traits::IS_BLOCK) {
+      RowScales<Traits::WAVES, Traits::GROUP_N, Traits::Scales::FLOATS> scales(
+          stage_scales + lane_row, stage_scales + Traits::BLOCK_M, column);
       const int waves = min(Traits::WAVES, CeilDivide(tile.end_row - row, 64));
       SumScaledStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster, scales,
                                                                     waves);
     } else {
       SumStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster);
     }
-    if constexpr (Traits::SPLIT_N) {
+    if constexpr (Traits::IN_HALVES) {
       if (p.activation.is_active) {
-        StoreGatedBlocks(p, acc, staging, tile.n_tile * SCALE_BLOCK, tile, group);
+        StoreGatedBlocks(p, acc, staging, column / 2, tile, row);
         continue;
       }
     }
 #pragma unroll
     for (int w = 0; w < Traits::WAVES; ++w) {
-      if (row + 64 * w >= tile.end_row) break;
+      const int wave_row = Traits::IN_HALVES ? row : row + 64 * w;
+      if (wave_row >= tile.end_row) break;
       if constexpr (Traits::CAN_GATE && !Traits::IS_BLOCK) {
         if (p.activation.is_active) {
-          StoreGatedRows<Traits::GROUP_N>(p, acc[w], scale, staging, column / 2, tile, row + 64 * w);
+          StoreGatedRows<Traits::GROUP_N>(p, acc[w], scale, staging, column / 2, tile, wave_row);
           continue;
         }
       }
-      StoreRows<Traits::GROUP_N>(p, acc[w], scale * WeightFactor(p, tile), staging, column, tile, row + 64 * w);
+      StoreRows<Traits::GROUP_N>(p, acc[w], scale * WeightFactor(p, tile), staging,
+                                 Traits::IN_HALVES ? column + w * Traits::GROUP_N : column, tile, wave_row);
     }
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include "../hopper/ring.cuh"
 #include "../hopper/smem_tile.cuh"
+#include "../ptx/mma.cuh"
 #include "../ptx/wgmma.cuh"
 
 namespace flashinfer {
@@ -99,6 +100,46 @@ __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2]
       // Released before the additions, so that the producer refills the stage meanwhile.
       if (w == waves - 1) ring.Release(at.stage, cluster);
       scales.Add(acc[w], scratch, w);
+    }
+    at.Advance();
+  }
+}
+
+/// Compute acc[h] = the sum over stages of products times scales, for 64 rows by columns 128 h to 128 h + 127. The rows
+/// are read once per stage, to registers: the products of both halves then read shared memory for the weights only.
+/// `rows`: shared address of the 64 rows in stage 0. Scales as in SumScaledStages.
+template <ptx::WgmmaType TYPE, int COUNT, int STAGES, typename Scales>
+__device__ __forceinline__ void SumScaledHalves(float (&acc)[2][COUNT], const hopper::Ring<STAGES>& ring,
+                                                hopper::RingPosition<STAGES>& at, const StageOperands& from,
+                                                uint32_t rows, int k_blocks, uint32_t cluster, Scales& scales) {
+  constexpr int STEPS = hopper::SLAB_ROW_BYTES / hopper::WGMMA_K_BYTES, COLUMNS = 2 * COUNT;
+  const int lane = threadIdx.x % 32, row = int(threadIdx.x) % 128 / 32 * 16 + lane % 16;
+  float scratch[COUNT];
+#pragma unroll
+  for (int i = 0; i < 2 * COUNT; ++i) acc[i / COUNT][i % COUNT] = 0.f;
+  for (int kb = 0; kb < k_blocks; ++kb) {
+    ring.WaitFull(at);
+    uint32_t a[STEPS][4];
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+      const uint32_t place = row * hopper::SLAB_ROW_BYTES + k * hopper::WGMMA_K_BYTES + lane / 16 * 16;
+      ptx::LdMatrix(a[k], rows + at.stage * from.stage_bytes + hopper::Swizzle128(place));
+    }
+    scales.Take(at.stage);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint64_t b = hopper::AdvanceDescriptor(from.B(at.stage), half * COLUMNS * hopper::SLAB_ROW_BYTES);
+      ptx::WgmmaPin(scratch);
+      ptx::WgmmaFence();
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k) {
+        ptx::Wgmma<TYPE, COLUMNS>::Run(scratch, a[k], hopper::AdvanceDescriptor(b, k * hopper::WGMMA_K_BYTES), k > 0);
+      }
+      ptx::WgmmaCommit();
+      ptx::WgmmaWait<0>();
+      ptx::WgmmaPin(scratch);
+      if (half == 1) ring.Release(at.stage, cluster);
+      scales.Add(acc[half], scratch, half);
     }
     at.Advance();
   }

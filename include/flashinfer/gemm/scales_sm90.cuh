@@ -33,6 +33,7 @@ class ScaleCopies {
     token_ = p.token_scale.data + tile.token_batch * p.token_scale.batch_stride +
              (tile.row + lane) * p.token_scale.row_stride;
     int row = tile.n_tile * WEIGHTS + (SINGLE ? lane : lane * SCALE_BLOCK);
+    if (!SINGLE) weights_ += tile.n_tile * WEIGHTS % SCALE_BLOCK;  // counted from the start of the first block
     if (p.activation.is_active) row = tile.n_tile * (WEIGHTS / 2) + lane * p.n;  // a block of ups, one of gates
     const int weight = row / p.weight_scale.rows;
     weight_ =
@@ -62,32 +63,70 @@ class ScaleCopies {
  private:
   const float* token_;    // scale of this lane's first token at K block 0
   const float* weight_;   // scale of this lane's first weight, or block of weights
-  int tokens_, weights_;  // rows from the first of the tile to the end of the problem
+  int tokens_, weights_;  // rows to the end of the problem: from the first of the tile, or of its block of weights
 };
 
 /// Scales of a thread's accumulators with tokens on the M side: two token scales for each wave of 64 rows, times the
-/// scale of the warpgroup's weights. `tokens`, `weight`: scales of stage 0 of this thread's first row and of its weights.
-template <int WAVES, int STAGE_FLOATS>
+/// scale of the weights. COLUMNS beyond 128 belong to two blocks of weights, which meet at a multiple of 64.
+template <int WAVES, int COLUMNS, int STAGE_FLOATS>
 class RowScales {
  public:
-  __device__ __forceinline__ RowScales(const float* tokens, const float* weight) : tokens_(tokens), weight_(weight) {}
+  /// `tokens`, `weight`: scales of stage 0 of this thread's first row and of the first block of weights. `column`: the
+  /// warpgroup's first one.
+  __device__ __forceinline__ RowScales(const float* tokens, const float* weight, int column)
+      : tokens_(tokens), weight_(weight), second_(SLABS > 2 && column % SCALE_BLOCK != 0 ? 1 : 2) {}
 
   __device__ __forceinline__ void Take(int stage) {
-    const float weight = weight_[stage * STAGE_FLOATS];
+    const float first = weight_[stage * STAGE_FLOATS];
 #pragma unroll
     for (int i = 0; i < 2 * WAVES; ++i) {
-      now_[i] = tokens_[stage * STAGE_FLOATS + i / 2 * 64 + i % 2 * 8] * weight;
+      const float token = tokens_[stage * STAGE_FLOATS + i / 2 * 64 + i % 2 * 8];
+      now_[0][i] = token * first;
+      if constexpr (SLABS > 2) {
+        now_[2][i] = token * weight_[stage * STAGE_FLOATS + 1];
+        now_[1][i] = second_ == 1 ? now_[2][i] : now_[0][i];
+      }
     }
   }
   template <int COUNT>
   __device__ __forceinline__ void Add(float (&acc)[COUNT], const float (&x)[COUNT], int wave) const {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) acc[i] = fmaf(x[i], now_[2 * wave + i % 4 / 2], acc[i]);
+    for (int i = 0; i < COUNT; ++i) {
+      acc[i] = fmaf(x[i], now_[SLABS > 2 ? i / 32 : 0][2 * wave + i % 4 / 2], acc[i]);
+    }
   }
 
  private:
+  static constexpr int SLABS = COLUMNS / 64;  // pieces of 64 columns
+  static_assert(SLABS <= 3, "two blocks of weights");
   const float *tokens_, *weight_;
-  float now_[2 * WAVES];
+  const int second_;  // the first slab of the second block of weights
+  float now_[SLABS > 2 ? 3 : 1][2 * WAVES];
+};
+
+/// Scales of a thread's accumulators with tokens on the M side: 64 rows by two halves of 128 columns. `tokens`, `weights`:
+/// scales of stage 0 of this thread's first row and of the first half.
+template <int STAGE_FLOATS>
+class HalfScales {
+ public:
+  __device__ __forceinline__ HalfScales(const float* tokens, const float* weights)
+      : tokens_(tokens), weights_(weights) {}
+
+  __device__ __forceinline__ void Take(int stage) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      now_[i / 2][i % 2] = tokens_[stage * STAGE_FLOATS + i % 2 * 8] * weights_[stage * STAGE_FLOATS + i / 2];
+    }
+  }
+  template <int COUNT>
+  __device__ __forceinline__ void Add(float (&acc)[COUNT], const float (&x)[COUNT], int half) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) acc[i] = fmaf(x[i], now_[half][i % 4 / 2], acc[i]);
+  }
+
+ private:
+  const float *tokens_, *weights_;
+  float now_[2][2];  // of a half, of a row
 };
 
 /// Scales of a thread's accumulators with weights on the M side: two rows of weights, and two tokens of every eight.
