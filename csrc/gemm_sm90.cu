@@ -4,7 +4,7 @@
 #include "gemm_sm_count.h"
 #include "tvm_ffi_utils.h"
 // clang-format off
-#include <flashinfer/gemm/choose_sm90.h>
+#include <flashinfer/gemm/choose_cache_sm90.h>
 #include <flashinfer/gemm/entries_sm90.h>
 #include <flashinfer/gemm/layout_sm90.h>
 #include <flashinfer/gemm/quantize_1x128.h>
@@ -191,10 +191,29 @@ bool Multiply(const Call& x, const ChooseConfig& choose) {
 }
 
 GemmConfig ChooseByRule(const GemmProblem& p, int64_t rows, int sms) {
-  GemmConfig c = ChooseSm90(ShapeOf(p, rows), TILES, TILE_COUNT, sms);
-  c.blocks = sms;
-  return c;
+  return FindChoiceSm90(ShapeOf(p, rows), TILES, TILE_COUNT, sms);
 }
+
+/// A batch of matrices, or one matrix, with rows and columns exchanged.
+class Transposed {
+ public:
+  explicit Transposed(const TensorView& x) {
+    const int rank = x.ndim();
+    for (int i = 0; i < rank; ++i) shape_[i] = x.size(i), strides_[i] = x.stride(i);
+    std::swap(shape_[rank - 1], shape_[rank - 2]);
+    std::swap(strides_[rank - 1], strides_[rank - 2]);
+    tensor_ = {x.data_ptr(), x.device(), rank, x.dtype(), shape_, strides_, 0};
+  }
+  Transposed(const Transposed&) = delete;  // the tensor points to members
+  Transposed& operator=(const Transposed&) = delete;
+  TensorView view() const { return TensorView(&tensor_); }
+
+ private:
+  DLTensor tensor_;
+  int64_t shape_[3], strides_[3];
+};
+
+bool IsMatrixOrBatch(const TensorView& x) { return x.ndim() == 2 || x.ndim() == 3; }
 
 }  // namespace
 
@@ -215,6 +234,21 @@ bool gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> 
   return Multiply(call, [expected_m](const GemmProblem& p, int sms) {
     return ChooseByRule(p, p.grouping == Grouping::kMasked ? std::max<int64_t>(expected_m, 1) : p.m, sms);
   });
+}
+
+bool gemm_sm90_dense(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
+                     Optional<TensorView> b_scale, Optional<TensorView> bias, bool enable_pdl) {
+  if (SCALING == Scaling::kBlock || !IsMatrixOrBatch(b)) return false;
+  const Transposed weights(b);
+  return gemm_sm90(out, a, weights.view(), a_scale, b_scale, bias, {}, {}, int64_t(Grouping::kBatched), 1, 0,
+                   enable_pdl, false);
+}
+
+bool gemm_sm90_grouped(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
+                       Optional<TensorView> b_scale, TensorView groups, int64_t grouping, int64_t expected_m,
+                       bool enable_pdl) {
+  if (!out.IsContiguous() || !a.IsContiguous() || !b.IsContiguous() || b.ndim() != 3) return false;
+  return gemm_sm90(out, a, b, a_scale, b_scale, {}, groups, {}, grouping, SCALE_BLOCK, expected_m, enable_pdl, false);
 }
 
 void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
@@ -284,4 +318,22 @@ bool gemm_sm90_quantizing(TensorView out, TensorView input, TensorView weight, T
     return Multiply(call, [](const GemmProblem& p, int sms) { return ChooseByRule(p, p.m, sms); });
   }
   return false;  // the other modules have no quantiser
+}
+
+bool gemm_sm90_blockscale(TensorView out, TensorView input, TensorView weight, Optional<TensorView> input_scale,
+                          TensorView weight_scale, bool enable_pdl) {
+  if (input.ndim() != 2 || weight.ndim() != 2 || weight_scale.ndim() != 2) return false;
+  const int64_t m = input.size(0), k = input.size(1), n = weight.size(0);
+  if (k % SCALE_BLOCK != 0 || n % 64 != 0 || n == 0) return false;
+  const int64_t scale_rows = weight_scale.size(0) == n ? 1 : SCALE_BLOCK;
+  if (input_scale.has_value()) {
+    if (input_scale.value().ndim() != 2) return false;
+    const Transposed scales(input_scale.value());
+    return gemm_sm90(out, input, weight, scales.view(), weight_scale, {}, {}, {}, int64_t(Grouping::kBatched),
+                     scale_rows, 0, enable_pdl, false);
+  }
+  if (!HasDtype(input, dl_bfloat16)) return false;
+  const int64_t bytes = m * k + (m + 3) / 4 * 4 * (k / SCALE_BLOCK) * int64_t(sizeof(float));
+  const Tensor workspace = alloc_tensor({bytes}, dl_uint8, input.device());
+  return gemm_sm90_quantizing(out, input, weight, weight_scale, scale_rows, TensorView(workspace), enable_pdl);
 }

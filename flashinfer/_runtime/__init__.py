@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private machinery that every op uses. Published code imports none of it; :mod:`flashinfer.utils` exports a part.
 
-Each module imports only modules above it. ``dispatch`` also reads device probes from :mod:`flashinfer.utils`, where
-serving engines replace them; the last two compile a kernel with :mod:`flashinfer.jit`.
+Each module imports only modules above it. ``dispatch`` and ``shortcut`` also read device probes from
+:mod:`flashinfer.utils`, where serving engines replace them; the last two compile a kernel with :mod:`flashinfer.jit`.
 
 ===============  ======================================================================================
 errors           exceptions and the form of their texts
@@ -19,6 +19,7 @@ explain_error    name the argument of a wrong type after a call has failed
 torch_ops        registration of ops with torch, for torch.compile and torch.export
 requirements     ``@backend_requirement``: backends and compute capabilities that an op supports
 dispatch         the native function for a tensor's device; PDL
+shortcut         ``@with_shortcut``: ordinary calls go straight to the kernel
 describe         text of arguments and results, for the API log
 globaltimer      the GPU's own clock
 api_log_stats    statistics of tensors while a CUDA graph is captured, for the API log

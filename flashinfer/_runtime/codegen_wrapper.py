@@ -74,7 +74,7 @@ def wrap_with(
     if clash:
         raise TypeError(f"{func.__name__}: has a parameter named {clash[0]}, expected another name (a wrapper uses it)")
     arguments = ", ".join(_PASSED_ON[p.kind].format(p.name) for p in given)
-    by_position, values = _by_position(func, given, arguments)
+    by_position, values = _by_position(func, given, arguments, extra)
 
     name = func.__name__ if func.__name__.isidentifier() else "wrapper"
     lines = textwrap.indent(textwrap.dedent(body).strip().replace("{arguments}", arguments), " " * 8)
@@ -104,7 +104,7 @@ def _parameter_list(given: list[inspect.Parameter], extra: Iterable[str]) -> str
 
 
 def _by_position(
-    func: Callable[..., Any], given: list[inspect.Parameter], arguments: str
+    func: Callable[..., Any], given: list[inspect.Parameter], arguments: str, extra: Iterable[str]
 ) -> tuple[Callable[..., Any], str]:
     """Return ``func`` with all its parameters made positional, and the values to call it with.
 
@@ -112,15 +112,18 @@ def _by_position(
     already. A call with twelve keywords and ``*args`` builds a tuple and a dict and looks each keyword up, which takes
     1.5 us on a busy machine; the call by position takes 0.1 us there (Python 3.11).
 
-    The result is ``func`` and ``arguments`` if the code of ``func`` does not have the parameters of its signature.
+    The values include what :func:`wrap_with` has added to ``func`` and adds again as ``extra``. The result is ``func``
+    and ``arguments`` if the code of ``func`` does not have the parameters of its signature.
     """
+    added = [name for name in added_keywords(func) if name in extra]
+    arguments = ", ".join(filter(None, [arguments, *(f"{name}={name}" for name in added)]))
     code = getattr(func, "__code__", None)
     if not isinstance(func, types.FunctionType) or code is None:
         return func, arguments
     is_open = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     count = code.co_argcount + code.co_kwonlyargcount + is_open
     names = code.co_varnames[:count]  # the interpreter's order: positional, keyword-only, *args, **kwargs
-    if sorted(names) != sorted(p.name for p in given):
+    if sorted(names) != sorted([*(p.name for p in given), *added]):
         return func, arguments
     flags = code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     code = code.replace(co_argcount=count, co_posonlyargcount=count, co_kwonlyargcount=0, co_flags=flags)

@@ -9,9 +9,11 @@ import torch
 
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.requirements import backend_requirement
+from .._runtime.shortcut import with_shortcut
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..trace.templates.gemm import bmm_bf16_trace, mm_bf16_trace
+from . import shortcuts
 from .bf16_checks import (
     candidates,
     check_bmm_bf16,
@@ -71,6 +73,7 @@ def _bmm_bf16(out: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> None:
 
 
 @flashinfer_api(trace=mm_bf16_trace)
+@with_shortcut(shortcuts.mm_bf16)
 @backend_requirement(
     {"cudnn": serves_cudnn, "cublaslt": serves_cublaslt, "tinygemm": serves_tinygemm, "cutile": serves_cutile},
     common_check=check_mm_bf16,
@@ -132,6 +135,7 @@ _WITH_TORCH = {"cublaslt": True, "tinygemm": False}
 
 
 @flashinfer_api(trace=bmm_bf16_trace)
+@with_shortcut(shortcuts.bmm_bf16)
 @backend_requirement({"cudnn": serves_batch, "cutile": serves_batch}, common_check=check_bmm_bf16, heuristic_func=first)
 def bmm_bf16(
     A: torch.Tensor,

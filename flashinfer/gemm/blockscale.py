@@ -11,10 +11,12 @@ from .. import utils
 from .._runtime.dispatch import NativeFunction, use_pdl
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
+from .._runtime.shortcut import with_shortcut
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..jit.gemm import get_quantize_1x128_module
 from ..trace.templates.gemm import fp8_blockscale_gemm_sm90_trace
+from . import shortcuts
 from .checks import refuse_output
 from .native import product
 from .sm90 import Sm90Functions, is_sm90
@@ -173,6 +175,7 @@ def _is_good(
 
 
 @flashinfer_api(trace=fp8_blockscale_gemm_sm90_trace)
+@with_shortcut(shortcuts.fp8_blockscale)
 @explain_type_errors
 def fp8_blockscale_gemm_sm90(
     input: torch.Tensor,

@@ -11,11 +11,13 @@ from .._runtime.arch import AMPERE_ON, CPU
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError
 from .._runtime.requirements import backend_requirement, supported_compute_capability
+from .._runtime.shortcut import with_shortcut
 from ..api_logging import flashinfer_api
 from ..trace.templates.gemm_groupwise import (
     batch_deepgemm_fp8_nt_groupwise_trace,
     group_deepgemm_fp8_nt_groupwise_trace,
 )
+from . import shortcuts
 from .groupwise_checks import check_counts, check_deepgemm
 from .native import CONTIGUOUS, MASKED
 from .op import grouped_product
@@ -87,6 +89,7 @@ def _check_group_deepgemm(
 
 
 @flashinfer_api(trace=group_deepgemm_fp8_nt_groupwise_trace)
+@with_shortcut(shortcuts.group_deepgemm)
 @backend_requirement(backend_checks={}, common_check=_check_group_deepgemm)
 def group_deepgemm_fp8_nt_groupwise(
     a: torch.Tensor,
@@ -184,6 +187,7 @@ def _check_batch_deepgemm(
 
 
 @flashinfer_api(trace=batch_deepgemm_fp8_nt_groupwise_trace)
+@with_shortcut(shortcuts.batch_deepgemm)
 @backend_requirement(backend_checks={}, common_check=_check_batch_deepgemm)
 def batch_deepgemm_fp8_nt_groupwise(
     a: torch.Tensor,

@@ -11,9 +11,11 @@ from .._runtime.arch import AMPERE_ON, CPU
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError
 from .._runtime.requirements import backend_requirement, supported_compute_capability
+from .._runtime.shortcut import with_shortcut
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..trace.templates.gemm import bmm_fp8_trace
+from . import shortcuts
 from .checks import refuse_output, refuse_shapes
 from .native import product
 from .routes import prefers_torch_fp8
@@ -103,6 +105,7 @@ def _serves(
 
 
 @flashinfer_api(trace=bmm_fp8_trace)
+@with_shortcut(shortcuts.bmm_fp8)
 @backend_requirement({"cublas": _serves, "cudnn": _serves}, common_check=_check_bmm_fp8)
 def bmm_fp8(
     A: torch.Tensor,

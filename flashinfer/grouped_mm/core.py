@@ -12,7 +12,9 @@ from .._runtime.checks import is_float8
 from .._runtime.codegen_wrapper import wrap_with
 from .._runtime.errors import ArgumentError, BackendSupportedError
 from .._runtime.requirements import backend_requirement, supported_compute_capability
+from .._runtime.shortcut import with_shortcut
 from ..api_logging import flashinfer_api
+from ..gemm import shortcuts
 from ..gemm.native import PACKED
 from ..gemm.op import grouped_product
 from ..trace.templates.gemm_grouped import grouped_mm_bf16_trace, grouped_mm_fp8_trace
@@ -122,6 +124,7 @@ def _refuses_by_value(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @flashinfer_api(trace=grouped_mm_bf16_trace)
+@with_shortcut(shortcuts.grouped_mm_bf16)
 @_refuses_by_value
 @backend_requirement(backend_checks={"cudnn": accept_bf16}, common_check=_check_grouped_mm_bf16)
 def grouped_mm_bf16(

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary calls of the products on CUDA, straight to the kernel or to torch (:mod:`flashinfer._runtime.shortcut`).
+
+Native code takes the tensors as callers pass them: a view such as ``b.mT`` takes 1 us. It compares shapes, dtypes and
+devices; each shortcut tests what native code or torch would take and the public function refuses. Which product runs is
+the rule of ``routes.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from .._runtime.allocation import allocate, reshaped
+from .._runtime.arch import AMPERE_ON
+from .._runtime.shortcut import capability_of
+from .native import CONTIGUOUS, MASKED, PACKED
+from .routes import MOST_ROWS_OF_OURS
+from .sm90 import Sm90Functions
+
+__all__ = [
+    "batch_deepgemm",
+    "bmm_bf16",
+    "bmm_fp8",
+    "fp8_blockscale",
+    "group_deepgemm",
+    "grouped_mm_bf16",
+    "mm_bf16",
+]
+
+_dense = Sm90Functions("gemm_sm90_dense")
+_grouped = Sm90Functions("gemm_sm90_grouped")
+_blockscale = Sm90Functions("gemm_sm90_blockscale")
+
+_BF16, _F16, _E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+_BLOCKS = (1, 128, 128)
+_SERVED = frozenset(AMPERE_ON)
+
+OptionalTensor = Optional[torch.Tensor]
+
+
+def mm_bf16(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: OptionalTensor,
+    pdl: bool,
+    out: OptionalTensor,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> OptionalTensor:
+    if backend != "cudnn" and (bias is not None or pdl or (backend != "cutile" and backend != "cublaslt")):
+        return None
+    index = a.get_device()
+    capability = capability_of[index]
+    (m, _), n = a.shape, b.shape[1]
+    if m <= MOST_ROWS_OF_OURS and capability == 90 and b.stride()[0] == 1 and backend != "cublaslt":
+        if out is None:
+            out = allocate((m, n), (n or 1, 1), out_dtype, index)
+        elif out.dtype is not out_dtype:
+            return None
+        return out if _dense["bf16"](out, a, b, None, None, bias, True) else None
+    if (
+        capability not in _SERVED
+        or bias is not None
+        or not (a.dtype is b.dtype is out_dtype is _BF16)
+        or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
+    ):
+        return None
+    if out is None:
+        out = torch.mm(a, b)
+        return out if out.dtype is _BF16 else None  # another dtype: autocast is on
+    if out.dtype is not _BF16 or out.shape != (m, n):
+        return None
+    return torch.mm(a, b, out=out)
+
+
+def bmm_bf16(
+    A: torch.Tensor, B: torch.Tensor, out: OptionalTensor, out_dtype: torch.dtype, backend: str
+) -> OptionalTensor:
+    if backend != "cudnn" and backend != "cutile":
+        return None
+    index = A.get_device()
+    capability = capability_of[index]
+    (batch, m, _), n = A.shape, B.shape[2]
+    if m <= MOST_ROWS_OF_OURS and capability == 90 and B.stride()[1] == 1:
+        if out is None:
+            out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), out_dtype, index)
+        elif out.dtype is not out_dtype:
+            return None
+        return out if _dense["bf16"](out, A, B, None, None, None, True) else None
+    if (
+        capability not in _SERVED
+        or not (A.dtype is B.dtype is out_dtype is _BF16)
+        or (torch.is_grad_enabled() and (A.requires_grad or B.requires_grad))
+    ):
+        return None
+    if out is None:
+        out = torch.bmm(A, B)
+        return out if out.dtype is _BF16 else None
+    if out.dtype is not _BF16 or out.shape != (batch, m, n):
+        return None
+    return torch.bmm(A, B, out=out)
+
+
+def bmm_fp8(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: OptionalTensor,
+    backend: str,
+) -> OptionalTensor:
+    if (backend != "cublas" and backend != "cudnn") or (dtype is not _BF16 and dtype is not _F16):
+        return None
+    if out is not None and out.dtype is not dtype:
+        return None
+    index = A.get_device()
+    capability = capability_of[index]
+    (batch, m, k), (weights_batch, weights_k, n) = A.shape, B.shape
+    if batch > 1 or m <= MOST_ROWS_OF_OURS:
+        if capability != 90:
+            return None
+        if out is None:
+            out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), dtype, index)
+        return out if _dense["fp8"](out, A, B, A_scale, B_scale, None, True) else None
+    a, b = A.stride(), B.stride()
+    if (
+        capability not in _SERVED
+        or capability < 89
+        or not (A.dtype is B.dtype is _E4M3)
+        or not (A_scale.numel() == B_scale.numel() == 1)
+        or not (batch == weights_batch == 1 and weights_k == k)
+        or a[2] != 1
+        or b[1] != 1
+        or (k | n | a[1] | b[2]) % 16 != 0
+        or (out is not None and (out.shape != (1, m, n) or not out.is_contiguous()))
+    ):
+        return None
+    tokens, weights = reshaped(A, (m, k), a[1:]), reshaped(B, (k, n), b[1:])
+    if out is not None:
+        to = reshaped(out, (m, n), (n, 1))
+        torch._scaled_mm(tokens, weights, A_scale, B_scale, out_dtype=dtype, use_fast_accum=True, out=to)
+        return out
+    made = torch._scaled_mm(tokens, weights, A_scale, B_scale, out_dtype=dtype, use_fast_accum=True)
+    return reshaped(made, (1, m, n), (m * n, n, 1))
+
+
+def fp8_blockscale(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    input_scale: OptionalTensor,
+    weight_scale: OptionalTensor,
+    out: OptionalTensor,
+    out_dtype: Optional[torch.dtype],
+) -> OptionalTensor:
+    index = input.get_device()
+    if capability_of[index] != 90 or weight_scale is None:
+        return None
+    if out is None:
+        m, n = input.shape[0], weight.shape[0]
+        out = allocate((m, n), (n or 1, 1), _BF16 if out_dtype is None else out_dtype, index)
+    elif out_dtype is not None and out.dtype is not out_dtype:
+        return None
+    return out if _blockscale["fp8_block"](out, input, weight, input_scale, weight_scale, True) else None
+
+
+def group_deepgemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indices: torch.Tensor,
+    scale_granularity_mnk: tuple[int, int, int],
+    out: OptionalTensor,
+    out_dtype: Optional[torch.dtype],
+) -> OptionalTensor:
+    index = a.get_device()
+    if (
+        capability_of[index] != 90
+        or scale_granularity_mnk != _BLOCKS
+        or (out_dtype is not None and out_dtype is not _BF16)
+    ):
+        return None
+    if out is None:
+        m, n = a.shape[0], b.shape[1]
+        out = allocate((m, n), (n or 1, 1), _BF16, index)
+    elif out.dtype is not _BF16:
+        return None
+    return out if _grouped["fp8_block"](out, a, b, a_scale, b_scale, m_indices, CONTIGUOUS, 0, True) else None
+
+
+def batch_deepgemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    masked_m: torch.Tensor,
+    expected_m: int,
+    scale_granularity_mnk: tuple[int, int, int],
+    out: OptionalTensor,
+    out_dtype: Optional[torch.dtype],
+) -> OptionalTensor:
+    index = a.get_device()
+    if (
+        capability_of[index] != 90
+        or scale_granularity_mnk != _BLOCKS
+        or expected_m < 1
+        or (out_dtype is not None and out_dtype is not _BF16)
+    ):
+        return None
+    if out is None:
+        (groups, m, _), n = a.shape, b.shape[1]
+        out = allocate((groups, m, n), ((m or 1) * (n or 1), n or 1, 1), _BF16, index)
+    elif out.dtype is not _BF16:
+        return None
+    return out if _grouped["fp8_block"](out, a, b, a_scale, b_scale, masked_m, MASKED, expected_m, True) else None
+
+
+def grouped_mm_bf16(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    m_indptr: torch.Tensor,
+    out: OptionalTensor,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> OptionalTensor:
+    index = a.get_device()
+    if capability_of[index] != 90 or (backend != "cudnn" and backend != "auto"):
+        return None
+    if out is None:
+        m, n = a.shape[0], b.shape[1]
+        out = allocate((m, n), (n or 1, 1), out_dtype, index)
+    return out if _grouped["bf16"](out, a, b, None, None, m_indptr, PACKED, 0, True) else None

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shortcuts of the products (``gemm/shortcuts.py``).
+
+CPU tensors stand for those of a Hopper here, and the native functions are replaced: each test sees which calls go
+straight to them, with which arguments, and that all others behave as without a shortcut.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer import gemm, utils
+from flashinfer._runtime.arch import get_compute_capability
+from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
+from flashinfer._runtime.shortcut import capability_of, with_shortcut
+from flashinfer.gemm import shortcuts
+
+from ..hopper.devices import needs_hopper
+from .references import BF16, E4M3, E5M2, FP16, FP32, block_scales, operand
+
+INT32 = torch.int32
+
+
+class Native:
+    """Stands for a native function: records the arguments of its calls, writes ones, returns ``takes``."""
+
+    def __init__(self, takes: bool = True) -> None:
+        self.calls: list[tuple] = []
+        self.takes = takes
+
+    def __call__(self, out, *args):
+        self.calls.append((out, *args))
+        if self.takes:
+            out.fill_(1)
+        return self.takes
+
+
+@pytest.fixture
+def native(monkeypatch):
+    """Pretend that CPU tensors are on a Hopper; return what all native functions are replaced by."""
+    function = Native()
+    monkeypatch.setitem(capability_of, -1, 90)
+    for functions in (shortcuts._dense, shortcuts._grouped, shortcuts._blockscale):
+        for kind in ("bf16", "fp8", "fp8_block"):
+            monkeypatch.setitem(functions, kind, function)
+    return function
+
+
+def bf16(*shape):
+    return operand(*shape, dtype=BF16, device="cpu")
+
+
+def e4m3(*shape):
+    return operand(*shape, dtype=E4M3, device="cpu")
+
+
+def calls():
+    """Return ordinary calls of each function: name, arguments, and the shape and dtype of the result."""
+    x, w, x8, w8 = bf16(8, 256), bf16(64, 256), e4m3(256, 256), e4m3(2, 64, 256)
+    one = torch.ones(())
+    rows, blocks = block_scales(x8, 1, 128), block_scales(w8, 128, 128)
+    return {
+        "mm_bf16": (flashinfer.mm_bf16, (x, w.T), {}, (8, 64), BF16),
+        "mm_bf16 to fp32": (flashinfer.mm_bf16, (x, w.T), {"out_dtype": FP32}, (8, 64), FP32),
+        "mm_bf16 with bias": (flashinfer.mm_bf16, (x, w.T, bf16(64), True), {}, (8, 64), BF16),
+        "bmm_bf16": (flashinfer.bmm_bf16, (x[None], w.T[None]), {}, (1, 8, 64), BF16),
+        "bmm_fp8": (flashinfer.bmm_fp8, (x8[None, :8], w8[:1].mT, one, one, FP16), {}, (1, 8, 64), FP16),
+        "bmm_fp8 of a batch": (
+            flashinfer.bmm_fp8,
+            (x8.view(2, 128, 256), w8.mT, one, one, BF16),
+            {"backend": "cudnn"},
+            (2, 128, 64),
+            BF16,
+        ),
+        "fp8_blockscale": (gemm.fp8_blockscale_gemm_sm90, (x, w8[0], None, blocks[0]), {}, (8, 64), BF16),
+        "fp8_blockscale of codes": (
+            gemm.fp8_blockscale_gemm_sm90,
+            (x8, w8[0], rows.T, blocks[0]),
+            {"out_dtype": FP16},
+            (256, 64),
+            FP16,
+        ),
+        "group_deepgemm": (
+            gemm.group_deepgemm_fp8_nt_groupwise,
+            (x8, w8, rows, blocks, torch.zeros(256, dtype=INT32)),
+            {},
+            (256, 64),
+            BF16,
+        ),
+        "batch_deepgemm": (
+            gemm.batch_deepgemm_fp8_nt_groupwise,
+            (x8.view(2, 128, 256), w8, rows.view(2, 128, 2), blocks, torch.tensor([128, 7], dtype=INT32), 64),
+            {},
+            (2, 128, 64),
+            BF16,
+        ),
+        "grouped_mm_bf16": (
+            flashinfer.grouped_mm_bf16,
+            (bf16(6, 256), bf16(2, 64, 256), torch.tensor([0, 2, 6], dtype=INT32)),
+            {},
+            (6, 64),
+            BF16,
+        ),
+    }
+
+
+CALLS = sorted(calls())
+
+
+def on(device, value):
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("is_given", [False, True])
+def test_ordinary_calls_go_straight(native, name, is_given):
+    function, args, kwargs, shape, dtype = calls()[name]
+    given = torch.zeros(shape, dtype=dtype) if is_given else None
+    result = function(*args, **kwargs, out=given)
+    assert result is given or not is_given
+    assert result.shape == shape and result.dtype is dtype and result.is_contiguous()
+    assert (result == 1).all(), "was not made by the native function"
+    ((out, *operands),) = native.calls
+    assert out is result
+    passed = [x for x in operands if isinstance(x, torch.Tensor)]
+    assert all(any(x is y for y in args) for x in passed), "views take time"
+    assert sum(isinstance(x, torch.Tensor) for x in args) == len(passed)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_native_code_leaves_is_computed_as_without_a_shortcut(native, name, monkeypatch):
+    function, args, kwargs, shape, _ = calls()[name]
+    native.takes = False
+    result = function(*args, **kwargs)
+    assert native.calls, "the native function was not asked"
+    monkeypatch.setitem(capability_of, -1, 0)
+    expected = function(*args, **kwargs)
+    assert result.shape == shape and result.dtype is expected.dtype
+    rows = slice(7) if name == "batch_deepgemm" else slice(None)  # others are not written
+    torch.testing.assert_close(result[..., rows, :], expected[..., rows, :], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("wrong", [None, 3, "shape"])
+def test_errors_are_those_of_the_checks(native, name, wrong, monkeypatch):
+    def refuse(*args):
+        raise ArgumentError("native code refuses this")
+
+    function, args, kwargs, *_ = calls()[name]
+    args = (args[0][..., :-1] if wrong == "shape" else wrong, *args[1:])
+    for functions in (shortcuts._dense, shortcuts._grouped, shortcuts._blockscale):
+        for kind in ("bf16", "fp8", "fp8_block"):
+            monkeypatch.setitem(functions, kind, refuse)
+    texts = []
+    for capability in (90, 0):
+        monkeypatch.setitem(capability_of, -1, capability)
+        with pytest.raises(Exception) as failure:
+            function(*args, **kwargs)
+        texts.append((failure.type, str(failure.value)))
+    assert texts[0] == texts[1]
+    assert "native code" not in texts[0][1]
+
+
+@pytest.mark.parametrize("probe", ["get_compute_capability", "device_support_pdl"])
+def test_a_replaced_probe_is_asked(native, monkeypatch, probe):
+    monkeypatch.setattr(utils, probe, lambda device: False)
+    flashinfer.mm_bf16(bf16(8, 256), bf16(64, 256).T)
+    assert not native.calls
+
+
+def test_compiled_calls_do_not_go_straight(native):
+    a, b = bf16(8, 256), bf16(64, 256).T
+    compiled = torch.compile(lambda a, b: flashinfer.mm_bf16(a, b), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(a, b), a @ b, rtol=2**-6, atol=2**-6)
+    assert not native.calls
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_many_rows_go_to_torch(native, monkeypatch, capability):
+    monkeypatch.setitem(capability_of, -1, capability)
+    a, b, made = bf16(64, 256), bf16(64, 256).T, []
+    real = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *args, **kwargs: made.append(args) or real(*args, **kwargs))
+    out = torch.empty(64, 64, dtype=BF16)
+    for backend in ("cudnn", "cublaslt", "cutile"):
+        made.clear()
+        assert flashinfer.mm_bf16(a, b, backend=backend).equal(real(a, b))
+        assert flashinfer.mm_bf16(a, b, out=out, backend=backend) is out
+        assert out.equal(real(a, b))
+        assert len(made) == 2 and not native.calls
+
+
+def test_gradients_are_not_recorded(native):
+    a, b = bf16(64, 256).requires_grad_(), bf16(64, 256).T
+    assert not flashinfer.mm_bf16(a, b).requires_grad
+    with torch.no_grad():
+        assert flashinfer.mm_bf16(a, b).equal(torch.mm(a, b))
+
+
+def test_autocast_does_not_change_the_dtype(native):
+    a, b = bf16(64, 256), bf16(64, 256).T
+    with torch.autocast("cpu", dtype=FP16):
+        assert torch.mm(a, b).dtype is FP16
+        assert flashinfer.mm_bf16(a, b).dtype is BF16
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"out": torch.empty(8, 64, dtype=FP16)},
+        {"out": torch.empty(8, 63, dtype=BF16)},
+        {"backend": "nothing"},
+        {"backend": "cublaslt", "pdl": True},
+        {"out_dtype": torch.int32},
+    ],
+)
+@pytest.mark.parametrize("rows", [8, 64])
+def test_what_no_backend_takes_is_refused(native, change, rows):
+    native.takes = "backend" in change  # native code compares shapes and dtypes, and knows no backends
+    if "out" in change:
+        change = {"out": change["out"].repeat(rows // 8, 1)}
+    with pytest.raises((ValueError, BackendSupportedError)):
+        flashinfer.mm_bf16(bf16(rows, 256), bf16(64, 256).T, **change)
+
+
+def test_a_shortcut_has_parameters_of_its_function():
+    with pytest.raises(TypeError, match=r"must have parameters of mm_bf16, got \{'c'\}"):
+        with_shortcut(lambda c: None)(flashinfer.mm_bf16)
+
+
+def cuda_calls():
+    """Return the ordinary calls on a GPU, and calls of the same functions that are not."""
+    ordinary = {
+        name: (function, tuple(on("cuda", x) for x in args), kwargs)
+        for name, (function, args, kwargs, *_) in calls().items()
+    }
+    wide, w = bf16(64, 512).cuda(), bf16(64, 256).cuda()
+    x8, w8, one = e4m3(1, 64, 256).cuda(), e4m3(1, 64, 256).cuda().mT, torch.full((), 0.5, device="cuda")
+    return ordinary | {
+        "mm_bf16 of a view": (flashinfer.mm_bf16, (wide[:8, 256:], w.T), {}),
+        "mm_bf16 of unaligned rows": (flashinfer.mm_bf16, (wide[:8, 1:257], w.T), {}),
+        "mm_bf16 of row-major weights": (flashinfer.mm_bf16, (wide[:8, :256], w.T.contiguous()), {}),
+        "mm_bf16 through torch": (flashinfer.mm_bf16, (wide[:, :256], w.T), {}),
+        "bmm_bf16 through torch": (flashinfer.bmm_bf16, (wide[None, :, :256], w.T[None]), {}),
+        "bmm_fp8 through torch": (flashinfer.bmm_fp8, (x8, w8, one, one, BF16), {}),
+        "bmm_fp8 of e5m2": (flashinfer.bmm_fp8, (x8.float().to(E5M2), w8, one, one, BF16), {}),
+        "bmm_fp8 of row-major weights": (flashinfer.bmm_fp8, (x8, w8.contiguous(), one, one, FP16), {}),
+        "bmm_fp8 of unaligned rows": (flashinfer.bmm_fp8, (e4m3(1, 64, 257).cuda()[..., 1:], w8, one, one, BF16), {}),
+    }
+
+
+@needs_hopper
+@pytest.mark.parametrize("is_given", [False, True])
+def test_same_bits_as_checked_calls(monkeypatch, is_given):
+    for name, (function, args, kwargs) in cuda_calls().items():
+        monkeypatch.undo()
+        result = function(*args, **kwargs)
+        monkeypatch.setattr(utils, "get_compute_capability", lambda device: get_compute_capability(device))
+        expected = function(*args, **kwargs, out=torch.zeros_like(result) if is_given else None)
+        rows = slice(7) if name == "batch_deepgemm" else slice(None)
+        assert result.shape == expected.shape and result.dtype is expected.dtype, name
+        assert result[..., rows, :].equal(expected[..., rows, :]), name
