@@ -10,6 +10,7 @@ import torch
 from .. import utils
 from .._runtime.allocation import new_empty
 from .._runtime.explain_error import explain_type_errors
+from .._runtime.shortcut import with_shortcut
 from ..api_logging import flashinfer_api
 from ..tllm_enums import ActivationType, normalize_activation_type
 from ..trace.templates.fused_moe import cutlass_fused_moe_trace
@@ -17,6 +18,7 @@ from .cutlass_checks import refuse_modes, refuse_output, refuse_profiles, refuse
 from .cutlass_formats import Format, format_of, scales_of
 from .cutlass_op import fused_moe
 from .cutlass_results import unspecified
+from .cutlass_shortcut import ordinary_fused_moe
 
 __all__ = ["cutlass_fused_moe"]
 
@@ -51,6 +53,7 @@ def _refuse_format(format: int, device: torch.device) -> None:
 
 
 @flashinfer_api(trace=cutlass_fused_moe_trace)
+@with_shortcut(ordinary_fused_moe)
 @explain_type_errors
 def cutlass_fused_moe(
     input: torch.Tensor,

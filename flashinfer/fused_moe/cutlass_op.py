@@ -14,12 +14,12 @@ from ..jit.fused_moe.cutlass import get_fused_moe_module
 from ..jit.gemm import get_gemm_module
 from .cutlass_formats import Format
 
-__all__ = ["fused_moe", "sm90_kind"]
+__all__ = ["fused_moe", "native_fused_moe", "sm90_kind", "sm90_product"]
 
-_native = NativeFunction(get_fused_moe_module, "fused_moe")
+native_fused_moe = NativeFunction(get_fused_moe_module, "fused_moe")
 _general_product = NativeFunction(get_gemm_module, "gemm")
 _is_sm90 = Sm90Devices()
-_sm90_product = Sm90Functions("gemm_sm90_experts")
+sm90_product = Sm90Functions("gemm_sm90_experts")
 _w4_product = W4Functions()
 _W4_KINDS = {Format.MXFP4: "mxfp4", Format.MXFP4_FP8: "mxfp4_fp8", Format.INT4_FP8: "int4"}
 
@@ -72,9 +72,9 @@ def fused_moe(
         if kind is None:
             product = _general_product[True]
         else:
-            product = _w4_product[kind] if format in _W4_KINDS else _sm90_product[kind]
+            product = _w4_product[kind] if format in _W4_KINDS else sm90_product[kind]
     # fmt: off
-    _native[is_cuda](
+    native_fused_moe[is_cuda](
         output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2,
         quant1, quant2, alpha, beta, limit, situ_beta, situ_linear_beta, workspace, product, format, activation,
         first_expert, adds_bias2, is_sm90, use_pdl(input, enable_pdl),

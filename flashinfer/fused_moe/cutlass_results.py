@@ -8,13 +8,14 @@ import torch
 from .._runtime.allocation import cuda_index, new_empty
 from .._runtime.codegen_wrapper import compiler, is_traced
 
-__all__ = ["unspecified"]
+__all__ = ["kept", "unspecified"]
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _KEPT_SIZES = 64
 _KEPT_ELEMENTS = 1 << 16  # elements of the largest tensor that is kept: 256 KB
-_kept: dict[tuple[int, int, int], Three] = {}
+#: By CUDA device index (-1: the CPU), experts and tokens.
+kept: dict[tuple[int, int, int], Three] = {}
 
 
 def _allocate(like: torch.Tensor, experts: int, tokens: int) -> Three:
@@ -34,11 +35,11 @@ def unspecified(like: torch.Tensor, experts: int, tokens: int) -> Three:
     if is_traced() or compiler._is_compiling_flag:
         return _allocate(like, experts, tokens)
     key = (cuda_index(like), experts, tokens)
-    found = _kept.get(key)
+    found = kept.get(key)
     if found is None:
         with torch.inference_mode(False):  # what is kept may be returned in other modes
             found = _allocate(like, experts, tokens)
-        is_small = experts * tokens <= _KEPT_ELEMENTS and len(_kept) < _KEPT_SIZES
+        is_small = experts * tokens <= _KEPT_ELEMENTS and len(kept) < _KEPT_SIZES
         if is_small and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
-            _kept[key] = found
+            kept[key] = found
     return found

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary calls of ``cutlass_fused_moe`` on SM90, straight to native code (:mod:`flashinfer._runtime.shortcut`).
+
+Ordinary are 16-bit and 8-bit weights in any of their layers; csrc/fused_moe.cu compares shapes, dtypes and devices.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence, Union
+
+import torch
+
+from .._runtime.allocation import allocate
+from .._runtime.shortcut import capability_of
+from ..tllm_enums import ActivationType
+from .cutlass_formats import Format
+from .cutlass_op import native_fused_moe, sm90_product
+from .cutlass_results import kept, unspecified
+
+__all__ = ["ordinary_fused_moe"]
+
+_BF16, _F16, _E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+_NUMBERS = {x: int(x) for x in ActivationType if x is not ActivationType.InvalidType}
+_SWIGLU, _SWIGLU_BIAS = int(ActivationType.Swiglu), int(ActivationType.SwigluBias)
+_PLAIN, _FP8_TENSOR, _FP8_BLOCK = Format.PLAIN, Format.FP8_TENSOR, Format.FP8_BLOCK
+
+OptionalTensor = Optional[torch.Tensor]
+
+
+def ordinary_fused_moe(
+    input: torch.Tensor,
+    token_selected_experts: torch.Tensor,
+    token_final_scales: OptionalTensor,
+    fc1_expert_weights: torch.Tensor,
+    fc2_expert_weights: torch.Tensor,
+    output_dtype: torch.dtype,
+    quant_scales: Optional[Sequence[torch.Tensor]],
+    fc1_expert_biases: OptionalTensor,
+    fc2_expert_biases: OptionalTensor,
+    input_sf: OptionalTensor,
+    swiglu_alpha: OptionalTensor,
+    swiglu_beta: OptionalTensor,
+    swiglu_limit: OptionalTensor,
+    tp_size: int,
+    tp_rank: int,
+    ep_size: int,
+    ep_rank: int,
+    cluster_size: int,
+    cluster_rank: int,
+    output: OptionalTensor,
+    use_deepseek_fp8_block_scale: bool,
+    use_w4_group_scaling: bool,
+    use_mxfp8_act_scaling: bool,
+    min_latency_mode: bool,
+    enable_pdl: Optional[bool],
+    activation_type: Union[int, ActivationType],
+    profile_ids: Optional[Sequence[int]],
+    workspace_buffer: OptionalTensor,
+    situ_beta: OptionalTensor,
+    situ_linear_beta: OptionalTensor,
+) -> Optional[list[torch.Tensor]]:
+    index = input.get_device()
+    if (
+        capability_of[index] != 90
+        or min_latency_mode
+        or use_mxfp8_act_scaling
+        or use_w4_group_scaling
+        or input_sf is not None
+        or profile_ids is not None
+        or cluster_size != 1
+        or cluster_rank
+        or not 0 <= tp_rank < tp_size
+        or not 0 <= ep_rank < ep_size
+        or type(activation_type) is not ActivationType
+        or not input.is_contiguous()
+    ):
+        return None
+    activation = _NUMBERS[activation_type]
+    if activation == _SWIGLU and not (swiglu_alpha is swiglu_beta is swiglu_limit is None):
+        activation = _SWIGLU_BIAS
+    scale1 = scale2 = factor1 = factor2 = quant2 = None
+    if use_deepseek_fp8_block_scale:
+        scale1, scale2 = quant_scales  # type: ignore[misc]
+        format, product = _FP8_BLOCK, sm90_product["fp8_block"]
+    elif fc1_expert_weights.dtype is _E4M3:
+        factor1, quant2, factor2, _ = quant_scales  # type: ignore[misc]
+        format, product = _FP8_TENSOR, sm90_product["fp8"]
+    elif quant_scales or input.dtype is not _BF16:
+        return None
+    else:
+        format, product = _PLAIN, sm90_product["bf16"]
+    tokens, experts = input.shape[0], fc1_expert_weights.shape[0]
+    if output is None:
+        if output_dtype is not _BF16 and output_dtype is not _F16:
+            return None
+        hidden = fc2_expert_weights.shape[1]
+        output = allocate((tokens, hidden), (hidden or 1, 1), output_dtype, index)
+    elif output.dtype is not output_dtype:
+        return None
+    # fmt: off
+    native_fused_moe[True](
+        output, input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights,
+        fc1_expert_biases, fc2_expert_biases, scale1, scale2, factor1, factor2, None, quant2, swiglu_alpha,
+        swiglu_beta, swiglu_limit, situ_beta, situ_linear_beta, workspace_buffer, product, format, activation,
+        ep_rank * experts, tp_rank == 0, True, enable_pdl is not False,
+    )
+    # fmt: on
+    return [output, *(kept.get((index, experts, tokens)) or unspecified(input, experts, tokens))]
