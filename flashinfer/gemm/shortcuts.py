@@ -138,13 +138,13 @@ def bmm_fp8(
         or (out is not None and (out.shape != (1, m, n) or not out.is_contiguous()))
     ):
         return None
-    tokens, weights = reshaped(A, (m, k), a[1:]), reshaped(B, (k, n), b[1:])
+    tokens, weights = reshaped(A, (m, k), a[1:], 0), reshaped(B, (k, n), b[1:], 0)
     if out is not None:
-        to = reshaped(out, (m, n), (n, 1))
+        to = reshaped(out, (m, n), (n, 1), 0)
         torch._scaled_mm(tokens, weights, A_scale, B_scale, out_dtype=dtype, use_fast_accum=True, out=to)
         return out
     made = torch._scaled_mm(tokens, weights, A_scale, B_scale, out_dtype=dtype, use_fast_accum=True)
-    return reshaped(made, (1, m, n), (m * n, n, 1))
+    return reshaped(made, (1, m, n), (m * n, n, 1), 0)
 
 
 def fp8_blockscale(

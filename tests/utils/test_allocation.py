@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashinfer._runtime import allocation
-from flashinfer._runtime.allocation import allocate, contiguous_strides, new_empty
+from flashinfer._runtime.allocation import allocate, contiguous_strides, new_empty, reshaped
 
 DEVICES = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
 SHAPES = [(), (5,), (0,), (3, 4), (3, 0), (0, 4), (2, 3, 4), (2, 0, 4), (2, 3, 0), (2, 3, 4, 5), (2, 0, 4, 5)]
@@ -76,3 +76,14 @@ def test_compiled_graphs_allocate_by_torch():
         return new_empty(x, torch.int32, x.shape[0], 2).zero_()
 
     assert zeros(torch.ones(3)).tolist() == [[0, 0]] * 3
+
+
+@pytest.mark.parametrize("has_private_function", [True, False])
+def test_reshaped_memory(has_private_function, monkeypatch):
+    if not has_private_function:
+        monkeypatch.delattr(torch._C._dynamo.guards, "_reinterpret_tensor")
+    view = allocation._viewer() if not has_private_function else reshaped
+    x = torch.arange(24.0).view(2, 3, 4)[1:].requires_grad_()
+    y = view(x, (4, 3), (1, 4), 0)
+    assert y.equal(x[0].T) and y.data_ptr() == x.data_ptr() and not y.requires_grad
+    assert view(x, (2,), (1,), 3).tolist() == [15.0, 16.0]
