@@ -117,19 +117,19 @@ class AutoTuner(Trials, SavedResults):
         config: TuningConfig,
         inputs: Optional[Sequence[Any]],
     ) -> list[ProfilingCacheKey]:
-        return [
-            self._get_cache_key(
-                op, runner, shapes, config, () if inputs is None else runner.get_cache_key_extras(list(inputs))
-            )
-            for runner in runners
-        ]
+        nearest = self._find_nearest_profile(shapes, config)  # once: the specs of a look-up are hashed in Python
+        keys = []
+        for runner in runners:
+            extras = () if inputs is None else tuple(runner.get_cache_key_extras(list(inputs)))
+            keys.append(ProfilingCacheKey(op, type(runner).__name__, hash(runner), nearest, extras))
+        return keys
 
     def _find(self, keys: Sequence[ProfilingCacheKey]) -> Optional[tuple[int, Any, Optional[OptimizationProfile]]]:
         """Return index of the runner, tactic and profile. Results measured here take precedence over loaded ones."""
         for i, key in enumerate(keys):
             if key in self.profiling_cache:
                 return i, *self.profiling_cache[key]
-        for i, key in enumerate(keys):
+        for i, key in enumerate(keys if self._file_configs else ()):  # the text of a key takes 4 us
             runner, tactic = self._file_configs.get(key.file_key, (None, None))
             if runner == key.runner_class_name:
                 return i, tactic, None

@@ -8,7 +8,7 @@ is fastest; trials on the machine itself know.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Optional
 
 import torch
 
@@ -53,7 +53,7 @@ def product_with_tile(
     enable_pdl: Optional[bool] = None,
 ) -> None:
     """Write ``a @ b.mT + bias`` to ``out`` with the tile of a tactic; by the rule where it is none, or not taken."""
-    if isinstance(tactic, Sequence) and len(tactic) == 3:
+    if isinstance(tactic, (tuple, list)) and len(tactic) == 3:
         tile, cluster, share_b = tactic
         operands = (out, a, b, a_scale, b_scale, bias, None, None, BATCHED, 1)
         # 0, 0: the order of tiles is that of the rule, and all SMs take part.
