@@ -6,7 +6,7 @@
 // results are written; two consumer warpgroups have half of the output columns each (mla_sm90_consumer.cuh).
 //   test  pytest tests/mla/test_emulated_mla.py tests/cuda_compile/test_mla_sm90.py
 #pragma once
-#include "../hopper/tensor_map.h"
+#include "../hopper/tensor_map_cache.h"
 #include "mla_sm90_consumer.cuh"
 #include "mla_sm90_producer.cuh"
 #include "mla_sm90_store.cuh"
@@ -107,7 +107,7 @@ cudaError_t EncodePages(CUtensorMap* map, const T* data, int columns, const Fast
   t.size[0] = columns, t.size[1] = page_size.divisor, t.size[2] = uint64_t(std::max<int64_t>(pages, 1));
   t.stride_bytes[0] = stride_n * sizeof(T), t.stride_bytes[1] = stride_page * sizeof(T);
   t.box[0] = SLAB_COLUMNS, t.box[1] = std::min<uint32_t>(page_size.divisor, KEYS);
-  return hopper::EncodeTensorMap(map, t);
+  return hopper::FindTensorMap(map, t);
 }
 
 }  // namespace mla

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps of the Hopper prefill kernel, made on the host for each launch. Queries are seen as [token, head, column]
+// Tensor maps of the Hopper prefill kernel, found on the host for each launch. Queries are seen as [token, head, column]
 // and copied in boxes of the heads of a group and the tokens of a tile. Keys and values are seen as [row, head, column]:
 // ragged ones in boxes of a step of tokens, pages in boxes of at most a page. Where a page has a whole number of rows,
 // its first row is page * page_rows.
 #pragma once
 #include <cstdint>
 
-#include "../hopper/tensor_map.h"
+#include "../hopper/tensor_map_cache.h"
 #include "params.h"
 
 namespace flashinfer {
@@ -43,7 +43,7 @@ inline bool Encode(CUtensorMap* map, const hopper::TensorBox& box) {
   for (int i = 0; i < 2; ++i) {
     if (box.size[i + 1] > 1 && box.stride_bytes[i] == 0) return false;
   }
-  return hopper::TensorBoxFault(box) == nullptr && hopper::EncodeTensorMap(map, box) == cudaSuccess;
+  return hopper::TensorBoxFault(box) == nullptr && hopper::FindTensorMap(map, box) == cudaSuccess;
 }
 
 /// Encode the map of the queries for tiles of `tile` rows. Returns false if a tile does not consist of whole tokens.
