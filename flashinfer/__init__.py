@@ -82,6 +82,7 @@ _ON_USE = (
     "moe_ep",
     "profiler",
     "tactics_blocklist",
+    "tactics_blocklist_gen",
     "testing",
     "trace_apply",
     "trtllm_low_latency_gemm",

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight layouts of experts for kernels with transposed output tiles; computed by torch on any device."""
+"""Weight layouts of experts for kernels with transposed output tiles, computed by torch on any device.
+
+Published code imports other names of expert layers from here too.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 
@@ -13,7 +16,8 @@ from .._compat.tllm_enums import RoutingInputMode as RoutingInputMode
 from .._compat.tllm_enums import RoutingMethodType as RoutingMethodType
 from .._compat.tllm_enums import WeightLayout as WeightLayout
 from .._compat.unsupported_fused_moe import setup_cubin_loader as setup_cubin_loader
-from .._runtime.errors import ArgumentError
+from .._runtime.errors import ArgumentError, BackendSupportedError
+from ..jit.fused_moe.cutlass import get_fused_moe_module
 from ..quantization.fp4_quantization import get_shuffle_matrix_a_row_indices, get_shuffle_matrix_sf_a_row_indices
 from .cutlass import cutlass_fused_moe as cutlass_fused_moe
 from .cutlass_workspace import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size
@@ -24,11 +28,51 @@ from .mixed_weights import (
 )
 
 __all__ = [
+    "MoEInputs",
+    "MoeRunnerInputs",
     "convert_to_block_layout",
+    "get_cutlass_fused_moe_module",
     "get_reorder_rows_for_gated_act_gemm_row_indices",
     "get_w2_permute_indices_with_cache",
     "reorder_rows_for_gated_act_gemm",
 ]
+
+
+class MoeRunnerInputs(NamedTuple):
+    """Tensors of a MoE call in the order in which tuned runners take them; a call without one has None.
+
+    Of ``routing_logits`` and ``topk_ids`` with ``expert_weights``, the first lets the kernel route.
+    """
+
+    output: Optional[torch.Tensor]
+    routing_logits: Optional[torch.Tensor]
+    topk_ids: Optional[torch.Tensor]
+    expert_weights: Optional[torch.Tensor]
+    hidden_states: torch.Tensor
+    hidden_states_scale: Optional[torch.Tensor] = None
+    gemm1_lora_delta: Optional[torch.Tensor] = None
+    per_token_scale: Optional[torch.Tensor] = None
+
+
+MoEInputs = MoeRunnerInputs  # the name of older releases
+
+
+def get_cutlass_fused_moe_module(backend: str = "100", use_fast_build: bool = False) -> Any:
+    """Return the native module of :func:`cutlass_fused_moe`; it is built if it is not in the cache.
+
+    Parameters
+    ----------
+    backend : str
+        Compute capability of the GPU, such as ``"90"``; one module serves all up to 9.0.
+    use_fast_build : bool
+        Accepted for compatibility and ignored: there is one build.
+    """
+    if not backend.isdecimal() or int(backend) > 90:
+        raise BackendSupportedError(
+            f"get_cutlass_fused_moe_module: backend must be a capability up to 90, as there are no kernels for later "
+            f"ones, got {backend!r}"
+        )
+    return get_fused_moe_module("cuda")
 
 
 def get_reorder_rows_for_gated_act_gemm_row_indices(x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 import flashinfer
 from flashinfer._compat import unsupported_fused_moe as blackwell
+from flashinfer._runtime.errors import BackendSupportedError
 from flashinfer.fused_moe import core, utils
 
 
@@ -66,3 +67,18 @@ def test_random_experts_differ(device):
 def test_names_that_need_blackwell(name):
     with pytest.raises(RuntimeError, match=f"{name}: needs a (Blackwell GPU|module that loads)"):
         getattr(flashinfer.fused_moe, name)()
+
+
+def test_inputs_of_runners_have_an_order():
+    x = torch.ones(2, 4)
+    inputs = core.MoeRunnerInputs(None, x, None, None, x)
+    assert core.MoEInputs is core.MoeRunnerInputs
+    assert list(inputs)[1] is x and inputs.per_token_scale is None and len(inputs) == 8
+
+
+def test_module_of_a_capability(monkeypatch):
+    monkeypatch.setattr(core, "get_fused_moe_module", lambda device: f"the module for {device}")
+    assert core.get_cutlass_fused_moe_module("90") == "the module for cuda"
+    for backend in ("100", "sm90"):
+        with pytest.raises(BackendSupportedError, match=f"backend must be a capability up to 90.*got '{backend}'"):
+            core.get_cutlass_fused_moe_module(backend)
