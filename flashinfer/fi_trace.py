@@ -234,6 +234,7 @@ _PUBLISHED_MODULES = {
         "gemm.bf16": "gemm.gemm_base",
         "gemm.blockscale": "gemm.gemm_base",
         "gemm.fp8": "gemm.gemm_base",
+        "gemm.gemm_base": "gemm.gemm_base",
         "gemm.routergemm": "gemm.routergemm",
         "mla._core": "mla._core",
         "quantization.fp4_quantization": "quantization.fp4_quantization",

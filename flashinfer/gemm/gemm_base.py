@@ -4,6 +4,8 @@
 import importlib
 from typing import Any
 
+from .._compat.unsupported_gemm import mm_fp4 as mm_fp4
+from .._compat.unsupported_gemm import mm_mxfp8 as mm_mxfp8
 from ..jit.gemm import get_gemm_module as get_gemm_module
 from .bf16 import bmm_bf16 as bmm_bf16
 from .bf16 import mm_bf16 as mm_bf16

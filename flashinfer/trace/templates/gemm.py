@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates and references of the dense products of ``flashinfer.gemm``: sums in fp32, one rounding at the end."""
+"""Templates and references of the dense products of ``flashinfer.gemm``: sums in fp32, one rounding at the end.
+
+Those of Blackwell have a file of their own and are gathered here.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, Optional
 import torch
 
 from ..template import Axis, Const, Tensor, TraceTemplate, Var
+from .gemm_blackwell import mm_fp4_trace, mm_mxfp8_trace
 from .gemm_blocks import spread_scales, to_e4m3_blocks
 from .shared import normal, seeded
 
@@ -16,6 +20,8 @@ __all__ = [
     "bmm_fp8_trace",
     "fp8_blockscale_gemm_sm90_trace",
     "mm_bf16_trace",
+    "mm_fp4_trace",
+    "mm_mxfp8_trace",
     "tinygemm_bf16_trace",
 ]
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates and references of products whose kernels need a Blackwell GPU: a definition runs none."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from ..template import Axis, Const, Scalar, Tensor, TraceTemplate, Var
+from .quantization_blocks import dequantize, e2m1_values, mxfp8_blocks, padded_scales, random_bytes, scale_values
+from .shared import normal, seeded
+
+__all__ = ["mm_fp4_trace", "mm_mxfp8_trace"]
+
+
+def _mm_fp4_reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_descale: torch.Tensor,
+    b_descale: torch.Tensor,
+    alpha: Optional[torch.Tensor] = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    block_size: int = 16,
+    use_8x4_sf_layout: bool = False,
+    use_nvfp4: bool = True,
+    **_: Any,
+) -> torch.Tensor:
+    """Scales of ``a`` are in tiles of 128 x 4, or of 8 x 4 on request, those of ``b`` always in tiles of 128 x 4."""
+    x = dequantize(e2m1_values(a), scale_values(a_descale, use_nvfp4), block_size, 1 if use_8x4_sf_layout else 0)
+    y = dequantize(e2m1_values(b.T), scale_values(b_descale, use_nvfp4), block_size, 0)
+    out = x @ y.T
+    return (out if alpha is None else out * alpha.reshape(())).to(out_dtype)
+
+
+def _mm_mxfp8_reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_descale: torch.Tensor,
+    b_descale: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_8x4_sf_layout: bool = False,
+    **_: Any,
+) -> torch.Tensor:
+    x = dequantize(a.float(), scale_values(a_descale, False), 32, 1 if use_8x4_sf_layout else 0)
+    y = dequantize(b.T.float(), scale_values(b_descale, False), 32, 0)
+    return (x @ y.T).to(out_dtype)
+
+
+def _fp4_operand(rows: int, k: int, device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    scales = random_bytes(rows, k // 16, device=device, low=40, high=72)  # e4m3 from 0.25 to 4
+    return random_bytes(rows, k // 2, device=device), padded_scales(scales, 0)
+
+
+def _mm_fp4_init(*, m: int, n: int = 4096, k_packed: int = 3584, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    a, a_descale = _fp4_operand(m, 2 * k_packed, device)
+    b, b_descale = _fp4_operand(n, 2 * k_packed, device)
+    alpha = torch.full((1,), 0.125, device=device)
+    return {"a": a, "b": b.T, "a_descale": a_descale, "b_descale": b_descale, "alpha": alpha}
+
+
+def _mm_mxfp8_init(*, m: int, n: int = 4096, k: int = 7168, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
+    g = seeded(seed, device)
+    a, a_scales = mxfp8_blocks(normal(g, m, k))
+    b, b_scales = mxfp8_blocks(normal(g, n, k))
+    return {
+        "a": a.view(torch.float8_e4m3fn),
+        "b": b.view(torch.float8_e4m3fn).T,
+        "a_descale": padded_scales(a_scales, 0),
+        "b_descale": padded_scales(b_scales, 0),
+    }
+
+
+_SCALES: dict[str, Axis] = {"a_scales": Var("scales of a, in tiles"), "b_scales": Var("scales of b, in tiles")}
+_OUT = Tensor(("m", "n"), param="out", dtype_from="out_dtype", dtype="bfloat16")
+
+mm_fp4_trace = TraceTemplate(
+    "gemm_fp4",
+    axes={
+        "m": Var("rows of tokens"),
+        "n": Const("output features"),
+        "k_packed": Const("pairs of inputs"),
+        "one": Var(),
+        **_SCALES,
+    },
+    inputs={
+        "a": Tensor(("m", "k_packed"), dtype="uint8", description="two e2m1 values in a byte"),
+        "b": Tensor(("k_packed", "n"), dtype="uint8", description="column-major"),
+        "a_descale": Tensor(("a_scales",), dtype="uint8", unread=True),
+        "b_descale": Tensor(("b_scales",), dtype="uint8", unread=True),
+        "alpha": Tensor((), dtype="float32", optional=True),
+        "block_size": Scalar("int32", optional=True),
+        "use_8x4_sf_layout": Scalar("bool", optional=True),
+        "use_nvfp4": Scalar("bool", optional=True),
+    },
+    outputs={"out": _OUT},
+    name_prefix="mm_fp4",
+    reference=_mm_fp4_reference,
+    init=_mm_fp4_init,
+    description="a @ b * alpha of e2m1 values with e4m3 scales for 16, or powers of two for 32.",
+)
+mm_mxfp8_trace = TraceTemplate(
+    "gemm_mxfp8",
+    axes={"m": Var("rows of tokens"), "n": Const("output features"), "k": Const("input features"), **_SCALES},
+    inputs={
+        "a": Tensor(("m", "k")),
+        "b": Tensor(("k", "n"), description="column-major"),
+        "a_descale": Tensor(("a_scales",), dtype="uint8", unread=True),
+        "b_descale": Tensor(("b_scales",), dtype="uint8", unread=True),
+        "use_8x4_sf_layout": Scalar("bool", optional=True),
+    },
+    outputs={"out": _OUT},
+    name_prefix="mm_mxfp8",
+    reference=_mm_mxfp8_reference,
+    init=_mm_mxfp8_init,
+    description="a @ b of e4m3 values with a power of two for 32 of them.",
+)
