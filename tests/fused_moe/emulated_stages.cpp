@@ -6,7 +6,8 @@
 using namespace flashinfer;
 using namespace flashinfer::fused_moe;
 
-/// Sort pairs and permute tokens, in one launch or in two; `x` has the fields in the order below.
+/// Sort pairs and permute tokens, in one launch or in two; `x` has the fields in the order below. With scales, bf16 results
+/// are e4m3 numbers with a scale per row.
 EMULATION_EXPORT int sort_and_permute(int64_t is_one_launch, const int64_t* x) {
   const auto next = [&] { return *x++; };
   const auto ints = [&] { return reinterpret_cast<int32_t*>(*x++); };
@@ -22,7 +23,9 @@ EMULATION_EXPORT int sort_and_permute(int64_t is_one_launch, const int64_t* x) {
   p.output.columns = p.input_stride = next();
   p.output.data = reinterpret_cast<void*>(next()), p.output.element = Element(next());
   p.output.scales = reinterpret_cast<float*>(next()), p.output.scale_stride = s.pairs;
-  p.output.rounding = p.output.scales == nullptr ? Rounding::kElement : Rounding::kBlocks;
+  p.output.rounding = p.output.scales == nullptr               ? Rounding::kElement
+                      : p.output.element == Element::kBFloat16 ? Rounding::kRows
+                                                               : Rounding::kBlocks;
   if (is_one_launch != 0) return int(SortAndPermute(s, p, nullptr));
   const Status status = MoeSort(s, nullptr);
   return int(status == cudaSuccess ? Permute(p, nullptr) : status);

@@ -11,7 +11,7 @@ import torch
 from flashinfer.trace.templates.gemm_blocks import to_e4m3_blocks
 
 from ..emulation.build import Library, compile_emulated
-from .layers import BF16, E4M3
+from .layers import BF16, E4M3, by_rows
 
 ELEMENTS = {BF16: 2, E4M3: 3}
 
@@ -52,3 +52,18 @@ def test_sort_and_permute(library, columns, launches, is_block, tokens, experts)
     codes, expected = to_e4m3_blocks(padded, 1)
     assert torch.equal(out[: len(order)], codes[:, :columns].view(torch.uint8))
     assert torch.equal(scales[:, : len(order)].mT, expected)
+
+
+def test_wide_codes(library):
+    """e4m3 numbers with a scale per row, stored as bf16: the operands of four-bit weights."""
+    tokens, columns = 5, 272
+    ids, x = torch.arange(tokens, dtype=torch.int32).view(tokens, 1), torch.randn(tokens, columns).to(BF16)
+    x[2] = 0
+    tables = [torch.zeros(n, dtype=torch.int32) for n in (tokens + 1, tokens, tokens)]
+    out, scales = torch.full((tokens, columns), torch.nan, dtype=BF16), torch.zeros(tokens)
+    fields = [t.data_ptr() for t in (ids, *tables)] + [tokens, 1, 0, tokens]
+    fields += [x.data_ptr(), ELEMENTS[BF16], columns, out.data_ptr(), ELEMENTS[BF16], scales.data_ptr()]
+    packed = (ctypes.c_int64 * len(fields))(*fields)
+    assert library.call("sort_and_permute", 0, ctypes.addressof(packed)) == 0
+    torch.testing.assert_close(out.float() * scales.view(-1, 1), by_rows(x), rtol=1e-6, atol=0)
+    assert torch.equal(out.float().to(E4M3).float(), out.float())

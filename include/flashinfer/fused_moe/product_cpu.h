@@ -64,19 +64,25 @@ inline void FillCodes(const Weights& w, int64_t expert, int64_t row, int64_t gro
 }
 
 /// Decode rows of four-bit weights to fp32, rows of k contiguous.
-inline void DecodeWeights(const Weights& w, int64_t expert, int64_t row, int64_t rows, float* to) {
-  const bool is_int4 = w.format == Format::kInt4Fp8;
-  const int64_t group = is_int4 ? 128 : 32;
-  const auto type = is_int4 ? gemm::WeightCode::kInt4 : gemm::WeightCode::kE2M1;
+template <bool IS_INT4>
+void DecodeRows(const Weights& w, int64_t expert, int64_t row, int64_t rows, float* to) {
+  constexpr int64_t BLOCK = gemm::W4_BLOCK_COLUMNS, GROUP = IS_INT4 ? 128 : 32;
   const uint8_t* const codes = static_cast<const uint8_t*>(w.data) + expert * w.n * (w.k / 2);
   for (int64_t i = 0; i < rows; ++i) {
-    float* out = to + i * w.k;
-    for (int64_t k = 0; k < w.k; k += group) {
-      float table[16];
-      FillCodes(w, expert, row + i, k / group, table);
-      for (int64_t j = k; j < k + group; ++j) out[j] = table[gemm::CodeAt(codes, type, row + i, j, w.k)];
+    float* const out = to + i * w.k;
+    for (int64_t k = 0; k < w.k; k += BLOCK) {
+      float tables[2][16];  // of the groups of the block; int4 codes have one, twice
+      for (int g = 0; g < 2; ++g) FillCodes(w, expert, row + i, (k + g * (BLOCK / 2)) / GROUP, tables[g]);
+      gemm::ForEachCode<IS_INT4>(codes, row + i, k, w.k, [&](int64_t column, uint32_t code) {
+        out[column] = tables[(column - k) / (BLOCK / 2)][code];
+      });
     }
   }
+}
+
+inline void DecodeWeights(const Weights& w, int64_t expert, int64_t row, int64_t rows, float* to) {
+  w.format == Format::kInt4Fp8 ? DecodeRows<true>(w, expert, row, rows, to)
+                               : DecodeRows<false>(w, expert, row, rows, to);
 }
 
 inline gemm::GemmArguments ProductArguments(const Operand& a, const Weights& w) {

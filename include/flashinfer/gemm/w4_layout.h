@@ -28,17 +28,29 @@ constexpr int W4_BLOCK_ROWS = 16, W4_BLOCK_COLUMNS = 64, W4_BLOCK_BYTES = 512;
 /// mixed_weights.py with the same table.
 constexpr int E2M1_BITS[4][4] = {{15, 8, 7, 6}, {12, 5, 4, 3}, {14, 11, 10, 9}, {13, 2, 1, 0}};
 
-/// Return the code of (row, column) of a matrix with k columns at `data`.
-inline uint32_t CodeAt(const uint8_t* data, WeightCode type, int64_t row, int64_t column, int64_t k) {
+/// Return code i of a half word.
+template <bool IS_INT4>
+inline uint32_t CodeOf(uint32_t half, int i) {
+  if (IS_INT4) return half >> (4 * i) & 15;
+  const int* const bits = E2M1_BITS[i];  // the magnitude is contiguous
+  return (half >> bits[0] & 1) << 3 | (half >> bits[3] & 7);
+}
+
+/// Call put(column, code) for the 64 codes of `row` in the block of columns at `column` of a matrix with k columns.
+template <bool IS_INT4, typename Put>
+inline void ForEachCode(const uint8_t* data, int64_t row, int64_t column, int64_t k, const Put& put) {
   const int64_t block = row / W4_BLOCK_ROWS * (k / W4_BLOCK_COLUMNS) + column / W4_BLOCK_COLUMNS;
-  const int64_t lane = row % 8 * 4 + column % 8 / 2, word = column % W4_BLOCK_COLUMNS / 16;
-  const uint8_t* const half = data + block * W4_BLOCK_BYTES + lane * 16 + word * 4 + column % 2 * 2;
-  const uint32_t bits = uint32_t(half[0]) | uint32_t(half[1]) << 8;
-  const int i = int(row % W4_BLOCK_ROWS / 8 + column % 16 / 8 * 2);
-  if (type == WeightCode::kInt4) return bits >> (4 * i) & 15;
-  uint32_t code = 0;
-  for (int bit : E2M1_BITS[i]) code = code << 1 | (bits >> bit & 1);
-  return code;
+  const uint8_t* const lanes = data + block * W4_BLOCK_BYTES + row % 8 * 64;
+  const int i = int(row % W4_BLOCK_ROWS / 8);
+  for (int lane = 0; lane < 4; ++lane) {
+    for (int at = 0; at < 8; ++at) {  // half words: two per 16 columns
+      const uint8_t* const bytes = lanes + lane * 16 + at * 2;
+      const uint32_t half = uint32_t(bytes[0]) | uint32_t(bytes[1]) << 8;
+      const int64_t first = column + at / 2 * 16 + 2 * lane + at % 2;
+      put(first, CodeOf<IS_INT4>(half, i));
+      put(first + 8, CodeOf<IS_INT4>(half, i + 2));
+    }
+  }
 }
 
 }  // namespace gemm
