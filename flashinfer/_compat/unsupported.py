@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-import inspect
+import ast
+from inspect import Parameter, Signature
 from typing import Any, Callable, NoReturn, Optional
 
 import torch
@@ -27,6 +28,26 @@ def is_unsupported(func: Callable[..., Any]) -> bool:
     return getattr(func, "has_backend", None) is _never
 
 
+def _default(text: str) -> Any:
+    """Return the value of a default: a literal, or a dtype such as ``torch.bfloat16``."""
+    return getattr(torch, text[len("torch.") :]) if text.startswith("torch.") else ast.literal_eval(text)
+
+
+def _signature(parameters: str) -> Signature:
+    """Return the signature that a text such as ``"a, b=None, *, c=1, **kwargs"`` spells."""
+    kind: Any = Parameter.POSITIONAL_OR_KEYWORD
+    found = []
+    for part in parameters.split(", ") if parameters else ():
+        name, has_default, default = part.partition("=")
+        if name == "*":
+            kind = Parameter.KEYWORD_ONLY
+        elif name.startswith("**"):
+            found.append(Parameter(name[2:], Parameter.VAR_KEYWORD))
+        else:
+            found.append(Parameter(name, kind, default=_default(default) if has_default else Parameter.empty))
+    return Signature(found)
+
+
 def needs(
     name: str, what: str, parameters: Optional[str] = None, trace: Any = None, module: Optional[str] = None
 ) -> Callable[..., NoReturn]:
@@ -42,7 +63,7 @@ def needs(
     what : str
         Hardware or package that the function needs.
     parameters : Optional[str]
-        Published signature as source text, such as ``"a, b, alpha=None"``.
+        Published signature, such as ``"a, b, alpha=None"``: defaults are literals without commas, or torch dtypes.
     trace : Optional[TraceTemplate]
         Template of the function's definitions: ``fi_trace`` runs no kernel. It needs ``parameters`` and ``module``.
     module : Optional[str]
@@ -50,13 +71,13 @@ def needs(
     """
 
     def unsupported(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedError(f"{name}: needs {what}, expected a call only where that is present")
+        raise UnsupportedError(f"{name}: needs {what}, which this machine lacks")
 
     unsupported.__name__ = unsupported.__qualname__ = name
     unsupported.__doc__ = f"Not available here: needs {what}."
     probed: Any = unsupported
     if parameters is not None:
-        probed.__signature__ = inspect.signature(eval(f"lambda {parameters}: None", {"torch": torch}))
+        probed.__signature__ = _signature(parameters)
     probed.is_backend_supported = probed.is_compute_capability_supported = probed.has_backend = _never
     if trace is None:
         return unsupported
