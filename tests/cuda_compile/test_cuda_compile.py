@@ -78,7 +78,7 @@ SPILLS_MEASURED = ("sampling",)
 
 
 #: Parts of a unit's name that only say for which element type or tile its templates are instantiated.
-REPETITION = re.compile(r"_(b?float16_t|float|b?fp?16|\d+x\d+)(?=_|$)")
+REPETITION = re.compile(r"_(b?float16(_t)?|float|b?fp?16|fp8|\d+x\d+)(?=_|$)")
 
 #: Units of forms that test_gemm_sm90.py compiles, with more checks and larger tiles.
 ELSEWHERE = {("gemm_sm90_bf16", "gemm_sm90_tile")} | {
