@@ -23,12 +23,12 @@ inline int64_t ByteSize(const TensorView& t) { return t.numel() * ((t.dtype().bi
 /// Return the address of at least `count` int32 numbers on the host.
 inline const int32_t* HostArray(const char* op, const char* name, const TensorView& t, int64_t count) {
   if (t.device().device_type != kDLCPU && t.device().device_type != kDLCUDAHost) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " is on " << DeviceName(t.device()) << ", expected cpu";
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must be on cpu, got " << DeviceName(t.device());
   }
   Expect(op, name, t).dtype({dl_int32}).contiguous();
   if (t.numel() < count) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has " << t.numel() << " elements, expected at least "
-                                 << count;
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must have at least " << count << " elements, got "
+                                 << t.numel();
   }
   return t.data_ptr<int32_t>();
 }
@@ -159,25 +159,25 @@ struct UniformInput {
 inline void CheckInput(const char* op, const PlanInput& in) {
   auto fail = [&](const std::string& text) { TVM_FFI_THROW(ArgumentError) << op << ": " << text; };
   if (in.num_kv_heads <= 0 || in.num_qo_heads <= 0 || in.num_qo_heads % in.num_kv_heads != 0) {
-    fail("num_qo_heads = " + std::to_string(in.num_qo_heads) +
-         ", expected a multiple of num_kv_heads = " + std::to_string(in.num_kv_heads));
+    fail("num_qo_heads must be a multiple of num_kv_heads = " + std::to_string(in.num_kv_heads) + ", got " +
+         std::to_string(in.num_qo_heads));
   }
-  if (in.page_size <= 0) fail("page_size = " + std::to_string(in.page_size) + ", expected at least 1");
+  if (in.page_size <= 0) fail("page_size must be at least 1, got " + std::to_string(in.page_size));
   const int32_t first_row = in.qo_indptr != nullptr ? in.qo_indptr[0] : 0;
   if (in.batch_size > 0 && (in.kv_indptr[0] < 0 || first_row < 0)) {
-    fail("indptr begins with " + std::to_string(std::min(in.kv_indptr[0], first_row)) + ", expected 0 or more");
+    fail("indptr must begin with 0 or more, got " + std::to_string(std::min(in.kv_indptr[0], first_row)));
   }
   for (int32_t b = 0; b < in.batch_size; ++b) {
     const int64_t pages = int64_t(in.kv_indptr[b + 1]) - in.kv_indptr[b];
     const int64_t rows = in.qo_indptr != nullptr ? int64_t(in.qo_indptr[b + 1]) - in.qo_indptr[b] : 0;
     const int64_t keys = in.kv_lens != nullptr ? in.kv_lens[b] : 0;
     if (rows < 0 || pages < 0 || keys < 0) {
-      fail("request " + std::to_string(b) + " has " + std::to_string(rows) + " rows, " + std::to_string(pages) +
-           " pages and " + std::to_string(keys) + " keys, expected none to be negative (indptr must not decrease)");
+      fail("indptr must not decrease, got request " + std::to_string(b) + " with " + std::to_string(rows) + " rows, " +
+           std::to_string(pages) + " pages and " + std::to_string(keys) + " keys");
     }
     if (pages > 0 && keys > pages * in.page_size) {
-      fail("request " + std::to_string(b) + " has " + std::to_string(keys) + " keys, expected at most " +
-           std::to_string(pages * in.page_size) + " (its pages)");
+      fail("request " + std::to_string(b) + " must have at most " + std::to_string(pages * in.page_size) +
+           " keys (its pages), got " + std::to_string(keys));
     }
   }
 }
@@ -208,8 +208,8 @@ inline Numbers WorkspaceSize(const char* op, const PlanInput& in) {
 
 inline void CheckSize(const char* op, const char* name, const TensorView& buffer, int64_t needed) {
   if (ByteSize(buffer) < needed) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " has " << ByteSize(buffer) << " bytes, expected at least "
-                                 << needed << " (what this plan needs)";
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must have at least " << needed
+                                 << " bytes (what this plan needs), got " << ByteSize(buffer);
   }
 }
 
@@ -228,7 +228,8 @@ class PlanCopy {
   void Send(int64_t bytes, const Write& write) {
     char* const from = staging_.Room(bytes);
     if (from == nullptr) {
-      TVM_FFI_THROW(RuntimeError) << op_ << ": no pinned memory for a plan of " << bytes << " bytes, expected some";
+      TVM_FFI_THROW(RuntimeError) << op_ << ": pinned memory must be available for a plan of " << bytes
+                                  << " bytes, got none";
     }
     write(from);
     const Stream stream = get_stream(int_ws_.device());
@@ -240,8 +241,8 @@ class PlanCopy {
   static StagingPool<CudaStaging>& PoolOf(const char* op, const TensorView& int_ws) {
     StagingPool<CudaStaging>* const pool = StagingPoolOf(int_ws.device().device_id);
     if (pool == nullptr) {
-      TVM_FFI_THROW(ArgumentError) << op << ": int_workspace_buffer is on " << DeviceName(int_ws.device())
-                                   << ", expected a device below 64";
+      TVM_FFI_THROW(ArgumentError) << op << ": int_workspace_buffer must be on a device below 64, got "
+                                   << DeviceName(int_ws.device());
     }
     return *pool;
   }

@@ -46,8 +46,8 @@ const char* NameOf(int64_t method, bool is_logits) {
 void CheckRows(const char* op, const char* name, const TensorView& t, std::initializer_list<DLDataType> dtypes) {
   Expect(op, name, t).on_device().dtype(dtypes).rank(2).last_dim_contiguous();
   if (t.size(1) < 1 || t.size(1) > sampling::MAX_VOCAB) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[1] = " << t.size(1) << ", expected 1 to "
-                                 << sampling::MAX_VOCAB;
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[1] must be 1 to " << sampling::MAX_VOCAB << ", got "
+                                 << t.size(1);
   }
 }
 
@@ -95,14 +95,15 @@ void ReadIndices(const char* op, const char* name, const TensorView& indices, co
   p.wide = indices.dtype().bits == 64;
   p.batch = indices.size(0);
   if (p.rows == 0 && p.batch > 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[0] = 0, expected rows for " << p.batch << " indices";
+    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must have rows for " << p.batch
+                                 << " indices, got shape[0] = 0";
   }
 #ifdef FLASHINFER_CPU  // CUDA kernels clamp an index to the valid range: a check here would have to synchronise
   for (int64_t i = 0; i < p.batch; ++i) {
     const int64_t row = p.wide ? indices.data_ptr<int64_t>()[i] : indices.data_ptr<int32_t>()[i];
     if (row < 0 || row >= p.rows) {
-      TVM_FFI_THROW(ArgumentError) << op << ": indices[" << i << "] = " << row << ", expected a row of " << name
-                                   << ", which has " << p.rows;
+      TVM_FFI_THROW(ArgumentError) << op << ": indices[" << i << "] must be a row of " << name << ", which has "
+                                   << p.rows << ", got " << row;
     }
   }
 #endif
@@ -274,8 +275,8 @@ void chain_speculative_sampling(TensorView out, TensorView accepted, TensorView 
       .dim(1, drafts + 1, "draft_probs.shape[1] + 1")
       .dim(2, vocab, "draft_probs.shape[2]");
   if (vocab < 1 || vocab > sampling::MAX_VOCAB) {
-    TVM_FFI_THROW(ArgumentError) << op << ": draft_probs.shape[2] = " << vocab << ", expected 1 to "
-                                 << sampling::MAX_VOCAB;
+    TVM_FFI_THROW(ArgumentError) << op << ": draft_probs.shape[2] must be 1 to " << sampling::MAX_VOCAB << ", got "
+                                 << vocab;
   }
   Expect(op, "draft_token_ids", draft_token_ids)
       .same_device(target_probs, "target_probs")

@@ -148,12 +148,13 @@ template <typename T>
 __attribute__((noinline)) T Argument(const char* function, const TVMFFIAny* args, int i) {
   std::optional<T> value = tvm::ffi::TypeTraits<T>::TryCastFromAnyView(args + i);
   if (!value.has_value()) {
-    TVM_FFI_THROW(TypeError) << function << ": argument " << i << " is a "
-                             << tvm::ffi::TypeTraits<T>::GetMismatchTypeInfo(args + i) << ", expected "
-                             << (std::is_same_v<T, TensorView> ? "a tensor" : tvm::ffi::TypeTraits<T>::TypeStr());
+    TVM_FFI_THROW(TypeError) << function << ": argument " << i << " must be "
+                             << (std::is_same_v<T, TensorView> ? "a tensor" : tvm::ffi::TypeTraits<T>::TypeStr())
+                             << ", got a " << tvm::ffi::TypeTraits<T>::GetMismatchTypeInfo(args + i);
   }
   if (!HasMemory(*value)) {
-    TVM_FFI_THROW(TypeError) << function << ": argument " << i << " is a tensor without memory, expected one with data";
+    TVM_FFI_THROW(TypeError) << function << ": argument " << i
+                             << " must be a tensor with data, got a tensor without memory";
   }
   return *std::move(value);
 }
@@ -161,7 +162,7 @@ __attribute__((noinline)) T Argument(const char* function, const TVMFFIAny* args
 template <typename R, typename... Args, size_t... I>
 R CallWith(const char* function, R (*f)(Args...), const TVMFFIAny* args, int count, std::index_sequence<I...>) {
   if (count != int(sizeof...(Args))) {
-    TVM_FFI_THROW(TypeError) << function << ": got " << count << " arguments, expected " << sizeof...(Args);
+    TVM_FFI_THROW(TypeError) << function << ": arguments must be " << sizeof...(Args) << ", got " << count;
   }
   return f(Argument<std::decay_t<Args>>(function, args, I)...);
 }
@@ -261,7 +262,7 @@ inline void CheckStatus(const char* op, flashinfer::Status status) {
 
 /// Argument checks that read like a table and cost a few comparisons:
 ///   Expect("rmsnorm", "weight", weight).same_device(input, "input").rank(1).dim(0, hidden, "input.shape[1]");
-/// A failed one throws `rmsnorm: weight.shape[0] = 4000, expected 4096 (input.shape[1])`.
+/// A failed one throws `rmsnorm: weight.shape[0] must be 4096 (input.shape[1]), got 4000`.
 class Expect {
  public:
   Expect(const char* op, const char* name, const TensorView& tensor) : op_(op), name_(name), t_(tensor) {}
@@ -269,44 +270,44 @@ class Expect {
   /// Check that the tensor is on the kind of device that this module was built for.
   const Expect& on_device() const {
 #ifdef FLASHINFER_CPU
-    if (t_.device().device_type != kDLCPU) Fail(" is on " + DeviceName(t_.device()) + ", expected cpu");
+    if (t_.device().device_type != kDLCPU) Fail(" must be on cpu, got " + DeviceName(t_.device()));
 #else
-    if (t_.device().device_type != kDLCUDA) Fail(" is on " + DeviceName(t_.device()) + ", expected a CUDA device");
+    if (t_.device().device_type != kDLCUDA) Fail(" must be on a CUDA device, got " + DeviceName(t_.device()));
 #endif
     return *this;
   }
   const Expect& same_device(const TensorView& other, const char* of) const {
     if (!SameDevice(t_.device(), other.device())) {
-      Fail(" is on " + DeviceName(t_.device()) + ", expected " + DeviceName(other.device()) + " (the device of " + of +
-           ")");
+      Fail(" must be on " + DeviceName(other.device()) + " (the device of " + of + "), got " + DeviceName(t_.device()));
     }
     return *this;
   }
   const Expect& rank(int low, int high) const {
     if (t_.ndim() < low || t_.ndim() > high) {
-      Fail(" has " + std::to_string(t_.ndim()) + " dimensions, expected " + std::to_string(low) +
-           (high != low ? " to " + std::to_string(high) : ""));
+      Fail(" must have " + std::to_string(low) + (high != low ? " to " + std::to_string(high) : "") +
+           (high == 1 ? " dimension, got " : " dimensions, got ") + std::to_string(t_.ndim()));
     }
     return *this;
   }
   const Expect& rank(int n) const { return rank(n, n); }
   const Expect& dim(int index, int64_t expected, const char* because) const {
     if (t_.size(index) != expected) {
-      Fail(".shape[" + std::to_string(index) + "] = " + std::to_string(t_.size(index)) + ", expected " +
-           std::to_string(expected) + " (" + because + ")");
+      Fail(".shape[" + std::to_string(index) + "] must be " + std::to_string(expected) + " (" + because + "), got " +
+           std::to_string(t_.size(index)));
     }
     return *this;
   }
   const Expect& numel(int64_t expected) const {
     if (t_.numel() != expected) {
-      Fail(" has " + std::to_string(t_.numel()) + " elements, expected " + std::to_string(expected));
+      Fail(" must have " + std::to_string(expected) + (expected == 1 ? " element, got " : " elements, got ") +
+           std::to_string(t_.numel()));
     }
     return *this;
   }
   const Expect& same_shape(const TensorView& other, const char* of) const {
     bool equal = t_.ndim() == other.ndim();
     for (int i = 0; equal && i < t_.ndim(); ++i) equal = t_.size(i) == other.size(i);
-    if (!equal) Fail(" has shape " + Shape(t_) + ", expected " + Shape(other) + " (the shape of " + of + ")");
+    if (!equal) Fail(" must have shape " + Shape(other) + " (the shape of " + of + "), got " + Shape(t_));
     return *this;
   }
   const Expect& dtype(std::initializer_list<DLDataType> allowed) const {
@@ -315,18 +316,17 @@ class Expect {
       if (encode_dlpack_dtype(d) == encode_dlpack_dtype(t_.dtype())) return *this;
     }
     for (DLDataType d : allowed) names += (names.empty() ? "" : " or ") + DTypeName(d);
-    Fail(" has dtype " + DTypeName(t_.dtype()) + ", expected " + names + ": " + name_ + " must be " + names);
+    Fail(" must be " + names + ", got " + DTypeName(t_.dtype()));
   }
   const Expect& same_dtype(const TensorView& other, const char* of) const {
     if (encode_dlpack_dtype(other.dtype()) != encode_dlpack_dtype(t_.dtype())) {
-      Fail(" has dtype " + DTypeName(t_.dtype()) + ", expected " + DTypeName(other.dtype()) + " (the dtype of " + of +
-           ")");
+      Fail(" must be " + DTypeName(other.dtype()) + " (the dtype of " + of + "), got " + DTypeName(t_.dtype()));
     }
     return *this;
   }
   const Expect& last_dim_contiguous() const {
     if (t_.size(-1) > 1 && t_.stride(-1) != 1) {
-      Fail(".stride(-1) = " + std::to_string(t_.stride(-1)) + ", expected 1 (the last dimension must be contiguous)");
+      Fail(".stride(-1) must be 1 (the last dimension must be contiguous), got " + std::to_string(t_.stride(-1)));
     }
     return *this;
   }
@@ -340,7 +340,7 @@ class Expect {
     return *this;
   }
   const Expect& contiguous() const {
-    if (!t_.IsContiguous()) Fail(" has strides of a view: " + std::string(name_) + " must be contiguous");
+    if (!t_.IsContiguous()) Fail(" must be contiguous, got strides " + Sizes(t_.strides()));
     return *this;
   }
 
@@ -350,10 +350,11 @@ class Expect {
   [[noreturn]] void Fail(const std::string& text) const {
     throw tvm::ffi::Error("ArgumentError", std::string(op_) + ": " + name_ + text, "");
   }
-  static std::string Shape(const TensorView& t) {
+  static std::string Shape(const TensorView& t) { return Sizes(t.shape()); }
+  static std::string Sizes(tvm::ffi::ShapeView sizes) {
     std::string text = "(";
-    for (int i = 0; i < t.ndim(); ++i) text += (i ? ", " : "") + std::to_string(t.size(i));
-    return text + (t.ndim() == 1 ? ",)" : ")");
+    for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
+    return text + (sizes.size() == 1 ? ",)" : ")");
   }
 
   const char* op_;
@@ -362,19 +363,19 @@ class Expect {
 };
 
 // Check macros that published launchers use. Error messages contain the C++ spelling of the argument.
-#define CHECK_CPU(x)                                                                                         \
-  do {                                                                                                       \
-    if ((x).device().device_type != kDLCPU)                                                                  \
-      TVM_FFI_THROW(ArgumentError) << #x " is on " << DeviceName((x).device()) << ", expected a CPU tensor"; \
+#define CHECK_CPU(x)                                                                                       \
+  do {                                                                                                     \
+    if ((x).device().device_type != kDLCPU)                                                                \
+      TVM_FFI_THROW(ArgumentError) << #x " must be a CPU tensor, got one on " << DeviceName((x).device()); \
   } while (0)
-#define CHECK_CUDA(x)                                                                                         \
+#define CHECK_CUDA(x)                                                                                       \
+  do {                                                                                                      \
+    if ((x).device().device_type != kDLCUDA)                                                                \
+      TVM_FFI_THROW(ArgumentError) << #x " must be a CUDA tensor, got one on " << DeviceName((x).device()); \
+  } while (0)
+#define CHECK_CONTIGUOUS(x)                                                                                   \
   do {                                                                                                        \
-    if ((x).device().device_type != kDLCUDA)                                                                  \
-      TVM_FFI_THROW(ArgumentError) << #x " is on " << DeviceName((x).device()) << ", expected a CUDA tensor"; \
-  } while (0)
-#define CHECK_CONTIGUOUS(x)                                                            \
-  do {                                                                                 \
-    if (!(x).IsContiguous()) TVM_FFI_THROW(ArgumentError) << #x " must be contiguous"; \
+    if (!(x).IsContiguous()) TVM_FFI_THROW(ArgumentError) << #x " must be contiguous, got strides of a view"; \
   } while (0)
 #define CHECK_LAST_DIM_CONTIGUOUS(x) Expect(__func__, #x, x).last_dim_contiguous()
 #define CHECK_INPUT(x)   \

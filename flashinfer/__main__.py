@@ -338,7 +338,7 @@ def _specs(names: Sequence[str] = ()) -> list[JitSpec]:
     if unknown:
         near = difflib.get_close_matches(unknown[0], specs) or sorted(specs)[:1]
         raise click.ClickException(
-            f"module {', '.join(unknown)} not found, expected a name of list-modules, such as {near[0]}"
+            f"module must be a name of list-modules, such as {near[0]}, got {', '.join(unknown)}: not found"
         )
     return [specs[name] for name in names or sorted(specs)]
 

@@ -244,7 +244,7 @@ def parse_bool(s: str) -> bool:
     """Parse ``true`` or ``false`` of a command line."""
     values = {"true": True, "1": True, "false": False, "0": False}
     if s.lower() not in values:
-        raise argparse.ArgumentTypeError(f"{s!r}, expected true or false")
+        raise argparse.ArgumentTypeError(f"must be true or false, got {s!r}")
     return values[s.lower()]
 
 
@@ -252,7 +252,7 @@ def parse_head_dim(head_dim: str) -> tuple[int, int]:
     """Parse ``128,128`` (queries and keys, then values), or ``128`` for both."""
     words = head_dim.split(",")
     if len(words) > 2 or not all(word.strip().isdigit() for word in words):
-        raise argparse.ArgumentTypeError(f"{head_dim!r}, expected two numbers such as 192,128")
+        raise argparse.ArgumentTypeError(f"must be two numbers such as 192,128, got {head_dim!r}")
     return int(words[0]), int(words[-1])
 
 

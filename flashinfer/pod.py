@@ -482,7 +482,7 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
         if not self._is_planned:
             lost = "" if self._is_planned is None else " (the last one failed)"
             raise ArgumentError(
-                f"BatchPODWithPagedKVCacheWrapper.run: plan() was not called, expected it before run(){lost}"
+                f"BatchPODWithPagedKVCacheWrapper.run: plan() must be called before run(), got no plan{lost}"
             )
         self._plan_mask(bool(causal_p), custom_mask_p, packed_custom_mask_p)
         options: dict[str, Any] = {

@@ -186,11 +186,13 @@ def _ragged_drafts(
     counts = segment_lens("xqa", "q_cu_seq_lens", offsets)
     if counts.size != page_table.shape[0] or offsets[0] != 0 or offsets[-1] != rows.shape[0]:
         raise ArgumentError(
-            f"xqa: q_cu_seq_lens has {offsets.size} offsets from {offsets[0]} to {offsets[-1]}, expected "
-            f"{page_table.shape[0] + 1} from 0 to {rows.shape[0]} (requests and tokens of q)"
+            f"xqa: q_cu_seq_lens must have {page_table.shape[0] + 1} offsets from 0 to {rows.shape[0]} (requests and "
+            f"tokens of q), got {offsets.size} from {offsets[0]} to {offsets[-1]}"
         )
     if counts.max(initial=0) > q_seq_len:
-        raise ArgumentError(f"xqa: a request has {counts.max()} draft tokens, expected at most q_seq_len = {q_seq_len}")
+        raise ArgumentError(
+            f"xqa: a request must have at most q_seq_len = {q_seq_len} draft tokens, got {counts.max()}"
+        )
     mask = draft_rows("xqa", mask, rows.shape[0], q_seq_len)
     result = torch.empty_like(rows)
     for count in sorted(set(counts.tolist()) - {0}):

@@ -95,4 +95,4 @@ def check_trtllm_gen_sm107_only_feature(enabled: Any, feature_name: str, device:
     from .._runtime.errors import ArgumentError
 
     if enabled and (device.type != "cuda" or utils.get_compute_capability(device) != (10, 7)):
-        raise ArgumentError(f"{feature_name} is {enabled}, expected None (it needs compute capability 10.7)")
+        raise ArgumentError(f"{feature_name} must be None (it needs compute capability 10.7), got {enabled}")

@@ -35,7 +35,7 @@ def canonicalize_torch_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
     """Convert ``"float16"`` or ``torch.float16`` to a ``torch.dtype``."""
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
-        raise TypeError(f"dtype is {dtype!r}, expected a torch.dtype or the name of one")
+        raise TypeError(f"dtype must be a torch.dtype or the name of one, got {dtype!r}")
     return found
 
 
@@ -52,13 +52,13 @@ def check_tensors(op: str, **arguments: object) -> None:
     """Raise ``TypeError`` for the first argument that is no tensor. Called after a failure: checking costs time."""
     for name, value in arguments.items():
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
+            raise TypeError(f"{op}: {name} must be a tensor, got a {type(value).__name__}")
 
 
 def check_integers(x: torch.Tensor, name: str) -> None:
     dtype = x.dtype
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
-        raise ArgumentError(f"{name} has dtype {dtype}, expected integers, best torch.int32")
+        raise ArgumentError(f"{name} must have an integer dtype (best torch.int32), got {dtype}")
 
 
 def narrowed(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -69,7 +69,7 @@ def narrowed(x: torch.Tensor, name: str) -> torch.Tensor:
         limits = torch.iinfo(torch.int32)
         if low < limits.min or high > limits.max:
             bad = int(low) if low < limits.min else int(high)
-            raise ArgumentError(f"{name} contains {bad}, expected numbers of 32 bits")
+            raise ArgumentError(f"{name} must contain numbers of 32 bits, got {bad}")
     return x.to(torch.int32)
 
 
@@ -82,8 +82,8 @@ def check_shape_dtype_device(
 ) -> None:
     """Raise ``ArgumentError``, naming ``x`` as ``name``, if ``x`` is not as expected; None accepts anything."""
     if expected_shape is not None and tuple(x.shape) != tuple(expected_shape):
-        raise ArgumentError(f"{name}: shape is {tuple(x.shape)}, expected {tuple(expected_shape)}")
+        raise ArgumentError(f"{name}: shape must be {tuple(expected_shape)}, got {tuple(x.shape)}")
     if expected_dtype is not None and x.dtype != expected_dtype:
-        raise ArgumentError(f"{name}: dtype is {x.dtype}, expected {expected_dtype}")
+        raise ArgumentError(f"{name}: dtype must be {expected_dtype}, got {x.dtype}")
     if expected_device is not None and x.device != expected_device:
-        raise ArgumentError(f"{name}: device is {x.device}, expected {expected_device}")
+        raise ArgumentError(f"{name}: device must be {expected_device}, got {x.device}")

@@ -72,7 +72,7 @@ def wrap_with(
     given = list(inspect.signature(func).parameters.values())
     clash = [p.name for p in given if p.name in extra or p.name in names or p.name in ("_func", "_func_by_position")]
     if clash:
-        raise TypeError(f"{func.__name__}: has a parameter named {clash[0]}, expected another name (a wrapper uses it)")
+        raise TypeError(f"{func.__name__}: parameters must not have names that a wrapper uses, got {clash[0]}")
     arguments = ", ".join(_PASSED_ON[p.kind].format(p.name) for p in given)
     by_position, values = _by_position(func, given, arguments, extra)
 

@@ -90,22 +90,22 @@ def explain_arguments(op: str, error: Exception, *arguments: tuple[str, Any, Any
                 _check_tensor(f"{op}: {part}", each, error)
             expected = _missed(hint, each)
             if expected is not None:
-                raise TypeError(f"{op}: {part} is a {type(each).__name__}, expected {expected}") from error
+                raise TypeError(f"{op}: {part} must be {expected}, got a {type(each).__name__}") from error
             if type(each) is int and not -(2**63) <= each < 2**63:
-                raise ArgumentError(f"{op}: {part} is {each}, expected a number of 64 bits") from error
+                raise ArgumentError(f"{op}: {part} must be a number of 64 bits, got {each}") from error
 
 
 def _check_tensor(what: str, x: torch.Tensor, error: Exception) -> None:
     if x.device.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"{what} is on {x.device}, expected the CPU or a CUDA device") from error
+        raise ArgumentError(f"{what} must be on the CPU or a CUDA device, got {x.device}") from error
     if x.layout is not torch.strided:
-        raise ArgumentError(f"{what} has layout {x.layout}, expected a dense tensor") from error
+        raise ArgumentError(f"{what} must be a dense tensor, got layout {x.layout}") from error
     if any(text in str(error) for text in _NO_MEMORY) and not _has_memory(x):
         kind = type(x).__name__
         hint = _WITHOUT_MEMORY.get(kind, "not one that stands for others")
-        raise ArgumentError(f"{what} is a {kind}, expected one with data ({hint})") from error
+        raise ArgumentError(f"{what} must be a tensor with data ({hint}), got a {kind}") from error
     if x.ndim == 0 and (isinstance(error, IndexError) or "0-d" in str(error)):
-        raise ArgumentError(f"{what} has 0 dimensions, expected at least 1") from error
+        raise ArgumentError(f"{what} must have at least 1 dimension, got 0") from error
 
 
 def _has_memory(x: torch.Tensor) -> bool:

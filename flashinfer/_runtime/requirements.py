@@ -182,7 +182,7 @@ class _Requirement:
                     bound = inspect.signature(self.func).bind(*args, **kwargs).arguments
                     which = next((name for name, argument in bound.items() if argument is value), "a tensor")
                     expected = "the CPU or a CUDA device" if self.runs_on_cpu else "a CUDA device"
-                    raise ArgumentError(f"{self.name}: {which} is on {value.device}, expected {expected}") from None
+                    raise ArgumentError(f"{self.name}: {which} must be on {expected}, got {value.device}") from None
                 return major * 10 + minor
         return None
 

@@ -180,7 +180,9 @@ def _register(
             _library.impl(name, op.run_fake, "Meta")  # 20 us; register_fake opens the caller's source file, 140 us
         _ops[name] = op
     elif op.schema != schema:
-        raise ArgumentError(f"register_custom_op: {name} has schema {schema}, expected {op.schema} (registered before)")
+        raise ArgumentError(
+            f"register_custom_op: {name} must have schema {op.schema} (registered before), got {schema}"
+        )
     op.func = fn
     registered = getattr(getattr(torch.ops, _NAMESPACE), name).default
     explain = functools.partial(explain_kinds, getattr(fn, "_called", name), fn)

@@ -55,14 +55,14 @@ class AttentionWrapper(PlannedWrapper):
     def _check_heads(op: str, num_qo_heads: int, num_kv_heads: int) -> None:
         if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
             raise ArgumentError(
-                f"{op}: num_qo_heads is {num_qo_heads}, expected a multiple of num_kv_heads = {num_kv_heads}"
+                f"{op}: num_qo_heads must be a multiple of num_kv_heads = {num_kv_heads}, got {num_qo_heads}"
             )
 
     def _check_batch_size(self, op: str, batch_size: int) -> None:
         """Check the batch size against the fixed size of the CUDA graph buffers."""
         if batch_size != self._fixed_batch_size:
             raise ArgumentError(
-                f"{op}: the batch size is {batch_size}, expected {self._fixed_batch_size} (fixed by the buffers)"
+                f"{op}: the batch size must be {self._fixed_batch_size} (fixed by the buffers), got {batch_size}"
             )
 
     def _expected_rows(self) -> int:
@@ -75,17 +75,18 @@ class AttentionWrapper(PlannedWrapper):
 
     def _refuse_query(self, q: torch.Tensor) -> None:
         raise ArgumentError(
-            f"{self._op}.run: q has {q.shape[0]} rows, expected {self._expected_rows()} (of plan()), and "
-            f"{q.shape[1]} heads, expected {self._num_qo_heads}"
+            f"{self._op}.run: q must have {self._expected_rows()} rows (of plan()) and {self._num_qo_heads} heads, got "
+            f"{q.shape[0]} rows and {q.shape[1]} heads"
         )
 
     def _check_sinks(self, sinks: torch.Tensor) -> None:
         if self._jit is not None:
-            raise ArgumentError(f"{self._op}.run: sinks is given, expected None (a variant of jit_args has its own)")
+            raise ArgumentError(f"{self._op}.run: sinks must be None (a variant of jit_args has its own), got a value")
         check_tensors(f"{self._op}.run", sinks=sinks)
         if sinks.shape != (self._num_qo_heads,):
             raise ArgumentError(
-                f"{self._op}.run: sinks has shape {tuple(sinks.shape)}, expected ({self._num_qo_heads},) (num_qo_heads)"
+                f"{self._op}.run: sinks must have shape ({self._num_qo_heads},) (num_qo_heads), got "
+                f"{tuple(sinks.shape)}"
             )
 
     def _numbers(self, sm_scale: float) -> tuple[float, float, float, float]:
@@ -134,7 +135,7 @@ class AttentionWrapper(PlannedWrapper):
             self._check_sinks(sinks)
         shape = q.shape
         if len(shape) != 3:
-            raise ArgumentError(f"{op}.run: q has {len(shape)} dimensions, expected 3 (rows, num_qo_heads, head_dim)")
+            raise ArgumentError(f"{op}.run: q must have 3 dimensions (rows, num_qo_heads, head_dim), got {len(shape)}")
         rows, num_qo_heads, head_dim = shape
         is_compiling = _is_compiling()
         if num_qo_heads != self._num_qo_heads:
@@ -299,7 +300,9 @@ class AttentionWrapper(PlannedWrapper):
     def _convert(self, q: torch.Tensor, args: Sequence[Any]) -> tuple[torch.Tensor, Scale]:
         """Convert 8-bit queries to 16 bits, scaled. ``args``: scales of q, k and v. Also return the scale of v."""
         if q.dtype not in FP8:
-            raise ArgumentError(f"{self._op}.run: {len(args)} more positional arguments, expected none (no jit_args)")
+            raise ArgumentError(
+                f"{self._op}.run: positional arguments after the tensors must be none (no jit_args), got {len(args)}"
+            )
         scale_q, scale_k, scale_v = self._head_scales(args)
         op, heads = f"{self._op}.run", self._num_kv_heads
         return convert_fp8_query(op, q, scale_q, scale_k, heads, self._dtypes.compute), scale_v
@@ -307,7 +310,7 @@ class AttentionWrapper(PlannedWrapper):
     def _head_scales(self, args: Sequence[Any]) -> Sequence[Scale]:
         """Return the scales of 8-bit q, k and v, None if there are none."""
         if args and len(args) != 3:
-            raise ArgumentError(f"{self._op}.run: {len(args)} scales, expected 3 (of q, k and v)")
+            raise ArgumentError(f"{self._op}.run: scales must be 3 (of q, k and v), got {len(args)}")
         return args or (None, None, None)
 
     # Method names of older releases.
@@ -324,8 +327,8 @@ class AttentionWrapper(PlannedWrapper):
         if not covers:
             self._plan_info = None
             raise ArgumentError(
-                f"{self._op}.forward: is being captured with other parameters than those of plan(), expected none that "
-                "show more keys (plan with them before the capture)"
+                f"{self._op}.forward: parameters must not show more keys than those of plan() during a capture (plan "
+                "with them before it), got other parameters"
             )
         return True
 

@@ -104,17 +104,17 @@ class BatchAttention(CopiedWithPlans):
         """
         op = "BatchAttention.plan"
         if max(head_dim_qk, head_dim_vo) > _MAX_HEAD_DIM:
-            raise ArgumentError(f"{op}: head_dim is {head_dim_qk} and {head_dim_vo}, expected at most {_MAX_HEAD_DIM}")
+            raise ArgumentError(f"{op}: head_dim must be at most {_MAX_HEAD_DIM}, got {head_dim_qk} and {head_dim_vo}")
         rows, pages, lengths = to_host(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_len_arr=kv_len_arr)
         counts = segment_lens(op, "kv_indptr", pages)
         if lengths.shape != counts.shape:
-            raise ArgumentError(f"{op}: kv_len_arr has shape {lengths.shape}, expected {counts.shape} (batch size)")
+            raise ArgumentError(f"{op}: kv_len_arr must have shape {counts.shape} (batch size), got {lengths.shape}")
         too_long = np.flatnonzero(lengths > counts * page_size)
         if too_long.size:
             i = int(too_long[0])
             raise ArgumentError(
-                f"{op}: kv_len_arr[{i}] is {lengths[i]}, expected at most {counts[i] * page_size} "
-                f"({counts[i]} pages of {page_size})"
+                f"{op}: kv_len_arr[{i}] must be at most {counts[i] * page_size} ({counts[i]} pages of {page_size}), "
+                f"got {lengths[i]}"
             )
         self._wrapper.plan(
             torch.from_numpy(rows),
@@ -177,12 +177,12 @@ class BatchAttention(CopiedWithPlans):
         self._wrapper._require_plan()
         if self._use_profiler and profiler_buffer is None:
             raise ArgumentError(
-                "BatchAttention.run: profiler_buffer is None, expected a tensor (use_profiler was planned)"
+                "BatchAttention.run: profiler_buffer must be a tensor (use_profiler was planned), got None"
             )
         logits_soft_cap = max(logits_soft_cap or 0.0, 0.0)
         if logits_soft_cap and not self._logits_soft_cap:
             raise ArgumentError(
-                f"BatchAttention.run: logits_soft_cap is {logits_soft_cap}, expected 0 (plan had no logits_soft_cap)"
+                f"BatchAttention.run: logits_soft_cap must be 0 (plan had no logits_soft_cap), got {logits_soft_cap}"
             )
         logits_soft_cap = logits_soft_cap or self._logits_soft_cap
         if logits_soft_cap != self._wrapper._logits_soft_cap:

@@ -41,10 +41,10 @@ def split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(kv_cache, torch.Tensor):
         if kv_cache.ndim != 5 or kv_cache.shape[1] not in (1, 2):
             shape = tuple(kv_cache.shape)
-            raise ArgumentError(f"{op}: kv_cache has shape {shape}, expected 5 dimensions, the second of size 1 or 2")
+            raise ArgumentError(f"{op}: kv_cache must have 5 dimensions, the second of size 1 or 2, got shape {shape}")
         return kv_cache[:, 0], kv_cache[:, -1]
     if not isinstance(kv_cache, (tuple, list)) or len(kv_cache) != 2:
-        raise ArgumentError(f"{op}: kv_cache is a {type(kv_cache).__name__}, expected a tensor or a tuple of two")
+        raise ArgumentError(f"{op}: kv_cache must be a tensor or a tuple of two, got a {type(kv_cache).__name__}")
     return kv_cache[0], kv_cache[1]
 
 
@@ -54,8 +54,7 @@ def as_rows(op: str, name: str, out: torch.Tensor, row: Sequence[int]) -> torch.
         return out.view(-1, *row)
     except RuntimeError:
         raise ArgumentError(
-            f"{op}: {name} has strides {out.stride()}, expected dimensions before the last two that lie one after the "
-            "other"
+            f"{op}: {name} must be contiguous in the dimensions before the last two, got strides {out.stride()}"
         ) from None
 
 
@@ -77,8 +76,8 @@ def draft_rows(op: str, mask: torch.Tensor, rows: int, q_len: int) -> torch.Tens
     words = mask.numel() // max(rows, 1)
     if words * rows != mask.numel() or words * _DRAFT_WORD < q_len:
         raise ArgumentError(
-            f"{op}: mask has shape {tuple(mask.shape)}, expected {rows} rows of at least {q_len} bits in words of "
-            f"{_DRAFT_WORD} (a row for each of {q_len} draft tokens of a request)"
+            f"{op}: mask must have {rows} rows of at least {q_len} bits in words of {_DRAFT_WORD} (a row for each of "
+            f"{q_len} draft tokens of a request), got shape {tuple(mask.shape)}"
         )
     return mask.reshape(rows, words)
 
@@ -88,15 +87,15 @@ def _check(
 ) -> None:
     if q.dtype in FP8 or k.dtype == torch.uint8:
         raise ArgumentError(
-            f"{op}: q is {q.dtype} and the cache {k.dtype}, expected 16-bit queries and a cache of 16 bits or FP8 "
-            "(NVFP4 caches need SM12x)"
+            f"{op}: q must have 16 bits and the cache 16 bits or FP8 (NVFP4 caches need SM12x), got {q.dtype} and "
+            f"{k.dtype}"
         )
     if k.ndim != 4 or v.shape[:3] != k.shape[:3]:
-        raise ArgumentError(f"{op}: k has shape {tuple(k.shape)} and v {tuple(v.shape)}, expected 4 equal dimensions")
+        raise ArgumentError(f"{op}: k and v must have 4 equal dimensions, got {tuple(k.shape)} and {tuple(v.shape)}")
     if tables.ndim != 2:
-        raise ArgumentError(f"{op}: block_tables has shape {tuple(tables.shape)}, expected (batch_size, pages)")
+        raise ArgumentError(f"{op}: block_tables must have shape (batch_size, pages), got {tuple(tables.shape)}")
     if seq_lens.numel() != tables.shape[0]:
-        raise ArgumentError(f"{op}: seq_lens has {seq_lens.numel()} elements, expected {tables.shape[0]} (batch size)")
+        raise ArgumentError(f"{op}: seq_lens must have {tables.shape[0]} elements (batch size), got {seq_lens.numel()}")
 
 
 def attend_block_tables(
@@ -140,7 +139,7 @@ def attend_block_tables(
     """
     _check(op, q, k, v, block_tables, seq_lens)
     if sinks is not None and sinks.numel() != q.shape[1]:
-        raise ArgumentError(f"{op}: sinks has {sinks.numel()} elements, expected {q.shape[1]} (query heads)")
+        raise ArgumentError(f"{op}: sinks must have {q.shape[1]} elements (query heads), got {sinks.numel()}")
     if isinstance(sm_scale, torch.Tensor):
         q, sm_scale = scale_logits(op, q, 1.0, bmm1_scale=sm_scale)
     if q_scale is not None or k_scale is not None:
@@ -174,7 +173,7 @@ def _attend(
 ) -> None:
     batch_size, pages = block_tables.shape
     if q.shape[0] != batch_size * q_len:
-        raise ArgumentError(f"{op}: q has {q.shape[0]} rows, expected {batch_size * q_len} ({batch_size} requests)")
+        raise ArgumentError(f"{op}: q must have {batch_size * q_len} rows ({batch_size} requests), got {q.shape[0]}")
     page_size, num_kv_heads = (k.shape[1], k.shape[2]) if layout == 0 else (k.shape[2], k.shape[1])
     causal = q_len > 1 and draft_mask is None
     sizes = UniformSizes(batch_size, q_len, pages, page_size, max_seq_len, q.shape[1], num_kv_heads, causal)
@@ -204,7 +203,7 @@ def _check_lengths(op: str, lengths: torch.Tensor, limit: int) -> None:
     if low < 0 or high > limit:
         bad = low if low < 0 else high
         raise ArgumentError(
-            f"{op}: seq_lens has {bad}, expected 0 to {limit} (max_seq_len, and what the pages of a request hold)"
+            f"{op}: seq_lens must be 0 to {limit} (max_seq_len, and what the pages of a request hold), got {bad}"
         )
 
 

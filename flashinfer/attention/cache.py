@@ -31,22 +31,24 @@ def unpack_paged_cache(
         if cache.ndim == 4:
             cache = cache.unsqueeze(-2 if layout else -3)
         elif cache.ndim != 5:
-            raise ArgumentError(f"{op}: {name} has {cache.ndim} dimensions, expected 5 (or 4 with pages of one token)")
+            raise ArgumentError(f"{op}: {name} must have 5 dimensions (or 4 with pages of one token), got {cache.ndim}")
         if cache.shape[1] != 2:
-            raise ArgumentError(f"{op}: {name}.shape[1] is {cache.shape[1]}, expected 2 (keys and values)")
+            raise ArgumentError(f"{op}: {name}.shape[1] must be 2 (keys and values), got {cache.shape[1]}")
         k, v = cache.unbind(1)
         return k, v
     if not isinstance(cache, tuple):
-        raise KeyError(f"{op}: {name} is a {type(cache).__name__}, expected a tensor or a tuple of two")
+        raise KeyError(f"{op}: {name} must be a tensor or a tuple of two, got a {type(cache).__name__}")
     if len(cache) != 2:
-        raise ArgumentError(f"{op}: {name} has {len(cache)} tensors, expected 2 (keys and values)")
+        raise ArgumentError(f"{op}: {name} must have 2 tensors (keys and values), got {len(cache)}")
     k, v = cache
     check_tensors(op, **{f"{name}[0]": k, f"{name}[1]": v})
     if k.ndim == 3 and v.ndim == 3:
         at = -2 if layout else -3
         k, v = k.unsqueeze(at), v.unsqueeze(at)
     elif k.ndim != 4 or v.ndim != 4:
-        raise ArgumentError(f"{op}: {name} has {k.ndim} and {v.ndim} dimensions, expected 4 (or 3, pages of one token)")
+        raise ArgumentError(
+            f"{op}: {name} must have 4 dimensions (or 3, pages of one token), got {k.ndim} and {v.ndim}"
+        )
     return k, v
 
 
@@ -57,20 +59,20 @@ def scale_factors(
     if k.dtype is not _UINT8:
         return ()
     if kv_cache_sf is None:
-        raise ArgumentError(f"{op}: kv_cache_sf is None, expected the scale factors of a uint8 (NVFP4) cache")
+        raise ArgumentError(f"{op}: kv_cache_sf must be the scale factors of a uint8 (NVFP4) cache, got None")
     if paged:
         factors = unpack_paged_cache(op, kv_cache_sf, layout, "kv_cache_sf")
     elif isinstance(kv_cache_sf, tuple) and len(kv_cache_sf) == 2:
         factors = kv_cache_sf
     else:
-        raise ArgumentError(f"{op}: kv_cache_sf is a {type(kv_cache_sf).__name__}, expected a tuple of two tensors")
+        raise ArgumentError(f"{op}: kv_cache_sf must be a tuple of two tensors, got a {type(kv_cache_sf).__name__}")
     for name, factor, codes in (("keys", factors[0], k), ("values", factors[1], v)):
         shape = (*codes.shape[:-1], codes.shape[-1] // _CODES_PER_FACTOR)
         if factor.shape != shape or factor.dtype not in _FACTOR_DTYPES or factor.device != codes.device:
             raise ArgumentError(
-                f"{op}: kv_cache_sf of {name} is {factor.dtype} {tuple(factor.shape)} on {factor.device}, expected "
-                f"torch.float8_e4m3fn {shape} on {codes.device} (one for 16 elements, {_CODES_PER_FACTOR} bytes)"
+                f"{op}: kv_cache_sf of {name} must be torch.float8_e4m3fn {shape} on {codes.device} (one for 16 "
+                f"elements, {_CODES_PER_FACTOR} bytes), got {factor.dtype} {tuple(factor.shape)} on {factor.device}"
             )
         if factor.stride(-1) != 1:
-            raise ArgumentError(f"{op}: kv_cache_sf has stride {factor.stride(-1)}, innermost stride must be 1")
+            raise ArgumentError(f"{op}: kv_cache_sf innermost stride must be 1, got {factor.stride(-1)}")
     return tuple(factor.view(_UINT8) for factor in factors)

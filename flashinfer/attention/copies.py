@@ -34,8 +34,8 @@ class CopiedWithPlans(Serialised):
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         name = type(self).__name__
         raise TypeError(
-            f"{name}: cannot be pickled, expected a {name} made and planned in the process that runs it (plans and "
-            "workspaces belong to one process)"
+            f"{name}: cannot be pickled: it must be made and planned in the process that runs it, got a request to "
+            "copy it to another (plans and workspaces belong to one process)"
         )
 
     def _copied_memory(self, memo: dict[int, Any], is_deep: bool) -> None:

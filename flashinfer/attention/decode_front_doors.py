@@ -45,9 +45,9 @@ def _decode(
     **options: Any,
 ) -> torch.Tensor:
     if q_len < 1:
-        raise ArgumentError(f"{op}: q_len_per_req is {q_len}, expected at least 1")
+        raise ArgumentError(f"{op}: q_len_per_req must be at least 1, got {q_len}")
     if out.numel() != query.numel():
-        raise ArgumentError(f"{op}: out has shape {tuple(out.shape)}, expected {tuple(query.shape)} (that of query)")
+        raise ArgumentError(f"{op}: out must have shape {tuple(query.shape)} (that of query), got {tuple(out.shape)}")
     k, v = split_cache(op, kv_cache)
     rows = query if query.ndim == 3 else query.reshape(-1, *query.shape[-2:])
     flat = out if out.ndim == 3 else as_rows(op, "out", out, out.shape[-2:])
@@ -284,22 +284,22 @@ def trtllm_batch_decode_with_kv_cache(
         ("bf16q_fp8kv_transform_mode", bf16q_fp8kv_transform_mode, None),
     ):
         if value is not default:
-            raise ArgumentError(f"{op}: {name} is given, expected {default} (backend xqa has no such feature)")
+            raise ArgumentError(f"{op}: {name} must be {default} (backend xqa has no such feature), got another value")
     if return_lse or lse is not None:
         raise NotImplementedError(
-            f"{op}: return_lse or lse is given, expected neither (backend xqa returns no LSE; "
-            "BatchDecodeWithPagedKVCacheWrapper.run does)"
+            f"{op}: return_lse must be False and lse None (backend xqa returns no LSE; "
+            "BatchDecodeWithPagedKVCacheWrapper.run does), got another value"
         )
     if out_dtype == "nvfp4":
-        raise ArgumentError(f"{op}: out_dtype is {out_dtype!r}, expected a torch.dtype (NVFP4 outputs need SM100)")
+        raise ArgumentError(f"{op}: out_dtype must be a torch.dtype (NVFP4 outputs need SM100), got {out_dtype!r}")
     if out_dtype is not None:
         out_dtype = canonicalize_torch_dtype(out_dtype)
     if out is not None and not isinstance(out, torch.Tensor):
-        raise ArgumentError(f"{op}: out is a {type(out).__name__}, expected a tensor (NVFP4 outputs need SM100)")
+        raise ArgumentError(f"{op}: out must be a tensor (NVFP4 outputs need SM100), got a {type(out).__name__}")
     if out is None:
         out = torch.empty_like(query, dtype=out_dtype)
     elif out_dtype is not None and out.dtype != out_dtype:
-        raise ArgumentError(f"{op}: out has dtype {out.dtype}, expected {out_dtype} (out_dtype)")
+        raise ArgumentError(f"{op}: out must have dtype {out_dtype} (out_dtype), got {out.dtype}")
     return _decode(
         op,
         query,
@@ -322,6 +322,6 @@ def trtllm_batch_decode_with_kv_cache(
 
 def _check_backend(op: str, backend: str) -> None:
     if backend == "trtllm-gen":
-        raise ArgumentError(f"{op}: backend is 'trtllm-gen', which needs SM100; usable: xqa")
+        raise ArgumentError(f"{op}: backend must be 'auto' or 'xqa', got 'trtllm-gen', which needs SM100; usable: xqa")
     if backend not in ("auto", "xqa"):
-        raise KeyError(f"{op}: backend is {backend!r}, expected 'auto' or 'xqa'")
+        raise KeyError(f"{op}: backend must be 'auto' or 'xqa', got {backend!r}")

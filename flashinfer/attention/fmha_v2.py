@@ -70,20 +70,20 @@ class _Options:
 
 def _pair(name: str, qkv: Any, count: int) -> Sequence[Any]:
     if not isinstance(qkv, (tuple, list)) or len(qkv) != count:
-        raise ArgumentError(f"{_OP}: qkv is a {type(qkv).__name__}, expected a tuple of {count} (input_layout {name})")
+        raise ArgumentError(f"{_OP}: qkv must be a tuple of {count} (input_layout {name}), got a {type(qkv).__name__}")
     return qkv
 
 
 def _expect_rank(name: str, x: torch.Tensor, rank: int) -> None:
     if x.ndim != rank:
-        raise ArgumentError(f"{_OP}: {name} has {x.ndim} dimensions, expected {rank}")
+        raise ArgumentError(f"{_OP}: {name} must have {rank} dimensions, got {x.ndim}")
 
 
 def _unpack(qkv: Inputs, input_layout: str, block_tables: Optional[torch.Tensor], batch_size: int) -> _Prompt:
     name = input_layout.upper()
     if name == "PACKED_QKV":
         if not isinstance(qkv, torch.Tensor):
-            raise ArgumentError(f"{_OP}: qkv is a {type(qkv).__name__}, expected a tensor (input_layout PACKED_QKV)")
+            raise ArgumentError(f"{_OP}: qkv must be a tensor (input_layout PACKED_QKV), got a {type(qkv).__name__}")
         _expect_rank("qkv", qkv, 4)
         q, k, v = qkv.unbind(1)
         return _Prompt(q, k, v)
@@ -102,8 +102,8 @@ def _unpack(qkv: Inputs, input_layout: str, block_tables: Optional[torch.Tensor]
         _expect_rank("q", q, 3)
         return _unpack_pages(q, cache, int(name.endswith("HND")), block_tables, batch_size)
     raise ArgumentError(
-        f"{_OP}: input_layout is {input_layout!r}, expected PACKED_QKV, CONTIGUOUS_Q_KV, SEPARATE_Q_K_V, "
-        "Q_PAGED_KV_NHD or Q_PAGED_KV_HND"
+        f"{_OP}: input_layout must be PACKED_QKV, CONTIGUOUS_Q_KV, SEPARATE_Q_K_V, Q_PAGED_KV_NHD or Q_PAGED_KV_HND, "
+        f"got {input_layout!r}"
     )
 
 
@@ -111,16 +111,18 @@ def _unpack_pages(
     q: torch.Tensor, cache: Any, layout: int, block_tables: Optional[torch.Tensor], batch_size: int
 ) -> _Prompt:
     if block_tables is None:
-        raise ArgumentError(f"{_OP}: block_tables is None, expected a tensor (keys are in pages)")
+        raise ArgumentError(f"{_OP}: block_tables must be a tensor (keys are in pages), got None")
     if block_tables.dtype != torch.int32:
-        raise ArgumentError(f"{_OP}: block_tables is {block_tables.dtype}, expected torch.int32")
+        raise ArgumentError(f"{_OP}: block_tables must be torch.int32, got {block_tables.dtype}")
     if block_tables.shape[0] != batch_size:
-        raise ArgumentError(f"{_OP}: block_tables has {block_tables.shape[0]} rows, expected {batch_size} (batch_size)")
+        raise ArgumentError(
+            f"{_OP}: block_tables must have {batch_size} rows (batch_size), got {block_tables.shape[0]}"
+        )
     if isinstance(cache, torch.Tensor):
         _expect_rank("the cache", cache, 5)
         if block_tables.ndim != 2:
             raise ArgumentError(
-                f"{_OP}: block_tables has {block_tables.ndim} dimensions, expected 2 for one cache of both"
+                f"{_OP}: block_tables must have 2 dimensions for one cache of both, got {block_tables.ndim}"
             )
         return _Prompt(q, cache[:, 0], cache[:, 1], layout, block_tables)
     k, v = _pair("Q_PAGED_KV", cache, 2)
@@ -128,8 +130,8 @@ def _unpack_pages(
     _expect_rank("v", v, 4)
     if block_tables.ndim != 3 or block_tables.shape[1] != 2:
         raise ArgumentError(
-            f"{_OP}: block_tables has shape {tuple(block_tables.shape)}, expected (batch_size, 2, pages) "
-            "for separate caches"
+            f"{_OP}: block_tables must have shape (batch_size, 2, pages) for separate caches, got "
+            f"{tuple(block_tables.shape)}"
         )
     return _Prompt(q, *_blocks(k, v), layout, block_tables)
 
@@ -144,7 +146,7 @@ def _blocks(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     block = k[0].numel()
     if k.shape != v.shape or not (k[0].is_contiguous() and v[0].is_contiguous()):
         raise ArgumentError(
-            f"{_OP}: k has strides {k.stride()} and v {v.stride()}, expected equal caches, contiguous pages"
+            f"{_OP}: k and v must be equal caches with contiguous pages, got strides {k.stride()} and {v.stride()}"
         )
     count = min((x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()) // block for x in (k, v))
     first, second = (x.as_strided((count, *x.shape[1:]), (block, *x.stride()[1:])) for x in (k, v))
@@ -154,29 +156,31 @@ def _blocks(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 def _check(prompt: _Prompt, options: _Options, input_layout: str) -> None:
     q, head_dim = prompt.q, prompt.q.shape[-1]
     if head_dim not in _HEAD_DIMS:
-        raise ArgumentError(f"{_OP}: head_dim is {head_dim}, expected one of {_HEAD_DIMS}")
+        raise ArgumentError(f"{_OP}: head_dim must be one of {_HEAD_DIMS}, got {head_dim}")
     if prompt.k.dtype != q.dtype:
-        raise ArgumentError(f"{_OP}: q is {q.dtype} and k {prompt.k.dtype}, expected the same")
+        raise ArgumentError(f"{_OP}: q and k must have one dtype, got {q.dtype} and {prompt.k.dtype}")
     if input_layout.upper() == "SEPARATE_Q_K_V" and (q.dtype in FP8 or options.soft_cap):
-        raise ArgumentError(f"{_OP}: SEPARATE_Q_K_V has neither FP8 inputs nor a soft cap")
+        raise ArgumentError(f"{_OP}: SEPARATE_Q_K_V must have no FP8 inputs and no soft cap, got one of them")
     if options.mask_mode not in ("causal", "sliding_window", "chunked", "padding"):
         raise ArgumentError(
-            f"{_OP}: mask_mode is {options.mask_mode!r}, expected causal, sliding_window, chunked or padding"
+            f"{_OP}: mask_mode must be causal, sliding_window, chunked or padding, got {options.mask_mode!r}"
         )
     if options.mask_mode == "padding" and (options.window_left >= 0 or options.chunk):
-        raise ArgumentError(f"{_OP}: mask_mode is 'padding', expected neither window_left nor chunked_attention_size")
+        raise ArgumentError(
+            f"{_OP}: window_left and chunked_attention_size must not be given with mask_mode 'padding', got a value"
+        )
     if options.mask_mode == "chunked" and (options.chunk < 1 or options.chunk & (options.chunk - 1)):
-        raise ArgumentError(f"{_OP}: chunked_attention_size is {options.chunk}, expected a power of two")
+        raise ArgumentError(f"{_OP}: chunked_attention_size must be a power of two, got {options.chunk}")
     if options.sinks is not None and options.sinks.numel() != q.shape[1]:
-        raise ArgumentError(f"{_OP}: sinks has {options.sinks.numel()} elements, expected {q.shape[1]} (heads)")
+        raise ArgumentError(f"{_OP}: sinks must have {q.shape[1]} elements (heads), got {options.sinks.numel()}")
     if options.stats and input_layout.upper() != "CONTIGUOUS_Q_KV":
-        raise ArgumentError(f"{_OP}: save_softmax_stats with {input_layout}, expected CONTIGUOUS_Q_KV")
+        raise ArgumentError(f"{_OP}: input_layout must be CONTIGUOUS_Q_KV with save_softmax_stats, got {input_layout}")
 
 
 def _check_rows(name: str, offsets: np.ndarray, what: str, tokens: int) -> None:
     """Check that offsets stay inside a tensor, because kernels access these rows. More rows than needed are allowed."""
     if offsets[-1] > tokens:
-        raise ArgumentError(f"{_OP}: {name} ends at {offsets[-1]}, expected at most {tokens} (tokens of {what})")
+        raise ArgumentError(f"{_OP}: {name} must end at {tokens} at most (tokens of {what}), got {offsets[-1]}")
 
 
 @flashinfer_api(trace=fmha_v2_trace)
@@ -259,7 +263,7 @@ def trtllm_fmha_v2_prefill(
     bmm1_scale = number_on_host(bmm1_scale)
     encoding = (pos_encoding_mode or "none").lower()
     if encoding not in ("none", "alibi"):
-        raise ArgumentError(f"{_OP}: pos_encoding_mode is {pos_encoding_mode!r}, expected 'alibi' or None")
+        raise ArgumentError(f"{_OP}: pos_encoding_mode must be 'alibi' or None, got {pos_encoding_mode!r}")
     prompt = _unpack(qkv, input_layout, block_tables, batch_size)
     mode = mask_mode.lower()
     options = _Options(
@@ -281,8 +285,8 @@ def trtllm_fmha_v2_prefill(
     rows, begins, lengths = to_host(_OP, **tables)
     if not (rows.size == begins.size == lengths.size + 1 == batch_size + 1):
         raise ArgumentError(
-            f"{_OP}: cum_seq_lens_q, cum_seq_lens_kv, seq_lens have {rows.size}, {begins.size}, {lengths.size} "
-            f"elements, expected {batch_size + 1}, {batch_size + 1}, {batch_size} (batch_size)"
+            f"{_OP}: cum_seq_lens_q, cum_seq_lens_kv, seq_lens must have {batch_size + 1}, {batch_size + 1}, "
+            f"{batch_size} elements (batch_size), got {rows.size}, {begins.size}, {lengths.size}"
         )
     _check_rows("cum_seq_lens_q", rows, "q", q.shape[0])
     if prompt.tables is None:
@@ -331,7 +335,7 @@ def _attend(
     )  # fmt: skip
     shape = (*q.shape[:2], prompt.v.shape[-1])
     if tuple(target.shape) != shape:
-        raise ArgumentError(f"{_OP}: out has shape {tuple(target.shape)}, expected {shape}")
+        raise ArgumentError(f"{_OP}: out must have shape {shape}, got {tuple(target.shape)}")
     out = target if target.dtype == dtype else q.new_empty(shape)
     qo_indptr, kv_indptr = (torch.from_numpy(x).to(device, non_blocking=True) for x in (rows, begins))
     mask = CUSTOM if options.chunk else CAUSAL if causal else NON_CAUSAL

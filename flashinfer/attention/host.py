@@ -94,21 +94,21 @@ def to_device(owner: str, name: str, x: torch.Tensor, device: torch.device, non_
 def segment_lens(op: str, name: str, indptr: np.ndarray) -> np.ndarray:
     """Return segment lengths from offsets, and check that the offsets are non-decreasing."""
     if indptr.ndim != 1 or indptr.size == 0:
-        raise ArgumentError(f"{op}: {name} has shape {indptr.shape}, expected (batch_size + 1,)")
+        raise ArgumentError(f"{op}: {name} must have shape (batch_size + 1,), got {indptr.shape}")
     lens = indptr[1:] - indptr[:-1]
     if lens.size and lens.min() < 0:
-        raise ArgumentError(f"{op}: {name} falls, expected offsets that rise")
+        raise ArgumentError(f"{op}: {name} must not decrease, got offsets that do")
     return lens
 
 
 def kv_lens_of_pages(op: str, name: str, indptr: np.ndarray, last_page_len: np.ndarray, page_size: int) -> np.ndarray:
     """Count the keys of each request: full pages plus the last page. A request without pages has 0 keys."""
     if not 0 < page_size < 2**31:
-        raise ArgumentError(f"{op}: page_size is {page_size}, expected a positive number of 32 bits")
+        raise ArgumentError(f"{op}: page_size must be a positive number of 32 bits, got {page_size}")
     pages = segment_lens(op, name, indptr)
     if last_page_len.shape != pages.shape:
         last = name.replace("indptr", "last_page_len")
-        raise ArgumentError(f"{op}: {last} has shape {last_page_len.shape}, expected {pages.shape} (batch size)")
+        raise ArgumentError(f"{op}: {last} must have shape {pages.shape} (batch size), got {last_page_len.shape}")
     return np.where(pages > 0, (pages - 1) * page_size + last_page_len, 0).astype(np.int32)
 
 
@@ -119,10 +119,10 @@ def kv_lens_given(op: str, seq_lens: np.ndarray, pages: np.ndarray) -> np.ndarra
     """
     lens = seq_lens.reshape(-1)
     if lens.shape != pages.shape:
-        raise ArgumentError(f"{op}: seq_lens has {lens.size} elements, expected {pages.size} (batch size)")
+        raise ArgumentError(f"{op}: seq_lens must have {pages.size} elements (batch size), got {lens.size}")
     homeless = np.flatnonzero((lens > 0) & (pages == 0))
     if homeless.size:
-        raise ArgumentError(f"{op}: seq_lens[{homeless[0]}] is {lens[homeless[0]]}, expected 0 (it has no pages)")
+        raise ArgumentError(f"{op}: seq_lens[{homeless[0]}] must be 0 (it has no pages), got {lens[homeless[0]]}")
     return lens
 
 
@@ -144,7 +144,7 @@ def check_indices(op: str, name: str, num_indices: int, indptr: Union[np.ndarray
     """Check that there are at least as many page ids as the last offset, because kernels read that many."""
     last = indptr[-1] if isinstance(indptr, np.ndarray) else _last(indptr)
     if num_indices < last:
-        raise ArgumentError(f"{op}: {name} has {num_indices} elements, expected at least {last} (the last offset)")
+        raise ArgumentError(f"{op}: {name} must have at least {last} elements (the last offset), got {num_indices}")
 
 
 _ranges: dict[torch.device, list[torch.Tensor]] = {}  # none is ever freed: any stream may still read a shorter one

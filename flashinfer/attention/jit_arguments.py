@@ -46,7 +46,7 @@ class JitArguments:
     def __init__(self, jit_args: Sequence[Any], known_tensors: Sequence[str]) -> None:
         if len(jit_args) <= _SCALAR_TYPES:
             raise ArgumentError(
-                f"jit_args has {len(jit_args)} elements, expected 13 (what generators of modules take after backend)"
+                f"jit_args must have 13 elements (what generators of modules take after backend), got {len(jit_args)}"
             )
         self.head_dim_vo = int(jit_args[6])
         self.tensors = list(jit_args[7])
@@ -72,34 +72,34 @@ class JitArguments:
         missing = self.scalars[len(rest) :]
         for name in missing:
             if name not in derived:
-                raise ArgumentError(f"{op}: scalar {name!r} is missing, expected it among the positional arguments")
+                raise ArgumentError(f"{op}: scalar {name!r} must be among the positional arguments, got none")
         return tensors, [*rest, *(derived[name] for name in missing)]
 
     def _check_scalars(self, op: str, given: Sequence[Any]) -> None:
         if len(given) > len(self.scalars):
             raise TypeError(
-                f"{op}.run: {len(given)} positional arguments after the tensors, expected at most {len(self.scalars)} "
-                f"({', '.join(self.scalars) or 'the variant declares no scalars'})"
+                f"{op}.run: positional arguments after the tensors must be at most {len(self.scalars)} "
+                f"({', '.join(self.scalars) or 'the variant declares no scalars'}), got {len(given)}"
             )
         for name, kind, x in zip(self.scalars, self._scalar_types, given, strict=False):
             if not isinstance(x, (float, int, Real)):  # torch.compile traces float and int, not Real
-                raise TypeError(f"{op}.run: {name} is a {type(x).__name__}, expected a number")
+                raise TypeError(f"{op}.run: {name} must be a number, got a {type(x).__name__}")
             if kind not in _FRACTIONS:
                 self._check_integer(f"{op}.run: {name}", kind, x)
 
     @staticmethod
     def _check_integer(what: str, kind: str, x: Any) -> None:
         if not isinstance(x, int) and x % 1 != 0:  # inf % 1 is nan, so infinity is rejected too
-            raise TypeError(f"{what} is {x}, expected an integer ({kind})")
+            raise TypeError(f"{what} must be an integer ({kind}), got {x}")
         bits, end = (32, 1 << 32) if "32" in kind else (64, 1 << 63)  # 32-bit types: signed or unsigned range
         if not -(1 << (bits - 1)) <= x < end:
-            raise ArgumentError(f"{what} is {x}, expected {bits} bits at most")
+            raise ArgumentError(f"{what} must fit {bits} bits, got {x}")
 
     def _check_tensor(self, op: str, name: str, x: Optional[torch.Tensor]) -> None:
         """Check a tensor against its declared type: kernels read its memory as that type. Kernels check the size."""
         kind = self._tensor_types.get(name)
         if x is not None and x.dtype.itemsize > 2 and x.dtype.is_floating_point != (kind in _FRACTIONS):
-            raise TypeError(f"{op}.run: {name} is {x.dtype}, expected {kind} (as declared)")
+            raise TypeError(f"{op}.run: {name} must be {kind} (as declared), got {x.dtype}")
 
     def all_tensors(
         self, given: Sequence[Optional[torch.Tensor]], known: Mapping[str, Optional[torch.Tensor]]

@@ -23,7 +23,7 @@ def pack_mask(op: str, mask: torch.Tensor, qo_len: int, kv_len: int) -> torch.Te
     """Pack the mask of one request into bits."""
     check_tensors(op, custom_mask=mask)
     if mask.numel() != qo_len * kv_len or (mask.ndim == 2 and mask.shape != (qo_len, kv_len)):
-        raise ArgumentError(f"{op}: custom_mask has shape {tuple(mask.shape)}, expected ({qo_len}, {kv_len})")
+        raise ArgumentError(f"{op}: custom_mask must have shape ({qo_len}, {kv_len}), got {tuple(mask.shape)}")
     return packbits(mask.to(torch.bool), bitorder="little")
 
 
@@ -32,8 +32,8 @@ def check_packed_mask(op: str, packed: torch.Tensor, expected: int) -> None:
     check_tensors(op, packed_custom_mask=packed)
     if packed.dtype is not torch.uint8 or packed.numel() < expected:
         raise ArgumentError(
-            f"{op}: packed_custom_mask has {packed.numel()} elements of {packed.dtype}, expected {expected} bytes "
-            "(each request's qo_len * kv_len bits, rounded up)"
+            f"{op}: packed_custom_mask must have {expected} bytes (each request's qo_len * kv_len bits, rounded up), "
+            f"got {packed.numel()} elements of {packed.dtype}"
         )
 
 
@@ -48,9 +48,11 @@ def check_items(
     """
     batch_size = kv_lens.size
     if token_pos is None:
-        raise ArgumentError(f"{op}: token_pos_in_items_ptr is None, expected a tensor (prefix_len_ptr is given)")
+        raise ArgumentError(f"{op}: token_pos_in_items_ptr must be a tensor (prefix_len_ptr is given), got None")
     if prefix_len.numel() < batch_size:
-        raise ArgumentError(f"{op}: prefix_len_ptr has {prefix_len.numel()} elements, expected {batch_size} (requests)")
+        raise ArgumentError(
+            f"{op}: prefix_len_ptr must have {batch_size} elements (requests), got {prefix_len.numel()}"
+        )
     begins = np.arange(batch_size, dtype=np.int64) * stride
     items = np.zeros(batch_size, dtype=np.int64)
     if not prefix_len.is_cuda:
@@ -58,8 +60,8 @@ def check_items(
     needed = int((begins + items).max(initial=0))
     if token_pos.numel() < needed or stride < 0:
         raise ArgumentError(
-            f"{op}: token_pos_in_items_ptr has {token_pos.numel()} elements with token_pos_in_items_len = {stride}, "
-            f"expected at least {needed} (a place for each token behind a prefix)"
+            f"{op}: token_pos_in_items_ptr must have at least {needed} elements with token_pos_in_items_len = {stride} "
+            f"(a place for each token behind a prefix), got {token_pos.numel()}"
         )
 
 
@@ -68,7 +70,7 @@ def byte_offsets(qo_lens: np.ndarray, kv_lens: np.ndarray) -> np.ndarray:
     sizes = (qo_lens.astype(np.int64) * kv_lens + 7) // 8
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     if offsets[-1] > np.iinfo(np.int32).max:
-        raise ArgumentError(f"plan: the custom mask has {offsets[-1]} bytes when packed, expected less than 2^31")
+        raise ArgumentError(f"plan: the custom mask must have less than 2^31 bytes when packed, got {offsets[-1]}")
     return offsets.astype(np.int32)
 
 
@@ -94,7 +96,7 @@ def pack_batch_mask(
     elements = np.concatenate([[0], np.cumsum(qo_lens.astype(np.int64) * kv_lens)])
     if flat.numel() != elements[-1]:
         raise ArgumentError(
-            f"{op}: custom_mask has {flat.numel()} elements, expected {elements[-1]} (sum of qo_len * kv_len)"
+            f"{op}: custom_mask must have {elements[-1]} elements (sum of qo_len * kv_len), got {flat.numel()}"
         )
     packed = flat.new_empty(int(offsets[-1]), dtype=torch.uint8)
     elements_indptr = torch.from_numpy(elements).to(device, non_blocking=non_blocking)

@@ -63,14 +63,14 @@ _PEERS = {
 def layout_code(op: str, kv_layout: str) -> int:
     code = _LAYOUTS.get(kv_layout) if isinstance(kv_layout, str) else None
     if code is None:
-        raise KeyError(f"{op}: kv_layout is {kv_layout!r}, expected one of {', '.join(_LAYOUTS)}")
+        raise KeyError(f"{op}: kv_layout must be one of {', '.join(_LAYOUTS)}, got {kv_layout!r}")
     return code
 
 
 def pos_encoding_code(op: str, mode: str) -> int:
     code = _POS_ENCODINGS.get(mode) if isinstance(mode, str) else None
     if code is None:
-        raise KeyError(f"{op}: pos_encoding_mode is {mode!r}, expected one of {', '.join(_POS_ENCODINGS)}")
+        raise KeyError(f"{op}: pos_encoding_mode must be one of {', '.join(_POS_ENCODINGS)}, got {mode!r}")
     return code
 
 
@@ -84,13 +84,13 @@ def resolve_backend(op: str, backend: str, fa3_device: Optional[torch.device] = 
     if backend == "fa3" and fa3_device is not None:
         if fa3_device.type != "cuda" or not is_sm90a_supported(fa3_device):
             raise NotImplementedError(
-                f"{op}: backend is 'fa3', expected another on {fa3_device} (it needs an SM90 GPU); usable: fa2"
+                f"{op}: backend must be fa2 on {fa3_device} (fa3 needs an SM90 GPU), got 'fa3'; usable: fa2"
             )
         return "fa3"
     if backend in _PEERS:
-        raise NotImplementedError(f"{op}: backend is {backend!r}, {_PEERS[backend]}; usable: fa2")
+        raise NotImplementedError(f"{op}: backend must be fa2 here, got {backend!r}, {_PEERS[backend]}; usable: fa2")
     usable = "'auto' or 'fa2'" if fa3_device is None else "'auto', 'fa2' or 'fa3'"
-    raise ArgumentError(f"{op}: backend is {backend!r}, expected {usable}")
+    raise ArgumentError(f"{op}: backend must be {usable}, got {backend!r}")
 
 
 @functools.cache
@@ -145,7 +145,7 @@ def default_scale(op: str, sm_scale: Optional[float], head_dim: int) -> float:
     try:
         return 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
     except ZeroDivisionError:
-        raise ArgumentError(f"{op}: q has a head dimension of 0, expected at least 1") from None
+        raise ArgumentError(f"{op}: q must have a head dimension of at least 1, got 0") from None
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _dtype(op: str, name: str, dtype: Dtype) -> torch.dtype:
     except TypeError as error:
         raise TypeError(f"{op}: {name}: {error}") from None
     if found not in filename_safe_dtype_map:
-        raise ArgumentError(f"{op}: {name} is {found}, for which there are no kernels")
+        raise ArgumentError(f"{op}: {name} must be a dtype with kernels, got {found}")
     return found
 
 
@@ -180,7 +180,7 @@ def resolve_dtypes(op: str, q: Dtype, kv: Dtype, o: Dtype, data: Dtype = None) -
         o = torch.bfloat16 if q in FP8 else q
     o = _dtype(op, "o_data_type", o)
     if o.itemsize < 2:
-        raise ArgumentError(f"{op}: o_data_type is {o}, expected a 16-bit type (no backend here writes 8-bit outputs)")
+        raise ArgumentError(f"{op}: o_data_type must be a 16-bit type (no backend here writes 8-bit outputs), got {o}")
     return Dtypes(q, kv, o, o if q in FP8 else q)
 
 

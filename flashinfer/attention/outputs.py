@@ -28,11 +28,11 @@ _native_add_sinks = NativeFunction(module_cache(gen_cascade_module), "add_sinks"
 def _check(op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor) -> None:
     check_tensors(op, **{name: x})
     if x.shape != shape:  # torch.Size is a tuple
-        raise ArgumentError(f"{op}: Invalid shape of {name}: {tuple(x.shape)}, expected {tuple(shape)}")
+        raise ArgumentError(f"{op}: Invalid shape of {name}: must be {tuple(shape)}, got {tuple(x.shape)}")
     if x.dtype != dtype:
-        raise ArgumentError(f"{op}: Invalid dtype of {name}: {x.dtype}, expected {dtype}")
+        raise ArgumentError(f"{op}: Invalid dtype of {name}: must be {dtype}, got {x.dtype}")
     if x.device != like.device:
-        raise ArgumentError(f"{op}: Invalid device of {name}: {x.device}, expected {like.device}")
+        raise ArgumentError(f"{op}: Invalid device of {name}: must be {like.device}, got {x.device}")
 
 
 def output_buffer(
@@ -53,9 +53,9 @@ def lse_buffer(op: str, lse: Optional[torch.Tensor], shape: tuple[int, ...], lik
 
 def check_lse_form(op: str, lse_base: str, lse_layout: str) -> None:
     if lse_base not in LSE_BASES:
-        raise ArgumentError(f"{op}: lse_base is {lse_base!r}, expected 'log2' or 'ln'")
+        raise ArgumentError(f"{op}: lse_base must be 'log2' or 'ln', got {lse_base!r}")
     if lse_layout not in ("NH", "HN"):
-        raise ArgumentError(f"{op}: lse_layout is {lse_layout!r}, expected 'NH' or 'HN'")
+        raise ArgumentError(f"{op}: lse_layout must be 'NH' or 'HN', got {lse_layout!r}")
 
 
 def finish_lse(
@@ -70,7 +70,7 @@ def finish_lse(
         return lse.T.contiguous()
     _check(op, "lse", given, lse.T.shape, _FLOAT32, lse)
     if not given.is_contiguous():
-        raise ArgumentError(f"{op}: lse has strides {given.stride()}, expected a contiguous tensor (lse_layout='HN')")
+        raise ArgumentError(f"{op}: lse must be contiguous (lse_layout='HN'), got strides {given.stride()}")
     return given.copy_(lse.T)
 
 

@@ -34,8 +34,8 @@ def _number(op: str, name: str, scale: Union[float, torch.Tensor]) -> Union[floa
         return scale.reshape(())
     if isinstance(scale, (float, int, Real)):  # torch.compile traces isinstance with float and int, not with Real
         return float(scale)
-    got = f"has shape {tuple(scale.shape)}" if isinstance(scale, torch.Tensor) else f"is a {type(scale).__name__}"
-    raise ArgumentError(f"{op}: {name} {got}, expected a number or a tensor of one element")
+    got = f"shape {tuple(scale.shape)}" if isinstance(scale, torch.Tensor) else f"a {type(scale).__name__}"
+    raise ArgumentError(f"{op}: {name} must be a number or a tensor of one element, got {got}")
 
 
 def number_on_host(scale: _S) -> Union[_S, float]:
@@ -85,7 +85,7 @@ def _per_head(
     if scale is None:
         return None
     if isinstance(scale, torch.Tensor) and scale.numel() not in (1, expected, num_heads):
-        raise ArgumentError(f"{op}: {name} has {scale.numel()} elements, expected 1 or {expected} (one for each head)")
+        raise ArgumentError(f"{op}: {name} must have 1 or {expected} elements (one for each head), got {scale.numel()}")
     if not isinstance(scale, torch.Tensor):
         return torch.full((num_heads, 1), scale, dtype=torch.float32, device=like.device)
     scale = scale.to(device=like.device, dtype=torch.float32).reshape(-1)

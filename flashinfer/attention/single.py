@@ -166,7 +166,7 @@ def _run_jit_module(
 ) -> None:
     if handle not in loaded_modules:
         raise ArgumentError(
-            "run_jit_module: jit_module is unknown to the graph, expected what build_and_load() returned"
+            "run_jit_module: jit_module must be what build_and_load() returned, got one unknown to the graph"
         )
     scalars = [int(x) if is_integer else x for x, is_integer in zip(numbers, integers, strict=True)]
     _launch_module(loaded_modules[handle], q, k, v, out, lse, *codes, *tensors, *scalars)

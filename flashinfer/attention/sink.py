@@ -87,10 +87,10 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         window_left: int = -1,
     ) -> None:
         if backend not in _BACKENDS:
-            raise ArgumentError(f"{_OP}: backend is {backend!r}, expected one of {', '.join(_BACKENDS)}")
+            raise ArgumentError(f"{_OP}: backend must be one of {', '.join(_BACKENDS)}, got {backend!r}")
         mode = pos_encoding_code(_OP, pos_encoding_mode)
         if mode == PosEncodingMode.ALIBI.value:
-            raise ArgumentError(f"{_OP}: pos_encoding_mode is 'ALIBI', expected 'NONE' or 'ROPE_LLAMA'")
+            raise ArgumentError(f"{_OP}: pos_encoding_mode must be 'NONE' or 'ROPE_LLAMA', got 'ALIBI'")
         scalars = ["sm_scale"] if mode == 0 else ["sm_scale", "rope_rcp_scale", "rope_rcp_theta"]
         q, kv = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
         uri = (
@@ -119,13 +119,13 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
 
     def _set_parameters(self, options: AttentionOptions) -> None:
         if options.logits_soft_cap is not None and options.logits_soft_cap > 0:
-            raise ArgumentError(f"{_OP}.plan: logits_soft_cap is {options.logits_soft_cap}, expected None")
+            raise ArgumentError(f"{_OP}.plan: logits_soft_cap must be None, got {options.logits_soft_cap}")
         super()._set_parameters(options)
 
     def _mask_mode(self) -> int:
         mode = super()._mask_mode()
         if mode not in (CAUSAL, NON_CAUSAL):
-            raise ArgumentError(f"{_OP}.plan: a custom mask or prefix_len_ptr is given, expected neither")
+            raise ArgumentError(f"{_OP}.plan: a custom mask and prefix_len_ptr must not be given, got one of them")
         return mode
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
@@ -133,7 +133,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         if sink is not None:  # without a sink, the module raises the error
             if sink.shape != (self._num_qo_heads,):
                 raise ArgumentError(
-                    f"{_OP}.run: sink has shape {tuple(sink.shape)}, expected ({self._num_qo_heads},) (num_qo_heads)"
+                    f"{_OP}.run: sink must have shape ({self._num_qo_heads},) (num_qo_heads), got {tuple(sink.shape)}"
                 )
             launch = launch._replace(tensors=[sink.float().contiguous(), *rest])
         return super()._native_call(launch, enable_pdl)

@@ -95,8 +95,8 @@ def _plan_for_graph(op: str, wanted: tuple[int, torch.device, UniformSizes]) -> 
         key = next((key for key in reversed(_plans) if key[:-1] == wanted), None)
         if key is None:
             raise ArgumentError(
-                f"{op}: is being captured in a CUDA graph with sizes it was not called with before, expected a call "
-                "before the capture (it makes the plan that the graph replays)"
+                f"{op}: must be called with these sizes before a capture in a CUDA graph (the call makes the plan that "
+                "the graph replays), got sizes it was not called with before"
             )
         plan = _captured[wanted] = _plans.pop(key)
     return plan

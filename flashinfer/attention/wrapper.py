@@ -128,15 +128,15 @@ class PlannedWrapper(CopiedWithPlans):
         """Check the buffers of a CUDA graph. ``copy_`` would convert to any dtype, but kernels read the raw memory."""
         for name, buffer in buffers.items():
             if not isinstance(buffer, torch.Tensor):
-                raise ArgumentError(f"{self._op}: {name} is missing, expected a tensor (use_cuda_graph=True)")
+                raise ArgumentError(f"{self._op}: {name} must be a tensor (use_cuda_graph=True), got none")
             if buffer.dtype not in dtypes or buffer.device != self.device:
                 raise ArgumentError(
-                    f"{self._op}: {name} is {buffer.dtype} on {buffer.device}, expected {dtypes[0]} on {self.device}"
+                    f"{self._op}: {name} must be {dtypes[0]} on {self.device}, got {buffer.dtype} on {buffer.device}"
                 )
             if buffer.dim() != 1 or not buffer.is_contiguous():
                 raise ArgumentError(
-                    f"{self._op}: {name} has shape {tuple(buffer.shape)} and strides {buffer.stride()}, expected one "
-                    "dimension without gaps"
+                    f"{self._op}: {name} must have one dimension without gaps, got shape {tuple(buffer.shape)} and "
+                    f"strides {buffer.stride()}"
                 )
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
@@ -186,13 +186,11 @@ class PlannedWrapper(CopiedWithPlans):
     def _check_workspaces(self, float_workspace: torch.Tensor, int_workspace: torch.Tensor) -> None:
         for name, buffer in (("float_workspace_buffer", float_workspace), ("int_workspace_buffer", int_workspace)):
             if buffer.device != self.device:
-                raise ArgumentError(f"{self._op}: {name} is on {buffer.device}, expected {self.device} (the wrapper's)")
+                raise ArgumentError(f"{self._op}: {name} must be on {self.device} (the wrapper's), got {buffer.device}")
             if buffer.numel() and buffer.data_ptr() % 16:
-                raise ArgumentError(
-                    f"{self._op}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}"
-                )
+                raise ArgumentError(f"{self._op}: {name} must be 16-byte aligned, got address {buffer.data_ptr():#x}")
             if not buffer.is_contiguous():  # kernels treat the buffer as one contiguous block of bytes
-                raise ArgumentError(f"{self._op}: {name} has strides {buffer.stride()}, expected a contiguous tensor")
+                raise ArgumentError(f"{self._op}: {name} must be contiguous, got strides {buffer.stride()}")
         self._aligned = float_workspace, int_workspace
 
     def _indptr_on_device(self, indptr: torch.Tensor, which: int, non_blocking: bool) -> torch.Tensor:
@@ -235,7 +233,7 @@ class PlannedWrapper(CopiedWithPlans):
         sm_scale, rope_scale, rope_theta = options.sm_scale, options.rope_scale, options.rope_theta
         for name, x in (("sm_scale", sm_scale), ("rope_scale", rope_scale), ("rope_theta", rope_theta)):
             if x is not None and not isinstance(x, (float, Real)):  # run() would fail much later
-                raise TypeError(f"{self._op}.plan: {name} is a {type(x).__name__}, expected float")
+                raise TypeError(f"{self._op}.plan: {name} must be float, got a {type(x).__name__}")
         cap, mode = max(options.logits_soft_cap or 0.0, 0.0), options.pos_encoding_mode
         self._pos_encoding = pos_encoding_code(self._op, mode)
         self._pos_encoding_mode = mode
@@ -267,7 +265,7 @@ class PlannedWrapper(CopiedWithPlans):
     def _require_plan(self) -> None:
         if self._plan_info is None:
             lost = "" if self._cached_module is None else " (the last one failed, or workspaces were replaced after it)"
-            raise ArgumentError(f"{self._op}.run: plan() was not called, expected it before run(){lost}")
+            raise ArgumentError(f"{self._op}.run: plan() must be called before run(), got no plan{lost}")
 
     def _check_in_graph(self, launch: Launch) -> None:
         """Run the checks deferred from tracing to run time: do the tensors match the current plan?"""
@@ -284,8 +282,8 @@ class PlannedWrapper(CopiedWithPlans):
             return
         if not self._is_capturable:
             raise ArgumentError(
-                f"{self._op}.run: is being captured in a CUDA graph, expected a wrapper made with use_cuda_graph=True "
-                "(the next plan() of this one would not reach the graph)"
+                f"{self._op}.run: the wrapper must be made with use_cuda_graph=True for a capture in a CUDA graph (the "
+                "next plan() of this one would not reach the graph), got use_cuda_graph=False"
             )
         hold_for_graph(self)
 
@@ -359,7 +357,8 @@ class PlannedWrapper(CopiedWithPlans):
         """Check for a plan only: one module serves equal and different strides of keys and values."""
         if self._plan_info is None or self._jit is not None:
             raise RuntimeError(
-                f"{self._op}.prewarm_paged_kv_stride_variant: expected a planned wrapper without jit_args"
+                f"{self._op}.prewarm_paged_kv_stride_variant: the wrapper must be planned and without jit_args, got "
+                "another"
             )
 
 

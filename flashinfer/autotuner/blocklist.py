@@ -64,7 +64,9 @@ class TacticsBlocklist:
         content = json.loads(Path(path).read_text())
         tactics = content.get(_TACTICS, {}) if isinstance(content, dict) else None
         if not isinstance(tactics, dict):
-            raise ArgumentError(f"TacticsBlocklist: {path} has no object {_TACTICS!r}, expected lists by 'op::Runner'")
+            raise ArgumentError(
+                f"TacticsBlocklist: {path} must have an object {_TACTICS!r} of lists by 'op::Runner', got none"
+            )
         definite, _ = classify_metadata(content.get(_METADATA), collect_metadata())
         if definite:
             differences = ", ".join(f"{name} {there}, here {here}" for name, (there, here) in definite.items())

@@ -20,7 +20,7 @@ def checked_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
     if not all(isinstance(size, int) for size in buckets):
         raise ArgumentError(f"autotune: tuning_buckets must be whole numbers, got {buckets!r}")
     if min(buckets) < 0:
-        raise ArgumentError(f"autotune: tuning_buckets has {min(buckets)}, expected sizes of 0 or more")
+        raise ArgumentError(f"autotune: tuning_buckets must be sizes of 0 or more, got {min(buckets)}")
     return tuple(sorted(set(buckets)))
 
 

@@ -51,8 +51,8 @@ def is_capturing() -> bool:
 def refuse_capture(op: str) -> None:
     if is_capturing():
         raise RuntimeError(
-            f"autotune: {op} has sizes that were not tuned inside an active outer CUDA Graph capture, expected a call "
-            "inside autotune() before the capture"
+            f"autotune: {op} must be called inside autotune() before a capture, got sizes that were not tuned inside "
+            "an active outer CUDA Graph capture"
         )
 
 

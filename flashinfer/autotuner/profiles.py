@@ -135,7 +135,7 @@ class TuningConfig:
         for pair in self.tensor_initializers:
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], int)):
                 raise ArgumentError(
-                    f"TuningConfig: tensor_initializers has {pair!r}, expected pairs (number of an input, initializer)"
+                    f"TuningConfig: tensor_initializers must be pairs (number of an input, initializer), got {pair!r}"
                 )
 
 

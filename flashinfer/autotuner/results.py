@@ -97,7 +97,7 @@ class SavedResults(ABC):
             generation = _generation_of(found)
             if self._published and generation != self._generations.get(_name(path), 0):
                 raise RuntimeError(
-                    f"autotune: {path} has generation {generation}, expected {self._generations.get(_name(path), 0)} "
+                    f"autotune: {path} must have generation {self._generations.get(_name(path), 0)}, got {generation} "
                     "(another process has written it since it was read): load it, then publish the records again"
                 )
             special = {METADATA: found.get(METADATA, self._metadata()), GENERATION: generation + 1}

@@ -16,7 +16,9 @@ def to_json(tactic: Any) -> Any:
         return {key: to_json(part) for key, part in tactic.items()}
     if tactic is None or isinstance(tactic, (bool, int, float, str)):
         return tactic
-    raise TypeError(f"autotune: a tactic has {tactic!r}, expected numbers, strings, None, lists and tuples of them")
+    raise TypeError(
+        f"autotune: a tactic must be made of numbers, strings, None, lists and tuples of them, got {tactic!r}"
+    )
 
 
 def from_json(value: Any) -> Any:

@@ -198,8 +198,8 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         """
         if self._table is None:
             raise ArgumentError(
-                "BatchPrefillWithSharedPrefixPagedKVCacheWrapper.forward: begin_forward() was not called, expected it "
-                "before forward()"
+                "BatchPrefillWithSharedPrefixPagedKVCacheWrapper.forward: begin_forward() must be called before "
+                "forward(), got no plan"
             )
         options = {
             "causal": causal,

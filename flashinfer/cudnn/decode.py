@@ -68,7 +68,7 @@ def cudnn_batch_decode_with_kv_cache(
         Shape of ``q``.
     """
     if q.ndim != 3 or k_cache.ndim != 4:
-        raise ArgumentError(f"{_OP}: q has {q.ndim} dimensions and k_cache {k_cache.ndim}, expected 3 and 4")
+        raise ArgumentError(f"{_OP}: q and k_cache must have 3 and 4 dimensions, got {q.ndim} and {k_cache.ndim}")
     if block_tables is None or actual_seq_lens_kv is None:
         raise ArgumentError(f"{_OP}: block_tables or actual_seq_lens_kv must be tensors, got None")
     out = torch.empty_like(q) if out is None else out

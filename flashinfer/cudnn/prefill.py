@@ -116,7 +116,7 @@ def cudnn_batch_prefill_with_kv_cache(
     """
     if any(scale_of is not None for scale_of in (q_scale, k_scale, v_scale)):
         raise ArgumentError(
-            f"{_OP}: q_scale, k_scale or v_scale is given, expected None (16-bit tensors have no scales)"
+            f"{_OP}: q_scale, k_scale or v_scale must be None (16-bit tensors have no scales), got a value"
         )
     if actual_seq_lens_q is None or actual_seq_lens_kv is None:
         raise ArgumentError(f"{_OP}: actual_seq_lens_q or actual_seq_lens_kv must be tensors, got None")

@@ -113,11 +113,12 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
                 paged_kv_indices_buffer=paged_kv_indices_buffer,
                 paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
             )
-            self._fixed_batch_size = len(paged_kv_last_page_len_buffer)  # type: ignore[arg-type]
-            if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:  # type: ignore[arg-type]
+            assert paged_kv_indptr_buffer is not None and paged_kv_last_page_len_buffer is not None
+            self._fixed_batch_size = len(paged_kv_last_page_len_buffer)
+            if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:
                 raise ArgumentError(
-                    f"{self._op}: paged_kv_indptr_buffer has {len(paged_kv_indptr_buffer)} elements, "  # type: ignore[arg-type]
-                    f"expected {self._fixed_batch_size + 1} (one more than paged_kv_last_page_len_buffer)"
+                    f"{self._op}: paged_kv_indptr_buffer must have {self._fixed_batch_size + 1} elements (one more "
+                    f"than paged_kv_last_page_len_buffer), got {len(paged_kv_indptr_buffer)}"
                 )
         self._paged_kv_indptr_buf = paged_kv_indptr_buffer
         self._paged_kv_indices_buf = paged_kv_indices_buffer
@@ -191,10 +192,10 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         if extra:
             if extra > len(_LEGACY_OPTIONS):
                 raise TypeError(
-                    f"{self._op}.plan: takes at most {len(_LEGACY_OPTIONS)} options by position, {extra} were given"
+                    f"{self._op}.plan: options by position must be at most {len(_LEGACY_OPTIONS)}, got {extra}"
                 )
             warnings.warn(
-                f"{self._op}.plan: {', '.join(_LEGACY_OPTIONS[:extra])} given positionally, expected by keyword",
+                f"{self._op}.plan: {', '.join(_LEGACY_OPTIONS[:extra])} must be given by keyword, got positionally",
                 DeprecationWarning,
                 stacklevel=2,
             )
@@ -234,7 +235,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
     ) -> None:
         op = f"{self._op}.plan"
         if window_right != 0:
-            raise NotImplementedError(f"{op}: window_right is {window_right}, expected 0 (fa2 has no right window)")
+            raise NotImplementedError(f"{op}: window_right must be 0 (fa2 has no right window), got {window_right}")
         dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type, data_type)
         self._check_alignment()
         self._check_options(op, q_len_per_req, fixed_split_size)
@@ -413,15 +414,15 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             self._check_q_len(q, q_len_per_req)
         if k.shape[1:3] != self._page_shape:
             raise ArgumentError(
-                f"{op}: keys have shape {tuple(k.shape)}, expected {self._kv_layout} pages of {self._page_size} tokens "
-                f"by {self._num_kv_heads} heads (as planned)"
+                f"{op}: keys must have {self._kv_layout} pages of {self._page_size} tokens by {self._num_kv_heads} "
+                f"heads (as planned), got shape {tuple(k.shape)}"
             )
         if window_left is not None and window_left != self._window_left:
-            raise ArgumentError(f"{op}: window_left is {window_left}, expected {self._window_left} (as planned)")
+            raise ArgumentError(f"{op}: window_left must be {self._window_left} (as planned), got {window_left}")
         if not self._use_tensor_cores and isinstance(paged_kv_cache, tuple) and k.stride() != v.stride():
             raise ArgumentError(
-                f"{op}: keys have strides {k.stride()} and values {v.stride()}; they must have identical strides "
-                "without use_tensor_cores=True"
+                f"{op}: keys and values must have identical strides without use_tensor_cores=True, got {k.stride()} "
+                f"and {v.stride()}"
             )
         factors = scale_factors(op, k, v, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
         return self._attend(
@@ -435,15 +436,15 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
     def _refuse_query(self, q: torch.Tensor) -> None:
         requests = self._paged_kv_last_page_len_buf.shape[0]  # type: ignore[union-attr]
         raise ArgumentError(
-            f"{self._op}.run: q has {q.shape[0]} rows, expected {requests} * {self._planned_q_len} (batch size * "
-            f"q_len_per_req), and {q.shape[1]} heads, expected {self._num_qo_heads} query heads (as planned)"
+            f"{self._op}.run: q must have {requests} * {self._planned_q_len} rows (batch size * q_len_per_req) and "
+            f"{self._num_qo_heads} query heads (as planned), got {q.shape[0]} rows and {q.shape[1]} heads"
         )
 
     def _check_q_len(self, q: torch.Tensor, q_len_per_req: int) -> None:
         warnings.warn(f"{self._op}.run: q_len_per_req is deprecated, plan() knows it", DeprecationWarning, stacklevel=3)
         if q.shape[0] != self._paged_kv_last_page_len_buf.shape[0] * q_len_per_req:  # type: ignore[union-attr]
             raise ArgumentError(
-                f"{self._op}.run: q_len_per_req is {q_len_per_req}, expected {self._planned_q_len} (as planned)"
+                f"{self._op}.run: q_len_per_req must be {self._planned_q_len} (as planned), got {q_len_per_req}"
             )
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:

@@ -64,9 +64,9 @@ fixed_split_size, disable_split_kv, q_len_per_req
     """
     op = "fast_decode_plan"
     if q_len_per_req > 1 and self._backend == "auto":
-        raise ArgumentError(f"{op}: q_len_per_req is {q_len_per_req}, expected a prior plan of this wrapper")
+        raise ArgumentError(f"{op}: the wrapper must have a prior plan for q_len_per_req = {q_len_per_req}, got none")
     if self._cached_module is None:
-        raise ArgumentError(f"{op}: the wrapper has no module, expected a prior plan of this wrapper")
+        raise ArgumentError(f"{op}: the wrapper must have a prior plan, got no module")
     batch_size = len(last_page_len)
     self._check_options(op, q_len_per_req, fixed_split_size)
     self._check_buffers(op, batch_size, len(indices))
@@ -74,8 +74,8 @@ fixed_split_size, disable_split_kv, q_len_per_req
     dtypes = resolve_dtypes(op, q_data_type, kv_data_type, self._cached_o_data_type, data_type)
     if (dtypes.q, dtypes.kv) != (self._cached_q_data_type, self._cached_kv_data_type):
         raise ArgumentError(
-            f"{op}: dtypes of q and kv are {dtypes.q} and {dtypes.kv}, expected {self._cached_q_data_type} and "
-            f"{self._cached_kv_data_type} (of the prior plan, whose module is used)"
+            f"{op}: dtypes of q and kv must be {self._cached_q_data_type} and {self._cached_kv_data_type} (of the "
+            f"prior plan, whose module is used), got {dtypes.q} and {dtypes.kv}"
         )
     on_host = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
     is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
@@ -89,7 +89,9 @@ fixed_split_size, disable_split_kv, q_len_per_req
             op, on_host, last_page_len, None, page_size, 1, is_exact or q_len_per_req > 1
         )
     if q_len_per_req > 1 and kv_lens is not None and kv_lens.size and kv_lens.min() < q_len_per_req:
-        raise ArgumentError(f"{op}: a request has an empty KV range, expected at least {q_len_per_req} keys each")
+        raise ArgumentError(
+            f"{op}: requests must have at least {q_len_per_req} keys each, got one with an empty KV range"
+        )
 
     self._plan_info = None  # if the rest fails, no valid plan remains
     if not self._use_cuda_graph:

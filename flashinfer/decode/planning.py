@@ -52,20 +52,20 @@ class DecodePlanner(AttentionWrapper):
 
     def _check_options(self, op: str, q_len_per_req: int, fixed_split_size: Optional[int]) -> None:
         if q_len_per_req < 1:
-            raise ArgumentError(f"{op}: q_len_per_req is {q_len_per_req}, expected at least 1")
+            raise ArgumentError(f"{op}: q_len_per_req must be at least 1, got {q_len_per_req}")
         if fixed_split_size is not None and not self._use_tensor_cores:
-            raise ArgumentError(f"{op}: fixed_split_size is {fixed_split_size}, expected None without use_tensor_cores")
+            raise ArgumentError(f"{op}: fixed_split_size must be None without use_tensor_cores, got {fixed_split_size}")
         if q_len_per_req > 1:
             if not self._use_tensor_cores:
-                raise ArgumentError(f"{op}: q_len_per_req is {q_len_per_req}, expected 1 without use_tensor_cores=True")
+                raise ArgumentError(f"{op}: q_len_per_req must be 1 without use_tensor_cores=True, got {q_len_per_req}")
             if self._backend not in ("auto", "fa2"):
                 raise NotImplementedError(
-                    f"{op}: q_len_per_req is {q_len_per_req}, which backend {self._backend!r} lacks; usable: fa2"
+                    f"{op}: q_len_per_req must be 1 with backend {self._backend!r}, got {q_len_per_req}; usable: fa2"
                 )
         if self._use_cuda_graph and self._frozen_q_len not in (None, q_len_per_req):
             raise ArgumentError(
-                f"{op}: q_len_per_req is {q_len_per_req}, expected {self._frozen_q_len} "
-                "(frozen by the first plan, use_cuda_graph=True)"
+                f"{op}: q_len_per_req must be {self._frozen_q_len} (frozen by the first plan, use_cuda_graph=True), "
+                f"got {q_len_per_req}"
             )
 
     def _check_buffers(self, op: str, batch_size: int, num_indices: int) -> None:
@@ -75,8 +75,8 @@ class DecodePlanner(AttentionWrapper):
         assert self._paged_kv_indices_buf is not None
         if num_indices > len(self._paged_kv_indices_buf):
             raise ArgumentError(
-                f"{op}: indices has {num_indices} elements, expected at most {len(self._paged_kv_indices_buf)} "
-                "(length of paged_kv_indices_buffer)"
+                f"{op}: indices must have at most {len(self._paged_kv_indices_buf)} elements (length of "
+                f"paged_kv_indices_buffer), got {num_indices}"
             )
 
     @staticmethod
@@ -101,7 +101,7 @@ class DecodePlanner(AttentionWrapper):
             shape = last_page_len.shape
             if len(shape) != 1 or indptr.shape != (shape[0] + 1,):
                 raise ArgumentError(
-                    f"{op}: last_page_len has shape {tuple(shape)}, expected ({indptr.numel() - 1},) (batch size)"
+                    f"{op}: last_page_len must have shape ({indptr.numel() - 1},) (batch size), got {tuple(shape)}"
                 )
             return indptr, None
         lengths = {"last_page_len": last_page_len} if seq_lens is None else {"seq_lens": seq_lens}
@@ -112,8 +112,8 @@ class DecodePlanner(AttentionWrapper):
             kv_lens = kv_lens_given(op, lens, segment_lens(op, "indptr", indptr_host))
         if q_len_per_req > 1 and kv_lens.size and kv_lens.min() < q_len_per_req:
             raise ArgumentError(
-                f"{op}: a request has {kv_lens.min()} keys, expected at least q_len_per_req = {q_len_per_req} "
-                "(its first query would have an empty KV range)"
+                f"{op}: a request must have at least q_len_per_req = {q_len_per_req} keys (its first query would have "
+                f"an empty KV range), got {kv_lens.min()}"
             )
         return indptr_host, kv_lens
 

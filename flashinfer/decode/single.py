@@ -85,9 +85,9 @@ def single_decode_with_kv_cache(
         check_tensors(op, q=q, v=v)
         raise
     if len(shape) != 2:
-        raise ArgumentError(f"{op}: q has {len(shape)} dimensions, expected 2 (num_qo_heads, head_dim)")
+        raise ArgumentError(f"{op}: q must have 2 dimensions (num_qo_heads, head_dim), got {len(shape)}")
     if len(v_shape) != 3:
-        raise ArgumentError(f"{op}: v has {len(v_shape)} dimensions, expected 3")
+        raise ArgumentError(f"{op}: v must have 3 dimensions, got {len(v_shape)}")
     num_qo_heads, head_dim = shape
     head_dim_vo = v_shape[2]
     sm_scale = default_scale(op, sm_scale, head_dim)

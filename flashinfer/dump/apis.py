@@ -46,7 +46,7 @@ def find_api(record: Mapping[str, Any]) -> Callable[..., Any]:
             importlib.import_module(module)
     found = _apis.get((module, name)) or _registered_below(_attribute(module, name))
     if found is None:
-        raise RuntimeError(f"replay: {module}.{name} is no known API, expected a function with @flashinfer_api")
+        raise RuntimeError(f"replay: {module}.{name} must be a function with @flashinfer_api, got no known API")
     return found
 
 
@@ -81,6 +81,6 @@ def refuse_code(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     for name in _CODE:
         if values.get(name) is not None:
             raise RuntimeError(
-                f"replay: {name} of {func.__qualname__} holds C++ source that would be compiled and run, expected none "
-                "(if you trust where it comes from: allow_code=True, or flashinfer replay --allow-code)"
+                f"replay: {name} of {func.__qualname__} must not hold code (if you trust where it comes from: "
+                "allow_code=True, or flashinfer replay --allow-code), got C++ source that would be compiled and run"
             )

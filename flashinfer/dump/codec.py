@@ -38,11 +38,13 @@ def load_class(path: str) -> Any:
         importlib.import_module(module_name)
     value: Any = sys.modules.get(module_name)
     if value is None:
-        raise RuntimeError(f"replay: module {module_name} is not imported, expected it loaded (for {qualname})")
+        raise RuntimeError(
+            f"replay: module {module_name} must be loaded (for {qualname}), got one that is not imported"
+        )
     for part in qualname.split("."):
         value = getattr(value, part)
     if not isinstance(value, type):
-        raise RuntimeError(f"replay: {path} is {value!r}, expected a class")
+        raise RuntimeError(f"replay: {path} must be a class, got {value!r}")
     return value
 
 

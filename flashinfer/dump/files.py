@@ -93,7 +93,7 @@ def read_record(directory: Path) -> dict[str, Any]:
             continue
         if isinstance(record, dict):
             return record
-    raise RuntimeError(f"replay: {directory / METADATA} has no complete line, expected the record of a call")
+    raise RuntimeError(f"replay: {directory / METADATA} must have the record of a call, got no complete line")
 
 
 def _sync(path: Path) -> None:

@@ -96,7 +96,7 @@ def replay_sequence(
         If there is no such directory.
     """
     if not Path(root_dir).is_dir():
-        raise FileNotFoundError(f"replay: {root_dir} is no directory, expected the dumps of a session")
+        raise FileNotFoundError(f"replay: {root_dir} must be a directory with the dumps of a session, got no directory")
     target = _target(device)
     registry: ObjectRegistry = {}
     results = []
@@ -122,7 +122,7 @@ def replay_main(
         print(f"Replaying session from {root}")
         results = replay_sequence(root, device, allow_code)
     if not results:
-        print(f"replay: {root} has no dumps, expected directories with a {files.METADATA}")
+        print(f"replay: {root} must have directories with a {files.METADATA}, got no dumps")
         return 2
     failures = 0
     for result in results:
@@ -170,7 +170,7 @@ class _Replay:
         self._target = target
         self._missing: list[Unrecorded] = []
         if self.metadata.get("execution_status") == "graph_capture_pending_flush":
-            raise RuntimeError(f"replay: {directory} is of a CUDA graph that was never flushed, expected a snapshot")
+            raise RuntimeError(f"replay: {directory} must have a snapshot, got a CUDA graph that was never flushed")
         details = self.metadata.get("tensor_details") or {}
         loaded = self._load("inputs", "input_tensor_keys")
         self._all_on_host = all(_device_of(details.get(key)).type == "cpu" for key in loaded)
@@ -204,7 +204,7 @@ class _Replay:
     def _call(self) -> Any:
         if self._missing:
             raise RuntimeError(
-                f"replay: {self._missing[0]} is unknown, expected a value or an object of an earlier dump"
+                f"replay: {self._missing[0]} must be a value or an object of an earlier dump, got one unknown here"
             )
         func, args = find_api(self.metadata), list(self.args)
         if "self_id" in self.metadata:
@@ -237,13 +237,15 @@ class _Replay:
         if func.__name__ == "__init__":
             cls = load_class(path)
             if not any(wraps(vars(base).get("__init__"), func) for base in cls.__mro__):
-                raise RuntimeError(f"replay: {path} is recorded, expected a class with {func.__qualname__}")
+                raise RuntimeError(f"replay: the record must name a class with {func.__qualname__}, got {path}")
             # Ids are reused after an object dies: the first logged __init__ starts a new one, a base's continues.
             if key not in self.registry or func is first_logged_init(cls):
                 self.registry[key] = cls.__new__(cls)
         known = self.registry.get(key)
         if known is None or path not in map(class_path, type(known).__mro__):  # the id belonged to another object
-            raise RuntimeError(f"replay: the {path} of this call is unknown, expected a dump of its __init__ before")
+            raise RuntimeError(
+                f"replay: the {path} of this call must have a dump of its __init__ before, got one unknown here"
+            )
         return known
 
     def _load(self, stem: str, keys: str) -> dict[str, torch.Tensor]:

@@ -22,7 +22,8 @@ def refuse_modes(
         raise NotImplementedError(f"{_OP}: min_latency_mode is not implemented: it must be False, got True")
     if use_mxfp8_act_scaling or has_input_sf:
         raise NotImplementedError(
-            f"{_OP}: MXFP8 and NVFP4 activations need Blackwell: use_mxfp8_act_scaling must be False and input_sf None"
+            f"{_OP}: use_mxfp8_act_scaling must be False and input_sf None (MXFP8 and NVFP4 activations need "
+            "Blackwell), got a value"
         )
     if cluster_size != 1 or cluster_rank != 0:
         raise ArgumentError(
@@ -51,7 +52,7 @@ def refuse_output(
 ) -> None:
     """Raise for the result's dtype, or for the first property of a given output that differs."""
     if dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        raise NotImplementedError(f"{_OP}: output_dtype must be float16 or bfloat16: FP8 output is not implemented")
+        raise NotImplementedError(f"{_OP}: output_dtype must be float16 or bfloat16, got FP8, which is not implemented")
     if dtype not in (torch.float16, torch.bfloat16):
         raise ArgumentError(f"{_OP}: output_dtype must be float16 or bfloat16, got {dtype}")
     if output is None:

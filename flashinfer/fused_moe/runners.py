@@ -216,7 +216,7 @@ class _BlackwellRunner(MoERunner):
     """Runner whose name can be imported; making one raises an error that names what is missing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise UnsupportedError(f"{type(self).__name__}: needs {_BLACKWELL}, expected a call only where that is present")
+        raise UnsupportedError(f"{type(self).__name__}: needs {_BLACKWELL}, which this machine lacks")
 
     def check_support(self) -> None: ...
     def build(self) -> None: ...

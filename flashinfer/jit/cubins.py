@@ -67,7 +67,7 @@ def build_cubins(out_dir: Path, families: Iterable[str] = FAMILIES) -> int:
     from tqdm import tqdm
 
     if not current_compilation_context.TARGET_CUDA_ARCHS:
-        raise RuntimeError("cubins: FLASHINFER_CUDA_ARCH_LIST is not set, expected the targets, e.g. '8.0 9.0a'")
+        raise RuntimeError("cubins: FLASHINFER_CUDA_ARCH_LIST must name the targets, e.g. '8.0 9.0a', got nothing")
     folder = Path(out_dir).absolute() / ArtifactPath.FLASHINFER_KERNELS
     specs = {spec.name: spec for family in families for spec in gen_family_modules(family, "cuda")}
     tasks = []

@@ -112,7 +112,7 @@ def define_variant(
     if mask_mode not in _MASK_MODES:
         raise ValueError(f"{op}: mask_mode must be one of {', '.join(map(repr, _MASK_MODES))}, got {mask_mode!r}")
     if mask_fn is None and logits_fn is None:
-        raise ValueError(f"{op}: mask_fn and logits_fn are None, expected a function for one of them")
+        raise ValueError(f"{op}: one of mask_fn and logits_fn must be a function, got None for both")
     if logits_fn is None and not use_softmax:
         raise ValueError(f"{op}: logits_fn must be a function that returns weights (use_softmax is False), got None")
     return AttentionVariant(
@@ -134,7 +134,7 @@ class _Hook:
         parameters = list(inspect.signature(function).parameters.values())
         if len(parameters) < len(leading):
             raise TypeError(
-                f"{self.where} has {len(parameters)} parameters, expected {', '.join(leading)} and then its own"
+                f"{self.where} must have the parameters {', '.join(leading)} and then its own, got {len(parameters)}"
             )
         self.leading = {p.name: name for p, name in zip(parameters, leading, strict=False)}
         for parameter in parameters:
@@ -191,7 +191,8 @@ class AttentionVariant:
         defaults = [p.default for p in (first, second) if p.default is not p.empty]
         if len(kinds) > 1 or any(x != defaults[0] for x in defaults):
             raise ValueError(
-                f"define_variant: the functions have the parameters {first} and {second}, expected one type and default"
+                f"define_variant: a parameter of both functions must have one type and default, got {first} and "
+                f"{second}"
             )
         annotation = second.annotation if first.annotation is first.empty else first.annotation
         return first.replace(annotation=annotation, default=defaults[0] if defaults else first.empty)
@@ -231,7 +232,9 @@ class AttentionVariant:
         """Return the kinds and values of the run-time parameters."""
         unknown = sorted(set(given) - set(self._extra))
         if unknown:
-            raise TypeError(f"run: unknown argument {unknown[0]}, expected {', '.join(self._extra) or 'none'}")
+            raise TypeError(
+                f"run: arguments must be among {', '.join(self._extra) or 'none'}, got unknown argument {unknown[0]}"
+            )
         kinds, values = [], []
         for name, parameter in self._extra.items():
             value = plain_number(given.get(name, parameter.default))

@@ -84,7 +84,7 @@ dtype_map = {
 
 class _ShortNames(dict[torch.dtype, str]):
     def __missing__(self, dtype: Any) -> str:
-        raise ArgumentError(f"dtype is {dtype}, expected one that kernels know: {', '.join(map(str, self))}")
+        raise ArgumentError(f"dtype must be one of {', '.join(map(str, self))}, got {dtype}")
 
 
 #: Short names for URIs.

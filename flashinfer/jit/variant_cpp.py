@@ -152,7 +152,7 @@ class CppWriter:
             return Typed("true" if value else "false", "bool")
         if isinstance(value, int):
             if not -(2**63) < value < 2**63:
-                raise ValueError(f"{self.where}: the constant {value} is not supported, expected 64 bits at most")
+                raise ValueError(f"{self.where}: a constant must fit 64 bits, got {value}, which is not supported")
             wide = not -(2**31) < value < 2**31
             return Typed(f"int64_t({value}ll)" if wide else f"int32_t({value})", "int", wide)
         assert isinstance(value, float)

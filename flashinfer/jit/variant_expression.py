@@ -148,7 +148,9 @@ class _Parser:
             raise ValueError(f"{self.op}: the source of {name} cannot be read ({error}); define it in a file") from None
         found = [node for node in ast.walk(tree) if self._may_be(node, line)]
         if len(found) != 1:
-            raise ValueError(f"{self.op}: {len(found)} functions in line {line} could be {name}, expected 1; use def")
+            raise ValueError(
+                f"{self.op}: line {line} must have 1 function that could be {name}, got {len(found)}; use def"
+            )
         return found[0]  # type: ignore[return-value]
 
     def _may_be(self, node: ast.AST, line: int) -> bool:

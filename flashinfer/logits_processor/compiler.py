@@ -26,7 +26,7 @@ class Compiler:
     def register_fusion_rule(self, rule: FusionRule) -> None:
         """Add ``rule``; among rules of the same priority, those registered first are tried first."""
         if not rule.pattern:
-            raise CompileError("a fusion rule has an empty pattern, expected at least one op")
+            raise CompileError("a fusion rule must have at least one op in its pattern, got none")
         self.rules.append(rule)
         self.rules.sort(key=lambda r: -r.prio)
 

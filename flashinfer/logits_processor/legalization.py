@@ -49,7 +49,7 @@ def infer_initial_type(processor: LogitsProcessor) -> TensorType:
     accepted = [t for t in (TensorType.LOGITS, TensorType.PROBS) if _accepts(processor, t)]
     if len(accepted) != 1:
         raise LegalizationError(
-            f"the input type cannot be inferred: {processor!r} takes "
-            f"{' and '.join(t.name for t in accepted) or 'neither logits nor probabilities'}, expected input_type"
+            f"input_type must be given where it cannot be inferred, got None and {processor!r}, which takes "
+            f"{' and '.join(t.name for t in accepted) or 'neither logits nor probabilities'}"
         )
     return accepted[0]

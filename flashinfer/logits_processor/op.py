@@ -52,5 +52,5 @@ class ParameterizedOp(Op):
         if value is None:
             value = self.default_params.get(name)
         if value is None and required:
-            raise ArgumentError(f"{type(self).__name__}: {name} is missing, expected it in the call of the pipeline")
+            raise ArgumentError(f"{type(self).__name__}: {name} must be in the call of the pipeline, got none")
         return value

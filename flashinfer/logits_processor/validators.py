@@ -35,20 +35,22 @@ def check_one_softmax(ops: Sequence[Op]) -> None:
 def check_indices_are_last(ops: Sequence[Op]) -> None:
     for i, op in enumerate(ops[:-1]):
         if op.OUT is TensorType.INDICES:
-            raise CompileError(f"op {i + 1} ({ops[i + 1]!r}) follows {op!r}, expected nothing after a draw")
+            raise CompileError(
+                f"op {{i}} ({op!r}) must be the last (it samples), got op {i + 1} ({ops[i + 1]!r}) after it"
+            )
 
 
 def check_types_match(ops: Sequence[Op]) -> None:
     for i, (op, following) in enumerate(pairwise(ops)):
         if op.OUT is not following.IN:
             raise CompileError(
-                f"op {i + 1} ({following!r}) takes {following.IN.name}, expected {op.OUT.name}, which {op!r} makes"
+                f"op {i + 1} ({following!r}) must take {op.OUT.name}, which {op!r} makes, got {following.IN.name}"
             )
 
 
 def check_first_op(ops: Sequence[Op]) -> None:
     if ops and ops[0].IN not in (TensorType.LOGITS, TensorType.PROBS):
-        raise CompileError(f"op 0 ({ops[0]!r}) takes {ops[0].IN.name}, expected LOGITS or PROBS")
+        raise CompileError(f"op 0 ({ops[0]!r}) must take LOGITS or PROBS, got {ops[0].IN.name}")
 
 
 def default_validity_checks() -> list[ValidityCheck]:

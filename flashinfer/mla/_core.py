@@ -128,8 +128,10 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if backend == "fa3":
             if workspace.is_cuda and get_compute_capability(workspace.device) == _SM90:
                 return backend
-            raise NotImplementedError(f"{op}: backend is 'fa3', which needs an SM90 device; usable: fa2")
-        raise ArgumentError(f"{op}: backend is {backend!r}, expected 'auto', 'fa2' or 'fa3'")
+            raise NotImplementedError(
+                f"{op}: backend must be fa2 here, got 'fa3', which needs an SM90 device; usable: fa2"
+            )
+        raise ArgumentError(f"{op}: backend must be 'auto', 'fa2' or 'fa3', got {backend!r}")
 
     def _check_graph_buffers(self) -> int:
         names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
@@ -139,7 +141,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             length = len(getattr(self, f"_{name}_buf"))
             if length != batch_size + 1:
                 raise ArgumentError(
-                    f"{self._op}: {name} has {length} elements, expected {batch_size + 1} (batch_size + 1)"
+                    f"{self._op}: {name} must have {batch_size + 1} elements (batch_size + 1), got {length}"
                 )
         return batch_size
 
@@ -189,7 +191,9 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             Whether ``run`` will be given a profiler buffer. Kernels here write no events into it.
         """
         if self._backend == "cutlass":
-            raise GPUArchitectureError(f"{self._op}.plan: backend is 'cutlass', which needs SM100; usable: fa2")
+            raise GPUArchitectureError(
+                f"{self._op}.plan: backend must be fa2 here, got 'cutlass', which needs SM100; usable: fa2"
+            )
         q_dtype, kv_dtype = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
         self._check_types(q_dtype, kv_dtype, head_dim_ckv, head_dim_kpe)
         rows, pages, lengths = self._host_tables(qo_indptr, kv_indptr, kv_len_arr, page_size)
@@ -197,7 +201,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         self._backend = self._choose_backend(fills_tiles, q_dtype, kv_dtype, (head_dim_ckv, head_dim_kpe))
         used = int(pages[-1]) if pages.size else 0
         if kv_indices.numel() < used:
-            raise ArgumentError(f"{self._op}.plan: kv_indices has {kv_indices.numel()} elements, expected {used}")
+            raise ArgumentError(f"{self._op}.plan: kv_indices must have {used} elements, got {kv_indices.numel()}")
         self._plan_info = None  # if the rest fails, no valid plan remains
         self._page_ranges = (pages, lengths)
         if self._use_cuda_graph:
@@ -232,21 +236,21 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     def _check_types(self, q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> None:
         op = f"{self._op}.plan"
         if kv not in _KV_DTYPES:
-            raise ArgumentError(f"{op}: kv_data_type is {kv}, expected float16, bfloat16 or float8_e4m3fn")
+            raise ArgumentError(f"{op}: kv_data_type must be float16, bfloat16 or float8_e4m3fn, got {kv}")
         if head_dim_kpe < 0:
-            raise ArgumentError(f"{op}: head_dim_kpe is {head_dim_kpe}, expected 0 or more")
+            raise ArgumentError(f"{op}: head_dim_kpe must be 0 or more, got {head_dim_kpe}")
         if self._requested_backend == "fa3":
             self._check_fa3(q, kv, head_dim_ckv, head_dim_kpe)
         if kv != _FP8:
             return
         if self._device_kind == "cuda" and get_compute_capability(self.device)[0] != _HOPPER:
-            raise ArgumentError(f"{op}: kv_data_type is {kv}, expected 16 bits (8 bits need an SM90 device)")
+            raise ArgumentError(f"{op}: kv_data_type must have 16 bits (8 bits need an SM90 device), got {kv}")
         if q != torch.bfloat16:
-            raise ArgumentError(f"{op}: q_data_type is {q}, an FP8 cache needs q_data_type=torch.bfloat16")
+            raise ArgumentError(f"{op}: an FP8 cache must have q_data_type=torch.bfloat16, got {q}")
         if head_dim_ckv != 512 or head_dim_kpe not in (0, 64):
             raise ArgumentError(
-                f"{op}: head_dim_ckv and head_dim_kpe are {head_dim_ckv} and {head_dim_kpe}, expected 512 and 0 or 64 "
-                "for an FP8 cache"
+                f"{op}: head_dim_ckv and head_dim_kpe must be 512 and 0 or 64 for an FP8 cache, got {head_dim_ckv} and "
+                f"{head_dim_kpe}"
             )
 
     def _choose_backend(self, fills_tiles: bool, q: torch.dtype, kv: torch.dtype, dims: tuple[int, int]) -> str:
@@ -279,16 +283,18 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         rows, begins, lengths = to_host(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_len_arr=kv_len_arr)
         batch_size = lengths.size
         if rows.size != batch_size + 1:
-            raise ArgumentError(f"{op}: qo_indptr has {rows.size} elements, expected {batch_size + 1} (batch_size + 1)")
+            raise ArgumentError(
+                f"{op}: qo_indptr must have {batch_size + 1} elements (batch_size + 1), got {rows.size}"
+            )
         if begins.ndim != 1:
-            raise ArgumentError(f"{op}: kv_indptr has {begins.ndim} dimensions, expected 1")
+            raise ArgumentError(f"{op}: kv_indptr must have 1 dimension, got {begins.ndim}")
         if begins.size < batch_size + 1:
-            raise ArgumentError(f"{op}: kv_indptr has {begins.size} elements, expected at least {batch_size + 1}")
+            raise ArgumentError(f"{op}: kv_indptr must have at least {batch_size + 1} elements, got {begins.size}")
         if page_size < 1:
-            raise ArgumentError(f"{op}: page_size is {page_size}, expected at least 1")
+            raise ArgumentError(f"{op}: page_size must be at least 1, got {page_size}")
         begins = begins[: batch_size + 1]
         if lengths.size and lengths.min() < 0:
-            raise ArgumentError(f"{op}: kv_len_arr has {lengths.min()}, expected 0 or more")
+            raise ArgumentError(f"{op}: kv_len_arr must be 0 or more, got {lengths.min()}")
         return rows, begins, lengths
 
     def _fill_graph_buffers(
@@ -298,17 +304,17 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         op = f"{self._op}.plan"
         if lengths.size != self._fixed_batch_size:
             raise ArgumentError(
-                f"{op}: the batch has {lengths.size} requests, expected {self._fixed_batch_size} (CUDA graph buffers)"
+                f"{op}: the batch must have {self._fixed_batch_size} requests (CUDA graph buffers), got {lengths.size}"
             )
         if self._max_total_num_rows is not None and rows[-1] > self._max_total_num_rows:
             raise ArgumentError(
-                f"{op}: {rows[-1]} rows, expected at most {self._max_total_num_rows} (the first plan's)"
+                f"{op}: rows must be at most {self._max_total_num_rows} (the first plan's), got {rows[-1]}"
             )
         assert self._kv_indices_buf is not None
         count = kv_indices.numel()
         if count > self._kv_indices_buf.numel():
             raise ArgumentError(
-                f"{op}: kv_indices has {count} elements, expected at most {self._kv_indices_buf.numel()} (its buffer)"
+                f"{op}: kv_indices must have at most {self._kv_indices_buf.numel()} elements (its buffer), got {count}"
             )
         for buffer, values in (
             (self._qo_indptr_buf, torch.from_numpy(rows)),
@@ -466,13 +472,15 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         """Validate the arguments of ``run`` and launch, while no other call on this wrapper is under way."""
         op = f"{self._op}.run"
         if self._backend == "cutlass":
-            raise GPUArchitectureError(f"{op}: backend is 'cutlass', which needs SM100; usable: fa2")
+            raise GPUArchitectureError(f"{op}: backend must be fa2 here, got 'cutlass', which needs SM100; usable: fa2")
         if o_scale is not None:
-            raise ArgumentError(f"{op}: o_scale is only supported with the cutlass backend, expected None")
+            raise ArgumentError(
+                f"{op}: o_scale is only supported with the cutlass backend: it must be None, got a value"
+            )
         self._require_plan()
         self._check_run(op, q_nope, q_pe, ckv_cache, kpe_cache)
         if self._use_profiler and profiler_buffer is None:
-            raise ArgumentError(f"{op}: profiler_buffer is None, expected a tensor (use_profiler was planned)")
+            raise ArgumentError(f"{op}: profiler_buffer must be a tensor (use_profiler was planned), got None")
         if not _is_compiling():
             self._check_page_ids(self._kv_indices_buf, ckv_cache)
         scales = LatentScales.of(op, ckv_cache, ckv_scale, ckv_scale_arr, kpe_scale)
@@ -515,22 +523,22 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         for name, tensor in named.items():
             expected = self._cached_q_data_type if name.startswith("q") else self._cached_kv_data_type
             if tensor.dtype != expected:
-                raise ArgumentError(f"{op}: {name}.dtype is {tensor.dtype}, expected {expected} (as planned)")
+                raise ArgumentError(f"{op}: {name}.dtype must be {expected} (as planned), got {tensor.dtype}")
         if not _is_compiling():  # compiled: run_planned checks the rows
             self._check_rows(op, q_nope.shape[0])
         if q_nope.shape[1] != self._num_heads:
-            raise ArgumentError(f"{op}: q_nope has {q_nope.shape[1]} heads, expected {self._num_heads} (as planned)")
+            raise ArgumentError(f"{op}: q_nope must have {self._num_heads} heads (as planned), got {q_nope.shape[1]}")
 
     def _check_rows(self, op: str, rows: int) -> None:
         if self._use_cuda_graph:
             assert self._max_total_num_rows is not None
             if not self._num_rows <= rows <= self._max_total_num_rows:
                 raise ArgumentError(
-                    f"{op}: q_nope has {rows} rows, expected at least {self._num_rows} (qo_indptr[-1]) and at most "
-                    f"{self._max_total_num_rows} (the first plan's)"
+                    f"{op}: q_nope must have at least {self._num_rows} rows (qo_indptr[-1]) and at most "
+                    f"{self._max_total_num_rows} (the first plan's), got {rows}"
                 )
         elif rows != self._num_rows:
-            raise ArgumentError(f"{op}: q_nope has {rows} rows, expected {self._num_rows} (qo_indptr[-1])")
+            raise ArgumentError(f"{op}: q_nope must have {self._num_rows} rows (qo_indptr[-1]), got {rows}")
 
     def _state(self) -> MLAState:
         return MLAState.of(self)

@@ -114,7 +114,8 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
         """
         if window_left >= 0 or logits_soft_cap:
             raise ArgumentError(
-                f"{_OP}.plan: window_left is {window_left} and logits_soft_cap {logits_soft_cap}, expected -1 and None"
+                f"{_OP}.plan: window_left and logits_soft_cap must be -1 and None, got {window_left} and "
+                f"{logits_soft_cap}"
             )
         pages, last = to_host(f"{_OP}.plan", indptr=indptr, last_page_len=last_page_len)
         lengths = kv_lens_of_pages(f"{_OP}.plan", "indptr", pages, last, page_size)
@@ -177,12 +178,14 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
             Shape of ``q_nope``.
         """
         if self._batch_size is None:
-            raise ArgumentError(f"{_OP}.run: plan() was not called, expected it before run()")
+            raise ArgumentError(f"{_OP}.run: plan() must be called before run(), got no plan")
         if q_nope.is_cuda and get_compute_capability(q_nope.device) != (8, 0):
-            raise GPUArchitectureError(f"{_OP}.run: needs SM80; BatchMLAPagedAttentionWrapper runs on every GPU")
+            raise GPUArchitectureError(
+                f"{_OP}.run: the GPU must be an SM80, got another (BatchMLAPagedAttentionWrapper runs on every GPU)"
+            )
         if q_nope.shape[0] != self._batch_size:
             raise ArgumentError(
-                f"{_OP}.run: q_nope has {q_nope.shape[0]} rows, expected {self._batch_size} (batch size)"
+                f"{_OP}.run: q_nope must have {self._batch_size} rows (batch size), got {q_nope.shape[0]}"
             )
         op, wrapper = f"{_OP}.run", self._wrapper
         scaled_nope, sm_scale = scale_logits(op, q_nope, self._sm_scale, q_scale=q_scale, k_scale=k_scale)

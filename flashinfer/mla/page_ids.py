@@ -23,13 +23,13 @@ def check_page_ids(
     for request, (begin, count) in enumerate(zip(begins, -(-lengths // page_size), strict=False)):
         if count > 0 and (begin < 0 or begin + count > ids.size):
             raise ArgumentError(
-                f"{op}: request {request} has its pages at {begin} to {begin + count - 1} of kv_indices, expected "
-                f"0 to {ids.size - 1}"
+                f"{op}: the pages of request {request} must be at 0 to {ids.size - 1} of kv_indices, got {begin} to "
+                f"{begin + count - 1}"
             )
         used = ids[begin : begin + count] if count > 0 else ids[:0]
         bad = np.flatnonzero((used < 0) | (used >= num_pages))
         if bad.size:
             raise ArgumentError(
-                f"{op}: kv_indices[{begin + bad[0]}] = {used[bad[0]]}, expected 0 to {num_pages - 1} "
-                f"(ckv_cache has {num_pages} pages)"
+                f"{op}: kv_indices[{begin + bad[0]}] must be 0 to {num_pages - 1} (ckv_cache has {num_pages} pages), "
+                f"got {used[bad[0]]}"
             )

@@ -20,7 +20,7 @@ _BLOCK = 128  # columns of ckv per scale; each token has one scale per block of 
 
 def _positive(op: str, name: str, scale: object) -> float:
     if not isinstance(scale, numbers.Real) or not math.isfinite(scale) or scale <= 0:
-        raise ArgumentError(f"{op}: {name} is {scale!r}, expected a finite number above 0 (the cache is FP8)")
+        raise ArgumentError(f"{op}: {name} must be a finite number above 0 (the cache is FP8), got {scale!r}")
     return float(scale)
 
 
@@ -44,20 +44,24 @@ class LatentScales:
         if ckv_cache.dtype != _FP8:
             for name, scale in (("ckv_scale", ckv_scale), ("ckv_scale_arr", ckv_scale_arr), ("kpe_scale", kpe_scale)):
                 if scale is not None:
-                    raise ArgumentError(f"{op}: {name} is given, expected None (the cache is {ckv_cache.dtype})")
+                    raise ArgumentError(f"{op}: {name} must be None (the cache is {ckv_cache.dtype}), got a value")
             return None
         if (ckv_scale is None) == (ckv_scale_arr is None):
-            raise ArgumentError(f"{op}: Exactly one of ckv_scale or ckv_scale_arr is needed for an FP8 cache")
+            raise ArgumentError(
+                f"{op}: Exactly one of ckv_scale or ckv_scale_arr must be given for an FP8 cache, got both or neither"
+            )
         kpe = _positive(op, "kpe_scale", kpe_scale)
         if ckv_scale_arr is None:
             return LatentScales(_positive(op, "ckv_scale", ckv_scale), kpe, None)
         shape = (*ckv_cache.shape[:-1], ckv_cache.shape[-1] // _BLOCK)
         if tuple(ckv_scale_arr.shape) != shape:
-            raise ArgumentError(f"{op}: Invalid shape of ckv_scale_arr: {tuple(ckv_scale_arr.shape)}, expected {shape}")
+            raise ArgumentError(
+                f"{op}: Invalid shape of ckv_scale_arr: must be {shape}, got {tuple(ckv_scale_arr.shape)}"
+            )
         if ckv_scale_arr.dtype != torch.float32 or not ckv_scale_arr.is_contiguous():
-            raise ArgumentError(f"{op}: ckv_scale_arr is {ckv_scale_arr.dtype}, expected contiguous float32")
+            raise ArgumentError(f"{op}: ckv_scale_arr must be contiguous float32, got {ckv_scale_arr.dtype}")
         if ckv_scale_arr.device != ckv_cache.device:
-            raise ArgumentError(f"{op}: ckv_scale_arr is on {ckv_scale_arr.device}, expected {ckv_cache.device}")
+            raise ArgumentError(f"{op}: ckv_scale_arr must be on {ckv_cache.device}, got {ckv_scale_arr.device}")
         return LatentScales(1.0, kpe, ckv_scale_arr)
 
     def fold(self, q_pe: torch.Tensor, sm_scale: float) -> tuple[torch.Tensor, float]:

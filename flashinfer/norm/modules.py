@@ -23,16 +23,14 @@ def scale_tensor(op: str, scale: Union[torch.Tensor, float], input: torch.Tensor
     if not isinstance(scale, torch.Tensor):
         if not isinstance(scale, (int, float)):
             kind = type(scale).__name__
-            raise ArgumentError(f"{op}: scale is a {kind}, expected a float32 tensor: scale must be a scalar tensor")
+            raise ArgumentError(f"{op}: scale must be a scalar tensor of float32, got a {kind}")
         if not torch.compiler.is_compiling():  # torch.compile cannot trace a warning
             warnings.warn(
                 f"{op}: a float scale is deprecated, pass a float32 tensor of one element", FutureWarning, stacklevel=3
             )
         return torch.tensor([scale], dtype=torch.float32, device=input.device)
     if scale.shape not in ((), (1,)):
-        raise ArgumentError(
-            f"{op}: scale has shape {tuple(scale.shape)}, expected () or (1,): scale must be a scalar tensor"
-        )
+        raise ArgumentError(f"{op}: scale must be a scalar tensor (shape () or (1,)), got shape {tuple(scale.shape)}")
     try:
         return scale.to(device=input.device, dtype=torch.float32)
     except (AttributeError, NotImplementedError) as error:  # input is no tensor, or the scale is on the meta device

@@ -133,10 +133,10 @@ def fused_qk_rmsnorm_rope(
     _check_qkv(qkv, heads, head_dim, (ppf, pph, ppw))
     _expect(
         all(c >= 0 and c % 2 == 0 for c in channels) and sum(channels) == head_dim,
-        f"channels are {channels}, expected even numbers that sum to head_dim = {head_dim}",
+        f"channels must be even numbers that sum to head_dim = {head_dim}, got {channels}",
     )
     _expect(
-        factor != 1.0 or attention_factor == 1.0, f"attention_factor is {attention_factor}, expected 1 (factor is 1)"
+        factor != 1.0 or attention_factor == 1.0, f"attention_factor must be 1 (factor is 1), got {attention_factor}"
     )
     _check_weight("q_weight", q_weight, num_heads_q * head_dim, qkv)
     _check_weight("k_weight", k_weight, num_heads_k * head_dim, qkv)
@@ -154,21 +154,21 @@ def fused_qk_rmsnorm_rope(
 
 def _check_qkv(qkv: torch.Tensor, heads: tuple[int, int, int], head_dim: int, patches: tuple[int, int, int]) -> None:
     """Validate qkv; ``patches`` are ppf, pph and ppw."""
-    _expect(qkv.is_cuda, f"qkv is on {qkv.device}, expected a CUDA device")
-    _expect(qkv.dtype == torch.bfloat16, f"qkv has dtype {qkv.dtype}, expected torch.bfloat16")
-    _expect(qkv.ndim in (2, 3), f"qkv has {qkv.ndim} dimensions, expected 2 or 3")
-    _expect(qkv.is_contiguous(), f"qkv has strides {qkv.stride()}, expected contiguous")
-    _expect(head_dim in HEAD_DIMS, f"head_dim is {head_dim}, expected one of {HEAD_DIMS}")
-    _expect(min(heads) > 0 and max(heads) <= MAX_HEADS, f"heads are {heads}, expected 1 to {MAX_HEADS} each")
+    _expect(qkv.is_cuda, f"qkv must be on a CUDA device, got {qkv.device}")
+    _expect(qkv.dtype == torch.bfloat16, f"qkv must have dtype torch.bfloat16, got {qkv.dtype}")
+    _expect(qkv.ndim in (2, 3), f"qkv must have 2 or 3 dimensions, got {qkv.ndim}")
+    _expect(qkv.is_contiguous(), f"qkv must be contiguous, got strides {qkv.stride()}")
+    _expect(head_dim in HEAD_DIMS, f"head_dim must be one of {HEAD_DIMS}, got {head_dim}")
+    _expect(min(heads) > 0 and max(heads) <= MAX_HEADS, f"heads must be 1 to {MAX_HEADS} each, got {heads}")
     columns = sum(heads) * head_dim
-    _expect(qkv.shape[-1] == columns, f"qkv.shape[-1] = {qkv.shape[-1]}, expected {columns} (all heads * head_dim)")
-    _expect(min(patches) > 0, f"ppf, pph, ppw are {patches}, expected positive")
+    _expect(qkv.shape[-1] == columns, f"qkv.shape[-1] must be {columns} (all heads * head_dim), got {qkv.shape[-1]}")
+    _expect(min(patches) > 0, f"ppf, pph, ppw must be positive, got {patches}")
     seq = math.prod(patches)
     if qkv.ndim == 3:
-        _expect(qkv.shape[1] == seq, f"qkv.shape[1] = {qkv.shape[1]}, expected {seq} (ppf * pph * ppw)")
+        _expect(qkv.shape[1] == seq, f"qkv.shape[1] must be {seq} (ppf * pph * ppw), got {qkv.shape[1]}")
     else:
         _expect(
-            qkv.shape[0] % seq == 0, f"qkv.shape[0] = {qkv.shape[0]}, expected a multiple of {seq} (ppf * pph * ppw)"
+            qkv.shape[0] % seq == 0, f"qkv.shape[0] must be a multiple of {seq} (ppf * pph * ppw), got {qkv.shape[0]}"
         )
 
 
@@ -176,8 +176,8 @@ def _check_weight(name: str, weight: torch.Tensor, size: int, qkv: torch.Tensor)
     fits = weight.dtype == torch.bfloat16 and weight.numel() == size and weight.device == qkv.device
     _expect(
         fits and weight.is_contiguous(),
-        f"{name} is {tuple(weight.shape)} {weight.dtype} on {weight.device}, expected ({size},) torch.bfloat16 on "
-        f"{qkv.device}",
+        f"{name} must be ({size},) torch.bfloat16 on {qkv.device}, got {tuple(weight.shape)} {weight.dtype} on "
+        f"{weight.device}",
     )
 
 
@@ -189,7 +189,7 @@ def _output(
     fits = out.shape == shape and out.dtype == dtype and out.device == qkv.device and out.is_contiguous()
     _expect(
         fits,
-        f"{name} is {tuple(out.shape)} {out.dtype} on {out.device}, expected contiguous {shape} {dtype} "
-        f"on {qkv.device}",
+        f"{name} must be contiguous {shape} {dtype} on {qkv.device}, got {tuple(out.shape)} {out.dtype} on "
+        f"{out.device}",
     )
     return out

@@ -23,7 +23,7 @@ _accepted: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def check_number(op: str, name: str, scale: float) -> float:
     """Return the number; raise unless it is a positive finite float32."""
     if not _SMALLEST <= scale <= _LARGEST:
-        raise ArgumentError(f"{op}: {name} is {scale}, expected a positive finite global decode scale (float32)")
+        raise ArgumentError(f"{op}: {name} must be a positive finite global decode scale (float32), got {scale}")
     return scale
 
 
@@ -31,7 +31,7 @@ def check_tensor(op: str, name: str, scale: torch.Tensor) -> torch.Tensor:
     """Return the tensor; raise unless it has one element of float32."""
     if scale.numel() != 1 or scale.dtype != torch.float32:
         raise ArgumentError(
-            f"{op}: {name} is {tuple(scale.shape)} {scale.dtype}, expected one element of torch.float32"
+            f"{op}: {name} must have one element of torch.float32, got {tuple(scale.shape)} {scale.dtype}"
         )
     return scale
 
@@ -57,7 +57,7 @@ def _check_captured(op: str, scales: dict[str, Scale], device: torch.device) -> 
         else:
             continue
         raise ArgumentError(
-            f"{op}: {name} is {given}, expected a contiguous float32 tensor on {device} (CUDA graph capture)"
+            f"{op}: {name} must be a contiguous float32 tensor on {device} (CUDA graph capture), got {given}"
         )
 
 

@@ -103,7 +103,9 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
     """
     for name, numbers in (("kv_indptr", kv_indptr), ("kv_last_page_len", kv_last_page_len)):
         if numbers.dtype not in _INTEGERS:
-            raise ArgumentError(f"get_seq_lens: {name} has dtype {numbers.dtype}, expected integers, best torch.int32")
+            raise ArgumentError(
+                f"get_seq_lens: {name} must have an integer dtype (best torch.int32), got {numbers.dtype}"
+            )
     if kv_last_page_len.ndim != 1 or kv_indptr.shape != (kv_last_page_len.shape[0] + 1,):
         raise ArgumentError(
             "get_seq_lens: kv_indptr and kv_last_page_len must have shapes (batch_size + 1,) and (batch_size,), got "

@@ -63,7 +63,9 @@ class BatchPrefillWrapper(AttentionWrapper):
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args)
         self._requested_backend = backend  # "auto" chooses for each plan
         if variant_owns_mask and jit_args is None:
-            raise ArgumentError(f"{self._op}: variant_owns_mask is True, expected jit_args too (a variant with a mask)")
+            raise ArgumentError(
+                f"{self._op}: variant_owns_mask must be False without jit_args (a variant with a mask), got True"
+            )
         self._variant_owns_mask = variant_owns_mask
         if jit_args is not None:
             self._backend = resolve_backend(self._op, backend, self.device)
@@ -91,7 +93,7 @@ class BatchPrefillWrapper(AttentionWrapper):
         self._check_batch_size(op, batch_size)
         if self._max_total_num_rows is not None and rows > self._max_total_num_rows:
             raise ArgumentError(
-                f"{op}: q has {rows} rows, expected at most {self._max_total_num_rows} (those of the first plan)"
+                f"{op}: q must have at most {self._max_total_num_rows} rows (those of the first plan), got {rows}"
             )
 
     def _check_mask_buffers(self, op: str, num_bytes: int, num_offsets: int) -> None:
@@ -101,8 +103,8 @@ class BatchPrefillWrapper(AttentionWrapper):
         assert self._custom_mask_buf is not None and self._mask_indptr_buf is not None
         if num_bytes > len(self._custom_mask_buf) or num_offsets > len(self._mask_indptr_buf):
             raise ArgumentError(
-                f"{op}: the mask needs {num_bytes} bytes and {num_offsets} offsets, expected at most "
-                f"{len(self._custom_mask_buf)} and {len(self._mask_indptr_buf)} (custom_mask_buf and mask_indptr_buf)"
+                f"{op}: the mask must have at most {len(self._custom_mask_buf)} bytes and {len(self._mask_indptr_buf)} "
+                f"offsets (custom_mask_buf and mask_indptr_buf), got {num_bytes} and {num_offsets}"
             )
 
     def _store_mask(

@@ -123,13 +123,13 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             self._fixed_batch_size = len(qo_indptr_buf) - 1
             if len(paged_kv_indptr_buf) != self._fixed_batch_size + 1:
                 raise ArgumentError(
-                    f"{self._op}: paged_kv_indptr_buf has {len(paged_kv_indptr_buf)} elements, "
-                    f"expected {self._fixed_batch_size + 1} (length of qo_indptr_buf)"
+                    f"{self._op}: paged_kv_indptr_buf must have {self._fixed_batch_size + 1} elements (length of "
+                    f"qo_indptr_buf), got {len(paged_kv_indptr_buf)}"
                 )
             if len(paged_kv_last_page_len_buf) != self._fixed_batch_size:
                 raise ArgumentError(
-                    f"{self._op}: paged_kv_last_page_len_buf has {len(paged_kv_last_page_len_buf)} elements, "
-                    f"expected {self._fixed_batch_size} (one less than qo_indptr_buf)"
+                    f"{self._op}: paged_kv_last_page_len_buf must have {self._fixed_batch_size} elements (one less "
+                    f"than qo_indptr_buf), got {len(paged_kv_last_page_len_buf)}"
                 )
         self._qo_indptr_buf = qo_indptr_buf
         self._paged_kv_indptr_buf = paged_kv_indptr_buf
@@ -315,7 +315,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         qo_lens, pages = segment_lens(op, "qo_indptr", qo_host), segment_lens(op, "paged_kv_indptr", kv_host)
         if pages.shape != qo_lens.shape:
             raise ArgumentError(
-                f"{op}: paged_kv_indptr has {len(kv_host)} elements, expected {len(qo_host)} (length of qo_indptr)"
+                f"{op}: paged_kv_indptr must have {len(qo_host)} elements (length of qo_indptr), got {len(kv_host)}"
             )
         if seq_lens is None:
             return qo_host, kv_host, qo_lens, kv_lens_of_pages(op, "paged_kv_indptr", kv_host, lens, page_size)
@@ -328,10 +328,13 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         return qo_host, kv_host, kv_lens
 
     def _check_pages(self, op: str, num_indices: int) -> None:
-        if self._use_cuda_graph and num_indices > len(self._paged_kv_indices_buf):  # type: ignore[arg-type]
+        if not self._use_cuda_graph:
+            return
+        assert self._paged_kv_indices_buf is not None
+        if num_indices > len(self._paged_kv_indices_buf):
             raise ArgumentError(
-                f"{op}: paged_kv_indices has {num_indices} elements, expected at most "
-                f"{len(self._paged_kv_indices_buf)} (length of paged_kv_indices_buf)"  # type: ignore[arg-type]
+                f"{op}: paged_kv_indices must have at most {len(self._paged_kv_indices_buf)} elements (length of "
+                f"paged_kv_indices_buf), got {num_indices}"
             )
 
     def _store_tables(
@@ -542,12 +545,12 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._check_dtypes(q, k)
         if k.shape[1:3] != self._page_shape:
             raise ArgumentError(
-                f"{self._op}.run: keys have shape {tuple(k.shape)}, expected {self._kv_layout} pages of "
-                f"{self._page_size} tokens by {self._num_kv_heads} heads (as planned)"
+                f"{self._op}.run: keys must have {self._kv_layout} pages of {self._page_size} tokens by "
+                f"{self._num_kv_heads} heads (as planned), got shape {tuple(k.shape)}"
             )
         if window_left is not None and window_left != self._window_left:
             raise ArgumentError(
-                f"{self._op}.run: window_left is {window_left}, expected {self._window_left} (as planned)"
+                f"{self._op}.run: window_left must be {self._window_left} (as planned), got {window_left}"
             )
         factors = scale_factors(self._op, k, v, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
         return self._attend(

@@ -90,8 +90,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
             self._fixed_batch_size = len(qo_indptr_buf) - 1
             if len(kv_indptr_buf) != len(qo_indptr_buf):
                 raise ArgumentError(
-                    f"{self._op}: kv_indptr_buf has {len(kv_indptr_buf)} elements, "
-                    f"expected {len(qo_indptr_buf)} (length of qo_indptr_buf)"
+                    f"{self._op}: kv_indptr_buf must have {len(qo_indptr_buf)} elements (length of qo_indptr_buf), got "
+                    f"{len(kv_indptr_buf)}"
                 )
         self._qo_indptr_buf = qo_indptr_buf
         self._kv_indptr_buf = kv_indptr_buf
@@ -160,7 +160,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         self._check_heads(op, num_qo_heads, num_kv_heads)
         if len(kv_indptr) != len(qo_indptr):
             raise ArgumentError(
-                f"{op}: kv_indptr has {len(kv_indptr)} elements, expected {len(qo_indptr)} (length of qo_indptr)"
+                f"{op}: kv_indptr must have {len(qo_indptr)} elements (length of qo_indptr), got {len(kv_indptr)}"
             )
         qo_host, kv_host = to_host(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr)
         qo_lens, kv_lens = segment_lens(op, "qo_indptr", qo_host), segment_lens(op, "kv_indptr", kv_host)
@@ -298,13 +298,13 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
     def _check_keys(self, k: torch.Tensor) -> None:
         if k.ndim != 3:
             raise ArgumentError(
-                f"{self._op}.run: k has {k.ndim} dimensions, expected 3 (tokens, num_kv_heads, head_dim)"
+                f"{self._op}.run: k must have 3 dimensions (tokens, num_kv_heads, head_dim), got {k.ndim}"
             )
         tokens, heads = (k.shape[0], k.shape[1]) if self._layout == 0 else (k.shape[1], k.shape[0])
         if heads != self._num_kv_heads or tokens < self._kv_indptr_last:
             raise ArgumentError(
-                f"{self._op}.run: k has {tokens} tokens of {heads} heads, expected {self._kv_indptr_last} "
-                f"(kv_indptr[-1]) of {self._num_kv_heads} (as planned)"
+                f"{self._op}.run: k must have {self._kv_indptr_last} tokens (kv_indptr[-1]) of {self._num_kv_heads} "
+                f"heads (as planned), got {tokens} tokens of {heads} heads"
             )
 
     def _check_in_graph(self, launch: Launch) -> None:

@@ -134,7 +134,7 @@ def single_prefill_with_kv_cache(
         check_tensors(op, q=q, k=k, v=v)
         raise
     if len(q_shape) != 3 or len(k_shape) != 3 or len(v_shape) != 3:
-        raise ArgumentError(f"{op}: q, k, v have {q.ndim}, {k.ndim}, {v.ndim} dimensions, expected 3 each")
+        raise ArgumentError(f"{op}: q, k, v must have 3 dimensions each, got {q.ndim}, {k.ndim}, {v.ndim}")
     qo_len, num_qo_heads, head_dim = q_shape
     fp8 = q_dtype in FP8
     o_dtype = canonicalize_torch_dtype(o_dtype) if o_dtype else torch.bfloat16 if fp8 else q_dtype
@@ -184,15 +184,15 @@ def _check_fp8(
     op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window_left: int, o_dtype: torch.dtype
 ) -> None:
     if window_left != -1:
-        raise ArgumentError(f"{op}: window_left is {window_left}, expected -1 (8-bit q)")
+        raise ArgumentError(f"{op}: window_left must be -1 (8-bit q), got {window_left}")
     if k.dtype != q.dtype or v.dtype != q.dtype:
-        raise ArgumentError(f"{op}: k and v are {k.dtype} and {v.dtype}, expected {q.dtype} (8-bit q)")
+        raise ArgumentError(f"{op}: k and v must be {q.dtype} (8-bit q), got {k.dtype} and {v.dtype}")
     if k.shape[-1] != q.shape[-1] or v.shape[-1] != q.shape[-1]:
         raise ArgumentError(
-            f"{op}: head dimensions of k and v are {k.shape[-1]} and {v.shape[-1]}, expected {q.shape[-1]} (8-bit q)"
+            f"{op}: head dimensions of k and v must be {q.shape[-1]} (8-bit q), got {k.shape[-1]} and {v.shape[-1]}"
         )
     if o_dtype.itemsize < 2:
-        raise ArgumentError(f"{op}: o_dtype is {o_dtype}, expected a 16-bit type")
+        raise ArgumentError(f"{op}: o_dtype must be a 16-bit type, got {o_dtype}")
 
 
 single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_kv_cache, return_lse=True)

@@ -64,7 +64,9 @@ class KernelProfile:
     def elapsed_ms(self) -> float:
         """Milliseconds; waits for the GPU on first use."""
         if not self._ended:
-            raise RuntimeError(f"profile_kernel: {self.label!r} has not ended, expected to be read after its block")
+            raise RuntimeError(
+                f"profile_kernel: {self.label!r} must be read after its block, got a block that has not ended"
+            )
         if self._elapsed_ms is None:
             assert self._events is not None
             begin, end = self._events

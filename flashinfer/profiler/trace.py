@@ -54,7 +54,7 @@ def decode_tag(tag: int, num_blocks: int, num_groups: int) -> Tag:
     block_group = (tag >> 12) & 0xFFF
     fields = Tag(block_group // num_groups, block_group % num_groups, (tag >> 2) & 0x3FF, tag & 0x3, (tag >> 24) & 0xFF)
     if fields.block_idx >= num_blocks:
-        raise ArgumentError(f"decode_tag: tag {tag:#x} names block {fields.block_idx}, expected below {num_blocks}")
+        raise ArgumentError(f"decode_tag: the block of tag {tag:#x} must be below {num_blocks}, got {fields.block_idx}")
     return fields
 
 
@@ -75,8 +75,8 @@ _PHASE = {EventType.kBegin.value: "B", EventType.kEnd.value: "E", EventType.kIns
 def _event(tag: Tag, time_ns: int, num_groups: int, event_names: Sequence[str]) -> dict[str, Any]:
     if tag.event_type not in _PHASE or tag.event_idx >= len(event_names):
         raise ArgumentError(
-            f"export_to_perfetto_trace: entry has event {tag.event_idx} of type {tag.event_type}, expected an event"
-            f" below {len(event_names)} (event_names) and a type in {sorted(_PHASE)}"
+            f"export_to_perfetto_trace: an entry must have an event below {len(event_names)} (event_names) and a type "
+            f"in {sorted(_PHASE)}, got event {tag.event_idx} of type {tag.event_type}"
         )
     event = {
         "name": event_names[tag.event_idx],
@@ -123,7 +123,9 @@ def export_to_perfetto_trace(
         )
     words = [word % (1 << 64) for word in profiler_buffer.view(torch.int64).tolist()]
     if not words or not (words[0] >> 32 and words[0] % _TIMER_RANGE):
-        raise ArgumentError("export_to_perfetto_trace: profiler_buffer has no header, expected block and group counts")
+        raise ArgumentError(
+            "export_to_perfetto_trace: profiler_buffer must have a header of block and group counts, got none"
+        )
     num_blocks, num_groups = words[0] % _TIMER_RANGE, words[0] >> 32
     entries = [word for word in words[1:] if word]
     tags = [decode_tag(word % _TIMER_RANGE, num_blocks, num_groups) for word in entries]

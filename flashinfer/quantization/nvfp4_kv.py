@@ -155,7 +155,7 @@ def nvfp4_kv_dequantize_paged(
         raise ArgumentError(f"{op}: kv_layout must be 'NHD' or 'HND', got {kv_layout!r}")
     for scale in (k_scale, v_scale):
         if not isinstance(scale, torch.Tensor) or scale.numel() != 1:
-            raise ArgumentError(f"{op}: k_scale and v_scale must be scalar tensors, expected one float32 element each")
+            raise ArgumentError(f"{op}: k_scale and v_scale must be scalar tensors of float32, got others")
     k_cache, v_cache = _key_and_value(op, "paged_kv_cache", paged_kv_cache)
     k_sf, v_sf = _key_and_value(op, "kv_cache_sf", kv_cache_sf)
     _nvfp4_kv_dequantize_paged(

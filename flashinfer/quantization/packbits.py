@@ -51,8 +51,8 @@ def _segment_packbits(x: torch.Tensor, indptr: torch.Tensor, is_little: bool) ->
     num_bytes = int(count)  # the one synchronisation: the size of the result depends on values
     if num_bytes < 0:
         raise ArgumentError(
-            f"segment_packbits: indptr does not rise from 0 to at most {x.numel()} (elements of x), "
-            "or the result has more than 2^31 - 1 bytes; expected offsets of segments of x"
+            f"segment_packbits: indptr must rise from 0 to at most {x.numel()} (elements of x) with a result of at "
+            "most 2^31 - 1 bytes, got other offsets"
         )
     packed = torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
     module.segment_packbits(packed, x, indptr, new_indptr, is_little)

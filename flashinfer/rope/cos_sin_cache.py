@@ -46,8 +46,8 @@ def _tokens(x: torch.Tensor, positions: torch.Tensor, head_size: int) -> torch.T
         return x.view(tokens, x.numel() // max(tokens * head_size, 1), head_size)
     except RuntimeError as error:
         raise ArgumentError(
-            f"apply_rope_with_cos_sin_cache: query or key has shape {tuple(x.shape)} and strides {x.stride()}, "
-            f"expected what can be viewed as ({tokens} tokens, heads, head_size = {head_size})"
+            f"apply_rope_with_cos_sin_cache: query and key must be viewable as ({tokens} tokens, heads, head_size = "
+            f"{head_size}), got shape {tuple(x.shape)} and strides {x.stride()}"
         ) from error
 
 

@@ -74,7 +74,7 @@ def _check_backend(backend: str, k_rope: torch.Tensor, is_neox: bool) -> None:
     if is_neox or k_rope.ndim == 3:
         got = "is_neox=True" if is_neox else "a 3-D k_rope"
         raise NotImplementedError(
-            f"{op}: backend 'cutile' got {got}, expected is_neox=False and a 2-D k_rope: use backend='cuda'"
+            f"{op}: is_neox must be False and k_rope 2-D with backend 'cutile', got {got}: use backend='cuda'"
         )
     try:
         found = importlib.util.find_spec("cuda.tile")

@@ -53,7 +53,7 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
     nnz = int(offsets[-1])
     if offsets[0] != 0 or nnz > mask.shape[0]:
         raise ArgumentError(
-            f"{op}: indptr goes from {offsets[0]} to {nnz}, expected from 0 to at most {mask.shape[0]} (blocks of mask)"
+            f"{op}: indptr must go from 0 to at most {mask.shape[0]} (blocks of mask), got {offsets[0]} to {nnz}"
         )
     first = torch.from_numpy(offsets[:-1].astype(np.int64)).to(mask.device).repeat_interleave(counts, output_size=nnz)
     width = (counts * columns).repeat_interleave(counts, output_size=nnz)
@@ -91,7 +91,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
     @explain_type_errors
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         if backend.startswith("vsa"):
-            raise ArgumentError(f"{_OP}: backend is {backend!r}, which needs a Blackwell GPU; expected 'auto' or 'fa2'")
+            raise ArgumentError(f"{_OP}: backend must be 'auto' or 'fa2', got {backend!r}, which needs a Blackwell GPU")
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, "NHD", backend=backend)
         self.device = float_workspace_buffer.device
         self._follow_streams(self.device)
@@ -156,23 +156,25 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         """
         op = f"{_OP}.plan"
         if block_mask is not None:
-            raise ArgumentError(f"{op}: block_mask is given, expected None (indptr and indices are the pattern)")
+            raise ArgumentError(f"{op}: block_mask must be None (indptr and indices are the pattern), got a value")
         if indptr is None or indices is None:
-            raise ArgumentError(f"{op}: indptr or indices is None, expected tensors")
+            raise ArgumentError(f"{op}: indptr or indices must be tensors, got None")
         if min(M, N) < 0 or min(R, C) < 1 or N % C:
-            raise ArgumentError(f"{op}: M, N, R, C are {M}, {N}, {R}, {C}, expected blocks that divide the {N} keys")
+            raise ArgumentError(f"{op}: blocks of R x C must divide the {N} keys, got M, N, R, C = {M}, {N}, {R}, {C}")
         offsets, columns = to_host(op, indptr=indptr, indices=indices)
         block_rows = -(-M // R)
         if offsets.size != block_rows + 1:
             raise ArgumentError(
-                f"{op}: indptr has {offsets.size} elements, expected {block_rows + 1} (ceil(M / R) + 1)"
+                f"{op}: indptr must have {block_rows + 1} elements (ceil(M / R) + 1), got {offsets.size}"
             )
         segment_lens(op, "indptr", offsets)
         if columns.ndim != 1:
-            raise ArgumentError(f"{op}: indices has {columns.ndim} dimensions, expected 1")
+            raise ArgumentError(f"{op}: indices must have 1 dimension, got {columns.ndim}")
         used = columns[: offsets[-1]]
         if used.size and (used.max() >= N // C or used.min() < 0):
-            raise ArgumentError(f"{op}: indices out of bound, expected columns of blocks from 0 to {N // C - 1}")
+            raise ArgumentError(
+                f"{op}: indices must be columns of blocks from 0 to {N // C - 1}, got indices out of bound"
+            )
         rows = np.minimum(np.arange(block_rows + 1, dtype=np.int64) * R, M).astype(np.int32)
         if mask is not None:
             mask = self._row_masks(op, mask, indptr, offsets, M, R)
@@ -205,7 +207,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
 
     def _require_plan(self) -> None:
         if not hasattr(self, "_shape"):
-            raise ArgumentError(f"{_OP}.run: plan() was not called, expected it before run()")
+            raise ArgumentError(f"{_OP}.run: plan() must be called before run(), got no plan")
 
     @staticmethod
     def _row_masks(
@@ -213,7 +215,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
     ) -> torch.Tensor:
         """Return the masks of the rows of blocks; the last mask omits queries beyond ``M``."""
         if mask.ndim != 3 or mask.shape[0] < offsets[-1] or mask.shape[1] != R:
-            raise ArgumentError(f"{op}: mask has shape {tuple(mask.shape)}, expected ({offsets[-1]}, {R}, C)")
+            raise ArgumentError(f"{op}: mask must have shape ({offsets[-1]}, {R}, C), got {tuple(mask.shape)}")
         flat = convert_bsr_mask_layout(mask, indptr)
         missing = -M % R  # queries missing in the last row of blocks
         surplus = missing * int(offsets[-1] - offsets[-2]) * mask.shape[2] if missing else 0
@@ -263,7 +265,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         for name, x in (("k", k), ("v", v)):
             if x.ndim != 3 or x.shape[0] != N:
                 raise ArgumentError(
-                    f"{_OP}.run: {name} has shape {tuple(x.shape)}, expected ({N}, num_kv_heads, head_dim)"
+                    f"{_OP}.run: {name} must have shape ({N}, num_kv_heads, head_dim), got {tuple(x.shape)}"
                 )
         pages = tuple(x.unflatten(0, (N // C, C)) for x in (k, v))
         scales: tuple[Any, ...] = (scale_q, scale_k, scale_v) if q.dtype.itemsize == 1 else ()

@@ -98,7 +98,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         """
         op = f"{_OP}.plan"
         if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
-            raise ArgumentError(f"{op}: num_qo_heads is {num_qo_heads}, expected a multiple of {num_kv_heads}")
+            raise ArgumentError(f"{op}: num_qo_heads must be a multiple of {num_kv_heads}, got {num_qo_heads}")
         _check_pattern(op, block_mask_map, block_row_sz, block_col_sz, num_kv_heads)
         pattern = block_mask_map.to(self.device, torch.bool)
         rows, columns = (sizes.to(self.device, torch.int64) for sizes in (block_row_sz, block_col_sz))
@@ -131,7 +131,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
 
     def _require_plan(self) -> None:
         if not hasattr(self, "_sizes"):
-            raise ArgumentError(f"{_OP}.run: plan() was not called, expected it before run()")
+            raise ArgumentError(f"{_OP}.run: plan() must be called before run(), got no plan")
 
     @flashinfer_api(trace=variable_block_sparse_attention_run_trace)
     def run(
@@ -174,12 +174,12 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         check_tensors(f"{_OP}.run", q=q, k=k, v=v)
         if tuple(q.shape[:2]) != (heads * group, qo_len):
             raise ArgumentError(
-                f"{_OP}.run: q has shape {tuple(q.shape)}, expected ({heads * group}, {qo_len}, head_dim)"
+                f"{_OP}.run: q must have shape ({heads * group}, {qo_len}, head_dim), got {tuple(q.shape)}"
             )
         for name, x in (("k", k), ("v", v)):
             if tuple(x.shape[:2]) != (heads, kv_len):
                 raise ArgumentError(
-                    f"{_OP}.run: {name} has shape {tuple(x.shape)}, expected ({heads}, {kv_len}, head_dim)"
+                    f"{_OP}.run: {name} must have shape ({heads}, {kv_len}, head_dim), got {tuple(x.shape)}"
                 )
         rows = q.unflatten(0, (heads, group)).transpose(1, 2).reshape(heads * qo_len, group, q.shape[-1])
         pages = tuple(x.reshape(heads * kv_len, 1, 1, x.shape[-1]) for x in (k, v))
@@ -231,21 +231,21 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
 
 def _check_pattern(op: str, pattern: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, heads: int) -> None:
     if pattern.ndim != 3 or pattern.shape[0] != heads:
-        raise ArgumentError(f"{op}: block_mask_map has shape {tuple(pattern.shape)}, expected ({heads}, MB, NB)")
+        raise ArgumentError(f"{op}: block_mask_map must have shape ({heads}, MB, NB), got {tuple(pattern.shape)}")
     for name, sizes, expected in (
         ("block_row_sz", rows, (heads, pattern.shape[1])),
         ("block_col_sz", columns, (heads, pattern.shape[2])),
     ):
         if tuple(sizes.shape) != expected:
-            raise ArgumentError(f"{op}: {name} has shape {tuple(sizes.shape)}, expected {expected}")
+            raise ArgumentError(f"{op}: {name} must have shape {expected}, got {tuple(sizes.shape)}")
 
 
 def _common_sum(op: str, name: str, sizes: torch.Tensor) -> int:
     if sizes.numel() and sizes.min() < 0:
-        raise ArgumentError(f"{op}: {name} has {int(sizes.min())}, expected 0 or more")
+        raise ArgumentError(f"{op}: {name} must be 0 or more, got {int(sizes.min())}")
     sums = sizes.sum(-1).tolist()
     if len(set(sums)) > 1:
-        raise ArgumentError(f"{op}: the rows of {name} sum to {sums}, expected one length for all heads")
+        raise ArgumentError(f"{op}: the rows of {name} must sum to one length for all heads, got {sums}")
     return sums[0] if sums else 0
 
 

@@ -79,14 +79,14 @@ def assert_close(
     same: Any = {"rtol": rtol, "atol": atol, "check_dtype": check_dtype, "equal_nan": equal_nan}
     if isinstance(expected, dict):
         assert isinstance(actual, dict) and actual.keys() == expected.keys(), (
-            f"{name}: keys are {sorted(actual)}, expected {sorted(expected)}"
+            f"{name}: keys must be {sorted(expected)}, got {sorted(actual)}"
         )
         for key in expected:
             assert_close(actual[key], expected[key], **same, name=f"{name}[{key!r}]")
         return
     if isinstance(expected, (list, tuple)):
         assert isinstance(actual, (list, tuple)) and len(actual) == len(expected), (
-            f"{name}: {len(actual)} values, expected {len(expected)}"
+            f"{name}: values must be {len(expected)}, got {len(actual)}"
         )
         for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
             assert_close(a, e, **same, name=f"{name}[{i}]")

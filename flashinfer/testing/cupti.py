@@ -87,11 +87,11 @@ def _spans(activities: list[Activity], windows: list[tuple[int, int]]) -> list[f
         inside = [a for a in activities if begin <= a.start <= end]
         names = sorted(a.name for a in inside)
         if not inside:
-            raise RuntimeError("bench_gpu_time: CUPTI saw no GPU activity in a call, expected at least one kernel")
+            raise RuntimeError("bench_gpu_time: a call must launch at least one kernel, got no GPU activity from CUPTI")
         if expected is not None and names != expected:
             raise RuntimeError(
-                f"bench_gpu_time: the call ran {names}, expected {expected} as in its first iteration"
-                " (times of different work must not be mixed)"
+                f"bench_gpu_time: the call must run {expected} as in its first iteration (times of different work must "
+                f"not be mixed), got {names}"
             )
         expected = names
         times.append((max(a.end for a in inside) - inside[0].start) / 1e6)

@@ -97,7 +97,7 @@ def bench_kineto(
         found = [event for event in averages if name in event.key]
         if not found or (len(found) > 1 and not with_multiple_kernels):
             raise ArgumentError(
-                f"bench_kineto: kernel_names is {name!r}, expected to match one kernel, matches "
+                f"bench_kineto: kernel_names must match one kernel, got {name!r}, which matches "
                 f"{[event.key for event in found]}; profiled were {sorted(event.key for event in averages)}"
             )
         total_us = sum(event.self_device_time_total if on_gpu else event.self_cpu_time_total for event in found)

@@ -71,7 +71,9 @@ def _check_radix_cutlass(logits: torch.Tensor, *args: object, **kwargs: object) 
 
 @supported_compute_capability(BLACKWELL)
 def _check_blackwell(logits: torch.Tensor, *args: object, **kwargs: object) -> bool:
-    raise ArgumentError("top_k_varlen: backend needs kernels for Blackwell GPUs, expected 'radix_cutlass' or 'auto'")
+    raise ArgumentError(
+        "top_k_varlen: backend must be 'radix_cutlass' or 'auto', got one that needs kernels for Blackwell GPUs"
+    )
 
 
 def _top_k_varlen_heuristic(

@@ -176,8 +176,8 @@ APIS = [
         **NARROW,
         refused={
             PAGES[3]: (ValueError, "must have identical strides"),
-            "fixed_split_size": (ValueError, "expected None without use_tensor_cores"),
-            "several tokens per request": (ValueError, "expected 1 without use_tensor_cores"),
+            "fixed_split_size": (ValueError, "must be None without use_tensor_cores"),
+            "several tokens per request": (ValueError, "must be 1 without use_tensor_cores"),
         },
     ),
     Api(

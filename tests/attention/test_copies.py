@@ -202,7 +202,7 @@ def test_a_bound_plan_is_bound_to_the_copy(duplicate):
 def test_wrappers_cannot_be_pickled(make, plan, run):
     wrapper = make()
     name = type(wrapper).__name__
-    with pytest.raises(TypeError, match=f"{name}: cannot be pickled, expected a {name} made and planned"):
+    with pytest.raises(TypeError, match=f"{name}: cannot be pickled: it must be made and planned"):
         pickle.dumps(wrapper)
     plan(wrapper, Batch([1] * len(FIRST), FIRST))
     with pytest.raises(TypeError, match=f"{name}: cannot be pickled"):

@@ -36,7 +36,7 @@ def test_no_scales():
 
 
 def test_scales_of_another_number_of_heads():
-    with pytest.raises(ArgumentError, match=r"op: scale_k has 3 elements, expected 1 or 2 \(one for each head"):
+    with pytest.raises(ArgumentError, match=r"op: scale_k must have 1 or 2 elements \(one for each head.*, got 3"):
         fp8_scales("op", QUERY, 0.5, (None, torch.ones(3), None), 2)
 
 

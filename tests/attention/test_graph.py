@@ -278,5 +278,5 @@ def test_other_wrappers_refuse_to_be_captured():
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(calls.workspace("cuda"))
     wrapper.plan(*pages.table, *batch.heads, 64, PAGE_SIZE, q_data_type=torch.float16)
     cache = batch.cache(pages)
-    with pytest.raises(ValueError, match="expected a wrapper made with use_cuda_graph=True"):
+    with pytest.raises(ValueError, match="the wrapper must be made with use_cuda_graph=True"):
         capture(lambda: wrapper.run(batch.q, cache))

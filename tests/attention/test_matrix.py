@@ -28,7 +28,7 @@ def test_cell(device, api, feature):
         with pytest.raises(error, match=text):
             api.call(batch, what, **feature.options)
     elif device not in feature.devices:
-        with pytest.raises(ValueError, match=f"expected one of .* on {device}"):
+        with pytest.raises(ValueError, match=f"must be one of .* on {device}"):
             api.call(batch, what, **feature.options)
     else:
         calls.check(api.call(batch, what, **feature.options), batch.expected(what), batch.dtype, feature.tolerance)
@@ -48,5 +48,5 @@ def test_page_is_current():
 def test_other_backends_are_refused(device, backend):
     api = next(x for x in matrix.APIS if x.title == "single prefill")
     batch = api.batch(matrix.FEATURES[0], device)
-    with pytest.raises(NotImplementedError, match=f"backend is '{backend}'.*usable: fa2"):
+    with pytest.raises(NotImplementedError, match=f"backend must be fa2 .*, got '{backend}'.*usable: fa2"):
         flashinfer.single_prefill_with_kv_cache(batch.q, *batch.dense(), backend=backend)

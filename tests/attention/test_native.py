@@ -162,5 +162,5 @@ def test_fully_masked_rows(device: str) -> None:
 def test_small_workspaces(device: str) -> None:
     native = Native(Batch([1] * 4, [4000] * 4, device=device))
     native.int_ws = native.int_ws[:64]
-    with pytest.raises(ValueError, match=r"int_workspace_buffer has 64 bytes, expected at least \d+"):
+    with pytest.raises(ValueError, match=r"int_workspace_buffer must have at least \d+ bytes.*, got 64"):
         native.decode(16)

@@ -108,12 +108,12 @@ def test_prefill_of_fp8(device):
     got = single_prefill_with_kv_cache(batch.q, k, v, *scales, F16, causal=True, return_lse=True)
     close(got, expected, 1e-2)
     for options, text in (
-        ({"window_left": 3}, "window_left is 3"),
+        ({"window_left": 3}, "window_left must be -1 .*, got 3"),
         ({"o_dtype": torch.float8_e4m3fn}, "16-bit"),
     ):
         with pytest.raises(AssertionError, match=text):
             single_prefill_with_kv_cache(batch.q, k, v, **options)
-    with pytest.raises(AssertionError, match=r"expected torch\.float8_e4m3fn"):
+    with pytest.raises(AssertionError, match=r"must be torch\.float8_e4m3fn"):
         single_prefill_with_kv_cache(batch.q, k.half(), v.half())
     with pytest.raises(AssertionError, match="head dimensions"):
         single_prefill_with_kv_cache(batch.q, k, v[..., :32])
@@ -129,7 +129,7 @@ def test_prefill_of_nvfp4(device):
         close(single_prefill_with_kv_cache(batch.q, k, v, kv_cache_sf=given, **options), expected, 1e-2)
     with pytest.raises(ValueError, match="kv_cache_sf"):
         single_prefill_with_kv_cache(batch.q, k, v)
-    with pytest.raises(ValueError, match="kv_cache_sf of keys is"):
+    with pytest.raises(ValueError, match="kv_cache_sf of keys must be"):
         single_prefill_with_kv_cache(batch.q, k, v, kv_cache_sf=(batch.k_sf[1:], batch.v_sf))
 
 
@@ -147,21 +147,29 @@ def test_errors(device):
     short = torch.full((3,), 255, dtype=torch.uint8, device=device)
     across = torch.ones(k.shape[0], 1, dtype=torch.bool, device=device)  # shape: keys x queries
     for call, error, text in (
-        (lambda: single_decode_with_kv_cache(q, k, v, "DHN"), KeyError, "kv_layout is 'DHN'"),
-        (lambda: single_decode_with_kv_cache(q, k, v, "NHD", "SINE"), KeyError, "pos_encoding_mode is 'SINE'"),
-        (lambda: single_decode_with_kv_cache(rows, k, v), ValueError, "q has 3 dimensions, expected 2"),
-        (lambda: single_decode_with_kv_cache(q[:3], k, v), RuntimeError, "3 heads"),
+        (lambda: single_decode_with_kv_cache(q, k, v, "DHN"), KeyError, "kv_layout must be one of NHD, HND, got 'DHN'"),
+        (
+            lambda: single_decode_with_kv_cache(q, k, v, "NHD", "SINE"),
+            KeyError,
+            "pos_encoding_mode must be one of NONE, ROPE_LLAMA, ALIBI, got 'SINE'",
+        ),
+        (lambda: single_decode_with_kv_cache(rows, k, v), ValueError, "q must have 2 dimensions.*, got 3"),
+        (lambda: single_decode_with_kv_cache(q[:3], k, v), RuntimeError, "q must have a multiple of 2 heads .*, got 3"),
         (lambda: single_decode_with_kv_cache(q, k, v[1:]), RuntimeError, "v"),
-        (lambda: single_decode_with_kv_cache(many, many[None], many[None]), ValueError, "32768 heads, expected"),
-        (lambda: single_prefill_with_kv_cache(q, k, v), ValueError, "dimensions, expected 3 each"),
+        (lambda: single_decode_with_kv_cache(many, many[None], many[None]), ValueError, r"heads .*, got 32768"),
+        (lambda: single_prefill_with_kv_cache(q, k, v), ValueError, "must have 3 dimensions each"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, backend="fa9"), ValueError, "fa9"),
         (lambda: single_prefill_with_kv_cache(rows, k, v, custom_mask=torch.ones(2, 2)), ValueError, "custom_mask"),
-        (lambda: single_prefill_with_kv_cache(rows, k, v, custom_mask=across), ValueError, "custom_mask has shape"),
+        (
+            lambda: single_prefill_with_kv_cache(rows, k, v, custom_mask=across),
+            ValueError,
+            "custom_mask must have shape",
+        ),
         (lambda: single_prefill_with_kv_cache(rows, k, v, o_dtype=16), TypeError, "16|int"),
         (
             lambda: single_prefill_with_kv_cache(rows, k, v, packed_custom_mask=short),
             ValueError,
-            "mask has 3 elements",
+            "mask must have .*, got 3",
         ),
     ):
         with pytest.raises(error, match=text):

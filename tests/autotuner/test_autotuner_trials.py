@@ -50,7 +50,7 @@ def test_initializers_are_pairs(tuner):
     config = TuningConfig(tensor_initializers=((1, torch.zeros),), dynamic_tensor_specs=CONFIG.dynamic_tensor_specs)
     profile = tuner._generate_optimization_profiles(config, inputs_of(4))[0]
     assert profile.tensor_initializers == [None, torch.zeros, None]
-    with pytest.raises(ValueError, match="tensor_initializers has None, expected pairs"):
+    with pytest.raises(ValueError, match="tensor_initializers must be pairs"):
         TuningConfig(tensor_initializers=(None, torch.zeros))
 
 

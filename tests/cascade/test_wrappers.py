@@ -107,7 +107,7 @@ def test_forward_before_begin_forward(device):
         flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
         flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
     ):
-        with pytest.raises(ValueError, match="was not called, expected it before"):
+        with pytest.raises(ValueError, match="must be called before"):
             kind(workspace(device)).forward(x, x, x, x.expand(2, 2, 2, 4, 64))
 
 

@@ -123,7 +123,7 @@ def test_native_checks(tutorial, which):
     """Check errors that are raised before any launch, on a machine without GPU too."""
     run = tutorial[which].load().run
     x = torch.ones(4, dtype=torch.float16)
-    with pytest.raises(ValueError, match="input is on cpu, expected a CUDA tensor"):
+    with pytest.raises(ValueError, match=r"input must be a CUDA tensor, got one on cpu"):
         run(x, x, 2.0)
     with pytest.raises(TypeError):
         run(x, x, "two")

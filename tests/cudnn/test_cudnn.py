@@ -209,7 +209,7 @@ def test_callers_can_ask_for_the_package():
 def test_bad_arguments(fake_frontend):
     q, cache = half(BATCH, HEADS, DIM), half(20, KV_HEADS, PAGE, DIM)
     table, lengths = torch.zeros(BATCH, 5, dtype=torch.int32), torch.ones(BATCH, dtype=torch.int32)
-    with pytest.raises(ArgumentError, match="q has 2 dimensions and k_cache 4, expected 3 and 4"):
+    with pytest.raises(ArgumentError, match="q and k_cache must have 3 and 4 dimensions, got 2 and 4"):
         cudnn_batch_decode_with_kv_cache(q[0], cache, cache, 1.0, workspace(), max_sequence_kv=1)
     with pytest.raises(ArgumentError, match="block_tables or actual_seq_lens_kv must be tensors, got None"):
         cudnn_batch_decode_with_kv_cache(q, cache, cache, 1.0, workspace(), max_sequence_kv=1)

@@ -15,31 +15,31 @@ INT32, FP32, U8 = torch.int32, torch.float32, torch.uint8
 
 #: Argument, what it becomes, and the text of the error.
 BAD = [
-    ("input", ((5, 64), FP32), "input has dtype float32"),
-    ("input", ((5, 56), BF16), "input.shape[1] = 56, expected 64"),
-    ("input", ((1, 5, 64), BF16), "input has 3 dimensions"),
-    ("token_selected_experts", ((5, 2), torch.int64), "token_selected_experts has dtype int64"),
-    ("token_selected_experts", ((4, 2), INT32), "token_selected_experts.shape[0] = 4, expected 5"),
-    ("token_selected_experts", ((10,), INT32), "token_selected_experts has 1 dimensions"),
-    ("token_final_scales", ((5, 2), BF16), "token_final_scales has dtype bfloat16"),
-    ("token_final_scales", ((5, 3), FP32), "token_final_scales has shape (5, 3)"),
-    ("fc1_expert_weights", ((3, 64, 64), FP16), "fc1_expert_weights has dtype float16"),
-    ("fc1_expert_weights", ((64, 64), BF16), "fc1_expert_weights has 2 dimensions"),
+    ("input", ((5, 64), FP32), "input must be .*, got float32"),
+    ("input", ((5, 56), BF16), "input.shape[1] must be 64.*, got 56"),
+    ("input", ((1, 5, 64), BF16), "input must have .* dimensions, got 3"),
+    ("token_selected_experts", ((5, 2), torch.int64), "token_selected_experts must be .*, got int64"),
+    ("token_selected_experts", ((4, 2), INT32), "token_selected_experts.shape[0] must be 5.*, got 4"),
+    ("token_selected_experts", ((10,), INT32), "token_selected_experts must have .* dimensions, got 1"),
+    ("token_final_scales", ((5, 2), BF16), "token_final_scales must be .*, got bfloat16"),
+    ("token_final_scales", ((5, 3), FP32), "token_final_scales must have shape .*, got (5, 3)"),
+    ("fc1_expert_weights", ((3, 64, 64), FP16), "fc1_expert_weights must be .*, got float16"),
+    ("fc1_expert_weights", ((64, 64), BF16), "fc1_expert_weights must have .* dimensions, got 2"),
     (
         "fc1_expert_weights",
         ((3, 48, 64), BF16),
         "must be 2 times the inner dimension of fc2_expert_weights = 32, got 48",
     ),
     ("fc1_expert_weights", ((3, 64, 56), BF16), "fc1_expert_weights.shape[2] must be 64"),
-    ("fc2_expert_weights", ((2, 64, 32), BF16), "fc2_expert_weights.shape[0] = 2, expected 3"),
+    ("fc2_expert_weights", ((2, 64, 32), BF16), "fc2_expert_weights.shape[0] must be 3.*, got 2"),
     ("fc2_expert_weights", lambda x: x.transpose(1, 2), "fc2_expert_weights"),
-    ("output_dtype", FP16, "output has dtype float16, expected bfloat16"),
+    ("output_dtype", FP16, "output must be bfloat16.*, got float16"),
     ("output_dtype", FP32, "output_dtype must be float16 or bfloat16"),
     ("quant_scales", [torch.ones(3)], "quant_scales must be empty for 16-bit weights, got 1 tensors"),
     ("fc1_expert_biases", ((3, 64), BF16), "fc1_expert_biases and fc2_expert_biases must be given together"),
-    ("swiglu_alpha", ((2,), FP32), "swiglu_alpha has 2 elements, expected 3"),
-    ("swiglu_beta", ((3,), BF16), "swiglu_beta has dtype bfloat16"),
-    ("swiglu_limit", ((4,), FP32), "swiglu_limit has 4 elements, expected 3"),
+    ("swiglu_alpha", ((2,), FP32), "swiglu_alpha must have 3 elements.*, got 2"),
+    ("swiglu_beta", ((3,), BF16), "swiglu_beta must be .*, got bfloat16"),
+    ("swiglu_limit", ((4,), FP32), "swiglu_limit must have 3 elements.*, got 4"),
     ("output", ((5, 32), BF16), "output must have shape (5, 64), got (5, 32)"),
     ("output", ((5, 64), FP16), "output must have dtype torch.bfloat16"),
     ("cluster_size", 2, "smart_router"),
@@ -95,10 +95,10 @@ def test_wrong_scales():
     text = "quant_scales must have 2 tensors, got 1"
     check_refused(cutlass_fused_moe, text, **{**call, "quant_scales": call["quant_scales"][:1]})
     first, second = call["quant_scales"]
-    text = "the scale of fc1_expert_weights.shape[1] = 1, expected 2"
+    text = "the scale of fc1_expert_weights.shape[1] must be 2.*, got 1"
     check_refused(cutlass_fused_moe, text, **{**call, "quant_scales": [first[:, :1].contiguous(), second]})
     packed, _ = mxfp4(2, 128, 128, 2, 1, device="cpu")
-    check_refused(cutlass_fused_moe, "input has dtype float16", **{**packed, "input": packed["input"].half()})
+    check_refused(cutlass_fused_moe, "input must be .*, got float16", **{**packed, "input": packed["input"].half()})
     first, second = packed["quant_scales"]
     text = "the scale of fc2_expert_weights must have 1024 bytes, got 512"
     check_refused(cutlass_fused_moe, text, **{**packed, "quant_scales": [first, second[:1]]})

@@ -7,7 +7,7 @@
 void fail(int64_t kind, int64_t value) {
   switch (kind) {
     case 0:
-      TVM_FFI_THROW(ValueError) << "value is " << value << ", expected another";
+      TVM_FFI_THROW(ValueError) << "value must be another, got " << value;
     case 1:
       TVM_FFI_THROW(TypeError) << "type " << value;
     case 2:

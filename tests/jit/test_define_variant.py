@@ -282,7 +282,7 @@ REFUSED = {
     "comprehension": (lambda q, k: any(q > x for x in range(k)), ValueError, r"a call of any\(\) is not supported"),
     "keyword": (lambda q, k: max(q, k, key=abs) > 1, ValueError, r"max\(\) with 2 positional and 1 named"),
     "run's own": (lambda q, kv, sm_scale: q > kv, ValueError, r"the parameter sm_scale is not supported, run\(\) has"),
-    "one parameter": (lambda q: True, TypeError, "has 1 parameters, expected q_idx, kv_idx and then its own"),
+    "one parameter": (lambda q: True, TypeError, "must have the parameters q_idx, kv_idx and then its own, got 1"),
     "no bool": (lambda q, k: q - k, TypeError, "the result must be a truth value, got an integer"),
     "number as truth": (lambda q, k: q and k > 1, TypeError, "an operand of `and` must be a truth value"),
     "truth as number": (lambda q, k: (q > k) + 1 > 0, TypeError, r"an operand of `\+` must be a number"),
@@ -301,7 +301,7 @@ def test_what_is_not_supported_is_named(case):
 def test_arguments_of_define_variant():
     with pytest.raises(ValueError, match="mask_mode must be one of 'NON_CAUSAL', 'CAUSAL', 'CUSTOM', got 'DIAGONAL'"):
         define_variant(mask_mode="DIAGONAL", mask_fn=chained)
-    with pytest.raises(ValueError, match="mask_fn and logits_fn are None, expected a function for one of them"):
+    with pytest.raises(ValueError, match=r"one of mask_fn and logits_fn must be a function, got None"):
         define_variant()
     with pytest.raises(TypeError, match="the result must be a number, got a truth value"):
         define_variant(logits_fn=lambda x, q, k: x > 0)
@@ -309,7 +309,7 @@ def test_arguments_of_define_variant():
     exec("def typed(q, k):\n    return q > k\n", namespace)
     with pytest.raises(ValueError, match=r"the source of typed cannot be read .*; define it in a file"):
         define_variant(mask_fn=namespace["typed"])
-    with pytest.raises(ValueError, match=r"2 functions in line \d+ could be <lambda>, expected 1; use def"):
+    with pytest.raises(ValueError, match=r"line \d+ must have 1 function that could be <lambda>, got 2; use def"):
         define_variant(mask_fn=(lambda q, k: q > k, lambda q, k: q < k)[0])
 
 
@@ -318,7 +318,7 @@ def test_arguments_of_run():
     q = torch.zeros(2, 1, 16)
     cases = (
         ({}, TypeError, "n must be a number"),
-        ({"n": 1, "m": 2}, TypeError, "unknown argument m, expected n"),
+        ({"n": 1, "m": 2}, TypeError, "arguments must be among n, got unknown argument m"),
         ({"n": "1"}, TypeError, "n must be int, float or bool"),
         ({"n": 2**31}, ValueError, "n must fit in 32 bits, got 2147483648"),
     )
@@ -362,7 +362,7 @@ def test_parameters_of_both_functions():
     assert torch.equal(variant.reference(q, q, q), variant.reference(q, q, q, n=3, gain=2.0))
     for logits_fn, text in ((other_default, r"n: int = 3 and n=4"), (other_type, r"n: int = 3 and n: float")):
         text = text.replace("int", "'int'").replace("float", "'float'")  # annotations of this file are strings
-        with pytest.raises(ValueError, match=f"have the parameters {text}, expected one type and default"):
+        with pytest.raises(ValueError, match=f"must have one type and default, got {text}"):
             define_variant(mask_fn=mask_of_two, logits_fn=logits_fn)
 
 
@@ -370,9 +370,9 @@ def test_tensors_that_are_none():
     variant = define_variant(mask_fn=chained)
     q = torch.zeros(2, 1, 16)
     for call in (variant.run, variant.reference):
-        with pytest.raises(TypeError, match=rf"AttentionVariant\.{call.__name__}: q is a NoneType, expected Tensor"):
+        with pytest.raises(TypeError, match=rf"AttentionVariant\.{call.__name__}: q must be Tensor.*, got a NoneType"):
             call(None, q, q)
-    with pytest.raises(TypeError, match="reference: sm_scale is a str, expected float"):
+    with pytest.raises(TypeError, match=r"reference: sm_scale must be float.*, got a str"):
         variant.reference(q, q, q, sm_scale="1")
 
 

@@ -128,7 +128,7 @@ def test_records_of_dumps(tmp_path, lines):
     try:
         assert isinstance(read_record(tmp_path), dict)
     except RuntimeError as error:
-        assert "has no complete line, expected the record of a call" in str(error)
+        assert "must have the record of a call, got no complete line" in str(error)
 
 
 NAMES = st.sampled_from(["os.system", "flashinfer.rmsnorm", "flashinfer.norm:rmsnorm", "builtins:eval", "../x", ""])

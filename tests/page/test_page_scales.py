@@ -33,7 +33,7 @@ def test_a_bad_value_in_a_tensor_is_refused_and_nothing_is_written(device, name,
     before = [cache.clone() for cache in caches]
     scales = {n: torch.ones(1, device=device) for n in ("k_scale", "v_scale")}
     scales[name].fill_(value)
-    with pytest.raises(ValueError, match=f"{name} is .*, expected a positive finite global decode scale"):
+    with pytest.raises(ValueError, match=f"{name} must be a positive finite global decode scale.*, got .*"):
         append(*rows, *caches, **scales)
     assert all(same(cache, old) for cache, old in zip(caches, before, strict=True))
 
@@ -44,7 +44,7 @@ def test_a_value_is_looked_at_again_after_a_write(device, device_of_scale):
     scale = torch.ones(1, device=device if device_of_scale == "rows" else "cpu")
     append(*rows, *caches, scale, scale)
     scale.zero_()
-    with pytest.raises(ValueError, match=r"k_scale is 0.*positive finite global decode scale"):
+    with pytest.raises(ValueError, match=r"k_scale must be a positive finite global decode scale .*, got 0"):
         append(*rows, *caches, scale, scale)
 
 
@@ -72,7 +72,7 @@ def test_inference_tensors_count_no_writes_and_are_read_each_time(monkeypatch):
         scale = torch.ones(1)
         global_scale._check_values("op", {"k_scale": scale})
         scale.zero_()
-        with pytest.raises(ArgumentError, match=r"op: k_scale is 0\.0"):
+        with pytest.raises(ArgumentError, match=r"op: k_scale must be a positive .*, got 0\.0"):
             global_scale._check_values("op", {"k_scale": scale})
     assert reads == [1, 1]
 
@@ -85,7 +85,9 @@ def test_a_capture_takes_tensors_of_the_device_only(device, monkeypatch, name, s
     append(*rows, *caches, good, good)
     monkeypatch.setattr(global_scale, "_is_capturing", lambda device: True)
     append(*rows, *caches, good, good)
-    with pytest.raises(ValueError, match=f"{name} is .*, expected a contiguous float32 tensor on .*CUDA graph capture"):
+    with pytest.raises(
+        ValueError, match=f"{name} must be a contiguous float32 tensor on .*CUDA graph capture.*, got .*"
+    ):
         append(*rows, *caches, **{"k_scale": good, "v_scale": good, name: scale})
 
 

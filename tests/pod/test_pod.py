@@ -76,7 +76,7 @@ def test_batch_pod(device, layout):
 def test_batch_pod_before_plan(device):
     wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace(device))
     x = torch.empty(0, device=device)
-    with pytest.raises(ArgumentError, match=r"plan\(\) was not called"):
+    with pytest.raises(ArgumentError, match=r"plan\(\) must be called before run"):
         wrapper.run(x, x, x, x)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from flashinfer import packbits, segment_packbits
 from flashinfer._runtime.errors import ArgumentError
 from flashinfer.trace.templates.quantization import packbits_trace, segment_packbits_trace
 
+from ..bad_arguments import pattern
 from ..graphs import capture
 from .inputs import unaligned
 
@@ -188,20 +188,20 @@ def edges(*values, dtype=torch.int32):
 
 BAD_SEGMENTS = [
     (bits(), edges(0, 16), "middle", "bitorder must be 'big' or 'little', got 'middle'"),
-    (bits(dtype=torch.float32), edges(0, 16), "big", "x has dtype float32, expected bool or uint8"),
-    (bits((4, 4)), edges(0, 16), "big", "x has 2 dimensions, expected 1"),
-    (bits(), edges(0.0, 16.0, dtype=torch.float32), "big", "indptr has dtype float32, expected int32 or int64"),
-    (bits(), edges([0, 16]), "big", "indptr has 2 dimensions, expected 1"),
-    (bits(), edges(), "big", "indptr has 0 elements, expected at least 1"),
-    (bits(), edges(0, 17), "big", "indptr does not rise from 0 to at most 16"),
-    (bits(), edges(-1, 16), "big", "indptr does not rise"),
-    (bits(), edges(0, 9, 5, 16), "big", "indptr does not rise"),
+    (bits(dtype=torch.float32), edges(0, 16), "big", "x must be bool or uint8.*, got float32"),
+    (bits((4, 4)), edges(0, 16), "big", "x must have 1 dimension.*, got 2"),
+    (bits(), edges(0.0, 16.0, dtype=torch.float32), "big", "indptr must be int32 or int64.*, got float32"),
+    (bits(), edges([0, 16]), "big", "indptr must have 1 dimension.*, got 2"),
+    (bits(), edges(), "big", "indptr must have at least 1 element.*, got 0"),
+    (bits(), edges(0, 17), "big", "indptr must rise from 0 to at most 16"),
+    (bits(), edges(-1, 16), "big", "indptr must rise"),
+    (bits(), edges(0, 9, 5, 16), "big", "indptr must rise"),
 ]
 
 
 @pytest.mark.parametrize("x, indptr, bitorder, text", BAD_SEGMENTS, ids=[case[-1] for case in BAD_SEGMENTS])
 def test_bad_segments(device, x, indptr, bitorder, text):
-    with pytest.raises(ArgumentError, match=re.escape(text)) as caught:
+    with pytest.raises(ArgumentError, match=pattern(text)) as caught:
         segment_packbits(x(device), indptr(device), bitorder)
     assert str(caught.value).startswith("segment_packbits: ")
 
@@ -232,7 +232,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 @needs_gpu
 def test_other_device():
-    with pytest.raises(RuntimeError, match=r"segment_packbits: indptr is on cpu, expected cuda:0"):
+    with pytest.raises(RuntimeError, match=r"segment_packbits: indptr must be on cuda:0.*, got cpu"):
         segment_packbits(torch.ones(8, dtype=torch.bool, device="cuda"), torch.tensor([0, 8]))
 
 

@@ -48,9 +48,9 @@ def test_structures_name_the_part_that_differs():
     assert_close(good, {"out": torch.ones(2), "pair": [1, torch.zeros(1)]})
     with pytest.raises(AssertionError, match=r"result\['pair'\]\[1\]"):
         assert_close(good, {"out": torch.ones(2), "pair": (1, torch.ones(1))})
-    with pytest.raises(AssertionError, match="keys are"):
+    with pytest.raises(AssertionError, match="keys must be"):
         assert_close(good, {"out": torch.ones(2)})
-    with pytest.raises(AssertionError, match="2 values, expected 1"):
+    with pytest.raises(AssertionError, match="values must be 1, got 2"):
         assert_close((1, 2), (1,))
 
 

@@ -28,7 +28,7 @@ def test_quiet_region_prints_nothing(capsys):
 def test_region_is_not_read_before_its_end():
     with (
         profile_kernel("early", verbose=False) as profile,
-        pytest.raises(RuntimeError, match="'early' has not ended"),
+        pytest.raises(RuntimeError, match="'early' must be read after its block"),
     ):
         _ = profile.elapsed_ms
 
@@ -104,7 +104,7 @@ HEADER = 3 | 2 << 32  # three blocks of two groups
 def test_decode_tag():
     tag = _entry(2, 1, 9, EventType.kInstant, 131, 0) & 0xFFFFFFFF
     assert decode_tag(tag, 3, 2) == (2, 1, 9, EventType.kInstant.value, 131)
-    with pytest.raises(ValueError, match="block 2, expected below 2"):
+    with pytest.raises(ValueError, match="must be below 2, got 2"):
         decode_tag(tag, 2, 2)
 
 
@@ -152,8 +152,8 @@ def test_timer_may_wrap(tmp_path):
     [
         (torch.zeros(2, 2, dtype=torch.int64), "must be 1-D uint64"),
         (torch.zeros(4), "must be 1-D uint64"),
-        (torch.zeros(4, dtype=torch.int64), "no header"),
-        (_signed([HEADER, _entry(0, 0, 5, EventType.kBegin, 0, 1)]), "event 5 of type 0, expected an event below 1"),
+        (torch.zeros(4, dtype=torch.int64), "must have a header"),
+        (_signed([HEADER, _entry(0, 0, 5, EventType.kBegin, 0, 1)]), "an event below 1 .*, got event 5"),
     ],
 )
 def test_trace_errors(tmp_path, buffer, text):

@@ -44,44 +44,44 @@ def columns_of_wider(t):
 # (op, argument, (shape, dtype) or a function that changes the good tensor or another value, text)
 BAD = [
     ("top_k", "input", ((100,), FP32), "input must have 2 dimensions, got 1"),
-    ("top_k", "input", ((4, 100), torch.float64), "input has dtype float64, expected float32"),
-    ("top_k", "input", ((4, 100), INT32), "input has dtype int32, expected float32"),
-    ("top_k", "input", every_other, "input.stride(-1) = 2, expected 1"),
+    ("top_k", "input", ((4, 100), torch.float64), "input must be float32.*, got float64"),
+    ("top_k", "input", ((4, 100), INT32), "input must be float32.*, got int32"),
+    ("top_k", "input", every_other, "input.stride(-1) must be 1.*, got 2"),
     ("top_k", "k", 0, "k must be at least 1"),
     ("top_k", "k", -3, "k must be at least 1"),
     ("top_k", "tie_break", 3, "tie_break must be a TopKTieBreak"),
     (PAGED, "input", ((2, 4, 100), FP32), "input must have 2 dimensions, got 3"),
-    (PAGED, "src_page_table", ((100,), INT32), "src_page_table has 1 dimensions, expected 2"),
-    (PAGED, "src_page_table", ((4, 100), torch.int64), "src_page_table has dtype int64, expected int32"),
-    (PAGED, "lengths", ((3,), INT32), "lengths.shape[0] = 3, expected 4 (input.shape[0])"),
-    (PAGED, "lengths", ((4,), torch.int64), "lengths has dtype int64, expected int32"),
-    (PAGED, "row_to_batch", ((4, 1), INT32), "row_to_batch has 2 dimensions, expected 1"),
+    (PAGED, "src_page_table", ((100,), INT32), "src_page_table must have 2 dimensions.*, got 1"),
+    (PAGED, "src_page_table", ((4, 100), torch.int64), "src_page_table must be int32.*, got int64"),
+    (PAGED, "lengths", ((3,), INT32), "lengths.shape[0] must be 4 (input.shape[0]).*, got 3"),
+    (PAGED, "lengths", ((4,), torch.int64), "lengths must be int32.*, got int64"),
+    (PAGED, "row_to_batch", ((4, 1), INT32), "row_to_batch must have 1 dimension.*, got 2"),
     (PAGED, "row_starts", every_other, "row_starts must be contiguous"),
-    (PAGED, "page_table_row_starts", ((5,), INT32), "page_table_row_starts.shape[0] = 5, expected 4"),
+    (PAGED, "page_table_row_starts", ((5,), INT32), "page_table_row_starts.shape[0] must be 4.*, got 5"),
     (PAGED, "k", 0, "k must be at least 1"),
-    (PAGED, "k", 9, "out.shape[1] = 8, expected 9 (k)"),
+    (PAGED, "k", 9, "out.shape[1] must be 9 (k).*, got 8"),
     (PAGED, "page_size", 0, "page_size must be a power of two"),
     (PAGED, "page_size", 48, "page_size must be a power of two"),
     (PAGED, "page_size", 1 << 31, "page_size must be a power of two"),
     (PAGED, "tie_break", -1, "tie_break must be a TopKTieBreak: none, small or large, got -1"),
-    (PAGED, "out", ((4, 9), INT32), "out.shape[1] = 9, expected 8 (k)"),
-    (PAGED, "out", ((3, 8), INT32), "out.shape[0] = 3, expected 4"),
-    (PAGED, "out", ((4, 8), torch.int64), "out has dtype int64, expected int32"),
+    (PAGED, "out", ((4, 9), INT32), "out.shape[1] must be 8 (k).*, got 9"),
+    (PAGED, "out", ((3, 8), INT32), "out.shape[0] must be 4.*, got 3"),
+    (PAGED, "out", ((4, 8), torch.int64), "out must be int32.*, got int64"),
     (PAGED, "out", columns_of_wider, "out must be contiguous"),
     (PAGED, "out_raw_indices", columns_of_wider, "out_raw_indices must be contiguous"),
     (RAGGED, "input", columns_of_wider, "input must be contiguous"),
-    (RAGGED, "offsets", ((4,), torch.int64), "offsets has dtype int64, expected int32"),
-    (RAGGED, "lengths", ((4, 1), INT32), "lengths has 2 dimensions, expected 1"),
+    (RAGGED, "offsets", ((4,), torch.int64), "offsets must be int32.*, got int64"),
+    (RAGGED, "lengths", ((4, 1), INT32), "lengths must have 1 dimension.*, got 2"),
     (RAGGED, "k", -1, "k must be at least 1"),
     (VARLEN, "logits", ((100,), FP32), "logits must have 2 dimensions, got 1"),
     (VARLEN, "seq_lens", ((4,), torch.int64), "seq_lens must have dtype torch.int32, got torch.int64"),
-    (VARLEN, "seq_lens", ((3,), INT32), "seq_lens.shape[0] = 3, expected 4"),
+    (VARLEN, "seq_lens", ((3,), INT32), "seq_lens.shape[0] must be 4.*, got 3"),
     (VARLEN, "top_k", 0, "top_k must be at least 1, got 0"),
-    (VARLEN, "next_n", 0, "next_n is 0 and compress_ratio 1, expected both at least 1"),
-    (VARLEN, "next_n", 3, "logits.shape[0] = 4, expected a multiple of next_n = 3"),
-    (VARLEN, "compress_ratio", 0, "compress_ratio 0, expected both at least 1"),
-    (VARLEN, "out_indices", ((4, 8), torch.int64), "out_indices has dtype int64, expected int32"),
-    (VARLEN, "out_values", ((4, 8), torch.float16), "out_values has dtype float16, expected float32"),
+    (VARLEN, "next_n", 0, "next_n and compress_ratio must be at least 1, got 0 and 1"),
+    (VARLEN, "next_n", 3, "logits.shape[0] must be a multiple of next_n = 3.*, got 4"),
+    (VARLEN, "compress_ratio", 0, "next_n and compress_ratio must be at least 1, got"),
+    (VARLEN, "out_indices", ((4, 8), torch.int64), "out_indices must be int32.*, got int64"),
+    (VARLEN, "out_values", ((4, 8), torch.float16), "out_values must be float32.*, got float16"),
 ]
 
 
@@ -98,11 +98,11 @@ def test_bad_argument(device, op, argument, bad, text):
 
 # (argument, its values, the resulting location of the window of row 1)
 BEYOND = [
-    ("lengths", [4, 9], "row 1 of src_page_table, columns 0 to 8"),
-    ("row_to_batch", [1, 2], "row 2 of src_page_table, columns 0 to 5"),
-    ("row_to_batch", [1, -1], "row -1 of src_page_table, columns 0 to 5"),
-    ("page_table_row_starts", [0, 3], "row 1 of src_page_table, columns 3 to 8"),
-    ("page_table_row_starts", [0, -2], "row 1 of src_page_table, columns -2 to 3"),
+    ("lengths", [4, 9], "row 1, columns 0 to 8"),
+    ("row_to_batch", [1, 2], "row 2, columns 0 to 5"),
+    ("row_to_batch", [1, -1], "row -1, columns 0 to 5"),
+    ("page_table_row_starts", [0, 3], "row 1, columns 3 to 8"),
+    ("page_table_row_starts", [0, -2], "row 1, columns -2 to 3"),
 ]
 
 
@@ -115,7 +115,7 @@ def test_windows_beyond_the_page_table(device, argument, values, where):
     moved = {name: torch.tensor(value, dtype=INT32, device=device) for name, value in arguments.items()}
     scores = torch.arange(10.0, device=device).repeat(2, 1)
     if device == "cpu":
-        with pytest.raises(ValueError, match=f"the window of row 1 is in {where}, expected within"):
+        with pytest.raises(ValueError, match=f"the window of row 1 must be within.*, got {where}"):
             flashinfer.top_k_page_table_transform(scores, table, **moved, k=10)
         return
     out = flashinfer.top_k_page_table_transform(scores, table, **moved, k=10).tolist()

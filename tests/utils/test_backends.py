@@ -129,7 +129,7 @@ def test_capability_is_refused(pretend):
 
 def test_cpu_tensor_is_refused_by_a_cuda_api():
     for error in (ValueError, AssertionError):
-        with pytest.raises(error, match="clamp: x is on cpu, expected a CUDA device"):
+        with pytest.raises(error, match="clamp: x must be on a CUDA device, got cpu"):
             clamp(torch.ones(2), 0.0)
     with pytest.raises(ValueError, match="CUDA"):
         matmul(torch.ones(2), backend="old")
@@ -201,7 +201,7 @@ def test_cpu_is_a_capability():
     assert shift(torch.ones(1), 2).tolist() == [3]
     with pytest.raises(BackendSupportedError, match="backend 'fast' with capability cpu; usable here: plain"):
         shift(torch.ones(1), 2, backend="fast")
-    with pytest.raises(ValueError, match="shift: x is on meta, expected the CPU or a CUDA device"):
+    with pytest.raises(ValueError, match="shift: x must be on the CPU or a CUDA device, got meta"):
         shift(torch.ones(1, device="meta"), 2)
     assert shift.is_compute_capability_supported(CPU) and not matmul.is_compute_capability_supported(CPU)
 

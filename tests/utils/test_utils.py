@@ -105,9 +105,9 @@ def test_check_shape_dtype_device():
     utils.check_shape_dtype_device(x, (2, 3), torch.float32, torch.device("cpu"), "out")
     utils.check_shape_dtype_device(x, None, None, None, "out")
     for wrong, text in [
-        (((2, 4), None, None), r"out: shape is \(2, 3\), expected \(2, 4\)"),
-        ((None, torch.float16, None), "out: dtype is torch.float32, expected torch.float16"),
-        ((None, None, torch.device("meta")), "out: device is cpu, expected meta"),
+        (((2, 4), None, None), r"out: shape must be \(2, 4\).*, got \(2, 3\)"),
+        ((None, torch.float16, None), "out: dtype must be torch.float16.*, got torch.float32"),
+        ((None, None, torch.device("meta")), "out: device must be meta.*, got cpu"),
     ]:
         with pytest.raises(ValueError, match=text):
             utils.check_shape_dtype_device(x, *wrong, "out")

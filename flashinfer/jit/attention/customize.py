@@ -48,19 +48,17 @@ _TAKEN = frozenset(
 
 def _pairs(what: str, names: Sequence[str], types: Sequence[str]) -> tuple[tuple[str, str], ...]:
     if isinstance(names, str) or isinstance(types, str):
-        raise TypeError(f"additional_{what}_names and additional_{what}_dtypes are text, expected lists of it")
+        raise TypeError(f"additional_{what}_names and additional_{what}_dtypes must be lists of str, got str")
     if len(names) != len(types):
         because = f"those of additional_{what}_names"
         raise ArgumentError(f"additional_{what}_dtypes must have {len(names)} entries ({because}), got {len(types)}")
     for name, kind in zip(names, types, strict=True):
         if not isinstance(name, str) or not name.isidentifier():
-            raise ArgumentError(f"additional_{what}_names has {name!r}, expected the name of a variable")
+            raise ArgumentError(f"additional_{what}_names must be names of variables, got {name!r}")
         if name in _TAKEN:
-            raise ArgumentError(
-                f"additional_{what}_names has {name!r}, expected another name (kernels have one already)"
-            )
+            raise ArgumentError(f"additional_{what}_names must not have names that kernels use, got {name!r}")
         if not isinstance(kind, str):
-            raise TypeError(f"additional_{what}_dtypes has {kind!r} for {name}, expected the text of a C++ type")
+            raise TypeError(f"additional_{what}_dtypes must be C++ types, got {kind!r} for {name}")
     return tuple(zip(names, types, strict=True))
 
 
@@ -71,7 +69,7 @@ def _declared(
     names = [name for name, _ in (*tensors, *scalars)]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ArgumentError(f"the parameters of a variant have {twice[0]!r} twice, expected different names")
+        raise ArgumentError(f"the parameters of a variant must have different names, got {twice[0]!r} twice")
     return VariantParams(tensors, scalars)
 
 

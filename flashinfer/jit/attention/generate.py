@@ -144,26 +144,26 @@ class AttentionModule:
     def _check_hopper(self) -> None:
         """Check that the Hopper kernel serves the module, and that there is a target that can run it."""
 
-        def refuse(what: str, expected: str) -> NoReturn:
-            raise BackendSupportedError(f"{self.kind}: {what}, expected {expected} (backend 'fa3'); usable here: fa2")
+        def refuse(rule: str, got: object) -> NoReturn:
+            raise BackendSupportedError(f"{self.kind}: {rule} with backend 'fa3', got {got}; usable here: fa2")
 
         targets = current_compilation_context.TARGET_CUDA_ARCHS if self.device == "cuda" else set()
         if (9, "0a") not in targets:
             names = " ".join(f"{major}.{minor}" for major, minor in sorted(targets)) or "none"
-            refuse(f"the targets are {names}", "9.0a among them")
+            refuse("targets must have 9.0a among them", names)
         if self.dtype_q == _E4M3 and (self.dtype_kv != _E4M3 or self.head_dim_qk % _FP8_FRAGMENT):
-            what = f"dtype_q is {self.dtype_q}, dtype_kv {self.dtype_kv} and head_dim_qk {self.head_dim_qk}"
-            refuse(what, f"keys of the type of queries, and a multiple of {_FP8_FRAGMENT} columns")
+            rule = f"dtype_kv must be dtype_q and head_dim_qk a multiple of {_FP8_FRAGMENT} (8-bit queries)"
+            refuse(rule, f"{self.dtype_kv}, {self.dtype_q} and {self.head_dim_qk}")
         if self.dtype_kv not in (self.dtype_q, *_FP8):
-            refuse(f"dtype_q and dtype_kv are {self.dtype_q} and {self.dtype_kv}", "the same type, or keys of 8 bits")
+            refuse("dtype_kv must be dtype_q or have 8 bits", f"{self.dtype_kv} and {self.dtype_q}")
         if self.dtype_o not in _HALVES:
-            refuse(f"dtype_o is {self.dtype_o}", "float16 or bfloat16")
+            refuse("dtype_o must be float16 or bfloat16", self.dtype_o)
         dims = (self.head_dim_qk, self.head_dim_vo)
         if dims[0] % _FRAGMENT or not _FRAGMENT <= dims[0] <= 256 or dims[1] not in HOPPER_WIDTHS:
             widths = ", ".join(map(str, HOPPER_WIDTHS))
-            refuse(f"head dimensions are {dims[0]} and {dims[1]}", f"at most 256 and one of {widths}")
+            refuse(f"head dimensions must be at most 256 and one of {widths}", f"{dims[0]} and {dims[1]}")
         if self.pos_encoding_mode == _ROPE or "REGISTER_KEY_TRANSFORM" in self.variant_decl:
-            refuse("keys are transformed in the kernel", "keys that are multiplied as stored")
+            refuse("keys must be multiplied as stored", "a transform of keys in the kernel")
 
     def _check_shared_memory(self) -> None:
         targets = current_compilation_context.TARGET_CUDA_ARCHS
