@@ -279,5 +279,5 @@ class TestUniformPlans:
 
     def test_a_graph_needs_a_call_before(self, cuda):
         cuda.now.is_captured = True
-        with pytest.raises(ValueError, match="before the capture"):
+        with pytest.raises(ValueError, match="before a capture"):
             self.plan()

@@ -147,7 +147,10 @@ def test_tensors_alone(poor, fmt):
 def test_a_function_that_is_not_here(poor):
     directory = poor({"arg_0": torch.ones(1)}, function_name="gone", module="not_a_module")
     assert replay_from_dump(directory, device="cpu")["args"][0].item() == 1
-    assert "not_a_module.gone is no known API" in replay_from_dump(directory, device="cpu", run=True)["execution_error"]
+    assert (
+        "not_a_module.gone must be a function with @flashinfer_api"
+        in replay_from_dump(directory, device="cpu", run=True)["execution_error"]
+    )
 
 
 def test_containers_and_plain_values(poor):
@@ -208,7 +211,9 @@ def test_objects_of_others(poor, api):
         root = poor({}, name="3", function_name="Wrapper.run", input_metadata=unknown, **here).parent
         results = replay_sequence(root, "cpu")
         assert started == [2.0] and results[1]["comparison_match"] is True, results
-        assert "kwarg_x (Group(2 ranks)) is unknown" in results[2]["execution_error"]
+        assert (
+            "kwarg_x (Group(2 ranks)) must be a value or an object of an earlier dump" in results[2]["execution_error"]
+        )
     finally:
         del globals()["Wrapper"]
 
@@ -218,7 +223,7 @@ def test_what_is_missing(poor, tmp_path):
         with pytest.raises(FileNotFoundError):
             replay_from_dump(tmp_path / name, device="cpu")
         (tmp_path / "others").mkdir(exist_ok=True)  # a directory without metadata
-    with pytest.raises(FileNotFoundError, match="nowhere is no directory"):
+    with pytest.raises(FileNotFoundError, match="nowhere must be a directory"):
         replay_sequence(tmp_path / "nowhere", "cpu")
     directory = poor(None)
     (result,) = replay_sequence(directory.parent, "cpu")
