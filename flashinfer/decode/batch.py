@@ -11,7 +11,7 @@ import torch
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.attend import Result
+from ..attention.attend import AttentionWrapper, Result
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import check_indices, last_page_lens
 from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
@@ -20,8 +20,18 @@ from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
 from ..trace.templates.decode import batch_decode_trace
-from .plan import DecodePlan
-from .planning import DecodePlanner
+from .plan import DecodePlan, DecodeState
+from .planning import (
+    check_buffers,
+    check_options,
+    host_lengths,
+    module_of,
+    native_arguments,
+    plan_again,
+    plan_work,
+    store_options,
+    store_tables,
+)
 
 #: Options that plan() of older releases took by position, in their order.
 _LEGACY_OPTIONS = (
@@ -44,7 +54,7 @@ _LEGACY_OPTIONS = (
 )
 
 
-class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
+class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
     r"""Attention of one query token (or a few, see ``q_len_per_req``) of each request over its pages.
 
     ``plan`` once per batch, ``run`` once per layer.
@@ -80,7 +90,22 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
     """
 
     _locked_inside = ("run",)
+    _has_replan = True
+    _is_paged = True
 
+    _module_key: Any = None  #: key of ``_module_found``, a cache of one module: a lookup takes 1 us
+    _module_found: Any = None
+    _use_tensor_cores: bool
+    _head_dim: int
+    _page_size: int
+    _page_shape: tuple[int, int]
+    _planned: DecodePlan
+    _planned_q_len: Optional[int]
+    _frozen_q_len: Optional[int] = None  #: q_len_per_req of the first successful plan with use_cuda_graph
+    _paged_kv_indptr_buf: Optional[torch.Tensor]
+    _paged_kv_indices_buf: Optional[torch.Tensor]
+    _paged_kv_last_page_len_buf: Optional[torch.Tensor]
+    _qo_indptr_buf: Optional[torch.Tensor]
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
     @flashinfer_api(trace=None)
@@ -238,19 +263,20 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             raise NotImplementedError(f"{op}: window_right must be 0 (fa2 has no right window), got {window_right}")
         dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type, data_type)
         self._check_alignment()
-        self._check_options(op, q_len_per_req, fixed_split_size)
+        check_options(self, op, q_len_per_req, fixed_split_size)
         batch_size, num_indices = last_page_len.shape[0], indices.shape[0]
-        self._check_buffers(op, batch_size, num_indices)
+        check_buffers(self, op, batch_size, num_indices)
         is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
-        indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
+        indptr_host, kv_lens = host_lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
         check_indices(op, "indices", num_indices, indptr_host)
         self._backend = resolve_backend(op, self._backend)
         if seq_lens is not None and self._device_kind == "cpu":  # the CPU validates the page ids of all seq_lens keys
             last_page_len = last_page_lens(kv_lens, indptr_host, page_size)  # type: ignore[arg-type]  # both are arrays
 
         self._plan_info = None  # the state of the old plan is replaced below; if that fails, no valid plan remains
-        self._store_tables(indptr, indices, last_page_len, non_blocking)
-        self._store_options(
+        store_tables(self, indptr, indices, last_page_len, non_blocking)
+        store_options(
+            self,
             batch_size=batch_size,
             num_qo_heads=num_qo_heads,
             num_kv_heads=num_kv_heads,
@@ -262,8 +288,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         )
         self._block_tables = block_tables
         self._planned = DecodePlan(indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or self._is_nvfp4)
-        self._cached_module = self._module()
-        self._plan_work()
+        self._cached_module = module_of(self)
+        plan_work(self)
 
     def workspace_size(
         self,
@@ -299,15 +325,16 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         op = f"{self._op}.workspace_size"
         dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type, data_type)
         self._check_alignment()
-        self._check_options(op, q_len_per_req, fixed_split_size)
-        self._check_buffers(op, len(last_page_len), len(indices))
+        check_options(self, op, q_len_per_req, fixed_split_size)
+        check_buffers(self, op, len(last_page_len), len(indices))
         is_exact = fixed_split_size is not None or disable_split_kv or dtypes.kv is torch.uint8
-        indptr_host, kv_lens = self._lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
+        indptr_host, kv_lens = host_lengths(op, indptr, last_page_len, seq_lens, page_size, q_len_per_req, is_exact)
         check_indices(op, "indices", indices.shape[0], indptr_host)
         resolve_backend(op, self._backend)
         probe = object.__new__(type(self))
         probe.__dict__.update(self.__dict__)
-        probe._store_options(
+        store_options(
+            probe,
             batch_size=len(last_page_len),
             num_qo_heads=num_qo_heads,
             num_kv_heads=num_kv_heads,
@@ -318,7 +345,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             options=AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
         )
         probe._planned = DecodePlan(indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or probe._is_nvfp4)
-        float_bytes, int_bytes = probe._module().workspace_size(*probe._work())
+        float_bytes, int_bytes = module_of(probe).workspace_size(*native_arguments(probe))
         return int(float_bytes), int(int_bytes)
 
     @flashinfer_api(trace=batch_decode_trace)
@@ -429,6 +456,13 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
             q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, sinks=sinks
         )
 
+    def _state(self) -> DecodeState:
+        return DecodeState.of(self)
+
+    def _new_plan(self) -> tuple[Any, ...]:
+        plan = super()._new_plan()
+        return (*plan, self._qo_indptr_buf) if self._use_tensor_cores else plan
+
     def _expected_rows(self) -> int:
         """Return the rows of q from the current page table, which serving engines may replace without a ``plan``."""
         return self._paged_kv_last_page_len_buf.shape[0] * self._planned_q_len  # type: ignore[union-attr, operator]
@@ -500,7 +534,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlanner):
         )
         if planned != (self._pos_encoding, self._window_left, self._logits_soft_cap > 0):
             window = planned[1]
-            self._plan_again(window < 0 or 0 <= window_left <= window)
+            plan_again(self, window < 0 or 0 <= window_left <= window)
         return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     def forward_return_lse(

@@ -16,6 +16,7 @@ from ..attention.options import resolve_dtypes
 from ..attention.plan_options import AttentionOptions
 from .batch import BatchDecodeWithPagedKVCacheWrapper
 from .plan import DecodePlan
+from .planning import check_buffers, check_options, host_lengths, module_of, plan_work, store_options
 
 Dtype = Optional[Union[str, torch.dtype]]
 
@@ -68,8 +69,8 @@ fixed_split_size, disable_split_kv, q_len_per_req
     if self._cached_module is None:
         raise ArgumentError(f"{op}: the wrapper must have a prior plan, got no module")
     batch_size = len(last_page_len)
-    self._check_options(op, q_len_per_req, fixed_split_size)
-    self._check_buffers(op, batch_size, len(indices))
+    check_options(self, op, q_len_per_req, fixed_split_size)
+    check_buffers(self, op, batch_size, len(indices))
     q_data_type = q_data_type if q_data_type is not None else data_type or "float16"
     dtypes = resolve_dtypes(op, q_data_type, kv_data_type, self._cached_o_data_type, data_type)
     if (dtypes.q, dtypes.kv) != (self._cached_q_data_type, self._cached_kv_data_type):
@@ -85,7 +86,7 @@ fixed_split_size, disable_split_kv, q_len_per_req
         (indptr_host,) = to_host(op, indptr=on_host)
         kv_lens = np.ascontiguousarray(segment_lens(op, "indptr", indptr_host))
     else:
-        indptr_host, kv_lens = self._lengths(
+        indptr_host, kv_lens = host_lengths(
             op, on_host, last_page_len, None, page_size, 1, is_exact or q_len_per_req > 1
         )
     if q_len_per_req > 1 and kv_lens is not None and kv_lens.size and kv_lens.min() < q_len_per_req:
@@ -100,7 +101,8 @@ fixed_split_size, disable_split_kv, q_len_per_req
         self._paged_kv_last_page_len_buf = last_page_len
     elif q_len_per_req > 1 and self._qo_indptr_buf is not None:
         self._qo_indptr_buf.copy_(range_buffer(batch_size + 1, self.device) * q_len_per_req)
-    self._store_options(
+    store_options(
+        self,
         batch_size=batch_size,
         num_qo_heads=num_qo_heads,
         num_kv_heads=num_kv_heads,
@@ -111,8 +113,8 @@ fixed_split_size, disable_split_kv, q_len_per_req
         options=AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
     )
     self._planned = DecodePlan(indptr_host, kv_lens, fixed_split_size or -1, disable_split_kv or self._is_nvfp4)
-    self._cached_module = self._module()  # changes with the soft cap, the window and the position encoding
+    self._cached_module = module_of(self)  # changes with the soft cap, the window and the position encoding
     try:
-        self._plan_work()
+        plan_work(self)
     except Exception as error:
         raise RuntimeError(f"Error in standard plan: {error}") from error

@@ -11,6 +11,7 @@ import torch
 import flashinfer
 from flashinfer.attention import records
 from flashinfer.decode.plan import DecodeState
+from flashinfer.decode.planning import plan_work
 from flashinfer.mla.call_state import MLAState
 from flashinfer.prefill.plan import PrefillState
 
@@ -273,7 +274,7 @@ def test_plan_without_lengths(device, tensor_cores):
     exact = wrapper._planned
     assert exact.kv_lens is not None
     wrapper._planned = exact.with_batch(exact.indptr, None)
-    wrapper._plan_work()
+    plan_work(wrapper)
     close(wrapper.run(batch.q, batch.cache(pages), return_lse=True), batch.expected())
     wrapper.plan(pages.indptr.cpu(), pages.indices, pages.last_page_len, *batch.heads, 64, 16)
     assert (wrapper._planned.kv_lens is None) == (device == "cuda")

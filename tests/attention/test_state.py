@@ -9,6 +9,7 @@ import torch
 import flashinfer
 from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 from flashinfer._runtime.errors import ArgumentError
+from flashinfer.decode import planning
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
 from .inputs import Batch
@@ -145,16 +146,17 @@ def test_a_refused_forward_changes_nothing(batch):
 
 def test_a_forward_without_its_module_leaves_no_plan(batch, monkeypatch):
     decode = rows_of_one()
-    for wrapper, b, name in (
-        (paged(batch, batch.pages(PAGE)), batch, "_select_module"),
-        (planned(decode, decode.pages(PAGE)), decode, "_module"),
+    prefill = paged(batch, batch.pages(PAGE))
+    for wrapper, b, owner, name in (
+        (prefill, batch, prefill, "_select_module"),
+        (planned(decode, decode.pages(PAGE)), decode, planning, "module_of"),
     ):
         cache = b.cache(b.pages(PAGE))
 
         def missing(*_):
             raise RuntimeError("cannot be built")
 
-        monkeypatch.setattr(wrapper, name, missing)
+        monkeypatch.setattr(owner, name, missing)
         with pytest.raises(RuntimeError, match="cannot be built"):
             wrapper.forward(b.q, cache, window_left=3)
         with pytest.raises(

@@ -14,6 +14,7 @@ import flashinfer
 from flashinfer.attention import host, options, streams, uniform_plan
 from flashinfer.attention.plan_options import AttentionOptions
 from flashinfer.attention.uniform_plan import UniformSizes
+from flashinfer.decode.planning import store_options
 
 from .wrappers import decode_batch, workspace
 
@@ -238,8 +239,12 @@ def test_row_offsets_of_a_graph_are_not_cached(cuda, monkeypatch):
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), use_tensor_cores=True)
         wrapper.device = torch.device("cuda", 0)
         sizes = {"batch_size": 6, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 8}
-        wrapper._store_options(
-            **sizes, q_len_per_req=1, dtypes=types, options=AttentionOptions("NONE", -1, None, None, None, None)
+        store_options(
+            wrapper,
+            **sizes,
+            q_len_per_req=1,
+            dtypes=types,
+            options=AttentionOptions("NONE", -1, None, None, None, None),
         )
         return wrapper._qo_indptr_buf
 
