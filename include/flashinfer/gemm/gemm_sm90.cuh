@@ -29,7 +29,7 @@ struct GemmTraits {
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
   static constexpr bool IN_HALVES = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
   static constexpr int GROUP_M = BLOCK_M / 2, GROUP_N = IN_HALVES ? BLOCK_N / 2 : BLOCK_N;
-  static constexpr int WAVES = IN_HALVES ? 2 : GROUP_M / 64;  // halves of 128 columns, or rows of 64
+  static constexpr int WAVES = IN_HALVES ? 2 : GROUP_M / 64;                   // halves of 128 columns, or rows of 64
   static constexpr bool CAN_GATE = IS_BLOCK ? IN_HALVES : BLOCK_N % 128 == 0;  // as CanGate of choose_sm90.h
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int A_BYTES = BLOCK_M * SLAB_K_BYTES, B_BYTES = BLOCK_N * SLAB_K_BYTES;
@@ -131,8 +131,8 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
       SumScaledHalves<Traits::TYPE>(acc, ring, at, from, stages + group_row * SLAB_K_BYTES, p.k_blocks, p.cluster,
                                     scales);
     } else if constexpr (Traits::IS_BLOCK) {
-      RowScales<Traits::WAVES, Traits::GROUP_N, Traits::Scales::FLOATS> scales(
-          stage_scales + lane_row, stage_scales + Traits::BLOCK_M, column);
+      RowScales<Traits::WAVES, Traits::GROUP_N, Traits::Scales::FLOATS> scales(stage_scales + lane_row,
+                                                                               stage_scales + Traits::BLOCK_M, column);
       const int waves = min(Traits::WAVES, CeilDivide(tile.end_row - row, 64));
       SumScaledStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster, scales,
                                                                     waves);
