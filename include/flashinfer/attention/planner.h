@@ -17,11 +17,6 @@
 
 #include "plan_types.h"
 
-/// Mean number of keys of the tiles of a batch up to which the Hopper kernel has the form for short items.
-#ifndef FLASHINFER_SHORT_ITEM_KEYS
-#define FLASHINFER_SHORT_ITEM_KEYS 384
-#endif
-
 namespace flashinfer {
 namespace attention {
 
@@ -166,7 +161,7 @@ class Planner {
   /// after few keys, because its beginning and its end then take as long as the rest; and where large tiles would be
   /// padding for the most part. The launches of a CUDA graph are captured, so its form does not follow the batch.
   void ChooseForm() {
-    constexpr int64_t SHORT_ITEM_KEYS = FLASHINFER_SHORT_ITEM_KEYS;
+    constexpr int64_t SHORT_ITEM_KEYS = 384;  // mean number of keys of the tiles
     if (in_.cuda_graph) return;
     int64_t rows = 0, tiles = 0, keys = 0;
     for (int32_t b = 0; b < in_.batch_size; ++b) {

@@ -22,10 +22,7 @@ namespace prefill_sm90 {
 constexpr int WARPGROUP = 128;
 
 /// Keys per step of Form::kShort: fewer waste less at the diagonal, and items of it are short.
-#ifndef FLASHINFER_SHORT_KEYS
-#define FLASHINFER_SHORT_KEYS 64
-#endif
-constexpr int SHORT_KEYS = FLASHINFER_SHORT_KEYS;
+constexpr int SHORT_KEYS = 64;
 
 template <typename T>
 inline constexpr ptx::WgmmaType WGMMA_TYPE = sizeof(T) == 1              ? ptx::WgmmaType::kE4m3
