@@ -52,7 +52,9 @@ def refuse_output(
 ) -> None:
     """Raise for the result's dtype, or for the first property of a given output that differs."""
     if dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        raise NotImplementedError(f"{_OP}: output_dtype must be float16 or bfloat16, got FP8, which is not implemented")
+        raise NotImplementedError(
+            f"{_OP}: output_dtype must be float16 or bfloat16, got {dtype}: FP8 output is not implemented"
+        )
     if dtype not in (torch.float16, torch.bfloat16):
         raise ArgumentError(f"{_OP}: output_dtype must be float16 or bfloat16, got {dtype}")
     if output is None:

@@ -107,7 +107,10 @@ def test_buckets_and_operators_of_a_context(tuner):
         thread.join()
         assert elsewhere == [4]
     assert choose(7)[1] == -1  # 7 belongs to bucket 4 here, which was not tried
-    for wrong, text in (((), "tuning_buckets must have at least one size"), ((4, -1), "tuning_buckets has -1")):
+    for wrong, text in (
+        ((), "tuning_buckets must have at least one size"),
+        ((4, -1), "tuning_buckets must be .* 0 or more, got -1"),
+    ):
         with pytest.raises(ValueError, match=text), autotune(tuning_buckets=wrong):
             pass
 

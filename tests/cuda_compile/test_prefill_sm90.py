@@ -93,7 +93,7 @@ def test_units_of_fp8_queries(hopper):
     [
         ((80, 80), "head dimensions must be .* one of 64.*, got 80 and 80"),
         ((128, 128, torch.float16), "dtype_kv must be dtype_q or have 8 bits"),
-        ((128, 128, BF16, 1), "keys are transformed"),
+        ((128, 128, BF16, 1), "a transform of keys"),
         ((128, 128, BF16, 0, E4M3), "dtype_kv must be dtype_q .*, got torch.bfloat16"),
         ((48, 64, E4M3, 0, E4M3), "head_dim_qk a multiple of 32 .* and 48"),
     ],
@@ -105,5 +105,5 @@ def test_refusals(hopper, arguments, text):
 
 def test_another_target(hopper, monkeypatch):
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
-    with pytest.raises(BackendSupportedError, match=r"the targets must be 9\.0a.*, got 8\.0"):
+    with pytest.raises(BackendSupportedError, match=r"targets must have 9\.0a.*, got 8\.0"):
         module(128, 128)
