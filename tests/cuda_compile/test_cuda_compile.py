@@ -100,6 +100,9 @@ def test_units(hopper, monkeypatch, tmp_path, family):
     if family not in SPILLS_MEASURED:
         monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
     for spec in aot.gen_family_modules(family):
+        for path, text in spec.generated.items():  # the launcher includes some
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
         if units := one_of_each(spec):
             compile_units(tmp_path, units, spec.generated)
         commands = Commands(spec)
