@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launcher of the SM90 GEMM kernels: checks, the choice of a tile, stream. One module has the kernels of one element
 // type and scaling, listed in gemm_sm90_config.inc.
-#include "gemm_sm_count.h"
 #include "tvm_ffi_utils.h"
 // clang-format off
 #include <flashinfer/gemm/choose_cache_sm90.h>
 #include <flashinfer/gemm/entries_sm90.h>
 #include <flashinfer/gemm/layout_sm90.h>
 #include <flashinfer/gemm/quantize_1x128.h>
+#include <flashinfer/gemm/sm_count.h>
 #include "gemm_sm90_config.inc"
 // clang-format on
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launcher of the SM90 kernels for four-bit weights: the choice of a tile, stream. Callers have checked the operands. One
 // module has the kernels of one type of codes, listed in gemm_w4_sm90_config.inc.
-#include "gemm_sm_count.h"
 #include "tvm_ffi_utils.h"
 // clang-format off
+#include <flashinfer/gemm/sm_count.h>
 #include <flashinfer/gemm/w4_sm90.h>
 #include "gemm_w4_sm90_config.inc"
 // clang-format on

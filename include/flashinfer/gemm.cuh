@@ -60,7 +60,7 @@ FLASHINFER_INLINE Status Gemm(const GemmArguments& x, Stream stream) {
   const Status status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
   GemmPlan p;
-  const KernelChoice c = ChooseKernel(&p, x, Multiprocessors(device));
+  const KernelChoice c = ChooseKernel(&p, x, SmCount(device));
   if (!FitsPlan(p)) return cudaErrorInvalidValue;
   switch (x.a.element) {
     case Element::kFloat32:

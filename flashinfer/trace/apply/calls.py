@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call says about its definition: arguments by name, the template that fits, sizes of the axes."""
+"""Description of a call: its arguments by name, the template that fits them, and the sizes of the axes."""
 
 from __future__ import annotations
 

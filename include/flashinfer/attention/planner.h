@@ -207,7 +207,7 @@ class Planner {
     const int64_t reading = std::clamp<int64_t>(DivideUp(sms * decode, decode + prefill), 1, sms - 1);
     decode_blocks_ = int32_t(reading * teams);
     prefill_blocks_ = int32_t(sms - reading);
-    prefill_tile_ = in_.prefill_tiles[0];  // that of the fused kernel
+    prefill_tile_ = in_.prefill_tiles[0];  // the fused kernel has tiles of this size only
   }
 
   /// List the tiles of all decode (or prefill) requests in out_.tiles; set has_others_ if there are requests of the

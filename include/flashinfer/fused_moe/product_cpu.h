@@ -71,7 +71,7 @@ void DecodeRows(const Weights& w, int64_t expert, int64_t row, int64_t rows, flo
   for (int64_t i = 0; i < rows; ++i) {
     float* const out = to + i * w.k;
     for (int64_t k = 0; k < w.k; k += BLOCK) {
-      float tables[2][16];  // of the groups of the block; int4 codes have one, twice
+      float tables[2][16];  // values of the 16 codes in each half of the block, with the scale of its group
       for (int g = 0; g < 2; ++g) FillCodes(w, expert, row + i, (k + g * (BLOCK / 2)) / GROUP, tables[g]);
       gemm::ForEachCode<IS_INT4>(codes, row + i, k, w.k, [&](int64_t column, uint32_t code) {
         out[column] = tables[(column - k) / (BLOCK / 2)][code];

@@ -5,6 +5,7 @@
 
 #include "../utils.cuh"
 #include "kernel.cuh"
+#include "sm_count.h"
 
 namespace flashinfer {
 namespace gemm {
@@ -41,19 +42,6 @@ template <typename T, Loads LOADS, bool SCALED, TileSize SIZE>
 using TraitsOf = KernelTraits<T, typename TileClass<T, LOADS, SIZE>::type, LOADS, SCALED,
                               LOADS == Loads::kAny ? 2 : TileClass<T, LOADS, SIZE>::STAGES>;
 
-constexpr int MAX_DEVICES = 64;
-
-/// Return the multiprocessors of a device, queried once.
-inline int Multiprocessors(int device) {
-  static std::atomic<int> counts[MAX_DEVICES];
-  int count = device < MAX_DEVICES ? counts[device].load(std::memory_order_relaxed) : 0;
-  if (count == 0) {
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    if (device < MAX_DEVICES) counts[device].store(count, std::memory_order_relaxed);
-  }
-  return count;
-}
-
 /// Allow a kernel its shared memory and return the blocks of it that a device runs at once; 0 if that fails.
 template <class Traits>
 int ResidentBlocks(int device) {
@@ -64,7 +52,7 @@ int ResidentBlocks(int device) {
   const int bytes = Traits::SHARED_BYTES;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) return 0;
   if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, Traits::THREADS, bytes) != cudaSuccess) return 0;
-  count *= Multiprocessors(device);
+  count *= SmCount(device);
   if (device < MAX_DEVICES) counts[device].store(count, std::memory_order_relaxed);
   return count;
 }

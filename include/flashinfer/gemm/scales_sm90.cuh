@@ -126,7 +126,7 @@ class HalfScales {
 
  private:
   const float *tokens_, *weights_;
-  float now_[2][2];  // of a half, of a row
+  float now_[2][2];  // factors of the latest stage, by half and row
 };
 
 /// Scales of a thread's accumulators with weights on the M side: two rows of weights, and two tokens of every eight.

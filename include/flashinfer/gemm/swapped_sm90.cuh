@@ -62,12 +62,35 @@ __device__ __forceinline__ void ForEachPart(const GemmParams& p, const Body& bod
   }
 }
 
-/// Load the operands of each stage. With `weights_first`, the weights of the first stages are requested before the
-/// kernels that this launch depends on have finished.
+/// Load the operands of each stage: lane 0 calls load_weights(tile, k block, position in the ring), which begins to fill the
+/// stage, then load_tokens with the same arguments. With `weights_first`, the weights of the first stages are requested
+/// before the kernels that this launch depends on have finished.
+template <typename Traits, typename LoadWeights, typename LoadTokens>
+__device__ __forceinline__ void ProduceParts(const GemmParams& p, const LoadWeights& load_weights,
+                                             const LoadTokens& load_tokens) {
+  const bool is_leader = threadIdx.x % 32 == 0;
+  int early = 0;  // stages whose weights are under way
+  if (p.weights_first) {
+    ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
+      for (int kb = part.first; kb < part.end && early < Traits::STAGES; ++kb, ++early, at.Advance()) {
+        if (is_leader) load_weights(part.tile, kb, at);
+      }
+    });
+    ptx::GridDependencyWait();
+  }
+  ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
+    for (int kb = part.first; kb < part.end; ++kb, early = max(0, early - 1), at.Advance()) {
+      if (!is_leader) continue;
+      if (early == 0) load_weights(part.tile, kb, at);
+      load_tokens(part.tile, kb, at);
+    }
+  });
+  __syncwarp();
+}
+
 template <typename Traits>
 __device__ __forceinline__ void ProduceSwapped(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                                uint32_t stages) {
-  const bool is_leader = threadIdx.x % 32 == 0;
   const uint64_t once = ptx::PolicyEvictFirst(), keep = ptx::PolicyEvictLast();
   const auto load_weights = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
     const uint32_t full = ring.BeginFill(at, Traits::STAGE_BYTES), to = stages + at.stage * Traits::STAGE_BYTES;
@@ -86,25 +109,11 @@ __device__ __forceinline__ void ProduceSwapped(const GemmParams& p, const hopper
       load_box(to, n);
     }
   };
-  int early = 0;  // stages whose weights are under way
-  if (p.weights_first) {
-    ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
-      for (int kb = part.first; kb < part.end && early < Traits::STAGES; ++kb, ++early, at.Advance()) {
-        if (is_leader) load_weights(part.tile, kb, at);
-      }
-    });
-    ptx::GridDependencyWait();
-  }
-  ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
-    for (int kb = part.first; kb < part.end; ++kb, early = max(0, early - 1), at.Advance()) {
-      if (!is_leader) continue;
-      if (early == 0) load_weights(part.tile, kb, at);
-      const uint32_t to = stages + at.stage * Traits::STAGE_BYTES + Traits::WEIGHT_BYTES;
-      ptx::LoadBox(to, &p.tokens, ring.Full(at.stage), kb * Traits::BLOCK_K, part.tile.row, part.tile.token_batch,
-                   keep);
-    }
-  });
-  __syncwarp();
+  const auto load_tokens = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
+    const uint32_t to = stages + at.stage * Traits::STAGE_BYTES + Traits::WEIGHT_BYTES;
+    ptx::LoadBox(to, &p.tokens, ring.Full(at.stage), kb * Traits::BLOCK_K, tile.row, tile.token_batch, keep);
+  };
+  ProduceParts<Traits>(p, load_weights, load_tokens);
 }
 
 /// Copy the block scales of each stage.

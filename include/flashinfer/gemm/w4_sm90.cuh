@@ -47,12 +47,12 @@ struct W4Traits {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Load the operands of each stage; as ProduceSwapped.
+/// Load the operands of each stage.
 template <typename Traits>
 __device__ __forceinline__ void ProduceW4(const W4Params& params, const hopper::Ring<Traits::STAGES>& ring,
                                           uint32_t stages, uint32_t scales) {
   const GemmParams& p = params.gemm;
-  const bool is_leader = threadIdx.x % 32 == 0, is_gated = p.activation.is_active;
+  const bool is_gated = p.activation.is_active;
   const uint64_t once = ptx::PolicyEvictFirst(), keep = ptx::PolicyEvictLast();
   const auto boxes_of = [&](const Tile& tile) {
     return CeilDivide(min(Traits::TOKENS, tile.end_row - tile.row), Traits::BOX_TOKENS);
@@ -76,32 +76,18 @@ __device__ __forceinline__ void ProduceW4(const W4Params& params, const hopper::
       }
     }
   };
-  int early = 0;  // stages whose weights are under way
-  if (p.weights_first) {
-    ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
-      for (int kb = part.first; kb < part.end && early < Traits::STAGES; ++kb, ++early, at.Advance()) {
-        if (is_leader) load_weights(part.tile, kb, at);
-      }
-    });
-    ptx::GridDependencyWait();
-  }
-  ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
-    const int boxes = boxes_of(part.tile);
-    for (int kb = part.first; kb < part.end; ++kb, early = max(0, early - 1), at.Advance()) {
-      if (!is_leader) continue;
-      if (early == 0) load_weights(part.tile, kb, at);
-      const uint32_t to = stages + at.stage * Traits::STAGE_BYTES;
+  const auto load_tokens = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
+    const int boxes = boxes_of(tile);
+    const uint32_t to = stages + at.stage * Traits::STAGE_BYTES;
 #pragma unroll
-      for (int slab = 0; slab < 2; ++slab) {
-        for (int box = 0; box < boxes; ++box) {
-          ptx::LoadBox(to + slab * Traits::SLAB_BYTES + box * Traits::BOX_TOKENS * SLAB_K_BYTES, &p.tokens,
-                       ring.Full(at.stage), kb * W4_BLOCK_K + slab * 64, part.tile.row + box * Traits::BOX_TOKENS, 0,
-                       keep);
-        }
+    for (int slab = 0; slab < 2; ++slab) {
+      for (int box = 0; box < boxes; ++box) {
+        ptx::LoadBox(to + slab * Traits::SLAB_BYTES + box * Traits::BOX_TOKENS * SLAB_K_BYTES, &p.tokens,
+                     ring.Full(at.stage), kb * W4_BLOCK_K + slab * 64, tile.row + box * Traits::BOX_TOKENS, 0, keep);
       }
     }
-  });
-  __syncwarp();
+  };
+  ProduceParts<Traits>(p, load_weights, load_tokens);
 }
 
 /// Memory of a consumer warpgroup's stage 0.

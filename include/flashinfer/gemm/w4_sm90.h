@@ -19,7 +19,7 @@ struct W4Problem : GemmProblem {
 template <WeightCode TYPE, int TOKENS>
 Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream stream);
 
-constexpr int W4_TOKENS[] = {8, 16, 32, 64, 96, 128, 160, 192, 256};  // of the tiles that a module has
+constexpr int W4_TOKENS[] = {8, 16, 32, 64, 96, 128, 160, 192, 256};  // tokens of each tile of a module
 constexpr int W4_SPLIT_TOKENS = 64;                                   // tiles with more tokens do not split K
 
 namespace model {

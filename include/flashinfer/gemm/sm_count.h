@@ -5,9 +5,13 @@
 
 #include <atomic>
 
+namespace flashinfer {
+namespace gemm {
+
+constexpr int MAX_DEVICES = 64;  // devices whose properties are remembered
+
 /// Return the number of SMs of a device, queried once.
 inline int SmCount(int device) {
-  constexpr int MAX_DEVICES = 64;
   static std::atomic<int> counts[MAX_DEVICES];
   int count = device < MAX_DEVICES ? counts[device].load(std::memory_order_relaxed) : 0;
   if (count == 0) {
@@ -16,3 +20,6 @@ inline int SmCount(int device) {
   }
   return count;
 }
+
+}  // namespace gemm
+}  // namespace flashinfer
