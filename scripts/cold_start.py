@@ -62,9 +62,16 @@ if mode == "cold":
     names = [name + end for name in ("norm", "rope", "page", "activation", "sampling", "topk")]
     names += ["batch_decode_with_kv_cache_" + attention]
     names += ["batch_prefill_with_kv_cache_" + attention + ("_fa3" if is_hopper else "")]
-    report = flashinfer.warmup(names, device, progress=False)
-    spent = sum(os.times()[2:4])  # of the compilers
-    print(json.dumps({"built": len(report.built), "seconds": report.seconds, "cpu": spent}))
+    from flashinfer.aot import FAMILIES, gen_family_modules
+    from flashinfer.jit import build_jit_specs
+
+    known = {spec.name: spec for family in FAMILIES for spec in gen_family_modules(family, device)}
+    specs, start = [known[name] for name in names], time.perf_counter()
+    build_jit_specs(specs)
+    for spec in specs:
+        spec.build_and_load()
+    seconds, spent = time.perf_counter() - start, sum(os.times()[2:4])  # spent: by the compilers
+    print(json.dumps({"built": len(specs), "seconds": seconds, "cpu": spent}))
     sys.exit()
 
 

@@ -80,7 +80,7 @@ def test_each_replay_prints_a_line_per_tensor(tmp_path):
     variables = {
         "FLASHINFER_LOGLEVEL": "5",
         "FLASHINFER_LOGDEST": str(log),
-        "PYTHONPATH": str(Path(api_logging.__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(Path(api_logging.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-c", textwrap.dedent(CAPTURE)]
     run = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)

@@ -12,16 +12,33 @@ inline constexpr bool HAS_MASK_BITS = false;
 template <bool SLIDING_WINDOW, bool SOFT_CAP, bool ALIBI>
 inline constexpr bool HAS_MASK_BITS<DefaultAttention<true, SLIDING_WINDOW, SOFT_CAP, ALIBI>> = true;
 
-/// Visibility of keys [key, key + count), count <= 64, to a query token; other bits are 0. Reads only aligned words
-/// that hold at least one of the bits.
-__device__ __forceinline__ uint64_t MaskBits(const uint8_t* mask, int kv_len, int qo_idx, int key, int count) {
+/// Visibility of keys [key, key + count), count <= 64, to a query token; other bits are 0. `mask` has qo_len x kv_len
+/// bits. Reads only aligned words that hold at least one of the bits, and no byte after the mask.
+__device__ __forceinline__ uint64_t MaskBits(const uint8_t* mask, int qo_len, int kv_len, int qo_idx, int key,
+                                             int count) {
   if (count <= 0) return 0;
   const int64_t bit = int64_t(qo_idx) * kv_len + key;
   const uintptr_t address = reinterpret_cast<uintptr_t>(mask + (bit >> 3));
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t{3});
+  const uint8_t* const bytes = reinterpret_cast<const uint8_t*>(address & ~uintptr_t{3});
+  const int64_t left = mask + ((int64_t(qo_len) * kv_len + 7) >> 3) - bytes;
   const int shift = int(address & 3) * 8 + int(bit & 7), needed = (shift + count + 31) / 32;
-  const uint32_t w0 = words[0], w1 = needed > 1 ? words[1] : 0, w2 = needed > 2 ? words[2] : 0;
-  const uint64_t bits = uint64_t(__funnelshift_r(w0, w1, shift)) | uint64_t(__funnelshift_r(w1, w2, shift)) << 32;
+  uint32_t words[3];
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    words[i] = i < needed && 4 * i + 4 <= left ? reinterpret_cast<const uint32_t*>(bytes)[i] : 0;
+  }
+  if (4 * needed > left) {  // the last word, of which the mask has up to three bytes
+    uint32_t last = 0;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const int at = 4 * needed - 4 + i;
+      if (at < left) last |= uint32_t(bytes[at]) << (8 * i);
+    }
+#pragma unroll
+    for (int i = 0; i < 3; ++i) words[i] = i == needed - 1 ? last : words[i];
+  }
+  const uint64_t bits = uint64_t(__funnelshift_r(words[0], words[1], shift)) |
+                        uint64_t(__funnelshift_r(words[1], words[2], shift)) << 32;
   return count < 64 ? bits & ((uint64_t{1} << count) - 1) : bits;
 }
 
@@ -53,7 +70,7 @@ struct MaskClasses {
       uint64_t any = 0, all = whole;
 #pragma unroll 4
       for (int token = first; token <= last; ++token) {
-        const uint64_t bits = MaskBits(mask, item.kv_len, token, key, count);
+        const uint64_t bits = MaskBits(mask, item.qo_len, item.kv_len, token, key, count);
         any |= bits;
         all &= bits;
       }

@@ -40,7 +40,7 @@ __device__ __forceinline__ void Consume(const Params& p, const WorkList& work, c
       ptx::FenceAsyncProxy();  // the query was written by cp.async
       query_parity ^= 1;
       Attend(consumer, o, state, item, Limits(p, item));
-      factor = Normalise<GROUP>(shared, state.maximum, state.sum, lse);
+      factor = Normalise<GROUP>(shared, state.maximum, state.sum, query_parity, lse);
     }
     if (item.slot >= 0) {
       StorePart<GROUP>(work, item.slot, o, factor, lse);

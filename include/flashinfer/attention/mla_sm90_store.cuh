@@ -13,19 +13,19 @@ namespace mla {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /// Add the row sums of both warpgroups, and replace them by the log-sum-exps. Returns the factors that normalise the
-/// output. Called by both warpgroups.
+/// output. Called by both warpgroups. `is_odd`: the parity of the item.
 template <int GROUP>
 __device__ __forceinline__ RowPair Normalise(const Shared& shared, const RowPair& maximum, const RowPair& sum,
-                                             RowPair& lse) {
+                                             uint32_t is_odd, RowPair& lse) {
   RowPair x = sum, factor;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     x[h] += __shfl_xor_sync(~0u, x[h], 1);
     x[h] += __shfl_xor_sync(~0u, x[h], 2);
   }
-  WriteRows(shared.Sums(GROUP), x);
+  WriteRows(shared.Sums(GROUP, is_odd), x);
   ptx::BarrierSync(kSums, 2 * WARPGROUP);
-  const RowPair first = ReadRows(shared.Sums(0)), second = ReadRows(shared.Sums(1));
+  const RowPair first = ReadRows(shared.Sums(0, is_odd)), second = ReadRows(shared.Sums(1, is_odd));
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float total = first[h] + second[h];

@@ -51,8 +51,8 @@ enum Barrier : int {
 struct Shared {
   static constexpr int KEYS_AT = TILE_BYTES;
   static constexpr int STAGING_AT = 3 * TILE_BYTES;
-  static constexpr int ROWS_AT = STAGING_AT + 8 * STAGING_BYTES;  // four arrays of one float per row
-  static constexpr int BARRIERS_AT = ROWS_AT + 4 * ROWS * int(sizeof(float));
+  static constexpr int ROWS_AT = STAGING_AT + 8 * STAGING_BYTES;  // six arrays of one float per row
+  static constexpr int BARRIERS_AT = ROWS_AT + 6 * ROWS * int(sizeof(float));
   static constexpr int BARRIERS = 4 * SLABS + 2;
   static constexpr int BYTES = BARRIERS_AT + BARRIERS * 8 + hopper::SLAB_ALIGNMENT;  // with room to align the base
 
@@ -65,7 +65,9 @@ struct Shared {
   __device__ __forceinline__ uint32_t Weights(int buffer) const { return Keys(buffer) + ROTARY_SLAB * SLAB_BYTES; }
   __device__ __forceinline__ uint32_t Staging(int warp) const { return base + STAGING_AT + warp * STAGING_BYTES; }
   __device__ __forceinline__ float* Maxima(int group) const { return Floats(group); }
-  __device__ __forceinline__ float* Sums(int group) const { return Floats(2 + group); }
+  /// Row sums of a warpgroup. Even and odd items have their own: a warpgroup may write those of an item while the other
+  /// reads those of the item before.
+  __device__ __forceinline__ float* Sums(int group, uint32_t is_odd) const { return Floats(2 + 2 * is_odd + group); }
 
   /// mbarrier that a slab of keys has landed.
   __device__ __forceinline__ uint32_t Full(int buffer, int slab) const { return Barrier(buffer * SLABS + slab); }

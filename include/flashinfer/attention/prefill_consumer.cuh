@@ -164,8 +164,8 @@ struct Consumer : RowState<Tr, Variant> {
         [[maybe_unused]] uint64_t bits = MASKED ? RangeBits(first - token, end - token) : 0;
         if constexpr (MASKED && ALL_MASKED && HAS_MASK_BITS<Variant>) {
           if (variant.custom_mask_ptr != nullptr) {
-            bits &=
-                MaskBits(variant.custom_mask_ptr, item.kv_len, qo_idx, token, min(Tr::KEYS_WARP, item.kv_len - token));
+            bits &= MaskBits(variant.custom_mask_ptr, item.qo_len, item.kv_len, qo_idx, token,
+                             min(Tr::KEYS_WARP, item.kv_len - token));
           }
         }
         if constexpr (MASKED && ALL_MASKED) {

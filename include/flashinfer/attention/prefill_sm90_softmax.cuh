@@ -221,7 +221,7 @@ struct Softmax {
     uint64_t bits = RangeBits(first - key, end - key);
     if constexpr (HAS_MASK_BITS<Variant>) {
       if (variant.custom_mask_ptr != nullptr) {
-        bits &= MaskBits(variant.custom_mask_ptr, item.kv_len, token, key, min(64, item.kv_len - key));
+        bits &= MaskBits(variant.custom_mask_ptr, item.qo_len, item.kv_len, token, key, min(64, item.kv_len - key));
       }
     }
     if (p.mask_mode == int32_t(MaskMode::kMultiItemScoring)) {
