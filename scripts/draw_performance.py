@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw charts of benchmarks/results/h200.json: docs/performance/attention.svg and docs/headline.svg.
+"""Draw charts of benchmarks/results/h200.json: those of docs/performance, and docs/headline.svg.
 
 python scripts/draw_performance.py            check that the pictures are current
 python scripts/draw_performance.py --write    write them
 
-A case is drawn with its latest run. The published time is that of FlashInfer 0.7.2 on the same card, which the file
-holds as ``speedup`` (published time over ours).
+A case is drawn with its latest run. The published time is that of FlashInfer 0.7.2 on the same card, or of a peer where
+FlashInfer has no such call; the file holds it as ``speedup`` (published time over ours).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from draw_kernels import DARK, Picture
 
@@ -23,7 +24,7 @@ LABELS, BARS, ROW = 250, 470, 26  #: widths of the two columns, and the height o
 
 
 class Case(NamedTuple):
-    """A measured case: rates of ours and of the published package, in TB/s or TFLOP/s."""
+    """A measured case: rates, or times, of ours and of the published package."""
 
     name: str
     ours: float
@@ -31,13 +32,14 @@ class Case(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Cases of one family, the unit of their rates, and what the card reaches in it."""
+    """Cases of one family, the key of their rates in the file, and what the card reaches in it (0: not known)."""
 
     title: str
     prefix: str
-    unit: str  #: key of the rate in the file
-    limit: float
-    limit_name: str
+    unit: str
+    limit: float = 0.0
+    limit_name: str = ""
+    accept: Callable[[dict[str, Any]], bool] = lambda result: True
 
 
 def read() -> dict[str, Any]:
@@ -49,25 +51,80 @@ def latest(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {result["case"]: result for run in record["runs"] for result in run["results"]}
 
 
-def groups(record: dict[str, Any]) -> list[Group]:
-    copy, product = record["ceilings"]["copy_tb_s_1GB"], record["ceilings"]["bf16_matmul_8192_tflops"]
-    read_limit = (copy, f"copy {copy:g} TB/s")
-    product_limit = (product, f"product {product:g} TFLOP/s")
+def copy_limit(record: dict[str, Any]) -> tuple[float, str]:
+    rate = record["ceilings"]["copy_tb_s_1GB"]
+    return rate, f"copy {rate:g} TB/s"
+
+
+def product_limit(record: dict[str, Any], is_fp8: bool = False) -> tuple[float, str]:
+    rate = record["ceilings"]["bf16_matmul_8192_tflops"]
+    return (2 * rate, f"twice bf16 {2 * rate:g} TFLOP/s") if is_fp8 else (rate, f"product {rate:g} TFLOP/s")
+
+
+def attention(record: dict[str, Any]) -> list[Group]:
     return [
-        Group("Decode (TB/s of keys and values)", "decode/", "tb_s", *read_limit),
-        Group("Prefill (TFLOP/s)", "prefill/", "tflops", *product_limit),
-        Group("MLA decode (TFLOP/s)", "mla/", "tflops", *product_limit),
-        Group("Cascade (TB/s)", "cascade/", "tb_s", *read_limit),
+        Group("Decode (TB/s of keys and values)", "decode/", "tb_s", *copy_limit(record)),
+        Group("Prefill (TFLOP/s)", "prefill/", "tflops", *product_limit(record)),
+        Group("MLA decode (TFLOP/s)", "mla/", "tflops", *product_limit(record)),
+        Group("Cascade (TB/s)", "cascade/", "tb_s", *copy_limit(record)),
+    ]
+
+
+def products(record: dict[str, Any], prefix: str, what: str) -> list[Group]:
+    """Return cases of matrix products by what bounds them, the limit of which they are nearer to."""
+
+    def is_fp8(result: dict[str, Any]) -> bool:
+        return "fp8" in result["case"]
+
+    def is_read(result: dict[str, Any]) -> bool:
+        fraction = result["tflops"] / product_limit(record, is_fp8(result))[0]
+        return result.get("tb_s", 0) / copy_limit(record)[0] > fraction
+
+    def computes(fp8: bool) -> Callable[[dict[str, Any]], bool]:
+        return lambda result: is_fp8(result) is fp8 and not is_read(result)
+
+    return [
+        Group(f"{what} of bf16 (TFLOP/s)", prefix, "tflops", *product_limit(record), computes(False)),
+        Group(f"{what} of fp8 (TFLOP/s)", prefix, "tflops", *product_limit(record, True), computes(True)),
+        Group(f"{what} bound by reading weights (TB/s)", prefix, "tb_s", *copy_limit(record), is_read),
+    ]
+
+
+def gemm(record: dict[str, Any]) -> list[Group]:
+    return products(record, "gemm/", "Products")
+
+
+def moe(record: dict[str, Any]) -> list[Group]:
+    return products(record, "moe/", "Layers")
+
+
+def rows(record: dict[str, Any]) -> list[Group]:
+    titles = {"norm/": "Norms", "activation/": "Activations", "rope/": "Rotary embedding", "page/": "Paged cache"}
+    return [Group(f"{title} (TB/s)", prefix, "tb_s", *copy_limit(record)) for prefix, title in titles.items()]
+
+
+def sampling(record: dict[str, Any]) -> list[Group]:
+    def of_rows(end: str) -> Callable[[dict[str, Any]], bool]:
+        return lambda result: result["case"].endswith(end)
+
+    return [
+        Group(f"{n} row{'s' * (n > 1)} of 128256 (us, shorter is faster)", "sampling/", "us", accept=of_rows(f"_bs{n}"))
+        for n in (1, 64, 512)
     ]
 
 
 def cases_of(group: Group, results: dict[str, dict[str, Any]]) -> list[Case]:
     found = []
     for name, result in results.items():
-        if name.startswith(group.prefix) and group.unit in result:
-            rate, speedup = result[group.unit], result.get("speedup")
-            found.append(Case(name.removeprefix(group.prefix), rate, rate / speedup if speedup else None))
+        if name.startswith(group.prefix) and group.unit in result and group.accept(result):
+            value, speedup = result[group.unit], result.get("speedup")
+            factor = speedup if group.unit == "us" or not speedup else 1 / speedup
+            found.append(Case(name.removeprefix(group.prefix), value, value * factor if factor else None))
     return sorted(found)
+
+
+def short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def bar(p: Picture, y: float, height: float, width: float, colour: str, words: str) -> None:
@@ -82,31 +139,33 @@ def line(p: Picture, x: float, y: float, height: float) -> None:
     p.parts.append(f'<line {where} stroke="{DARK}" stroke-dasharray="4 3"/>')
 
 
-def attention() -> str:
-    """Draw all attention cases, two bars each, and the limit of the card as a dashed line."""
+def chart(title: str, groups: Callable[[dict[str, Any]], list[Group]]) -> str:
+    """Draw all cases of some groups, two bars each, and the limit of the card as a dashed line."""
     record = read()
     results = latest(record)
-    panels = [(group, cases_of(group, results)) for group in groups(record)]
+    panels = [(group, cases) for group in groups(record) if (cases := cases_of(group, results))]
     height = 52 + sum(40 + ROW * len(cases) for _, cases in panels)
     p = Picture(LABELS + BARS + 80, height)
-    p.text(16, 22, f"{record['device'].partition(',')[0]}: attention, medians from a cold L2", weight="bold")
+    p.text(16, 22, f"{record['device'].partition(',')[0]}: {title}, medians from a cold L2", weight="bold")
     p.box(16, 31, 12, 10, OURS)
     p.text(33, 40, "this package")
     p.box(126, 31, 12, 10, PUBLISHED)
-    p.text(143, 40, "published package, same card; none where it was not measured")
+    p.text(143, 40, "published package, or a peer where it has none; same card")
     y = 62.0
     for group, cases in panels:
-        scale = BARS / (group.limit * 1.06)
+        scale = BARS / (1.06 * max(group.limit, *(max(case.ours, case.published or 0) for case in cases), 0))
         p.text(16, y + 6, group.title, weight="bold")
-        p.text(LABELS + group.limit * scale, y + 6, group.limit_name, anchor="end")
+        if group.limit:
+            p.text(LABELS + group.limit * scale, y + 6, group.limit_name, anchor="end")
         y += 14
         for i, case in enumerate(cases):
             top = y + ROW * i
             p.text(LABELS - 8, top + 14, case.name, anchor="end")
-            bar(p, top + 2, 10, case.ours * scale, OURS, f"{case.ours:.3g}")
+            bar(p, top + 2, 10, case.ours * scale, OURS, short(case.ours))
             if case.published is not None:
-                bar(p, top + 13, 9, case.published * scale, PUBLISHED, f"{case.published:.3g}")
-        line(p, LABELS + group.limit * scale, y, ROW * len(cases))
+                bar(p, top + 13, 9, case.published * scale, PUBLISHED, short(case.published))
+        if group.limit:
+            line(p, LABELS + group.limit * scale, y, ROW * len(cases))
         y += ROW * len(cases) + 26
     return p.finish()
 
@@ -142,7 +201,17 @@ def headline() -> str:
     return p.finish()
 
 
-PICTURES = {"docs/performance/attention.svg": attention, "docs/headline.svg": headline}
+CHARTS = {
+    "attention": ("attention", attention),
+    "gemm": ("matrix products", gemm),
+    "moe": ("layers of experts", moe),
+    "norm": ("rows", rows),
+    "sampling": ("sampling", sampling),
+}
+PICTURES: dict[str, Callable[[], str]] = {
+    f"docs/performance/{name}.svg": functools.partial(chart, *words) for name, words in CHARTS.items()
+}
+PICTURES["docs/headline.svg"] = headline
 
 
 def main() -> None:
