@@ -49,6 +49,15 @@ def by_cudnn(batch: PagedBatch) -> Run:
     return run
 
 
+def cudnn_needs(q: torch.Tensor, *dtypes: torch.dtype) -> str:
+    """Return what is missing to run a batch by cuDNN; nothing if it can."""
+    if not CUDNN_AVAILABLE:
+        return "it needs the package nvidia-cudnn-frontend (pip install nvidia-cudnn-frontend)"
+    if not q.is_cuda:
+        return "it needs --device cuda"
+    return "" if all(dtype == q.dtype for dtype in dtypes) else "it needs one dtype for queries, cache and outputs"
+
+
 @case("BatchDecodeWithPagedKVCacheWrapper", cpu=CPU, cuda=CUDA)
 def batch_decode(
     batch_size: int,
@@ -79,7 +88,8 @@ def batch_decode(
     # torch has no attention for mixed dtypes or different lengths.
     has_baseline = dtype == kv_dtype == out_dtype and not random_actual_seq_len
     runs: dict[str, Run] = {"fa2": lambda q, k, v: wrapper.run(q, (k, v))}
-    if CUDNN_AVAILABLE and q.is_cuda and dtype == kv_dtype == out_dtype:
+    lack = cudnn_needs(q, kv_dtype, out_dtype)
+    if not lack:
         runs["cudnn"] = by_cudnn(batch)
     return Bench(
         run=runs,
@@ -93,6 +103,7 @@ def batch_decode(
             torch.ones_like(batch.lengths), batch.lengths, head_dim_qk, head_dim_vo, num_qo_heads, False
         ),
         flops_dtype=dtype,
+        missing={"cudnn": lack} if lack else {},
     )
 
 

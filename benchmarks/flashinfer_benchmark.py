@@ -195,7 +195,8 @@ def run_point(case: Case, point: dict[str, Any], args: argparse.Namespace, colum
     for asked in args.backends:
         backend = next(iter(available)) if asked == "auto" else asked
         if backend not in available:
-            print(f"[WARNING] {case.name}: backend {backend!r} is skipped, expected one of {list(available)}")
+            why = bench.missing.get(backend, f"expected one of {list(available)}")
+            print(f"[WARNING] {case.name}: backend {backend!r} is skipped, {why}")
             continue
         try:
             # torch is not checked: it rounds intermediate results that the op does not round.

@@ -61,6 +61,8 @@ class Bench:
         Positions in ``args`` that hold the result of an in-place op; empty when ``run`` returns it.
     tolerance : Tolerance, optional
         Tolerance of the check; default: that of the result's dtype. Give the reason in a comment where you pass one.
+    missing : mapping of str to str
+        Backends that cannot run here, and what they need.
     """
 
     run: Union[Run, Mapping[str, Run]]
@@ -72,6 +74,7 @@ class Bench:
     reference: Optional[Run] = None
     results: Sequence[int] = ()
     tolerance: Optional[Tolerance] = None
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     def backends(self, device: str) -> dict[str, Run]:
         """Return all backends by name, including the baseline as ``torch``."""

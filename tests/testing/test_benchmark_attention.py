@@ -3,12 +3,14 @@
 
 import sys
 
+import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .benchmark_path import BENCHMARKS  # noqa: F401  isort: skip
 import attention_inputs
 import bench_decode
+import flashinfer_benchmark as command
 
 
 def test_the_baseline_takes_results_of_any_strides(monkeypatch):
@@ -33,3 +35,27 @@ def test_decoding_by_cudnn_is_the_same_call(monkeypatch):
     expected, _ = reference(q, batch.k_cache, batch.v_cache, indptr, indices, kv_last_page_len=last_page_len)
     got = bench_decode.by_cudnn(batch)(q, batch.k_cache, batch.v_cache)
     torch.testing.assert_close(got.float(), expected.float(), rtol=2e-3, atol=2e-3)
+
+
+#: The command of the contributors' guide, on a small batch of this machine.
+DECODE = """--routine BatchDecodeWithPagedKVCacheWrapper --backends fa2 cudnn --device cpu --page_size 16 --batch_size 2
+    --s_kv 40 --num_qo_heads 4 --num_kv_heads 2 --head_dim_qk 64 --head_dim_vo 64 --dtype fp16 --refcheck -vv
+    --num_iters 1 --dry_run_iters 1"""
+
+
+def test_the_command_runs_cudnn_where_it_is_installed(monkeypatch, capsys):
+    """Two rows that agree with the reference. Our own kernels stand in for cuDNN, which needs a GPU."""
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    monkeypatch.setattr(bench_decode, "cudnn_needs", lambda q, *dtypes: "")
+    assert command.main(DECODE.split()) == 0
+    out = capsys.readouterr().out
+    for backend in ("fa2", "cudnn"):
+        assert f"[REFCHECK] {backend} agrees with the reference" in out and f"[PERF] {backend} " in out
+
+
+@pytest.mark.parametrize("installed, text", [(False, "pip install nvidia-cudnn-frontend"), (True, "--device cuda")])
+def test_the_command_says_what_cudnn_needs(monkeypatch, capsys, installed, text):
+    monkeypatch.setattr(bench_decode, "CUDNN_AVAILABLE", installed)
+    assert command.main(DECODE.split()) == 0
+    out = capsys.readouterr().out
+    assert "backend 'cudnn' is skipped, it needs" in out and text in out and "[PERF] fa2 " in out
