@@ -67,7 +67,7 @@ void Finalize(const TensorView& output, const TensorView& rows, const TensorView
                                      int32_t(pair_to_row.size(1)),
                                      output.size(1),
                                      UsePdl(enable_pdl, rows.device())};
-  CheckStatus("moe_finalize", MoeFinalize<In, Out>(p, get_stream(rows.device())));
+  CheckStatus("moe_unpermute", MoeFinalize<In, Out>(p, get_stream(rows.device())));
 }
 
 }  // namespace
@@ -141,25 +141,26 @@ void moe_permute_fp8_block(TensorView output, TensorView scales, TensorView inpu
 
 void moe_finalize(TensorView output, TensorView rows, TensorView pair_to_row, Optional<TensorView> scales,
                   bool enable_pdl) {
-  const char* op = "moe_finalize";
-  Expect(op, "rows", rows).on_device().rank(2).dtype({dl_float32, dl_float16, dl_bfloat16}).last_dim_contiguous();
-  Expect(op, "pair_to_row", pair_to_row).same_device(rows, "rows").dtype({dl_int32}).rank(2).contiguous();
-  Expect(op, "output", output).same_device(rows, "rows").rank(2).dtype({dl_float32, dl_float16, dl_bfloat16});
+  const char* op = "moe_unpermute";  // and the names of its arguments
+  const char *of_rows = "permuted_input", *of_pairs = "expanded_idx_to_permuted_idx";
+  Expect(op, of_rows, rows).on_device().rank(2).dtype({dl_float32, dl_float16, dl_bfloat16}).last_dim_contiguous();
+  Expect(op, of_pairs, pair_to_row).same_device(rows, of_rows).dtype({dl_int32}).rank(2).contiguous();
+  Expect(op, "output", output).same_device(rows, of_rows).rank(2).dtype({dl_float32, dl_float16, dl_bfloat16});
   Expect(op, "output", output)
-      .dim(0, pair_to_row.size(0), "pair_to_row.shape[0]")
-      .dim(1, rows.size(1), "rows.shape[1]");
+      .dim(0, pair_to_row.size(0), "num_tokens")
+      .dim(1, rows.size(1), "permuted_input.shape[1]");
   Expect(op, "output", output).last_dim_contiguous().distinct();
   const float* factors = nullptr;
   if (scales.has_value()) {
-    Expect(op, "scales", scales.value()).same_device(rows, "rows").dtype({dl_float32}).contiguous();
-    Expect(op, "scales", scales.value()).same_shape(pair_to_row, "pair_to_row");
+    Expect(op, "topk_scales", scales.value()).same_device(rows, of_rows).dtype({dl_float32}).contiguous();
+    Expect(op, "topk_scales", scales.value()).same_shape(pair_to_row, of_pairs);
     factors = scales.value().data_ptr<float>();
   }
 #ifdef FLASHINFER_CPU  // a check on the GPU would have to synchronise
   for (int64_t i = 0; i < pair_to_row.numel(); ++i) {
     if (pair_to_row.data_ptr<int32_t>()[i] >= rows.size(0)) {
-      TVM_FFI_THROW(ArgumentError) << op << ": pair_to_row must be less than " << rows.size(0)
-                                   << " (rows.shape[0]), got " << pair_to_row.data_ptr<int32_t>()[i];
+      TVM_FFI_THROW(ArgumentError) << op << ": " << of_pairs << " must be less than " << rows.size(0)
+                                   << " (permuted_input.shape[0]), got " << pair_to_row.data_ptr<int32_t>()[i];
     }
   }
 #endif
@@ -172,7 +173,7 @@ void moe_finalize(TensorView output, TensorView rows, TensorView pair_to_row, Op
         Finalize<In, Out>(output, rows, pair_to_row, factors, enable_pdl);
       } else {
         TVM_FFI_THROW(ArgumentError) << op << ": output must be " << DTypeName(rows.dtype())
-                                     << " (the dtype of rows) or float32, got " << DTypeName(output.dtype());
+                                     << " (the dtype of permuted_input) or float32, got " << DTypeName(output.dtype());
       }
     });
   });

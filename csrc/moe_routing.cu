@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of routing: argument checks, stream.
 #include <algorithm>
+#include <string>
 
 #include "tvm_ffi_utils.h"
 // clang-format off
@@ -30,40 +31,47 @@ void CheckRange(const char* op, const char* name, int64_t value, int64_t low, in
 
 }  // namespace
 
-/// `score` and `weight` are numbers of MoeScore and MoeWeight.
+/// `score` and `weight` are numbers of MoeScore and MoeWeight. Errors name the arguments of fused_topk_deepseek if
+/// `is_deepseek`, else those of route_tokens.
 void moe_route(TensorView weights, TensorView experts, Optional<TensorView> replay, TensorView logits,
                Optional<TensorView> bias, int64_t groups, int64_t top_groups, int64_t score, int64_t weight,
-               double factor, bool enable_pdl, int64_t block_tokens) {
-  const char* op = "moe_route";
-  Expect(op, "logits", logits).on_device().rank(2).dtype({dl_float32, dl_float16, dl_bfloat16}).last_dim_contiguous();
+               double factor, bool enable_pdl, bool is_deepseek, int64_t block_tokens) {
+  const char* op = is_deepseek ? "fused_topk_deepseek" : "route_tokens";
+  const char* of_logits = is_deepseek ? "scores" : "logits";
+  const char* of_weights = is_deepseek ? "topk_values" : "weights";
+  const char* of_experts = is_deepseek ? "topk_indices" : "experts";
+  const std::string rows = std::string(of_logits) + ".shape[0]", columns = std::string(of_logits) + ".shape[1]";
+  Expect(op, of_logits, logits).on_device().rank(2).dtype({dl_float32, dl_float16, dl_bfloat16}).last_dim_contiguous();
   const int64_t tokens = logits.size(0), num_experts = logits.size(1);
-  Expect(op, "experts", experts).same_device(logits, "logits").rank(2).dtype({dl_int32}).contiguous();
-  Expect(op, "experts", experts).dim(0, tokens, "logits.shape[0]");
-  Expect(op, "weights", weights).same_device(logits, "logits").rank(2).same_shape(experts, "experts").contiguous();
-  Expect(op, "weights", weights).dtype({dl_float32, dl_float16, dl_bfloat16});
+  Expect(op, of_experts, experts).same_device(logits, of_logits).rank(2).dtype({dl_int32}).contiguous();
+  Expect(op, of_experts, experts).dim(0, tokens, rows.c_str());
+  Expect(op, of_weights, weights).same_device(logits, of_logits).rank(2).same_shape(experts, of_experts).contiguous();
+  Expect(op, of_weights, weights).dtype({dl_float32, dl_float16, dl_bfloat16});
   CheckRange(op, "number of experts", num_experts, 1, MOE_ROUTE_MAX_EXPERTS);
-  CheckRange(op, "top_k", experts.size(1), 1, std::min<int64_t>(MOE_ROUTE_MAX_TOP_K, num_experts));
-  CheckRange(op, "groups", groups, 1, std::min<int64_t>(MOE_ROUTE_MAX_GROUPS, num_experts));
-  CheckRange(op, "top_groups", top_groups, 1, groups);
+  const int64_t most = std::min<int64_t>(MOE_ROUTE_MAX_TOP_K, num_experts);
+  CheckRange(op, is_deepseek ? "topk" : "top_k", experts.size(1), 1, most);
+  CheckRange(op, "n_group", groups, 1, std::min<int64_t>(MOE_ROUTE_MAX_GROUPS, num_experts));
+  CheckRange(op, "topk_group", top_groups, 1, groups);
   CheckRange(op, "score", score, 0, 2);
   CheckRange(op, "weight", weight, 0, 3);
   CheckRange(op, "block_tokens", block_tokens, 1, MOE_ROUTE_MAX_BLOCK_TOKENS);
   if (num_experts % groups != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": groups must divide the number of experts, " << num_experts << ", got "
+    TVM_FFI_THROW(ArgumentError) << op << ": n_group must divide the number of experts, " << num_experts << ", got "
                                  << groups;
   }
   MoeRouteParams p{};
   p.logits = Numbers(logits);
   p.logit_stride = logits.stride(0);
   if (bias.has_value()) {
-    Expect(op, "bias", bias.value()).same_device(logits, "logits").rank(1).dim(0, num_experts, "logits.shape[1]");
+    Expect(op, "bias", bias.value()).same_device(logits, of_logits).rank(1).dim(0, num_experts, columns.c_str());
     Expect(op, "bias", bias.value()).dtype({dl_float32, dl_float16, dl_bfloat16}).contiguous();
     p.bias = Numbers(bias.value());
   }
   if (replay.has_value()) {
-    Expect(op, "replay", replay.value()).same_device(logits, "logits").dtype({DLDataType{kDLInt, 16, 1}}).contiguous();
-    Expect(op, "replay", replay.value()).rank(2).dim(1, experts.size(1), "top_k");
-    CheckRange(op, "rows of replay", replay.value().size(0), tokens, INT64_MAX);
+    const Expect expected(op, "routing_replay_out", replay.value());
+    expected.same_device(logits, of_logits).dtype({DLDataType{kDLInt, 16, 1}}).contiguous();
+    expected.rank(2).dim(1, experts.size(1), "topk");
+    CheckRange(op, "rows of routing_replay_out", replay.value().size(0), tokens, INT64_MAX);
     p.replay = replay.value().data_ptr<int16_t>();
   }
   p.weights = Numbers(weights);

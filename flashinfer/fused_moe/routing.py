@@ -55,9 +55,10 @@ def _route(
     weight: int,
     factor: float,
     enable_pdl: bool,
+    is_deepseek: bool,
 ) -> None:
     _native_route[logits.is_cuda](
-        *(weights, experts, replay, logits, bias, groups, top_groups, score, weight, factor, enable_pdl),
+        *(weights, experts, replay, logits, bias, groups, top_groups, score, weight, factor, enable_pdl, is_deepseek),
         block_tokens(),
     )
 
@@ -172,6 +173,7 @@ def fused_topk_deepseek(
         _NORMALIZED,
         factor,
         pdl,
+        True,
     )
 
 
@@ -242,7 +244,7 @@ def route_tokens(
     experts = new_empty(logits, torch.int32, logits.shape[0], top_k)
     score, weight = _METHODS[method]
     pdl, factor = use_pdl(logits, enable_pdl), float(routed_scaling_factor)
-    _route(weights, experts, None, logits, bias, n_group, topk_group, score, weight, factor, pdl)
+    _route(weights, experts, None, logits, bias, n_group, topk_group, score, weight, factor, pdl, False)
     return weights, experts
 
 

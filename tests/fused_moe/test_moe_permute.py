@@ -127,12 +127,12 @@ def test_errors(device):
         moe_permute(x, out.half(), None, rows, None, 8, 2, 1)
     with pytest.raises(ValueError, match=r"\(num_tokens, top_k\) = \(4, 3\), got \(8,\)"):
         moe_unpermute(out, x, rows, None, 4, 3)
-    with pytest.raises(ValueError, match=r"moe_finalize: output must be float16 .* or float32, got bfloat16"):
+    with pytest.raises(ValueError, match=r"moe_unpermute: output must be float16 .* or float32, got bfloat16"):
         moe_unpermute(out.half(), x.bfloat16(), rows, None, 4, 2)
-    with pytest.raises(ValueError, match="moe_finalize: scales must be float32, got float64"):
+    with pytest.raises(ValueError, match="moe_unpermute: topk_scales must be float32, got float64"):
         moe_unpermute(out, x, rows, torch.ones(4, 2, device=device, dtype=torch.float64), 4, 2)
     if device == "cpu":  # a GPU does not look
         with pytest.raises(ValueError, match=r"row_to_pair must be less than 6 .*, got 6 at row 6"):
             moe_permute(x[:3], out, None, rows, None, 8, 2, 1)
-        with pytest.raises(ValueError, match=r"pair_to_row must be less than 7 .*, got 7"):
+        with pytest.raises(ValueError, match=r"expanded_idx_to_permuted_idx must be less than 7 .*, got 7"):
             moe_unpermute(out[:7], x, rows, None, 4, 2)

@@ -100,13 +100,21 @@ def test_errors(device):
         fused_topk_deepseek(scores, bias, 8, 4, 4, 1.0, values, indices, routing_replay_out=indices)
     with pytest.raises(ValueError, match=r"at least 3 rows and 4 columns, got \(2, 4\)"):
         fused_topk_deepseek(scores, bias, 8, 4, 4, 1.0, values, indices, routing_replay_out=indices[:2].short())
-    with pytest.raises(ValueError, match=r"bias.shape\[0\] must be 64.*, got 63"):
+    with pytest.raises(
+        ValueError, match=r"fused_topk_deepseek: bias.shape\[0\] must be 64 \(scores.shape\[1\]\), got 63"
+    ):
         fused_topk_deepseek(scores, bias[1:], 8, 4, 4, 1.0, values, indices)
+    with pytest.raises(ValueError, match="fused_topk_deepseek: topk_indices must be int32, got int64"):
+        fused_topk_deepseek(scores, bias, 8, 4, 4, 1.0, values, indices.long())
+    with pytest.raises(ValueError, match=r"fused_topk_deepseek: topk_values must be .*, got int32"):
+        fused_topk_deepseek(scores, bias, 8, 4, 4, 1.0, values.int(), indices)
+    with pytest.raises(ValueError, match=r"route_tokens: logits must be .*, got float64"):
+        route_tokens(scores.double(), 2)
     with pytest.raises(ValueError, match=r"backend must be 'default' on this device, got 'cake'"):
         fused_topk_deepseek(scores, bias, 8, 4, 4, 1.0, values, indices, backend="cake")
     with pytest.raises(ValueError, match="top_k must be 1 for Llama4, got 2"):
         route_tokens(scores, 2, RoutingMethodType.Llama4)
-    with pytest.raises(ValueError, match="top_k must be from 1 to 32, got 33"):
+    with pytest.raises(ValueError, match="route_tokens: top_k must be from 1 to 32, got 33"):
         route_tokens(scores, 33)
     with pytest.raises(ValueError, match=r"a rule, got RoutingMethodType\.Unspecified"):
         route_tokens(scores, 2, RoutingMethodType.Unspecified)
