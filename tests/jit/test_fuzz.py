@@ -21,6 +21,8 @@ from flashinfer.dump import replay_from_dump
 from flashinfer.dump.files import METADATA, read_record
 from flashinfer.jit import manifest
 from flashinfer.jit.prebuilt import _covers, read_index
+from flashinfer.trace.apply.solutions import Definition, load
+from flashinfer.trace.solution import Solution
 
 QUICK = settings(
     max_examples=60,
@@ -145,3 +147,43 @@ def test_dumps_call_nothing_else(tmp_path, record):
         except (RuntimeError, ValueError, FileNotFoundError, KeyError, TypeError, AttributeError) as error:
             assert str(error)
     assert not system.called and not evaluate.called
+
+
+#: Source that would leave a file behind if reading a solution ran it.
+SOURCE = "open('ran', 'w')"
+PATHS = st.sampled_from(["main.py", "../main.py", "/tmp/main.py", "", "main.py::run", "a::b::c"])
+SPEC = st.fixed_dictionaries(
+    {"language": st.sampled_from(["python", "triton", "cuda", "none"]) | JSON, "entry_point": PATHS | JSON},
+    optional={"target_hardware": JSON, "dependencies": JSON, "binding": JSON, "destination_passing_style": JSON},
+)
+SOLUTION = st.fixed_dictionaries(
+    {
+        "name": st.text(max_size=8) | JSON,
+        "definition": st.text(max_size=8) | JSON,
+        "spec": SPEC | JSON,
+        "sources": st.lists(st.fixed_dictionaries({"path": PATHS, "content": st.just(SOURCE)}), max_size=2) | JSON,
+    },
+    optional={"author": JSON, "description": JSON},
+)
+
+
+@QUICK
+@given(content=SOLUTION | JSON, damage=st.sampled_from(["", "[", '{"sources": ', "\\"]))
+def test_solutions_of_traces(tmp_path, monkeypatch, content, damage):
+    """Check that a file of a solution is read, or refused by name, and that reading it runs nothing of it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "solution.json").write_text(damage + json.dumps(content))
+    try:
+        assert all(isinstance(solution, Solution) for solution in load(tmp_path).values())
+    except ValueError as error:
+        assert str(error).startswith(f"trace_apply: {tmp_path / 'solution.json'} must hold a solution, got ")
+    assert not (tmp_path / "ran").exists()
+
+
+@QUICK
+@given(content=JSON | st.dictionaries(st.sampled_from(["name", "op_type", "axes", "inputs", "outputs", "tags"]), JSON))
+def test_definitions_of_traces(content):
+    try:
+        assert isinstance(Definition.from_dict(content), Definition)
+    except ValueError as error:
+        assert str(error).startswith("Definition: ")

@@ -37,6 +37,8 @@ class Definition:
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Definition:
         """Read a definition from its JSON object; what is not needed here is left out."""
+        if not isinstance(d, Mapping):
+            raise ArgumentError(f"Definition: the object must be a mapping, got {type(d).__name__}")
         missing = [key for key in ("name", "op_type", "axes", "inputs", "outputs") if key not in d]
         if missing:
             raise ArgumentError(f"Definition: the object must have {missing}, got {sorted(d)}")
@@ -88,10 +90,14 @@ def load(path: Union[str, Path]) -> dict[str, Solution]:
         raise ArgumentError(f"trace_apply: path must be a file or folder of solutions, got {root}")
     found = {}
     for file in [root] if root.is_file() else sorted(root.rglob("*.json")):
-        content = json.loads(file.read_text())
-        if isinstance(content, dict) and "sources" in content:
-            solution = Solution.from_dict(content)
-            found[solution.definition] = solution
+        try:
+            content = json.loads(file.read_bytes())
+            if isinstance(content, dict) and "sources" in content:
+                solution = Solution.from_dict(content)
+                found[solution.definition] = solution
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ArgumentError(f"trace_apply: {file} must hold a solution, got {what}") from error
     return found
 
 
