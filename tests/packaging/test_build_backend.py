@@ -76,6 +76,11 @@ def test_wheel_contents(wheel):
     assert "Classifier: Environment :: GPU :: NVIDIA CUDA" in metadata
 
 
+def test_wheel_is_small(wheel):
+    """Check the limit of 3 MB; sources are compiled where they are used."""
+    assert wheel.stat().st_size <= 3_000_000
+
+
 def test_wheel_is_not_tied_to_a_platform(wheel):
     assert wheel.name == f"flashinfer_python-{VERSION}-py3-none-any.whl"
 
