@@ -24,19 +24,19 @@ class Pick:
 
 
 #: What each family runs: kernels of every kind that it has, on shapes that take a moment under a tool. Modules are
-#: shared as far as possible, for building them takes most of the time.
+#: shared as far as possible, for building them takes most of the time: single requests run on kernels of batches.
 FAMILIES: dict[str, list[Pick]] = {
     "prefill_fa3_e4m3": [
         Pick("attention/test_prefill_fa3_fp8.py", "test_e4m3_pages test_e4m3_groups"),
-        Pick("attention/test_prefill_fa3_fp8.py", "test_e4m3_head_scales test_e4m3_single", 1),
+        Pick("attention/test_prefill_fa3_fp8.py", "test_e4m3_head_scales"),
     ],
     "prefill_fa3_fp8_cache": [
         Pick("attention/test_prefill_fa3_fp8.py", "test_pages test_groups"),
-        Pick("attention/test_prefill_fa3_fp8.py", "test_scales test_single"),
+        Pick("attention/test_prefill_fa3_fp8.py", "test_scales"),
     ],
     "prefill_fa3": [
         Pick("attention/test_prefill_fa3.py", "test_pages", 3),
-        Pick("attention/test_prefill_fa3.py", "test_groups test_single"),
+        Pick("attention/test_prefill_fa3.py", "test_groups"),
         Pick("attention/test_prefill_fa3.py", "test_custom_mask test_replan_with_more_rows"),
     ],
     "mixed": [Pick("attention/test_mixed.py", "test_both_kinds_in_one_batch", 1, "128 fa3")],
