@@ -9,7 +9,7 @@ Read it in this order. ``Request`` is a user's request. ``Engine.step`` is one f
 prompts or, if there are none, a decode step with the last token of every running request. ``Batch`` holds the kernel
 inputs of either: rows of tokens and a page table. ``DecodeGraph`` is a decode step as a CUDA graph. ``serve`` submits
 requests when they arrive. The model is in serve_model.py, tokenizers and printing in serve_text.py, the sums in
-serve_addition.py, the report in serve_report.py.
+serve_addition.py, the report in serve_report.py, its web page in serve_page.py.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, Callable, Iterable, Optional, Sequence
 import torch
 from serve_addition import AnswerStream, count_right, draw_prompts
 from serve_model import Llama, LlamaConfig, load_checkpoint, random_weights
+from serve_page import write_page
 from serve_report import Step, device_name, table, write_timeline
 from serve_text import PROMPTS, ByteTokenizer, CheckpointTokenizer, TextStream, Tokenizer
 
@@ -524,6 +525,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--no-graphs", action="store_true", help="decode without CUDA graphs")
     add("--seed", type=int, default=0, metavar="N")
     add("--timeline", type=picture, default="serve_timeline.png", metavar="FILE")
+    add("--page", type=picture, default="serve.html", metavar="FILE", help="web page of the run, one file")
     arguments = parser.parse_args(argv)
     if arguments.model and arguments.random:
         parser.error("argument --random: not allowed with argument --model")
@@ -567,9 +569,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     }
     if adds(arguments):
         facts["right answers"] = f"{count_right(requests)} of {len(requests)}"
-    print(f"\n{table(engine.steps, requests, facts)}")
+    report = table(engine.steps, requests, facts)
+    print(f"\n{report}")
     write_timeline(arguments.timeline, engine.steps, requests)
     print(f"timeline of the batch: {arguments.timeline}")
+    write_page(arguments.page, report, arguments.timeline, requests, lambda request: tokenizer.decode(request.tokens))
+    print(f"web page of the run: {arguments.page}")
 
 
 if __name__ == "__main__":

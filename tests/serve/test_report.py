@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table and the timeline image at the end of examples/serve.py."""
+"""The table, the timeline image and the web page at the end of examples/serve.py."""
 
 from __future__ import annotations
 
+import base64
+import re
 import struct
 import sys
 import zlib
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from .examples_path import EXAMPLES as EXAMPLES  # isort: skip
+from serve_page import write_page
 from serve_report import COLOURS, Step, batch_sizes, paint, spans, table, token_rates, write_png, write_timeline
 
 ONE = SimpleNamespace(arrival=0.0, first_token_at=1.0, finished_at=3.0)
@@ -105,3 +108,16 @@ def test_png_is_read_by_others(tmp_path):
     image = paint(list(spans(STEPS, REQUESTS)), 2, width=50)
     write_png(tmp_path / "image.png", image)
     assert np.array_equal(np.round(255 * pyplot.imread(tmp_path / "image.png")).astype(np.uint8), image)
+
+
+def test_page(tmp_path):
+    """One file that loads nothing: the table, the picture and the texts, which may hold anything."""
+    picture, page = tmp_path / "timeline.png", tmp_path / "serve.html"
+    write_png(picture, np.zeros((2, 3, 3), np.uint8))
+    report = table(STEPS, REQUESTS, {"device": "a <b> & c"})
+    write_page(page, report, picture, REQUESTS, lambda request: f"1+1: <script>{request.arrival}</script>")
+    text = page.read_text()
+    assert "<th>device</th><td>a &lt;b&gt; &amp; c</td>" in text and "<th>requests</th><td>2 in 4.00 s</td>" in text
+    assert "<code>1+1: &lt;script&gt;0.5&lt;/script&gt;</code>" in text and "<script" not in text
+    assert base64.b64encode(picture.read_bytes()).decode() in text
+    assert all(url.startswith("data:") for url in re.findall(r'(?:src|href)="([^"]*)"', text)) and "http" not in text

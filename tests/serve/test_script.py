@@ -54,6 +54,10 @@ def test_sums(tmp_path, device):
     assert right == [verdict == "right" for *_, verdict in lines]
     assert sum(right) >= 31
     assert f"right answers             {sum(right)} of 32\n" in text
+    page = (tmp_path / "serve.html").read_text()
+    assert f"<th>right answers</th><td>{sum(right)} of 32</td>" in page
+    a, b, answer, _ = lines[0]
+    assert f"{a}+{b}: " in page and f"-&gt; {answer}" in page
 
 
 @pytest.mark.full
