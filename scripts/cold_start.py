@@ -107,9 +107,10 @@ print(json.dumps({"torch": torch_s, "import": import_s, "seconds": seconds, "cpu
 
 def run(mode: str, device: str, cache: str, **variables: str) -> dict[str, Any]:
     """Run the child on a cache and return what it printed last."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLASHINFER_")}
+    dropped = ("FLASHINFER_", "PYTHONDONTWRITEBYTECODE")  # an installed package has its bytecode
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    env = kept | {"PYTHONPATH": path, "FLASHINFER_WORKSPACE_BASE": cache} | variables
+    env = kept | {"PYTHONPATH": path, "FLASHINFER_WORKSPACE_BASE": cache, "PYTHONPYCACHEPREFIX": f"{cache}/bytecode"} | variables
     done = subprocess.run([sys.executable, "-c", CHILD, mode, device], env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"cold_start: the {mode} start failed\n{done.stderr}")
