@@ -3,8 +3,8 @@
 
     python benchmarks/lock_cost.py --device cuda
 
-``locked`` is ``run()`` of a decode wrapper that repeats its last launch, ``bare`` the same with the text of ``_repeat``
-less the lock. ``empty`` is ``_repeat`` alone, with and without the lock, that repeats nothing. ``method`` is what the
+``locked`` is ``run()`` of a decode wrapper that repeats its last launch, ``bare`` the same with the text of ``repeat``
+less the lock. ``empty`` is ``repeat`` alone, with and without the lock, that repeats nothing. ``method`` is what the
 full lock, the stream and the look for traces add to any other call (``plan()``, a ``run()`` with other parameters).
 All are measured in turn, in blocks of calls, so that a change of the CPU's clock meets all of them; the figure is the
 minimum over the blocks, because other programs only add time. ``--empty`` leaves the kernels out, for a busy machine.
@@ -24,16 +24,16 @@ import torch
 
 import flashinfer
 from flashinfer.attention import streams
-from flashinfer.attention.attend import AttentionWrapper
-from flashinfer.attention.locks import Serialised, one_at_a_time
+from flashinfer.attention.attend import repeat
+from flashinfer.attention.locks import CallLock, one_at_a_time
 
 CALLS = 200  # per block; launches of one block fit into the queue of a GPU
 Wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper
 
 
 def repeat_of(locks: bool, works: bool) -> Callable[..., Any]:
-    """Return ``AttentionWrapper._repeat`` from its source, with or without the lock and what the lock protects."""
-    source = textwrap.dedent(inspect.getsource(AttentionWrapper._repeat))
+    """Return ``repeat`` (attention/attend.py) from its source, with or without the lock and what the lock protects."""
+    source = textwrap.dedent(inspect.getsource(repeat))
     module = ast.parse(source)
     (function,) = module.body
     assert isinstance(function, ast.FunctionDef)
@@ -42,11 +42,11 @@ def repeat_of(locks: bool, works: bool) -> Callable[..., Any]:
     if not works:
         entered.body = ast.parse("if True:\n    return None").body[0].body  # type: ignore[attr-defined]
     if not locks:
-        begin = next(i for i, x in enumerate(function.body) if "self._lock" in ast.unparse(x))
+        begin = next(i for i, x in enumerate(function.body) if "wrapper._lock" in ast.unparse(x))
         function.body[begin:] = entered.body
-    scope = dict(inspect.unwrap(AttentionWrapper._repeat).__globals__)
-    exec(compile(ast.fix_missing_locations(module), f"<_repeat, {locks=}, {works=}>", "exec"), scope)
-    return scope["_repeat"]
+    scope = dict(repeat.__globals__)
+    exec(compile(ast.fix_missing_locations(module), f"<repeat, {locks=}, {works=}>", "exec"), scope)
+    return scope["repeat"]
 
 
 class Bare(Wrapper):
@@ -55,14 +55,15 @@ class Bare(Wrapper):
     _repeat = repeat_of(locks=False, works=True)
 
 
-class Empty(Serialised):
+class Empty:
     """Wrapper without work, with the lock and the streams of the decode wrapper."""
 
     locked = repeat_of(locks=True, works=False)
     bare = repeat_of(locks=False, works=False)
 
     def __init__(self, device: str) -> None:
-        self._follow_streams(torch.device(device))
+        self._lock = CallLock()
+        self._lock.follow_streams(torch.device(device))
 
     def method(self, a: Any, b: Any) -> None:
         pass
@@ -107,7 +108,7 @@ def measure(device: str, blocks: int, only_empty: bool = False) -> dict[str, flo
     calls["method locked"] = lambda: empty.locked_method(1, 2)
     calls["method bare"] = lambda: empty.method(1, 2)
     if device == "cuda":
-        calls["stream"] = lambda: streams.raw_stream(0) != empty._stream
+        calls["stream"] = lambda: streams.raw_stream(0) != empty._lock.stream
     for call in calls.values():
         seconds(call, device)
     times: dict[str, list[float]] = {name: [] for name in calls}

@@ -21,9 +21,8 @@ from ._runtime.dispatch import use_pdl
 from ._runtime.errors import ArgumentError
 from ._runtime.explain_error import explain_type_errors
 from .api_logging import flashinfer_api
-from .attention.attend import AttentionWrapper, Result
 from .attention.cache import PagedCache
-from .attention.copies import CopiedWithPlans
+from .attention.composite import CompositeWrapper
 from .attention.options import (
     ALIBI,
     CAUSAL,
@@ -35,10 +34,11 @@ from .attention.options import (
 )
 from .attention.records import aligned, is_launch_error
 from .attention.scales import Scale, scale_output
-from .attention.wrapper import Launch
+from .attention.wrapper import Launch, PlannedWrapper
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.attention import gen_batch_pod_module, gen_pod_module
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
+from .prefill.planning import store_mask
 from .trace.templates.pod import batch_pod_trace, pod_trace
 
 __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
@@ -70,42 +70,27 @@ def _is_much(q: torch.Tensor) -> bool:
     return q.is_cuda and q.ndim == 3 and q.shape[0] * q.shape[1] >= 3 * _TILE * get_device_sm_count(q.device)
 
 
-class _Part(AttentionWrapper):
-    """One part of a POD call. ``prepare`` leaves its launch to the caller, who combines it with the other part's."""
-
-    _launches: Optional[list[Launch]] = None
-
-    def prepare(self, *args: Any, **kwargs: Any) -> tuple[Result, Launch]:
-        """Return the result of ``run`` and the launch that fills it. The caller launches, and applies ``v_scale``."""
-        self._launches = []
-        self._record = None  # with a record, run() would launch at once
-        try:
-            result = self.run(*args, **kwargs)  # type: ignore[attr-defined]  # subclasses define run()
-            return result, self._launches[0]
-        finally:
-            self._launches = None
-
-    def _launch(self, launch: Launch, enable_pdl: Optional[bool]) -> None:
-        if self._launches is None:
-            super()._launch(launch, enable_pdl)
-        else:
-            self._prepare_capture()
-            self._launches.append(launch)
-
-    def _launch_kept(self, launch: Launch, enable_pdl: Optional[bool], default_scale: float) -> None:
-        if self._launches is None:
-            super()._launch_kept(launch, enable_pdl, default_scale)
-        else:
-            self._launch(launch, enable_pdl)
-
-    def launch_arguments(self, launch: Launch, enable_pdl: Optional[bool]) -> tuple[Any, ...]:
-        """Return the arguments of the module's ``paged_run``."""
-        _, name, args = self._native_call(launch, use_pdl(launch.q, enable_pdl))
-        assert name == "paged_run"
-        return args
+def _prepare(wrapper: PlannedWrapper, *args: Any, **kwargs: Any) -> tuple[Any, Launch]:
+    """Return the result of ``run`` and the launch that fills it. The caller launches, and applies ``v_scale``."""
+    wrapper._deferred = []
+    wrapper._record = None  # with a record, run() would launch at once
+    try:
+        result = wrapper.run(*args, **kwargs)  # type: ignore[attr-defined]  # subclasses define run()
+        return result, wrapper._deferred[0]
+    finally:
+        wrapper._deferred = None
 
 
-class _PrefillPart(_Part, BatchPrefillWithPagedKVCacheWrapper):
+def _launch_arguments(wrapper: PlannedWrapper, launch: Launch, enable_pdl: Optional[bool]) -> tuple[Any, ...]:
+    """Return the arguments of the module's ``paged_run``."""
+    _, name, args = wrapper._native_call(launch, use_pdl(launch.q, enable_pdl))
+    assert name == "paged_run"
+    return args
+
+
+class _PrefillPart(BatchPrefillWithPagedKVCacheWrapper):
+    """Paged prefill whose mask may change after ``plan``."""
+
     _op = BatchPrefillWithPagedKVCacheWrapper._op
 
     @flashinfer_api(trace=None)  # logged like plan() and run(): a replay of the log calls it between them
@@ -116,16 +101,12 @@ class _PrefillPart(_Part, BatchPrefillWithPagedKVCacheWrapper):
         self._plan_info = None  # if planning fails, no valid plan remains
         planned = self._planned
         qo_lens = np.diff(planned.qo_indptr)
-        self._store_mask(f"{self._op}.plan", custom_mask, packed_custom_mask, qo_lens, planned.kv_lens, True)
+        store_mask(self, f"{self._op}.plan", custom_mask, packed_custom_mask, qo_lens, planned.kv_lens, True)
         self._causal = causal
         self._plan_work()
 
 
-class _DecodePart(_Part, BatchDecodeWithPagedKVCacheWrapper):
-    _op = BatchDecodeWithPagedKVCacheWrapper._op
-
-
-class PODWithPagedKVCacheWrapper(CopiedWithPlans):
+class PODWithPagedKVCacheWrapper(CompositeWrapper):
     r"""POD attention: prefill of one request and decode of a batch, in one call.
 
     Parameters
@@ -161,7 +142,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
         paged_kv_last_page_len_buffer: Optional[torch.Tensor] = None,
         jit_args: Optional[Sequence[Any]] = None,
     ) -> None:
-        self._decode = _DecodePart(
+        self._decode = BatchDecodeWithPagedKVCacheWrapper(
             float_workspace_buffer,
             kv_layout,
             use_cuda_graph=use_cuda_graph,
@@ -171,7 +152,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
             paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
         )
         self.device = float_workspace_buffer.device
-        self._follow_streams(self.device)
+        self._lock.follow_streams(self.device)
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -295,7 +276,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
             and self._shares_module(q_p, k_p, v_p, pos_encoding_mode_p)
         ):
             out_p = torch.empty_like(q_p, memory_format=torch.contiguous_format)
-            out_d, launch = self._decode.prepare(q_d, paged_kv_cache_d, **scales)
+            out_d, launch = _prepare(self._decode, q_d, paged_kv_cache_d, **scales)
             slopes = alibi_slopes(q_p.shape[1], q_p.device) if self._decode._pos_encoding == ALIBI else None
             tensors = (None, None, slopes, None, None, None)
             scale = default_scale("PODWithPagedKVCacheWrapper.run", sm_scale_p, q_p.shape[2])
@@ -305,7 +286,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
             try:
                 self._decode._cached_module.single_pair_run(
                     *(q_p, k_p, v_p, None, out_p, None, mask_mode, layout, window_left_p, *tensors, *numbers),
-                    *self._decode.launch_arguments(launch, enable_pdl),
+                    *_launch_arguments(self._decode, launch, enable_pdl),
                 )
                 if v_scale is not None:
                     scale_output("PODWithPagedKVCacheWrapper.run", launch.out, v_scale)
@@ -348,7 +329,7 @@ class PODWithPagedKVCacheWrapper(CopiedWithPlans):
         """Do nothing; published callers call it."""
 
 
-class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
+class BatchPODWithPagedKVCacheWrapper(CompositeWrapper):
     r"""POD attention: prefill of a batch and decode of a batch, in one call; both over paged caches.
 
     Parameters
@@ -365,11 +346,11 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
         flat = float_workspace_buffer.view(-1).view(torch.uint8)
         half = flat.numel() // 32 * 16
         self._prefill = _PrefillPart(flat[:half], kv_layout, backend="fa2")
-        self._decode = _PrefillPart(flat[half:], kv_layout, backend="fa2")
+        self._decode = BatchPrefillWithPagedKVCacheWrapper(flat[half:], kv_layout, backend="fa2")
         self._is_planned: Optional[bool] = None  #: None: never planned; False: the last plan failed
         self._planned_causal: Optional[bool] = None  #: causal flag of the prefill plan; None: custom mask
         self.device = float_workspace_buffer.device
-        self._follow_streams(self.device)
+        self._lock.follow_streams(self.device)
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -495,8 +476,8 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
             result_p = self._prefill.run(q_p, paged_kv_cache_p, v_scale=v_scale, **options)
             result_d = self._decode.run(q_d, paged_kv_cache_d, v_scale=v_scale, **options)
         else:
-            result_p, launch_p = self._prefill.prepare(q_p, paged_kv_cache_p, **options)
-            result_d, launch_d = self._decode.prepare(q_d, paged_kv_cache_d, **options)
+            result_p, launch_p = _prepare(self._prefill, q_p, paged_kv_cache_p, **options)
+            result_d, launch_d = _prepare(self._decode, q_d, paged_kv_cache_d, **options)
             self._launch(launch_p, launch_d, enable_pdl)
             if v_scale is not None:
                 scale_output("BatchPODWithPagedKVCacheWrapper.run", launch_p.out, v_scale)
@@ -509,8 +490,8 @@ class BatchPODWithPagedKVCacheWrapper(CopiedWithPlans):
     def _launch(self, launch_p: Launch, launch_d: Launch, enable_pdl: Optional[bool]) -> None:
         try:
             self._decode._cached_module.paged_pair_run(
-                *self._prefill.launch_arguments(launch_p, enable_pdl),
-                *self._decode.launch_arguments(launch_d, enable_pdl),
+                *_launch_arguments(self._prefill, launch_p, enable_pdl),
+                *_launch_arguments(self._decode, launch_d, enable_pdl),
             )
         except RuntimeError as error:
             is_aligned = launch_p.aligned() is launch_p and launch_d.aligned() is launch_d

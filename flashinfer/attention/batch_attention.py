@@ -14,7 +14,7 @@ from ..api_logging import flashinfer_api
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..trace.templates.batch_attention import batch_attention_trace
 from .cache import PagedCache
-from .copies import CopiedWithPlans
+from .composite import CompositeWrapper
 from .host import last_page_lens, segment_lens, to_host
 from .scales import Scale
 
@@ -24,7 +24,7 @@ _FLOAT_WORKSPACE_BYTES = 384 << 20
 _MAX_HEAD_DIM = 256
 
 
-class BatchAttention(CopiedWithPlans):
+class BatchAttention(CompositeWrapper):
     r"""Attention of a batch in which some requests have one row and others thousands.
 
     The planner gives short requests tiles that stream keys and long ones tiles that share them, and both run in the
@@ -53,7 +53,7 @@ class BatchAttention(CopiedWithPlans):
     @explain_type_errors
     def __init__(self, kv_layout: str = "NHD", device: Union[str, torch.device] = "cuda") -> None:
         self.device = torch.device(device)
-        self._follow_streams(self.device)
+        self._lock.follow_streams(self.device)
         scratch = torch.empty(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(scratch, kv_layout)
         self.float_workspace_buffer = scratch

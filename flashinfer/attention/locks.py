@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lock that serializes the calls on a wrapper: ``plan`` in one thread must not replace a plan that ``run`` reads.
 
-The same place orders calls from different CUDA streams (streams.py).
+A wrapper holds one :class:`CallLock`, ``_lock``. The lock also remembers the stream of the last call, because the same
+place orders calls from different CUDA streams (streams.py). :func:`lock_methods` wraps the methods of a class.
 
 A reentrant lock of Python takes 0.16 us a call, as much as all else that a repeated ``run`` may cost. Repeated calls
 (``_repeat`` of the wrappers) therefore take the only element of a list, ``CallLock.free``, and put it back: 0.05 us.
@@ -14,14 +15,17 @@ from __future__ import annotations
 import _thread
 import inspect
 import time
-from typing import Any, Callable, ClassVar, TypeVar, cast
+from typing import Any, Callable, TypeVar, cast
+
+import torch
 
 from .._runtime.codegen_wrapper import compiler, is_traced, wrap_with
 from ..fi_trace import dump_parts
 from . import streams
 
-__all__ = ["CLOSED", "CallLock", "Serialised", "one_at_a_time"]
+__all__ = ["CLOSED", "CallLock", "lock_methods", "new_with_lock", "one_at_a_time"]
 
+C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Methods of wrappers that read or write a plan.
@@ -53,12 +57,25 @@ class CallLock(_RLock):
     nested: a signal handler must not call ``run`` of a wrapper whose ``run`` it interrupted.
     """
 
-    __slots__ = ("_nested", "calls", "free")
+    __slots__ = ("_nested", "calls", "cuda_index", "free", "stream", "stream_object")
 
     def __init__(self) -> None:
         self.calls: list[None] = [None]
         self.free = self.calls  #: ``calls``, or CLOSED while the lock is held
         self._nested: list[bool] = []
+        self.cuda_index: Any = None
+        self.stream: Any = None
+        self.stream_object: Any = None
+
+    def follow_streams(self, device: torch.device) -> None:
+        """Order later calls after the work of the current stream, if the device has streams."""
+        streams.follow_streams(self, device)
+
+    def twin(self) -> CallLock:
+        """Return a free lock for a copy of the wrapper, with the same last stream."""
+        result = CallLock()
+        result.cuda_index, result.stream, result.stream_object = self.cuda_index, self.stream, self.stream_object
+        return result
 
     def wait(self) -> None:
         """Wait for the end of the repeated call that has begun before ``free`` was closed."""
@@ -85,7 +102,7 @@ class CallLock(_RLock):
 
 
 def one_at_a_time(method: F) -> F:
-    """Hold the lock of a :class:`Serialised` object during a method, or a function whose first argument is the object.
+    """Hold the lock of a wrapper during a method, or a function whose first argument is the wrapper.
 
     Under torch.compile the method takes no lock; the op that the compiled program calls (``run_planned``) takes it. A
     method that dumps traces on request already has a wrapper. The two wrappers are merged into one function, because
@@ -108,8 +125,8 @@ def one_at_a_time(method: F) -> F:
                 _lock.free = _closed
                 if not _calls:
                     _lock.wait()
-            _device = {owner}._cuda_index
-            if _device is not None and _streams.raw_stream(_device) != {owner}._stream:
+            _device = _lock.cuda_index
+            if _device is not None and _streams.raw_stream(_device) != _lock.stream:
                 _streams.enter({owner})
             _result = _func_by_position({{values}})
         except BaseException:
@@ -127,27 +144,23 @@ def one_at_a_time(method: F) -> F:
     return cast(F, wrap_with(func, body, names))
 
 
-class Serialised(streams.OnStreams):
-    """Base of objects whose calls are serialized by a reentrant lock: nested calls in one thread do not wait.
+def new_with_lock(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """``__new__`` of wrappers: make the object and its lock, before any method can be called."""
+    self: Any = object.__new__(cls)
+    self._lock = CallLock()
+    return self
 
-    Calls are ordered on the device too, once ``_follow_streams`` was called. Methods that ``_locked_inside`` names in
-    the same class take the lock themselves, for a part of their work.
+
+def lock_methods(cls: C) -> C:
+    """Wrap the methods of a class that read or write a plan by :func:`one_at_a_time`, and return the class.
+
+    Methods that ``_locked_inside`` names in the same class take the lock themselves, for a part of their work.
     """
-
-    _lock: CallLock
-    _locked_inside: ClassVar[tuple[str, ...]] = ()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        self = super().__new__(cls)
-        self._lock = CallLock()
-        return self
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        locked: dict[Any, Any] = {}  # one wrapper per method, even if the method has two names
-        for name in _METHODS:
-            method = vars(cls).get(name)
-            if method is not None and name not in vars(cls).get("_locked_inside", ()):
-                if method not in locked:
-                    locked[method] = one_at_a_time(method)
-                setattr(cls, name, locked[method])
+    locked: dict[Any, Any] = {}  # one wrapper per method, even if the method has two names
+    for name in _METHODS:
+        method = vars(cls).get(name)
+        if method is not None and name not in vars(cls).get("_locked_inside", ()):
+            if method not in locked:
+                locked[method] = one_at_a_time(method)
+            setattr(cls, name, locked[method])
+    return cls

@@ -18,9 +18,10 @@ from .._runtime.dispatch import use_pdl
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_arguments
 from .._runtime.torch_ops import register_custom_op
-from .copies import CopiedWithPlans
+from .copies import copy_wrapper, deepcopy_wrapper, refuse_pickling
 from .host import to_device
 from .jit_arguments import JitArguments
+from .locks import CallLock, lock_methods, new_with_lock
 from .modules import device_kind
 from .options import Dtypes, layout_code, pos_encoding_code
 from .plan_options import AttentionOptions
@@ -62,19 +63,26 @@ class Launch(NamedTuple):
         return [(name, torch.Tensor, x) for name, x in tensors if x is not None]
 
 
-class PlannedWrapper(CopiedWithPlans):
+@lock_methods
+class PlannedWrapper:
     """Base of the batch wrappers. A subclass plans with ``_native_plan`` and returns the launch from ``_native_call``.
+
+    Inheritance ends here. The lock and the stream of the last call are an object that the wrapper holds (``_lock``);
+    copying is functions (copies.py), and so is what decode and prefill have in common (attend.py, prefill/planning.py).
 
     Serving engines read and write attributes whose names start with an underscore; these attributes keep their
     published meaning. ``run`` reads the attributes at each call, because serving engines replace ``plan``.
     """
 
+    _lock: CallLock
     _op: ClassVar[str]  #: name in error messages: the class name; private subclasses override it
     _known_tensors: Sequence[str] = ()
     _fixed_batch_size: int
     _batch_size: int
     _num_qo_heads: int
     _num_kv_heads: int
+    _head_dim_vo: int
+    _first_row = 0  #: index of the first row of the first request; earlier rows belong to no request
     _planned: Any  #: arguments of the last native plan, kept to plan again with other parameters
     _planned_info: Any = None  #: plan made from ``_planned``; serving engines store their own in ``_plan_info``
 
@@ -85,9 +93,16 @@ class PlannedWrapper(CopiedWithPlans):
     _record: Optional[CallRecord] = None
     _record_memory: Any = None
     _aligned: tuple[Any, Any] = (None, None)  #: workspaces whose alignment was validated
+    _deferred: Optional[list[Launch]] = None  #: collects launches that pod.py combines; None: launch at once
+
+    __new__ = new_with_lock
+    __copy__ = copy_wrapper
+    __deepcopy__ = deepcopy_wrapper
+    __reduce_ex__ = refuse_pickling
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        lock_methods(cls)
         cls._op = vars(cls).get("_op", cls.__name__)
         if "plan" in vars(cls):
             kept_out_of_graphs(cls.plan, f"{cls._op}.plan() works on the host, call it before what is compiled")  # type: ignore[attr-defined]
@@ -110,7 +125,7 @@ class PlannedWrapper(CopiedWithPlans):
         self._plan_info: Any = None
         self.device = float_workspace_buffer.device
         self._device_kind = device_kind(self.device)
-        self._follow_streams(self.device)
+        self._lock.follow_streams(self.device)
         int_workspace = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         self._set_workspaces(float_workspace_buffer, int_workspace)
         self._handle = next(_handles)
@@ -294,6 +309,9 @@ class PlannedWrapper(CopiedWithPlans):
     def _launch(self, launch: Launch, enable_pdl: Optional[bool]) -> None:
         """Launch on the given tensors; if that fails, retry with contiguous copies of tensors with misaligned rows."""
         self._prepare_capture()
+        if self._deferred is not None:
+            self._deferred.append(launch)
+            return
         try:
             module, name, args = self._native_call(launch, use_pdl(launch.q, enable_pdl))
             getattr(module, name)(*args)
@@ -331,6 +349,9 @@ class PlannedWrapper(CopiedWithPlans):
 
         A record is never repeated during a capture: native code rejects that, and the call comes here again.
         """
+        if self._deferred is not None:
+            self._launch(launch, enable_pdl)
+            return
         self._prepare_capture()
         self._record = None
         if self._record_memory is None:

@@ -15,6 +15,7 @@ from ..attention.modules import get_batch_fused_module
 from ..attention.options import CAUSAL, Dtypes
 from ..attention.wrapper import Launch
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from ..prefill.planning import call_with
 
 __all__ = ["Level"]
 
@@ -107,4 +108,4 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
                 level._paged_kv_last_page_len_buf,
             )
         )
-        return self._cached_module, "run", self._call_with(tuple(tables), launch, enable_pdl)
+        return self._cached_module, "run", call_with(self, tuple(tables), launch, enable_pdl)

@@ -11,7 +11,7 @@ from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
 from ..attention.cache import PagedCache
-from ..attention.copies import CopiedWithPlans
+from ..attention.composite import CompositeWrapper
 from ..trace.templates.cascade_attention import multi_level_cascade_trace
 from .levels import Level
 from .merge import merge_state_in_place
@@ -28,7 +28,7 @@ def _check_lengths(where: str, expected: int, **lists: Sequence[Any]) -> None:
             raise ArgumentError(f"{_OP}.{where}: {name} must have {expected} elements (num_levels), got {len(values)}")
 
 
-class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
+class MultiLevelCascadeAttentionWrapper(CompositeWrapper):
     r"""Attention over levels of keys: a prompt that all requests share, prefixes of groups, keys of single requests.
 
     Each level is a batch of its own over the same queries: ``qo_indptr_arr[level]`` says which rows share the keys of
@@ -106,7 +106,7 @@ class MultiLevelCascadeAttentionWrapper(CopiedWithPlans):
         self._float_workspace_buffer = float_workspace_buffer
         self._kv_layout = kv_layout
         self.device = float_workspace_buffer.device
-        self._follow_streams(self.device)
+        self._lock.follow_streams(self.device)
 
     @property
     def is_cuda_graph_enabled(self) -> bool:

@@ -15,7 +15,7 @@ from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
 from ..attention.cache import PagedCache
-from ..attention.copies import CopiedWithPlans
+from ..attention.composite import CompositeWrapper
 from ..decode import BatchDecodeWithPagedKVCacheWrapper
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 from ..trace.templates.cascade_attention import shared_prefix_decode_trace, shared_prefix_prefill_trace
@@ -24,7 +24,7 @@ from .merge import merge_state_in_place
 __all__ = ["BatchDecodeWithSharedPrefixPagedKVCacheWrapper", "BatchPrefillWithSharedPrefixPagedKVCacheWrapper"]
 
 
-class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
+class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(CompositeWrapper):
     r"""Decoding of requests that share a prefix: the queries of all of them read it together.
 
     Parameters
@@ -113,7 +113,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
         """Do nothing; published callers call it."""
 
 
-class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CopiedWithPlans):
+class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CompositeWrapper):
     r"""Prefill or append of float16 requests that share a prefix: the queries of all of them read it together.
 
     Parameters

@@ -11,14 +11,22 @@ import torch
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.attend import AttentionWrapper, Result
+from ..attention.attend import (
+    Result,
+    attend,
+    builtin_scalars,
+    check_in_graph,
+    derived_scalars,
+    plan_and_table,
+    repeat,
+)
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import check_indices, last_page_lens
 from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
 from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
 from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
-from ..attention.wrapper import Launch
+from ..attention.wrapper import Launch, PlannedWrapper
 from ..trace.templates.decode import batch_decode_trace
 from .plan import DecodePlan, DecodeState
 from .planning import (
@@ -54,7 +62,7 @@ _LEGACY_OPTIONS = (
 )
 
 
-class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
+class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
     r"""Attention of one query token (or a few, see ``q_len_per_req``) of each request over its pages.
 
     ``plan`` once per batch, ``run`` once per layer.
@@ -107,6 +115,10 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
     _paged_kv_last_page_len_buf: Optional[torch.Tensor]
     _qo_indptr_buf: Optional[torch.Tensor]
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
+
+    _check_in_graph = check_in_graph
+    _derived_scalars = derived_scalars
+    _repeat = repeat
 
     @flashinfer_api(trace=None)
     @explain_type_errors
@@ -452,15 +464,15 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
                 f"and {v.stride()}"
             )
         factors = scale_factors(op, k, v, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
-        return self._attend(
-            q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, sinks=sinks
+        return attend(
+            self, q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, sinks=sinks
         )
 
     def _state(self) -> DecodeState:
         return DecodeState.of(self)
 
     def _new_plan(self) -> tuple[Any, ...]:
-        plan = super()._new_plan()
+        plan = plan_and_table(self)
         return (*plan, self._qo_indptr_buf) if self._use_tensor_cores else plan
 
     def _expected_rows(self) -> int:
@@ -492,7 +504,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
             }
             extras: tuple[Any, ...] = (*self._jit.all_tensors(tensors, known), *self._jit.typed(scalars))
         else:
-            numbers = self._numbers(scalars[0])
+            numbers = builtin_scalars(self, scalars[0])
             if self._use_tensor_cores:
                 extras = (None, None, slopes, None, None, None, *tensors, *numbers, 0)
             else:
@@ -508,6 +520,13 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
     # Method names of older releases.
 
     begin_forward = plan
+
+    def end_forward(self) -> None:
+        """Do nothing; programs written for older releases call it."""
+
+    def run_return_lse(self, *args: Any, **kwargs: Any) -> Result:
+        """Call :meth:`run` with ``return_lse=True``."""
+        return self.run(*args, return_lse=True, **kwargs)
 
     @flashinfer_api(trace=None)
     def forward(

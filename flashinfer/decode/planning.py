@@ -10,6 +10,7 @@ import torch
 
 from .._runtime.checks import narrowed
 from .._runtime.errors import ArgumentError
+from ..attention.attend import check_batch_size, check_heads, keeps_plan
 from ..attention.host import (
     as_tensor,
     kv_lens_given,
@@ -61,7 +62,7 @@ def check_options(wrapper: Any, op: str, q_len_per_req: int, fixed_split_size: O
 def check_buffers(wrapper: Any, op: str, batch_size: int, num_indices: int) -> None:
     if not wrapper._use_cuda_graph:
         return
-    wrapper._check_batch_size(op, batch_size)
+    check_batch_size(wrapper, op, batch_size)
     assert wrapper._paged_kv_indices_buf is not None
     if num_indices > len(wrapper._paged_kv_indices_buf):
         raise ArgumentError(
@@ -137,7 +138,7 @@ def store_options(
     dtypes: Dtypes,
     options: AttentionOptions,
 ) -> None:
-    wrapper._check_heads(f"{wrapper._op}.plan", num_qo_heads, num_kv_heads)
+    check_heads(f"{wrapper._op}.plan", num_qo_heads, num_kv_heads)
     wrapper._batch_size = batch_size
     wrapper._num_qo_heads, wrapper._num_kv_heads = num_qo_heads, num_kv_heads
     wrapper._head_dim, wrapper._page_size = head_dim, page_size
@@ -217,7 +218,7 @@ def native_arguments(wrapper: Any) -> tuple[Any, ...]:
 
 def plan_again(wrapper: Any, covers: bool) -> None:
     """Plan again after parameters changed. ``covers``: the old plan covers all keys that these make visible."""
-    if wrapper._keeps_plan(covers):
+    if keeps_plan(wrapper, covers):
         wrapper._cached_module = module_of(wrapper)
         return
     if wrapper._plan_info is not wrapper._planned_info:  # an engine replaced the plan: read the batch from its tables

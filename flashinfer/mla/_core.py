@@ -423,10 +423,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             calls.append(None)
             raise
         try:
-            device = self._cuda_index
-            if is_nested or (
-                lock.free is not CLOSED and (device is None or streams.raw_stream(device) == self._stream)
-            ):
+            device = lock.cuda_index
+            if is_nested or (lock.free is not CLOSED and (device is None or streams.raw_stream(device) == lock.stream)):
                 record = self._record
                 if (
                     record is None

@@ -11,7 +11,7 @@ from .._runtime.checks import canonicalize_torch_dtype
 from .._runtime.errors import ArgumentError, GPUArchitectureError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.copies import CopiedWithPlans
+from ..attention.composite import CompositeWrapper
 from ..attention.host import kv_lens_of_pages, to_host
 from ..attention.scales import Scale, scale_logits, scale_output
 from ..trace.templates.mla import mla_decode_trace
@@ -23,7 +23,7 @@ __all__ = ["BatchDecodeMlaWithPagedKVCacheWrapper"]
 _OP = "BatchDecodeMlaWithPagedKVCacheWrapper"
 
 
-class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
+class BatchDecodeMlaWithPagedKVCacheWrapper(CompositeWrapper):
     r"""MLA decoding of one token per request; :class:`flashinfer.BatchMLAPagedAttentionWrapper` replaces it.
 
     Runs on SM80 GPUs, as published, and on the CPU; elsewhere ``run`` raises ``GPUArchitectureError``. Keys and queries
@@ -53,7 +53,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(CopiedWithPlans):
         paged_kv_last_page_len_buffer: Optional[torch.Tensor] = None,
     ) -> None:
         self.device = float_workspace_buffer.device
-        self._follow_streams(self.device)
+        self._lock.follow_streams(self.device)
         self._use_cuda_graph = use_cuda_graph
         self._batch_size: Optional[int] = None
         rows = None if paged_kv_indptr_buffer is None else torch.empty_like(paged_kv_indptr_buffer)

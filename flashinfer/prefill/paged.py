@@ -13,6 +13,7 @@ from .._runtime.checks import narrowed
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
+from ..attention.attend import Result, attend, check_heads, check_in_graph, plan_and_table, refuse_query, repeat
 from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.host import (
     check_indices,
@@ -23,18 +24,35 @@ from ..attention.host import (
     to_device,
     to_host,
 )
-from ..attention.options import resolve_backend, resolve_dtypes
+from ..attention.options import Dtypes, resolve_backend, resolve_dtypes
 from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
-from ..attention.wrapper import Launch
+from ..attention.wrapper import Launch, PlannedWrapper
 from ..trace.templates.prefill import paged_prefill_trace
-from .base import BatchPrefillWrapper, Result
 from .plan import PrefillPlan
+from .planning import (
+    begin_prefill,
+    call_with,
+    check_rows,
+    choose_backend,
+    expected_rows,
+    freeze_rows,
+    mask_mode,
+    native_arguments,
+    native_workspace_size,
+    plan_work,
+    prefill_scalars,
+    replace_parameters,
+    select_module,
+    state_of,
+    store_items,
+    store_mask,
+)
 
 Dtype = Optional[Union[str, torch.dtype]]
 
 
-class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
+class BatchPrefillWithPagedKVCacheWrapper(PlannedWrapper):
     r"""Attention of any number of query tokens of each request over its pages.
 
     The queries of a request are its last tokens, whose keys are in the cache already. ``plan`` once per batch, ``run``
@@ -87,6 +105,38 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         "maybe_v_cache_sf",
     )
 
+    # Attributes that prefill/planning.py sets; serving engines read some of them.
+    _block_tables: Optional[torch.Tensor]
+    _causal: bool
+    _custom_mask_buf: Optional[torch.Tensor]
+    _mask_indptr_buf: Optional[torch.Tensor]
+    _max_item_len_ptr: Optional[torch.Tensor]
+    _max_kv_len: Optional[int]
+    _max_q_len: Optional[int]
+    _max_total_num_rows: Optional[int]
+    _planned: PrefillPlan
+    _prefix_len_ptr: Optional[torch.Tensor]
+    _qo_indptr_last: Any
+    _requested_backend: str
+    _token_pos_in_items_len: Optional[int]
+    _token_pos_in_items_ptr: Optional[torch.Tensor]
+    _module_key: tuple[Dtypes, int, int, bool]
+    #: Keys of the ragged wrapper, which a recorded call compares too.
+    _kv_indptr_buf: Optional[torch.Tensor] = None
+    _kv_indptr_last: int = 0
+
+    _check_in_graph = check_in_graph
+    _derived_scalars = prefill_scalars
+    _expected_rows = expected_rows
+    _mask_mode = mask_mode
+    _native_workspace_size = native_workspace_size
+    _plan_work = plan_work
+    _refuse_query = refuse_query
+    _repeat = repeat
+    _select_module = select_module
+    _state = state_of
+    _work = native_arguments
+
     @flashinfer_api(trace=None)
     @explain_type_errors
     def __init__(
@@ -105,10 +155,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         jit_kwargs: Optional[Mapping[str, Any]] = None,
         variant_owns_mask: bool = False,
     ) -> None:
-        super().__init__(
-            float_workspace_buffer, kv_layout, use_cuda_graph, custom_mask_buf, mask_indptr_buf, backend, jit_args,
-            jit_kwargs, variant_owns_mask,
-        )  # fmt: skip
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args)
+        begin_prefill(self, custom_mask_buf, mask_indptr_buf, backend, jit_args, jit_kwargs, variant_owns_mask)
         self._fixed_batch_size = 0
         if use_cuda_graph:
             self._require_graph_buffers(
@@ -236,12 +284,12 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         op = f"{self._op}.plan"
         dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type)
         self._check_alignment()
-        self._check_heads(op, num_qo_heads, num_kv_heads)
+        check_heads(op, num_qo_heads, num_kv_heads)
         qo_host, kv_host, qo_lens, kv_lens = self._lengths(
             op, qo_indptr, paged_kv_indptr, paged_kv_last_page_len, seq_lens, page_size
         )
         batch_size, rows = len(qo_lens), int(qo_host[-1])
-        self._check_rows(op, batch_size, rows)
+        check_rows(self, op, batch_size, rows)
         check_indices(op, "paged_kv_indices", len(paged_kv_indices), kv_host)
         self._check_pages(op, len(paged_kv_indices))
         resolve_backend(op, self._requested_backend, self.device)
@@ -251,8 +299,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._set_parameters(
             AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         )
-        self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
-        self._store_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
+        store_mask(self, op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
+        store_items(self, op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
 
         self._store_dtypes(dtypes)
         self._causal = causal
@@ -267,10 +315,10 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         self._plan_arrays(
             qo_host, kv_host, kv_lens, head_dim_qk, head_dim_vo, fixed_split_size, disable_split_kv, uniform_q_len
         )
-        self._backend = self._choose_backend(dtypes, head_dim_qk, head_dim_vo or head_dim_qk)
+        self._backend = choose_backend(self, dtypes, head_dim_qk, head_dim_vo or head_dim_qk)
         self._select_module(dtypes, head_dim_qk, head_dim_vo or head_dim_qk, use_fp16_qk_reduction)
         self._plan_work()
-        self._freeze_rows()
+        freeze_rows(self)
 
     def _plan_arrays(
         self,
@@ -287,7 +335,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             qo_indptr=qo_indptr,
             kv_indptr=kv_indptr,
             kv_lens=kv_lens,
-            num_rows=self._max_total_num_rows or self._qo_indptr_last,  # type: ignore[arg-type]  # set by plan()
+            num_rows=self._max_total_num_rows or self._qo_indptr_last,
             batch_size=self._batch_size,
             num_qo_heads=self._num_qo_heads,
             num_kv_heads=self._num_kv_heads,
@@ -408,11 +456,11 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         op = f"{self._op}.workspace_size"
         dtypes = resolve_dtypes(op, q_data_type, kv_data_type, o_data_type)
         self._check_alignment()
-        self._check_heads(op, num_qo_heads, num_kv_heads)
+        check_heads(op, num_qo_heads, num_kv_heads)
         qo_host, kv_host, qo_lens, kv_lens = self._lengths(
             op, qo_indptr, paged_kv_indptr, paged_kv_last_page_len, seq_lens, page_size
         )
-        self._check_rows(op, len(qo_lens), int(qo_host[-1]))
+        check_rows(self, op, len(qo_lens), int(qo_host[-1]))
         check_indices(op, "paged_kv_indices", len(paged_kv_indices), kv_host)
         self._check_pages(op, len(paged_kv_indices))
         probe = object.__new__(type(self))
@@ -431,7 +479,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         probe._plan_arrays(
             qo_host, kv_host, kv_lens, head_dim_qk, head_dim_vo, fixed_split_size, disable_split_kv, uniform_q_len
         )
-        probe._backend = probe._choose_backend(dtypes, head_dim_qk, head_dim_vo or head_dim_qk)
+        probe._backend = choose_backend(probe, dtypes, head_dim_qk, head_dim_vo or head_dim_qk)
         probe._select_module(dtypes, head_dim_qk, head_dim_vo or head_dim_qk, use_fp16_qk_reduction)
         return probe._native_workspace_size()
 
@@ -553,9 +601,9 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
                 f"{self._op}.run: window_left must be {self._window_left} (as planned), got {window_left}"
             )
         factors = scale_factors(self._op, k, v, kv_cache_sf, self._layout, True) if self._is_nvfp4 else ()
-        return self._attend(
-            q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout,
-            sinks,
+        return attend(
+            self, q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base,
+            lse_layout, sinks,
         )  # fmt: skip
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
@@ -565,14 +613,21 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
             self._paged_kv_indices_buf,
             self._paged_kv_last_page_len_buf,
         )
-        return self._cached_module, "paged_run", self._call_with(tables, launch, enable_pdl)
+        return self._cached_module, "paged_run", call_with(self, tables, launch, enable_pdl)
 
     def _new_plan(self) -> tuple[Any, ...]:
-        return (*super()._new_plan(), self._qo_indptr_buf)
+        return (*plan_and_table(self), self._qo_indptr_buf)
 
     # Method names of older releases.
 
     begin_forward = plan
+
+    def end_forward(self) -> None:
+        """Do nothing; programs written for older releases call it."""
+
+    def run_return_lse(self, *args: Any, **kwargs: Any) -> Result:
+        """Call :meth:`run` with ``return_lse=True``."""
+        return self.run(*args, return_lse=True, **kwargs)
 
     @flashinfer_api(trace=None)
     def forward(
@@ -593,7 +648,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefillWrapper):
         return_lse: bool = False,
     ) -> Result:
         """Call :meth:`run` with parameters that replace those of ``plan``; omitted ones are reset to their defaults."""
-        self._replace_parameters(
+        replace_parameters(
+            self,
             causal,
             AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
         )

@@ -12,20 +12,38 @@ from .._runtime.checks import check_tensors
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
+from ..attention.attend import Result, attend, check_heads, check_in_graph, refuse_query, repeat
 from ..attention.cache import PagedCache, scale_factors
 from ..attention.host import segment_lens, to_host
-from ..attention.options import resolve_backend, resolve_dtypes
+from ..attention.options import Dtypes, resolve_backend, resolve_dtypes
 from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
-from ..attention.wrapper import Launch
+from ..attention.wrapper import Launch, PlannedWrapper
 from ..trace.templates.prefill import ragged_prefill_trace
-from .base import BatchPrefillWrapper, Result
 from .plan import PrefillPlan
+from .planning import (
+    begin_prefill,
+    call_with,
+    check_rows,
+    choose_backend,
+    expected_rows,
+    freeze_rows,
+    mask_mode,
+    native_arguments,
+    native_workspace_size,
+    plan_work,
+    prefill_scalars,
+    replace_parameters,
+    select_module,
+    state_of,
+    store_items,
+    store_mask,
+)
 
 Dtype = Optional[Union[str, torch.dtype]]
 
 
-class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
+class BatchPrefillWithRaggedKVCacheWrapper(PlannedWrapper):
     r"""Attention of the query tokens of each request over its own keys, without pages.
 
     ``plan`` once per batch, ``run`` once per layer.
@@ -63,6 +81,39 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
     _locked_inside = ("run",)
     _known_tensors = ("maybe_custom_mask", "maybe_mask_indptr", "maybe_alibi_slopes")
 
+    # Attributes that prefill/planning.py sets; serving engines read some of them.
+    _block_tables: Optional[torch.Tensor]
+    _causal: bool
+    _custom_mask_buf: Optional[torch.Tensor]
+    _mask_indptr_buf: Optional[torch.Tensor]
+    _max_item_len_ptr: Optional[torch.Tensor]
+    _max_kv_len: Optional[int]
+    _max_q_len: Optional[int]
+    _max_total_num_rows: Optional[int]
+    _planned: PrefillPlan
+    _prefix_len_ptr: Optional[torch.Tensor]
+    _qo_indptr_last: Any
+    _requested_backend: str
+    _token_pos_in_items_len: Optional[int]
+    _token_pos_in_items_ptr: Optional[torch.Tensor]
+    _module_key: tuple[Dtypes, int, int, bool]
+    #: Tables of the paged wrapper, which a recorded call compares too.
+    _paged_kv_indptr_buf: Optional[torch.Tensor] = None
+    _paged_kv_indices_buf: Optional[torch.Tensor] = None
+    _paged_kv_last_page_len_buf: Optional[torch.Tensor] = None
+    _page_shape: Optional[tuple[int, int]] = None
+
+    _derived_scalars = prefill_scalars
+    _expected_rows = expected_rows
+    _mask_mode = mask_mode
+    _native_workspace_size = native_workspace_size
+    _plan_work = plan_work
+    _refuse_query = refuse_query
+    _repeat = repeat
+    _select_module = select_module
+    _state = state_of
+    _work = native_arguments
+
     @flashinfer_api(trace=None)
     @explain_type_errors
     def __init__(
@@ -79,10 +130,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefillWrapper):
         jit_kwargs: Optional[Mapping[str, Any]] = None,
         variant_owns_mask: bool = False,
     ) -> None:
-        super().__init__(
-            float_workspace_buffer, kv_layout, use_cuda_graph, custom_mask_buf, mask_indptr_buf, backend, jit_args,
-            jit_kwargs, variant_owns_mask,
-        )  # fmt: skip
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args)
+        begin_prefill(self, custom_mask_buf, mask_indptr_buf, backend, jit_args, jit_kwargs, variant_owns_mask)
         self._fixed_batch_size = 0
         if use_cuda_graph:
             self._require_graph_buffers(torch.int32, qo_indptr_buf=qo_indptr_buf, kv_indptr_buf=kv_indptr_buf)
@@ -157,7 +206,7 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         op = f"{self._op}.plan"
         dtypes = resolve_dtypes(op, q_data_type, kv_data_type, None if _is_byte(o_data_type) else o_data_type)
         self._check_alignment()
-        self._check_heads(op, num_qo_heads, num_kv_heads)
+        check_heads(op, num_qo_heads, num_kv_heads)
         if len(kv_indptr) != len(qo_indptr):
             raise ArgumentError(
                 f"{op}: kv_indptr must have {len(qo_indptr)} elements (length of qo_indptr), got {len(kv_indptr)}"
@@ -165,14 +214,14 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         qo_host, kv_host = to_host(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr)
         qo_lens, kv_lens = segment_lens(op, "qo_indptr", qo_host), segment_lens(op, "kv_indptr", kv_host)
         batch_size, rows = len(qo_lens), int(qo_host[-1])
-        self._check_rows(op, batch_size, rows)
+        check_rows(self, op, batch_size, rows)
         resolve_backend(op, self._requested_backend, self.device)
         self._plan_info = None  # the state of the old plan is replaced below; if that fails, no valid plan remains
         self._set_parameters(
             AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         )
-        self._store_mask(op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
-        self._store_items(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
+        store_mask(self, op, custom_mask, packed_custom_mask, qo_lens, kv_lens, non_blocking)
+        store_items(self, op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, kv_lens)
 
         self._store_dtypes(dtypes)
         self._causal = causal
@@ -205,10 +254,10 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             disable_split_kv=bool(disable_split_kv) or self._is_nvfp4,
             uniform_q_len=uniform_q_len or 0,
         )
-        self._backend = self._choose_backend(dtypes, head_dim_qk, head_dim_vo)
+        self._backend = choose_backend(self, dtypes, head_dim_qk, head_dim_vo)
         self._select_module(dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
         self._plan_work()
-        self._freeze_rows()
+        freeze_rows(self)
 
     def _batch_of_tables(self, op: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         assert self._qo_indptr_buf is not None and self._kv_indptr_buf is not None
@@ -291,8 +340,22 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         if not torch.compiler.is_compiling():  # a compiled graph accepts any number of keys; run_planned checks it
             self._check_keys(k)
         factors = scale_factors(self._op, k, v, kv_cache_sf, self._layout, False) if self._is_nvfp4 else ()
-        return self._attend(
-            q, k, v, args, factors, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl, lse_base, lse_layout
+        return attend(
+            self,
+            q,
+            k,
+            v,
+            args,
+            factors,
+            q_scale,
+            k_scale,
+            v_scale,
+            out,
+            lse,
+            return_lse,
+            enable_pdl,
+            lse_base,
+            lse_layout,
         )
 
     def _check_keys(self, k: torch.Tensor) -> None:
@@ -308,16 +371,23 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
             )
 
     def _check_in_graph(self, launch: Launch) -> None:
-        super()._check_in_graph(launch)
+        check_in_graph(self, launch)
         self._check_keys(launch.k)
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
         tables = (self._qo_indptr_buf, self._kv_indptr_buf)
-        return self._cached_module, "ragged_run", self._call_with(tables, launch, enable_pdl)
+        return self._cached_module, "ragged_run", call_with(self, tables, launch, enable_pdl)
 
     # Method names of older releases.
 
     begin_forward = plan
+
+    def end_forward(self) -> None:
+        """Do nothing; programs written for older releases call it."""
+
+    def run_return_lse(self, *args: Any, **kwargs: Any) -> Result:
+        """Call :meth:`run` with ``return_lse=True``."""
+        return self.run(*args, return_lse=True, **kwargs)
 
     @flashinfer_api(trace=None)
     def forward(
@@ -337,7 +407,8 @@ prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         return_lse: bool = False,
     ) -> Result:
         """Call :meth:`run` with parameters that replace those of ``plan``; omitted ones are reset to their defaults."""
-        self._replace_parameters(
+        replace_parameters(
+            self,
             causal,
             AttentionOptions(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
         )

@@ -16,11 +16,12 @@ from .._runtime.checks import check_tensors
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.copies import CopiedWithPlans
+from ..attention.composite import CompositeWrapper
 from ..attention.host import segment_lens, to_host
 from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from ..prefill.planning import replace_parameters
 from ..trace.templates.sparse import block_sparse_attention_run_trace
 
 __all__ = ["BlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
@@ -65,7 +66,7 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
     return flat
 
 
-class BlockSparseAttentionWrapper(CopiedWithPlans):
+class BlockSparseAttentionWrapper(CompositeWrapper):
     r"""Attention of ``M`` queries to ``N`` keys where only listed blocks of ``R`` queries and ``C`` keys are computed.
 
     Parameters
@@ -94,7 +95,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
             raise ArgumentError(f"{_OP}: backend must be 'auto' or 'fa2', got {backend!r}, which needs a Blackwell GPU")
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, "NHD", backend=backend)
         self.device = float_workspace_buffer.device
-        self._follow_streams(self.device)
+        self._lock.follow_streams(self.device)
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
         """Replace the workspaces. ``plan`` must be called again before ``run``."""
@@ -291,7 +292,7 @@ class BlockSparseAttentionWrapper(CopiedWithPlans):
         self._require_plan()
         wrapper = self._wrapper
         options = AttentionOptions(pos_encoding_mode, -1, logits_soft_cap, sm_scale, rope_scale, rope_theta)
-        wrapper._replace_parameters(wrapper._causal, options)
+        replace_parameters(wrapper, wrapper._causal, options)
         return self.run(q, k, v, scale_q, scale_k, scale_v)
 
     def end_forward(self) -> None:

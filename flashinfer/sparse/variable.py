@@ -15,10 +15,11 @@ from .._runtime.checks import check_tensors
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.copies import CopiedWithPlans
+from ..attention.composite import CompositeWrapper
 from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.plan_options import AttentionOptions
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
+from ..prefill.planning import replace_parameters
 from ..trace.templates.sparse import variable_block_sparse_attention_run_trace
 
 __all__ = ["VariableBlockSparseAttentionWrapper"]
@@ -28,7 +29,7 @@ Dtype = Union[str, torch.dtype]
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
-class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
+class VariableBlockSparseAttentionWrapper(CompositeWrapper):
     r"""Attention where every KV head has its own blocks of queries and keys, and its own list of pairs that count.
 
     Parameters
@@ -54,7 +55,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, "NHD", backend=backend)
         self.device = float_workspace_buffer.device
-        self._follow_streams(self.device)
+        self._lock.follow_streams(self.device)
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
         """Replace the workspaces. ``plan`` must be called again before ``run``."""
@@ -222,7 +223,7 @@ class VariableBlockSparseAttentionWrapper(CopiedWithPlans):
         self._require_plan()
         wrapper = self._wrapper
         options = AttentionOptions(pos_encoding_mode, -1, logits_soft_cap, sm_scale, rope_scale, rope_theta)
-        wrapper._replace_parameters(wrapper._causal, options)
+        replace_parameters(wrapper, wrapper._causal, options)
         return self.run(q, k, v)
 
     def end_forward(self) -> None:

@@ -25,7 +25,7 @@ from flashinfer.dump import replay_main
 from flashinfer.fi_trace import fi_trace
 from flashinfer.jit.attention import gen_customize_single_decode_module, gen_single_prefill_module
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
-from flashinfer.prefill.base import BatchPrefillWrapper
+from flashinfer.prefill.planning import choose_backend
 
 F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 HOPPER = torch.device("cuda", 0)
@@ -65,7 +65,7 @@ def test_the_backend_that_engines_ask_for_is_that_of_auto(monkeypatch, hopper, a
         _num_kv_heads=8, _planned=batch, _pos_encoding=pos_encoding,
         _mask_mode=lambda: options.CUSTOM if has_mask else options.CAUSAL,
     )  # fmt: skip
-    assert BatchPrefillWrapper._choose_backend(planned, options.Dtypes(q, kv, o, o), *(dims or (128, 128))) == backend
+    assert choose_backend(planned, options.Dtypes(q, kv, o, o), *(dims or (128, 128))) == backend
     monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: False)
     assert utils.determine_attention_backend(hopper, *arguments, **named) == "fa2"
 

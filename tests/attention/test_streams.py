@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import flashinfer
 from flashinfer.attention import host, options, streams, uniform_plan
+from flashinfer.attention.locks import CallLock
 from flashinfer.attention.plan_options import AttentionOptions
 from flashinfer.attention.uniform_plan import UniformSizes
 from flashinfer.decode.planning import store_options
@@ -82,9 +84,9 @@ def cuda(monkeypatch) -> FakeCuda:
 def follow(wrapper: Any) -> Any:
     """Let a wrapper on the CPU, and the wrappers inside it, believe to be on a GPU."""
     for part in streams._parts(list(vars(wrapper).values())):
-        if isinstance(part, streams.OnStreams):
+        if not isinstance(part, torch.Tensor):
             follow(part)
-    wrapper._follow_streams(torch.device("cuda", 0))
+    wrapper._lock.follow_streams(torch.device("cuda", 0))
     return wrapper
 
 
@@ -187,9 +189,9 @@ def test_a_graph_keeps_the_plan(cuda, monkeypatch):
     monkeypatch.setattr(streams, "_held", held)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     inner = torch.zeros(4)
-    owner, part = streams.OnStreams(), streams.OnStreams()
-    owner.__dict__.update(_int_workspace_buffer=torch.zeros(1), _float_workspace_buffer=torch.zeros(2), _part=part)
-    part.__dict__.update(tables=[inner])
+    part = SimpleNamespace(_lock=CallLock(), tables=[inner])
+    buffers = {"_int_workspace_buffer": torch.zeros(1), "_float_workspace_buffer": torch.zeros(2)}
+    owner = SimpleNamespace(_lock=CallLock(), **buffers, _part=part)
     streams.hold_for_graph(owner)
     assert [x.numel() for x in held.values()] == [1, 4]
 

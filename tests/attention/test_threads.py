@@ -18,7 +18,6 @@ import torch
 
 import flashinfer
 from flashinfer.attention.locks import CLOSED, CallLock, one_at_a_time
-from flashinfer.attention.streams import OnStreams
 
 from .inputs import Batch
 from .wrappers import decode_batch, paged, workspace
@@ -185,7 +184,7 @@ def test_every_name_of_a_method_is_one_function():
 
 
 def test_the_lock_is_given_back_after_an_exception():
-    class Guarded(OnStreams):
+    class Guarded:
         def __init__(self) -> None:
             self._lock = CallLock()
 
@@ -206,7 +205,7 @@ def test_the_lock_is_given_back_after_an_exception():
 def test_a_signal_may_end_the_wait_for_the_lock():
     """Interrupt a call that waits: its own exception comes out, and the lock stays with the thread that has it."""
 
-    class Guarded(OnStreams):
+    class Guarded:
         def __init__(self) -> None:
             self._lock = CallLock()
 
