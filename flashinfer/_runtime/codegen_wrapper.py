@@ -15,10 +15,25 @@ __all__ = ["added_keywords", "compiler", "is_traced", "kept_out_of_graphs", "tra
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# `is_traced() or compiler._is_compiling_flag` equals torch.compiler.is_compiling(), in 0.03 us instead of 0.1. Dynamo
-# treats the first as true and does not read the second, which is set while torch.export runs a program.
+
+class _PublicFlag:
+    """Stands in for ``torch.compiler`` where torch has no ``_is_compiling_flag``."""
+
+    @property
+    def _is_compiling_flag(self) -> bool:
+        return torch.compiler.is_compiling()
+
+
+def _flags() -> Any:
+    """Return an object with ``_is_compiling_flag``: torch.compiler, or one that asks its public function."""
+    return torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else _PublicFlag()
+
+
+# `is_traced() or compiler._is_compiling_flag` equals torch.compiler.is_compiling(), in 0.03 us instead of 0.1, and a
+# call has two such checks. Dynamo treats the first as true and does not read the second, which is set while
+# torch.export runs a program.
 is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-compiler: Any = torch.compiler
+compiler: Any = _flags()
 
 
 def traced_as_constant(func: F) -> F:

@@ -106,6 +106,11 @@ class Decode:
         self.wrapper.run(self.batch.q, self.cache)
 
 
+def test_a_torch_without_raw_streams_is_asked_by_its_public_function(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=1000 + index))
+    assert streams._stream_handle(7) == 1007
+
+
 def test_one_stream_records_no_event(cuda):
     with cuda.on(1):
         decode = Decode()

@@ -7,8 +7,9 @@ import dis
 import functools
 
 import pytest
+import torch
 
-from flashinfer._runtime.codegen_wrapper import wrap_with
+from flashinfer._runtime.codegen_wrapper import _flags, wrap_with
 
 
 def by_position(func):
@@ -53,3 +54,11 @@ def test_a_call_by_position_builds_no_dict():
     """Check the byte code: to pass twelve keywords and ``*args`` on takes 1.5 us, where this call takes 0.1."""
     operations = {line.opname for line in dis.get_instructions(by_position(with_everything))}
     assert not {x for x in operations if "EX" in x.split("_") or x.startswith(("BUILD", "KW", "DICT"))}
+
+
+def test_a_torch_without_the_flag_is_asked_by_its_public_function(monkeypatch):
+    assert _flags() is torch.compiler
+    monkeypatch.delattr(torch.compiler, "_is_compiling_flag")
+    for answer in (True, False):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda a=answer: a)
+        assert _flags()._is_compiling_flag is answer
