@@ -44,7 +44,6 @@ def test_no_test_file_imports_another():
     pattern = re.compile(r"^(?:from [\w.]*\btest_\w+ import|(?:from [\w.]+ )?import .*\btest_\w+)", re.M)
     found = {relative(p): pattern.findall(p.read_text()) for p in sorted((ROOT / "tests").rglob("test_*.py"))}
     found.pop("tests/page/test_page_scales.py")  # a program in a string, which imports the file itself
-    found.pop("tests/trace/test_graphs.py")  # takes the loader of definitions from test_reference_text.py
     assert not {path: lines for path, lines in found.items() if lines}
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .test_reference_text import CUDA_ONLY, FILES, load, tensors_of
+from .calls import CUDA_ONLY, FILES, load, tensors_of
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

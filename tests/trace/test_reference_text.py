@@ -4,206 +4,17 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
-from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from flashinfer.fi_trace import traced_functions
 from flashinfer.jit import cpu_targets
 from flashinfer.trace import default_check
-from flashinfer.trace.definition import axis_values
 
 from . import example
-
-# Sizes of variable axes and values of numbers without a default; seq_len = ppf * pph * ppw.
-SIZES = {"nnz": 9, "batch_size": 2, "seq_len": 24, "num_tokens": 48, "num_heads": 3, "dim0": 3, "dim1": 129}
-# A ragged batch, and a paged cache with some of its pages in use; head_dim = rope_dim + k_nope_dim.
-SIZES |= {
-    "indptr_len": 3,
-    "max_position": 64,
-    "q_nope_dim": 32,
-    "k_nope_dim": 32,
-    "no_rope_dim": 32,
-    "max_seq_len": 64,
-    "head_dim": 96,
-    "v_heads": 1,
-    "v_dim": 80,
-}
-SIZES |= {"num_pages": 7, "num_indices": 4, "num_slots": 8, "num_states": 5, "qo_len": 5, "kv_len": 9}
-SIZES |= {"num_rows": 128, "M": 128, "max_len": 64, "num_speculative": 3}
-SIZES |= {"nnz_kv": 9, "num_bits": 45, "num_cols": 128, "m": 3}
-NUMBERS = {"epilogue_tile_m": 128, "nnz": 9, "page_size": 16, "ppf": 2, "pph": 3, "ppw": 4, "factor": 3.14}
-NUMBERS |= {"k_scale": 0.5, "v_scale": 0.25, "top_k": 50, "top_p": 0.9}
-CUDA_ONLY = {"scale", "fused_rmsnorm_silu", "fused_qk_rmsnorm_rope"}
-
-
-def dtype_of(entry: dict[str, Any]) -> torch.dtype:
-    """Return the dtype; the description gives it if the schema has no word for it."""
-    _, marker, truth = entry.get("description", "").rpartition("really ")
-    return getattr(torch, truth if marker else entry["dtype"])
-
-
-def copied(values: dict[str, Any]) -> dict[str, Any]:
-    """Return copies of tensors: references of some in-place operators change their arguments."""
-    return {name: copy_of(value) for name, value in values.items()}
-
-
-def copy_of(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(copy_of, value))
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of a value; a cache may be a pair, described by one of its halves."""
-    return value if isinstance(value, tuple) else (value,)
-
-
-def named(definition: dict[str, Any], outputs: Any) -> dict[str, Any]:
-    """Return outputs by name; a single one may be a pair."""
-    several = isinstance(outputs, tuple) and len(definition["outputs"]) > 1
-    return dict(zip(definition["outputs"], outputs if several else (outputs,), strict=True))
-
-
-def as_declared(value: Any, entry: dict[str, Any]) -> Any:
-    """Return bytes as the 8-bit type of the definition: on the CPU, quantisers return bytes."""
-    is_bytes = isinstance(value, torch.Tensor) and value.dtype == torch.uint8
-    return value.view(torch.float8_e4m3fn) if is_bytes and entry.get("dtype") == "float8_e4m3fn" else value
-
-
-class Call:
-    """A call made from a definition alone."""
-
-    def __init__(self, definition: dict[str, Any], device: str) -> None:
-        self.definition, self.device = definition, device
-        self.api = traced_functions[definition["tags"][0].removeprefix("fi_api:")]
-        templates = getattr(self.api._trace_template, "templates", (self.api._trace_template,))
-        named = [template for template in templates if definition["name"].startswith(template.prefix)]
-        self.template = max(named, key=lambda template: len(template.prefix))
-        self.name = self.api.__name__
-        self.text = self._function("reference", "run")
-        self.axes = {name: axis.get("value", SIZES.get(name)) for name, axis in definition["axes"].items()}
-        self.given = self._given()
-        self.inputs = self._inputs()
-        self.axes |= axis_values(self.template, self.arguments())
-
-    def _function(self, field: str, name: str) -> Any:
-        scope: dict[str, Any] = {}
-        exec(self.definition[field], scope)
-        return scope[name]
-
-    def _tensor(self, entry: dict[str, Any]) -> torch.Tensor:
-        shape = [self.axes[axis] for axis in entry["shape"]]
-        return torch.rand(shape, device=self.device).add(0.5).to(dtype_of(entry))
-
-    def _offsets(self, entry: dict[str, Any]) -> torch.Tensor:
-        return self._tensor(entry).sort().values
-
-    def _given(self) -> dict[str, Any]:
-        """Return the API arguments that ``init`` makes, without sizes of variable axes that ``init`` derives."""
-        if "init" not in self.definition:
-            return {}
-        init = self._function("init", "init")
-        parameters = inspect.signature(init).parameters
-        fixed = {name for name, axis in self.definition["axes"].items() if "value" in axis}
-        wanted = [
-            name
-            for name, p in parameters.items()
-            if self.axes.get(name) is not None and (name in fixed or p.default is p.empty or p.default != 0)
-        ]
-        return init(**{name: self.axes[name] for name in wanted}, device=self.device)
-
-    def _inputs(self) -> dict[str, Any]:
-        defaults = inspect.signature(self.text).parameters
-        made: dict[str, Any] = {}
-        for name, entry in self.definition["inputs"].items():
-            spec = self.template.inputs[name]
-            value, index = self.given.get(name), getattr(spec, "tuple_idx", None)
-            if value is None and spec.param in self.given:
-                value = self.given[spec.param]
-                if index is not None:
-                    value = value[index] if index < len(value) else None
-            if value is not None:
-                made[name] = value
-            elif name in self.given or (self.given and spec.optional):
-                made[name] = None if entry["shape"] is not None else defaults[name].default
-            elif entry["shape"] is not None:
-                made[name] = (self._offsets if name.endswith("indptr") else self._tensor)(entry)
-            elif defaults[name].default is defaults[name].empty:
-                made[name] = NUMBERS[name] if name in NUMBERS else self.axes[name]
-            else:
-                made[name] = defaults[name].default
-        return made
-
-    def reference_arguments(self) -> dict[str, Any]:
-        """Return inputs by the names of the reference or of the API."""
-        parameters = inspect.signature(self.template.reference).parameters
-        arguments: dict[str, Any] = dict.fromkeys(set(parameters) & {"workspace_buffer"})
-        for name, value in copied(self.inputs).items():
-            spec = self.template.inputs[name]
-            if name in parameters or spec.param not in parameters:
-                arguments[name] = value
-            elif getattr(spec, "tuple_idx", None) is None:
-                arguments[spec.param] = value
-            else:
-                arguments[spec.param] = (*arguments.get(spec.param, ()), value)
-        return arguments
-
-    def expected(self) -> dict[str, torch.Tensor]:
-        return named(self.definition, self.text(*copied(self.inputs).values()))
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the API, with copies of the tensors that it writes to."""
-        parameters = inspect.signature(self.api).parameters
-        arguments: dict[str, Any] = {}
-        for name, value in self.inputs.items():
-            spec = self.template.inputs[name]
-            parameter = spec.param or name
-            value = copy_of(value) if parameter in self._overwritten() else value
-            if getattr(spec, "tuple_idx", None) is None:
-                arguments[parameter] = value
-            elif value is not None or not spec.optional:  # elements of a tuple are separate inputs, in order
-                arguments[parameter] = (*arguments.get(parameter, ()), value)
-        arguments |= {name: v for name, v in self.given.items() if name in parameters and name not in arguments}
-        arguments |= {name: self.axes[name] for name in self.axes if name in parameters and name not in arguments}
-        if self.axes.get("heads_first"):
-            arguments["kv_layout"] = "HND"
-        if "return_lse" in parameters:
-            arguments["return_lse"] = "lse" in self.definition["outputs"]
-        for entry in self.definition["outputs"].values():
-            buffer = entry.get("param")
-            if buffer and buffer not in arguments and parameters[buffer].default is inspect.Parameter.empty:
-                arguments[buffer] = self._tensor(entry)
-        return arguments
-
-    def actual(self) -> dict[str, torch.Tensor]:
-        arguments = self.arguments()
-        return self.outputs(arguments, self.api(**arguments))
-
-    def outputs(self, arguments: dict[str, Any], result: Any) -> dict[str, torch.Tensor]:
-        returned = iter(() if result is None else result if isinstance(result, (tuple, list)) else (result,))
-        found = {name: self._output(spec, arguments, returned) for name, spec in self.template.outputs.items()}
-        return {name: as_declared(value, self.definition["outputs"][name]) for name, value in found.items()}
-
-    @staticmethod
-    def _output(spec: Any, arguments: dict[str, Any], returned: Iterator[torch.Tensor]) -> torch.Tensor:
-        """Return the next returned tensor, or else the argument that the call wrote to."""
-        value = next(returned, None)
-        if value is not None:
-            return value
-        index = getattr(spec, "tuple_idx", None)
-        return arguments[spec.param] if index is None else arguments[spec.param][index]
-
-    def _overwritten(self) -> set[str]:
-        return {entry.get("param") for entry in self.definition["outputs"].values()}
-
-
-def load(path: Path, device: str) -> Call:
-    return Call(json.loads(path.read_text()), device)
+from .calls import CUDA_ONLY, FILES, Call, dtype_of, load, named, tensors_of
 
 
 def limits_of(call: Call, device: str) -> dict[str, float]:
@@ -217,9 +28,6 @@ def limits_of(call: Call, device: str) -> dict[str, float]:
             return {"rtol": 2**-8, "atol": 2**-9 * float(call.inputs["v"].abs().max())}
     # The published tolerance for norms and single requests is tighter than one rounding step of bfloat16.
     return {"max_mismatch_pct": 1.0} if re.search("_(norm|single)_check", call.definition.get("check", "")) else {}
-
-
-FILES = pytest.mark.parametrize("path", sorted(example.OUT.glob("*.json")), ids=lambda path: path.stem)
 
 
 def check_sizes_and_types(call: Call, outputs: dict[str, Any]) -> None:
