@@ -110,7 +110,8 @@ def run(mode: str, device: str, cache: str, **variables: str) -> dict[str, Any]:
     dropped = ("FLASHINFER_", "PYTHONDONTWRITEBYTECODE")  # an installed package has its bytecode
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    env = kept | {"PYTHONPATH": path, "FLASHINFER_WORKSPACE_BASE": cache, "PYTHONPYCACHEPREFIX": f"{cache}/bytecode"} | variables
+    own = {"PYTHONPATH": path, "FLASHINFER_WORKSPACE_BASE": cache, "PYTHONPYCACHEPREFIX": f"{cache}/bytecode"}
+    env = kept | own | variables
     done = subprocess.run([sys.executable, "-c", CHILD, mode, device], env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"cold_start: the {mode} start failed\n{done.stderr}")

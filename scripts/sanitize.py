@@ -13,6 +13,9 @@ seconds. The output of each process is kept in ``--out``. The exit status is 0 i
 Only kernels of the namespace ``flashinfer`` are checked. Matrix products of references are computed on the host: those
 of torch fail under racecheck, and their libraries take long to load. Under memcheck torch keeps no freed memory, so
 that an access beyond a tensor is an access beyond an allocation.
+
+Modules are built with FLASHINFER_RACECHECK: racecheck does not know that bar.arrive, and __syncwarp before the arrival of
+one lane at an mbarrier, order accesses to shared memory, so all lanes arrive there, or wait.
 """
 
 from __future__ import annotations
@@ -96,6 +99,8 @@ def check(tool: str, family: str, options: argparse.Namespace) -> Result:
     environment = os.environ | {"MAX_JOBS": os.environ.get("MAX_JOBS", "4"), "OMP_NUM_THREADS": "2"}
     paths = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    for flags in ("FLASHINFER_EXTRA_CFLAGS", "FLASHINFER_EXTRA_CUDAFLAGS"):
+        environment[flags] = f"{os.environ.get(flags, '')} -DFLASHINFER_RACECHECK".strip()
     if tool:
         environment |= {"FLASHINFER_DISABLE_JIT": "1"}
         processes = "all" if family in CAPTURES else "application-only"

@@ -187,7 +187,14 @@ struct Consumer {
     if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(shared.QueryEmpty());
   }
 
-  __device__ __forceinline__ void Arrive(Barrier barrier) const { ptx::BarrierArrive(barrier, 2 * WARPGROUP); }
+  /// Arrive without waiting. racecheck does not know that this orders the accesses before it: for that tool, wait too.
+  __device__ __forceinline__ void Arrive(Barrier barrier) const {
+#ifdef FLASHINFER_RACECHECK
+    Sync(barrier);
+#else
+    ptx::BarrierArrive(barrier, 2 * WARPGROUP);
+#endif
+  }
   __device__ __forceinline__ void Sync(Barrier barrier) const { ptx::BarrierSync(barrier, 2 * WARPGROUP); }
 };
 

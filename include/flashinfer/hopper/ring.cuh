@@ -27,6 +27,14 @@ struct RingPosition {
   }
 };
 
+/// Lanes of a warp that arrive where it releases a stage. One is enough after __syncwarp, an order that racecheck does not
+/// know: for that tool, all lanes arrive (scripts/sanitize.py).
+#ifdef FLASHINFER_RACECHECK
+constexpr uint32_t RELEASING_LANES = 32;
+#else
+constexpr uint32_t RELEASING_LANES = 1;
+#endif
+
 /// Barriers of a ring. `barriers` is the shared-memory address of 2 * STAGES mbarriers.
 template <int STAGES>
 struct Ring {
@@ -41,7 +49,7 @@ struct Ring {
   __device__ __forceinline__ void Init(uint32_t consumer_warps, uint32_t producers = 1) const {
     for (int i = 0; i < STAGES; ++i) {
       ptx::MbarrierInit(Full(i), producers);
-      ptx::MbarrierInit(Empty(i), consumer_warps);
+      ptx::MbarrierInit(Empty(i), consumer_warps * RELEASING_LANES);
     }
     ptx::MbarrierInitFence();
   }
@@ -68,7 +76,9 @@ struct Ring {
   __device__ __forceinline__ void Release(int stage, uint32_t blocks) const {
     const uint32_t lane = threadIdx.x % 32;
     if (blocks == 1) {
-      if (lane == 0) ptx::MbarrierArrive(Empty(stage));
+      if (lane < RELEASING_LANES) ptx::MbarrierArrive(Empty(stage));
+    } else if (RELEASING_LANES > 1) {
+      for (uint32_t rank = 0; rank < blocks; ++rank) ptx::MbarrierArriveCluster(Empty(stage), rank);
     } else if (lane < blocks) {
       ptx::MbarrierArriveCluster(Empty(stage), lane);
     }
