@@ -113,11 +113,13 @@ def test_fp8_per_tensor(library):
     assert error(out, a.double() @ b.double().mT * 0.625 + bias.double()) < 1e-6
 
 
+@pytest.mark.parametrize("kernel", [DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK])
 @pytest.mark.parametrize("cluster", [1, 2])
-def test_block_scales_through_the_ring(library, cluster):
-    a, b = numbers(130, 640, dtype=E4M3), numbers(200, 640, dtype=E4M3)
+def test_block_scales_through_the_ring(library, kernel, cluster):
+    """Tiles whose columns all exist, and tiles whose do not; K is longer than the ring of the largest tile."""
+    a, b = numbers(130, 640, dtype=E4M3), numbers(392, 640, dtype=E4M3)
     scales = block_scales(a, b)
-    out = run(library, DENSE_BLOCK, poisoned(130, 200), a, b, scales=scales, cluster=cluster)
+    out = run(library, kernel, poisoned(130, 392), a, b, scales=scales, cluster=cluster)
     check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
 
 

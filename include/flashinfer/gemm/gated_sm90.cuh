@@ -128,19 +128,23 @@ __device__ __forceinline__ void StoreGatedBlocks(const GemmParams& p, float (&ac
   const int lane = threadIdx.x % 32, quad = lane % 4;
   const int warp_row = row + int(threadIdx.x) % WARPGROUP / 32 * 16;
   const GateConstants constants(p, tile.weight_batch, 1.f);
-  const auto rounded = [](float x) { return __bfloat162float(__float2bfloat16_rn(x)); };
+  // Two at a time: a conversion of one number takes the slow unit of the special functions.
+  const auto rounded = [](float x, float y) {
+    const uint32_t pair = PackPair(x, y, false);
+    return float2{__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+  };
   float amax[2] = {};
 #pragma unroll
   for (int i = 0; i < COUNT; i += 4) {
+    const float2 bias[2] = {GateBias(p, constants, column + 2 * i + 2 * quad),
+                            GateBias(p, constants, column + 2 * i + 2 * quad + 1)};
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const float2 bias = GateBias(p, constants, column + 2 * i + 2 * quad + c);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float& up = acc[0][i + 2 * h + c];
-        up = rounded(Gate(constants, rounded(up), rounded(acc[1][i + 2 * h + c]), bias));
-        amax[h] = fmaxf(amax[h], fabsf(up));
-      }
+    for (int h = 0; h < 2; ++h) {
+      float &x = acc[0][i + 2 * h], &y = acc[0][i + 2 * h + 1];
+      const float2 up = rounded(x, y), gate = rounded(acc[1][i + 2 * h], acc[1][i + 2 * h + 1]);
+      const float2 result = rounded(Gate(constants, up.x, gate.x, bias[0]), Gate(constants, up.y, gate.y, bias[1]));
+      x = result.x, y = result.y;
+      amax[h] = fmaxf(amax[h], fmaxf(fabsf(x), fabsf(y)));
     }
   }
   float q[2];

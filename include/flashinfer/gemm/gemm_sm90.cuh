@@ -20,14 +20,20 @@ namespace flashinfer {
 namespace gemm {
 
 /// Sizes of one instantiation. The tile is split between the two consumer warpgroups along M. A warpgroup sums WAVES times
-/// 64 rows by GROUP_N columns: further rows, or, for a 128 x 256 tile with block scales, the second half of the columns,
-/// whose products use the same scratch accumulator and the same tokens, held in registers.
+/// 64 rows by GROUP_N columns: further rows, or, for a 128 x 256 tile with block scales, the second half of the columns.
+/// With block scales and 64 rows, the columns are multiplied in PARTS parts, which take turns in two scratch accumulators.
+/// FLASHINFER_GEMM_BLOCK_OLD compiles one scratch accumulator instead, for comparisons of time.
 template <typename T, Scaling SCALING, int BLOCK_M_, int BLOCK_N_>
 struct GemmTraits {
   static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
   static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock;
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
   static constexpr bool IN_HALVES = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
+#ifdef FLASHINFER_GEMM_BLOCK_OLD
+  static constexpr int PARTS = 0;
+#else
+  static constexpr int PARTS = !IS_BLOCK || BLOCK_M != 128 || BLOCK_N < 128 ? 0 : IN_HALVES ? 4 : 2;
+#endif
   static constexpr int GROUP_M = BLOCK_M / 2, GROUP_N = IN_HALVES ? BLOCK_N / 2 : BLOCK_N;
   static constexpr int WAVES = IN_HALVES ? 2 : GROUP_M / 64;                   // halves of 128 columns, or rows of 64
   static constexpr bool CAN_GATE = IS_BLOCK ? IN_HALVES : BLOCK_N % 128 == 0;  // as CanGate of choose_sm90.h
@@ -126,7 +132,17 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
       continue;
     }
     float acc[Traits::WAVES][Traits::GROUP_N / 2];
-    if constexpr (Traits::IN_HALVES) {
+    if constexpr (Traits::PARTS > 0) {
+      PartScales<Traits::BLOCK_N, Traits::PARTS, Traits::Scales::FLOATS> scales(stage_scales + lane_row,
+                                                                                stage_scales + Traits::BLOCK_M, column);
+      const int lane = threadIdx.x % 32, matrix_row = int(threadIdx.x) % WARPGROUP / 32 * 16 + lane % 16;
+      const uint32_t rows =
+          stages + group_row * SLAB_K_BYTES + hopper::Swizzle128(matrix_row * SLAB_K_BYTES + lane / 16 * 16);
+      list.Save(staging);  // the sums take all registers
+      SumScaledParts<Traits::TYPE, Traits::PARTS, Traits::BLOCK_N / Traits::PARTS>(acc, ring, at, from, rows,
+                                                                                   p.k_blocks, p.cluster, scales);
+      list.Restore(staging);
+    } else if constexpr (Traits::IN_HALVES) {
       HalfScales<Traits::Scales::FLOATS> scales(stage_scales + lane_row, stage_scales + Traits::BLOCK_M);
       SumScaledHalves<Traits::TYPE>(acc, ring, at, from, stages + group_row * SLAB_K_BYTES, p.k_blocks, p.cluster,
                                     scales);
@@ -142,6 +158,15 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
     if constexpr (Traits::IN_HALVES) {
       if (p.activation.is_active) {
         StoreGatedBlocks(p, acc, staging, column / 2, tile, row);
+        continue;
+      }
+    }
+    if constexpr (Traits::PARTS > 0) {
+      if (AreWholeColumns<Traits::BLOCK_N>(p, column)) {
+#pragma unroll
+        for (int w = 0; w < Traits::WAVES; ++w) {
+          StoreWholeColumns<Traits::GROUP_N>(p, acc[w], staging, column + w * Traits::GROUP_N, tile, row);
+        }
         continue;
       }
     }

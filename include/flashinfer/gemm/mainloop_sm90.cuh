@@ -105,6 +105,93 @@ __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2]
   }
 }
 
+#ifndef FLASHINFER_GEMM_BLOCK_SPLITS
+#define FLASHINFER_GEMM_BLOCK_SPLITS 2
+#endif
+
+/// Compute acc = the sum over stages of products times scales, for 64 rows by PARTS parts of COLUMNS columns; acc counts
+/// the registers of all parts in order. The rows are read once per stage, to registers, so that products read shared
+/// memory for the weights only. Parts use two scratch accumulators in turn: the products of one part are in flight while
+/// those of the part before are scaled and added; the last part of a stage is added during the first of the next.
+/// `row`: address in stage 0 of the 16 bytes at K = 0 that this lane names to ldmatrix, swizzled; those of further K differ
+/// in bits 5 and 6, because stages are aligned to 1024 bytes. `scales` reads the scales of a stage from shared memory
+/// (Take), makes them those of Add (Use), and adds scaled products (Add). `k_blocks` must be positive.
+template <ptx::WgmmaType TYPE, int PARTS, int COLUMNS, int WAVES, int COUNT, int STAGES, typename Scales>
+__device__ __forceinline__ void SumScaledParts(float (&acc)[WAVES][COUNT], const hopper::Ring<STAGES>& ring,
+                                               hopper::RingPosition<STAGES>& at, const StageOperands& from,
+                                               uint32_t row, int k_blocks, uint32_t cluster, Scales& scales) {
+  constexpr int STEPS = hopper::SLAB_ROW_BYTES / hopper::WGMMA_K_BYTES, SPLITS = FLASHINFER_GEMM_BLOCK_SPLITS;
+  static_assert(PARTS % 2 == 0 && PARTS * COLUMNS == 2 * WAVES * COUNT, "parts of the accumulators");
+  float even[COLUMNS / 2], odd[COLUMNS / 2];
+#pragma unroll
+  for (int i = 0; i < WAVES * COUNT; ++i) acc[i / COUNT][i % COUNT] = 0.f;
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; ++i) odd[i] = 0.f;  // added in the first stage, like the last part of a stage before
+  uint32_t a[STEPS][4] = {};
+  int previous = -1;
+  do {
+    ring.WaitFull(at);
+    scales.Take(at.stage);
+    const auto load = [&](int first, int end) {
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k) {
+        if (k < first || k >= end) continue;
+        ptx::LdMatrix(a[k], (row + at.stage * from.stage_bytes) ^ (k * hopper::WGMMA_K_BYTES));
+      }
+    };
+    if constexpr (SPLITS == 2) {
+      ptx::WgmmaWait<1>();  // for the first half of the last part of the stage before
+      ptx::WgmmaPin(a[0]);
+      ptx::WgmmaPin(a[1]);
+      load(0, STEPS / 2);
+    }
+    ptx::WgmmaWait<0>();  // for the last part of the stage before, which read the same registers
+    ptx::WgmmaPin(odd);
+    if constexpr (SPLITS == 2) {
+      ptx::WgmmaPin(a[2]);
+      ptx::WgmmaPin(a[3]);
+    }
+    if constexpr (SPLITS == 1) load(0, STEPS);
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      float (&now)[COLUMNS / 2] = part % 2 ? odd : even;
+      float (&before)[COLUMNS / 2] = part % 2 ? even : odd;
+      ptx::WgmmaPin(now);
+      ptx::WgmmaFence();
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k) {
+        if (SPLITS == 2 && part == 0 && k == STEPS / 2) {
+          load(STEPS / 2, STEPS);
+          ptx::WgmmaFence();
+        }
+        if (SPLITS == 2 && part == PARTS - 1 && k == STEPS / 2) ptx::WgmmaCommit();
+        const int offset = part * COLUMNS * hopper::SLAB_ROW_BYTES + k * hopper::WGMMA_K_BYTES;
+        ptx::Wgmma<TYPE, COLUMNS>::Run(now, a[k], hopper::AdvanceDescriptor(from.B(at.stage), offset), k > 0);
+      }
+      ptx::WgmmaCommit();
+      if (part == 0) {
+        if (previous >= 0) ring.Release(previous, cluster);
+        scales.Add(acc, odd, PARTS - 1);
+        scales.Use();
+      } else {
+        if (part == PARTS - 1) {
+          ptx::WgmmaWait<SPLITS>();
+        } else {
+          ptx::WgmmaWait<1>();
+        }
+        ptx::WgmmaPin(before);
+        scales.Add(acc, before, part - 1);
+      }
+    }
+    previous = at.stage;
+    at.Advance();
+  } while (--k_blocks > 0);
+  ptx::WgmmaWait<0>();
+  ptx::WgmmaPin(odd);
+  ring.Release(previous, cluster);
+  scales.Add(acc, odd, PARTS - 1);
+}
+
 /// Compute acc[h] = the sum over stages of products times scales, for 64 rows by columns 128 h to 128 h + 127. The rows
 /// are read once per stage, to registers: the products of both halves then read shared memory for the weights only.
 /// `rows`: shared address of the 64 rows in stage 0. Scales as in SumScaledStages.

@@ -129,6 +129,58 @@ class HalfScales {
   float now_[2][2];  // factors of the latest stage, by half and row
 };
 
+/// Scales of a thread's accumulators with tokens on the M side: 64 rows by COLUMNS columns, in parts of one size. Columns
+/// belong to one or two blocks of weights, which meet at a multiple of 64.
+template <int COLUMNS, int PARTS, int STAGE_FLOATS>
+class PartScales {
+ public:
+  /// `tokens`, `weights`: scales of stage 0 of this thread's first row and of the first block of weights. `column`: the
+  /// warpgroup's first one.
+  __device__ __forceinline__ PartScales(const float* tokens, const float* weights, int column)
+      : tokens_(tokens), weights_(weights), is_offset_(column % SCALE_BLOCK != 0) {}
+
+  /// Read the scales of a stage.
+  __device__ __forceinline__ void Take(int stage) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) next_tokens_[i] = tokens_[stage * STAGE_FLOATS + 8 * i];
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i) next_weights_[i] = weights_[stage * STAGE_FLOATS + i];
+  }
+  /// Let Add() use the scales read last.
+  __device__ __forceinline__ void Use() {
+#pragma unroll
+    for (int i = 0; i < 2 * FACTORS; ++i) {
+      const int factor = i / 2;  // of three, the second belongs to either block
+      const float weight = FACTORS == BLOCKS ? next_weights_[factor] : next_weights_[factor == 2 ? BLOCKS - 1 : 0];
+      now_[factor][i % 2] = next_tokens_[i % 2] * weight;
+    }
+    if constexpr (FACTORS > BLOCKS) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) now_[1][i] = is_offset_ ? now_[2][i] : now_[0][i];
+    }
+  }
+  /// Add the scaled products `x` of a part to acc, which counts the registers of all parts in order.
+  template <int WAVES, int WAVE, int COUNT>
+  __device__ __forceinline__ void Add(float (&acc)[WAVES][WAVE], const float (&x)[COUNT], int part) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int at = part * COUNT + i, slab = at / 32;  // 32 registers are 64 columns
+      float& sum = acc[at / WAVE][at % WAVE];
+      sum = fmaf(x[i], now_[FACTORS > BLOCKS ? slab : slab / 2][i % 4 / 2], sum);
+    }
+  }
+
+ private:
+  static constexpr int BLOCKS = (COLUMNS + SCALE_BLOCK - 1) / SCALE_BLOCK;
+  static constexpr int FACTORS = COLUMNS % SCALE_BLOCK == 0 ? BLOCKS : COLUMNS / 64;
+  static_assert(COLUMNS % 64 == 0 && BLOCKS <= 2 && COLUMNS % PARTS == 0, "two blocks of weights");
+  const float *tokens_, *weights_;
+  const bool is_offset_;  // columns begin in the middle of a block of weights
+  float next_tokens_[2], next_weights_[BLOCKS];
+  float now_[FACTORS][2] =
+      {};  // factors by block of weights, or by 64 columns if tiles begin inside blocks; and by row
+};
+
 /// Scales of a thread's accumulators with weights on the M side: two rows of weights, and two tokens of every eight.
 template <int TOKENS, int STAGE_FLOATS>
 class ColumnScales {

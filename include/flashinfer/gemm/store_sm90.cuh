@@ -131,6 +131,43 @@ __device__ __forceinline__ void StoreRows(const GemmParams& p, float (&d)[COLUMN
   }
 }
 
+/// Return true if results of COLUMNS columns from `column` are plain bf16, without bias or factor, inside the matrix:
+/// StoreWholeColumns() can store them.
+template <int COLUMNS>
+__device__ __forceinline__ bool AreWholeColumns(const GemmParams& p, int column) {
+  return p.out == Element::kBFloat16 && p.bias == nullptr && p.weight_factors == nullptr && column + COLUMNS <= p.n;
+}
+
+/// Store as StoreRows what AreWholeColumns() accepts, in a fifth of the instructions: StoreRows waits for instructions
+/// for a third of its time (ncu, H200, 4096 x 7168 x 4096 with block scales).
+template <int COLUMNS>
+__device__ __forceinline__ void StoreWholeColumns(const GemmParams& p, const float (&d)[COLUMNS / 2], uint32_t staging,
+                                                  int column, const Tile& tile, int row) {
+  const int lane = threadIdx.x % 32, first = row + int(threadIdx.x) % WARPGROUP / 32 * 16 + lane / 8;
+  const uint32_t to = staging + hopper::Swizzle128(lane % 16 * hopper::SLAB_ROW_BYTES + lane / 16 * 16);
+  const uint32_t from = staging + hopper::Swizzle128(lane / 8 * hopper::SLAB_ROW_BYTES + lane % 8 * 16);
+  uint16_t* const line = RowOf<uint16_t>(p, tile, first) + column + 8 * (lane % 8);
+#pragma unroll
+  for (int slab = 0; slab < COLUMNS / 64; ++slab) {
+    uint32_t words[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) words[i] = PackPair(d[32 * slab + 2 * i], d[32 * slab + 2 * i + 1], false);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      ptx::StoreMatrix4(to ^ (32 * j), words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]);
+    }
+    __syncwarp();
+    float4 x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = ptx::LoadShared16((from ^ (i % 2 * 64)) + i * 4 * hopper::SLAB_ROW_BYTES);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (first + 4 * i < tile.end_row) *reinterpret_cast<float4*>(line + 4 * i * p.d_stride + 64 * slab) = x[i];
+    }
+  }
+}
+
 /// Store 8 tokens from `row` by 64 columns: one fragment of accumulators with weights on the M side.
 __device__ __forceinline__ void StoreTokens(const GemmParams& p, float (&d)[4], float scale, int column,
                                             const Tile& tile, int row) {

@@ -2,6 +2,7 @@
 // Tile schedules on the device: the list of tiles that a block computes. All producer and consumer warps of a block
 // iterate over the same list. Each warp finds the tiles for itself, with all its lanes.
 #pragma once
+#include "../ptx/cp_async.cuh"
 #include "entries_sm90.h"
 #include "schedule_sm90.h"
 
@@ -66,6 +67,19 @@ class GroupFinder {
     return total;
   }
 
+  /// Keep what differs between lanes in 512 bytes of shared memory, and read it back. All lanes of a warp call both.
+  __device__ __forceinline__ void Save(uint32_t to) const {
+    const int values[4] = {rows_, begin_row_, begin_, end_};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::StoreShared4(to + threadIdx.x % 32 * 16 + 4 * i, uint32_t(values[i]));
+  }
+  __device__ __forceinline__ void Restore(uint32_t from) {
+    const float4 values = ptx::LoadShared16(from + threadIdx.x % 32 * 16);
+    rows_ = __float_as_int(values.x), begin_row_ = __float_as_int(values.y);
+    begin_ = __float_as_int(values.z), end_ = __float_as_int(values.w);
+    __syncwarp();
+  }
+
  private:
   __device__ __forceinline__ void Read(int first, int before) {
     const int lane = threadIdx.x % 32, g = first + lane;
@@ -128,6 +142,8 @@ class TileList {
   }
 
   __device__ __forceinline__ int Count() { return p_.IsCounted() ? finder_.Count() : p_.Total(); }
+  __device__ __forceinline__ void Save(uint32_t to) const { finder_.Save(to); }
+  __device__ __forceinline__ void Restore(uint32_t from) { finder_.Restore(from); }
 
  private:
   const TileParams& p_;
