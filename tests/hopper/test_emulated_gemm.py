@@ -114,12 +114,13 @@ def test_fp8_per_tensor(library):
 
 
 @pytest.mark.parametrize("kernel", [DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK])
-@pytest.mark.parametrize("cluster", [1, 2])
-def test_block_scales_through_the_ring(library, kernel, cluster):
+@pytest.mark.parametrize("cluster, weights_first", [(1, False), (1, True), (2, False)])
+def test_block_scales_through_the_ring(library, kernel, cluster, weights_first):
     """Tiles whose columns all exist, and tiles whose do not; K is longer than the ring of the largest tile."""
     a, b = numbers(130, 640, dtype=E4M3), numbers(392, 640, dtype=E4M3)
     scales = block_scales(a, b)
-    out = run(library, kernel, poisoned(130, 392), a, b, scales=scales, cluster=cluster)
+    options = {"scales": scales, "cluster": cluster, "weights_first": weights_first}
+    out = run(library, kernel, poisoned(130, 392), a, b, **options)
     check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
 
 
@@ -129,7 +130,7 @@ def test_rows_that_are_not_there(library, kernel, m):
     """A warpgroup, or one of its waves of 64 rows, has no rows in the last tile and lets the stages pass."""
     a, b = numbers(m, 1280, dtype=E4M3), numbers(264, 1280, dtype=E4M3)  # more stages than the ring has
     scales = block_scales(a, b)
-    out = run(library, kernel, poisoned(m, 264), a, b, scales=scales, blocks=1)
+    out = run(library, kernel, poisoned(m, 264), a, b, scales=scales, blocks=1, weights_first=True)
     check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
 
 

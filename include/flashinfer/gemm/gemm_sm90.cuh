@@ -61,11 +61,28 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
   hopper::RingPosition<Traits::STAGES> at;
   TileList<Traits::BLOCK_M> list(p.tiles, rank);
   Tile tile;
+  int early = 0;  // stages of the first tile whose weights are under way
+  if constexpr (Traits::PARTS > 0) {
+    if (p.weights_first) {
+      early = min(Traits::STAGES, p.k_blocks);
+      if (list.Get(int(blockIdx.x), tile) && is_leader) {
+        for (hopper::RingPosition<Traits::STAGES> to; to.stage < early; ++to.stage) {
+          const uint32_t full = ring.BeginFill(to, Traits::STAGE_BYTES);
+          ptx::LoadBox(stages + to.stage * Traits::STAGE_BYTES + Traits::A_BYTES, &p.weights, full,
+                       to.stage * Traits::BLOCK_K, tile.n_tile * Traits::BLOCK_N, tile.weight_batch);
+        }
+      }
+      __syncwarp();
+      ptx::GridDependencyWait();
+    }
+  }
   for (int t = int(blockIdx.x) / p.cluster; list.Get(t, tile); t += step) {
     if (!tile.exists) continue;
     for (int kb = 0; kb < p.k_blocks; ++kb, at.Advance()) {
       if (!is_leader) continue;
-      const uint32_t full = ring.BeginFill(at, Traits::STAGE_BYTES);
+      const bool is_early = Traits::PARTS > 0 && early > 0;
+      early = max(0, early - 1);
+      const uint32_t full = is_early ? ring.Full(at.stage) : ring.BeginFill(at, Traits::STAGE_BYTES);
       const uint32_t a = stages + at.stage * Traits::STAGE_BYTES, b = a + Traits::A_BYTES;
       const int k = kb * Traits::BLOCK_K, n = tile.n_tile * Traits::BLOCK_N;
       if (p.share_tokens) {
@@ -75,6 +92,7 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
       } else {
         ptx::LoadBox(a, &p.tokens, full, k, tile.row, tile.token_batch);
       }
+      if (is_early) continue;
       if (p.share_weights) {
         constexpr int HALF = Traits::BLOCK_N / 2;
         ptx::LoadBoxMulticast(b + rank * (Traits::B_BYTES / 2), &p.weights, full, k, n + rank * HALF, tile.weight_batch,
@@ -96,6 +114,7 @@ __device__ __forceinline__ void ProduceScales(const GemmParams& p, const hopper:
                                               uint32_t scales) {
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
   const int step = int(gridDim.x) / p.cluster;
+  if (Traits::PARTS > 0 && p.weights_first) ptx::GridDependencyWait();
   hopper::RingPosition<Traits::STAGES> at;
   TileList<Traits::BLOCK_M> list(p.tiles, rank);
   Tile tile;
@@ -206,7 +225,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
   } else {
     __syncthreads();
   }
-  ptx::GridDependencyWait();
+  if (Traits::PARTS == 0 || !p.weights_first) ptx::GridDependencyWait();
   ptx::LaunchDependents();
   const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
   if (role == 0) {
@@ -239,6 +258,8 @@ Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream str
   GemmParams p{};
   cudaError_t status = FillParams<T>(&p, problem, config, BLOCK_M, BLOCK_N);
   if (status != cudaSuccess) return status;
+  p.weights_first = Traits::PARTS > 0 && config.enable_pdl && config.weights_first && config.cluster == 1 &&
+                    problem.grouping == Grouping::kBatched && !problem.activation.is_active;
   static std::atomic<uint64_t> allowed{0};
   auto* kernel = GemmSm90Kernel<Traits>;
   status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);
