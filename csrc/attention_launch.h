@@ -268,12 +268,13 @@ struct CheckedCall {
   Params params;
   WorkList decode_list, prefill_list;
   int64_t tile;  ///< rows of a tile of `prefill_list`
+  int64_t keys;  ///< keys of all requests; 0: unknown
   DLDevice device;
-  int32_t rows, layout;
+  int32_t rows, requests, layout;
   bool is_paged, all_masked, enable_pdl;
 };
 
-/// Build the call whose tensors are in `params`; the caller adds layout, is_paged and enable_pdl.
+/// Build the call whose tensors are in `params`; the caller adds requests, layout, is_paged and enable_pdl.
 inline CheckedCall CallOf(const char* op, const Params& params, const PlanInfo& info, const TensorView& float_ws,
                           const TensorView& int_ws, const TensorView& q) {
   CheckSize(op, "float_workspace_buffer", float_ws, info.float_bytes);
@@ -285,6 +286,7 @@ inline CheckedCall CallOf(const char* op, const Params& params, const PlanInfo& 
   call.decode_list.reads_past_cache = ReadsPastCache(info.keys, params.num_kv_heads);
   call.prefill_list = PrefillList(info, int_ws.data_ptr<char>(), float_ws.data_ptr<char>());
   call.tile = info.tile;
+  call.keys = info.keys;
   call.device = q.device();
   call.rows = int32_t(q.size(0));
   return call;
@@ -352,6 +354,15 @@ void Launch(const char* op, const CheckedCall& call) {
   if constexpr (HAS_PREFILL) LaunchMerges<true>(site, call.params, call.prefill_list, call.tile);
 }
 
+/// Let blocks of the Hopper kernel take the items of one request from a counter; `blocks` run at once.
+inline void SetTickets([[maybe_unused]] const LaunchSite& site, [[maybe_unused]] WorkList& work,
+                       [[maybe_unused]] int64_t blocks) {
+#ifndef FLASHINFER_CPU
+  work.tickets = ArrivalsOf(site.stream, site.device, 1);
+  work.is_by_head = work.tickets != nullptr && work.blocks >= 8 * blocks;  // as in Planner::FollowsCache
+#endif
+}
+
 /// One request, cut evenly if its tiles are too few to fill the device. Partial states go to `tmp`.
 template <bool HAS_PREFILL>
 void RunPlannedSingle(const LaunchSite& site, const Params& params, const TensorView& tmp, bool all_masked) {
@@ -367,11 +378,8 @@ void RunPlannedSingle(const LaunchSite& site, const Params& params, const Tensor
   if (SERVED_BY_DECODE_KERNEL<Params, DECODE_TILE> && tile == DECODE_TILE && work.merge_blocks > 0) {
     work.arrivals = ArrivalsOf(site.stream, site.device, work.merge_blocks);
   }
-  if (HAS_PREFILL && HAS_PREFILL_SM90 && tile == HOPPER_TILE) {
-    work.tickets = ArrivalsOf(site.stream, site.device, 1);
-    work.is_by_head = work.tickets != nullptr && work.blocks >= 8 * blocks;  // as in Planner::FollowsCache
-  }
 #endif
+  if (HAS_PREFILL && HAS_PREFILL_SM90 && tile == HOPPER_TILE) SetTickets(site, work, blocks);
   DispatchMask(site.op, all_masked, [&, tile = tile](auto masked) {
     LaunchList<HAS_PREFILL, false, decltype(masked)::value>(site, params, work, tile);
   });

@@ -140,7 +140,9 @@ CheckedCall CheckPaged(Arguments& args, int more = 0) {
   p.kv_indices = Indices(OP, "kv_indices", kv_indices, q, 0);
   p.last_page_len = Indices(OP, "kv_last_page_len", last_page_len, q, qo_indptr.size(0) - 1);
   CheckPageIds(OP, p, qo_indptr.size(0) - 1, kv_indices.size(0), k.size(0));
-  return Complete(CallOf(OP, p, info, float_ws, int_ws, q), rest, true);
+  CheckedCall call = CallOf(OP, p, info, float_ws, int_ws, q);
+  call.requests = int32_t(qo_indptr.size(0) - 1);
+  return Complete(call, rest, true);
 }
 
 CheckedCall CheckRagged(Arguments& args) {
@@ -160,18 +162,48 @@ LaunchSite SiteOf(const CheckedCall& call) {
   return {OP, UsePdl(call.enable_pdl, call.device), get_stream(call.device), call.device};
 }
 
+/// Prefill requests of a call that may share a launch with the decode list of another call.
+struct Prompts {
+  const Params& params;
+  const WorkList& work;
+  int64_t tile;                  ///< rows of a tile of `work`
+  int64_t rows, requests, keys;  ///< query tokens and keys of all requests
+};
+
+/// Return the number of decode blocks that a fused launch on Hopper has beside the prompts; 0: two launches. It is
+/// estimated from means over requests.
+[[maybe_unused]] int64_t ReadingBlocks(const Prompts& prompts, const CheckedCall& decode, int64_t fused, int64_t sms) {
+  constexpr int64_t ROWS = 128;  // of the unit of costs
+  const Params& p = prompts.params;
+  const int64_t rows = prompts.rows * p.group.divisor;
+  if (fused == 0 || decode.keys == 0 || prompts.requests == 0 || rows < Planner::LEAST_FUSED_TILES * prompts.tile) {
+    return 0;
+  }
+  int64_t keys = prompts.keys / prompts.requests, read = decode.keys;
+  if (p.mask_mode == int32_t(MaskMode::kCausal)) keys -= std::min(keys, prompts.rows / prompts.requests / 2);
+  if (p.window_left >= 0) keys = std::min<int64_t>(keys, p.window_left + 1);
+  if (decode.params.window_left >= 0) {
+    read = std::min(read, int64_t{decode.requests} * (decode.params.window_left + 1));
+  }
+  const int64_t decode_units = DivideUp(read, KV_UNIT) + decode.requests;
+  const int64_t prefill_units = DivideUp(rows, ROWS) * (DivideUp(keys, KV_UNIT) + 1);
+  return Planner::ReadingSms(decode_units, prefill_units, sms) * (fused / sms);
+}
+
 /// Try to launch a prefill list and the decode list of another call together. Returns false if the two lists have to be
 /// launched one after the other. The decode call was planned for the whole device: the fewer decode blocks of the fused
 /// launch each take several shares of the list.
-bool TryLaunchFused(const LaunchSite& site, const Params& params, const WorkList& prefill_list, int64_t tile,
-                    const CheckedCall& decode) {
+bool TryLaunchFused(const LaunchSite& site, const Prompts& prompts, const CheckedCall& decode) {
   if constexpr (HAS_FUSED) {
     if (decode.all_masked || decode.prefill_list.blocks > 0) return false;
-    CheckScale(OP, params);
+    CheckScale(OP, prompts.params);
     CheckScale(OP, decode.params);
     WorkList decode_list = decode.decode_list;
-    decode_list.blocks = std::min(decode_list.blocks, FusedBlocks<Params, FUSED_TILE>());
-    return attention::TryLaunchFused(site, {params, prefill_list}, tile, {decode.params, decode_list});
+    int64_t blocks = FusedBlocks<Params, FUSED_TILE>();
+    if constexpr (HAS_PREFILL_SM90) blocks = ReadingBlocks(prompts, decode, blocks, CachedBlocks<FUSED_TILE>());
+    if (blocks == 0) return false;
+    decode_list.blocks = std::min(decode_list.blocks, int32_t(blocks));
+    return attention::TryLaunchFused(site, {prompts.params, prompts.work}, prompts.tile, {decode.params, decode_list});
   }
   return false;
 }
@@ -241,7 +273,9 @@ void batch_prefill_paged_pair_run(Arguments& args) {
   const DeviceGuard guard(prefill.device);
   const LaunchSite site = SiteOf(prefill);
   if (!prefill.all_masked && prefill.decode_list.blocks == 0 &&
-      TryLaunchFused(site, prefill.params, prefill.prefill_list, prefill.tile, decode)) {
+      TryLaunchFused(site,
+                     {prefill.params, prefill.prefill_list, prefill.tile, prefill.rows, prefill.requests, prefill.keys},
+                     decode)) {
     LaunchMerges<true>(site, prefill.params, prefill.prefill_list, prefill.tile);
     return;
   }
@@ -258,11 +292,12 @@ void batch_prefill_single_pair_run(Arguments& args) {
   const DeviceGuard guard(prefill.device);
   const LaunchSite site = SiteOf(decode);
   const Params& p = prefill.params;
-  if (HAS_FUSED && !HAS_PREFILL_SM90 && !prefill.all_masked && p.qo_len > 0 && p.kv_len > 0) {
+  if (HAS_FUSED && !prefill.all_masked && p.qo_len > 0 && p.kv_len > 0) {
     // No split-KV: whenever one launch is faster, there are more tiles than blocks.
-    const WorkList prefill_list =
-        PlanSingle(int64_t(p.qo_len) * p.group.divisor, p.num_kv_heads, p.kv_len, LARGE_PREFILL_TILE, 0, 0);
-    if (TryLaunchFused(site, AsPage(p, decode), prefill_list, LARGE_PREFILL_TILE, decode)) return;
+    WorkList prefill_list = PlanSingle(int64_t(p.qo_len) * p.group.divisor, p.num_kv_heads, p.kv_len, FUSED_TILE, 0, 0);
+    if constexpr (HAS_PREFILL_SM90) SetTickets(site, prefill_list, CachedBlocks<FUSED_TILE>());
+    const Params page = AsPage(p, decode);
+    if (TryLaunchFused(site, {page, prefill_list, FUSED_TILE, p.qo_len, 1, p.kv_len}, decode)) return;
   }
   RunSingle(site, prefill);
   Launch<true, true>(OP, decode);

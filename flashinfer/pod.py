@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """POD attention: prefill together with decoding.
 
-Both parts share one launch on GPUs whose SMs hold a CTA of each part: tensor cores work for prefill while the keys of
-the decoding part are loaded. A shared launch needs 16-bit types, a head_dim of at most 128, no RoPE, no custom mask,
-and enough prefill queries to fill the GPU. Otherwise the two parts are launched one after the other. A batch with
+Both parts share one launch where that is faster: tensor cores work for prefill while the keys of the decoding part are
+loaded. A shared launch needs 16-bit types, a head_dim of at most 128, no RoPE, no custom mask, and enough prefill
+queries to fill the GPU. Otherwise the two parts are launched one after the other. On an SM90 GPU, prefill runs on the
+Hopper kernels (backend ``fa3``) where these serve it, in either case; decoding has one kernel. A batch with
 requests of both kinds in one cache is a single launch too: :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
 """
 
@@ -26,9 +27,11 @@ from .attention.composite import CompositeWrapper
 from .attention.options import (
     ALIBI,
     CAUSAL,
+    DECODE_TILE,
     NON_CAUSAL,
     alibi_slopes,
     default_scale,
+    fa3_serves,
     layout_code,
     pos_encoding_code,
 )
@@ -38,7 +41,7 @@ from .attention.wrapper import Launch, PlannedWrapper
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.attention import gen_batch_pod_module, gen_pod_module
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
-from .prefill.planning import store_mask
+from .prefill.planning import choose_backend, store_mask
 from .trace.templates.pod import batch_pod_trace, pod_trace
 
 __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
@@ -46,6 +49,7 @@ __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
 Dtype = Union[str, torch.dtype]
 
 _TILE = 128  # rows per prefill tile
+_LEAST_TILES = 8  # of a KV head, for a shared launch of the Hopper kernels (Planner::LEAST_FUSED_TILES)
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -61,13 +65,16 @@ def get_batch_pod_module(*args: Any) -> Any:
     return gen_batch_pod_module(*args).build_and_load()
 
 
-def _is_much(q: torch.Tensor) -> bool:
+def _is_much(q: torch.Tensor, num_kv_heads: int, backend: str) -> bool:
     """Return True if there are enough prefill queries for a shared launch (``FusesLists`` of attention/planner.h).
 
     Native code makes the exact decision. This estimate saves host time: if native code would decline to share a launch,
     two separate calls take less time on the host.
     """
-    return q.is_cuda and q.ndim == 3 and q.shape[0] * q.shape[1] >= 3 * _TILE * get_device_sm_count(q.device)
+    if not q.is_cuda or q.ndim != 3:
+        return False
+    least = _LEAST_TILES * num_kv_heads if backend == "fa3" else 3 * get_device_sm_count(q.device)
+    return q.shape[0] * q.shape[1] >= least * _TILE
 
 
 def _prepare(wrapper: PlannedWrapper, *args: Any, **kwargs: Any) -> tuple[Any, Launch]:
@@ -103,7 +110,20 @@ class _PrefillPart(BatchPrefillWithPagedKVCacheWrapper):
         qo_lens = np.diff(planned.qo_indptr)
         store_mask(self, f"{self._op}.plan", custom_mask, packed_custom_mask, qo_lens, planned.kv_lens, True)
         self._causal = causal
+        self._backend = choose_backend(self, *self._module_key[:3])
+        self._select_module(*self._module_key)
         self._plan_work()
+
+
+class _DecodePart(BatchDecodeWithPagedKVCacheWrapper):
+    _op = BatchDecodeWithPagedKVCacheWrapper._op
+
+    def _module_backend(self) -> str:
+        """Return the backend whose prefill kernels are in the module too: the prompt may share a launch."""
+        dtypes, dim = self._dtypes, self._head_dim
+        is_plain = dtypes.q is dtypes.kv and self._num_qo_heads <= DECODE_TILE * self._num_kv_heads
+        serves = is_plain and fa3_serves(self.device, dtypes.q, dtypes.kv, dtypes.o, dim, dim, self._pos_encoding)
+        return "fa3" if serves else "fa2"
 
 
 class PODWithPagedKVCacheWrapper(CompositeWrapper):
@@ -142,7 +162,8 @@ class PODWithPagedKVCacheWrapper(CompositeWrapper):
         paged_kv_last_page_len_buffer: Optional[torch.Tensor] = None,
         jit_args: Optional[Sequence[Any]] = None,
     ) -> None:
-        self._decode = BatchDecodeWithPagedKVCacheWrapper(
+        self._backend, self._num_kv_heads = "fa2", 1  #: of the last plan
+        self._decode = _DecodePart(
             float_workspace_buffer,
             kv_layout,
             use_cuda_graph=use_cuda_graph,
@@ -202,6 +223,7 @@ class PODWithPagedKVCacheWrapper(CompositeWrapper):
             rope_theta=rope_theta,
             non_blocking=non_blocking,
         )
+        self._backend, self._num_kv_heads = self._decode._module_backend(), num_kv_heads
 
     begin_forward = plan
 
@@ -271,7 +293,7 @@ class PODWithPagedKVCacheWrapper(CompositeWrapper):
         scales: dict[str, Any] = {"q_scale": q_scale, "k_scale": k_scale, "enable_pdl": enable_pdl}
         if (
             not _is_compiling()
-            and _is_much(q_p)
+            and _is_much(q_p, self._num_kv_heads, self._backend)
             and custom_mask_p is packed_custom_mask_p is None
             and self._shares_module(q_p, k_p, v_p, pos_encoding_mode_p)
         ):
@@ -299,7 +321,6 @@ class PODWithPagedKVCacheWrapper(CompositeWrapper):
             q_p,
             k_p,
             v_p,
-            backend="fa2",  # as in one launch
             custom_mask=custom_mask_p,
             packed_custom_mask=packed_custom_mask_p,
             causal=causal_p,
@@ -345,8 +366,8 @@ class BatchPODWithPagedKVCacheWrapper(CompositeWrapper):
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         flat = float_workspace_buffer.view(-1).view(torch.uint8)
         half = flat.numel() // 32 * 16
-        self._prefill = _PrefillPart(flat[:half], kv_layout, backend="fa2")
-        self._decode = BatchPrefillWithPagedKVCacheWrapper(flat[half:], kv_layout, backend="fa2")
+        self._prefill = _PrefillPart(flat[:half], kv_layout)
+        self._decode = _PrefillPart(flat[half:], kv_layout)
         self._is_planned: Optional[bool] = None  #: None: never planned; False: the last plan failed
         self._planned_causal: Optional[bool] = None  #: causal flag of the prefill plan; None: custom mask
         self.device = float_workspace_buffer.device
@@ -397,6 +418,10 @@ class BatchPODWithPagedKVCacheWrapper(CompositeWrapper):
         }
         self._is_planned = False  # both parts must be planned
         self._prefill.plan(qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p, *sizes, **options)
+        if num_qo_heads <= DECODE_TILE * num_kv_heads:  # requests that decode are in the list of the decode kernel
+            self._decode._requested_backend = self._prefill._backend  # a shared launch is one of one module
+        else:
+            self._decode._requested_backend = "auto"
         self._decode.plan(qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d, *sizes, **options)
         self._planned_causal = False
         self._is_planned = True
@@ -472,7 +497,12 @@ class BatchPODWithPagedKVCacheWrapper(CompositeWrapper):
             "return_lse": return_lse,
             "enable_pdl": enable_pdl,
         }
-        if _is_compiling() or not _is_much(q_p):
+        shares_module = self._prefill._cached_module is self._decode._cached_module
+        if (
+            _is_compiling()
+            or not shares_module
+            or not _is_much(q_p, self._prefill._num_kv_heads, self._prefill._backend)
+        ):
             result_p = self._prefill.run(q_p, paged_kv_cache_p, v_scale=v_scale, **options)
             result_d = self._decode.run(q_d, paged_kv_cache_d, v_scale=v_scale, **options)
         else:

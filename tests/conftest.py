@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from flashinfer._runtime.errors import MissingJITCacheError
+from flashinfer.attention import options
+from flashinfer.prefill import planning, single
 from flashinfer.testing import set_seed
 
 from . import lanes
@@ -51,6 +53,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     """Return each device of this machine in turn; an op test that takes the fixture runs once per device."""
+    return request.param
+
+
+@pytest.fixture(params=["fa2", "fa3"])
+def either_backend(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let ``backend="auto"`` choose one prefill backend wherever it serves a call, then the other (SM90 only)."""
+    if request.param == "fa2":
+        monkeypatch.setattr(options, "has_fa3", lambda device: False)
+    elif device == "cpu" or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of capability 9.0")
+    else:
+        for module in (planning, single):
+            monkeypatch.setattr(module, "fa3_is_faster", lambda *_: True)
     return request.param
 
 

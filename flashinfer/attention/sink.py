@@ -40,7 +40,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     paged_kv_last_page_len_buf, custom_mask_buf, mask_indptr_buf
         As for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
     backend : str
-        ``"auto"`` or ``"fa2"``.
+        ``"auto"`` (the faster one, for each plan), ``"fa2"`` or, on an SM90 GPU, ``"fa3"``.
     pos_encoding_mode : str
         ``"NONE"`` or ``"ROPE_LLAMA"``.
     use_fp16_qk_reduction : bool
@@ -63,6 +63,8 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     >>> q, cache = torch.randn(6, 32, 128).bfloat16(), torch.randn(3, 2, 16, 8, 128).bfloat16()
     >>> out = wrapper.run(q, cache, torch.zeros(32), 128**-0.5)
     """
+
+    _has_portable_variant = True
 
     @flashinfer_api(trace=None)
     @explain_type_errors
@@ -100,7 +102,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         jit_args: list[Any] = [
             uri, q, kv, q, torch.int32, head_dim_qk, head_dim_vo,
             ["sink"], ["float"], scalars, ["double"] * len(scalars),
-            "AttentionSink", attention_sink_decl["fa2"],
+            "AttentionSink", attention_sink_decl["fa2"],  # of all backends
         ]  # fmt: skip
         super().__init__(
             float_workspace_buffer,

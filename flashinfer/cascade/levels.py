@@ -12,14 +12,13 @@ from .._runtime.arch import get_compute_capability
 from ..api_logging import flashinfer_api
 from ..attention.host import as_tensors, to_device
 from ..attention.modules import get_batch_fused_module
-from ..attention.options import CAUSAL, Dtypes
+from ..attention.options import CAUSAL, DECODE_TILE, Dtypes
 from ..attention.wrapper import Launch
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..prefill.planning import call_with
 
 __all__ = ["Level"]
 
-_DECODE_TILE = 16  # rows per tile (backend_interface.h)
 _HEAD_DIMS = (64, 128)  # head dimensions at which an SM holds two CTAs
 _LARGE_SHARED_MEMORY = ((9, 0), (10, 0), (10, 3), (11, 0))  # compute capabilities with 227 KiB of shared memory per CTA
 
@@ -66,7 +65,7 @@ class Level(BatchPrefillWithPagedKVCacheWrapper):
             and self._window_left < 0
             and indptr[0] == shared_indptr[0] == 0
             and indptr[-1] == shared_indptr[-1] > 0
-            and np.diff(indptr).max() * group <= _DECODE_TILE < np.diff(shared_indptr).min() * group
+            and np.diff(indptr).max() * group <= DECODE_TILE < np.diff(shared_indptr).min() * group
         )
 
     @flashinfer_api(trace=None)

@@ -165,6 +165,10 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
         self._mask_indptr_buf: Optional[torch.Tensor] = None
         self._planned_q_len: Optional[int] = None
 
+    def _module_backend(self) -> str:
+        """Return the backend of the module. Requests that decode run on the kernel that all backends have."""
+        return "fa2"
+
     @property
     def use_tensor_cores(self) -> bool:
         return self._use_tensor_cores

@@ -164,11 +164,12 @@ def module_of(wrapper: Any) -> Any:
         wrapper._pos_encoding,
         wrapper._window_left >= 0,
         wrapper._logits_soft_cap > 0,
+        wrapper._module_backend(),
     )
     if key != wrapper._module_key:
-        d, tail = key[0], (_INT32, key[1], *key[1:])
+        d, tail, backend = key[0], (_INT32, key[1], *key[1:-1]), key[-1]
         if wrapper._use_tensor_cores:
-            module = get_batch_prefill_module("fa2", d.compute, d.kv, d.o, *tail, False, device=wrapper._device_kind)
+            module = get_batch_prefill_module(backend, d.compute, d.kv, d.o, *tail, False, device=wrapper._device_kind)
         else:
             module = get_batch_decode_module(d.compute, d.kv, d.o, *tail, device=wrapper._device_kind)
         wrapper._module_key, wrapper._module_found = key, module

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, ClassVar, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -124,6 +124,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PlannedWrapper):
     #: Keys of the ragged wrapper, which a recorded call compares too.
     _kv_indptr_buf: Optional[torch.Tensor] = None
     _kv_indptr_last: int = 0
+    #: True if a variant of the class is known to suit all backends, so that "auto" may choose for each plan.
+    _has_portable_variant: ClassVar[bool] = False
+    _jit_backend: str  #: backend of ``_jit_module``
+    _variant: tuple[Sequence[Any], Mapping[str, Any]]
 
     _check_in_graph = check_in_graph
     _derived_scalars = prefill_scalars

@@ -21,6 +21,7 @@ from ..attention.options import (
     ALIBI,
     CAUSAL,
     CUSTOM,
+    DECODE_TILE,
     MULTI_ITEM,
     NON_CAUSAL,
     Dtypes,
@@ -73,9 +74,9 @@ def begin_prefill(
     wrapper._variant_owns_mask = variant_owns_mask
     if jit_args is not None:
         wrapper._backend = resolve_backend(wrapper._op, backend, wrapper.device)
-        wrapper._jit_module = get_customize_batch_prefill_module(
-            wrapper._backend, *jit_args, device=wrapper._device_kind, **(jit_kwargs or {})
-        )
+        wrapper._variant = (jit_args, jit_kwargs or {})
+        if backend != "auto" or not wrapper._has_portable_variant:
+            load_variant(wrapper)
     wrapper._custom_mask_buf = custom_mask_buf
     wrapper._mask_indptr_buf = mask_indptr_buf
     wrapper._max_total_num_rows = None
@@ -87,6 +88,17 @@ def begin_prefill(
     wrapper._block_tables = None
     wrapper._max_q_len = None
     wrapper._max_kv_len = None
+
+
+def load_variant(wrapper: Any) -> None:
+    """Load the module of the user's variant for the chosen backend."""
+    if wrapper._jit_module is None or wrapper._jit_backend != wrapper._backend:
+        (uri, *rest), options = wrapper._variant
+        suffix = f"_{wrapper._backend}" if wrapper._has_portable_variant and wrapper._backend != "fa2" else ""
+        wrapper._jit_backend = wrapper._backend
+        wrapper._jit_module = get_customize_batch_prefill_module(
+            wrapper._backend, f"{uri}{suffix}" if suffix else uri, *rest, device=wrapper._device_kind, **options
+        )
 
 
 def check_rows(wrapper: Any, op: str, batch_size: int, rows: int) -> None:
@@ -171,7 +183,8 @@ def select_module(
     """Select the module for the planned options; the legacy ``forward`` calls this again with other parameters."""
     wrapper._module_key = (dtypes, head_dim_qk, head_dim_vo, use_fp16_qk_reduction)
     wrapper._head_dim_vo = head_dim_vo
-    if wrapper._jit_module is not None:
+    if wrapper._jit is not None:
+        load_variant(wrapper)
         wrapper._cached_module = wrapper._jit_module
         return
     if wrapper._backend == "fa3" and fa3_multiplies_fp8(
@@ -191,7 +204,7 @@ def choose_backend(wrapper: Any, dtypes: Dtypes, head_dim_qk: int, head_dim_vo: 
 
     With splits that are the same in every batch, so is the backend: results then do not depend on the batch.
     """
-    if wrapper._requested_backend != "auto" or wrapper._jit_module is not None:
+    if wrapper._requested_backend != "auto" or (wrapper._jit is not None and not wrapper._has_portable_variant):
         return resolve_backend(wrapper._op, wrapper._requested_backend, wrapper.device)
     if wrapper._max_total_num_rows is not None:
         return wrapper._backend
@@ -200,8 +213,12 @@ def choose_backend(wrapper: Any, dtypes: Dtypes, head_dim_qk: int, head_dim_vo: 
         return "fa2"
     if not fa3_serves(wrapper.device, dtypes.q, dtypes.kv, dtypes.o, head_dim_qk, head_dim_vo, wrapper._pos_encoding):
         return "fa2"
-    rows = planned.num_rows * (wrapper._num_qo_heads // wrapper._num_kv_heads)
-    return "fa3" if fa3_is_faster(rows, planned.batch_size, wrapper._mask_mode()) else "fa2"
+    group, mode = wrapper._num_qo_heads // wrapper._num_kv_heads, wrapper._mask_mode()
+    if fa3_is_faster(planned.num_rows * group, planned.batch_size, mode):
+        return "fa3"
+    rows = np.diff(planned.qo_indptr) * group
+    rows = rows[rows > DECODE_TILE]  # the others decode, on a kernel that both backends have
+    return "fa3" if len(rows) and fa3_is_faster(int(rows.sum()), len(rows), mode) else "fa2"
 
 
 def freeze_rows(wrapper: Any) -> None:

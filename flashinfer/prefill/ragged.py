@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, ClassVar, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -97,6 +97,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(PlannedWrapper):
     _token_pos_in_items_len: Optional[int]
     _token_pos_in_items_ptr: Optional[torch.Tensor]
     _module_key: tuple[Dtypes, int, int, bool]
+    _has_portable_variant: ClassVar[bool] = False  # see BatchPrefillWithPagedKVCacheWrapper
+    _jit_backend: str
+    _variant: tuple[Sequence[Any], Mapping[str, Any]]
     #: Tables of the paged wrapper, which a recorded call compares too.
     _paged_kv_indptr_buf: Optional[torch.Tensor] = None
     _paged_kv_indices_buf: Optional[torch.Tensor] = None

@@ -83,7 +83,8 @@ class Case:
             first += count
         return cache
 
-    def run(self, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    def call(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """Return the numbers of a call, its outputs, and the tensors that the numbers point to."""
         lengths = lambda x: torch.tensor([0, *torch.tensor(x).cumsum(0).tolist()], dtype=torch.int32)  # noqa: E731
         qo_indptr, kv_indptr = lengths(self.qo_lens), lengths(self.kv_lens)
         kv_lens = torch.tensor(self.kv_lens, dtype=torch.int32)
@@ -106,6 +107,10 @@ class Case:
         options = [self.mask_mode, self.window, self.split, self.blocks]
         pointers = [t.data_ptr() for t in tensors] + ([t.data_ptr() for t in self.scales] or [0, 0, 0])
         call = torch.tensor([*pointers, *numbers, *strides, *options], dtype=torch.int64)
+        return call, o, lse, tensors
+
+    def run(self, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        call, o, lse, _tensors = self.call()
         self.items = -self.library.call("run", call.data_ptr(), 1, self.sm_scale, CAP)
         self.library.seed(seed)
         assert self.library.call("run", call.data_ptr(), 0, self.sm_scale, CAP) == 0
@@ -146,7 +151,9 @@ class Case:
         return torch.cat(outputs), torch.cat(lses)
 
     def check(self, soft_cap: float = 0.0, has_hooks: bool = False, seed: int = 1) -> None:
-        o, lse = self.run(seed)
+        self.compare(*self.run(seed), soft_cap, has_hooks)
+
+    def compare(self, o: torch.Tensor, lse: torch.Tensor, soft_cap: float = 0.0, has_hooks: bool = False) -> None:
         want_o, want_lse = self.expected(soft_cap, has_hooks)
         torch.testing.assert_close(o.double(), want_o, rtol=1e-2, atol=1e-2)
         torch.testing.assert_close(lse.double(), want_lse, rtol=1e-3, atol=1e-3)

@@ -6,6 +6,7 @@
 // With MIXED, requests of few rows are in a decode list, and both lists run in one launch (mixed_sm90.cuh). With SHORT_FORM,
 // the kernel has the form for short items.
 #include <flashinfer/attention/planner.h>
+#include <flashinfer/attention/single_plan.h>
 #include <flashinfer/ptx/math.cuh>
 
 namespace flashinfer {
@@ -88,44 +89,40 @@ struct Call {
   int64_t mask_mode, window_left, split, blocks;
 };
 
-template <bool PAGED, bool ALL_MASKED>
-int64_t Run(const Params& p, WorkList work) {
-  Status status = LaunchPrefillSm90<Params, TILE, PAGED, ALL_MASKED>(p, work, false, nullptr);
-  if (status == cudaSuccess) {
-    status = LaunchMerge<Params, TILE>(p, work, false, nullptr);
-  }
-  return int64_t(status);
-}
-
-#ifdef MIXED
-constexpr int TEAMS = mixed_sm90::Shape<Params>::TEAMS;
-
-/// Run the decode list and the prefill list in one launch. Returns -1 if the plan does not divide the device.
-int64_t RunMixed(const Params& p, const WorkList& prefill, WorkList decode, const PlanOutput& out, int64_t sms) {
-  const int fused = FusedBlocks<Params, TILE>();
-  if (fused != TEAMS * sms || !Planner::FusesLists(TILE, decode.blocks, prefill.blocks, fused, true)) return -1;
-  std::vector<float> partial(size_t(out.decode_slots) * DECODE_TILE * (HEAD_VO + 1), NAN);
-  decode.partial_o = partial.data();
-  decode.partial_lse = partial.data() + size_t(out.decode_slots) * DECODE_TILE * HEAD_VO;
-  Status status = LaunchFused<Params, TILE>(p, prefill, p, decode, false, nullptr);
-  if (status == cudaSuccess) status = LaunchMerge<Params, TILE>(p, prefill, false, nullptr);
-  const int32_t* const counters = decode.tickets;
-  for (int i = 0; i < TICKETS + out.info.decode_merge_blocks; ++i) {
-    if (counters[i] != 0) return -2;  // the next launch begins with zeros
-  }
-  return int64_t(status);
-}
-#endif
-
 template <typename T>
 T* Pointer(int64_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-/// Run the call; returns the status of the launches, or minus the number of work items if `only_count`.
-EMULATION_EXPORT int64_t run(const Call* call, int64_t only_count, double sm_scale, double soft_cap) {
-  const Call& c = *call;
-  emulation::device.multiprocessors = int(c.blocks);
+Params ParamsOf(const Call& c, double sm_scale, double soft_cap) {
+  Params p{};
+  p.q = Pointer<Query>(c.q), p.k = Pointer<Key>(c.k), p.v = Pointer<Key>(c.v), p.o = Pointer<Result>(c.o);
+  p.lse = Pointer<float>(c.lse);
+  p.q_stride_n = c.q_stride_n, p.q_stride_h = c.q_stride_h;
+  p.o_stride_n = c.qo_heads * HEAD_VO, p.o_stride_h = HEAD_VO;
+  p.k_stride_page = c.k_stride_page, p.k_stride_n = c.k_stride_n, p.k_stride_h = c.k_stride_h;
+  p.v_stride_page = c.v_stride_page, p.v_stride_n = c.v_stride_n, p.v_stride_h = c.v_stride_h;
+  p.qo_indptr = Pointer<int32_t>(c.qo_indptr), p.kv_indptr = Pointer<int32_t>(c.kv_indptr);
+  p.kv_lens = Pointer<int32_t>(c.kv_lens);
+  p.kv_indices = Pointer<int32_t>(c.kv_indices);
+  p.qo_len = int32_t(c.rows), p.kv_len = int32_t(c.keys);
+  p.page_size = FastDivisor(uint32_t(std::max<int64_t>(c.page_size, 1)));
+  p.kv_heads = FastDivisor(uint32_t(c.kv_heads));
+  p.group = FastDivisor(uint32_t(c.qo_heads / c.kv_heads));
+  p.num_qo_heads = int32_t(c.qo_heads), p.num_kv_heads = int32_t(c.kv_heads);
+  p.window_left = int32_t(c.window_left), p.mask_mode = int32_t(c.mask_mode);
+  p.out_scale = 1.f, p.lse_scale = 1.f;
+  p.maybe_custom_mask = Pointer<uint8_t>(c.mask), p.maybe_mask_indptr = Pointer<int32_t>(c.mask_indptr);
+  p.sink = Pointer<float>(c.sink);
+#ifdef HEAD_SCALES
+  p.maybe_scale_q = Pointer<float>(c.scale_q), p.maybe_scale_k = Pointer<float>(c.scale_k);
+  p.maybe_scale_v = Pointer<float>(c.scale_v);
+#endif
+  p.sm_scale = sm_scale, p.logits_soft_cap = soft_cap;
+  return p;
+}
+
+PlanInput InputOf(const Call& c) {
   PlanInput in{};
   in.batch_size = int32_t(c.batch);
   in.qo_indptr = Pointer<int32_t>(c.qo_indptr);
@@ -140,12 +137,70 @@ EMULATION_EXPORT int64_t run(const Call* call, int64_t only_count, double sm_sca
 #ifdef MIXED
   in.disable_split = false;
   in.decode_tile = DECODE_TILE;
-  in.decode_blocks = in.fused_blocks = int32_t(TEAMS * c.blocks);
+  in.decode_blocks = in.fused_blocks = int32_t(mixed_sm90::Shape<Params>::TEAMS * c.blocks);
   in.takes_shares = true;
 #endif
   in.takes_items = true;
   in.prefill_tiles[0] = TILE;
   in.prefill_blocks[0] = int32_t(c.blocks);
+  return in;
+}
+
+template <bool PAGED, bool ALL_MASKED>
+int64_t Run(const Params& p, WorkList work) {
+  Status status = LaunchPrefillSm90<Params, TILE, PAGED, ALL_MASKED>(p, work, false, nullptr);
+  if (status == cudaSuccess) {
+    status = LaunchMerge<Params, TILE>(p, work, false, nullptr);
+  }
+  return int64_t(status);
+}
+
+#ifdef MIXED
+constexpr int TEAMS = mixed_sm90::Shape<Params>::TEAMS;
+
+/// The decode list of a plan, without memory for partial states.
+WorkList DecodeListOf(std::vector<char>& plan, const PlanOutput& out) {
+  const auto* header = reinterpret_cast<const PlanHeader*>(plan.data());
+  WorkList decode{};
+  decode.items = reinterpret_cast<const WorkItem*>(plan.data() + out.info.decode_items);
+  decode.has_shares = true;
+  decode.num_items = &header->decode_items;
+  decode.merges = reinterpret_cast<const MergeItem*>(plan.data() + out.info.decode_merges);
+  decode.num_merges = &header->decode_merges;
+  decode.tickets = reinterpret_cast<int32_t*>(plan.data() + out.info.decode_tickets);
+  decode.arrivals = decode.tickets + TICKETS;
+  decode.blocks = int32_t(out.info.decode_blocks);
+  return decode;
+}
+
+/// Run both lists in one launch. Returns -2 if counters are not what the next launch begins with.
+int64_t RunLists(const Params& prefill_params, const WorkList& prefill, const Params& decode_params, WorkList decode,
+                 const PlanOutput& out) {
+  std::vector<float> partial(size_t(out.decode_slots) * DECODE_TILE * (HEAD_VO + 1), NAN);
+  decode.partial_o = partial.data();
+  decode.partial_lse = partial.data() + size_t(out.decode_slots) * DECODE_TILE * HEAD_VO;
+  Status status = LaunchFused<Params, TILE>(prefill_params, prefill, decode_params, decode, false, nullptr);
+  if (status == cudaSuccess) status = LaunchMerge<Params, TILE>(prefill_params, prefill, false, nullptr);
+  const int32_t* const counters = decode.tickets;
+  for (int i = 0; i < TICKETS + out.info.decode_merge_blocks; ++i) {
+    if (counters[i] != 0) return -2;
+  }
+  return int64_t(status);
+}
+
+/// Run the lists of one plan. Returns -1 if the plan does not divide the device.
+int64_t RunMixed(const Params& p, const WorkList& prefill, const WorkList& decode, const PlanOutput& out, int64_t sms) {
+  const int fused = FusedBlocks<Params, TILE>();
+  if (fused != TEAMS * sms || !Planner::FusesLists(TILE, decode.blocks, prefill.blocks, fused, true)) return -1;
+  return RunLists(p, prefill, p, decode, out);
+}
+#endif
+
+/// Run the call; returns the status of the launches, or minus the number of work items if `only_count`.
+EMULATION_EXPORT int64_t run(const Call* call, int64_t only_count, double sm_scale, double soft_cap) {
+  const Call& c = *call;
+  emulation::device.multiprocessors = int(c.blocks);
+  const PlanInput in = InputOf(c);
   PlanOutput out;
   Planner(in, out).Run();
   std::vector<char> plan(size_t(out.info.int_bytes));
@@ -165,42 +220,40 @@ EMULATION_EXPORT int64_t run(const Call* call, int64_t only_count, double sm_sca
   work.partial_lse = partial.data() + size_t(out.prefill_slots) * TILE * HEAD_VO;
   if (only_count != 0) return -int64_t(header->prefill_items) * c.kv_heads;
 
-  Params p{};
-  p.q = Pointer<Query>(c.q), p.k = Pointer<Key>(c.k), p.v = Pointer<Key>(c.v), p.o = Pointer<Result>(c.o);
-  p.lse = Pointer<float>(c.lse);
-  p.q_stride_n = c.q_stride_n, p.q_stride_h = c.q_stride_h;
-  p.o_stride_n = c.qo_heads * HEAD_VO, p.o_stride_h = HEAD_VO;
-  p.k_stride_page = c.k_stride_page, p.k_stride_n = c.k_stride_n, p.k_stride_h = c.k_stride_h;
-  p.v_stride_page = c.v_stride_page, p.v_stride_n = c.v_stride_n, p.v_stride_h = c.v_stride_h;
-  p.qo_indptr = in.qo_indptr, p.kv_indptr = in.kv_indptr, p.kv_lens = in.kv_lens;
-  p.kv_indices = Pointer<int32_t>(c.kv_indices);
-  p.qo_len = int32_t(c.rows), p.kv_len = int32_t(c.keys);
-  p.page_size = FastDivisor(uint32_t(in.page_size));
-  p.kv_heads = FastDivisor(uint32_t(c.kv_heads));
-  p.group = FastDivisor(uint32_t(c.qo_heads / c.kv_heads));
-  p.num_qo_heads = int32_t(c.qo_heads), p.num_kv_heads = int32_t(c.kv_heads);
-  p.window_left = int32_t(c.window_left), p.mask_mode = int32_t(c.mask_mode);
-  p.out_scale = 1.f, p.lse_scale = 1.f;
-  p.maybe_custom_mask = Pointer<uint8_t>(c.mask), p.maybe_mask_indptr = Pointer<int32_t>(c.mask_indptr);
-  p.sink = Pointer<float>(c.sink);
-#ifdef HEAD_SCALES
-  p.maybe_scale_q = Pointer<float>(c.scale_q), p.maybe_scale_k = Pointer<float>(c.scale_k);
-  p.maybe_scale_v = Pointer<float>(c.scale_v);
-#endif
-  p.sm_scale = sm_scale, p.logits_soft_cap = soft_cap;
+  const Params p = ParamsOf(c, sm_scale, soft_cap);
 #ifdef MIXED
-  WorkList decode{};
-  decode.items = reinterpret_cast<const WorkItem*>(plan.data() + out.info.decode_items);
-  decode.has_shares = true;
-  decode.num_items = &header->decode_items;
-  decode.merges = reinterpret_cast<const MergeItem*>(plan.data() + out.info.decode_merges);
-  decode.num_merges = &header->decode_merges;
-  decode.tickets = work.tickets - 1;
-  decode.arrivals = decode.tickets + TICKETS;
-  decode.blocks = int32_t(out.info.decode_blocks);
-  return RunMixed(p, work, decode, out, c.blocks);
+  return RunMixed(p, work, DecodeListOf(plan, out), out, c.blocks);
 #endif
   constexpr bool ALL_MASKED = KERNEL_MASKS;
   if (c.page_size > 0) return Run<KERNEL_PAGES, ALL_MASKED>(p, work);
   return Run<!KERNEL_ROWS, ALL_MASKED>(p, work);
 }
+
+#ifdef MIXED
+/// Run one request with dense keys next to requests that decode, planned for the whole device (POD). The first `reading`
+/// blocks begin with the decode list. `by_head` is WorkList::is_by_head of the request.
+EMULATION_EXPORT int64_t run_pod(const Call* prompt, const Call* call, int64_t reading, int64_t by_head,
+                                 double sm_scale) {
+  emulation::device.multiprocessors = int(call->blocks);
+  PlanInput in = InputOf(*call);
+  in.fused_blocks = 0;
+  PlanOutput out;
+  Planner(in, out).Run();
+  std::vector<char> plan(size_t(out.info.int_bytes));
+  Planner::Write(out, plan.data());
+  WorkList decode = DecodeListOf(plan, out);
+  decode.blocks = std::min(decode.blocks, int32_t(reading) * TEAMS);
+
+  Params page = ParamsOf(*prompt, sm_scale, 0.);
+  page.page_size = FastDivisor(uint32_t(prompt->keys));
+  page.kv_indices = Pointer<int32_t>(call->kv_indptr);
+  page.qo_indptr = page.kv_indptr = page.kv_lens = nullptr;
+  const int64_t rows = prompt->rows * (prompt->qo_heads / prompt->kv_heads);
+  WorkList prefill = PlanSingle(rows, prompt->kv_heads, prompt->keys, TILE, 0, 0);
+  int32_t taken = 0;
+  prefill.tickets = &taken;
+  prefill.is_by_head = by_head != 0;
+  const int64_t status = RunLists(page, prefill, ParamsOf(*call, sm_scale, 0.), decode, out);
+  return status == 0 && taken != 0 ? -3 : status;
+}
+#endif

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 
 from flashinfer import (
+    BatchAttentionWithAttentionSinkWrapper,
     BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
     append_paged_kv_cache,
+    pod,
     single_prefill_with_kv_cache,
     utils,
 )
@@ -39,6 +42,19 @@ def hopper(monkeypatch) -> torch.device:
     return HOPPER
 
 
+def planned_on(device, qo_lens, pos_encoding=0, mask_mode=options.CAUSAL, **members):
+    """Return what choose_backend reads of a planned wrapper."""
+    batch = types.SimpleNamespace(
+        qo_indptr=np.cumsum([0, *qo_lens]), num_rows=sum(qo_lens), batch_size=len(qo_lens), fixed_split_size=-1,
+        disable_split_kv=False,
+    )  # fmt: skip
+    return types.SimpleNamespace(
+        _requested_backend="auto", _jit=None, _has_portable_variant=False, _max_total_num_rows=None, device=device,
+        _num_qo_heads=8, _num_kv_heads=8, _planned=batch, _pos_encoding=pos_encoding, _mask_mode=lambda: mask_mode,
+        _op="op", **members,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "arguments, dims, backend",
     [
@@ -58,16 +74,47 @@ def test_the_backend_that_engines_ask_for_is_that_of_auto(monkeypatch, hopper, a
     named = dict(zip(("head_dim_qk", "head_dim_vo"), dims, strict=False))
     assert utils.determine_attention_backend(hopper, *arguments, **named) == backend
     pos_encoding, _, has_mask, q, kv = arguments
-    batch = types.SimpleNamespace(num_rows=4096, batch_size=1, fixed_split_size=-1, disable_split_kv=False)
     o = BF16 if q == FP8 else q
-    planned = types.SimpleNamespace(
-        _requested_backend="auto", _jit_module=None, _max_total_num_rows=None, device=hopper, _num_qo_heads=8,
-        _num_kv_heads=8, _planned=batch, _pos_encoding=pos_encoding,
-        _mask_mode=lambda: options.CUSTOM if has_mask else options.CAUSAL,
-    )  # fmt: skip
+    planned = planned_on(hopper, [4096], pos_encoding, options.CUSTOM if has_mask else options.CAUSAL)
     assert choose_backend(planned, options.Dtypes(q, kv, o, o), *(dims or (128, 128))) == backend
     monkeypatch.setattr(utils, "is_sm90a_supported", lambda device: False)
     assert utils.determine_attention_backend(hopper, *arguments, **named) == "fa2"
+
+
+@pytest.mark.parametrize(
+    "qo_lens, backend",
+    [([1] * 500, "fa2"), ([1] * 500 + [128], "fa3"), ([16] * 9 + [17, 300], "fa3"), ([0, 17, 100, 1], "fa2")],
+)
+def test_requests_that_decode_do_not_count(hopper, qo_lens, backend):
+    """They run on the same kernel with both backends; the others fill tiles, or do not."""
+    assert choose_backend(planned_on(hopper, qo_lens), options.Dtypes(BF16, BF16, BF16, BF16), 128, 128) == backend
+
+
+def test_backends_of_variants(hopper):
+    """A variant of ours suits all backends; one of a user may have hooks that only one of them has."""
+    planned, dtypes = planned_on(hopper, [4096]), options.Dtypes(BF16, BF16, BF16, BF16)
+    for has_variant, is_portable, backend in ((True, False, "fa2"), (True, True, "fa3"), (False, False, "fa3")):
+        planned._jit, planned._has_portable_variant = (object() if has_variant else None), is_portable
+        assert choose_backend(planned, dtypes, 128, 128) == backend
+    assert BatchAttentionWithAttentionSinkWrapper._has_portable_variant
+
+
+@pytest.mark.parametrize(
+    "heads, dim, kv, pos_encoding, backend",
+    [
+        ((32, 8), 128, BF16, 0, "fa3"),
+        ((34, 2), 128, BF16, 0, "fa2"),  # 17 rows are prefill tiles
+        ((32, 8), 512, BF16, 0, "fa2"),
+        ((32, 8), 128, FP8, 0, "fa2"),  # prompts of 16 bits do not share its module
+        ((32, 8), 128, BF16, 1, "fa2"),
+    ],
+)
+def test_module_of_pod(hopper, heads, dim, kv, pos_encoding, backend):
+    part = types.SimpleNamespace(
+        _dtypes=options.Dtypes(BF16, kv, BF16, BF16), _head_dim=dim, _num_qo_heads=heads[0], _num_kv_heads=heads[1],
+        device=hopper, _pos_encoding=pos_encoding,
+    )  # fmt: skip
+    assert pod._DecodePart._module_backend(part) == backend
 
 
 def test_the_mla_backend_that_engines_ask_for_is_that_of_auto(monkeypatch, hopper):

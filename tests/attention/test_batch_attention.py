@@ -20,7 +20,7 @@ from .wrappers import planned as planned_decode
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_mixed_batch(device, layout, causal):
+def test_mixed_batch(device, either_backend, layout, causal):
     batch = Batch(QO_LENS, KV_LENS, device=device)
     pages = batch.pages(8)
     attention = planned(batch, pages, layout, causal=causal)
@@ -34,13 +34,13 @@ def test_mixed_batch(device, layout, causal):
 
 
 @pytest.mark.parametrize("heads", [(7, 1), (8, 1), (4, 4)], ids=str)
-def test_groups(device, heads):
+def test_groups(device, either_backend, heads):
     batch = Batch(QO_LENS, KV_LENS, *heads, device=device)
     pages = batch.pages(1)
     close(planned(batch, pages, causal=True).run(batch.q, batch.cache(pages)), batch.expected(Attention(causal=True)))
 
 
-def test_soft_cap_and_scales(device):
+def test_soft_cap_and_scales(device, either_backend):
     batch = Batch(QO_LENS, KV_LENS, device=device)
     pages = batch.pages(8)
     attention = planned(batch, pages, logits_soft_cap=2.0, sm_scale=0.3)
@@ -103,7 +103,7 @@ def sink_wrapper(batch: Batch, pages, layout="NHD", window_left=-1, **options):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("causal, window_left", [(False, -1), (True, -1), (True, 6)])
-def test_sinks(device, layout, causal, window_left):
+def test_sinks(device, either_backend, layout, causal, window_left):
     batch = Batch(QO_LENS, KV_LENS, device=device)
     pages = batch.pages(8)
     sinks = torch.tensor([0.5, -3.0, 4.0, -torch.inf], device=device)
@@ -114,7 +114,7 @@ def test_sinks(device, layout, causal, window_left):
     assert isinstance(wrapper, flashinfer.BatchPrefillWithPagedKVCacheWrapper)
 
 
-def test_sinks_count_once_however_keys_are_split(device):
+def test_sinks_count_once_however_keys_are_split(device, either_backend):
     batch = Batch([1, 1], [3000, 100], device=device)
     pages = batch.pages(16)
     sinks = torch.tensor([3.0, 5.0, 1.0, 0.0], device=device)

@@ -145,3 +145,27 @@ def test_decode_and_prefill_with_a_window(mixed, page_size):
     """Decode requests that outweigh the prefill; the first items of most blocks are those of tickets."""
     lengths = [*[1] * 9, 520], [*range(100, 1000, 100), 700]
     Case(mixed, *lengths, (2, 1), mask_mode=CAUSAL, page_size=page_size, window=333, blocks=4).check()
+
+
+def pod(mixed, prompt_keys: int, reading: int, by_head: bool) -> int:
+    """Run a prompt of dense keys and requests that decode in one launch, compare both, and return the status."""
+    prompt = Case(mixed, [290], [prompt_keys], (4, 2), mask_mode=CAUSAL, blocks=4)
+    batch = Case(mixed, [1] * 7, [700, 30, 65, 1, 520, 0, 200], (4, 2), page_size=16, blocks=4)
+    (first, *got_first, _kept), (second, *got_second, _held) = prompt.call(), batch.call()
+    addresses = first.data_ptr(), second.data_ptr()
+    status = prompt.library.call("run_pod", *addresses, reading, int(by_head), prompt.sm_scale)
+    if status == 0:
+        prompt.compare(*got_first)
+        batch.compare(*got_second)
+    return status
+
+
+@pytest.mark.parametrize("reading, by_head, keys", [(1, False, 328), (3, True, 320)])
+def test_dense_prompt_beside_decode(mixed, reading, by_head, keys):
+    """The keys of the prompt are one page; its items are computed, not listed."""
+    assert pod(mixed, keys, reading, by_head) == 0
+
+
+def test_dense_prompt_of_any_number_of_keys(mixed):
+    """Boxes of less than 8 rows do not share a launch."""
+    assert pod(mixed, 300, 1, False) > 0

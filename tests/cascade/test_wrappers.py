@@ -38,7 +38,7 @@ def close(out: torch.Tensor, expected: torch.Tensor) -> None:
     ],
     ids=["decode", "three levels", "append", "one level"],
 )
-def test_levels_are_attention_over_all_keys(device, layout, causal, levels, rows):
+def test_levels_are_attention_over_all_keys(device, either_backend, layout, causal, levels, rows):
     tree = Tree(device, layout, levels, rows)
     wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(levels), workspace(device), layout)
     wrapper.plan(tree.qo_indptr, *tree.tables(), HEADS, KV_HEADS, DIM, PAGE, causal=causal)
@@ -60,7 +60,7 @@ def test_aliases_and_workspaces(device):
     assert not wrapper.is_cuda_graph_enabled
 
 
-def test_cuda_graph_mode(device):
+def test_cuda_graph_mode(device, either_backend):
     tree = Tree(device, "NHD", [[SHARED], OWN], [[4], [1, 1, 1, 1]])
     rows, *tables = (list(x) for x in (tree.qo_indptr, *tree.tables()))
     buffers = [[torch.zeros_like(x) for x in y] for y in (rows, *tables)]
@@ -90,7 +90,7 @@ def test_shared_prefix_decode(device, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_shared_prefix_prefill(device, layout, causal):
+def test_shared_prefix_prefill(device, either_backend, layout, causal):
     tree = Tree(device, layout, [[SHARED], [20, 7, 9]], [[30], [20, 3, 7]])
     wrapper = flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper(workspace(device), layout)
     wrapper.begin_forward(tree.qo_indptr[1], *(x[1] for x in tree.tables()), HEADS, KV_HEADS, DIM, PAGE)

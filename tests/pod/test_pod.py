@@ -24,7 +24,7 @@ def close(out: torch.Tensor, expected) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_pod(device, layout, causal):
+def test_pod(device, either_backend, layout, causal):
     prompt = Batch([40], [97], device=device)
     batch, pages, cache = decode_part(device, layout)
     wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device), layout)
@@ -38,7 +38,7 @@ def test_pod(device, layout, causal):
     assert not wrapper.is_cuda_graph_enabled
 
 
-def test_pod_masks_of_the_prompt(device):
+def test_pod_masks_of_the_prompt(device, either_backend):
     prompt = Batch([5], [12], device=device)
     batch, pages, cache = decode_part(device, "NHD")
     mask = torch.rand(5, 12, device=device) < 0.5
@@ -51,7 +51,7 @@ def test_pod_masks_of_the_prompt(device):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_batch_pod(device, layout):
+def test_batch_pod(device, either_backend, layout):
     prompts, (batch, pages, cache) = Batch([17, 40], [33, 97], device=device), decode_part(device, layout)
     prompt_pages = prompts.pages(8)
     prompt_cache = prompts.cache(prompt_pages, layout, "pair")
@@ -127,42 +127,42 @@ TYPES = [(128, torch.bfloat16), (64, torch.float16), (256, torch.float16)]  # th
 @pytest.fixture
 def one_call(monkeypatch):
     """Run both parts in one call of the module, however small they are."""
-    monkeypatch.setattr(pod, "_is_much", lambda q: True)
+    monkeypatch.setattr(pod, "_is_much", lambda *_: True)
 
 
 @pytest.mark.parametrize("dim, dtype", TYPES)
-def test_pod_is_what_both_parts_are_alone(device, one_call, dim, dtype):
+def test_pod_is_what_both_parts_are_alone(device, either_backend, one_call, dim, dtype):
     work = Work(device, dim, dtype, [1700])
     out_p, out_d = work.pod(device)()
-    options = {"causal": True, "window_left": 900, "backend": "fa2"}  # POD runs this backend
+    options = {"causal": True, "window_left": 900}
     assert torch.equal(out_p, flashinfer.single_prefill_with_kv_cache(work.q_p, work.k_p, work.v_p, **options))
     assert torch.equal(out_d, work.decode_alone(device, k_scale=0.5, v_scale=2.0))
 
 
 @pytest.mark.parametrize("dim, dtype", TYPES)
-def test_batch_pod_is_what_both_parts_are_alone(device, one_call, dim, dtype):
+def test_batch_pod_is_what_both_parts_are_alone(device, either_backend, one_call, dim, dtype):
     work = Work(device, dim, dtype, [700, 1000])
     outs, lses = work.batch_pod(device)(return_lse=True)
     parts = ((work.qo_p, work.pages_p, work.q_p, work.cache_p), (work.qo_d, work.pages_d, work.q_d, work.cache_d))
     for out, lse, causal, (qo_indptr, pages, q, cache) in zip(outs, lses, (True, False), parts, strict=True):
-        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device), backend="fa2")
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device), backend=either_backend)
         wrapper.plan(qo_indptr, *pages.table, *work.sizes, causal=causal, q_data_type=dtype)
         expected, expected_lse = wrapper.run(q, cache, v_scale=2.0, return_lse=True)
         assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_both_parts_are_one_launch(device, dtype):
+def test_both_parts_are_one_launch(device, either_backend, dtype):
     if device == "cpu" or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU whose multiprocessors hold a block of each part")
     work = Work(device, 128, dtype, [1700])
     for call in (work.pod(device), work.batch_pod(device)):
         names = kernels(call)
         ours = [name for name in names if "flashinfer" in name]
-        assert len(ours) == 1 and "FusedKernel" in ours[0], names
+        assert len(ours) == 1 and {"fa2": "FusedKernel", "fa3": "MixedSm90Kernel"}[either_backend] in ours[0], names
 
 
-def test_pod_of_other_types_and_rows_that_kernels_cannot_read(device, one_call):
+def test_pod_of_other_types_and_rows_that_kernels_cannot_read(device, either_backend, one_call):
     """Check parts that need different modules, and rows that do not start at multiples of 16 bytes."""
     work = Work(device, 64, torch.float16, [60])
     wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
@@ -173,18 +173,18 @@ def test_pod_of_other_types_and_rows_that_kernels_cannot_read(device, one_call):
     odd = [torch.nn.functional.pad(x, (0, 1))[..., :-1] for x in (work.q_p, work.k_p, work.v_p)]
     for q, k, v in (bf16, odd):
         out_p, out_d = wrapper.run(q, k, v, *rest, causal_p=True)
-        assert torch.equal(out_p, flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True, backend="fa2"))
+        assert torch.equal(out_p, flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True))
         assert torch.equal(out_d, decoded)
 
 
-def test_prompts_of_any_length_after_each_other(device, monkeypatch):
+def test_prompts_of_any_length_after_each_other(device, either_backend, monkeypatch):
     """Check that one call and two calls with the same plan do not mix up their cached launches."""
     work = Work(device, 64, torch.float16, [60])
     wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
     wrapper.plan(*work.pages_d.table, *work.sizes, q_data_type=work.dtype)
-    expected = flashinfer.single_prefill_with_kv_cache(work.q_p, work.k_p, work.v_p, backend="fa2")
+    expected = flashinfer.single_prefill_with_kv_cache(work.q_p, work.k_p, work.v_p)
     decoded = wrapper._decode.run(work.q_d, work.cache_d)
     for is_much in (False, True, False, False, True, True):
-        monkeypatch.setattr(pod, "_is_much", lambda q, answer=is_much: answer)
+        monkeypatch.setattr(pod, "_is_much", lambda *_, answer=is_much: answer)
         out_p, out_d = wrapper.run(work.q_p, work.k_p, work.v_p, work.q_d, work.cache_d)
         assert torch.equal(out_p, expected) and torch.equal(out_d, decoded)

@@ -13,9 +13,15 @@ namespace flashinfer {
 namespace attention {
 namespace mixed_sm90 {
 
+/// Pages, or one request whose keys are one page (POD).
+template <typename Params>
+struct PrefillTraits : prefill_sm90::UsualTraits<Params, true> {
+  static constexpr bool MAY_BE_SINGLE = true;
+};
+
 template <typename Params>
 struct Shape {
-  using Prefill = prefill_sm90::UsualTraits<Params, true>;
+  using Prefill = PrefillTraits<Params>;
   using Decode = decode::Shape<Params>;
   static constexpr int TEAMS = Decode::BLOCKS, STAGES = Decode::STAGES;  // as the decode kernel on an SM
   static constexpr int TEAM_BYTES = (decode::Traits<Params, STAGES, true>::SHARED_BYTES + 127) / 128 * 128;

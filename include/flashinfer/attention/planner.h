@@ -51,6 +51,17 @@ class Planner {
     return prefill_tile == 128 && decode_blocks > 0 && decode_blocks <= fused_sms && prefill_blocks >= 3 * fused_sms;
   }
 
+  /// Prefill tiles of a head below which a fused launch on Hopper does not pay off.
+  static constexpr int64_t LEAST_FUSED_TILES = 8;
+
+  /// Return how many of `sms` SMs begin with the decode list of a fused launch on Hopper: its part of the cost. Costs are
+  /// in units of 64 keys: of a decode tile, which an SM reads at about 60 GB/s, and of 128 rows of a prefill tile.
+  static int64_t ReadingSms(int64_t decode_units, int64_t prefill_units, int64_t sms) {
+    constexpr int64_t DECODE_COST = 2, PREFILL_COST = 3;
+    const int64_t decode = decode_units * DECODE_COST, all = decode + prefill_units * PREFILL_COST;
+    return std::clamp<int64_t>(DivideUp(sms * decode, std::max<int64_t>(all, 1)), 1, sms - 1);
+  }
+
   /// Offset of kv_indptr (0) and qo_indptr (1) in a plan that keeps them, and of their end (2).
   static int64_t IndptrOffset(int which, int32_t batch_size) {
     return AlignUp(sizeof(PlanHeader)) + which * AlignUp((int64_t(batch_size) + 1) * sizeof(int32_t));
@@ -188,23 +199,21 @@ class Planner {
   /// the decode list. Sizes of a CUDA graph do not depend on the batch, so its lists are launched one after the other.
   void DivideDevice() {
     if (in_.cuda_graph || in_.fixed_split > 0 || in_.disable_split) return;
-    // Cost of 64 keys: of a decode tile, which an SM reads at about 60 GB/s, and of 128 rows of a prefill tile.
-    constexpr int64_t DECODE_COST = 2, PREFILL_COST = 3;
-    constexpr int64_t ROWS = 128, LEAST_ITEMS = 8;
+    constexpr int64_t ROWS = 128;
     int64_t decode = 0, prefill = 0, items = 0;
     for (int32_t b = 0; b < in_.batch_size; ++b) {
       const int64_t rows = int64_t(QoLen(b)) * group_, units = DivideUp(MeanKeys(b), KV_UNIT);
       if (rows <= 0) continue;
       if (IsDecode(rows)) {
-        decode += (units + 1) * DECODE_COST;
+        decode += units + 1;
       } else {
-        prefill += DivideUp(rows, ROWS) * (units + 1) * PREFILL_COST;
+        prefill += DivideUp(rows, ROWS) * (units + 1);
         items += DivideUp(rows, in_.prefill_tiles[0]);
       }
     }
-    if (decode == 0 || prefill == 0 || items < LEAST_ITEMS) return;
+    if (decode == 0 || prefill == 0 || items < LEAST_FUSED_TILES) return;
     const int64_t sms = in_.prefill_blocks[0], teams = in_.fused_blocks / sms;
-    const int64_t reading = std::clamp<int64_t>(DivideUp(sms * decode, decode + prefill), 1, sms - 1);
+    const int64_t reading = ReadingSms(decode, prefill, sms);
     decode_blocks_ = int32_t(reading * teams);
     prefill_blocks_ = int32_t(sms - reading);
     prefill_tile_ = in_.prefill_tiles[0];  // the fused kernel has tiles of this size only

@@ -28,7 +28,7 @@ struct Fp8Traits {
   static_assert(std::is_same_v<T, __nv_fp8_e4m3> && std::is_same_v<typename Params::DTypeKV, T>,
                 "queries, keys and values of e4m3");
   static constexpr Loading LOADING = Loading::kTranspose;
-  static constexpr bool PAGED = PAGED_, CONVERTS = false, TRANSPOSES = true;
+  static constexpr bool PAGED = PAGED_, MAY_BE_SINGLE = !PAGED, CONVERTS = false, TRANSPOSES = true;
   static constexpr bool GATHERS = true, ZEROES_ROWS = true;  // cp.async copies keys, and zeroes what does not exist
   static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
   static constexpr int QK_SLABS = (D_QK + 127) / 128, LANDING_SLABS = (D_VO + 127) / 128;

@@ -101,7 +101,7 @@ class ItemWriter {
     const uint32_t to = shared_.Item(place.stage);
     if (index >= count) {
       ptx::StoreShared16(to, uint4{uint32_t(-1), 0, 0, 0});
-    } else if (Tr::PAGED || work_.items != nullptr) {
+    } else if (!Tr::MAY_BE_SINGLE || work_.items != nullptr) {
       CopyListItem(p_, work_, work_.is_by_head ? ByHead(index) : index, to);
     } else {
       const WorkItem item = SingleRequestItem<Tr::TILE>(p_, work_, work_.is_by_head ? ByHead(index) : index);

@@ -54,6 +54,7 @@ struct Traits {
   static constexpr bool SCALES_QUERY = !std::is_same_v<T, Query>;
   static constexpr Loading LOADING = LOADING_;
   static constexpr bool PAGED = PAGED_, GATHERS = LOADING == Loading::kGather, TRANSPOSES = false;
+  static constexpr bool MAY_BE_SINGLE = !PAGED;             // a list may be one request (WorkList::single_request)
   static constexpr bool ZEROES_ROWS = GATHERS || CONVERTS;  // rows behind the end of an item are 0, not what lies there
   static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
   static constexpr int QK_SLABS = (D_QK + 63) / 64, VO_SLABS = (D_VO + 63) / 64;
