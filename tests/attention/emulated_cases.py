@@ -26,7 +26,7 @@ def compiled(
     dtypes: tuple[torch.dtype, torch.dtype] = (torch.bfloat16, torch.bfloat16),
     dtype_o: torch.dtype = torch.bfloat16,
 ) -> tuple[Library, int, int, torch.dtype, torch.dtype, torch.dtype]:
-    """Compile the kernels that ``options`` name: rows, pages, masks, cap, hooks (of a user), scales, mixed or short.
+    """Compile what ``options`` name: rows, pages, masks, cap, hooks or form (of users), scales, mixed or short.
 
     ``dtypes`` are those of queries and of keys; results have the type of 16-bit queries, or ``dtype_o``.
     """
@@ -34,6 +34,7 @@ def compiled(
     defines = [f"HEAD_QK={dims[0]}", f"HEAD_VO={dims[1]}", f"HAS_CAP={kinds.pop('cap')}"]
     defines += [f"KERNEL_{name.upper()}={value}" for name, value in kinds.items()]
     defines += ["USER_HOOKS"] if "hooks" in options else []
+    defines += ["SM90_FORM"] if "form" in options else []
     defines += ["MIXED", "__CUDA_ARCH_LIST__=900"] if "mixed" in options else []
     defines += ["SHORT_FORM"] if "short" in options else []
     defines += ["HEAD_SCALES"] if "scales" in options else []

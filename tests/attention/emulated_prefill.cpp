@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Hopper prefill kernel on the emulated device: plans a batch with the planner of all backends, runs the kernel and
-// the merge. Compiled for head dimensions HEAD_QK and HEAD_VO, with HAS_CAP or with hooks of a user (USER_HOOKS), for
+// the merge. Compiled for head dimensions HEAD_QK and HEAD_VO, with HAS_CAP or with hooks of a user (USER_HOOKS, or SM90_FORM), for
 // ragged keys (KERNEL_ROWS), for pages (KERNEL_PAGES) or both, with a mask of each pair (KERNEL_MASKS) or without, for
 // queries of type DTYPE_Q, keys of type DTYPE_KV and results of type DTYPE_O, with scales of each head (HEAD_SCALES).
 // With MIXED, requests of few rows are in a decode list, and both lists run in one launch (mixed_sm90.cuh). With SHORT_FORM,
@@ -35,7 +35,7 @@ struct Params : AttentionParams<Query, Key, Result, int32_t> {
 #ifdef USER_HOOKS
 #define FLASHINFER_VARIANT_CHANGES_QUERIES
 #endif
-#include <flashinfer/attention/variants.h>
+#include <flashinfer/attention/variant_sm90.h>
 
 namespace flashinfer {
 
@@ -57,6 +57,26 @@ struct UserVariant : AttentionVariantBase {
 };
 template <bool use_custom_mask>
 using Variant = UserVariant;
+#elif defined(SM90_FORM)
+/// The published form for SM90: softmax with the scale of the updater, and a scale of outputs.
+struct UserVariant : AttentionVariantBase {
+  float sm_scale_log2, scale_pv;
+  template <typename MainloopParams, typename Coordinates>
+  UserVariant(const MainloopParams& params, const Coordinates& block_coord) {
+    auto [q_tile, qo_head, kv_head, qo_begin, kv_begin, qo_len, kv_len, request] = block_coord;
+    sm_scale_log2 = float(params.additional_params.sm_scale) * math::log2e;
+    scale_pv = qo_head / (params.additional_params.num_qo_heads / params.additional_params.num_kv_heads) == kv_head &&
+                       params.additional_params.qo_indptr[request] == qo_begin
+                   ? 1.f
+                   : NAN;
+  }
+  template <int NUM_ROWS_PER_THREAD>
+  auto GetAttentionUpdater() {
+    return OnlineSoftmax<NUM_ROWS_PER_THREAD, true>(sm_scale_log2);
+  }
+};
+template <bool use_custom_mask>
+using Variant = attention::Sm90Variant<UserVariant>;
 #else
 template <bool use_custom_mask>
 using Variant = DefaultAttention<use_custom_mask, false, HAS_CAP, false>;

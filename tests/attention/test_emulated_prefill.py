@@ -99,6 +99,12 @@ def test_hooks(d256, page_size):
     Case(d256, [40, 3, 25], [150, 0, 25], (4, 2), mask_mode=CAUSAL, page_size=page_size).check(has_hooks=True)
 
 
+def test_published_form_of_a_variant(tmp_path_factory):
+    """Rows of several heads are in a tile; each has the place that the constructor of its variant reads."""
+    kernel = compiled(tmp_path_factory, (64, 64), "pages", "form")
+    Case(kernel, *LENGTHS, (6, 2), mask_mode=CAUSAL, page_size=16).check()
+
+
 def test_e4m3_ragged(e4m3):
     Case(e4m3, *LENGTHS, (4, 2), mask_mode=CAUSAL).check()
 

@@ -12,8 +12,10 @@ import torch
 from flashinfer._runtime.errors import BackendSupportedError
 from flashinfer.compilation_context import sm90a_nvcc_flags
 from flashinfer.jit import env as jit_env
-from flashinfer.jit.attention import gen_batch_prefill_module
+from flashinfer.jit.attention import gen_batch_prefill_module, gen_customize_batch_prefill_module
 from flashinfer.jit.core import JitSpec
+
+from ..attention.sm90_form import SCALED, SCALED_PARAMETERS
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 SPILLS = r"(\d+) bytes spill stores, (\d+) bytes spill loads"
@@ -51,6 +53,13 @@ def test_unit(hopper, nvcc, tmp_path, head_dim, unit, dtype_q, dtype_kv):
     assert spills == [("0", "0")] * (1 if dtype_kv == E4M3 else 2), log
 
 
+def test_published_form_of_a_variant(hopper, nvcc, tmp_path):
+    """Compile a variant in the form for SM90, with host code, which has no bodies of device functions."""
+    types, parameters = (BF16, BF16, BF16, torch.int32, 128, 128), (*SCALED_PARAMETERS, "Scaled", SCALED)
+    spec = gen_customize_batch_prefill_module("fa3", "scaled", *types, *parameters, device="cuda")
+    assert re.findall(SPILLS, compiled_unit(nvcc, tmp_path, spec, "128_paged", "-c")) == [("0", "0")] * 2
+
+
 def test_fused_unit(hopper, nvcc, tmp_path):
     """Compile decode and prefill in one kernel. Decode alone has more registers; a few numbers of an item spill."""
     ((stored, loaded),) = re.findall(SPILLS, compiled(nvcc, tmp_path, 128, "fused", BF16, BF16))
@@ -58,12 +67,16 @@ def test_fused_unit(hopper, nvcc, tmp_path):
 
 
 def compiled(nvcc, tmp_path, head_dim: int, unit: str, dtype_q: torch.dtype, dtype_kv: torch.dtype) -> str:
-    """Return what ptxas says about a unit."""
-    for path, text in module(head_dim, head_dim, dtype_kv, dtype_q=dtype_q).generated.items():
+    """Return what ptxas says about a unit of a built-in module."""
+    return compiled_unit(nvcc, tmp_path, module(head_dim, head_dim, dtype_kv, dtype_q=dtype_q), unit)
+
+
+def compiled_unit(nvcc, tmp_path, spec: JitSpec, unit: str, kind: str = "-cubin") -> str:
+    for path, text in spec.generated.items():
         (tmp_path / path.name).write_text(text)
     source = tmp_path / f"batch_prefill_{unit}.cu"
     includes = [f"-I{jit_env.FLASHINFER_INCLUDE_DIR}", f"-I{tmp_path}"]
-    command = [nvcc, "-std=c++17", "-O3", *sm90a_nvcc_flags, *includes, "-cubin", "-Xptxas=-v", source]
+    command = [nvcc, "-std=c++17", "-O3", *sm90a_nvcc_flags, *includes, kind, "-Xptxas=-v", source]
     done = subprocess.run([*map(str, command), "-o", str(tmp_path / "unit.cubin")], capture_output=True, text=True)
     log = done.stdout + done.stderr
     assert done.returncode == 0, log

@@ -18,7 +18,7 @@ from ..core import JitSpec
 from .generate import AttentionModule, resolve_device
 from .modules import check_backend
 from .uri import get_batch_prefill_uri
-from .variants import VariantParams, attention_sink_decl
+from .variants import VariantParams, attention_sink_decl, check_sm90_form, has_sm90_form
 
 __all__ = [
     "gen_customize_batch_attention_module",
@@ -90,6 +90,8 @@ def _customized(
     for what, x in (("uri", uri), ("variant_name", name), ("variant_decl", text)):
         if not isinstance(x, str):
             raise TypeError(f"gen_customize_{kind}_module: {what} must be text, got a {type(x).__name__}")
+    if has_sm90_form(text):
+        check_sm90_form(f"gen_customize_{kind}_module", text)
     if pos_encoding_mode not in _POS_ENCODINGS:
         raise ArgumentError(
             f"gen_customize_{kind}_module: pos_encoding_mode must be a value of "

@@ -23,7 +23,7 @@ from ..context import current_compilation_context
 from ..core import JitSpec, gen_jit_spec
 from ..utils import dtype_map
 from .shared_memory import Heads, decode_bytes, prefill_bytes, shared_limit
-from .variants import NVFP4_TENSORS, VariantParams
+from .variants import NVFP4_TENSORS, VariantParams, has_sm90_form
 
 __all__ = ["AttentionModule", "resolve_device"]
 
@@ -339,7 +339,12 @@ class AttentionModule:
         csrc, directory = jit_env.FLASHINFER_CSRC_DIR, jit_env.gen_src_dir(self.device) / self.name
         launchers = [csrc / f"{self.kind}.cu", csrc / f"{self.kind}_jit_binding.cu"]
         units = {directory / name: text for name, text in self._units().items()}
-        variant = render("attention_variant.jinja", variant_decl=self.variant_decl, variant_name=self.variant_name)
+        variant = render(
+            "attention_variant.jinja",
+            variant_decl=self.variant_decl,
+            variant_name=self.variant_name,
+            sm90_form=has_sm90_form(self.variant_decl),
+        )
         return gen_jit_spec(
             self.name,
             [*launchers, *units],

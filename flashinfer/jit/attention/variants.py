@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..._runtime.errors import ArgumentError, BackendSupportedError
+
 __all__ = [
     "DECODE",
     "HEAD_SCALES",
@@ -12,7 +14,9 @@ __all__ = [
     "PREFILL",
     "VariantParams",
     "attention_sink_decl",
+    "check_sm90_form",
     "default_variant_name",
+    "has_sm90_form",
 ]
 
 
@@ -49,6 +53,33 @@ HEAD_SCALES = (("maybe_scale_q", "float"), ("maybe_scale_k", "float"), ("maybe_s
 def default_variant_name(custom_mask: str, use_logits_soft_cap: bool, use_alibi: bool) -> str:
     """Return the C++ type of the built-in variant. Kernels apply sliding windows, so that flag is always false."""
     return f"DefaultAttention<{custom_mask}, false, {str(use_logits_soft_cap).lower()}, {str(use_alibi).lower()}>"
+
+
+def has_sm90_form(variant_decl: str) -> bool:
+    """Tell whether a variant has the published form for SM90 (include/flashinfer/attention/variant_sm90.h)."""
+    return "GetAttentionUpdater" in variant_decl
+
+
+_SM90_UPDATERS = ("OnlineSoftmax", "DefaultUpdater")
+_OTHER_HOOKS = ("QUERY_TRANSFORM", "KEY_TRANSFORM", "M_D_UPDATE", "OUTPUT_TRANSFORM")
+
+
+def check_sm90_form(op: str, variant_decl: str) -> None:
+    """Check what a variant in the form for SM90 uses: our updaters, no CuTe, and the hooks that the form has."""
+    for name in ("cute::", "cutlass::"):
+        if name in variant_decl:
+            raise BackendSupportedError(f"{op}: variant_decl must not use CuTe (kernels have none), got {name}")
+    if not any(name in variant_decl for name in _SM90_UPDATERS):
+        names = " or ".join(_SM90_UPDATERS)
+        raise BackendSupportedError(
+            f"{op}: GetAttentionUpdater must return {names} (others work on tensors of CuTe), got another updater"
+        )
+    for hook in _OTHER_HOOKS:
+        if f"REGISTER_{hook}" in variant_decl:
+            raise ArgumentError(
+                f"{op}: hooks of a variant_decl with GetAttentionUpdater must be REGISTER_LOGITS_TRANSFORM and "
+                f"REGISTER_LOGITS_MASK, got REGISTER_{hook}"
+            )
 
 
 _SINK = r"""
