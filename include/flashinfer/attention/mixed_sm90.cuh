@@ -87,7 +87,7 @@ Status LaunchFused(const Params& prefill_params, const WorkList& prefill, const 
     if (!RowsAligned(prefill_params) || !RowsAligned(decode_params)) return cudaErrorMisalignedAddress;
     prefill_sm90::Boxes boxes{};
     boxes.has_query = !prefill_sm90::CHANGES_QUERIES && prefill_sm90::EncodeQueries(&boxes, prefill_params, Tr::TILE);
-    if (!prefill_sm90::EncodePages(&boxes, prefill_params, Tr::KEYS))
+    if (!prefill_sm90::EncodePages(&boxes, prefill_params, Tr::BOX_KEYS))
       return cudaErrorNotSupported;  // pages that TMA cannot read
     WorkList work = prefill;
     work.late_blocks = (decode.blocks + Shape::TEAMS - 1) / Shape::TEAMS;

@@ -19,10 +19,20 @@ struct UsualTraitsOf {
 };
 template <typename Params, bool PAGED>
 struct UsualTraitsOf<Params, PAGED, Form::kLong, true> {
-  using Type = Fp8Traits<Params, PAGED>;
+  using Type = Fp8Traits<Params, PAGED, HasBoxesFp8(Params::HEAD_DIM_QK, Params::HEAD_DIM_VO)>;
 };
 template <typename Params, bool PAGED, Form FORM = Form::kLong>
 using UsualTraits = typename UsualTraitsOf<Params, PAGED, FORM>::Type;
+
+/// Traits of the kernel for rows that TMA cannot copy.
+template <typename Params, bool PAGED, Form FORM, bool IS_FP8_QUERY = sizeof(typename Params::DTypeQ) == 1>
+struct GatheringTraitsOf {
+  using Type = Traits<Params, Loading::kGather, PAGED, FORM>;
+};
+template <typename Params, bool PAGED>
+struct GatheringTraitsOf<Params, PAGED, Form::kLong, true> {
+  using Type = Fp8Traits<Params, PAGED, false>;
+};
 
 /// Form whose tiles have TILE rows.
 template <int TILE>
@@ -65,13 +75,13 @@ Status LaunchPrefillSm90(const Params& params, const WorkList& work, bool enable
   if (!RowsAligned(params)) return cudaErrorMisalignedAddress;
   Boxes boxes{};
   boxes.has_query = !CHANGES_QUERIES && EncodeQueries(&boxes, params, Tr::TILE);
-  if constexpr (Tr::CONVERTS || Tr::TRANSPOSES) {
+  if constexpr (Tr::CONVERTS || Tr::GATHERS) {
     return Kernel<Tr, ALL_MASKED>::Launch(params, work, boxes, enable_pdl, stream);
   } else {
-    if (PAGED ? EncodePages(&boxes, params, Tr::KEYS) : EncodeRows(&boxes, params, Tr::KEYS)) {
+    if (PAGED ? EncodePages(&boxes, params, Tr::BOX_KEYS) : EncodeRows(&boxes, params, Tr::BOX_KEYS)) {
       return Kernel<Tr, ALL_MASKED>::Launch(params, work, boxes, enable_pdl, stream);
     }
-    using Gathering = Traits<Params, Loading::kGather, PAGED, FORM>;
+    using Gathering = typename GatheringTraitsOf<Params, PAGED, FORM>::Type;
     return Kernel<Gathering, ALL_MASKED>::Launch(params, work, boxes, enable_pdl, stream);
   }
 }

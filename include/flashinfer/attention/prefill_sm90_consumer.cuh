@@ -41,45 +41,6 @@ struct Turns {
   }
 };
 
-/// Second level of the sums of a thread, for products whose accumulators have few bits (Fp8Traits): fp32 in shared memory,
-/// with the exponents of their rows.
-template <typename Tr>
-struct Sums {
-  static constexpr int COUNT = Tr::D_VO / 8, STRIDE = Tr::TILE * 32;
-  const uint32_t memory;
-  float m[2];
-  bool is_empty = true;
-
-  /// Add `o` to the sums, and zero it.
-  template <typename Rows>
-  __device__ __forceinline__ void Take(const Rows& rows, float (&o)[Tr::D_VO / 2]) {
-    if (!is_empty) AddTo(rows, o);
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      float* x = o + 4 * i;
-      ptx::StoreShared16(memory + i * STRIDE, uint4{__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
-                                                    __float_as_uint(x[3])});
-      x[0] = x[1] = x[2] = x[3] = 0.f;
-    }
-    m[0] = rows.m[0], m[1] = rows.m[1];
-    is_empty = false;
-  }
-
-  /// Add the sums to `o`, at the exponents that the rows have now.
-  template <typename Rows>
-  __device__ __forceinline__ void AddTo(const Rows& rows, float (&o)[Tr::D_VO / 2]) const {
-    float factor[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) factor[i] = rows.m[i] == m[i] ? 1.f : ptx::Exp2(m[i] - rows.m[i]);
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const float4 x = ptx::LoadShared16(memory + i * STRIDE);
-      o[4 * i] += x.x * factor[0], o[4 * i + 1] += x.y * factor[0];
-      o[4 * i + 2] += x.z * factor[1], o[4 * i + 3] += x.w * factor[1];
-    }
-  }
-};
-
 template <typename Tr>
 struct MainLoop {
   static constexpr ptx::WgmmaType SCORE_TYPE = WGMMA_TYPE<typename Tr::T>, VALUE_TYPE = WGMMA_TYPE<typename Tr::W>;
@@ -112,12 +73,8 @@ struct MainLoop {
     rows.template Weigh<true>(s, key);  // nothing to rescale yet
     Rows::Round(w, s);
     if (!Tr::ZEROES_ROWS && key + Tr::KEYS > item.kv_len) ClearValues(item.kv_len - key);
-    Sums<Tr> sums{shared.Sums(int(threadIdx.x) - WARPGROUP)};
 #pragma unroll 1
     for (; step > 0; --step) {
-      if constexpr (Tr::SUM_STEPS > 0) {
-        if ((steps - step) % Tr::SUM_STEPS == 0) sums.Take(rows, o);
-      }
       key -= Tr::KEYS;
       if (rows.IsMasked(key)) {
         Step<true>(rows, s, w, o, key);
@@ -132,9 +89,6 @@ struct MainLoop {
     ptx::WgmmaPin(o);
     Release(shared.ValueBarriers(), count);
     ++count;
-    if constexpr (Tr::SUM_STEPS > 0) {
-      if (steps > Tr::SUM_STEPS) sums.AddTo(rows, o);
-    }
   }
 
  private:
@@ -187,15 +141,13 @@ struct MainLoop {
 
   /// o += weights times values.
   __device__ __forceinline__ void IssueValues(Output& o, const Weights& w) const {
-    const uint32_t values = shared.Values(RingAt<Tr>(count).stage);
-    const uint64_t v = Tr::TRANSPOSES ? hopper::DescriptorKMajor(values) : hopper::DescriptorMnMajor(values, Tr::KEYS);
-    constexpr uint32_t ADVANCE = Tr::TRANSPOSES ? hopper::WGMMA_K_BYTES : DEPTH * hopper::SLAB_ROW_BYTES;
+    const uint64_t v = hopper::DescriptorMnMajor(shared.Values(RingAt<Tr>(count).stage), Tr::KEYS);
     ptx::WgmmaPin(o);
     ptx::WgmmaFence();
 #pragma unroll
     for (int i = 0; i < Tr::KEYS / DEPTH; ++i) {
-      ptx::Wgmma<VALUE_TYPE, Tr::D_VO, false, !Tr::TRANSPOSES>::Run(o, w[i], hopper::AdvanceDescriptor(v, i * ADVANCE),
-                                                                    true);
+      ptx::Wgmma<VALUE_TYPE, Tr::D_VO, false, true>::Run(
+          o, w[i], hopper::AdvanceDescriptor(v, i * DEPTH * hopper::SLAB_ROW_BYTES), true);
     }
     ptx::WgmmaCommit();
   }

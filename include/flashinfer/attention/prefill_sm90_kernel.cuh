@@ -12,9 +12,11 @@
 #include "prefill_sm90_consumer.cuh"
 #include "prefill_sm90_convert.cuh"
 #include "prefill_sm90_epilogue.cuh"
+#include "prefill_sm90_fp8_consumer.cuh"
 #include "prefill_sm90_producer.cuh"
 #include "prefill_sm90_query.cuh"
 #include "prefill_sm90_transpose.cuh"
+#include "prefill_sm90_transpose_boxes.cuh"
 
 namespace flashinfer {
 namespace attention {
@@ -25,8 +27,11 @@ namespace prefill_sm90 {
 template <typename Tr>
 __device__ __forceinline__ void RunProducer(const typename Tr::Params& p, const WorkList& work, const Boxes& boxes,
                                             const RowStrides<typename Tr::Params>& strides, const Shared<Tr>& shared) {
-  if constexpr (Tr::TRANSPOSES) {
+  if constexpr (Tr::TRANSPOSES && Tr::GATHERS) {
     TransposeProducer<Tr> producer(p, boxes, strides, shared);
+    Produce<Tr>(p, work, shared, producer);
+  } else if constexpr (Tr::TRANSPOSES) {
+    BoxTransposeProducer<Tr> producer(p, boxes, shared);
     Produce<Tr>(p, work, shared, producer);
   } else if constexpr (Tr::CONVERTS) {
     ConvertProducer<Tr> producer(p, boxes, strides, shared);
@@ -41,11 +46,21 @@ __device__ __forceinline__ void RunProducer(const typename Tr::Params& p, const 
   }
 }
 
+template <typename Tr, bool ALL_MASKED, bool IS_FP8 = Tr::TRANSPOSES>
+struct MainLoopOf {
+  using Type = MainLoop<Tr>;
+};
+/// Masks of pairs leave no registers for queries.
+template <typename Tr, bool ALL_MASKED>
+struct MainLoopOf<Tr, ALL_MASKED, true> {
+  using Type = Fp8MainLoop<Tr, Tr::HOLDS_QUERY && !ALL_MASKED>;
+};
+
 template <typename Tr, typename Variant, bool ALL_MASKED>
 __device__ __forceinline__ void RunConsumer(const typename Tr::Params& p, const WorkList& work, const Boxes& boxes,
                                             const Shared<Tr>& shared, int group) {
   using Rows = Softmax<Tr, Variant, ALL_MASKED>;
-  MainLoop<Tr> loop(shared, group);
+  typename MainLoopOf<Tr, ALL_MASKED>::Type loop(shared, group);
   hopper::RingPosition<1> q_at;
   const hopper::Ring<1> query = shared.QueryBarriers();
   const int warp = int(threadIdx.x) % WARPGROUP / 32;

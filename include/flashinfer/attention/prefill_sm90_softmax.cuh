@@ -4,6 +4,7 @@
 // Thread t of a warpgroup, lane l, has rows 16 (t / 32) + l / 4 and the one 8 below of the warpgroup's 64. Of a step it
 // has keys 8 n + 2 (l % 4) + {0, 1} of them, in s[4 n], s[4 n + 1] and s[4 n + 2], s[4 n + 3] (ptx/wgmma.cuh).
 #pragma once
+#include "../ptx/e4m3.cuh"
 #include "mask_bits.cuh"
 #include "prefill_sm90_traits.cuh"
 
@@ -25,23 +26,18 @@ inline constexpr bool HAS_PLAIN_LOGITS = false;
 template <bool CUSTOM_MASK, bool SLIDING_WINDOW>
 inline constexpr bool HAS_PLAIN_LOGITS<DefaultAttention<CUSTOM_MASK, SLIDING_WINDOW, false, false>> = true;
 
-/// Four weights as e4m3, the first in the lowest byte. The largest finite number is 448.
-__device__ __forceinline__ uint32_t PackE4m3(float a, float b, float c, float d) {
-  const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
-  const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
-  return high << 16 | low;
-}
-
 template <typename Tr, typename Variant, bool ALL_MASKED>
 struct Softmax {
   using Params = typename Tr::Params;
   static constexpr int SCORES = Tr::KEYS / 2;  // registers of a thread
   /// True if the visible pairs of a step are found as words of 64 bits.
   static constexpr bool BY_WORDS = ALL_MASKED && (HAS_MASK_BITS<Variant> || HasItems<Params>::value);
-  /// Weights of 8 bits are at most 2^SHIFT and the largest one of a row is exact: small ones then keep their precision
-  /// down to 2^-14 of the largest.
-  static constexpr bool HAS_FP8_WEIGHTS = sizeof(typename Tr::T) == 1;
-  static constexpr float SHIFT = HAS_FP8_WEIGHTS ? MAX_LAG<Variant> : 0.f;
+  /// Weights of 8 bits: where m is raised, the largest weight of a row becomes 2^SHIFT, which is exact. Small ones keep
+  /// their precision down to 2^-13 of it. Later weights may be as large as 2^LAG before m is raised again; 448 is the
+  /// largest number. So most steps rescale nothing.
+  static constexpr bool HAS_FP8_WEIGHTS = sizeof(typename Tr::T) == 1, HAS_LAG = MAX_LAG<Variant> > 0.f;
+  static constexpr float SHIFT = HAS_FP8_WEIGHTS && HAS_LAG ? FLASHINFER_E4M3_SHIFT : 0.f;
+  static constexpr float LAG = HAS_FP8_WEIGHTS && HAS_LAG ? 8.75f : MAX_LAG<Variant>;
   static constexpr bool HAS_SCALES = HAS_HEAD_SCALES<Params> || Tr::SCALES_QUERY;
   static constexpr bool SCALES_LOGITS = HAS_SCALES && !HAS_PLAIN_LOGITS<Variant>;
 
@@ -91,13 +87,19 @@ struct Softmax {
     return ALL_MASKED || key < full_begin || key + Tr::KEYS > full_end;
   }
 
+  /// Return how many of the next `count` steps before `key` all rows of the warpgroup see entirely, until one that they
+  /// do not.
+  __device__ __forceinline__ int PlainSteps(int key, int count) const {
+    return ALL_MASKED || key > full_end || key < full_begin ? 0 : min(count, (key - full_begin) / Tr::KEYS);
+  }
+
   /// Turn the scores of the keys from `key` on into weights, in place. Returns true if the sums so far must be
   /// multiplied by `scale`.
   template <bool MASKED>
   __device__ __forceinline__ bool Weigh(float (&s)[SCORES], int key) {
     Transform<MASKED>(s, key);
     if constexpr (Variant::use_softmax) {
-      const bool grown = Rebase(s);
+      const bool grown = Rebase<MASKED>(s);
       Exponentiate(s);
       return grown;
     } else {
@@ -115,11 +117,25 @@ struct Softmax {
       for (int i = 0; i < 4; ++i) {
         if constexpr (HAS_FP8_WEIGHTS) {
           const float* x = s + 16 * k + i / 2 * 8 + i % 2 * 2;
-          w[k][i] = PackE4m3(x[0], x[1], x[4], x[5]);
+          w[k][i] = ptx::E4m3Pairs(x[0], x[1], ptx::E4m3Pair(x[4], x[5]));
         } else {
           w[k][i] = Pack<typename Tr::W>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
         }
       }
+    }
+  }
+
+  /// Round weights to 8 bits as pairs, and join those of each register: registers of products that run are not touched.
+  static __device__ __forceinline__ void RoundPairs(uint16_t (&pairs)[Tr::KEYS / 4], const float (&s)[SCORES]) {
+#pragma unroll
+    for (int i = 0; i < Tr::KEYS / 4; ++i) pairs[i] = ptx::E4m3Pair(s[2 * i], s[2 * i + 1]);
+  }
+  template <int STEPS>
+  static __device__ __forceinline__ void Join(uint32_t (&w)[STEPS][4], const uint16_t (&pairs)[Tr::KEYS / 4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; ++i) {
+      const int at = i / 2 * 4 + i % 2;
+      w[i / 4][i % 4] = ptx::JoinPairs(pairs[at], pairs[at + 2]);
     }
   }
 
@@ -231,18 +247,59 @@ struct Softmax {
     return bits;
   }
 
-  /// Raise m to SHIFT below the largest logit where it lags behind that by more than MAX_LAG: only then do the lanes of a row exchange their
-  /// maxima, and are sums rescaled. The branch is taken by whole warps.
+  /// Largest score of row i of the thread.
+  __device__ __forceinline__ static float Largest(const float (&s)[SCORES], int i) {
+    float x = fmaxf(s[2 * i], s[2 * i + 1]);
+#pragma unroll
+    for (int n = 1; n < Tr::KEYS / 8; ++n) x = fmaxf(x, fmaxf(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
+    return x;
+  }
+
+  /// Largest score of row i of the thread if it is at least 0, otherwise any negative one. Numbers are compared as
+  /// integers: one instruction has three operands, that for floats two.
+  __device__ __forceinline__ static float LargestIfPositive(const float (&s)[SCORES], int i) {
+    int x[2] = {__float_as_int(s[2 * i]), __float_as_int(s[4 + 2 * i])};
+    x[0] = max(x[0], __float_as_int(s[2 * i + 1]));
+    x[1] = max(x[1], __float_as_int(s[4 + 2 * i + 1]));
+#pragma unroll
+    for (int n = 2; n < Tr::KEYS / 8; ++n) {
+      x[n % 2] = ptx::Max3(x[n % 2], __float_as_int(s[4 * n + 2 * i]), __float_as_int(s[4 * n + 2 * i + 1]));
+    }
+    return __int_as_float(max(x[0], x[1]));
+  }
+
+  /// Find the largest exponent of row i of the thread, or any one below the limit m[i] + LAG. If it is, m may stay.
+  template <bool MASKED>
+  __device__ __forceinline__ float Top(const float (&s)[SCORES], int i, bool& is_unsure) const {
+    if constexpr (HAS_FP8_WEIGHTS && HAS_LAG && !MASKED && FLASHINFER_E4M3_INT_MAX) {
+      const float x = LargestIfPositive(s, i);
+      is_unsure = is_unsure || (x < 0.f && m[i] + LAG < 0.f);  // negative scores matter below a negative limit only
+      return x * ExponentScale(i);
+    } else {
+      return Largest(s, i) * ExponentScale(i);
+    }
+  }
+
+  /// Raise m to SHIFT below the largest logit where it lags behind that by more than LAG: only then do the lanes of a row
+  /// exchange their maxima, and are sums rescaled. The branches are taken by whole warps.
+  template <bool MASKED>
   __device__ __forceinline__ bool Rebase(const float (&s)[SCORES]) {
     float top[2];
-    bool grown = false;
+    bool grown = false, is_unsure = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float x = fmaxf(s[2 * i], s[2 * i + 1]);
+      top[i] = Top<MASKED>(s, i, is_unsure);
+      grown = grown || top[i] > m[i] + LAG;
+    }
+    if constexpr (HAS_FP8_WEIGHTS && HAS_LAG && !MASKED && FLASHINFER_E4M3_INT_MAX) {
+      if (!__any_sync(0xffffffffu, grown || is_unsure)) return false;
+      if (__any_sync(0xffffffffu, top[0] < 0.f || top[1] < 0.f)) {
 #pragma unroll
-      for (int n = 1; n < Tr::KEYS / 8; ++n) x = fmaxf(x, fmaxf(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
-      top[i] = x * ExponentScale(i);
-      grown = grown || top[i] > m[i] + MAX_LAG<Variant>;
+        for (int i = 0; i < 2; ++i) {
+          top[i] = Largest(s, i) * ExponentScale(i);
+          grown = grown || top[i] > m[i] + LAG;
+        }
+      }
     }
     if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll

@@ -19,6 +19,13 @@ namespace flashinfer {
 namespace attention {
 namespace prefill_sm90 {
 
+#ifndef FLASHINFER_E4M3_SHIFT
+#define FLASHINFER_E4M3_SHIFT 7.f
+#endif
+#ifndef FLASHINFER_E4M3_INT_MAX
+#define FLASHINFER_E4M3_INT_MAX 1
+#endif
+
 constexpr int WARPGROUP = 128;
 
 /// Keys per step of Form::kShort: fewer waste less at the diagonal, and items of it are short.
@@ -77,7 +84,7 @@ struct Traits {
   static constexpr bool TAKES_TURNS = D_VO <= 128 && CONSUMERS > 1;
 
   // Shared memory: query tile, rings of two key tiles and two value tiles, staging of results, barriers, two items.
-  static constexpr int STAGES = 2;
+  static constexpr int STAGES = 2, KEY_STAGES = STAGES;
   static constexpr int SHARED_LIMIT = (228 / BLOCKS - 1) * 1024, BARRIER_BYTES = 128, ITEM_BYTES = sizeof(WorkItem);
   static constexpr int NOTES_BYTES = CONVERTS ? 3 * 16 : 0;  // notes about the tiles on their way
   static constexpr int WARP_STAGING = 16 * hopper::SLAB_ROW_BYTES;
@@ -96,7 +103,7 @@ struct Traits {
   static constexpr bool FITS_128 = FIT >= 128 && !(CONVERTS && CONSUMERS == 3);
   static constexpr int LONG_KEYS =
       D_VO > 192 ? 64 : (FITS_128 ? 128 : (FIT >= 96 ? 96 : (FIT >= 80 && !CONVERTS ? 80 : 64)));
-  static constexpr int KEYS = IS_SHORT ? SHORT_KEYS : LONG_KEYS;
+  static constexpr int KEYS = IS_SHORT ? SHORT_KEYS : LONG_KEYS, BOX_KEYS = KEYS;  // BOX_KEYS: most keys of a box
   static_assert(KEYS <= FIT, "rings of this many keys do not fit into shared memory");
   static_assert(FIT >= 64, "heads this large do not fit into shared memory");
   static constexpr int K_BYTES = QK_SLABS * KEYS * hopper::SLAB_ROW_BYTES;
@@ -109,7 +116,7 @@ struct Traits {
   static constexpr int STAGING_OFFSET = LANDING_OFFSET + LANDINGS * LANDING_BYTES;
   static constexpr int BARRIER_OFFSET = STAGING_OFFSET + STAGING_BYTES, ITEM_OFFSET = BARRIER_OFFSET + BARRIER_BYTES;
   static constexpr int NOTES_OFFSET = ITEM_OFFSET + 2 * ITEM_BYTES;
-  static constexpr int SUM_STEPS = 0, SUMS_OFFSET = 0;  // sums in registers have all bits
+  static constexpr int SUMS_OFFSET = 0;  // sums in registers have all bits
   static constexpr int SHARED_BYTES = hopper::SLAB_ALIGNMENT + NOTES_OFFSET + NOTES_BYTES;
   static_assert(SHARED_BYTES <= SHARED_LIMIT, "it was made to fit");
 };
@@ -120,15 +127,21 @@ enum Barrier : int { kWarpgroup = 1, kTurn = 4 };  // plus the number of the war
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 /// Position of the n-th tile in the ring of keys or of values: a count needs fewer registers than two positions.
+template <int STAGES>
+__device__ __forceinline__ hopper::RingPosition<STAGES> TileAt(uint32_t n) {
+  static_assert((STAGES & (STAGES - 1)) == 0, "a power of two");
+  return {int(n % STAGES), n / STAGES % 2};
+}
 template <typename Tr>
 __device__ __forceinline__ hopper::RingPosition<Tr::STAGES> RingAt(uint32_t n) {
-  static_assert((Tr::STAGES & (Tr::STAGES - 1)) == 0, "a power of two");
-  return {int(n % Tr::STAGES), n / Tr::STAGES % 2};
+  return TileAt<Tr::STAGES>(n);
 }
 
 /// Shared memory of a block.
 template <typename Tr>
 struct Shared {
+  using KeyRing = hopper::Ring<Tr::KEY_STAGES>;
+  using ValueRing = hopper::Ring<Tr::STAGES>;
   uint32_t base;  // address of the query tile, aligned to 1024
 
   __device__ __forceinline__ uint32_t Query() const { return base; }
@@ -147,9 +160,18 @@ struct Shared {
   __device__ __forceinline__ uint32_t Sums(int thread) const { return base + Tr::SUMS_OFFSET + thread * 16; }
   __device__ __forceinline__ uint32_t Item(int stage) const { return base + Tr::ITEM_OFFSET + stage * Tr::ITEM_BYTES; }
   __device__ __forceinline__ hopper::Ring<1> QueryBarriers() const { return {base + Tr::BARRIER_OFFSET}; }
-  __device__ __forceinline__ hopper::Ring<Tr::STAGES> KeyBarriers() const { return {base + Tr::BARRIER_OFFSET + 16}; }
-  __device__ __forceinline__ hopper::Ring<Tr::STAGES> ValueBarriers() const { return {base + Tr::BARRIER_OFFSET + 48}; }
-  __device__ __forceinline__ hopper::Ring<2> ItemBarriers() const { return {base + Tr::BARRIER_OFFSET + 80}; }
+  __device__ __forceinline__ KeyRing KeyBarriers() const { return {base + Tr::BARRIER_OFFSET + 16}; }
+  __device__ __forceinline__ ValueRing ValueBarriers() const {
+    return {base + Tr::BARRIER_OFFSET + 16 + KeyRing::BYTES};
+  }
+  __device__ __forceinline__ hopper::Ring<2> ItemBarriers() const {
+    return {base + Tr::BARRIER_OFFSET + 16 + KeyRing::BYTES + ValueRing::BYTES};
+  }
+  /// Barrier of the values of warp `warp` of the producer in a landing place (prefill_sm90_transpose_boxes.cuh).
+  __device__ __forceinline__ uint32_t LandingBarrier(int warp, int slot) const {
+    return base + Tr::BARRIER_OFFSET + 16 + KeyRing::BYTES + ValueRing::BYTES + hopper::Ring<2>::BYTES +
+           (warp * Tr::LANDINGS + slot) * 8;
+  }
 
   /// Initialise the barriers. Called by one thread; a barrier of the block must follow.
   __device__ __forceinline__ void Init() const {
@@ -157,6 +179,10 @@ struct Shared {
     KeyBarriers().Init(Tr::CONSUMER_WARPS, Tr::FILL_ARRIVALS);
     ValueBarriers().Init(Tr::CONSUMER_WARPS, Tr::VALUE_ARRIVALS);
     ItemBarriers().Init(Tr::CONSUMER_WARPS + Tr::PRODUCER_WARPS);
+    if constexpr (Tr::TRANSPOSES && !Tr::GATHERS) {
+      for (int i = 0; i < Tr::PRODUCER_WARPS * Tr::LANDINGS; ++i) ptx::MbarrierInit(LandingBarrier(0, i), 1);
+      ptx::MbarrierInitFence();
+    }
   }
 };
 

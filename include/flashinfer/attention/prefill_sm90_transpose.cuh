@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Producer of the Hopper prefill kernel for e4m3 queries, keys and values. All threads of the warpgroup copy keys to
-// their ring, and values to one of two landing places, by cp.async from any rows. A tile of values is transposed from
-// there to the ring of values one step later, when its place in the ring is free.
+// Producer of the Hopper prefill kernel for e4m3 queries, keys and values where TMA cannot copy rows or a step has 64 keys
+// (otherwise: prefill_sm90_transpose_boxes.cuh). All threads of the warpgroup copy keys to their ring, and values to one of
+// two landing places, by cp.async from any rows. A tile of values is transposed from there to the ring of values one step
+// later, when its place in the ring is free.
 //
 // A warp copies and transposes 32 keys (and a half of the columns where a step has 64 keys), so a barrier of the warp
 // orders both. Of 16 columns it loads four 8 x 8 matrices of pairs of columns, transposed: lane l gets columns

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Main loop of a consumer warpgroup of the Hopper prefill kernel for e4m3 queries, keys and values: that of
+// prefill_sm90_consumer.cuh, whose products take half of the time, so that each instruction counts.
+//
+// - Steps with and without a mask have loops of their own: accumulators keep their registers where a loop has one path.
+// - Exponentials are computed while the products of values run; only the last 16 conversions of weights wait for those.
+// - Places in the rings are found from a count that is the same in all lanes, by the uniform datapath.
+// - Queries stay in registers (HOLDS_QUERY), and their tile is free for the next item at once.
+#pragma once
+#include "../ptx/mma.cuh"
+#include "prefill_sm90_consumer.cuh"
+#include "prefill_sm90_fp8_traits.cuh"
+
+namespace flashinfer {
+namespace attention {
+namespace prefill_sm90 {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Second level of the sums of a thread, for products whose accumulators have few bits (Fp8Traits): fp32 in shared memory,
+/// with the exponents of their rows.
+template <typename Tr>
+struct Sums {
+  static constexpr int COUNT = Tr::D_VO / 8, STRIDE = Tr::TILE * 32;
+  const uint32_t memory;
+  float m[2];
+  bool is_empty = true;
+
+  /// Add `o` to the sums, and zero it.
+  template <typename Rows>
+  __device__ __forceinline__ void Take(const Rows& rows, float (&o)[Tr::D_VO / 2]) {
+    if (!is_empty) AddTo(rows, o);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      float* x = o + 4 * i;
+      ptx::StoreShared16(memory + i * STRIDE, uint4{__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                                                    __float_as_uint(x[3])});
+      x[0] = x[1] = x[2] = x[3] = 0.f;
+    }
+    m[0] = rows.m[0], m[1] = rows.m[1];
+    is_empty = false;
+  }
+
+  /// Add the sums to `o`, at the exponents that the rows have now.
+  template <typename Rows>
+  __device__ __forceinline__ void AddTo(const Rows& rows, float (&o)[Tr::D_VO / 2]) const {
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) factor[i] = rows.m[i] == m[i] ? 1.f : ptx::Exp2(m[i] - rows.m[i]);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const float4 x = ptx::LoadShared16(memory + i * STRIDE);
+      o[4 * i] += x.x * factor[0], o[4 * i + 1] += x.y * factor[0];
+      o[4 * i + 2] += x.z * factor[1], o[4 * i + 3] += x.w * factor[1];
+    }
+  }
+};
+
+/// `HOLDS_QUERY`: queries stay in registers.
+template <typename Tr, bool HOLDS_QUERY>
+struct Fp8MainLoop {
+  static constexpr ptx::WgmmaType TYPE = ptx::WgmmaType::kE4m3;
+  static constexpr int DEPTH = hopper::WGMMA_K_BYTES;  // columns per product
+  static constexpr int QK_PRODUCTS = Tr::D_QK / DEPTH, VO_PRODUCTS = Tr::KEYS / DEPTH;
+  using Scores = float[Tr::KEYS / 2];
+  using Output = float[Tr::D_VO / 2];
+  using Query = uint32_t[HOLDS_QUERY ? QK_PRODUCTS : 1][4];
+  using Weights = uint32_t[VO_PRODUCTS][4];
+
+  const Shared<Tr> shared;
+  const int group;
+  const Turns<Tr> turns;
+  uint32_t count = 0;  // tiles of values used so far; keys are one tile ahead between Weigh and the next IssueScores
+
+  __device__ __forceinline__ Fp8MainLoop(const Shared<Tr>& shared, int group)
+      : shared(shared), group(group), turns{group} {}
+
+  /// Add all keys of the item to `o`. `release_query` is called once, after the last use of the query tile.
+  template <typename Rows, typename F>
+  __device__ __forceinline__ void Run(Rows& rows, Output& o, const WorkItem& item, int steps, const F& release_query) {
+    Query q;
+    Scores s;
+    Weights w;
+    if constexpr (HOLDS_QUERY) {
+      LoadQuery(q);
+      __syncwarp();
+      release_query();
+    }
+    int left = steps - 1, key = item.kv_start + left * Tr::KEYS;  // left: steps behind this one
+    WaitKeys(count);
+    turns.Wait();
+    IssueScores(s, q, count);
+    turns.Pass();
+    ptx::WgmmaWait<0>();
+    ptx::WgmmaPin(s);
+    ReleaseKeys(count);
+    rows.template Weigh<true>(s, key);  // nothing to rescale yet
+    Rows::Round(w, s);
+    Sums<Tr> sums{shared.Sums(int(threadIdx.x) - WARPGROUP)};
+#pragma unroll 1
+    while (left > 0) {
+      // The steps until the sums are added, or all: those without a mask lie between those with one.
+      int part = Tr::SUM_STEPS > 0 ? min(left, Tr::SUM_STEPS - 1) : left;
+      left -= part;
+#pragma unroll 1
+      while (part > 0) {
+#pragma unroll 1
+        for (; part > 0 && rows.IsMasked(key - Tr::KEYS); --part) {
+          Step<true>(rows, q, s, w, o, key -= Tr::KEYS);
+        }
+        int plain = rows.PlainSteps(key, part);
+        part -= plain;
+#pragma unroll 1
+        for (; plain > 0; --plain) Step<false>(rows, q, s, w, o, key -= Tr::KEYS);
+      }
+      if constexpr (Tr::SUM_STEPS > 0) {
+        if (left > 0) sums.Take(rows, o);
+      }
+    }
+    if constexpr (!HOLDS_QUERY) release_query();
+    WaitValues(count);
+    IssueValues(o, w, count);
+    ptx::WgmmaWait<0>();
+    ptx::WgmmaPin(o);
+    ReleaseValues(count);
+    ++count;
+    if constexpr (Tr::SUM_STEPS > 0) {
+      if (!sums.is_empty) sums.AddTo(rows, o);
+    }
+  }
+
+ private:
+  template <bool MASKED, typename Rows>
+  __device__ __forceinline__ void Step(Rows& rows, const Query& q, Scores& s, Weights& w, Output& o, int key) {
+    const uint32_t tile = Uniform(count);
+    WaitKeys(count + 1);
+    turns.Wait();
+    IssueScores(s, q, tile + 1);
+    WaitValues(tile);
+    IssueValues(o, w, tile);
+    turns.Pass();
+    ptx::WgmmaWait<1>();
+    ptx::WgmmaPin(s);
+    ReleaseKeys(tile + 1);
+    const bool grown = rows.template Weigh<MASKED>(s, key);
+    uint16_t pairs[Tr::KEYS / 4];
+    Rows::RoundPairs(pairs, s);
+    // The branch also keeps ptxas from waiting for the products of values before the exponentials.
+    if (grown) {
+      ptx::WgmmaWait<0>();
+      ptx::WgmmaPin(o);
+#pragma unroll
+      for (int i = 0; i < Tr::D_VO / 2; ++i) o[i] *= rows.scale[i / 2 % 2];
+    }
+    ptx::WgmmaWait<0>();
+    ptx::WgmmaPin(o);
+    ReleaseValues(tile);
+    ++count;
+    Rows::Join(w, pairs);
+  }
+
+  /// A number that all lanes have, marked as such for the compiler.
+  static __device__ __forceinline__ uint32_t Uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
+
+  __device__ __forceinline__ void WaitKeys(uint32_t tile) const {
+    shared.KeyBarriers().WaitFull(TileAt<Tr::KEY_STAGES>(tile));
+    if constexpr (Tr::GATHERS) ptx::FenceAsyncProxy();  // cp.async writes like ordinary stores
+  }
+  __device__ __forceinline__ void WaitValues(uint32_t tile) const { shared.ValueBarriers().WaitFull(RingAt<Tr>(tile)); }
+  __device__ __forceinline__ void ReleaseKeys(uint32_t tile) const {
+    shared.KeyBarriers().Release(TileAt<Tr::KEY_STAGES>(tile).stage, 1);
+  }
+  __device__ __forceinline__ void ReleaseValues(uint32_t tile) const {
+    shared.ValueBarriers().Release(RingAt<Tr>(tile).stage, 1);
+  }
+
+  /// Load the A fragments of the warp's 16 rows: lane l of matrix l / 8 has row l % 8 (plus 8), 16 bytes.
+  __device__ __forceinline__ void LoadQuery(Query& q) const {
+    const int lane = threadIdx.x % 32, row = 64 * group + int(threadIdx.x) % WARPGROUP / 32 * 16 + lane % 16;
+    const uint32_t from = shared.Query() + hopper::Swizzle128(row * hopper::SLAB_ROW_BYTES + lane / 16 * 16);
+#pragma unroll
+    for (int i = 0; i < QK_PRODUCTS; ++i) ptx::LdMatrix(q[i], from ^ (i * hopper::WGMMA_K_BYTES));
+  }
+
+  /// s = queries of the warpgroup times keys.
+  __device__ __forceinline__ void IssueScores(Scores& s, const Query& q, uint32_t tile) const {
+    const uint64_t k = hopper::DescriptorKMajor(shared.Keys(TileAt<Tr::KEY_STAGES>(tile).stage));
+    ptx::WgmmaPin(s);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int i = 0; i < QK_PRODUCTS; ++i) {
+      const int slab = i / 4, byte = i % 4 * hopper::WGMMA_K_BYTES;
+      const uint64_t at = hopper::AdvanceDescriptor(k, slab * (Tr::KEYS * hopper::SLAB_ROW_BYTES) + byte);
+      if constexpr (HOLDS_QUERY) {
+        ptx::Wgmma<TYPE, Tr::KEYS>::Run(s, q[i], at, i > 0);
+      } else {
+        const uint64_t rows = hopper::DescriptorKMajor(shared.Query() + group * (64 * hopper::SLAB_ROW_BYTES));
+        ptx::Wgmma<TYPE, Tr::KEYS>::Run(
+            s, hopper::AdvanceDescriptor(rows, slab * (Tr::TILE * hopper::SLAB_ROW_BYTES) + byte), at, i > 0);
+      }
+    }
+    ptx::WgmmaCommit();
+  }
+
+  /// o += weights times values.
+  __device__ __forceinline__ void IssueValues(Output& o, const Weights& w, uint32_t tile) const {
+    const uint64_t v = hopper::DescriptorKMajor(shared.Values(RingAt<Tr>(tile).stage));
+    ptx::WgmmaPin(o);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int i = 0; i < VO_PRODUCTS; ++i) {
+      ptx::Wgmma<TYPE, Tr::D_VO>::Run(o, w[i], hopper::AdvanceDescriptor(v, i * hopper::WGMMA_K_BYTES), true);
+    }
+    ptx::WgmmaCommit();
+  }
+};
+
+#endif
+
+}  // namespace prefill_sm90
+}  // namespace attention
+}  // namespace flashinfer
