@@ -3,7 +3,8 @@
 // prefill_sm90_consumer.cuh, whose products take half of the time, so that each instruction counts.
 //
 // - Steps with and without a mask have loops of their own: accumulators keep their registers where a loop has one path.
-// - Exponentials are computed while the products of values run; only the last 16 conversions of weights wait for those.
+// - Half of the exponentials are computed while the products of values run; the others, and the rounding of weights to
+//   the registers of those products, follow when the values are free for the producer.
 // - Places in the rings are found from a count that is the same in all lanes, by the uniform datapath.
 // - Queries stay in registers (HOLDS_QUERY), and their tile is free for the next item at once.
 #pragma once
@@ -62,6 +63,7 @@ struct Fp8MainLoop {
   static constexpr ptx::WgmmaType TYPE = ptx::WgmmaType::kE4m3;
   static constexpr int DEPTH = hopper::WGMMA_K_BYTES;  // columns per product
   static constexpr int QK_PRODUCTS = Tr::D_QK / DEPTH, VO_PRODUCTS = Tr::KEYS / DEPTH;
+  static constexpr int EARLY_KEYS = FLASHINFER_E4M3_EARLY * Tr::KEYS / 8;  // exponentials before the wait for values
   using Scores = float[Tr::KEYS / 2];
   using Output = float[Tr::D_VO / 2];
   using Query = uint32_t[HOLDS_QUERY ? QK_PRODUCTS : 1][4];
@@ -142,10 +144,9 @@ struct Fp8MainLoop {
     ptx::WgmmaWait<1>();
     ptx::WgmmaPin(s);
     ReleaseKeys(tile + 1);
-    const bool grown = rows.template Weigh<MASKED>(s, key);
-    uint16_t pairs[Tr::KEYS / 4];
-    Rows::RoundPairs(pairs, s);
-    // The branch also keeps ptxas from waiting for the products of values before the exponentials.
+    const bool grown = rows.template BeginWeigh<MASKED>(s, key);
+    rows.template Exponentiate<0, EARLY_KEYS>(s);
+    // The branch also keeps ptxas from waiting for the products of values before these exponentials.
     if (grown) {
       ptx::WgmmaWait<0>();
       ptx::WgmmaPin(o);
@@ -156,7 +157,8 @@ struct Fp8MainLoop {
     ptx::WgmmaPin(o);
     ReleaseValues(tile);
     ++count;
-    Rows::Join(w, pairs);
+    rows.template Exponentiate<EARLY_KEYS, Tr::KEYS>(s);
+    Rows::Round(w, s);
   }
 
   /// A number that all lanes have, marked as such for the compiler.

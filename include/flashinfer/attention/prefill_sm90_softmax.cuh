@@ -97,13 +97,39 @@ struct Softmax {
   /// multiplied by `scale`.
   template <bool MASKED>
   __device__ __forceinline__ bool Weigh(float (&s)[SCORES], int key) {
+    const bool grown = BeginWeigh<MASKED>(s, key);
+    Exponentiate<0, Tr::KEYS>(s);
+    return grown;
+  }
+
+  /// Weigh() but for the exponentials.
+  template <bool MASKED>
+  __device__ __forceinline__ bool BeginWeigh(float (&s)[SCORES], int key) {
     Transform<MASKED>(s, key);
     if constexpr (Variant::use_softmax) {
-      const bool grown = Rebase<MASKED>(s);
-      Exponentiate(s);
-      return grown;
+      return Rebase<MASKED>(s);
     } else {
       return false;
+    }
+  }
+
+  /// Turn the logits of keys [BEGIN, END) of a step into weights.
+  template <int BEGIN, int END>
+  __device__ __forceinline__ void Exponentiate(float (&s)[SCORES]) {
+    if constexpr (Variant::use_softmax) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float base = m[i] == -math::inf ? 0.f : m[i];
+#pragma unroll
+        for (int n = BEGIN / 8; n < END / 8; ++n) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            float& x = s[4 * n + 2 * i + j];
+            x = ptx::Exp2(fmaf(x, ExponentScale(i), -base));
+            d[i] += x;
+          }
+        }
+      }
     }
   }
 
@@ -122,20 +148,6 @@ struct Softmax {
           w[k][i] = Pack<typename Tr::W>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
         }
       }
-    }
-  }
-
-  /// Round weights to 8 bits as pairs, and join those of each register: registers of products that run are not touched.
-  static __device__ __forceinline__ void RoundPairs(uint16_t (&pairs)[Tr::KEYS / 4], const float (&s)[SCORES]) {
-#pragma unroll
-    for (int i = 0; i < Tr::KEYS / 4; ++i) pairs[i] = ptx::E4m3Pair(s[2 * i], s[2 * i + 1]);
-  }
-  template <int STEPS>
-  static __device__ __forceinline__ void Join(uint32_t (&w)[STEPS][4], const uint16_t (&pairs)[Tr::KEYS / 4]) {
-#pragma unroll
-    for (int i = 0; i < 4 * STEPS; ++i) {
-      const int at = i / 2 * 4 + i % 2;
-      w[i / 4][i % 4] = ptx::JoinPairs(pairs[at], pairs[at + 2]);
     }
   }
 
@@ -312,22 +324,6 @@ struct Softmax {
       d[i] *= scale[i];
     }
     return true;
-  }
-
-  __device__ __forceinline__ void Exponentiate(float (&s)[SCORES]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float base = m[i] == -math::inf ? 0.f : m[i];
-#pragma unroll
-      for (int n = 0; n < Tr::KEYS / 8; ++n) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float& x = s[4 * n + 2 * i + j];
-          x = ptx::Exp2(fmaf(x, ExponentScale(i), -base));
-          d[i] += x;
-        }
-      }
-    }
   }
 };
 

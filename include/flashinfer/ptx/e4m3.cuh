@@ -27,13 +27,6 @@ __device__ __forceinline__ uint32_t E4m3Pairs(float a, float b, uint16_t high) {
   return x;
 }
 
-/// Two pairs, the first in the low half.
-__device__ __forceinline__ uint32_t JoinPairs(uint16_t low, uint16_t high) {
-  uint32_t x;
-  asm("mov.b32 %0, {%1, %2};" : "=r"(x) : "h"(low), "h"(high));
-  return x;
-}
-
 /// Largest of three integers.
 __device__ __forceinline__ int Max3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 
