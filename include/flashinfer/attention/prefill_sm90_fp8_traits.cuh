@@ -18,6 +18,9 @@
 #ifndef FLASHINFER_E4M3_KEY_STAGES
 #define FLASHINFER_E4M3_KEY_STAGES 4
 #endif
+#ifndef FLASHINFER_E4M3_VALUE_STAGES
+#define FLASHINFER_E4M3_VALUE_STAGES 2
+#endif
 #ifndef FLASHINFER_E4M3_HOLDS_QUERY
 #define FLASHINFER_E4M3_HOLDS_QUERY 1
 #endif
@@ -63,7 +66,8 @@ struct Fp8Traits {
   static constexpr int ISSUERS = 4, FILL_ARRIVALS = IS_BOXED ? ISSUERS : WARPGROUP, VALUE_ARRIVALS = 4;
   static constexpr bool TAKES_TURNS = FLASHINFER_E4M3_TAKES_TURNS && D_VO <= 128;
 
-  static constexpr int STAGES = 2, LANDINGS = 2, NOTES_BYTES = 0;
+  static constexpr bool HAS_STAGES = IS_BOXED && QK_SLABS == 1;  // room for more than two stages of a ring
+  static constexpr int STAGES = HAS_STAGES ? FLASHINFER_E4M3_VALUE_STAGES : 2, LANDINGS = 2, NOTES_BYTES = 0;
   static constexpr int SHARED_LIMIT = 227 * 1024, BARRIER_BYTES = 256, ITEM_BYTES = sizeof(WorkItem);
   static constexpr int WARP_STAGING = 16 * hopper::SLAB_ROW_BYTES;
   // Keys per step: the keys of a row of transposed values. Beside more than 128 output columns, and for three consumers,
@@ -75,7 +79,7 @@ struct Fp8Traits {
   static constexpr int K_BYTES = QK_SLABS * KEYS * hopper::SLAB_ROW_BYTES, V_BYTES = D_VO * hopper::SLAB_ROW_BYTES;
   static constexpr int LANDING_BYTES = LANDING_SLABS * KEYS * hopper::SLAB_ROW_BYTES;
   // Four stages of keys where they fit: with two, keys arrive later than they are wanted.
-  static constexpr int KEY_STAGES = IS_BOXED && QK_SLABS == 1 ? FLASHINFER_E4M3_KEY_STAGES : STAGES;
+  static constexpr int KEY_STAGES = HAS_STAGES ? FLASHINFER_E4M3_KEY_STAGES : 2;
   /// Queries stay in the registers of the consumers: products read a third less of shared memory.
   static constexpr bool HOLDS_QUERY = FLASHINFER_E4M3_HOLDS_QUERY && KEYS == 128 && QK_SLABS == 1;
   static constexpr bool STAGES_IN_QUERY = false;

@@ -90,7 +90,8 @@ struct BoxTransposeProducer {
 
   /// Transpose the values of a step, after the keys of the next one (if there is one) were requested.
   __device__ __forceinline__ void LoadValues(const WorkItem& item, int step) {
-    const auto at = RingAt<Tr>(v_count), landed = TileAt<Tr::LANDINGS>(v_count);
+    const auto at = RingAt<Tr>(v_count);
+    const auto landed = TileAt<Tr::LANDINGS>(v_count);
     const uint32_t landing = from + landed.stage * Tr::LANDING_BYTES;
     ptx::MbarrierWait(shared.LandingBarrier(warp, landed.stage), landed.parity);
     const int room = item.kv_end - (item.kv_start + step * Tr::KEYS) - warp * ROWS;  // rows of the warp that exist
