@@ -23,7 +23,7 @@ from flashinfer.jit.cpp_ext import Commands
 from flashinfer.jit.load import _load_library
 
 from .fatbin import compile_units
-from .options import NO_SPILLS
+from .options import COMPILES, NO_SPILLS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,6 +136,7 @@ def test_spills_would_be_noticed(hopper, tmp_path, monkeypatch):
 def test_other_targets(hopper, monkeypatch, tmp_path, targets):
     """Compile one kernel unit of each family for Turing, in the lane full up to Blackwell, without launchers."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", targets)
+    monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", COMPILES)
     generated, units = {}, []
     for family in ("scale", *OTHERS):
         spec = next(aot.gen_family_modules(family))
