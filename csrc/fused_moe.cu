@@ -7,6 +7,7 @@
 #include <flashinfer/fused_moe_cpu.h>
 #include <flashinfer/moe_sort_cpu.h>
 #else
+#include "fused_moe_mono.h"
 #include "fused_moe_product.h"
 #endif
 // clang-format on
@@ -215,6 +216,7 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
   const CpuProduct products{{{fc1.data_ptr(), format, ElementOf(input), s.fc1_rows(), s.hidden, scales[0]},
                              {fc2.data_ptr(), format, ElementOf(input), s.hidden, s.intermediate, scales[1]}}};
 #else
+  if (EnqueueMono(x, s, scales, buffer, w, activation, first_expert, adds_bias2, pdl)) return;
   const GroupedProduct products{x, s, scales, product, use_sm90, pdl};
 #endif
   RunStages(x, s, buffer, w, activation, first_expert, adds_bias2, pdl, products);

@@ -10,6 +10,7 @@
 //   test  pytest tests/fused_moe      bench  python benchmarks/bench_fused_moe.py
 #pragma once
 #include "gemm.h"
+#include "host_device.h"
 #include "moe_sort.h"
 
 namespace flashinfer {
@@ -42,7 +43,7 @@ enum class ActivationType : int {
   kSitu,
 };
 
-constexpr bool IsGated(ActivationType x) {
+FLASHINFER_HD constexpr bool IsGated(ActivationType x) {
   return x == ActivationType::kSwiglu || x == ActivationType::kGeglu || x == ActivationType::kSwigluBias ||
          x == ActivationType::kSwigluStep || x == ActivationType::kGegluTanh || x == ActivationType::kSitu;
 }

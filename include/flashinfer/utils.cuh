@@ -53,7 +53,7 @@ constexpr int MAX_CLUSTER = 8;  // blocks per cluster that every device with clu
 
 /// Launch configuration: optional programmatic dependent launch, cluster size.
 struct LaunchConfig {
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   cudaLaunchConfig_t config{};
 
   LaunchConfig(dim3 grid, dim3 block, size_t shared_bytes, bool enable_pdl, cudaStream_t stream, int cluster = 1) {
@@ -74,6 +74,13 @@ struct LaunchConfig {
     }
   }
   LaunchConfig(const LaunchConfig&) = delete;  // members point to other members
+
+  /// Start all blocks at once or none: for grids whose blocks wait for each other.
+  void SetCooperative() {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  }
 
   template <typename... Params, typename... Args>
   cudaError_t Launch(void (*kernel)(Params...), Args&&... args) const {

@@ -80,6 +80,7 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, void (*kernel)(Params
     if (a.id == cudaLaunchAttributeClusterDimension) {
       cluster = dim3(a.val.clusterDim.x, a.val.clusterDim.y, a.val.clusterDim.z);
     }
+    if (a.id == cudaLaunchAttributeCooperative && a.val.cooperative != 0) cluster = config->gridDim;  // all at once
   }
   if (config->dynamicSmemBytes > size_t(device.shared_bytes)) return cudaErrorInvalidValue;
   if (config->dynamicSmemBytes > 48 * 1024) {

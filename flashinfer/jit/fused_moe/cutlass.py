@@ -11,7 +11,12 @@ __all__ = ["gen_fused_moe_module", "get_fused_moe_module"]
 
 def gen_fused_moe_module(backend: str = "cuda") -> JitSpec:
     """Describe the module of one backend; formats, element types and activations are dispatched inside."""
-    units = {"sort": {"header": "fused_moe/sort_permute.cuh"}, "stages": {"header": "fused_moe.cuh"}}
+    headers = {
+        "sort": "fused_moe/sort_permute.cuh",
+        "stages": "fused_moe.cuh",
+        "mono_plain": "fused_moe/mono_plain.cuh",
+    }
+    units = {name: {"header": header} for name, header in headers.items()}
     return stage("fused_moe", backend=backend, kernels=units)
 
 

@@ -15,5 +15,17 @@ __device__ __forceinline__ int32_t AddOrdered(int32_t* address, int32_t x) {
   return before;
 }
 
+/// Load with acquire order: what preceded the StoreRelease or AddOrdered whose value is read is visible afterwards.
+__device__ __forceinline__ int32_t LoadAcquire(const int32_t* address) {
+  int32_t x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(address) : "memory");
+  return x;
+}
+
+/// Store with release order.
+__device__ __forceinline__ void StoreRelease(int32_t* address, int32_t x) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
+}
+
 }  // namespace ptx
 }  // namespace flashinfer

@@ -10,6 +10,12 @@ inline int32_t AddOrdered(int32_t* address, int32_t x) {
   *address += x;
   return before;
 }
+/// Other threads run before the load: it may be one of a loop that waits for them.
+inline int32_t LoadAcquire(const int32_t* address) {
+  emulation::Yield();
+  return *address;
+}
+inline void StoreRelease(int32_t* address, int32_t x) { *address = x; }
 
 }  // namespace ptx
 }  // namespace flashinfer

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layers for few tokens on CUDA, in one launch.
+#pragma once
+#include "fused_moe_arguments.h"
+// clang-format off
+#include <flashinfer/fused_moe/mono.h>
+// clang-format on
+
+namespace moe_arguments {
+
+/// Enqueue a layer as one kernel. Returns false, with nothing enqueued, if its stages must run one by one.
+inline bool EnqueueMono(const Tensors& x, const LayerSizes& s, const void* const* scales, char* buffer,
+                        const Workspace& w, const ActivationParams& activation, int64_t first_expert, bool adds_bias2,
+                        bool enable_pdl) {
+  if (!TakesMono(s, x.input.stride(0))) return false;
+  MonoParams p{};
+  p.input = x.input.data_ptr(), p.input_stride = x.input.stride(0), p.element = ElementOf(x.input);
+  p.output = x.output.data_ptr(), p.output_stride = x.output.stride(0), p.output_element = ElementOf(x.output);
+  p.experts = x.experts.data_ptr<int32_t>();
+  p.scales = x.token_scales.has_value() ? x.token_scales.value().data_ptr<float>() : nullptr;
+  p.tokens = int32_t(s.tokens), p.top_k = int32_t(s.top_k);
+  p.first_expert = int32_t(first_expert), p.num_experts = int32_t(s.num_experts);
+  p.hidden = int32_t(s.hidden), p.intermediate = int32_t(s.intermediate);
+  p.fc1 = x.fc1.data_ptr(), p.fc2 = x.fc2.data_ptr(), p.fc1_scales = scales[0], p.fc2_scales = scales[1];
+  p.bias1 = Bias("fc1_expert_biases", x.bias1, x, s.num_experts, s.fc1_rows());
+  p.bias2 = Bias("fc2_expert_biases", x.bias2, x, s.num_experts, s.hidden);
+  if (!adds_bias2) p.bias2 = nullptr;
+  p.activation = activation;
+  p.hidden_values = buffer + MonoHiddenOffset(s, w);
+  p.enable_pdl = enable_pdl;
+  const flashinfer::Status status = MonoPlain(p, get_stream(x.input.device()));
+  if (status == cudaErrorNotSupported) return false;
+  CheckStatus(OP, status);
+  return true;
+}
+
+}  // namespace moe_arguments

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole mixture of experts for few tokens in one launch on CUDA (mono.cuh): parameters, and the layers that it takes.
+#pragma once
+#include "workspace.h"
+
+// Numbers to tune, settable with -D.
+#ifndef FLASHINFER_MONO_WARPS
+#define FLASHINFER_MONO_WARPS 8  // of a block, a power of two
+#endif
+#ifndef FLASHINFER_MONO_STAGES
+#define FLASHINFER_MONO_STAGES 8  // of each warp's ring, 2 KB each
+#endif
+#ifndef FLASHINFER_MONO_TOKENS
+#define FLASHINFER_MONO_TOKENS 8  // the most that a layer is given to this kernel with, up to 16; 0: none
+#endif
+#ifndef FLASHINFER_MONO_COOPERATIVE
+#define FLASHINFER_MONO_COOPERATIVE 1  // 0, for timing only: two such grids at once may wait for each other for ever
+#endif
+#ifndef FLASHINFER_MONO_PDL
+#define FLASHINFER_MONO_PDL 0  // 1: may start before the kernel before it has ended, if the call allows it
+#endif
+
+namespace flashinfer {
+namespace fused_moe {
+
+constexpr int64_t MONO_MAX_TOKENS = 16, MONO_MAX_PAIRS = 128;  // what the kernel's tables hold
+
+struct MonoParams {
+  const void* input;  // (tokens, hidden)
+  int64_t input_stride;
+  const int32_t* experts;  // (tokens, top_k) global ids
+  const float* scales;     // (tokens, top_k) or null = 1
+  int32_t tokens, top_k, first_expert, num_experts, hidden, intermediate;
+  const void *fc1, *fc2;                // (num_experts, rows, columns)
+  const void *fc1_scales, *fc2_scales;  // of formats with scales
+  const void *bias1, *bias2;            // (num_experts, rows) in the output's element, or null
+  ActivationParams activation;
+  void* hidden_values;  // (tokens * top_k, intermediate) of the input's 16-bit element, memory between the products
+  void* output;         // (tokens, hidden)
+  int64_t output_stride;
+  Element element, output_element;
+  bool enable_pdl;
+};
+
+/// Return true if MonoMoe computes a layer: the one place that decides. Few tokens, whose experts are read once, and rows of
+/// 16 bytes. What it does not take is computed in stages.
+inline bool TakesMono(const LayerSizes& s, int64_t input_stride) {
+  if (s.intermediate == 0 || s.tokens > FLASHINFER_MONO_TOKENS || s.tokens > MONO_MAX_TOKENS ||
+      s.pairs() > MONO_MAX_PAIRS)
+    return false;
+  return s.format == Format::kPlain && input_stride % 8 == 0;
+}
+
+/// Return the bytes from the beginning of the workspace at which hidden values lie.
+inline int64_t MonoHiddenOffset(const LayerSizes&, const Workspace& w) { return w.operand2; }
+
+/// Enqueue a layer that TakesMono. Returns cudaErrorNotSupported, with nothing enqueued, on a device that cannot run it: one
+/// before SM80 or with less shared memory than the rings take.
+Status MonoPlain(const MonoParams& params, Stream stream);
+
+}  // namespace fused_moe
+}  // namespace flashinfer

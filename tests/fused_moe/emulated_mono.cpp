@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// A layer of experts on the CPU with the kernel for few tokens; called by test_emulated_mono.py.
+#include <flashinfer/fused_moe/mono_plain.cuh>
+
+using namespace flashinfer;
+using namespace flashinfer::fused_moe;
+
+/// Compute a layer on a device of so many SMs; `x` has the fields in the order below.
+EMULATION_EXPORT int layer(int64_t multiprocessors, const int64_t* x) {
+  const auto next = [&] { return *x++; };
+  const auto number = [&] { return int32_t(*x++); };
+  const auto pointer = [&] { return reinterpret_cast<void*>(*x++); };
+  const auto floats = [&] { return static_cast<const float*>(reinterpret_cast<void*>(*x++)); };
+  MonoParams p{};
+  p.tokens = number(), p.top_k = number(), p.num_experts = number(), p.first_expert = number();
+  p.hidden = number(), p.intermediate = number();
+  p.input = pointer(), p.input_stride = next();
+  p.experts = static_cast<const int32_t*>(pointer()), p.scales = floats();
+  p.fc1 = pointer(), p.fc2 = pointer(), p.fc1_scales = pointer(), p.fc2_scales = pointer();
+  p.bias1 = pointer(), p.bias2 = pointer();
+  p.hidden_values = pointer(), p.output = pointer(), p.output_stride = next();
+  p.element = Element(next()), p.output_element = Element(next());
+  p.activation.type = ActivationType(next());
+  p.activation.alpha = floats(), p.activation.beta = floats(), p.activation.limit = floats();
+  emulation::device.multiprocessors = int(multiprocessors);
+  return int(MonoPlain(p, nullptr));
+}

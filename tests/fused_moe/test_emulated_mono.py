@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel that computes a whole layer for few tokens, on the CPU (tests/emulation)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Optional
+
+import pytest
+import torch
+
+from flashinfer.tllm_enums import ActivationType
+
+from ..emulation.build import Library, compile_emulated
+from .layers import BF16, FP16, dense
+
+ELEMENTS = {FP16: 1, BF16: 2}
+FIRST, LOCAL = 2, 5  # the local experts; two before and one behind have other ranks
+GATED = (ActivationType.Swiglu, ActivationType.SwigluBias)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Library:
+    return compile_emulated("emulated_mono.cpp", tmp_path_factory)
+
+
+def run(
+    library: Library,
+    call: dict,
+    out: torch.dtype,
+    activation: ActivationType = ActivationType.Swiglu,
+    scales=(None, None),
+    biases=(None, None),
+    constants=(None, None, None),
+    multiprocessors: int = 3,
+) -> torch.Tensor:
+    """Compute a layer whose memory is poisoned with NaN."""
+    x, ids = call["input"], call["token_selected_experts"]
+    fc1, fc2 = call["fc1_expert_weights"], call["fc2_expert_weights"]
+    tokens, hidden, top_k, inner = *x.shape, ids.shape[1], call.get("inner", fc2.shape[2])
+    between = torch.full((tokens * top_k, inner), torch.nan, dtype=x.dtype)
+    output = torch.full((tokens, hidden), torch.nan, dtype=out)
+    address = lambda t: 0 if t is None else t.data_ptr()  # noqa: E731
+    fields = [tokens, top_k, LOCAL, FIRST, hidden, inner, x.data_ptr(), x.stride(0), ids.data_ptr()]
+    fields += [address(t) for t in (call["token_final_scales"], fc1, fc2, *scales, *biases, between, output)]
+    fields += [output.stride(0), ELEMENTS[x.dtype], ELEMENTS[out], int(activation), *map(address, constants)]
+    packed = (ctypes.c_int64 * len(fields))(*fields)
+    assert library.call("layer", multiprocessors, ctypes.addressof(packed)) == 0
+    return output
+
+
+def hidden_of(sums: torch.Tensor, activation: ActivationType, constants: Optional[list]) -> torch.Tensor:
+    if activation is ActivationType.Relu2:
+        return sums.relu().square()
+    up, gate = sums.chunk(2)
+    if constants is None:
+        return torch.nn.functional.silu(gate) * up
+    alpha, beta, limit = constants
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + beta)
+
+
+def plain(call: dict, activation=ActivationType.Swiglu, biases=(None, None), constants=(None, None, None)):
+    """Return the sum over slots in float64, and the same with hidden values and the result rounded."""
+    x, ids = call["input"].double(), call["token_selected_experts"].long() - FIRST
+    exact, rounded = torch.zeros_like(x), torch.zeros_like(x)
+    for token, slot in torch.cartesian_prod(*map(torch.arange, ids.shape)).tolist():
+        e = int(ids[token, slot])
+        if not 0 <= e < LOCAL:
+            continue
+        b1, b2 = (0.0 if b is None else b[e].double() for b in biases)
+        of_expert = None if constants[0] is None else [float(c[e]) for c in constants]
+        h = hidden_of(call["fc1_expert_weights"][e].double() @ x[token] + b1, activation, of_expert)
+        scale = 1.0 if call["token_final_scales"] is None else float(call["token_final_scales"][token, slot])
+        for total, values in ((exact, h), (rounded, h.to(call["input"].dtype).double())):
+            total[token] += scale * (call["fc2_expert_weights"][e].double() @ values + b2)
+    return exact, rounded.to(call["input"].dtype).double()
+
+
+def rms(x: torch.Tensor) -> float:
+    return float(x.double().square().mean().sqrt())
+
+
+def layer(tokens: int, hidden: int, inner: int, top_k: int, dtype: torch.dtype = BF16, is_gated: bool = True) -> dict:
+    call = dense(tokens, hidden, inner, LOCAL, top_k, "cpu", total=LOCAL + FIRST + 1)
+    for name in ("input", "fc1_expert_weights", "fc2_expert_weights"):
+        call[name] = call[name].to(dtype)
+    if not is_gated:
+        call["fc1_expert_weights"] = call["fc1_expert_weights"][:, :inner].contiguous()
+    return call
+
+
+@pytest.mark.parametrize(
+    "tokens, top_k, hidden, inner",
+    [(1, 3, 136, 72), (8, 2, 200, 40), (13, 2, 1032, 24), (2, 4, 64, 1100 // 8 * 8)],
+    ids=["one", "eight", "two-tiles", "deep"],
+)
+def test_values(library, tokens, top_k, hidden, inner):
+    """The error is that of the places where values are rounded: hidden values and the result."""
+    call = layer(tokens, hidden, inner, top_k)
+    biases = torch.randn(LOCAL, 2 * inner).to(BF16), torch.randn(LOCAL, hidden).to(BF16)
+    out = run(library, call, BF16, biases=biases).double()
+    exact, rounded = plain(call, biases=biases)
+    assert rms(out - exact) <= 1.02 * rms(rounded - exact)
+    assert not out.isnan().any()
+
+
+@pytest.mark.parametrize("activation", [ActivationType.Relu2, ActivationType.SwigluBias])
+def test_activations(library, activation):
+    """fp16; a plain activation has tiles of 16 rows."""
+    call = layer(3, 96, 56, 2, FP16, is_gated=activation in GATED)
+    constants = (None, None, None)
+    if activation in GATED:
+        constants = tuple(torch.rand(LOCAL) + shift for shift in (1.0, 0.5, 0.2))
+    out = run(library, call, FP16, activation, constants=constants).double()
+    exact, rounded = plain(call, activation, constants=constants)
+    assert rms(out - exact) <= 1.02 * rms(rounded - exact) + 1e-12
+
+
+def test_repeated_and_missing_experts(library):
+    """A token may choose an expert twice, or none of this rank; scales may be missing."""
+    call = layer(4, 72, 40, 3)
+    call["token_selected_experts"] = torch.tensor([[3, 3, 4], [0, 1, 7], [-1, 6, 6], [2, 2, 2]], dtype=torch.int32)
+    call["token_final_scales"] = None
+    out = run(library, call, BF16).double()
+    exact, rounded = plain(call)
+    assert rms(out - exact) <= 1.02 * rms(rounded - exact)
+    assert torch.equal(out[1], torch.zeros_like(out[1]))
+
+
+def test_no_expert_of_this_rank(library):
+    call = layer(2, 64, 32, 2)
+    call["token_selected_experts"].fill_(0)
+    assert torch.equal(run(library, call, BF16), torch.zeros(2, 64, dtype=BF16))
+
+
+def test_independent_of_other_tokens(library):
+    """The same bits in every batch, on every device and in every order of threads; others may be infinite."""
+    call = layer(8, 328, 200, 3)
+    call["input"][5, 3] = torch.inf
+    whole = run(library, call, BF16)
+    library.seed(7)
+    assert torch.equal(run(library, call, BF16, multiprocessors=4).nan_to_num(), whole.nan_to_num())
+    for token in (0, 3, 7):
+        names = ("input", "token_selected_experts", "token_final_scales")
+        alone = {**call, **{name: call[name][token : token + 1].contiguous() for name in names}}
+        assert torch.equal(run(library, alone, BF16)[0], whole[token])
+
+
+def test_again(library):
+    """The barrier of the grid serves the next launch."""
+    call = layer(1, 64, 32, 2)
+    assert torch.equal(run(library, call, BF16, multiprocessors=2), run(library, call, BF16, multiprocessors=5))
