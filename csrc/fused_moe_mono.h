@@ -28,7 +28,10 @@ inline bool EnqueueMono(const Tensors& x, const LayerSizes& s, const void* const
   p.activation = activation;
   p.hidden_values = buffer + MonoHiddenOffset(s, w);
   p.enable_pdl = enable_pdl;
-  const flashinfer::Status status = MonoPlain(p, get_stream(x.input.device()));
+  const auto enqueue = s.format == Format::kPlain      ? MonoPlain
+                       : s.format == Format::kFp8Block ? MonoFp8Block
+                                                       : MonoMxfp4;
+  const flashinfer::Status status = enqueue(p, get_stream(x.input.device()));
   if (status == cudaErrorNotSupported) return false;
   CheckStatus(OP, status);
   return true;

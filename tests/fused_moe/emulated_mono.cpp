@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A layer of experts on the CPU with the kernel for few tokens; called by test_emulated_mono.py.
+#include <flashinfer/fused_moe/mono_fp8.cuh>
+#include <flashinfer/fused_moe/mono_mxfp4.cuh>
 #include <flashinfer/fused_moe/mono_plain.cuh>
 
 using namespace flashinfer;
@@ -23,5 +25,8 @@ EMULATION_EXPORT int layer(int64_t multiprocessors, const int64_t* x) {
   p.activation.type = ActivationType(next());
   p.activation.alpha = floats(), p.activation.beta = floats(), p.activation.limit = floats();
   emulation::device.multiprocessors = int(multiprocessors);
-  return int(MonoPlain(p, nullptr));
+  const auto format = Format(next());
+  return int((format == Format::kPlain      ? MonoPlain
+              : format == Format::kFp8Block ? MonoFp8Block
+                                            : MonoMxfp4)(p, nullptr));
 }

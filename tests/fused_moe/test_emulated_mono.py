@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from flashinfer.tllm_enums import ActivationType
+from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
 
 from ..emulation.build import Library, compile_emulated
-from .layers import BF16, FP16, dense
+from .layers import BF16, FP16, close, dense, fp8_block, mxfp4
 
 ELEMENTS = {FP16: 1, BF16: 2}
 FIRST, LOCAL = 2, 5  # the local experts; two before and one behind have other ranks
+PLAIN, FP8_BLOCK, MXFP4 = 0, 2, 3  # Format of fused_moe.h
 GATED = (ActivationType.Swiglu, ActivationType.SwigluBias)
 
 
@@ -33,17 +35,18 @@ def run(
     biases=(None, None),
     constants=(None, None, None),
     multiprocessors: int = 3,
+    format: int = PLAIN,
 ) -> torch.Tensor:
     """Compute a layer whose memory is poisoned with NaN."""
     x, ids = call["input"], call["token_selected_experts"]
     fc1, fc2 = call["fc1_expert_weights"], call["fc2_expert_weights"]
-    tokens, hidden, top_k, inner = *x.shape, ids.shape[1], call.get("inner", fc2.shape[2])
+    tokens, hidden, top_k, inner = *x.shape, ids.shape[1], fc2.shape[2] * (2 if format == MXFP4 else 1)
     between = torch.full((tokens * top_k, inner), torch.nan, dtype=x.dtype)
     output = torch.full((tokens, hidden), torch.nan, dtype=out)
     address = lambda t: 0 if t is None else t.data_ptr()  # noqa: E731
     fields = [tokens, top_k, LOCAL, FIRST, hidden, inner, x.data_ptr(), x.stride(0), ids.data_ptr()]
     fields += [address(t) for t in (call["token_final_scales"], fc1, fc2, *scales, *biases, between, output)]
-    fields += [output.stride(0), ELEMENTS[x.dtype], ELEMENTS[out], int(activation), *map(address, constants)]
+    fields += [output.stride(0), ELEMENTS[x.dtype], ELEMENTS[out], int(activation), *map(address, constants), format]
     packed = (ctypes.c_int64 * len(fields))(*fields)
     assert library.call("layer", multiprocessors, ctypes.addressof(packed)) == 0
     return output
@@ -151,3 +154,51 @@ def test_again(library):
     """The barrier of the grid serves the next launch."""
     call = layer(1, 64, 32, 2)
     assert torch.equal(run(library, call, BF16, multiprocessors=2), run(library, call, BF16, multiprocessors=5))
+
+
+def moved(call: dict) -> dict:
+    """Return a call whose experts begin at ``FIRST``."""
+    return {**call, "token_selected_experts": call["token_selected_experts"] + FIRST}
+
+
+@pytest.mark.parametrize("out_type", [BF16, FP16])
+@pytest.mark.parametrize(
+    "tokens, top_k, hidden, inner", [(1, 4, 256, 384), (8, 2, 400, 144), (11, 3, 128, 272)], ids=["one", "part", "two"]
+)
+def test_fp8_block(library, tokens, top_k, hidden, inner, out_type):
+    """Tokens and hidden values are quantised by 1 x 128, of which the last may be a part."""
+    call = {**fp8_block(tokens, hidden, inner, LOCAL, top_k, device="cpu"), "output_dtype": out_type}
+    scales = dict(zip(("fc1_scale", "fc2_scale"), call["quant_scales"], strict=True))
+    biases = torch.randn(LOCAL, 2 * inner).to(out_type), torch.randn(LOCAL, hidden).to(out_type)
+    call["fc1_expert_biases"], call["fc2_expert_biases"] = biases
+    expected = cutlass_fused_moe_trace(**call).reference(**call, **scales)
+    out = run(library, moved(call), out_type, scales=call["quant_scales"], biases=biases, format=FP8_BLOCK)
+    close(out, expected)
+
+
+@pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "tokens, top_k, hidden, inner", [(1, 4, 384, 256), (8, 2, 128, 640), (11, 3, 256, 128)], ids=["one", "deep", "two"]
+)
+def test_mxfp4(library, tokens, top_k, hidden, inner, is_large):
+    """Blocks of 16 rows; the last stage of a row may have half of its columns. Large: scales above 2."""
+    call, values = mxfp4(tokens, hidden, inner, LOCAL, top_k, "cpu", span=0 if is_large else 4)
+    biases = torch.randn(LOCAL, 2 * inner).to(BF16), torch.randn(LOCAL, hidden).to(BF16)
+    scales, factor = call["quant_scales"], 1.0
+    if is_large:
+        scales, factor = [scales[0], torch.full_like(scales[1], 130)], 2.0**10
+    constants = [torch.full((LOCAL,), x) for x in (1.702, 1.0, 7.0)]
+    out = run(
+        library,
+        moved(call),
+        BF16,
+        ActivationType.SwigluBias,
+        scales=scales,
+        biases=biases,
+        constants=constants,
+        format=MXFP4,
+    )
+    weights = {"fc1_expert_weights": values["fc1"], "fc2_expert_weights": values["fc2"] * factor}
+    decoded = moved({**call, **weights})
+    exact, rounded = plain(decoded, biases=biases, constants=constants)
+    assert rms(out.double() - exact) <= 1.02 * rms(rounded - exact)

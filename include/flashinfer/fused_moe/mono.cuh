@@ -56,9 +56,25 @@ __device__ __forceinline__ void Store16(void* data, int64_t index, Element eleme
   }
 }
 
-/// Sums of the warps of one tile: (parts, 8-token tiles, lanes, 4), in the order of mma's accumulators.
-template <int TILES>
-using PartialSums = float[WARPS][TILES * 128];
+/// Sums of the warps of one tile: (parts, 16-row sets, 8-token tiles, lanes, 4), in the order of mma's accumulators.
+template <typename Weights, int TILES>
+using PartialSums = float[WARPS][Weights::SETS * TILES * 128];
+
+/// Shared memory of a block.
+template <typename Weights, int TILES>
+struct alignas(128) Memory {
+  unsigned char ring[WARPS][STAGES][Weights::BYTES];
+  PartialSums<Weights, TILES> partial[2];
+  Choices<TILES * 8> choices;
+  ActivationConstants constants[MONO_MAX_PAIRS];  // of active experts
+};
+
+/// What a lane multiplies with the weights of a stage, in registers.
+template <typename Weights, int TILES>
+struct Operands {
+  uint4 tokens[TILES][Weights::VECTORS];
+  float bias[2];  // of rows lane / 4 and lane / 4 + 8, in the stage of an expert's first columns
+};
 
 /// A block's share of a layer.
 template <typename Weights, int TILES>
@@ -66,119 +82,151 @@ class Block {
  public:
   using T = typename Weights::Element;
   static constexpr int TOKENS = TILES * 8;
-  using Fragment = TokenFragment<TILES, Weights::VECTORS>;
+  using Sums = PartialSums<Weights, TILES>;
+  static constexpr int SETS = Weights::SETS;
 
-  __device__ __forceinline__ Block(const MonoParams& p, const Choices<TOKENS>& choices, uint32_t ring)
-      : p_(p), choices_(choices), is_gated_(IsGated(p.activation.type)) {
-    const int64_t blocks = gridDim.x, block = blockIdx.x;
-    work_.active = choices.active, work_.active_count = choices.count;
-    work_.units1 = p.intermediate, work_.height = is_gated_ ? 8 : TILE_ROWS;
-    const int64_t units = int64_t(choices.count) * p.intermediate;
-    work_.begin1 = int(units * block / blocks), work_.end1 = int(units * (block + 1) / blocks);
-    work_.begin2 = int(p.hidden * block / blocks), work_.end2 = int(p.hidden * (block + 1) / blocks);
-    work_.chunks1 = (p.hidden + Weights::COLUMNS - 1) / Weights::COLUMNS;
+  __device__ __forceinline__ Block(const MonoParams& p, Memory<Weights, TILES>& memory)
+      : p_(p), memory_(memory), choices_(memory.choices), is_gated_(IsGated(p.activation.type)) {
+    is_split_ = SETS == 2 && is_gated_;
+    work_.active = choices_.active, work_.active_count = choices_.count;
+    work_.units1 = p.intermediate, work_.height = is_gated_ && !is_split_ ? 8 : TILE_ROWS;
+    Share(int64_t(choices_.count) * p.intermediate, work_.begin1, work_.end1);
+    Share(p.hidden, work_.begin2, work_.end2);
+    work_.chunks1 = (p.hidden + Weights::COLUMNS - 1) / Weights::COLUMNS * (is_split_ ? 2 : 1);
     work_.chunks2 = (p.intermediate + Weights::COLUMNS - 1) / Weights::COLUMNS;
     const int inner = p.intermediate;
     rows1_ = is_gated_ ? 2 * inner : inner, gate_ = is_gated_ ? inner : 0;
-    ring_ = ring + (threadIdx.x / 32) * (STAGES * Weights::BYTES);
+    ring_ = ptx::SharedAddress(memory.ring[threadIdx.x / 32]);
   }
 
-  __device__ __forceinline__ void Run(PartialSums<TILES> (&partial)[2], int32_t (&barrier)[2]) {
+  __device__ __forceinline__ void Run(int32_t (&barrier)[2]) {
     const int warp = int(threadIdx.x) / 32;
     Walk<WARPS> ahead(work_, warp, 1);
     ahead.SkipEmpty(work_);
     uint32_t slot = 0;
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) Request(ahead, i);
+    for (int i = int(threadIdx.x); i < choices_.count; i += THREADS) {  // read behind the barrier of a tile
+      memory_.constants[i] = ConstantsOf(p_.activation, choices_.active[i]);
+    }
     int tiles = 0;
     for (Walk<WARPS> at(work_, warp, 1); at.product == 1 && !at.IsDone(); at.NextTile(work_), ++tiles) {
-      Tile<1>(at, ahead, slot, partial[tiles % 2]);
-      Finish1(at, partial[tiles % 2]);
+      Tile<1>(at, ahead, slot, memory_.partial[tiles % 2]);
+      Finish1(at, memory_.partial[tiles % 2]);
     }
     SyncGrid(barrier);
     for (Walk<WARPS> at(work_, warp, 2); !at.IsDone(); at.NextTile(work_), ++tiles) {
-      Tile<2>(at, ahead, slot, partial[tiles % 2]);
-      Finish2(at, partial[tiles % 2]);
+      Tile<2>(at, ahead, slot, memory_.partial[tiles % 2]);
+      Finish2(at, memory_.partial[tiles % 2]);
     }
   }
 
  private:
+  /// Give this block its share of rows.
+  __device__ __forceinline__ static void Share(int64_t rows, int& begin, int& end) {
+    const int64_t units = rows / Weights::ROW_UNIT;
+    begin = int(units * blockIdx.x / gridDim.x) * Weights::ROW_UNIT;
+    end = int(units * (blockIdx.x + 1) / gridDim.x) * Weights::ROW_UNIT;
+  }
+
   /// Begin to copy the stage of a walk, if there is one, and go on to the next.
   __device__ __forceinline__ void Request(Walk<WARPS>& ahead, uint32_t slot) {
     if (!ahead.IsDone()) {
-      const bool is_first = ahead.product == 1, is_paired = is_first && is_gated_;
+      const bool is_first = ahead.product == 1, is_paired = is_first && is_gated_ && !is_split_;
+      const int half = HalfOf(ahead);
       Matrix m;  // a member by product would be an array in local memory
       m.data = is_first ? p_.fc1 : p_.fc2, m.scales = is_first ? p_.fc1_scales : p_.fc2_scales;
       m.rows = is_first ? rows1_ : p_.hidden, m.columns = is_first ? p_.hidden : p_.intermediate;
-      m.first = is_paired ? gate_ : 0, m.second = is_paired ? -gate_ - 8 : 0;  // 8 rows of gate, then those of up
-      Weights::Request(ring_ + slot * Weights::BYTES, m, work_.active[ahead.active], ahead.row, ahead.rows, ahead.chunk,
-                       is_paired);
+      m.first = is_first && half == 0 ? gate_ : 0;
+      m.second = is_paired ? -gate_ - 8 : 0;  // 8 rows of gate, then those of up
+      Weights::Request(ring_ + slot * Weights::BYTES, m, work_.active[ahead.active], ahead.row, ahead.rows,
+                       ColumnsOf(ahead), is_paired);
       ahead.Advance(work_);
     }
     ptx::CopyCommit();
   }
 
+  /// Return which half of split gated weights a stage has: 0 for gate, 1 for up.
+  __device__ __forceinline__ int HalfOf(const Walk<WARPS>& at) const {
+    return SETS == 2 && is_split_ && at.product == 1 ? at.chunk % 2 : 0;
+  }
+  /// Return the number of the columns that a stage has.
+  __device__ __forceinline__ int ColumnsOf(const Walk<WARPS>& at) const {
+    return SETS == 2 && is_split_ && at.product == 1 ? at.chunk / 2 : at.chunk;
+  }
+
   template <int PRODUCT>
-  __device__ __forceinline__ void LoadTokens(const Walk<WARPS>& at, Fragment& to) const {
-    const int lane = int(threadIdx.x) % 32;
+  __device__ __forceinline__ void Load(const Walk<WARPS>& at, Operands<Weights, TILES>& to) const {
+    const int lane = int(threadIdx.x) % 32, columns = ColumnsOf(at);
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
       const int token = t * 8 + lane / 4, pair = choices_.of[at.active][token].pair;
       if (PRODUCT == 1) {
         const T* const x = static_cast<const T*>(p_.input) + token * p_.input_stride;
-        Weights::LoadToken(pair < 0 ? nullptr : x, at.chunk, p_.hidden, to.x[t],
-                           [](const uint4* from) { return *from; });
-      } else {  // written by other SMs: not through L1
+        Weights::template LoadToken<1>(pair < 0 ? nullptr : x, columns, p_.hidden, to.tokens[t]);
+      } else {
         const T* const x = static_cast<const T*>(p_.hidden_values) + int64_t(pair) * p_.intermediate;
-        Weights::LoadToken(pair < 0 ? nullptr : x, at.chunk, p_.intermediate, to.x[t],
-                           [](const uint4* from) { return __ldcg(from); });
+        Weights::template LoadToken<2>(pair < 0 ? nullptr : x, columns, p_.intermediate, to.tokens[t]);
       }
     }
+    to.bias[0] = to.bias[1] = 0.f;
+    const void* const bias = PRODUCT == 1 ? p_.bias1 : p_.bias2;
+    if (bias == nullptr || columns != 0 || (PRODUCT == 1 && Weights::ROUNDS_SUMS)) return;
+    const bool is_paired = PRODUCT == 1 && is_gated_ && !is_split_;
+    const int64_t row = int64_t(work_.active[at.active]) * (PRODUCT == 1 ? rows1_ : p_.hidden) + at.row + lane / 4;
+    const int64_t low = row + (PRODUCT == 1 && HalfOf(at) == 0 ? gate_ : 0), high = is_paired ? row : low + 8;
+    if (lane / 4 < at.rows) to.bias[0] = Load16(bias, low, p_.output_element);
+    if (lane / 4 + (is_paired ? 0 : 8) < at.rows) to.bias[1] = Load16(bias, high, p_.output_element);
   }
 
   /// Multiply the stages of this warp in a tile, and write its sums.
   template <int PRODUCT>
-  __device__ __forceinline__ void Tile(Walk<WARPS> at, Walk<WARPS>& ahead, uint32_t& slot,
-                                       PartialSums<TILES>& partial) {
+  __device__ __forceinline__ void Tile(Walk<WARPS> at, Walk<WARPS>& ahead, uint32_t& slot, Sums& partial) {
     const int lane = int(threadIdx.x) % 32;
-    float total[TILES][4] = {};
-    Fragment tokens, next;
-    if (at.HasStage(work_)) LoadTokens<PRODUCT>(at, tokens);
+    float total[SETS][TILES][4] = {};
+    Operands<Weights, TILES> operands, next;
+    if (at.HasStage(work_)) Load<PRODUCT>(at, operands);
 #pragma unroll 1
     while (at.HasStage(work_)) {
-      const int active = at.active;
+      const int active = at.active, half = HalfOf(at), columns = ColumnsOf(at);
       at.NextStage(work_);
-      if (at.HasStage(work_)) LoadTokens<PRODUCT>(at, next);
+      if (at.HasStage(work_)) Load<PRODUCT>(at, next);
       ptx::CopyWait<STAGES - 2>();
       __syncwarp();  // all lanes have the stage, and have read the one before
       Request(ahead, slot == 0 ? STAGES - 1 : slot - 1);
       float sums[TILES][4] = {};
-      Weights::Multiply(ring_ + slot * Weights::BYTES, tokens, sums);
+      Weights::Multiply(ring_ + slot * Weights::BYTES, columns, PRODUCT == 1 ? p_.hidden : p_.intermediate,
+                        operands.tokens, sums);
       slot = slot == STAGES - 1 ? 0 : slot + 1;
 #pragma unroll
       for (int t = 0; t < TILES; ++t) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+          const float x = sums[t][i] + operands.bias[i / 2];
           if (PRODUCT == 1) {
-            total[t][i] += sums[t][i];
+            if (half == 0) total[0][t][i] += x;
+            if (SETS == 2 && half == 1) total[SETS - 1][t][i] += x;
           } else {  // weights that are not finite reach no other token
             const Choice& choice = choices_.of[active][t * 8 + lane % 4 * 2 + i % 2];
-            if (choice.pair >= 0) total[t][i] += choice.factor * sums[t][i];
+            if (choice.pair >= 0) total[0][t][i] += choice.factor * x;
           }
         }
       }
-      tokens = next;
+      operands = next;
     }
 #pragma unroll
-    for (int t = 0; t < TILES; ++t) {
-      *reinterpret_cast<float4*>(&partial[at.Part()][t * 128 + lane * 4]) =
-          float4{total[t][0], total[t][1], total[t][2], total[t][3]};
+    for (int i = 0; i < (PRODUCT == 1 ? SETS : 1); ++i) {
+#pragma unroll
+      for (int t = 0; t < TILES; ++t) {
+        *reinterpret_cast<float4*>(&partial[at.Part()][(i * TILES + t) * 128 + lane * 4]) =
+            float4{total[i][t][0], total[i][t][1], total[i][t][2], total[i][t][3]};
+      }
     }
     __syncthreads();
   }
 
   /// Add the warps' sums, in the order of their parts.
-  __device__ __forceinline__ static float Sum(const PartialSums<TILES>& partial, int index) {
+  __device__ __forceinline__ static float Sum(const Sums& partial, int index) {
     float x = 0.f;
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) x += partial[i][index];
@@ -186,57 +234,45 @@ class Block {
   }
 
   /// Write the hidden values of a tile.
-  __device__ __forceinline__ void Finish1(const Walk<WARPS>& at, const PartialSums<TILES>& partial) const {
-    const int expert = work_.active[at.active], each = is_gated_ ? 2 : 4;  // sums of an accumulator
+  __device__ __forceinline__ void Finish1(const Walk<WARPS>& at, const Sums& partial) const {
+    const int expert = work_.active[at.active], each = is_gated_ && !is_split_ ? 2 : 4;  // values of a lane
     for (int i = int(threadIdx.x); i < TILES * 32 * each; i += THREADS) {
       const int lane = i / each % 32, part = i % each, tile = i / each / 32, index = tile * 128 + lane * 4 + part;
       const int in_tile = lane / 4 + part / 2 * 8, token = tile * 8 + lane % 4 * 2 + part % 2;
       const int pair = choices_.of[at.active][token].pair, row = at.row + in_tile;
       if (in_tile >= at.rows || pair < 0) continue;
-      float gate = Sum(partial, index), up = is_gated_ ? Sum(partial, index + 2) : 0.f;
-      if (p_.bias1 != nullptr) {
-        const int64_t first = int64_t(expert) * rows1_ + row;
-        gate += Load16(p_.bias1, first + gate_, p_.output_element);
-        if (is_gated_) up += Load16(p_.bias1, first, p_.output_element);
+      float gate = Sum(partial, index), up = is_gated_ ? Sum(partial, index + (is_split_ ? TILES * 128 : 2)) : 0.f;
+      if (Weights::ROUNDS_SUMS) {
+        gate = __bfloat162float(__float2bfloat16_rn(gate)), up = __bfloat162float(__float2bfloat16_rn(up));
+        if (p_.bias1 != nullptr) {
+          const int64_t first = int64_t(expert) * rows1_ + row;
+          gate += Load16(p_.bias1, first + gate_, p_.output_element);
+          if (is_gated_) up += Load16(p_.bias1, first, p_.output_element);
+        }
       }
-      const float h = ActivateValue(p_.activation.type, ConstantsOf(p_.activation, expert), gate, up);
-      Store16(p_.hidden_values, int64_t(pair) * p_.intermediate + row, p_.element, h);
+      const float h = ActivateValue(p_.activation.type, memory_.constants[at.active], gate, up);
+      Store16(p_.hidden_values, int64_t(pair) * p_.intermediate + Weights::HiddenColumn(row), p_.element, h);
     }
   }
 
   /// Write the outputs of a tile.
-  __device__ __forceinline__ void Finish2(const Walk<WARPS>& at, const PartialSums<TILES>& partial) const {
+  __device__ __forceinline__ void Finish2(const Walk<WARPS>& at, const Sums& partial) const {
     for (int i = int(threadIdx.x); i < TILES * 128; i += THREADS) {
       const int lane = i / 4 % 32, part = i % 4;
-      const int in_tile = lane / 4 + part / 2 * 8, token = i / 128 * 8 + lane % 4 * 2 + part % 2,
-                row = at.row + in_tile;
+      const int in_tile = lane / 4 + part / 2 * 8, token = i / 128 * 8 + lane % 4 * 2 + part % 2;
       if (in_tile >= at.rows || token >= p_.tokens) continue;
-      float x = Sum(partial, i);
-      if (p_.bias2 != nullptr) {
-        for (int a = 0; a < work_.active_count; ++a) {
-          const Choice& choice = choices_.of[a][token];
-          if (choice.pair < 0) continue;
-          x += choice.factor * Load16(p_.bias2, int64_t(work_.active[a]) * p_.hidden + row, p_.output_element);
-        }
-      }
-      Store16(p_.output, token * p_.output_stride + row, p_.output_element, x);
+      Store16(p_.output, token * p_.output_stride + at.row + in_tile, p_.output_element, Sum(partial, i));
     }
   }
 
   const MonoParams& p_;
+  Memory<Weights, TILES>& memory_;
   const Choices<TOKENS>& choices_;
   const bool is_gated_;
+  bool is_split_;  // gate and up are two sets of 16 rows, in turns along the columns
   Work work_;
   int rows1_, gate_;  // rows of an expert's first weights; the first row of gate, in [up ; gate]
   uint32_t ring_;
-};
-
-/// Shared memory of a block.
-template <typename Weights, int TILES>
-struct alignas(128) Memory {
-  unsigned char ring[WARPS][STAGES][Weights::BYTES];
-  PartialSums<TILES> partial[2];
-  Choices<TILES * 8> choices;
 };
 
 template <typename Weights, int TILES>
@@ -246,7 +282,7 @@ __global__ void __launch_bounds__(THREADS, 1) MonoKernel(const __grid_constant__
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
   FindChoices(p, memory.choices);
-  Block<Weights, TILES>(p, memory.choices, ptx::SharedAddress(memory.ring)).Run(memory.partial, grid_barrier);
+  Block<Weights, TILES>(p, memory).Run(grid_barrier);
 }
 
 template <typename Weights, int TILES>

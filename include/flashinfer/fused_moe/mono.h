@@ -48,15 +48,21 @@ inline bool TakesMono(const LayerSizes& s, int64_t input_stride) {
   if (s.intermediate == 0 || s.tokens > FLASHINFER_MONO_TOKENS || s.tokens > MONO_MAX_TOKENS ||
       s.pairs() > MONO_MAX_PAIRS)
     return false;
-  return s.format == Format::kPlain && input_stride % 8 == 0;
+  const bool has_format = s.format == Format::kPlain || s.format == Format::kFp8Block || s.format == Format::kMxfp4;
+  return has_format && input_stride % 8 == 0;
 }
 
-/// Return the bytes from the beginning of the workspace at which hidden values lie.
-inline int64_t MonoHiddenOffset(const LayerSizes&, const Workspace& w) { return w.operand2; }
+/// Return the bytes from the beginning of the workspace at which hidden values lie: 16-bit numbers, also where operand 2 has
+/// codes of 8 bits.
+inline int64_t MonoHiddenOffset(const LayerSizes& s, const Workspace& w) {
+  return s.format == Format::kFp8Block ? w.sums1 : w.operand2;
+}
 
-/// Enqueue a layer that TakesMono. Returns cudaErrorNotSupported, with nothing enqueued, on a device that cannot run it: one
+/// Enqueue a layer that TakesMono, by the format of its weights. Return cudaErrorNotSupported, with nothing enqueued, on a device that cannot run it: one
 /// before SM80 or with less shared memory than the rings take.
 Status MonoPlain(const MonoParams& params, Stream stream);
+Status MonoFp8Block(const MonoParams& params, Stream stream);
+Status MonoMxfp4(const MonoParams& params, Stream stream);
 
 }  // namespace fused_moe
 }  // namespace flashinfer

@@ -23,11 +23,12 @@ struct Matrix {
   int first;   // row 0 of a tile, for row 0 of the walk
 };
 
-/// Rows of a token's elements at the columns that a lane multiplies.
-template <int TILES, int VECTORS>
-struct TokenFragment {
-  uint4 x[TILES][VECTORS];
-};
+/// Load what a lane multiplies. Hidden values come from other SMs: not through L1.
+template <int PRODUCT, typename Word>
+__device__ __forceinline__ Word LoadElements(const void* from) {
+  if (PRODUCT == 2) return __ldcg(static_cast<const Word*>(from));
+  return *static_cast<const Word*>(from);
+}
 
 constexpr int ROW_BYTES = 128;  // of a row in a stage
 constexpr int STAGE_BYTES = TILE_ROWS * ROW_BYTES;
@@ -41,7 +42,7 @@ __device__ __forceinline__ uint32_t InStage(uint32_t stage, int row, int unit) {
 /// Begin to copy a stage of row-major weights of BYTES per element; `used` rows of each 8, or of all 16.
 template <int BYTES>
 __device__ __forceinline__ void RequestRows(uint32_t stage, const Matrix& m, int expert, int row, int used, int chunk,
-                                            bool is_gated) {
+                                            bool is_paired) {
   const int lane = int(threadIdx.x) % 32, unit = lane % 8;
   const int column = (chunk * ROW_BYTES + unit * 16) / BYTES;
   const bool has_column = column < m.columns;
@@ -50,7 +51,7 @@ __device__ __forceinline__ void RequestRows(uint32_t stage, const Matrix& m, int
 #pragma unroll
   for (int i = 0; i < TILE_ROWS / 4; ++i) {
     const int in_tile = lane / 8 + 4 * i, at = in_tile + (i >= 2 ? m.second : 0);
-    if ((is_gated ? in_tile % 8 : in_tile) >= used) continue;  // what such a row has been stays; nobody reads its sums
+    if ((is_paired ? in_tile % 8 : in_tile) >= used) continue;  // what such a row has been stays; nobody reads its sums
     const int64_t element = (first + at) * m.columns + (has_column ? column : 0);
     ptx::CopyAsync16(InStage(stage, in_tile, unit), from + element * BYTES, has_column);
   }
@@ -60,28 +61,33 @@ __device__ __forceinline__ void RequestRows(uint32_t stage, const Matrix& m, int
 template <typename T>
 struct PlainWeights {
   using Element = T;
-  static constexpr int COLUMNS = ROW_BYTES / 2;  // of a stage
-  static constexpr int BYTES = STAGE_BYTES, VECTORS = 2;
+  static constexpr int COLUMNS = ROW_BYTES / 2, BYTES = STAGE_BYTES;  // of a stage
+  static constexpr int ROW_UNIT = 1;                                  // rows that are not divided among blocks
+  static constexpr int SETS = 1;              // 2: a tile of gated weights has 16 rows of each half
+  static constexpr int VECTORS = 2;           // of 16 bytes, that a lane has of a token
+  static constexpr bool ROUNDS_SUMS = false;  // of product 1 to bf16, before bias and activation
+
+  /// Return where column `i` of the hidden values is stored.
+  __device__ __forceinline__ static int HiddenColumn(int i) { return i; }
 
   __device__ __forceinline__ static void Request(uint32_t stage, const Matrix& m, int expert, int row, int used,
-                                                 int chunk, bool is_gated) {
-    RequestRows<2>(stage, m, expert, row, used, chunk, is_gated);
+                                                 int chunk, bool is_paired) {
+    RequestRows<2>(stage, m, expert, row, used, chunk, is_paired);
   }
 
   /// Load the elements of a token; `x` is its row, null: zeros.
-  template <typename Load>
-  __device__ __forceinline__ static void LoadToken(const T* x, int chunk, int columns, uint4 (&to)[VECTORS],
-                                                   const Load& load) {
+  template <int PRODUCT>
+  __device__ __forceinline__ static void LoadToken(const T* x, int chunk, int columns, uint4 (&to)[VECTORS]) {
 #pragma unroll
     for (int g = 0; g < VECTORS; ++g) {
       const int column = chunk * COLUMNS + (4 * g + int(threadIdx.x) % 4) * 8;
       to[g] = uint4{};
-      if (x != nullptr && column < columns) to[g] = load(reinterpret_cast<const uint4*>(x + column));
+      if (x != nullptr && column < columns) to[g] = LoadElements<PRODUCT, uint4>(x + column);
     }
   }
 
   template <int TILES>
-  __device__ __forceinline__ static void Multiply(uint32_t stage, const TokenFragment<TILES, VECTORS>& tokens,
+  __device__ __forceinline__ static void Multiply(uint32_t stage, int, int, const uint4 (&tokens)[TILES][VECTORS],
                                                   float (&sums)[TILES][4]) {
     const int lane = int(threadIdx.x) % 32;
 #pragma unroll
@@ -91,7 +97,7 @@ struct PlainWeights {
       ptx::LoadFragment(high, InStage(stage, lane / 4 + 8, 4 * g + lane % 4));
 #pragma unroll
       for (int t = 0; t < TILES; ++t) {
-        const uint4& x = tokens.x[t][g];
+        const uint4& x = tokens[t][g];
         ptx::Mma<T>(sums[t], {low[0], high[0], low[1], high[1]}, x.x, x.y);
         ptx::Mma<T>(sums[t], {low[2], high[2], low[3], high[3]}, x.z, x.w);
       }

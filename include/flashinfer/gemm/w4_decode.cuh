@@ -38,8 +38,10 @@ class FragmentDecoder {
     const int warp = int(threadIdx.x) % 128 / 32, row = int(threadIdx.x) % 32 / 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) bytes_[h] = *reinterpret_cast<const uint32_t*>(scales + (row + 8 * h) * 16 + warp * 4);
-    if (TYPE == WeightCode::kE2M1) is_large_ = __any_sync(~0u, ((bytes_[0] | bytes_[1]) & 0x80808080u) != 0);
+    FindLarge();
   }
+  /// Take the scales of the two rows, a byte per 32 columns.
+  __device__ __forceinline__ FragmentDecoder(uint32_t low, uint32_t high) : bytes_{low, high} { FindLarge(); }
 
   /// Decode the words of 64 columns; half: 0 or 1 of the 128 columns.
   __device__ __forceinline__ void Decode(const uint4& words, int half, uint32_t (&to)[4][4]) const {
@@ -60,6 +62,9 @@ class FragmentDecoder {
   }
 
  private:
+  __device__ __forceinline__ void FindLarge() {
+    if (TYPE == WeightCode::kE2M1) is_large_ = __any_sync(~0u, ((bytes_[0] | bytes_[1]) & 0x80808080u) != 0);
+  }
   __device__ __forceinline__ uint32_t Byte(int h, int group) const { return __byte_perm(bytes_[h], 0, 0x4440 + group); }
   /// Return a pair of 2^(byte - 1), or for shifted codes 2^(byte + 108): exponents 126 + s - 127 and 126 + s - 6 - 12.
   __device__ __forceinline__ static uint32_t Factor(uint32_t byte) {

@@ -22,6 +22,11 @@ void StoreSharedAny(uint32_t to, const T& x) {
 inline void StoreShared4(uint32_t to, uint32_t x) { StoreSharedAny(to, x); }
 inline void StoreShared8(uint32_t to, float x, float y) { StoreSharedAny(to, float2{x, y}); }
 inline void StoreShared16(uint32_t to, const uint4& x) { StoreSharedAny(to, x); }
+inline uint32_t LoadShared4(uint32_t from) {
+  uint32_t x;
+  std::memcpy(&x, emulation::Memory(from, 4, 4), 4);
+  return x;
+}
 inline float4 LoadShared16(uint32_t from) {
   float4 x;
   std::memcpy(&x, emulation::Memory(from, 16, 16), 16);
