@@ -14,13 +14,13 @@ from ..jit.fused_moe.cutlass import get_fused_moe_module
 from ..jit.gemm import get_gemm_module
 from .cutlass_formats import Format
 
-__all__ = ["fused_moe", "native_fused_moe", "sm90_kind", "sm90_product"]
+__all__ = ["fused_moe", "native_fused_moe", "sm90_kind", "sm90_product", "w4_product"]
 
 native_fused_moe = NativeFunction(get_fused_moe_module, "fused_moe")
 _general_product = NativeFunction(get_gemm_module, "gemm")
 _is_sm90 = Sm90Devices()
 sm90_product = Sm90Functions("gemm_sm90_experts")
-_w4_product = W4Functions()
+w4_product = W4Functions()
 _W4_KINDS = {Format.MXFP4: "mxfp4", Format.MXFP4_FP8: "mxfp4_fp8", Format.INT4_FP8: "int4"}
 
 
@@ -72,7 +72,7 @@ def fused_moe(
         if kind is None:
             product = _general_product[True]
         else:
-            product = _w4_product[kind] if format in _W4_KINDS else sm90_product[kind]
+            product = w4_product[kind] if format in _W4_KINDS else sm90_product[kind]
     # fmt: off
     native_fused_moe[is_cuda](
         output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2,

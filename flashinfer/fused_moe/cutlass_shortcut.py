@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ordinary calls of ``cutlass_fused_moe`` on SM90, straight to native code (:mod:`flashinfer._runtime.shortcut`).
 
-Ordinary are 16-bit and 8-bit weights in any of their layers; csrc/fused_moe.cu compares shapes, dtypes and devices.
+Ordinary are 16-bit and 8-bit weights in any of their layers, and MXFP4 with bfloat16 tokens; csrc/fused_moe.cu compares
+shapes, dtypes and devices.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .._runtime.allocation import allocate
 from .._runtime.shortcut import capability_of
 from ..tllm_enums import ActivationType
 from .cutlass_formats import Format
-from .cutlass_op import native_fused_moe, sm90_product
+from .cutlass_op import native_fused_moe, sm90_product, w4_product
 from .cutlass_results import kept, unspecified
 
 __all__ = ["ordinary_fused_moe"]
@@ -22,7 +23,7 @@ __all__ = ["ordinary_fused_moe"]
 _BF16, _F16, _E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 _NUMBERS = {x: int(x) for x in ActivationType if x is not ActivationType.InvalidType}
 _SWIGLU, _SWIGLU_BIAS = int(ActivationType.Swiglu), int(ActivationType.SwigluBias)
-_PLAIN, _FP8_TENSOR, _FP8_BLOCK = Format.PLAIN, Format.FP8_TENSOR, Format.FP8_BLOCK
+_PLAIN, _FP8_TENSOR, _FP8_BLOCK, _MXFP4 = Format.PLAIN, Format.FP8_TENSOR, Format.FP8_BLOCK, Format.MXFP4
 
 OptionalTensor = Optional[torch.Tensor]
 
@@ -52,6 +53,8 @@ def ordinary_fused_moe(
     use_w4_group_scaling: bool,
     use_mxfp8_act_scaling: bool,
     min_latency_mode: bool,
+    use_packed_weights: bool,
+    use_wfp4afp8_humming: bool,
     enable_pdl: Optional[bool],
     activation_type: Union[int, ActivationType],
     profile_ids: Optional[Sequence[int]],
@@ -64,7 +67,6 @@ def ordinary_fused_moe(
         capability_of[index] != 90
         or min_latency_mode
         or use_mxfp8_act_scaling
-        or use_w4_group_scaling
         or input_sf is not None
         or profile_ids is not None
         or cluster_size != 1
@@ -82,6 +84,11 @@ def ordinary_fused_moe(
     if use_deepseek_fp8_block_scale:
         scale1, scale2 = quant_scales  # type: ignore[misc]
         format, product = _FP8_BLOCK, sm90_product["fp8_block"]
+    elif use_w4_group_scaling:
+        if use_packed_weights or use_wfp4afp8_humming:
+            return None
+        scale1, scale2 = quant_scales  # type: ignore[misc]
+        format, product = _MXFP4, w4_product["mxfp4"]
     elif fc1_expert_weights.dtype is _E4M3:
         factor1, quant2, factor2, _ = quant_scales  # type: ignore[misc]
         format, product = _FP8_TENSOR, sm90_product["fp8"]

@@ -22,10 +22,16 @@ NAMES += ("product", "format", "activation", "first_expert", "adds_bias2", "is_s
 
 
 def layer(format: str, device: str = "cpu") -> dict:
-    """Return the arguments of a layer: bf16, fp8 with a scale per tensor (fp8) or per block (fp8_block)."""
+    """Return the arguments of a layer: bf16, fp8 with a scale per tensor (fp8) or per block (fp8_block), mxfp4."""
     weights = (torch.randn(EXPERTS, 2 * INNER, HIDDEN) / 16, torch.randn(EXPERTS, HIDDEN, INNER) / 16)
     fc1, fc2 = (w.to(BF16 if format == "bf16" else E4M3).to(device) for w in weights)
+    if format == "mxfp4":
+        fc1, fc2 = (
+            torch.randint(0, 256, (*w.shape[:2], w.shape[2] // 2), dtype=torch.uint8, device=device) for w in weights
+        )
+    exponents = [torch.full((EXPERTS, *shape, 16, 16), 120, dtype=torch.uint8) for shape in ((4, 2), (4, 1))]
     scales = {
+        "mxfp4": exponents,
         "bf16": [],
         "fp8": [torch.ones(EXPERTS), torch.ones(()), torch.ones(EXPERTS), torch.ones(())],
         "fp8_block": [torch.ones(EXPERTS, 2, 2), torch.ones(EXPERTS, 2, 1)],
@@ -39,6 +45,7 @@ def layer(format: str, device: str = "cpu") -> dict:
         "output_dtype": BF16,
         "quant_scales": [scale.to(device) for scale in scales],
         "use_deepseek_fp8_block_scale": format == "fp8_block",
+        "use_w4_group_scaling": format == "mxfp4",
     }
 
 
@@ -52,10 +59,11 @@ def native(monkeypatch):
     )
     for kind in ("bf16", "fp8", "fp8_block"):
         monkeypatch.setitem(cutlass_op.sm90_product, kind, f"product of {kind}")
+    monkeypatch.setitem(cutlass_op.w4_product, "mxfp4", "product of mxfp4")
     return calls
 
 
-@pytest.mark.parametrize("number, format", enumerate(["bf16", "fp8", "fp8_block"]))
+@pytest.mark.parametrize("number, format", enumerate(["bf16", "fp8", "fp8_block", "mxfp4"]))
 @pytest.mark.parametrize("is_given", [False, True])
 def test_ordinary_calls_go_straight(native, number, format, is_given):
     call = layer(format)
@@ -70,7 +78,9 @@ def test_ordinary_calls_go_straight(native, number, format, is_given):
     assert passed["product"] == f"product of {format}" and passed["format"] == number
     assert passed["first_expert"] == EXPERTS and passed["adds_bias2"] is False and passed["is_sm90"] is True
     assert passed["activation"] == int(ActivationType.Swiglu)
-    scales = {"bf16": (), "fp8": ("factor1", "quant2", "factor2"), "fp8_block": ("scale1", "scale2")}[format]
+    scales = {"bf16": (), "fp8": ("factor1", "quant2", "factor2"), "fp8_block": ("scale1", "scale2")}.get(
+        format, ("scale1", "scale2")
+    )
     assert all(passed[name] is scale for name, scale in zip(scales, call["quant_scales"], strict=False))
     optional = {"scale1", "scale2", "factor1", "factor2", "quant1", "quant2"}
     assert all(passed[name] is None for name in optional - set(scales))
@@ -123,7 +133,7 @@ def test_what_the_checks_refuse_is_refused(native, change):
 
 
 @needs_hopper
-@pytest.mark.parametrize("format", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("format", ["bf16", "fp8", "fp8_block", "mxfp4"])
 def test_same_bits_as_checked_calls(monkeypatch, format):
     call = layer(format, "cuda")
     result = cutlass_fused_moe(**call)[0]
