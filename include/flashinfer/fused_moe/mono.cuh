@@ -90,8 +90,10 @@ class Block {
     is_split_ = SETS == 2 && is_gated_;
     work_.active = choices_.active, work_.active_count = choices_.count;
     work_.units1 = p.intermediate, work_.height = is_gated_ && !is_split_ ? 8 : TILE_ROWS;
-    Share(int64_t(choices_.count) * p.intermediate, work_.begin1, work_.end1);
-    Share(p.hidden, work_.begin2, work_.end2);
+    Share(choices_.count * p.intermediate, int(blockIdx.x), work_.begin1, work_.end1);
+    int from_end, to_end;  // the last blocks have more of product 2, as the first ones have of product 1
+    Share(p.hidden, int(gridDim.x - 1 - blockIdx.x), from_end, to_end);
+    work_.begin2 = p.hidden - to_end, work_.end2 = p.hidden - from_end;
     work_.chunks1 = (p.hidden + Weights::COLUMNS - 1) / Weights::COLUMNS * (is_split_ ? 2 : 1);
     work_.chunks2 = (p.intermediate + Weights::COLUMNS - 1) / Weights::COLUMNS;
     const int inner = p.intermediate;
@@ -122,11 +124,11 @@ class Block {
   }
 
  private:
-  /// Give this block its share of rows.
-  __device__ __forceinline__ static void Share(int64_t rows, int& begin, int& end) {
-    const int64_t units = rows / Weights::ROW_UNIT;
-    begin = int(units * blockIdx.x / gridDim.x) * Weights::ROW_UNIT;
-    end = int(units * (blockIdx.x + 1) / gridDim.x) * Weights::ROW_UNIT;
+  /// Give a block its share of rows; the first blocks have a unit more.
+  __device__ __forceinline__ static void Share(int rows, int block, int& begin, int& end) {
+    const int units = rows / Weights::ROW_UNIT, blocks = int(gridDim.x), each = units / blocks, more = units % blocks;
+    begin = (block * each + min(block, more)) * Weights::ROW_UNIT;
+    end = begin + (each + (block < more ? 1 : 0)) * Weights::ROW_UNIT;
   }
 
   /// Begin to copy the stage of a walk, if there is one, and go on to the next.
@@ -294,7 +296,10 @@ Status Launch(const MonoParams& p, Stream stream) {
   if (blocks == 0) return cudaErrorNotSupported;
   LaunchConfig config(dim3(unsigned(blocks)), dim3(THREADS), BYTES, p.enable_pdl && FLASHINFER_MONO_PDL, stream);
   if (FLASHINFER_MONO_COOPERATIVE) config.SetCooperative();
-  return config.Launch(KERNEL, p);
+  const Status status = config.Launch(KERNEL, p);
+  if (status != cudaErrorCooperativeLaunchTooLarge) return status;
+  cudaGetLastError();  // clear it: a context with a part of the SMs
+  return cudaErrorNotSupported;
 }
 
 }  // namespace mono
