@@ -21,9 +21,6 @@ namespace flashinfer {
 namespace fused_moe {
 namespace mono {
 
-constexpr int WARPS = FLASHINFER_MONO_WARPS, THREADS = WARPS * 32, STAGES = FLASHINFER_MONO_STAGES;
-static_assert(THREADS >= MONO_MAX_PAIRS, "FindChoices has a thread for each pair");
-
 /// Arrivals and turns of the barrier of the grid. One for all launches: a block takes more than half of the shared memory of
 /// an SM and a cooperative grid has a block on each, so no other grid of this kernel arrives before this one has passed.
 static __device__ int32_t grid_barrier[2];
@@ -58,12 +55,12 @@ __device__ __forceinline__ void Store16(void* data, int64_t index, Element eleme
 
 /// Sums of the warps of one tile: (parts, 16-row sets, 8-token tiles, lanes, 4), in the order of mma's accumulators.
 template <typename Weights, int TILES>
-using PartialSums = float[WARPS][Weights::SETS * TILES * 128];
+using PartialSums = float[Weights::WARPS][Weights::SETS * TILES * 128];
 
 /// Shared memory of a block.
 template <typename Weights, int TILES>
 struct alignas(128) Memory {
-  unsigned char ring[WARPS][STAGES][Weights::BYTES];
+  unsigned char ring[Weights::WARPS][Weights::STAGES][Weights::BYTES];
   PartialSums<Weights, TILES> partial[2];
   Choices<TILES * 8> choices;
   ActivationConstants constants[MONO_MAX_PAIRS];  // of active experts
@@ -83,7 +80,8 @@ class Block {
   using T = typename Weights::Element;
   static constexpr int TOKENS = TILES * 8;
   using Sums = PartialSums<Weights, TILES>;
-  static constexpr int SETS = Weights::SETS;
+  static constexpr int SETS = Weights::SETS, WARPS = Weights::WARPS, STAGES = Weights::STAGES, THREADS = WARPS * 32;
+  static_assert(THREADS >= MONO_MAX_PAIRS, "FindChoices has a thread for each pair");
 
   __device__ __forceinline__ Block(const MonoParams& p, Memory<Weights, TILES>& memory)
       : p_(p), memory_(memory), choices_(memory.choices), is_gated_(IsGated(p.activation.type)) {
@@ -278,7 +276,7 @@ class Block {
 };
 
 template <typename Weights, int TILES>
-__global__ void __launch_bounds__(THREADS, 1) MonoKernel(const __grid_constant__ MonoParams p) {
+__global__ void __launch_bounds__(Weights::WARPS * 32, 1) MonoKernel(const __grid_constant__ MonoParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& memory = *reinterpret_cast<Memory<Weights, TILES>*>(shared_memory);
   ptx::GridDependencyWait();
@@ -290,7 +288,7 @@ __global__ void __launch_bounds__(THREADS, 1) MonoKernel(const __grid_constant__
 template <typename Weights, int TILES>
 Status Launch(const MonoParams& p, Stream stream) {
   constexpr auto* KERNEL = MonoKernel<Weights, TILES>;
-  constexpr int BYTES = sizeof(Memory<Weights, TILES>);
+  constexpr int BYTES = sizeof(Memory<Weights, TILES>), THREADS = Weights::WARPS * 32;
   static_assert(BYTES > 114 * 1024, "two grids must not be on an SM at once: they share a barrier");
   const int blocks = attention::MaxActiveBlocksOf<KERNEL, THREADS, BYTES>();
   if (blocks == 0) return cudaErrorNotSupported;

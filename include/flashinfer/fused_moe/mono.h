@@ -5,10 +5,16 @@
 
 // Numbers to tune, settable with -D.
 #ifndef FLASHINFER_MONO_WARPS
-#define FLASHINFER_MONO_WARPS 8  // of a block, a power of two
+#define FLASHINFER_MONO_WARPS 16  // of a block with 16-bit weights, a power of two
 #endif
 #ifndef FLASHINFER_MONO_STAGES
-#define FLASHINFER_MONO_STAGES 8  // of each warp's ring, 2 KB each
+#define FLASHINFER_MONO_STAGES 4  // of each warp's ring, 2 KB each
+#endif
+#ifndef FLASHINFER_MONO_QUANTIZED_WARPS
+#define FLASHINFER_MONO_QUANTIZED_WARPS 8  // with other weights, whose decoding takes more than 128 registers
+#endif
+#ifndef FLASHINFER_MONO_QUANTIZED_STAGES
+#define FLASHINFER_MONO_QUANTIZED_STAGES 8
 #endif
 #ifndef FLASHINFER_MONO_TOKENS
 #define FLASHINFER_MONO_TOKENS 8  // the most that a layer is given to this kernel with, up to 16; 0: none

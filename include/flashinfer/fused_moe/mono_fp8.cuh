@@ -13,6 +13,7 @@ namespace mono {
 struct Fp8BlockWeights {
   using Element = __nv_bfloat16;
   static constexpr int COLUMNS = ROW_BYTES, BYTES = STAGE_BYTES + TILE_ROWS * 4;  // rows, then a scale of each
+  static constexpr int WARPS = FLASHINFER_MONO_QUANTIZED_WARPS, STAGES = FLASHINFER_MONO_QUANTIZED_STAGES;
   static constexpr int ROW_UNIT = 1, SETS = 1, VECTORS = 4;
   static constexpr bool ROUNDS_SUMS = true;
 

@@ -12,6 +12,7 @@ namespace mono {
 struct Mxfp4Weights {
   using Element = __nv_bfloat16;
   static constexpr int COLUMNS = 256, BYTES = STAGE_BYTES + 2 * TILE_ROWS * 4;  // codes; scales (2, 16 rows, 4)
+  static constexpr int WARPS = FLASHINFER_MONO_QUANTIZED_WARPS, STAGES = FLASHINFER_MONO_QUANTIZED_STAGES;
   static constexpr int ROW_UNIT = TILE_ROWS, SETS = 2, VECTORS = 8;
   static constexpr bool ROUNDS_SUMS = false;
 

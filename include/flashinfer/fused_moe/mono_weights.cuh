@@ -8,6 +8,7 @@
 #include "../ptx/cp_async.cuh"
 #include "../ptx/mma.cuh"
 #include "../ptx/shared.cuh"
+#include "mono.h"
 #include "mono_walk.cuh"
 
 namespace flashinfer {
@@ -46,14 +47,18 @@ __device__ __forceinline__ void RequestRows(uint32_t stage, const Matrix& m, int
   const int lane = int(threadIdx.x) % 32, unit = lane % 8;
   const int column = (chunk * ROW_BYTES + unit * 16) / BYTES;
   const bool has_column = column < m.columns;
-  const auto* const from = static_cast<const unsigned char*>(m.data);
-  const int64_t first = int64_t(expert) * m.rows + m.first + row;
+  const int64_t row_bytes = int64_t(m.columns) * BYTES;
+  const auto* from = static_cast<const unsigned char*>(m.data) +
+                     (int64_t(expert) * m.rows + m.first + row + lane / 8) * row_bytes +
+                     (has_column ? column : 0) * BYTES;
+  const uint32_t to = InStage(stage, lane / 8, unit);  // rows of a lane are 4 apart: the same exchange of halves
 #pragma unroll
   for (int i = 0; i < TILE_ROWS / 4; ++i) {
-    const int in_tile = lane / 8 + 4 * i, at = in_tile + (i >= 2 ? m.second : 0);
-    if ((is_paired ? in_tile % 8 : in_tile) >= used) continue;  // what such a row has been stays; nobody reads its sums
-    const int64_t element = (first + at) * m.columns + (has_column ? column : 0);
-    ptx::CopyAsync16(InStage(stage, in_tile, unit), from + element * BYTES, has_column);
+    const int in_tile = lane / 8 + 4 * i;
+    if ((is_paired ? in_tile % 8 : in_tile) < used) {  // what another row has been stays; nobody reads its sums
+      ptx::CopyAsync16(to + 4 * i * ROW_BYTES, from, has_column);
+    }
+    from += (i == 1 ? 4 + m.second : 4) * row_bytes;
   }
 }
 
@@ -62,7 +67,8 @@ template <typename T>
 struct PlainWeights {
   using Element = T;
   static constexpr int COLUMNS = ROW_BYTES / 2, BYTES = STAGE_BYTES;  // of a stage
-  static constexpr int ROW_UNIT = 1;                                  // rows that are not divided among blocks
+  static constexpr int WARPS = FLASHINFER_MONO_WARPS, STAGES = FLASHINFER_MONO_STAGES;
+  static constexpr int ROW_UNIT = 1;          // rows that are not divided among blocks
   static constexpr int SETS = 1;              // 2: a tile of gated weights has 16 rows of each half
   static constexpr int VECTORS = 2;           // of 16 bytes, that a lane has of a token
   static constexpr bool ROUNDS_SUMS = false;  // of product 1 to bf16, before bias and activation
