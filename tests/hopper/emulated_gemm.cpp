@@ -23,6 +23,7 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
   g.out = Element(next()), g.bias = static_cast<const bfloat16_t*>(pointer());
   g.weight_indices = static_cast<const int32_t*>(pointer());
   g.weight_factors = static_cast<const float*>(pointer());
+  g.tile_counter = static_cast<int32_t*>(pointer());
   GatedActivation& activation = g.activation;
   activation.is_active = next() != 0;
   for (const float** values : {&activation.alpha, &activation.beta, &activation.limit, &activation.factor}) {

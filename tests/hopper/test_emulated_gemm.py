@@ -31,6 +31,7 @@ class Options:
     groups: torch.Tensor | None = None
     weight_indices: torch.Tensor | None = None
     weight_factors: torch.Tensor | None = None
+    tile_counter: torch.Tensor | None = None
     activation: tuple[torch.Tensor | None, ...] = ()  # alpha, beta, limit, factor, bias and quantizer of each group
     result_scales: torch.Tensor | None = None  # scales of activated blocks
     grouping: int = BATCHED
@@ -63,6 +64,7 @@ def run(library: Library, kernel: int, out: torch.Tensor, a: torch.Tensor, b: to
     fields += [batch_stride(a), batch_stride(b), batch_stride(out), o.grouping, address(o.groups)]
     fields += [*scale_fields(o.scales[0], a.shape[-2]), *scale_fields(o.scales[1], b.shape[-2])]
     fields += [OUTPUTS[out.dtype], address(o.bias), address(o.weight_indices), address(o.weight_factors)]
+    fields += [address(o.tile_counter)]
     fields += [bool(o.activation), *(address(x) for x in o.activation or (None,) * 6)]
     fields += [address(o.result_scales), 0 if o.result_scales is None else o.result_scales.stride(0)]
     fields += [o.cluster, int(o.share_b), o.blocks, int(o.weights_first)]
@@ -203,6 +205,25 @@ def test_packed_groups(library):
         rows = slice(int(indptr[group]), int(indptr[group + 1]))
         if rows.stop > rows.start:
             check(out[rows], a[rows], b[weight])
+
+
+@pytest.mark.parametrize("kernel", [DENSE_BF16, DENSE_BLOCK, WIDE_BLOCK])
+@pytest.mark.parametrize("k, blocks", [(64, 1), (640, 3), (1280, 2)])
+def test_tiles_taken_from_a_counter(library, kernel, k, blocks):
+    """Blocks take tiles of large, small and empty groups when they are free; results are those of fixed turns."""
+    indptr = torch.tensor([0, 20, 20, 320, 327, 455], dtype=torch.int32)
+    dtype = BF16 if kernel == DENSE_BF16 else E4M3
+    a, b = numbers(455, k, dtype=dtype), numbers(5, 264, k, dtype=dtype)
+    scales = (None, None) if kernel == DENSE_BF16 else block_scales(a, b)
+    options = {"groups": indptr, "grouping": PACKED, "scales": scales, "blocks": blocks}
+    expected = run(library, kernel, poisoned(455, 264), a, b, **options)
+    assert not expected.isnan().any()
+    for seed in range(2):
+        library.seed(seed)
+        counter = torch.zeros(1, dtype=torch.int32)
+        out = run(library, kernel, poisoned(455, 264), a, b, tile_counter=counter, **options)
+        assert torch.equal(out, expected)
+        assert int(counter) > 0
 
 
 def gated(a: torch.Tensor, b: torch.Tensor, alpha, beta, limit, factor, bias, quantizer) -> torch.Tensor:

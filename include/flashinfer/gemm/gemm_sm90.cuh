@@ -15,6 +15,7 @@
 #include "params_sm90.cuh"
 #include "scales_sm90.cuh"
 #include "store_sm90.cuh"
+#include "tile_queue_sm90.cuh"
 
 namespace flashinfer {
 namespace gemm {
@@ -22,18 +23,13 @@ namespace gemm {
 /// Sizes of one instantiation. The tile is split between the two consumer warpgroups along M. A warpgroup sums WAVES times
 /// 64 rows by GROUP_N columns: further rows, or, for a 128 x 256 tile with block scales, the second half of the columns.
 /// With block scales and 64 rows, the columns are multiplied in PARTS parts, which take turns in two scratch accumulators.
-/// FLASHINFER_GEMM_BLOCK_OLD compiles one scratch accumulator instead, for comparisons of time.
 template <typename T, Scaling SCALING, int BLOCK_M_, int BLOCK_N_>
 struct GemmTraits {
   static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
   static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock;
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
   static constexpr bool IN_HALVES = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
-#ifdef FLASHINFER_GEMM_BLOCK_OLD
-  static constexpr int PARTS = 0;
-#else
   static constexpr int PARTS = !IS_BLOCK || BLOCK_M != 128 || BLOCK_N < 128 ? 0 : IN_HALVES ? 4 : 2;
-#endif
   static constexpr int GROUP_M = BLOCK_M / 2, GROUP_N = IN_HALVES ? BLOCK_N / 2 : BLOCK_N;
   static constexpr int WAVES = IN_HALVES ? 2 : GROUP_M / 64;                   // halves of 128 columns, or rows of 64
   static constexpr bool CAN_GATE = IS_BLOCK ? IN_HALVES : BLOCK_N % 128 == 0;  // as CanGate of choose_sm90.h
@@ -53,20 +49,21 @@ struct GemmTraits {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 template <typename Traits>
-__device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
-                                        uint32_t stages) {
+__device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring, uint32_t stages,
+                                        TileSlots* slots) {
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
-  const int step = int(gridDim.x) / p.cluster;
   const bool is_leader = threadIdx.x % 32 == 0;
   hopper::RingPosition<Traits::STAGES> at;
-  TileList<Traits::BLOCK_M> list(p.tiles, rank);
+  ProducerTiles<Traits::BLOCK_M, Traits::STAGES, Traits::IS_BLOCK> tiles(p.tiles, p.cluster, rank, slots);
   Tile tile;
+  bool has_tile = tiles.Next(tile);
   int early = 0;  // stages of the first tile whose weights are under way
   if constexpr (Traits::PARTS > 0) {
     if (p.weights_first) {
       early = min(Traits::STAGES, p.k_blocks);
-      if (list.Get(int(blockIdx.x), tile) && is_leader) {
+      if (has_tile && is_leader) {
         for (hopper::RingPosition<Traits::STAGES> to; to.stage < early; ++to.stage) {
+          tiles.BeginStage(ring, to, tile, to.stage, p.k_blocks);
           const uint32_t full = ring.BeginFill(to, Traits::STAGE_BYTES);
           ptx::LoadBox(stages + to.stage * Traits::STAGE_BYTES + Traits::A_BYTES, &p.weights, full,
                        to.stage * Traits::BLOCK_K, tile.n_tile * Traits::BLOCK_N, tile.weight_batch);
@@ -76,12 +73,12 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
       ptx::GridDependencyWait();
     }
   }
-  for (int t = int(blockIdx.x) / p.cluster; list.Get(t, tile); t += step) {
-    if (!tile.exists) continue;
+  for (; has_tile; has_tile = tiles.Next(tile)) {
     for (int kb = 0; kb < p.k_blocks; ++kb, at.Advance()) {
       if (!is_leader) continue;
       const bool is_early = Traits::PARTS > 0 && early > 0;
       early = max(0, early - 1);
+      if (!is_early) tiles.BeginStage(ring, at, tile, kb, p.k_blocks);
       const uint32_t full = is_early ? ring.Full(at.stage) : ring.BeginFill(at, Traits::STAGE_BYTES);
       const uint32_t a = stages + at.stage * Traits::STAGE_BYTES, b = a + Traits::A_BYTES;
       const int k = kb * Traits::BLOCK_K, n = tile.n_tile * Traits::BLOCK_N;
@@ -105,21 +102,19 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
       }
     }
   }
+  if (is_leader) tiles.End(ring, at);
   __syncwarp();
 }
 
 /// Copy the block scales of each stage.
 template <typename Traits>
 __device__ __forceinline__ void ProduceScales(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
-                                              uint32_t scales) {
-  const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
-  const int step = int(gridDim.x) / p.cluster;
+                                              uint32_t scales, TileSlots* slots) {
   if (Traits::PARTS > 0 && p.weights_first) ptx::GridDependencyWait();
   hopper::RingPosition<Traits::STAGES> at;
-  TileList<Traits::BLOCK_M> list(p.tiles, rank);
+  ScaleTiles tiles(slots);
   Tile tile;
-  for (int t = int(blockIdx.x) / p.cluster; list.Get(t, tile); t += step) {
-    if (!tile.exists) continue;
+  while (tiles.Next(tile)) {
     const ScaleCopies<Traits::BLOCK_M, Traits::BLOCK_N, false> copies(p, tile);
     for (int kb = 0; kb < p.k_blocks; ++kb, at.Advance()) {
       ring.WaitEmpty(at);
@@ -127,13 +122,12 @@ __device__ __forceinline__ void ProduceScales(const GemmParams& p, const hopper:
       ptx::MbarrierArriveCopies(ring.Full(at.stage));
     }
   }
+  tiles.End(ring, at);
 }
 
 template <typename Traits>
 __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring, uint32_t stages,
-                                        const float* stage_scales, int group) {
-  const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
-  const int step = int(gridDim.x) / p.cluster;
+                                        const float* stage_scales, const TileSlots* slots, int group) {
   const int group_row = group * Traits::GROUP_M;
   const StageOperands from = {hopper::DescriptorKMajor(stages + group_row * SLAB_K_BYTES),
                               hopper::DescriptorKMajor(stages + Traits::A_BYTES), Traits::STAGE_BYTES};
@@ -141,10 +135,8 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
   const float scale = Traits::IS_BLOCK ? 1.f : TensorScale(p);
   const uint32_t staging = stages + Traits::STAGES * Traits::STAGE_BYTES + (int(threadIdx.x) / 32 - 4) * 2048;
   hopper::RingPosition<Traits::STAGES> at;
-  TileList<Traits::BLOCK_M> list(p.tiles, rank);
   Tile tile;
-  for (int t = int(blockIdx.x) / p.cluster; list.Get(t, tile); t += step) {
-    if (!tile.exists) continue;
+  while (NextTile(slots, ring, at, tile)) {
     const int row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N;
     if (row >= tile.end_row) {
       SkipStages(ring, at, p.k_blocks, p.cluster);
@@ -157,14 +149,8 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
       const int lane = threadIdx.x % 32, matrix_row = int(threadIdx.x) % WARPGROUP / 32 * 16 + lane % 16;
       const uint32_t rows =
           stages + group_row * SLAB_K_BYTES + hopper::Swizzle128(matrix_row * SLAB_K_BYTES + lane / 16 * 16);
-      list.Save(staging);  // the sums take all registers
       SumScaledParts<Traits::TYPE, Traits::PARTS, Traits::BLOCK_N / Traits::PARTS>(acc, ring, at, from, rows,
                                                                                    p.k_blocks, p.cluster, scales);
-      list.Restore(staging);
-    } else if constexpr (Traits::IN_HALVES) {
-      HalfScales<Traits::Scales::FLOATS> scales(stage_scales + lane_row, stage_scales + Traits::BLOCK_M);
-      SumScaledHalves<Traits::TYPE>(acc, ring, at, from, stages + group_row * SLAB_K_BYTES, p.k_blocks, p.cluster,
-                                    scales);
     } else if constexpr (Traits::IS_BLOCK) {
       RowScales<Traits::WAVES, Traits::GROUP_N, Traits::Scales::FLOATS> scales(stage_scales + lane_row,
                                                                                stage_scales + Traits::BLOCK_M, column);
@@ -215,6 +201,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
   const hopper::Ring<Traits::STAGES> ring{base};
   const uint32_t stages = base + BARRIER_BYTES;
   const uint32_t scales = stages + Traits::STAGES * Traits::STAGE_BYTES + Traits::STAGING_BYTES;
+  auto* const slots = reinterpret_cast<TileSlots*>(shared + (base - address) + TileSlots::OFFSET);
   if (threadIdx.x == 0) {
     ptx::PrefetchTensorMap(&p.tokens);
     ptx::PrefetchTensorMap(&p.weights);
@@ -231,13 +218,13 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
   if (role == 0) {
     ptx::ReleaseRegisters<PRODUCER_REGISTERS>();
     if (threadIdx.x < 32) {
-      Produce<Traits>(p, ring, stages);
+      Produce<Traits>(p, ring, stages, slots);
     } else if (Traits::IS_BLOCK && threadIdx.x < 64) {
-      ProduceScales<Traits>(p, ring, scales);
+      ProduceScales<Traits>(p, ring, scales, slots);
     }
   } else {
     ptx::TakeRegisters<CONSUMER_REGISTERS>();
-    Consume<Traits>(p, ring, stages, reinterpret_cast<const float*>(shared + (scales - address)), role - 1);
+    Consume<Traits>(p, ring, stages, reinterpret_cast<const float*>(shared + (scales - address)), slots, role - 1);
   }
   if (p.cluster > 1) ptx::ClusterSync();  // the other block may still signal barriers of this one
 #endif

@@ -66,6 +66,7 @@ __device__ __forceinline__ void SkipStages(const hopper::Ring<STAGES>& ring, hop
                                            int k_blocks, uint32_t cluster) {
   for (int kb = 0; kb < k_blocks; ++kb) {
     ring.WaitFull(at);
+    __syncwarp();  // no product keeps the lanes together
     ring.Release(at.stage, cluster);
     at.Advance();
   }
@@ -98,16 +99,15 @@ __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2]
       ptx::WgmmaWait<0>();
       ptx::WgmmaPin(scratch);
       // Released before the additions, so that the producer refills the stage meanwhile.
-      if (w == waves - 1) ring.Release(at.stage, cluster);
+      if (w == waves - 1) {
+        __syncwarp();  // all lanes have read the scales
+        ring.Release(at.stage, cluster);
+      }
       scales.Add(acc[w], scratch, w);
     }
     at.Advance();
   }
 }
-
-#ifndef FLASHINFER_GEMM_BLOCK_SPLITS
-#define FLASHINFER_GEMM_BLOCK_SPLITS 2
-#endif
 
 /// Compute acc = the sum over stages of products times scales, for 64 rows by PARTS parts of COLUMNS columns; acc counts
 /// the registers of all parts in order. The rows are read once per stage, to registers, so that products read shared
@@ -120,7 +120,7 @@ template <ptx::WgmmaType TYPE, int PARTS, int COLUMNS, int WAVES, int COUNT, int
 __device__ __forceinline__ void SumScaledParts(float (&acc)[WAVES][COUNT], const hopper::Ring<STAGES>& ring,
                                                hopper::RingPosition<STAGES>& at, const StageOperands& from,
                                                uint32_t row, int k_blocks, uint32_t cluster, Scales& scales) {
-  constexpr int STEPS = hopper::SLAB_ROW_BYTES / hopper::WGMMA_K_BYTES, SPLITS = FLASHINFER_GEMM_BLOCK_SPLITS;
+  constexpr int STEPS = hopper::SLAB_ROW_BYTES / hopper::WGMMA_K_BYTES;
   static_assert(PARTS % 2 == 0 && PARTS * COLUMNS == 2 * WAVES * COUNT, "parts of the accumulators");
   float even[COLUMNS / 2], odd[COLUMNS / 2];
 #pragma unroll
@@ -139,19 +139,14 @@ __device__ __forceinline__ void SumScaledParts(float (&acc)[WAVES][COUNT], const
         ptx::LdMatrix(a[k], (row + at.stage * from.stage_bytes) ^ (k * hopper::WGMMA_K_BYTES));
       }
     };
-    if constexpr (SPLITS == 2) {
-      ptx::WgmmaWait<1>();  // for the first half of the last part of the stage before
-      ptx::WgmmaPin(a[0]);
-      ptx::WgmmaPin(a[1]);
-      load(0, STEPS / 2);
-    }
+    ptx::WgmmaWait<1>();  // for the first half of the last part of the stage before
+    ptx::WgmmaPin(a[0]);
+    ptx::WgmmaPin(a[1]);
+    load(0, STEPS / 2);
     ptx::WgmmaWait<0>();  // for the last part of the stage before, which read the same registers
     ptx::WgmmaPin(odd);
-    if constexpr (SPLITS == 2) {
-      ptx::WgmmaPin(a[2]);
-      ptx::WgmmaPin(a[3]);
-    }
-    if constexpr (SPLITS == 1) load(0, STEPS);
+    ptx::WgmmaPin(a[2]);
+    ptx::WgmmaPin(a[3]);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       float (&now)[COLUMNS / 2] = part % 2 ? odd : even;
@@ -160,22 +155,23 @@ __device__ __forceinline__ void SumScaledParts(float (&acc)[WAVES][COUNT], const
       ptx::WgmmaFence();
 #pragma unroll
       for (int k = 0; k < STEPS; ++k) {
-        if (SPLITS == 2 && part == 0 && k == STEPS / 2) {
+        if (part == 0 && k == STEPS / 2) {
           load(STEPS / 2, STEPS);
           ptx::WgmmaFence();
         }
-        if (SPLITS == 2 && part == PARTS - 1 && k == STEPS / 2) ptx::WgmmaCommit();
+        if (part == PARTS - 1 && k == STEPS / 2) ptx::WgmmaCommit();  // the next stage replaces a[0] first
         const int offset = part * COLUMNS * hopper::SLAB_ROW_BYTES + k * hopper::WGMMA_K_BYTES;
         ptx::Wgmma<TYPE, COLUMNS>::Run(now, a[k], hopper::AdvanceDescriptor(from.B(at.stage), offset), k > 0);
       }
       ptx::WgmmaCommit();
       if (part == 0) {
+        __syncwarp();  // all lanes have read the scales and rows of the stage before
         if (previous >= 0) ring.Release(previous, cluster);
         scales.Add(acc, odd, PARTS - 1);
         scales.Use();
       } else {
         if (part == PARTS - 1) {
-          ptx::WgmmaWait<SPLITS>();
+          ptx::WgmmaWait<2>();
         } else {
           ptx::WgmmaWait<1>();
         }
@@ -188,48 +184,9 @@ __device__ __forceinline__ void SumScaledParts(float (&acc)[WAVES][COUNT], const
   } while (--k_blocks > 0);
   ptx::WgmmaWait<0>();
   ptx::WgmmaPin(odd);
+  __syncwarp();
   ring.Release(previous, cluster);
   scales.Add(acc, odd, PARTS - 1);
-}
-
-/// Compute acc[h] = the sum over stages of products times scales, for 64 rows by columns 128 h to 128 h + 127. The rows
-/// are read once per stage, to registers: the products of both halves then read shared memory for the weights only.
-/// `rows`: shared address of the 64 rows in stage 0. Scales as in SumScaledStages.
-template <ptx::WgmmaType TYPE, int COUNT, int STAGES, typename Scales>
-__device__ __forceinline__ void SumScaledHalves(float (&acc)[2][COUNT], const hopper::Ring<STAGES>& ring,
-                                                hopper::RingPosition<STAGES>& at, const StageOperands& from,
-                                                uint32_t rows, int k_blocks, uint32_t cluster, Scales& scales) {
-  constexpr int STEPS = hopper::SLAB_ROW_BYTES / hopper::WGMMA_K_BYTES, COLUMNS = 2 * COUNT;
-  const int lane = threadIdx.x % 32, row = int(threadIdx.x) % 128 / 32 * 16 + lane % 16;
-  float scratch[COUNT];
-#pragma unroll
-  for (int i = 0; i < 2 * COUNT; ++i) acc[i / COUNT][i % COUNT] = 0.f;
-  for (int kb = 0; kb < k_blocks; ++kb) {
-    ring.WaitFull(at);
-    uint32_t a[STEPS][4];
-#pragma unroll
-    for (int k = 0; k < STEPS; ++k) {
-      const uint32_t place = row * hopper::SLAB_ROW_BYTES + k * hopper::WGMMA_K_BYTES + lane / 16 * 16;
-      ptx::LdMatrix(a[k], rows + at.stage * from.stage_bytes + hopper::Swizzle128(place));
-    }
-    scales.Take(at.stage);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint64_t b = hopper::AdvanceDescriptor(from.B(at.stage), half * COLUMNS * hopper::SLAB_ROW_BYTES);
-      ptx::WgmmaPin(scratch);
-      ptx::WgmmaFence();
-#pragma unroll
-      for (int k = 0; k < STEPS; ++k) {
-        ptx::Wgmma<TYPE, COLUMNS>::Run(scratch, a[k], hopper::AdvanceDescriptor(b, k * hopper::WGMMA_K_BYTES), k > 0);
-      }
-      ptx::WgmmaCommit();
-      ptx::WgmmaWait<0>();
-      ptx::WgmmaPin(scratch);
-      if (half == 1) ring.Release(at.stage, cluster);
-      scales.Add(acc[half], scratch, half);
-    }
-    at.Advance();
-  }
 }
 
 #endif

@@ -93,8 +93,9 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   t.pair_m = p->share_weights, t.pair_n = p->share_tokens;
   t.m_tiles = CeilDivide(CeilDivide(int(x.m), token_rows), t.pair_m ? 2 : 1);
   t.n_tiles = CeilDivide(CeilDivide(int(x.n), weight_rows), t.pair_n ? 2 : 1);
-  t.raster = std::max(1, std::min(c.raster, t.m_tiles));
   t.grouping = x.grouping;
+  t.raster = t.IsCounted() ? std::max(1, GROUP_BAND_ROWS / token_rows) : std::max(1, std::min(c.raster, t.m_tiles));
+  t.counter = t.IsCounted() && !c.swapped && c.cluster == 1 ? x.tile_counter : nullptr;
   p->token_scale = x.a_scale, p->weight_scale = x.b_scale;
   p->d = x.d, p->d_stride = x.d_stride, p->d_batch_stride = one_token_batch ? 0 : x.d_batch_stride;
   p->bias = x.bias, p->weight_factors = x.weight_factors;

@@ -104,31 +104,6 @@ class RowScales {
   float now_[SLABS > 2 ? 3 : 1][2 * WAVES];
 };
 
-/// Scales of a thread's accumulators with tokens on the M side: 64 rows by two halves of 128 columns. `tokens`, `weights`:
-/// scales of stage 0 of this thread's first row and of the first half.
-template <int STAGE_FLOATS>
-class HalfScales {
- public:
-  __device__ __forceinline__ HalfScales(const float* tokens, const float* weights)
-      : tokens_(tokens), weights_(weights) {}
-
-  __device__ __forceinline__ void Take(int stage) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      now_[i / 2][i % 2] = tokens_[stage * STAGE_FLOATS + i % 2 * 8] * weights_[stage * STAGE_FLOATS + i / 2];
-    }
-  }
-  template <int COUNT>
-  __device__ __forceinline__ void Add(float (&acc)[COUNT], const float (&x)[COUNT], int half) const {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) acc[i] = fmaf(x[i], now_[half][i % 4 / 2], acc[i]);
-  }
-
- private:
-  const float *tokens_, *weights_;
-  float now_[2][2];  // factors of the latest stage, by half and row
-};
-
 /// Scales of a thread's accumulators with tokens on the M side: 64 rows by COLUMNS columns, in parts of one size. Columns
 /// belong to one or two blocks of weights, which meet at a multiple of 64.
 template <int COLUMNS, int PARTS, int STAGE_FLOATS>

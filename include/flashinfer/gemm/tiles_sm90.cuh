@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tile schedules on the device: the list of tiles that a block computes. All producer and consumer warps of a block
-// iterate over the same list. Each warp finds the tiles for itself, with all its lanes.
+// Tile schedules on the device: the list of tiles that a block computes. A warp finds tiles with all its lanes.
 #pragma once
-#include "../ptx/cp_async.cuh"
 #include "entries_sm90.h"
 #include "schedule_sm90.h"
 
@@ -18,7 +16,8 @@ struct TileParams {
   int batch = 1;    // number of problems; kBatched only
   int m_tiles = 0;  // tiles along M per batch entry, or pairs of tiles if `pair_m`; kMasked and kPacked: not used
   int n_tiles = 0;  // tiles along N, or pairs of tiles if `pair_n`
-  int raster = 1;
+  int raster = 1;   // tiles along M per band; kMasked and kPacked: at most so many
+  int32_t* counter = nullptr;  // tiles taken; null: blocks take them in turn
   bool pair_m = false, pair_n = false;
   Grouping grouping = Grouping::kBatched;
 
@@ -67,19 +66,6 @@ class GroupFinder {
     return total;
   }
 
-  /// Keep what differs between lanes in 512 bytes of shared memory, and read it back. All lanes of a warp call both.
-  __device__ __forceinline__ void Save(uint32_t to) const {
-    const int values[4] = {rows_, begin_row_, begin_, end_};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) ptx::StoreShared4(to + threadIdx.x % 32 * 16 + 4 * i, uint32_t(values[i]));
-  }
-  __device__ __forceinline__ void Restore(uint32_t from) {
-    const float4 values = ptx::LoadShared16(from + threadIdx.x % 32 * 16);
-    rows_ = __float_as_int(values.x), begin_row_ = __float_as_int(values.y);
-    begin_ = __float_as_int(values.z), end_ = __float_as_int(values.w);
-    __syncwarp();
-  }
-
  private:
   __device__ __forceinline__ void Read(int first, int before) {
     const int lane = threadIdx.x % 32, g = first + lane;
@@ -106,11 +92,11 @@ class GroupFinder {
   __device__ __forceinline__ Tile TileOf(int t, int lane) const {
     const int rows = __shfl_sync(~0u, rows_, lane), begin_row = __shfl_sync(~0u, begin_row_, lane);
     const int rest = t - __shfl_sync(~0u, begin_, lane), group = first_ + lane;
-    const int m_tiles = CeilDivide(rows, BLOCK_M), n_tile = rest / m_tiles;
-    const int m_tile = rest - n_tile * m_tiles;  // M varies fastest, so that weights in L2 are reused at once
+    const int m_tiles = CeilDivide(rows, BLOCK_M);
+    const TileIndex at = RasterTile(rest, m_tiles, p_.n_tiles, BandHeight(m_tiles, p_.raster));
     const int token_batch = p_.grouping == Grouping::kMasked ? group : 0;
     const int weight_batch = p_.weight_indices == nullptr ? group : p_.weight_indices[group];
-    return {true, begin_row + m_tile * BLOCK_M, begin_row + rows, n_tile, token_batch, weight_batch};
+    return {true, begin_row + at.m * BLOCK_M, begin_row + rows, at.n, token_batch, weight_batch};
   }
 
   const TileParams& p_;
@@ -142,8 +128,6 @@ class TileList {
   }
 
   __device__ __forceinline__ int Count() { return p_.IsCounted() ? finder_.Count() : p_.Total(); }
-  __device__ __forceinline__ void Save(uint32_t to) const { finder_.Save(to); }
-  __device__ __forceinline__ void Restore(uint32_t from) { finder_.Restore(from); }
 
  private:
   const TileParams& p_;

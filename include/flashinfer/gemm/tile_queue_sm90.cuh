@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of a block of GemmSm90Kernel, as its warps see them. Blocks take tiles in turn (block b has b, b + blocks, ...)
+// or, where the problem has a counter, when they are free. Tiles of groups of any size take different times, so blocks that
+// take turns drift apart, and tiles that share weights no longer read them at the same time: weights of 8 experts of
+// 4096 x 28672 came from DRAM four times (7.6 GB, H200; an LRU model gives 7.2 to 8.2 GB, and 2.0 GB with the counter).
+// Results do not depend on the block that computes a tile.
+//
+// The warp that loads operands finds the tiles. It hands each one to the consumers with its first stage, and to the warp
+// that copies scales at a barrier of the two warps.
+#pragma once
+#include "../hopper/ring.cuh"
+#include "../ptx/barrier.cuh"
+#include "tiles_sm90.cuh"
+
+namespace flashinfer {
+namespace gemm {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Tiles in shared memory. One that does not exist ends the list.
+struct TileSlots {
+  static constexpr int OFFSET = 512;  // in the bytes of the barriers
+  static constexpr int STAGES = 16;
+  Tile of_stage[STAGES];  // the tile whose first stage this is
+  Tile of_scales[2];      // the tile whose scales are next, in turn
+};
+
+constexpr int TILE_BARRIER = 2, TILE_BARRIER_THREADS = 64;  // of the two producer warps
+
+/// Tiles of the warp that loads operands. HAS_SCALES: another warp copies scales.
+template <int BLOCK_M, int STAGES, bool HAS_SCALES>
+class ProducerTiles {
+ public:
+  __device__ __forceinline__ ProducerTiles(const TileParams& p, int cluster, int rank, TileSlots* slots)
+      : list_(p, rank),
+        slots_(slots),
+        counter_(p.counter),
+        step_(int(gridDim.x) / cluster),
+        next_(int(blockIdx.x) / cluster) {}
+
+  /// Get the next tile. Returns false after the last one. Called by all lanes.
+  __device__ __forceinline__ bool Next(Tile& tile) {
+    bool has_tile;
+    do {
+      const int t = __shfl_sync(~0u, next_, 0);
+      if (counter_ == nullptr) next_ = t + step_;
+      has_tile = list_.Get(t, tile);
+    } while (has_tile && !tile.exists);
+    tile.exists = has_tile;
+    if (HAS_SCALES) {
+      if (threadIdx.x == 0) slots_->of_scales[turn_] = tile;
+      turn_ ^= 1;
+      ptx::BarrierSync(TILE_BARRIER, TILE_BARRIER_THREADS);
+    }
+    return has_tile;
+  }
+
+  /// Hand the tile to the consumers before its first stage is filled, and take the next one near the end: the later, the
+  /// closer in time are tiles of neighbouring numbers. Called by lane 0 for each stage.
+  __device__ __forceinline__ void BeginStage(const hopper::Ring<STAGES>& ring, const hopper::RingPosition<STAGES>& at,
+                                             const Tile& tile, int kb, int k_blocks) {
+    if (kb == 0) {
+      ring.WaitEmpty(at);
+      slots_->of_stage[at.stage] = tile;
+    }
+    if (counter_ != nullptr && kb == max(0, k_blocks - AHEAD)) next_ = step_ + atomicAdd(counter_, 1);
+  }
+
+  /// Tell the consumers that no tile follows. Called by lane 0.
+  __device__ __forceinline__ void End(const hopper::Ring<STAGES>& ring, const hopper::RingPosition<STAGES>& at) {
+    ring.WaitEmpty(at);
+    slots_->of_stage[at.stage].exists = false;
+    ptx::MbarrierArrive(ring.Full(at.stage));
+  }
+
+ private:
+  static constexpr int AHEAD = 2;  // stages before the end of a tile that the next one is taken: the time of an atomic
+  static_assert(STAGES <= TileSlots::STAGES, "one slot per stage");
+
+  TileList<BLOCK_M> list_;
+  TileSlots* const slots_;
+  int32_t* const counter_;
+  const int step_;
+  int next_;  // with a counter: in lane 0 only
+  int turn_ = 0;
+};
+
+/// Tiles of the warp that copies scales.
+class ScaleTiles {
+ public:
+  __device__ __forceinline__ explicit ScaleTiles(TileSlots* slots) : slots_(slots) {}
+
+  __device__ __forceinline__ bool Next(Tile& tile) {
+    ptx::BarrierSync(TILE_BARRIER, TILE_BARRIER_THREADS);
+    tile = slots_->of_scales[turn_];
+    turn_ ^= 1;
+    return tile.exists;
+  }
+
+  /// Take part in the stage that tells the consumers the end. Called by all lanes.
+  template <int STAGES>
+  __device__ __forceinline__ void End(const hopper::Ring<STAGES>& ring, const hopper::RingPosition<STAGES>& at) const {
+    ring.WaitEmpty(at);
+    ptx::MbarrierArrive(ring.Full(at.stage));
+  }
+
+ private:
+  TileSlots* const slots_;
+  int turn_ = 0;
+};
+
+/// Get the next tile of a consumer warp, whose first stage is at `at`. Returns false after the last one.
+template <int STAGES>
+__device__ __forceinline__ bool NextTile(const TileSlots* slots, const hopper::Ring<STAGES>& ring,
+                                         const hopper::RingPosition<STAGES>& at, Tile& tile) {
+  ring.WaitFull(at);
+  tile = slots->of_stage[at.stage];
+  __syncwarp();  // all lanes have read the slot before lane 0 releases the stage
+  return tile.exists;
+}
+
+#endif
+
+}  // namespace gemm
+}  // namespace flashinfer
