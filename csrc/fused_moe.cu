@@ -105,7 +105,7 @@ Operand OperandAt(char* buffer, const LayerSizes& s, const Workspace& w, int pro
 
 /// Sort the pairs by expert and copy tokens to the rows of product 1; return the tables of pairs.
 SortedPairs SortAndCopy(const Tensors& x, const LayerSizes& s, char* buffer, const Workspace& w, int64_t first_expert,
-                        const Operand& to, bool enable_pdl, flashinfer::Stream stream) {
+                        const Operand& to, bool has_clusters, bool enable_pdl, flashinfer::Stream stream) {
   if (s.pairs() >= (int64_t{1} << 31) - (1 << 20))
     Refuse("tokens times top_k must be below 2^31, got " + std::to_string(s.pairs()));
   const auto ints = [&](int64_t offset) { return reinterpret_cast<int32_t*>(buffer + offset); };
@@ -117,10 +117,10 @@ SortedPairs SortAndCopy(const Tensors& x, const LayerSizes& s, char* buffer, con
   p.expert_offsets = ints(w.expert_offsets);
   p.pair_to_row = ints(w.pair_to_row), p.row_to_pair = ints(w.row_to_pair);
   p.max_rows = p.pairs;
-  p.workspace = ints(w.sort);
-  p.enable_pdl = enable_pdl;
-  const SortedPairs pairs{p.experts, p.expert_offsets, p.pair_to_row,  p.row_to_pair,
-                          s.tokens,  int32_t(s.top_k), p.first_expert, p.num_experts};
+  p.workspace = ints(w.sort), p.counters = ints(w.counters);
+  p.enable_pdl = enable_pdl, p.has_clusters = has_clusters;
+  const SortedPairs pairs{p.experts,        p.expert_offsets, p.pair_to_row, p.row_to_pair, s.tokens,
+                          int32_t(s.top_k), p.first_expert,   p.num_experts, p.counters};
   const PermuteParams copies{x.input.data_ptr(), ElementOf(x.input), x.input.stride(0), pairs, to, enable_pdl};
 #if !defined(FLASHINFER_CPU)
   if (TakesOneLaunch(s.pairs(), s.num_experts, to.rounding)) {
@@ -136,7 +136,7 @@ SortedPairs SortAndCopy(const Tensors& x, const LayerSizes& s, char* buffer, con
 /// Run all stages. `product` enqueues the products.
 template <typename Product>
 void RunStages(const Tensors& x, const LayerSizes& s, char* buffer, const Workspace& w, ActivationParams activation,
-               int64_t first_expert, bool adds_bias2, bool enable_pdl, const Product& product) {
+               int64_t first_expert, bool adds_bias2, bool has_clusters, bool enable_pdl, const Product& product) {
   const auto stream = get_stream(x.input.device());
   const int64_t experts = s.num_experts;
   const bool by_row = s.format == Format::kMxfp4Fp8;
@@ -160,7 +160,7 @@ void RunStages(const Tensors& x, const LayerSizes& s, char* buffer, const Worksp
     a2.column_factors =
         ColumnFactors("the activation scale of GEMM 2 in quant_scales", x.quant2, x.input, s.intermediate);
   }
-  const SortedPairs pairs = SortAndCopy(x, s, buffer, w, first_expert, a1, enable_pdl, stream);
+  const SortedPairs pairs = SortAndCopy(x, s, buffer, w, first_expert, a1, has_clusters, enable_pdl, stream);
   if (!product.MultiplyAndActivate(a1, pairs, d1, activation, a2)) {
     product.Multiply(a1, 1, pairs, &d1);
     CheckStatus(OP, Activate({d1, activation, pairs, a2, enable_pdl}, stream));
@@ -219,5 +219,5 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
   if (EnqueueMono(x, s, scales, buffer, w, activation, first_expert, adds_bias2, pdl)) return;
   const GroupedProduct products{x, s, scales, product, use_sm90, pdl};
 #endif
-  RunStages(x, s, buffer, w, activation, first_expert, adds_bias2, pdl, products);
+  RunStages(x, s, buffer, w, activation, first_expert, adds_bias2, use_sm90, pdl, products);
 }

@@ -105,6 +105,7 @@ class GroupedProduct {
     p.a_stride = p.b_stride = p.k;
     p.b_batch_stride = p.n * p.k;
     p.grouping = flashinfer::gemm::Grouping::kPacked, p.groups = pairs.expert_offsets;
+    p.tile_counter = pairs.tile_counters == nullptr ? nullptr : pairs.tile_counters + (index - 1);
     if (s_.format == Format::kFp8Block) {
       const int64_t depth = (p.k + 127) / 128, blocks = (p.n + 127) / 128;
       p.a_scale = {a.scales, 0, 1, a.scale_stride, 1};

@@ -20,24 +20,19 @@ __global__ void __launch_bounds__(ROW_THREADS) PermuteKernel(const __grid_consta
   ptx::LaunchDependentsOfFew();
   const int64_t token = blockIdx.x;
   const int32_t* const rows = p.pairs.pair_to_row + token * p.pairs.top_k;
-  PermuteToken<In, ROUNDING>(p, token, [&](const auto& write) {
-#pragma unroll 4
-    for (int slot = 0; slot < p.pairs.top_k; ++slot) {
-      if (rows[slot] >= 0) write(rows[slot]);
-    }
-  });
+  PermuteToken<In, ROUNDING>(p, token, [&](const auto& write) { ForEachRow(rows, p.pairs.top_k, write); });
 }
 
 /// Kernel: PermuteKernel<__nv_bfloat16, kBlocks> with loads of 32 bytes and stores of 16 bytes per lane, for columns that
-/// are whole blocks of 128. 8 lanes quantise a block, as in gemm/quantize_1x128.cuh.
+/// are whole blocks of 128. 8 lanes quantise a block, as in gemm/quantize_1x128.cuh; blocks of all tokens are one list.
 template <int LANES>
 __global__ void __launch_bounds__(ROW_THREADS) PermuteBlocksKernel(const __grid_constant__ PermuteParams p) {
   ptx::GridDependencyWait();
   ptx::LaunchDependentsOfFew();
-  const int64_t token = blockIdx.x;
-  const int lane = threadIdx.x % LANES, block = (blockIdx.y * ROW_THREADS + threadIdx.x) / LANES;
-  const bool has_block = block < int(p.output.columns) / WARP_COLUMNS;  // no early exit: lanes of a warp share shuffles
-  const int column = block * WARP_COLUMNS + lane * 16;
+  const int blocks = int(p.output.columns) / WARP_COLUMNS, lane = threadIdx.x % LANES;
+  const int64_t index = (int64_t(blockIdx.x) * ROW_THREADS + threadIdx.x) / LANES, token = index / blocks;
+  const int block = int(index - token * blocks), column = block * WARP_COLUMNS + lane * 16;
+  const bool has_block = token < p.pairs.tokens;  // no early exit: lanes of a warp share shuffles
   uint4 raw[2] = {};
   if (has_block) {
     const auto* const from = static_cast<const bfloat16_t*>(p.input) + token * p.input_stride + column;
@@ -51,21 +46,16 @@ __global__ void __launch_bounds__(ROW_THREADS) PermuteBlocksKernel(const __grid_
   const uint2 low = gemm::Encode8(reinterpret_cast<const bfloat16_t(&)[8]>(raw[0]), q);
   const uint2 high = gemm::Encode8(reinterpret_cast<const bfloat16_t(&)[8]>(raw[1]), q);
   const int32_t* const rows = p.pairs.pair_to_row + token * p.pairs.top_k;
-#pragma unroll 8
-  for (int slot = 0; slot < p.pairs.top_k; ++slot) {
-    const int64_t row = rows[slot];
-    if (row < 0) continue;
+  ForEachRow(rows, p.pairs.top_k, [&](int64_t row) {
     *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.output.data) + row * p.output.columns + column) =
         uint4{low.x, low.y, high.x, high.y};
     if (lane == 0) p.output.scales[block * p.output.scale_stride + row] = 1.f / q;
-  }
+  });
 }
 
-/// Read values of sums: times the factor, plus the bias.
-template <typename T, int COUNT>
-__device__ __forceinline__ void ReadSums(const Sums& s, int64_t row, int expert, float factor, int column,
-                                         float (&x)[COUNT]) {
-  LoadFloats<T>(s.data, row * s.columns + column, x);
+/// Multiply values of sums by the factor, and add the bias.
+template <int COUNT>
+__device__ __forceinline__ void ScaleSums(const Sums& s, int expert, float factor, int column, float (&x)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) x[i] *= factor;
   if (s.bias == nullptr) return;
@@ -77,6 +67,14 @@ __device__ __forceinline__ void ReadSums(const Sums& s, int64_t row, int expert,
   }
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) x[i] += bias[i];
+}
+
+/// Read values of sums: times the factor, plus the bias.
+template <typename T, int COUNT>
+__device__ __forceinline__ void ReadSums(const Sums& s, int64_t row, int expert, float factor, int column,
+                                         float (&x)[COUNT]) {
+  LoadFloats<T>(s.data, row * s.columns + column, x);
+  ScaleSums(s, expert, factor, column, x);
 }
 
 __device__ __forceinline__ float FactorOf(const Sums& s, int64_t row, int expert) {
@@ -110,26 +108,70 @@ constexpr int FINALIZE_THREADS = 128;
 template <typename In>
 constexpr int FINALIZE_COLUMNS = 16 / int(sizeof(In));  // columns per thread; hidden sizes are multiples of 8
 
-/// A thread sums 16 bytes of columns of a token over its slots, in their order.
+/// Factors of a row of sums before they are added to a token.
+struct SlotFactors {
+  int row, expert;  // row: negative if the slot has none
+  float factor, scale;
+};
+
+/// Read rows and scales of SLOT_CHUNK slots from `first`. All loads of a chunk are in flight together.
+__device__ __forceinline__ void ReadSlots(const FinalizeParams& p, int64_t token, int first,
+                                          SlotFactors (&slots)[SLOT_CHUNK]) {
+#pragma unroll
+  for (int i = 0; i < SLOT_CHUNK; ++i) {
+    const int64_t pair = token * p.pairs.top_k + first + i;
+    const bool has_slot = first + i < p.pairs.top_k;
+    slots[i].row = has_slot ? __ldcg(p.pairs.pair_to_row + pair) : -1;
+    slots[i].scale = has_slot && p.scales != nullptr ? __ldcg(p.scales + pair) : 1.f;
+    slots[i].expert = 0, slots[i].factor = 1.f;
+  }
+}
+
+/// Read experts and factors of those slots, where sums have any.
+__device__ __forceinline__ void ReadFactors(const FinalizeParams& p, int64_t token, int first,
+                                            SlotFactors (&slots)[SLOT_CHUNK]) {
+  if (p.sums.bias == nullptr && p.sums.expert_factor == nullptr && p.sums.row_factor == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < SLOT_CHUNK; ++i) {
+    if (slots[i].row < 0) continue;
+    slots[i].expert = ExpertOf(p.pairs, token * p.pairs.top_k + first + i);
+    slots[i].factor = FactorOf(p.sums, slots[i].row, slots[i].expert);
+  }
+}
+
+/// A thread sums 16 bytes of columns of a token over its slots, in their order. It reads the rows of a chunk of slots before
+/// it adds the first. Tables of the sort and the caller's scales are older than the kernel before this one (product 1 began
+/// after the sort), so they are read, from L2, before that kernel has finished.
 template <typename In, typename Out>
 __global__ void __launch_bounds__(FINALIZE_THREADS) FinalizeKernel(const __grid_constant__ FinalizeParams p) {
+  const int64_t token = blockIdx.x;
+  SlotFactors slots[SLOT_CHUNK];
+  ReadSlots(p, token, 0, slots);
   ptx::GridDependencyWait();
   ptx::LaunchDependentsOfFew();
-  const int64_t token = blockIdx.x;
   constexpr int COLUMNS = FINALIZE_COLUMNS<In>;
   const int column = (blockIdx.y * FINALIZE_THREADS + threadIdx.x) * COLUMNS;
   if (column >= p.sums.columns) return;
   float total[COLUMNS] = {};
-#pragma unroll 8
-  for (int slot = 0; slot < p.pairs.top_k; ++slot) {
-    const int64_t pair = token * p.pairs.top_k + slot, row = p.pairs.pair_to_row[pair];
-    if (row < 0) continue;
-    const int expert = ExpertOf(p.pairs, pair);
-    float x[COLUMNS];
-    ReadSums<In>(p.sums, row, expert, FactorOf(p.sums, row, expert), column, x);
-    const float scale = p.scales == nullptr ? 1.f : p.scales[pair];
+  for (int first = 0; first < p.pairs.top_k; first += SLOT_CHUNK) {
+    if (first > 0) ReadSlots(p, token, first, slots);
+    ReadFactors(p, token, first, slots);
+    Vec<In, COLUMNS> values[SLOT_CHUNK];
 #pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) total[i] += x[i] * scale;
+    for (int i = 0; i < SLOT_CHUNK; ++i) {
+      const In* const from = static_cast<const In*>(p.sums.data) + slots[i].row * p.sums.columns + column;
+      values[i] = slots[i].row >= 0 ? Vec<In, COLUMNS>::Load(from) : Vec<In, COLUMNS>::Zero();
+    }
+#pragma unroll
+    for (int i = 0; i < SLOT_CHUNK; ++i) {
+      if (slots[i].row < 0) continue;
+      float x[COLUMNS];
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) x[c] = values[i].Float(c);
+      ScaleSums(p.sums, slots[i].expert, slots[i].factor, column, x);
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) total[c] += x[c] * slots[i].scale;
+    }
   }
   Out* const to = static_cast<Out*>(p.output) + token * p.output_stride + column;
   const auto rounded = RoundTo<Out, COLUMNS>(total);
@@ -151,10 +193,9 @@ FLASHINFER_INLINE Status Permute(const PermuteParams& p, Stream stream) {
                                                 : PermuteKernel<uint16_t, Rounding::kElement>);
     case Rounding::kBlocks: {
       constexpr int LANES = 8;
-      const int64_t blocks = CeilDiv(p.output.columns / WARP_COLUMNS, int64_t{ROW_THREADS / LANES});
+      const int64_t blocks = CeilDiv(p.pairs.tokens * (p.output.columns / WARP_COLUMNS), int64_t{ROW_THREADS / LANES});
       if (p.output.columns % WARP_COLUMNS == 0 && p.input_stride % 8 == 0 && IsAligned(p.input, 16)) {
-        return Launch(PermuteBlocksKernel<LANES>, dim3(unsigned(p.pairs.tokens), unsigned(blocks)), dim3(ROW_THREADS),
-                      p.enable_pdl, stream, p);
+        return Launch(PermuteBlocksKernel<LANES>, dim3(unsigned(blocks)), dim3(ROW_THREADS), p.enable_pdl, stream, p);
       }
       return launch(PermuteKernel<__nv_bfloat16, Rounding::kBlocks>);
     }

@@ -66,6 +66,7 @@ struct SortedPairs {
   const int32_t* row_to_pair;     // (pairs,), negative: row not in use
   int64_t tokens;
   int32_t top_k, first_expert, num_experts;
+  int32_t* tile_counters = nullptr;  // (2,) zeros, with which blocks of products 1 and 2 take tiles; or null
 };
 
 /// Rounding of a row to an operand.

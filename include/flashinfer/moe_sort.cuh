@@ -4,6 +4,7 @@
 //   up to 4096 pairs   MoeSortKernel, one block: count, prefix sums over experts, scatter
 //   more               MoeSortCountKernel counts the pairs of each block of 4096 to the workspace; MoeSortKernel reads the
 //                      counts of all blocks (kilobytes, from L2) and scatters its own pairs
+//   up to 131072, SM90 one launch of a cluster of 2 to 8 blocks, which meet when the workspace has their counts
 //
 // Within a block, a warp owns 32 * ITEMS (1, 4 or 16) neighbouring pairs and walks them in order. Lanes with the same expert find
 // each other with match_any; the first of them adds their number to the warp's counter in shared memory. The rank of a
@@ -11,6 +12,7 @@
 //   test  pytest tests/fused_moe/test_moe_sort.py      bench  python benchmarks/bench_moe_sort.py
 #pragma once
 #include "moe_sort.h"
+#include "ptx/cluster.cuh"
 #include "ptx/pdl.cuh"
 #include "utils.cuh"
 #include "warp.cuh"
@@ -118,6 +120,13 @@ struct BlockPairs {
   }
 };
 
+/// Write the counts of the block to the workspace, for all blocks.
+__device__ __forceinline__ void WriteCounts(const MoeSortParams& p, const SortMemory& memory, int warps) {
+  for (int expert = threadIdx.x; expert < p.num_experts; expert += blockDim.x) {
+    p.workspace[blockIdx.x * p.num_experts + expert] = ScanWarps(memory.counters, warps, p.num_experts, expert);
+  }
+}
+
 /// Kernel: count the pairs of each block by expert. `workspace` is (blocks, num_experts).
 template <int ITEMS>
 __global__ void __launch_bounds__(MAX_SORT_THREADS<ITEMS>, 1)
@@ -130,9 +139,7 @@ __global__ void __launch_bounds__(MAX_SORT_THREADS<ITEMS>, 1)
   int experts[ITEMS], ranks[ITEMS];
   CountPairs(p, block.first, block.last, memory.counters, block.warps, experts, ranks);
   __syncthreads();
-  for (int expert = threadIdx.x; expert < p.num_experts; expert += blockDim.x) {
-    p.workspace[blockIdx.x * p.num_experts + expert] = ScanWarps(memory.counters, block.warps, p.num_experts, expert);
-  }
+  WriteCounts(p, memory, block.warps);
 }
 
 /// Write the tables of tiles and the rows that no pair has, by all threads of the grid.
@@ -161,8 +168,9 @@ __device__ __forceinline__ void WriteTables(const MoeSortParams& p, const SortMe
   }
 }
 
-/// Fill the tables of `memory` but for the counters, which become sums over the warps before. `blocks`: those that share
-/// the pairs, whose counts are in the workspace if they are several.
+/// Fill the tables of `memory` but for the counters, which become sums over the warps before unless they are already.
+/// `blocks`: those that share the pairs, whose counts are in the workspace if they are several.
+template <bool ARE_SUMS = false>
 __device__ __forceinline__ void ScanExperts(const MoeSortParams& p, const SortMemory& memory, int warps, int blocks,
                                             int2* scratch) {
   const auto rows_of = [&](int count) { return (count + p.align - 1) / p.align * p.align; };
@@ -173,7 +181,8 @@ __device__ __forceinline__ void ScanExperts(const MoeSortParams& p, const SortMe
   const int begin = threadIdx.x * per_thread, end = min(begin + per_thread, p.num_experts);
   int2 sum{0, 0};
   for (int expert = begin; expert < end; ++expert) {
-    int before = 0, total = ScanWarps(memory.counters, warps, p.num_experts, expert);
+    int before = 0, total = 0;
+    if (!ARE_SUMS) total = ScanWarps(memory.counters, warps, p.num_experts, expert);
     if (blocks > 1) {
       total = 0;
 #pragma unroll 8
@@ -204,9 +213,10 @@ __device__ __forceinline__ void ScanExperts(const MoeSortParams& p, const SortMe
   }
 }
 
-/// Kernel: scatter pairs to rows. With one block it counts as well; with several, the workspace has the counts.
-template <int ITEMS>
-__global__ void __launch_bounds__(MAX_SORT_THREADS<ITEMS>, 1) MoeSortKernel(const __grid_constant__ MoeSortParams p) {
+/// Kernel: scatter pairs to rows. With one block, or a cluster of blocks, it counts as well; otherwise the workspace has the
+/// counts.
+template <int ITEMS, int MAX_THREADS, bool IS_CLUSTER = false>
+__global__ void __launch_bounds__(MAX_THREADS, 1) MoeSortKernel(const __grid_constant__ MoeSortParams p) {
   extern __shared__ int32_t shared_memory[];
   __shared__ int2 scratch[32];
   const SortMemory memory(shared_memory, p.num_experts);
@@ -216,7 +226,11 @@ __global__ void __launch_bounds__(MAX_SORT_THREADS<ITEMS>, 1) MoeSortKernel(cons
   int experts[ITEMS], ranks[ITEMS];
   CountPairs(p, block.first, block.last, memory.counters, block.warps, experts, ranks);
   __syncthreads();
-  ScanExperts(p, memory, block.warps, int(gridDim.x), scratch);
+  if (IS_CLUSTER) {
+    WriteCounts(p, memory, block.warps);
+    ptx::ClusterSync();
+  }
+  ScanExperts<IS_CLUSTER>(p, memory, block.warps, int(gridDim.x), scratch);
   __syncthreads();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -231,6 +245,7 @@ __global__ void __launch_bounds__(MAX_SORT_THREADS<ITEMS>, 1) MoeSortKernel(cons
     p.pair_to_row[pair] = row;
   }
   if (blockIdx.x == 0) {
+    if (p.counters != nullptr && threadIdx.x < MOE_SORT_COUNTERS) p.counters[threadIdx.x] = 0;
     for (int expert = threadIdx.x; expert <= p.num_experts; expert += blockDim.x) {
       p.expert_offsets[expert] = memory.offsets[expert];
       if (expert == p.num_experts) {
@@ -253,7 +268,19 @@ Status SortPairs(const MoeSortParams& p, int threads, Stream stream) {
         LaunchShared(MoeSortCountKernel<ITEMS>, dim3(blocks), dim3(threads), bytes, p.enable_pdl, stream, p);
     if (status != cudaSuccess) return status;
   }
-  return LaunchShared(MoeSortKernel<ITEMS>, dim3(std::max(blocks, 1)), dim3(threads), bytes, p.enable_pdl, stream, p);
+  return LaunchShared(MoeSortKernel<ITEMS, MAX_SORT_THREADS<ITEMS>>, dim3(std::max(blocks, 1)), dim3(threads), bytes,
+                      p.enable_pdl, stream, p);
+}
+
+constexpr int SORT_CLUSTER = 8, SORT_CLUSTER_THREADS = 1024;
+
+/// Sort the pairs of 2 to 8 blocks in one launch.
+template <int ITEMS>
+Status SortInCluster(const MoeSortParams& p, Stream stream) {
+  const int blocks = int(CeilDiv(p.pairs, SORT_CLUSTER_THREADS * ITEMS));
+  const size_t bytes = SortMemory::Bytes(p.num_experts, SORT_CLUSTER_THREADS / 32);
+  const LaunchConfig launch(dim3(blocks), dim3(SORT_CLUSTER_THREADS), bytes, p.enable_pdl, stream, blocks);
+  return launch.Launch(MoeSortKernel<ITEMS, SORT_CLUSTER_THREADS, true>, p);
 }
 
 }  // namespace moe
@@ -261,6 +288,12 @@ Status SortPairs(const MoeSortParams& p, int threads, Stream stream) {
 FLASHINFER_INLINE Status MoeSort(const MoeSortParams& p, Stream stream) {
   constexpr int FEW_EXPERTS = 512;  // as many have counters for 32 warps in 48 KB
   if (p.num_experts > FEW_EXPERTS) return moe::SortPairs<16>(p, MOE_SORT_BLOCK_PAIRS / 16, stream);
+  if (p.has_clusters && p.pairs > MOE_SORT_BLOCK_PAIRS) {
+    constexpr int BLOCKS = moe::SORT_CLUSTER * moe::SORT_CLUSTER_THREADS;
+    if (p.pairs <= 4 * BLOCKS) return moe::SortInCluster<4>(p, stream);
+    if (p.pairs <= 8 * BLOCKS) return moe::SortInCluster<8>(p, stream);
+    if (p.pairs <= 16 * BLOCKS) return moe::SortInCluster<16>(p, stream);
+  }
   if (p.pairs > 1024) return moe::SortPairs<4>(p, MOE_SORT_BLOCK_PAIRS / 4, stream);
   const int threads = int(CeilDiv(std::max(p.pairs, p.num_experts), 32)) * 32;
   return moe::SortPairs<1>(p, threads, stream);

@@ -30,12 +30,15 @@ struct MoeSortParams {
   int32_t max_tiles = 0;
   int32_t* num_tiles = nullptr;  ///< (1,) or null
   int32_t* num_rows = nullptr;   ///< (1,) the end of all rows; or null
+  int32_t* counters = nullptr;   ///< (MOE_SORT_COUNTERS,) set to 0, for kernels that follow; or null
 
   int32_t* workspace = nullptr;  ///< MoeSortWorkspaceInts numbers; may be null if that is 0
   bool enable_pdl = false;
+  bool has_clusters = false;  ///< the device is an SM90: blocks of a cluster may share the pairs
 };
 
 constexpr int32_t MOE_SORT_MAX_EXPERTS = 1024;
+constexpr int32_t MOE_SORT_COUNTERS = 2;
 constexpr int32_t MOE_SORT_BLOCK_PAIRS = 4096;  ///< pairs that one thread block sorts
 
 /// Return the largest number of rows: each expert that has rows may have a gap.

@@ -49,6 +49,7 @@ inline Status MoeSort(const MoeSortParams& p, Stream) {
   }
   p.expert_offsets[experts] = rows;
   if (p.num_rows != nullptr) *p.num_rows = rows;
+  if (p.counters != nullptr) std::fill(p.counters, p.counters + MOE_SORT_COUNTERS, 0);
   if (p.expert_counts != nullptr) std::copy(counts.begin(), counts.end(), p.expert_counts);
   if (p.row_to_pair != nullptr) std::fill(p.row_to_pair, p.row_to_pair + p.max_rows, -1);
   for (int32_t pair = 0; pair < p.pairs; ++pair) {

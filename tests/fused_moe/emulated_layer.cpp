@@ -44,6 +44,7 @@ EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
   s.experts = static_cast<const int32_t*>(ids), s.pairs = s.max_rows = int32_t(pairs);
   s.first_expert = int32_t(first), s.num_experts = int32_t(experts), s.align = 1;
   s.pair_to_row = tables, s.row_to_pair = tables + pairs, s.expert_offsets = tables + 2 * pairs;
+  s.counters = s.expert_offsets + experts + 1;
   const SortedPairs sorted{s.experts, s.expert_offsets, s.pair_to_row,  s.row_to_pair,
                            tokens,    int32_t(top_k),   s.first_expert, s.num_experts};
   Operand a{};
@@ -57,6 +58,7 @@ EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
   p.m = pairs, p.n = 2 * inner, p.k = hidden, p.batch = p.weights = experts;
   p.a_stride = p.b_stride = hidden, p.d_stride = inner, p.b_batch_stride = p.n * p.k;
   p.grouping = gemm::Grouping::kPacked, p.groups = s.expert_offsets, p.out = element;
+  p.tile_counter = s.counters;
   p.activation.is_active = true;
   p.activation.factor = factor1, p.activation.quantizer = quantizer;
   p.activation.bias = bias1, p.activation.is_bias_half = out == Element::kFloat16;
@@ -66,7 +68,7 @@ EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
   p.activation = {};
   p.a = operand2, p.b = fc2, p.d = sums2, p.n = hidden, p.k = inner, p.out = out;
   p.a_stride = p.b_stride = inner, p.d_stride = hidden, p.b_batch_stride = p.n * p.k;
-  p.weight_factors = factor2;
+  p.weight_factors = factor2, p.tile_counter = s.counters + 1;
   status = Multiply(kernel, p, true);
   if (status != cudaSuccess) return int(status);
   Sums sums{sums2, out, hidden};

@@ -6,9 +6,9 @@
 using namespace flashinfer;
 using namespace flashinfer::fused_moe;
 
-/// Sort pairs and permute tokens, in one launch or in two; `x` has the fields in the order below. With scales, bf16 results
+/// Sort pairs and permute tokens, in one launch (1), in two or three (2), or in two with a cluster (3); `x` has the fields in the order below. With scales, bf16 results
 /// are e4m3 numbers with a scale per row.
-EMULATION_EXPORT int sort_and_permute(int64_t is_one_launch, const int64_t* x) {
+EMULATION_EXPORT int sort_and_permute(int64_t launches, const int64_t* x) {
   const auto next = [&] { return *x++; };
   const auto ints = [&] { return reinterpret_cast<int32_t*>(*x++); };
   MoeSortParams s{};
@@ -26,7 +26,9 @@ EMULATION_EXPORT int sort_and_permute(int64_t is_one_launch, const int64_t* x) {
   p.output.rounding = p.output.scales == nullptr               ? Rounding::kElement
                       : p.output.element == Element::kBFloat16 ? Rounding::kRows
                                                                : Rounding::kBlocks;
-  if (is_one_launch != 0) return int(SortAndPermute(s, p, nullptr));
+  std::vector<int32_t> workspace(MoeSortWorkspaceInts(s.pairs, s.num_experts));
+  s.workspace = workspace.data(), s.has_clusters = launches == 3;
+  if (launches == 1) return int(SortAndPermute(s, p, nullptr));
   const Status status = MoeSort(s, nullptr);
   return int(status == cudaSuccess ? Permute(p, nullptr) : status);
 }

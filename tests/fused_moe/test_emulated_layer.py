@@ -31,7 +31,7 @@ def run(library: Library, kernel: int, call: dict, out: torch.dtype, scales=(Non
     def memory(columns: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((pairs, columns), torch.nan).to(dtype)
 
-    tables = torch.full((2 * pairs + LOCAL + 1,), -7, dtype=torch.int32)
+    tables = torch.full((2 * pairs + LOCAL + 1 + 2,), -7, dtype=torch.int32)
     buffers = [memory(hidden, x.dtype), memory(inner, x.dtype), memory(hidden, out)]
     output = torch.full((tokens, hidden), torch.nan, dtype=out)
     tensors = [x, ids, fc1, fc2, tables, *buffers, output, call["token_final_scales"]]
@@ -78,6 +78,13 @@ def test_bf16(library, kernel, tokens, top_k):
 def test_more_pairs_than_threads(library):
     """Each thread of the first kernel sorts four pairs."""
     call = dense(70, 64, 40, LOCAL, 4, "cpu", total=LOCAL + FIRST + 1)
+    out = run(library, FEW_BF16, call, BF16)
+    torch.testing.assert_close(out.double(), plain(call, lambda h, e: h, lambda y: y), rtol=1e-2, atol=1e-2)
+
+
+def test_more_slots_than_a_chunk(library):
+    """The sum over slots reads 8 rows at a time."""
+    call = dense(5, 64, 40, LOCAL, 11, "cpu", total=16)
     out = run(library, FEW_BF16, call, BF16)
     torch.testing.assert_close(out.double(), plain(call, lambda h, e: h, lambda y: y), rtol=1e-2, atol=1e-2)
 

@@ -37,7 +37,7 @@ def test_sort_and_permute(library, columns, launches, is_block, tokens, experts)
     fields += [x.data_ptr(), ELEMENTS[BF16], columns, out.data_ptr(), ELEMENTS[E4M3 if is_block else BF16]]
     fields += [0 if scales is None else scales.data_ptr()]
     packed = (ctypes.c_int64 * len(fields))(*fields)
-    assert library.call("sort_and_permute", int(launches == 1), ctypes.addressof(packed)) == 0
+    assert library.call("sort_and_permute", launches, ctypes.addressof(packed)) == 0
 
     local = ids.flatten().long() - 2
     order = [pair for e in range(experts) for pair in torch.where(local == e)[0].tolist()]
@@ -54,6 +54,30 @@ def test_sort_and_permute(library, columns, launches, is_block, tokens, experts)
     assert torch.equal(scales[:, : len(order)].mT, expected)
 
 
+@pytest.mark.parametrize("launches", [2, 3], ids=["launches", "cluster"])
+def test_sort_by_several_blocks(library, launches):
+    """Blocks tell each other their counts between two launches, or at the barrier of their cluster."""
+    tokens, top_k, experts, columns = 850, 5, 40, 8
+    ids = torch.randint(0, experts + 4, (tokens, top_k), dtype=torch.int32)
+    x, out = torch.randn(tokens, columns).to(BF16), torch.zeros(tokens * top_k, columns, dtype=BF16)
+    offsets, pair_to_row, row_to_pair = (
+        torch.full((n,), -7, dtype=torch.int32) for n in (experts + 1, ids.numel(), ids.numel())
+    )
+    fields = [t.data_ptr() for t in (ids, offsets, pair_to_row, row_to_pair)] + [tokens, top_k, 2, experts]
+    fields += [x.data_ptr(), ELEMENTS[BF16], columns, out.data_ptr(), ELEMENTS[BF16], 0]
+    packed = (ctypes.c_int64 * len(fields))(*fields)
+    assert library.call("sort_and_permute", launches, ctypes.addressof(packed)) == 0
+    local = ids.flatten().long() - 2
+    is_local = (local >= 0) & (local < experts)
+    order = torch.where(is_local, local, experts).argsort(stable=True)[: int(is_local.sum())]
+    assert torch.equal(row_to_pair[: len(order)].long(), order) and bool((row_to_pair[len(order) :] == -1).all())
+    expected = torch.full_like(pair_to_row, -1)
+    expected[order] = torch.arange(len(order), dtype=torch.int32)
+    assert torch.equal(pair_to_row, expected)
+    assert offsets.tolist() == [int((local[is_local] < e).sum()) for e in range(experts + 1)]
+    assert torch.equal(out[: len(order)], x[order // top_k])
+
+
 def test_wide_codes(library):
     """e4m3 numbers with a scale per row, stored as bf16: the operands of four-bit weights."""
     tokens, columns = 5, 272
@@ -64,6 +88,6 @@ def test_wide_codes(library):
     fields = [t.data_ptr() for t in (ids, *tables)] + [tokens, 1, 0, tokens]
     fields += [x.data_ptr(), ELEMENTS[BF16], columns, out.data_ptr(), ELEMENTS[BF16], scales.data_ptr()]
     packed = (ctypes.c_int64 * len(fields))(*fields)
-    assert library.call("sort_and_permute", 0, ctypes.addressof(packed)) == 0
+    assert library.call("sort_and_permute", 2, ctypes.addressof(packed)) == 0
     torch.testing.assert_close(out.float() * scales.view(-1, 1), by_rows(x), rtol=1e-6, atol=0)
     assert torch.equal(out.float().to(E4M3).float(), out.float())

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
   }
   if (writes_tables) {
     const int rows = memory.offsets[s.num_experts];
+    if (s.counters != nullptr && threadIdx.x < MOE_SORT_COUNTERS) s.counters[threadIdx.x] = 0;
     for (int i = threadIdx.x; i <= s.num_experts; i += ROW_THREADS) s.expert_offsets[i] = memory.offsets[i];
     for (int i = rows + threadIdx.x; i < s.pairs; i += ROW_THREADS) s.row_to_pair[i] = -1;
   }
@@ -48,12 +49,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
   const int top_k = p.pairs.top_k;
   for (int64_t token = blockIdx.x; token < p.pairs.tokens; token += gridDim.x) {
     const int32_t* const rows = pair_to_row + token * top_k;
-    PermuteToken<In, ROUNDING>(p, token, [&](const auto& write) {
-#pragma unroll 4
-      for (int slot = 0; slot < top_k; ++slot) {
-        if (rows[slot] >= 0) write(rows[slot]);
-      }
-    });
+    PermuteToken<In, ROUNDING>(p, token, [&](const auto& write) { ForEachRow(rows, top_k, write); });
   }
 }
 

@@ -25,7 +25,7 @@ struct LayerSizes {
 
 /// Offsets in bytes from the beginning of the workspace.
 struct Workspace {
-  int64_t expert_offsets, pair_to_row, row_to_pair, sort;
+  int64_t expert_offsets, pair_to_row, row_to_pair, sort, counters;
   int64_t operand1, scales1, sums1, operand2, scales2, sums2;
   int64_t scale_stride;  // between blocks along K
   int64_t bytes;
@@ -71,6 +71,7 @@ inline Workspace LayOut(const LayerSizes& s) {
   w.pair_to_row = take(pairs * 4);
   w.row_to_pair = take(pairs * 4);
   w.sort = take(MoeSortWorkspaceInts(pairs, s.num_experts) * 4);
+  w.counters = take(MOE_SORT_COUNTERS * 4);
   w.operand2 = take(pairs * s.intermediate * operand);
   w.scales2 = take(scale_bytes(s.intermediate));
   const int64_t shared = end;
