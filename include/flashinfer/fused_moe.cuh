@@ -104,38 +104,26 @@ __global__ void __launch_bounds__(ROW_THREADS) ActivateKernel(const __grid_const
 }
 
 constexpr int FINALIZE_THREADS = 128;
+constexpr int FINALIZE_BLOCKS = 8;  // per SM: 64 registers per thread, of which 32 are rows in flight
 
 template <typename In>
 constexpr int FINALIZE_COLUMNS = 16 / int(sizeof(In));  // columns per thread; hidden sizes are multiples of 8
 
-/// Factors of a row of sums before they are added to a token.
-struct SlotFactors {
-  int row, expert;  // row: negative if the slot has none
-  float factor, scale;
+/// A row of sums that is added to a token.
+struct Slot {
+  int row;  // negative: none
+  float scale;
 };
 
 /// Read rows and scales of SLOT_CHUNK slots from `first`. All loads of a chunk are in flight together.
 __device__ __forceinline__ void ReadSlots(const FinalizeParams& p, int64_t token, int first,
-                                          SlotFactors (&slots)[SLOT_CHUNK]) {
+                                          Slot (&slots)[SLOT_CHUNK]) {
 #pragma unroll
   for (int i = 0; i < SLOT_CHUNK; ++i) {
     const int64_t pair = token * p.pairs.top_k + first + i;
     const bool has_slot = first + i < p.pairs.top_k;
     slots[i].row = has_slot ? __ldcg(p.pairs.pair_to_row + pair) : -1;
     slots[i].scale = has_slot && p.scales != nullptr ? __ldcg(p.scales + pair) : 1.f;
-    slots[i].expert = 0, slots[i].factor = 1.f;
-  }
-}
-
-/// Read experts and factors of those slots, where sums have any.
-__device__ __forceinline__ void ReadFactors(const FinalizeParams& p, int64_t token, int first,
-                                            SlotFactors (&slots)[SLOT_CHUNK]) {
-  if (p.sums.bias == nullptr && p.sums.expert_factor == nullptr && p.sums.row_factor == nullptr) return;
-#pragma unroll
-  for (int i = 0; i < SLOT_CHUNK; ++i) {
-    if (slots[i].row < 0) continue;
-    slots[i].expert = ExpertOf(p.pairs, token * p.pairs.top_k + first + i);
-    slots[i].factor = FactorOf(p.sums, slots[i].row, slots[i].expert);
   }
 }
 
@@ -143,19 +131,20 @@ __device__ __forceinline__ void ReadFactors(const FinalizeParams& p, int64_t tok
 /// it adds the first. Tables of the sort and the caller's scales are older than the kernel before this one (product 1 began
 /// after the sort), so they are read, from L2, before that kernel has finished.
 template <typename In, typename Out>
-__global__ void __launch_bounds__(FINALIZE_THREADS) FinalizeKernel(const __grid_constant__ FinalizeParams p) {
+__global__ void __launch_bounds__(FINALIZE_THREADS, FINALIZE_BLOCKS)
+    FinalizeKernel(const __grid_constant__ FinalizeParams p) {
   const int64_t token = blockIdx.x;
-  SlotFactors slots[SLOT_CHUNK];
+  Slot slots[SLOT_CHUNK];
   ReadSlots(p, token, 0, slots);
   ptx::GridDependencyWait();
   ptx::LaunchDependentsOfFew();
   constexpr int COLUMNS = FINALIZE_COLUMNS<In>;
   const int column = (blockIdx.y * FINALIZE_THREADS + threadIdx.x) * COLUMNS;
   if (column >= p.sums.columns) return;
+  const bool has_factors = p.sums.bias != nullptr || p.sums.expert_factor != nullptr || p.sums.row_factor != nullptr;
   float total[COLUMNS] = {};
   for (int first = 0; first < p.pairs.top_k; first += SLOT_CHUNK) {
     if (first > 0) ReadSlots(p, token, first, slots);
-    ReadFactors(p, token, first, slots);
     Vec<In, COLUMNS> values[SLOT_CHUNK];
 #pragma unroll
     for (int i = 0; i < SLOT_CHUNK; ++i) {
@@ -168,7 +157,10 @@ __global__ void __launch_bounds__(FINALIZE_THREADS) FinalizeKernel(const __grid_
       float x[COLUMNS];
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) x[c] = values[i].Float(c);
-      ScaleSums(p.sums, slots[i].expert, slots[i].factor, column, x);
+      if (has_factors) {
+        const int expert = ExpertOf(p.pairs, token * p.pairs.top_k + first + i);
+        ScaleSums(p.sums, expert, FactorOf(p.sums, slots[i].row, expert), column, x);
+      }
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) total[c] += x[c] * slots[i].scale;
     }
