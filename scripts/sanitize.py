@@ -14,8 +14,8 @@ Only kernels of the namespace ``flashinfer`` are checked. Matrix products of ref
 of torch fail under racecheck, and their libraries take long to load. Under memcheck torch keeps no freed memory, so
 that an access beyond a tensor is an access beyond an allocation.
 
-Modules are built with FLASHINFER_RACECHECK: racecheck does not know that bar.arrive, and __syncwarp before the arrival of
-one lane at an mbarrier, order accesses to shared memory, so all lanes arrive there, or wait.
+Modules are built with FLASHINFER_RACECHECK: racecheck does not know that bar.arrive, and __syncwarp before the arrival
+of one lane at an mbarrier, order accesses to shared memory, so all lanes arrive there, or wait.
 """
 
 from __future__ import annotations

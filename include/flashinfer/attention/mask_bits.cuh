@@ -37,8 +37,8 @@ __device__ __forceinline__ uint64_t MaskBits(const uint8_t* mask, int qo_len, in
 #pragma unroll
     for (int i = 0; i < 3; ++i) words[i] = i == needed - 1 ? last : words[i];
   }
-  const uint64_t bits = uint64_t(__funnelshift_r(words[0], words[1], shift)) |
-                        uint64_t(__funnelshift_r(words[1], words[2], shift)) << 32;
+  const uint64_t bits =
+      uint64_t(__funnelshift_r(words[0], words[1], shift)) | uint64_t(__funnelshift_r(words[1], words[2], shift)) << 32;
   return count < 64 ? bits & ((uint64_t{1} << count) - 1) : bits;
 }
 
