@@ -15,7 +15,13 @@ from .options import NO_SPILLS
 
 UNITS = [("bf16", "tile_128x256"), ("fp8_block", "tile_256x128"), ("fp8_block", "swapped_64x128")]
 UNITS += [("fp8_block", "tile_128x256"), ("fp8_block", "tile_128x192")]  # products in flight during additions
-W4_UNITS = [("mxfp4", "tile_256x128"), ("mxfp4_fp8", "tile_64x128"), ("int4", "tile_256x128")]
+W4_UNITS = [("mxfp4", "tile_8x128"), ("mxfp4", "tile_16x128"), ("mxfp4", "tile_256x128")]
+W4_UNITS += [
+    ("mxfp4_fp8", "tile_16x128"),
+    ("mxfp4_fp8", "tile_64x128"),
+    ("int4", "tile_8x128"),
+    ("int4", "tile_256x128"),
+]
 
 
 @pytest.mark.parametrize("kind, unit", UNITS)

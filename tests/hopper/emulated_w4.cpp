@@ -31,10 +31,18 @@ EMULATION_EXPORT int gemm_w4(int64_t type, int64_t tokens, const int64_t* x) {
   switch (type * 1000 + tokens) {
     case 8:
       return int(GemmW4Sm90<E2M1, 8>(g, c, nullptr));
+    case 16:
+      return int(GemmW4Sm90<E2M1, 16>(g, c, nullptr));
     case 32:
       return int(GemmW4Sm90<E2M1, 32>(g, c, nullptr));
+    case 64:
+      return int(GemmW4Sm90<E2M1, 64>(g, c, nullptr));
     case 160:
       return int(GemmW4Sm90<E2M1, 160>(g, c, nullptr));
+    case 1008:
+      return int(GemmW4Sm90<SHIFTED, 8>(g, c, nullptr));
+    case 2064:
+      return int(GemmW4Sm90<INT4, 64>(g, c, nullptr));
     case 1016:
       return int(GemmW4Sm90<SHIFTED, 16>(g, c, nullptr));
     case 2016:

@@ -92,41 +92,55 @@ def close(out: torch.Tensor, expected: torch.Tensor, error: float) -> None:
         (8, [1], 1, False),
         (8, [3, 0, 8, 1], 2, True),
         (8, [0, 9, 2], 3, False),  # two tiles of tokens
+        (16, [9, 0, 16, 30], 4, True),
         (32, [17, 0, 33], 2, False),
+        (32, [1, 32], 3, False),
+        (64, [17, 0, 65], 2, True),  # the first tile of wgmma
         (160, [150, 170, 3], 1, True),
     ],
 )
 def test_mxfp4(library, tokens, counts, cluster, weights_first):
-    weights = Weights(E2M1, len(counts), 256, 384)
+    weights = Weights(E2M1, len(counts), 256, 384 if tokens != 16 else 1152)
     options = {"cluster": cluster, "blocks": 2 * cluster, "weights_first": weights_first}
     a, d = run(library, weights, tokens, counts, **options)
     close(d, products(weights, a, counts), 1e-5)
 
 
-def test_every_code_and_scale(library):
+@pytest.mark.parametrize("tokens", [8, 64])
+def test_every_code_and_scale(library, tokens):
     """Scales far below and above 1, and one that is no number."""
     weights = Weights(E2M1, 1, 128, 128, exponents=(60, 190))
-    a, d = run(library, weights, 8, [5])
+    a, d = run(library, weights, tokens, [5])
     expected = products(weights, a, [5])
     assert ((d.double() - expected).abs() <= 1e-5 * (a.double().abs() @ weights.values[0].abs().T)).all()
     weights.scales[0, 0, 0, 3, 0] = 255  # row 3
-    _, d = run(library, weights, 8, [5])
+    _, d = run(library, weights, tokens, [5])
     assert d.isnan().any(dim=0).nonzero().flatten().tolist() == [3]
 
 
-@pytest.mark.parametrize("type", [SHIFTED, INT4])
-def test_other_codes(library, type):
+@pytest.mark.parametrize("type, tokens", [(SHIFTED, 8), (SHIFTED, 16), (INT4, 16), (INT4, 64)])
+def test_other_codes(library, type, tokens):
     """The int4 code times its scale is rounded to bf16."""
     weights = Weights(type, 2, 128, 256)
     factors = torch.rand(2) + 0.5
-    a, d = run(library, weights, 16, [7, 20], factors=factors, blocks=1)
+    a, d = run(library, weights, tokens, [7, 20], factors=factors, blocks=1)
     expected = products(weights, a, [7, 20]) * factors.double().repeat_interleave(torch.tensor([7, 20])).view(-1, 1)
     close(d, expected, 1e-5 if type == SHIFTED else 2e-2)
-    a, rounded = run(library, weights, 16, [7, 20], factors=factors, out=torch.float16)
+    a, rounded = run(library, weights, tokens, [7, 20], factors=factors, out=torch.float16)
     assert rounded.isfinite().all()
 
 
-@pytest.mark.parametrize("tokens, counts, cluster", [(8, [2, 7], 2), (160, [100, 31], 1)])
+def test_other_tokens_do_not_matter(library):
+    """The result of a token is the same bits alone and among others: every sum has one order."""
+    weights = Weights(E2M1, 2, 256, 640)
+    torch.manual_seed(0)
+    a, alone = run(library, weights, 16, [1, 16], blocks=1)
+    torch.manual_seed(0)
+    b, together = run(library, weights, 16, [1, 16], blocks=2)
+    assert torch.equal(a, b) and torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("tokens, counts, cluster", [(8, [2, 7], 2), (32, [20, 3], 1), (160, [100, 31], 1)])
 def test_gated(library, tokens, counts, cluster):
     """The activation of GPT-OSS, with biases and constants of each expert."""
     weights = Weights(E2M1, 2, 256, 256)

@@ -68,8 +68,8 @@ struct Mxfp4Weights {
     for (int i = 0; i < 4; ++i) {
       if (chunk * COLUMNS + i / 2 * 128 >= columns) break;
       const uint32_t scales = stage + STAGE_BYTES + i / 2 * 64 + lane / 4 * 4;
-      const gemm::FragmentDecoder<gemm::WeightCode::kE2M1> decoder(ptx::LoadShared4(scales),
-                                                                   ptx::LoadShared4(scales + 32));
+      gemm::FragmentDecoder<gemm::WeightCode::kE2M1> decoder(ptx::LoadShared4(scales), ptx::LoadShared4(scales + 32));
+      decoder.FindLarge();
       uint32_t words[4], a[4][4];
       ptx::LoadFragment(words, stage + i * gemm::W4_BLOCK_BYTES + lane * 16);
       decoder.Decode({words[0], words[1], words[2], words[3]}, i % 2, a);

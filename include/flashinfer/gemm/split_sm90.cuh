@@ -38,14 +38,17 @@ class SplitSum {
  public:
   using Buffer = SplitBuffer<TOKENS>;
 
-  /// `barriers`: 16 bytes, `buffer`: Buffer::MaxBytes(), both shared memory at the same offset in all blocks.
-  __device__ __forceinline__ SplitSum(unsigned char* barriers, unsigned char* buffer, int split)
+  /// `barriers`: 16 bytes, `buffer`: Buffer::MaxBytes(), both shared memory at the same offset in all blocks. `thread`:
+  /// number among the 256 threads that call Add().
+  __device__ __forceinline__ SplitSum(unsigned char* barriers, unsigned char* buffer, int split,
+                                      int thread = int(threadIdx.x) - WARPGROUP)
       : received_(reinterpret_cast<uint64_t*>(barriers)),
         taken_(reinterpret_cast<uint64_t*>(barriers) + 1),
         slots_(reinterpret_cast<uint4*>(buffer)),
         split_(split),
         rank_(split > 1 ? int(ptx::ClusterRank()) : 0),
-        own_(Fragments(rank_)) {}
+        own_(Fragments(rank_)),
+        thread_(thread) {}
 
   /// Initialise the barriers. Called by one thread; a cluster barrier must follow before the first Add().
   __device__ __forceinline__ void Init() const {
@@ -68,9 +71,8 @@ class SplitSum {
       }
       return;
     }
-    const int thread = int(threadIdx.x) - WARPGROUP;
     const bool sends = own_ < Buffer::FRAGMENTS;
-    if (own_ > 0 && thread == 0) {
+    if (own_ > 0 && thread_ == 0) {
       ptx::MbarrierArriveExpect(ptx::SharedAddress(received_), (split_ - 1) * own_ * Buffer::SLOT_BYTES);
     }
     if (sends && turn > 0) ptx::MbarrierWait(ptx::SharedAddress(taken_), (turn - 1) % 2);
@@ -80,7 +82,7 @@ class SplitSum {
       if (to == rank_) continue;
       const uint4 words = {__float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]), __float_as_uint(d[4 * j + 2]),
                            __float_as_uint(d[4 * j + 3])};
-      ptx::Send(Slot(j, rank_ < to ? rank_ : rank_ - 1) + thread, to, words, received_);
+      ptx::Send(Slot(j, rank_ < to ? rank_ : rank_ - 1) + thread_, to, words, received_);
     }
     if (own_ == 0) return;
     ptx::MbarrierWait(ptx::SharedAddress(received_), turn % 2);
@@ -91,7 +93,7 @@ class SplitSum {
       for (int from = 0; from < split_; ++from) {
         uint4 words = {__float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]), __float_as_uint(d[4 * j + 2]),
                        __float_as_uint(d[4 * j + 3])};
-        if (from != rank_) words = Slot(j, from < rank_ ? from : from - 1)[thread];
+        if (from != rank_) words = Slot(j, from < rank_ ? from : from - 1)[thread_];
         sum[0] += __uint_as_float(words.x), sum[1] += __uint_as_float(words.y);
         sum[2] += __uint_as_float(words.z), sum[3] += __uint_as_float(words.w);
       }
@@ -116,7 +118,7 @@ class SplitSum {
   uint64_t* const received_;
   uint64_t* const taken_;
   uint4* const slots_;
-  const int split_, rank_, own_;
+  const int split_, rank_, own_, thread_;
 };
 
 #endif

@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
 }
 
 /// Return how many clusters of `split` blocks of KERNEL run at once on the current device, or 0 if none can. Queried once.
-template <auto KERNEL>
+template <auto KERNEL, int THREADS = GEMM_THREADS>
 int MaxClusters(int shared_bytes, int split) {
   constexpr int DEVICES = 64;
   static std::atomic<int> cache[DEVICES][9];
@@ -224,7 +224,7 @@ int MaxClusters(int shared_bytes, int split) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {unsigned(split), 1, 1};
-    config.gridDim = dim3(split * 128), config.blockDim = dim3(GEMM_THREADS);
+    config.gridDim = dim3(split * 128), config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = shared_bytes;
     config.attrs = &attribute, config.numAttrs = 1;
     if (cudaOccupancyMaxActiveClusters(&count, KERNEL, &config) != cudaSuccess) {

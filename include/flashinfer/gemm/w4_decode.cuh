@@ -40,47 +40,70 @@ class FragmentDecoder {
     for (int h = 0; h < 2; ++h) bytes_[h] = *reinterpret_cast<const uint32_t*>(scales + (row + 8 * h) * 16 + warp * 4);
     FindLarge();
   }
-  /// Take the scales of the two rows, a byte per 32 columns.
-  __device__ __forceinline__ FragmentDecoder(uint32_t low, uint32_t high) : bytes_{low, high} { FindLarge(); }
+
+  /// Use the scales of the two rows, four bytes each. A caller of DecodeGroup finds large scales with HasLarge itself.
+  __device__ __forceinline__ FragmentDecoder(uint32_t first, uint32_t second) : bytes_{first, second} {}
+
+  /// Find scales above 2, for Decode. Called by all lanes.
+  __device__ __forceinline__ void FindLarge() {
+    if (TYPE == WeightCode::kE2M1) is_large_ = __any_sync(~0u, HasLarge(bytes_[0] | bytes_[1]));
+  }
+
+  /// Return true if one of four scales is above 2, so that DecodeAs<true> is needed.
+  __device__ __forceinline__ static bool HasLarge(uint32_t bytes) {
+    return TYPE == WeightCode::kE2M1 && (bytes & 0x80808080u) != 0;
+  }
 
   /// Decode the words of 64 columns; half: 0 or 1 of the 128 columns.
   __device__ __forceinline__ void Decode(const uint4& words, int half, uint32_t (&to)[4][4]) const {
-    const uint32_t x[4] = {words.x, words.y, words.z, words.w};
+    uint32_t pair[2][4];
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
-      uint32_t factor[2];
+      Multiply<true>(g == 0 ? words.x : words.z, g == 0 ? words.y : words.w, 2 * half + g, pair);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) factor[h] = Factor(Byte(h, 2 * half + g));
-#pragma unroll
-      for (int j = 2 * g; j < 2 * g + 2; ++j) {
-        SpreadE2M1(x[j], to[j]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) to[j][i] = ptx::MultiplyBf16Pairs(to[j][i], factor[i % 2]);
-      }
+      for (int i = 0; i < 8; ++i) to[2 * g + i / 4][i % 4] = pair[i / 4][i % 4];
     }
-    if (TYPE == WeightCode::kE2M1 && is_large_) MultiplyLarge(half, to);
+    if (TYPE == WeightCode::kE2M1 && is_large_) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) MultiplyLarge(2 * half + j / 2, to[j]);
+    }
+  }
+
+  /// Decode the two words of group 0 to 3 of 32 columns. MAY_BE_LARGE: false if HasLarge() is false.
+  template <bool MAY_BE_LARGE>
+  __device__ __forceinline__ void DecodeGroup(uint32_t x, uint32_t y, int group, uint32_t (&to)[2][4]) const {
+    Multiply<MAY_BE_LARGE>(x, y, group, to);
+    if constexpr (TYPE == WeightCode::kE2M1 && MAY_BE_LARGE) {
+      MultiplyLarge(group, to[0]);
+      MultiplyLarge(group, to[1]);
+    }
   }
 
  private:
-  __device__ __forceinline__ void FindLarge() {
-    if (TYPE == WeightCode::kE2M1) is_large_ = __any_sync(~0u, ((bytes_[0] | bytes_[1]) & 0x80808080u) != 0);
+  template <bool MAY_BE_LARGE>
+  __device__ __forceinline__ void Multiply(uint32_t x, uint32_t y, int group, uint32_t (&to)[2][4]) const {
+    uint32_t factor[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) factor[h] = Factor<MAY_BE_LARGE>(Byte(h, group));
+    SpreadE2M1(x, to[0]), SpreadE2M1(y, to[1]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i / 4][i % 4] = ptx::MultiplyBf16Pairs(to[i / 4][i % 4], factor[i % 2]);
   }
+
   __device__ __forceinline__ uint32_t Byte(int h, int group) const { return __byte_perm(bytes_[h], 0, 0x4440 + group); }
   /// Return a pair of 2^(byte - 1), or for shifted codes 2^(byte + 108): exponents 126 + s - 127 and 126 + s - 6 - 12.
+  template <bool MAY_BE_LARGE>
   __device__ __forceinline__ static uint32_t Factor(uint32_t byte) {
     if (TYPE == WeightCode::kShiftedE2M1) return byte * 0x00800080u + 0x75807580u;
-    return min(byte, 128u) * 0x00800080u + 0x3F003F00u;
+    return (MAY_BE_LARGE ? min(byte, 128u) : byte) * 0x00800080u + 0x3F003F00u;
   }
   /// Multiply by what Factor() left out of scales above 2; 255 is NaN. No trained layer has them.
-  __device__ __forceinline__ void MultiplyLarge(int half, uint32_t (&to)[4][4]) const {
+  __device__ __forceinline__ void MultiplyLarge(int group, uint32_t (&to)[4]) const {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t byte = Byte(i % 2, 2 * half + j / 2);
-        const uint32_t rest = byte == 255 ? 0x7FFF7FFFu : (max(byte, 128u) - 1) * 0x00800080u;
-        to[j][i] = ptx::MultiplyBf16Pairs(to[j][i], rest);
-      }
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t byte = Byte(i % 2, group);
+      const uint32_t rest = byte == 255 ? 0x7FFF7FFFu : (max(byte, 128u) - 1) * 0x00800080u;
+      to[i] = ptx::MultiplyBf16Pairs(to[i], rest);
     }
   }
 
@@ -93,23 +116,36 @@ class FragmentDecoder<WeightCode::kInt4> {
  public:
   __device__ __forceinline__ explicit FragmentDecoder(const unsigned char* scales) {
     const int warp = int(threadIdx.x) % 128 / 32, row = int(threadIdx.x) % 32 / 4;
-    const uint32_t both = *reinterpret_cast<const uint32_t*>(scales + row * 16 + warp * 4);
+    *this = FragmentDecoder(*reinterpret_cast<const uint32_t*>(scales + row * 16 + warp * 4), 0);
+  }
+
+  /// Use the scales of two rows, two bytes each.
+  __device__ __forceinline__ FragmentDecoder(uint32_t both, uint32_t) {
     factor_[0] = __byte_perm(both, 0, 0x1010), factor_[1] = __byte_perm(both, 0, 0x3232);
   }
+
+  __device__ __forceinline__ static bool HasLarge(uint32_t) { return false; }
 
   __device__ __forceinline__ void Decode(const uint4& words, int, uint32_t (&to)[4][4]) const {
     const uint32_t x[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t biased = (x[j] >> (4 * i) & 0x000F000Fu) ^ 0x43084308u;
-        to[j][i] = ptx::MultiplyBf16Pairs(ptx::SubtractBf16Pairs(biased, 0x43084308u), factor_[i % 2]);
-      }
-    }
+    for (int j = 0; j < 4; ++j) DecodeWord(x[j], to[j]);
+  }
+
+  template <bool>
+  __device__ __forceinline__ void DecodeGroup(uint32_t x, uint32_t y, int, uint32_t (&to)[2][4]) const {
+    DecodeWord(x, to[0]), DecodeWord(y, to[1]);
   }
 
  private:
+  __device__ __forceinline__ void DecodeWord(uint32_t x, uint32_t (&to)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t biased = ptx::AndXor(x >> (4 * i), 0x000F000Fu, 0x43084308u);
+      to[i] = ptx::MultiplyBf16Pairs(ptx::SubtractBf16Pairs(biased, 0x43084308u), factor_[i % 2]);
+    }
+  }
+
   uint32_t factor_[2];
 };
 

@@ -7,23 +7,11 @@
 //   bound by DRAM up to some 50 tokens per group, above that by the products
 //   test  pytest tests/hopper/test_emulated_w4.py      bench  python benchmarks/bench_fused_moe.py -k mxfp4
 #pragma once
-#include "swapped_sm90.cuh"
-#include "w4_decode.cuh"
-#include "w4_sm90.h"
+#include "w4_load_sm90.cuh"
+#include "w4_stream_sm90.cuh"
 
 namespace flashinfer {
 namespace gemm {
-
-constexpr int W4_BLOCK_K = 128;
-constexpr int W4_STRIPS = 4;                                   // strips of 16 rows per warpgroup
-constexpr int W4_STRIP_WORDS = 256;                            // 4-byte words of a strip per stage
-constexpr int W4_CODE_BYTES = W4_STRIPS * W4_STRIP_WORDS * 4;  // per warpgroup and stage
-
-/// Parameters of GemmW4Sm90Kernel. `gemm.weights` is the map of codes.
-struct W4Params {
-  GemmParams gemm;
-  CUtensorMap scales;
-};
 
 template <WeightCode TYPE_, int TOKENS_>
 struct W4Traits {
@@ -35,7 +23,9 @@ struct W4Traits {
   static constexpr int CODE_BYTES = CONSUMERS * W4_CODE_BYTES;
   static constexpr int STAGE_BYTES = TOKEN_BYTES + CODE_BYTES;
   static constexpr int SCALE_BYTES = CONSUMERS * ScaleBytes(TYPE);
+  static constexpr int THREADS = GEMM_THREADS, BLOCKS_PER_SM = 1;
   static constexpr bool CAN_SPLIT = TOKENS <= W4_SPLIT_TOKENS;
+  static constexpr int MAX_SPLIT = CAN_SPLIT ? SplitBuffer<TOKENS>::MAX_SPLIT : 1;
   static constexpr int SPLIT_BYTES = CAN_SPLIT ? SplitBuffer<TOKENS>::MaxBytes() : 0;
   static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - SWAP_BYTES;
   static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES);
@@ -46,49 +36,6 @@ struct W4Traits {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/// Load the operands of each stage.
-template <typename Traits>
-__device__ __forceinline__ void ProduceW4(const W4Params& params, const hopper::Ring<Traits::STAGES>& ring,
-                                          uint32_t stages, uint32_t scales) {
-  const GemmParams& p = params.gemm;
-  const bool is_gated = p.activation.is_active;
-  const uint64_t once = ptx::PolicyEvictFirst(), keep = ptx::PolicyEvictLast();
-  const auto boxes_of = [&](const Tile& tile) {
-    return CeilDivide(min(Traits::TOKENS, tile.end_row - tile.row), Traits::BOX_TOKENS);
-  };
-  const auto load_weights = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
-    const int tokens = 2 * boxes_of(tile) * Traits::BOX_TOKENS * SLAB_K_BYTES;
-    const uint32_t full = ring.BeginFill(at, Traits::CODE_BYTES + Traits::SCALE_BYTES + tokens);
-#pragma unroll
-    for (int g = 0; g < CONSUMERS; ++g) {
-      // Blocks of 64 rows: ups and gates, or two neighbours.
-      const int block = is_gated ? tile.n_tile + g * (p.n / 64) : 2 * tile.n_tile + g;
-      const uint32_t to = stages + at.stage * Traits::STAGE_BYTES + Traits::TOKEN_BYTES + g * W4_CODE_BYTES;
-      const uint32_t to_scales = scales + at.stage * Traits::SCALE_BYTES + g * ScaleBytes(Traits::TYPE);
-      const int scale = kb * (ScaleBytes(Traits::TYPE) / 4);
-      if (p.read_weights_once) {
-        ptx::LoadBox(to, &p.weights, full, kb * W4_STRIP_WORDS, block * W4_STRIPS, tile.weight_batch, once);
-        ptx::LoadBox(to_scales, &params.scales, full, scale, block, tile.weight_batch, once);
-      } else {
-        ptx::LoadBox(to, &p.weights, full, kb * W4_STRIP_WORDS, block * W4_STRIPS, tile.weight_batch);
-        ptx::LoadBox(to_scales, &params.scales, full, scale, block, tile.weight_batch);
-      }
-    }
-  };
-  const auto load_tokens = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
-    const int boxes = boxes_of(tile);
-    const uint32_t to = stages + at.stage * Traits::STAGE_BYTES;
-#pragma unroll
-    for (int slab = 0; slab < 2; ++slab) {
-      for (int box = 0; box < boxes; ++box) {
-        ptx::LoadBox(to + slab * Traits::SLAB_BYTES + box * Traits::BOX_TOKENS * SLAB_K_BYTES, &p.tokens,
-                     ring.Full(at.stage), kb * W4_BLOCK_K + slab * 64, tile.row + box * Traits::BOX_TOKENS, 0, keep);
-      }
-    }
-  };
-  ProduceParts<Traits>(p, load_weights, load_tokens);
-}
 
 /// Memory of a consumer warpgroup's stage 0.
 struct W4Stage {
@@ -146,22 +93,8 @@ class W4Consumer {
   __device__ __forceinline__ void Run(const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
     float acc[TOKENS / 2];
     SumPacked<Traits>(acc, ring_, at, stage_, part.end - part.first);
-    const Tile& tile = part.tile;
-    constexpr float LEFT_OUT = LeftOutFactor(Traits::TYPE);
     if (p_.cluster > 1 && turn_ == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
-    if (p_.activation.is_active) {
-      const GateConstants constants(p_, tile.weight_batch, LEFT_OUT);
-      Add(acc, [&](int j, float (&sum)[4]) {
-        if (tile.row + 8 * j >= tile.end_row) return;  // the same in both warpgroups
-        StoreGatedTokens(p_, sum, swap_, constants, group_, tile.n_tile * SWAPPED_WEIGHTS / 2, tile, tile.row + 8 * j);
-      });
-    } else {
-      const int column = tile.n_tile * SWAPPED_WEIGHTS + group_ * 64;
-      const float factor = LEFT_OUT * WeightFactor(p_, tile);
-      Add(acc, [&](int j, float (&sum)[4]) {
-        if (tile.row + 8 * j < tile.end_row) StoreTokens(p_, sum, factor, column, tile, tile.row + 8 * j);
-      });
-    }
+    StoreW4<Traits::TYPE>(p_, part.tile, swap_, group_, [&](const auto& finish) { Add(acc, finish); });
     ++turn_;
   }
 
@@ -237,67 +170,21 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmW4Sm90Kernel(const __grid
 #endif
 }
 
-/// Encode the map of (batch, rows, words) of 4 bytes, with boxes of `box_words` by `box_rows`.
-inline cudaError_t EncodeWords(CUtensorMap* map, const void* data, int64_t words, int64_t rows, int64_t batch,
-                               int box_words, int box_rows) {
-  hopper::TensorBox t;
-  t.data = data, t.element_bytes = 4, t.swizzle = false;
-  t.size[0] = words, t.size[1] = rows, t.size[2] = batch;
-  t.stride_bytes[0] = words * 4, t.stride_bytes[1] = words * rows * 4;
-  t.box[0] = box_words, t.box[1] = box_rows;
-  return hopper::FindTensorMap(map, t);
-}
-
-template <WeightCode TYPE, int TOKENS>
-cudaError_t FillW4Params(W4Params* params, const W4Problem& x, const GemmConfig& c) {
-  using Traits = W4Traits<TYPE, TOKENS>;
-  GemmParams* const p = &params->gemm;
-  const int64_t k_blocks = x.k / W4_BLOCK_K;
-  cudaError_t status =
-      EncodeMatrix(&p->tokens, x.a, 2, x.k, x.m, x.a_stride, 1, 0, SLAB_K_BYTES / 2, Traits::BOX_TOKENS);
-  if (status != cudaSuccess) return status;
-  status = EncodeWords(&p->weights, x.b, k_blocks * W4_STRIP_WORDS, x.n / 16, x.weights, W4_STRIP_WORDS, W4_STRIPS);
-  if (status != cudaSuccess) return status;
-  constexpr int SCALE_WORDS = ScaleBytes(TYPE) / 4;
-  status = EncodeWords(&params->scales, x.codes_scales, k_blocks * SCALE_WORDS, x.n / 64, x.weights, SCALE_WORDS, 1);
-  if (status != cudaSuccess) return status;
-  TileParams& t = p->tiles;
-  t.groups = x.groups, t.group_count = int(x.batch), t.m = int(x.m), t.grouping = x.grouping;
-  t.n_tiles = int(x.n / SWAPPED_WEIGHTS);
-  p->d = x.d, p->d_stride = x.d_stride, p->weight_factors = x.weight_factors, p->activation = x.activation;
-  p->n = int(x.activation.is_active ? x.n / 2 : x.n), p->k_blocks = int(k_blocks);
-  p->cluster = c.cluster, p->out = x.out;
-  p->read_weights_once = x.m <= x.batch * TOKENS;
-  p->weights_first = c.enable_pdl && c.weights_first && c.groups_first;
-  return cudaSuccess;
-}
-
 /// Compute d = a b^T with tiles of up to TOKENS tokens by 128 weights.
 template <WeightCode TYPE, int TOKENS>
 Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream stream) {
-  using Traits = W4Traits<TYPE, TOKENS>;
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
   if (problem.grouping != Grouping::kPacked || problem.n % SWAPPED_WEIGHTS != 0 || problem.k % W4_BLOCK_K != 0 ||
       problem.k == 0 || problem.bias != nullptr || problem.weight_indices != nullptr) {
     return cudaErrorInvalidValue;
   }
-  const int most = Traits::CAN_SPLIT ? SplitBuffer<TOKENS>::MAX_SPLIT : 1;
-  if (config.cluster < 1 || config.cluster > std::min<int64_t>(most, problem.k / W4_BLOCK_K)) {
-    return cudaErrorInvalidValue;
+  if constexpr (TOKENS <= W4_STREAM_TOKENS) {
+    using Traits = W4StreamTraits<TYPE, TOKENS>;
+    return LaunchW4<Traits, GemmW4StreamSm90Kernel<Traits>>(problem, config, stream);
+  } else {
+    using Traits = W4Traits<TYPE, TOKENS>;
+    return LaunchW4<Traits, GemmW4Sm90Kernel<Traits>>(problem, config, stream);
   }
-  W4Params params{};
-  cudaError_t status = FillW4Params<TYPE, TOKENS>(&params, problem, config);
-  if (status != cudaSuccess) return status;
-  static std::atomic<uint64_t> allowed{0};
-  auto* kernel = GemmW4Sm90Kernel<Traits>;
-  status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);
-  if (status != cudaSuccess) return status;
-  const int fitting = MaxClusters<GemmW4Sm90Kernel<Traits>>(Traits::SHARED_BYTES, config.cluster);
-  const int clusters = std::min(fitting, std::max(1, config.blocks / config.cluster));
-  if (clusters == 0) return cudaErrorInvalidConfiguration;
-  const LaunchConfig launch(dim3(clusters * config.cluster), dim3(GEMM_THREADS), Traits::SHARED_BYTES,
-                            config.enable_pdl, stream, config.cluster);
-  return launch.Launch(kernel, params);
 }
 
 }  // namespace gemm

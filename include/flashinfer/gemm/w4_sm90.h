@@ -22,6 +22,30 @@ Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream str
 constexpr int W4_TOKENS[] = {8, 16, 32, 64, 96, 128, 160, 192, 256};  // tokens of each tile of a module
 constexpr int W4_SPLIT_TOKENS = 64;                                   // tiles with more tokens do not split K
 
+// Tiles of up to this many tokens are computed by w4_stream_sm90.cuh, whose products are too slow for more.
+#ifndef FLASHINFER_W4_STREAM_TOKENS
+#define FLASHINFER_W4_STREAM_TOKENS 32
+#endif
+// Its warps per 64 rows of weights and blocks per SM, of tiles of 16 tokens and of others (more than 16: one block), and
+// most stages of the ring. Registers limit them: 18 warps have 96 each, 13 have 128.
+#ifndef FLASHINFER_W4_STREAM_PARTS
+#define FLASHINFER_W4_STREAM_PARTS 4
+#endif
+#ifndef FLASHINFER_W4_STREAM_PARTS_16
+#define FLASHINFER_W4_STREAM_PARTS_16 6
+#endif
+#ifndef FLASHINFER_W4_STREAM_BLOCKS
+#define FLASHINFER_W4_STREAM_BLOCKS 2
+#endif
+#ifndef FLASHINFER_W4_STREAM_BLOCKS_16
+#define FLASHINFER_W4_STREAM_BLOCKS_16 1
+#endif
+#ifndef FLASHINFER_W4_STREAM_STAGES
+#define FLASHINFER_W4_STREAM_STAGES 24
+#endif
+constexpr int W4_STREAM_TOKENS = FLASHINFER_W4_STREAM_TOKENS;
+constexpr int W4_STREAM_MAX_SPLIT = 4;  // blocks that split K of its tiles
+
 namespace model {
 
 /// Return the nanoseconds of 128 of K of a tile that is not bound by its products.
@@ -44,7 +68,8 @@ inline GemmConfig ChooseW4(int64_t rows, int64_t groups, int64_t n, int64_t k, i
   if (c.block_m > W4_SPLIT_TOKENS) return c;
   const double k_blocks = double(k / 128), used = double(std::min(groups, rows)), tiles = used * double(n / 128);
   double best = 1e30;
-  for (int split = 1; split <= 8 && split <= int(k_blocks); ++split) {
+  const int most_split = c.block_m <= W4_STREAM_TOKENS ? W4_STREAM_MAX_SPLIT : 8;
+  for (int split = 1; split <= most_split && split <= int(k_blocks); ++split) {
     const double exchange = model::Exchange(c.block_m, split);
     const double sum = model::W4_K_BLOCK * model::CeilOf(k_blocks, split);
     const double time = model::CeilOf(tiles, model::ClustersOf(split, sms)) * (sum + 300 + exchange / 2) + exchange;

@@ -47,6 +47,13 @@ __device__ __forceinline__ uint32_t SubtractBf16Pairs(uint32_t x, uint32_t y) {
   return z;
 }
 
+/// Return (x & mask) ^ y, as one instruction ("lop3").
+__device__ __forceinline__ uint32_t AndXor(uint32_t x, uint32_t mask, uint32_t y) {
+  uint32_t z;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(z) : "r"(x), "r"(mask), "r"(y));
+  return z;
+}
+
 /// Return tanh(x) to a relative error of 2^-11.
 __device__ __forceinline__ float Tanh(float x) {
   float y;

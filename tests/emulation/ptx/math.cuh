@@ -9,6 +9,7 @@ namespace ptx {
 inline float Flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
 inline float Exp2(float x) { return Flush(exp2f(Flush(x))); }
 inline float Reciprocal(float x) { return Flush(1.f / Flush(x)); }
+inline uint32_t AndXor(uint32_t x, uint32_t mask, uint32_t y) { return (x & mask) ^ y; }
 inline float Tanh(float x) { return tanhf(x); }
 inline uint32_t HalvesOf(uint16_t x, __nv_fp8_interpretation_t type) {
   const __half2_raw y = __nv_cvt_fp8x2_to_halfraw2(x, type);

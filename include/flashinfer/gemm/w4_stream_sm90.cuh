@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// GEMM of few bf16 tokens with four-bit weights, which reads weights at the rate of DRAM. Weights are the M side of mma.sync:
+// 16 bytes of codes in shared memory are a lane's fragments of 64 of K, so a warp decodes and multiplies with no exchange
+// and no dependence on other warps. Each group of 64 rows has K_PARTS warps that take the stages of a tile in turn, with
+// sums for all 64 rows; at the end of the tile they add their sums, in the order of the warps.
+//   warps: 4 of rows 0 to 63, 4 of rows 64 to 127, then those beyond 4 of each, then the producer
+//   a token is read from shared memory once for 64 rows of weights; of two blocks on an SM, one loads and multiplies while
+//   the other adds and stores sums
+//   test  pytest tests/hopper/test_emulated_w4.py      bench  python benchmarks/bench_fused_moe.py -k mxfp4
+#pragma once
+#include "../ptx/barrier.cuh"
+#include "../ptx/mma.cuh"
+#include "w4_load_sm90.cuh"
+
+namespace flashinfer {
+namespace gemm {
+
+template <WeightCode TYPE_, int TOKENS_>
+struct W4StreamTraits {
+  static constexpr WeightCode TYPE = TYPE_;
+  static constexpr int TOKENS = TOKENS_, FRAGMENTS = TOKENS / 8;
+  static constexpr int BOX_TOKENS = 8;  // tokens of a load
+  static constexpr int K_PARTS = TOKENS == 16 ? FLASHINFER_W4_STREAM_PARTS_16 : FLASHINFER_W4_STREAM_PARTS;
+  static constexpr int BLOCKS_PER_SM = TOKENS == 8    ? FLASHINFER_W4_STREAM_BLOCKS
+                                       : TOKENS == 16 ? FLASHINFER_W4_STREAM_BLOCKS_16
+                                                      : 1;
+  static constexpr int CONSUMER_THREADS = CONSUMERS * K_PARTS * 32, THREADS = CONSUMER_THREADS + 32;
+  static constexpr int SLAB_BYTES = TOKENS * SLAB_K_BYTES, TOKEN_BYTES = 2 * SLAB_BYTES;
+  static constexpr int CODE_BYTES = CONSUMERS * W4_CODE_BYTES;
+  static constexpr int STAGE_BYTES = TOKEN_BYTES + CODE_BYTES;
+  static constexpr int SCALE_BYTES = CONSUMERS * ScaleBytes(TYPE);
+  static constexpr int MAX_SPLIT = W4_STREAM_MAX_SPLIT;
+  static constexpr int SPLIT_BYTES = MAX_SPLIT * SplitBuffer<TOKENS>::SLOT_BYTES;
+  // Sums of 16 rows by 8 tokens, from each warp to the warp that adds them.
+  static constexpr int SUM_BYTES = CONSUMERS * W4_STRIPS * (K_PARTS - 1) * FRAGMENTS * 32 * 16;
+  static constexpr int RING_BYTES =
+      (MAX_SHARED_BYTES + 1024) / BLOCKS_PER_SM - 1024 - 1024 - BARRIER_BYTES - SPLIT_BYTES - SUM_BYTES - SWAP_BYTES;
+  static constexpr int FITTING = RING_BYTES / (STAGE_BYTES + SCALE_BYTES);
+  static constexpr int STAGES = FITTING < FLASHINFER_W4_STREAM_STAGES ? FITTING : FLASHINFER_W4_STREAM_STAGES;
+  static constexpr int SHARED_BYTES =
+      1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SUM_BYTES + SWAP_BYTES;
+  static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
+  static_assert(SplitBuffer<TOKENS>::OwnFragments(2) <= MAX_SPLIT &&
+                    2 * SplitBuffer<TOKENS>::OwnFragments(3) <= MAX_SPLIT &&
+                    3 * SplitBuffer<TOKENS>::OwnFragments(4) <= MAX_SPLIT && MAX_SPLIT == 4,
+                "receive buffer of split sums");
+  static_assert(K_PARTS >= W4_STRIPS && STAGES >= 3 && STAGE_BYTES % 1024 == 0 && 2 * STAGES * 8 <= SPLIT_BARRIERS,
+                "tile shape");
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Group of 64 rows of a consumer warp and its number in the group; the producer has group CONSUMERS.
+struct WarpRole {
+  int group, part;
+};
+
+/// Return the role of a warp. The warps that add and store sums are the first eight, as in blocks of two warpgroups.
+template <int K_PARTS>
+__device__ __forceinline__ WarpRole RoleOf(int warp) {
+  constexpr int ADDING = CONSUMERS * W4_STRIPS, MORE = K_PARTS - W4_STRIPS;
+  if (warp < ADDING) return {warp / W4_STRIPS, warp % W4_STRIPS};
+  if (warp == CONSUMERS * K_PARTS) return {CONSUMERS, 0};
+  return {(warp - ADDING) / (MORE > 0 ? MORE : 1), W4_STRIPS + (warp - ADDING) % (MORE > 0 ? MORE : 1)};
+}
+
+/// Memory of a warp's 64 rows in stage 0.
+struct W4StreamStage {
+  const unsigned char *codes, *scales;  // of the lane
+  uint32_t tokens;                      // address of the row of 16 bytes that the lane passes to ldmatrix
+};
+
+/// Add the products of 64 rows, 128 of K and 8 * USED tokens to acc[strip of 16 rows][8 tokens].
+template <typename Traits, int USED, bool MAY_BE_LARGE>
+__device__ __forceinline__ void MultiplyStage(float (&acc)[W4_STRIPS][Traits::FRAGMENTS][4],
+                                              const FragmentDecoder<Traits::TYPE> (&decoders)[W4_STRIPS],
+                                              const unsigned char* codes, uint32_t tokens) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t b[USED][2][4];
+#pragma unroll
+    for (int j = 0; j < USED; ++j) {
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        // 32 of K are 4 chunks of 16 bytes; the swizzle makes a difference of 4 chunks an exclusive or.
+        ptx::LdMatrix(b[j][q], (tokens ^ q * 64) + half * Traits::SLAB_BYTES + j * 8 * SLAB_K_BYTES);
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < W4_STRIPS; ++s) {
+      const uint4 words = *reinterpret_cast<const uint4*>(codes + s * W4_STRIP_WORDS * 4 + half * W4_BLOCK_BYTES);
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        uint32_t a[2][4];
+        decoders[s].template DecodeGroup<MAY_BE_LARGE>(q == 0 ? words.x : words.z, q == 0 ? words.y : words.w,
+                                                       2 * half + q, a);
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+#pragma unroll
+          for (int j = 0; j < USED; ++j) ptx::Mma<__nv_bfloat16>(acc[s][j], a[k], b[j][q][2 * k], b[j][q][2 * k + 1]);
+        }
+      }
+    }
+  }
+}
+
+/// Sum the stages number first, first + K_PARTS, ... below `end` of those that this block has loaded.
+template <typename Traits, int USED>
+__device__ __forceinline__ void SumStream(float (&acc)[W4_STRIPS][Traits::FRAGMENTS][4],
+                                          const hopper::Ring<Traits::STAGES>& ring, const W4StreamStage& from,
+                                          uint32_t first, uint32_t end) {
+#pragma unroll 1
+  for (uint32_t i = first; i < end; i += Traits::K_PARTS) {
+    const uint32_t turn = i / Traits::STAGES, stage = i - turn * Traits::STAGES;
+    ptx::MbarrierWait(ring.Full(stage), turn % 2);
+    const uint4* const scales = reinterpret_cast<const uint4*>(from.scales + stage * Traits::SCALE_BYTES);
+    const uint4 x = scales[0], y = Traits::TYPE == WeightCode::kInt4 ? uint4{} : scales[8];
+    using Decoder = FragmentDecoder<Traits::TYPE>;
+    const Decoder decoders[W4_STRIPS] = {Decoder(x.x, y.x), Decoder(x.y, y.y), Decoder(x.z, y.z), Decoder(x.w, y.w)};
+    const bool is_large = Decoder::HasLarge((x.x | x.y) | (x.z | x.w) | (y.x | y.y) | (y.z | y.w));
+    const unsigned char* const codes = from.codes + stage * Traits::STAGE_BYTES;
+    const uint32_t tokens = from.tokens + stage * Traits::STAGE_BYTES;
+    if (Traits::TYPE == WeightCode::kE2M1 && __any_sync(~0u, is_large)) {
+      MultiplyStage<Traits, USED, true>(acc, decoders, codes, tokens);
+    } else {
+      MultiplyStage<Traits, USED, false>(acc, decoders, codes, tokens);
+    }
+    __syncwarp();
+    ring.Release(stage, 1);
+  }
+}
+
+/// Sums of the K_PARTS warps of 64 rows, added in shared memory. Warp s of the group, s < 4, adds strip s.
+template <typename Traits>
+class PartSums {
+ public:
+  __device__ __forceinline__ PartSums(unsigned char* buffer, const WarpRole& role)
+      : slots_(reinterpret_cast<float4*>(buffer)), group_(role.group), warp_(role.part) {}
+
+  /// Add the first `used` fragments of all warps to `sum` of the warp that adds them. Called by all warps of the group.
+  __device__ __forceinline__ void Add(const float (&acc)[W4_STRIPS][Traits::FRAGMENTS][4], int used,
+                                      float (&sum)[Traits::TOKENS / 2]) const {
+    Sync();  // sums of the tile before have been read
+#pragma unroll
+    for (int s = 0; s < W4_STRIPS; ++s) {
+      if (s == warp_) continue;
+#pragma unroll
+      for (int j = 0; j < Traits::FRAGMENTS; ++j) {
+        if (j >= used) break;
+        *Slot(s, warp_, j) = float4{acc[s][j][0], acc[s][j][1], acc[s][j][2], acc[s][j][3]};
+      }
+    }
+    Sync();
+    if (warp_ >= W4_STRIPS) return;
+#pragma unroll
+    for (int j = 0; j < Traits::FRAGMENTS; ++j) {
+      float4 total = {};
+      if (j < used) {
+        float4 own = {};
+#pragma unroll
+        for (int s = 0; s < W4_STRIPS; ++s) {
+          if (s == warp_) own = float4{acc[s][j][0], acc[s][j][1], acc[s][j][2], acc[s][j][3]};
+        }
+#pragma unroll
+        for (int part = 0; part < Traits::K_PARTS; ++part) {
+          const float4 x = part == warp_ ? own : *Slot(warp_, part, j);
+          total.x += x.x, total.y += x.y, total.z += x.z, total.w += x.w;
+        }
+      }
+      sum[4 * j] = total.x, sum[4 * j + 1] = total.y, sum[4 * j + 2] = total.z, sum[4 * j + 3] = total.w;
+    }
+  }
+
+ private:
+  /// Wait for all warps of the group. Barriers with constant numbers: otherwise a block takes all 16.
+  __device__ __forceinline__ void Sync() const {
+    if (group_ == 0) {
+      ptx::BarrierSync(2, Traits::K_PARTS * 32);
+    } else {
+      ptx::BarrierSync(3, Traits::K_PARTS * 32);
+    }
+  }
+
+  __device__ __forceinline__ float4* Slot(int strip, int part, int j) const {
+    const int sender = part < strip ? part : part - 1;
+    return slots_ + (((group_ * W4_STRIPS + strip) * (Traits::K_PARTS - 1) + sender) * Traits::FRAGMENTS + j) * 32 +
+           threadIdx.x % 32;
+  }
+
+  float4* const slots_;
+  const int group_, warp_;
+};
+
+/// Compute all tiles of this block: what a consumer warp does.
+template <typename Traits>
+__device__ __forceinline__ void ConsumeW4Stream(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
+                                                const W4StreamStage& from, const PartSums<Traits>& parts,
+                                                const SplitSum<Traits::TOKENS>& split, HalvesSwap swap,
+                                                const WarpRole& role) {
+  uint32_t turn = 0, loaded = 0;  // stages of the tiles before
+  ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>&) {
+    const uint32_t end = loaded + uint32_t(part.end - part.first);
+    const int used = min(Traits::FRAGMENTS, CeilDivide(part.tile.end_row - part.tile.row, 8));
+    float acc[W4_STRIPS][Traits::FRAGMENTS][4] = {};
+    if (Traits::FRAGMENTS > 2 && used <= Traits::FRAGMENTS / 2) {
+      if constexpr (Traits::FRAGMENTS > 2) {
+        SumStream<Traits, Traits::FRAGMENTS / 2>(acc, ring, from, loaded + role.part, end);
+      }
+    } else {
+      SumStream<Traits, Traits::FRAGMENTS>(acc, ring, from, loaded + role.part, end);
+    }
+    loaded = end;
+    float sum[Traits::TOKENS / 2];
+    parts.Add(acc, used, sum);
+    if (p.cluster > 1 && turn == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
+    if (role.part < W4_STRIPS) {
+      StoreW4<Traits::TYPE>(p, part.tile, swap, role.group, [&](const auto& finish) { split.Add(sum, turn, finish); });
+    }
+    ++turn;
+  });
+  if (p.cluster > 1 && turn == 0) ptx::ClusterWait();
+}
+
+#endif
+
+template <typename Traits>
+__global__ void __launch_bounds__(Traits::THREADS, Traits::BLOCKS_PER_SM)
+    GemmW4StreamSm90Kernel(const __grid_constant__ W4Params params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char shared[];
+  const GemmParams& p = params.gemm;
+  const uint32_t address = ptx::SharedAddress(shared), base = (address + 1023) / 1024 * 1024;
+  unsigned char* const aligned = shared + (base - address);
+  const hopper::Ring<Traits::STAGES> ring{base};
+  constexpr int SCALES = BARRIER_BYTES + Traits::STAGES * Traits::STAGE_BYTES;
+  constexpr int SPLIT = SCALES + Traits::STAGES * Traits::SCALE_BYTES, SUMS = SPLIT + Traits::SPLIT_BYTES;
+  const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
+  const WarpRole role = RoleOf<Traits::K_PARTS>(warp);
+  const SplitSum<Traits::TOKENS> split(aligned + Traits::SPLIT_BARRIERS, aligned + SPLIT, p.cluster, warp * 32 + lane);
+  if (threadIdx.x == 0) {
+    ptx::PrefetchTensorMap(&p.weights);
+    ptx::PrefetchTensorMap(&p.tokens);
+    ptx::PrefetchTensorMap(&params.scales);
+    ring.Init(CONSUMERS);
+    split.Init();
+  }
+  __syncthreads();
+  if (p.cluster > 1) ptx::ClusterArriveRelaxed();  // consumers wait before they send the first sums
+  if (!p.weights_first) ptx::GridDependencyWait();
+  ptx::LaunchDependents();
+  if (role.group == CONSUMERS) {
+    ProduceW4<Traits>(params, ring, base + BARRIER_BYTES, base + SCALES);
+    if (p.cluster > 1) ptx::ClusterWait();
+  } else {
+    const int codes = BARRIER_BYTES + Traits::TOKEN_BYTES + role.group * W4_CODE_BYTES + lane * 16;
+    const int row = lane % 8 * SLAB_K_BYTES + (lane / 8 ^ lane % 8) * 16;
+    const W4StreamStage from = {aligned + codes,
+                                aligned + SCALES + role.group * ScaleBytes(Traits::TYPE) + lane / 4 * 16,
+                                base + BARRIER_BYTES + row};
+    const HalvesSwap swap(aligned + SUMS + Traits::SUM_BYTES);
+    ConsumeW4Stream<Traits>(p, ring, from, PartSums<Traits>(aligned + SUMS, role), split, swap, role);
+  }
+  if (p.cluster > 1) ptx::ClusterSync();  // the other blocks may still write to this one
+#endif
+}
+
+}  // namespace gemm
+}  // namespace flashinfer
