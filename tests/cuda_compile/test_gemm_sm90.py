@@ -19,7 +19,8 @@ W4_UNITS = [("mxfp4", "tile_8x128"), ("mxfp4", "tile_16x128"), ("mxfp4", "tile_2
 W4_UNITS += [
     ("mxfp4_fp8", "tile_16x128"),
     ("mxfp4_fp8", "tile_64x128"),
-    ("int4", "tile_8x128"),
+    ("int4", "tile_16x128"),
+    ("int4", "tile_32x128"),
     ("int4", "tile_256x128"),
 ]
 

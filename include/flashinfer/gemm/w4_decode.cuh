@@ -120,9 +120,7 @@ class FragmentDecoder<WeightCode::kInt4> {
   }
 
   /// Use the scales of two rows, two bytes each.
-  __device__ __forceinline__ FragmentDecoder(uint32_t both, uint32_t) {
-    factor_[0] = __byte_perm(both, 0, 0x1010), factor_[1] = __byte_perm(both, 0, 0x3232);
-  }
+  __device__ __forceinline__ FragmentDecoder(uint32_t both, uint32_t) : both_(both) {}
 
   __device__ __forceinline__ static bool HasLarge(uint32_t) { return false; }
 
@@ -139,14 +137,15 @@ class FragmentDecoder<WeightCode::kInt4> {
 
  private:
   __device__ __forceinline__ void DecodeWord(uint32_t x, uint32_t (&to)[4]) const {
+    const uint32_t factor[2] = {__byte_perm(both_, 0, 0x1010), __byte_perm(both_, 0, 0x3232)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t biased = ptx::AndXor(x >> (4 * i), 0x000F000Fu, 0x43084308u);
-      to[i] = ptx::MultiplyBf16Pairs(ptx::SubtractBf16Pairs(biased, 0x43084308u), factor_[i % 2]);
+      to[i] = ptx::MultiplyBf16Pairs(ptx::SubtractBf16Pairs(biased, 0x43084308u), factor[i % 2]);
     }
   }
 
-  uint32_t factor_[2];
+  uint32_t both_;
 };
 
 #endif

@@ -26,22 +26,25 @@ constexpr int W4_SPLIT_TOKENS = 64;                                   // tiles w
 #ifndef FLASHINFER_W4_STREAM_TOKENS
 #define FLASHINFER_W4_STREAM_TOKENS 32
 #endif
-// Its warps per 64 rows of weights and blocks per SM, of tiles of 16 tokens and of others (more than 16: one block), and
-// most stages of the ring. Registers limit them: 18 warps have 96 each, 13 have 128.
+// Its warps per 64 rows of weights and blocks per SM, of tiles of 8 and of 16 tokens, and most stages of the ring.
 #ifndef FLASHINFER_W4_STREAM_PARTS
 #define FLASHINFER_W4_STREAM_PARTS 4
 #endif
 #ifndef FLASHINFER_W4_STREAM_PARTS_16
-#define FLASHINFER_W4_STREAM_PARTS_16 6
+#define FLASHINFER_W4_STREAM_PARTS_16 4
 #endif
 #ifndef FLASHINFER_W4_STREAM_BLOCKS
 #define FLASHINFER_W4_STREAM_BLOCKS 2
 #endif
 #ifndef FLASHINFER_W4_STREAM_BLOCKS_16
-#define FLASHINFER_W4_STREAM_BLOCKS_16 1
+#define FLASHINFER_W4_STREAM_BLOCKS_16 2
 #endif
 #ifndef FLASHINFER_W4_STREAM_STAGES
 #define FLASHINFER_W4_STREAM_STAGES 24
+#endif
+// Mean of tokens per group up to which groups of more than 32 tokens are several of its tiles, decoded each time.
+#ifndef FLASHINFER_W4_STREAM_MEAN
+#define FLASHINFER_W4_STREAM_MEAN 0
 #endif
 constexpr int W4_STREAM_TOKENS = FLASHINFER_W4_STREAM_TOKENS;
 constexpr int W4_STREAM_MAX_SPLIT = 4;  // blocks that split K of its tiles
@@ -65,6 +68,7 @@ inline GemmConfig ChooseW4(int64_t rows, int64_t groups, int64_t n, int64_t k, i
     c.block_m = tokens;
     break;
   }
+  if (mean <= FLASHINFER_W4_STREAM_MEAN) c.block_m = std::min(c.block_m, W4_STREAM_TOKENS);
   if (c.block_m > W4_SPLIT_TOKENS) return c;
   const double k_blocks = double(k / 128), used = double(std::min(groups, rows)), tiles = used * double(n / 128);
   double best = 1e30;

@@ -20,10 +20,15 @@ struct W4StreamTraits {
   static constexpr WeightCode TYPE = TYPE_;
   static constexpr int TOKENS = TOKENS_, FRAGMENTS = TOKENS / 8;
   static constexpr int BOX_TOKENS = 8;  // tokens of a load
-  static constexpr int K_PARTS = TOKENS == 16 ? FLASHINFER_W4_STREAM_PARTS_16 : FLASHINFER_W4_STREAM_PARTS;
-  static constexpr int BLOCKS_PER_SM = TOKENS == 8    ? FLASHINFER_W4_STREAM_BLOCKS
-                                       : TOKENS == 16 ? FLASHINFER_W4_STREAM_BLOCKS_16
-                                                      : 1;
+  // Warps per 64 rows of weights. 18 warps on an SM have 96 registers each, which int4 codes and 16 tokens exceed.
+  static constexpr bool NEEDS_REGISTERS = TYPE == WeightCode::kInt4 && TOKENS == 16;
+  static constexpr int K_PARTS = TOKENS == 8       ? FLASHINFER_W4_STREAM_PARTS
+                                 : NEEDS_REGISTERS ? 6
+                                 : TOKENS == 16    ? FLASHINFER_W4_STREAM_PARTS_16
+                                                   : W4_STRIPS;
+  static constexpr int BLOCKS_PER_SM = TOKENS == 8                        ? FLASHINFER_W4_STREAM_BLOCKS
+                                       : TOKENS == 16 && !NEEDS_REGISTERS ? FLASHINFER_W4_STREAM_BLOCKS_16
+                                                                          : 1;
   static constexpr int CONSUMER_THREADS = CONSUMERS * K_PARTS * 32, THREADS = CONSUMER_THREADS + 32;
   static constexpr int SLAB_BYTES = TOKENS * SLAB_K_BYTES, TOKEN_BYTES = 2 * SLAB_BYTES;
   static constexpr int CODE_BYTES = CONSUMERS * W4_CODE_BYTES;
@@ -75,7 +80,8 @@ template <typename Traits, int USED, bool MAY_BE_LARGE>
 __device__ __forceinline__ void MultiplyStage(float (&acc)[W4_STRIPS][Traits::FRAGMENTS][4],
                                               const FragmentDecoder<Traits::TYPE> (&decoders)[W4_STRIPS],
                                               const unsigned char* codes, uint32_t tokens) {
-#pragma unroll
+  constexpr int UNROLL = USED > 1 ? 1 : 2;  // unrolled, loads of the second half are moved up until registers spill
+#pragma unroll UNROLL
   for (int half = 0; half < 2; ++half) {
     uint32_t b[USED][2][4];
 #pragma unroll
@@ -128,6 +134,20 @@ __device__ __forceinline__ void SumStream(float (&acc)[W4_STRIPS][Traits::FRAGME
     __syncwarp();
     ring.Release(stage, 1);
   }
+}
+
+/// Sum stages like SumStream, with the products of only `used` fragments of 8 tokens where there are more than two.
+template <typename Traits, int MOST>
+__device__ __forceinline__ void SumUsed(float (&acc)[W4_STRIPS][Traits::FRAGMENTS][4],
+                                        const hopper::Ring<Traits::STAGES>& ring, const W4StreamStage& from, int used,
+                                        uint32_t first, uint32_t end) {
+  if constexpr (MOST > 2) {
+    if (used < MOST) {
+      SumUsed<Traits, MOST - 1>(acc, ring, from, used, first, end);
+      return;
+    }
+  }
+  SumStream<Traits, MOST>(acc, ring, from, first, end);
 }
 
 /// Sums of the K_PARTS warps of 64 rows, added in shared memory. Warp s of the group, s < 4, adds strip s.
@@ -202,13 +222,7 @@ __device__ __forceinline__ void ConsumeW4Stream(const GemmParams& p, const hoppe
     const uint32_t end = loaded + uint32_t(part.end - part.first);
     const int used = min(Traits::FRAGMENTS, CeilDivide(part.tile.end_row - part.tile.row, 8));
     float acc[W4_STRIPS][Traits::FRAGMENTS][4] = {};
-    if (Traits::FRAGMENTS > 2 && used <= Traits::FRAGMENTS / 2) {
-      if constexpr (Traits::FRAGMENTS > 2) {
-        SumStream<Traits, Traits::FRAGMENTS / 2>(acc, ring, from, loaded + role.part, end);
-      }
-    } else {
-      SumStream<Traits, Traits::FRAGMENTS>(acc, ring, from, loaded + role.part, end);
-    }
+    SumUsed<Traits, Traits::FRAGMENTS>(acc, ring, from, used, loaded + role.part, end);
     loaded = end;
     float sum[Traits::TOKENS / 2];
     parts.Add(acc, used, sum);
