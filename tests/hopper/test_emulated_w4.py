@@ -130,6 +130,15 @@ def test_other_codes(library, type, tokens):
     assert rounded.isfinite().all()
 
 
+def test_order_of_threads(library):
+    """Two warps fill the ring many times over, in any order of theirs and of the warps that read it."""
+    weights = Weights(E2M1, 2, 256, 2944)
+    for seed in range(4):
+        library.seed(seed)
+        a, d = run(library, weights, 8, [2, 1], blocks=1, weights_first=seed % 2 == 1)
+        close(d, products(weights, a, [2, 1]), 1e-5)
+
+
 def test_other_tokens_do_not_matter(library):
     """The result of a token is the same bits alone and among others: every sum has one order."""
     weights = Weights(E2M1, 2, 256, 640)

@@ -22,9 +22,10 @@ struct SplitBuffer {
 
   FLASHINFER_HD static constexpr int OwnFragments(int split) { return (FRAGMENTS + split - 1) / split; }
   static constexpr int Bytes(int split) { return (split - 1) * OwnFragments(split) * SLOT_BYTES; }
-  static constexpr int MaxBytes() {
+  static constexpr int MaxBytes() { return BytesUpTo(MAX_SPLIT); }
+  static constexpr int BytesUpTo(int most) {
     int bytes = 0;
-    for (int split = 2; split <= MAX_SPLIT; ++split) bytes = Bytes(split) > bytes ? Bytes(split) : bytes;
+    for (int split = 2; split <= most; ++split) bytes = Bytes(split) > bytes ? Bytes(split) : bytes;
     return bytes;
   }
 };

@@ -3,6 +3,8 @@
 // tokens are not padded to 64. Weights stream through a ring that fills shared memory. The blocks of a cluster split K
 // of each tile evenly; split_sm90.cuh adds their partial sums.
 #pragma once
+#include <type_traits>
+
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
 #include "../ptx/tma.cuh"
@@ -48,8 +50,8 @@ struct TilePart {
   int first, end;
 };
 
-/// Call body(part, position in the ring) for each tile of this cluster. The body advances the position once per K
-/// block. All lanes of a warp call it together.
+/// Call body(part, position in the ring) for each tile of this cluster, or until a body that returns bool returns false. The
+/// body advances the position once per K block. All lanes of a warp call it together.
 template <typename Traits, typename Body>
 __device__ __forceinline__ void ForEachPart(const GemmParams& p, const Body& body) {
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0, step = int(gridDim.x) / p.cluster;
@@ -58,7 +60,12 @@ __device__ __forceinline__ void ForEachPart(const GemmParams& p, const Body& bod
   TilePart part;
   part.first = p.k_blocks * rank / p.cluster, part.end = p.k_blocks * (rank + 1) / p.cluster;
   for (int t = int(blockIdx.x) / p.cluster; list.Get(t, part.tile); t += step) {
-    if (part.tile.exists) body(part, at);
+    if (!part.tile.exists) continue;
+    if constexpr (std::is_same_v<decltype(body(part, at)), bool>) {
+      if (!body(part, at)) return;
+    } else {
+      body(part, at);
+    }
   }
 }
 

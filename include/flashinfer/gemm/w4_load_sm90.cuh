@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operands of products with four-bit weights: parameters, and loads by TMA of packed weights, their scales and tokens to a
 // ring, 128 of K per stage.
-//   stage: tokens (2 slabs of TOKENS x 64) | codes of 64 rows, of 64 more (4 strips x 1 KB); scales in an array of their own
+//   stage: tokens (2 slabs of 64 of K) | codes of 64 rows, of 64 more (4 strips x 1 KB); scales in an array of their own
+//   a load brings codes of all 128 rows, another their scales, others BOX_TOKENS tokens by BOX_SLABS slabs each
 #pragma once
+#include "../ptx/elect.cuh"
 #include "swapped_sm90.cuh"
 #include "w4_decode.cuh"
 #include "w4_sm90.h"
@@ -23,47 +25,106 @@ struct W4Params {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Load the operands of each stage.
+/// Loads of the operands of one tile. Few instructions per stage matter: the warp that issues them is what limits the
+/// kernel for few tokens, so that what depends on the tile alone is computed before its stages.
+template <typename Traits>
+class W4Loads {
+ public:
+  using Position = hopper::RingPosition<Traits::STAGES>;
+
+  __device__ __forceinline__ W4Loads(const W4Params& params, const hopper::Ring<Traits::STAGES>& ring, uint32_t stages,
+                                     uint32_t scales)
+      : params_(params), ring_(ring), stages_(stages), scales_(scales), keep_(ptx::PolicyEvictLast()) {
+    const uint64_t once = ptx::PolicyEvictFirst(), normal = ptx::PolicyEvictNormal();
+    policy_ = params.gemm.read_weights_once ? once : normal;
+  }
+
+  __device__ __forceinline__ void SetTile(const Tile& tile) {
+    const bool is_gated = params_.gemm.activation.is_active;
+    row_ = tile.row, boxes_ = CeilDivide(min(Traits::TOKENS, tile.end_row - tile.row), Traits::BOX_TOKENS);
+    // Ups and gates are 64 rows each of two entries of the batch, other weights 128 rows of one (FillW4Params).
+    block_ = is_gated ? tile.n_tile : 2 * tile.n_tile, batch_ = is_gated ? 2 * tile.weight_batch : tile.weight_batch;
+    bytes_ = Traits::CODE_BYTES + Traits::SCALE_BYTES + 2 * boxes_ * Traits::BOX_TOKENS * SLAB_K_BYTES;
+  }
+
+  /// Wait until a stage may be written, and load weights of block kb of K to it. Called by one lane, like LoadTokens().
+  __device__ __forceinline__ void LoadWeights(int kb, const Position& at) const {
+    const uint32_t full = ring_.BeginFill(at, bytes_);
+    ptx::LoadBox(stages_ + at.stage * Traits::STAGE_BYTES + Traits::TOKEN_BYTES, &params_.gemm.weights, full,
+                 kb * W4_STRIP_WORDS, block_ * W4_STRIPS, batch_, policy_);
+    ptx::LoadBox(scales_ + at.stage * Traits::SCALE_BYTES, &params_.scales, full, kb * (ScaleBytes(Traits::TYPE) / 4),
+                 block_, batch_, policy_);
+  }
+
+  /// Load the tokens of block kb of K.
+  __device__ __forceinline__ void LoadTokens(int kb, const Position& at) const {
+    constexpr int BOX_BYTES = Traits::BOX_SLABS * Traits::BOX_TOKENS * SLAB_K_BYTES;
+    const uint32_t to = stages_ + at.stage * Traits::STAGE_BYTES, full = ring_.Full(at.stage);
+#pragma unroll
+    for (int box = 0; box < Traits::TOKENS / Traits::BOX_TOKENS; ++box) {
+      if (box > 0 && box >= boxes_) break;
+#pragma unroll
+      for (int slab = 0; slab < 2; slab += Traits::BOX_SLABS) {
+        ptx::LoadBox(to + slab * Traits::SLAB_BYTES + box * BOX_BYTES, &params_.gemm.tokens, full, 0,
+                     row_ + box * Traits::BOX_TOKENS, 2 * kb + slab, keep_);
+      }
+    }
+  }
+
+ private:
+  const W4Params& params_;
+  const hopper::Ring<Traits::STAGES> ring_;
+  const uint32_t stages_, scales_;
+  const uint64_t keep_;
+  uint64_t policy_;
+  int row_ = 0, boxes_ = 0, block_ = 0, batch_ = 0, bytes_ = 0;
+};
+
+/// Load the operands of stages number `producer`, producer + Traits::PRODUCERS, ... of all that the block loads. With `weights_first`, the weights of the first stages are
+/// requested before the kernels that this launch depends on have finished.
 template <typename Traits>
 __device__ __forceinline__ void ProduceW4(const W4Params& params, const hopper::Ring<Traits::STAGES>& ring,
-                                          uint32_t stages, uint32_t scales) {
+                                          uint32_t stages, uint32_t scales, int producer) {
+  constexpr int STEP = Traits::PRODUCERS;
   const GemmParams& p = params.gemm;
-  const bool is_gated = p.activation.is_active;
-  const uint64_t once = ptx::PolicyEvictFirst(), keep = ptx::PolicyEvictLast();
-  const auto boxes_of = [&](const Tile& tile) {
-    return CeilDivide(min(Traits::TOKENS, tile.end_row - tile.row), Traits::BOX_TOKENS);
-  };
-  const auto load_weights = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
-    const int tokens = 2 * boxes_of(tile) * Traits::BOX_TOKENS * SLAB_K_BYTES;
-    const uint32_t full = ring.BeginFill(at, Traits::CODE_BYTES + Traits::SCALE_BYTES + tokens);
-#pragma unroll
-    for (int g = 0; g < CONSUMERS; ++g) {
-      // Blocks of 64 rows: ups and gates, or two neighbours.
-      const int block = is_gated ? tile.n_tile + g * (p.n / 64) : 2 * tile.n_tile + g;
-      const uint32_t to = stages + at.stage * Traits::STAGE_BYTES + Traits::TOKEN_BYTES + g * W4_CODE_BYTES;
-      const uint32_t to_scales = scales + at.stage * Traits::SCALE_BYTES + g * ScaleBytes(Traits::TYPE);
-      const int scale = kb * (ScaleBytes(Traits::TYPE) / 4);
-      if (p.read_weights_once) {
-        ptx::LoadBox(to, &p.weights, full, kb * W4_STRIP_WORDS, block * W4_STRIPS, tile.weight_batch, once);
-        ptx::LoadBox(to_scales, &params.scales, full, scale, block, tile.weight_batch, once);
-      } else {
-        ptx::LoadBox(to, &p.weights, full, kb * W4_STRIP_WORDS, block * W4_STRIPS, tile.weight_batch);
-        ptx::LoadBox(to_scales, &params.scales, full, scale, block, tile.weight_batch);
+  const bool is_leader = ptx::ElectLane();
+  W4Loads<Traits> loads(params, ring, stages, scales);
+  int early = 0;  // stages of this warp whose weights are under way
+  if (p.weights_first) {
+    int begun = 0, next = producer;  // stages of the tiles before; K blocks from the tile's first to this warp's next
+    hopper::RingPosition<Traits::STAGES> at;
+    at.stage = producer;
+    ForEachPart<Traits>(p, [&](const TilePart& part, auto&) {
+      loads.SetTile(part.tile);
+      int kb = part.first + next;
+#pragma unroll 1
+      for (; kb < part.end && begun + kb - part.first < Traits::STAGES; kb += STEP, at.template Skip<STEP>(), ++early) {
+        if (is_leader) loads.LoadWeights(kb, at);
       }
-    }
-  };
-  const auto load_tokens = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
-    const int boxes = boxes_of(tile);
-    const uint32_t to = stages + at.stage * Traits::STAGE_BYTES;
-#pragma unroll
-    for (int slab = 0; slab < 2; ++slab) {
-      for (int box = 0; box < boxes; ++box) {
-        ptx::LoadBox(to + slab * Traits::SLAB_BYTES + box * Traits::BOX_TOKENS * SLAB_K_BYTES, &p.tokens,
-                     ring.Full(at.stage), kb * W4_BLOCK_K + slab * 64, tile.row + box * Traits::BOX_TOKENS, 0, keep);
+      next = kb - part.end, begun += part.end - part.first;
+      return begun < Traits::STAGES;
+    });
+    ptx::GridDependencyWait();
+  }
+  int next = producer;  // this and `at`: of the leader
+  hopper::RingPosition<Traits::STAGES> at;
+  at.stage = producer;
+  ForEachPart<Traits>(p, [&](const TilePart& part, auto&) {
+    loads.SetTile(part.tile);
+    if (is_leader) {
+      int kb = part.first + next;
+#pragma unroll 1
+      for (; kb < part.end && early > 0; kb += STEP, at.template Skip<STEP>(), --early) loads.LoadTokens(kb, at);
+#pragma unroll 1
+      for (; kb < part.end; kb += STEP, at.template Skip<STEP>()) {
+        loads.LoadWeights(kb, at);
+        loads.LoadTokens(kb, at);
       }
+      next = kb - part.end;
     }
-  };
-  ProduceParts<Traits>(p, load_weights, load_tokens);
+    __syncwarp();
+  });
+  __syncwarp();
 }
 
 /// Scale, activate and store the sums of a tile. add(finish) calls finish(fragment number, sums) for each fragment that this
@@ -89,14 +150,28 @@ __device__ __forceinline__ void StoreW4(const GemmParams& p, const Tile& tile, H
 
 #endif
 
-/// Encode the map of (batch, rows, words) of 4 bytes, with boxes of `box_words` by `box_rows`.
-inline cudaError_t EncodeWords(CUtensorMap* map, const void* data, int64_t words, int64_t rows, int64_t batch,
-                               int box_words, int box_rows) {
+/// Encode the map of blocks of `block_rows` rows by `words` words of 4 bytes for loads of two blocks and `box_words`. Those
+/// are neighbours or, of gated weights, number i of the first half of an entry of the batch and i of the second half.
+inline cudaError_t EncodeBlocks(CUtensorMap* map, const void* data, int64_t words, int64_t blocks, int block_rows,
+                                int64_t batch, int box_words, bool is_gated) {
   hopper::TensorBox t;
   t.data = data, t.element_bytes = 4, t.swizzle = false;
-  t.size[0] = words, t.size[1] = rows, t.size[2] = batch;
+  const int64_t rows = (is_gated ? blocks / 2 : blocks) * block_rows;
+  t.size[0] = words, t.size[1] = rows, t.size[2] = is_gated ? 2 * batch : batch;
   t.stride_bytes[0] = words * 4, t.stride_bytes[1] = words * rows * 4;
-  t.box[0] = box_words, t.box[1] = box_rows;
+  t.box[0] = box_words, t.box[1] = is_gated ? block_rows : 2 * block_rows, t.box[2] = is_gated ? 2 : 1;
+  return hopper::FindTensorMap(map, t);
+}
+
+/// Encode the map of tokens as (slabs of 64 columns, rows, 64), so that one load brings several slabs, one after the other.
+inline cudaError_t EncodeSlabs(CUtensorMap* map, const void* data, int64_t columns, int64_t rows, int64_t stride,
+                               int box_rows, int box_slabs) {
+  constexpr int COLUMNS = SLAB_K_BYTES / 2;
+  hopper::TensorBox t;
+  t.data = data, t.element_bytes = 2;
+  t.size[0] = COLUMNS, t.size[1] = rows, t.size[2] = columns / COLUMNS;
+  t.stride_bytes[0] = stride * 2, t.stride_bytes[1] = SLAB_K_BYTES;
+  t.box[0] = COLUMNS, t.box[1] = box_rows, t.box[2] = box_slabs;
   return hopper::FindTensorMap(map, t);
 }
 
@@ -104,19 +179,22 @@ template <typename Traits>
 cudaError_t FillW4Params(W4Params* params, const W4Problem& x, const GemmConfig& c) {
   GemmParams* const p = &params->gemm;
   const int64_t k_blocks = x.k / W4_BLOCK_K;
-  cudaError_t status =
-      EncodeMatrix(&p->tokens, x.a, 2, x.k, x.m, x.a_stride, 1, 0, SLAB_K_BYTES / 2, Traits::BOX_TOKENS);
+  const bool is_gated = x.activation.is_active;
+  cudaError_t status = EncodeSlabs(&p->tokens, x.a, x.k, x.m, x.a_stride, Traits::BOX_TOKENS, Traits::BOX_SLABS);
   if (status != cudaSuccess) return status;
-  status = EncodeWords(&p->weights, x.b, k_blocks * W4_STRIP_WORDS, x.n / 16, x.weights, W4_STRIP_WORDS, W4_STRIPS);
+  const int64_t blocks = x.n / 64;
+  status =
+      EncodeBlocks(&p->weights, x.b, k_blocks * W4_STRIP_WORDS, blocks, W4_STRIPS, x.weights, W4_STRIP_WORDS, is_gated);
   if (status != cudaSuccess) return status;
   constexpr int SCALE_WORDS = ScaleBytes(Traits::TYPE) / 4;
-  status = EncodeWords(&params->scales, x.codes_scales, k_blocks * SCALE_WORDS, x.n / 64, x.weights, SCALE_WORDS, 1);
+  status = EncodeBlocks(&params->scales, x.codes_scales, k_blocks * SCALE_WORDS, blocks, 1, x.weights, SCALE_WORDS,
+                        is_gated);
   if (status != cudaSuccess) return status;
   TileParams& t = p->tiles;
   t.groups = x.groups, t.group_count = int(x.batch), t.m = int(x.m), t.grouping = x.grouping;
   t.n_tiles = int(x.n / SWAPPED_WEIGHTS);
   p->d = x.d, p->d_stride = x.d_stride, p->weight_factors = x.weight_factors, p->activation = x.activation;
-  p->n = int(x.activation.is_active ? x.n / 2 : x.n), p->k_blocks = int(k_blocks);
+  p->n = int(is_gated ? x.n / 2 : x.n), p->k_blocks = int(k_blocks);
   p->cluster = c.cluster, p->out = x.out;
   p->read_weights_once = x.m <= x.batch * Traits::TOKENS;
   p->weights_first = c.enable_pdl && c.weights_first && c.groups_first;

@@ -19,11 +19,12 @@ struct W4Traits {
   static constexpr int TOKENS = TOKENS_;
   // Tokens of a load; those that no row needs are left out.
   static constexpr int BOX_TOKENS = TOKENS % 64 == 0 ? 64 : TOKENS % 32 == 0 ? 32 : TOKENS;
+  static constexpr int BOX_SLABS = BOX_TOKENS == TOKENS ? 2 : 1;  // slabs of a load
   static constexpr int SLAB_BYTES = TOKENS * SLAB_K_BYTES, TOKEN_BYTES = 2 * SLAB_BYTES;
   static constexpr int CODE_BYTES = CONSUMERS * W4_CODE_BYTES;
   static constexpr int STAGE_BYTES = TOKEN_BYTES + CODE_BYTES;
   static constexpr int SCALE_BYTES = CONSUMERS * ScaleBytes(TYPE);
-  static constexpr int THREADS = GEMM_THREADS, BLOCKS_PER_SM = 1;
+  static constexpr int THREADS = GEMM_THREADS, BLOCKS_PER_SM = 1, PRODUCERS = 1;
   static constexpr bool CAN_SPLIT = TOKENS <= W4_SPLIT_TOKENS;
   static constexpr int MAX_SPLIT = CAN_SPLIT ? SplitBuffer<TOKENS>::MAX_SPLIT : 1;
   static constexpr int SPLIT_BYTES = CAN_SPLIT ? SplitBuffer<TOKENS>::MaxBytes() : 0;
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmW4Sm90Kernel(const __grid
   const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
   if (role == 0) {
     ptx::ReleaseRegisters<SWAPPED_PRODUCER_REGISTERS>();
-    if (threadIdx.x < 32) ProduceW4<Traits>(params, ring, base + BARRIER_BYTES, base + SCALES);
+    if (threadIdx.x < 32) ProduceW4<Traits>(params, ring, base + BARRIER_BYTES, base + SCALES, 0);
     __syncwarp();
     if (p.cluster > 1) ptx::ClusterWait();
   } else {

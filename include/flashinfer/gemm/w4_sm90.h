@@ -26,7 +26,7 @@ constexpr int W4_SPLIT_TOKENS = 64;                                   // tiles w
 #ifndef FLASHINFER_W4_STREAM_TOKENS
 #define FLASHINFER_W4_STREAM_TOKENS 32
 #endif
-// Its warps per 64 rows of weights and blocks per SM, of tiles of 8 and of 16 tokens, and most stages of the ring.
+// Its warps per 64 rows of weights and blocks per SM, of tiles of 8 and of 16 tokens.
 #ifndef FLASHINFER_W4_STREAM_PARTS
 #define FLASHINFER_W4_STREAM_PARTS 4
 #endif
@@ -39,6 +39,11 @@ constexpr int W4_SPLIT_TOKENS = 64;                                   // tiles w
 #ifndef FLASHINFER_W4_STREAM_BLOCKS_16
 #define FLASHINFER_W4_STREAM_BLOCKS_16 2
 #endif
+// Its warps that load; one cannot issue the loads of a block at the rate of DRAM.
+#ifndef FLASHINFER_W4_PRODUCERS
+#define FLASHINFER_W4_PRODUCERS 2
+#endif
+// Most stages of its ring.
 #ifndef FLASHINFER_W4_STREAM_STAGES
 #define FLASHINFER_W4_STREAM_STAGES 24
 #endif

@@ -3,7 +3,7 @@
 // 16 bytes of codes in shared memory are a lane's fragments of 64 of K, so a warp decodes and multiplies with no exchange
 // and no dependence on other warps. Each group of 64 rows has K_PARTS warps that take the stages of a tile in turn, with
 // sums for all 64 rows; at the end of the tile they add their sums, in the order of the warps.
-//   warps: 4 of rows 0 to 63, 4 of rows 64 to 127, then those beyond 4 of each, then the producer
+//   warps: 4 of rows 0 to 63, 4 of rows 64 to 127, then those beyond 4 of each, then the producers, which fill stages in turn
 //   a token is read from shared memory once for 64 rows of weights; of two blocks on an SM, one loads and multiplies while
 //   the other adds and stores sums
 //   test  pytest tests/hopper/test_emulated_w4.py      bench  python benchmarks/bench_fused_moe.py -k mxfp4
@@ -19,7 +19,7 @@ template <WeightCode TYPE_, int TOKENS_>
 struct W4StreamTraits {
   static constexpr WeightCode TYPE = TYPE_;
   static constexpr int TOKENS = TOKENS_, FRAGMENTS = TOKENS / 8;
-  static constexpr int BOX_TOKENS = 8;  // tokens of a load
+  static constexpr int BOX_TOKENS = 8, BOX_SLABS = 2;  // of a load
   // Warps per 64 rows of weights. 18 warps on an SM have 96 registers each, which int4 codes and 16 tokens exceed.
   static constexpr bool NEEDS_REGISTERS = TYPE == WeightCode::kInt4 && TOKENS == 16;
   static constexpr int K_PARTS = TOKENS == 8       ? FLASHINFER_W4_STREAM_PARTS
@@ -29,33 +29,32 @@ struct W4StreamTraits {
   static constexpr int BLOCKS_PER_SM = TOKENS == 8                        ? FLASHINFER_W4_STREAM_BLOCKS
                                        : TOKENS == 16 && !NEEDS_REGISTERS ? FLASHINFER_W4_STREAM_BLOCKS_16
                                                                           : 1;
-  static constexpr int CONSUMER_THREADS = CONSUMERS * K_PARTS * 32, THREADS = CONSUMER_THREADS + 32;
-  static constexpr int SLAB_BYTES = TOKENS * SLAB_K_BYTES, TOKEN_BYTES = 2 * SLAB_BYTES;
+  static constexpr int PRODUCERS = FLASHINFER_W4_PRODUCERS;
+  static constexpr int THREADS = (CONSUMERS * K_PARTS + PRODUCERS) * 32;
+  // Two slabs of 8 tokens, two of the next 8, ...
+  static constexpr int SLAB_BYTES = BOX_TOKENS * SLAB_K_BYTES, TOKEN_BYTES = 2 * TOKENS * SLAB_K_BYTES;
   static constexpr int CODE_BYTES = CONSUMERS * W4_CODE_BYTES;
   static constexpr int STAGE_BYTES = TOKEN_BYTES + CODE_BYTES;
   static constexpr int SCALE_BYTES = CONSUMERS * ScaleBytes(TYPE);
   static constexpr int MAX_SPLIT = W4_STREAM_MAX_SPLIT;
-  static constexpr int SPLIT_BYTES = MAX_SPLIT * SplitBuffer<TOKENS>::SLOT_BYTES;
-  // Sums of 16 rows by 8 tokens, from each warp to the warp that adds them.
-  static constexpr int SUM_BYTES = CONSUMERS * W4_STRIPS * (K_PARTS - 1) * FRAGMENTS * 32 * 16;
+  static constexpr int SPLIT_BYTES = SplitBuffer<TOKENS>::BytesUpTo(MAX_SPLIT);
+  // Sums of 16 rows by 8 tokens, from each warp to the warp that adds them. More fragments at a time would cost stages.
+  static constexpr int SUM_BYTES = CONSUMERS * W4_STRIPS * (K_PARTS - 1) * 32 * 16;
   static constexpr int RING_BYTES =
-      (MAX_SHARED_BYTES + 1024) / BLOCKS_PER_SM - 1024 - 1024 - BARRIER_BYTES - SPLIT_BYTES - SUM_BYTES - SWAP_BYTES;
+      (MAX_SHARED_BYTES + 1024) / BLOCKS_PER_SM - 1024 - BARRIER_BYTES - SPLIT_BYTES - SUM_BYTES - SWAP_BYTES;
   static constexpr int FITTING = RING_BYTES / (STAGE_BYTES + SCALE_BYTES);
-  static constexpr int STAGES = FITTING < FLASHINFER_W4_STREAM_STAGES ? FITTING : FLASHINFER_W4_STREAM_STAGES;
+  static constexpr int STAGES =
+      (FITTING < FLASHINFER_W4_STREAM_STAGES ? FITTING : FLASHINFER_W4_STREAM_STAGES) / PRODUCERS * PRODUCERS;
   static constexpr int SHARED_BYTES =
-      1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SUM_BYTES + SWAP_BYTES;
+      BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SUM_BYTES + SWAP_BYTES;
   static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
-  static_assert(SplitBuffer<TOKENS>::OwnFragments(2) <= MAX_SPLIT &&
-                    2 * SplitBuffer<TOKENS>::OwnFragments(3) <= MAX_SPLIT &&
-                    3 * SplitBuffer<TOKENS>::OwnFragments(4) <= MAX_SPLIT && MAX_SPLIT == 4,
-                "receive buffer of split sums");
-  static_assert(K_PARTS >= W4_STRIPS && STAGES >= 3 && STAGE_BYTES % 1024 == 0 && 2 * STAGES * 8 <= SPLIT_BARRIERS,
-                "tile shape");
+  static_assert(K_PARTS >= W4_STRIPS && STAGE_BYTES % 1024 == 0 && 2 * STAGES * 8 <= SPLIT_BARRIERS, "tile shape");
+  static_assert(STAGES >= K_PARTS && K_PARTS % PRODUCERS == 0, "SumStream() relies on it");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Group of 64 rows of a consumer warp and its number in the group; the producer has group CONSUMERS.
+/// Group of 64 rows of a consumer warp and its number in the group; producers have group CONSUMERS.
 struct WarpRole {
   int group, part;
 };
@@ -65,7 +64,7 @@ template <int K_PARTS>
 __device__ __forceinline__ WarpRole RoleOf(int warp) {
   constexpr int ADDING = CONSUMERS * W4_STRIPS, MORE = K_PARTS - W4_STRIPS;
   if (warp < ADDING) return {warp / W4_STRIPS, warp % W4_STRIPS};
-  if (warp == CONSUMERS * K_PARTS) return {CONSUMERS, 0};
+  if (warp >= CONSUMERS * K_PARTS) return {CONSUMERS, warp - CONSUMERS * K_PARTS};
   return {(warp - ADDING) / (MORE > 0 ? MORE : 1), W4_STRIPS + (warp - ADDING) % (MORE > 0 ? MORE : 1)};
 }
 
@@ -89,7 +88,7 @@ __device__ __forceinline__ void MultiplyStage(float (&acc)[W4_STRIPS][Traits::FR
 #pragma unroll
       for (int q = 0; q < 2; ++q) {
         // 32 of K are 4 chunks of 16 bytes; the swizzle makes a difference of 4 chunks an exclusive or.
-        ptx::LdMatrix(b[j][q], (tokens ^ q * 64) + half * Traits::SLAB_BYTES + j * 8 * SLAB_K_BYTES);
+        ptx::LdMatrix(b[j][q], (tokens ^ q * 64) + (2 * j + half) * Traits::SLAB_BYTES);
       }
     }
 #pragma unroll
@@ -110,7 +109,10 @@ __device__ __forceinline__ void MultiplyStage(float (&acc)[W4_STRIPS][Traits::FR
   }
 }
 
-/// Sum the stages number first, first + K_PARTS, ... below `end` of those that this block has loaded.
+/// Sum the stages number first, first + K_PARTS, ... below `end` of those that this block has loaded. Other warps read the
+/// turn before of a stage. Until it has landed, its parity reads as if the turn to come had: hence the wait until it was
+/// read. That wait in turn needs the turn before the last to have been read, which is so: stage i - STAGES is loaded, after
+/// a wait for that, by the producer of i - K_PARTS and before that one, which this warp has read; or it is of another tile.
 template <typename Traits, int USED>
 __device__ __forceinline__ void SumStream(float (&acc)[W4_STRIPS][Traits::FRAGMENTS][4],
                                           const hopper::Ring<Traits::STAGES>& ring, const W4StreamStage& from,
@@ -118,6 +120,7 @@ __device__ __forceinline__ void SumStream(float (&acc)[W4_STRIPS][Traits::FRAGME
 #pragma unroll 1
   for (uint32_t i = first; i < end; i += Traits::K_PARTS) {
     const uint32_t turn = i / Traits::STAGES, stage = i - turn * Traits::STAGES;
+    ptx::MbarrierWait(ring.Empty(stage), (turn + 1) % 2);
     ptx::MbarrierWait(ring.Full(stage), turn % 2);
     const uint4* const scales = reinterpret_cast<const uint4*>(from.scales + stage * Traits::SCALE_BYTES);
     const uint4 x = scales[0], y = Traits::TYPE == WeightCode::kInt4 ? uint4{} : scales[8];
@@ -157,35 +160,30 @@ class PartSums {
   __device__ __forceinline__ PartSums(unsigned char* buffer, const WarpRole& role)
       : slots_(reinterpret_cast<float4*>(buffer)), group_(role.group), warp_(role.part) {}
 
-  /// Add the first `used` fragments of all warps to `sum` of the warp that adds them. Called by all warps of the group.
+  /// Set `sum` of the warps that add to the sums of all warps, of the first `used` fragments. Called by all warps of the
+  /// group.
   __device__ __forceinline__ void Add(const float (&acc)[W4_STRIPS][Traits::FRAGMENTS][4], int used,
                                       float (&sum)[Traits::TOKENS / 2]) const {
-    Sync();  // sums of the tile before have been read
-#pragma unroll
-    for (int s = 0; s < W4_STRIPS; ++s) {
-      if (s == warp_) continue;
-#pragma unroll
-      for (int j = 0; j < Traits::FRAGMENTS; ++j) {
-        if (j >= used) break;
-        *Slot(s, warp_, j) = float4{acc[s][j][0], acc[s][j][1], acc[s][j][2], acc[s][j][3]};
-      }
-    }
-    Sync();
-    if (warp_ >= W4_STRIPS) return;
 #pragma unroll
     for (int j = 0; j < Traits::FRAGMENTS; ++j) {
-      float4 total = {};
-      if (j < used) {
-        float4 own = {};
+      if (j > 0 && j >= used) break;
+      Sync();  // sums before these have been read
 #pragma unroll
-        for (int s = 0; s < W4_STRIPS; ++s) {
-          if (s == warp_) own = float4{acc[s][j][0], acc[s][j][1], acc[s][j][2], acc[s][j][3]};
-        }
+      for (int s = 0; s < W4_STRIPS; ++s) {
+        const float (&x)[4] = acc[s][j];
+        if (s != warp_) *Slot(s, warp_) = float4{x[0], x[1], x[2], x[3]};
+      }
+      Sync();
+      if (warp_ >= W4_STRIPS) continue;
+      float4 own = {}, total = {};
 #pragma unroll
-        for (int part = 0; part < Traits::K_PARTS; ++part) {
-          const float4 x = part == warp_ ? own : *Slot(warp_, part, j);
-          total.x += x.x, total.y += x.y, total.z += x.z, total.w += x.w;
-        }
+      for (int s = 0; s < W4_STRIPS; ++s) {
+        if (s == warp_) own = float4{acc[s][j][0], acc[s][j][1], acc[s][j][2], acc[s][j][3]};
+      }
+#pragma unroll
+      for (int part = 0; part < Traits::K_PARTS; ++part) {
+        const float4 x = part == warp_ ? own : *Slot(warp_, part);
+        total.x += x.x, total.y += x.y, total.z += x.z, total.w += x.w;
       }
       sum[4 * j] = total.x, sum[4 * j + 1] = total.y, sum[4 * j + 2] = total.z, sum[4 * j + 3] = total.w;
     }
@@ -201,10 +199,9 @@ class PartSums {
     }
   }
 
-  __device__ __forceinline__ float4* Slot(int strip, int part, int j) const {
+  __device__ __forceinline__ float4* Slot(int strip, int part) const {
     const int sender = part < strip ? part : part - 1;
-    return slots_ + (((group_ * W4_STRIPS + strip) * (Traits::K_PARTS - 1) + sender) * Traits::FRAGMENTS + j) * 32 +
-           threadIdx.x % 32;
+    return slots_ + ((group_ * W4_STRIPS + strip) * (Traits::K_PARTS - 1) + sender) * 32 + threadIdx.x % 32;
   }
 
   float4* const slots_;
@@ -224,7 +221,7 @@ __device__ __forceinline__ void ConsumeW4Stream(const GemmParams& p, const hoppe
     float acc[W4_STRIPS][Traits::FRAGMENTS][4] = {};
     SumUsed<Traits, Traits::FRAGMENTS>(acc, ring, from, used, loaded + role.part, end);
     loaded = end;
-    float sum[Traits::TOKENS / 2];
+    float sum[Traits::TOKENS / 2] = {};
     parts.Add(acc, used, sum);
     if (p.cluster > 1 && turn == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
     if (role.part < W4_STRIPS) {
@@ -241,16 +238,15 @@ template <typename Traits>
 __global__ void __launch_bounds__(Traits::THREADS, Traits::BLOCKS_PER_SM)
     GemmW4StreamSm90Kernel(const __grid_constant__ W4Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const GemmParams& p = params.gemm;
-  const uint32_t address = ptx::SharedAddress(shared), base = (address + 1023) / 1024 * 1024;
-  unsigned char* const aligned = shared + (base - address);
+  const uint32_t base = ptx::SharedAddress(shared);
   const hopper::Ring<Traits::STAGES> ring{base};
   constexpr int SCALES = BARRIER_BYTES + Traits::STAGES * Traits::STAGE_BYTES;
   constexpr int SPLIT = SCALES + Traits::STAGES * Traits::SCALE_BYTES, SUMS = SPLIT + Traits::SPLIT_BYTES;
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
   const WarpRole role = RoleOf<Traits::K_PARTS>(warp);
-  const SplitSum<Traits::TOKENS> split(aligned + Traits::SPLIT_BARRIERS, aligned + SPLIT, p.cluster, warp * 32 + lane);
+  const SplitSum<Traits::TOKENS> split(shared + Traits::SPLIT_BARRIERS, shared + SPLIT, p.cluster, warp * 32 + lane);
   if (threadIdx.x == 0) {
     ptx::PrefetchTensorMap(&p.weights);
     ptx::PrefetchTensorMap(&p.tokens);
@@ -263,16 +259,15 @@ __global__ void __launch_bounds__(Traits::THREADS, Traits::BLOCKS_PER_SM)
   if (!p.weights_first) ptx::GridDependencyWait();
   ptx::LaunchDependents();
   if (role.group == CONSUMERS) {
-    ProduceW4<Traits>(params, ring, base + BARRIER_BYTES, base + SCALES);
+    ProduceW4<Traits>(params, ring, base + BARRIER_BYTES, base + SCALES, role.part);
     if (p.cluster > 1) ptx::ClusterWait();
   } else {
     const int codes = BARRIER_BYTES + Traits::TOKEN_BYTES + role.group * W4_CODE_BYTES + lane * 16;
     const int row = lane % 8 * SLAB_K_BYTES + (lane / 8 ^ lane % 8) * 16;
-    const W4StreamStage from = {aligned + codes,
-                                aligned + SCALES + role.group * ScaleBytes(Traits::TYPE) + lane / 4 * 16,
+    const W4StreamStage from = {shared + codes, shared + SCALES + role.group * ScaleBytes(Traits::TYPE) + lane / 4 * 16,
                                 base + BARRIER_BYTES + row};
-    const HalvesSwap swap(aligned + SUMS + Traits::SUM_BYTES);
-    ConsumeW4Stream<Traits>(p, ring, from, PartSums<Traits>(aligned + SUMS, role), split, swap, role);
+    const HalvesSwap swap(shared + SUMS + Traits::SUM_BYTES);
+    ConsumeW4Stream<Traits>(p, ring, from, PartSums<Traits>(shared + SUMS, role), split, swap, role);
   }
   if (p.cluster > 1) ptx::ClusterSync();  // the other blocks may still write to this one
 #endif

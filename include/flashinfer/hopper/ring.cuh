@@ -25,6 +25,18 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+
+  /// Advance by STEP stages, as one of STEP producers that fill stages in turn. A stage always has the same producer: one
+  /// that had not waited for the phase before would take it for the one before that, of the same parity as the next.
+  template <int STEP>
+  __device__ __forceinline__ void Skip() {
+    static_assert(STAGES % STEP == 0, "producers of a stage");
+    stage += STEP;
+    if (stage >= STAGES) {
+      stage -= STAGES;
+      parity ^= 1;
+    }
+  }
 };
 
 /// Lanes of a warp that arrive where it releases a stage. One is enough after __syncwarp, an order that racecheck does not

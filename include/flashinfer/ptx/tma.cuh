@@ -16,7 +16,7 @@ __device__ __forceinline__ void PrefetchTensorMap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// Create an L2 policy for boxes that are read once, or by many blocks.
+/// Create an L2 policy for boxes that are read once, or by many blocks, or the policy of loads that name none.
 __device__ __forceinline__ uint64_t PolicyEvictFirst() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -25,6 +25,11 @@ __device__ __forceinline__ uint64_t PolicyEvictFirst() {
 __device__ __forceinline__ uint64_t PolicyEvictLast() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint64_t PolicyEvictNormal() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 

@@ -8,6 +8,7 @@ namespace ptx {
 inline void PrefetchTensorMap(const void*) {}
 inline uint64_t PolicyEvictFirst() { return 0; }
 inline uint64_t PolicyEvictLast() { return 0; }
+inline uint64_t PolicyEvictNormal() { return 0; }
 
 /// The bit of this block in its cluster.
 inline uint32_t ThisBit() { return 1u << emulation::ThisBlock().rank; }
