@@ -19,7 +19,7 @@ template <WeightCode TYPE_, int TOKENS_>
 struct W4StreamTraits {
   static constexpr WeightCode TYPE = TYPE_;
   static constexpr int TOKENS = TOKENS_, FRAGMENTS = TOKENS / 8;
-  static constexpr int BOX_TOKENS = 8, BOX_SLABS = 2;  // of a load
+  static constexpr int BOX_TOKENS = TOKENS == 8 ? FLASHINFER_W4_STREAM_BOX : 8, BOX_SLABS = 2;  // of a load
   // Warps per 64 rows of weights. 18 warps on an SM have 96 registers each, which int4 codes and 16 tokens exceed.
   static constexpr bool NEEDS_REGISTERS = TYPE == WeightCode::kInt4 && TOKENS == 16;
   static constexpr int K_PARTS = TOKENS == 8       ? FLASHINFER_W4_STREAM_PARTS
@@ -31,7 +31,7 @@ struct W4StreamTraits {
                                                                           : 1;
   static constexpr int PRODUCERS = FLASHINFER_W4_PRODUCERS;
   static constexpr int THREADS = (CONSUMERS * K_PARTS + PRODUCERS) * 32;
-  // Two slabs of 8 tokens, two of the next 8, ...
+  // Two slabs of BOX_TOKENS tokens, two of the next, ...
   static constexpr int SLAB_BYTES = BOX_TOKENS * SLAB_K_BYTES, TOKEN_BYTES = 2 * TOKENS * SLAB_K_BYTES;
   static constexpr int CODE_BYTES = CONSUMERS * W4_CODE_BYTES;
   static constexpr int STAGE_BYTES = TOKEN_BYTES + CODE_BYTES;
@@ -48,6 +48,7 @@ struct W4StreamTraits {
   static constexpr int SHARED_BYTES =
       BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SUM_BYTES + SWAP_BYTES;
   static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
+  static_assert(BOX_TOKENS == 8 || BOX_TOKENS == 4, "swizzle of tokens");
   static_assert(K_PARTS >= W4_STRIPS && STAGE_BYTES % 1024 == 0 && 2 * STAGES * 8 <= SPLIT_BARRIERS, "tile shape");
   static_assert(STAGES >= K_PARTS && K_PARTS % PRODUCERS == 0, "SumStream() relies on it");
 };
@@ -87,8 +88,10 @@ __device__ __forceinline__ void MultiplyStage(float (&acc)[W4_STRIPS][Traits::FR
     for (int j = 0; j < USED; ++j) {
 #pragma unroll
       for (int q = 0; q < 2; ++q) {
-        // 32 of K are 4 chunks of 16 bytes; the swizzle makes a difference of 4 chunks an exclusive or.
-        ptx::LdMatrix(b[j][q], (tokens ^ q * 64) + (2 * j + half) * Traits::SLAB_BYTES);
+        // 32 of K are 4 chunks of 16 bytes; the swizzle makes a difference of 4 chunks an exclusive or, and also one of 4
+        // rows, which is where the second slab of a box of 4 tokens is.
+        const int chunks = Traits::BOX_TOKENS == 4 ? (q ^ half) * 64 : q * 64;
+        ptx::LdMatrix(b[j][q], (tokens ^ chunks) + half * Traits::SLAB_BYTES + j * 16 * SLAB_K_BYTES);
       }
     }
 #pragma unroll
@@ -263,7 +266,8 @@ __global__ void __launch_bounds__(Traits::THREADS, Traits::BLOCKS_PER_SM)
     if (p.cluster > 1) ptx::ClusterWait();
   } else {
     const int codes = BARRIER_BYTES + Traits::TOKEN_BYTES + role.group * W4_CODE_BYTES + lane * 16;
-    const int row = lane % 8 * SLAB_K_BYTES + (lane / 8 ^ lane % 8) * 16;
+    const int token = lane % Traits::BOX_TOKENS, box = lane % 8 / Traits::BOX_TOKENS;
+    const int row = (2 * box * Traits::BOX_TOKENS + token) * SLAB_K_BYTES + (lane / 8 ^ token) * 16;
     const W4StreamStage from = {shared + codes, shared + SCALES + role.group * ScaleBytes(Traits::TYPE) + lane / 4 * 16,
                                 base + BARRIER_BYTES + row};
     const HalvesSwap swap(shared + SUMS + Traits::SUM_BYTES);
