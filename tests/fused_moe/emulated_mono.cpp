@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A layer of experts on the CPU with the kernel for few tokens; called by test_emulated_mono.py.
-#include <flashinfer/fused_moe/mono_fp8.cuh>
-#include <flashinfer/fused_moe/mono_mxfp4.cuh>
+#include <flashinfer/fused_moe/mono_fp8_one.cuh>
+#include <flashinfer/fused_moe/mono_mxfp4_one.cuh>
 #include <flashinfer/fused_moe/mono_plain.cuh>
 
 using namespace flashinfer;

@@ -176,6 +176,42 @@ def test_fp8_block(library, tokens, top_k, hidden, inner, out_type):
     close(out, expected)
 
 
+def test_fp8_block_alone(library):
+    """One token has a kernel of its own, with the same bits; the last block of columns is a part."""
+    call = moved(fp8_block(8, 400, 272, LOCAL, 3, device="cpu"))
+    biases = torch.randn(LOCAL, 2 * 272).to(BF16), torch.randn(LOCAL, 400).to(BF16)
+    scales = call["quant_scales"]
+    whole = run(library, call, BF16, scales=scales, biases=biases, format=FP8_BLOCK)
+    for token in (0, 5):
+        names = ("input", "token_selected_experts", "token_final_scales")
+        alone = {**call, **{name: call[name][token : token + 1].contiguous() for name in names}}
+        assert torch.equal(run(library, alone, BF16, scales=scales, biases=biases, format=FP8_BLOCK)[0], whole[token])
+
+
+@pytest.mark.parametrize("size", [2.0**-24, 2.0**24], ids=["tiny", "huge"])
+def test_mxfp4_range(library, size):
+    """The elements of one token are multiplied by 2^64 on the way; the output is as good as that of common elements."""
+    call, values = mxfp4(1, 384, 128, LOCAL, 3, "cpu")
+    call["input"] = (call["input"].double() * size).to(BF16)
+    out = run(library, moved(call), BF16, scales=call["quant_scales"], format=MXFP4)
+    decoded = moved({**call, "fc1_expert_weights": values["fc1"], "fc2_expert_weights": values["fc2"]})
+    exact, rounded = plain(decoded)
+    assert rms(rounded) > 0
+    assert rms(out.double() - exact) <= 1.02 * rms(rounded - exact)
+
+
+def test_mxfp4_nan_scale(library):
+    """A scale of 255 makes its row NaN, and no other."""
+    call, _ = mxfp4(1, 384, 256, LOCAL, 1, "cpu")
+    call["token_selected_experts"].fill_(1)
+    clean = run(library, moved(call), BF16, scales=call["quant_scales"], format=MXFP4)
+    scales = [x.clone() for x in call["quant_scales"]]
+    scales[1].view(torch.uint8).view(LOCAL, -1)[1, 0] = 255
+    out = run(library, moved(call), BF16, scales=scales, format=MXFP4)
+    assert out.isnan().sum() == 1
+    assert torch.equal(out[~out.isnan()], clean[~out.isnan()])
+
+
 @pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize(
     "tokens, top_k, hidden, inner", [(1, 4, 384, 256), (8, 2, 128, 640), (11, 3, 256, 128)], ids=["one", "deep", "two"]

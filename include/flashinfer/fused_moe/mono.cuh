@@ -57,13 +57,16 @@ __device__ __forceinline__ void Store16(void* data, int64_t index, Element eleme
 template <typename Weights, int TILES>
 using PartialSums = float[Weights::WARPS][Weights::SETS * TILES * 128];
 
-/// Shared memory of a block.
-template <typename Weights, int TILES>
-struct alignas(128) Memory {
+/// Shared memory of a block, for up to TOKENS tokens.
+template <typename Weights, int TOKENS>
+struct alignas(128) BaseMemory {
   unsigned char ring[Weights::WARPS][Weights::STAGES][Weights::BYTES];
-  PartialSums<Weights, TILES> partial[2];
-  Choices<TILES * 8> choices;
+  Choices<TOKENS> choices;
   ActivationConstants constants[MONO_MAX_PAIRS];  // of active experts
+};
+template <typename Weights, int TILES>
+struct Memory : BaseMemory<Weights, TILES * 8> {
+  alignas(16) PartialSums<Weights, TILES> partial[2];
 };
 
 /// What a lane multiplies with the weights of a stage, in registers.
@@ -73,18 +76,16 @@ struct Operands {
   float bias[2];  // of rows lane / 4 and lane / 4 + 8, in the stage of an expert's first columns
 };
 
-/// A block's share of a layer.
-template <typename Weights, int TILES>
-class Block {
+/// What a block reads, and when.
+template <typename Weights, int TOKENS>
+class BaseBlock {
  public:
-  using T = typename Weights::Element;
-  static constexpr int TOKENS = TILES * 8;
-  using Sums = PartialSums<Weights, TILES>;
   static constexpr int SETS = Weights::SETS, WARPS = Weights::WARPS, STAGES = Weights::STAGES, THREADS = WARPS * 32;
   static_assert(THREADS >= MONO_MAX_PAIRS, "FindChoices has a thread for each pair");
 
-  __device__ __forceinline__ Block(const MonoParams& p, Memory<Weights, TILES>& memory)
-      : p_(p), memory_(memory), choices_(memory.choices), is_gated_(IsGated(p.activation.type)) {
+ protected:
+  __device__ __forceinline__ BaseBlock(const MonoParams& p, BaseMemory<Weights, TOKENS>& memory)
+      : p_(p), choices_(memory.choices), is_gated_(IsGated(p.activation.type)) {
     is_split_ = SETS == 2 && is_gated_;
     work_.active = choices_.active, work_.active_count = choices_.count;
     work_.units1 = p.intermediate, work_.height = is_gated_ && !is_split_ ? 8 : TILE_ROWS;
@@ -99,29 +100,6 @@ class Block {
     ring_ = ptx::SharedAddress(memory.ring[threadIdx.x / 32]);
   }
 
-  __device__ __forceinline__ void Run(int32_t (&barrier)[2]) {
-    const int warp = int(threadIdx.x) / 32;
-    Walk<WARPS> ahead(work_, warp, 1);
-    ahead.SkipEmpty(work_);
-    uint32_t slot = 0;
-#pragma unroll 1
-    for (int i = 0; i < STAGES - 1; ++i) Request(ahead, i);
-    for (int i = int(threadIdx.x); i < choices_.count; i += THREADS) {  // read behind the barrier of a tile
-      memory_.constants[i] = ConstantsOf(p_.activation, choices_.active[i]);
-    }
-    int tiles = 0;
-    for (Walk<WARPS> at(work_, warp, 1); at.product == 1 && !at.IsDone(); at.NextTile(work_), ++tiles) {
-      Tile<1>(at, ahead, slot, memory_.partial[tiles % 2]);
-      Finish1(at, memory_.partial[tiles % 2]);
-    }
-    SyncGrid(barrier);
-    for (Walk<WARPS> at(work_, warp, 2); !at.IsDone(); at.NextTile(work_), ++tiles) {
-      Tile<2>(at, ahead, slot, memory_.partial[tiles % 2]);
-      Finish2(at, memory_.partial[tiles % 2]);
-    }
-  }
-
- private:
   /// Give a block its share of rows; the first blocks have a unit more.
   __device__ __forceinline__ static void Share(int rows, int block, int& begin, int& end) {
     const int units = rows / Weights::ROW_UNIT, blocks = int(gridDim.x), each = units / blocks, more = units % blocks;
@@ -155,9 +133,69 @@ class Block {
     return SETS == 2 && is_split_ && at.product == 1 ? at.chunk / 2 : at.chunk;
   }
 
+  /// Find the constants of active experts' activations, which are read behind the barrier of a tile.
+  __device__ __forceinline__ void FindConstants(ActivationConstants* to) const {
+    for (int i = int(threadIdx.x); i < choices_.count; i += THREADS) {
+      to[i] = ConstantsOf(p_.activation, choices_.active[i]);
+    }
+  }
+
+  /// Round the sums of product 1 to bf16, and add their biases.
+  __device__ __forceinline__ void RoundSums(int expert, int row, float& gate, float& up) const {
+    gate = __bfloat162float(__float2bfloat16_rn(gate)), up = __bfloat162float(__float2bfloat16_rn(up));
+    if (p_.bias1 == nullptr) return;
+    const int64_t first = int64_t(expert) * rows1_ + row;
+    gate += Load16(p_.bias1, first + gate_, p_.output_element);
+    if (is_gated_) up += Load16(p_.bias1, first, p_.output_element);
+  }
+
+  const MonoParams& p_;
+  const Choices<TOKENS>& choices_;
+  const bool is_gated_;
+  bool is_split_;  // gate and up are two sets of 16 rows, in turns along the columns
+  Work work_;
+  int rows1_, gate_;  // rows of an expert's first weights; the first row of gate, in [up ; gate]
+  uint32_t ring_;
+};
+
+/// A block's share of a layer.
+template <typename Weights, int TILES>
+class Block : public BaseBlock<Weights, TILES * 8> {
+ public:
+  using Base = BaseBlock<Weights, TILES * 8>;
+  using T = typename Weights::Element;
+  using Sums = PartialSums<Weights, TILES>;
+  using Base::SETS, Base::WARPS, Base::STAGES, Base::THREADS;
+
+  __device__ __forceinline__ Block(const MonoParams& p, Memory<Weights, TILES>& memory)
+      : Base(p, memory), memory_(memory) {}
+
+  __device__ __forceinline__ void Run(int32_t (&barrier)[2]) {
+    const int warp = int(threadIdx.x) / 32;
+    Walk<WARPS> ahead(work_, warp, 1);
+    ahead.SkipEmpty(work_);
+    uint32_t slot = 0;
+#pragma unroll 1
+    for (int i = 0; i < STAGES - 1; ++i) this->Request(ahead, i);
+    this->FindConstants(memory_.constants);
+    int tiles = 0;
+    for (Walk<WARPS> at(work_, warp, 1); at.product == 1 && !at.IsDone(); at.NextTile(work_), ++tiles) {
+      Tile<1>(at, ahead, slot, memory_.partial[tiles % 2]);
+      Finish1(at, memory_.partial[tiles % 2]);
+    }
+    SyncGrid(barrier);
+    for (Walk<WARPS> at(work_, warp, 2); !at.IsDone(); at.NextTile(work_), ++tiles) {
+      Tile<2>(at, ahead, slot, memory_.partial[tiles % 2]);
+      Finish2(at, memory_.partial[tiles % 2]);
+    }
+  }
+
+ private:
+  using Base::choices_, Base::gate_, Base::is_gated_, Base::is_split_, Base::p_, Base::ring_, Base::rows1_, Base::work_;
+
   template <int PRODUCT>
   __device__ __forceinline__ void Load(const Walk<WARPS>& at, Operands<Weights, TILES>& to) const {
-    const int lane = int(threadIdx.x) % 32, columns = ColumnsOf(at);
+    const int lane = int(threadIdx.x) % 32, columns = this->ColumnsOf(at);
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
       const int token = t * 8 + lane / 4, pair = choices_.of[at.active][token].pair;
@@ -174,7 +212,7 @@ class Block {
     if (bias == nullptr || columns != 0 || (PRODUCT == 1 && Weights::ROUNDS_SUMS)) return;
     const bool is_paired = PRODUCT == 1 && is_gated_ && !is_split_;
     const int64_t row = int64_t(work_.active[at.active]) * (PRODUCT == 1 ? rows1_ : p_.hidden) + at.row + lane / 4;
-    const int64_t low = row + (PRODUCT == 1 && HalfOf(at) == 0 ? gate_ : 0), high = is_paired ? row : low + 8;
+    const int64_t low = row + (PRODUCT == 1 && this->HalfOf(at) == 0 ? gate_ : 0), high = is_paired ? row : low + 8;
     if (lane / 4 < at.rows) to.bias[0] = Load16(bias, low, p_.output_element);
     if (lane / 4 + (is_paired ? 0 : 8) < at.rows) to.bias[1] = Load16(bias, high, p_.output_element);
   }
@@ -188,12 +226,12 @@ class Block {
     if (at.HasStage(work_)) Load<PRODUCT>(at, operands);
 #pragma unroll 1
     while (at.HasStage(work_)) {
-      const int active = at.active, half = HalfOf(at), columns = ColumnsOf(at);
+      const int active = at.active, half = this->HalfOf(at), columns = this->ColumnsOf(at);
       at.NextStage(work_);
       if (at.HasStage(work_)) Load<PRODUCT>(at, next);
       ptx::CopyWait<STAGES - 2>();
       __syncwarp();  // all lanes have the stage, and have read the one before
-      Request(ahead, slot == 0 ? STAGES - 1 : slot - 1);
+      this->Request(ahead, slot == 0 ? STAGES - 1 : slot - 1);
       float sums[TILES][4] = {};
       Weights::Multiply(ring_ + slot * Weights::BYTES, columns, PRODUCT == 1 ? p_.hidden : p_.intermediate,
                         operands.tokens, sums);
@@ -242,14 +280,7 @@ class Block {
       const int pair = choices_.of[at.active][token].pair, row = at.row + in_tile;
       if (in_tile >= at.rows || pair < 0) continue;
       float gate = Sum(partial, index), up = is_gated_ ? Sum(partial, index + (is_split_ ? TILES * 128 : 2)) : 0.f;
-      if (Weights::ROUNDS_SUMS) {
-        gate = __bfloat162float(__float2bfloat16_rn(gate)), up = __bfloat162float(__float2bfloat16_rn(up));
-        if (p_.bias1 != nullptr) {
-          const int64_t first = int64_t(expert) * rows1_ + row;
-          gate += Load16(p_.bias1, first + gate_, p_.output_element);
-          if (is_gated_) up += Load16(p_.bias1, first, p_.output_element);
-        }
-      }
+      if (Weights::ROUNDS_SUMS) this->RoundSums(expert, row, gate, up);
       const float h = ActivateValue(p_.activation.type, memory_.constants[at.active], gate, up);
       Store16(p_.hidden_values, int64_t(pair) * p_.intermediate + Weights::HiddenColumn(row), p_.element, h);
     }
@@ -265,14 +296,7 @@ class Block {
     }
   }
 
-  const MonoParams& p_;
   Memory<Weights, TILES>& memory_;
-  const Choices<TOKENS>& choices_;
-  const bool is_gated_;
-  bool is_split_;  // gate and up are two sets of 16 rows, in turns along the columns
-  Work work_;
-  int rows1_, gate_;  // rows of an expert's first weights; the first row of gate, in [up ; gate]
-  uint32_t ring_;
 };
 
 template <typename Weights, int TILES>
@@ -285,14 +309,14 @@ __global__ void __launch_bounds__(Weights::WARPS * 32, 1) MonoKernel(const __gri
   Block<Weights, TILES>(p, memory).Run(grid_barrier);
 }
 
-template <typename Weights, int TILES>
+/// Enqueue KERNEL, of so many threads and bytes of shared memory per block.
+template <auto* KERNEL, int THREADS, int BYTES>
 Status Launch(const MonoParams& p, Stream stream) {
-  constexpr auto* KERNEL = MonoKernel<Weights, TILES>;
-  constexpr int BYTES = sizeof(Memory<Weights, TILES>), THREADS = Weights::WARPS * 32;
   static_assert(BYTES > 114 * 1024, "two grids must not be on an SM at once: they share a barrier");
   const int blocks = attention::MaxActiveBlocksOf<KERNEL, THREADS, BYTES>();
   if (blocks == 0) return cudaErrorNotSupported;
-  LaunchConfig config(dim3(unsigned(blocks)), dim3(THREADS), BYTES, p.enable_pdl && FLASHINFER_MONO_PDL, stream);
+  const dim3 grid(blocks), block(THREADS);
+  LaunchConfig config(grid, block, BYTES, p.enable_pdl && FLASHINFER_MONO_PDL, stream);
   if (FLASHINFER_MONO_COOPERATIVE) config.SetCooperative();
   const Status status = config.Launch(KERNEL, p);
   if (status != cudaErrorCooperativeLaunchTooLarge) return status;
@@ -304,7 +328,11 @@ Status Launch(const MonoParams& p, Stream stream) {
 
 template <typename Weights>
 Status LaunchMono(const MonoParams& p, Stream stream) {
-  return p.tokens <= 8 ? mono::Launch<Weights, 1>(p, stream) : mono::Launch<Weights, 2>(p, stream);
+  constexpr int THREADS = Weights::WARPS * 32;
+  if (p.tokens > 8) {
+    return mono::Launch<mono::MonoKernel<Weights, 2>, THREADS, sizeof(mono::Memory<Weights, 2>)>(p, stream);
+  }
+  return mono::Launch<mono::MonoKernel<Weights, 1>, THREADS, sizeof(mono::Memory<Weights, 1>)>(p, stream);
 }
 
 }  // namespace fused_moe

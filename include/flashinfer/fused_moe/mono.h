@@ -16,8 +16,17 @@
 #ifndef FLASHINFER_MONO_QUANTIZED_STAGES
 #define FLASHINFER_MONO_QUANTIZED_STAGES 8
 #endif
+#ifndef FLASHINFER_MONO_ONE_WARPS
+#define FLASHINFER_MONO_ONE_WARPS 16  // with these weights and one token
+#endif
+#ifndef FLASHINFER_MONO_ONE_STAGES
+#define FLASHINFER_MONO_ONE_STAGES 4
+#endif
 #ifndef FLASHINFER_MONO_TOKENS
 #define FLASHINFER_MONO_TOKENS 8  // the most that a layer is given to this kernel with, up to 16; 0: none
+#endif
+#ifndef FLASHINFER_MONO_TOKENS_MXFP4
+#define FLASHINFER_MONO_TOKENS_MXFP4 1  // the same for MXFP4, whose stages take less time from two tokens on (H200)
 #endif
 #ifndef FLASHINFER_MONO_COOPERATIVE
 #define FLASHINFER_MONO_COOPERATIVE 1  // 0, for timing only: two such grids at once may wait for each other for ever
@@ -51,9 +60,8 @@ struct MonoParams {
 /// Return true if MonoMoe computes a layer: the one place that decides. Few tokens, whose experts are read once, and rows of
 /// 16 bytes. What it does not take is computed in stages.
 inline bool TakesMono(const LayerSizes& s, int64_t input_stride) {
-  if (s.intermediate == 0 || s.tokens > FLASHINFER_MONO_TOKENS || s.tokens > MONO_MAX_TOKENS ||
-      s.pairs() > MONO_MAX_PAIRS)
-    return false;
+  const int64_t most = s.format == Format::kMxfp4 ? FLASHINFER_MONO_TOKENS_MXFP4 : FLASHINFER_MONO_TOKENS;
+  if (s.intermediate == 0 || s.tokens > most || s.tokens > MONO_MAX_TOKENS || s.pairs() > MONO_MAX_PAIRS) return false;
   const bool has_format = s.format == Format::kPlain || s.format == Format::kFp8Block || s.format == Format::kMxfp4;
   return has_format && input_stride % 8 == 0;
 }

@@ -107,10 +107,5 @@ struct Fp8BlockWeights {
 };
 
 }  // namespace mono
-
-FLASHINFER_INLINE Status MonoFp8Block(const MonoParams& p, Stream stream) {
-  return LaunchMono<mono::Fp8BlockWeights>(p, stream);
-}
-
 }  // namespace fused_moe
 }  // namespace flashinfer

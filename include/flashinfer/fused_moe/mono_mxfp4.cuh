@@ -23,21 +23,21 @@ struct Mxfp4Weights {
 
   __device__ __forceinline__ static void Request(uint32_t stage, const Matrix& m, int expert, int row, int, int chunk,
                                                  bool) {
-    const int lane = int(threadIdx.x) % 32, at = m.first + row;
-    const int64_t first = int64_t(expert) * m.rows + at;
-    const auto* const codes = static_cast<const unsigned char*>(m.data) + first * (m.columns / 2);
+    const int lane = int(threadIdx.x) % 32;
+    const uint32_t rows = m.rows, columns = m.columns, at = m.first + row;  // numbers of blocks fit 32 bits
+    const uint32_t block = (expert * (rows / 16) + at / 16) * (columns / 64) + chunk * 4;
+    const auto* const codes =
+        static_cast<const unsigned char*>(m.data) + lane * 16 + uint64_t(block) * gemm::W4_BLOCK_BYTES;
+    const bool is_half = chunk * COLUMNS + 128u >= columns;  // columns are a multiple of 128
 #pragma unroll
     for (int i = 0; i < STAGE_BYTES / gemm::W4_BLOCK_BYTES; ++i) {
-      const int block = chunk * 4 + i;
-      if (block * gemm::W4_BLOCK_COLUMNS >= m.columns) break;
-      ptx::CopyAsync16(stage + i * gemm::W4_BLOCK_BYTES + lane * 16, codes + block * gemm::W4_BLOCK_BYTES + lane * 16,
-                       true);
+      if (i == 2 && is_half) break;
+      ptx::CopyAsync16(stage + i * gemm::W4_BLOCK_BYTES + lane * 16, codes + i * gemm::W4_BLOCK_BYTES, true);
     }
-    const int block = chunk * 2 + lane / TILE_ROWS;  // of 128 columns
-    if (block * 128 >= m.columns) return;
-    const int64_t scales = ((int64_t(expert) * m.rows + at) / 64 * (m.columns / 128) + block) * 256;
-    ptx::CopyAsync4(stage + STAGE_BYTES + lane * 4,
-                    static_cast<const unsigned char*>(m.scales) + scales + lane % 16 * 16 + at / 16 % 4 * 4);
+    if (is_half && lane >= TILE_ROWS) return;
+    const uint32_t of_scales = (expert * (rows / 64) + at / 64) * (columns / 128) + chunk * 2 + lane / TILE_ROWS;
+    ptx::CopyAsync4(stage + STAGE_BYTES + lane * 4, static_cast<const unsigned char*>(m.scales) + lane % 16 * 16 +
+                                                        uint64_t(of_scales) * 256 + at / 16 % 4 * 4);
   }
 
   template <int PRODUCT>
@@ -93,10 +93,5 @@ struct Mxfp4Weights {
 };
 
 }  // namespace mono
-
-FLASHINFER_INLINE Status MonoMxfp4(const MonoParams& p, Stream stream) {
-  return LaunchMono<mono::Mxfp4Weights>(p, stream);
-}
-
 }  // namespace fused_moe
 }  // namespace flashinfer

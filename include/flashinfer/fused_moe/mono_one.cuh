@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// mono.cuh for one token and weights that must be decoded, where instructions take longer than memory: the operands of each
+// product are prepared once, in shared memory and in the order of the tensor cores' registers, and a lane keeps two sums. A
+// format says how (mono_mxfp4_one.cuh, mono_fp8_one.cuh).
+#pragma once
+#include "mono.cuh"
+
+namespace flashinfer {
+namespace fused_moe {
+namespace mono {
+
+constexpr int ONE_OPERAND_BYTES = 64 * 1024;  // of shared memory, for the operands of a product
+constexpr int ONE_PART = 2 * TILE_ROWS;       // sums of a warp: both halves of gated weights
+
+/// Sums of the warps of one tile.
+template <typename Weights>
+using OneSums = float[Weights::WARPS][ONE_PART];
+
+template <typename Weights>
+struct alignas(128) OneMemory : BaseMemory<Weights, 8> {
+  OneSums<Weights> sums[2];
+  unsigned char zeros[16];  // what lanes without a part of an operand read
+  alignas(16) unsigned char operands[ONE_OPERAND_BYTES];
+};
+
+/// Return true if operands of both products have room.
+template <typename Weights>
+bool HasRoomForOne(const MonoParams& p) {
+  const auto bytes = [](int64_t columns) {
+    return (columns + Weights::COLUMNS - 1) / Weights::COLUMNS * Weights::OPERAND_BYTES;
+  };
+  return p.tokens == 1 && bytes(p.hidden) <= ONE_OPERAND_BYTES && p.top_k * bytes(p.intermediate) <= ONE_OPERAND_BYTES;
+}
+
+/// A block's share of a layer.
+template <typename Weights>
+class OneBlock : public BaseBlock<Weights, 8> {
+ public:
+  using Base = BaseBlock<Weights, 8>;
+  using T = typename Weights::Element;
+  using Sums = OneSums<Weights>;
+  using Base::SETS, Base::WARPS, Base::STAGES;
+
+  __device__ __forceinline__ OneBlock(const MonoParams& p, OneMemory<Weights>& memory) : Base(p, memory), one_(memory) {
+    zeros_ = ptx::SharedAddress(memory.zeros), operands_ = ptx::SharedAddress(memory.operands);
+  }
+
+  __device__ __forceinline__ void Run(int32_t (&barrier)[2]) {
+    const int warp = int(threadIdx.x) / 32;
+    Walk<WARPS> ahead(work_, warp, 1);
+    ahead.SkipEmpty(work_);
+    uint32_t slot = 0;
+#pragma unroll 1
+    for (int i = 0; i < STAGES - 1; ++i) this->Request(ahead, i);
+    this->FindConstants(one_.constants);
+    if (threadIdx.x < sizeof(one_.zeros) / 4) reinterpret_cast<uint32_t*>(one_.zeros)[threadIdx.x] = 0;
+    Prepare<1>();
+    int tiles = 0;
+    for (Walk<WARPS> at(work_, warp, 1); at.product == 1 && !at.IsDone(); at.NextTile(work_), ++tiles) {
+      Tile<1>(at, ahead, slot, one_.sums[tiles % 2]);
+      Finish1(at, one_.sums[tiles % 2]);
+    }
+    SyncGrid(barrier);
+    Prepare<2>();
+    for (Walk<WARPS> at(work_, warp, 2); !at.IsDone(); at.NextTile(work_), ++tiles) {
+      Tile<2>(at, ahead, slot, one_.sums[tiles % 2]);
+      Finish2(at, one_.sums[tiles % 2]);
+    }
+  }
+
+ private:
+  using Base::choices_, Base::gate_, Base::is_gated_, Base::is_split_, Base::p_, Base::ring_, Base::rows1_, Base::work_;
+
+  /// Write the operands of a product to shared memory: the token, or the hidden values of each expert in use.
+  template <int PRODUCT>
+  __device__ __forceinline__ void Prepare() {
+    const int columns = PRODUCT == 1 ? p_.hidden : p_.intermediate, chunks = ChunksOf(PRODUCT);
+    const int count = chunks * (PRODUCT == 1 ? 1 : work_.active_count);
+#pragma unroll 1
+    for (int i = int(threadIdx.x) / 32; i < count; i += WARPS) {
+      const int active = i / chunks;
+      const T* x = static_cast<const T*>(p_.input);
+      if (PRODUCT == 2) {
+        x = static_cast<const T*>(p_.hidden_values) + int64_t(choices_.of[active][0].pair) * p_.intermediate;
+      }
+      Weights::template Prepare<PRODUCT>(operands_ + i * Weights::OPERAND_BYTES, x, i - active * chunks, columns);
+    }
+    __syncthreads();
+  }
+
+  /// Return the number of chunks of columns.
+  __device__ __forceinline__ int ChunksOf(int product) const {
+    return product == 1 ? (is_split_ ? work_.chunks1 / 2 : work_.chunks1) : work_.chunks2;
+  }
+
+  /// Load what is added to the sums of rows lane / 4 and lane / 4 + 8.
+  template <int PRODUCT>
+  __device__ __forceinline__ float2 Bias(const Walk<WARPS>& at) const {
+    const void* const bias = PRODUCT == 1 ? p_.bias1 : p_.bias2;
+    const int lane = int(threadIdx.x) % 32, in_tile = lane / 4;
+    float2 to{};
+    if (bias == nullptr || this->ColumnsOf(at) != 0 || lane % 4 != 0 || (PRODUCT == 1 && Weights::ROUNDS_SUMS))
+      return to;
+    const bool is_paired = PRODUCT == 1 && is_gated_ && !is_split_;
+    const int64_t row = int64_t(work_.active[at.active]) * (PRODUCT == 1 ? rows1_ : p_.hidden) + at.row + in_tile;
+    const int64_t low = row + (PRODUCT == 1 && this->HalfOf(at) == 0 ? gate_ : 0), high = is_paired ? row : low + 8;
+    if (in_tile < at.rows) to.x = Load16(bias, low, p_.output_element);
+    if (in_tile + (is_paired ? 0 : 8) < at.rows) to.y = Load16(bias, high, p_.output_element);
+    return to;
+  }
+
+  /// Multiply the stages of this warp in a tile, and write its sums.
+  template <int PRODUCT>
+  __device__ __forceinline__ void Tile(Walk<WARPS> at, Walk<WARPS>& ahead, uint32_t& slot, Sums& to) {
+    const int lane = int(threadIdx.x) % 32;
+    float total[SETS][2] = {};
+#pragma unroll 1
+    while (at.HasStage(work_)) {
+      const int half = this->HalfOf(at), columns = this->ColumnsOf(at);
+      const uint32_t operand =
+          operands_ + (PRODUCT == 1 ? columns : at.active * work_.chunks2 + columns) * Weights::OPERAND_BYTES;
+      const float2 bias = Bias<PRODUCT>(at);
+      const float factor = PRODUCT == 1 ? 1.f : choices_.of[at.active][0].factor;
+      ptx::CopyWait<STAGES - 2>();
+      __syncwarp();  // all lanes have the stage, and have read the one before
+      this->Request(ahead, slot == 0 ? STAGES - 1 : slot - 1);
+      float2 x = Weights::MultiplyOne(ring_ + slot * Weights::BYTES, columns,
+                                      PRODUCT == 1 ? p_.hidden : p_.intermediate, operand, zeros_);
+      slot = slot == STAGES - 1 ? 0 : slot + 1;
+      x.x += bias.x, x.y += bias.y;
+      if (PRODUCT == 2) {
+        total[0][0] += factor * x.x, total[0][1] += factor * x.y;
+      } else if (SETS == 1 || half == 0) {
+        total[0][0] += x.x, total[0][1] += x.y;
+      } else {
+        total[SETS - 1][0] += x.x, total[SETS - 1][1] += x.y;
+      }
+      at.NextStage(work_);
+    }
+#pragma unroll
+    for (int i = 0; i < (PRODUCT == 1 ? SETS : 1); ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float x = total[i][j];
+        x += __shfl_xor_sync(~0u, x, 1);
+        x += __shfl_xor_sync(~0u, x, 2);
+        if (lane % 4 == 0) to[at.Part()][i * TILE_ROWS + j * 8 + lane / 4] = x;
+      }
+    }
+    __syncthreads();
+  }
+
+  /// Add the warps' sums, in the order of their parts.
+  __device__ __forceinline__ static float Sum(const Sums& sums, int index) {
+    float x = 0.f;
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) x += sums[i][index];
+    return x;
+  }
+
+  /// Write the hidden values of a tile.
+  __device__ __forceinline__ void Finish1(const Walk<WARPS>& at, const Sums& sums) const {
+    const int i = int(threadIdx.x), row = at.row + i;
+    if (i >= at.rows) return;
+    float gate = Sum(sums, i), up = is_gated_ ? Sum(sums, i + (is_split_ ? TILE_ROWS : 8)) : 0.f;
+    if (Weights::ROUNDS_SUMS) this->RoundSums(work_.active[at.active], row, gate, up);
+    const float h = ActivateValue(p_.activation.type, one_.constants[at.active], gate, up);
+    const int64_t first = int64_t(choices_.of[at.active][0].pair) * p_.intermediate;
+    Store16(p_.hidden_values, first + Weights::HiddenColumn(row), p_.element, h);
+  }
+
+  /// Write the outputs of a tile.
+  __device__ __forceinline__ void Finish2(const Walk<WARPS>& at, const Sums& sums) const {
+    const int i = int(threadIdx.x);
+    if (i < at.rows) Store16(p_.output, at.row + i, p_.output_element, Sum(sums, i));
+  }
+
+  OneMemory<Weights>& one_;
+  uint32_t zeros_, operands_;
+};
+
+template <typename Weights>
+__global__ void __launch_bounds__(Weights::WARPS * 32, 1) OneKernel(const __grid_constant__ MonoParams p) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  auto& memory = *reinterpret_cast<OneMemory<Weights>*>(shared_memory);
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
+  FindChoices(p, memory.choices);
+  OneBlock<Weights>(p, memory).Run(grid_barrier);
+}
+
+template <typename Weights>
+Status LaunchOne(const MonoParams& p, Stream stream) {
+  return Launch<OneKernel<Weights>, Weights::WARPS * 32, sizeof(OneMemory<Weights>)>(p, stream);
+}
+
+}  // namespace mono
+}  // namespace fused_moe
+}  // namespace flashinfer
