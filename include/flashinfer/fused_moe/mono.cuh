@@ -85,7 +85,7 @@ class BaseBlock {
 
  protected:
   __device__ __forceinline__ BaseBlock(const MonoParams& p, BaseMemory<Weights, TOKENS>& memory)
-      : p_(p), choices_(memory.choices), is_gated_(IsGated(p.activation.type)) {
+      : p_(p), choices_(memory.choices), is_gated_(KeepInRegister(IsGated(p.activation.type))) {
     is_split_ = SETS == 2 && is_gated_;
     work_.active = choices_.active, work_.active_count = choices_.count;
     work_.units1 = p.intermediate, work_.height = is_gated_ && !is_split_ ? 8 : TILE_ROWS;
@@ -100,6 +100,8 @@ class BaseBlock {
     ring_ = ptx::SharedAddress(memory.ring[threadIdx.x / 32]);
   }
 
+  /// Return x, in a way that the compiler does not compute it again in each stage.
+  __device__ __forceinline__ static bool KeepInRegister(bool x) { return __shfl_sync(~0u, int(x), 0) != 0; }
   /// Give a block its share of rows; the first blocks have a unit more.
   __device__ __forceinline__ static void Share(int rows, int block, int& begin, int& end) {
     const int units = rows / Weights::ROW_UNIT, blocks = int(gridDim.x), each = units / blocks, more = units % blocks;
@@ -126,11 +128,11 @@ class BaseBlock {
 
   /// Return which half of split gated weights a stage has: 0 for gate, 1 for up.
   __device__ __forceinline__ int HalfOf(const Walk<WARPS>& at) const {
-    return SETS == 2 && is_split_ && at.product == 1 ? at.chunk % 2 : 0;
+    return SETS == 2 && is_split_ && at.product == 1 ? at.chunk & 1 : 0;
   }
   /// Return the number of the columns that a stage has.
   __device__ __forceinline__ int ColumnsOf(const Walk<WARPS>& at) const {
-    return SETS == 2 && is_split_ && at.product == 1 ? at.chunk / 2 : at.chunk;
+    return SETS == 2 && is_split_ && at.product == 1 ? at.chunk >> 1 : at.chunk;
   }
 
   /// Find the constants of active experts' activations, which are read behind the barrier of a tile.
