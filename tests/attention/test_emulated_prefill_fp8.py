@@ -11,9 +11,9 @@ import torch
 from .emulated_cases import CAP, CAUSAL, CUSTOM, LENGTHS, Case, compiled
 
 E4M3 = torch.float8_e4m3fn
-#: Weights have three fraction bits, so each is off by at most 2^-4 of itself, and those below 2^-13 of the largest by
-#: 2^-17 of that one. An output is off by at most this part of the sum of |weight * value|.
-WEIGHT_ERROR, SMALL_ERROR = 2**-4, 2**-17
+#: Weights have three fraction bits, so each is off by at most 2^-4 of itself, and those below 2^-14 of the largest by
+#: 2^-18 of that one. An output is off by at most this part of the sum of |weight * value|.
+WEIGHT_ERROR, SMALL_ERROR = 2**-4, 2**-18
 #: Rounding of the result to bfloat16, and sums in float.
 RESULT_ERROR = 2**-8
 

@@ -5,7 +5,8 @@
 // - Steps with and without a mask have loops of their own: accumulators keep their registers where a loop has one path.
 // - Half of the exponentials are computed while the products of values run; the others, and the rounding of weights to
 //   the registers of those products, follow when the values are free for the producer.
-// - Places in the rings are found from a count that is the same in all lanes, by the uniform datapath.
+// - Where the tiles of the next step lie, and whether they have arrived, is found while weights are computed: products are
+//   issued at the beginning of a step without delay. Descriptors are the same in all lanes, for the uniform datapath.
 // - Queries stay in registers (HOLDS_QUERY), and their tile is free for the next item at once.
 #pragma once
 #include "../ptx/mma.cuh"
@@ -73,6 +74,8 @@ struct Fp8MainLoop {
   const int group;
   const Turns<Tr> turns;
   uint32_t count = 0;  // tiles of values used so far; keys are one tile ahead between Weigh and the next IssueScores
+  uint32_t next_keys = 0, next_values = 0;  // low words of the descriptors of the tiles of the next step
+  bool has_next = false;                    // they are known to have arrived
 
   __device__ __forceinline__ Fp8MainLoop(const Shared<Tr>& shared, int group)
       : shared(shared), group(group), turns{group} {}
@@ -91,13 +94,15 @@ struct Fp8MainLoop {
     int left = steps - 1, key = item.kv_start + left * Tr::KEYS;  // left: steps behind this one
     WaitKeys(count);
     turns.Wait();
-    IssueScores(s, q, count);
+    IssueScores(s, q, KeysAt(count));
     turns.Pass();
     ptx::WgmmaWait<0>();
     ptx::WgmmaPin(s);
     ReleaseKeys(count);
     rows.template Weigh<true>(s, key);  // nothing to rescale yet
     Rows::Round(w, s);
+    FindNext();
+    has_next = false;
     Sums<Tr> sums{shared.Sums(int(threadIdx.x) - WARPGROUP)};
 #pragma unroll 1
     while (left > 0) {
@@ -121,7 +126,7 @@ struct Fp8MainLoop {
     }
     if constexpr (!HOLDS_QUERY) release_query();
     WaitValues(count);
-    IssueValues(o, w, count);
+    IssueValues(o, w, ValuesAt(count));
     ptx::WgmmaWait<0>();
     ptx::WgmmaPin(o);
     ReleaseValues(count);
@@ -134,16 +139,15 @@ struct Fp8MainLoop {
  private:
   template <bool MASKED, typename Rows>
   __device__ __forceinline__ void Step(Rows& rows, const Query& q, Scores& s, Weights& w, Output& o, int key) {
-    const uint32_t tile = Uniform(count);
-    WaitKeys(count + 1);
+    if (!has_next) WaitKeys(count + 1);
     turns.Wait();
-    IssueScores(s, q, tile + 1);
-    WaitValues(tile);
-    IssueValues(o, w, tile);
+    IssueScores(s, q, next_keys);
+    if (!has_next) WaitValues(count);
+    IssueValues(o, w, next_values);
     turns.Pass();
     ptx::WgmmaWait<1>();
     ptx::WgmmaPin(s);
-    ReleaseKeys(tile + 1);
+    ReleaseKeys(count + 1);
     const bool grown = rows.template BeginWeigh<MASKED>(s, key);
     rows.template Exponentiate<0, EARLY_KEYS>(s);
     // The branch also keeps ptxas from waiting for the products of values before these exponentials.
@@ -155,8 +159,13 @@ struct Fp8MainLoop {
     }
     ptx::WgmmaWait<0>();
     ptx::WgmmaPin(o);
-    ReleaseValues(tile);
+    ReleaseValues(count);
     ++count;
+    FindNext();
+    if constexpr (FLASHINFER_E4M3_TESTS_EARLY && !Tr::GATHERS) {
+      const bool has_keys = TestFull(shared.KeyBarriers(), TileAt<Tr::KEY_STAGES>(count + 1));
+      has_next = TestFull(shared.ValueBarriers(), RingAt<Tr>(count)) & has_keys;
+    }
     rows.template Exponentiate<EARLY_KEYS, Tr::KEYS>(s);
     Rows::Round(w, s);
   }
@@ -164,6 +173,19 @@ struct Fp8MainLoop {
   /// A number that all lanes have, marked as such for the compiler.
   static __device__ __forceinline__ uint32_t Uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
 
+  __device__ __forceinline__ uint32_t KeysAt(uint32_t tile) const {
+    return Uniform(uint32_t(hopper::DescriptorKMajor(shared.Keys(TileAt<Tr::KEY_STAGES>(tile).stage))));
+  }
+  __device__ __forceinline__ uint32_t ValuesAt(uint32_t tile) const {
+    return Uniform(uint32_t(hopper::DescriptorKMajor(shared.Values(RingAt<Tr>(tile).stage))));
+  }
+  __device__ __forceinline__ void FindNext() { next_keys = KeysAt(count + 1), next_values = ValuesAt(count); }
+
+  template <int STAGES>
+  static __device__ __forceinline__ bool TestFull(const hopper::Ring<STAGES>& ring,
+                                                  const hopper::RingPosition<STAGES>& at) {
+    return ptx::MbarrierTest(ring.Full(at.stage), at.parity);
+  }
   __device__ __forceinline__ void WaitKeys(uint32_t tile) const {
     shared.KeyBarriers().WaitFull(TileAt<Tr::KEY_STAGES>(tile));
     if constexpr (Tr::GATHERS) ptx::FenceAsyncProxy();  // cp.async writes like ordinary stores
@@ -184,15 +206,19 @@ struct Fp8MainLoop {
     for (int i = 0; i < QK_PRODUCTS; ++i) ptx::LdMatrix(q[i], from ^ (i * hopper::WGMMA_K_BYTES));
   }
 
-  /// s = queries of the warpgroup times keys.
-  __device__ __forceinline__ void IssueScores(Scores& s, const Query& q, uint32_t tile) const {
-    const uint64_t k = hopper::DescriptorKMajor(shared.Keys(TileAt<Tr::KEY_STAGES>(tile).stage));
+  /// Complete a descriptor from its low word, which has the address: sums of it need no carry.
+  static __device__ __forceinline__ uint64_t Descriptor(uint32_t low) {
+    return hopper::DescriptorKMajor(0) >> 32 << 32 | low;
+  }
+
+  /// s = queries of the warpgroup times keys, whose descriptor has the low word `k`.
+  __device__ __forceinline__ void IssueScores(Scores& s, const Query& q, uint32_t k) const {
     ptx::WgmmaPin(s);
     ptx::WgmmaFence();
 #pragma unroll
     for (int i = 0; i < QK_PRODUCTS; ++i) {
       const int slab = i / 4, byte = i % 4 * hopper::WGMMA_K_BYTES;
-      const uint64_t at = hopper::AdvanceDescriptor(k, slab * (Tr::KEYS * hopper::SLAB_ROW_BYTES) + byte);
+      const uint64_t at = Descriptor(k + (slab * (Tr::KEYS * hopper::SLAB_ROW_BYTES) + byte) / 16);
       if constexpr (HOLDS_QUERY) {
         ptx::Wgmma<TYPE, Tr::KEYS>::Run(s, q[i], at, i > 0);
       } else {
@@ -204,14 +230,13 @@ struct Fp8MainLoop {
     ptx::WgmmaCommit();
   }
 
-  /// o += weights times values.
-  __device__ __forceinline__ void IssueValues(Output& o, const Weights& w, uint32_t tile) const {
-    const uint64_t v = hopper::DescriptorKMajor(shared.Values(RingAt<Tr>(tile).stage));
+  /// o += weights times values, whose descriptor has the low word `v`.
+  __device__ __forceinline__ void IssueValues(Output& o, const Weights& w, uint32_t v) const {
     ptx::WgmmaPin(o);
     ptx::WgmmaFence();
 #pragma unroll
     for (int i = 0; i < VO_PRODUCTS; ++i) {
-      ptx::Wgmma<TYPE, Tr::D_VO>::Run(o, w[i], hopper::AdvanceDescriptor(v, i * hopper::WGMMA_K_BYTES), true);
+      ptx::Wgmma<TYPE, Tr::D_VO>::Run(o, w[i], Descriptor(v + i * (hopper::WGMMA_K_BYTES / 16)), true);
     }
     ptx::WgmmaCommit();
   }

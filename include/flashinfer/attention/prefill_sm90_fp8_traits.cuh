@@ -21,9 +21,6 @@
 #ifndef FLASHINFER_E4M3_VALUE_STAGES
 #define FLASHINFER_E4M3_VALUE_STAGES 2
 #endif
-#ifndef FLASHINFER_E4M3_HOLDS_QUERY
-#define FLASHINFER_E4M3_HOLDS_QUERY 1
-#endif
 #ifndef FLASHINFER_E4M3_SUM_KEYS
 #define FLASHINFER_E4M3_SUM_KEYS 2048
 #endif
@@ -31,7 +28,10 @@
 #define FLASHINFER_E4M3_EARLY 4
 #endif
 #ifndef FLASHINFER_E4M3_TAKES_TURNS
-#define FLASHINFER_E4M3_TAKES_TURNS 1
+#define FLASHINFER_E4M3_TAKES_TURNS 0
+#endif
+#ifndef FLASHINFER_E4M3_TESTS_EARLY
+#define FLASHINFER_E4M3_TESTS_EARLY 1
 #endif
 
 namespace flashinfer {
@@ -81,7 +81,7 @@ struct Fp8Traits {
   // Four stages of keys where they fit: with two, keys arrive later than they are wanted.
   static constexpr int KEY_STAGES = HAS_STAGES ? FLASHINFER_E4M3_KEY_STAGES : 2;
   /// Queries stay in the registers of the consumers: products read a third less of shared memory.
-  static constexpr bool HOLDS_QUERY = FLASHINFER_E4M3_HOLDS_QUERY && KEYS == 128 && QK_SLABS == 1;
+  static constexpr bool HOLDS_QUERY = KEYS == 128 && QK_SLABS == 1;
   static constexpr bool STAGES_IN_QUERY = false;
   static constexpr int STAGING_BYTES = CONSUMER_WARPS * WARP_STAGING;
   static constexpr int K_OFFSET = Q_BYTES, V_OFFSET = K_OFFSET + KEY_STAGES * K_BYTES;

@@ -4,6 +4,8 @@
 // Thread t of a warpgroup, lane l, has rows 16 (t / 32) + l / 4 and the one 8 below of the warpgroup's 64. Of a step it
 // has keys 8 n + 2 (l % 4) + {0, 1} of them, in s[4 n], s[4 n + 1] and s[4 n + 2], s[4 n + 3] (ptx/wgmma.cuh).
 #pragma once
+#include <climits>
+
 #include "../ptx/e4m3.cuh"
 #include "mask_bits.cuh"
 #include "prefill_sm90_traits.cuh"
@@ -33,11 +35,16 @@ struct Softmax {
   /// True if the visible pairs of a step are found as words of 64 bits.
   static constexpr bool BY_WORDS = ALL_MASKED && (HAS_MASK_BITS<Variant> || HasItems<Params>::value);
   /// Weights of 8 bits: where m is raised, the largest weight of a row becomes 2^SHIFT, which is exact. Small ones keep
-  /// their precision down to 2^-13 of it. Later weights may be as large as 2^LAG before m is raised again; 448 is the
+  /// their precision down to 2^-14 of it. Later weights may be as large as 2^LAG before m is raised again; 448 is the
   /// largest number. So most steps rescale nothing.
   static constexpr bool HAS_FP8_WEIGHTS = sizeof(typename Tr::T) == 1, HAS_LAG = MAX_LAG<Variant> > 0.f;
-  static constexpr float SHIFT = HAS_FP8_WEIGHTS && HAS_LAG ? FLASHINFER_E4M3_SHIFT : 0.f;
+  static constexpr float SHIFT = HAS_FP8_WEIGHTS && HAS_LAG ? 8.f : 0.f;
   static constexpr float LAG = HAS_FP8_WEIGHTS && HAS_LAG ? 8.75f : MAX_LAG<Variant>;
+  /// Most steps without a mask compare scores with a limit of their row, as integers. CHUNK: keys of a step whose
+  /// exponents are computed while the exponentials of those before run.
+  static constexpr bool HAS_LIMITS = HAS_FP8_WEIGHTS && HAS_LAG;
+  static constexpr bool HOLDS_LIMITS = HAS_LIMITS && !Tr::PAGED;  // beside the path of pages, registers would not last
+  static constexpr int CHUNK = HAS_FP8_WEIGHTS ? FLASHINFER_E4M3_CHUNK : Tr::KEYS;
   static constexpr bool HAS_SCALES = HAS_HEAD_SCALES<Params> || Tr::SCALES_QUERY;
   static constexpr bool SCALES_LOGITS = HAS_SCALES && !HAS_PLAIN_LOGITS<Variant>;
 
@@ -48,6 +55,7 @@ struct Softmax {
   float m[2], d[2];               // exponent and sum of the weights of a row; lanes hold parts of the sum
   float scale[2];                 // factor of the sums so far, where the exponent has grown
   float own[HAS_SCALES ? 2 : 1];  // scales of the rows: of logits (SCALES_LOGITS) or of exponents
+  int limit[2];                   // HOLDS_LIMITS: Limit() of the rows
   int full_begin, full_end;       // range of keys that all rows of the warpgroup see
 
   __device__ __forceinline__ Softmax(const Params& p, const WorkItem& item, int group)
@@ -66,6 +74,7 @@ struct Softmax {
       float factor = 1.f;
       if (item.is_first) variant.update_m_d(p, 0, HeadOf(row[i]), m[i], d[i], factor);
       if (threadIdx.x % 4 != 0) d[i] = 0.f;  // the lanes of a row are summed at the end
+      if constexpr (HOLDS_LIMITS) limit[i] = Limit(i);
     }
   }
 
@@ -119,14 +128,17 @@ struct Softmax {
     if constexpr (Variant::use_softmax) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float base = m[i] == -math::inf ? 0.f : m[i];
+        float base = m[i] == -math::inf ? 0.f : m[i];
 #pragma unroll
         for (int n = BEGIN / 8; n < END / 8; ++n) {
+          if constexpr (CHUNK < Tr::KEYS) {
+            if (n % (CHUNK / 8) == 0 && n >= CHUNK / 4) base = ptx::After(base, s[4 * (n - CHUNK / 4) + 2 * i]);
+          }
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& x = s[4 * n + 2 * i + j];
             x = ptx::Exp2(fmaf(x, ExponentScale(i), -base));
-            d[i] += x;
+            d[i] = HAS_FP8_WEIGHTS && FLASHINFER_E4M3_ADDS_HERE ? ptx::AddHere(d[i], x) : d[i] + x;
           }
         }
       }
@@ -267,51 +279,42 @@ struct Softmax {
     return x;
   }
 
-  /// Largest score of row i of the thread if it is at least 0, otherwise any negative one. Numbers are compared as
-  /// integers: one instruction has three operands, that for floats two.
-  __device__ __forceinline__ static float LargestIfPositive(const float (&s)[SCORES], int i) {
-    int x[2] = {__float_as_int(s[2 * i]), __float_as_int(s[4 + 2 * i])};
-    x[0] = max(x[0], __float_as_int(s[2 * i + 1]));
-    x[1] = max(x[1], __float_as_int(s[4 + 2 * i + 1]));
-#pragma unroll
-    for (int n = 2; n < Tr::KEYS / 8; ++n) {
-      x[n % 2] = ptx::Max3(x[n % 2], __float_as_int(s[4 * n + 2 * i]), __float_as_int(s[4 * n + 2 * i + 1]));
-    }
-    return __int_as_float(max(x[0], x[1]));
+  /// Return the smallest score that may raise the exponent of row i, as an integer. If that is negative, any score may:
+  /// the order of negative numbers is not that of integers.
+  __device__ __forceinline__ int Limit(int i) const {
+    const float x = (m[i] + LAG) * ptx::Reciprocal(ExponentScale(i));
+    return x >= 0.f ? __float_as_int(x) : INT_MIN;
   }
 
-  /// Find the largest exponent of row i of the thread, or any one below the limit m[i] + LAG. If it is, m may stay.
-  template <bool MASKED>
-  __device__ __forceinline__ float Top(const float (&s)[SCORES], int i, bool& is_unsure) const {
-    if constexpr (HAS_FP8_WEIGHTS && HAS_LAG && !MASKED && FLASHINFER_E4M3_INT_MAX) {
-      const float x = LargestIfPositive(s, i);
-      is_unsure = is_unsure || (x < 0.f && m[i] + LAG < 0.f);  // negative scores matter below a negative limit only
-      return x * ExponentScale(i);
-    } else {
-      return Largest(s, i) * ExponentScale(i);
+  /// Return false if no score of the thread's rows raises their exponents. Numbers are compared as integers: one
+  /// instruction has three operands, that for floats two. Four chains of them hide their latency.
+  __device__ __forceinline__ bool MayRaise(const float (&s)[SCORES]) const {
+    int x[2][2];
+#pragma unroll
+    for (int n = 0; n < Tr::KEYS / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int a = __float_as_int(s[4 * n + 2 * i]), b = __float_as_int(s[4 * n + 2 * i + 1]);
+        x[i][n % 2] = n < 2 ? max(a, b) : ptx::Max3(x[i][n % 2], a, b);
+      }
     }
+    return (max(x[0][0], x[0][1]) >= (HOLDS_LIMITS ? limit[0] : Limit(0))) |
+           (max(x[1][0], x[1][1]) >= (HOLDS_LIMITS ? limit[1] : Limit(1)));
   }
 
   /// Raise m to SHIFT below the largest logit where it lags behind that by more than LAG: only then do the lanes of a row
   /// exchange their maxima, and are sums rescaled. The branches are taken by whole warps.
   template <bool MASKED>
   __device__ __forceinline__ bool Rebase(const float (&s)[SCORES]) {
+    if constexpr (HAS_LIMITS && !MASKED) {
+      if (!__any_sync(0xffffffffu, MayRaise(s))) return false;
+    }
     float top[2];
-    bool grown = false, is_unsure = false;
+    bool grown = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      top[i] = Top<MASKED>(s, i, is_unsure);
+      top[i] = Largest(s, i) * ExponentScale(i);
       grown = grown || top[i] > m[i] + LAG;
-    }
-    if constexpr (HAS_FP8_WEIGHTS && HAS_LAG && !MASKED && FLASHINFER_E4M3_INT_MAX) {
-      if (!__any_sync(0xffffffffu, grown || is_unsure)) return false;
-      if (__any_sync(0xffffffffu, top[0] < 0.f || top[1] < 0.f)) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          top[i] = Largest(s, i) * ExponentScale(i);
-          grown = grown || top[i] > m[i] + LAG;
-        }
-      }
     }
     if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
@@ -322,6 +325,7 @@ struct Softmax {
       scale[i] = next == -math::inf ? 1.f : ptx::Exp2(m[i] - next);
       m[i] = next;
       d[i] *= scale[i];
+      if constexpr (HOLDS_LIMITS) limit[i] = Limit(i);
     }
     return true;
   }

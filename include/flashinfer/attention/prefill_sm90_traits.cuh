@@ -19,11 +19,11 @@ namespace flashinfer {
 namespace attention {
 namespace prefill_sm90 {
 
-#ifndef FLASHINFER_E4M3_SHIFT
-#define FLASHINFER_E4M3_SHIFT 7.f
+#ifndef FLASHINFER_E4M3_ADDS_HERE
+#define FLASHINFER_E4M3_ADDS_HERE 1
 #endif
-#ifndef FLASHINFER_E4M3_INT_MAX
-#define FLASHINFER_E4M3_INT_MAX 1
+#ifndef FLASHINFER_E4M3_CHUNK
+#define FLASHINFER_E4M3_CHUNK 16
 #endif
 
 constexpr int WARPGROUP = 128;

@@ -15,6 +15,20 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
+/// Return x, once y (which must be finite) is known: what is computed from x is not scheduled before y.
+__device__ __forceinline__ float After(float x, float y) {
+  float z;
+  asm("fma.rn.ftz.f32 %0, %1, 0f00000000, %2;" : "=f"(z) : "f"(y), "f"(x));
+  return z;
+}
+
+/// Return x + y, computed here: compilers move it past no other volatile statement.
+__device__ __forceinline__ float AddHere(float x, float y) {
+  float z;
+  asm volatile("add.rn.ftz.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
 /// Return 1 / x to 1 ulp. The reciprocal of infinity is 0, and so are results below 2^-126.
 __device__ __forceinline__ float Reciprocal(float x) {
   float y;

@@ -63,6 +63,19 @@ __device__ __forceinline__ bool MbarrierTryWait(uint32_t barrier, uint32_t parit
   return done != 0;
 }
 
+/// Return true if the phase of this parity has ended, without waiting.
+__device__ __forceinline__ bool MbarrierTest(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 /// Wait until the phase of this parity has ended. Writes that preceded the arrivals are visible afterwards.
 __device__ __forceinline__ void MbarrierWait(uint32_t barrier, uint32_t parity) {
   while (!MbarrierTryWait(barrier, parity)) {

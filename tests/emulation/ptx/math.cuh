@@ -8,6 +8,8 @@ namespace ptx {
 /// Flush subnormal results to zero.
 inline float Flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
 inline float Exp2(float x) { return Flush(exp2f(Flush(x))); }
+inline float After(float x, float y) { return std::fma(y, 0.f, x); }
+inline float AddHere(float x, float y) { return Flush(x + y); }
 inline float Reciprocal(float x) { return Flush(1.f / Flush(x)); }
 inline uint32_t AndXor(uint32_t x, uint32_t mask, uint32_t y) { return (x & mask) ^ y; }
 inline float Tanh(float x) { return tanhf(x); }

@@ -15,6 +15,11 @@ inline void MbarrierArriveCluster(uint32_t barrier, uint32_t rank) {
   emulation::Arrive(emulation::InCluster(barrier, rank));
 }
 inline bool MbarrierTryWait(uint32_t barrier, uint32_t parity) { return emulation::TestMbarrier(barrier, parity); }
+inline bool MbarrierTest(uint32_t barrier, uint32_t parity) {
+  if (!emulation::PhaseEnded(barrier, parity)) return false;
+  emulation::WaitMbarrier(barrier, parity);
+  return true;
+}
 inline void MbarrierWait(uint32_t barrier, uint32_t parity) { emulation::WaitMbarrier(barrier, parity); }
 
 }  // namespace ptx
