@@ -20,19 +20,24 @@ __global__ void __launch_bounds__(ROW_THREADS) PermuteKernel(const __grid_consta
   ptx::LaunchDependentsOfFew();
   const int64_t token = blockIdx.x;
   const int32_t* const rows = p.pairs.pair_to_row + token * p.pairs.top_k;
-  PermuteToken<In, ROUNDING>(p, token, [&](const auto& write) { ForEachRow(rows, p.pairs.top_k, write); });
+  PermuteToken<In, ROUNDING>(p, token, [&](const auto& write) {
+#pragma unroll 4
+    for (int slot = 0; slot < p.pairs.top_k; ++slot) {
+      if (rows[slot] >= 0) write(rows[slot]);
+    }
+  });
 }
 
 /// Kernel: PermuteKernel<__nv_bfloat16, kBlocks> with loads of 32 bytes and stores of 16 bytes per lane, for columns that
-/// are whole blocks of 128. 8 lanes quantise a block, as in gemm/quantize_1x128.cuh; blocks of all tokens are one list.
+/// are whole blocks of 128. 8 lanes quantise a block, as in gemm/quantize_1x128.cuh.
 template <int LANES>
 __global__ void __launch_bounds__(ROW_THREADS) PermuteBlocksKernel(const __grid_constant__ PermuteParams p) {
   ptx::GridDependencyWait();
   ptx::LaunchDependentsOfFew();
-  const int blocks = int(p.output.columns) / WARP_COLUMNS, lane = threadIdx.x % LANES;
-  const int64_t index = (int64_t(blockIdx.x) * ROW_THREADS + threadIdx.x) / LANES, token = index / blocks;
-  const int block = int(index - token * blocks), column = block * WARP_COLUMNS + lane * 16;
-  const bool has_block = token < p.pairs.tokens;  // no early exit: lanes of a warp share shuffles
+  const int64_t token = blockIdx.x;
+  const int lane = threadIdx.x % LANES, block = (blockIdx.y * ROW_THREADS + threadIdx.x) / LANES;
+  const bool has_block = block < int(p.output.columns) / WARP_COLUMNS;  // no early exit: lanes of a warp share shuffles
+  const int column = block * WARP_COLUMNS + lane * 16;
   uint4 raw[2] = {};
   if (has_block) {
     const auto* const from = static_cast<const bfloat16_t*>(p.input) + token * p.input_stride + column;
@@ -46,16 +51,21 @@ __global__ void __launch_bounds__(ROW_THREADS) PermuteBlocksKernel(const __grid_
   const uint2 low = gemm::Encode8(reinterpret_cast<const bfloat16_t(&)[8]>(raw[0]), q);
   const uint2 high = gemm::Encode8(reinterpret_cast<const bfloat16_t(&)[8]>(raw[1]), q);
   const int32_t* const rows = p.pairs.pair_to_row + token * p.pairs.top_k;
-  ForEachRow(rows, p.pairs.top_k, [&](int64_t row) {
+#pragma unroll 8
+  for (int slot = 0; slot < p.pairs.top_k; ++slot) {
+    const int64_t row = rows[slot];
+    if (row < 0) continue;
     *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.output.data) + row * p.output.columns + column) =
         uint4{low.x, low.y, high.x, high.y};
     if (lane == 0) p.output.scales[block * p.output.scale_stride + row] = 1.f / q;
-  });
+  }
 }
 
-/// Multiply values of sums by the factor, and add the bias.
-template <int COUNT>
-__device__ __forceinline__ void ScaleSums(const Sums& s, int expert, float factor, int column, float (&x)[COUNT]) {
+/// Read values of sums: times the factor, plus the bias.
+template <typename T, int COUNT>
+__device__ __forceinline__ void ReadSums(const Sums& s, int64_t row, int expert, float factor, int column,
+                                         float (&x)[COUNT]) {
+  LoadFloats<T>(s.data, row * s.columns + column, x);
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) x[i] *= factor;
   if (s.bias == nullptr) return;
@@ -67,14 +77,6 @@ __device__ __forceinline__ void ScaleSums(const Sums& s, int expert, float facto
   }
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) x[i] += bias[i];
-}
-
-/// Read values of sums: times the factor, plus the bias.
-template <typename T, int COUNT>
-__device__ __forceinline__ void ReadSums(const Sums& s, int64_t row, int expert, float factor, int column,
-                                         float (&x)[COUNT]) {
-  LoadFloats<T>(s.data, row * s.columns + column, x);
-  ScaleSums(s, expert, factor, column, x);
 }
 
 __device__ __forceinline__ float FactorOf(const Sums& s, int64_t row, int expert) {
@@ -104,66 +106,30 @@ __global__ void __launch_bounds__(ROW_THREADS) ActivateKernel(const __grid_const
 }
 
 constexpr int FINALIZE_THREADS = 128;
-constexpr int FINALIZE_BLOCKS = 8;  // per SM: 64 registers per thread, of which 32 are rows in flight
 
 template <typename In>
 constexpr int FINALIZE_COLUMNS = 16 / int(sizeof(In));  // columns per thread; hidden sizes are multiples of 8
 
-/// A row of sums that is added to a token.
-struct Slot {
-  int row;  // negative: none
-  float scale;
-};
-
-/// Read rows and scales of SLOT_CHUNK slots from `first`. All loads of a chunk are in flight together.
-__device__ __forceinline__ void ReadSlots(const FinalizeParams& p, int64_t token, int first,
-                                          Slot (&slots)[SLOT_CHUNK]) {
-#pragma unroll
-  for (int i = 0; i < SLOT_CHUNK; ++i) {
-    const int64_t pair = token * p.pairs.top_k + first + i;
-    const bool has_slot = first + i < p.pairs.top_k;
-    slots[i].row = has_slot ? __ldcg(p.pairs.pair_to_row + pair) : -1;
-    slots[i].scale = has_slot && p.scales != nullptr ? __ldcg(p.scales + pair) : 1.f;
-  }
-}
-
-/// A thread sums 16 bytes of columns of a token over its slots, in their order. It reads the rows of a chunk of slots before
-/// it adds the first. Tables of the sort and the caller's scales are older than the kernel before this one (product 1 began
-/// after the sort), so they are read, from L2, before that kernel has finished.
+/// A thread sums 16 bytes of columns of a token over its slots, in their order.
 template <typename In, typename Out>
-__global__ void __launch_bounds__(FINALIZE_THREADS, FINALIZE_BLOCKS)
-    FinalizeKernel(const __grid_constant__ FinalizeParams p) {
-  const int64_t token = blockIdx.x;
-  Slot slots[SLOT_CHUNK];
-  ReadSlots(p, token, 0, slots);
+__global__ void __launch_bounds__(FINALIZE_THREADS) FinalizeKernel(const __grid_constant__ FinalizeParams p) {
   ptx::GridDependencyWait();
   ptx::LaunchDependentsOfFew();
+  const int64_t token = blockIdx.x;
   constexpr int COLUMNS = FINALIZE_COLUMNS<In>;
   const int column = (blockIdx.y * FINALIZE_THREADS + threadIdx.x) * COLUMNS;
   if (column >= p.sums.columns) return;
-  const bool has_factors = p.sums.bias != nullptr || p.sums.expert_factor != nullptr || p.sums.row_factor != nullptr;
   float total[COLUMNS] = {};
-  for (int first = 0; first < p.pairs.top_k; first += SLOT_CHUNK) {
-    if (first > 0) ReadSlots(p, token, first, slots);
-    Vec<In, COLUMNS> values[SLOT_CHUNK];
+#pragma unroll 8
+  for (int slot = 0; slot < p.pairs.top_k; ++slot) {
+    const int64_t pair = token * p.pairs.top_k + slot, row = p.pairs.pair_to_row[pair];
+    if (row < 0) continue;
+    const int expert = ExpertOf(p.pairs, pair);
+    float x[COLUMNS];
+    ReadSums<In>(p.sums, row, expert, FactorOf(p.sums, row, expert), column, x);
+    const float scale = p.scales == nullptr ? 1.f : p.scales[pair];
 #pragma unroll
-    for (int i = 0; i < SLOT_CHUNK; ++i) {
-      const In* const from = static_cast<const In*>(p.sums.data) + slots[i].row * p.sums.columns + column;
-      values[i] = slots[i].row >= 0 ? Vec<In, COLUMNS>::Load(from) : Vec<In, COLUMNS>::Zero();
-    }
-#pragma unroll
-    for (int i = 0; i < SLOT_CHUNK; ++i) {
-      if (slots[i].row < 0) continue;
-      float x[COLUMNS];
-#pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) x[c] = values[i].Float(c);
-      if (has_factors) {
-        const int expert = ExpertOf(p.pairs, token * p.pairs.top_k + first + i);
-        ScaleSums(p.sums, expert, FactorOf(p.sums, slots[i].row, expert), column, x);
-      }
-#pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) total[c] += x[c] * slots[i].scale;
-    }
+    for (int i = 0; i < COLUMNS; ++i) total[i] += x[i] * scale;
   }
   Out* const to = static_cast<Out*>(p.output) + token * p.output_stride + column;
   const auto rounded = RoundTo<Out, COLUMNS>(total);
@@ -185,9 +151,10 @@ FLASHINFER_INLINE Status Permute(const PermuteParams& p, Stream stream) {
                                                 : PermuteKernel<uint16_t, Rounding::kElement>);
     case Rounding::kBlocks: {
       constexpr int LANES = 8;
-      const int64_t blocks = CeilDiv(p.pairs.tokens * (p.output.columns / WARP_COLUMNS), int64_t{ROW_THREADS / LANES});
+      const int64_t blocks = CeilDiv(p.output.columns / WARP_COLUMNS, int64_t{ROW_THREADS / LANES});
       if (p.output.columns % WARP_COLUMNS == 0 && p.input_stride % 8 == 0 && IsAligned(p.input, 16)) {
-        return Launch(PermuteBlocksKernel<LANES>, dim3(unsigned(blocks)), dim3(ROW_THREADS), p.enable_pdl, stream, p);
+        return Launch(PermuteBlocksKernel<LANES>, dim3(unsigned(p.pairs.tokens), unsigned(blocks)), dim3(ROW_THREADS),
+                      p.enable_pdl, stream, p);
       }
       return launch(PermuteKernel<__nv_bfloat16, Rounding::kBlocks>);
     }

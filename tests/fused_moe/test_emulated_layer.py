@@ -82,8 +82,8 @@ def test_more_pairs_than_threads(library):
     torch.testing.assert_close(out.double(), plain(call, lambda h, e: h, lambda y: y), rtol=1e-2, atol=1e-2)
 
 
-def test_more_slots_than_a_chunk(library):
-    """The sum over slots reads 8 rows at a time."""
+def test_many_slots(library):
+    """More slots than the unrolled loops have steps."""
     call = dense(5, 64, 40, LOCAL, 11, "cpu", total=16)
     out = run(library, FEW_BF16, call, BF16)
     torch.testing.assert_close(out.double(), plain(call, lambda h, e: h, lambda y: y), rtol=1e-2, atol=1e-2)

@@ -123,23 +123,6 @@ __device__ __forceinline__ void WriteRows(const Operand& to, const Rows& for_eac
   }
 }
 
-constexpr int SLOT_CHUNK = 8;  // slots whose rows a thread reads at once
-
-/// Call write(row) for each row of a token, at `rows`. Rows are read before the first write: a compiler does not move a
-/// load before a store that may be to the same address.
-template <typename Write>
-__device__ __forceinline__ void ForEachRow(const int32_t* rows, int top_k, const Write& write) {
-  for (int first = 0; first < top_k; first += SLOT_CHUNK) {
-    int row[SLOT_CHUNK];
-#pragma unroll
-    for (int i = 0; i < SLOT_CHUNK; ++i) row[i] = first + i < top_k ? rows[first + i] : -1;
-#pragma unroll
-    for (int i = 0; i < SLOT_CHUNK; ++i) {
-      if (row[i] >= 0) write(int64_t(row[i]));
-    }
-  }
-}
-
 /// Blocks along y for rows of so many columns: a warp for each 128 columns, unless a block must see the whole row.
 inline unsigned RowBlocks(const Operand& to) {
   return to.rounding == Rounding::kRows ? 1 : unsigned(CeilDiv(to.columns, ROW_WARPS * WARP_COLUMNS));

@@ -49,7 +49,12 @@ __global__ void __launch_bounds__(ROW_THREADS)
   const int top_k = p.pairs.top_k;
   for (int64_t token = blockIdx.x; token < p.pairs.tokens; token += gridDim.x) {
     const int32_t* const rows = pair_to_row + token * top_k;
-    PermuteToken<In, ROUNDING>(p, token, [&](const auto& write) { ForEachRow(rows, top_k, write); });
+    PermuteToken<In, ROUNDING>(p, token, [&](const auto& write) {
+#pragma unroll 4
+      for (int slot = 0; slot < top_k; ++slot) {
+        if (rows[slot] >= 0) write(rows[slot]);
+      }
+    });
   }
 }
 
