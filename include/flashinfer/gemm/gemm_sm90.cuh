@@ -127,7 +127,7 @@ __device__ __forceinline__ void ProduceScales(const GemmParams& p, const hopper:
 
 template <typename Traits>
 __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring, uint32_t stages,
-                                        const float* stage_scales, const TileSlots* slots, int group) {
+                                        const float* stage_scales, TileSlots* slots, int group) {
   const int group_row = group * Traits::GROUP_M;
   const StageOperands from = {hopper::DescriptorKMajor(stages + group_row * SLAB_K_BYTES),
                               hopper::DescriptorKMajor(stages + Traits::A_BYTES), Traits::STAGE_BYTES};
@@ -137,7 +137,7 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
   hopper::RingPosition<Traits::STAGES> at;
   Tile tile;
   while (NextTile(slots, ring, at, tile)) {
-    const int row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N;
+    int row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N;
     if (row >= tile.end_row) {
       SkipStages(ring, at, p.k_blocks, p.cluster);
       continue;
@@ -149,8 +149,11 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
       const int lane = threadIdx.x % 32, matrix_row = int(threadIdx.x) % WARPGROUP / 32 * 16 + lane % 16;
       const uint32_t rows =
           stages + group_row * SLAB_K_BYTES + hopper::Swizzle128(matrix_row * SLAB_K_BYTES + lane / 16 * 16);
-      SumScaledParts<Traits::TYPE, Traits::PARTS, Traits::BLOCK_N / Traits::PARTS>(acc, ring, at, from, rows,
-                                                                                   p.k_blocks, p.cluster, scales);
+      KeepTile(slots, tile, [&] {
+        SumScaledParts<Traits::TYPE, Traits::PARTS, Traits::BLOCK_N / Traits::PARTS>(acc, ring, at, from, rows,
+                                                                                     p.k_blocks, p.cluster, scales);
+      });
+      row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N;
     } else if constexpr (Traits::IS_BLOCK) {
       RowScales<Traits::WAVES, Traits::GROUP_N, Traits::Scales::FLOATS> scales(stage_scales + lane_row,
                                                                                stage_scales + Traits::BLOCK_M, column);

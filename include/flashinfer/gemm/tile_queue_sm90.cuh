@@ -20,9 +20,10 @@ namespace gemm {
 /// Tiles in shared memory. One that does not exist ends the list.
 struct TileSlots {
   static constexpr int OFFSET = 512;  // in the bytes of the barriers
-  static constexpr int STAGES = 16;
+  static constexpr int STAGES = 8;
   Tile of_stage[STAGES];  // the tile whose first stage this is
   Tile of_scales[2];      // the tile whose scales are next, in turn
+  Tile of_warp[8];        // the tile of each consumer warp, while its sums take all registers
 };
 
 constexpr int TILE_BARRIER = 2, TILE_BARRIER_THREADS = 64;  // of the two producer warps
@@ -117,6 +118,17 @@ __device__ __forceinline__ bool NextTile(const TileSlots* slots, const hopper::R
   tile = slots->of_stage[at.stage];
   __syncwarp();  // all lanes have read the slot before lane 0 releases the stage
   return tile.exists;
+}
+
+/// Call sum() without the tile in registers: a consumer warp keeps it in shared memory. Called by all lanes.
+template <typename Sum>
+__device__ __forceinline__ void KeepTile(TileSlots* slots, Tile& tile, const Sum& sum) {
+  Tile& kept = slots->of_warp[int(threadIdx.x) / 32 - 4];
+  if (threadIdx.x % 32 == 0) kept = tile;
+  sum();
+  __syncwarp();
+  tile = kept;
+  __syncwarp();  // before the next tile replaces it
 }
 
 #endif
