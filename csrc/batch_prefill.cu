@@ -173,7 +173,7 @@ struct Prompts {
 /// Return the number of decode blocks that a fused launch on Hopper has beside the prompts; 0: two launches. It is
 /// estimated from means over requests.
 [[maybe_unused]] int64_t ReadingBlocks(const Prompts& prompts, const CheckedCall& decode, int64_t fused, int64_t sms) {
-  constexpr int64_t ROWS = 128;  // of the unit of costs
+  constexpr int64_t ROWS = 128;  // costs are counted per tile of so many rows
   const Params& p = prompts.params;
   const int64_t rows = prompts.rows * p.group.divisor;
   if (fused == 0 || decode.keys == 0 || prompts.requests == 0 || rows < Planner::LEAST_FUSED_TILES * prompts.tile) {

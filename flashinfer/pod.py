@@ -49,7 +49,7 @@ __all__ = ["BatchPODWithPagedKVCacheWrapper", "PODWithPagedKVCacheWrapper"]
 Dtype = Union[str, torch.dtype]
 
 _TILE = 128  # rows per prefill tile
-_LEAST_TILES = 8  # of a KV head, for a shared launch of the Hopper kernels (Planner::LEAST_FUSED_TILES)
+_LEAST_TILES = 8  # prefill tiles per KV head from which Hopper kernels share a launch (Planner::LEAST_FUSED_TILES)
 _is_compiling = torch.compiler.is_compiling
 
 

@@ -102,7 +102,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         jit_args: list[Any] = [
             uri, q, kv, q, torch.int32, head_dim_qk, head_dim_vo,
             ["sink"], ["float"], scalars, ["double"] * len(scalars),
-            "AttentionSink", attention_sink_decl["fa2"],  # of all backends
+            "AttentionSink", attention_sink_decl["fa2"],  # this variant compiles for fa3 too
         ]  # fmt: skip
         super().__init__(
             float_workspace_buffer,

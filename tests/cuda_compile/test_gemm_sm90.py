@@ -25,7 +25,7 @@ W4_UNITS += [
     ("int4", "tile_256x128"),
 ]
 
-#: Bytes that a unit spills outside its loop: sums and operands of a block-scaled 128 x 192 tile take all registers.
+#: Bytes that a unit may spill: block-scaled 128 x 192 tiles keep the numbers of a warpgroup and row outside their loop.
 SPILLS = {"GemmSm90<float8_e4m3_t, Scaling::kBlock, 128, 192>": 8}
 
 

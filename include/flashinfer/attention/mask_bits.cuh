@@ -20,20 +20,15 @@ __device__ __forceinline__ uint64_t MaskBits(const uint8_t* mask, int qo_len, in
   const int64_t bit = int64_t(qo_idx) * kv_len + key;
   const uintptr_t address = reinterpret_cast<uintptr_t>(mask + (bit >> 3));
   const uint8_t* const bytes = reinterpret_cast<const uint8_t*>(address & ~uintptr_t{3});
-  const int64_t left = mask + ((int64_t(qo_len) * kv_len + 7) >> 3) - bytes;
   const int shift = int(address & 3) * 8 + int(bit & 7), needed = (shift + count + 31) / 32;
+  const int left = int(min(int64_t(mask + ((int64_t(qo_len) * kv_len + 7) / 8) - bytes), int64_t{4} * needed));
   uint32_t words[3];
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    words[i] = i < needed && 4 * i + 4 <= left ? reinterpret_cast<const uint32_t*>(bytes)[i] : 0;
-  }
-  if (4 * needed > left) {  // the last word, of which the mask has up to three bytes
+  for (int i = 0; i < 3; ++i) words[i] = 4 * i + 4 <= left ? reinterpret_cast<const uint32_t*>(bytes)[i] : 0;
+  if (left < 4 * needed) {  // the mask has up to three bytes of the last word
     uint32_t last = 0;
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      const int at = 4 * needed - 4 + i;
-      if (at < left) last |= uint32_t(bytes[at]) << (8 * i);
-    }
+#pragma unroll 1
+    for (int at = left - 1; at >= 4 * needed - 4; --at) last = last << 8 | bytes[at];
 #pragma unroll
     for (int i = 0; i < 3; ++i) words[i] = i == needed - 1 ? last : words[i];
   }

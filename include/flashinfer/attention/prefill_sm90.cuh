@@ -38,6 +38,16 @@ struct GatheringTraitsOf<Params, PAGED, Form::kLong, true> {
 template <int TILE>
 inline constexpr Form FORM_OF = TILE == SHORT_PREFILL_TILE ? Form::kShort : Form::kLong;
 
+/// Traits of the first choice among the ways of loading keys. With a mask of pairs, e4m3 keys and values are copied by cp.async:
+/// consumers have too few registers for it beside what they find out early about boxes.
+template <typename Params, bool PAGED, Form FORM, bool ALL_MASKED, typename Usual = UsualTraits<Params, PAGED, FORM>,
+          bool IS_COPIED = ALL_MASKED && Usual::TRANSPOSES && !Usual::GATHERS>
+struct FirstTraits {
+  using Type = Usual;
+};
+template <typename Params, bool PAGED, Form FORM, bool ALL_MASKED, typename Usual>
+struct FirstTraits<Params, PAGED, FORM, ALL_MASKED, Usual, true> : GatheringTraitsOf<Params, PAGED, FORM> {};
+
 /// Blocks of the kernel that run at once, and its launch. All ways of loading keys have the same shape.
 template <typename Tr, bool ALL_MASKED>
 struct Kernel {
@@ -58,7 +68,7 @@ struct Kernel {
 template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
 int MaxActivePrefillSm90Blocks() {
   using namespace prefill_sm90;
-  return Kernel<UsualTraits<Params, PAGED, FORM_OF<TILE>>, ALL_MASKED>::ResidentBlocks();
+  return Kernel<typename FirstTraits<Params, PAGED, FORM_OF<TILE>, ALL_MASKED>::Type, ALL_MASKED>::ResidentBlocks();
 }
 
 /// Run the items of `work`, whose tiles have PrefillTileSm90() or SHORT_PREFILL_TILE rows, by TMA where the strides and pages allow it, or
@@ -69,7 +79,7 @@ Status LaunchPrefillSm90(const Params& params, const WorkList& work, bool enable
   static_assert(HasPrefillSm90(Params::HEAD_DIM_QK, Params::HEAD_DIM_VO), "head dimensions of the kernel");
   static_assert(!CHANGES_KEYS<Params>, "keys are multiplied as stored");
   constexpr Form FORM = FORM_OF<TILE>;
-  using Tr = UsualTraits<Params, PAGED, FORM>;
+  using Tr = typename FirstTraits<Params, PAGED, FORM, ALL_MASKED>::Type;
   static_assert(TILE == Tr::TILE, "tiles of the kernel");
   if (work.blocks == 0) return cudaSuccess;
   if (!RowsAligned(params)) return cudaErrorMisalignedAddress;

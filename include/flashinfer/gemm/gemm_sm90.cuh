@@ -127,7 +127,7 @@ __device__ __forceinline__ void ProduceScales(const GemmParams& p, const hopper:
 
 template <typename Traits>
 __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring, uint32_t stages,
-                                        const float* stage_scales, TileSlots* slots, int group) {
+                                        const float* stage_scales, int group) {
   const int group_row = group * Traits::GROUP_M;
   const StageOperands from = {hopper::DescriptorKMajor(stages + group_row * SLAB_K_BYTES),
                               hopper::DescriptorKMajor(stages + Traits::A_BYTES), Traits::STAGE_BYTES};
@@ -136,7 +136,7 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
   const uint32_t staging = stages + Traits::STAGES * Traits::STAGE_BYTES + (int(threadIdx.x) / 32 - 4) * 2048;
   hopper::RingPosition<Traits::STAGES> at;
   Tile tile;
-  while (NextTile(slots, ring, at, tile)) {
+  while (NextTile(stages - BARRIER_BYTES + TileSlots::OFFSET, ring, at, tile)) {
     int row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N;
     if (row >= tile.end_row) {
       SkipStages(ring, at, p.k_blocks, p.cluster);
@@ -149,7 +149,7 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
       const int lane = threadIdx.x % 32, matrix_row = int(threadIdx.x) % WARPGROUP / 32 * 16 + lane % 16;
       const uint32_t rows =
           stages + group_row * SLAB_K_BYTES + hopper::Swizzle128(matrix_row * SLAB_K_BYTES + lane / 16 * 16);
-      KeepTile(slots, tile, [&] {
+      KeepTile(staging, tile, [&] {
         SumScaledParts<Traits::TYPE, Traits::PARTS, Traits::BLOCK_N / Traits::PARTS>(acc, ring, at, from, rows,
                                                                                      p.k_blocks, p.cluster, scales);
       });
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
     }
   } else {
     ptx::TakeRegisters<CONSUMER_REGISTERS>();
-    Consume<Traits>(p, ring, stages, reinterpret_cast<const float*>(shared + (scales - address)), slots, role - 1);
+    Consume<Traits>(p, ring, stages, reinterpret_cast<const float*>(shared + (scales - address)), role - 1);
   }
   if (p.cluster > 1) ptx::ClusterSync();  // the other block may still signal barriers of this one
 #endif

@@ -124,36 +124,32 @@ class PartScales {
   /// Let Add() use the scales read last.
   __device__ __forceinline__ void Use() {
 #pragma unroll
-    for (int i = 0; i < 2 * FACTORS; ++i) {
-      const int factor = i / 2;  // of three, the second belongs to either block
-      const float weight = FACTORS == BLOCKS ? next_weights_[factor] : next_weights_[factor == 2 ? BLOCKS - 1 : 0];
-      now_[factor][i % 2] = next_tokens_[i % 2] * weight;
-    }
-    if constexpr (FACTORS > BLOCKS) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) now_[1][i] = is_offset_ ? now_[2][i] : now_[0][i];
-    }
+    for (int i = 0; i < 2 * BLOCKS; ++i) now_[i / 2][i % 2] = next_tokens_[i % 2] * next_weights_[i / 2];
   }
   /// Add the scaled products `x` of a part to acc, which counts the registers of all parts in order.
   template <int WAVES, int WAVE, int COUNT>
   __device__ __forceinline__ void Add(float (&acc)[WAVES][WAVE], const float (&x)[COUNT], int part) const {
+    // Of three slabs of 64 columns, the second belongs to either block.
+    float second[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) second[i] = is_offset_ ? now_[BLOCKS - 1][i] : now_[0][i];
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      const int at = part * COUNT + i, slab = at / 32;  // 32 registers are 64 columns
-      float& sum = acc[at / WAVE][at % WAVE];
-      sum = fmaf(x[i], now_[FACTORS > BLOCKS ? slab : slab / 2][i % 4 / 2], sum);
+      const int at = part * COUNT + i, slab = at / 32, row = i % 4 / 2;  // 32 registers are 64 columns
+      const float factor = COLUMNS % SCALE_BLOCK == 0 ? now_[slab / 2][row]
+                           : slab == 1                ? second[row]
+                                                      : now_[slab / 2][row];
+      acc[at / WAVE][at % WAVE] = fmaf(x[i], factor, acc[at / WAVE][at % WAVE]);
     }
   }
 
  private:
   static constexpr int BLOCKS = (COLUMNS + SCALE_BLOCK - 1) / SCALE_BLOCK;
-  static constexpr int FACTORS = COLUMNS % SCALE_BLOCK == 0 ? BLOCKS : COLUMNS / 64;
   static_assert(COLUMNS % 64 == 0 && BLOCKS <= 2 && COLUMNS % PARTS == 0, "two blocks of weights");
   const float *tokens_, *weights_;
   const bool is_offset_;  // columns begin in the middle of a block of weights
   float next_tokens_[2], next_weights_[BLOCKS];
-  float now_[FACTORS][2] =
-      {};  // factors by block of weights, or by 64 columns if tiles begin inside blocks; and by row
+  float now_[BLOCKS][2] = {};  // factors by block of weights and by row
 };
 
 /// Scales of a thread's accumulators with weights on the M side: two rows of weights, and two tokens of every eight.

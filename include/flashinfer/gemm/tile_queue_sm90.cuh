@@ -10,6 +10,7 @@
 #pragma once
 #include "../hopper/ring.cuh"
 #include "../ptx/barrier.cuh"
+#include "../ptx/cp_async.cuh"
 #include "tiles_sm90.cuh"
 
 namespace flashinfer {
@@ -23,7 +24,6 @@ struct TileSlots {
   static constexpr int STAGES = 8;
   Tile of_stage[STAGES];  // the tile whose first stage this is
   Tile of_scales[2];      // the tile whose scales are next, in turn
-  Tile of_warp[8];        // the tile of each consumer warp, while its sums take all registers
 };
 
 constexpr int TILE_BARRIER = 2, TILE_BARRIER_THREADS = 64;  // of the two producer warps
@@ -110,25 +110,40 @@ class ScaleTiles {
   int turn_ = 0;
 };
 
-/// Get the next tile of a consumer warp, whose first stage is at `at`. Returns false after the last one.
+/// Read a tile from shared memory. A 32-bit address takes one register of a consumer, a pointer would take two.
+__device__ __forceinline__ Tile LoadTile(uint32_t from) {
+  const float4 x = ptx::LoadShared16(from), y = ptx::LoadShared16(from + 16);
+  return {(__float_as_int(x.x) & 0xff) != 0,
+          __float_as_int(x.y),
+          __float_as_int(x.z),
+          __float_as_int(x.w),
+          __float_as_int(y.x),
+          __float_as_int(y.y)};
+}
+
+/// Get the next tile of a consumer warp, whose first stage is at `at`. Returns false after the last one. `slots`: address of
+/// TileSlots.
 template <int STAGES>
-__device__ __forceinline__ bool NextTile(const TileSlots* slots, const hopper::Ring<STAGES>& ring,
+__device__ __forceinline__ bool NextTile(uint32_t slots, const hopper::Ring<STAGES>& ring,
                                          const hopper::RingPosition<STAGES>& at, Tile& tile) {
   ring.WaitFull(at);
-  tile = slots->of_stage[at.stage];
+  tile = LoadTile(slots + at.stage * uint32_t(sizeof(Tile)));
   __syncwarp();  // all lanes have read the slot before lane 0 releases the stage
   return tile.exists;
 }
 
-/// Call sum() without the tile in registers: a consumer warp keeps it in shared memory. Called by all lanes.
+/// Call sum() without the tile in registers: a consumer warp keeps it in 32 bytes of its own shared memory. Called by all
+/// lanes.
 template <typename Sum>
-__device__ __forceinline__ void KeepTile(TileSlots* slots, Tile& tile, const Sum& sum) {
-  Tile& kept = slots->of_warp[int(threadIdx.x) / 32 - 4];
-  if (threadIdx.x % 32 == 0) kept = tile;
+__device__ __forceinline__ void KeepTile(uint32_t place, Tile& tile, const Sum& sum) {
+  if (threadIdx.x % 32 == 0) {
+    ptx::StoreShared16(place, {1, uint32_t(tile.row), uint32_t(tile.end_row), uint32_t(tile.n_tile)});
+    ptx::StoreShared16(place + 16, {uint32_t(tile.token_batch), uint32_t(tile.weight_batch), 0, 0});
+  }
   sum();
   __syncwarp();
-  tile = kept;
-  __syncwarp();  // before the next tile replaces it
+  tile = LoadTile(place);
+  __syncwarp();  // before results replace it
 }
 
 #endif

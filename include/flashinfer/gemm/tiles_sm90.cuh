@@ -26,7 +26,7 @@ struct TileParams {
 };
 
 /// Position of one tile in the operands.
-struct Tile {
+struct alignas(16) Tile {
   bool exists;       // false: the tile is skipped (rows without a group)
   int row;           // first row of tokens
   int end_row;       // end of the rows of the same problem; may be inside or beyond the tile
