@@ -162,7 +162,7 @@ class PODWithPagedKVCacheWrapper(CompositeWrapper):
         paged_kv_last_page_len_buffer: Optional[torch.Tensor] = None,
         jit_args: Optional[Sequence[Any]] = None,
     ) -> None:
-        self._backend, self._num_kv_heads = "fa2", 1  #: of the last plan
+        self._backend, self._num_kv_heads = "fa2", 1  #: set by each plan
         self._decode = _DecodePart(
             float_workspace_buffer,
             kv_layout,

@@ -42,7 +42,7 @@ TOOLS = ("memcheck", "racecheck", "synccheck")
 
 @dataclass
 class Result:
-    """What one process reported."""
+    """Counts that one process reported."""
 
     family: str
     passed: int = 0

@@ -31,6 +31,7 @@ from ..attention.wrapper import Launch, PlannedWrapper
 from ..trace.templates.prefill import paged_prefill_trace
 from .plan import PrefillPlan
 from .planning import (
+    KNOWN_TENSORS,
     begin_prefill,
     call_with,
     check_rows,
@@ -94,16 +95,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PlannedWrapper):
     _locked_inside = ("run",)
     _has_replan = True
     _is_paged = True
-    _known_tensors = (
-        "maybe_custom_mask",
-        "maybe_mask_indptr",
-        "maybe_alibi_slopes",
-        "maybe_prefix_len_ptr",
-        "maybe_token_pos_in_items_ptr",
-        "maybe_max_item_len_ptr",
-        "maybe_k_cache_sf",
-        "maybe_v_cache_sf",
-    )
+    _known_tensors = KNOWN_TENSORS
 
     # Attributes that prefill/planning.py sets; serving engines read some of them.
     _block_tables: Optional[torch.Tensor]

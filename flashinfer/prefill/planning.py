@@ -37,6 +37,7 @@ from ..attention.wrapper import Launch
 from .plan import PrefillState
 
 __all__ = [
+    "KNOWN_TENSORS",
     "begin_prefill",
     "call_with",
     "check_rows",
@@ -54,6 +55,18 @@ __all__ = [
     "store_items",
     "store_mask",
 ]
+
+#: Tensors that a variant of a user may name and the wrapper passes.
+KNOWN_TENSORS = (
+    "maybe_custom_mask",
+    "maybe_mask_indptr",
+    "maybe_alibi_slopes",
+    "maybe_prefix_len_ptr",
+    "maybe_token_pos_in_items_ptr",
+    "maybe_max_item_len_ptr",
+    "maybe_k_cache_sf",
+    "maybe_v_cache_sf",
+)
 
 
 def begin_prefill(
@@ -311,17 +324,7 @@ def extras(wrapper: Any, launch: Launch) -> tuple[Any, ...]:
     if wrapper._jit is None:
         return (*state, *tensors, *builtin_scalars(wrapper, scalars[0]), wrapper._token_pos_in_items_len or 0)
     factors = tensors[len(tensors) - 2 :] if wrapper._is_nvfp4 else (None, None)
-    names = (
-        "maybe_custom_mask",
-        "maybe_mask_indptr",
-        "maybe_alibi_slopes",
-        "maybe_prefix_len_ptr",
-        "maybe_token_pos_in_items_ptr",
-        "maybe_max_item_len_ptr",
-        "maybe_k_cache_sf",
-        "maybe_v_cache_sf",
-    )
-    known = dict(zip(names, (*state, *factors), strict=True))
+    known = dict(zip(KNOWN_TENSORS, (*state, *factors), strict=True))
     return (*wrapper._jit.all_tensors(tensors, known), *wrapper._jit.typed(scalars))
 
 

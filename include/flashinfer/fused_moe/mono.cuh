@@ -62,21 +62,21 @@ template <typename Weights, int TOKENS>
 struct alignas(128) BaseMemory {
   unsigned char ring[Weights::WARPS][Weights::STAGES][Weights::BYTES];
   Choices<TOKENS> choices;
-  ActivationConstants constants[MONO_MAX_PAIRS];  // of active experts
+  ActivationConstants constants[MONO_MAX_PAIRS];  // one entry per active expert
 };
 template <typename Weights, int TILES>
 struct Memory : BaseMemory<Weights, TILES * 8> {
   alignas(16) PartialSums<Weights, TILES> partial[2];
 };
 
-/// What a lane multiplies with the weights of a stage, in registers.
+/// Operands that a lane multiplies with the weights of a stage, in registers.
 template <typename Weights, int TILES>
 struct Operands {
   uint4 tokens[TILES][Weights::VECTORS];
-  float bias[2];  // of rows lane / 4 and lane / 4 + 8, in the stage of an expert's first columns
+  float bias[2];  // biases of rows lane / 4 and lane / 4 + 8, in the stage of an expert's first columns
 };
 
-/// What a block reads, and when.
+/// Order in which a block reads weights.
 template <typename Weights, int TOKENS>
 class BaseBlock {
  public:

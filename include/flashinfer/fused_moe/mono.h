@@ -5,10 +5,10 @@
 
 // Numbers to tune, settable with -D.
 #ifndef FLASHINFER_MONO_WARPS
-#define FLASHINFER_MONO_WARPS 16  // of a block with 16-bit weights, a power of two
+#define FLASHINFER_MONO_WARPS 16  // warps of a block with 16-bit weights, a power of two
 #endif
 #ifndef FLASHINFER_MONO_STAGES
-#define FLASHINFER_MONO_STAGES 4  // of each warp's ring, 2 KB each
+#define FLASHINFER_MONO_STAGES 4  // stages of each warp's ring, 2 KB each
 #endif
 #ifndef FLASHINFER_MONO_QUANTIZED_WARPS
 #define FLASHINFER_MONO_QUANTIZED_WARPS 8  // with other weights, whose decoding takes more than 128 registers
@@ -47,7 +47,7 @@ struct MonoParams {
   const float* scales;     // (tokens, top_k) or null = 1
   int32_t tokens, top_k, first_expert, num_experts, hidden, intermediate;
   const void *fc1, *fc2;                // (num_experts, rows, columns)
-  const void *fc1_scales, *fc2_scales;  // of formats with scales
+  const void *fc1_scales, *fc2_scales;  // null for formats without scales
   const void *bias1, *bias2;            // (num_experts, rows) in the output's element, or null
   ActivationParams activation;
   void* hidden_values;  // (tokens * top_k, intermediate) of the input's 16-bit element, memory between the products

@@ -9,7 +9,7 @@ namespace flashinfer {
 namespace fused_moe {
 namespace mono {
 
-constexpr int ONE_OPERAND_BYTES = 64 * 1024;  // of shared memory, for the operands of a product
+constexpr int ONE_OPERAND_BYTES = 64 * 1024;  // shared memory for the operands of a product
 constexpr int ONE_PART = 2 * TILE_ROWS;       // sums of a warp: both halves of gated weights
 
 /// Sums of the warps of one tile.

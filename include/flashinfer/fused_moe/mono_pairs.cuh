@@ -8,7 +8,7 @@ namespace flashinfer {
 namespace fused_moe {
 namespace mono {
 
-/// What a token has to do with an active expert.
+/// Weight and slot of a token at an active expert.
 struct Choice {
   int32_t pair;  // the first slot of the token with this expert, as token * top_k + slot; -1: none
   float factor;  // sum of the scales of its slots
@@ -19,7 +19,7 @@ template <int TOKENS>
 struct Choices {
   int32_t active[MONO_MAX_PAIRS];  // local numbers, ascending
   Choice of[MONO_MAX_PAIRS][TOKENS];
-  int32_t local[MONO_MAX_PAIRS];  // of each pair, -1: not of this rank
+  int32_t local[MONO_MAX_PAIRS];  // local expert of each pair; -1: another rank has it
   float scales[MONO_MAX_PAIRS];
   uint8_t is_first[MONO_MAX_PAIRS];  // no earlier pair has the expert
   int32_t count;

@@ -11,7 +11,7 @@ namespace mono {
 
 constexpr int TILE_ROWS = 16;
 
-/// What all warps of a block share.
+/// State that all warps of a block share.
 struct Work {
   const int32_t* active;  // local numbers of the experts in use, ascending; shared memory
   int active_count;

@@ -18,7 +18,7 @@ namespace mono {
 /// Weights of one product.
 struct Matrix {
   const void* data;    // (experts, rows, columns)
-  const void* scales;  // of formats that have them
+  const void* scales;  // null for formats without scales
   int rows, columns;
   int second;  // distance of the rows 8 to 15 of a tile from rows 0 to 7, less 8: the halves of gated weights
   int first;   // row 0 of a tile, for row 0 of the walk
@@ -31,7 +31,7 @@ __device__ __forceinline__ Word LoadElements(const void* from) {
   return *static_cast<const Word*>(from);
 }
 
-constexpr int ROW_BYTES = 128;  // of a row in a stage
+constexpr int ROW_BYTES = 128;  // bytes of a row in a stage
 constexpr int STAGE_BYTES = TILE_ROWS * ROW_BYTES;
 
 /// Return the address of 16 bytes in a stage: rows of even and odd number have their halves exchanged, so that 8 lanes of two
@@ -66,12 +66,12 @@ __device__ __forceinline__ void RequestRows(uint32_t stage, const Matrix& m, int
 template <typename T>
 struct PlainWeights {
   using Element = T;
-  static constexpr int COLUMNS = ROW_BYTES / 2, BYTES = STAGE_BYTES;  // of a stage
+  static constexpr int COLUMNS = ROW_BYTES / 2, BYTES = STAGE_BYTES;  // size of a stage
   static constexpr int WARPS = FLASHINFER_MONO_WARPS, STAGES = FLASHINFER_MONO_STAGES;
   static constexpr int ROW_UNIT = 1;          // rows that are not divided among blocks
   static constexpr int SETS = 1;              // 2: a tile of gated weights has 16 rows of each half
-  static constexpr int VECTORS = 2;           // of 16 bytes, that a lane has of a token
-  static constexpr bool ROUNDS_SUMS = false;  // of product 1 to bf16, before bias and activation
+  static constexpr int VECTORS = 2;           // pieces of 16 bytes that a lane has of a token
+  static constexpr bool ROUNDS_SUMS = false;  // true: sums of product 1 become bf16 before bias and activation
 
   /// Return where column `i` of the hidden values is stored.
   __device__ __forceinline__ static int HiddenColumn(int i) { return i; }

@@ -139,11 +139,11 @@ __device__ __forceinline__ void SumScaledParts(float (&acc)[WAVES][COUNT], const
         ptx::LdMatrix(a[k], (row + at.stage * from.stage_bytes) ^ (k * hopper::WGMMA_K_BYTES));
       }
     };
-    ptx::WgmmaWait<1>();  // for the first half of the last part of the stage before
+    ptx::WgmmaWait<1>();  // the first half of the last part of the stage before has ended
     ptx::WgmmaPin(a[0]);
     ptx::WgmmaPin(a[1]);
     load(0, STEPS / 2);
-    ptx::WgmmaWait<0>();  // for the last part of the stage before, which read the same registers
+    ptx::WgmmaWait<0>();  // the whole last part has ended; it read the same registers
     ptx::WgmmaPin(odd);
     ptx::WgmmaPin(a[2]);
     ptx::WgmmaPin(a[3]);

@@ -26,7 +26,7 @@ struct TileSlots {
   Tile of_scales[2];      // the tile whose scales are next, in turn
 };
 
-constexpr int TILE_BARRIER = 2, TILE_BARRIER_THREADS = 64;  // of the two producer warps
+constexpr int TILE_BARRIER = 2, TILE_BARRIER_THREADS = 64;  // barrier that both producer warps reach
 
 /// Tiles of the warp that loads operands. HAS_SCALES: another warp copies scales.
 template <int BLOCK_M, int STAGES, bool HAS_SCALES>

@@ -19,7 +19,7 @@ template <WeightCode TYPE_, int TOKENS_>
 struct W4StreamTraits {
   static constexpr WeightCode TYPE = TYPE_;
   static constexpr int TOKENS = TOKENS_, FRAGMENTS = TOKENS / 8;
-  static constexpr int BOX_TOKENS = TOKENS == 8 ? FLASHINFER_W4_STREAM_BOX : 8, BOX_SLABS = 2;  // of a load
+  static constexpr int BOX_TOKENS = TOKENS == 8 ? FLASHINFER_W4_STREAM_BOX : 8, BOX_SLABS = 2;  // size of one load
   // Warps per 64 rows of weights. 18 warps on an SM have 96 registers each, which int4 codes and 16 tokens exceed.
   static constexpr bool NEEDS_REGISTERS = TYPE == WeightCode::kInt4 && TOKENS == 16;
   static constexpr int K_PARTS = TOKENS == 8       ? FLASHINFER_W4_STREAM_PARTS
@@ -71,7 +71,7 @@ __device__ __forceinline__ WarpRole RoleOf(int warp) {
 
 /// Memory of a warp's 64 rows in stage 0.
 struct W4StreamStage {
-  const unsigned char *codes, *scales;  // of the lane
+  const unsigned char *codes, *scales;  // first bytes that the lane reads
   uint32_t tokens;                      // address of the row of 16 bytes that the lane passes to ldmatrix
 };
 
