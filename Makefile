@@ -43,6 +43,7 @@ test: setup
 	python -m pytest --pairs -m "alone and not full" $(PYTEST_ARGS) $(OR_NONE)
 
 test-all: export FLASHINFER_TEST_ATTENTION_FULL = 1
+test-all: export FLASHINFER_TEST_RANDOM = 1
 test-all: setup
 	python -m tests.prebuild
 	$(PARALLEL) -m "not alone" $(PYTEST_ARGS) $(OR_NONE)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Iterator
 
+import hypothesis
 import pytest
 import torch
 
@@ -18,6 +20,16 @@ from . import lanes
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 _missing_modules: list[str] = []
+
+#: Each run draws the same examples, so that a change and not chance decides; ``make test-all`` draws new ones.
+#: Machines of the CI are shared: no example has a deadline. Fixtures of a function hold paths and patches, not state.
+hypothesis.settings.register_profile(
+    "tests",
+    derandomize=not os.environ.get("FLASHINFER_TEST_RANDOM"),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

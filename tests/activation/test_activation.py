@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashinfer
@@ -151,7 +151,7 @@ def test_swiglu_is_silu_and_mul_turned_round(device):
     assert_close(swiglu(gate, gate) * up, silu_and_mul(x))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_swiglu_any_layout(device, data):
     """Check that shape, padding, order of dimensions and dtype do not change the values."""
@@ -178,7 +178,7 @@ def test_swiglu_any_layout(device, data):
         assert gaps_are_untouched(out)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_act_and_mul_any_layout(device, data):
     dtype = data.draw(st.sampled_from(DTYPES), label="dtype")

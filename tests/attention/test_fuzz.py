@@ -96,7 +96,7 @@ def fuzz(test: Callable[..., None]) -> Callable[..., None]:
     """Run as many cases as requested on each device present."""
 
     def run(device: str) -> None:
-        checks = settings(max_examples=cases(device), deadline=None, suppress_health_check=list(HealthCheck))
+        checks = settings(max_examples=cases(device), suppress_health_check=list(HealthCheck))
         checks(given(st.data())(lambda data: test(device, data.draw)))()
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__

@@ -281,7 +281,7 @@ def visible(case: Case, b: int, row: int, tile: int) -> tuple[int, int]:
 lengths = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 3000)), max_size=9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     lengths,
     st.sampled_from([1, 16]),
@@ -299,7 +299,7 @@ def test_every_key_once(
     check(Plan(replace(case, **options)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=40), st.booleans(), st.sampled_from([-1, 70]))
 def test_decode(kv_lens: list[int], hides_lens: bool, window: int) -> None:
     case = Case(

@@ -25,7 +25,7 @@ def cut(rows: list[int], groups: int) -> list[int]:
     return [sum(rows[i : i + size]) for i in range(0, len(rows), size)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any),
     st.lists(st.sampled_from([0, 1, 63, 64, 65, 500, 3000]), min_size=40, max_size=40),

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashinfer
@@ -174,7 +174,7 @@ def test_strided(device, pad, offset, dtype):
     assert_close(merge_states(*(x.transpose(0, 1) for x in stacked)), expected)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(data=st.data())
 def test_merge_states_any_layout(device, data):
     dtype = data.draw(st.sampled_from(DTYPES), label="dtype")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashinfer
@@ -67,7 +67,7 @@ def test_slices_of_a_projection(device, dtype):
     assert same_bits(k, expected(nope, rope))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_layout(device, data):
     """Check that padding, offset, order of dimensions and dtype do not change the bits or write into gaps."""

@@ -11,7 +11,7 @@ import warnings
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer._runtime.knobs import Knob, Knobs, knobs
@@ -24,11 +24,7 @@ from flashinfer.jit.prebuilt import _covers, read_index
 from flashinfer.trace.apply.solutions import Definition, load
 from flashinfer.trace.solution import Solution
 
-QUICK = settings(
-    max_examples=60,
-    deadline=None,  # machines of the CI are shared
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+QUICK = settings(max_examples=60)
 
 #: What an environment variable can hold: no NUL, no lone surrogates.
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer.norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, qk_rmsnorm_cute, rmsnorm
@@ -185,7 +185,7 @@ def test_calls_from_several_threads(device):
         assert_close(out, rmsnorm_trace.reference(x, w))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_layout(device, data):
     """Check that shape, padding, offset, order of dimensions, dtype and in-place writes do not change the values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashinfer
@@ -248,7 +248,7 @@ def test_seq_lens(device, dtype):
     assert get_seq_lens(indptr[:1], last[:0], 16).shape == (0,)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_batch_and_cache(device, data):
     """Check batch, page size, row size, dtype, layout, form: slots match the reference, gaps are unchanged."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer.page import (
@@ -142,7 +142,7 @@ def test_no_rows(device):
     check_mapped(rows, none, caches, (1.0, 1.0), "NHD")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_batch_and_cache(device, data):
     lengths = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=3), label="lengths")

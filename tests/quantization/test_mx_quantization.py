@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer import (
@@ -32,7 +32,7 @@ from .inputs import LAYOUTS, random_bytes, same_bits, unaligned
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 # No elements; one block; a padded tile; one row and column past a tile; several tiles in both directions.
 SHAPES = [(0, 64), (1, 32), (7, 96), (128, 128), (129, 160), (300, 4096)]
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=40)
 in_any_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
 
 

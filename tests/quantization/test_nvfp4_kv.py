@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer import nvfp4_kv_dequantize, nvfp4_kv_dequantize_paged
@@ -18,7 +18,7 @@ from .inputs import e4m3_scales, random_bytes, same_bits, unaligned
 
 HALVES = [torch.float16, torch.bfloat16]
 to_any_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=40)
 UNTOUCHED = 7.0
 
 

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer import packbits, segment_packbits
@@ -28,7 +28,7 @@ DTYPES = [
 # Lengths: 0, 1, around a byte, a word, a vector and a block of threads; more than one piece and chunk of a CPU thread.
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 2047, 2048, 2049, 8191, 8193, 300_001]
 in_any_order = pytest.mark.parametrize("bitorder", ORDERS)
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=60)
 
 
 def random_bits(size, device, dtype=torch.bool):

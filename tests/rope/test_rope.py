@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashinfer
@@ -197,7 +197,7 @@ def test_nan_and_inf_stay_in_their_pair(device, dtype):
     assert k_rope.isfinite().logical_not().nonzero().tolist() == [[0, 1, 8], [0, 1, 40]]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_layout(device, data):
     """Check that shape, padding, offset, order of dimensions, dtype, style and in-place do not change the values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer.rope import (
@@ -108,7 +108,7 @@ def test_position_outside_of_the_table(device, position):
         assert_close(apply_rope_with_cos_sin_cache(positions, query, key, 64, table(64, 8, device))[0], expected[0])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_shape(device, data):
     dtype = data.draw(st.sampled_from(DTYPES), label="dtype")

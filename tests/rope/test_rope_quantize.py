@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer._runtime.errors import LibraryError
@@ -205,7 +205,7 @@ def test_cache_slices_of_one_buffer(device):
     check_append(inputs)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_shape(device, data):
     nnz, heads = data.draw(st.integers(0, 9), label="nnz"), data.draw(st.integers(1, 5), label="heads")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashinfer
@@ -293,7 +293,7 @@ def test_logits_and_probabilities_draw_the_same(device):
         assert torch.equal(one, flashinfer.top_k_top_p_sampling_from_probs(p, 100, 0.7, **arguments))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_row(device, data):
     """Check rows of few distinct values with many ties: drawn tokens are kept ones, equal on all devices."""

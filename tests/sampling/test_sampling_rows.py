@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashinfer
@@ -172,7 +172,7 @@ def test_strided(device, pad, offset):
     assert torch.equal(flashinfer.softmax(view, 0.5), flashinfer.softmax(p, 0.5))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_mask(device, data):
     """Check many equal values, infinities, both signs."""

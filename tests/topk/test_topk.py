@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashinfer
@@ -131,7 +131,7 @@ def test_repeatable(device):
         assert all(torch.equal(a, b) for a, b in zip(top_k(x, 700, deterministic=True), first, strict=True))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_row(device, data):
     n = data.draw(st.one_of(st.integers(1, 300), st.integers(1, 20000)), label="columns")

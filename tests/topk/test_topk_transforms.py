@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashinfer
@@ -121,7 +121,7 @@ def test_varlen(device, dtype, next_n, compress_ratio, return_values):
     assert result[0] is out_indices and result[1] is out_values and torch.equal(out_indices, indices)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_window(device, data):
     n, k = data.draw(st.integers(1, 12000), label="columns"), data.draw(st.integers(1, 600), label="k")

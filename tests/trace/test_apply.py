@@ -290,6 +290,9 @@ def test_definitions_and_solutions_of_json():
         Solution.from_dict({"name": "six"})
     with pytest.raises(ArgumentError, match=r"must have \['axes', 'inputs', 'outputs'\]"):
         Definition.from_dict({"name": "a", "op_type": "b"})
+    for key, kind in [("name", "a string"), ("axes", "a mapping"), ("tags", "a list of strings")]:
+        with pytest.raises(ArgumentError, match=f"Definition: {key} must be {kind}, got True"):
+            Definition.from_dict({**entry, key: True})
 
 
 def test_names_of_no_definition_are_reported(caplog):

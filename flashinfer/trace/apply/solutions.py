@@ -42,7 +42,16 @@ class Definition:
         missing = [key for key in ("name", "op_type", "axes", "inputs", "outputs") if key not in d]
         if missing:
             raise ArgumentError(f"Definition: the object must have {missing}, got {sorted(d)}")
-        return cls(d["name"], d["op_type"], d["axes"], d["inputs"], d["outputs"], tuple(d.get("tags") or ()))
+        for key in ("name", "op_type"):
+            if not isinstance(d[key], str):
+                raise ArgumentError(f"Definition: {key} must be a string, got {d[key]!r}")
+        for key in ("axes", "inputs", "outputs"):
+            if not isinstance(d[key], Mapping):
+                raise ArgumentError(f"Definition: {key} must be a mapping, got {d[key]!r}")
+        tags = d.get("tags") or []
+        if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
+            raise ArgumentError(f"Definition: tags must be a list of strings, got {tags!r}")
+        return cls(d["name"], d["op_type"], d["axes"], d["inputs"], d["outputs"], tuple(tags))
 
 
 @dataclass
