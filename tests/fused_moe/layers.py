@@ -13,7 +13,7 @@ from flashinfer.fused_moe import (
     preprocess_moe_weights_for_sm90_mixed_gemm_humming,
 )
 from flashinfer.trace.templates.fused_moe_reference import fold_experts
-from flashinfer.trace.templates.gemm_blocks import to_e4m3_blocks
+from flashinfer.trace.templates.gemm_blocks import spread_scales, to_e4m3_blocks
 from flashinfer.trace.templates.shared import to_fp8
 
 E4M3, BF16, FP16 = torch.float8_e4m3fn, torch.bfloat16, torch.float16
@@ -154,6 +154,34 @@ def close(out: torch.Tensor, expected: torch.Tensor) -> None:
     error = (out.float() - expected.float()).abs()
     size = expected.float().abs().mean()
     assert error.mean() < 0.01 * size and error.max() < 0.25 * size + 0.02 * expected.float().abs().max()
+
+
+def spread_of_codes(call: dict[str, Any]) -> torch.Tensor:
+    """Return, for each result of an ``fp8_block`` call, the root of the sum of squares of the terms that it sums.
+
+    Tensor cores keep 13 bits of the sums of product 1, so that some hidden values are quantised to a neighbouring code,
+    at most an eighth away. A result that is one large term moves by as much, one of many small terms hardly moves.
+    """
+
+    def weights(name: str, scales: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x.float() * spread_scales(s, *x.shape) for x, s in zip(call[name], scales, strict=True)])
+
+    scales1, scales2 = call["quant_scales"]
+    return fold_experts(
+        call["input"].float(),
+        call["token_selected_experts"],
+        call["token_final_scales"] ** 2,
+        weights("fc1_expert_weights", scales1),
+        weights("fc2_expert_weights", scales2) ** 2,
+        round_hidden=lambda h, expert: h**2,
+    ).sqrt()
+
+
+def close_codes(out: torch.Tensor, expected: torch.Tensor, spread: torch.Tensor) -> None:
+    """Compare results of an ``fp8_block`` call one by one: the move of up to two equal terms, and rounding to bf16."""
+    assert out.dtype == expected.dtype and out.isfinite().all()
+    error, size = (out.float() - expected.float()).abs(), expected.float().abs()
+    assert error.mean() < 0.01 * size.mean() and (error <= 0.1875 * spread + 0.01 * size).all()
 
 
 def by_rows(x: torch.Tensor) -> torch.Tensor:

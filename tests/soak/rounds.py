@@ -93,7 +93,8 @@ def fused_moe(seed: int, device: str) -> None:
     hidden, inner = (64, 64) if device == "cpu" else (draw.choice([256, 512, 1024]), draw.choice([128, 384, 512]))
     experts = draw.choice([4, 8] if device == "cpu" else [8, 32, 128])
     sizes = (tokens, hidden, inner, experts, draw.choice([1, 2, 4]))
-    call = layers.fp8_block(*sizes, device=device) if draw.random() < 0.4 else layers.dense(*sizes, device)
+    has_codes = draw.random() < 0.4
+    call = layers.fp8_block(*sizes, device=device) if has_codes else layers.dense(*sizes, device)
     ids = call["token_selected_experts"]
     routing = draw.choice(["even", "skewed", "one"])
     if routing == "one":
@@ -102,7 +103,11 @@ def fused_moe(seed: int, device: str) -> None:
         ids.copy_(torch.where(torch.rand(ids.shape, device=device) < 0.8, draw.randrange(experts), ids))
     first, second = (cutlass_fused_moe(**call)[0] for _ in range(2))
     scales = dict(zip(("fc1_scale", "fc2_scale"), call["quant_scales"], strict=False))
-    layers.close(first, cutlass_fused_moe_trace(**call).reference(**call, **scales))
+    expected = cutlass_fused_moe_trace(**call).reference(**call, **scales)
+    if has_codes:
+        layers.close_codes(first, expected, layers.spread_of_codes(call))
+    else:
+        layers.close(first, expected)
     assert torch.equal(first, second)
 
 
