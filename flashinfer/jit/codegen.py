@@ -23,11 +23,15 @@ __all__ = ["module_cache", "render", "stage"]
 
 def render(template: str, **values: Any) -> str:
     """Render ``csrc/<template>`` with jinja; a name in the template without a value is an error."""
+    return _compiled((jit_env.FLASHINFER_CSRC_DIR / template).read_text()).render(values)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(text: str) -> Any:
+    """Return the template of a text. Modules share few templates, and to compile one takes longer than to render it."""
     import jinja2
 
-    text = (jit_env.FLASHINFER_CSRC_DIR / template).read_text()
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(text).render(values)
+    return jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(text)
 
 
 def stage(
