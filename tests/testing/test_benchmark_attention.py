@@ -11,6 +11,7 @@ from .benchmark_path import BENCHMARKS  # noqa: F401  isort: skip
 import attention_inputs
 import bench_decode
 import flashinfer_benchmark as command
+import measure
 
 
 def test_the_baseline_takes_results_of_any_strides(monkeypatch):
@@ -43,7 +44,14 @@ DECODE = """--routine BatchDecodeWithPagedKVCacheWrapper --backends fa2 cudnn --
     --num_iters 1 --dry_run_iters 1"""
 
 
-def test_the_command_runs_cudnn_where_it_is_installed(monkeypatch, capsys):
+@pytest.fixture
+def peak(monkeypatch):
+    """Set peak rates: a float16 product that measures them takes a minute where the CPU has no such instruction."""
+    monkeypatch.setattr(measure.Peak, "bytes_per_sec", 1e9)
+    monkeypatch.setattr(measure.Peak, "flops_per_sec", lambda self, dtype: 1e12)
+
+
+def test_the_command_runs_cudnn_where_it_is_installed(peak, monkeypatch, capsys):
     """Two rows that agree with the reference. Our own kernels stand in for cuDNN, which needs a GPU."""
     monkeypatch.setitem(sys.modules, "cudnn", None)
     monkeypatch.setattr(bench_decode, "cudnn_needs", lambda q, *dtypes: "")
@@ -54,7 +62,7 @@ def test_the_command_runs_cudnn_where_it_is_installed(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("installed, text", [(False, "pip install nvidia-cudnn-frontend"), (True, "--device cuda")])
-def test_the_command_says_what_cudnn_needs(monkeypatch, capsys, installed, text):
+def test_the_command_says_what_cudnn_needs(peak, monkeypatch, capsys, installed, text):
     monkeypatch.setattr(bench_decode, "CUDNN_AVAILABLE", installed)
     assert command.main(DECODE.split()) == 0
     out = capsys.readouterr().out
