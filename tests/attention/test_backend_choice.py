@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -29,6 +27,8 @@ from flashinfer.fi_trace import fi_trace
 from flashinfer.jit.attention import gen_customize_single_decode_module, gen_single_prefill_module
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
 from flashinfer.prefill.planning import choose_backend
+
+from ..fresh_process import run_python
 
 F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 HOPPER = torch.device("cuda", 0)
@@ -225,7 +225,7 @@ def test_all_that_engines_call_is_logged_and_replayed(tmp_path, capsys):
     """
     variables = {"LOGLEVEL": "10", "LOGDEST": str(tmp_path / "log"), "DUMP_DIR": str(tmp_path / "dumps")}
     env = {**os.environ, **{f"FLASHINFER_{name}": value for name, value in variables.items()}}
-    subprocess.run([sys.executable, "-c", FORWARD], env=env, check=True, capture_output=True)
+    run_python(["-c", FORWARD], env=env, check=True)
     log = (tmp_path / "log").read_text()
     assert log.index("Wrapper.forward (") < log.index("\n    0.3\n") < log.index("Wrapper.run (")
     assert replay_main(tmp_path / "dumps", "cpu") == 0

@@ -7,8 +7,6 @@ import contextlib
 import copy
 import inspect
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 from typing import Any, Callable
@@ -19,6 +17,7 @@ import torch
 import flashinfer
 from flashinfer.attention.locks import CLOSED, CallLock, one_at_a_time
 
+from ..fresh_process import run_python
 from .inputs import Batch
 from .wrappers import decode_batch, paged, workspace
 
@@ -70,7 +69,7 @@ SHARED = """
 def test_plan_in_one_thread_and_run_in_others():
     """Run in a subprocess, because a corrupted heap would end it."""
     paged(Batch([1], [1]), Batch([1], [1]).pages(8))  # builds the module
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(SHARED)], capture_output=True, text=True, timeout=300)
+    done = run_python(["-c", textwrap.dedent(SHARED)])
     assert done.returncode == 0, done.stderr[-2000:]
 
 

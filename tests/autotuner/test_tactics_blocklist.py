@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -15,6 +13,7 @@ from flashinfer.autotuner import AutoTuner, autotune
 from flashinfer.autotuner import _collect_metadata as collect_metadata
 from flashinfer.tactics_blocklist import TacticsBlocklist
 
+from ..fresh_process import run_python
 from .sleeper import CONFIG, Sleeper, calls, choose
 
 
@@ -86,4 +85,4 @@ def test_a_list_that_cannot_be_read(path, caplog):
 @pytest.mark.parametrize("module", ["flashinfer.tactics_blocklist", "flashinfer.autotuner.trials"])
 def test_either_module_may_come_first(module):
     code = f"import {module}, flashinfer; flashinfer.tactics_blocklist.TacticsBlocklist(); flashinfer.autotune"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python(["-c", code], check=True)

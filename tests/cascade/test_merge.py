@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,6 +20,7 @@ from flashinfer.trace.templates.cascade import (
     variable_length_merge_states_trace,
 )
 
+from ..fresh_process import run_python
 from ..tensors import view_of_wider
 from .inputs import DTYPES, heads_first, states
 
@@ -244,5 +242,5 @@ def test_triton_names():
 
 def test_the_package_of_triton_names_binds_its_module():
     program = "import flashinfer.triton; print(flashinfer.triton.cascade.merge_states.__name__)"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    run = run_python(["-c", program])
     assert run.stdout == "merge_states\n", run.stderr

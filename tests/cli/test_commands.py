@@ -19,6 +19,7 @@ from flashinfer._runtime.knobs import knobs
 from flashinfer.jit import env as jit_env
 from flashinfer.jit import jit_spec_registry
 
+from ..fresh_process import run_python
 from ..jit.toolbox import fake_toolkit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,7 @@ def test_missing_compiler_is_one_line(run, tmp_path, monkeypatch):
 
 def test_runs_as_a_python_module():
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "flashinfer", "--version"], env=env, capture_output=True, text=True)
+    done = run_python(["-m", "flashinfer", "--version"], env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"flashinfer, version {flashinfer.__version__}"
 
@@ -68,8 +69,7 @@ def test_the_log_of_calls_is_not_among_the_results(tmp_path):
     script = tmp_path / "flashinfer"  # as installed by pip
     script.write_text("from flashinfer.__main__ import main\nmain()\n")
     for program in (["-m", "flashinfer"], [str(script)]):
-        command = [sys.executable, *program, "list-modules", "norm_cpu", "--json"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        done = run_python([*program, "list-modules", "norm_cpu", "--json"], env=env)
         assert json.loads(done.stdout)[0]["name"] == "norm_cpu", done.stderr
         assert "FlashInfer" in done.stderr, "the log"
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from flashinfer._runtime.knobs import knobs
 from flashinfer.jit import env as jit_env
 
+from ..fresh_process import run_python
 from .documents import DOCUMENTS, ROOT, code, links, name_of, paths
 from .new_op import FILES as NEW_OP
 
@@ -106,7 +105,7 @@ def test_python_names_are_found_after_importing_the_package():
     found = {name for line in lines for name in re.findall(r"(?<![\w./])flashinfer(?:\.\w+)+", line)}
     names = sorted(name for name in found if not _is_new(name))
     program = "import flashinfer, sys; [eval(name) for name in sys.argv[1:]]"
-    done = subprocess.run([sys.executable, "-c", program, *names], cwd=ROOT, capture_output=True, text=True)
+    done = run_python(["-c", program, *names], cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
@@ -132,7 +131,7 @@ def _resolves(dotted: str) -> bool:
 
 def test_environment_page_is_current():
     script = ROOT / "scripts" / "knobs_table.py"
-    page = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True).stdout
+    page = run_python([script], check=True).stdout
     stored = (ROOT / "docs" / "environment.md").read_text()
     assert stored == page, "run python scripts/knobs_table.py --write"
 

@@ -10,39 +10,40 @@ import sys
 
 import pytest
 
+from flashinfer.jit import env as jit_env
+
+from ..fresh_process import run_python
 from .documents import ROOT
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Run Python from the checkout with a cache that starts empty and is shared by the tests of this file."""
-    cache = tmp_path_factory.mktemp("cache")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_WORKSPACE_BASE": str(cache)}
+@pytest.fixture
+def run(tmp_path):
+    """Run Python from the checkout in an empty folder, with the cache of all tests unless variables name another."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def call(*arguments, **variables):
-        command = [sys.executable, *arguments]
-        done = subprocess.run(command, env={**env, **variables}, cwd=cache, capture_output=True, text=True)
+        done = run_python(arguments, env={**env, **variables}, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    call.cache = cache
     return call
 
 
-def test_demo_is_cold_once(run):
+def test_demo_is_cold_once(run, tmp_path):
     """Check that the first run compiles and prints it, and that the second run finds the module."""
-    first = run(str(ROOT / "examples" / "demo.py"))
+    cache = {"FLASHINFER_WORKSPACE_BASE": str(tmp_path), "FLASHINFER_JIT_DEBUG": "1"}  # half the compile time
+    first = run(str(ROOT / "examples" / "demo.py"), **cache)
     assert "cold: compiled in" in first
-    assert str(run.cache) in first
+    assert str(tmp_path) in first
     assert first.count("agrees with torch") == 3
     assert re.search(r"flashinfer +[\d.]+ us +[\d.]+ GB/s", first)
-    assert "warm: found in the cache" in run(str(ROOT / "examples" / "demo.py"))
+    assert "warm: found in the cache" in run(str(ROOT / "examples" / "demo.py"), **cache)
 
 
 def test_quickstart(run):
     text = run(str(ROOT / "examples" / "quickstart.py"))
     assert "agrees with torch" in text
-    assert str(run.cache) in text
+    assert str(jit_env.FLASHINFER_JIT_DIR) in text
 
 
 @pytest.mark.parametrize("script", ["demo.py", "serve.py"])
@@ -50,10 +51,7 @@ def test_missing_compiler_is_one_line(script, tmp_path):
     """Check a machine without a C++ compiler: the remedy is on one line, not at the end of a traceback."""
     kept = {k: v for k, v in os.environ.items() if k not in ("CXX", "FLASHINFER_CXX_LAUNCHER", "CUDA_VISIBLE_DEVICES")}
     env = {**kept, "PYTHONPATH": str(ROOT), "FLASHINFER_WORKSPACE_BASE": str(tmp_path), "PATH": "/nowhere"}
-    command = [sys.executable, str(ROOT / "examples" / script)]
-    done = subprocess.run(
-        command, env={**env, "CUDA_VISIBLE_DEVICES": ""}, cwd=tmp_path, capture_output=True, text=True
-    )
+    done = run_python([ROOT / "examples" / script], env={**env, "CUDA_VISIBLE_DEVICES": ""}, cwd=tmp_path)
     assert done.returncode == 1
     assert re.fullmatch(
         rf"{script}: \w+: cannot find a host C\+\+ compiler: .*apt-get install g\+\+\), or .*\n", done.stderr
@@ -87,8 +85,7 @@ def test_columns_list_the_files_of_a_family(run):
 
 
 def test_columns_refuse_an_unknown_family():
-    command = [sys.executable, str(ROOT / "scripts" / "columns.py"), "nrom"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_python([ROOT / "scripts" / "columns.py", "nrom"])
     assert done.returncode == 1
     assert "columns: family is 'nrom', expected one of" in done.stderr
 

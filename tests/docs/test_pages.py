@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
+from ..fresh_process import run_python
 from .documents import ROOT
 
 PAGES = {"first_kernel.md": "leaky_relu.cu", "serving_a_model.md": "", "autotuner.md": "", "profiling.md": ""}
@@ -24,7 +23,7 @@ def test_code_of_a_page(page, tmp_path):
     if PAGES[page]:
         (tmp_path / PAGES[page]).write_text(blocks(text, "cpp"))
     (tmp_path / "page.py").write_text(blocks(text, "python"))
-    done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = run_python(["page.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = re.findall(r"print\(error\)  # (.+)", text)
     assert all(line in done.stdout for line in printed), done.stdout

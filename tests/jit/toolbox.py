@@ -10,11 +10,12 @@ import multiprocessing
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from flashinfer.jit import JitSpec, gen_jit_spec
+
+from .. import fresh_process
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_CXX = shutil.which("c++") or shutil.which("g++") or "c++"
@@ -121,7 +122,7 @@ class Workshop:
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program from the checkout in a new process."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **environment}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    return fresh_process.run_python(["-c", code], env=env)
 
 
 def _call(function: Callable[[int], Any], index: int, start: Any, results: Any) -> None:

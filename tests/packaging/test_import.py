@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from ..fresh_process import run_python
 from .tree import ROOT
 
 # Runs in a new process. torch is imported first, so that its side effects and time are not counted as ours.
@@ -117,8 +118,7 @@ try:
 except AttributeError as error:
     print(error)
 """
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    done = run_python(["-c", program], env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert "module 'flashinfer' has no attribute 'nothing'" in done.stdout
 
@@ -135,8 +135,7 @@ from flashinfer.jit.toolchain import find_tvm_ffi
 find_tvm_ffi()
 assert hasattr(torch.Tensor, "__dlpack_c_exchange_api__") and not started, started
 """
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    done = run_python(["-c", program], env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert "expected 2.10 or newer" not in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -151,7 +150,7 @@ find_tvm_ffi()
 find_tvm_ffi()
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "TVM_FFI_DISABLE_TORCH_C_DLPACK": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    done = run_python(["-c", program], env=env)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("expected 2.10 or newer: tvm-ffi may now compile a library") == 1
     assert "pip install torch-c-dlpack-ext" in done.stderr
@@ -164,4 +163,4 @@ def test_import_leaves_the_garbage_collector_as_it_was():
         "import flashinfer; assert (gc.isenabled(), gc.get_freeze_count() > 0) == before"
     )
     for first in ("", "gc.disable()", "gc.freeze()"):
-        subprocess.run([sys.executable, "-c", program, first], check=True, timeout=300)
+        run_python(["-c", program, first], check=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
+
+from ..fresh_process import run_python
 
 from .examples_path import EXAMPLES  # isort: skip
 import serve
@@ -30,7 +30,7 @@ assert set(jit_spec_registry.get_all_specs()) == expected, "modules that were no
 def run(folder, *arguments):
     path = [str(EXAMPLES.parent), str(EXAMPLES), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True)
+    done = run_python(arguments, env=env, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import flashinfer
+
+from ..fresh_process import run_python
 
 ROOT = Path(flashinfer.__file__).parents[1]
 
@@ -19,12 +19,6 @@ def execute(code: str, cwd: Path, **environment: str) -> str:
     names = {"FLASHINFER_TRACE_DUMP", "FLASHINFER_TRACE_DUMP_DIR", "FLASHINFER_TRACE_APPLY", "FLASHINFER_LOGLEVEL"}
     inherited = {name: value for name, value in os.environ.items() if name not in names}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=cwd,
-        env=inherited | {"PYTHONPATH": path} | environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(["-c", textwrap.dedent(code)], env=inherited | {"PYTHONPATH": path} | environment, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

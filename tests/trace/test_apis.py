@@ -7,8 +7,6 @@ import ast
 import importlib
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -22,6 +20,7 @@ from flashinfer.dump import apis
 from flashinfer.fi_trace import traced_functions
 from flashinfer.trace import Const, TraceTemplate
 
+from ..fresh_process import run_python
 from . import example
 from .schema import validate
 
@@ -246,7 +245,7 @@ def test_import_reads_no_source():
         "inspect.getsource = inspect.getsourcelines = refuse\n"
         "import flashinfer.trace.templates.norm, flashinfer.trace.templates.scale\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+    run_python(["-c", code], check=True, cwd=PACKAGE.parent)
 
 
 def test_definition_of_a_cuda_call_needs_no_gpu():

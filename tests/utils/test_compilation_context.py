@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +14,8 @@ from flashinfer import compilation_context
 from flashinfer._runtime.arch import HOPPER_ON_MAJORS
 from flashinfer.compilation_context import CompilationContext, sm90a_nvcc_flags, sm120f_nvcc_flags
 from flashinfer.jit import cpp_ext
+
+from ..fresh_process import run_python
 
 LIST = "FLASHINFER_CUDA_ARCH_LIST"
 
@@ -164,7 +164,7 @@ def test_making_a_context_touches_nothing():
         "torch.cuda._lazy_init = torch.cuda.is_available = torch.cuda.device_count = fail\n"
         "from flashinfer.compilation_context import CompilationContext; CompilationContext()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python(["-c", code], check=True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -2,8 +2,6 @@
 """Importing the package again in one process, as plugin loaders and notebooks do: ops, log, hooks of CUDA graphs."""
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -12,6 +10,8 @@ import torch
 import flashinfer
 from flashinfer import api_logging
 from flashinfer.dump import graph
+
+from ..fresh_process import run_python
 
 AGAIN = """
     import gc, logging, os, sys
@@ -59,8 +59,7 @@ def test_importing_again(tmp_path):
         "FLASHINFER_DUMP_DIR": str(tmp_path / "dumps"),
         "PYTHONPATH": str(Path(flashinfer.__file__).parents[1]),
     }
-    command = [sys.executable, "-c", textwrap.dedent(AGAIN), str(tmp_path)]
-    run = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    run = run_python(["-c", textwrap.dedent(AGAIN), tmp_path], env={**os.environ, **variables})
     assert run.returncode == 0, run.stderr
     assert not (tmp_path / "log_0.txt").exists(), "level 0 writes nothing, also after imports with other levels"
     logs = [(tmp_path / f"log_{number}.txt").read_text() for number in (1, 2, 3, 4, "alone")]
