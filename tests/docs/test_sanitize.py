@@ -95,25 +95,42 @@ def test_verdicts(tool, text, counts, is_good):
     assert result.is_good is is_good
 
 
-@pytest.mark.parametrize("errors", [0, 3])
-def test_a_tool_that_reports_errors(tmp_path, monkeypatch, capsys, errors):
-    """A process under a stand-in for the tool, with a test that needs no GPU."""
-    tool = tmp_path / "compute-sanitizer"
-    script = f"""#!/bin/bash
+ERRORS = 3
+TOOL = f"""#!/bin/bash
 while [ "$1" != "{sys.executable}" ]; do shift; done
 "$@"
-echo "========= ERROR SUMMARY: {errors} errors"
-[ {errors} = 0 ] || exit 9
+echo "========= ERROR SUMMARY: {ERRORS} errors"
+exit 9
 """
-    tool.write_text(script)
+
+
+@pytest.fixture
+def main(tmp_path, monkeypatch):
+    """Return the command for one family and tool, with a stand-in for the tool."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(TOOL)
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setitem(sanitize.FAMILIES, "scale", [Pick("test_scale.py", "test_module_name", 2)])
     monkeypatch.setattr(sys, "argv", ["sanitize", "--families", "scale", "--tools", "memcheck", "--out", str(tmp_path)])
-    assert sanitize.main() == (1 if errors else 0)
+    return sanitize.main
+
+
+def test_a_tool_that_reports_errors(main, monkeypatch, capsys):
+    """Run a test that needs no GPU under the tool."""
+    monkeypatch.setitem(sanitize.FAMILIES, "scale", [Pick("test_scale.py", "test_module_name", 2)])
+    assert main() == 1
     lines = capsys.readouterr().out.splitlines()
     assert re.match(r"ok   build     scale +2 passed, 0 errors", lines[0])
-    assert re.match(rf"{'FAIL' if errors else 'ok  '} memcheck  scale +2 passed, {errors} errors", lines[2])
+    assert re.match(rf"FAIL memcheck  scale +2 passed, {ERRORS} errors", lines[2])
+
+
+def test_a_tool_that_reports_none(main, monkeypatch, capsys):
+    """Check the exit status and the lines; the processes are replaced by their result."""
+    monkeypatch.setattr(sanitize, "check", lambda tool, family, options: sanitize.Result(family, passed=2))
+    assert main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"ok   build     scale +2 passed, 0 errors", lines[0])
+    assert re.match(r"ok   memcheck  scale +2 passed, 0 errors", lines[2])
 
 
 def test_a_process_that_takes_too_long_is_stopped(tmp_path):

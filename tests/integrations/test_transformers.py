@@ -267,7 +267,7 @@ def test_layers_share_a_plan(pair, monkeypatch):
 @torch.no_grad()
 def test_images_of_a_batch(transformers):
     """Check vision towers, which pack the images of a batch: no patch sees another image."""
-    sizes = {"depth": 2, "embed_dim": 128, "hidden_size": 128, "num_heads": 4, "patch_size": 8, "mlp_ratio": 2}
+    sizes = {"depth": 2, "embed_dim": 256, "hidden_size": 128, "num_heads": 4, "patch_size": 8, "mlp_ratio": 2}
     made = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(**sizes)
     tower = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel
     ours = tower._from_config(made, attn_implementation="flashinfer").eval()
@@ -287,9 +287,9 @@ def test_models_with_attention_of_their_own_are_refused(transformers, family):
 
 @torch.no_grad()
 def test_torch_compile(transformers):
-    """Check torch.compile: a graph ends at each attention call and continues after it."""
+    """Check torch.compile: a graph ends at an attention call and continues after it. Layers share their code."""
     ours = transformers.AutoModelForCausalLM.from_config(
-        transformers.LlamaConfig(**SIZES), attn_implementation="flashinfer"
+        transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 1}), attn_implementation="flashinfer"
     ).eval()
     compiled = torch.compile(ours, backend="aot_eager")
     for lengths in ([7, 7], [9, 4]):
